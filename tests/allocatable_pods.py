@@ -9,7 +9,7 @@ from agent.allocatable.facts import CgroupDriver, NodeFacts
 from agent.allocatable.knobs import Knob, KnobId
 from agent.allocatable.pod import Pod
 from agent.allocatable.pod_object import parse_pod
-from agent.allocatable.values import Expected
+from agent.allocatable.values import ExpectedSetting
 
 UID: Final = "0f3c7a52-4a4e-4a52-9f0e-5d3a6f1b2c3d"
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
@@ -88,7 +88,9 @@ def pod(*containers: Object, **more: Any) -> Pod:
     return parse_pod(pod_object(*containers, **more))
 
 
-def knob(groups: Sequence[ExpectedGroup], kind: Knob, container: str = "", size_kib: int = 0) -> Expected:
+def knob(
+    groups: Sequence[ExpectedGroup], kind: Knob, container: str = "", size_kib: int = 0
+) -> ExpectedSetting:
     """Return the expected value of one knob of the pod, or of one container of the pod."""
     level = Level.CONTAINER if container else Level.POD
     (found,) = [
@@ -106,6 +108,6 @@ def exact(groups: Sequence[ExpectedGroup], kind: Knob, container: str = "", size
     return knob(groups, kind, container, size_kib).accepted[0].value
 
 
-def values(expected: Expected) -> list[int]:
+def values(expected: ExpectedSetting) -> list[int]:
     """Return all accepted values."""
     return [option.value for option in expected.accepted]

@@ -97,7 +97,7 @@ def hugepages(size_kib: int, pages: int) -> Iterator[HugepagePool]:
                 pool.file.write_text(f"{before}\n")
 
 
-# Maps pages and touches each, says so, and holds them until its input ends.
+# Maps pages and touches each, prints a line, and holds them until its input ends.
 _HOLD: Final = """
 import mmap, sys
 size, pages = int(sys.argv[1]), int(sys.argv[2])
@@ -311,8 +311,8 @@ class HugetlbHit(NamedTuple):
     """CLOCK_MONOTONIC right before the page that it did not get [ns]."""
 
 
-# Joins the cgroup, then touches one page after the other and says when. MAP_NORESERVE: the limit that counts
-# is hugetlb.<size>.max at the page fault, not the pool's size at mmap().
+# Joins the cgroup, then touches one page after the other and writes when. MAP_NORESERVE: the limit that
+# counts is hugetlb.<size>.max at the page fault, not the pool's size at mmap().
 _TOUCH: Final = """
 import mmap, os, resource, struct, sys, time
 procs, size, pages = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

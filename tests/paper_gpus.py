@@ -28,7 +28,7 @@ from agent.model.gpu import (
     XidCount,
 )
 from agent.model.health import Cause, DeviceHealth, Health
-from agent.model.log import LogLine, LogSample
+from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.report import Report
 from agent.model.settings import GpuLimits, Settings

@@ -1,6 +1,6 @@
 """The last line of a test run: what was not tested on this machine, and why, grouped by reason.
 
-A green run that skipped half of its claims must not look like one that proved them all. Steps before pytest
+A green run that skipped half of its claims must differ from one that proved them all. Steps before pytest
 that had to leave something out write a line each into the file that ``SKIPPED_BEFORE`` names.
 """
 

@@ -22,7 +22,7 @@ from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, 
 from agent.model.cpuset import parse_cpus
 from agent.model.declared import Declared, DeclaredCpus, DeclaredFile
 from agent.model.health import Finding, Severity
-from agent.model.log import LogSample
+from agent.model.kernel_messages import LogSample
 from agent.model.machine import CoreSample, MachineSample, PressureSample
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.settings import HostLimits, Settings

@@ -36,7 +36,7 @@ from agent.model.declared import (
     DeclaredPci,
 )
 from agent.model.health import DeviceHealth, Health, Severity
-from agent.model.log import LogLine, LogSample
+from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.machine import CoreSample, DimmSample, MachineSample, NumaSample, PressureSample
 from agent.model.pci import PciSample
 from agent.model.reading import Missing, Reading

@@ -23,7 +23,7 @@ from agent.config.config import Config
 from agent.health.rules import CLEAN_PASSES
 from agent.model.declared import Declarations, Declared, DeclaredFile, DeclaredPci
 from agent.model.gpu import GpuAttributes, GpuHost
-from agent.model.log import Subsystem, UeventSample
+from agent.model.kernel_messages import Subsystem, UeventSample
 from agent.model.reading import Missing
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS

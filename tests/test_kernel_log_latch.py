@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.health.kernel_log.latch import MAX_FACTS, next_log_state
 from agent.health.kernel_log.values import LogCode, LogFact, LogState
-from agent.model.log import LogLine, LogSample
+from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
 

@@ -21,7 +21,7 @@ from agent.health.gpu.xid.lines import PATTERNS
 from agent.health.kernel_log.latch import MAX_FACTS, next_log_state
 from agent.health.kernel_log.patterns import HOST_PATTERNS
 from agent.health.kernel_log.values import LogCode, LogState
-from agent.model.log import LogSample
+from agent.model.kernel_messages import LogSample
 from agent.model.source import SourceState
 from agent.model.time import Instant
 from agent.native.kmsg import Kmsg

@@ -29,7 +29,7 @@ from wire.serving import descriptors
 from agent.health.gpu.xid.lines import PATTERNS
 from agent.health.host.node.rules import LOG_RULES
 from agent.health.kernel_log.patterns import compile_pattern
-from agent.model.log import LogSample
+from agent.model.kernel_messages import LogSample
 from agent.model.source import SourceState
 from agent.native.kmsg import Kmsg, match
 

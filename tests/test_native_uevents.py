@@ -20,7 +20,7 @@ from netns import Injector, netns, run_in_user_namespace
 from patience import PATIENCE_S
 
 from agent.errors import ProbeError
-from agent.model.log import Subsystem, UeventSample
+from agent.model.kernel_messages import Subsystem, UeventSample
 from agent.model.source import SourceState
 from agent.native.uevents import Uevents, watch_directory
 
@@ -174,7 +174,7 @@ def test_events_dropped_by_the_kernel_are_reported(injector: Injector) -> None:
 STOPPED_READER = """
 import json, os, select, sys
 from agent.model.source import SourceState
-from agent.model.log import Subsystem
+from agent.model.kernel_messages import Subsystem
 from agent.native.uevents import Uevents
 fd, poke = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)
 uevents = Uevents(fd, [poke])

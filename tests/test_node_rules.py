@@ -14,7 +14,7 @@ from agent.health.kernel_log.patterns import HOST_PATTERNS
 from agent.health.kernel_log.values import LogState
 from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.health import Finding, Severity
-from agent.model.log import LogLine, LogSample
+from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.machine import MachineSample, PressureSample
 from agent.model.reading import Reading
 from agent.model.settings import HostLimits, Settings

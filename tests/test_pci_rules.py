@@ -17,7 +17,7 @@ from agent.health.kernel_log.values import LogCode, LogFact, LogState
 from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.declared import Declared, DeclaredFile, DeclaredPci
 from agent.model.health import Blame, Finding, Severity
-from agent.model.log import LogSample
+from agent.model.kernel_messages import LogSample
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
 from agent.model.snapshot import CpuSample, Snapshot

@@ -1,4 +1,4 @@
-"""The last line of a test run says what was skipped."""
+"""The last line of a test run names what was skipped."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ facts() {
 }
 changed() { while [ "$(show "$1")" = "$2" ]; do sleep 0.05; done; }
 
-changed StatusText "no pass over the node yet"
+changed StatusText "first pass over the node has not finished"
 facts 1-started
 cat "/proc/$(show MainPID)/status" >1-process
 stat -c '%a %U %n' /run/drahealth /run/drahealth/agent.sock /run/drahealth/drivers/*.sock >1-sockets

@@ -18,7 +18,7 @@ from agent.health.gpu.xid.conditions import (
 from agent.health.gpu.xid.lines import XidLine, parse
 from agent.health.gpu.xid.rules import decide
 from agent.health.gpu.xid.table import XIDS, row_of
-from agent.health.gpu.xid.values import Mark, RecoveryAction, XidAdvice, XidCondition
+from agent.health.gpu.xid.values import RecoveryAction, XidAdvice, XidCondition, XidEffect
 from agent.model.faults import Cure
 from agent.model.health import Blame, Severity, XidOverride
 
@@ -54,7 +54,7 @@ SEEN_ONCE: Final = {
     155: "IIDD",
     156: "IUUU",
 }
-BY_MARK: Final = {Mark.ALWAYS: "UUUU", Mark.CONDITIONAL: "IDDD", Mark.NEVER: "IIII"}
+BY_MARK: Final = {XidEffect.ALWAYS: "UUUU", XidEffect.CONDITIONAL: "IDDD", XidEffect.NEVER: "IIII"}
 
 
 def decide_for(
@@ -139,8 +139,8 @@ def test_decision_is_complete_for_any_facts(
     assert (found.cure is Cure.EXPIRES) == (found.severity <= INFO)
     if override is None:
         assert found.severity in (INFO, DEGRADED, UNHEALTHY)
-        assert found.severity is UNHEALTHY or row.mark is not Mark.ALWAYS
-        assert found.severity is not UNHEALTHY or row.mark is not Mark.NEVER
+        assert found.severity is UNHEALTHY or row.mark is not XidEffect.ALWAYS
+        assert found.severity is not UNHEALTHY or row.mark is not XidEffect.NEVER
         assert found.severity is not UNHEALTHY or row.condition is not XidCondition.RETIRED
 
 

@@ -7,10 +7,10 @@ import pytest
 from agent.health.gpu.xid.table import ALWAYS, CANCELS, CONDITIONAL, NEVER, RETIRED, XIDS, row_of
 from agent.health.gpu.xid.values import (
     CatalogAnswer,
-    Mark,
     XidAdvice,
     XidClass,
     XidCondition,
+    XidEffect,
     XidGrade,
     XidRow,
     parse_repairs,
@@ -41,13 +41,13 @@ def test_table_parts_have_expected_lengths() -> None:
 
 
 def test_each_table_part_has_its_mark() -> None:
-    assert {row.mark for row in ALWAYS} == {Mark.ALWAYS}
-    assert {row.mark for row in CONDITIONAL + RETIRED} == {Mark.CONDITIONAL}
-    assert {row.mark for row in NEVER} == {Mark.NEVER}
+    assert {row.mark for row in ALWAYS} == {XidEffect.ALWAYS}
+    assert {row.mark for row in CONDITIONAL + RETIRED} == {XidEffect.CONDITIONAL}
+    assert {row.mark for row in NEVER} == {XidEffect.NEVER}
 
 
 def test_xids_skipped_by_vendor_are_never_marked_except_109() -> None:
-    assert {code for code in DEVICE_PLUGIN_SKIPS if XIDS[code].mark is not Mark.NEVER} == {109}
+    assert {code for code in DEVICE_PLUGIN_SKIPS if XIDS[code].mark is not XidEffect.NEVER} == {109}
 
 
 def test_retired_codes_are_the_unused_ones() -> None:
@@ -84,7 +84,7 @@ def test_xid_that_needs_more_than_reset_is_not_cured_by_reset() -> None:
 
 def test_cancelling_xid_is_not_a_fault() -> None:
     for code, cancelled in CANCELS.items():
-        assert XIDS[code].mark is Mark.NEVER
+        assert XIDS[code].mark is XidEffect.NEVER
         assert XIDS[code].condition is XidCondition.PLAIN
         assert XIDS[cancelled].condition is XidCondition.CANCELLED
 
@@ -92,7 +92,7 @@ def test_cancelling_xid_is_not_a_fault() -> None:
 def test_unlisted_code_is_not_benign() -> None:
     row = row_of(999)  # NVML's own "unknown"
     assert row.code == 999
-    assert row.mark is Mark.CONDITIONAL
+    assert row.mark is XidEffect.CONDITIONAL
     assert row.condition is XidCondition.UNLISTED
     assert row.advice is XidAdvice.FOLLOW_ACTION
 

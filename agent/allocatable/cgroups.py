@@ -1,4 +1,4 @@
-"""Paths of the cgroups of pods, and owners of paths. Path arithmetic only, without file access.
+"""Conversion between pods and the paths of their cgroups. Path arithmetic only, without file access.
 
 Paths are relative to the cgroup mount, with a leading slash: ``/sys/fs/cgroup`` in v2, a controller's
 directory in v1. ``root`` is the kubelet's prefix: its ``--cgroup-root``, the agent's
@@ -19,7 +19,7 @@ class Level(StrEnum):
     """Level of a cgroup in the kubepods tree."""
 
     QOS = "qos"
-    """A QoS class with its pods. Guaranteed pods are in kubepods itself, next to the other two classes."""
+    """Cgroup of a QoS class, which holds its pods. Guaranteed pods are directly in kubepods."""
     POD = "pod"
     CONTAINER = "container"
 
@@ -30,7 +30,8 @@ class CgroupOwner(NamedTuple):
     level: Level
     qos: Qos
     pod_uid: str = ""
-    """The kubelet's UID of the pod: :attr:`agent.allocatable.pod.Pod.cgroup_uid`."""
+    """UID in the name of the pod's cgroup, empty for a QoS class:
+    :attr:`agent.allocatable.pod.Pod.cgroup_uid`."""
     container_id: str = ""
 
 
@@ -43,12 +44,12 @@ _NOT_CONTAINERS: Final = ("crio-conmon-", "libpod-conmon-")
 
 
 def qos_path(qos: Qos, driver: CgroupDriver, root: str = "/") -> str:
-    """Return the path of a QoS class, which holds the cgroups of its pods."""
+    """Return the cgroup path of a QoS class, the parent of its pods."""
     return _path([*_parts(root), *_class_parts(qos)], driver)
 
 
 def pod_path(uid: str, qos: Qos, driver: CgroupDriver, root: str = "/") -> str:
-    """Return the path of a pod's cgroup. ``uid``: the kubelet's UID, a hash for a static pod."""
+    """Return the path of a pod's cgroup. ``uid``: UID that the kubelet uses, a hash for a static pod."""
     return _path([*_parts(root), *_class_parts(qos), f"pod{uid}"], driver)
 
 
@@ -67,10 +68,10 @@ def container_path(pod: str, container_id: str, runtime: str, driver: CgroupDriv
 
 
 def parse_path(path: str, root: str = "/") -> CgroupOwner | None:
-    """Return the owner of a cgroup; None: it is not below kubepods.
+    """Return the QoS class, pod or container that owns a cgroup path; None: the path is not below kubepods.
 
-    A cgroup below a container's belongs to the container. A pod's sandbox has the form of a container: only
-    the pod's object lists the ids of containers.
+    A cgroup below a container's cgroup belongs to the container. A pod's sandbox is returned as a container:
+    only the pod's object lists the ids of containers.
     """
     for driver in CgroupDriver:
         for qos in (Qos.BURSTABLE, Qos.BEST_EFFORT, Qos.GUARANTEED):
@@ -121,7 +122,8 @@ def _class_parts(qos: Qos) -> list[str]:
 
 
 def _path(parts: list[str], driver: CgroupDriver) -> str:
-    """Join the parts to a path. With systemd each name repeats the names above it, joined by dashes."""
+    """Join cgroup names to a path. With the systemd driver each name repeats its parents, joined by
+    dashes."""
     if driver is CgroupDriver.CGROUPFS:
         return "/" + "/".join(parts)
     escaped = [part.replace("-", "_") for part in parts]

@@ -1,7 +1,7 @@
-"""Comparison of actual with expected cgroup values: a verdict for each knob, with reason and risk.
+"""Comparison of actual with expected cgroup settings: a verdict for each setting, with reason and risk.
 
-A knob that was not read, or whose expected value is unknown, is UNKNOWN. A wrong value shortly after a start
-or a resize is QUIET: kubelet and runtime may still be writing.
+A setting that the agent did not read, or whose expected value is unknown, is UNKNOWN. A wrong value shortly
+after a start or a resize is QUIET: kubelet and runtime may still be writing.
 """
 
 import errno
@@ -14,22 +14,22 @@ from agent.allocatable.cgroups import Level
 from agent.allocatable.expected import ExpectedGroup, GroupRef
 from agent.allocatable.knobs import Knob, KnobId, file_of, limit_of, value_text
 from agent.allocatable.pod import Pod
-from agent.allocatable.values import Expected, Option
+from agent.allocatable.values import ExpectedSetting, Option
 from agent.allocatable.verdicts import DRIFT, RISKS, Actual, KnobComparison, Verdict
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 from agent.model.reading import NEVER_READ, Absence, Missing
 
 _SHARED: Final = (Knob.QUOTA, Knob.MEMORY, Knob.PAGES, Knob.RESERVED)
-"""Knobs of containers that the pod's limit bounds."""
+"""Cgroup settings for which the pod's limit also bounds its containers."""
 
 
 def tighter_limits(
     pod: ExpectedGroup, groups: Sequence[ExpectedGroup], actual: Mapping[GroupRef, Actual]
 ) -> Mapping[KnobId, str]:
-    """Return a description by knob where the pod has an unexpectedly tighter limit than its containers.
+    """Describe each cgroup setting whose limit is unexpectedly tighter in the pod than in its containers.
 
-    A pod's expected limit can be below the sum of its containers: a shared claim counts once.
+    A pod's expected limit can be below the sum of its containers' limits: a shared claim counts once.
     """
     tight = {}
     mine_are = (Level.CONTAINER, pod.group.pod_uid)
@@ -53,7 +53,7 @@ class _Pair(NamedTuple):
 
 
 def _amount(group: ExpectedGroup, knob: KnobId, actual: Mapping[GroupRef, Actual]) -> _Pair | None:
-    """Return the expected and actual amount of a knob; None: one of them is unknown."""
+    """Return the expected and actual amount of a cgroup setting; None: one of both is unknown."""
     read = actual.get(group.group)
     expected = next((one for one in group.knobs if one.knob == knob), None)
     if read is None or read.vanished or expected is None or not expected.accepted:
@@ -68,8 +68,8 @@ def _amount(group: ExpectedGroup, knob: KnobId, actual: Mapping[GroupRef, Actual
     return _Pair(meant, limit_of(value) * _share(expected, read, value))
 
 
-def _share(expected: Expected, read: Actual, value: int) -> Fraction:
-    """Return the factor that scales a value from the actual to the expected period."""
+def _share(expected: ExpectedSetting, read: Actual, value: int) -> Fraction:
+    """Return the factor that scales a quota from the actual to the expected CFS period."""
     period = read.values.get(KnobId(Knob.PERIOD))
     if not expected.over_us or not isinstance(period, int) or not period or limit_of(value) == NO_LIMIT:
         return Fraction(1)
@@ -81,18 +81,18 @@ def _sum(amounts: Iterable[Fraction]) -> Fraction:
 
 
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
-"""Errors for a cgroup that was removed meanwhile."""
+"""Error numbers of a read whose cgroup was removed meanwhile."""
 _CPU_SETS: Final = frozenset({Knob.CPUS, Knob.EFFECTIVE})
 
 
 def compare(
     expected: Sequence[ExpectedGroup], actual: Mapping[GroupRef, Actual], version: int
 ) -> tuple[KnobComparison, ...]:
-    """Compare each knob of each group, in the order of ``expected``.
+    """Compare each setting of each cgroup, in the order of ``expected``.
 
     Args:
         expected: Expected values of a pod and its containers, or of QoS classes.
-        actual: Actual values by group; a missing group was not read.
+        actual: Actual values by cgroup; a missing cgroup was not read.
         version: cgroup version, 1 or 2, which decides the file names.
     """
     found = []
@@ -118,7 +118,9 @@ def changed_s(pod: Pod, now_wall_s: float, container: str = "") -> float | None:
 # --- one knob ----------------------------------------------------------------------------------------------
 
 
-def _compared(group: GroupRef, expected: Expected, read: Actual | None, version: int) -> KnobComparison:
+def _compared(
+    group: GroupRef, expected: ExpectedSetting, read: Actual | None, version: int
+) -> KnobComparison:
     reading = read.values.get(expected.knob) if read else None
 
     def result(verdict: Verdict, why: str) -> KnobComparison:
@@ -139,7 +141,7 @@ def _compared(group: GroupRef, expected: Expected, read: Actual | None, version:
     return result(*_number(_rescaled(expected, read), reading))
 
 
-def _missing(expected: Expected, reading: Missing, read: Actual, version: int) -> tuple[Verdict, str]:
+def _missing(expected: ExpectedSetting, reading: Missing, read: Actual, version: int) -> tuple[Verdict, str]:
     file = file_of(expected.knob, version)
     if reading.errno in _GONE and reading.absence is Absence.UNREADABLE:
         return Verdict.VANISHED, f"{file.name} and its cgroup are gone"
@@ -154,8 +156,8 @@ def _missing(expected: Expected, reading: Missing, read: Actual, version: int) -
     return Verdict.MISSING, f"there is no {file.name}"
 
 
-def _rescaled(expected: Expected, read: Actual) -> Expected:
-    """Scale an expected quota to the actual period. The period has a verdict of its own."""
+def _rescaled(expected: ExpectedSetting, read: Actual) -> ExpectedSetting:
+    """Scale an expected quota to the actual CFS period. The period has a verdict of its own."""
     period = read.values.get(KnobId(Knob.PERIOD))
     if not expected.over_us or not isinstance(period, int) or period == expected.over_us:
         return expected
@@ -171,7 +173,7 @@ def _rescaled(expected: Expected, read: Actual) -> Expected:
     )
 
 
-def _number(expected: Expected, value: int) -> tuple[Verdict, str]:
+def _number(expected: ExpectedSetting, value: int) -> tuple[Verdict, str]:
     value = limit_of(value)
     why = _why(expected, value)
     for option in expected.accepted:
@@ -183,8 +185,11 @@ def _number(expected: Expected, value: int) -> tuple[Verdict, str]:
     return _direction(expected, value), why
 
 
-def _direction(expected: Expected, value: int) -> Verdict:
-    """Return the direction of a wrong value. Between two accepted values, the first one decides."""
+def _direction(expected: ExpectedSetting, value: int) -> Verdict:
+    """Return whether a wrong value is lower or higher than expected, or a limit is missing or unexpected.
+
+    Between two accepted values, the first accepted value decides.
+    """
     values = [option.value for option in expected.accepted]
     if values[0] == NO_LIMIT:
         return Verdict.LIMITED
@@ -195,7 +200,7 @@ def _direction(expected: Expected, value: int) -> Verdict:
     return Verdict.HIGHER
 
 
-def _cpus(expected: Expected, value: int, version: int) -> tuple[Verdict, str]:
+def _cpus(expected: ExpectedSetting, value: int, version: int) -> tuple[Verdict, str]:
     wanted = expected.accepted[0].value
     missing, extra = wanted & ~value, value & ~wanted
     why = _why(expected, value)
@@ -208,13 +213,13 @@ def _cpus(expected: Expected, value: int, version: int) -> tuple[Verdict, str]:
     return (Verdict.LOWER if missing else Verdict.HIGHER if extra else Verdict.MATCH), why
 
 
-def _why(expected: Expected, value: int) -> str:
+def _why(expected: ExpectedSetting, value: int) -> str:
     text = value_text(expected.knob.knob, value)
     return f"{text}, expected {expected_text(expected)}: {expected.arithmetic}"
 
 
-def expected_text(expected: Expected) -> str:
-    """Format the accepted values for display, without rounded ones."""
+def expected_text(expected: ExpectedSetting) -> str:
+    """Format the accepted values of a cgroup setting for display, without rounded values."""
     texts = [value_text(expected.knob.knob, one.value) for one in expected.accepted if not one.rounded]
     return " or ".join(dict.fromkeys(texts)) or "unknown"
 
@@ -223,7 +228,8 @@ def expected_text(expected: Expected) -> str:
 
 
 def _with_tighter_pod(compared: KnobComparison, tight: str) -> KnobComparison:
-    """Add a tighter limit of the pod: a right value becomes PARENT_TIGHTER, a wrong one gets the reason."""
+    """Add the pod's tighter limit to a verdict: a correct value becomes PARENT_TIGHTER, a wrong one gets it
+    as reason."""
     if not tight:
         return compared
     why = f"{compared.why}; {tight}"
@@ -236,7 +242,10 @@ def _with_tighter_pod(compared: KnobComparison, tight: str) -> KnobComparison:
 def _quiet_after_change(
     compared: KnobComparison, group: ExpectedGroup, read: Actual | None
 ) -> KnobComparison:
-    """Make a wrong value QUIET shortly after a change; a clock step does not extend this."""
+    """Change the verdict of a wrong value to QUIET shortly after a start or resize.
+
+    A clock step does not extend this time.
+    """
     since = read.changed_s if read else None
     if since is None or abs(since) >= group.quiet_s or compared.verdict not in DRIFT:
         return compared

@@ -29,7 +29,7 @@ def actual_of(knobs: CgroupKnobs | None, changed_s: float | None) -> Actual:
 
     Args:
         knobs: Settings of the cgroup; None: a second read did not find it either.
-        changed_s: Time since its last start or resize [s]; None: long ago or unknown.
+        changed_s: Time since the last start or resize of its container or pod [s]; None: long ago or unknown.
     """
     if knobs is None:
         return GONE
@@ -54,30 +54,30 @@ def _pages(knobs: CgroupKnobs) -> Mapping[KnobId, Reading]:
 
 
 ReadCgroup = Callable[[str, bool], CgroupKnobs | None]
-"""Reads the cgroup at a path below the mounts, with cpusets if the flag is set; None: it does not exist."""
+"""Function that reads the cgroup at a path, with cpusets if the flag is set; None: no such cgroup."""
 
 INCONCLUSIVE: Final = frozenset({Verdict.UNKNOWN, Verdict.VANISHED, Verdict.QUIET})
-"""Verdicts without a result of the comparison."""
+"""Verdicts that state neither a correct nor a wrong value."""
 _PAGES: Final = frozenset({Knob.PAGES, Knob.RESERVED})
 
 
 class AuditNode(NamedTuple):
-    """The audited node: its facts and the root of its pod cgroups."""
+    """Audited Kubernetes node: its facts and the root of its pod cgroups."""
 
     facts: NodeFacts
     root: str = "/"
-    """The kubelet's ``--cgroup-root``."""
+    """Parent cgroup of kubepods: the kubelet's ``--cgroup-root``."""
     has_hugetlb: bool = True
     """Whether pods can have hugepage limits: kubepods has the hugetlb controller."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodAudit:
-    """Audit of one pod."""
+    """Result of the audit of one pod: compared cgroup settings and risks."""
 
     pod: Pod
     compared: tuple[KnobComparison, ...]
-    """Knobs of the pod and of its running containers; empty: no container runs."""
+    """Compared settings of the pod and its running containers; empty: no container runs."""
     risks: tuple[Risk, ...]
     idle: tuple[str, ...]
     """Containers that do not run and have no cgroup to compare."""
@@ -92,7 +92,7 @@ def evaluate_pod(
     *,
     all_known: bool = True,
 ) -> PodAudit:
-    """Audit one pod.
+    """Compare the cgroups of one pod with its expected allocation, and find its risks.
 
     Args:
         pod: An active pod.
@@ -132,7 +132,7 @@ def evaluate_pod(
 def evaluate_classes(
     pods: Sequence[Pod], node: AuditNode, read: ReadCgroup, now_wall_s: float
 ) -> tuple[KnobComparison, ...]:
-    """Audit the cgroups of the QoS classes Burstable and BestEffort.
+    """Compare the cgroups of the QoS classes Burstable and BestEffort with their expected values.
 
     Args:
         pods: All pods of the node.
@@ -219,13 +219,13 @@ RESOURCE_OF: Final = {
     Knob.PAGES: Resource.HUGEPAGES,
     Knob.RESERVED: Resource.HUGEPAGES,
 }
-"""Resource that each knob controls."""
+"""Resource that each cgroup setting controls."""
 _OF_CPUS: Final = ("claim.starved", "cpus.")
-"""Prefixes of the codes of risks that concern CPUs only."""
+"""Code prefixes of risks that concern only CPUs."""
 
 
 def findings_of(judged: PodAudit) -> Iterator[PodFinding]:
-    """Yield the wrong knobs of a pod, then its risks. Matching and inconclusive knobs are left out."""
+    """Yield the wrong cgroup settings of a pod, then its risks; omit correct and inconclusive settings."""
     uid = judged.pod.cgroup_uid
     for one in judged.compared:
         if one.verdict in DRIFT:

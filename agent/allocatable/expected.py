@@ -1,4 +1,4 @@
-"""Expected allocation of the cgroups of pods: the value of each knob with its arithmetic.
+"""Expected allocation of pod cgroups: the value of each cgroup setting with its arithmetic.
 
 If KEP-5517's text and the released code differ, both values are accepted, the code's first. Swap, memory QoS
 (memory.min, low and high) and OOM scores are not compared.
@@ -28,7 +28,7 @@ from agent.allocatable.sums import (
     pod_requests,
 )
 from agent.allocatable.values import (
-    Expected,
+    ExpectedSetting,
     Option,
     RequestSums,
     cpu_quota,
@@ -45,16 +45,17 @@ from agent.model.cpuset import format_cpus
 QUIET_S: Final = 30
 """Time after a start or resize in which runtimes, drivers and systemd may still write [s]."""
 QOS_QUIET_S: Final = 90
-"""Time after a change of a QoS class, which the kubelet updates once a minute [s]."""
+"""Time after a change in which the cgroup of a QoS class may be outdated [s]: the kubelet updates it once a
+minute."""
 
 
 class GroupRef(NamedTuple):
-    """Identity of a cgroup."""
+    """Identity of a cgroup: a QoS class, a pod or a container."""
 
     level: Level
     qos: Qos
     pod_uid: str = ""
-    """Pod UID as in the cgroup's name."""
+    """Pod UID in the cgroup's name; empty: the cgroup of a QoS class."""
     container: str = ""
     """Name of the container in its pod; empty: the pod's cgroup."""
 
@@ -64,7 +65,7 @@ class ExpectedGroup:
     """Expected values of one cgroup."""
 
     group: GroupRef
-    knobs: tuple[Expected, ...]
+    knobs: tuple[ExpectedSetting, ...]
     quiet_s: int = QUIET_S
     """Time after a change during which another value is QUIET [s]."""
 
@@ -100,7 +101,7 @@ def expect_qos(pods: Iterable[Pod], facts: NodeFacts) -> tuple[ExpectedGroup, ..
         (Qos.BEST_EFFORT, least_weight("always the minimum", facts)),
     )
     pages = tuple(
-        Expected(KnobId(knob, size), (Option(NO_LIMIT),), "QoS classes have no hugepage limit")
+        ExpectedSetting(KnobId(knob, size), (Option(NO_LIMIT),), "QoS classes have no hugepage limit")
         for size in facts.hugepages_kib
         for knob in (Knob.PAGES, Knob.RESERVED)
     )
@@ -110,7 +111,7 @@ def expect_qos(pods: Iterable[Pod], facts: NodeFacts) -> tuple[ExpectedGroup, ..
 
 
 def _summed(pods: Sequence[Pod], claims: bool) -> Amount:
-    """Sum the CPU requests of pods. The kubelet rounds each up before the addition."""
+    """Sum the CPU requests of pods, each rounded up before the addition as in the kubelet."""
     total = ZERO
     for pod in pods:
         amount = pod_requests(pod, CPU, claims=claims)
@@ -124,7 +125,7 @@ def _summed(pods: Sequence[Pod], claims: bool) -> Amount:
 # --- a pod -------------------------------------------------------------------------------------------------
 
 
-def _pod_knobs(pod: Pod, facts: NodeFacts, exclusive: Sequence[Exclusive]) -> Iterable[Expected]:
+def _pod_knobs(pod: Pod, facts: NodeFacts, exclusive: Sequence[Exclusive]) -> Iterable[ExpectedSetting]:
     yield _pod_weight(pod, facts)
     by_kubelet = [one.container for one in exclusive if one.by_kubelet]
     lifted = f"{by_kubelet[0]} has exclusive CPUs from the kubelet" if by_kubelet else ""
@@ -134,7 +135,7 @@ def _pod_knobs(pod: Pod, facts: NodeFacts, exclusive: Sequence[Exclusive]) -> It
         yield from page_limits(size, _pod_pages(pod, size, facts))
 
 
-def _pod_weight(pod: Pod, facts: NodeFacts) -> Expected:
+def _pod_weight(pod: Pod, facts: NodeFacts) -> ExpectedSetting:
     wanted = request_sums(lambda claims: pod_requests(pod, CPU, claims=claims), facts)
     if pod.qos is not Qos.BEST_EFFORT:
         return cpu_weight(wanted, facts)
@@ -144,8 +145,8 @@ def _pod_weight(pod: Pod, facts: NodeFacts) -> Expected:
     return _or_by_text(least, cpu_weight(wanted, facts), wanted.counted.text)
 
 
-def _or_by_text(expected: Expected, by_text: Expected, why: str) -> Expected:
-    """Accepts what the KEP's text comes to, too."""
+def _or_by_text(expected: ExpectedSetting, by_text: ExpectedSetting, why: str) -> ExpectedSetting:
+    """Accept the value that follows from the KEP's text in addition to the released code's."""
     known = {option.value for option in expected.accepted}
     others = (
         Option(one.value, f"KEP-5517's text: {why}") for one in by_text.accepted if one.value not in known
@@ -178,7 +179,7 @@ def _pod_pages(pod: Pod, size_kib: int, facts: NodeFacts) -> RequestSums:
 
 def _container_knobs(
     pod: Pod, container: PodContainer, facts: NodeFacts, exclusive: Sequence[Exclusive]
-) -> Iterable[Expected]:
+) -> Iterable[ExpectedSetting]:
     yield _container_weight(pod, container, facts)
     lifted = "it has exclusive CPUs from the kubelet" if any(one.by_kubelet for one in exclusive) else ""
     yield from cpu_quota(_container_limit(pod, container, CPU, facts), facts, lifted, "no limit")
@@ -189,21 +190,22 @@ def _container_knobs(
         yield from _exclusive_cpus(exclusive)
 
 
-def _exclusive_cpus(exclusive: Sequence[Exclusive]) -> Iterable[Expected]:
-    """Yield the expected cpuset; unknown if kubelet and driver assigned different CPUs."""
+def _exclusive_cpus(exclusive: Sequence[Exclusive]) -> Iterable[ExpectedSetting]:
+    """Yield a container's expected cpuset; its value is unknown if kubelet and driver assigned different
+    CPUs."""
     texts = [f"{format_cpus(cpus)} from {'the kubelet' if own else 'a driver'}" for _, cpus, own in exclusive]
     text = f"CPUs {' and '.join(texts)}"
     for knob in (KnobId(Knob.CPUS), KnobId(Knob.EFFECTIVE)):
         if len({one.cpus for one in exclusive}) > 1:
             yield unknown(knob, text)
         else:
-            yield Expected(knob, (Option(exclusive[0].cpus),), text)
+            yield ExpectedSetting(knob, (Option(exclusive[0].cpus),), text)
 
 
-def _container_weight(pod: Pod, container: PodContainer, facts: NodeFacts) -> Expected:
-    """Return the weight from the container's request without claims.
+def _container_weight(pod: Pod, container: PodContainer, facts: NodeFacts) -> ExpectedSetting:
+    """Return the expected CPU weight of a container, from its request without claims.
 
-    KEP text and code differ if only the pod has a limit.
+    The KEP's text and the released code differ if only the pod has a limit.
     """
     amount = container_request(pod, container)
     expected = cpu_weight(RequestSums(amount, amount), facts, runtimes=True)

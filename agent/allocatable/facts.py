@@ -1,4 +1,4 @@
-"""Facts of a node that its expected cgroup values depend on."""
+"""Facts of a Kubernetes node that its expected cgroup values depend on."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,7 +20,7 @@ class CgroupDriver(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Facts of a node and its kubelet."""
+    """Facts of a Kubernetes node and its kubelet."""
 
     version: int = 2
     """cgroup version: 1 or 2."""
@@ -30,9 +30,9 @@ class NodeFacts:
     """Hugepage sizes that the kernel supports.
     Source: ``/sys/kernel/mm/hugepages``."""
     period_us: int = PERIOD_US
-    """Kubelet's ``cpuCFSQuotaPeriod``."""
+    """CFS period [us]: the kubelet's ``cpuCFSQuotaPeriod``."""
     enforces_quota: bool = True
-    """Kubelet's ``cpuCFSQuota``."""
+    """Whether the kubelet sets CFS quotas for CPU limits: its ``cpuCFSQuota``."""
     counts_claims: bool = True
     """Whether the kubelet adds the resources of claims: from 1.37 on, with the gate
     DRANodeAllocatableResources, which is off by default. If it does not, expected values exclude claims."""
@@ -44,5 +44,5 @@ class Exclusive(NamedTuple):
     container: str
     cpus: CpuSet
     by_kubelet: bool
-    """Whether the kubelet's CPU manager assigned them and lifts the quota. The kubelet does not see CPUs that
-    a driver assigns."""
+    """True: the kubelet's CPU manager assigned the CPUs and lifts the quota. False: a driver assigned them,
+    which the kubelet does not see."""

@@ -1,4 +1,4 @@
-"""Knobs of a cgroup that hold an allocation: file names in v1 and v2, and formats of values."""
+"""Cgroup settings that hold an allocation: file names in v1 and v2, and formats of values."""
 
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -7,12 +7,12 @@ from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 
 UNLIMITED_FROM: Final = 2**62
-"""Values from here on mean no limit: the kubelet's value for hugepages; v1 uses about twice as much for
+"""Smallest value that means no limit: the kubelet's value for hugepages; v1 uses about twice as much for
 memory."""
 
 
 class Knob(StrEnum):
-    """Setting of a cgroup."""
+    """Kind of cgroup setting that holds an allocation."""
 
     WEIGHT = "cpu weight"
     """``cpu.weight``; in v1, ``cpu.shares``."""
@@ -26,15 +26,15 @@ class Knob(StrEnum):
 
 
 class KnobId(NamedTuple):
-    """One setting: a file, or half of one, since v2 has quota and period in ``cpu.max``."""
+    """One cgroup setting: a file, or half of a file, since v2 has quota and period in ``cpu.max``."""
 
     knob: Knob
     size_kib: int = 0
-    """Hugepage size [KiB]; 0 for other knobs."""
+    """Hugepage size [KiB]; 0 for settings other than hugepages."""
 
 
 class KnobFile(NamedTuple):
-    """File of a knob."""
+    """File that holds a cgroup setting."""
 
     controller: str
     name: str
@@ -53,13 +53,13 @@ _FILES: Final[dict[Knob, tuple[str, str, str]]] = {  # controller, name in v1, n
 
 
 def file_of(knob: KnobId, version: int) -> KnobFile:
-    """Return the file of a knob in cgroup v1 or v2."""
+    """Return the file that holds a setting in cgroup v1 or v2."""
     controller, *names = _FILES[knob.knob]
     return KnobFile(controller, names[version - 1].format(page_name(knob.size_kib)))
 
 
 def limit_of(value: int) -> int:
-    """Return a limit as read, or NO_LIMIT if the value means no limit."""
+    """Return the value of a limit file, or NO_LIMIT if the value means no limit."""
     return NO_LIMIT if value >= UNLIMITED_FROM else value
 
 
@@ -80,7 +80,7 @@ def bytes_text(value: int) -> str:
 
 
 def value_text(knob: Knob, value: int) -> str:
-    """Format a knob's value with its unit."""
+    """Format the value of a cgroup setting with its unit."""
     if knob in {Knob.CPUS, Knob.EFFECTIVE}:
         return f"CPUs {format_cpus(value)}"
     if value == NO_LIMIT:

@@ -35,11 +35,11 @@ class Qos(StrEnum):
 
 
 class Role(StrEnum):
-    """Role of a container, which decides when it runs."""
+    """Role of a container in its pod, which decides when the container runs."""
 
     APP = "app"
     INIT = "init"
-    """Runs before the app containers, one init container after another."""
+    """Init container: runs before the app containers, one after another."""
     SIDECAR = "sidecar"
     """Init container with ``restartPolicy: Always``: runs from its turn on, in parallel with all others."""
 
@@ -50,7 +50,7 @@ class PodContainerClaim(NamedTuple):
     name: str
     """Name of the claim in the pod's spec."""
     request: str
-    """Request of the claim; empty: all."""
+    """Request of the claim that the container uses; empty: all requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class PodContainer:
     limits: Resources
     claims: tuple[PodContainerClaim, ...] = ()
     id: str = ""
-    """Id at the runtime; empty: not started yet."""
+    """Container id at the runtime; empty: the container has not started yet."""
     runtime: str = ""
-    """Runtime: ``containerd``, ``cri-o``; empty if ``id`` is."""
+    """Runtime: ``containerd``, ``cri-o``; empty if ``id`` is empty."""
     started_wall_s: float | None = None
-    """Last start [s since 1970]; None: the container does not run."""
+    """Time of the last start [s since 1970]; None: the container does not run."""
     allocated: Resources | None = None
     """Requests that the kubelet has granted, from the status; None: unknown."""
 
@@ -91,14 +91,16 @@ class Grant:
     """Overhead of the devices per container."""
 
     def to_pod(self, resource: str) -> Quantity | None:
-        """Return the amount charged to the pod; None: the claim does not have the resource."""
+        """Return the amount of a resource that the claim adds to the pod; None: the claim lacks the
+        resource."""
         if resource not in {*self.mapping, *self.per_pod, *self.per_container}:
             return None
         each = self.per_container.get(resource, ZERO) * len(self.containers)
         return self.mapping.get(resource, ZERO) + self.per_pod.get(resource, ZERO) + each
 
     def to_container(self, name: str, resource: str) -> Quantity | None:
-        """Return the amount added to one container; None: not its claim, or not in the claim."""
+        """Return the amount of a resource that the claim adds to a container; None: the container does not
+        use the claim, or the claim lacks the resource."""
         if name not in self.containers or self.to_pod(resource) is None:
             return None
         each = self.per_container.get(resource, ZERO)
@@ -109,9 +111,10 @@ class Resize(NamedTuple):
     """An in-place resize that is not finished."""
 
     pending: bool
-    """Whether the kubelet has yet to grant the resize; the cgroups are unchanged. False: in progress."""
+    """True: the kubelet has not granted the resize, and the cgroups are unchanged. False: the resize is in
+    progress."""
     reason: str
-    """``Deferred``, ``Infeasible``, ``Error``; may be empty."""
+    """Reason from the pod status: ``Deferred``, ``Infeasible``, ``Error``; may be empty."""
     since_wall_s: float | None
 
 
@@ -122,7 +125,7 @@ class Pod:
     namespace: str
     name: str
     uid: str
-    """UID of the object; for a static pod that of the mirror pod."""
+    """UID of the pod object; for a static pod the UID of its mirror pod."""
     cgroup_uid: str
     """UID in the name of the pod's cgroup."""
     reported_qos: Qos | None
@@ -141,7 +144,7 @@ class Pod:
 
     @property
     def qos(self) -> Qos:
-        """QoS class that the kubelet uses; once in the status, it does not change."""
+        """QoS class that the kubelet uses: from the status, else computed."""
         return self.reported_qos or computed_qos(self)
 
     @property
@@ -159,7 +162,7 @@ class Pod:
 
 
 def computed_qos(pod: Pod) -> Qos:
-    """Compute the QoS class from requests and limits. Claims do not count.
+    """Compute the QoS class of a pod from its requests and limits; claims do not count.
 
     Source: kubelet v1.37.1, pkg/apis/core/v1/helper/qos.
     """
@@ -172,7 +175,8 @@ def computed_qos(pod: Pod) -> Qos:
 
 
 def _qos_of(requests: Resources, limits: Resources) -> Qos:
-    """Compute the QoS class: Guaranteed needs equal CPU and memory requests and limits; missing is zero."""
+    """Compute the QoS class: Guaranteed needs equal CPU and memory requests and limits; a missing amount is
+    zero."""
     pairs = [(requests.get(name, ZERO), limits.get(name, ZERO)) for name in (CPU, MEMORY)]
     if not any(request or limit for request, limit in pairs):
         return Qos.BEST_EFFORT

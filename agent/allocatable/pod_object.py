@@ -38,7 +38,7 @@ def name_field(parent: Object, key: str, place: str, default: str | None = None)
 
 
 def name_list(parent: Object, key: str, place: str) -> tuple[str, ...]:
-    """Return a list of names, or an empty one."""
+    """Return the list of names under a key; empty: the field is missing or empty."""
     value = parent.get(key)
     if value is None:
         return ()
@@ -67,7 +67,7 @@ def resources(parent: Object, key: str, place: str) -> Resources:
 
 
 def quantities(amounts: Object, place: str) -> Resources:
-    """Return the quantities of the resources that cgroups control. YAML has numbers where JSON has text."""
+    """Parse the quantities of the resources that cgroups control; numbers, as in YAML, are accepted."""
     parsed = {}
     for name, amount in amounts.items():
         if name not in {CPU, MEMORY} and not name.startswith(HUGEPAGES):
@@ -87,14 +87,15 @@ def quantities(amounts: Object, place: str) -> Resources:
 _HASHES: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
 """Annotations of a static pod with the hash of its manifest."""
 _MAPPINGS: Final = ("mapping", "direct")
-"""Field names in 1.37 and in the KEP's text; 1.36 has a map, ``resources``."""
+"""Field names of a claim's resources in Kubernetes 1.37 and in the KEP's text; 1.36 has a map,
+``resources``."""
 _PER_POD: Final = ("perPod", "perPodReference")
 _PER_CONTAINER: Final = ("perContainer", "perContainerReference")
 _SHAPES: Final = frozenset({"resources", "overhead", *_MAPPINGS})
 
 
 def parse_pod(obj: Object) -> Pod:
-    """Parse the pod of an object.
+    """Parse a v1.Pod object.
 
     Args:
         obj: A v1.Pod, such as an item of ``kubectl get pods -o json``. ``kind`` is optional.
@@ -137,7 +138,7 @@ def _pod(obj: Object) -> Pod:
 
 
 def _cgroup_uid(metadata: Object) -> str:
-    """Return the UID in the cgroup's name: for a static pod the hash of its manifest."""
+    """Return the pod UID in the cgroup's name: for a static pod the hash of its manifest."""
     annotations = mapping(metadata, "annotations", "metadata")
     hashes = (name_field(annotations, key, "metadata.annotations", "") for key in _HASHES)
     return next(filter(None, hashes), name_field(metadata, "uid", "metadata"))
@@ -153,7 +154,8 @@ def _qos(status: Object) -> Qos | None:
 
 
 def _resize(status: Object) -> Resize | None:
-    """Return the unfinished resize. A pending one comes first: then the spec is not in effect."""
+    """Return the pod's unfinished resize; None: there is none. A pending resize takes precedence: the spec is
+    not in effect."""
     found = {
         one.get("type"): one for one in objects(status, "conditions", "status") if one.get("status") == "True"
     }
@@ -267,7 +269,7 @@ def _grant(entry: Object, name: str, place: str) -> Grant:
 def _amounts(
     entries: Iterable[Object], keys: tuple[str, ...], place: str, *, needed: bool = False
 ) -> Resources:
-    """Sum a list of named amounts, each under one of the keys, by name."""
+    """Sum the amounts in a list of entries by resource; each entry has its amounts under one of ``keys``."""
     total: dict[str, Quantity] = {}
     for entry in entries:
         name = name_field(entry, "name", place)

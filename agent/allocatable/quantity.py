@@ -30,7 +30,7 @@ _EXPONENT: Final = re.compile(r"[eE]([+-]?[0-9]+)", re.ASCII)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Quantity:
-    """Amount in nanos."""
+    """Kubernetes quantity, held as an integer number of nanos (10^-9)."""
 
     nanos: int
 
@@ -97,7 +97,7 @@ def _scaled(digits: int, exponent: int) -> int:
 
 
 def _away(number: int, divisor: int) -> int:
-    """Divide and round away from zero."""
+    """Return ``number / divisor``, rounded away from zero."""
     return -(-number // divisor) if number >= 0 else number // divisor
 
 

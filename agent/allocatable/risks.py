@@ -1,4 +1,4 @@
-"""Risks of a pod whose cgroups are all correct. They follow from requests, limits and claims.
+"""Risks of pods with correct cgroups, which follow from the pod's requests, limits and claims.
 
 Kubelet and runtime are not at fault: the author of the pod, claim or driver can remove the risk.
 """
@@ -18,7 +18,7 @@ class Risk(NamedTuple):
 
     code: str
     pod: str
-    """``<namespace>/<name>``."""
+    """Pod as ``<namespace>/<name>``."""
     container: str
     """Container name; empty: the risk concerns the pod."""
     what: str
@@ -35,7 +35,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "cpus.exclusive_quota": "remove the container's CPU limit, or raise it to the number of its CPUs",
     "cpus.exclusive_throttled": "remove the container's CPU limit: its cpuset limits it already",
 }
-"""Advice by code."""
+"""Advice by the code of the risk."""
 
 
 def risks_of(
@@ -68,7 +68,7 @@ def risks_of(
 
 
 def shared_mappings(pods: Iterable[Pod]) -> tuple[Risk, ...]:
-    """Return a risk for each pod whose claim counts as resources of several pods of the node.
+    """Return a risk for each pod whose claim's resources are counted for several pods of the Kubernetes node.
 
     Overhead can be shared; each pod is charged for it.
     """
@@ -93,7 +93,7 @@ def _names(pods: Sequence[Pod]) -> str:
 # --- risks of pods -----------------------------------------------------------------------------------------
 
 RiskDetails = Iterable[tuple[str, str]]
-"""(container name or empty, description)."""
+"""Risks of one code, each as (container name, description); an empty name means the pod."""
 
 
 def _best_effort(pod: Pod, facts: NodeFacts) -> RiskDetails:
@@ -112,7 +112,7 @@ def _not_counted(pod: Pod, facts: NodeFacts) -> RiskDetails:
 
 
 def _over_pod_level(pod: Pod, _: NodeFacts) -> RiskDetails:
-    """Find pod-level requests and limits below the resources of the claims, which they include."""
+    """Find pod-level requests and limits that are below the resources of the claims, which they include."""
     for resource, given in _given(pod).items():
         for kind, level in (("request", pod.level_requests), ("limit", pod.level_limits)):
             if resource in level and level[resource] < given:
@@ -121,7 +121,8 @@ def _over_pod_level(pod: Pod, _: NodeFacts) -> RiskDetails:
 
 
 def _starved(pod: Pod, facts: NodeFacts) -> RiskDetails:
-    """Find containers without a CPU request: they have the lowest weight whatever their claims give."""
+    """Find containers without a CPU request: they have the lowest CPU weight, whatever their claims
+    provide."""
     if isinstance(pod.grants, UnknownAmount) or len(pod.containers) < 2 or not facts.counts_claims:
         return
     for container in pod.containers:
@@ -153,7 +154,8 @@ def _given(pod: Pod) -> Mapping[str, Quantity]:
 def _exclusive(
     pod: Pod, container: PodContainer, own: Exclusive, facts: NodeFacts, throttled: int
 ) -> RiskDetails:
-    """Find quotas on CPUs from a driver. The kubelet does not see these CPUs and does not lift the quota."""
+    """Find CPU quotas of containers with exclusive CPUs from a driver. The kubelet does not see these CPUs
+    and does not lift the quota."""
     cpus = format_cpus(own.cpus)
     limit = container_limit(pod, container, CPU, claims=facts.counts_claims)
     if not isinstance(limit, Sum) or not facts.enforces_quota:

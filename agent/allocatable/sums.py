@@ -16,14 +16,14 @@ from agent.allocatable.quantity import ZERO, Quantity
 
 
 class Sum(NamedTuple):
-    """Amount with its arithmetic."""
+    """Sum of requests or limits, with its arithmetic as text."""
 
     total: Quantity
     text: str
 
 
 Amount = Sum | UnknownAmount | None
-"""Sum, unknown, or None: nothing is requested."""
+"""Sum of requests or limits; UnknownAmount: the sum is unknown; None: nothing is requested."""
 
 
 def amount_text(resource: str, amount: Quantity) -> str:
@@ -98,7 +98,7 @@ def container_limit(pod: Pod, container: PodContainer, resource: str, *, claims:
 
 
 def container_pages(pod: Pod, container: PodContainer, resource: str, *, claims: bool) -> Amount:
-    """Return a container's hugepage limit. Claims count even without a limit."""
+    """Return a container's hugepage limit. Claims count even if the container has no limit."""
     own, level = container.limits.get(resource), pod.level_limits.get(resource)
     if own is not None:
         return _plus_claims(pod, container, resource, (Term(own, "limit"),), claims)
@@ -108,7 +108,7 @@ def container_pages(pod: Pod, container: PodContainer, resource: str, *, claims:
 
 
 def add_amounts(amounts: Iterable[Amount]) -> Amount:
-    """Add amounts that have several names for the same resource."""
+    """Add the amounts of one resource that a pod requests under several names."""
     found: Sum | None = None
     for one in amounts:
         if isinstance(one, UnknownAmount):
@@ -122,7 +122,7 @@ def add_amounts(amounts: Iterable[Amount]) -> Amount:
 
 
 class Term(NamedTuple):
-    """One part of a sum."""
+    """One addend of a sum of requests or limits."""
 
     amount: Quantity
     label: str
@@ -132,7 +132,7 @@ Terms = tuple[Term, ...]
 
 
 def _pending_resize(pod: Pod, resource: str) -> UnknownAmount | None:
-    """Return UnknownAmount while a resize is pending: the object lacks the values in effect.
+    """Return UnknownAmount while a resize is pending, since the object lacks the values in effect; else None.
 
     Hugepages cannot be resized.
     """
@@ -143,7 +143,8 @@ def _pending_resize(pod: Pod, resource: str) -> UnknownAmount | None:
 
 
 def _requests(pod: Pod, resource: str) -> Callable[[PodContainer], Resources | UnknownAmount]:
-    """Return the requests in effect: during a pending resize the granted ones instead of the spec's."""
+    """Return a function from container to its requests in effect: those of the spec, or those that the
+    kubelet has granted while a resize is pending."""
     hidden = _pending_resize(pod, resource)
     if hidden is None:
         return lambda container: container.requests
@@ -153,7 +154,7 @@ def _requests(pod: Pod, resource: str) -> Callable[[PodContainer], Resources | U
 def _containers_terms(
     pod: Pod, resource: str, amounts: Callable[[PodContainer], Resources | UnknownAmount]
 ) -> Terms | UnknownAmount | None:
-    """Return the terms of the stage with the largest sum of simultaneous amounts."""
+    """Return the addends of the start-up stage whose containers need the most at the same time."""
     found: dict[str, Resources] = {}
     for container in pod.containers:
         resources = amounts(container)
@@ -169,7 +170,8 @@ def _containers_terms(
 
 
 def _stages(pod: Pod) -> Iterator[tuple[PodContainer, ...]]:
-    """Yield the containers that run together: app containers with sidecars, then each init stage."""
+    """Yield each set of containers that run at the same time: app containers with sidecars, then init
+    stages."""
     yield tuple(container for container in pod.containers if container.role is not Role.INIT)
     sidecars: tuple[PodContainer, ...] = ()
     for container in pod.containers:
@@ -180,7 +182,8 @@ def _stages(pod: Pod) -> Iterator[tuple[PodContainer, ...]]:
 
 
 def _claims_terms(pod: Pod, resource: str, claims: bool) -> Terms | UnknownAmount:
-    """Return the terms of all claims. The released code adds all; the KEP's text follows the init stages."""
+    """Return the addends of all claims. The released code adds all; the KEP's text follows the init
+    stages."""
     if not claims:
         return ()
     if isinstance(pod.grants, UnknownAmount):
@@ -192,7 +195,7 @@ def _claims_terms(pod: Pod, resource: str, claims: bool) -> Terms | UnknownAmoun
 def _pod_terms(
     own: Terms | UnknownAmount | None, given: Terms | UnknownAmount, level: Quantity | None
 ) -> Terms | UnknownAmount | None:
-    """Return the terms of a pod; a pod-level amount replaces those of containers and claims."""
+    """Return the addends of a pod; a pod-level amount replaces those of containers and claims."""
     if level is not None:
         return (Term(level, "pod level, claims included" if given else "pod level"),)
     if isinstance(own, UnknownAmount):

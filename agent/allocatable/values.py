@@ -1,4 +1,4 @@
-"""Expected value of one knob for given amounts: accepted values and arithmetic.
+"""Expected value of one cgroup setting for given amounts: accepted values and arithmetic.
 
 If kubelet and runtimes round, or differ by version, several values are accepted, each with a note on its
 origin. :mod:`agent.allocatable.expected` selects the amounts. Conversions are integers, truncated as
@@ -24,7 +24,7 @@ MIN_SHARES: Final = 2
 MAX_SHARES: Final = 262_144
 MIN_QUOTA_US: Final = 1000
 _STEP_US: Final = 10_000
-"""Granularity of a systemd quota, which is a percentage of a CPU: 10 ms of each second."""
+"""Granularity of a CPU quota set by systemd [us]: 1 % of a CPU, 10 ms of each second."""
 _SECOND_US: Final = 1_000_000
 
 
@@ -68,18 +68,18 @@ def whole_pages(limit_bytes: int, page_bytes: int) -> int:
 
 
 class Option(NamedTuple):
-    """An accepted value of a knob."""
+    """Accepted value of a cgroup setting."""
 
     value: int
     note: str = ""
     """Origin or reason of the value; empty: the only value."""
     rounded: bool = False
-    """Whether it is the rounded form of the first value."""
+    """Whether this is the rounded form of the first accepted value."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """Expected value of one knob."""
+class ExpectedSetting:
+    """Expected value of one cgroup setting."""
 
     knob: KnobId
     accepted: tuple[Option, ...]
@@ -90,33 +90,34 @@ class Expected:
     explains: tuple[Option, ...] = ()
     """Wrong values with a known reason."""
     over_us: int = 0
-    """Period of a quota [us]; 0 for other knobs."""
+    """CFS period of a quota [us]; 0 for other settings."""
 
 
 class RequestSums(NamedTuple):
-    """Requested amount, with and without claims."""
+    """Requested amount of a resource, with and without claims."""
 
     counted: Amount
-    """Sum as this node's kubelet computes it."""
+    """Sum as the kubelet of this Kubernetes node computes it."""
     uncounted: Amount
     """Sum of a kubelet that does not count claims."""
 
 
 def request_sums(add: Callable[[bool], Amount], facts: NodeFacts) -> RequestSums:
-    """Compute both sums. ``add`` gets whether claims count."""
+    """Compute the requested amount with and without claims. ``add`` is called with whether claims count."""
     return RequestSums(add(facts.counts_claims), add(False))
 
 
-def unknown(knob: KnobId, why: str) -> Expected:
-    """Return an expected value that is unknown."""
-    return Expected(knob, (), "", why)
+def unknown(knob: KnobId, why: str) -> ExpectedSetting:
+    """Return the expected value of a cgroup setting that cannot be computed, with the reason."""
+    return ExpectedSetting(knob, (), "", why)
 
 
 # --- CPU time ----------------------------------------------------------------------------------------------
 
 
-def cpu_weight(wanted: RequestSums, facts: NodeFacts, *, runtimes: bool = False) -> Expected:
-    """Return the expected CPU weight (v2) or shares (v1). ``runtimes``: the runtime writes it."""
+def cpu_weight(wanted: RequestSums, facts: NodeFacts, *, runtimes: bool = False) -> ExpectedSetting:
+    """Return the expected CPU weight (v2) or shares (v1). ``runtimes``: True if the runtime, not the kubelet,
+    writes the weight."""
     if isinstance(wanted.counted, UnknownAmount):
         return unknown(KnobId(Knob.WEIGHT), wanted.counted.why)
     expected = _weight(wanted.counted, facts, runtimes)
@@ -125,21 +126,21 @@ def cpu_weight(wanted: RequestSums, facts: NodeFacts, *, runtimes: bool = False)
     return _explained(expected, _weight(wanted.uncounted, facts, runtimes).accepted)
 
 
-def least_weight(why: str, facts: NodeFacts, *, runtimes: bool = False) -> Expected:
-    """Return the expected minimum weight, with its reason."""
+def least_weight(why: str, facts: NodeFacts, *, runtimes: bool = False) -> ExpectedSetting:
+    """Return the minimum CPU weight as the expected value, with its reason."""
     return _weighted(MIN_SHARES, why, facts, runtimes)
 
 
-def _weight(amount: Amount, facts: NodeFacts, runtimes: bool) -> Expected:
+def _weight(amount: Amount, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
     if amount is None or isinstance(amount, UnknownAmount):
         return least_weight("no request", facts, runtimes=runtimes)
     return _weighted(shares_of(amount.total.milli), amount.text, facts, runtimes)
 
 
-def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> Expected:
+def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
     arithmetic = f"{text} -> shares {shares}"
     if facts.version == 1:
-        return Expected(KnobId(Knob.WEIGHT), (Option(shares),), arithmetic)
+        return ExpectedSetting(KnobId(Knob.WEIGHT), (Option(shares),), arithmetic)
     formulas = [(linear_weight(shares), "linear"), (quadratic_weight(shares), "quadratic")]
     if runtimes:  # newer runtimes use the quadratic formula
         formulas.reverse()
@@ -147,10 +148,10 @@ def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> Expec
         formulas = [(formulas[0][0], "")]
     options = tuple(Option(weight, formula) for weight, formula in formulas)
     weights = " or ".join(f"{weight} ({formula})" if formula else str(weight) for weight, formula in formulas)
-    return Expected(KnobId(Knob.WEIGHT), options, f"{arithmetic} -> weight {weights}")
+    return ExpectedSetting(KnobId(Knob.WEIGHT), options, f"{arithmetic} -> weight {weights}")
 
 
-def cpu_quota(wanted: RequestSums, facts: NodeFacts, lifted: str, without: str) -> Iterable[Expected]:
+def cpu_quota(wanted: RequestSums, facts: NodeFacts, lifted: str, without: str) -> Iterable[ExpectedSetting]:
     """Yield the expected quota and, if there is one, the expected period.
 
     Args:
@@ -163,17 +164,17 @@ def cpu_quota(wanted: RequestSums, facts: NodeFacts, lifted: str, without: str) 
     if not facts.enforces_quota:
         lifted = "the kubelet sets no quotas"
     if lifted:
-        yield Expected(knob, (Option(NO_LIMIT),), f"no limit: {lifted}")
+        yield ExpectedSetting(knob, (Option(NO_LIMIT),), f"no limit: {lifted}")
     elif isinstance(amount, UnknownAmount):
         yield unknown(knob, amount.why)
     elif amount is None or not amount.total:
-        yield Expected(knob, (Option(NO_LIMIT),), without)
+        yield ExpectedSetting(knob, (Option(NO_LIMIT),), without)
     else:
         options = _quotas(amount.total, facts)
         arithmetic = f"{amount.text} -> {options[0].value} us of {facts.period_us}"
-        expected = Expected(knob, options, arithmetic, over_us=facts.period_us)
+        expected = ExpectedSetting(knob, options, arithmetic, over_us=facts.period_us)
         yield _explained(expected, _options(wanted.uncounted, lambda total: _quotas(total, facts)))
-        yield Expected(KnobId(Knob.PERIOD), (Option(facts.period_us),), "the kubelet's period")
+        yield ExpectedSetting(KnobId(Knob.PERIOD), (Option(facts.period_us),), "the kubelet's period")
 
 
 def _quotas(amount: Quantity, facts: NodeFacts) -> tuple[Option, ...]:
@@ -187,19 +188,19 @@ def _quotas(amount: Quantity, facts: NodeFacts) -> tuple[Option, ...]:
 # --- memory and pages --------------------------------------------------------------------------------------
 
 
-def memory_limit(wanted: RequestSums, facts: NodeFacts, without: str) -> Expected:
+def memory_limit(wanted: RequestSums, facts: NodeFacts, without: str) -> ExpectedSetting:
     """Return the expected memory limit. ``without``: text if there is no limit."""
     knob, amount = KnobId(Knob.MEMORY), wanted.counted
     if isinstance(amount, UnknownAmount):
         return unknown(knob, amount.why)
     if amount is None or not amount.total:
-        return Expected(knob, (Option(NO_LIMIT),), without)
+        return ExpectedSetting(knob, (Option(NO_LIMIT),), without)
     options = _paged(amount.total, facts.page_bytes)
-    expected = Expected(knob, options, f"{amount.text} -> {options[0].value} bytes")
+    expected = ExpectedSetting(knob, options, f"{amount.text} -> {options[0].value} bytes")
     return _explained(expected, _options(wanted.uncounted, lambda total: _paged(total, facts.page_bytes)))
 
 
-def page_limits(size_kib: int, wanted: RequestSums) -> Iterable[Expected]:
+def page_limits(size_kib: int, wanted: RequestSums) -> Iterable[ExpectedSetting]:
     """Yield the expected limits of hugepages of one size and of their reservations; 0 without a request."""
     amount = wanted.counted
     for kind in (Knob.PAGES, Knob.RESERVED):
@@ -209,7 +210,7 @@ def page_limits(size_kib: int, wanted: RequestSums) -> Iterable[Expected]:
             continue
         options = _paged(amount.total if amount else ZERO, size_kib * 1024)
         text = amount.text if amount else f"no pages of {page_name(size_kib)} requested"
-        expected = Expected(knob, options, f"{text} -> {options[0].value} bytes")
+        expected = ExpectedSetting(knob, options, f"{text} -> {options[0].value} bytes")
         if wanted.uncounted is None:
             yield _explained(expected, (Option(0),))
         else:
@@ -232,8 +233,8 @@ def _options(amount: Amount, options: Callable[[Quantity], tuple[Option, ...]]) 
     return () if amount is None or isinstance(amount, UnknownAmount) else options(amount.total)
 
 
-def _explained(expected: Expected, uncounted: Iterable[Option]) -> Expected:
-    """Add the values of a kubelet that does not count claims, as explanations."""
+def _explained(expected: ExpectedSetting, uncounted: Iterable[Option]) -> ExpectedSetting:
+    """Add the values of a kubelet that does not count claims to the explained wrong values."""
     right = {option.value for option in expected.accepted}
     why = "the value of a kubelet that does not count claims"
     explains = tuple(Option(one.value, why) for one in uncounted if one.value not in right)

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from agent.allocatable.expected import GroupRef
 from agent.allocatable.knobs import Knob, KnobId
-from agent.allocatable.values import Expected
+from agent.allocatable.values import ExpectedSetting
 from agent.model.reading import Reading
 
 
@@ -20,25 +20,25 @@ class Actual:
     controllers: frozenset[str] | None = None
     """Enabled controllers; None: not read."""
     vanished: bool = False
-    """Whether the cgroup was gone in two reads."""
+    """Whether two reads of the agent did not find the cgroup."""
     changed_s: float | None = None
     """Time since the last start or resize of its container or pod [s]; None: long ago or unknown."""
 
 
 class Verdict(StrEnum):
-    """Result of the comparison of one knob."""
+    """Result of comparing one cgroup setting with its expected value."""
 
     MATCH = "match"
     ROUNDED = "rounded"
-    """The rounded form of the expected value."""
+    """The value is the rounded form of the expected value."""
     LOWER = "lower"
     HIGHER = "higher"
     UNLIMITED = "unlimited"
-    """No limit although one is expected."""
+    """The setting has no limit although one is expected."""
     LIMITED = "limited"
-    """A limit although none is expected."""
+    """The setting has a limit although none is expected."""
     PARENT_TIGHTER = "parent-tighter"
-    """The pod's limit is tighter than those of its containers."""
+    """The pod's limit is tighter than the limits of its containers."""
     MISSING = "missing"
     """The controller or the file is missing, or cannot be read."""
     NOT_MISSED = "not-missed"
@@ -96,22 +96,23 @@ RISKS: Final[Mapping[Verdict, Mapping[Knob, str]]] = {
     },
     Verdict.MISSING: dict.fromkeys(Knob, "the allocation has no effect"),
 }
-"""Consequence by verdict and knob."""
+"""Consequence by verdict and cgroup setting."""
 
 
 class KnobComparison(NamedTuple):
-    """Verdict on one knob."""
+    """Verdict on one cgroup setting."""
 
     group: GroupRef
-    expected: Expected
+    expected: ExpectedSetting
     actual: Reading
     verdict: Verdict
     why: str
-    """Compared numbers and the arithmetic of the expected one. It changes only when they change."""
+    """Compared numbers and the arithmetic of the expected value. The text changes only if a number
+    changes."""
     risk: str
-    """Consequence; empty: none."""
+    """Consequence of the verdict; empty: none."""
 
     @property
     def knob(self) -> KnobId:
-        """Identity of the knob."""
+        """Identity of the cgroup setting."""
         return self.expected.knob

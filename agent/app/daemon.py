@@ -196,7 +196,7 @@ class Daemon:
         )
 
     def _publish(self, report: Report) -> None:
-        """Pass a report on: taints of linked drivers first, then the sockets, then all else."""
+        """Publish a report: first the taints of linked drivers, then the sockets, then all other readers."""
         if self._latest.is_delivered():
             self._unread_since_ns = report.at.mono_ns
         self._sessions.update_taints(report, report.at)
@@ -208,7 +208,7 @@ class Daemon:
         self._notifier.status(status_line(report))
 
     def _notify_watchdog(self) -> None:
-        """Notify the watchdog, unless the I/O thread is stuck: then no client gets the reports."""
+        """Notify systemd's watchdog, but not while the I/O thread hangs and no client gets reports."""
         if self._latest.is_delivered() or time.monotonic_ns() - self._unread_since_ns < IO_STUCK_NS:
             self._notifier.watchdog()
 
@@ -223,14 +223,14 @@ class _Failure:
         self._event: trio.Event | None = None
 
     def bind(self, token: trio.lowlevel.TrioToken) -> None:
-        """Bind to the Trio loop, before :meth:`wait`. Core thread only."""
+        """Set the Trio loop that :meth:`wait` runs in; called before it. Core thread only."""
         with self._lock:
             self._token, self._event = token, trio.Event()
             if self._error is not None:
                 self._event.set()
 
     def set(self, error: BaseException) -> None:
-        """Set the exception. Thread-safe."""
+        """Set the exception that ended the asyncio thread. Thread-safe."""
         with self._lock:
             self._error = error
             if self._token is not None and self._event is not None:
@@ -238,7 +238,7 @@ class _Failure:
                     self._token.run_sync_soon(self._event.set)
 
     async def wait(self) -> None:
-        """Wait for the exception and raise it. Core thread only."""
+        """Wait for the exception of the asyncio thread and raise it. Core thread only."""
         assert self._event is not None, "bind() comes first"
         await self._event.wait()
         assert self._error is not None

@@ -20,7 +20,7 @@ UNREAD: Final = (SourceState.STARTING, SourceState.STALLED)
 
 
 def scan_once(config: Config) -> Report:
-    """Return the report after two passes 250 ms apart. Blocks up to 5 s.
+    """Return the health report of the node after two sampler passes 250 ms apart. Blocks up to 5 s.
 
     A GPU that does not answer in time is Unknown in the report; its thread may be abandoned, see
     :func:`agent.app.daemon.run`.
@@ -60,7 +60,7 @@ def _scan(config: Config, node: NodeSource, host: threading.Thread) -> Report:
 
 
 def _awaits_gpu(report: Report) -> bool:
-    """Return whether an answering GPU still needs its second pass."""
+    """Return True if a GPU that answers has not had its second sampler pass yet."""
     return any(
         source.passes < 2 and source.state in (SourceState.OK, SourceState.STARTING)
         for source in report.sources

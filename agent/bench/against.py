@@ -1,8 +1,8 @@
 """``--against REF``: comparison of this tree with another revision. The result is a report and gates nothing.
 
-The revision is checked out into a temporary worktree, its C core is built, and its own benchmarks run. Rows
-with the same key are compared. Each run is a process; runs alternate in the order A B B A, so that drift of
-the machine affects both revisions alike. A pair is an A and the adjacent B; a sign test over all pairs
+The revision is checked out into a temporary worktree, its C core is built, and its own benchmarks run. Result
+rows with the same key are compared. Each run is a process; runs alternate in the order A B B A, so that drift
+of the machine affects both revisions alike. A pair is an A and the adjacent B; a sign test over all pairs
 decides whether the difference is significant.
 """
 
@@ -35,11 +35,11 @@ BUILD: Final = ("-c", "import setuptools; setuptools.setup()", "--quiet", "build
 
 
 Medians = Mapping[str, tuple[Unit, tuple[float, ...]]]
-"""Unit and median of each run, by row key."""
+"""Unit and median of each run, by key of the result row."""
 
 
 class FigureComparison(NamedTuple):
-    """Medians of one figure in both revisions."""
+    """Medians of one benchmark figure in both revisions."""
 
     key: str
     unit: Unit
@@ -49,7 +49,7 @@ class FigureComparison(NamedTuple):
 
     @property
     def medians(self) -> tuple[float, float]:
-        """Medians over all runs, before and after."""
+        """Medians of the figure over all runs, of the other revision and of this tree."""
         return statistics.median(self.before), statistics.median(self.after)
 
     @property
@@ -72,7 +72,7 @@ class FigureComparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """``less`` or ``more``; empty if the difference is not significant."""
+        """Change of the figure, ``less`` or ``more``; empty if the difference is not significant."""
         change = self.ratio.median - 1
         if self.p_value > P_MAX or abs(change) < MIN_CHANGE:
             return ""

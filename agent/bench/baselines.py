@@ -18,7 +18,8 @@ from agent.model.snapshot import GroupSample, Snapshot
 
 Parse = Callable[[bytes], object]
 Key = tuple[str, ...]
-"""``("2048", "0", "nr")``; for a cgroup ``(uid, container, "mem_failcnt")``, then a page size if any."""
+"""Key of a value, such as ``("2048", "0", "nr")``; for a cgroup ``(uid, container, "mem_failcnt")``, then a
+page size if any."""
 File = tuple[Key, Path, Parse]
 """Key of the value, path of the file, and parser of its text."""
 Values = dict[Key, object]
@@ -94,7 +95,7 @@ def machine_files(sysfs: Path) -> list[File]:
 
 
 def machine_values(snapshot: Snapshot) -> Values:
-    """Return the same values as the core read them."""
+    """Return the values of :func:`machine_files` as the C core read them."""
     values: Values = {("cpus", "online"): snapshot.cpus.online}
     for pool in snapshot.pools:
         if pool.node is not None:
@@ -104,7 +105,7 @@ def machine_values(snapshot: Snapshot) -> Values:
 
 
 def psutil_machine() -> int:
-    """Read what psutil offers of this: the number of CPUs. psutil knows neither hugepages nor CPU lists."""
+    """Read the number of CPUs with psutil. psutil knows neither hugepages nor CPU lists."""
     psutil.cpu_times(percpu=True)
     psutil.virtual_memory()
     return psutil.cpu_count() or 0
@@ -136,7 +137,7 @@ def cgroup_size(size_kib: int) -> str:
 
 
 def sweep_files(tree: Tree, snapshot: Snapshot) -> list[File]:
-    """Return the files that a sweep reads, without page sizes of which the machine has no pages."""
+    """Return the files that a sweep reads, except for page sizes of which the machine has no pages."""
     sizes = [pool.size_kib for pool in snapshot.pools if pool.node is None and (pool.nr or pool.overcommit)]
     v1_cpu = "cpu" in tree.hierarchies
     files: list[File] = []
@@ -167,7 +168,7 @@ def flatten(values: Values) -> Values:
 
 
 def sweep_values(snapshot: Snapshot, wanted: Values) -> Values:
-    """Return the values named in ``wanted`` as the core read them; None for a group that the core lacks."""
+    """Return the values named in ``wanted`` as the core read them; None for a cgroup that the core lacks."""
     groups = {(group.pod_uid, group.container): group for group in snapshot.groups}
     return {key: _group_value(groups.get((key[0], key[1])), *key[2:]) for key in wanted}
 

@@ -26,12 +26,12 @@ _FIGURES: Final[Mapping[str, Callable[[ResultRow], float | None]]] = {
 
 
 class Goal(NamedTuple):
-    """Upper limit of one statistic of a row."""
+    """Upper limit of one statistic of a result row."""
 
     statistic: str
-    """``median``, ``p99`` or ``max``."""
+    """Limited statistic: ``median``, ``p99`` or ``max``."""
     limit: float
-    """Limit in the unit of the row."""
+    """Limit in the unit of the result row."""
     reason: str
     """Reason for this limit."""
 
@@ -41,12 +41,13 @@ class Goal(NamedTuple):
 
 
 class BudgetVerdict(NamedTuple):
-    """Result of comparing a row with its budget."""
+    """Result of comparing a result row with its budget."""
 
     text: str
     """Upper limit as text, ``1.10x`` or ``p99 1.20 ms``; empty without a budget."""
     met: bool | None
-    """Whether the row is within its budget; None without a budget or if the samples do not decide."""
+    """True: the row is within its budget; False: over budget; None: no budget, or the samples do not
+    decide."""
     measured: str = ""
     """Measured figure, in the same form as ``text``."""
     reason: str = ""
@@ -66,7 +67,7 @@ def load(root: Path | None = None) -> Mapping[str, Any]:
 
 
 def evaluate_budget(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetVerdict:
-    """Compare a row with its ratio budget, or else with its goal.
+    """Compare a result row with its ratio budget, or else with its goal.
 
     A ratio is met if its median is within the limit, and missed if its whole confidence interval is above.
     """
@@ -89,7 +90,7 @@ def evaluate_budget(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetVerdict
 
 
 def find_goal(row: ResultRow, budgets: Mapping[str, Any]) -> Goal | None:
-    """Return the goal of a row, or None."""
+    """Return the goal of a result row; None: the row has no goal."""
     goal = budgets.get("goal", {}).get(row.key)
     if not goal:
         return None

@@ -52,7 +52,7 @@ class CountError(MeasurementError):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One part of the core, run on one file tree."""
+    """Workload of the driver program: one part of the C core, run on one file tree."""
 
     name: str
     mode: str
@@ -79,7 +79,7 @@ WORKLOADS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DriverProgram:
-    """Built driver and the directory of its file trees."""
+    """Built driver program (``benchmarks/driver.c``) and the directory of its file trees."""
 
     program: Path
     trees: Path
@@ -117,7 +117,8 @@ def compiler_id() -> str:
 
 
 def build(root: Path, directory: Path) -> DriverProgram:
-    """Compile the driver with the flags of the shipped core, and write its file trees and GPU scenario.
+    """Compile the driver program with the flags of the shipped core, and write its file trees and GPU
+    scenario.
 
     Args:
         root: Checkout.

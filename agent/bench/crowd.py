@@ -124,11 +124,11 @@ def _header_string(text: str) -> bytes:
 
 
 Receive = Callable[[bytes], tuple[int, bytes]]
-"""Maps received bytes to the number of completed messages and the bytes to send in reply."""
+"""Function that maps received bytes to the number of completed messages and the bytes to send in reply."""
 
 
 class DeliveryRounds:
-    """Counter of messages until each subscriber has received one. Thread-safe."""
+    """Counter of rounds: a round ends when each subscriber has received a message. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -195,14 +195,14 @@ def bare_adder(path: str, size: str, rounds: DeliveryRounds) -> Callable[[], Non
 
 
 class ByteCounter:
-    """Counter of messages of a fixed size."""
+    """Counter of messages of a fixed size on a bare socket."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._read = 0
 
     def receive(self, data: bytes) -> tuple[int, bytes]:
-        """Implement :data:`Receive`."""
+        """Return the number of messages that ``data`` completed, and no bytes to send."""
         count, self._read = divmod(self._read + len(data), self._size)
         return count, b""
 
@@ -240,7 +240,7 @@ ADDERS: Final = {"grpcio": grpcio_adder, "frames": frames_adder, "bare": bare_ad
 
 
 def main(path: str, kind: str, argument: str) -> None:
-    """Connect subscribers and print times until standard input ends."""
+    """Connect subscribers and print the time of each round until standard input ends."""
     rounds = DeliveryRounds()
     add = ADDERS[kind](path, argument, rounds)
     connected = 0

@@ -10,9 +10,9 @@ class Effort:
 
     warm_rounds: int
     warm_limit_s: float
-    """Time limit of one workload; slow contenders complete fewer rounds."""
+    """Time limit of one workload [s]; slow contenders complete fewer rounds."""
     cold_rounds: int
-    """Rounds with a pause before each call, per contender."""
+    """Number of rounds with a pause before each call, per contender."""
     cold_baselines: bool
     """Whether the Python baselines are also timed after pauses."""
     groups: tuple[int, ...]
@@ -20,31 +20,31 @@ class Effort:
     gpus: tuple[int, ...]
     """Numbers of GPUs of the fake NVML that are polled."""
     betterproto_devices: int
-    """Longest list that betterproto encodes; 1,000 devices take 150 ms."""
+    """Number of devices in the longest list that betterproto encodes; 1,000 devices take 150 ms."""
     causes: int
-    """Changes made to time each kind of detection, except cgroup events."""
+    """Number of changes made to time each kind of detection, except cgroup events."""
     events: int
-    """Cgroup events caused to time their detection; a p99 needs 100."""
+    """Number of cgroup events caused to time their detection; a p99 needs 100."""
     hotplugs: int
-    """CPU hotplug events; each briefly stops the machine. 0 skips hotplug and kernel log."""
+    """Number of CPU hotplug events; each briefly stops the machine. 0 skips hotplug and kernel log."""
     detect_periods_ms: tuple[int, ...]
     publications: int
-    """Publications to each number of subscribers."""
+    """Number of publications to each number of subscribers."""
     starts: int
-    """Starts of each process whose start is timed."""
+    """Number of starts of each process whose start is timed."""
     imports: bool
     """Whether the imports of a start are timed by module; that takes twice as long as the start."""
     idle_s: float
     settle_s: float
-    """Time from the first message to the start of the idle measurement."""
+    """Time from the first message to the start of the idle measurement [s]."""
     strace_s: float
-    """Duration of the system call count after the idle measurement; 0 skips the count."""
+    """Duration of the system call count after the idle measurement [s]; 0 skips the count."""
     sizes: tuple[int, ...]
     """Numbers of devices at which growth is measured."""
     pods: int
-    """Pods of the node whose consumers are resolved; 0 skips consumers and audits."""
+    """Number of pods on the Kubernetes node whose consumers are resolved; 0 skips consumers and audits."""
     audited: int
-    """Pods of the node that is audited."""
+    """Number of pods on the Kubernetes node that is audited."""
 
 
 FULL: Final = Effort(
@@ -92,4 +92,4 @@ QUICK: Final = Effort(
     audited=0,
 )
 PAUSE_S: Final = 0.1
-"""Pause between two passes at 10 Hz."""
+"""Pause between two passes of the C core at 10 Hz [s]."""

@@ -26,7 +26,7 @@ from agent.native.encode import encode_health
 INSTRUCTION_TOLERANCE: Final = 0.005
 """Relative tolerance of instruction counts."""
 RATIO_TOLERANCE: Final = 0.05
-"""Relative tolerance of ratios, upwards."""
+"""Relative amount by which a ratio may exceed its budget."""
 RATIO_TRIES: Final = 4  # attempts per ratio: other processes may disturb some of them
 ROUNDS: Final = 60
 LIMIT_S: Final = 2.5
@@ -42,11 +42,12 @@ RATIO_GROUPS: Final = {
     "poll.groups100.warm.core": 100,
     "poll.groups1000.warm.core": 1000,
 }
-"""Number of cgroups that are swept, by row key. Rows in situ have no guard: their pauses take minutes."""
+"""Number of cgroups that the C core sweeps, by key of the result row. Rows in situ have no guard: their
+pauses take minutes."""
 
 
 class GuardResult(NamedTuple):
-    """Outcome of one guard."""
+    """Result of comparing one guarded figure with its budget."""
 
     value: str
     """Measured figure, or the reason why there is none if ``met`` is None."""
@@ -88,7 +89,7 @@ def guard_context(root: Path, budgets: Mapping[str, Any]) -> Iterator[GuardConte
 
 
 class Guard(NamedTuple):
-    """One figure with a budget."""
+    """Guard: one benchmark figure with a budget."""
 
     kind: str
     name: str
@@ -110,7 +111,7 @@ class Guard(NamedTuple):
 
 
 class GuardKind(NamedTuple):
-    """Measurement of the figures of one budget table."""
+    """Kind of guard: measures the figures of one budget table."""
 
     tools: tuple[str, ...]
     """Programs that the measurement needs; ``cc`` is the C compiler."""
@@ -215,7 +216,7 @@ KINDS: Final[Mapping[str, GuardKind]] = {
     "wakeups": GuardKind((), tuple(WAKEUP_COUNTERS), _wakeups),
     "ratio": GuardKind((), tuple(RATIO_GROUPS), _ratio),
 }
-"""Kinds in the order in which they are checked: quick ones first."""
+"""Kinds of guards in the order in which they are checked: quick ones first."""
 
 
 def guards(names: Sequence[str] = ()) -> tuple[Guard, ...]:
@@ -239,8 +240,8 @@ def run_check(root: Path, guards: Sequence[Guard]) -> bool:
     """Compare a checkout with its budgets; print each guard as soon as its result is known.
 
     Returns:
-        Whether no guard was missed. A guard that cannot be measured on this machine is printed, but not
-        missed.
+        True: no guard was missed. A guard that cannot be measured on this machine is printed and does not
+        count as missed.
 
     Raises:
         MeasurementError: A tool failed, or a budget is missing.
@@ -259,7 +260,8 @@ def run_check(root: Path, guards: Sequence[Guard]) -> bool:
 
 
 def format_guard(guard: Guard, result: GuardResult) -> str:
-    """Format a result: ``ok    bytes.health_8_devices    376``; with the budget if the figure differs."""
+    """Format the result of a guard: ``ok    bytes.health_8_devices    376``; with the budget if the figure
+    differs."""
     budget = f"; budget {result.budget}" if result.budget and result.budget != result.value else ""
     text = f"{VERDICTS[result.met]:4}  {guard!s:36}  {result.value}{budget}"
     return textwrap.fill(text, WIDTH, subsequent_indent=" " * 8)

@@ -32,7 +32,7 @@ from agent.native.sampler import Sampler, SamplerOptions
 GROUPS: Final = 10
 PERIOD_NS: Final = NS // 100
 PASSES: Final = 600
-"""Passes of one minute at 10 Hz."""
+"""Number of passes of the C core in one minute at 10 Hz."""
 STALL_S: Final = 10.0
 EVALUATIONS: Final = 100
 COUNTS: Final = 5
@@ -145,7 +145,7 @@ class _IdleSource:
         return self._fd
 
     def clear(self) -> None:
-        """Do nothing: this source never wakes its reader."""
+        """Do nothing, since this source never wakes its reader."""
 
     def read(self) -> Snapshot:
         self.reads += 1

@@ -48,7 +48,7 @@ def fake_library() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class FakeNvml:
-    """One scenario of the fake NVML, for one process."""
+    """Scenario of the fake NVML for one process."""
 
     library: Path
     scenario: Path
@@ -56,7 +56,7 @@ class FakeNvml:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Environment of the process that loads the library."""
+        """Environment variables of the process that loads the fake NVML."""
         return {"FAKE_NVML": str(self.scenario)}
 
     @contextlib.contextmanager
@@ -86,7 +86,7 @@ class FakeNvmlControl:
         self._stream = connection.makefile("r")
 
     def send(self, command: str) -> int:
-        """Run a command. Returns the time just before it was sent (CLOCK_MONOTONIC, ns).
+        """Run a command of the fake NVML. Returns the time just before it was sent (CLOCK_MONOTONIC, ns).
 
         Raises:
             MeasurementError: The fake NVML refused the command.

@@ -26,7 +26,7 @@ DARK: Final = (
 GREY: Final = 1
 CHAR_PX: Final = 6.1  # slightly more than the mean width of a letter at 11 px
 LOG_FROM: Final = 8
-"""Ratio of the ends of an axis from which the axis is logarithmic."""
+"""Smallest ratio of the ends of an axis with which the axis is logarithmic."""
 DECADE_TICKS_FROM: Final = 100
 """Ratio of the ends of a logarithmic axis from which its ticks are powers of ten."""
 
@@ -96,30 +96,31 @@ def _round_step(minimum: float) -> float:
 
 
 def svg_text(x: float, y: float, content: str, *, anchor: str = "start", css_class: str = "") -> str:
-    """Return a text element; ``anchor`` (``start``, ``middle``, ``end``) is the part of the text at ``x``."""
+    """Return an SVG text element; ``anchor`` (``start``, ``middle``, ``end``) is the part of the text at
+    ``x``."""
     class_attribute = f' class="{css_class}"' if css_class else ""
     at = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text x="{x:.0f}" y="{y:.0f}"{at}{class_attribute}>{escape(content, quote=False)}</text>'
 
 
 def svg_line(x1: float, y1: float, x2: float, y2: float, css_class: str) -> str:
-    """Return a line element."""
+    """Return an SVG line element."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{css_class}"/>'
 
 
 def svg_circle(x: float, y: float, colour: int, radius: float = 2.5) -> str:
-    """Return a filled circle."""
+    """Return an SVG element of a filled circle."""
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="f{colour}"/>'
 
 
 def svg_path(points: Iterable[tuple[float, float]], colour: int) -> str:
-    """Return a path of straight lines through the points."""
+    """Return an SVG path of straight lines through the points."""
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     return f'<path d="M{path}" class="curve s{colour}"/>'
 
 
 def svg_step_path(points: Iterable[tuple[float, float]], colour: int) -> str:
-    """Return a step path: from each point right, then up to the next."""
+    """Return an SVG step path: from each point right, then up to the next."""
     (x, y), *rest = points
     path = f"M{x:.1f} {y:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in rest)
     return f'<path d="{path}" class="curve s{colour}"/>'
@@ -155,7 +156,7 @@ GOAL_TEXT_PX: Final = 40
 SWATCH_PX: Final = 14
 SHARES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 SAMPLES_MIN: Final = 10
-"""Smallest number of samples of each row of a drawn table."""
+"""Smallest number of samples of each result row in a drawn table."""
 POINTS_MAX: Final = 150
 """Maximum number of points of a distribution, evenly by rank and including the largest sample."""
 KEY_PX: Final = 260
@@ -167,7 +168,7 @@ PREFERRED_TICKS: Final = (1, 2, 0.5, 4, 0.25, 1.25, 0.8, 1.1, 0.9, 16, 1 / 16)
 """Preferred ticks of a comparison, most important first."""
 TICK_PX: Final = 45
 VERDICT_COLOURS: Final = {"less": 2, "more": 4, "": GREY}
-"""Colour by verdict."""
+"""Colour of a compared figure by its verdict."""
 LOWER_BOUND: Final = "lower bound"
 
 
@@ -259,7 +260,7 @@ def _curves(
 
 
 def _series(rows: Sequence[ResultRow], grows_with: str) -> dict[str, list[tuple[float, ResultRow]]]:
-    """Group rows into curves by their label without the value of the independent variable."""
+    """Group result rows into curves by their label without the value of the independent variable."""
     series: dict[str, list[tuple[float, ResultRow]]] = {}
     for row in rows:
         if row.x is not None:
@@ -298,7 +299,7 @@ def _axes(x: Axis, y: Axis, unit: Unit, y_ticks: Iterable[tuple[float, str]]) ->
 
 
 def _label(value: float, unit: Unit) -> str:
-    """Format the label of a tick."""
+    """Format the label of an axis tick."""
     size, name = unit_scale(value, unit)
     return f"{value / size:,g} {name}".rstrip() if value else "0"
 

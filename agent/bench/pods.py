@@ -1,4 +1,5 @@
-"""Files of a node with thousands of pods and claims: the kubelet's checkpoint and lists saved by kubectl.
+"""Files of a Kubernetes node with thousands of pods and claims: the kubelet's checkpoint and lists saved by
+kubectl.
 
 The files are consistent: each claim is allocated, reserved and prepared for one pod, which references it. So
 the agent reports neither conflicts nor risks for them.
@@ -18,7 +19,7 @@ NAMESPACE: Final = "bench"
 
 
 class NodeFiles(NamedTuple):
-    """Paths of the written files."""
+    """Paths of the written files of a Kubernetes node."""
 
     kubelet_dir: Path
     """Kubelet directory with the checkpoint and without sockets."""
@@ -27,7 +28,7 @@ class NodeFiles(NamedTuple):
 
 
 def write_node_files(directory: Path, pods: int, claims: int) -> NodeFiles:
-    """Write the checkpoint, ``pods.json`` and ``claims.json`` of a node.
+    """Write the checkpoint, ``pods.json`` and ``claims.json`` of a Kubernetes node.
 
     Args:
         directory: Existing directory; also the kubelet directory.

@@ -43,9 +43,9 @@ def start_agent(
     """Run ``python -m agent run`` within the block. Yields its PID.
 
     Args:
-        runtime_dir: Directory of its sockets, configuration and log.
+        runtime_dir: Directory of the agent's sockets, configuration and log.
         flags: Further flags, after all others.
-        config: Text of its TOML file, so that the configuration of the machine's own agent has no effect.
+        config: Text of the agent's TOML file; the configuration of the machine's own agent has no effect.
         environment: Further environment variables.
     """
     log, file = runtime_dir / "agent.log", runtime_dir / "config.toml"
@@ -88,7 +88,7 @@ def resident_bytes(pid: int) -> int:
 
 
 class Child:
-    """Process that reads lines and prints lines of JSON."""
+    """Child process that reads lines and prints lines of JSON."""
 
     def __init__(self, process: "subprocess.Popen[str]", errors: IO[str]) -> None:
         self._process = process
@@ -190,7 +190,7 @@ _MAIN: Final = "import sys; sys.argv[1:] = {}; from agent.cli.main import main; 
 
 
 class ProcessRun(NamedTuple):
-    """Duration, memory and output of one process."""
+    """Duration, memory and output of one ended process."""
 
     took_ns: int
     peak_rss: int

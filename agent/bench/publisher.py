@@ -47,7 +47,7 @@ class BareServer:
 
 
 def main(directory: Path, devices: int) -> None:
-    """Publish once per line until standard input ends."""
+    """Publish a report for each line on standard input, until it ends."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     latest = Latest[Report]()
     servers = Servers(latest, runtime_dir=directory, drivers=[DRIVER], version=VERSION)

@@ -1,4 +1,5 @@
-"""Conversion of figures to and from a pyperf benchmark suite, for ``pyperf compare_to`` and similar tools.
+"""Conversion of benchmark figures to and from a pyperf benchmark suite, for ``pyperf compare_to`` and similar
+tools.
 
 Format: https://pyperf.readthedocs.io/en/latest/api.html, version 1.0. pyperf has the units second, byte and
 integer; a percentage of a core becomes seconds of CPU per second. pyperf refuses zero, so counts of zero are
@@ -21,14 +22,14 @@ _UNITS_BY_NAME: Final[Mapping[str, Unit]] = {"second": "s", "byte": "B", "intege
 
 
 class Figure(NamedTuple):
-    """Unit and median of one row of a suite."""
+    """Unit and median of one result row of a suite."""
 
     unit: Unit
     median: float
 
 
 def suite(host: HostFacts, outcomes: Mapping[str, SuiteOutcome]) -> str:
-    """Encode all rows as one JSON document."""
+    """Encode all result rows of the suites as one pyperf JSON document."""
     rows = [row for outcome in outcomes.values() for table in outcome.tables for row in table.rows]
     metadata = {
         "cpu_model_name": host.cpu,
@@ -46,7 +47,7 @@ def suite(host: HostFacts, outcomes: Mapping[str, SuiteOutcome]) -> str:
 
 
 def read(document: str) -> dict[str, Figure]:
-    """Read the figures of a JSON document, by row key."""
+    """Return the figures of a pyperf JSON document by key of the result row."""
     return {
         benchmark["metadata"]["name"]: Figure(
             _UNITS_BY_NAME[benchmark["metadata"]["unit"]],

@@ -114,7 +114,7 @@ class ReportSection(NamedTuple):
     """Neighbouring tables of one suite with a common heading."""
 
     title: str
-    """Common heading; empty for a table without one."""
+    """Common heading; empty: the table has no section."""
     tables: tuple[Table, ...]
     common: tuple[str, ...]
     """Remarks that apply to all tables, printed once."""
@@ -315,7 +315,8 @@ def _remarks(table: Table) -> list[str]:
 
 
 def comparison(table: Table) -> str:
-    """Return ``core: 4.1x less than good Python, 5.2x less than psutil 7.2.2``; empty without a core row.
+    """Describe how the core compares with the alternatives: ``core: 4.1x less than good Python, 5.2x less
+    than psutil 7.2.2``; empty without a core row.
 
     The lower bound is left out, because it is no alternative.
     """

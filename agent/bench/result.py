@@ -27,7 +27,7 @@ class ResultRow:
     key: str
     """Stable key of suite, workload and contender: ``poll.pass.warm.core``."""
     label: str
-    """Name and description: ``psutil 7.2.2: CPU count and times, not these files``."""
+    """Name and description of the contender: ``psutil 7.2.2: CPU count and times, not these files``."""
     unit: Unit
     values: tuple[float, ...]
     """All samples, in ``unit``."""
@@ -46,7 +46,7 @@ class ResultRow:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of one workload."""
+    """Result rows of one workload."""
 
     title: str
     rows: tuple[ResultRow, ...]
@@ -57,11 +57,11 @@ class Table:
     section: str = ""
     """Heading shared with the neighbouring tables; empty without one."""
     grows_with: str = ""
-    """Meaning of the rows' ``x``: ``devices``; empty without curves."""
+    """Meaning of the rows' ``x``, such as ``devices``; empty: the table has no curves."""
 
     @property
     def full_title(self) -> str:
-        """Title with the section."""
+        """Title of the table with its section."""
         return f"{self.section}; {self.title}" if self.section else self.title
 
 
@@ -89,7 +89,7 @@ def short_labels(labels: Sequence[str]) -> list[str]:
 
 
 def row_from_samples(key: str, label: str, values: Sequence[float], unit: Unit) -> ResultRow:
-    """Return a row of independent samples."""
+    """Return a result row of independent samples."""
     return ResultRow(key, label, unit, tuple(values), interval(values), percentile(values, 0.99), max(values))
 
 
@@ -113,7 +113,7 @@ def _timed_row(key: str, label: str, timed: Timed, reference_timed: Timed | None
 def rows_from_race(
     prefix: str, labels: dict[str, str], race_result: Race, reference: str
 ) -> tuple[ResultRow, ...]:
-    """Return the rows of a race, with ratios to the contender ``reference``."""
+    """Return the result rows of a race, with ratios to the contender ``reference``."""
     reference_timed = race_result.timed[reference]
     return tuple(
         _timed_row(f"{prefix}.{key}", labels[key], timed, None if key == reference else reference_timed)
@@ -129,7 +129,8 @@ def seconds(latencies_ns: Sequence[int]) -> list[float]:
 def rows_from_latencies(
     key: str, labels: dict[str, str], latencies_ns: dict[str, Sequence[int]]
 ) -> tuple[ResultRow, ...]:
-    """Return rows of latencies of the same causes, with ratios to the lower bound (``floor``) by cause."""
+    """Return the result rows of latencies of the same causes, with ratios to the lower bound (``floor``) by
+    cause."""
     timed = {
         name: Timed(tuple((float(value),) for value in values), 1) for name, values in latencies_ns.items()
     }

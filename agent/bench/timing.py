@@ -28,7 +28,7 @@ class Contender:
     key: str
     """Stable key for budgets and JSON: ``core``."""
     label: str
-    """Printed name and description."""
+    """Printed name and description of the contender."""
     call: Callable[[], object]
 
 
@@ -44,11 +44,11 @@ class Timed:
 
     @property
     def samples(self) -> tuple[float, ...]:
-        """All samples in order."""
+        """All samples in the order of measurement."""
         return tuple(sample for block in self.blocks for sample in block)
 
     def medians(self) -> list[float]:
-        """The median of each round's block."""
+        """Median of each round's block."""
         return [statistics.median(block) for block in self.blocks]
 
 

@@ -33,10 +33,10 @@ class Tree:
     hierarchies: Mapping[str, Path]
     """Mount points of the hierarchies, by v1 controller; ``v2`` for the unified hierarchy."""
     groups: tuple[tuple[str, str], ...]
-    """Pod UID and container ID of each group; the container ID of a pod is empty."""
+    """Pod UID and container ID of each cgroup; the container ID of a pod is empty."""
 
     def path(self, hierarchy: str, uid: str, container: str) -> Path:
-        """Return the directory of a group in one of :attr:`hierarchies`."""
+        """Return the directory of a cgroup in one of :attr:`hierarchies`."""
         return self.hierarchies[hierarchy] / group_path(self.kubelet_root, uid, container)
 
 
@@ -46,7 +46,7 @@ def group_path(kubelet_root: str, uid: str, container: str) -> Path:
 
 
 def group_names(number: int, containers: int = 1) -> tuple[tuple[str, str], ...]:
-    """Return the UIDs and container IDs of ``number`` groups: pods with ``containers`` containers each."""
+    """Return the UIDs and container IDs of ``number`` cgroups: pods with ``containers`` containers each."""
     names: list[tuple[str, str]] = []
     for pod in range(-(-number // (containers + 1))):
         uid = f"{pod:08x}-beac-4000-8000-000000000000"
@@ -108,7 +108,7 @@ def _hierarchies() -> dict[str, Path]:
 
 
 def _make(mount: Path, group: Path, *, v2: bool) -> None:
-    """Make a group and its parents; in v2, enable the available controllers on the way."""
+    """Make a cgroup and its parents; in v2, enable the available controllers on the way."""
     path = mount
     for part in group.parts:
         if v2 and path != mount:
@@ -223,7 +223,7 @@ def write_machine(root: Path, controllers: int) -> None:
 
 
 def write_groups(root: Path, number: int) -> Tree:
-    """Write files that look like ``number`` groups of a cgroup v2 mount at ``root``."""
+    """Write files that look like ``number`` cgroups of a cgroup v2 mount at ``root``."""
     tree = Tree(root, "/", "files on tmpfs (looks like v2)", {"v2": root}, group_names(number))
     _write(root, {"cgroup.controllers": "cpu memory hugetlb\n"})
     for uid, container in tree.groups:

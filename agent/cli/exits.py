@@ -47,7 +47,7 @@ EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (DrahealthError, INTERNAL),
     (KeyboardInterrupt, 130),
 )
-"""Exit code of the first class that matches. Any other exception is a bug: INTERNAL, with its traceback."""
+"""Exit code by exception class; the first match counts. Others are bugs: INTERNAL with a traceback."""
 
 
 class UnreadablePath(NamedTuple):
@@ -59,5 +59,5 @@ class UnreadablePath(NamedTuple):
 
 
 def exit_of_severities(severities: Iterable[Severity]) -> int:
-    """Return the exit code of the worst severity; without any device that is unknown, never healthy."""
+    """Return the exit code of the worst severity; without severities the code of UNKNOWN."""
     return EXIT_OF_SEVERITY[max(severities, default=Severity.UNKNOWN)]

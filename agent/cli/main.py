@@ -58,13 +58,13 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def load_verb(name: str) -> Verb:
-    """Import and return one of :data:`VERBS`."""
+    """Import and return the verb `name`, one of :data:`VERBS`."""
     verb: Verb = import_module(f"agent.cli.{VERBS[name]}").VERB
     return verb
 
 
 def build_parser(names: Iterable[str] = VERBS) -> tuple[CommandParser, dict[str, CommandParser]]:
-    """Return the parser of the command, and the parsers of the verbs `names`."""
+    """Return the parser of ``drahealth``, and the parsers of the verbs `names` by verb."""
     parser = CommandParser(prog="drahealth", description=DESCRIPTION, allow_abbrev=False)
     parser.examples = EXAMPLES
     parser.add_argument("--version", action="version", version=f"drahealth {VERSION}")

@@ -59,7 +59,7 @@ def main(args: Namespace) -> int:
 
 
 def socket_help(config: Config, command: str, style: Style) -> str:
-    """Return the sockets, each with a command that follows it."""
+    """Return the agent's sockets as text, each with a command that prints the socket's reports."""
     from agent.serve.servers import socket_names
 
     sockets = [config.runtime_dir / name for name in socket_names(config.drivers)]

@@ -28,7 +28,7 @@ class Verb(NamedTuple):
 
 
 def add_settings(parser: ArgumentParser, *flags: str) -> None:
-    """Add ``--config`` and `flags`, which :data:`agent.config.config.SETTINGS` defines; without any, all."""
+    """Add ``--config`` and `flags` of :data:`agent.config.config.SETTINGS`; without `flags`, all."""
     group = parser.add_argument_group(
         "configuration", f"Each flag can also be set by a variable DRAHEALTH_<FLAG>, or in {DEFAULT_FILE}."
     )
@@ -52,14 +52,14 @@ def add_settings(parser: ArgumentParser, *flags: str) -> None:
 
 
 def add_config(parser: _ActionsContainer) -> None:
-    """Add ``--config``."""
+    """Add the flag ``--config`` to the parser."""
     parser.add_argument(
         "--config", metavar="FILE", help=f"configuration file (default: {DEFAULT_FILE}, if it exists)"
     )
 
 
 def add_output(parser: ArgumentParser) -> None:
-    """Add ``-o`` and ``--color``."""
+    """Add the flags ``-o`` and ``--color`` to the parser."""
     parser.add_argument(
         "-o", "--output", choices=("table", "json"), default="table", help="output format (default: table)"
     )
@@ -67,7 +67,7 @@ def add_output(parser: ArgumentParser) -> None:
 
 
 def add_colour(parser: ArgumentParser) -> None:
-    """Add ``--color``."""
+    """Add the flag ``--color`` to the parser."""
     parser.add_argument(
         "--color", choices=COLOURS, default="auto", help="use colours (default: auto, on a terminal only)"
     )

@@ -24,7 +24,7 @@ from agent.cli.verb import Verb, add_output, add_settings, agent_socket_of
 from agent.errors import AgentUnreachable
 
 ONCE_S: Final = 10.0
-"""Limit of ``--once`` for the first report [s]."""
+"""Longest time that ``--once`` waits for the first report [s]."""
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -1,8 +1,8 @@
 """Configuration: one frozen value, read strictly from flags, environment and one TOML file.
 
-Each row of ``SETTINGS`` names a setting's key in the file, its field, its limits and its flag, if any; the
+Each entry of ``SETTINGS`` names a setting's key in the file, its field, its limits and its flag, if any; the
 command line, the environment (``DRAHEALTH_`` and the flag's name) and the reference in docs/configuration.md
-follow from the rows. Flags win over the environment, the environment over the file, the file over the
+follow from the entries. Flags win over the environment, the environment over the file, the file over the
 defaults. An unknown key or a value out of range is an error: an agent with a misread configuration would
 report wrong health to the kubelet.
 
@@ -75,11 +75,13 @@ FOREIGN_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "DRAHEALTH_RUN_ARGS"})
 
 
 LEASE_MAX_S: Final = 86_399
-"""One day, less the second that is sometimes added to a lease so that two messages differ."""
+"""Longest lease [s]: one day, less the second that is sometimes added to a lease so that two messages
+differ."""
 WEEK_S: Final = 7 * 86_400
 YEAR_S: Final = 365 * 86_400
 GROUPS_MAX: Final = 16_384
-"""Many times what a node can run; more would exceed the systemd unit's memory limit."""
+"""Upper limit of watched cgroups: many times what a node can run; more would exceed the unit's memory
+limit."""
 GPUS_MAX: Final = 32
 """Largest number of GPUs that the native core watches."""
 
@@ -202,13 +204,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     node_name: str
-    """DRA pool of the node's own devices."""
+    """Name of the DRA pool with the machine's own devices."""
     period_ns: int = S
-    """Interval between two reads of the node's global files [ns]."""
+    """Interval between two reads of the kernel files that describe the whole machine [ns]."""
     sweep_ns: int = 10 * S
     """Interval between two reads of each cgroup's counters that send no notification [ns]."""
     resync_ns: int = 300 * S
-    """Interval between two reads of all files, those with notifications included [ns]."""
+    """Interval between two reads of all files, including files that send notifications [ns]."""
     group_max: int = 4096
     """Largest number of watched cgroups of pods and containers."""
     sysfs_root: Path = Path("/sys")
@@ -234,7 +236,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Debounce: changes within this time after the first are sent together [ns]."""
     kubelet_dir: Path = KUBELET_DIR
     pods_period_ns: int = 60 * S
-    """Interval at which all sources are asked which pods use which devices, even without a change [ns]."""
+    """Interval at which all sources are queried which pods use which devices, even without a change [ns]."""
     pods_audit_ns: int = 300 * S
     """Interval between two audits of the cgroups of pods with claims [ns]; 0: never."""
     expect_cpus: CpuSet | None = None
@@ -251,7 +253,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of correctable errors of a memory module or CPU within ``correctable_window_s``."""
     correctable_window_s: int = 86_400
     pressure_percent: int = 10
-    """Share of ``pressure_window_s`` in which all tasks waited, above which the node is stalled [%]."""
+    """Share of ``pressure_window_s`` in which all tasks waited, above which the machine is stalled [%]."""
     pressure_window_s: int = 60
     expect_gpus: int | None = None
     """Expected number of GPUs; None: the number when the agent starts."""
@@ -324,7 +326,7 @@ def load(
         flags: Values of the command line by flag, e.g. ``--period``.
         environ: The environment; an empty variable counts as unset.
         file: File given by the operator, which must exist; None: ``default_file``, which need not exist.
-        serves: Whether the caller serves sockets and needs a directory for them.
+        serves: Whether the caller serves sockets and needs a runtime directory for them.
 
     Raises:
         ConfigError: The text names the flag, variable or file and key, and what is wrong with the value.
@@ -383,7 +385,7 @@ def _default_runtime_dir(environ: Mapping[str, str]) -> Path:
 def _gather(
     flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None, default_file: Path
 ) -> dict[str, tuple[Any, str]]:
-    """Return the winning value of each given field, with its origin as text."""
+    """Return the value with the highest precedence for each field that is set, with its origin as text."""
     given: dict[str, tuple[Any, str]] = {}
 
     def take(setting: Setting, value: object, origin: str) -> None:

@@ -1,6 +1,7 @@
 """Readers and checks of single configuration values.
 
-Both raise ValueError or TypeError with the value and its limit, if any; agent.config.config adds the origin.
+Readers and checks raise ValueError or TypeError with the value and its limit, if any; agent.config.config
+adds the origin.
 """
 
 import os
@@ -26,7 +27,7 @@ ROOT_BYTES: Final = 200  # size of a root in the native core's options
 LIBRARY_BYTES: Final = 4000  # size of the library's name there
 XID_MAX: Final = 999  # NVML's code for an unknown XID; real codes are far below
 SWITCH_VALUES: Final = {"1": True, "true": True, "0": False, "false": False}
-"""Values that a switch's variable may have."""
+"""Values that the environment variable of a switch may have."""
 _LABELS: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 
 # --- readers: value in TOML, flag or variable to the field's value -----------------------------------------
@@ -89,7 +90,7 @@ def read_switch(value: object) -> bool:
 
 
 def read_library(value: object) -> str:
-    """Read a library: a bare name for the dynamic linker, or a path if it contains a slash."""
+    """Read the name of a library: a bare name for the dynamic linker, or a path if it contains a slash."""
     text = read_text(value)
     if not text or "\0" in text:
         raise ValueError(f"{text!r} is not a library")
@@ -105,7 +106,7 @@ def read_cgroup_root(value: object) -> str:
 
 
 def split_values(text: str) -> list[str]:
-    """Split a variable that holds several values, separated by commas or blanks."""
+    """Split the text of a variable that holds several values, separated by commas or blanks."""
     return re.split(r"[,\s]+", text.strip())
 
 
@@ -160,22 +161,22 @@ def _check_range(show: Callable[[Any], str], low: float, high: float, value: Any
 
 
 def duration_within(low_ns: int, high_ns: int) -> Callable[[Any], None]:
-    """Return a check of durations [ns]; both limits are allowed."""
+    """Return a function that raises ValueError for a duration outside the inclusive limits [ns]."""
     return partial(_check_range, format_duration, low_ns, high_ns)
 
 
 def seconds_within(low_s: float, high_s: float) -> Callable[[Any], None]:
-    """Return a check of durations [s]; both limits are allowed."""
+    """Return a function that raises ValueError for a duration outside the inclusive limits [s]."""
     return partial(_check_range, lambda s: format_duration(s * S), low_s, high_s)
 
 
 def number_within(low: int, high: int) -> Callable[[Any], None]:
-    """Return a check of plain numbers; both limits are allowed."""
+    """Return a function that raises ValueError for a number outside the inclusive limits."""
     return partial(_check_range, str, low, high)
 
 
 def unless_zero(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a check that also accepts 0, which means never."""
+    """Return a function like `check` that also accepts 0, which means never."""
     return lambda value: check(value) if value else None
 
 
@@ -209,7 +210,7 @@ def check_node_name(name: str) -> None:
 
 
 def check_root(path: Path | str) -> None:
-    """Check that a root fits into the native core's options."""
+    """Check that the path of a root (sysfs, procfs, cgroupfs) fits into the native core's options."""
     if (size := len(os.fsencode(path))) > ROOT_BYTES:
         raise ValueError(f"{str(path)!r} is {size} bytes, limit {ROOT_BYTES}")
 

@@ -1,4 +1,4 @@
-"""Checks of the lists: their bytes, names, texts, numbers and leases."""
+"""Conformance checks of the health lists: their bytes, names, texts, numbers and leases."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ LIST_LIMIT: Final = 4 << 20
 LIST_LARGE: Final = 1 << 20
 FUTURE_S: Final = 60
 MILLISECONDS: Final = 100_000_000_000
-"""Limit between seconds and milliseconds: in seconds the year 5138, in milliseconds 1973."""
+"""Value of last_updated_time from which it is taken as milliseconds: in seconds it is the year 5138."""
 SHORT_LEASE_S: Final = 2
 LONG_LEASE_S: Final = 86_400
 MARGIN_S: Final = 5
-"""Time to record beyond a lease [s]."""
+"""Time beyond a lease for which a check recommends to record [s]."""
 EXPIRING: Final = (1, 2)
-"""Healths that a lease ends, Healthy and Unhealthy; Unknown stays Unknown."""
+"""Health values that become Unknown when the lease ends: Healthy (1) and Unhealthy (2)."""
 
 _LABEL: Final = rb"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 LABEL: Final = re.compile(_LABEL)
 POOL: Final = re.compile(_LABEL + rb"(?:[./]" + _LABEL + rb")*")
-"""DNS subdomains with slashes between them."""
+"""Pattern of a valid pool name: DNS subdomains with slashes between them."""
 POOL_LIMIT: Final = 253
 
 
@@ -189,7 +189,7 @@ def _twice(item: HealthList) -> Iterator[CheckOutcome]:
 
 
 def _verdict(device: DeviceEntry) -> tuple[int, bytes, int]:
-    """Return the values that the kubelet compares."""
+    """Return the values of an entry that the kubelet compares to notice a change of the device."""
     return device.health, device.message, device.lease_s
 
 

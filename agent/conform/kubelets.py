@@ -1,4 +1,4 @@
-"""Checks of several kubelets at once: one that reconnects, one that leaves, one that stops reading."""
+"""Conformance checks with several kubelets at once: one reconnects, one leaves, one stops reading."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from agent.conform.verdicts import (
 
 SOON_S: Final = 1.0
 EFFECT_S: Final = 0.25
-"""Delay up to which an event counts as the effect of the event before [s]."""
+"""Longest delay at which an event counts as the effect of the event before it [s]."""
 UNUSUAL: Final = 2
-"""Factor above all other pauses from which a pause counts as unusual."""
+"""A pause between lists counts as unusual if it is longer than every other pause times this factor."""
 REGULAR: Final = 3
-"""Minimum number of other pauses for that comparison."""
+"""Minimum number of other pauses that are needed to call a pause unusual."""
 LONGER: Final = 3
-"""Factor of the session's duration to recommend where no list came meanwhile."""
+"""Factor by which a longer session is recommended if no list arrived while the reader was stopped."""
 REOPENED: Final = {"cancel": "after a cancel", "close": "on a new connection"}
 NOT_CONCURRENT: Final = "no two streams were open at a time: see health.unavailable"
 ENDED_BY_SERVER: Final = "the server ends streams: see health.ends and health.goaway"
@@ -64,7 +64,7 @@ def reconnect(session: SessionRecord) -> CheckOutcome:
 
 
 def _missing_devices(main: VersionRecord, stream: StreamRecord) -> tuple[set[RawDeviceKey], float]:
-    """Return the expected devices that a stream did not report, and the delay of the others [s].
+    """Return the expected devices that a stream did not report, and the delay of the reported ones [s].
 
     Expected are devices that the main streams had reported when the stream began, with leases that still ran
     when it ended.
@@ -112,7 +112,8 @@ def two_kubelets(session: SessionRecord) -> CheckOutcome:
 
 
 def _concurrent(version: VersionRecord, stream: StreamRecord | None) -> StreamRecord | None:
-    """Return the stream of a version that was open when `stream` was opened, and that received lists."""
+    """Return the stream of a version that was open when `stream` was opened and received lists; None: no such
+    stream."""
     if stream is None:
         return None
     return next(
@@ -126,7 +127,7 @@ def _concurrent(version: VersionRecord, stream: StreamRecord | None) -> StreamRe
 
 
 def _ended_each_other(session: SessionRecord, first: StreamRecord, leaver: StreamRecord) -> CheckOutcome:
-    """Return whether opening or closing a stream, the second or a reopened one, ended another."""
+    """Return the outcome for streams that ended because a second or reopened stream was opened or closed."""
     if first.ended and not first.goaway and not ended_by_us(first.ended):
         others = [leaver, *(reopening.stream for reopening in session.reopenings)]
         events = [
@@ -179,7 +180,8 @@ def stopped_reader(session: SessionRecord) -> CheckOutcome:
 
 
 def _delay(other: StreamRecord, stopped: StoppedReader) -> float | None:
-    """Return how long `other` received nothing until the reader resumed [s]; None: not unusually long."""
+    """Return how long `other` received no list until the stopped reader resumed [s]; None: not unusually
+    long."""
     before = [item.at_s for item in other.lists if item.at_s < stopped.resumed_s]
     after = [item.at_s for item in other.lists if item.at_s >= stopped.resumed_s]
     if not before or not after or after[0] - stopped.resumed_s > EFFECT_S:
@@ -196,7 +198,7 @@ def _lists_between(stream: StreamRecord, since_s: float, until_s: float) -> int:
 
 
 def _caught_up(stopped: StoppedReader, other: StreamRecord) -> CheckOutcome:
-    """Compare what the reader that resumed and the other stream know at the end."""
+    """Compare the last reports of the reader that resumed with those of the other stream."""
     end_s = min(other.closed_s, stopped.stream.closed_s)
     received = _lists_between(stopped.stream, stopped.resumed_s, end_s)
     by_other = _lists_between(other, stopped.resumed_s + PROPAGATION_S, end_s - PROPAGATION_S)

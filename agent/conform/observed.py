@@ -19,7 +19,7 @@ RawDeviceKey = tuple[bytes, bytes]
 
 
 class DeviceEntry(NamedTuple):
-    """Entry of a health list."""
+    """Entry of a health list: the reported health of one device."""
 
     has_identifier: bool
     """Whether the entry has a device identifier."""
@@ -37,47 +37,48 @@ class DeviceEntry(NamedTuple):
 
 
 class HealthList(NamedTuple):
-    """Message of a health stream."""
+    """Health list: one message of a health stream."""
 
     at_s: float
     size: int
-    """Size in bytes."""
+    """Size of the encoded message [bytes]."""
     devices: tuple[DeviceEntry, ...]
-    """Entries of the list; none if the list is broken."""
+    """Entries of the list; empty if the list cannot be decoded."""
     broken: str = ""
-    """Reason why the bytes are not such a message."""
+    """Reason why the list cannot be decoded; empty: it is a valid message."""
     cut: bool = False
     """Whether the list has more entries than were read."""
 
 
 class StreamEnd(NamedTuple):
-    """End of a stream."""
+    """End of a health stream: time, status and reason."""
 
     at_s: float
     status: str
     """Name of the gRPC status; empty: none was received, as after a lost connection."""
     text: str
     too_large: int = 0
-    """Size of a message above the kubelet's limit, because of which our side ended the stream [bytes]."""
+    """Size of a message above the kubelet's limit, because of which our side ended the stream [bytes]; 0:
+    none."""
     flooded: bool = False
     """Whether our side ended the stream because the server sent more than is recorded."""
 
 
 class StreamRecord(NamedTuple):
-    """Health stream."""
+    """Record of one health stream."""
 
     opened_s: float
     lists: tuple[HealthList, ...]
     ended: StreamEnd | None
     """End of the stream by the server; None: it was open until our side closed it."""
     closed_s: float
-    """Time at which our side closed the stream, or at which it ended."""
+    """Time at which our side closed the stream, or at which the server ended it."""
     goaway: str = ""
     """Code and text of the server's GOAWAY on the connection; empty: none."""
 
 
 class VersionRecord(NamedTuple):
-    """Streams of one version of the service; after each end the next is opened 5 s later."""
+    """Streams of one version of the health API; the next is opened 5 s after the end of the one before."""
 
     version: str
     streams: tuple[StreamRecord, ...]
@@ -92,12 +93,12 @@ class VersionRecord(NamedTuple):
 
     @property
     def has_lists(self) -> bool:
-        """Whether any list was received."""
+        """Whether any list was received on a stream of this version."""
         return any(stream.lists for stream in self.streams)
 
 
 class StoppedReader(NamedTuple):
-    """Stream of a reader that stops reading and resumes."""
+    """Stream of a simulated kubelet that stops reading and resumes."""
 
     stream: StreamRecord
     stopped_s: float
@@ -105,20 +106,21 @@ class StoppedReader(NamedTuple):
 
 
 class Reopening(NamedTuple):
-    """Stream that was opened after another was closed."""
+    """Record of a stream that was opened after another stream was closed."""
 
     after: str
-    """Way the other was closed: ``cancel``, on the same connection; ``close``, with its connection."""
+    """Way in which the stream before was closed: ``cancel`` (its connection stays) or ``close`` (with its
+    connection)."""
     stream: StreamRecord
 
 
 class UnaryResult(NamedTuple):
-    """Result of a unary call."""
+    """Result of a unary call: status and duration."""
 
     method: str
     took_s: float
     status: str
-    """Name of the gRPC status, as in :class:`StreamEnd`."""
+    """Name of the gRPC status; empty: none was received."""
     text: str = ""
 
     @property
@@ -155,9 +157,9 @@ class PluginEndpoint(NamedTuple):
     """Length of the path in bytes."""
     absolute: bool
     inside: bool
-    """Whether the path is in the kubelet's directory, after both were cleaned."""
+    """Whether the path is below the kubelet's directory, after both paths were cleaned."""
     error: str
-    """Reason why a connection fails; empty: it succeeds."""
+    """Reason why a connection to the endpoint fails; empty: the connection succeeds."""
 
 
 class RefusalRecord(NamedTuple):
@@ -206,17 +208,18 @@ class SessionRecord(NamedTuple):
     unknown: tuple[UnaryResult, ...] = ()
     """Results of calls to methods that do not exist."""
     directory: RegistryRecord | None = None
-    """Registration; None: not part of the session."""
+    """Record of the registration; None: registration was not tested."""
 
     def version(self, version: str) -> VersionRecord:
-        """Return the record of a version; a record without streams if there is none."""
+        """Return the record of a version of the health API; without streams if the version was not
+        recorded."""
         return next(
             (record for record in self.versions if record.version == version), VersionRecord(version, ())
         )
 
     @property
     def main(self) -> VersionRecord:
-        """Version that kubelet 1.37 uses: v1, unless only v1alpha1 sent lists."""
+        """Record of the version that kubelet 1.37 uses: v1, unless only v1alpha1 sent lists."""
         first, second = self.version(V1), self.version(V1ALPHA1)
         return second if second.has_lists and not first.has_lists else first
 
@@ -229,5 +232,5 @@ class SessionRecord(NamedTuple):
 
     @property
     def other(self) -> VersionRecord:
-        """Version that is not the main one."""
+        """Record of the version that kubelet 1.37 does not use."""
         return self.version(V1 if self.main.version == V1ALPHA1 else V1ALPHA1)

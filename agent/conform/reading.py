@@ -16,9 +16,10 @@ from agent.conform.observed import DeviceEntry, HealthList
 from agent.model.wire import FIXED, LAST_FIELD, LENGTH, VARINT, varint
 
 DEVICES_LIMIT: Final = 16_384
-"""Maximum of entries that are read of a list: a hundred times a node's largest pools."""
+"""Maximum number of entries that are read of a list: a hundred times the largest pools of a Kubernetes
+node."""
 FIELDS_LIMIT: Final = 16 * DEVICES_LIMIT
-"""Maximum of fields that are read of a list and its entries: twice what that many devices need."""
+"""Maximum number of fields that are read of a list and its entries: twice what that many devices need."""
 
 DEVICES: Final = 1
 IDENTIFIER, HEALTH, UPDATED, LEASE, MESSAGE = 1, 2, 3, 4, 5
@@ -30,11 +31,11 @@ _IDENTIFIER: Final = {POOL: LENGTH, NAME: LENGTH}
 
 
 class _Cut(Exception):
-    """The list has more entries or fields than are read."""
+    """The list has more entries or fields than the reader accepts."""
 
 
 def read_list(data: bytes, at_s: float, known: dict[bytes, DeviceEntry]) -> HealthList:
-    """Read a health list.
+    """Decode a health list.
 
     Args:
         data: Encoded message.
@@ -60,7 +61,8 @@ def read_list(data: bytes, at_s: float, known: dict[bytes, DeviceEntry]) -> Heal
 
 
 def _device(data: bytes, where: str, fields: Iterator[int]) -> DeviceEntry:
-    """Read an entry. Of repeated fields the last counts, as in protobuf; identifiers are merged."""
+    """Decode an entry of a health list. Of repeated fields the last counts, as in protobuf; identifiers are
+    merged."""
     values: dict[int, int | bytes] = {}
     identifier: dict[int, int | bytes] = {}
     for number, value in _fields(data, _DEVICE, where, fields):
@@ -120,7 +122,7 @@ def _bytes(value: int | bytes) -> bytes:
 
 
 def _signed(value: int | bytes, bits: int) -> int:
-    """Return the signed number of the low bits, as protobuf does."""
+    """Return the low `bits` bits of a varint as a signed number, as protobuf does."""
     assert isinstance(value, int)
     low = value & ((1 << bits) - 1)
     return low - (1 << bits) if low >> (bits - 1) else low

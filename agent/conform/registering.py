@@ -1,4 +1,4 @@
-"""Checks of registration: what the kubelet's plugin watcher finds, requests and reports."""
+"""Conformance checks of registration: what the kubelet's plugin watcher finds, requests and reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLUGIN_TYPE: Final = "DRAPlugin"
 PLUGIN_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 """DRA plugin services that kubelets know, the newest first."""
 HEALTH_SERVICES: Final = {V1: "v1.DRAResourceHealth", V1ALPHA1: "v1alpha1.DRAResourceHealth"}
-"""Health services by version, in the order of the kubelet's preference."""
+"""Name of the health service by version; the version that the kubelet prefers is first."""
 KNOWN: Final = (*PLUGIN_SERVICES, *HEALTH_SERVICES.values())
 GET_INFO_S: Final = 1.0
 SLOW_S: Final = 0.5
@@ -120,7 +120,7 @@ def get_info(session: SessionRecord) -> CheckOutcome:
 
 
 def _describe_call(answer: UnaryResult) -> str:
-    """Describe a failed call."""
+    """Return a text about a failed call for an observation."""
     return f"{describe_status(answer.status, answer.text)}, after {seconds(answer.took_s)}"
 
 

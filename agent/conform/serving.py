@@ -1,4 +1,5 @@
-"""Checks of the health service: its versions, the delay of its lists, and the end of its streams."""
+"""Conformance checks of the health service: its versions, the delay of its lists, and the end of its
+streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries over the recorded streams that several checks share."""
+"""Queries over the recorded health streams that several conformance checks share."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from agent.conform.verdicts import CheckOutcome, escape_bytes, failed, warned, w
 DEFAULT_LEASE_S: Final = 30
 """Lease that the kubelet gives a device whose lease is 0 or negative [s]."""
 OVERFLOW_S: Final = 9_223_372_036
-"""Longest lease that the kubelet's nanoseconds hold [s]."""
+"""Longest lease that fits into the kubelet's 64-bit nanoseconds [s]."""
 PROPAGATION_S: Final = 1.0
-"""Time that a change may take to reach every stream [s]."""
+"""Time that a driver may take to send a change on every stream [s]."""
 
 NAMES_LIMIT: Final = 60
 """Length at which a pool and a name are cut for display [characters]."""
@@ -37,14 +37,15 @@ def name_of(key: RawDeviceKey) -> str:
 
 
 def lease_of(device: DeviceEntry) -> float:
-    """Return how long the kubelet believes an entry [s]; a lease that overflows has ended at once."""
+    """Return the lease that the kubelet gives an entry [s]; a lease that overflows is over at once."""
     if device.lease_s > OVERFLOW_S:
         return 0.0
     return device.lease_s if device.lease_s > 0 else DEFAULT_LEASE_S
 
 
 def reports_by_device(stream: StreamRecord) -> dict[RawDeviceKey, list[TimedEntry]]:
-    """Return the reports on each device in order; of several entries in one list the last counts."""
+    """Return the reports on each device in the order of receipt; of several entries in one list the last
+    counts."""
     found: dict[RawDeviceKey, list[TimedEntry]] = {}
     for item in stream.lists:
         for key, device in {device.key: device for device in item.devices}.items():
@@ -65,7 +66,7 @@ def distinct_entries(stream: StreamRecord) -> Iterator[DeviceEntry]:
 
 
 def known_at(streams: Iterable[StreamRecord], at_s: float) -> dict[RawDeviceKey, TimedEntry]:
-    """Return the last report on each device up to a time."""
+    """Return the last report of the streams on each device up to a time."""
     known: dict[RawDeviceKey, TimedEntry] = {}
     for stream in streams:
         for item in stream.lists:
@@ -80,7 +81,7 @@ def list_count(version: VersionRecord) -> int:
 
 
 def ended_by_us(end: StreamEnd) -> bool:
-    """Return whether our side ended the stream."""
+    """Return whether our side, not the server, ended the stream."""
     return bool(end.too_large or end.flooded)
 
 
@@ -89,7 +90,8 @@ def evaluate_streams(
     evaluate: Callable[[StreamRecord], Iterable[CheckOutcome]],
     otherwise: CheckOutcome,
 ) -> CheckOutcome:
-    """Evaluate the streams of the version that kubelet 1.37 uses; without findings, those of the other."""
+    """Evaluate the streams of the version that kubelet 1.37 uses; if they have no findings, evaluate those of
+    the other version."""
     found = [outcome for stream in session.main.streams if stream.lists for outcome in evaluate(stream)]
     if found:
         return worst(found, otherwise)
@@ -135,7 +137,7 @@ def differences(
 
 
 def changed_since(streams: Iterable[StreamRecord], since_s: float, at_s: float) -> set[RawDeviceKey]:
-    """Return the devices whose verdict changed after `since_s`, up to `at_s`.
+    """Return the devices whose health or message changed after `since_s`, up to `at_s`.
 
     The first list of a stream is not a change.
     """

@@ -1,4 +1,4 @@
-"""Table of the checks: code, property of a good driver, effect on the kubelet, advice.
+"""Table of the conformance checks: code, property of a good driver, effect on the kubelet, advice.
 
 Numbers such as 1.36 are releases of the kubelet; a text without a release applies to 1.34 to 1.37.
 """
@@ -16,41 +16,41 @@ from agent.conform.verdicts import CheckOutcome, CheckVerdict, not_run
 
 
 def need_socket(session: SessionRecord) -> str:
-    """Return why no service socket is known; empty: one is known."""
+    """Return the reason why no service socket is known; empty: the socket is known."""
     return "" if session.socket else "no service socket is known: see registration.get_info"
 
 
 def need_connection(session: SessionRecord) -> str:
-    """Return why the service socket accepted no connection; empty: it accepted one."""
+    """Return the reason why the service socket accepted no connection; empty: a connection succeeded."""
     return need_socket(session) or ("" if session.versions else "the service socket takes no connection")
 
 
 def need_list(session: SessionRecord) -> str:
-    """Return why no health list of any version was received; empty: one was."""
+    """Return the reason why no health list of any version was received; empty: a list was received."""
     return need_connection(session) or ("" if session.main.has_lists else "no list was received")
 
 
 def need_both_versions(session: SessionRecord) -> str:
-    """Return which versions sent no health list; empty: both did."""
+    """Return a text that names the versions that sent no health list; empty: both versions sent lists."""
     silent = [version for version in (V1, V1ALPHA1) if not session.version(version).has_lists]
     missing = f"no list was received of {' and '.join(silent)}" if silent else ""
     return need_connection(session) or missing
 
 
 def need_directory(session: SessionRecord) -> str:
-    """Return why no directory of registration sockets was searched; empty: one was."""
+    """Return the reason why no directory of registration sockets was searched; empty: it was searched."""
     return "" if session.directory else "registration is tested with --plugin-dir only"
 
 
 def need_info(session: SessionRecord) -> str:
-    """Return why no driver answered GetInfo; empty: one did."""
+    """Return the reason why no driver answered GetInfo; empty: a driver answered."""
     if session.directory and any(record.file.info for record in session.directory.registrations):
         return ""
     return need_directory(session) or "no socket has answered GetInfo"
 
 
 def need_info_and_connection(session: SessionRecord) -> str:
-    """Return why GetInfo or the connection to the service socket failed; empty: both succeeded."""
+    """Return the reason why GetInfo or the connection to the service socket failed; empty: both succeeded."""
     return need_info(session) or need_connection(session)
 
 
@@ -58,7 +58,7 @@ def need_info_and_connection(session: SessionRecord) -> str:
 
 
 class ConformCheck(NamedTuple):
-    """Check of the table."""
+    """Conformance check of the table."""
 
     code: str
     title: str
@@ -68,16 +68,16 @@ class ConformCheck(NamedTuple):
     advice: str
     evaluate: Callable[[SessionRecord], CheckOutcome]
     find_missing: Callable[[SessionRecord], str]
-    """Returns what is missing to evaluate the check; empty: nothing."""
+    """Returns the reason why the record does not suffice to evaluate the check; empty: it suffices."""
 
     @property
     def method(self) -> str:
-        """Description of how it is checked, from the docstring of `evaluate`."""
+        """Description of how the property is checked, from the docstring of `evaluate`."""
         return " ".join((self.evaluate.__doc__ or "").split())
 
 
 class CheckResult(NamedTuple):
-    """Check with its verdict and observation."""
+    """Conformance check with its verdict and observation."""
 
     check: ConformCheck
     verdict: CheckVerdict
@@ -85,7 +85,7 @@ class CheckResult(NamedTuple):
 
 
 def run_checks(session: SessionRecord) -> tuple[CheckResult, ...]:
-    """Return one result for each check, in the order of the table."""
+    """Return one result for each conformance check, in the order of the table."""
     results = []
     for check in CHECKS:
         missing = check.find_missing(session)
@@ -437,4 +437,4 @@ CHECKS: Final = (
         need_info,
     ),
 )
-"""All checks, in the order in which a kubelet depends on them."""
+"""All conformance checks, in the order in which a kubelet depends on them."""

@@ -1,4 +1,4 @@
-"""Outcome of a check, a verdict with its observation, and how several outcomes are combined and worded."""
+"""Outcome of a conformance check, and functions that combine outcomes and format observations."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 SHOWN: Final = 3
-"""Number of culprits that an observation names; the others are counted."""
+"""Number of devices or other items that an observation names; the others are only counted."""
 NAME_LIMIT: Final = 80
 TEXT_LIMIT: Final = 200
 
 
 class CheckVerdict(StrEnum):
-    """Verdict of a check; the worse the later."""
+    """Verdict of a conformance check, from the best to the worst."""
 
     PASS = "pass"
     NOT_RUN = "not run"
@@ -26,11 +26,11 @@ RANK: Final = {verdict: rank for rank, verdict in enumerate(CheckVerdict)}
 
 
 class CheckOutcome(NamedTuple):
-    """Verdict and observation of a check."""
+    """Verdict and observation of a conformance check."""
 
     verdict: CheckVerdict
     observation: str
-    """Observation with its numbers; if the check was not run, the reason."""
+    """Observation with its numbers; for a check that was not run, the reason."""
 
 
 def passed(observation: str) -> CheckOutcome:
@@ -80,7 +80,7 @@ def escape_bytes(data: bytes, limit: int = NAME_LIMIT) -> str:
 
 
 def describe_status(status: str, text: str) -> str:
-    """Return a gRPC status with its text; without a status, the text alone."""
+    """Return a gRPC status with its text; with an empty status, the text alone."""
     return shorten(f"{status or 'no status'}: {text}" if text else status or "no status", TEXT_LIMIT)
 
 

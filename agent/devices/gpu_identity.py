@@ -1,4 +1,4 @@
-"""Stable numbers of GPUs, over restarts, driver reloads and lost neighbours.
+"""Numbers of GPUs, stable over restarts, driver reloads and the loss of other GPUs.
 
 NVML numbers GPUs by PCI address at each initialisation: if one GPU is lost, those behind it move up. A claim
 for ``gpu-3`` means one piece of hardware, so a number stays with a UUID, and a lost GPU keeps its number
@@ -15,7 +15,7 @@ from agent.model.gpu import GpuSample
 def assign_indices(
     known: Iterable[KnownGpu], samples: Sequence[GpuSample], expect: int | None, bus: Sequence[str] = ()
 ) -> tuple[KnownGpu, ...]:
-    """Return the GPUs of this node by number, including missing ones.
+    """Return the GPUs of this machine with their stable numbers, including missing GPUs.
 
     Args:
         known: GPUs with their previous numbers.
@@ -61,7 +61,8 @@ def replaced(before: Iterable[KnownGpu], now: Iterable[KnownGpu]) -> frozenset[i
 
 
 def _match(registry: dict[int, KnownGpu], samples: Iterable[GpuSample]) -> dict[int, int]:
-    """Map sample index to number, for samples of GPUs known by UUID, or by address only."""
+    """Map the index of each sample to the number of its GPU, for GPUs known by UUID or only by PCI
+    address."""
     by_uuid = {gpu.uuid: number for number, gpu in registry.items() if gpu.uuid}
     by_bus = {gpu.bus: number for number, gpu in registry.items() if gpu.bus}
     found: dict[int, int] = {}
@@ -81,8 +82,8 @@ def _new_number(
 ) -> int:
     """Return the number of a GPU that was not seen before.
 
-    In the slot of a missing GPU it is a replacement. Elsewhere it is an additional GPU, unless no known GPU
-    is present: then all GPUs were replaced.
+    A GPU in the slot of a missing GPU is its replacement. Elsewhere it is an additional GPU, unless no known
+    GPU is present: then all GPUs were replaced.
     """
     for number in absent:
         if registry[number].bus and registry[number].bus == sample.bus:

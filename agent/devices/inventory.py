@@ -59,7 +59,7 @@ class Device(NamedTuple):
     name: str
     kind: Kind
     node: int
-    """NUMA node; 0 on a machine without NUMA."""
+    """NUMA node of the device; 0 on a machine without NUMA."""
     size_kib: int = 0
     """Hugepage size [KiB]; 0 for other kinds."""
     gpu: int = 0
@@ -71,16 +71,17 @@ class Device(NamedTuple):
     driver: str = ""
     """Driver that declared the device; empty: a host device."""
     pool: str = ""
-    """Pool of a declared device; host devices are in the node's pool."""
+    """Pool of a declared device; host devices are in the Kubernetes node's pool."""
 
     @property
     def subject(self) -> str:
-        """Key of the device in the engine's state; host device names have no slash."""
+        """Key of the device in the engine's state: its name, or for a declared device driver, pool and
+        name."""
         return f"{self.driver}/{self.pool}/{self.name}" if self.driver else self.name
 
     def sort_key(self) -> tuple[object, ...]:
-        """Return a sort key: CPUs, GPUs with their instances, memory, pools by size; ``node10`` after
-        ``node9``."""
+        """Sort key of the device: CPUs, GPUs with their MIG instances, memory, hugepage pools by size;
+        ``node10`` after ``node9``."""
         owner = (self.driver, self.pool)
         if self.driver:
             return (*owner, _ORDER[self.kind], natural_key(self.name))
@@ -137,20 +138,20 @@ _KINDS: Final[Mapping[type, Kind]] = {
 
 
 def declared_device(declared: Declared) -> Device:
-    """Return the device of a driver's declaration."""
+    """Return the device that a driver has declared."""
     what = declared.part
     size_kib = what.size_kib if isinstance(what, DeclaredHugepages) else 0
     return Device(declared.name, _KINDS[type(what)], 0, size_kib, driver=declared.driver, pool=declared.pool)
 
 
 def parse_pool_name(name: str) -> Device | None:
-    """Return the device with the name of a hugepage pool; None: not such a name."""
+    """Return the device with the name of a hugepage pool; None: the name is of another form."""
     device = _parse_pool(name)
     return device if device and device.name == name else None
 
 
 def canonical_pool_name(name: str) -> str | None:
-    """Return the canonical name of a hugepage pool, ``2mi`` for ``2048ki``; None: not a pool."""
+    """Return the canonical name of a hugepage pool, ``2mi`` for ``2048ki``; None: not the name of a pool."""
     device = _parse_pool(name)
     return device.name if device else None
 
@@ -163,7 +164,7 @@ def _parse_pool(name: str) -> Device | None:
 
 
 def device_pools(snapshot: Snapshot) -> Mapping[Device, PoolSample]:
-    """Return the pool of each hugepage device. Without NUMA the machine-wide pools belong to node 0."""
+    """Return the pool of each hugepage device. Without NUMA the machine-wide pools belong to NUMA node 0."""
     return _by_device(snapshot.pools)
 
 
@@ -176,7 +177,7 @@ def _by_device(pools: tuple[PoolSample, ...]) -> Mapping[Device, PoolSample]:
 def devices_expected(cpus: CpuSet | None, pools: Mapping[str, int]) -> tuple[Device, ...]:
     """Return the devices that the configuration expects, independent of the machine.
 
-    Expected CPUs belong to NUMA node 0, since the configuration does not name nodes.
+    Expected CPUs belong to NUMA node 0, since the configuration names no NUMA nodes.
     """
     found = [device for name in pools if (device := parse_pool_name(name)) is not None]
     return tuple(sorted([cpu_device(0), *found] if cpus else found, key=Device.sort_key))
@@ -185,7 +186,7 @@ def devices_expected(cpus: CpuSet | None, pools: Mapping[str, int]) -> tuple[Dev
 def devices_of(
     snapshot: Snapshot, known: Iterable[Device], expected: Mapping[str, int]
 ) -> tuple[Device, ...]:
-    """Return the known devices, those of the snapshot, and the pools that the configuration expects."""
+    """Return the known devices, the devices of the snapshot, and the pools that the configuration expects."""
     before = tuple(known)
     found = set(before)
     # a NUMA node with memory only has no CPU device; one whose CPUs are unreadable has

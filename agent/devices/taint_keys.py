@@ -24,10 +24,10 @@ _NUMBERED: Final = (
     (re.compile(r"gpu\.xid\.([0-9]{1,9})"), "xid"),
     (re.compile(r"gpu\.fabric\.sxid\.([0-9]{1,9})"), "sxid"),  # SXid numbers are not XIDs
 )
-"""Codes whose number becomes the taint's value."""
+"""Patterns of cause codes whose number becomes the taint's value, each with the taint's name."""
 _NAMED: Final = {"gpu.lost": "gpu-lost"}
 RESERVED: Final = frozenset({UNMONITORED, MORE, *_NAMED.values(), *(name for _, name in _NUMBERED)})
-"""Names with a fixed meaning; a code that equals one gets another name."""
+"""Names of taints with a fixed meaning; a code that equals such a name gets another name."""
 
 
 class TaintId(NamedTuple):
@@ -53,7 +53,8 @@ def check_domain(domain: str, key: str) -> None:
     """Check that a domain is valid in a label name.
 
     Raises:
-        ConfigError: The domain is not a DNS subdomain of at most 253 characters; names the configuration key.
+        ConfigError: The domain is not a DNS subdomain of at most 253 characters; the message names the
+        configuration key.
     """
     if len(domain) > DOMAIN_CHARS:
         raise ConfigError(f"{domain!r} is {len(domain)} characters, limit {DOMAIN_CHARS}", key=key)

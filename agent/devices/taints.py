@@ -46,11 +46,11 @@ class TaintPolicy:
     quiet_s: float = 60
     """Time for which a cause must be gone before its taint is removed [s]."""
     domain: str = ""
-    """Domain of the keys; empty: the driver's name."""
+    """Domain of the taint keys; empty: the driver's name."""
     report_unknown: bool = True
     """Whether devices that are Unknown for a minute get the taint ``unmonitored`` with effect ``None``."""
     inform: bool = True
-    """Whether taints of effect ``None`` are published, for degraded and unmonitored devices. API servers
+    """Whether taints of effect ``None``, for degraded and unmonitored devices, are published. API servers
     before 1.35 refuse a ResourceSlice with such a taint."""
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class PublishedTaint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaintState:
-    """Published taints with the state that the next decision needs."""
+    """Published taints of a driver, with the state that the next decision needs."""
 
     taints: Taints = field(default_factory=Taints)
     published: Mapping[DeviceRef, tuple[PublishedTaint, ...]] = field(default_factory=dict)
@@ -97,7 +97,8 @@ class TaintState:
     unknown_ns: Mapping[DeviceRef, int] = field(default_factory=dict)
     """Monotonic time since which each Unknown device is Unknown [ns]."""
     due_ns: int | None = None
-    """Monotonic time of the next decision without a new report [ns]; None: none is due."""
+    """Monotonic time at which the next decision is due even without a new report [ns]; None: only with a new
+    report."""
 
     @property
     def kept(self) -> Taints:
@@ -109,7 +110,7 @@ def restore_taints(kept: Taints, driver: str, policy: TaintPolicy) -> TaintState
     """Restore the state from stored taints, without those that the policy never publishes.
 
     Raises:
-        ConfigError: See :func:`domain_of`.
+        ConfigError: The domain of the taint keys is invalid, see :func:`domain_of`.
     """
     domain = domain_of(driver, policy)
     held = {}
@@ -128,12 +129,12 @@ def decide_taints(
     Args:
         past: Result of the last call or of :func:`restore_taints`.
         report: The newest report; one that is still starting changes nothing.
-        driver: Driver whose declared devices are decided; host devices if it declares none.
+        driver: Driver whose devices get taints: its declared devices, or the host devices if it has none.
         policy: The policy, the same in every call.
         now: Time of the decision; durations use the monotonic clock.
 
     Raises:
-        ConfigError: See :func:`domain_of`.
+        ConfigError: The domain of the taint keys is invalid, see :func:`domain_of`.
     """
     context = _Decision(domain_of(driver, policy), policy, now)
     if report.starting:
@@ -168,7 +169,7 @@ def domain_of(driver: str, policy: TaintPolicy) -> str:
 
 
 class _Decision(NamedTuple):
-    """Values that all devices share in one decision."""
+    """Inputs of one decision on taints that are the same for all devices."""
 
     domain: str
     policy: TaintPolicy
@@ -183,7 +184,7 @@ class _Decision(NamedTuple):
 
 
 def devices_of(report: Report, driver: str) -> Iterator[DeviceHealth]:
-    """Yield the devices on a driver's health stream, without those that it no longer declares."""
+    """Yield the devices on a driver's health stream, without devices that the driver no longer declares."""
     owner = driver if driver in report.declaring else ""
     for device in report.devices:
         if device.driver == owner and all(cause.code != GONE for cause in device.causes):
@@ -191,7 +192,7 @@ def devices_of(report: Report, driver: str) -> Iterator[DeviceHealth]:
 
 
 def _required(causes: Iterable[Cause], unknown_ns: int | None, context: _Decision) -> dict[TaintId, Effect]:
-    """Return the required effects; the strongest one if several causes share a taint."""
+    """Return the required effect of each taint of a device; the strongest if several causes share a taint."""
     required: dict[TaintId, Effect] = {}
     for cause in causes:
         effect = _effect_of(cause, context.policy)
@@ -246,8 +247,10 @@ def _step_all(
 
 
 def _step(one: PublishedTaint, called: Effect | None, context: _Decision) -> PublishedTaint | None:
-    """Return the next state of a taint: it is strengthened at once, weakened or removed after the quiet
-    time."""
+    """Return the next state of a taint; None: the taint is removed.
+
+    A stronger effect applies at once, a weaker effect or the removal after the quiet time.
+    """
     effect = one.taint.effect
     if called is effect:
         return PublishedTaint(one.taint)
@@ -263,7 +266,7 @@ def _begin(identity: TaintId, effect: Effect, now: Instant) -> PublishedTaint:
 
 
 def _published(held: Sequence[PublishedTaint], domain: str) -> tuple[Taint, ...]:
-    """Return at most sixteen taints; with ``more-causes``, fifteen others."""
+    """Return the taints to publish: at most sixteen, or fifteen and ``more-causes``."""
     more = [one.taint for one in held if one.identity == TaintId(f"{domain}/{MORE}")]
     causes = [one.taint for one in held if one.taint not in more]
     return (*causes[: TAINTS_MAX - len(more)], *more)

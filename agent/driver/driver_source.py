@@ -20,7 +20,7 @@ from agent.model.snapshot import CpuSample, Snapshot
 _UNREAD_CPUS: Final = CpuSample(NEVER_READ, NEVER_READ, NEVER_READ)
 
 CheckKey = tuple[str, str]
-"""Subject of a device and name of a check."""
+"""Name of a device in reports, and name of a health check of the driver."""
 
 
 class EmptySource:
@@ -51,7 +51,7 @@ class EmptySource:
 class DriverSource:
     """The host's snapshots with the reports of drivers.
 
-    Every report replaces the one before it. Reports before :meth:`open` are read after it; after
+    Every report of a driver replaces its report before. Reports before :meth:`open` are read after it; after
     :meth:`close` a report wakes no loop.
     """
 
@@ -75,7 +75,7 @@ class DriverSource:
 
         Args:
             host: Source whose descriptor is an eventfd; it stays open at :meth:`close`.
-            on_declared: Called with all declared devices, for a host that must look for them.
+            on_declared: Called with all declared devices, for a host that must find their hardware.
         """
         with self._lock:
             self._host, self._on_declared = host, on_declared
@@ -90,7 +90,7 @@ class DriverSource:
     # --- engine loop ---------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when something that a rule reads has changed."""
+        """Return a descriptor that is readable when the host or a driver has new input for the rules."""
         return self._opened.fileno()
 
     def clear(self) -> None:
@@ -135,7 +135,8 @@ class DriverSource:
             self._wake()
 
     def add_sample(self, sample: CheckSample, *, wake: bool) -> None:
-        """Replace a check's sample; without ``wake`` the loop reads it later. Ended checks are ignored."""
+        """Replace a health check's sample; without ``wake`` the loop reads it later. Ended checks are
+        ignored."""
         with self._lock:
             key = sample.subject, sample.check
             if key in self._checks:

@@ -73,7 +73,7 @@ class LedgerWriter:
 
     @property
     def ledger(self) -> PrepareLedger:
-        """Newest ledger."""
+        """Newest prepare ledger, including changes that are not on disk yet."""
         return self._ledger
 
     def restore(self) -> None:
@@ -130,7 +130,7 @@ class LedgerWriter:
         return result
 
     def close(self, timeout_s: float) -> bool:
-        """Write unsaved changes. Returns whether all are on disk in time."""
+        """Write unsaved changes of the ledger. Returns True if they were on disk in time."""
         with self._changed:
             self._closed = True
             if self._directory is None:
@@ -144,7 +144,7 @@ class LedgerWriter:
     # --- writer thread -------------------------------------------------------------------------------------
 
     def _ensure_thread(self) -> bool:
-        """Start the writer thread if there is work for it; returns whether it runs. With the lock."""
+        """Start the writer thread if it has work; returns True if it runs. Caller holds the lock."""
         self._changed.notify_all()
         if self._thread is None and self._wait_s() is not None:
             self._thread = threading.Thread(target=self._run, name="dh-ledger", daemon=True)
@@ -156,7 +156,7 @@ class LedgerWriter:
         return self._thread is not None
 
     def _wait_s(self) -> float | None:
-        """Return the time until the thread has work; None: there is none. With the lock."""
+        """Return the time until the writer thread has work; None: there is no work. Caller holds the lock."""
         write_s = self._write_s()
         due = None if self._closed else next_expiry_wall_s(self._ledger.driver_faults)
         expiry_s = None if due is None else min(max(0.0, due - self._clock()), CLOCK_CHECK_S)

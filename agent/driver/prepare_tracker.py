@@ -2,7 +2,7 @@
 
 Owns the order for a device that a driver finds broken: saved on disk, then Unhealthy on the health streams,
 then tainted; only then does the prepare return. Neither a hung disk nor a stopped engine delays a prepare by
-more than 3 s. Ledger and classification are agent.prepare's.
+more than 3 s. agent.prepare owns the ledger and the classification.
 """
 
 import logging
@@ -49,7 +49,7 @@ class HealthEngine(Protocol):
         """Replace all driver-reported faults. Thread-safe. Never blocks."""
 
     def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
-        """Block until all readers have the health that follows from these faults; False: not in time."""
+        """Block until all streams have the health that follows from these faults; False: not in time."""
 
 
 class PrepareTracker:
@@ -73,8 +73,8 @@ class PrepareTracker:
             driver: Name of the driver.
             directory: Directory of the ledger's file, created at the first write; None: not saved.
             engine: Gets the restored faults at once; its health is read when a prepare fails, not before.
-            version: Version of the driver: a new version retries what the old one could never do.
-            patterns: Patterns for error texts, tried before the built-in ones.
+            version: Version of the driver: a new version retries failures that were permanent for the old
+            one. patterns: Patterns for error texts, tried before the built-in ones.
             clock: Returns the seconds since 1970.
             monotonic: Returns a monotonic time [s].
             jitter: Returns a random number from 0 to 1.
@@ -94,13 +94,13 @@ class PrepareTracker:
         self._report_faults()
 
     def close(self, timeout_s: float) -> bool:
-        """Save the ledger. Returns whether it is on disk in time."""
+        """Save the prepare ledger. Returns True if it was on disk in time."""
         return self._writer.close(timeout_s)
 
     # --- prepares ------------------------------------------------------------------------------------------
 
     def cached_failure(self, claim: Claim) -> PrepareError | None:
-        """Return the cached failure of the same request, if there is one. Takes microseconds."""
+        """Return the error cached for the same request; None: no failure is cached. Takes microseconds."""
         verdict = ledgers.cached_failure(
             self._writer.ledger, claim, lambda: self._health_fingerprint(claim), self._clock(), self._version
         )
@@ -142,7 +142,7 @@ class PrepareTracker:
     def failed(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record a failure and wait until its health is delivered. Blocks up to 3 s.
+        """Record a failure and wait until all streams have the health of its devices. Blocks up to 3 s.
 
         Args:
             error: Exception of an unknown failure: its traceback is logged, once.
@@ -157,7 +157,7 @@ class PrepareTracker:
     def record_failure(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record a failure like :meth:`failed`, without the wait: :meth:`wait_delivered` follows for all."""
+        """Record a failure without waiting; the caller calls :meth:`wait_delivered` later."""
         fingerprint, unhealthy = self._health_fingerprint(claim), self._unhealthy_devices(claim)
 
         def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
@@ -234,7 +234,7 @@ class PrepareTracker:
         return tuple(entry.outcome for entry in entries)
 
     def driver_faults(self) -> tuple[DriverFault, ...]:
-        """Return all driver-reported faults, with those that have expired recently."""
+        """Return all driver-reported faults, including faults that have expired recently."""
         return ledgers.expire(self._writer.ledger, self._clock()).driver_faults.faults
 
     def _health(self, device: DeviceRef) -> DeviceHealth | None:
@@ -259,7 +259,7 @@ class PrepareTracker:
     # --- delivery ------------------------------------------------------------------------------------------
 
     def wait_delivered(self, verdicts: Sequence[PrepareVerdict]) -> None:
-        """Block until all readers have the health of the broken devices, up to 1.5 s."""
+        """Block until all streams have the health of the broken devices, up to 1.5 s."""
         broken = {(device, verdict.code) for verdict in verdicts for device in verdict.devices}
         faults = [
             fault

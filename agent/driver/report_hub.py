@@ -1,4 +1,4 @@
-"""Hub of the newest report, for health streams, prepare handlers and drivers. Thread-safe."""
+"""Hub that passes the newest health report to health streams, prepare handlers and drivers. Thread-safe."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from agent.system.threads.latest import Latest
 
 
 class ReportHub:
-    """Holder of the newest report, with its subscribers. Reads never block. Thread-safe."""
+    """Newest health report and its subscribers. Reads never block. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -23,7 +23,7 @@ class ReportHub:
 
     @property
     def report(self) -> Report | None:
-        """Newest report; None: the first evaluation has not finished."""
+        """Newest health report; None: the first evaluation has not finished."""
         return self._report
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
@@ -63,7 +63,7 @@ class ReportHub:
                 self._subscribers.remove(latest)
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Block until a report or :meth:`notify` makes a condition true; returns whether it is true."""
+        """Block until a report or :meth:`notify` makes a condition true; returns False on timeout."""
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)
 
@@ -73,11 +73,11 @@ class ReportHub:
         timeout_s: float,
         has_stopped: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Block until a report has these faults and every subscriber has taken it; returns whether so.
+        """Block until every subscriber has a report with these faults; False: timeout or stopped.
 
         Args:
             faults: Driver-reported faults; expired ones are ignored.
-            has_stopped: Returns whether no further report will come.
+            has_stopped: Returns True if no further report will come.
         """
         end_s = time.monotonic() + timeout_s
         awaited = [fault for fault in faults if not fault.expired_wall_s]

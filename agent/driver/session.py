@@ -39,7 +39,7 @@ from agent.system.files import ReadError, read_bounded
 from agent.system.threads.latest import Latest
 
 MARK: Final = "# Written by drahealth: "
-"""First bytes of a file that the agent wrote and may replace."""
+"""First bytes of a declaration file that the agent wrote and may replace."""
 MODE: Final = 0o644
 DIRECTORY_MODE: Final = 0o755
 
@@ -76,8 +76,8 @@ def write_declaration(directory: Path, driver: str, node: str, rows: Iterable[De
 
 
 def _found(path: Path) -> bytes:
-    """Return the file's bytes, empty without a file. Raises Busy if the agent did not write it, and
-    OSError."""
+    """Return the declaration file's bytes; empty: there is no file. Raises Busy if the agent did not write
+    it, and OSError."""
     try:
         found = read_bounded(path, FILE_BYTES).data
     except ReadError as error:
@@ -92,7 +92,7 @@ def _found(path: Path) -> bytes:
 
 
 def declaration_text(driver: str, rows: Iterable[DeviceDeclaration]) -> bytes:
-    """Return a declaration file with these rows.
+    """Return the text of a declaration file with these devices.
 
     Raises:
         ConfigError: A value is longer than a line of the file; names the device, the key and the limit.
@@ -114,7 +114,8 @@ def declaration_text(driver: str, rows: Iterable[DeviceDeclaration]) -> bytes:
 
 
 def _line(key: str, value: object) -> str:
-    """Return a TOML line; JSON's strings, numbers and booleans are TOML, except for DEL."""
+    """Return a TOML line; JSON's strings, numbers and booleans are valid TOML, except for the character
+    DEL."""
     return f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
 
 
@@ -201,12 +202,12 @@ class DriverSession:
         return verdicts
 
     def unprepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
-        """Record the results of unprepares. None for a failed one: the driver should let it succeed."""
+        """Record the results of unprepares. Returns their verdicts; None: the driver reports success."""
         return [self._unprepared(result) for result in results]
 
     @property
     def taints(self) -> Latest[Taints]:
-        """Cell of the taints that the driver's devices should have."""
+        """Newest-value cell with the taints that the driver's devices should have."""
         return self._taints
 
     def _prepared(self, result: ClaimResult) -> PrepareVerdict | None:
@@ -234,7 +235,7 @@ class DriverSession:
         await self._publisher.run()
 
     def close(self, timeout_s: float) -> bool:
-        """Save the ledger. Returns whether it is on disk in time."""
+        """Save the prepare ledger. Returns True if it was on disk in time."""
         return self._tracker.close(timeout_s)
 
     async def _publish(self, taints: Taints) -> None:
@@ -244,12 +245,12 @@ class DriverSession:
 
     @property
     def is_up(self) -> bool:
-        """Whether the newest report is younger than a lease, so that its verdicts count."""
+        """True if the newest report is younger than a lease, so that its verdicts are valid."""
         report = self._hub.report
         return report is not None and time.monotonic_ns() - report.at.mono_ns <= self._lease_ns
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
-        """Return a device's health, or None. Until the driver declares devices, the host's own ones count."""
+        """Return a device's health, the host's own until the driver declares devices; None: unknown."""
         report = self._hub.report
         if report is not None and self._driver not in report.declaring:
             device = device._replace(driver="")
@@ -263,7 +264,7 @@ class DriverSession:
         """Block until a report has these faults, taints are decided and the streams have taken the report.
 
         Returns:
-            Whether all was delivered in time. Undeclared devices are ignored: no report has them.
+            True if the report was delivered in time. Undeclared devices are ignored: no report has them.
         """
         declared = [fault for fault in faults if self._hub.health_of(fault.device)]
         return self._hub.wait_delivered(declared, timeout_s)

@@ -1,4 +1,4 @@
-"""Sessions of the drivers that are linked to the agent over their sockets.
+"""Sessions of all drivers that are connected to the agent over a socket, one session per driver.
 
 The code of a session is imported when a driver first calls: an agent that only serves health never loads it.
 """
@@ -31,7 +31,7 @@ class DriverSessions:
         hub: ReportHub,
         open_session: "Callable[[str, Path], DriverSession]",
     ) -> None:
-        """Create the sessions; none is open.
+        """Store the parameters; no session is opened yet.
 
         Args:
             drivers: Drivers with a socket.
@@ -49,7 +49,7 @@ class DriverSessions:
         self._token: trio.lowlevel.TrioToken | None = None
 
     def restore(self) -> None:
-        """Open the sessions of drivers with saved state: the faults that they reported still count."""
+        """Open the session of each driver with saved state, because its reported faults are still valid."""
         for driver, directory in self._directories.items():
             with suppress(OSError):
                 if directory.is_dir():
@@ -90,7 +90,7 @@ class DriverSessions:
                 await self._added.wait()
 
     def close(self, end_s: float) -> Sequence[str]:
-        """Save the state of all sessions, until a time of the monotonic clock [s].
+        """Save the state of all sessions; stop waiting at a time of the monotonic clock [s].
 
         Returns:
             Names of the parts that did not stop in time.

@@ -130,7 +130,7 @@ class TaintPublisher:
                 nursery.start_soon(self._save, self._path)
 
     async def _update_when_due(self) -> None:
-        """Decide again when a quiet time ends without a new report."""
+        """Decide the taints again when a delay of a taint ends without a new report."""
         while True:
             self._reported = trio.Event()
             with trio.move_on_after(self._time_left_s()) as scope:
@@ -168,7 +168,7 @@ class TaintPublisher:
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     async def _call(self, callback: TaintCallback, taints: Taints) -> BaseException | None:
-        """Call the callback; returns its error. A hung thread is waited for: there is never a second one."""
+        """Call the callback; returns its error or None. While a call hangs, no second call starts."""
         if inspect.iscoroutinefunction(callback):
             result = _call_safely(callback, taints)
         else:
@@ -187,7 +187,7 @@ class TaintPublisher:
     # --- disk ----------------------------------------------------------------------------------------------
 
     async def _save(self, path: Path) -> None:
-        """Save taints until cancelled. A hung write is waited for: there is never a second one."""
+        """Save taints until cancelled. While a write hangs, no second write starts."""
         logged_errno: int | None = None
         while True:
             await self._unsaved.wait()
@@ -210,11 +210,11 @@ class _CallResult(NamedTuple):
 
     error: BaseException | None = None
     awaitable: Awaitable[object] | None = None
-    """Awaitable that the function returned, if any."""
+    """Awaitable that the function returned; None: the function was plain."""
 
 
 def _call_safely(callback: TaintCallback, taints: Taints) -> _CallResult:
-    """Call the driver's function; whatever it raises is returned."""
+    """Call the driver's function and return its result or the exception that it raised."""
     try:
         result = callback(taints)
     except BaseException as error:

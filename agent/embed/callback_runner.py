@@ -1,4 +1,4 @@
-"""Runner of the driver's functions: async ones in the loop they belong to, plain ones in the caller's thread.
+"""Runner of the driver's functions: async ones in the driver's loop, plain ones in the caller's thread.
 
 The driver may be an asyncio program, a Trio program, or neither. Callers here are threads that can be
 abandoned, so a blocked loop or function of the driver delays nothing else.
@@ -25,7 +25,7 @@ POLL_S: Final = 1.0
 
 
 class CallbackRunner:
-    """Runner for the loop in which it is created, asyncio's or Trio's, if there is one."""
+    """Runner of the driver's functions; created in the driver's asyncio or Trio loop, if it has a loop."""
 
     def __init__(self) -> None:
         self._trio = trio.lowlevel.current_trio_token() if trio.lowlevel.in_trio_task() else None
@@ -127,4 +127,4 @@ async def _await(awaitable: Awaitable[T]) -> T:
 
 
 def _do_nothing() -> None:
-    """Do nothing: the call itself shows whether Trio still runs."""
+    """Do nothing; a caller passes this function to Trio to learn whether Trio still runs."""

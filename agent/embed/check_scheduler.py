@@ -1,4 +1,4 @@
-"""Scheduler of a driver's checks: one task for each check of each device.
+"""Scheduler of a driver's health checks: one task for each check of each device.
 
 So a device that hangs delays only its own checks. While a call hangs there is no second call, and every
 period counts as a run without a result. Devices and checks may be added from any thread; the tasks run in the
@@ -26,18 +26,19 @@ from agent.model.time import NS
 from agent.system.timing import random_fraction
 
 MAX_THREADS: Final = 16
-"""Most plain checks that run at once; a hung one frees its slot at its deadline."""
+"""Most non-async health checks that run at once; a hung check frees its slot at its deadline."""
 DEVICES_MAX: Final = 4096
 """Most devices of a driver, as in a file in devices.d."""
 MIN_FIRST_PERIOD: Final = 0.5
-"""Shortest first period of a check, as a share of its period; the rest is random and spreads the load."""
+"""Shortest first period of a health check, as a share of its normal period; the rest is random and spreads
+the load."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduledCheck:
-    """One check of one device."""
+    """One health check of one device."""
 
     check: Check
     device: Device
@@ -45,11 +46,11 @@ class ScheduledCheck:
 
     @property
     def key(self) -> CheckKey:
-        """Key of the samples."""
+        """Key of the check's samples in the driver source."""
         return self.declared.subject, self.check.name
 
     def sample(self) -> CheckSample:
-        """Return the sample that is valid until the first call has returned."""
+        """Return the sample that stands for the check until its first call has returned."""
         check = self.check
         return CheckSample(
             check.name,
@@ -69,7 +70,7 @@ class ScheduledCheck:
 
 
 class CheckScheduler:
-    """Devices and checks of one driver, with the tasks that run the checks."""
+    """Devices and health checks of one driver, with the tasks that run the checks."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class CheckScheduler:
     # --- thread-safe ---------------------------------------------------------------------------------------
 
     def add(self, *devices: Device) -> None:
-        """Add devices, all of them or none. Raises ConfigError."""
+        """Add devices, all of them or none. Raises ConfigError if a device cannot be added."""
         with self._lock:
             known = dict(self._devices)
             for device in devices:
@@ -123,7 +124,7 @@ class CheckScheduler:
             self._update_schedule(begun=self._schedule(devices, self._checks.values()))
 
     def remove(self, *names: str) -> None:
-        """Remove devices, all of them or none. Raises ConfigError."""
+        """Remove devices, all of them or none. Raises ConfigError if a device does not exist."""
         with self._lock:
             known = dict(self._devices)
             for name in names:
@@ -136,7 +137,7 @@ class CheckScheduler:
             self._update_schedule(ended=ended)
 
     def check(self, check: Check) -> None:
-        """Add a check. Raises ConfigError."""
+        """Add a health check. Raises ConfigError if the check cannot be added."""
         with self._lock:
             if check.name in self._checks:
                 raise ConfigError(f"check {check.name!r}: the name is taken; set another one with name=")
@@ -144,7 +145,7 @@ class CheckScheduler:
             self._update_schedule(begun=self._schedule(self._devices.values(), [check]))
 
     def recheck(self, name: str = "") -> None:
-        """Run one check now for all its devices; an empty name runs all checks. Raises ConfigError."""
+        """Run one check now on all its devices; empty name: all. Raises ConfigError for an unknown name."""
         with self._lock:
             if name and name not in self._checks:
                 raise ConfigError(f"check {name!r}: no such check{suggestion(name, self._checks)}")
@@ -152,11 +153,11 @@ class CheckScheduler:
 
     @property
     def declared(self) -> Mapping[str, Declared]:
-        """Devices by name, as the engine has them. Never changed in place."""
+        """Devices by name, in the health engine's format. The mapping never changes in place."""
         return self._declared
 
     def hung_calls(self, timeout_s: float) -> Sequence[str]:
-        """Return the names of calls that do not return within the timeout. Called after :meth:`run`."""
+        """Return the names of check calls that do not end within the timeout. Called after :meth:`run`."""
         end_s = time.monotonic() + timeout_s
         calls = list(self._calls.values())
         return [str(call) for call in calls if not call.returned.wait(max(0.0, end_s - time.monotonic()))]
@@ -173,7 +174,7 @@ class CheckScheduler:
     def _update_schedule(
         self, begun: Sequence[ScheduledCheck] = (), ended: Sequence[ScheduledCheck] = ()
     ) -> None:
-        """Add and remove scheduled checks, and pass the devices to the source. With the lock."""
+        """Add and remove scheduled checks, and pass the devices to the source. Caller holds the lock."""
         for scheduled in ended:
             del self._scheduled[scheduled.key]
         self._scheduled.update({scheduled.key: scheduled for scheduled in begun})
@@ -182,7 +183,7 @@ class CheckScheduler:
         self._run_in_core(lambda: self._changed.set())
 
     def _run_in_core(self, act: Callable[[], None]) -> None:
-        """Call a function in the core thread, if it runs; before that there are no tasks to change."""
+        """Call a function in the core thread; does nothing before the thread runs, when no tasks exist."""
         if self._token is not None:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(act)
@@ -215,7 +216,7 @@ class CheckScheduler:
 
     @contextmanager
     def _accepting_requests(self, scheduled: ScheduledCheck) -> Iterator[None]:
-        """Drop the check's request event at the end of its task."""
+        """Context in which the check accepts requests to run now; at the end its request event is dropped."""
         try:
             yield
         finally:
@@ -286,7 +287,7 @@ class CheckScheduler:
 
 
 class _CheckCall:
-    """One call of a check."""
+    """One call of a health check."""
 
     def __init__(self, check: Check, device: Device, limiter: trio.CapacityLimiter) -> None:
         self.returned = threading.Event()
@@ -303,7 +304,7 @@ class _CheckCall:
         return f"check {self._check.name} of {self._device.name}"
 
     async def run(self) -> None:
-        """Call the check. Raises nothing but a cancellation of its own scope."""
+        """Call the health check. Raises only the cancellation of its own scope."""
         try:
             with self.scope:
                 if self._check.is_async:
@@ -345,7 +346,7 @@ class _CheckCall:
 
 
 def _next_due_s(due_s: float, every_s: float) -> float:
-    """Return the first time of the period at or after ``due_s`` that is not past; missed runs are skipped."""
+    """Return the time of the next run, at or after ``due_s`` and not in the past; missed runs are skipped."""
     late_s = trio.current_time() - due_s
     return due_s if late_s < 0 else due_s + every_s * (late_s // every_s + 1)
 
@@ -358,7 +359,7 @@ def _cancellation(error: BaseException) -> BaseException | None:
 
 
 def _log_change(scheduled: ScheduledCheck, before: CheckSample, result: CheckCallResult) -> None:
-    """Log once per change why a check has no result."""
+    """Log why a health check has no result, once per change of the reason."""
     if result.unread == before.unread:
         return
     if result.unread:

@@ -1,4 +1,4 @@
-"""A driver's own checks: definition, valid answers, and the meaning of an answer.
+"""Health checks that a driver defines for its devices: definition, valid answers and their meaning.
 
 An exception, an invalid answer or a timeout is neither health nor a fault: the check has no result.
 :mod:`agent.embed.check_scheduler` calls the checks.
@@ -34,7 +34,7 @@ _LINE: Final = re.compile(r"[^\x00-\x1f\x7f\x85\u2028\u2029]*")
 _REPORTED: Final = (Severity.DEGRADED, Severity.UNKNOWN, Severity.UNHEALTHY)
 
 CheckAnswer = Finding | bool | None
-"""Answer of a check. None or True: no fault. A finding: the fault."""
+"""Answer of a health check. None or True: no fault. A finding: the fault. False is invalid."""
 CheckFunction = Callable[[Device], CheckAnswer | Awaitable[CheckAnswer]]
 
 
@@ -138,7 +138,7 @@ class Check:
 
     @property
     def is_async(self) -> bool:
-        """Whether the function is async."""
+        """True if the check's function is async."""
         function: object = self.function
         while isinstance(function, partial):
             function = function.func
@@ -147,19 +147,19 @@ class Check:
         )
 
     def applies_to(self, device: Device) -> bool:
-        """Return whether the check is for a device."""
+        """Return True if a pattern of the check matches the device's name."""
         return any(fnmatchcase(device.name, pattern) for pattern in self.devices)
 
 
 def default_name(function: object) -> str:
-    """Return the name of a check from its function: ``link_up`` gives ``link-up``."""
+    """Return the default name of a check, made from its function's name: ``link_up`` gives ``link-up``."""
     while isinstance(function, partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__)).strip("_").replace("_", "-").lower()
 
 
 def patterns_of(devices: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one pattern or several as a tuple."""
+    """Return one device name pattern or several as a tuple."""
     return (devices,) if isinstance(devices, str) else tuple(devices)
 
 
@@ -177,13 +177,13 @@ class CheckCallResult(NamedTuple):
 
     finding: Finding | None = None
     unread: str = ""
-    """Reason for a missing result; the same text while the cause is the same."""
+    """Reason why the check has no result; empty: it has a result."""
     error: BaseException | None = None
-    """Exception of the check, for its traceback."""
+    """Exception that the check raised, for its traceback; None: no exception."""
 
 
 def result_of_answer(answer: object) -> CheckCallResult:
-    """Return the result that an answer stands for."""
+    """Return the result of a check call from the answer that the check returned."""
     if answer is None or answer is True:
         return CheckCallResult()
     if isinstance(answer, Finding) and answer.severity in _REPORTED:
@@ -198,7 +198,7 @@ def result_of_answer(answer: object) -> CheckCallResult:
 
 
 def result_of_error(error: BaseException) -> CheckCallResult:
-    """Return the result that an exception stands for: its type and its normalized text."""
+    """Return the result of a check call that raised an exception: no result, with the exception's text."""
     root = root_of(error)
     name, text = type(root).__name__, normalize(exception_text(root))
     return CheckCallResult(unread=shorten(f"{name}: {text}" if text else name), error=error)

@@ -1,4 +1,4 @@
-"""Components of a monitor that live in its core thread: sources, fault checkpoint, taints and the engine
+"""Components of a monitor that run in its core thread: sources, fault checkpoint, taints and the engine
 loop.
 
 Opening may block on a disk; only the core thread waits for it. After a failure of the core every device is
@@ -64,8 +64,8 @@ class Components:
         Args:
             driver: Name of the driver.
             config: Configuration of the monitor.
-            source: Source with the driver's reports; the host's source is opened below it.
-            hardware: Whether the host is monitored, too.
+            source: Source with the driver's reports; it reads the host's source, which :meth:`open` opens.
+            hardware: Whether the host's hardware is monitored, too.
             directory: Directory of saved state; None: no state is saved.
             policy: Policy of the taints.
             clock: Returns the time on both clocks.
@@ -86,7 +86,7 @@ class Components:
 
     @property
     def taints(self) -> Taints:
-        """Current taints; none before :meth:`open`."""
+        """Taints that the driver's devices should have now; no taints before :meth:`open`."""
         return self._publisher.taints if self._publisher else Taints()
 
     def open(self, callback: TaintCallback | None) -> Sequence[Task]:
@@ -167,7 +167,7 @@ class Components:
 
 
 def _discard(memory: FaultMemory) -> None:
-    """Discard the fault memory: the monitor has no state directory."""
+    """Discard the faults that would be saved, because the monitor has no state directory."""
 
 
 def _no_watchdog() -> None:
@@ -224,7 +224,7 @@ def _unknown(device: DeviceHealth, cause: Cause) -> DeviceHealth:
 
 
 def _unreported(declared: Declared, lease_s: int, now: Instant) -> DeviceHealth:
-    """Return a device that was in no report yet."""
+    """Return a device that was in no report yet, with health Unknown."""
     return DeviceHealth(
         driver=declared.driver,
         pool=declared.pool,

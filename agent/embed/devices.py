@@ -1,6 +1,6 @@
-"""A driver's devices as its author writes them: a name and the hardware behind it.
+"""Devices of a driver as Python objects: a name and the hardware that the device stands for.
 
-The keys are those of a file in devices.d, parsed by the same code; only the notation is Python's.
+The fields are the keys of a file in devices.d, and the same code parses them.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from agent.sources.declared_file import parse_device
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """A set of CPUs."""
+    """CPUs that a device consists of."""
 
     cpus: str
     """CPUs in the kernel's list format, ``0-3,8``."""
@@ -28,7 +28,7 @@ class Cpus:
 
 @dataclass(frozen=True, slots=True)
 class Hugepages:
-    """Hugepages of one NUMA node's pool."""
+    """Hugepages of one size from one NUMA node that a device consists of."""
 
     size: str
     """Page size as a Kubernetes quantity, ``2Mi``."""
@@ -38,7 +38,7 @@ class Hugepages:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of one NUMA node."""
+    """Memory of one NUMA node that a device consists of."""
 
     size: str = ""
     """Size as a Kubernetes quantity, ``64Gi``; empty: unspecified."""
@@ -54,17 +54,17 @@ class Gpu:
     uuid: str = ""
     """UUID, ``GPU-...`` for a GPU, ``MIG-...`` for a MIG instance."""
     gi: int | None = None
-    """GPU instance ID; given together with the compute instance ID ``ci``."""
+    """MIG GPU instance ID; given together with the compute instance ID ``ci``."""
     ci: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pci:
-    """Any other PCI function."""
+    """A PCI function that is not a GPU, such as a network adapter."""
 
     address: str
     driver: str = ""
-    """Kernel driver that must be bound to the function; empty: any or none."""
+    """Kernel driver that must be bound to the PCI function; empty: any driver or none."""
 
 
 DevicePart = Cpus | Hugepages | Memory | Gpu | Pci
@@ -98,7 +98,7 @@ class Device:
         self.declare("any", "any")
 
     def declare(self, driver: str, node: str) -> Declared:
-        """Return the device as the engine has it; ``node`` is the default pool."""
+        """Return the device in the health engine's format; ``node`` (Kubernetes node) is the default pool."""
         row: dict[str, object] = {"name": self.name}
         if self.lease_s:
             row["lease"] = f"{self.lease_s}s"

@@ -49,14 +49,14 @@ STOPPED: Final = "health monitor stopped"
 STOP_S: Final = 2.0
 """Default timeout for stopping all threads [s]."""
 CHECKS_STOP_S: Final = 0.2
-"""Part of the timeout for running checks, after all else has stopped [s]."""
+"""Longest wait of a stop for health checks that still run, after the core has stopped [s]."""
 
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=CheckFunction)
 
 
 class Default(Enum):
-    """Marker for the directory that follows from the kubelet's directory and the driver's name."""
+    """Marker for the default state directory, made from the kubelet's directory and the driver's name."""
 
     DEFAULT = "default"
 
@@ -167,7 +167,7 @@ class Monitor:
 
     @property
     def node(self) -> str:
-        """Name of the node, the pool of devices that name none."""
+        """Name of the Kubernetes node, which is also the pool of devices that name no pool."""
         return self._config.node_name
 
     @property
@@ -209,7 +209,7 @@ class Monitor:
         clear_after: int = 3,
         name: str = "",
     ) -> Callable[[F], F]:
-        """Decorate a check of the driver's own devices; returns the function unchanged.
+        """Register a function as a health check of the driver's devices; returns the function unchanged.
 
         The function gets a :class:`Device`. A plain function is called in a worker thread, an async one in
         the core's Trio loop, which it must not block. None or True: no fault. A fault is the result of
@@ -252,7 +252,7 @@ class Monitor:
 
     @property
     def report(self) -> Report | None:
-        """Newest report; None: the first evaluation has not finished."""
+        """Newest health report; None: the first evaluation has not finished."""
         return self._hub.report
 
     @property
@@ -267,7 +267,7 @@ class Monitor:
 
     @property
     def is_up(self) -> bool:
-        """Whether the core runs and the newest report is younger than a lease."""
+        """True if the health core runs and the newest report is younger than a lease."""
         report = self.report
         if report is None or self._failure is not None or not self._thread.is_alive:
             return False
@@ -301,23 +301,23 @@ class Monitor:
                 raise FailedDevice(ref, cause.evidence, code=cause.code)
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Block until there is a report. False: there was none in time, or the monitor failed."""
+        """Block until the first health report. False: timeout, or the monitor failed."""
         self._hub.wait_until(lambda: self.report is not None or self._has_stopped(), timeout_s)
         return self.report is not None and self._failure is None
 
     # --- engine of the tracker -----------------------------------------------------------------------------
 
     def report_faults(self, faults: Sequence[DriverFault]) -> None:
-        """Replace all driver-reported faults. For the tracker."""
+        """Replace all faults that the driver reported. Called by the prepare tracker."""
         self._source.set_faults(self._driver, faults)
 
     def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
         """Block until a report has these faults, taints are decided and the streams have taken the report.
 
-        For the tracker.
+        Called by the prepare tracker.
 
         Returns:
-            Whether all was delivered in time. Undeclared devices are ignored: no report has them.
+            True if the report was delivered in time. Undeclared devices are ignored: no report has them.
         """
         declared = {
             DeviceRef(device.driver, device.pool, device.name) for device in self._scheduler.declared.values()
@@ -341,7 +341,7 @@ class Monitor:
 
     @property
     def taints(self) -> Taints:
-        """Taints that the devices should have now."""
+        """Taints that the driver's devices should have now."""
         return self._components.taints
 
     # --- streams -------------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ class Monitor:
         return service
 
     def subscribe(self) -> Latest[Report]:
-        """Return a cell with the newest report and every later one, for the tasks of one loop."""
+        """Return a cell that holds the newest report, for the tasks of one asyncio loop."""
         return self._hub.subscribe()
 
     def unsubscribe(self, latest: Latest[Report]) -> None:
@@ -402,7 +402,7 @@ class Monitor:
         """Stop all threads and streams. Blocks up to about ``timeout_s``; a second call has no effect.
 
         Returns:
-            Whether all have ended; hung threads are abandoned and logged.
+            True if all threads and streams have ended; False: hung threads were abandoned and logged.
 
         Raises:
             RuntimeError: The caller runs in the core thread, as an async check does.
@@ -419,7 +419,7 @@ class Monitor:
             return self._stopped
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
-        """Like :meth:`stop`, for a task of asyncio or Trio, even a cancelled one."""
+        """Stop like :meth:`stop`, called from an asyncio or Trio task; also works in a cancelled task."""
         return await CallbackRunner().run_blocking(lambda: self.stop(timeout_s))
 
     def __enter__(self) -> Self:
@@ -468,7 +468,7 @@ class Monitor:
     # --- stop ----------------------------------------------------------------------------------------------
 
     def _stop_parts(self, end_s: float) -> Sequence[str]:
-        """Stop all parts. Returns the names of hung ones."""
+        """Stop all parts of the monitor. Returns the names of parts that did not stop in time."""
 
         def left_s(most_s: float = float("inf")) -> float:
             return min(most_s, max(MIN_STOP_S, end_s - time.monotonic()))
@@ -490,6 +490,6 @@ class Monitor:
 
 
 def _check_type(name: str, value: object, kind: type) -> None:
-    """Check a type at once: a str for a path would fail later, in some thread."""
+    """Raise ConfigError if an argument has the wrong type, which would fail later in a thread."""
     if value is not None and not isinstance(value, kind):
         raise ConfigError(f"{name}: {value!r} is not a {kind.__name__}")

@@ -35,17 +35,18 @@ from agent.system.threads.with_timeout import call_in_thread
 
 
 class Driver(Protocol):
-    """Functions of a driver, each plain, or async in the loop that starts the server."""
+    """Functions of a driver, each plain or async; async ones run in the loop that starts the server."""
 
     def prepare(self, claim: Claim) -> Sequence[PreparedDevice] | Awaitable[Sequence[PreparedDevice]]:
         """Prepare the claim's devices. Idempotent: a second call returns the same answer."""
 
     def unprepare(self, ref: ClaimRef) -> Awaitable[None] | None:
-        """Undo a prepare; does nothing for a claim that is not prepared."""
+        """Undo the prepare of a claim; does nothing for a claim that is not prepared."""
 
 
 class PrepareWorker:
-    """Worker that prepares and unprepares claims, each in a thread of its own, which a hung driver keeps."""
+    """Worker that prepares and unprepares each claim in its own thread; a hung call blocks only that
+    thread."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class PrepareWorker:
 
     @contextmanager
     def _turn(self, ref: ClaimRef, until_s: float) -> Iterator[None]:
-        """Hold the serialize lock for a call of the driver. Raises PrepareError if it cannot be taken."""
+        """Hold the serialize lock during a driver call. Raises PrepareError on timeout or server stop."""
         with ExitStack() as turn:
             if self._serial is not None:
                 try:
@@ -152,18 +153,18 @@ class PrepareWorker:
             yield
 
     def _check_stopping(self, ref: ClaimRef) -> None:
-        """Raise PrepareError if the server stops: no call and no retry may begin."""
+        """Raise PrepareError if the server is stopping, because no driver call may begin then."""
         if self.stopping:
             raise self._not_called(ref, TransientError(SHUTTING_DOWN, code="driver.shutting_down"))
 
     def _not_called(self, ref: ClaimRef, error: Exception) -> PrepareError:
-        """Return the error of a call that did not begin; it is neither retried nor recorded."""
+        """Return the error for a driver call that did not begin; it is neither retried nor recorded."""
         verdict = self.classify(ref, error)
         return PrepareError(verdict, kubelet_text(verdict))
 
 
 class _FetchTracker:
-    """Tracker during the fetch of a claim, which is not yet a successful prepare."""
+    """Prepare tracker for the fetch of a claim: records failures, but no success."""
 
     def __init__(self, tracker: PrepareTracker) -> None:
         self.classify = tracker.classify
@@ -172,7 +173,7 @@ class _FetchTracker:
         self.jitter = tracker.jitter
 
     def cached_failure(self, claim: Claim) -> None:
-        """Return no cached failure: the claim may have changed."""
+        """Return None (no cached failure), because the claim may have changed."""
 
     def succeeded(self, claim: Claim) -> None:
         """Record nothing: the claim is not prepared yet."""
@@ -189,9 +190,9 @@ log = logging.getLogger(__name__)
 class PluginServer:
     """DRA plugin server of a driver: DRAPlugin v1 and v1beta1, health v1 and v1alpha1, registration.
 
-    Each claim has a thread of its own, which a hung driver keeps. Started within a running loop (asyncio or
-    Trio), the server runs the driver's async functions in that loop; without one, in the claim's thread.
-    ``async with`` starts and stops it within a loop, ``with`` elsewhere.
+    Each claim has a thread of its own; a hung driver blocks only that thread. Started within a running loop
+    (asyncio or Trio), the server runs the driver's async functions in that loop; without one, in the claim's
+    thread. ``async with`` starts and stops it within a loop, ``with`` elsewhere.
 
     The server never ends the driver's process. If its thread fails, :attr:`failure` has the exception,
     ``on_error`` is called and the sockets are removed, so the kubelet notices.
@@ -273,7 +274,7 @@ class PluginServer:
         Threads that do not end in time, such as a hung prepare, are abandoned. A second call has no effect.
 
         Returns:
-            Whether everything has ended.
+            True if everything has ended in time.
 
         Raises:
             RuntimeError: The caller runs in the driver's loop, which the driver's functions need to finish;
@@ -284,7 +285,7 @@ class PluginServer:
         return self._stop(timeout_s)
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
-        """Like :meth:`stop`, for a task of asyncio or Trio, even a cancelled one."""
+        """Stop like :meth:`stop`, called from an asyncio or Trio task; also works in a cancelled task."""
         return await CallbackRunner().run_blocking(lambda: self._stop(timeout_s))
 
     def _stop(self, timeout_s: float = STOP_S) -> bool:
@@ -361,7 +362,8 @@ class PluginServer:
             raise
 
     def _fail(self, error: BaseException) -> None:
-        """Handle a failure, in the failed thread, after the sockets were removed."""
+        """Store the failure and call ``on_error``; runs in the failed thread, after the sockets were
+        removed."""
         self.failure = error
         log.error(
             "%s: plugin server failed; the kubelet can no longer reach the driver",

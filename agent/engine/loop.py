@@ -23,7 +23,8 @@ from agent.model.time import NS, Instant
 
 JITTER: Final = 0.1  # heartbeats come up to a tenth early, never late, so that nodes do not publish in step
 MAX_DUTY_CYCLE: Final = 4
-"""Sleep under continuous wakes, in multiples of an evaluation: 4 limits the loop to 20 % of a CPU."""
+"""Sleep between evaluations when sources wake the loop all the time, in multiples of the evaluation's run
+time: 4 limits the loop to 20 % of a CPU."""
 
 _TIMES: Final = frozenset({"since", "verified"})
 _visible_fields: Final = itemgetter(
@@ -38,10 +39,10 @@ class SnapshotSource(Protocol):
         """Return a descriptor that is readable when something that a rule reads has changed."""
 
     def clear(self) -> None:
-        """Acknowledge the wake; called before :meth:`read`."""
+        """Reset the eventfd after a wake; the loop calls this before :meth:`read`."""
 
     def read(self) -> Snapshot | None:
-        """Return the newest complete snapshot, or None before the first one."""
+        """Return the newest complete snapshot; None if the source has not completed any yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class LoopTiming:
 
     @property
     def watchdog_period_ns(self) -> int | None:
-        """Time between two watchdog notifications: half of ``watchdog_s``."""
+        """Time between two watchdog notifications: half of ``watchdog_s``; None without a watchdog."""
         return int(self.watchdog_s * NS / 2) if self.watchdog_s else None
 
 
@@ -95,7 +96,7 @@ class EngineLoop:
         self._notify_watchdog = notify_watchdog
         self._jitter = jitter
         self._published: tuple[object, ...] | None = None
-        """Visible state of the last published report."""
+        """Visible state (:func:`visible_state`) of the last published report; None before the first one."""
         self._saved_faults = state.gpus.checkpoint
         self._changed_ns = -(10**18)  # long ago: the first change is published at once
         self._throttled_until_ns = 0
@@ -118,7 +119,7 @@ class EngineLoop:
                 self._evaluate(snapshot, now)
 
     def _postpone(self, now: Instant) -> None:
-        """Postpone heartbeat and watchdog: the sources have not finished their first pass."""
+        """Postpone heartbeat and watchdog while the sources have not finished their first pass."""
         self._heartbeat_ns = now.mono_ns + int(self._timing.heartbeat_s * NS)
         self._watchdog_ns = now.mono_ns + (self._timing.watchdog_period_ns or 0)
 
@@ -148,7 +149,8 @@ class EngineLoop:
         self._throttled_until_ns = now.mono_ns + (MAX_DUTY_CYCLE + 1) * (self._clock().mono_ns - now.mono_ns)
 
     async def _wait(self) -> bool:
-        """Wait for a wake or the next due time; return whether the source woke the loop."""
+        """Wait until the source wakes the loop or the next evaluation is due; return True if the source woke
+        it."""
         until_ns = self._next_publish_ns()
         if self._state.due_ns is not None:
             until_ns = min(until_ns, self._state.due_ns)
@@ -158,7 +160,7 @@ class EngineLoop:
         return False
 
     async def _debounce(self) -> None:
-        """Sleep so that changes shortly after a published change are published together."""
+        """Sleep, so that changes soon after a published change are published together in one report."""
         until_ns = max(self._changed_ns + self._timing.debounce_ns, self._throttled_until_ns)
         if (remaining_s := self._remaining_s(min(until_ns, self._next_publish_ns()))) > 0:
             await trio.sleep(remaining_s)
@@ -174,16 +176,18 @@ class EngineLoop:
 
 
 def _is_alive(report: Report, now: Instant) -> bool:
-    """Return whether no vital source is stalled, and at least one has passed recently."""
+    """Return True if no vital source is stalled and at least one has finished a pass recently."""
     vital = [source for source in report.sources if source.vital]
     stalled = any(source.state is SourceState.STALLED for source in vital)
     return not stalled and any(not is_stalled(source, now) for source in vital)
 
 
 def visible_state(report: Report) -> tuple[object, ...]:
-    """Return what makes a report worth publishing at once: all fields but times, counters and resource usage.
+    """Return the report's fields whose change is published at once: all but times, counters and resource
+    usage.
 
-    Of sources only the stalled ones count: other failures come and go, and the verdicts show their effect.
+    Of the sources only the stalled ones are included: other failures come and go, and the verdicts show their
+    effect.
     """
     return (
         list(map(_visible_fields, report.devices)),

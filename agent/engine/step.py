@@ -1,8 +1,8 @@
 """The whole engine in one function: :func:`step` turns a state and a snapshot into the next state and a
-report.
+report on all devices.
 
 Read this first. The function is pure: it reads no clock, file or socket and changes nothing in place, so
-recorded snapshots replay to identical reports. Each decision has one home:
+recorded snapshots replay to identical reports. Each decision is made in one package:
 
     health/host/              rules for CPUs, memory, hugepages, PCI functions, cgroups, pods and the node
     health/gpu/               rules for GPUs, by what NVML reports
@@ -10,7 +10,7 @@ recorded snapshots replay to identical reports. Each decision has one home:
     health/kernel_log/        facts that lines of the kernel log state about the host
     health/declared/          devices that drivers declare, their own checks and the faults they report
     health/stalls.py          stalled sources
-    health/state_machine.py   when a finding becomes a cause, and when a cause clears
+    health/state_machine.py   when a finding becomes a cause of a verdict, and when the cause clears
     health/verdict.py         health, message and lease of a device
 """
 
@@ -48,7 +48,7 @@ STALL_RETRY_NS: Final = NS
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """Everything the engine carries from one evaluation to the next."""
+    """Values that the engine carries from one evaluation to the next."""
 
     settings: Settings
     host: HostRuleState = field(default_factory=HostRuleState)
@@ -57,23 +57,23 @@ class EngineState:
     verdict_cache: VerdictCache = field(default_factory=VerdictCache)
     """Cached verdicts on declared devices: saves work, does not change results."""
     ok_cache: Mapping[Subject, CachedOk] = field(default_factory=dict)
-    """Cached results of subjects without findings: saves work, does not change results."""
+    """Cached rule results of devices and cgroups without findings: saves work, does not change results."""
     driver_faults: DriverFaultState = field(default_factory=dict)
     pods: PodAuditState = field(default_factory=PodAuditState)
     conditions: Conditions = field(default_factory=dict)
     stalled: Mapping[str, Stall] = field(default_factory=dict)
-    """Sources that are stalled or have only just resumed."""
+    """Sources that are stalled or have only just resumed, by name."""
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
-    """Verdicts of the last evaluation, by subject."""
+    """Verdicts of the last evaluation, by device."""
     started: Instant | None = None
-    """Time of the first evaluation."""
+    """Time of the first evaluation; None before it."""
     evaluated: Instant | None = None
-    """Time of the evaluation that produced this state."""
+    """Time of the evaluation that produced this state; None before the first one."""
     lease_salt_s: int = 0
     """Number added to every lease [s]; see :func:`_lease_salt`."""
     due_ns: int | None = None
-    """Time of the next evaluation if no source wakes the engine earlier, for example the end of a dwell
-    time."""
+    """Time of the next evaluation if no source wakes the engine earlier, for example the end of a dwell time;
+    None: no evaluation is due."""
 
 
 def initial_state(settings: Settings, restored: RestoredFaults | None = None) -> EngineState:
@@ -86,7 +86,7 @@ def initial_state(settings: Settings, restored: RestoredFaults | None = None) ->
 
 
 def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineState, Report]:
-    """Evaluate the node once.
+    """Evaluate all devices, pods and the machine once.
 
     Args:
         state: Return value of the last call, or of :func:`initial_state`.
@@ -184,7 +184,8 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
 def _schedule_source_checks(
     evaluation: Evaluation, starting: Sequence[SourceSample], started: Instant, *, is_late: bool
 ) -> None:
-    """Schedule the evaluations that detect that a source resumed or stalled: neither wakes the engine."""
+    """Schedule the evaluations that detect a resumed or stalled source, because neither change wakes the
+    engine."""
     now_ns = evaluation.now.mono_ns
     for source in evaluation.sources.values():
         if source.state is SourceState.STALLED:
@@ -197,8 +198,8 @@ def _schedule_source_checks(
 
 
 def _lease_salt(state: EngineState, now: Instant) -> int:
-    """Return the number of seconds to add to every lease: 0 or 1, toggled after a gap that leases did not
-    outlive.
+    """Return the number of seconds to add to every lease: 0 or 1, toggled if leases expired before this
+    evaluation.
 
     The kubelet lets a lease expire silently, and refreshes it without updating the pods if the next message
     is identical to the last. So the first report after a gap must differ in a number that has no effect.
@@ -211,7 +212,8 @@ def _lease_salt(state: EngineState, now: Instant) -> int:
 
 
 def _previous_conditions(state: EngineState, gpus: GpuEvaluation, declared: DeclaredState) -> Conditions:
-    """Return the last evaluation's conditions without those of replaced GPUs and redeclared devices."""
+    """Return the raised and pending faults of the last evaluation, without those of replaced GPUs and
+    redeclared devices."""
     names = redeclared(state.declared.devices, declared.devices)
     names |= {checks_subject(name) for name in names}
     if gpus.replaced:

@@ -1,1 +1,2 @@
-"""Rules, conditions and verdicts: what is wrong with a device, and since when. Pure."""
+"""Rules, the faults that they raise, and verdicts on devices. Pure: no module reads a clock, file or
+socket."""

@@ -1,4 +1,5 @@
-"""One evaluation of the rules: rule results advance conditions, and held conditions become causes."""
+"""One evaluation of the rules: rule results advance conditions (raised or pending faults), and raised ones
+become causes of verdicts."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -21,40 +22,41 @@ from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 Subject = str
-"""Name of a device, or ``group:<id>`` for a cgroup."""
+"""Device or cgroup that a condition concerns: the device's name, or ``group:<id>``."""
 Conditions = Mapping[tuple[Subject, str], Condition]
-"""Conditions by subject and code."""
+"""Conditions (raised or pending faults) by subject and finding code."""
 
 
 class CachedOk(NamedTuple):
-    """Results of the rules of a subject without findings, reused while its view stays equal."""
+    """Rule results of a device or cgroup without findings, reused while the rules' input stays equal."""
 
     view: object
     not_applicable: tuple[NotApplicable, ...]
     not_evaluated: tuple[NotApplicable, ...]
     due_in_ns: tuple[int, ...]
-    """Delays from each evaluation to the next one that the rules need."""
+    """Delays after which the rules need another evaluation [ns]."""
     sources: Set[str]
-    """Names of the sources at that time: a rule without its source does not run."""
+    """Names of the sources when the results were cached: a rule whose source is absent does not run."""
 
 
 @dataclass(slots=True)
 class SubjectConditions:
-    """Conditions of one subject during an evaluation."""
+    """Conditions of one device or cgroup during an evaluation."""
 
     previous_codes: list[str] = field(default_factory=list)
-    """Codes that had a condition before this evaluation."""
+    """Codes of the conditions before this evaluation."""
     current: dict[str, Condition] = field(default_factory=dict)
     """Conditions after this evaluation, by code."""
     is_changing: bool = False
     """Whether the same results in the next evaluation would change a condition."""
     has_finding: bool = False
-    """Whether a rule returned a finding, even if no condition came of it because its source is stalled."""
+    """Whether a rule returned a finding, even if the finding raised no condition because its source is
+    stalled."""
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """Results of one evaluation: rules fill it, then verdicts are derived from it."""
+    """Collector of the rule results of one evaluation, from which the verdicts are derived."""
 
     settings: Settings
     previous: Conditions
@@ -64,7 +66,7 @@ class Evaluation:
     cached: Mapping[Subject, CachedOk] = field(default_factory=dict)
     """Cached results of the last evaluation."""
     still_ok: dict[Subject, CachedOk] = field(default_factory=dict)
-    """Results of this evaluation that the next one may reuse."""
+    """Results of this evaluation that the next evaluation may reuse."""
     conditions: dict[tuple[Subject, str], Condition] = field(default_factory=dict)
     """Conditions after this evaluation."""
     not_applicable: list[NotApplicable] = field(default_factory=list)
@@ -72,7 +74,7 @@ class Evaluation:
     due_ns: list[int] = field(default_factory=list)
     """Times at which the next evaluation is needed even if no source wakes the engine."""
     _subjects: dict[Subject, SubjectConditions] = field(default_factory=dict)
-    """Records of subjects with conditions or findings. Most subjects have neither, and no record."""
+    """Records of the devices and cgroups with conditions or findings; the others have no record."""
 
     def __post_init__(self) -> None:
         for subject, code in self.previous:
@@ -87,7 +89,7 @@ class Evaluation:
     def apply_result(
         self, subject: Subject, rule: Rule, result: RuleResult, source: SourceSample | None = None
     ) -> None:
-        """Update the condition of a rule, and that of its unreadable readings, by one result.
+        """Update the condition of a rule, and the condition for its unreadable readings, by one rule result.
 
         Args:
             source: Source whose pass the rule evaluated; None: the rule's own source.
@@ -109,14 +111,14 @@ class Evaluation:
         self._update_conditions(subject, rule, result, source or self.sources[rule.source])
 
     def run_rules(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
-        """Evaluate a view by each rule whose source is read, and apply the results."""
+        """Call each rule whose source is read with ``view``, the rules' input, and apply the results."""
         for rule in rules:
             if rule.source in self.sources:
                 self.apply_result(subject, rule, rule.evaluate(view))
 
     def run_cached_rules(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
-        """Do as :meth:`run_rules`, but reuse the last results if they were without findings for an equal
-        view.
+        """Apply the rules' results like :meth:`run_rules`, but reuse cached results without findings for an
+        equal view.
 
         The rules are functions of their view, and a subject must have the same rules in every evaluation.
         """
@@ -167,12 +169,12 @@ class Evaluation:
         valid_when_stalled: bool = False,
         since: Instant | None = None,
     ) -> None:
-        """Advance the condition of a row by a finding; None: the subject is good.
+        """Advance the condition of a catalog row by a finding; None: no fault was found.
 
         Args:
             seen: False if the rule could not be evaluated.
             valid_when_stalled: Whether the finding counts although the source is stalled.
-            since: Time when the fault began, if that is known better than by the evaluation's time.
+            since: Time when the fault began, if known more exactly than the evaluation's time.
         """
         seen = seen and (valid_when_stalled or source.state is not SourceState.STALLED)
         previous = self.previous.get((subject, row.code))
@@ -197,32 +199,33 @@ class Evaluation:
         return len(self.not_applicable), len(self.not_evaluated), len(self.due_ns)
 
     def stable_codes(self, subject: Subject) -> tuple[str, ...] | None:
-        """Return the codes of a subject's conditions; None if the same results would change one of them."""
+        """Return the codes of a subject's conditions; None if the same results in the next evaluation would
+        change one."""
         record = self._subjects.get(subject)
         if record is None:
             return ()
         return None if record.is_changing else tuple(record.current)
 
     def repeat_finding(self, subject: Subject, code: str, passes: int) -> None:
-        """Keep a raised condition because a pass of its source returned the same finding again."""
+        """Keep a condition raised because further passes of its source returned the same finding."""
         condition = self.previous[subject, code]._replace(last_pass=passes)
         self.conditions[subject, code] = condition
         self._record(subject).current[code] = condition
 
     def previous_codes(self, subject: Subject) -> list[str]:
-        """Return the codes that had a condition before this evaluation."""
+        """Return the codes of a subject's conditions before this evaluation."""
         record = self._subjects.get(subject)
         return record.previous_codes if record else []
 
     def causes(
         self, subject: Subject, row_of: Callable[[str], CatalogRow], parent: Subject = ""
     ) -> list[Cause]:
-        """Return the causes of a subject, worst first.
+        """Return the causes (raised conditions) of a subject, worst first.
 
         Args:
-            row_of: Function that returns the row of a code.
-            parent: Subject whose causes above ``info`` count for this one too; of the same code the more
-                severe counts.
+            row_of: Function that returns the catalog row of a code.
+            parent: Subject whose causes above ``info`` are added; of two causes with the same code the more
+            severe is returned.
         """
         own, of_parent = self._subjects.get(subject), self._subjects.get(parent)
         found = dict(own.current) if own else {}
@@ -243,7 +246,7 @@ class Evaluation:
 
 
 def row_with_code(rules: Iterable[Rule], code: str) -> CatalogRow:
-    """Return the row of a code: a rule's own row, or that of its unreadable readings."""
+    """Return the catalog row of a code: a rule's own row, or the row for its unreadable readings."""
     return next(row for rule in rules for row in (rule, unreadable_row(rule)) if row.code == code)
 
 

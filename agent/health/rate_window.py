@@ -1,16 +1,16 @@
-"""Sliding window over a counter: how far the counter has grown within it.
+"""Sliding window over a counter, from which the growth within the last minutes is computed.
 
-A window restarts where the growth in between is unknown: the counter fell because it was reset, it could not
-be read, or it was not read for longer than the window. Its span then shows that it is short.
+A window restarts where the growth between two readings is unknown: the counter fell because it was reset,
+could not be read, or was not read for longer than the window. Its span then shows that it is short.
 
 A window keeps no more points than it needs. A point is dropped if its neighbours have the same value or are
 at most a twelfth of the window apart. So growth is dated to a twelfth of the window, or to the interval
 between two readings if that is longer.
 
-A growth counts what came between the points within a window. What came between the last point before the
-window and the first one in it may be older and is not counted. So a growth never exceeds what came in the
-window, and a slow drip has no rate; it can miss what came in a twelfth of the window, or between two distant
-readings.
+A growth counts the events between the points within a window. Events between the last point before the window
+and the first point in it may be older and are not counted. So a growth never exceeds the number of events in
+the window, and rare single events have no rate; a growth can miss the events of a twelfth of the window, or
+between two distant readings.
 """
 
 from typing import Final, NamedTuple
@@ -41,7 +41,7 @@ def appended(window: RateWindow, reading: Reading, t_ns: int, window_ns: int) ->
     """Return the window with the newest reading appended.
 
     Args:
-        window: Return value of the last call; empty at first.
+        window: Return value of the last call; empty in the first call.
         reading: Value of the counter as read at ``t_ns``.
         t_ns: Time of the reading, not before the last point. Appending the same reading twice adds one point.
         window_ns: Longest window over which a growth will be computed.
@@ -64,7 +64,7 @@ def appended(window: RateWindow, reading: Reading, t_ns: int, window_ns: int) ->
 
 
 def extended(window: RateWindow, until_ns: int, window_ns: int) -> RateWindow:
-    """Return the window extended to ``until_ns`` with the last value, for counters that are appended only on
+    """Return the window with its last value repeated at ``until_ns``, for counters that are appended only on
     change.
     """
     if not window or window[-1].t_ns == until_ns:
@@ -73,7 +73,8 @@ def extended(window: RateWindow, until_ns: int, window_ns: int) -> RateWindow:
 
 
 def grown_since(window: RateWindow, since_ns: int) -> int:
-    """Return the growth between the points from ``since_ns`` on."""
+    """Return how far the counter has grown between the first point at or after ``since_ns`` and the newest
+    point."""
     if not window or window[0].value == window[-1].value:
         return 0  # the usual case, at little cost
     newest = window[-1].value
@@ -90,12 +91,12 @@ def growth(window: RateWindow, window_s: int) -> Growth:
 
 
 def growth_of(reading: Reading, window: RateWindow, window_s: int) -> Growth:
-    """Return the growth of a counter whose newest reading may be missing: then the growth is missing too."""
+    """Return the growth of a counter; missing if the newest reading is missing."""
     return Growth(reading, 0.0) if isinstance(reading, Missing) else growth(window, window_s)
 
 
 class WindowedCounter(NamedTuple):
-    """Counter with the window of its readings."""
+    """Newest reading of a counter, with the window of its readings."""
 
     window: RateWindow = ()
     growth: Growth = Growth(NEVER_READ, 0.0)

@@ -1,10 +1,11 @@
 """Rules: their rows in the catalogue, their results, and results that many rules share.
 
-A rule is a function of a view. A view holds all that its kind of subject is evaluated by: current samples,
-values at start, and the growth of counters. Rules read no clock and no file; a missing reading is a value
-too. What a rule reads also decides for which changes the native sampler wakes the engine.
+A rule is a function of a view. A view is the input of the rules for one device, cgroup or node: current
+samples, values at the agent's start, and the growth of counters. Rules read no clock and no file; a missing
+reading is also a value of the view. What a rule reads also decides for which changes the native sampler wakes
+the engine.
 
-The rows are defined next to their rule functions, in agent.health.host, agent.health.gpu and
+The catalog rows are defined next to their rule functions, in agent.health.host, agent.health.gpu and
 agent.health.declared.
 """
 
@@ -55,21 +56,21 @@ class Unreadable(NamedTuple):
 
 OK: Final = None
 RuleResult = Finding | RuleNotApplicable | RuleNotEvaluated | Unreadable | None
-"""Result of a rule. None (``OK``): evaluated, and no finding."""
+"""Result of a rule. None (``OK``): the rule was evaluated and found no fault."""
 
 
 class Growth(NamedTuple):
-    """Growth of a counter over a sliding window."""
+    """Number of events that a counter has counted within a sliding window."""
 
     events: Reading
-    """Growth within the window, or within ``span_s`` if that is shorter."""
+    """Number of events within the window, or within ``span_s`` if that is shorter."""
     span_s: float
     """Part of the window in which the counter was read [s]."""
 
 
 def missing_result(name: str, reading: Missing, reason: str) -> RuleResult:
-    """Return the result for a missing reading: not applicable for ``reason`` if it never existed, else
-    unreadable.
+    """Return the rule result for a missing reading: not applicable for ``reason`` if the reading never
+    existed, else unreadable.
     """
     return RuleNotApplicable(reason) if is_absent(reading) else Unreadable(name, reading)
 
@@ -92,11 +93,12 @@ def counter_result(
 
 
 CLEAN_PASSES: Final = 3
-"""Number of clean passes of the source after which a cause clears, if they span CLEAN_MIN_NS."""
+"""Number of passes of the source without a finding after which a cause clears, if they span CLEAN_MIN_NS."""
 CLEAN_MIN_NS: Final = NS
-"""Shortest time without a bad pass after which a cause clears; prevents flapping with fast passes."""
+"""Shortest time without a finding after which a cause clears; prevents flapping with fast passes."""
 CLEAN_NS: Final = 10 * NS
-"""Time without a bad pass after which a cause clears with fewer passes. One clean pass never suffices."""
+"""Time without a finding after which a cause clears with fewer passes. One pass without a finding never
+suffices."""
 
 STALLED: Final = "source.stalled"
 STALLED_ADVICE: Final = (
@@ -112,7 +114,8 @@ GPU_UNREADABLE_ADVICE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRow:
-    """Row of the catalogue: one possible cause, its meaning, and how long it takes to raise and to clear."""
+    """Catalog row of a rule: one possible cause of a verdict, its meaning, and how long it takes to raise and
+    to clear."""
 
     code: str
     severity: Severity
@@ -126,41 +129,43 @@ class CatalogRow:
     try_it: str = ""
     """Instructions to provoke the cause."""
     raise_after: int = 1
-    """Bad passes in a row before the cause is raised; 1 for explicit facts."""
+    """Number of consecutive passes with a finding before the cause is raised; 1 for explicit facts."""
     raise_ns: int = 0
-    """Shortest time of bad passes before the cause is raised [ns]."""
+    """Shortest time for which passes must have a finding before the cause is raised [ns]."""
     clear_after: int = CLEAN_PASSES
     clear_ns: int = CLEAN_NS
-    """Time of good passes after which the cause clears even with fewer than ``clear_after`` of them [ns]."""
+    """Time without a finding after which the cause clears even with fewer passes than ``clear_after``
+    [ns]."""
     probation_ns: int = 0
-    """Time for which a cleared cause is still held [ns]."""
+    """Time for which a cleared cause is still reported [ns]."""
     listed_first: bool = False
-    """Whether the cause is listed before others of the same severity."""
+    """Whether the cause is listed before other causes of the same severity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(CatalogRow):
-    """Row with a function that evaluates it from readings."""
+    """Catalog row with the function that evaluates it from readings."""
 
     reads: tuple[Field | Wake, ...] = ()
-    """Fields of the sampler. A field wakes the engine when it changes or, for a ``counter``, when it grew by
-    the configured number of throttle events; a Wake defines its own condition.
+    """Fields of the native sampler that the rule reads. A field wakes the engine when it changes or, for a
+    ``counter``, when it grew by the configured number of throttle events; a Wake defines its own condition.
     """
     gpu_reads: tuple[GpuWake, ...] = ()
-    """Readings of a GPU, and the changes that wake the engine."""
+    """Readings of a GPU that the rule reads, and their changes that wake the engine."""
     evaluate: Callable[[Any], RuleResult]
-    """Function that evaluates a view of the rule's kind of subject."""
+    """Function that returns the rule's result for a view, the rule's input."""
     counter: bool = False
     """Whether the rule evaluates the growth of counters over a window."""
     window_s: int = 0
     """Window of a counter [s]; 0: the configured window of throttle events."""
     valid_when_stalled: bool = False
-    """Whether findings count although the source is stalled, for example that a GPU does not answer."""
+    """Whether findings count although the source is stalled, for example the finding that a GPU does not
+    answer."""
 
 
 @cache
 def unreadable_row(rule: Rule) -> CatalogRow:
-    """Return the row of the cause "what this rule reads can no longer be read"."""
+    """Return the catalog row of the cause that this rule's readings can no longer be read."""
     return CatalogRow(
         code=f"{rule.code}.unreadable",
         severity=Severity.UNKNOWN,
@@ -173,5 +178,5 @@ def unreadable_row(rule: Rule) -> CatalogRow:
 
 
 def cause_from_row(row: CatalogRow, evidence: str, since: Instant) -> Cause:
-    """Return a cause without a condition: raised and cleared at once."""
+    """Return a cause that is raised and cleared without counts or dwell times."""
     return Cause(row.code, row.severity, row.blame, evidence, row.advice, since)

@@ -13,7 +13,7 @@ STALL_MIN_NS: Final = 2 * NS  # on a busy machine a 10 ms sampler can be late by
 
 
 class Stall(NamedTuple):
-    """Stalled source."""
+    """Source that is stalled, or that has resumed with fewer than ``CLEAN_PASSES`` passes since."""
 
     since: Instant
     passes: int
@@ -26,7 +26,7 @@ def stall_limit_ns(source: SourceSample) -> int:
 
 
 def is_stalled(source: SourceSample, now: Instant) -> bool:
-    """Return whether the source's last pass is older than its limit."""
+    """Return whether the source's last pass is older than :func:`stall_limit_ns` allows."""
     return now.mono_ns - source.beat_ns > stall_limit_ns(source)
 
 
@@ -48,7 +48,7 @@ def find_stalls(
 
 
 def with_stall(source: SourceSample, stalled: Mapping[str, Stall]) -> SourceSample:
-    """Return the source in the state STALLED if it is one of ``stalled``."""
+    """Return the source in the state STALLED if its name is in ``stalled``, else unchanged."""
     if source.name not in stalled:
         return source
     detail = f"no pass for more than {stall_limit_ns(source) / NS:g} s"

@@ -1,9 +1,10 @@
-"""State machine of a condition: how a finding becomes a cause, and how the cause clears.
+"""State machine of a condition (a raised or pending fault): how a finding becomes a cause, and how the cause
+clears.
 
-All that can raise or clear a cause is in this file: the transition table, the use of a row's counts and dwell
-times, and the order of severities. Only a stalled source outranks all causes; see agent.health.stalls. The
-caller passes the time and the number of the source's pass. Passes are counted, not evaluations, because in
-quiet times most passes do not wake the engine.
+All code that can raise or clear a cause is in this file: the transition table, the use of the counts and
+dwell times of a catalog row, and the order of severities. Only a stalled source outranks all causes; see
+agent.health.stalls. The caller passes the time and the number of the source's pass. Passes are counted
+instead of evaluations, because most passes without a change do not wake the engine.
 """
 
 from collections.abc import Iterable
@@ -16,29 +17,29 @@ from agent.model.time import Instant
 
 
 class Phase(StrEnum):
-    """Phase of a condition."""
+    """Phase of a condition (a raised or pending fault)."""
 
     CLEAR = "clear"
     PENDING = "rising"
-    """Bad, but not yet for enough passes or long enough."""
+    """Found, but not yet for enough passes or long enough; no cause yet."""
     RAISED = "raised"
     CLEARING = "clearing"
-    """Good again, but not yet for enough passes or long enough; still a cause."""
+    """No longer found, but not yet for enough passes or long enough; still a cause."""
     PROBATION = "probation"
-    """Cleared, but still a cause for the row's probation time."""
+    """No longer found for long enough, but still a cause for the catalog row's probation time."""
 
 
 class Observation(StrEnum):
-    """Result of the newest pass."""
+    """Result of the newest pass of a source for one condition."""
 
     BAD = "bad"
     BAD_DEBOUNCED = "bad-enough"
-    """Bad for as many passes in a row as the row requires."""
+    """Fault found in as many consecutive passes as the catalog row requires."""
     GOOD = "good"
     GOOD_ENOUGH = "good-enough"
-    """Good for as many passes, and for as long, as the phase requires."""
+    """Fault not found for as many passes, and for as long, as the phase requires."""
     UNSEEN = "unseen"
-    """Not evaluated: neither raises nor clears."""
+    """Rule that was not evaluated: the condition is neither raised nor cleared."""
 
 
 TRANSITIONS: Final[dict[tuple[Phase, Observation], Phase]] = {
@@ -83,19 +84,19 @@ HEALTH: Final[dict[Severity, Health]] = {
 
 
 class Condition(NamedTuple):
-    """Possible cause of one subject over time."""
+    """Raised or pending fault of one device, pod or node."""
 
     phase: Phase
     finding: Finding
-    """Newest bad finding; it is reported while the condition is held."""
+    """Newest finding; it is reported while the condition is a cause."""
     since: Instant
-    """Time of the first bad finding since the condition was last clear."""
+    """Time of the first finding since the condition was last clear."""
     run_start_pass: int
-    """Number of the source's pass in which the current run of bad, or of good, results began."""
+    """Number of the source's pass at which the current run of results with, or without, a finding began."""
     run_start_ns: int
-    """Time at which that run, or the probation, began."""
+    """Time at which the current run of equal results, or the probation, began."""
     last_pass: int
-    """Number of the last pass that was evaluated."""
+    """Number of the source's last pass that was evaluated."""
 
     @property
     def held(self) -> bool:
@@ -115,15 +116,15 @@ def advance(
     """Return the condition after one evaluation.
 
     Args:
-        condition: Condition before; None if nothing was wrong.
-        finding: Bad finding of this evaluation; None if the result was good.
-        rule: Row with counts and dwell times.
+        condition: Condition before; None if there was no raised or pending fault.
+        finding: Finding of this evaluation; None if no fault was found.
+        rule: Catalog row with counts and dwell times.
         pass_number: Number of the source's pass that was evaluated. The same pass counts once.
         now: Time of this evaluation.
         seen: False if the rule could not be evaluated.
 
     Returns:
-        The condition; None if nothing is wrong and nothing is remembered.
+        The condition; None if there is no raised or pending fault.
     """
     if condition is None:
         if finding is None or not seen:
@@ -175,11 +176,12 @@ def _observe(condition: Condition, bad: bool, rule: CatalogRow, pass_number: int
 
 
 def due_ns(condition: Condition, rule: CatalogRow, period_ns: int, now_ns: int) -> int | None:
-    """Return the time at which a count or a dwell time can complete without a wake; None if there is none.
+    """Return the time at which a count or a dwell time of the condition can complete without a wake; None if
+    neither can.
 
     Args:
         condition: Return value of :func:`advance` for an evaluated pass.
-        rule: Row of the condition.
+        rule: Catalog row of the condition.
         period_ns: Period of the source.
         now_ns: Time of this evaluation.
     """
@@ -202,6 +204,6 @@ def due_ns(condition: Condition, rule: CatalogRow, period_ns: int, now_ns: int) 
 
 
 def worst_first(conditions: Iterable[tuple[str, Condition]]) -> list[tuple[str, Condition]]:
-    """Return the held conditions by severity, then age, then code."""
+    """Return the codes and conditions that are causes, by severity, then age, then code."""
     held = [(code, condition) for code, condition in conditions if condition.held]
     return sorted(held, key=lambda item: (-item[1].finding.severity, item[1].since.mono_ns, item[0]))

@@ -13,7 +13,8 @@ from agent.model.source import SourceSample
 from agent.model.time import NS, Instant, at_mono
 
 LIMIT: Final = 1024
-"""Maximum size [bytes]. The kubelet truncates longer messages, even within a character (KEP-4680)."""
+"""Maximum size of a device's message [bytes]. The kubelet truncates longer messages, even within a character
+(KEP-4680)."""
 _CUT: Final = "..."
 
 
@@ -39,16 +40,16 @@ def message(causes: Sequence[Cause]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreviousVerdicts:
-    """Verdicts of the last evaluation, and what all verdicts of this one share."""
+    """Verdicts of the last evaluation, and values that all verdicts of this evaluation share."""
 
     started: Instant
     """Time of the first evaluation."""
     evaluated: Instant | None = None
-    """Time of the last evaluation."""
+    """Time of the last evaluation; None in the first one."""
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
-    """Verdicts of the last evaluation, by subject."""
+    """Verdicts of the last evaluation, by device."""
     stalled: Mapping[str, Stall] = field(default_factory=dict)
-    """Sources that are stalled or have only just resumed."""
+    """Sources that are stalled or have only just resumed, by name."""
     lease_salt_s: int = 0
     """Number added to every lease [s]."""
 
@@ -68,7 +69,7 @@ def verdict(
     Args:
         severity: Severity of its worst cause, or a higher one.
         causes: Causes, worst first.
-        timeout_s: Lease without the salt.
+        timeout_s: Lease without ``lease_salt_s``.
     """
     last = previous.devices.get(device.subject)
     if last and not causes and _is_unchanged_ok(last, device, severity, attributes):
@@ -93,7 +94,8 @@ def verdict(
 def _is_unchanged_ok(
     last: DeviceHealth, device: Device, severity: Severity, attributes: tuple[tuple[str, str], ...]
 ) -> bool:
-    """Return whether a device without causes is as it was in its last verdict, which had none either."""
+    """Return True if the last verdict on a device had no causes, and had this severity and these
+    attributes."""
     return (
         not last.causes
         and last.severity is severity
@@ -112,7 +114,7 @@ def with_causes(
     """Return a verdict with other causes.
 
     Args:
-        found: The verdict.
+        found: Verdict to extend.
         causes: All causes, including those of ``found``; causes of equal severity stay in this order.
     """
     worst_first = sorted(causes, key=lambda cause: -cause.severity)
@@ -130,11 +132,11 @@ def with_minor_causes(
     found: DeviceHealth,
     causes: Iterable[Cause],
 ) -> DeviceHealth:
-    """Return a verdict with additional causes that leave the device usable; they follow Unknown and Unhealthy
-    ones.
+    """Return a verdict with additional causes that leave the device usable, listed after the causes that make
+    it Unknown or Unhealthy.
 
     Args:
-        found: The verdict.
+        found: Verdict to extend.
         causes: Additional causes, at most ``degraded``.
     """
     more = tuple(causes)
@@ -151,8 +153,8 @@ def _since(
     causes: Iterable[Cause],
     now: Instant,
 ) -> Instant:
-    """Return when the shown verdict began: with its newest cause if that came since the last evaluation, else
-    now.
+    """Return when the shown verdict began: as before if the verdict is unchanged; else when its newest cause
+    began if that was after the last evaluation, else now.
     """
     if last is not None and (last.health, last.severity, last.message) == shown:
         return last.since
@@ -161,12 +163,12 @@ def _since(
 
 
 def verified_at(sources: Iterable[SourceSample], now: Instant) -> Instant:
-    """Return when the least recently read of the device's sources finished its last pass, on both clocks."""
+    """Return the time of the oldest last pass among the device's sources, on both clocks."""
     return at_mono(min((source.beat_ns for source in sources), default=now.mono_ns), now)
 
 
 def lease_seconds(evaluation: Evaluation, sources: Iterable[SourceSample]) -> int:
-    """Return the lease: at least three periods of the slowest source, so that it outlives the next
-    verification [s].
+    """Return the lease of a verdict [s]: at least three periods of the slowest source, so that the lease
+    outlives the next verification.
     """
     return max(evaluation.settings.lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)

@@ -6,22 +6,22 @@ from typing import Final
 from agent.model.reading import Reading
 
 NO_LIMIT: Final = 2**64 - 1
-"""Value of a limit that reads ``max`` (v2) or -1 (v1)."""
+"""Value that stands for no limit: the file contains ``max`` (v2) or -1 (v1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageKnobs:
-    """Hugepage limits of one page size [bytes]; ``NO_LIMIT`` if there is none."""
+    """Hugepage limits of one cgroup for one page size [bytes]; ``NO_LIMIT``: no limit."""
 
     size_kib: int
     max: Reading
     rsvd_max: Reading
-    """Limit of reservations [bytes]."""
+    """Limit on hugepage reservations [bytes]."""
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupKnobs:
-    """Settings of one cgroup at one moment. Limits are ``NO_LIMIT`` if there is none."""
+    """Settings of one cgroup at one moment. A limit of ``NO_LIMIT`` means no limit."""
 
     controllers: frozenset[str] | None
     """Enabled controllers among ``cpu``, ``memory``, ``hugetlb`` and ``cpuset``, if one of their files was
@@ -33,7 +33,7 @@ class CgroupKnobs:
     throttled: Reading
     """Throttled CPU periods since the cgroup was created. Read on request only, as are the CPU sets."""
     memory: Reading
-    """Memory limit [bytes]."""
+    """Memory limit of the cgroup [bytes]; ``NO_LIMIT``: no limit."""
     cpus: Reading
     """``cpuset.cpus`` as a bit set: bit ``n`` is CPU ``n``. Empty in v2: inherited from the parent."""
     effective: Reading

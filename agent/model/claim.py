@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ClaimRef(NamedTuple):
-    """Identity of a ResourceClaim, as the kubelet sends it."""
+    """Identity of a ResourceClaim, as the kubelet sends it to drivers."""
 
     namespace: str
     name: str
@@ -38,15 +38,15 @@ class ClaimDevice(NamedTuple):
     pool: str
     device: str
     share_id: str = ""
-    """Share of a device that several claims consume; empty: the whole device."""
+    """Id of the claim's share of a device that several claims consume; empty: the whole device."""
     admin: bool = False
-    """Whether this is admin access: other claims may use the device at the same time."""
+    """True: admin access, other claims may use the device at the same time. False: normal access."""
     consumed: tuple[tuple[str, str], ...] = ()
     """Capacity that the claim consumes, as (name, Kubernetes quantity)."""
 
     @property
     def ref(self) -> DeviceRef:
-        """Identity of the device."""
+        """Identity of the allocated device."""
         return DeviceRef(self.driver, self.pool, self.device)
 
 

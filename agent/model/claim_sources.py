@@ -1,7 +1,7 @@
 """Answers of the node's sources about claims, pods and devices, each with its origin and time.
 
-Every value holds what one source knows; a field that the source does not know is empty. The map that joins
-all answers is in agent.model.consumers.
+Each value holds the facts of one source; a field that the source lacks is empty. agent.model.consumers has
+the map that joins all answers.
 """
 
 from dataclasses import dataclass
@@ -48,9 +48,9 @@ class Provenance(NamedTuple):
 
     origin: Origin
     read: Instant
-    """When the agent read the file or got the answer."""
+    """Time when the agent read the file or got the answer."""
     written_s: float | None = None
-    """When the file was written [s since 1970]; None: the source answered at the time of the request."""
+    """Time when the file was written [s since 1970]; None: the source answered the request directly."""
 
 
 @dataclass(frozen=True)  # with slots, SourceAnswer[X](...) is a TypeError in Python 3.11
@@ -60,9 +60,9 @@ class SourceAnswer(Generic[T]):
     provenance: Provenance
     items: tuple[T, ...] = ()
     absence: Absence | None = None
-    """ABSENT: the node does not have the source. UNREADABLE: the source exists and could not be read."""
+    """Kind of failure. None: none; ABSENT: the node lacks the source; UNREADABLE: it could not be read."""
     reason: str = ""
-    """Why there is no answer."""
+    """Reason why the source gave no answer; empty: the source answered."""
     invalid: tuple[str, ...] = ()
     """Parts of the answer that could not be parsed, each with its place; the rest is in ``items``."""
 
@@ -88,13 +88,13 @@ class PodRef(NamedTuple):
 
 
 class DeviceUse(NamedTuple):
-    """Use of a device by a claim."""
+    """Allocation of one device to a claim."""
 
     device: DeviceRef
     requests: tuple[str, ...] = ()
     """Requests of the claim that the device serves, without subrequests; empty: unknown."""
     share_id: str = ""
-    """Share of a device that several claims consume; empty: the whole device."""
+    """Id of the claim's share of a device that several claims consume; empty: the whole device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,9 @@ class PreparedClaim:
     pods: tuple[str, ...] = ()
     """UIDs of the pods that the claim is prepared for; empty in a driver's answer."""
     waiting: tuple[str, ...] = ()
-    """Drivers of the claim without a device so far: not prepared yet, unless in ``skipped``."""
+    """Drivers of the claim that have no device yet: not prepared, unless in ``skipped``."""
     skipped: tuple[str, ...] = ()
-    """Drivers that the kubelet does not call; it does not learn their devices."""
+    """Drivers that the kubelet does not call, so that it does not know their devices."""
     cdi: tuple[tuple[str, DeviceRef], ...] = ()
     """CDI ids and their devices. The pod's status lists a device under its first id."""
 
@@ -145,7 +145,7 @@ class Owner(NamedTuple):
     name: str
     uid: str
     controller: bool = False
-    """Whether the owner is the managing controller; at most one is."""
+    """Whether the owner is the managing controller; at most one owner of an object is."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
@@ -248,7 +248,7 @@ class KnownClaim:
 
 
 class LiveContainer(NamedTuple):
-    """Cgroup of a container."""
+    """Cgroup of one container."""
 
     id: str
     running: bool | None
@@ -256,7 +256,7 @@ class LiveContainer(NamedTuple):
 
 
 class LivePod(NamedTuple):
-    """Cgroup of a pod and of its containers."""
+    """Cgroup of one pod, with the cgroups of its containers."""
 
     uid: str
     running: bool | None
@@ -272,7 +272,7 @@ class Belief(NamedTuple):
     updated_s: float
     """Time of the entry [s since 1970]; the kubelet writes changes only."""
     lease_s: float
-    """Lease: how long the kubelet uses the health [s]; negative: never."""
+    """Lease: how long the kubelet uses the health [s]; negative: the kubelet never uses it."""
 
     def has_lapsed(self, now_s: float) -> bool:
         """Return whether a kubelet that starts now, with this file alone, treats the device as Unknown.
@@ -284,7 +284,7 @@ class Belief(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceAnswers:
-    """Answers of all sources, by kind of answer; any number of sources each, in any order."""
+    """Answers of all sources, by content; each field has any number of sources in any order."""
 
     prepared: tuple[SourceAnswer[PreparedClaim], ...] = ()
     listed: tuple[SourceAnswer[ListedPod], ...] = ()

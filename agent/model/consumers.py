@@ -23,12 +23,12 @@ from agent.model.reading import Absence
 
 
 class Relation(StrEnum):
-    """Relation between a claim and a device or consumer, the strongest proof first."""
+    """Relation between a claim and a device or consumer; members are ordered, strongest proof first."""
 
     PREPARED = "prepared"
     """The driver prepared the device for the claim, at the kubelet's request for the pod."""
     LISTED = "listed"
-    """The kubelet lists it in podresources."""
+    """The kubelet lists the device or the pod with the claim in podresources."""
     ALLOCATED = "allocated"
     """The scheduler allocated the device to the claim: on any node, prepared or not."""
     RESERVED = "reserved"
@@ -38,7 +38,7 @@ class Relation(StrEnum):
 
 
 class Consumer(NamedTuple):
-    """Consumer of a claim."""
+    """Consumer of a claim: a pod, a pod group or another object."""
 
     kind: ConsumerKind
     namespace: str = ""
@@ -61,7 +61,7 @@ class DeviceEdge(NamedTuple):
     relation: Relation
     provenance: Provenance
     by_name: bool = False
-    """Whether the source gives no UID, and the claim was found by its name, which only it has."""
+    """True: the source gives no UID, and the claim was found by its unique name. False: found by UID."""
 
 
 class ConsumerEdge(NamedTuple):
@@ -72,7 +72,7 @@ class ConsumerEdge(NamedTuple):
     relation: Relation
     provenance: Provenance
     by_name: bool = False
-    """Whether the source gives no UID for the claim, the consumer or both."""
+    """True: the source lacks the UID of the claim, the consumer or both. False: it has both UIDs."""
 
 
 class ContainerEdge(NamedTuple):
@@ -117,7 +117,7 @@ class Conflict(NamedTuple):
     subject: str
     assertions: tuple[Assertion, ...]
     claims: tuple[ClaimRef, ...] = ()
-    """Claims that the conflict concerns, under every name that they have."""
+    """Claims that the conflict concerns, under all names of each claim."""
     pods: tuple[PodRef, ...] = ()
     """Pods that the conflict concerns."""
 
@@ -132,7 +132,7 @@ class MissingSource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClaimView:
-    """A claim with everything that sources report about it."""
+    """All facts that the sources report about one claim."""
 
     ref: ClaimRef
     devices: tuple[DeviceEdge, ...] = ()
@@ -141,12 +141,12 @@ class ClaimView:
     objects: tuple[tuple[KnownClaim, Provenance], ...] = ()
     waiting: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
-    """Drivers that the kubelet does not call; see :class:`PreparedClaim`."""
+    """Drivers that the kubelet does not call, so that it does not know their devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod with everything that sources report about it."""
+    """All facts that the sources report about one pod."""
 
     ref: PodRef
     objects: tuple[tuple[KnownPod, Provenance], ...] = ()
@@ -163,7 +163,7 @@ class PodView:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the pod's object has a final phase."""
+        """Whether the pod's object has a final phase; False without an object."""
         return self.known is not None and self.known.has_ended
 
 
@@ -175,7 +175,7 @@ class ConsumerMap:
     """Claims by identity; a claim without a UID is known by name alone."""
     pods: Mapping[PodRef, PodView] = field(default_factory=dict)
     devices: Mapping[DeviceRef, tuple[ClaimRef, ...]] = field(default_factory=dict)
-    """Claims of each device."""
+    """Claims that sources report for each device."""
     groups: Mapping[tuple[str, str], tuple[PodRef, ...]] = field(default_factory=dict)
     """Pods of each pod group, by (namespace, name)."""
     conflicts: tuple[Conflict, ...] = ()
@@ -204,4 +204,4 @@ class Affected:
     group: str = ""
     """Pod group through which the pod uses the claim; empty: the pod itself is the consumer."""
     edges: tuple[DeviceEdge | ConsumerEdge | ContainerEdge, ...] = ()
-    """Edges that prove it, with their sources."""
+    """Edges that prove the pod's use of the device, with their sources."""

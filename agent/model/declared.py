@@ -1,4 +1,4 @@
-"""Devices that drivers declare, each a name for a part of the machine, and results of drivers' checks."""
+"""Devices that drivers declare, each a part of the machine, and results of drivers' health checks."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from agent.model.health import Finding
 
 
 class DeclaredCpus(NamedTuple):
-    """Declared set of CPUs."""
+    """Set of CPUs that a driver declares as a device."""
 
     cpus: CpuSet
     numa: int | None
@@ -19,7 +19,7 @@ class DeclaredCpus(NamedTuple):
 
 
 class DeclaredHugepages(NamedTuple):
-    """Declared pages of one hugepage pool."""
+    """Pages of one hugepage pool that a driver declares as a device."""
 
     size_kib: int
     pages: int
@@ -27,7 +27,7 @@ class DeclaredHugepages(NamedTuple):
 
 
 class DeclaredMemory(NamedTuple):
-    """Declared memory of one NUMA node."""
+    """Memory of one NUMA node that a driver declares as a device."""
 
     size: int
     """Size [bytes]; 0: not declared."""
@@ -35,7 +35,7 @@ class DeclaredMemory(NamedTuple):
 
 
 class DeclaredGpu(NamedTuple):
-    """Declared GPU or MIG instance."""
+    """GPU or MIG instance that a driver declares as a device."""
 
     pci: str
     """PCI address, ``0000:3b:00.0``. Either this or ``uuid`` is set."""
@@ -48,7 +48,7 @@ class DeclaredGpu(NamedTuple):
 
 
 class DeclaredPci(NamedTuple):
-    """Declared PCI function other than a GPU."""
+    """PCI function other than a GPU that a driver declares as a device."""
 
     address: str
     driver: str
@@ -67,7 +67,7 @@ class Declared(NamedTuple):
 
     driver: str
     pool: str
-    """Pool; the node's name unless the driver sets another."""
+    """Pool of the device; the Kubernetes node's name unless the driver sets another."""
     name: str
     part: DeclaredPart
     lease_s: int
@@ -96,7 +96,7 @@ Declarations = tuple[DeclaredFile, ...]
 
 
 class CheckSample(NamedTuple):
-    """Last result of one check of one device."""
+    """Last result of a driver's health check of one device."""
 
     check: str
     """Name of the check: a DNS label."""
@@ -105,7 +105,7 @@ class CheckSample(NamedTuple):
     finding: Finding | None
     """Fault that the check found; None: no fault, or the check could not run (``unread``)."""
     unread: str
-    """Why there is no result: the check timed out or raised. Empty: there is one."""
+    """Reason why the check has no result: it timed out or raised. Empty: it has one."""
     passes: int
     """Finished runs of the check; 0: the first one still runs."""
     beat_ns: int

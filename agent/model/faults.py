@@ -1,4 +1,4 @@
-"""GPU faults that outlive the agent: those that only a recovery outside the agent ends."""
+"""GPU faults that persist across restarts of the agent, until a recovery outside the agent ends them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ class Cure(StrEnum):
     """Event that ends a latched fault. A reboot ends all but REPLACE; a GPU reset ends LINKS_UP to RESET."""
 
     EXPIRES = "expires"
-    """Time: the fault is reported for ten minutes."""
+    """Time ends the fault: it is reported for ten minutes."""
     LINKS_UP = "links-up"
     """All NVLinks that were up before are up again."""
     ACTION = "action"
@@ -31,7 +31,7 @@ class KnownGpu(NamedTuple):
     """A GPU that this node has or had."""
 
     number: int
-    """Number of the device name, ``gpu-<number>``."""
+    """Number in the device name ``gpu-<number>``."""
     uuid: str
     bus: str
     name: str
@@ -66,13 +66,13 @@ class KeptFault(NamedTuple):
     texts: tuple[str, ...] = ()
     """Newest kernel-log lines that reported the fault, the newest last."""
     pids: tuple[int, ...] = ()
-    """Newest processes that these lines named."""
+    """Newest process ids that the lines in ``texts`` name."""
     bursts_wall_s: tuple[float, ...] = ()
-    """Start of each burst in the day before ``last_wall_s``."""
+    """Start times of the bursts of log lines in the day before ``last_wall_s`` [s since 1970]."""
     earlier_boots: int = 0
     """Number of earlier boots in which the fault occurred."""
     healed_wall_s: float = 0.0
-    """When the fault was resolved [s since 1970]; 0: it is not."""
+    """Time when the fault was resolved [s since 1970]; 0: not resolved."""
     blame: Blame = Blame.HARDWARE
     before_us: bool = False
     """Whether the fault occurred while no agent ran, so that a later recovery may have been missed."""

@@ -51,7 +51,7 @@ class GpuField(StrEnum):
     MEM_TEMP = "mem_temp"
     """Memory temperature [C]; all temperatures are in degrees Celsius."""
     SLOWED_SW_POWER = "slowed_sw_power"
-    """Accumulated time of clock throttling by cause [ns]; also the three readings below."""
+    """Accumulated time of clock throttling for this cause [ns]; the three fields below are such times too."""
     SLOWED_SW_THERMAL = "slowed_sw_thermal"
     SLOWED_HW_THERMAL = "slowed_hw_thermal"
     SLOWED_HW_BRAKE = "slowed_hw_brake"
@@ -76,7 +76,7 @@ class GpuField(StrEnum):
     ECC_CORRECTABLE_SRAM_LIFE = "ecc_correctable_sram_life"
     SRAM_THRESHOLD = "sram_threshold"
     LINK_REPLAY = "link_replay"
-    """Error count summed over the GPU's NVLinks; also the six readings below."""
+    """Error count summed over the GPU's NVLinks; the six fields below are such sums too."""
     LINK_RECOVERY = "link_recovery"
     LINK_CRC = "link_crc"
     LINK_RECEIVE_ERRORS = "link_receive_errors"
@@ -132,7 +132,7 @@ class MigSample(NamedTuple):
 
 
 class EventCount(NamedTuple):
-    """Count of one event type since monitoring started."""
+    """Number of events of one type since monitoring of the GPU started."""
 
     times: int
     last_ns: int
@@ -142,7 +142,7 @@ class EventCount(NamedTuple):
 
 
 class XidCount(NamedTuple):
-    """Count of one XID of one GPU, from NVML events."""
+    """Number of NVML events with one XID on one GPU."""
 
     code: int
     gi: int
@@ -159,7 +159,7 @@ class GpuSample:
     """Readings and events of one GPU."""
 
     index: int
-    """Index among the GPUs seen since start; it stays when NVML renumbers."""
+    """Index among the GPUs seen since start; unchanged when NVML renumbers the GPUs."""
     uuid: str
     """UUID; empty, like bus, name and serial, if the GPU never answered."""
     bus: str
@@ -170,7 +170,7 @@ class GpuSample:
     """NVML return code of the last pass; see :class:`Status`."""
     passes: int
     beat_ns: int
-    """CLOCK_MONOTONIC at the end of the last pass."""
+    """CLOCK_MONOTONIC at the end of the last pass [ns]."""
     period_ns: int
     call: str = ""
     """NVML call in progress; empty: none."""
@@ -195,7 +195,7 @@ class GpuSample:
     """Registered event types, as a bit set."""
     xids: tuple[XidCount, ...] = ()
     xids_forgotten: int = 0
-    """XID entries dropped for lack of room, the least recent first; ``nvml-events`` reports the number."""
+    """Number of XID entries dropped for lack of room, oldest first; source ``nvml-events`` reports it."""
 
     def __getitem__(self, name: GpuField) -> Reading:
         return self.readings.get(name, NEVER_READ)
@@ -209,7 +209,7 @@ class GpuSet:
     nvml: SourceSample
     """State of the library: ABSENT if there is none; ``detail`` gives the reason if it cannot be used."""
     events: SourceSample
-    """State of the event thread; ABSENT if NVML has no events."""
+    """State of the thread that waits for NVML events; ABSENT: NVML has no events."""
     err: int = 0
     """NVML return code behind ``nvml.detail``; 0: no error."""
     generation: int = 0

@@ -45,7 +45,7 @@ class Blame(StrEnum):
 
 
 class XidOverride(StrEnum):
-    """Severity that an operator sets for an XID instead of the one in the table."""
+    """Severity that an operator sets for an XID instead of the table's severity."""
 
     IGNORE = "ignore"
     INFO = "info"
@@ -54,7 +54,7 @@ class XidOverride(StrEnum):
 
 
 class Finding(NamedTuple):
-    """Fault that a rule finds in one subject of one snapshot."""
+    """Fault that a rule finds in one snapshot for one device, pod or the node."""
 
     code: str
     """Stable dotted code, ``mem.hugepages.pool_shrunk``."""
@@ -62,9 +62,9 @@ class Finding(NamedTuple):
     evidence: str = ""
     """One line with the compared numbers. It changes only when the facts change."""
     advice: str = ""
-    """What to do about it; empty: the rule's advice applies."""
+    """Action for the operator; empty: the rule's advice applies."""
     blame: Blame | None = None
-    """Area to blame; None: the rule's blame applies."""
+    """Area in which the fault must be fixed; None: the rule's area applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class Cause:
     advice: str
     since: Instant
     driver_reported: bool = False
-    """Whether only the device's driver reported it, after a failed prepare."""
+    """True: only the device's driver reported the fault, after a failed prepare. False: a rule found it."""
     keep_away: bool = False
-    """Whether the reporter requests a taint although no fault of the device is known."""
+    """True: the reporter requests a taint although no fault of the device is known."""
 
 
 class DeviceHealth(NamedTuple):
@@ -92,7 +92,7 @@ class DeviceHealth(NamedTuple):
     health: Health
     severity: Severity
     message: str
-    """At most 1,024 bytes of UTF-8: worst cause first, each with its code first, no changing numbers."""
+    """Text, at most 1,024 bytes of UTF-8: worst cause first, each after its code, no changing numbers."""
     since: Instant
     """Time of the last change of health, severity or message."""
     verified: Instant
@@ -108,7 +108,7 @@ class DeviceHealth(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Driver, pool and name; unique within a report."""
+        """Driver, pool and name of the device; unique within a report."""
         return (self.driver, self.pool, self.device)
 
     def again(self, verified: Instant, timeout_s: int) -> "DeviceHealth":
@@ -120,11 +120,11 @@ class DeviceHealth(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Cause that concerns a pod or the node instead of a device. Never sent to the kubelet."""
+    """Cause that concerns a pod or the Kubernetes node instead of a device. Never sent to the kubelet."""
 
     subject: str
-    """Subject: ``node``, or ``pod 0f3c... (team-a/train-0) container main``. The pod's name is present if
-    known; a container is given by name or id."""
+    """Concerned object: ``node``, or ``pod 0f3c... (team-a/train-0) container main``. The pod's name is
+    present if known; a container is given by name or id."""
     cause: Cause
     devices: tuple[str, ...] = ()
     """Devices that the pod uses: ``<driver>/<pool>/<name>``, host devices by name."""

@@ -28,7 +28,7 @@ class NumaSample(NamedTuple):
 
     node: int
     total_kib: Reading
-    """``MemTotal`` of the node's meminfo [KiB]."""
+    """``MemTotal`` of the NUMA node's meminfo [KiB]."""
     poisoned: Reading
     """Pages with hardware errors since boot: ``memory_failure/total``. Absent before Linux 6.4."""
     blocks: Reading
@@ -57,14 +57,14 @@ class PressureSample(NamedTuple):
     """Total stall time of tasks since boot [us]. Source: ``/proc/pressure``."""
 
     cpu_some: Reading
-    """Time in which some task waited; memory and I/O count time in which all tasks waited."""
+    """Time in which at least one task waited; memory and I/O: time in which all tasks waited."""
     memory_full: Reading
     io_full: Reading
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSample:
-    """All slow readings of the machine. Parts can come from different passes."""
+    """All slow readings of the machine. Different sources may have read them at different times."""
 
     dimms: tuple[DimmSample, ...]
     """Memory modules by controller, the controller first."""

@@ -52,7 +52,7 @@ def needed(parent: Object, key: str, place: str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Describe the type of a JSON value in words."""
+    """Return the type of a JSON value in words, for error messages."""
     return _KINDS.get(type(value), "a number" if isinstance(value, int | float) else "an object")
 
 

@@ -1,11 +1,11 @@
-"""Samples of PCI functions: GPUs, and those that drivers declare."""
+"""Samples of PCI functions: GPUs, and PCI functions that drivers declare as devices."""
 
 from typing import Final, NamedTuple
 
 from agent.model.reading import Reading
 
 GIVEN_AWAY: Final = "vfio-pci"
-"""Kernel driver of functions passed through to a virtual machine; NVML does not list such GPUs."""
+"""Kernel driver of PCI functions passed through to a virtual machine; NVML does not list such GPUs."""
 
 
 class PciSample(NamedTuple):
@@ -29,4 +29,4 @@ class PciSample(NamedTuple):
     aer_fatal: Reading
     aer_correctable: Reading
     port: str = ""
-    """Address of the bridge above, under which the kernel logs link events; empty on a root bus."""
+    """PCI address of the upstream bridge, under which the kernel logs link events; empty: on a root bus."""

@@ -1,7 +1,7 @@
 """Pods that use devices, and the findings of the cgroup audit about them.
 
-agent.node.pods.tracker collects the values, with what agent.allocatable.evaluate makes of an audit; the
-rules of agent.health.host.pod.attribution judge it.
+agent.node.pods.tracker collects the values and the findings that agent.allocatable.evaluate derives from an
+audit; the rules of agent.health.host.pod.attribution evaluate them.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from agent.model.source import SourceSample
 
 
 class Resource(StrEnum):
-    """Node resource that a pod is allocated."""
+    """Resource of the Kubernetes node that a pod is allocated."""
 
     CPU = "cpu"
     MEMORY = "memory"
@@ -33,7 +33,7 @@ class PodFinding(NamedTuple):
     evidence: str
     """One line with the compared numbers. It changes only when they change."""
     advice: str = ""
-    """What to do; empty: the rule's advice applies."""
+    """Action for the operator; empty: the rule's advice applies."""
     resource: Resource | None = None
     """Resource that the finding concerns; None: several."""
     size_kib: int = 0
@@ -42,7 +42,7 @@ class PodFinding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PodsSample:
-    """Newest known use of devices by pods."""
+    """Newest known uses of devices by pods, with the audit findings about pods."""
 
     source: SourceSample
     uses: Mapping[str, tuple[DeviceRef, ...]] = field(default_factory=dict)

@@ -25,7 +25,7 @@ class ErrorClass(StrEnum):
 
 
 class Scope(StrEnum):
-    """Scope of a failure."""
+    """Concerned part of a failed prepare: the claim, a device, the driver or the Kubernetes node."""
 
     CLAIM = "claim"
     DEVICE = "device"
@@ -53,7 +53,7 @@ class Operation(StrEnum):
 
 
 class Remediation(NamedTuple):
-    """Taint for a device; its key is derived from the code."""
+    """Taint that a failed prepare puts on a device; the taint's key is derived from the verdict's code."""
 
     effect: Effect
     value: str = ""
@@ -84,7 +84,7 @@ class PrepareVerdict:
     retry_after_s: float | None = None
     """Earliest useful retry [s]; None: unknown, or a retry cannot help."""
     sticky_s: int = 0
-    """How long this verdict may answer the same prepare without a new attempt [s]."""
+    """Time for which this verdict may answer the same prepare without a new attempt [s]."""
     health: Health | None = None
     """Health that the devices get; None: no change."""
     taint: Remediation | None = None
@@ -120,11 +120,11 @@ class DriverFault(NamedTuple):
     reported_wall_s: float
     claim: ClaimRef
     expired_wall_s: float = 0.0
-    """When the driver prepared the device again or the time limit passed [s since 1970]; 0: not yet."""
+    """Time when the driver prepared the device again or the time limit passed [s since 1970]; 0: not yet."""
     health: Health = Health.UNHEALTHY
     """Health of the device. UNKNOWN: the driver or the node is at fault, the device's state is unknown."""
     keep_away: bool = True
-    """Whether the device gets a taint."""
+    """True: the device gets a taint. False: it gets none."""
 
     @property
     def subject(self) -> str:

@@ -18,17 +18,17 @@ def error_text(code: int) -> str:
 
 
 class Absence(StrEnum):
-    """Why a reading is missing."""
+    """Reason why a reading is missing."""
 
     ABSENT = "absent"
-    """The machine does not have it: the file did not exist at start."""
+    """The machine lacks the source of the reading: the file did not exist at start."""
     UNREADABLE = "unreadable"
-    """It was readable before and cannot be read now."""
+    """The reading was available before and cannot be read now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A missing reading with its reason. It is never treated as 0, Healthy or Unhealthy."""
+    """A missing reading with its reason. Rules never treat it as 0, Healthy or Unhealthy."""
 
     absence: Absence
     errno: int = 0
@@ -46,5 +46,5 @@ NEVER_READ: Final = Missing(Absence.ABSENT)
 
 
 def is_absent(reading: Reading) -> bool:
-    """Return whether the machine does not have the reading."""
+    """Return True if the machine lacks the reading (ABSENT), False for a number or an unreadable one."""
     return isinstance(reading, Missing) and reading.absence is Absence.ABSENT

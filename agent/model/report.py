@@ -11,7 +11,7 @@ from agent.model.time import Instant
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Complete state of the node. Each report replaces the one before."""
+    """Complete state of the Kubernetes node. Each report replaces the one before."""
 
     node: str
     at: Instant
@@ -20,7 +20,7 @@ class Report:
     notes: tuple[Note, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
     not_evaluated: tuple[NotApplicable, ...] = ()
-    """Rules that still need more history."""
+    """Rules that were not evaluated, because they need more history."""
     sources: tuple[SourceSample, ...] = ()
     core: CoreStats = field(default_factory=CoreStats)
     groups: int = 0
@@ -28,11 +28,11 @@ class Report:
     declaring: tuple[str, ...] = ()
     """Drivers that have declared devices since the agent started; their sockets report only these devices."""
     starting: bool = False
-    """Whether a source has yet to finish its first pass, within its time limit: the report is incomplete."""
+    """True: the report is incomplete, since a source has not finished its first pass but still has time."""
 
 
 class Subscribers(NamedTuple):
-    """Number of streams on one socket."""
+    """Number of health streams that are open on one socket."""
 
     socket: str
     """Path of the socket below the runtime directory."""
@@ -53,7 +53,7 @@ class AgentStatus:
     version: str
     pid: int
     started_wall_s: float
-    """When the process started [s since 1970]."""
+    """Time when the process started [s since 1970]."""
     cpu_s: float
     """User and system time of the process since its start [s]."""
     rss_bytes: int
@@ -73,4 +73,4 @@ class AgentStatus:
     groups: int = 0
     """Number of watched cgroups of pods and containers."""
     subscribers: tuple[Subscribers, ...] = ()
-    """Streams of every socket, including sockets without one."""
+    """Number of streams of every socket, including sockets without streams."""

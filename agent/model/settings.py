@@ -16,7 +16,7 @@ class GpuLimits:
     dead_s: float = 60
     """Age of an unanswered NVML call that makes the GPU Unhealthy [s]."""
     probation_s: float = 60
-    """How long a recovered GPU stays Unhealthy without a new fault [s]."""
+    """Time for which a recovered GPU stays Unhealthy without a new fault [s]."""
     correctable_errors: int = 1000
     """Correctable memory errors within ``correctable_window_s`` that make a GPU degraded."""
     correctable_window_s: int = 3600
@@ -37,7 +37,7 @@ class HostLimits:
     """Share of throttled CPU periods above which a container is reported [%]."""
     throttled_window_s: int = 60
     pressure_percent: int = 10
-    """Share of time in which all tasks waited above which the node is reported [%]."""
+    """Share of time with all tasks waiting above which the Kubernetes node is reported [%]."""
     pressure_window_s: int = 60
 
 

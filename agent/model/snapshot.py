@@ -7,7 +7,7 @@ from typing import NamedTuple
 from agent.model.cpuset import CpuSet
 from agent.model.declared import CheckSample, Declarations
 from agent.model.gpu import GpuHost, GpuSet
-from agent.model.log import LogSample
+from agent.model.kernel_messages import LogSample
 from agent.model.machine import MachineSample
 from agent.model.pci import PciSample
 from agent.model.pods import PodsSample
@@ -17,7 +17,7 @@ from agent.model.source import SourceSample
 
 
 class GroupKind(StrEnum):
-    """Kind of a cgroup below kubepods."""
+    """Kind of a cgroup below kubepods: pod or container."""
 
     POD = "pod"
     CONTAINER = "container"
@@ -36,13 +36,13 @@ class NodeSample(NamedTuple):
 
     node: int
     cpus: CpuSet | Missing
-    """CPUs of the node, including those that are offline."""
+    """CPUs of the NUMA node, including offline CPUs."""
     throttle_core: Reading
-    """Sum of core thermal-throttle events of the node's CPUs since the agent started. It does not fall when
-    the kernel resets a count while a CPU is offline."""
+    """Core thermal-throttle events since the agent started, summed over the NUMA node's CPUs. The sum does
+    not fall when the kernel resets a count while a CPU is offline."""
     throttle_package: Reading
-    """Package thermal-throttle events since the agent started: the maximum over the node's CPUs, since each
-    CPU counts the same events."""
+    """Package thermal-throttle events since the agent started: the maximum over the NUMA node's CPUs, since
+    each CPU counts the same events."""
 
 
 class ThrottleSample(NamedTuple):
@@ -58,7 +58,7 @@ class PoolSample(NamedTuple):
 
     size_kib: int
     node: int | None
-    """NUMA node; None: the machine-wide pool."""
+    """NUMA node of the pool; None: the machine-wide pool."""
     nr: Reading
     free: Reading
     reserved: Reading
@@ -69,11 +69,11 @@ class PoolSample(NamedTuple):
 
 
 class HugetlbSample(NamedTuple):
-    """Limits [bytes] and events of one hugepage size in one cgroup."""
+    """Limits on one hugepage size in one cgroup [bytes], with counts of the allocations that hit them."""
 
     size_kib: int
     max: Reading
-    """Limit; ``cgroup.NO_LIMIT`` if there is none."""
+    """Limit on hugepage use [bytes]; ``cgroup.NO_LIMIT``: no limit."""
     rsvd_max: Reading
     events_max: Reading
     """Allocations that hit the limit since the cgroup was created."""
@@ -100,7 +100,7 @@ class GroupSample(NamedTuple):
     cpu_periods: Reading
     cpu_throttled: Reading
     mem_limit: Reading
-    """Memory limit [bytes]; ``cgroup.NO_LIMIT`` if there is none."""
+    """Memory limit [bytes]; ``cgroup.NO_LIMIT``: no limit."""
     cpus: CpuSet | Missing
     """Effective CPUs: ``cpuset.cpus.effective``."""
     hugetlb: tuple[HugetlbSample, ...]
@@ -145,15 +145,15 @@ class Snapshot:
     """GPUs; None: GPU monitoring is off."""
     host: GpuHost = field(default_factory=GpuHost)
     log: LogSample | None = None
-    """Kernel log; None: it is not read."""
+    """Kernel log; None: the agent does not read it."""
     machine: MachineSample | None = None
-    """Slow readings of the machine; None: they are not read."""
+    """Slow readings of the machine; None: the agent does not read them."""
     pci: tuple[PciSample, ...] | Missing | None = None
-    """GPUs and declared functions on the PCI bus, by address; None: not read yet."""
+    """GPUs and declared PCI functions, by address; None: not read yet."""
     declared: Declarations = ()
     checks: tuple[CheckSample, ...] = ()
-    """Results of an embedding driver's own checks, one per check and device."""
+    """Results of the health checks that an embedding driver defines, one per check and device."""
     driver_faults: tuple[DriverFault, ...] = ()
     """Device faults that drivers reported while preparing claims."""
     pods: PodsSample | None = None
-    """Use of devices by pods; None: it is not tracked."""
+    """Uses of devices by pods; None: the agent does not track them."""

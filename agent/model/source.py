@@ -1,4 +1,4 @@
-"""State of the sources, each of which reads one part of the node."""
+"""State of the sources, each of which reads one part of the machine."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -29,11 +29,11 @@ class SourceSample(NamedTuple):
     """Time between two passes [ns]."""
     failures: int
     detail: str
-    """Last failure, or why the source is absent; empty: no failure."""
+    """Text of the last failure, or the reason why the source is absent; empty: no failure."""
     passes: int = 0
     """Finished passes since start."""
     vital: bool = True
-    """Whether the watchdog restarts the agent when the source stalls. False, for example, for NVML: a restart
-    would hang in the same driver, and rules of its own report the stall."""
+    """True: the watchdog restarts the agent when the source stalls. False, for example, for NVML: a restarted
+    agent would hang in the same driver, and GPU rules report the stall."""
     limit_ns: int = 0
     """Age of the last pass at which the source is stalled [ns]; 0: the default number of periods."""

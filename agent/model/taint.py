@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from agent.model.claim import DeviceRef
 
 TAINTS_MAX: Final = 16
-"""Limit of taints per device; the API server refuses more."""
+"""Limit of taints per device; the API server rejects more."""
 SLICE_DEVICES_MAX: Final = 128
 """Limit of devices in a ResourceSlice without taints."""
 TAINTED_SLICE_DEVICES_MAX: Final = 64
@@ -19,7 +19,7 @@ class Effect(StrEnum):
     """Effect of a taint, spelled as in the Kubernetes API."""
 
     NONE = "None"
-    """Informs only."""
+    """The taint informs operators; pods are neither kept away nor evicted."""
     NO_SCHEDULE = "NoSchedule"
     NO_EXECUTE = "NoExecute"
     """Kubernetes evicts pods that use the device and do not tolerate the taint."""

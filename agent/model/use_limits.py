@@ -1,4 +1,4 @@
-"""Limits of the history of device usage.
+"""Limits of the history of the uses of devices by pods.
 
 Separate from agent.model.uses, so that an agent on a node without claims does not load that module.
 """
@@ -6,15 +6,15 @@ Separate from agent.model.uses, so that an agent on a node without claims does n
 from typing import Final, NamedTuple
 
 RUNNING_MAX: Final = 20_000
-"""Limit of usages tracked at the same time: many times what a node can run."""
+"""Limit of uses tracked at the same time: many times the number of pods that a Kubernetes node can run."""
 
 
 class Limits(NamedTuple):
-    """Limits of the stored usages that have ended."""
+    """Limits of the stored uses of devices that have ended."""
 
     rows: int = 10_000
-    """Number of usages; 0: nothing is stored."""
+    """Greatest number of stored uses; 0: nothing is stored."""
     age_s: int = 30 * 86_400
-    """Age since the end of the usage [s]."""
+    """Greatest time since the end of a stored use [s]."""
     size: int = 64 << 20
-    """Size of the file [bytes]; the default number of rows takes at most half of it."""
+    """Greatest size of the file [bytes]; the default number of rows takes at most half of it."""

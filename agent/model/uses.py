@@ -1,6 +1,6 @@
-"""Device usage: one device of one claim of one pod on this node, from its begin to its end.
+"""Use of one device by one pod through one claim on this Kubernetes node, from begin to end.
 
-agent.devices.consumers.usage tracks usages over time; agent.store.history stores them.
+agent.devices.consumers.usage tracks the uses over time; agent.store.history stores them.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ NOT_KNOWN: Final = DeviceState(Health.UNKNOWN, Severity.UNKNOWN, "", "not known 
 
 
 class Ending(StrEnum):
-    """How a usage ended."""
+    """Way in which the use of a device by a pod ended."""
 
     RELEASED = "released"
     """The claim is no longer prepared for the pod: its sources no longer list it."""
@@ -40,21 +40,21 @@ class Ending(StrEnum):
     FAILED = "failed"
     """The pod failed."""
     REPLACED = "replaced"
-    """A new claim has the same name."""
+    """A new claim with the same name replaced the claim."""
     AWAY = "away"
-    """The usage ended while the agent did not run."""
+    """The use ended while the agent did not run."""
 
 
 class UsageEnd(NamedTuple):
-    """End of a usage."""
+    """Time and kind of the end of a device's use by a pod."""
 
     ending: Ending
     seen_s: float
-    """When the usage was last seen [s since 1970]. It ended between this and ``noticed_s``."""
+    """Time when a source last listed the use [s since 1970]. The use ended between this and ``noticed_s``."""
     noticed_s: float
-    """When the end was noticed [s since 1970]."""
+    """Time when the agent noticed the end [s since 1970]."""
     lasted_s: float
-    """Duration since the usage was first seen [s], by the monotonic clock unless the agent restarted."""
+    """Duration since the agent first saw the use [s], by the monotonic clock unless the agent restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ class DeviceUsage:
     claim: ClaimRef
     device: DeviceRef
     began: Instant
-    """When the usage was first seen."""
+    """Time when the agent first saw the use."""
     before: bool
-    """Whether the usage existed at the first read, so that it may have begun earlier than ``began``."""
+    """True: the use existed at the agent's first read and may have begun earlier than ``began``."""
     state: DeviceState
-    """Newest state of the device; the last one if the usage has ended."""
+    """Newest state of the device; for an ended use, the state at its end."""
     worst: DeviceState
-    """Worst state during the usage; the first of several equal ones."""
+    """Worst state of the device during the use; the first of several equal states."""
     sources: tuple[Origin, ...]
-    """Sources that reported the usage; all must answer before it can end."""
+    """Sources that reported the use; all of them must answer before the use can end."""
     requests: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
     """All containers that any source named; empty: none."""
@@ -84,16 +84,16 @@ class DeviceUsage:
     maybe: tuple[str, ...] = ()
     """Possible names of the pod, ``<namespace>/<name>``, while no source gives its name."""
     resumed: bool = False
-    """Whether an earlier run of the agent saw the begin, so that ``began.mono_ns`` is invalid."""
+    """True: an earlier run of the agent saw the begin, so that ``began.mono_ns`` is invalid."""
     ended: UsageEnd | None = None
-    """End of the usage; None: it continues."""
+    """End of the use; None: the use continues."""
 
 
 class Kept(NamedTuple):
-    """Usages that an earlier run of the agent stored."""
+    """Uses of devices by pods that an earlier run of the agent stored."""
 
     running: tuple[DeviceUsage, ...] = ()
     over: tuple[DeviceUsage, ...] = ()
-    """Ended usages that a source still listed; they do not begin again."""
+    """Ended uses that a source still listed; the agent does not track them as new uses."""
     left_s: float = 0.0
-    """Time of the last write [s since 1970]."""
+    """Time of the last write [s since 1970]; 0: nothing was stored."""

@@ -7,7 +7,7 @@ from agent.model.gpu import GpuField
 
 
 class Field(Enum):
-    """Reading of the sampler. The names are the native core's."""
+    """Reading that the native core's sampler can watch. The names are the native core's."""
 
     CPU_ONLINE = auto()
     CPU_ISOLATED = auto()
@@ -46,22 +46,22 @@ class Wake(NamedTuple):
 
 
 class GpuWakeMode(Enum):
-    """How a GPU reading wakes the core. The names are the native core's."""
+    """Way in which a GPU reading wakes the core. The names are the native core's."""
 
     CHANGE = auto()
-    """Any change."""
+    """The reading changed."""
     RISE = auto()
     """The reading grew by ``threshold`` within the window."""
     OVER = auto()
-    """The reading reached that of field ``limit``, or fell below it again."""
+    """The reading reached the reading of the field ``limit``, or fell below it again."""
     BELOW = auto()
-    """The reading fell below ``threshold``, or returned."""
+    """The reading fell below ``threshold``, or rose to it again."""
     BITS = auto()
     """One of the bits of ``threshold`` changed."""
 
 
 class GpuWake(NamedTuple):
-    """Wake condition of a GPU reading. Becoming readable or unreadable always wakes the core."""
+    """Wake condition of a GPU reading. A reading that becomes (un)readable always wakes the core."""
 
     field: GpuField
     mode: GpuWakeMode = GpuWakeMode.CHANGE

@@ -7,7 +7,7 @@ FIXED64: Final = 1
 LENGTH: Final = 2
 FIXED32: Final = 5
 FIXED: Final = {FIXED64: 8, FIXED32: 4}
-"""Size of a fixed-width value by wire type [bytes]."""
+"""Size of a fixed-width protobuf value [bytes], by wire type."""
 LAST_FIELD: Final = (1 << 29) - 1
 
 

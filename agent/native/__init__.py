@@ -1,1 +1,1 @@
-"""The C core as Python sees it. The only package that imports cffi; no cdata leaves it."""
+"""Python interface of the C core. The only package that imports cffi; no cdata leaves it."""

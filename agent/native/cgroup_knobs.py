@@ -1,4 +1,4 @@
-"""Read the settings of single cgroups, on demand and on the caller's thread."""
+"""Reader of the settings of single cgroups, on demand and on the caller's thread."""
 
 import errno
 import os
@@ -56,7 +56,7 @@ class KnobReader:
         """Return the settings of a cgroup; None if it does not exist, or was removed during two attempts.
 
         Args:
-            path: Path below the mounts.
+            path: Path of the cgroup below the mounts.
             exclusive_cpus: Also read the CPU sets and the throttling count, which matter for containers with
                 exclusive CPUs only; the kernel adds up all CPUs for the count.
 

@@ -62,7 +62,7 @@ _CALLS: Final = tuple(ffi.string(lib.dh_nvml_call_name(call)).decode() for call 
 
 
 def status_text(code: int) -> str:
-    """Return the text of a return code of NVML: ``driver not loaded``."""
+    """Return the text for an NVML return code: ``driver not loaded``."""
     return _STATUS_TEXTS.get(code, f"NVML error {code}")
 
 
@@ -160,7 +160,7 @@ class GpuDecoder:
         self._known: dict[tuple[int, str], tuple[bytes, Any]] = {}
 
     def gpu_set(self, data: CopiedBytes) -> GpuSet:
-        """Decode one copy made by ``dh_gpus_read()``."""
+        """Decode one copy of GPU records made by ``dh_gpus_read()``."""
         head = ffi.from_buffer("struct dh_gpus *", data, require_writable=False)
         ends = range(_HEAD_SIZE, len(data), _GPU_SIZE)
         gpus = tuple(self._gpu(data[at : at + _GPU_SIZE], slot) for slot, at in enumerate(ends))
@@ -237,7 +237,7 @@ class GpuDecoder:
 
 
 def _event_failures(head: Any, gpus: Sequence[GpuSample]) -> str:
-    """Return the text of the event waiter's last failure and of dropped XIDs; empty without any."""
+    """Return the text of the event waiter's last failure and of dropped XIDs; empty: neither."""
     forgotten = sum(gpu.xids_forgotten for gpu in gpus)
     parts = [
         (head.wait_err, status_text(head.wait_err)),

@@ -1,7 +1,7 @@
 """Open, start, read and stop the GPU watch: the threads that call NVML.
 
-Owns the threads and the decoding of their records; evaluates nothing. A process that could not stop them
-(:meth:`Gpus.stop`) has threads in the driver and should end with :func:`os._exit`.
+Owns the threads and the decoding of their records; rules evaluate the values elsewhere. A process that could
+not stop them (:meth:`Gpus.stop`) has threads in the driver and should end with :func:`os._exit`.
 """
 
 import errno
@@ -24,13 +24,13 @@ _FIELDS: Final = {field: getattr(lib, f"DH_GPU_{field.name}") for field in GpuFi
 
 @dataclass(frozen=True, slots=True)
 class GpusOptions:
-    """Options of a GPU watch: library, periods, deadlines and wakes."""
+    """Options of a GPU watch: library, periods, deadlines, and changes that wake the reader."""
 
     library: str = "libnvidia-ml.so.1"
     """Name or path of NVML; a missing library is no error."""
     sysfs_root: Path = Path("/sys")
     period_ns: int = NS
-    """Time between two passes over a GPU [ns]: 10 ms to 1 h."""
+    """Time between two passes that read a GPU [ns]: 10 ms to 1 h."""
     slow_ns: int = 10 * NS
     """Time between two reads of values that change rarely or are expensive [ns]; at least a period."""
     deadline_ns: int = 5 * NS
@@ -43,7 +43,7 @@ class GpusOptions:
 
 
 class Gpus:
-    """Watch over all GPUs.
+    """Watch of all GPUs: threads that call NVML, and their newest results.
 
     Args:
         options: Library, periods and wakes.
@@ -118,7 +118,8 @@ class Gpus:
         return number
 
     def stop(self, timeout_s: float) -> bool:
-        """End the threads; False if one hangs in a call and is abandoned. Blocks up to ``timeout_s``."""
+        """End the threads. Returns True if all ended, False if one hangs in a call and is abandoned. Blocks
+        up to ``timeout_s``."""
         watch, self._watch = self._watch, ffi.NULL
         return watch == ffi.NULL or int(lib.dh_gpus_stop(watch, int(timeout_s * NS))) == 0
 

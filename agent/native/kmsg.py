@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.errors import ProbeError
-from agent.model.log import LogLine, LogSample
+from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.reading import error_text
 from agent.model.time import NS
 from agent.native._core import ffi, lib
@@ -89,13 +89,15 @@ class Kmsg:
     def read(self) -> LogSample | None:
         """Return the newest complete publication, or None before :meth:`start`.
 
-        Until the end of the log was reached once, its source is starting. While the writer is preempted in
-        the middle of a copy, returns the publication before and wakes the reader again.
+        Until the thread has reached the end of the log once, the source's state is "starting". While the
+        writer is preempted in the middle of a copy, returns the publication before and wakes the reader
+        again.
         """
         return self._publication.read()
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread; False if it hangs in the kernel and is abandoned. Blocks up to ``timeout_s``."""
+        """End the thread. Returns True if it ended, False if it hangs in the kernel and is abandoned. Blocks
+        up to ``timeout_s``."""
         kmsg, self._kmsg = self._kmsg, ffi.NULL
         return kmsg == ffi.NULL or int(lib.dh_kmsg_stop(kmsg, int(timeout_s * NS))) == 0
 
@@ -111,7 +113,7 @@ class Kmsg:
 
 
 def _losses(head: Any) -> str:
-    """Return the text of lost records; empty without any."""
+    """Return a text about lost kernel log records; empty: no record was lost."""
     parts = [
         (head.lost, "records were overwritten before they were read"),
         (head.evicted, "kinds of lines were dropped for lack of room"),

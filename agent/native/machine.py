@@ -1,6 +1,6 @@
 """Open, start, read and stop the thread that watches machine state that changes rarely; decode its records.
 
-Owns the thread; evaluates nothing that it reads.
+Owns the thread; rules evaluate the values elsewhere.
 """
 
 import errno
@@ -41,13 +41,13 @@ S = TypeVar("S")
 
 
 def field_name(field: int) -> str:
-    """Return the kernel's name of the file or row that a field is read from."""
+    """Return the kernel's name of the file, or of the line in a file, that a field is read from."""
     name = lib.dh_machine_field_name(field)
     return f"field {field}" if name == ffi.NULL else ffi.string(name).decode()
 
 
 class Machine:
-    """Watch over machine state that changes rarely.
+    """Watch of machine state that changes rarely: memory, memory controllers, pressure, expensive files.
 
     Args:
         sysfs_root: ``/sys``, or a tree like it.
@@ -126,7 +126,8 @@ class Machine:
             raise ProbeError("machine: its thread runs already")
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread; False if it hangs in the kernel and is abandoned. Blocks up to ``timeout_s``."""
+        """End the thread. Returns True if it ended, False if it hangs in the kernel and is abandoned. Blocks
+        up to ``timeout_s``."""
         machine, self._machine = self._machine, ffi.NULL
         return machine == ffi.NULL or int(lib.dh_machine_stop(machine, int(timeout_s * NS))) == 0
 
@@ -135,7 +136,7 @@ class MachineDecoder:
     """Decoder of copies of the machine watch's tables into samples. Equal bytes keep their sample."""
 
     def __init__(self, roots: Mapping[int, Path]) -> None:
-        """Make a decoder. ``roots``: path of each field that stands for a root."""
+        """Create the decoder. ``roots``: path of each field that stands for a root (sysfs, procfs)."""
         self._roots = roots
         self._dimms = RecordTable(_DIMM, _dimm, _dimm_key)
         self._numa = RecordTable(_NUMA, _numa, lambda numa: (numa.node,))

@@ -1,4 +1,4 @@
-"""Copy publications of the core's threads, and decode the parts that changed."""
+"""Copy the tables that the C core's threads publish, and decode the parts that changed."""
 
 import mmap
 import os
@@ -34,7 +34,7 @@ class Publication(Generic[T]):
     Args:
         copy: Copies a publication into a buffer of the given size; returns the bytes used, or a code.
         max_size: Size of the largest publication [bytes].
-        decode: Decodes a copy.
+        decode: Decodes the copied bytes into the result of :meth:`read`.
         wake_fd: Written to when the reader must read again.
     """
 
@@ -99,7 +99,8 @@ class StampedRecordTable(Generic[S]):
         self._known: dict[int, S | None] = {}
         self._samples: tuple[S, ...] = ()
         self.newest = 0
-        """Highest stamp so far: the next copy contains exactly the records with higher stamps."""
+        """Highest stamp of the records read so far: the next copy contains exactly the records with higher
+        stamps."""
 
     def samples(self, data: CopiedBytes, start: int, count: int) -> tuple[S, ...]:
         """Return the samples of ``count`` records. ``start``: offset of their stamps, before the records."""

@@ -85,7 +85,8 @@ def _missing(seen: int, err: int, field: int) -> Missing:
 
 
 def reading(value: int, field: int, valid: int, seen: int, err: int) -> Reading:
-    """Return a member of a record, or why it is missing. ``err``: why an existing member cannot be read."""
+    """Return the value of a record's member, or Missing with the reason. ``err``: why an existing member
+    cannot be read."""
     return value if valid >> field & 1 else _missing(seen, err, field)
 
 
@@ -101,12 +102,13 @@ def _text(padded: bytes) -> str:
 class SnapshotDecoder:
     """Decoder of copies of the sampler's tables into snapshots.
 
-    Records with unchanged bytes keep their samples: after a change in one of a thousand groups, one group is
-    decoded.
+    Records with unchanged bytes keep their samples: after a change in one of a thousand cgroups, one cgroup
+    is decoded.
     """
 
     def __init__(self, roots: Mapping[int, Path]) -> None:
-        """Make a decoder. ``roots``: path of each field that stands for a root."""
+        """Create the decoder. ``roots``: path of each field that stands for a root (sysfs, procfs,
+        cgroupfs)."""
         self._roots = roots
         self._cpus = RecordTable(_CPUS, _cpus)
         self._nodes = RecordTable(_NODE, _node, lambda node: (node.node,))
@@ -120,7 +122,7 @@ class SnapshotDecoder:
         return self._groups.newest
 
     def snapshot(self, data: CopiedBytes) -> Snapshot:
-        """Decode one copy made by ``dh_sampler_read()``."""
+        """Decode one copy of the sampler's tables made by ``dh_sampler_read()``."""
         _, _, nodes, pools, groups, dropped, seq, _, *counts, _, _, _, throttles = _HEAD.unpack_from(data)
         passes, reads, opens, descriptors, watches, kernel_bytes, unwatched, overflows = counts
         throttle_at = _HEAD_SIZE + nodes * _NODE.size

@@ -1,6 +1,6 @@
 """Open, start, read and stop the sampler thread of the core.
 
-Owns the thread and its descriptors; evaluates nothing that it reads.
+Owns the thread and its descriptors; rules evaluate the values elsewhere.
 """
 
 import errno
@@ -23,7 +23,7 @@ _FIELDS: Final = {field: getattr(lib, f"DH_{field.name}") for field in Field}
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """Options of a sampler: roots, periods and wakes."""
+    """Options of a sampler: roots, periods, and changes that wake the reader."""
 
     sysfs_root: Path = Path("/sys")
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
@@ -34,13 +34,13 @@ class SamplerOptions:
     """Time in which the counters without notification of every cgroup are read once [ns]; at least a period.
     Counters that do not change are read once in six times it."""
     resync_ns: int = 300 * NS
-    """Time in which everything is read once, whether or not the kernel notified [ns]."""
+    """Time in which every file is read once, whether or not the kernel notified [ns]."""
     group_max: int = 4096
     wakes: Sequence[Wake] = ()
 
 
 class Sampler:
-    """Sampler of the native core.
+    """Sampler thread of the native core, which reads kernel files periodically; holds the newest snapshot.
 
     Raises:
         ConfigError: an option is out of range, or a root too long.
@@ -109,11 +109,11 @@ class Sampler:
         return int(lib.dh_sampler_rescan_fd(self._sampler))
 
     def notified_ns(self) -> int:
-        """Return when the sampler last woke the reader [ns, CLOCK_MONOTONIC], or 0. For benchmarks."""
+        """Return when the sampler last woke the reader [ns, CLOCK_MONOTONIC], or 0: never. For benchmarks."""
         return int(lib.dh_sampler_notified_ns(self._sampler))
 
     def clear(self) -> None:
-        """Clear the wake; to be called before :meth:`read`. Never blocks."""
+        """Reset the wake-up descriptor; call this before :meth:`read`. Never blocks."""
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
@@ -122,8 +122,9 @@ class Sampler:
     def read(self) -> Snapshot | None:
         """Return the newest complete publication, or None before :meth:`start`.
 
-        Until the first pass has ended it has no passes, and every source is starting. While the writer is
-        preempted in the middle of a copy, returns the publication before and wakes the reader again.
+        Until the first pass has ended, the snapshot counts 0 passes, and every source's state is "starting".
+        While the writer is preempted in the middle of a copy, returns the publication before and wakes the
+        reader again.
         """
         return self._publication.read()
 
@@ -141,7 +142,8 @@ class Sampler:
         return int(lib.dh_sampler_lower_bound(self._sampler, int(sweep)))
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread; False if it hangs in the kernel and is abandoned. Blocks up to ``timeout_s``."""
+        """End the thread. Returns True if it ended, False if it hangs in the kernel and is abandoned. Blocks
+        up to ``timeout_s``."""
         sampler, self._sampler = self._sampler, ffi.NULL
         return sampler == ffi.NULL or int(lib.dh_sampler_stop(sampler, int(timeout_s * NS))) == 0
 

@@ -1,6 +1,6 @@
 """Open, start, read and stop the listener to the kernel's device events; watch directories.
 
-Owns the thread; its reader interprets the events.
+Owns the thread; the caller of :meth:`Uevents.read` interprets the events.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.errors import ProbeError
-from agent.model.log import Subsystem, UeventSample
+from agent.model.kernel_messages import Subsystem, UeventSample
 from agent.model.reading import error_text
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
@@ -29,7 +29,8 @@ class Uevents:
     Args:
         wake_fd: An eventfd, to stay open until :meth:`stop`. Becomes readable after new events.
         rescan_fds: Eventfds of threads that read CPUs, memory and NUMA nodes from files, at most 4. Written
-            to when one of these was added, removed or changed, or events were lost. Duplicated.
+            to when a CPU, memory block or NUMA node was added, removed or changed, or events were lost.
+            Duplicated.
 
     Raises:
         ProbeError: the kernel refused descriptors or memory.
@@ -49,7 +50,7 @@ class Uevents:
         )
 
     def start(self) -> None:
-        """Start the thread. Events before it opens its socket are not received."""
+        """Start the thread. Device events before the thread opens its socket are not received."""
         code = lib.dh_uevents_start(self._uevents)
         if code:
             raise ProbeError(f"device event thread: {os.strerror(-code)}")
@@ -63,7 +64,8 @@ class Uevents:
         return self._publication.read()
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread; False if it hangs in the kernel and is abandoned. Blocks up to ``timeout_s``."""
+        """End the thread. Returns True if it ended, False if it hangs in the kernel and is abandoned. Blocks
+        up to ``timeout_s``."""
         uevents, self._uevents = self._uevents, ffi.NULL
         return uevents == ffi.NULL or int(lib.dh_uevents_stop(uevents, int(timeout_s * NS))) == 0
 
@@ -96,7 +98,7 @@ def _source(record: Any) -> SourceSample:
 
 
 def _detail(record: Any) -> str:
-    """Return why the source is absent, its last failure or its losses as text; empty without any."""
+    """Return a text: why the source is absent, its last failure, or lost events; empty: none of these."""
     if record.err:
         return f"socket of device events: {error_text(record.err)}"
     if record.silent:

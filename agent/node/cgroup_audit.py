@@ -1,4 +1,5 @@
-"""Audit of cgroups: compares what the cgroups of given pods hold with what their specs and claims require."""
+"""Audit of cgroups: compares the cgroup settings of given pods with the settings their specs and claims
+require."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +21,13 @@ from agent.sources.node_facts import pod_uids_with_cgroups, read_facts, read_siz
 
 _NAMED_MAX: Final = 4
 ExclusiveByPod = Mapping[str, Mapping[str, CpuSet]]
-"""Exclusive CPUs by the pod's UID, as the kubelet has it, and the container's name."""
+"""Exclusive CPUs by pod UID (the kubelet's: a static pod has that of its configuration) and container
+name."""
 _NO_CPUS: Final[ExclusiveByPod] = {}
 
 
 class NodePaths(NamedTuple):
-    """Paths and facts of a node that the audit is given."""
+    """Cgroup paths and kubelet version of the machine, as inputs of an audit."""
 
     sysfs_root: Path = Path("/sys")
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
@@ -44,11 +46,11 @@ class AuditResult:
     """Facts of the node; None: no kubelet has created cgroups, so nothing was read."""
     pods: tuple[PodAudit, ...] = ()
     classes: tuple[KnobComparison, ...] = ()
-    """Comparisons of the QoS classes; empty if not requested, or if not all pods are known."""
+    """Results of comparing the QoS class cgroups; empty if not requested, or if not all pods are known."""
     unreadable: tuple[str, ...] = ()
     """Pods that could not be audited, each with the reason."""
     gaps: tuple[str, ...] = ()
-    """Facts that could not be read, each with the checks that were skipped."""
+    """Facts that could not be read, each with the comparisons that were skipped."""
 
 
 def audit(
@@ -133,7 +135,7 @@ def _exclusive_cpus(pod: Pod, exclusive: ExclusiveByPod, *, by_kubelet: bool) ->
 
 
 def _with_shared_risks(judged: PodAudit, shared: Sequence[Risk]) -> PodAudit:
-    """Add the risks of a pod's claims that other pods use as well."""
+    """Return the pod's audit with the risks added that come from claims shared with other pods."""
     added = tuple(risk for risk in shared if risk.pod == str(judged.pod))
     return replace(judged, risks=(*judged.risks, *added)) if judged.compared and added else judged
 
@@ -144,8 +146,8 @@ def _join_uids(uids: Iterable[str]) -> str:
 
 
 def _has_hugetlb(reader: KnobReader, facts: NodeFacts, root: str) -> bool:
-    """Return whether kubepods has the hugetlb controller; True if unreadable, so that its absence in a pod
-    shows."""
+    """Return whether the kubepods cgroup has the hugetlb controller; True if unreadable, so that its absence
+    in a pod shows."""
     top = reader.read(qos_path(Qos.GUARANTEED, facts.driver, root))
     return top is None or top.controllers is None or "hugetlb" in top.controllers
 

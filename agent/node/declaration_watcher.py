@@ -25,7 +25,7 @@ from agent.sources.declared import DIRECTORY, read_declarations
 DEBOUNCE_S: Final = 0.1
 """Debounce: changes within this time are read together [s]."""
 MAX_DUTY_CYCLE: Final = 4
-"""Pause after a read, in multiples of its duration: at most a fifth of a core is used."""
+"""Pause after a read, in multiples of the read's duration: at most a fifth of a core is used."""
 POLL_S: Final = 10.0
 """Interval of reads where the directory cannot be watched [s]."""
 
@@ -48,7 +48,7 @@ class _ReadResult(NamedTuple):
     declarations: Declarations | None
     """Declarations that were read; None: the directory cannot be read."""
     error: str
-    """Reason why the directory cannot be read."""
+    """Reason why the directory cannot be read; empty if it was read."""
 
 
 class DeclarationWatcher:
@@ -73,12 +73,13 @@ class DeclarationWatcher:
 
     @property
     def declarations(self) -> Declarations:
-        """Declarations of the last read."""
+        """Declarations of drivers' devices, as of the last read of the directory."""
         return self._declarations
 
     @property
     def source(self) -> SourceSample:
-        """State of the source. Its heartbeat is always current: an unchanged directory needs no read."""
+        """State of the directory as a source. Its heartbeat is always current: an unchanged directory needs
+        no read."""
         state = SourceState.FAILING if self._read_error else SourceState.OK
         return SourceSample(
             DIRECTORY,
@@ -92,7 +93,7 @@ class DeclarationWatcher:
         )
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Watch until cancelled, and call `wake` when the declarations have changed."""
+        """Watch the directory until cancelled, and call `wake` when the declarations have changed."""
         while True:
             # a hanging call may be abandoned: the descriptor is closed with the process
             watched = await trio.to_thread.run_sync(self._try_watch, abandon_on_cancel=True)
@@ -106,7 +107,7 @@ class DeclarationWatcher:
                 os.close(watched.descriptor)
 
     async def _follow(self, watched: _WatchedDirectory, wake: Callable[[], None]) -> None:
-        """Read after each change until the directory is replaced or removed."""
+        """Read the watched directory after each change until it is replaced or removed."""
         current: _DirectoryId | None = watched.id
         while current == watched.id:
             began_s = trio.current_time()
@@ -118,7 +119,8 @@ class DeclarationWatcher:
             _drain(watched.descriptor)
 
     async def _read(self, wake: Callable[[], None]) -> _DirectoryId | None:
-        """Read and keep the declarations. Returns the id of the directory that was read."""
+        """Read and keep the declarations. Returns the id of the directory that was read; None: there is no
+        directory."""
         read = partial(read_declarations, self._directory, self._declarations, self._node)
         result = await trio.to_thread.run_sync(partial(self._read_now, read), abandon_on_cancel=True)
         is_changed = not self._passes
@@ -155,7 +157,7 @@ class DeclarationWatcher:
         return _WatchedDirectory(self._watch(self._directory), found)
 
     def _read_now(self, read: Callable[[], Declarations]) -> _ReadResult:
-        """Read the directory. The error of a single file is part of its declaration."""
+        """Read all declarations in the directory. The error of a single file is part of its declaration."""
         try:
             directory = _directory_id(self._directory)
         except OSError:

@@ -1,7 +1,7 @@
 """Watcher of facts about GPUs and PCI devices: PCI bus, processes in the GPU driver, GPU inventory.
 
-Each is read periodically in a thread of its own that may be abandoned: a read can hang with the driver, and
-then only its own next read waits. The last result is kept.
+Each fact is read periodically in a thread of its own that may be abandoned: a read can hang with the GPU
+driver, and then delays no other fact. The last result of each read is kept.
 
 A kernel event about an added, removed or rebound PCI device triggers a read of bus and inventory. Without
 kernel events the bus is read more often instead.
@@ -21,7 +21,7 @@ import trio
 from agent.errors import ProbeError
 from agent.model.declared import Declarations, DeclaredGpu, DeclaredPci
 from agent.model.gpu import GpuAttributes, GpuHost, GpuSet
-from agent.model.log import Subsystem, UeventSample
+from agent.model.kernel_messages import Subsystem, UeventSample
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
 from agent.model.source import SourceSample, SourceState
@@ -39,14 +39,14 @@ DEBOUNCE_S: Final = 0.1
 DEBOUNCE_MAX_S: Final = 5.0
 """Longest debounce, for a device that appears and disappears all the time [s]."""
 RECHECKS: Final = 3
-"""Number of bus reads in quick succession after a change: as many good reads clear a fault."""
+"""Number of PCI bus reads in quick succession after a change: as many as rules need to clear a fault."""
 RECHECK_S: Final = 1.0
-"""Interval of these reads [s]."""
+"""Interval of the bus reads that follow a change [s]."""
 HOST_READ: Final = "read of GPU processes"
 INVENTORY_READ: Final = "read of the GPU inventory"
 BUS_READ: Final = "read of the PCI bus"
 _UNREAD_HOST: Final = GpuHost()
-"""Facts before the first read."""
+"""Facts of the host before the first read."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class _BusReading(NamedTuple):
     functions: tuple[PciSample, ...] | Missing | None = None
     gpus: tuple[str, ...] | Missing = ()
     requested: frozenset[str] = frozenset()
-    """Declared addresses that the read included."""
+    """PCI addresses of declared devices that the read included."""
     beat_ns: int = 0
     passes: int = 0
 
@@ -111,13 +111,13 @@ class HostWatcher:
 
     @property
     def pci(self) -> tuple[PciSample, ...] | Missing | None:
-        """Functions of the last bus read; None: not read yet, or read without a device that is declared
+        """PCI functions of the last bus read; None: not read yet, or read without a device that is declared
         now."""
         return self._bus.functions if self._declared_addresses <= self._bus.requested else None
 
     @property
     def source(self) -> SourceSample | None:
-        """State of the source ``pci``; None: no device on the bus is watched."""
+        """State of the source ``pci``; None: no device on the PCI bus is watched."""
         if not self._watches_bus():
             return None
         bus = self._bus
@@ -134,8 +134,8 @@ class HostWatcher:
     def note(
         self, gpus: GpuSet | None, uevents: UeventSample | None = None, declared: Declarations = ()
     ) -> None:
-        """Take the newest inputs. A change of GPUs, instances, drivers or declared devices triggers a
-        read."""
+        """Store the newest inputs. A change of GPUs, MIG instances, GPU drivers or declared devices triggers
+        a read."""
         watched = self._watches_bus()
         self._gpus = gpus
         if declared is not self._declared:
@@ -153,7 +153,8 @@ class HostWatcher:
             self._changed.set()
 
     def start_single_read(self) -> threading.Thread:
-        """Read once, without the inventory, in a thread of its own, for callers without an event loop."""
+        """Start a thread that reads the host once, without the GPU inventory, for callers without an event
+        loop."""
 
         def read() -> None:
             if self._watches_gpus:
@@ -168,7 +169,7 @@ class HostWatcher:
         return thread
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Read until cancelled, and call `wake` when a fact has changed."""
+        """Read the host's facts until cancelled, and call `wake` when a fact has changed."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._debounce_changes)
             nursery.start_soon(self._watch_bus, wake)
@@ -235,7 +236,7 @@ class HostWatcher:
         return _BusReading(functions, gpus, addresses, time.monotonic_ns(), self._bus.passes + 1)
 
     def _reset_bus(self) -> None:
-        """Discard the last bus read, and count the stall limit from now on."""
+        """Discard the last bus read, and restart the time after which the source ``pci`` is stalled."""
         self._bus = _BusReading(beat_ns=time.monotonic_ns(), passes=self._bus.passes)
 
     def _watches_bus(self) -> bool:
@@ -247,7 +248,8 @@ class HostWatcher:
         return self._every_s if self._has_uevents else min(NO_EVENTS_POLL_S, self._every_s)
 
     def _read_host(self) -> GpuHost | None:
-        """Read the host. Returns None without reading processes if it has no GPU and never had one."""
+        """Read the GPU facts of the host. Returns None, without reading processes, if the host never had a
+        GPU."""
         if not self._has_gpus():
             bus = read_bus(self._sysfs_root)
             if not isinstance(bus, PciBus) or not bus.gpus:
@@ -274,7 +276,8 @@ class HostWatcher:
         return await trio.to_thread.run_sync(partial(self._run_read, name, read), abandon_on_cancel=True)
 
     def _run_read(self, name: str, read: Callable[[], T]) -> T | None:
-        """Run a read. Returns None if it fails, and logs the reason unless it is the last one logged."""
+        """Call `read` and return its result. Returns None if it fails; logs the reason unless it was the last
+        logged."""
         done = self._running_reads[name] = threading.Event()
         try:
             found = read()
@@ -300,14 +303,15 @@ async def _wait(event: trio.Event, seconds: float) -> None:
 
 
 def _bus_topology(functions: tuple[PciSample, ...] | Missing | None) -> object:
-    """Return addresses, drivers and link widths, without the counters, which change all the time."""
+    """Return addresses, drivers and link widths of PCI functions, without counters, which change all the
+    time."""
     if not isinstance(functions, tuple):
         return functions
     return [(function.address, function.driver, function.width) for function in functions]
 
 
 def _inventory_key(gpus: GpuSet | None) -> tuple[object, ...]:
-    """Return what the inventory depends on."""
+    """Return the GPU values whose change requires a new read of the inventory."""
     if gpus is None or not gpus.gpus:
         return ()
     return (gpus.generation, *((gpu.uuid, gpu.handles, gpu.migs) for gpu in gpus.gpus))
@@ -327,10 +331,10 @@ def _declared_pci_addresses(declared: Declarations) -> frozenset[str]:
 def _merge_inventory(
     before: Sequence[GpuAttributes], now: Sequence[GpuAttributes]
 ) -> tuple[GpuAttributes, ...]:
-    """Return the new rows, and the old rows of GPUs that do not answer: a lost GPU is replaced by its serial
-    number.
+    """Return the new inventory entries, and the old entries of GPUs that do not answer: their serial numbers
+    are needed for replacement.
 
-    An old row is dropped when another GPU is at its address.
+    An old entry is dropped when another GPU is at its address.
     """
     known = [gpu for gpu in now if gpu.uuid]
     present = {gpu.uuid for gpu in known} | {gpu.bus for gpu in known}

@@ -1,4 +1,5 @@
-"""All sources of the node combined: one eventfd that wakes the core, and one snapshot that it reads then.
+"""All sources of the machine combined: one eventfd that wakes the core loop, and one snapshot that the loop
+reads.
 
 The C threads and the watchers of host, declarations and pods write to that eventfd. Nothing here imports what
 serves, so that ``drahealth scan`` does not load it.
@@ -39,26 +40,26 @@ SLOW_NS: Final = 5 * NS
 """Interval of memory and pressure reads: shorter than a heartbeat, so that each heartbeat has new values
 [ns]."""
 RARE_NS: Final = 60 * NS
-"""Interval of expensive reads [ns]."""
+"""Interval of reads that are expensive for the kernel [ns]."""
 STOP_MIN_S: Final = 0.05
 """Shortest time for a thread to stop, even if the one before it hung and used up the timeout [s]."""
 
 
 class PodsSource(Protocol):
-    """Source of the pods that use devices, with threads of its own."""
+    """Interface of the source that reports which pods use devices, with threads of its own."""
 
     @property
     def sample(self) -> PodsSample | None:
-        """Newest sample; None: not known yet, and the core need not wait for it."""
+        """Newest sample of pods that use devices; None: not known yet, and the core does not wait for it."""
 
     def note(self, snapshot: Snapshot) -> None:
-        """Take the newest snapshot. Never blocks."""
+        """Store the newest snapshot of the core. Never blocks."""
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Start the threads, which call `wake` when the sample has changed."""
+        """Start the source's threads, which call `wake` when the sample has changed."""
 
     def stop(self, timeout_s: float) -> bool:
-        """Stop the threads. Returns False if one hangs and is abandoned."""
+        """Stop the source's threads. Returns True if all ended, False if one hangs and is abandoned."""
 
 
 class NodeSource:
@@ -118,8 +119,8 @@ class NodeSource:
             raise
 
     def start(self) -> None:
-        """Start every thread. The uevent listener is first, so that no event after the others' first read is
-        lost."""
+        """Start every thread. The uevent listener is first, so that no event after the other threads' first
+        read is lost."""
         for part in (self._uevents, self._sampler, self._machine, self._gpus, self._kmsg):
             if part is not None:
                 part.start()
@@ -131,7 +132,7 @@ class NodeSource:
         return self._sampler.fileno()
 
     def clear(self) -> None:
-        """Clear the wake-up, before :meth:`read`."""
+        """Reset the wake-up eventfd; call this before :meth:`read`."""
         self._sampler.clear()
 
     def read(self) -> Snapshot | None:
@@ -174,11 +175,11 @@ class NodeSource:
 
     @property
     def declarations(self) -> Declarations:
-        """Newest declarations of drivers. Thread-safe."""
+        """Newest devices declared by drivers. Thread-safe."""
         return self._declared.declarations if self._declared else self._declared_by_caller
 
     def declare(self, declarations: Declarations) -> None:
-        """Set the declarations, if they are not read from files. Thread-safe."""
+        """Set the devices declared by drivers, if they are not read from files. Thread-safe."""
         self._declared_by_caller = declarations
 
     async def watch(self) -> None:
@@ -227,7 +228,7 @@ def _gpu_options(config: Config, limits: GpuLimits, period_ns: int) -> GpusOptio
 
 
 NODE_STOP_S: Final = 0.6
-"""Time for the sources to stop [s]."""
+"""Time limit for all sources to stop [s]."""
 
 
 def settings_of(config: Config) -> Settings:
@@ -261,7 +262,7 @@ def settings_of(config: Config) -> Settings:
 
 
 def open_sampler(config: Config, period_ns: int) -> Sampler:
-    """Create a sampler of the configured roots, not started.
+    """Create a sampler that reads below the configured roots; the caller starts it.
 
     Raises:
         ConfigError: A root is too long.
@@ -290,7 +291,7 @@ def open_node(
     udev: bool = True,
     pods: PodsSource | None = None,
 ) -> NodeSource:
-    """Create all sources of the configuration, not started. Arguments and errors are those of
+    """Create all sources of the configuration; the caller starts them. Arguments and errors are those of
     :class:`NodeSource`."""
     sampler = open_sampler(config, period_ns)
     return NodeSource(config, sampler, settings.gpu, period_ns, declares=declares, udev=udev, pods=pods)

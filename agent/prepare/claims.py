@@ -19,11 +19,11 @@ from agent.prepare.errors import BadConfig, TransientError
 API_GROUP: Final = "resource.k8s.io/"
 """API group of claims; v1beta1, v1beta2 and v1 have the same allocation format."""
 PARAMETERS_MAX_BYTES: Final = 10 * 1024
-"""The API server's limit for opaque parameters."""
+"""Largest opaque parameters that the API server accepts [bytes]."""
 DEPTH_MAX: Final = 64
-"""Most levels of nesting. The API server has no limit, but a recursive reader does."""
+"""Most levels of nesting in parameters: Python limits recursion, the API server does not limit nesting."""
 NAME_BYTES: Final = 253
-"""Longest name in Kubernetes."""
+"""Longest name of a Kubernetes object [bytes]."""
 
 
 def parse_claim(obj: Mapping[str, object], driver: str, ref: ClaimRef | None = None) -> Claim:
@@ -54,7 +54,7 @@ def parse_claim(obj: Mapping[str, object], driver: str, ref: ClaimRef | None = N
 
 
 def _parse(obj: Object, driver: str, ref: ClaimRef | None) -> Claim:
-    """Parse a claim. Raises ValueError with the path if the object is not a ResourceClaim."""
+    """Parse a claim. Raises ValueError with the path of the wrong field if it is not a ResourceClaim."""
     _check_kind(obj)
     found = _ref(obj)
     if ref is not None:
@@ -175,7 +175,7 @@ def _name(parent: Object, key: str, path: str) -> str:
 
 
 def _is_name(value: object) -> bool:
-    """Return whether a value can be a name; looser than the API server, whose rules may change."""
+    """Return True if a value can be a Kubernetes name; less strict than the API server's rules."""
     return (
         isinstance(value, str)
         and 0 < len(value) <= NAME_BYTES
@@ -233,7 +233,7 @@ def decode_parameters(config: ClaimConfig, kinds: Mapping[str, type[P]]) -> P:
 
 
 def configs_for(claim: Claim, request: str) -> tuple[ClaimConfig, ...]:
-    """Return the configurations of a request; the last one takes precedence.
+    """Return the opaque parameters that apply to a request of a claim; the last ones take precedence.
 
     Args:
         claim: The claim with its parameters.

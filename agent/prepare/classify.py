@@ -33,11 +33,11 @@ WORST_FIRST: Final = (
     ErrorClass.UNKNOWN,  # a retry may do harm; transient failures are retried within the call
     ErrorClass.TRANSIENT,
 )
-"""Order in which one of several failures at once is reported."""
+"""Classes of failures, the worst first: of several failures at once the worst is reported."""
 
 
 def classify(error: BaseException, context: Context) -> PrepareVerdict:
-    """Classify an exception."""
+    """Return the verdict on a failed prepare from the exception that it raised."""
     chains = evidence_chains(error, context.operation)
     scores = [_score_failure(chain, context) for chain in chains]
     unhealthy = _unhealthy_devices([piece for chain in chains for piece in chain], context)
@@ -45,13 +45,13 @@ def classify(error: BaseException, context: Context) -> PrepareVerdict:
 
 
 def classify_evidence(evidence: Sequence[Evidence], context: Context) -> PrepareVerdict:
-    """Classify one failure by its evidence, the outermost first."""
+    """Return the verdict on one failure from its evidence, that of the outermost exception first."""
     worst = _score_failure(evidence or (Text(""),), context)
     return _verdict(_with_other_devices(worst, [worst], _unhealthy_devices(evidence, context)), context)
 
 
 def classify_unhealthy_devices(context: Context) -> PrepareVerdict | None:
-    """Return the verdict of a claim that has an Unhealthy device; None: it has none."""
+    """Return the verdict on a claim that has an Unhealthy device; None: no device is Unhealthy."""
     unhealthy = _unhealthy_devices((), context)
     return _verdict(_score_unhealthy(unhealthy), context) if unhealthy else None
 
@@ -82,7 +82,7 @@ def _health_engine_score(best: EvidenceScore, unhealthy: Sequence[HealthEngineEv
 
 
 def _health_engine_decides(best: EvidenceScore, unhealthy: Sequence[HealthEngineEvidence]) -> bool:
-    """Return whether the Unhealthy devices are the cause: no stronger evidence shows another one."""
+    """Return True if Unhealthy devices caused the failure: no stronger evidence shows another cause."""
     if best.verdict is not None:
         return False
     if best.error_class is ErrorClass.FAILED_DEVICE:
@@ -91,7 +91,7 @@ def _health_engine_decides(best: EvidenceScore, unhealthy: Sequence[HealthEngine
 
 
 def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
-    """Return the failure to report; the choice does not depend on their order."""
+    """Return the worst of several failures; the choice does not depend on their order."""
     ranked = sorted(found, key=_rank)
     worst = ranked[0]
     same = [one for one in ranked if (one.error_class, one.code) == (worst.error_class, worst.code)]
@@ -106,7 +106,7 @@ def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
 def _with_other_devices(
     worst: EvidenceScore, found: Sequence[EvidenceScore], unhealthy: Sequence[HealthEngineEvidence]
 ) -> EvidenceScore:
-    """Return the score with the claim's other broken devices as detail, if a device is to blame."""
+    """Add the claim's other broken devices to the score as detail, if a device caused the failure."""
     if worst.error_class is not ErrorClass.FAILED_DEVICE:
         return worst
     others = {
@@ -121,7 +121,7 @@ def _with_other_devices(
 
 
 def _rank(one: EvidenceScore) -> tuple[object, ...]:
-    """Return the sort key: worst class, greatest weight, then all texts, so that ties are impossible."""
+    """Return the sort key of a failure: class, weight, then all texts, so that no two failures tie."""
     texts = (
         one.code,
         one.summary,
@@ -152,7 +152,7 @@ def _unhealthy_devices(evidence: Sequence[Evidence], context: Context) -> tuple[
 
 
 def health_engine_evidence(ref: DeviceRef, health: DeviceHealth) -> HealthEngineEvidence:
-    """Return a device's state as evidence, with its worst cause."""
+    """Return a device's health as evidence for a failed prepare, with the device's worst cause."""
     if not health.causes:
         return HealthEngineEvidence(ref, health.health, "device.unhealthy", health.message)
     worst = max(health.causes, key=lambda cause: cause.severity)  # the first of equals
@@ -160,7 +160,7 @@ def health_engine_evidence(ref: DeviceRef, health: DeviceHealth) -> HealthEngine
 
 
 def _score_unhealthy(unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore:
-    """Score Unhealthy devices with the text of their health message."""
+    """Return the score of a failure that Unhealthy devices caused, with the text of their health message."""
     first, *rest = unhealthy
     return EvidenceScore(
         Weight.DRIVER,

@@ -29,7 +29,7 @@ PASSING: Final = frozenset({
     e.EAGAIN, e.EINTR, e.EBUSY, e.ENOMEM, e.EMFILE, e.ENFILE, e.ENOSPC, e.EDQUOT, e.EIO, e.ETXTBSY, e.ESTALE,
     e.ENOLCK, e.EDEADLK, e.ENOBUFS, e.ETIMEDOUT, e.ETIME, e.ECANCELED, e.ESHUTDOWN, *_NO_CONNECTION,
 })  # fmt: skip
-"""Errors of the kernel that can pass, whatever the system call was."""
+"""Errnos of failures that can pass without a repair, whatever the system call was."""
 
 _DENIED: Final = (e.EACCES, e.EPERM)
 _NOT_WRITABLE: Final = (e.EROFS, *_DENIED)  # no write succeeds before an operator changes the installation
@@ -66,7 +66,7 @@ ERRNOS: Final[Mapping[Operation, Mapping[int, Meaning]]] = {
         **_all(("cgroup.denied", _UNKNOWN), *_NOT_WRITABLE),
     },
 }  # fmt: skip
-"""Meaning of an errno by operation; other numbers mean the same in all of them."""
+"""Code and class of an errno by operation; errnos that are not listed mean the same in all operations."""
 
 TIMEOUTS: Final[Mapping[Operation, str]] = {
     Operation.DEVICE: "device.timeout",

@@ -14,7 +14,7 @@ from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
 
 LIMIT_S: Final = 600.0
-"""Time that a device counts as broken by the driver's report alone [s]."""
+"""Time that a device counts as broken if only the driver reported the fault [s]."""
 EXPIRED_KEPT_S: Final = 3600.0
 """Time that an expired fault is kept, so that every reader sees its end [s]."""
 FAULTS_MAX: Final = 256
@@ -22,10 +22,10 @@ FAULTS_MAX: Final = 256
 
 
 class DriverFaults(NamedTuple):
-    """All faults that one driver reported."""
+    """Faults of devices that one driver reported while it prepared claims."""
 
     faults: tuple[DriverFault, ...] = ()
-    """Faults, sorted by number."""
+    """Driver-reported faults, sorted by fault number."""
     next_number: int = 1
 
 
@@ -68,7 +68,7 @@ def record(
 
 
 def is_active(known: DriverFaults, device: DeviceRef, code: str) -> bool:
-    """Return whether an unexpired fault of this device has this code."""
+    """Return True if the device has an unexpired driver-reported fault with this code."""
     return any(_key(fault) == (device, code) and not fault.expired_wall_s for fault in known.faults)
 
 
@@ -99,17 +99,17 @@ def _expired(faults: Iterable[DriverFault], now_wall_s: float) -> Iterator[Drive
 
 
 def next_expiry_wall_s(known: DriverFaults) -> float | None:
-    """Return when :func:`expire` ends the next fault; None: no fault is active."""
+    """Return the wall-clock time at which the next fault expires; None: no fault is active."""
     active = (fault.reported_wall_s for fault in known.faults if not fault.expired_wall_s)
     first = min(active, default=None)
     return None if first is None else first + LIMIT_S
 
 
 def merge(mine: DriverFaults, theirs: DriverFaults) -> DriverFaults:
-    """Merge the faults of two instances of a driver.
+    """Return the merged driver-reported faults of two instances of a driver.
 
-    Of the same device and code the newest fault counts, expired if either instance ended it. ``theirs`` keep
-    their numbers, ``mine`` keep those that are free.
+    For each device and code the newest fault is kept; it is expired if either instance ended it. Faults of
+    ``theirs`` keep their numbers; faults of ``mine`` keep numbers that are free.
     """
     found = {_key(fault): fault for fault in theirs.faults}
     taken = {fault.number for fault in theirs.faults}
@@ -129,7 +129,7 @@ def merge(mine: DriverFaults, theirs: DriverFaults) -> DriverFaults:
 
 
 def without_faults(faults: Iterable[DriverFault], device: DeviceHealth) -> DeviceHealth:
-    """Return a device's state without these faults; causes that the engine itself found stay."""
+    """Return a device's health without these driver-reported faults; causes that the engine found stay."""
     subject = str(DeviceRef(device.driver, device.pool, device.device))
     codes = {fault.code for fault in faults if fault.subject == subject}
     rest = tuple(cause for cause in device.causes if not (cause.driver_reported and cause.code in codes))

@@ -1,4 +1,4 @@
-"""Exceptions and marks with which a driver describes its failures.
+"""Exceptions that describe a driver's failures, and the operation during which an exception was raised.
 
 A driver raises a :class:`DriverError` to name the class of a failure itself. Any other exception is
 classified by its type and its numbers (:mod:`agent.prepare.classify`). The same errno means something else in
@@ -72,7 +72,7 @@ class FailedDevice(DriverError):
     Args:
         device: The broken device; a name alone is looked up among the claim's devices. If the claim does not
             have the device, the failure is of class unknown.
-        summary: This and the rest are those of :class:`DriverError`.
+        summary: As for :class:`DriverError`, like all further arguments.
     """
 
     default_code = "driver.failed_device"
@@ -92,7 +92,7 @@ class FailedDevice(DriverError):
 
 
 class PermanentError(DriverError):
-    """A failure of the node or the driver, which must change; neither the claim nor a device is at fault.
+    """A failure that lasts until the node or driver is fixed; neither the claim nor a device caused it.
 
     Args:
         summary: This and the rest are those of :class:`DriverError`.
@@ -115,7 +115,7 @@ class PermanentError(DriverError):
 
 
 class PrepareError(Exception):
-    """A failed prepare with its verdict. Its text is the error that the kubelet gets."""
+    """Failed prepare with its verdict; the exception's text is the error that the kubelet gets."""
 
     def __init__(self, verdict: PrepareVerdict, text: str) -> None:
         super().__init__(text)
@@ -127,15 +127,15 @@ _ATTRIBUTE: Final = "_drahealth_doing"
 
 
 class OperationMark(NamedTuple):
-    """Operation during which an exception came, and its object."""
+    """Operation during which an exception was raised, and the file or device that it concerned."""
 
     operation: Operation
     path: str = ""
-    """File or device name; empty: unknown."""
+    """Path of the file or name of the device; empty: unknown."""
 
 
 class doing:
-    """Context manager that marks a passing exception with the operation::
+    """Context manager that records the operation in an exception that leaves the block::
 
         with doing(Operation.CDI, path):
             path.write_text(spec)
@@ -164,6 +164,6 @@ class doing:
 
 
 def operation_of(error: BaseException) -> OperationMark | None:
-    """Return the mark of an exception; None: it has none."""
+    """Return the operation that :class:`doing` recorded in an exception; None: no operation was recorded."""
     mark = getattr(error, _ATTRIBUTE, None)
     return mark if isinstance(mark, OperationMark) else None

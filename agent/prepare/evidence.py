@@ -1,4 +1,4 @@
-"""Kinds of evidence for the class of a failure: values with a short, stable text.
+"""Kinds of evidence for the class of a failed prepare: values with a short, stable text.
 
 agent.prepare.extract finds evidence, agent.prepare.codes and agent.prepare.scoring classify it.
 """
@@ -116,7 +116,7 @@ class HttpStatus(NamedTuple):
     """Reason of the API server's Status, such as ``Conflict``; else the phrase of the status line."""
     message: str = ""
     kubernetes: bool = False
-    """Whether the API server is known to have answered; else any server may have."""
+    """True: the API server answered. False: any server may have answered."""
 
     def __str__(self) -> str:
         return f"{'API' if self.kubernetes else 'HTTP'} {self.status} {self.reason}".rstrip()
@@ -126,11 +126,11 @@ class DecodeError(NamedTuple):
     """Input that could not be decoded, or that a type check rejected."""
 
     by: str
-    """Name of the exception."""
+    """Name of the exception type that reported the error."""
     text: str
     operation: Operation | None = None
     rejected: bool = False
-    """Whether a type check rejected decodable input: drivers mostly check parameters that way."""
+    """True: the input was decoded, but a type check rejected it. False: it could not be decoded."""
 
     def __str__(self) -> str:
         return f"{self.by}{_during(self.operation)}"
@@ -168,7 +168,7 @@ class UnreadableCdiFile(NamedTuple):
 
 
 class HealthEngineEvidence(NamedTuple):
-    """Health engine's state of a device."""
+    """Health of a device as the health engine evaluated it."""
 
     device: DeviceRef
     health: Health
@@ -182,7 +182,7 @@ class HealthEngineEvidence(NamedTuple):
 
 
 class Timeout(NamedTuple):
-    """A timeout."""
+    """An operation that did not finish in time."""
 
     by: str
     operation: Operation | None = None
@@ -193,11 +193,11 @@ class Timeout(NamedTuple):
 
 
 class Interrupted(NamedTuple):
-    """A call that was cancelled or ended from outside."""
+    """A call that another task cancelled, or that a signal or process exit ended."""
 
     by: str
     process_exit: bool = False
-    """Whether the whole process is ending."""
+    """True: the whole process is ending. False: only the call was ended."""
 
     def __str__(self) -> str:
         return self.by
@@ -217,7 +217,7 @@ class Raised(NamedTuple):
 
     name: str
     bug: bool
-    """Whether the type is one of Python's own for programming errors; subclasses do not count."""
+    """True if the type is a built-in one for programming errors, such as TypeError, and not a subclass."""
     text: str = ""
 
     def __str__(self) -> str:
@@ -234,7 +234,7 @@ class Text(NamedTuple):
 
 
 class DriverReportedError(NamedTuple):
-    """A class that the driver reported with an agent.prepare.errors.DriverError."""
+    """A failure whose class the driver named with an agent.prepare.errors.DriverError."""
 
     error_class: ErrorClass
     code: str
@@ -250,7 +250,7 @@ class DriverReportedError(NamedTuple):
 
 
 class ClassifiedBefore(NamedTuple):
-    """A failure that was classified before."""
+    """A failure that already has a verdict."""
 
     verdict: PrepareVerdict
 
@@ -259,7 +259,7 @@ class ClassifiedBefore(NamedTuple):
 
 
 class HandledBefore(NamedTuple):
-    """An exception that was being handled when the failure came; it may or may not be the cause."""
+    """An exception that was being handled when the failure was raised; it need not be the cause."""
 
     evidence: "Evidence"
 

@@ -1,7 +1,8 @@
-"""Evidence in exceptions: from one exception, its causes and its group to chains of evidence.
+"""Extraction of evidence from an exception, its causes and the members of an exception group.
 
-Reads types, numbers and marks, never the text. Known libraries are not imported: their classes are found by
-name, their numbers by attribute. So nothing is loaded that the driver does not use, and any release works.
+Reads types, numbers and the recorded operation of exceptions, never their text. Known libraries are not
+imported: their classes are found by name, their numbers by attribute. So nothing is loaded that the driver
+does not use, and any release works.
 """
 
 import errno
@@ -47,7 +48,7 @@ from agent.prepare.evidence import (
 from agent.prepare.normalize import exception_text
 
 FAILURES_MAX: Final = 64
-"""Most failures in one exception: members of its group, and their members."""
+"""Most failures that are read from one exception group, including nested groups."""
 CHAIN_MAX: Final = 16
 BODY_BYTES: Final = 65_536
 """Most bytes of an API server's answer that are parsed."""
@@ -60,7 +61,7 @@ PATH_OPERATIONS: Final[Mapping[str, Operation]] = {
     "/sys/": Operation.DEVICE,
     "/dev/": Operation.DEVICE,
 }
-"""Operations on files below these directories, for exceptions without a mark; the first match counts."""
+"""Operation by directory of the file, for exceptions without a recorded operation; the first match counts."""
 
 DRIVER_ERROR_CLASSES: Final[tuple[tuple[type[DriverError], ErrorClass], ...]] = (
     (TransientError, ErrorClass.TRANSIENT),
@@ -82,7 +83,7 @@ _ERRNOS: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (NotADirectoryError, errno.ENOTDIR),
     (PermissionError, errno.EACCES),
 )
-"""Numbers of exceptions that were raised without an errno."""
+"""Errno that stands for an exception type, for exceptions that were raised without an errno."""
 
 _BUGS: Final = (
     ArithmeticError, AssertionError, AttributeError, BufferError, ImportError, LookupError, NameError,
@@ -120,7 +121,7 @@ def _classified(error: BaseException, _: OperationMark | None) -> Evidence | Non
 
 
 def _driver_reported(error: BaseException, _: OperationMark | None) -> Evidence | None:
-    """A subclass may lack a call of its base's ``__init__``, or have no texts: its type still counts."""
+    """Return the class that a DriverError names; a subclass need not have called the base ``__init__``."""
     if not isinstance(error, DriverError):
         return None
     device, scope = _get_attribute(error, "device"), _get_attribute(error, "scope")
@@ -155,7 +156,8 @@ def _nvml_code(error: BaseException, mark: OperationMark | None) -> Evidence | N
 
 
 def _grpc_status(error: BaseException, _: OperationMark | None) -> Evidence | None:
-    """grpclib has ``status``, an enum of numbers; grpcio has ``code()``, an enum of pairs."""
+    """Return the gRPC status: grpclib's ``status`` is an enum of numbers, grpcio's ``code()`` one of
+    pairs."""
     status = _get_attribute(error, "status")
     if status is None and callable(getter := _get_attribute(error, "code")):
         status = _call_or_none(getter)
@@ -205,7 +207,7 @@ def _timed_out(error: BaseException, mark: OperationMark | None) -> Evidence | N
 
 
 def _unconnected(error: BaseException, mark: OperationMark | None) -> Evidence | None:
-    """Read failed connections: OSErrors whose number belongs to a library, not to the kernel."""
+    """Return a failed connection: an OSError whose number belongs to a library, not to the kernel."""
     if not _UNCONNECTED & _qualified_names(error):
         return None
     return NoConnection(type(error).__name__, exception_text(error), mark.operation if mark else None)
@@ -245,7 +247,8 @@ _READERS: Final[tuple[Reader, ...]] = (
     _classified, _driver_reported, _backend, _interrupted, _nvml_code, _grpc_status, _http_status, _timed_out,
     _unconnected, _errno, _decode_error,
 )  # fmt: skip
-"""Readers in order; the first result counts. urllib's HTTPError and timeouts are OSErrors, too."""
+"""Functions that extract evidence, in order; the first result counts. urllib's HTTPError and timeouts are
+OSErrors, too."""
 
 
 def _qualified_names(error: BaseException) -> set[str]:
@@ -309,7 +312,7 @@ def evidence_chains(error: BaseException, operation: Operation | None = None) ->
     failure; an exception that was only being handled is marked as such.
 
     Args:
-        operation: Operation of the call, if neither a mark nor a path shows it.
+        operation: Operation of the call, if neither the exception nor a path shows the operation.
     """
     default = OperationMark(operation) if operation else None
     return tuple(islice(_split_groups(error, default, (), frozenset()), FAILURES_MAX))

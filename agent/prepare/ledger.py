@@ -1,8 +1,8 @@
 """Ledger of a driver's prepares: each claim's last outcome, and devices that the driver found broken.
 
-Owns when a failure may be answered from the cache. Pure: every function returns a new ledger. Times are wall
-clock, because the ledger outlives the process; a time in the future means that the clock was set back, and
-counts as expired.
+Decides when a repeated prepare gets its last failure from the cache. Pure: every function returns a new
+ledger. Times are wall clock, because the ledger outlives the process; a time in the future means that the
+clock was set back, and counts as expired.
 
 Repetition never makes a failure worse: the verdict follows from its evidence, only its count grows.
 """
@@ -27,7 +27,7 @@ DRIVER_FAULT_CACHE_S: Final = 60
 """Time that a failure is cached which only the driver's report shows [s]. The kubelet retries after
 60 to 90 s; then the driver is called again, because nothing else can show that the device works."""
 CACHED_CLASSES: Final = frozenset({ErrorClass.BAD_CONFIG, ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT})
-"""Classes that may be answered from the cache; all others need a new try."""
+"""Classes of failures that a repeated prepare gets from the cache; other classes need a new try."""
 
 TEXT_MAX: Final = 2000
 """Most characters of each text of a verdict."""
@@ -59,7 +59,7 @@ class PrepareLedger:
     """All claims and driver-reported faults of one driver. The default is the ledger of a first start."""
 
     claims: Mapping[str, LedgerEntry] = field(default_factory=dict)
-    """Entries by the claim's UID; at most :data:`CLAIMS_MAX`."""
+    """Ledger entries by the UID of their claim; at most :data:`CLAIMS_MAX`."""
     driver_faults: DriverFaults = DriverFaults()  # noqa: RUF009  # a tuple
 
 
@@ -73,10 +73,10 @@ def cached_failure(
     now_wall_s: float,
     version: str,
 ) -> PrepareVerdict | None:
-    """Return the verdict of the claim's last prepare if it still answers the same request.
+    """Return the cached verdict of the claim's last failed prepare; None: the driver must be called.
 
-    The request is the same if the claim has the same allocation and parameters, the driver has the same
-    version and, where a device is to blame, the state of the devices has not changed.
+    A failure is cached only for the same request: the claim has the same allocation and parameters, the
+    driver has the same version and, where a device is to blame, the state of the devices has not changed.
 
     Args:
         health_fingerprint: State of the claim's devices, see :func:`health_fingerprint`, or a function that
@@ -98,7 +98,7 @@ def cached_failure(
 
 
 def health_fingerprint(devices: Iterable[DeviceHealth | None]) -> str:
-    """Return a short text that is the same while the devices' state is, also after a restart.
+    """Return a short text that changes only if the devices' health changes, not at a restart.
 
     Args:
         devices: In the order of the claim, without driver-reported faults; None: unknown to the engine.
@@ -168,7 +168,8 @@ def failed(
 
 
 def unprepared(ledger: PrepareLedger, claim: ClaimRef, now_wall_s: float) -> PrepareLedger:
-    """Record an unprepare. The outcome of the last prepare is kept for :data:`UNPREPARED_KEPT_S`."""
+    """Record that a claim was unprepared. The outcome of the last prepare is kept for
+    :data:`UNPREPARED_KEPT_S`."""
     entry = ledger.claims.get(claim.uid)
     if entry is None:
         return ledger
@@ -183,7 +184,7 @@ def unprepare_failed(
     version: str = "",
     unhealthy: Collection[DeviceRef] = (),
 ) -> tuple[PrepareLedger, PrepareVerdict]:
-    """Record a failed unprepare, which never answers a later prepare.
+    """Record a failed unprepare; a later prepare never gets this failure from the cache.
 
     Args:
         claim: The claim with the devices of its prepare.
@@ -228,7 +229,8 @@ def _is_same(before: PrepareVerdict, verdict: PrepareVerdict) -> bool:
 
 
 def expire(ledger: PrepareLedger, now_wall_s: float) -> PrepareLedger:
-    """Return the ledger without expired claims, with driver-reported faults past their limit expired."""
+    """Return the ledger with old claims removed and driver-reported faults expired that reached their
+    limit."""
     known = faults.expire(ledger.driver_faults, now_wall_s)
     claims = {uid: entry for uid, entry in ledger.claims.items() if not _is_expired(entry, now_wall_s)}
     if known == ledger.driver_faults and len(claims) == len(ledger.claims):
@@ -267,5 +269,5 @@ def _newest(claims: Mapping[str, LedgerEntry], now_wall_s: float) -> Mapping[str
 
 
 def _recency(entry: LedgerEntry, now_wall_s: float) -> float:
-    """Return a number that is greater for newer entries; a time in the future counts as the oldest."""
+    """Return the sort key of a ledger entry, greater for newer ones; a time in the future is the oldest."""
     return entry.changed_wall_s if entry.changed_wall_s <= now_wall_s else -inf

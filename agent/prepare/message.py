@@ -17,11 +17,11 @@ CODE_BYTES: Final = 80
 DEVICES_BYTES: Final = 260
 REQUESTS_BYTES: Final = 80
 OTHERS_BYTES: Final = 320
-"""Together with the fixed words these limits leave 100 bytes for the summary."""
+"""Limit for all other failed claims together; the text then has 100 bytes left for the summary."""
 OTHER_BYTES: Final = 200
-"""Limit for one other claim, whose name alone can have 317 bytes."""
+"""Limit for the entry of one other failed claim, whose name alone can have 317 bytes."""
 END_BYTES: Final = 40
-"""Last bytes that are kept of such a name."""
+"""Bytes that are kept at the end of a shortened claim name."""
 
 NODE_OR_DRIVER: Final = "the node or its driver must be fixed"
 FOLLOWS: Final[Mapping[ErrorClass, str]] = {
@@ -105,7 +105,7 @@ def _inside(name: str, limit: int) -> str:
 
 
 def _listed(words: Sequence[str], separator: str, limit: int) -> str:
-    """Join as many entries as fit, with the number of the rest; at least one entry, cut if necessary."""
+    """Join the entries that fit, at least one (cut if necessary), and add the number of the others."""
     if len(words) <= limit and _size(line := separator.join(words)) <= limit:
         return line
     count = 1
@@ -124,7 +124,7 @@ def _line(words: Sequence[str], separator: str, count: int) -> str:
 
 
 def _word(value: str) -> str:
-    """Return a value without characters that end the value or the brackets."""
+    """Return a value for the kubelet's text, with spaces, brackets, commas and equal signs replaced."""
     return sanitize(value).translate(_PLAIN) or "-"
 
 

@@ -1,4 +1,4 @@
-"""Foreign texts made fit for the kubelet: one line, printable, and stable from one try to the next.
+"""Normalization of error texts for the kubelet: one printable line, the same from one try to the next.
 
 Kubernetes counts events with equal texts and throttles those that differ. So texts that neither drahealth nor
 the driver wrote lose what changes between tries. A driver's own texts are only sanitized.
@@ -59,7 +59,7 @@ MASKS: Final = (
     _mask(r"(?<![\w-])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}\b|\b[0-9a-f]{32,}\b", "<hex>"),
     _mask(r"\b\d{16,}\b", "<number>"),  # nanoseconds since 1970
 )
-"""Masks in order: each one reads what the ones before it left."""
+"""Masks in the order in which they are applied, each to the result of the mask before."""
 
 
 def exception_text(error: BaseException) -> str:
@@ -78,7 +78,7 @@ def sanitize(text: str) -> str:
 
 
 def normalize(text: str) -> str:
-    """Return a foreign text, sanitized and without what changes from one try to the next."""
+    """Return an error text, sanitized and without parts that change between tries, such as times."""
     text = sanitize(text)
     for mask in MASKS:
         text = mask.pattern.sub(mask.replacement, text)

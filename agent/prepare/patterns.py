@@ -132,7 +132,7 @@ _TOKEN: Final = re.compile(
 
 
 def _backtracking_risk(match: str) -> str:
-    """Return why a search could take exponential time; empty: it cannot."""
+    """Return why a search with the pattern could take exponential time; empty: the pattern is safe."""
     groups = [False]  # open groups, the outermost first: whether the group has a repeat or a choice
     ended = False  # the same for the group that has just closed
     repeats = choices = 0

@@ -95,7 +95,7 @@ async def _run(
 
 
 def _in_trio() -> bool:
-    """Return whether the caller is a Trio task. Either loop can run inside the other."""
+    """Return True if the caller is a Trio task, even if Trio runs inside asyncio or asyncio inside Trio."""
     if "trio" not in sys.modules:
         return False
     import trio
@@ -155,7 +155,7 @@ def classified(
     request again. A plain handler blocks its thread, also during the pause between two tries.
 
     Args:
-        tracker_or_monitor: Where prepares are recorded.
+        tracker_or_monitor: Tracker that records the prepares, or the monitor that has this tracker.
         claim: Returns the claim from the handler's arguments; None: the first argument that is an
             :class:`agent.Claim`.
         patterns: Patterns for the handler's error texts, in addition to those of the monitor.
@@ -193,10 +193,10 @@ def classified(
 
 
 def _find_claim(function: Callable[..., object], arguments: Iterable[object]) -> Claim:
-    """Return the claim among the arguments.
+    """Return the claim among a prepare handler's arguments.
 
     Raises:
-        TypeError: There is none; names an argument that resembles a claim.
+        TypeError: No argument is a claim; names an argument that resembles a claim.
     """
     given = tuple(arguments)
     for argument in given:
@@ -209,7 +209,7 @@ def _find_claim(function: Callable[..., object], arguments: Iterable[object]) ->
 
 
 def _plain(result: T) -> T:
-    """Return the result of a plain handler.
+    """Return the result of a plain handler unchanged.
 
     Raises:
         TypeError: The result is an awaitable, so its outcome is not known yet.

@@ -40,17 +40,17 @@ from agent.prepare.taxonomy import DEFAULTS, is_code
 
 
 class Weight(IntEnum):
-    """Strength of a piece of evidence; the strongest decides."""
+    """Strength of a piece of evidence; the evidence with the greatest weight decides the class."""
 
     TYPE = 0
-    """The type of an exception alone."""
+    """Type of an exception that has no error number."""
     CODE = 1
-    """A number that does not determine a class."""
+    """An error number that does not determine a class."""
     TEXT = 2
     LOOSE = 3
-    """A number or type that determines a class whatever the operation was."""
+    """An error number or exception type that determines a class, whatever the operation was."""
     FACT = 4
-    """A number together with the operation that failed."""
+    """An error number together with the operation that failed."""
     DRIVER = 5
     """The driver reported the class itself."""
     CLASSIFIED = 6
@@ -65,7 +65,7 @@ class Context:
     health: Mapping[DeviceRef, DeviceHealth] = field(default_factory=dict)
     """The health engine's state of the claim's devices; devices unknown to it are left out."""
     operation: Operation | None = None
-    """Operation that failed, if neither a mark nor a path shows it."""
+    """Operation that failed, used if neither the exception nor a path shows the operation."""
     engine_up: bool = True
     """Whether the health engine runs."""
     patterns: tuple[Pattern, ...] = ()
@@ -92,7 +92,7 @@ class EvidenceScore(NamedTuple):
     scope: Scope | None = None
     advice: str = ""
     verdict: PrepareVerdict | None = None
-    """Verdict of an earlier classification, if there was one."""
+    """Verdict of an earlier classification; None: the failure was not classified before."""
 
 
 PROGRAM_XIDS: Final = frozenset(f"gpu.xid.{code}" for code in (13, 31, 43, 45, 68))
@@ -325,7 +325,7 @@ _SCORERS: Final[Mapping[type, Callable[[Any, Context], EvidenceScore]]] = {
 
 
 def _match_patterns(scored: EvidenceScore, text: str, context: Context) -> EvidenceScore:
-    """Return the score, or that of the first pattern that matches the text if the score is weaker."""
+    """Return the score, or the score of the first pattern that matches the text if that score is stronger."""
     if scored.weight >= Weight.TEXT:
         return scored
     text = sanitize(text)
@@ -340,7 +340,7 @@ def _match_patterns(scored: EvidenceScore, text: str, context: Context) -> Evide
 
 
 def _blame_device(scored: EvidenceScore, named: Sequence[DeviceRef], context: Context) -> EvidenceScore:
-    """Blame the named device, or the claim's only one; with several candidates the failure is transient."""
+    """Add the named device, or the claim's only device, as cause; with several candidates: transient."""
     devices = named or sorted({device.ref for device in context.claim.devices})
     if len(devices) == 1:
         return scored._replace(devices=tuple(devices))

@@ -38,7 +38,8 @@ def retry_pause_s(
         spent_s: Time since the call began.
         jitter: A new random number from 0 to 1. Full jitter spreads the retries of a cluster's drivers that
             failed at the same time.
-        retry_after_s: Earliest time at which the failure says that a retry can help. Beyond the retry window
+        retry_after_s: Earliest time at which a retry can help, according to the failure [s]. Beyond the retry
+        window
             there is no further try.
     """
     bound = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(attempt, 16))
@@ -69,7 +70,7 @@ class PrepareService(Protocol):
     """Classification and ledger of prepares; :class:`agent.driver.prepare_tracker.PrepareTracker` is one."""
 
     def cached_failure(self, claim: Claim) -> PrepareError | None:
-        """Return the cached failure of the same request, if there is one. Takes microseconds."""
+        """Return the error cached for the same request; None: no failure is cached. Takes microseconds."""
 
     def classify(
         self, claim: Claim, error: BaseException, patterns: Sequence[Pattern] = ()
@@ -79,7 +80,7 @@ class PrepareService(Protocol):
     def failed(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record a failure and wait until its health is delivered. Blocks up to 3 s."""
+        """Record a failure and wait until all streams have the health of its devices. Blocks up to 3 s."""
 
     def succeeded(self, claim: Claim) -> None:
         """Record that the claim is prepared. Never blocks."""

@@ -1,4 +1,4 @@
-"""Taxonomy of prepare failures: one row per kind, with class, scope, consequences and advice.
+"""Taxonomy of failed prepares: one row per kind of failure, with class, scope, consequences and advice.
 
 Owns the rows and their lookup. agent.prepare.codes maps numbers to codes, agent.prepare.classify builds the
 verdict of a claim.
@@ -28,10 +28,10 @@ _CODE: Final = re.compile(r"[a-z0-9][a-z0-9_-]*(?:\.[a-z0-9][a-z0-9_-]*)*")
 
 
 class Retry(StrEnum):
-    """Event that must come before a retry can help; one word in the kubelet's text."""
+    """Event that must happen before a retry of the prepare can help; part of the kubelet's text."""
 
     LATER = "later"
-    """Time alone."""
+    """A retry can help after some time."""
     AFTER_RELEASE = "after-release"
     """The current holder releases the resource."""
     AFTER_RESET = "after-reset"
@@ -41,7 +41,7 @@ class Retry(StrEnum):
     AFTER_FIX = "after-fix"
     """The node or the driver is fixed."""
     NEVER = "never"
-    """Nothing: this claim can never be prepared."""
+    """No event: this claim can never be prepared."""
 
 
 NEGATIVE_CACHE_S: Final[Mapping[ErrorClass, int]] = {
@@ -51,12 +51,12 @@ NEGATIVE_CACHE_S: Final[Mapping[ErrorClass, int]] = {
     ErrorClass.FAILED_DEVICE: 86_400,  # until the device's state changes, which ends the entry
     ErrorClass.PERMANENT: 60,  # the operator who fixes the node waits; the kubelet retries after 60 to 90 s
 }
-"""Time that a failure answers the same request from the cache [s], by class."""
+"""Time that a repeated prepare gets a failure from the cache [s], by class; 0: not cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of failure."""
+    """Row of the taxonomy: one kind of failed prepare."""
 
     code: str
     """Dotted code; ``gpu.xid.*`` is a family."""
@@ -66,12 +66,12 @@ class Row:
     why: str
     advice: str
     health: Health | None = None
-    """Health of the devices after this failure; None: unchanged."""
+    """Health that the failure gives to the devices that caused it; None: their health is unchanged."""
     taint: Remediation | None = None
 
     @property
     def sticky_s(self) -> int:
-        """Time that the failure answers the same request from the cache [s]."""
+        """Time that a repeated prepare gets this failure from the cache [s]; 0: not cached."""
         return NEGATIVE_CACHE_S[self.error_class]
 
 
@@ -308,14 +308,15 @@ DEFAULTS: Final[Mapping[ErrorClass, Row]] = {
 """Row by class, for codes without a row of their own."""
 
 TAXONOMY: Final = (*_GPU, *_DEVICE, *_HOST, *_CDI, *_CLAIM, *_API, *_DRIVER, *DEFAULTS.values())
-"""All rows, by subject; each code at most once per class."""
+"""All rows of the taxonomy; each code occurs at most once per class."""
 
 _ROWS: Final = {(row.code, row.error_class): row for row in TAXONOMY}
 
 
 @cache
 def row_of(code: str, error_class: ErrorClass) -> Row:
-    """Return the row of a code in a class, else of its nearest family, else the default of the class."""
+    """Return the row of a code in a class, else the row of its nearest family, else the class's default
+    row."""
     parts = code.split(".")
     names = [code, *(".".join(parts[:count]) + FAMILY for count in range(len(parts) - 1, 0, -1))]
     found = (_ROWS.get((name, error_class)) for name in names)

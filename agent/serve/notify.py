@@ -18,7 +18,8 @@ STATUS_MAX_BYTES: Final = 2048  # systemd drops a datagram of more than 4,096 by
 
 
 class Notifier:
-    """Connection to one service manager, or to none. Thread-safe. Never blocks."""
+    """Connection to one service manager; without a manager, every method does nothing. Thread-safe. Never
+    blocks."""
 
     def __init__(self, address: str | None, watchdog_s: float | None = None) -> None:
         """Create the connection.
@@ -54,12 +55,12 @@ class Notifier:
         self._send(b"READY=1")
 
     def status(self, text: str) -> None:
-        """Report one line for ``systemctl status``."""
+        """Report one line of text for ``systemctl status``."""
         line = " ".join(text.split()).encode("utf-8", "replace")[:STATUS_MAX_BYTES]
         self._send(b"STATUS=" + line.decode("utf-8", "ignore").encode())
 
     def watchdog(self) -> None:
-        """Report that the agent works. For a caller that would notice if it did not."""
+        """Report that the agent works. Call it only where a stalled agent would stop the calls."""
         self._send(b"WATCHDOG=1")
 
     def stopping(self) -> None:

@@ -1,4 +1,4 @@
-"""All sockets of the agent with their services, and a common end.
+"""All sockets of the agent with their services, and their common shutdown.
 
 In the runtime directory: ``drivers/<driver>.sock``, each with the kubelet's own health API in both versions
 and the driver link, and ``agent.sock``, the agent's API for the command line.
@@ -37,7 +37,8 @@ end at once."""
 
 
 def encode_devices(devices: Sequence[DeviceHealth], extra_s: int = 0) -> list[bytes]:
-    """Return the list as the kubelet reads it, in messages of at most 1 MiB; encoded by the native core.
+    """Return the health list as the kubelet reads it, in messages of at most 1 MiB; encoded by the native
+    core.
 
     Each lease is ``extra_s`` longer than the device's, and :data:`LEASE_LIMIT_S` at most.
     """
@@ -57,7 +58,8 @@ def encode_devices(devices: Sequence[DeviceHealth], extra_s: int = 0) -> list[by
 
 
 def socket_names(drivers: Sequence[str]) -> tuple[str, ...]:
-    """Return the sockets below the runtime directory: one per driver in the given order, and the agent's.
+    """Return the names of the sockets below the runtime directory: one per driver in the given order, and the
+    agent's.
 
     Raises:
         ConfigError: A name is not a driver name, or is given twice.
@@ -125,7 +127,7 @@ class Servers:
         """Serve in the running loop until cancelled; then end every client's streams and remove the
         sockets.
 
-        ``ready`` is called when all sockets are served. The end takes less than a second, whatever the
+        ``ready`` is called when all sockets are served. The shutdown takes less than a second, whatever the
         clients do.
 
         Raises:

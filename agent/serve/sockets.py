@@ -28,7 +28,7 @@ class UnixListener:
     """
 
     def __init__(self, path: Path) -> None:
-        """Bind and listen; clients that connect before the socket is served wait.
+        """Bind the socket and listen; clients that connect before the socket is served wait.
 
         The directory must exist.
 
@@ -59,16 +59,17 @@ class UnixListener:
             raise
 
     def is_intact(self) -> bool:
-        """Return whether the file is still ours. Raises OSError if it cannot be determined."""
+        """Return whether the file at the path is still this socket. Raises OSError if that cannot be
+        determined."""
         return _identity(self.path) == self._identity
 
     def remove(self) -> None:
-        """Remove the file if it is still ours. Connections continue."""
+        """Remove the file if it is still this socket. Connections continue."""
         if self.is_intact():
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the socket, and remove the file if it is still ours."""
+        """Close the socket, and remove the file if it is still this socket."""
         self.sock.close()
         self.remove()
 
@@ -77,8 +78,8 @@ def make_directory(path: Path, *, flag: str) -> None:
     """Create a directory for sockets (0750) and its parents, unless they exist.
 
     Raises:
-        ConfigError: It cannot be created.
-        PermissionDenied: It may not be created; ``flag`` chooses another.
+        ConfigError: The directory cannot be created.
+        PermissionDenied: The directory may not be created; ``flag`` chooses another.
     """
     try:
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -96,7 +97,7 @@ def check_length(path: Path, *, base: Path, flag: str) -> None:
     """Refuse a path that is too long for a unix socket.
 
     Raises:
-        ConfigError: With the arithmetic.
+        ConfigError: The path is too long; has its length and the limit.
     """
     size = len(os.fsencode(path))
     if size > PATH_LIMIT:
@@ -117,7 +118,8 @@ def why_no_connection(path: Path | str, error: OSError) -> str:
 
 
 def remove_leftovers(directory: Path, *, keep: Collection[Path]) -> None:
-    """Remove our own sockets (``*.sock``) without a server, e.g. of a driver that is no longer configured.
+    """Remove our own sockets (``*.sock``) on which no server listens, e.g. of a driver that is no longer
+    configured.
 
     Sockets of other users, and those that cannot be removed, stay: they do no harm.
     """
@@ -136,7 +138,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket without a server, if there is one."""
+    """Remove the socket at a path if no server listens on it; do nothing if there is no socket."""
     try:
         status = path.lstat()
     except FileNotFoundError:

@@ -26,7 +26,7 @@ ERROR_CHARS: Final = 1000
 
 
 def read_declarations(directory: Path, before: Declarations, node: str) -> Declarations:
-    """Read the declarations of all drivers; none if the directory is absent.
+    """Read the declarations of all drivers; an absent directory has no declarations.
 
     Args:
         directory: ``devices.d`` of the runtime directory.
@@ -58,7 +58,7 @@ def read_declarations(directory: Path, before: Declarations, node: str) -> Decla
 
 
 def _declared(path: Path, driver: str, before: tuple[Declared, ...], node: str) -> DeclaredFile | None:
-    """Read one file; None if it is gone."""
+    """Read one driver's declaration file; None: the file no longer exists."""
     try:
         return DeclaredFile(driver, _read(path, driver, node))
     except FileNotFoundError:
@@ -68,7 +68,8 @@ def _declared(path: Path, driver: str, before: tuple[Declared, ...], node: str) 
 
 
 def _with_room(file: DeclaredFile, known: Mapping[str, tuple[Declared, ...]], path: Path) -> DeclaredFile:
-    """Return the file, or its previous devices with an error if all drivers together exceed the limit.
+    """Return the declaration, or its previous devices with an error if all drivers together exceed the device
+    limit.
 
     So a growing file never removes devices of other drivers.
     """
@@ -118,7 +119,7 @@ def check_owner(found: os.stat_result, allowed: Iterable[int]) -> None:
     """Check that only the file's owner can write it, and that the owner is allowed to declare devices.
 
     Raises:
-        ConfigError: The text has the problem and the requirement.
+        ConfigError: The text names the problem and the requirement.
     """
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError("is not a regular file")

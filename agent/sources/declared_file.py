@@ -1,6 +1,6 @@
 """Parser of one driver's declaration: a TOML file to devices.
 
-``KINDS`` is the whole format: a row per key of each kind of device. An unknown key is an error, as in the
+``KINDS`` defines the whole format: each kind of device with its keys. An unknown key is an error, as in the
 configuration. Whether a declared device exists is decided by the rules. docs/declared-devices.md describes
 the format.
 """
@@ -42,7 +42,7 @@ DEVICES_MAX: Final = 4096
 NAME_BYTES: Final = 63
 LEASE_MIN_S: Final = 3
 NUMA_MAX: Final = 1023
-"""The kernel's largest CONFIG_NODES_SHIFT is 10."""
+"""Highest id of a NUMA node: the kernel's largest CONFIG_NODES_SHIFT is 10."""
 PAGES_MAX: Final = 2**40
 INSTANCE_MAX: Final = 255
 _SIZE: Final = re.compile(r"([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti|Pi)")
@@ -53,7 +53,7 @@ _KERNEL_DRIVER: Final = re.compile(r"[-.+\w]{1,63}", re.ASCII)
 
 
 class DeclarationKey(NamedTuple):
-    """Key of a device's table."""
+    """Key that a device's table in the file may have."""
 
     name: str
     read: Callable[[object], Any]
@@ -74,7 +74,7 @@ def _within(low: int, high: int) -> Callable[[object], int]:
 
 
 def _size(value: object) -> int:
-    """Read a size in Kubernetes' notation [bytes]."""
+    """Parse a size in Kubernetes' notation, such as ``1Gi`` [bytes]."""
     found = _SIZE.fullmatch(read_text(value))
     if found is None:
         raise ValueError(f"{value!r} is not a size; write a number and Ki, Mi, Gi, Ti or Pi, such as 2Mi")
@@ -187,10 +187,10 @@ def _device_of_kind(kind: str, values: Mapping[str, Any]) -> DeclaredPart:
 
 
 def parse_device(row: Mapping[str, object], driver: str, pool: str) -> Declared:
-    """Parse one device with the keys of a file.
+    """Create one declared device from the values of its keys.
 
     Args:
-        row: Values by key. Without ``kind`` only the driver knows the device; in a file that is an error.
+        row: Values by key. A device without ``kind`` is known to its driver only; in a file that is an error.
         driver: Driver of the device.
         pool: Pool of the device.
 
@@ -221,7 +221,7 @@ def _device(row: Mapping[str, Any], driver: str, pool: str) -> Declared:
 
 
 def parse_declaration(data: bytes, driver: str, node: str) -> tuple[Declared, ...]:
-    """Parse the devices of one file, in its order.
+    """Parse the devices of one declaration file, in the file's order.
 
     Args:
         data: The whole file.
@@ -261,7 +261,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def device_label(number: int, name: object) -> str:
-    """Return a device's label in errors: its number in the file, from 1, and its name if valid."""
+    """Return the label of a device in error texts: its number in the file, from 1, and its name if valid."""
     is_name = isinstance(name, str) and len(name) <= NAME_BYTES and _LABEL.fullmatch(name)
     return f"device {number} ({name})" if is_name else f"device {number}"
 

@@ -1,6 +1,6 @@
 """Facts about GPUs that need no NVML: PCI bus, fabric manager, processes stuck in the driver.
 
-An unreadable fact is Missing, never "no". Reading processes can hang with the driver: call it from a thread
+An unreadable fact is Missing, never False. Reading processes can hang with the driver: call it from a thread
 that can be abandoned.
 """
 
@@ -19,7 +19,7 @@ NVIDIA: Final = 0x10DE
 DISPLAY: Final = frozenset({0x0300, 0x0302})
 """PCI classes of GPUs: VGA controller, 3D controller."""
 NVSWITCH: Final = 0x0680
-"""PCI class of other bridges; an NVIDIA device of this class is an NVSwitch."""
+"""PCI class "other bridge"; an NVIDIA device of this class is an NVSwitch."""
 FABRIC_MANAGER: Final = "nv-fabricmanager"[:15]  # the kernel cuts process names
 STUCK_READS: Final = 3
 """Consecutive reads in uninterruptible sleep from which a process is stuck, and not just waiting for a
@@ -30,12 +30,12 @@ class PciBus(NamedTuple):
     """NVIDIA's devices on the PCI bus."""
 
     gpus: tuple[str, ...]
-    """Addresses in NVML's order."""
+    """PCI addresses of GPUs, in NVML's order."""
     nvswitches: int
 
 
 class SleepingProcess(NamedTuple):
-    """Process in uninterruptible sleep in the driver. The start time distinguishes a reused pid."""
+    """Process in uninterruptible sleep in the GPU driver. The start time distinguishes a reused pid."""
 
     process: StuckProcess
     started_s: float
@@ -49,7 +49,8 @@ class ProcessScan(NamedTuple):
 
 
 class GpuHostReader:
-    """Reader of the host that counts for how many reads each process has been asleep in the driver."""
+    """Reader of GPU facts; counts for how many consecutive reads each process has been asleep in the GPU
+    driver."""
 
     def __init__(self, sysfs_root: Path, procfs_root: Path) -> None:
         self._sysfs_root = sysfs_root
@@ -57,7 +58,7 @@ class GpuHostReader:
         self._reads_asleep: dict[SleepingProcess, int] = {}
 
     def read(self) -> GpuHost:
-        """Read the host, without the inventory.
+        """Read the GPU facts of the host, without the inventory.
 
         ``fabric_manager`` is False only where it is required and does not run. On a machine without
         NVSwitches, or where only this container's processes are visible, it is Missing unless it runs.
@@ -86,7 +87,8 @@ class GpuHostReader:
 
 
 def can_inspect_processes(procfs_root: Path) -> bool:
-    """Return whether this process may read where process 1 sleeps; the same holds for all other processes."""
+    """Return whether this process may read the kernel stack or open files of process 1, thus of all
+    processes."""
     init = procfs_root / "1"
     for read in (lambda: (init / "stack").read_bytes(), lambda: os.listdir(init / "fd")):
         try:
@@ -129,7 +131,8 @@ def read_bus(sysfs_root: Path) -> PciBus | Missing:
 
 
 def _class_of_nvidia(device: Path) -> int:
-    """Return class and subclass of an NVIDIA device; 0 for another vendor's device, or one just removed."""
+    """Return PCI class and subclass of an NVIDIA device; 0 for another vendor's device, or one just
+    removed."""
     try:
         if int((device / "vendor").read_text(), 16) != NVIDIA:
             return 0
@@ -152,7 +155,7 @@ def _is_passed_through(device: Path) -> bool:
 
 
 def bus_sort_key(address: str) -> tuple[int, str]:
-    """Return the sort key of an address: domains can have more than four digits."""
+    """Return the sort key of a PCI address: domains can have more than four digits."""
     domain, _, rest = address.partition(":")
     return int(domain, 16), rest
 
@@ -161,8 +164,8 @@ def bus_sort_key(address: str) -> tuple[int, str]:
 
 
 def read_processes(procfs_root: Path) -> ProcessScan | Missing:
-    """Scan for the fabric manager and for processes asleep in the driver; Missing in a container's own pid
-    namespace."""
+    """Scan for the fabric manager and for processes asleep in the GPU driver; Missing in a container's own
+    pid namespace."""
     try:
         # kthreadd has pid 2 only where all processes are visible; elsewhere absence means nothing
         if (procfs_root / "2/comm").read_text() != "kthreadd\n":
@@ -196,8 +199,8 @@ def _scan_processes(procfs_root: Path) -> ProcessScan:
 def is_in_driver(process: Path) -> bool:
     """Return whether a sleeping process sleeps in NVIDIA's driver.
 
-    The kernel stack names the module, but only root can read it. Without it, an open device of the driver
-    counts. Without permission for either, the result is False.
+    The kernel stack names the module, but only root can read it. Without it, an open device file of the
+    driver counts. Without permission for either, the result is False.
     """
     try:
         return "[nvidia" in (process / "stack").read_text()

@@ -1,4 +1,4 @@
-"""State files in the kubelet's directory: prepared claims, health of devices, exclusive CPUs.
+"""Readers of state files in the kubelet's directory: prepared claims, health of devices, exclusive CPUs.
 
 The formats are internal to the kubelet and grow; unknown keys are ignored.
 
@@ -37,7 +37,7 @@ from agent.model.time import NS, Instant
 from agent.system.files import ReadError, read_bounded
 
 CLAIMS_FILE: Final = CHECKPOINT
-"""File in the kubelet's directory; owned by root, mode 0600."""
+"""Name of the file in the kubelet's directory; owned by root, mode 0600."""
 KIND: Final = "DRACheckpoint"
 CLAIMS_MAX_BYTES: Final = 64 << 20
 ATTEMPTS: Final = 3
@@ -47,7 +47,7 @@ _SKIPS: Final = frozenset({"*", "NodePrepareResources"})
 
 
 class TornCheckpoint(ValueError):
-    """Checkpoint that is incomplete; another read may succeed."""
+    """Checkpoint that is incomplete; reading the file again may succeed."""
 
 
 class _CheckpointDevice(msgspec.Struct):
@@ -189,7 +189,7 @@ def _merged(claim: PreparedClaim, other: PreparedClaim) -> PreparedClaim:
 
 
 HEALTH_FILE: Final = "dra_health_state"
-"""File in the kubelet's directory; owned by root, mode 0600."""
+"""Name of the file in the kubelet's directory; owned by root, mode 0600."""
 HEALTH_MAX_BYTES: Final = 64 << 20
 DEFAULT_LEASE_S: Final = 30.0
 """Lease of an entry without one [s]."""
@@ -233,7 +233,7 @@ def parse_health_state(data: bytes) -> tuple[tuple[Belief, ...], tuple[str, ...]
     """Parse the health of devices, and the problems of invalid entries.
 
     Raises:
-        ValueError: The file is not in the kubelet's format; the text has the place.
+        ValueError: The file is not in the kubelet's format; the text names the place.
     """
     try:
         drivers = msgspec.json.decode(data, type=dict[str, _DriverHealth] | None)
@@ -261,7 +261,7 @@ def _entries(drivers: dict[str, _DriverHealth]) -> Iterator[tuple[str, str, _Hea
 
 
 CPU_MANAGER_FILE: Final = "cpu_manager_state"
-"""File in the kubelet's directory; owned by root, mode 0600."""
+"""Name of the file in the kubelet's directory; owned by root, mode 0600."""
 CPU_MANAGER_MAX_BYTES: Final = 16 << 20
 
 
@@ -271,7 +271,7 @@ class _CpuManagerCheckpoint(msgspec.Struct):
 
 
 def read_exclusive(path: Path) -> Mapping[str, Mapping[str, CpuSet]]:
-    """Read the exclusive CPUs of containers, by the pod's UID, as the kubelet has it, and the container's
+    """Read the exclusive CPUs of containers, by the kubelet's pod UID and the container's
     name.
 
     Args:

@@ -1,4 +1,4 @@
-"""Facts of this node from which the expected content of cgroups follows.
+"""Reader of the facts of this machine that determine which cgroup settings are expected.
 
 The kubelet's configuration is not read: the quota period and its enforcement are assumed to be the defaults.
 """
@@ -41,7 +41,7 @@ def read_sizes(sysfs_root: Path) -> tuple[int, ...]:
 def read_facts(
     reader: KnobReader, sizes_kib: tuple[int, ...], root: str, pods: Iterable[Pod], kubelet_version: str
 ) -> NodeFacts | None:
-    """Read the facts of the node; None: no kubelet has created cgroups below the root.
+    """Read the facts of the machine; None: no kubelet has created cgroups below the root.
 
     Args:
         reader: Reader of cgroup files.
@@ -89,7 +89,8 @@ def counts_claims(kubelet_version: str) -> bool:
 
 
 def pod_uids_with_cgroups(cgroupfs_root: Path, driver: CgroupDriver, root: str) -> frozenset[str]:
-    """Return the UIDs of pods that have cgroups, as the kubelet has them.
+    """Return the UIDs of pods that have cgroups; a static pod has the UID of its configuration, as in the
+    kubelet.
 
     Raises:
         ProbeError: An existing directory cannot be listed.

@@ -31,7 +31,7 @@ class NvmlFailure(NamedTuple):
 
 
 class Nvml:
-    """Open session; a failed call returns an NvmlFailure and does not raise."""
+    """Open NVML session; a failed call returns an NvmlFailure and does not raise."""
 
     def __init__(self, binding: Any) -> None:
         self.binding = binding
@@ -43,11 +43,11 @@ class Nvml:
         }
 
     def error_of(self, code: int) -> NvmlFailure:
-        """Return the failure of a return code, with its name."""
+        """Return the failure for an NVML return code, with the code's name."""
         return NvmlFailure(code, self._names.get(code, "unknown code"))
 
     def call(self, function: str, *args: object) -> Any:
-        """Call one of pynvml's functions. Returns its result, or an :class:`NvmlFailure`."""
+        """Call a function of pynvml. Returns its result, or an :class:`NvmlFailure`."""
         pynvml_function = getattr(self.binding, function, None)
         if pynvml_function is None:
             return self.error_of(Status.FUNCTION_NOT_FOUND)
@@ -59,7 +59,7 @@ class Nvml:
             return self.error_of(Status.UNKNOWN)
 
     def handles(self) -> list[Any]:
-        """Return a handle or a failure for each GPU that NVML counts, in its order.
+        """Return a handle or a failure for each GPU that NVML counts, in NVML's order.
 
         Raises:
             ProbeError: NVML cannot count the GPUs.
@@ -77,7 +77,7 @@ class Nvml:
 
 @contextmanager
 def session(library: str) -> Iterator[Nvml]:
-    """Open a session: initialise NVML, and shut it down afterwards.
+    """Open an NVML session: initialise NVML, and shut it down afterwards.
 
     Args:
         library: A name for the dynamic linker, or a path.
@@ -140,7 +140,8 @@ _PROFILE: Final = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb\S*)")
 
 
 def read_inventory(library: str, sysfs_root: Path) -> tuple[GpuAttributes, ...]:
-    """Read the GPUs that NVML counts, in its order. A field that a GPU does not support is empty.
+    """Read the attributes of the GPUs that NVML counts, in NVML's order. A field that a GPU does not support
+    is empty.
 
     May hang in the driver: call it from a thread that can be abandoned.
 
@@ -154,7 +155,7 @@ def read_inventory(library: str, sysfs_root: Path) -> tuple[GpuAttributes, ...]:
 
     Source:
         nvmlDeviceGet{UUID,Serial,Name,VbiosVersion,Architecture,PciInfo}, nvmlSystemGetDriverVersion; sysfs
-        ``numa_node``, because nvmlDeviceGetNumaNodeId returns the node of the GPU's own memory.
+        ``numa_node``, because nvmlDeviceGetNumaNodeId returns the NUMA node of the GPU's own memory.
     """
     with session(library) as nvml:
         driver = _text(nvml.call("nvmlSystemGetDriverVersion"))
@@ -183,7 +184,7 @@ def _text(answer: Any) -> str:
 
 
 def _architecture(nvml: Nvml, handle: Any) -> str:
-    """Return the architecture, such as ``Hopper``; empty if pynvml has no name for it."""
+    """Return the GPU's architecture, such as ``Hopper``; empty if pynvml has no name for it."""
     number = nvml.call("nvmlDeviceGetArchitecture", handle)
     prefix = "NVML_DEVICE_ARCH_"
     constants = vars(nvml.binding).items()
@@ -192,7 +193,8 @@ def _architecture(nvml: Nvml, handle: Any) -> str:
 
 
 def _read_numa_node(sysfs_root: Path, bus: str) -> int | None:
-    """Read the NUMA node; None without nodes, or if the firmware does not report it (-1)."""
+    """Read the NUMA node of a PCI device; None without NUMA, or if the firmware does not report the node
+    (-1)."""
     if not bus:
         return None
     try:
@@ -218,7 +220,7 @@ def _read_profiles(nvml: Nvml, handle: Any) -> tuple[tuple[str, str], ...]:
 
 
 def parse_profile(name: str) -> str:
-    """Return the profile in an instance's name: ``1g.10gb`` of ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``; else
+    """Return the profile in a MIG instance's name: ``1g.10gb`` of ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``; else
     empty."""
     found = _PROFILE.search(name)
     return found[1] if found else ""

@@ -36,7 +36,7 @@ class ReferenceGpu(NamedTuple):
 
 
 def read_reference(library: str, sysfs_root: Path) -> list[ReferenceGpu]:
-    """Read every field of every GPU that NVML counts, in its order. May hang in the driver.
+    """Read every field of every GPU that NVML counts, in NVML's order. May hang in the driver.
 
     Raises:
         ProbeError: NVML cannot be loaded, initialised or count GPUs.
@@ -104,7 +104,7 @@ def _function(name: str, *constants: str, part: int | str | None = None) -> Fiel
 
 
 def _id(name: str) -> FieldReader:
-    """Return a reader that calls nvmlDeviceGetFieldValues for one field."""
+    """Return a reader that calls nvmlDeviceGetFieldValues for the field id of that name."""
     return lambda gpu: gpu.field(gpu.constant(f"NVML_FI_DEV_{name}"))
 
 
@@ -123,7 +123,7 @@ def _first(*readers: FieldReader) -> FieldReader:
 
 
 def _ecc(kind: str, life: str) -> FieldReader:
-    """Return a reader of the errors of all memories of a GPU."""
+    """Return a reader of a GPU's count of ECC errors in all its memories."""
     return _function("nvmlDeviceGetTotalEccErrors", f"NVML_MEMORY_ERROR_TYPE_{kind}", f"NVML_{life}_ECC")
 
 
@@ -149,7 +149,8 @@ def _retired(cause: str) -> FieldReader:
 
 
 def _slowed(reason: str) -> FieldReader:
-    """Return a reader of the time with reduced clocks, whose field ids differ between branches."""
+    """Return a reader of the time that a GPU ran with reduced clocks, whose field ids differ between
+    branches."""
 
     def read(gpu: _GpuHandle) -> FieldValue:
         number = gpu.constant(f"NVML_FI_DEV_CLOCKS_EVENT_REASON_{reason}")
@@ -171,7 +172,8 @@ def _sram_threshold(gpu: _GpuHandle) -> FieldValue:
 
 
 def _fabric(member: str) -> FieldReader:
-    """Return a reader of the newest structure that the driver supports; a missing member is not supported."""
+    """Return a reader of one member of NVML's newest fabric structure that the driver supports; a missing
+    member is not supported."""
 
     def read(gpu: _GpuHandle) -> FieldValue:
         binding = gpu.nvml.binding
@@ -195,7 +197,7 @@ def _fabric(member: str) -> FieldReader:
 
 
 def _links(gpu: _GpuHandle) -> Mapping[int, int] | NvmlFailure:
-    """Read the state of each NVLink that answers."""
+    """Read the state of each NVLink that answers, by link number."""
     number = gpu.constant("NVML_FI_DEV_NVLINK_GET_STATE")
     states: dict[int, int] = {}
     failure = gpu.nvml.error_of(Status.NOT_SUPPORTED)
@@ -218,7 +220,8 @@ def _links_up(gpu: _GpuHandle) -> FieldValue:
 
 
 def _link_errors(number: str, counter: str = "") -> FieldReader:
-    """Return a reader of the sum over all NVLinks, by field id or nvmlDeviceGetNvLinkErrorCounter."""
+    """Return a reader of an error count summed over all NVLinks, by field id or
+    nvmlDeviceGetNvLinkErrorCounter."""
 
     def of_link(gpu: _GpuHandle, link: int) -> FieldValue:
         answer = gpu.field(gpu.constant(f"NVML_FI_DEV_NVLINK_{number}"), link)
@@ -238,7 +241,8 @@ def _link_errors(number: str, counter: str = "") -> FieldReader:
 
 
 def _aer(file: str, key: str) -> FieldReader:
-    """Return a reader of the kernel's count in sysfs. The failure's code is errno, as in the native core."""
+    """Return a reader of the kernel's count of PCIe errors (AER) in sysfs. The failure's code is errno, as in
+    the native core."""
 
     def read(gpu: _GpuHandle) -> FieldValue:
         try:

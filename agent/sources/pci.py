@@ -1,4 +1,4 @@
-"""PCI functions from sysfs: NVIDIA's GPUs, and functions that drivers declare.
+"""Reader of PCI functions from sysfs: NVIDIA's GPUs, and PCI functions that drivers declare.
 
 libudev lists them with the model name of the hardware database. Without libudev, or with another sysfs root,
 the bus is listed from sysfs. Call this from a thread that can be abandoned: reading a link's width wakes the
@@ -20,7 +20,7 @@ from agent.sources.gpu_host import DISPLAY, NVIDIA, bus_sort_key, missing_for
 SYSFS: Final = Path("/sys")
 """Root that libudev reads."""
 WIDTHS: Final = frozenset({1, 2, 4, 8, 12, 16, 32})
-"""Valid link widths. A removed device reports 63, a device that does not know reports 255."""
+"""Valid link widths. A removed device reports 63, a device with an unknown width reports 255."""
 UNPARSABLE: Final = Missing(Absence.UNREADABLE, -1)
 _ADDRESS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[01][0-9a-f]\.[0-7])")
 
@@ -40,13 +40,13 @@ def parse_address(text: str) -> str:
 def read_pci(
     sysfs_root: Path, declared: Collection[str], *, udev: bool = True
 ) -> tuple[PciSample, ...] | Missing:
-    """Read NVIDIA's GPUs and the `declared` functions that are on the bus, in its order. May hang.
+    """Read NVIDIA's GPUs and the `declared` PCI functions that are present, in bus order. May hang.
 
     GPUs passed to a virtual machine are included, virtual functions are not.
 
     Args:
         sysfs_root: Mount point of sysfs.
-        declared: Addresses of declared functions.
+        declared: Addresses of PCI functions that drivers declare.
         udev: Whether to use libudev for model names; finding the library starts a process, once.
 
     Source: /sys/bus/pci/devices/*.
@@ -68,7 +68,7 @@ def read_pci(
 
 @cache  # finding the library starts a process
 def _udev() -> Any:
-    """Return a context of libudev, or None. The import is late: it takes 0.8 MiB."""
+    """Return a context of libudev; None: libudev is not available. The import is late: it takes 0.8 MiB."""
     try:
         import pyudev
 
@@ -93,7 +93,7 @@ def _list_by_udev(declared: Collection[str]) -> dict[str, str]:
 
 
 def _list_by_sysfs(bus: Path, declared: Collection[str]) -> dict[str, str]:
-    """List the functions by sysfs, without model names."""
+    """List the PCI functions by sysfs, without model names."""
     return {
         address: ""
         for address in os.listdir(bus)
@@ -112,7 +112,7 @@ def _is_gpu(device: Path) -> bool:
 
 
 def _sample(device: Path, model: str) -> PciSample | None:
-    """Read a function; None if it was removed."""
+    """Read a PCI function; None: the function was removed."""
     vendor = _number(device / "vendor")
     if isinstance(vendor, Missing) and not device.is_dir():
         return None
@@ -169,7 +169,7 @@ def _number(path: Path) -> Reading:
 
 
 def _lanes(path: Path) -> Reading:
-    """Read a link's width; Missing for a virtual function, which reports 0."""
+    """Read the width of a PCIe link; Missing for a virtual function, which reports 0."""
     lanes = _number(path)
     if isinstance(lanes, int) and lanes not in WIDTHS:
         return UNPARSABLE if lanes else Missing(Absence.ABSENT)

@@ -1,4 +1,5 @@
-"""Pods and containers that have cgroups: from a snapshot of the native core, or by a walk through the tree.
+"""Lists of pods and containers that have cgroups: from a snapshot of the native core, or by a walk through
+the tree.
 
 Cgroups give UIDs and container ids, but no names. A static pod has the UID of its configuration, as in the
 kubelet.
@@ -92,7 +93,8 @@ def read_tree(cgroupfs_root: Path, kubelet_cgroup_root: str, now: Instant) -> So
 def class_directories(
     cgroupfs_root: Path, drivers: Iterable[CgroupDriver], kubelet_cgroup_root: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield possible directories of the QoS classes' cgroups, each with its path in its hierarchy."""
+    """Yield possible directories of the QoS classes' cgroups, each with its path relative to the cgroup
+    hierarchy."""
     paths = [qos_path(qos, driver, kubelet_cgroup_root) for driver in drivers for qos in Qos]
     for mount in _MOUNTS:
         for path in paths:
@@ -100,16 +102,18 @@ def class_directories(
 
 
 class _TreeWalk:
-    """Cgroups found so far; a cgroup in several hierarchies counts once."""
+    """Walk through the cgroup tree, with the cgroups found so far; a cgroup in several hierarchies counts
+    once."""
 
     def __init__(self, kubelet_cgroup_root: str) -> None:
         self._root = kubelet_cgroup_root
         self._running: dict[str, dict[str, bool | None]] = {}
-        """Whether a cgroup has processes, by pod UID and container id; the pod itself has the empty id."""
+        """Whether a cgroup has processes (None: unreadable), by pod UID and container id; empty id: the pod's
+        cgroup."""
         self.problems: list[str] = []
 
     def add_class(self, directory: str, path: str) -> bool:
-        """Add the pods of a QoS class. Returns False if the class has no directory."""
+        """Add the pods of a QoS class. Returns True if the class has a directory, else False."""
         names = self._list_children(directory)
         for name in names or ():
             pod = self._add_cgroup(f"{directory}/{name}", f"{path}/{name}", Level.POD)
@@ -120,7 +124,8 @@ class _TreeWalk:
         return names is not None
 
     def _add_cgroup(self, directory: str, path: str, level: Level) -> bool:
-        """Add a cgroup if it is one of `level`. Returns whether it is."""
+        """Add a cgroup if its name is that of a pod or container, as `level` requires. Returns whether it was
+        added."""
         cgroup = parse_path(path, self._root)
         if cgroup is None or cgroup.level is not level:
             return False

@@ -41,9 +41,9 @@ class ProcessFacts(NamedTuple):
     """``kubelet``, ``containerd``, ``crio``, ``dockerd``, or ``drahealth`` for a running agent."""
     pid: int
     since_s: float
-    """Start time [s since 1970]."""
+    """Start time of the process [s since 1970]."""
     cpu_s: float
-    """User and system CPU time [s]."""
+    """User and system CPU time that the process has used [s]."""
     rss_bytes: int
     threads: int
 

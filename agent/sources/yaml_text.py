@@ -1,8 +1,9 @@
 """Parser of YAML as kubectl writes it, with JSON's types.
 
-PyYAML produces the events. A plain scalar is what it is in JSON, else text: ``on``, ``012``, ``1:20`` and
-dates stay text. Aliases are allowed, because scripts that dump objects again write them, but limited, because
-a small file could expand to a huge one. Tags, merges and duplicate keys are errors.
+PyYAML produces the events. A plain scalar that is a JSON number, boolean or null becomes that value, any
+other becomes text: ``on``, ``012``, ``1:20`` and dates stay text. Aliases are allowed, because scripts that
+dump objects again write them, but limited, because a small file could expand to a huge one. Tags, merges and
+duplicate keys are errors.
 """
 
 import re
@@ -35,7 +36,8 @@ class _ParseState:
 
 
 def parse_yaml(data: bytes) -> tuple[object, ...]:
-    """Parse the documents; an empty one is None. An alias refers to the same object as its anchor.
+    """Parse the documents of a YAML text; an empty document is None. An alias refers to the same object as
+    its anchor.
 
     Raises:
         ValueError: The text is not YAML, or has a construct that kubectl does not
@@ -123,7 +125,7 @@ def _map(state: _ParseState, depth: int) -> dict[str, object]:
 
 
 def _plain_scalar(event: Any) -> object:
-    """Convert a scalar without quotes."""
+    """Convert a scalar without quotes to its JSON value, or to text if it is none."""
     text = event.value
     if text in _CONSTANTS:
         return _CONSTANTS[text]

@@ -45,7 +45,7 @@ class CdiMount(NamedTuple):
 
 
 class CdiNode(NamedTuple):
-    """Device node in a container, created like the host's."""
+    """Device file (such as ``/dev/nvidia0``) in a container, created like the host's."""
 
     path: str
     host_path: str = ""
@@ -63,7 +63,7 @@ class CdiDevice:
     """
 
     name: str
-    """Name in the driver; the file adds a suffix that makes it unique."""
+    """Name of the device in the driver; the file adds a suffix that makes it unique."""
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[CdiMount, ...] = ()
     nodes: tuple[CdiNode, ...] = ()
@@ -117,7 +117,7 @@ def write_spec(
         devices: At least one device, each name once.
 
     Returns:
-        The CDI ids of the devices, in their order.
+        The CDI ids of the devices, in the order of `devices`.
 
     Raises:
         OSError: The write failed and the file is unchanged. Marked as :attr:`Operation.CDI`.
@@ -201,7 +201,7 @@ def _check_path(path: str) -> None:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return the content of the file; None if it cannot be read."""
+    """Return the content of a CDI file; None: the file cannot be read."""
     try:
         with open(path, "rb", opener=_open_to_read) as file:
             return file.read()
@@ -214,7 +214,7 @@ def _open_to_read(path: str, flags: int) -> int:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Replace the file atomically: runtimes read only names that end in .json."""
+    """Replace a CDI file atomically: runtimes read only names that end in .json."""
     path.parent.mkdir(mode=0o755, exist_ok=True)
     write_and_rename(
         path, data, new=path.with_name(f".{path.name}.new"), mode=0o644

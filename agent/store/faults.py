@@ -62,12 +62,13 @@ class _FaultsFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load(path: Path) -> tuple[FaultMemory, str]:
-    """Load the faults and a problem, as :func:`agent.store.files.load`. Raises nothing."""
+    """Load the GPU faults. Returns them with the problem of the file, empty if there is none. Raises
+    nothing."""
     return files.load(path, SIZE_MAX, decode, FaultMemory())
 
 
 def decode(data: bytes) -> FaultMemory:
-    """Decode the faults of a file.
+    """Decode the GPU faults from the content of the state file.
 
     Raises:
         CorruptFile: The text has the reason and the place in the file.
@@ -85,7 +86,7 @@ def decode(data: bytes) -> FaultMemory:
 
 
 def encode(memory: FaultMemory) -> bytes:
-    """Encode the file."""
+    """Encode GPU faults as the content of the state file."""
     return encode_json(
         {
             "version": VERSION,
@@ -96,7 +97,7 @@ def encode(memory: FaultMemory) -> bytes:
 
 
 def save(path: Path, memory: FaultMemory) -> None:
-    """Replace the file. Blocks on the disk. Raises WriteError, see :func:`agent.store.files.replace_file`."""
+    """Replace the state file of GPU faults. Blocks on the disk. Raises WriteError if the write fails."""
     files.replace_file(path, encode(memory), SIZE_MAX)
 
 
@@ -108,7 +109,7 @@ class FaultCheckpointWriter:
 
         Args:
             path: The file; its directory is created by the first write.
-            saved: Content of the file.
+            saved: Faults that the file contains now.
         """
         self._path = path
         self._saved = saved
@@ -119,14 +120,15 @@ class FaultCheckpointWriter:
         self._logged_errno: int | None = None
 
     def update(self, memory: FaultMemory) -> None:
-        """Set the faults to be written. Core thread only. Never blocks."""
+        """Set the GPU faults to be written. Core thread only. Never blocks."""
         self._newest = memory
         self._changed.set()
         if _urgent_part(memory) != _urgent_part(self._saved):
             self._urgent.set()
 
     async def run(self) -> None:
-        """Write changes until cancelled. At most one write runs; one that hangs delays the next."""
+        """Write changed GPU faults until cancelled. At most one write runs; one that hangs delays the
+        next."""
         while True:
             await self._changed.wait()
             with trio.move_on_after(COUNTS_S):
@@ -139,14 +141,14 @@ class FaultCheckpointWriter:
                 self._urgent.set()
 
     def close(self, timeout_s: float) -> bool:
-        """Write pending changes. Returns False if the disk takes longer than `timeout_s`."""
+        """Write pending changes. Returns True if written, False if the disk takes longer than `timeout_s`."""
         thread = threading.Thread(target=self._write, name="dh-faults", daemon=True)
         thread.start()
         thread.join(timeout_s)
         return not thread.is_alive()
 
     def _write(self) -> bool:
-        """Write in a thread. An abandoned write of an earlier thread may still hold the lock."""
+        """Write the faults in a thread. An abandoned write of an earlier thread may still hold the lock."""
         with self._writing:
             memory = self._newest
             if memory == self._saved:

@@ -1,4 +1,4 @@
-"""State files: read within limits, replaced atomically, and set aside when they cannot be used.
+"""Functions for state files: read within limits, replaced atomically, and set aside when they cannot be used.
 
 A crash at any moment leaves either the old file or the new one.
 """
@@ -165,8 +165,8 @@ def write_and_rename(path: Path, data: bytes, *, new: Path, mode: int) -> None:
 
 @contextmanager
 def _locked_file(path: Path) -> Iterator[int]:
-    """Open the file, creating it if needed, under an exclusive lock. The kernel unlocks it for a killed
-    process."""
+    """Open the file for writing under an exclusive lock, creating it if needed. The kernel unlocks it for a
+    killed process."""
     while True:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

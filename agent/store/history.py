@@ -42,9 +42,10 @@ WRITE_WAIT_S: Final = 5.0
 READ_WAIT_S: Final = 2.0
 """Time that a reader waits for the writer [s]."""
 FULL: Final = 0.9
-"""Share of the page limit from which the oldest rows are deleted, before SQLite refuses a write."""
+"""Share of the history file's page limit from which the oldest rows are deleted, before SQLite refuses a
+write."""
 BATCH: Final = 500
-"""Uses per transaction: a tenth of the file has room for them."""
+"""Number of device uses per transaction: a tenth of the file has room for them."""
 
 
 class HistoryError(DrahealthError):
@@ -66,7 +67,7 @@ class HistoryContent(NamedTuple):
 
 
 def read(path: Path, *, wait_s: float = READ_WAIT_S) -> HistoryContent:
-    """Read the whole file. Needs no running agent.
+    """Read the whole history file. Needs no running agent.
 
     Raises:
         OSError: The file is absent, or this user may not read it.
@@ -124,7 +125,8 @@ class HistoryFile:
         """Device and inode of the file after the last read or write; None: there is no file."""
 
     def changed_file(self) -> Kept | None:
-        """Return the content of the file if it is not the file of the last write; None: it is the same file.
+        """Return the content of the file if another file is at its path since the last read or write (empty
+        if there is none now); None: the file is the same.
 
         Raises:
             HistoryError: The file is damaged or no history, and was set aside; or a later version of the
@@ -190,7 +192,7 @@ class HistoryFile:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """Open the file, creating it if needed."""
+        """Open the history file, creating it if needed."""
         try:
             make_directory(self._path.parent)
             create_empty_file(self._path)

@@ -1,4 +1,5 @@
-"""SQLite side of the history file: schema, connection, version check, and rows to and from device uses."""
+"""SQLite access to the history file: schema, connection, version check, conversion of rows and device
+uses."""
 
 import os
 import sqlite3
@@ -60,7 +61,8 @@ INSERT_ENDED: Final = _insert("ended", (*_COMMON, *_ENDED))
 
 
 def row_of(use: DeviceUsage) -> tuple[object, ...]:
-    """Return the values for :data:`INSERT_RUNNING`, or for :data:`INSERT_ENDED` if the use has ended."""
+    """Return the values of a device use for :data:`INSERT_RUNNING`, or for :data:`INSERT_ENDED` if the use
+    has ended."""
     values = (
         use.id,
         *use.pod,
@@ -85,10 +87,10 @@ def _text(text: str) -> str:
 
 
 def use_of(row: sqlite3.Row) -> DeviceUsage:
-    """Convert a row of either table to a use.
+    """Convert a row of the table of running or ended uses to a device use.
 
     Raises:
-        ValueError, TypeError: The agent writes no such row.
+        ValueError, TypeError: The agent never writes such a row.
     """
     sources = tuple(map(Origin, row["told_by"].split()))
     if not sources:
@@ -152,7 +154,7 @@ def create_empty_file(path: Path) -> None:
 
 @contextmanager
 def connection(path: Path, mode: str, wait_s: float) -> Iterator[sqlite3.Connection]:
-    """Open a connection without a check of the version.
+    """Open a connection to the history file, without checking the file's version.
 
     Args:
         path: The file.
@@ -211,7 +213,7 @@ def last_write_s(db: sqlite3.Connection) -> float:
 
 
 def select_uses(db: sqlite3.Connection, query: str, *values: object) -> tuple[DeviceUsage, ...]:
-    """Return the uses that a query selects. Raises CorruptFile if a row cannot be converted."""
+    """Return the device uses that a query selects. Raises CorruptFile if a row cannot be converted."""
     try:
         return tuple(use_of(row) for row in db.execute(query, values))
     except (ValueError, TypeError, IndexError) as error:
@@ -219,5 +221,5 @@ def select_uses(db: sqlite3.Connection, query: str, *values: object) -> tuple[De
 
 
 def describe(error: sqlite3.Error) -> str:
-    """Return SQLite's message and error name."""
+    """Return the message and error name of an SQLite error."""
     return f"{error} ({error.sqlite_errorname})"

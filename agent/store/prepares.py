@@ -33,7 +33,7 @@ SIZE_MAX: Final = 4 << 20
 
 
 class Prepares(NamedTuple):
-    """Content of a file."""
+    """Content of a driver's prepare file."""
 
     driver: str
     version: str
@@ -128,7 +128,7 @@ class _PreparesFile(
 
 
 def decode(data: bytes) -> Prepares:
-    """Decode a file.
+    """Decode the content of a driver's prepare file.
 
     Raises:
         CorruptFile: The text has the reason and the place in the file.
@@ -171,7 +171,8 @@ def _to_devices(found: Iterable[_DeviceRow]) -> tuple[DeviceRef, ...]:
 
 
 def load(directory: Path, driver: str) -> tuple[PrepareLedger, str]:
-    """Load the ledger of `driver` and a problem, as :func:`agent.store.files.load`. Raises nothing."""
+    """Load the prepare ledger of `driver`. Returns it with the problem of the file, empty if none. Raises
+    nothing."""
 
     def of_driver(data: bytes) -> PrepareLedger:
         found = decode(data)
@@ -186,7 +187,7 @@ def load(directory: Path, driver: str) -> tuple[PrepareLedger, str]:
 
 
 def encode(prepares: Prepares) -> bytes:
-    """Encode a file, without the oldest outcomes if it would exceed the size limit."""
+    """Encode the content of a prepare file, without the oldest outcomes if it would exceed the size limit."""
     ledger = prepares.ledger
     newest_first = sorted(ledger.claims.values(), key=lambda entry: entry.changed_wall_s, reverse=True)
     entries = list(map(_from_entry, newest_first))
@@ -232,7 +233,8 @@ def _from_devices(devices: Iterable[DeviceRef]) -> tuple[_DeviceRow, ...]:
 
 
 def _encode(file: _PreparesFile) -> bytes:
-    """Encode a file. Surrogates in a driver's texts are replaced if UTF-8 refuses them."""
+    """Encode the content as it is, without a size limit. Surrogates in a driver's texts are replaced if UTF-8
+    refuses them."""
     try:
         return files.encode_json(file)
     except UnicodeEncodeError:
@@ -255,10 +257,11 @@ def _encodable(value: Any) -> Any:
 def save(
     directory: Path, driver: str, version: str, ledger: PrepareLedger, now_wall_s: float
 ) -> tuple[PrepareLedger, str]:
-    """Merge a ledger into the file. Blocks on the disk and on another instance that holds the lock.
+    """Merge a prepare ledger into the driver's file. Blocks on the disk and on another instance that holds
+    the lock.
 
     Returns:
-        The merged ledger, and the problem of the previous file, if it was unusable.
+        The merged ledger, and the problem of the previous file; empty if the file was usable.
 
     Raises:
         WriteError: The directory or the disk refuses the write; the file is unchanged.
@@ -278,7 +281,8 @@ def save(
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock against other instances. The kernel releases the lock of a killed process."""
+    """Hold the lock that excludes other instances of the driver. The kernel releases the lock of a killed
+    process."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -48,12 +48,13 @@ class _TaintsFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load(path: Path) -> tuple[Taints, str]:
-    """Load the taints of tainted devices and a problem, as :func:`agent.store.files.load`. Raises nothing."""
+    """Load the taints of devices. Returns them with the problem of the file, empty if none. Raises
+    nothing."""
     return files.load(path, SIZE_MAX, decode, Taints())
 
 
 def decode(data: bytes) -> Taints:
-    """Decode the taints of a file.
+    """Decode the taints from the content of the state file.
 
     Raises:
         CorruptFile: The text has the reason and the place in the file.
@@ -77,7 +78,7 @@ def _taint_of(found: msgspec.Struct) -> Taint:
 
 
 def encode(taints: Taints) -> bytes:
-    """Encode the file; devices without taints are left out."""
+    """Encode taints as the content of the state file; devices without taints are left out."""
     devices = [
         {**ref._asdict(), "taints": [taint._asdict() for taint in tainted]}
         for ref, tainted in taints.devices.items()
@@ -87,5 +88,5 @@ def encode(taints: Taints) -> bytes:
 
 
 def save(path: Path, taints: Taints) -> None:
-    """Replace the file. Blocks on the disk. Raises WriteError, see :func:`agent.store.files.replace_file`."""
+    """Replace the state file of taints. Blocks on the disk. Raises WriteError if the write fails."""
     files.replace_file(path, encode(taints), SIZE_MAX)

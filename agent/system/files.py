@@ -37,7 +37,7 @@ class ReadError(Exception):
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether the file exists but this user may not read it."""
+        """True if the file exists but this user may not read it."""
         return self.errno in {EACCES, EPERM}
 
 

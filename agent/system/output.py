@@ -32,7 +32,7 @@ def write_all(fd: int, name: str, data: "ReadableBuffer") -> None:
 
     Args:
         fd: Descriptor.
-        name: Name of the descriptor in errors.
+        name: Name of the descriptor in error texts.
         data: Bytes to write.
 
     Raises:

@@ -21,7 +21,7 @@ INTERVAL_S: Final = 60.0
 
 
 class RateLimiter:
-    """Counter of events that lets one a minute be logged. Not thread-safe."""
+    """Rate limiter for a repeated log line: at most one line a minute. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -29,10 +29,10 @@ class RateLimiter:
         self._next = -float("inf")
 
     def tick(self) -> int:
-        """Count an event.
+        """Count an event, and return how many events the log line covers if it should be written now.
 
         Returns:
-            Number of unreported events, this one included, if they should be logged now; else 0.
+            Number of events since the last log line, this one included; 0: do not log now.
         """
         self._unreported += 1
         now = self._clock()

@@ -24,7 +24,7 @@ from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceR
 from agent.model.declared import CheckSample, Declarations, DeclaredFile
 from agent.model.gpu import GpuAttributes, GpuEvent, GpuField, GpuHost, StuckProcess
 from agent.model.health import DeviceHealth, Finding, Health, Severity
-from agent.model.log import LogLine, LogSample
+from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.machine import CoreSample, DimmSample, MachineSample, NumaSample, PressureSample
 from agent.model.pci import PciSample
 from agent.model.pods import PodFinding, PodsSample, Resource

@@ -1,6 +1,6 @@
 """The engine: ``step()`` without and with a change, and the decoding of snapshots.
 
-The devices are CPUs of this machine, declared by a driver; the groups are files that look like cgroups,
+The devices are CPUs of this machine, declared by a driver; the cgroups are files that look like cgroups,
 because their origin has no effect on the engine. An evaluation has no lower bound; ratios are to a quiet
 step.
 """
@@ -26,7 +26,7 @@ GROUPS: Final = (100, 1000)
 
 
 def run(effort: Effort) -> SuiteOutcome:
-    """Time step() with 8, 128 and 1,000 devices, and step() and decoding with 100 and 1,000 groups."""
+    """Time step() with 8, 128 and 1,000 devices, and step() and decoding with 100 and 1,000 cgroups."""
     outcome = SuiteOutcome()
     sampler = open_sampler(None)
     base = read(sampler)

@@ -74,7 +74,7 @@ def _table(
     bound_ns: list[int],
     *notes: str,
 ) -> None:
-    """Add a table with one row, or two with a lower bound."""
+    """Add a table with a result row of the agent, and one of the lower bound if it was measured."""
     if not bound_ns:
         row = row_from_samples(key, label, seconds(agent_ns), "s")
         outcome.tables.append(Table(title, (row,), notes=notes))
@@ -141,7 +141,7 @@ def _hits(
     agent_ns: list[int],
     bound_ns: list[int],
 ) -> str:
-    """Hit the limits of these containers under a new agent. Returns the subscriber's library."""
+    """Hit the hugepage limits of containers while a new agent runs. Returns the subscriber's library."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(scratch())
         flags = ["--period", "100ms", "--kubelet-cgroup-root", tree.kubelet_root]

@@ -125,7 +125,7 @@ def watches(pid: int) -> int:
 
 
 def _wait_for_watches(pid: int) -> None:
-    """Wait until the agent watches all groups: at least a watch per pod, and a constant number."""
+    """Wait until the agent watches all cgroups: at least a watch per pod, and a constant number."""
     deadline, before = time.monotonic() + READY_S, -1
     while (current := watches(pid)) < GROUPS // 2 or current != before:
         if time.monotonic() > deadline:
@@ -135,7 +135,7 @@ def _wait_for_watches(pid: int) -> None:
 
 
 def threads(pid: int) -> Mapping[int, Thread]:
-    """Read the accounts of all threads of a process."""
+    """Read CPU time and wakeups of all threads of a process."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         fields = dict(
@@ -155,7 +155,7 @@ def _thread_role(name: str, *, is_main: bool) -> str:
 
 
 def _cpu_percent(before: Mapping[int, Thread], after: Mapping[int, Thread], duration_s: float) -> float:
-    """Return the CPU of all threads [% of one core]."""
+    """Return the CPU time that all threads used between two readings [% of one core]."""
     thread_ids = before.keys() & after.keys()
     return sum(after[tid].run_ns - before[tid].run_ns for tid in thread_ids) / duration_s / 1e7
 

@@ -77,7 +77,8 @@ def read(sampler: Sampler) -> Snapshot:
 
 
 def check_equal(workload: str, core: Values, other: Values) -> None:
-    """Compare values. Raises ResultMismatch that names the first different value."""
+    """Compare the values of core and contender. Raises ResultMismatch that names the first different
+    value."""
     for key in sorted(core.keys() | other.keys()):
         if core.get(key) != other.get(key):
             raise ResultMismatch(

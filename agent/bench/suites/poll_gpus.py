@@ -58,10 +58,10 @@ _MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal
 
 
 class GpuReadSet(NamedTuple):
-    """Readings available on one GPU; readers skip unsupported ones."""
+    """Readings that one GPU supports; the Python readers skip all others."""
 
     gpu_index: int
-    """NVML index."""
+    """Index of the GPU in NVML."""
     fields: tuple[GpuField, ...]
     functions: tuple[GpuField, ...]
     links: int
@@ -274,8 +274,8 @@ def check_calls(core: int, lower_bound: int) -> int:
 
 
 def check_equal(core: GpuValues, other: GpuValues, varying: frozenset[GpuField]) -> None:
-    """Compare values. Raises ResultMismatch that names the first different value of a field not in
-    ``varying``."""
+    """Compare the values of core and contender. Raises ResultMismatch that names the first different value of
+    a field not in ``varying``."""
     for index, field in sorted(core.keys() | other.keys()):
         core_value, other_value = core.get((index, field)), other.get((index, field))
         if core_value != other_value and (field not in varying or None in {core_value, other_value}):

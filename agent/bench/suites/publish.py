@@ -26,7 +26,7 @@ PAUSE_S: Final = 0.002  # between publications, until the threads of the previou
 
 
 class ClientKind(NamedTuple):
-    """Kind of client."""
+    """Kind of client that subscribes to the published reports."""
 
     key: str
     crowd: str

@@ -50,7 +50,7 @@ POINTS_MIN: Final = 3
 
 
 class LinearFit(NamedTuple):
-    """Line of least squares."""
+    """Line fitted to measured points by least squares."""
 
     slope: float
     """Increase per item."""
@@ -214,7 +214,7 @@ def run(effort: Effort) -> SuiteOutcome:
 
 
 def add_curve(outcome: SuiteOutcome, title: str, rows: Sequence[ResultRow], unit: Unit, item: str) -> None:
-    """Add a table of rows with an ``x``, and its fit."""
+    """Add a table of result rows with an ``x``, and its fit."""
     fitted = describe_fit(fit(rows), unit, item)
     outcome.tables.append(Table(title, tuple(rows), notes=(fitted,), grows_with=f"{item}s"))
 

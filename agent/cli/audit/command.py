@@ -102,7 +102,7 @@ def main(args: Namespace) -> int:
 
 
 def _read_pods(args: Namespace, kubelet_dir: Path) -> SourceAnswer[Mapping[str, object]]:
-    """Return the objects of pods, or the reason why there are none."""
+    """Return the pod objects that ``audit`` compares; without any, the answer has the reason."""
     if args.pods is not None:
         from agent.sources.kube_objects import POD, read_objects
 

@@ -38,11 +38,11 @@ def parse_pods(answer: SourceAnswer[Object], node: str, *, of_many: bool) -> Nod
 
     Args:
         answer: Objects of pods.
-        node: Name of this node. It is ignored if all objects are of one node.
-        of_many: Whether the objects may be of several nodes.
+        node: Name of this node. It is ignored if all objects belong to one node.
+        of_many: True: the objects may belong to several nodes. False: the kubelet of this node sent them.
 
     Raises:
-        UsageError: The objects are of several nodes, but none is of this one.
+        UsageError: The objects belong to several nodes, but none to this node.
     """
     nodes = {name for obj in answer.items if (name := _node(obj))} if of_many else set()
     if len(nodes) > 1 and node not in nodes:
@@ -64,10 +64,10 @@ def parse_pods(answer: SourceAnswer[Object], node: str, *, of_many: bool) -> Nod
 
 
 def select_pods(pods: Sequence[Pod], name: str | None, *, every: bool) -> tuple[Pod, ...]:
-    """Return the pods to audit: the one with this name, else those with claims, or `every` running one.
+    """Return the pods to audit: the pod `name`; if None, active pods with claims or, if `every`, all.
 
     Raises:
-        UsageError: No pod has the name, or several have.
+        UsageError: No pod or more than one pod has the name.
     """
     if name is None:
         return tuple(pod for pod in pods if pod.active and (every or pod.claims or pod.grants))
@@ -94,14 +94,14 @@ class DriverCpus(NamedTuple):
 
     by_pod: ExclusiveByPod
     gaps: tuple[str, ...] = ()
-    """Reasons why there may be more."""
+    """Reasons why drivers may have allocated more CPUs than listed; empty: the list is complete."""
 
 
 def read_driver_cpus(config: Config, pods: SourceAnswer[Mapping[str, object]]) -> DriverCpus:
     """Read the exclusive CPUs from files, because an audit needs no running agent.
 
-    Drivers declare which CPUs are exclusive, the kubelet's checkpoint has the claim that got them, and the
-    pod's object the container that uses the claim.
+    Drivers' files declare which CPUs are exclusive, the kubelet's checkpoint lists the claim that holds the
+    CPUs, and the pod's object names the container that uses the claim.
     """
     try:
         files = declared.read_declarations(config.runtime_dir / declared.DIRECTORY, (), config.node_name)

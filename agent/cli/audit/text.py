@@ -55,21 +55,21 @@ _CPU_SETS: Final = frozenset({Knob.CPUS, Knob.EFFECTIVE})
 
 
 class AuditReport(NamedTuple):
-    """Result of an audit, and what it is based on."""
+    """Result of an audit, with the pod objects that it is based on."""
 
     node: str
     answer: SourceAnswer[Object]
-    """Objects of the pods, or why there are none."""
+    """Pod objects that were read, or the reason why there are none."""
     wrong: tuple[str, ...]
     """Pods whose objects cannot be used, each with the reason."""
     audit: AuditResult
     now_s: float
     whole: bool
-    """Whether one pod is shown in full."""
+    """True: every comparison of one pod is shown; False: only the findings of each pod."""
 
 
 def exit_of(report: AuditReport) -> int:
-    """Return 0 if all is as expected, 1 if something is not, 3 if without findings something is unknown."""
+    """Return 0: all cgroup settings are as expected; 1: one differs; 3: none differs, some are unknown."""
     verdicts = {comparison.verdict for comparison in compared_of(report.audit)}
     if verdicts & DRIFT:
         return 1
@@ -84,7 +84,7 @@ def unread_of(report: AuditReport) -> tuple[str, ...]:
 
 
 def compared_of(audit: AuditResult) -> Iterator[KnobComparison]:
-    """Yield the comparison of every knob."""
+    """Yield the comparison of each cgroup setting with its expected value."""
     for pod in audit.pods:
         yield from pod.compared
     yield from audit.classes
@@ -163,7 +163,7 @@ def _pod_line(pod: PodAudit, style: Style) -> str:
 
 
 def _rows(compared: Sequence[KnobComparison], style: Style, *, whole: bool) -> Iterator[str]:
-    """Yield a table of the knobs with findings, or of all; a cgroup that has vanished gets one row."""
+    """Yield a table of the settings with findings, if `whole` of all; a vanished cgroup gets one line."""
     rows = [
         comparison
         for comparison in _vanished_once(compared)
@@ -199,7 +199,7 @@ def _cells(comparison: KnobComparison) -> tuple[str, str, str, str]:
 
 
 def _reason(comparison: KnobComparison) -> str:
-    """Return the reason of a verdict without the numbers that the row has."""
+    """Return why a cgroup setting has its verdict, without the numbers that the table already shows."""
     return comparison.why.removeprefix(
         f"{_actual_text(comparison)}, expected {expected_text(comparison.expected)}: "
     )
@@ -238,7 +238,7 @@ def _total(report: AuditReport, style: Style) -> str:
 
 
 def _limited(comparison: KnobComparison, value: int) -> int:
-    """Return a value as it is compared: very large limits count as none. CPU sets stay as they are."""
+    """Return the value of a cgroup setting; a very large limit becomes "no limit", a CPU set is unchanged."""
     return value if comparison.knob.knob in _CPU_SETS else limit_of(value)
 
 
@@ -300,7 +300,7 @@ def _knob(comparison: KnobComparison, facts: NodeFacts | None) -> dict[str, Any]
 
 
 def _value(comparison: KnobComparison, value: int) -> int | str:
-    """Return CPU sets in the kernel's list format, and ``max`` for no limit: JSON's integers end at 2^53."""
+    """Return the JSON value of a setting: a CPU set as ``0-3,8``, no limit as ``max`` (JSON ends at 2^53)."""
     if comparison.knob.knob in _CPU_SETS:
         return format_cpus(value) if value else ""
     return "max" if value == NO_LIMIT else value

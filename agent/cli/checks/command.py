@@ -60,7 +60,7 @@ def main(args: Namespace) -> int:
 
 
 def find(groups: Sequence[CheckGroup], wanted: str) -> tuple[CheckGroup, ...]:
-    """Return the checks with this code, else those that begin with it, else those that contain it as a word.
+    """Return the checks with the code `wanted`, else with codes that begin with it, else with it after a dot.
 
     Raises:
         UsageError: No check matches; the text suggests a similar code.

@@ -1,4 +1,4 @@
-"""Every check of the agent as one kind of value, collected from the tables of the rules. Pure.
+"""List of the findings that the agent can report, collected from the tables of the rules. Pure.
 
 Only the verb that prints the checks imports this module, when it runs: this loads every table.
 """
@@ -25,7 +25,7 @@ from agent.health.gpu.xid import sxids
 from agent.health.gpu.xid import table as xids
 from agent.health.gpu.xid.rules import decide_sxid
 from agent.health.gpu.xid.sxids import SxidRow, SxidScope
-from agent.health.gpu.xid.values import CatalogAnswer, Mark, XidCondition, XidRow
+from agent.health.gpu.xid.values import CatalogAnswer, XidCondition, XidEffect, XidRow
 from agent.health.host.catalog import ALL_RULES, DECLARED_RULES, RULES
 from agent.health.host.cgroup.rules import GROUP_RULES
 from agent.health.host.cpu.rules import CPU_RULES
@@ -54,16 +54,16 @@ class CheckRow(NamedTuple):
     source: str
     meaning: str
     threshold: str
-    """XidCondition under which the finding is reported."""
+    """Condition under which the finding is reported."""
     why: str
     """Reason why the finding matters; for an XID, the mildest sufficient repair; for an SXid, its scope."""
     advice: str
     try_it: str = ""
-    """Command of the fake NVML's scenarios, or a text, that provokes the finding."""
+    """Command of a fake-NVML scenario that provokes the finding, or a text that explains how; empty: none."""
 
 
 class CheckGroup(NamedTuple):
-    """Checks with a common subject."""
+    """Checks that are printed under one title."""
 
     title: str
     text: str
@@ -145,8 +145,8 @@ _WORST: Final[dict[XidCondition, tuple[Severity, str]]] = {
 """Worst severity of an XID, and its condition. A milder XID is reported, and the device stays Healthy."""
 
 _PLAIN: Final = {
-    Mark.ALWAYS: (Severity.UNHEALTHY, "always"),
-    Mark.NEVER: (Severity.INFO, "always"),
+    XidEffect.ALWAYS: (Severity.UNHEALTHY, "always"),
+    XidEffect.NEVER: (Severity.INFO, "always"),
 }
 
 _FATAL: Final[dict[SxidScope, str]] = {
@@ -158,9 +158,9 @@ _FATAL: Final[dict[SxidScope, str]] = {
 
 
 def of_xid(row: XidRow) -> CheckRow:
-    """Return the check of an XID; its reason is the mildest sufficient repair."""
+    """Return the check of an XID; its ``why`` is the mildest repair that suffices."""
     severity, when = _PLAIN[row.mark] if row.condition is XidCondition.PLAIN else _WORST[row.condition]
-    if row.mark is Mark.NEVER:
+    if row.mark is XidEffect.NEVER:
         severity = min(severity, Severity.DEGRADED)
     return CheckRow(
         f"{XID}{row.code}",
@@ -176,7 +176,7 @@ def of_xid(row: XidRow) -> CheckRow:
 
 
 def _sufficient_repair(row: XidRow) -> str:
-    """Return the mildest repair that is enough."""
+    """Return the mildest repair that resolves an XID."""
     steps = (
         ("restart of the program", row.repairs.app_restart),
         ("GPU reset", row.repairs.gpu_reset),
@@ -199,7 +199,7 @@ def _sufficient_repair(row: XidRow) -> str:
 
 
 def of_sxid(row: SxidRow) -> CheckRow:
-    """Return the check of an SXid; its reason is its scope."""
+    """Return the check of an SXid; its ``why`` is the scope of the SXid."""
     decision = decide_sxid(row, None)
     line = f"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): {row.code}, Fatal, Link 32 {row.meaning}"
     return CheckRow(
@@ -368,7 +368,7 @@ def _of_event(row: EventRow) -> CheckRow:
 
 
 def unlisted(prefix: str, number: int) -> CheckRow:
-    """Return the check for a number that is not in the list of `prefix`, from a newer driver."""
+    """Return the check for an XID or SXid `number` that the list of `prefix` lacks, from a newer driver."""
     return of_xid(xids.row_of(number)) if prefix == XID else of_sxid(sxids.row_of(number))
 
 

@@ -44,7 +44,7 @@ The checks of GPUs can be tried without a GPU: `gpu 0 ...` and similar commands 
 
 
 def render_list(groups: Iterable[CheckGroup], style: Style, *, whole: bool) -> str:
-    """Return one row per check; numbered codes are only counted, unless `whole`."""
+    """Return one line per check; XID and SXid codes are only counted, unless `whole`."""
     lines: list[str] = []
     for group in groups:
         lines += ["", style.paint(group.title, "bold")]

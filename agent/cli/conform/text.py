@@ -32,7 +32,7 @@ GROUPS: Final = {
     "health": "The health stream",
     "registration": "Registration",
 }
-"""Titles by the first part of a code."""
+"""Titles of the groups of checks, by the first part of the check's code."""
 
 PREFACE: Final = """\
 # Conformance checks for DRA drivers
@@ -67,13 +67,13 @@ The checks apply to kubelets 1.34 to 1.37, unless a text names a release.
 
 
 def exit_of(results: Iterable[CheckResult]) -> int:
-    """Return the exit code."""
+    """Return the exit code of the worst verdict in `results`."""
     verdicts = {result.verdict for result in results}
     return next(code for verdict, code in EXITS.items() if verdict in verdicts)
 
 
 def render(record: SessionRecord, results: Sequence[CheckResult], style: Style) -> str:
-    """Return the results, worst first; each that did not pass with its effect on a kubelet and advice."""
+    """Return the results as text, worst first; failed checks include their effect on a kubelet and advice."""
     socket = clean(record.socket or "no service socket")
     duration = f"recorded for {format_age(record.window_s)}" if record.window_s else "no connection"
     table = TextTable()
@@ -91,7 +91,7 @@ def render(record: SessionRecord, results: Sequence[CheckResult], style: Style) 
 
 
 def _skipped(results: Sequence[CheckResult], style: Style) -> Iterator[str]:
-    """Yield the checks that were not run, grouped by the reason."""
+    """Yield the conformance checks that were not run, grouped by the reason."""
     for reason in dict.fromkeys(result.observation for result in results):
         codes = ", ".join(result.check.code for result in results if result.observation == reason)
         first, *rest = wrap(f"not run, {clean(reason)}: {codes}", style, first="  ", rest="    ")

@@ -41,14 +41,14 @@ CONSEQUENCES: Final[Mapping[str, str]] = {
     HISTORY: "earlier use of devices not known",
     "claims-file": "no reservations, pod groups and refused pods",
 }
-"""Facts that are not known without each source."""
+"""Facts that ``explain`` cannot know without a source, by source."""
 
 _DENIED: Final = tuple(os.strerror(number) for number in (errno.EACCES, errno.EPERM))
-"""Texts of the kernel in the reason of a source that this user may not read."""
+"""Kernel error texts that show that this user may not read a source."""
 
 
 class SourcePaths(NamedTuple):
-    """Places of the sources; None: the source is not queried."""
+    """Paths of the sources; None: the source is not queried."""
 
     runtime_dir: Path | None = None
     kubelet_dir: Path | None = None
@@ -73,7 +73,7 @@ class SourceResult(NamedTuple):
     written_s: float | None = None
     """Time of the file or of the agent's report [s since 1970]."""
     found: str = ""
-    """``12 claims``."""
+    """Summary of the content, such as ``12 claims``; empty: none."""
     absence: Absence | None = None
     reason: str = ""
     """Reason why there is no answer."""
@@ -82,7 +82,7 @@ class SourceResult(NamedTuple):
 
     @property
     def is_denied(self) -> bool:
-        """Whether the source exists and this user may not read it, so that another user may know more."""
+        """Whether the source exists but this user may not read it, so that another user may get more."""
         return self.absence is Absence.UNREADABLE and any(text in self.reason for text in _DENIED)
 
 
@@ -101,19 +101,19 @@ class NodeAnswers:
 
     now: Instant
     report: Report | None = None
-    """Report of the agent."""
+    """Report of the agent; None: the agent did not answer."""
     driver_reports: Mapping[str, DriverReport] = field(default_factory=dict)
-    """Reports by driver."""
+    """Reports on the drivers' health sockets, by driver."""
     consumers: SourceAnswers = field(default_factory=SourceAnswers)
     beliefs: tuple[Belief, ...] = ()
-    """Device health in the kubelet."""
+    """Health of each device as the kubelet last stored it."""
     prepares: tuple[PrepareRecord, ...] = ()
     driver_faults: tuple[DriverFault, ...] = ()
     """Faults of devices that drivers reported and that have not expired."""
     taints: Mapping[str, Mapping[DeviceRef, tuple[Taint, ...]]] = field(default_factory=dict)
-    """Offered taints by driver; devices without taints are left out."""
+    """Taints that drivers offer, by driver; devices without taints are left out."""
     usage: tuple[DeviceUsage, ...] = ()
-    """Recorded device usage: first what continued at the last write, then what ended, newest first."""
+    """Recorded uses of devices: those running at the last write, then ended ones, newest first."""
     sources: tuple[SourceResult, ...] = ()
 
 
@@ -133,14 +133,14 @@ class DeviceFacts:
     """A device with everything that sources report about it."""
 
     ref: DeviceRef
-    """Identity; the driver of the host's own devices is empty."""
+    """Identity of the device; the driver is empty for the host's own devices."""
     reported: ReportedHealth | None = None
     driver_reported: ReportedHealth | None = None
-    """Health on the driver's socket."""
+    """Health on the driver's socket; None: not on it."""
     belief: Belief | None = None
-    """Health in the kubelet."""
+    """Health that the kubelet last stored; None: the kubelet has none."""
     taints: tuple[Taint, ...] | None = None
-    """Offered taints; None: unknown."""
+    """Taints that the driver offers; None: unknown."""
     driver_faults: tuple[DriverFault, ...] = ()
     notes: tuple[Note, ...] = ()
     """Notes of the agent on the cgroups of pods that use the device."""
@@ -149,7 +149,7 @@ class DeviceFacts:
     def severity(self) -> Severity:
         """Severity of the device.
 
-        If no source reports it, Unhealthy in the kubelet counts; Healthy does not: it may be outdated.
+        If no source reports the device, the kubelet's Unhealthy counts; its Healthy may be outdated: UNKNOWN.
         """
         if self.reported is not None:
             return self.reported.health.severity
@@ -159,7 +159,7 @@ class DeviceFacts:
 
     @property
     def kubelet_differs(self) -> bool:
-        """Whether the kubelet has another health than the one reported."""
+        """Whether the kubelet's health of the device is not the reported one; False: same or unknown."""
         return bool(self.reported and self.belief and self.reported.health.health is not self.belief.health)
 
 
@@ -179,7 +179,7 @@ class PodFacts:
 
     view: PodView
     maybe: tuple[PodRef, ...] = ()
-    """Pods that may be the same: of one only the name is known, of the other only the UID."""
+    """Pods that may be this pod: of one only the name is known, of the other only the UID."""
     notes: tuple[Note, ...] = ()
     """Notes of the agent on the pod's cgroups."""
 
@@ -196,15 +196,15 @@ class Explanation:
     """Everything that concerns one device, pod or claim."""
 
     kind: str
-    """Kind of the subject: ``device``, ``pod`` or ``claim``."""
+    """Kind of the explained object: ``device``, ``pod`` or ``claim``."""
     now: Instant
     devices: tuple[DeviceFacts, ...]
     claims: tuple[ClaimFacts, ...]
     pods: tuple[PodFacts, ...]
     affected: tuple[AffectedUse, ...] = ()
-    """Pods that use the devices; those that certainly do come first."""
+    """Pods that use the devices, certain uses first."""
     risks: tuple[Refusal, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     ended: tuple[DeviceUsage, ...] = ()
-    """Last usages that ended; all recorded ones if no source knows the subject any more."""
+    """Last ended uses of devices; all recorded ones if no source knows the explained object any more."""
     sources: tuple[SourceResult, ...] = ()

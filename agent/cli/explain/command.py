@@ -73,7 +73,7 @@ def main(args: Namespace) -> int:
 
 @contextmanager
 def _gc_disabled() -> Iterator[None]:
-    """Disable garbage collection: the answers have no cycles, and it would take half of the time."""
+    """Disable garbage collection for a ``with`` block: it takes half the time, and no answer has cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -84,7 +84,7 @@ def _gc_disabled() -> Iterator[None]:
 
 
 def _subject(words: list[str]) -> tuple[str, str]:
-    """Return the kind and name of the subject."""
+    """Return the kind (device, pod, claim) and the name of the object to explain."""
     match words:
         case [kind] if kind in KINDS:
             raise UsageError(f"no {kind} is given: drahealth explain {kind} NAMESPACE/NAME\n{HELP}")
@@ -99,7 +99,7 @@ def _subject(words: list[str]) -> tuple[str, str]:
 
 
 def _source_paths(args: Namespace) -> SourcePaths:
-    """Return the places of the sources. With files of objects, only places that a flag names are included."""
+    """Return the paths of the sources. If flags name files of objects, only paths that a flag names."""
     from agent.cli.explain.answer import SourcePaths
 
     flags, file = flags_of(args), config_file_of(args)

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from agent.model.health import Note
 
 Fact = tuple[str, str, tuple[str, ...]]
-"""Title, text and colours of an entry."""
+"""Title, text and colours of one line about a device."""
 
 INDENT: Final = " " * 4
 
 
 def age(explanation: Explanation, wall_s: float) -> str:
-    """Return how long ago a time was."""
+    """Return how long before the explanation the time `wall_s` was, as text."""
     return format_age(explanation.now.wall_s - wall_s)
 
 
 def format_sources(provenances: Iterable[Provenance]) -> str:
-    """Return the sources, each once."""
+    """Return the names of the sources, each once."""
     found = {provenance.origin for provenance in provenances}
     return ", ".join(origin for origin in Origin if origin in found)
 
@@ -68,7 +68,7 @@ def device_lines(explanation: Explanation, style: Style) -> Iterator[str]:
 
 
 def _minimum(explanation: Explanation, users: AbstractSet[PodRef]) -> str:
-    """Return how many pods there are if each known UID belongs to a known name; empty if all are complete."""
+    """Return the least number of pods: known UIDs may belong to known names. Empty: all pods are complete."""
     halves = [pod.view.ref for pod in explanation.pods if pod.maybe and pod.view.ref in users]
     double = min(sum(not ref.name for ref in halves), sum(not ref.uid for ref in halves))
     return f"{len(users) - double} to " if double else ""
@@ -87,7 +87,7 @@ def _device(device: DeviceFacts, explanation: Explanation, style: Style) -> Iter
 
 
 def _source(device: DeviceFacts, explanation: Explanation) -> str:
-    """Return since when the device is in its state, when that was verified, and the source."""
+    """Return since when a device has its health, when the health was verified, and the source."""
     reported = device.reported
     if reported is None:
         from_kubelet = device.severity is not Severity.UNKNOWN
@@ -137,14 +137,14 @@ def _facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:
         cause, subject = note.cause, _subject(note, explanation)
         text = f"{subject}: {cause.evidence}"
         if any(known.code == cause.code and text in known.evidence for known in causes):
-            continue  # the device has the note as a cause
+            continue  # the causes of the device already include the note
         text = f"{subject}: {cause.code}: {shorten_ids(cause.evidence)}"
         paint = ("yellow",) if cause.severity > Severity.INFO else ()
         yield "note", f"{text} ({age(explanation, cause.since.wall_s)} ago)", paint
 
 
 def _subject(note: Note, explanation: Explanation) -> str:
-    """Return the pod of a note, by its name if that is known, and the container."""
+    """Return the pod (by name if known) and the container that a note concerns."""
     uid = pod_uid(note)
     pod = next((pod.view for pod in explanation.pods if uid and pod.view.ref.uid == uid), None)
     if pod is None:
@@ -161,7 +161,7 @@ def _comparison(sent: DeviceHealth, reported: DeviceHealth) -> str:
 
 
 def belief_facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:
-    """Yield the health that the kubelet has."""
+    """Yield the health of a device as the kubelet last stored it."""
     belief = device.belief
     if belief is None:
         if any(result.source == "health-state" and not result.absence for result in explanation.sources):
@@ -185,7 +185,7 @@ def _message(text: str) -> str:
 
 
 def _table(explanation: Explanation, style: Style) -> Iterator[str]:
-    """Yield a row for each pod and claim, and one for each claim of which no pod is known."""
+    """Yield one line for each pod and claim, and one for each claim without a known pod."""
     table = TextTable("CLAIM", "POD", "CONTAINERS", "OWNER", "SOURCES")
     sure, unsure = ("•" if style.unicode else "*"), style.paint("?", "dim")
     for use in explanation.affected:

@@ -1,6 +1,6 @@
 """JSON document of ``drahealth explain``, ``apiVersion`` drahealth/v1. Pure. Keys are only ever added.
 
-Each edge between a device, a claim, a pod and a container has its source, and when that was read and written.
+Each edge between a device, a claim, a pod and a container has its source, with read and write time.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from agent.model.health import Note
 
 MAX_MAYBE: Final = 256
-"""Pods that are named for each pod that may be the same; all pairs of thousands would be millions."""
+"""Limit of listed pods that may be the same pod: for thousands of pods there are millions of pairs."""
 
 PROVENANCE: Final = Shape("source:origin read written:written_s")
 NOTE: Final = Shape("subject")
 
 
 def document(explanation: Explanation) -> dict[str, Any]:
-    """Return the whole explanation."""
+    """Return the explanation as JSON."""
     now_s = explanation.now.wall_s
     return {
         "apiVersion": API_VERSION,

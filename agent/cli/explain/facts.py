@@ -1,6 +1,6 @@
 """Derivation of an explanation from the answers of all sources. Pure.
 
-Nothing is joined by guess: where a name and a UID may be of one pod, both are shown with a remark.
+Facts are never joined by guess: where a name and a UID may be one pod's, both are shown with a remark.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEVICE: Final = "device"
 POD: Final = "pod"
 CLAIM: Final = "claim"
 MAX_ENDED: Final = 5
-"""Ended usages that are shown of a subject that still exists."""
+"""Limit of ended uses that are shown for a device, pod or claim that still exists."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -99,7 +99,7 @@ def _ended(
     claims: Iterable[ClaimRef],
     pods: Iterable[PodRef],
 ) -> Iterator[DeviceUsage]:
-    """Yield the recorded usages that ended, of a subject that still exists."""
+    """Yield the recorded ended uses of a device, pod or claim that still exists."""
     uids_of = {POD: {ref.uid for ref in pods}, CLAIM: {ref.uid for ref in claims}}
     for use in answers.usage:
         uid = use.claim.uid if kind == CLAIM else use.pod.uid
@@ -109,14 +109,14 @@ def _ended(
 
 
 def _recorded(kind: str, name: str, answers: NodeAnswers) -> tuple[DeviceUsage, ...]:
-    """Return the recorded usages of a subject that no source knows any more."""
+    """Return the recorded uses of a device, pod or claim that no source knows any more."""
     names_of = {POD: pod_names, CLAIM: claim_names, DEVICE: device_names}[kind]
     found = tuple(use for use in answers.usage if name in names_of(use))
     return found[:MAX_ENDED] if kind == DEVICE else found
 
 
 def _may_know(result: SourceResult) -> bool:
-    """Return whether a source without an answer may know more; a driver without files does not."""
+    """Return whether a source that gave no answer may know the object; False for a driver without files."""
     is_missed = result.absence is Absence.UNREADABLE or result.source not in {PREPARES, TAINTS}
     return bool(result.absence and result.place and is_missed)
 
@@ -124,7 +124,7 @@ def _may_know(result: SourceResult) -> bool:
 def severity_of(explanation: Explanation) -> Severity:
     """Return the worst severity of the devices.
 
-    A claim without a known device is UNKNOWN; a pod that refers to no claim is OK; of a subject that no
+    A claim without a known device is UNKNOWN; a pod that refers to no claim is OK; for an object that no
     longer exists, the recorded severity counts.
     """
     if explanation.ended and not (explanation.devices or explanation.claims or explanation.pods):
@@ -142,7 +142,7 @@ _Concerned = tuple[dict[DeviceRef, None], dict[ClaimRef, None], dict[PodRef, Non
 
 
 def _concerned(kind: str, name: str, known: ConsumerMap, answers: NodeAnswers) -> _Concerned:
-    """Return the devices, claims and pods that belong to the subject; for a device, the pods follow later."""
+    """Return the devices, claims and pods that belong to the explained object; for a device, without pods."""
     if kind == DEVICE:
         cdi = (pair for answer in answers.consumers.prepared for claim in answer.items for pair in claim.cdi)
         found = dict.fromkeys(find_devices(name, _all_devices(known, answers), cdi, mirrors(answers)))
@@ -172,7 +172,7 @@ def _all_devices(known: ConsumerMap, answers: NodeAnswers) -> Iterator[DeviceRef
 
 
 def _claims_of(known: ConsumerMap, pod: PodRef) -> Iterator[ClaimRef]:
-    """Yield a pod's claims, and those of its pod group that the pod refers to or may refer to."""
+    """Yield a pod's claims, and the claims of its pod group that the pod refers to or may refer to."""
     yield from known.pods[pod].claims
     for ref, claim in known.claims.items():
         for edge in claim.consumers:
@@ -200,7 +200,7 @@ def _conflicts(
 
 
 def mirrors(answers: NodeAnswers) -> dict[DeviceRef, DeviceRef]:
-    """Return the devices of drivers that are devices of the host under another name, each with the host's."""
+    """Return the drivers' devices that are host devices under another name, mapped to the host device."""
     if answers.report is None:
         return {}
     known = {DeviceRef(*device.key) for device in answers.report.devices}
@@ -226,7 +226,7 @@ class FactIndex:
     """Index of all answers by device, claim and pod. Built once, because a node has thousands of each."""
 
     def __init__(self, answers: NodeAnswers, known: ConsumerMap) -> None:
-        """Index `answers`, and `known`, the claims, pods and devices that follow from these."""
+        """Index `answers` and `known`, the map of claims, pods and devices that follows from the answers."""
         self._known = known
         self._reported = _agent_health(answers)
         self._driver_reported = {
@@ -250,7 +250,7 @@ class FactIndex:
         self._without_uids = _grouped(use for use in uses if not use[1].uid)
 
     def device(self, ref: DeviceRef) -> DeviceFacts:
-        """Return the facts of a device."""
+        """Return all facts about a device; a field without a source is empty or None."""
         driver_reported = self._driver_reported.get(ref)
         tainted = self._taints.get(ref.driver)
         return DeviceFacts(
@@ -264,14 +264,14 @@ class FactIndex:
         )
 
     def claim(self, ref: ClaimRef) -> ClaimFacts:
-        """Return the facts of a claim."""
+        """Return all facts about a claim of the consumer map."""
         view = self._known.claims[ref]
         # The kubelet has only pods of its own node, so a pod that it does not have proves nothing.
         orphans = unmatched(view.objects[0][0], self._standing) if view.objects and self._standing else None
         return ClaimFacts(view, self._prepares.get(ref.uid, ()), orphans)
 
     def pod(self, ref: PodRef) -> PodFacts:
-        """Return the facts of a pod."""
+        """Return all facts about a pod of the consumer map."""
         view = self._known.pods[ref]
         notes = self._notes_of_pods.get(ref.uid, ()) if ref.uid else ()
         return PodFacts(view, maybe=self._maybe_same(view), notes=notes)
@@ -299,7 +299,7 @@ def container_name(note: Note, pod: PodView) -> str:
 
 
 def _agent_health(answers: NodeAnswers) -> Mapping[DeviceRef, ReportedHealth]:
-    """Return the health in the agent's report; the host's devices also under the names of drivers."""
+    """Return device health from the agent's report; host devices also under the drivers' names."""
     if answers.report is None:
         return {}
     own = {DeviceRef(*device.key): ReportedHealth(device, AGENT) for device in answers.report.devices}

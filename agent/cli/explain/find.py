@@ -23,7 +23,7 @@ class UnknownName(UsageError):
 
 
 MAX_NAMED: Final = 8
-"""Objects that the error for an ambiguous name lists."""
+"""Limit of objects listed in the error for an ambiguous name."""
 
 
 def title(device: DeviceRef) -> str:
@@ -37,11 +37,11 @@ def find_devices(
     cdi: Iterable[tuple[str, DeviceRef]],
     mirrors: Mapping[DeviceRef, DeviceRef],
 ) -> tuple[DeviceRef, ...]:
-    """Return the device with this name: one, unless several drivers have the same device of the host.
+    """Return the device with this name; several if several drivers have the same host device.
 
     Args:
         name: ``driver/pool/name``, ``pool/name``, a name, or a CDI id.
-        devices: All known devices, without mirrors that are not in use.
+        devices: All known devices, without unused mirrors (a driver's name for a host device).
         cdi: CDI ids with their devices.
         mirrors: Devices of drivers that are devices of the host, each with the host's. The name of such a
             device stands for all mirrors in use, if there are any.
@@ -89,7 +89,7 @@ def find_pods(name: str, known: ConsumerMap) -> tuple[PodRef, ...]:
 
 
 def find_claims(name: str, known: ConsumerMap) -> tuple[ClaimRef, ...]:
-    """Return the claims with this name, as :func:`find_pods` does for pods."""
+    """Return the claims with this name, see :func:`find_pods`: several where sources disagree on the UID."""
     uids = {ref.uid: ref for ref in known.claims if ref.uid}
     if name in uids:
         return (uids[name],)

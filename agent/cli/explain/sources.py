@@ -1,6 +1,6 @@
 """Queries of all sources on the node for ``drahealth explain``, in parallel and each with a timeout.
 
-A source that is missing, hangs or sends garbage costs only its own content.
+If a source is missing, hangs or sends invalid data, only its own content is lost.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 
 async def gather(paths: SourcePaths) -> NodeAnswers:
-    """Query all sources.
+    """Query all sources on the node and return their answers.
 
     Raises:
         UsageError, PermissionDenied: A file that the operator names cannot be used.
@@ -232,14 +232,14 @@ class _DriverFiles(NamedTuple):
     prepared: tuple[SourceAnswer[PreparedClaim], ...] = ()
     """Claims that drivers have prepared."""
     taints: Mapping[str, Mapping[DeviceRef, tuple[Taint, ...]]] = MappingProxyType({})
-    """Offered taints by driver."""
+    """Taints that drivers offer, by driver."""
     results: tuple[SourceResult, ...] = ()
 
 
 async def _driver_files(
     paths: SourcePaths, drivers: Sequence[DriverDirectory], unread: Sequence[str]
 ) -> _DriverFiles:
-    """Read the prepares and taints of all drivers; `unread` has the directories that cannot be listed."""
+    """Read the prepare and taint files of all drivers; `unread` lists directories that cannot be listed."""
     if paths.kubelet_dir is None and paths.state_dir is None:
         return _DriverFiles()
     directories = [driver.directory for driver in drivers]
@@ -273,7 +273,7 @@ async def _driver_files(
 async def _stored(
     source: str, path: Path, read: Callable[[Path], tuple[T, str, float]]
 ) -> tuple[T | None, SourceResult]:
-    """Return the content of a driver's file, and the result of reading it."""
+    """Return the content of a driver's file (None: not readable), and the result of reading the file."""
     absence = Absence.UNREADABLE
     try:
         content, found, written_s = await run_with_timeout(partial(read, path), DISK_S)
@@ -303,7 +303,7 @@ def _read_taints(path: Path) -> tuple[dict[DeviceRef, tuple[Taint, ...]], str, f
 def _summary(
     source: str, results: Sequence[SourceResult], paths: SourcePaths, unread: Sequence[str]
 ) -> Iterator[SourceResult]:
-    """Yield a result for each file that exists or cannot be read; if there is none, one that states so."""
+    """Yield a result for each file that exists or cannot be read; else one result with the reason."""
     for reason in unread:
         place = reason.partition(": ")[0]
         yield SourceResult(source, place, read_clocks(), absence=Absence.UNREADABLE, reason=reason)
@@ -319,7 +319,7 @@ def _summary(
 async def _history(
     state_dir: Path | None,
 ) -> tuple[tuple[DeviceUsage, ...], tuple[SourceResult, ...]]:
-    """Return the recorded usages, those that continue first, then the newest. No file is no result."""
+    """Return the recorded uses of devices, running ones first, then the newest; empty: no file exists."""
     if state_dir is None:
         return (), ()
     path = state_dir / HISTORY_FILE

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from agent.model.consumers import ConsumerEdge, DeviceEdge
 
 MAX_REQUESTS: Final = 6
-"""Requests of a claim that are named for a device."""
+"""Limit of a claim's requests that are listed for one device."""
 
 
 def render(explanation: Explanation, style: Style) -> str:
@@ -51,7 +51,7 @@ def render(explanation: Explanation, style: Style) -> str:
 
 
 def _pod_lines(explanation: Explanation, style: Style) -> Iterator[str]:
-    """Yield the pod, or several that may have the name, and below it the claims."""
+    """Yield the pod (several if the name is ambiguous), and below it its claims."""
     edges = _edges_by_pod(explanation)
     for pod in explanation.pods:
         yield from _pod(pod, edges.get(pod.view.ref, ()), style)
@@ -99,7 +99,7 @@ def _pod(pod: PodFacts, edges: Sequence[ConsumerEdge], style: Style, first: str 
 
 
 def _heading(name: str, facts: Sequence[str], style: Style, first: str = "") -> Iterator[str]:
-    """Yield a name, and behind it the facts."""
+    """Yield a name with the facts after it, wrapped."""
     name = clean(name)
     indent = f"{first}{' ' * len(name)}{GAP}"
     line, *rest = wrap(clean(", ".join(facts)), style, first=indent, rest=first + "    ")
@@ -111,7 +111,7 @@ def _heading(name: str, facts: Sequence[str], style: Style, first: str = "") -> 
 
 
 def _claim_lines(explanation: Explanation, style: Style) -> Iterator[str]:
-    """Yield the claim, or several that have the name, and below it the pods."""
+    """Yield the claim (several if several have the name), and below it its pods."""
     for claim in explanation.claims:
         yield from _claim(claim, explanation, style)
         yield ""
@@ -125,7 +125,7 @@ def _claim_lines(explanation: Explanation, style: Style) -> Iterator[str]:
 
 
 def _claim(claim: ClaimFacts, explanation: Explanation, style: Style) -> Iterator[str]:
-    """Yield a claim with one row for each device, and the results of its prepares."""
+    """Yield a claim with one line for each device, and the results of the claim's prepares."""
     view, sources = claim.view, format_sources(_provenances(claim))
     facts = [f"uid {view.ref.uid}" if view.ref.uid else "known by its name only"]
     yield from _heading(f"claim {view.ref}", [*facts, f"from {sources}"] if sources else facts, style)
@@ -210,7 +210,7 @@ def _uses(claim: ClaimFacts, explanation: Explanation) -> Iterator[Entry]:
 
 
 def _reservations(reserved: Sequence[Reservation]) -> str:
-    """Return the consumers of a claim; pods are counted, because there may be hundreds."""
+    """Return the consumers that a claim is reserved for; pods are only counted, as there may be hundreds."""
     kinds = by_kind(reserved)
     parts = [
         format_count(len(kinds.pods), "pod") if kinds.pods else "",
@@ -240,7 +240,7 @@ def _prepare(record: PrepareRecord, explanation: Explanation) -> Entry:
 
 
 def _findings(explanation: Explanation) -> list[Entry]:
-    """Return other consumers, pods that may be the same, risks and contradictions."""
+    """Return entries for consumers other than pods, pods that may be the same, risks and contradictions."""
     entries = [Entry("consumer", clean(text)) for text in _other_consumers(explanation)]
     entries += [Entry("same pod?", clean(text)) for text in _maybe_same(explanation)]
     for risk in explanation.risks:
@@ -255,7 +255,7 @@ def _findings(explanation: Explanation) -> list[Entry]:
 
 
 def _other_consumers(explanation: Explanation) -> Iterator[str]:
-    """Yield the consumers of a device's claims that are not pods; a claim lists its own in full."""
+    """Yield the non-pod consumers of a device's claims; nothing for a claim, which lists them in full."""
     if explanation.kind != "device":
         return
     for claim in explanation.claims:

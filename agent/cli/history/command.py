@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.store.history import HistoryContent
 
 MAX_SHOWN: Final = 40
-"""Rows of the table without ``--all``."""
+"""Limit of lines in the table without ``--all``."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -78,7 +78,7 @@ def _duration_s(text: str) -> float:
 
 
 def _read(path: Path) -> HistoryContent | None:
-    """Return the record; None if it does not exist."""
+    """Return the recorded uses of devices in the file `path`; None: no such file."""
     from agent.store.files import CorruptFile
     from agent.store.history import read
 
@@ -95,10 +95,10 @@ def _read(path: Path) -> HistoryContent | None:
 
 
 def _select(args: Namespace, uses: Iterable[DeviceUsage], since_s: float | None) -> Iterator[DeviceUsage]:
-    """Yield the usages that match the flags.
+    """Yield the recorded uses of devices that match the flags.
 
     Raises:
-        UsageError: No usage has the given pod, claim or device; the text suggests a similar name.
+        UsageError: No recorded use has the given pod, claim or device; the text suggests a similar name.
     """
     from agent.cli.history.text import claim_names, device_names, pod_names
 

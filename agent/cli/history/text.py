@@ -1,4 +1,4 @@
-"""Recorded device usage as text and as a document. Pure: takes values, a style and a time."""
+"""Recorded uses of devices by pods as text and JSON. Pure: takes values, a style and a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EMPTY_HINTS: Final = (
 
 
 def pod_names(use: DeviceUsage) -> Iterator[str]:
-    """Yield the names of the pod of a usage: namespace/name, name, UID, and names that may be its own."""
+    """Yield the names of the pod that used the device: namespace/name, name, UID, and possible names."""
     if use.pod.name:
         yield str(use.pod)
         yield use.pod.name
@@ -48,14 +48,14 @@ def pod_names(use: DeviceUsage) -> Iterator[str]:
 
 
 def claim_names(use: DeviceUsage) -> Iterator[str]:
-    """Yield the names of the claim of a usage: namespace/name, name, UID."""
+    """Yield the names of the claim through which the pod used the device: namespace/name, name, UID."""
     yield str(use.claim)
     yield use.claim.name
     yield from filter(None, [use.claim.uid])
 
 
 def device_names(use: DeviceUsage) -> Iterator[str]:
-    """Yield the names of the device of a usage: driver/pool/name, pool/name, name."""
+    """Yield the names of the used device: driver/pool/name, pool/name, name."""
     yield title(use.device)
     yield f"{use.device.pool}/{use.device.device}"
     yield use.device.device
@@ -65,7 +65,7 @@ def device_names(use: DeviceUsage) -> Iterator[str]:
 
 
 def render(uses: Sequence[DeviceUsage], style: Style, *, now_s: float, left_s: float, hidden: int = 0) -> str:
-    """Return the list of usages; the record was last written at `left_s`, and `hidden` more are left out."""
+    """Return the list of uses; the file was last written at `left_s`, and `hidden` uses are left out."""
     lines = [_headline(uses, hidden), "", *usage_lines(uses, style, now_s)]
     entries = []
     if hidden:
@@ -79,7 +79,7 @@ def render(uses: Sequence[DeviceUsage], style: Style, *, now_s: float, left_s: f
 
 
 def render_none(path: Path, style: Style) -> str:
-    """Return the text for a record that does not exist."""
+    """Return the text for a history file that does not exist."""
     entries = [Entry("looked for", clean(str(path))), *EMPTY_HINTS]
     return "\n".join(["nothing is recorded", "", *format_entries(entries, style)]) + "\n"
 
@@ -94,7 +94,7 @@ def _headline(uses: Sequence[DeviceUsage], hidden: int) -> str:
 
 
 def usage_lines(uses: Sequence[DeviceUsage], style: Style, now_s: float) -> Iterator[str]:
-    """Return the lines of a table with a row for each usage, and below it what was wrong with the device."""
+    """Return a table with one line for each use of a device, and below it the device's faults."""
     table = TextTable("ENDED", "LASTED", "POD", "OWNER", "CLAIM", "DEVICE", "HOW", "STATE", text_below=True)
     for use in uses:
         ended = use.ended
@@ -123,7 +123,7 @@ def pod_name(use: DeviceUsage) -> str:
 
 
 def _findings(use: DeviceUsage) -> Iterator[str]:
-    """Yield what was wrong with the device, and what is not known about the end of the usage."""
+    """Yield the faults of the device, and what is unknown about the end of its use."""
     if use.state.severity > Severity.INFO:
         yield _state_text(use.state)
     if use.worst.severity > max(use.state.severity, Severity.INFO):
@@ -156,7 +156,7 @@ USE: Final = Shape(
 
 
 def document(uses: Sequence[DeviceUsage], path: Path, left_s: float) -> dict[str, Any]:
-    """Return the usages as JSON. Keys are only ever added."""
+    """Return the uses of devices as JSON. Keys are only ever added."""
     return {
         "apiVersion": API_VERSION,
         "file": str(path),

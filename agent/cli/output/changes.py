@@ -28,12 +28,12 @@ from agent.model.time import rfc3339
 
 
 class Change(NamedTuple):
-    """New state of one subject of the reports."""
+    """New state of one reported thing: a device, a source, the cgroups or a note's pod or node."""
 
     at_s: float
     """Wall time of the report with the new state [s]."""
     subject: str
-    """A device, ``source <name>``, ``cgroups``, ``inotify``, ``devices``, or the subject of a note."""
+    """A device, ``source <name>``, ``cgroups``, ``inotify``, ``devices``, or the pod or node of a note."""
     state: str
     severity: Severity
     message: str
@@ -47,22 +47,22 @@ class Change(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The line without the time."""
+        """Log line of the change, without the time."""
         aside = f"({self.aside})" if self.aside else ""
         finding = ": ".join(filter(None, (self.code, self.message)))
         return shorten_ids(" ".join(filter(None, (self.subject, self.state, finding, aside))))
 
     def differs_from(self, other: Change) -> bool:
-        """Return whether this state of a subject is worth a line after the `other`."""
+        """Return whether severity or text differs from the earlier state `other`, so that it is logged."""
         return self.severity != other.severity or not self.reads_like(other)
 
     def reads_like(self, other: Change) -> bool:
-        """Return whether two changes have the same text, whatever their subjects."""
+        """Return whether two changes have the same text, for the same or for different devices."""
         return (self.state, self.code, self.message) == (other.state, other.code, other.message)
 
 
 def changes(before: Report | None, now: Report) -> list[Change]:
-    """Return what is new in `now`; for a first report, every device and every source that fails."""
+    """Return the changes from `before` to `now`; if `before` is None, every device and failing source."""
     at = now.at.wall_s
     old: dict[str, Change] = _states(before) if before else {}
     current = _states(now)
@@ -86,7 +86,7 @@ def changes(before: Report | None, now: Report) -> list[Change]:
 
 
 def _fold(new: Mapping[str, Change], instances: Mapping[str, int]) -> list[Change]:
-    """Return the changes without those of MIG instances that read like their GPU's.
+    """Return the changes without those of MIG instances that have the same text as their GPU's change.
 
     Args:
         new: Changes by key; the key of an instance begins with that of its GPU.
@@ -103,7 +103,7 @@ def _fold(new: Mapping[str, Change], instances: Mapping[str, int]) -> list[Chang
 
 
 def _states(report: Report) -> dict[str, Change]:
-    """Return the state of each subject of a report, by key."""
+    """Return the state of each device, source and note of a report, by key."""
     at, default = report.at.wall_s, default_pool(report)
     states: dict[str, Change] = {}
     for d in report.devices:
@@ -148,7 +148,7 @@ def _severity(source: SourceSample) -> Severity:
 
 
 def _cgroup_gaps(core: CoreStats) -> str:
-    """Return which cgroups are not watched as they should be; empty if all are."""
+    """Return which cgroups are not watched or read only by the sweep; empty: all are watched."""
     facts = []
     if core.groups_dropped:
         facts.append(f"{core.groups_dropped:,} not watched, see cgroups.max-groups")

@@ -33,7 +33,7 @@ class Shape:
     """
 
     def __init__(self, keys: str, **encoders: Callable[[Any], Any]) -> None:
-        """Parse `keys`, separated by white space; `encoders` has functions or shapes for values, by key."""
+        """Parse `keys`, separated by spaces; `encoders` maps keys to functions or shapes for their values."""
         self._fields: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any], bool]] = []
         for text in keys.split():
             found = KEY.fullmatch(text)
@@ -53,7 +53,7 @@ class Shape:
 
 
 def plain(value: Any) -> Any:
-    """Encode one value by its type."""
+    """Encode one value for JSON by its type."""
     match value:
         case Severity():
             return value.name.lower()
@@ -117,7 +117,7 @@ SUBSCRIBER: Final = Shape("socket streams")
 
 
 def report_document(report: Report) -> dict[str, Any]:
-    """Return the whole report."""
+    """Return the report as JSON."""
     return {
         "apiVersion": API_VERSION,
         **REPORT(report),
@@ -127,12 +127,12 @@ def report_document(report: Report) -> dict[str, Any]:
 
 
 def process_documents(processes: Iterable[ProcessFacts]) -> list[dict[str, Any]]:
-    """Return the processes that ``scan`` adds to the report."""
+    """Return the node's processes as JSON, which ``scan`` adds to the report."""
     return [PROCESS(process) for process in processes]
 
 
 def status_document(status: AgentStatus) -> dict[str, Any]:
-    """Return the state of the agent, and how many devices have which severity."""
+    """Return the agent's state as JSON, with the number of devices of each severity."""
     return {
         "apiVersion": API_VERSION,
         **STATUS(status),

@@ -1,4 +1,4 @@
-"""A table on a terminal, redrawn at most four times a second, and at least once so that ages are right.
+"""Live table on a terminal, redrawn one to four times a second, so that ages stay right.
 
 A window that is too small shows the worst devices and the newest log lines.
 """
@@ -55,7 +55,7 @@ class LiveTable(ReportPrinter):
         self.log: deque[str] = deque(maxlen=5)
         """Log lines that are shown below the table, the newest last."""
         self.lost: OutputError | None = None
-        """Error that ended the drawing: the terminal is gone."""
+        """Error that ended the drawing, because the terminal is gone; None: no error."""
         super().__init__("dh-table")
 
     def _run(self) -> None:

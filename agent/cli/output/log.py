@@ -38,14 +38,14 @@ LEVEL_OF_SEVERITY: Final = {
 }
 
 MAX_QUEUED: Final = 1000
-"""Lines that wait to be written; the oldest of more are dropped."""
+"""Limit of lines that wait to be written; beyond it the oldest are dropped."""
 
 MAX_LINES: Final = 4
 WINDOW_S: Final = 10.0
-"""A topic gets MAX_LINES lines in this time [s]; further changes become one line once there is room."""
+"""Window of the rate limit [s]: a topic gets MAX_LINES lines in it; further changes become one later line."""
 
 CLOSE_TIMEOUT_S: Final = 0.5
-"""Limit of closing [s]: the agent must end within 2 s of its signal."""
+"""Longest time that closing waits for output [s]: the agent must end within 2 s of its signal."""
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class LineFormatter(logging.Formatter):
         return "\n".join(lines)
 
     def format_failure(self, text: str) -> str:
-        """Return the error that ends the command, with a priority for the journal, else unchanged."""
+        """Return the error text that ends the command; for the journal with a priority, else unchanged."""
         return _with_priority(text.splitlines(), logging.ERROR) if self._journal else text
 
 
@@ -140,11 +140,11 @@ class Backlog(logging.Handler):
         self._wake()
 
     def is_empty(self) -> bool:
-        """Return whether no line waits."""
+        """Return whether no log line waits to be written."""
         return not self._lines
 
     def take(self) -> str:
-        """Remove and return all lines, behind a line with the number of those that were lost."""
+        """Remove and return all lines; if lines were dropped, a first line has their number."""
         with self.shared_lock:
             lines, lost = list(self._lines), self._lost
             self._lines.clear()
@@ -160,7 +160,7 @@ class Backlog(logging.Handler):
 
 
 class ReportPrinter(ABC):
-    """Thread that prints the newest report.
+    """Base class of a thread that prints the newest report.
 
     The agent's threads wait neither for a terminal, which Ctrl-S stops, nor for the reader of a log.
     """
@@ -201,7 +201,7 @@ class ReportPrinter(ABC):
 
 
 Topic = tuple[str, str]
-"""Subject of a change and, of a note, its code."""
+"""Key of the rate limit: the subject of a change and, for a note, its code; else an empty code."""
 
 
 class _Delayed(NamedTuple):
@@ -217,7 +217,7 @@ class TopicRateLimit:
         self._delayed: dict[Topic, _Delayed] = {}
 
     def take(self, new: Iterable[Change], now_s: float) -> list[Change]:
-        """Return the changes to log now: delayed ones that have room, then those of `new` that have."""
+        """Return the changes to log now: delayed and then `new` changes whose topics are below the limit."""
         self._forget(now_s - WINDOW_S)
         free = [topic for topic in self._delayed if self._has_room(topic)]
         lines = [self._count(_summary(self._delayed.pop(topic)), now_s) for topic in free]
@@ -231,7 +231,7 @@ class TopicRateLimit:
         return lines
 
     def due_s(self) -> float | None:
-        """Return when :meth:`take` has room for a delayed change; None if none is delayed."""
+        """Return when :meth:`take` can return a delayed change [s]; None: no change is delayed."""
         return min((self._logged_at[topic][0] + WINDOW_S for topic in self._delayed), default=None)
 
     def _has_room(self, topic: Topic) -> bool:

@@ -1,4 +1,4 @@
-"""A report as a table. Pure: takes values, a style and a time, and returns text.
+"""The node's report as a table. Pure: takes values, a style and a time, and returns text.
 
 Devices that drivers declare stand below their driver's name. A MIG instance in the same state as its GPU is
 shown with the GPU.
@@ -54,10 +54,10 @@ SOURCE_PAINT: Final[dict[SourceState, tuple[str, ...]]] = {
 }
 
 MAX_NAMED_CODES: Final = 8
-"""Rules that are named; more are counted: of a GPU that does not answer, no rule is evaluated."""
+"""Limit of rules listed by name, others are counted: for a GPU that hangs, no rule is evaluated."""
 
 AdvisedCause = tuple[str, str, str]
-"""Code, evidence and advice of a cause that was printed already."""
+"""Code, evidence and advice of a printed cause, whose advice is not repeated."""
 
 
 def render_report(
@@ -100,7 +100,7 @@ def headline(node: str, counts: Counter[Severity], style: Style) -> str:
 
 
 class FoldedDevice(NamedTuple):
-    """A device that has a row, and which of its MIG instances the row stands for."""
+    """A device with its own table line, and its MIG instances that the line stands for."""
 
     device: DeviceHealth
     instances: str
@@ -135,14 +135,14 @@ def _repeats(instance: DeviceHealth, gpu: DeviceHealth) -> bool:
 
 
 def _findings(device: DeviceHealth) -> set[tuple[str, str]]:
-    """Return code and evidence of each cause; on a driver's socket, which has none, the message."""
+    """Return code and evidence of each cause; without causes (on a driver's socket), the message."""
     if device.causes:
         return {(cause.code, cause.evidence) for cause in device.causes}
     return {("", device.message)} if device.message else set()
 
 
 def _devices(report: Report, style: Style, now_s: float | None, *, worst_first: bool) -> Iterator[str]:
-    """Yield the table of devices, or why there are none."""
+    """Yield the table of devices; without devices, the reason."""
     default, folds = default_pool(report), fold_instances(report.devices)
     if not folds:
         if reasons := [_absence(s) for s in report.sources if s.name in DEVICE_SOURCES]:
@@ -174,13 +174,13 @@ def _devices(report: Report, style: Style, now_s: float | None, *, worst_first: 
 
 
 def _owner(device: DeviceHealth, default: str) -> str:
-    """Return the driver that declares a device, and its pool unless it is `default`; empty for the host's."""
+    """Return a device's driver, and its pool unless that is `default`; empty: a host device."""
     pool = f", pool {device.pool}" if device.pool != default else ""
     return clean(f"{device.driver}{pool}") if device.driver else ""
 
 
 def _message(device: DeviceHealth, style: Style, advised: set[AdvisedCause]) -> Iterator[Paragraph]:
-    """Yield each cause with its advice, else the message; then what identifies the hardware.
+    """Yield each cause with its advice, without causes the message; then the hardware identity.
 
     The message is made of the causes, so it is shown only where the causes are not known.
 
@@ -215,7 +215,7 @@ def _absence(source: SourceSample) -> str:
 
 
 def _notes(report: Report, style: Style, now_s: float | None) -> Iterator[str]:
-    """Yield the causes that belong to no device, worst first; repeated advice stands below the last one."""
+    """Yield the causes that concern a pod or the node, worst first; repeated advice is printed once."""
     default = default_pool(report)
     notes = sorted(report.notes, key=lambda note: note.cause.severity, reverse=True)
     for i, note in enumerate(notes):
@@ -240,7 +240,7 @@ def _notes(report: Report, style: Style, now_s: float | None) -> Iterator[str]:
 
 
 def _footer(report: Report, now_s: float | None, processes: Sequence[ProcessFacts]) -> Iterator[Entry]:
-    """Yield what stands below the devices: GPUs, sources, cgroups, processes, rules that have no result."""
+    """Yield the lines below the devices: GPUs, sources, cgroups, processes, rules without a result."""
     yield from _gpus(report.devices)
     yield from source_entries(report.sources, report.at, now_s)
     if report.sources:
@@ -289,7 +289,7 @@ def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[Entry]:
 def source_entries(
     sources: Iterable[SourceSample], at: Instant | None, now_s: float | None
 ) -> Iterator[Entry]:
-    """Yield the sources, those in the same state on one line; the ones that work come first."""
+    """Yield one line for all sources in the same state; the line of working sources comes first."""
     lines: dict[tuple[SourceState, str], list[str]] = {(SourceState.OK, "ok"): []}
     for source in sources:
         facts = ", ".join(_source_facts(source, at, now_s))
@@ -313,7 +313,7 @@ def _source_facts(source: SourceSample, at: Instant | None, now_s: float | None)
 
 
 def cgroup_entry(groups: int, core: CoreStats) -> Entry:
-    """Return how many cgroups are watched, and how many are not."""
+    """Return the line with the number of watched cgroups and of those not watched."""
     facts = [f"{groups:,} watched"]
     if core.groups_dropped:
         facts.append(f"{core.groups_dropped:,} beyond cgroups.max-groups are not")

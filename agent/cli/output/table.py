@@ -23,7 +23,7 @@ class Cell(NamedTuple):
 
 
 class Paragraph(NamedTuple):
-    """Text of a row that is wrapped, next to the cells or below them."""
+    """Wrapped text of a table row, next to the row's cells or below them."""
 
     text: str
     paint: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class TextTable:
         text: Iterable[Paragraph] = (),
         paint: tuple[str, ...] = (),
     ) -> None:
-        """Add a row.
+        """Add a row to the table.
 
         Args:
             cells: One for each column.
@@ -92,7 +92,7 @@ class TextTable:
         self._items.append(_TableRow(row, mark, tuple(text), paint))
 
     def add_lines(self, lines: Iterable[str]) -> None:
-        """Add lines that are printed as they are, such as headings."""
+        """Add lines that are printed unchanged, such as headings."""
         self._items += lines
 
     def lines(self, style: Style) -> Iterator[str]:

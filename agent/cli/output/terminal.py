@@ -26,7 +26,7 @@ class Style:
     """Format of the text for one output stream."""
 
     width: int | None = None
-    """Columns; None if the output is no terminal: then no line is wrapped, so that grep finds whole lines."""
+    """Columns; None: no terminal, so that lines are not wrapped and grep finds them whole."""
     height: int | None = None
     colour: bool = False
     unicode: bool = True

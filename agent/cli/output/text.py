@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 CONTAINER_ID: Final = re.compile(r"\b([0-9a-f]{13})[0-9a-f]{51}\b")
 
 MIG_INSTANCE: Final = re.compile(r"(?P<gpu>.+)-mig-\d+-\d+")
-"""Name of a MIG instance; the name of its GPU is a part of it."""
+"""Pattern of a MIG instance's name, which contains the name of its GPU."""
 
 NUMBERED: Final = re.compile(r"(?P<stem>.*\D)(?P<number>0|[1-9]\d{0,8})")
 
 MIN_RANGE: Final = 3
-"""Consecutive names that are written as a range; two are as short in full."""
+"""Least number of consecutive names that are written as a range; two are as short in full."""
 
 
 class Badge(NamedTuple):
@@ -138,7 +138,7 @@ def _range_key(name: str, position: int) -> tuple[str, int]:
 
 
 def explains_absence(source: SourceSample) -> bool:
-    """Return whether the detail of an absent source is worth showing.
+    """Return whether the detail of an absent source is shown to the operator.
 
     A node without GPUs has no NVML, and needs no explanation; a library that was configured by its path does.
     """

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CLAIM: Final = Claim(
     "<namespace>", "<claim>", "<uid>", (ClaimDevice("<request>", "<driver>", "<pool>", "<device>"),)
 )
-"""Claim of the assumed prepare. It has one device: of several, the broken one would not be known."""
+"""Claim of the assumed prepare, with one device: of several, the failed one would be unknown."""
 ERRNO_MAX: Final = 4095
 """Largest errno of the kernel; drivers have numbers that the C library does not name."""
 NVML_MAX: Final = 999
@@ -169,7 +169,7 @@ def _number(
 
 
 def _bare(name: str) -> str:
-    """Return one spelling for ``DEADLINE_EXCEEDED``, ``DeadlineExceeded`` and ``deadline exceeded``."""
+    """Return the common spelling of ``DEADLINE_EXCEEDED``, ``DeadlineExceeded`` and ``deadline exceeded``."""
     return re.sub(r"[\W_]", "", name).upper()
 
 
@@ -177,7 +177,7 @@ def _bare(name: str) -> str:
 
 
 def render(verdict: PrepareVerdict, style: Style, text: str, patterns: Sequence[Pattern]) -> str:
-    """Return class, reasons, consequence and advice as text, and the line that the kubelet would get."""
+    """Return class, reasons, consequence and advice of a verdict as text, and the line for the kubelet."""
     from agent.cli.prepares.text import CLASS_COLOURS, CLASSES
     from agent.prepare.message import kubelet_text
 
@@ -216,7 +216,7 @@ def _facts(verdict: PrepareVerdict, text: str, patterns: Sequence[Pattern]) -> I
 
 
 def _patterns(verdict: PrepareVerdict, text: str, patterns: Sequence[Pattern]) -> str:
-    """Return which pattern of the configuration matches the text, and whether it decided."""
+    """Return which configured pattern matches the text, and whether the pattern decided the verdict."""
     from agent.prepare.normalize import sanitize
 
     found = [number for number, pattern in enumerate(patterns, 1) if pattern.matches(sanitize(text))]

@@ -80,7 +80,7 @@ def main(args: Namespace) -> int:
 
 
 def _patterns(kubelet_dir: Path, state_dir: Path, driver: str | None) -> Iterator[tuple[Path, str]]:
-    """Yield directories with a subdirectory for each driver, and the pattern of the state directory in it."""
+    """Yield each parent directory of drivers, and the pattern of a driver's state directory in it."""
     name = driver or "*"
     yield kubelet_dir / "plugins", f"{name}/drahealth"
     yield state_dir / DRIVERS, name

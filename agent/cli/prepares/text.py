@@ -60,7 +60,7 @@ class PrepareRecord(NamedTuple):
 
     @property
     def claim(self) -> ClaimRef:
-        """The claim."""
+        """Claim that the driver prepared, or failed to prepare."""
         return self.outcome.claim
 
     @property
@@ -77,7 +77,7 @@ class PrepareRecord(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Order in the list: 3: fails permanently; 2: fails, may pass; 1: prepared; 0: over."""
+        """Order, highest first. 3: fails permanently; 2: a retry may succeed; 1: prepared; 0: over."""
         verdict = self.outcome.verdict
         if self.unprepared_wall_s:
             return 0
@@ -100,7 +100,7 @@ def prepare_records(found: Iterable[Prepares]) -> tuple[PrepareRecord, ...]:
 
 
 def exit_of(records: Iterable[PrepareRecord]) -> int:
-    """Return 0 if all claims are prepared, 1 if every failure may pass, 2 if one will not."""
+    """Return 0: no prepare fails; 1: a retry may resolve every failure; 2: one failure is permanent."""
     return max(0, max((record.rank for record in records), default=0) - 1)
 
 
@@ -267,7 +267,7 @@ def _by_class(rows: Iterable[Row]) -> Iterator[tuple[ErrorClass, list[Row]]]:
 
 
 def consequence(row: Row) -> str:
-    """Return what follows from a code: ``retry after-repair, Unhealthy, taint NoSchedule``."""
+    """Return what a prepare error code causes: ``retry after-repair, Unhealthy, taint NoSchedule``."""
     parts = [f"retry {row.retry}"]
     if row.health is not None:
         parts.append(Health(row.health).name.capitalize())
@@ -277,7 +277,7 @@ def consequence(row: Row) -> str:
 
 
 def render_codes(rows: Iterable[Row], style: Style) -> str:
-    """Return the codes by class, each with its meaning, consequence and advice."""
+    """Return the prepare error codes by class, each with its meaning, consequence and advice."""
     table = TextTable()
     for error_class, members in _by_class(rows):
         heading = style.paint(error_class, "bold", CLASS_COLOURS[error_class])
@@ -346,5 +346,5 @@ def document(
 
 
 def codes_document(rows: Iterable[Row]) -> dict[str, Any]:
-    """Return the codes as JSON. Keys are only ever added."""
+    """Return the prepare error codes as JSON. Keys are only ever added."""
     return {"apiVersion": API_VERSION, "codes": [CODE(row) for row in rows]}

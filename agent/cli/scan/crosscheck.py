@@ -1,4 +1,4 @@
-"""FieldComparison of two readers of the same GPUs, field by field, for ``scan --backend``.
+"""Comparison of two readers of the same GPUs, field by field, for ``scan --backend``.
 
 The native core reads before and after pynvml. A value of pynvml is right if it lies between the two. Outside,
 it may have changed in the meantime if the field is one that changes, and is a difference otherwise.
@@ -99,18 +99,18 @@ class CrossCheck(NamedTuple):
     problems: tuple[str, ...] = ()
     """Disagreements other than fields: whether NVML can be used, and which GPUs exist."""
     note: str = ""
-    """Reason why there is nothing to compare, if both readers agree on that."""
+    """Reason why no field was compared, without a disagreement; empty: no such reason."""
 
     @property
     def differs(self) -> bool:
-        """Whether one of the readers is wrong."""
+        """Whether the readers disagree on a field, on the GPUs or on NVML."""
         return bool(self.problems) or any(
             comparison.agreement is Agreement.DIFFERS for comparison in self.comparisons
         )
 
 
 def compare(before: GpuSet, pynvml: Sequence[ReferenceGpu] | str, after: GpuSet) -> CrossCheck:
-    """Compare the native core's readings with pynvml's, or with the reason why pynvml has none."""
+    """Compare the native core's readings with pynvml's; `pynvml` may be the reason why it has none."""
     if isinstance(pynvml, str):
         if after.nvml.state is SourceState.OK:
             return CrossCheck(problems=(f"only the native core can use NVML; pynvml: {pynvml}",))
@@ -180,7 +180,7 @@ def read_pynvml(config: Config) -> list[ReferenceGpu]:
 
 
 def cross_check(config: Config) -> CrossCheck:
-    """Read with the native core, pynvml and the native core again, and compare.
+    """Read the GPUs with the native core, pynvml and the native core again, and compare the readings.
 
     Raises:
         ProbeError: The native core cannot be started, or reads nothing within LIMIT_S.
@@ -245,7 +245,7 @@ def _hangs(gpu: GpuSample) -> bool:
 
 
 def _passes(gpu: GpuSample) -> int:
-    """Return the passes that read all fields. A lost GPU has none, and counts the passes that tried."""
+    """Return the number of passes that read all fields; for a failing GPU, the number of all passes."""
     return gpu.passes if gpu.status else gpu.slow_passes
 
 
@@ -278,7 +278,7 @@ def read_within(seconds: float, read: Callable[[], T]) -> T:
 
 
 def render_check(check: CrossCheck, style: Style) -> str:
-    """Return how many readings agree, and each that does not."""
+    """Return the number of fields that agree, and each field that differs, as text."""
     counts = Counter(comparison.agreement for comparison in check.comparisons)
     entries = [
         Entry(
@@ -300,7 +300,7 @@ def render_check(check: CrossCheck, style: Style) -> str:
 
 
 def check_document(check: CrossCheck) -> dict[str, Any]:
-    """Return what ``scan -o json`` adds to the report."""
+    """Return the comparison as JSON, which ``scan -o json`` adds to the report."""
     counts = Counter(comparison.agreement for comparison in check.comparisons)
     shown = [
         comparison
@@ -316,7 +316,7 @@ def check_document(check: CrossCheck) -> dict[str, Any]:
 
 
 def render_gpus(gpus: Sequence[ReferenceGpu], style: Style) -> str:
-    """Return what pynvml read: a row for each field, a column for each GPU."""
+    """Return pynvml's readings as a table: a line for each field, a column for each GPU."""
     heads = [
         style.paint(f"  {index}  {clean(gpu.uuid or '?')}  {clean(gpu.bus)}", "dim")
         for index, gpu in enumerate(gpus)
@@ -328,7 +328,7 @@ def render_gpus(gpus: Sequence[ReferenceGpu], style: Style) -> str:
 
 
 def gpu_documents(gpus: Iterable[ReferenceGpu]) -> list[dict[str, Any]]:
-    """Return what pynvml read; where NVML refused, the value is the text of the refusal."""
+    """Return pynvml's readings as JSON; if NVML refused a field, the value is NVML's error text."""
     return [GPU(gpu) for gpu in gpus]
 
 

@@ -1,1 +1,1 @@
-"""The kubelet's side of the plugin protocol, as ``drahealth conform`` runs it against a driver."""
+"""Simulated kubelet that ``drahealth conform`` runs against a driver."""

@@ -1,4 +1,4 @@
-"""Unary calls of the kubelet's side: status, duration and answer of each.
+"""Unary calls of the simulated kubelet to a driver: status, duration and answer of each.
 
 The server is not trusted: whatever it sends or omits, the result is a :class:`CallResult`, within
 :data:`CALL_S`.
@@ -33,7 +33,7 @@ PEER_FAULTS: Final = (
 
 
 class SessionClock:
-    """Clock of a session: seconds since its begin."""
+    """Clock of a session with a driver: seconds since the session began."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -44,7 +44,7 @@ class SessionClock:
 
 
 def describe_error(error: Exception) -> str:
-    """Return why a connection failed."""
+    """Return the reason why a connection failed, from its exception."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
@@ -88,7 +88,7 @@ async def call(
 
 
 async def connect_error(path: str) -> str:
-    """Return why a connection to a socket fails; empty: it succeeds.
+    """Return the reason why a connection to a socket fails; empty: the connection succeeds.
 
     Raises:
         PermissionDenied: The socket may not be opened.

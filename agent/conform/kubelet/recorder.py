@@ -17,22 +17,23 @@ from agent.conform.reading import read_list
 from agent.serve.grpc.channel import RawChannel, TooLarge
 
 TRAILERS_S: Final = 1.0
-"""Timeout of the status after the last message of a stream [s]."""
+"""Time to wait for the gRPC status after the last message of a stream [s]."""
 LISTS_LIMIT: Final = 20_000
-"""Maximum of lists that are recorded of one stream."""
+"""Maximum number of lists that are recorded of one stream."""
 DEVICES_LIMIT: Final = 100_000
-"""Maximum of entries in all lists of one stream: ten minutes of 160 devices, reported once a second."""
+"""Maximum number of entries in all lists of one stream: ten minutes of 160 devices, reported once a
+second."""
 BYTES_LIMIT: Final = 64 << 20
-"""Maximum of bytes that are read of one stream."""
+"""Maximum number of bytes that are read of one stream."""
 
 
 def health_method(version: str) -> str:
-    """Return the health method of a version."""
+    """Return the path of the gRPC method NodeWatchResources of a version of the health API."""
     return f"/{version}.DRAResourceHealth/NodeWatchResources"
 
 
 class _Flooded(Exception):
-    """The server sent more than is recorded."""
+    """The server sent more lists, entries or bytes than are recorded of one stream."""
 
 
 class StreamRecorder:
@@ -40,7 +41,7 @@ class StreamRecorder:
 
     Args:
         clock: Clock of the session.
-        on_change: Called at each list, and at the end.
+        on_change: Called at each list, and at the end of the stream.
     """
 
     def __init__(self, clock: SessionClock, on_change: Callable[[], None] | None = None) -> None:
@@ -58,7 +59,7 @@ class StreamRecorder:
         self._changed = asyncio.Event()
 
     async def record(self, channel: RawChannel, method: str) -> None:
-        """Open the stream and record it until it ends or this call is cancelled."""
+        """Open the stream and record its lists until the stream ends or this call is cancelled."""
         try:
             await channel.connect()
             self._opened_s = self._clock.now_s()
@@ -84,16 +85,16 @@ class StreamRecorder:
             self._closed_s = self._clock.now_s()
 
     async def wait_for_change(self) -> None:
-        """Wait for the next list or the end."""
+        """Wait for the next list or the end of the stream."""
         self._changed.clear()
         await self._changed.wait()
 
     def to_record(self) -> StreamRecord:
-        """Return the whole record, after the end of :meth:`record`."""
+        """Return the whole record of the stream, after the end of :meth:`record`."""
         return StreamRecord(self._opened_s, tuple(self.lists), self.ended, self._closed_s, self._goaway)
 
     def _add(self, data: bytes) -> None:
-        """Record a list. Raises _Flooded at the limit."""
+        """Record an encoded list. Raises _Flooded if the stream exceeds a limit."""
         found = read_list(data, self._clock.now_s(), self._known)
         self.lists.append(found)
         self.devices_seen.update(device.key for device in found.devices)

@@ -1,7 +1,7 @@
-"""Plugin watcher of the kubelet's side: finds and registers plugins, and records their answers.
+"""Plugin watcher of the simulated kubelet: finds and registers plugins, and records their answers.
 
-It walks the directory once, as the kubelet does at its start, and calls GetInfo on every socket. It
-registers no plugin with a kubelet: it only reports success to the driver.
+The watcher walks the directory once, as the kubelet does at its start, and calls GetInfo on every socket. It
+registers no plugin with a kubelet: the watcher only reports success to the driver.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ PREPARE: Final = {
     "v1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
     "v1beta1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources",
 }
-"""Prepare methods by advertised version."""
+"""Path of the gRPC method NodePrepareResources by advertised plugin service."""
 
 ENTRIES_LIMIT: Final = 64
-"""Maximum of services that are read of a PluginInfo: eight times as many as there are."""
+"""Maximum number of services that are read of a PluginInfo: eight times as many as kubelets know."""
 FILES_LIMIT: Final = 256
-"""Maximum of files of the directory that are read."""
+"""Maximum number of files of the directory that are read."""
 REASON: Final = "test by drahealth conform: reports one failed registration"
 
 
@@ -53,7 +53,7 @@ async def find_plugins(directory: str, clock: SessionClock) -> tuple[Registratio
 
 
 async def check_endpoint(file: RegistrationFile, kubelet_dir: str) -> PluginEndpoint | None:
-    """Return the endpoint that a plugin names, and whether it takes connections; None: no GetInfo answer.
+    """Return the endpoint that a plugin names, and its connection error; None: GetInfo got no answer.
 
     Raises:
         PermissionDenied: The endpoint may not be opened.
@@ -82,7 +82,8 @@ async def register_plugin(
 ) -> RegistrationRecord:
     """Register a plugin that answered GetInfo, call GetInfo again, and have each version prepare no claims.
 
-    A call that is not made has no result. Raises PermissionDenied.
+    A call that is not made has no result in the record. Raises PermissionDenied if a socket may not be
+    opened.
     """
     if file.info is None:
         return RegistrationRecord(file)
@@ -98,7 +99,10 @@ async def register_plugin(
 
 
 async def refuse_registration(path: str, clock: SessionClock) -> RefusalRecord:
-    """Report to a plugin that its registration failed, then that it succeeded. Raises PermissionDenied."""
+    """Report to a plugin that its registration failed, then that it succeeded.
+
+    Raises PermissionDenied if the socket may not be opened.
+    """
     refused = await _notify(path, clock, registered=False)
     info, _ = await call(path, clock, GET_INFO)
     return RefusalRecord(refused, info, await _notify(path, clock, registered=True))
@@ -127,7 +131,7 @@ def _files(directory: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 async def _get_info(path: str, status: os.stat_result | None, clock: SessionClock) -> RegistrationFile:
-    """Call GetInfo on a file, if it is a socket. Without `status` it is a socket that answered before."""
+    """Call GetInfo on a file, if it is a socket; `status` None: the file is a socket that answered before."""
     made_ns = status.st_ctime_ns if status else 0
     is_socket = status is None or stat.S_ISSOCK(status.st_mode)
     if not is_socket or len(os.fsencode(path)) > PATH_LIMIT:

@@ -34,11 +34,11 @@ class SessionOptions(NamedTuple):
     """Driver to test, and duration of the session. Paths are absolute."""
 
     socket: str
-    """Service socket; empty: the endpoint that the registration names."""
+    """Path of the service socket; empty: the endpoint that the registration names."""
     plugin_dir: str
     """Directory of registration sockets; empty: registration is not tested."""
     driver: str
-    """Name of the driver among those registered in the directory; empty: the only one."""
+    """Name of the driver among the drivers that are registered in the directory; empty: the only driver."""
     kubelet_dir: str
     window_s: float
     refuse: bool
@@ -88,7 +88,8 @@ async def run_session(options: SessionOptions, on_begin: Callable[[str], None]) 
 
 
 def _handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ignore errors that a peer causes in grpclib's callbacks: they end its connection, which is recorded."""
+    """Ignore errors that a server causes in grpclib's callbacks: they end its connection, which is
+    recorded."""
     if "protocol" not in context:
         loop.default_exception_handler(context)
 
@@ -98,7 +99,7 @@ def _fits(path: str) -> bool:
 
 
 async def _find(options: SessionOptions, clock: SessionClock) -> tuple[RegistrationFile, ...]:
-    """Return the registration files of the driver."""
+    """Return the registration files of the driver under test."""
     found = await find_plugins(options.plugin_dir, clock)
     if not found and not options.socket:
         raise AgentUnreachable(f"{options.plugin_dir}: no registration socket in it; is the driver running?")
@@ -106,7 +107,8 @@ async def _find(options: SessionOptions, clock: SessionClock) -> tuple[Registrat
 
 
 def _newest(chosen: Sequence[RegistrationFile], endpoints: Sequence[PluginEndpoint | None]) -> str:
-    """Return the endpoint that was registered last, as the kubelet prefers it; empty: none."""
+    """Return the path of the endpoint that was registered last, which the kubelet prefers; empty: no
+    endpoint."""
     known = [
         (file.made_ns, endpoint.path)
         for file, endpoint in zip(chosen, endpoints, strict=True)
@@ -132,8 +134,8 @@ async def _refuse(registration: RegistrationRecord, clock: SessionClock) -> Regi
 def choose(
     found: Sequence[RegistrationFile], socket: str, driver: str, directory: str
 ) -> tuple[RegistrationFile, ...]:
-    """Return the registration files of one driver: those that name it, and silent ones that are named like
-    it.
+    """Return the registration files of one driver: files whose answer names the driver, and files without an
+    answer whose file name begins with its name.
 
     The directory is shared by the drivers of devices and storage. If no plugin of the right type answered,
     all sockets count, and all files that are named like one.

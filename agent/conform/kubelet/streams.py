@@ -26,25 +26,25 @@ from agent.serve.grpc.channel import RawChannel
 RETRY_S: Final = 5.0
 """Delay after a stream's end before the kubelet opens it again [s]."""
 SETTLE_S: Final = 2.0
-"""Time that a stream gets for its first list [s]: one that was not ready, and v1 before v1alpha1."""
+"""Time to wait for the first list [s] of a stream that was not ready, and of v1 before v1alpha1 is used."""
 
 LEAVES_AT: Final = 0.45
-"""Part of the time after which the second kubelet leaves."""
+"""Fraction of the recording after which the second kubelet closes its connection."""
 RESUMES_AT: Final = 0.6
-"""Part of the time after which the stopped reader resumes."""
+"""Fraction of the recording after which the kubelet that stopped reading resumes."""
 REOPENINGS: Final = ("close", "cancel") * 3
 PAUSE_PART: Final = 0.02
-"""Pause between two reopenings, as part of the time."""
+"""Pause between two reopened streams, as a fraction of the recording."""
 
 UNKNOWN_METHODS: Final = (
     "/v1.DRAResourceHealth/DrahealthConform",
     "/v1.DrahealthConform/NodeWatchResources",
 )
-"""Method that a known service does not have, and service that does not exist."""
+"""Paths of a method that the health service does not have, and of a service that does not exist."""
 
 
 class StreamRecords(NamedTuple):
-    """Records of all simulated kubelets."""
+    """Recorded streams and calls of all simulated kubelets."""
 
     versions: tuple[VersionRecord, ...]
     leaver: StreamRecord | None
@@ -67,14 +67,14 @@ class SimulatedKubelets:
         self._window_s = window_s
         self._recorders: dict[str, list[StreamRecorder]] = {V1: [], V1ALPHA1: []}
         self._tried: set[str] = set()
-        """Versions whose first stream has ended."""
+        """Versions of the health API whose first stream has ended."""
         self._changed = asyncio.Event()
         self._leaver: StreamRecord | None = None
         self._stopped: StoppedReader | None = None
         self._reopenings: list[Reopening] = []
 
     async def record(self) -> StreamRecords:
-        """Record all streams for the window, and a little longer a version that was not ready at first.
+        """Record all streams for the window; a version that was not ready at first a little longer.
 
         Raises:
             PermissionDenied: The socket may not be opened.
@@ -94,7 +94,7 @@ class SimulatedKubelets:
     # --- kubelets that remain ---------------------------------------------------------------------------
 
     async def _watch(self, version: str) -> None:
-        """Open the stream of a version, and again 5 s after each end except UNIMPLEMENTED."""
+        """Record the stream of a version; open it again 5 s after each end, except after UNIMPLEMENTED."""
         until_s = self._window_s
         while True:
             recorder = StreamRecorder(self._clock, self._changed.set)
@@ -127,7 +127,7 @@ class SimulatedKubelets:
     # --- kubelets that come and go ----------------------------------------------------------------------
 
     async def _run_visitors(self) -> None:
-        """Run the kubelets that come and go on a version that sends lists, after its first list."""
+        """Run the kubelets that leave, stop reading or reconnect, after the first list of a version."""
         await self._within(min(SETTLE_S, self._window_s), self._wait_until(lambda: self._is_clear(V1)))
         await self._within(self._window_s, self._wait_until(lambda: self._is_clear(V1, V1ALPHA1)))
         version = next((candidate for candidate in (V1, V1ALPHA1) if self._has_lists(candidate)), None)
@@ -135,8 +135,8 @@ class SimulatedKubelets:
             await asyncio.gather(self._leave(version), self._stop_reading(version), self._reopen(version))
 
     def _is_clear(self, *versions: str) -> bool:
-        """Return whether one of the versions has sent a list, or the first stream of each has ended without
-        one.
+        """Return whether a version has sent a list, or the first stream of every version has ended without a
+        list.
         """
         return any(map(self._has_lists, versions)) or self._tried >= set(versions)
 
@@ -157,7 +157,7 @@ class SimulatedKubelets:
         await asyncio.sleep(max(0.0, at_s - self._clock.now_s()))
 
     async def _leave(self, version: str) -> None:
-        """Open a stream and close it at LEAVES_AT, after its first list if there is one."""
+        """Record a second stream and close it at LEAVES_AT, or after its first list if that is later."""
         recorder, channel = StreamRecorder(self._clock), RawChannel(self._socket)
         recording = asyncio.ensure_future(recorder.record(channel, health_method(version)))
         leaves_s = self._time_at(LEAVES_AT)
@@ -189,7 +189,7 @@ class SimulatedKubelets:
             self._stopped = StoppedReader(recorder.to_record(), stopped_s, resumed_s)
 
     async def _reopen(self, version: str) -> None:
-        """Open streams on new connections, and after each cancel another on the same connection."""
+        """Record streams on new connections; cancel each and record another stream on the same connection."""
         channel = RawChannel(self._socket)
         try:
             for after in REOPENINGS:

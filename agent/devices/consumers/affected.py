@@ -25,14 +25,14 @@ from agent.model.consumers import (
 )
 
 HERE: Final = frozenset({Relation.PREPARED, Relation.LISTED})
-"""Relations that prove use on this node."""
+"""Relations between a device and a claim that prove use on this Kubernetes node."""
 
 
 # --- from a device -----------------------------------------------------------------------------------------
 
 
 def affected(known: ConsumerMap, device: DeviceRef) -> tuple[Affected, ...]:
-    """Return the pods that use a device, or may; certain ones first."""
+    """Return the pods that use or may use a device; pods that certainly use it come first."""
     found = [one for ref in known.devices.get(device, ()) for one in _of_claim(known, ref, device)]
     return tuple(sorted(found, key=lambda one: (not one.sure, one.pod.ref, one.claim)))
 
@@ -58,7 +58,7 @@ def _of_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> Iterator[
 
 
 def consumers_of(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
-    """Return the pods that hold a claim directly, each with its edges."""
+    """Return the pods that hold a claim themselves, not by a pod group, each with its edges to the claim."""
     found: dict[PodRef, list[ConsumerEdge]] = {}
     for edge in claim.consumers:
         if pod := edge.consumer.pod:
@@ -67,7 +67,8 @@ def consumers_of(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
 
 
 def is_given(claim: ClaimView, device: DeviceRef, uses: Collection[DeviceEdge]) -> bool:
-    """Return whether the claim has the device on this node: prepared, or its driver needs no prepare."""
+    """Return whether the claim has the device on this node: True if it is prepared, or needs no prepare
+    call."""
     return any(
         edge.relation in HERE or (edge.relation is Relation.ALLOCATED and device.driver in claim.skipped)
         for edge in uses
@@ -97,7 +98,8 @@ def containers_of(
 
     Args:
         named: Edges of the pod's containers that use the claim.
-        requests: Requests that the device serves; empty: unknown, the kubelet then gives it for any request.
+        requests: Requests that the device serves; empty: unknown; the kubelet then provides the device for
+            any request.
         only: Whether the claim has no other device.
     """
     by_name: dict[str, list[tuple[str, ...] | None]] = {}
@@ -112,13 +114,13 @@ def containers_of(
 
 
 def members(known: ConsumerMap, claim: ClaimRef, group: str) -> tuple[PodView, ...]:
-    """Return the known pods of a claim's pod group that use the claim, or may."""
+    """Return the known pods of a claim's pod group that use or may use the claim."""
     pods = (known.pods[ref] for ref in known.groups.get((claim.namespace, group), ()))
     return tuple(pod for pod in pods if is_member(pod, claim, group))
 
 
 def is_member(pod: PodView, claim: ClaimRef, group: str) -> bool:
-    """Return whether a pod belongs to a claim's pod group and uses the claim, or may."""
+    """Return whether a pod belongs to a claim's pod group and uses or may use the claim."""
     return any(
         one.ref.namespace == claim.namespace and one.group == group and names_claim(one, claim.name)
         for one, _ in pod.objects
@@ -129,12 +131,13 @@ def is_member(pod: PodView, claim: ClaimRef, group: str) -> bool:
 
 
 def pods_named(known: ConsumerMap, namespace: str, name: str) -> tuple[PodView, ...]:
-    """Return the pods with a name: several if a pod was created again or UIDs are unclear."""
+    """Return the pods with a namespace and name: several if a pod was created again or UIDs are unclear."""
     return tuple(pod for ref, pod in known.pods.items() if (ref.namespace, ref.name) == (namespace, name))
 
 
 def claims_named(known: ConsumerMap, namespace: str, name: str) -> tuple[ClaimView, ...]:
-    """Return the claims with a name: several if a claim was created again or UIDs are unclear."""
+    """Return the claims with a namespace and name: several if a claim was created again or UIDs are
+    unclear."""
     return tuple(
         claim for ref, claim in known.claims.items() if (ref.namespace, ref.name) == (namespace, name)
     )
@@ -159,7 +162,7 @@ def refusals(known: ConsumerMap) -> tuple[Refusal, ...]:
 def _refused(
     known: ConsumerMap, claim: ClaimView, uids: Mapping[tuple[str, str], Sequence[str]]
 ) -> Iterator[Refusal]:
-    """Yield the refusals of one claim.
+    """Yield the pods that the kubelet would refuse because of one claim.
 
     Args:
         uids: UIDs of the claims with a known object, by namespace and name.
@@ -186,7 +189,10 @@ def _refusal(claim: ClaimView, pod: PodView) -> Refusal | None:
 
 
 def _replaced(claim: ClaimView, pod: PodView, uids: Sequence[str]) -> Refusal | None:
-    """Return a refusal if the claim was created again: the kubelet refuses it while it holds the old one."""
+    """Return the refusal of a pod whose claim was deleted and created again; None: no such refusal.
+
+    The kubelet refuses the new claim while it holds the old claim.
+    """
     if not uids or not claim.ref.uid or (pod.known and pod.known.has_ended):
         return None
     why = f"the claim with this name now has UID {uids[0]}; the kubelet holds {claim.ref.uid}"

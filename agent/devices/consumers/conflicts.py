@@ -1,4 +1,5 @@
-"""Conflicts between sources. The agent reports all sides and decides none.
+"""Conflicts between the sources of the consumer map. The agent reports the facts of all sources and decides
+no conflict.
 
 A source without a fact contradicts no other source: a claim that is not prepared yet has no devices in the
 checkpoint, and podresources leaves out what the kubelet does not remember.
@@ -30,7 +31,7 @@ def conflicts(
     pods: Mapping[PodRef, PodView],
     cgroups: Provenance | None,
 ) -> tuple[Conflict, ...]:
-    """Return all conflicts, sorted by kind and subject.
+    """Return all conflicts between sources, sorted by kind and by the object that they concern.
 
     Args:
         cgroups: Source that has read all cgroups of pods; None: there is none.
@@ -69,7 +70,7 @@ def _several(
 
 
 def _devices(view: ClaimView) -> Iterator[Conflict]:
-    """Yield drivers for which sources list different devices of the claim."""
+    """Yield a conflict for each driver of which sources list different devices for the claim."""
 
     def driver(edge: DeviceEdge) -> str:
         return edge.use.device.driver
@@ -101,8 +102,8 @@ def _not_named(view: ClaimView, pods: Mapping[PodRef, PodView]) -> Iterator[Conf
 
 
 def _containers(pod: PodView, cgroups: Provenance) -> Iterator[Conflict]:
-    """Yield containers that run by the pod's status and have no cgroup. Objects from files are not compared,
-    since their containers may have ended."""
+    """Yield a conflict for each container that runs according to the pod's status and has no cgroup. Objects
+    from files are not compared, since their containers may have ended."""
     live = {one.id for one in pod.live}
     for obj, provenance in pod.objects:
         gone = [one for one in obj.containers if one.running and one.id and one.id not in live]
@@ -113,7 +114,7 @@ def _containers(pod: PodView, cgroups: Provenance) -> Iterator[Conflict]:
 
 
 def names_claim(pod: KnownPod, claim: str) -> bool:
-    """Return whether a pod names a claim, or may: the name of a generated claim is not always known."""
+    """Return whether a pod names or may name a claim: the name of a generated claim is not always known."""
     return any(one.claim in {claim, ""} for one in pod.claims)
 
 

@@ -164,7 +164,10 @@ def _groups(pods: Mapping[PodRef, PodView]) -> Mapping[tuple[str, str], tuple[Po
 
 
 def _running(live: Iterable[LivePod], is_whole: bool) -> bool | None:
-    """Return whether a pod has processes; without a cgroup it has none, if all cgroups are known."""
+    """Return whether a pod has processes; None: unknown.
+
+    A pod without a cgroup has no processes if all cgroups are known.
+    """
     states = {one.running for one in live}
     if not states:
         return False if is_whole else None
@@ -187,7 +190,7 @@ def _gaps_of(answer: SourceAnswer[Any]) -> Iterator[MissingSource]:
 
 
 def _whole(answers: SourceAnswers) -> frozenset[Origin]:
-    """Return the sources whose every answer was complete."""
+    """Return the sources of which all answers were complete."""
     whole = {one.provenance.origin for one in _all(answers) if one.is_complete}
     return frozenset(whole - {one.provenance.origin for one in _all(answers) if not one.is_complete})
 

@@ -15,7 +15,8 @@ from agent.model.uses import NOT_KNOWN, DeviceState
 def host_device(
     device: DeviceRef, *, known: Container[DeviceRef], declaring: Container[str], served: Container[str]
 ) -> DeviceRef | None:
-    """Return the host device that a driver's device name means; None: it is the driver's own device.
+    """Return the host device that a driver's device name means; None: the name means a device of the driver
+    itself.
 
     Args:
         known: All devices in the report.
@@ -29,7 +30,7 @@ def host_device(
 
 
 def healths(report: Report, served: Container[str]) -> Callable[[DeviceRef], DeviceHealth | None]:
-    """Return a function from device to its health in the report; None: not in the report.
+    """Return a function that maps a device to its health; None: the report does not have the device.
 
     Args:
         report: Report of the agent.
@@ -46,7 +47,7 @@ def healths(report: Report, served: Container[str]) -> Callable[[DeviceRef], Dev
 
 
 def states(report: Report, served: Container[str]) -> Callable[[DeviceRef], DeviceState]:
-    """Return a function from device to its state; a device that is not in the report is NOT_KNOWN."""
+    """Return a function that maps a device to its state; a device that is not in the report is NOT_KNOWN."""
     health_of = healths(report, served)
 
     def state_of(device: DeviceRef) -> DeviceState:

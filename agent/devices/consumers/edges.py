@@ -1,4 +1,4 @@
-"""Edges between claims, devices, consumers and containers, one for each fact that a source reports.
+"""Edges of the consumer map between claims, devices, consumers and containers: one for each reported fact.
 
 An object reported without a UID gets the UID of the only known object with its name; the edge is then marked
 ``by_name``.
@@ -15,7 +15,7 @@ Edge = DeviceEdge | ConsumerEdge | ContainerEdge
 
 
 def edges(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
-    """Yield all edges; an edge appears twice if a source reports it twice."""
+    """Yield all edges of the consumer map; an edge appears twice if a source reports it twice."""
     yield from _prepared(answers, names)
     yield from _listed(answers, names)
     yield from _known_claims(answers, names)

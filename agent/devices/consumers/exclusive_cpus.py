@@ -14,7 +14,7 @@ from agent.model.declared import Declarations, DeclaredCpus
 
 
 def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, Mapping[str, CpuSet]]:
-    """Return exclusive CPUs by the kubelet's UID of the pod and the container's name.
+    """Return the exclusive CPUs of containers by pod UID (as the kubelet uses it) and container name.
 
     Only devices that are declared exclusive and prepared for the pod on this node count. A container is left
     out if it can have other CPUs: of a device that is not exclusive, of a share, or of a claim whose requests
@@ -43,5 +43,5 @@ def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, M
 
 
 def _is_share(user: Affected) -> bool:
-    """Return whether the claim has only a share of the device."""
+    """Return whether the claim of an affected pod has only a share of the device."""
     return any(isinstance(edge, DeviceEdge) and edge.use.share_id for edge in user.edges)

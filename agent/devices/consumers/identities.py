@@ -13,7 +13,7 @@ from agent.model.claim_sources import ConsumerKind, Origin, PodRef, Provenance, 
 from agent.model.time import Instant
 
 Name = tuple[str, str]
-"""Namespace and name."""
+"""Namespace and name of a claim or pod."""
 
 RANKS: Final[Mapping[Origin, int]] = {
     Origin.CHECKPOINT: 0,  # podresources and the pods API answer from the same memory of the kubelet
@@ -32,7 +32,8 @@ class Naming:
     """UIDs and names of one kind of object, each pair with its sources."""
 
     def __init__(self, pairs: Iterable[tuple[Name, str, Provenance]]) -> None:
-        """
+        """Collect the pairs of UID and name, each with its sources.
+
         Args:
             pairs: Name, UID and the source that reported them together.
         """
@@ -63,7 +64,7 @@ def _one_of(uids: Mapping[str, Iterable[Provenance]]) -> str:
 
 
 def _rank(provenances: Iterable[Provenance]) -> int:
-    """Return the rank of the best-informed source."""
+    """Return the rank of the best-informed source; 0 is best."""
     return min(RANKS[provenance.origin] for provenance in provenances)
 
 

@@ -1,4 +1,4 @@
-"""Current certain use of devices by pods on this node, from the consumer map.
+"""Devices that pods on this Kubernetes node certainly use now, from the consumer map.
 
 A device is in use if it is prepared for the pod on this node or the kubelet lists it. A reservation does not
 count.
@@ -24,7 +24,8 @@ RANKS: Final[Mapping[Origin, int]] = {
 """Rank of each source by its knowledge of use on this node; 0 is best. A better source needs no other."""
 
 UsageKey = tuple[str, str, DeviceRef]
-"""Pod, claim (each by UID, or by ``<namespace>/<name>`` if the UID is unknown) and device."""
+"""Key of a use of a device by a pod: pod, claim (each by UID, or by ``<namespace>/<name>`` if the UID is
+unknown) and device."""
 
 
 class InUse(NamedTuple):
@@ -39,11 +40,11 @@ class InUse(NamedTuple):
     owner: str
     maybe: tuple[str, ...]
     doubtful: bool
-    """Whether the pod has no UID while others of the claim do, so that it can be one of these."""
+    """Whether the pod has no UID and may be the same pod as another pod of the claim that has a UID."""
 
 
 class Identified(Protocol):
-    """Object with pod, claim and device."""
+    """Object that names a pod, a claim and a device."""
 
     @property
     def pod(self) -> PodRef: ...
@@ -54,12 +55,12 @@ class Identified(Protocol):
 
 
 def key_of(one: Identified) -> UsageKey:
-    """Return the key of a usage, with UIDs if they are known."""
+    """Return the key of a use of a device by a pod, with UIDs if they are known."""
     return (one.pod.uid or str(one.pod), one.claim.uid or str(one.claim), one.device)
 
 
 def lesser_keys(one: Identified) -> Iterator[UsageKey]:
-    """Yield the keys of the same usage with names instead of UIDs."""
+    """Yield the other keys of a use of a device by a pod, with names instead of UIDs."""
     pods = [one.pod.uid, str(one.pod)] if one.pod.uid and one.pod.name else [one.pod.uid or str(one.pod)]
     claims = [one.claim.uid, str(one.claim)] if one.claim.uid else [str(one.claim)]
     keys = [(pod, claim, one.device) for pod in pods for claim in claims]
@@ -67,7 +68,7 @@ def lesser_keys(one: Identified) -> Iterator[UsageKey]:
 
 
 def in_use(known: ConsumerMap) -> Mapping[UsageKey, InUse]:
-    """Return all current uses of devices by key."""
+    """Return all current uses of devices by pods, by key."""
     return {key_of(one): one for claim in known.claims.values() for one in _of_claim(known, claim)}
 
 

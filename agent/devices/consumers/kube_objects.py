@@ -25,7 +25,7 @@ from agent.model.objects import Object, mapping, needed, objects, text
 T = TypeVar("T")
 
 MIRROR: Final = "kubernetes.io/config.mirror"
-"""Annotation of a mirror pod with the kubelet's UID of the static pod."""
+"""Annotation of a mirror pod that has the UID of the static pod in the kubelet."""
 WRONG_MAX: Final = 16
 """Limit of invalid objects whose error is listed."""
 
@@ -71,7 +71,8 @@ def parse_pod(obj: Object) -> KnownPod:
         obj: A v1.Pod.
 
     Raises:
-        ValueError: The object is not a pod; names the field. An empty text counts as missing, as in protobuf.
+        ValueError: The object is not a pod; the message names the field. An empty text counts as missing, as
+        in protobuf.
 
     Source:
         ``metadata``, ``spec.{nodeName,resourceClaims,schedulingGroup}``, ``resources.claims`` of containers,
@@ -110,7 +111,7 @@ def _claims_of(spec: Object) -> Iterable[tuple[int, Object]]:
 
 
 def _generated(status: Object) -> Mapping[str, str]:
-    """Return the names of generated claims by their names in the pod's spec."""
+    """Return the object names of a pod's generated claims by the claims' names in the pod's spec."""
     place = "status.resourceClaimStatuses"
     found = objects(status, "resourceClaimStatuses", "status")
     return {text(one, "name", place): text(one, "resourceClaimName", place) for one in found}
@@ -145,7 +146,8 @@ def _containers(
 
 
 def _state(status: Object, place: str) -> tuple[str, bool]:
-    """Return a container's id without the runtime, and whether it runs."""
+    """Parse a container status: return the container id without the runtime, and whether the container
+    runs."""
     ident = text(status, "containerID", place).rpartition("://")[2]
     return ident, "running" in mapping(status, "state", place)
 
@@ -160,7 +162,7 @@ def parse_claim_object(obj: Object) -> KnownClaim:
         obj: A ResourceClaim of resource.k8s.io, v1beta1 to v1; the parsed fields are the same in all.
 
     Raises:
-        ValueError: The object is not a claim; names the field.
+        ValueError: The object is not a claim; the message names the field.
 
     Source:
         ``metadata``, ``status.allocation.devices.results[]``, ``status.reservedFor[]``.
@@ -192,7 +194,7 @@ def _device(result: Object, place: str) -> DeviceUse:
 
 
 def base_request(request: str) -> str:
-    """Return a request without its subrequest: ``gpus`` of ``gpus/large``."""
+    """Return the name of a request without its subrequest: ``gpus`` for ``gpus/large``."""
     return request.partition("/")[0]
 
 
@@ -200,7 +202,7 @@ def base_request(request: str) -> str:
 
 
 def _owners(metadata: Object) -> Iterable[Owner]:
-    """Yield the owners of an object."""
+    """Yield the owners of an object from its ``ownerReferences``."""
     place = "metadata.ownerReferences"
     for one in objects(metadata, "ownerReferences", "metadata"):
         version, kind, name, uid = (text(one, key, place) for key in ("apiVersion", "kind", "name", "uid"))

@@ -26,7 +26,7 @@ from agent.model.claim_sources import (
 from agent.model.objects import kind_of, refuse, text
 
 RESERVED_MAX: Final = 256
-"""Limit of entries that the API server accepts."""
+"""Largest number of reservations of a claim that the API server accepts."""
 
 _KINDS: Final = {
     ("", "pods"): ConsumerKind.POD,
@@ -43,7 +43,7 @@ class Reserved(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether there are more entries than the API server accepts."""
+        """Whether the claim has more reservations than the API server accepts."""
         return sum(map(len, self)) > RESERVED_MAX
 
 
@@ -51,7 +51,7 @@ def parse_reservations(value: object, place: str) -> tuple[Reservation, ...]:
     """Parse a list of consumer references; a single reference is a list of one, as in KEP-5194.
 
     Raises:
-        ValueError: An entry is not a reference; names it. Unknown kinds are accepted.
+        ValueError: An entry is not a reference; the message names the entry. Unknown kinds are accepted.
     """
     entries = [] if value is None else value if isinstance(value, list) else [value]
     return tuple(_reservation(entry, f"{place}[{number}]") for number, entry in enumerate(entries))
@@ -76,11 +76,11 @@ class KnownConsumers(NamedTuple):
 
     uids: frozenset[tuple[str, str]]
     groups: frozenset[tuple[str, str]]
-    """Pod groups with members."""
+    """Namespace and name of each pod group that has members."""
 
 
 def known_consumers(pods: Iterable[KnownPod]) -> KnownConsumers:
-    """Return the consumers among these pods."""
+    """Return the given pods and their pod groups as known consumers."""
     known = tuple(pods)
     uids = ((pod.ref.namespace, uid) for pod in known for uid in (pod.ref.uid, pod.mirror_uid) if uid)
     groups = ((pod.ref.namespace, pod.group) for pod in known if pod.group)
@@ -88,7 +88,8 @@ def known_consumers(pods: Iterable[KnownPod]) -> KnownConsumers:
 
 
 def unmatched(claim: KnownClaim, known: KnownConsumers) -> tuple[Reservation, ...]:
-    """Return reservations without a known consumer; orphans, if the pods are those of the whole cluster.
+    """Return reservations without a known consumer; they are orphaned if ``known`` has all pods of the
+    cluster.
 
     Reservations of pod groups stay orphaned after the feature is disabled. Other kinds cannot be checked.
     """
@@ -105,11 +106,12 @@ def unmatched(claim: KnownClaim, known: KnownConsumers) -> tuple[Reservation, ..
 
 
 class Kubelets(StrEnum):
-    """Kubelet versions and gates that a refusal applies to."""
+    """Kubelets, by version and feature gate, that refuse a pod."""
 
     ALL = "all kubelets"
     WITHOUT_GROUPS = "kubelets without DRAWorkloadResourceClaims: before 1.36 all, to 1.37 by default"
-    """The gate is alpha in 1.36 and beta in 1.37, off in both, and needs GenericWorkload."""
+    """Kubelets without pod groups. The gate is alpha in 1.36 and beta in 1.37, off in both, and needs
+    GenericWorkload."""
 
 
 class Refusal(NamedTuple):
@@ -119,11 +121,11 @@ class Refusal(NamedTuple):
     claim: ClaimRef
     kubelets: Kubelets
     why: str
-    """Main reason; a reason for all kubelets comes before one for some."""
+    """Main reason of the refusal; a reason for all kubelets precedes a reason for some kubelets."""
 
 
 def refusal(pod: KnownPod, named: PodClaim, claim: KnownClaim) -> Refusal | None:
-    """Return why the kubelet would refuse the pod; None: it would not, or the pod has ended.
+    """Return why the kubelet would refuse a pod; None: no refusal, or the pod has ended.
 
     Args:
         pod: A pod in the claim's namespace.
@@ -142,7 +144,7 @@ def refusal(pod: KnownPod, named: PodClaim, claim: KnownClaim) -> Refusal | None
 def refusal_of_uid(uid: str, claim: KnownClaim) -> Refusal | None:
     """Return why the kubelet would refuse a pod of which only the UID is known.
 
-    None also if that is unknown: the pod can belong to a pod group that the claim is reserved for.
+    None: no refusal, or unknown, since the pod can belong to a pod group that the claim is reserved for.
     """
     groups = by_kind(claim.reserved).groups
     if not claim.allocated:

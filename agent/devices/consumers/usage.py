@@ -1,7 +1,8 @@
-"""Device usage over time: which usages began, changed or ended since the last update.
+"""Uses of devices by pods over time: which uses began, changed or ended since the last update.
 
-A usage ends when all its sources give complete answers without it, when its pod has ended, or when a new
-claim has its claim's name. If one of its sources gives no answer, the usage continues.
+A usage is the use of one device by one pod through one claim. A usage ends when all its sources give complete
+answers without the usage, when its pod has ended, or when a new claim has its claim's name. If one of its
+sources gives no answer, the usage continues.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,16 +19,16 @@ from agent.model.uses import DeviceState, DeviceUsage, Ending, Kept, UsageEnd
 
 
 class ActiveUsage(NamedTuple):
-    """A usage that has not ended."""
+    """Use of a device by a pod that has not ended."""
 
     use: DeviceUsage
     seen: Instant | None
-    """When a source last reported the usage; None: not since the agent started."""
+    """Time at which a source last reported the usage; None: no source has since the agent started."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageState:
-    """All active usages after an update."""
+    """State of device usage after an update: all active usages."""
 
     agent_run_id: str
     """Unique id of this run of the agent."""
@@ -37,15 +38,15 @@ class UsageState:
     ended: frozenset[UsageKey] = frozenset()
     """Ended usages that a source still reports; they do not begin again."""
     complete: frozenset[Origin] = frozenset()
-    """Sources whose last answer was complete: a usage that they newly report began since then."""
+    """Sources whose last answer was complete: a usage that such a source newly reports began since then."""
     last_written_s: float = 0.0
-    """Last write of the previous run of the agent [s since 1970]."""
+    """Time of the last write by the previous run of the agent [s since 1970]."""
     dropped: int = 0
-    """Usages beyond :data:`agent.model.use_limits.RUNNING_MAX`, which are not tracked."""
+    """Number of usages beyond :data:`agent.model.use_limits.RUNNING_MAX`, which are not tracked."""
 
 
 class UsageStep(NamedTuple):
-    """Result of one update."""
+    """Result of one update of device usage."""
 
     usages: UsageState
     changed: tuple[DeviceUsage, ...]
@@ -101,7 +102,7 @@ def step_usages(
 
 
 def resume_usages(state: UsageState, stored: Kept) -> UsageState:
-    """Add the usages that an earlier run stored. A usage that both runs saw becomes one."""
+    """Add the usages that an earlier run stored. A usage that both runs observed is merged."""
     running = {key_of(use): ActiveUsage(use, None) for use in stored.running}
     for key, mine in state.running.items():
         theirs = running.get(key)
@@ -118,11 +119,11 @@ def resume_usages(state: UsageState, stored: Kept) -> UsageState:
 
 
 class _Observed(NamedTuple):
-    """Facts from the current consumer map."""
+    """Facts from the current consumer map that decide whether usages continue."""
 
     in_use_now: Mapping[UsageKey, InUse]
     endings: Mapping[str, Ending]
-    """Pods that have ended, by UID."""
+    """Ending of each pod that has ended, by pod UID."""
     claims: Mapping[tuple[str, str], str]
     """UIDs of claims in use, by namespace and name."""
     complete: frozenset[Origin]
@@ -167,7 +168,7 @@ def _new_usage(id_: str, one: InUse, observed: _Observed, complete_before: froze
 
 
 def _next(previous: ActiveUsage, one: InUse | None, observed: _Observed) -> ActiveUsage:
-    """Return a usage after the update.
+    """Return the next state of an active usage.
 
     Args:
         one: The usage as reported now; None: no source reports it.
@@ -183,7 +184,7 @@ def _next(previous: ActiveUsage, one: InUse | None, observed: _Observed) -> Acti
 
 
 def _merged(use: DeviceUsage, one: InUse) -> DeviceUsage:
-    """Merge a report into a usage; facts that are no longer reported stay."""
+    """Merge the currently reported use of a device into a usage; facts that are no longer reported stay."""
     pod = one.pod if one.pod.name or not use.pod.name else use.pod
     return replace(
         use,
@@ -249,7 +250,7 @@ def _match_usages(
 
 
 def _join(first: DeviceUsage, later: DeviceUsage) -> DeviceUsage:
-    """Merge two usages: begin of the first, current values of the later."""
+    """Merge two records of the same usage: the begin of ``first`` and the current values of ``later``."""
     return replace(
         later,
         id=first.id,
@@ -264,7 +265,8 @@ def _join(first: DeviceUsage, later: DeviceUsage) -> DeviceUsage:
 def _keys_by_name(
     running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, InUse]
 ) -> frozenset[UsageKey]:
-    """Return the name-only keys of active usages: a source without UIDs reports these, not new ones."""
+    """Return the keys by name of active usages: a source without UIDs reports them, which are no new
+    usages."""
     if all(one.pod.uid and one.claim.uid for one in in_use_now.values()):
         return frozenset()
     return frozenset(lesser for one in running.values() for lesser in lesser_keys(one.use))

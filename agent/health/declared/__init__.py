@@ -1,1 +1,1 @@
-"""Verdicts on the devices that drivers declare, by the rules of the host parts that they are. Pure."""
+"""Verdicts on the devices that drivers declare, from the rules for the same parts of the host. Pure."""

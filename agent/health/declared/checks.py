@@ -1,6 +1,6 @@
-"""Health checks of drivers: their findings update conditions as those of rules do.
+"""Health checks that drivers run: their findings raise and clear conditions as findings of rules do.
 
-A check counts passes per device: a check that hangs for one device does not affect others.
+A health check counts passes per device: a check that hangs for one device does not affect other devices.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,16 +35,16 @@ NO_ANSWER: Final = CatalogRow(
     try_it="raise an exception in a check",
 )
 _UNREADABLE: Final = "!"
-"""Code of a run without result; no code of a driver equals it."""
+"""Finding code of a health check that returned no result; no code of a driver equals it."""
 NEVER_BY_TIME_NS: Final = 1 << 62
-"""Disables clearing by time: a check clears only by its count [ns]."""
+"""Time so long that a condition of a health check never clears by time, only by the number of passes [ns]."""
 
 CheckSamples = Mapping[Subject, Sequence[CheckSample]]
-"""Check results by device."""
+"""Results of health checks by device."""
 
 
 def samples_of(samples: Iterable[CheckSample]) -> CheckSamples:
-    """Group check results by device."""
+    """Group the results of health checks by device."""
     found: dict[Subject, list[CheckSample]] = {}
     for sample in samples:
         found.setdefault(sample.subject, []).append(sample)
@@ -52,7 +52,8 @@ def samples_of(samples: Iterable[CheckSample]) -> CheckSamples:
 
 
 def check_sources(samples: Iterable[CheckSample]) -> Iterable[SourceSample]:
-    """Yield each check as a source, with the state of its worst and the time of its oldest device."""
+    """Yield each health check as a source: failing if any device cannot be read, as old as its oldest
+    pass."""
     for check, group in groupby(sorted(samples, key=lambda one: one.check), key=lambda one: one.check):
         of = list(group)
         unread = [one for one in of if one.unread]
@@ -70,12 +71,15 @@ def check_sources(samples: Iterable[CheckSample]) -> Iterable[SourceSample]:
 
 
 def checks_subject(subject: Subject) -> Subject:
-    """Return the subject of a device's check conditions. A driver's codes can equal the agent's codes."""
+    """Return the key of the conditions that health checks raise for a device.
+
+    The key differs from the device's own, because a driver's codes can equal the agent's codes.
+    """
     return f"check:{subject}"
 
 
 def evaluate_checks(evaluation: Evaluation, subject: Subject, samples: Iterable[CheckSample]) -> list[Cause]:
-    """Update the conditions of a device's checks.
+    """Update the conditions that the driver's health checks raise for one device.
 
     Returns:
         Causes of the raised conditions, worst first.
@@ -96,7 +100,7 @@ def evaluate_checks(evaluation: Evaluation, subject: Subject, samples: Iterable[
 
 
 def check_source(sample: CheckSample) -> SourceSample:
-    """Return one check of one device as a source that verifies the device."""
+    """Return the health check of one device as a source whose passes verify the device."""
     return SourceSample(
         f"check.{sample.check}",
         SourceState.FAILING if sample.unread else SourceState.OK,
@@ -120,7 +124,7 @@ def _row(sample: CheckSample, key: str) -> CatalogRow:
 
 
 def _public_row(key: str) -> CatalogRow:
-    """Return the row of a condition's code as shown to operators."""
+    """Return the catalog row, as operators see it, of a condition's key ``check/code``."""
     check, _, code = key.partition("/")
     if code == _UNREADABLE:
         return replace(NO_ANSWER, code=f"check.{check}.unreadable")

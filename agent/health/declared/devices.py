@@ -1,4 +1,4 @@
-"""Verdicts on declared devices. Each is a part of the host, evaluated by the rules of that part."""
+"""Verdicts on devices that drivers declare, each from the rules for the host part that the device is."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -79,10 +79,10 @@ def declared_verdicts(
     host: Mapping[Device, DeviceHealth],
     cache: VerdictCache,
 ) -> tuple[dict[Subject, DeviceHealth], VerdictCache]:
-    """Return the verdicts on all declared devices that are evaluated, or should be by now.
+    """Return the verdicts on all declared devices, except devices whose first evaluation is not due yet.
 
     Args:
-        host: Verdicts on host devices.
+        host: Verdicts on the devices that the agent found itself.
         cache: Cache from the last evaluation.
 
     Returns:
@@ -149,7 +149,10 @@ def declared_verdicts(
 def _check_causes(
     evaluation: Evaluation, state: DeclaredState, device: Device, checks: CheckSamples
 ) -> list[Cause]:
-    """Return the causes of a device's checks; UNCHECKED for a device without a host part and checks."""
+    """Return the causes that health checks report for a device.
+
+    UNCHECKED is the cause of a device that is no part of the host and has no health check.
+    """
     samples = checks.get(device.subject, ())
     if device.kind is Kind.OTHER and not samples:
         evidence = "not a part of the host, and without a check of its driver"
@@ -168,7 +171,7 @@ def _with_checks(
     found: DeviceHealth,
     checks: CheckSamples,
 ) -> DeviceHealth:
-    """Return a verdict with the causes of the driver's checks added."""
+    """Return the verdict on a device with the causes from the driver's health checks added."""
     sources = _check_sources(checks, device.subject)
     more = evaluate_checks(evaluation, device.subject, checks.get(device.subject, ()))
     if not sources:
@@ -196,7 +199,10 @@ def _gpu_verdict(
     snapshot: Snapshot,
     host: Mapping[Device, DeviceHealth],
 ) -> DeviceHealth | None:
-    """Return the host GPU's verdict with the causes of the declaration; None: not evaluated yet."""
+    """Return the verdict on the host GPU of a declaration, with the causes of the declaration added.
+
+    None: the host GPU is not evaluated yet.
+    """
     if snapshot.gpus is None:
         cause = cause_from_row(UNWATCHED, "GPU monitoring is off", before.started)
         return verdict(

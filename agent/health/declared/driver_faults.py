@@ -1,8 +1,8 @@
 """Device faults that drivers report while preparing claims.
 
-The agent trusts the report. A fault ends when an evaluation since then found no fault of the device, and the
-driver has prepared the device again or a time limit has passed, by the driver's ledger. An evaluation with a
-pending fault, or without readings, does not count.
+The agent trusts the report. A fault ends when an evaluation after the report found no fault of the
+device, and the driver's ledger shows that the driver prepared the device again or that a time limit has
+passed. An evaluation with a pending fault, or without readings, does not count.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +38,7 @@ class OpenDriverFault(NamedTuple):
     since: Instant
     """Time at which the agent received the report."""
     verified: bool = False
-    """Whether an evaluation since then found no fault of the device."""
+    """Whether an evaluation after the report found no fault of the device."""
 
 
 DriverFaultKey = tuple[Subject, str, float]
@@ -56,9 +56,9 @@ def update_driver_faults(
 
     Args:
         evaluation: Evaluation in which all rules have run.
-        past: Open faults before.
+        past: Open faults after the last evaluation.
         faults: Faults in the drivers' ledgers.
-        found: Verdicts by subject, without driver-reported faults.
+        found: Verdicts by device, without driver-reported faults.
     """
     suspects = {
         key[0]
@@ -95,12 +95,12 @@ def with_driver_faults(
     devices: Mapping[Subject, Device],
     found: Mapping[Subject, DeviceHealth],
 ) -> Iterator[tuple[Subject, DeviceHealth]]:
-    """Yield the verdicts that driver-reported faults change; of several with one code the newest counts.
+    """Yield the verdicts that driver-reported faults change; only the newest fault of each code counts.
 
     Args:
-        past: Open faults.
-        devices: All declared devices by subject.
-        found: Verdicts by subject, without driver-reported faults.
+        past: Open driver-reported faults.
+        devices: All declared devices.
+        found: Verdicts by device, without driver-reported faults.
     """
     reported: dict[str, dict[str, Cause]] = {}
     for one in past.values():

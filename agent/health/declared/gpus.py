@@ -1,4 +1,4 @@
-"""Declared GPUs: the host GPU of a declaration, and the rules for declarations without one.
+"""GPUs that drivers declare: the host GPU of a declaration, and the rules for the declaration itself.
 
 A declared GPU has the causes of its host GPU; the rules of the host GPU do not run twice.
 """
@@ -20,17 +20,20 @@ NO_LIBRARY_ADVICE: Final = (
 
 
 class DeclaredGpuView(NamedTuple):
-    """A declared GPU and the GPUs of the host."""
+    """Input of the rules for one GPU that a driver declares."""
 
     part: DeclaredGpu
     found: KnownGpu | None
     instance: Device | None
-    """Host device of the declaration; None: it does not exist."""
+    """Host GPU or MIG instance that is declared; None: it does not exist."""
     gpus: GpuSet
 
 
 def find_gpu(part: DeclaredGpu, registry: Iterable[KnownGpu]) -> KnownGpu | None:
-    """Return the declared GPU, by the UUID of GPU or instance, else by address."""
+    """Find the host GPU of a declaration by the UUID of GPU or MIG instance, else by PCI address.
+
+    None: the host has no such GPU.
+    """
     known = list(registry)
     if part.uuid:
         for gpu in known:
@@ -40,12 +43,12 @@ def find_gpu(part: DeclaredGpu, registry: Iterable[KnownGpu]) -> KnownGpu | None
 
 
 def is_instance(part: DeclaredGpu) -> bool:
-    """Return whether a MIG instance is declared."""
+    """Return whether the driver declares a MIG instance and not a whole GPU."""
     return part.gi >= 0 or part.uuid.startswith("MIG-")
 
 
 def find_device(part: DeclaredGpu, gpu: KnownGpu | None) -> Device | None:
-    """Return the host device of a declaration; None: it does not exist."""
+    """Return the host GPU or MIG instance of a declaration; None: it does not exist."""
     if gpu is None or not is_instance(part):
         return gpu and gpu_device(gpu.number)
     for mig in gpu.migs:

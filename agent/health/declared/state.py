@@ -1,4 +1,4 @@
-"""State of declarations: declared devices, and devices that were removed recently."""
+"""Devices that drivers declare, and devices that drivers removed recently."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,10 @@ from agent.model.time import NS, Instant
 REMOVED_REPORT_NS: Final = 600 * NS
 """Time for which a removed device is reported as Unknown, so that its pods do not stay Healthy [ns]."""
 REMOVED_MAX: Final = 4096
-"""Limit of removed devices, equal to that of declared ones: a driver that renames its devices each time must
-not use unlimited memory."""
+"""Largest number of removed devices that are kept, equal to the limit of declared devices.
+
+Without a limit, a driver that always renames its devices would use unlimited memory.
+"""
 
 
 class RemovedDevice(NamedTuple):
@@ -31,20 +33,20 @@ class InvalidFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredState:
-    """State of all declarations."""
+    """Devices that all drivers declare, with the recently removed devices and invalid files."""
 
     declarations: Declarations = ()
-    """Declarations that the state was derived from."""
+    """Declarations from which this state was derived."""
     devices: Mapping[str, Declared] = field(default_factory=dict)
-    """Declared devices by subject."""
+    """Declared devices by subject (name of the device)."""
     since: Mapping[str, Instant] = field(default_factory=dict)
     """Time of the last change of each declaration, by subject."""
     removed: Mapping[str, RemovedDevice] = field(default_factory=dict)
     """Removed devices by subject."""
     invalid: Mapping[str, InvalidFile] = field(default_factory=dict)
-    """Invalid files by driver."""
+    """Invalid declaration files by driver."""
     declaring: tuple[str, ...] = ()
-    """Drivers that have declared devices, or that they have none, since the agent started."""
+    """Drivers that have sent a declaration, possibly an empty one, since the agent started."""
     known: Mapping[str, Device] = field(default_factory=dict)
     """All reported devices, including removed ones, by subject in report order."""
     kinds: Mapping[Kind, Device] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class DeclaredState:
 
 
 def update_declared(past: DeclaredState, declarations: Declarations, now: Instant) -> DeclaredState:
-    """Return the state after a snapshot; the same object if nothing changed."""
+    """Return the state of declarations after a snapshot; the same object if nothing changed."""
     over = any(now.mono_ns - one.since.mono_ns >= REMOVED_REPORT_NS for one in past.removed.values())
     if declarations == past.declarations and not over:
         return past
@@ -91,7 +93,7 @@ def update_declared(past: DeclaredState, declarations: Declarations, now: Instan
 
 
 def redeclared(before: Mapping[str, Declared], devices: Mapping[str, Declared]) -> frozenset[str]:
-    """Return the devices whose declared part changed; earlier state of them is invalid."""
+    """Return the devices for which drivers now declare another part; their earlier state is invalid."""
     if before is devices:
         return frozenset()
     return frozenset(

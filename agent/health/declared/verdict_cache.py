@@ -32,16 +32,16 @@ class CachedVerdict(NamedTuple):
     declared: Declared
     kind: Kind
     cpus: CpuSet
-    """CPUs whose changes affect the device."""
+    """CPUs whose changes require a new evaluation of the device."""
     throttled: tuple[Growth, Growth] | None
-    """Throttle events of its cores and packages; None: not counted."""
+    """Throttle events of the device's CPU cores and of their packages; None: not counted."""
     causes: tuple[Cause, ...]
     raised: tuple[tuple[str, str], ...]
-    """Raised conditions as (code, source)."""
+    """Conditions that the evaluation left raised, as (code, source)."""
     not_applicable: tuple[NotApplicable, ...]
     not_evaluated: tuple[NotApplicable, ...]
     due_in_ns: tuple[int, ...]
-    """Times of the next evaluation, relative to the cached one [ns]."""
+    """Times at which the device must be evaluated again, relative to the cached evaluation [ns]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,16 @@ class VerdictCache:
     """Cached verdicts of the last evaluation; at most one per declared device."""
 
     passes: Mapping[str, int] = field(default_factory=dict)
-    """Passes of all sources by name; rules run only if their source exists."""
+    """Number of passes of each source, by source name; rules run only if their source exists."""
     inputs: Mapping[Kind, KindInputs] = field(default_factory=dict)
-    """Inputs of the rules by kind."""
+    """Inputs of the rules by kind of device."""
     declared: Mapping[Subject, Declared] = field(default_factory=dict)
-    """Declared devices at that time."""
+    """Declared devices at the time of the last evaluation."""
     devices: Mapping[Subject, CachedVerdict] = field(default_factory=dict)
 
 
 class _KindState(NamedTuple):
-    """State of all devices of a kind in one evaluation."""
+    """State that all devices of one kind share in one evaluation."""
 
     inputs: KindInputs
     affected_cpus: CpuSet
@@ -68,12 +68,12 @@ class _KindState(NamedTuple):
 
 
 class CachedEvaluation:
-    """Evaluation of declared devices with the cache.
+    """Evaluation of declared devices that uses cached verdicts where possible.
 
     Args:
         cache: Cache from the last evaluation.
         state: Current declarations.
-        checked: Devices with checks of their driver.
+        checked: Devices for which their driver runs health checks.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class CachedEvaluation:
         self._entries: dict[Subject, CachedVerdict] = {}
 
     def verdicts(self) -> Iterator[tuple[Subject, Device, DeviceHealth | None]]:
-        """Yield all reported devices in report order with their cached verdicts.
+        """Yield all reported devices in report order, each with its cached verdict.
 
-        None: the caller must evaluate the device before it takes the next one.
+        A verdict of None means that the caller must evaluate the device before it takes the next one.
         """
         evaluation, kinds, entries, previous = (
             self._evaluation,
@@ -127,7 +127,7 @@ class CachedEvaluation:
             yield subject, device, verdict.again(verified, timeout_s)
 
     def _valid_entries(self, cache: VerdictCache) -> Mapping[Subject, CachedVerdict]:
-        """Return the cached entries that no change affects; usually all."""
+        """Return the cached verdicts that are still valid after all changes; usually all verdicts."""
         known, declared, kinds = cache.devices, self._state.devices, self._kinds
         if declared is not cache.declared:
             known = {subject: one for subject, one in known.items() if one.declared == declared.get(subject)}
@@ -146,7 +146,7 @@ class CachedEvaluation:
         return known
 
     def store(self, subject: Subject, kind: Kind, found: DeviceHealth, begin: tuple[int, int, int]) -> None:
-        """Store the results of an evaluated device, if they are cacheable.
+        """Store the results of the evaluation of a device in the cache, if they are cacheable.
 
         Args:
             begin: :meth:`Evaluation.mark` before the device was evaluated.
@@ -171,7 +171,7 @@ class CachedEvaluation:
         )
 
     def cache(self) -> VerdictCache:
-        """Return the cache for the next evaluation."""
+        """Return the cached verdicts for the next evaluation."""
         inputs = {kind: of.inputs for kind, of in self._kinds.items()}
         passes = {source.name: source.passes for source in self._evaluation.sources.values()}
         return VerdictCache(passes, inputs, self._state.devices, self._entries)
@@ -183,7 +183,7 @@ class CachedEvaluation:
 
 
 def with_lease(timeout_s: int, declared: Declared, before: PreviousVerdicts) -> int:
-    """Return the lease that the driver declares, or a longer one if passes are too rare for it [s]."""
+    """Return the lease that the driver declares, or a longer lease if passes are too rare for it [s]."""
     return max(declared.lease_s + before.lease_salt_s, timeout_s) if declared.lease_s else timeout_s
 
 
@@ -196,7 +196,7 @@ def _kind_states(
     snapshot: Snapshot,
     pools: Pools,
 ) -> Iterator[tuple[Kind, _KindState]]:
-    """Yield the state of each kind that rules evaluate and whose sources run."""
+    """Yield the state of each kind of device that has rules and whose sources all run."""
     is_continued = cache.passes.keys() == evaluation.sources.keys() and all(
         evaluation.sources[name].passes >= passes for name, passes in cache.passes.items()
     )

@@ -1,1 +1,1 @@
-"""Rules for GPUs: one module per theme, their catalog, their views, and verdicts on GPUs."""
+"""Rules for GPUs: one module per theme, the catalog of the rules, their inputs, and the verdicts on GPUs."""

@@ -36,7 +36,7 @@ SLOW_NS: Final = 50_000_000  # far above the jitter of an idle machine
 MIN_SIBLINGS: Final = 2  # with one sibling, either GPU could be the slow one
 
 HANDLED_STATUSES: Final = frozenset({Status.OK, Status.LOST, Status.RESET_REQUIRED, Status.GPU_NOT_FOUND})
-"""Return codes that have their own rules, or need none."""
+"""NVML return codes that are evaluated by a rule of their own, or are no fault."""
 
 
 def recovery_action(view: GpuView) -> RuleResult:
@@ -57,7 +57,7 @@ def recovery_action(view: GpuView) -> RuleResult:
 
 
 def _open_call(view: GpuView) -> tuple[int, str] | None:
-    """Return start time [ns] and name of the oldest NVML call for which this GPU waits."""
+    """Return start time [ns] and name of the oldest NVML call that this GPU waits for; None: no call."""
     gpu, gpus = view.gpu, view.gpus
     calls = []
     if gpu and gpu.call:
@@ -91,7 +91,10 @@ def not_answering(view: GpuView) -> RuleResult:
 
 
 def next_step_ns(view: GpuView) -> int | None:
-    """Return when the result of :func:`not_answering` next changes by time [CLOCK_MONOTONIC, ns], if ever."""
+    """Return the time at which the result of :func:`not_answering` next changes; None: never.
+
+    The time is in CLOCK_MONOTONIC [ns].
+    """
     call = _open_call(view)
     if call is None:
         return None
@@ -101,7 +104,7 @@ def next_step_ns(view: GpuView) -> int | None:
 
 
 def _status_result(view: GpuView, status: int, code: str) -> RuleResult:
-    """Return the result of a rule for one return code. An unrelated error does not show a recovery."""
+    """Return the result of the rule for one NVML return code; not evaluated after an unrelated error."""
     found = view.gpu.status if view.gpu else Status.OK
     if found == status:
         return Finding(code, Severity.UNHEALTHY, f"NVML returned {nvml_name(status)}")

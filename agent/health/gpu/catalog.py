@@ -1,6 +1,7 @@
 """Catalog of the rules for GPUs, the windows of their counters, and the changes that wake the engine.
 
-Rows with configured limits are made from the configuration, so that their texts hold the numbers in effect.
+The catalog rows of rules with configured limits are made from the configuration, so that their texts contain
+the limits in effect.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from agent.model.wake import GpuWake, GpuWakeMode
 
 @cache
 def gpu_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return all rules that evaluate readings, in report order: the driver's recovery action is first."""
+    """Return all rules that evaluate GPU readings, in report order: the driver's recovery action is first."""
     return (
         *gpu_answers.rows(limits),
         *gpu_driver.rows(limits),
@@ -36,13 +37,13 @@ def gpu_rules(limits: GpuLimits) -> tuple[Rule, ...]:
 
 @cache
 def windows(limits: GpuLimits) -> Mapping[GpuField, int]:
-    """Return the counters whose growth the rules evaluate, each with its window [s]."""
+    """Return the window of each GPU counter whose growth the rules evaluate [s]."""
     reads = (wake for rule in gpu_rules(limits) for wake in rule.gpu_reads)
     return {wake.field: wake.window_ns // NS for wake in reads if wake.mode is GpuWakeMode.RISE}
 
 
 def _merge_wakes(first: GpuWake, second: GpuWake) -> GpuWake:
-    """Return a wake-up that covers two wake-ups of the same field."""
+    """Return one wake-up condition of a GPU field that covers two conditions of the same field."""
     if first == second:
         return first
     if first.mode is second.mode is GpuWakeMode.BITS:
@@ -51,7 +52,7 @@ def _merge_wakes(first: GpuWake, second: GpuWake) -> GpuWake:
 
 
 def gpu_wakes(limits: GpuLimits) -> tuple[GpuWake, ...]:
-    """Return the changes for which the native core must wake the engine, one for each field of the rules.
+    """Return the changes of GPU fields for which the native core must wake the engine, at most one per field.
 
     Other fields do not wake the engine, and a counter does so only when it reaches a limit.
     """

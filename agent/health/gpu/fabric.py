@@ -17,7 +17,7 @@ from agent.model.time import NS
 from agent.model.wake import GpuWake
 
 BOOT_S: Final = 60
-"""Time that a GPU has for joining its fabric; usually it takes seconds."""
+"""Time within which a GPU must join its fabric [s]; usually a GPU needs a few seconds."""
 
 
 class RegistrationState:
@@ -30,7 +30,7 @@ class RegistrationState:
 
 
 class MaskField(NamedTuple):
-    """One field of NVML's fabric health mask, with the severity and text of its bad values."""
+    """Bit field in NVML's fabric health mask, with the severity and text of each bad value."""
 
     shift: int
     mask: int

@@ -20,14 +20,14 @@ HW_SLOWDOWN: Final = 0x08
 SW_THERMAL: Final = 0x20
 HW_THERMAL: Final = 0x40
 POWER_BRAKE: Final = 0x80
-"""Bits of NVML's reasons for reduced clocks."""
+"""Bit in NVML's reasons for reduced clocks, as are the constants above."""
 
 WINDOW_S: Final = 60
 SHARE_PERCENT: Final = 10
-"""Part of the window for which clocks must be reduced, so that short peaks do not count [%]."""
+"""Share of the window for which clocks must be reduced to be a finding, so that short peaks are not [%]."""
 HEAT_PASSES: Final = 3
 REASON_PASSES: Final = 5
-"""Passes with the bit set in a row; NVML documents that the bits may also be set while clocks change."""
+"""Consecutive passes with the reason bit set that are a finding; NVML may also set it while clocks change."""
 HOLD_NS: Final = 60 * NS
 """Time for which a cause is held after the last bad pass, so that an oscillating value is one cause."""
 
@@ -82,7 +82,7 @@ def memory_over_limit(view: GpuView) -> RuleResult:
 
 
 def _clock_reason_result(view: GpuView, code: str, bits: int, evidence: str) -> RuleResult:
-    """Return the result by the current clock reasons, for drivers without time counters."""
+    """Return the result of a rule from the current clock reasons, for drivers without time counters."""
     reasons = read(view, GpuField.CLOCK_REASONS)
     if isinstance(reasons, Missing):
         return missing_result(

@@ -29,8 +29,8 @@ BUDGETS: Final = (
     # one link of 400 Gbit/s has 24 a minute at a bit error rate of 1e-12; this is the sum over all links
     Budget(GpuField.LINK_EFFECTIVE_ERRORS, 240, 60, "NVLink effective errors"),
 )
-"""Limits of the vendor's checks, which apply them to each link and minute. Errors that must never occur are
-reported for ten minutes.
+"""Limits of the vendor's health checks, which compare them with each link's errors in a minute. Errors that
+must never occur are reported for ten minutes.
 """
 RECOVERY_FAILED: Final = Budget(GpuField.LINK_RECOVERY_FAILED, 1, 600, "NVLink recoveries that failed")
 
@@ -57,7 +57,7 @@ def down(view: GpuView) -> RuleResult:
 
 
 def _worst_links_text(counts: tuple[int, ...]) -> str:
-    """Return a text with the links that have most errors since the driver was loaded, if they are few."""
+    """Format the NVLinks with most errors since the driver was loaded; empty if there are none or many."""
     most = max(counts, default=0)
     worst = sum(1 << link for link, count in enumerate(counts) if most and count * 2 > most)
     if not 0 < worst.bit_count() <= MAX_LINKS_LISTED:

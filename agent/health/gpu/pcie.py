@@ -17,17 +17,20 @@ from agent.model.wake import GpuWake, GpuWakeMode
 
 BUSY_PERCENT: Final = 50
 FASTEST_IDLE: Final = 3
-"""Lowest number of a performance state for an idle GPU; 0 to 2 are states under load."""
+"""Lowest performance state number of an idle GPU; 0 to 2 are states under load."""
 GEN_S: Final = 30
-"""Three readings at the default period; the link takes a moment to speed up when load begins."""
+"""Time for which the link must be slow [s]: three readings, as a link speeds up only under load."""
 
 NO_LINK: Final = "the driver reports no PCIe link: a virtual machine, or an integrated GPU"
 NO_AER: Final = "no PCIe error counters: the kernel or the platform has no AER"
 
 REPLAYS: Final = Budget(GpuField.PCIE_REPLAY, 9, 60, "PCIe replays")
-"""The vendor's checks tolerate 8 a minute."""
+"""Limit for PCIe replays: the vendor's health checks tolerate 8 a minute."""
 CORRECTABLE: Final = Budget(GpuField.AER_CORRECTABLE, 100, 60, "correctable PCIe errors")
-"""No vendor publishes a limit. A good link has a few errors a day, a bad one has one or two a second."""
+"""Limit for corrected PCIe errors, which no vendor publishes.
+
+A good link has a few errors a day, a bad link one or two a second.
+"""
 NONFATAL: Final = Budget(GpuField.AER_NONFATAL, 1, 600, "non-fatal PCIe errors")
 FATAL: Final = Budget(GpuField.AER_FATAL, 1, 600, "fatal PCIe errors")
 
@@ -49,7 +52,7 @@ def width(view: GpuView) -> RuleResult:
 
 
 def _idle(view: GpuView) -> bool:
-    """Return whether the link may be slow because the GPU is idle; also true if the load cannot be read."""
+    """Return whether the GPU is idle, so that its link may be slow; also true if the load cannot be read."""
     busy, state = read(view, GpuField.UTILIZATION), read(view, GpuField.PSTATE)
     if isinstance(busy, Missing) or busy < BUSY_PERCENT:
         return True

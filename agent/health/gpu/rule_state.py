@@ -1,4 +1,4 @@
-"""State that the rules for GPUs compare with, and the views made from it.
+"""Earlier GPU state that the rules compare readings with, and the inputs of the rules for each GPU.
 
 :func:`next_gpu_rule_state` derives each state from the last one and a snapshot. The state of latched faults
 is in agent.health.gpu.faults.values.
@@ -22,17 +22,17 @@ from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 PASS_DEADLINES: Final = 6
-"""Number of call deadlines that one pass over a GPU may take."""
+"""Longest duration of one pass over a GPU, as a multiple of the deadline of one NVML call."""
 UNREAD_STATES: Final = (SourceState.ABSENT, SourceState.FAILING)
 REMOVED_NS: Final = 600 * NS
-"""Time for which a removed MIG instance is reported, so that its pod's status is updated."""
+"""Time for which a removed MIG instance is reported, so that its pod's status is updated [ns]."""
 
 _NO_SOURCE: Final = SourceSample("nvml", SourceState.ABSENT, 0, NS, 0, "", vital=False)
 NO_GPUS: Final = GpuSet((), _NO_SOURCE, _NO_SOURCE._replace(name="nvml-events"))
 
 
 class MigInstance(NamedTuple):
-    """MIG instance, and the time when it was removed."""
+    """MIG instance, and the time when it was removed; None: it exists."""
 
     mig: MigSample
     removed_at: Instant | None
@@ -40,22 +40,22 @@ class MigInstance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PerGpuState:
-    """State of one GPU."""
+    """Earlier state of one GPU that its rules compare readings with."""
 
     uuid: str = ""
     start: GpuStart = field(default_factory=GpuStart)
     read_ns: int = 0
-    """Time of the last read."""
+    """Time of the last read of the GPU [ns]."""
     windows: Mapping[GpuField, RateWindow] = field(default_factory=dict)
-    """Windows of the counters whose growth the rules evaluate."""
+    """Recent readings of each counter whose growth the rules evaluate."""
     growth: Mapping[GpuField, Growth] = field(default_factory=dict)
-    """Growth of these counters."""
+    """Growth of each of these counters within its window."""
     instances: tuple[MigInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRuleState:
-    """State of all GPUs."""
+    """Known GPUs, and the state and samples that their rules use."""
 
     registry: tuple[KnownGpu, ...] = ()
     per_gpu: Mapping[int, PerGpuState] = field(default_factory=dict)
@@ -67,9 +67,9 @@ class GpuRuleState:
 def next_gpu_rule_state(
     previous: GpuRuleState, snapshot: Snapshot, limits: GpuLimits, now: Instant
 ) -> GpuRuleState:
-    """Return the state after a snapshot."""
+    """Return the state of all GPUs after a snapshot."""
     gpus = snapshot.gpus or NO_GPUS
-    # Without the driver the node's GPUs cannot be used; while NVML opens, it will list them itself
+    # Without the driver no GPU can be used; while NVML still opens, it will list the GPUs itself
     ignore_bus = gpus.nvml.state is SourceState.ABSENT or len(gpus.gpus) < gpus.count
     bus = snapshot.host.bus_gpus if isinstance(snapshot.host.bus_gpus, tuple) and not ignore_bus else ()
     registry = assign_indices(previous.registry, gpus.gpus, limits.expect, bus)
@@ -160,7 +160,7 @@ def _growth(
 def _instances(
     before: tuple[MigInstance, ...], migs: tuple[MigSample, ...], now: Instant
 ) -> tuple[MigInstance, ...]:
-    """Return the present instances, then those removed less than REMOVED_NS ago."""
+    """Return the existing MIG instances, then the instances that were removed less than REMOVED_NS ago."""
     present = {(mig.gi, mig.ci) for mig in migs}
     removed = [
         MigInstance(instance.mig, instance.removed_at or now)
@@ -172,7 +172,7 @@ def _instances(
 
 
 def gpu_devices(rule_state: GpuRuleState) -> Iterator[Device]:
-    """Yield every GPU of the registry, each followed by its MIG instances, also recently removed ones."""
+    """Yield every known GPU, each followed by its MIG instances, including recently removed instances."""
     for gpu in rule_state.registry:
         yield gpu_device(gpu.number)
         for instance in rule_state.per_gpu[gpu.number].instances:
@@ -180,8 +180,10 @@ def gpu_devices(rule_state: GpuRuleState) -> Iterator[Device]:
 
 
 def gpu_sources(rule_state: GpuRuleState, gpus: GpuSet | None, limits: GpuLimits) -> Iterator[SourceSample]:
-    """Yield one source for each GPU, named as its device. None is vital: the GPU's rules evaluate its
-    hangs."""
+    """Yield the readings of each GPU as a source that is named like the device.
+
+    No source is vital, because a rule reports a GPU that hangs.
+    """
     found_ns = gpus.nvml.beat_ns if gpus else 0
     for number, sample in rule_state.samples.items():
         state = SourceState.OK if sample.status == Status.OK else SourceState.FAILING
@@ -202,7 +204,7 @@ def gpu_sources(rule_state: GpuRuleState, gpus: GpuSet | None, limits: GpuLimits
 def gpu_views(
     rule_state: GpuRuleState, snapshot: Snapshot, limits: GpuLimits, now: Instant
 ) -> dict[int, GpuView]:
-    """Return the views of all GPUs of the registry, by number."""
+    """Return the inputs of the rules for each known GPU, by GPU number."""
     gpus = snapshot.gpus or NO_GPUS
     times = {
         number: sample.probe_p50_ns

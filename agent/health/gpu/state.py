@@ -27,7 +27,7 @@ class GpuState:
     log: FaultLog = field(default_factory=FaultLog)
     recovery_signs: Mapping[int, RecoverySigns] = field(default_factory=dict)
     checkpoint: FaultMemory = field(default_factory=FaultMemory)
-    """State that must survive a restart of the agent."""
+    """Fault state that must survive a restart of the agent."""
     evaluated_ns: int = 0
 
 
@@ -39,13 +39,13 @@ class GpuEvaluation(NamedTuple):
     """Decisions on the unresolved faults."""
     faults: Mapping[FaultKey, Fault]
     replaced: frozenset[int]
-    """Numbers whose GPU was replaced: their earlier state no longer counts."""
+    """Numbers of GPUs that were replaced: the earlier state of these numbers no longer counts."""
     due_ns: int | None
-    """Time of the next evaluation: a fault may be over, or a log line stops waiting for NVML."""
+    """Time at which a fault may be over or a log line stops waiting for NVML [ns]; None: no such time."""
 
 
 def evaluate_gpus(previous: GpuState, snapshot: Snapshot, limits: GpuLimits, now: Instant) -> GpuEvaluation:
-    """Return the next state, and the decisions on latched faults."""
+    """Update the state of all GPUs from a snapshot, and decide on the latched faults."""
     if snapshot.gpus is None:  # GPUs are not read: keep their state
         return GpuEvaluation(previous, {}, {}, frozenset(), None)
     rule_state = next_gpu_rule_state(previous.rule_state, snapshot, limits, now)

@@ -31,7 +31,7 @@ from agent.model.time import NS, Instant
 
 NVML: Final = "nvml"
 START_NS: Final = 2 * NS
-"""Time to wait for the first pass of a source that is not vital [ns]."""
+"""Longest wait for the first pass over a new GPU before it is reported as not read [ns]."""
 NOT_ANSWERING_RESULT: Final = RuleNotEvaluated("the GPU does not answer")
 NO_FAULT: Final[tuple[Finding | None, Instant | None]] = (None, None)
 NOT_READ_YET: Final = CatalogRow(
@@ -55,7 +55,7 @@ REMOVED: Final = CatalogRow(
 
 
 def is_answering(view: GpuView) -> bool:
-    """Return whether the GPU has current readings that the rules can evaluate."""
+    """Return whether the last pass over the GPU succeeded and no NVML call exceeds its deadline."""
     gpu = view.gpu
     if gpu is None or not gpu.passes or gpu.status != Status.OK:
         return False
@@ -63,8 +63,7 @@ def is_answering(view: GpuView) -> bool:
 
 
 def not_read_causes(view: GpuView, since: Instant) -> tuple[Cause, ...]:
-    """Return the cause of a GPU that was not read yet; empty if it was, or if a rule reports it as
-    missing."""
+    """Return the cause NOT_READ_YET of a GPU; empty if the GPU was read, or a rule reports it as missing."""
     gpu = view.gpu
     if gpu.passes if gpu is not None else not is_opening(view.gpus):
         return ()
@@ -77,7 +76,7 @@ def not_read_causes(view: GpuView, since: Instant) -> tuple[Cause, ...]:
 
 
 def removed_finding(rule_state: GpuRuleState, device: Device) -> Finding | None:
-    """Return the finding for a MIG instance that was removed; None if it exists."""
+    """Return the finding for a MIG instance that was removed; None if the instance exists."""
     for mig, removed_at in rule_state.per_gpu[device.gpu].instances:
         if (mig.gi, mig.ci) == (device.gi, device.ci):
             return (
@@ -91,7 +90,7 @@ def removed_finding(rule_state: GpuRuleState, device: Device) -> Finding | None:
 def attributes_of(
     rule_state: GpuRuleState, gpus: GpuSet | None, host: GpuHost, device: Device
 ) -> tuple[tuple[str, str], ...]:
-    """Return the known attributes of a device, by name."""
+    """Return the known attributes of a GPU or MIG instance, as (name, value)."""
     known = next(gpu for gpu in rule_state.registry if gpu.number == device.gpu)
     sample = rule_state.samples.get(device.gpu)
     found = next((gpu for gpu in host.inventory if known.uuid and gpu.uuid == known.uuid), None)
@@ -132,7 +131,7 @@ def evaluate_gpu(
     gpus: GpuEvaluation,
     source: SourceSample,
 ) -> None:
-    """Evaluate the rules and latched faults of one GPU, and update its conditions."""
+    """Evaluate the rules and latched faults of one GPU, and update its raised and pending faults."""
     answering, had_no_conditions = is_answering(view), not evaluation.previous_codes(device.name)
     for rule in rules:
         result = rule.evaluate(view) if answering or rule.valid_when_stalled else NOT_ANSWERING_RESULT
@@ -149,7 +148,7 @@ def evaluate_gpu(
 def evaluate_instance(
     evaluation: Evaluation, device: Device, gpus: GpuEvaluation, source: SourceSample
 ) -> None:
-    """Update the conditions of one MIG instance."""
+    """Update the raised and pending faults of one MIG instance."""
     evaluation.update_condition(
         device.name, REMOVED, removed_finding(gpus.state.rule_state, device), source, valid_when_stalled=True
     )
@@ -160,7 +159,7 @@ def evaluate_instance(
 def _update_fault_conditions(
     evaluation: Evaluation, device: Device, found: Mapping[str, LatchedFinding], source: SourceSample
 ) -> None:
-    """Update the conditions of latched faults, which are known even while the GPU does not answer."""
+    """Update the conditions of a device's latched faults, which also hold while the GPU does not answer."""
     codes = evaluation.previous_codes(device.name)
     cleared = [code for code in codes if is_latched_code(code) and code not in found]
     for code in sorted([*found, *cleared]):
@@ -170,7 +169,7 @@ def _update_fault_conditions(
 
 
 def gpu_row(rules: Sequence[Rule], limits: GpuLimits, code: str) -> CatalogRow:
-    """Return the catalog row of a code that a GPU or MIG instance can have."""
+    """Return the catalog row of a finding code of a GPU or MIG instance."""
     if code == REMOVED.code:
         return REMOVED
     return fault_row(code, limits) if is_latched_code(code) else row_with_code(rules, code)
@@ -223,7 +222,7 @@ def gpu_verdicts(
 def _is_new_and_unread(
     evaluation: Evaluation, previous: PreviousVerdicts, device: Device, source: SourceSample
 ) -> bool:
-    """Return whether a GPU was found just now: it is reported when it was read, or START_NS later."""
+    """Return whether a GPU is new and was not read yet; such a GPU is not reported for up to START_NS."""
     if source.name != device.name or source.state is not SourceState.STARTING:
         return False
     known = device.name in previous.devices or evaluation.previous_codes(device.name)

@@ -1,4 +1,4 @@
-"""View of one GPU that its rules evaluate, and helpers that the rules share.
+"""Input of the rules for one GPU, and helpers that the rules share.
 
 The rules are grouped by theme, with their catalog rows: answers, driver, memory, heat, pcie, nvlink and
 fabric. They evaluate readings. Faults that NVML or the kernel log reports once, such as XIDs, are latched and
@@ -31,7 +31,7 @@ from agent.model.wake import GpuWake, GpuWakeMode
 
 
 class GpuStart(NamedTuple):
-    """State of a GPU at its first reading, and what came up since."""
+    """Features of a GPU that were active at any reading since the agent started."""
 
     links_up: int = 0
     """Bit set of NVLinks that were ever active; a link that never was is not a fault."""
@@ -42,7 +42,7 @@ class GpuStart(NamedTuple):
 
 
 class GpuView(NamedTuple):
-    """View of one GPU: its readings and all else that its rules evaluate."""
+    """Input of the rules for one GPU: its readings, its earlier state, and the limits."""
 
     gpu: GpuSample | None
     """Newest sample; None: a known or expected GPU that NVML has not listed since the agent started."""
@@ -52,7 +52,7 @@ class GpuView(NamedTuple):
     gpus: GpuSet
     host: GpuHost
     growth: Mapping[GpuField, Growth]
-    """Growth of counters over the windows of :func:`agent.health.gpu.catalog.windows`."""
+    """Growth of each counter over its window in :func:`agent.health.gpu.catalog.windows`."""
     siblings_p50_ns: tuple[int, ...]
     """Median probe time of every other GPU that answers [ns]."""
     limits: GpuLimits
@@ -60,7 +60,7 @@ class GpuView(NamedTuple):
     log_read: bool = True
     """Whether the kernel log can be read."""
     pci: PciSample | None = None
-    """PCI function of a GPU that NVML has listed; None: not on the bus, or the bus was not read."""
+    """PCI function of the GPU; None: not on the bus, bus not read, or a GPU that NVML never listed."""
 
 
 NVML_NAMES: Final = {
@@ -89,7 +89,7 @@ NVML_NAMES: Final = {
     29: "INVALID_STATE",
     Status.UNKNOWN: "UNKNOWN",
 }
-"""NVML's return codes without the prefix ``NVML_ERROR_``."""
+"""Names of NVML's return codes, without the prefix ``NVML_ERROR_``."""
 
 
 def nvml_name(code: int) -> str:
@@ -98,9 +98,9 @@ def nvml_name(code: int) -> str:
 
 
 def library_error(gpus: GpuSet) -> int:
-    """Return NVML's code for why the library cannot be used; 0 if it can.
+    """Return the NVML error code because of which the library cannot be used; 0 if it can be used.
 
-    Negative codes come from the native core, and do not affect the library.
+    Negative codes come from the native core, and do not mean that the library fails.
     """
     if gpus.nvml.state is SourceState.ABSENT:
         return gpus.err or Status.LIBRARY_NOT_FOUND
@@ -108,30 +108,30 @@ def library_error(gpus: GpuSet) -> int:
 
 
 def is_opening(gpus: GpuSet) -> bool:
-    """Return whether NVML is still listing its GPUs, so that a GPU without a sample may yet get one."""
+    """Return whether NVML still lists its GPUs, so that a GPU without a sample may get one later."""
     incomplete = gpus.nvml.state is SourceState.OK and len(gpus.gpus) < gpus.count
     return gpus.nvml.state is SourceState.STARTING or bool(gpus.call) or incomplete
 
 
 def probation_ns(limits: GpuLimits) -> int:
-    """Return the probation of a GPU that was Unhealthy [ns]."""
+    """Return the length of the probation of a GPU that was Unhealthy [ns]."""
     return int(limits.probation_s * NS)
 
 
 def read(view: GpuView, field: GpuField) -> Reading:
-    """Return a reading of the GPU, or why it is missing."""
+    """Return the GPU's reading of a field, or the reason why the reading is missing."""
     return view.gpu[field] if view.gpu else NEVER_READ
 
 
 class Budget(NamedTuple):
-    """Limit for the growth of a counter."""
+    """Limit for the growth of a GPU counter within a window."""
 
     field: GpuField
     events: int
     """Smallest number of events within the window that is a finding."""
     window_s: int
     events_text: str
-    """Name of the events in texts."""
+    """Name of the counted events in evidence texts."""
 
     @property
     def text(self) -> str:
@@ -150,8 +150,10 @@ def growth(view: GpuView, field: GpuField) -> Growth:
 
 
 def budget_result(view: GpuView, budget: Budget, code: str, severity: Severity, reason: str) -> RuleResult:
-    """Return the result of a rule that evaluates one counter; ``reason``: why a GPU may not have the
-    counter."""
+    """Return the result of a rule that compares one counter with its limit.
+
+    ``reason`` states why a GPU may not have the counter.
+    """
     grown, found = growth(view, budget.field), Finding(code, severity, budget.text)
     return counter_result(grown, budget.events, budget.window_s, found, counter=budget.field, reason=reason)
 

@@ -1,1 +1,2 @@
-"""Rules for the host's devices, for the cgroups of its pods, and for the node. Pure."""
+"""Rules for the machine's devices, the cgroups of its pods, and the machine itself. Pure: no module reads a
+clock, file or socket."""

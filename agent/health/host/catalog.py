@@ -1,4 +1,4 @@
-"""Rules for the host's devices, cgroups and node, and the changes that wake the engine."""
+"""Lists of the rules for the machine's devices and pods' cgroups, and of the changes that wake the engine."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -19,7 +19,7 @@ RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {
     Kind.MEMORY: MEMORY_RULES,
     Kind.HUGEPAGES: POOL_RULES,
 }
-"""Rules for the host's own devices, by kind."""
+"""Rules for the devices that this agent publishes itself, by kind."""
 DECLARED_RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {
     Kind.CPU: DECLARED_CPU_RULES,
     Kind.MEMORY: DECLARED_MEMORY_RULES,
@@ -36,8 +36,8 @@ MAIN_SOURCES: Final[Mapping[Kind, tuple[str, ...]]] = {
     Kind.PCI: ("pci",),
     Kind.OTHER: (),
 }
-"""Sources that verify a device, by kind: it is verified when they were read and its driver's own checks have
-ended. A GPU that NVML has found has a source of its own.
+"""Sources that verify a device, by kind. A device is verified when they were read and the health checks of
+its driver have ended. A GPU that NVML has found has a source of its own.
 """
 ALL_RULES: Final = tuple(
     dict.fromkeys(
@@ -52,8 +52,8 @@ ALL_RULES: Final = tuple(
 
 
 def wakes(throttle_events: int, throttle_window_s: int) -> tuple[Wake, ...]:
-    """Return the changes for which the native sampler must wake the engine, so that every rule sees what it
-    reads.
+    """Return the changes for which the native sampler must wake the engine, so that every rule is evaluated
+    when its readings change.
     """
     found: dict[Field, Wake] = {}
     for rule in ALL_RULES:

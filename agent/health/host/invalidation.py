@@ -1,8 +1,9 @@
-"""Inputs of the rules of declared devices, by kind, and which devices a change of the inputs affects.
+"""Inputs of the rules for devices that drivers declare, by kind, and the devices that a change of the inputs
+affects.
 
-A view holds readings that all devices of a kind share, and values of one device. Between two evaluations
-little of that changes; a device that no change affects keeps its verdict, because its rules would return the
-same results.
+A view (the rules' input for one device) holds readings that all devices of a kind share, and values of one
+device. Little of it changes between two evaluations; a device that no change affects keeps its verdict,
+because its rules would return the same results.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ from agent.model.snapshot import PoolSample, Snapshot
 from agent.model.time import Instant
 
 ALL_DEVICES: Final[CpuSet] = -1
-"""Set of CPUs that stands for "affects every device" or "is affected by every change"."""
+"""Set of CPUs with the meaning that a change affects every device, or that a device is affected by every
+change."""
 _PCI_CODES: Final = (LogCode.AER_FATAL, LogCode.AER_NONFATAL, LogCode.PCI_FAULT)
 
 
@@ -29,11 +31,13 @@ class KindInputs(NamedTuple):
     """Inputs that all declared devices of a kind share."""
 
     shared: tuple[object, ...]
-    """Values of which any change affects all devices."""
+    """Values whose change affects all devices of the kind."""
     cpu_sets: tuple[CpuSet, ...] = ()
-    """Sets of which a change affects the CPUs that came or went, and those that share a core with them."""
+    """CPU sets whose change affects the CPUs that were added or removed, and the CPUs that share a core with
+    them."""
     cores: CoreFacts = CoreFacts()
-    """Core samples of which a change affects the same CPUs."""
+    """Facts about cores whose change affects the CPUs that changed, and the CPUs that share a core with
+    them."""
 
 
 def kind_inputs(
@@ -44,7 +48,7 @@ def kind_inputs(
     settings: Settings,
     now: Instant,
 ) -> KindInputs:
-    """Return the inputs for a kind other than GPU; arguments as of the views."""
+    """Return the shared inputs of the rules for a kind of device other than GPU."""
     match kind:
         case Kind.CPU:
             return _of_cpus(host, snapshot, settings)
@@ -106,7 +110,7 @@ def _of_pci(host: HostRuleState, snapshot: Snapshot, now: Instant) -> KindInputs
 
 
 def affected_cpus(before: KindInputs | None, now: KindInputs) -> CpuSet:
-    """Return the CPUs that a change between two evaluations affects; a device's CPUs are
+    """Return the CPUs that a change between two evaluations affects, to be compared with
     :func:`cpus_affecting`.
     """
     if before is None or before.shared != now.shared:
@@ -124,6 +128,6 @@ def affected_cpus(before: KindInputs | None, now: KindInputs) -> CpuSet:
 
 
 def cpus_affecting(declared: Declared) -> CpuSet:
-    """Return the CPUs of which any change affects a device."""
+    """Return the CPUs whose change affects a declared device."""
     what = declared.part
     return what.cpus if isinstance(what, DeclaredCpus) and what.cpus else ALL_DEVICES

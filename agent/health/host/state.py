@@ -1,8 +1,8 @@
-"""State and views of the host's rules: what is carried from one snapshot to the next, and what each rule
-reads.
+"""State of the host's rules, carried from one snapshot to the next, and views, which are the inputs of the
+rules.
 
-State is a value: :func:`next_host_state` derives it from the last state and a snapshot, so recorded snapshots
-replay to the same views.
+The state is immutable: :func:`next_host_state` derives it from the last state and a snapshot, so recorded
+snapshots replay to the same views.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ Pools = Mapping[Device, PoolSample]
 
 @dataclass(frozen=True, slots=True)
 class HostRuleState:
-    """Values that the rules compare with."""
+    """State of all rules for the machine, its devices and pods, which the next evaluation compares with."""
 
     devices: tuple[Device, ...] = ()
     log: LogState = field(default_factory=LogState)
@@ -56,16 +56,14 @@ class HostRuleState:
 
 
 def is_starting(snapshot: Snapshot) -> bool:
-    """Return whether a vital source has not finished its first pass, so that the snapshot describes nothing
-    yet.
-    """
+    """Return True if a vital source has not finished its first pass, so that the snapshot is incomplete."""
     return any(source.state is SourceState.STARTING for source in snapshot.sources if source.vital)
 
 
 def next_host_state(
     previous: HostRuleState, snapshot: Snapshot, settings: Settings, now: Instant
 ) -> HostRuleState:
-    """Return the state after a snapshot."""
+    """Return the state of the host's rules after a snapshot."""
     if is_starting(snapshot):
         return HostRuleState(devices=devices_expected(settings.expect_cpus, settings.expect_pools))
     known = previous.devices if previous.started else ()
@@ -86,7 +84,7 @@ def next_host_state(
 def view_device(
     host: HostRuleState, snapshot: Snapshot, pools: Pools, settings: Settings, device: Device, now: Instant
 ) -> CpuView | MemoryView | PoolView:
-    """Return the view of a device of the host; ``pools`` is ``device_pools(snapshot)``."""
+    """Return the rules' input for a device of the host; ``pools`` is ``device_pools(snapshot)``."""
     match device.kind:
         case Kind.CPU:
             return view_cpus(host.cpus, snapshot, settings, device.node)
@@ -104,7 +102,8 @@ def view_declared(
     declared: Declared,
     now: Instant,
 ) -> CpuView | MemoryView | PoolView | PciView:
-    """Return the view of a declared device that is not a GPU; ``pools`` is ``device_pools(snapshot)``."""
+    """Return the rules' input for a device that a driver declares and that is not a GPU; ``pools`` is
+    ``device_pools(snapshot)``."""
     match declared.part:
         case DeclaredCpus():
             return view_declared_cpus(host.cpus, snapshot, settings, declared)

@@ -1,4 +1,4 @@
-"""Verdicts on the host's own devices, and notes on the node."""
+"""Verdicts on the host's own devices, and notes on the machine."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
 
 NODE: Final = "node"
-"""Subject of notes that are about no pod."""
+"""Subject of notes that concern the machine instead of a pod."""
 STARTING_DETAIL: Final = "first pass not finished"
 
 
@@ -57,10 +57,11 @@ def verdict_of_causes(
     more: Iterable[Cause] = (),
     more_sources: Iterable[SourceSample] = (),
 ) -> DeviceHealth:
-    """Return the verdict on a device from its causes; Unknown if a source that verifies it is stalled.
+    """Return the verdict on a device from its causes; Unknown if a source that verifies the device is
+    stalled.
 
-    The other causes stay listed. Further sources of its rules, for example the kernel log, may be stalled
-    without effect on the verdict; the report lists them.
+    The other causes stay listed. Other sources that its rules read, for example the kernel log, may be
+    stalled without effect on the verdict; the report lists them.
 
     Args:
         more: Causes from outside the device's own rules.
@@ -84,14 +85,14 @@ def verdict_of_causes(
 
 
 def verifying_sources(evaluation: Evaluation, device: Device) -> list[SourceSample]:
-    """Return the sources that verify a device, without absent ones unless all are absent."""
+    """Return the sources that verify a device; absent sources only if all are absent."""
     found = [evaluation.sources[name] for name in MAIN_SOURCES[device.kind] if name in evaluation.sources]
     return [source for source in found if source.state is not SourceState.ABSENT] or found
 
 
 def sources_starting(evaluation: Evaluation, device: Device) -> Sequence[str]:
-    """Return the names of the verifying sources that have not finished their first pass; all names if none
-    runs.
+    """Return the names of the sources that verify a device and have not finished their first pass; all names
+    if none of them runs.
     """
     sources = verifying_sources(evaluation, device)
     if not sources:
@@ -100,7 +101,7 @@ def sources_starting(evaluation: Evaluation, device: Device) -> Sequence[str]:
 
 
 def node_notes(evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot) -> Iterator[Note]:
-    """Yield the notes on the node as a whole."""
+    """Yield the notes on the machine as a whole."""
     view = view_node(host.node, host.log, snapshot, evaluation.settings, evaluation.now)
     evaluation.run_cached_rules(NODE, NODE_RULES, view)
     for cause in evaluation.causes(NODE, partial(row_with_code, NODE_RULES)):

@@ -11,28 +11,28 @@ from typing import Final
 from agent.health.kernel_log.parse import parse
 from agent.health.kernel_log.values import LogCode, LogEntryId, LogFact, LogState
 from agent.health.rate_window import Point, RateWindow, appended
-from agent.model.log import LogLine, LogSample
+from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.source import SourceState
 from agent.model.time import Instant, at_mono
 
 MAX_FACTS: Final = 64
-"""Number of facts kept of one code. Of codes with hundreds of locations, such as OOM kills, the newest
-matter.
+"""Largest number of facts kept for one code: for codes with hundreds of locations, such as OOM kills, the
+newest facts suffice.
 """
 LASTING: Final = frozenset({LogCode.MACHINE_CHECK, LogCode.MEMORY_FAILURE, LogCode.EDAC_UNCORRECTED})
 """Codes whose facts hold until the machine restarts."""
 MAX_LASTING_FACTS: Final = 8192
-"""Number of facts kept of a code in ``LASTING``: a broken part stays broken until the machine restarts.
-Larger than the number of CPUs or memory modules of any machine.
+"""Largest number of facts kept for a code in ``LASTING``: a broken part stays broken until the machine
+restarts. Larger than the number of CPUs or memory modules of any machine.
 """
 
 Facts = Mapping[tuple[LogCode, str], LogFact]
 _Clock = Callable[[int], Instant]
-"""Function from a time of the log [us] to an Instant."""
+"""Function that converts a time of the kernel log [us] to an Instant."""
 
 
 def next_log_state(previous: LogState, log: LogSample | None, now: Instant) -> LogState:
-    """Return the state after a log sample; the same object, at little cost, if there are no new lines."""
+    """Return the state of the kernel-log facts after a sample; the same object if there are no new lines."""
     if log is None:
         return previous
     caught_up = previous.caught_up_ns > 0 or log.source.state is SourceState.OK
@@ -45,7 +45,8 @@ def next_log_state(previous: LogState, log: LogSample | None, now: Instant) -> L
 def _log_clock(state: LogState, now: Instant) -> _Clock:
     """Return a function that converts times of the log, which runs on a clock that is not slewed.
 
-    After weeks it is off by a minute. So a time before the last evaluation of a new line is replaced by now.
+    After weeks that clock is off by a minute. So if a new line has a time before the last evaluation, the
+    time is replaced by now.
     """
 
     def moment(us: int) -> Instant:
@@ -68,8 +69,8 @@ def _with_lines(previous: LogState, lines: tuple[LogLine, ...], moment: _Clock) 
 
 
 def _new_facts(line: LogLine, before: int, moment: _Clock) -> Iterator[LogFact]:
-    """Yield the facts of an entry's new lines. Its first and its newest line are known and may differ in
-    location.
+    """Yield the facts of the new lines of a reader's entry. Its first and its newest line are known and may
+    differ in location.
     """
     newest, last = parse(line.text), moment(line.last_us)
     times, since = line.times - before, last
@@ -111,11 +112,11 @@ def _bounded(facts: dict[tuple[LogCode, str], LogFact]) -> Facts:
 def next_line_counts(before: RateWindow, fact: LogFact, t_ns: int, window_ns: int) -> RateWindow:
     """Return the window over the number of a fact's lines, with the newest count appended.
 
-    Only the first and the last line of a fact have a time. So a fact from before the agent's start counts all
-    its lines at the time of the first one; if that is older than the window, they do not count.
+    Only the first and the last line of a fact have a time. So all lines of a fact from before the agent's
+    start count at the time of the first line; if that is older than the window, none counts.
 
     Args:
-        before: Window after the last evaluation; empty at first.
+        before: Window after the last evaluation; empty in the first one.
         fact: Current fact. A lower count than before means that the fact was dropped and came back.
         t_ns: Time of the evaluation.
         window_ns: Longest window over which a growth will be computed.

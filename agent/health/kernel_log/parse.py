@@ -37,7 +37,7 @@ class HostLine(NamedTuple):
 
 _Match = re.Match[str]
 _Parsed = tuple[str, tuple[str, ...]] | None
-"""Location and values; None: the line matches the pattern but is none of its kind."""
+"""Location and values; None: the line matches the pattern but does not state such a fact."""
 
 TEXT_MAX: Final = 1024  # twice what the reader keeps
 _UNITS_KIB: Final = {"KiB": 1, "MiB": 1 << 10, "GiB": 1 << 20}
@@ -59,7 +59,8 @@ _SIZE: Final = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,2})?")
 
 
 def _numbered(kind: str, number: str, *values: str) -> _Parsed:
-    """Return ``cpu3`` and the values; None for a number of six digits or more."""
+    """Return a numbered location such as ``cpu3``, and the values; None for a number of six digits or
+    more."""
     return (f"{kind}{int(number)}", values) if len(number) < 6 else None
 
 
@@ -93,7 +94,8 @@ def _hung_task(_: _Match, text: str) -> _Parsed:
 
 
 def _oom_kill(_: _Match, text: str) -> _Parsed:
-    """Parse an OOM kill. Its end may be missing; a kill by a cgroup whose name is missing is dropped."""
+    """Parse an OOM kill. The end of the line may be missing; None if a cgroup's limit caused the kill but its
+    name is missing."""
     found = _OOM.match(text)
     if found is None or (found[1] == "MEMCG" and not found[2]):
         return None

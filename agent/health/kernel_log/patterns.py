@@ -9,11 +9,11 @@ A pattern is literal text and directives, matched from the start of a message; t
     %w  a word              %k  the rest of the line
     %*  anything up to the next literal, or to the end
 
-Lines whose directives other than %* match the same text are one kind and are counted together. So what varies
-within a flood (a process, a channel, an address) is matched by %*.
+Lines whose directives other than %* match the same text are counted together. So the parts that vary within a
+flood (a process, a channel, an address) are matched by %*.
 
 The table holds texts of Linux 5.4 to 6.18. Of a fault that the kernel logs in several lines, one is matched,
-so that it counts once: of an OOM kill the summary, of a PCIe error the line of the device that has it.
+so that it counts once: of an OOM kill the summary, of a PCIe error the line of the device that has the error.
 """
 
 import re
@@ -95,7 +95,7 @@ HOST: Final[Mapping[LogCode, tuple[str, ...]]] = {
         "%* %b: Unable to change power state from %*, device inaccessible%*",
     ),
 }
-"""Patterns by the code of their lines."""
+"""Patterns of kernel-log lines, by code of the fact that they state."""
 HOST_PATTERNS: Final = tuple(pattern for patterns in HOST.values() for pattern in patterns)
 """Patterns for the kernel-log reader, in the order of the table."""
 

@@ -1,4 +1,4 @@
-"""Facts from the kernel log about the host, and what a rule returns when there are none."""
+"""Facts from the kernel log about the host, and the rule result when there are none."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult
-from agent.model.log import LogLine, LogSample
+from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.source import SourceState
 from agent.model.time import Instant
 
 
 class LogCode(StrEnum):
-    """Kind of a line. Each member's text gives the form of ``LogFact.location``."""
+    """Kind of a kernel-log line. Each member's text gives the form of ``LogFact.location``."""
 
     MACHINE_CHECK = "machine-check"
     """Uncorrected machine check; ``cpu<N>``."""
@@ -23,9 +23,9 @@ class LogCode(StrEnum):
     HARDWARE_ERROR_CORRECTED = "hardware-error-corrected"
     """Corrected error of an unnamed part, reported by firmware; empty."""
     SOFT_LOCKUP = "soft-lockup"
-    """``cpu<N>``."""
+    """CPU that one task kept for too long; ``cpu<N>``."""
     HARD_LOCKUP = "hard-lockup"
-    """``cpu<N>``."""
+    """CPU that handled no interrupts; ``cpu<N>``."""
     RCU_STALL = "rcu-stall"
     """RCU stall; empty, because later lines name the CPUs."""
     HUNG_TASK = "hung-task"
@@ -39,7 +39,7 @@ class LogCode(StrEnum):
     CPU_SrcID#0_MC#0_Chan#0_DIMM#0``.
     """
     EDAC_UNCORRECTED = "edac-uncorrected"
-    """Uncorrected memory error; as for EDAC_CORRECTED."""
+    """Uncorrected memory error; ``mc<N>`` and the module's label if any."""
     AER_CORRECTED = "aer-corrected"
     """Corrected PCIe error; a PCI address, ``0000:3b:00.0``."""
     AER_NONFATAL = "aer-nonfatal"
@@ -55,12 +55,12 @@ class LogCode(StrEnum):
     """Filesystem that the kernel made read-only or shut down; its device, ``nvme0n1p1``."""
     HUGEPAGES_SHORT = "hugepages-short"
     """Fewer hugepages at boot than requested; ``<size KiB>``, or ``<size KiB> node<N>`` if the line names a
-    node.
+    NUMA node.
     """
 
 
 class LogFact(NamedTuple):
-    """Lines of one kind about one location."""
+    """Kernel-log lines of one kind about one location."""
 
     code: LogCode
     location: str
@@ -69,7 +69,7 @@ class LogFact(NamedTuple):
     first: Instant
     last: Instant
     text: str
-    """Newest line."""
+    """Text of the newest line."""
     values: tuple[str, ...] = ()
     """Values parsed from the newest line; :mod:`agent.health.kernel_log.parse` lists them by code."""
 
@@ -87,11 +87,11 @@ class LogState:
     """Facts seen so far, and the reader's table at the last evaluation."""
 
     facts: Mapping[tuple[LogCode, str], LogFact] = field(default_factory=dict)
-    """Facts by code and location; bounded to the newest of each code."""
+    """Facts by code and location; only the newest facts of each code are kept."""
     lines: tuple[LogLine, ...] = ()
-    """Lines that have been evaluated."""
+    """Lines in the reader's table at the last evaluation."""
     counted: Mapping[LogEntryId, int] = field(default_factory=dict)
-    """Number of lines by entry, as evaluated."""
+    """Number of lines of each entry at the last evaluation."""
     caught_up_ns: int = 0
     """CLOCK_MONOTONIC of the last evaluation with new lines; 0: the lines from before the agent's start are
     still being read.

@@ -1,4 +1,5 @@
-"""Recorder of device uses: follows them from map to map, and writes them to the history file.
+"""Recorder of the history: compares successive consumer maps, and writes which pod used which device to a
+file.
 
 Uses that cannot be written yet are queued in memory, up to a limit. A write error is logged once. Imports
 that take memory are late: SQLite once a device is or was in use, the rest with the first map.
@@ -38,14 +39,14 @@ log = logging.getLogger(__name__)
 
 
 class HistoryRecorder:
-    """Recorder with a queue of uses that are not written yet."""
+    """Recorder of device uses by pods, with a queue of uses that are not written yet."""
 
     def __init__(self, state_dir: Path, *, limits: Limits, drivers: Iterable[str] = ()) -> None:
         """Create the recorder.
 
         Args:
             state_dir: State directory of the agent; created by the first write.
-            limits: Limits of the file; with 0 rows nothing is recorded.
+            limits: Limits of the history file; with 0 rows nothing is recorded.
             drivers: Drivers that the agent serves.
         """
         self._path = state_dir / FILE
@@ -64,10 +65,10 @@ class HistoryRecorder:
         self._lock = threading.Lock()
 
     def take(self, known: "ConsumerMap", report: Report, now: Instant) -> None:
-        """Record the uses of a map. Blocks on the disk; a disk error is logged, not raised.
+        """Record the device uses in a consumer map. Blocks on the disk; a disk error is logged, not raised.
 
         Args:
-            known: Map of all sources, with the sources that are unreadable.
+            known: Consumer map built from all sources; it names the unreadable ones.
             report: Newest report.
             now: Time of the map.
         """
@@ -89,7 +90,8 @@ class HistoryRecorder:
                 self._write()
 
     def close(self, timeout_s: float) -> bool:
-        """Write queued uses. Returns False if the disk takes longer than `timeout_s`."""
+        """Write queued device uses. Returns True if written, False if the disk takes longer than
+        `timeout_s`."""
         thread = threading.Thread(target=self._finish, name="dh-recorder", daemon=True)
         thread.start()
         thread.join(timeout_s)
@@ -103,7 +105,7 @@ class HistoryRecorder:
     # --- memory ----------------------------------------------------------------------------------------
 
     def _queue(self, changed: "Iterable[DeviceUsage]") -> None:
-        """Queue uses; beyond the limit the oldest ended uses are dropped."""
+        """Queue device uses for the next write; beyond the limit the oldest ended uses are dropped."""
         for use in changed:
             self._pending.pop(use.id, None)
             self._pending[use.id] = use
@@ -131,7 +133,8 @@ class HistoryRecorder:
     # --- the disk --------------------------------------------------------------------------------------
 
     def _read(self, uses: "UsageState") -> "UsageState":
-        """Return the uses continued from the file of an earlier agent, whenever the file is another one."""
+        """Return the device uses; if the history file is a new one to this agent, continued from the file's
+        content."""
         from agent.devices.consumers.usage import resume_usages
 
         if self._file is None and not os.path.lexists(self._path):

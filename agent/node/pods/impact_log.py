@@ -40,7 +40,7 @@ class ImpactLines(NamedTuple):
 def healths_of_claimed(
     known: ConsumerMap, report: Report, served: Container[str]
 ) -> Mapping[DeviceRef, DeviceHealth]:
-    """Return the health of claimed devices, by the name that claims use.
+    """Return the health of claimed devices, by the driver, pool and device name that claims use.
 
     Args:
         known: Map of claims, devices and pods.

@@ -1,6 +1,6 @@
 """Watches of the kubelet: its directory by inotify, and its pods by the watch of the pods API.
 
-Both fall back to polling. For an asyncio loop.
+Where a watch fails, the caller polls instead. For an asyncio loop.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class KubeletDirWatcher:
 
         Args:
             path: The directory.
-            guard: Limits calls on a disk that hangs.
+            guard: Guard that limits the calls waiting for a disk that hangs.
             on_change: Called in the loop after any change in the directory.
         """
         self._path = path
@@ -61,7 +61,7 @@ class KubeletDirWatcher:
 
     @property
     def is_watched(self) -> bool:
-        """Whether `on_change` is called; else the caller has to poll."""
+        """Whether the directory is watched and `on_change` is called; False: the caller has to poll."""
         return self._descriptor is not None and not self._last_state.is_link
 
     async def has_changed(self) -> bool:
@@ -76,7 +76,7 @@ class KubeletDirWatcher:
         return state != before
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop the watch."""
         if self._descriptor is not None:
             asyncio.get_running_loop().remove_reader(self._descriptor)
             os.close(self._descriptor)
@@ -85,7 +85,7 @@ class KubeletDirWatcher:
         self._watched_id = self._descriptor = self._opened = None
 
     def _read_state(self) -> _DirectoryState:
-        """Read the state, and open a watch on a directory that has none. Runs in a thread."""
+        """Read the directory's state, and open an inotify watch if there is none. Runs in a thread."""
         # the id is read before the watch is opened, so that a replaced directory is noticed
         directory = _file_id(self._path, file=False)
         unwatched = self._descriptor is None or directory != self._watched_id
@@ -163,7 +163,7 @@ class PodList:
         self._task: asyncio.Task[None] | None = None
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop the watch."""
         if self._task is not None:
             self._task.cancel()
 
@@ -178,7 +178,7 @@ class PodList:
         return await query_pods(self._kubelet_dir)
 
     def has_changed(self) -> bool:
-        """Return whether the list changed since the last :meth:`get`."""
+        """Return whether the pod list changed since the last :meth:`get`."""
         return self._changed
 
     def _on_watch_change(self) -> None:

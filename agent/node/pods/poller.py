@@ -1,6 +1,6 @@
 """Poller of pods that use devices: queries the sources, builds the consumer map, audits cgroups.
 
-This module is imported only where a kubelet with claims runs, and so is all that it imports.
+Imported, with its dependencies, only where a kubelet with claims runs, to save memory elsewhere.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ AUDIT_DELAY_S: Final = 35.0
 AUDIT_S: Final = 60.0
 """Time limit of one audit [s]."""
 PROBLEMS_MAX: Final = 3
-"""Largest number of unreadable pods in the detail."""
+"""Largest number of unreadable pods named in the source's detail text."""
 GC_FREEZE_SIZE: Final = 1_000
 """Number of claims and pods from which objects are frozen: a collection would take 10 ms."""
 GC_FREEZES_MAX: Final = 256
@@ -61,7 +61,7 @@ CoreSnapshot = tuple[Snapshot, Instant]
 log = logging.getLogger(__name__)
 
 
-class CgroupAudit(NamedTuple):
+class CgroupAuditResult(NamedTuple):
     """Result of one audit of the pods with claims."""
 
     findings: tuple[PodFinding, ...] = ()
@@ -75,7 +75,7 @@ class CgroupAudit(NamedTuple):
 
 def audit_pods_once(
     paths: NodePaths, objects: Sequence[Object], by_drivers: ExclusiveByPod, now_wall_s: float
-) -> CgroupAudit:
+) -> CgroupAuditResult:
     """Audit the cgroups of active pods with claims. Blocks on the kernel.
 
     Args:
@@ -92,14 +92,14 @@ def audit_pods_once(
             unreadable.append(str(error))
     chosen = [pod for pod in pods if pod.active and (pod.claims or pod.grants)]
     if not chosen:
-        return CgroupAudit(unreadable=tuple(unreadable))
+        return CgroupAuditResult(unreadable=tuple(unreadable))
     try:
         found = audit(paths, pods, chosen, now_wall_s, classes=False, by_drivers=by_drivers)
     except (ProbeError, PermissionDenied) as error:
-        return CgroupAudit(problem=str(error))
+        return CgroupAuditResult(problem=str(error))
     if found.facts is None:
-        return CgroupAudit(problem="; ".join(found.gaps))
-    return CgroupAudit(
+        return CgroupAuditResult(problem="; ".join(found.gaps))
+    return CgroupAuditResult(
         tuple(finding for judged in found.pods for finding in findings_of(judged)),
         any(comparison.verdict is Verdict.QUIET for judged in found.pods for comparison in judged.compared),
         unreadable=(*unreadable, *found.unreadable),
@@ -107,16 +107,17 @@ def audit_pods_once(
 
 
 class PodsState(NamedTuple):
-    """State of the source, and what is known of pods."""
+    """State of the pods source, and the device uses that it knows."""
 
     state: SourceState
     detail: str
     known: KnownPods | None = None
-    """Known uses; None: no source of pods exists."""
+    """Known uses of devices by pods; None: no source of pods exists."""
 
 
 class PodPoller:
-    """Poller that keeps the last answer of a source that does not answer now. Event loop only."""
+    """Poller of the sources of pods; keeps the last answer of a source that does not answer now. Event loop
+    only."""
 
     def __init__(
         self, config: Config, clock: Callable[[], Instant], guard: HungGuard, pod_list: PodList
@@ -131,29 +132,29 @@ class PodPoller:
         self._kubelet: KubeletAnswers | None = None
         self._newest: ConsumerMap | None = None
         self._reliable: ConsumerMap | None = None
-        """Newest map that was built with a readable checkpoint."""
+        """Newest consumer map that was built with a readable kubelet checkpoint; None: none yet."""
         self._uses: Mapping[str, tuple[DeviceRef, ...]] = {}
         self._names: Mapping[str, str] = {}
         self._active_uids: frozenset[str] = frozenset()
         """UIDs of pods that had not ended in the last answer of the pods API."""
         self._with_claims: frozenset[str] = frozenset()
-        """UIDs of these pods that have claims."""
-        self._last_audit = CgroupAudit()
+        """UIDs of the active pods that have claims."""
+        self._last_audit = CgroupAuditResult()
         self._audit_ns = clock().mono_ns
         self._reported: HealthByDevice = {}
 
     @property
     def newest(self) -> ConsumerMap | None:
-        """Newest map, built from incomplete sources as well."""
+        """Newest consumer map, even if a source was unreadable; None: none was built yet."""
         return self._newest
 
     @property
     def size(self) -> int:
-        """Number of claims and pods in the newest map."""
+        """Number of claims and pods in the newest consumer map."""
         return len(self._newest.claims) + len(self._newest.pods) if self._newest else 0
 
     async def poll(self, core: CoreSnapshot | None) -> PodsState:
-        """Query all sources and build the map. Returns the new state."""
+        """Query all sources and build the consumer map. Returns the new state."""
         kubelet, drivers = await asyncio.gather(
             query_kubelet(self._config.kubelet_dir, self._guard, self._pod_list.get),
             query_drivers(self._config.kubelet_dir, self._config.state_dir, self._guard),
@@ -172,7 +173,8 @@ class PodPoller:
         return self._state()
 
     async def audit(self, core: CoreSnapshot | None) -> PodsState | None:
-        """Audit the cgroups. Returns the new state, or None if no audit is due or the pods are not known."""
+        """Audit the cgroups of pods with claims. Returns the new state; None: no audit is due, or the pods
+        are unknown."""
         kubelet = self._kubelet
         if kubelet is None or kubelet.pods.absence or not self._audit_is_due():
             return None
@@ -182,7 +184,7 @@ class PodPoller:
         try:
             found = await self._guard.run("audit", work, AUDIT_S)
         except TimeoutError:
-            found = CgroupAudit(problem=timeout_reason("audit of cgroups", AUDIT_S))
+            found = CgroupAuditResult(problem=timeout_reason("audit of cgroups", AUDIT_S))
         if found.problem:  # findings stay until the next successful audit
             found = found._replace(findings=self._last_audit.findings)
         self._last_audit = found

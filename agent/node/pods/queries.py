@@ -1,7 +1,7 @@
 """Queries of the kubelet and of drivers on this node about claims, pods and devices.
 
-A source that is absent, hangs or returns nonsense yields an answer with that reason; other sources still
-count.
+A source that is absent, hangs or returns invalid data yields an answer with that reason; other sources are
+still used.
 """
 
 import asyncio
@@ -52,8 +52,8 @@ class DriverDirectories(NamedTuple):
 def find_drivers(
     kubelet_dir: Path | None = None, state_dir: Path | None = None, runtime_dir: Path | None = None
 ) -> DriverDirectories:
-    """Find the drivers. Of the kubelet's plugins only those that embed drahealth are included: their health
-    service accepts several clients."""
+    """Find drivers that have a state directory or a socket. Of the kubelet's plugins only those that embed
+    drahealth are included: their health service accepts several clients."""
     found: dict[Path, DriverDirectory] = {}
     problems: list[str] = []
     if state_dir is not None:
@@ -122,18 +122,19 @@ def prepared_claims(file: Prepares) -> Iterator[PreparedClaim]:
 
 
 class KubeletAnswers(NamedTuple):
-    """Answers of the kubelet's three sources."""
+    """Answers of the kubelet's three sources: checkpoint, podresources and pods API."""
 
     prepared: SourceAnswer[PreparedClaim]
     listed: SourceAnswer[ListedPod]
     pods: SourceAnswer[Object]
-    """Pods as v1.Pod objects."""
+    """Answer of the pods API: pods as v1.Pod objects."""
 
 
 async def query_kubelet(
     directory: Path, guard: HungGuard, pods: Callable[[], Awaitable[SourceAnswer[Object]]] | None = None
 ) -> KubeletAnswers:
-    """Query checkpoint, podresources and pods API concurrently; `pods` replaces the query of the pods API."""
+    """Query checkpoint, podresources and pods API concurrently; `pods`, if given, replaces the query of the
+    pods API."""
     prepared, listed, objects = await asyncio.gather(
         read_file(
             Origin.CHECKPOINT,

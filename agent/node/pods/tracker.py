@@ -45,7 +45,8 @@ SLOW_S: Final = 120.0
 log = logging.getLogger(__name__)
 
 RecordMap = Callable[["ConsumerMap", Report, Instant], None]
-"""Receives a map, the newest report and the time. May block; called by one thread at a time."""
+"""Function that receives a consumer map, the newest report and the time. May block; called by one thread at a
+time."""
 
 
 class PodTracker:
@@ -81,17 +82,17 @@ class PodTracker:
 
     @property
     def sample(self) -> PodsSample | None:
-        """Newest sample; None: not known yet, and the core need not wait for it."""
+        """Newest sample of pods that use devices; None: not known yet, and the core does not wait for it."""
         if self._sample is None and self._clock().mono_ns - self._began_ns > START_LIMIT_S * NS:
             return PodsSample(self._source(SourceState.STARTING, "", self._began_ns))
         return self._sample
 
     def note(self, snapshot: Snapshot) -> None:
-        """Take the newest snapshot, for its cgroups and declarations. Never blocks."""
+        """Store the core's newest snapshot, for its cgroups and declared devices. Never blocks."""
         self._core_snapshot = (snapshot, self._clock())
 
     def take(self, report: Report) -> None:
-        """Take a published report. A changed health of a device triggers a poll. Never blocks."""
+        """Store a published report. A changed health of a device triggers a poll. Never blocks."""
         if report.starting:
             return
         self._report = report
@@ -102,12 +103,12 @@ class PodTracker:
                 self._waker.notify()
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Start the thread, which calls `wake` when the sample has changed."""
+        """Start the tracker's thread, which calls `wake` when the sample has changed."""
         self._wake = wake
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Stop the thread. Returns False if it hangs and is abandoned."""
+        """Stop the tracker's thread. Returns True if it ended, False if it hangs and is abandoned."""
         self._ended.set()
         if self._waker is not None:
             self._waker.cancel()
@@ -162,7 +163,8 @@ class PodTracker:
         report: Report | None,
         recording: "LatestJob[ConsumerMap, Report, Instant] | None",
     ) -> None:
-        """Poll once; with a report, log affected pods and pass the map on; then audit if due."""
+        """Poll the sources once; with a report, log affected pods and record the consumer map; then audit if
+        due."""
         self._set(*await poller.poll(self._core_snapshot))
         if report is not None:
             poller.log_impact(report)
@@ -232,7 +234,7 @@ class _Waker:
         self._changed = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake the loop."""
+        """Wake the tracker's loop."""
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._changed.set)
 
@@ -249,7 +251,7 @@ class _Waker:
                 await self._changed.wait()
 
     def clear(self) -> None:
-        """Reset the event."""
+        """Reset the event, so that the next wait blocks."""
         self._changed.clear()
 
 
@@ -260,13 +262,13 @@ async def _pause(seconds: float, began_s: float) -> None:
 
 
 def _visible_part(sample: PodsSample) -> object:
-    """Return the sample without counters and times."""
+    """Return the sample without counters and times, whose changes do not wake the core."""
     source = sample.source
     return (source.state, source.detail, sample.uses, sample.names, sample.findings)
 
 
 def _has_kubelet(kubelet_dir: Path) -> bool:
-    """Return whether a kubelet that knows claims may exist."""
+    """Return whether a kubelet that supports claims may exist; False: the agent need not query one."""
     return any(_may_exist(kubelet_dir / name) for name in (CHECKPOINT, PODS_API))
 
 

@@ -53,7 +53,8 @@ class MergedHealth:
         self._devices: dict[tuple[str, str], DeviceHealth] = {}
 
     def update(self, response: v1.NodeWatchResourcesResponse, now: Instant) -> None:
-        """Merge a list that was received ``now``. Of several entries for one device the last counts."""
+        """Merge a list that was received ``now``. Of several entries for one device, the last entry
+        counts."""
         for entry in response.devices:
             key = (entry.device.pool_name, entry.device.device_name)
             self._devices[key] = _merged(entry, self._devices.get(key), now)
@@ -70,14 +71,14 @@ class MergedHealth:
                 )
 
     def expires_in_s(self, now: Instant) -> float | None:
-        """Return the time until the next lease ends [s]; None if there is none."""
+        """Return the time until the next lease of a device ends [s]; None: no lease runs."""
         leases = [
             _expiry_ns(device) for device in self._devices.values() if device.health is not Health.UNKNOWN
         ]
         return max(0, min(leases) - now.mono_ns) / NS if leases else None
 
     def report(self, now: Instant) -> Report:
-        """Return all devices as a report that has devices only."""
+        """Return all merged devices as a Report without causes and other contents."""
         devices = sorted(self._devices.values(), key=lambda device: (device.pool, device.device))
         return Report(node="", at=now, devices=tuple(devices))
 
@@ -111,7 +112,7 @@ def _merged(entry: v1.DeviceHealth, before: DeviceHealth | None, now: Instant) -
 M = TypeVar("M", bound=betterproto.Message)
 
 STATUS_TIMEOUT_S: Final = 5.0
-"""Timeout of an agent's status [s]."""
+"""Timeout of a request for the agent's status [s]."""
 
 # The messages of v1 and v1alpha1 are the same bytes, so one pair of types reads both.
 HEALTH_METHODS: Final = (
@@ -121,7 +122,7 @@ HEALTH_METHODS: Final = (
 
 
 async def watch_reports(socket: Path) -> AsyncGenerator[Report]:
-    """Yield each newest report of a socket, the first as soon as there is one.
+    """Yield the newest report of a socket at each change, the first as soon as the server has a report.
 
     An agent's own socket sends complete reports. A driver's health socket, v1 or v1alpha1, sends devices
     only, without causes, which are merged over its partial lists; a device whose lease runs out becomes
@@ -157,8 +158,8 @@ async def fetch_status(socket: Path) -> AgentStatus:
     """Return the status of the agent behind a socket.
 
     Raises:
-        AgentUnreachable: As :func:`watch_reports`, or no answer within :data:`STATUS_TIMEOUT_S`.
-        PermissionDenied: The socket may not be opened.
+        AgentUnreachable: The agent cannot be reached, as in :func:`watch_reports`, or sends no answer within
+        :data:`STATUS_TIMEOUT_S`. PermissionDenied: The socket may not be opened.
     """
     with _naming_socket(socket):
         channel = Channel(os.fspath(socket))
@@ -197,7 +198,8 @@ async def _health_reports(channel: Channel, method: str) -> AsyncGenerator[Repor
 async def _messages_or_expiry(
     stream: Any, merged: MergedHealth
 ) -> AsyncIterator[v1.NodeWatchResourcesResponse | None]:
-    """Yield each message of the stream, and None whenever a lease runs out in between."""
+    """Yield each message of the stream, and None when the lease of a device runs out before the next
+    message."""
     reading = asyncio.ensure_future(stream.recv_message())
     try:
         while True:

@@ -41,7 +41,7 @@ def status_of(reply: v1.StatusReply) -> AgentStatus:
     """Return the status of a decoded StatusReply message.
 
     Raises:
-        ValueError: As :func:`report_of`.
+        ValueError: An enum value is unknown; names the field.
     """
     return AgentStatus(
         version=reply.version,

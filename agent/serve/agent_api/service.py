@@ -23,17 +23,17 @@ STATUS: Final = "/drahealth.v1.Agent/Status"
 WATCH: Final = "/drahealth.v1.Agent/Watch"
 
 CHUNKS_AT_ONCE: Final = 16
-"""Number of chunks of a report that are encoded before the loop runs other tasks: 0.1 ms."""
+"""Number of chunks of a report that are encoded before the event loop runs other tasks; takes 0.1 ms."""
 
 
 class AgentService:
-    """Service of ``agent.sock``. Event loop only."""
+    """gRPC service of ``agent.sock``. Event loop only."""
 
     def __init__(
         self, latest: Latest[Report], *, version: str, subscribers: Callable[[], tuple[Subscribers, ...]]
     ) -> None:
         self.streams = 0
-        """Number of open streams."""
+        """Number of open report streams."""
         self._latest = latest
         self._version = version
         self._subscribers = subscribers
@@ -41,7 +41,7 @@ class AgentService:
         self._encoded = (0, b"")
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """Return the methods by path for grpclib. They send bytes, not messages."""
+        """Return the handlers of the methods by path, for grpclib. They send encoded messages."""
         unary, streaming = grpclib.const.Cardinality.UNARY_UNARY, grpclib.const.Cardinality.UNARY_STREAM
         return {
             STATUS: grpclib.const.Handler(self._status, unary, UnreadRequest, bytes),
@@ -49,7 +49,7 @@ class AgentService:
         }
 
     async def _status(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
-        """Send the current status."""
+        """Send the agent's current status to the client."""
         await stream.recv_message()
         status = read_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
         await stream.send_message(encode_status(status))
@@ -82,7 +82,7 @@ class AgentService:
 def read_status(
     publications: int, report: Report | None, *, version: str, subscribers: tuple[Subscribers, ...]
 ) -> AgentStatus:
-    """Return the status of this process. Reads a few of its own files in procfs."""
+    """Return the status of this agent process. Reads a few of its own files in procfs."""
     import psutil  # 20 ms, only when a client requests the status
 
     process = psutil.Process(os.getpid())

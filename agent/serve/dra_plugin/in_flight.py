@@ -1,4 +1,4 @@
-"""In-flight prepares and unprepares: one run per claim at a time, shared by all calls for it.
+"""In-flight prepares and unprepares: one run per claim at a time, shared by all calls for the claim.
 
 The kubelet gives up after its deadline and retries while the driver still works on the first call. So a run
 belongs to its claim, not to the call that started it: it continues when the call has ended, and the next
@@ -19,42 +19,43 @@ from agent.serve.dra_plugin.result import PreparedDevice
 from agent.system.timing import RateLimiter
 
 RUNS_LIMIT: Final = 256
-"""Maximum of claims that are worked on at a time, each in a thread. Only a driver that hangs reaches it."""
+"""Maximum number of claims that are prepared or unprepared at a time, each in a thread. Only a driver that
+hangs reaches this limit."""
 
 log = logging.getLogger(__name__)
 
 ClaimOutcome = tuple[PreparedDevice, ...] | PrepareVerdict
-"""Devices of a prepared claim (none of an unprepared one), or the reason of the failure."""
+"""Devices of a prepared claim (empty: the claim was unprepared), or the error of the failed run."""
 
 
 class RunKind(StrEnum):
-    """Kind of a run."""
+    """Kind of a run: prepare or unprepare."""
 
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
 
 
 ClaimRunner = Callable[[RunKind, ClaimRef, float], Awaitable[tuple[PreparedDevice, ...]]]
-"""Function that prepares or unprepares one claim; waits for other claims until a time of the loop. Raises
-PrepareError."""
+"""Function that prepares or unprepares one claim, after waiting for other claims until the given time of the
+event loop. Raises PrepareError."""
 
 ClassifyFailure = Callable[[ClaimRef, Exception], PrepareVerdict]
-"""Function that classifies a failure outside of the driver."""
+"""Function that classifies a failure of a claim outside of the driver's code."""
 
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
-    """Run of a claim."""
+    """Unfinished prepare or unprepare of one claim."""
 
     kind: RunKind
     ref: ClaimRef
     before: "_InFlight | None"
-    """Run that this one waits for; None once it has begun."""
+    """Run for the same claim that this run waits for; None: this run has begun, or has none to wait for."""
     task: "asyncio.Task[ClaimOutcome]" = field(init=False)
 
     def holder(self) -> "_InFlight | None":
-        """Return the run that holds the claim: this one, or an unfinished one before it; None: none holds
-        it.
+        """Return the run that holds the claim: this run, or an unfinished run before it; None: no run holds
+        the claim.
         """
         run: _InFlight | None = self
         while run is not None and run.task.done():
@@ -63,7 +64,7 @@ class _InFlight:
 
 
 class InFlightClaims:
-    """In-flight runs of one instance. Event loop only."""
+    """In-flight prepares and unprepares of one instance of the driver. Event loop only."""
 
     def __init__(self, runner: ClaimRunner, classify: ClassifyFailure) -> None:
         self._runner = runner
@@ -73,7 +74,7 @@ class InFlightClaims:
         self._log_limit = RateLimiter()
 
     def join(self, kind: RunKind, ref: ClaimRef, until_s: float) -> "asyncio.Task[ClaimOutcome]":
-        """Return the run of that kind for the claim; start one if there is none. The task never raises.
+        """Return the task of that kind for the claim; start a task if there is none. The task never raises.
 
         Another run for the claim is waited for first, but not longer than until ``until_s`` (the loop's
         time). Once begun, a run has all the time that the driver takes.
@@ -88,7 +89,7 @@ class InFlightClaims:
         return run.task
 
     def _forget(self, run: _InFlight) -> None:
-        """Remove a finished run; if it never began, the run before it remains."""
+        """Remove a finished run; if this run never began, the run before it remains."""
         if self._last.get(run.ref.uid) is run:
             holder = run.holder()
             if holder is None:
@@ -112,7 +113,10 @@ class InFlightClaims:
             return self._classify(run.ref, error)
 
     async def _begin(self, run: _InFlight, until_s: float) -> None:
-        """Wait for the claim and a free place. Raises TransientError if that takes too long."""
+        """Wait until no other run holds the claim and fewer than RUNS_LIMIT runs are active.
+
+        Raises TransientError if that takes until `until_s`.
+        """
         while run.before is not None and (holder := run.before.holder()) is not None:
             done, _ = await asyncio.wait({holder.task}, timeout=_left_s(until_s))
             if not done:

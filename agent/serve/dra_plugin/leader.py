@@ -29,14 +29,14 @@ _READ_LIMIT: Final = 4096
 
 
 class LeaderState(NamedTuple):
-    """State of the driver's instances at one check of the directory."""
+    """State of the driver's instances when the directory was last checked."""
 
     is_leader: bool
-    """Whether no other running instance is newer."""
+    """Whether this instance is the leader: no other running instance is newer."""
     others: int
-    """Number of other running instances."""
+    """Number of other running instances of the driver."""
     departed: bool
-    """Whether an instance that ran at the last check has ended."""
+    """Whether an instance that ran at the check before has ended."""
 
 
 class LeaderElection:
@@ -45,7 +45,7 @@ class LeaderElection:
     """
 
     def __init__(self, directory: Path, pod_uid: str = "") -> None:
-        """Create the file. The directory must exist.
+        """Create the lock file. The directory must exist.
 
         Raises:
             ConfigError: The file cannot be created there.
@@ -82,14 +82,14 @@ class LeaderElection:
         )
 
     def leave(self) -> None:
-        """Remove the file and release its lock."""
+        """Remove the lock file of this instance and release the lock."""
         with suppress(OSError):
             if is_open_file(self._fd, self._path):
                 self._path.unlink()
         unlock(self._fd)
 
     def _create(self) -> int:
-        """Create and lock the file; return its descriptor."""
+        """Create and lock the file of this instance; return its descriptor."""
         while True:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
             try:

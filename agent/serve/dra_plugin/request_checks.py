@@ -1,4 +1,4 @@
-"""Checks of the claims in a prepare or unprepare request. Pure: names go in, errors come out.
+"""Validation of the claims in a prepare or unprepare request. Pure: names go in, errors come out.
 
 A driver makes file names and labels of these strings, so only valid Kubernetes names pass. Errors are
 reported per claim: a request has no other fault.
@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 from agent.model.claim import ClaimRef
 
 CLAIMS_LIMIT: Final = 1024
-"""Maximum of claims in one call. A pod has a handful; each answer may take 1 KiB, and the kubelet reads 4
-MiB."""
+"""Maximum number of claims in one call. A pod has a handful; each answer may take 1 KiB, and the kubelet
+reads 4 MiB."""
 NAME_LIMIT: Final = 253
 NAMESPACE_LIMIT: Final = 63
 UID_LIMIT: Final = 63
-"""Longest UID; the API server's have 36 characters."""
+"""Longest valid UID [characters]; those of the API server have 36."""
 
 _LABEL: Final = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
@@ -60,7 +60,7 @@ def check_claims(claims: Iterable[ClaimRef]) -> ValidatedClaims:
 
 
 def _problem(ref: ClaimRef) -> str:
-    """Return the error of one claim's fields; empty if they are valid."""
+    """Return the error of the first invalid field of a claim; empty: all fields are valid."""
     return (
         _field("uid", ref.uid, UID_LIMIT, UID, "letters, digits, '-', '_', '.', the first a letter or digit")
         or _field("namespace", ref.namespace, NAMESPACE_LIMIT, _NAMESPACE, "a DNS label")

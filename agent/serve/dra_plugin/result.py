@@ -1,4 +1,4 @@
-"""Driver's answer for a prepared claim, its checks, and the extension field of an error's class.
+"""Driver's answer for a prepared claim, its validation, and the extension field for the class of an error.
 
 A wrong answer is a mistake of the driver, and is found here before it prevents a pod's start.
 """
@@ -22,7 +22,7 @@ _CDI_ID: Final = re.compile(rf"(?=[A-Za-z]){_CDI_PART}/(?=[A-Za-z]){_CDI_PART}={
 
 
 class PreparedDevice(NamedTuple):
-    """Device of a claim that is ready for its containers."""
+    """Device that the driver prepared for a claim."""
 
     requests: tuple[str, ...]
     """Requests of the claim that the device serves, as the claim's devices name them; empty: all. The
@@ -33,14 +33,14 @@ class PreparedDevice(NamedTuple):
     """CDI ids for the container runtime, ``<vendor>/<class>=<name>``. The first should be the device's own:
     the kubelet shows its health under that id."""
     share_id: str = ""
-    """Share ID of a device that several claims use in parts."""
+    """Share ID of a device whose capacity several claims share; empty: the device is not shared."""
 
 
 def check_prepared(claim: Claim, answer: object) -> tuple[PreparedDevice, ...]:
-    """Return the driver's answer for the claim, if it is valid; requests without the chosen alternative.
+    """Return the driver's valid answer for the claim, with ``<request>`` for ``<request>/<subrequest>``.
 
     Raises:
-        DriverError: It is not valid; the text names the device and the field.
+        DriverError: The answer is not valid; the text names the device and the field.
     """
     if not isinstance(answer, Sequence) or isinstance(answer, str | bytes | bytearray):
         raise _answer_error(f"prepare returned {type(answer).__name__}, not a sequence of PreparedDevice")
@@ -85,7 +85,7 @@ def check_prepared(claim: Claim, answer: object) -> tuple[PreparedDevice, ...]:
 
 
 def _base(request: str) -> str:
-    """Return the request of a ``<request>/<subrequest>`` alternative."""
+    """Return the part ``<request>`` of ``<request>/<subrequest>``."""
     return request.partition("/")[0]
 
 
@@ -104,17 +104,17 @@ def _answer_error(text: str) -> DriverError:
 
 
 class WireMode(StrEnum):
-    """Form of the error class field in an answer."""
+    """Encoding of the error class field in an answer to the kubelet."""
 
     NONE = "none"
     ERROR_TYPE = "error-type"
-    """Enum: 0 unknown, 1 permanent."""
+    """The field is an enum: 0 unknown, 1 permanent."""
     PERMANENT_ERROR = "permanent-error"
-    """Boolean of an older proposal."""
+    """The field is a boolean, as in an older proposal: true means permanent."""
 
 
 FIELD: Final = 3
-"""Number of the field in both forms."""
+"""Protobuf number of the error class field in both encodings."""
 _TYPES: Final[Mapping[ErrorClass, int]] = {
     ErrorClass.UNKNOWN: 0,
     ErrorClass.TRANSIENT: 0,  # upstream has no value for it
@@ -127,10 +127,11 @@ NUMBERS: Final[Mapping[WireMode, Mapping[ErrorClass, int]]] = {
     WireMode.ERROR_TYPE: _TYPES,
     WireMode.PERMANENT_ERROR: _TYPES,  # a flag is a number of 0 or 1
 }
-"""Value by mode and class; 0 is not sent. All are below 128, so that each fits into a byte."""
+"""Value of the field by mode and error class; 0 is not sent. All values are below 128, so that each fits into
+a byte."""
 
 
 def extension(error_class: ErrorClass, mode: WireMode) -> bytes:
-    """Return the field in protobuf, to be appended to an encoded NodePrepareResourceResponse."""
+    """Return the encoded error class field, to be appended to an encoded NodePrepareResourceResponse."""
     number = NUMBERS[mode][error_class]
     return bytes((FIELD << 3, number)) if number else b""  # wire type 0: varint

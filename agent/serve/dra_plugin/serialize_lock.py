@@ -1,4 +1,4 @@
-"""Lock that serializes a driver's prepares and unprepares across all its instances on the node.
+"""Lock that serializes a driver's prepares and unprepares across all its instances on the Kubernetes node.
 
 The lock is held for a call of the driver, and for nothing else. Within the process the order is first come,
 first served. Between processes it is a lock on a file, which the kernel releases when its holder ends,
@@ -26,7 +26,7 @@ cancelled."""
 
 
 class SerializeLock:
-    """Lock of one instance. Thread-safe; not reentrant."""
+    """Lock as one instance of the driver uses it. Thread-safe; not reentrant."""
 
     def __init__(self, directory: Path) -> None:
         """Create the lock. The directory must exist when the lock is acquired."""
@@ -40,7 +40,7 @@ class SerializeLock:
         """Hold the lock; blocks until it is acquired.
 
         Args:
-            until_s: End of the waiting, on :func:`time.monotonic`; a free lock is acquired even later.
+            until_s: Time of :func:`time.monotonic` at which waiting ends; a free lock is acquired even later.
 
         Raises:
             TransientError: The lock was not acquired: ``deadline`` behind other threads of this instance,
@@ -87,7 +87,7 @@ class SerializeLock:
         return fd
 
     def _try_lock(self) -> int | None:
-        """Return the locked file's descriptor; None if another instance holds the lock."""
+        """Return the descriptor of the locked file; None: another instance holds the lock."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

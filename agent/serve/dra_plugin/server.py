@@ -30,12 +30,13 @@ from agent.system.timing import RateLimiter
 PLUGIN_TYPE: Final = "DRAPlugin"
 
 SUPPORTED: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin", *SERVICES)
-"""Services of a driver, the newest first: the kubelet uses the first plugin service that it knows. It
+"""gRPC services of a driver, the newest first: the kubelet uses the first plugin service that it knows. It
 refuses a list without a plugin service, and from 1.37 on it requests health only if the list has a health
 service."""
 
 OnStatus = Callable[[bool, str], None]
-"""Callback with whether the kubelet registered the driver, and its error text if not. Must return at once."""
+"""Callback for a registration: whether it succeeded, and the kubelet's error text if not. Must return at
+once."""
 
 
 class RegistrationService(wire.RegistrationBase):
@@ -61,7 +62,8 @@ class RegistrationService(wire.RegistrationBase):
     async def notify_registration_status(
         self, registration_status: wire.RegistrationStatus
     ) -> wire.RegistrationStatusResponse:
-        """Log the result. After a failure the kubelet retries by itself, so the socket stays."""
+        """Log the result of the registration. After a failure the kubelet retries by itself, so the socket
+        stays."""
         registered, error = registration_status.plugin_registered, registration_status.error
         if registered:
             log.info("driver %s: registered with the kubelet", self._info.name)
@@ -83,16 +85,16 @@ SHUTTING_DOWN: Final = "driver shutting down"
 """Text for clients when the instance ends; the status is UNAVAILABLE."""
 
 CHECK_S: Final = 2.0
-"""Interval of checks of sockets and other instances [s]."""
+"""Interval at which sockets and other instances are checked [s]."""
 CHECK_WITH_OTHERS_S: Final = 1.0
-"""Interval while another instance runs [s]: the kubelet forgets the driver's health when that instance
-ends."""
+"""Interval of the checks while another instance runs [s]: the kubelet forgets the driver's health when that
+instance ends."""
 
 log = logging.getLogger(__name__)
 
 
 class InstanceServer:
-    """Server of one instance of a driver, which serves once :meth:`run` runs in a loop."""
+    """Server of one instance of a driver; serves while :meth:`run` runs in an event loop."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class InstanceServer:
         on_status: OnStatus | None = None,
     ) -> None:
         self.finish_s = 0.0
-        """Time that the end waits for the answers of open calls [s]."""
+        """Time that the shutdown waits for the answers of open calls [s]."""
         self._latest = latest
         self._claims = claims
         self._driver = driver
@@ -118,7 +120,7 @@ class InstanceServer:
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve in the running loop until cancelled; then end in the order that the kubelet requires.
 
-        ``ready`` is called when the kubelet can find the driver. The end takes :attr:`finish_s` and less
+        ``ready`` is called when the kubelet can find the driver. The shutdown takes :attr:`finish_s` and less
         than two seconds more; files on a disk that hangs are removed when it answers.
 
         Raises:
@@ -187,7 +189,8 @@ class _Leadership:
         self._log_limit = RateLimiter()
 
     async def check(self) -> float:
-        """Check the other instances and mute or resend; return the time until the next check [s]."""
+        """Check the other instances; mute the health streams or resend all devices. Return the time until the
+        next check [s]."""
         try:
             state = await self._files.call(self._election.check)
         except OSError as error:

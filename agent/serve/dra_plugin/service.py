@@ -31,17 +31,17 @@ from agent.serve.grpc.wire.writer import message as encode_message
 from agent.system.timing import RateLimiter
 
 KUBELET_S: Final = 45.0
-"""Timeout of the kubelet if it sends none [s]."""
+"""Timeout that is assumed for a call if the kubelet sends none [s]."""
 MARGIN_S: Final = 2.0
-"""Time before the timeout at which the answer is sent, with everything that is done [s]."""
+"""Time before the timeout at which the answer is sent, with the claims finished by then [s]."""
 REPORT_S: Final = 0.2
-"""Part of this margin for runs that waited in vain to report that themselves [s]."""
+"""Part of MARGIN_S in which a run that waited in vain for other claims reports its own error [s]."""
 
 ENTRIES_LIMIT: Final = 4096
-"""Maximum of claims of a request that are read. Each gets an answer; see also
+"""Maximum number of claims of a request that are read. Each gets an answer; see also
 :data:`~agent.serve.dra_plugin.request_checks.CLAIMS_LIMIT`."""
 ANSWER_LIMIT: Final = (4 << 20) - (64 << 10)
-"""Maximum of all claims' answers together [bytes]; the kubelet reads no message above 4 MiB."""
+"""Maximum size of all claims' answers together [bytes]; the kubelet reads no message above 4 MiB."""
 
 log = logging.getLogger(__name__)
 
@@ -62,18 +62,18 @@ class ClaimHandler(Protocol):
         """
 
     def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
-        """Classify a failure outside of the driver."""
+        """Classify a failure of a claim outside of the driver's code."""
 
     def unavailable_reason(self) -> str:
-        """Return why nothing can be prepared now; empty: it can."""
+        """Return the reason why no claim can be prepared now; empty: claims can be prepared."""
 
 
 class DraPluginService:
-    """Service of a driver's socket.
+    """DRA plugin service, v1 and v1beta1, on a driver's socket.
 
     Args:
         claims: Handler of the claims.
-        wire: Form in which an error's class is also sent as a number.
+        wire: Encoding in which the class of an error is also sent as a number.
     """
 
     def __init__(self, claims: ClaimHandler, wire: WireMode = WireMode.NONE) -> None:
@@ -85,7 +85,8 @@ class DraPluginService:
         self._log_limit = RateLimiter()
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """Return the methods by path for grpclib; paths and types are those of the generated code."""
+        """Return the handlers of the methods by path, for grpclib; paths and types are those of the generated
+        code."""
         mapping: dict[str, grpclib.const.Handler] = {}
         for module in (v1, v1beta1):
             for path, handler in module.DraPluginBase().__mapping__().items():
@@ -97,7 +98,7 @@ class DraPluginService:
         """Accept no more calls, and wait for the answers of the open ones.
 
         Returns:
-            Whether all have been answered.
+            True if all open calls have been answered, False if `timeout_s` ran out.
         """
         self._closed = reason
         if self._calls:
@@ -124,7 +125,7 @@ class DraPluginService:
     async def _outcomes(
         self, kind: RunKind, claims: Iterable[ClaimRef], until_s: float
     ) -> dict[ClaimRef, ClaimOutcome]:
-        """Return the outcome of each claim, or that it is not finished."""
+        """Return the outcome of each claim; for a claim that is not finished by then, an error."""
         validated = check_claims(claims)
         outcomes: dict[ClaimRef, ClaimOutcome] = {
             ref: self._claims.classify(ref, DriverError(error, code=f"request.{error.partition(':')[0]}"))
@@ -148,7 +149,8 @@ class DraPluginService:
     def _encode(self, kind: RunKind, module: ModuleType, outcomes: Mapping[ClaimRef, ClaimOutcome]) -> bytes:
         """Encode the response: a map of answers by uid.
 
-        By hand, because an answer may end with a field that the generated message does not have.
+        Encoded without betterproto, because an answer may end with a field that the generated message does
+        not have.
         """
         verdicts = {ref: outcome for ref, outcome in outcomes.items() if isinstance(outcome, PrepareVerdict)}
         answers = {ref: _encode_devices(module, one) for ref, one in outcomes.items()
@@ -174,7 +176,7 @@ class DraPluginService:
 
 
 def _encode_devices(module: ModuleType, devices: Sequence[PreparedDevice]) -> bytes:
-    """Encode the answer for a claim that succeeded; for an unprepare it is empty."""
+    """Encode the answer for a claim that succeeded; the answer for an unprepare is empty."""
     shares = "share_id" in module.Device.__dataclass_fields__  # which v1beta1 does not have
     return bytes(
         module.NodePrepareResourceResponse(

@@ -154,8 +154,8 @@ class PluginSockets:
     async def restore_missing(self) -> None:
         """Create a directory or socket again that was removed.
 
-        A new registration socket makes the kubelet register the driver again. What cannot be created now is
-        tried again at the next call, and logged once a minute.
+        A new registration socket makes the kubelet register the driver again. A failure is
+        logged once a minute, and the next call tries again.
         """
         try:
             await self._files.call(self._make_directory)
@@ -190,7 +190,7 @@ class PluginSockets:
 
 
 class _ServedSocket:
-    """Socket with its server."""
+    """Unix socket with its server."""
 
     def __init__(self, path: Path, server: Server, files: SerialWorker) -> None:
         self.path = path
@@ -199,25 +199,25 @@ class _ServedSocket:
         self._listener: UnixListener | None = None  # the thread's
 
     async def ensure_exists(self) -> bool:
-        """Create the socket if it is missing; return whether it was."""
+        """Create the socket if its file is missing; return True if it was missing."""
         listener = await self._files.call(self._create)
         if listener is not None:
             await self._server.listen(listener.sock)  # replaces the socket whose file was removed
         return listener is not None
 
     async def end(self, reason: str) -> None:
-        """Stop the server."""
+        """Stop the server of the socket and end its streams with `reason`."""
         await self._server.stop(reason)
 
     # --- in the thread ---------------------------------------------------------------------------------
 
     def remove(self) -> None:
-        """Remove the file. Connections continue."""
+        """Remove the file of the socket. Connections continue."""
         if self._listener is not None:
             self._listener.remove()
 
     def close(self) -> None:
-        """Remove the file, and close a socket that was never served."""
+        """Remove the file of the socket, and close a socket that was never served."""
         if self._listener is not None:
             self._listener.close()
 

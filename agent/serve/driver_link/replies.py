@@ -19,8 +19,8 @@ from agent.serve.grpc.wire.writer import write_message
 
 BLAMED_MAX: Final = 4096
 TAINTED_MAX: Final = 6144
-"""Maximum of taints in a message. With this and BLAMED_MAX, messages with the longest names are just below
-4 MiB, the default limit of gRPC clients."""
+"""Maximum number of taints in a message. With this and BLAMED_MAX, messages with the longest names are just
+below 4 MiB, the default limit of gRPC clients."""
 
 EFFECTS: Final = {Effect[str(effect.name)]: int(effect) for effect in v1.TaintEffect if int(effect)}
 _CLASS_NUMBERS: Final = {error_class: number for number, error_class in CLASSES.items()}
@@ -129,7 +129,8 @@ def _verdict(verdict: PrepareVerdict, text: str, devices_max: int) -> FieldValue
 
 
 def _share(counts: Sequence[int], total: int, maximum: int) -> int:
-    """Return the maximum for each count, at least 1, so that their sum does not exceed `total`."""
+    """Return the limit for each of the counts, at least 1, so that the sum of the limited counts is at most
+    `total`."""
     while maximum > 1 and sum(min(count, maximum) for count in counts) > total:
         maximum //= 2
     return maximum

@@ -35,8 +35,8 @@ TEXT_BYTES: Final = 4096
 SUMMARY_CHARS: Final = 200
 CLAIMS_MAX: Final = 256
 DEVICES_MAX: Final = 128
-"""Maximum of devices of a claim: four times what Kubernetes allocates. The largest request takes 11 MiB
-while it is read."""
+"""Maximum number of devices of a claim: four times what Kubernetes allocates. The largest request takes 11
+MiB while it is read."""
 EVIDENCE_MAX: Final = 16
 _SHOWN_CHARS: Final = 64  # length of a wrong value in an error text
 
@@ -70,10 +70,11 @@ LIMITS: Final[FieldLimits] = {
         "retry_after_s": (0, 86_400),
     },
 }
-"""Limits of the fields. The parts of a device have none here: the declaration format has its own."""
+"""Limits by message type and field. The parts of a device have none here: the declaration format has its
+own."""
 
 KINDS: Final = {"cpus": "cpu", "hugepages": "hugepages", "memory": "memory", "gpu": "gpu", "pci": "pci"}
-"""Kind in a declaration file of each part of a device. The fields have the same names in both."""
+"""Device kind in a declaration file by field of the Device message; both have fields of the same names."""
 
 CLASSES: Final = {int(number): ErrorClass[str(number.name)] for number in v1.ErrorClass}
 OPERATIONS: Final = {int(number): Operation[str(number.name)] for number in v1.Operation if int(number)}
@@ -86,7 +87,7 @@ class PrepareReport(NamedTuple):
     """Contents of a ReportPrepare request."""
 
     unprepare: bool
-    """Whether these are results of unprepares, not of prepares."""
+    """True: the results are of unprepares; False: of prepares."""
     results: list[ClaimResult]
 
 
@@ -129,7 +130,7 @@ def read_report(data: bytes, driver: str) -> PrepareReport:
 
 
 def check_watch(data: bytes) -> None:
-    """Check a WatchTaints request, which has no fields."""
+    """Validate a WatchTaints request, which has no fields. Raises GRPCError if it is not valid."""
     _read(data, v1.WatchTaintsRequest)
 
 
@@ -248,4 +249,5 @@ _EVIDENCE_READERS: Final[Mapping[str, Callable[[Any, str], Evidence]]] = {
     "driver_error": _driver_error,
     "text": lambda text, _: Text(text),
 }
-"""Readers of evidence by its oneof field; arguments are its values and its place."""
+"""Decoder of each kind of evidence by its oneof field; arguments: its values, and its place in the
+request."""

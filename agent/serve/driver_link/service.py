@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 SERVICE: Final = "/drahealth.v1.DriverLink"
 QUERY_THREADS: Final = 2
-"""Threads for calls that only read memory. More would share the one interpreter lock, and each holds the
-memory of a large request."""
+"""Number of threads for calls that only read memory. More would share the one interpreter lock, and each
+holds the memory of a large request."""
 DRAIN_S: Final = 0.3
-"""Time that the end waits for reports that have arrived, so that they count [s]."""
+"""Time that the shutdown waits until reports that have arrived are recorded [s]."""
 TEXT_BYTES: Final = 1024
-"""Maximum of an error text for a client; other texts may have any length."""
+"""Maximum length of an error text for a client [bytes]; other texts may have any length."""
 
 _EXHAUSTED: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
@@ -50,7 +50,7 @@ class DriverLinkStream(HardenedStream):
 
 
 class DriverLinkService:
-    """Service of one driver's socket. Event loop only."""
+    """Driver link service on the socket of one driver. Event loop only."""
 
     def __init__(self, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> None:
         """Create the service.
@@ -76,7 +76,7 @@ class DriverLinkService:
         self._error_limit = RateLimiter()
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Return the methods by path for grpclib. They receive and send bytes, not messages."""
+        """Return the handlers of the methods by path, for grpclib. They receive and send encoded messages."""
         unary, streaming = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
         pools = {
             "SyncDevices": self._declarations,
@@ -122,7 +122,7 @@ class DriverLinkService:
             self.streams -= 1
 
     async def _encoded_taints(self, version: int, taints: Taints) -> tuple[int, bytes]:
-        """Return the newest message and its version; encoded once for all streams."""
+        """Return the newest encoded taints message and its version; encoded once for all streams."""
         async with self._encoding:
             if self._encoded[0] < version:
                 self._encoded = version, await self._call(self._taints, partial(_encode_taints, taints))
@@ -168,7 +168,7 @@ class DriverLinkService:
             return self._handler
 
     def _guarded(self, function: Callable[[], T]) -> T | GRPCError:
-        """Return the function's result, or the error for the client. Its call may have been cancelled
+        """Return the result of `function`, or the error for the client. The call may have been cancelled
         meanwhile.
         """
         try:

@@ -14,27 +14,28 @@ if TYPE_CHECKING:
 
 
 class ClaimResult(NamedTuple):
-    """Result of a prepare or unprepare of a claim."""
+    """Result that a driver reports for a prepare or unprepare of a claim."""
 
     claim: Claim
     evidence: "tuple[Evidence, ...] | None"
-    """Evidence of the failure, the outermost error first; empty: unexplained. None: it succeeded."""
+    """Evidence of the failure, the outermost error first; empty: a failure without evidence. None:
+    success."""
 
 
 class SyncResult(NamedTuple):
-    """Result of a declaration."""
+    """Result of a driver's declaration of its devices."""
 
     devices: int
-    """Number of devices that are declared now."""
+    """Number of devices that the driver has declared now."""
     evaluated: bool
-    """Whether each of them already has a verdict."""
+    """Whether every declared device already has a verdict."""
 
 
 class DeviceDeclaration(NamedTuple):
     """Device that a driver declares."""
 
     pool: str
-    """Pool of the device; empty: the node's name."""
+    """Resource pool of the device; empty: the name of the Kubernetes node."""
     keys: Mapping[str, object]
     """Values by key, as in a file in ``devices.d``: ``{"name": "cpus-0", "kind": "cpu", ...}``."""
 
@@ -59,13 +60,15 @@ class DriverLinkHandler(Protocol):
         """Return the known reason why each claim cannot be prepared; None: no reason. Reads no disk."""
 
     def classify(self, claim: Claim, evidence: "Sequence[Evidence]") -> PrepareVerdict:
-        """Classify a failure. Reads no disk."""
+        """Return the verdict on a failed prepare of a claim, from its evidence. Reads no disk."""
 
     def prepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
-        """Record the results of prepares, and return the verdict on each that failed."""
+        """Record the results of prepares, and return the verdict on each that failed; None: the prepare
+        succeeded."""
 
     def unprepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
-        """Record the results of unprepares; None for one that failed and should succeed."""
+        """Record the results of unprepares, and return the verdict on each that failed; None: the unprepare
+        succeeded, or failed and the driver should report success."""
 
     @property
     def taints(self) -> Latest[Taints]:

@@ -22,13 +22,14 @@ from agent.serve.grpc.hardened import HardenedProtocol, HardenedStream, h2_confi
 RESPONSE_LIMIT: Final = 4 << 20
 """Largest message that our client reads [bytes]; the kubelet's own limit is the same."""
 NODE_RESPONSE_LIMIT: Final = 16 << 20
-"""Largest answer that lists a whole node [bytes]; Kubernetes' own clients of podresources have this limit."""
+"""Largest answer that lists a whole Kubernetes node [bytes]; Kubernetes' own clients of podresources have
+this limit."""
 WINDOW: Final = 4 << 20
 """Flow control window of a raw channel's streams while it is open [bytes]; grpclib's default."""
 
 
 class TooLarge(Exception):
-    """A message is above the limit; none of it was read."""
+    """A message is larger than the limit; none of it was read."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"the answer is {size} bytes, limit {limit}")
@@ -36,7 +37,7 @@ class TooLarge(Exception):
 
 
 class ClientStream(HardenedStream):
-    """Stream of responses; it may end without a response."""
+    """Client's stream of responses; the stream may end without a response."""
 
     limit = RESPONSE_LIMIT
     compressed = Status.INTERNAL
@@ -44,7 +45,7 @@ class ClientStream(HardenedStream):
 
 
 class SizedStream(ClientStream):
-    """Stream that raises :class:`TooLarge`, which has the size, for a message above the limit."""
+    """Client's stream that raises :class:`TooLarge`, with the size, for a message above the limit."""
 
     async def recv_data(self, size: int) -> bytes:
         """Return the next ``size`` bytes of a message's prefix or body."""
@@ -54,7 +55,7 @@ class SizedStream(ClientStream):
 
 
 class NodeStream(SizedStream):
-    """Stream of responses that list a whole node: those of the kubelet's own sockets."""
+    """Client's stream of responses that list a whole Kubernetes node: those of the kubelet's own sockets."""
 
     limit = NODE_RESPONSE_LIMIT
 
@@ -131,20 +132,21 @@ class RawChannel(Channel):
         self._codec = _BytesCodec()
 
     async def connect(self) -> None:
-        """Connect now. Raises OSError or StreamTerminatedError."""
+        """Connect to the socket now. Raises OSError or StreamTerminatedError."""
         await self.__connect__()
 
     @property
     def goaway(self) -> str:
-        """Code and text of the server's GOAWAY; empty: none. The server accepts no streams after GOAWAY."""
+        """Code and text of the server's GOAWAY; empty: the server sent none. The server accepts no streams
+        after GOAWAY."""
         return self._protocol.goaway if isinstance(self._protocol, _RawProtocol) else ""
 
     def close_window(self) -> None:
-        """Set the window of all streams to zero, as for a client that stops reading."""
+        """Set the flow control window of all streams to zero, as for a client that stops reading."""
         self._set_window(0)
 
     def open_window(self) -> None:
-        """Restore the window of all streams."""
+        """Restore the flow control window of all streams."""
         self._set_window(WINDOW)
 
     def _set_window(self, size: int) -> None:

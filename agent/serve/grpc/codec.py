@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="betterproto.Message | bytes")
 
 FIELDS_PER_ENTRY: Final = 8
-"""Fields that a message with a limit may hold in all, for each entry that it may hold."""
+"""Maximum number of fields of a message with a limit on entries, for each entry that it may hold."""
 
 
 class UnreadRequest(bytes):
     """Request whose fields are not read; only its well-formedness is checked."""
 
     def __new__(cls, data: bytes) -> "UnreadRequest":
-        """Check the data. Raises ValueError if they are not a protobuf message."""
+        """Check that the data are well-formed. Raises ValueError if they are not a protobuf message."""
         for _ in raw_fields(data, None, "the request", ""):
             pass
         return super().__new__(cls, data)
@@ -49,7 +49,7 @@ class Codec(CodecBase):
         self._entries = entries
 
     def encode(self, message: "betterproto.Message | bytes", message_type: type[M]) -> bytes:
-        """Return the message's bytes. ``bytes`` are an encoded ``message_type`` already."""
+        """Return the encoded message; ``bytes`` are already encoded and returned unchanged."""
         return bytes(message)
 
     def decode(self, data: bytes, message_type: type[M]) -> M:
@@ -76,16 +76,16 @@ def _known_fields(
     limit: int | None,
     field_count: Iterator[int],
 ) -> bytes:
-    """Check a message and return it without the fields that its type, or the type of a message in it, lacks.
+    """Check an encoded message and return it without the fields that its message types do not have.
 
     betterproto must not see unknown fields: its time grows with the square of their number. `field_count`
     counts the fields of the outermost message.
 
     Raises:
         ValueError: The data are not a well-formed message of that type; names the field.
-        GRPCError: The message holds more entries than `limit`, or more fields in all; raised as soon as that
+        GRPCError: The message holds more entries than `limit`, or more fields in all; raised before the rest
         is
-            clear.
+            read.
     """
     kept: list[bytes] = []
     entries = 0

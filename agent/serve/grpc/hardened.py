@@ -41,17 +41,18 @@ from h2.stream import StreamInputs
 # stream, and waiting for the peer's window, stay with h2.
 
 DATA: Final = 0
-"""Type of a DATA frame."""
+"""Type number of an HTTP/2 DATA frame."""
 _HEAD: Final = struct.Struct(">HBBBI")
-"""Header of a frame: length in 24 bits, type, flags, stream."""
+"""Layout of the header of an HTTP/2 frame: length in 24 bits, type, flags, stream."""
 PREFIX: Final = struct.Struct(">BI")
-"""Prefix of a message: whether it is compressed, and its length."""
+"""Layout of the prefix of a gRPC message: whether it is compressed, and its length."""
 
 
 def take_window(connection: H2Connection, stream_id: int, size: int) -> bool:
-    """Take `size` bytes from the windows of a stream and its connection, if both have room.
+    """Take `size` bytes from the flow control windows of a stream and its connection, if both have room.
 
-    Returns whether they were taken, and must be sent; False for a stream that has ended, and after GOAWAY.
+    Returns True if the bytes were taken and must be sent; False if a window lacks room, the stream
+    has ended or GOAWAY was received.
     """
     stream = connection.streams.get(stream_id)
     if stream is None:
@@ -78,14 +79,14 @@ def frames(data: bytes, stream_id: int, limit: int) -> bytes:
 
 @lru_cache(maxsize=2)  # most subscribers are the first stream of their connection, and get one of two lists
 def message_frames(message: bytes, stream_id: int, limit: int) -> bytes:
-    """Return the DATA frames of an encoded message with its prefix."""
+    """Return the DATA frames of an encoded gRPC message with its prefix."""
     return frames(PREFIX.pack(0, len(message)) + message, stream_id, limit)
 
 
 Headers = list[tuple[str, str]]
 
 REQUESTS_LIMIT: Final = 4 << 20
-"""Maximum that all requests of a server hold together, from the first byte to the answer [bytes]."""
+"""Maximum memory that all requests of a server hold together, from first byte to answer [bytes]."""
 
 REQUEST_LIMIT: Final = 64 << 10
 """Largest request that is read [bytes]; all requests of our services are tiny."""
@@ -94,13 +95,15 @@ GRACE_S: Final = 0.2
 """Time that a closing connection may take to drain before it is aborted [s]."""
 
 WRITE_LIMIT: Final = 1 << 20
-"""Maximum that is written before the peer's unread bytes are checked [bytes]."""
+"""Amount of data that is written before the peer's unread bytes are checked [bytes]."""
 UNREAD_LIMIT: Final = 2 * WRITE_LIMIT
-"""Maximum that a peer may leave unread in the write buffer [bytes]; twice what our own messages can fill."""
+"""Amount of data that a peer may leave unread in the write buffer [bytes]; twice what our own messages can
+fill."""
 
 
 def h2_config(*, client_side: bool) -> H2Configuration:
-    """Return grpclib's own settings, except for the encoding: Latin-1 decodes any byte, ASCII raises."""
+    """Return grpclib's own h2 settings, except for the header encoding: Latin-1 decodes any byte, ASCII
+    raises."""
     return H2Configuration(
         client_side=client_side,
         header_encoding="latin-1",
@@ -112,7 +115,7 @@ def h2_config(*, client_side: bool) -> H2Configuration:
 
 
 class RequestMemory:
-    """Memory of the requests that one server reads or answers now."""
+    """Account of the memory of the requests that one server reads or answers now."""
 
     def __init__(self) -> None:
         self.used = 0
@@ -172,7 +175,7 @@ class HardenedStream(protocol.Stream):
         self._held += size
 
     def release_memory(self) -> None:
-        """Return the request's memory: it is answered, or its client has cancelled it."""
+        """Free the request's memory, after the answer was sent or the client has cancelled the request."""
         if self.memory is not None:
             self.memory.used -= self._held
             self._held = 0
@@ -182,7 +185,7 @@ class HardenedStream(protocol.Stream):
         await super().send_headers(_with_content_type(headers), end_stream=end_stream)
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
-        """Send all data: in one write if they fit, else as the peer reads."""
+        """Send all data: in one write if the peer's window has room, otherwise as the peer reads."""
         last = max(0, len(data) - 1) // WRITE_LIMIT * WRITE_LIMIT
         for offset in range(0, last + 1, WRITE_LIMIT):
             chunk, ends = data[offset : offset + WRITE_LIMIT], end_stream and offset == last
@@ -190,14 +193,14 @@ class HardenedStream(protocol.Stream):
                 await super().send_data(chunk, end_stream=ends)
 
     def send_nowait(self, data: bytes) -> bool:
-        """Send all data if the peer's window and the write buffer have room, else nothing.
+        """Send all data if the peer's window and the write buffer have room; otherwise send nothing.
 
-        Returns whether the data were sent. A stream that has ended has no room.
+        Returns True if the data were sent. A stream that has ended has no room.
         """
         return self._write_nowait(len(data), frames, data)
 
     def send_message_nowait(self, message: bytes) -> bool:
-        """Send an encoded message with its prefix, like send_nowait()."""
+        """Send an encoded message with its prefix if there is room; return True if it was sent."""
         return self._write_nowait(PREFIX.size + len(message), message_frames, message)
 
     def _write_nowait(self, size: int, make_frames: Callable[[bytes, int, int], bytes], data: bytes) -> bool:
@@ -214,9 +217,9 @@ class HardenedStream(protocol.Stream):
 def send_message_nowait(stream: server.Stream[Any, Any], message: bytes) -> bool:
     """Send an encoded message from outside the request's task, if it can be sent at once.
 
-    Only while that task sends nothing itself, and after it has sent the initial metadata.
+    Call it only while that task sends nothing itself, and after the task has sent the initial metadata.
 
-    Returns whether the message was sent. If not, nothing was, and the request's task should send it.
+    Returns True if the message was sent; False: nothing was sent, and the request's task should send it.
     """
     h2_stream = stream._stream
     return isinstance(h2_stream, HardenedStream) and h2_stream.send_message_nowait(message)
@@ -234,7 +237,8 @@ class _Connection(protocol.Connection):
     memory: RequestMemory | None = None
 
     def feed(self, data: bytes) -> list[Event]:
-        """Return the events in ``data``; refuse a frame that is too long by its header, before its body."""
+        """Return the HTTP/2 events in ``data``; refuse a frame whose header has too great a length, before
+        its body."""
         events = super().feed(data)
         pending: bytearray = self._connection.incoming_buffer._data
         size, limit = int.from_bytes(pending[:3]), self._connection.max_inbound_frame_size
@@ -259,12 +263,12 @@ class _Events(protocol.EventsProcessor):
         self._loop = asyncio.get_running_loop()
 
     def process(self, event: Event) -> None:
-        """Handle an event; ignore events of a type that grpclib does not know."""
+        """Handle an HTTP/2 event; ignore events of a type that grpclib does not know."""
         if event.__class__ in getattr(self, "processors", ()):
             super().process(event)
 
     def process_response_received(self, event: ResponseReceived) -> None:
-        """Complete headers that are missing and would raise a KeyError in grpclib's client."""
+        """Add missing response headers, which would raise a KeyError in grpclib's client."""
         headers: Headers = [(str(name), str(value)) for name, value in event.headers]
         if ":status" not in dict(headers):
             headers.append((":status", "none"))
@@ -278,7 +282,7 @@ class _Events(protocol.EventsProcessor):
 
 
 class HardenedProtocol(protocol.H2Protocol):
-    """Protocol of one connection, of either side."""
+    """asyncio protocol of one gRPC connection, of a server or a client."""
 
     stream_class: type[HardenedStream] = HardenedStream
     memory: RequestMemory | None = None

@@ -1,4 +1,4 @@
-"""Server side: a grpclib server whose clients can neither fill it nor delay its end."""
+"""grpclib server whose clients can neither exhaust its memory and descriptors nor delay its shutdown."""
 
 import asyncio
 import logging
@@ -27,10 +27,10 @@ from agent.serve.grpc.hardened import (
 from agent.system.timing import RateLimiter
 
 CONNECTION_LIMIT: Final = 128
-"""Maximum of connections that one socket serves at a time. The kubelet holds one, and 64 readers are many;
-four full sockets take half of the 1,024 descriptors that a process has by default."""
+"""Maximum number of connections that one socket serves at a time. The kubelet holds one, and 64 readers are
+many; four full sockets take half of the 1,024 descriptors that a process has by default."""
 REQUEST_COUNT_LIMIT: Final = 1024
-"""Maximum of open requests of one socket, in all its connections: 15 KiB each while they wait."""
+"""Maximum number of open requests of one socket, in all its connections: 15 KiB each while they wait."""
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class _ServerProtocol(HardenedProtocol):
         self.lost.set_result(None)
 
     def send_goaway(self) -> None:
-        """Send GOAWAY and close; what is in the write buffer is still sent."""
+        """Send GOAWAY and close the connection; data that are in the write buffer are still sent."""
         if not self.transport.is_closing():
             self.connection._connection.close_connection()
             self.connection.flush()
@@ -79,7 +79,7 @@ class _ServerProtocol(HardenedProtocol):
 
 
 class _Handler(server.Handler):
-    """Handler of the requests of one connection."""
+    """Handler of all requests on one connection."""
 
     _refusal: GRPCError | None = None
 
@@ -108,7 +108,8 @@ class _Handler(server.Handler):
             super().cancel(stream)
 
     def _release(self, stream: protocol.Stream, release_stream: Callable[[], None], _: object) -> None:
-        """Count the request out, and reset a stream without an answer, so that no client waits for one."""
+        """Uncount an ended request, and reset its stream if it got no answer, so that the client does not
+        wait."""
         assert isinstance(stream, HardenedStream)
         self._owner.requests -= 1
         stream.release_memory()
@@ -153,12 +154,13 @@ def _ignore_release() -> None:
 
 
 class Server(server.Server):
-    """Grpclib server on a listening socket, whose end is bounded in time.
+    """grpclib server on a listening socket, with a bounded duration of its shutdown.
 
     Args:
         services: Services of the socket.
         codec: Codec of the requests.
-        stream_class: Class with another limit on requests, where 64 KiB are too few.
+        stream_class: Class of the request streams; a class with another limit if 64 KiB a request are too
+        few.
     """
 
     def __init__(
@@ -173,7 +175,7 @@ class Server(server.Server):
         self.memory = RequestMemory()
         self.connections: set[_ServerProtocol] = set()
         self.requests = 0
-        """Number of open requests, answered now or streaming."""
+        """Number of open requests, both unary calls and streams."""
         self.stopping = False
         self._closed, self._refused = RateLimiter(), RateLimiter()
 
@@ -182,7 +184,7 @@ class Server(server.Server):
         return _ServerProtocol(handler, self._config, self)
 
     def admit(self, connection: _ServerProtocol) -> bool:
-        """Count a new connection in, and return whether it may stay."""
+        """Count a new connection; return True if it may stay, False if there are too many."""
         full = len(self.connections) >= CONNECTION_LIMIT
         self.connections.add(connection)  # also a connection that is refused, until it is lost
         if full and (count := self._closed.tick()):
@@ -193,7 +195,7 @@ class Server(server.Server):
         return not (full or self.stopping)  # stopping: accepted before the server stopped, made after it
 
     def admit_request(self, transport: asyncio.Transport) -> bool:
-        """Count a new request in; return False if there are too many."""
+        """Count a new request; return True if it is accepted, False if there are too many."""
         full = self.requests >= REQUEST_COUNT_LIMIT
         self.requests += not full
         if full and (count := self._refused.tick()):
@@ -216,8 +218,8 @@ class Server(server.Server):
     async def stop(self, reason: str) -> None:
         """End every stream with UNAVAILABLE and ``reason``, and every connection with GOAWAY.
 
-        A peer that does not read is disconnected: this takes twice :data:`GRACE_S` at most. Repeating it,
-        or calling it before :meth:`listen`, does nothing.
+        A peer that does not read is disconnected: stopping takes twice :data:`GRACE_S` at most. A second
+        call, or a call before :meth:`listen`, does nothing.
         """
         if self._server is None or self.stopping:
             return

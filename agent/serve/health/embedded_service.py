@@ -32,19 +32,20 @@ class EmbeddedCodec(Codec):
     """
 
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """Return the message's bytes. ``bytes`` are an encoded ``message_type`` already."""
+        """Return the encoded message; ``bytes`` are already encoded and returned unchanged."""
         data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
         return data
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Decode a message. Raises GRPCError for ours, and for others what their library raises."""
+        """Decode a message. Raises GRPCError for an invalid health request; for others, the exception of
+        their library."""
         if issubclass(message_type, bytes):
             return super().decode(data, message_type)
         return message_type.FromString(data)
 
 
 class EmbeddedHealth:
-    """Health of one driver's devices, in both versions. For one server, or several of one loop."""
+    """Health service for one driver's devices, in both versions; for servers of one event loop."""
 
     def __init__(self, latest: Latest[Report], encode: EncodeDevices, driver: str) -> None:
         self._publisher = HealthPublisher(latest, encode, [driver])
@@ -57,11 +58,11 @@ class EmbeddedHealth:
 
     @property
     def streams(self) -> int:
-        """Number of open streams."""
+        """Number of open health streams."""
         return self._service.streams
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """Return the methods by path for grpclib."""
+        """Return the handlers of the methods by path, for grpclib."""
         return {
             path: handler._replace(func=partial(self._serve, handler.func))
             for path, handler in self._service.__mapping__().items()
@@ -101,7 +102,7 @@ class EmbeddedHealth:
 
         Raises:
             GRPCError: The reports have ended.
-            RuntimeError: The service belongs to another loop.
+            RuntimeError: The service belongs to another event loop.
         """
         loop = asyncio.get_running_loop()
         with self._lock:

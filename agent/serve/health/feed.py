@@ -18,19 +18,20 @@ EncodeDevices = Callable[[Sequence[DeviceHealth], int], list[bytes]]
 """Function that encodes a list of devices as one or more messages within the size limit. The number is
 added to each lease [s]."""
 DeviceKey = tuple[str, str, str]
-"""Key of a :class:`DeviceHealth`."""
+"""Key that identifies the device of a :class:`DeviceHealth`."""
 _key_of: Final[Callable[[DeviceHealth], DeviceKey]] = attrgetter("driver", "pool", "device")
-"""Getter of a device's ``key``, at half its cost: every publication reads a thousand devices."""
+"""Faster getter of a device's ``key``: every publication reads a thousand devices."""
 
 
 def devices_for(report: Report, driver: str) -> Sequence[DeviceHealth]:
-    """Return the devices of a driver's socket: its own once it has declared them, until then the host's."""
+    """Return the devices to send on a driver's socket: those that it declared; before that, the host's
+    devices."""
     whose = driver if driver in report.declaring else ""
     return [device for device in report.devices if device.driver == whose]
 
 
 class Feed:
-    """Newest devices, each with the number of the publication that last changed it.
+    """Newest health of the devices, each with the number of the publication that last changed it.
 
     Publications are numbered from 1. A subscriber remembers only the number of the last list it received, 0
     if none. Skipped lists lose nothing: what is pending since ``m`` contains everything that was pending in
@@ -42,7 +43,7 @@ class Feed:
         self._encode = encode
         self._devices: dict[DeviceKey, DeviceHealth] = {}
         self._numbers: dict[DeviceKey, int] = {}
-        """Last publication in which each device was pending."""
+        """Number of the last publication in which each device was pending."""
         self._encoded: dict[tuple[int, int], tuple[bytes, ...]] = {}
 
     def publish(self, reported: Sequence[DeviceHealth]) -> int:
@@ -71,8 +72,8 @@ class Feed:
     def pending_for(self, since: int, extra_s: int = 0) -> tuple[bytes, ...]:
         """Return the messages for a subscriber whose last list was that of publication ``since``.
 
-        In the order of the report; empty if nothing is pending; each lease is ``extra_s`` longer. Encoded
-        once for all subscribers of the same number.
+        Devices have the order of the report; empty: no device is pending; each lease is ``extra_s`` longer.
+        Encoded once for all subscribers of the same number.
         """
         messages = self._encoded.get((since, extra_s))
         if messages is None:

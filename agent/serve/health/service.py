@@ -28,7 +28,7 @@ METHODS: Final = (
 )
 
 EXTRA_S: Final = 2
-"""Seconds that are added to the leases of every second stream. Not 1: a delayed report has leases that are
+"""Time that is added to the leases of every second stream [s]. Not 1: a delayed report has leases that are
 a second longer or shorter than before, and one change must not undo the other."""
 
 
@@ -44,7 +44,7 @@ class HealthPublisher:
         return self._subscribers[driver]
 
     async def run(self) -> None:
-        """Follow the reports until cancelled.
+        """Publish each newest report until cancelled.
 
         Raises:
             ValueError: A report names a device twice, which is a mistake of its producer.
@@ -57,7 +57,7 @@ class HealthPublisher:
 
 
 class SubscriberSet:
-    """Streams of one socket, and what is pending for each. Event loop only.
+    """Health streams of one socket, and the devices that are pending for each. Event loop only.
 
     A stream that waits and has room is written to at once; other streams find what is pending when they
     have sent what they are sending. So a slow reader skips lists and delays no other stream.
@@ -70,7 +70,7 @@ class SubscriberSet:
         self._repeats = 0
 
     def publish(self, devices: Sequence[DeviceHealth]) -> None:
-        """Publish the newest devices to every stream. Raises ValueError."""
+        """Publish the newest devices to every stream. Raises ValueError if a device appears twice."""
         self._feed.publish(devices)
         if not self._muted:
             self._push_all()
@@ -112,7 +112,7 @@ class SubscriberSet:
         return self._feed.pending_for(since, subscriber.extra_s)
 
     async def _wait_pending(self, subscriber: "_HealthSubscriber") -> None:
-        """Wait until something is pending for the subscriber that could not be pushed."""
+        """Wait until devices are pending for the subscriber that could not be sent at once."""
         wake = self._waiting[subscriber] = asyncio.get_running_loop().create_future()
         try:
             await wake
@@ -128,8 +128,8 @@ class SubscriberSet:
 
 
 class _HealthSubscriber:
-    """Stream with the number of the last publication that it received in full (0: none), and of the last
-    repeat.
+    """Health stream, with the number of the last publication that it received in full (0: none), and of the
+    last :meth:`SubscriberSet.resend_all`.
     """
 
     def __init__(self, stream: HealthStream, extra_s: int) -> None:
@@ -140,7 +140,7 @@ class _HealthSubscriber:
 
 
 class HealthService:
-    """Service of one socket, in both versions; their messages are the same bytes.
+    """Health service of one socket, in both versions of the API; their messages are the same bytes.
 
     A kubelet that crashed loads the last verdicts, finds them expired, and shows Unknown. If the first list
     of its next stream equals the last list of the stream before, the kubelet sees no change, and its pods
@@ -151,14 +151,14 @@ class HealthService:
 
     def __init__(self, subscribers: SubscriberSet) -> None:
         self.streams = 0
-        """Number of open streams."""
+        """Number of open health streams."""
         self._extra_s = 0
         """Seconds that are added to the leases of the next stream."""
         self._subscribers = subscribers
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """Return the methods by path for grpclib. A request has no fields, and the native core has encoded
-        the lists.
+        """Return the handlers of the methods by path, for grpclib. A request has no fields, and the native
+        core has encoded the lists.
         """
         handler = grpclib.const.Handler(
             self._watch, grpclib.const.Cardinality.UNARY_STREAM, UnreadRequest, bytes

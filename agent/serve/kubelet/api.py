@@ -1,5 +1,5 @@
-"""Client of the sockets that the kubelet serves to every program on its node, with the reason of each
-failure.
+"""Client of the sockets that the kubelet serves to every program on its Kubernetes node, with the reason of
+each failure.
 
 Event loop only. The answers are bytes, which agent.serve.kubelet.podresources and
 agent.serve.kubelet.pods_api decode.
@@ -33,17 +33,17 @@ class NoAnswer(Exception):
     def __init__(self, absence: Absence, why: str, *, too_fast: bool = False) -> None:
         super().__init__(why)
         self.absence = absence
-        """Kind of the failure; absent: this kubelet does not serve the API."""
+        """Kind of the failure; "absent" means that this kubelet does not serve the API."""
         self.why = why
         self.too_fast = too_fast
         """Whether the kubelet refused the call because of its rate limit."""
 
 
 async def call_kubelet(socket: Path, method: str) -> bytes:
-    """Call a method without a request, and return its answer.
+    """Call a method of a kubelet's socket with an empty request, and return the encoded answer.
 
     Raises:
-        NoAnswer: With the reason.
+        NoAnswer: The kubelet has not answered; has the reason.
     """
     for pause_s in RATE_PAUSES_S:
         try:
@@ -56,7 +56,7 @@ async def call_kubelet(socket: Path, method: str) -> bytes:
 
 
 async def stream_kubelet(socket: Path, method: str) -> AsyncGenerator[bytes]:
-    """Yield the messages of a stream without a request, until it ends.
+    """Yield the encoded messages of a stream from a kubelet's socket, until the stream ends.
 
     Raises:
         NoAnswer: The stream has ended, or could not be opened; with the reason.

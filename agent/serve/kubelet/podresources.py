@@ -57,12 +57,12 @@ _PODS: Final[MessageShape] = {1: ShapeField("pod_resources", _POD, repeated=True
 
 
 async def list_podresources(socket: Path, clock: Callable[[], Instant]) -> SourceAnswer[ListedPod]:
-    """Return the pods that have not ended with their containers' devices, or the reason why they are not
-    known.
+    """Return the running and pending pods with the devices of their containers, or the reason why the pods
+    are not known.
 
     Args:
         socket: :data:`SOCKET` in the kubelet's directory.
-        clock: Read when the answer has arrived.
+        clock: Clock for the time of the answer.
     """
     try:
         answer = await call_kubelet(socket, LIST)

@@ -1,4 +1,4 @@
-"""Pods of this node, from the kubelet's pods API: listed once, or watched.
+"""Pods of this Kubernetes node, from the kubelet's pods API: listed once, or watched.
 
 The API exists from 1.36 on, behind the gate PodsAPI, which is on by default from 1.37 on. A static pod has
 the UID of its configuration here, and mirror pods are not listed. A watcher must keep up: the kubelet ends
@@ -130,7 +130,7 @@ POD: Final[MessageShape] = {
 
 
 def read_pod(data: bytes) -> Mapping[str, object]:
-    """Decode a pod to an object.
+    """Decode a v1.Pod message to an object as in its JSON.
 
     Raises:
         ValueError: The data are not a v1.Pod; names the place.
@@ -165,11 +165,11 @@ _EVENT: Final[MessageShape] = {
 
 
 async def list_pods(socket: Path, clock: Callable[[], Instant]) -> SourceAnswer[Object]:
-    """Return the pods of this node as objects, or the reason why they are not known.
+    """Return the pods of this Kubernetes node as objects, or the reason why the pods are not known.
 
     Args:
         socket: :data:`SOCKET` in the kubelet's directory.
-        clock: Read when the answer has arrived.
+        clock: Clock for the time of the answer.
     """
     try:
         answer = read_shape(await call_kubelet(socket, LIST), _PODS, "the answer")
@@ -190,7 +190,7 @@ async def list_pods(socket: Path, clock: Callable[[], Instant]) -> SourceAnswer[
 
 
 class PodsWatch:
-    """Watcher of this node's pods, across restarts of the kubelet and streams that it ends.
+    """Watcher of the pods of this Kubernetes node, across restarts of the kubelet and streams that it ends.
 
     Each published answer is complete. Without a stream the last answer remains, with its time and the
     error. A new stream publishes nothing before all pods have arrived.
@@ -228,7 +228,7 @@ class PodsWatch:
         """Whether a stream has sent all pods, so that the newest answer is the current state."""
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Watch the pods and publish them until cancelled."""
         failures = 0
         while True:
             self._synced = False
@@ -245,7 +245,8 @@ class PodsWatch:
             await asyncio.sleep(self._pauses_s[min(failures, len(self._pauses_s) - 1)])
 
     async def _follow(self) -> None:
-        """Process one stream to its end. Raises NoAnswer, TimeoutError, or ValueError for a wrong event."""
+        """Process the events of one stream to its end. Raises NoAnswer, TimeoutError, or ValueError for a
+        wrong event."""
         table: dict[str, Object] = {}
         invalid: list[str] = []
         pending: asyncio.TimerHandle | None = None
@@ -287,7 +288,7 @@ class PodsWatch:
             self._changed()
 
     def _publish_error(self, absence: Absence, why: str) -> None:
-        """Publish the last answer with the error; without a last answer, its absence."""
+        """Publish the last answer with the error; if there is none, the reason of its absence."""
         if self._provenance is None:
             self._latest.publish(SourceAnswer(Provenance(Origin.PODS_API, self._clock()), (), absence, why))
         else:
@@ -295,7 +296,7 @@ class PodsWatch:
 
 
 def _apply(kind: int, data: bytes, table: dict[str, Object], invalid: list[str]) -> None:
-    """Apply one event to the table. A deleted pod may have only names and UID."""
+    """Apply one event to the table of pods. A deleted pod may have only names and UID."""
     try:
         pod = read_pod(data)
         uid = _uid(pod)

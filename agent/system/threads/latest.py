@@ -50,7 +50,7 @@ class Latest(Generic[T]):
             return self._version, self._value
 
     def is_delivered(self) -> bool:
-        """Return whether a waiting task has got the newest value."""
+        """Return True if a waiting task has got the newest value."""
         with self._lock:
             return self._delivered == self._version
 
@@ -109,7 +109,7 @@ class Latest(Generic[T]):
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the loop that runs in the calling thread, if any."""
+    """Return the asyncio loop that runs in the calling thread; None: no loop runs."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

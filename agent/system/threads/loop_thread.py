@@ -31,7 +31,7 @@ class LoopThread(ABC):
     """Daemon thread that runs an event loop; a loop that hangs cannot keep the process from ending."""
 
     def __init__(self, on_failure: Callable[[BaseException], None], name: str) -> None:
-        """``on_failure`` is called in the thread with the exception that ended the loop."""
+        """Create a thread; ``on_failure`` is called in it with the exception that ended the loop."""
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()  # guards the state shared by start, stop and the thread
@@ -52,7 +52,7 @@ class LoopThread(ABC):
         """Run the loop. Called in the thread."""
 
     def _join(self, timeout_s: float) -> bool:
-        """Wait for the thread, if it was started. Returns whether it has ended."""
+        """Wait for the thread. Returns True if it has ended or was never started."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -95,7 +95,7 @@ class AsyncioThread(LoopThread):
         """Cancel ``main`` and wait for the thread. For any other thread; may be called repeatedly.
 
         Returns:
-            Whether the thread has ended; else it hangs and is abandoned.
+            True if the thread has ended; False: it hangs and is abandoned.
 
         Raises:
             BaseException: ``main`` raised it while it was cancelled.
@@ -185,7 +185,7 @@ class TrioThread(LoopThread):
         """Cancel the tasks and wait for the thread. For any other thread; may be called repeatedly.
 
         Returns:
-            Whether the thread has ended; else it hangs and is abandoned.
+            True if the thread has ended; False: it hangs and is abandoned.
         """
         with self._lock:
             self._stopping = True

@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 SOCKET_S: Final = 2.0
-"""Timeout for the server of a socket [s]."""
+"""Timeout for an answer of the server behind a socket [s]."""
 DISK_S: Final = 5.0
-"""Timeout for a file [s]."""
+"""Timeout for reading or writing a file [s]."""
 
 
 async def call_in_thread(function: Callable[[], T], name: str) -> T:
@@ -63,7 +63,7 @@ async def run_with_timeout(function: Callable[[], T], limit_s: float) -> T:
 
 
 def timeout_reason(place: object, limit_s: float) -> str:
-    """Return the text for a timeout at a place, such as a path or a socket."""
+    """Return the error text for a timeout of a call, with the path or socket that did not answer."""
     return f"{place}: no answer within {limit_s:g} s"
 
 
@@ -74,8 +74,8 @@ class HungGuard:
         self._hanging: set[object] = set()
 
     async def run(self, key: object, function: Callable[[], T], limit_s: float) -> T:
-        """Like :func:`run_with_timeout`, but raises TimeoutError at once while the last call for ``key``
-        hangs."""
+        """Call a function like :func:`run_with_timeout`, but raise TimeoutError at once while the last call
+        for ``key`` hangs."""
         if key in self._hanging:
             raise TimeoutError
         self._hanging.add(key)

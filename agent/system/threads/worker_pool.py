@@ -44,7 +44,7 @@ class WorkerPool:
     """
 
     def __init__(self, name: str, threads: int, waiting_max: int = WAITING_MAX) -> None:
-        """``name`` is the prefix of the threads' names."""
+        """Create a pool without threads; ``name`` is the prefix of its threads' names."""
         self._name = name
         self._threads_max = threads
         self._waiting_max = waiting_max
@@ -150,7 +150,7 @@ class SerialWorker:
     """
 
     def __init__(self, name: str = "dh-files", slow_s: float = SLOW_S) -> None:
-        """``slow_s`` is the time after which a call is logged as slow, once."""
+        """Create a worker; a call that takes longer than ``slow_s`` is logged once as slow."""
         self._pool = WorkerPool(name, threads=1, waiting_max=sys.maxsize)
         self._slow_s = slow_s
         self._hangs = False
@@ -186,14 +186,14 @@ class LatestJob(Generic[P]):
     """
 
     def __init__(self, run: Callable[P, None]) -> None:
-        """``run`` may block; it is never called while a call of it runs."""
+        """Create a runner that passes each job to ``run``, which may block and never runs twice at once."""
         self._run_job = run
         self._lock = threading.Lock()
         self._next: Callable[[], None] | None = None
         self._is_busy = False
 
     def give(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Set the newest job. Never blocks."""
+        """Set the newest job, which replaces a job that has not begun. Never blocks."""
         with self._lock:
             self._next = partial(self._run_job, *args, **kwargs)
             if not self._is_busy:

@@ -1,1 +1,1 @@
-"""Latched GPU faults: ingested, correlated, evaluated, resolved, and kept over restarts of the agent."""
+"""Latched GPU faults: one module for each step, from new reports to the checkpoint for restarts."""

@@ -28,20 +28,23 @@ RESOLVED_KEPT_S: Final = 86_400.0
 LOST_KEPT_S: Final = 30 * RESOLVED_KEPT_S
 """Time for which a resolved loss of a GPU is kept [s]: a second loss points to broken hardware."""
 KEPT_MAX: Final = 256
-"""Faults in the file: eight for each of 32 GPUs; with their longest texts, half of the file's limit."""
+"""Largest number of faults in the checkpoint file: eight for each of 32 GPUs.
+
+With their longest texts these faults need half of the file's size limit.
+"""
 CLEARING_NS: Final = 10 * NS
-"""Longest time that a cause takes to clear, before its probation."""
+"""Longest time from the end of a fault until its cause clears and probation starts [ns]."""
 
 
 class RestoredFaults(NamedTuple):
-    """State at the agent's start, from the checkpoint."""
+    """State of latched faults that the agent restores from the checkpoint at its start."""
 
     gpus: GpuRuleState
     faults: FaultLog
     recovery_signs: Mapping[int, RecoverySigns]
     """Last readings of each GPU that has a fault."""
     conditions: Mapping[tuple[str, str], Condition]
-    """Conditions that are raised from the first evaluation on, by device and code."""
+    """Conditions that are raised from the first evaluation on, by device name and finding code."""
 
 
 # --- save ---------------------------------------------------------------------------------------------------
@@ -53,7 +56,7 @@ def build_checkpoint(
     registry: tuple[KnownGpu, ...],
     signs: Mapping[int, RecoverySigns],
 ) -> FaultMemory:
-    """Return the content of the checkpoint: all that the next start cannot read again."""
+    """Return the content of the checkpoint: the fault state that a restarted agent cannot read again."""
     uuids = {gpu.number: gpu.uuid for gpu in registry}
     kept = []
     for key, fault in log.faults.items():
@@ -104,7 +107,7 @@ def _kept_fault(
 
 
 def restore_faults(kept: FaultMemory, boot_id: str, limits: GpuLimits, now: Instant) -> RestoredFaults:
-    """Return the state at the agent's start.
+    """Return the state of latched faults at the agent's start.
 
     Args:
         kept: Content of the checkpoint. Codes that this version does not know are left out.
@@ -187,13 +190,13 @@ def _fault(saved: KeptFault, now: Instant, *, ended_by_reboot: bool) -> Fault:
 
 
 def _instant(wall_s: float, now: Instant) -> Instant:
-    """Return the instant of a wall-clock time, which is not later than now even if the clock was set back."""
+    """Convert a wall-clock time into an instant, at the latest ``now`` even if the clock was set back."""
     wall_s = min(max(wall_s, 0.0), now.wall_s)
     return Instant(now.mono_ns - int((now.wall_s - wall_s) * NS), wall_s)
 
 
 def _is_held(fault: Fault, limits: GpuLimits, now: Instant) -> bool:
-    """Return whether the cause of a fault is still raised, or in its probation."""
+    """Return whether the cause of a fault is still raised or in its probation when the agent starts."""
     if fault.resolved is None:
         return True
     held_ns = int(limits.probation_s * NS) + CLEARING_NS

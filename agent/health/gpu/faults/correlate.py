@@ -1,7 +1,7 @@
 """Step 2 for latched faults: reports of NVML and the kernel log about the same fault are counted once.
 
 On a partitioned GPU, NVML decides which MIG instance is affected: a log line that names none waits a moment
-for NVML's report. Everything is bounded: a flood of one fault is one entry with a large count.
+for NVML's report. Memory is bounded: a flood of one fault is one entry with a large count.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from agent.health.gpu.rule_state import GpuRuleState
 from agent.health.gpu.xid.lines import SxidLine, XidLine
 from agent.health.gpu.xid.nvlink import RequiredAction, decode_nvlink5, grade_registers
 from agent.health.gpu.xid.table import CANCELS, row_of
-from agent.health.gpu.xid.values import Mark
+from agent.health.gpu.xid.values import XidEffect
 from agent.model.gpu import WHOLE_GPU, GpuEvent
 from agent.model.time import NS, Instant
 
@@ -42,7 +42,10 @@ WAITING_MAX: Final = 64
 
 
 def correlate(log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleState, now: Instant) -> FaultLog:
-    """Return the faults with these occurrences added. NVML's go first, because they name the instance."""
+    """Return the fault log with new occurrences added.
+
+    Occurrences from NVML are added first, because NVML names the MIG instance.
+    """
     faults = dict(log.faults)
     waiting: list[Occurrence] = []
     for new in sorted([*log.waiting, *occurrences], key=lambda new: (new.reporter, new.last.mono_ns)):
@@ -61,7 +64,7 @@ def correlate(log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleSta
 
 
 def next_due_ns(log: FaultLog) -> int | None:
-    """Return the time at which the first log line stops waiting for NVML."""
+    """Return the time at which the first log line stops waiting for NVML [ns]; None if no line waits."""
     return min((waiting.seen_ns + WAIT_FOR_NVML_NS for waiting in log.waiting), default=None)
 
 
@@ -69,14 +72,17 @@ def next_due_ns(log: FaultLog) -> int | None:
 
 
 def _may_be_same(left: FaultKey, right: FaultKey) -> bool:
-    """Return whether two keys may name the same fault, if one of them names less of the instance."""
+    """Return whether two keys may name the same fault: an instance that one key does not name matches any."""
     return left[:2] == right[:2] and all(
         a == b or WHOLE_GPU in (a, b) for a, b in zip(left[2:], right[2:], strict=True)
     )
 
 
 def _matching_nvml_fault(faults: dict[FaultKey, Fault], new: Occurrence) -> FaultKey | None:
-    """Return the key of NVML's fault that a log line reports; preferably one that no line reported yet."""
+    """Return the key of the fault from NVML that a log line also reports; None if there is none.
+
+    A fault that no log line has reported yet is preferred.
+    """
     found = [
         (key, fault)
         for key, fault in faults.items()
@@ -132,7 +138,7 @@ def _must_wait_for_nvml(new: Occurrence, gpus: GpuRuleState, now: Instant) -> bo
 
 
 def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Fault:
-    """Return a fault with one more occurrence added. A resolved fault starts from zero."""
+    """Return a fault with a new occurrence added; the counts of a resolved fault start from zero."""
     fresh = Fault(new.xid, new.first, new.last, before_start=new.before_start, boot_id=boot_id)
     if before is None:
         fault = fresh
@@ -169,13 +175,13 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
 
 
 def _least_needed_line(lines: tuple[XidLine | SxidLine, ...]) -> int:
-    """Return the index of the line to drop: the oldest, but never the first of the most severe."""
+    """Return the index of the log line to drop: the oldest, but not the first of the most severe lines."""
     worst = max(range(len(lines)), key=lambda at: _line_severity(lines[at]), default=0)
     return 1 if lines and worst == 0 and _line_severity(lines[0]) else 0
 
 
 def _line_severity(line: XidLine | SxidLine) -> int:
-    """Return the severity that a line states, comparable for lines of one code; 0 if it states none."""
+    """Return a number that orders log lines of one code by stated severity; 0 if the line states none."""
     if isinstance(line, SxidLine):
         return int(line.fatal)
     if line.nvlink5:
@@ -206,7 +212,7 @@ def _bursts(before: Fault | None, new: Occurrence) -> tuple[Instant, ...]:
 
 
 def _mark_cancelled(faults: dict[FaultKey, Fault]) -> None:
-    """Add the XIDs that report the end of another XID to that XID's followers."""
+    """Record each XID that reports the end of an earlier XID as a follower of the earlier one."""
     for key, fault in list(faults.items()):
         cancelled = key._replace(code=f"{XID}{CANCELS.get(fault.xid, 0)}")
         other = faults.get(cancelled)
@@ -215,8 +221,7 @@ def _mark_cancelled(faults: dict[FaultKey, Fault]) -> None:
 
 
 def _bounded(faults: dict[FaultKey, Fault]) -> dict[FaultKey, Fault]:
-    """Return at most FAULTS_MAX faults for each GPU; resolved ones, then the mildest and oldest are
-    dropped."""
+    """Drop faults above FAULTS_MAX per GPU: first resolved faults, then the mildest and oldest."""
     if len(faults) <= FAULTS_MAX:
         return faults
     for number in {key.number for key in faults}:
@@ -228,7 +233,11 @@ def _bounded(faults: dict[FaultKey, Fault]) -> dict[FaultKey, Fault]:
 
 
 def _keep_priority(key: FaultKey, fault: Fault) -> tuple[bool, int, Instant]:
-    mark = row_of(fault.xid).mark if key.code.startswith(XID) else Mark.ALWAYS
+    mark = row_of(fault.xid).mark if key.code.startswith(XID) else XidEffect.ALWAYS
     if fault.switch_line and not fault.switch_line.fatal:
-        mark = Mark.NEVER
-    return not fault.resolved, (Mark.NEVER, Mark.CONDITIONAL, Mark.ALWAYS).index(mark), fault.last
+        mark = XidEffect.NEVER
+    return (
+        not fault.resolved,
+        (XidEffect.NEVER, XidEffect.CONDITIONAL, XidEffect.ALWAYS).index(mark),
+        fault.last,
+    )

@@ -11,7 +11,7 @@ from agent.health.gpu.xid.conditions import FaultDecision, XidFacts, XidFault, a
 from agent.health.gpu.xid.rules import decide, decide_sxid
 from agent.health.gpu.xid.sxids import row_of as sxid_row_of
 from agent.health.gpu.xid.table import row_of
-from agent.health.gpu.xid.values import Mark, RecoveryAction
+from agent.health.gpu.xid.values import RecoveryAction, XidEffect
 from agent.health.rules import CatalogRow, Growth
 from agent.model.faults import Cure
 from agent.model.gpu import WHOLE_GPU, GpuField, GpuSample
@@ -23,13 +23,13 @@ from agent.model.time import NS, Instant
 ROOT_NS: Final = 10 * NS
 """Longest time between an XID and the XID whose consequence it may be."""
 SECONDARY_XIDS: Final = frozenset({43, 45, 154})
-"""XIDs that never are the root cause of another."""
+"""XIDs that are never the root cause of another XID."""
 SEVERITY_OF_MARK: Final = {
-    Mark.ALWAYS: Severity.UNHEALTHY,
-    Mark.CONDITIONAL: Severity.UNHEALTHY,
-    Mark.NEVER: Severity.INFO,
+    XidEffect.ALWAYS: Severity.UNHEALTHY,
+    XidEffect.CONDITIONAL: Severity.UNHEALTHY,
+    XidEffect.NEVER: Severity.INFO,
 }
-"""Severity of a row in the catalog: the worst that a decision can have."""
+"""Severity in the catalog row of an XID, by its effect: the worst severity that a decision can have."""
 
 
 class LatchedFinding(NamedTuple):
@@ -43,7 +43,7 @@ class LatchedFinding(NamedTuple):
 def evaluate_faults(
     log: FaultLog, gpus: GpuRuleState, limits: GpuLimits, now: Instant
 ) -> dict[FaultKey, FaultDecision]:
-    """Return the decisions on all unresolved faults that can be evaluated already."""
+    """Return the decision on each unresolved fault; a fault that cannot be evaluated yet has none."""
     if not log.faults:
         return {}
     overrides = dict(limits.xids)
@@ -79,7 +79,7 @@ def evaluate_faults(
 
 
 def _first_pass_is_late(sample: GpuSample | None, log: FaultLog, limits: GpuLimits, now: Instant) -> bool:
-    """Return whether the first pass over a GPU exceeds NVML's deadline."""
+    """Return whether the first pass over a GPU has exceeded the deadline of an NVML call."""
     since_ns = sample.call_ns if sample and sample.call else log.started_ns
     return now.mono_ns - since_ns >= limits.deadline_s * NS
 
@@ -96,8 +96,8 @@ def _xid_fault(fault: Fault, now: Instant) -> XidFault:
 
 
 def _has_root(roots: Iterable[Fault], fault: Fault) -> bool:
-    """Return whether another fault of the same GPU, which may be the root cause, occurred close to this
-    one."""
+    """Return whether one of ``roots``, the possible root causes, occurred close to a fault of the same
+    GPU."""
     return any(root.xid != fault.xid and is_near(root, fault.last, ROOT_NS) for root in roots)
 
 
@@ -135,9 +135,9 @@ def gpu_findings(
     gpus: GpuRuleState,
     number: int,
 ) -> dict[str, LatchedFinding]:
-    """Return the findings of a whole GPU by code: its own, shared ones, and INFO findings for its instances.
+    """Return the findings of a whole GPU by code: its own, shared, and INFO findings for MIG instances.
 
-    A fault of an instance that no longer exists belongs to the GPU, because the hardware is the same.
+    A fault of a MIG instance that no longer exists belongs to the GPU, because the hardware is the same.
     """
     sample = gpus.samples.get(number)
     migs = next((gpu.migs for gpu in gpus.registry if gpu.number == number), ())
@@ -170,7 +170,7 @@ def instance_findings(
     gi: int,
     ci: int,
 ) -> dict[str, LatchedFinding]:
-    """Return the findings of one MIG instance by code; of several for one code, the worst."""
+    """Return the findings of one MIG instance by code; the worst finding if one code has several."""
     found: dict[str, LatchedFinding] = {}
     for key, decision in decisions.items():
         if key.number != number or key.gi != gi or key.ci not in (ci, WHOLE_GPU):

@@ -1,7 +1,7 @@
-"""Rows of latched faults other than XIDs and SXids: events of NVML, and kernel log lines.
+"""Catalog rows of latched faults other than XIDs and SXids: NVML events and kernel log lines.
 
 Events for ECC errors, repartitions and recovery actions have no row: readings show the same state. The state
-behind the events below cannot be read, so an event that is missed is lost.
+behind the events below cannot be read, so a missed event is lost.
 """
 
 from typing import Final, NamedTuple
@@ -16,7 +16,7 @@ API_MISMATCH: Final = "gpu.driver.api_mismatch"
 
 
 class EventRow(NamedTuple):
-    """Row of an NVML event, or of one kind of kernel log line."""
+    """Catalog row of an NVML event, or of one kind of kernel log line."""
 
     code: str
     event: GpuEvent | None

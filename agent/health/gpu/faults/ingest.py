@@ -1,7 +1,7 @@
 """Step 1 for latched faults: new occurrences, from the growing counts of NVML and the kernel log.
 
-Owns the GPU and the time of an occurrence. agent.health.gpu.faults.correlate recognises several reports of
-one fault.
+This module finds the GPU and the time of an occurrence. agent.health.gpu.faults.correlate recognises several
+reports of one fault.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ from agent.health.gpu.xid.lines import (
     parse,
 )
 from agent.model.gpu import GpuEvent, GpuSet
-from agent.model.log import LogLine, LogSample
+from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceState
 from agent.model.time import Instant, at_mono
@@ -43,7 +43,7 @@ from agent.model.time import Instant, at_mono
 def ingest_faults(
     log: FaultLog, snapshot: Snapshot, gpus: GpuRuleState, evaluated_ns: int, now: Instant
 ) -> FaultLog:
-    """Return the faults after a snapshot; the same object if the snapshot reports nothing new.
+    """Return the fault log after a snapshot; the same object if the snapshot reports nothing new.
 
     Args:
         evaluated_ns: Time of the last evaluation.
@@ -60,7 +60,7 @@ def ingest_faults(
 
 
 def _without_replaced_gpus(log: FaultLog, gpus: GpuRuleState) -> FaultLog:
-    """Return the log without faults of replaced GPUs: the new GPU does not inherit them."""
+    """Return the fault log without the faults of replaced GPUs: a new GPU does not inherit them."""
     if gpus.registry == log.registry:
         return log
     removed = replaced(log.registry, gpus.registry)
@@ -166,7 +166,7 @@ def _occurrences(
 
 
 def _time_of_line(line: LogLine, log: FaultLog, now: Instant) -> Instant:
-    """Return the time of a line that was not there at the last evaluation.
+    """Return the time of a log line that is new since the last evaluation.
 
     The log's clock is not slewed as CLOCK_MONOTONIC is, and is off by a minute after weeks. An impossible
     time is replaced by the time of this evaluation.
@@ -176,7 +176,7 @@ def _time_of_line(line: LogLine, log: FaultLog, now: Instant) -> Instant:
 
 
 def _key_of(fact: ParsedLine, by_bus: Mapping[str, int]) -> FaultKey | None:
-    """Return the key of the fault that a line reports; None if it reports none, or its GPU is not known."""
+    """Return the key of the fault that a log line reports; None if it reports no fault or an unknown GPU."""
     match fact:
         case SxidLine():
             return FaultKey(SHARED, f"{SXID}{fact.code}")

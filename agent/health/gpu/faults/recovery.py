@@ -1,7 +1,7 @@
-"""Step 4 for latched faults: their end, by the driver's recovery action, a reset, a new boot, or time.
+"""Step 4 for latched faults: a recovery action, a reset, a new boot or time resolves a fault.
 
-The cause of a resolved fault stays for its probation, as every cause does. A resolved fault is kept, because
-it may recur, and old kernel log lines must not raise it again.
+The cause of a resolved fault is reported until its probation ends, as every cause is. A resolved fault is
+kept, because it may recur, and old kernel log lines must not raise it again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ from agent.model.reading import Reading
 from agent.model.time import NS, Instant, at_mono
 
 SETTLE_NS: Final = 10 * NS
-"""Time after a fault until the driver's recovery action covers it."""
+"""Time after a fault from which on the driver's recovery action includes the fault [ns]."""
 EXPIRE_NS: Final = 600 * NS
 
 _BY_RESET: Final = frozenset({Cure.ACTION, Cure.NOTHING_PENDING, Cure.LINKS_UP, Cure.RESET})
@@ -31,7 +31,7 @@ VOLATILE: Final = (
     GpuField.ECC_CORRECTABLE_SRAM,
     GpuField.PCIE_REPLAY,
 )
-"""Counters that only a reset, or a reload of the driver, clears."""
+"""Counters that are cleared only when the GPU is reset or the driver is reloaded."""
 _PENDING: Final = (GpuField.REMAP_PENDING, GpuField.REMAP_FAILURE, GpuField.RETIRED_PENDING)
 
 
@@ -39,23 +39,23 @@ class RecoverySigns(NamedTuple):
     """Signs that a GPU, or all GPUs together, recovered."""
 
     counters: tuple[Reading, ...] = ()
-    """Last readings of VOLATILE."""
+    """Last readings of the counters in VOLATILE, in its order."""
     action: int = 0
-    """Recovery action that was last read; 0 if none was."""
+    """Last reading of the driver's recovery action; 0 if none is requested or none was ever read."""
     reset_required: bool = False
     """Whether NVML returned RESET_REQUIRED in the last pass."""
     generation: int = 0
-    """Generation of the driver in the last evaluation."""
+    """Number of NVML initialisations at the last evaluation; it grows when the driver is reloaded."""
     reloaded_at: Instant | None = None
-    """Time of a driver reload, until the GPU is read again."""
+    """Time of a driver reload; None again as soon as the GPU is read after it."""
     read_ns: int = 0
-    """Time of the last read. A fault is resolved only if the GPU answered after it."""
+    """Time of the last read of the GPU [ns]. A fault is resolved only if the GPU answered after the fault."""
     reset_at: Instant | None = None
-    """Time when the last reset was detected."""
+    """Time at which the last reset was detected; None if no reset was."""
     calm_since: Instant | None = None
-    """Time since which the driver requests no action, and no row or page waits for a reset."""
+    """Time since which no recovery action is requested and no row or page waits for a reset; else None."""
     links_up_since: Instant | None = None
-    """Time since which all NVLinks that were ever up are up."""
+    """Time since which all NVLinks that were ever up are up; None while one of them is not."""
 
 
 def update_recovery_signs(
@@ -116,7 +116,7 @@ def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, n
 
 
 def _shared_signs(all_gpus: Iterable[RecoverySigns]) -> RecoverySigns:
-    """Return the signs for what all GPUs share: a sign holds when it holds for every GPU."""
+    """Return the recovery signs for faults that all GPUs share: a sign is set if every GPU has it."""
     gpus = list(all_gpus)
     resets = [gpu.reset_at for gpu in gpus]
     calm = [gpu.calm_since for gpu in gpus]
@@ -166,12 +166,12 @@ def resolve_faults(
 
 
 def _is_expired(fault: Fault, now: Instant) -> bool:
-    """Return whether a resolved INFO fault is a day old; until then a recurrence can raise its severity."""
+    """Return whether a resolved INFO fault is a day old. Until then a recurrence can raise its severity."""
     return fault.resolved is not None and fault.was_info and now.mono_ns - fault.last.mono_ns >= DAY_NS
 
 
 def _resolution_times(fault: Fault, cure: Cure, signs: RecoverySigns, now: Instant) -> Iterator[int]:
-    """Yield the times at which the fault is over, or may be, if nothing new happens until then."""
+    """Yield the times at which the fault is, or may be, over if nothing new is read until then."""
     last_ns = fault.last.mono_ns
     if cure is Cure.EXPIRES:
         yield last_ns + EXPIRE_NS

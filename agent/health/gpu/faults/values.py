@@ -13,7 +13,7 @@ from agent.health.gpu.xid.lines import SxidLine, XidLine
 from agent.model.faults import KnownGpu
 from agent.model.gpu import WHOLE_GPU, GpuEvent, MigSample
 from agent.model.health import Severity
-from agent.model.log import LogLine
+from agent.model.kernel_messages import LogLine
 from agent.model.time import NS, Instant
 
 SHARED: Final = -1
@@ -26,7 +26,7 @@ DAY_NS: Final = 86_400 * NS
 
 
 class FaultKey(NamedTuple):
-    """Identity of a latched fault: a code of one GPU or MIG instance."""
+    """Identity of a latched fault: the code of its cause, and its GPU or MIG instance."""
 
     number: int
     """Number of the GPU, or SHARED."""
@@ -63,37 +63,37 @@ class Fault:
     first: Instant
     last: Instant
     times: int = 0
-    """Number of occurrences: for each series of reports, the largest count of a reporter."""
+    """Number of occurrences; for each series of reports the largest count of one reporter is added."""
     recent_reports: ReportCounts = NO_REPORTS
-    """Reports in the current series."""
+    """Number of reports in the current series, by reporter."""
     log_us: int = 0
-    """Time of the newest log line that is counted."""
+    """Kernel log time of the newest line that is counted [us]; 0: no line."""
     lines: tuple[XidLine | SxidLine, ...] = ()
     texts: tuple[str, ...] = ()
     pids: frozenset[int] = frozenset()
     bursts: tuple[Instant, ...] = ()
     """Start of each burst within the last day."""
     followers: frozenset[int] = frozenset()
-    """Later XIDs that cancel this one."""
+    """Later XIDs that report the end of this XID."""
     before_start: bool = False
     """Whether the fault occurred while no agent ran, so that a later recovery may have been missed."""
     boot_id: str = ""
-    """Boot in which the fault last occurred."""
+    """ID of the boot in which the fault last occurred."""
     earlier_boots: int = 0
     """Number of earlier boots in which the fault occurred."""
     resolved: Instant | None = None
-    """Time when the fault was resolved."""
+    """Time when the fault was resolved; None: unresolved."""
     last_decision: FaultDecision | None = None
-    """Decision when the fault was resolved, or the decision in the checkpoint."""
+    """Decision at the time of the resolution, or in the checkpoint; None: no decision was kept."""
 
     @property
     def was_info(self) -> bool:
-        """Whether the severity was at most INFO when the fault was resolved."""
+        """Whether the fault had at most severity INFO when it was resolved; also true without a decision."""
         return self.last_decision is None or self.last_decision.severity <= Severity.INFO
 
     @property
     def switch_line(self) -> SxidLine | None:
-        """Log line of the NVSwitch that reported the fault; the first fatal line if there are several."""
+        """NVSwitch log line that reported the fault, preferably the first fatal line; None: no line."""
         lines = [line for line in self.lines if isinstance(line, SxidLine)]
         return max(lines, key=lambda line: line.fatal, default=None)
 
@@ -112,7 +112,7 @@ class Occurrence(NamedTuple):
     first: Instant
     last: Instant
     seen_ns: int
-    """Time when the agent read the report."""
+    """Time when the agent read the report [ns]."""
     reporter: FaultReporter
     log_us: int = 0
     text: str = ""
@@ -125,12 +125,12 @@ class CountedEvents(NamedTuple):
 
     times: int
     since: int
-    """Time of the first event; if it changes, NVML's count was reset."""
+    """Time of the first event in NVML's count; a change means that NVML's count started again from zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultLog:
-    """All latched faults, and which reports are already counted."""
+    """All latched faults, and the reports of faults that are already counted."""
 
     boot_id: str = ""
     faults: Mapping[FaultKey, Fault] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class FaultLog:
     """Occurrences from log lines that wait for NVML to name the MIG instance."""
     started_ns: int = 0
     registry: tuple[KnownGpu, ...] = ()
-    """GPUs to which the faults belong."""
+    """Known GPUs, to which the faults belong."""
     nvml_counted: Mapping[tuple[int, int, int, int], CountedEvents] = field(default_factory=dict)
     """Counted XIDs by NVML index, code, GPU instance and compute instance."""
     events_counted: Mapping[tuple[int, GpuEvent], int] = field(default_factory=dict)

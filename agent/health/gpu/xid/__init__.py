@@ -1,1 +1,1 @@
-"""XIDs and SXids: their tables, the kernel log lines that report them, and the decision on each."""
+"""XIDs (GPU errors) and SXids (NVSwitch errors): tables, kernel log lines, and the decision on each."""

@@ -1,4 +1,4 @@
-"""Conditions of the XID table: one function for each, with the values that it evaluates.
+"""Conditions that decide the severity of an XID: one function per condition, and the values it evaluates.
 
 agent.health.gpu.xid.values describes the conditions. The driver's recovery action outranks the table: it is
 NVML field 230 or, where that cannot be read, the action in the newest XID 154. A missing reading never counts
@@ -17,7 +17,7 @@ from agent.health.gpu.xid.nvlink import (
     grade_registers,
 )
 from agent.health.gpu.xid.table import CANCELS
-from agent.health.gpu.xid.values import Mark, RecoveryAction, XidAdvice, XidCondition, XidRow
+from agent.health.gpu.xid.values import RecoveryAction, XidAdvice, XidCondition, XidEffect, XidRow
 from agent.model.faults import Cure
 from agent.model.health import Blame, Severity
 
@@ -29,22 +29,22 @@ class XidFault(NamedTuple):
     bursts: int = 1
     """Number of bursts in the last 24 h."""
     details: tuple[XidLine, ...] = ()
-    """Some kernel log lines, the newest last; empty if only NVML reported the XID."""
+    """Some of the kernel log lines that report the XID, newest last; empty if only NVML reported it."""
     pids: frozenset[int] = frozenset()
-    """Some processes that the lines name."""
+    """Some of the process IDs that the log lines name."""
     followers: frozenset[int] = frozenset()
-    """Other XIDs that occurred later and cancel this one."""
+    """Later XIDs that report the end of this XID."""
 
 
 class XidFacts(NamedTuple):
-    """Other readings of the device. None: the device has no such reading, or it cannot be read."""
+    """Readings of the device that a condition evaluates; None: no such reading, or not readable."""
 
     action: RecoveryAction | None = None
-    """Recovery action in field 230."""
+    """Recovery action in NVML field 230."""
     has_action: bool = False
-    """Whether driver and GPU have field 230, even if it cannot be read."""
+    """Whether driver and GPU have NVML field 230, even if it cannot be read."""
     announced: RecoveryAction | None = None
-    """Recovery action in the newest XID 154; see :func:`announced_action`."""
+    """Recovery action in the newest XID 154 (:func:`announced_action`)."""
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     page_pending: bool | None = None
@@ -65,7 +65,7 @@ class XidFacts(NamedTuple):
 
 
 class FaultDecision(NamedTuple):
-    """Decision on a fault."""
+    """Decision on a latched fault: its severity, evidence and advice, and the event that ends it."""
 
     severity: Severity
     evidence: str
@@ -75,18 +75,18 @@ class FaultDecision(NamedTuple):
 
 
 def announced_action(lines: Sequence[XidLine]) -> RecoveryAction | None:
-    """Return the recovery action in the newest line that has one."""
+    """Return the recovery action in the newest XID 154 line; None if no line contains one."""
     return next((line.action for line in reversed(lines) if line.action is not None), None)
 
 
 REPEATS: Final = 2
-"""Number of bursts within a day that is not a coincidence."""
+"""Smallest number of bursts of an XID within a day that is no coincidence."""
 STORM: Final = 10
-"""Number of contained memory errors that is too large, even in one burst."""
+"""Smallest number of contained memory errors that is a fault, even in one burst."""
 
 
 class ConditionResult(NamedTuple):
-    """Result of a condition; None: the value of the row."""
+    """Result of a condition; None means that the value in the catalog row of the XID applies."""
 
     severity: Severity
     why: str = ""
@@ -99,7 +99,7 @@ _INFO, _DEGRADED, _UNHEALTHY = Severity.INFO, Severity.DEGRADED, Severity.UNHEAL
 
 
 def _by_action(facts: XidFacts, requested: Severity, none: Severity, unknown: Severity) -> ConditionResult:
-    """Return the severity for the cases that an action is requested, that none is, that this is unknown."""
+    """Return ``requested``, ``none`` or ``unknown`` as severity, by the recovery action of the driver."""
     action = facts.requested_action
     if action is None:
         return ConditionResult(
@@ -111,7 +111,7 @@ def _by_action(facts: XidFacts, requested: Severity, none: Severity, unknown: Se
 
 
 def _plain(row: XidRow, _: XidFault, __: XidFacts) -> ConditionResult:
-    return ConditionResult(_UNHEALTHY if row.mark is Mark.ALWAYS else _INFO)
+    return ConditionResult(_UNHEALTHY if row.mark is XidEffect.ALWAYS else _INFO)
 
 
 def _always_degraded(_: XidRow, __: XidFault, ___: XidFacts) -> ConditionResult:
@@ -152,7 +152,7 @@ def _stuck(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
 
 
 def _suspect(why: str) -> ConditionResult:
-    """Return the result for an apparent program fault that the hardware may have caused."""
+    """Return the result for an XID that programs usually cause, but here probably the hardware."""
     return ConditionResult(_DEGRADED, why, XidAdvice.DIAGNOSE, Blame.HARDWARE)
 
 
@@ -230,7 +230,7 @@ def _link_words(row: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResul
     results = [_nvlink5_result(row, line.nvlink5, facts) for line in fault.details if line.nvlink5]
     if results:
         return max(results, key=lambda result: result.severity)
-    if row.mark is Mark.NEVER:
+    if row.mark is XidEffect.NEVER:
         return ConditionResult(_INFO)
     result = _by_action(facts, requested=_UNHEALTHY, none=_no_row(row), unknown=_no_row(row))
     return result._replace(why=f"the kernel log has no line with the error, {result.why}")
@@ -254,8 +254,10 @@ def _nvlink5_result(row: XidRow, status: Nvlink5Status, facts: XidFacts) -> Cond
 
 
 def _no_row(row: XidRow) -> Severity:
-    """Return the severity of an error without a row: most rows of XID 149 take the link down, few others
-    do."""
+    """Return the severity of an NVLink 5 error without a table row.
+
+    Most errors of XID 149 take the link down, few errors of other XIDs do.
+    """
     return _UNHEALTHY if row.code == 149 else _DEGRADED
 
 
@@ -330,4 +332,4 @@ CONDITION_FUNCTIONS: Final[dict[XidCondition, _ConditionFunction]] = {
     XidCondition.CAPACITY_CUT: _capacity_cut,
     XidCondition.CANCELLED: _cancelled,
 }
-"""Functions of all conditions."""
+"""Function that evaluates each condition."""

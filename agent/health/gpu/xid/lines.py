@@ -58,44 +58,44 @@ PATTERNS: Final = (
 
 
 class XidLocation(NamedTuple):
-    """Location on the chip where a program faulted."""
+    """Part of the GPU chip (GPC, TPC) on which a program faulted."""
 
     gpc: int
     tpc: int
 
 
 class XidLine(NamedTuple):
-    """Line of an XID."""
+    """Parsed kernel log line of an XID."""
 
     bus: str
-    """PCI address, ``0000:3b:00.0``."""
+    """PCI address of the GPU, ``0000:3b:00.0``."""
     code: int
     gi: int = WHOLE_GPU
-    """GPU instance of the line, or WHOLE_GPU."""
+    """GPU instance that the line names, or WHOLE_GPU."""
     ci: int = WHOLE_GPU
-    """Compute instance of the line, or WHOLE_GPU."""
+    """Compute instance that the line names, or WHOLE_GPU."""
     pid: int | None = None
     process: str = ""
     """Name of the process; empty if the driver does not know it."""
     detail: str = ""
     """Rest of the driver's text."""
     root: int | None = None
-    """XID that the line names as the cause."""
+    """XID that the line names as the cause of this XID; None: no XID."""
     location: XidLocation | None = None
-    """Location of an XID 13."""
+    """Location in a line of XID 13; None: no location."""
     action: RecoveryAction | None = None
-    """New recovery action of an XID 154."""
+    """New recovery action in a line of XID 154; None: no action."""
     nvlink5: Nvlink5Status | None = None
-    """Error words of an XID 144 to 150."""
+    """Error status in a line of XID 144 to 150; None: no status."""
     nvlink4: LinkRegisters | None = None
-    """Registers of an XID 74."""
+    """Link registers in a line of XID 74; None: no registers."""
 
 
 class SxidLine(NamedTuple):
-    """Line of an NVSwitch error."""
+    """Parsed kernel log line of an NVSwitch error (SXid)."""
 
     switch: int
-    """Number of the switch, as in ``nvidia-nvswitch3``."""
+    """Number of the NVSwitch, as in ``nvidia-nvswitch3``."""
     bus: str
     code: int
     fatal: bool
@@ -105,35 +105,35 @@ class SxidLine(NamedTuple):
 
 
 class LostLine(NamedTuple):
-    """Line "GPU has fallen off the bus", which accompanies XID 79."""
+    """Kernel log line "GPU has fallen off the bus", which accompanies XID 79."""
 
     bus: str
 
 
 class InitFailedLine(NamedTuple):
-    """Line of a driver that could not initialise a GPU."""
+    """Kernel log line of a driver that could not initialise a GPU."""
 
     bus: str
-    """PCI address; empty in lines of old drivers."""
+    """PCI address of the GPU; empty in lines of old drivers."""
     status: str
     """The driver's error numbers, ``0x62:0xffff:1863``; can be empty."""
 
 
 class MismatchLine(NamedTuple):
-    """Line about a program whose driver library has another version than the loaded module."""
+    """Kernel log line about a program whose driver library has another version than the kernel module."""
 
     client: str
     module: str
 
 
 class LinkSetupLine(NamedTuple):
-    """Line of a driver that cannot determine which NVLinks are up; if it repeats, NVML soon hangs."""
+    """Kernel log line of a driver that cannot determine which NVLinks are up; repeated, NVML soon hangs."""
 
     detail: str
 
 
 class UnparsedLine(NamedTuple):
-    """Line that matches no pattern, or whose values cannot be parsed."""
+    """Kernel log line that matches no pattern, or whose values cannot be parsed."""
 
     text: str
 
@@ -163,7 +163,7 @@ _STATUS: Final = re.compile(r"\(([0-9a-fA-Fx:]{1,40})\)")
 
 
 def normal_bus(text: str) -> str:
-    """Return a PCI address in the form of sysfs: ``PCI:00000000:3B:00`` becomes ``0000:3b:00.0``.
+    """Return a PCI address in the format of sysfs: ``PCI:00000000:3B:00`` becomes ``0000:3b:00.0``.
 
     Other texts are returned unchanged.
     """
@@ -265,7 +265,7 @@ _TABLE: Final[tuple[tuple[re.Pattern[str], _Parser], ...]] = tuple(
 
 
 def parse(text: str) -> ParsedLine:
-    """Parse a message of the kernel log. Never raises.
+    """Parse a kernel log message into a line of a known kind, else into an UnparsedLine. Never raises.
 
     Args:
         text: Message as in /dev/kmsg, without the prefix; a line break within a record is ``\\x0a`` there.

@@ -25,51 +25,51 @@ NVLINK5_CODES: Final = range(144, 151)
 
 
 class Nvlink5Status(NamedTuple):
-    """Values of an NVLink 5 line."""
+    """Values of an NVLink 5 error line in the kernel log."""
 
     unit: str
-    """Unit as the driver names it, ``RLW_RXPIPE``."""
+    """Hardware unit as the driver names it, ``RLW_RXPIPE``."""
     fatal: bool | None
     """Whether the line contains ``Fatal``; None if it has no known severity."""
     link: int
-    """Number of the link; -1 if the line names none."""
+    """Number of the NVLink; -1 if the line names no link."""
     intr_info: int
     error_status: int
 
 
 class RequiredAction(IntEnum):
-    """Action that a row requires. Ordered: the largest counts if several bits of a word are set."""
+    """Action that an NVLink 5 error requires; the largest one applies if several error bits are set."""
 
     NOTHING = 0
     FOLLOW_154 = 1
-    """The action of the accompanying XID 154; without one, nothing."""
+    """The recovery action of the accompanying XID 154 is required; nothing if there is no XID 154."""
     UNKNOWN = 2
-    """Unknown action: no row matches."""
+    """The required action is unknown, because no table row matches."""
     RESET = 3
 
 
 class _RowKey(Enum):
-    """Key of a unit's rows."""
+    """Value of an NVLink 5 error line by which the table rows of a unit are found."""
 
     BITS = auto()
     """Each bit that is set in the error status."""
     STATUS = auto()
-    """Error status as a number."""
+    """The whole error status as a number."""
     REASON = auto()
-    """Reason in ``intr_info``."""
+    """Reason why the link went down, from ``intr_info``."""
     NOTHING = auto()
-    """No key: the unit has one row, with key 0."""
+    """No value: the unit has one row, with key 0."""
 
 
 class NvlinkUnit(NamedTuple):
-    """Part of a unit that reports one XID."""
+    """Part of a hardware unit that reports one XID, with its table rows."""
 
     code: int
     name: str
     v1: int
-    """Bits 9 to 0 of ``intr_info``, drivers before 575."""
+    """Value of bits 9 to 0 of ``intr_info`` that names this part, in drivers before 575."""
     v2: int
-    """Bits 6 to 0 of ``intr_info``, drivers since 575."""
+    """Value of bits 6 to 0 of ``intr_info`` that names this part, in drivers since 575."""
     key: _RowKey
     rows: Mapping[int, RequiredAction]
     flagged: int = 0
@@ -94,7 +94,7 @@ def _unit(
 
 
 _SOFTWARE: Final = 0x80000000
-"""Bit that the driver sets, not the hardware."""
+"""Bit of the error status that the driver sets, not the hardware."""
 
 _TLW_NOTHING: Final = (0x1, 0x2, _SOFTWARE)
 
@@ -134,13 +134,13 @@ _V2_FLAG: Final = 0x80
 
 
 class DecodedError(NamedTuple):
-    """Decoded NVLink 5 line."""
+    """Decoded NVLink 5 error line: the unit, the reason and the required action."""
 
     required: RequiredAction
     unit: str
-    """Unit as the row names it; without a row, as the line does."""
+    """Hardware unit as the table row names it; without a row, as the log line names it."""
     reason: int
-    """Reason why the link went down, else 0."""
+    """Number of the reason why the link went down; 0: no reason."""
 
 
 def _unit_of(code: int, intr_info: int) -> tuple[NvlinkUnit, bool] | None:
@@ -158,7 +158,9 @@ def _bits(word: int) -> list[int]:
 
 
 def decode_nvlink5(code: int, status: Nvlink5Status) -> DecodedError:
-    """Decode a line by its row. A line without a row is UNKNOWN, never benign. Never raises.
+    """Decode an NVLink 5 error line by its table row. Never raises.
+
+    The required action of a line without a row is UNKNOWN, never NOTHING.
 
     Args:
         code: XID, 144 to 150; others have no rows.
@@ -185,20 +187,20 @@ def decode_nvlink5(code: int, status: Nvlink5Status) -> DecodedError:
 
 
 class LinkRegisters(NamedTuple):
-    """Registers of one link, from an NVLink 4 line."""
+    """Registers of one NVLink, from an NVLink 4 error line."""
 
     link: int
     registers: tuple[int, ...]
 
 
 class RegisterGrade(IntEnum):
-    """Meaning of the bits that are set in registers. Ordered: the largest counts."""
+    """Meaning of the set bits of NVLink 4 registers; the largest one applies if several bits are set."""
 
     NONE = 0
     """No bit is set."""
     BENIGN = 1
     SYMPATHETIC = 2
-    """Consequence of another fault; a fault itself if there is no other."""
+    """The bits report a consequence of another fault, or a fault of the link if there is no other."""
     HARDWARE = 3
 
 
@@ -207,12 +209,12 @@ def _mask(bits: Iterable[int]) -> int:
 
 
 BENIGN_BITS: Final = {0: _mask((0, 23, 30)), 4: _mask((20, 23, 26, 29))}
-"""Benign bits by register. Those of the fifth register report many corrected errors, without loss."""
+"""Benign bits by index of the register. Bits of the fifth register report many corrected errors."""
 SYMPATHETIC_BITS: Final = {0: _mask((1, 20)), 3: _mask((16, 17))}
 
 
 def grade_registers(registers: Sequence[int]) -> RegisterGrade:
-    """Return the meaning of one line's registers."""
+    """Return the meaning of the NVLink 4 registers in one log line."""
     found = RegisterGrade.NONE
     for index, value in enumerate(registers):
         benign, sympathetic = BENIGN_BITS.get(index, 0), SYMPATHETIC_BITS.get(index, 0)

@@ -1,7 +1,7 @@
-"""Decisions on XIDs and SXids, from their rows, what is known of the device, and the configuration.
+"""Decisions on XIDs and SXids, from their table rows, the readings of the device, and the configuration.
 
-The functions are pure: the caller counts occurrences and gathers facts in every evaluation, so a decision
-becomes worse or better with the facts.
+The functions are pure: the caller counts occurrences and gathers the readings in every evaluation, so a
+decision becomes worse or better with the readings.
 
 An NVSwitch belongs to no GPU, so an SXid gets one decision for the whole fabric, by its scope and by the
 severity in its line:
@@ -24,7 +24,7 @@ from agent.health.gpu.xid.conditions import (
 )
 from agent.health.gpu.xid.lines import SxidLine
 from agent.health.gpu.xid.sxids import SxidRow, SxidScope
-from agent.health.gpu.xid.values import Mark, XidAdvice, XidRow
+from agent.health.gpu.xid.values import XidAdvice, XidEffect, XidRow
 from agent.model.faults import Cure
 from agent.model.health import Blame, Severity, XidOverride
 
@@ -39,21 +39,21 @@ _OVERRIDES: Final = {
 def decide(
     row: XidRow, fault: XidFault, facts: XidFacts, override: XidOverride | None = None
 ) -> FaultDecision:
-    """Return the decision on one XID of one device.
+    """Decide on the severity and advice for one XID of one device.
 
     Args:
-        row: Row of the code, from :func:`agent.health.gpu.xid.table.row_of`.
+        row: Table row of the XID, from :func:`agent.health.gpu.xid.table.row_of`.
         fault: Occurrences of the XID.
         facts: Other readings of the device.
         override: Severity for the code in the configuration; it outranks all else, and the evidence names it.
 
     Returns:
-        Decision with at most DEGRADED for Mark.NEVER. The evidence contains no counts and times, so that it
-        changes only with the facts. OK: the configuration ignores the code.
+        Decision, with at most DEGRADED for XidEffect.NEVER; severity OK: the configuration ignores the XID.
+        The evidence contains no counts and times, so that it changes only with the readings.
     """
     if override is None:
         result = CONDITION_FUNCTIONS[row.condition](row, fault, facts)
-        severity = min(result.severity, Severity.DEGRADED) if row.mark is Mark.NEVER else result.severity
+        severity = min(result.severity, Severity.DEGRADED) if row.mark is XidEffect.NEVER else result.severity
     else:
         severity = _OVERRIDES[override]
         result = ConditionResult(severity, f"{override} by configuration")
@@ -77,16 +77,16 @@ _SXID_SEVERITY: Final = {
     SxidScope.NON_FATAL: Severity.INFO,
     SxidScope.UNLISTED: Severity.DEGRADED,
 }
-"""Severity of an SXid by its row alone."""
+"""Severity of an SXid by the scope in its table row, without a log line."""
 _SXID_ADVICE: Final = {Severity.UNHEALTHY: XidAdvice.RESET_FABRIC, Severity.DEGRADED: XidAdvice.CHECK_LINKS}
 
 
 def decide_sxid(row: SxidRow, line: SxidLine | None) -> FaultDecision:
-    """Return the decision on an SXid, for the fabric.
+    """Decide on the severity and advice for an SXid, for the whole fabric.
 
     Args:
-        row: Row of the code, from :func:`agent.health.gpu.xid.sxids.row_of`.
-        line: Line that reported the SXid; the evidence names its switch and link. None: decide by the row.
+        row: Table row of the SXid, from :func:`agent.health.gpu.xid.sxids.row_of`.
+        line: Log line of the SXid; the evidence names its switch and link. None: only the row decides.
     """
     severity = _SXID_SEVERITY[row.scope] if line is None else _severity(row.scope, line)
     return FaultDecision(

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class SxidScope(StrEnum):
-    """Scope of an error."""
+    """Part of the NVLink fabric that an NVSwitch error affects."""
 
     PORT = "port"
     """The link of one port, and the GPU at its end."""
@@ -23,7 +23,7 @@ class SxidScope(StrEnum):
 
 
 class SxidRow(NamedTuple):
-    """Row of one SXid."""
+    """Table row of one SXid."""
 
     code: int
     meaning: str
@@ -98,9 +98,9 @@ SXIDS: Final = {
         for code, meaning in table.items()
     )
 }
-"""Rows by code, in order."""
+"""Table rows by SXid number, in ascending order."""
 
 
 def row_of(code: int) -> SxidRow:
-    """Return the row of a code; a code that is not listed gets a row that is not benign."""
+    """Return the table row of an SXid; an SXid that is not listed gets a row that is not benign."""
     return SXIDS.get(code) or SxidRow(code, "unknown to this version", SxidScope.UNLISTED)

@@ -10,10 +10,10 @@ Sources: NVIDIA's XID catalog, and other agents where they agree with it.
 from typing import Final
 
 from agent.health.gpu.xid.values import (
-    Mark,
     XidAdvice,
     XidClass,
     XidCondition,
+    XidEffect,
     XidGrade,
     XidRow,
     parse_repairs,
@@ -28,7 +28,7 @@ def _row(
     meaning: str,
     grade: XidGrade,
     letters: str,
-    mark: Mark,
+    mark: XidEffect,
     condition: XidCondition,
     cure: Cure,
     blame: Blame,
@@ -40,9 +40,9 @@ def _row(
 
 
 def _program(xid_class: XidClass, engine: str, *codes: int, first: int = 0) -> list[XidRow]:
-    """Return rows for the fault of several engines of one kind, numbered from ``first``."""
+    """Return one table row per code, for faults of engines of one kind that are numbered from ``first``."""
     return [
-        _row(code, xid_class, f"{engine} {number} fault", XidGrade.WARN, "yyyn", Mark.NEVER,
+        _row(code, xid_class, f"{engine} {number} fault", XidGrade.WARN, "yyyn", XidEffect.NEVER,
              XidCondition.PLAIN, Cure.EXPIRES, Blame.WORKLOAD, XidAdvice.CHECK_WORKLOAD)
         for number, code in enumerate(codes, first)
     ]  # fmt: skip
@@ -53,7 +53,7 @@ _C, _G, _X = XidCondition, XidGrade, XidClass
 _HARDWARE, _DRIVER, _WORKLOAD, _SETUP = Blame.HARDWARE, Blame.DRIVER, Blame.WORKLOAD, Blame.CONFIGURATION
 _A = XidAdvice
 
-_YES, _COND, _NO = Mark.ALWAYS, Mark.CONDITIONAL, Mark.NEVER
+_YES, _COND, _NO = XidEffect.ALWAYS, XidEffect.CONDITIONAL, XidEffect.NEVER
 _EXPIRES, _ACTION, _RESET, _REBOOT = Cure.EXPIRES, Cure.ACTION, Cure.RESET, Cure.REBOOT
 
 ALWAYS: Final = (
@@ -252,15 +252,15 @@ RETIRED: Final = tuple(
 # fmt: on
 
 XIDS: Final = {row.code: row for row in sorted((*ALWAYS, *CONDITIONAL, *NEVER, *RETIRED))}
-"""Rows by code, in order."""
+"""Table rows by XID number, in ascending order."""
 
 CANCELS: Final = {162: 163}
-"""XIDs that report the end of another XID."""
+"""XID that reports the end of an earlier XID, by the earlier XID."""
 
 
 def row_of(code: int) -> XidRow:
-    """Return the row of a code; a code that is not listed gets a row that is not benign."""
+    """Return the table row of an XID; an XID that is not listed gets a row that is not benign."""
     return XIDS.get(code) or XidRow(
         code, XidClass.META, "unknown to this version", XidGrade.WARN, parse_repairs("????"),
-        Mark.CONDITIONAL, XidCondition.UNLISTED, Cure.ACTION, Blame.DRIVER, XidAdvice.FOLLOW_ACTION,
+        XidEffect.CONDITIONAL, XidCondition.UNLISTED, Cure.ACTION, Blame.DRIVER, XidAdvice.FOLLOW_ACTION,
     )  # fmt: skip

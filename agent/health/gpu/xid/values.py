@@ -1,4 +1,4 @@
-"""Values of an XID's row, such as its class, mark, condition and advice; and recovery actions.
+"""Values in the table row of an XID (class, effect, condition, advice), and recovery actions of the driver.
 
 The rows are in agent.health.gpu.xid.table, the functions of the conditions in
 agent.health.gpu.xid.conditions.
@@ -56,7 +56,7 @@ class CatalogAnswer(StrEnum):
 
 
 class Repairs(NamedTuple):
-    """Repairs that are enough, from the mildest to the strongest, and whether hardware is suspected."""
+    """Answers on an XID: whether each repair is enough, mildest first, and whether hardware is suspected."""
 
     app_restart: CatalogAnswer
     gpu_reset: CatalogAnswer
@@ -80,8 +80,8 @@ def parse_repairs(letters: str) -> Repairs:
     return Repairs(app_restart, gpu_reset, reboot, hardware)
 
 
-class Mark(StrEnum):
-    """Effect of an XID on a device: always Unhealthy, under a condition, or never."""
+class XidEffect(StrEnum):
+    """Rule by which an XID makes a device Unhealthy: always, under a condition, or never."""
 
     ALWAYS = "yes"
     CONDITIONAL = "cond"
@@ -89,11 +89,13 @@ class Mark(StrEnum):
 
 
 class XidCondition(Enum):
-    """Condition that decides the severity of an XID. Each has a function in
-    agent.health.gpu.xid.conditions."""
+    """Condition that decides the severity of an XID.
+
+    Each condition has a function in agent.health.gpu.xid.conditions.
+    """
 
     PLAIN = auto()
-    """The mark alone decides."""
+    """No condition: the XidEffect alone decides."""
     ALWAYS_DEGRADED = auto()
     """Always degraded: the device stays usable."""
     RETIRED = auto()
@@ -107,7 +109,7 @@ class XidCondition(Enum):
     REQUESTED_ONLY = auto()
     """Degraded if the driver requests a recovery action; never Unhealthy."""
     ANNOUNCES = auto()
-    """XID 154: its text is the recovery action, which counts where the field cannot be read."""
+    """XID 154: its text is the recovery action, which applies where NVML field 230 cannot be read."""
     STUCK = auto()
     """The recovery action decides; Unhealthy if the driver cannot report one."""
     SAME_PLACE = auto()
@@ -137,11 +139,11 @@ class XidCondition(Enum):
     CAPACITY_CUT = auto()
     """The recovery action decides; if ECC is off, the advice is to switch it on."""
     DRAM_OF_48 = auto()
-    """Detail of an XID 48 in DRAM, unless the memory's readings are worse."""
+    """Detail of an XID 48 in DRAM; more severe only if the readings of the memory are."""
     SRAM_OF_48 = auto()
-    """Detail of an XID 48 in SRAM, unless the memory's readings are worse."""
+    """Detail of an XID 48 in SRAM; more severe only if the readings of the memory are."""
     CANCELLED = auto()
-    """Degraded until another XID reports the end."""
+    """Degraded until another XID reports the end of this one."""
 
 
 class XidAdvice(StrEnum):
@@ -169,14 +171,14 @@ class XidAdvice(StrEnum):
 
 
 class XidRow(NamedTuple):
-    """Row of one XID."""
+    """Table row of one XID."""
 
     code: int
     xid_class: XidClass
     meaning: str
     grade: XidGrade
     repairs: Repairs
-    mark: Mark
+    mark: XidEffect
     condition: XidCondition
     cure: Cure
     """Event that ends the fault; a fault of severity INFO always expires."""
@@ -211,7 +213,7 @@ class RecoveryAction(IntEnum):
 
     @property
     def text(self) -> str:
-        """Name in texts: ``drain and reset``."""
+        """Name of the recovery action in evidence texts: ``drain and reset``."""
         return self.name.lower().replace("_", " ")
 
     @property

@@ -22,8 +22,8 @@ from agent.model.wake import Field, Wake
 
 
 def unless_in_container(evaluate: Callable[[GroupView], RuleResult]) -> Callable[[GroupView], RuleResult]:
-    """Drop a pod's finding if one of its containers has it too: most counters of a container include in its
-    pod.
+    """Decorate a rule to drop a pod's finding if one of its containers has the same finding: a pod's counters
+    include those of its containers.
     """
 
     @wraps(evaluate)
@@ -45,13 +45,13 @@ def _bytes(value: int) -> str:
 
 
 def limit_text(*limits: Reading) -> str:
-    """Return the lowest of the limits in brackets: `` (limit 8 MiB)``; empty if there is none."""
+    """Format the lowest of the limits in brackets: `` (limit 8 MiB)``; empty if there is none."""
     finite = [limit for limit in limits if isinstance(limit, int) and limit != NO_LIMIT]
     return f" (limit {_bytes(min(finite))})" if finite else ""
 
 
 MIN_LIMIT_EVENTS: Final = 10
-"""Number of events within MEMORY_WINDOW_S from which a limit counts as hit."""
+"""Smallest number of events within MEMORY_WINDOW_S for which a limit counts as hit."""
 
 
 def _limit_wake(field: Field) -> Wake:
@@ -59,7 +59,7 @@ def _limit_wake(field: Field) -> Wake:
 
 
 def _size_limit(view: GroupView, index: int, limits: Callable[[HugetlbSample], tuple[Reading, ...]]) -> str:
-    """Return the container's own limit of a hugepage size, else its pod's."""
+    """Format the container's limit for a hugepage size, or its pod's if the container has none."""
     own = limit_text(*limits(view.group.hugetlb[index]))
     if own or view.pod is None or index >= len(view.pod.hugetlb):
         return own
@@ -67,15 +67,15 @@ def _size_limit(view: GroupView, index: int, limits: Callable[[HugetlbSample], t
 
 
 def _fault_limits(size: HugetlbSample) -> tuple[Reading, ...]:
-    """Return the limits that a page fault may have hit: v2 does not state which, v1 counts reservations
-    separately.
+    """Return the hugepage limits that a page fault may have hit: cgroup v2 does not state which, v1 counts
+    reservations separately.
     """
     return (size.max,) if isinstance(size.rsvd_failed, int) else (size.max, size.rsvd_max)
 
 
 def _memory_limit(view: GroupView) -> str:
-    """Return the container's memory limit, else its pod's. Without any, the node or all pods together ran
-    out.
+    """Format the container's memory limit, or its pod's. Without either, the node or all pods together ran
+    out of memory.
     """
     limits = [group.mem_limit for group in (view.group, view.pod) if group is not None]
     none = " (no limit of its own)" if all(limit == NO_LIMIT for limit in limits) else ""
@@ -222,10 +222,11 @@ MEMORY_LIMIT_RULES: Final = (
 
 
 MIN_PERIODS: Final = 20
-"""Smallest number of CPU periods for which a share is meaningful: two seconds of 100 ms each."""
+"""Smallest number of CPU periods for which the share of throttled periods is meaningful: two seconds of 100
+ms each."""
 EXCLUSIVE_MIN_EVALUATIONS: Final = 2
-"""Number of evaluations with throttling that make a finding: the kubelet may set and remove a quota right
-after the start, which throttles within one.
+"""Number of evaluations with throttling from which the rule returns a finding: the kubelet may set and remove
+a quota right after the container's start, which throttles in one evaluation.
 """
 FROZEN_S: Final = 300
 
@@ -331,4 +332,4 @@ AFFECTED_KINDS: Final[Mapping[str, Kind]] = {
     "cgroup.memory.max": Kind.MEMORY,
     "cgroup.memory.high": Kind.MEMORY,
 }
-"""Kind of device that a pod has too little of, by code."""
+"""Kind of the devices that provide what the pod lacks, by finding code."""

@@ -1,12 +1,13 @@
-"""State and views of the rules for the cgroups of pods.
+"""State of the rules for the cgroups of pods, and views, which are the inputs of these rules.
 
-Two kinds of counters are kept. Of events that each matter (OOM kills, refused hugepages), those of the last
-ten minutes count. Of events that matter by their rate (throttling, memory at its limit), a window is kept
-while the counter grows and for some time after.
+Two kinds of counters are kept. Events that matter singly (OOM kills, refused hugepages) count for ten
+minutes. For events that matter by their rate (throttling, memory at its limit), a window is kept while the
+counter grows and for some time after.
 
-Of most groups only the last sample is kept, and an unchanged sample object costs one pointer comparison per
-evaluation: there may be thousands of groups. A group is compared with its own last sample. A group that is
-new since the last evaluation started at zero; counts from before the first evaluation are ignored.
+For most cgroups only the last sample is kept, and an unchanged sample object costs one pointer comparison per
+evaluation: there may be thousands of cgroups. Each cgroup is compared with its own last sample. The counters
+of a cgroup that is new since the last evaluation started at zero; counts from before the first evaluation are
+ignored.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,15 +26,15 @@ from agent.model.snapshot import GroupKind, GroupSample, Snapshot
 from agent.model.time import NS, Instant
 
 LINGER_NS: Final = 30 * NS
-"""Time for which a group stays active after its last event, so that its conditions can clear."""
+"""Time for which a cgroup stays active after its last event, so that its findings can clear."""
 
 
 class RateCounters(NamedTuple):
-    """Counters of a group that are evaluated by their rate."""
+    """Counters of a cgroup that are evaluated by their rate."""
 
     periods: Reading
-    """CPU periods in which the group had runnable tasks; ``throttled`` counts those in which it used up its
-    quota.
+    """CPU periods in which the cgroup had runnable tasks; ``throttled`` counts the periods in which it used
+    up its quota.
     """
     throttled: Reading
     at_max: Reading
@@ -41,11 +42,11 @@ class RateCounters(NamedTuple):
 
 
 NO_RATE_COUNTS: Final = RateCounters(0, 0, 0, 0)
-"""Counters of a new group."""
+"""Counters of a new cgroup: all 0."""
 
 
 class Rates(NamedTuple):
-    """Windows over the rate counters."""
+    """Windows over the rate counters of a cgroup."""
 
     periods: RateWindow = ()
     throttled: RateWindow = ()
@@ -59,7 +60,7 @@ NO_RATES: Final = Rates()
 
 
 def rate_counters(group: GroupSample) -> RateCounters:
-    """Return the rate counters of a group. cgroup v1 has one counter for all failures to get memory."""
+    """Return the rate counters of a cgroup. cgroup v1 has one counter for all failures to get memory."""
     at_max = group.mem_failcnt if is_absent(group.mem_max) else group.mem_max
     return RateCounters(group.cpu_periods, group.cpu_throttled, at_max, group.mem_high)
 
@@ -67,7 +68,7 @@ def rate_counters(group: GroupSample) -> RateCounters:
 def next_rates(
     before: Rates, old: RateCounters, new: RateCounters, evaluated_ns: int, now_ns: int, window_ns: int
 ) -> Rates:
-    """Return the windows of a group whose sample has changed.
+    """Return the windows of a cgroup whose sample has changed.
 
     Args:
         old: Counters at the last evaluation, which was at ``evaluated_ns``.
@@ -97,8 +98,8 @@ def next_rates(
 
 
 def _has_grown(old: Reading, new: Reading) -> bool:
-    """Return whether a counter has grown. One that is new has grown from 0; after an unreadable one it is
-    unknown.
+    """Return True if a counter has grown. A new counter has grown from 0; False if the old value was
+    unreadable.
     """
     if isinstance(new, Missing):
         return False
@@ -106,20 +107,22 @@ def _has_grown(old: Reading, new: Reading) -> bool:
 
 
 def drop_stale_rates(rates: Rates, now_ns: int, window_ns: int) -> Rates:
-    """Return the rates, or none if their last growth is older than the window."""
+    """Return the windows over the rate counters; empty windows if the last growth is older than the
+    window."""
     return rates if now_ns - rates.grew_ns < window_ns + LINGER_NS else NO_RATES
 
 
 RECENT_NS: Final = 600 * NS
-"""Time for which an event is reported after the last one."""
+"""Time for which events are reported after the last event."""
 MAX_GONE_GROUPS: Final = 1024
-"""Number of removed groups kept: a container that restarts in a loop must not fill the memory."""
+"""Largest number of removed cgroups that are kept: a container that restarts in a loop must not fill the
+memory."""
 MEMORY_WINDOW_S: Final = 60
 """Window over failures to get memory [s]."""
 
 
 class GroupCounter(StrEnum):
-    """Counter of events that each matter."""
+    """Kind of a counter whose single events matter, for example OOM kills."""
 
     KILLS = "kills"
     OOMS = "ooms"
@@ -128,51 +131,53 @@ class GroupCounter(StrEnum):
 
 
 CounterKey = tuple[GroupCounter, int]
-"""Counter of a group, with the index of a hugepage size; 0 for the others."""
+"""Kind of a counter, with the index of a hugepage size; index 0 for counters without a size."""
 
 
 class CounterDelta(NamedTuple):
     """Recent growth of one counter."""
 
     total: int
-    """Value as last read."""
+    """Value at the last reading."""
     recent: int
-    """Recent events; 0 if the counter is unreadable at the moment."""
+    """Number of recent events; 0 if the counter is unreadable at the moment."""
     grew_ns: int
 
 
 class ActiveGroup(NamedTuple):
-    """Group with recent events."""
+    """Cgroup with recent events."""
 
     group: GroupSample
-    """Last sample; it is kept after the group's end, which is often the result of the event."""
+    """Last sample of the cgroup; kept after the cgroup was removed, which is often the result of the
+    event."""
     pod: GroupSample | None
-    """Sample of the container's pod."""
+    """Sample of the container's pod; None for a pod's own cgroup."""
     deltas: Mapping[CounterKey, CounterDelta]
     rates: Rates
-    """Windows over the rate counters."""
+    """Windows over the rate counters of a cgroup."""
     frozen_ns: int | None
-    """Time at which it was last known to be frozen."""
+    """Time at which the cgroup was last known to be frozen; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """Values that the cgroup rules compare with."""
+    """State of the cgroup rules, which the next evaluation compares with."""
 
     groups: tuple[GroupSample, ...] = ()
-    """Samples of the last evaluation."""
+    """Samples of all cgroups in the last evaluation."""
     by_id: Mapping[int, GroupSample] = field(default_factory=dict)
     pods: Mapping[str, GroupSample] = field(default_factory=dict)
-    """Pod groups by UID."""
+    """Samples of the pods' own cgroups, by pod UID."""
     evaluated_ns: int = 0
     active: Mapping[int, ActiveGroup] = field(default_factory=dict)
-    """Groups with recent events, by ID."""
+    """Cgroups with recent events, by ID."""
 
 
 def next_group_state(
     previous: GroupState, snapshot: Snapshot, settings: Settings, now: Instant, *, started: bool
 ) -> GroupState:
-    """Return the state after a snapshot. ``started``: whether there was an evaluation before."""
+    """Return the state of the cgroup rules after a snapshot. ``started``: True if there was an evaluation
+    before."""
     groups, by_id, pods = snapshot.groups, previous.by_id, previous.pods
     changed: list[GroupSample] = []
     if len(groups) != len(previous.groups) or not all(map(is_, groups, previous.groups)):
@@ -212,7 +217,7 @@ def _next_active(
     now_ns: int,
     window_ns: int,
 ) -> ActiveGroup | None:
-    """Return the record of a group whose sample has changed; None if it has no recent events."""
+    """Return the record of a cgroup whose sample has changed; None if the cgroup has no recent events."""
     deltas = _next_deltas(record, before, group, now_ns)
     old = rate_counters(before) if before else NO_RATE_COUNTS
     rates = next_rates(
@@ -257,7 +262,7 @@ def _without_expired(
     now_ns: int,
     window_ns: int,
 ) -> Mapping[int, ActiveGroup]:
-    """Return the groups with recent events; of groups that are gone, at most MAX_GONE_GROUPS."""
+    """Return the cgroups with recent events, at most MAX_GONE_GROUPS of them removed cgroups."""
     kept: dict[int, ActiveGroup] = {}
     gone: list[tuple[int, ActiveGroup]] = []
     for ident, record in active.items():
@@ -278,7 +283,8 @@ def _without_expired(
 
 
 def _recent_deltas(record: ActiveGroup, now_ns: int, *, exists: bool) -> dict[CounterKey, CounterDelta]:
-    """Return the deltas with recent events, and those of counters that are unreadable at the moment."""
+    """Return the counter deltas with recent events, and the deltas of counters that are unreadable at the
+    moment."""
     counts = _counters(record.group) if exists else {}
     deltas = {}
     for key, delta in record.deltas.items():
@@ -290,7 +296,7 @@ def _recent_deltas(record: ActiveGroup, now_ns: int, *, exists: bool) -> dict[Co
 
 
 def _frozen_ns(record: ActiveGroup, now_ns: int) -> int | None:
-    """Return when an existing group was last known to be frozen; None: never, or more than LINGER_NS ago."""
+    """Return when an existing cgroup was last known to be frozen; None: never, or more than LINGER_NS ago."""
     state, since_ns = record.group.frozen, record.frozen_ns
     if state == 1:
         return now_ns
@@ -300,44 +306,47 @@ def _frozen_ns(record: ActiveGroup, now_ns: int) -> int | None:
 
 
 class Throttling(NamedTuple):
-    """CPU throttling of a group over the configured window."""
+    """CPU throttling of a cgroup over the configured window."""
 
     throttled: int = 0
-    """Periods in which the group used up its quota."""
+    """CPU periods in which the cgroup used up its quota."""
     periods: int = 0
-    """Periods in which the group had runnable tasks."""
+    """CPU periods in which the cgroup had runnable tasks."""
     evaluations: int = 0
     """Number of evaluations in which ``throttled`` had grown."""
 
 
 class GroupView(NamedTuple):
-    """View of a cgroup with recent events: a container's, or a pod's own."""
+    """Input of the cgroup rules for one cgroup with recent events: a container's, or a pod's own."""
 
     group: GroupSample
     pod: GroupSample | None = None
-    """Sample of the container's pod."""
+    """Sample of the container's pod; None for a pod's own cgroup."""
     containers: "tuple[GroupView, ...]" = ()
-    """Views of the pod's containers with recent events."""
+    """Inputs of the rules for the pod's containers with recent events; empty for a container."""
     exclusive: tuple[str, ...] = ()
-    """Subjects of declared devices that are the group's exclusive CPUs."""
+    """Names of the declared devices that provide the cgroup's exclusive CPUs; empty if its CPUs are
+    shared."""
     limits: HostLimits = HostLimits()
     kills: int = 0
     """OOM kills in the last ten minutes."""
     ooms: int = 0
     """Failures to get memory in the last ten minutes, with or without a kill."""
     hits: tuple[int, ...] = ()
-    """Hits of the hugepage limit in the last ten minutes, by the index in ``group.hugetlb``."""
+    """Hits of the hugepage limit in the last ten minutes, by the index of the page size in
+    ``group.hugetlb``."""
     refusals: tuple[int, ...] = ()
-    """Refused hugepage reservations in the last ten minutes, by the index in ``group.hugetlb``."""
+    """Refused hugepage reservations in the last ten minutes, by the index of the page size in
+    ``group.hugetlb``."""
     throttling: Throttling = Throttling()
     at_max: int = 0
     """Hits of the memory limit within a minute."""
     at_high: int = 0
-    """Times that the group was throttled for exceeding ``memory.high``, within a minute."""
+    """Times that the cgroup was throttled for exceeding ``memory.high``, within a minute."""
 
 
 def exclusive_cpus(snapshot: Snapshot) -> list[tuple[str, CpuSet]]:
-    """Return the subjects and CPUs of declared devices that are exclusive to one container."""
+    """Return the name and CPUs of each declared device whose CPUs are exclusive to one container."""
     return [
         (device.subject, device.part.cpus)
         for file in snapshot.declared
@@ -347,10 +356,10 @@ def exclusive_cpus(snapshot: Snapshot) -> list[tuple[str, CpuSet]]:
 
 
 def group_devices(group: GroupSample, exclusive: Iterable[tuple[str, CpuSet]]) -> tuple[str, ...]:
-    """Return the subjects of the exclusive devices that make up a group's CPUs; none if it has other CPUs
-    too.
+    """Return the names of the exclusive devices that provide a cgroup's CPUs; empty if the cgroup has other
+    CPUs too.
 
-    The cpuset shows this for each container; claims only show what a pod as a whole uses.
+    The cpuset shows the CPUs of each container; claims only show the devices that the whole pod uses.
     """
     if isinstance(group.cpus, Missing):
         return ()
@@ -363,7 +372,7 @@ def group_devices(group: GroupSample, exclusive: Iterable[tuple[str, CpuSet]]) -
 
 
 def view_groups(state: GroupState, snapshot: Snapshot, settings: Settings, now: Instant) -> list[GroupView]:
-    """Return the views of the groups with recent events; groups without any cost nothing."""
+    """Return the rules' inputs for the cgroups with recent events; other cgroups cost no work."""
     exclusive = exclusive_cpus(snapshot) if state.active else []
     containers: dict[str, list[GroupView]] = {}
     pods = []
@@ -406,7 +415,7 @@ def _recent_by_size(record: ActiveGroup, count: GroupCounter) -> tuple[int, ...]
 
 
 def _throttling(rates: Rates, since_ns: int) -> Throttling:
-    """Return the throttling over the time in which both counters are known."""
+    """Return the CPU throttling since ``since_ns``, over the time in which both counters are known."""
     throttled, periods = rates.throttled, rates.periods
     if not throttled or not periods:
         return Throttling()

@@ -1,7 +1,7 @@
-"""Facts about single CPUs as CPU sets: from core samples, and from the kernel log.
+"""Facts about single CPUs, stored as CPU sets: from core samples, and from the kernel log.
 
-They are recomputed only when a sample or a fact of the log changes, so that rules have little to do on hosts
-with hundreds of CPUs.
+The facts are recomputed only when a sample or the kernel log changes, so that rules have little to do on
+hosts with hundreds of CPUs.
 """
 
 import errno
@@ -19,7 +19,8 @@ from agent.model.reading import NEVER_READ, Absence, Missing, Reading
 from agent.model.time import NS, Instant
 
 UNSCALED: Final = frozenset({errno.ENOENT, errno.ENODEV})
-"""Errors of cpufreq files after its driver was unloaded: nothing caps the CPU any more."""
+"""Errors when cpufreq files are read after the cpufreq driver was unloaded: no cap applies to the CPU any
+more."""
 
 
 class Cap(NamedTuple):
@@ -27,9 +28,10 @@ class Cap(NamedTuple):
 
     cpus: CpuSet
     khz: int
-    """Cap [kHz]."""
+    """Maximum frequency now [kHz]."""
     possible_khz: int
-    """Cap at start; for CPUs that were capped before the start, the hardware's maximum [kHz]."""
+    """Maximum frequency at the agent's start; for CPUs that were capped before the start, the hardware's
+    maximum [kHz]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +41,31 @@ class CoreFacts:
     samples: tuple[CoreSample, ...] = ()
     """Samples from which the facts were derived."""
     start_khz: Mapping[int, int] = field(default_factory=dict)
-    """Cap at the first reading, by CPU [kHz]."""
+    """Maximum frequency at the first reading, by CPU [kHz]."""
     cap_known: CpuSet = 0
-    """CPUs whose cap is known."""
+    """CPUs whose maximum frequency is known."""
     capped_since_start: tuple[Cap, ...] = ()
-    """CPUs with a lower cap than at start."""
+    """CPUs whose maximum frequency is lower than at the agent's start."""
     capped_before_start: tuple[Cap, ...] = ()
-    """CPUs with a cap below the hardware's maximum, as at start."""
+    """CPUs whose maximum frequency is, as at the agent's start, below the hardware's maximum."""
     cap_lost: Mapping[int, Missing] = field(default_factory=dict)
-    """Reason for which a cap can no longer be read, by CPU."""
+    """Reason why the maximum frequency can no longer be read, by CPU."""
     core_known: CpuSet = 0
-    """CPUs whose core is known."""
+    """CPUs for which the CPUs of the same core are known."""
     sharing: Mapping[int, CpuSet] = field(default_factory=dict)
-    """CPUs that share a core, by CPU; CPUs alone on a core are left out."""
+    """CPUs on the same core, by CPU; a CPU that is alone on its core is left out."""
     core_lost: Mapping[int, Missing] = field(default_factory=dict)
-    """Reason for which a core can no longer be read, by CPU."""
+    """Reason why the CPUs of the same core can no longer be read, by CPU."""
     machine_checked: CpuSet = 0
     """CPUs with machine-check exceptions since boot. No CPU leaves the set: going offline does not undo the
     exception.
     """
     machine_check_counts: Reading = NEVER_READ
-    """Number of CPUs with a count of machine checks, or the reason why there is none."""
+    """Number of CPUs with a readable count of machine checks, or the reason why there is none."""
 
 
 def core_facts(before: CoreFacts, samples: tuple[CoreSample, ...]) -> CoreFacts:
-    """Return the facts for the samples; costs one comparison if nothing changed."""
+    """Return the facts that the core samples show; costs one comparison if no sample changed."""
     if samples == before.samples:
         return before
     caps = {sample.cpu: sample.cap_khz for sample in samples if isinstance(sample.cap_khz, int)}
@@ -123,7 +125,7 @@ def _unreadable(readings: Mapping[int, Reading]) -> Mapping[int, Missing]:
 
 
 def _group_caps(khz_of_cpu: Mapping[int, tuple[int, int]]) -> tuple[Cap, ...]:
-    """Group the CPUs that have the same cap and the same possible frequency."""
+    """Return one cap for all CPUs with the same maximum frequency and the same possible frequency."""
     same: dict[tuple[int, int], CpuSet] = {}
     for cpu, khz in khz_of_cpu.items():
         same[khz] = same.get(khz, 0) | 1 << cpu
@@ -131,7 +133,8 @@ def _group_caps(khz_of_cpu: Mapping[int, tuple[int, int]]) -> tuple[Cap, ...]:
 
 
 def _machine_check_counts(counts: list[Reading]) -> Reading:
-    """Return the number of readable counts, or why there is none; a CPU without a column is just offline."""
+    """Return the number of CPUs with a readable count of machine checks, or why there is none; a CPU without
+    a column is offline."""
     known = sum(isinstance(count, int) for count in counts)
     lost = (count for count in counts if isinstance(count, Missing) and count.absence is Absence.UNREADABLE)
     return known or next(lost, NEVER_READ)
@@ -147,7 +150,7 @@ _CPU: Final = re.compile(r"cpu([0-9]{1,4})")
 
 
 class Lockup(NamedTuple):
-    """CPU that was locked up."""
+    """CPU that the kernel log reported as locked up."""
 
     code: LogCode
     cpu: int
@@ -156,23 +159,23 @@ class Lockup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CpuLogFacts:
-    """Facts about CPUs from the kernel log since boot, as far as it was read."""
+    """Facts about CPUs from the kernel log since boot, as far as the log was read."""
 
     facts: Mapping[tuple[LogCode, str], LogFact] = field(default_factory=dict)
-    """Facts of the log from which these were derived."""
+    """Kernel-log facts from which this record was derived."""
     machine_checks: CpuSet = 0
     """CPUs with an uncorrected machine check."""
     lockups: tuple[Lockup, ...] = ()
     corrected: Mapping[int, RateWindow] = field(default_factory=dict)
-    """Window over corrected machine checks, by CPU. Lines that name no CPU are left out: they repeat others
-    about CPUs or memory modules, which have counts of their own.
+    """Window over corrected machine checks, by CPU. Lines that name no CPU are left out: they repeat lines
+    about CPUs or memory modules, which are counted separately.
     """
 
 
 def next_log_facts(
     before: CpuLogFacts, log: LogState, window_s: int, evaluated_ns: int, now: Instant
 ) -> CpuLogFacts:
-    """Return the facts after an evaluation.
+    """Return the CPU facts of the kernel log after an evaluation.
 
     Args:
         window_s: Window over which corrected machine checks count.
@@ -201,7 +204,7 @@ def next_log_facts(
 
 
 def locked_up(facts: CpuLogFacts, code: LogCode, now: Instant) -> CpuSet:
-    """Return the CPUs with a lockup of a kind in the last ``LOCKUP_HELD_S``."""
+    """Return the CPUs with a lockup of the kind ``code`` (hard or soft) in the last ``LOCKUP_HELD_S``."""
     cpus = 0
     for lockup in facts.lockups:
         if lockup.code is code and now.mono_ns - lockup.last_ns < LOCKUP_HELD_S * NS:

@@ -23,9 +23,9 @@ from agent.model.time import NS
 from agent.model.wake import Field
 
 MAX_CAPS_LISTED: Final = 3
-"""Number of caps that a message lists."""
+"""Largest number of frequency caps that a message lists."""
 CAP_HELD_NS: Final = 60 * NS
-"""Probation of a cap: a thermal daemon caps again and again, which should be one cause."""
+"""Probation of a frequency cap: a thermal daemon caps repeatedly, which should be reported as one cause."""
 
 
 def _throttled(code: str, growth: Growth, view: CpuView, scope: str) -> RuleResult:
@@ -76,7 +76,7 @@ def cpu_capped(view: CpuView) -> RuleResult:
 
 
 def _caps(caps: tuple[Cap, ...], online: CpuSet, when: str) -> str:
-    """Describe the caps of online CPUs, at most MAX_CAPS_LISTED of them; empty if there is none."""
+    """Describe at most MAX_CAPS_LISTED frequency caps of online CPUs; empty if there is none."""
     affected = sorted((next(cpus_of(cap.cpus & online)), cap) for cap in caps if cap.cpus & online)
     texts = [
         f"{cpus_text(cap.cpus & online)} capped at {_ghz(cap.khz)}, {_ghz(cap.possible_khz)} {when}"
@@ -437,4 +437,5 @@ _DECLARED_ONLY: Final = (
 CPU_RULES: Final = (_OFFLINE, *FAULT_RULES, *SPEED_RULES, _ISOLATION, _SMT)
 """Rules for the CPUs of a NUMA node."""
 DECLARED_CPU_RULES: Final = (_OFFLINE, *_DECLARED_ONLY, *FAULT_RULES, *SPEED_RULES, _ISOLATION)
-"""Rules for declared CPUs. Without cpu.smt: cpu.shared_core and cpu.offline cover its effect on them."""
+"""Rules for CPUs that drivers declare. cpu.smt is left out: cpu.shared_core and cpu.offline cover its effect
+on them."""

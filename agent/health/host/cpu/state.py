@@ -1,7 +1,7 @@
-"""State and views of the CPU rules.
+"""State of the CPU rules, and views, which are the inputs of these rules.
 
-A view covers the CPUs of one NUMA node, or those that a driver declares as one device. What all views share
-is computed once per change, in :mod:`agent.health.host.cpu.facts`.
+A view covers the CPUs of one NUMA node, or the CPUs that a driver declares as one device. Facts that all
+views share are computed once per change, in :mod:`agent.health.host.cpu.facts`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,7 +32,7 @@ class ThrottleCounters(NamedTuple):
     """Thermal-throttle counters of a set of CPUs."""
 
     read_ns: int = -1
-    """Time of the last reading."""
+    """Time of the last reading; -1: not read yet."""
     core: WindowedCounter = WindowedCounter()
     package: WindowedCounter = WindowedCounter()
 
@@ -47,7 +47,7 @@ class DeclaredThrottle(NamedTuple):
 def next_throttle_counters(
     before: ThrottleCounters, core: Reading, package: Reading, read_ns: int, window_s: int
 ) -> ThrottleCounters:
-    """Return the counters after a reading; the same object if it is the reading of last time."""
+    """Return the throttle counters after a reading; the same object if there was no new reading."""
     if before.read_ns == read_ns:
         return before
     return ThrottleCounters(
@@ -60,7 +60,8 @@ def next_throttle_counters(
 def next_declared_throttle(
     before: Mapping[str, DeclaredThrottle], snapshot: Snapshot, read_ns: int, window_s: int
 ) -> Iterator[tuple[str, DeclaredThrottle]]:
-    """Yield the counters of declared CPUs. A device redeclared with other CPUs restarts its counters."""
+    """Yield the name and throttle counters of each device of declared CPUs. A device redeclared with other
+    CPUs restarts its counters."""
     if not snapshot.throttle:
         return
     of_cpu = {sample.cpu: sample for sample in snapshot.throttle}
@@ -81,7 +82,7 @@ def next_declared_throttle(
 
 
 def _counts(cpus: CpuSet, of_cpu: Mapping[int, ThrottleSample]) -> tuple[Reading, Reading]:
-    """Return, as for a NUMA node, the sum of the core counts and the largest package count."""
+    """Return the sum of the core throttle counts, and the largest package throttle count, of CPUs."""
     samples = [of_cpu[cpu] for cpu in cpus_of(cpus) if cpu in of_cpu]
     return (
         _combined((sample.core for sample in samples), sum),
@@ -90,7 +91,7 @@ def _counts(cpus: CpuSet, of_cpu: Mapping[int, ThrottleSample]) -> tuple[Reading
 
 
 def _combined(counters: Iterable[Reading], combine: Callable[[list[int]], int]) -> Reading:
-    """Combine the counters that exist; unreadable if one of them can no longer be read."""
+    """Combine the counters that exist with ``combine``; unreadable if one of them can no longer be read."""
     known: list[int] = []
     for counter in counters:
         if not isinstance(counter, Missing):
@@ -101,7 +102,7 @@ def _combined(counters: Iterable[Reading], combine: Callable[[list[int]], int]) 
 
 
 class ExpectedCpus(NamedTuple):
-    """CPUs that should be in some state, and why."""
+    """CPUs that should be in a state (online or isolated), and the source of the expectation."""
 
     cpus: CpuSet
     basis: str
@@ -109,10 +110,10 @@ class ExpectedCpus(NamedTuple):
 
 
 class CpuView(NamedTuple):
-    """View of a set of CPUs."""
+    """Input of the CPU rules for a set of CPUs."""
 
     cpus: CpuSet
-    """The set; facts about all CPUs concern only these."""
+    """Evaluated CPUs: facts about other CPUs in this view do not count."""
     node: NodeSample | None
     """NUMA node of the CPUs; None for declared CPUs."""
     nodes: tuple[NodeSample, ...]
@@ -126,11 +127,11 @@ class CpuView(NamedTuple):
     throttled_core: Growth
     throttled_package: Growth
     throttle_events: int
-    """Number of throttle events within the window that makes a device degraded."""
+    """Smallest number of throttle events within the window that makes a device degraded."""
     throttle_window_s: int
     cores: CoreFacts
     smt: Reading
-    """Whether threads share cores: 0 or 1."""
+    """State of simultaneous multithreading (SMT): 1: hardware threads share cores; 0: off."""
     smt_start: Reading
     machine_checks: CpuSet
     """CPUs of the machine with an uncorrected machine check since boot."""
@@ -148,20 +149,20 @@ class CpuView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CpuState:
-    """Values that the CPU rules compare with."""
+    """State of the CPU rules, which the next evaluation compares with."""
 
     members: Mapping[int, CpuSet] = field(default_factory=dict)
-    """CPUs of each NUMA node, as last read."""
+    """CPUs of each NUMA node at the last reading."""
     expected: Mapping[int, CpuSet] = field(default_factory=dict)
     """CPUs that should be online, by NUMA node."""
     isolated: CpuSet | Missing = NEVER_READ
-    """CPUs that were isolated at start."""
+    """CPUs that were isolated at the agent's start."""
     smt: Reading = NEVER_READ
-    """State of SMT at start."""
+    """State of simultaneous multithreading at the agent's start: 1: on; 0: off."""
     node_throttle: Mapping[int, ThrottleCounters] = field(default_factory=dict)
     """Throttle counters by NUMA node."""
     declared_throttle: Mapping[str, DeclaredThrottle] = field(default_factory=dict)
-    """Throttle counters by the subject of a declared device."""
+    """Throttle counters of declared CPUs, by device name."""
     cores: CoreFacts = field(default_factory=CoreFacts)
     log_facts: CpuLogFacts = field(default_factory=CpuLogFacts)
     hard_lockups: CpuSet = 0
@@ -177,7 +178,8 @@ class CpuState:
 def next_cpu_state(
     previous: CpuState, log: LogState, snapshot: Snapshot, settings: Settings, now: Instant
 ) -> CpuState:
-    """Return the state after a snapshot; ``log`` is the state of the kernel log after it."""
+    """Return the state of the CPU rules after a snapshot; ``log`` holds the kernel-log facts after the
+    snapshot."""
     machine, limits = snapshot.machine, settings.host
     window_s = settings.throttle_window_s
     log_facts = next_log_facts(
@@ -220,7 +222,7 @@ def _members(snapshot: Snapshot) -> dict[int, CpuSet]:
 def _expected(previous: CpuState, snapshot: Snapshot, settings: Settings) -> Mapping[int, CpuSet]:
     """Return the CPUs that should be online, by NUMA node.
 
-    A configured CPU that belongs to no NUMA node is expected on the first node.
+    A configured CPU that belongs to no NUMA node is expected on the first NUMA node.
     """
     if settings.expect_cpus is None:
         online = snapshot.cpus.online
@@ -239,7 +241,7 @@ def _expected(previous: CpuState, snapshot: Snapshot, settings: Settings) -> Map
 
 
 def view_cpus(state: CpuState, snapshot: Snapshot, settings: Settings, number: int) -> CpuView:
-    """Return the view of the CPUs of a NUMA node."""
+    """Return the CPU rules' input for the CPUs of a NUMA node."""
     cpus = state.members.get(number, 0)
     isolated = state.isolated if isinstance(state.isolated, int) else 0
     basis = "online at start" if settings.expect_cpus is None else "configured"
@@ -257,7 +259,7 @@ def view_cpus(state: CpuState, snapshot: Snapshot, settings: Settings, number: i
 
 
 def view_declared_cpus(state: CpuState, snapshot: Snapshot, settings: Settings, device: Declared) -> CpuView:
-    """Return the view of the CPUs that a driver declares."""
+    """Return the CPU rules' input for the CPUs that a driver declares."""
     what = device.part
     assert isinstance(what, DeclaredCpus), "the device is not a set of CPUs"
     isolated = state.isolated if isinstance(state.isolated, int) else 0

@@ -1,7 +1,7 @@
 """Rules for hugepage pools.
 
-The expected number of pages comes from drivers that declare some, from the configuration, or from the start.
-A pool with fewer pages is unhealthy; the other findings are information for operators.
+The expected number of pages comes from drivers that declare hugepages, from the configuration, or from the
+agent's start. A pool with fewer pages is unhealthy; the other findings are information for operators.
 """
 
 from typing import Final
@@ -26,7 +26,7 @@ from agent.model.wake import Field
 
 SHRUNK: Final = "mem.hugepages.pool_shrunk"
 HELD_NS: Final = 60 * NS
-"""Shortest time for which a pool must be exhausted or exceeded: both occur for moments in normal use."""
+"""Shortest time for which a pool must be exhausted or exceeded: both occur briefly in normal use."""
 FRAGMENTED_ADVICE: Final = (
     "write the number to nr_hugepages and read it back; if it stays lower, memory is full or fragmented: "
     "reserve the pages at boot, with hugepages= on the kernel's command line"

@@ -1,4 +1,4 @@
-"""State and views of the hugepage rules."""
+"""State of the hugepage rules, and views, which are the inputs of these rules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,43 +17,43 @@ ALLOC_FAILED_NS: Final = 600 * NS
 
 
 class BootAllocation(NamedTuple):
-    """Allocation of a pool at boot, as the kernel log reports it."""
+    """Incomplete allocation of a hugepage pool at boot, as the kernel log reports it."""
 
     requested: int
-    """Pages on the kernel's command line."""
+    """Number of pages that the kernel's command line requests."""
     allocated: int
     machine_wide: bool
-    """Whether the numbers are for all NUMA nodes, and there are others."""
+    """True if the numbers are for all NUMA nodes together and the machine has several."""
 
 
 class DeclaredPages(NamedTuple):
-    """Pages of one pool that drivers declare, summed over devices."""
+    """Pages of one hugepage pool that drivers declare, summed over devices."""
 
     pages: int
     devices: int
 
 
 class PoolView(NamedTuple):
-    """View of one hugepage pool."""
+    """Input of the hugepage rules for one pool."""
 
     pool: PoolSample | None
     size_kib: int
     node: int
     expected: Reading
-    """Persistent pages at start, or as configured or declared."""
+    """Number of persistent pages that the pool should have: as at start, configured or declared."""
     configured: bool = False
     declared: DeclaredPages | None = None
-    """Declared pages; None for the host's own device."""
+    """Declared pages; None for a pool that the agent publishes itself."""
     max_seen: Reading = NEVER_READ
     """Largest number of persistent pages since the start."""
     machine_pool: PoolSample | None = None
-    """Pool of the whole machine."""
+    """Pool of the whole machine for the same page size."""
     boot: BootAllocation | None = None
     """Failed allocation at boot; None: the kernel log reports none."""
     alloc_failures: Reading = NEVER_READ
     """Hugepages of any size that the kernel could not allocate since boot."""
     alloc_failed_recently: bool = False
-    """Whether one of them was within ``ALLOC_FAILED_NS``."""
+    """True if an allocation failed within the last ``ALLOC_FAILED_NS``."""
 
 
 def persistent_pages(pool: PoolSample) -> Reading:
@@ -67,7 +67,7 @@ def persistent_pages(pool: PoolSample) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """Values that the hugepage rules compare with."""
+    """State of the hugepage rules, which the next evaluation compares with."""
 
     expected: Mapping[str, Reading] = field(default_factory=dict)
     """Expected persistent pages, by device name."""
@@ -75,18 +75,18 @@ class PoolState:
     """Largest number of persistent pages since the start, by device name."""
     declared: Declarations = ()
     declared_pages: Mapping[tuple[int, int], DeclaredPages] = field(default_factory=dict)
-    """Sum of the declarations, by page size and NUMA node."""
+    """Pages that drivers declare, by page size and NUMA node."""
     log: LogState = field(default_factory=LogState)
     alloc_failures: Reading = NEVER_READ
-    """Hugepages that could not be allocated since boot, as last read."""
+    """Number of hugepages that could not be allocated since boot, at the last reading."""
     alloc_failed_ns: int | None = None
-    """Time at which that number last grew."""
+    """Time at which ``alloc_failures`` last grew; None: not since the start."""
 
 
 def next_pool_state(
     previous: PoolState, log: LogState, snapshot: Snapshot, settings: Settings, now: Instant
 ) -> PoolState:
-    """Return the state after a snapshot."""
+    """Return the state of the hugepage rules after a snapshot."""
     pages = {device.name: persistent_pages(pool) for device, pool in device_pools(snapshot).items()}
     at_start = {
         name: count
@@ -135,7 +135,7 @@ def view_pool(
     device: Device,
     now: Instant,
 ) -> PoolView:
-    """Return the view of a pool of the host; ``pools`` is ``device_pools(snapshot)``."""
+    """Return the rules' input for a hugepage pool of the host; ``pools`` is ``device_pools(snapshot)``."""
     size_kib = device.size_kib
     machine_wide = (pool for pool in snapshot.pools if pool.node is None and pool.size_kib == size_kib)
     return PoolView(
@@ -167,7 +167,8 @@ def _boot_allocation(
 
 
 def view_declared_pages(state: PoolState, pools: Mapping[Device, PoolSample], declared: Declared) -> PoolView:
-    """Return the view of the pool of declared pages; ``pools`` is ``device_pools(snapshot)``."""
+    """Return the rules' input for the pool of the pages that a driver declares; ``pools`` is
+    ``device_pools(snapshot)``."""
     assert isinstance(declared.part, DeclaredHugepages), "the device is not hugepages"
     device = pool_device(declared.part.size_kib, declared.part.numa)
     pages = state.declared_pages.get((device.size_kib, device.node), DeclaredPages(declared.part.pages, 1))

@@ -1,8 +1,8 @@
 """Memory errors from EDAC: their location, their NUMA node, and their rate.
 
-The kernel's EDAC drivers count per controller and, most of them, per module. Where they count nothing, their
-lines in the kernel log are counted instead. EDAC does not name the NUMA node of a controller; it is inferred,
-or unknown.
+The kernel's EDAC drivers count errors per memory controller and, most of them, per module. Where a driver has
+no counters, its lines in the kernel log are counted instead. EDAC does not name the NUMA node of a
+controller; the NUMA node is inferred, or unknown.
 """
 
 import re
@@ -24,13 +24,14 @@ from agent.model.time import NS, Instant
 
 _SOCKET: Final = re.compile(r"(?:SrcID|Socket)#(\d{1,4})")
 """Socket number in labels of Intel's drivers: ``CPU_SrcID#0_MC#0_Chan#0_DIMM#0``, ``Ivy Bridge
-SrcID#0_Ha#0``. Names by firmware are ambiguous: ``P1-DIMMA1`` is on the first socket for one vendor, on the
-second for another.
+SrcID#0_Ha#0``. Labels from firmware are ambiguous: ``P1-DIMMA1`` is on the first socket for one vendor, on
+the second for another.
 """
 _AMD: Final = re.compile(r"F[0-9A-F]{1,2}h(?:_M[0-9A-F]{1,2}h)?")
-"""Labels of amd64_edac's controllers of CPUs, ``F19h_M10h``; it has others for GPUs."""
+"""Labels of CPU memory controllers in the driver amd64_edac, ``F19h_M10h``; its labels for GPUs differ."""
 _IN_PACKAGE: Final = "HBMC#"
-"""Mark of high-bandwidth memory, which may be a NUMA node without CPUs that the label does not name."""
+"""Text in labels of high-bandwidth memory, which may be a NUMA node without CPUs that the label does not
+name."""
 
 
 def memory_nodes(machine: MachineSample) -> int:
@@ -53,7 +54,7 @@ class ControllerNodes:
         self._sockets = self._nodes_of_sockets(machine, nodes) if machine.dimms else {}
 
     def _nodes_of_sockets(self, machine: MachineSample, nodes: Iterable[NodeSample]) -> dict[int, int]:
-        """Return the NUMA nodes with memory, by package."""
+        """Return the NUMA nodes with memory as a bit set, by number of the CPU package (socket)."""
         package_of = {core.cpu: core.package for core in machine.cores}
         found: dict[int, int] = {}
         for node in nodes:
@@ -65,7 +66,8 @@ class ControllerNodes:
         return found
 
     def controller_nodes(self, samples: Sequence[DimmSample]) -> int | None:
-        """Return the nodes of a controller and its modules; ``samples`` has the modules first."""
+        """Return the NUMA nodes of a controller and its modules as a bit set, None if unknown; ``samples``
+        has the modules first."""
         number = samples[0].controller
         if number in self._amd and self._memory.bit_count() > 1:
             # amd64_edac numbers controllers as the hardware does: by socket, on the first EPYC by die
@@ -76,7 +78,7 @@ class ControllerNodes:
         return self.label_nodes(" ".join(sample.label for sample in samples))
 
     def label_nodes(self, label: str) -> int | None:
-        """Return the nodes of a module by the label that its driver gives it."""
+        """Return the NUMA nodes of a module as a bit set, inferred from its EDAC label; None if unknown."""
         if self._memory.bit_count() == 1:
             return self._memory
         match = _SOCKET.search(label)
@@ -86,30 +88,30 @@ class ControllerNodes:
 _LOG_CODES: Final = (LogCode.EDAC_CORRECTED, LogCode.EDAC_UNCORRECTED)
 _SOURCES: Final = frozenset({"edac", "memory", "cores"})
 ModuleKey = tuple[int, int | None]
-"""Controller number and module number; None stands for the controller itself."""
+"""Controller number and module number; module None stands for the controller itself."""
 
 
 class ErrorLocation(NamedTuple):
-    """Location where errors are counted: a module, or errors that a controller attributes to none."""
+    """Memory errors of one location: a module, or a controller for errors that it attributes to no module."""
 
     name: str
     nodes: int | None
-    """Bit set of the NUMA nodes that it serves, or one of which it serves; None: unknown."""
+    """Bit set of the NUMA nodes to which the memory may belong; None: unknown."""
     uncorrectable: Reading
-    """Errors since the EDAC driver was loaded; for lines of the log, since boot."""
+    """Uncorrectable errors since the EDAC driver was loaded; for lines of the kernel log, since boot."""
     correctable: Growth
-    """Errors within the window."""
+    """Correctable errors within the window."""
     logged: bool = False
-    """Whether lines of the kernel log are counted."""
+    """True if kernel-log lines are counted instead of EDAC counters."""
 
 
 class MonotonicTotal(NamedTuple):
-    """Counter that may be reset, with the sum over all resets."""
+    """Sum of a counter's growth over all its resets, with the last raw value."""
 
     raw: int
-    """Value as last read."""
+    """Counter value at the last reading."""
     window: RateWindow
-    """Window over the sum."""
+    """Window over the sum of the counter's growth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class EdacState:
     """Samples of the sources that read the controllers and the NUMA nodes, to detect new readings."""
     log: LogState | None = None
     counters: Mapping[ModuleKey, MonotonicTotal] = field(default_factory=dict)
-    """Counters of correctable errors."""
+    """Counters of correctable errors, by controller and module."""
     lines: Mapping[str, RateWindow] = field(default_factory=dict)
     """Windows over log lines about correctable errors, by the module's label."""
     locations: tuple[ErrorLocation, ...] = ()
@@ -129,7 +131,8 @@ class EdacState:
 def next_edac_state(
     previous: EdacState, log: LogState, snapshot: Snapshot, limits: HostLimits, now: Instant
 ) -> EdacState:
-    """Return the state after a snapshot; costs almost nothing until the controllers have been read again."""
+    """Return the EDAC state after a snapshot; costs almost nothing until the controllers have been read
+    again."""
     machine = snapshot.machine
     if machine is None or not is_read(machine, "edac"):
         return previous
@@ -157,7 +160,7 @@ def next_edac_state(
 
 
 def is_read(machine: MachineSample | None, name: str) -> bool:
-    """Return whether a source of the machine has been read."""
+    """Return True if the source ``name`` of the machine has been read."""
     states = [source.state for source in machine.sources if source.name == name] if machine else []
     return any(state is not SourceState.STARTING for state in states)
 
@@ -168,7 +171,8 @@ def is_read(machine: MachineSample | None, name: str) -> bool:
 def _next_counters(
     before: Mapping[ModuleKey, MonotonicTotal], dimms: Iterable[DimmSample], read_ns: int, window_s: int
 ) -> Mapping[ModuleKey, MonotonicTotal]:
-    """Return the counters after a reading; a counter that cannot be read keeps its value."""
+    """Return the counters of correctable errors after a reading; a counter that cannot be read keeps its
+    value."""
     found = dict(before)
     for sample in dimms:
         key, raw = (sample.controller, sample.dimm), sample.correctable
@@ -178,7 +182,8 @@ def _next_counters(
 
 
 def _next_total(before: MonotonicTotal | None, raw: int, t_ns: int, window_ns: int) -> MonotonicTotal:
-    """Return the total after a reading. A counter that fell was reset; errors in between are unknown."""
+    """Return the total after a reading. A counter that fell was reset; errors between the two readings are
+    unknown."""
     if before is None:
         return MonotonicTotal(raw, appended((), 0, t_ns, window_ns))
     total = before.window[-1].value + max(0, raw - before.raw)
@@ -194,7 +199,7 @@ def _counter_locations(
     window_s: int,
     controllers: ControllerNodes,
 ) -> Iterator[ErrorLocation]:
-    """Yield the modules, then the errors that their controller cannot attribute to a module."""
+    """Yield the errors of each module, then the errors that a controller cannot attribute to a module."""
     for samples in _by_controller(dimms):
         nodes = controllers.controller_nodes(samples)
         locations = [
@@ -218,7 +223,7 @@ def _location(
 
 
 def _by_controller(dimms: Iterable[DimmSample]) -> Iterable[list[DimmSample]]:
-    """Return the samples of each controller: its modules, then itself."""
+    """Return the samples grouped by controller: its modules, then the controller itself."""
     found: dict[int, list[DimmSample]] = {}
     for sample in dimms:
         found.setdefault(sample.controller, []).append(sample)
@@ -248,8 +253,8 @@ def _without_modules(controller: ErrorLocation, modules: Iterable[ErrorLocation]
 def _logged_locations(
     facts: Iterable[LogFact], lines: Mapping[str, RateWindow], window_s: int, controllers: ControllerNodes
 ) -> Iterator[ErrorLocation]:
-    """Yield the locations that lines of the log name. The log holds all lines since boot, so the window is
-    complete.
+    """Yield the errors of the locations that kernel-log lines name. The log holds all lines since boot, so
+    the window is complete.
     """
     for fact in facts:
         grown, uncorrectable = Growth(0, 0.0), fact.times

@@ -21,7 +21,7 @@ from agent.model.reading import Missing, Reading, is_absent
 from agent.model.settings import HostLimits
 
 MAX_LOCATIONS_LISTED: Final = 4
-"""Number of locations that a message lists; further ones are counted."""
+"""Largest number of error locations that a message lists; further locations are counted."""
 NOT_YET: Final = RuleNotEvaluated("not read yet")
 NOT_THERE: Final = RuleNotEvaluated("the NUMA node has no memory")
 NO_COUNTERS: Final = RuleNotApplicable("no EDAC counters")

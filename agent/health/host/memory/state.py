@@ -1,4 +1,4 @@
-"""State and views of the memory rules."""
+"""State of the memory rules, and views, which are the inputs of these rules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,48 +23,48 @@ class MachineMemory(NamedTuple):
 
 
 class MemoryView(NamedTuple):
-    """View of the memory of one NUMA node."""
+    """Input of the memory rules for one NUMA node."""
 
     node: int
     machine: MachineMemory | None
     """Readings of the whole machine; None: not read yet."""
     edac_read: bool
     numa: NumaSample | None
-    """Sample of the node; None: the node does not exist or has no memory now."""
+    """Sample of the NUMA node; None: the NUMA node does not exist or has no memory now."""
     had_memory: bool
-    """Whether the node has memory now or had some since the start."""
+    """True if the NUMA node has memory now or had some since the agent's start."""
     blocks_online: Reading
-    """Memory blocks that were online when the node first had memory."""
+    """Number of memory blocks that were online when the NUMA node first had memory."""
     only_node: bool
-    """Whether no other node has memory."""
+    """True if no other NUMA node has memory."""
     locations: tuple[ErrorLocation, ...]
-    """Locations where errors of this memory are, or may be, counted."""
+    """Memory errors of the locations that belong, or may belong, to the NUMA node."""
     failure_lines: int
-    """Lines of the kernel log about pages with hardware errors on any node."""
+    """Number of kernel-log lines about pages with hardware errors on any NUMA node."""
     correctable_errors: int
-    """Number of errors within the window that is too many."""
+    """Smallest number of correctable errors within the window for which the rule returns a finding."""
     correctable_window_s: int
     declared_bytes: int = 0
-    """Declared size; 0: not declared."""
+    """Memory size that a driver declares [bytes]; 0: not declared."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:
-    """Values that the memory rules compare with."""
+    """State of the memory rules, which the next evaluation compares with."""
 
     blocks: Mapping[int, Reading] = field(default_factory=dict)
-    """Memory blocks online at start, by NUMA node, of nodes that ever had memory."""
+    """Number of memory blocks online at start, by NUMA node; only NUMA nodes that ever had memory."""
     failure_lines: int = 0
-    """Lines of the kernel log about pages with hardware errors."""
+    """Number of kernel-log lines about pages with hardware errors."""
     errors: EdacState = field(default_factory=EdacState)
     locations: Mapping[int, tuple[ErrorLocation, ...]] = field(default_factory=dict)
-    """Locations of errors, by NUMA node."""
+    """Memory errors of each location, by NUMA node."""
 
 
 def next_memory_state(
     previous: MemoryState, log: LogState, snapshot: Snapshot, settings: Settings, now: Instant
 ) -> MemoryState:
-    """Return the state after a snapshot."""
+    """Return the state of the memory rules after a snapshot."""
     if snapshot.machine is None:
         return previous
     blocks = {**_blocks_online(snapshot.machine), **_known(previous.blocks)}
@@ -98,7 +98,7 @@ def _blocks_online(machine: MachineSample) -> Mapping[int, Reading]:
 
 
 def view_memory(state: MemoryState, snapshot: Snapshot, settings: Settings, node: int) -> MemoryView:
-    """Return the view of the memory of a NUMA node."""
+    """Return the rules' input for the memory of a NUMA node."""
     machine, limits = snapshot.machine, settings.host
     return MemoryView(
         node=node,
@@ -129,7 +129,7 @@ def _numa(machine: MachineSample, node: int) -> NumaSample | None:
 def view_declared_memory(
     state: MemoryState, snapshot: Snapshot, settings: Settings, declared: Declared
 ) -> MemoryView:
-    """Return the view of the memory that a driver declares."""
+    """Return the rules' input for the memory that a driver declares."""
     assert isinstance(declared.part, DeclaredMemory), "the device is not memory"
     view = view_memory(state, snapshot, settings, declared.part.numa)
     return view._replace(declared_bytes=declared.part.size)

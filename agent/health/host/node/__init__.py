@@ -1,1 +1,1 @@
-"""Rules for the node as a whole."""
+"""Rules for the machine as a whole."""

@@ -1,4 +1,4 @@
-"""Rules for the node as a whole: tasks, hardware, pressure, and gaps in the kernel log.
+"""Rules for the machine as a whole: tasks, hardware, pressure, and gaps in the kernel log.
 
 They return notes; no device's health depends on them. Named CPUs, memory modules and declared PCI devices
 have rules of their own.
@@ -16,20 +16,21 @@ MAX_NAMES: Final = 3
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return the first MAX_NAMES names, and how many more there are."""
+    """Format the first MAX_NAMES names, and how many more there are."""
     names = list(dict.fromkeys(names))
     more = [f"{at_least(len(names) - MAX_NAMES)} more"] if len(names) > MAX_NAMES else []
     return ", ".join([*names[:MAX_NAMES], *more])
 
 
 def line_count(facts: Sequence[LogFact]) -> str:
-    """Return the number of lines of the facts, as text."""
+    """Format the total number of kernel-log lines of the facts."""
     times = sum(fact.times for fact in facts)
     return f"{at_least(times)} line{'s' if times > 1 else ''} of the kernel log"
 
 
 CORRECTED_ERRORS: Final = 100
-"""Limit of corrected errors within an hour; no vendor publishes one. A sound link has a few in a day."""
+"""Limit of corrected PCIe errors within an hour; no vendor publishes a limit. A sound link has a few errors
+in a day."""
 _AER_TEXTS: Final = {LogCode.AER_FATAL: "fatal error", LogCode.AER_NONFATAL: "uncorrected error"}
 
 
@@ -191,7 +192,8 @@ LOG_RULES: Final = (
 
 
 CPU_PERCENT: Final = 80
-"""Limit of the time in which a task waits for a CPU; some waiting is normal on a busy node."""
+"""Limit of the share of time in which a task waits for a CPU [%]; some waiting is normal on a busy
+machine."""
 
 
 def _pressure(view: NodeView, resource: str, percent: int, text: str) -> RuleResult:

@@ -1,7 +1,7 @@
-"""State and views of the node rules: facts of the kernel log, and time that tasks waited (PSI).
+"""State and input of the rules for the machine: facts of the kernel log, and time that tasks waited (PSI).
 
-For memory and disks the time counts in which all tasks waited. For CPUs a node has no such total; there the
-time counts in which at least one task waited.
+For memory and disks, the time in which all tasks waited counts ("full"). For CPUs the kernel has no such
+total for the whole machine, so the time in which at least one task waited counts ("some").
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from agent.health.kernel_log.values import LogCode, LogFact, LogState, reader_state
 from agent.health.rate_window import RateWindow, appended, growth
 from agent.health.rules import Growth
-from agent.model.log import LogSample
+from agent.model.kernel_messages import LogSample
 from agent.model.machine import MachineSample, PressureSample
 from agent.model.reading import NEVER_READ, Missing, Reading
 from agent.model.settings import HostLimits, Settings
@@ -26,13 +26,14 @@ RESOURCES: Final = ("cpu", "memory", "io")
 
 
 WaitTotals = Mapping[str, RateWindow]
-"""Windows over the total wait time [us], by resource. They span two windows, because readings may be a whole
-window apart.
+"""Windows over the total wait time [us], by resource. They are twice as long as the evaluated window, because
+readings may be a whole window apart.
 """
 
 
 def next_wait_totals(previous: WaitTotals, machine: MachineSample | None, window_s: int) -> WaitTotals:
-    """Return the windows after an evaluation; costs nothing until the files have been read again."""
+    """Return the windows over the wait times after an evaluation; unchanged until the PSI files have been
+    read again."""
     if machine is None:
         return {}
     t_ns = next((source.beat_ns for source in machine.sources if source.name == SOURCE), 0)
@@ -45,7 +46,7 @@ def next_wait_totals(previous: WaitTotals, machine: MachineSample | None, window
 
 
 def wait_total(pressure: PressureSample, resource: str) -> Reading:
-    """Return the evaluated total: for memory and disks "full", for CPUs "some" [us]."""
+    """Return the total wait time that is evaluated [us]: "full" for memory and disks, "some" for CPUs."""
     totals = {"cpu": pressure.cpu_some, "memory": pressure.memory_full, "io": pressure.io_full}
     return totals[resource]
 
@@ -55,8 +56,8 @@ def waited_in_window(
 ) -> Growth:
     """Return how long tasks waited in the window before the last reading [us].
 
-    Unlike events, wait time is spread over the time between two readings. So of two readings around the
-    window's beginning a proportional part counts.
+    Unlike events, wait time is spread over the time between two readings. So a proportional part counts of
+    the growth between the two readings around the window's beginning.
     """
     total_us = wait_total(machine.pressure, resource) if machine else NEVER_READ
     window = totals.get(resource, ())
@@ -71,7 +72,8 @@ def waited_in_window(
 
 
 def _total_at(window: RateWindow, t_ns: int) -> int:
-    """Return the total at a time: interpolated between readings, before the first one its value."""
+    """Return the total wait time at ``t_ns``: interpolated between readings; before the first reading, its
+    value."""
     for left, right in pairwise(window):
         if left.t_ns <= t_ns < right.t_ns:
             share_us = (right.value - left.value) * (t_ns - left.t_ns) // (right.t_ns - left.t_ns)
@@ -94,7 +96,7 @@ _UNNAMED_PART: Final = (
     LogCode.HARDWARE_ERROR_CORRECTED,
     LogCode.MACHINE_CHECK_CORRECTED,
 )
-"""Codes of lines that may name no part."""
+"""Codes of kernel-log lines that may not name the part with the error."""
 _NAMED_PART: Final = (
     LogCode.MACHINE_CHECK,
     LogCode.MACHINE_CHECK_CORRECTED,
@@ -105,21 +107,22 @@ _NAMED_PART: Final = (
     LogCode.AER_NONFATAL,
     LogCode.AER_FATAL,
 )
-"""Codes of lines that name the part with an error, if only as "memory"."""
+"""Codes of kernel-log lines that name the part with the error, if only as "memory"."""
 _NONE_CORRECTED: Final = Growth(0, float(CORRECTED_WINDOW_S))
 
 
 class NodeView(NamedTuple):
-    """View of the node: facts of the kernel log and wait times."""
+    """Input of the rules for the machine: facts of the kernel log and wait times."""
 
     log_state: SourceState
     lost: int
-    """Log records lost since the start, if one was within ``LASTING_HELD_S``; else 0."""
+    """Number of log records lost since the agent's start, if one was lost within ``LASTING_HELD_S``; else
+    0."""
     recent_by_window: Mapping[int, tuple[LogFact, ...]]
-    """Facts with a line in the window, oldest first, by each of ``WINDOWS_S``."""
+    """Facts with a line within the window, oldest first, by window length (one of ``WINDOWS_S``) [s]."""
     corrected: Growth
-    """Lines about corrected PCIe errors within ``CORRECTED_WINDOW_S``; without any line a complete window of
-    0.
+    """Lines about corrected PCIe errors within ``CORRECTED_WINDOW_S``; 0 over a complete window if there was
+    no line.
     """
     unexplained: tuple[LogFact, ...]
     """Hardware errors within ``LASTING_HELD_S`` for which no line of that time names the part."""
@@ -137,12 +140,12 @@ class LostRecords(NamedTuple):
 
     records: int = 0
     seen_ns: int = 0
-    """CLOCK_MONOTONIC of the evaluation that found the last of them."""
+    """CLOCK_MONOTONIC of the evaluation that detected the last lost record; 0: none was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Values that the node rules compare with."""
+    """State of the rules for the machine, which the next evaluation compares with."""
 
     lost: LostRecords = field(default_factory=LostRecords)
     wait_totals: WaitTotals = field(default_factory=dict)
@@ -153,7 +156,8 @@ class NodeState:
 def next_node_state(
     previous: NodeState, log: LogState, snapshot: Snapshot, settings: Settings, now: Instant
 ) -> NodeState:
-    """Return the state after an evaluation; ``log`` is the state of the kernel log after it."""
+    """Return the state of the rules for the machine after an evaluation; ``log`` holds the kernel-log facts
+    after it."""
     return NodeState(
         lost=_lost(previous.lost, snapshot.log, now),
         wait_totals=next_wait_totals(previous.wait_totals, snapshot.machine, settings.host.pressure_window_s),
@@ -162,7 +166,8 @@ def next_node_state(
 
 
 def _lost(before: LostRecords, log: LogSample | None, now: Instant) -> LostRecords:
-    """Return the lost records; the time of a loss between two evaluations is unknown."""
+    """Return the lost log records after an evaluation; the exact time of a loss between two evaluations is
+    unknown."""
     if log is None or log.lost == before.records:
         return before
     return LostRecords(log.lost, now.mono_ns)
@@ -172,7 +177,7 @@ def _corrected(before: RateWindow, log: LogState, now: Instant) -> RateWindow:
     """Return the window over corrected PCIe errors; empty while lines from before the start are still being
     read.
 
-    The sum falls when facts are dropped; then the window restarts.
+    The number of lines falls when facts are dropped; then the window restarts.
     """
     if not log.caught_up_ns:
         return ()
@@ -183,7 +188,8 @@ def _corrected(before: RateWindow, log: LogState, now: Instant) -> RateWindow:
 def view_node(
     state: NodeState, log: LogState, snapshot: Snapshot, settings: Settings, now: Instant
 ) -> NodeView:
-    """Return the view of the node; ``state`` and ``log`` are those after this evaluation."""
+    """Return the input of the rules for the machine; ``state`` and ``log`` are the states after this
+    evaluation."""
     limits, facts = settings.host, log.select(*_CODES)
     has_corrected = any(fact.code is LogCode.AER_CORRECTED for fact in facts)
     young = {

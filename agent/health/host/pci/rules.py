@@ -23,7 +23,8 @@ from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
 
 CORRECTABLE_ERRORS: Final = 100
-"""Limit of correctable errors within the window; no vendor publishes one. A sound link has a few in a day."""
+"""Limit of correctable errors within the window; no vendor publishes a limit. A sound link has a few errors
+in a day."""
 HOUR: Final = duration(WINDOW_S)
 NO_AER: Final = "no PCIe error counters: the kernel or the platform has no AER"
 BUS_NOT_READ: Final = RuleNotEvaluated("the PCI bus has not been read yet")
@@ -55,7 +56,7 @@ def missing(view: PciView) -> RuleResult:
 
 
 def _not_on_bus(view: PciView) -> RuleNotEvaluated:
-    """Return why a function that is not on the bus cannot be evaluated; pci.missing reports it."""
+    """Return the result of a rule whose PCI function is not on the bus; pci.missing reports the absence."""
     return OFF_THE_BUS if view.bus_read else BUS_NOT_READ
 
 
@@ -101,7 +102,7 @@ def link_width(view: PciView) -> RuleResult:
 
 
 def _error_counter(view: PciView, growth: Growth, file: str, found: Finding, limit: int = 1) -> RuleResult:
-    """Return the result of a rule that compares one error counter with a limit."""
+    """Return the result of a rule that compares one error counter of a PCI link with a limit."""
     if not isinstance(view.function, PciSample):
         return _not_on_bus(view)
     return counter_result(growth, limit, WINDOW_S, found, counter=file, reason=NO_AER)

@@ -1,4 +1,5 @@
-"""State and views of the rules for declared PCI functions."""
+"""State of the rules for PCI functions that drivers declare, and views, which are the inputs of these
+rules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,42 +16,42 @@ from agent.model.source import SourceState
 from agent.model.time import NS, Instant
 
 WINDOW_S: Final = 3600
-"""Window over link errors [s]: the bus is read once a minute, and a bad contact has pauses."""
+"""Window over link errors [s]: long, because the bus is read once a minute and a bad contact pauses."""
 
 
 class PciStart(NamedTuple):
-    """Values of a function when it was first seen."""
+    """Values of a PCI function when it was first on the bus."""
 
     driver: str
-    """First driver that was bound to it; empty if none was."""
+    """First kernel driver that was bound to the function; empty if none was."""
     width: Reading
 
 
 class PciView(NamedTuple):
-    """View of one declared PCI function."""
+    """Input of the rules for one PCI function that a driver declares."""
 
     address: str
     bus_read: bool
-    """Whether the bus has been read."""
+    """True if the PCI bus has been read at least once."""
     function: PciSample | Missing | None
     """Sample of the function; None: not on the bus; Missing: the bus cannot be read."""
     start: PciStart | None
-    """Values when it was first seen; None: never seen."""
+    """Values when the function was first on the bus; None: it never was."""
     driver: str
-    """Declared driver; empty: any or none."""
+    """Kernel driver that the declaration requires; empty: none is declared."""
     fatal: Growth
     nonfatal: Growth
     correctable: Growth
     log_facts: Mapping[LogCode, LogFact]
-    """Newest fact of each kind about the function or its link, within the window; for a function that is
-    gone, within a window before it was last seen.
+    """Newest fact of each kind about the PCI function or its link, within the window; for a function that is
+    gone, within a window before it was last on the bus.
     """
     log_state: SourceState
     """State of the kernel-log reader."""
 
 
 class _Errors(NamedTuple):
-    """Error counters of the link."""
+    """Error counters of a PCI function's link."""
 
     fatal: WindowedCounter = WindowedCounter()
     nonfatal: WindowedCounter = WindowedCounter()
@@ -58,31 +59,31 @@ class _Errors(NamedTuple):
 
 
 class _FunctionState(NamedTuple):
-    """State of one function, on the bus or gone."""
+    """State of one PCI function that is on the bus or was there."""
 
     identity: tuple[int, int]
-    """Vendor and device; another card in the slot is another function."""
+    """Vendor and device ID; another card in the slot is another PCI function."""
     start: PciStart
     port: str
     errors: _Errors = _Errors()
     seen_ns: int = 0
-    """Time when it was last on the bus."""
+    """Time when the function was last on the bus."""
 
 
 @dataclass(frozen=True, slots=True)
 class PciState:
-    """Values that the PCI rules compare with."""
+    """State of the PCI rules, which the next evaluation compares with."""
 
     states: Mapping[str, _FunctionState] = field(default_factory=dict)
-    """States of functions, by address."""
+    """States of PCI functions, by address."""
     read_ns: int = 0
     """Time of the last reading of the bus."""
     functions: Mapping[str, PciSample] = field(default_factory=dict)
-    """Functions on the bus at that time, by address."""
+    """PCI functions on the bus at the last reading, by address."""
 
 
 def next_pci_state(previous: PciState, snapshot: Snapshot, now: Instant) -> PciState:
-    """Return the state after a snapshot."""
+    """Return the state of the PCI rules after a snapshot."""
     read_ns = next((source.beat_ns for source in snapshot.sources if source.name == "pci"), now.mono_ns)
     if not isinstance(snapshot.pci, tuple) or read_ns == previous.read_ns:
         return previous
@@ -134,7 +135,8 @@ def view_pci(
     driver: str,
     now: Instant,
 ) -> PciView:
-    """Return the view of one function; ``driver`` is the declared driver, or empty."""
+    """Return the rules' input for one PCI function; ``driver`` is the declared kernel driver; empty: none is
+    declared."""
     known = state.states.get(address)
     function = state.functions.get(address) if isinstance(snapshot.pci, tuple) else snapshot.pci
     present_ns = known.seen_ns if known and function is None else now.mono_ns

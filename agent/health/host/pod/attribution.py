@@ -1,12 +1,11 @@
-"""Attribution of pods' findings: notes on pods, and causes of the devices that they use.
+"""Attribution of findings about pods: notes on the pods, and causes on the devices that the pods use.
 
 Findings come from cgroup rules and from audits, which compare cgroups with the expected allocation. Each pod
 or container gets one note per code, however many cgroup files it covers, with all devices of the pod. A
 finding is also a cause of
 
-* each device that provides the resource (of hugepages, the size), with the severity of the row: the workload
-  does
-  not have what the device provides;
+* each device that provides the resource (of hugepages, the size), with the severity of the catalog row: the
+workload does not have what the device provides;
 * every device of the pod if none provides it, as ``info``.
 
 No such cause makes a device Unhealthy or Unknown: the device works, and repairing it would not help.
@@ -37,14 +36,14 @@ MAX_LISTED: Final = 3
 
 
 class AffectedDevice(NamedTuple):
-    """Pod finding as a cause of one device that the pod uses."""
+    """Device that a pod finding affects, with the evidence for the cause on the device."""
 
     subject: str
-    """Subject of the device."""
+    """Name of the device."""
     cause: Cause
     severity: Severity
     evidence: str
-    """Evidence that begins with the pod."""
+    """Evidence, which begins with the pod's name."""
 
 
 class PodIssue(NamedTuple):
@@ -55,7 +54,8 @@ class PodIssue(NamedTuple):
 
 
 def joined_evidence(texts: Iterable[str]) -> str:
-    """Join the first texts and the number of further ones; the result does not depend on their order."""
+    """Join the first MAX_LISTED texts and the number of further texts; the result does not depend on their
+    order."""
     kinds = sorted(set(texts))
     more = [f"and {len(kinds) - MAX_LISTED} more"] if len(kinds) > MAX_LISTED else []
     return "; ".join([*map(brief, kinds[:MAX_LISTED]), *more])
@@ -68,11 +68,11 @@ def with_pod_issues(
     devices: Mapping[Subject, Device],
     verdicts: Mapping[Subject, DeviceHealth],
 ) -> Iterator[tuple[Subject, DeviceHealth]]:
-    """Yield the verdicts on devices with affected pods; issues with the same code become one cause.
+    """Yield the verdicts on devices that pod issues affect; issues with the same code become one cause.
 
     Args:
-        devices: Evaluated devices, by subject.
-        verdicts: Verdicts without causes of pods.
+        devices: Evaluated devices, by name.
+        verdicts: Verdicts without causes from pods.
     """
     found: dict[str, dict[str, list[AffectedDevice]]] = {}
     for issue in issues:
@@ -84,7 +84,7 @@ def with_pod_issues(
 
 
 def _cause(entries: Sequence[AffectedDevice]) -> Cause:
-    """Merge causes of one code; only those with the highest severity are listed."""
+    """Merge the causes of one code; only causes with the highest severity are listed."""
     severity = max(entry.severity for entry in entries)
     worst = [entry for entry in entries if entry.severity is severity]
     return replace(
@@ -96,7 +96,7 @@ def _cause(entries: Sequence[AffectedDevice]) -> Cause:
 
 
 class UsedDevice(NamedTuple):
-    """Device that a pod uses."""
+    """Device that was prepared for a pod."""
 
     subject: str
     device: Device | None
@@ -105,17 +105,17 @@ class UsedDevice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PodDevices:
-    """Devices by the pods that use them, as prepared for their claims.
+    """Devices that were prepared for the claims of pods, by pod.
 
     A device is identified by driver, pool and name. Drivers that declare devices own them. Other drivers get
     the verdicts on the host's own devices, so a name in the node's pool is the host's device of that name.
-    Devices of further drivers are only named.
+    Devices of further drivers are named in notes, without a verdict.
     """
 
     sample: PodsSample | None
     """Newest sample of pods; None: unknown."""
     devices: Mapping[str, Device]
-    """Evaluated devices, by subject."""
+    """Evaluated devices, by name."""
     declaring: Collection[str]
     """Drivers that declare devices."""
     settings: Settings
@@ -126,12 +126,12 @@ class PodDevices:
         return tuple(dict.fromkeys(map(self._used, refs)))
 
     def subject(self, pod_uid: str, container: str) -> str:
-        """Return the subject of a note: the pod's UID, its name if known, and the container."""
+        """Format the subject of a note: the pod's UID, its name if known, and the container."""
         name = self.sample.names.get(pod_uid) if self.sample else None
         return _with_container(container, f"pod {pod_uid} ({name})" if name else f"pod {pod_uid}")
 
     def display_name(self, pod_uid: str, container: str) -> str:
-        """Return the pod's name, or else its UID, and the container, for the message of a device."""
+        """Format the pod's name, or else its UID, and the container, for the message of a device."""
         name = self.sample.names.get(pod_uid) if self.sample else None
         return _with_container(container, f"pod {name or pod_uid}")
 
@@ -155,11 +155,11 @@ RESOURCE_KINDS: Final[Mapping[Resource, Kind]] = {
     Resource.MEMORY: Kind.MEMORY,
     Resource.HUGEPAGES: Kind.HUGEPAGES,
 }
-"""Kind of the devices that provide a resource."""
+"""Kind of the devices that provide a resource, by resource."""
 
 
 def allocation_issues(found: Iterable[PodFindingGroup], pods: PodDevices) -> Iterator[PodIssue]:
-    """Yield the issues of the findings of audits, in their order."""
+    """Yield a pod issue for each group of audit findings, in the same order."""
     for group in found:
         row = ALLOCATION_ROWS[group.code]
         used = pods.used(group.pod_uid)
@@ -175,13 +175,13 @@ def allocation_issues(found: Iterable[PodFindingGroup], pods: PodDevices) -> Ite
 def allocation_notes(
     issues: Sequence[PodIssue], state: PodAuditState, sources: Mapping[str, SourceSample]
 ) -> Iterator[Note]:
-    """Yield the notes of the issues, the number of findings beyond MAX_GROUPS, and that pods can no longer be
+    """Yield a note for each issue, for the findings beyond MAX_GROUPS, and for pods that can no longer be
     read.
 
     Args:
         issues: Issues of audits.
         state: State after this evaluation.
-        sources: Sources with their stalls marked.
+        sources: Sources, stalled ones in the state STALLED.
     """
     for issue in issues:
         yield issue.note
@@ -228,9 +228,9 @@ def evaluate_pods(
 
     Args:
         state: State of the audits after this evaluation.
-        views: Cgroups with recent events.
-        devices: Evaluated devices, by subject.
-        verdicts: Verdicts without causes of pods.
+        views: Rule inputs for the cgroups with recent events.
+        devices: Evaluated devices, by name.
+        verdicts: Verdicts without causes from pods.
         declaring: Drivers that declare devices.
 
     Returns:
@@ -248,7 +248,7 @@ def evaluate_pods(
 
 
 def group_issues(evaluation: Evaluation, views: Iterable[GroupView], pods: PodDevices) -> Iterator[PodIssue]:
-    """Yield the issues of pods and containers by the cgroup rules."""
+    """Yield the issues that the cgroup rules find for pods and containers."""
     for view in views:
         subject = f"group:{view.group.id}"
         evaluation.run_rules(subject, GROUP_RULES, view)
@@ -268,7 +268,7 @@ def group_issues(evaluation: Evaluation, views: Iterable[GroupView], pods: PodDe
 
 
 def _affected_by_group(cause: Cause, view: GroupView, used: Iterable[UsedDevice]) -> Iterable[str]:
-    """Return the devices that provide what the pod lacks."""
+    """Return the names of the used devices that provide what the pod lacks."""
     if cause.code == EXCLUSIVE_THROTTLED.code:
         return view.exclusive
     kind = AFFECTED_KINDS.get(cause.code)

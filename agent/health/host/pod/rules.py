@@ -1,6 +1,6 @@
-"""Rows of the catalogue for findings of pod audits.
+"""Catalog rows for findings of pod audits, which compare cgroup files with the expected allocation.
 
-Node operators are to blame for the contents of cgroup files, authors of pods for requests.
+Operators of the node can correct the contents of cgroup files, authors of pods the requests.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from agent.health.rules import CatalogRow
 from agent.model.health import Blame, Severity
 
 MAX_GROUPS: Final = 512
-"""Number of evaluated groups, worst first. A node has a few hundred pods; more findings have one common
-cause.
+"""Largest number of finding groups that are evaluated, worst first. A node has a few hundred pods; more
+findings have one common cause.
 """
 _AT_AUDIT: Final = "any cgroup file at an audit (pods.audit), 30 s or more after a start or a resize"
 _AT_ANY_AUDIT: Final = "at any audit (pods.audit)"
@@ -23,7 +23,7 @@ _FIND_WRITER: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationRow(CatalogRow):
-    """Row for a finding of an audit."""
+    """Catalog row for a finding of a pod audit."""
 
     description: str
     """Description of the finding, in a sentence."""
@@ -163,7 +163,7 @@ _ROWS: Final = (
     ),
 )
 ALLOCATION_ROWS: Final = {row.code: row for row in _ROWS}
-"""Rows for findings of audits, by code."""
+"""Catalog rows for findings of pod audits, by code."""
 UNLISTED: Final = AllocationRow(
     code="node.pods.unlisted",
     severity=Severity.INFO,

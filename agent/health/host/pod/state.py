@@ -1,7 +1,8 @@
-"""State of the findings of pod audits: since when they hold, and for how long they are trusted.
+"""State of pod audit findings: when each finding began, and how long findings are trusted.
 
-Audits are minutes apart and read a deviation twice. So no passes are counted here: a finding begins with the
-audit that has it and ends with the one that has not. Findings expire when pods can no longer be read.
+Audits are minutes apart, and each audit reads a deviation twice. So no passes are counted here: a finding
+begins with the first audit that reports it and ends with the first audit that does not. Findings expire when
+pods can no longer be read.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +17,12 @@ from agent.model.source import SourceSample, SourceState
 from agent.model.time import Instant
 
 TEXT_LIMIT: Final = 512
-"""Size limit of the evidence of one finding among several [bytes]."""
+"""Size limit of the evidence of each finding if a message lists several [bytes]."""
 _FAILED: Final = frozenset({SourceState.FAILING, SourceState.STALLED})
 
 
 class PodFindingGroup(NamedTuple):
-    """Findings of one pod or container under one code."""
+    """Findings of a pod audit about one pod or container, with the same code."""
 
     pod_uid: str
     container: str
@@ -30,7 +31,7 @@ class PodFindingGroup(NamedTuple):
     findings: tuple[PodFinding, ...]
     """One finding for each cgroup file."""
     since: Instant
-    """Time of the first audit that had it without interruption."""
+    """Time of the first of the consecutive audits that reported the findings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +41,30 @@ class PodAuditState:
     sample: PodsSample | None = None
     """Newest sample; None: pods are not watched."""
     groups: tuple[PodFindingGroup, ...] = ()
-    """Findings, worst first, then by pod, container and code."""
+    """Findings by pod, container and code, worst first."""
     dropped: int = 0
-    """Number of groups beyond MAX_GROUPS."""
+    """Number of finding groups beyond MAX_GROUPS; only their number is reported."""
     was_read: bool = False
-    """Whether the source could ever be read."""
+    """True if the source of pods could be read at least once."""
     unread_since: Instant | None = None
-    """Time since which the source cannot be read; None: it can."""
+    """Time since which the source of pods cannot be read; None: it can be read."""
     trusted_until_ns: int | None = None
-    """Time until which the sample is trusted although the source cannot be read; None: it can, or trust has
-    expired.
+    """Time until which the sample is trusted although the source cannot be read; None: it can be read, or the
+    sample is no longer trusted.
     """
     lost_since: Instant | None = None
-    """Time since which the sample is no longer trusted."""
+    """Time since which the sample is no longer trusted; None: it is trusted."""
 
     @property
     def trusted(self) -> PodsSample | None:
-        """Sample, unless it is no longer trusted."""
+        """Newest sample of pods; None if there is none or it is no longer trusted."""
         return None if self.lost_since else self.sample
 
 
 def next_pods_state(
     previous: PodAuditState, sample: PodsSample | None, sources: Mapping[str, SourceSample], now: Instant
 ) -> PodAuditState:
-    """Return the state after a snapshot; ``sources`` have their stalls marked."""
+    """Return the state of pod audits after a snapshot; stalled ``sources`` are in the state STALLED."""
     if sample is None:
         return previous if previous.sample is None else PodAuditState()
     source = sources.get(sample.source.name, sample.source)
@@ -107,5 +108,5 @@ def _group_findings(
 
 
 def brief(text: str) -> str:
-    """Truncate the evidence of one finding among several."""
+    """Truncate the evidence of a finding that is listed with others to TEXT_LIMIT."""
     return truncated(text, TEXT_LIMIT)

@@ -24,11 +24,11 @@ WIRE_TYPES: Final = {
 }  # fmt: skip
 
 FieldLimit = int | tuple[float, float]
-"""Maximum of entries of a repeated field or of bytes of a string; minimum and maximum of a number."""
+"""Limit of a field: maximum number of entries or bytes; for a number, its minimum and maximum."""
 FieldLimits = Mapping["type[betterproto.Message]", Mapping[str, FieldLimit]]
-"""Limits by message type and field name; fields that are missing have no limit."""
+"""Limits by message type and field name; a field without a limit is missing."""
 FieldValues = dict[str, Any]
-"""Values of a message by field name."""
+"""Decoded values of a message by field name."""
 
 _ZEROS: Final[Mapping[str, object]] = {"string": "", "int64": 0, "bool": False, "enum": 0, "double": 0.0}
 _SIGN: Final = 1 << 63
@@ -42,16 +42,17 @@ class TooManyEntries(ValueError):
 
 
 class MessageField(NamedTuple):
-    """Field of a generated message type."""
+    """Description of a field of a generated message type."""
 
     number: int
     name: str
     proto_type: str
-    """Type of the value in the proto file, ``int64``."""
+    """Type of the value in the proto file, such as ``int64``."""
     message: "type[betterproto.Message] | None"
-    """Message type of the value, if it is a message; an entry of a map has the fields key and value."""
+    """Message type of the value; None: the value is not a message. An entry of a map has the fields key and
+    value."""
     numbers: frozenset[int]
-    """Numbers of the value's enum."""
+    """Valid numbers of the enum; empty: the field is not an enum."""
     repeated: bool
     oneof: str
     """Name of the oneof that the field belongs to; empty: none."""
@@ -60,39 +61,39 @@ class MessageField(NamedTuple):
 
     @property
     def wire_type(self) -> int:
-        """Wire type of the value."""
+        """Protobuf wire type of the field's value."""
         return WIRE_TYPES[self.proto_type]
 
 
 class RawField(NamedTuple):
-    """Field of a message as encoded."""
+    """Encoded field of a protobuf message."""
 
     name: str
-    """Name with the prefix of its message."""
+    """Name of the field, after the prefix of its message."""
     field: MessageField | None
     """Description of the field; None: the message type does not have this field."""
     value: int | bytes
-    """Number of a varint; bytes after tag and length of any other type."""
+    """Value of the field: the number of a varint, otherwise the bytes after tag and length."""
     data: bytes
     """All bytes of the field, with its tag."""
 
 
 class ValueKind(Enum):
-    """Type of a field of a shape that is not a message."""
+    """Type of a field of a MessageShape whose value is not read as a message."""
 
     STRING = auto()
     BYTES = auto()
     INTEGER = auto()
-    """An int32, int64 or enum."""
+    """The field is an int32, int64 or enum."""
     BOOL = auto()
     QUANTITY = auto()
-    """A resource.Quantity: a message of one string, which stands for the message in JSON."""
+    """The field is a resource.Quantity: a message of one string, which stands for the message in JSON."""
     TIME = auto()
-    """A meta.v1.Time: seconds and nanoseconds; RFC 3339 in JSON, to the second."""
+    """The field is a meta.v1.Time: seconds and nanoseconds; RFC 3339 in JSON, to the second."""
 
 
 class ShapeField(NamedTuple):
-    """Field of a shape."""
+    """Description of a field of a MessageShape."""
 
     name: str
     kind: "ValueKind | Mapping[int, ShapeField]" = ValueKind.STRING
@@ -102,7 +103,7 @@ class ShapeField(NamedTuple):
 
 
 MessageShape = Mapping[int, ShapeField]
-"""Fields to read of a message of others, by number; the reader skips all other fields.
+"""Fields to read of a message that has no generated class, by number; the reader skips all other fields.
 
 For messages such as v1.Pod, which has a thousand fields in two hundred messages: generated classes would be a
 megabyte of code.
@@ -224,7 +225,7 @@ def decode_utf8(data: bytes, name: str) -> str:
 
 
 def signed64(raw: int) -> int:
-    """Return the int64 of a varint."""
+    """Return the signed int64 value of a varint."""
     number = raw & _UINT64
     return number - _UINT64 - 1 if number & _SIGN else number
 

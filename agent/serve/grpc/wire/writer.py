@@ -46,7 +46,7 @@ def text(field: int, value: str) -> bytes:
 
 
 def texts(field: int, values: Iterable[str]) -> bytes:
-    """Encode a repeated string field, with its empty values."""
+    """Encode a repeated string field; empty strings are included."""
     return b"".join(message(field, value.encode("utf-8", "replace")) for value in values)
 
 

@@ -12,7 +12,7 @@ class LogLine(NamedTuple):
     """Equal kernel-log lines: the same pattern with the same fields."""
 
     pattern: int
-    """Index of the pattern."""
+    """Index of the pattern in the agent's list of patterns."""
     times: int
     first_us: int
     """Time of the first line by the kernel log's clock [us]; close to CLOCK_MONOTONIC, not equal to it."""
@@ -20,7 +20,7 @@ class LogLine(NamedTuple):
     first_text: str
     """First line, cut at 511 bytes; ``\\xNN`` replaces backslashes and bytes that are not printable ASCII."""
     text: str
-    """Last line, in the same form."""
+    """Last line, cut and escaped as ``first_text``."""
     seq: int
     """Sequence number of the last line in the log."""
 
@@ -34,7 +34,7 @@ class LogSample:
     source: SourceSample
     """State of the reader. STARTING, with incomplete ``lines``, until the existing log is read once."""
     lost: int = 0
-    """Records that were overwritten before they were read, or too long to read."""
+    """Number of records that were overwritten before the agent read them, or too long to read."""
 
 
 class Subsystem(StrEnum):
@@ -52,9 +52,9 @@ class Subsystem(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UeventSample:
-    """Device events since start. Source: NETLINK_KOBJECT_UEVENT, messages of the kernel only."""
+    """Device events since the agent started. Source: NETLINK_KOBJECT_UEVENT, messages of the kernel only."""
 
     source: SourceSample
     """State of the listener. ABSENT if the kernel sends no events; sources then read periodically."""
     changes: Mapping[Subsystem, int]
-    """Events per subsystem, plus one for each loss: a reader of the subsystem reads again when it grows."""
+    """Events by subsystem, plus one for each loss. When they grow, sources read the subsystem again."""
