@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["plugin_schedule", "plugin_skips"]
 
-for name, examples in (("small", 25), ("large", 150)):
+for name, examples in (("small", 15), ("large", 150)):
     settings.register_profile(
         name, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples
     )

@@ -39,6 +39,7 @@ def fields(message: Descriptor) -> dict[str, tuple[int, str]]:
     return {field.name: (field.number, TYPES[field.type]) for field in message.fields}
 
 
+@pytest.mark.live
 def test_checked_in_code_equals_generated_code(tmp_path: Path) -> None:
     generate.generate(tmp_path / "gen")
     assert generate.stale(generate.tree(tmp_path / "gen"), generate.tree(generate.GEN)) == []
