@@ -99,6 +99,7 @@ GROUPS: Final = {
             "host_scenarios/",
             "test_audit_real.py",
             "test_bench.py",
+            "test_bench_report.py",
             "test_bench_suites.py",
             "test_cgroup_tree.py",
             "test_cgroups_real.py",
