@@ -6,9 +6,9 @@ from typing import Any, Final
 from agent.allocatable.cgroups import Level
 from agent.allocatable.expected import ExpectedGroup
 from agent.allocatable.facts import CgroupDriver, NodeFacts
-from agent.allocatable.knobs import Knob, KnobId
 from agent.allocatable.pod import Pod
 from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.settings import SettingId, SettingKind
 from agent.allocatable.values import ExpectedSetting
 
 UID: Final = "0f3c7a52-4a4e-4a52-9f0e-5d3a6f1b2c3d"
@@ -89,7 +89,7 @@ def pod(*containers: Object, **more: Any) -> Pod:
 
 
 def knob(
-    groups: Sequence[ExpectedGroup], kind: Knob, container: str = "", size_kib: int = 0
+    groups: Sequence[ExpectedGroup], kind: SettingKind, container: str = "", size_kib: int = 0
 ) -> ExpectedSetting:
     """Return the expected value of one knob of the pod, or of one container of the pod."""
     level = Level.CONTAINER if container else Level.POD
@@ -98,12 +98,12 @@ def knob(
         for group in groups
         if group.group.level is level and group.group.container == container
         for one in group.knobs
-        if one.knob == KnobId(kind, size_kib)
+        if one.knob == SettingId(kind, size_kib)
     ]
     return found
 
 
-def exact(groups: Sequence[ExpectedGroup], kind: Knob, container: str = "", size_kib: int = 0) -> int:
+def exact(groups: Sequence[ExpectedGroup], kind: SettingKind, container: str = "", size_kib: int = 0) -> int:
     """Return the value that the kubelet's code writes to a knob."""
     return knob(groups, kind, container, size_kib).accepted[0].value
 

@@ -24,7 +24,7 @@ from agent.model.gpu import (
     GpuSample,
     GpuSet,
     MigSample,
-    Status,
+    NvmlStatus,
     XidCount,
 )
 from agent.model.health import Cause, DeviceHealth, Health
@@ -153,7 +153,7 @@ class GpuNode(PaperNode):
         self.change(number, migs=migs)
         self.set_readings(number, mig_mode=int(bool(migs)))
 
-    def lose(self, number: int, status: int = Status.LOST) -> None:
+    def lose(self, number: int, status: int = NvmlStatus.LOST) -> None:
         """Let every call on a GPU return ``status``, and make all readings unreadable."""
         dark = {
             field: GONE_DARK if isinstance(value, int) else value

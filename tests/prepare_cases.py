@@ -25,7 +25,7 @@ from agent.model.claim import Claim, ClaimConfig, ClaimDevice, DeviceRef
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.prepare import ErrorClass, Operation, Scope
 from agent.model.time import Instant
-from agent.prepare.classify import Context
+from agent.prepare.classify import PrepareContext
 from agent.prepare.errors import BadConfig, DriverError, FailedDevice, PermanentError, TransientError, doing
 
 DRIVER = "gpu.example.com"
@@ -60,9 +60,9 @@ def health_of(
     return DeviceHealth("node1", name, "gpu", wire, severity, message, ZERO, ZERO, 30, causes, driver=DRIVER)
 
 
-def holding(claim: Claim, *devices: DeviceHealth, **more: Any) -> Context:
+def holding(claim: Claim, *devices: DeviceHealth, **more: Any) -> PrepareContext:
     """A context in which the health engine says this of devices."""
-    return Context(claim, {ref(device.device): device for device in devices}, **more)
+    return PrepareContext(claim, {ref(device.device): device for device in devices}, **more)
 
 
 class Case(NamedTuple):

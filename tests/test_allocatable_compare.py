@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from agent.allocatable.cgroups import Level
 from agent.allocatable.compare import changed_s, compare, expected_text
 from agent.allocatable.expected import ExpectedGroup, GroupRef, expect_pod, expect_qos
-from agent.allocatable.facts import Exclusive, NodeFacts
-from agent.allocatable.knobs import Knob, KnobId
-from agent.allocatable.verdicts import DRIFT, RISKS, Actual, KnobComparison, Verdict
+from agent.allocatable.facts import ExclusiveCpus, NodeFacts
+from agent.allocatable.settings import SettingId, SettingKind
+from agent.allocatable.verdicts import DRIFT, RISKS, ActualCgroup, AuditVerdict, SettingComparison
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import parse_cpus
 from agent.model.reading import Absence, Missing, Reading
@@ -23,25 +23,25 @@ V08: Final = pod(
     container("c1", "cpu=2 memory=128Mi", "cpu=4 memory=256Mi"),
     claims=[claim("cpus", "c1", "cpu=200m memory=128Mi hugepages-2Mi=64Mi")],
 )
-POD, C1, C2 = KnobId(Knob.QUOTA), "c1", "c2"
+POD, C1, C2 = SettingId(SettingKind.QUOTA), "c1", "c2"
 ABSENT: Final = Missing(Absence.ABSENT)
-Values = Mapping[KnobId, Reading]
+Values = Mapping[SettingId, Reading]
 
 
-def correct_groups(groups: tuple[ExpectedGroup, ...], rounded: bool = False) -> dict[GroupRef, Actual]:
+def correct_groups(groups: tuple[ExpectedGroup, ...], rounded: bool = False) -> dict[GroupRef, ActualCgroup]:
     """Return cgroups with expected values: the first accepted value, or the last if ``rounded``."""
     return {
-        group.group: Actual({one.knob: one.accepted[-1 if rounded else 0].value for one in group.knobs})
+        group.group: ActualCgroup({one.knob: one.accepted[-1 if rounded else 0].value for one in group.knobs})
         for group in groups
     }
 
 
 def with_values(
-    actual: Mapping[GroupRef, Actual], container: str, values: Values, **more: object
-) -> dict[GroupRef, Actual]:
+    actual: Mapping[GroupRef, ActualCgroup], container: str, values: Values, **more: object
+) -> dict[GroupRef, ActualCgroup]:
     """Return the cgroups with some values of the pod, or of a container, replaced."""
     return {
-        group: Actual({**one.values, **values}, **more) if group.container == container else one  # type: ignore[arg-type]
+        group: ActualCgroup({**one.values, **values}, **more) if group.container == container else one  # type: ignore[arg-type]
         for group, one in actual.items()
     }
 
@@ -50,9 +50,9 @@ def compare_v08(
     values: Values,
     container: str = "",
     facts: NodeFacts = V2,
-    exclusive: tuple[Exclusive, ...] = (),
+    exclusive: tuple[ExclusiveCpus, ...] = (),
     **more: object,
-) -> dict[KnobId, KnobComparison]:
+) -> dict[SettingId, SettingComparison]:
     """Compare V08 with other values in one cgroup; return the verdicts on that cgroup."""
     groups = expect_pod(V08, facts, exclusive)
     found = compare(groups, with_values(correct_groups(groups), container, values, **more), facts.version)
@@ -60,9 +60,9 @@ def compare_v08(
 
 
 def verdict(
-    kind: Knob, value: Reading, size: int = 0, container: str = "c1", facts: NodeFacts = V2
-) -> Verdict:
-    return compare_v08({KnobId(kind, size): value}, container, facts)[KnobId(kind, size)].verdict
+    kind: SettingKind, value: Reading, size: int = 0, container: str = "c1", facts: NodeFacts = V2
+) -> AuditVerdict:
+    return compare_v08({SettingId(kind, size): value}, container, facts)[SettingId(kind, size)].verdict
 
 
 # --- numbers -----------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def verdict(
 def test_cgroups_with_expected_values_match(facts: NodeFacts) -> None:
     groups = expect_pod(V08, facts)
     found = compare(groups, correct_groups(groups), facts.version)
-    assert {one.verdict for one in found} == {Verdict.MATCH}
+    assert {one.verdict for one in found} == {AuditVerdict.MATCH}
     assert {one.risk for one in found} == {""}
     assert len(found) == sum(len(group.knobs) for group in groups)
 
@@ -80,34 +80,34 @@ def test_cgroups_with_expected_values_match(facts: NodeFacts) -> None:
 @pytest.mark.parametrize(
     ("kind", "value", "size", "expected"),
     [
-        (Knob.WEIGHT, 174, 0, Verdict.MATCH),
-        (Knob.WEIGHT, 79, 0, Verdict.MATCH),
-        (Knob.WEIGHT, 1, 0, Verdict.LOWER),
-        (Knob.WEIGHT, 100, 0, Verdict.LOWER),
-        (Knob.WEIGHT, 175, 0, Verdict.HIGHER),
-        (Knob.QUOTA, 420_000, 0, Verdict.MATCH),
-        (Knob.QUOTA, 400_000, 0, Verdict.LOWER),
-        (Knob.QUOTA, 420_001, 0, Verdict.HIGHER),
-        (Knob.QUOTA, NO_LIMIT, 0, Verdict.UNLIMITED),
-        (Knob.PERIOD, 100_000, 0, Verdict.MATCH),
-        (Knob.MEMORY, 384 * MI, 0, Verdict.MATCH),
-        (Knob.MEMORY, 256 * MI, 0, Verdict.LOWER),
-        (Knob.MEMORY, GI, 0, Verdict.HIGHER),
-        (Knob.MEMORY, NO_LIMIT, 0, Verdict.UNLIMITED),
-        (Knob.MEMORY, 9223372036854771712, 0, Verdict.UNLIMITED),
-        (Knob.PAGES, 64 * MI, SIZES[0], Verdict.MATCH),
-        (Knob.PAGES, 0, SIZES[0], Verdict.LOWER),
-        (Knob.PAGES, 2**62, SIZES[0], Verdict.UNLIMITED),
-        (Knob.PAGES, 0, SIZES[1], Verdict.MATCH),
-        (Knob.PAGES, GI, SIZES[1], Verdict.HIGHER),
-        (Knob.RESERVED, 0, SIZES[0], Verdict.LOWER),
-        (Knob.RESERVED, NO_LIMIT, SIZES[1], Verdict.UNLIMITED),
+        (SettingKind.WEIGHT, 174, 0, AuditVerdict.MATCH),
+        (SettingKind.WEIGHT, 79, 0, AuditVerdict.MATCH),
+        (SettingKind.WEIGHT, 1, 0, AuditVerdict.LOWER),
+        (SettingKind.WEIGHT, 100, 0, AuditVerdict.LOWER),
+        (SettingKind.WEIGHT, 175, 0, AuditVerdict.HIGHER),
+        (SettingKind.QUOTA, 420_000, 0, AuditVerdict.MATCH),
+        (SettingKind.QUOTA, 400_000, 0, AuditVerdict.LOWER),
+        (SettingKind.QUOTA, 420_001, 0, AuditVerdict.HIGHER),
+        (SettingKind.QUOTA, NO_LIMIT, 0, AuditVerdict.UNLIMITED),
+        (SettingKind.PERIOD, 100_000, 0, AuditVerdict.MATCH),
+        (SettingKind.MEMORY, 384 * MI, 0, AuditVerdict.MATCH),
+        (SettingKind.MEMORY, 256 * MI, 0, AuditVerdict.LOWER),
+        (SettingKind.MEMORY, GI, 0, AuditVerdict.HIGHER),
+        (SettingKind.MEMORY, NO_LIMIT, 0, AuditVerdict.UNLIMITED),
+        (SettingKind.MEMORY, 9223372036854771712, 0, AuditVerdict.UNLIMITED),
+        (SettingKind.PAGES, 64 * MI, SIZES[0], AuditVerdict.MATCH),
+        (SettingKind.PAGES, 0, SIZES[0], AuditVerdict.LOWER),
+        (SettingKind.PAGES, 2**62, SIZES[0], AuditVerdict.UNLIMITED),
+        (SettingKind.PAGES, 0, SIZES[1], AuditVerdict.MATCH),
+        (SettingKind.PAGES, GI, SIZES[1], AuditVerdict.HIGHER),
+        (SettingKind.RESERVED, 0, SIZES[0], AuditVerdict.LOWER),
+        (SettingKind.RESERVED, NO_LIMIT, SIZES[1], AuditVerdict.UNLIMITED),
     ],
 )
 def test_verdict_follows_from_actual_and_expected_value(
-    kind: Knob, value: int, size: int, expected: Verdict
+    kind: SettingKind, value: int, size: int, expected: AuditVerdict
 ) -> None:
-    compared = compare_v08({KnobId(kind, size): value}, "c1")[KnobId(kind, size)]
+    compared = compare_v08({SettingId(kind, size): value}, "c1")[SettingId(kind, size)]
     assert compared.verdict is expected
     assert compared.actual == value
     assert bool(compared.risk) is (expected in DRIFT)
@@ -115,7 +115,8 @@ def test_verdict_follows_from_actual_and_expected_value(
 
 def test_reason_names_the_weight_formula() -> None:
     weights = {
-        value: compare_v08({KnobId(Knob.WEIGHT): value}, "c1")[KnobId(Knob.WEIGHT)] for value in (174, 79)
+        value: compare_v08({SettingId(SettingKind.WEIGHT): value}, "c1")[SettingId(SettingKind.WEIGHT)]
+        for value in (174, 79)
     }
     assert weights[174].why.endswith(", quadratic")
     assert weights[79].why.endswith(", linear")
@@ -123,19 +124,19 @@ def test_reason_names_the_weight_formula() -> None:
 
 def test_limit_where_none_is_expected_is_limited() -> None:
     groups = expect_pod(pod(container("c1", "cpu=1")), V2)
-    values = {KnobId(Knob.QUOTA): 10_000, KnobId(Knob.MEMORY): GI}
+    values = {SettingId(SettingKind.QUOTA): 10_000, SettingId(SettingKind.MEMORY): GI}
     found = compare(groups, with_values(correct_groups(groups), "c1", values), 2)
-    limited = [one for one in found if one.verdict is Verdict.LIMITED]
+    limited = [one for one in found if one.verdict is AuditVerdict.LIMITED]
     assert [one.knob for one in limited] == list(values)
-    assert [one.risk for one in limited] == [RISKS[Verdict.LOWER][one.knob.knob] for one in limited]
+    assert [one.risk for one in limited] == [RISKS[AuditVerdict.LOWER][one.knob.knob] for one in limited]
 
 
 def test_huge_page_limit_of_a_qos_class_counts_as_none() -> None:
     groups = expect_qos([V08], V2)
     actual = correct_groups(groups)
     pages = {one.knob: 2**62 for one in groups[0].knobs if one.knob.size_kib}
-    actual[groups[0].group] = Actual({**actual[groups[0].group].values, **pages})
-    assert {one.verdict for one in compare(groups, actual, 2)} == {Verdict.MATCH}
+    actual[groups[0].group] = ActualCgroup({**actual[groups[0].group].values, **pages})
+    assert {one.verdict for one in compare(groups, actual, 2)} == {AuditVerdict.MATCH}
 
 
 def test_rounded_form_of_the_expected_value_is_accepted() -> None:
@@ -146,21 +147,23 @@ def test_rounded_form_of_the_expected_value_is_accepted() -> None:
         for one in compare(groups, correct_groups(groups, rounded=True), 2)
         if one.group.container
     }
-    assert found[Knob.QUOTA].verdict is found[Knob.MEMORY].verdict is Verdict.ROUNDED
-    assert "126000 us, expected 125500 us: 1255m (limit)" in found[Knob.QUOTA].why
-    assert found[Knob.QUOTA].why.endswith("systemd rounds up")
+    assert found[SettingKind.QUOTA].verdict is found[SettingKind.MEMORY].verdict is AuditVerdict.ROUNDED
+    assert "126000 us, expected 125500 us: 1255m (limit)" in found[SettingKind.QUOTA].why
+    assert found[SettingKind.QUOTA].why.endswith("systemd rounds up")
 
 
 def test_rounded_quota_with_cgroupfs_is_higher() -> None:
     mine = pod(container("c1", limits="cpu=1255m memory=1Gi"))
     groups = expect_pod(mine, V2)
-    found = compare(groups, with_values(correct_groups(groups), "c1", {KnobId(Knob.QUOTA): 126_000}), 2)
-    assert Verdict.HIGHER in {one.verdict for one in found if one.knob.knob is Knob.QUOTA}
+    found = compare(
+        groups, with_values(correct_groups(groups), "c1", {SettingId(SettingKind.QUOTA): 126_000}), 2
+    )
+    assert AuditVerdict.HIGHER in {one.verdict for one in found if one.knob.knob is SettingKind.QUOTA}
 
 
 def test_wrong_value_with_a_known_reason_names_the_reason() -> None:
-    compared = compare_v08({KnobId(Knob.QUOTA): 400_000})[KnobId(Knob.QUOTA)]
-    assert compared.verdict is Verdict.LOWER
+    compared = compare_v08({SettingId(SettingKind.QUOTA): 400_000})[SettingId(SettingKind.QUOTA)]
+    assert compared.verdict is AuditVerdict.LOWER
     assert compared.why == (
         "400000 us, expected 420000 us: 4000m (c1) + 200m (claim cpus) = 4200m -> 420000 us of 100000;"
         " 400000 us is the value of a kubelet that does not count claims; one of its containers has 420000 us"
@@ -169,11 +172,11 @@ def test_wrong_value_with_a_known_reason_names_the_reason() -> None:
 
 
 def test_quota_over_another_period_is_scaled_and_matches() -> None:
-    found = compare_v08({KnobId(Knob.QUOTA): 210_000, KnobId(Knob.PERIOD): 50_000}, "c1")
-    assert found[KnobId(Knob.QUOTA)].verdict is Verdict.MATCH
-    assert "scaled to a period of 50000" in found[KnobId(Knob.QUOTA)].why
-    assert found[KnobId(Knob.PERIOD)].verdict is Verdict.LOWER
-    assert found[KnobId(Knob.PERIOD)].risk == "it is throttled more often, for shorter times"
+    found = compare_v08({SettingId(SettingKind.QUOTA): 210_000, SettingId(SettingKind.PERIOD): 50_000}, "c1")
+    assert found[SettingId(SettingKind.QUOTA)].verdict is AuditVerdict.MATCH
+    assert "scaled to a period of 50000" in found[SettingId(SettingKind.QUOTA)].why
+    assert found[SettingId(SettingKind.PERIOD)].verdict is AuditVerdict.LOWER
+    assert found[SettingId(SettingKind.PERIOD)].risk == "it is throttled more often, for shorter times"
 
 
 # --- CPUs --------------------------------------------------------------------------------------------------
@@ -182,44 +185,48 @@ def test_quota_over_another_period_is_scaled_and_matches() -> None:
 @pytest.mark.parametrize(
     ("cpus", "expected", "text"),
     [
-        ("2-5", Verdict.MATCH, "CPUs 2-5, expected CPUs 2-5: CPUs 2-5 from a driver"),
-        ("2-3", Verdict.LOWER, "missing 4-5"),
-        ("2-7", Verdict.HIGHER, "extra 6-7"),
-        ("0-3", Verdict.LOWER, "missing 4-5, extra 0-1"),
+        ("2-5", AuditVerdict.MATCH, "CPUs 2-5, expected CPUs 2-5: CPUs 2-5 from a driver"),
+        ("2-3", AuditVerdict.LOWER, "missing 4-5"),
+        ("2-7", AuditVerdict.HIGHER, "extra 6-7"),
+        ("0-3", AuditVerdict.LOWER, "missing 4-5, extra 0-1"),
     ],
 )
-def test_verdict_on_a_cpu_set_names_missing_and_extra_cpus(cpus: str, expected: Verdict, text: str) -> None:
-    exclusive = (Exclusive("c1", parse_cpus("2-5"), by_kubelet=False),)
-    for kind in (KnobId(Knob.CPUS), KnobId(Knob.EFFECTIVE)):
+def test_verdict_on_a_cpu_set_names_missing_and_extra_cpus(
+    cpus: str, expected: AuditVerdict, text: str
+) -> None:
+    exclusive = (ExclusiveCpus("c1", parse_cpus("2-5"), by_kubelet=False),)
+    for kind in (SettingId(SettingKind.CPUS), SettingId(SettingKind.EFFECTIVE)):
         compared = compare_v08({kind: parse_cpus(cpus)}, "c1", exclusive=exclusive)[kind]
         assert compared.verdict is expected
         assert text in compared.why
 
 
 def test_empty_cpuset_is_unlimited_in_v2_and_lower_in_v1() -> None:
-    exclusive = (Exclusive("c1", parse_cpus("2-5"), by_kubelet=False),)
-    none = {KnobId(Knob.CPUS): 0, KnobId(Knob.EFFECTIVE): 0}
-    for facts, expected in ((V2, Verdict.UNLIMITED), (V1, Verdict.LOWER)):
+    exclusive = (ExclusiveCpus("c1", parse_cpus("2-5"), by_kubelet=False),)
+    none = {SettingId(SettingKind.CPUS): 0, SettingId(SettingKind.EFFECTIVE): 0}
+    for facts, expected in ((V2, AuditVerdict.UNLIMITED), (V1, AuditVerdict.LOWER)):
         found = compare_v08(none, "c1", facts, exclusive)
-        assert found[KnobId(Knob.CPUS)].verdict is expected
-        assert found[KnobId(Knob.CPUS)].why.startswith("CPUs none, expected CPUs 2-5: CPUs 2-5 from a driver")
-        assert found[KnobId(Knob.EFFECTIVE)].verdict is Verdict.LOWER
+        assert found[SettingId(SettingKind.CPUS)].verdict is expected
+        assert found[SettingId(SettingKind.CPUS)].why.startswith(
+            "CPUs none, expected CPUs 2-5: CPUs 2-5 from a driver"
+        )
+        assert found[SettingId(SettingKind.EFFECTIVE)].verdict is AuditVerdict.LOWER
 
 
 def test_expected_cpuset_is_unknown_if_kubelet_and_driver_differ() -> None:
-    first, other = (Exclusive("c1", parse_cpus(cpus), cpus == "2-5") for cpus in ("2-5", "6-7"))
+    first, other = (ExclusiveCpus("c1", parse_cpus(cpus), cpus == "2-5") for cpus in ("2-5", "6-7"))
     groups = expect_pod(V08, V2, [first, other])
-    kind = knob(groups, Knob.CPUS, "c1")
+    kind = knob(groups, SettingKind.CPUS, "c1")
     assert (kind.accepted, kind.unknown) == ((), "CPUs 2-5 from the kubelet and 6-7 from a driver")
     agreed = expect_pod(V08, V2, [first, other._replace(cpus=first.cpus)])
-    assert exact(agreed, Knob.CPUS, "c1") == first.cpus
+    assert exact(agreed, SettingKind.CPUS, "c1") == first.cpus
 
 
 def test_cpuset_with_cpu_62_and_above_is_not_unlimited() -> None:
     cpus = parse_cpus("60-127")
-    kind = KnobId(Knob.CPUS)
-    found = compare_v08({kind: cpus}, "c1", exclusive=(Exclusive("c1", cpus, by_kubelet=False),))
-    assert found[kind].verdict is Verdict.MATCH
+    kind = SettingId(SettingKind.CPUS)
+    found = compare_v08({kind: cpus}, "c1", exclusive=(ExclusiveCpus("c1", cpus, by_kubelet=False),))
+    assert found[kind].verdict is AuditVerdict.MATCH
 
 
 # --- a pod and its containers ------------------------------------------------------------------------------
@@ -228,11 +235,11 @@ def test_cpuset_with_cpu_62_and_above_is_not_unlimited() -> None:
 def test_pod_limit_below_a_container_limit_is_parent_tighter() -> None:
     """An NRI plugin changes containers, not pods."""
     groups = expect_pod(V08, V2)
-    found = compare(groups, with_values(correct_groups(groups), "c1", {KnobId(Knob.MEMORY): GI}), 2)
+    found = compare(groups, with_values(correct_groups(groups), "c1", {SettingId(SettingKind.MEMORY): GI}), 2)
     pods = {one.knob: one for one in found if not one.group.container}
-    assert pods[KnobId(Knob.MEMORY)].verdict is Verdict.PARENT_TIGHTER
-    assert pods[KnobId(Knob.MEMORY)].why.endswith("; one of its containers has 1Gi")
-    assert pods[KnobId(Knob.QUOTA)].verdict is Verdict.MATCH
+    assert pods[SettingId(SettingKind.MEMORY)].verdict is AuditVerdict.PARENT_TIGHTER
+    assert pods[SettingId(SettingKind.MEMORY)].why.endswith("; one of its containers has 1Gi")
+    assert pods[SettingId(SettingKind.QUOTA)].verdict is AuditVerdict.MATCH
 
 
 def two_containers(claims: str = "") -> tuple[ExpectedGroup, ...]:
@@ -243,21 +250,23 @@ def two_containers(claims: str = "") -> tuple[ExpectedGroup, ...]:
 
 def test_pod_quota_below_the_sum_of_its_containers_is_parent_tighter() -> None:
     groups = two_containers()
-    found = compare(groups, with_values(correct_groups(groups), "c1", {KnobId(Knob.QUOTA): 300_000}), 2)
-    assert found[1].verdict is Verdict.PARENT_TIGHTER
+    found = compare(
+        groups, with_values(correct_groups(groups), "c1", {SettingId(SettingKind.QUOTA): 300_000}), 2
+    )
+    assert found[1].verdict is AuditVerdict.PARENT_TIGHTER
     assert found[1].why.endswith("; its containers together have 500000 us")
 
 
 def test_claim_shared_by_containers_counts_once_for_the_pod() -> None:
     """The sum of the containers' limits may exceed the pod's limit."""
     groups = two_containers("cpu=4 memory=4Gi")
-    assert {one.verdict for one in compare(groups, correct_groups(groups), 2)} == {Verdict.MATCH}
+    assert {one.verdict for one in compare(groups, correct_groups(groups), 2)} == {AuditVerdict.MATCH}
 
 
 def test_pod_level_limit_below_its_containers_matches() -> None:
     mine = pod(container("c1", limits="cpu=4"), container("c2"), level=resources("cpu=1", "cpu=2"))
     groups = expect_pod(mine, V2)
-    assert {one.verdict for one in compare(groups, correct_groups(groups), 2)} == {Verdict.MATCH}
+    assert {one.verdict for one in compare(groups, correct_groups(groups), 2)} == {AuditVerdict.MATCH}
 
 
 def test_sum_of_rounded_container_quotas_is_not_parent_tighter() -> None:
@@ -265,20 +274,23 @@ def test_sum_of_rounded_container_quotas_is_not_parent_tighter() -> None:
     one = ("cpu=1255m memory=1Gi", "cpu=1255m memory=1Gi")
     groups = expect_pod(pod(container("c1", *one), container("c2", *one)), SYSTEMD)
     found = compare(groups, correct_groups(groups, rounded=True), 2)
-    assert {one.verdict for one in found if one.knob.knob is Knob.QUOTA} == {Verdict.MATCH, Verdict.ROUNDED}
+    assert {one.verdict for one in found if one.knob.knob is SettingKind.QUOTA} == {
+        AuditVerdict.MATCH,
+        AuditVerdict.ROUNDED,
+    }
 
 
 def test_pod_and_container_quotas_are_compared_per_period() -> None:
     groups = expect_pod(V08, V2)
-    double = {KnobId(Knob.QUOTA): 840_000, KnobId(Knob.PERIOD): 200_000}
+    double = {SettingId(SettingKind.QUOTA): 840_000, SettingId(SettingKind.PERIOD): 200_000}
     found = compare(groups, with_values(correct_groups(groups), "c1", double), 2)
-    quotas = [one.verdict for one in found if one.knob.knob is Knob.QUOTA]
-    assert quotas == [Verdict.MATCH, Verdict.MATCH]
+    quotas = [one.verdict for one in found if one.knob.knob is SettingKind.QUOTA]
+    assert quotas == [AuditVerdict.MATCH, AuditVerdict.MATCH]
 
 
 def test_pod_limit_below_expected_and_containers_stays_lower() -> None:
-    compared = compare_v08({KnobId(Knob.MEMORY): 128 * MI})[KnobId(Knob.MEMORY)]
-    assert compared.verdict is Verdict.LOWER
+    compared = compare_v08({SettingId(SettingKind.MEMORY): 128 * MI})[SettingId(SettingKind.MEMORY)]
+    assert compared.verdict is AuditVerdict.LOWER
     assert compared.why.endswith("; one of its containers has 384Mi")
 
 
@@ -286,66 +298,76 @@ def test_pod_limit_below_expected_and_containers_stays_lower() -> None:
 
 
 def test_knob_of_a_disabled_controller_is_missing() -> None:
-    found = compare_v08({KnobId(Knob.MEMORY): ABSENT}, "c1", controllers=frozenset({"cpu"}))
-    compared = found[KnobId(Knob.MEMORY)]
-    assert (compared.verdict, compared.why) == (Verdict.MISSING, "the controller memory is not enabled")
+    found = compare_v08({SettingId(SettingKind.MEMORY): ABSENT}, "c1", controllers=frozenset({"cpu"}))
+    compared = found[SettingId(SettingKind.MEMORY)]
+    assert (compared.verdict, compared.why) == (AuditVerdict.MISSING, "the controller memory is not enabled")
     assert compared.risk
 
 
 @pytest.mark.parametrize(("facts", "file"), [(V1, "memory.limit_in_bytes"), (V2, "memory.max")])
 def test_knob_without_its_file_is_missing(facts: NodeFacts, file: str) -> None:
-    compared = compare_v08({KnobId(Knob.MEMORY): ABSENT}, "c1", facts)[KnobId(Knob.MEMORY)]
-    assert (compared.verdict, compared.why) == (Verdict.MISSING, f"there is no {file}")
+    compared = compare_v08({SettingId(SettingKind.MEMORY): ABSENT}, "c1", facts)[
+        SettingId(SettingKind.MEMORY)
+    ]
+    assert (compared.verdict, compared.why) == (AuditVerdict.MISSING, f"there is no {file}")
 
 
 def test_unreadable_knob_is_missing_with_the_error() -> None:
     missing = Missing(Absence.UNREADABLE, errno.EACCES)
-    compared = compare_v08({KnobId(Knob.MEMORY): missing}, "c1")[KnobId(Knob.MEMORY)]
+    compared = compare_v08({SettingId(SettingKind.MEMORY): missing}, "c1")[SettingId(SettingKind.MEMORY)]
     assert (compared.verdict, compared.why) == (
-        Verdict.MISSING,
+        AuditVerdict.MISSING,
         "memory.max cannot be read: Permission denied",
     )
 
 
 def test_absent_limit_where_none_is_expected_is_not_missed() -> None:
     groups = expect_pod(pod(container("c1", "cpu=1")), V2)
-    values = {KnobId(Knob.MEMORY): ABSENT, KnobId(Knob.QUOTA): ABSENT, KnobId(Knob.WEIGHT): ABSENT}
+    values = {
+        SettingId(SettingKind.MEMORY): ABSENT,
+        SettingId(SettingKind.QUOTA): ABSENT,
+        SettingId(SettingKind.WEIGHT): ABSENT,
+    }
     found = {
         one.knob.knob: one for one in compare(groups, with_values(correct_groups(groups), "c1", values), 2)
     }
-    assert found[Knob.MEMORY].verdict is found[Knob.QUOTA].verdict is Verdict.NOT_MISSED
-    assert found[Knob.WEIGHT].verdict is Verdict.MISSING
+    assert found[SettingKind.MEMORY].verdict is found[SettingKind.QUOTA].verdict is AuditVerdict.NOT_MISSED
+    assert found[SettingKind.WEIGHT].verdict is AuditVerdict.MISSING
 
 
 def test_absent_reservation_limit_of_an_old_kernel_is_not_missed() -> None:
-    assert verdict(Knob.RESERVED, ABSENT, SIZES[0]) is Verdict.NOT_MISSED
-    assert verdict(Knob.PAGES, ABSENT, SIZES[0]) is Verdict.MISSING
+    assert verdict(SettingKind.RESERVED, ABSENT, SIZES[0]) is AuditVerdict.NOT_MISSED
+    assert verdict(SettingKind.PAGES, ABSENT, SIZES[0]) is AuditVerdict.MISSING
 
 
 @pytest.mark.parametrize("number", [errno.ENODEV, errno.ENOENT])
 def test_knob_of_a_cgroup_that_vanished_during_the_read_is_vanished(number: int) -> None:
     missing = Missing(Absence.UNREADABLE, number)
-    assert verdict(Knob.MEMORY, missing) is verdict(Knob.QUOTA, missing) is Verdict.VANISHED
+    assert (
+        verdict(SettingKind.MEMORY, missing) is verdict(SettingKind.QUOTA, missing) is AuditVerdict.VANISHED
+    )
 
 
 def test_knobs_of_a_removed_cgroup_are_vanished() -> None:
     groups = expect_pod(V08, V2)
-    found = compare(groups, {**correct_groups(groups), groups[1].group: Actual(vanished=True)}, 2)
-    assert {one.verdict for one in found if one.group.container} == {Verdict.VANISHED}
-    assert {one.verdict for one in found if not one.group.container} == {Verdict.MATCH}
+    found = compare(groups, {**correct_groups(groups), groups[1].group: ActualCgroup(vanished=True)}, 2)
+    assert {one.verdict for one in found if one.group.container} == {AuditVerdict.VANISHED}
+    assert {one.verdict for one in found if not one.group.container} == {AuditVerdict.MATCH}
 
 
 def test_unread_knobs_are_unknown() -> None:
     groups = expect_pod(V08, V2)
-    assert {one.verdict for one in compare(groups, {}, 2)} == {Verdict.UNKNOWN}
-    assert {one.verdict for one in compare(groups, {groups[0].group: Actual()}, 2)} == {Verdict.UNKNOWN}
+    assert {one.verdict for one in compare(groups, {}, 2)} == {AuditVerdict.UNKNOWN}
+    assert {one.verdict for one in compare(groups, {groups[0].group: ActualCgroup()}, 2)} == {
+        AuditVerdict.UNKNOWN
+    }
 
 
 def test_knob_with_unknown_expected_value_is_unknown() -> None:
     unknown_claim = pod(container("c1", "cpu=1"), claims=[{"resourceClaimName": "x", "shape": "of 1.40"}])
     groups = expect_pod(unknown_claim, V2)
-    (weight, *_) = compare(groups, {groups[0].group: Actual({KnobId(Knob.WEIGHT): 39})}, 2)
-    assert weight.verdict is Verdict.UNKNOWN
+    (weight, *_) = compare(groups, {groups[0].group: ActualCgroup({SettingId(SettingKind.WEIGHT): 39})}, 2)
+    assert weight.verdict is AuditVerdict.UNKNOWN
     assert "claim x" in weight.why
     assert expected_text(weight.expected) == "unknown"
 
@@ -357,30 +379,32 @@ def test_knob_with_unknown_expected_value_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("since", "expected"),
     [
-        (0.0, Verdict.QUIET),
-        (29.9, Verdict.QUIET),
-        (-5.0, Verdict.QUIET),
-        (30.0, Verdict.LOWER),
-        (-31.0, Verdict.LOWER),
+        (0.0, AuditVerdict.QUIET),
+        (29.9, AuditVerdict.QUIET),
+        (-5.0, AuditVerdict.QUIET),
+        (30.0, AuditVerdict.LOWER),
+        (-31.0, AuditVerdict.LOWER),
     ],
 )
-def test_wrong_value_within_30_s_of_a_change_is_quiet(since: float, expected: Verdict) -> None:
-    compared = compare_v08({KnobId(Knob.MEMORY): MI}, "c1", changed_s=since)[KnobId(Knob.MEMORY)]
+def test_wrong_value_within_30_s_of_a_change_is_quiet(since: float, expected: AuditVerdict) -> None:
+    compared = compare_v08({SettingId(SettingKind.MEMORY): MI}, "c1", changed_s=since)[
+        SettingId(SettingKind.MEMORY)
+    ]
     assert compared.verdict is expected
-    assert bool(compared.risk) is (expected is not Verdict.QUIET)
+    assert bool(compared.risk) is (expected is not AuditVerdict.QUIET)
 
 
 def test_expected_value_matches_right_after_a_change() -> None:
     found = compare_v08({}, "c1", changed_s=1.0)
-    assert {one.verdict for one in found.values()} == {Verdict.MATCH}
+    assert {one.verdict for one in found.values()} == {AuditVerdict.MATCH}
 
 
 def test_wrong_value_of_a_qos_class_is_quiet_for_90_s() -> None:
     groups = expect_qos([V08], V2)
-    low = {groups[0].group: Actual({KnobId(Knob.WEIGHT): 1}, changed_s=80)}
-    assert compare(groups, low, 2)[0].verdict is Verdict.QUIET
-    low = {groups[0].group: Actual({KnobId(Knob.WEIGHT): 1}, changed_s=91)}
-    assert compare(groups, low, 2)[0].verdict is Verdict.LOWER
+    low = {groups[0].group: ActualCgroup({SettingId(SettingKind.WEIGHT): 1}, changed_s=80)}
+    assert compare(groups, low, 2)[0].verdict is AuditVerdict.QUIET
+    low = {groups[0].group: ActualCgroup({SettingId(SettingKind.WEIGHT): 1}, changed_s=91)}
+    assert compare(groups, low, 2)[0].verdict is AuditVerdict.LOWER
 
 
 def test_time_since_change_counts_from_last_start_or_resize() -> None:
@@ -401,22 +425,22 @@ def test_time_since_change_counts_from_last_start_or_resize() -> None:
 
 def test_every_drift_verdict_has_a_consequence_for_each_knob() -> None:
     assert RISKS.keys() == DRIFT
-    for one in DRIFT - {Verdict.PARENT_TIGHTER}:
-        assert RISKS[one].keys() == set(Knob)
+    for one in DRIFT - {AuditVerdict.PARENT_TIGHTER}:
+        assert RISKS[one].keys() == set(SettingKind)
 
 
 @given(
-    st.sampled_from([*Knob][:4]),
+    st.sampled_from([*SettingKind][:4]),
     st.one_of(st.integers(0, NO_LIMIT), st.builds(Missing, st.sampled_from(Absence), st.integers(0, 40))),
     st.sampled_from([V1, V2, SYSTEMD]),
     st.sampled_from(["", "c1"]),
 )
 def test_only_accepted_values_match_and_every_drift_has_a_risk(
-    kind: Knob, reading: Reading, facts: NodeFacts, name: str
+    kind: SettingKind, reading: Reading, facts: NodeFacts, name: str
 ) -> None:
-    compared = compare_v08({KnobId(kind): reading}, name, facts)[KnobId(kind)]
+    compared = compare_v08({SettingId(kind): reading}, name, facts)[SettingId(kind)]
     accepted = {option.value for option in compared.expected.accepted}
-    if compared.verdict in {Verdict.MATCH, Verdict.ROUNDED}:
+    if compared.verdict in {AuditVerdict.MATCH, AuditVerdict.ROUNDED}:
         assert reading in accepted
     assert (compared.verdict in DRIFT) is bool(compared.risk)
     assert compared.group.level is (Level.CONTAINER if name else Level.POD)

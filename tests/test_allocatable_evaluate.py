@@ -15,13 +15,13 @@ from agent.allocatable.evaluate import (
     evaluate_classes,
     evaluate_pod,
 )
-from agent.allocatable.facts import Exclusive
-from agent.allocatable.knobs import Knob, KnobId
+from agent.allocatable.facts import ExclusiveCpus
 from agent.allocatable.pod import Pod
 from agent.allocatable.pod_object import parse_pod
-from agent.allocatable.verdicts import Verdict
+from agent.allocatable.settings import SettingId, SettingKind
+from agent.allocatable.verdicts import AuditVerdict
 from agent.errors import ProbeError
-from agent.model.cgroup import NO_LIMIT, CgroupKnobs, PageKnobs
+from agent.model.cgroup import NO_LIMIT, CgroupSettings, HugepageLimits
 from agent.model.reading import NEVER_READ, Absence, Missing
 
 NOW = 1_800_000_000.0
@@ -31,7 +31,7 @@ SCOPE = f"{POD}/cri-containerd-{CONTAINER}.scope"
 NODE = AuditNode(SYSTEMD)
 
 
-def knobs(**given: object) -> CgroupKnobs:
+def knobs(**given: object) -> CgroupSettings:
     """Return the knobs of sample_pod(): CPU 500m to 1, memory 256Mi to 512Mi, no hugepages."""
     values = {
         "controllers": frozenset({"cpu", "memory", "hugetlb", "cpuset"}),
@@ -42,9 +42,9 @@ def knobs(**given: object) -> CgroupKnobs:
         "memory": 512 << 20,
         "cpus": 0,
         "effective": 3,
-        "pages": tuple(PageKnobs(size, 0, 0) for size in SYSTEMD.hugepages_kib),
+        "pages": tuple(HugepageLimits(size, 0, 0) for size in SYSTEMD.hugepages_kib),
     }
-    return CgroupKnobs(**{**values, **given})
+    return CgroupSettings(**{**values, **given})
 
 
 def sample_pod(claims: tuple[object, ...] = (), ident: str = CONTAINER, **status: object) -> Pod:
@@ -53,48 +53,48 @@ def sample_pod(claims: tuple[object, ...] = (), ident: str = CONTAINER, **status
     return parse_pod(pod_object(asks, claims=claims, **given))
 
 
-def reads(tree: Mapping[str, CgroupKnobs]) -> ReadCgroup:
+def reads(tree: Mapping[str, CgroupSettings]) -> ReadCgroup:
     return lambda path, _: tree.get(path)
 
 
 def audit(
-    tree: Mapping[str, CgroupKnobs], pod: Pod | None = None, node: AuditNode = NODE, **more: object
+    tree: Mapping[str, CgroupSettings], pod: Pod | None = None, node: AuditNode = NODE, **more: object
 ) -> PodAudit:
     return evaluate_pod(pod or sample_pod(), node, reads(tree), NOW, **more)
 
 
-def verdicts(found: PodAudit) -> set[Verdict]:
+def verdicts(found: PodAudit) -> set[AuditVerdict]:
     return {compared.verdict for compared in found.compared}
 
 
 def test_pod_and_container_cgroups_are_read_at_their_paths() -> None:
     reads_done = []
 
-    def read(path: str, _: bool) -> CgroupKnobs:
+    def read(path: str, _: bool) -> CgroupSettings:
         reads_done.append(path)
         return knobs()
 
-    assert verdicts(evaluate_pod(sample_pod(), NODE, read, NOW)) == {Verdict.MATCH}
+    assert verdicts(evaluate_pod(sample_pod(), NODE, read, NOW)) == {AuditVerdict.MATCH}
     assert reads_done == [POD, SCOPE]
 
 
 def test_only_cgroups_with_a_wrong_value_are_read_again() -> None:
     reads_done = []
 
-    def read(path: str, _: bool) -> CgroupKnobs | None:
+    def read(path: str, _: bool) -> CgroupSettings | None:
         reads_done.append(path)
         first = reads_done.count(path) == 1
         return knobs(memory=1 << 20) if path == SCOPE and first else knobs()
 
-    assert verdicts(evaluate_pod(sample_pod(), NODE, read, NOW)) == {Verdict.MATCH}
+    assert verdicts(evaluate_pod(sample_pod(), NODE, read, NOW)) == {AuditVerdict.MATCH}
     assert reads_done == [POD, SCOPE, SCOPE]
 
 
 def test_value_wrong_in_two_reads_is_reported() -> None:
     found = audit({POD: knobs(), SCOPE: knobs(weight=1)})
     assert [
-        (each.knob.knob, each.verdict) for each in found.compared if each.verdict is not Verdict.MATCH
-    ] == [(Knob.WEIGHT, Verdict.LOWER)]
+        (each.knob.knob, each.verdict) for each in found.compared if each.verdict is not AuditVerdict.MATCH
+    ] == [(SettingKind.WEIGHT, AuditVerdict.LOWER)]
 
 
 def test_waiting_container_is_idle_and_not_read() -> None:
@@ -132,14 +132,14 @@ def test_without_hugetlb_only_requested_pages_are_missing() -> None:
     bare = AuditNode(SYSTEMD, has_hugetlb=False)
     none = knobs(
         controllers=frozenset({"cpu", "memory"}),
-        pages=tuple(PageKnobs(size, NEVER_READ, NEVER_READ) for size in SYSTEMD.hugepages_kib),
+        pages=tuple(HugepageLimits(size, NEVER_READ, NEVER_READ) for size in SYSTEMD.hugepages_kib),
     )
-    assert verdicts(audit({POD: none, SCOPE: none}, node=bare)) == {Verdict.MATCH}
+    assert verdicts(audit({POD: none, SCOPE: none}, node=bare)) == {AuditVerdict.MATCH}
     asks = sample_pod((claim("pages", "c1", "hugepages-2Mi=64Mi"),))
     missing = [
         compared.knob.size_kib
         for compared in audit({POD: none, SCOPE: none}, asks, bare).compared
-        if compared.verdict is Verdict.MISSING
+        if compared.verdict is AuditVerdict.MISSING
     ]
     assert missing == [2048] * 4
 
@@ -149,25 +149,27 @@ def guaranteed_pod() -> Pod:
     return parse_pod(pod_object(asks, containerStatuses=[running_status("c1")]))
 
 
-def cgroups_without_quota() -> dict[str, CgroupKnobs]:
+def cgroups_without_quota() -> dict[str, CgroupSettings]:
     top = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice"
     free = knobs(weight=39, quota_us=NO_LIMIT, cpus=2, effective=2)
     return {top: free, f"{top}/cri-containerd-{CONTAINER}.scope": free}
 
 
 def test_no_quota_with_exclusive_cpus_matches() -> None:
-    exclusive = [Exclusive("c1", 2, by_kubelet=True)]
-    assert verdicts(audit(cgroups_without_quota(), guaranteed_pod(), exclusive=exclusive)) == {Verdict.MATCH}
+    exclusive = [ExclusiveCpus("c1", 2, by_kubelet=True)]
+    assert verdicts(audit(cgroups_without_quota(), guaranteed_pod(), exclusive=exclusive)) == {
+        AuditVerdict.MATCH
+    }
 
 
 def test_cpuset_is_read_only_for_containers_with_exclusive_cpus() -> None:
     reads_done: dict[str, bool] = {}
 
-    def read(path: str, with_cpus: bool) -> CgroupKnobs | None:
+    def read(path: str, with_cpus: bool) -> CgroupSettings | None:
         reads_done[path] = with_cpus
         return cgroups_without_quota()[path]
 
-    evaluate_pod(guaranteed_pod(), NODE, read, NOW, [Exclusive("c1", 2, by_kubelet=False)])
+    evaluate_pod(guaranteed_pod(), NODE, read, NOW, [ExclusiveCpus("c1", 2, by_kubelet=False)])
     assert [exclusive for path, exclusive in reads_done.items() if path.endswith(".scope")] == [True]
     assert [exclusive for path, exclusive in reads_done.items() if path.endswith(".slice")] == [False]
     evaluate_pod(guaranteed_pod(), NODE, read, NOW)
@@ -175,36 +177,39 @@ def test_cpuset_is_read_only_for_containers_with_exclusive_cpus() -> None:
 
 
 def test_no_quota_is_unknown_while_exclusive_cpus_are_unknown() -> None:
-    assert verdicts(audit(cgroups_without_quota(), guaranteed_pod())) == {Verdict.MATCH, Verdict.UNLIMITED}
+    assert verdicts(audit(cgroups_without_quota(), guaranteed_pod())) == {
+        AuditVerdict.MATCH,
+        AuditVerdict.UNLIMITED,
+    }
     assert verdicts(audit(cgroups_without_quota(), guaranteed_pod(), all_known=False)) == {
-        Verdict.MATCH,
-        Verdict.UNKNOWN,
+        AuditVerdict.MATCH,
+        AuditVerdict.UNKNOWN,
     }
 
 
 def test_no_quota_with_a_fractional_cpu_request_is_unlimited() -> None:
     free = knobs(quota_us=NO_LIMIT)
-    assert Verdict.UNLIMITED in verdicts(audit({POD: free, SCOPE: free}, all_known=False))
+    assert AuditVerdict.UNLIMITED in verdicts(audit({POD: free, SCOPE: free}, all_known=False))
 
 
 def test_qos_class_weight_sums_its_pods_and_is_quiet_after_a_start() -> None:
-    free = knobs(pages=tuple(PageKnobs(size, NO_LIMIT, NO_LIMIT) for size in SYSTEMD.hugepages_kib))
+    free = knobs(pages=tuple(HugepageLimits(size, NO_LIMIT, NO_LIMIT) for size in SYSTEMD.hugepages_kib))
     tree = {TOP: free, "/kubepods.slice/kubepods-besteffort.slice": knobs(weight=1, pages=free.pages)}
     assert {each.verdict for each in evaluate_classes([sample_pod()], NODE, reads(tree), NOW)} == {
-        Verdict.MATCH
+        AuditVerdict.MATCH
     }
     more = evaluate_classes([sample_pod(), sample_pod()], NODE, reads(tree), NOW)
-    assert [found.verdict for found in more if found.knob.knob is Knob.WEIGHT] == [
-        Verdict.LOWER,
-        Verdict.MATCH,
+    assert [found.verdict for found in more if found.knob.knob is SettingKind.WEIGHT] == [
+        AuditVerdict.LOWER,
+        AuditVerdict.MATCH,
     ]
     started_now = parse_pod(pod_object(container("c1", "cpu=1"), containerStatuses=[running_status("c1")]))
     started = started_now.containers[0].started_wall_s
     assert started is not None
     early = evaluate_classes([sample_pod(), started_now], NODE, reads(tree), started + 60)
-    assert [found.verdict for found in early if found.knob.knob is Knob.WEIGHT] == [
-        Verdict.QUIET,
-        Verdict.MATCH,
+    assert [found.verdict for found in early if found.knob.knob is SettingKind.WEIGHT] == [
+        AuditVerdict.QUIET,
+        AuditVerdict.MATCH,
     ]
 
 
@@ -212,10 +217,10 @@ def test_missing_knob_keeps_its_absence_in_the_actual_values() -> None:
     assert actual_of(None, 1.0) is GONE
     lost = Missing(Absence.UNREADABLE, 5)
     found = actual_of(knobs(memory=lost), None)
-    assert found.values[KnobId(Knob.MEMORY)] == lost
-    assert found.values[KnobId(Knob.RESERVED, 1048576)] == 0
+    assert found.values[SettingId(SettingKind.MEMORY)] == lost
+    assert found.values[SettingId(SettingKind.RESERVED, 1048576)] == 0
 
 
 def test_actual_values_have_every_knob() -> None:
     found = set(actual_of(knobs(), None).values)
-    assert {known.knob for known in found} == set(Knob)
+    assert {known.knob for known in found} == set(SettingKind)

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 from agent.allocatable.cgroups import Level
 from agent.allocatable.expected import QOS_QUIET_S, QUIET_S, ExpectedGroup, expect_pod, expect_qos
-from agent.allocatable.facts import Exclusive, NodeFacts
-from agent.allocatable.knobs import Knob, KnobFile, KnobId, file_of, page_name
+from agent.allocatable.facts import ExclusiveCpus, NodeFacts
 from agent.allocatable.pod import Pod, Qos
 from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.settings import SettingFile, SettingId, SettingKind, file_of, page_name
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import parse_cpus
 
@@ -37,11 +37,11 @@ CPUS = parse_cpus("2-5")
 
 def test_every_cgroup_has_an_expected_value_for_every_knob() -> None:
     knobs = {
-        KnobId(Knob.WEIGHT),
-        KnobId(Knob.QUOTA),
-        KnobId(Knob.PERIOD),
-        KnobId(Knob.MEMORY),
-        *(KnobId(kind, size) for kind in (Knob.PAGES, Knob.RESERVED) for size in SIZES),
+        SettingId(SettingKind.WEIGHT),
+        SettingId(SettingKind.QUOTA),
+        SettingId(SettingKind.PERIOD),
+        SettingId(SettingKind.MEMORY),
+        *(SettingId(kind, size) for kind in (SettingKind.PAGES, SettingKind.RESERVED) for size in SIZES),
     }
     for group in expect_pod(pod(FULL), SYSTEMD):
         assert {one.knob for one in group.knobs} == knobs
@@ -52,28 +52,32 @@ def test_every_cgroup_has_an_expected_value_for_every_knob() -> None:
 @pytest.mark.parametrize(
     ("kind", "first", "second"),
     [
-        (KnobId(Knob.WEIGHT), ("cpu", "cpu.shares"), ("cpu", "cpu.weight")),
-        (KnobId(Knob.QUOTA), ("cpu", "cpu.cfs_quota_us"), ("cpu", "cpu.max")),
-        (KnobId(Knob.PERIOD), ("cpu", "cpu.cfs_period_us"), ("cpu", "cpu.max")),
-        (KnobId(Knob.MEMORY), ("memory", "memory.limit_in_bytes"), ("memory", "memory.max")),
+        (SettingId(SettingKind.WEIGHT), ("cpu", "cpu.shares"), ("cpu", "cpu.weight")),
+        (SettingId(SettingKind.QUOTA), ("cpu", "cpu.cfs_quota_us"), ("cpu", "cpu.max")),
+        (SettingId(SettingKind.PERIOD), ("cpu", "cpu.cfs_period_us"), ("cpu", "cpu.max")),
+        (SettingId(SettingKind.MEMORY), ("memory", "memory.limit_in_bytes"), ("memory", "memory.max")),
         (
-            KnobId(Knob.PAGES, 2 << 10),
+            SettingId(SettingKind.PAGES, 2 << 10),
             ("hugetlb", "hugetlb.2MB.limit_in_bytes"),
             ("hugetlb", "hugetlb.2MB.max"),
         ),
         (
-            KnobId(Knob.RESERVED, 1 << 20),
+            SettingId(SettingKind.RESERVED, 1 << 20),
             ("hugetlb", "hugetlb.1GB.rsvd.limit_in_bytes"),
             ("hugetlb", "hugetlb.1GB.rsvd.max"),
         ),
-        (KnobId(Knob.CPUS), ("cpuset", "cpuset.cpus"), ("cpuset", "cpuset.cpus")),
-        (KnobId(Knob.EFFECTIVE), ("cpuset", "cpuset.effective_cpus"), ("cpuset", "cpuset.cpus.effective")),
+        (SettingId(SettingKind.CPUS), ("cpuset", "cpuset.cpus"), ("cpuset", "cpuset.cpus")),
+        (
+            SettingId(SettingKind.EFFECTIVE),
+            ("cpuset", "cpuset.effective_cpus"),
+            ("cpuset", "cpuset.cpus.effective"),
+        ),
     ],
 )
 def test_knob_has_its_controller_and_file_in_v1_and_v2(
-    kind: KnobId, first: tuple[str, str], second: tuple[str, str]
+    kind: SettingId, first: tuple[str, str], second: tuple[str, str]
 ) -> None:
-    assert (file_of(kind, 1), file_of(kind, 2)) == (KnobFile(*first), KnobFile(*second))
+    assert (file_of(kind, 1), file_of(kind, 2)) == (SettingFile(*first), SettingFile(*second))
 
 
 @pytest.mark.parametrize(
@@ -88,31 +92,35 @@ def test_page_size_has_the_kernels_name(size_kib: int, name: str) -> None:
 
 def test_pod_weight_is_linear_first_container_weight_quadratic_first() -> None:
     groups = expect_pod(pod(FULL), V2)
-    assert values(knob(groups, Knob.WEIGHT)) == [39, 100]
-    assert values(knob(groups, Knob.WEIGHT, "c1")) == [100, 39]
-    assert [one.note for one in knob(groups, Knob.WEIGHT, "c1").accepted] == ["quadratic", "linear"]
+    assert values(knob(groups, SettingKind.WEIGHT)) == [39, 100]
+    assert values(knob(groups, SettingKind.WEIGHT, "c1")) == [100, 39]
+    assert [one.note for one in knob(groups, SettingKind.WEIGHT, "c1").accepted] == ["quadratic", "linear"]
 
 
 def test_formulas_with_equal_results_give_one_accepted_value() -> None:
-    weight = knob(expect_pod(pod(container("c1")), V2), Knob.WEIGHT)
+    weight = knob(expect_pod(pod(container("c1")), V2), SettingKind.WEIGHT)
     assert [(one.value, one.note) for one in weight.accepted] == [(1, "")]
     assert weight.arithmetic == "BestEffort: the least -> shares 2 -> weight 1"
 
 
 def test_hugepage_limit_rounded_down_to_whole_pages_is_accepted() -> None:
     mine = pod(container("c1", "cpu=1 hugepages-2Mi=3Mi", "hugepages-2Mi=3Mi"))
-    for kind in (Knob.PAGES, Knob.RESERVED):
+    for kind in (SettingKind.PAGES, SettingKind.RESERVED):
         expected = knob(expect_pod(mine, V2), kind, "c1", SIZES[0])
         assert [(one.value, one.rounded) for one in expected.accepted] == [(3 * MI, False), (2 * MI, True)]
 
 
 def test_value_without_claims_is_explained_and_not_accepted() -> None:
     groups = expect_pod(pod(FULL, claims=[claim("x", "c1", "cpu=3 hugepages-2Mi=4Mi")]), V1)
-    for kind, wrong, size in ((Knob.WEIGHT, 1024, 0), (Knob.QUOTA, 200_000, 0), (Knob.PAGES, 0, SIZES[0])):
+    for kind, wrong, size in (
+        (SettingKind.WEIGHT, 1024, 0),
+        (SettingKind.QUOTA, 200_000, 0),
+        (SettingKind.PAGES, 0, SIZES[0]),
+    ):
         expected = knob(groups, kind, "", size)
         assert [one.value for one in expected.explains] == [wrong]
         assert wrong not in values(expected)
-    assert knob(groups, Knob.MEMORY).explains == ()
+    assert knob(groups, SettingKind.MEMORY).explains == ()
 
 
 def test_kubelet_that_counts_no_claims_has_values_without_claims() -> None:
@@ -126,25 +134,25 @@ def test_kubelet_that_counts_no_claims_has_values_without_claims() -> None:
 
 def test_exclusive_cpus_from_the_kubelet_lift_both_quotas() -> None:
     mine = pod(FULL, container("c2", "cpu=1 memory=1Gi", "cpu=1 memory=1Gi"))
-    groups = expect_pod(mine, V2, [Exclusive("c1", CPUS, by_kubelet=True)])
-    assert exact(groups, Knob.QUOTA) == exact(groups, Knob.QUOTA, "c1") == NO_LIMIT
-    assert exact(groups, Knob.QUOTA, "c2") == 100_000
-    assert "c1 has exclusive CPUs" in knob(groups, Knob.QUOTA).arithmetic
+    groups = expect_pod(mine, V2, [ExclusiveCpus("c1", CPUS, by_kubelet=True)])
+    assert exact(groups, SettingKind.QUOTA) == exact(groups, SettingKind.QUOTA, "c1") == NO_LIMIT
+    assert exact(groups, SettingKind.QUOTA, "c2") == 100_000
+    assert "c1 has exclusive CPUs" in knob(groups, SettingKind.QUOTA).arithmetic
 
 
 def test_exclusive_cpus_from_a_driver_leave_the_quotas() -> None:
     """The kubelet does not know of CPUs from a driver."""
-    groups = expect_pod(pod(FULL), V2, [Exclusive("c1", CPUS, by_kubelet=False)])
-    assert exact(groups, Knob.QUOTA) == exact(groups, Knob.QUOTA, "c1") == 200_000
-    for kind in (Knob.CPUS, Knob.EFFECTIVE):
+    groups = expect_pod(pod(FULL), V2, [ExclusiveCpus("c1", CPUS, by_kubelet=False)])
+    assert exact(groups, SettingKind.QUOTA) == exact(groups, SettingKind.QUOTA, "c1") == 200_000
+    for kind in (SettingKind.CPUS, SettingKind.EFFECTIVE):
         assert values(knob(groups, kind, "c1")) == [CPUS]
-    assert all(one.knob.knob is not Knob.CPUS for one in groups[0].knobs)
+    assert all(one.knob.knob is not SettingKind.CPUS for one in groups[0].knobs)
 
 
 # --- unknown amounts ---------------------------------------------------------------------------------------
 
 
-def unknown_knobs(groups: tuple[ExpectedGroup, ...], level: Level) -> set[Knob]:
+def unknown_knobs(groups: tuple[ExpectedGroup, ...], level: Level) -> set[SettingKind]:
     (group,) = [one for one in groups if one.group.level is level]
     for one in group.knobs:
         assert bool(one.accepted) is not bool(one.unknown)
@@ -154,19 +162,27 @@ def unknown_knobs(groups: tuple[ExpectedGroup, ...], level: Level) -> set[Knob]:
 def test_unknown_claim_amount_makes_only_dependent_knobs_unknown() -> None:
     status_entry = {"resourceClaimName": "cpus", "containers": ["c1"], "shape": "of 1.40"}
     groups = expect_pod(pod(FULL, claims=[status_entry]), V2)
-    depends = {Knob.WEIGHT, Knob.QUOTA, Knob.MEMORY, Knob.PAGES, Knob.RESERVED}
+    depends = {
+        SettingKind.WEIGHT,
+        SettingKind.QUOTA,
+        SettingKind.MEMORY,
+        SettingKind.PAGES,
+        SettingKind.RESERVED,
+    }
     assert unknown_knobs(groups, Level.POD) == depends
-    assert unknown_knobs(groups, Level.CONTAINER) == depends - {Knob.WEIGHT}
-    assert "claim cpus" in knob(groups, Knob.QUOTA, "c1").unknown
+    assert unknown_knobs(groups, Level.CONTAINER) == depends - {SettingKind.WEIGHT}
+    assert "claim cpus" in knob(groups, SettingKind.QUOTA, "c1").unknown
 
 
 def test_unknown_claim_amount_is_ignored_where_it_has_no_effect() -> None:
     status_entry = {"resourceClaimName": "cpus", "shape": "of 1.40"}
     limitless = expect_pod(pod(container("c1", "cpu=1"), claims=[status_entry]), V2)
-    assert Knob.QUOTA not in unknown_knobs(limitless, Level.POD) | unknown_knobs(limitless, Level.CONTAINER)
+    assert SettingKind.QUOTA not in unknown_knobs(limitless, Level.POD) | unknown_knobs(
+        limitless, Level.CONTAINER
+    )
     whole = expect_pod(pod(container("c1"), level=resources("cpu=1", "cpu=2"), claims=[status_entry]), V2)
-    assert exact(whole, Knob.WEIGHT) == 39
-    assert exact(whole, Knob.QUOTA) == exact(whole, Knob.QUOTA, "c1") == 200_000
+    assert exact(whole, SettingKind.WEIGHT) == 39
+    assert exact(whole, SettingKind.QUOTA) == exact(whole, SettingKind.QUOTA, "c1") == 200_000
     uncounted = expect_pod(
         pod(FULL, claims=[status_entry]), NodeFacts(hugepages_kib=SIZES, counts_claims=False)
     )
@@ -181,18 +197,18 @@ def pod_with_pending_resize(**status: Any) -> Pod:
 def test_pending_resize_uses_the_allocated_requests() -> None:
     state = {"name": "c1", "allocatedResources": {"cpu": "1", "memory": "1Gi"}}
     groups = expect_pod(pod_with_pending_resize(containerStatuses=[state], qosClass="Guaranteed"), V1)
-    assert exact(groups, Knob.WEIGHT) == exact(groups, Knob.WEIGHT, "c1") == 1024
+    assert exact(groups, SettingKind.WEIGHT) == exact(groups, SettingKind.WEIGHT, "c1") == 1024
     assert (
         unknown_knobs(groups, Level.POD)
         == unknown_knobs(groups, Level.CONTAINER)
-        == {Knob.QUOTA, Knob.MEMORY}
+        == {SettingKind.QUOTA, SettingKind.MEMORY}
     )
-    assert "Deferred" in knob(groups, Knob.QUOTA).unknown
+    assert "Deferred" in knob(groups, SettingKind.QUOTA).unknown
 
 
 def test_pending_resize_without_allocated_requests_is_unknown() -> None:
     groups = expect_pod(pod_with_pending_resize(), V1)
-    unknown = {Knob.WEIGHT, Knob.QUOTA, Knob.MEMORY}
+    unknown = {SettingKind.WEIGHT, SettingKind.QUOTA, SettingKind.MEMORY}
     assert unknown_knobs(groups, Level.POD) == unknown_knobs(groups, Level.CONTAINER) == unknown
 
 
@@ -201,7 +217,7 @@ def test_pending_resize_without_allocated_requests_is_unknown() -> None:
 
 def test_qos_class_has_no_page_limit_and_a_quiet_time_of_90_s() -> None:
     for group in expect_qos([pod(FULL)], V2):
-        pages = [one for one in group.knobs if one.knob.knob in {Knob.PAGES, Knob.RESERVED}]
+        pages = [one for one in group.knobs if one.knob.knob in {SettingKind.PAGES, SettingKind.RESERVED}]
         assert [values(one) for one in pages] == [[NO_LIMIT]] * 4
         assert (group.group.level, group.quiet_s) == (Level.QOS, QOS_QUIET_S)
 
@@ -262,7 +278,12 @@ def limited_pods(draw: st.DrawFn) -> Pod:
 @given(limited_pods(), st.sampled_from([V1, V2, SYSTEMD]))
 def test_pod_limit_is_at_least_that_of_its_largest_container(mine: Pod, facts: NodeFacts) -> None:
     groups = expect_pod(mine, facts)
-    for kind, size in ((Knob.QUOTA, 0), (Knob.MEMORY, 0), (Knob.PAGES, SIZES[0]), (Knob.RESERVED, SIZES[0])):
+    for kind, size in (
+        (SettingKind.QUOTA, 0),
+        (SettingKind.MEMORY, 0),
+        (SettingKind.PAGES, SIZES[0]),
+        (SettingKind.RESERVED, SIZES[0]),
+    ):
         largest = max(values(knob(groups, kind, one.name, size)) for one in mine.containers)
         assert values(knob(groups, kind, "", size))[0] >= largest[0]
         assert max(values(knob(groups, kind, "", size))) >= max(largest)
@@ -281,7 +302,7 @@ def test_larger_request_never_lowers_an_expected_value(
 
     small, large = groups(*less), groups(*more)
     for name in ("", "c1"):
-        for kind in (Knob.WEIGHT, Knob.QUOTA, Knob.MEMORY):
+        for kind in (SettingKind.WEIGHT, SettingKind.QUOTA, SettingKind.MEMORY):
             assert exact(small, kind, name) <= exact(large, kind, name)
 
 
@@ -296,5 +317,10 @@ def test_larger_claim_amount_never_lowers_an_expected_value(
     less, more = (tuple(edge(pair) for pair in zip(one[:3], other[:3], strict=True)) for edge in (min, max))
     small, large = groups(less), groups(more)
     for name in ("", "c1"):
-        for kind, size in ((Knob.WEIGHT, 0), (Knob.QUOTA, 0), (Knob.MEMORY, 0), (Knob.PAGES, SIZES[0])):
+        for kind, size in (
+            (SettingKind.WEIGHT, 0),
+            (SettingKind.QUOTA, 0),
+            (SettingKind.MEMORY, 0),
+            (SettingKind.PAGES, SIZES[0]),
+        ):
             assert exact(small, kind, name, size) <= exact(large, kind, name, size)

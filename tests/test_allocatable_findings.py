@@ -6,12 +6,12 @@ from allocatable_pods import SYSTEMD, UID, claim, container, pod_object
 from audit_samples import CONTAINER, running_status
 
 from agent.allocatable.evaluate import RESOURCE_OF, AuditNode, evaluate_pod, findings_of
-from agent.allocatable.facts import Exclusive
-from agent.allocatable.knobs import Knob
+from agent.allocatable.facts import ExclusiveCpus
 from agent.allocatable.pod import Pod
 from agent.allocatable.pod_object import parse_pod
 from agent.allocatable.risks import ADVICE
-from agent.model.cgroup import CgroupKnobs, PageKnobs
+from agent.allocatable.settings import SettingKind
+from agent.model.cgroup import CgroupSettings, HugepageLimits
 from agent.model.pods import PodFinding, Resource
 from agent.model.reading import NEVER_READ
 
@@ -19,10 +19,10 @@ NOW = 1_800_000_000.0
 TOP = "/kubepods.slice/kubepods-burstable.slice"
 POD = f"{TOP}/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
 SCOPE = f"{POD}/cri-containerd-{CONTAINER}.scope"
-PAGES = tuple(PageKnobs(size, 0, 0) for size in SYSTEMD.hugepages_kib)
+PAGES = tuple(HugepageLimits(size, 0, 0) for size in SYSTEMD.hugepages_kib)
 
 
-def knobs(**given: object) -> CgroupKnobs:
+def knobs(**given: object) -> CgroupSettings:
     """Return the knobs of sample_pod(): CPU 500m to 1, memory 256Mi to 512Mi, no hugepages."""
     values = {
         "controllers": frozenset({"cpu", "memory", "hugetlb", "cpuset"}),
@@ -35,11 +35,11 @@ def knobs(**given: object) -> CgroupKnobs:
         "effective": 3,
         "pages": PAGES,
     }
-    return CgroupKnobs(**{**values, **given})
+    return CgroupSettings(**{**values, **given})
 
 
 def audit_findings(
-    tree: Mapping[str, CgroupKnobs], pod: Pod | None = None, exclusive: Sequence[Exclusive] = ()
+    tree: Mapping[str, CgroupSettings], pod: Pod | None = None, exclusive: Sequence[ExclusiveCpus] = ()
 ) -> list[PodFinding]:
     audit = evaluate_pod(
         pod or sample_pod(), AuditNode(SYSTEMD), lambda path, _: tree.get(path), NOW, exclusive
@@ -62,7 +62,7 @@ def test_unread_cgroups_have_no_findings() -> None:
 
 
 def test_finding_has_code_resource_size_and_numbers() -> None:
-    pages = (PageKnobs(2048, 4 << 20, 0), *PAGES[1:])
+    pages = (HugepageLimits(2048, 4 << 20, 0), *PAGES[1:])
     wrong = knobs(quota_us=50_000, memory=1 << 30, pages=pages)
     findings = audit_findings({POD: knobs(quota_us=200_000, memory=2 << 30, pages=pages), SCOPE: wrong})
     of_container = {(one.code, one.resource, one.size_kib) for one in findings if one.container == "c1"}
@@ -86,7 +86,7 @@ def test_missing_file_is_a_finding_with_its_reason() -> None:
 
 
 def test_cpu_risk_has_its_advice_and_resource_cpu() -> None:
-    exclusive = (Exclusive("c1", 0b11, by_kubelet=False),)
+    exclusive = (ExclusiveCpus("c1", 0b11, by_kubelet=False),)
     findings = audit_findings({POD: knobs(), SCOPE: knobs(throttled=3)}, exclusive=exclusive)
     risks = {one.code: (one.container, one.resource, one.advice) for one in findings if one.advice}
     assert risks == {
@@ -110,4 +110,4 @@ def test_pod_level_risk_has_no_resource() -> None:
 
 
 def test_every_knob_has_a_resource() -> None:
-    assert RESOURCE_OF.keys() == set(Knob)
+    assert RESOURCE_OF.keys() == set(SettingKind)

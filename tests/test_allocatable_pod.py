@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 from allocatable_pods import UID, claim, container, pod, pod_object, resources, sidecar
 
-from agent.allocatable.pod import Grant, PodContainerClaim, Qos, Resize, Role, UnknownAmount, computed_qos
+from agent.allocatable.pod import (
+    ClaimGrant,
+    PodContainerClaim,
+    Qos,
+    Resize,
+    Role,
+    UnknownAmount,
+    computed_qos,
+)
 from agent.allocatable.pod_object import parse_pod
 from agent.allocatable.quantity import parse_quantity
 from agent.errors import ProbeError
@@ -146,7 +154,7 @@ def test_claim_amounts_of_three_versions_parse_alike() -> None:
         {**head, "mapping": [{"name": "cpu", "quantity": "2"}]},
     ]
     grants = {json.dumps(one): pod(container("c1"), claims=[one]).grants for one in shapes}
-    assert list(grants.values()) == [(Grant("cpus", ("c1",), CPU_2, NONE, NONE),)] * 3
+    assert list(grants.values()) == [(ClaimGrant("cpus", ("c1",), CPU_2, NONE, NONE),)] * 3
 
 
 @pytest.mark.parametrize("keys", [("perPod", "perContainer"), ("perPodReference", "perContainerReference")])
@@ -164,7 +172,7 @@ def test_overhead_counts_per_pod_and_per_container(keys: tuple[str, str]) -> Non
     assert grant.to_container("c2", "cpu") is grant.to_pod("hugepages-2Mi") is None
 
 
-def parsed_grants(entry: dict[str, object]) -> tuple[Grant, ...]:
+def parsed_grants(entry: dict[str, object]) -> tuple[ClaimGrant, ...]:
     grants = pod(container("c1"), claims=[entry]).grants
     assert not isinstance(grants, UnknownAmount)
     return grants

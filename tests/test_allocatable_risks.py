@@ -5,14 +5,14 @@ import re
 import pytest
 from allocatable_pods import V2, claim, container, pod, pod_object, resources
 
-from agent.allocatable.facts import CgroupDriver, Exclusive, NodeFacts
+from agent.allocatable.facts import CgroupDriver, ExclusiveCpus, NodeFacts
 from agent.allocatable.pod import Pod
 from agent.allocatable.pod_object import parse_pod
 from agent.allocatable.risks import ADVICE, Risk, risks_of, shared_mappings
 from agent.model.cpuset import parse_cpus
 
 CPUS = parse_cpus("2-5")
-EXCLUSIVE = [Exclusive("c1", CPUS, by_kubelet=False)]
+EXCLUSIVE = [ExclusiveCpus("c1", CPUS, by_kubelet=False)]
 LIMITED_CONTAINER = container("c1", "cpu=1 memory=1Gi", "cpu=2 memory=1Gi")
 
 
@@ -96,7 +96,7 @@ def test_claim_that_raises_the_quota_above_the_cpus_is_no_risk() -> None:
 
 
 def test_exclusive_cpus_from_the_kubelet_are_no_risk() -> None:
-    from_kubelet = [Exclusive("c1", CPUS, by_kubelet=True)]
+    from_kubelet = [ExclusiveCpus("c1", CPUS, by_kubelet=True)]
     assert risks_of(pod(LIMITED_CONTAINER), V2, from_kubelet, {"c1": 7}) == ()
     assert risks_of(pod(LIMITED_CONTAINER), V2, [*from_kubelet, *EXCLUSIVE], {"c1": 7}) == ()
     unenforced = NodeFacts(2, CgroupDriver.SYSTEMD, enforces_quota=False)

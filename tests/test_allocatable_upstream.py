@@ -27,11 +27,11 @@ from allocatable_pods import (
 from agent.allocatable.cgroups import Level
 from agent.allocatable.expected import ExpectedGroup, expect_pod, expect_qos
 from agent.allocatable.facts import CgroupDriver, NodeFacts
-from agent.allocatable.knobs import Knob
 from agent.allocatable.pod import Pod, Qos
 from agent.allocatable.pod_object import parse_pod
 from agent.allocatable.quantity import parse_quantity
-from agent.allocatable.sums import Sum, pod_limits, pod_requests
+from agent.allocatable.settings import SettingKind
+from agent.allocatable.sums import ResourceSum, pod_limits, pod_requests
 from agent.model.cgroup import NO_LIMIT
 
 UNCOUNTED: Final = NodeFacts(1, CgroupDriver.CGROUPFS, hugepages_kib=SIZES, counts_claims=False)
@@ -50,9 +50,9 @@ class Config(NamedTuple):
 
 def config(pod: Pod, facts: NodeFacts = V1, name: str = "") -> Config:
     groups = expect_pod(pod, facts)
-    quota, memory = (exact(groups, kind, name) for kind in (Knob.QUOTA, Knob.MEMORY))
+    quota, memory = (exact(groups, kind, name) for kind in (SettingKind.QUOTA, SettingKind.MEMORY))
     return Config(
-        exact(groups, Knob.WEIGHT, name),
+        exact(groups, SettingKind.WEIGHT, name),
         None if quota == NO_LIMIT else quota,
         None if memory == NO_LIMIT else memory,
     )
@@ -199,7 +199,7 @@ def test_pod_cgroup_matches_resource_config_for_pod(name: str) -> None:
 
 def test_claim_of_hugepages_sets_the_page_limits_of_the_pod() -> None:
     groups = expect_pod(pod(SPEC, claims=[claim("x", "c1", "hugepages-1Gi=2Gi")]), V1)
-    for kind in (Knob.PAGES, Knob.RESERVED):
+    for kind in (SettingKind.PAGES, SettingKind.RESERVED):
         assert [exact(groups, kind, size_kib=size) for size in SIZES] == [0, 2 * GI]
 
 
@@ -215,7 +215,7 @@ def test_page_limits_sum_all_spellings_of_a_size(requests: str, expected: Mappin
     """Go test TestHugePageLimits: one size may be written in several ways; the amounts are summed."""
     facts = NodeFacts(hugepages_kib=(2 << 10, 4 << 10))
     groups = expect_pod(pod(c1(requests)), facts)
-    assert {mib: exact(groups, Knob.PAGES, size_kib=mib << 10) for mib in (2, 4)} == expected
+    assert {mib: exact(groups, SettingKind.PAGES, size_kib=mib << 10) for mib in (2, 4)} == expected
 
 
 # --- cm: TestQOSCPUConfigUpdate ----------------------------------------------------------------------------
@@ -394,7 +394,7 @@ CONTAINER_CASES: Final[Mapping[str, tuple[Pod, NodeFacts, Config, int]]] = {
 def test_container_cgroup_with_claims_matches_the_kubelets(name: str) -> None:
     pod, facts, expected, pages = CONTAINER_CASES[name]
     assert config(pod, facts, "c1") == expected
-    assert exact(expect_pod(pod, facts), Knob.PAGES, "c1", SIZES[0]) == pages
+    assert exact(expect_pod(pod, facts), SettingKind.PAGES, "c1", SIZES[0]) == pages
 
 
 # --- kuberuntime: TestGetHugepageLimitsFromResources -------------------------------------------------------
@@ -418,7 +418,7 @@ def test_container_cgroup_with_claims_matches_the_kubelets(name: str) -> None:
 )
 def test_container_page_limits_match_the_kubelets(level: str, limits: str, expected: tuple[int, int]) -> None:
     groups = expect_pod(pod(c1("", limits), level=resources("", level)), V1)
-    for kind in (Knob.PAGES, Knob.RESERVED):
+    for kind in (SettingKind.PAGES, SettingKind.RESERVED):
         assert tuple(exact(groups, kind, "c1", size) for size in SIZES) == expected
 
 
@@ -528,7 +528,7 @@ SUM_CASES: Final[Mapping[str, tuple[Object, str, str | None]]] = {
 
 def sums(pod: Pod, add: Any, claims: bool) -> dict[str, int]:
     found = {resource: add(pod, resource, claims=claims) for resource in ("cpu", "memory", PAGES)}
-    return {resource: one.total.nanos for resource, one in found.items() if isinstance(one, Sum)}
+    return {resource: one.total.nanos for resource, one in found.items() if isinstance(one, ResourceSum)}
 
 
 def nanos(text: str) -> dict[str, int]:
@@ -584,4 +584,4 @@ def test_pod_group_comes_before_its_containers_in_order() -> None:
         (Level.CONTAINER, "c1"),
         (Level.CONTAINER, "c2"),
     ]
-    assert knob(groups, Knob.WEIGHT, "i1").accepted[0].value == 2
+    assert knob(groups, SettingKind.WEIGHT, "i1").accepted[0].value == 2

@@ -13,8 +13,8 @@ from allocatable_pods import SIZES, SYSTEMD, V1, V2, claim, container, exact, kn
 
 from agent.allocatable.expected import ExpectedGroup, expect_pod
 from agent.allocatable.facts import NodeFacts
-from agent.allocatable.knobs import Knob
 from agent.allocatable.pod import Pod
+from agent.allocatable.settings import SettingKind
 from agent.allocatable.values import systemd_quota
 from agent.model.cgroup import NO_LIMIT
 
@@ -80,46 +80,48 @@ def check_value(
 ) -> None:
     """Assert that a value of a vector is accepted, in v1 or v2."""
     if key == "cpu_shares":
-        assert value in values(knob(first, Knob.WEIGHT, name))
+        assert value in values(knob(first, SettingKind.WEIGHT, name))
     elif key.startswith("cpu_weight"):
-        assert value in values(knob(second, Knob.WEIGHT, name))
+        assert value in values(knob(second, SettingKind.WEIGHT, name))
     elif key == "cpu_max":
         quota, period = value.split()
-        assert exact(second, Knob.QUOTA, name) == (NO_LIMIT if quota == "max" else int(quota))
+        assert exact(second, SettingKind.QUOTA, name) == (NO_LIMIT if quota == "max" else int(quota))
         if quota != "max":
-            assert exact(second, Knob.PERIOD, name) == int(period)
+            assert exact(second, SettingKind.PERIOD, name) == int(period)
     elif key == "memory_max":
-        assert exact(second, Knob.MEMORY, name) == (NO_LIMIT if value == "max" else value)
+        assert exact(second, SettingKind.MEMORY, name) == (NO_LIMIT if value == "max" else value)
     else:
         hugetlb, size, *rest = key.split(".")
         assert (hugetlb, rest[-1]) == ("hugetlb", "max")
-        kind = Knob.RESERVED if "rsvd" in rest else Knob.PAGES
+        kind = SettingKind.RESERVED if "rsvd" in rest else SettingKind.PAGES
         assert exact(second, kind, name, {"2MB": SIZES[0], "1GB": SIZES[1]}[size]) == value
 
 
 def test_weight_of_a_pod_with_only_a_claim_accepts_code_and_kep() -> None:
     """V03: kubelet 1.37.1 writes the minimum, KEP-5517 the shares of the claim."""
-    weight = knob(expect_pod(PODS["V03"], V1), Knob.WEIGHT)
+    weight = knob(expect_pod(PODS["V03"], V1), SettingKind.WEIGHT)
     assert values(weight) == [2, 5120]
     assert "KEP-5517's text: 5000m (claim x)" in weight.accepted[1].note
 
 
 def test_weight_under_a_pod_level_limit_accepts_code_and_kep() -> None:
     """V05: kubelet 1.37.1 derives shares from the pod-level limit, KEP-5517 the minimum."""
-    weight = knob(expect_pod(PODS["V05"], V1), Knob.WEIGHT, "c1")
+    weight = knob(expect_pod(PODS["V05"], V1), SettingKind.WEIGHT, "c1")
     assert values(weight) == [5120, 2]
     assert weight.accepted[1].note.startswith("KEP-5517's text")
 
 
 def test_arithmetic_names_amounts_claims_and_result() -> None:
     groups = expect_pod(PODS["V08"], V2)
-    assert knob(groups, Knob.WEIGHT).arithmetic == (
+    assert knob(groups, SettingKind.WEIGHT).arithmetic == (
         "2000m (c1) + 200m (claim x) = 2200m -> shares 2252 -> weight 86 (linear) or 187 (quadratic)"
     )
-    assert knob(groups, Knob.QUOTA, "c1").arithmetic == (
+    assert knob(groups, SettingKind.QUOTA, "c1").arithmetic == (
         "4000m (limit) + 200m (claim x) = 4200m -> 420000 us of 100000"
     )
-    assert knob(groups, Knob.MEMORY).arithmetic == ("256Mi (c1) + 128Mi (claim x) = 384Mi -> 402653184 bytes")
+    assert knob(groups, SettingKind.MEMORY).arithmetic == (
+        "256Mi (c1) + 128Mi (claim x) = 384Mi -> 402653184 bytes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,8 +135,8 @@ def test_quota_with_systemd_accepts_exact_and_rounded_value(limit: str, cgroupfs
     written, rounded = int(cgroupfs.split()[0]), int(systemd.split()[0])
     assert systemd_quota(written, 100_000) == rounded
     for name in ("", "c1"):
-        assert values(knob(expect_pod(mine, V2), Knob.QUOTA, name)) == [written]
-        assert values(knob(expect_pod(mine, SYSTEMD), Knob.QUOTA, name)) == sorted({written, rounded})
+        assert values(knob(expect_pod(mine, V2), SettingKind.QUOTA, name)) == [written]
+        assert values(knob(expect_pod(mine, SYSTEMD), SettingKind.QUOTA, name)) == sorted({written, rounded})
 
 
 def test_memory_limit_accepts_exact_value_and_whole_pages() -> None:
@@ -142,7 +144,7 @@ def test_memory_limit_accepts_exact_value_and_whole_pages() -> None:
     out = VECTORS["V17"]["out"]
     mine = pod(container("c1", limits="memory=1G cpu=1"))
     for page_bytes, read in ((4096, out["read_back_4k"]), (65536, out["read_back_64k"])):
-        memory = knob(expect_pod(mine, NodeFacts(page_bytes=page_bytes)), Knob.MEMORY)
+        memory = knob(expect_pod(mine, NodeFacts(page_bytes=page_bytes)), SettingKind.MEMORY)
         assert [(one.value, one.rounded) for one in memory.accepted] == [
             (out["written"], False),
             (read, True),

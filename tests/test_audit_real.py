@@ -23,11 +23,11 @@ from agent.allocatable.evaluate import AuditNode, evaluate_pod
 from agent.allocatable.facts import CgroupDriver, NodeFacts
 from agent.allocatable.pod import Pod, Qos
 from agent.allocatable.pod_object import parse_pod
-from agent.allocatable.verdicts import Verdict
-from agent.model.cgroup import NO_LIMIT, CgroupKnobs
+from agent.allocatable.verdicts import AuditVerdict
+from agent.model.cgroup import NO_LIMIT, CgroupSettings
 from agent.model.cpuset import parse_cpus
 from agent.model.reading import Absence, Missing, is_absent
-from agent.native.cgroup_knobs import KnobReader
+from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources.node_facts import pod_uids_with_cgroups, read_facts
 
 MIB: Final = 1 << 20
@@ -92,7 +92,7 @@ def audit(tree: Kubepods, pods: Path, *more: str) -> tuple[int, Any]:
 
 def wrong_of(document: Any) -> list[tuple[str, str, str]]:
     knobs = [*document["classes"], *(knob for pod in document["pods"] for knob in pod["knobs"])]
-    fine = {Verdict.MATCH, Verdict.ROUNDED}
+    fine = {AuditVerdict.MATCH, AuditVerdict.ROUNDED}
     return [(one["container"], one["file"], one["verdict"]) for one in knobs if one["verdict"] not in fine]
 
 
@@ -133,7 +133,7 @@ def test_every_wrong_value_is_found(tmp_path: Path, systemd: bool) -> None:
 @namings
 def test_core_reads_the_values_of_the_files(systemd: bool) -> None:
     """Compares the reader with one in Python, file by file."""
-    with tree_of_a_pod(systemd) as tree, KnobReader(CGROUPFS, SIZES) as reader:
+    with tree_of_a_pod(systemd) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:
         driver = CgroupDriver.SYSTEMD if systemd else CgroupDriver.CGROUPFS
         pod = pod_path(UID, Qos.BURSTABLE, driver, tree.cgroup_root)
         for path in (pod, container_path(pod, CONTAINER, "containerd", driver)):
@@ -166,7 +166,7 @@ def cpus(path: str, file: str) -> int:
 
 
 def test_new_cgroup_has_no_limits() -> None:
-    with kubepods_tree("cpu", "memory", hugetlb=True) as tree, KnobReader(CGROUPFS, SIZES) as reader:
+    with kubepods_tree("cpu", "memory", hugetlb=True) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:
         tree.make("burstable", UID)
         knobs = reader.read(pod_path(UID, Qos.BURSTABLE, CgroupDriver.CGROUPFS, tree.cgroup_root))
     assert knobs is not None
@@ -177,7 +177,7 @@ def test_new_cgroup_has_no_limits() -> None:
 
 
 def test_cgroup_driver_and_pods_are_detected() -> None:
-    with kubepods_tree("cpu", systemd=True) as tree, KnobReader(CGROUPFS, ()) as reader:
+    with kubepods_tree("cpu", systemd=True) as tree, CgroupSettingReader(CGROUPFS, ()) as reader:
         assert read_facts(reader, (), tree.cgroup_root, (), "") is None
         tree.make("burstable", UID)
         facts = read_facts(reader, (), tree.cgroup_root, (), "")
@@ -234,11 +234,11 @@ def test_container_removed_during_audit_is_gone_without_finding(systemd: bool) -
     """Removes the container hierarchy by hierarchy after its pod was read."""
     driver = CgroupDriver.SYSTEMD if systemd else CgroupDriver.CGROUPFS
     facts = NodeFacts(version=1, driver=driver, hugepages_kib=SIZES)
-    with tree_of_a_pod(systemd) as tree, KnobReader(CGROUPFS, SIZES) as reader:
+    with tree_of_a_pod(systemd) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:
         at = tree.directory("burstable", UID, CONTAINER)
         left = [root / at for root in tree.roots]
 
-        def read(path: str, own_cpus: bool) -> CgroupKnobs | None:
+        def read(path: str, own_cpus: bool) -> CgroupSettings | None:
             if path.strip("/") == str(at):  # at the first read of two hierarchies, at the second of all
                 for _ in range(2):
                     left.pop().rmdir()
@@ -246,13 +246,13 @@ def test_container_removed_during_audit_is_gone_without_finding(systemd: bool) -
 
         judged = evaluate_pod(parsed(), AuditNode(facts, tree.cgroup_root), read, 2e9)
     verdicts = {(one.group.container, one.verdict) for one in judged.compared}
-    assert {verdict for name, verdict in verdicts if name == "c1"} == {Verdict.VANISHED}
-    assert {verdict for name, verdict in verdicts if not name} <= {Verdict.MATCH, Verdict.ROUNDED}
+    assert {verdict for name, verdict in verdicts if name == "c1"} == {AuditVerdict.VANISHED}
+    assert {verdict for name, verdict in verdicts if not name} <= {AuditVerdict.MATCH, AuditVerdict.ROUNDED}
 
 
 def test_containers_that_come_and_go_are_complete_gone_or_new() -> None:
     """At no moment is a value unreadable or different from the written ones."""
-    with tree_of_a_pod(False) as tree, KnobReader(CGROUPFS, SIZES) as reader:
+    with tree_of_a_pod(False) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:
         at = tree.directory("burstable", UID, CONTAINER)
         done = threading.Event()
 

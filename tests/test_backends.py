@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_nvml import BRANCHES, FakeNvml, fake_nvml
 
-from agent.cli.output.terminal import Style
+from agent.cli.output.terminal import TextStyle
 from agent.cli.scan.crosscheck import (
     MOVING,
     Agreement,
@@ -33,7 +33,7 @@ from agent.sources.nvml_reference import READERS, ReferenceGpu
 REPOSITORY = Path(__file__).parent.parent
 ABSENT = Missing(Absence.ABSENT)
 REFUSED = NvmlFailure(3, "not supported")
-PLAIN = Style()
+PLAIN = TextStyle()
 
 
 # --- one field ---------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from agent.bench.suites.poll import check_equal, open_sampler, read
 from agent.bench.timing import (
     BLOCK_SAMPLES,
     Contender,
+    ContenderSamples,
     Interval,
-    Timed,
     interval,
     outlier_share,
     paired_ratio,
@@ -30,8 +30,8 @@ from agent.bench.trees import group_names, machine_lock, real_tree, scratch, wri
 from agent.native.sampler import Sampler, SamplerOptions
 
 
-def timed(*medians: float) -> Timed:
-    return Timed(tuple((median,) for median in medians), 1)
+def timed(*medians: float) -> ContenderSamples:
+    return ContenderSamples(tuple((median,) for median in medians), 1)
 
 
 # --- statistics -------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from agent.bench import plot, pyperf, report
 from agent.bench.plot import GREY, STYLE, axis_over, distribution
 from agent.bench.report import HostFacts
 from agent.bench.result import ResultRow, SuiteOutcome, Table, format_value, row_from_samples, rows_from_race
-from agent.bench.timing import Interval, Race, Timed
+from agent.bench.timing import ContenderSamples, Interval, TimingRace
 
 HOST: Final = HostFacts(
     date="2026-11-22 10:00 UTC",
@@ -40,8 +40,8 @@ LABELS: Final = {
 SVG: Final = "{http://www.w3.org/2000/svg}"
 
 
-def timed(*medians: float, memory: int | None = None) -> Timed:
-    return Timed(tuple((median,) for median in medians), 1, memory)
+def timed(*medians: float, memory: int | None = None) -> ContenderSamples:
+    return ContenderSamples(tuple((median,) for median in medians), 1, memory)
 
 
 def race_table(rounds: int = 2) -> Table:
@@ -50,7 +50,7 @@ def race_table(rounds: int = 2) -> Table:
     found = {key: timed(*(time * n for n in range(1, rounds + 1)), memory=64) for key, time in times.items()}
     return Table(
         "pass",
-        rows_from_race("poll.pass.warm", LABELS, Race(found, ()), "floor"),
+        rows_from_race("poll.pass.warm", LABELS, TimingRace(found, ()), "floor"),
         LABELS["floor"],
         ("equal",),
     )

@@ -24,7 +24,7 @@ from agent.model.reading import Reading
 from agent.model.settings import HostLimits, Settings
 from agent.model.snapshot import GroupSample, HugetlbSample, Snapshot
 from agent.model.time import NS
-from agent.model.wake import Field, Wake
+from agent.model.wake import SamplerField, Wake
 
 HIT: Final = "cgroup.hugetlb.max_hit"
 THROTTLED: Final = "cgroup.cpu.throttled"
@@ -178,14 +178,14 @@ def test_limit_text_uses_the_largest_whole_unit(size: int, text: str) -> None:
 def test_growing_counters_do_not_wake_each_time() -> None:
     found = {wake.field: wake for wake in wakes(10, 60)}
     for field, threshold in [
-        (Field.GROUP_CPU_THROTTLED, 5),
-        (Field.GROUP_MEM_MAX, 10),
-        (Field.GROUP_MEM_HIGH, 10),
-        (Field.GROUP_MEM_FAILCNT, 10),
+        (SamplerField.GROUP_CPU_THROTTLED, 5),
+        (SamplerField.GROUP_MEM_MAX, 10),
+        (SamplerField.GROUP_MEM_HIGH, 10),
+        (SamplerField.GROUP_MEM_FAILCNT, 10),
     ]:
         assert found[field] == Wake(field, threshold, 60 * NS)
-    assert Field.GROUP_CPU_PERIODS not in found
-    assert found[Field.GROUP_MEM_OOM_KILL] == Wake(Field.GROUP_MEM_OOM_KILL)
+    assert SamplerField.GROUP_CPU_PERIODS not in found
+    assert found[SamplerField.GROUP_MEM_OOM_KILL] == Wake(SamplerField.GROUP_MEM_OOM_KILL)
 
 
 # --- which devices a container uses ----------------------------------------------------------------------

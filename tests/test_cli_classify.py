@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from agent.cli.main import main
-from agent.cli.output.terminal import Style
+from agent.cli.output.terminal import TextStyle
 from agent.cli.prepares.classify import CLAIM, document, render
 from agent.model.prepare import Operation
-from agent.prepare.classify import Context, classify, classify_evidence
+from agent.prepare.classify import PrepareContext, classify, classify_evidence
 from agent.prepare.errors import doing
 from agent.prepare.evidence import GRPC_NAMES, NVML_NAMES, NvmlCode
 from agent.prepare.message import kubelet_text
@@ -115,7 +115,7 @@ def test_cached_failure_shows_its_duration(command):
 def test_errno_gets_the_verdict_of_a_raised_error(command, tmp_path, operation):
     with pytest.raises(OSError, match="No such file") as caught, doing(operation):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-    verdict = classify(caught.value, Context(CLAIM))
+    verdict = classify(caught.value, PrepareContext(CLAIM))
     assert command.document("--errno", "ENOENT", "--doing", operation) == document(verdict)
 
 
@@ -266,9 +266,9 @@ def test_invalid_argument_exits_64_and_is_named(command, argv, error):
 
 
 def test_text_is_wrapped_and_coloured_but_the_kubelet_line_is_not():
-    verdict = classify_evidence((NvmlCode(15),), Context(CLAIM))
-    plain = render(verdict, Style(width=60, unicode=False), "", ())
-    painted = render(verdict, Style(width=60, colour=True, unicode=False), "", ())
+    verdict = classify_evidence((NvmlCode(15),), PrepareContext(CLAIM))
+    plain = render(verdict, TextStyle(width=60, unicode=False), "", ())
+    painted = render(verdict, TextStyle(width=60, colour=True, unicode=False), "", ())
     assert "\x1b[31mfailed-device\x1b[0m" in painted
     assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == plain
     *body, line = plain.splitlines()

@@ -25,7 +25,7 @@ from agent.cli.conform.text import (
     render_checks_markdown,
 )
 from agent.cli.main import main
-from agent.cli.output.terminal import Style
+from agent.cli.output.terminal import TextStyle
 from agent.conform.observed import SessionRecord
 from agent.conform.table import CHECKS, run_checks
 from agent.conform.verdicts import CheckVerdict
@@ -46,7 +46,7 @@ NOTHING = session_record(
 
 
 def shown(record: SessionRecord, **style: object) -> str:
-    return render(record, run_checks(record), Style(**style))
+    return render(record, run_checks(record), TextStyle(**style))
 
 
 # --- the table ---------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_table_is_ascii_or_coloured_as_the_style_is():
 
 
 def test_lines_fit_the_terminal():
-    lines = [*shown(BAD, width=100).splitlines(), *render_checks(CHECKS, Style(width=100)).splitlines()]
+    lines = [*shown(BAD, width=100).splitlines(), *render_checks(CHECKS, TextStyle(width=100)).splitlines()]
     assert max(map(len, lines)) < 100
 
 

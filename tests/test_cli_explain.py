@@ -30,7 +30,7 @@ from agent.cli.explain.answer import SourcePaths
 from agent.cli.explain.facts import explain
 from agent.cli.explain.sources import gather
 from agent.cli.explain.text import CONSEQUENCES, render
-from agent.cli.output.terminal import Style
+from agent.cli.output.terminal import TextStyle
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import Origin
 from agent.model.prepare import ErrorClass
@@ -524,7 +524,7 @@ def test_device_text_fits_an_ascii_terminal(node: Node) -> None:
     node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     node.health_state("Unhealthy", "gpu-0", message="word " * 60)
     answers = asyncio.run(gather(SourcePaths(kubelet_dir=node.kubelet)))
-    text = render(explain("device", "gpu-0", answers), Style(unicode=False, width=80))
+    text = render(explain("device", "gpu-0", answers), TextStyle(unicode=False, width=80))
     assert text.isascii()
     described = [line for line in text.splitlines() if "word" in line]
     assert len(described) > 3
@@ -536,6 +536,6 @@ def test_pod_and_claim_text_fits_the_terminal(node: Node, subject: tuple[str, st
     node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     pods = node.saved("p.json", pod_object("train", "gpus", uid="u-1", owner="a-job-of-many-letters"))
     answers = asyncio.run(gather(SourcePaths(kubelet_dir=node.kubelet, pods=Path(pods))))
-    text = render(explain(*subject, answers), Style(width=70))
+    text = render(explain(*subject, answers), TextStyle(width=70))
     assert "from checkpoint, pods-file" in " ".join(text.split())
     assert max(len(line) for line in text.split("\n  sources  ")[0].splitlines()) < 70

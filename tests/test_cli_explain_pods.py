@@ -15,7 +15,7 @@ from agent.cli.explain.answer import NodeAnswers
 from agent.cli.explain.document import document
 from agent.cli.explain.facts import explain
 from agent.cli.explain.text import render
-from agent.cli.output.terminal import Style
+from agent.cli.output.terminal import TextStyle
 from agent.model.claim_sources import Container, LiveContainer, LivePod, SourceAnswers
 from agent.model.health import DeviceHealth, Note, Severity
 
@@ -106,7 +106,7 @@ def shown(
     """Return text and document for the answers, with notes and devices in the agent's report."""
     answers = NodeAnswers(instant(), report(*devices, notes=notes), consumers=consumers)
     explanation = explain(kind, name, answers)
-    return render(explanation, Style(width=200)), document(explanation)
+    return render(explanation, TextStyle(width=200)), document(explanation)
 
 
 def a_pod(ident: str = ID) -> SourceAnswers:

@@ -12,7 +12,7 @@ import pytest
 from cli_reports import BUSY, SHRUNK, THROTTLED, device, report
 
 from agent.cli.output.live import BELOW, ENTER, HOME, LEAVE, MIN_PERIOD_S, LiveTable, draw
-from agent.cli.output.terminal import Style, can_redraw, style_of
+from agent.cli.output.terminal import TextStyle, can_redraw, style_of
 
 
 class Terminal:
@@ -31,7 +31,7 @@ class Terminal:
         before, _, self.seen = self.seen.partition(text)
         return before + text
 
-    def table(self, style: Style | None = None) -> LiveTable:
+    def table(self, style: TextStyle | None = None) -> LiveTable:
         """Return a live table on the terminal, in `style` or the terminal's own."""
         return LiveTable(
             self.stream, lambda: style or style_of(self.stream, "never", {}), head=lambda _: "HEAD\n"
@@ -71,7 +71,7 @@ def test_burst_of_reports_shows_the_newest_and_few_others(terminal):
 
 def test_stopped_terminal_blocks_neither_reports_nor_close(terminal):
     # The master is not read: its buffer fills, and the drawing thread hangs in write(2).
-    table = terminal.table(Style(colour=True))
+    table = terminal.table(TextStyle(colour=True))
     large = report(*(device(f"gpu-{i}", SHRUNK) for i in range(2000)))
     for _ in range(1000):
         table.show(large)

@@ -11,7 +11,7 @@ import pytest
 from prepare_samples import DRIVER, NOW, claim, verdict
 
 from agent.cli.main import main
-from agent.cli.output.terminal import Style
+from agent.cli.output.terminal import TextStyle
 from agent.cli.prepares.text import (
     CLASSES,
     exit_of,
@@ -25,7 +25,7 @@ from agent.model.prepare import ErrorClass
 from agent.prepare import ledger as ledgers
 from agent.prepare.ledger import PrepareLedger
 from agent.prepare.taxonomy import TAXONOMY
-from agent.store.prepares import FILE, Prepares, save
+from agent.store.prepares import FILE, PreparesFileContent, save
 
 PAGE = Path(__file__).parent.parent / "docs" / "prepare-errors.md"
 
@@ -87,8 +87,8 @@ def node(tmp_path: Path) -> Node:
 
 
 def shown(ledger: PrepareLedger, **style: object) -> str:
-    found = [Prepares(DRIVER, "1.2", ledger)]
-    return render(prepare_records(found), found, Style(**style), now_s=NOW + 100, whole=False)
+    found = [PreparesFileContent(DRIVER, "1.2", ledger)]
+    return render(prepare_records(found), found, TextStyle(**style), now_s=NOW + 100, whole=False)
 
 
 # --- the list ----------------------------------------------------------------------------------------------
@@ -147,15 +147,15 @@ def test_lines_fit_the_terminal():
 )
 def test_worst_claim_decides_the_exit_code(results, code):
     ledger = ledger_of(*((str(number), one) for number, one in enumerate(results)))
-    assert exit_of(prepare_records([Prepares(DRIVER, "", ledger)])) == code
+    assert exit_of(prepare_records([PreparesFileContent(DRIVER, "", ledger)])) == code
 
 
 def test_unprepared_claim_does_not_fail_the_exit_code():
     ledger = ledgers.unprepared(ledger_of(("a", XID)), claim("a").ref, NOW)
-    assert exit_of(prepare_records([Prepares(DRIVER, "", ledger)])) == 0
+    assert exit_of(prepare_records([PreparesFileContent(DRIVER, "", ledger)])) == 0
     assert (
         prepare_records(
-            [Prepares(DRIVER, "", ledgers.unprepared(ledger_of(("a", None)), claim("a").ref, NOW))]
+            [PreparesFileContent(DRIVER, "", ledgers.unprepared(ledger_of(("a", None)), claim("a").ref, NOW))]
         )
         == ()
     )
@@ -338,7 +338,7 @@ def test_every_class_has_a_meaning():
 
 
 def test_every_code_is_on_the_page_and_in_the_list():
-    page, listed = render_codes_markdown(TAXONOMY), render_codes(TAXONOMY, Style())
+    page, listed = render_codes_markdown(TAXONOMY), render_codes(TAXONOMY, TextStyle())
     for row in TAXONOMY:
         assert f"| `{row.code}` |" in page
         assert f"  {row.code} " in listed
@@ -383,7 +383,7 @@ def test_unknown_code_is_refused_with_a_suggestion(capsys):
 
 
 def test_claim_of_two_drivers_is_listed_for_each():
-    found = [Prepares(name, "", ledger_of(("a", None))) for name in (DRIVER, "net.example.com")]
+    found = [PreparesFileContent(name, "", ledger_of(("a", None))) for name in (DRIVER, "net.example.com")]
     assert [(one.driver, one.claim) for one in prepare_records(found)] == [
         (DRIVER, ClaimRef("team", "a", "uid-a")),
         ("net.example.com", ClaimRef("team", "a", "uid-a")),

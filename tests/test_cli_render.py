@@ -28,7 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cli.output.report import render_report
-from agent.cli.output.terminal import Style, takes_colour
+from agent.cli.output.terminal import TextStyle, takes_colour
 from agent.cli.output.text import BADGES, clean, format_age, format_bytes, format_count, format_ranges
 from agent.cli.status import render_status
 from agent.model.health import NotApplicable, Note, Severity
@@ -36,11 +36,11 @@ from agent.model.report import AgentStatus, Report, Subscribers, Tally
 from agent.model.snapshot import CoreStats
 from agent.model.source import SourceState
 
-PLAIN = Style()
+PLAIN = TextStyle()
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def render(shown: Report, style: Style = PLAIN, now_s: float | None = NOW_S) -> str:
+def render(shown: Report, style: TextStyle = PLAIN, now_s: float | None = NOW_S) -> str:
     return render_report(shown, style, now_s=now_s)
 
 
@@ -335,7 +335,7 @@ def test_footer_ends_with_rules_without_a_result():
 
 @pytest.mark.parametrize("width", range(40, 200, 7))
 def test_lines_fit_the_terminal(width):
-    lines = render(BUSY, Style(width=width)).splitlines()[1:]
+    lines = render(BUSY, TextStyle(width=width)).splitlines()[1:]
     assert max(len(line) for line in lines if line.startswith((" ", "●"))) <= max(width, 56)
 
 
@@ -346,7 +346,7 @@ def test_lines_are_not_wrapped_without_a_terminal():
 
 
 def test_narrow_terminal_has_messages_below_devices():
-    shown = render(report(device("hugepages-1gi-node0", UNREADABLE)), Style(width=70))
+    shown = render(report(device("hugepages-1gi-node0", UNREADABLE)), TextStyle(width=70))
     assert "MESSAGE" not in shown
     assert "\n    mem.hugepages.pool_shrunk.unreadable: nr_hugepages:" in shown
 
@@ -354,28 +354,28 @@ def test_narrow_terminal_has_messages_below_devices():
 @pytest.mark.parametrize("shown", [BUSY, GPUS])
 @pytest.mark.parametrize("width", [None, 60, 120])
 def test_colours_change_no_text(shown, width):
-    plain, painted = (render(shown, Style(width=width, colour=colour)) for colour in (False, True))
+    plain, painted = (render(shown, TextStyle(width=width, colour=colour)) for colour in (False, True))
     assert "\x1b[31mUnhealthy\x1b[0m" in painted
     assert ESCAPE.sub("", painted) == plain
 
 
 def test_every_line_ends_its_colours():
-    for line in render(BUSY, Style(width=60, colour=True)).splitlines():
+    for line in render(BUSY, TextStyle(width=60, colour=True)).splitlines():
         codes = ESCAPE.findall(line)
         assert codes[1::2] == ["\x1b[0m"] * (len(codes) // 2)
         assert len(codes) % 2 == 0
 
 
 def test_table_without_unicode_is_ascii():
-    assert (render(BUSY, Style(unicode=False)) + render(GPUS, Style(unicode=False))).isascii()
+    assert (render(BUSY, TextStyle(unicode=False)) + render(GPUS, TextStyle(unicode=False))).isascii()
 
 
 @given(st.text(max_size=80), st.integers(20, 120))
 def test_text_with_control_characters_is_cleaned(text, width):
     one = device(text, severity=Severity.UNHEALTHY, message=text, pool=text, uuid=text, product=text)
-    shown = render(report(one, node=text), Style())
+    shown = render(report(one, node=text), TextStyle())
     assert all(line.isprintable() for line in shown.split("\n"))
-    assert render(report(one, node=text), Style(width=width)).replace("\n", "").isprintable()
+    assert render(report(one, node=text), TextStyle(width=width)).replace("\n", "").isprintable()
 
 
 def test_clean_changes_only_unprintable_characters():

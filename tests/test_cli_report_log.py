@@ -10,7 +10,7 @@ import pytest
 from cli_reports import SHRUNK, device, report
 from patience import PATIENCE_S
 
-from agent.cli.output.changes import Change
+from agent.cli.output.changes import ReportChange
 from agent.cli.output.log import (
     MAX_LINES,
     MAX_QUEUED,
@@ -25,8 +25,8 @@ from agent.model.health import Severity
 LOG: Final = logging.getLogger("agent.example")
 
 
-def change(subject: str, message: str = "") -> Change:
-    return Change(0.0, subject, "Unknown", Severity.UNKNOWN, message)
+def change(subject: str, message: str = "") -> ReportChange:
+    return ReportChange(0.0, subject, "Unknown", Severity.UNKNOWN, message)
 
 
 def test_rare_changes_are_logged_unchanged():
@@ -71,7 +71,8 @@ def test_flood_of_a_topic_does_not_limit_another():
 
 def test_flood_of_a_note_code_does_not_limit_another():
     notes = [
-        Change(0.0, "node", "Degraded", Severity.DEGRADED, "", f"node.{n}") for n in range(3 * MAX_LINES)
+        ReportChange(0.0, "node", "Degraded", Severity.DEGRADED, "", f"node.{n}")
+        for n in range(3 * MAX_LINES)
     ]
     assert TopicRateLimit().take(notes, 0) == notes
 

@@ -27,7 +27,7 @@ from agent.devices.consumers.affected import (
     refusals,
 )
 from agent.devices.consumers.consumer_map import consumer_map
-from agent.devices.consumers.reservations import Kubelets
+from agent.devices.consumers.reservations import RefusingKubelets
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
     ConsumerKind,
@@ -512,7 +512,7 @@ def test_pod_without_its_reservation_would_be_refused() -> None:
         )
     )
     (risk,) = refusals(consumers)
-    assert (risk.pod, risk.claim, risk.kubelets) == (POD, ref("c"), Kubelets.ALL)
+    assert (risk.pod, risk.claim, risk.kubelets) == (POD, ref("c"), RefusingKubelets.ALL)
 
 
 def test_group_member_would_be_refused_by_kubelets_without_groups() -> None:
@@ -523,7 +523,7 @@ def test_group_member_would_be_refused_by_kubelets_without_groups() -> None:
             claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
         )
     )
-    assert [one.kubelets for one in refusals(consumers)] == [Kubelets.WITHOUT_GROUPS]
+    assert [one.kubelets for one in refusals(consumers)] == [RefusingKubelets.WITHOUT_GROUPS]
 
 
 def test_pod_of_another_node_is_not_refused() -> None:

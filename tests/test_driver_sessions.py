@@ -31,7 +31,7 @@ from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.taint import Effect
 from agent.model.time import NS, Instant
-from agent.prepare.evidence import DriverReportedError, Errno, Text
+from agent.prepare.evidence import DriverReportedError, Errno, ErrorText
 from agent.prepare.patterns import Pattern
 from agent.serve.driver_link.types import ClaimResult, DeviceDeclaration, TooManyDevices
 from agent.store.prepares import FILE, load
@@ -467,7 +467,7 @@ async def test_configuration_applies_to_every_driver(agent: Agent) -> None:
     settings = {"taint_evict": frozenset({"gpu.xid.79"}), "prepare_patterns": (pattern,)}
     agent.config = msgspec.structs.replace(agent.config, **settings)
     session = agent.sessions.open(A)
-    assert session.classify(claim(A), [Text("bank_locked: 3")]).code == "fpga.bank_locked"
+    assert session.classify(claim(A), [ErrorText("bank_locked: 3")]).code == "fpga.bank_locked"
     unhealthy = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(agent.sessions.run)

@@ -10,11 +10,11 @@ import trio
 from trio.lowlevel import Task
 from trio.testing import MockClock
 
-from agent.model.faults import FaultMemory, KnownGpu
+from agent.model.faults import KnownGpu, PersistentGpuState
 from agent.store.faults import FaultCheckpointWriter, load
 
-ONE = FaultMemory((KnownGpu(0, "GPU-0", "0000:1b:00.0", "H100"),))
-TWO = FaultMemory((*ONE.gpus, KnownGpu(1, "GPU-1", "0000:43:00.0", "H100")))
+ONE = PersistentGpuState((KnownGpu(0, "GPU-0", "0000:1b:00.0", "H100"),))
+TWO = PersistentGpuState((*ONE.gpus, KnownGpu(1, "GPU-1", "0000:43:00.0", "H100")))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def until(claim: Callable[[], object]) -> None:
 
 
 async def test_updated_faults_are_written(path: Path, autojump_clock: MockClock) -> None:
-    writer = FaultCheckpointWriter(path, FaultMemory())
+    writer = FaultCheckpointWriter(path, PersistentGpuState())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run)
         writer.update(ONE)
@@ -62,7 +62,7 @@ async def test_unusable_directory_is_logged_once_and_retried(
     path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.parent.write_text("in the way")
-    writer = FaultCheckpointWriter(path, FaultMemory())
+    writer = FaultCheckpointWriter(path, PersistentGpuState())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run)
         for memory in (ONE, TWO) * 10:  # other sizes appear in the error text
@@ -77,7 +77,7 @@ async def test_unusable_directory_is_logged_once_and_retried(
 
 
 def test_last_update_is_written_at_close(path: Path) -> None:
-    writer = FaultCheckpointWriter(path, FaultMemory())
+    writer = FaultCheckpointWriter(path, PersistentGpuState())
     writer.update(ONE)
     assert writer.close(10)
     assert load(path)[0] == ONE
@@ -92,7 +92,7 @@ def test_close_does_not_wait_for_hung_disk(path: Path) -> None:
     path.parent.mkdir()
     hanging = path.with_name(f"{path.name}.new")
     os.mkfifo(hanging)  # opening a FIFO waits for a reader
-    writer = FaultCheckpointWriter(path, FaultMemory())
+    writer = FaultCheckpointWriter(path, PersistentGpuState())
     writer.update(ONE)
     assert not writer.close(0.05)
     os.close(os.open(hanging, os.O_RDONLY | os.O_NONBLOCK))
@@ -102,7 +102,7 @@ def test_writes_are_serialized_and_the_newest_is_last(path: Path) -> None:
     path.parent.mkdir()
     hanging = path.with_name(f"{path.name}.new")
     os.mkfifo(hanging)
-    writer = FaultCheckpointWriter(path, FaultMemory())
+    writer = FaultCheckpointWriter(path, PersistentGpuState())
     writer.update(ONE)
     assert not writer.close(0.05)
     writer.update(TWO)

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_disk import run_on_small_disk
 
-from agent.model.faults import Cure, FaultMemory, KeptFault, KnownGpu
+from agent.model.faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Blame, Severity
 from agent.store.faults import SIZE_MAX, CorruptFile, WriteError, decode, encode, load, save
 
 GPU = KnownGpu(3, "GPU-3fa1", "0000:3b:00.0", "NVIDIA H100 80GB HBM3")
-FAULT = KeptFault(
+FAULT = PersistentFault(
     uuid="GPU-3fa1",
     code="gpu.xid.79",
     gi=WHOLE_GPU,
@@ -37,7 +37,7 @@ FAULT = KeptFault(
     severity=Severity.UNHEALTHY,
     texts=("NVRM: Xid (PCI:0000:3b:00): 79",),
 )
-MEMORY = FaultMemory(
+MEMORY = PersistentGpuState(
     (GPU,), (FAULT, FAULT._replace(uuid="", code="fabric.sxid.20034", healed=True, texts=()))
 )
 
@@ -73,7 +73,7 @@ gpus = st.lists(
 )
 faults = st.lists(
     st.builds(
-        KeptFault,
+        PersistentFault,
         texts,
         texts,
         instances,
@@ -104,12 +104,12 @@ faults = st.lists(
 
 @given(gpus, faults)
 def test_any_fault_memory_survives_a_round_trip(gpus, faults):
-    memory = FaultMemory(tuple(gpus), tuple(faults))
+    memory = PersistentGpuState(tuple(gpus), tuple(faults))
     assert decode(encode(memory)) == memory
 
 
 def test_first_start_has_no_faults_and_no_problem(path):
-    assert load(path) == (FaultMemory(), "")
+    assert load(path) == (PersistentGpuState(), "")
     assert not path.parent.exists()
 
 
@@ -165,7 +165,7 @@ def test_random_bytes_give_memory_or_corrupt_file(data):
         (changed(cure="prayer"), "cannot be parsed: invalid enum value 'prayer' - at `$.faults[0].cure`"),
         (changed(times="2"), "cannot be parsed: expected `int`, got `str` - at `$.faults[0].times`"),
         (changed(evidence=None), "cannot be parsed: expected `str`, got `null` - at `$.faults[0].evidence`"),
-        (encode(FaultMemory((GPU, GPU))), "has 2 GPUs of number 3"),
+        (encode(PersistentGpuState((GPU, GPU))), "has 2 GPUs of number 3"),
         (b"\xff\xfe{}", "cannot be parsed: "),
         (b" " * (SIZE_MAX + 1), "is 1048577 bytes, limit 1048576"),
     ],
@@ -173,17 +173,17 @@ def test_random_bytes_give_memory_or_corrupt_file(data):
 def test_corrupt_file_is_set_aside_with_reason(path, data, reason):
     write(path, data)
     memory, problem = load(path)
-    assert memory == FaultMemory()
+    assert memory == PersistentGpuState()
     assert problem.startswith(f"{path}: {reason}")
     assert problem.endswith("; set aside as gpu-faults.json.corrupt-1")
     assert path.with_name("gpu-faults.json.corrupt-1").read_bytes() == data
-    assert load(path) == (FaultMemory(), "")
+    assert load(path) == (PersistentGpuState(), "")
 
 
 def test_file_of_later_version_is_set_aside_as_newer(path):
     write(path, b'{"version": 2, "devices": {}}')
     words = f"{path}: is of version 2, this agent reads 1; set aside as gpu-faults.json.newer-1"
-    assert load(path) == (FaultMemory(), words)
+    assert load(path) == (PersistentGpuState(), words)
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
@@ -227,14 +227,14 @@ def locked(path: Path):
 
 def test_unwritable_directory_is_named_and_old_file_stays(locked):
     with pytest.raises(WriteError, match=r"could not be written: Permission denied") as caught:
-        save(locked, FaultMemory())
+        save(locked, PersistentGpuState())
     assert (caught.value.path, caught.value.errno) == (locked, errno.EACCES)
-    assert caught.value.size == len(encode(FaultMemory()))
+    assert caught.value.size == len(encode(PersistentGpuState()))
 
 
 def test_unreadable_file_stays_in_place(locked):
     words = f"{locked}: Permission denied; could not be set aside: Permission denied"
-    assert load(locked) == (FaultMemory(), words)
+    assert load(locked) == (PersistentGpuState(), words)
 
 
 def test_file_in_place_of_directory_is_named(tmp_path):
@@ -248,20 +248,20 @@ def test_oversized_memory_is_refused_before_writing(path):
     save(path, MEMORY)
     long = FAULT._replace(texts=("x" * SIZE_MAX,))
     with pytest.raises(WriteError, match=r"10[0-9]{5} bytes could not be written: the limit is 1048576"):
-        save(path, FaultMemory(faults=(long,)))
+        save(path, PersistentGpuState(faults=(long,)))
     assert load(path) == (MEMORY, "")
 
 
 FULL_DISK = """
 import errno, os, sys
 from pathlib import Path
-from agent.model.faults import FaultMemory
+from agent.model.faults import PersistentGpuState
 from agent.store.faults import WriteError, load, save
 sys.path.insert(0, {tests!r})
 from test_fault_store import FAULT, MEMORY
 path = Path({directory!r}, "gpu-faults.json")
 save(path, MEMORY)
-large = FaultMemory(faults=(FAULT._replace(texts=("x" * 200_000,)),))
+large = PersistentGpuState(faults=(FAULT._replace(texts=("x" * 200_000,)),))
 try:
     save(path, large)
 except WriteError as error:
@@ -290,10 +290,10 @@ SAVER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from agent.model.faults import FaultMemory
+from agent.model.faults import PersistentGpuState
 from agent.store.faults import save
 from test_fault_store import FAULT, MEMORY
-other = FaultMemory(faults=(FAULT._replace(texts=("x" * 50_000,)),))
+other = PersistentGpuState(faults=(FAULT._replace(texts=("x" * 50_000,)),))
 save(Path({path!r}), MEMORY)
 print("saving", flush=True)
 while True:
@@ -312,6 +312,6 @@ def test_agent_killed_during_save_leaves_a_complete_file(path, delay_ms):
         saver.send_signal(signal.SIGKILL)
     memory, problem = load(path)
     assert problem == ""
-    assert memory in (MEMORY, FaultMemory(faults=(FAULT._replace(texts=("x" * 50_000,)),)))
+    assert memory in (MEMORY, PersistentGpuState(faults=(FAULT._replace(texts=("x" * 50_000,)),)))
     save(path, MEMORY)
     assert load(path) == (MEMORY, "")

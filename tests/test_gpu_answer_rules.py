@@ -9,7 +9,7 @@ from agent.health.gpu.answers import next_step_ns
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.view import GpuView
 from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
-from agent.model.gpu import GpuField, Status
+from agent.model.gpu import GpuField, NvmlStatus
 from agent.model.health import Finding, Severity
 from agent.model.settings import GpuLimits
 from agent.model.source import SourceState
@@ -73,23 +73,23 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     # --- gpu.lost, gpu.reset_required, gpu.failing
     ("gpu.lost", gpu_view(), OK),
     ("gpu.lost", gpu_view(gpu=None), OK),
-    ("gpu.lost", status(Status.RESET_REQUIRED), OK),
-    ("gpu.lost", status(Status.LOST),
+    ("gpu.lost", status(NvmlStatus.RESET_REQUIRED), OK),
+    ("gpu.lost", status(NvmlStatus.LOST),
      Finding("gpu.lost", Severity.UNHEALTHY, "NVML returned GPU_IS_LOST (15)")),
-    ("gpu.lost", status(Status.UNINITIALIZED), RuleNotEvaluated("NVML returned UNINITIALIZED (1)")),
+    ("gpu.lost", status(NvmlStatus.UNINITIALIZED), RuleNotEvaluated("NVML returned UNINITIALIZED (1)")),
     ("gpu.reset_required", gpu_view(), OK),
     ("gpu.reset_required", gpu_view(gpu=None), OK),
-    ("gpu.reset_required", status(Status.LOST), OK),
-    ("gpu.reset_required", status(Status.RESET_REQUIRED),
+    ("gpu.reset_required", status(NvmlStatus.LOST), OK),
+    ("gpu.reset_required", status(NvmlStatus.RESET_REQUIRED),
      Finding("gpu.reset_required", Severity.UNHEALTHY, "NVML returned RESET_REQUIRED (16)")),
     ("gpu.failing", gpu_view(), OK),
     ("gpu.failing", gpu_view(gpu=None), OK),
     *[("gpu.failing", status(code), OK)
-      for code in (Status.LOST, Status.RESET_REQUIRED, Status.GPU_NOT_FOUND)],
-    ("gpu.failing", status(Status.UNKNOWN),
+      for code in (NvmlStatus.LOST, NvmlStatus.RESET_REQUIRED, NvmlStatus.GPU_NOT_FOUND)],
+    ("gpu.failing", status(NvmlStatus.UNKNOWN),
      Finding("gpu.failing", Severity.UNKNOWN, "NVML returned UNKNOWN (999)")),
     ("gpu.failing", status(77), Finding("gpu.failing", Severity.UNKNOWN, "NVML returned code 77")),
-    ("gpu.failing", status(Status.DRIVER_NOT_LOADED),
+    ("gpu.failing", status(NvmlStatus.DRIVER_NOT_LOADED),
      Finding("gpu.failing", Severity.UNKNOWN, "NVML returned DRIVER_NOT_LOADED (9)")),
     # gpu.driver.init reports it
     ("gpu.failing", status(9, gpus=gpu_set(err=9, state=SourceState.FAILING)), OK),

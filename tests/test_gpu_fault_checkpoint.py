@@ -7,8 +7,8 @@ from paper import device_of
 from paper_gpus import FIRST_BOOT, OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 
 from agent.health.gpu.faults.checkpoint import KEPT_MAX, build_checkpoint, restore_faults
-from agent.model.faults import Cure, FaultMemory, KeptFault, KnownGpu
-from agent.model.gpu import WHOLE_GPU, Status
+from agent.model.faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
+from agent.model.gpu import WHOLE_GPU, NvmlStatus
 from agent.model.health import Health, Severity, XidOverride
 from agent.model.settings import GpuLimits
 from agent.model.source import SourceState
@@ -346,8 +346,8 @@ def test_gpu_without_uuid_is_not_in_checkpoint() -> None:
     assert fresh.checkpoint.gpus[-1].uuid != ""
 
 
-def kept_fault(**fields: object) -> KeptFault:
-    plain = KeptFault(
+def kept_fault(**fields: object) -> PersistentFault:
+    plain = PersistentFault(
         uuid="GPU-0", code="gpu.xid.79", gi=WHOLE_GPU, ci=WHOLE_GPU, times=1, first_wall_s=1e9,
         last_wall_s=1e9, log_us=1, boot_id=FIRST_BOOT, cure=Cure.REBOOT, healed=False, evidence="",
         advice="", severity=4,
@@ -368,14 +368,14 @@ def kept_fault(**fields: object) -> KeptFault:
     ],
 )
 def test_unknown_entry_of_checkpoint_is_left_out(fields: dict[str, object]) -> None:
-    memory = FaultMemory((KnownGpu(0, "GPU-0", "", ""),), (kept_fault(**fields),))
+    memory = PersistentGpuState((KnownGpu(0, "GPU-0", "", ""),), (kept_fault(**fields),))
     restored = restore_faults(decode(encode(memory)), FIRST_BOOT, GpuLimits(), Instant(10**12, 1.7e9))
     assert (restored.faults.faults, restored.conditions) == ({}, {})
 
 
 @pytest.mark.parametrize("wall_s", [-1e300, 0.0, 1e18, 1e300])
 def test_impossible_times_in_checkpoint_are_accepted(wall_s: float) -> None:
-    memory = FaultMemory(
+    memory = PersistentGpuState(
         (KnownGpu(0, "GPU-0", "", ""),),
         (kept_fault(first_wall_s=wall_s, last_wall_s=wall_s, bursts_wall_s=(wall_s,)),),
     )
@@ -392,7 +392,7 @@ def test_missing_gpu_stays_in_checkpoint() -> None:
     node.xid(0, 79)
     node.rest(5)
     node.restart(evaluate=False)
-    node.change(0, uuid="", bus="", name="", serial="", status=Status.LOST)
+    node.change(0, uuid="", bus="", name="", serial="", status=NvmlStatus.LOST)
     node.next()
     assert node.codes("gpu-0")[:1] in (["gpu.lost"], ["gpu.xid.79"])
     assert dict(node.verdict("gpu-0").attributes)["uuid"] == "GPU-00000000"

@@ -7,7 +7,7 @@ from gpu_samples import ABSENT, ALL_UP, EIO, LIMITS, T4, gpu_sample, gpu_view
 
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.nvlink import BUDGETS
-from agent.health.gpu.view import Budget, GpuStart, GpuView
+from agent.health.gpu.view import GpuStart, GpuView, GrowthLimit
 from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.gpu import GpuField, GpuHost
 from agent.model.health import Finding, Severity
@@ -225,7 +225,7 @@ def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer:
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=lambda budget: budget.field)
-def test_each_nvlink_error_kind_has_its_own_budget(budget: Budget) -> None:
+def test_each_nvlink_error_kind_has_its_own_budget(budget: GrowthLimit) -> None:
     judge = ROWS[ERRORS].evaluate
     assert judge(grown(budget.field, budget.events - 1)) is OK
     assert judge(grown(budget.field, budget.events)) == bad(ERRORS, budget.text)

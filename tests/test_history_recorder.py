@@ -19,8 +19,8 @@ from agent.model.consumers import ConsumerMap
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.time import NS, Instant
-from agent.model.use_limits import Limits
-from agent.model.uses import Ending
+from agent.model.use_limits import UseLimits
+from agent.model.uses import UsageEndKind
 from agent.node.pods.history_recorder import FILE, HistoryRecorder
 from agent.store.history import HistoryContent, read
 
@@ -57,8 +57,8 @@ def reported(*sick: str, starting: bool = False) -> Report:
 class Agent:
     """Recorder side of one agent run."""
 
-    def __init__(self, state: Path, limits: Limits | None = None, first: int = 1000) -> None:
-        self.recorder = HistoryRecorder(state, limits=limits or Limits())
+    def __init__(self, state: Path, limits: UseLimits | None = None, first: int = 1000) -> None:
+        self.recorder = HistoryRecorder(state, limits=limits or UseLimits())
         self.path = state / FILE
         self.second = first
 
@@ -111,7 +111,7 @@ def test_empty_map_of_unreadable_sources_ends_no_use(agent: Agent) -> None:
 
 
 def test_zero_rows_disable_the_record(state: Path) -> None:
-    agent = Agent(state, Limits(rows=0))
+    agent = Agent(state, UseLimits(rows=0))
     agent.take(train(1))
     assert agent.recorder.close(10)
     assert not state.exists()
@@ -151,7 +151,7 @@ def test_restarted_agent_continues_open_uses(agent: Agent, state: Path) -> None:
     following.take(train(1))
     (ended,) = following.record.ended
     assert ended.ended
-    assert (ended.pod.uid, ended.ended.ending) == ("p-2", Ending.AWAY)
+    assert (ended.pod.uid, ended.ended.ending) == ("p-2", UsageEndKind.AWAY)
     assert ended.ended.seen_s == left.left_s
     (running,) = following.record.running
     assert running.id in {one.id for one in left.running}
@@ -234,7 +234,7 @@ def test_unusable_directory_is_logged_once_and_uses_are_queued(
 def test_uses_beyond_memory_limit_are_dropped_and_counted(
     state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    agent = Agent(state, Limits(rows=3))
+    agent = Agent(state, UseLimits(rows=3))
     state.write_text("in the way")
     for number in range(6):
         agent.take(train(number))
@@ -325,7 +325,7 @@ def ends_at(agent: Agent, wall_s: float, numbers: Iterator[int]) -> None:
 
 
 def test_clock_step_delays_deletion_by_age_for_an_hour(state: Path) -> None:
-    agent = Agent(state, Limits(age_s=86_400))
+    agent = Agent(state, UseLimits(age_s=86_400))
     numbers = iter(range(1000))
     for _ in range(3):
         ends_at(agent, 1_700_000_000.0, numbers)

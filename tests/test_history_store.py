@@ -19,8 +19,8 @@ from usage_samples import GOOD, LOST, SLOW, device_usage
 
 from agent.errors import Busy
 from agent.model.claim_sources import Origin, PodRef
-from agent.model.use_limits import Limits
-from agent.model.uses import DeviceUsage, Ending, Kept, UsageEnd
+from agent.model.use_limits import UseLimits
+from agent.model.uses import DeviceUsage, StoredUses, UsageEnd, UsageEndKind
 from agent.store.files import CorruptFile
 from agent.store.history import HistoryError, HistoryFile, read
 
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def history(path: Path) -> HistoryFile:
-    return HistoryFile(path, Limits())
+    return HistoryFile(path, UseLimits())
 
 
 def kept(history: HistoryFile, *uses: DeviceUsage, merged: tuple[str, ...] = (), second: int = 5) -> None:
@@ -98,7 +98,7 @@ def test_merged_use_is_deleted(history: HistoryFile, path: Path) -> None:
 
 def test_rows_are_in_order_of_writes_whatever_the_clock(history: HistoryFile, path: Path) -> None:
     for number, noticed_s in enumerate((900.0, 1.0, 500.0)):
-        ended = UsageEnd(Ending.RELEASED, noticed_s, noticed_s, 1.0)
+        ended = UsageEnd(UsageEndKind.RELEASED, noticed_s, noticed_s, 1.0)
         kept(history, device_usage(number, ended=ended))
     assert [one.id for one in read(path).ended] == ["run-2", "run-1", "run-0"]
 
@@ -114,7 +114,7 @@ def test_long_text_is_cut_and_invalid_unicode_is_replaced(history: HistoryFile, 
 
 
 def test_rows_above_limit_delete_the_oldest(path: Path) -> None:
-    history = HistoryFile(path, Limits(rows=3))
+    history = HistoryFile(path, UseLimits(rows=3))
     for number in range(5):
         kept(history, device_usage(number), device_usage(100 + number, active=True))
     assert [one.id for one in read(path).ended] == ["run-4", "run-3", "run-2"]
@@ -122,8 +122,8 @@ def test_rows_above_limit_delete_the_oldest(path: Path) -> None:
 
 
 def test_old_rows_are_deleted_if_the_clock_is_reliable(path: Path) -> None:
-    history = HistoryFile(path, Limits(age_s=60))
-    old, new = (UsageEnd(Ending.RELEASED, second, second, 1.0) for second in (100.0, 170.0))
+    history = HistoryFile(path, UseLimits(age_s=60))
+    old, new = (UsageEnd(UsageEndKind.RELEASED, second, second, 1.0) for second in (100.0, 170.0))
     history.write((device_usage(1, ended=old), device_usage(2, ended=new)), (), 200.0, by_age=False)
     assert len(read(path).ended) == 2
     history.write((), (), 200.0, by_age=True)
@@ -131,7 +131,7 @@ def test_old_rows_are_deleted_if_the_clock_is_reliable(path: Path) -> None:
 
 
 def test_file_size_is_limited_and_oldest_rows_make_room(path: Path) -> None:
-    history = HistoryFile(path, Limits(size=256 << 10))
+    history = HistoryFile(path, UseLimits(size=256 << 10))
     large = LOST._replace(evidence="\N{WARNING SIGN}" * 1000)
     for number in range(0, 400, 4):
         kept(history, *(device_usage(number + more, state=large) for more in range(4)))
@@ -142,7 +142,7 @@ def test_file_size_is_limited_and_oldest_rows_make_room(path: Path) -> None:
 
 
 def test_write_larger_than_the_free_room_succeeds(path: Path) -> None:
-    history = HistoryFile(path, Limits(rows=100, size=20 << 20))
+    history = HistoryFile(path, UseLimits(rows=100, size=20 << 20))
     large = LOST._replace(evidence="\N{WARNING SIGN}" * 1000)
     kept(history, *(device_usage(number, state=large, worst=large) for number in range(8000)))
     assert [one.id for one in read(path).ended] == [f"run-{number}" for number in range(7999, 7899, -1)]
@@ -161,11 +161,11 @@ def test_file_is_private(history: HistoryFile, path: Path) -> None:
 
 
 def test_next_agent_finds_the_last_content(history: HistoryFile, path: Path) -> None:
-    failed = UsageEnd(Ending.FAILED, 1.0, 2.0, 3.0)
+    failed = UsageEnd(UsageEndKind.FAILED, 1.0, 2.0, 3.0)
     running, over = device_usage(1, active=True), device_usage(2, ended=failed)
     kept(history, running, over, device_usage(3))
-    found = HistoryFile(path, Limits()).changed_file()
-    assert found == Kept((as_read(running),), (as_read(over),), at(5).wall_s)
+    found = HistoryFile(path, UseLimits()).changed_file()
+    assert found == StoredUses((as_read(running),), (as_read(over),), at(5).wall_s)
 
 
 def test_file_content_is_returned_once_and_again_after_replacement(history: HistoryFile, path: Path) -> None:
@@ -173,9 +173,9 @@ def test_file_content_is_returned_once_and_again_after_replacement(history: Hist
     kept(history, device_usage(active=True))
     assert history.changed_file() is None
     path.unlink()
-    assert history.changed_file() == Kept()
+    assert history.changed_file() == StoredUses()
     assert history.changed_file() is None
-    kept(HistoryFile(path, Limits()), device_usage(2, active=True))
+    kept(HistoryFile(path, UseLimits()), device_usage(2, active=True))
     found = history.changed_file()
     assert found is not None
     assert [one.id for one in found.running] == ["run-2"]
@@ -190,7 +190,7 @@ def scribbled(path: Path) -> None:
 
 def damaged(path: Path) -> None:
     """Overwrite pages of a valid file."""
-    kept(HistoryFile(path, Limits()), *(device_usage(number) for number in range(200)))
+    kept(HistoryFile(path, UseLimits()), *(device_usage(number) for number in range(200)))
     with open(path, "r+b") as file:
         file.seek(4096)
         file.write(os.urandom(60_000))
@@ -202,13 +202,13 @@ def of_another_application(path: Path) -> None:
 
 
 def with_strange_rows(path: Path) -> None:
-    kept(HistoryFile(path, Limits()), device_usage(active=True))
+    kept(HistoryFile(path, UseLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE running SET state_health = 'well'")
 
 
 def without_a_column(path: Path) -> None:
-    kept(HistoryFile(path, Limits()), device_usage(active=True))
+    kept(HistoryFile(path, UseLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("ALTER TABLE running DROP COLUMN owner")
 
@@ -229,7 +229,7 @@ def without_a_column(path: Path) -> None:
 def test_unusable_file_is_set_aside_and_created_again(path, make, reason, kind) -> None:
     path.parent.mkdir()
     make(path)
-    history = HistoryFile(path, Limits())
+    history = HistoryFile(path, UseLimits())
     with pytest.raises(HistoryError) as caught:
         history.changed_file()
     aside = path.with_name(f"history.sqlite.{kind}-1")
@@ -248,7 +248,7 @@ def test_damage_while_running_is_noticed_by_next_write(history: HistoryFile, pat
     assert path.stat().st_ino == inode
     with pytest.raises(HistoryError, match="set aside"):
         kept(history, device_usage(1))
-    assert history.changed_file() == Kept()
+    assert history.changed_file() == StoredUses()
 
 
 def test_journal_is_set_aside_with_its_file(history: HistoryFile, path: Path) -> None:
@@ -263,7 +263,7 @@ def test_journal_is_set_aside_with_its_file(history: HistoryFile, path: Path) ->
 def test_empty_file_is_treated_as_new(history: HistoryFile, path: Path) -> None:
     path.parent.mkdir()
     path.touch()
-    assert history.changed_file() == Kept()
+    assert history.changed_file() == StoredUses()
     kept(history, device_usage())
     assert len(read(path).ended) == 1
 
@@ -273,7 +273,7 @@ def test_file_of_later_version_is_left_unchanged(history: HistoryFile, path: Pat
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 2")
     before = path.read_bytes()
-    later = HistoryFile(path, Limits())
+    later = HistoryFile(path, UseLimits())
     for attempt in (later.changed_file, lambda: kept(later, device_usage(2))):
         with pytest.raises(HistoryError, match=r"is of version 2, this agent reads 1; it is left unchanged"):
             attempt()
@@ -331,7 +331,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def test_endless_reader_delays_the_writer_and_loses_nothing(path: Path) -> None:
-    history = HistoryFile(path, Limits(), wait_s=0.05)
+    history = HistoryFile(path, UseLimits(), wait_s=0.05)
     kept(history, device_usage(1))
     with reading(path), pytest.raises(HistoryError, match="database is locked"):
         kept(history, device_usage(2))
@@ -397,7 +397,7 @@ def test_killed_writer_leaves_complete_transactions(path: Path, pause_s: float) 
     with writer(path) as process:
         threading.Event().wait(pause_s)
         process.send_signal(signal.SIGKILL)
-    history = HistoryFile(path, Limits())
+    history = HistoryFile(path, UseLimits())
     assert history.changed_file() is not None or not path.exists()
     kept(history, device_usage(1_000_000), device_usage(1_000_001))
     ids = [one.id for one in read(path).ended]
@@ -432,7 +432,7 @@ def test_interrupted_transaction_is_rolled_back_by_first_reader(hot: Path) -> No
 
 
 def test_interrupted_transaction_is_rolled_back_by_next_agent(hot: Path) -> None:
-    history = HistoryFile(hot, Limits())
+    history = HistoryFile(hot, UseLimits())
     assert history.changed_file() is not None
     kept(history, device_usage(1000))
     assert {one.owner for one in read(hot).ended} == {"Job train"}

@@ -15,10 +15,10 @@ from usage_samples import GOOD, LOST, SLOW, device_usage
 
 from agent.cli.history.text import HOW, render
 from agent.cli.main import main
-from agent.cli.output.terminal import Style
+from agent.cli.output.terminal import TextStyle
 from agent.model.claim_sources import PodRef
-from agent.model.use_limits import Limits
-from agent.model.uses import DeviceUsage, Ending, UsageEnd
+from agent.model.use_limits import UseLimits
+from agent.model.uses import DeviceUsage, UsageEnd, UsageEndKind
 from agent.node.pods.history_recorder import FILE
 from agent.store.history import HistoryFile
 
@@ -26,21 +26,25 @@ NOW_S = at(3660).wall_s
 
 
 def ended(
-    number: int, ending: Ending = Ending.RELEASED, ago_s: float = 60, lasted_s: float = 3600, **more: Any
+    number: int,
+    ending: UsageEndKind = UsageEndKind.RELEASED,
+    ago_s: float = 60,
+    lasted_s: float = 3600,
+    **more: Any,
 ) -> DeviceUsage:
     """Return a usage that ended `ago_s` ago."""
     end = UsageEnd(ending, NOW_S - ago_s - 5, NOW_S - ago_s, lasted_s)
     return device_usage(number, ended=end, **more)
 
 
-TRAINED = ended(1, Ending.SUCCEEDED)
-BROKE = ended(2, Ending.FAILED, state=LOST, worst=LOST)
+TRAINED = ended(1, UsageEndKind.SUCCEEDED)
+BROKE = ended(2, UsageEndKind.FAILED, state=LOST, worst=LOST)
 RECOVERED = ended(3, state=GOOD, worst=SLOW, owner="")
 RUNS = device_usage(4, active=True, before=True)
 
 
 def shown(*uses: DeviceUsage, **more: Any) -> str:
-    return render(uses, Style(), now_s=NOW_S, left_s=NOW_S - 30, **more)
+    return render(uses, TextStyle(), now_s=NOW_S, left_s=NOW_S - 30, **more)
 
 
 # --- the list ----------------------------------------------------------------------------------------------
@@ -68,12 +72,12 @@ def test_table_has_a_row_per_use_and_its_findings() -> None:
 
 
 def test_running_use_is_not_counted_as_ended() -> None:
-    out = render([device_usage(active=True, state=LOST)], Style(), now_s=NOW_S, left_s=NOW_S)
+    out = render([device_usage(active=True, state=LOST)], TextStyle(), now_s=NOW_S, left_s=NOW_S)
     assert out.startswith("1 use of a device: 1 running, 0 ended\n")
 
 
 def test_end_without_a_running_agent_shows_both_times() -> None:
-    text = shown(ended(1, Ending.AWAY))
+    text = shown(ended(1, UsageEndKind.AWAY))
     assert "ended between 2023-11-14T23:13:15Z and 2023-11-14T23:13:20Z, while the agent did not run" in text
 
 
@@ -84,12 +88,12 @@ def test_possible_pod_name_has_a_question_mark() -> None:
 
 
 def test_every_ending_has_a_text() -> None:
-    assert set(HOW) == set(Ending)
+    assert set(HOW) == set(UsageEndKind)
 
 
 def test_table_is_ascii_and_has_no_control_characters() -> None:
     odd = ended(1, owner="Job \x1b[2J", state=LOST._replace(evidence="\x07"))
-    text = render((odd,), Style(unicode=False), now_s=NOW_S, left_s=NOW_S)
+    text = render((odd,), TextStyle(unicode=False), now_s=NOW_S, left_s=NOW_S)
     assert "\x1b" not in text
     assert "\x07" not in text
     assert text.replace("\ufffd", "").isascii()
@@ -110,7 +114,7 @@ class Recorded:
         return self.state / FILE
 
     def store(self, *uses: DeviceUsage) -> None:
-        HistoryFile(self.path, Limits()).write(uses, (), NOW_S, by_age=False)
+        HistoryFile(self.path, UseLimits()).write(uses, (), NOW_S, by_age=False)
 
     def run(self, *argv: str) -> tuple[int, str, str]:
         """Run the command; return exit code, output and errors."""
@@ -174,7 +178,7 @@ def test_possible_pod_name_selects_the_use(node: Recorded) -> None:
 
 def test_since_leaves_out_older_uses(node: Recorded) -> None:
     now_s = time.time()
-    late, early = (UsageEnd(Ending.RELEASED, now_s - ago, now_s - ago, 1.0) for ago in (60, 7200))
+    late, early = (UsageEnd(UsageEndKind.RELEASED, now_s - ago, now_s - ago, 1.0) for ago in (60, 7200))
     node.store(device_usage(1, ended=early), device_usage(2, ended=late), RUNS)
     assert node.pods("--since", "1h") == ["p-4", "p-2"]
     assert node.run("--since", "1 hour")[0] == 64
@@ -296,7 +300,7 @@ def test_unreadable_file_exits_77_and_is_named(unreadable: Recorded) -> None:
 @pytest.fixture
 def kubelet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Node:
     node = Node(tmp_path, capsys)
-    HistoryFile(node.state / FILE, Limits()).write((TRAINED, BROKE, RUNS), (), NOW_S, by_age=False)
+    HistoryFile(node.state / FILE, UseLimits()).write((TRAINED, BROKE, RUNS), (), NOW_S, by_age=False)
     node.prepared(prepared_claim("other", "gpu-2", pods=["u-other"]))
     return node
 

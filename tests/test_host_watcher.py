@@ -27,8 +27,8 @@ from agent.model.kernel_messages import Subsystem, UeventSample
 from agent.model.reading import Missing
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
-from agent.native.uevents import Uevents
-from agent.node.host_watcher import HostWatcher, _merge_inventory
+from agent.native.uevents import UeventListener
+from agent.node.gpu_pci_watcher import GpuPciWatcher, _merge_inventory
 
 __all__ = ["short_tmp"]
 
@@ -62,7 +62,7 @@ def plug_in(machine: Config, bus: str, pci_class: str) -> None:
 
 
 def host_of(machine: Config) -> GpuHost:
-    watch = HostWatcher(machine.nvml_library, machine.sysfs_root, machine.procfs_root, 60)
+    watch = GpuPciWatcher(machine.nvml_library, machine.sysfs_root, machine.procfs_root, 60)
     watch.start_single_read().join(PATIENCE_S)
     return watch.host
 
@@ -165,7 +165,7 @@ class PciWatcher:
 
     def __init__(self, machine: Config, **options: bool) -> None:
         roots = machine.sysfs_root, machine.procfs_root
-        self.watch = HostWatcher(machine.nvml_library, *roots, 3600, **options)
+        self.watch = GpuPciWatcher(machine.nvml_library, *roots, 3600, **options)
         self.wakes = 0
 
     def wake(self) -> None:
@@ -352,10 +352,10 @@ async def test_unbind_event_of_kernel_triggers_bus_read(machine: Config) -> None
     watcher = PciWatcher(machine)
     fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     with netns(), Injector() as kernel:
-        listener = Uevents(fd)
+        listener = UeventListener(fd)
         listener.start()
 
-        def reads() -> HostWatcher:
+        def reads() -> GpuPciWatcher:
             watcher.watch.note(None, listener.read(), nics)
             return watcher.watch
 

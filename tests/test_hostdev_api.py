@@ -21,7 +21,7 @@ from hostdev_driver.slices import DEVICES_MAX, Publisher, devices_of
 from hostdev_samples import DRIVER, NODE, REF, claim_object, host_of, paper
 
 import agent
-from agent.prepare.classify import Context, classify
+from agent.prepare.classify import PrepareContext, classify
 from agent.prepare.errors import operation_of
 
 __all__ = ["paper"]
@@ -183,7 +183,7 @@ def test_refusal_is_classified_by_status_and_reason(
         ClaimApi(ApiServer(fake.url, fake.ca), DRIVER)(REF)
     assert (caught.value.status, caught.value.reason) == (status, reason)
     assert str(caught.value) == f"{status} {reason}: {reason} it is"
-    verdict = classify(caught.value, Context(agent.Claim(*REF)))
+    verdict = classify(caught.value, PrepareContext(agent.Claim(*REF)))
     assert (verdict.code, verdict.error_class) == (code, error_class)
     assert verdict.summary == f"API server: {status} {reason}: {reason} it is"
 

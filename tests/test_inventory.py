@@ -9,7 +9,7 @@ from paper import EIO, PaperNode, node_sample, pool_sample
 
 from agent.devices.inventory import (
     Device,
-    Kind,
+    DeviceKind,
     canonical_pool_name,
     cpu_device,
     declared_device,
@@ -118,4 +118,4 @@ def test_every_kind_has_a_device() -> None:
     host = [cpu_device(0), memory_device(0), pool_device(2048, 0), gpu_device(0), mig_device(0, 1, 0)]
     nic = declared_device(Declared("nic.example.com", "node-a", "nic-0", DeclaredPci("0000:5e:00.0", ""), 0))
     other = declared_device(Declared("a.example.com", "node-a", "dev-0", DeclaredOther(), 0))
-    assert {device.kind for device in [*host, nic, other]} == set(Kind)
+    assert {device.kind for device in [*host, nic, other]} == set(DeviceKind)

@@ -24,7 +24,7 @@ from agent.health.kernel_log.values import LogCode, LogState
 from agent.model.kernel_messages import LogSample
 from agent.model.source import SourceState
 from agent.model.time import Instant
-from agent.native.kmsg import Kmsg
+from agent.native.kmsg import KernelLogReader
 
 DEVICE: Final = Path("/dev/kmsg")
 MIB: Final = 1 << 20
@@ -35,7 +35,7 @@ class Listener:
 
     def __init__(self, path: Path, *, any_facility: bool = False) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.kmsg = Kmsg(path, (*PATTERNS, *HOST_PATTERNS), self.fd, any_facility)
+        self.kmsg = KernelLogReader(path, (*PATTERNS, *HOST_PATTERNS), self.fd, any_facility)
         self.kmsg.start()
         self.past = LogState()
 

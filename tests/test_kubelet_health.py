@@ -8,7 +8,7 @@ import pytest
 from kubernetes_samples import HEALTH_STATE
 
 from agent.model.claim import DeviceRef
-from agent.model.claim_sources import Belief, Origin
+from agent.model.claim_sources import KubeletHealthRecord, Origin
 from agent.model.health import Health
 from agent.model.reading import Absence
 from agent.model.time import Instant
@@ -31,7 +31,7 @@ def entry(**changes: Any) -> dict[str, Any]:
     }
 
 
-def parsed(**changes: Any) -> Belief:
+def parsed(**changes: Any) -> KubeletHealthRecord:
     state = {"gpu.example.com": {"Devices": {"node-1/gpu-0": entry(**changes)}}}
     (belief,), wrong = parse_health_state(json.dumps(state).encode())
     assert wrong == ()
@@ -46,9 +46,9 @@ def test_file_written_by_kubelet_code_parses_completely() -> None:
 
     assert wrong == ()
     assert beliefs == (
-        Belief(ref(0), Health.HEALTHY, "", 1_700_000_000.123456, 45.0),
-        Belief(ref(1), Health.UNHEALTHY, "XID 79 <bus>", 1_700_000_000.0, DEFAULT_LEASE_S),
-        Belief(ref(2), Health.UNKNOWN, "", -62_135_596_800.0, DEFAULT_LEASE_S),  # Go's zero time
+        KubeletHealthRecord(ref(0), Health.HEALTHY, "", 1_700_000_000.123456, 45.0),
+        KubeletHealthRecord(ref(1), Health.UNHEALTHY, "XID 79 <bus>", 1_700_000_000.0, DEFAULT_LEASE_S),
+        KubeletHealthRecord(ref(2), Health.UNKNOWN, "", -62_135_596_800.0, DEFAULT_LEASE_S),  # Go's zero time
     )
 
 

@@ -30,7 +30,7 @@ from agent.model.settings import HostLimits, Settings
 from agent.model.snapshot import NodeSample, Snapshot
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
-from agent.native.machine import Machine
+from agent.native.machine import MachineWatch
 
 ROWS: Final = {rule.code: rule for rule in DECLARED_MEMORY_RULES}
 LOST: Final = "mem.ecc.uncorrectable"
@@ -672,7 +672,7 @@ def test_virtual_machine_has_no_memory_findings() -> None:
 class RealMachine:
     """Machine as the native source reads it, with simulated time."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: MachineWatch) -> None:
         self._machine = machine
         self._past = MemoryState()
         self._now_s = 0.0
@@ -703,7 +703,7 @@ class RealMachine:
 @contextmanager
 def real_machine(sysfs_root: Path, procfs_root: Path) -> Iterator[RealMachine]:
     fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    machine = Machine(sysfs_root, procfs_root, fd)
+    machine = MachineWatch(sysfs_root, procfs_root, fd)
     try:
         yield RealMachine(machine)
     finally:

@@ -11,16 +11,16 @@ from patience import PATIENCE_S
 from agent.model.machine import CoreSample, MachineSample
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.source import SourceState
-from agent.native.machine import Machine
+from agent.native.machine import MachineWatch
 
 CPUS = Path("/sys/devices/system/cpu")
 ABSENT = Missing(Absence.ABSENT, 2)
 
 
 @contextmanager
-def watch() -> Iterator[Machine]:
+def watch() -> Iterator[MachineWatch]:
     wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    machine = Machine(Path("/sys"), Path("/proc"), wake)
+    machine = MachineWatch(Path("/sys"), Path("/proc"), wake)
     try:
         yield machine
     finally:
@@ -28,7 +28,7 @@ def watch() -> Iterator[Machine]:
         os.close(wake)
 
 
-def rescanned(machine: Machine) -> MachineSample:
+def rescanned(machine: MachineWatch) -> MachineSample:
     """Return the sample of a pass after a rescan request."""
     os.eventfd_write(machine.rescan_fileno(), 1)
     machine.run_pass()

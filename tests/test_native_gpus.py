@@ -13,17 +13,17 @@ import pytest
 from patience import PATIENCE_S
 
 from agent.errors import ConfigError
-from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuSample, GpuSet, Status
+from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuSample, GpuSet, NvmlStatus
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.source import SourceState
 from agent.model.time import NS
 from agent.model.wake import GpuWake, GpuWakeMode
 from agent.native.gpu_records import GpuDecoder, status_text
-from agent.native.gpus import Gpus, GpusOptions
+from agent.native.gpus import GpuWatch, GpuWatchOptions
 from tests.fake_nvml import FakeNvml, fake_nvml
 
 MS: Final = NS // 1000
-QUICK: Final = GpusOptions(  # deadlines long enough that a slow thread does not count as hung
+QUICK: Final = GpuWatchOptions(  # deadlines long enough that a slow thread does not count as hung
     period_ns=20 * MS, slow_ns=60 * MS, deadline_ns=60 * NS, open_deadline_ns=60 * NS, retry_ns=100 * MS
 )
 
@@ -108,10 +108,10 @@ LACKING: Final = {
 class Watched:
     """Fake NVML with a watch on it."""
 
-    def __init__(self, fake: FakeNvml, options: GpusOptions, sysfs: Path) -> None:
+    def __init__(self, fake: FakeNvml, options: GpuWatchOptions, sysfs: Path) -> None:
         self.fake = fake
         self.fd = os.eventfd(0, os.EFD_NONBLOCK)
-        self.gpus = Gpus(replace(options, library=str(fake.library), sysfs_root=sysfs), self.fd)
+        self.gpus = GpuWatch(replace(options, library=str(fake.library), sysfs_root=sysfs), self.fd)
 
     def close(self) -> None:
         self.gpus.stop(PATIENCE_S)
@@ -146,7 +146,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """Start a watch on the GPUs of a scenario."""
     begun: list[Watched] = []
 
-    def begin(*lines: str, branch: int = 580, options: GpusOptions = QUICK) -> Watched:
+    def begin(*lines: str, branch: int = 580, options: GpuWatchOptions = QUICK) -> Watched:
         fake = fake_nvml(tmp_path, *lines, branch=branch)
         # the library keeps its scenario while its file is loaded, and is never unloaded
         fake = replace(fake, library=Path(shutil.copy(fake.library, tmp_path / "libnvidia-ml.so.1")))
@@ -230,15 +230,15 @@ def test_lost_gpu_is_unreadable_and_never_zero(watch: Watch) -> None:
     watched = watch("profile h100 gpus=2")
     before = watched.until(is_read(2)).gpus[1]
     watched.fake.send("gpu 1 lost")
-    good, lost = watched.until(lambda now: now.gpus[1].status == Status.LOST).gpus
-    assert good.status == Status.OK
+    good, lost = watched.until(lambda now: now.gpus[1].status == NvmlStatus.LOST).gpus
+    assert good.status == NvmlStatus.OK
     for field, reading in before.readings.items():
         assert isinstance(lost[field], Missing)
         if not isinstance(reading, Missing):
             assert lost[field] == Missing(Absence.UNREADABLE), field
     assert (lost.uuid, lost.bus, lost.handles) == (before.uuid, before.bus, 1)
     watched.fake.send("gpu 1 back")
-    assert watched.until(lambda now: now.gpus[1].status == Status.OK).gpus[1].handles == 2
+    assert watched.until(lambda now: now.gpus[1].status == NvmlStatus.OK).gpus[1].handles == 2
 
 
 def test_hung_call_is_named(watch: Watch) -> None:
@@ -286,7 +286,7 @@ def test_only_fields_with_a_wake_wake_the_reader(watch: Watch) -> None:
 
 def test_missing_library_is_absent_not_failing(watch: Watch, tmp_path: Path) -> None:
     fd = os.eventfd(0, os.EFD_NONBLOCK)
-    gpus = Gpus(replace(QUICK, library=str(tmp_path / "none.so")), fd)
+    gpus = GpuWatch(replace(QUICK, library=str(tmp_path / "none.so")), fd)
     gpus.start()
     assert select.select([fd], [], [], PATIENCE_S)[0]
     deadline = time.monotonic() + PATIENCE_S
@@ -294,7 +294,7 @@ def test_missing_library_is_absent_not_failing(watch: Watch, tmp_path: Path) -> 
         assert time.monotonic() < deadline
     assert now.nvml.state is SourceState.ABSENT
     assert "none.so" in now.nvml.detail
-    assert now.err == Status.LIBRARY_NOT_FOUND
+    assert now.err == NvmlStatus.LIBRARY_NOT_FOUND
     assert now.gpus == ()
     assert gpus.stop(PATIENCE_S)
     os.close(fd)
@@ -303,8 +303,10 @@ def test_missing_library_is_absent_not_failing(watch: Watch, tmp_path: Path) -> 
 def test_unusable_library_is_reported_with_its_cause(watch: Watch) -> None:
     watched = watch("profile h100 gpus=1", "init 18")
     now = watched.until(lambda now: now.nvml.state is SourceState.FAILING)
-    assert now.err == Status.MISMATCH
-    assert now.nvml.detail == status_text(Status.MISMATCH) == "driver and library are of different versions"
+    assert now.err == NvmlStatus.MISMATCH
+    assert (
+        now.nvml.detail == status_text(NvmlStatus.MISMATCH) == "driver and library are of different versions"
+    )
     watched.fake.send("init 0")
     assert watched.until(is_read(1)).nvml.detail == ""
 
@@ -344,8 +346,8 @@ def test_sample_before_its_first_pass_is_starting() -> None:
         (replace(QUICK, sysfs_root=Path("/" + "x" * 200)), "201, limit 200"),
     ],
 )
-def test_option_out_of_range_is_named(options: GpusOptions, says: str) -> None:
+def test_option_out_of_range_is_named(options: GpuWatchOptions, says: str) -> None:
     fd = os.eventfd(0)
     with pytest.raises(ConfigError, match=says):
-        Gpus(options, fd)
+        GpuWatch(options, fd)
     os.close(fd)

@@ -31,7 +31,7 @@ from agent.health.host.node.rules import LOG_RULES
 from agent.health.kernel_log.patterns import compile_pattern
 from agent.model.kernel_messages import LogSample
 from agent.model.source import SourceState
-from agent.native.kmsg import Kmsg, match
+from agent.native.kmsg import KernelLogReader, match
 
 DEVICE = Path("/dev/kmsg")
 RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
@@ -43,7 +43,7 @@ class Reader:
 
     def __init__(self, path: Path, *patterns: str, any_facility: bool = False) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.kmsg = Kmsg(path, patterns, self.fd, any_facility)
+        self.kmsg = KernelLogReader(path, patterns, self.fd, any_facility)
         self.kmsg.start()
 
     def read(self) -> LogSample:
@@ -391,7 +391,7 @@ def test_overwritten_records_are_counted_and_reading_continues(nonce: str) -> No
 def test_nothing_is_read_before_start_or_left_after_stop(log: Path) -> None:
     before = descriptors()
     fd = os.eventfd(0)
-    kmsg = Kmsg(log, ["lost %w"], fd, False)
+    kmsg = KernelLogReader(log, ["lost %w"], fd, False)
     assert kmsg.read() is None
     begun_ns = time.monotonic_ns()
     kmsg.start()
@@ -417,12 +417,12 @@ def test_nothing_is_read_before_start_or_left_after_stop(log: Path) -> None:
 )
 def test_invalid_pattern_is_refused_by_name(log: Path, pattern: str, why: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(why)}$"):
-        Kmsg(log, [XID, pattern], 0, False)
+        KernelLogReader(log, [XID, pattern], 0, False)
 
 
 def test_too_many_patterns_are_refused(log: Path) -> None:
     with pytest.raises(ValueError, match="129 patterns, limit 128"):
-        Kmsg(log, [XID] * 129, 0, False)
+        KernelLogReader(log, [XID] * 129, 0, False)
 
 
 # --- the patterns -------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from agent.model.machine import MachineSample
 from agent.model.reading import Absence, Missing
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
-from agent.native.machine import Machine
+from agent.native.machine import MachineWatch
 
 ABSENT = Missing(Absence.ABSENT, 2)
 GONE = Missing(Absence.UNREADABLE, 2)
@@ -33,7 +33,7 @@ class Watch:
 
     def __init__(self, sysfs_root: Path, procfs_root: Path, *times_ns: int) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.machine = Machine(sysfs_root, procfs_root, self.fd, *times_ns)
+        self.machine = MachineWatch(sysfs_root, procfs_root, self.fd, *times_ns)
 
     def read(self) -> MachineSample:
         sample = self.machine.read()

@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 from agent.model.machine import MachineSample
 from agent.model.source import SourceState
 from agent.model.time import NS
-from agent.native.machine import Machine
+from agent.native.machine import MachineWatch
 
 PRESSURE = Path("/proc/pressure")
 TRIGGER = b"full 100000 2000000\0"
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.skipif(not PRESSURE.exists(), reason="this kernel has n
 
 
 @contextmanager
-def watch(*, started: bool) -> Iterator[tuple[Machine, int]]:
+def watch(*, started: bool) -> Iterator[tuple[MachineWatch, int]]:
     """Yield a watch with passes an hour apart, and its eventfd."""
     wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    machine = Machine(Path("/sys"), Path("/proc"), wake, HOUR, HOUR, HOUR)
+    machine = MachineWatch(Path("/sys"), Path("/proc"), wake, HOUR, HOUR, HOUR)
     try:
         if started:
             machine.start()
@@ -48,7 +48,7 @@ def is_readable(fd: int, event: int, within_s: float) -> bool:
     return bool(poll.poll(within_s * 1000))
 
 
-def read(machine: Machine) -> MachineSample:
+def read(machine: MachineWatch) -> MachineSample:
     sample = machine.read()
     assert sample is not None
     return sample

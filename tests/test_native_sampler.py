@@ -25,14 +25,22 @@ from agent.model.reading import Absence, Missing
 from agent.model.snapshot import GroupKind, GroupSample, PoolSample, Snapshot, ThrottleSample
 from agent.model.source import SourceState
 from agent.model.time import NS
-from agent.model.wake import Field, Wake
+from agent.model.wake import SamplerField, Wake
 from agent.native.sampler import Sampler, SamplerOptions
 
 MIB2 = 2048
 POD = "11111111-2222-3333-4444-555555555555"
 CONTAINER = "0123456789abcdef" * 4
 UNINTELLIGIBLE = -4097
-WAKES = tuple(Wake(f) for f in (Field.CPU_ONLINE, Field.POOL_NR, Field.GROUP_SET, Field.GROUP_HT_EVENTS))
+WAKES = tuple(
+    Wake(f)
+    for f in (
+        SamplerField.CPU_ONLINE,
+        SamplerField.POOL_NR,
+        SamplerField.GROUP_SET,
+        SamplerField.GROUP_HT_EVENTS,
+    )
+)
 NO_PODS = f"/drahealth-test-{os.getpid()}"  # a private root, so that no other pods are seen
 FAST = SamplerOptions(kubelet_cgroup_root=NO_PODS, period_ns=NS // 20, sweep_ns=NS // 5, wakes=WAKES)
 

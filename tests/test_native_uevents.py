@@ -22,7 +22,7 @@ from patience import PATIENCE_S
 from agent.errors import ProbeError
 from agent.model.kernel_messages import Subsystem, UeventSample
 from agent.model.source import SourceState
-from agent.native.uevents import Uevents, watch_directory
+from agent.native.uevents import UeventListener, watch_directory
 
 
 class Listener:
@@ -31,7 +31,7 @@ class Listener:
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.poke_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.uevents = Uevents(self.fd, [self.poke_fd])
+        self.uevents = UeventListener(self.fd, [self.poke_fd])
         self.uevents.start()
 
     def read(self) -> UeventSample:
@@ -223,7 +223,7 @@ assert uevents.stop(60)
 
 def test_listener_before_start_reads_none_and_stops() -> None:
     fd = os.eventfd(0)
-    uevents = Uevents(fd)
+    uevents = UeventListener(fd)
     os.close(fd)
     assert uevents.read() is None
     assert uevents.stop(0)
@@ -237,7 +237,7 @@ def test_listener_starts_once() -> None:
 
 def test_invalid_descriptor_is_refused() -> None:
     with pytest.raises(ProbeError, match="device events: Bad file descriptor"):
-        Uevents(-1)
+        UeventListener(-1)
 
 
 # --- a directory --------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from agent.allocatable.facts import CgroupDriver
 from agent.allocatable.pod_object import parse_pod
 from agent.errors import ProbeError
 from agent.model.reading import Absence, Missing, is_absent
-from agent.native.cgroup_knobs import KnobReader
+from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources.kubelet_state import parse_exclusive, read_exclusive
 from agent.sources.node_facts import counts_claims, pod_uids_with_cgroups, read_facts, read_sizes
 
@@ -60,7 +60,7 @@ def test_cgroup_driver_with_more_pods_is_chosen(tmp_path: Path) -> None:
     pods = [parse_pod(kep_pod())]
     v2_tree(tmp_path, [kep_pod()], 274)
     write_cgroup(tmp_path, f"kubepods/burstable/pod{OTHER}", {})
-    with KnobReader(tmp_path, ()) as reader:
+    with CgroupSettingReader(tmp_path, ()) as reader:
         facts = read_facts(reader, (), "/", pods, "")
         assert facts is not None
         assert facts.driver is CgroupDriver.SYSTEMD
@@ -77,20 +77,20 @@ def test_cgroup_driver_with_more_pods_is_chosen(tmp_path: Path) -> None:
 
 def test_node_without_kubelet_cgroups_has_no_facts(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match=f"{tmp_path}: no cgroup hierarchy is mounted here"):
-        KnobReader(tmp_path, ())
+        CgroupSettingReader(tmp_path, ())
     with pytest.raises(ProbeError, match="Not a directory"):
-        KnobReader(Path("/dev/null"), ())
+        CgroupSettingReader(Path("/dev/null"), ())
 
 
 def test_too_many_hugepage_sizes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match="7 sizes of hugepages, limit 6"):
-        KnobReader(tmp_path, range(1, 8))
+        CgroupSettingReader(tmp_path, range(1, 8))
 
 
 def test_absent_and_unreadable_cgroups_differ(tmp_path: Path) -> None:
     write_cgroup(tmp_path, "", {"cgroup.controllers": ""})
     write_cgroup(tmp_path, "a", {"cpu.weight": "torn", "cpu.max": "max 100000"})
-    with KnobReader(tmp_path, (2048,)) as reader:
+    with CgroupSettingReader(tmp_path, (2048,)) as reader:
         knobs = reader.read("/a")
     assert knobs is not None
     assert knobs.weight == Missing(Absence.UNREADABLE, -4097)
@@ -102,7 +102,7 @@ def test_absent_and_unreadable_cgroups_differ(tmp_path: Path) -> None:
 
 def test_closed_reader_can_be_closed_again_and_reads_nothing(tmp_path: Path) -> None:
     write_cgroup(tmp_path, "", {"cgroup.controllers": ""})
-    reader = KnobReader(tmp_path, ())
+    reader = CgroupSettingReader(tmp_path, ())
     reader.close()
     reader.close()
     with pytest.raises(TypeError):

@@ -37,7 +37,7 @@ from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Remediati
 from agent.model.taint import Effect
 from agent.prepare.classify import (
     EVIDENCE_MAX,
-    Context,
+    PrepareContext,
     classify,
     classify_evidence,
     classify_unhealthy_devices,
@@ -51,7 +51,7 @@ from agent.prepare.errors import (
     TransientError,
     doing,
 )
-from agent.prepare.evidence import Errno, HealthEngineEvidence, HttpStatus, NvmlCode, Text
+from agent.prepare.evidence import Errno, ErrorText, HealthEngineEvidence, HttpStatus, NvmlCode
 from agent.prepare.extract import CHAIN_MAX, evidence_chains
 from agent.prepare.message import kubelet_text
 from agent.prepare.normalize import SUMMARY_CHARS
@@ -148,7 +148,7 @@ def test_healthy_device_is_never_the_cause(severity: Severity) -> None:
 
 
 def test_device_of_another_claim_is_never_the_cause() -> None:
-    context = Context(ONE, {ref("gpu-7"): health_of("gpu-7", "gpu.lost")})
+    context = PrepareContext(ONE, {ref("gpu-7"): health_of("gpu-7", "gpu.lost")})
     assert classify(RuntimeError("no"), context).error_class is U
 
 
@@ -210,14 +210,14 @@ def test_last_state_of_a_stopped_engine_is_ignored() -> None:
     assert classify_unhealthy_devices(holding(ONE, XID, engine_up=False)) is None
     assert classify(RuntimeError("no"), holding(ONE, XID, engine_up=False)).error_class is U
     evidence = HealthEngineEvidence(ref("gpu-0"), Health.UNHEALTHY, "gpu.lost")
-    assert classify_evidence([evidence], Context(ONE, engine_up=False)).error_class is F
+    assert classify_evidence([evidence], PrepareContext(ONE, engine_up=False)).error_class is F
 
 
 def test_device_of_two_requests_fails_both_requests() -> None:
     twice = replace(ONE, devices=(*ONE.devices, ONE.devices[0]._replace(request="admin", admin=True)))
     for verdict in (
-        classify(raised(nvml(15), NOWHERE), Context(twice)),
-        classify(FailedDevice("gpu-0", "broken"), Context(twice)),
+        classify(raised(nvml(15), NOWHERE), PrepareContext(twice)),
+        classify(FailedDevice("gpu-0", "broken"), PrepareContext(twice)),
         classify(RuntimeError("no"), holding(twice, XID)),
     ):
         assert (verdict.error_class, verdict.devices) == (F, (ref("gpu-0"),))
@@ -231,7 +231,7 @@ def test_operator_may_make_a_program_xid_unhealthy() -> None:
 
 
 def test_stopped_engine_blames_no_device() -> None:
-    verdict = classify(RuntimeError("no"), Context(ONE, engine_up=False))
+    verdict = classify(RuntimeError("no"), PrepareContext(ONE, engine_up=False))
     assert (verdict.error_class, verdict.health) == (U, None)
     assert verdict.evidence == ("exception RuntimeError", "health engine is down")
 
@@ -258,51 +258,51 @@ def test_two_broken_devices_keep_their_own_texts() -> None:
 
 
 def test_device_outside_the_claim_is_not_blamed() -> None:
-    verdict = classify(FailedDevice("gpu-9", "broken"), Context(ONE))
+    verdict = classify(FailedDevice("gpu-9", "broken"), PrepareContext(ONE))
     assert (verdict.error_class, verdict.health, verdict.taint) == (U, None, None)
     assert "the claim has no device 'gpu-9'" in verdict.evidence
 
 
 def test_device_ref_counts_for_this_driver_only() -> None:
     parent = ref("gpu-0")
-    assert classify(FailedDevice(parent, "broken"), Context(claim_of("mig-1"))).devices == (parent,)
-    assert classify(FailedDevice(parent, "broken"), Context(claim_of())).devices == (parent,)
+    assert classify(FailedDevice(parent, "broken"), PrepareContext(claim_of("mig-1"))).devices == (parent,)
+    assert classify(FailedDevice(parent, "broken"), PrepareContext(claim_of())).devices == (parent,)
     others = parent._replace(driver="net.example.com")
-    verdict = classify(FailedDevice(others, "broken"), Context(ONE))
+    verdict = classify(FailedDevice(others, "broken"), PrepareContext(ONE))
     assert (verdict.error_class, verdict.health) == (U, None)
     assert "net.example.com/node1/gpu-0 belongs to another driver" in verdict.evidence
 
 
 def test_device_name_in_two_pools_blames_neither() -> None:
     other = replace(ONE, devices=(*ONE.devices, ONE.devices[0]._replace(pool="node2")))
-    assert classify(FailedDevice("gpu-0", "broken"), Context(other)).health is None
-    assert classify(FailedDevice("node2/gpu-0", "broken"), Context(other)).devices[0].pool == "node2"
+    assert classify(FailedDevice("gpu-0", "broken"), PrepareContext(other)).health is None
+    assert classify(FailedDevice("node2/gpu-0", "broken"), PrepareContext(other)).devices[0].pool == "node2"
 
 
 def test_program_xid_is_never_a_device_failure() -> None:
-    verdict = classify(FailedDevice("gpu-0", "XID 31", code="gpu.xid.31"), Context(ONE))
+    verdict = classify(FailedDevice("gpu-0", "XID 31", code="gpu.xid.31"), PrepareContext(ONE))
     assert (verdict.error_class, verdict.code, verdict.health, verdict.taint) == (T, "gpu.xid.31", None, None)
 
 
 def test_invalid_driver_code_is_replaced_and_noted() -> None:
-    verdict = classify(BadConfig("no", code="Bad Code"), Context(ONE))
+    verdict = classify(BadConfig("no", code="Bad Code"), PrepareContext(ONE))
     assert verdict.code == "config.invalid"
     assert "code 'Bad Code' is not a dotted code" in verdict.evidence
 
 
 def test_driver_texts_are_not_normalized() -> None:
     error = BadConfig("asked for 10s at 0xdeadbeef", detail="d", requests=["b", "a"], retry_after_s=7)
-    verdict = classify(error, Context(TWO))
+    verdict = classify(error, PrepareContext(TWO))
     assert (verdict.summary, verdict.detail) == ("asked for 10s at 0xdeadbeef", "d")
     assert (verdict.requests, verdict.retry_after_s) == (("a", "b"), 7)
 
 
 def test_earlier_verdict_is_kept() -> None:
-    first = classify(BadConfig("3 of 2"), Context(ONE))
+    first = classify(BadConfig("3 of 2"), PrepareContext(ONE))
     error = PrepareError(first, kubelet_text(first))
     assert classify(error, holding(ONE, XID)) is first
-    assert classify(chained(RuntimeError("wrapped"), error), Context(ONE)) is first
-    first = classify(TransientError("busy"), Context(ONE))
+    assert classify(chained(RuntimeError("wrapped"), error), PrepareContext(ONE)) is first
+    first = classify(TransientError("busy"), PrepareContext(ONE))
     assert classify(PrepareError(first, kubelet_text(first)), holding(ONE, XID)) is first
 
 
@@ -313,33 +313,33 @@ def test_earlier_verdict_is_kept() -> None:
     "error", [ValueError("a"), KeyError("a"), TypeError("a"), IndexError(), AttributeError("a")]
 )
 def test_python_error_is_a_driver_bug(error: Exception) -> None:
-    verdict = classify(error, Context(WITH_PARAMETERS))
+    verdict = classify(error, PrepareContext(WITH_PARAMETERS))
     assert (verdict.error_class, verdict.scope, verdict.sticky_s) == (U, Scope.DRIVER, 0)
     assert verdict.code.startswith("driver.bug.")
 
 
 def test_wrong_value_is_bad_config_only_in_parameters() -> None:
     error = ValueError("pages: 3, limit 2")
-    assert classify(error, Context(ONE)).error_class is U
-    assert classify(error, Context(ONE, operation=Operation.DEVICE)).error_class is U
+    assert classify(error, PrepareContext(ONE)).error_class is U
+    assert classify(error, PrepareContext(ONE, operation=Operation.DEVICE)).error_class is U
     with pytest.raises(ValueError, match="limit 2"), doing(Operation.CONFIG):
         raise error
-    verdict = classify(error, Context(ONE))
+    verdict = classify(error, PrepareContext(ONE))
     assert (verdict.error_class, verdict.summary) == (B, "parameters: pages: 3, limit 2")
 
 
 def test_rejected_value_is_no_bad_config_without_parameters() -> None:
     error = raised(unknown_value, NOWHERE)
-    assert classify(error, Context(WITH_PARAMETERS)).error_class is B
-    assert classify(error, Context(ONE)).error_class is U
-    assert classify(error, Context(WITH_PARAMETERS, operation=Operation.DEVICE)).error_class is U
+    assert classify(error, PrepareContext(WITH_PARAMETERS)).error_class is B
+    assert classify(error, PrepareContext(ONE)).error_class is U
+    assert classify(error, PrepareContext(WITH_PARAMETERS, operation=Operation.DEVICE)).error_class is U
 
 
 @pytest.mark.parametrize("operation", [None, *Operation])
 def test_errno_is_never_a_failed_device_or_bad_config(operation: Operation | None) -> None:
     lasting = set()
     for number in errno.errorcode:
-        verdict = classify_evidence([Errno(number, operation)], Context(ONE))
+        verdict = classify_evidence([Errno(number, operation)], PrepareContext(ONE))
         assert verdict.error_class in {U, T, P}
         assert (verdict.health, verdict.taint) == (None, None)
         lasting |= {number} if verdict.error_class is P else set()
@@ -355,12 +355,12 @@ def test_unwritable_cdi_file_does_not_make_a_device_unhealthy() -> None:
 
 def test_lost_gpu_of_several_is_blamed_only_if_named() -> None:
     error = raised(nvml(15), NOWHERE)
-    verdict = classify(error, Context(TWO))
+    verdict = classify(error, PrepareContext(TWO))
     assert (verdict.error_class, verdict.health) == (T, None)
     assert "the evidence does not name which of 2 devices failed" in verdict.evidence
     with pytest.raises(type(error)), doing(Operation.DEVICE, "gpu-1"):
         raise error
-    verdict = classify(error, Context(TWO))
+    verdict = classify(error, PrepareContext(TWO))
     assert (verdict.error_class, verdict.devices) == (F, (ref("gpu-1"),))
 
 
@@ -369,29 +369,29 @@ def test_lost_gpu_outside_the_claim_blames_no_device() -> None:
         error = raised(nvml(15), NOWHERE)
         with pytest.raises(type(error)), doing(Operation.DEVICE, name):
             raise error
-        verdict = classify(error, Context(ONE))
+        verdict = classify(error, PrepareContext(ONE))
         assert (verdict.error_class, verdict.devices) == (error_class, (ref("gpu-0"),))
         assert ("'gpu-7' is not a device of the claim" in verdict.evidence) == (name == "gpu-7")
 
 
 @given(st.text(max_size=400))
 def test_text_of_an_unknown_exception_is_never_lasting(text: str) -> None:
-    assert classify(RuntimeError(text), Context(WITH_PARAMETERS)).error_class in {U, T}
-    assert classify_evidence([Text(text)], Context(WITH_PARAMETERS)).error_class in {U, T}
+    assert classify(RuntimeError(text), PrepareContext(WITH_PARAMETERS)).error_class in {U, T}
+    assert classify_evidence([ErrorText(text)], PrepareContext(WITH_PARAMETERS)).error_class in {U, T}
 
 
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.error_class not in LASTING], ids=lambda case: case.code
 )
 def test_transient_or_unknown_failure_leaves_the_device_health(case, tmp_path: Path) -> None:
-    verdict = classify(raised(case.act, tmp_path), Context(case.claim))
+    verdict = classify(raised(case.act, tmp_path), PrepareContext(case.claim))
     assert verdict.health is not Health.UNHEALTHY
     assert verdict.sticky_s == 0
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code} {case.error_class}")
 def test_repetition_does_not_change_the_class(case, tmp_path: Path) -> None:
-    context = Context(case.claim)
+    context = PrepareContext(case.claim)
     first = classify(raised(case.act, tmp_path), context)
     again = classify(raised(case.act, tmp_path), context)
     assert (first, kubelet_text(first)) == (again, kubelet_text(again))
@@ -426,13 +426,13 @@ def test_only_the_engine_makes_a_device_unhealthy_in_place() -> None:
     ],
 )
 def test_strongest_evidence_of_a_failure_decides(error: BaseException, code: str) -> None:
-    assert classify(error, Context(ONE)).code == code
+    assert classify(error, PrepareContext(ONE)).code == code
 
 
 def test_handled_exception_is_not_the_cause() -> None:
     error = RuntimeError("no luck")
     error.__context__ = FileNotFoundError(errno.ENOENT, "no")
-    verdict = classify(error, Context(ONE))
+    verdict = classify(error, PrepareContext(ONE))
     assert (verdict.code, verdict.error_class) == ("driver.exception.runtime_error", U)
     assert verdict.evidence == ("exception RuntimeError", "errno ENOENT, handled before")
 
@@ -440,15 +440,18 @@ def test_handled_exception_is_not_the_cause() -> None:
 def test_handled_exception_is_never_lasting() -> None:
     error = RuntimeError("no luck")
     error.__context__ = BadConfig("x")
-    assert classify(error, Context(ONE)).error_class is U
-    for before in (TransientError("busy"), PrepareError(classify(TransientError("busy"), Context(ONE)), "")):
+    assert classify(error, PrepareContext(ONE)).error_class is U
+    for before in (
+        TransientError("busy"),
+        PrepareError(classify(TransientError("busy"), PrepareContext(ONE)), ""),
+    ):
         error.__context__ = before
-        assert classify(error, Context(ONE)).error_class is U
+        assert classify(error, PrepareContext(ONE)).error_class is U
     error.__context__ = OSError(errno.ENOSPC, "full", "/etc/cdi/a")
-    assert classify(error, Context(ONE)).code == "cdi.write"
+    assert classify(error, PrepareContext(ONE)).code == "cdi.write"
     other = OSError(errno.EBUSY, "busy")
     other.__context__ = error.__context__
-    assert classify(other, Context(ONE)).code == "os.ebusy", "what came last shows as much"
+    assert classify(other, PrepareContext(ONE)).code == "os.ebusy", "what came last shows as much"
 
 
 ORDER = [
@@ -462,50 +465,50 @@ ORDER = [
 
 @pytest.mark.parametrize("start", range(len(ORDER)))
 def test_worst_of_several_failures_is_reported(start: int) -> None:
-    worst = classify(ORDER[start], Context(ONE))
+    worst = classify(ORDER[start], PrepareContext(ONE))
     group = ExceptionGroup("", ORDER[start:])
-    assert classify(group, Context(ONE)).code == worst.code
-    assert set(worst.evidence) < set(classify(group, Context(ONE)).evidence) or start == len(ORDER) - 1
+    assert classify(group, PrepareContext(ONE)).code == worst.code
+    assert set(worst.evidence) < set(classify(group, PrepareContext(ONE)).evidence) or start == len(ORDER) - 1
 
 
 @given(st.permutations([*ORDER, OSError(errno.EIO, "a"), TimeoutError(), RuntimeError("b")]))
 def test_order_of_child_failures_does_not_change_the_text(errors: list[Exception]) -> None:
-    expected = classify(ExceptionGroup("", sorted(errors, key=repr)), Context(TWO))
-    verdict = classify(ExceptionGroup("", errors), Context(TWO))
+    expected = classify(ExceptionGroup("", sorted(errors, key=repr)), PrepareContext(TWO))
+    verdict = classify(ExceptionGroup("", errors), PrepareContext(TWO))
     assert (verdict, kubelet_text(verdict)) == (expected, kubelet_text(expected))
 
 
 def test_same_fault_of_two_devices_names_both() -> None:
     errors = [FailedDevice(name, "broken", code="fw.stuck") for name in ("gpu-1", "gpu-0")]
-    verdict = classify(ExceptionGroup("", errors), Context(TWO))
+    verdict = classify(ExceptionGroup("", errors), PrepareContext(TWO))
     assert verdict.devices == (ref("gpu-0"), ref("gpu-1"))
     assert verdict.requests == ("r-gpu-0", "r-gpu-1")
 
 
 def test_different_faults_of_two_devices_name_both() -> None:
     errors = [FailedDevice("gpu-1", "no", code="fw.a"), FailedDevice("gpu-0", "no", code="fw.b")]
-    verdict = classify(ExceptionGroup("", errors), Context(TWO))
+    verdict = classify(ExceptionGroup("", errors), PrepareContext(TWO))
     assert (verdict.code, verdict.devices) == ("fw.a", (ref("gpu-1"),))
     assert verdict.detail == f"{ref('gpu-0')} is also broken: fw.b"
     more = [FailedDevice("gpu-0", "no", code="fw.c"), *errors]
-    assert classify(ExceptionGroup("", more), Context(TWO)).detail == verdict.detail
+    assert classify(ExceptionGroup("", more), PrepareContext(TWO)).detail == verdict.detail
     verdict = classify(ExceptionGroup("", [errors[0], RuntimeError("no")]), holding(TWO, XID))
     assert (verdict.code, verdict.detail) == ("fw.a", f"{ref('gpu-0')} is also Unhealthy: gpu.xid.79")
 
 
 def test_stronger_failure_of_a_class_is_reported() -> None:
     errors = [raised(while_(Operation.CONFIG, bad_json), NOWHERE), BadConfig("3 of 2", code="fpga.banks")]
-    assert classify(BaseExceptionGroup("", errors), Context(ONE)).code == "fpga.banks"
+    assert classify(BaseExceptionGroup("", errors), PrepareContext(ONE)).code == "fpga.banks"
 
 
 def test_driver_sets_the_scope_of_a_permanent_failure() -> None:
-    assert classify(PermanentError("no"), Context(ONE)).scope is Scope.NODE
-    assert classify(PermanentError("no", scope=Scope.DRIVER), Context(ONE)).scope is Scope.DRIVER
+    assert classify(PermanentError("no"), PrepareContext(ONE)).scope is Scope.NODE
+    assert classify(PermanentError("no", scope=Scope.DRIVER), PrepareContext(ONE)).scope is Scope.DRIVER
 
 
 def test_failure_without_requests_fails_all_requests() -> None:
     errors = [FailedDevice("gpu-0", "no", requests=["r-gpu-0"]), FailedDevice("gpu-1", "no")]
-    assert classify(ExceptionGroup("", errors), Context(TWO)).requests == ("r-gpu-0", "r-gpu-1")
+    assert classify(ExceptionGroup("", errors), PrepareContext(TWO)).requests == ("r-gpu-0", "r-gpu-1")
 
 
 async def test_members_of_a_group_are_classified_one_by_one() -> None:
@@ -519,36 +522,36 @@ async def test_members_of_a_group_are_classified_one_by_one() -> None:
 
     with pytest.raises(ExceptionGroup) as caught:
         await both()
-    assert classify(caught.value, Context(ONE)).summary == "3 of 2"
+    assert classify(caught.value, PrepareContext(ONE)).summary == "3 of 2"
 
 
 def test_evidence_can_be_given_without_an_exception() -> None:
     engine = HealthEngineEvidence(ref("gpu-0"), Health.UNHEALTHY, "gpu.lost", "no answer")
-    assert classify_evidence([NvmlCode(19), engine], Context(ONE)).code == "gpu.lost"
-    assert classify_evidence([engine], Context(ONE)).code == "gpu.lost"
+    assert classify_evidence([NvmlCode(19), engine], PrepareContext(ONE)).code == "gpu.lost"
+    assert classify_evidence([engine], PrepareContext(ONE)).code == "gpu.lost"
     assert (
-        classify_evidence([engine._replace(health=Health.HEALTHY), NvmlCode(19)], Context(ONE)).code
+        classify_evidence([engine._replace(health=Health.HEALTHY), NvmlCode(19)], PrepareContext(ONE)).code
         == "gpu.busy"
     )
-    assert classify_evidence([], Context(ONE)).error_class is U
+    assert classify_evidence([], PrepareContext(ONE)).error_class is U
 
 
 def test_api_server_reason_overrides_the_status_number() -> None:
     answer = HttpStatus(403, "Timeout", kubernetes=True)
-    assert classify_evidence([answer], Context(ONE)).code == "api.timeout"
+    assert classify_evidence([answer], PrepareContext(ONE)).code == "api.timeout"
 
 
 def test_nvml_error_without_a_number_is_an_unknown_exception() -> None:
     class NVMLError(Exception):
         value = "lost"
 
-    assert classify(NVMLError(), Context(ONE)).code == "driver.exception.nvml_error"
+    assert classify(NVMLError(), PrepareContext(ONE)).code == "driver.exception.nvml_error"
 
 
 def test_chain_of_handled_exceptions_is_bounded() -> None:
     error, other = RuntimeError("a"), RuntimeError("b")
     error.__context__, other.__context__ = other, error
-    assert classify(error, Context(ONE)).evidence == (
+    assert classify(error, PrepareContext(ONE)).evidence == (
         "exception RuntimeError",
         "exception RuntimeError, handled before",
     )
@@ -562,19 +565,21 @@ def test_chain_of_handled_exceptions_is_bounded() -> None:
 
 
 def test_verdict_names_claim_requests_and_devices() -> None:
-    verdict = classify(BadConfig("3 of 2"), Context(claim_of("b", "a")))
+    verdict = classify(BadConfig("3 of 2"), PrepareContext(claim_of("b", "a")))
     assert verdict.claim == ONE.ref
     assert verdict.devices == (ref("a"), ref("b"))  # those that were to be prepared
     assert verdict.requests == ("r-a", "r-b")
 
 
 def test_claim_without_devices_is_classified() -> None:
-    verdict = classify(raised(nvml(15), NOWHERE), Context(claim_of()))
+    verdict = classify(raised(nvml(15), NOWHERE), PrepareContext(claim_of()))
     assert (verdict.error_class, verdict.devices, verdict.requests) == (T, (), ())
 
 
 def test_failure_without_text_has_the_summary_of_its_row() -> None:
-    assert classify(TransientError(""), Context(ONE)).summary == "the driver reported a temporary failure"
+    assert (
+        classify(TransientError(""), PrepareContext(ONE)).summary == "the driver reported a temporary failure"
+    )
 
 
 @given(
@@ -582,7 +587,7 @@ def test_failure_without_text_has_the_summary_of_its_row() -> None:
 )
 def test_summary_is_one_short_line(summary: str, detail: str, kind: type[Exception]) -> None:
     error = kind(summary) if kind is RuntimeError else kind(summary, detail=detail)  # type: ignore[call-arg]
-    verdict = classify(error, Context(ONE))
+    verdict = classify(error, PrepareContext(ONE))
     assert 0 < len(verdict.summary) <= SUMMARY_CHARS
     assert verdict.summary.isprintable()
     assert verdict.detail.isprintable()
@@ -596,7 +601,7 @@ def test_text_of_an_unknown_exception_is_stable() -> None:
     def fail() -> PrepareVerdict:
         number = random.randrange(10**6, 10**7)
         error = RuntimeError(f"{Bank()} pid {number} at 0x7f3a{number:08x} after {number / 1e6:.3f}s")
-        return classify(error, Context(ONE))
+        return classify(error, PrepareContext(ONE))
 
     first, second = fail(), fail()
     assert first == second
@@ -632,18 +637,21 @@ def test_text_does_not_depend_on_hash_order() -> None:
 def test_foreign_strerror_text_is_normalized() -> None:
     error = OSError(errno.EBUSY, "held by pid 4711", "/dev/nvidia0")
     summary = "EBUSY (held by pid <number>) while using the device: /dev/nvidia0"
-    assert classify(error, Context(ONE)).summary == summary
+    assert classify(error, PrepareContext(ONE)).summary == summary
     error = OSError(errno.ENOSPC, "full", "/etc/cdi/tmpk3j2h1x8")
-    assert classify(error, Context(ONE)).summary == "ENOSPC (full) while writing a CDI file: /etc/cdi/<name>"
+    assert (
+        classify(error, PrepareContext(ONE)).summary
+        == "ENOSPC (full) while writing a CDI file: /etc/cdi/<name>"
+    )
     answer = HttpStatus(503, "down since 10:04:04")
-    assert classify_evidence([answer], Context(ONE)).summary == "HTTP: 503 down since <time>"
+    assert classify_evidence([answer], PrepareContext(ONE)).summary == "HTTP: 503 down since <time>"
 
 
 @given(st.lists(st.sampled_from([*CASES]), min_size=1, max_size=4))
 def test_any_group_of_failures_reports_one_of_them(cases: list[Case]) -> None:
     errors = [raised(case.act, NOWHERE) for case in cases if case.act not in SLOW]
-    codes = {classify(error, Context(TWO)).code for error in errors}
-    assert not errors or classify(BaseExceptionGroup("", errors), Context(TWO)).code in codes
+    codes = {classify(error, PrepareContext(TWO)).code for error in errors}
+    assert not errors or classify(BaseExceptionGroup("", errors), PrepareContext(TWO)).code in codes
 
 
 # --- real filesystems --------------------------------------------------------------------------------------
@@ -685,11 +693,15 @@ def test_full_or_read_only_filesystem_is_classified(tmp_path: Path, options: str
 @pytest.mark.parametrize("nvml", [999, 17])
 def test_unknown_nvml_code_is_no_fact(nvml: int) -> None:
     patterns = read_patterns([{"match": "fan", "code": "gpu.fan", "class": "failed-device"}])
-    verdict = classify_evidence([NvmlCode(nvml), Text("the fan is stuck")], Context(ONE, patterns=patterns))
+    verdict = classify_evidence(
+        [NvmlCode(nvml), ErrorText("the fan is stuck")], PrepareContext(ONE, patterns=patterns)
+    )
     assert (verdict.code, verdict.error_class) == ("gpu.fan", ErrorClass.FAILED_DEVICE)
 
 
 def test_unclassified_http_status_leaves_the_decision_to_a_pattern() -> None:
     patterns = read_patterns([{"match": "no quota", "code": "fpga.quota", "class": "bad-config"}])
-    verdict = classify_evidence([HttpStatus(418, message="no quota left")], Context(ONE, patterns=patterns))
+    verdict = classify_evidence(
+        [HttpStatus(418, message="no quota left")], PrepareContext(ONE, patterns=patterns)
+    )
     assert (verdict.code, verdict.error_class) == ("fpga.quota", ErrorClass.BAD_CONFIG)

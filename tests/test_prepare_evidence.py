@@ -31,17 +31,17 @@ from agent.prepare.errors import (
 from agent.prepare.evidence import (
     GRPC_NAMES,
     NVML_NAMES,
-    DecodeError,
+    DecodeFailure,
     DriverReportedError,
     Errno,
+    ErrorText,
     GrpcStatus,
     HandledBefore,
     HttpStatus,
     Interrupted,
     NvmlCode,
-    Raised,
-    Text,
-    Timeout,
+    TimedOut,
+    UnknownException,
     UnreadableCdiFile,
     WrongValue,
 )
@@ -69,16 +69,16 @@ def only(error: BaseException, operation: Operation | None = None) -> tuple[Any,
         (GrpcStatus(-1), "gRPC -1 (unknown code)"),
         (HttpStatus(409, "Conflict", "text", kubernetes=True), "API 409 Conflict"),
         (HttpStatus(503), "HTTP 503"),
-        (DecodeError("JSONDecodeError", "text", Operation.CONFIG), "JSONDecodeError during config"),
+        (DecodeFailure("JSONDecodeError", "text", Operation.CONFIG), "JSONDecodeError during config"),
         (WrongValue("ValueError", "text"), "ValueError during config"),
         (UnreadableCdiFile("/etc/cdi/a.json", "text"), "CDI file /etc/cdi/a.json cannot be parsed"),
         (UnreadableCdiFile("", "text"), "CDI file cannot be parsed"),
         (health_engine_evidence(ref("a"), health_of("a", "gpu.lost")),
          "health engine: gpu.example.com/node1/a Unhealthy, gpu.lost"),
-        (Timeout("TooSlowError", Operation.LOCK), "TooSlowError during lock"),
+        (TimedOut("TooSlowError", Operation.LOCK), "TooSlowError during lock"),
         (Interrupted("Cancelled"), "Cancelled"),
-        (Raised("KeyError", bug=True, text="'a'"), "exception KeyError"),
-        (Text("anything"), "error text"),
+        (UnknownException("KeyError", bug=True, text="'a'"), "exception KeyError"),
+        (ErrorText("anything"), "error text"),
         (DriverReportedError(ErrorClass.BAD_CONFIG, "config.invalid", "s"),
          "driver reports bad-config, config.invalid"),
         (HandledBefore(Errno(errno.ENOENT)), "errno ENOENT, handled before"),
@@ -155,7 +155,7 @@ def test_validation_errors_are_found_by_class_name() -> None:
         """Class name that several libraries use."""
 
     assert only(ValidationError("pages: not an int")) == (
-        DecodeError("ValidationError", "pages: not an int", None, rejected=True),
+        DecodeFailure("ValidationError", "pages: not an int", None, rejected=True),
     )
 
 
@@ -247,7 +247,7 @@ def test_mark_applies_to_the_causes() -> None:
     with pytest.raises(RuntimeError), doing(Operation.STATE):
         raise error
     assert only(error) == (
-        Raised("RuntimeError", bug=False, text="not kept"),
+        UnknownException("RuntimeError", bug=False, text="not kept"),
         Errno(errno.EROFS, Operation.STATE, "", "no"),
     )
 
@@ -256,9 +256,9 @@ def test_only_value_errors_count_as_bad_parameters() -> None:
     config = OperationMark(Operation.CONFIG)
     for error in (ValueError("a"), KeyError("a"), IndexError("a"), TypeError("a")):
         assert isinstance(extract_evidence(error, config), WrongValue)
-        assert isinstance(extract_evidence(error), Raised)
+        assert isinstance(extract_evidence(error), UnknownException)
     for bug in (AttributeError("a"), NameError("a"), ZeroDivisionError(), AssertionError()):
-        assert isinstance(extract_evidence(bug, config), Raised)
+        assert isinstance(extract_evidence(bug, config), UnknownException)
 
 
 # --- numbers that are missing, types of the language -------------------------------------------------------
@@ -281,15 +281,15 @@ def test_oserror_without_errno_gets_the_errno_of_its_type(error: BaseException, 
 
 
 def test_oserror_with_text_only_has_no_errno() -> None:
-    assert only(OSError("cannot")) == (Raised("OSError", bug=False, text="cannot"),)
-    assert only(OSError("a", "b")) == (Raised("OSError", bug=False, text="[Errno a] b"),)
+    assert only(OSError("cannot")) == (UnknownException("OSError", bug=False, text="cannot"),)
+    assert only(OSError("a", "b")) == (UnknownException("OSError", bug=False, text="[Errno a] b"),)
 
 
 def test_timeout_with_errno_is_an_errno() -> None:
     assert only(TimeoutError(errno.ETIMEDOUT, "timed out")) == (
         Errno(errno.ETIMEDOUT, None, "", "timed out"),
     )
-    assert only(TimeoutError()) == (Timeout("TimeoutError"),)
+    assert only(TimeoutError()) == (TimedOut("TimeoutError"),)
 
 
 def test_filename_of_bytes_is_decoded() -> None:
@@ -300,9 +300,9 @@ def test_subclass_of_a_builtin_error_is_no_bug() -> None:
     class BankError(ValueError):
         """Error class of a driver."""
 
-    assert extract_evidence(ValueError("a")) == Raised("ValueError", bug=True, text="a")
-    assert extract_evidence(BankError("a")) == Raised("BankError", bug=False, text="a")
-    assert extract_evidence(RuntimeError("a")) == Raised("RuntimeError", bug=False, text="a")
+    assert extract_evidence(ValueError("a")) == UnknownException("ValueError", bug=True, text="a")
+    assert extract_evidence(BankError("a")) == UnknownException("BankError", bug=False, text="a")
+    assert extract_evidence(RuntimeError("a")) == UnknownException("RuntimeError", bug=False, text="a")
 
 
 def test_exception_with_broken_str_has_no_text() -> None:
@@ -317,7 +317,7 @@ def test_exception_with_broken_str_has_no_text() -> None:
         def code(self) -> int:
             raise RuntimeError("no code")
 
-    assert only(Mute()) == (Raised("Mute", bug=False, text=""),)
+    assert only(Mute()) == (UnknownException("Mute", bug=False, text=""),)
 
 
 class Odd(NamedTuple):
@@ -332,7 +332,7 @@ def test_number_of_another_kind_is_ignored(status: object) -> None:
     error = Exception("a")
     error.status = status  # type: ignore[attr-defined]
     error.code = lambda: status  # type: ignore[attr-defined]
-    assert isinstance(only(error)[0], Raised)
+    assert isinstance(only(error)[0], UnknownException)
 
 
 # --- several exceptions ------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def wrapped(error: BaseException, cause: BaseException) -> BaseException:
 
 def test_cause_is_evidence_of_the_same_failure() -> None:
     assert only(wrapped(RuntimeError("not written"), OSError(errno.ENOSPC, "full"))) == (
-        Raised("RuntimeError", bug=False, text="not written"),
+        UnknownException("RuntimeError", bug=False, text="not written"),
         Errno(errno.ENOSPC, None, "", "full"),
     )
 
@@ -360,7 +360,7 @@ def test_context_is_marked_as_handled_before() -> None:
 
     with pytest.raises(RuntimeError) as caught:
         fail()
-    assert only(caught.value)[1] == HandledBefore(Raised("KeyError", bug=True, text="'cache'"))
+    assert only(caught.value)[1] == HandledBefore(UnknownException("KeyError", bug=True, text="'cache'"))
     caught.value.__suppress_context__ = True
     assert len(only(caught.value)) == 1
 

@@ -10,7 +10,7 @@ from prepare_cases import ONE, TWO, claim_of, health_of, holding, ref
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.prepare import ErrorClass, PrepareVerdict, Scope
-from agent.prepare.classify import Context, classify, classify_unhealthy_devices
+from agent.prepare.classify import PrepareContext, classify, classify_unhealthy_devices
 from agent.prepare.errors import BadConfig, FailedDevice, TransientError
 from agent.prepare.message import FOLLOWS, LIMIT, kubelet_text, kubelet_texts
 
@@ -36,7 +36,7 @@ def test_text_matches_the_documented_format() -> None:
     assert verdict is not None
     other = classify(
         BadConfig("no profile 9g.90gb", code="gpu.mig.profile_invalid"),
-        Context(claim_of("gpu-1", name="claim-b")),
+        PrepareContext(claim_of("gpu-1", name="claim-b")),
     )
     assert kubelet_text(verdict, [other, verdict]) == (
         "[class=failed-device code=gpu.xid.79 device=gpu.example.com/node1/gpu-0 request=r-gpu-0 "
@@ -68,7 +68,8 @@ def test_summary_has_no_full_stop_but_keeps_its_cut_mark() -> None:
 
 def test_failed_device_of_another_claim_is_named() -> None:
     other = classify(
-        FailedDevice("gpu-1", "broken", code="fw.stuck"), Context(replace(TWO, name="claim-b", uid="b"))
+        FailedDevice("gpu-1", "broken", code="fw.stuck"),
+        PrepareContext(replace(TWO, name="claim-b", uid="b")),
     )
     assert "ns/claim-b (failed-device fw.stuck device=gpu.example.com/node1/gpu-1)." in kubelet_text(
         verdict_of(), [other]
@@ -166,7 +167,7 @@ def test_driver_text_cannot_close_the_bracket() -> None:
 
 def test_driver_error_keeps_its_numbers() -> None:
     error = TransientError("8 pages of 2Mi free on node 0, 12 needed.", code="mem.hugepages.insufficient")
-    assert kubelet_text(classify(error, Context(ONE))) == (
+    assert kubelet_text(classify(error, PrepareContext(ONE))) == (
         "[class=transient code=mem.hugepages.insufficient device=gpu.example.com/node1/gpu-0 request=r-gpu-0 "
         "retry=after-release] 8 pages of 2Mi free on node 0, 12 needed; the kubelet retries."
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prepare_cases import ONE, TWO
 
 from agent.model.prepare import ErrorClass
-from agent.prepare.classify import Context, classify
+from agent.prepare.classify import PrepareContext, classify
 from agent.prepare.normalize import MASKS, SUMMARY_CHARS, TEXT_CHARS, normalize, sanitize, shorten
 from agent.prepare.patterns import (
     CHOICES_MAX,
@@ -137,7 +137,7 @@ def test_short_text_is_not_shortened() -> None:
     ],
 )
 def test_text_is_matched_if_nothing_else_is_known(text: str, code: str) -> None:
-    verdict = classify(RuntimeError(text), Context(ONE))
+    verdict = classify(RuntimeError(text), PrepareContext(ONE))
     assert (verdict.code, verdict.error_class) == (code, ErrorClass.TRANSIENT)
     assert verdict.confidence < 0.5
 
@@ -167,20 +167,23 @@ def test_configured_pattern_is_parsed() -> None:
 @pytest.mark.parametrize("error_class", ErrorClass)
 def test_configured_pattern_may_name_any_class(error_class: ErrorClass) -> None:
     patterns = read_patterns([{**LOCKED, "class": str(error_class)}])
-    verdict = classify(RuntimeError("bank 3 is locked"), Context(ONE, patterns=patterns))
+    verdict = classify(RuntimeError("bank 3 is locked"), PrepareContext(ONE, patterns=patterns))
     assert (verdict.error_class, verdict.code, verdict.confidence) == (error_class, "fpga.bank_locked", 0.5)
     assert verdict.devices == (ONE.devices[0].ref,)
 
 
 def test_pattern_blames_only_a_single_device() -> None:
     patterns = read_patterns([{**LOCKED, "class": "failed-device"}])
-    verdict = classify(RuntimeError("bank 3 is locked"), Context(TWO, patterns=patterns))
+    verdict = classify(RuntimeError("bank 3 is locked"), PrepareContext(TWO, patterns=patterns))
     assert (verdict.error_class, verdict.health) == (ErrorClass.TRANSIENT, None)
 
 
 def test_configured_patterns_come_before_built_in_ones() -> None:
     patterns = read_patterns([{"match": "deadline", "code": "fpga.slow", "class": "unknown"}])
-    assert classify(RuntimeError("deadline exceeded"), Context(ONE, patterns=patterns)).code == "fpga.slow"
+    assert (
+        classify(RuntimeError("deadline exceeded"), PrepareContext(ONE, patterns=patterns)).code
+        == "fpga.slow"
+    )
 
 
 @pytest.mark.parametrize(

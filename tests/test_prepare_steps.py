@@ -22,7 +22,7 @@ from agent.prepare.steps import (
     MAX_PAUSE_S,
     MIN_PAUSE_S,
     RETRY_WINDOW_S,
-    Call,
+    CallHandler,
     Pause,
     RunInThread,
     attempt,
@@ -67,7 +67,7 @@ def play(tracker: PrepareTracker, clock: ManualClock, *answers: object) -> tuple
         step = next(steps)
         while True:
             match step:
-                case Call():
+                case CallHandler():
                     answer = left.pop(0) if len(left) > 1 else left[0]
                     step = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
                 case Pause(seconds):
@@ -370,7 +370,7 @@ def test_trio_task_inside_asyncio_is_detected():
 def test_time_before_the_first_try_counts(tracker, clock):
     clock.now = 100.0
     steps = attempt(tracker, A, began_s=100.0 - RETRY_WINDOW_S)
-    assert isinstance(next(steps), Call)
+    assert isinstance(next(steps), CallHandler)
     assert isinstance(steps.throw(TransientError("busy")), RunInThread)
 
 

@@ -24,7 +24,7 @@ from agent.prepare import ledger as books
 from agent.prepare.driver_faults import DriverFaults
 from agent.prepare.ledger import LedgerEntry, PrepareLedger
 from agent.store.files import CorruptFile, WriteError
-from agent.store.prepares import FILE, SIZE_MAX, Prepares, decode, encode, load, save
+from agent.store.prepares import FILE, SIZE_MAX, PreparesFileContent, decode, encode, load, save
 
 ROOT = Path(__file__).parent.parent
 STUCK = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck")
@@ -102,14 +102,14 @@ faults = st.builds(
 )
 def test_any_ledger_survives_a_round_trip(entries, reported, driver, version):
     book = PrepareLedger({one.outcome.claim.uid: one for one in entries}, DriverFaults(tuple(reported), 100))
-    found = decode(encode(Prepares(driver, version, book)))
-    assert found == Prepares(driver, version, book)
+    found = decode(encode(PreparesFileContent(driver, version, book)))
+    assert found == PreparesFileContent(driver, version, book)
 
 
 def test_saved_ledger_is_loaded(tmp_path):
     assert keep(tmp_path / "state") == FULL
     assert load(tmp_path / "state", DRIVER) == (FULL, "")
-    assert decode((tmp_path / "state" / FILE).read_bytes()) == Prepares(DRIVER, "1", FULL)
+    assert decode((tmp_path / "state" / FILE).read_bytes()) == PreparesFileContent(DRIVER, "1", FULL)
 
 
 def test_first_start_has_empty_ledger_and_creates_nothing(tmp_path):
@@ -135,7 +135,7 @@ def test_oversized_ledger_drops_its_oldest_claims():
     book = PrepareLedger()
     for number in range(600):
         book, _ = books.failed(book, claim(f"{number:03}"), "", long, NOW + number)
-    data = encode(Prepares(DRIVER, "1", book))
+    data = encode(PreparesFileContent(DRIVER, "1", book))
     left = decode(data).ledger.claims
     assert SIZE_MAX // 2 < len(data) <= SIZE_MAX
     assert set(left) == {f"uid-{number:03}" for number in range(600 - len(left), 600)}
@@ -145,11 +145,11 @@ def test_oversized_ledger_drops_its_oldest_claims():
 
 
 def changed(**top: object) -> bytes:
-    return json.dumps(json.loads(encode(Prepares(DRIVER, "1", FULL))) | top).encode()
+    return json.dumps(json.loads(encode(PreparesFileContent(DRIVER, "1", FULL))) | top).encode()
 
 
 def with_first(key: str, **fields: object) -> bytes:
-    document = json.loads(encode(Prepares(DRIVER, "1", FULL)))
+    document = json.loads(encode(PreparesFileContent(DRIVER, "1", FULL)))
     document[key][0] |= fields
     return json.dumps(document).encode()
 
@@ -165,7 +165,7 @@ def with_first(key: str, **fields: object) -> bytes:
         (changed(driver="cpu.example.com"), "is of driver 'cpu.example.com', not of 'gpu.example.com'"),
         (changed(next_number=1), "has 1 driver faults of numbers [1], next 1"),
         (
-            changed(outcomes=[json.loads(encode(Prepares(DRIVER, "1", FULL)))["outcomes"][0]] * 2),
+            changed(outcomes=[json.loads(encode(PreparesFileContent(DRIVER, "1", FULL)))["outcomes"][0]] * 2),
             "has 2 outcomes of 1 claims",
         ),
         (
@@ -203,7 +203,7 @@ def test_file_of_later_version_is_set_aside_as_newer(tmp_path):
 
 
 def test_truncated_file_is_never_accepted():
-    whole = encode(Prepares(DRIVER, "1", FULL)).rstrip()
+    whole = encode(PreparesFileContent(DRIVER, "1", FULL)).rstrip()
     for size in range(len(whole)):
         with pytest.raises(CorruptFile, match="cannot be parsed: "):
             decode(whole[:size])

@@ -9,7 +9,7 @@ from agent.model.health import Health
 from agent.model.prepare import ErrorClass, Operation, Scope
 from agent.model.taint import Effect
 from agent.prepare import codes
-from agent.prepare.classify import Context, classify
+from agent.prepare.classify import PrepareContext, classify
 from agent.prepare.errors import BadConfig, DriverError, FailedDevice, PermanentError, TransientError
 from agent.prepare.patterns import PATTERNS
 from agent.prepare.scoring import PROGRAM_XIDS
@@ -18,7 +18,7 @@ from agent.prepare.taxonomy import DEFAULTS, FAMILY, TAXONOMY, Retry, is_code, r
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code} {case.error_class}")
 def test_exception_of_a_driver_reaches_its_row(case: Case, tmp_path: Path) -> None:
-    verdict = classify(raised(case.act, tmp_path), Context(case.claim))
+    verdict = classify(raised(case.act, tmp_path), PrepareContext(case.claim))
     row = row_of(case.code, case.error_class)
     assert (verdict.code, verdict.error_class) == (case.code, case.error_class)
     assert (verdict.scope, verdict.health, verdict.sticky_s) == (row.scope, row.health, row.sticky_s)

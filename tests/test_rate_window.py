@@ -11,7 +11,7 @@ from agent.health.kernel_log.latch import next_line_counts
 from agent.health.kernel_log.values import LogCode, LogFact
 from agent.health.rate_window import (
     STEPS,
-    Point,
+    CounterPoint,
     RateWindow,
     appended,
     extended,
@@ -160,7 +160,7 @@ def test_fact_dropped_and_returned_counts_from_its_first_line() -> None:
 
 def test_repeated_reading_is_one_point() -> None:
     once = read((100, 5))
-    assert read((100, 5), (100, 5)) == once == (Point(100 * NS, 5),)
+    assert read((100, 5), (100, 5)) == once == (CounterPoint(100 * NS, 5),)
 
 
 def test_rare_readings_are_all_kept() -> None:

@@ -12,7 +12,7 @@ from agent.health.host.hugepages.rules import POOL_RULES
 from agent.health.rules import Rule, unreadable_row
 from agent.model.health import Blame, Severity
 from agent.model.time import NS
-from agent.model.wake import Field, Wake
+from agent.model.wake import SamplerField, Wake
 
 SAMPLED: Final = {"cpus", "throttle", "hugepages", "cgroups"}
 ROWS: Final = {rule.code: rule for rule in ALL_RULES}
@@ -53,11 +53,11 @@ def test_wakes_match_the_fields_that_rules_read() -> None:
     fields = [wake.field for wake in found]
     read = {f.field if isinstance(f, Wake) else f for rule in ALL_RULES for f in rule.reads}
     assert sorted(fields, key=str) == sorted(read, key=str)
-    assert Field.POOL_FREE not in fields, "it moves all the time"
+    assert SamplerField.POOL_FREE not in fields, "it moves all the time"
 
 
 def test_counters_wake_from_the_threshold_of_their_rule() -> None:
     found = {wake.field: wake for wake in wakes(7, 30)}
-    assert found[Field.NODE_THROTTLE_CORE] == Wake(Field.NODE_THROTTLE_CORE, 7, 30 * NS)
-    assert found[Field.NODE_THROTTLE_PACKAGE] == Wake(Field.NODE_THROTTLE_PACKAGE, 7, 30 * NS)
-    assert found[Field.POOL_NR] == Wake(Field.POOL_NR)
+    assert found[SamplerField.NODE_THROTTLE_CORE] == Wake(SamplerField.NODE_THROTTLE_CORE, 7, 30 * NS)
+    assert found[SamplerField.NODE_THROTTLE_PACKAGE] == Wake(SamplerField.NODE_THROTTLE_PACKAGE, 7, 30 * NS)
+    assert found[SamplerField.POOL_NR] == Wake(SamplerField.POOL_NR)

@@ -17,7 +17,7 @@ from wire.plugin import DRA, SHORT_S, Kubelet, claim, encode_field, unknown_fiel
 from wire.serving import eventually
 
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
-from agent.prepare.classify import Context, classify
+from agent.prepare.classify import PrepareContext, classify
 from agent.prepare.errors import BadConfig, DriverError, TransientError
 from agent.prepare.message import kubelet_text, kubelet_texts
 from agent.serve.dra_plugin.in_flight import RunKind
@@ -164,7 +164,7 @@ def test_unavailable_handler_answers_unavailable_with_reason(
 def test_kubelet_texts_equal_kubelet_text_of_each_verdict(facts: list[tuple[str, str, int]]) -> None:
     """Also for two claims of one name and different uids."""
     verdicts = [
-        classify(BadConfig(text, code=f"config.c{kind}"), Context(Claim("ns", name, f"u{n}"), {}))
+        classify(BadConfig(text, code=f"config.c{kind}"), PrepareContext(Claim("ns", name, f"u{n}"), {}))
         for n, (name, text, kind) in enumerate(facts)
     ]
     assert kubelet_texts(verdicts) == [kubelet_text(verdict, verdicts) for verdict in verdicts]

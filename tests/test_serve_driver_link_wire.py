@@ -16,17 +16,17 @@ from wire.random_messages import messages
 from agent.model.claim import Claim, ClaimDevice, DeviceRef
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 from agent.model.taint import Effect
-from agent.prepare.classify import Context, classify_evidence
+from agent.prepare.classify import PrepareContext, classify_evidence
 from agent.prepare.evidence import (
-    DecodeError,
+    DecodeFailure,
     DriverReportedError,
     Errno,
+    ErrorText,
     Evidence,
     GrpcStatus,
     HttpStatus,
     NvmlCode,
-    Text,
-    Timeout,
+    TimedOut,
 )
 from agent.serve.driver_link import replies as wire
 from agent.serve.driver_link import requests
@@ -143,7 +143,7 @@ def test_claim_has_driver_of_the_socket_and_own_fingerprint() -> None:
 def test_classify_without_claim_uses_empty_claim() -> None:
     handler = RecordingHandler()
     reply = call("Classify", message("ClassifyRequest", evidence=[message("Evidence", text="x")]), handler)
-    assert handler.calls == [("classify", (Claim("", "", ""), (Text("x"),)))]
+    assert handler.calls == [("classify", (Claim("", "", ""), (ErrorText("x"),)))]
     assert reply.verdict.code == "driver.error"
 
 
@@ -158,18 +158,18 @@ EVIDENCE: list[tuple[dict[str, Any], Evidence]] = [
     ({"http": message("HttpStatus", status=409, reason="Conflict", message="m", kubernetes=True)},
      HttpStatus(409, "Conflict", "m", kubernetes=True)),
     ({"timeout": message("Timeout", by="context.DeadlineExceeded", operation=6, text="t")},
-     Timeout("context.DeadlineExceeded", Operation.LOCK, "t")),
-    ({"timeout": message("Timeout")}, Timeout("deadline")),
+     TimedOut("context.DeadlineExceeded", Operation.LOCK, "t")),
+    ({"timeout": message("Timeout")}, TimedOut("deadline")),
     ({"decode_error": message("DecodeError", by="strict\ndecoding", text="t")},
-     DecodeError("strict decoding", "t", Operation.CONFIG)),
+     DecodeFailure("strict decoding", "t", Operation.CONFIG)),
     ({"driver_error": message("DriverReportedError", error_class=3, code="fpga.dead", summary="s", detail="d",
                               device="x", retry_after_s=2.5)},
      DriverReportedError(ErrorClass.FAILED_DEVICE, "fpga.dead", "s", "d", retry_after_s=2.5, device="x")),
     ({"driver_error": message("DriverReportedError", error_class=2, summary="s")},
      DriverReportedError(ErrorClass.BAD_CONFIG, "config.invalid", "s")),
-    ({"driver_error": message("DriverReportedError", summary="s", code="x.y")}, Text("s")),
-    ({"text": "something"}, Text("something")),
-    ({"text": ""}, Text("")),
+    ({"driver_error": message("DriverReportedError", summary="s", code="x.y")}, ErrorText("s")),
+    ({"text": "something"}, ErrorText("something")),
+    ({"text": ""}, ErrorText("")),
 ]  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def test_unknown_fields_and_enum_numbers_are_ignored_or_zero() -> None:
     handler = RecordingHandler()
     wire.classify(request, "d", lambda: handler)
     assert handler.calls[0][1][1] == (Errno(5, None, "", "Input/output error"),)
-    assert evidence_given_for(message("Evidence", driver_error=error)) == (Text("s"),)
+    assert evidence_given_for(message("Evidence", driver_error=error)) == (ErrorText("s"),)
 
 
 LINES = st.text(st.characters(exclude_categories=("Cs",)), max_size=60) | st.sampled_from(
@@ -445,8 +445,8 @@ def test_verdict_is_encoded_with_all_fields() -> None:
 
 def test_reply_names_fewer_devices_to_stay_below_4_mib() -> None:
     devices = [ClaimDevice("r", "d" * 63, "p" * 253, f"{number:063d}") for number in range(128)]
-    context = Context(Claim("ns", "c", "u", tuple(devices)), {})
-    verdict = classify_evidence([Text("x" * 5000)], context)
+    context = PrepareContext(Claim("ns", "c", "u", tuple(devices)), {})
+    verdict = classify_evidence([ErrorText("x" * 5000)], context)
 
     class FixedVerdict(RecordingHandler):
         def unprepared(self, ended: Any) -> list[PrepareVerdict | None]:

@@ -8,7 +8,7 @@ import pytest
 
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import PrepareVerdict
-from agent.prepare.classify import Context, classify
+from agent.prepare.classify import PrepareContext, classify
 from agent.serve.dra_plugin.in_flight import RUNS_LIMIT, ClaimOutcome, InFlightClaims, RunKind
 from agent.serve.dra_plugin.result import PreparedDevice
 
@@ -34,7 +34,7 @@ class HangingDriver:
 
 
 def classify_failure(ref: ClaimRef, error: Exception) -> PrepareVerdict:
-    return classify(error, Context(Claim(*ref), {}))
+    return classify(error, PrepareContext(Claim(*ref), {}))
 
 
 def ref(uid: str = "u") -> ClaimRef:

@@ -42,7 +42,7 @@ from agent.model.consumers import ConsumerMap
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.use_limits import RUNNING_MAX
-from agent.model.uses import NOT_KNOWN, DeviceState, Ending, Kept, UsageEnd
+from agent.model.uses import NOT_KNOWN, DeviceState, StoredUses, UsageEnd, UsageEndKind
 
 NO_CLAIMS = checkpoint_map()
 
@@ -215,7 +215,7 @@ def test_use_missing_from_a_complete_checkpoint_was_released() -> None:
     observer.observe(checkpoint_map(TRAIN))
     observer.observe(checkpoint_map(TRAIN))
     assert observer.observe_one(NO_CLAIMS).ended == UsageEnd(
-        Ending.RELEASED, at(12).wall_s, at(13).wall_s, 2.0
+        UsageEndKind.RELEASED, at(12).wall_s, at(13).wall_s, 2.0
     )
     assert not observer.uses.running
 
@@ -229,9 +229,10 @@ def test_unreadable_or_incomplete_source_ends_no_use(gap: ConsumerMap) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "ending"), [("Succeeded", Ending.SUCCEEDED), ("Failed", Ending.FAILED), ("Running", None)]
+    ("phase", "ending"),
+    [("Succeeded", UsageEndKind.SUCCEEDED), ("Failed", UsageEndKind.FAILED), ("Running", None)],
 )
-def test_ended_pod_ends_its_use_while_its_claim_is_prepared(phase: str, ending: Ending | None) -> None:
+def test_ended_pod_ends_its_use_while_its_claim_is_prepared(phase: str, ending: UsageEndKind | None) -> None:
     observer = UsageObserver()
     observer.observe(checkpoint_map(TRAIN))
     after_end = checkpoint_map(TRAIN, pods=[known_pod("p-1", "gpus", phase=phase)])
@@ -256,7 +257,7 @@ def test_pod_that_failed_between_two_observations_is_recorded() -> None:
     observer.observe(NO_CLAIMS)
     ended = observer.observe_one(checkpoint_map(TRAIN, pods=[known_pod("p-1", "gpus", phase="Failed")]), LOST)
     assert ended.ended
-    assert ended.ended.ending is Ending.FAILED
+    assert ended.ended.ending is UsageEndKind.FAILED
     assert ended.state == LOST
 
 
@@ -266,7 +267,7 @@ def test_recreated_claim_ends_the_old_use_though_incomplete() -> None:
     recreated = prepared("c-2", use("gpu-0", "gpus"), pods=["p-2"], name="gpus")
     old, new = observer.observe(checkpoint_map(recreated, truncated=True))
     assert old.ended
-    assert (old.claim.uid, old.ended.ending) == ("c-1", Ending.REPLACED)
+    assert (old.claim.uid, old.ended.ending) == ("c-1", UsageEndKind.REPLACED)
     assert (new.claim.uid, new.ended) == ("c-2", None)
 
 
@@ -367,7 +368,7 @@ STORED_CLAIM = checkpoint_map(prepared("c-1", use("gpu-1", "gpus"), pods=["p-1"]
 
 
 def resumed(*ended: Any, running: Any = (STORED,)) -> UsageObserver:
-    kept = Kept(running, ended, left_s=at(100).wall_s)
+    kept = StoredUses(running, ended, left_s=at(100).wall_s)
     return UsageObserver(resume_usages(UsageState("next"), kept), first=1000)
 
 
@@ -376,7 +377,7 @@ def test_stored_use_that_still_runs_continues_with_its_id() -> None:
     continued = observer.observe_one(STORED_CLAIM, LOST)
     assert (continued.id, continued.began.wall_s, continued.worst) == (STORED.id, STORED.began.wall_s, LOST)
     ended = observer.observe_one(NO_CLAIMS).ended
-    assert ended == UsageEnd(Ending.RELEASED, at(1000).wall_s, at(1001).wall_s, 1001.0)
+    assert ended == UsageEnd(UsageEndKind.RELEASED, at(1000).wall_s, at(1001).wall_s, 1001.0)
 
 
 def test_duration_over_a_reboot_is_that_of_the_wall_clock() -> None:
@@ -390,7 +391,7 @@ def test_duration_over_a_reboot_is_that_of_the_wall_clock() -> None:
 
 def test_stored_use_that_is_gone_ended_while_agent_was_away() -> None:
     ended = resumed().observe_one(NO_CLAIMS, LOST)
-    assert ended.ended == UsageEnd(Ending.AWAY, at(100).wall_s, at(1000).wall_s, 100.0)
+    assert ended.ended == UsageEnd(UsageEndKind.AWAY, at(100).wall_s, at(1000).wall_s, 100.0)
     assert (ended.state, ended.worst) == (GOOD, SLOW)
 
 
@@ -410,7 +411,7 @@ def test_stored_ended_use_does_not_begin_again() -> None:
 def test_stored_uses_read_late_are_merged_with_observed_uses() -> None:
     observer = UsageObserver(UsageState("next"), first=1000)
     seen = observer.observe_one(STORED_CLAIM, LOST)
-    uses = resume_usages(observer.uses, Kept((STORED,), (), at(100).wall_s))
+    uses = resume_usages(observer.uses, StoredUses((STORED,), (), at(100).wall_s))
     (running,) = uses.running.values()
     assert (running.use.id, running.use.began, running.use.state) == (STORED.id, STORED.began, seen.state)
     assert running.use.worst == LOST

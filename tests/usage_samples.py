@@ -12,7 +12,7 @@ from agent.model.consumers import ConsumerMap
 from agent.model.health import Health, Severity
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.model.uses import DeviceState, DeviceUsage, Ending, UsageEnd
+from agent.model.uses import DeviceState, DeviceUsage, UsageEnd, UsageEndKind
 
 GOOD = DeviceState(Health.HEALTHY, Severity.OK, since_s=1.0)
 SLOW = DeviceState(Health.HEALTHY, Severity.DEGRADED, "gpu.heat", "91 C, 90 allowed", 2.0)
@@ -90,6 +90,8 @@ def device_usage(number: int = 1, *, active: bool = False, **more: object) -> De
         "requests": ("gpus",),
         "containers": ("main",),
         "owner": "Job train",
-        "ended": None if active else UsageEnd(Ending.RELEASED, at(3599).wall_s, at(3600).wall_s, 3600.0),
+        "ended": None
+        if active
+        else UsageEnd(UsageEndKind.RELEASED, at(3599).wall_s, at(3600).wall_s, 3600.0),
     }
     return DeviceUsage(**{**values, **more})  # type: ignore[arg-type]

@@ -12,21 +12,21 @@ from typing import Final, NamedTuple
 
 from agent.allocatable.cgroups import Level
 from agent.allocatable.expected import ExpectedGroup, GroupRef
-from agent.allocatable.knobs import Knob, KnobId, file_of, limit_of, value_text
 from agent.allocatable.pod import Pod
-from agent.allocatable.values import ExpectedSetting, Option
-from agent.allocatable.verdicts import DRIFT, RISKS, Actual, KnobComparison, Verdict
+from agent.allocatable.settings import SettingId, SettingKind, file_of, limit_of, value_text
+from agent.allocatable.values import AcceptedValue, ExpectedSetting
+from agent.allocatable.verdicts import DRIFT, RISKS, ActualCgroup, AuditVerdict, SettingComparison
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 from agent.model.reading import NEVER_READ, Absence, Missing
 
-_SHARED: Final = (Knob.QUOTA, Knob.MEMORY, Knob.PAGES, Knob.RESERVED)
+_SHARED: Final = (SettingKind.QUOTA, SettingKind.MEMORY, SettingKind.PAGES, SettingKind.RESERVED)
 """Cgroup settings for which the pod's limit also bounds its containers."""
 
 
 def tighter_limits(
-    pod: ExpectedGroup, groups: Sequence[ExpectedGroup], actual: Mapping[GroupRef, Actual]
-) -> Mapping[KnobId, str]:
+    pod: ExpectedGroup, groups: Sequence[ExpectedGroup], actual: Mapping[GroupRef, ActualCgroup]
+) -> Mapping[SettingId, str]:
     """Describe each cgroup setting whose limit is unexpectedly tighter in the pod than in its containers.
 
     A pod's expected limit can be below the sum of its containers' limits: a shared claim counts once.
@@ -52,7 +52,7 @@ class _Pair(NamedTuple):
     read: Fraction
 
 
-def _amount(group: ExpectedGroup, knob: KnobId, actual: Mapping[GroupRef, Actual]) -> _Pair | None:
+def _amount(group: ExpectedGroup, knob: SettingId, actual: Mapping[GroupRef, ActualCgroup]) -> _Pair | None:
     """Return the expected and actual amount of a cgroup setting; None: one of both is unknown."""
     read = actual.get(group.group)
     expected = next((one for one in group.knobs if one.knob == knob), None)
@@ -68,9 +68,9 @@ def _amount(group: ExpectedGroup, knob: KnobId, actual: Mapping[GroupRef, Actual
     return _Pair(meant, limit_of(value) * _share(expected, read, value))
 
 
-def _share(expected: ExpectedSetting, read: Actual, value: int) -> Fraction:
+def _share(expected: ExpectedSetting, read: ActualCgroup, value: int) -> Fraction:
     """Return the factor that scales a quota from the actual to the expected CFS period."""
-    period = read.values.get(KnobId(Knob.PERIOD))
+    period = read.values.get(SettingId(SettingKind.PERIOD))
     if not expected.over_us or not isinstance(period, int) or not period or limit_of(value) == NO_LIMIT:
         return Fraction(1)
     return Fraction(expected.over_us, period)
@@ -82,12 +82,12 @@ def _sum(amounts: Iterable[Fraction]) -> Fraction:
 
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
 """Error numbers of a read whose cgroup was removed meanwhile."""
-_CPU_SETS: Final = frozenset({Knob.CPUS, Knob.EFFECTIVE})
+_CPU_SETS: Final = frozenset({SettingKind.CPUS, SettingKind.EFFECTIVE})
 
 
 def compare(
-    expected: Sequence[ExpectedGroup], actual: Mapping[GroupRef, Actual], version: int
-) -> tuple[KnobComparison, ...]:
+    expected: Sequence[ExpectedGroup], actual: Mapping[GroupRef, ActualCgroup], version: int
+) -> tuple[SettingComparison, ...]:
     """Compare each setting of each cgroup, in the order of ``expected``.
 
     Args:
@@ -119,50 +119,52 @@ def changed_s(pod: Pod, now_wall_s: float, container: str = "") -> float | None:
 
 
 def _compared(
-    group: GroupRef, expected: ExpectedSetting, read: Actual | None, version: int
-) -> KnobComparison:
+    group: GroupRef, expected: ExpectedSetting, read: ActualCgroup | None, version: int
+) -> SettingComparison:
     reading = read.values.get(expected.knob) if read else None
 
-    def result(verdict: Verdict, why: str) -> KnobComparison:
+    def result(verdict: AuditVerdict, why: str) -> SettingComparison:
         risk = RISKS.get(verdict, {}).get(expected.knob.knob, "")
         value = NEVER_READ if reading is None else reading
-        return KnobComparison(group, expected, value, verdict, why, risk)
+        return SettingComparison(group, expected, value, verdict, why, risk)
 
     if read is not None and read.vanished:
-        return result(Verdict.VANISHED, "the cgroup is gone")
+        return result(AuditVerdict.VANISHED, "the cgroup is gone")
     if read is None or reading is None:
-        return result(Verdict.UNKNOWN, "not read")
+        return result(AuditVerdict.UNKNOWN, "not read")
     if isinstance(reading, Missing):
         return result(*_missing(expected, reading, read, version))
     if not expected.accepted:
-        return result(Verdict.UNKNOWN, f"the expected value is unknown: {expected.unknown}")
+        return result(AuditVerdict.UNKNOWN, f"the expected value is unknown: {expected.unknown}")
     if expected.knob.knob in _CPU_SETS:
         return result(*_cpus(expected, reading, version))
     return result(*_number(_rescaled(expected, read), reading))
 
 
-def _missing(expected: ExpectedSetting, reading: Missing, read: Actual, version: int) -> tuple[Verdict, str]:
+def _missing(
+    expected: ExpectedSetting, reading: Missing, read: ActualCgroup, version: int
+) -> tuple[AuditVerdict, str]:
     file = file_of(expected.knob, version)
     if reading.errno in _GONE and reading.absence is Absence.UNREADABLE:
-        return Verdict.VANISHED, f"{file.name} and its cgroup are gone"
+        return AuditVerdict.VANISHED, f"{file.name} and its cgroup are gone"
     if expected.accepted and expected.accepted[0].value == NO_LIMIT:
-        return Verdict.NOT_MISSED, f"there is no {file.name}, and no limit is expected"
+        return AuditVerdict.NOT_MISSED, f"there is no {file.name}, and no limit is expected"
     if read.controllers is not None and file.controller not in read.controllers:
-        return Verdict.MISSING, f"the controller {file.controller} is not enabled"
+        return AuditVerdict.MISSING, f"the controller {file.controller} is not enabled"
     if reading.absence is Absence.UNREADABLE:
-        return Verdict.MISSING, f"{file.name} cannot be read: {reading}"
-    if expected.knob.knob is Knob.RESERVED:
-        return Verdict.NOT_MISSED, f"{file.name} does not exist before Linux 5.7"
-    return Verdict.MISSING, f"there is no {file.name}"
+        return AuditVerdict.MISSING, f"{file.name} cannot be read: {reading}"
+    if expected.knob.knob is SettingKind.RESERVED:
+        return AuditVerdict.NOT_MISSED, f"{file.name} does not exist before Linux 5.7"
+    return AuditVerdict.MISSING, f"there is no {file.name}"
 
 
-def _rescaled(expected: ExpectedSetting, read: Actual) -> ExpectedSetting:
+def _rescaled(expected: ExpectedSetting, read: ActualCgroup) -> ExpectedSetting:
     """Scale an expected quota to the actual CFS period. The period has a verdict of its own."""
-    period = read.values.get(KnobId(Knob.PERIOD))
+    period = read.values.get(SettingId(SettingKind.PERIOD))
     if not expected.over_us or not isinstance(period, int) or period == expected.over_us:
         return expected
 
-    def scaled(option: Option) -> Option:
+    def scaled(option: AcceptedValue) -> AcceptedValue:
         return option._replace(value=option.value * period // expected.over_us)
 
     return replace(
@@ -173,44 +175,44 @@ def _rescaled(expected: ExpectedSetting, read: Actual) -> ExpectedSetting:
     )
 
 
-def _number(expected: ExpectedSetting, value: int) -> tuple[Verdict, str]:
+def _number(expected: ExpectedSetting, value: int) -> tuple[AuditVerdict, str]:
     value = limit_of(value)
     why = _why(expected, value)
     for option in expected.accepted:
         if option.value == value:
             note = f", {option.note}" if option.note else ""
-            return (Verdict.ROUNDED if option.rounded else Verdict.MATCH), f"{why}{note}"
+            return (AuditVerdict.ROUNDED if option.rounded else AuditVerdict.MATCH), f"{why}{note}"
     text = value_text(expected.knob.knob, value)
     why += next((f"; {text} is {one.note}" for one in expected.explains if one.value == value), "")
     return _direction(expected, value), why
 
 
-def _direction(expected: ExpectedSetting, value: int) -> Verdict:
+def _direction(expected: ExpectedSetting, value: int) -> AuditVerdict:
     """Return whether a wrong value is lower or higher than expected, or a limit is missing or unexpected.
 
     Between two accepted values, the first accepted value decides.
     """
     values = [option.value for option in expected.accepted]
     if values[0] == NO_LIMIT:
-        return Verdict.LIMITED
+        return AuditVerdict.LIMITED
     if value == NO_LIMIT:
-        return Verdict.UNLIMITED
+        return AuditVerdict.UNLIMITED
     if value < min(values) or min(values) < value < values[0]:
-        return Verdict.LOWER
-    return Verdict.HIGHER
+        return AuditVerdict.LOWER
+    return AuditVerdict.HIGHER
 
 
-def _cpus(expected: ExpectedSetting, value: int, version: int) -> tuple[Verdict, str]:
+def _cpus(expected: ExpectedSetting, value: int, version: int) -> tuple[AuditVerdict, str]:
     wanted = expected.accepted[0].value
     missing, extra = wanted & ~value, value & ~wanted
     why = _why(expected, value)
-    if not value and version == 2 and expected.knob.knob is Knob.CPUS:
-        return Verdict.UNLIMITED, f"{why}; an empty set inherits the CPUs of the parent cgroup"
+    if not value and version == 2 and expected.knob.knob is SettingKind.CPUS:
+        return AuditVerdict.UNLIMITED, f"{why}; an empty set inherits the CPUs of the parent cgroup"
     if missing:
         why += f", missing {format_cpus(missing)}"
     if extra:
         why += f", extra {format_cpus(extra)}"
-    return (Verdict.LOWER if missing else Verdict.HIGHER if extra else Verdict.MATCH), why
+    return (AuditVerdict.LOWER if missing else AuditVerdict.HIGHER if extra else AuditVerdict.MATCH), why
 
 
 def _why(expected: ExpectedSetting, value: int) -> str:
@@ -227,21 +229,21 @@ def expected_text(expected: ExpectedSetting) -> str:
 # --- adjustments of a verdict ------------------------------------------------------------------------------
 
 
-def _with_tighter_pod(compared: KnobComparison, tight: str) -> KnobComparison:
+def _with_tighter_pod(compared: SettingComparison, tight: str) -> SettingComparison:
     """Add the pod's tighter limit to a verdict: a correct value becomes PARENT_TIGHTER, a wrong one gets it
     as reason."""
     if not tight:
         return compared
     why = f"{compared.why}; {tight}"
-    if compared.verdict in {Verdict.LOWER, Verdict.LIMITED}:
+    if compared.verdict in {AuditVerdict.LOWER, AuditVerdict.LIMITED}:
         return compared._replace(why=why)
-    risk = RISKS[Verdict.PARENT_TIGHTER][compared.knob.knob]
-    return compared._replace(verdict=Verdict.PARENT_TIGHTER, why=why, risk=risk)
+    risk = RISKS[AuditVerdict.PARENT_TIGHTER][compared.knob.knob]
+    return compared._replace(verdict=AuditVerdict.PARENT_TIGHTER, why=why, risk=risk)
 
 
 def _quiet_after_change(
-    compared: KnobComparison, group: ExpectedGroup, read: Actual | None
-) -> KnobComparison:
+    compared: SettingComparison, group: ExpectedGroup, read: ActualCgroup | None
+) -> SettingComparison:
     """Change the verdict of a wrong value to QUIET shortly after a start or resize.
 
     A clock step does not extend this time.
@@ -250,4 +252,4 @@ def _quiet_after_change(
     if since is None or abs(since) >= group.quiet_s or compared.verdict not in DRIFT:
         return compared
     why = f"{compared.why}; it changed less than {group.quiet_s} s ago"
-    return compared._replace(verdict=Verdict.QUIET, why=why, risk="")
+    return compared._replace(verdict=AuditVerdict.QUIET, why=why, risk="")

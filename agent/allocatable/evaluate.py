@@ -11,20 +11,20 @@ from typing import Final, NamedTuple
 from agent.allocatable.cgroups import CgroupOwner, Level, container_path, parse_path, pod_path, qos_path
 from agent.allocatable.compare import changed_s, compare
 from agent.allocatable.expected import ExpectedGroup, GroupRef, expect_pod, expect_qos
-from agent.allocatable.facts import Exclusive, NodeFacts
-from agent.allocatable.knobs import Knob, KnobId, page_name
+from agent.allocatable.facts import ExclusiveCpus, NodeFacts
 from agent.allocatable.pod import CPU, Pod, PodContainer, Qos
 from agent.allocatable.risks import Risk, risks_of
-from agent.allocatable.verdicts import DRIFT, Actual, KnobComparison, Verdict
+from agent.allocatable.settings import SettingId, SettingKind, page_name
+from agent.allocatable.verdicts import DRIFT, ActualCgroup, AuditVerdict, SettingComparison
 from agent.errors import ProbeError
-from agent.model.cgroup import CgroupKnobs
+from agent.model.cgroup import CgroupSettings
 from agent.model.pods import PodFinding, Resource
 from agent.model.reading import Missing, Reading
 
-GONE: Final = Actual(vanished=True)
+GONE: Final = ActualCgroup(vanished=True)
 
 
-def actual_of(knobs: CgroupKnobs | None, changed_s: float | None) -> Actual:
+def actual_of(knobs: CgroupSettings | None, changed_s: float | None) -> ActualCgroup:
     """Return the actual values of one cgroup.
 
     Args:
@@ -33,32 +33,32 @@ def actual_of(knobs: CgroupKnobs | None, changed_s: float | None) -> Actual:
     """
     if knobs is None:
         return GONE
-    values: dict[KnobId, Reading] = {
-        KnobId(Knob.WEIGHT): knobs.weight,
-        KnobId(Knob.QUOTA): knobs.quota_us,
-        KnobId(Knob.PERIOD): knobs.period_us,
-        KnobId(Knob.MEMORY): knobs.memory,
-        KnobId(Knob.CPUS): knobs.cpus,
-        KnobId(Knob.EFFECTIVE): knobs.effective,
+    values: dict[SettingId, Reading] = {
+        SettingId(SettingKind.WEIGHT): knobs.weight,
+        SettingId(SettingKind.QUOTA): knobs.quota_us,
+        SettingId(SettingKind.PERIOD): knobs.period_us,
+        SettingId(SettingKind.MEMORY): knobs.memory,
+        SettingId(SettingKind.CPUS): knobs.cpus,
+        SettingId(SettingKind.EFFECTIVE): knobs.effective,
         **_pages(knobs),
     }
-    return Actual(values, knobs.controllers, changed_s=changed_s)
+    return ActualCgroup(values, knobs.controllers, changed_s=changed_s)
 
 
-def _pages(knobs: CgroupKnobs) -> Mapping[KnobId, Reading]:
-    found: dict[KnobId, Reading] = {}
+def _pages(knobs: CgroupSettings) -> Mapping[SettingId, Reading]:
+    found: dict[SettingId, Reading] = {}
     for page in knobs.pages:
-        found[KnobId(Knob.PAGES, page.size_kib)] = page.max
-        found[KnobId(Knob.RESERVED, page.size_kib)] = page.rsvd_max
+        found[SettingId(SettingKind.PAGES, page.size_kib)] = page.max
+        found[SettingId(SettingKind.RESERVED, page.size_kib)] = page.rsvd_max
     return found
 
 
-ReadCgroup = Callable[[str, bool], CgroupKnobs | None]
+ReadCgroup = Callable[[str, bool], CgroupSettings | None]
 """Function that reads the cgroup at a path, with cpusets if the flag is set; None: no such cgroup."""
 
-INCONCLUSIVE: Final = frozenset({Verdict.UNKNOWN, Verdict.VANISHED, Verdict.QUIET})
+INCONCLUSIVE: Final = frozenset({AuditVerdict.UNKNOWN, AuditVerdict.VANISHED, AuditVerdict.QUIET})
 """Verdicts that state neither a correct nor a wrong value."""
-_PAGES: Final = frozenset({Knob.PAGES, Knob.RESERVED})
+_PAGES: Final = frozenset({SettingKind.PAGES, SettingKind.RESERVED})
 
 
 class AuditNode(NamedTuple):
@@ -76,7 +76,7 @@ class PodAudit:
     """Result of the audit of one pod: compared cgroup settings and risks."""
 
     pod: Pod
-    compared: tuple[KnobComparison, ...]
+    compared: tuple[SettingComparison, ...]
     """Compared settings of the pod and its running containers; empty: no container runs."""
     risks: tuple[Risk, ...]
     idle: tuple[str, ...]
@@ -88,7 +88,7 @@ def evaluate_pod(
     node: AuditNode,
     read: ReadCgroup,
     now_wall_s: float,
-    exclusive: Sequence[Exclusive] = (),
+    exclusive: Sequence[ExclusiveCpus] = (),
     *,
     all_known: bool = True,
 ) -> PodAudit:
@@ -117,7 +117,7 @@ def evaluate_pod(
     owners = {one.container for one in exclusive}
     throttled: dict[str, int] = {}
 
-    def read_actual(group: GroupRef) -> Actual:
+    def read_actual(group: GroupRef) -> ActualCgroup:
         knobs = read(at[group], group.container in owners)
         if knobs and group.container and not isinstance(knobs.throttled, Missing):
             throttled[group.container] = knobs.throttled
@@ -131,7 +131,7 @@ def evaluate_pod(
 
 def evaluate_classes(
     pods: Sequence[Pod], node: AuditNode, read: ReadCgroup, now_wall_s: float
-) -> tuple[KnobComparison, ...]:
+) -> tuple[SettingComparison, ...]:
     """Compare the cgroups of the QoS classes Burstable and BestEffort with their expected values.
 
     Args:
@@ -143,7 +143,7 @@ def evaluate_classes(
     ages = [changed_s(pod, now_wall_s) for pod in pods if pod.qos is Qos.BURSTABLE]
     since = min((age for age in ages if age is not None), default=None)
 
-    def read_actual(group: GroupRef) -> Actual:
+    def read_actual(group: GroupRef) -> ActualCgroup:
         return actual_of(read(qos_path(group.qos, node.facts.driver, node.root), False), since)
 
     groups = [_without_page_limits(one, node) for one in expect_qos(pods, node.facts)]
@@ -151,14 +151,14 @@ def evaluate_classes(
 
 
 def _compared(
-    groups: Sequence[ExpectedGroup], read_actual: Callable[[GroupRef], Actual], node: AuditNode
-) -> tuple[KnobComparison, ...]:
+    groups: Sequence[ExpectedGroup], read_actual: Callable[[GroupRef], ActualCgroup], node: AuditNode
+) -> tuple[SettingComparison, ...]:
     actual = {one.group: read_actual(one.group) for one in groups}
     compared = compare(groups, actual, node.facts.version)
     if not any(one.verdict in DRIFT for one in compared):
         return compared
     wrong: Iterable[GroupRef] = {one.group for one in compared if one.verdict in DRIFT}
-    again: Mapping[GroupRef, Actual] = {group: read_actual(group) for group in wrong}
+    again: Mapping[GroupRef, ActualCgroup] = {group: read_actual(group) for group in wrong}
     return compare(groups, {**actual, **again}, node.facts.version)
 
 
@@ -195,13 +195,13 @@ def _is_nothing(accepted: Sequence[tuple[int, str, bool]]) -> bool:
     return bool(accepted) and accepted[0][0] == 0
 
 
-def _unknown_if_exclusive(compared: KnobComparison, pod: Pod) -> KnobComparison:
+def _unknown_if_exclusive(compared: SettingComparison, pod: Pod) -> SettingComparison:
     """Make a missing quota UNKNOWN if the kubelet may have assigned exclusive CPUs, which lift the quota."""
-    is_lifted = compared.verdict is Verdict.UNLIMITED and compared.knob.knob is Knob.QUOTA
+    is_lifted = compared.verdict is AuditVerdict.UNLIMITED and compared.knob.knob is SettingKind.QUOTA
     if not is_lifted or pod.qos is not Qos.GUARANTEED or not _could_be_exclusive(pod):
         return compared
     why = f"{compared.why}; the kubelet may have assigned exclusive CPUs, which could not be read"
-    return compared._replace(verdict=Verdict.UNKNOWN, why=why, risk="")
+    return compared._replace(verdict=AuditVerdict.UNKNOWN, why=why, risk="")
 
 
 def _could_be_exclusive(pod: Pod) -> bool:
@@ -210,14 +210,14 @@ def _could_be_exclusive(pod: Pod) -> bool:
 
 
 RESOURCE_OF: Final = {
-    Knob.WEIGHT: Resource.CPU,
-    Knob.QUOTA: Resource.CPU,
-    Knob.PERIOD: Resource.CPU,
-    Knob.CPUS: Resource.CPU,
-    Knob.EFFECTIVE: Resource.CPU,
-    Knob.MEMORY: Resource.MEMORY,
-    Knob.PAGES: Resource.HUGEPAGES,
-    Knob.RESERVED: Resource.HUGEPAGES,
+    SettingKind.WEIGHT: Resource.CPU,
+    SettingKind.QUOTA: Resource.CPU,
+    SettingKind.PERIOD: Resource.CPU,
+    SettingKind.CPUS: Resource.CPU,
+    SettingKind.EFFECTIVE: Resource.CPU,
+    SettingKind.MEMORY: Resource.MEMORY,
+    SettingKind.PAGES: Resource.HUGEPAGES,
+    SettingKind.RESERVED: Resource.HUGEPAGES,
 }
 """Resource that each cgroup setting controls."""
 _OF_CPUS: Final = ("claim.starved", "cpus.")
@@ -237,7 +237,7 @@ def findings_of(judged: PodAudit) -> Iterator[PodFinding]:
         yield PodFinding(uid, risk.container, risk.code, risk.what, risk.advice, resource)
 
 
-def _evidence(compared: KnobComparison) -> str:
+def _evidence(compared: SettingComparison) -> str:
     knob = compared.knob
     size = f"{page_name(knob.size_kib)} " if knob.size_kib else ""
     return f"{size}{knob.knob}: {compared.why}"

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from agent.allocatable.cgroups import Level
-from agent.allocatable.facts import Exclusive, NodeFacts
-from agent.allocatable.knobs import Knob, KnobId, bytes_text
+from agent.allocatable.facts import ExclusiveCpus, NodeFacts
 from agent.allocatable.pod import CPU, HUGEPAGES, MEMORY, Pod, PodContainer, Qos, UnknownAmount
 from agent.allocatable.quantity import MILLI, ZERO, Quantity, parse_quantity
+from agent.allocatable.settings import SettingId, SettingKind, bytes_text
 from agent.allocatable.sums import (
     Amount,
-    Sum,
+    ResourceSum,
     add_amounts,
     container_limit,
     container_pages,
@@ -28,8 +28,8 @@ from agent.allocatable.sums import (
     pod_requests,
 )
 from agent.allocatable.values import (
+    AcceptedValue,
     ExpectedSetting,
-    Option,
     RequestSums,
     cpu_quota,
     cpu_weight,
@@ -70,7 +70,9 @@ class ExpectedGroup:
     """Time after a change during which another value is QUIET [s]."""
 
 
-def expect_pod(pod: Pod, facts: NodeFacts, exclusive: Sequence[Exclusive] = ()) -> tuple[ExpectedGroup, ...]:
+def expect_pod(
+    pod: Pod, facts: NodeFacts, exclusive: Sequence[ExclusiveCpus] = ()
+) -> tuple[ExpectedGroup, ...]:
     """Return the expected values of a pod's cgroup and of its containers' cgroups, the pod's first.
 
     Args:
@@ -101,9 +103,11 @@ def expect_qos(pods: Iterable[Pod], facts: NodeFacts) -> tuple[ExpectedGroup, ..
         (Qos.BEST_EFFORT, least_weight("always the minimum", facts)),
     )
     pages = tuple(
-        ExpectedSetting(KnobId(knob, size), (Option(NO_LIMIT),), "QoS classes have no hugepage limit")
+        ExpectedSetting(
+            SettingId(knob, size), (AcceptedValue(NO_LIMIT),), "QoS classes have no hugepage limit"
+        )
         for size in facts.hugepages_kib
-        for knob in (Knob.PAGES, Knob.RESERVED)
+        for knob in (SettingKind.PAGES, SettingKind.RESERVED)
     )
     return tuple(
         ExpectedGroup(GroupRef(Level.QOS, qos), (weight, *pages), QOS_QUIET_S) for qos, weight in weights
@@ -119,13 +123,13 @@ def _summed(pods: Sequence[Pod], claims: bool) -> Amount:
             return UnknownAmount(f"pod {pod}: {amount.why}")
         total += Quantity(amount.total.milli * MILLI) if amount else ZERO
     many = "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
-    return Sum(total, f"{total.milli}m ({many})")
+    return ResourceSum(total, f"{total.milli}m ({many})")
 
 
 # --- a pod -------------------------------------------------------------------------------------------------
 
 
-def _pod_knobs(pod: Pod, facts: NodeFacts, exclusive: Sequence[Exclusive]) -> Iterable[ExpectedSetting]:
+def _pod_knobs(pod: Pod, facts: NodeFacts, exclusive: Sequence[ExclusiveCpus]) -> Iterable[ExpectedSetting]:
     yield _pod_weight(pod, facts)
     by_kubelet = [one.container for one in exclusive if one.by_kubelet]
     lifted = f"{by_kubelet[0]} has exclusive CPUs from the kubelet" if by_kubelet else ""
@@ -140,7 +144,7 @@ def _pod_weight(pod: Pod, facts: NodeFacts) -> ExpectedSetting:
     if pod.qos is not Qos.BEST_EFFORT:
         return cpu_weight(wanted, facts)
     least = least_weight("BestEffort: the least", facts)
-    if not isinstance(wanted.counted, Sum) or not wanted.counted.total:
+    if not isinstance(wanted.counted, ResourceSum) or not wanted.counted.total:
         return least
     return _or_by_text(least, cpu_weight(wanted, facts), wanted.counted.text)
 
@@ -149,7 +153,9 @@ def _or_by_text(expected: ExpectedSetting, by_text: ExpectedSetting, why: str) -
     """Accept the value that follows from the KEP's text in addition to the released code's."""
     known = {option.value for option in expected.accepted}
     others = (
-        Option(one.value, f"KEP-5517's text: {why}") for one in by_text.accepted if one.value not in known
+        AcceptedValue(one.value, f"KEP-5517's text: {why}")
+        for one in by_text.accepted
+        if one.value not in known
     )
     return replace(expected, accepted=(*expected.accepted, *others))
 
@@ -178,7 +184,7 @@ def _pod_pages(pod: Pod, size_kib: int, facts: NodeFacts) -> RequestSums:
 
 
 def _container_knobs(
-    pod: Pod, container: PodContainer, facts: NodeFacts, exclusive: Sequence[Exclusive]
+    pod: Pod, container: PodContainer, facts: NodeFacts, exclusive: Sequence[ExclusiveCpus]
 ) -> Iterable[ExpectedSetting]:
     yield _container_weight(pod, container, facts)
     lifted = "it has exclusive CPUs from the kubelet" if any(one.by_kubelet for one in exclusive) else ""
@@ -190,16 +196,16 @@ def _container_knobs(
         yield from _exclusive_cpus(exclusive)
 
 
-def _exclusive_cpus(exclusive: Sequence[Exclusive]) -> Iterable[ExpectedSetting]:
+def _exclusive_cpus(exclusive: Sequence[ExclusiveCpus]) -> Iterable[ExpectedSetting]:
     """Yield a container's expected cpuset; its value is unknown if kubelet and driver assigned different
     CPUs."""
     texts = [f"{format_cpus(cpus)} from {'the kubelet' if own else 'a driver'}" for _, cpus, own in exclusive]
     text = f"CPUs {' and '.join(texts)}"
-    for knob in (KnobId(Knob.CPUS), KnobId(Knob.EFFECTIVE)):
+    for knob in (SettingId(SettingKind.CPUS), SettingId(SettingKind.EFFECTIVE)):
         if len({one.cpus for one in exclusive}) > 1:
             yield unknown(knob, text)
         else:
-            yield ExpectedSetting(knob, (Option(exclusive[0].cpus),), text)
+            yield ExpectedSetting(knob, (AcceptedValue(exclusive[0].cpus),), text)
 
 
 def _container_weight(pod: Pod, container: PodContainer, facts: NodeFacts) -> ExpectedSetting:
@@ -209,7 +215,7 @@ def _container_weight(pod: Pod, container: PodContainer, facts: NodeFacts) -> Ex
     """
     amount = container_request(pod, container)
     expected = cpu_weight(RequestSums(amount, amount), facts, runtimes=True)
-    if CPU in container.requests or container.limits.get(CPU) or not isinstance(amount, Sum):
+    if CPU in container.requests or container.limits.get(CPU) or not isinstance(amount, ResourceSum):
         return expected
     least = least_weight("", facts, runtimes=True)
     return _or_by_text(expected, least, "no request of its own, so the minimum")

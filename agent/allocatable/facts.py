@@ -38,7 +38,7 @@ class NodeFacts:
     DRANodeAllocatableResources, which is off by default. If it does not, expected values exclude claims."""
 
 
-class Exclusive(NamedTuple):
+class ExclusiveCpus(NamedTuple):
     """Exclusive CPUs of one container."""
 
     container: str

@@ -73,7 +73,7 @@ class PodContainer:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class ClaimGrant:
     """Resources that a claim adds to the pod (KEP-5517).
 
     Source: ``status.nodeAllocatableResourceClaimStatuses[]``.
@@ -138,7 +138,7 @@ class Pod:
     level_limits: Resources
     claims: tuple[str, ...]
     """Names of the pod's ResourceClaims; for a claim not created yet, its name in the pod's spec."""
-    grants: tuple[Grant, ...] | UnknownAmount
+    grants: tuple[ClaimGrant, ...] | UnknownAmount
     phase: str = ""
     resize: Resize | None = None
 

@@ -12,7 +12,7 @@ from agent.allocatable.pod import (
     CPU,
     HUGEPAGES,
     MEMORY,
-    Grant,
+    ClaimGrant,
     Pod,
     PodContainer,
     PodContainerClaim,
@@ -234,7 +234,7 @@ def _claims(spec: Object, status: Object) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _grants(status: Object, claims: tuple[str, ...]) -> tuple[Grant, ...] | UnknownAmount:
+def _grants(status: Object, claims: tuple[str, ...]) -> tuple[ClaimGrant, ...] | UnknownAmount:
     if claims and not status:
         return UnknownAmount("the object has no status, which contains the amounts of claims")
     grants = []
@@ -250,14 +250,14 @@ def _grants(status: Object, claims: tuple[str, ...]) -> tuple[Grant, ...] | Unkn
     return tuple(grants)
 
 
-def _grant(entry: Object, name: str, place: str) -> Grant:
+def _grant(entry: Object, name: str, place: str) -> ClaimGrant:
     shape = next((key for key in _MAPPINGS if entry.get(key) is not None), "")
     overhead = objects(entry, "overhead", place)
     for one in overhead:
         if all(one.get(key) is None for key in (*_PER_POD, *_PER_CONTAINER)):
             refuse(f"{place}.overhead", f"{short(one.get('name'))} has neither perPod nor perContainer")
     mapped = _amounts(objects(entry, shape, place), ("quantity",), f"{place}.{shape}", needed=True)
-    return Grant(
+    return ClaimGrant(
         claim=name,
         containers=name_list(entry, "containers", place),
         mapping=mapped if shape else resources(entry, "resources", place),

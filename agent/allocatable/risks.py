@@ -6,10 +6,10 @@ Kubelet and runtime are not at fault: the author of the pod, claim or driver can
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from agent.allocatable.facts import Exclusive, NodeFacts
+from agent.allocatable.facts import ExclusiveCpus, NodeFacts
 from agent.allocatable.pod import CPU, MEMORY, Pod, PodContainer, Qos, UnknownAmount
 from agent.allocatable.quantity import ZERO, Quantity
-from agent.allocatable.sums import Sum, amount_text, container_limit, container_request
+from agent.allocatable.sums import ResourceSum, amount_text, container_limit, container_request
 from agent.model.cpuset import cpus_of, format_cpus
 
 
@@ -41,7 +41,7 @@ ADVICE: Final[Mapping[str, str]] = {
 def risks_of(
     pod: Pod,
     facts: NodeFacts,
-    exclusive: Sequence[Exclusive] = (),
+    exclusive: Sequence[ExclusiveCpus] = (),
     throttled: Mapping[str, int] | None = None,
 ) -> tuple[Risk, ...]:
     """Return the risks of one pod.
@@ -152,13 +152,13 @@ def _given(pod: Pod) -> Mapping[str, Quantity]:
 
 
 def _exclusive(
-    pod: Pod, container: PodContainer, own: Exclusive, facts: NodeFacts, throttled: int
+    pod: Pod, container: PodContainer, own: ExclusiveCpus, facts: NodeFacts, throttled: int
 ) -> RiskDetails:
     """Find CPU quotas of containers with exclusive CPUs from a driver. The kubelet does not see these CPUs
     and does not lift the quota."""
     cpus = format_cpus(own.cpus)
     limit = container_limit(pod, container, CPU, claims=facts.counts_claims)
-    if not isinstance(limit, Sum) or not facts.enforces_quota:
+    if not isinstance(limit, ResourceSum) or not facts.enforces_quota:
         return
     milli = 1000 * len(list(cpus_of(own.cpus)))
     if limit.total.milli < milli:

@@ -10,19 +10,19 @@ pkg/kubelet/kuberuntime (limits of containers).
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from agent.allocatable.knobs import bytes_text
 from agent.allocatable.pod import CPU, HUGEPAGES, Pod, PodContainer, Resources, Role, UnknownAmount
 from agent.allocatable.quantity import ZERO, Quantity
+from agent.allocatable.settings import bytes_text
 
 
-class Sum(NamedTuple):
+class ResourceSum(NamedTuple):
     """Sum of requests or limits, with its arithmetic as text."""
 
     total: Quantity
     text: str
 
 
-Amount = Sum | UnknownAmount | None
+Amount = ResourceSum | UnknownAmount | None
 """Sum of requests or limits; UnknownAmount: the sum is unknown; None: nothing is requested."""
 
 
@@ -43,7 +43,7 @@ def pod_requests(pod: Pod, resource: str, *, claims: bool) -> Amount:
     terms = _pod_terms(own, _claims_terms(pod, resource, claims), level)
     overhead = pod.overhead.get(resource)
     if overhead is not None and not isinstance(terms, UnknownAmount):
-        terms = (*(terms or ()), Term(overhead, "overhead"))
+        terms = (*(terms or ()), SumTerm(overhead, "overhead"))
     return _summed(resource, terms)
 
 
@@ -59,7 +59,7 @@ def pod_limits(pod: Pod, resource: str, *, claims: bool) -> Amount:
     terms = _pod_terms(own, _claims_terms(pod, resource, claims and counts), pod.level_limits.get(resource))
     overhead = pod.overhead.get(resource)
     if overhead is not None and terms and not isinstance(terms, UnknownAmount) and _total(terms):
-        terms = (*terms, Term(overhead, "overhead"))
+        terms = (*terms, SumTerm(overhead, "overhead"))
     return _summed(resource, terms)
 
 
@@ -77,13 +77,13 @@ def container_request(pod: Pod, container: PodContainer) -> Amount:
     if isinstance(requests, UnknownAmount):
         return requests
     if (own := requests.get(CPU)) is not None:
-        return Sum(own, f"{own.milli}m (request)")
+        return ResourceSum(own, f"{own.milli}m (request)")
     if hidden := _pending_resize(pod, CPU):
         return hidden
     if limit := container.limits.get(CPU):
-        return Sum(limit, f"{limit.milli}m (limit, there is no request)")
+        return ResourceSum(limit, f"{limit.milli}m (limit, there is no request)")
     if level := pod.level_limits.get(CPU):
-        return Sum(level, f"{level.milli}m (pod level limit, there is no request)")
+        return ResourceSum(level, f"{level.milli}m (pod level limit, there is no request)")
     return None
 
 
@@ -92,43 +92,45 @@ def container_limit(pod: Pod, container: PodContainer, resource: str, *, claims:
     if hidden := _pending_resize(pod, resource):
         return hidden
     if own := container.limits.get(resource):
-        return _plus_claims(pod, container, resource, (Term(own, "limit"),), claims)
+        return _plus_claims(pod, container, resource, (SumTerm(own, "limit"),), claims)
     level = pod.level_limits.get(resource)
-    return Sum(level, f"{amount_text(resource, level)} (pod level limit)") if level else None
+    return ResourceSum(level, f"{amount_text(resource, level)} (pod level limit)") if level else None
 
 
 def container_pages(pod: Pod, container: PodContainer, resource: str, *, claims: bool) -> Amount:
     """Return a container's hugepage limit. Claims count even if the container has no limit."""
     own, level = container.limits.get(resource), pod.level_limits.get(resource)
     if own is not None:
-        return _plus_claims(pod, container, resource, (Term(own, "limit"),), claims)
+        return _plus_claims(pod, container, resource, (SumTerm(own, "limit"),), claims)
     if level is not None:
-        return Sum(level, f"{amount_text(resource, level)} (pod level limit)")
+        return ResourceSum(level, f"{amount_text(resource, level)} (pod level limit)")
     return _plus_claims(pod, container, resource, None, claims)
 
 
 def add_amounts(amounts: Iterable[Amount]) -> Amount:
     """Add the amounts of one resource that a pod requests under several names."""
-    found: Sum | None = None
+    found: ResourceSum | None = None
     for one in amounts:
         if isinstance(one, UnknownAmount):
             return one
         if one is not None:
-            found = one if found is None else Sum(found.total + one.total, f"{found.text} + {one.text}")
+            found = (
+                one if found is None else ResourceSum(found.total + one.total, f"{found.text} + {one.text}")
+            )
     return found
 
 
 # --- terms -------------------------------------------------------------------------------------------------
 
 
-class Term(NamedTuple):
+class SumTerm(NamedTuple):
     """One addend of a sum of requests or limits."""
 
     amount: Quantity
     label: str
 
 
-Terms = tuple[Term, ...]
+Terms = tuple[SumTerm, ...]
 
 
 def _pending_resize(pod: Pod, resource: str) -> UnknownAmount | None:
@@ -163,7 +165,7 @@ def _containers_terms(
         if resource in resources:
             found[container.name] = resources
     stages = [
-        tuple(Term(found[one.name][resource], _label(one)) for one in stage if one.name in found)
+        tuple(SumTerm(found[one.name][resource], _label(one)) for one in stage if one.name in found)
         for stage in _stages(pod)
     ]
     return max(stages, key=_total) if found else None  # the first of equal stages: the app containers
@@ -189,7 +191,7 @@ def _claims_terms(pod: Pod, resource: str, claims: bool) -> Terms | UnknownAmoun
     if isinstance(pod.grants, UnknownAmount):
         return pod.grants
     given = [(grant.to_pod(resource), grant.claim) for grant in pod.grants]
-    return tuple(Term(amount, f"claim {claim}") for amount, claim in given if amount is not None)
+    return tuple(SumTerm(amount, f"claim {claim}") for amount, claim in given if amount is not None)
 
 
 def _pod_terms(
@@ -197,7 +199,7 @@ def _pod_terms(
 ) -> Terms | UnknownAmount | None:
     """Return the addends of a pod; a pod-level amount replaces those of containers and claims."""
     if level is not None:
-        return (Term(level, "pod level, claims included" if given else "pod level"),)
+        return (SumTerm(level, "pod level, claims included" if given else "pod level"),)
     if isinstance(own, UnknownAmount):
         return own
     if isinstance(given, UnknownAmount):
@@ -211,7 +213,7 @@ def _plus_claims(pod: Pod, container: PodContainer, resource: str, own: Terms | 
     if isinstance(pod.grants, UnknownAmount):
         return pod.grants
     given = [(grant.to_container(container.name, resource), grant.claim) for grant in pod.grants]
-    terms = tuple(Term(amount, f"claim {claim}") for amount, claim in given if amount is not None)
+    terms = tuple(SumTerm(amount, f"claim {claim}") for amount, claim in given if amount is not None)
     return _summed(resource, (*(own or ()), *terms) or None)
 
 
@@ -224,7 +226,9 @@ def _summed(resource: str, terms: Terms | UnknownAmount | None) -> Amount:
         return terms
     total = _total(terms)
     text = " + ".join(f"{amount_text(resource, term.amount)} ({term.label})" for term in terms)
-    return Sum(total, text if len(terms) == 1 else f"{text} = {amount_text(resource, total)}".lstrip(" ="))
+    return ResourceSum(
+        total, text if len(terms) == 1 else f"{text} = {amount_text(resource, total)}".lstrip(" =")
+    )
 
 
 def _label(container: PodContainer) -> str:

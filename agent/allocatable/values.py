@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from agent.allocatable.facts import CgroupDriver, NodeFacts
-from agent.allocatable.knobs import Knob, KnobId, bytes_text, page_name
 from agent.allocatable.pod import UnknownAmount
 from agent.allocatable.quantity import ZERO, Quantity
+from agent.allocatable.settings import SettingId, SettingKind, bytes_text, page_name
 from agent.allocatable.sums import Amount
 from agent.model.cgroup import NO_LIMIT
 
@@ -67,7 +67,7 @@ def whole_pages(limit_bytes: int, page_bytes: int) -> int:
     return limit_bytes - limit_bytes % page_bytes
 
 
-class Option(NamedTuple):
+class AcceptedValue(NamedTuple):
     """Accepted value of a cgroup setting."""
 
     value: int
@@ -81,13 +81,13 @@ class Option(NamedTuple):
 class ExpectedSetting:
     """Expected value of one cgroup setting."""
 
-    knob: KnobId
-    accepted: tuple[Option, ...]
+    knob: SettingId
+    accepted: tuple[AcceptedValue, ...]
     """Accepted values; the first is that of the kubelet's code. Empty: unknown."""
     arithmetic: str
     unknown: str = ""
     """Reason why the value is unknown."""
-    explains: tuple[Option, ...] = ()
+    explains: tuple[AcceptedValue, ...] = ()
     """Wrong values with a known reason."""
     over_us: int = 0
     """CFS period of a quota [us]; 0 for other settings."""
@@ -107,7 +107,7 @@ def request_sums(add: Callable[[bool], Amount], facts: NodeFacts) -> RequestSums
     return RequestSums(add(facts.counts_claims), add(False))
 
 
-def unknown(knob: KnobId, why: str) -> ExpectedSetting:
+def unknown(knob: SettingId, why: str) -> ExpectedSetting:
     """Return the expected value of a cgroup setting that cannot be computed, with the reason."""
     return ExpectedSetting(knob, (), "", why)
 
@@ -119,7 +119,7 @@ def cpu_weight(wanted: RequestSums, facts: NodeFacts, *, runtimes: bool = False)
     """Return the expected CPU weight (v2) or shares (v1). ``runtimes``: True if the runtime, not the kubelet,
     writes the weight."""
     if isinstance(wanted.counted, UnknownAmount):
-        return unknown(KnobId(Knob.WEIGHT), wanted.counted.why)
+        return unknown(SettingId(SettingKind.WEIGHT), wanted.counted.why)
     expected = _weight(wanted.counted, facts, runtimes)
     if isinstance(wanted.uncounted, UnknownAmount):
         return expected
@@ -140,15 +140,15 @@ def _weight(amount: Amount, facts: NodeFacts, runtimes: bool) -> ExpectedSetting
 def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
     arithmetic = f"{text} -> shares {shares}"
     if facts.version == 1:
-        return ExpectedSetting(KnobId(Knob.WEIGHT), (Option(shares),), arithmetic)
+        return ExpectedSetting(SettingId(SettingKind.WEIGHT), (AcceptedValue(shares),), arithmetic)
     formulas = [(linear_weight(shares), "linear"), (quadratic_weight(shares), "quadratic")]
     if runtimes:  # newer runtimes use the quadratic formula
         formulas.reverse()
     if formulas[0][0] == formulas[1][0]:
         formulas = [(formulas[0][0], "")]
-    options = tuple(Option(weight, formula) for weight, formula in formulas)
+    options = tuple(AcceptedValue(weight, formula) for weight, formula in formulas)
     weights = " or ".join(f"{weight} ({formula})" if formula else str(weight) for weight, formula in formulas)
-    return ExpectedSetting(KnobId(Knob.WEIGHT), options, f"{arithmetic} -> weight {weights}")
+    return ExpectedSetting(SettingId(SettingKind.WEIGHT), options, f"{arithmetic} -> weight {weights}")
 
 
 def cpu_quota(wanted: RequestSums, facts: NodeFacts, lifted: str, without: str) -> Iterable[ExpectedSetting]:
@@ -160,29 +160,35 @@ def cpu_quota(wanted: RequestSums, facts: NodeFacts, lifted: str, without: str) 
         lifted: Reason why there is no quota despite the limit; empty: none.
         without: Text if there is no limit.
     """
-    knob, amount = KnobId(Knob.QUOTA), wanted.counted
+    knob, amount = SettingId(SettingKind.QUOTA), wanted.counted
     if not facts.enforces_quota:
         lifted = "the kubelet sets no quotas"
     if lifted:
-        yield ExpectedSetting(knob, (Option(NO_LIMIT),), f"no limit: {lifted}")
+        yield ExpectedSetting(knob, (AcceptedValue(NO_LIMIT),), f"no limit: {lifted}")
     elif isinstance(amount, UnknownAmount):
         yield unknown(knob, amount.why)
     elif amount is None or not amount.total:
-        yield ExpectedSetting(knob, (Option(NO_LIMIT),), without)
+        yield ExpectedSetting(knob, (AcceptedValue(NO_LIMIT),), without)
     else:
         options = _quotas(amount.total, facts)
         arithmetic = f"{amount.text} -> {options[0].value} us of {facts.period_us}"
         expected = ExpectedSetting(knob, options, arithmetic, over_us=facts.period_us)
         yield _explained(expected, _options(wanted.uncounted, lambda total: _quotas(total, facts)))
-        yield ExpectedSetting(KnobId(Knob.PERIOD), (Option(facts.period_us),), "the kubelet's period")
+        yield ExpectedSetting(
+            SettingId(SettingKind.PERIOD), (AcceptedValue(facts.period_us),), "the kubelet's period"
+        )
 
 
-def _quotas(amount: Quantity, facts: NodeFacts) -> tuple[Option, ...]:
+def _quotas(amount: Quantity, facts: NodeFacts) -> tuple[AcceptedValue, ...]:
     exact = quota_of(amount.milli, facts.period_us)
     if facts.driver is not CgroupDriver.SYSTEMD:
-        return (Option(exact),)
+        return (AcceptedValue(exact),)
     up = systemd_quota(exact, facts.period_us)
-    return (Option(exact),) if up == exact else (Option(exact), Option(up, "systemd rounds up", rounded=True))
+    return (
+        (AcceptedValue(exact),)
+        if up == exact
+        else (AcceptedValue(exact), AcceptedValue(up, "systemd rounds up", rounded=True))
+    )
 
 
 # --- memory and pages --------------------------------------------------------------------------------------
@@ -190,11 +196,11 @@ def _quotas(amount: Quantity, facts: NodeFacts) -> tuple[Option, ...]:
 
 def memory_limit(wanted: RequestSums, facts: NodeFacts, without: str) -> ExpectedSetting:
     """Return the expected memory limit. ``without``: text if there is no limit."""
-    knob, amount = KnobId(Knob.MEMORY), wanted.counted
+    knob, amount = SettingId(SettingKind.MEMORY), wanted.counted
     if isinstance(amount, UnknownAmount):
         return unknown(knob, amount.why)
     if amount is None or not amount.total:
-        return ExpectedSetting(knob, (Option(NO_LIMIT),), without)
+        return ExpectedSetting(knob, (AcceptedValue(NO_LIMIT),), without)
     options = _paged(amount.total, facts.page_bytes)
     expected = ExpectedSetting(knob, options, f"{amount.text} -> {options[0].value} bytes")
     return _explained(expected, _options(wanted.uncounted, lambda total: _paged(total, facts.page_bytes)))
@@ -203,8 +209,8 @@ def memory_limit(wanted: RequestSums, facts: NodeFacts, without: str) -> Expecte
 def page_limits(size_kib: int, wanted: RequestSums) -> Iterable[ExpectedSetting]:
     """Yield the expected limits of hugepages of one size and of their reservations; 0 without a request."""
     amount = wanted.counted
-    for kind in (Knob.PAGES, Knob.RESERVED):
-        knob = KnobId(kind, size_kib)
+    for kind in (SettingKind.PAGES, SettingKind.RESERVED):
+        knob = SettingId(kind, size_kib)
         if isinstance(amount, UnknownAmount):
             yield unknown(knob, amount.why)
             continue
@@ -212,30 +218,35 @@ def page_limits(size_kib: int, wanted: RequestSums) -> Iterable[ExpectedSetting]
         text = amount.text if amount else f"no pages of {page_name(size_kib)} requested"
         expected = ExpectedSetting(knob, options, f"{text} -> {options[0].value} bytes")
         if wanted.uncounted is None:
-            yield _explained(expected, (Option(0),))
+            yield _explained(expected, (AcceptedValue(0),))
         else:
             yield _explained(
                 expected, _options(wanted.uncounted, lambda total: _paged(total, size_kib * 1024))
             )
 
 
-def _paged(amount: Quantity, page_bytes: int) -> tuple[Option, ...]:
+def _paged(amount: Quantity, page_bytes: int) -> tuple[AcceptedValue, ...]:
     exact, kept = amount.value, whole_pages(amount.value, page_bytes)
     if exact == kept:
-        return (Option(exact),)
-    return (Option(exact), Option(kept, f"whole pages of {bytes_text(page_bytes)}", rounded=True))
+        return (AcceptedValue(exact),)
+    return (
+        AcceptedValue(exact),
+        AcceptedValue(kept, f"whole pages of {bytes_text(page_bytes)}", rounded=True),
+    )
 
 
 # --- known reasons of wrong values -------------------------------------------------------------------------
 
 
-def _options(amount: Amount, options: Callable[[Quantity], tuple[Option, ...]]) -> tuple[Option, ...]:
+def _options(
+    amount: Amount, options: Callable[[Quantity], tuple[AcceptedValue, ...]]
+) -> tuple[AcceptedValue, ...]:
     return () if amount is None or isinstance(amount, UnknownAmount) else options(amount.total)
 
 
-def _explained(expected: ExpectedSetting, uncounted: Iterable[Option]) -> ExpectedSetting:
+def _explained(expected: ExpectedSetting, uncounted: Iterable[AcceptedValue]) -> ExpectedSetting:
     """Add the values of a kubelet that does not count claims to the explained wrong values."""
     right = {option.value for option in expected.accepted}
     why = "the value of a kubelet that does not count claims"
-    explains = tuple(Option(one.value, why) for one in uncounted if one.value not in right)
+    explains = tuple(AcceptedValue(one.value, why) for one in uncounted if one.value not in right)
     return replace(expected, explains=explains) if explains else expected

@@ -6,16 +6,16 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from agent.allocatable.expected import GroupRef
-from agent.allocatable.knobs import Knob, KnobId
+from agent.allocatable.settings import SettingId, SettingKind
 from agent.allocatable.values import ExpectedSetting
 from agent.model.reading import Reading
 
 
 @dataclass(frozen=True, slots=True)
-class Actual:
+class ActualCgroup:
     """Actual values of one cgroup."""
 
-    values: Mapping[KnobId, Reading] = field(default_factory=dict)
+    values: Mapping[SettingId, Reading] = field(default_factory=dict)
     """Limits [bytes, us], NO_LIMIT if there is none; CPU sets as bit sets."""
     controllers: frozenset[str] | None = None
     """Enabled controllers; None: not read."""
@@ -25,7 +25,7 @@ class Actual:
     """Time since the last start or resize of its container or pod [s]; None: long ago or unknown."""
 
 
-class Verdict(StrEnum):
+class AuditVerdict(StrEnum):
     """Result of comparing one cgroup setting with its expected value."""
 
     MATCH = "match"
@@ -53,59 +53,59 @@ class Verdict(StrEnum):
 
 DRIFT: Final = frozenset(
     {
-        Verdict.LOWER,
-        Verdict.HIGHER,
-        Verdict.UNLIMITED,
-        Verdict.LIMITED,
-        Verdict.PARENT_TIGHTER,
-        Verdict.MISSING,
+        AuditVerdict.LOWER,
+        AuditVerdict.HIGHER,
+        AuditVerdict.UNLIMITED,
+        AuditVerdict.LIMITED,
+        AuditVerdict.PARENT_TIGHTER,
+        AuditVerdict.MISSING,
     }
 )
 """Verdicts of a difference from the expected allocation."""
 
 _LESS: Final = {
-    Knob.WEIGHT: "on a busy node it gets less CPU time than allocated",
-    Knob.QUOTA: "it is throttled before it uses its allocation",
-    Knob.PERIOD: "it is throttled more often, for shorter times",
-    Knob.MEMORY: "its processes are OOM-killed before they use their allocation",
-    Knob.PAGES: "access to allocated pages ends in SIGBUS",
-    Knob.RESERVED: "mapping allocated pages fails with ENOMEM",
-    Knob.CPUS: "it is excluded from allocated CPUs",
-    Knob.EFFECTIVE: "it cannot run on allocated CPUs",
+    SettingKind.WEIGHT: "on a busy node it gets less CPU time than allocated",
+    SettingKind.QUOTA: "it is throttled before it uses its allocation",
+    SettingKind.PERIOD: "it is throttled more often, for shorter times",
+    SettingKind.MEMORY: "its processes are OOM-killed before they use their allocation",
+    SettingKind.PAGES: "access to allocated pages ends in SIGBUS",
+    SettingKind.RESERVED: "mapping allocated pages fails with ENOMEM",
+    SettingKind.CPUS: "it is excluded from allocated CPUs",
+    SettingKind.EFFECTIVE: "it cannot run on allocated CPUs",
 }
 _MORE: Final = {
-    Knob.WEIGHT: "on a busy node it takes CPU time from others",
-    Knob.QUOTA: "it can use CPU time allocated to others",
-    Knob.PERIOD: "it is throttled less often, for longer times",
-    Knob.MEMORY: "it can use memory allocated to others",
-    Knob.PAGES: "it can use pages allocated to others",
-    Knob.RESERVED: "it can reserve pages allocated to others",
-    Knob.CPUS: "it may run on CPUs allocated to others",
-    Knob.EFFECTIVE: "it runs on CPUs allocated to others",
+    SettingKind.WEIGHT: "on a busy node it takes CPU time from others",
+    SettingKind.QUOTA: "it can use CPU time allocated to others",
+    SettingKind.PERIOD: "it is throttled less often, for longer times",
+    SettingKind.MEMORY: "it can use memory allocated to others",
+    SettingKind.PAGES: "it can use pages allocated to others",
+    SettingKind.RESERVED: "it can reserve pages allocated to others",
+    SettingKind.CPUS: "it may run on CPUs allocated to others",
+    SettingKind.EFFECTIVE: "it runs on CPUs allocated to others",
 }
-RISKS: Final[Mapping[Verdict, Mapping[Knob, str]]] = {
-    Verdict.LOWER: _LESS,
-    Verdict.LIMITED: _LESS,
-    Verdict.HIGHER: _MORE,
-    Verdict.UNLIMITED: _MORE,
-    Verdict.PARENT_TIGHTER: {
-        Knob.QUOTA: "the pod is throttled before its containers use their allocation",
-        Knob.MEMORY: "the pod runs out of memory before its containers use their allocation",
-        Knob.PAGES: "the pod runs out of pages before its containers use their allocation",
-        Knob.RESERVED: "the pod cannot reserve the pages allocated to its containers",
+RISKS: Final[Mapping[AuditVerdict, Mapping[SettingKind, str]]] = {
+    AuditVerdict.LOWER: _LESS,
+    AuditVerdict.LIMITED: _LESS,
+    AuditVerdict.HIGHER: _MORE,
+    AuditVerdict.UNLIMITED: _MORE,
+    AuditVerdict.PARENT_TIGHTER: {
+        SettingKind.QUOTA: "the pod is throttled before its containers use their allocation",
+        SettingKind.MEMORY: "the pod runs out of memory before its containers use their allocation",
+        SettingKind.PAGES: "the pod runs out of pages before its containers use their allocation",
+        SettingKind.RESERVED: "the pod cannot reserve the pages allocated to its containers",
     },
-    Verdict.MISSING: dict.fromkeys(Knob, "the allocation has no effect"),
+    AuditVerdict.MISSING: dict.fromkeys(SettingKind, "the allocation has no effect"),
 }
 """Consequence by verdict and cgroup setting."""
 
 
-class KnobComparison(NamedTuple):
+class SettingComparison(NamedTuple):
     """Verdict on one cgroup setting."""
 
     group: GroupRef
     expected: ExpectedSetting
     actual: Reading
-    verdict: Verdict
+    verdict: AuditVerdict
     why: str
     """Compared numbers and the arithmetic of the expected value. The text changes only if a number
     changes."""
@@ -113,6 +113,6 @@ class KnobComparison(NamedTuple):
     """Consequence of the verdict; empty: none."""
 
     @property
-    def knob(self) -> KnobId:
+    def knob(self) -> SettingId:
         """Identity of the cgroup setting."""
         return self.expected.knob

@@ -39,7 +39,7 @@ from agent.model.health import Health
 from agent.model.report import Report
 from agent.model.source import SourceState
 from agent.model.time import NS
-from agent.model.use_limits import Limits
+from agent.model.use_limits import UseLimits
 from agent.node.node_source import NODE_STOP_S, open_node, settings_of
 from agent.node.pods.history_recorder import HistoryRecorder
 from agent.node.pods.tracker import PodTracker
@@ -106,7 +106,7 @@ class Daemon:
             version=VERSION,
             open_handler=self._sessions.open,
         )
-        limits = Limits(config.history_rows, config.history_age_s)
+        limits = UseLimits(config.history_rows, config.history_age_s)
         self._recorder = HistoryRecorder(config.state_dir, limits=limits, drivers=config.drivers)
         record = self._recorder.take if config.history_rows else None
         self._pods = PodTracker(config, clock=read_clocks, record=record)

@@ -12,7 +12,7 @@ from typing import Final
 
 import psutil
 
-from agent.bench.trees import Tree
+from agent.bench.trees import CgroupTree
 from agent.model.cpuset import parse_cpus
 from agent.model.snapshot import GroupSample, Snapshot
 
@@ -136,7 +136,7 @@ def cgroup_size(size_kib: int) -> str:
     return f"{size_kib}KB"
 
 
-def sweep_files(tree: Tree, snapshot: Snapshot) -> list[File]:
+def sweep_files(tree: CgroupTree, snapshot: Snapshot) -> list[File]:
     """Return the files that a sweep reads, except for page sizes of which the machine has no pages."""
     sizes = [pool.size_kib for pool in snapshot.pools if pool.node is None and (pool.nr or pool.overcommit)]
     v1_cpu = "cpu" in tree.hierarchies

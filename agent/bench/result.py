@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from agent.bench.timing import Interval, Race, Timed, interval, paired_ratio, percentile
+from agent.bench.timing import ContenderSamples, Interval, TimingRace, interval, paired_ratio, percentile
 
 Unit = Literal["s", "B", "1", "%"]
 NS_PER_S: Final = 1e9
@@ -93,7 +93,9 @@ def row_from_samples(key: str, label: str, values: Sequence[float], unit: Unit) 
     return ResultRow(key, label, unit, tuple(values), interval(values), percentile(values, 0.99), max(values))
 
 
-def _timed_row(key: str, label: str, timed: Timed, reference_timed: Timed | None) -> ResultRow:
+def _timed_row(
+    key: str, label: str, timed: ContenderSamples, reference_timed: ContenderSamples | None
+) -> ResultRow:
     samples = tuple(sample / NS_PER_S for sample in timed.samples)
     median = interval([median / NS_PER_S for median in timed.medians()])
     return ResultRow(
@@ -111,7 +113,7 @@ def _timed_row(key: str, label: str, timed: Timed, reference_timed: Timed | None
 
 
 def rows_from_race(
-    prefix: str, labels: dict[str, str], race_result: Race, reference: str
+    prefix: str, labels: dict[str, str], race_result: TimingRace, reference: str
 ) -> tuple[ResultRow, ...]:
     """Return the result rows of a race, with ratios to the contender ``reference``."""
     reference_timed = race_result.timed[reference]
@@ -132,9 +134,10 @@ def rows_from_latencies(
     """Return the result rows of latencies of the same causes, with ratios to the lower bound (``floor``) by
     cause."""
     timed = {
-        name: Timed(tuple((float(value),) for value in values), 1) for name, values in latencies_ns.items()
+        name: ContenderSamples(tuple((float(value),) for value in values), 1)
+        for name, values in latencies_ns.items()
     }
-    return rows_from_race(key, labels, Race(timed, ()), "floor")
+    return rows_from_race(key, labels, TimingRace(timed, ()), "floor")
 
 
 def unit_scale(value: float, unit: Unit) -> tuple[float, str]:

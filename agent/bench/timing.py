@@ -33,7 +33,7 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class ContenderSamples:
     """Samples of one contender [ns per call]."""
 
     blocks: tuple[tuple[float, ...], ...]
@@ -53,10 +53,10 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
+class TimingRace:
     """Samples of all contenders of one workload."""
 
-    timed: dict[str, Timed]
+    timed: dict[str, ContenderSamples]
     reference: tuple[float, ...]
     """Samples of a fixed computation, a block in each round [ns]; their variation is that of the machine."""
 
@@ -69,7 +69,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def race(contenders: Sequence[Contender], *, rounds: int, limit_s: float, pause_s: float = 0.0) -> Race:
+def race(contenders: Sequence[Contender], *, rounds: int, limit_s: float, pause_s: float = 0.0) -> TimingRace:
     """Time the contenders in turns.
 
     Args:
@@ -97,10 +97,12 @@ def race(contenders: Sequence[Contender], *, rounds: int, limit_s: float, pause_
         reference += (_sample(_reference, REFERENCE_LOOPS) for _ in range(BLOCK_SAMPLES))
         rounds_done += 1
     timed = {
-        contender.key: Timed(tuple(blocks[contender.key]), pace[contender.key].loops, _memory(contender.call))
+        contender.key: ContenderSamples(
+            tuple(blocks[contender.key]), pace[contender.key].loops, _memory(contender.call)
+        )
         for contender in contenders
     }
-    return Race(timed, tuple(reference))
+    return TimingRace(timed, tuple(reference))
 
 
 class _Pace(NamedTuple):
@@ -152,7 +154,7 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(ordered[low], statistics.median(ordered), ordered[high])
 
 
-def paired_ratio(timed: Timed, reference: Timed) -> Interval:
+def paired_ratio(timed: ContenderSamples, reference: ContenderSamples) -> Interval:
     """Return the ratio of two contenders from the ratios within each round."""
     return interval([a / b for a, b in zip(timed.medians(), reference.medians(), strict=True)])
 

@@ -22,7 +22,7 @@ V1_HIERARCHIES: Final = ("memory", "cpu", "hugetlb")
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class CgroupTree:
     """Cgroups in the layout of a kubelet."""
 
     cgroupfs: Path
@@ -75,7 +75,7 @@ def machine_lock() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def real_tree(number: int, containers: int = 1) -> Iterator[Tree]:
+def real_tree(number: int, containers: int = 1) -> Iterator[CgroupTree]:
     """Make real cgroups in each hierarchy that the agent reads.
 
     Raises:
@@ -86,7 +86,7 @@ def real_tree(number: int, containers: int = 1) -> Iterator[Tree]:
         raise OSError(f"{CGROUPFS}: no cgroup hierarchy has memory, cpu or hugetlb")
     names = ", ".join(["v1 " + name for name in hierarchies if name != "v2"] + ["v2"] * ("v2" in hierarchies))
     root = f"/drahealth-bench-{os.getpid()}"
-    tree = Tree(CGROUPFS, root, f"real cgroups ({names})", hierarchies, group_names(number, containers))
+    tree = CgroupTree(CGROUPFS, root, f"real cgroups ({names})", hierarchies, group_names(number, containers))
     with machine_lock(), contextlib.ExitStack() as undo:
         for name, mount in hierarchies.items():
             if name == "v2":
@@ -222,9 +222,9 @@ def write_machine(root: Path, controllers: int) -> None:
     _write(root / "proc/pressure", PRESSURE_FILES)
 
 
-def write_groups(root: Path, number: int) -> Tree:
+def write_groups(root: Path, number: int) -> CgroupTree:
     """Write files that look like ``number`` cgroups of a cgroup v2 mount at ``root``."""
-    tree = Tree(root, "/", "files on tmpfs (looks like v2)", {"v2": root}, group_names(number))
+    tree = CgroupTree(root, "/", "files on tmpfs (looks like v2)", {"v2": root}, group_names(number))
     _write(root, {"cgroup.controllers": "cpu memory hugetlb\n"})
     for uid, container in tree.groups:
         _write(tree.path("v2", uid, container), V2_FILES)
@@ -239,7 +239,7 @@ def write_knobs(root: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def real_or_file_tree(number: int) -> Iterator[tuple[Tree, str]]:
+def real_or_file_tree(number: int) -> Iterator[tuple[CgroupTree, str]]:
     """Yield a tree of real cgroups, or of files if this process may not make cgroups; and the reason."""
     with contextlib.ExitStack() as stack:
         try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from pathlib import Path
 
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def main(args: Namespace) -> int:
     return 0
 
 
-def socket_help(config: Config, command: str, style: Style) -> str:
+def socket_help(config: Config, command: str, style: TextStyle) -> str:
     """Return the agent's sockets as text, each with a command that prints the socket's reports."""
     from agent.serve.servers import socket_names
 

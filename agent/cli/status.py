@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agent.cli.exits import exit_of_severities
 from agent.cli.output.json import status_document
 from agent.cli.output.report import cgroup_entry, headline, source_entries
-from agent.cli.output.table import Entry, format_entries
+from agent.cli.output.table import ListEntry, format_entries
 from agent.cli.output.terminal import style_of
 from agent.cli.output.text import clean, format_age, format_bytes, format_count
 from agent.cli.verb import Verb, add_output, add_settings, agent_socket_of
@@ -20,7 +20,7 @@ from agent.cli.verb import Verb, add_output, add_settings, agent_socket_of
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
     from agent.model.report import AgentStatus
 
 
@@ -43,7 +43,7 @@ def main(args: Namespace) -> int:
     return exit_of_severities(tally.severity for tally in status.tallies)
 
 
-def render_status(status: AgentStatus, style: Style, *, now_s: float) -> str:
+def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str:
     """Return the state of the agent as text: its resource usage, subscribers, sources and cgroups."""
     counts = Counter({tally.severity: tally.devices for tally in status.tallies})
     uptime_s = max(now_s - status.started_wall_s, 1e-9)
@@ -67,12 +67,14 @@ def render_status(status: AgentStatus, style: Style, *, now_s: float) -> str:
     if status.at:
         reports = f"{status.publications:,} published, the last {format_age(now_s - status.at.wall_s)} ago"
     entries = [
-        Entry("agent", f"drahealth {clean(status.version)}, pid {status.pid}, up {format_age(uptime_s)}"),
-        Entry("usage", ", ".join(usage)),
-        Entry("core", ", ".join(core_usage)),
-        Entry("reports", reports),
+        ListEntry("agent", f"drahealth {clean(status.version)}, pid {status.pid}, up {format_age(uptime_s)}"),
+        ListEntry("usage", ", ".join(usage)),
+        ListEntry("core", ", ".join(core_usage)),
+        ListEntry("reports", reports),
         *(
-            Entry("subscribers", f"{clean(subscriber.socket)}: {format_count(subscriber.streams, 'stream')}")
+            ListEntry(
+                "subscribers", f"{clean(subscriber.socket)}: {format_count(subscriber.streams, 'stream')}"
+            )
             for subscriber in status.subscribers
         ),
         *source_entries(status.sources, status.at, now_s),

@@ -29,7 +29,7 @@ ONCE_S: Final = 10.0
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
     from agent.model.report import Report
 
 
@@ -81,7 +81,7 @@ async def _once(socket: Path, args: Namespace) -> int:
 async def _table(socket: Path, colour: str) -> None:
     from agent.serve.agent_api import client
 
-    def head(style: Style) -> str:
+    def head(style: TextStyle) -> str:
         return style.paint(f"{clean(str(socket))}, press Ctrl-C to stop", "dim") + "\n"
 
     table = live_table(colour, head=head)

@@ -27,7 +27,7 @@ _POOL_NAME: Final = re.compile(r"hugepages-(\d+)(ki|mi|gi|ti)-node(\d+)", re.IGN
 _UNITS: Final = ("ki", "mi", "gi", "ti")
 
 
-class Kind(StrEnum):
+class DeviceKind(StrEnum):
     """Kind of a device, as in its verdict."""
 
     CPU = "cpu"
@@ -43,13 +43,13 @@ class Kind(StrEnum):
 
 
 _ORDER: Final = {
-    Kind.CPU: 0,
-    Kind.GPU: 1,
-    Kind.MIG: 1,
-    Kind.MEMORY: 2,
-    Kind.HUGEPAGES: 3,
-    Kind.PCI: 4,
-    Kind.OTHER: 5,
+    DeviceKind.CPU: 0,
+    DeviceKind.GPU: 1,
+    DeviceKind.MIG: 1,
+    DeviceKind.MEMORY: 2,
+    DeviceKind.HUGEPAGES: 3,
+    DeviceKind.PCI: 4,
+    DeviceKind.OTHER: 5,
 }
 
 
@@ -57,7 +57,7 @@ class Device(NamedTuple):
     """One host device or declared device."""
 
     name: str
-    kind: Kind
+    kind: DeviceKind
     node: int
     """NUMA node of the device; 0 on a machine without NUMA."""
     size_kib: int = 0
@@ -104,36 +104,36 @@ def size_name(size_kib: int) -> str:
 
 def cpu_device(node: int) -> Device:
     """Return the CPU device of one NUMA node."""
-    return Device(f"cpu-node{node}", Kind.CPU, node)
+    return Device(f"cpu-node{node}", DeviceKind.CPU, node)
 
 
 def memory_device(node: int) -> Device:
     """Return the memory device of one NUMA node."""
-    return Device(f"memory-node{node}", Kind.MEMORY, node)
+    return Device(f"memory-node{node}", DeviceKind.MEMORY, node)
 
 
 def pool_device(size_kib: int, node: int) -> Device:
     """Return the hugepage device of one size and NUMA node."""
-    return Device(f"hugepages-{size_name(size_kib)}-node{node}", Kind.HUGEPAGES, node, size_kib)
+    return Device(f"hugepages-{size_name(size_kib)}-node{node}", DeviceKind.HUGEPAGES, node, size_kib)
 
 
 def gpu_device(number: int) -> Device:
     """Return the device of a GPU."""
-    return Device(f"gpu-{number}", Kind.GPU, 0, gpu=number)
+    return Device(f"gpu-{number}", DeviceKind.GPU, 0, gpu=number)
 
 
 def mig_device(number: int, gi: int, ci: int) -> Device:
     """Return the device of a MIG instance."""
-    return Device(f"gpu-{number}-mig-{gi}-{ci}", Kind.MIG, 0, gpu=number, gi=gi, ci=ci)
+    return Device(f"gpu-{number}-mig-{gi}-{ci}", DeviceKind.MIG, 0, gpu=number, gi=gi, ci=ci)
 
 
-_KINDS: Final[Mapping[type, Kind]] = {
-    DeclaredCpus: Kind.CPU,
-    DeclaredGpu: Kind.GPU,
-    DeclaredMemory: Kind.MEMORY,
-    DeclaredHugepages: Kind.HUGEPAGES,
-    DeclaredPci: Kind.PCI,
-    DeclaredOther: Kind.OTHER,
+_KINDS: Final[Mapping[type, DeviceKind]] = {
+    DeclaredCpus: DeviceKind.CPU,
+    DeclaredGpu: DeviceKind.GPU,
+    DeclaredMemory: DeviceKind.MEMORY,
+    DeclaredHugepages: DeviceKind.HUGEPAGES,
+    DeclaredPci: DeviceKind.PCI,
+    DeclaredOther: DeviceKind.OTHER,
 }
 
 

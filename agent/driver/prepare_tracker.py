@@ -17,7 +17,7 @@ from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Health
 from agent.model.prepare import DriverFault, ErrorClass, Outcome, PrepareVerdict
 from agent.prepare import ledger as ledgers
-from agent.prepare.classify import Context, classify, classify_evidence, classify_unhealthy_devices
+from agent.prepare.classify import PrepareContext, classify, classify_evidence, classify_unhealthy_devices
 from agent.prepare.driver_faults import without_faults
 from agent.prepare.errors import PrepareError
 from agent.prepare.evidence import Evidence
@@ -117,7 +117,7 @@ class PrepareTracker:
         faults = self.driver_faults()
         known = {device.ref: self._engine_health(device.ref) for device in claim.devices}
         health = {ref: without_faults(faults, found) for ref, found in known.items() if found is not None}
-        verdict = classify_unhealthy_devices(Context(claim, health, engine_up=self._engine.is_up))
+        verdict = classify_unhealthy_devices(PrepareContext(claim, health, engine_up=self._engine.is_up))
         if verdict is None:
             return None
         fingerprint = self._health_fingerprint(claim)
@@ -134,7 +134,9 @@ class PrepareTracker:
         """Classify a failure by its evidence and the health of the claim's devices."""
         known = {device.ref: self._health(device.ref) for device in claim.devices}
         health = {ref: found for ref, found in known.items() if found is not None}
-        context = Context(claim, health, engine_up=self._engine.is_up, patterns=(*patterns, *self._patterns))
+        context = PrepareContext(
+            claim, health, engine_up=self._engine.is_up, patterns=(*patterns, *self._patterns)
+        )
         if isinstance(evidence, BaseException):
             return classify(evidence, context)
         return classify_evidence(evidence, context)

@@ -23,7 +23,7 @@ from agent.health.gpu.faults.checkpoint import RestoredFaults, restore_faults
 from agent.health.rules import CatalogRow
 from agent.health.verdict import message
 from agent.model.declared import Declared
-from agent.model.faults import FaultMemory
+from agent.model.faults import PersistentGpuState
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.settings import Settings
@@ -148,7 +148,7 @@ class Components:
 
     def _open_checkpoint(
         self, settings: Settings
-    ) -> tuple[list[Task], RestoredFaults | None, Callable[[FaultMemory], None]]:
+    ) -> tuple[list[Task], RestoredFaults | None, Callable[[PersistentGpuState], None]]:
         """Load the fault checkpoint; returns its task, the restored state and the function that saves it."""
         if not self._hardware or self._directory is None:
             return [], None, _discard
@@ -166,7 +166,7 @@ class Components:
         self._publish(report)
 
 
-def _discard(memory: FaultMemory) -> None:
+def _discard(memory: PersistentGpuState) -> None:
     """Discard the faults that would be saved, because the monitor has no state directory."""
 
 

@@ -14,7 +14,7 @@ import trio
 
 from agent.engine.step import EngineState, step
 from agent.health.stalls import is_stalled
-from agent.model.faults import FaultMemory
+from agent.model.faults import PersistentGpuState
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
@@ -71,7 +71,7 @@ class EngineLoop:
         timing: LoopTiming,
         clock: Callable[[], Instant],
         publish: Callable[[Report], None],
-        save_faults: Callable[[FaultMemory], None],
+        save_faults: Callable[[PersistentGpuState], None],
         notify_watchdog: Callable[[], None],
         jitter: Callable[[], float],
     ) -> None:

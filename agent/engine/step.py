@@ -34,7 +34,7 @@ from agent.health.host.pod.attribution import evaluate_pods
 from agent.health.host.pod.state import PodAuditState, next_pods_state
 from agent.health.host.state import HostRuleState, is_starting, next_host_state
 from agent.health.host.verdicts import evaluate_host, host_verdicts, node_notes
-from agent.health.stalls import Stall, find_stalls, stall_limit_ns, with_stall
+from agent.health.stalls import SourceStall, find_stalls, stall_limit_ns, with_stall
 from agent.health.verdict import PreviousVerdicts
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
@@ -61,7 +61,7 @@ class EngineState:
     driver_faults: DriverFaultState = field(default_factory=dict)
     pods: PodAuditState = field(default_factory=PodAuditState)
     conditions: Conditions = field(default_factory=dict)
-    stalled: Mapping[str, Stall] = field(default_factory=dict)
+    stalled: Mapping[str, SourceStall] = field(default_factory=dict)
     """Sources that are stalled or have only just resumed, by name."""
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
     """Verdicts of the last evaluation, by device."""

@@ -23,7 +23,7 @@ STEPS: Final = 12
 """Approximate number of points in a window: for a window of one minute, one every 5 s."""
 
 
-class Point(NamedTuple):
+class CounterPoint(NamedTuple):
     """Value of a counter at one time."""
 
     t_ns: int
@@ -31,7 +31,7 @@ class Point(NamedTuple):
     value: int
 
 
-RateWindow = tuple[Point, ...]
+RateWindow = tuple[CounterPoint, ...]
 """Points of one counter, oldest first, with non-decreasing values. The first one is at or before the
 beginning of the window if the counter has been read for that long.
 """
@@ -49,18 +49,18 @@ def appended(window: RateWindow, reading: Reading, t_ns: int, window_ns: int) ->
     if isinstance(reading, Missing):
         return ()
     if not window:
-        return (Point(t_ns, reading),)
+        return (CounterPoint(t_ns, reading),)
     last_ns, last = window[-1]
     if t_ns == last_ns and reading == last:
         return window
     if reading < last or t_ns - last_ns > window_ns:
-        return (Point(t_ns, reading),)
+        return (CounterPoint(t_ns, reading),)
     first, end = 0, len(window)
     if end > 1 and (reading == window[-2].value or t_ns - window[-2].t_ns <= window_ns // STEPS):
         end -= 1
     while first + 1 < end and t_ns - window[first + 1].t_ns >= window_ns:
         first += 1
-    return (*window[first:end], Point(t_ns, reading))
+    return (*window[first:end], CounterPoint(t_ns, reading))
 
 
 def extended(window: RateWindow, until_ns: int, window_ns: int) -> RateWindow:

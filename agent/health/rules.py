@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from agent.model.health import Blame, Cause, Finding, Severity
 from agent.model.reading import Missing, Reading, is_absent
 from agent.model.time import NS, Instant
-from agent.model.wake import Field, GpuWake, Wake
+from agent.model.wake import GpuWake, SamplerField, Wake
 
 
 def duration(seconds: float) -> str:
@@ -146,7 +146,7 @@ class CatalogRow:
 class Rule(CatalogRow):
     """Catalog row with the function that evaluates it from readings."""
 
-    reads: tuple[Field | Wake, ...] = ()
+    reads: tuple[SamplerField | Wake, ...] = ()
     """Fields of the native sampler that the rule reads. A field wakes the engine when it changes or, for a
     ``counter``, when it grew by the configured number of throttle events; a Wake defines its own condition.
     """

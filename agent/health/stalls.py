@@ -12,7 +12,7 @@ STALL_PERIODS: Final = 3
 STALL_MIN_NS: Final = 2 * NS  # on a busy machine a 10 ms sampler can be late by more than three periods
 
 
-class Stall(NamedTuple):
+class SourceStall(NamedTuple):
     """Source that is stalled, or that has resumed with fewer than ``CLEAN_PASSES`` passes since."""
 
     since: Instant
@@ -31,23 +31,23 @@ def is_stalled(source: SourceSample, now: Instant) -> bool:
 
 
 def find_stalls(
-    previous: Mapping[str, Stall], sources: Sequence[SourceSample], now: Instant
-) -> dict[str, Stall]:
+    previous: Mapping[str, SourceStall], sources: Sequence[SourceSample], now: Instant
+) -> dict[str, SourceStall]:
     """Return the stalled sources, by name. A source that resumes must finish ``CLEAN_PASSES`` passes
     first."""
-    found: dict[str, Stall] = {}
+    found: dict[str, SourceStall] = {}
     for source in sources:
         stall = previous.get(source.name)
         if source.state is SourceState.ABSENT:
             continue
         if is_stalled(source, now):
-            found[source.name] = Stall(stall.since if stall else now, source.passes)
+            found[source.name] = SourceStall(stall.since if stall else now, source.passes)
         elif stall and source.passes < stall.passes + CLEAN_PASSES:
             found[source.name] = stall
     return found
 
 
-def with_stall(source: SourceSample, stalled: Mapping[str, Stall]) -> SourceSample:
+def with_stall(source: SourceSample, stalled: Mapping[str, SourceStall]) -> SourceSample:
     """Return the source in the state STALLED if its name is in ``stalled``, else unchanged."""
     if source.name not in stalled:
         return source
@@ -55,7 +55,7 @@ def with_stall(source: SourceSample, stalled: Mapping[str, Stall]) -> SourceSamp
     return source._replace(state=SourceState.STALLED, detail=detail)
 
 
-def stall_cause(source: SourceSample, stalled: Mapping[str, Stall], now: Instant) -> Cause:
+def stall_cause(source: SourceSample, stalled: Mapping[str, SourceStall], now: Instant) -> Cause:
     """Return the cause that makes a device Unknown because its source is stalled."""
     evidence = f"{source.name}: {source.detail}"
     since = stalled[source.name].since if source.name in stalled else now

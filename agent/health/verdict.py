@@ -6,7 +6,7 @@ from typing import Final
 
 from agent.devices.inventory import Device
 from agent.health.evaluation import Evaluation
-from agent.health.stalls import Stall
+from agent.health.stalls import SourceStall
 from agent.health.state_machine import HEALTH
 from agent.model.health import Cause, DeviceHealth, Health, Severity
 from agent.model.source import SourceSample
@@ -48,7 +48,7 @@ class PreviousVerdicts:
     """Time of the last evaluation; None in the first one."""
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
     """Verdicts of the last evaluation, by device."""
-    stalled: Mapping[str, Stall] = field(default_factory=dict)
+    stalled: Mapping[str, SourceStall] = field(default_factory=dict)
     """Sources that are stalled or have only just resumed, by name."""
     lease_salt_s: int = 0
     """Number added to every lease [s]."""

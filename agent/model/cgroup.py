@@ -10,7 +10,7 @@ NO_LIMIT: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class PageKnobs:
+class HugepageLimits:
     """Hugepage limits of one cgroup for one page size [bytes]; ``NO_LIMIT``: no limit."""
 
     size_kib: int
@@ -20,7 +20,7 @@ class PageKnobs:
 
 
 @dataclass(frozen=True, slots=True)
-class CgroupKnobs:
+class CgroupSettings:
     """Settings of one cgroup at one moment. A limit of ``NO_LIMIT`` means no limit."""
 
     controllers: frozenset[str] | None
@@ -38,4 +38,4 @@ class CgroupKnobs:
     """``cpuset.cpus`` as a bit set: bit ``n`` is CPU ``n``. Empty in v2: inherited from the parent."""
     effective: Reading
     """Effective CPUs of the cpuset, as a bit set."""
-    pages: tuple[PageKnobs, ...]
+    pages: tuple[HugepageLimits, ...]

@@ -263,7 +263,7 @@ class LivePod(NamedTuple):
     containers: tuple[LiveContainer, ...] = ()
 
 
-class Belief(NamedTuple):
+class KubeletHealthRecord(NamedTuple):
     """A device's health as the kubelet last wrote it to ``dra_health_state``."""
 
     device: DeviceRef

@@ -39,7 +39,7 @@ class KnownGpu(NamedTuple):
     """MIG instances when the GPU was last seen."""
 
 
-class KeptFault(NamedTuple):
+class PersistentFault(NamedTuple):
     """A latched fault of one GPU, or of the fabric."""
 
     uuid: str
@@ -83,8 +83,8 @@ class KeptFault(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FaultMemory:
+class PersistentGpuState:
     """All persistent GPU state. The default is that of an agent's first start."""
 
     gpus: tuple[KnownGpu, ...] = ()
-    faults: tuple[KeptFault, ...] = ()
+    faults: tuple[PersistentFault, ...] = ()

@@ -12,7 +12,7 @@ WHOLE_GPU: Final = 0xFFFFFFFF
 """GPU instance and compute instance of a fault that concerns the whole GPU."""
 
 
-class Status:
+class NvmlStatus:
     """NVML return codes that the rules use. Source: ``nvmlReturn_t``."""
 
     OK: Final = 0

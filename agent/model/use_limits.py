@@ -9,7 +9,7 @@ RUNNING_MAX: Final = 20_000
 """Limit of uses tracked at the same time: many times the number of pods that a Kubernetes node can run."""
 
 
-class Limits(NamedTuple):
+class UseLimits(NamedTuple):
     """Limits of the stored uses of devices that have ended."""
 
     rows: int = 10_000

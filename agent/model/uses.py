@@ -30,7 +30,7 @@ NOT_KNOWN: Final = DeviceState(Health.UNKNOWN, Severity.UNKNOWN, "", "not known 
 """State of a device that is in no report."""
 
 
-class Ending(StrEnum):
+class UsageEndKind(StrEnum):
     """Way in which the use of a device by a pod ended."""
 
     RELEASED = "released"
@@ -48,7 +48,7 @@ class Ending(StrEnum):
 class UsageEnd(NamedTuple):
     """Time and kind of the end of a device's use by a pod."""
 
-    ending: Ending
+    ending: UsageEndKind
     seen_s: float
     """Time when a source last listed the use [s since 1970]. The use ended between this and ``noticed_s``."""
     noticed_s: float
@@ -89,7 +89,7 @@ class DeviceUsage:
     """End of the use; None: the use continues."""
 
 
-class Kept(NamedTuple):
+class StoredUses(NamedTuple):
     """Uses of devices by pods that an earlier run of the agent stored."""
 
     running: tuple[DeviceUsage, ...] = ()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from agent.model.gpu import GpuField
 
 
-class Field(Enum):
+class SamplerField(Enum):
     """Reading that the native core's sampler can watch. The names are the native core's."""
 
     CPU_ONLINE = auto()
@@ -40,7 +40,7 @@ class Wake(NamedTuple):
     A field that becomes readable or unreadable always counts as changed.
     """
 
-    field: Field
+    field: SamplerField
     threshold: int = 0
     window_ns: int = 0
 

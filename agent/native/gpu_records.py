@@ -17,7 +17,7 @@ from agent.model.gpu import (
     GpuSample,
     GpuSet,
     MigSample,
-    Status,
+    NvmlStatus,
     XidCount,
 )
 from agent.model.reading import Absence, Missing, Reading
@@ -42,21 +42,21 @@ _EVENTS: Final = struct.Struct(f"={3 * lib.DH_GPU_EVENTS}Q")
 _XID: Final = struct.Struct("=4I3Q")
 
 _SIGNED: Final = frozenset({GpuField.TEMP, GpuField.MARGIN, GpuField.MEM_TEMP})
-_UNSUPPORTED: Final = frozenset({0, Status.NOT_SUPPORTED, Status.FUNCTION_NOT_FOUND})
+_UNSUPPORTED: Final = frozenset({0, NvmlStatus.NOT_SUPPORTED, NvmlStatus.FUNCTION_NOT_FOUND})
 _STATUS_TEXTS: Final = {
-    Status.UNINITIALIZED: "not initialised",
-    Status.NOT_SUPPORTED: "not supported",
-    Status.NO_PERMISSION: "no permission",
-    Status.NOT_FOUND: "not found",
-    Status.DRIVER_NOT_LOADED: "driver not loaded",
-    Status.TIMEOUT: "timed out",
-    Status.LIBRARY_NOT_FOUND: "no library",
-    Status.FUNCTION_NOT_FOUND: "no such function",
-    Status.LOST: "GPU is lost",
-    Status.RESET_REQUIRED: "GPU requires a reset",
-    Status.MISMATCH: "driver and library are of different versions",
-    Status.GPU_NOT_FOUND: "GPU not found",
-    Status.UNKNOWN: "unknown error",
+    NvmlStatus.UNINITIALIZED: "not initialised",
+    NvmlStatus.NOT_SUPPORTED: "not supported",
+    NvmlStatus.NO_PERMISSION: "no permission",
+    NvmlStatus.NOT_FOUND: "not found",
+    NvmlStatus.DRIVER_NOT_LOADED: "driver not loaded",
+    NvmlStatus.TIMEOUT: "timed out",
+    NvmlStatus.LIBRARY_NOT_FOUND: "no library",
+    NvmlStatus.FUNCTION_NOT_FOUND: "no such function",
+    NvmlStatus.LOST: "GPU is lost",
+    NvmlStatus.RESET_REQUIRED: "GPU requires a reset",
+    NvmlStatus.MISMATCH: "driver and library are of different versions",
+    NvmlStatus.GPU_NOT_FOUND: "GPU not found",
+    NvmlStatus.UNKNOWN: "unknown error",
 }
 _CALLS: Final = tuple(ffi.string(lib.dh_nvml_call_name(call)).decode() for call in range(lib.DH_CALL_NUM))
 

@@ -23,7 +23,7 @@ _FIELDS: Final = {field: getattr(lib, f"DH_GPU_{field.name}") for field in GpuFi
 
 
 @dataclass(frozen=True, slots=True)
-class GpusOptions:
+class GpuWatchOptions:
     """Options of a GPU watch: library, periods, deadlines, and changes that wake the reader."""
 
     library: str = "libnvidia-ml.so.1"
@@ -42,7 +42,7 @@ class GpusOptions:
     wakes: Sequence[GpuWake] = ()
 
 
-class Gpus:
+class GpuWatch:
     """Watch of all GPUs: threads that call NVML, and their newest results.
 
     Args:
@@ -55,7 +55,7 @@ class Gpus:
         ProbeError: the kernel refused a descriptor or memory.
     """
 
-    def __init__(self, options: GpusOptions, wake_fd: int) -> None:
+    def __init__(self, options: GpuWatchOptions, wake_fd: int) -> None:
         record = ffi.new(
             "struct dh_gpus_options *",
             {
@@ -138,7 +138,7 @@ def _seconds(ns: int) -> str:
     return f"{ns / NS:g} s"
 
 
-def _open_error(code: int, options: GpusOptions) -> Exception:
+def _open_error(code: int, options: GpuWatchOptions) -> Exception:
     if code == -errno.EINVAL:
         return ConfigError(
             f"GPU watch: period {_seconds(options.period_ns)} or slow period {_seconds(options.slow_ns)} "

@@ -38,7 +38,7 @@ def match(pattern: str, text: str) -> tuple[str, ...] | None:
     return tuple(ffi.buffer(key, used)[:].decode("ascii").removesuffix("\n").split("\n")) if used else ()
 
 
-class Kmsg:
+class KernelLogReader:
     """Reader of the kernel log.
 
     Args:

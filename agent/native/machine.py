@@ -46,7 +46,7 @@ def field_name(field: int) -> str:
     return f"field {field}" if name == ffi.NULL else ffi.string(name).decode()
 
 
-class Machine:
+class MachineWatch:
     """Watch of machine state that changes rarely: memory, memory controllers, pressure, expensive files.
 
     Args:

@@ -13,12 +13,12 @@ from typing import Final
 from agent.errors import ConfigError, ProbeError
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
-from agent.model.wake import Field, Wake
+from agent.model.wake import SamplerField, Wake
 from agent.native._core import ffi, lib
 from agent.native.publication import Publication
 from agent.native.records import SnapshotDecoder
 
-_FIELDS: Final = {field: getattr(lib, f"DH_{field.name}") for field in Field}
+_FIELDS: Final = {field: getattr(lib, f"DH_{field.name}") for field in SamplerField}
 
 
 @dataclass(frozen=True, slots=True)

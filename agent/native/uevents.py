@@ -23,7 +23,7 @@ _SILENT: Final = "the kernel sends no device events to this network namespace (o
 _POLLED: Final = "; devices are polled instead"
 
 
-class Uevents:
+class UeventListener:
     """Listener to device events, in the network namespace of the thread that starts it.
 
     Args:

@@ -8,14 +8,14 @@ from typing import Final, NamedTuple
 
 from agent.allocatable.cgroups import qos_path
 from agent.allocatable.evaluate import AuditNode, PodAudit, evaluate_classes, evaluate_pod
-from agent.allocatable.facts import Exclusive, NodeFacts
+from agent.allocatable.facts import ExclusiveCpus, NodeFacts
 from agent.allocatable.pod import Pod, Qos
 from agent.allocatable.risks import Risk, shared_mappings
-from agent.allocatable.verdicts import KnobComparison
+from agent.allocatable.verdicts import SettingComparison
 from agent.config.config import KUBELET_DIR
 from agent.errors import ProbeError
 from agent.model.cpuset import CpuSet
-from agent.native.cgroup_knobs import KnobReader
+from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources import kubelet_state
 from agent.sources.node_facts import pod_uids_with_cgroups, read_facts, read_sizes
 
@@ -39,13 +39,13 @@ class NodePaths(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AuditResult:
+class CgroupComparisonResult:
     """Result of one audit."""
 
     facts: NodeFacts | None
     """Facts of the node; None: no kubelet has created cgroups, so nothing was read."""
     pods: tuple[PodAudit, ...] = ()
-    classes: tuple[KnobComparison, ...] = ()
+    classes: tuple[SettingComparison, ...] = ()
     """Results of comparing the QoS class cgroups; empty if not requested, or if not all pods are known."""
     unreadable: tuple[str, ...] = ()
     """Pods that could not be audited, each with the reason."""
@@ -62,7 +62,7 @@ def audit(
     classes: bool,
     complete: bool = True,
     by_drivers: ExclusiveByPod = _NO_CPUS,
-) -> AuditResult:
+) -> CgroupComparisonResult:
     """Audit the cgroups of the chosen pods. Blocks on the kernel.
 
     Args:
@@ -80,11 +80,11 @@ def audit(
         PermissionDenied: This user may not read them.
     """
     sizes_kib = read_sizes(paths.sysfs_root)
-    with KnobReader(paths.cgroupfs_root, sizes_kib) as reader:
+    with CgroupSettingReader(paths.cgroupfs_root, sizes_kib) as reader:
         facts = read_facts(reader, sizes_kib, paths.cgroup_root, pods, paths.kubelet_version)
         if facts is None:
             top = f"{paths.cgroupfs_root} below {paths.cgroup_root}"
-            return AuditResult(None, gaps=(f"no kubelet has created cgroups in {top}",))
+            return CgroupComparisonResult(None, gaps=(f"no kubelet has created cgroups in {top}",))
         node = AuditNode(facts, paths.cgroup_root, _has_hugetlb(reader, facts, paths.cgroup_root))
         unlisted = pod_uids_with_cgroups(paths.cgroupfs_root, facts.driver, paths.cgroup_root)
         unlisted -= {pod.cgroup_uid for pod in pods}
@@ -109,7 +109,7 @@ def audit(
         "QoS classes: not audited, their weight is the sum over all pods" if classes and not complete else "",
     ]
     shared = shared_mappings(pods)
-    return AuditResult(
+    return CgroupComparisonResult(
         facts,
         tuple(_with_shared_risks(pod, shared) for pod in judged),
         compared,
@@ -130,8 +130,8 @@ def _evaluate_pods(
     return judged, tuple(unreadable)
 
 
-def _exclusive_cpus(pod: Pod, exclusive: ExclusiveByPod, *, by_kubelet: bool) -> Iterable[Exclusive]:
-    return (Exclusive(name, cpus, by_kubelet) for name, cpus in exclusive.get(pod.cgroup_uid, {}).items())
+def _exclusive_cpus(pod: Pod, exclusive: ExclusiveByPod, *, by_kubelet: bool) -> Iterable[ExclusiveCpus]:
+    return (ExclusiveCpus(name, cpus, by_kubelet) for name, cpus in exclusive.get(pod.cgroup_uid, {}).items())
 
 
 def _with_shared_risks(judged: PodAudit, shared: Sequence[Risk]) -> PodAudit:
@@ -145,7 +145,7 @@ def _join_uids(uids: Iterable[str]) -> str:
     return ", ".join(names[:_NAMED_MAX]) + (", ..." if len(names) > _NAMED_MAX else "")
 
 
-def _has_hugetlb(reader: KnobReader, facts: NodeFacts, root: str) -> bool:
+def _has_hugetlb(reader: CgroupSettingReader, facts: NodeFacts, root: str) -> bool:
     """Return whether the kubepods cgroup has the hugetlb controller; True if unreadable, so that its absence
     in a pod shows."""
     top = reader.read(qos_path(Qos.GUARANTEED, facts.driver, root))

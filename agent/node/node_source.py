@@ -24,13 +24,13 @@ from agent.model.pods import PodsSample
 from agent.model.settings import GpuLimits, HostLimits, Settings
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
-from agent.native.gpus import Gpus, GpusOptions
-from agent.native.kmsg import Kmsg
-from agent.native.machine import Machine
+from agent.native.gpus import GpuWatch, GpuWatchOptions
+from agent.native.kmsg import KernelLogReader
+from agent.native.machine import MachineWatch
 from agent.native.sampler import Sampler, SamplerOptions
-from agent.native.uevents import Uevents
+from agent.native.uevents import UeventListener
 from agent.node.declaration_watcher import DeclarationWatcher
-from agent.node.host_watcher import HostWatcher
+from agent.node.gpu_pci_watcher import GpuPciWatcher
 
 HOST_PERIOD_FACTOR: Final = 6
 """Interval of host reads, in multiples of ``gpu.slow-period``."""
@@ -89,12 +89,12 @@ class NodeSource:
     ) -> None:
         self._sampler = sampler
         self._pods = pods
-        self._gpus: Gpus | None = None
-        self._kmsg: Kmsg | None = None
-        self._machine: Machine | None = None
-        self._uevents: Uevents | None = None
+        self._gpus: GpuWatch | None = None
+        self._kmsg: KernelLogReader | None = None
+        self._machine: MachineWatch | None = None
+        self._uevents: UeventListener | None = None
         every_s = HOST_PERIOD_FACTOR * config.gpu_slow_ns / NS
-        self._host = HostWatcher(
+        self._host = GpuPciWatcher(
             config.nvml_library,
             config.sysfs_root,
             config.procfs_root,
@@ -107,13 +107,13 @@ class NodeSource:
         wake = sampler.fileno()
         try:
             if config.gpu_watch:
-                self._gpus = Gpus(_gpu_options(config, limits, period_ns), wake)
+                self._gpus = GpuWatch(_gpu_options(config, limits, period_ns), wake)
             patterns = (*PATTERNS, *HOST_PATTERNS)
-            self._kmsg = Kmsg(config.kmsg, patterns, wake, config.kmsg_any_facility)
+            self._kmsg = KernelLogReader(config.kmsg, patterns, wake, config.kmsg_any_facility)
             fast_ns = max(MEMORY_ERRORS_NS, period_ns)
             paces = (fast_ns, max(SLOW_NS, fast_ns), max(RARE_NS, fast_ns))
-            self._machine = Machine(config.sysfs_root, config.procfs_root, wake, *paces)
-            self._uevents = Uevents(wake, [sampler.rescan_fileno(), self._machine.rescan_fileno()])
+            self._machine = MachineWatch(config.sysfs_root, config.procfs_root, wake, *paces)
+            self._uevents = UeventListener(wake, [sampler.rescan_fileno(), self._machine.rescan_fileno()])
         except BaseException:
             self.stop(0)
             raise
@@ -216,8 +216,8 @@ class NodeSource:
         os.eventfd_write(self._sampler.fileno(), 1)
 
 
-def _gpu_options(config: Config, limits: GpuLimits, period_ns: int) -> GpusOptions:
-    return GpusOptions(
+def _gpu_options(config: Config, limits: GpuLimits, period_ns: int) -> GpuWatchOptions:
+    return GpuWatchOptions(
         library=config.nvml_library,
         sysfs_root=config.sysfs_root,
         period_ns=period_ns,

@@ -16,13 +16,19 @@ from agent.devices.taint_keys import taint_id
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health
 from agent.model.prepare import ErrorClass, PrepareVerdict
-from agent.prepare.evidence import Evidence, HealthEngineEvidence, Text
+from agent.prepare.evidence import ErrorText, Evidence, HealthEngineEvidence
 from agent.prepare.extract import evidence_chains
 from agent.prepare.normalize import sanitize, shorten
-from agent.prepare.scoring import Context, EvidenceScore, Weight, score
+from agent.prepare.scoring import EvidenceScore, EvidenceWeight, PrepareContext, score
 from agent.prepare.taxonomy import row_of
 
-__all__ = ["Context", "classify", "classify_evidence", "classify_unhealthy_devices", "health_engine_evidence"]
+__all__ = [
+    "PrepareContext",
+    "classify",
+    "classify_evidence",
+    "classify_unhealthy_devices",
+    "health_engine_evidence",
+]
 
 EVIDENCE_MAX: Final = 8
 DETAIL_CHARS: Final = 600
@@ -36,7 +42,7 @@ WORST_FIRST: Final = (
 """Classes of failures, the worst first: of several failures at once the worst is reported."""
 
 
-def classify(error: BaseException, context: Context) -> PrepareVerdict:
+def classify(error: BaseException, context: PrepareContext) -> PrepareVerdict:
     """Return the verdict on a failed prepare from the exception that it raised."""
     chains = evidence_chains(error, context.operation)
     scores = [_score_failure(chain, context) for chain in chains]
@@ -44,13 +50,13 @@ def classify(error: BaseException, context: Context) -> PrepareVerdict:
     return _verdict(_with_other_devices(_worst_failure(scores), scores, unhealthy), context)
 
 
-def classify_evidence(evidence: Sequence[Evidence], context: Context) -> PrepareVerdict:
+def classify_evidence(evidence: Sequence[Evidence], context: PrepareContext) -> PrepareVerdict:
     """Return the verdict on one failure from its evidence, that of the outermost exception first."""
-    worst = _score_failure(evidence or (Text(""),), context)
+    worst = _score_failure(evidence or (ErrorText(""),), context)
     return _verdict(_with_other_devices(worst, [worst], _unhealthy_devices(evidence, context)), context)
 
 
-def classify_unhealthy_devices(context: Context) -> PrepareVerdict | None:
+def classify_unhealthy_devices(context: PrepareContext) -> PrepareVerdict | None:
     """Return the verdict on a claim that has an Unhealthy device; None: no device is Unhealthy."""
     unhealthy = _unhealthy_devices((), context)
     return _verdict(_score_unhealthy(unhealthy), context) if unhealthy else None
@@ -59,7 +65,7 @@ def classify_unhealthy_devices(context: Context) -> PrepareVerdict | None:
 # --- the ranking -------------------------------------------------------------------------------------------
 
 
-def _score_failure(evidence: Sequence[Evidence], context: Context) -> EvidenceScore:
+def _score_failure(evidence: Sequence[Evidence], context: PrepareContext) -> EvidenceScore:
     unhealthy = _unhealthy_devices(evidence, context)
     scores = [score(piece, context) for piece in evidence if piece not in unhealthy]
     if not scores:
@@ -87,7 +93,10 @@ def _health_engine_decides(best: EvidenceScore, unhealthy: Sequence[HealthEngine
         return False
     if best.error_class is ErrorClass.FAILED_DEVICE:
         return set(best.devices) <= {one.device for one in unhealthy}  # the engine's cause counts for them
-    return best.weight < Weight.FACT or best.error_class not in {ErrorClass.BAD_CONFIG, ErrorClass.PERMANENT}
+    return best.weight < EvidenceWeight.FACT or best.error_class not in {
+        ErrorClass.BAD_CONFIG,
+        ErrorClass.PERMANENT,
+    }
 
 
 def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
@@ -141,7 +150,9 @@ def _unique(lines: tuple[str, ...]) -> tuple[str, ...]:
 # --- the health engine -------------------------------------------------------------------------------------
 
 
-def _unhealthy_devices(evidence: Sequence[Evidence], context: Context) -> tuple[HealthEngineEvidence, ...]:
+def _unhealthy_devices(
+    evidence: Sequence[Evidence], context: PrepareContext
+) -> tuple[HealthEngineEvidence, ...]:
     """Return the claim's Unhealthy devices, sorted by name."""
     refs = {device.ref for device in context.claim.devices}
     known = {piece.device: piece for piece in evidence if isinstance(piece, HealthEngineEvidence)}
@@ -163,7 +174,7 @@ def _score_unhealthy(unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore
     """Return the score of a failure that Unhealthy devices caused, with the text of their health message."""
     first, *rest = unhealthy
     return EvidenceScore(
-        Weight.DRIVER,
+        EvidenceWeight.DRIVER,
         first.code or "device.unhealthy",
         ErrorClass.FAILED_DEVICE,
         sanitize(first.text) or "the device is Unhealthy",
@@ -178,7 +189,7 @@ def _score_unhealthy(unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore
 # --- the verdict -------------------------------------------------------------------------------------------
 
 
-def _verdict(decisive: EvidenceScore, context: Context) -> PrepareVerdict:
+def _verdict(decisive: EvidenceScore, context: PrepareContext) -> PrepareVerdict:
     if decisive.verdict is not None:
         return decisive.verdict
     claim, row = context.claim, row_of(decisive.code, decisive.error_class)

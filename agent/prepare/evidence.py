@@ -122,7 +122,7 @@ class HttpStatus(NamedTuple):
         return f"{'API' if self.kubernetes else 'HTTP'} {self.status} {self.reason}".rstrip()
 
 
-class DecodeError(NamedTuple):
+class DecodeFailure(NamedTuple):
     """Input that could not be decoded, or that a type check rejected."""
 
     by: str
@@ -181,7 +181,7 @@ class HealthEngineEvidence(NamedTuple):
         return f"health engine: {self.device} {self.health.name.capitalize()}{self.code and f', {self.code}'}"
 
 
-class Timeout(NamedTuple):
+class TimedOut(NamedTuple):
     """An operation that did not finish in time."""
 
     by: str
@@ -212,7 +212,7 @@ class BackendUnreachable(NamedTuple):
         return "health backend does not answer"
 
 
-class Raised(NamedTuple):
+class UnknownException(NamedTuple):
     """An exception of which only the type is known."""
 
     name: str
@@ -224,7 +224,7 @@ class Raised(NamedTuple):
         return f"exception {self.name}"
 
 
-class Text(NamedTuple):
+class ErrorText(NamedTuple):
     """An error text without any type or number."""
 
     text: str
@@ -272,16 +272,16 @@ Evidence = (
     | NvmlCode
     | GrpcStatus
     | HttpStatus
-    | DecodeError
+    | DecodeFailure
     | WrongValue
     | NoConnection
     | UnreadableCdiFile
     | HealthEngineEvidence
-    | Timeout
+    | TimedOut
     | Interrupted
     | BackendUnreachable
-    | Raised
-    | Text
+    | UnknownException
+    | ErrorText
     | DriverReportedError
     | ClassifiedBefore
     | HandledBefore

@@ -30,7 +30,7 @@ from agent.prepare.evidence import (
     GRPC_NAMES,
     BackendUnreachable,
     ClassifiedBefore,
-    DecodeError,
+    DecodeFailure,
     DriverReportedError,
     Errno,
     Evidence,
@@ -40,8 +40,8 @@ from agent.prepare.evidence import (
     Interrupted,
     NoConnection,
     NvmlCode,
-    Raised,
-    Timeout,
+    TimedOut,
+    UnknownException,
     UnreadableCdiFile,
     WrongValue,
 )
@@ -113,7 +113,7 @@ def extract_evidence(error: BaseException, mark: OperationMark | None = None) ->
             return evidence
     kind = type(error)
     bug = kind.__module__ == "builtins" and issubclass(kind, _BUGS)
-    return Raised(kind.__name__, bug, exception_text(error))
+    return UnknownException(kind.__name__, bug, exception_text(error))
 
 
 def _classified(error: BaseException, _: OperationMark | None) -> Evidence | None:
@@ -203,7 +203,7 @@ def _timed_out(error: BaseException, mark: OperationMark | None) -> Evidence | N
     by_builtin = isinstance(error, TimeoutError) and error.errno is None
     if not by_builtin and not _TIMEOUTS & _qualified_names(error):
         return None
-    return Timeout(type(error).__name__, mark.operation if mark else None, exception_text(error))
+    return TimedOut(type(error).__name__, mark.operation if mark else None, exception_text(error))
 
 
 def _unconnected(error: BaseException, mark: OperationMark | None) -> Evidence | None:
@@ -237,7 +237,7 @@ def _decode_error(error: BaseException, mark: OperationMark | None) -> Evidence 
     if is_rejected or names & _UNREADABLE:
         if operation is Operation.CDI:
             return UnreadableCdiFile(mark.path if mark else "", exception_text(error))
-        return DecodeError(type(error).__name__, exception_text(error), operation, is_rejected)
+        return DecodeFailure(type(error).__name__, exception_text(error), operation, is_rejected)
     if operation is Operation.CONFIG and isinstance(error, _VALUES):
         return WrongValue(type(error).__name__, exception_text(error))
     return None

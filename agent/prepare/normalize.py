@@ -14,15 +14,15 @@ _CUT: Final = "..."
 _OBJECT: Final = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")
 
 
-class Mask(NamedTuple):
+class TextMask(NamedTuple):
     """Replacement for text that changes from one try to the next."""
 
     pattern: re.Pattern[str]
     replacement: str
 
 
-def _mask(pattern: str, replacement: str) -> Mask:
-    return Mask(re.compile(pattern), replacement)
+def _mask(pattern: str, replacement: str) -> TextMask:
+    return TextMask(re.compile(pattern), replacement)
 
 
 MASKS: Final = (

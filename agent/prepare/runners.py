@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 from agent.model.claim import Claim, ClaimRef
 from agent.prepare.patterns import Pattern
-from agent.prepare.steps import Call, Pause, PrepareService, Step, attempt
+from agent.prepare.steps import CallHandler, Pause, PrepareService, Step, attempt
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def run_plain(steps: Steps[T], handler: Callable[[], object]) -> T:
         step = next(steps)
         while True:
             match step:
-                case Call():
+                case CallHandler():
                     try:
                         result = handler()
                     except Exception as error:
@@ -79,7 +79,7 @@ async def _run(
         step = next(steps)
         while True:
             match step:
-                case Call():
+                case CallHandler():
                     try:
                         result = await handler()
                     except Exception as error:

@@ -17,9 +17,10 @@ from agent.prepare import codes
 from agent.prepare.evidence import (
     BackendUnreachable,
     ClassifiedBefore,
-    DecodeError,
+    DecodeFailure,
     DriverReportedError,
     Errno,
+    ErrorText,
     Evidence,
     GrpcStatus,
     HandledBefore,
@@ -28,9 +29,8 @@ from agent.prepare.evidence import (
     Interrupted,
     NoConnection,
     NvmlCode,
-    Raised,
-    Text,
-    Timeout,
+    TimedOut,
+    UnknownException,
     UnreadableCdiFile,
     WrongValue,
 )
@@ -39,7 +39,7 @@ from agent.prepare.patterns import PATTERNS, Pattern
 from agent.prepare.taxonomy import DEFAULTS, is_code
 
 
-class Weight(IntEnum):
+class EvidenceWeight(IntEnum):
     """Strength of a piece of evidence; the evidence with the greatest weight decides the class."""
 
     TYPE = 0
@@ -58,7 +58,7 @@ class Weight(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class PrepareContext:
     """Facts about a failed prepare that are not part of the exception."""
 
     claim: Claim
@@ -75,7 +75,7 @@ class Context:
 class EvidenceScore(NamedTuple):
     """Score of one piece of evidence."""
 
-    weight: Weight
+    weight: EvidenceWeight
     code: str
     error_class: ErrorClass
     summary: str
@@ -109,13 +109,13 @@ OPERATION_TEXTS: Final[Mapping[Operation, str]] = {
 }
 
 
-def score(piece: Evidence, context: Context) -> EvidenceScore:
+def score(piece: Evidence, context: PrepareContext) -> EvidenceScore:
     """Score one piece of evidence by itself, with its lines for the verdict."""
     scored = _SCORERS[type(piece)](piece, context)
     return scored._replace(evidence=(scored.evidence or (shorten(sanitize(str(piece))),)) + scored.notes)
 
 
-def _errno(piece: Errno, context: Context) -> EvidenceScore:
+def _errno(piece: Errno, context: PrepareContext) -> EvidenceScore:
     operation = piece.operation or context.operation
     code, error_class = codes.meaning_of_errno(piece.number, operation)
     text = f" ({normalize(piece.text)})" if piece.text else ""  # libc's text, or the driver's own
@@ -123,17 +123,17 @@ def _errno(piece: Errno, context: Context) -> EvidenceScore:
     summary = f"{piece.name}{text}{action}{piece.path and f': {normalize(piece.path)}'}"
     if code.startswith("os."):
         is_classified = error_class is not ErrorClass.UNKNOWN
-        weight, confidence = (Weight.LOOSE, 0.7) if is_classified else (Weight.CODE, 0.1)
+        weight, confidence = (EvidenceWeight.LOOSE, 0.7) if is_classified else (EvidenceWeight.CODE, 0.1)
         return _match_patterns(
             EvidenceScore(weight, code, error_class, summary, confidence), piece.text, context
         )
-    return EvidenceScore(Weight.FACT, code, error_class, summary, 0.9)
+    return EvidenceScore(EvidenceWeight.FACT, code, error_class, summary, 0.9)
 
 
-def _nvml(piece: NvmlCode, context: Context) -> EvidenceScore:
+def _nvml(piece: NvmlCode, context: PrepareContext) -> EvidenceScore:
     code, error_class = codes.meaning_of_nvml(piece.code)
     is_classified = error_class is not ErrorClass.UNKNOWN
-    weight, confidence = (Weight.FACT, 0.9) if is_classified else (Weight.CODE, 0.1)
+    weight, confidence = (EvidenceWeight.FACT, 0.9) if is_classified else (EvidenceWeight.CODE, 0.1)
     scored = EvidenceScore(weight, code, error_class, f"NVML: {piece.name} ({piece.code})", confidence)
     if error_class is not ErrorClass.FAILED_DEVICE:
         return scored
@@ -144,16 +144,18 @@ def _nvml(piece: NvmlCode, context: Context) -> EvidenceScore:
     return scored._replace(error_class=ErrorClass.TRANSIENT, notes=(note,), confidence=0.5)
 
 
-def _grpc(piece: GrpcStatus, context: Context) -> EvidenceScore:
+def _grpc(piece: GrpcStatus, context: PrepareContext) -> EvidenceScore:
     code, error_class = codes.meaning_of_grpc(piece.code)
     summary = f"gRPC: {piece.name}{piece.message and f': {normalize(piece.message)}'}"
-    weight, confidence = (Weight.CODE, 0.1) if error_class is ErrorClass.UNKNOWN else (Weight.LOOSE, 0.7)
+    weight, confidence = (
+        (EvidenceWeight.CODE, 0.1) if error_class is ErrorClass.UNKNOWN else (EvidenceWeight.LOOSE, 0.7)
+    )
     return _match_patterns(
         EvidenceScore(weight, code, error_class, summary, confidence), piece.message, context
     )
 
 
-def _http(piece: HttpStatus, context: Context) -> EvidenceScore:
+def _http(piece: HttpStatus, context: PrepareContext) -> EvidenceScore:
     code, error_class = codes.meaning_of_http(piece.status, piece.reason, piece.kubernetes)
     server = "API server" if piece.kubernetes else "HTTP"
     summary = f"{server}: {piece.status} {normalize(piece.reason)}".rstrip()
@@ -161,90 +163,96 @@ def _http(piece: HttpStatus, context: Context) -> EvidenceScore:
         summary += f": {normalize(piece.message)}"
     if error_class is ErrorClass.UNKNOWN:
         return _match_patterns(
-            EvidenceScore(Weight.CODE, code, error_class, summary, 0.1), piece.message, context
+            EvidenceScore(EvidenceWeight.CODE, code, error_class, summary, 0.1), piece.message, context
         )
-    weight, confidence = (Weight.FACT, 0.9) if piece.kubernetes else (Weight.LOOSE, 0.6)
+    weight, confidence = (EvidenceWeight.FACT, 0.9) if piece.kubernetes else (EvidenceWeight.LOOSE, 0.6)
     return EvidenceScore(weight, code, error_class, summary, confidence)
 
 
-def _decode_error(piece: DecodeError, context: Context) -> EvidenceScore:
+def _decode_error(piece: DecodeFailure, context: PrepareContext) -> EvidenceScore:
     summary = f"{piece.by}: {sanitize(piece.text)}"
     operation = piece.operation or context.operation
     if operation is Operation.CONFIG:
         return EvidenceScore(
-            Weight.FACT, "config.decode", ErrorClass.BAD_CONFIG, f"parameters: {summary}", 0.9
+            EvidenceWeight.FACT, "config.decode", ErrorClass.BAD_CONFIG, f"parameters: {summary}", 0.9
         )
     if operation is Operation.STATE:
-        return EvidenceScore(Weight.FACT, "state.checkpoint_corrupt", ErrorClass.PERMANENT, summary, 0.9)
+        return EvidenceScore(
+            EvidenceWeight.FACT, "state.checkpoint_corrupt", ErrorClass.PERMANENT, summary, 0.9
+        )
     if piece.rejected and operation is None and context.claim.configs:
         return EvidenceScore(
-            Weight.LOOSE, "config.decode", ErrorClass.BAD_CONFIG, f"parameters: {summary}", 0.6
+            EvidenceWeight.LOOSE, "config.decode", ErrorClass.BAD_CONFIG, f"parameters: {summary}", 0.6
         )
     return EvidenceScore(
-        Weight.CODE, "driver.decode", ErrorClass.UNKNOWN, f"{piece.by}: {normalize(piece.text)}", 0.1
+        EvidenceWeight.CODE, "driver.decode", ErrorClass.UNKNOWN, f"{piece.by}: {normalize(piece.text)}", 0.1
     )
 
 
-def _wrong_value(piece: WrongValue, _: Context) -> EvidenceScore:
+def _wrong_value(piece: WrongValue, _: PrepareContext) -> EvidenceScore:
     summary = f"parameters: {sanitize(piece.text) or piece.by}"
-    return EvidenceScore(Weight.FACT, "config.invalid", ErrorClass.BAD_CONFIG, summary, 0.8)
+    return EvidenceScore(EvidenceWeight.FACT, "config.invalid", ErrorClass.BAD_CONFIG, summary, 0.8)
 
 
-def _no_connection(piece: NoConnection, context: Context) -> EvidenceScore:
+def _no_connection(piece: NoConnection, context: PrepareContext) -> EvidenceScore:
     is_api = (piece.operation or context.operation) is Operation.API
-    weight, code = (Weight.FACT, "api.unreachable") if is_api else (Weight.LOOSE, "os.unconnected")
+    weight, code = (
+        (EvidenceWeight.FACT, "api.unreachable") if is_api else (EvidenceWeight.LOOSE, "os.unconnected")
+    )
     summary = f"no connection: {piece.by}{piece.text and f': {normalize(piece.text)}'}"
     return EvidenceScore(weight, code, ErrorClass.TRANSIENT, summary, 0.7)
 
 
-def _cdi_file(piece: UnreadableCdiFile, _: Context) -> EvidenceScore:
+def _cdi_file(piece: UnreadableCdiFile, _: PrepareContext) -> EvidenceScore:
     where = f" {normalize(piece.path)}" if piece.path else ""
     summary = f"CDI file{where} cannot be parsed: {normalize(piece.text)}"
-    return EvidenceScore(Weight.FACT, "cdi.malformed", ErrorClass.TRANSIENT, summary, 0.8)
+    return EvidenceScore(EvidenceWeight.FACT, "cdi.malformed", ErrorClass.TRANSIENT, summary, 0.8)
 
 
-def _health_engine(piece: HealthEngineEvidence, _: Context) -> EvidenceScore:
+def _health_engine(piece: HealthEngineEvidence, _: PrepareContext) -> EvidenceScore:
     """Score a device that is not Unhealthy: its state does not explain a failure."""
     text = f"{piece.device} is {piece.health.name.capitalize()}"
-    return EvidenceScore(Weight.TYPE, "driver.error", ErrorClass.UNKNOWN, text, 0.0)
+    return EvidenceScore(EvidenceWeight.TYPE, "driver.error", ErrorClass.UNKNOWN, text, 0.0)
 
 
-def _timed_out(piece: Timeout, context: Context) -> EvidenceScore:
+def _timed_out(piece: TimedOut, context: PrepareContext) -> EvidenceScore:
     operation = piece.operation or context.operation
     code = codes.TIMEOUTS.get(operation, "deadline") if operation else "deadline"
     action = f" while {OPERATION_TEXTS[operation]}" if operation else ""
     text = f": {normalize(piece.text)}" if piece.text else ""
-    weight = Weight.FACT if operation else Weight.LOOSE
+    weight = EvidenceWeight.FACT if operation else EvidenceWeight.LOOSE
     return EvidenceScore(weight, code, ErrorClass.TRANSIENT, f"timed out{action}{text}", 0.7)
 
 
-def _interrupted(piece: Interrupted, _: Context) -> EvidenceScore:
+def _interrupted(piece: Interrupted, _: PrepareContext) -> EvidenceScore:
     code = "driver.shutting_down" if piece.process_exit else "driver.cancelled"
-    return EvidenceScore(Weight.LOOSE, code, ErrorClass.TRANSIENT, f"interrupted: {piece.by}", 0.7)
+    return EvidenceScore(EvidenceWeight.LOOSE, code, ErrorClass.TRANSIENT, f"interrupted: {piece.by}", 0.7)
 
 
-def _no_backend(piece: BackendUnreachable, _: Context) -> EvidenceScore:
+def _no_backend(piece: BackendUnreachable, _: PrepareContext) -> EvidenceScore:
     summary = f"health backend: {normalize(piece.text)}"
-    return EvidenceScore(Weight.LOOSE, "backend.unreachable", ErrorClass.UNKNOWN, summary, 0.5)
+    return EvidenceScore(EvidenceWeight.LOOSE, "backend.unreachable", ErrorClass.UNKNOWN, summary, 0.5)
 
 
-def _raised(piece: Raised, context: Context) -> EvidenceScore:
+def _raised(piece: UnknownException, context: PrepareContext) -> EvidenceScore:
     code = f"driver.{'bug' if piece.bug else 'exception'}.{_snake(piece.name)}"
     text = normalize(piece.text)
     summary = f"{sanitize(piece.name)}{text and f': {text}'}"
     return _match_patterns(
-        EvidenceScore(Weight.TYPE, code, ErrorClass.UNKNOWN, summary, 0.0), piece.text, context
+        EvidenceScore(EvidenceWeight.TYPE, code, ErrorClass.UNKNOWN, summary, 0.0), piece.text, context
     )
 
 
-def _text(piece: Text, context: Context) -> EvidenceScore:
-    scored = EvidenceScore(Weight.TYPE, "driver.error", ErrorClass.UNKNOWN, normalize(piece.text), 0.0)
+def _text(piece: ErrorText, context: PrepareContext) -> EvidenceScore:
+    scored = EvidenceScore(
+        EvidenceWeight.TYPE, "driver.error", ErrorClass.UNKNOWN, normalize(piece.text), 0.0
+    )
     return _match_patterns(scored, piece.text, context)
 
 
-def _driver_reported(piece: DriverReportedError, context: Context) -> EvidenceScore:
+def _driver_reported(piece: DriverReportedError, context: PrepareContext) -> EvidenceScore:
     scored = EvidenceScore(
-        Weight.DRIVER,
+        EvidenceWeight.DRIVER,
         piece.code,
         piece.error_class,
         sanitize(piece.summary),
@@ -258,7 +266,7 @@ def _driver_reported(piece: DriverReportedError, context: Context) -> EvidenceSc
         note = f"code {sanitize(piece.code)[:40]!r} is not a dotted code"
         scored = scored._replace(code=DEFAULTS[piece.error_class].code, notes=(note,))
     if piece.error_class is ErrorClass.UNKNOWN:
-        return scored._replace(weight=Weight.LOOSE)  # a number with an operation may show the class
+        return scored._replace(weight=EvidenceWeight.LOOSE)  # a number with an operation may show the class
     if piece.error_class is not ErrorClass.FAILED_DEVICE:
         return scored
     if piece.code in PROGRAM_XIDS:
@@ -274,13 +282,15 @@ def _driver_reported(piece: DriverReportedError, context: Context) -> EvidenceSc
         return _blame_device(scored, named, context)
     else:
         note = f"the claim has no device {sanitize(piece.device or '')[:80]!r}"
-    return scored._replace(weight=Weight.LOOSE, error_class=ErrorClass.UNKNOWN, notes=(note,), confidence=0.5)
+    return scored._replace(
+        weight=EvidenceWeight.LOOSE, error_class=ErrorClass.UNKNOWN, notes=(note,), confidence=0.5
+    )
 
 
-def _classified_before(piece: ClassifiedBefore, _: Context) -> EvidenceScore:
+def _classified_before(piece: ClassifiedBefore, _: PrepareContext) -> EvidenceScore:
     verdict = piece.verdict
     return EvidenceScore(
-        Weight.CLASSIFIED,
+        EvidenceWeight.CLASSIFIED,
         verdict.code,
         verdict.error_class,
         verdict.summary,
@@ -292,54 +302,56 @@ def _classified_before(piece: ClassifiedBefore, _: Context) -> EvidenceScore:
     )
 
 
-def _handled(piece: HandledBefore, context: Context) -> EvidenceScore:
+def _handled(piece: HandledBefore, context: PrepareContext) -> EvidenceScore:
     """Score an exception that was being handled when the failure came; it counts only if transient."""
     scored = score(piece.evidence, context)
-    if scored.error_class is ErrorClass.TRANSIENT and scored.weight < Weight.DRIVER:
-        return scored._replace(weight=min(scored.weight, Weight.LOOSE), evidence=(str(piece),))
+    if scored.error_class is ErrorClass.TRANSIENT and scored.weight < EvidenceWeight.DRIVER:
+        return scored._replace(weight=min(scored.weight, EvidenceWeight.LOOSE), evidence=(str(piece),))
     return scored._replace(
-        weight=Weight.TYPE, error_class=ErrorClass.UNKNOWN, code="driver.error", evidence=(str(piece),),
-        confidence=0.0, devices=(), verdict=None,
+        weight=EvidenceWeight.TYPE, error_class=ErrorClass.UNKNOWN, code="driver.error",
+        evidence=(str(piece),), confidence=0.0, devices=(), verdict=None,
     )  # fmt: skip
 
 
-_SCORERS: Final[Mapping[type, Callable[[Any, Context], EvidenceScore]]] = {
+_SCORERS: Final[Mapping[type, Callable[[Any, PrepareContext], EvidenceScore]]] = {
     Errno: _errno,
     NvmlCode: _nvml,
     GrpcStatus: _grpc,
     HttpStatus: _http,
-    DecodeError: _decode_error,
+    DecodeFailure: _decode_error,
     WrongValue: _wrong_value,
     NoConnection: _no_connection,
     UnreadableCdiFile: _cdi_file,
     HealthEngineEvidence: _health_engine,
-    Timeout: _timed_out,
+    TimedOut: _timed_out,
     Interrupted: _interrupted,
     BackendUnreachable: _no_backend,
-    Raised: _raised,
-    Text: _text,
+    UnknownException: _raised,
+    ErrorText: _text,
     DriverReportedError: _driver_reported,
     ClassifiedBefore: _classified_before,
     HandledBefore: _handled,
 }
 
 
-def _match_patterns(scored: EvidenceScore, text: str, context: Context) -> EvidenceScore:
+def _match_patterns(scored: EvidenceScore, text: str, context: PrepareContext) -> EvidenceScore:
     """Return the score, or the score of the first pattern that matches the text if that score is stronger."""
-    if scored.weight >= Weight.TEXT:
+    if scored.weight >= EvidenceWeight.TEXT:
         return scored
     text = sanitize(text)
     found = next((pattern for pattern in (*context.patterns, *PATTERNS) if pattern.matches(text)), None)
     if found is None:
         return scored
     scored = scored._replace(
-        weight=Weight.TEXT, code=found.code, error_class=found.error_class, confidence=found.confidence,
-        summary=sanitize(found.summary) or scored.summary,
+        weight=EvidenceWeight.TEXT, code=found.code, error_class=found.error_class,
+        confidence=found.confidence, summary=sanitize(found.summary) or scored.summary,
     )  # fmt: skip
     return _blame_device(scored, (), context) if found.error_class is ErrorClass.FAILED_DEVICE else scored
 
 
-def _blame_device(scored: EvidenceScore, named: Sequence[DeviceRef], context: Context) -> EvidenceScore:
+def _blame_device(
+    scored: EvidenceScore, named: Sequence[DeviceRef], context: PrepareContext
+) -> EvidenceScore:
     """Add the named device, or the claim's only device, as cause; with several candidates: transient."""
     devices = named or sorted({device.ref for device in context.claim.devices})
     if len(devices) == 1:
@@ -349,7 +361,7 @@ def _blame_device(scored: EvidenceScore, named: Sequence[DeviceRef], context: Co
     return scored._replace(error_class=ErrorClass.TRANSIENT, notes=(note,), confidence=confidence)
 
 
-def _devices_named(name: str, context: Context) -> tuple[DeviceRef, ...]:
+def _devices_named(name: str, context: PrepareContext) -> tuple[DeviceRef, ...]:
     """Return the claim's devices with this name."""
     refs = sorted({device.ref for device in context.claim.devices})
     return tuple(ref for ref in refs if name in {ref.device, f"{ref.pool}/{ref.device}", str(ref)})

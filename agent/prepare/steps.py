@@ -47,7 +47,7 @@ def retry_pause_s(
     return pause if spent_s + pause <= RETRY_WINDOW_S else None
 
 
-class Call(NamedTuple):
+class CallHandler(NamedTuple):
     """Step: call the handler; send its result or throw its exception."""
 
 
@@ -63,7 +63,7 @@ class RunInThread(NamedTuple):
     function: Callable[[], PrepareVerdict]
 
 
-Step = Call | Pause | RunInThread
+Step = CallHandler | Pause | RunInThread
 
 
 class PrepareService(Protocol):
@@ -109,7 +109,7 @@ def attempt(
     began, tries = tracker.monotonic() if began_s is None else began_s, 0
     while True:
         try:
-            result = yield Call()
+            result = yield CallHandler()
         except PrepareError:  # classified already
             raise
         except Exception as error:

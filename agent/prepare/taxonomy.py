@@ -55,7 +55,7 @@ NEGATIVE_CACHE_S: Final[Mapping[ErrorClass, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TaxonomyRow:
     """Row of the taxonomy: one kind of failed prepare."""
 
     code: str
@@ -84,20 +84,20 @@ _C, _S, _R = ErrorClass, Scope, Retry
 _KEEP_AWAY: Final = Remediation(Effect.NO_SCHEDULE)
 
 
-def _unknown(code: str, why: str, advice: str, scope: Scope = Scope.DRIVER) -> Row:
-    return Row(code, _C.UNKNOWN, scope, _R.LATER, why, advice)
+def _unknown(code: str, why: str, advice: str, scope: Scope = Scope.DRIVER) -> TaxonomyRow:
+    return TaxonomyRow(code, _C.UNKNOWN, scope, _R.LATER, why, advice)
 
 
-def _transient(code: str, scope: Scope, why: str, advice: str, retry: Retry = Retry.LATER) -> Row:
-    return Row(code, _C.TRANSIENT, scope, retry, why, advice)
+def _transient(code: str, scope: Scope, why: str, advice: str, retry: Retry = Retry.LATER) -> TaxonomyRow:
+    return TaxonomyRow(code, _C.TRANSIENT, scope, retry, why, advice)
 
 
-def _bad_config(code: str, why: str, advice: str) -> Row:
-    return Row(code, _C.BAD_CONFIG, _S.CLAIM, _R.NEVER, why, advice)
+def _bad_config(code: str, why: str, advice: str) -> TaxonomyRow:
+    return TaxonomyRow(code, _C.BAD_CONFIG, _S.CLAIM, _R.NEVER, why, advice)
 
 
-def _failed_device(code: str, why: str, advice: str, retry: Retry = Retry.AFTER_REPAIR) -> Row:
-    return Row(code, _C.FAILED_DEVICE, _S.DEVICE, retry, why, advice, Health.UNHEALTHY, _KEEP_AWAY)
+def _failed_device(code: str, why: str, advice: str, retry: Retry = Retry.AFTER_REPAIR) -> TaxonomyRow:
+    return TaxonomyRow(code, _C.FAILED_DEVICE, _S.DEVICE, retry, why, advice, Health.UNHEALTHY, _KEEP_AWAY)
 
 
 def _permanent(
@@ -107,8 +107,8 @@ def _permanent(
     advice: str,
     health: Health | None = None,
     taint: Remediation | None = None,
-) -> Row:
-    return Row(code, _C.PERMANENT, scope, _R.AFTER_FIX, why, advice, health, taint)
+) -> TaxonomyRow:
+    return TaxonomyRow(code, _C.PERMANENT, scope, _R.AFTER_FIX, why, advice, health, taint)
 
 
 _WAIT: Final = "wait: the kubelet retries"
@@ -139,13 +139,13 @@ _GPU: Final = (
     _transient("gpu.not_found", _S.DEVICE,
                "NVML does not find the GPU: it is appearing, disappearing, or bound to another driver",
                "check whether nvidia-smi lists the GPU"),
-    Row("gpu.driver.mismatch", _C.TRANSIENT, _S.NODE, _R.AFTER_FIX,
+    TaxonomyRow("gpu.driver.mismatch", _C.TRANSIENT, _S.NODE, _R.AFTER_FIX,
         "NVIDIA's library and kernel module have different versions: no new process can use a GPU", _RELOAD,
         Health.UNKNOWN, _KEEP_AWAY),
     _permanent("gpu.driver.mismatch", _S.NODE,
                "NVIDIA's library and kernel module still differ after a reload", _RELOAD, Health.UNKNOWN,
                _KEEP_AWAY),
-    Row("gpu.driver.init", _C.TRANSIENT, _S.NODE, _R.AFTER_FIX,
+    TaxonomyRow("gpu.driver.init", _C.TRANSIENT, _S.NODE, _R.AFTER_FIX,
         "NVML cannot be initialized: no GPU can be used",
         "check that nvidia-smi answers; search the kernel log for NVRM", Health.UNKNOWN, _KEEP_AWAY),
     _permanent("gpu.driver.init", _S.NODE, "NVML still cannot be initialized after the driver was reloaded",
@@ -281,7 +281,7 @@ _DRIVER: Final = (
                "drain the node, move the file away and restart the driver", Health.UNKNOWN),
     _permanent("state.version_newer", _S.DRIVER, "a newer version of the driver wrote its state",
                "run that version, or drain the node and move the file away", Health.UNKNOWN),
-    Row("backend.unreachable", _C.UNKNOWN, _S.DRIVER, _R.LATER, "the health backend does not answer",
+    TaxonomyRow("backend.unreachable", _C.UNKNOWN, _S.DRIVER, _R.LATER, "the health backend does not answer",
         "check whether drahealth runs", Health.UNKNOWN),
     _transient("os.*", _S.NODE, "a system call failed temporarily", "check the node for exhausted resources"),
     _unknown("os.*", "a system call failed during an unknown operation", "see the driver's log"),
@@ -293,7 +293,7 @@ _DRIVER: Final = (
     _unknown("driver.exception.*", "an unclassified exception", "see the driver's log"),
 )  # fmt: skip
 
-DEFAULTS: Final[Mapping[ErrorClass, Row]] = {
+DEFAULTS: Final[Mapping[ErrorClass, TaxonomyRow]] = {
     row.error_class: row
     for row in (
         _unknown("driver.error", "the driver reported an error without a class", "see the driver's log",
@@ -314,7 +314,7 @@ _ROWS: Final = {(row.code, row.error_class): row for row in TAXONOMY}
 
 
 @cache
-def row_of(code: str, error_class: ErrorClass) -> Row:
+def row_of(code: str, error_class: ErrorClass) -> TaxonomyRow:
     """Return the row of a code in a class, else the row of its nearest family, else the class's default
     row."""
     parts = code.split(".")

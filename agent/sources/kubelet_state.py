@@ -29,7 +29,14 @@ import msgspec
 from agent.config.config import CHECKPOINT
 from agent.errors import ProbeError
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.claim_sources import Belief, DeviceUse, Origin, PreparedClaim, Provenance, SourceAnswer
+from agent.model.claim_sources import (
+    DeviceUse,
+    KubeletHealthRecord,
+    Origin,
+    PreparedClaim,
+    Provenance,
+    SourceAnswer,
+)
 from agent.model.cpuset import CpuSet, parse_cpus
 from agent.model.health import Health
 from agent.model.reading import Absence
@@ -209,7 +216,7 @@ class _DriverHealth(msgspec.Struct):
     Devices: dict[str, _HealthEntry] | None = None
 
 
-def read_health_state(path: Path, now: Instant) -> SourceAnswer[Belief]:
+def read_health_state(path: Path, now: Instant) -> SourceAnswer[KubeletHealthRecord]:
     """Read the health of devices that the kubelet has stored. Blocks on the disk.
 
     Args:
@@ -229,7 +236,7 @@ def read_health_state(path: Path, now: Instant) -> SourceAnswer[Belief]:
     return SourceAnswer(Provenance(Origin.HEALTH_STATE, now, file.written_s), beliefs, invalid=problems)
 
 
-def parse_health_state(data: bytes) -> tuple[tuple[Belief, ...], tuple[str, ...]]:
+def parse_health_state(data: bytes) -> tuple[tuple[KubeletHealthRecord, ...], tuple[str, ...]]:
     """Parse the health of devices, and the problems of invalid entries.
 
     Raises:
@@ -239,7 +246,7 @@ def parse_health_state(data: bytes) -> tuple[tuple[Belief, ...], tuple[str, ...]
         drivers = msgspec.json.decode(data, type=dict[str, _DriverHealth] | None)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"cannot be parsed: {error}") from None
-    beliefs: list[Belief] = []
+    beliefs: list[KubeletHealthRecord] = []
     problems: list[str] = []
     for driver, key, device in _entries(drivers or {}):
         try:
@@ -250,7 +257,7 @@ def parse_health_state(data: bytes) -> tuple[tuple[Belief, ...], tuple[str, ...]
         lease_s = device.HealthCheckTimeout / NS if device.HealthCheckTimeout else DEFAULT_LEASE_S
         ref = DeviceRef(driver, device.PoolName, device.DeviceName)
         health = _HEALTH.get(device.Health, Health.UNKNOWN)
-        beliefs.append(Belief(ref, health, device.Message, updated_s, lease_s))
+        beliefs.append(KubeletHealthRecord(ref, health, device.Message, updated_s, lease_s))
     return tuple(beliefs), tuple(problems)
 
 

@@ -13,7 +13,7 @@ from agent.allocatable.cgroups import Level, parse_path, pod_path, qos_path
 from agent.allocatable.facts import CgroupDriver, NodeFacts
 from agent.allocatable.pod import Pod, Qos
 from agent.errors import PermissionDenied, ProbeError
-from agent.native.cgroup_knobs import KnobReader
+from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources.pod_cgroups import class_directories
 
 _SIZE: Final = re.compile(r"hugepages-([1-9][0-9]{0,15})kB", re.ASCII)
@@ -39,7 +39,11 @@ def read_sizes(sysfs_root: Path) -> tuple[int, ...]:
 
 
 def read_facts(
-    reader: KnobReader, sizes_kib: tuple[int, ...], root: str, pods: Iterable[Pod], kubelet_version: str
+    reader: CgroupSettingReader,
+    sizes_kib: tuple[int, ...],
+    root: str,
+    pods: Iterable[Pod],
+    kubelet_version: str,
 ) -> NodeFacts | None:
     """Read the facts of the machine; None: no kubelet has created cgroups below the root.
 

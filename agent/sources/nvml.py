@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent.errors import ProbeError
-from agent.model.gpu import GpuAttributes, Status
+from agent.model.gpu import GpuAttributes, NvmlStatus
 
 _SESSION_LOCK: Final = threading.Lock()  # pynvml keeps its library in a global
 
@@ -50,13 +50,13 @@ class Nvml:
         """Call a function of pynvml. Returns its result, or an :class:`NvmlFailure`."""
         pynvml_function = getattr(self.binding, function, None)
         if pynvml_function is None:
-            return self.error_of(Status.FUNCTION_NOT_FOUND)
+            return self.error_of(NvmlStatus.FUNCTION_NOT_FOUND)
         try:
             return pynvml_function(*args)
         except self.binding.NVMLError as error:
             return self.error_of(error.value)
         except UnicodeDecodeError:  # the driver returned an invalid text
-            return self.error_of(Status.UNKNOWN)
+            return self.error_of(NvmlStatus.UNKNOWN)
 
     def handles(self) -> list[Any]:
         """Return a handle or a failure for each GPU that NVML counts, in NVML's order.

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agent.model.gpu import GpuField, Status
+from agent.model.gpu import GpuField, NvmlStatus
 from agent.sources.nvml import Nvml, NvmlFailure, session
 
-UNSUPPORTED: Final = frozenset({2, Status.NOT_SUPPORTED, Status.FUNCTION_NOT_FOUND, 25})
+UNSUPPORTED: Final = frozenset({2, NvmlStatus.NOT_SUPPORTED, NvmlStatus.FUNCTION_NOT_FOUND, 25})
 """Codes for what a driver or GPU does not support. Older drivers return invalid argument (2) and argument
 version mismatch (25) for newer structures and field ids."""
 MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -75,7 +75,7 @@ class _GpuHandle:
         if values[0].nvmlReturn:
             return self.nvml.error_of(values[0].nvmlReturn)
         if not 0 <= values[0].valueType < len(MEMBERS):
-            return self.nvml.error_of(Status.UNKNOWN)
+            return self.nvml.error_of(NvmlStatus.UNKNOWN)
         return int(getattr(values[0].value, MEMBERS[values[0].valueType]))
 
     def constant(self, name: str) -> int:
@@ -156,7 +156,11 @@ def _slowed(reason: str) -> FieldReader:
         number = gpu.constant(f"NVML_FI_DEV_CLOCKS_EVENT_REASON_{reason}")
         if gpu.driver >= 580:
             return gpu.field(number)
-        return gpu.field(number - TIMES_575) if gpu.driver == 575 else gpu.nvml.error_of(Status.NOT_SUPPORTED)
+        return (
+            gpu.field(number - TIMES_575)
+            if gpu.driver == 575
+            else gpu.nvml.error_of(NvmlStatus.NOT_SUPPORTED)
+        )
 
     return read
 
@@ -181,7 +185,7 @@ def _fabric(member: str) -> FieldReader:
             info = getattr(binding, name)()
             failure = gpu.call("nvmlDeviceGetGpuFabricInfoV", binding.byref(info))
             if not isinstance(failure, NvmlFailure) or failure.code not in UNSUPPORTED - {
-                Status.NOT_SUPPORTED
+                NvmlStatus.NOT_SUPPORTED
             }:
                 break
         else:
@@ -190,7 +194,9 @@ def _fabric(member: str) -> FieldReader:
         if isinstance(failure, NvmlFailure):
             return failure
         return (
-            int(getattr(info, member)) if hasattr(info, member) else gpu.nvml.error_of(Status.NOT_SUPPORTED)
+            int(getattr(info, member))
+            if hasattr(info, member)
+            else gpu.nvml.error_of(NvmlStatus.NOT_SUPPORTED)
         )
 
     return read
@@ -200,7 +206,7 @@ def _links(gpu: _GpuHandle) -> Mapping[int, int] | NvmlFailure:
     """Read the state of each NVLink that answers, by link number."""
     number = gpu.constant("NVML_FI_DEV_NVLINK_GET_STATE")
     states: dict[int, int] = {}
-    failure = gpu.nvml.error_of(Status.NOT_SUPPORTED)
+    failure = gpu.nvml.error_of(NvmlStatus.NOT_SUPPORTED)
     for link in range(gpu.constant("NVML_NVLINK_MAX_LINKS")):
         state = gpu.field(number, link)
         if isinstance(state, NvmlFailure) and state.code in UNSUPPORTED:

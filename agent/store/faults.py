@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import trio
 
-from agent.model.faults import FaultMemory, KeptFault, KnownGpu
+from agent.model.faults import KnownGpu, PersistentFault, PersistentGpuState
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Severity
 from agent.store import files
@@ -46,7 +46,7 @@ _NATURAL: Final = msgspec.Meta(ge=0)
 _INSTANCE: Final = msgspec.Meta(ge=0, le=WHOLE_GPU)
 _GPU: Final = struct_of(KnownGpu, number=_NATURAL)
 _FAULT: Final = struct_of(
-    KeptFault,
+    PersistentFault,
     gi=_INSTANCE,
     ci=_INSTANCE,
     times=_NATURAL,
@@ -61,22 +61,22 @@ class _FaultsFile(msgspec.Struct, forbid_unknown_fields=True):
     faults: list[_FAULT]  # type: ignore[valid-type]
 
 
-def load(path: Path) -> tuple[FaultMemory, str]:
+def load(path: Path) -> tuple[PersistentGpuState, str]:
     """Load the GPU faults. Returns them with the problem of the file, empty if there is none. Raises
     nothing."""
-    return files.load(path, SIZE_MAX, decode, FaultMemory())
+    return files.load(path, SIZE_MAX, decode, PersistentGpuState())
 
 
-def decode(data: bytes) -> FaultMemory:
+def decode(data: bytes) -> PersistentGpuState:
     """Decode the GPU faults from the content of the state file.
 
     Raises:
         CorruptFile: The text has the reason and the place in the file.
     """
     file = decode_json(data, _FaultsFile, VERSION)
-    memory = FaultMemory(
+    memory = PersistentGpuState(
         gpus=tuple(KnownGpu(*msgspec.structs.astuple(gpu)) for gpu in file.gpus),
-        faults=tuple(KeptFault(*msgspec.structs.astuple(fault)) for fault in file.faults),
+        faults=tuple(PersistentFault(*msgspec.structs.astuple(fault)) for fault in file.faults),
     )
     numbers = [gpu.number for gpu in memory.gpus]
     for number in numbers:
@@ -85,7 +85,7 @@ def decode(data: bytes) -> FaultMemory:
     return memory
 
 
-def encode(memory: FaultMemory) -> bytes:
+def encode(memory: PersistentGpuState) -> bytes:
     """Encode GPU faults as the content of the state file."""
     return encode_json(
         {
@@ -96,7 +96,7 @@ def encode(memory: FaultMemory) -> bytes:
     )
 
 
-def save(path: Path, memory: FaultMemory) -> None:
+def save(path: Path, memory: PersistentGpuState) -> None:
     """Replace the state file of GPU faults. Blocks on the disk. Raises WriteError if the write fails."""
     files.replace_file(path, encode(memory), SIZE_MAX)
 
@@ -104,7 +104,7 @@ def save(path: Path, memory: FaultMemory) -> None:
 class FaultCheckpointWriter:
     """Background writer of the faults' state file."""
 
-    def __init__(self, path: Path, saved: FaultMemory) -> None:
+    def __init__(self, path: Path, saved: PersistentGpuState) -> None:
         """Create the writer.
 
         Args:
@@ -119,7 +119,7 @@ class FaultCheckpointWriter:
         self._writing = threading.Lock()
         self._logged_errno: int | None = None
 
-    def update(self, memory: FaultMemory) -> None:
+    def update(self, memory: PersistentGpuState) -> None:
         """Set the GPU faults to be written. Core thread only. Never blocks."""
         self._newest = memory
         self._changed.set()
@@ -167,7 +167,7 @@ class FaultCheckpointWriter:
             return True
 
 
-def _urgent_part(memory: FaultMemory) -> object:
+def _urgent_part(memory: PersistentGpuState) -> object:
     """Return the part of the faults whose change is written at once: everything but counts and times."""
     return memory.gpus, [
         fault._replace(times=0, last_wall_s=0, log_us=0, texts=(), counters=()) for fault in memory.faults

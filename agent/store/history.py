@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.errors import Busy, DrahealthError
-from agent.model.use_limits import RUNNING_MAX, Limits
-from agent.model.uses import DeviceUsage, Ending, Kept
+from agent.model.use_limits import RUNNING_MAX, UseLimits
+from agent.model.uses import DeviceUsage, StoredUses, UsageEndKind
 from agent.store.files import CorruptFile, make_directory, set_aside
 from agent.store.history_db import (
     INSERT_ENDED,
@@ -117,14 +117,14 @@ def _read(path: Path, mode: str, wait_s: float) -> HistoryContent:
 class HistoryFile:
     """History file, for its only writer. Calls block on the disk."""
 
-    def __init__(self, path: Path, limits: Limits, *, wait_s: float = WRITE_WAIT_S) -> None:
+    def __init__(self, path: Path, limits: UseLimits, *, wait_s: float = WRITE_WAIT_S) -> None:
         self._path = path
         self._limits = limits
         self._wait_s = wait_s
         self._known_id: tuple[int, int] | None = None
         """Device and inode of the file after the last read or write; None: there is no file."""
 
-    def changed_file(self) -> Kept | None:
+    def changed_file(self) -> StoredUses | None:
         """Return the content of the file if another file is at its path since the last read or write (empty
         if there is none now); None: the file is the same.
 
@@ -137,15 +137,15 @@ class HistoryFile:
             return None
         self._known_id = None
         if file_id is None:
-            return Kept()
+            return StoredUses()
         with self._open() as db:
             (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
                 raise CorruptFile(f"is damaged: {found}")
             over = "SELECT * FROM ended WHERE ending IN (?, ?) ORDER BY number DESC LIMIT ?"
-            content = Kept(
+            content = StoredUses(
                 running=select_uses(db, "SELECT * FROM running ORDER BY number"),
-                over=select_uses(db, over, Ending.SUCCEEDED, Ending.FAILED, RUNNING_MAX),
+                over=select_uses(db, over, UsageEndKind.SUCCEEDED, UsageEndKind.FAILED, RUNNING_MAX),
                 left_s=last_write_s(db),
             )
         self._known_id = self._file_id()

@@ -13,7 +13,7 @@ from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import Origin, PodRef
 from agent.model.health import Health, Severity
 from agent.model.time import Instant
-from agent.model.uses import DeviceState, DeviceUsage, Ending, UsageEnd
+from agent.model.uses import DeviceState, DeviceUsage, UsageEnd, UsageEndKind
 from agent.store.files import CorruptFile
 
 TEXT_MAX: Final = 512
@@ -121,7 +121,7 @@ def _state(row: sqlite3.Row, prefix: str) -> DeviceState:
 
 def _ended(row: sqlite3.Row) -> UsageEnd:
     times = (float(row[name]) for name in ("seen_s", "noticed_s", "lasted_s"))
-    return UsageEnd(Ending(row["ending"]), *times)
+    return UsageEnd(UsageEndKind(row["ending"]), *times)
 
 
 VERSION: Final = 1

@@ -32,7 +32,7 @@ SIZE_MAX: Final = 4 << 20
 """Size limit: a thousand claims of eight devices each [bytes]."""
 
 
-class Prepares(NamedTuple):
+class PreparesFileContent(NamedTuple):
     """Content of a driver's prepare file."""
 
     driver: str
@@ -127,7 +127,7 @@ class _PreparesFile(
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-def decode(data: bytes) -> Prepares:
+def decode(data: bytes) -> PreparesFileContent:
     """Decode the content of a driver's prepare file.
 
     Raises:
@@ -144,7 +144,7 @@ def decode(data: bytes) -> Prepares:
             f"has {len(faults)} driver faults of numbers {sorted(numbers)}, next {file.next_number}"
         )
     ledger = PrepareLedger(claims, DriverFaults(faults, file.next_number))
-    return Prepares(file.driver, file.driver_version, ledger)
+    return PreparesFileContent(file.driver, file.driver_version, ledger)
 
 
 def _to_entry(found: _EntryRow) -> LedgerEntry:
@@ -186,7 +186,7 @@ def load(directory: Path, driver: str) -> tuple[PrepareLedger, str]:
 # --- writing -----------------------------------------------------------------------------------------------
 
 
-def encode(prepares: Prepares) -> bytes:
+def encode(prepares: PreparesFileContent) -> bytes:
     """Encode the content of a prepare file, without the oldest outcomes if it would exceed the size limit."""
     ledger = prepares.ledger
     newest_first = sorted(ledger.claims.values(), key=lambda entry: entry.changed_wall_s, reverse=True)
@@ -272,9 +272,9 @@ def save(
         with _locked(directory / LOCK):
             stored, problem = load(directory, driver)
             merged = merge(ledger, stored, now_wall_s)
-            files.replace_file(path, encode(Prepares(driver, version, merged)), SIZE_MAX)
+            files.replace_file(path, encode(PreparesFileContent(driver, version, merged)), SIZE_MAX)
     except OSError as error:
-        size = len(encode(Prepares(driver, version, ledger)))
+        size = len(encode(PreparesFileContent(driver, version, ledger)))
         raise WriteError(path, size, error.errno or 0, error.strerror or str(error)) from None
     return merged, problem
 

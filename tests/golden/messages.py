@@ -12,7 +12,7 @@ from typing import Any, Final
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.native.encode import WireHealth, encode_health
-from agent.prepare.classify import Context, classify_evidence
+from agent.prepare.classify import PrepareContext, classify_evidence
 from agent.prepare.message import kubelet_texts
 from agent.serve.agent_api.decode import report_of, status_of
 from agent.serve.agent_api.encode import encode_report, encode_status
@@ -205,7 +205,7 @@ class FixedLink:
 
     def classify(self, claim: Claim, evidence: Any) -> PrepareVerdict:
         self.given.append([claim, evidence])
-        return classify_evidence(evidence, Context(claim))
+        return classify_evidence(evidence, PrepareContext(claim))
 
     def prepared(self, ended: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
         self.given.append(["prepared", *ended])

@@ -14,8 +14,8 @@ from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import Origin, PodRef
 from agent.model.health import Health, Severity
 from agent.model.time import Instant
-from agent.model.use_limits import Limits
-from agent.model.uses import DeviceState, DeviceUsage, Ending, UsageEnd
+from agent.model.use_limits import UseLimits
+from agent.model.uses import DeviceState, DeviceUsage, UsageEnd, UsageEndKind
 from agent.serve.driver_link.types import DeviceDeclaration
 from agent.sources.declared_file import parse_declaration
 from agent.store import cdi, faults, history, prepares, taints
@@ -72,13 +72,13 @@ def copy_history(source: Path, target: Path) -> None:
     """Read a history file and write everything in it into another."""
     found = history.read(source)
     uses = (*reversed(found[1]), *reversed(found[0]))
-    history.HistoryFile(target, Limits()).write(uses, (), found[2], by_age=False)
+    history.HistoryFile(target, UseLimits()).write(uses, (), found[2], by_age=False)
 
 
 def write_history(path: Path) -> None:
     """Write the history that ``inputs/history.json`` describes."""
     given = load(INPUTS / "history.json")
-    history.HistoryFile(path, Limits()).write(
+    history.HistoryFile(path, UseLimits()).write(
         [_use(use) for use in given["uses"]], (), given["left_s"], by_age=False
     )
 
@@ -100,7 +100,7 @@ def _use(given: dict[str, Any]) -> DeviceUsage:
         given["owner"],
         tuple(given["maybe"]),
         False,
-        UsageEnd(Ending(ended[0]), *ended[1:]) if ended else None,
+        UsageEnd(UsageEndKind(ended[0]), *ended[1:]) if ended else None,
     )
 
 

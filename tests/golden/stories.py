@@ -565,7 +565,7 @@ def ledger() -> Steps:
     known = ledgers.PrepareLedger()
 
     def written() -> Any:
-        return load_json(prepares.encode(prepares.Prepares(DRIVER, "1.2", known)))
+        return load_json(prepares.encode(prepares.PreparesFileContent(DRIVER, "1.2", known)))
 
     a, b, c, d = _claim("a", "gpu-0"), _claim("b", "gpu-1"), _claim("c", "gpu-0", "gpu-1"), _claim("d")
     well = ledgers.health_fingerprint([_known("gpu-0")])
@@ -594,11 +594,13 @@ def ledger() -> Steps:
     yield "unprepared", written()
     yield (
         "aged",
-        load_json(prepares.encode(prepares.Prepares(DRIVER, "", ledgers.expire(known, now_s + 700)))),
+        load_json(
+            prepares.encode(prepares.PreparesFileContent(DRIVER, "", ledgers.expire(known, now_s + 700)))
+        ),
     )
     theirs = prepares.decode((RELEASE / "prepares.json").read_bytes())[2]
     merged = ledgers.merge(known, theirs, now_s + 30)
-    yield "merged", load_json(prepares.encode(prepares.Prepares(DRIVER, "1.4", merged)))
+    yield "merged", load_json(prepares.encode(prepares.PreparesFileContent(DRIVER, "1.4", merged)))
     yield "fingerprints", [claim.fingerprint for claim in (a, b, c, d)]
 
 

@@ -16,7 +16,7 @@ from audit_samples import running_status, write_pod_list
 from kubelet_files import DRIVER, checkpoint, device, devices
 from kubelet_files import claim as prepared
 
-from agent.native.cgroup_knobs import KnobReader
+from agent.native.cgroup_settings import CgroupSettingReader
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 FILES: Final = Path("/tmp/audit")
@@ -157,7 +157,7 @@ def read_restless(at: Path) -> dict[str, int]:
     going = threading.Thread(target=come_and_go)
     going.start()
     try:
-        with KnobReader(CGROUPS, (2048,)) as reader:
+        with CgroupSettingReader(CGROUPS, (2048,)) as reader:
             for _ in range(READS):
                 knobs = reader.read(f"/{at.name}")
                 page = knobs.pages[0] if knobs else None

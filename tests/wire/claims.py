@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.model.report import Report
-from agent.prepare.classify import Context
+from agent.prepare.classify import PrepareContext
 from agent.prepare.classify import classify as classify_error
 from agent.prepare.errors import PrepareError
 from agent.prepare.message import kubelet_text
@@ -78,7 +78,7 @@ class FakeClaimHandler:
 
     def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
         """Classify like the PrepareTracker without findings."""
-        return classify_error(error, Context(Claim(*ref), {}))
+        return classify_error(error, PrepareContext(Claim(*ref), {}))
 
     def unavailable_reason(self) -> str:
         """Return why no call is accepted now."""

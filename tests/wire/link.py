@@ -13,7 +13,7 @@ from agent.model.claim import Claim
 from agent.model.prepare import PrepareVerdict
 from agent.model.report import Report
 from agent.model.taint import Taints
-from agent.prepare.classify import Context, classify, classify_evidence
+from agent.prepare.classify import PrepareContext, classify, classify_evidence
 from agent.prepare.errors import BadConfig
 from agent.prepare.evidence import Evidence
 from agent.serve.driver_link.types import ClaimResult, DeviceDeclaration, DriverLinkHandler, SyncResult
@@ -79,13 +79,14 @@ class RecordingHandler:
         self._record("check", list(claims))
         error = BadConfig("no such mode")
         return [
-            classify(error, Context(item, {})) if item.uid in self.blocked_uids else None for item in claims
+            classify(error, PrepareContext(item, {})) if item.uid in self.blocked_uids else None
+            for item in claims
         ]
 
     def classify(self, claim: Claim, evidence: Sequence[Evidence]) -> PrepareVerdict:
         """Classify like the PrepareTracker without findings."""
         self._record("classify", (claim, tuple(evidence)))
-        return classify_evidence(evidence, Context(claim, {}))
+        return classify_evidence(evidence, PrepareContext(claim, {}))
 
     def prepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
         """Record the results."""
@@ -104,7 +105,9 @@ class RecordingHandler:
     def _classify_all(self, method: str, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
         self._record(method, list(results))
         return [
-            None if item.evidence is None else classify_evidence(item.evidence, Context(item.claim, {}))
+            None
+            if item.evidence is None
+            else classify_evidence(item.evidence, PrepareContext(item.claim, {}))
             for item in results
         ]
 

@@ -39,7 +39,7 @@ from agent.bench.result import (
     rows_from_latencies,
     seconds,
 )
-from agent.bench.trees import Tree, machine_lock, real_tree, scratch
+from agent.bench.trees import CgroupTree, machine_lock, real_tree, scratch
 
 CONTAINER: Final = r"container ([0-9a-f]{64})"
 BATCH: Final = 4
@@ -134,7 +134,7 @@ def _cgroup(effort: Effort, outcome: SuiteOutcome) -> None:
 
 
 def _hits(
-    tree: Tree,
+    tree: CgroupTree,
     groups: Sequence[tuple[str, str]],
     hitter: Child,
     lower_bound: Child | None,

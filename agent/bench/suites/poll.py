@@ -28,7 +28,7 @@ from agent.bench.effort import PAUSE_S, Effort
 from agent.bench.result import ResultMismatch, SuiteOutcome, Table, rows_from_race
 from agent.bench.suites import poll_gpus
 from agent.bench.timing import Contender, race
-from agent.bench.trees import Tree, real_or_file_tree
+from agent.bench.trees import CgroupTree, real_or_file_tree
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
 from agent.native.sampler import Sampler, SamplerOptions
@@ -53,7 +53,7 @@ def run(effort: Effort) -> SuiteOutcome:
     return outcome
 
 
-def open_sampler(tree: Tree | None) -> Sampler:
+def open_sampler(tree: CgroupTree | None) -> Sampler:
     """Return a sampler after its first pass whose timers do not fire within a benchmark."""
     sampler = Sampler(
         SamplerOptions(
@@ -124,7 +124,7 @@ def check_reads(workload: str, core: int, lower_bound: int, files: int) -> None:
         )
 
 
-def _groups(effort: Effort, outcome: SuiteOutcome, tree: Tree) -> None:
+def _groups(effort: Effort, outcome: SuiteOutcome, tree: CgroupTree) -> None:
     sampler = open_sampler(tree)
     before = read(sampler)
     if len(before.groups) != len(tree.groups):

@@ -24,7 +24,7 @@ from agent.bench.timing import Contender, race
 from agent.bench.trees import scratch
 from agent.model.gpu import GpuField, GpuSample, GpuSet
 from agent.model.time import NS
-from agent.native.gpus import Gpus, GpusOptions
+from agent.native.gpus import GpuWatch, GpuWatchOptions
 from agent.sources.nvml import session
 
 GpuValues = dict[tuple[int, GpuField], int]
@@ -246,10 +246,10 @@ def measure(effort: Effort, library: str, scenario: Path | None) -> SuiteOutcome
 
 
 @contextmanager
-def watch(library: str) -> Iterator[Gpus]:
+def watch(library: str) -> Iterator[GpuWatch]:
     """Yield a GPU watch without threads after its first passes."""
     fd = os.eventfd(0, os.EFD_CLOEXEC)
-    gpus = Gpus(GpusOptions(library=library, slow_ns=HOUR_NS, retry_ns=HOUR_NS), fd)
+    gpus = GpuWatch(GpuWatchOptions(library=library, slow_ns=HOUR_NS, retry_ns=HOUR_NS), fd)
     try:
         for _ in range(SETTLING):
             gpus.run_pass()
@@ -259,7 +259,7 @@ def watch(library: str) -> Iterator[Gpus]:
         os.close(fd)
 
 
-def read(gpus: Gpus) -> GpuSet:
+def read(gpus: GpuWatch) -> GpuSet:
     """Return the GPUs of the last pass."""
     gpu_set = gpus.read()
     assert gpu_set is not None, "watch() makes the first pass"

@@ -40,7 +40,7 @@ from agent.bench.suites.decide import DRIVER, declarations, snapshot_time
 from agent.bench.suites.encode import health_entries
 from agent.bench.suites.poll import open_sampler, read
 from agent.bench.timing import Contender, race
-from agent.bench.trees import Tree, real_or_file_tree, scratch, write_groups, write_sysfs
+from agent.bench.trees import CgroupTree, real_or_file_tree, scratch, write_groups, write_sysfs
 from agent.engine.step import EngineState, step
 from agent.model.settings import Settings
 from agent.model.time import NS
@@ -162,7 +162,7 @@ def _audit_curve(effort: Effort, outcome: SuiteOutcome) -> None:
     _curves(outcome, title, "scale", runs)
 
 
-def pod_objects(tree: Tree) -> list[dict[str, Any]]:
+def pod_objects(tree: CgroupTree) -> list[dict[str, Any]]:
     """Return the pods of a tree as objects of the Kubernetes API."""
     return [
         {

@@ -55,7 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace) -> int:
     from agent.cli.audit.inputs import parse_pods, read_driver_cpus, select_pods
     from agent.cli.audit.text import AuditReport, document, exit_of, render
-    from agent.node.cgroup_audit import AuditResult, NodePaths, audit
+    from agent.node.cgroup_audit import CgroupComparisonResult, NodePaths, audit
     from agent.sources.node_facts import counts_claims
 
     config = load(flags_of(args), os.environ, file=config_file_of(args), serves=False)
@@ -67,7 +67,7 @@ def main(args: Namespace) -> int:
     node_pods = parse_pods(answer, config.node_name, of_many=args.pods is not None)
     now_s = time.time()
     if answer.absence is not None:
-        result = AuditResult(None)
+        result = CgroupComparisonResult(None)
     else:
         selected = select_pods(node_pods.pods, args.pod, every=args.all)
         paths = NodePaths(

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from agent.allocatable.cgroups import Level
 from agent.allocatable.compare import expected_text
 from agent.allocatable.evaluate import INCONCLUSIVE
-from agent.allocatable.knobs import Knob, file_of, limit_of, page_name, value_text
-from agent.allocatable.verdicts import DRIFT, Verdict
-from agent.cli.output.json import API_VERSION, Shape, each
+from agent.allocatable.settings import SettingKind, file_of, limit_of, page_name, value_text
+from agent.allocatable.verdicts import DRIFT, AuditVerdict
+from agent.cli.output.json import API_VERSION, ObjectKeys, each
 from agent.cli.output.table import (
     GAP,
     Cell,
-    Entry,
+    ListEntry,
     Paragraph,
     TextTable,
     advice,
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from agent.allocatable.evaluate import PodAudit
     from agent.allocatable.facts import NodeFacts
     from agent.allocatable.risks import Risk
-    from agent.allocatable.verdicts import KnobComparison
-    from agent.cli.output.terminal import Style
+    from agent.allocatable.verdicts import SettingComparison
+    from agent.cli.output.terminal import TextStyle
     from agent.model.claim_sources import SourceAnswer
-    from agent.node.cgroup_audit import AuditResult
+    from agent.node.cgroup_audit import CgroupComparisonResult
 
 EXPECTED: Final = Badge("●", "+", "as expected", "green")
 UNEXPECTED: Final = Badge("▲", "!", "not as expected", "yellow")
@@ -51,7 +51,7 @@ _CONSEQUENCE: Final = "without the pods' objects, the expected cgroup values can
 _ALTERNATIVE: Final = (
     "kubectl get pods -A -o json --field-selector spec.nodeName=NODE >FILE; drahealth audit --pods FILE"
 )
-_CPU_SETS: Final = frozenset({Knob.CPUS, Knob.EFFECTIVE})
+_CPU_SETS: Final = frozenset({SettingKind.CPUS, SettingKind.EFFECTIVE})
 
 
 class AuditReport(NamedTuple):
@@ -62,7 +62,7 @@ class AuditReport(NamedTuple):
     """Pod objects that were read, or the reason why there are none."""
     wrong: tuple[str, ...]
     """Pods whose objects cannot be used, each with the reason."""
-    audit: AuditResult
+    audit: CgroupComparisonResult
     now_s: float
     whole: bool
     """True: every comparison of one pod is shown; False: only the findings of each pod."""
@@ -83,14 +83,14 @@ def unread_of(report: AuditReport) -> tuple[str, ...]:
     return (*report.wrong, *report.audit.unreadable)
 
 
-def compared_of(audit: AuditResult) -> Iterator[KnobComparison]:
+def compared_of(audit: CgroupComparisonResult) -> Iterator[SettingComparison]:
     """Yield the comparison of each cgroup setting with its expected value."""
     for pod in audit.pods:
         yield from pod.compared
     yield from audit.classes
 
 
-def _badge(compared: Iterable[KnobComparison]) -> Badge:
+def _badge(compared: Iterable[SettingComparison]) -> Badge:
     verdicts = {comparison.verdict for comparison in compared}
     if verdicts & DRIFT:
         return UNEXPECTED
@@ -102,7 +102,7 @@ def _badge(compared: Iterable[KnobComparison]) -> Badge:
 # --- table -------------------------------------------------------------------------------------------------
 
 
-def render(report: AuditReport, style: Style) -> str:
+def render(report: AuditReport, style: TextStyle) -> str:
     """Return the findings of each pod; of a pod that is shown in full, every comparison."""
     audit = report.audit
     lines = [_headline(report, style)]
@@ -123,7 +123,7 @@ def render(report: AuditReport, style: Style) -> str:
         badge = _badge(audit.classes)
         lines.append(f"{badge.mark(style)} QoS classes{GAP}{badge.label(style)}")
         lines += _rows(audit.classes, style, whole=report.whole)
-    entries = [*_unknown(report), *(Entry("not known", clean(gap)) for gap in audit.gaps)]
+    entries = [*_unknown(report), *(ListEntry("not known", clean(gap)) for gap in audit.gaps)]
     if entries:
         lines += ["", *format_entries(entries, style)]
     return "\n".join([*lines, "", _total(report, style)]) + "\n"
@@ -143,7 +143,7 @@ def _listed(pods: Iterable[PodAudit]) -> tuple[Sequence[PodAudit], int]:
     return listed, max(0, plain - MAX_LISTED)
 
 
-def _headline(report: AuditReport, style: Style) -> str:
+def _headline(report: AuditReport, style: TextStyle) -> str:
     parts = [style.paint(clean(report.node), "bold")]
     if facts := report.audit.facts:
         counts = "" if facts.counts_claims else ", a kubelet that does not count claims"
@@ -155,14 +155,14 @@ def _headline(report: AuditReport, style: Style) -> str:
     return GAP.join(parts)
 
 
-def _pod_line(pod: PodAudit, style: Style) -> str:
+def _pod_line(pod: PodAudit, style: TextStyle) -> str:
     badge = _badge(pod.compared)
     counted = f", {format_count(len(pod.compared), 'knob')}" if badge is EXPECTED else ""
     name = style.paint(clean(str(pod.pod)), "bold")
     return f"{badge.mark(style)} {name}{GAP}{pod.pod.qos}{GAP}{badge.label(style)}{counted}"
 
 
-def _rows(compared: Sequence[KnobComparison], style: Style, *, whole: bool) -> Iterator[str]:
+def _rows(compared: Sequence[SettingComparison], style: TextStyle, *, whole: bool) -> Iterator[str]:
     """Yield a table of the settings with findings, if `whole` of all; a vanished cgroup gets one line."""
     rows = [
         comparison
@@ -180,38 +180,38 @@ def _rows(compared: Sequence[KnobComparison], style: Style, *, whole: bool) -> I
     yield from table.lines(style)
 
 
-def _vanished_once(compared: Iterable[KnobComparison]) -> Iterator[KnobComparison]:
+def _vanished_once(compared: Iterable[SettingComparison]) -> Iterator[SettingComparison]:
     vanished = set()
     for comparison in compared:
-        if comparison.verdict is not Verdict.VANISHED or comparison.group not in vanished:
+        if comparison.verdict is not AuditVerdict.VANISHED or comparison.group not in vanished:
             yield comparison
-        if comparison.verdict is Verdict.VANISHED:
+        if comparison.verdict is AuditVerdict.VANISHED:
             vanished.add(comparison.group)
 
 
-def _cells(comparison: KnobComparison) -> tuple[str, str, str, str]:
+def _cells(comparison: SettingComparison) -> tuple[str, str, str, str]:
     name = clean(comparison.group.container) if comparison.group.level is Level.CONTAINER else "pod"
     name = comparison.group.qos if comparison.group.level is Level.QOS else name
-    if comparison.verdict is Verdict.VANISHED:
+    if comparison.verdict is AuditVerdict.VANISHED:
         return name, "all", "", ""
     size = f" {page_name(comparison.knob.size_kib)}" if comparison.knob.size_kib else ""
     return name, f"{comparison.knob.knob}{size}", expected_text(comparison.expected), _actual_text(comparison)
 
 
-def _reason(comparison: KnobComparison) -> str:
+def _reason(comparison: SettingComparison) -> str:
     """Return why a cgroup setting has its verdict, without the numbers that the table already shows."""
     return comparison.why.removeprefix(
         f"{_actual_text(comparison)}, expected {expected_text(comparison.expected)}: "
     )
 
 
-def _actual_text(comparison: KnobComparison) -> str:
+def _actual_text(comparison: SettingComparison) -> str:
     if isinstance(comparison.actual, Missing):
         return str(comparison.actual.absence)
     return value_text(comparison.knob.knob, _limited(comparison, comparison.actual))
 
 
-def _risks(risks: Iterable[Risk], style: Style) -> Iterator[str]:
+def _risks(risks: Iterable[Risk], style: TextStyle) -> Iterator[str]:
     for risk in risks:
         container = f"{risk.container}: " if risk.container else ""
         yield from wrap(f"{risk.code}{GAP}{clean(container + risk.what)}", style, first="    ", rest="      ")
@@ -219,16 +219,16 @@ def _risks(risks: Iterable[Risk], style: Style) -> Iterator[str]:
         yield from wrap(action, style, first="      ", rest="        ", paint=("cyan",))
 
 
-def _unknown(report: AuditReport) -> Iterator[Entry]:
+def _unknown(report: AuditReport) -> Iterator[ListEntry]:
     if report.answer.absence is not None:
-        yield Entry("no pods", clean(report.answer.reason))
-        yield Entry("", _CONSEQUENCE)
-        yield Entry("instead", _ALTERNATIVE)
+        yield ListEntry("no pods", clean(report.answer.reason))
+        yield ListEntry("", _CONSEQUENCE)
+        yield ListEntry("instead", _ALTERNATIVE)
     for wrong in unread_of(report):
-        yield Entry("unread", clean(wrong))
+        yield ListEntry("unread", clean(wrong))
 
 
-def _total(report: AuditReport, style: Style) -> str:
+def _total(report: AuditReport, style: TextStyle) -> str:
     pods = report.audit.pods
     if not pods:
         return "no pod could be audited" if exit_of(report) == 3 else "no running pod has claims"
@@ -237,23 +237,25 @@ def _total(report: AuditReport, style: Style) -> str:
     return f"{format_count(len(pods), 'pod')}: {', '.join(parts)}"
 
 
-def _limited(comparison: KnobComparison, value: int) -> int:
+def _limited(comparison: SettingComparison, value: int) -> int:
     """Return the value of a cgroup setting; a very large limit becomes "no limit", a CPU set is unchanged."""
     return value if comparison.knob.knob in _CPU_SETS else limit_of(value)
 
 
 # --- JSON --------------------------------------------------------------------------------------------------
 
-FACTS: Final = Shape("version driver pageBytes hugepageSizesKiB:hugepages_kib countsClaims")
-SOURCE: Final = Shape(
+FACTS: Final = ObjectKeys("version driver pageBytes hugepageSizesKiB:hugepages_kib countsClaims")
+SOURCE: Final = ObjectKeys(
     """
     origin:provenance.origin read:provenance.read written?:provenance.written_s pods:items absence why:reason
     """,
     pods=len,
 )
-RISK: Final = Shape("code container what advice")
-POD: Final = Shape("namespace:pod.namespace name:pod.name uid:pod.uid qosClass:pod.qos claims:pod.claims")
-POD_FINDINGS: Final = Shape("risks notRunning:idle", risks=each(RISK))
+RISK: Final = ObjectKeys("code container what advice")
+POD: Final = ObjectKeys(
+    "namespace:pod.namespace name:pod.name uid:pod.uid qosClass:pod.qos claims:pod.claims"
+)
+POD_FINDINGS: Final = ObjectKeys("risks notRunning:idle", risks=each(RISK))
 
 
 def document(report: AuditReport) -> dict[str, Any]:
@@ -280,7 +282,7 @@ def document(report: AuditReport) -> dict[str, Any]:
     }
 
 
-def _knob(comparison: KnobComparison, facts: NodeFacts | None) -> dict[str, Any]:
+def _knob(comparison: SettingComparison, facts: NodeFacts | None) -> dict[str, Any]:
     return {
         "level": comparison.group.level,
         "qosClass": comparison.group.qos,
@@ -299,7 +301,7 @@ def _knob(comparison: KnobComparison, facts: NodeFacts | None) -> dict[str, Any]
     }
 
 
-def _value(comparison: KnobComparison, value: int) -> int | str:
+def _value(comparison: SettingComparison, value: int) -> int | str:
     """Return the JSON value of a setting: a CPU set as ``0-3,8``, no limit as ``max`` (JSON ends at 2^53)."""
     if comparison.knob.knob in _CPU_SETS:
         return format_cpus(value) if value else ""

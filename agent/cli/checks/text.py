@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.cli.output.json import API_VERSION, Shape
-from agent.cli.output.table import GAP, Cell, Entry, Paragraph, TextTable, format_entries, wrap
+from agent.cli.output.json import API_VERSION, ObjectKeys
+from agent.cli.output.table import GAP, Cell, ListEntry, Paragraph, TextTable, format_entries, wrap
 from agent.cli.output.text import BADGES, clean, escape_markdown, markdown_table
 from agent.model.health import Severity
 
 if TYPE_CHECKING:
     from agent.cli.checks.rows import CheckGroup, CheckRow
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
 
 COMMAND: Final = re.compile(r"(gpu \d|init|reload|profile|storm|wait|echo|for) .*")
 """Texts of "try it" that are commands."""
@@ -43,7 +43,7 @@ The checks of GPUs can be tried without a GPU: `gpu 0 ...` and similar commands 
 """
 
 
-def render_list(groups: Iterable[CheckGroup], style: Style, *, whole: bool) -> str:
+def render_list(groups: Iterable[CheckGroup], style: TextStyle, *, whole: bool) -> str:
     """Return one line per check; XID and SXid codes are only counted, unless `whole`."""
     lines: list[str] = []
     for group in groups:
@@ -60,11 +60,11 @@ def render_list(groups: Iterable[CheckGroup], style: Style, *, whole: bool) -> s
     return "\n".join(lines[1:]) + "\n"
 
 
-def render_check(check: CheckRow, group: CheckGroup, style: Style) -> str:
+def render_check(check: CheckRow, group: CheckGroup, style: TextStyle) -> str:
     """Return one check in full."""
-    entries = [Entry(title, clean(text)) for title, text in _facts(check, group)]
+    entries = [ListEntry(title, clean(text)) for title, text in _facts(check, group)]
     if "/dev/kmsg" in check.try_it:
-        entries.append(Entry("", "(needs an agent that runs with --kmsg-any-facility)"))
+        entries.append(ListEntry("", "(needs an agent that runs with --kmsg-any-facility)"))
     severity = style.paint(check.severity.name.lower(), BADGES[check.severity].colour)
     head = f"{style.paint(check.code, 'bold')}{GAP}{severity}, blame: {check.blame}"
     meaning = wrap(check.meaning, style, first="  ", rest="  ")
@@ -118,7 +118,7 @@ def _table(group: CheckGroup) -> str:
 
 # --- JSON --------------------------------------------------------------------------------------------------
 
-CHECK: Final = Shape("severity blame source what:meaning threshold why advice tryIt")
+CHECK: Final = ObjectKeys("severity blame source what:meaning threshold why advice tryIt")
 
 
 def document(groups: Iterable[CheckGroup]) -> dict[str, Any]:

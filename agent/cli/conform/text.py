@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.cli.output.json import API_VERSION, Shape
+from agent.cli.output.json import API_VERSION, ObjectKeys
 from agent.cli.output.table import GAP, Cell, Paragraph, TextTable, advice, wrap
 from agent.cli.output.text import Badge, clean, format_age, format_count, markdown_table
 from agent.conform.verdicts import CheckVerdict
 
 if TYPE_CHECKING:
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
     from agent.conform.observed import SessionRecord
     from agent.conform.table import CheckResult, ConformCheck
 
@@ -72,7 +72,7 @@ def exit_of(results: Iterable[CheckResult]) -> int:
     return next(code for verdict, code in EXITS.items() if verdict in verdicts)
 
 
-def render(record: SessionRecord, results: Sequence[CheckResult], style: Style) -> str:
+def render(record: SessionRecord, results: Sequence[CheckResult], style: TextStyle) -> str:
     """Return the results as text, worst first; failed checks include their effect on a kubelet and advice."""
     socket = clean(record.socket or "no service socket")
     duration = f"recorded for {format_age(record.window_s)}" if record.window_s else "no connection"
@@ -90,7 +90,7 @@ def render(record: SessionRecord, results: Sequence[CheckResult], style: Style) 
     return "\n".join([*lines, "", _total(results, style)]) + "\n"
 
 
-def _skipped(results: Sequence[CheckResult], style: Style) -> Iterator[str]:
+def _skipped(results: Sequence[CheckResult], style: TextStyle) -> Iterator[str]:
     """Yield the conformance checks that were not run, grouped by the reason."""
     for reason in dict.fromkeys(result.observation for result in results):
         codes = ", ".join(result.check.code for result in results if result.observation == reason)
@@ -103,7 +103,7 @@ def _counts(results: Sequence[CheckResult]) -> dict[CheckVerdict, int]:
     return {verdict: sum(result.verdict is verdict for result in results) for verdict in CheckVerdict}
 
 
-def _total(results: Sequence[CheckResult], style: Style) -> str:
+def _total(results: Sequence[CheckResult], style: TextStyle) -> str:
     counts = _counts(results)
     texts = {
         CheckVerdict.PASS: f"{counts[CheckVerdict.PASS]} passed",
@@ -119,7 +119,7 @@ def _total(results: Sequence[CheckResult], style: Style) -> str:
     return f"{format_count(len(results), 'check')}: {', '.join(parts)}"
 
 
-RESULT: Final = Shape("code:check.code result:verdict title:check.title saw:observation why:check.why")
+RESULT: Final = ObjectKeys("code:check.code result:verdict title:check.title saw:observation why:check.why")
 
 
 def document(record: SessionRecord, results: Sequence[CheckResult]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _by_group(checks: Iterable[ConformCheck]) -> Iterable[tuple[str, list[Confor
         yield GROUPS[head], list(members)
 
 
-def render_checks(checks: Iterable[ConformCheck], style: Style) -> str:
+def render_checks(checks: Iterable[ConformCheck], style: TextStyle) -> str:
     """Return the checks by group: the property of a good driver, the method, and the effect on a kubelet."""
     table = TextTable()
     for title, members in _by_group(checks):
@@ -175,7 +175,7 @@ def render_checks_markdown(checks: Iterable[ConformCheck]) -> str:
     return "\n".join(parts)
 
 
-CHECK: Final = Shape("code title looksAt:method why advice")
+CHECK: Final = ObjectKeys("code title looksAt:method why advice")
 
 
 def checks_document(checks: Iterable[ConformCheck]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.cli.prepares.text import PrepareRecord
-from agent.devices.consumers.reservations import Refusal
+from agent.devices.consumers.reservations import RefusedPod
 from agent.model.claim import DeviceRef
-from agent.model.claim_sources import Belief, PodRef, Reservation, SourceAnswers
+from agent.model.claim_sources import KubeletHealthRecord, PodRef, Reservation, SourceAnswers
 from agent.model.consumers import Affected, ClaimView, Conflict, PodView
 from agent.model.health import DeviceHealth, Health, Note, Severity
 from agent.model.prepare import DriverFault
@@ -105,7 +105,7 @@ class NodeAnswers:
     driver_reports: Mapping[str, DriverReport] = field(default_factory=dict)
     """Reports on the drivers' health sockets, by driver."""
     consumers: SourceAnswers = field(default_factory=SourceAnswers)
-    beliefs: tuple[Belief, ...] = ()
+    beliefs: tuple[KubeletHealthRecord, ...] = ()
     """Health of each device as the kubelet last stored it."""
     prepares: tuple[PrepareRecord, ...] = ()
     driver_faults: tuple[DriverFault, ...] = ()
@@ -137,7 +137,7 @@ class DeviceFacts:
     reported: ReportedHealth | None = None
     driver_reported: ReportedHealth | None = None
     """Health on the driver's socket; None: not on it."""
-    belief: Belief | None = None
+    belief: KubeletHealthRecord | None = None
     """Health that the kubelet last stored; None: the kubelet has none."""
     taints: tuple[Taint, ...] | None = None
     """Taints that the driver offers; None: unknown."""
@@ -203,7 +203,7 @@ class Explanation:
     pods: tuple[PodFacts, ...]
     affected: tuple[AffectedUse, ...] = ()
     """Pods that use the devices, certain uses first."""
-    risks: tuple[Refusal, ...] = ()
+    risks: tuple[RefusedPod, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     ended: tuple[DeviceUsage, ...] = ()
     """Last ended uses of devices; all recorded ones if no source knows the explained object any more."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from agent.cli.explain.answer import AGENT
 from agent.cli.explain.facts import container_name, pod_uid
 from agent.cli.explain.find import title
-from agent.cli.output.table import GAP, Entry, TextTable, format_entries, wrap
+from agent.cli.output.table import GAP, ListEntry, TextTable, format_entries, wrap
 from agent.cli.output.text import (
     BADGES,
     clean,
@@ -24,7 +24,7 @@ from agent.model.health import DeviceHealth, Severity
 
 if TYPE_CHECKING:
     from agent.cli.explain.answer import DeviceFacts, Explanation
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
     from agent.model.claim import ClaimRef
     from agent.model.claim_sources import PodRef, Provenance
     from agent.model.health import Note
@@ -46,7 +46,7 @@ def format_sources(provenances: Iterable[Provenance]) -> str:
     return ", ".join(origin for origin in Origin if origin in found)
 
 
-def device_lines(explanation: Explanation, style: Style) -> Iterator[str]:
+def device_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
     """Yield the device in full, and below it the pods that use it."""
     for device in explanation.devices:
         yield from _device(device, explanation, style)
@@ -74,7 +74,7 @@ def _minimum(explanation: Explanation, users: AbstractSet[PodRef]) -> str:
     return f"{len(users) - double} to " if double else ""
 
 
-def _device(device: DeviceFacts, explanation: Explanation, style: Style) -> Iterator[str]:
+def _device(device: DeviceFacts, explanation: Explanation, style: TextStyle) -> Iterator[str]:
     badge = BADGES[device.severity]
     name = style.paint(clean(title(device.ref)), "bold")
     yield f"{badge.mark(style)} {name}{GAP}{badge.label(style)}{_source(device, explanation)}"
@@ -82,7 +82,7 @@ def _device(device: DeviceFacts, explanation: Explanation, style: Style) -> Iter
         health = device.reported.health
         yield from _causes(health, explanation, style)
         yield from wrap(hardware_identity(health), style, first=INDENT, rest=INDENT + "  ", paint=("dim",))
-    entries = [Entry(name, clean(text), paint) for name, text, paint in _facts(device, explanation)]
+    entries = [ListEntry(name, clean(text), paint) for name, text, paint in _facts(device, explanation)]
     yield from (f"  {line}" for line in format_entries(entries, style))
 
 
@@ -104,7 +104,7 @@ def _worst_since_s(health: DeviceHealth) -> float:
     return min(worst, default=health.since.wall_s)
 
 
-def _causes(health: DeviceHealth, explanation: Explanation, style: Style) -> Iterator[str]:
+def _causes(health: DeviceHealth, explanation: Explanation, style: TextStyle) -> Iterator[str]:
     if not health.causes:
         yield from wrap(shorten_ids(health.message), style, first=INDENT, rest=INDENT)
     for cause in health.causes:
@@ -184,7 +184,7 @@ def _message(text: str) -> str:
 # --- the pods that use a device ----------------------------------------------------------------------------
 
 
-def _table(explanation: Explanation, style: Style) -> Iterator[str]:
+def _table(explanation: Explanation, style: TextStyle) -> Iterator[str]:
     """Yield one line for each pod and claim, and one for each claim without a known pod."""
     table = TextTable("CLAIM", "POD", "CONTAINERS", "OWNER", "SOURCES")
     sure, unsure = ("•" if style.unicode else "*"), style.paint("?", "dim")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.cli.explain.answer import CONSEQUENCES
 from agent.cli.explain.facts import severity_of
 from agent.cli.history.text import USE
-from agent.cli.output.json import API_VERSION, CAUSE, CLAIM_REF, DEVICE, DEVICE_REF, POD_REF, Shape, each
+from agent.cli.output.json import API_VERSION, CAUSE, CLAIM_REF, DEVICE, DEVICE_REF, POD_REF, ObjectKeys, each
 from agent.cli.prepares.text import RECORD
 from agent.model.time import rfc3339
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ReportedHealth,
         SourceResult,
     )
-    from agent.devices.consumers.reservations import Refusal
+    from agent.devices.consumers.reservations import RefusedPod
     from agent.model.claim_sources import KnownClaim, KnownPod, Provenance
     from agent.model.consumers import Conflict, DeviceEdge
     from agent.model.health import Note
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 MAX_MAYBE: Final = 256
 """Limit of listed pods that may be the same pod: for thousands of pods there are millions of pairs."""
 
-PROVENANCE: Final = Shape("source:origin read written:written_s")
-NOTE: Final = Shape("subject")
+PROVENANCE: Final = ObjectKeys("source:origin read written:written_s")
+NOTE: Final = ObjectKeys("subject")
 
 
 def document(explanation: Explanation) -> dict[str, Any]:
@@ -57,9 +57,9 @@ def document(explanation: Explanation) -> dict[str, Any]:
 
 # --- devices -----------------------------------------------------------------------------------------------
 
-TAINT: Final = Shape("key value effect timeAdded:added_wall_s")
-FAULT: Final = Shape("code evidence advice claim since:reported_wall_s", claim=CLAIM_REF)
-BELIEF: Final = Shape("health message heard?:updated_s leaseSeconds:lease_s")  # verbatim
+TAINT: Final = ObjectKeys("key value effect timeAdded:added_wall_s")
+FAULT: Final = ObjectKeys("code evidence advice claim since:reported_wall_s", claim=CLAIM_REF)
+BELIEF: Final = ObjectKeys("health message heard?:updated_s leaseSeconds:lease_s")  # verbatim
 
 
 def _device(device: DeviceFacts, now_s: float) -> dict[str, Any]:
@@ -86,17 +86,17 @@ def _health(reported: ReportedHealth | None) -> dict[str, Any] | None:
 
 # --- claims ------------------------------------------------------------------------------------------------
 
-RESERVATION: Final = Shape("kind apiGroup resource name uid")
-OWNER: Final = Shape("apiVersion kind name uid")
-DEVICE_EDGE: Final = Shape("requests:use.requests shareID?:use.share_id relation byName")
-CONSUMER_EDGE: Final = Shape(
+RESERVATION: Final = ObjectKeys("kind apiGroup resource name uid")
+OWNER: Final = ObjectKeys("apiVersion kind name uid")
+DEVICE_EDGE: Final = ObjectKeys("requests:use.requests shareID?:use.share_id relation byName")
+CONSUMER_EDGE: Final = ObjectKeys(
     """
     kind:consumer.kind resource?:consumer.resource namespace?:consumer.namespace name?:consumer.name
     uid?:consumer.uid relation byName
     """
 )
-CONTAINER_EDGE: Final = Shape("container pod requests byName", pod=POD_REF)
-CLAIM_OBJECT: Final = Shape(
+CONTAINER_EDGE: Final = ObjectKeys("container pod requests byName", pod=POD_REF)
+CLAIM_OBJECT: Final = ObjectKeys(
     "allocated reservedFor:reserved meantFor:meant_for reservedForAnyPod:any_pod owner",
     reservedFor=each(RESERVATION),
     meantFor=each(RESERVATION),
@@ -125,16 +125,16 @@ def _device_edge(edge: DeviceEdge) -> dict[str, Any]:
     return {**DEVICE_REF(edge.use.device), **DEVICE_EDGE(edge), **PROVENANCE(edge.provenance)}
 
 
-def _object(shape: Shape, obj: KnownClaim | KnownPod, provenance: Provenance) -> dict[str, Any]:
+def _object(shape: ObjectKeys, obj: KnownClaim | KnownPod, provenance: Provenance) -> dict[str, Any]:
     return {**shape(obj), **PROVENANCE(provenance)}
 
 
 # --- pods --------------------------------------------------------------------------------------------------
 
-POD_OBJECT: Final = Shape(
+POD_OBJECT: Final = ObjectKeys(
     "node? phase? owner:controller podGroup?:group mirrorUID?:mirror_uid containers",
     owner=OWNER,
-    containers=each(Shape("name id? running")),
+    containers=each(ObjectKeys("name id? running")),
 )
 
 
@@ -154,9 +154,9 @@ def _pod(pod: PodFacts) -> dict[str, Any]:
 
 # --- users, findings and sources ---------------------------------------------------------------------------
 
-CONFLICT: Final = Shape("kind subject claims pods", claims=each(CLAIM_REF), pods=each(POD_REF))
-SOURCE: Final = Shape("found? absence why?:reason")
-CONTAINER_USE: Final = Shape("name sure")
+CONFLICT: Final = ObjectKeys("kind subject claims pods", claims=each(CLAIM_REF), pods=each(POD_REF))
+SOURCE: Final = ObjectKeys("found? absence why?:reason")
+CONTAINER_USE: Final = ObjectKeys("name sure")
 
 
 def _affected(use: AffectedUse) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _affected(use: AffectedUse) -> dict[str, Any]:
     }
 
 
-def _risk(risk: Refusal) -> dict[str, Any]:
+def _risk(risk: RefusedPod) -> dict[str, Any]:
     return {
         "pod": POD_REF(risk.pod),
         "claim": CLAIM_REF(risk.claim),

@@ -30,7 +30,7 @@ from agent.devices.consumers.kube_objects import claims_from, pods_from
 from agent.errors import AgentUnreachable, Busy, DrahealthError, PermissionDenied
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import (
-    Belief,
+    KubeletHealthRecord,
     LivePod,
     Origin,
     PreparedClaim,
@@ -57,7 +57,7 @@ from agent.serve.kubelet import podresources, pods_api
 from agent.sources import kube_objects, kubelet_state, pod_cgroups
 from agent.store import prepares, taints
 from agent.store.files import CorruptFile
-from agent.store.prepares import Prepares
+from agent.store.prepares import PreparesFileContent
 from agent.system.files import FileContent, ReadError, read_bounded
 from agent.system.threads.with_timeout import (
     DISK_S,
@@ -185,7 +185,7 @@ async def _first_report(source: str, socket: Path) -> tuple[Report | None, Sourc
 
 async def _kubelet(
     directory: Path | None,
-) -> tuple[SourceAnswers, tuple[Belief, ...], tuple[SourceResult, ...]]:
+) -> tuple[SourceAnswers, tuple[KubeletHealthRecord, ...], tuple[SourceResult, ...]]:
     if directory is None:
         return SourceAnswers(), (), ()
     health_file = directory / kubelet_state.HEALTH_FILE
@@ -228,7 +228,7 @@ def _result(answer: SourceAnswer[Any], place: Path, noun: str) -> SourceResult:
 
 
 class _DriverFiles(NamedTuple):
-    prepares: tuple[Prepares, ...] = ()
+    prepares: tuple[PreparesFileContent, ...] = ()
     prepared: tuple[SourceAnswer[PreparedClaim], ...] = ()
     """Claims that drivers have prepared."""
     taints: Mapping[str, Mapping[DeviceRef, tuple[Taint, ...]]] = MappingProxyType({})
@@ -288,7 +288,7 @@ async def _stored(
     return None, SourceResult(source, str(path), read_clocks(), absence=absence, reason=reason)
 
 
-def _read_prepares(path: Path) -> tuple[Prepares, str, float]:
+def _read_prepares(path: Path) -> tuple[PreparesFileContent, str, float]:
     file = read_bounded(path, prepares.SIZE_MAX)
     content = prepares.decode(file.data)
     return content, format_count(len(content.ledger.claims), "claim"), file.written_s

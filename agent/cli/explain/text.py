@@ -14,7 +14,7 @@ from agent.cli.explain.device_text import age, belief_facts, device_lines, forma
 from agent.cli.explain.facts import container_name
 from agent.cli.explain.find import title
 from agent.cli.history.text import usage_lines
-from agent.cli.output.table import GAP, Cell, Entry, Paragraph, TextTable, format_entries, wrap
+from agent.cli.output.table import GAP, Cell, ListEntry, Paragraph, TextTable, format_entries, wrap
 from agent.cli.output.text import BADGES, clean, format_count, shorten_ids
 from agent.devices.consumers.affected import HERE, consumers_of
 from agent.devices.consumers.reservations import by_kind
@@ -24,7 +24,7 @@ from agent.model.reading import Absence
 
 if TYPE_CHECKING:
     from agent.cli.explain.answer import ClaimFacts, DeviceFacts, Explanation, PodFacts
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
     from agent.cli.prepares.text import PrepareRecord
     from agent.model.claim_sources import PodRef, Provenance, Reservation
     from agent.model.consumers import ConsumerEdge, DeviceEdge
@@ -33,7 +33,7 @@ MAX_REQUESTS: Final = 6
 """Limit of a claim's requests that are listed for one device."""
 
 
-def render(explanation: Explanation, style: Style) -> str:
+def render(explanation: Explanation, style: TextStyle) -> str:
     """Return the whole explanation."""
     render_lines = {"device": device_lines, "pod": _pod_lines, "claim": _claim_lines}[explanation.kind]
     exists = explanation.devices or explanation.claims or explanation.pods
@@ -50,7 +50,7 @@ def render(explanation: Explanation, style: Style) -> str:
 # --- pods --------------------------------------------------------------------------------------------------
 
 
-def _pod_lines(explanation: Explanation, style: Style) -> Iterator[str]:
+def _pod_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
     """Yield the pod (several if the name is ambiguous), and below it its claims."""
     edges = _edges_by_pod(explanation)
     for pod in explanation.pods:
@@ -74,7 +74,7 @@ def _edges_by_pod(explanation: Explanation) -> Mapping[PodRef, Sequence[Consumer
     return found
 
 
-def _pod(pod: PodFacts, edges: Sequence[ConsumerEdge], style: Style, first: str = "") -> Iterator[str]:
+def _pod(pod: PodFacts, edges: Sequence[ConsumerEdge], style: TextStyle, first: str = "") -> Iterator[str]:
     ref, known = pod.view.ref, pod.view.known
     facts = [f"uid {ref.uid}" if ref.uid else "uid not known"] if ref.name else ["name not known"]
     if known:
@@ -98,7 +98,7 @@ def _pod(pod: PodFacts, edges: Sequence[ConsumerEdge], style: Style, first: str 
         yield from wrap(clean(text), style, first=first + "  ", rest=first + "    ")
 
 
-def _heading(name: str, facts: Sequence[str], style: Style, first: str = "") -> Iterator[str]:
+def _heading(name: str, facts: Sequence[str], style: TextStyle, first: str = "") -> Iterator[str]:
     """Yield a name with the facts after it, wrapped."""
     name = clean(name)
     indent = f"{first}{' ' * len(name)}{GAP}"
@@ -110,7 +110,7 @@ def _heading(name: str, facts: Sequence[str], style: Style, first: str = "") -> 
 # --- claims ------------------------------------------------------------------------------------------------
 
 
-def _claim_lines(explanation: Explanation, style: Style) -> Iterator[str]:
+def _claim_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
     """Yield the claim (several if several have the name), and below it its pods."""
     for claim in explanation.claims:
         yield from _claim(claim, explanation, style)
@@ -124,7 +124,7 @@ def _claim_lines(explanation: Explanation, style: Style) -> Iterator[str]:
         yield from _pod(pod, edges.get(pod.view.ref, ()), style, first="  ")
 
 
-def _claim(claim: ClaimFacts, explanation: Explanation, style: Style) -> Iterator[str]:
+def _claim(claim: ClaimFacts, explanation: Explanation, style: TextStyle) -> Iterator[str]:
     """Yield a claim with one line for each device, and the results of the claim's prepares."""
     view, sources = claim.view, format_sources(_provenances(claim))
     facts = [f"uid {view.ref.uid}" if view.ref.uid else "known by its name only"]
@@ -176,7 +176,7 @@ def _reasons(health: DeviceHealth) -> list[str]:
     return [f"{cause.code}: {shorten_ids(cause.evidence)}" for cause in causes]
 
 
-def _uses(claim: ClaimFacts, explanation: Explanation) -> Iterator[Entry]:
+def _uses(claim: ClaimFacts, explanation: Explanation) -> Iterator[ListEntry]:
     """Yield the containers that use a claim, drivers without a device, and reservations."""
     view = claim.view
     containers = dict.fromkeys(
@@ -186,11 +186,11 @@ def _uses(claim: ClaimFacts, explanation: Explanation) -> Iterator[Entry]:
         for container in use.affected.containers
     )
     if containers:
-        yield Entry("containers", clean(", ".join(containers)))
+        yield ListEntry("containers", clean(", ".join(containers)))
     if view.waiting:
-        yield Entry("waits for", clean(f"{', '.join(view.waiting)}: no device yet"), ("yellow",))
+        yield ListEntry("waits for", clean(f"{', '.join(view.waiting)}: no device yet"), ("yellow",))
     if view.skipped:
-        yield Entry("not called", clean(", ".join(view.skipped)))
+        yield ListEntry("not called", clean(", ".join(view.skipped)))
     for obj, provenance in view.objects[:1]:
         too_many = (
             f"; {len(obj.reserved)} entries, more than the API server accepts"
@@ -199,14 +199,14 @@ def _uses(claim: ClaimFacts, explanation: Explanation) -> Iterator[Entry]:
         )
         allocated = "" if obj.allocated else "not allocated; "
         consumers = _reservations(obj.reserved) or "no consumer"
-        yield Entry("reserved for", clean(f"{allocated}{consumers}{too_many} ({provenance.origin})"))
+        yield ListEntry("reserved for", clean(f"{allocated}{consumers}{too_many} ({provenance.origin})"))
         if obj.meant_for or obj.any_pod:
             any_pod = "any pod" if obj.any_pod else ""
             text = ", ".join(filter(None, [_reservations(obj.meant_for), any_pod]))
-            yield Entry("meant for", clean(f"{text}: ignored by every kubelet ({provenance.origin})"))
+            yield ListEntry("meant for", clean(f"{text}: ignored by every kubelet ({provenance.origin})"))
     if claim.orphans:
         text = f"{_reservations(claim.orphans)}: no pod in --pods matches"
-        yield Entry("orphaned?", clean(text), ("yellow",))
+        yield ListEntry("orphaned?", clean(text), ("yellow",))
 
 
 def _reservations(reserved: Sequence[Reservation]) -> str:
@@ -220,12 +220,12 @@ def _reservations(reserved: Sequence[Reservation]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _prepare(record: PrepareRecord, explanation: Explanation) -> Entry:
+def _prepare(record: PrepareRecord, explanation: Explanation) -> ListEntry:
     outcome, unprepared_s = record.outcome, record.unprepared_wall_s
     last = f"{age(explanation, outcome.at_wall_s)} ago"
     if outcome.verdict is None:
         unprepared = f", unprepared {age(explanation, unprepared_s)} ago" if unprepared_s else ""
-        return Entry("prepare", clean(f"{record.driver}: prepared {last}{unprepared}"))
+        return ListEntry("prepare", clean(f"{record.driver}: prepared {last}{unprepared}"))
     verdict = outcome.verdict
     text = f"{record.driver}: {verdict.error_class}, {verdict.code}: {verdict.summary}"
     first = f"{age(explanation, verdict.first_wall_s)} ago"
@@ -233,24 +233,24 @@ def _prepare(record: PrepareRecord, explanation: Explanation) -> Entry:
     unprepared = ", unprepared since" if unprepared_s else ""
     action = f"; {verdict.advice}" if verdict.advice and not unprepared_s else ""
     paint = ("dim",) if unprepared_s else ("red",)
-    return Entry("prepare", clean(f"{text} ({times}{unprepared}){action}"), paint)
+    return ListEntry("prepare", clean(f"{text} ({times}{unprepared}){action}"), paint)
 
 
 # --- findings and sources ----------------------------------------------------------------------------------
 
 
-def _findings(explanation: Explanation) -> list[Entry]:
+def _findings(explanation: Explanation) -> list[ListEntry]:
     """Return entries for consumers other than pods, pods that may be the same, risks and contradictions."""
-    entries = [Entry("consumer", clean(text)) for text in _other_consumers(explanation)]
-    entries += [Entry("same pod?", clean(text)) for text in _maybe_same(explanation)]
+    entries = [ListEntry("consumer", clean(text)) for text in _other_consumers(explanation)]
+    entries += [ListEntry("same pod?", clean(text)) for text in _maybe_same(explanation)]
     for risk in explanation.risks:
         text = f"{risk.pod} would be refused {risk.claim} if its sandbox were created again: {risk.why}"
-        entries.append(Entry("risk", clean(f"{text} ({risk.kubelets})"), ("yellow",)))
+        entries.append(ListEntry("risk", clean(f"{text} ({risk.kubelets})"), ("yellow",)))
     for conflict in explanation.conflicts:
         sides = "; ".join(
             f"{assertion.provenance.origin}: {assertion.text}" for assertion in conflict.assertions
         )
-        entries.append(Entry("conflict", clean(f"{conflict.subject}: {sides}"), ("yellow",)))
+        entries.append(ListEntry("conflict", clean(f"{conflict.subject}: {sides}"), ("yellow",)))
     return entries
 
 
@@ -290,22 +290,24 @@ def _consumer(edge: ConsumerEdge) -> str:
     return f"{kind} {consumer.name}"
 
 
-def _sources(explanation: Explanation) -> list[Entry]:
+def _sources(explanation: Explanation) -> list[ListEntry]:
     """Return the sources with their age, then the missing ones with the consequences."""
     entries = []
     for result in explanation.sources:
         if result.absence:
             continue
         when = "queried now" if result.written_s is None else f"{age(explanation, result.written_s)} old"
-        entries.append(Entry("sources", clean(f"{result.source}: {result.found}, {when} ({result.place})")))
+        entries.append(
+            ListEntry("sources", clean(f"{result.source}: {result.found}, {when} ({result.place})"))
+        )
         entries += [
-            Entry("sources", clean(f"{result.source}: {text}"), ("yellow",)) for text in result.invalid
+            ListEntry("sources", clean(f"{result.source}: {text}"), ("yellow",)) for text in result.invalid
         ]
     for result in explanation.sources:
         if result.absence:
             consequence = CONSEQUENCES.get(result.source, "")
             paint = () if result.absence is Absence.ABSENT else ("yellow",)
             entries.append(
-                Entry("without", clean(f"{result.source}: {consequence} ({result.reason})"), paint)
+                ListEntry("without", clean(f"{result.source}: {consequence} ({result.reason})"), paint)
             )
     return entries

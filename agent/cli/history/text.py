@@ -6,29 +6,29 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.explain.find import title
-from agent.cli.output.json import API_VERSION, DEVICE_REF, POD_REF, Shape
-from agent.cli.output.table import Entry, Paragraph, TextTable, format_entries
+from agent.cli.output.json import API_VERSION, DEVICE_REF, POD_REF, ObjectKeys
+from agent.cli.output.table import ListEntry, Paragraph, TextTable, format_entries
 from agent.cli.output.text import BADGES, clean, format_age, format_count, shorten_ids
 from agent.model.health import Severity
 from agent.model.time import rfc3339
-from agent.model.uses import Ending
+from agent.model.uses import UsageEndKind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
     from agent.model.uses import DeviceState, DeviceUsage
 
 HOW: Final = {
-    Ending.RELEASED: "released",
-    Ending.SUCCEEDED: "succeeded",
-    Ending.FAILED: "failed",
-    Ending.REPLACED: "claim replaced",
-    Ending.AWAY: "unseen",
+    UsageEndKind.RELEASED: "released",
+    UsageEndKind.SUCCEEDED: "succeeded",
+    UsageEndKind.FAILED: "failed",
+    UsageEndKind.REPLACED: "claim replaced",
+    UsageEndKind.AWAY: "unseen",
 }
 EMPTY_HINTS: Final = (
-    Entry("written by", "the agent, where a kubelet prepares claims: [history] in its configuration"),
-    Entry("elsewhere", "--state-dir for another agent's record"),
+    ListEntry("written by", "the agent, where a kubelet prepares claims: [history] in its configuration"),
+    ListEntry("elsewhere", "--state-dir for another agent's record"),
 )
 """Hints for an operator who sees an empty list."""
 
@@ -64,23 +64,27 @@ def device_names(use: DeviceUsage) -> Iterator[str]:
 # --- table -------------------------------------------------------------------------------------------------
 
 
-def render(uses: Sequence[DeviceUsage], style: Style, *, now_s: float, left_s: float, hidden: int = 0) -> str:
+def render(
+    uses: Sequence[DeviceUsage], style: TextStyle, *, now_s: float, left_s: float, hidden: int = 0
+) -> str:
     """Return the list of uses; the file was last written at `left_s`, and `hidden` uses are left out."""
     lines = [_headline(uses, hidden), "", *usage_lines(uses, style, now_s)]
     entries = []
     if hidden:
-        entries.append(Entry("older", f"{format_count(hidden, 'use')}: shown with --all"))
+        entries.append(ListEntry("older", f"{format_count(hidden, 'use')}: shown with --all"))
     if any(use.ended is None for use in uses):
         age = format_age(now_s - left_s)
-        entries.append(Entry("running", f"as of {age} ago or later; 'drahealth explain' shows the present"))
+        entries.append(
+            ListEntry("running", f"as of {age} ago or later; 'drahealth explain' shows the present")
+        )
     if entries:
         lines += ["", *format_entries(entries, style)]
     return "\n".join(lines) + "\n"
 
 
-def render_none(path: Path, style: Style) -> str:
+def render_none(path: Path, style: TextStyle) -> str:
     """Return the text for a history file that does not exist."""
-    entries = [Entry("looked for", clean(str(path))), *EMPTY_HINTS]
+    entries = [ListEntry("looked for", clean(str(path))), *EMPTY_HINTS]
     return "\n".join(["nothing is recorded", "", *format_entries(entries, style)]) + "\n"
 
 
@@ -93,7 +97,7 @@ def _headline(uses: Sequence[DeviceUsage], hidden: int) -> str:
     return f"{shown}: {running:,} running, {len(uses) - running:,} ended{unhealthy}"
 
 
-def usage_lines(uses: Sequence[DeviceUsage], style: Style, now_s: float) -> Iterator[str]:
+def usage_lines(uses: Sequence[DeviceUsage], style: TextStyle, now_s: float) -> Iterator[str]:
     """Return a table with one line for each use of a device, and below it the device's faults."""
     table = TextTable("ENDED", "LASTED", "POD", "OWNER", "CLAIM", "DEVICE", "HOW", "STATE", text_below=True)
     for use in uses:
@@ -128,7 +132,7 @@ def _findings(use: DeviceUsage) -> Iterator[str]:
         yield _state_text(use.state)
     if use.worst.severity > max(use.state.severity, Severity.INFO):
         yield f"in between {BADGES[use.worst.severity].word}: {_state_text(use.worst)}"
-    if use.ended and use.ended.ending is Ending.AWAY:
+    if use.ended and use.ended.ending is UsageEndKind.AWAY:
         between = f"{rfc3339(use.ended.seen_s)} and {rfc3339(use.ended.noticed_s)}"
         yield f"ended between {between}, while the agent did not run; the state is the last known one"
 
@@ -140,8 +144,8 @@ def _state_text(state: DeviceState) -> str:
 
 # --- JSON --------------------------------------------------------------------------------------------------
 
-STATE: Final = Shape("health severity code? evidence? since?:since_s")
-USE: Final = Shape(
+STATE: Final = ObjectKeys("health severity code? evidence? since?:since_s")
+USE: Final = ObjectKeys(
     """
     pod podMayBe:maybe owner? claim device requests containers began beganBefore:before toldBy:sources
     state worst ended
@@ -151,7 +155,7 @@ USE: Final = Shape(
     device=DEVICE_REF,
     state=STATE,
     worst=STATE,
-    ended=Shape("how:ending lastSeen:seen_s noticed:noticed_s lastedSeconds:lasted_s"),
+    ended=ObjectKeys("how:ending lastSeen:seen_s noticed:noticed_s lastedSeconds:lasted_s"),
 )
 
 

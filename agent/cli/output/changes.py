@@ -27,7 +27,7 @@ from agent.model.source import SourceSample, SourceState
 from agent.model.time import rfc3339
 
 
-class Change(NamedTuple):
+class ReportChange(NamedTuple):
     """New state of one reported thing: a device, a source, the cgroups or a note's pod or node."""
 
     at_s: float
@@ -52,19 +52,19 @@ class Change(NamedTuple):
         finding = ": ".join(filter(None, (self.code, self.message)))
         return shorten_ids(" ".join(filter(None, (self.subject, self.state, finding, aside))))
 
-    def differs_from(self, other: Change) -> bool:
+    def differs_from(self, other: ReportChange) -> bool:
         """Return whether severity or text differs from the earlier state `other`, so that it is logged."""
         return self.severity != other.severity or not self.reads_like(other)
 
-    def reads_like(self, other: Change) -> bool:
+    def reads_like(self, other: ReportChange) -> bool:
         """Return whether two changes have the same text, for the same or for different devices."""
         return (self.state, self.code, self.message) == (other.state, other.code, other.message)
 
 
-def changes(before: Report | None, now: Report) -> list[Change]:
+def changes(before: Report | None, now: Report) -> list[ReportChange]:
     """Return the changes from `before` to `now`; if `before` is None, every device and failing source."""
     at = now.at.wall_s
-    old: dict[str, Change] = _states(before) if before else {}
+    old: dict[str, ReportChange] = _states(before) if before else {}
     current = _states(now)
     # A new source is no change; but if there are no devices, the absent sources are the reason.
     unremarkable = {SourceState.OK, SourceState.ABSENT} if now.devices else {SourceState.OK}
@@ -79,13 +79,13 @@ def changes(before: Report | None, now: Report) -> list[Change]:
     }
     for key, change in old.items():
         if key not in current and key.startswith("device "):
-            new[key] = Change(at, change.subject, "gone", Severity.UNKNOWN, "no longer reported")
+            new[key] = ReportChange(at, change.subject, "gone", Severity.UNKNOWN, "no longer reported")
         elif key not in current and change.code:
-            new[key] = Change(at, change.subject, "over", Severity.OK, "", change.code)
+            new[key] = ReportChange(at, change.subject, "over", Severity.OK, "", change.code)
     return _fold(new, {**Counter(map(parent_gpu, old)), **Counter(map(parent_gpu, current))})
 
 
-def _fold(new: Mapping[str, Change], instances: Mapping[str, int]) -> list[Change]:
+def _fold(new: Mapping[str, ReportChange], instances: Mapping[str, int]) -> list[ReportChange]:
     """Return the changes without those of MIG instances that have the same text as their GPU's change.
 
     Args:
@@ -102,19 +102,19 @@ def _fold(new: Mapping[str, Change], instances: Mapping[str, int]) -> list[Chang
     return lines
 
 
-def _states(report: Report) -> dict[str, Change]:
+def _states(report: Report) -> dict[str, ReportChange]:
     """Return the state of each device, source and note of a report, by key."""
     at, default = report.at.wall_s, default_pool(report)
-    states: dict[str, Change] = {}
+    states: dict[str, ReportChange] = {}
     for d in report.devices:
         identity = hardware_identity(d) if d.severity > Severity.INFO else ""
         # A device that is reported Healthy has no message; its causes, such as a program's own XID, do.
         message = d.message or "; ".join(f"{cause.code}: {cause.evidence}" for cause in d.causes)
-        states[f"device {d.driver} {d.pool} {d.device}"] = Change(
+        states[f"device {d.driver} {d.pool} {d.device}"] = ReportChange(
             at, device_name(d, default), health_word(d.severity), d.severity, message, aside=identity
         )
     if not report.devices:
-        states["devices"] = Change(at, "devices", "none", Severity.UNKNOWN, "no device was found")
+        states["devices"] = ReportChange(at, "devices", "none", Severity.UNKNOWN, "no device was found")
     devices = {device.device for device in report.devices}
     for source in report.sources:
         if source.name in devices:  # each GPU has a source of the same name; its device line has the error
@@ -123,18 +123,20 @@ def _states(report: Report) -> dict[str, Change]:
             continue
         severity = _severity(source)
         detail = source.detail if severity else ""
-        states[f"source {source.name}"] = Change(at, f"source {source.name}", source.state, severity, detail)
+        states[f"source {source.name}"] = ReportChange(
+            at, f"source {source.name}", source.state, severity, detail
+        )
     if report.sources:  # a driver's socket sends no sources and no cgroups
         gaps = _cgroup_gaps(report.core)
         state, severity = ("incomplete", Severity.DEGRADED) if gaps else (SourceState.OK, Severity.OK)
-        states["cgroups"] = Change(at, "cgroups", state, severity, gaps)
+        states["cgroups"] = ReportChange(at, "cgroups", state, severity, gaps)
     if report.core.overflows:
         message = f"{format_count(report.core.overflows, 'time')}, and everything was read again each time"
-        states["inotify"] = Change(at, "inotify", "overflowed", Severity.DEGRADED, message)
+        states["inotify"] = ReportChange(at, "inotify", "overflowed", Severity.DEGRADED, message)
     for note in report.notes:
         cause = note.cause
         word = health_word(cause.severity) if cause.severity > Severity.INFO else "note"
-        states[f"note {note.subject} {cause.code}"] = Change(
+        states[f"note {note.subject} {cause.code}"] = ReportChange(
             at, note.subject, word, cause.severity, cause.evidence, cause.code
         )
     return states

@@ -23,7 +23,7 @@ API_VERSION: Final = "drahealth/v1"
 KEY: Final = re.compile(r"(?P<key>\w+)(?P<optional>\?)?(?::(?P<path>[\w.]+))?")
 
 
-class Shape:
+class ObjectKeys:
     """Keys of a JSON object in their order, and the attributes that hold their values.
 
     Written like kubectl's custom columns: ``key:attribute.path``, or ``key`` alone if the attribute has the
@@ -74,12 +74,12 @@ def each(encode: Callable[[Any], Any]) -> Callable[[Iterable[Any]], list[Any]]:
 
 # --- shared by several documents ---------------------------------------------------------------------------
 
-DEVICE_REF: Final = Shape("driver pool name:device")
-POD_REF: Final = Shape("namespace? name? uid?")
-CLAIM_REF: Final = Shape("namespace name uid?")
-REMEDIATION: Final = Shape("effect value")
-CAUSE: Final = Shape("code severity blame evidence advice since")
-DEVICE: Final = Shape(
+DEVICE_REF: Final = ObjectKeys("driver pool name:device")
+POD_REF: Final = ObjectKeys("namespace? name? uid?")
+CLAIM_REF: Final = ObjectKeys("namespace name uid?")
+REMEDIATION: Final = ObjectKeys("effect value")
+CAUSE: Final = ObjectKeys("code severity blame evidence advice since")
+DEVICE: Final = ObjectKeys(
     """
     driver pool name:device kind health severity message since lastVerified:verified
     timeoutSeconds:timeout_s causes attributes
@@ -90,21 +90,21 @@ DEVICE: Final = Shape(
 
 # --- report and status -------------------------------------------------------------------------------------
 
-RULE: Final = Shape("device code reason")
-NOTE: Final = Shape("subject devices")
-REPORT: Final = Shape(
+RULE: Final = ObjectKeys("device code reason")
+NOTE: Final = ObjectKeys("subject devices")
+REPORT: Final = ObjectKeys(
     "node at devices notes notApplicable notEvaluated",
     devices=each(DEVICE),
     notes=each(lambda note: {**NOTE(note), **CAUSE(note.cause)}),
     notApplicable=each(RULE),
     notEvaluated=each(RULE),
 )
-CGROUPS: Final = Shape("dropped:groups_dropped unwatched")
-PROCESS: Final = Shape(
+CGROUPS: Final = ObjectKeys("dropped:groups_dropped unwatched")
+PROCESS: Final = ObjectKeys(
     "name pid since:since_s cpuSeconds:cpu_s rssBytes threads",
     cpuSeconds=lambda seconds: round(seconds, 2),
 )
-STATUS: Final = Shape(
+STATUS: Final = ObjectKeys(
     """
     node version pid since:started_wall_s cpuSeconds:cpu_s rssBytes threads descriptors lastReport:at
     reports:publications devices:tallies
@@ -112,8 +112,8 @@ STATUS: Final = Shape(
     cpuSeconds=lambda seconds: round(seconds, 3),
     devices=lambda tallies: {plain(tally.severity): tally.devices for tally in tallies},
 )
-CORE: Final = Shape("passes wakes reads opens descriptors watches kernelBytes overflows")
-SUBSCRIBER: Final = Shape("socket streams")
+CORE: Final = ObjectKeys("passes wakes reads opens descriptors watches kernelBytes overflows")
+SUBSCRIBER: Final = ObjectKeys("socket streams")
 
 
 def report_document(report: Report) -> dict[str, Any]:

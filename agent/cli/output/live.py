@@ -13,7 +13,7 @@ from typing import Final, TextIO
 
 from agent.cli.output.log import ReportPrinter, message_of
 from agent.cli.output.report import render_report
-from agent.cli.output.terminal import Style, style_of
+from agent.cli.output.terminal import TextStyle, style_of
 from agent.cli.output.text import clean
 from agent.errors import OutputError
 from agent.system.output import write_all
@@ -47,7 +47,9 @@ class LiveTable(ReportPrinter):
     When it is closed, the screen is restored and the last table is printed below.
     """
 
-    def __init__(self, stream: TextIO, style: Callable[[], Style], *, head: Callable[[Style], str]) -> None:
+    def __init__(
+        self, stream: TextIO, style: Callable[[], TextStyle], *, head: Callable[[TextStyle], str]
+    ) -> None:
         """Draw on `stream` below `head`. `style` is called before each drawing: windows are resized."""
         self._stream = stream
         self._style = style
@@ -80,7 +82,7 @@ class LiveTable(ReportPrinter):
                 self._changed.wait_for(lambda: self._is_closed, MIN_PERIOD_S - (time.monotonic() - drawn_at))
                 is_closed, shown = self._is_closed, self._report
 
-    def _frame(self, style: Style) -> str:
+    def _frame(self, style: TextStyle) -> str:
         """Return the whole table in order or, if it does not fit, with the worst devices first."""
         head, log = self._head(style), self._log_lines()
         whole = head + self._table(style)
@@ -88,7 +90,7 @@ class LiveTable(ReportPrinter):
             whole = head + self._table(style, worst_first=True)
         return draw(whole, style.height, log)
 
-    def _table(self, style: Style, *, worst_first: bool = False) -> str:
+    def _table(self, style: TextStyle, *, worst_first: bool = False) -> str:
         report = self._report
         if report is None:
             return "no report yet\n"
@@ -115,7 +117,7 @@ class LogLines(logging.Handler):
         self._log.append(clean(f"{record.levelname.lower()}: {message_of(record)}"))
 
 
-def live_table(colour: str, *, head: Callable[[Style], str]) -> LiveTable:
+def live_table(colour: str, *, head: Callable[[TextStyle], str]) -> LiveTable:
     """Return a live table on standard output."""
     sys.stdout.flush()
     return LiveTable(sys.stdout, lambda: style_of(sys.stdout, colour, os.environ), head=head)

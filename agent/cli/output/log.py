@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, TextIO
 
-from agent.cli.output.changes import Change, changes
+from agent.cli.output.changes import ReportChange, changes
 from agent.cli.output.text import format_count
 from agent.errors import OutputError
 from agent.model.health import Severity
@@ -205,7 +205,7 @@ Topic = tuple[str, str]
 
 
 class _Delayed(NamedTuple):
-    newest: Change
+    newest: ReportChange
     changes: int
 
 
@@ -216,7 +216,7 @@ class TopicRateLimit:
         self._logged_at: dict[Topic, deque[float]] = {}
         self._delayed: dict[Topic, _Delayed] = {}
 
-    def take(self, new: Iterable[Change], now_s: float) -> list[Change]:
+    def take(self, new: Iterable[ReportChange], now_s: float) -> list[ReportChange]:
         """Return the changes to log now: delayed and then `new` changes whose topics are below the limit."""
         self._forget(now_s - WINDOW_S)
         free = [topic for topic in self._delayed if self._has_room(topic)]
@@ -237,7 +237,7 @@ class TopicRateLimit:
     def _has_room(self, topic: Topic) -> bool:
         return len(self._logged_at.get(topic, ())) < MAX_LINES
 
-    def _count(self, change: Change, now_s: float) -> Change:
+    def _count(self, change: ReportChange, now_s: float) -> ReportChange:
         self._logged_at.setdefault(_topic(change), deque()).append(now_s)
         return change
 
@@ -249,11 +249,11 @@ class TopicRateLimit:
                 del self._logged_at[topic]
 
 
-def _topic(change: Change) -> Topic:
+def _topic(change: ReportChange) -> Topic:
     return change.subject, change.code
 
 
-def _summary(delayed: _Delayed) -> Change:
+def _summary(delayed: _Delayed) -> ReportChange:
     if delayed.changes == 1:
         return delayed.newest
     more = f"(and {format_count(delayed.changes - 1, 'more change')} before)"
@@ -283,7 +283,7 @@ class ReportLog(ReportPrinter):
                 left_s = None if due_s is None else max(0.0, due_s - time.monotonic())
                 self._changed.wait_for(lambda: self._has_work(seen), left_s)  # noqa: B023
                 is_closed, report = self._is_closed, self._report
-            new: list[Change] = []
+            new: list[ReportChange] = []
             try:
                 if report is not None and report is not seen:
                     seen = report

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.cli.output.table import GAP, Cell, Entry, Paragraph, TextTable, advice, format_entries, wrap
+from agent.cli.output.table import GAP, Cell, ListEntry, Paragraph, TextTable, advice, format_entries, wrap
 from agent.cli.output.text import (
     BADGES,
     clean,
@@ -33,7 +33,7 @@ from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant, rfc3339
 
 if TYPE_CHECKING:
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
     from agent.model.health import DeviceHealth, NotApplicable
     from agent.model.report import Report
     from agent.model.snapshot import CoreStats
@@ -62,7 +62,7 @@ AdvisedCause = tuple[str, str, str]
 
 def render_report(
     report: Report,
-    style: Style,
+    style: TextStyle,
     *,
     now_s: float | None = None,
     processes: Sequence[ProcessFacts] = (),
@@ -85,7 +85,7 @@ def render_report(
     return "\n".join(lines) + "\n"
 
 
-def headline(node: str, counts: Counter[Severity], style: Style) -> str:
+def headline(node: str, counts: Counter[Severity], style: TextStyle) -> str:
     """Return ``worker-7  3 devices: 1 unhealthy, 2 healthy``, worst first."""
     words: Counter[str] = Counter()
     for severity in sorted(counts, reverse=True):
@@ -141,7 +141,7 @@ def _findings(device: DeviceHealth) -> set[tuple[str, str]]:
     return {("", device.message)} if device.message else set()
 
 
-def _devices(report: Report, style: Style, now_s: float | None, *, worst_first: bool) -> Iterator[str]:
+def _devices(report: Report, style: TextStyle, now_s: float | None, *, worst_first: bool) -> Iterator[str]:
     """Yield the table of devices; without devices, the reason."""
     default, folds = default_pool(report), fold_instances(report.devices)
     if not folds:
@@ -179,7 +179,7 @@ def _owner(device: DeviceHealth, default: str) -> str:
     return clean(f"{device.driver}{pool}") if device.driver else ""
 
 
-def _message(device: DeviceHealth, style: Style, advised: set[AdvisedCause]) -> Iterator[Paragraph]:
+def _message(device: DeviceHealth, style: TextStyle, advised: set[AdvisedCause]) -> Iterator[Paragraph]:
     """Yield each cause with its advice, without causes the message; then the hardware identity.
 
     The message is made of the causes, so it is shown only where the causes are not known.
@@ -214,7 +214,7 @@ def _absence(source: SourceSample) -> str:
 # --- notes -------------------------------------------------------------------------------------------------
 
 
-def _notes(report: Report, style: Style, now_s: float | None) -> Iterator[str]:
+def _notes(report: Report, style: TextStyle, now_s: float | None) -> Iterator[str]:
     """Yield the causes that concern a pod or the node, worst first; repeated advice is printed once."""
     default = default_pool(report)
     notes = sorted(report.notes, key=lambda note: note.cause.severity, reverse=True)
@@ -239,16 +239,16 @@ def _notes(report: Report, style: Style, now_s: float | None) -> Iterator[str]:
 # --- footer ------------------------------------------------------------------------------------------------
 
 
-def _footer(report: Report, now_s: float | None, processes: Sequence[ProcessFacts]) -> Iterator[Entry]:
+def _footer(report: Report, now_s: float | None, processes: Sequence[ProcessFacts]) -> Iterator[ListEntry]:
     """Yield the lines below the devices: GPUs, sources, cgroups, processes, rules without a result."""
     yield from _gpus(report.devices)
     yield from source_entries(report.sources, report.at, now_s)
     if report.sources:
         yield cgroup_entry(report.groups, report.core)
-    yield from (Entry("processes", _process(process)) for process in processes)
+    yield from (ListEntry("processes", _process(process)) for process in processes)
     # Last, because these are long and seldom change.
     for title, rules in (("not evaluated", report.not_evaluated), ("not applicable", report.not_applicable)):
-        yield from (Entry(title, text) for text in _group_rules(rules, default_pool(report)))
+        yield from (ListEntry(title, text) for text in _group_rules(rules, default_pool(report)))
 
 
 def _group_rules(rules: Iterable[NotApplicable], default: str) -> Iterator[str]:
@@ -267,7 +267,7 @@ def _group_rules(rules: Iterable[NotApplicable], default: str) -> Iterator[str]:
         yield f"{reason}: {rules_text}{where if names else ''}"
 
 
-def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[Entry]:
+def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[ListEntry]:
     """Yield ``8 x NVIDIA H100 80GB HBM3, driver 570.86.15`` for each product, and the MIG profiles."""
     gpus: Counter[str] = Counter()
     profiles: Counter[str] = Counter()
@@ -281,14 +281,14 @@ def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[Entry]:
             driver = known.get("driver")
             gpus[f"{product}, driver {driver}" if driver else product] += 1
     for product, number in gpus.items():
-        yield Entry("gpus", f"{number} x {clean(product)}")
+        yield ListEntry("gpus", f"{number} x {clean(product)}")
     if parts := [f"{number} x {clean(profile)}" for profile, number in profiles.items() if profile]:
-        yield Entry("mig", ", ".join(parts))
+        yield ListEntry("mig", ", ".join(parts))
 
 
 def source_entries(
     sources: Iterable[SourceSample], at: Instant | None, now_s: float | None
-) -> Iterator[Entry]:
+) -> Iterator[ListEntry]:
     """Yield one line for all sources in the same state; the line of working sources comes first."""
     lines: dict[tuple[SourceState, str], list[str]] = {(SourceState.OK, "ok"): []}
     for source in sources:
@@ -296,7 +296,7 @@ def source_entries(
         lines.setdefault((source.state, facts), []).append(clean(source.name))
     for (state, facts), names in lines.items():
         if names:
-            yield Entry("sources", f"{format_ranges(names)}: {facts}", SOURCE_PAINT[state])
+            yield ListEntry("sources", f"{format_ranges(names)}: {facts}", SOURCE_PAINT[state])
 
 
 def _source_facts(source: SourceSample, at: Instant | None, now_s: float | None) -> Iterator[str]:
@@ -312,7 +312,7 @@ def _source_facts(source: SourceSample, at: Instant | None, now_s: float | None)
         yield clean(source.detail)
 
 
-def cgroup_entry(groups: int, core: CoreStats) -> Entry:
+def cgroup_entry(groups: int, core: CoreStats) -> ListEntry:
     """Return the line with the number of watched cgroups and of those not watched."""
     facts = [f"{groups:,} watched"]
     if core.groups_dropped:
@@ -320,7 +320,7 @@ def cgroup_entry(groups: int, core: CoreStats) -> Entry:
     if core.unwatched:
         refused = format_count(core.unwatched, "inotify watch", "inotify watches")
         facts.append(f"{refused} refused by the kernel, read by the sweep instead")
-    return Entry("cgroups", ", ".join(facts), ("yellow",) if len(facts) > 1 else ())
+    return ListEntry("cgroups", ", ".join(facts), ("yellow",) if len(facts) > 1 else ())
 
 
 def _process(process: ProcessFacts) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from agent.cli.output.text import clean
 
 if TYPE_CHECKING:
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
 
 GAP: Final = "  "
 """Space between two columns."""
@@ -31,7 +31,7 @@ class Paragraph(NamedTuple):
     """Extra indent of all lines but the first [columns]."""
 
 
-def advice(text: str, style: Style) -> Paragraph:
+def advice(text: str, style: TextStyle) -> Paragraph:
     """Return what an operator should do, as a paragraph with an arrow."""
     return Paragraph(style.arrow + clean(text), ("cyan",), 2)
 
@@ -95,7 +95,7 @@ class TextTable:
         """Add lines that are printed unchanged, such as headings."""
         self._items += lines
 
-    def lines(self, style: Style) -> Iterator[str]:
+    def lines(self, style: TextStyle) -> Iterator[str]:
         """Yield the lines of the table, without line breaks."""
         titles = tuple(map(Cell, self._titles))
         rows = [item.cells for item in self._items if isinstance(item, _TableRow)]
@@ -123,7 +123,7 @@ class TextTable:
             yield from text
 
 
-def _join(cells: Sequence[Cell], widths: Sequence[int], style: Style) -> str:
+def _join(cells: Sequence[Cell], widths: Sequence[int], style: TextStyle) -> str:
     # Escape sequences have no width: the padding is computed from the text.
     return GAP.join(
         style.paint(cell.text, *cell.paint) + " " * (width - len(cell.text))
@@ -131,14 +131,14 @@ def _join(cells: Sequence[Cell], widths: Sequence[int], style: Style) -> str:
     )
 
 
-def _wrap_all(paragraphs: Iterable[Paragraph], style: Style, indent: str) -> Iterator[str]:
+def _wrap_all(paragraphs: Iterable[Paragraph], style: TextStyle, indent: str) -> Iterator[str]:
     for paragraph in paragraphs:
         yield from wrap(
             paragraph.text, style, first=indent, rest=indent + " " * paragraph.hanging, paint=paragraph.paint
         )
 
 
-class Entry(NamedTuple):
+class ListEntry(NamedTuple):
     """One line of a list with titles on its left."""
 
     title: str
@@ -146,7 +146,7 @@ class Entry(NamedTuple):
     paint: tuple[str, ...] = ()
 
 
-def format_entries(entries: Iterable[Entry], style: Style) -> Iterator[str]:
+def format_entries(entries: Iterable[ListEntry], style: TextStyle) -> Iterator[str]:
     """Yield titles and texts in two columns; a repeated title is left out."""
     table, before = TextTable(), ""
     for entry in entries:
@@ -156,7 +156,7 @@ def format_entries(entries: Iterable[Entry], style: Style) -> Iterator[str]:
     return table.lines(style)
 
 
-def wrap(text: str, style: Style, *, first: str, rest: str, paint: tuple[str, ...] = ()) -> list[str]:
+def wrap(text: str, style: TextStyle, *, first: str, rest: str, paint: tuple[str, ...] = ()) -> list[str]:
     """Return lines that fit the terminal: `first` and text, then `rest` and text on each further line.
 
     Each line is painted on its own, so that a table that is cut off leaves no colour behind.
@@ -176,6 +176,6 @@ def wrap(text: str, style: Style, *, first: str, rest: str, paint: tuple[str, ..
     return [_paint_after_indent(line, style, paint) for line in lines]
 
 
-def _paint_after_indent(line: str, style: Style, paint: tuple[str, ...]) -> str:
+def _paint_after_indent(line: str, style: TextStyle, paint: tuple[str, ...]) -> str:
     body = line.lstrip(" ")
     return line[: len(line) - len(body)] + style.paint(body, *paint)

@@ -22,7 +22,7 @@ COLOURS: Final = ("auto", "always", "never")
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
+class TextStyle:
     """Format of the text for one output stream."""
 
     width: int | None = None
@@ -64,7 +64,7 @@ def can_redraw(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return stream.isatty() and environ.get("TERM", "dumb") != "dumb"
 
 
-def style_of(stream: TextIO, choice: str, environ: Mapping[str, str]) -> Style:
+def style_of(stream: TextIO, choice: str, environ: Mapping[str, str]) -> TextStyle:
     """Return the style of a stream now; a window may have been resized since the last call."""
     is_terminal = stream.isatty()
     size = None
@@ -73,7 +73,7 @@ def style_of(stream: TextIO, choice: str, environ: Mapping[str, str]) -> Style:
             size = os.get_terminal_size(stream.fileno())
         except OSError:  # a terminal that is gone, or has no size
             size = None
-    return Style(
+    return TextStyle(
         width=size.columns or None if size else None,
         height=size.lines or None if size else None,
         colour=takes_colour(choice, environ, is_terminal=is_terminal),

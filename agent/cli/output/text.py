@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from agent.model.health import Severity
 
 if TYPE_CHECKING:
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
     from agent.model.health import DeviceHealth
     from agent.model.report import Report
     from agent.model.source import SourceSample
@@ -37,11 +37,11 @@ class Badge(NamedTuple):
     word: str
     colour: str
 
-    def mark(self, style: Style) -> str:
+    def mark(self, style: TextStyle) -> str:
         """Return the sign in its colour."""
         return style.paint(self.sign if style.unicode else self.ascii, self.colour)
 
-    def label(self, style: Style) -> str:
+    def label(self, style: TextStyle) -> str:
         """Return the word in its colour."""
         return style.paint(self.word, self.colour)
 

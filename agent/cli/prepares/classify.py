@@ -11,8 +11,8 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.cli.output.json import API_VERSION, REMEDIATION, Shape
-from agent.cli.output.table import GAP, Entry, format_entries, wrap
+from agent.cli.output.json import API_VERSION, REMEDIATION, ObjectKeys
+from agent.cli.output.table import GAP, ListEntry, format_entries, wrap
 from agent.cli.output.terminal import style_of
 from agent.cli.output.text import format_age
 from agent.cli.verb import Verb, add_config, add_output, config_file_of
@@ -25,7 +25,7 @@ from agent.model.prepare import Operation
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
     from agent.model.prepare import PrepareVerdict
     from agent.prepare.evidence import Errno, Evidence, GrpcStatus, HttpStatus, NvmlCode
     from agent.prepare.patterns import Pattern
@@ -68,12 +68,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    from agent.prepare.classify import Context, classify_evidence
+    from agent.prepare.classify import PrepareContext, classify_evidence
 
     doing = Operation(args.doing) if args.doing else None
     evidence = _evidence(args.text, args.numbers, doing)
     config = load({}, os.environ, file=config_file_of(args), serves=False)
-    verdict = classify_evidence(evidence, Context(CLAIM, patterns=config.prepare_patterns))
+    verdict = classify_evidence(evidence, PrepareContext(CLAIM, patterns=config.prepare_patterns))
     if args.output == "json":
         print(json.dumps(document(verdict), indent=2))
     else:
@@ -91,7 +91,7 @@ def _evidence(text: str, numbers: Sequence[Evidence], doing: Operation | None) -
     Raises:
         UsageError: No evidence is given, or ``--doing`` without a flag that depends on it.
     """
-    from agent.prepare.evidence import Errno, GrpcStatus, HttpStatus, Text
+    from agent.prepare.evidence import Errno, ErrorText, GrpcStatus, HttpStatus
 
     if not text and not numbers:
         raise UsageError(f"no error is given: use TEXT, --errno, --nvml, --grpc or --http, or several{HELP}")
@@ -111,7 +111,7 @@ def _evidence(text: str, numbers: Sequence[Evidence], doing: Operation | None) -
             case _:
                 found.append(piece)
     if text and not any(isinstance(piece, Errno | GrpcStatus | HttpStatus) for piece in found):
-        found.insert(0, Text(text))
+        found.insert(0, ErrorText(text))
     return tuple(found)
 
 
@@ -176,14 +176,14 @@ def _bare(name: str) -> str:
 # --- result ------------------------------------------------------------------------------------------------
 
 
-def render(verdict: PrepareVerdict, style: Style, text: str, patterns: Sequence[Pattern]) -> str:
+def render(verdict: PrepareVerdict, style: TextStyle, text: str, patterns: Sequence[Pattern]) -> str:
     """Return class, reasons, consequence and advice of a verdict as text, and the line for the kubelet."""
     from agent.cli.prepares.text import CLASS_COLOURS, CLASSES
     from agent.prepare.message import kubelet_text
 
     error_class = verdict.error_class
     head = f"{style.paint(verdict.code, 'bold')}{GAP}{style.paint(error_class, CLASS_COLOURS[error_class])}"
-    entries = [Entry(title, fact) for title, fact in _facts(verdict, text, patterns)]
+    entries = [ListEntry(title, fact) for title, fact in _facts(verdict, text, patterns)]
     lines = [
         head,
         *wrap(CLASSES[error_class], style, first="  ", rest="  "),
@@ -227,8 +227,8 @@ def _patterns(verdict: PrepareVerdict, text: str, patterns: Sequence[Pattern]) -
     return match if code == verdict.code else f"{match}, but other evidence is stronger than {code}"
 
 
-VERDICT: Final = Shape("class:error_class code scope summary advice")
-EVIDENCE: Final = Shape("stickySeconds:sticky_s health taint evidence confidence", taint=REMEDIATION)
+VERDICT: Final = ObjectKeys("class:error_class code scope summary advice")
+EVIDENCE: Final = ObjectKeys("stickySeconds:sticky_s health taint evidence confidence", taint=REMEDIATION)
 
 
 def document(verdict: PrepareVerdict) -> dict[str, Any]:

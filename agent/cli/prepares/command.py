@@ -19,7 +19,7 @@ from agent.errors import UsageError, suggestion
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.store.prepares import Prepares
+    from agent.store.prepares import PreparesFileContent
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -88,14 +88,14 @@ def _patterns(kubelet_dir: Path, state_dir: Path, driver: str | None) -> Iterato
 
 def _read(
     patterns: Iterable[tuple[Path, str]], files: Sequence[Path], driver: str | None
-) -> tuple[list[Prepares], list[UnreadablePath], list[Path]]:
+) -> tuple[list[PreparesFileContent], list[UnreadablePath], list[Path]]:
     """Return the content of the drivers' files, the unreadable places, and the absent directories."""
     from agent.model.reading import Absence
     from agent.store import prepares
     from agent.store.files import CorruptFile
     from agent.system.files import ReadError, read_bounded
 
-    found: list[Prepares] = []
+    found: list[PreparesFileContent] = []
     problems: list[UnreadablePath] = []
     absent: list[Path] = []
     listed: list[Path] = []

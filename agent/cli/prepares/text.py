@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from agent.cli.output.json import API_VERSION, DEVICE_REF, REMEDIATION, Shape, each
-from agent.cli.output.table import GAP, Cell, Entry, Paragraph, TextTable, advice, format_entries
+from agent.cli.output.json import API_VERSION, DEVICE_REF, REMEDIATION, ObjectKeys, each
+from agent.cli.output.table import GAP, Cell, ListEntry, Paragraph, TextTable, advice, format_entries
 from agent.cli.output.text import (
     BADGES,
     Badge,
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.cli.exits import UnreadablePath
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
     from agent.model.claim import ClaimRef, DeviceRef
     from agent.model.prepare import DriverFault, Outcome
-    from agent.prepare.taxonomy import Row
-    from agent.store.prepares import Prepares
+    from agent.prepare.taxonomy import TaxonomyRow
+    from agent.store.prepares import PreparesFileContent
 
 EMPTY_HINTS: Final = (
-    Entry("written by", "DRA drivers that embed drahealth, when they prepare a claim on this node"),
-    Entry("elsewhere", "--kubelet-dir for another root of the kubelet, --file for one driver's file"),
-    Entry("to try", "drahealth classify --errno ENOSPC --doing cdi: how an error would be classified"),
+    ListEntry("written by", "DRA drivers that embed drahealth, when they prepare a claim on this node"),
+    ListEntry("elsewhere", "--kubelet-dir for another root of the kubelet, --file for one driver's file"),
+    ListEntry("to try", "drahealth classify --errno ENOSPC --doing cdi: how an error would be classified"),
 )
 """Hints for an operator who sees an empty list."""
 
@@ -84,7 +84,7 @@ class PrepareRecord(NamedTuple):
         return 1 if verdict is None else 2 + (verdict.error_class in CACHED_CLASSES)
 
 
-def prepare_records(found: Iterable[Prepares]) -> tuple[PrepareRecord, ...]:
+def prepare_records(found: Iterable[PreparesFileContent]) -> tuple[PrepareRecord, ...]:
     """Return every claim that is prepared or failed within a day; failing ones first, then the newest."""
     records = [
         PrepareRecord(stored.driver, entry.version, entry.outcome, entry.unprepared_wall_s)
@@ -108,7 +108,12 @@ def exit_of(records: Iterable[PrepareRecord]) -> int:
 
 
 def render(
-    records: Sequence[PrepareRecord], found: Iterable[Prepares], style: Style, *, now_s: float, whole: bool
+    records: Sequence[PrepareRecord],
+    found: Iterable[PreparesFileContent],
+    style: TextStyle,
+    *,
+    now_s: float,
+    whole: bool,
 ) -> str:
     """Return the list of claims and of driver-reported faults; if `whole`, everything about each claim.
 
@@ -135,7 +140,7 @@ def render(
             paint=(badge.colour,) if is_over else (),
         )
         if whole:
-            facts = [Entry(title, clean(text)) for title, text in _facts(record) if text]
+            facts = [ListEntry(title, clean(text)) for title, text in _facts(record) if text]
             table.add_lines(f"  {line}" for line in format_entries(facts, style))
     lines = [_headline(records, style), "", *table.lines(style)]
     faults = [fault for stored in found for fault in stored.ledger.driver_faults.faults]
@@ -146,20 +151,26 @@ def render(
 
 
 def render_none(
-    found: Iterable[Prepares], searched: Iterable[Path], absent: Iterable[Path], style: Style, *, unread: int
+    found: Iterable[PreparesFileContent],
+    searched: Iterable[Path],
+    absent: Iterable[Path],
+    style: TextStyle,
+    *,
+    unread: int,
 ) -> str:
     """Return the text for an empty list: drivers found, places searched, directories absent, and hints."""
     head = "no prepare of a claim could be read" if unread else "no prepare of a claim is known"
     entries = [
-        Entry("found", clean(f"{stored.driver} {stored.version}".rstrip() + ": no claim")) for stored in found
+        ListEntry("found", clean(f"{stored.driver} {stored.version}".rstrip() + ": no claim"))
+        for stored in found
     ]
     for path in searched:
         missing = next((f" ({top} does not exist)" for top in absent if path.is_relative_to(top)), "")
-        entries.append(Entry("looked for", clean(f"{path}{missing}")))
+        entries.append(ListEntry("looked for", clean(f"{path}{missing}")))
     return "\n".join([head, "", *format_entries([*entries, *EMPTY_HINTS], style)]) + "\n"
 
 
-def _headline(records: Sequence[PrepareRecord], style: Style) -> str:
+def _headline(records: Sequence[PrepareRecord], style: TextStyle) -> str:
     words = ("over", "prepared", "failing", "failing for good")
     counts = Counter(record.rank for record in records)
     tally = ", ".join(
@@ -169,7 +180,7 @@ def _headline(records: Sequence[PrepareRecord], style: Style) -> str:
     return f"{format_count(len(records), 'claim')}: {tally}"
 
 
-def _message(record: PrepareRecord, style: Style, now_s: float) -> Iterator[Paragraph]:
+def _message(record: PrepareRecord, style: TextStyle, now_s: float) -> Iterator[Paragraph]:
     verdict = record.outcome.verdict
     if verdict is None:
         return
@@ -205,10 +216,10 @@ def _device_names(devices: Sequence[DeviceRef]) -> str:
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
-def _fault_entry(fault: DriverFault, now_s: float) -> Entry:
+def _fault_entry(fault: DriverFault, now_s: float) -> ListEntry:
     age = format_age(now_s - fault.reported_wall_s)
     text = f"{fault.subject}: {fault.code}: {fault.evidence} ({age} ago, while preparing {fault.claim})"
-    return Entry("found broken", clean(text))
+    return ListEntry("found broken", clean(text))
 
 
 # --- error codes -------------------------------------------------------------------------------------------
@@ -259,14 +270,14 @@ the configuration; [configuration.md](configuration.md) explains how to add some
 """
 
 
-def _by_class(rows: Iterable[Row]) -> Iterator[tuple[ErrorClass, list[Row]]]:
+def _by_class(rows: Iterable[TaxonomyRow]) -> Iterator[tuple[ErrorClass, list[TaxonomyRow]]]:
     rows = list(rows)
     for error_class in CLASSES:
         if members := [row for row in rows if row.error_class is error_class]:
             yield error_class, members
 
 
-def consequence(row: Row) -> str:
+def consequence(row: TaxonomyRow) -> str:
     """Return what a prepare error code causes: ``retry after-repair, Unhealthy, taint NoSchedule``."""
     parts = [f"retry {row.retry}"]
     if row.health is not None:
@@ -276,7 +287,7 @@ def consequence(row: Row) -> str:
     return ", ".join(parts)
 
 
-def render_codes(rows: Iterable[Row], style: Style) -> str:
+def render_codes(rows: Iterable[TaxonomyRow], style: TextStyle) -> str:
     """Return the prepare error codes by class, each with its meaning, consequence and advice."""
     table = TextTable()
     for error_class, members in _by_class(rows):
@@ -288,7 +299,7 @@ def render_codes(rows: Iterable[Row], style: Style) -> str:
     return "\n".join(list(table.lines(style))[1:]) + "\n"
 
 
-def render_codes_markdown(rows: Iterable[Row]) -> str:
+def render_codes_markdown(rows: Iterable[TaxonomyRow]) -> str:
     """Return the page docs/prepare-errors.md."""
     parts = [PREFACE]
     for error_class, members in _by_class(rows):
@@ -301,7 +312,7 @@ def render_codes_markdown(rows: Iterable[Row]) -> str:
 
 # --- JSON --------------------------------------------------------------------------------------------------
 
-VERDICT: Final = Shape(
+VERDICT: Final = ObjectKeys(
     """
     class:error_class code scope requests devices summary detail evidence confidence advice
     retryAfterSeconds:retry_after_s health taint count since:first_wall_s last:last_wall_s
@@ -309,7 +320,7 @@ VERDICT: Final = Shape(
     devices=each(DEVICE_REF),
     taint=REMEDIATION,
 )
-RECORD: Final = Shape(
+RECORD: Final = ObjectKeys(
     """
     driver driverVersion:version namespace:claim.namespace name:claim.name uid:claim.uid state
     devices:outcome.devices last:outcome.at_wall_s unprepared?:unprepared_wall_s verdict:outcome.verdict
@@ -317,21 +328,21 @@ RECORD: Final = Shape(
     devices=each(DEVICE_REF),
     verdict=VERDICT,
 )
-FAULT: Final = Shape(
+FAULT: Final = ObjectKeys(
     """
     driver:device.driver pool:device.pool name:device.device code evidence advice claim
     since:reported_wall_s excused?:expired_wall_s
     """,
-    claim=Shape("namespace name uid"),
+    claim=ObjectKeys("namespace name uid"),
 )
-CODE: Final = Shape(
+CODE: Final = ObjectKeys(
     "code class:error_class scope retry stickySeconds:sticky_s health taint why advice", taint=REMEDIATION
 )
 
 
 def document(
     records: Iterable[PrepareRecord],
-    found: Iterable[Prepares],
+    found: Iterable[PreparesFileContent],
     problems: Iterable[UnreadablePath],
     searched: Iterable[Path],
 ) -> dict[str, Any]:
@@ -345,6 +356,6 @@ def document(
     }
 
 
-def codes_document(rows: Iterable[Row]) -> dict[str, Any]:
+def codes_document(rows: Iterable[TaxonomyRow]) -> dict[str, Any]:
     """Return the prepare error codes as JSON. Keys are only ever added."""
     return {"apiVersion": API_VERSION, "codes": [CODE(row) for row in rows]}

@@ -19,8 +19,8 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from agent.cli.output.json import Shape, each
-from agent.cli.output.table import Entry, TextTable, format_entries
+from agent.cli.output.json import ObjectKeys, each
+from agent.cli.output.table import ListEntry, TextTable, format_entries
 from agent.cli.output.text import clean, format_count
 from agent.errors import ProbeError
 from agent.model.gpu import GpuField, GpuSample, GpuSet
@@ -29,9 +29,9 @@ from agent.model.source import SourceState
 from agent.model.time import NS
 
 if TYPE_CHECKING:
-    from agent.cli.output.terminal import Style
+    from agent.cli.output.terminal import TextStyle
     from agent.config.config import Config
-    from agent.native.gpus import Gpus
+    from agent.native.gpus import GpuWatch
     from agent.sources.nvml_reference import FieldValue, ReferenceGpu
 
 PERIOD_NS: Final = NS // 10
@@ -185,11 +185,11 @@ def cross_check(config: Config) -> CrossCheck:
     Raises:
         ProbeError: The native core cannot be started, or reads nothing within LIMIT_S.
     """
-    from agent.native.gpus import Gpus, GpusOptions
+    from agent.native.gpus import GpuWatch, GpuWatchOptions
 
     wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     try:
-        options = GpusOptions(
+        options = GpuWatchOptions(
             library=config.nvml_library,
             sysfs_root=config.sysfs_root,
             period_ns=PERIOD_NS,
@@ -197,7 +197,7 @@ def cross_check(config: Config) -> CrossCheck:
             deadline_ns=config.gpu_deadline_ns,
             retry_ns=NS,
         )
-        gpus = Gpus(options, wake_fd)
+        gpus = GpuWatch(options, wake_fd)
         try:
             gpus.start()
             before = _read_native(gpus, wake_fd, None)
@@ -215,7 +215,7 @@ def cross_check(config: Config) -> CrossCheck:
         os.close(wake_fd)
 
 
-def _read_native(gpus: Gpus, wake_fd: int, before: GpuSet | None) -> GpuSet:
+def _read_native(gpus: GpuWatch, wake_fd: int, before: GpuSet | None) -> GpuSet:
     """Wait until every GPU that does not hang was read again after `before`, including its slow fields."""
     deadline = time.monotonic() + LIMIT_S
     while True:
@@ -277,11 +277,11 @@ def read_within(seconds: float, read: Callable[[], T]) -> T:
 # --- output ------------------------------------------------------------------------------------------------
 
 
-def render_check(check: CrossCheck, style: Style) -> str:
+def render_check(check: CrossCheck, style: TextStyle) -> str:
     """Return the number of fields that agree, and each field that differs, as text."""
     counts = Counter(comparison.agreement for comparison in check.comparisons)
     entries = [
-        Entry(
+        ListEntry(
             "backends",
             check.note
             or f"{format_count(counts[Agreement.AGREES], 'reading')} of native core and pynvml agree, "
@@ -289,10 +289,12 @@ def render_check(check: CrossCheck, style: Style) -> str:
             f"{counts[Agreement.UNREAD]} cannot be read by either",
         )
     ]
-    entries += [Entry("differs", clean(problem), ("red",)) for problem in check.problems]
+    entries += [ListEntry("differs", clean(problem), ("red",)) for problem in check.problems]
     for agreement, paint in ((Agreement.DIFFERS, ("red",)), (Agreement.MOVED, ("dim",))):
         entries += [
-            Entry(agreement, f"{clean(comparison.gpu)} {comparison.field}: {clean(comparison.values)}", paint)
+            ListEntry(
+                agreement, f"{clean(comparison.gpu)} {comparison.field}: {clean(comparison.values)}", paint
+            )
             for comparison in check.comparisons
             if comparison.agreement is agreement
         ]
@@ -315,7 +317,7 @@ def check_document(check: CrossCheck) -> dict[str, Any]:
     }
 
 
-def render_gpus(gpus: Sequence[ReferenceGpu], style: Style) -> str:
+def render_gpus(gpus: Sequence[ReferenceGpu], style: TextStyle) -> str:
     """Return pynvml's readings as a table: a line for each field, a column for each GPU."""
     heads = [
         style.paint(f"  {index}  {clean(gpu.uuid or '?')}  {clean(gpu.bus)}", "dim")
@@ -340,10 +342,10 @@ def _cell(answer: FieldValue) -> str:
     return str(answer) if isinstance(answer, int) else clean(answer.name)
 
 
-FIELD: Final = Shape(
+FIELD: Final = ObjectKeys(
     "gpu field standing:agreement native:native_values pynvml", native=each(_value), pynvml=_value
 )
-GPU: Final = Shape(
+GPU: Final = ObjectKeys(
     "uuid bus readings",
     readings=lambda readings: {field.value: _value(answer) for field, answer in readings.items()},
 )

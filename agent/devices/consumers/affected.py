@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from agent.devices.consumers.conflicts import names_claim
-from agent.devices.consumers.reservations import Kubelets, Refusal, refusal, refusal_of_uid
+from agent.devices.consumers.reservations import RefusedPod, RefusingKubelets, refusal, refusal_of_uid
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import ConsumerKind, PodRef
 from agent.model.consumers import (
@@ -146,7 +146,7 @@ def claims_named(known: ConsumerMap, namespace: str, name: str) -> tuple[ClaimVi
 # --- after a reboot ----------------------------------------------------------------------------------------
 
 
-def refusals(known: ConsumerMap) -> tuple[Refusal, ...]:
+def refusals(known: ConsumerMap) -> tuple[RefusedPod, ...]:
     """Return the pods that the kubelet would refuse if their sandbox were created again.
 
     Only claims with a known object are checked; the result is as old as the object.
@@ -161,7 +161,7 @@ def refusals(known: ConsumerMap) -> tuple[Refusal, ...]:
 
 def _refused(
     known: ConsumerMap, claim: ClaimView, uids: Mapping[tuple[str, str], Sequence[str]]
-) -> Iterator[Refusal]:
+) -> Iterator[RefusedPod]:
     """Yield the pods that the kubelet would refuse because of one claim.
 
     Args:
@@ -180,7 +180,7 @@ def _refused(
             yield found._replace(pod=pod)
 
 
-def _refusal(claim: ClaimView, pod: PodView) -> Refusal | None:
+def _refusal(claim: ClaimView, pod: PodView) -> RefusedPod | None:
     obj, one = claim.objects[0][0], pod.known
     if one is None:
         return refusal_of_uid(pod.ref.uid, obj) if pod.ref.uid else None
@@ -188,7 +188,7 @@ def _refusal(claim: ClaimView, pod: PodView) -> Refusal | None:
     return refusal(one, named[0], obj) if named else None
 
 
-def _replaced(claim: ClaimView, pod: PodView, uids: Sequence[str]) -> Refusal | None:
+def _replaced(claim: ClaimView, pod: PodView, uids: Sequence[str]) -> RefusedPod | None:
     """Return the refusal of a pod whose claim was deleted and created again; None: no such refusal.
 
     The kubelet refuses the new claim while it holds the old claim.
@@ -196,4 +196,4 @@ def _replaced(claim: ClaimView, pod: PodView, uids: Sequence[str]) -> Refusal | 
     if not uids or not claim.ref.uid or (pod.known and pod.known.has_ended):
         return None
     why = f"the claim with this name now has UID {uids[0]}; the kubelet holds {claim.ref.uid}"
-    return Refusal(pod.ref, claim.ref, Kubelets.ALL, why)
+    return RefusedPod(pod.ref, claim.ref, RefusingKubelets.ALL, why)

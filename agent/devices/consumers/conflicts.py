@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Final
 
-from agent.devices.consumers.identities import RANKS, Identities, Naming, provenance_order
+from agent.devices.consumers.identities import RANKS, Identities, UidsAndNames, provenance_order
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import KnownPod, PodRef, Provenance
 from agent.model.consumers import (
@@ -50,7 +50,7 @@ def conflicts(
 
 
 def _several(
-    what: str, naming: Naming, of_name: ConflictKind, of_uid: ConflictKind
+    what: str, naming: UidsAndNames, of_name: ConflictKind, of_uid: ConflictKind
 ) -> Iterator[tuple[Conflict, list[tuple[str, str, str]]]]:
     """Yield names with several UIDs and UIDs with several names, each with its objects as (namespace, name,
     UID)."""

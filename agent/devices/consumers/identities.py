@@ -28,7 +28,7 @@ RANKS: Final[Mapping[Origin, int]] = {
 """Rank of each source by how current its knowledge of the kubelet's state is; 0 is best."""
 
 
-class Naming:
+class UidsAndNames:
     """UIDs and names of one kind of object, each pair with its sources."""
 
     def __init__(self, pairs: Iterable[tuple[Name, str, Provenance]]) -> None:
@@ -78,8 +78,8 @@ def provenance_order(provenance: Provenance) -> tuple[int, str, float, Instant]:
 class Identities:
     """Known claims and pods by UID and name."""
 
-    claims: Naming
-    pods: Naming
+    claims: UidsAndNames
+    pods: UidsAndNames
     mirrors: Mapping[str, str]
     """The kubelet's UID of a static pod, by the UID of its mirror pod."""
 
@@ -108,7 +108,9 @@ def identities(answers: SourceAnswers) -> Identities:
         pod.mirror_uid: pod.ref.uid for answer in answers.pods for pod in answer.items if pod.mirror_uid
     }
     return Identities(
-        Naming(_claims(answers)), Naming(_pods(answers, lambda uid: mirrors.get(uid, uid))), mirrors
+        UidsAndNames(_claims(answers)),
+        UidsAndNames(_pods(answers, lambda uid: mirrors.get(uid, uid))),
+        mirrors,
     )
 
 

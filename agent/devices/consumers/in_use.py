@@ -28,7 +28,7 @@ UsageKey = tuple[str, str, DeviceRef]
 unknown) and device."""
 
 
-class InUse(NamedTuple):
+class CurrentUse(NamedTuple):
     """Current use of a device by a pod. Fields as in :class:`agent.model.uses.DeviceUsage`."""
 
     pod: PodRef
@@ -43,7 +43,7 @@ class InUse(NamedTuple):
     """Whether the pod has no UID and may be the same pod as another pod of the claim that has a UID."""
 
 
-class Identified(Protocol):
+class HasIdentity(Protocol):
     """Object that names a pod, a claim and a device."""
 
     @property
@@ -54,12 +54,12 @@ class Identified(Protocol):
     def device(self) -> DeviceRef: ...
 
 
-def key_of(one: Identified) -> UsageKey:
+def key_of(one: HasIdentity) -> UsageKey:
     """Return the key of a use of a device by a pod, with UIDs if they are known."""
     return (one.pod.uid or str(one.pod), one.claim.uid or str(one.claim), one.device)
 
 
-def lesser_keys(one: Identified) -> Iterator[UsageKey]:
+def lesser_keys(one: HasIdentity) -> Iterator[UsageKey]:
     """Yield the other keys of a use of a device by a pod, with names instead of UIDs."""
     pods = [one.pod.uid, str(one.pod)] if one.pod.uid and one.pod.name else [one.pod.uid or str(one.pod)]
     claims = [one.claim.uid, str(one.claim)] if one.claim.uid else [str(one.claim)]
@@ -67,12 +67,12 @@ def lesser_keys(one: Identified) -> Iterator[UsageKey]:
     yield from keys[1:]
 
 
-def in_use(known: ConsumerMap) -> Mapping[UsageKey, InUse]:
+def in_use(known: ConsumerMap) -> Mapping[UsageKey, CurrentUse]:
     """Return all current uses of devices by pods, by key."""
     return {key_of(one): one for claim in known.claims.values() for one in _of_claim(known, claim)}
 
 
-def _of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[InUse]:
+def _of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[CurrentUse]:
     by_device: dict[DeviceRef, list[DeviceEdge]] = {}
     for device_edge in claim.devices:
         by_device.setdefault(device_edge.use.device, []).append(device_edge)
@@ -91,7 +91,7 @@ def _of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[InUse]:
         for device, of_device in given.items():
             requests = {request for one in of_device for request in one.use.requests}
             containers = containers_of(named, requests, only=len(by_device) == 1)
-            yield InUse(
+            yield CurrentUse(
                 pod=pod,
                 claim=claim.ref,
                 device=device,

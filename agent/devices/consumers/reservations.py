@@ -34,7 +34,7 @@ _KINDS: Final = {
 }
 
 
-class Reserved(NamedTuple):
+class ClaimReservations(NamedTuple):
     """Reservations of a claim by kind."""
 
     pods: tuple[Reservation, ...]
@@ -64,11 +64,11 @@ def _reservation(entry: object, place: str) -> Reservation:
     return Reservation(_KINDS.get((group, resource), ConsumerKind.OTHER), group, resource, name, uid)
 
 
-def by_kind(reserved: Iterable[Reservation]) -> Reserved:
+def by_kind(reserved: Iterable[Reservation]) -> ClaimReservations:
     """Group reservations by kind, in their order."""
     entries = tuple(reserved)
     kinds = (ConsumerKind.POD, ConsumerKind.POD_GROUP, ConsumerKind.OTHER)
-    return Reserved(*(tuple(one for one in entries if one.kind is kind) for kind in kinds))
+    return ClaimReservations(*(tuple(one for one in entries if one.kind is kind) for kind in kinds))
 
 
 class KnownConsumers(NamedTuple):
@@ -105,7 +105,7 @@ def unmatched(claim: KnownClaim, known: KnownConsumers) -> tuple[Reservation, ..
 # --- refusals of the kubelet -------------------------------------------------------------------------------
 
 
-class Kubelets(StrEnum):
+class RefusingKubelets(StrEnum):
     """Kubelets, by version and feature gate, that refuse a pod."""
 
     ALL = "all kubelets"
@@ -114,17 +114,17 @@ class Kubelets(StrEnum):
     GenericWorkload."""
 
 
-class Refusal(NamedTuple):
+class RefusedPod(NamedTuple):
     """A pod that the kubelet would refuse if its sandbox were created again, such as after a reboot."""
 
     pod: PodRef
     claim: ClaimRef
-    kubelets: Kubelets
+    kubelets: RefusingKubelets
     why: str
     """Main reason of the refusal; a reason for all kubelets precedes a reason for some kubelets."""
 
 
-def refusal(pod: KnownPod, named: PodClaim, claim: KnownClaim) -> Refusal | None:
+def refusal(pod: KnownPod, named: PodClaim, claim: KnownClaim) -> RefusedPod | None:
     """Return why the kubelet would refuse a pod; None: no refusal, or the pod has ended.
 
     Args:
@@ -137,11 +137,11 @@ def refusal(pod: KnownPod, named: PodClaim, claim: KnownClaim) -> Refusal | None
     reasons = list(_reasons(pod, named, claim))
     if not reasons:
         return None
-    kubelets, why = min(reasons, key=lambda reason: reason[0] is not Kubelets.ALL)
-    return Refusal(pod.ref, claim.ref, kubelets, why)
+    kubelets, why = min(reasons, key=lambda reason: reason[0] is not RefusingKubelets.ALL)
+    return RefusedPod(pod.ref, claim.ref, kubelets, why)
 
 
-def refusal_of_uid(uid: str, claim: KnownClaim) -> Refusal | None:
+def refusal_of_uid(uid: str, claim: KnownClaim) -> RefusedPod | None:
     """Return why the kubelet would refuse a pod of which only the UID is known.
 
     None: no refusal, or unknown, since the pod can belong to a pod group that the claim is reserved for.
@@ -153,25 +153,31 @@ def refusal_of_uid(uid: str, claim: KnownClaim) -> Refusal | None:
         why = f"the claim is not reserved for the pod, but for {_format_reserved(claim)}"
     else:
         return None
-    return Refusal(PodRef(uid=uid), claim.ref, Kubelets.ALL, why)
+    return RefusedPod(PodRef(uid=uid), claim.ref, RefusingKubelets.ALL, why)
 
 
-def _reasons(pod: KnownPod, named: PodClaim, claim: KnownClaim) -> Iterable[tuple[Kubelets, str]]:
+def _reasons(pod: KnownPod, named: PodClaim, claim: KnownClaim) -> Iterable[tuple[RefusingKubelets, str]]:
     if not claim.allocated:
-        yield Kubelets.ALL, "the claim is not allocated"
+        yield RefusingKubelets.ALL, "the claim is not allocated"
     owner = claim.owner
     if named.template and (owner is None or owner.uid != pod.ref.uid):
         is_group = owner is not None and owner.api_version.startswith(f"{SCHEDULING_GROUP}/")
         if is_group and owner and owner.kind == "PodGroup" and owner.name == pod.group != "":
-            yield Kubelets.WITHOUT_GROUPS, f"the claim belongs to pod group {owner.name}"
+            yield RefusingKubelets.WITHOUT_GROUPS, f"the claim belongs to pod group {owner.name}"
         else:
-            yield Kubelets.ALL, f"the claim was created for {owner or 'an unknown owner'}, not for the pod"
+            yield (
+                RefusingKubelets.ALL,
+                f"the claim was created for {owner or 'an unknown owner'}, not for the pod",
+            )
     if _lists(claim, pod.ref.uid):
         return
     if pod.group and any(one.name == pod.group for one in by_kind(claim.reserved).groups):
-        yield Kubelets.WITHOUT_GROUPS, f"the claim is reserved for pod group {pod.group}"
+        yield RefusingKubelets.WITHOUT_GROUPS, f"the claim is reserved for pod group {pod.group}"
     else:
-        yield Kubelets.ALL, f"the claim is not reserved for the pod, but for {_format_reserved(claim)}"
+        yield (
+            RefusingKubelets.ALL,
+            f"the claim is not reserved for the pod, but for {_format_reserved(claim)}",
+        )
 
 
 def _lists(claim: KnownClaim, uid: str) -> bool:

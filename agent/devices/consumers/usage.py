@@ -9,13 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from agent.devices.consumers.in_use import CONTAINERS_MAX, RANKS, InUse, UsageKey, in_use, key_of, lesser_keys
+from agent.devices.consumers.in_use import (
+    CONTAINERS_MAX,
+    RANKS,
+    CurrentUse,
+    UsageKey,
+    in_use,
+    key_of,
+    lesser_keys,
+)
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import Origin
 from agent.model.consumers import ConsumerMap
 from agent.model.time import NS, Instant
 from agent.model.use_limits import RUNNING_MAX
-from agent.model.uses import DeviceState, DeviceUsage, Ending, Kept, UsageEnd
+from agent.model.uses import DeviceState, DeviceUsage, StoredUses, UsageEnd, UsageEndKind
 
 
 class ActiveUsage(NamedTuple):
@@ -101,7 +109,7 @@ def step_usages(
     )
 
 
-def resume_usages(state: UsageState, stored: Kept) -> UsageState:
+def resume_usages(state: UsageState, stored: StoredUses) -> UsageState:
     """Add the usages that an earlier run stored. A usage that both runs observed is merged."""
     running = {key_of(use): ActiveUsage(use, None) for use in stored.running}
     for key, mine in state.running.items():
@@ -121,8 +129,8 @@ def resume_usages(state: UsageState, stored: Kept) -> UsageState:
 class _Observed(NamedTuple):
     """Facts from the current consumer map that decide whether usages continue."""
 
-    in_use_now: Mapping[UsageKey, InUse]
-    endings: Mapping[str, Ending]
+    in_use_now: Mapping[UsageKey, CurrentUse]
+    endings: Mapping[str, UsageEndKind]
     """Ending of each pod that has ended, by pod UID."""
     claims: Mapping[tuple[str, str], str]
     """UIDs of claims in use, by namespace and name."""
@@ -137,7 +145,7 @@ def _observe(
 ) -> _Observed:
     in_use_now = in_use(known)
     endings = {
-        ref.uid: Ending.FAILED if view.known.phase == "Failed" else Ending.SUCCEEDED
+        ref.uid: UsageEndKind.FAILED if view.known.phase == "Failed" else UsageEndKind.SUCCEEDED
         for ref, view in known.pods.items()
         if ref.uid and view.known and view.known.has_ended
     }
@@ -147,7 +155,9 @@ def _observe(
     return _Observed(in_use_now, endings, claims, known.complete, state_of, now, left_s)
 
 
-def _new_usage(id_: str, one: InUse, observed: _Observed, complete_before: frozenset[Origin]) -> ActiveUsage:
+def _new_usage(
+    id_: str, one: CurrentUse, observed: _Observed, complete_before: frozenset[Origin]
+) -> ActiveUsage:
     state = observed.state_of(one.device)
     use = DeviceUsage(
         id=id_,
@@ -167,7 +177,7 @@ def _new_usage(id_: str, one: InUse, observed: _Observed, complete_before: froze
     return ActiveUsage(use, observed.now)
 
 
-def _next(previous: ActiveUsage, one: InUse | None, observed: _Observed) -> ActiveUsage:
+def _next(previous: ActiveUsage, one: CurrentUse | None, observed: _Observed) -> ActiveUsage:
     """Return the next state of an active usage.
 
     Args:
@@ -183,7 +193,7 @@ def _next(previous: ActiveUsage, one: InUse | None, observed: _Observed) -> Acti
     return ActiveUsage(use, seen)
 
 
-def _merged(use: DeviceUsage, one: InUse) -> DeviceUsage:
+def _merged(use: DeviceUsage, one: CurrentUse) -> DeviceUsage:
     """Merge the currently reported use of a device into a usage; facts that are no longer reported stay."""
     pod = one.pod if one.pod.name or not use.pod.name else use.pod
     return replace(
@@ -210,18 +220,18 @@ def _worse(first: DeviceState, later: DeviceState) -> DeviceState:
     return later if later.severity > first.severity else first
 
 
-def _ending(previous: ActiveUsage, observed: _Observed) -> Ending | None:
+def _ending(previous: ActiveUsage, observed: _Observed) -> UsageEndKind | None:
     """Return how an unreported usage ended; None: it may continue."""
     claim = previous.use.claim
     uid = observed.claims.get((claim.namespace, claim.name), claim.uid)
     if claim.uid and uid != claim.uid:
-        return Ending.REPLACED
+        return UsageEndKind.REPLACED
     if not observed.complete.issuperset(previous.use.sources):
         return None
-    return Ending.RELEASED if previous.seen else Ending.AWAY
+    return UsageEndKind.RELEASED if previous.seen else UsageEndKind.AWAY
 
 
-def _ended(ending: Ending, use: DeviceUsage, seen: Instant | None, observed: _Observed) -> UsageEnd:
+def _ended(ending: UsageEndKind, use: DeviceUsage, seen: Instant | None, observed: _Observed) -> UsageEnd:
     now = observed.now
     if seen is None:
         return UsageEnd(ending, observed.left_s, now.wall_s, max(0.0, observed.left_s - use.began.wall_s))
@@ -234,7 +244,7 @@ def _ended(ending: Ending, use: DeviceUsage, seen: Instant | None, observed: _Ob
 
 
 def _match_usages(
-    running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, InUse]
+    running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, CurrentUse]
 ) -> tuple[dict[UsageKey, ActiveUsage], tuple[str, ...]]:
     """Return the continuing usages, by UID where it is known now, and the ids of merged usages."""
     found, merged = dict(running), []
@@ -263,7 +273,7 @@ def _join(first: DeviceUsage, later: DeviceUsage) -> DeviceUsage:
 
 
 def _keys_by_name(
-    running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, InUse]
+    running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, CurrentUse]
 ) -> frozenset[UsageKey]:
     """Return the keys by name of active usages: a source without UIDs reports them, which are no new
     usages."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final
 
-from agent.devices.inventory import Device, Kind, device_pools
+from agent.devices.inventory import Device, DeviceKind, device_pools
 from agent.health.declared.checks import UNCHECKED, CheckSamples, check_source, evaluate_checks, samples_of
 from agent.health.declared.gpus import (
     DECLARED_GPU_RULES,
@@ -154,7 +154,7 @@ def _check_causes(
     UNCHECKED is the cause of a device that is no part of the host and has no health check.
     """
     samples = checks.get(device.subject, ())
-    if device.kind is Kind.OTHER and not samples:
+    if device.kind is DeviceKind.OTHER and not samples:
         evidence = "not a part of the host, and without a check of its driver"
         return [cause_from_row(UNCHECKED, evidence, state.since[device.subject])]
     return evaluate_checks(evaluation, device.subject, samples)
@@ -229,7 +229,7 @@ def _is_not_evaluated(
 ) -> bool:
     """Return whether no source has read the device since its last declaration."""
     samples = checks.get(device.subject, ())
-    if device.kind is Kind.OTHER and samples and not any(sample.passes for sample in samples):
+    if device.kind is DeviceKind.OTHER and samples and not any(sample.passes for sample in samples):
         return True  # only checks read the device, and all of them restart
     previous = before.devices.get(device.subject)
     is_new = (

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agent.devices.inventory import Device, Kind, declared_device
+from agent.devices.inventory import Device, DeviceKind, declared_device
 from agent.model.declared import Declarations, Declared
 from agent.model.time import NS, Instant
 
@@ -49,7 +49,7 @@ class DeclaredState:
     """Drivers that have sent a declaration, possibly an empty one, since the agent started."""
     known: Mapping[str, Device] = field(default_factory=dict)
     """All reported devices, including removed ones, by subject in report order."""
-    kinds: Mapping[Kind, Device] = field(default_factory=dict)
+    kinds: Mapping[DeviceKind, Device] = field(default_factory=dict)
     """One reported device of each kind."""
 
 

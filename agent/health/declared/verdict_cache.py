@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.devices.inventory import Device, Kind
+from agent.devices.inventory import Device, DeviceKind
 from agent.health.declared.state import DeclaredState
 from agent.health.evaluation import Evaluation, Subject, row_with_code
 from agent.health.host.catalog import DECLARED_RULES
@@ -30,7 +30,7 @@ class CachedVerdict(NamedTuple):
     """Cached results of the evaluation of one device."""
 
     declared: Declared
-    kind: Kind
+    kind: DeviceKind
     cpus: CpuSet
     """CPUs whose changes require a new evaluation of the device."""
     throttled: tuple[Growth, Growth] | None
@@ -50,7 +50,7 @@ class VerdictCache:
 
     passes: Mapping[str, int] = field(default_factory=dict)
     """Number of passes of each source, by source name; rules run only if their source exists."""
-    inputs: Mapping[Kind, KindInputs] = field(default_factory=dict)
+    inputs: Mapping[DeviceKind, KindInputs] = field(default_factory=dict)
     """Inputs of the rules by kind of device."""
     declared: Mapping[Subject, Declared] = field(default_factory=dict)
     """Declared devices at the time of the last evaluation."""
@@ -145,7 +145,9 @@ class CachedEvaluation:
             }
         return known
 
-    def store(self, subject: Subject, kind: Kind, found: DeviceHealth, begin: tuple[int, int, int]) -> None:
+    def store(
+        self, subject: Subject, kind: DeviceKind, found: DeviceHealth, begin: tuple[int, int, int]
+    ) -> None:
         """Store the results of the evaluation of a device in the cache, if they are cacheable.
 
         Args:
@@ -195,7 +197,7 @@ def _kind_states(
     memory: HostRuleState,
     snapshot: Snapshot,
     pools: Pools,
-) -> Iterator[tuple[Kind, _KindState]]:
+) -> Iterator[tuple[DeviceKind, _KindState]]:
     """Yield the state of each kind of device that has rules and whose sources all run."""
     is_continued = cache.passes.keys() == evaluation.sources.keys() and all(
         evaluation.sources[name].passes >= passes for name, passes in cache.passes.items()

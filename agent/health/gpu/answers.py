@@ -19,7 +19,7 @@ from agent.health.rules import (
     duration,
     missing_result,
 )
-from agent.model.gpu import GpuField, Status
+from agent.model.gpu import GpuField, NvmlStatus
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing
 from agent.model.settings import GpuLimits
@@ -35,7 +35,9 @@ SLOW_FACTOR: Final = 10
 SLOW_NS: Final = 50_000_000  # far above the jitter of an idle machine
 MIN_SIBLINGS: Final = 2  # with one sibling, either GPU could be the slow one
 
-HANDLED_STATUSES: Final = frozenset({Status.OK, Status.LOST, Status.RESET_REQUIRED, Status.GPU_NOT_FOUND})
+HANDLED_STATUSES: Final = frozenset(
+    {NvmlStatus.OK, NvmlStatus.LOST, NvmlStatus.RESET_REQUIRED, NvmlStatus.GPU_NOT_FOUND}
+)
 """NVML return codes that are evaluated by a rule of their own, or are no fault."""
 
 
@@ -105,7 +107,7 @@ def next_step_ns(view: GpuView) -> int | None:
 
 def _status_result(view: GpuView, status: int, code: str) -> RuleResult:
     """Return the result of the rule for one NVML return code; not evaluated after an unrelated error."""
-    found = view.gpu.status if view.gpu else Status.OK
+    found = view.gpu.status if view.gpu else NvmlStatus.OK
     if found == status:
         return Finding(code, Severity.UNHEALTHY, f"NVML returned {nvml_name(status)}")
     return OK if found in HANDLED_STATUSES else RuleNotEvaluated(f"NVML returned {nvml_name(found)}")
@@ -116,7 +118,7 @@ def lost(view: GpuView) -> RuleResult:
 
     Source: NVML's return code 15 from any call on the GPU.
     """
-    return _status_result(view, Status.LOST, "gpu.lost")
+    return _status_result(view, NvmlStatus.LOST, "gpu.lost")
 
 
 def reset_required(view: GpuView) -> RuleResult:
@@ -124,7 +126,7 @@ def reset_required(view: GpuView) -> RuleResult:
 
     Source: NVML's return code 16 from any call on the GPU.
     """
-    return _status_result(view, Status.RESET_REQUIRED, "gpu.reset_required")
+    return _status_result(view, NvmlStatus.RESET_REQUIRED, "gpu.reset_required")
 
 
 def failing(view: GpuView) -> RuleResult:
@@ -132,7 +134,7 @@ def failing(view: GpuView) -> RuleResult:
 
     Source: NVML's return code for the last pass as a whole.
     """
-    status = view.gpu.status if view.gpu else Status.OK
+    status = view.gpu.status if view.gpu else NvmlStatus.OK
     if status in HANDLED_STATUSES:
         return OK
     if library_error(view.gpus):  # gpu.driver.init reports it

@@ -8,7 +8,7 @@ from typing import Final
 
 from agent.health.gpu.view import GpuView, is_opening, library_error, nvml_name, probation_ns, read
 from agent.health.rules import OK, Rule, RuleNotApplicable, RuleNotEvaluated, RuleResult, missing_result
-from agent.model.gpu import GpuEvent, GpuField, Status
+from agent.model.gpu import GpuEvent, GpuField, NvmlStatus
 from agent.model.health import Blame, Finding, Severity
 from agent.model.pci import GIVEN_AWAY
 from agent.model.reading import Missing
@@ -30,12 +30,12 @@ def init(view: GpuView) -> RuleResult:
     if view.gpus.nvml.state is SourceState.STARTING:
         return RuleNotEvaluated("NVML is being opened")
     error = library_error(view.gpus)
-    if error in (Status.OK, Status.MISMATCH):
+    if error in (NvmlStatus.OK, NvmlStatus.MISMATCH):
         return OK
     advice = ""
-    if error == Status.LIBRARY_NOT_FOUND:
+    if error == NvmlStatus.LIBRARY_NOT_FOUND:
         advice = "install the driver's libnvidia-ml.so.1, or set its path (--nvml-library)"
-    elif error == Status.DRIVER_NOT_LOADED:
+    elif error == NvmlStatus.DRIVER_NOT_LOADED:
         advice = "load the kernel module (modprobe nvidia); if that fails, read the kernel log"
     return Finding("gpu.driver.init", Severity.UNKNOWN, f"NVML cannot be used: {nvml_name(error)}", advice)
 
@@ -47,7 +47,7 @@ def mismatch(view: GpuView) -> RuleResult:
     """
     if view.gpus.nvml.state is SourceState.STARTING:
         return RuleNotEvaluated("NVML is being opened")
-    if library_error(view.gpus) != Status.MISMATCH:
+    if library_error(view.gpus) != NvmlStatus.MISMATCH:
         return OK
     evidence = "library and kernel module have different driver versions"
     return Finding("gpu.driver.mismatch", Severity.UNKNOWN, evidence)
@@ -59,7 +59,7 @@ def missing(view: GpuView) -> RuleResult:
     Source: nvmlDeviceGetCount_v2 and each GPU's UUID; ``/sys/bus/pci/devices`` for its presence on the bus.
     """
     gpu = view.gpu
-    if gpu is not None and gpu.status != Status.GPU_NOT_FOUND:
+    if gpu is not None and gpu.status != NvmlStatus.GPU_NOT_FOUND:
         return OK
     if view.gpus.nvml.state is SourceState.STARTING:
         return RuleNotEvaluated("NVML is being opened")
@@ -83,7 +83,7 @@ def unbound(view: GpuView) -> RuleResult:
     Source: ``/sys/bus/pci/devices/<address>/driver``.
     """
     gpu, function = view.gpu, view.pci
-    if gpu is not None and gpu.status != Status.GPU_NOT_FOUND and not library_error(view.gpus):
+    if gpu is not None and gpu.status != NvmlStatus.GPU_NOT_FOUND and not library_error(view.gpus):
         return OK
     if function is None:
         return RuleNotEvaluated("not found on the PCI bus")

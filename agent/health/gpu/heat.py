@@ -7,7 +7,7 @@ GPU's own.
 
 from typing import Final
 
-from agent.health.gpu.view import Budget, GpuView, budget_result, read, worst_result
+from agent.health.gpu.view import GpuView, GrowthLimit, budget_result, read, worst_result
 from agent.health.rules import OK, Rule, RuleNotApplicable, RuleResult, Unreadable, duration, missing_result
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
@@ -32,8 +32,8 @@ HOLD_NS: Final = 60 * NS
 """Time for which a cause is held after the last bad pass, so that an oscillating value is one cause."""
 
 
-def _slowdown_budget(field: GpuField, events_text: str) -> Budget:
-    return Budget(field, WINDOW_S * NS * SHARE_PERCENT // 100, WINDOW_S, events_text)
+def _slowdown_budget(field: GpuField, events_text: str) -> GrowthLimit:
+    return GrowthLimit(field, WINDOW_S * NS * SHARE_PERCENT // 100, WINDOW_S, events_text)
 
 
 HW_TIME: Final = _slowdown_budget(GpuField.SLOWED_HW_THERMAL, "ns of thermal slowdown by hardware")
@@ -91,7 +91,7 @@ def _clock_reason_result(view: GpuView, code: str, bits: int, evidence: str) -> 
     return Finding(code, Severity.DEGRADED, evidence) if reasons & bits else OK
 
 
-def _slowdown_result(view: GpuView, code: str, budget: Budget, bits: int, by: str) -> RuleResult:
+def _slowdown_result(view: GpuView, code: str, budget: GrowthLimit, bits: int, by: str) -> RuleResult:
     result = budget_result(view, budget, code, Severity.DEGRADED, "no such counter")
     if isinstance(result, RuleNotApplicable):
         return _clock_reason_result(view, code, bits, f"clocks are reduced by {by}")

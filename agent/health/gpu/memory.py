@@ -7,7 +7,7 @@ is a finding until a reset clears it.
 
 from typing import Final
 
-from agent.health.gpu.view import Budget, GpuView, budget_result, probation_ns, read
+from agent.health.gpu.view import GpuView, GrowthLimit, budget_result, probation_ns, read
 from agent.health.gpu.xid.values import RecoveryAction
 from agent.health.rules import OK, Rule, RuleNotApplicable, RuleResult, at_least, missing_result
 from agent.model.gpu import GpuField
@@ -31,9 +31,9 @@ def _ecc_off(view: GpuView) -> bool:
     return read(view, GpuField.ECC_MODE) == 0
 
 
-def _correctable(limits: GpuLimits) -> Budget:
+def _correctable(limits: GpuLimits) -> GrowthLimit:
     events, window_s = limits.correctable_errors, limits.correctable_window_s
-    return Budget(GpuField.ECC_CORRECTABLE, events, window_s, "correctable memory errors")
+    return GrowthLimit(GpuField.ECC_CORRECTABLE, events, window_s, "correctable memory errors")
 
 
 def uncorrectable(view: GpuView) -> RuleResult:

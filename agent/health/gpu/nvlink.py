@@ -6,7 +6,7 @@ connects the links of a machine are in agent.health.gpu.fabric.
 
 from typing import Final
 
-from agent.health.gpu.view import Budget, GpuView, budget_result, probation_ns, read, worst_result
+from agent.health.gpu.view import GpuView, GrowthLimit, budget_result, probation_ns, read, worst_result
 from agent.health.rules import OK, Rule, RuleNotApplicable, RuleResult, missing_result
 from agent.model.cpuset import format_cpus
 from agent.model.gpu import GpuField
@@ -21,18 +21,18 @@ MAX_LINKS_LISTED: Final = 3
 """Largest number of links that the evidence lists as those with most errors."""
 
 BUDGETS: Final = (
-    Budget(GpuField.LINK_CRC, 6_000, 60, "NVLink CRC errors"),  # 100 a second
-    Budget(GpuField.LINK_REPLAY, 1, 600, "NVLink replays"),
-    Budget(GpuField.LINK_RECOVERY, 1, 600, "NVLink recoveries"),
-    Budget(GpuField.LINK_RECEIVE_ERRORS, 1, 600, "NVLink receive errors"),
-    Budget(GpuField.LINK_SYMBOL_ERRORS, 1, 600, "NVLink symbol errors"),
+    GrowthLimit(GpuField.LINK_CRC, 6_000, 60, "NVLink CRC errors"),  # 100 a second
+    GrowthLimit(GpuField.LINK_REPLAY, 1, 600, "NVLink replays"),
+    GrowthLimit(GpuField.LINK_RECOVERY, 1, 600, "NVLink recoveries"),
+    GrowthLimit(GpuField.LINK_RECEIVE_ERRORS, 1, 600, "NVLink receive errors"),
+    GrowthLimit(GpuField.LINK_SYMBOL_ERRORS, 1, 600, "NVLink symbol errors"),
     # one link of 400 Gbit/s has 24 a minute at a bit error rate of 1e-12; this is the sum over all links
-    Budget(GpuField.LINK_EFFECTIVE_ERRORS, 240, 60, "NVLink effective errors"),
+    GrowthLimit(GpuField.LINK_EFFECTIVE_ERRORS, 240, 60, "NVLink effective errors"),
 )
 """Limits of the vendor's health checks, which compare them with each link's errors in a minute. Errors that
 must never occur are reported for ten minutes.
 """
-RECOVERY_FAILED: Final = Budget(GpuField.LINK_RECOVERY_FAILED, 1, 600, "NVLink recoveries that failed")
+RECOVERY_FAILED: Final = GrowthLimit(GpuField.LINK_RECOVERY_FAILED, 1, 600, "NVLink recoveries that failed")
 
 
 def down(view: GpuView) -> RuleResult:

@@ -6,7 +6,7 @@ rule evaluates it only under load.
 
 from typing import Final
 
-from agent.health.gpu.view import Budget, GpuView, budget_result, probation_ns, read
+from agent.health.gpu.view import GpuView, GrowthLimit, budget_result, probation_ns, read
 from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult, missing_result
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
@@ -24,15 +24,15 @@ GEN_S: Final = 30
 NO_LINK: Final = "the driver reports no PCIe link: a virtual machine, or an integrated GPU"
 NO_AER: Final = "no PCIe error counters: the kernel or the platform has no AER"
 
-REPLAYS: Final = Budget(GpuField.PCIE_REPLAY, 9, 60, "PCIe replays")
+REPLAYS: Final = GrowthLimit(GpuField.PCIE_REPLAY, 9, 60, "PCIe replays")
 """Limit for PCIe replays: the vendor's health checks tolerate 8 a minute."""
-CORRECTABLE: Final = Budget(GpuField.AER_CORRECTABLE, 100, 60, "correctable PCIe errors")
+CORRECTABLE: Final = GrowthLimit(GpuField.AER_CORRECTABLE, 100, 60, "correctable PCIe errors")
 """Limit for corrected PCIe errors, which no vendor publishes.
 
 A good link has a few errors a day, a bad link one or two a second.
 """
-NONFATAL: Final = Budget(GpuField.AER_NONFATAL, 1, 600, "non-fatal PCIe errors")
-FATAL: Final = Budget(GpuField.AER_FATAL, 1, 600, "fatal PCIe errors")
+NONFATAL: Final = GrowthLimit(GpuField.AER_NONFATAL, 1, 600, "non-fatal PCIe errors")
+FATAL: Final = GrowthLimit(GpuField.AER_FATAL, 1, 600, "fatal PCIe errors")
 
 
 def width(view: GpuView) -> RuleResult:

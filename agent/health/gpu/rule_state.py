@@ -15,7 +15,7 @@ from agent.health.gpu.view import GpuStart, GpuView
 from agent.health.rate_window import RateWindow, appended, growth_of
 from agent.health.rules import Growth
 from agent.model.faults import KnownGpu
-from agent.model.gpu import GpuField, GpuSample, GpuSet, MigSample, Status
+from agent.model.gpu import GpuField, GpuSample, GpuSet, MigSample, NvmlStatus
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
@@ -129,7 +129,7 @@ def _next_per_gpu(
     start = before.start
     if manager and not start.fabric_manager:
         start = start._replace(fabric_manager=True)
-    if sample is None or sample.status != Status.OK or not sample.passes:
+    if sample is None or sample.status != NvmlStatus.OK or not sample.passes:
         growth = _growth(before.windows, sample, limits) if sample else {}
         return replace(before, uuid=gpu.uuid, start=start, growth=growth)
     if sample.beat_ns == before.read_ns and start is before.start:
@@ -186,7 +186,7 @@ def gpu_sources(rule_state: GpuRuleState, gpus: GpuSet | None, limits: GpuLimits
     """
     found_ns = gpus.nvml.beat_ns if gpus else 0
     for number, sample in rule_state.samples.items():
-        state = SourceState.OK if sample.status == Status.OK else SourceState.FAILING
+        state = SourceState.OK if sample.status == NvmlStatus.OK else SourceState.FAILING
         yield SourceSample(
             name=gpu_device(number).name,
             state=state if sample.passes else SourceState.STARTING,
@@ -209,7 +209,7 @@ def gpu_views(
     times = {
         number: sample.probe_p50_ns
         for number, sample in rule_state.samples.items()
-        if sample.status == Status.OK and sample.probe_p50_ns
+        if sample.status == NvmlStatus.OK and sample.probe_p50_ns
     }
     log_read = snapshot.log is not None and snapshot.log.source.state not in UNREAD_STATES
     functions = (

@@ -13,7 +13,7 @@ from agent.health.gpu.faults.recovery import RecoverySigns, resolve_faults, upda
 from agent.health.gpu.faults.values import Fault, FaultKey, FaultLog
 from agent.health.gpu.rule_state import GpuRuleState, next_gpu_rule_state
 from agent.health.gpu.xid.conditions import FaultDecision
-from agent.model.faults import FaultMemory
+from agent.model.faults import PersistentGpuState
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
@@ -26,7 +26,7 @@ class GpuState:
     rule_state: GpuRuleState = field(default_factory=GpuRuleState)
     log: FaultLog = field(default_factory=FaultLog)
     recovery_signs: Mapping[int, RecoverySigns] = field(default_factory=dict)
-    checkpoint: FaultMemory = field(default_factory=FaultMemory)
+    checkpoint: PersistentGpuState = field(default_factory=PersistentGpuState)
     """Fault state that must survive a restart of the agent."""
     evaluated_ns: int = 0
 

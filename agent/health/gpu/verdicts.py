@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Final
 
-from agent.devices.inventory import Device, Kind, gpu_device
+from agent.devices.inventory import Device, DeviceKind, gpu_device
 from agent.health.evaluation import Evaluation, row_with_code
 from agent.health.gpu.answers import NOT_ANSWERING, next_step_ns
 from agent.health.gpu.catalog import gpu_rules
@@ -22,7 +22,7 @@ from agent.health.rules import OK, CatalogRow, Rule, RuleNotEvaluated
 from agent.health.stalls import stall_cause
 from agent.health.verdict import PreviousVerdicts, lease_seconds, verdict, verified_at
 from agent.model.faults import KnownGpu
-from agent.model.gpu import GpuAttributes, GpuHost, GpuSet, MigSample, Status
+from agent.model.gpu import GpuAttributes, GpuHost, GpuSet, MigSample, NvmlStatus
 from agent.model.health import Blame, Cause, DeviceHealth, Finding, Severity
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
@@ -57,7 +57,7 @@ REMOVED: Final = CatalogRow(
 def is_answering(view: GpuView) -> bool:
     """Return whether the last pass over the GPU succeeded and no NVML call exceeds its deadline."""
     gpu = view.gpu
-    if gpu is None or not gpu.passes or gpu.status != Status.OK:
+    if gpu is None or not gpu.passes or gpu.status != NvmlStatus.OK:
         return False
     return not gpu.call or view.now_ns - gpu.call_ns < view.limits.deadline_s * NS
 
@@ -96,7 +96,7 @@ def attributes_of(
     found = next((gpu for gpu in host.inventory if known.uuid and gpu.uuid == known.uuid), None)
     found = found or GpuAttributes(known.uuid, known.bus)
     mig = None
-    if device.kind is Kind.MIG:
+    if device.kind is DeviceKind.MIG:
         migs = (instance.mig for instance in rule_state.per_gpu[device.gpu].instances)
         mig = next(mig for mig in migs if (mig.gi, mig.ci) == (device.gi, device.ci))
     return _attributes(known, found, mig, sample.serial if sample else "", gpus.driver if gpus else "")
@@ -187,7 +187,7 @@ def gpu_verdicts(
     source, verified, lease_s = None, evaluation.now, evaluation.settings.lease_s
     of_source: tuple[Cause, ...] = ()
     for device in gpu_devices(rule_state):
-        if device.kind is Kind.GPU:
+        if device.kind is DeviceKind.GPU:
             view = views[device.gpu]
             source = evaluation.sources.get(device.name) or evaluation.sources[NVML]
             if (

@@ -20,7 +20,7 @@ from agent.health.rules import (
     counter_result,
     duration,
 )
-from agent.model.gpu import GpuField, GpuHost, GpuSample, GpuSet, Status
+from agent.model.gpu import GpuField, GpuHost, GpuSample, GpuSet, NvmlStatus
 from agent.model.health import Finding, Severity
 from agent.model.pci import PciSample
 from agent.model.reading import NEVER_READ, Reading
@@ -64,30 +64,30 @@ class GpuView(NamedTuple):
 
 
 NVML_NAMES: Final = {
-    Status.UNINITIALIZED: "UNINITIALIZED",
+    NvmlStatus.UNINITIALIZED: "UNINITIALIZED",
     2: "INVALID_ARGUMENT",
-    Status.NOT_SUPPORTED: "NOT_SUPPORTED",
-    Status.NO_PERMISSION: "NO_PERMISSION",
-    Status.NOT_FOUND: "NOT_FOUND",
+    NvmlStatus.NOT_SUPPORTED: "NOT_SUPPORTED",
+    NvmlStatus.NO_PERMISSION: "NO_PERMISSION",
+    NvmlStatus.NOT_FOUND: "NOT_FOUND",
     7: "INSUFFICIENT_SIZE",
     8: "INSUFFICIENT_POWER",
-    Status.DRIVER_NOT_LOADED: "DRIVER_NOT_LOADED",
-    Status.TIMEOUT: "TIMEOUT",
+    NvmlStatus.DRIVER_NOT_LOADED: "DRIVER_NOT_LOADED",
+    NvmlStatus.TIMEOUT: "TIMEOUT",
     11: "IRQ_ISSUE",
-    Status.LIBRARY_NOT_FOUND: "LIBRARY_NOT_FOUND",
-    Status.FUNCTION_NOT_FOUND: "FUNCTION_NOT_FOUND",
+    NvmlStatus.LIBRARY_NOT_FOUND: "LIBRARY_NOT_FOUND",
+    NvmlStatus.FUNCTION_NOT_FOUND: "FUNCTION_NOT_FOUND",
     14: "CORRUPTED_INFOROM",
-    Status.LOST: "GPU_IS_LOST",
-    Status.RESET_REQUIRED: "RESET_REQUIRED",
+    NvmlStatus.LOST: "GPU_IS_LOST",
+    NvmlStatus.RESET_REQUIRED: "RESET_REQUIRED",
     17: "OPERATING_SYSTEM",
-    Status.MISMATCH: "LIB_RM_VERSION_MISMATCH",
+    NvmlStatus.MISMATCH: "LIB_RM_VERSION_MISMATCH",
     19: "IN_USE",
     20: "MEMORY",
     23: "INSUFFICIENT_RESOURCES",
     27: "NOT_READY",
-    Status.GPU_NOT_FOUND: "GPU_NOT_FOUND",
+    NvmlStatus.GPU_NOT_FOUND: "GPU_NOT_FOUND",
     29: "INVALID_STATE",
-    Status.UNKNOWN: "UNKNOWN",
+    NvmlStatus.UNKNOWN: "UNKNOWN",
 }
 """Names of NVML's return codes, without the prefix ``NVML_ERROR_``."""
 
@@ -103,7 +103,7 @@ def library_error(gpus: GpuSet) -> int:
     Negative codes come from the native core, and do not mean that the library fails.
     """
     if gpus.nvml.state is SourceState.ABSENT:
-        return gpus.err or Status.LIBRARY_NOT_FOUND
+        return gpus.err or NvmlStatus.LIBRARY_NOT_FOUND
     return max(gpus.err, 0)
 
 
@@ -123,7 +123,7 @@ def read(view: GpuView, field: GpuField) -> Reading:
     return view.gpu[field] if view.gpu else NEVER_READ
 
 
-class Budget(NamedTuple):
+class GrowthLimit(NamedTuple):
     """Limit for the growth of a GPU counter within a window."""
 
     field: GpuField
@@ -149,7 +149,9 @@ def growth(view: GpuView, field: GpuField) -> Growth:
     return view.growth.get(field, Growth(NEVER_READ, 0.0))
 
 
-def budget_result(view: GpuView, budget: Budget, code: str, severity: Severity, reason: str) -> RuleResult:
+def budget_result(
+    view: GpuView, budget: GrowthLimit, code: str, severity: Severity, reason: str
+) -> RuleResult:
     """Return the result of a rule that compares one counter with its limit.
 
     ``reason`` states why a GPU may not have the counter.

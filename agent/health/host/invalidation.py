@@ -9,7 +9,7 @@ because its rules would return the same results.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from agent.devices.inventory import Device, Kind
+from agent.devices.inventory import Device, DeviceKind
 from agent.health.host.cpu.facts import CoreFacts
 from agent.health.host.memory.edac import is_read
 from agent.health.host.state import HostRuleState
@@ -41,7 +41,7 @@ class KindInputs(NamedTuple):
 
 
 def kind_inputs(
-    kind: Kind,
+    kind: DeviceKind,
     host: HostRuleState,
     snapshot: Snapshot,
     pools: Mapping[Device, PoolSample],
@@ -50,13 +50,13 @@ def kind_inputs(
 ) -> KindInputs:
     """Return the shared inputs of the rules for a kind of device other than GPU."""
     match kind:
-        case Kind.CPU:
+        case DeviceKind.CPU:
             return _of_cpus(host, snapshot, settings)
-        case Kind.MEMORY:
+        case DeviceKind.MEMORY:
             return _of_memory(host, snapshot, settings)
-        case Kind.HUGEPAGES:
+        case DeviceKind.HUGEPAGES:
             return KindInputs((pools, host.pools.declared_pages, host.pools.max_seen))
-        case Kind.PCI:
+        case DeviceKind.PCI:
             return _of_pci(host, snapshot, now)
         case _:
             raise TypeError(f"kind {kind}: no host rules")

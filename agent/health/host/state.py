@@ -8,7 +8,7 @@ snapshots replay to the same views.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.devices.inventory import Device, Kind, devices_expected, devices_of
+from agent.devices.inventory import Device, DeviceKind, devices_expected, devices_of
 from agent.health.host.cgroup.state import GroupState, next_group_state
 from agent.health.host.cpu.state import CpuState, CpuView, next_cpu_state, view_cpus, view_declared_cpus
 from agent.health.host.hugepages.state import (
@@ -86,9 +86,9 @@ def view_device(
 ) -> CpuView | MemoryView | PoolView:
     """Return the rules' input for a device of the host; ``pools`` is ``device_pools(snapshot)``."""
     match device.kind:
-        case Kind.CPU:
+        case DeviceKind.CPU:
             return view_cpus(host.cpus, snapshot, settings, device.node)
-        case Kind.MEMORY:
+        case DeviceKind.MEMORY:
             return view_memory(host.memory, snapshot, settings, device.node)
         case _:
             return view_pool(host.pools, pools, snapshot, settings, device, now)

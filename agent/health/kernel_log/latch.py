@@ -10,7 +10,7 @@ from typing import Final
 
 from agent.health.kernel_log.parse import parse
 from agent.health.kernel_log.values import LogCode, LogEntryId, LogFact, LogState
-from agent.health.rate_window import Point, RateWindow, appended
+from agent.health.rate_window import CounterPoint, RateWindow, appended
 from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.source import SourceState
 from agent.model.time import Instant, at_mono
@@ -122,5 +122,5 @@ def next_line_counts(before: RateWindow, fact: LogFact, t_ns: int, window_ns: in
         window_ns: Longest window over which a growth will be computed.
     """
     if not before or fact.times < before[-1].value:
-        before = (Point(fact.first.mono_ns - 1, 0),)  # no lines just before the first
+        before = (CounterPoint(fact.first.mono_ns - 1, 0),)  # no lines just before the first
     return appended(before, fact.times, t_ns, window_ns)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from agent.errors import DrahealthError
 from agent.model.report import Report
 from agent.model.time import NS, Instant
-from agent.model.use_limits import RUNNING_MAX, Limits
+from agent.model.use_limits import RUNNING_MAX, UseLimits
 
 if TYPE_CHECKING:
     from agent.devices.consumers.usage import UsageState
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class HistoryRecorder:
     """Recorder of device uses by pods, with a queue of uses that are not written yet."""
 
-    def __init__(self, state_dir: Path, *, limits: Limits, drivers: Iterable[str] = ()) -> None:
+    def __init__(self, state_dir: Path, *, limits: UseLimits, drivers: Iterable[str] = ()) -> None:
         """Create the recorder.
 
         Args:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from agent.allocatable.evaluate import findings_of
 from agent.allocatable.pod_object import parse_pod
-from agent.allocatable.verdicts import Verdict
+from agent.allocatable.verdicts import AuditVerdict
 from agent.config.config import Config
 from agent.devices.consumers.consumer_map import consumer_map
 from agent.devices.consumers.exclusive_cpus import exclusive_cpus
@@ -101,7 +101,11 @@ def audit_pods_once(
         return CgroupAuditResult(problem="; ".join(found.gaps))
     return CgroupAuditResult(
         tuple(finding for judged in found.pods for finding in findings_of(judged)),
-        any(comparison.verdict is Verdict.QUIET for judged in found.pods for comparison in judged.compared),
+        any(
+            comparison.verdict is AuditVerdict.QUIET
+            for judged in found.pods
+            for comparison in judged.compared
+        ),
         unreadable=(*unreadable, *found.unreadable),
     )
 

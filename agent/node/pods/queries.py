@@ -20,7 +20,7 @@ from agent.serve.kubelet import podresources, pods_api
 from agent.sources import kubelet_state
 from agent.store import prepares
 from agent.store.files import CorruptFile
-from agent.store.prepares import Prepares
+from agent.store.prepares import PreparesFileContent
 from agent.system.files import ReadError, read_bounded
 from agent.system.threads.with_timeout import DISK_S, SOCKET_S, HungGuard, timeout_reason
 from agent.system.timing import read_clocks
@@ -113,7 +113,7 @@ def _read_prepares(path: Path) -> SourceAnswer[PreparedClaim]:
     return SourceAnswer(Provenance(Origin.DRIVER, read_clocks(), file.written_s), claims)
 
 
-def prepared_claims(file: Prepares) -> Iterator[PreparedClaim]:
+def prepared_claims(file: PreparesFileContent) -> Iterator[PreparedClaim]:
     """Yield the claims that a driver's state file lists as prepared."""
     for entry in file.ledger.claims.values():
         if entry.outcome.verdict is None and not entry.unprepared_wall_s:

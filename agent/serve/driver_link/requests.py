@@ -14,15 +14,15 @@ from grpclib.exceptions import GRPCError
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice
 from agent.model.prepare import ErrorClass, Operation
 from agent.prepare.evidence import (
-    DecodeError,
+    DecodeFailure,
     DriverReportedError,
     Errno,
+    ErrorText,
     Evidence,
     GrpcStatus,
     HttpStatus,
     NvmlCode,
-    Text,
-    Timeout,
+    TimedOut,
 )
 from agent.prepare.normalize import sanitize
 from agent.prepare.taxonomy import DEFAULTS
@@ -220,7 +220,7 @@ def _driver_error(values: FieldValues, where: str) -> Evidence:
     if len(summary) > SUMMARY_CHARS:
         raise _invalid(f"{where}.summary: {len(summary)} characters, limit {SUMMARY_CHARS}")
     if error_class is ErrorClass.UNKNOWN:
-        return Text(summary)
+        return ErrorText(summary)
     return DriverReportedError(
         error_class,
         values["code"] or DEFAULTS[error_class].code,
@@ -242,12 +242,12 @@ _EVIDENCE_READERS: Final[Mapping[str, Callable[[Any, str], Evidence]]] = {
     "http": lambda values, _: HttpStatus(
         values["status"], values["reason"], values["message"], values["kubernetes"]
     ),
-    "timeout": lambda values, _: Timeout(values["by"] or "deadline", _operation(values), values["text"]),
-    "decode_error": lambda values, _: DecodeError(
+    "timeout": lambda values, _: TimedOut(values["by"] or "deadline", _operation(values), values["text"]),
+    "decode_error": lambda values, _: DecodeFailure(
         sanitize(values["by"]) or "decoder", values["text"], Operation.CONFIG
     ),
     "driver_error": _driver_error,
-    "text": lambda text, _: Text(text),
+    "text": lambda text, _: ErrorText(text),
 }
 """Decoder of each kind of evidence by its oneof field; arguments: its values, and its place in the
 request."""

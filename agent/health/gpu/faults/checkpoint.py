@@ -17,7 +17,7 @@ from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.conditions import FaultDecision
 from agent.health.gpu.xid.lines import SxidLine, XidLine, parse
 from agent.health.state_machine import Condition, Phase
-from agent.model.faults import Cure, FaultMemory, KeptFault, KnownGpu
+from agent.model.faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
 from agent.model.health import Finding, Severity
 from agent.model.reading import Absence, Missing
 from agent.model.settings import GpuLimits
@@ -55,7 +55,7 @@ def build_checkpoint(
     decisions: Mapping[FaultKey, FaultDecision],
     registry: tuple[KnownGpu, ...],
     signs: Mapping[int, RecoverySigns],
-) -> FaultMemory:
+) -> PersistentGpuState:
     """Return the content of the checkpoint: the fault state that a restarted agent cannot read again."""
     uuids = {gpu.number: gpu.uuid for gpu in registry}
     kept = []
@@ -68,13 +68,13 @@ def build_checkpoint(
             kept.append(_kept_fault(key, fault, decision, uuid, signs.get(key.number, RecoverySigns())))
     if len(kept) > KEPT_MAX:
         kept.sort(key=lambda fault: (fault.healed, -fault.severity, -fault.last_wall_s))
-    return FaultMemory(tuple(gpu for gpu in registry if gpu.uuid), tuple(sorted(kept[:KEPT_MAX])))
+    return PersistentGpuState(tuple(gpu for gpu in registry if gpu.uuid), tuple(sorted(kept[:KEPT_MAX])))
 
 
 def _kept_fault(
     key: FaultKey, fault: Fault, decision: FaultDecision, uuid: str, signs: RecoverySigns
-) -> KeptFault:
-    return KeptFault(
+) -> PersistentFault:
+    return PersistentFault(
         uuid=uuid,
         code=key.code,
         gi=key.gi,
@@ -106,7 +106,7 @@ def _kept_fault(
 # --- restore ------------------------------------------------------------------------------------------------
 
 
-def restore_faults(kept: FaultMemory, boot_id: str, limits: GpuLimits, now: Instant) -> RestoredFaults:
+def restore_faults(kept: PersistentGpuState, boot_id: str, limits: GpuLimits, now: Instant) -> RestoredFaults:
     """Return the state of latched faults at the agent's start.
 
     Args:
@@ -148,7 +148,7 @@ def restore_faults(kept: FaultMemory, boot_id: str, limits: GpuLimits, now: Inst
     )
 
 
-def _recovery_signs(saved: KeptFault) -> RecoverySigns:
+def _recovery_signs(saved: PersistentFault) -> RecoverySigns:
     counters = saved.counters if len(saved.counters) == len(VOLATILE) else ()
     return RecoverySigns(
         counters=tuple(Missing(Absence.ABSENT) if value < 0 else value for value in counters),
@@ -164,7 +164,7 @@ def _per_gpu_state(gpu: KnownGpu) -> PerGpuState:
     return PerGpuState(uuid=gpu.uuid, instances=tuple(MigInstance(mig, None) for mig in gpu.migs))
 
 
-def _fault(saved: KeptFault, now: Instant, *, ended_by_reboot: bool) -> Fault:
+def _fault(saved: PersistentFault, now: Instant, *, ended_by_reboot: bool) -> Fault:
     parsed = [parse(text) for text in saved.texts]
     digits = saved.code.rpartition(".")[2]
     severity = Severity(saved.severity)
@@ -210,7 +210,7 @@ def _condition(fault: Fault, code: str) -> Condition:
     return Condition(Phase.RAISED, finding, fault.first, 0, 0, 0)
 
 
-def _devices(key: FaultKey, kept: FaultMemory) -> Iterator[str]:
+def _devices(key: FaultKey, kept: PersistentGpuState) -> Iterator[str]:
     """Yield the devices that have the cause of a fault; MIG instances inherit the causes of their GPU."""
     for gpu in kept.gpus:
         if key.number not in (gpu.number, SHARED):

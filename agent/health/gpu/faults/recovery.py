@@ -12,7 +12,7 @@ from agent.health.gpu.faults.values import DAY_NS, SHARED, Fault, FaultKey, Faul
 from agent.health.gpu.rule_state import GpuRuleState
 from agent.health.gpu.xid.conditions import FaultDecision
 from agent.model.faults import Cure
-from agent.model.gpu import GpuField, GpuSample, Status
+from agent.model.gpu import GpuField, GpuSample, NvmlStatus
 from agent.model.reading import Reading
 from agent.model.time import NS, Instant, at_mono
 
@@ -68,8 +68,8 @@ def update_recovery_signs(
         signs = _with_generation(before.get(gpu.number, RecoverySigns()), generation, now)
         if sample is None or not sample.passes:
             found[gpu.number] = signs
-        elif sample.status != Status.OK:
-            reset_required = sample.status == Status.RESET_REQUIRED
+        elif sample.status != NvmlStatus.OK:
+            reset_required = sample.status == NvmlStatus.RESET_REQUIRED
             found[gpu.number] = signs._replace(
                 reset_required=reset_required, calm_since=None, links_up_since=None
             )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Final
 
-from agent.devices.inventory import Kind, size_name
+from agent.devices.inventory import DeviceKind, size_name
 from agent.health.host.cgroup.state import MEMORY_WINDOW_S, GroupView
 from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult
 from agent.model.cgroup import NO_LIMIT
@@ -18,7 +18,7 @@ from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.snapshot import HugetlbSample
 from agent.model.time import NS
-from agent.model.wake import Field, Wake
+from agent.model.wake import SamplerField, Wake
 
 
 def unless_in_container(evaluate: Callable[[GroupView], RuleResult]) -> Callable[[GroupView], RuleResult]:
@@ -54,7 +54,7 @@ MIN_LIMIT_EVENTS: Final = 10
 """Smallest number of events within MEMORY_WINDOW_S for which a limit counts as hit."""
 
 
-def _limit_wake(field: Field) -> Wake:
+def _limit_wake(field: SamplerField) -> Wake:
     return Wake(field, MIN_LIMIT_EVENTS, MEMORY_WINDOW_S * NS)
 
 
@@ -162,7 +162,7 @@ HUGETLB_LIMIT_RULE: Final = Rule(
     severity=Severity.INFO,
     blame=Blame.WORKLOAD,
     source="cgroups",
-    reads=(Field.GROUP_SET, Field.GROUP_HT_EVENTS, Field.GROUP_HT_RSVD_FAILED),
+    reads=(SamplerField.GROUP_SET, SamplerField.GROUP_HT_EVENTS, SamplerField.GROUP_HT_RSVD_FAILED),
     threshold="any hit in the last 10 min",
     why="the allocation failed with ENOMEM, or the process died of SIGBUS",
     advice="raise the pod's hugepage limit, or let the workload use fewer",
@@ -175,7 +175,7 @@ MEMORY_LIMIT_RULES: Final = (
         severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         source="cgroups",
-        reads=(Field.GROUP_SET, Field.GROUP_MEM_OOM_KILL),
+        reads=(SamplerField.GROUP_SET, SamplerField.GROUP_MEM_OOM_KILL),
         threshold="any kill in the last 10 min",
         why="the work of the process is lost; the container may continue without it",
         advice="raise the container's memory limit, or let the workload use less",
@@ -187,7 +187,7 @@ MEMORY_LIMIT_RULES: Final = (
         severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         source="cgroups",
-        reads=(Field.GROUP_SET, Field.GROUP_MEM_OOM),
+        reads=(SamplerField.GROUP_SET, SamplerField.GROUP_MEM_OOM),
         threshold="any in the last 10 min, without a kill",
         why="one of its system calls failed with ENOMEM, which few programs handle",
         advice="raise the container's memory limit, or let the workload use less",
@@ -199,7 +199,7 @@ MEMORY_LIMIT_RULES: Final = (
         severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         source="cgroups",
-        reads=(_limit_wake(Field.GROUP_MEM_MAX), _limit_wake(Field.GROUP_MEM_FAILCNT)),
+        reads=(_limit_wake(SamplerField.GROUP_MEM_MAX), _limit_wake(SamplerField.GROUP_MEM_FAILCNT)),
         threshold=f"{MIN_LIMIT_EVENTS} times in {MEMORY_WINDOW_S} s",
         why="each new page requires reclaiming another: slow, and close to an OOM kill",
         advice="raise the container's memory limit, or let the workload use less, its page cache included",
@@ -211,7 +211,7 @@ MEMORY_LIMIT_RULES: Final = (
         severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         source="cgroups",
-        reads=(_limit_wake(Field.GROUP_MEM_HIGH),),
+        reads=(_limit_wake(SamplerField.GROUP_MEM_HIGH),),
         threshold=f"{MIN_LIMIT_EVENTS} times in {MEMORY_WINDOW_S} s",
         why="the kernel delays its processes until it uses less",
         advice="raise memory.high (see the kubelet's memoryThrottlingFactor), or let the workload use less",
@@ -230,7 +230,7 @@ a quota right after the container's start, which throttles in one evaluation.
 """
 FROZEN_S: Final = 300
 
-_THROTTLED: Final = Wake(Field.GROUP_CPU_THROTTLED, MIN_PERIODS // 4, 60 * NS)
+_THROTTLED: Final = Wake(SamplerField.GROUP_CPU_THROTTLED, MIN_PERIODS // 4, 60 * NS)
 
 
 @unless_in_container
@@ -282,7 +282,7 @@ EXCLUSIVE_THROTTLED: Final = Rule(
     severity=Severity.DEGRADED,
     blame=Blame.CONFIGURATION,
     source="cgroups",
-    reads=(_THROTTLED, Field.GROUP_CPUS),
+    reads=(_THROTTLED, SamplerField.GROUP_CPUS),
     threshold="any throttled period within the window, in two evaluations",
     why="the container's exclusive CPUs idle while it waits for its quota",
     advice=(
@@ -316,7 +316,7 @@ GROUP_RULES: Final = (
         severity=Severity.INFO,
         blame=Blame.CONFIGURATION,
         source="cgroups",
-        reads=(Field.GROUP_FROZEN,),
+        reads=(SamplerField.GROUP_FROZEN,),
         threshold=f"for {FROZEN_S // 60} min",
         why="none of its processes runs, but it still holds its devices",
         advice="find out what paused it (crictl inspect, ctr task ls), then resume or delete it",
@@ -325,11 +325,11 @@ GROUP_RULES: Final = (
         try_it="write 1 to a container's cgroup.freeze (cgroup v1: FROZEN to freezer.state)",
     ),
 )
-AFFECTED_KINDS: Final[Mapping[str, Kind]] = {
-    "cgroup.hugetlb.max_hit": Kind.HUGEPAGES,
-    "cgroup.memory.oom_kill": Kind.MEMORY,
-    "cgroup.memory.oom": Kind.MEMORY,
-    "cgroup.memory.max": Kind.MEMORY,
-    "cgroup.memory.high": Kind.MEMORY,
+AFFECTED_KINDS: Final[Mapping[str, DeviceKind]] = {
+    "cgroup.hugetlb.max_hit": DeviceKind.HUGEPAGES,
+    "cgroup.memory.oom_kill": DeviceKind.MEMORY,
+    "cgroup.memory.oom": DeviceKind.MEMORY,
+    "cgroup.memory.max": DeviceKind.MEMORY,
+    "cgroup.memory.high": DeviceKind.MEMORY,
 }
 """Kind of the devices that provide what the pod lacks, by finding code."""

@@ -23,7 +23,7 @@ UNSCALED: Final = frozenset({errno.ENOENT, errno.ENODEV})
 more."""
 
 
-class Cap(NamedTuple):
+class FrequencyCap(NamedTuple):
     """CPUs whose maximum frequency is capped."""
 
     cpus: CpuSet
@@ -44,9 +44,9 @@ class CoreFacts:
     """Maximum frequency at the first reading, by CPU [kHz]."""
     cap_known: CpuSet = 0
     """CPUs whose maximum frequency is known."""
-    capped_since_start: tuple[Cap, ...] = ()
+    capped_since_start: tuple[FrequencyCap, ...] = ()
     """CPUs whose maximum frequency is lower than at the agent's start."""
-    capped_before_start: tuple[Cap, ...] = ()
+    capped_before_start: tuple[FrequencyCap, ...] = ()
     """CPUs whose maximum frequency is, as at the agent's start, below the hardware's maximum."""
     cap_lost: Mapping[int, Missing] = field(default_factory=dict)
     """Reason why the maximum frequency can no longer be read, by CPU."""
@@ -124,12 +124,12 @@ def _unreadable(readings: Mapping[int, Reading]) -> Mapping[int, Missing]:
     }
 
 
-def _group_caps(khz_of_cpu: Mapping[int, tuple[int, int]]) -> tuple[Cap, ...]:
+def _group_caps(khz_of_cpu: Mapping[int, tuple[int, int]]) -> tuple[FrequencyCap, ...]:
     """Return one cap for all CPUs with the same maximum frequency and the same possible frequency."""
     same: dict[tuple[int, int], CpuSet] = {}
     for cpu, khz in khz_of_cpu.items():
         same[khz] = same.get(khz, 0) | 1 << cpu
-    return tuple(Cap(cpus, *khz) for khz, cpus in same.items())
+    return tuple(FrequencyCap(cpus, *khz) for khz, cpus in same.items())
 
 
 def _machine_check_counts(counts: list[Reading]) -> Reading:

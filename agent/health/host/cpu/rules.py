@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from agent.health.host.cpu.facts import LOCKUP_HELD_S, Cap
+from agent.health.host.cpu.facts import LOCKUP_HELD_S, FrequencyCap
 from agent.health.host.cpu.state import CpuView, cpus_text
 from agent.health.kernel_log.values import no_lines_result
 from agent.health.rules import (
@@ -20,7 +20,7 @@ from agent.model.cpuset import CpuSet, cpus_of, format_cpus
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import NEVER_READ, Absence, Missing
 from agent.model.time import NS
-from agent.model.wake import Field
+from agent.model.wake import SamplerField
 
 MAX_CAPS_LISTED: Final = 3
 """Largest number of frequency caps that a message lists."""
@@ -75,7 +75,7 @@ def cpu_capped(view: CpuView) -> RuleResult:
     return OK if cores.cap_known & view.cpus else RuleNotApplicable("no frequency scaling")
 
 
-def _caps(caps: tuple[Cap, ...], online: CpuSet, when: str) -> str:
+def _caps(caps: tuple[FrequencyCap, ...], online: CpuSet, when: str) -> str:
     """Describe at most MAX_CAPS_LISTED frequency caps of online CPUs; empty if there is none."""
     affected = sorted((next(cpus_of(cap.cpus & online)), cap) for cap in caps if cap.cpus & online)
     texts = [
@@ -97,7 +97,7 @@ SPEED_RULES: Final = (
         severity=Severity.DEGRADED,
         blame=Blame.HARDWARE,
         source="throttle",
-        reads=(Field.NODE_THROTTLE_CORE,),
+        reads=(SamplerField.NODE_THROTTLE_CORE,),
         threshold="10 events in 60 s (throttle.events, throttle.window)",
         why="the cores run slower than specified",
         advice="check fans, heat sinks and inlet temperature",
@@ -110,7 +110,7 @@ SPEED_RULES: Final = (
         severity=Severity.DEGRADED,
         blame=Blame.HARDWARE,
         source="throttle",
-        reads=(Field.NODE_THROTTLE_PACKAGE,),
+        reads=(SamplerField.NODE_THROTTLE_PACKAGE,),
         threshold="10 events in 60 s (throttle.events, throttle.window)",
         why="the whole socket runs slower than specified",
         advice="check fans, heat sinks and inlet temperature",
@@ -365,7 +365,7 @@ _OFFLINE: Final = Rule(
     severity=Severity.UNHEALTHY,
     blame=Blame.CONFIGURATION,
     source="cpus",
-    reads=(Field.CPU_ONLINE, Field.NODE_CPUS),
+    reads=(SamplerField.CPU_ONLINE, SamplerField.NODE_CPUS),
     threshold="any CPU that was online at start, or that the configuration or a driver names",
     why="a claim may hold the CPU; its threads now run on CPUs of other claims",
     advice="write 1 to /sys/devices/system/cpu/cpu<N>/online; if that fails, check for machine checks",
@@ -377,7 +377,7 @@ _ISOLATION: Final = Rule(
     severity=Severity.DEGRADED,
     blame=Blame.CONFIGURATION,
     source="cpus",
-    reads=(Field.CPU_ISOLATED,),
+    reads=(SamplerField.CPU_ISOLATED,),
     threshold="any CPU that was isolated at start, or that a driver declares to be",
     why="other tasks run on CPUs that a workload expects to have alone",
     advice="name the CPUs in isolcpus= on the kernel's command line and boot, or make their cpuset partition "
@@ -402,7 +402,7 @@ _DECLARED_ONLY: Final = (
         severity=Severity.UNHEALTHY,
         blame=Blame.CONFIGURATION,
         source="cpus",
-        reads=(Field.CPU_ONLINE,),
+        reads=(SamplerField.CPU_ONLINE,),
         threshold="any declared CPU that the machine does not have",
         why="the driver offers CPUs that do not exist",
         advice="compare the declaration with /sys/devices/system/cpu/present and have the driver correct it",
@@ -414,7 +414,7 @@ _DECLARED_ONLY: Final = (
         severity=Severity.UNHEALTHY,
         blame=Blame.CONFIGURATION,
         source="cpus",
-        reads=(Field.NODE_CPUS,),
+        reads=(SamplerField.NODE_CPUS,),
         threshold="any declared CPU on another NUMA node, or a node that does not exist",
         why="claims are placed by NUMA node: their memory and devices would be on another node",
         advice="compare the declaration with lscpu and have the driver correct it",

@@ -22,7 +22,7 @@ from agent.health.rules import (
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing, is_absent
 from agent.model.time import NS
-from agent.model.wake import Field
+from agent.model.wake import SamplerField
 
 SHRUNK: Final = "mem.hugepages.pool_shrunk"
 HELD_NS: Final = 60 * NS
@@ -175,7 +175,7 @@ _SHRUNK_RULE: Final = Rule(
     severity=Severity.UNHEALTHY,
     blame=Blame.CONFIGURATION,
     source="hugepages",
-    reads=(Field.POOL_NR, Field.POOL_SURPLUS),
+    reads=(SamplerField.POOL_NR, SamplerField.POOL_SURPLUS),
     threshold="fewer persistent pages than at start, than configured, or than declared in total",
     why="claims expect pages that do not exist",
     advice="write the number to nr_hugepages and read it back; if it stays lower, free memory or reboot",
@@ -190,7 +190,7 @@ POOL_RULES: Final = (
         severity=Severity.DEGRADED,
         blame=Blame.CONFIGURATION,
         source="hugepages",
-        reads=(Field.POOL_NR, Field.POOL_SURPLUS),
+        reads=(SamplerField.POOL_NR, SamplerField.POOL_SURPLUS),
         threshold="fewer pages than the kernel's command line requests, and a line about it at boot",
         why="the node has fewer pages than its operator configured",
         advice="write the number to nr_hugepages and read it back; if it stays lower, request fewer on the "
@@ -203,7 +203,7 @@ POOL_RULES: Final = (
         severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         source="hugepages",
-        reads=(Field.POOL_SURPLUS,),
+        reads=(SamplerField.POOL_SURPLUS,),
         threshold="1 page for 60 s",
         why="surplus pages are not guaranteed: the next allocation may fail",
         advice="make the pool as large as its use, or set nr_overcommit_hugepages to 0",
@@ -216,7 +216,7 @@ POOL_RULES: Final = (
         severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         source="hugepages",
-        reads=(Field.POOL_OVERCOMMIT,),
+        reads=(SamplerField.POOL_OVERCOMMIT,),
         threshold=f"1 page in {duration(ALLOC_FAILED_NS // NS)}, of a pool that may overcommit",
         why="memory is full or fragmented: programs that use surplus pages fail with ENOMEM or SIGBUS",
         advice="make the pool as large as its use",
@@ -228,7 +228,7 @@ POOL_RULES: Final = (
         severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         source="hugepages",
-        reads=(Field.POOL_NR,),
+        reads=(SamplerField.POOL_NR,),
         threshold="no page that is neither in use nor reserved, for 60 s",
         why="mapping hugepages now fails with ENOMEM",
         advice="none if the intended processes hold the pages: see HugetlbPages in /proc/<pid>/status",
@@ -245,7 +245,7 @@ DECLARED_POOL_RULES: Final = (
         severity=Severity.UNHEALTHY,
         blame=Blame.CONFIGURATION,
         source="hugepages",
-        reads=(Field.POOL_NR,),
+        reads=(SamplerField.POOL_NR,),
         threshold="there is no pool of the size on the NUMA node",
         why="the driver offers pages that do not exist",
         advice="correct the driver's declaration, or add hugepagesz= to the kernel's command line",

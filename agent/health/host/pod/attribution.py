@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from agent.devices.inventory import Device, Kind
+from agent.devices.inventory import Device, DeviceKind
 from agent.health.evaluation import Evaluation, Subject, row_with_code
 from agent.health.host.cgroup.rules import AFFECTED_KINDS, EXCLUSIVE_THROTTLED, GROUP_RULES
 from agent.health.host.cgroup.state import GroupView
@@ -150,10 +150,10 @@ def _with_container(container: str, pod: str) -> str:
     return f"{pod} container {container}" if container else pod
 
 
-RESOURCE_KINDS: Final[Mapping[Resource, Kind]] = {
-    Resource.CPU: Kind.CPU,
-    Resource.MEMORY: Kind.MEMORY,
-    Resource.HUGEPAGES: Kind.HUGEPAGES,
+RESOURCE_KINDS: Final[Mapping[Resource, DeviceKind]] = {
+    Resource.CPU: DeviceKind.CPU,
+    Resource.MEMORY: DeviceKind.MEMORY,
+    Resource.HUGEPAGES: DeviceKind.HUGEPAGES,
 }
 """Kind of the devices that provide a resource, by resource."""
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from agent.errors import PermissionDenied, ProbeError
-from agent.model.cgroup import CgroupKnobs, PageKnobs
+from agent.model.cgroup import CgroupSettings, HugepageLimits
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading, error_text
 from agent.native._core import ffi, lib
 from agent.native.records import ABSENT
@@ -21,7 +21,7 @@ _CONTROLLERS: Final = {
 }
 
 
-class KnobReader:
+class CgroupSettingReader:
     """Reader of cgroup settings in the mounted hierarchies. Closed by :meth:`close` or ``with``.
 
     Args:
@@ -52,7 +52,7 @@ class KnobReader:
         """Version of the cgroups that limit CPU time: 1 or 2."""
         return int(lib.dh_knobs_version(self._reader))
 
-    def read(self, path: str, exclusive_cpus: bool = False) -> CgroupKnobs | None:
+    def read(self, path: str, exclusive_cpus: bool = False) -> CgroupSettings | None:
         """Return the settings of a cgroup; None if it does not exist, or was removed during two attempts.
 
         Args:
@@ -91,10 +91,10 @@ def _failed(subject: str, code: int) -> PermissionDenied | ProbeError:
     return kind(f"{subject}: {error_text(-code if -code < 4096 else code)}")
 
 
-def _knobs(record: Any, own_cpus: bool) -> CgroupKnobs:
+def _knobs(record: Any, own_cpus: bool) -> CgroupSettings:
     bits = record.controllers
     names = frozenset(name for name, bit in _CONTROLLERS.items() if bits & bit)
-    return CgroupKnobs(
+    return CgroupSettings(
         controllers=None if record.controllers_err else names,
         weight=_number(record.weight),
         quota_us=_number(record.quota),
@@ -104,7 +104,7 @@ def _knobs(record: Any, own_cpus: bool) -> CgroupKnobs:
         cpus=_set(record.cpus, record.cpus_err) if own_cpus else NEVER_READ,
         effective=_set(record.effective, record.effective_err) if own_cpus else NEVER_READ,
         pages=tuple(
-            PageKnobs(page.size_kib, _number(page.max), _number(page.rsvd_max))
+            HugepageLimits(page.size_kib, _number(page.max), _number(page.rsvd_max))
             for page in record.pages[0 : record.sizes]
         ),
     )

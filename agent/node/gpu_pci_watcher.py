@@ -63,7 +63,7 @@ class _BusReading(NamedTuple):
     passes: int = 0
 
 
-class HostWatcher:
+class GpuPciWatcher:
     """Watcher that holds the newest facts of the host."""
 
     def __init__(

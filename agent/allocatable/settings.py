@@ -11,7 +11,7 @@ UNLIMITED_FROM: Final = 2**62
 memory."""
 
 
-class Knob(StrEnum):
+class SettingKind(StrEnum):
     """Kind of cgroup setting that holds an allocation."""
 
     WEIGHT = "cpu weight"
@@ -25,37 +25,37 @@ class Knob(StrEnum):
     EFFECTIVE = "effective cpus"
 
 
-class KnobId(NamedTuple):
+class SettingId(NamedTuple):
     """One cgroup setting: a file, or half of a file, since v2 has quota and period in ``cpu.max``."""
 
-    knob: Knob
+    knob: SettingKind
     size_kib: int = 0
     """Hugepage size [KiB]; 0 for settings other than hugepages."""
 
 
-class KnobFile(NamedTuple):
+class SettingFile(NamedTuple):
     """File that holds a cgroup setting."""
 
     controller: str
     name: str
 
 
-_FILES: Final[dict[Knob, tuple[str, str, str]]] = {  # controller, name in v1, name in v2
-    Knob.WEIGHT: ("cpu", "cpu.shares", "cpu.weight"),
-    Knob.QUOTA: ("cpu", "cpu.cfs_quota_us", "cpu.max"),
-    Knob.PERIOD: ("cpu", "cpu.cfs_period_us", "cpu.max"),
-    Knob.MEMORY: ("memory", "memory.limit_in_bytes", "memory.max"),
-    Knob.PAGES: ("hugetlb", "hugetlb.{}.limit_in_bytes", "hugetlb.{}.max"),
-    Knob.RESERVED: ("hugetlb", "hugetlb.{}.rsvd.limit_in_bytes", "hugetlb.{}.rsvd.max"),
-    Knob.CPUS: ("cpuset", "cpuset.cpus", "cpuset.cpus"),
-    Knob.EFFECTIVE: ("cpuset", "cpuset.effective_cpus", "cpuset.cpus.effective"),
+_FILES: Final[dict[SettingKind, tuple[str, str, str]]] = {  # controller, name in v1, name in v2
+    SettingKind.WEIGHT: ("cpu", "cpu.shares", "cpu.weight"),
+    SettingKind.QUOTA: ("cpu", "cpu.cfs_quota_us", "cpu.max"),
+    SettingKind.PERIOD: ("cpu", "cpu.cfs_period_us", "cpu.max"),
+    SettingKind.MEMORY: ("memory", "memory.limit_in_bytes", "memory.max"),
+    SettingKind.PAGES: ("hugetlb", "hugetlb.{}.limit_in_bytes", "hugetlb.{}.max"),
+    SettingKind.RESERVED: ("hugetlb", "hugetlb.{}.rsvd.limit_in_bytes", "hugetlb.{}.rsvd.max"),
+    SettingKind.CPUS: ("cpuset", "cpuset.cpus", "cpuset.cpus"),
+    SettingKind.EFFECTIVE: ("cpuset", "cpuset.effective_cpus", "cpuset.cpus.effective"),
 }
 
 
-def file_of(knob: KnobId, version: int) -> KnobFile:
+def file_of(knob: SettingId, version: int) -> SettingFile:
     """Return the file that holds a setting in cgroup v1 or v2."""
     controller, *names = _FILES[knob.knob]
-    return KnobFile(controller, names[version - 1].format(page_name(knob.size_kib)))
+    return SettingFile(controller, names[version - 1].format(page_name(knob.size_kib)))
 
 
 def limit_of(value: int) -> int:
@@ -79,12 +79,12 @@ def bytes_text(value: int) -> str:
     return str(value)
 
 
-def value_text(knob: Knob, value: int) -> str:
+def value_text(knob: SettingKind, value: int) -> str:
     """Format the value of a cgroup setting with its unit."""
-    if knob in {Knob.CPUS, Knob.EFFECTIVE}:
+    if knob in {SettingKind.CPUS, SettingKind.EFFECTIVE}:
         return f"CPUs {format_cpus(value)}"
     if value == NO_LIMIT:
         return "unlimited"
-    if knob in {Knob.MEMORY, Knob.PAGES, Knob.RESERVED}:
+    if knob in {SettingKind.MEMORY, SettingKind.PAGES, SettingKind.RESERVED}:
         return bytes_text(value)
-    return f"{value} us" if knob in {Knob.QUOTA, Knob.PERIOD} else str(value)
+    return f"{value} us" if knob in {SettingKind.QUOTA, SettingKind.PERIOD} else str(value)
