@@ -1,4 +1,4 @@
-"""drahealth: one health verdict with evidence for each device of a node, for the kubelet and operators.
+"""drahealth: one health verdict with evidence for each device of a Kubernetes node, for kubelet and users.
 
 All names of the public API :mod:`agent.api` are available here, such as ``agent.Monitor``. The API is
 imported at first use, because most commands do not need it. Type checkers read ``__init__.pyi``.

@@ -13,13 +13,13 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 def process() -> NoReturn:
-    """Run the command line and exit with its exit code."""
+    """Run the command line, then end the process with its exit code."""
     try:
         # imported inside the try: imports take half the time of most commands, and Ctrl-C may come meanwhile
         from agent.cli.main import main
-        from agent.system.output import open_outputs
+        from agent.system.output import unbuffer_outputs
 
-        open_outputs()
+        unbuffer_outputs()
         code = main()
     except KeyboardInterrupt:
         code = INTERRUPTED

@@ -17,7 +17,8 @@ from agent.model.health import DeviceHealth, Finding, Health, Severity
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 from agent.model.report import Report
 from agent.model.taint import Effect, Taint, Taints
-from agent.prepare.claims import Parameters, configs_for, decode_parameters, parse_claim
+from agent.prepare.claim_parser import Parameters, configs_for, decode_parameters, parse_claim
+from agent.prepare.error_patterns import Pattern
 from agent.prepare.errors import (
     BadConfig,
     DriverError,
@@ -27,10 +28,9 @@ from agent.prepare.errors import (
     TransientError,
     doing,
 )
-from agent.prepare.patterns import Pattern
-from agent.prepare.runners import classified
-from agent.serve.dra_plugin.result import PreparedDevice, WireMode
-from agent.store.cdi import CdiDevice, CdiMount, CdiNode, remove_spec, write_spec
+from agent.prepare.step_runners import classified
+from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode
+from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, remove_spec, write_spec
 
 __all__ = [
     "BadConfig",

@@ -1,8 +1,7 @@
-"""Errors by origin; the command line has one exit code for each class.
+"""Exceptions that drahealth raises; the command line has one exit code for each class.
 
-An error's text names the object and the numbers, and is printed after ``drahealth: ``. A bug of the agent has
-no
-class here: it ends the process with its traceback.
+The text of an exception names the object and the numbers, and is printed after ``drahealth: ``. A bug of the
+agent has no class here: it ends the process with its traceback.
 """
 
 from collections.abc import Iterable
@@ -13,7 +12,7 @@ class DrahealthError(Exception):
 
 
 class ConfigError(DrahealthError):
-    """Invalid setting, or a machine that cannot be served with the settings."""
+    """A setting is invalid, or does not fit this machine."""
 
     def __init__(self, text: str, *, key: str = "") -> None:
         """Create the error; ``key`` is the setting's key in the file, e.g. ``agent.period``, or empty."""
@@ -22,39 +21,39 @@ class ConfigError(DrahealthError):
         self.key = key
 
 
-class Busy(DrahealthError):
-    """Resource that another process holds; a later retry can help."""
+class ResourceBusy(DrahealthError):
+    """A lock, socket or file is held by another process; a later retry can help."""
 
 
 class ProbeError(DrahealthError):
-    """Source that cannot be read or parsed."""
+    """A source of data (file, socket or library) cannot be read or parsed."""
 
 
 class UsageError(DrahealthError):
-    """Invalid command line."""
+    """The command line is invalid."""
 
 
 class AgentUnreachable(DrahealthError):
-    """Socket without a server, or with a server that stopped or does not speak the protocol."""
+    """No agent or driver serves the socket, or the server stopped or does not speak the protocol."""
 
 
 class PermissionDenied(DrahealthError):
-    """Missing permission of the user who runs the process."""
+    """The user who runs the process lacks a permission."""
 
 
 class OutputError(DrahealthError):
-    """Failed write to standard output or standard error.
+    """Standard output or standard error cannot be written.
 
     Not an OSError, because argparse, warnings and others ignore those.
     """
 
 
-class ReaderGone(OutputError):
-    """Output pipe whose reader has closed it."""
+class OutputPipeClosed(OutputError):
+    """The reader of an output pipe has closed it, as ``head`` does."""
 
 
-def root_of(error: BaseException) -> BaseException:
-    """Return the only exception in nested groups of one, as Trio wraps the exception of a task."""
+def unwrap_error(error: BaseException) -> BaseException:
+    """Return the exception inside nested groups of one exception each, in which Trio wraps a task's error."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

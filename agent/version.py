@@ -1,4 +1,4 @@
-"""Which version this is; apart from the package's front, which imports everything that it offers."""
+"""Version of drahealth. A module of its own, because importing the public API for it takes long."""
 
 from typing import Final
 

@@ -262,7 +262,7 @@ static struct dh_gpu_watch *gpus_make(const char *library, const char *scenario,
     int err = setenv("FAKE_NVML", scenario, 1);
 
     if (!err)
-        err = dh_gpus_open(&options, library, "-", NULL, 0, wake_fd, &w);
+        err = dh_gpus_open(&options, library, "-", NULL, 0, wake_fd, -1, &w);
     if (err)
         fail("GPU watch", err);
     /* half a minute: all is found, and missing values are not queried any more */

@@ -1,23 +1,23 @@
-"""Pod objects for tests of agent.allocatable, as kubectl shows them, and look-ups of expected values."""
+"""Pod objects for tests of agent.cgroup_audit, as kubectl shows them, and look-ups of expected values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from agent.allocatable.cgroups import Level
-from agent.allocatable.expected import ExpectedGroup
-from agent.allocatable.facts import CgroupDriver, NodeFacts
-from agent.allocatable.pod import Pod
-from agent.allocatable.pod_object import parse_pod
-from agent.allocatable.settings import SettingId, SettingKind
-from agent.allocatable.values import ExpectedSetting
+from agent.cgroup_audit.cgroup_paths import CgroupLevel
+from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind
+from agent.cgroup_audit.expected_cgroups import ExpectedCgroup
+from agent.cgroup_audit.expected_values import ExpectedSetting
+from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
+from agent.cgroup_audit.pod import Pod
+from agent.cgroup_audit.pod_parser import parse_pod
 
 UID: Final = "0f3c7a52-4a4e-4a52-9f0e-5d3a6f1b2c3d"
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
 SIZES: Final = (2 << 10, 1 << 20)
 """Hugepage sizes [KiB]: 2 MiB and 1 GiB."""
-V1: Final = NodeFacts(version=1, driver=CgroupDriver.CGROUPFS, hugepages_kib=SIZES)
-V2: Final = NodeFacts(version=2, driver=CgroupDriver.CGROUPFS, hugepages_kib=SIZES)
-SYSTEMD: Final = NodeFacts(version=2, driver=CgroupDriver.SYSTEMD, hugepages_kib=SIZES)
+V1: Final = NodeFacts(cgroup_version=1, cgroup_driver=CgroupDriver.CGROUPFS, hugepages_kib=SIZES)
+V2: Final = NodeFacts(cgroup_version=2, cgroup_driver=CgroupDriver.CGROUPFS, hugepages_kib=SIZES)
+SYSTEMD: Final = NodeFacts(cgroup_version=2, cgroup_driver=CgroupDriver.SYSTEMD, hugepages_kib=SIZES)
 
 Object = dict[str, Any]
 
@@ -89,21 +89,21 @@ def pod(*containers: Object, **more: Any) -> Pod:
 
 
 def knob(
-    groups: Sequence[ExpectedGroup], kind: SettingKind, container: str = "", size_kib: int = 0
+    groups: Sequence[ExpectedCgroup], kind: SettingKind, container: str = "", size_kib: int = 0
 ) -> ExpectedSetting:
     """Return the expected value of one knob of the pod, or of one container of the pod."""
-    level = Level.CONTAINER if container else Level.POD
+    level = CgroupLevel.CONTAINER if container else CgroupLevel.POD
     (found,) = [
         one
         for group in groups
-        if group.group.level is level and group.group.container == container
-        for one in group.knobs
-        if one.knob == SettingId(kind, size_kib)
+        if group.cgroup.level is level and group.cgroup.container == container
+        for one in group.settings
+        if one.setting == SettingId(kind, size_kib)
     ]
     return found
 
 
-def exact(groups: Sequence[ExpectedGroup], kind: SettingKind, container: str = "", size_kib: int = 0) -> int:
+def exact(groups: Sequence[ExpectedCgroup], kind: SettingKind, container: str = "", size_kib: int = 0) -> int:
     """Return the value that the kubelet's code writes to a knob."""
     return knob(groups, kind, container, size_kib).accepted[0].value
 

@@ -5,18 +5,18 @@ from typing import Any, TypeVar
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import (
+    AllocatedDevice,
+    ClaimObject,
     ConsumerKind,
-    Container,
     ContainerClaim,
-    DeviceUse,
-    KnownClaim,
-    KnownPod,
+    ContainerObject,
     ListedClaim,
     ListedContainer,
     ListedPod,
-    LivePod,
     Origin,
+    PodCgroup,
     PodClaim,
+    PodObject,
     PodRef,
     PreparedClaim,
     Provenance,
@@ -52,9 +52,9 @@ def device(name: str = "gpu-0", *, driver: str = DRIVER) -> DeviceRef:
     return DeviceRef(driver, "node-1", name)
 
 
-def use(name: str = "gpu-0", *requests: str, driver: str = DRIVER) -> DeviceUse:
+def use(name: str = "gpu-0", *requests: str, driver: str = DRIVER) -> AllocatedDevice:
     """Return a device of a claim, allocated for the given requests."""
-    return DeviceUse(device(name, driver=driver), requests)
+    return AllocatedDevice(device(name, driver=driver), requests)
 
 
 def ref(uid: str, name: str = "") -> ClaimRef:
@@ -63,7 +63,7 @@ def ref(uid: str, name: str = "") -> ClaimRef:
 
 
 def prepared(
-    uid: str, *uses: DeviceUse, pods: Iterable[str] = (), name: str = "", **more: Any
+    uid: str, *uses: AllocatedDevice, pods: Iterable[str] = (), name: str = "", **more: Any
 ) -> PreparedClaim:
     """Return a claim as the checkpoint or a driver lists it."""
     return PreparedClaim(ref(uid, name), uses, tuple(pods), **more)
@@ -74,24 +74,24 @@ def listed(pod: str, *claims: ListedClaim, container: str = "main") -> ListedPod
     return ListedPod(NAMESPACE, pod, (ListedContainer(container, claims),))
 
 
-def listed_claim(name: str, *uses: DeviceUse) -> ListedClaim:
+def listed_claim(name: str, *uses: AllocatedDevice) -> ListedClaim:
     """Return a claim as podresources lists it."""
     return ListedClaim(NAMESPACE, name, uses)
 
 
-def known_pod(uid: str, *claims: str, name: str = "", **more: Any) -> KnownPod:
+def known_pod(uid: str, *claims: str, name: str = "", **more: Any) -> PodObject:
     """Return a pod object whose only container uses all requests of the claims."""
     named = tuple(PodClaim(f"its-{claim}", claim) for claim in claims)
-    container = Container("main", tuple(ContainerClaim(one.name) for one in named), f"id-{uid}")
+    container = ContainerObject("main", tuple(ContainerClaim(one.name) for one in named), f"id-{uid}")
     default: dict[str, Any] = {"phase": "Running", "claims": named, "containers": (container,)}
-    return KnownPod(PodRef(NAMESPACE, name or f"pod-{uid}", uid), **{**default, **more})
+    return PodObject(PodRef(NAMESPACE, name or f"pod-{uid}", uid), **{**default, **more})
 
 
 def known_claim(
-    uid: str, *uses: DeviceUse, reserved: Iterable[Reservation] = (), name: str = "", **more: Any
-) -> KnownClaim:
+    uid: str, *uses: AllocatedDevice, reserved: Iterable[Reservation] = (), name: str = "", **more: Any
+) -> ClaimObject:
     """Return an allocated claim object."""
-    return KnownClaim(ref(uid, name), True, uses, tuple(reserved), **more)
+    return ClaimObject(ref(uid, name), True, uses, tuple(reserved), **more)
 
 
 def for_pod(uid: str, name: str = "") -> Reservation:
@@ -114,10 +114,10 @@ def source_answers(
     checkpoint: Iterable[PreparedClaim] = (),
     driver: Iterable[PreparedClaim] = (),
     podresources: Iterable[ListedPod] = (),
-    pods_api: Iterable[KnownPod] = (),
-    pods_file: Iterable[KnownPod] = (),
-    claims_file: Iterable[KnownClaim] = (),
-    live: Iterable[LivePod] | None = None,
+    pods_api: Iterable[PodObject] = (),
+    pods_file: Iterable[PodObject] = (),
+    claims_file: Iterable[ClaimObject] = (),
+    live: Iterable[PodCgroup] | None = None,
 ) -> SourceAnswers:
     """Return the answers of the sources that have items, each read at another second."""
     checkpoints = [answer(Origin.CHECKPOINT, checkpoint, 1)] if checkpoint else []

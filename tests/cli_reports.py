@@ -1,9 +1,9 @@
 """Reports for tests of the output: a node with devices of every severity, and one with GPUs."""
 
-from agent.model.health import Blame, Cause, DeviceHealth, Health, NotApplicable, Note, Severity
+from agent.model.health import Blame, Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats
-from agent.model.source import SourceSample, SourceState
+from agent.model.snapshot import NativeCoreStats
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 NOW_S = 1_795_255_444.0
@@ -96,7 +96,7 @@ BUSY = report(
     device("hugepages-1gi-node0", UNREADABLE, since_s=95),
     device("hugepages-2mi-node0", SHRUNK, THROTTLED, since_s=12),
     device("hugepages-2mi-node1", since_s=11_000),
-    notes=(Note("pod 0f3c7a52-5b1e-4a0b-9f57-1f2d3c4b5a69 container 9b1d", HIT),),
+    notes=(NonDeviceCause("pod 0f3c7a52-5b1e-4a0b-9f57-1f2d3c4b5a69 container 9b1d", HIT),),
     not_applicable=(
         NotApplicable("cpu-node0", "cpu.throttled.package", "this machine counts no package throttling"),
         NotApplicable("cpu-node1", "cpu.throttled.package", "this machine counts no package throttling"),
@@ -109,7 +109,7 @@ BUSY = report(
         source("hugepages", SourceState.FAILING, 3, "hugepages-1048576kB/nr_hugepages: Input/output error"),
         source("cgroups", SourceState.ABSENT, 0, "no kubepods below /sys/fs/cgroup"),
     ),
-    core=CoreStats(groups_dropped=2),
+    core=NativeCoreStats(groups_dropped=2),
     groups=214,
 )
 """One device of each severity, one with two causes, and an entry of each kind in the footer."""

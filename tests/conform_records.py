@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent.conform.observed import (
+from agent.conform.session_record import (
     V1,
     V1ALPHA1,
     DeviceEntry,
@@ -19,7 +19,7 @@ from agent.conform.observed import (
     StoppedReader,
     StreamEnd,
     StreamRecord,
-    UnaryResult,
+    UnaryCallResult,
     VersionRecord,
 )
 
@@ -29,9 +29,9 @@ KUBELET_DIR = "/var/lib/kubelet"
 SOCKET = f"{KUBELET_DIR}/plugins/gpu.example.com/dra.sock"
 SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 INFO = PluginInfo("DRAPlugin", "gpu.example.com", SOCKET, SERVICES)
-ENDPOINT = PluginEndpoint(SOCKET, len(SOCKET), absolute=True, inside=True, error="")
-OK = UnaryResult("call", 0.01, "OK")
-LATE = UnaryResult("call", 5.0, "DEADLINE_EXCEEDED", "no answer within 5 s")
+ENDPOINT = PluginEndpoint(SOCKET, len(SOCKET), is_absolute=True, is_in_kubelet_dir=True, error="")
+OK = UnaryCallResult("call", 0.01, "OK")
+LATE = UnaryCallResult("call", 5.0, "DEADLINE_EXCEEDED", "no answer within 5 s")
 TIMES = (0.01, 10.0, 20.0, 30.0)
 
 
@@ -122,13 +122,13 @@ def session_record(**changes: object) -> SessionRecord:
         window_s=WINDOW_S,
         began_wall_s=WALL_S,
         versions=version_records(),
-        leaver=stream(health_list(0.1), health_list(10), opened_s=0.1, closed_s=18.0),
-        stopped=StoppedReader(stream(health_list(0.1), *map(health_list, (24.1, 30))), 0.1, 24.0),
+        second_kubelet=stream(health_list(0.1), health_list(10), opened_s=0.1, closed_s=18.0),
+        stopped_reader=StoppedReader(stream(health_list(0.1), *map(health_list, (24.1, 30))), 0.1, 24.0),
         reopenings=tuple(
             Reopening(after, stream(health_list(at_s + 0.01), opened_s=at_s, closed_s=at_s + 0.02))
             for after, at_s in (("close", 1.0), ("cancel", 2.0))
         ),
-        unknown=(OK._replace(status="UNIMPLEMENTED"),),
+        unknown_methods=(OK._replace(status="UNIMPLEMENTED"),),
         directory=RegistryRecord(f"{KUBELET_DIR}/plugins_registry", KUBELET_DIR, (registration(),)),
     )
     return good._replace(**changes)  # type: ignore[arg-type]

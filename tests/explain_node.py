@@ -21,10 +21,10 @@ from wire.kubelet_apis import (
 )
 
 from agent.cli.main import main
-from agent.prepare.ledger import PrepareLedger
+from agent.prepare.prepare_ledger import PrepareLedger
 from agent.serve.kubelet import podresources, pods_api
 from agent.sources import kubelet_state
-from agent.store import prepares
+from agent.store import ledger_file
 
 GROUP = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "g-1"}
 
@@ -134,7 +134,7 @@ class Node:
 
     def driver_stores(self, ledger: PrepareLedger, now_s: float, driver: str = DRIVER) -> None:
         """Write the ledger of a driver that embeds drahealth."""
-        prepares.save(self.kubelet / "plugins" / driver / "drahealth", driver, "1.2", ledger, now_s)
+        ledger_file.save_ledger(self.kubelet / "plugins" / driver / "drahealth", driver, "1.2", ledger, now_s)
 
     def saved(self, name: str, *objects: dict[str, Any]) -> str:
         """Write a file of objects and return its path."""

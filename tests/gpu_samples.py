@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from agent.health.gpu.catalog import windows
-from agent.health.gpu.view import GpuStart, GpuView
-from agent.health.rules import Growth
-from agent.model.gpu import GpuField, GpuHost, GpuSample, GpuSet
+from agent.health.gpu.catalog import counter_windows_s
+from agent.health.gpu.view import GpuView, SeenGpuFeatures
+from agent.health.rules import CounterGrowth
+from agent.model.gpu import GpuField, GpuSample, GpuSystemSample, NvmlSample
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.settings import GpuLimits
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 
 ABSENT: Final = Missing(Absence.ABSENT)
@@ -105,26 +105,30 @@ def pci_sample(number: int = 0, driver: str = "nvidia", model: str = "") -> PciS
     return PciSample(bus, 0x10DE, 0x2330, driver, model, 16, 16, 0, 0, 0)
 
 
-def gpu_set(*gpus: GpuSample, state: SourceState = SourceState.OK, **attributes: Any) -> GpuSet:
+def gpu_set(*gpus: GpuSample, state: SourceState = SourceState.OK, **attributes: Any) -> NvmlSample:
     """Return a set of GPUs with a working library."""
     events = source_sample(name="nvml-events")
-    healthy = GpuSet(gpus, source_sample(state), events, generation=1, count=len(gpus), driver="570.86.15")
+    healthy = NvmlSample(
+        gpus, source_sample(state), events, generation=1, count=len(gpus), driver="570.86.15"
+    )
     return replace(healthy, **attributes)
 
 
-def flat_growth(limits: GpuLimits, readings: Mapping[GpuField, Reading]) -> dict[GpuField, Growth]:
+def flat_growth(limits: GpuLimits, readings: Mapping[GpuField, Reading]) -> dict[GpuField, CounterGrowth]:
     """Return the growth of counters that did not change within their windows; absent ones stay absent."""
-    counts = {field: readings.get(field, ABSENT) for field in windows(limits)}
+    counts = {field: readings.get(field, ABSENT) for field in counter_windows_s(limits)}
     return {
-        field: Growth(0, float(window_s)) if isinstance(counts[field], int) else Growth(counts[field], 0.0)
-        for field, window_s in windows(limits).items()
+        field: CounterGrowth(0, float(window_s))
+        if isinstance(counts[field], int)
+        else CounterGrowth(counts[field], 0.0)
+        for field, window_s in counter_windows_s(limits).items()
     }
 
 
 def gpu_view(
     changed: Mapping[GpuField, Reading] | None = None,
     *,
-    grown: Mapping[GpuField, Growth | int] | None = None,
+    grown: Mapping[GpuField, CounterGrowth | int] | None = None,
     limits: GpuLimits = LIMITS,
     readings: Mapping[GpuField, Reading] = H100,
     **attributes: Any,
@@ -141,14 +145,18 @@ def gpu_view(
     gpu = gpu_sample(changed, readings=readings)
     growth = flat_growth(limits, gpu.readings)
     for field, by in (grown or {}).items():
-        growth[field] = by if isinstance(by, Growth) else Growth(by, float(windows(limits)[field]))
+        growth[field] = (
+            by
+            if isinstance(by, CounterGrowth)
+            else CounterGrowth(by, float(counter_windows_s(limits)[field]))
+        )
     others = [gpu_sample(number=number) for number in range(1, 8)]
     healthy = GpuView(
-        gpu=gpu,
+        sample=gpu,
         name="gpu-0",
-        start=GpuStart(links_up=ALL_UP, ecc=True, fabric_manager=True),
-        gpus=gpu_set(gpu, *others),
-        host=GpuHost(bus_gpus=tuple(each.bus for each in (gpu, *others)), fabric_manager=True),
+        seen=SeenGpuFeatures(links_up=ALL_UP, ecc=True, fabric_manager=True),
+        gpu_set=gpu_set(gpu, *others),
+        host=GpuSystemSample(bus_gpus=tuple(each.bus for each in (gpu, *others)), fabric_manager=True),
         growth=growth,
         siblings_p50_ns=(400_000,) * 7,
         limits=limits,
@@ -160,4 +168,4 @@ def gpu_view(
 def hanging_view(age_s: float, call: str = "nvmlDeviceGetFieldValues", **attributes: Any) -> GpuView:
     """Return the view of a GPU whose NVML call has hung for ``age_s``."""
     gpu = gpu_sample(call=call, call_ns=NOW_NS - int(age_s * NS))
-    return gpu_view(gpu=gpu, **attributes)
+    return gpu_view(sample=gpu, **attributes)

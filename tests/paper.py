@@ -8,18 +8,18 @@ from agent.model.cpuset import CpuSet, parse_cpus
 from agent.model.health import DeviceHealth
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.report import Report
-from agent.model.settings import Settings
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import (
-    CoreStats,
-    CpuSample,
-    GroupKind,
-    GroupSample,
+    CgroupKind,
+    CgroupSample,
+    CpuSetsSample,
+    HugepagePoolSample,
     HugetlbSample,
-    NodeSample,
-    PoolSample,
+    NativeCoreStats,
+    NumaCpuSample,
     Snapshot,
 )
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 ABSENT: Final = Missing(Absence.ABSENT, 2)
@@ -32,16 +32,16 @@ MIB: Final = 1 << 20
 
 def node_sample(
     node: int = 0, cpus: CpuSet | Missing = 0b11, core: Reading = ABSENT, package: Reading = ABSENT
-) -> NodeSample:
+) -> NumaCpuSample:
     """Return one NUMA node of a virtual machine, without thermal counters."""
-    return NodeSample(node, cpus, core, package)
+    return NumaCpuSample(node, cpus, core, package)
 
 
 def pool_sample(
     nr: Reading = 10, surplus: Reading = 0, *, size_kib: int = 2048, node: int | None = 0
-) -> PoolSample:
+) -> HugepagePoolSample:
     """Return one hugepage pool with all pages free."""
-    return PoolSample(size_kib, node, nr, nr, ABSENT, surplus, ABSENT)
+    return HugepagePoolSample(size_kib, node, nr, nr, ABSENT, surplus, ABSENT)
 
 
 def hugetlb_sample(
@@ -53,10 +53,10 @@ def hugetlb_sample(
 
 def group_sample(
     ident: int, *hugetlb: HugetlbSample, pod: str = "pod-a", container: str = "container-a"
-) -> GroupSample:
+) -> CgroupSample:
     """Return one cgroup; the pod's own if ``container`` is empty."""
-    kind = GroupKind.CONTAINER if container else GroupKind.POD
-    return GroupSample(
+    kind = CgroupKind.CONTAINER if container else CgroupKind.POD
+    return CgroupSample(
         id=ident,
         kind=kind,
         pod_uid=pod,
@@ -76,25 +76,25 @@ def group_sample(
     )
 
 
-def cpus_sample(online: CpuSet | Missing = 0b11) -> CpuSample:
+def cpus_sample(online: CpuSet | Missing = 0b11) -> CpuSetsSample:
     """Return the CPU sets of a machine with two CPUs."""
-    return CpuSample(0b11, online, 0)
+    return CpuSetsSample(0b11, online, 0)
 
 
 class PaperNode:
     """Node with readings in its attributes. Time passes in whole passes of all sources that are not stuck."""
 
-    def __init__(self, settings: Settings | None = None, *, period_ns: int = NS) -> None:
-        self.state = EngineState(settings or Settings("node-a"))
+    def __init__(self, settings: EngineSettings | None = None, *, period_ns: int = NS) -> None:
+        self.state = EngineState(settings or EngineSettings("node-a"))
         self.period_ns = period_ns
         self.now_ns = 1_000 * NS
         self.wall_s = 1_700_000_000.0
         self.started_ns = self.now_ns
         self.passes = 0
         self.cpus = cpus_sample()
-        self.nodes: dict[int, NodeSample] = {0: node_sample()}
-        self.pools: dict[tuple[int, int | None], PoolSample] = {}
-        self.groups: list[GroupSample] = []
+        self.nodes: dict[int, NumaCpuSample] = {0: node_sample()}
+        self.pools: dict[tuple[int, int | None], HugepagePoolSample] = {}
+        self.groups: list[CgroupSample] = []
         self.states: dict[str, SourceState] = {"throttle": SourceState.ABSENT}
         """States of sources that are not OK."""
         self.stuck: set[str] = set()
@@ -105,9 +105,9 @@ class PaperNode:
     def now(self) -> Instant:
         return Instant(self.now_ns, self.wall_s)
 
-    def pool(self, sample: PoolSample) -> None:
+    def pool(self, sample: HugepagePoolSample) -> None:
         """Set one pool."""
-        self.pools[sample.size_kib, sample.node] = sample
+        self.pools[sample.size_kib, sample.numa_node] = sample
 
     def online(self, cpus: str) -> None:
         """Set the online CPUs."""
@@ -141,12 +141,12 @@ class PaperNode:
             pools=tuple(self.pools.values()),
             groups=tuple(self.groups),
             sources=tuple(sources),
-            core=CoreStats(passes=self.passes),
+            core=NativeCoreStats(passes=self.passes),
         )
 
     def starting(self) -> Snapshot:
         """Return the snapshot before the end of the first pass."""
-        unread = CpuSample(ABSENT, ABSENT, ABSENT)
+        unread = CpuSetsSample(ABSENT, ABSENT, ABSENT)
         state = SourceState.STARTING
         sources = [SourceSample(name, state, self.started_ns, self.period_ns, 0, "") for name in SOURCES]
         return Snapshot(seq=1, cpus=unread, sources=tuple(sources))

@@ -13,17 +13,17 @@ from paper import PaperNode, codes, device_of
 
 from agent.engine.step import initial_state
 from agent.health.gpu.faults.checkpoint import restore_faults
-from agent.health.gpu.xid.lines import PATTERNS
+from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
 from agent.health.kernel_log.patterns import compile_pattern
 from agent.model.gpu import (
     WHOLE_GPU,
     EventCount,
     GpuEvent,
     GpuField,
-    GpuHost,
     GpuSample,
-    GpuSet,
+    GpuSystemSample,
     MigSample,
+    NvmlSample,
     NvmlStatus,
     XidCount,
 )
@@ -31,11 +31,11 @@ from agent.model.health import Cause, DeviceHealth, Health
 from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.report import Report
-from agent.model.settings import GpuLimits, Settings
+from agent.model.settings import EngineSettings, GpuLimits
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
-from agent.store.faults import decode, encode
+from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
 
 GONE_DARK: Final = Missing(Absence.UNREADABLE)
 HEARTBEAT_NS: Final = 10 * NS
@@ -50,7 +50,7 @@ RESET: Final = (
 """Readings that a reset clears."""
 _TABLE: Final = [
     (compile_pattern(pattern), [word != "%*" for word in re.findall("%[bdxwk*]", pattern)])
-    for pattern in PATTERNS
+    for pattern in GPU_LOG_PATTERNS
 ]
 
 
@@ -97,13 +97,15 @@ class GpuNode(PaperNode):
         kmsg: bool = True,
         **limits: Any,
     ) -> None:
-        super().__init__(Settings("node-a", gpu=GpuLimits(**limits)))
+        super().__init__(EngineSettings("node-a", gpu=GpuLimits(**limits)))
         self.settings = self.state.settings
         self.kmsg = PaperLog() if kmsg else None
         self.boot_id = FIRST_BOOT
         self.state = initial_state(
             self.settings,
-            restore_faults(decode(encode(self.checkpoint)), self.boot_id, self.limits, self.now),
+            restore_faults(
+                decode_gpu_faults(encode_gpu_faults(self.checkpoint)), self.boot_id, self.limits, self.now
+            ),
         )
         self.nvml = SourceSample("nvml", SourceState.OK, self.now_ns, 10 * NS, 0, "", passes=1, vital=False)
         self.library: dict[str, Any] = {"generation": 1, "driver": "570.86.15"}
@@ -123,7 +125,7 @@ class GpuNode(PaperNode):
         for number, instances in (migs or {}).items():
             self.partition(number, *instances)
         self.hanging: set[int] = set()
-        self.host = GpuHost(fabric_manager=True)
+        self.host = GpuSystemSample(fabric_manager=True)
         self.next()
 
     @property
@@ -259,7 +261,7 @@ class GpuNode(PaperNode):
 
     def restart(self, *, away_s: float = 5.0, boot_id: str = "", evaluate: bool = True) -> Report | None:
         """Restart the agent with its checkpoint; after a reboot if ``boot_id`` is given."""
-        kept = decode(encode(self.checkpoint))
+        kept = decode_gpu_faults(encode_gpu_faults(self.checkpoint))
         self.wait(away_s)
         if boot_id:
             self._boot(boot_id)
@@ -297,7 +299,7 @@ class GpuNode(PaperNode):
             log = LogSample(self.kmsg.lines(), source)
         return replace(
             plain,
-            gpus=GpuSet(gpus, self.nvml, events, **library),
+            gpus=NvmlSample(gpus, self.nvml, events, **library),
             log=log,
             host=self.host,
             sources=(*plain.sources, self.nvml, events, *([log.source] if log else [])),
@@ -322,7 +324,7 @@ class GpuNode(PaperNode):
     def times(self, number: int, code: int) -> int:
         """Evaluate the node and return the count of an unresolved XID of a GPU and its instances."""
         self.evaluate()
-        faults = self.state.gpus.log.faults.items()
+        faults = self.state.gpus.fault_log.faults.items()
         return sum(f.times for key, f in faults if key[:2] == (number, f"gpu.xid.{code}") and not f.resolved)
 
 

@@ -8,7 +8,7 @@ from agent.model.claim import Claim, ClaimConfig, ClaimDevice, DeviceRef
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict, Scope
 from agent.model.time import Instant
-from agent.prepare.taxonomy import NEGATIVE_CACHE_S
+from agent.prepare.failure_kinds import NEGATIVE_CACHE_S
 
 DRIVER = "gpu.example.com"
 NOW = 1_790_000_000.0

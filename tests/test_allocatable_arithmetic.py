@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocatable.facts import PERIOD_US
-from agent.allocatable.values import (
+from agent.cgroup_audit.expected_values import (
     linear_weight,
     quadratic_weight,
-    quota_of,
-    shares_of,
+    quota_from_millicores,
+    shares_from_millicores,
     systemd_quota,
     whole_pages,
 )
+from agent.cgroup_audit.node_facts import PERIOD_US
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from agent.allocatable.values import (
 def test_shares_and_both_weights_match_the_reference_table(
     milli: int, as_shares: int, linear: int, quadratic: int
 ) -> None:
-    assert shares_of(milli) == as_shares
+    assert shares_from_millicores(milli) == as_shares
     assert linear_weight(as_shares) == linear
     assert quadratic_weight(as_shares) == quadratic
 
@@ -47,12 +47,12 @@ def test_linear_weight_matches_the_kubelets_table(as_shares: int, weight: int) -
 )
 def test_quota_matches_the_kubelets_table(milli: int, quota: int) -> None:
     """Kubelet test: TestMilliCPUToQuota."""
-    assert quota_of(milli, PERIOD_US) == quota
+    assert quota_from_millicores(milli, PERIOD_US) == quota
 
 
 def test_quota_with_period_of_5_ms_is_at_least_the_minimum() -> None:
     """Kubelet test: TestResourceConfigForPod, guaranteed-with-tuned-quota."""
-    assert quota_of(100, 5000) == 1000
+    assert quota_from_millicores(100, 5000) == 1000
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_quota_with_period_of_5_ms_is_at_least_the_minimum() -> None:
 )
 def test_systemd_quota_is_rounded_up_to_10_ms(milli: int, cgroupfs: int, systemd: int) -> None:
     """Test vectors V12 and V13."""
-    assert quota_of(milli, PERIOD_US) == cgroupfs
+    assert quota_from_millicores(milli, PERIOD_US) == cgroupfs
     assert systemd_quota(cgroupfs, PERIOD_US) == systemd
 
 
@@ -78,15 +78,15 @@ def test_limit_is_rounded_down_to_whole_pages() -> None:
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_more_cpu_never_lowers_shares_weight_or_quota(one: int, other: int) -> None:
     less, more = sorted((one, other))
-    assert shares_of(less) <= shares_of(more)
-    assert linear_weight(shares_of(less)) <= linear_weight(shares_of(more))
-    assert quadratic_weight(shares_of(less)) <= quadratic_weight(shares_of(more))
-    assert quota_of(less, PERIOD_US) <= quota_of(more, PERIOD_US)
+    assert shares_from_millicores(less) <= shares_from_millicores(more)
+    assert linear_weight(shares_from_millicores(less)) <= linear_weight(shares_from_millicores(more))
+    assert quadratic_weight(shares_from_millicores(less)) <= quadratic_weight(shares_from_millicores(more))
+    assert quota_from_millicores(less, PERIOD_US) <= quota_from_millicores(more, PERIOD_US)
 
 
 @given(st.integers(1, 10**6), st.integers(1000, 10**6))
 def test_systemd_quota_grows_by_less_than_one_step(milli: int, period_us: int) -> None:
-    quota = quota_of(milli, period_us)
+    quota = quota_from_millicores(milli, period_us)
     up = systemd_quota(quota, period_us)
     assert 0 <= up - quota < 10_000 * period_us // 1_000_000 + 1
     assert systemd_quota(up, period_us) - up <= 10_000 * period_us // 1_000_000 + 1

@@ -9,12 +9,23 @@ from allocatable_pods import GI, MI, SIZES, SYSTEMD, V1, V2, claim, container, e
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocatable.cgroups import Level
-from agent.allocatable.compare import changed_s, compare, expected_text
-from agent.allocatable.expected import ExpectedGroup, GroupRef, expect_pod, expect_qos
-from agent.allocatable.facts import ExclusiveCpus, NodeFacts
-from agent.allocatable.settings import SettingId, SettingKind
-from agent.allocatable.verdicts import DRIFT, RISKS, ActualCgroup, AuditVerdict, SettingComparison
+from agent.cgroup_audit.audit_verdicts import (
+    CONSEQUENCES,
+    DRIFT_VERDICTS,
+    ActualCgroup,
+    AuditVerdict,
+    SettingComparison,
+)
+from agent.cgroup_audit.cgroup_paths import CgroupLevel
+from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind
+from agent.cgroup_audit.compare import compare_cgroups, format_expected, since_change_s
+from agent.cgroup_audit.expected_cgroups import (
+    CgroupId,
+    ExpectedCgroup,
+    expected_pod_cgroups,
+    expected_qos_cgroups,
+)
+from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import parse_cpus
 from agent.model.reading import Absence, Missing, Reading
@@ -28,17 +39,19 @@ ABSENT: Final = Missing(Absence.ABSENT)
 Values = Mapping[SettingId, Reading]
 
 
-def correct_groups(groups: tuple[ExpectedGroup, ...], rounded: bool = False) -> dict[GroupRef, ActualCgroup]:
+def correct_groups(groups: tuple[ExpectedCgroup, ...], rounded: bool = False) -> dict[CgroupId, ActualCgroup]:
     """Return cgroups with expected values: the first accepted value, or the last if ``rounded``."""
     return {
-        group.group: ActualCgroup({one.knob: one.accepted[-1 if rounded else 0].value for one in group.knobs})
+        group.cgroup: ActualCgroup(
+            {one.setting: one.accepted[-1 if rounded else 0].value for one in group.settings}
+        )
         for group in groups
     }
 
 
 def with_values(
-    actual: Mapping[GroupRef, ActualCgroup], container: str, values: Values, **more: object
-) -> dict[GroupRef, ActualCgroup]:
+    actual: Mapping[CgroupId, ActualCgroup], container: str, values: Values, **more: object
+) -> dict[CgroupId, ActualCgroup]:
     """Return the cgroups with some values of the pod, or of a container, replaced."""
     return {
         group: ActualCgroup({**one.values, **values}, **more) if group.container == container else one  # type: ignore[arg-type]
@@ -54,9 +67,11 @@ def compare_v08(
     **more: object,
 ) -> dict[SettingId, SettingComparison]:
     """Compare V08 with other values in one cgroup; return the verdicts on that cgroup."""
-    groups = expect_pod(V08, facts, exclusive)
-    found = compare(groups, with_values(correct_groups(groups), container, values, **more), facts.version)
-    return {one.knob: one for one in found if one.group.container == container}
+    groups = expected_pod_cgroups(V08, facts, exclusive)
+    found = compare_cgroups(
+        groups, with_values(correct_groups(groups), container, values, **more), facts.cgroup_version
+    )
+    return {one.setting: one for one in found if one.cgroup.container == container}
 
 
 def verdict(
@@ -70,11 +85,11 @@ def verdict(
 
 @pytest.mark.parametrize("facts", [V1, V2, SYSTEMD])
 def test_cgroups_with_expected_values_match(facts: NodeFacts) -> None:
-    groups = expect_pod(V08, facts)
-    found = compare(groups, correct_groups(groups), facts.version)
+    groups = expected_pod_cgroups(V08, facts)
+    found = compare_cgroups(groups, correct_groups(groups), facts.cgroup_version)
     assert {one.verdict for one in found} == {AuditVerdict.MATCH}
-    assert {one.risk for one in found} == {""}
-    assert len(found) == sum(len(group.knobs) for group in groups)
+    assert {one.consequence for one in found} == {""}
+    assert len(found) == sum(len(group.settings) for group in groups)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +125,7 @@ def test_verdict_follows_from_actual_and_expected_value(
     compared = compare_v08({SettingId(kind, size): value}, "c1")[SettingId(kind, size)]
     assert compared.verdict is expected
     assert compared.actual == value
-    assert bool(compared.risk) is (expected in DRIFT)
+    assert bool(compared.consequence) is (expected in DRIFT_VERDICTS)
 
 
 def test_reason_names_the_weight_formula() -> None:
@@ -118,65 +133,67 @@ def test_reason_names_the_weight_formula() -> None:
         value: compare_v08({SettingId(SettingKind.WEIGHT): value}, "c1")[SettingId(SettingKind.WEIGHT)]
         for value in (174, 79)
     }
-    assert weights[174].why.endswith(", quadratic")
-    assert weights[79].why.endswith(", linear")
+    assert weights[174].reason.endswith(", quadratic")
+    assert weights[79].reason.endswith(", linear")
 
 
 def test_limit_where_none_is_expected_is_limited() -> None:
-    groups = expect_pod(pod(container("c1", "cpu=1")), V2)
+    groups = expected_pod_cgroups(pod(container("c1", "cpu=1")), V2)
     values = {SettingId(SettingKind.QUOTA): 10_000, SettingId(SettingKind.MEMORY): GI}
-    found = compare(groups, with_values(correct_groups(groups), "c1", values), 2)
+    found = compare_cgroups(groups, with_values(correct_groups(groups), "c1", values), 2)
     limited = [one for one in found if one.verdict is AuditVerdict.LIMITED]
-    assert [one.knob for one in limited] == list(values)
-    assert [one.risk for one in limited] == [RISKS[AuditVerdict.LOWER][one.knob.knob] for one in limited]
+    assert [one.setting for one in limited] == list(values)
+    assert [one.consequence for one in limited] == [
+        CONSEQUENCES[AuditVerdict.LOWER][one.setting.kind] for one in limited
+    ]
 
 
 def test_huge_page_limit_of_a_qos_class_counts_as_none() -> None:
-    groups = expect_qos([V08], V2)
+    groups = expected_qos_cgroups([V08], V2)
     actual = correct_groups(groups)
-    pages = {one.knob: 2**62 for one in groups[0].knobs if one.knob.size_kib}
-    actual[groups[0].group] = ActualCgroup({**actual[groups[0].group].values, **pages})
-    assert {one.verdict for one in compare(groups, actual, 2)} == {AuditVerdict.MATCH}
+    pages = {one.setting: 2**62 for one in groups[0].settings if one.setting.size_kib}
+    actual[groups[0].cgroup] = ActualCgroup({**actual[groups[0].cgroup].values, **pages})
+    assert {one.verdict for one in compare_cgroups(groups, actual, 2)} == {AuditVerdict.MATCH}
 
 
 def test_rounded_form_of_the_expected_value_is_accepted() -> None:
     mine = pod(container("c1", "cpu=1255m memory=1G", "cpu=1255m memory=1G"))
-    groups = expect_pod(mine, SYSTEMD)
+    groups = expected_pod_cgroups(mine, SYSTEMD)
     found = {
-        one.knob.knob: one
-        for one in compare(groups, correct_groups(groups, rounded=True), 2)
-        if one.group.container
+        one.setting.kind: one
+        for one in compare_cgroups(groups, correct_groups(groups, rounded=True), 2)
+        if one.cgroup.container
     }
     assert found[SettingKind.QUOTA].verdict is found[SettingKind.MEMORY].verdict is AuditVerdict.ROUNDED
-    assert "126000 us, expected 125500 us: 1255m (limit)" in found[SettingKind.QUOTA].why
-    assert found[SettingKind.QUOTA].why.endswith("systemd rounds up")
+    assert "126000 us, expected 125500 us: 1255m (limit)" in found[SettingKind.QUOTA].reason
+    assert found[SettingKind.QUOTA].reason.endswith("systemd rounds up")
 
 
 def test_rounded_quota_with_cgroupfs_is_higher() -> None:
     mine = pod(container("c1", limits="cpu=1255m memory=1Gi"))
-    groups = expect_pod(mine, V2)
-    found = compare(
+    groups = expected_pod_cgroups(mine, V2)
+    found = compare_cgroups(
         groups, with_values(correct_groups(groups), "c1", {SettingId(SettingKind.QUOTA): 126_000}), 2
     )
-    assert AuditVerdict.HIGHER in {one.verdict for one in found if one.knob.knob is SettingKind.QUOTA}
+    assert AuditVerdict.HIGHER in {one.verdict for one in found if one.setting.kind is SettingKind.QUOTA}
 
 
 def test_wrong_value_with_a_known_reason_names_the_reason() -> None:
     compared = compare_v08({SettingId(SettingKind.QUOTA): 400_000})[SettingId(SettingKind.QUOTA)]
     assert compared.verdict is AuditVerdict.LOWER
-    assert compared.why == (
+    assert compared.reason == (
         "400000 us, expected 420000 us: 4000m (c1) + 200m (claim cpus) = 4200m -> 420000 us of 100000;"
         " 400000 us is the value of a kubelet that does not count claims; one of its containers has 420000 us"
     )
-    assert compared.risk == "it is throttled before it uses its allocation"
+    assert compared.consequence == "it is throttled before it uses its allocation"
 
 
 def test_quota_over_another_period_is_scaled_and_matches() -> None:
     found = compare_v08({SettingId(SettingKind.QUOTA): 210_000, SettingId(SettingKind.PERIOD): 50_000}, "c1")
     assert found[SettingId(SettingKind.QUOTA)].verdict is AuditVerdict.MATCH
-    assert "scaled to a period of 50000" in found[SettingId(SettingKind.QUOTA)].why
+    assert "scaled to a period of 50000" in found[SettingId(SettingKind.QUOTA)].reason
     assert found[SettingId(SettingKind.PERIOD)].verdict is AuditVerdict.LOWER
-    assert found[SettingId(SettingKind.PERIOD)].risk == "it is throttled more often, for shorter times"
+    assert found[SettingId(SettingKind.PERIOD)].consequence == "it is throttled more often, for shorter times"
 
 
 # --- CPUs --------------------------------------------------------------------------------------------------
@@ -198,7 +215,7 @@ def test_verdict_on_a_cpu_set_names_missing_and_extra_cpus(
     for kind in (SettingId(SettingKind.CPUS), SettingId(SettingKind.EFFECTIVE)):
         compared = compare_v08({kind: parse_cpus(cpus)}, "c1", exclusive=exclusive)[kind]
         assert compared.verdict is expected
-        assert text in compared.why
+        assert text in compared.reason
 
 
 def test_empty_cpuset_is_unlimited_in_v2_and_lower_in_v1() -> None:
@@ -207,7 +224,7 @@ def test_empty_cpuset_is_unlimited_in_v2_and_lower_in_v1() -> None:
     for facts, expected in ((V2, AuditVerdict.UNLIMITED), (V1, AuditVerdict.LOWER)):
         found = compare_v08(none, "c1", facts, exclusive)
         assert found[SettingId(SettingKind.CPUS)].verdict is expected
-        assert found[SettingId(SettingKind.CPUS)].why.startswith(
+        assert found[SettingId(SettingKind.CPUS)].reason.startswith(
             "CPUs none, expected CPUs 2-5: CPUs 2-5 from a driver"
         )
         assert found[SettingId(SettingKind.EFFECTIVE)].verdict is AuditVerdict.LOWER
@@ -215,10 +232,10 @@ def test_empty_cpuset_is_unlimited_in_v2_and_lower_in_v1() -> None:
 
 def test_expected_cpuset_is_unknown_if_kubelet_and_driver_differ() -> None:
     first, other = (ExclusiveCpus("c1", parse_cpus(cpus), cpus == "2-5") for cpus in ("2-5", "6-7"))
-    groups = expect_pod(V08, V2, [first, other])
+    groups = expected_pod_cgroups(V08, V2, [first, other])
     kind = knob(groups, SettingKind.CPUS, "c1")
-    assert (kind.accepted, kind.unknown) == ((), "CPUs 2-5 from the kubelet and 6-7 from a driver")
-    agreed = expect_pod(V08, V2, [first, other._replace(cpus=first.cpus)])
+    assert (kind.accepted, kind.unknown_reason) == ((), "CPUs 2-5 from the kubelet and 6-7 from a driver")
+    agreed = expected_pod_cgroups(V08, V2, [first, other._replace(cpus=first.cpus)])
     assert exact(agreed, SettingKind.CPUS, "c1") == first.cpus
 
 
@@ -234,64 +251,66 @@ def test_cpuset_with_cpu_62_and_above_is_not_unlimited() -> None:
 
 def test_pod_limit_below_a_container_limit_is_parent_tighter() -> None:
     """An NRI plugin changes containers, not pods."""
-    groups = expect_pod(V08, V2)
-    found = compare(groups, with_values(correct_groups(groups), "c1", {SettingId(SettingKind.MEMORY): GI}), 2)
-    pods = {one.knob: one for one in found if not one.group.container}
+    groups = expected_pod_cgroups(V08, V2)
+    found = compare_cgroups(
+        groups, with_values(correct_groups(groups), "c1", {SettingId(SettingKind.MEMORY): GI}), 2
+    )
+    pods = {one.setting: one for one in found if not one.cgroup.container}
     assert pods[SettingId(SettingKind.MEMORY)].verdict is AuditVerdict.PARENT_TIGHTER
-    assert pods[SettingId(SettingKind.MEMORY)].why.endswith("; one of its containers has 1Gi")
+    assert pods[SettingId(SettingKind.MEMORY)].reason.endswith("; one of its containers has 1Gi")
     assert pods[SettingId(SettingKind.QUOTA)].verdict is AuditVerdict.MATCH
 
 
-def two_containers(claims: str = "") -> tuple[ExpectedGroup, ...]:
+def two_containers(claims: str = "") -> tuple[ExpectedCgroup, ...]:
     both = ("cpu=2 memory=1Gi", "cpu=2 memory=1Gi")
     granted = [claim("x", "c1 c2", claims)] if claims else []
-    return expect_pod(pod(container("c1", *both), container("c2", *both), claims=granted), V2)
+    return expected_pod_cgroups(pod(container("c1", *both), container("c2", *both), claims=granted), V2)
 
 
 def test_pod_quota_below_the_sum_of_its_containers_is_parent_tighter() -> None:
     groups = two_containers()
-    found = compare(
+    found = compare_cgroups(
         groups, with_values(correct_groups(groups), "c1", {SettingId(SettingKind.QUOTA): 300_000}), 2
     )
     assert found[1].verdict is AuditVerdict.PARENT_TIGHTER
-    assert found[1].why.endswith("; its containers together have 500000 us")
+    assert found[1].reason.endswith("; its containers together have 500000 us")
 
 
 def test_claim_shared_by_containers_counts_once_for_the_pod() -> None:
     """The sum of the containers' limits may exceed the pod's limit."""
     groups = two_containers("cpu=4 memory=4Gi")
-    assert {one.verdict for one in compare(groups, correct_groups(groups), 2)} == {AuditVerdict.MATCH}
+    assert {one.verdict for one in compare_cgroups(groups, correct_groups(groups), 2)} == {AuditVerdict.MATCH}
 
 
 def test_pod_level_limit_below_its_containers_matches() -> None:
     mine = pod(container("c1", limits="cpu=4"), container("c2"), level=resources("cpu=1", "cpu=2"))
-    groups = expect_pod(mine, V2)
-    assert {one.verdict for one in compare(groups, correct_groups(groups), 2)} == {AuditVerdict.MATCH}
+    groups = expected_pod_cgroups(mine, V2)
+    assert {one.verdict for one in compare_cgroups(groups, correct_groups(groups), 2)} == {AuditVerdict.MATCH}
 
 
 def test_sum_of_rounded_container_quotas_is_not_parent_tighter() -> None:
     """systemd rounds each of two quotas of 125500 us up: 1000 us above their exact sum."""
     one = ("cpu=1255m memory=1Gi", "cpu=1255m memory=1Gi")
-    groups = expect_pod(pod(container("c1", *one), container("c2", *one)), SYSTEMD)
-    found = compare(groups, correct_groups(groups, rounded=True), 2)
-    assert {one.verdict for one in found if one.knob.knob is SettingKind.QUOTA} == {
+    groups = expected_pod_cgroups(pod(container("c1", *one), container("c2", *one)), SYSTEMD)
+    found = compare_cgroups(groups, correct_groups(groups, rounded=True), 2)
+    assert {one.verdict for one in found if one.setting.kind is SettingKind.QUOTA} == {
         AuditVerdict.MATCH,
         AuditVerdict.ROUNDED,
     }
 
 
 def test_pod_and_container_quotas_are_compared_per_period() -> None:
-    groups = expect_pod(V08, V2)
+    groups = expected_pod_cgroups(V08, V2)
     double = {SettingId(SettingKind.QUOTA): 840_000, SettingId(SettingKind.PERIOD): 200_000}
-    found = compare(groups, with_values(correct_groups(groups), "c1", double), 2)
-    quotas = [one.verdict for one in found if one.knob.knob is SettingKind.QUOTA]
+    found = compare_cgroups(groups, with_values(correct_groups(groups), "c1", double), 2)
+    quotas = [one.verdict for one in found if one.setting.kind is SettingKind.QUOTA]
     assert quotas == [AuditVerdict.MATCH, AuditVerdict.MATCH]
 
 
 def test_pod_limit_below_expected_and_containers_stays_lower() -> None:
     compared = compare_v08({SettingId(SettingKind.MEMORY): 128 * MI})[SettingId(SettingKind.MEMORY)]
     assert compared.verdict is AuditVerdict.LOWER
-    assert compared.why.endswith("; one of its containers has 384Mi")
+    assert compared.reason.endswith("; one of its containers has 384Mi")
 
 
 # --- missing values ----------------------------------------------------------------------------------------
@@ -300,8 +319,11 @@ def test_pod_limit_below_expected_and_containers_stays_lower() -> None:
 def test_knob_of_a_disabled_controller_is_missing() -> None:
     found = compare_v08({SettingId(SettingKind.MEMORY): ABSENT}, "c1", controllers=frozenset({"cpu"}))
     compared = found[SettingId(SettingKind.MEMORY)]
-    assert (compared.verdict, compared.why) == (AuditVerdict.MISSING, "the controller memory is not enabled")
-    assert compared.risk
+    assert (compared.verdict, compared.reason) == (
+        AuditVerdict.MISSING,
+        "the controller memory is not enabled",
+    )
+    assert compared.consequence
 
 
 @pytest.mark.parametrize(("facts", "file"), [(V1, "memory.limit_in_bytes"), (V2, "memory.max")])
@@ -309,27 +331,28 @@ def test_knob_without_its_file_is_missing(facts: NodeFacts, file: str) -> None:
     compared = compare_v08({SettingId(SettingKind.MEMORY): ABSENT}, "c1", facts)[
         SettingId(SettingKind.MEMORY)
     ]
-    assert (compared.verdict, compared.why) == (AuditVerdict.MISSING, f"there is no {file}")
+    assert (compared.verdict, compared.reason) == (AuditVerdict.MISSING, f"there is no {file}")
 
 
 def test_unreadable_knob_is_missing_with_the_error() -> None:
     missing = Missing(Absence.UNREADABLE, errno.EACCES)
     compared = compare_v08({SettingId(SettingKind.MEMORY): missing}, "c1")[SettingId(SettingKind.MEMORY)]
-    assert (compared.verdict, compared.why) == (
+    assert (compared.verdict, compared.reason) == (
         AuditVerdict.MISSING,
         "memory.max cannot be read: Permission denied",
     )
 
 
 def test_absent_limit_where_none_is_expected_is_not_missed() -> None:
-    groups = expect_pod(pod(container("c1", "cpu=1")), V2)
+    groups = expected_pod_cgroups(pod(container("c1", "cpu=1")), V2)
     values = {
         SettingId(SettingKind.MEMORY): ABSENT,
         SettingId(SettingKind.QUOTA): ABSENT,
         SettingId(SettingKind.WEIGHT): ABSENT,
     }
     found = {
-        one.knob.knob: one for one in compare(groups, with_values(correct_groups(groups), "c1", values), 2)
+        one.setting.kind: one
+        for one in compare_cgroups(groups, with_values(correct_groups(groups), "c1", values), 2)
     }
     assert found[SettingKind.MEMORY].verdict is found[SettingKind.QUOTA].verdict is AuditVerdict.NOT_MISSED
     assert found[SettingKind.WEIGHT].verdict is AuditVerdict.MISSING
@@ -349,27 +372,31 @@ def test_knob_of_a_cgroup_that_vanished_during_the_read_is_vanished(number: int)
 
 
 def test_knobs_of_a_removed_cgroup_are_vanished() -> None:
-    groups = expect_pod(V08, V2)
-    found = compare(groups, {**correct_groups(groups), groups[1].group: ActualCgroup(vanished=True)}, 2)
-    assert {one.verdict for one in found if one.group.container} == {AuditVerdict.VANISHED}
-    assert {one.verdict for one in found if not one.group.container} == {AuditVerdict.MATCH}
+    groups = expected_pod_cgroups(V08, V2)
+    found = compare_cgroups(
+        groups, {**correct_groups(groups), groups[1].cgroup: ActualCgroup(is_gone=True)}, 2
+    )
+    assert {one.verdict for one in found if one.cgroup.container} == {AuditVerdict.VANISHED}
+    assert {one.verdict for one in found if not one.cgroup.container} == {AuditVerdict.MATCH}
 
 
 def test_unread_knobs_are_unknown() -> None:
-    groups = expect_pod(V08, V2)
-    assert {one.verdict for one in compare(groups, {}, 2)} == {AuditVerdict.UNKNOWN}
-    assert {one.verdict for one in compare(groups, {groups[0].group: ActualCgroup()}, 2)} == {
+    groups = expected_pod_cgroups(V08, V2)
+    assert {one.verdict for one in compare_cgroups(groups, {}, 2)} == {AuditVerdict.UNKNOWN}
+    assert {one.verdict for one in compare_cgroups(groups, {groups[0].cgroup: ActualCgroup()}, 2)} == {
         AuditVerdict.UNKNOWN
     }
 
 
 def test_knob_with_unknown_expected_value_is_unknown() -> None:
     unknown_claim = pod(container("c1", "cpu=1"), claims=[{"resourceClaimName": "x", "shape": "of 1.40"}])
-    groups = expect_pod(unknown_claim, V2)
-    (weight, *_) = compare(groups, {groups[0].group: ActualCgroup({SettingId(SettingKind.WEIGHT): 39})}, 2)
+    groups = expected_pod_cgroups(unknown_claim, V2)
+    (weight, *_) = compare_cgroups(
+        groups, {groups[0].cgroup: ActualCgroup({SettingId(SettingKind.WEIGHT): 39})}, 2
+    )
     assert weight.verdict is AuditVerdict.UNKNOWN
-    assert "claim x" in weight.why
-    assert expected_text(weight.expected) == "unknown"
+    assert "claim x" in weight.reason
+    assert format_expected(weight.expected) == "unknown"
 
 
 # --- quiet time after a change
@@ -387,24 +414,24 @@ def test_knob_with_unknown_expected_value_is_unknown() -> None:
     ],
 )
 def test_wrong_value_within_30_s_of_a_change_is_quiet(since: float, expected: AuditVerdict) -> None:
-    compared = compare_v08({SettingId(SettingKind.MEMORY): MI}, "c1", changed_s=since)[
+    compared = compare_v08({SettingId(SettingKind.MEMORY): MI}, "c1", since_change_s=since)[
         SettingId(SettingKind.MEMORY)
     ]
     assert compared.verdict is expected
-    assert bool(compared.risk) is (expected is not AuditVerdict.QUIET)
+    assert bool(compared.consequence) is (expected is not AuditVerdict.QUIET)
 
 
 def test_expected_value_matches_right_after_a_change() -> None:
-    found = compare_v08({}, "c1", changed_s=1.0)
+    found = compare_v08({}, "c1", since_change_s=1.0)
     assert {one.verdict for one in found.values()} == {AuditVerdict.MATCH}
 
 
 def test_wrong_value_of_a_qos_class_is_quiet_for_90_s() -> None:
-    groups = expect_qos([V08], V2)
-    low = {groups[0].group: ActualCgroup({SettingId(SettingKind.WEIGHT): 1}, changed_s=80)}
-    assert compare(groups, low, 2)[0].verdict is AuditVerdict.QUIET
-    low = {groups[0].group: ActualCgroup({SettingId(SettingKind.WEIGHT): 1}, changed_s=91)}
-    assert compare(groups, low, 2)[0].verdict is AuditVerdict.LOWER
+    groups = expected_qos_cgroups([V08], V2)
+    low = {groups[0].cgroup: ActualCgroup({SettingId(SettingKind.WEIGHT): 1}, since_change_s=80)}
+    assert compare_cgroups(groups, low, 2)[0].verdict is AuditVerdict.QUIET
+    low = {groups[0].cgroup: ActualCgroup({SettingId(SettingKind.WEIGHT): 1}, since_change_s=91)}
+    assert compare_cgroups(groups, low, 2)[0].verdict is AuditVerdict.LOWER
 
 
 def test_time_since_change_counts_from_last_start_or_resize() -> None:
@@ -413,20 +440,20 @@ def test_time_since_change_counts_from_last_start_or_resize() -> None:
         for name, minute in (("c1", 1), ("c2", 2))
     ]
     both = pod(container("c1"), container("c2"), containerStatuses=states)
-    assert [changed_s(both, 200.0, name) for name in ("", "c1", "c2", "c3")] == [80.0, 140.0, 80.0, None]
+    assert [since_change_s(both, 200.0, name) for name in ("", "c1", "c2", "c3")] == [80.0, 140.0, 80.0, None]
     resize = {"type": "PodResizeInProgress", "status": "True", "lastTransitionTime": "1970-01-01T00:03:00Z"}
     resized = pod(container("c1"), containerStatuses=states, conditions=[resize])
-    assert changed_s(resized, 200.0, "c1") == 20.0
-    assert changed_s(pod(container("c1")), 200.0) is None
+    assert since_change_s(resized, 200.0, "c1") == 20.0
+    assert since_change_s(pod(container("c1")), 200.0) is None
 
 
 # --- completeness ------------------------------------------------------------------------------------------
 
 
 def test_every_drift_verdict_has_a_consequence_for_each_knob() -> None:
-    assert RISKS.keys() == DRIFT
-    for one in DRIFT - {AuditVerdict.PARENT_TIGHTER}:
-        assert RISKS[one].keys() == set(SettingKind)
+    assert CONSEQUENCES.keys() == DRIFT_VERDICTS
+    for one in DRIFT_VERDICTS - {AuditVerdict.PARENT_TIGHTER}:
+        assert CONSEQUENCES[one].keys() == set(SettingKind)
 
 
 @given(
@@ -442,5 +469,5 @@ def test_only_accepted_values_match_and_every_drift_has_a_risk(
     accepted = {option.value for option in compared.expected.accepted}
     if compared.verdict in {AuditVerdict.MATCH, AuditVerdict.ROUNDED}:
         assert reading in accepted
-    assert (compared.verdict in DRIFT) is bool(compared.risk)
-    assert compared.group.level is (Level.CONTAINER if name else Level.POD)
+    assert (compared.verdict in DRIFT_VERDICTS) is bool(compared.consequence)
+    assert compared.cgroup.level is (CgroupLevel.CONTAINER if name else CgroupLevel.POD)

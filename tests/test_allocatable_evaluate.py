@@ -6,20 +6,20 @@ import pytest
 from allocatable_pods import SYSTEMD, UID, claim, container, pod_object
 from audit_samples import CONTAINER, running_status
 
-from agent.allocatable.evaluate import (
-    GONE,
-    AuditNode,
+from agent.cgroup_audit.audit import (
+    VANISHED_CGROUP,
+    AuditedNode,
     PodAudit,
     ReadCgroup,
-    actual_of,
-    evaluate_classes,
-    evaluate_pod,
+    actual_cgroup,
+    audit_pod_cgroups,
+    audit_qos_cgroups,
 )
-from agent.allocatable.facts import ExclusiveCpus
-from agent.allocatable.pod import Pod
-from agent.allocatable.pod_object import parse_pod
-from agent.allocatable.settings import SettingId, SettingKind
-from agent.allocatable.verdicts import AuditVerdict
+from agent.cgroup_audit.audit_verdicts import AuditVerdict
+from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind
+from agent.cgroup_audit.node_facts import ExclusiveCpus
+from agent.cgroup_audit.pod import Pod
+from agent.cgroup_audit.pod_parser import parse_pod
 from agent.errors import ProbeError
 from agent.model.cgroup import NO_LIMIT, CgroupSettings, HugepageLimits
 from agent.model.reading import NEVER_READ, Absence, Missing
@@ -28,7 +28,7 @@ NOW = 1_800_000_000.0
 TOP = "/kubepods.slice/kubepods-burstable.slice"
 POD = f"{TOP}/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
 SCOPE = f"{POD}/cri-containerd-{CONTAINER}.scope"
-NODE = AuditNode(SYSTEMD)
+NODE = AuditedNode(SYSTEMD)
 
 
 def knobs(**given: object) -> CgroupSettings:
@@ -58,13 +58,13 @@ def reads(tree: Mapping[str, CgroupSettings]) -> ReadCgroup:
 
 
 def audit(
-    tree: Mapping[str, CgroupSettings], pod: Pod | None = None, node: AuditNode = NODE, **more: object
+    tree: Mapping[str, CgroupSettings], pod: Pod | None = None, node: AuditedNode = NODE, **more: object
 ) -> PodAudit:
-    return evaluate_pod(pod or sample_pod(), node, reads(tree), NOW, **more)
+    return audit_pod_cgroups(pod or sample_pod(), node, reads(tree), NOW, **more)
 
 
 def verdicts(found: PodAudit) -> set[AuditVerdict]:
-    return {compared.verdict for compared in found.compared}
+    return {compared.verdict for compared in found.comparisons}
 
 
 def test_pod_and_container_cgroups_are_read_at_their_paths() -> None:
@@ -74,7 +74,7 @@ def test_pod_and_container_cgroups_are_read_at_their_paths() -> None:
         reads_done.append(path)
         return knobs()
 
-    assert verdicts(evaluate_pod(sample_pod(), NODE, read, NOW)) == {AuditVerdict.MATCH}
+    assert verdicts(audit_pod_cgroups(sample_pod(), NODE, read, NOW)) == {AuditVerdict.MATCH}
     assert reads_done == [POD, SCOPE]
 
 
@@ -86,21 +86,23 @@ def test_only_cgroups_with_a_wrong_value_are_read_again() -> None:
         first = reads_done.count(path) == 1
         return knobs(memory=1 << 20) if path == SCOPE and first else knobs()
 
-    assert verdicts(evaluate_pod(sample_pod(), NODE, read, NOW)) == {AuditVerdict.MATCH}
+    assert verdicts(audit_pod_cgroups(sample_pod(), NODE, read, NOW)) == {AuditVerdict.MATCH}
     assert reads_done == [POD, SCOPE, SCOPE]
 
 
 def test_value_wrong_in_two_reads_is_reported() -> None:
     found = audit({POD: knobs(), SCOPE: knobs(weight=1)})
     assert [
-        (each.knob.knob, each.verdict) for each in found.compared if each.verdict is not AuditVerdict.MATCH
+        (each.setting.kind, each.verdict)
+        for each in found.comparisons
+        if each.verdict is not AuditVerdict.MATCH
     ] == [(SettingKind.WEIGHT, AuditVerdict.LOWER)]
 
 
 def test_waiting_container_is_idle_and_not_read() -> None:
     waiting = sample_pod(containerStatuses=[{"name": "c1", "state": {"waiting": {}}}])
     found = audit({}, waiting)
-    assert (found.compared, found.risks, found.idle) == ((), (), ("c1",))
+    assert (found.comparisons, found.risks, found.stopped_containers) == ((), (), ("c1",))
 
 
 def test_ended_init_container_is_idle_and_not_read() -> None:
@@ -111,25 +113,25 @@ def test_ended_init_container_is_idle_and_not_read() -> None:
         initContainerStatuses=[{"name": "setup", "containerID": f"containerd://{'0' * 64}", "state": {}}],
     )
     found = audit({POD: knobs(), SCOPE: knobs()}, parse_pod(both))
-    assert found.idle == ("setup",)
-    assert {compared.group.container for compared in found.compared} == {"", "c1"}
+    assert found.stopped_containers == ("setup",)
+    assert {compared.cgroup.container for compared in found.comparisons} == {"", "c1"}
 
 
 @pytest.mark.parametrize("ident", ["../..", "a/b/c/d", "deadbeef.service"])
 def test_container_id_that_is_no_path_component_is_refused(ident: str) -> None:
-    with pytest.raises(ProbeError, match=r"pod default/p: .* is not a cgroup path"):
+    with pytest.raises(ProbeError, match=r"pod default/p: .* is not the path of its cgroup"):
         audit({}, sample_pod(ident=ident))
 
 
 def test_pod_uid_that_is_no_path_component_is_refused() -> None:
     odd = pod_object(container("c1"), containerStatuses=[running_status("c1")])
     odd["metadata"]["annotations"] = {"kubernetes.io/config.hash": "../../system.slice"}
-    with pytest.raises(ProbeError, match="is not a cgroup path"):
+    with pytest.raises(ProbeError, match="is not the path of its cgroup"):
         audit({}, parse_pod(odd))
 
 
 def test_without_hugetlb_only_requested_pages_are_missing() -> None:
-    bare = AuditNode(SYSTEMD, has_hugetlb=False)
+    bare = AuditedNode(SYSTEMD, has_hugetlb=False)
     none = knobs(
         controllers=frozenset({"cpu", "memory"}),
         pages=tuple(HugepageLimits(size, NEVER_READ, NEVER_READ) for size in SYSTEMD.hugepages_kib),
@@ -137,8 +139,8 @@ def test_without_hugetlb_only_requested_pages_are_missing() -> None:
     assert verdicts(audit({POD: none, SCOPE: none}, node=bare)) == {AuditVerdict.MATCH}
     asks = sample_pod((claim("pages", "c1", "hugepages-2Mi=64Mi"),))
     missing = [
-        compared.knob.size_kib
-        for compared in audit({POD: none, SCOPE: none}, asks, bare).compared
+        compared.setting.size_kib
+        for compared in audit({POD: none, SCOPE: none}, asks, bare).comparisons
         if compared.verdict is AuditVerdict.MISSING
     ]
     assert missing == [2048] * 4
@@ -157,7 +159,7 @@ def cgroups_without_quota() -> dict[str, CgroupSettings]:
 
 def test_no_quota_with_exclusive_cpus_matches() -> None:
     exclusive = [ExclusiveCpus("c1", 2, by_kubelet=True)]
-    assert verdicts(audit(cgroups_without_quota(), guaranteed_pod(), exclusive=exclusive)) == {
+    assert verdicts(audit(cgroups_without_quota(), guaranteed_pod(), exclusive_cpus=exclusive)) == {
         AuditVerdict.MATCH
     }
 
@@ -169,10 +171,10 @@ def test_cpuset_is_read_only_for_containers_with_exclusive_cpus() -> None:
         reads_done[path] = with_cpus
         return cgroups_without_quota()[path]
 
-    evaluate_pod(guaranteed_pod(), NODE, read, NOW, [ExclusiveCpus("c1", 2, by_kubelet=False)])
+    audit_pod_cgroups(guaranteed_pod(), NODE, read, NOW, [ExclusiveCpus("c1", 2, by_kubelet=False)])
     assert [exclusive for path, exclusive in reads_done.items() if path.endswith(".scope")] == [True]
     assert [exclusive for path, exclusive in reads_done.items() if path.endswith(".slice")] == [False]
-    evaluate_pod(guaranteed_pod(), NODE, read, NOW)
+    audit_pod_cgroups(guaranteed_pod(), NODE, read, NOW)
     assert set(reads_done.values()) == {False}
 
 
@@ -181,7 +183,7 @@ def test_no_quota_is_unknown_while_exclusive_cpus_are_unknown() -> None:
         AuditVerdict.MATCH,
         AuditVerdict.UNLIMITED,
     }
-    assert verdicts(audit(cgroups_without_quota(), guaranteed_pod(), all_known=False)) == {
+    assert verdicts(audit(cgroups_without_quota(), guaranteed_pod(), exclusive_cpus_complete=False)) == {
         AuditVerdict.MATCH,
         AuditVerdict.UNKNOWN,
     }
@@ -189,38 +191,38 @@ def test_no_quota_is_unknown_while_exclusive_cpus_are_unknown() -> None:
 
 def test_no_quota_with_a_fractional_cpu_request_is_unlimited() -> None:
     free = knobs(quota_us=NO_LIMIT)
-    assert AuditVerdict.UNLIMITED in verdicts(audit({POD: free, SCOPE: free}, all_known=False))
+    assert AuditVerdict.UNLIMITED in verdicts(audit({POD: free, SCOPE: free}, exclusive_cpus_complete=False))
 
 
 def test_qos_class_weight_sums_its_pods_and_is_quiet_after_a_start() -> None:
     free = knobs(pages=tuple(HugepageLimits(size, NO_LIMIT, NO_LIMIT) for size in SYSTEMD.hugepages_kib))
     tree = {TOP: free, "/kubepods.slice/kubepods-besteffort.slice": knobs(weight=1, pages=free.pages)}
-    assert {each.verdict for each in evaluate_classes([sample_pod()], NODE, reads(tree), NOW)} == {
+    assert {each.verdict for each in audit_qos_cgroups([sample_pod()], NODE, reads(tree), NOW)} == {
         AuditVerdict.MATCH
     }
-    more = evaluate_classes([sample_pod(), sample_pod()], NODE, reads(tree), NOW)
-    assert [found.verdict for found in more if found.knob.knob is SettingKind.WEIGHT] == [
+    more = audit_qos_cgroups([sample_pod(), sample_pod()], NODE, reads(tree), NOW)
+    assert [found.verdict for found in more if found.setting.kind is SettingKind.WEIGHT] == [
         AuditVerdict.LOWER,
         AuditVerdict.MATCH,
     ]
     started_now = parse_pod(pod_object(container("c1", "cpu=1"), containerStatuses=[running_status("c1")]))
     started = started_now.containers[0].started_wall_s
     assert started is not None
-    early = evaluate_classes([sample_pod(), started_now], NODE, reads(tree), started + 60)
-    assert [found.verdict for found in early if found.knob.knob is SettingKind.WEIGHT] == [
+    early = audit_qos_cgroups([sample_pod(), started_now], NODE, reads(tree), started + 60)
+    assert [found.verdict for found in early if found.setting.kind is SettingKind.WEIGHT] == [
         AuditVerdict.QUIET,
         AuditVerdict.MATCH,
     ]
 
 
 def test_missing_knob_keeps_its_absence_in_the_actual_values() -> None:
-    assert actual_of(None, 1.0) is GONE
+    assert actual_cgroup(None, 1.0) is VANISHED_CGROUP
     lost = Missing(Absence.UNREADABLE, 5)
-    found = actual_of(knobs(memory=lost), None)
+    found = actual_cgroup(knobs(memory=lost), None)
     assert found.values[SettingId(SettingKind.MEMORY)] == lost
     assert found.values[SettingId(SettingKind.RESERVED, 1048576)] == 0
 
 
 def test_actual_values_have_every_knob() -> None:
-    found = set(actual_of(knobs(), None).values)
-    assert {known.knob for known in found} == set(SettingKind)
+    found = set(actual_cgroup(knobs(), None).values)
+    assert {known.kind for known in found} == set(SettingKind)

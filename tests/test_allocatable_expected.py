@@ -22,12 +22,24 @@ from allocatable_pods import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocatable.cgroups import Level
-from agent.allocatable.expected import QOS_QUIET_S, QUIET_S, ExpectedGroup, expect_pod, expect_qos
-from agent.allocatable.facts import ExclusiveCpus, NodeFacts
-from agent.allocatable.pod import Pod, Qos
-from agent.allocatable.pod_object import parse_pod
-from agent.allocatable.settings import SettingFile, SettingId, SettingKind, file_of, page_name
+from agent.cgroup_audit.cgroup_paths import CgroupLevel
+from agent.cgroup_audit.cgroup_settings import (
+    SettingFile,
+    SettingId,
+    SettingKind,
+    hugepage_size_name,
+    setting_file,
+)
+from agent.cgroup_audit.expected_cgroups import (
+    QOS_QUIET_S,
+    QUIET_S,
+    ExpectedCgroup,
+    expected_pod_cgroups,
+    expected_qos_cgroups,
+)
+from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
+from agent.cgroup_audit.pod import Pod, QosClass
+from agent.cgroup_audit.pod_parser import parse_pod
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import parse_cpus
 
@@ -43,9 +55,9 @@ def test_every_cgroup_has_an_expected_value_for_every_knob() -> None:
         SettingId(SettingKind.MEMORY),
         *(SettingId(kind, size) for kind in (SettingKind.PAGES, SettingKind.RESERVED) for size in SIZES),
     }
-    for group in expect_pod(pod(FULL), SYSTEMD):
-        assert {one.knob for one in group.knobs} == knobs
-        assert len(group.knobs) == len(knobs)
+    for group in expected_pod_cgroups(pod(FULL), SYSTEMD):
+        assert {one.setting for one in group.settings} == knobs
+        assert len(group.settings) == len(knobs)
         assert group.quiet_s == QUIET_S
 
 
@@ -77,28 +89,28 @@ def test_every_cgroup_has_an_expected_value_for_every_knob() -> None:
 def test_knob_has_its_controller_and_file_in_v1_and_v2(
     kind: SettingId, first: tuple[str, str], second: tuple[str, str]
 ) -> None:
-    assert (file_of(kind, 1), file_of(kind, 2)) == (SettingFile(*first), SettingFile(*second))
+    assert (setting_file(kind, 1), setting_file(kind, 2)) == (SettingFile(*first), SettingFile(*second))
 
 
 @pytest.mark.parametrize(
     ("size_kib", "name"), [(64, "64KB"), (2048, "2MB"), (32768, "32MB"), (1 << 24, "16GB")]
 )
 def test_page_size_has_the_kernels_name(size_kib: int, name: str) -> None:
-    assert page_name(size_kib) == name
+    assert hugepage_size_name(size_kib) == name
 
 
 # --- kubelet and runtime -----------------------------------------------------------------------------------
 
 
 def test_pod_weight_is_linear_first_container_weight_quadratic_first() -> None:
-    groups = expect_pod(pod(FULL), V2)
+    groups = expected_pod_cgroups(pod(FULL), V2)
     assert values(knob(groups, SettingKind.WEIGHT)) == [39, 100]
     assert values(knob(groups, SettingKind.WEIGHT, "c1")) == [100, 39]
     assert [one.note for one in knob(groups, SettingKind.WEIGHT, "c1").accepted] == ["quadratic", "linear"]
 
 
 def test_formulas_with_equal_results_give_one_accepted_value() -> None:
-    weight = knob(expect_pod(pod(container("c1")), V2), SettingKind.WEIGHT)
+    weight = knob(expected_pod_cgroups(pod(container("c1")), V2), SettingKind.WEIGHT)
     assert [(one.value, one.note) for one in weight.accepted] == [(1, "")]
     assert weight.arithmetic == "BestEffort: the least -> shares 2 -> weight 1"
 
@@ -106,27 +118,27 @@ def test_formulas_with_equal_results_give_one_accepted_value() -> None:
 def test_hugepage_limit_rounded_down_to_whole_pages_is_accepted() -> None:
     mine = pod(container("c1", "cpu=1 hugepages-2Mi=3Mi", "hugepages-2Mi=3Mi"))
     for kind in (SettingKind.PAGES, SettingKind.RESERVED):
-        expected = knob(expect_pod(mine, V2), kind, "c1", SIZES[0])
-        assert [(one.value, one.rounded) for one in expected.accepted] == [(3 * MI, False), (2 * MI, True)]
+        expected = knob(expected_pod_cgroups(mine, V2), kind, "c1", SIZES[0])
+        assert [(one.value, one.is_rounded) for one in expected.accepted] == [(3 * MI, False), (2 * MI, True)]
 
 
 def test_value_without_claims_is_explained_and_not_accepted() -> None:
-    groups = expect_pod(pod(FULL, claims=[claim("x", "c1", "cpu=3 hugepages-2Mi=4Mi")]), V1)
+    groups = expected_pod_cgroups(pod(FULL, claims=[claim("x", "c1", "cpu=3 hugepages-2Mi=4Mi")]), V1)
     for kind, wrong, size in (
         (SettingKind.WEIGHT, 1024, 0),
         (SettingKind.QUOTA, 200_000, 0),
         (SettingKind.PAGES, 0, SIZES[0]),
     ):
         expected = knob(groups, kind, "", size)
-        assert [one.value for one in expected.explains] == [wrong]
+        assert [one.value for one in expected.explained_wrong_values] == [wrong]
         assert wrong not in values(expected)
-    assert knob(groups, SettingKind.MEMORY).explains == ()
+    assert knob(groups, SettingKind.MEMORY).explained_wrong_values == ()
 
 
 def test_kubelet_that_counts_no_claims_has_values_without_claims() -> None:
     mine = pod(FULL, claims=[claim("x", "c1", "cpu=3 memory=1Gi hugepages-2Mi=4Mi")])
     uncounted = NodeFacts(hugepages_kib=SIZES, counts_claims=False)
-    assert expect_pod(mine, uncounted) == expect_pod(pod(FULL), uncounted)
+    assert expected_pod_cgroups(mine, uncounted) == expected_pod_cgroups(pod(FULL), uncounted)
 
 
 # --- exclusive CPUs ----------------------------------------------------------------------------------------
@@ -134,7 +146,7 @@ def test_kubelet_that_counts_no_claims_has_values_without_claims() -> None:
 
 def test_exclusive_cpus_from_the_kubelet_lift_both_quotas() -> None:
     mine = pod(FULL, container("c2", "cpu=1 memory=1Gi", "cpu=1 memory=1Gi"))
-    groups = expect_pod(mine, V2, [ExclusiveCpus("c1", CPUS, by_kubelet=True)])
+    groups = expected_pod_cgroups(mine, V2, [ExclusiveCpus("c1", CPUS, by_kubelet=True)])
     assert exact(groups, SettingKind.QUOTA) == exact(groups, SettingKind.QUOTA, "c1") == NO_LIMIT
     assert exact(groups, SettingKind.QUOTA, "c2") == 100_000
     assert "c1 has exclusive CPUs" in knob(groups, SettingKind.QUOTA).arithmetic
@@ -142,26 +154,26 @@ def test_exclusive_cpus_from_the_kubelet_lift_both_quotas() -> None:
 
 def test_exclusive_cpus_from_a_driver_leave_the_quotas() -> None:
     """The kubelet does not know of CPUs from a driver."""
-    groups = expect_pod(pod(FULL), V2, [ExclusiveCpus("c1", CPUS, by_kubelet=False)])
+    groups = expected_pod_cgroups(pod(FULL), V2, [ExclusiveCpus("c1", CPUS, by_kubelet=False)])
     assert exact(groups, SettingKind.QUOTA) == exact(groups, SettingKind.QUOTA, "c1") == 200_000
     for kind in (SettingKind.CPUS, SettingKind.EFFECTIVE):
         assert values(knob(groups, kind, "c1")) == [CPUS]
-    assert all(one.knob.knob is not SettingKind.CPUS for one in groups[0].knobs)
+    assert all(one.setting.kind is not SettingKind.CPUS for one in groups[0].settings)
 
 
 # --- unknown amounts ---------------------------------------------------------------------------------------
 
 
-def unknown_knobs(groups: tuple[ExpectedGroup, ...], level: Level) -> set[SettingKind]:
-    (group,) = [one for one in groups if one.group.level is level]
-    for one in group.knobs:
-        assert bool(one.accepted) is not bool(one.unknown)
-    return {one.knob.knob for one in group.knobs if one.unknown}
+def unknown_knobs(groups: tuple[ExpectedCgroup, ...], level: CgroupLevel) -> set[SettingKind]:
+    (group,) = [one for one in groups if one.cgroup.level is level]
+    for one in group.settings:
+        assert bool(one.accepted) is not bool(one.unknown_reason)
+    return {one.setting.kind for one in group.settings if one.unknown_reason}
 
 
 def test_unknown_claim_amount_makes_only_dependent_knobs_unknown() -> None:
     status_entry = {"resourceClaimName": "cpus", "containers": ["c1"], "shape": "of 1.40"}
-    groups = expect_pod(pod(FULL, claims=[status_entry]), V2)
+    groups = expected_pod_cgroups(pod(FULL, claims=[status_entry]), V2)
     depends = {
         SettingKind.WEIGHT,
         SettingKind.QUOTA,
@@ -169,24 +181,28 @@ def test_unknown_claim_amount_makes_only_dependent_knobs_unknown() -> None:
         SettingKind.PAGES,
         SettingKind.RESERVED,
     }
-    assert unknown_knobs(groups, Level.POD) == depends
-    assert unknown_knobs(groups, Level.CONTAINER) == depends - {SettingKind.WEIGHT}
-    assert "claim cpus" in knob(groups, SettingKind.QUOTA, "c1").unknown
+    assert unknown_knobs(groups, CgroupLevel.POD) == depends
+    assert unknown_knobs(groups, CgroupLevel.CONTAINER) == depends - {SettingKind.WEIGHT}
+    assert "claim cpus" in knob(groups, SettingKind.QUOTA, "c1").unknown_reason
 
 
 def test_unknown_claim_amount_is_ignored_where_it_has_no_effect() -> None:
     status_entry = {"resourceClaimName": "cpus", "shape": "of 1.40"}
-    limitless = expect_pod(pod(container("c1", "cpu=1"), claims=[status_entry]), V2)
-    assert SettingKind.QUOTA not in unknown_knobs(limitless, Level.POD) | unknown_knobs(
-        limitless, Level.CONTAINER
+    limitless = expected_pod_cgroups(pod(container("c1", "cpu=1"), claims=[status_entry]), V2)
+    assert SettingKind.QUOTA not in unknown_knobs(limitless, CgroupLevel.POD) | unknown_knobs(
+        limitless, CgroupLevel.CONTAINER
     )
-    whole = expect_pod(pod(container("c1"), level=resources("cpu=1", "cpu=2"), claims=[status_entry]), V2)
+    whole = expected_pod_cgroups(
+        pod(container("c1"), level=resources("cpu=1", "cpu=2"), claims=[status_entry]), V2
+    )
     assert exact(whole, SettingKind.WEIGHT) == 39
     assert exact(whole, SettingKind.QUOTA) == exact(whole, SettingKind.QUOTA, "c1") == 200_000
-    uncounted = expect_pod(
+    uncounted = expected_pod_cgroups(
         pod(FULL, claims=[status_entry]), NodeFacts(hugepages_kib=SIZES, counts_claims=False)
     )
-    assert unknown_knobs(uncounted, Level.POD) == unknown_knobs(uncounted, Level.CONTAINER) == set()
+    assert (
+        unknown_knobs(uncounted, CgroupLevel.POD) == unknown_knobs(uncounted, CgroupLevel.CONTAINER) == set()
+    )
 
 
 def pod_with_pending_resize(**status: Any) -> Pod:
@@ -196,49 +212,53 @@ def pod_with_pending_resize(**status: Any) -> Pod:
 
 def test_pending_resize_uses_the_allocated_requests() -> None:
     state = {"name": "c1", "allocatedResources": {"cpu": "1", "memory": "1Gi"}}
-    groups = expect_pod(pod_with_pending_resize(containerStatuses=[state], qosClass="Guaranteed"), V1)
+    groups = expected_pod_cgroups(
+        pod_with_pending_resize(containerStatuses=[state], qosClass="Guaranteed"), V1
+    )
     assert exact(groups, SettingKind.WEIGHT) == exact(groups, SettingKind.WEIGHT, "c1") == 1024
     assert (
-        unknown_knobs(groups, Level.POD)
-        == unknown_knobs(groups, Level.CONTAINER)
+        unknown_knobs(groups, CgroupLevel.POD)
+        == unknown_knobs(groups, CgroupLevel.CONTAINER)
         == {SettingKind.QUOTA, SettingKind.MEMORY}
     )
-    assert "Deferred" in knob(groups, SettingKind.QUOTA).unknown
+    assert "Deferred" in knob(groups, SettingKind.QUOTA).unknown_reason
 
 
 def test_pending_resize_without_allocated_requests_is_unknown() -> None:
-    groups = expect_pod(pod_with_pending_resize(), V1)
+    groups = expected_pod_cgroups(pod_with_pending_resize(), V1)
     unknown = {SettingKind.WEIGHT, SettingKind.QUOTA, SettingKind.MEMORY}
-    assert unknown_knobs(groups, Level.POD) == unknown_knobs(groups, Level.CONTAINER) == unknown
+    assert unknown_knobs(groups, CgroupLevel.POD) == unknown_knobs(groups, CgroupLevel.CONTAINER) == unknown
 
 
 # --- QoS classes -------------------------------------------------------------------------------------------
 
 
 def test_qos_class_has_no_page_limit_and_a_quiet_time_of_90_s() -> None:
-    for group in expect_qos([pod(FULL)], V2):
-        pages = [one for one in group.knobs if one.knob.knob in {SettingKind.PAGES, SettingKind.RESERVED}]
+    for group in expected_qos_cgroups([pod(FULL)], V2):
+        pages = [
+            one for one in group.settings if one.setting.kind in {SettingKind.PAGES, SettingKind.RESERVED}
+        ]
         assert [values(one) for one in pages] == [[NO_LIMIT]] * 4
-        assert (group.group.level, group.quiet_s) == (Level.QOS, QOS_QUIET_S)
+        assert (group.cgroup.level, group.quiet_s) == (CgroupLevel.QOS, QOS_QUIET_S)
 
 
 def test_qos_class_sums_requests_rounded_up_per_pod() -> None:
-    (burstable, _) = expect_qos([pod(container("c1", "cpu=0.0001"))] * 1000, V1)
-    assert values(burstable.knobs[0]) == [1024]
-    assert burstable.knobs[0].arithmetic == "1000m (1000 pods) -> shares 1024"
+    (burstable, _) = expected_qos_cgroups([pod(container("c1", "cpu=0.0001"))] * 1000, V1)
+    assert values(burstable.settings[0]) == [1024]
+    assert burstable.settings[0].arithmetic == "1000m (1000 pods) -> shares 1024"
 
 
 def test_ended_pods_do_not_count_for_the_qos_class() -> None:
-    (burstable, _) = expect_qos([pod(FULL), pod(FULL, phase="Succeeded")], V1)
-    assert values(burstable.knobs[0]) == [1024]
+    (burstable, _) = expected_qos_cgroups([pod(FULL), pod(FULL, phase="Succeeded")], V1)
+    assert values(burstable.settings[0]) == [1024]
 
 
 def test_pod_with_unknown_amount_makes_its_qos_class_unknown() -> None:
     unknown_claim = pod(FULL, claims=[{"resourceClaimName": "cpus", "shape": "of 1.40"}])
-    burstable, best_effort = expect_qos([pod(FULL), unknown_claim], V1)
-    assert burstable.group.qos is Qos.BURSTABLE
-    assert "pod default/p" in burstable.knobs[0].unknown
-    assert values(best_effort.knobs[0]) == [2]
+    burstable, best_effort = expected_qos_cgroups([pod(FULL), unknown_claim], V1)
+    assert burstable.cgroup.qos is QosClass.BURSTABLE
+    assert "pod default/p" in burstable.settings[0].unknown_reason
+    assert values(best_effort.settings[0]) == [2]
 
 
 # --- properties --------------------------------------------------------------------------------------------
@@ -277,7 +297,7 @@ def limited_pods(draw: st.DrawFn) -> Pod:
 
 @given(limited_pods(), st.sampled_from([V1, V2, SYSTEMD]))
 def test_pod_limit_is_at_least_that_of_its_largest_container(mine: Pod, facts: NodeFacts) -> None:
-    groups = expect_pod(mine, facts)
+    groups = expected_pod_cgroups(mine, facts)
     for kind, size in (
         (SettingKind.QUOTA, 0),
         (SettingKind.MEMORY, 0),
@@ -296,9 +316,9 @@ def test_larger_request_never_lowers_an_expected_value(
     less, more = (tuple(edge(pair) for pair in zip(one, other, strict=True)) for edge in (min, max))
     claims = [claim("x", "c1", f"cpu={granted[0]}m memory={granted[1]}Mi")]
 
-    def groups(cpu: int, memory: int) -> tuple[ExpectedGroup, ...]:
+    def groups(cpu: int, memory: int) -> tuple[ExpectedCgroup, ...]:
         amount = f"cpu={cpu}m memory={memory}Mi"
-        return expect_pod(pod(container("c1", amount, amount), claims=claims), facts)
+        return expected_pod_cgroups(pod(container("c1", amount, amount), claims=claims), facts)
 
     small, large = groups(*less), groups(*more)
     for name in ("", "c1"):
@@ -310,9 +330,9 @@ def test_larger_request_never_lowers_an_expected_value(
 def test_larger_claim_amount_never_lowers_an_expected_value(
     one: tuple[int, int, int, bool], other: tuple[int, int, int, bool], facts: NodeFacts
 ) -> None:
-    def groups(amount: tuple[int, ...]) -> tuple[ExpectedGroup, ...]:
+    def groups(amount: tuple[int, ...]) -> tuple[ExpectedCgroup, ...]:
         granted = f"cpu={amount[0]}m memory={amount[1]}Mi hugepages-2Mi={amount[2] * 2}Mi"
-        return expect_pod(pod(FULL, claims=[claim("x", "c1", granted)]), facts)
+        return expected_pod_cgroups(pod(FULL, claims=[claim("x", "c1", granted)]), facts)
 
     less, more = (tuple(edge(pair) for pair in zip(one[:3], other[:3], strict=True)) for edge in (min, max))
     small, large = groups(less), groups(more)

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from allocatable_pods import SYSTEMD, UID, claim, container, pod_object
 from audit_samples import CONTAINER, running_status
 
-from agent.allocatable.evaluate import RESOURCE_OF, AuditNode, evaluate_pod, findings_of
-from agent.allocatable.facts import ExclusiveCpus
-from agent.allocatable.pod import Pod
-from agent.allocatable.pod_object import parse_pod
-from agent.allocatable.risks import ADVICE
-from agent.allocatable.settings import SettingKind
+from agent.cgroup_audit.audit import RESOURCE_BY_SETTING, AuditedNode, audit_findings, audit_pod_cgroups
+from agent.cgroup_audit.cgroup_settings import SettingKind
+from agent.cgroup_audit.node_facts import ExclusiveCpus
+from agent.cgroup_audit.pod import Pod
+from agent.cgroup_audit.pod_parser import parse_pod
+from agent.cgroup_audit.pod_risks import ADVICE
 from agent.model.cgroup import CgroupSettings, HugepageLimits
-from agent.model.pods import PodFinding, Resource
+from agent.model.pod_findings import PodFinding, Resource
 from agent.model.reading import NEVER_READ
 
 NOW = 1_800_000_000.0
@@ -38,13 +38,13 @@ def knobs(**given: object) -> CgroupSettings:
     return CgroupSettings(**{**values, **given})
 
 
-def audit_findings(
+def findings_of_tree(
     tree: Mapping[str, CgroupSettings], pod: Pod | None = None, exclusive: Sequence[ExclusiveCpus] = ()
 ) -> list[PodFinding]:
-    audit = evaluate_pod(
-        pod or sample_pod(), AuditNode(SYSTEMD), lambda path, _: tree.get(path), NOW, exclusive
+    audit = audit_pod_cgroups(
+        pod or sample_pod(), AuditedNode(SYSTEMD), lambda path, _: tree.get(path), NOW, exclusive
     )
-    return [*findings_of(audit)]
+    return [*audit_findings(audit)]
 
 
 def sample_pod(*claims: object, limit: str = "cpu=1 memory=512Mi") -> Pod:
@@ -54,17 +54,17 @@ def sample_pod(*claims: object, limit: str = "cpu=1 memory=512Mi") -> Pod:
 
 
 def test_pod_with_expected_allocation_has_no_findings() -> None:
-    assert audit_findings({POD: knobs(), SCOPE: knobs()}) == []
+    assert findings_of_tree({POD: knobs(), SCOPE: knobs()}) == []
 
 
 def test_unread_cgroups_have_no_findings() -> None:
-    assert audit_findings({}) == []
+    assert findings_of_tree({}) == []
 
 
 def test_finding_has_code_resource_size_and_numbers() -> None:
     pages = (HugepageLimits(2048, 4 << 20, 0), *PAGES[1:])
     wrong = knobs(quota_us=50_000, memory=1 << 30, pages=pages)
-    findings = audit_findings({POD: knobs(quota_us=200_000, memory=2 << 30, pages=pages), SCOPE: wrong})
+    findings = findings_of_tree({POD: knobs(quota_us=200_000, memory=2 << 30, pages=pages), SCOPE: wrong})
     of_container = {(one.code, one.resource, one.size_kib) for one in findings if one.container == "c1"}
     assert of_container == {
         ("cgroup.lower", Resource.CPU, 0),
@@ -80,14 +80,14 @@ def test_finding_has_code_resource_size_and_numbers() -> None:
 
 def test_missing_file_is_a_finding_with_its_reason() -> None:
     without = knobs(controllers=frozenset({"cpu", "hugetlb", "cpuset"}), memory=NEVER_READ)
-    findings = [one for one in audit_findings({POD: knobs(), SCOPE: without}) if one.container]
+    findings = [one for one in findings_of_tree({POD: knobs(), SCOPE: without}) if one.container]
     assert [(one.code, one.resource) for one in findings] == [("cgroup.missing", Resource.MEMORY)]
     assert findings[0].evidence == "memory limit: the controller memory is not enabled"
 
 
 def test_cpu_risk_has_its_advice_and_resource_cpu() -> None:
     exclusive = (ExclusiveCpus("c1", 0b11, by_kubelet=False),)
-    findings = audit_findings({POD: knobs(), SCOPE: knobs(throttled=3)}, exclusive=exclusive)
+    findings = findings_of_tree({POD: knobs(), SCOPE: knobs(throttled=3)}, exclusive=exclusive)
     risks = {one.code: (one.container, one.resource, one.advice) for one in findings if one.advice}
     assert risks == {
         code: ("c1", Resource.CPU, ADVICE[code])
@@ -105,9 +105,9 @@ def test_pod_level_risk_has_no_resource() -> None:
             phase="Running",
         )
     )
-    risks = [one for one in audit_findings({}, pod) if one.code.startswith("claim.")]
+    risks = [one for one in findings_of_tree({}, pod) if one.code.startswith("claim.")]
     assert [(one.code, one.container, one.resource) for one in risks] == [("claim.best_effort", "", None)]
 
 
 def test_every_knob_has_a_resource() -> None:
-    assert RESOURCE_OF.keys() == set(SettingKind)
+    assert RESOURCE_BY_SETTING.keys() == set(SettingKind)

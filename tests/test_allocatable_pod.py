@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from allocatable_pods import UID, claim, container, pod, pod_object, resources, sidecar
 
-from agent.allocatable.pod import (
-    ClaimGrant,
-    PodContainerClaim,
-    Qos,
-    Resize,
-    Role,
+from agent.cgroup_audit.pod import (
+    ClaimResources,
+    ContainerClaimRef,
+    ContainerRole,
+    QosClass,
+    UnfinishedResize,
     UnknownAmount,
-    computed_qos,
+    compute_qos_class,
 )
-from agent.allocatable.pod_object import parse_pod
-from agent.allocatable.quantity import parse_quantity
+from agent.cgroup_audit.pod_parser import parse_pod
+from agent.cgroup_audit.quantity import parse_quantity
 from agent.errors import ProbeError
 
 CPU_2 = {"cpu": parse_quantity("2")}
@@ -29,10 +29,10 @@ NONE: dict[str, Any] = {}
 def test_containers_are_listed_in_start_order() -> None:
     parsed_pod = pod(container("app"), init=[container("first"), sidecar("proxy"), container("last")])
     assert [(one.name, one.role) for one in parsed_pod.containers] == [
-        ("first", Role.INIT),
-        ("proxy", Role.SIDECAR),
-        ("last", Role.INIT),
-        ("app", Role.APP),
+        ("first", ContainerRole.INIT),
+        ("proxy", ContainerRole.SIDECAR),
+        ("last", ContainerRole.INIT),
+        ("app", ContainerRole.APP),
     ]
 
 
@@ -44,7 +44,7 @@ def test_container_has_runtime_id_start_and_allocation() -> None:
         "allocatedResources": {"cpu": "2", "example.com/gpu": "1"},
     }
     (app,) = pod(container("app"), containerStatuses=[state]).containers
-    assert (app.runtime, app.id, app.started_wall_s, app.allocated) == (
+    assert (app.runtime, app.id, app.started_wall_s, app.granted_requests) == (
         "containerd",
         "9b1d",
         1788264000.0,
@@ -55,7 +55,7 @@ def test_container_has_runtime_id_start_and_allocation() -> None:
 def test_container_not_started_has_no_id_and_no_time() -> None:
     state = {"name": "app", "containerID": "", "state": {"waiting": {"reason": "ContainerCreating"}}}
     (app,) = pod(container("app"), containerStatuses=[state]).containers
-    assert (app.runtime, app.id, app.started_wall_s, app.allocated) == ("", "", None, None)
+    assert (app.runtime, app.id, app.started_wall_s, app.granted_requests) == ("", "", None, None)
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_container_refers_to_claims_and_requests_of_the_pod() -> None:
     obj = container("app")
     obj["resources"]["claims"] = [{"name": "gpu", "request": "one"}, {"name": "cpus"}]
     (app,) = pod(obj).containers
-    assert app.claims == (PodContainerClaim("gpu", "one"), PodContainerClaim("cpus", ""))
+    assert app.claims == (ContainerClaimRef("gpu", "one"), ContainerClaimRef("cpus", ""))
 
 
 def test_ended_pod_is_not_active() -> None:
-    assert [pod(container("a"), phase=phase).active for phase in ("Running", "Succeeded", "Failed")] == [
+    assert [pod(container("a"), phase=phase).is_active for phase in ("Running", "Succeeded", "Failed")] == [
         True,
         False,
         False,
@@ -116,7 +116,7 @@ def test_ended_pod_is_not_active() -> None:
         ([{"type": "PodResizePending", "status": "False"}], None),
         (
             [{"type": "PodResizePending", "status": "True", "reason": "Deferred"}],
-            Resize(True, "Deferred", None),
+            UnfinishedResize(True, "Deferred", None),
         ),
         (
             [
@@ -127,18 +127,20 @@ def test_ended_pod_is_not_active() -> None:
                 },
                 {"type": "Ready", "status": "True"},
             ],
-            Resize(False, "", 9.0),
+            UnfinishedResize(False, "", 9.0),
         ),
         (
             [
                 {"type": "PodResizeInProgress", "status": "True"},
                 {"type": "PodResizePending", "status": "True", "reason": "Infeasible"},
             ],
-            Resize(True, "Infeasible", None),
+            UnfinishedResize(True, "Infeasible", None),
         ),
     ],
 )
-def test_pending_resize_outranks_a_resize_in_progress(conditions: list[object], resize: Resize) -> None:
+def test_pending_resize_outranks_a_resize_in_progress(
+    conditions: list[object], resize: UnfinishedResize
+) -> None:
     assert pod(container("app"), conditions=conditions).resize == resize
 
 
@@ -153,8 +155,8 @@ def test_claim_amounts_of_three_versions_parse_alike() -> None:
         {**head, "direct": [{"name": "cpu", "quantity": "2"}]},
         {**head, "mapping": [{"name": "cpu", "quantity": "2"}]},
     ]
-    grants = {json.dumps(one): pod(container("c1"), claims=[one]).grants for one in shapes}
-    assert list(grants.values()) == [(ClaimGrant("cpus", ("c1",), CPU_2, NONE, NONE),)] * 3
+    grants = {json.dumps(one): pod(container("c1"), claims=[one]).claim_resources for one in shapes}
+    assert list(grants.values()) == [(ClaimResources("cpus", ("c1",), CPU_2, NONE, NONE),)] * 3
 
 
 @pytest.mark.parametrize("keys", [("perPod", "perContainer"), ("perPodReference", "perContainerReference")])
@@ -166,40 +168,42 @@ def test_overhead_counts_per_pod_and_per_container(keys: tuple[str, str]) -> Non
     }
     (grant,) = parsed_grants(entry)
     half, one = parse_quantity("500m"), parse_quantity("1")
-    assert (grant.mapping, grant.per_pod) == ({}, {"cpu": one})
+    assert (grant.shared, grant.per_pod) == ({}, {"cpu": one})
     assert grant.per_container == {"cpu": half, "memory": parse_quantity("1Gi")}
-    assert grant.to_pod("cpu") == grant.to_container("c1", "cpu") == one + half
-    assert grant.to_container("c2", "cpu") is grant.to_pod("hugepages-2Mi") is None
+    assert grant.amount_for_pod("cpu") == grant.amount_for_container("c1", "cpu") == one + half
+    assert grant.amount_for_container("c2", "cpu") is grant.amount_for_pod("hugepages-2Mi") is None
 
 
-def parsed_grants(entry: dict[str, object]) -> tuple[ClaimGrant, ...]:
-    grants = pod(container("c1"), claims=[entry]).grants
+def parsed_grants(entry: dict[str, object]) -> tuple[ClaimResources, ...]:
+    grants = pod(container("c1"), claims=[entry]).claim_resources
     assert not isinstance(grants, UnknownAmount)
     return grants
 
 
 def test_newest_form_of_claim_amounts_takes_precedence() -> None:
     entry = {**claim("cpus", "c1", "cpu=2"), "resources": {"cpu": "2"}, "direct": []}
-    assert parsed_grants(entry)[0].mapping == CPU_2
+    assert parsed_grants(entry)[0].shared == CPU_2
 
 
 def test_other_resources_and_unknown_fields_of_a_claim_are_ignored() -> None:
     entry = {**claim("gpu", "c1", "cpu=2 ephemeral-storage=lots"), "devices": 3}
-    assert parsed_grants(entry)[0].mapping == CPU_2
+    assert parsed_grants(entry)[0].shared == CPU_2
 
 
 def test_claim_amounts_in_unknown_form_are_unknown() -> None:
-    grants = pod(container("c1"), claims=[{"resourceClaimName": "cpus", "amounts": {"cpu": "2"}}]).grants
+    grants = pod(
+        container("c1"), claims=[{"resourceClaimName": "cpus", "amounts": {"cpu": "2"}}]
+    ).claim_resources
     assert isinstance(grants, UnknownAmount)
-    assert "claim cpus" in grants.why
+    assert "claim cpus" in grants.reason
 
 
 def test_claim_amounts_without_a_status_are_unknown() -> None:
     obj = pod_object(container("c1"))
     del obj["status"]
-    assert parse_pod(obj).grants == ()
+    assert parse_pod(obj).claim_resources == ()
     obj["spec"]["resourceClaims"] = [{"name": "cpus", "resourceClaimTemplateName": "cpus"}]
-    assert isinstance(parse_pod(obj).grants, UnknownAmount)
+    assert isinstance(parse_pod(obj).claim_resources, UnknownAmount)
 
 
 # --- QoS class ---------------------------------------------------------------------------------------------
@@ -208,40 +212,40 @@ def test_claim_amounts_without_a_status_are_unknown() -> None:
 @pytest.mark.parametrize(
     ("resources", "qos"),
     [
-        ([("", "")], Qos.BEST_EFFORT),
-        ([("cpu=0 memory=0", "")], Qos.BEST_EFFORT),
-        ([("cpu=1", "")], Qos.BURSTABLE),
-        ([("cpu=1 memory=1Gi", "cpu=1 memory=1Gi")], Qos.GUARANTEED),
-        ([("cpu=1 memory=1Gi", "cpu=1000m memory=1024Mi")], Qos.GUARANTEED),
-        ([("cpu=1 memory=1Gi", "cpu=2 memory=1Gi")], Qos.BURSTABLE),
-        ([("cpu=1", "cpu=1")], Qos.BURSTABLE),
-        ([("cpu=1 memory=1Gi", "cpu=1 memory=1Gi"), ("", "")], Qos.BURSTABLE),
-        ([("hugepages-2Mi=4Mi", "hugepages-2Mi=4Mi")], Qos.BEST_EFFORT),
+        ([("", "")], QosClass.BEST_EFFORT),
+        ([("cpu=0 memory=0", "")], QosClass.BEST_EFFORT),
+        ([("cpu=1", "")], QosClass.BURSTABLE),
+        ([("cpu=1 memory=1Gi", "cpu=1 memory=1Gi")], QosClass.GUARANTEED),
+        ([("cpu=1 memory=1Gi", "cpu=1000m memory=1024Mi")], QosClass.GUARANTEED),
+        ([("cpu=1 memory=1Gi", "cpu=2 memory=1Gi")], QosClass.BURSTABLE),
+        ([("cpu=1", "cpu=1")], QosClass.BURSTABLE),
+        ([("cpu=1 memory=1Gi", "cpu=1 memory=1Gi"), ("", "")], QosClass.BURSTABLE),
+        ([("hugepages-2Mi=4Mi", "hugepages-2Mi=4Mi")], QosClass.BEST_EFFORT),
     ],
 )
-def test_qos_class_follows_from_requests_and_limits(resources: list[tuple[str, str]], qos: Qos) -> None:
+def test_qos_class_follows_from_requests_and_limits(resources: list[tuple[str, str]], qos: QosClass) -> None:
     parsed_pod = pod(*(container(f"c{number}", *both) for number, both in enumerate(resources)))
-    assert computed_qos(parsed_pod) is parsed_pod.qos is qos
+    assert compute_qos_class(parsed_pod) is parsed_pod.qos is qos
 
 
 def test_qos_class_counts_init_containers_and_no_claims() -> None:
     guaranteed = container("a", "cpu=1 memory=1Gi", "cpu=1 memory=1Gi")
-    assert pod(guaranteed, init=[container("b")]).qos is Qos.BURSTABLE
-    assert pod(container("a"), claims=[claim("cpus", "a", "cpu=2 memory=1Gi")]).qos is Qos.BEST_EFFORT
+    assert pod(guaranteed, init=[container("b")]).qos is QosClass.BURSTABLE
+    assert pod(container("a"), claims=[claim("cpus", "a", "cpu=2 memory=1Gi")]).qos is QosClass.BEST_EFFORT
 
 
 def test_pod_level_resources_alone_determine_the_qos_class() -> None:
     level = resources("cpu=1 memory=1Gi", "cpu=1 memory=1Gi")
-    assert pod(container("a", "cpu=1"), level=level).qos is Qos.GUARANTEED
-    assert pod(container("a", "cpu=1"), level={}).qos is Qos.BURSTABLE
+    assert pod(container("a", "cpu=1"), level=level).qos is QosClass.GUARANTEED
+    assert pod(container("a", "cpu=1"), level={}).qos is QosClass.BURSTABLE
 
 
 def test_qos_class_from_the_status_takes_precedence() -> None:
     parsed_pod = pod(container("a", "cpu=1"), qosClass="BestEffort")
-    assert (parsed_pod.reported_qos, parsed_pod.qos, computed_qos(parsed_pod)) == (
-        Qos.BEST_EFFORT,
-        Qos.BEST_EFFORT,
-        Qos.BURSTABLE,
+    assert (parsed_pod.reported_qos, parsed_pod.qos, compute_qos_class(parsed_pod)) == (
+        QosClass.BEST_EFFORT,
+        QosClass.BEST_EFFORT,
+        QosClass.BURSTABLE,
     )
 
 
@@ -282,8 +286,8 @@ def changed_object(**changes: object) -> dict[str, Any]:
         (changed_object(spec__containers={}), "spec.containers: is not a list of objects"),
         (changed_object(spec__containers=[{"name": 3}]), "spec.containers[0].name: 3 is not a name"),
         (changed_object(spec__overhead={"cpu": "lots"}), "spec.overhead.cpu: 'lots' is not a quantity"),
-        (changed_object(spec__overhead={"cpu": True}), "spec.overhead.cpu: is not a quantity"),
-        (changed_object(spec__overhead={"cpu": None}), "spec.overhead.cpu: is not a quantity"),
+        (changed_object(spec__overhead={"cpu": True}), "spec.overhead.cpu: True is not a quantity"),
+        (changed_object(spec__overhead={"cpu": None}), "spec.overhead.cpu: None is not a quantity"),
         (changed_object(spec__overhead={"memory": "-1Gi"}), "spec.overhead.memory: '-1Gi' is negative"),
         (
             changed_object(status__qosClass="Best"),
@@ -321,7 +325,7 @@ def changed_object(**changes: object) -> dict[str, Any]:
                     {"resourceClaimName": "c", "mapping": [{"name": "cpu"}]}
                 ]
             ),
-            "status.nodeAllocatableResourceClaimStatuses[0].mapping.cpu: is not a quantity",
+            "status.nodeAllocatableResourceClaimStatuses[0].mapping.cpu: None is not a quantity",
         ),
         (
             changed_object(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocatable.quantity import MOST, NANO, Quantity, parse_quantity
+from agent.cgroup_audit.quantity import MAX_VALUE, NANO, Quantity, parse_quantity
 
 DECIMAL_POWERS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 BINARY_POWERS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
@@ -51,8 +51,8 @@ def test_quantity_below_one_nano_is_rounded_away_from_zero(text: str, nanos: int
 
 @pytest.mark.parametrize("text", ["9Ei", "8Ei", "9223372036854775807Ki"])
 def test_binary_quantity_is_limited_to_the_largest_int64(text: str) -> None:
-    assert parse_quantity(text) == Quantity(MOST * NANO)
-    assert parse_quantity(f"-{text}") == Quantity(-MOST * NANO)
+    assert parse_quantity(text) == Quantity(MAX_VALUE * NANO)
+    assert parse_quantity(f"-{text}") == Quantity(-MAX_VALUE * NANO)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_value_and_milli_value_are_rounded_up(text: str, value: int, milli: int)
 
 def test_value_above_int64_is_limited() -> None:
     """Those of apimachinery overflow to zero or below."""
-    assert parse_quantity("12E").value == MOST
-    assert parse_quantity("1E").milli == MOST
-    assert parse_quantity("-12E").value == -MOST
+    assert parse_quantity("12E").value == MAX_VALUE
+    assert parse_quantity("1E").milli == MAX_VALUE
+    assert parse_quantity("-12E").value == -MAX_VALUE
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def reference_nanos(sign: str, whole: str, fraction: str, suffix: str) -> int:
             number = number.scaleb(int(suffix[1:]))
         nanos = int(number.scaleb(9).to_integral_value(rounding=ROUND_UP))
     if suffix in BINARY_POWERS:
-        nanos = min(nanos, MOST * NANO)
+        nanos = min(nanos, MAX_VALUE * NANO)
     return -nanos if sign == "-" else nanos
 
 

@@ -5,10 +5,10 @@ import re
 import pytest
 from allocatable_pods import V2, claim, container, pod, pod_object, resources
 
-from agent.allocatable.facts import CgroupDriver, ExclusiveCpus, NodeFacts
-from agent.allocatable.pod import Pod
-from agent.allocatable.pod_object import parse_pod
-from agent.allocatable.risks import ADVICE, Risk, risks_of, shared_mappings
+from agent.cgroup_audit.node_facts import CgroupDriver, ExclusiveCpus, NodeFacts
+from agent.cgroup_audit.pod import Pod
+from agent.cgroup_audit.pod_parser import parse_pod
+from agent.cgroup_audit.pod_risks import ADVICE, PodRisk, pod_risks, shared_claim_risks
 from agent.model.cpuset import parse_cpus
 
 CPUS = parse_cpus("2-5")
@@ -16,33 +16,33 @@ EXCLUSIVE = [ExclusiveCpus("c1", CPUS, by_kubelet=False)]
 LIMITED_CONTAINER = container("c1", "cpu=1 memory=1Gi", "cpu=2 memory=1Gi")
 
 
-def codes(risks: tuple[Risk, ...]) -> list[str]:
+def codes(risks: tuple[PodRisk, ...]) -> list[str]:
     for risk in risks:
         assert risk.advice == ADVICE[risk.code]
-        assert risk.what
-        assert "\n" not in risk.what
+        assert risk.description
+        assert "\n" not in risk.description
     return [risk.code for risk in risks]
 
 
 def test_pod_without_claims_and_exclusive_cpus_has_no_risks() -> None:
-    assert risks_of(pod(container("c1")), V2) == ()
-    assert risks_of(pod(LIMITED_CONTAINER), NodeFacts(counts_claims=False)) == ()
+    assert pod_risks(pod(container("c1")), V2) == ()
+    assert pod_risks(pod(LIMITED_CONTAINER), NodeFacts(counts_claims=False)) == ()
 
 
 def test_best_effort_pod_with_a_claim_is_a_risk() -> None:
-    (risk,) = risks_of(pod(container("c1"), claims=[claim("x", "c1", "cpu=2 memory=1Gi")]), V2)
+    (risk,) = pod_risks(pod(container("c1"), claims=[claim("x", "c1", "cpu=2 memory=1Gi")]), V2)
     assert (risk.code, risk.pod, risk.container) == ("claim.best_effort", "default/p", "")
-    assert "2000m of cpu and 1Gi of memory" in risk.what
+    assert "2000m of cpu and 1Gi of memory" in risk.description
 
 
 def test_best_effort_pod_with_a_claim_of_hugepages_is_no_risk() -> None:
-    assert risks_of(pod(container("c1"), claims=[claim("x", "c1", "hugepages-2Mi=4Mi")]), V2) == ()
+    assert pod_risks(pod(container("c1"), claims=[claim("x", "c1", "hugepages-2Mi=4Mi")]), V2) == ()
 
 
 def test_claims_that_the_kubelet_does_not_count_are_a_risk() -> None:
     mine = pod(LIMITED_CONTAINER, claims=[claim("x", "c1", "cpu=2"), claim("a", "c1", "cpu=1")])
-    (risk,) = risks_of(mine, NodeFacts(counts_claims=False))
-    assert (risk.code, risk.what) == (
+    (risk,) = pod_risks(mine, NodeFacts(counts_claims=False))
+    assert (risk.code, risk.description) == (
         "claim.not_counted",
         "the kubelet does not count the resources of claims a, x",
     )
@@ -54,7 +54,7 @@ def test_pod_level_resources_below_the_claims_are_a_risk() -> None:
         level=resources("cpu=1 memory=4Gi", "cpu=8 memory=1Gi"),
         claims=[claim("x", "c1", "cpu=2 memory=2Gi")],
     )
-    assert [risk.what for risk in risks_of(mine, V2)] == [
+    assert [risk.description for risk in pod_risks(mine, V2)] == [
         "cpu: the pod level request is 1000m, its claims give 2000m",
         "memory: the pod level limit is 1Gi, its claims give 2Gi",
     ]
@@ -63,12 +63,12 @@ def test_pod_level_resources_below_the_claims_are_a_risk() -> None:
 def test_container_without_cpu_request_among_others_is_a_risk() -> None:
     neighbor = container("c2", "cpu=1")
     mine = pod(container("c1"), neighbor, claims=[claim("x", "c1", "cpu=2")])
-    (risk,) = risks_of(mine, V2)
+    (risk,) = pod_risks(mine, V2)
     assert (risk.code, risk.container) == ("claim.starved", "c1")
-    assert "2000m" in risk.what
-    assert codes(risks_of(pod(LIMITED_CONTAINER, neighbor, claims=[claim("x", "c1", "cpu=2")]), V2)) == []
+    assert "2000m" in risk.description
+    assert codes(pod_risks(pod(LIMITED_CONTAINER, neighbor, claims=[claim("x", "c1", "cpu=2")]), V2)) == []
     alone = pod(container("c1", "memory=1Gi"), claims=[claim("x", "c1", "cpu=2")])
-    assert codes(risks_of(alone, V2)) == []
+    assert codes(pod_risks(alone, V2)) == []
 
 
 @pytest.mark.parametrize(
@@ -85,27 +85,27 @@ def test_quota_below_exclusive_cpus_from_a_driver_is_a_risk(
     limits: str, throttled: int, expected: list[str]
 ) -> None:
     mine = pod(container("c1", "cpu=1", limits))
-    assert codes(risks_of(mine, V2, EXCLUSIVE, {"c1": throttled})) == expected
+    assert codes(pod_risks(mine, V2, EXCLUSIVE, {"c1": throttled})) == expected
 
 
 def test_claim_that_raises_the_quota_above_the_cpus_is_no_risk() -> None:
     mine = pod(LIMITED_CONTAINER, claims=[claim("x", "c1", "cpu=2")])
-    assert codes(risks_of(mine, V2, EXCLUSIVE)) == []
-    (quota,) = [one for one in risks_of(mine, NodeFacts(counts_claims=False), EXCLUSIVE) if one.container]
-    assert quota.what == "exclusive CPUs 2-5 are 4000m; the quota is 2000m (limit)"
+    assert codes(pod_risks(mine, V2, EXCLUSIVE)) == []
+    (quota,) = [one for one in pod_risks(mine, NodeFacts(counts_claims=False), EXCLUSIVE) if one.container]
+    assert quota.description == "exclusive CPUs 2-5 are 4000m; the quota is 2000m (limit)"
 
 
 def test_exclusive_cpus_from_the_kubelet_are_no_risk() -> None:
     from_kubelet = [ExclusiveCpus("c1", CPUS, by_kubelet=True)]
-    assert risks_of(pod(LIMITED_CONTAINER), V2, from_kubelet, {"c1": 7}) == ()
-    assert risks_of(pod(LIMITED_CONTAINER), V2, [*from_kubelet, *EXCLUSIVE], {"c1": 7}) == ()
+    assert pod_risks(pod(LIMITED_CONTAINER), V2, from_kubelet, {"c1": 7}) == ()
+    assert pod_risks(pod(LIMITED_CONTAINER), V2, [*from_kubelet, *EXCLUSIVE], {"c1": 7}) == ()
     unenforced = NodeFacts(2, CgroupDriver.SYSTEMD, enforces_quota=False)
-    assert risks_of(pod(LIMITED_CONTAINER), unenforced, EXCLUSIVE, {"c1": 7}) == ()
+    assert pod_risks(pod(LIMITED_CONTAINER), unenforced, EXCLUSIVE, {"c1": 7}) == ()
 
 
 def test_unknown_claim_amounts_are_no_risk() -> None:
     mine = pod(container("c1"), claims=[{"resourceClaimName": "x", "shape": "of 1.40"}])
-    assert risks_of(mine, V2) == shared_mappings([mine, mine]) == ()
+    assert pod_risks(mine, V2) == shared_claim_risks([mine, mine]) == ()
 
 
 # --- several pods ------------------------------------------------------------------------------------------
@@ -125,15 +125,15 @@ def test_claim_mapping_shared_by_pods_is_a_risk_for_each_pod() -> None:
         pod_with_shared_claim("a", mapping="cpu=5"),
         pod_with_shared_claim("c", "other", mapping="cpu=5"),
     ]
-    risks = shared_mappings(pods)
+    risks = shared_claim_risks(pods)
     assert codes(risks) == ["claim.shared_mapping"] * 2
     assert [risk.pod for risk in risks] == ["default/b", "default/a"]
-    assert {risk.what for risk in risks} == {"claim shared counts in full for default/a, default/b"}
+    assert {risk.description for risk in risks} == {"claim shared counts in full for default/a, default/b"}
 
 
 def test_shared_claim_overhead_is_no_risk() -> None:
     assert (
-        shared_mappings(
+        shared_claim_risks(
             [pod_with_shared_claim("a", per_pod="cpu=1"), pod_with_shared_claim("b", per_pod="cpu=1")]
         )
         == ()
@@ -142,7 +142,7 @@ def test_shared_claim_overhead_is_no_risk() -> None:
 
 def test_claim_shared_with_an_ended_pod_is_no_risk() -> None:
     assert (
-        shared_mappings(
+        shared_claim_risks(
             [
                 pod_with_shared_claim("a", mapping="cpu=5"),
                 pod_with_shared_claim("b", phase="Failed", mapping="cpu=5"),

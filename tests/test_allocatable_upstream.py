@@ -24,14 +24,14 @@ from allocatable_pods import (
     sidecar,
 )
 
-from agent.allocatable.cgroups import Level
-from agent.allocatable.expected import ExpectedGroup, expect_pod, expect_qos
-from agent.allocatable.facts import CgroupDriver, NodeFacts
-from agent.allocatable.pod import Pod, Qos
-from agent.allocatable.pod_object import parse_pod
-from agent.allocatable.quantity import parse_quantity
-from agent.allocatable.settings import SettingKind
-from agent.allocatable.sums import ResourceSum, pod_limits, pod_requests
+from agent.cgroup_audit.cgroup_paths import CgroupLevel
+from agent.cgroup_audit.cgroup_settings import SettingKind
+from agent.cgroup_audit.expected_cgroups import ExpectedCgroup, expected_pod_cgroups, expected_qos_cgroups
+from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
+from agent.cgroup_audit.pod import Pod, QosClass
+from agent.cgroup_audit.pod_parser import parse_pod
+from agent.cgroup_audit.quantity import parse_quantity
+from agent.cgroup_audit.resource_sums import ResourceSum, pod_limits, pod_requests
 from agent.model.cgroup import NO_LIMIT
 
 UNCOUNTED: Final = NodeFacts(1, CgroupDriver.CGROUPFS, hugepages_kib=SIZES, counts_claims=False)
@@ -49,7 +49,7 @@ class Config(NamedTuple):
 
 
 def config(pod: Pod, facts: NodeFacts = V1, name: str = "") -> Config:
-    groups = expect_pod(pod, facts)
+    groups = expected_pod_cgroups(pod, facts)
     quota, memory = (exact(groups, kind, name) for kind in (SettingKind.QUOTA, SettingKind.MEMORY))
     return Config(
         exact(groups, SettingKind.WEIGHT, name),
@@ -198,7 +198,7 @@ def test_pod_cgroup_matches_resource_config_for_pod(name: str) -> None:
 
 
 def test_claim_of_hugepages_sets_the_page_limits_of_the_pod() -> None:
-    groups = expect_pod(pod(SPEC, claims=[claim("x", "c1", "hugepages-1Gi=2Gi")]), V1)
+    groups = expected_pod_cgroups(pod(SPEC, claims=[claim("x", "c1", "hugepages-1Gi=2Gi")]), V1)
     for kind in (SettingKind.PAGES, SettingKind.RESERVED):
         assert [exact(groups, kind, size_kib=size) for size in SIZES] == [0, 2 * GI]
 
@@ -214,7 +214,7 @@ def test_claim_of_hugepages_sets_the_page_limits_of_the_pod() -> None:
 def test_page_limits_sum_all_spellings_of_a_size(requests: str, expected: Mapping[int, int]) -> None:
     """Go test TestHugePageLimits: one size may be written in several ways; the amounts are summed."""
     facts = NodeFacts(hugepages_kib=(2 << 10, 4 << 10))
-    groups = expect_pod(pod(c1(requests)), facts)
+    groups = expected_pod_cgroups(pod(c1(requests)), facts)
     assert {mib: exact(groups, SettingKind.PAGES, size_kib=mib << 10) for mib in (2, 4)} == expected
 
 
@@ -238,8 +238,10 @@ BEST_EFFORT: Final = pod(c1())
     ],
 )
 def test_qos_class_shares_match_qos_cpu_config_update(pods: list[Pod], burstable: int) -> None:
-    shares = {group.group.qos: group.knobs[0].accepted[0].value for group in expect_qos(pods, V1)}
-    assert shares == {Qos.BURSTABLE: burstable, Qos.BEST_EFFORT: 2}
+    shares = {
+        group.cgroup.qos: group.settings[0].accepted[0].value for group in expected_qos_cgroups(pods, V1)
+    }
+    assert shares == {QosClass.BURSTABLE: burstable, QosClass.BEST_EFFORT: 2}
 
 
 # --- kuberuntime: TestApplySandboxResources ----------------------------------------------------------------
@@ -394,7 +396,7 @@ CONTAINER_CASES: Final[Mapping[str, tuple[Pod, NodeFacts, Config, int]]] = {
 def test_container_cgroup_with_claims_matches_the_kubelets(name: str) -> None:
     pod, facts, expected, pages = CONTAINER_CASES[name]
     assert config(pod, facts, "c1") == expected
-    assert exact(expect_pod(pod, facts), SettingKind.PAGES, "c1", SIZES[0]) == pages
+    assert exact(expected_pod_cgroups(pod, facts), SettingKind.PAGES, "c1", SIZES[0]) == pages
 
 
 # --- kuberuntime: TestGetHugepageLimitsFromResources -------------------------------------------------------
@@ -417,7 +419,7 @@ def test_container_cgroup_with_claims_matches_the_kubelets(name: str) -> None:
     ],
 )
 def test_container_page_limits_match_the_kubelets(level: str, limits: str, expected: tuple[int, int]) -> None:
-    groups = expect_pod(pod(c1("", limits), level=resources("", level)), V1)
+    groups = expected_pod_cgroups(pod(c1("", limits), level=resources("", level)), V1)
     for kind in (SettingKind.PAGES, SettingKind.RESERVED):
         assert tuple(exact(groups, kind, "c1", size) for size in SIZES) == expected
 
@@ -527,7 +529,7 @@ SUM_CASES: Final[Mapping[str, tuple[Object, str, str | None]]] = {
 
 
 def sums(pod: Pod, add: Any, claims: bool) -> dict[str, int]:
-    found = {resource: add(pod, resource, claims=claims) for resource in ("cpu", "memory", PAGES)}
+    found = {resource: add(pod, resource, with_claims=claims) for resource in ("cpu", "memory", PAGES)}
     return {resource: one.total.nanos for resource, one in found.items() if isinstance(one, ResourceSum)}
 
 
@@ -572,16 +574,16 @@ def test_container_limit_of_zero_falls_back_to_the_pods() -> None:
     assert config(pod(c1("", "cpu=0 memory=0")), V1, "c1") == Config(2, None, None)
 
 
-def groups_of(groups: tuple[ExpectedGroup, ...]) -> list[tuple[Level, str]]:
-    return [(group.group.level, group.group.container) for group in groups]
+def groups_of(groups: tuple[ExpectedCgroup, ...]) -> list[tuple[CgroupLevel, str]]:
+    return [(group.cgroup.level, group.cgroup.container) for group in groups]
 
 
 def test_pod_group_comes_before_its_containers_in_order() -> None:
-    groups = expect_pod(pod(c1(), container("c2"), init=[container("i1")]), V1)
+    groups = expected_pod_cgroups(pod(c1(), container("c2"), init=[container("i1")]), V1)
     assert groups_of(groups) == [
-        (Level.POD, ""),
-        (Level.CONTAINER, "i1"),
-        (Level.CONTAINER, "c1"),
-        (Level.CONTAINER, "c2"),
+        (CgroupLevel.POD, ""),
+        (CgroupLevel.CONTAINER, "i1"),
+        (CgroupLevel.CONTAINER, "c1"),
+        (CgroupLevel.CONTAINER, "c2"),
     ]
     assert knob(groups, SettingKind.WEIGHT, "i1").accepted[0].value == 2

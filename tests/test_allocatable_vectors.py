@@ -11,11 +11,11 @@ from typing import Any, Final
 import pytest
 from allocatable_pods import SIZES, SYSTEMD, V1, V2, claim, container, exact, knob, pod, resources, values
 
-from agent.allocatable.expected import ExpectedGroup, expect_pod
-from agent.allocatable.facts import NodeFacts
-from agent.allocatable.pod import Pod
-from agent.allocatable.settings import SettingKind
-from agent.allocatable.values import systemd_quota
+from agent.cgroup_audit.cgroup_settings import SettingKind
+from agent.cgroup_audit.expected_cgroups import ExpectedCgroup, expected_pod_cgroups
+from agent.cgroup_audit.expected_values import systemd_quota
+from agent.cgroup_audit.node_facts import NodeFacts
+from agent.cgroup_audit.pod import Pod
 from agent.model.cgroup import NO_LIMIT
 
 VECTORS: Final[dict[str, dict[str, Any]]] = {
@@ -58,7 +58,7 @@ VECTORS_WITHOUT_POD: Final = {"V12", "V13", "V17"}
 
 def facts_of(ident: str, facts: NodeFacts) -> NodeFacts:
     counts = VECTORS[ident]["in"].get("gate", True)
-    return NodeFacts(facts.version, facts.driver, hugepages_kib=SIZES, counts_claims=counts)
+    return NodeFacts(facts.cgroup_version, facts.cgroup_driver, hugepages_kib=SIZES, counts_claims=counts)
 
 
 def test_every_vector_is_tested() -> None:
@@ -67,8 +67,8 @@ def test_every_vector_is_tested() -> None:
 
 @pytest.mark.parametrize("ident", PODS)
 def test_expected_values_match_the_vector(ident: str) -> None:
-    first = expect_pod(PODS[ident], facts_of(ident, V1))
-    second = expect_pod(PODS[ident], facts_of(ident, V2))
+    first = expected_pod_cgroups(PODS[ident], facts_of(ident, V1))
+    second = expected_pod_cgroups(PODS[ident], facts_of(ident, V2))
     for group, expected_values in VECTORS[ident]["out"].items():
         name = "" if group == "pod" else group.removesuffix("_alt_shares")
         for key, value in expected_values.items():
@@ -76,7 +76,7 @@ def test_expected_values_match_the_vector(ident: str) -> None:
 
 
 def check_value(
-    key: str, value: Any, name: str, first: tuple[ExpectedGroup, ...], second: tuple[ExpectedGroup, ...]
+    key: str, value: Any, name: str, first: tuple[ExpectedCgroup, ...], second: tuple[ExpectedCgroup, ...]
 ) -> None:
     """Assert that a value of a vector is accepted, in v1 or v2."""
     if key == "cpu_shares":
@@ -99,20 +99,20 @@ def check_value(
 
 def test_weight_of_a_pod_with_only_a_claim_accepts_code_and_kep() -> None:
     """V03: kubelet 1.37.1 writes the minimum, KEP-5517 the shares of the claim."""
-    weight = knob(expect_pod(PODS["V03"], V1), SettingKind.WEIGHT)
+    weight = knob(expected_pod_cgroups(PODS["V03"], V1), SettingKind.WEIGHT)
     assert values(weight) == [2, 5120]
     assert "KEP-5517's text: 5000m (claim x)" in weight.accepted[1].note
 
 
 def test_weight_under_a_pod_level_limit_accepts_code_and_kep() -> None:
     """V05: kubelet 1.37.1 derives shares from the pod-level limit, KEP-5517 the minimum."""
-    weight = knob(expect_pod(PODS["V05"], V1), SettingKind.WEIGHT, "c1")
+    weight = knob(expected_pod_cgroups(PODS["V05"], V1), SettingKind.WEIGHT, "c1")
     assert values(weight) == [5120, 2]
     assert weight.accepted[1].note.startswith("KEP-5517's text")
 
 
 def test_arithmetic_names_amounts_claims_and_result() -> None:
-    groups = expect_pod(PODS["V08"], V2)
+    groups = expected_pod_cgroups(PODS["V08"], V2)
     assert knob(groups, SettingKind.WEIGHT).arithmetic == (
         "2000m (c1) + 200m (claim x) = 2200m -> shares 2252 -> weight 86 (linear) or 187 (quadratic)"
     )
@@ -135,8 +135,10 @@ def test_quota_with_systemd_accepts_exact_and_rounded_value(limit: str, cgroupfs
     written, rounded = int(cgroupfs.split()[0]), int(systemd.split()[0])
     assert systemd_quota(written, 100_000) == rounded
     for name in ("", "c1"):
-        assert values(knob(expect_pod(mine, V2), SettingKind.QUOTA, name)) == [written]
-        assert values(knob(expect_pod(mine, SYSTEMD), SettingKind.QUOTA, name)) == sorted({written, rounded})
+        assert values(knob(expected_pod_cgroups(mine, V2), SettingKind.QUOTA, name)) == [written]
+        assert values(knob(expected_pod_cgroups(mine, SYSTEMD), SettingKind.QUOTA, name)) == sorted(
+            {written, rounded}
+        )
 
 
 def test_memory_limit_accepts_exact_value_and_whole_pages() -> None:
@@ -144,8 +146,8 @@ def test_memory_limit_accepts_exact_value_and_whole_pages() -> None:
     out = VECTORS["V17"]["out"]
     mine = pod(container("c1", limits="memory=1G cpu=1"))
     for page_bytes, read in ((4096, out["read_back_4k"]), (65536, out["read_back_64k"])):
-        memory = knob(expect_pod(mine, NodeFacts(page_bytes=page_bytes)), SettingKind.MEMORY)
-        assert [(one.value, one.rounded) for one in memory.accepted] == [
+        memory = knob(expected_pod_cgroups(mine, NodeFacts(page_bytes=page_bytes)), SettingKind.MEMORY)
+        assert [(one.value, one.is_rounded) for one in memory.accepted] == [
             (out["written"], False),
             (read, True),
         ]

@@ -18,17 +18,17 @@ from kubelet_files import DRIVER, checkpoint, device, devices
 from kubelet_files import claim as claim_prepared
 from machine import CGROUPFS, Kubepods, kubepods_tree, machine_lock
 
-from agent.allocatable.cgroups import container_path, parse_path, pod_path, qos_path
-from agent.allocatable.evaluate import AuditNode, evaluate_pod
-from agent.allocatable.facts import CgroupDriver, NodeFacts
-from agent.allocatable.pod import Pod, Qos
-from agent.allocatable.pod_object import parse_pod
-from agent.allocatable.verdicts import AuditVerdict
+from agent.cgroup_audit.audit import AuditedNode, audit_pod_cgroups
+from agent.cgroup_audit.audit_verdicts import AuditVerdict
+from agent.cgroup_audit.cgroup_paths import container_path, parse_path, pod_path, qos_path
+from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
+from agent.cgroup_audit.pod import Pod, QosClass
+from agent.cgroup_audit.pod_parser import parse_pod
 from agent.model.cgroup import NO_LIMIT, CgroupSettings
 from agent.model.cpuset import parse_cpus
 from agent.model.reading import Absence, Missing, is_absent
 from agent.native.cgroup_settings import CgroupSettingReader
-from agent.sources.node_facts import pod_uids_with_cgroups, read_facts
+from agent.sources.cgroup_facts import pod_uids_with_cgroups, read_cgroup_facts
 
 MIB: Final = 1 << 20
 SIZES: Final = (2048, 1048576)
@@ -135,7 +135,7 @@ def test_core_reads_the_values_of_the_files(systemd: bool) -> None:
     """Compares the reader with one in Python, file by file."""
     with tree_of_a_pod(systemd) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:
         driver = CgroupDriver.SYSTEMD if systemd else CgroupDriver.CGROUPFS
-        pod = pod_path(UID, Qos.BURSTABLE, driver, tree.cgroup_root)
+        pod = pod_path(UID, QosClass.BURSTABLE, driver, tree.cgroup_root)
         for path in (pod, container_path(pod, CONTAINER, "containerd", driver)):
             assert parse_path(path, tree.cgroup_root) is not None
             knobs = reader.read(path, exclusive_cpus=True)
@@ -152,7 +152,7 @@ def test_core_reads_the_values_of_the_files(systemd: bool) -> None:
                 (2048, 64 * MIB, 64 * MIB),
                 (1048576, 0, 0),
             ]
-        assert reader.read(qos_path(Qos.BURSTABLE, driver, tree.cgroup_root)) is not None
+        assert reader.read(qos_path(QosClass.BURSTABLE, driver, tree.cgroup_root)) is not None
         assert reader.read(f"{pod}/nobody") is None
 
 
@@ -168,7 +168,7 @@ def cpus(path: str, file: str) -> int:
 def test_new_cgroup_has_no_limits() -> None:
     with kubepods_tree("cpu", "memory", hugetlb=True) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:
         tree.make("burstable", UID)
-        knobs = reader.read(pod_path(UID, Qos.BURSTABLE, CgroupDriver.CGROUPFS, tree.cgroup_root))
+        knobs = reader.read(pod_path(UID, QosClass.BURSTABLE, CgroupDriver.CGROUPFS, tree.cgroup_root))
     assert knobs is not None
     assert (knobs.weight, knobs.quota_us, knobs.memory) == (1024, NO_LIMIT, NO_LIMIT)
     assert {(page.max, page.rsvd_max) for page in knobs.pages} == {(NO_LIMIT, NO_LIMIT)}
@@ -178,10 +178,10 @@ def test_new_cgroup_has_no_limits() -> None:
 
 def test_cgroup_driver_and_pods_are_detected() -> None:
     with kubepods_tree("cpu", systemd=True) as tree, CgroupSettingReader(CGROUPFS, ()) as reader:
-        assert read_facts(reader, (), tree.cgroup_root, (), "") is None
+        assert read_cgroup_facts(reader, (), tree.cgroup_root, (), "") is None
         tree.make("burstable", UID)
-        facts = read_facts(reader, (), tree.cgroup_root, (), "")
-        assert facts == NodeFacts(version=1, driver=CgroupDriver.SYSTEMD)
+        facts = read_cgroup_facts(reader, (), tree.cgroup_root, (), "")
+        assert facts == NodeFacts(cgroup_version=1, cgroup_driver=CgroupDriver.SYSTEMD)
         assert pod_uids_with_cgroups(CGROUPFS, CgroupDriver.SYSTEMD, tree.cgroup_root) == {UID}
         assert pod_uids_with_cgroups(CGROUPFS, CgroupDriver.CGROUPFS, tree.cgroup_root) == set()
 
@@ -233,7 +233,7 @@ def parsed() -> Pod:
 def test_container_removed_during_audit_is_gone_without_finding(systemd: bool) -> None:
     """Removes the container hierarchy by hierarchy after its pod was read."""
     driver = CgroupDriver.SYSTEMD if systemd else CgroupDriver.CGROUPFS
-    facts = NodeFacts(version=1, driver=driver, hugepages_kib=SIZES)
+    facts = NodeFacts(cgroup_version=1, cgroup_driver=driver, hugepages_kib=SIZES)
     with tree_of_a_pod(systemd) as tree, CgroupSettingReader(CGROUPFS, SIZES) as reader:
         at = tree.directory("burstable", UID, CONTAINER)
         left = [root / at for root in tree.roots]
@@ -244,8 +244,8 @@ def test_container_removed_during_audit_is_gone_without_finding(systemd: bool) -
                     left.pop().rmdir()
             return reader.read(path, own_cpus)
 
-        judged = evaluate_pod(parsed(), AuditNode(facts, tree.cgroup_root), read, 2e9)
-    verdicts = {(one.group.container, one.verdict) for one in judged.compared}
+        judged = audit_pod_cgroups(parsed(), AuditedNode(facts, tree.cgroup_root), read, 2e9)
+    verdicts = {(one.cgroup.container, one.verdict) for one in judged.comparisons}
     assert {verdict for name, verdict in verdicts if name == "c1"} == {AuditVerdict.VANISHED}
     assert {verdict for name, verdict in verdicts if not name} <= {AuditVerdict.MATCH, AuditVerdict.ROUNDED}
 

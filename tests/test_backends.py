@@ -13,10 +13,10 @@ from fake_nvml import BRANCHES, FakeNvml, fake_nvml
 
 from agent.cli.output.terminal import TextStyle
 from agent.cli.scan.crosscheck import (
-    MOVING,
-    Agreement,
+    CHANGING_FIELDS,
+    FieldAgreement,
     check_document,
-    compare,
+    compare_gpus,
     compare_readings,
     gpu_documents,
     read_within,
@@ -24,9 +24,9 @@ from agent.cli.scan.crosscheck import (
     render_gpus,
 )
 from agent.errors import ProbeError
-from agent.model.gpu import GpuField, GpuSample, GpuSet
+from agent.model.gpu import GpuField, GpuSample, NvmlSample
 from agent.model.reading import Absence, Missing
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.sources.nvml import NvmlFailure
 from agent.sources.nvml_reference import READERS, ReferenceGpu
 
@@ -42,30 +42,30 @@ PLAIN = TextStyle()
 @pytest.mark.parametrize(
     ("before", "pynvml", "after", "standing"),
     [
-        (5, 5, 5, Agreement.AGREES),
-        (5, 6, 7, Agreement.AGREES),
-        (7, 6, 5, Agreement.AGREES),
-        (-5, -5, -5, Agreement.AGREES),
-        (5, 4, 7, Agreement.DIFFERS),
-        (5, 8, 7, Agreement.DIFFERS),
-        (0, REFUSED, 0, Agreement.DIFFERS),
-        (ABSENT, 0, ABSENT, Agreement.DIFFERS),
-        (ABSENT, REFUSED, ABSENT, Agreement.UNREAD),
-        (5, REFUSED, ABSENT, Agreement.MOVED),
-        (ABSENT, REFUSED, 5, Agreement.MOVED),
-        (ABSENT, 5, 5, Agreement.AGREES),
-        (5, 6, ABSENT, Agreement.DIFFERS),
+        (5, 5, 5, FieldAgreement.AGREES),
+        (5, 6, 7, FieldAgreement.AGREES),
+        (7, 6, 5, FieldAgreement.AGREES),
+        (-5, -5, -5, FieldAgreement.AGREES),
+        (5, 4, 7, FieldAgreement.DIFFERS),
+        (5, 8, 7, FieldAgreement.DIFFERS),
+        (0, REFUSED, 0, FieldAgreement.DIFFERS),
+        (ABSENT, 0, ABSENT, FieldAgreement.DIFFERS),
+        (ABSENT, REFUSED, ABSENT, FieldAgreement.UNREAD),
+        (5, REFUSED, ABSENT, FieldAgreement.MOVED),
+        (ABSENT, REFUSED, 5, FieldAgreement.MOVED),
+        (ABSENT, 5, 5, FieldAgreement.AGREES),
+        (5, 6, ABSENT, FieldAgreement.DIFFERS),
     ],
 )
 def test_counter_between_two_reads_agrees(before, pynvml, after, standing):
     assert compare_readings(GpuField.ECC_CORRECTABLE, before, pynvml, after) is standing
 
 
-@pytest.mark.parametrize("field", sorted(MOVING))
+@pytest.mark.parametrize("field", sorted(CHANGING_FIELDS))
 def test_fluctuating_field_may_be_outside_of_both_reads(field):
-    assert compare_readings(field, 40, 43, 41) is Agreement.MOVED
-    assert compare_readings(field, 40, 40, 41) is Agreement.AGREES
-    assert compare_readings(field, 40, REFUSED, 41) is Agreement.DIFFERS
+    assert compare_readings(field, 40, 43, 41) is FieldAgreement.MOVED
+    assert compare_readings(field, 40, 40, 41) is FieldAgreement.AGREES
+    assert compare_readings(field, 40, REFUSED, 41) is FieldAgreement.DIFFERS
 
 
 # --- all GPUs ----------------------------------------------------------------------------------------------
@@ -75,8 +75,8 @@ def source(state: SourceState, detail: str = "") -> SourceSample:
     return SourceSample("nvml", state, beat_ns=1, period_ns=1, failures=0, detail=detail)
 
 
-def native(*gpus: GpuSample, state: SourceState = SourceState.OK, detail: str = "") -> GpuSet:
-    return GpuSet(gpus, source(state, detail), source(SourceState.OK))
+def native(*gpus: GpuSample, state: SourceState = SourceState.OK, detail: str = "") -> NvmlSample:
+    return NvmlSample(gpus, source(state, detail), source(SourceState.OK))
 
 
 def gpu(index: int, **readings: int) -> GpuSample:
@@ -102,7 +102,7 @@ def reference_reader(index: int, uuid: str | None = None, **readings: int) -> Re
 
 def test_agreeing_readers_have_no_differences():
     seen = native(gpu(0, temp=40), gpu(1, temp=50))
-    check = compare(seen, [reference_reader(0, temp=40), reference_reader(1, temp=50)], seen)
+    check = compare_gpus(seen, [reference_reader(0, temp=40), reference_reader(1, temp=50)], seen)
     assert not check.differs
     assert render_check(check, PLAIN) == (
         f"  backends  2 readings of native core and pynvml agree, 0 differ, 0 changed in between, "
@@ -112,7 +112,7 @@ def test_agreeing_readers_have_no_differences():
 
 def test_difference_names_gpu_field_and_both_values():
     seen = native(gpu(0, ecc_correctable=5, temp=40))
-    check = compare(seen, [reference_reader(0, ecc_correctable=7, temp=44)], seen)
+    check = compare_gpus(seen, [reference_reader(0, ecc_correctable=7, temp=44)], seen)
     assert check.differs
     assert render_check(check, PLAIN).splitlines()[1:] == [
         "  differs   GPU-0 ecc_correctable: native 5, pynvml 7",
@@ -130,11 +130,11 @@ def test_difference_names_gpu_field_and_both_values():
 
 
 def test_value_from_the_second_read_is_accepted():
-    check = compare(
+    check = compare_gpus(
         native(gpu(0, pcie_replay=1)), [reference_reader(0, pcie_replay=2)], native(gpu(0, pcie_replay=2))
     )
     assert not check.differs
-    check = compare(
+    check = compare_gpus(
         native(gpu(0, pcie_replay=1)), [reference_reader(0, pcie_replay=3)], native(gpu(0, pcie_replay=2))
     )
     assert "native 1, then 2, pynvml 3" in render_check(check, PLAIN)
@@ -142,38 +142,38 @@ def test_value_from_the_second_read_is_accepted():
 
 def test_gpus_are_matched_by_uuid_in_any_order():
     seen = native(gpu(0, temp=40), gpu(1, temp=50))
-    assert not compare(seen, [reference_reader(1, temp=50), reference_reader(0, temp=40)], seen).differs
+    assert not compare_gpus(seen, [reference_reader(1, temp=50), reference_reader(0, temp=40)], seen).differs
 
 
 def test_gpu_without_uuid_is_matched_by_its_index():
     seen = native(gpu(0, temp=40), gpu(1))
-    check = compare(seen, [reference_reader(0, temp=40), reference_reader(1, uuid="")], seen)
+    check = compare_gpus(seen, [reference_reader(0, temp=40), reference_reader(1, uuid="")], seen)
     assert not check.differs
     assert {one.gpu for one in check.comparisons} == {"GPU-0", "GPU 1"}
 
 
 def test_gpu_seen_by_one_reader_only_is_a_difference():
     seen = native(gpu(0, temp=40))
-    check = compare(seen, [reference_reader(0, temp=40), reference_reader(1, temp=50)], seen)
+    check = compare_gpus(seen, [reference_reader(0, temp=40), reference_reader(1, temp=50)], seen)
     assert check.problems == ("GPU-1: not found by the native core",)
     seen = native(gpu(0, temp=40), replace(gpu(1), uuid=""))
-    check = compare(seen, [reference_reader(0, temp=40)], seen)
+    check = compare_gpus(seen, [reference_reader(0, temp=40)], seen)
     assert check.problems == ("GPU 1: not found by pynvml",)
     assert check.differs
 
 
 def test_nvml_unusable_for_one_reader_is_a_difference():
     absent = native(state=SourceState.ABSENT, detail="no library")
-    assert compare(absent, [], absent).problems == ("only pynvml can use NVML; native core: no library",)
+    assert compare_gpus(absent, [], absent).problems == ("only pynvml can use NVML; native core: no library",)
     seen = native(gpu(0))
-    assert compare(seen, "no library", seen).problems == (
+    assert compare_gpus(seen, "no library", seen).problems == (
         "only the native core can use NVML; pynvml: no library",
     )
 
 
 def test_nvml_unusable_for_both_readers_is_agreement():
     absent = native(state=SourceState.ABSENT, detail="no library")
-    check = compare(absent, "libnvidia-ml.so.1: cannot open", absent)
+    check = compare_gpus(absent, "libnvidia-ml.so.1: cannot open", absent)
     assert not check.differs
     assert render_check(check, PLAIN) == "  backends  neither can use NVML: libnvidia-ml.so.1: cannot open\n"
 
@@ -309,7 +309,9 @@ def test_pynvml_without_nvml_exits_as_unknown(tmp_path):
     command = [sys.executable, "-m", "agent", "scan", "--backend", "pynvml", "--nvml-library", "/none.so"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 3
-    assert done.stderr.startswith("drahealth: /none.so: cannot open shared object file")
+    assert done.stderr.startswith(
+        "drahealth: NVML library cannot be loaded: /none.so: cannot open shared object file"
+    )
 
 
 def test_scan_with_one_backend_reads_once(tmp_path):

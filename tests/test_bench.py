@@ -8,25 +8,39 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench.baselines import GoodReader, PlainReader, flatten, machine_files, machine_values, sweep_files
-from agent.bench.budgets import evaluate_budget, load, replace_table
-from agent.bench.counts import parse_callgrind
+from agent.bench.budgets import evaluate_budget, load_budgets, replace_table
+from agent.bench.exact_counts import parse_callgrind
+from agent.bench.file_trees import (
+    cgroup_names,
+    machine_lock,
+    real_cgroup_tree,
+    temporary_directory,
+    write_cgroup_files,
+    write_sysfs,
+)
+from agent.bench.python_readers import (
+    KeptDescriptorReader,
+    ReopeningReader,
+    flatten_values,
+    machine_files,
+    machine_values,
+    sweep_files,
+)
 from agent.bench.result import ResultMismatch, ResultRow, row_from_samples
-from agent.bench.suites.idle import threads
-from agent.bench.suites.poll import check_equal, open_sampler, read
+from agent.bench.suites.idle import read_threads
+from agent.bench.suites.poll import check_equal, open_sampler, read_snapshot
 from agent.bench.timing import (
     BLOCK_SAMPLES,
     Contender,
     ContenderSamples,
-    Interval,
-    interval,
+    MedianInterval,
+    median_interval,
     outlier_share,
     paired_ratio,
     percentile,
-    race,
     relative_deviation,
+    time_contenders,
 )
-from agent.bench.trees import group_names, machine_lock, real_tree, scratch, write_groups, write_sysfs
 from agent.native.sampler import Sampler, SamplerOptions
 
 
@@ -39,18 +53,18 @@ def timed(*medians: float) -> ContenderSamples:
 
 def test_paired_ratio_slow_round_has_no_effect() -> None:
     """The second round is twice as slow for both contenders."""
-    assert paired_ratio(timed(11, 22, 11), timed(10, 20, 10)) == Interval(1.1, 1.1, 1.1)
+    assert paired_ratio(timed(11, 22, 11), timed(10, 20, 10)) == MedianInterval(1.1, 1.1, 1.1)
 
 
 def test_interval_contains_median_and_narrows_with_more_values() -> None:
-    few, many = interval(range(20)), interval([n / 50 for n in range(1000)])
+    few, many = median_interval(range(20)), median_interval([n / 50 for n in range(1000)])
     assert few.low < few.median == 9.5 < few.high
     assert many.high - many.low < few.high - few.low
 
 
 def test_interval_of_few_values_is_their_range() -> None:
-    assert interval([3.0, 1.0, 2.0]) == Interval(1.0, 2.0, 3.0)
-    assert interval([1.0]) == Interval(1.0, 1.0, 1.0)
+    assert median_interval([3.0, 1.0, 2.0]) == MedianInterval(1.0, 2.0, 3.0)
+    assert median_interval([1.0]) == MedianInterval(1.0, 1.0, 1.0)
 
 
 def test_percentile_of_too_few_values_is_none() -> None:
@@ -69,7 +83,7 @@ def test_outlier_affects_outlier_share_and_not_deviation() -> None:
 
 def test_race_rotates_contenders_and_times_each_in_every_round() -> None:
     calls: list[str] = []
-    run = race(
+    run = time_contenders(
         [Contender("a", "", lambda: calls.append("a")), Contender("b", "", lambda: calls.append("b"))],
         rounds=4,
         limit_s=60.0,
@@ -90,37 +104,37 @@ def fixture_sampler(root: Path) -> Sampler:
 
 
 def test_python_readers_return_the_values_of_the_core() -> None:
-    with scratch() as root:
+    with temporary_directory() as root:
         write_sysfs(root)
         files = machine_files(root)
-        good = GoodReader(files)
+        good = KeptDescriptorReader(files)
         sampler = fixture_sampler(root)
-        core = machine_values(read(sampler))
+        core = machine_values(read_snapshot(sampler))
         assert len(core) == 3
-        assert core == good() == PlainReader(files)()
+        assert core == good() == ReopeningReader(files)()
         good.close()
         sampler.stop(PATIENCE_S)
 
 
 def test_check_equal_different_value_raises_and_names_it() -> None:
-    with pytest.raises(ResultMismatch, match=r"pass: 2048/0/nr: the core read 8, Python 7"):
+    with pytest.raises(ResultMismatch, match=r"pass: 2048/0/nr: the C core read 8, Python 7"):
         check_equal("pass", {("2048", "0", "nr"): 8}, {("2048", "0", "nr"): 7})
-    with pytest.raises(ResultMismatch, match=r"pass: cpus/online: the core read 3, Python None"):
+    with pytest.raises(ResultMismatch, match=r"pass: cpus/online: the C core read 3, Python None"):
         check_equal("pass", {("cpus", "online"): 3}, {})
 
 
 def test_core_finds_all_groups_of_a_file_tree() -> None:
-    with scratch() as root:
-        tree = write_groups(root, 10)
+    with temporary_directory() as root:
+        tree = write_cgroup_files(root, 10)
         sampler = open_sampler(tree)
-        found = {(group.pod_uid, group.container) for group in read(sampler).groups}
+        found = {(group.pod_uid, group.container) for group in read_snapshot(sampler).groups}
         sampler.stop(PATIENCE_S)
-    assert found == set(tree.groups) == set(group_names(10))
+    assert found == set(tree.groups) == set(cgroup_names(10))
 
 
 def test_real_tree_removes_its_cgroups() -> None:
     try:
-        with real_tree(4) as tree:
+        with real_cgroup_tree(4) as tree:
             roots = [mount / tree.kubelet_root.strip("/") for mount in tree.hierarchies.values()]
             assert all(tree.path(name, *tree.groups[-1]).is_dir() for name in tree.hierarchies)
     except OSError as error:
@@ -129,7 +143,7 @@ def test_real_tree_removes_its_cgroups() -> None:
 
 
 def test_machine_lock_held_by_another_process_prints_wait_message() -> None:
-    program = "from agent.bench.trees import machine_lock\nwith machine_lock(): pass"
+    program = "from agent.bench.file_trees import machine_lock\nwith machine_lock(): pass"
     with machine_lock():
         waiter = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
         assert waiter.stderr is not None
@@ -168,7 +182,7 @@ calls=1 0
 
 
 def test_threads_of_this_process_have_cpu_time() -> None:
-    before = threads(int(Path("/proc/self").readlink().name))
+    before = read_threads(int(Path("/proc/self").readlink().name))
     assert {thread.name for thread in before.values()} >= {"main"}
     assert all(thread.run_ns > 0 for thread in before.values() if thread.name == "main")
 
@@ -178,7 +192,14 @@ def test_threads_of_this_process_have_cpu_time() -> None:
 
 def ratio_row(low: float, median: float, high: float) -> ResultRow:
     return ResultRow(
-        "a.b", "", "s", (1.0,), Interval(1.0, 1.0, 1.0), None, 1.0, ratio=Interval(low, median, high)
+        "a.b",
+        "",
+        "s",
+        (1.0,),
+        MedianInterval(1.0, 1.0, 1.0),
+        None,
+        1.0,
+        ratio=MedianInterval(low, median, high),
     )
 
 
@@ -199,7 +220,7 @@ def test_goal_on_unknown_percentile_is_undecided() -> None:
 
 
 def test_goals_have_one_statistic_and_a_reason() -> None:
-    goals = load()["goal"]
+    goals = load_budgets()["goal"]
     for key, goal in goals.items():
         statistics = {*goal} - {"why"}
         assert len(statistics) == 1, key
@@ -218,11 +239,11 @@ def test_replace_table_changes_only_that_table() -> None:
 
 
 def test_sweep_files_have_distinct_keys() -> None:
-    with scratch() as root:
-        tree = write_groups(root, 4)
+    with temporary_directory() as root:
+        tree = write_cgroup_files(root, 4)
         sampler = open_sampler(tree)
-        files = sweep_files(tree, read(sampler))
+        files = sweep_files(tree, read_snapshot(sampler))
         sampler.stop(PATIENCE_S)
-        values = PlainReader(files)()
+        values = ReopeningReader(files)()
         assert len(values) == len(files)
-        assert {key[2] for key in flatten(values)} == {"cpu_periods", "cpu_throttled"}
+        assert {key[2] for key in flatten_values(values)} == {"cpu_periods", "cpu_throttled"}

@@ -12,16 +12,16 @@ import pytest
 from patience import PATIENCE_S
 from wire.serving import eventually
 
-from agent.bench.against import (
-    QUICK_TURNS,
-    Comparison,
-    FigureComparison,
-    compare_revisions,
-    comparison_text,
-    worktree,
-)
 from agent.bench.report import read_host
 from agent.bench.result import MeasurementError
+from agent.bench.revisions import (
+    QUICK_TURNS,
+    FigureComparison,
+    RevisionComparison,
+    compare_revisions,
+    comparison_text,
+    temporary_worktree,
+)
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 STUB: Final = """\
@@ -124,7 +124,10 @@ def test_directory_outside_git_raises(tmp_path: Path) -> None:
 def test_revision_without_bench_raises_and_leaves_no_worktree(repository: Repository) -> None:
     shutil.rmtree(repository.root / "agent/bench")
     repository.commit()
-    with pytest.raises(MeasurementError, match="has no python -m"), worktree(repository.root, "HEAD"):
+    with (
+        pytest.raises(MeasurementError, match="has no agent/bench"),
+        temporary_worktree(repository.root, "HEAD"),
+    ):
         raise AssertionError("the revision has no bench")
     assert repository.worktrees() == 1
 
@@ -150,7 +153,7 @@ def test_interrupted_comparison_interrupts_run_and_removes_worktree(
     call = f"compare_revisions(pathlib.Path({str(repository.root)!r}), 'HEAD', ['a'], 1)"
     handled = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))"
     program = (
-        f"import pathlib, signal, sys; from agent.bench.against import compare_revisions; {handled}; {call}"
+        f"import pathlib, signal, sys; from agent.bench.revisions import compare_revisions; {handled}; {call}"
     )
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, cwd=ROOT) as process:
         try:
@@ -165,10 +168,10 @@ def test_interrupted_comparison_interrupts_run_and_removes_worktree(
 
 SLOWER: Final = """
 
-_once = encode_health
+_once = encode_health_lists
 
 
-def encode_health(entries: Sequence[WireHealth]) -> list[bytes]:
+def encode_health_lists(entries: Sequence[WireHealth]) -> list[bytes]:
     for _ in range(4):
         _once(entries)
     return _once(entries)
@@ -196,7 +199,7 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copy(core.origin, root / "agent/native")
     git("branch", "unchanged")
     git("switch", "--quiet", "--create", "slower")
-    file = root / "agent/native/encode.py"
+    file = root / "agent/native/health_encoder.py"
     file.write_text(file.read_text() + SLOWER)
     git("-c", "user.name=n", "-c", "user.email=e", "commit", "--quiet", "--all", "--message", "slower")
     git("switch", "--quiet", "unchanged")
@@ -240,7 +243,7 @@ def test_verdict_needs_significance_and_three_percent() -> None:
 
 
 def test_comparison_text_states_figures_and_expected_chance_count() -> None:
-    found = Comparison(
+    found = RevisionComparison(
         "main (5948652f)", 3, (compared(*(1.1,) * 6), compared(*(1.0,) * 6)), ("x: only in y",)
     )
     lines = comparison_text(read_host(), found).splitlines()

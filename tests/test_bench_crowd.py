@@ -7,7 +7,15 @@ import h2.events
 import pytest
 from h2.config import H2Configuration
 
-from agent.bench.crowd import GOAWAY, PING, WINDOW, MessageCounter, StreamEnded, frame, subscription
+from agent.bench.many_subscribers import (
+    GOAWAY,
+    PING,
+    WINDOW,
+    MessageCounter,
+    StreamEnded,
+    encode_frame,
+    subscription_request,
+)
 
 METHOD: Final = "/v1.DRAResourceHealth/NodeWatchResources"
 MESSAGE: Final = b"\0\0\0\x15\x12" + bytes(5394)
@@ -20,7 +28,7 @@ class Peer:
     def __init__(self) -> None:
         self.server = h2.connection.H2Connection(H2Configuration(client_side=False))
         self.messages = MessageCounter()
-        self.events = self.server.receive_data(subscription(METHOD))
+        self.events = self.server.receive_data(subscription_request(METHOD))
         self.server.send_headers(1, [(":status", "200"), ("content-type", "application/grpc")])
 
     def deliver(self, chunk: int = 1 << 16) -> int:
@@ -86,4 +94,4 @@ def test_end_of_stream_raises_stream_ended() -> None:
     with pytest.raises(StreamEnded, match="type 1"):
         peer.deliver()
     with pytest.raises(StreamEnded, match="type 7"):
-        MessageCounter().receive(frame(PING, 1, 0, bytes(8)) + frame(GOAWAY, 0, 0, bytes(8)))
+        MessageCounter().receive(encode_frame(PING, 1, 0, bytes(8)) + encode_frame(GOAWAY, 0, 0, bytes(8)))

@@ -1,7 +1,7 @@
 """Output of the benchmarks: text, Markdown, JSON of pyperf, plots, and the command."""
 
+import importlib.util
 import json
-import math
 import os
 import subprocess
 import sys
@@ -13,11 +13,21 @@ from xml.etree import ElementTree
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench import plot, pyperf, report
-from agent.bench.plot import GREY, STYLE, axis_over, distribution
+from agent.bench import pyperf_json, report
+from agent.bench.main import main
+from agent.bench.plot import GREY, plot_comparison, plot_suites, series_colours
 from agent.bench.report import HostFacts
-from agent.bench.result import ResultRow, SuiteOutcome, Table, format_value, row_from_samples, rows_from_race
-from agent.bench.timing import ContenderSamples, Interval, TimingRace
+from agent.bench.result import (
+    ResultRow,
+    ResultTable,
+    SuiteOutcome,
+    Unit,
+    format_value,
+    row_from_samples,
+    rows_from_race,
+)
+from agent.bench.revisions import FigureComparison, RevisionComparison
+from agent.bench.timing import ContenderSamples, MedianInterval, TimingRace
 
 HOST: Final = HostFacts(
     date="2026-11-22 10:00 UTC",
@@ -44,26 +54,26 @@ def timed(*medians: float, memory: int | None = None) -> ContenderSamples:
     return ContenderSamples(tuple((median,) for median in medians), 1, memory)
 
 
-def race_table(rounds: int = 2) -> Table:
+def race_table(rounds: int = 2) -> ResultTable:
     """Return a race: core 1.1 times the lower bound, psutil 5.5 times, plain Python 22 times."""
     times = {"core": 11.0, "floor": 10.0, "psutil": 55.0, "slow": 220.0}
     found = {key: timed(*(time * n for n in range(1, rounds + 1)), memory=64) for key, time in times.items()}
-    return Table(
+    return ResultTable(
         "pass",
-        rows_from_race("poll.pass.warm", LABELS, TimingRace(found, ()), "floor"),
+        rows_from_race("poll.pass.warm", TimingRace(LABELS, found, ()), "floor"),
         LABELS["floor"],
         ("equal",),
     )
 
 
-def curve_table() -> Table:
+def curve_table() -> ResultTable:
     rows = []
     for size in (1, 8, 64):
-        middle = Interval(size * 1e-6, size * 1.1e-6, size * 1.2e-6)
+        middle = MedianInterval(size * 1e-6, size * 1.1e-6, size * 1.2e-6)
         rows.append(
             ResultRow(f"scale.{size}", f"{size} devices", "s", (1e-6,), middle, None, 1.0, x=float(size))
         )
-    return Table("growth", tuple(rows), grows_with="devices")
+    return ResultTable("growth", tuple(rows), grows_with="devices")
 
 
 def outcome() -> SuiteOutcome:
@@ -72,7 +82,7 @@ def outcome() -> SuiteOutcome:
         row_from_samples("idle.rss", "RSS", [39 << 20], "B"),
     )
     idle += (row_from_samples("idle.wakes", "wakes", [0], "1"),)
-    return SuiteOutcome([race_table(), Table("idle", idle)], ["x: no x here"], [5.0, 5.0])
+    return SuiteOutcome([race_table(), ResultTable("idle", idle)], ["x: no x here"], [5.0, 5.0])
 
 
 # --- text -------------------------------------------------------------------------------------------------
@@ -94,11 +104,11 @@ def test_format_value_has_three_digits_and_a_unit(value: float, unit: Any, text:
     assert format_value(value, unit) == text
 
 
-def lines_of(*tables: Table, budgets: Any = None) -> list[str]:
-    return report.text(HOST, {"poll": SuiteOutcome([*tables])}, budgets or {}).splitlines()
+def lines_of(*tables: ResultTable, budgets: Any = None) -> list[str]:
+    return report.text_report(HOST, {"poll": SuiteOutcome([*tables])}, budgets or {}).splitlines()
 
 
-def grid_of(table: Table) -> list[str]:
+def grid_of(table: ResultTable) -> list[str]:
     """Return the heading and rows of a table as printed."""
     lines = lines_of(table)
     begin = lines.index(f"poll: {table.title}") + 1
@@ -107,7 +117,7 @@ def grid_of(table: Table) -> list[str]:
 
 def test_text_report_has_ratios_verdicts_and_skipped_measurements() -> None:
     budgets = {"ratio": {"poll.pass.warm.core": 1.05}, "goal": {"idle.cpu": {"max": 0.25, "why": "so"}}}
-    lines = report.text(HOST, {"poll": outcome()}, budgets).splitlines()
+    lines = report.text_report(HOST, {"poll": outcome()}, budgets).splitlines()
     core = next(line for line in lines if line.startswith("  core"))
     assert core.split()[-5:] == ["1.10x", "64", "B", "1.05x", "OVER"]
     assert next(line for line in lines if line.startswith("  CPU")).endswith("max 0.25 %  ok")
@@ -136,7 +146,7 @@ def test_format_factor_states_more_and_less() -> None:
 
 
 def test_empty_columns_are_left_out() -> None:
-    heading, row = grid_of(Table("idle", (row_from_samples("idle.rss", "RSS", [1], "B"),)))
+    heading, row = grid_of(ResultTable("idle", (row_from_samples("idle.rss", "RSS", [1], "B"),)))
     assert heading.split() == ["figure"], "one value has no median"
     assert row.split() == ["RSS", "1", "B"]
 
@@ -146,30 +156,35 @@ def test_rows_with_ambiguous_names_have_full_labels() -> None:
         row_from_samples("a", "8 pods: explain", [1], "s"),
         row_from_samples("b", "8 pods: read", [2], "s"),
     )
-    assert [line.split("  ")[1] for line in grid_of(Table("t", rows))[1:]] == [row.label for row in rows]
+    assert [line.split("  ")[1] for line in grid_of(ResultTable("t", rows))[1:]] == [
+        row.label for row in rows
+    ]
 
 
 def test_text_report_fits_100_columns() -> None:
     """The table has a long name, more than a hundred samples, and all columns."""
     rows = [replace(row, p99=9.99e-6, label="Google's protobuf 7.36.2: all") for row in race_table().rows]
-    long = Table("word " * 40, tuple(rows), LABELS["floor"], ("word " * 60,))
+    long = ResultTable("word " * 40, tuple(rows), LABELS["floor"], ("word " * 60,))
     assert max(map(len, lines_of(long, budgets={"ratio": {"poll.pass.warm.core": 1.05}}))) <= 100
 
 
 def test_unstable_run_names_the_unreliable_figures() -> None:
-    slow, with_outliers = report.stability([1.0, 1.5] * 50), report.stability([1.0] * 98 + [9.0] * 2)
+    slow, with_outliers = (
+        report.stability_lines([1.0, 1.5] * 50),
+        report.stability_lines([1.0] * 98 + [9.0] * 2),
+    )
     assert slow[0].startswith(
         "stability of medians: POOR: only ratios are reliable (median absolute deviation of 100 samples"
     )
     assert slow[1].startswith("stability of tails: p99 is reliable, max may be noise of the machine (0.0%")
     assert with_outliers[0].startswith("stability of medians: good (median absolute deviation of 100 samples")
     assert with_outliers[1].startswith("stability of tails: p99 and max are noise of the machine (2.0%")
-    assert report.stability([]) == ("stability: unknown; no suite timed a loop",)
+    assert report.stability_lines([]) == ("stability: unknown; no suite timed a loop",)
 
 
-def sized(size: int, *labels: str, notes: tuple[str, ...] = ()) -> Table:
+def sized(size: int, *labels: str, notes: tuple[str, ...] = ()) -> ResultTable:
     rows = tuple(row_from_samples(f"a.{size}.{label[0]}", label, [1.0, 2.0], "s") for label in labels)
-    return Table(f"{size} devices", rows, "floor", notes, "devices")
+    return ResultTable(f"{size} devices", rows, "floor", notes, "devices")
 
 
 def test_common_remarks_of_a_section_are_printed_once() -> None:
@@ -180,7 +195,7 @@ def test_common_remarks_of_a_section_are_printed_once() -> None:
         sized(9, "core: C", "good: 9 kept", "plain: Python", notes=("equal", "9 reads")),
         sized(10, "core: C", "good: 10 kept", notes=("equal", "10 reads")),
     )
-    (section,) = report.sections(tables)
+    (section,) = report.group_by_section(tables)
     assert section.common == ("ratio to floor", "core: C", "plain: Python", "equal")
     lines = lines_of(*tables)
     begin = lines.index("poll: devices")
@@ -191,7 +206,7 @@ def test_common_remarks_of_a_section_are_printed_once() -> None:
 
 
 def test_tables_without_section_have_no_common_remarks() -> None:
-    alone = [section.common for section in report.sections((race_table(), curve_table()))]
+    alone = [section.common for section in report.group_by_section((race_table(), curve_table()))]
     assert alone == [()]
 
 
@@ -199,7 +214,7 @@ def test_tables_without_section_have_no_common_remarks() -> None:
 
 
 def test_markdown_rows_have_the_columns_of_their_heading() -> None:
-    lines = report.markdown(HOST, {"poll": outcome()}, {}, Path("docs/performance.svg")).splitlines()
+    lines = report.markdown_report(HOST, {"poll": outcome()}, {}, Path("docs/performance.svg")).splitlines()
     assert lines[-1] == "![Distributions and curves](performance.svg)"
     tables = [line for line in lines if line.startswith("|")]
     assert len(tables) == 2 * 2 + 4 + 3, "two headings with separators, and seven figures"
@@ -208,7 +223,7 @@ def test_markdown_rows_have_the_columns_of_their_heading() -> None:
 
 def test_markdown_begins_with_the_summary() -> None:
     budgets = {"ratio": {"poll.pass.warm.core": 1.05}, "goal": {"idle.cpu": {"max": 0.25, "why": "a timer"}}}
-    lines = report.markdown(HOST, {"poll": outcome()}, budgets).splitlines()
+    lines = report.markdown_report(HOST, {"poll": outcome()}, budgets).splitlines()
     begin = lines.index("## Summary")
     assert lines[begin + 2] == "budgets: 1 met, 1 over: poll.pass.warm.core"
     assert lines[begin + 4] == "|  | budget | measured |  | reason |"
@@ -221,7 +236,7 @@ def test_markdown_begins_with_the_summary() -> None:
 
 def test_pyperf_reads_the_json(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    file.write_text(pyperf.suite(HOST, {"poll": outcome()}))
+    file.write_text(pyperf_json.encode_results(HOST, {"poll": outcome()}))
     command = [sys.executable, "-m", "pyperf", "compare_to", "--verbose", str(file), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -230,7 +245,7 @@ def test_pyperf_reads_the_json(tmp_path: Path) -> None:
 
 
 def test_json_has_units_of_pyperf_and_no_zero_values() -> None:
-    document = json.loads(pyperf.suite(HOST, {"poll": outcome()}))
+    document = json.loads(pyperf_json.encode_results(HOST, {"poll": outcome()}))
     values = {
         benchmark["metadata"]["name"]: benchmark["runs"][0]["values"] for benchmark in document["benchmarks"]
     }
@@ -240,7 +255,7 @@ def test_json_has_units_of_pyperf_and_no_zero_values() -> None:
 
 
 def test_json_is_read_back() -> None:
-    figures = pyperf.read(pyperf.suite(HOST, {"poll": outcome()}))
+    figures = pyperf_json.decode_figures(pyperf_json.encode_results(HOST, {"poll": outcome()}))
     assert figures["poll.pass.warm.core"] == ("s", pytest.approx(16.5e-9))
     assert figures["idle.rss"] == ("B", 39 << 20)
 
@@ -248,78 +263,84 @@ def test_json_is_read_back() -> None:
 # --- plots ------------------------------------------------------------------------------------------------
 
 
-def draw(*tables: Table, budgets: Any = None) -> ElementTree.Element:
-    return ElementTree.fromstring(plot.plot({"poll": SuiteOutcome([*tables])}, budgets or {}))
+def draw(*tables: ResultTable, budgets: Any = None) -> ElementTree.Element:
+    return ElementTree.fromstring(plot_suites({"poll": SuiteOutcome([*tables])}, budgets or {}))
 
 
 def texts(svg: ElementTree.Element) -> list[str]:
     return [element.text or "" for element in svg.iter(f"{SVG}text")]
 
 
+def panels(svg: ElementTree.Element) -> int:
+    return sum(element.get("id", "").startswith("axes_") for element in svg.iter(f"{SVG}g"))
+
+
+def styles(svg: ElementTree.Element) -> list[str]:
+    return [element.get("style", "") for element in svg.iter(f"{SVG}path")]
+
+
 def test_plot_draws_races_as_distributions_and_growth_as_curve() -> None:
     svg = draw(race_table(20), curve_table())
-    assert len(svg.findall(f"{SVG}g")) == 2
-    assert len(list(svg.iter(f"{SVG}path"))) == 4 + 1
+    assert panels(svg) == 2
     found = texts(svg)
-    assert {"poll: pass", "core", "psutil 7.2.2", "50%", "100 ns"} <= set(found)
-    assert {"poll: growth", "10", "10 us", "devices"} <= set(found)
+    assert {"poll: pass", "core", "psutil 7.2.2", "60%", "100 ns"} <= set(found)
+    assert {"poll: growth", "10", "10 µs", "devices"} <= set(found)
 
 
 def test_plot_lower_bound_is_grey_and_other_colours_are_distinct() -> None:
-    rows = race_table(20).rows
-    for order in (rows, rows[::-1]):
-        svg = draw(Table("t", order))
-        colours = dict(zip([row.key for row in order], classes(svg, "path"), strict=True))
-        assert colours["poll.pass.warm.floor"] == f"curve s{GREY}"
+    names = [row.label for row in race_table().rows]
+    for order in (names, names[::-1]):
+        colours = dict(zip(order, series_colours(order), strict=True))
+        assert colours[LABELS["floor"]] == GREY
         assert len({*colours.values()}) == 4
 
 
-def classes(svg: ElementTree.Element, tag: str) -> list[str]:
-    return [element.get("class", "") for element in svg.iter(f"{SVG}{tag}")]
-
-
-def test_plot_budget_is_a_labelled_dashed_line() -> None:
+def test_plot_budget_is_a_labelled_line() -> None:
     goals = {"poll.pass.warm.core": {"p99": 3e-7, "why": "so"}, "scale.64": {"median": 9e-5, "why": "so"}}
     svg = draw(race_table(20), curve_table(), budgets={"goal": goals})
-    assert sum(kind.startswith("budget ") for kind in classes(svg, "line")) == 2
+    assert sum("stroke-dasharray" in style for style in styles(svg)) == 1, (
+        "a dashed line in the distributions"
+    )
     assert {"p99 300 ns", "90.0 us"} <= {*texts(svg)}
 
 
 def test_plot_table_of_too_few_samples_is_not_drawn() -> None:
-    assert draw(race_table(9)).findall(f"{SVG}g") == []
-    assert draw(Table("idle", (row_from_samples("idle.rss", "RSS", [1], "B"),))).findall(f"{SVG}g") == []
+    assert panels(draw(race_table(9))) == 0
+    assert panels(draw(ResultTable("idle", (row_from_samples("idle.rss", "RSS", [1], "B"),)))) == 0
     sizes = tuple(float(size) for size in range(100))
-    assert draw(Table("memory", (row_from_samples("a.rss", "RSS", sizes, "B"),))).findall(f"{SVG}g") == [], (
-        "no row of times"
+    table = ResultTable("memory", (row_from_samples("a.rss", "RSS", sizes, "B"),))
+    assert panels(draw(table)) == 0, "no row of times"
+
+
+def test_plot_shows_markup_and_dollars_as_text() -> None:
+    rows = (row_from_samples("a", "<b> & $c$", [float(n) for n in range(1, 30)], "s"),)
+    assert {"poll: 1 < 2", "<b> & $c$"} <= set(texts(draw(ResultTable("1 < 2", rows), curve_table())))
+
+
+@pytest.mark.parametrize("values", [(1e-6, 3e-6), (2e-9, 5.0), (0.0, 0.0), (39 << 20, 43 << 20)])
+def test_plot_curve_of_any_range_is_drawn(values: tuple[float, float]) -> None:
+    unit: Unit = "B" if values[0] > 1e6 else "s"
+    rows = [
+        ResultRow(
+            f"a.{n}", f"{n} devices", unit, (value,), MedianInterval(value, value, value), None, value, x=n
+        )
+        for n, value in enumerate(values, 1)
+    ]
+    assert panels(draw(ResultTable("t", tuple(rows), grows_with="devices"))) == 1
+
+
+def test_plots_of_equal_results_are_equal() -> None:
+    outcomes = {"poll": SuiteOutcome([race_table(20), curve_table()])}
+    assert plot_suites(outcomes, {}) == plot_suites(outcomes, {})
+    figures = (
+        FigureComparison("a.b", "s", (1.0,) * 6, (1.2,) * 6),
+        FigureComparison("a.c", "s", (1.0,), (1.0,)),
     )
-
-
-def test_plot_escapes_markup_in_text() -> None:
-    rows = (row_from_samples("a", "<b> & c", [float(n) for n in range(1, 30)], "s"),)
-    assert {"poll: 1 < 2", "<b> & c"} <= set(texts(draw(Table("1 < 2", rows))))
-
-
-def test_plot_has_light_and_dark_colours_and_no_background() -> None:
-    light, dark = STYLE.split("@media (prefers-color-scheme:dark)")
-    for rule in ("text{fill", ".title{fill", ".s8{stroke", ".f8{fill"):
-        assert rule in light
-        assert rule in dark
-    assert list(draw(race_table(20)).iter(f"{SVG}rect")) == []
-
-
-def test_distribution_begins_at_share_0_and_ends_at_the_maximum() -> None:
-    points = distribution([3.0, 1.0, 2.0] * 1000)
-    assert (points[0], points[-1]) == ((1.0, 0.0), (3.0, 1.0))
-    assert points == sorted(points)
-    assert len(points) < 200
-
-
-@pytest.mark.parametrize("values", [(1e-6, 3e-6), (2e-9, 5.0), (0.0, 0.0), (7, 7), (39 << 20, 43 << 20)])
-def test_axis_contains_its_values_and_ticks(values: tuple[float, float]) -> None:
-    axis = axis_over(values, 60.0, 400.0, 1 << 20 if values[0] > 1e6 else 1.0)
-    assert all(60 <= axis.at(value) <= 400 for value in (*values, *axis.ticks()))
-    assert 2 <= len(axis.ticks()) <= 12
-    assert all(math.isfinite(tick) for tick in axis.ticks())
+    comparison = RevisionComparison("main (5948652f)", 3, figures, ())
+    assert plot_comparison(comparison) == plot_comparison(comparison)
+    assert {"a.b", "+20.0% more"} <= {
+        text.strip() for text in texts(ElementTree.fromstring(plot_comparison(comparison)))
+    }
 
 
 # --- the command ------------------------------------------------------------------------------------------
@@ -338,7 +359,9 @@ def test_command_with_json_prints_only_json(tmp_path: Path) -> None:
     file = tmp_path / "plot.svg"
     done = bench("--quick", "--json", "--suite", "encode", "--plot", str(file))
     assert done.returncode == 0, done.stderr
-    assert {"encode.8.core", "encode.128.core", "encode.1000.core"} <= pyperf.read(done.stdout).keys()
+    assert {"encode.8.core", "encode.128.core", "encode.1000.core"} <= pyperf_json.decode_figures(
+        done.stdout
+    ).keys()
     assert ElementTree.parse(file).getroot().tag == f"{SVG}svg"
 
 
@@ -349,16 +372,27 @@ def test_failed_suite_is_named_and_other_results_are_kept(tmp_path: Path) -> Non
     compiler.chmod(0o755)
     done = bench("--quick", "--json", "--suite", "idle", "--suite", "encode", path=tmp_path)
     assert done.returncode == 1
-    assert "python -m agent.bench: idle: benchmarks/lower_bound.c: no such luck" in done.stderr
-    assert "encode.8.core" in pyperf.read(done.stdout)
+    assert "python -m agent.bench: idle: benchmarks/lower_bound.c: gcc failed: no such luck" in done.stderr
+    assert "encode.8.core" in pyperf_json.decode_figures(done.stdout)
 
 
 def test_unwritable_plot_is_named_and_results_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "none" / "plot.svg"
     done = bench("--quick", "--json", "--suite", "encode", "--plot", str(file))
     assert done.returncode == 1
-    assert done.stderr.splitlines()[1:] == [f"python -m agent.bench: {file}: No such file or directory"]
-    assert "encode.8.core" in pyperf.read(done.stdout)
+    assert done.stderr.splitlines()[1:] == [f"python -m agent.bench: file {file}: No such file or directory"]
+    assert "encode.8.core" in pyperf_json.decode_figures(done.stdout)
+
+
+def test_plot_without_matplotlib_fails_before_measuring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["bench", "--plot", "plot.svg"])
+    assert main() == 1
+    assert capsys.readouterr().err == (
+        "python -m agent.bench: --plot: matplotlib is not installed; run: pip install 'drahealth[bench]'\n"
+    )
 
 
 @pytest.mark.parametrize("arguments", [("--record",), ("--against", "HEAD")])

@@ -1,4 +1,4 @@
-"""All suites with the smallest effort: consistent figures, and errors that name the cause.
+"""All suites with the smallest run size: consistent figures, and errors that name the cause.
 
 Speed itself is not tested.
 """
@@ -16,19 +16,19 @@ from typing import Final
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench.baselines import PlainReader, flatten, sweep_files, sweep_values
-from agent.bench.effort import FULL, QUICK, Effort
+from agent.bench.fake_nvml import FakeNvml, FakeNvmlUnavailable, write_gpu_scenario
+from agent.bench.file_trees import temporary_directory, write_cgroup_files
 from agent.bench.main import SUITES
-from agent.bench.nvml import FakeNvml, FakeNvmlUnavailable, fake_nvml
 from agent.bench.processes import (
     LowerBoundUnavailable,
     ProcessError,
-    batches,
     drahealth_program,
     run_program,
+    split_into_batches,
     start_lower_bound,
     start_module,
 )
+from agent.bench.python_readers import ReopeningReader, flatten_values, sweep_files, sweep_values
 from agent.bench.result import (
     MeasurementError,
     ResultMismatch,
@@ -37,16 +37,16 @@ from agent.bench.result import (
     row_from_samples,
     rows_from_latencies,
 )
+from agent.bench.run_size import FULL, QUICK, RunSize
 from agent.bench.suites import poll, poll_gpus
-from agent.bench.suites.decide import declarations, snapshot_time, without_lowest_cpu
-from agent.bench.suites.poll import open_sampler, read
-from agent.bench.suites.poll_gpus import GpuValues, check_calls, check_equal
-from agent.bench.suites.scale import describe_fit, fit, run_consumers
+from agent.bench.suites.decide import declare_cpus, snapshot_time, without_lowest_cpu
+from agent.bench.suites.poll import open_sampler, read_snapshot
+from agent.bench.suites.poll_gpus import GpuValues, check_call_counts, check_equal
+from agent.bench.suites.scale import describe_fit, fit_line, measure_explain_and_audit
 from agent.bench.suites.trace import HOPS, hop_times
-from agent.bench.trees import scratch, write_groups
 from agent.engine.step import EngineState, step
 from agent.model.gpu import GpuField
-from agent.model.settings import Settings
+from agent.model.settings import EngineSettings
 
 TINY: Final = replace(
     QUICK,
@@ -98,8 +98,8 @@ def check_row(suite: str, row: ResultRow) -> None:
     assert row.ratio is None or 0 < row.ratio.low <= row.ratio.high
 
 
-def test_quick_effort_is_smaller_than_full() -> None:
-    names = Effort.__slots__
+def test_quick_run_size_is_smaller_than_full() -> None:
+    names = RunSize.__slots__
     size = {name: lambda value: value if isinstance(value, int | float) else len(value) for name in names}
     assert all(size[name](getattr(QUICK, name)) <= size[name](getattr(FULL, name)) for name in names)
 
@@ -109,9 +109,9 @@ def test_quick_effort_is_smaller_than_full() -> None:
 
 @contextmanager
 def fake_gpus(number: int) -> Iterator[FakeNvml]:
-    with scratch() as directory:
+    with temporary_directory() as directory:
         try:
-            fake = fake_nvml(directory, number)
+            fake = write_gpu_scenario(directory, number)
         except FakeNvmlUnavailable as reason:
             pytest.skip(str(reason))
         yield fake
@@ -134,16 +134,16 @@ def test_poll_gpus_compares_all_values_of_all_gpus() -> None:
 def test_check_equal_different_gpu_value_raises_and_names_it() -> None:
     core: GpuValues = {(0, GpuField.TEMP): 33, (1, GpuField.REMAP_PENDING): 0}
     check_equal(core, dict(core), frozenset())
-    with pytest.raises(ResultMismatch, match=r"gpu-1: remap_pending: the core read 0, pynvml 1"):
+    with pytest.raises(ResultMismatch, match=r"gpu-1: remap_pending: the C core read 0, pynvml 1"):
         check_equal(core, core | {(1, GpuField.REMAP_PENDING): 1}, frozenset())
-    with pytest.raises(ResultMismatch, match=r"gpu-0: temp: the core read 33, pynvml None"):
+    with pytest.raises(ResultMismatch, match=r"gpu-0: temp: the C core read 33, pynvml None"):
         check_equal(core, {(1, GpuField.REMAP_PENDING): 0}, frozenset({GpuField.TEMP}))
 
 
 def test_check_calls_different_number_raises() -> None:
-    assert check_calls(8, 8) == 8
-    with pytest.raises(ResultMismatch, match="the core makes 8 NVML calls, the lower bound 7"):
-        check_calls(8, 7)
+    assert check_call_counts(8, 8) == 8
+    with pytest.raises(ResultMismatch, match="the C core makes 8 NVML calls, the lower bound 7"):
+        check_call_counts(8, 7)
 
 
 def test_check_equal_varying_gpu_value_needs_only_exist() -> None:
@@ -153,16 +153,16 @@ def test_check_equal_varying_gpu_value_needs_only_exist() -> None:
 CHANGED_GPU_PROGRAM: Final = """
 import os, sys
 from pathlib import Path
-from agent.bench.suites.poll_gpus import GoodGpuReader, PlainGpuReader, fast_values, read_set_of
-from agent.bench.nvml import FakeNvml
-from agent.bench.suites.poll_gpus import check_equal, read, watch
-from agent.sources.nvml import session
+from agent.bench.suites.poll_gpus import PynvmlBatchReader, PynvmlPerValueReader, fast_values, read_set_of
+from agent.bench.fake_nvml import FakeNvml
+from agent.bench.suites.poll_gpus import check_equal, open_gpu_watch, read_gpus
+from agent.sources.nvml import open_nvml_session
 library, scenario, socket = map(Path, sys.argv[1:])
 os.environ["FAKE_NVML"] = str(scenario)
-with watch(str(library)) as gpus, session(str(library)) as nvml:
-    gpus_read = read(gpus).gpus
+with open_gpu_watch(str(library)) as gpus, open_nvml_session(str(library)) as nvml:
+    gpus_read = read_gpus(gpus).gpus
     read_sets = [read_set_of(gpu) for gpu in gpus_read]
-    readers = [GoodGpuReader(nvml.binding, read_sets), PlainGpuReader(nvml.binding, read_sets)]
+    readers = [PynvmlBatchReader(nvml.binding, read_sets), PynvmlPerValueReader(nvml.binding, read_sets)]
     with FakeNvml(library, scenario, socket).connect() as control:
         control.send("gpu 1 set remap.pending=1")
     for reader in readers:
@@ -184,32 +184,34 @@ def test_gpu_changed_between_readers_is_a_mismatch() -> None:
             str(fake.control),
         ]
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert done.stdout.splitlines() == ["ResultMismatch: gpu-1: remap_pending: the core read 0, pynvml 1"] * 2
+    assert (
+        done.stdout.splitlines() == ["ResultMismatch: gpu-1: remap_pending: the C core read 0, pynvml 1"] * 2
+    )
 
 
 def test_cgroup_changed_between_readers_is_a_mismatch() -> None:
-    with scratch() as root:
-        tree = write_groups(root, 4)
+    with temporary_directory() as root:
+        tree = write_cgroup_files(root, 4)
         sampler = open_sampler(tree)
         sampler.run_sweep()
-        snapshot = read(sampler)
+        snapshot = read_snapshot(sampler)
         sampler.stop(PATIENCE_S)
-        plain = PlainReader(sweep_files(tree, snapshot))
+        plain = ReopeningReader(sweep_files(tree, snapshot))
         uid, container = tree.groups[1]
         stat = tree.path("v2", uid, container) / "cpu.stat"
         stat.write_text(stat.read_text().replace("nr_throttled 0", "nr_throttled 7"))
-        values = flatten(plain())
-        with pytest.raises(ResultMismatch, match=f"{container}/cpu_throttled: the core read 0, Python 7"):
+        values = flatten_values(plain())
+        with pytest.raises(ResultMismatch, match=f"{container}/cpu_throttled: the C core read 0, Python 7"):
             poll.check_equal("sweep", sweep_values(snapshot, values), values)
 
 
 def test_without_lowest_cpu_changes_one_declared_device() -> None:
     sampler = open_sampler(None)
-    base = read(sampler)
+    base = read_snapshot(sampler)
     sampler.stop(PATIENCE_S)
-    snapshot = replace(base, declared=declarations(base, 3))
+    snapshot = replace(base, declared=declare_cpus(base, 3))
     now = snapshot_time(snapshot)
-    state, before = step(EngineState(Settings("bench")), snapshot, now)
+    state, before = step(EngineState(EngineSettings("bench")), snapshot, now)
     _, after = step(state, without_lowest_cpu(snapshot), now)
     changed_devices = {
         device.device
@@ -225,7 +227,7 @@ def test_without_lowest_cpu_changes_one_declared_device() -> None:
 
 def test_run_consumers_measures_explain_and_audit() -> None:
     outcome = SuiteOutcome()
-    run_consumers(replace(TINY, pods=10, audited=4), outcome)
+    measure_explain_and_audit(replace(TINY, pods=10, audited=4), outcome)
     found = {row.key: row for table in outcome.tables for row in table.rows}
     assert {"scale.explain.10", "scale.floor.10.rss", "scale.audit.4", "scale.audit.4.rss"} <= found.keys()
     assert all(table.notes[0].startswith("fit: ") for table in outcome.tables)
@@ -240,7 +242,7 @@ def rows_at(*points: tuple[float, float]) -> list[ResultRow]:
 
 
 def test_fit_recovers_slope_and_intercept() -> None:
-    line = fit(rows_at((1, 12e-6), (8, 19e-6), (64, 75e-6)))
+    line = fit_line(rows_at((1, 12e-6), (8, 19e-6), (64, 75e-6)))
     assert line.slope == pytest.approx(1e-6)
     assert line.intercept == pytest.approx(11e-6)
     assert line.r2 == pytest.approx(1.0)
@@ -248,11 +250,13 @@ def test_fit_recovers_slope_and_intercept() -> None:
 
 
 def test_fit_of_two_points_has_no_r2() -> None:
-    assert describe_fit(fit(rows_at((0, 1e-3), (10, 0.0))), "s", "pod") == "fit: 1.00 ms - 100 us per pod"
+    assert (
+        describe_fit(fit_line(rows_at((0, 1e-3), (10, 0.0))), "s", "pod") == "fit: 1.00 ms - 100 us per pod"
+    )
 
 
 def test_fit_of_scattered_points_has_low_r2() -> None:
-    line = fit(rows_at((1, 1e-3), (2, 5e-3), (3, 1e-3)))
+    line = fit_line(rows_at((1, 1e-3), (2, 5e-3), (3, 1e-3)))
     assert line.r2 == pytest.approx(0.0, abs=1e-9)
 
 
@@ -274,19 +278,19 @@ def test_latency_ratio_is_paired_by_cause() -> None:
 
 
 def test_batches_contain_each_number_once() -> None:
-    assert [*batches(7, 3)] == [range(3), range(3, 6), range(6, 7)]
-    assert [*batches(0, 3)] == []
+    assert [*split_into_batches(7, 3)] == [range(3), range(3, 6), range(6, 7)]
+    assert [*split_into_batches(0, 3)] == []
 
 
 # --- processes --------------------------------------------------------------------------------------------
 
 
 def test_crowd_reports_when_its_last_subscriber_has_a_message() -> None:
-    with scratch() as directory, socket.socket(socket.AF_UNIX) as listener:
+    with temporary_directory() as directory, socket.socket(socket.AF_UNIX) as listener:
         path = directory / "crowd.sock"
         listener.bind(str(path))
         listener.listen()
-        with start_module("agent.bench.crowd", path, "bare", 4) as crowd:
+        with start_module("agent.bench.many_subscribers", path, "bare", 4) as crowd:
             crowd.send_line("2")
             connections = [listener.accept()[0] for _ in range(2)]
             assert crowd.wait() == {"subscribers": 2}
@@ -298,7 +302,7 @@ def test_crowd_reports_when_its_last_subscriber_has_a_message() -> None:
             connections.append(listener.accept()[0])
             assert crowd.wait() == {"subscribers": 3}
             connections[0].sendall(b"full")
-            with pytest.raises(ProcessError, match=r"no such line in 0\.2 s"):
+            with pytest.raises(ProcessError, match=r"no expected line within 0\.2 s"):
                 crowd.wait(timeout_s=0.2)
             for connection in connections:
                 connection.close()
@@ -326,7 +330,7 @@ def test_peak_rss_excludes_the_parent_process() -> None:
 
 
 def test_failed_program_raises() -> None:
-    with pytest.raises(MeasurementError, match="exit 3"):
+    with pytest.raises(MeasurementError, match="exit status 3"):
         run_program("import sys; sys.exit(3)")
     assert run_program("import sys; sys.exit(3)", exit_codes=(3,)).took_ns > 0
 
@@ -336,7 +340,7 @@ def test_drahealth_program_passes_its_arguments() -> None:
 
 
 def test_start_module_ends_its_process() -> None:
-    with start_module("agent.bench.hitter") as hitter:
+    with start_module("agent.bench.hugepage_limit_hitter") as hitter:
         pid = hitter.pid
         assert Path(f"/proc/{pid}").exists()
     assert not Path(f"/proc/{pid}").exists()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.store.cdi import CdiDevice, CdiMount, CdiNode, remove_spec, write_spec
+from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, remove_spec, write_spec
 
 KIND = "example.com/gpu"
 UID = "0f5a1c7e-1111-4222-8333-444455556666"
@@ -98,21 +98,21 @@ def test_name_changes_when_its_edits_change(tmp_path: Path) -> None:
         (lambda: CdiDevice("", env={"A": "1"}), "'' is not a CDI device name"),
         (lambda: CdiDevice("a/b", env={"A": "1"}), "'a/b' is not a CDI device name"),
         (lambda: CdiDevice("gpu-", env={"A": "1"}), "'gpu-' is not a CDI device name"),
-        (lambda: CdiDevice("gpu"), "CDI device gpu changes nothing in a container; runtimes refuse that"),
+        (lambda: CdiDevice("gpu"), "CDI device gpu changes nothing in a container; add env"),
         (lambda: CdiDevice("gpu", annotations={"a": "b"}), "CDI device gpu changes nothing in a container"),
         (lambda: CdiDevice("gpu", env={"A=B": "1"}), "'A=B' is not a variable name"),
         (
             lambda: CdiDevice("gpu", env={"A": "1\n2"}),
-            r"A='1\\n2' has characters that are not allowed in a variable",
+            r"A='1\\n2' has unprintable characters",
         ),
-        (lambda: CdiDevice("gpu", mounts=(CdiMount("", "/x"),)), "the mount at '/x' has no host path"),
+        (lambda: CdiDevice("gpu", mounts=(CdiMount("", "/x"),)), "mount '/x' has no host_path"),
         (lambda: CdiDevice("gpu", mounts=(CdiMount("/x", "x"),)), "'x' is not an absolute path"),
         (lambda: CdiDevice("gpu", mounts=(CdiMount("/x", "/../x"),)), "'/../x' is not an absolute path"),
         (lambda: CdiDevice("gpu", nodes=(CdiNode("dev/null"),)), "'dev/null' is not an absolute path"),
         (lambda: CdiDevice("gpu", nodes=(CdiNode("/dev/a", "null"),)), "'null' is not an absolute path"),
         (
             lambda: CdiDevice("gpu", nodes=(CdiNode("/dev/a", permissions="x"),)),
-            "permissions 'x' are not some of",
+            "permissions 'x' are not of",
         ),
         (lambda: CdiDevice("gpu", env={"A": "1"}, annotations={"a b": ""}), "'a b' is not an annotation key"),
     ],
@@ -142,7 +142,7 @@ def test_uid_cannot_escape_the_directory(tmp_path_factory: pytest.TempPathFactor
 
 
 def test_spec_without_devices_or_with_duplicates_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no device for .*; runtimes refuse such a file"):
+    with pytest.raises(ValueError, match=r"CDI file .*: no devices; runtimes refuse such a file"):
         write_spec(tmp_path, KIND, UID, [])
     with pytest.raises(ValueError, match="2 devices are named gpu-3"):
         write_spec(
@@ -238,7 +238,7 @@ def test_directory_without_parent_is_not_created(tmp_path: Path) -> None:
 FULL = """
 import sys
 from pathlib import Path
-from agent.store.cdi import CdiDevice, write_spec
+from agent.store.cdi_files import CdiDevice, write_spec
 here = Path(sys.argv[1])
 device = CdiDevice("gpu-3", env={"GPU": "3"})
 write_spec(here, "example.com/gpu", "before", [device])

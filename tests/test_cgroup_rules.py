@@ -6,25 +6,25 @@ from typing import Any, Final
 import pytest
 from paper import ABSENT, EIO, MIB, NO_LIMIT, PaperNode, group_sample, hugetlb_sample
 
-from agent.health.host.catalog import wakes
-from agent.health.host.cgroup.rules import FROZEN_S, GROUP_RULES, hugetlb_limit_hit
+from agent.health.host.catalog import sampler_wakes
+from agent.health.host.cgroup.rules import CGROUP_RULES, FROZEN_S, detect_hugepage_limit_hit
 from agent.health.host.cgroup.state import (
-    MAX_GONE_GROUPS,
-    GroupView,
-    Throttling,
-    exclusive_cpus,
-    group_devices,
-    view_groups,
+    MAX_REMOVED_CGROUPS,
+    CgroupRuleInput,
+    CpuThrottling,
+    cgroup_rule_inputs,
+    exclusive_cpu_devices,
+    exclusive_devices_of_cgroup,
 )
 from agent.health.rules import CLEAN_PASSES, OK, RuleNotEvaluated, RuleResult
 from agent.model.cpuset import parse_cpus
-from agent.model.declared import Declared, DeclaredCpus, DeclaredFile
-from agent.model.health import Finding, Note, Severity
+from agent.model.declared_devices import DeclaredCpus, DeclaredFile, DriverDevice
+from agent.model.health import Finding, NonDeviceCause, Severity
 from agent.model.reading import Reading
-from agent.model.settings import HostLimits, Settings
-from agent.model.snapshot import GroupSample, HugetlbSample, Snapshot
+from agent.model.settings import EngineSettings, HostLimits
+from agent.model.snapshot import CgroupSample, HugetlbSample, Snapshot
 from agent.model.time import NS
-from agent.model.wake import SamplerField, Wake
+from agent.model.wake_conditions import SamplerField, WakeCondition
 
 HIT: Final = "cgroup.hugetlb.max_hit"
 THROTTLED: Final = "cgroup.cpu.throttled"
@@ -36,18 +36,18 @@ AT_HIGH: Final = "cgroup.memory.high"
 FROZEN: Final = "cgroup.frozen"
 POD: Final = group_sample(1, hugetlb_sample(), container="")
 CONTAINER: Final = group_sample(2, hugetlb_sample())
-SLOW: Final = Throttling(throttled=6, periods=20, evaluations=2)
+SLOW: Final = CpuThrottling(throttled=6, periods=20, evaluations=2)
 
 
 def hit(
     *hits: int, limit: Reading = NO_LIMIT, rsvd: Reading = NO_LIMIT, pod: Reading = NO_LIMIT
-) -> GroupView:
+) -> CgroupRuleInput:
     """Return a container with one page size per count of hits."""
     sizes = (2048, 1 << 20)[: len(hits)]
     of_pod = [hugetlb_sample(0, size_kib=kib, limit=pod) for kib in sizes]
     own = [hugetlb_sample(0, size_kib=kib, limit=limit, rsvd=rsvd) for kib in sizes]
     group, parent = group_sample(2, *own), group_sample(1, *of_pod, container="")
-    return GroupView(group, parent, hits=hits, refusals=(0,) * len(hits))
+    return CgroupRuleInput(group, parent, hits=hits, refusals=(0,) * len(hits))
 
 
 def v1(size: HugetlbSample) -> HugetlbSample:
@@ -55,36 +55,36 @@ def v1(size: HugetlbSample) -> HugetlbSample:
     return size._replace(rsvd_failed=0)
 
 
-def refused(hits: int, refusals: int) -> GroupView:
+def refused(hits: int, refusals: int) -> CgroupRuleInput:
     """Return a container of cgroup v1."""
     size = v1(hugetlb_sample(limit=8 * MIB, rsvd=4 * MIB))
-    return GroupView(group_sample(2, size), None, hits=(hits,), refusals=(refusals,))
+    return CgroupRuleInput(group_sample(2, size), None, hits=(hits,), refusals=(refusals,))
 
 
-def of(view: GroupView, **members: Any) -> GroupView:
+def of(view: CgroupRuleInput, **members: Any) -> CgroupRuleInput:
     return view._replace(**members)
 
 
-def alone(cpus: str, evaluations: int = 2) -> GroupView:
+def alone(cpus: str, evaluations: int = 2) -> CgroupRuleInput:
     """Return a container on CPUs that a driver declares as exclusive."""
     group = CONTAINER._replace(cpus=parse_cpus(cpus))
-    return GroupView(
-        group, exclusive=("driver/node-a/cpuset-1",), throttling=Throttling(evaluations, 9, evaluations)
+    return CgroupRuleInput(
+        group, exclusive=("driver/node-a/cpuset-1",), throttling=CpuThrottling(evaluations, 9, evaluations)
     )
 
 
-def memory(limit: Reading, pods: Reading = NO_LIMIT, **members: Any) -> GroupView:
-    return GroupView(CONTAINER._replace(mem_limit=limit), POD._replace(mem_limit=pods), **members)
+def memory(limit: Reading, pods: Reading = NO_LIMIT, **members: Any) -> CgroupRuleInput:
+    return CgroupRuleInput(CONTAINER._replace(mem_limit=limit), POD._replace(mem_limit=pods), **members)
 
 
 def info(code: str, evidence: str) -> Finding:
     return Finding(code, Severity.INFO, evidence)
 
 
-SIZES: Final = GroupView(CONTAINER, POD, hits=(0,), refusals=(0,))
+SIZES: Final = CgroupRuleInput(CONTAINER, POD, hits=(0,), refusals=(0,))
 SHARE: Final = "throttled in more than 25 % of its CPU periods in 60 s"
 TEN_TIMES: Final = "hit its memory limit at least 10 times in 60 s"
-CASES: Final[list[tuple[str, GroupView, RuleResult]]] = [
+CASES: Final[list[tuple[str, CgroupRuleInput, RuleResult]]] = [
     # --- hugepages
     (HIT, hit(0, 0), OK),
     (HIT, hit(1, limit=8 * MIB), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
@@ -100,21 +100,21 @@ CASES: Final[list[tuple[str, GroupView, RuleResult]]] = [
     (HIT, refused(1, 0), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
     (HIT, refused(5, 5), info(HIT, "2mi pages hit the limit (limit 8 MiB), 2mi pages could not be reserved, "
                                    "mmap failed with ENOMEM (limit 4 MiB)")),
-    (HIT, GroupView(POD, hits=(1,), refusals=(0,)), info(HIT, "2mi pages hit the limit")),
-    (HIT, GroupView(POD, hits=(1,), refusals=(0,), containers=(hit(1),)), OK),
-    (HIT, GroupView(POD, hits=(1,), refusals=(0,), containers=(hit(0),)),
+    (HIT, CgroupRuleInput(POD, hits=(1,), refusals=(0,)), info(HIT, "2mi pages hit the limit")),
+    (HIT, CgroupRuleInput(POD, hits=(1,), refusals=(0,), containers=(hit(1),)), OK),
+    (HIT, CgroupRuleInput(POD, hits=(1,), refusals=(0,), containers=(hit(0),)),
      info(HIT, "2mi pages hit the limit")),
     # --- CPU time
     (THROTTLED, SIZES, OK),
     (THROTTLED, of(SIZES, throttling=SLOW), info(THROTTLED, SHARE)),
-    (THROTTLED, of(SIZES, throttling=Throttling(5, 20)), OK),
-    (THROTTLED, of(SIZES, throttling=Throttling(19, 19)), OK),
-    (THROTTLED, of(SIZES, throttling=Throttling(6, 20), limits=HostLimits(throttled_percent=30)), OK),
-    (THROTTLED, of(SIZES, throttling=Throttling(7, 20),
+    (THROTTLED, of(SIZES, throttling=CpuThrottling(5, 20)), OK),
+    (THROTTLED, of(SIZES, throttling=CpuThrottling(19, 19)), OK),
+    (THROTTLED, of(SIZES, throttling=CpuThrottling(6, 20), limits=HostLimits(throttled_percent=30)), OK),
+    (THROTTLED, of(SIZES, throttling=CpuThrottling(7, 20),
                    limits=HostLimits(throttled_percent=30, throttled_window_s=30)),
      info(THROTTLED, "throttled in more than 30 % of its CPU periods in 30 s")),
-    (THROTTLED, GroupView(POD, throttling=SLOW), info(THROTTLED, SHARE)),
-    (THROTTLED, GroupView(POD, throttling=SLOW, containers=(of(SIZES, throttling=SLOW),)), OK),
+    (THROTTLED, CgroupRuleInput(POD, throttling=SLOW), info(THROTTLED, SHARE)),
+    (THROTTLED, CgroupRuleInput(POD, throttling=SLOW, containers=(of(SIZES, throttling=SLOW),)), OK),
     (EXCLUSIVE, alone("2-3", 1), OK),
     (EXCLUSIVE, alone("2-3"), Finding(EXCLUSIVE, Severity.DEGRADED, "throttled on exclusive CPUs 2-3")),
     (EXCLUSIVE, of(alone("2-3"), containers=(alone("2-3"),)), OK),
@@ -129,8 +129,8 @@ CASES: Final[list[tuple[str, GroupView, RuleResult]]] = [
      info(KILL, "processes were killed: out of memory (no limit of its own)")),
     (KILL, memory(EIO, kills=1), info(KILL, "processes were killed: out of memory")),
     (KILL, memory(NO_LIMIT, ABSENT, kills=1), info(KILL, "processes were killed: out of memory")),
-    (KILL, GroupView(POD, kills=2, containers=(memory(MIB, kills=1),)), OK),
-    (KILL, GroupView(POD, kills=2, containers=(memory(MIB, at_max=99),)),
+    (KILL, CgroupRuleInput(POD, kills=2, containers=(memory(MIB, kills=1),)), OK),
+    (KILL, CgroupRuleInput(POD, kills=2, containers=(memory(MIB, at_max=99),)),
      info(KILL, "processes were killed: out of memory (no limit of its own)")),
     (OOM, memory(32 * MIB), OK),
     (OOM, memory(32 * MIB, ooms=1), info(OOM, "out of memory, no process was killed (limit 32 MiB)")),
@@ -146,14 +146,15 @@ CASES: Final[list[tuple[str, GroupView, RuleResult]]] = [
     (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=ABSENT)), OK),
     (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=EIO)),
      RuleNotEvaluated("whether it is still frozen cannot be read")),
-    (FROZEN, GroupView(POD._replace(frozen=1), containers=(of(SIZES, group=CONTAINER._replace(frozen=1)),)),
+    (FROZEN, CgroupRuleInput(POD._replace(frozen=1), containers=(of(SIZES,
+     group=CONTAINER._replace(frozen=1)),)),
      OK),
 ]  # fmt: skip
-ROWS: Final = {rule.code: rule for rule in GROUP_RULES}
+ROWS: Final = {rule.code: rule for rule in CGROUP_RULES}
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_view_has_result(code: str, view: GroupView, answer: RuleResult) -> None:
+def test_view_has_result(code: str, view: CgroupRuleInput, answer: RuleResult) -> None:
     assert ROWS[code].evaluate(view) == answer
 
 
@@ -170,22 +171,22 @@ def test_every_cgroup_rule_has_good_and_bad_cases(code: str) -> None:
     [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1025, "1025 B"), (3 * MIB, "3 MiB"), (5 << 30, "5 GiB")],
 )
 def test_limit_text_uses_the_largest_whole_unit(size: int, text: str) -> None:
-    answer = hugetlb_limit_hit(hit(1, limit=size))
+    answer = detect_hugepage_limit_hit(hit(1, limit=size))
     assert isinstance(answer, Finding)
     assert answer.evidence == f"2mi pages hit the limit (limit {text})"
 
 
 def test_growing_counters_do_not_wake_each_time() -> None:
-    found = {wake.field: wake for wake in wakes(10, 60)}
+    found = {wake.field: wake for wake in sampler_wakes(10, 60)}
     for field, threshold in [
         (SamplerField.GROUP_CPU_THROTTLED, 5),
         (SamplerField.GROUP_MEM_MAX, 10),
         (SamplerField.GROUP_MEM_HIGH, 10),
         (SamplerField.GROUP_MEM_FAILCNT, 10),
     ]:
-        assert found[field] == Wake(field, threshold, 60 * NS)
+        assert found[field] == WakeCondition(field, threshold, 60 * NS)
     assert SamplerField.GROUP_CPU_PERIODS not in found
-    assert found[SamplerField.GROUP_MEM_OOM_KILL] == Wake(SamplerField.GROUP_MEM_OOM_KILL)
+    assert found[SamplerField.GROUP_MEM_OOM_KILL] == WakeCondition(SamplerField.GROUP_MEM_OOM_KILL)
 
 
 # --- which devices a container uses ----------------------------------------------------------------------
@@ -194,7 +195,7 @@ def test_growing_counters_do_not_wake_each_time() -> None:
 def declared(*cpus: str, exclusive: bool = True) -> tuple[DeclaredFile, ...]:
     """Return CPU devices of one driver, ``cpuset-0`` and on."""
     devices = [
-        Declared("driver", "node-a", f"cpuset-{n}", DeclaredCpus(parse_cpus(one), 0, exclusive, False), 0)
+        DriverDevice("driver", "node-a", f"cpuset-{n}", DeclaredCpus(parse_cpus(one), 0, exclusive, False), 0)
         for n, one in enumerate(cpus)
     ]
     return (DeclaredFile("driver", tuple(devices)),)
@@ -219,7 +220,7 @@ def test_container_uses_exclusive_cpus_if_it_has_no_others(cpus: Any, devices: l
     node.next()
     snapshot = replace(node.snapshot(), declared=declared("2-3", "4-7"))
     group = CONTAINER._replace(cpus=parse_cpus(cpus) if isinstance(cpus, str) else cpus)
-    assert group_devices(group, exclusive_cpus(snapshot)) == tuple(
+    assert exclusive_devices_of_cgroup(group, exclusive_cpu_devices(snapshot)) == tuple(
         f"driver/node-a/{name}" for name in devices
     )
 
@@ -228,7 +229,12 @@ def test_shared_cpus_are_not_exclusive() -> None:
     node = PaperNode()
     node.next()
     snapshot = replace(node.snapshot(), declared=declared("2-3", exclusive=False))
-    assert group_devices(CONTAINER._replace(cpus=parse_cpus("2-3")), exclusive_cpus(snapshot)) == ()
+    assert (
+        exclusive_devices_of_cgroup(
+            CONTAINER._replace(cpus=parse_cpus("2-3")), exclusive_cpu_devices(snapshot)
+        )
+        == ()
+    )
 
 
 # --- through time ----------------------------------------------------------------------------------------
@@ -237,7 +243,7 @@ def test_shared_cpus_are_not_exclusive() -> None:
 class Pods(PaperNode):
     """Pod with one container, read every ten seconds."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: EngineSettings | None = None) -> None:
         super().__init__(settings, period_ns=10 * NS)
         self.pod, self.container = POD, CONTAINER
         self.there = True
@@ -247,14 +253,14 @@ class Pods(PaperNode):
         self.groups = [self.pod, self.container] if self.there else []
         return replace(super().snapshot(), declared=self.declares)
 
-    def notes_after(self, **members: Any) -> list[Note]:
+    def notes_after(self, **members: Any) -> list[NonDeviceCause]:
         """Set the container's counters; return the notes."""
         self.container = self.container._replace(**members)
         return list(self.next().notes)
 
     def codes_after(self, periods: int, throttled: int, passes: int = 1) -> list[str]:
         """Add periods in each pass; return the codes of the notes at the end."""
-        notes: list[Note] = []
+        notes: list[NonDeviceCause] = []
         for _ in range(passes):
             group = self.container
             assert isinstance(group.cpu_periods, int)
@@ -265,7 +271,7 @@ class Pods(PaperNode):
         return codes_of(notes)
 
 
-def codes_of(notes: list[Note]) -> list[str]:
+def codes_of(notes: list[NonDeviceCause]) -> list[str]:
     return [note.cause.code for note in notes]
 
 
@@ -331,18 +337,18 @@ def test_kill_is_reported_after_its_pod_is_gone() -> None:
 def test_restart_loop_keeps_a_bounded_number_of_groups() -> None:
     node = PaperNode()
     node.next()
-    many = MAX_GONE_GROUPS + 50
+    many = MAX_REMOVED_CGROUPS + 50
     for first in range(0, many, 100):
         node.groups = [dead(ident) for ident in range(first, min(first + 100, many))]
         node.next()
     node.groups = []
     node.next()
     kept = node.state.host.groups.active
-    assert len(kept) == MAX_GONE_GROUPS
+    assert len(kept) == MAX_REMOVED_CGROUPS
     assert min(kept) == 50, "the newest are kept"
 
 
-def dead(ident: int) -> GroupSample:
+def dead(ident: int) -> CgroupSample:
     """Return a container with one OOM kill."""
     return group_sample(ident + 1, container=f"c{ident + 1}")._replace(id=ident, mem_oom_kill=1)
 
@@ -419,7 +425,7 @@ def test_events_after_a_pause_count_in_full(passes: int) -> None:
     node.notes_after(mem_max=10)
     node.next(passes)
     node.notes_after(mem_max=60)
-    (view,) = view_groups(node.state.host.groups, node.snapshot(), node.state.settings, node.now)
+    (view,) = cgroup_rule_inputs(node.state.host.groups, node.snapshot(), node.state.settings, node.now)
     assert view.at_max == 50
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from machine import CGROUPFS, Kubepods, kubepods_tree
 
-from agent.model.claim_sources import LiveContainer, LivePod, Origin, Provenance, SourceAnswer
+from agent.model.claim_sources import ContainerCgroup, Origin, PodCgroup, Provenance, SourceAnswer
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.sources.pod_cgroups import read_tree
+from agent.sources.pod_cgroups import read_live_pods
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 POD = "5a3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0"
@@ -37,8 +37,8 @@ def make_plain_cgroup(root: Path, group: str, events: str = "populated 0\nfrozen
     return path
 
 
-def read(root: Path) -> SourceAnswer[LivePod]:
-    return read_tree(root, "/", NOW)
+def read(root: Path) -> SourceAnswer[PodCgroup]:
+    return read_live_pods(root, "/", NOW)
 
 
 # --- real cgroups ------------------------------------------------------------------------------------------
@@ -52,8 +52,8 @@ def tree(request: pytest.FixtureRequest) -> Iterator[Kubepods]:
         yield made
 
 
-def seen(tree: Kubepods) -> tuple[LivePod, ...]:
-    answer = read_tree(CGROUPFS, tree.cgroup_root, NOW)
+def seen(tree: Kubepods) -> tuple[PodCgroup, ...]:
+    answer = read_live_pods(CGROUPFS, tree.cgroup_root, NOW)
     assert answer.is_complete
     return answer.items
 
@@ -64,8 +64,8 @@ def test_pod_runs_while_a_container_has_a_process(tree: Kubepods) -> None:
     tree.make("burstable", POD, OTHER)
     with process_in(group):
         assert seen(tree) == (
-            LivePod(STATIC, False),
-            LivePod(POD, True, (LiveContainer(ID, True), LiveContainer(OTHER, False))),
+            PodCgroup(STATIC, False),
+            PodCgroup(POD, True, (ContainerCgroup(ID, True), ContainerCgroup(OTHER, False))),
         )
     assert [pod.running for pod in seen(tree)] == [False, False]
     tree.remove("burstable", POD)
@@ -77,20 +77,20 @@ def test_processes_in_child_cgroups_count_for_the_container(tree: Kubepods) -> N
     below = tree.make("", POD, ID) / "container"
     below.mkdir()
     with process_in(below):
-        assert seen(tree) == (LivePod(POD, True, (LiveContainer(ID, True),)),)
+        assert seen(tree) == (PodCgroup(POD, True, (ContainerCgroup(ID, True),)),)
 
 
 def test_systemd_cgroup_names_are_parsed() -> None:
     with kubepods_tree("memory", unified=False, systemd=True) as tree:
         with process_in(tree.make("burstable", POD, ID)):
-            assert seen(tree) == (LivePod(POD, True, (LiveContainer(ID, True),)),)
+            assert seen(tree) == (PodCgroup(POD, True, (ContainerCgroup(ID, True),)),)
         tree.make("", STATIC)
         assert [pod.uid for pod in seen(tree)] == [STATIC, POD]
 
 
 def test_pods_of_another_kubelet_are_ignored(tree: Kubepods) -> None:
     tree.make("", POD, ID)
-    answer = read_tree(CGROUPFS, f"{tree.cgroup_root}-other", NOW)
+    answer = read_live_pods(CGROUPFS, f"{tree.cgroup_root}-other", NOW)
     assert (answer.absence, answer.items) == (Absence.ABSENT, ())
 
 
@@ -118,18 +118,18 @@ def test_other_cgroups_are_ignored(tmp_path: Path) -> None:
     ):
         make_plain_cgroup(tmp_path, group)
     make_plain_cgroup(tmp_path, pod)
-    assert read(tmp_path).items == (LivePod("1", False, (LiveContainer(ID, False),)),)
+    assert read(tmp_path).items == (PodCgroup("1", False, (ContainerCgroup(ID, False),)),)
 
 
 @pytest.mark.parametrize("events", ["", "frozen 0\n"])
 def test_unreadable_cgroup_has_unknown_state(tmp_path: Path, events: str) -> None:
     make_plain_cgroup(tmp_path, f"kubepods/pod{POD}", events)
-    assert read(tmp_path).items == (LivePod(POD, None),)
+    assert read(tmp_path).items == (PodCgroup(POD, None),)
 
 
 def test_failed_read_gives_unknown_state(tmp_path: Path) -> None:
     (tmp_path / f"kubepods/pod{POD}/cgroup.events").mkdir(parents=True)
-    assert read(tmp_path).items == (LivePod(POD, None),)
+    assert read(tmp_path).items == (PodCgroup(POD, None),)
 
 
 def test_unlistable_tree_is_unreadable_and_not_empty(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_unlistable_tree_is_unreadable_and_not_empty(tmp_path: Path) -> None:
     loop.symlink_to(loop)
     answer = read(tmp_path)
     assert (answer.absence, answer.items) == (Absence.UNREADABLE, ())
-    assert answer.reason == f"{loop}: Too many levels of symbolic links"
+    assert answer.reason == f"cgroup directory {loop}: Too many levels of symbolic links"
 
 
 def test_unlistable_part_of_tree_marks_answer_incomplete(tmp_path: Path) -> None:
@@ -145,6 +145,6 @@ def test_unlistable_part_of_tree_marks_answer_incomplete(tmp_path: Path) -> None
     for qos in ("burstable", "besteffort"):
         (tmp_path / "kubepods" / qos).symlink_to(qos)
     answer = read(tmp_path)
-    assert answer.items == (LivePod(POD, False),)
+    assert answer.items == (PodCgroup(POD, False),)
     assert not answer.is_complete
     assert len(answer.invalid) == 2

@@ -17,9 +17,9 @@ from patience import PATIENCE_S
 from wire.google import Watcher
 from wire.serving import descriptors
 
-from agent.health.host.catalog import wakes
-from agent.model.snapshot import GroupSample, Snapshot
-from agent.model.source import SourceState
+from agent.health.host.catalog import sampler_wakes
+from agent.model.snapshot import CgroupSample, Snapshot
+from agent.model.source_state import SourceState
 from agent.model.time import NS
 from agent.native.sampler import Sampler, SamplerOptions
 
@@ -50,7 +50,7 @@ def watched(tree: Kubepods, sweep_ns: int = HOUR_NS) -> Iterator[Sampler]:
             period_ns=NS // 20,
             sweep_ns=sweep_ns,
             resync_ns=HOUR_NS,
-            wakes=wakes(10, 60),
+            wakes=sampler_wakes(10, 60),
         )
     )
     try:
@@ -74,7 +74,7 @@ def until(sampler: Sampler, claim: Callable[[Snapshot], bool], *, woken: bool = 
     raise AssertionError("the condition never held")
 
 
-def group_of(snapshot: Snapshot, container: str = CONTAINER) -> GroupSample | None:
+def group_of(snapshot: Snapshot, container: str = CONTAINER) -> CgroupSample | None:
     return next((group for group in snapshot.groups if group.container == container), None)
 
 

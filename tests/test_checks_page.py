@@ -12,31 +12,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agent.health
-from agent.cli.checks.rows import LOG_LINES, CheckRow, groups
+from agent.cli.checks.catalog import LOG_LINES, CheckDescription, check_sections
 from agent.cli.checks.text import COMMAND, markdown
 from agent.cli.main import main
 from agent.config.config import SETTINGS
-from agent.embed.components import FAILED
+from agent.embed.core_components import CORE_FAILED_ROW
 from agent.health.declared.gpus import DECLARED_GPU_RULES
 from agent.health.gpu.catalog import gpu_rules
-from agent.health.gpu.faults import events as gpu_events
-from agent.health.gpu.xid import lines as xid_lines
-from agent.health.gpu.xid.conditions import XidFacts, XidFault
-from agent.health.gpu.xid.rules import decide, decide_sxid
-from agent.health.gpu.xid.sxids import SXIDS
-from agent.health.gpu.xid.table import XIDS
-from agent.health.gpu.xid.values import RecoveryAction
-from agent.health.host.catalog import ALL_RULES
-from agent.health.host.pod.rules import ALLOCATION_ROWS
-from agent.health.kernel_log.parse import parse as host_line
-from agent.health.kernel_log.values import LogCode
+from agent.health.gpu.faults import event_rows as gpu_events
+from agent.health.gpu.xid import log_lines as xid_lines
+from agent.health.gpu.xid.conditions import XidOccurrences, XidReadings
+from agent.health.gpu.xid.decisions import decide_sxid, decide_xid
+from agent.health.gpu.xid.row_types import RecoveryAction
+from agent.health.gpu.xid.sxid_table import SXIDS
+from agent.health.gpu.xid.xid_table import XIDS
+from agent.health.host.catalog import ALL_HOST_RULES
+from agent.health.host.pod.rules import POD_AUDIT_ROWS
+from agent.health.kernel_log.facts import KernelLogCode
+from agent.health.kernel_log.parse import parse_host_line as host_line
 from agent.health.rules import STALLED, CatalogRow
 from agent.model.health import Severity
 from agent.model.settings import GpuLimits
 
 LIMITS = GpuLimits()
 PAGE = Path(__file__).parent.parent / "docs" / "checks.md"
-GROUPS = groups(LIMITS)
+GROUPS = check_sections(LIMITS)
 CHECKS = {check.code: check for group in GROUPS for check in group.checks}
 
 
@@ -44,25 +44,25 @@ CHECKS = {check.code: check for group in GROUPS for check in group.checks}
 
 
 def test_every_cause_is_listed_once():
-    codes = [rule.code for rule in (*ALL_RULES, *DECLARED_GPU_RULES, *gpu_rules(LIMITS))]
-    codes += [row.code for row in gpu_events.ROWS] + [*ALLOCATION_ROWS]
+    codes = [rule.code for rule in (*ALL_HOST_RULES, *DECLARED_GPU_RULES, *gpu_rules(LIMITS))]
+    codes += [row.code for row in gpu_events.EVENT_FAULT_ROWS] + [*POD_AUDIT_ROWS]
     codes += [f"gpu.xid.{code}" for code in XIDS] + [f"gpu.fabric.sxid.{code}" for code in SXIDS]
     for module in walk_packages(agent.health.__path__, "agent.health."):
         codes += [
             row.code for row in vars(import_module(module.name)).values() if isinstance(row, CatalogRow)
         ]
-    assert {*codes, STALLED, FAILED.code} == set(CHECKS)
+    assert {*codes, STALLED, CORE_FAILED_ROW.code} == set(CHECKS)
     assert len(CHECKS) == sum(len(group.checks) for group in GROUPS)
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.code)
-def test_check_has_every_field(check: CheckRow):
+def test_check_has_every_field(check: CheckDescription):
     assert all((check.meaning, check.threshold, check.why, check.advice, check.source))
     assert "`" not in check.meaning, "a docstring's markup would be shown to people"
 
 
 def test_check_has_try_it():
-    assert [check.code for check in CHECKS.values() if not check.try_it] == [STALLED]
+    assert [check.code for check in CHECKS.values() if not check.try_command] == [STALLED]
 
 
 def test_threshold_names_its_unit_and_existing_settings():
@@ -74,14 +74,14 @@ def test_threshold_names_its_unit_and_existing_settings():
 
 
 def test_documented_numbers_match_the_limits():
-    strict = {c.code: c for group in groups(GpuLimits(correctable_errors=7)) for c in group.checks}
+    strict = {c.code: c for group in check_sections(GpuLimits(correctable_errors=7)) for c in group.checks}
     assert " 7 in 1 h" in strict["gpu.ecc.correctable_rate"].threshold
 
 
 ACTION = st.none() | st.sampled_from([RecoveryAction(number) for number in range(9)])
 MAYBE = st.none() | st.booleans()
 FACTS = st.builds(
-    XidFacts,
+    XidReadings,
     *(ACTION, st.booleans(), ACTION, MAYBE, MAYBE, MAYBE, MAYBE, MAYBE, st.booleans(), MAYBE, st.booleans()),
 )
 MAX_LINES = [
@@ -94,9 +94,9 @@ MAX_LINES = [
     "NVRM: Xid (PCI:0000:1b:00): 148, NVLPW Fatal XC0 i0 Link 02 (0x00000001 0x00000001 0x0 0x0)",
     "NVRM: Xid (PCI:0000:1b:00): 13, pid=7, name=b, Graphics SM Warp Exception on (GPC 1, TPC 2, SM 0)",
 ]
-PARSED = [line for text in MAX_LINES if isinstance(line := xid_lines.parse(text), xid_lines.XidLine)]
+PARSED = [line for text in MAX_LINES if isinstance(line := xid_lines.parse_line(text), xid_lines.XidLine)]
 FAULTS = st.builds(
-    XidFault,
+    XidOccurrences,
     st.sampled_from([1, 2, 100]),
     st.sampled_from([1, 2, 5]),
     st.lists(st.sampled_from(PARSED), max_size=3).map(tuple),
@@ -108,13 +108,13 @@ FAULTS = st.builds(
 @given(FACTS, FAULTS)
 def test_no_xid_is_worse_than_on_the_page(facts, fault):
     for code, row in XIDS.items():
-        mine = tuple(line for line in fault.details if line.code == code)
-        ruling = decide(row, fault._replace(details=mine), facts)
+        mine = tuple(line for line in fault.lines if line.code == code)
+        ruling = decide_xid(row, fault._replace(lines=mine), facts)
         assert ruling.severity <= CHECKS[f"gpu.xid.{code}"].severity, (code, ruling)
 
 
 def test_every_xid_can_be_as_severe_as_on_the_page():
-    query = XidFacts(
+    query = XidReadings(
         action=RecoveryAction.GPU_RESET,
         has_action=True,
         remap_pending=True,
@@ -123,9 +123,9 @@ def test_every_xid_can_be_as_severe_as_on_the_page():
     )
     for code, row in XIDS.items():
         lines = tuple(line for line in PARSED if line.code == code)
-        faults = [XidFault(20, 5, lines, frozenset({1, 2})), XidFault()]
-        facts = [query, XidFacts(), XidFacts(announced=RecoveryAction.NODE_REBOOT)]
-        worst = max(decide(row, fault, fact).severity for fault in faults for fact in facts)
+        faults = [XidOccurrences(20, 5, lines, frozenset({1, 2})), XidOccurrences()]
+        facts = [query, XidReadings(), XidReadings(announced=RecoveryAction.NODE_REBOOT)]
+        worst = max(decide_xid(row, fault, fact).severity for fault in faults for fact in facts)
         assert worst is CHECKS[f"gpu.xid.{code}"].severity, code
 
 
@@ -143,13 +143,13 @@ def test_sxid_is_as_severe_as_its_row():
 def test_try_it_kernel_log_lines_are_parsed():
     kinds = {
         gpu_events.INIT_FAILED: xid_lines.InitFailedLine,
-        gpu_events.LINK_SETUP_FAILED: xid_lines.LinkSetupLine,
-        gpu_events.API_MISMATCH: xid_lines.MismatchLine,
+        gpu_events.LINK_SETUP_FAILED: xid_lines.LinkSetupFailedLine,
+        gpu_events.API_MISMATCH: xid_lines.VersionMismatchLine,
     }
-    assert {code: type(xid_lines.parse(line)) for code, line in LOG_LINES.items()} == kinds
+    assert {code: type(xid_lines.parse_line(line)) for code, line in LOG_LINES.items()} == kinds
     for code in SXIDS:
-        (text,) = re.findall(r'echo "(.*)" > /dev/kmsg', CHECKS[f"gpu.fabric.sxid.{code}"].try_it)
-        line = xid_lines.parse(text)
+        (text,) = re.findall(r'echo "(.*)" > /dev/kmsg', CHECKS[f"gpu.fabric.sxid.{code}"].try_command)
+        line = xid_lines.parse_line(text)
         assert isinstance(line, xid_lines.SxidLine)
         assert (line.code, line.fatal, line.link) == (code, True, 32)
 
@@ -158,23 +158,23 @@ def test_try_it_host_lines_match_their_rules():
     written = {
         check.code: text.replace("<address>", "0000:3b:00.0")
         for check in CHECKS.values()
-        for text in re.findall(r"echo '<\d>(.*?)' > /dev/kmsg", check.try_it)
+        for text in re.findall(r"echo '<\d>(.*?)' > /dev/kmsg", check.try_command)
     }
     parsed = {code: line.code for code, text in written.items() if (line := host_line(text))}
     assert parsed == {
-        "cpu.machine_check": LogCode.MACHINE_CHECK,
-        "cpu.machine_check.corrected": LogCode.MACHINE_CHECK_CORRECTED,
-        "cpu.lockup.hard": LogCode.HARD_LOCKUP,
-        "cpu.lockup.soft": LogCode.SOFT_LOCKUP,
-        "pci.fault": LogCode.PCI_FAULT,
-        "node.hung_task": LogCode.HUNG_TASK,
-        "node.rcu_stall": LogCode.RCU_STALL,
-        "node.oom": LogCode.OOM_KILL,
-        "node.nvme": LogCode.NVME,
-        "node.read_only": LogCode.READ_ONLY,
-        "node.pci": LogCode.AER_FATAL,
-        "node.pci.corrected": LogCode.AER_CORRECTED,
-        "node.machine_check": LogCode.HARDWARE_ERROR,
+        "cpu.machine_check": KernelLogCode.MACHINE_CHECK,
+        "cpu.machine_check.corrected": KernelLogCode.MACHINE_CHECK_CORRECTED,
+        "cpu.lockup.hard": KernelLogCode.HARD_LOCKUP,
+        "cpu.lockup.soft": KernelLogCode.SOFT_LOCKUP,
+        "pci.fault": KernelLogCode.PCI_FAULT,
+        "node.hung_task": KernelLogCode.HUNG_TASK,
+        "node.rcu_stall": KernelLogCode.RCU_STALL,
+        "node.oom": KernelLogCode.OOM_KILL,
+        "node.nvme": KernelLogCode.NVME,
+        "node.read_only": KernelLogCode.READ_ONLY,
+        "node.pci": KernelLogCode.AER_FATAL,
+        "node.pci.corrected": KernelLogCode.AER_CORRECTED,
+        "node.machine_check": KernelLogCode.HARDWARE_ERROR,
     }
     assert parsed.keys() == written.keys()
 
@@ -183,8 +183,8 @@ def test_try_it_commands_of_the_fake_nvml_run(tmp_path):
     commands = [
         found
         for check in CHECKS.values()
-        if not check.try_it.startswith("echo ")
-        for found in re.findall(r"(?:gpu \d|init|reload) [^;]*", check.try_it)
+        if not check.try_command.startswith("echo ")
+        for found in re.findall(r"(?:gpu \d|init|reload) [^;]*", check.try_command)
     ]
     fake = fake_nvml(tmp_path, "profile h100 gpus=8", "gpu 0 mig 1g.10gb")
     parsed = play(fake, f"answer = [send(command) for command in {commands!r}]")
@@ -224,7 +224,7 @@ def test_operators_page_names_only_existing_things(name):
 
 def test_only_commands_are_formatted_as_commands():
     assert COMMAND.fullmatch("gpu 0 set remap.failure=1")
-    assert COMMAND.fullmatch(CHECKS["node.pci.corrected"].try_it)
+    assert COMMAND.fullmatch(CHECKS["node.pci.corrected"].try_command)
     assert not COMMAND.fullmatch("no fake: it takes a driver that holds a process in state D")
 
 
@@ -278,7 +278,7 @@ def test_unlisted_code_of_a_message_is_explained(capsys, code):
 def test_full_list_counts_xids_and_names_the_rest(capsys):
     shown = output_of(capsys)
     assert "gpu.xid.<N>  173 codes, see drahealth checks gpu.xid\n" in shown
-    for rule in (*ALL_RULES, *gpu_rules(LIMITS)):
+    for rule in (*ALL_HOST_RULES, *gpu_rules(LIMITS)):
         assert f"  {rule.code} " in shown
 
 
@@ -291,9 +291,12 @@ def test_unreadable_code_is_explained(capsys):
 @pytest.mark.parametrize(
     ("query", "error"),
     [
-        ("gpu.xdi.79", "no check 'gpu.xdi.79'; did you mean 'gpu.xid.79'?"),
-        ("999", "no check '999'\n"),
-        ("gpu.xid.79.unreadable", "no check 'gpu.xid.79.unreadable'; did you mean 'gpu.xid.79'?"),
+        ("gpu.xdi.79", "no check has the code 'gpu.xdi.79'; did you mean 'gpu.xid.79'?"),
+        ("999", "no check has the code '999'\n"),
+        (
+            "gpu.xid.79.unreadable",
+            "no check has the code 'gpu.xid.79.unreadable'; did you mean 'gpu.xid.79'?",
+        ),
     ],
 )
 def test_unknown_check_is_an_error_with_a_suggestion(capsys, query, error):
@@ -303,7 +306,7 @@ def test_unknown_check_is_an_error_with_a_suggestion(capsys, query, error):
 
 def test_prepare_code_refers_to_its_own_list(capsys):
     assert main(["checks", "state.write"]) == 64
-    assert "'drahealth prepares --codes' for the errors of claims" in capsys.readouterr().err
+    assert "errors of claims with 'drahealth prepares --codes'" in capsys.readouterr().err
 
 
 def test_json_has_every_field(capsys):

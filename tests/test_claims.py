@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef
-from agent.prepare.claims import (
+from agent.prepare.claim_parser import (
     DEPTH_MAX,
     PARAMETERS_MAX_BYTES,
     Parameters,
@@ -147,7 +147,7 @@ def test_recreated_claim_is_transient() -> None:
 def test_claim_of_another_name_is_malformed() -> None:
     error = refused(claim_of([result("g", "gpu-3")]), REF._replace(name="serve"))
     assert error.code == "claim.malformed"
-    assert error.summary == "metadata: is of team-a/train, not of team-a/serve"
+    assert error.summary == "metadata: is of claim team-a/train, but the kubelet requested team-a/serve"
 
 
 @pytest.mark.parametrize("results", [[], [result("n", "nic-0", "nic.example.com")]])
@@ -157,14 +157,16 @@ def test_claim_without_result_for_the_driver_is_transient(results: list[Any]) ->
     assert error.code == "claim.no_result_for_driver"
 
 
+NOT_A_NAME = "is not a name: 1 to 253 ASCII characters without spaces"
+
 MALFORMED: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("kind",), "List", "'List' of 'resource.k8s.io/v1' is not a ResourceClaim of resource.k8s.io"),
     (("apiVersion",), "apps/v1", "'ResourceClaim' of 'apps/v1' is not a ResourceClaim of resource.k8s.io"),
     (("apiVersion",), None, "'ResourceClaim' of None is not a ResourceClaim of resource.k8s.io"),
     (("metadata",), [], "metadata: is a list, not an object"),
-    (("metadata", "uid"), "", "metadata.uid: '' is not a name"),
-    (("metadata", "name"), 7, "metadata.name: 7 is not a name"),
-    (("metadata", "namespace"), "a b", "metadata.namespace: 'a b' is not a name"),
+    (("metadata", "uid"), "", f"metadata.uid: '' {NOT_A_NAME}"),
+    (("metadata", "name"), 7, f"metadata.name: 7 {NOT_A_NAME}"),
+    (("metadata", "namespace"), "a b", f"metadata.namespace: 'a b' {NOT_A_NAME}"),
     (("status",), "ready", "status: is text, not an object"),
     (("status", "allocation"), True, "status.allocation: is a truth value, not an object"),
     (
@@ -180,12 +182,12 @@ MALFORMED: list[tuple[tuple[str | int, ...], Any, str]] = [
     (
         ("status", "allocation", "devices", "results", 0, "device"),
         "gpu\n3",
-        r"status.allocation.devices.results[0].device: 'gpu\n3' is not a name",
+        rf"status.allocation.devices.results[0].device: 'gpu\n3' {NOT_A_NAME}",
     ),
     (
         ("status", "allocation", "devices", "results", 0, "pool"),
         "p" * 254,
-        f"status.allocation.devices.results[0].pool: '{'p' * 60}... is not a name",
+        f"status.allocation.devices.results[0].pool: '{'p' * 60}... {NOT_A_NAME}",
     ),
     (
         ("status", "allocation", "devices", "results", 0, "adminAccess"),
@@ -195,17 +197,17 @@ MALFORMED: list[tuple[tuple[str | int, ...], Any, str]] = [
     (
         ("status", "allocation", "devices", "config"),
         [{"source": "FromClaim", "requests": "g", "opaque": {"driver": DRIVER, "parameters": {}}}],
-        "status.allocation.devices.config[0].requests: is not a list of names",
+        "status.allocation.devices.config[0].requests: is not a list of request names",
     ),
     (
         ("status", "allocation", "devices", "config"),
         [{"source": "FromClaim", "requests": [1], "opaque": {"driver": DRIVER, "parameters": {}}}],
-        "status.allocation.devices.config[0].requests: is not a list of names",
+        "status.allocation.devices.config[0].requests: is not a list of request names",
     ),
     (
         ("status", "allocation", "devices", "config"),
         [{"opaque": {"driver": DRIVER, "parameters": {}}}],
-        "status.allocation.devices.config[0].source: None is not a name",
+        f"status.allocation.devices.config[0].source: None {NOT_A_NAME}",
     ),
 ]
 
@@ -232,7 +234,7 @@ def test_malformed_claim_is_transient_and_names_the_field(
         ([1], "is a list, not an object"),
         (
             {"text": "x" * PARAMETERS_MAX_BYTES},
-            f"{PARAMETERS_MAX_BYTES + BRACES} bytes, limit {PARAMETERS_MAX_BYTES}",
+            f"parameters of {PARAMETERS_MAX_BYTES + BRACES} bytes, limit {PARAMETERS_MAX_BYTES}",
         ),
         ({"when": object()}, "has values that JSON cannot represent"),
     ],
@@ -318,8 +320,8 @@ def test_parameters_are_decoded_into_the_drivers_type() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"kind": None}, "parameters have no kind"),
-        ({"apiVersion": ""}, "parameters have no apiVersion"),
+        ({"kind": None}, "the parameters have no kind"),
+        ({"apiVersion": ""}, "the parameters have no apiVersion"),
         (
             {"kind": "GpuParameter"},
             "'gpu.example.com/v1/GpuParameter' is not one of the driver's kinds; "

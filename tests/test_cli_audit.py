@@ -91,7 +91,7 @@ def test_node_without_findings_has_one_line_per_pod(capsys, node):
     assert re.fullmatch(r"n1  cgroup v2, systemd  1 pod in a file, \d+s old", head)
     assert rest == [
         "",
-        "● default/p  Burstable  as expected, 16 knobs",
+        "● default/p  Burstable  as expected, 16 settings",
         "● QoS classes  as expected",
         "",
         "1 pod: 1 as expected",
@@ -106,7 +106,7 @@ def test_many_pods_without_findings_are_listed_up_to_a_limit(capsys, tmp_path):
     code, out = run(capsys, node)
     assert code == 1
     assert out.splitlines()[2] == f"▲ default/p{len(uids) - 1}  Burstable  not as expected"
-    assert out.count("as expected, 16 knobs") == MAX_LISTED
+    assert out.count("as expected, 16 settings") == MAX_LISTED
     assert "\n● 6 more  as expected\n" in out
     assert f"{len(uids)} pods: 1 not as expected, {len(uids) - 1} as expected" in out
 
@@ -117,7 +117,7 @@ def test_finding_shows_arithmetic_and_consequence(capsys, node):
     assert code == 1
     assert out.splitlines()[2:7] == [
         "▲ default/p  Burstable  not as expected",
-        "    CGROUP  KNOB       EXPECTED   ACTUAL     VERDICT",
+        "    CGROUP  SETTING    EXPECTED   ACTUAL     VERDICT",
         "    c1      cpu quota  900000 us  400000 us  lower",
         "      4000m (limit) + 5000m (claim p-cpus) = 9000m -> 900000 us of 100000;"
         " 400000 us is the value of a kubelet that does not count claims",
@@ -210,7 +210,7 @@ def test_vanished_container_is_shown_once(capsys, node):
     code, out = run(capsys, node)
     assert code == 3
     assert out.count("vanished") == 1
-    assert "    c1      all                     vanished\n      the cgroup is gone\n" in out
+    assert "    c1      all                        vanished\n      the cgroup is gone\n" in out
 
 
 def test_finding_outweighs_unevaluated_knobs_in_the_exit_code(capsys, tmp_path):
@@ -252,7 +252,7 @@ def test_container_id_with_a_path_is_not_followed(capsys, node):
     node.write(kep_pod(ident="../../../kubepods.slice"))
     code, out = run(capsys, node)
     assert code == 3
-    assert "is not a cgroup path" in out
+    assert "is not the path of its cgroup" in out
 
 
 def test_qos_classes_are_evaluated_only_if_all_pods_are_known(capsys, tmp_path):
@@ -279,7 +279,10 @@ def test_missing_kubelet_cgroups_exit_3(capsys, node):
     assert f"no kubelet has created cgroups in {node.cgroups} below /elsewhere" in out
     code = main(["audit", "--pods", str(node.pods), "--cgroupfs-root", str(node.top / "sys")])
     assert code == 3
-    assert capsys.readouterr().err == f"drahealth: {node.top / 'sys'}: no cgroup hierarchy is mounted here\n"
+    assert (
+        capsys.readouterr().err
+        == f"drahealth: cgroupfs root {node.top / 'sys'}: no cgroup hierarchy is mounted here\n"
+    )
 
 
 # --- flags -------------------------------------------------------------------------------------------------
@@ -388,7 +391,8 @@ def test_missing_checkpoint_makes_exclusive_cpus_unknown(capsys, driven):
 def test_invalid_declaration_is_named(capsys, driven):
     (driven.top / f"run/devices.d/{DRIVER}.toml").write_text("version = 7\n")
     out = " ".join(run(capsys, driven)[1].split())
-    assert f"exclusive CPUs of drivers: {driven.top}/run/devices.d/{DRIVER}.toml: version 7" in out
+    path = f"{driven.top}/run/devices.d/{DRIVER}.toml"
+    assert f"exclusive CPUs of drivers: declaration file {path}: file format version 7" in out
 
 
 # --- refused arguments, and pods of several nodes -----------------------------------------------------------
@@ -397,9 +401,9 @@ def test_invalid_declaration_is_named(capsys, driven):
 @pytest.mark.parametrize(
     ("args", "error"),
     [
-        (("unknown",), "no pod 'unknown' among 1 of this node"),
+        (("unknown",), "no pod 'unknown' among the 1 pods of this node"),
         (("default/o",), "did you mean 'default/p'?"),
-        (("--kubelet-version", "new"), "--kubelet-version: 'new' is not a version of a kubelet"),
+        (("--kubelet-version", "new"), "--kubelet-version: kubelet version 'new' is not a version"),
         (("--pods", "/nonexistent"), "/nonexistent: No such file or directory"),
     ],
 )
@@ -420,7 +424,7 @@ def test_pods_of_several_other_nodes_are_refused(capsys, node):
     node.write(kep_pod(node="n3"), kep_pod("far", OTHER, node="n2"))
     code, out = run(capsys, node)
     assert code == 64
-    assert "pods of 2 nodes, but none of 'n1'" in out
+    assert "the file has pods of 2 nodes, but none of node 'n1'" in out
 
 
 def test_pods_of_one_node_define_the_node(capsys, node):
@@ -465,7 +469,7 @@ def test_without_a_file_pods_come_from_the_kubelet(served):
     assert done.stdout.splitlines() == [
         "n1  cgroup v2, systemd  1 pod in the kubelet's pods API",
         "",
-        "● default/p  Burstable  as expected, 16 knobs",
+        "● default/p  Burstable  as expected, 16 settings",
         "● QoS classes  as expected",
         "",
         "1 pod: 1 as expected",

@@ -24,16 +24,16 @@ from cli_reports import (
     source,
 )
 
-from agent.cli.output.changes import changes
 from agent.cli.output.log import LEVEL_OF_SEVERITY, PRIORITIES, LineFormatter, is_journal
-from agent.model.health import Note, Severity
+from agent.cli.output.report_changes import report_changes
+from agent.model.health import NonDeviceCause, Severity
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats
-from agent.model.source import SourceState
+from agent.model.snapshot import NativeCoreStats
+from agent.model.source_state import SourceState
 
 
 def test_first_report_lists_devices_and_failing_sources():
-    lines = [str(change) for change in changes(None, BUSY)]
+    lines = [str(change) for change in report_changes(None, BUSY)]
     assert lines[0] == "2026-11-21T10:04:04Z cpu-node0 Healthy"
     assert lines[3] == (
         "2026-11-21T10:04:04Z hugepages-2mi-node0 Unhealthy "
@@ -50,26 +50,26 @@ def test_first_report_lists_devices_and_failing_sources():
 
 def test_unchanged_report_has_no_changes():
     again = replace(BUSY, devices=tuple(d._replace(verified=instant()) for d in BUSY.devices))
-    assert changes(BUSY, again) == []
+    assert report_changes(BUSY, again) == []
 
 
 def test_changed_device_is_the_only_change():
     before = report(device("cpu-node0"), device("cpu-node1"))
     now = report(device("cpu-node0"), device("cpu-node1", THROTTLED))
-    (change,) = changes(before, now)
+    (change,) = report_changes(before, now)
     assert change.text == "cpu-node1 Degraded cpu.throttled.core: 10 events or more in 60 s"
     assert change.severity is Severity.DEGRADED
-    (back,) = changes(now, before)
+    (back,) = report_changes(now, before)
     assert back.text == "cpu-node1 Healthy"
 
 
 def test_new_cause_of_an_unhealthy_device_is_a_change():
     before = report(device("hugepages-2mi-node0", SHRUNK))
-    assert len(changes(before, report(device("hugepages-2mi-node0", SHRUNK, THROTTLED)))) == 1
+    assert len(report_changes(before, report(device("hugepages-2mi-node0", SHRUNK, THROTTLED)))) == 1
 
 
 def test_missing_device_is_a_change():
-    (change,) = changes(report(device("gpu-0"), device("gpu-1")), report(device("gpu-0")))
+    (change,) = report_changes(report(device("gpu-0"), device("gpu-1")), report(device("gpu-0")))
     assert change.text == "gpu-1 gone no longer reported"
     assert change.severity is Severity.UNKNOWN
 
@@ -77,7 +77,7 @@ def test_missing_device_is_a_change():
 def test_devices_of_two_pools_are_separate():
     before = report(device("gpu-0"), device("gpu-0", pool="other"))
     now = report(device("gpu-0"), device("gpu-0", SHRUNK, pool="other"))
-    assert [change.subject for change in changes(before, now)] == ["other/gpu-0"]
+    assert [change.subject for change in report_changes(before, now)] == ["other/gpu-0"]
 
 
 def test_source_state_is_a_change_but_its_failure_count_is_not():
@@ -85,59 +85,63 @@ def test_source_state_is_a_change_but_its_failure_count_is_not():
         return report(sources=(source("cpus", state, failures, detail),))
 
     healthy, bad = seen(SourceState.OK, 0), seen(SourceState.FAILING, 1, "EIO")
-    assert [c.text for c in changes(healthy, bad)] == ["source cpus failing EIO"]
-    assert changes(bad, seen(SourceState.FAILING, 2, "EIO")) == []
-    assert [c.text for c in changes(bad, seen(SourceState.OK, 2, "EIO"))] == ["source cpus ok"]
+    assert [c.text for c in report_changes(healthy, bad)] == ["source cpus failing EIO"]
+    assert report_changes(bad, seen(SourceState.FAILING, 2, "EIO")) == []
+    assert [c.text for c in report_changes(bad, seen(SourceState.OK, 2, "EIO"))] == ["source cpus ok"]
 
 
 def test_node_without_devices_lists_absent_sources():
-    found = changes(None, report(sources=(source("cpus", SourceState.ABSENT), source("throttle"))))
+    found = report_changes(None, report(sources=(source("cpus", SourceState.ABSENT), source("throttle"))))
     assert [c.text for c in found] == ["devices none no device was found", "source cpus absent"]
-    (change,) = changes(report(), report(device("gpu-0")))
+    (change,) = report_changes(report(), report(device("gpu-0")))
     assert change.text == "gpu-0 Healthy"
 
 
 def test_unwatched_cgroups_are_a_change():
     def seen(**core: int) -> Report:
-        return report(device("gpu-0"), sources=(source("cgroups"),), core=CoreStats(**core))
+        return report(device("gpu-0"), sources=(source("cgroups"),), core=NativeCoreStats(**core))
 
     good, worse = seen(), seen(groups_dropped=2000, unwatched=1)
-    (change,) = changes(good, worse)
+    (change,) = report_changes(good, worse)
     assert change.text == (
         "cgroups incomplete 2,000 not watched, see cgroups.max-groups; "
         "the kernel refused 1 inotify watch, read by the sweep instead"
     )
     assert change.severity is Severity.DEGRADED
-    assert changes(worse, worse) == []
-    assert [c.text for c in changes(worse, good)] == ["cgroups ok"]
+    assert report_changes(worse, worse) == []
+    assert [c.text for c in report_changes(worse, good)] == ["cgroups ok"]
 
 
 def test_each_inotify_overflow_is_a_change():
-    before, now = report(core=CoreStats(overflows=1)), report(core=CoreStats(overflows=2))
-    (change,) = changes(before, now)
+    before, now = report(core=NativeCoreStats(overflows=1)), report(core=NativeCoreStats(overflows=2))
+    (change,) = report_changes(before, now)
     assert change.text == "inotify overflowed 2 times, and everything was read again each time"
-    assert changes(now, now) == []
+    assert report_changes(now, now) == []
 
 
 def test_unchanged_note_is_no_change():
-    noted = report(notes=(Note("pod 1", HIT),))
-    (change,) = changes(report(), noted)
+    noted = report(notes=(NonDeviceCause("pod 1", HIT),))
+    (change,) = report_changes(report(), noted)
     assert change.text == "pod 1 note cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit"
-    assert changes(noted, noted) == []
+    assert report_changes(noted, noted) == []
 
 
 def test_container_id_in_a_change_is_cut_to_13_digits():
-    (change,) = changes(report(), report(notes=(Note(f"pod 1 container {'9b1d' * 16}", HIT),)))
+    (change,) = report_changes(
+        report(), report(notes=(NonDeviceCause(f"pod 1 container {'9b1d' * 16}", HIT),))
+    )
     assert change.text.startswith("pod 1 container 9b1d9b1d9b1d9 note ")
 
 
 def test_note_with_new_evidence_and_its_end_are_changes():
-    hung, worse = (report(notes=(Note("node", cause),)) for cause in (HUNG, replace(HUNG, evidence="two")))
-    assert [c.text for c in changes(report(), hung)] == [
+    hung, worse = (
+        report(notes=(NonDeviceCause("node", cause),)) for cause in (HUNG, replace(HUNG, evidence="two"))
+    )
+    assert [c.text for c in report_changes(report(), hung)] == [
         "node Degraded node.hung_task: blocked for minutes: dd"
     ]
-    assert [c.text for c in changes(hung, worse)] == ["node Degraded node.hung_task: two"]
-    (ended,) = changes(worse, report())
+    assert [c.text for c in report_changes(hung, worse)] == ["node Degraded node.hung_task: two"]
+    (ended,) = report_changes(worse, report())
     assert (ended.text, ended.severity) == ("node over node.hung_task", Severity.OK)
 
 
@@ -145,26 +149,28 @@ def test_new_source_is_a_change_only_if_it_fails():
     before = report(device("cpu-node0"), sources=(source("cpus"),))
     states = (SourceState.STARTING, SourceState.OK, SourceState.FAILING)
     starting, working, failing = (replace(before, sources=(source("cpus"), source("pci", s))) for s in states)
-    assert changes(before, starting) == changes(starting, working) == []
-    assert [c.text for c in changes(starting, failing)] == ["source pci failing"]
+    assert report_changes(before, starting) == report_changes(starting, working) == []
+    assert [c.text for c in report_changes(starting, failing)] == ["source pci failing"]
 
 
 def test_absent_uevents_are_a_change_with_the_reason():
     absent = source("uevents", SourceState.ABSENT, 0, "none in this namespace", vital=False)
-    (_, *others) = changes(None, report(device("cpu-node0"), sources=(absent,)))
+    (_, *others) = report_changes(None, report(device("cpu-node0"), sources=(absent,)))
     assert [c.text for c in others if c.subject == "source uevents"] == [
         "source uevents absent none in this namespace"
     ]
 
 
 def test_change_is_one_printable_line():
-    (change,) = changes(None, report(device("gpu-0", severity=Severity.UNHEALTHY, message="a\nb\x1b[2J")))
+    (change,) = report_changes(
+        None, report(device("gpu-0", severity=Severity.UNHEALTHY, message="a\nb\x1b[2J"))
+    )
     assert str(change).isprintable()
 
 
 def test_fault_of_a_gpu_and_its_instances_is_one_line():
     healthy = report(gpu(1), *(instance(n, 1) for n in range(7)))
-    (change,) = changes(healthy, report(gpu(1, LOST), *(instance(n, 1, LOST) for n in range(7))))
+    (change,) = report_changes(healthy, report(gpu(1, LOST), *(instance(n, 1, LOST) for n in range(7))))
     assert change.subject == "gpu-1"
     assert change.text == (
         "gpu-1 Unhealthy gpu.lost: NVML returned 15, the GPU is lost (and its 7 instances; "
@@ -174,13 +180,13 @@ def test_fault_of_a_gpu_and_its_instances_is_one_line():
 
 def test_instance_worse_than_its_gpu_has_its_own_line():
     before, now = report(gpu(1), instance(1, 1)), report(gpu(1, LOST), instance(1, 1, LOST, CONTAINED))
-    assert [change.subject for change in changes(before, now)] == ["gpu-1", "gpu-1-mig-1-0"]
-    (change,) = changes(report(gpu(1), instance(1, 1)), report(gpu(1), instance(1, 1, CONTAINED)))
+    assert [change.subject for change in report_changes(before, now)] == ["gpu-1", "gpu-1-mig-1-0"]
+    (change,) = report_changes(report(gpu(1), instance(1, 1)), report(gpu(1), instance(1, 1, CONTAINED)))
     assert change.subject == "gpu-1-mig-1-0"
 
 
 def test_first_report_has_one_line_per_healthy_gpu():
-    lines = [change.text for change in changes(None, GPUS)]
+    lines = [change.text for change in report_changes(None, GPUS)]
     assert lines[0] == "gpu-0 Healthy (and its 7 instances)"
     names = ["gpu-0", "gpu-1", "gpu-2", "gpu-2-mig-1-0", "gpu-2-mig-2-0", "gpu-3"]
     assert [line.split()[0] for line in lines] == names
@@ -189,24 +195,26 @@ def test_first_report_has_one_line_per_healthy_gpu():
 
 def test_gone_instances_share_the_line_of_their_gone_gpu():
     without_mig, with_mig = report(gpu(1)), report(gpu(1), instance(1, 1), instance(2, 1))
-    assert [c.text for c in changes(with_mig, without_mig)] == [
+    assert [c.text for c in report_changes(with_mig, without_mig)] == [
         f"gpu-1-mig-{n}-0 gone no longer reported" for n in (1, 2)
     ]
-    (change,) = changes(replace(with_mig, devices=(gpu(0), *with_mig.devices)), report(gpu(0)))
+    (change,) = report_changes(replace(with_mig, devices=(gpu(0), *with_mig.devices)), report(gpu(0)))
     assert change.text == "gpu-1 gone no longer reported (and its 2 instances)"
 
 
 def test_hardware_identity_is_no_change():
     plain = gpu(1, LOST)._replace(attributes=())
-    assert changes(report(plain), report(gpu(1, LOST))) == []
-    assert changes(report(gpu(1)), report(gpu(1, FAULT)))[0].aside == ""
+    assert report_changes(report(plain), report(gpu(1, LOST))) == []
+    assert report_changes(report(gpu(1)), report(gpu(1, FAULT)))[0].details == ""
 
 
 def test_absent_nvml_is_a_change_only_if_it_was_there():
     absent = source("nvml", SourceState.ABSENT, 0, "no libnvidia-ml.so.1", vital=False)
-    assert [c.subject for c in changes(None, report(device("cpu-node0"), sources=(absent,)))] == ["cpu-node0"]
+    assert [c.subject for c in report_changes(None, report(device("cpu-node0"), sources=(absent,)))] == [
+        "cpu-node0"
+    ]
     back = report(device("cpu-node0"), sources=(absent._replace(state=SourceState.OK),))
-    assert [c.text for c in changes(back, report(device("cpu-node0"), sources=(absent,)))] == [
+    assert [c.text for c in report_changes(back, report(device("cpu-node0"), sources=(absent,)))] == [
         "source nvml absent"
     ]
 
@@ -254,21 +262,23 @@ def test_journal_is_recognized_by_device_and_inode(tmp_path):
 
 
 def test_info_cause_of_a_healthy_device_is_a_change():
-    (change,) = changes(report(gpu(0)), report(gpu(0, FAULT)))
+    (change,) = report_changes(report(gpu(0)), report(gpu(0, FAULT)))
     assert (change.text, change.severity) == ("gpu-0 Healthy gpu.xid.31: 1 time", Severity.INFO)
 
 
 def test_source_of_a_reported_gpu_has_no_line():
     before = report(gpu(0), sources=(source("gpu-0"), source("nvml")))
     fails = (source("gpu-0", SourceState.FAILING, 1, "NVML returned 15"), source("nvml"))
-    lines = [change.text for change in changes(before, report(gpu(0, LOST), sources=fails))]
+    lines = [change.text for change in report_changes(before, report(gpu(0, LOST), sources=fails))]
     assert [line.split()[0] for line in lines] == ["gpu-0"]
 
 
 def test_source_of_an_unreported_gpu_has_a_line():
     before = report(gpu(0), sources=(source("gpu-1"),))
     fails = (source("gpu-1", SourceState.FAILING, 1, "NVML returned 3"),)
-    assert [change.subject for change in changes(before, report(gpu(0), sources=fails))] == ["source gpu-1"]
+    assert [change.subject for change in report_changes(before, report(gpu(0), sources=fails))] == [
+        "source gpu-1"
+    ]
 
 
 def test_every_line_of_a_warning_has_the_priority():

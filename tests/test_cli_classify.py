@@ -15,7 +15,7 @@ from agent.model.prepare import Operation
 from agent.prepare.classify import PrepareContext, classify, classify_evidence
 from agent.prepare.errors import doing
 from agent.prepare.evidence import GRPC_NAMES, NVML_NAMES, NvmlCode
-from agent.prepare.message import kubelet_text
+from agent.prepare.kubelet_message import kubelet_text
 
 PATTERNS = """
 [[prepare.patterns]]

@@ -26,9 +26,9 @@ from agent.cli.conform.text import (
 )
 from agent.cli.main import main
 from agent.cli.output.terminal import TextStyle
-from agent.conform.observed import SessionRecord
-from agent.conform.table import CHECKS, run_checks
-from agent.conform.verdicts import CheckVerdict
+from agent.conform.check_table import CHECKS, run_checks
+from agent.conform.outcomes import CheckVerdict
+from agent.conform.session_record import SessionRecord
 
 PAGE = Path(__file__).parent.parent / "docs" / "conform.md"
 
@@ -41,7 +41,14 @@ BAD = session_record(
     directory=None,
 )
 NOTHING = session_record(
-    socket="", window_s=0.0, versions=(), leaver=None, stopped=None, reopenings=(), unknown=(), directory=None
+    socket="",
+    window_s=0.0,
+    versions=(),
+    second_kubelet=None,
+    stopped_reader=None,
+    reopenings=(),
+    unknown_methods=(),
+    directory=None,
 )
 
 
@@ -157,8 +164,8 @@ def test_json_has_every_field_of_every_check():
         (["--socket", "s", "--for", "1s"], "--for: 1s is not between 2s and 10m\n"),
         (["--socket", "s", "--for", "11m"], "--for: 11m is not between 2s and 10m\n"),
         (["--socket", "s", "--for", "soon"], "--for: 'soon' is not a duration"),
-        (["--socket", "s", "-o", "markdown"], "-o markdown: only with --checks\n"),
-        (["--sockte", "s"], "'--sockte' is not an argument of conform; did you mean '--socket'?"),
+        (["--socket", "s", "-o", "markdown"], "-o markdown is only possible with --checks\n"),
+        (["--sockte", "s"], "'--sockte' is not an argument of drahealth conform; did you mean '--socket'?"),
     ],
 )
 def test_invalid_argument_exits_64_and_is_named(capsys, argv, error):
@@ -171,7 +178,7 @@ def test_invalid_argument_exits_64_and_is_named(capsys, argv, error):
 def test_socket_that_does_not_exist_exits_69(capsys, tmp_path):
     assert main(["conform", "--socket", str(tmp_path / "dra.sock")]) == 69
     assert capsys.readouterr().err == (
-        f"drahealth: {tmp_path}/dra.sock: no such socket; is the driver running?\n"
+        f"drahealth: socket {tmp_path}/dra.sock: no such socket; is the driver running?\n"
     )
 
 
@@ -179,15 +186,15 @@ def test_regular_file_instead_of_a_socket_exits_69(capsys, tmp_path):
     file = tmp_path / "dra.sock"
     file.touch()
     assert main(["conform", "--socket", str(file)]) == 69
-    assert capsys.readouterr().err == f"drahealth: {file}: is not a socket\n"
+    assert capsys.readouterr().err == f"drahealth: socket {file}: is not a socket\n"
 
 
 def test_empty_directory_exits_69_and_a_missing_one_64(capsys, tmp_path):
     assert main(["conform", "--plugin-dir", str(tmp_path)]) == 69
     assert main(["conform", "--plugin-dir", str(tmp_path / "none")]) == 64
     assert capsys.readouterr().err == (
-        f"drahealth: {tmp_path}: no registration socket in it; is the driver running?\n"
-        f"drahealth: {tmp_path}/none: cannot be listed (No such file or directory); see --plugin-dir\n"
+        f"drahealth: directory {tmp_path}: no registration socket in it; is the driver running?\n"
+        f"drahealth: directory {tmp_path}/none: cannot be listed: No such file or directory; set --plugin-dir\n"  # noqa: E501
     )
 
 

@@ -158,7 +158,7 @@ def test_scan_with_hanging_reads_names_the_sources(node):
     os.mkfifo(cpulist)
     done = cli("scan", *node.roots)
     assert done.returncode == 3
-    assert re.search(r"a read hangs in the kernel: no data from .*cpus", done.stderr)
+    assert re.search(r"a read hangs in the kernel; no data from: .*cpus", done.stderr)
 
 
 def test_ctrl_c_in_a_scan_exits_130_without_a_message(node):
@@ -208,14 +208,14 @@ def test_refused_agent_does_not_wait_for_the_log_reader(node, agent):
 def test_second_agent_on_the_directory_is_refused(node, agent):
     done = subprocess.run(node.run_args(), capture_output=True, text=True, check=False)
     assert done.returncode == 75
-    assert f"another agent (pid {agent.pid}) serves this directory" in done.stderr
+    assert f"another agent (pid {agent.pid}) serves it; stop that agent" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("name", "error"),
     [
         ("", "is not a directory; choose another with --runtime-dir"),
-        ("agent.lock", "is not a regular file; remove it"),
+        ("agent.lock", "the lock file is not a regular file; remove it"),
         ("agent.sock", "is not a socket; remove this file"),
         ("drivers", "is not a directory; choose another with --runtime-dir"),
     ],
@@ -257,7 +257,8 @@ with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
     print(agent.wait())
 """
     assert run_on_small_disk(program, short_tmp) == [
-        f"75 drahealth: {short_tmp}/run: another agent (pid unknown) serves this directory",
+        f"75 drahealth: runtime directory {short_tmp}/run: another agent (pid unknown) serves it; "
+        "stop that agent",
         "0",
     ]
 
@@ -301,7 +302,7 @@ def test_watch_once_of_a_stopped_agent_exits_69(node, agent):
     agent.send_signal(signal.SIGSTOP)
     done = cli("watch", "--once", node.agent_socket)
     assert done.returncode == 69
-    assert "no report within 10 s" in done.stderr
+    assert "no health report within 10 s" in done.stderr
 
 
 def test_watch_on_a_terminal_redraws_its_table(node, agent):

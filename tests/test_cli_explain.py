@@ -26,20 +26,20 @@ from kubelet_files import DRIVER
 from prepare_samples import claim as driver_claim
 from prepare_samples import verdict
 
-from agent.cli.explain.answer import SourcePaths
-from agent.cli.explain.facts import explain
-from agent.cli.explain.sources import gather
+from agent.cli.explain.build import explain
+from agent.cli.explain.model import SourcePaths
+from agent.cli.explain.sources import query_all_sources
 from agent.cli.explain.text import CONSEQUENCES, render
 from agent.cli.output.terminal import TextStyle
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import Origin
 from agent.model.prepare import ErrorClass
 from agent.model.taint import Effect, Taint, Taints
-from agent.prepare import ledger as ledgers
-from agent.prepare.ledger import PrepareLedger
+from agent.prepare import prepare_ledger as ledgers
+from agent.prepare.prepare_ledger import PrepareLedger
 from agent.serve.kubelet import podresources, pods_api
 from agent.sources import kubelet_state
-from agent.store import taints
+from agent.store import taint_file
 
 __all__ = ["short_tmp"]
 
@@ -179,9 +179,9 @@ def test_device_is_found_by_each_of_its_four_names(train: Node, name: str) -> No
         (["gpu-00"], "no device 'gpu-00' is known; did you mean 'gpu-0'?"),
         (["pod", "team-a/x"], "no pod 'team-a/x' is known"),
         (["claim", "team-a/gpu"], "no claim 'team-a/gpu' is known; did you mean 'team-a/gpus'?"),
-        (["pod"], "no pod is given: drahealth explain pod NAMESPACE/NAME"),
-        (["pods", "a/b"], "'pods' is not one of pod, claim; did you mean 'pod'?"),
-        (["a", "b", "c"], "3 arguments; give one device, pod or claim"),
+        (["pod"], "no pod is given; write: drahealth explain pod NAMESPACE/NAME"),
+        (["pods", "a/b"], "object kind 'pods' is not one of pod, claim; did you mean 'pod'?"),
+        (["a", "b", "c"], "3 arguments are given; name one device, pod or claim"),
     ],
 )
 def test_unknown_name_is_refused_with_a_suggestion(train: Node, argv: list[str], error: str) -> None:
@@ -266,7 +266,7 @@ def test_healthy_in_the_kubelet_of_a_used_device_is_unknown(node: Node) -> None:
 def test_pod_shows_its_claims_devices_and_prepares(train: Node) -> None:
     now_s = time.time()
     ref = driver_claim("gpus", "gpu-0")
-    ledger, _ = ledgers.failed(
+    ledger, _ = ledgers.record_failure(
         PrepareLedger(), replace(ref, namespace="team-a", uid="c-gpus"), "", XID, now_s - 3600, "1.2"
     )
     train.driver_stores(ledger, now_s)
@@ -283,7 +283,9 @@ def test_pod_shows_its_claims_devices_and_prepares(train: Node) -> None:
 
 def test_driver_fault_is_shown_with_its_claim(node: Node) -> None:
     now_s = time.time()
-    ledger, _ = ledgers.failed(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", XID, now_s - 300, "1.2")
+    ledger, _ = ledgers.record_failure(
+        PrepareLedger(), driver_claim("gpus", "gpu-0"), "", XID, now_s - 300, "1.2"
+    )
     node.driver_stores(ledger, now_s)
     code, out, _ = node.explain("gpu-0")
     assert code == 3
@@ -295,7 +297,7 @@ def test_offered_taint_and_its_absence_are_shown(train: Node) -> None:
     state = train.kubelet / "plugins" / DRIVER / "drahealth"
     state.mkdir(parents=True)
     taint = Taint(f"{DRIVER}/gpu.xid.79", "", Effect.NO_EXECUTE, int(time.time()) - 60)
-    taints.save(state / taints.FILE, Taints({DeviceRef(DRIVER, "node-1", "gpu-0"): (taint,)}))
+    taint_file.save_taints(state / taint_file.FILE, Taints({DeviceRef(DRIVER, "node-1", "gpu-0"): (taint,)}))
     _, out, _ = train.explain("gpu-0")
     assert f"taint    {DRIVER}/gpu.xid.79=:NoExecute, offered for " in out
     _, out, _ = train.explain("gpu-1")
@@ -306,7 +308,7 @@ def test_offered_taint_and_its_absence_are_shown(train: Node) -> None:
 def test_claim_prepared_by_the_driver_alone_affects_no_pod(node: Node) -> None:
     now_s = time.time()
     node.driver_stores(
-        ledgers.succeeded(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", now_s - 5, "1.2"), now_s
+        ledgers.record_success(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", now_s - 5, "1.2"), now_s
     )
     _, document = node.document("gpu-0")
     (claim,) = document["claims"]
@@ -415,7 +417,8 @@ def test_unlistable_directory_is_unreadable_not_empty(train: Node) -> None:
     _, document = train.document("gpu-0")
     results = {one["source"]: one for one in document["sources"]}
     assert results["prepares"]["absence"] == results["taints"]["absence"] == "unreadable"
-    assert results["prepares"]["why"] == f"{plugins}: Too many levels of symbolic links"
+    why = f"directory of drivers {plugins}: cannot be listed: Too many levels of symbolic links"
+    assert (results["prepares"]["why"], results["prepares"]["place"]) == (why, str(plugins))
 
 
 def test_silent_sockets_time_out_in_parallel(train: Node) -> None:
@@ -454,7 +457,7 @@ def test_hung_file_times_out_alone(train: Node) -> None:
 def test_node_without_any_source_is_unreachable(node: Node) -> None:
     code, out, err = node.explain("gpu-0")
     assert (code, out) == (69, "")
-    assert err.startswith("drahealth: no source answered:\n")
+    assert err.startswith("drahealth: no source on this node answered:\n")
     for source in (*KUBELET, "agent"):
         assert f"\n  {source}: " in err
 
@@ -523,7 +526,7 @@ def test_claim_not_created_yet_is_shown_at_its_pod(node: Node) -> None:
 def test_device_text_fits_an_ascii_terminal(node: Node) -> None:
     node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     node.health_state("Unhealthy", "gpu-0", message="word " * 60)
-    answers = asyncio.run(gather(SourcePaths(kubelet_dir=node.kubelet)))
+    answers = asyncio.run(query_all_sources(SourcePaths(kubelet_dir=node.kubelet)))
     text = render(explain("device", "gpu-0", answers), TextStyle(unicode=False, width=80))
     assert text.isascii()
     described = [line for line in text.splitlines() if "word" in line]
@@ -535,7 +538,7 @@ def test_device_text_fits_an_ascii_terminal(node: Node) -> None:
 def test_pod_and_claim_text_fits_the_terminal(node: Node, subject: tuple[str, str]) -> None:
     node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     pods = node.saved("p.json", pod_object("train", "gpus", uid="u-1", owner="a-job-of-many-letters"))
-    answers = asyncio.run(gather(SourcePaths(kubelet_dir=node.kubelet, pods=Path(pods))))
+    answers = asyncio.run(query_all_sources(SourcePaths(kubelet_dir=node.kubelet, pods=Path(pods))))
     text = render(explain(*subject, answers), TextStyle(width=70))
     assert "from checkpoint, pods-file" in " ".join(text.split())
     assert max(len(line) for line in text.split("\n  sources  ")[0].splitlines()) < 70

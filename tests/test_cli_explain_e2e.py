@@ -84,7 +84,7 @@ def test_unhealthy_declared_device_names_its_pod(node: Kubelet, agent: Any) -> N
         pod_code, pod = explain(node, "pod", "team-a/pod-u-1")
     assert (code, pod_code) == (2, 2)
     assert out.startswith(f"✖ {name}  Unhealthy for ")
-    assert "from the agent\n    mem.hugepages.pool_shrunk: 3 pages of 2mi on node 0, 8 declared" in out
+    assert "from the agent\n    mem.hugepages.pool_shrunk: 3 pages of 2mi on NUMA node 0, 8 declared" in out
     assert "    → " in out
     assert f"on socket  same health and message ({agent.health_socket})" in out
     assert "used by 1 pod, through 1 claim\n" in out
@@ -155,7 +155,7 @@ def test_driver_socket_replaces_a_missing_agent_socket(node: Kubelet, agent: Any
     code, out = explain(node, f"{DRIVER}/{NODE}/{PAGES}")
     assert code == 2
     assert (
-        f"from {agent.health_socket}\n    mem.hugepages.pool_shrunk: 3 pages of 2mi on node 0, 8 declared"
+        f"from {agent.health_socket}\n    mem.hugepages.pool_shrunk: 3 pages of 2mi on NUMA node 0, 8 declared"  # noqa: E501
         in out
     )
     assert "without  agent: no evidence, advice and times" in out

@@ -11,13 +11,13 @@ from cli_reports import HIT, STOLEN, cause, instant, report
 from cli_reports import device as reported
 from explain_node import Node, pod_object, prepared_claim
 
-from agent.cli.explain.answer import NodeAnswers
+from agent.cli.explain.build import explain
 from agent.cli.explain.document import document
-from agent.cli.explain.facts import explain
+from agent.cli.explain.model import NodeAnswers
 from agent.cli.explain.text import render
 from agent.cli.output.terminal import TextStyle
-from agent.model.claim_sources import Container, LiveContainer, LivePod, SourceAnswers
-from agent.model.health import DeviceHealth, Note, Severity
+from agent.model.claim_sources import ContainerCgroup, ContainerObject, PodCgroup, SourceAnswers
+from agent.model.health import DeviceHealth, NonDeviceCause, Severity
 
 __all__ = ["short_tmp"]
 
@@ -76,7 +76,7 @@ def test_unlistable_cgroup_makes_running_unknown(node: Node) -> None:
     loop.symlink_to(loop)
     _, found = node.document("pod", "u-2")
     assert found["pods"][0]["running"] is None
-    assert source(found)["wrong"] == [f"{loop}: Too many levels of symbolic links"]
+    assert source(found)["wrong"] == [f"cgroup directory {loop}: Too many levels of symbolic links"]
 
 
 def test_kubelet_cgroup_root_is_respected(node: Node) -> None:
@@ -101,7 +101,11 @@ def test_with_pods_file_cgroups_are_read_only_by_flag(node: Node) -> None:
 
 
 def shown(
-    kind: str, name: str, consumers: SourceAnswers, *notes: Note, devices: tuple[DeviceHealth, ...] = ()
+    kind: str,
+    name: str,
+    consumers: SourceAnswers,
+    *notes: NonDeviceCause,
+    devices: tuple[DeviceHealth, ...] = (),
 ) -> tuple[str, Any]:
     """Return text and document for the answers, with notes and devices in the agent's report."""
     answers = NodeAnswers(instant(), report(*devices, notes=notes), consumers=consumers)
@@ -113,8 +117,10 @@ def a_pod(ident: str = ID) -> SourceAnswers:
     """Return a pod with one device whose container runs by the pods API, and the pod's cgroups."""
     return source_answers(
         checkpoint=[prepared("c", use("gpu-0"), pods=["u-1"])],
-        pods_api=[known_pod("u-1", "claim-c", containers=(Container("main", (), ident, running=True),))],
-        live=[LivePod("u-1", True, (LiveContainer(ID, True), LiveContainer(SANDBOX, True)))],
+        pods_api=[
+            known_pod("u-1", "claim-c", containers=(ContainerObject("main", (), ident, running=True),))
+        ],
+        live=[PodCgroup("u-1", True, (ContainerCgroup(ID, True), ContainerCgroup(SANDBOX, True)))],
     )
 
 
@@ -139,7 +145,10 @@ def test_conflict_of_other_claims_is_not_shown() -> None:
 
 def test_note_that_names_a_device_is_shown_at_the_device() -> None:
     subject = f"pod u-1 container {ID}"
-    about, other = Note(subject, STOLEN, (str(device()),)), Note(subject, HIT, (str(device("gpu-1")),))
+    about, other = (
+        NonDeviceCause(subject, STOLEN, (str(device()),)),
+        NonDeviceCause(subject, HIT, (str(device("gpu-1")),)),
+    )
     out, found = shown("device", "gpu-0", a_pod(), about, other)
     line = "note  team-a/pod-u-1 container main: cgroup.cpu.throttled_exclusive: throttled (12s ago)"
     assert line in out
@@ -149,7 +158,11 @@ def test_note_that_names_a_device_is_shown_at_the_device() -> None:
 
 
 def test_note_of_a_pod_names_its_container() -> None:
-    notes = Note(f"pod u-1 container {ID}", HIT), Note("pod u-1", STOLEN), Note("pod u-11", STOLEN)
+    notes = (
+        NonDeviceCause(f"pod u-1 container {ID}", HIT),
+        NonDeviceCause("pod u-1", STOLEN),
+        NonDeviceCause("pod u-11", STOLEN),
+    )
     out, found = shown("pod", "u-1", a_pod(), *notes)
     assert "  container main: cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit\n" in out
     assert "  cgroup.cpu.throttled_exclusive: throttled\n" in out
@@ -157,13 +170,13 @@ def test_note_of_a_pod_names_its_container() -> None:
 
 
 def test_note_of_an_unknown_pod_names_its_uid() -> None:
-    out, _ = shown("device", "gpu-0", a_pod(), Note("pod u-7 container x", HIT, (str(device()),)))
+    out, _ = shown("device", "gpu-0", a_pod(), NonDeviceCause("pod u-7 container x", HIT, (str(device()),)))
     assert "note  pod u-7 container x: cgroup.hugetlb.max_hit" in out
 
 
 def test_note_that_is_a_cause_of_its_device_is_shown_once() -> None:
     subject, finding = "pod u-1 container main", "memory limit: 1Gi, expected 2Gi"
-    note = Note(subject, cause("cgroup.lower", Severity.DEGRADED, finding), (str(device()),))
+    note = NonDeviceCause(subject, cause("cgroup.lower", Severity.DEGRADED, finding), (str(device()),))
     same = cause("cgroup.lower", Severity.DEGRADED, f"pod team-a/pod-u-1 container main: {finding}; pod x: 7")
     of_others = cause("cgroup.lower", Severity.DEGRADED, f"pod team-a/other container main: {finding}")
     for causes, times in (((same,), 1), ((of_others,), 2), ((), 1)):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from cli_reports import BUSY, SHRUNK, THROTTLED, device, report
 
-from agent.cli.output.live import BELOW, ENTER, HOME, LEAVE, MIN_PERIOD_S, LiveTable, draw
+from agent.cli.output.live_table import BELOW, ENTER, HOME, LEAVE, MIN_PERIOD_S, LiveTable, screen_update
 from agent.cli.output.terminal import TextStyle, can_redraw, style_of
 
 
@@ -92,19 +92,21 @@ def test_closed_terminal_ends_only_the_drawing():
 
 def test_frame_fits_the_height_and_counts_hidden_lines():
     text = "\n".join(f"line {n}" for n in range(50))
-    drawn = draw(text, 20)
+    drawn = screen_update(text, 20)
     assert drawn.count("\n") == 18
     assert drawn.endswith("  … 32 more lines; enlarge the window\x1b[K" + BELOW)
-    assert "line 49" in draw(text, 51)
-    assert "line 49" in draw(text, None)
+    assert "line 49" in screen_update(text, 51)
+    assert "line 49" in screen_update(text, None)
 
 
 def test_log_stays_in_a_window_too_small_for_the_table():
-    drawn = draw("\n".join(f"line {n}" for n in range(50)), 20, ["", "  warning: one", "  warning: two"])
+    drawn = screen_update(
+        "\n".join(f"line {n}" for n in range(50)), 20, ["", "  warning: one", "  warning: two"]
+    )
     assert drawn.count("\n") == 18
     assert "… 35 more lines" in drawn
     assert drawn.endswith("  warning: one\x1b[K\r\n  warning: two\x1b[K" + BELOW)
-    assert len(draw("table", 4, [f"warning {n}" for n in range(9)]).splitlines()) < 4
+    assert len(screen_update("table", 4, [f"warning {n}" for n in range(9)]).splitlines()) < 4
 
 
 def test_worst_devices_come_first_in_a_small_window(terminal):

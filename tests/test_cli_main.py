@@ -15,11 +15,11 @@ from agent.cli.exits import EXIT_OF_ERROR, EXIT_OF_SEVERITY, INTERNAL, exit_of_s
 from agent.cli.main import VERBS, build_parser, load_verb, main, report_error
 from agent.errors import (
     AgentUnreachable,
-    Busy,
     ConfigError,
     DrahealthError,
     PermissionDenied,
     ProbeError,
+    ResourceBusy,
     UsageError,
 )
 from agent.model.health import Severity
@@ -66,7 +66,7 @@ def test_every_severity_has_an_exit_code():
         (UsageError("x"), 64),
         (AgentUnreachable("x"), 69),
         (DrahealthError("x"), 70),
-        (Busy("x"), 75),
+        (ResourceBusy("x"), 75),
         (PermissionDenied("x"), 77),
         (PermissionError("x"), 77),
         (ConfigError("x"), 78),
@@ -121,15 +121,15 @@ def test_group_of_two_errors_is_shown_in_full(capsys):
             "'zzz' is not one of run, scan, watch, status, explain, audit, prepares, history, classify, "
             "checks, conform\ntry 'drahealth --help'",
         ),
-        (["run", "--perid", "1s"], "'--perid' is not an argument of run; did you mean '--period'?"),
-        (["run", "--driverr=x"], "'--driverr' is not an argument of run; did you mean '--driver'?"),
-        (["watch", "--onse"], "'--onse' is not an argument of watch; did you mean '--once'?"),
-        (["scan", "extra"], "'extra' is not an argument of scan\ntry 'drahealth scan --help'"),
+        (["run", "--perid", "1s"], "'--perid' is not an argument of drahealth run; did you mean '--period'?"),
+        (["run", "--driverr=x"], "'--driverr' is not an argument of drahealth run; did you mean '--driver'?"),
+        (["watch", "--onse"], "'--onse' is not an argument of drahealth watch; did you mean '--once'?"),
+        (["scan", "extra"], "'extra' is not an argument of drahealth scan\ntry 'drahealth scan --help'"),
         (
             ["scan", "-o", "jsn"],
             "'jsn' is not one of table, json; did you mean 'json'?\ntry 'drahealth scan --help'",
         ),
-        (["run", "--peri", "1s"], "'--peri' is not an argument of run; did you mean '--period'?"),
+        (["run", "--peri", "1s"], "'--peri' is not an argument of drahealth run; did you mean '--period'?"),
         ([], "the following arguments are required: VERB"),
         (["scan", "--config"], "argument --config: expected one argument"),
     ],
@@ -145,7 +145,7 @@ def test_mistyped_command_line_exits_64_with_a_suggestion(capsys, argv, error):
     [
         (["run", "--period", "5ms"], 78, "--period: 5ms is below the limit of 10ms"),
         (["run", "--driver", "A_b"], 78, "--driver: driver name 'A_b' is not a DNS subdomain"),
-        (["scan", "--config", "/none.toml"], 78, "/none.toml: No such file or directory"),
+        (["scan", "--config", "/none.toml"], 78, "configuration file /none.toml: No such file or directory"),
         (["status", "--runtime-dir", "/none"], 69, "/none/agent.sock: no such socket; is the agent running?"),
         (["watch", "--runtime-dir", "/none"], 69, "/none/agent.sock: no such socket; is the agent running?"),
         (["watch", "/none.sock"], 69, "/none.sock: no such socket; is the agent running?"),
@@ -159,10 +159,13 @@ def test_error_of_a_verb_decides_the_exit_code(capsys, argv, code, error):
 
 def test_config_flag_overrides_the_environment(capsys, monkeypatch):
     monkeypatch.setenv("DRAHEALTH_CONFIG", "/none.toml")
-    assert run(capsys, "status") == (78, "drahealth: /none.toml: No such file or directory\n")
+    assert run(capsys, "status") == (
+        78,
+        "drahealth: configuration file /none.toml: No such file or directory\n",
+    )
     assert run(capsys, "status", "--config", "/nor.toml") == (
         78,
-        "drahealth: /nor.toml: No such file or directory\n",
+        "drahealth: configuration file /nor.toml: No such file or directory\n",
     )
 
 
@@ -233,13 +236,13 @@ def test_agent_loads_no_embedding_code_and_no_betterproto():
     """Embedding code takes 7 MiB, which an agent that only serves health never uses. The consumer model is
     loaded only once a kubelet with claims exists."""
     heavy = {"agent.api", "agent.embed", "betterproto", "dateutil", "email", "google.protobuf", "psutil"}
-    heavy |= {"agent.model.claim_sources", "agent.model.uses", "agent.sources.kubelet_state"}
+    heavy |= {"agent.model.claim_sources", "agent.model.device_usage", "agent.sources.kubelet_state"}
     code = """
 import sys
 from agent.app import daemon
 from agent.serve.health.service import HealthService
-from agent.serve.grpc.codec import Codec, UnreadRequest
-Codec().decode(b"", UnreadRequest)
+from agent.serve.grpc.codec import Codec, EmptyRequest
+Codec().decode(b"", EmptyRequest)
 print(*sys.modules)
 import agent
 print(agent.Monitor.__module__)
@@ -247,7 +250,7 @@ print(agent.Monitor.__module__)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules, module = done.stdout.splitlines()
     assert heavy.isdisjoint(modules.split())
-    assert "agent.serve.servers" in modules.split()
+    assert "agent.serve.agent_servers" in modules.split()
     assert module == "agent.embed.monitor"
 
 

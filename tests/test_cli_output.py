@@ -116,8 +116,8 @@ def test_no_file_gets_the_number_of_a_closed_descriptor(tmp_path):
     """Otherwise printed text would be written into the file."""
     program = """
 import os, sys
-from agent.system.output import open_outputs
-open_outputs()
+from agent.system.output import unbuffer_outputs
+unbuffer_outputs()
 assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) > 2
 """
     file = tmp_path / "state"
@@ -128,11 +128,11 @@ assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) > 2
 def test_log_on_a_full_disk_loses_lines_and_continues():
     program = """
 import logging, sys, warnings
-from agent.cli.output.log import LineFormatter, ReportLog, log_to
-from agent.system.output import open_outputs
-open_outputs()
+from agent.cli.output.log import LineFormatter, ReportLog, install_log_handler
+from agent.system.output import unbuffer_outputs
+unbuffer_outputs()
 log = ReportLog(sys.stderr, LineFormatter(journal=False))
-log_to(log.backlog)
+install_log_handler(log.queue)
 logging.getLogger("agent").error("a line")
 warnings.warn("another")
 print("lives", log.close())
@@ -145,8 +145,8 @@ print("lives", log.close())
 def test_library_log_line_that_cannot_be_written_is_dropped():
     program = """
 import logging
-from agent.system.output import open_outputs
-open_outputs()
+from agent.system.output import unbuffer_outputs
+unbuffer_outputs()
 logging.getLogger("agent.example").warning("a line")
 print("lives")
 """

@@ -22,10 +22,10 @@ from agent.cli.prepares.text import (
 )
 from agent.model.claim import ClaimRef
 from agent.model.prepare import ErrorClass
-from agent.prepare import ledger as ledgers
-from agent.prepare.ledger import PrepareLedger
-from agent.prepare.taxonomy import TAXONOMY
-from agent.store.prepares import FILE, PreparesFileContent, save
+from agent.prepare import prepare_ledger as ledgers
+from agent.prepare.failure_kinds import FAILURE_KINDS
+from agent.prepare.prepare_ledger import PrepareLedger
+from agent.store.ledger_file import FILE, LedgerFileContent, save_ledger
 
 PAGE = Path(__file__).parent.parent / "docs" / "prepare-errors.md"
 
@@ -42,14 +42,14 @@ def ledger_of(*results: tuple[str, object], at: float = NOW) -> PrepareLedger:
     ledger = PrepareLedger()
     for number, (name, one) in enumerate(results):
         if one is None:
-            ledger = ledgers.succeeded(ledger, claim(name), "", at + number, "1.2")
+            ledger = ledgers.record_success(ledger, claim(name), "", at + number, "1.2")
         else:
-            ledger, _ = ledgers.failed(ledger, claim(name), "", one, at + number, "1.2")
+            ledger, _ = ledgers.record_failure(ledger, claim(name), "", one, at + number, "1.2")
     return ledger
 
 
 MANY = ledger_of(("ok", None), ("passes", PASSES), ("broken", XID), ("gone", verdict()))
-MANY = ledgers.unprepared(MANY, claim("gone").ref, NOW + 60)
+MANY = ledgers.record_unprepare(MANY, claim("gone").ref, NOW + 60)
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Node:
         directory = (
             self.state / "drivers" / driver if by_agent else self.kubelet / "plugins" / driver / "drahealth"
         )
-        save(directory, driver, "1.2", ledger, NOW + 100)
+        save_ledger(directory, driver, "1.2", ledger, NOW + 100)
         return directory / FILE
 
     def run(self, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -87,7 +87,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def shown(ledger: PrepareLedger, **style: object) -> str:
-    found = [PreparesFileContent(DRIVER, "1.2", ledger)]
+    found = [LedgerFileContent(DRIVER, "1.2", ledger)]
     return render(prepare_records(found), found, TextStyle(**style), now_s=NOW + 100, whole=False)
 
 
@@ -147,15 +147,19 @@ def test_lines_fit_the_terminal():
 )
 def test_worst_claim_decides_the_exit_code(results, code):
     ledger = ledger_of(*((str(number), one) for number, one in enumerate(results)))
-    assert exit_of(prepare_records([PreparesFileContent(DRIVER, "", ledger)])) == code
+    assert exit_of(prepare_records([LedgerFileContent(DRIVER, "", ledger)])) == code
 
 
 def test_unprepared_claim_does_not_fail_the_exit_code():
-    ledger = ledgers.unprepared(ledger_of(("a", XID)), claim("a").ref, NOW)
-    assert exit_of(prepare_records([PreparesFileContent(DRIVER, "", ledger)])) == 0
+    ledger = ledgers.record_unprepare(ledger_of(("a", XID)), claim("a").ref, NOW)
+    assert exit_of(prepare_records([LedgerFileContent(DRIVER, "", ledger)])) == 0
     assert (
         prepare_records(
-            [PreparesFileContent(DRIVER, "", ledgers.unprepared(ledger_of(("a", None)), claim("a").ref, NOW))]
+            [
+                LedgerFileContent(
+                    DRIVER, "", ledgers.record_unprepare(ledger_of(("a", None)), claim("a").ref, NOW)
+                )
+            ]
         )
         == ()
     )
@@ -285,7 +289,7 @@ def test_corrupt_file_is_named_and_hides_no_other(node, capsys):
     broken.write_text("nonsense")
     code, out, err = node.run(capsys)
     assert code == 70
-    assert err.startswith(f"drahealth: {broken}: cannot be parsed: JSON is malformed")
+    assert err.startswith(f"drahealth: {broken}: file cannot be parsed: JSON is malformed")
     assert "team/a" in out
     assert broken.read_text() == "nonsense"
 
@@ -320,7 +324,7 @@ def test_unreadable_directory_exits_77_and_is_named(node, locked, capsys):
 def test_markdown_of_the_list_is_refused(node, capsys):
     code, _, err = node.run(capsys, "-o", "markdown")
     assert code == 64
-    assert "-o markdown: only with --codes" in err
+    assert "-o markdown is only possible with --codes" in err
 
 
 def test_invalid_configuration_exits_78(node, capsys, monkeypatch):
@@ -338,20 +342,20 @@ def test_every_class_has_a_meaning():
 
 
 def test_every_code_is_on_the_page_and_in_the_list():
-    page, listed = render_codes_markdown(TAXONOMY), render_codes(TAXONOMY, TextStyle())
-    for row in TAXONOMY:
+    page, listed = render_codes_markdown(FAILURE_KINDS), render_codes(FAILURE_KINDS, TextStyle())
+    for row in FAILURE_KINDS:
         assert f"| `{row.code}` |" in page
         assert f"  {row.code} " in listed
         assert f"→ {row.advice}" in listed
 
 
 def test_markdown_rows_have_the_same_number_of_cells():
-    rows = [line for line in render_codes_markdown(TAXONOMY).splitlines() if line.startswith("| ")]
+    rows = [line for line in render_codes_markdown(FAILURE_KINDS).splitlines() if line.startswith("| ")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6}
 
 
 def test_prepare_errors_page_is_up_to_date():
-    assert PAGE.read_text() == render_codes_markdown(TAXONOMY), (
+    assert PAGE.read_text() == render_codes_markdown(FAILURE_KINDS), (
         "drahealth prepares --codes -o markdown > docs/prepare-errors.md"
     )
 
@@ -383,7 +387,7 @@ def test_unknown_code_is_refused_with_a_suggestion(capsys):
 
 
 def test_claim_of_two_drivers_is_listed_for_each():
-    found = [PreparesFileContent(name, "", ledger_of(("a", None))) for name in (DRIVER, "net.example.com")]
+    found = [LedgerFileContent(name, "", ledger_of(("a", None))) for name in (DRIVER, "net.example.com")]
     assert [(one.driver, one.claim) for one in prepare_records(found)] == [
         (DRIVER, ClaimRef("team", "a", "uid-a")),
         ("net.example.com", ClaimRef("team", "a", "uid-a")),

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from named_process import named_process
 
-from agent.sources.processes import process_role, read_processes
+from agent.sources.processes import process_role, read_node_processes
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def kubelet(tmp_path):
 
 
 def test_process_is_found_with_its_facts(kubelet):
-    (facts,) = (p for p in read_processes(Path("/proc")) if p.pid == kubelet.pid)
+    (facts,) = (p for p in read_node_processes(Path("/proc")) if p.pid == kubelet.pid)
     assert facts.name == "kubelet"
     assert facts.rss_bytes > 0
     assert facts.threads == 1
@@ -48,21 +48,21 @@ def test_process_is_found_with_its_facts(kubelet):
 def test_zombie_is_left_out(kubelet):
     kubelet.kill()
     os.waitid(os.P_PID, kubelet.pid, os.WEXITED | os.WNOWAIT)
-    assert kubelet.pid not in [p.pid for p in read_processes(Path("/proc"))]
+    assert kubelet.pid not in [p.pid for p in read_node_processes(Path("/proc"))]
 
 
 def test_other_procfs_is_read_without_changing_psutil(tmp_path):
     (tmp_path / "stat").write_text("btime 1\n")
     (tmp_path / "99999").mkdir()  # a process that vanished after its directory was listed
-    assert read_processes(tmp_path) == []
+    assert read_node_processes(tmp_path) == []
     assert psutil.PROCFS_PATH == "/proc"
 
 
 def test_missing_procfs_has_no_processes(tmp_path):
     (tmp_path / "file").touch()
     for root in (tmp_path, tmp_path / "file", tmp_path / "none"):
-        assert read_processes(root) == []
+        assert read_node_processes(root) == []
 
 
 def test_own_process_is_not_listed_as_an_agent():
-    assert os.getpid() not in [p.pid for p in read_processes(Path("/proc"))]
+    assert os.getpid() not in [p.pid for p in read_node_processes(Path("/proc"))]

@@ -27,14 +27,14 @@ from cli_reports import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.output.report import render_report
-from agent.cli.output.terminal import TextStyle, takes_colour
+from agent.cli.output.report_table import render_report
+from agent.cli.output.terminal import TextStyle, uses_colour
 from agent.cli.output.text import BADGES, clean, format_age, format_bytes, format_count, format_ranges
 from agent.cli.status import render_status
-from agent.model.health import NotApplicable, Note, Severity
-from agent.model.report import AgentStatus, Report, Subscribers, Tally
-from agent.model.snapshot import CoreStats
-from agent.model.source import SourceState
+from agent.model.health import NonDeviceCause, NotApplicable, Severity
+from agent.model.report import AgentStatus, Report, SeverityCount, SocketSubscribers
+from agent.model.snapshot import NativeCoreStats
+from agent.model.source_state import SourceState
 
 PLAIN = TextStyle()
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -196,7 +196,12 @@ def test_notes_have_an_age():
 
 
 def test_notes_are_sorted_by_severity_and_have_advice():
-    notes = (Note("pod 1", HIT), Note("node", HUNG), Note("pod 2", STOLEN), Note("pod 3", STOLEN))
+    notes = (
+        NonDeviceCause("pod 1", HIT),
+        NonDeviceCause("node", HUNG),
+        NonDeviceCause("pod 2", STOLEN),
+        NonDeviceCause("pod 3", STOLEN),
+    )
     assert render(report(notes=notes)).partition("  NOTES\n")[2] == (
         "▲ node.hung_task: blocked for minutes: dd (60s ago)\n"
         "  → reboot the node\n"
@@ -208,14 +213,14 @@ def test_notes_are_sorted_by_severity_and_have_advice():
 
 
 def test_note_names_the_devices_of_its_pod():
-    stolen = Note("pod 1", STOLEN, ("cpu.example.com/worker-7/set-0", "cpu.example.com/p/set-0"))
+    stolen = NonDeviceCause("pod 1", STOLEN, ("cpu.example.com/worker-7/set-0", "cpu.example.com/p/set-0"))
     shown = render(report(notes=(stolen,)), now_s=None)
     assert "throttled (uses cpu.example.com/set-0, cpu.example.com/p/set-0)\n" in shown
 
 
 def test_container_id_is_cut_to_13_digits():
     stolen = device("cpuset-0", cause("a.b", Severity.DEGRADED, f"pod 1 container {'9b1d' * 16}: throttled"))
-    shown = render(report(stolen, notes=(Note(f"pod 1 container {'9b1d' * 16}", HIT),)))
+    shown = render(report(stolen, notes=(NonDeviceCause(f"pod 1 container {'9b1d' * 16}", HIT),)))
     assert "a.b: pod 1 container 9b1d9b1d9b1d9: throttled\n" in shown
     assert "· pod 1 container 9b1d9b1d9b1d9: cgroup.hugetlb.max_hit: " in shown
     assert render(report(device("gpu-0", message="f" * 65))).endswith("f" * 65 + "\n"), (
@@ -416,13 +421,13 @@ STATUS = AgentStatus(
     node="worker-7",
     at=instant(4),
     publications=12,
-    tallies=(Tally(Severity.UNHEALTHY, 1), Tally(Severity.OK, 2)),
+    tallies=(SeverityCount(Severity.UNHEALTHY, 1), SeverityCount(Severity.OK, 2)),
     sources=(source("cpus"),),
-    core=CoreStats(
+    core=NativeCoreStats(
         passes=1000, wakes=3, reads=24_000, opens=31, descriptors=29, watches=1, kernel_bytes=49152
     ),
     groups=14,
-    subscribers=(Subscribers("agent.sock", 1), Subscribers("drivers/gpu.example.com.sock", 2)),
+    subscribers=(SocketSubscribers("agent.sock", 1), SocketSubscribers("drivers/gpu.example.com.sock", 2)),
 )
 
 
@@ -431,7 +436,7 @@ def test_status_shows_usage_and_subscribers():
         "worker-7  3 devices: 1 unhealthy, 2 healthy\n"
         "\n"
         "  agent        drahealth 0.1.0, pid 42, up 16m\n"
-        "  usage        1.50 s CPU (0.15 % of a core), 33.0 MiB, 4 threads, 31 descriptors\n"
+        "  usage        1.50 s CPU (0.15 % of a CPU), 33.0 MiB, 4 threads, 31 descriptors\n"
         "  core         1,000 passes, 3 wake-ups, 24,000 reads, 31 opens, 29 descriptors, 1 watch, "
         "48.0 KiB in the kernel\n"
         "  reports      12 published, the last 4s ago\n"
@@ -467,4 +472,4 @@ def test_status_of_a_new_agent_has_no_report():
     ],
 )
 def test_colour_depends_on_flag_environment_and_terminal(choice, environ, is_terminal, expected):
-    assert takes_colour(choice, environ, is_terminal=is_terminal) is expected
+    assert uses_colour(choice, environ, is_terminal=is_terminal) is expected

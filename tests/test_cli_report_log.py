@@ -10,16 +10,16 @@ import pytest
 from cli_reports import SHRUNK, device, report
 from patience import PATIENCE_S
 
-from agent.cli.output.changes import ReportChange
 from agent.cli.output.log import (
     MAX_LINES,
     MAX_QUEUED,
     WINDOW_S,
-    Backlog,
     LineFormatter,
+    LogQueue,
     ReportLog,
     TopicRateLimit,
 )
+from agent.cli.output.report_changes import ReportChange
 from agent.model.health import Severity
 
 LOG: Final = logging.getLogger("agent.example")
@@ -32,40 +32,42 @@ def change(subject: str, message: str = "") -> ReportChange:
 def test_rare_changes_are_logged_unchanged():
     limit = TopicRateLimit()
     for second in range(0, 100, 5):
-        assert limit.take([change("a", f"{second}")], second) == [change("a", f"{second}")]
+        assert limit.changes_to_log([change("a", f"{second}")], second) == [change("a", f"{second}")]
     assert limit.due_s() is None
 
 
 def test_flood_of_a_topic_is_cut_and_the_newest_follows():
     limit = TopicRateLimit()
-    logged = [line for n in range(100) for line in limit.take([change("a", f"{n}")], n / 100)]
+    logged = [line for n in range(100) for line in limit.changes_to_log([change("a", f"{n}")], n / 100)]
     assert logged == [change("a", f"{n}") for n in range(MAX_LINES)]
     assert limit.due_s() == WINDOW_S
-    assert limit.take([], WINDOW_S - 0.01) == []
-    assert limit.take([], WINDOW_S) == [change("a", f"99 (and {99 - MAX_LINES} more changes before)")]
+    assert limit.changes_to_log([], WINDOW_S - 0.01) == []
+    assert limit.changes_to_log([], WINDOW_S) == [
+        change("a", f"99 (and {99 - MAX_LINES} more changes before)")
+    ]
     assert limit.due_s() is None
 
 
 def test_flood_for_hours_is_limited_per_window():
     limit = TopicRateLimit()
-    logged = [line for n in range(36_000) for line in limit.take([change("a", f"{n}")], n / 10)]
+    logged = [line for n in range(36_000) for line in limit.changes_to_log([change("a", f"{n}")], n / 10)]
     assert len(logged) <= MAX_LINES * 3600 / WINDOW_S
 
 
 def test_single_delayed_change_is_logged_unchanged():
     limit = TopicRateLimit()
     for n in range(MAX_LINES + 1):
-        limit.take([change("a", f"{n}")], 0)
-    assert limit.take([], WINDOW_S) == [change("a", f"{MAX_LINES}")]
+        limit.changes_to_log([change("a", f"{n}")], 0)
+    assert limit.changes_to_log([], WINDOW_S) == [change("a", f"{MAX_LINES}")]
 
 
 def test_flood_of_a_topic_does_not_limit_another():
     limit = TopicRateLimit()
     for n in range(100):
-        limit.take([change("a", f"{n}")], 0)
-    assert limit.take([change("b")], 0) == [change("b")]
-    limit.take([], WINDOW_S)
-    limit.take([], 2 * WINDOW_S)
+        limit.changes_to_log([change("a", f"{n}")], 0)
+    assert limit.changes_to_log([change("b")], 0) == [change("b")]
+    limit.changes_to_log([], WINDOW_S)
+    limit.changes_to_log([], 2 * WINDOW_S)
     assert (limit._logged_at, limit._delayed) == ({}, {})
 
 
@@ -74,7 +76,7 @@ def test_flood_of_a_note_code_does_not_limit_another():
         ReportChange(0.0, "node", "Degraded", Severity.DEGRADED, "", f"node.{n}")
         for n in range(3 * MAX_LINES)
     ]
-    assert TopicRateLimit().take(notes, 0) == notes
+    assert TopicRateLimit().changes_to_log(notes, 0) == notes
 
 
 class Log:
@@ -99,10 +101,10 @@ def log() -> Iterator[Log]:
     with os.fdopen(write, "w") as stream:
         log, logger = Log(read, stream), logging.getLogger("agent")
         level = logger.level
-        logger.addHandler(log.reports.backlog)
+        logger.addHandler(log.reports.queue)
         logger.setLevel(logging.INFO)
         yield log
-        logger.removeHandler(log.reports.backlog)
+        logger.removeHandler(log.reports.queue)
         logger.setLevel(level)
         log.reports.close()
     os.close(read)
@@ -144,7 +146,7 @@ def test_report_that_cannot_be_compared_does_not_end_the_log(log):
 
 def test_full_queue_drops_the_oldest_lines_and_counts_them():
     woken: list[None] = []
-    backlog = Backlog(LineFormatter(journal=True), lambda: woken.append(None))
+    backlog = LogQueue(LineFormatter(journal=True), lambda: woken.append(None))
     for number in range(MAX_QUEUED + 42):
         backlog.handle(logging.makeLogRecord({"levelno": logging.INFO, "msg": f"line {number}"}))
     assert len(woken) == MAX_QUEUED + 42
@@ -156,7 +158,7 @@ def test_full_queue_drops_the_oldest_lines_and_counts_them():
 
 
 def test_record_that_cannot_be_formatted_is_named():
-    backlog = Backlog(LineFormatter(journal=True), lambda: None)
+    backlog = LogQueue(LineFormatter(journal=True), lambda: None)
     wrong = {"levelno": 30, "pathname": "example.py", "lineno": 7, "msg": "%d pages", "args": ("no",)}
     backlog.handle(logging.makeLogRecord(wrong))
     assert backlog.take() == "<4>example.py:7: log line cannot be formatted: TypeError\n"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 from explain_node import Node, pod_object, prepared_claim
 
-from agent.prepare.ledger import PrepareLedger
+from agent.prepare.prepare_ledger import PrepareLedger
 from agent.serve.kubelet import podresources, pods_api
 
 UNPRIVILEGED = """
@@ -91,7 +91,7 @@ def test_unreadable_kubelet_directory_exits_77(node: Node) -> None:
     (node.cgroups / "kubepods").rename(node.cgroups / "none")
     output = run_unprivileged("explain", "gpu-0", *node.flags)
     assert (output.code, output.out) == (77, "")
-    assert output.err.startswith("drahealth: no source answered:\n")
+    assert output.err.startswith("drahealth: no source on this node answered:\n")
     assert f"  checkpoint: {node.kubelet / 'dra_manager_state'}: {DENIED}" in output.err
 
 

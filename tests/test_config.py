@@ -14,7 +14,7 @@ from agent.config.values import format_duration, parse_duration
 from agent.errors import ConfigError, PermissionDenied
 from agent.model.health import XidOverride
 from agent.model.prepare import ErrorClass
-from agent.prepare.patterns import Pattern
+from agent.prepare.error_patterns import Pattern
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
@@ -74,6 +74,7 @@ window = "5m"
 
 [gpu]
 watch = false
+process = false
 slow-period = "30s"
 deadline = "2s"
 dead = "3m"
@@ -193,6 +194,7 @@ def test_every_key_of_the_file_sets_its_field(setup):
         throttle_window_s=30,
         expect_gpus=8,
         gpu_watch=False,
+        gpu_process=False,
         gpu_slow_ns=30 * 10**9,
         gpu_deadline_ns=2 * 10**9,
         gpu_dead_ns=180 * 10**9,
@@ -237,8 +239,8 @@ def test_flag_wins_over_variable_and_variable_over_file(setup):
 @pytest.mark.parametrize("setting", [s for s in SETTINGS if s.flag], ids=lambda s: s.flag)
 def test_every_flag_has_an_equivalent_variable(setup, setting):
     values = {"--driver": "gpu.example.com", "--period": "20ms", "--node-name": "worker-8"}
-    value = "1" if setting.switch else values.get(setting.flag, "/some/where")
-    given = [value] if setting.many else True if setting.switch else value
+    value = "1" if setting.is_switch else values.get(setting.flag, "/some/where")
+    given = [value] if setting.is_repeatable else True if setting.is_switch else value
     by_flag = setup.load(flags={setting.flag: given})
     by_variable = setup.load(**{setting.variable.removeprefix("DRAHEALTH_"): value})
     assert by_flag == by_variable != setup.load()
@@ -271,9 +273,9 @@ def test_empty_variable_counts_as_unset(setup):
 
 
 def test_unknown_variable_is_refused_with_suggestion(setup):
-    words = "DRAHEALTH_PERIODE: no such variable; did you mean 'PERIOD'?"
+    words = "environment variable DRAHEALTH_PERIODE: there is no such setting; did you mean 'PERIOD'?"
     assert setup.refusal(PERIODE="1s") == words
-    assert setup.refusal(ZZZ="1") == "DRAHEALTH_ZZZ: no such variable"
+    assert setup.refusal(ZZZ="1") == "environment variable DRAHEALTH_ZZZ: there is no such setting"
     assert setup.load(ZZZ="", RUN_ARGS="--period 1s", CONFIG="/none") == setup.load()
 
 
@@ -391,21 +393,24 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ("[roots]\nsysfs = 1", "roots.sysfs: 1 is not a string; put it in quotes"),
         ('[roots]\nsysfs = ""', "roots.sysfs: '' is not a path"),
         ('[expect]\ncpus = "3-1"', "expect.cpus: CPU range '3-1' is empty or exceeds CPU 8191"),
-        ('[expect]\nhugepages = "512"', "expect.hugepages: '512' is not a table of devices and their pages"),
+        (
+            '[expect]\nhugepages = "512"',
+            "expect.hugepages: '512' is not a table of hugepage devices and their pages",
+        ),
         ("[expect.hugepages]\nhugepages-2mi-node0 = '5'", "expect.hugepages: '5' is not a whole number"),
         ("[expect]\ngpus = '8'", "expect.gpus: '8' is not a whole number"),
         ("[gpu]\nwatch = 'true'", "gpu.watch: 'true' is neither true nor false"),
         ("[gpu]\nwatch = 1", "gpu.watch: 1 is neither true nor false"),
         ("[gpu]\ndeadlin = '1s'", "gpu.deadlin: no such setting; did you mean 'deadline'?"),
-        ("[gpu]\nxids = [31]", "gpu.xids: [31] is not a table of XIDs and their overrides"),
+        ("[gpu]\nxids = [31]", "gpu.xids: [31] is not a table of XIDs and their severities"),
         ("[gpu.xids]\nx31 = 'ignore'", "gpu.xids: 'x31' is not an XID; write its number, such as 31"),
         ("[gpu.xids]\n031 = 'ignore'", "gpu.xids: '031' is not an XID; write its number, such as 31"),
         (
             "[gpu.xids]\n31 = 'ignored'",
-            "gpu.xids: 31: 'ignored' is not one of ignore, info, degraded, unhealthy",
+            "gpu.xids: XID 31: 'ignored' is not one of ignore, info, degraded, unhealthy",
         ),
-        ("[gpu.xids]\n31 = true", "gpu.xids: 31: True is not one of ignore, info, degraded, unhealthy"),
-        ("[roots]\nnvml-library = ''", "roots.nvml-library: '' is not a library"),
+        ("[gpu.xids]\n31 = true", "gpu.xids: XID 31: True is not one of ignore, info, degraded, unhealthy"),
+        ("[roots]\nnvml-library = ''", "roots.nvml-library: '' is not the name or path of a library"),
         ("[taints]\nevict = 'gpu.xid.79'", "taints.evict: 'gpu.xid.79' is not a list of codes"),
         (
             "[taints]\nevict = ['gpu *']",
@@ -427,7 +432,10 @@ def test_binary_file_is_refused_with_byte_offset(setup):
             f"{A_PATTERN}{A_PATTERN}sumary = 'y'",
             "prepare.patterns: pattern 2: unknown key 'sumary'; did you mean 'summary'?",
         ),
-        (f"{A_PATTERN}[[prepare.patterns]]", "prepare.patterns: pattern 2: match is missing"),
+        (
+            f"{A_PATTERN}[[prepare.patterns]]",
+            "prepare.patterns: pattern 2: match is missing; each pattern needs match, code and class",
+        ),
         (
             "[[prepare.patterns]]\nmatch = 5\ncode = 'a.b'\nclass = 'transient'",
             "prepare.patterns: pattern 1: match: 5 is not a string; put it in quotes",
@@ -439,7 +447,7 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             A_PATTERN.replace("'x'", "'x('"),
-            "prepare.patterns: pattern 1: match 'x(': missing ), unterminated subpattern at position 1",
+            "prepare.patterns: pattern 1: match 'x(' is not a regular expression: missing ), unterminated subpattern at position 1",  # noqa: E501
         ),
     ],
 )
@@ -484,7 +492,10 @@ def test_embedding_program_gets_errors_with_file_and_key(setup):
         ('[agent]\nperiod = "3601s"', "agent.period: 3601s is over the limit of 1h"),
         ('[stream]\nlease = "2s"', "stream.lease: 2s is below the limit of 3s"),
         ('[stream]\nlease = "24h"', "stream.lease: 24h is over the limit of 86399s"),
-        ('[stream]\nheartbeat = "11s"', "stream.heartbeat: 11s is over a third of the lease of 30s"),
+        (
+            '[stream]\nheartbeat = "11s"',
+            "stream.heartbeat: 11s is over a third of stream.lease (30s); lower it",
+        ),
         ('[stream]\nheartbeat = "0s"', "stream.heartbeat: 0s is below the limit of 100ms"),
         ('[stream]\ncoalesce = "11s"', "stream.coalesce: 11s is over the limit of 10s"),
         ('[cgroups]\nsweep = "99ms"', "cgroups.sweep: 99ms is below the limit of 100ms"),
@@ -507,28 +518,31 @@ def test_embedding_program_gets_errors_with_file_and_key(setup):
         ('[throttle]\nwindow = "25h"', "throttle.window: 25h is over the limit of 24h"),
         ("[expect]\ngpus = 33", "expect.gpus: 33 is over the limit of 32"),
         ('[gpu]\nslow-period = "99ms"', "gpu.slow-period: 99ms is below the limit of 100ms"),
-        ('[gpu]\nslow-period = "999ms"', "gpu.slow-period: 999ms is below the period of 1s"),
+        ('[gpu]\nslow-period = "999ms"', "gpu.slow-period: 999ms is below agent.period (1s); raise it"),
         ('[gpu]\ndeadline = "99ms"', "gpu.deadline: 99ms is below the limit of 100ms"),
         ('[gpu]\ndeadline = "601s"', "gpu.deadline: 601s is over the limit of 10m"),
-        ('[gpu]\ndeadline = "60s"\ndead = "60s"', "gpu.dead: 1m is not over the deadline of 1m"),
+        (
+            '[gpu]\ndeadline = "60s"\ndead = "60s"',
+            "gpu.dead: 1m is not longer than gpu.deadline (1m); raise it",
+        ),
         ('[gpu]\ndead = "25h"', "gpu.dead: 25h is over the limit of 24h"),
         ('[gpu]\nprobation = "25h"', "gpu.probation: 25h is over the limit of 24h"),
         ("[gpu]\ncorrectable-errors = 0", "gpu.correctable-errors: 0 is below the limit of 1"),
         ('[gpu]\ncorrectable-window = "0s"', "gpu.correctable-window: 0s is below the limit of 1s"),
         ("[gpu.xids]\n1000 = 'info'", "gpu.xids: 1000 is over the limit of 999"),
         ('[taints]\nquiet = "25h"', "taints.quiet: 25h is over the limit of 24h"),
-        (65 * A_PATTERN, "prepare.patterns: 65 patterns, limit 64"),
+        (65 * A_PATTERN, "prepare.patterns: 65 patterns, limit 64; remove some"),
         (
             A_PATTERN.replace("'x'", f"'{257 * 'x'}'"),
-            "prepare.patterns: pattern 1: match is 257 characters, limit 256",
+            "prepare.patterns: pattern 1: match is 257 characters long, limit 256; shorten it",
         ),
         (
             A_PATTERN.replace("'x'", "'a.*b.*c.*d'"),
-            "prepare.patterns: pattern 1: match 'a.*b.*c.*d' has 3 open repeats, limit 2",
+            "prepare.patterns: pattern 1: match 'a.*b.*c.*d' has 3 repeats such as * and +, limit 2",
         ),
         (
             "[expect.hugepages]\nhugepages-2mi-node0 = -1",
-            "expect.hugepages: hugepages-2mi-node0: -1 is below the limit of 0",
+            "expect.hugepages: hugepage device hugepages-2mi-node0: pages: -1 is below the limit of 0",
         ),
         (
             "[expect.hugepages]\nhugepages-2048ki-node0 = 1",
@@ -539,8 +553,14 @@ def test_embedding_program_gets_errors_with_file_and_key(setup):
             "[expect.hugepages]\n2mi = 1",
             "expect.hugepages: '2mi' is not a hugepage device, such as hugepages-2mi-node0",
         ),
-        (f'[roots]\nsysfs = "/{200 * "x"}"', f"roots.sysfs: '/{200 * 'x'}' is 201 bytes, limit 200"),
-        ('[roots]\nkubelet-cgroup = "/a/../.."', "roots.kubelet-cgroup: '/a/../..' leaves the cgroup tree"),
+        (
+            f'[roots]\nsysfs = "/{200 * "x"}"',
+            f"roots.sysfs: path '/{200 * 'x'}' is 201 bytes long, limit 200; use a shorter path",
+        ),
+        (
+            '[roots]\nkubelet-cgroup = "/a/../.."',
+            "roots.kubelet-cgroup: cgroup '/a/../..' is outside the cgroup tree; write it without '..'",
+        ),
     ],
 )
 def test_value_out_of_range_is_refused_with_value_and_limit(setup, text, words):
@@ -585,11 +605,14 @@ def test_invalid_dns_subdomain_is_refused_as_driver_name(setup, name):
 
 
 def test_driver_name_has_at_most_63_bytes(setup):
-    assert "is 64 bytes, limit 63" in setup.refusal(flags={"--driver": [64 * "a"]})
+    assert "is 64 bytes long, limit 63" in setup.refusal(flags={"--driver": [64 * "a"]})
 
 
 def test_duplicate_driver_is_refused(setup):
-    assert setup.refusal(flags={"--driver": ["a", "b", "a"]}) == "--driver: driver 'a' is named 2 times"
+    assert (
+        setup.refusal(flags={"--driver": ["a", "b", "a"]})
+        == "--driver: driver 'a' is given 2 times; give it once"
+    )
 
 
 @pytest.mark.parametrize("name", ["worker-7", "worker-7.example.com", "rack-3/worker-7"])
@@ -625,15 +648,13 @@ def test_runtime_dir_of_user_is_below_xdg_runtime_dir():
 @pytest.mark.usefixtures("unprivileged")
 def test_user_without_xdg_runtime_dir_must_set_runtime_dir():
     for needs_one in (load_runtime_dir, load):
-        with pytest.raises(
-            ConfigError, match=r"no XDG_RUNTIME_DIR: set the directory of the sockets with --runtime-dir"
-        ):
+        with pytest.raises(ConfigError, match=r"XDG_RUNTIME_DIR is not set; set it with --runtime-dir"):
             needs_one({}, {})
 
 
 @pytest.mark.usefixtures("unprivileged")
 def test_scan_by_user_needs_no_runtime_dir():
-    assert load({}, {"DRAHEALTH_NODE_NAME": "n"}, serves=False).node_name == "n"
+    assert load({}, {"DRAHEALTH_NODE_NAME": "n"}, needs_runtime_dir=False).node_name == "n"
 
 
 # --- durations ---------------------------------------------------------------------------------------------

@@ -27,8 +27,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire.google import message_class
 
-from agent.conform.kubelet.session import choose
-from agent.conform.observed import (
+from agent.conform.check_table import CHECKS, run_checks
+from agent.conform.health_list_decoder import DEVICES_LIMIT, FIELDS_LIMIT, decode_health_list
+from agent.conform.kubelet.session import choose_driver_files
+from agent.conform.outcomes import ITEMS_SHOWN, format_seconds, join_first
+from agent.conform.session_record import (
     RefusalRecord,
     RegistrationFile,
     Reopening,
@@ -37,9 +40,6 @@ from agent.conform.observed import (
     StreamEnd,
     StreamRecord,
 )
-from agent.conform.reading import DEVICES_LIMIT, FIELDS_LIMIT, read_list
-from agent.conform.table import CHECKS, run_checks
-from agent.conform.verdicts import SHOWN, listed, seconds
 from agent.errors import UsageError
 
 ZERO = device(health=0)
@@ -73,7 +73,7 @@ def reporting_at(*seconds: float, lease_s: int = 30, health: int = 1) -> Session
 
 
 def with_leaver(leaver: StreamRecord, *streams: StreamRecord) -> SessionRecord:
-    return session_record(leaver=leaver, versions=version_records(streams or None, streams or None))
+    return session_record(second_kubelet=leaver, versions=version_records(streams or None, streams or None))
 
 
 def with_stopped_reader(
@@ -84,7 +84,7 @@ def with_stopped_reader(
     """
     reader = stream(*map(health_list, lists), opened_s=0.5, ended=ended)
     return session_record(
-        stopped=StoppedReader(reader, 1.0, 24.0), versions=both_versions(*map(health_list, others))
+        stopped_reader=StoppedReader(reader, 1.0, 24.0), versions=both_versions(*map(health_list, others))
     )
 
 
@@ -153,8 +153,8 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         ),
     ],
     "health.unknown_method": [
-        (session_record(unknown=(LATE,)), "warn", "call: DEADLINE_EXCEEDED: no answer within 5 s"),
-        (session_record(unknown=(OK,)), "warn", "call: OK"),
+        (session_record(unknown_methods=(LATE,)), "warn", "call: DEADLINE_EXCEEDED: no answer within 5 s"),
+        (session_record(unknown_methods=(OK,)), "warn", "call: OK"),
     ],
     "health.first_list": [
         (
@@ -266,7 +266,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (
             session_record(
                 versions=both_versions(
-                    health_list(0.1), health_list(9)._replace(devices=(), broken="list: ends")
+                    health_list(0.1), health_list(9)._replace(devices=(), decode_error="list: ends")
                 )
             ),
             "fail",
@@ -282,12 +282,18 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         ),
         (
             session_record(
-                versions=version_records([StreamRecord(0, (), StreamEnd(1, "", "", too_large=5_000_000), 1)])
+                versions=version_records(
+                    [StreamRecord(0, (), StreamEnd(1, "", "", too_large_bytes=5_000_000), 1)]
+                )
             ),
             "fail",
             "v1: 5,000,000 bytes, the kubelet reads 4,194,304",
         ),
-        (session_record(versions=both_versions(health_list(0.1, cut=True))), "warn", "more than 2 devices"),
+        (
+            session_record(versions=both_versions(health_list(0.1, is_truncated=True))),
+            "warn",
+            "more than 2 devices",
+        ),
     ],
     "health.rate": [
         (session_record(versions=both_versions(*map(health_list, range(801)))), "warn", "801 lists in 40 s"),
@@ -481,7 +487,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "fail",
             "the first stream received nothing in the 31 s since the second closed",
         ),
-        (session_record(leaver=None), "not run", "no two streams"),
+        (session_record(second_kubelet=None), "not run", "no two streams"),
     ],
     "health.stopped_reader": [
         (
@@ -497,7 +503,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         ),
         (
             session_record(
-                stopped=StoppedReader(
+                stopped_reader=StoppedReader(
                     stream(health_list(0.6), health_list(30, SICK, device("gpu-1")), opened_s=0.5), 1, 24
                 )
             ),
@@ -509,7 +515,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "warn",
             "was ended, ABORTED: slow",
         ),
-        (session_record(stopped=None), "not run", "no two streams"),
+        (session_record(stopped_reader=None), "not run", "no two streams"),
     ],
     "registration.socket": [
         (session_with_registrations(), "fail", "no socket of this driver"),
@@ -522,14 +528,14 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (session_record(directory=None), "not run", "--plugin-dir"),
     ],
     "registration.get_info": [
-        (session_with_file(answer=OK._replace(took_s=0.6)), "warn", "answered after 600 ms"),
-        (session_with_file(answer=OK._replace(took_s=1.1)), "fail", "answered after 1.1 s"),
+        (session_with_file(get_info=OK._replace(took_s=0.6)), "warn", "answered after 600 ms"),
+        (session_with_file(get_info=OK._replace(took_s=1.1)), "fail", "answered after 1.1 s"),
         (
-            session_with_file(answer=LATE, info=None),
+            session_with_file(get_info=LATE, info=None),
             "fail",
             "DEADLINE_EXCEEDED: no answer within 5 s, after 5.0 s",
         ),
-        (session_with_file(answer=None, info=None), "not run", "no socket to call"),
+        (session_with_file(get_info=None, info=None), "not run", "no socket to call"),
     ],
     "registration.type": [
         (with_info(type="DevicePlugin"), "fail", "'DevicePlugin'"),
@@ -543,9 +549,9 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (with_info(name="gpu"), "warn", "'gpu' has no domain"),
     ],
     "registration.endpoint": [
-        (with_endpoint(absolute=False, path="dra.sock"), "fail", "'dra.sock' is not an absolute path"),
+        (with_endpoint(is_absolute=False, path="dra.sock"), "fail", "'dra.sock' is not an absolute path"),
         (with_endpoint(size=108), "fail", "108 bytes, a socket's limit is 107"),
-        (with_endpoint(inside=False), "fail", f"is not below {KUBELET_DIR}"),
+        (with_endpoint(is_in_kubelet_dir=False), "fail", f"is not below {KUBELET_DIR}"),
         (with_endpoint(error="Connection refused"), "fail", f"{SOCKET}: Connection refused"),
         (with_endpoint(path="/var/lib/kubelet/a.sock"), "warn", "not the socket that was tested"),
     ],
@@ -590,12 +596,14 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
     "registration.again": [
         (
-            session_with_registrations(registration(again=registration(INFO._replace(endpoint="/x")).file)),
+            session_with_registrations(
+                registration(second_file=registration(INFO._replace(endpoint="/x")).file)
+            ),
             "fail",
             "DRAPlugin gpu.example.com /x",
         ),
         (
-            session_with_registrations(registration(again=RegistrationFile("", True, 0, LATE, None))),
+            session_with_registrations(registration(second_file=RegistrationFile("", True, 0, LATE, None))),
             "fail",
             "DEADLINE_EXCEEDED",
         ),
@@ -658,7 +666,13 @@ def test_every_check_has_a_case_that_warns_or_fails():
 
 def test_empty_session_passes_no_check():
     nothing = session_record(
-        socket="", versions=(), leaver=None, stopped=None, reopenings=(), unknown=(), directory=None
+        socket="",
+        versions=(),
+        second_kubelet=None,
+        stopped_reader=None,
+        reopenings=(),
+        unknown_methods=(),
+        directory=None,
     )
     assert {result.verdict for result in run_checks(nothing)} == {"not run"}
 
@@ -685,8 +699,8 @@ def test_other_version_is_evaluated_if_main_version_is_good():
 
 
 def test_listed_names_the_first_texts_and_counts_the_rest():
-    assert listed(["a", "a", "b"]) == "a; b"
-    assert listed(map(str, range(SHOWN + 2))) == "0; 1; 2; and 2 more"
+    assert join_first(["a", "a", "b"]) == "a; b"
+    assert join_first(map(str, range(ITEMS_SHOWN + 2))) == "0; 1; 2; and 2 more"
 
 
 def test_observation_names_file_if_there_are_several_registrations():
@@ -704,7 +718,7 @@ def test_observation_names_file_if_there_are_several_registrations():
     [(0.0012, "1 ms"), (0.9996, "1.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (1234.5, "1,234 s")],
 )
 def test_seconds_formats_duration_with_significant_digits(value, text):
-    assert seconds(value) == text
+    assert format_seconds(value) == text
 
 
 # --- reading ------------------------------------------------------------------------------------------------
@@ -730,16 +744,16 @@ def test_read_list_returns_what_google_protobuf_wrote(devices):
             health_check_timeout_seconds=one.lease_s,
             message=one.message.decode(),
         )
-    read = read_list(message.SerializeToString(), 1.0, {})
+    read = decode_health_list(message.SerializeToString(), 1.0, {})
     assert read.devices == tuple(devices)
-    assert (read.broken, read.cut) == ("", False)
+    assert (read.decode_error, read.is_truncated) == ("", False)
 
 
 @given(st.binary(max_size=64) | st.binary(max_size=32).map(lambda data: b"\x0a" + varint(len(data)) + data))
 def test_read_list_accepts_only_what_google_protobuf_accepts(data):
-    read = read_list(data, 1.0, {})
+    read = decode_health_list(data, 1.0, {})
     texts = [text for one in read.devices for text in (one.pool, one.name, one.message)]
-    if not read.broken and all(text.isascii() for text in texts):
+    if not read.decode_error and all(text.isascii() for text in texts):
         google = message_class("v1", "NodeWatchResourcesResponse").FromString(data)
         assert len(google.devices) == len(read.devices)
 
@@ -747,23 +761,23 @@ def test_read_list_accepts_only_what_google_protobuf_accepts(data):
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"\x0a", "list: ends in the middle of a number"),
+        (b"\x0a", "list: message ends inside a varint"),
         (b"\x0a\x05ab", "list: field 1 ends 3 bytes after the last of 4"),
-        (b"\x08\x01", "list: field 1 has wire type 0, should be 2"),
-        (b"\x0b", "list: field 1 has wire type 3, should be 2"),
+        (b"\x08\x01", "list: field 1 has wire type 0, must be 2"),
+        (b"\x0b", "list: field 1 has wire type 3, must be 2"),
         (b"\x13", "list: field 2 has wire type 3, which is not valid"),
         (b"\x00", "list: field number 0 is not valid"),
-        (b"\x0a\x02\x12\x00", "device 0: field 2 has wire type 2, should be 0"),
-        (b"\x0a\x04\x0a\x02\x08\x00", "device 0: identifier: field 1 has wire type 0, should be 2"),
-        (b"\xff" * 11, "list: a number of more than 10 bytes"),
+        (b"\x0a\x02\x12\x00", "device 0: field 2 has wire type 2, must be 0"),
+        (b"\x0a\x04\x0a\x02\x08\x00", "device 0: identifier: field 1 has wire type 0, must be 2"),
+        (b"\xff" * 11, "list: varint is longer than 10 bytes"),
     ],
 )
 def test_read_list_invalid_bytes_is_broken_with_place(data, text):
-    assert read_list(data, 1.0, {}).broken == text
+    assert decode_health_list(data, 1.0, {}).decode_error == text
 
 
 def test_read_list_keeps_entries_without_device_or_utf8():
-    read = read_list(b"\x0a\x00" + b"\x0a\x05\x0a\x03\x0a\x01\xff", 1.0, {})
+    read = decode_health_list(b"\x0a\x00" + b"\x0a\x05\x0a\x03\x0a\x01\xff", 1.0, {})
     assert [(one.has_identifier, one.pool, one.name) for one in read.devices] == [
         (False, b"", b""),
         (True, b"\xff", b""),
@@ -773,17 +787,17 @@ def test_read_list_keeps_entries_without_device_or_utf8():
 def test_read_list_equal_entries_share_one_object():
     known: dict[bytes, object] = {}
     entry = b"\x0a\x02\x10\x01"
-    (one,), (other,) = (read_list(entry, at_s, known).devices for at_s in (1.0, 2.0))
+    (one,), (other,) = (decode_health_list(entry, at_s, known).devices for at_s in (1.0, 2.0))
     assert one is other
 
 
 def test_read_list_above_limits_is_cut():
-    many = read_list(b"\x0a\x00" * (DEVICES_LIMIT + 1), 1.0, {})
-    assert (len(many.devices), many.cut, many.broken) == (DEVICES_LIMIT, True, "")
-    unknown = read_list(b"\x78\x00" * (FIELDS_LIMIT + 1), 1.0, {})
-    assert (unknown.devices, unknown.cut) == ((), True)
+    many = decode_health_list(b"\x0a\x00" * (DEVICES_LIMIT + 1), 1.0, {})
+    assert (len(many.devices), many.is_truncated, many.decode_error) == (DEVICES_LIMIT, True, "")
+    unknown = decode_health_list(b"\x78\x00" * (FIELDS_LIMIT + 1), 1.0, {})
+    assert (unknown.devices, unknown.is_truncated) == ((), True)
     inside = b"\x78\x00" * (FIELDS_LIMIT + 1)
-    assert read_list(b"\x0a" + varint(len(inside)) + inside, 1.0, {}).cut
+    assert decode_health_list(b"\x0a" + varint(len(inside)) + inside, 1.0, {}).is_truncated
 
 
 def varint(value: int) -> bytes:
@@ -811,7 +825,9 @@ GPU, NIC, DISK = plugin("gpu.example.com"), plugin("nic.example.com"), plugin("d
 
 
 def chosen(*found: RegistrationFile, socket: str = "", driver: str = "") -> list[str]:
-    return [one.path.removeprefix("/registry/") for one in choose(found, socket, driver, "/registry")]
+    return [
+        one.path.removeprefix("/registry/") for one in choose_driver_files(found, socket, driver, "/registry")
+    ]
 
 
 def test_choose_returns_the_only_dra_driver():
@@ -832,7 +848,9 @@ def test_choose_selects_driver_by_name_or_endpoint():
 
 
 def test_choose_without_dra_driver_returns_all_sockets():
-    files = [silent_file(name)._replace(is_socket=False, answer=None) for name in ("notes.txt", "file.sock")]
+    files = [
+        silent_file(name)._replace(is_socket=False, get_info=None) for name in ("notes.txt", "file.sock")
+    ]
     assert chosen(DISK, silent_file("x-reg.sock"), silent_file("no-suffix"), *files) == [
         "disk.example.com-reg.sock",
         "x-reg.sock",

@@ -19,25 +19,25 @@ from claim_samples import (
     use,
 )
 
-from agent.devices.consumers.affected import (
-    affected,
-    claims_named,
-    members,
-    pods_named,
-    refusals,
+from agent.devices.consumers.affected_pods import (
+    affected_pods,
+    claims_by_name,
+    group_members,
+    pods_by_name,
+    refused_pods,
 )
-from agent.devices.consumers.consumer_map import consumer_map
+from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.reservations import RefusingKubelets
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
     ConsumerKind,
-    Container,
+    ContainerCgroup,
     ContainerClaim,
-    KnownPod,
-    LiveContainer,
-    LivePod,
+    ContainerObject,
     Origin,
+    PodCgroup,
     PodClaim,
+    PodObject,
     PodRef,
     SourceAnswer,
     SourceAnswers,
@@ -48,9 +48,9 @@ from agent.model.reading import Absence
 POD = PodRef("team-a", "pod-p", "p")
 
 
-def affected_pods(consumers: ConsumerMap, gpu: str = "gpu-0") -> list[tuple[str, bool]]:
+def affected_names(consumers: ConsumerMap, gpu: str = "gpu-0") -> list[tuple[str, bool]]:
     """Return the pods that a device affects, each with whether that is sure."""
-    return [(str(one.pod.ref), one.sure) for one in affected(consumers, device(gpu))]
+    return [(str(one.pod.ref), one.is_certain) for one in affected_pods(consumers, device(gpu))]
 
 
 def conflict_kinds(consumers: ConsumerMap) -> list[ConflictKind]:
@@ -61,118 +61,122 @@ def conflict_kinds(consumers: ConsumerMap) -> list[ConflictKind]:
 
 
 def test_device_leads_to_its_claim_pod_and_container() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use("gpu-0", "gpus"), pods=["p"])],
             pods_api=[known_pod("p", "claim-c")],
         )
     )
-    (one,) = affected(consumers, device())
+    (one,) = affected_pods(consumers, device())
     assert one.pod.ref == POD
     assert one.claim == ref("c")
-    assert one.sure
-    assert one.containers == (ContainerUse("main", sure=True),)
+    assert one.is_certain
+    assert one.containers == (ContainerUse("main", is_certain=True),)
     assert {edge.provenance.origin for edge in one.edges} == {Origin.CHECKPOINT, Origin.PODS_API}
     assert one.pod.known == known_pod("p", "claim-c")
 
 
 def test_checkpoint_alone_gives_pod_uids_without_names() -> None:
-    consumers = consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p-1", "p-2"])]))
-    assert affected_pods(consumers) == [("pod p-1", True), ("pod p-2", True)]
-    assert [one.containers for one in affected(consumers, device())] == [(), ()]
+    consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p-1", "p-2"])]))
+    assert affected_names(consumers) == [("pod p-1", True), ("pod p-2", True)]
+    assert [one.containers for one in affected_pods(consumers, device())] == [(), ()]
 
 
 def test_podresources_alone_gives_pod_names_without_uids() -> None:
-    consumers = consumer_map(source_answers(podresources=[listed("train-0", listed_claim("gpus", use()))]))
-    (one,) = affected(consumers, device())
+    consumers = build_consumer_map(
+        source_answers(podresources=[listed("train-0", listed_claim("gpus", use()))])
+    )
+    (one,) = affected_pods(consumers, device())
     assert (one.pod.ref, one.claim) == (PodRef("team-a", "train-0"), ClaimRef("team-a", "gpus", ""))
-    assert one.sure
+    assert one.is_certain
     assert all(edge.by_name for edge in one.edges)
 
 
 def test_name_and_uid_without_a_pod_object_are_two_pods() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use(), pods=["p"])],
             podresources=[listed("pod-p", listed_claim("claim-c", use()))],
         )
     )
-    assert affected_pods(consumers) == [("pod p", True), ("team-a/pod-p", True)]
+    assert affected_names(consumers) == [("pod p", True), ("team-a/pod-p", True)]
     assert set(consumers.claims) == {ref("c")}  # matched with the checkpoint's claim by name
 
 
 def test_reservation_ties_a_pod_name_to_its_uid() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use(), pods=["p"])],
             podresources=[listed("pod-p", listed_claim("claim-c", use()))],
             claims_file=[known_claim("c", use(), reserved=[for_pod("p")])],
         )
     )
-    assert affected_pods(consumers) == [("team-a/pod-p", True)]
+    assert affected_names(consumers) == [("team-a/pod-p", True)]
 
 
 def test_device_without_a_claim_affects_no_pod() -> None:
-    consumers = consumer_map(source_answers(checkpoint=[prepared("c", use("gpu-1"), pods=["p"])]))
-    assert affected(consumers, device("gpu-0")) == ()
+    consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use("gpu-1"), pods=["p"])]))
+    assert affected_pods(consumers, device("gpu-0")) == ()
 
 
 def test_pod_with_two_claims_of_a_device_is_listed_for_each() -> None:
     claims = [prepared("c-1", use(), pods=["p"]), prepared("c-2", use(), pods=["p"])]
-    consumers = consumer_map(source_answers(checkpoint=claims))
-    assert [one.claim.uid for one in affected(consumers, device())] == ["c-1", "c-2"]
+    consumers = build_consumer_map(source_answers(checkpoint=claims))
+    assert [one.claim.uid for one in affected_pods(consumers, device())] == ["c-1", "c-2"]
 
 
 # --- sure and possible uses --------------------------------------------------------------------------------
 
 
 def test_pod_known_by_a_reservation_alone_is_unsure() -> None:
-    consumers = consumer_map(source_answers(claims_file=[known_claim("c", use(), reserved=[for_pod("p")])]))
-    assert affected_pods(consumers) == [("team-a/pod-p", False)]
+    consumers = build_consumer_map(
+        source_answers(claims_file=[known_claim("c", use(), reserved=[for_pod("p")])])
+    )
+    assert affected_names(consumers) == [("team-a/pod-p", False)]
 
 
 def test_pod_that_only_names_a_prepared_claim_is_unsure() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use(), pods=["p"])],
             pods_api=[known_pod("p", "claim-c"), known_pod("q", "claim-c", phase="Pending")],
         )
     )
-    assert affected_pods(consumers) == [("team-a/pod-p", True), ("team-a/pod-q", False)]
+    assert affected_names(consumers) == [("team-a/pod-p", True), ("team-a/pod-q", False)]
 
 
 def test_claim_that_waits_for_its_driver_affects_pods_unsurely() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", pods=["p"], waiting=(DRIVER,))],
             claims_file=[known_claim("c", use(), reserved=[for_pod("p")])],
         )
     )
-    assert affected_pods(consumers) == [("team-a/pod-p", False)]
+    assert affected_names(consumers) == [("team-a/pod-p", False)]
     assert consumers.claims[ref("c")].waiting == (DRIVER,)
 
 
 def test_claim_with_a_skipped_driver_affects_its_pods_surely() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", pods=["p"], skipped=(DRIVER,))],
             claims_file=[known_claim("c", use())],
         )
     )
-    assert affected_pods(consumers) == [("pod p", True)]
+    assert affected_names(consumers) == [("pod p", True)]
 
 
 def test_claim_known_from_a_driver_alone_affects_no_pod() -> None:
-    consumers = consumer_map(source_answers(driver=[prepared("c", use())]))
+    consumers = build_consumer_map(source_answers(driver=[prepared("c", use())]))
     assert consumers.devices == {device(): (ref("c"),)}
-    assert affected_pods(consumers) == []
+    assert affected_names(consumers) == []
 
 
 # --- pod groups and others ---------------------------------------------------------------------------------
 
 
 def test_group_members_are_unsure_unless_the_claim_is_prepared() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use(), pods=["p"])],
             pods_file=[
@@ -184,24 +188,24 @@ def test_group_members_are_unsure_unless_the_claim_is_prepared() -> None:
             claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
         )
     )
-    assert affected_pods(consumers) == [("team-a/pod-p", True), ("team-a/pod-q", False)]
-    assert [pod.ref.uid for pod in members(consumers, ref("c"), "workers")] == ["p", "q"]
+    assert affected_names(consumers) == [("team-a/pod-p", True), ("team-a/pod-q", False)]
+    assert [pod.ref.uid for pod in group_members(consumers, ref("c"), "workers")] == ["p", "q"]
 
 
 def test_group_member_with_unnamed_claims_is_unsure() -> None:
     template = (PodClaim("gpus", "", template=True),)
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             pods_api=[known_pod("p", group="workers", claims=template)],
             claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
         )
     )
-    (one,) = affected(consumers, device())
-    assert (one.pod.ref.uid, one.sure, one.group) == ("p", False, "workers")
+    (one,) = affected_pods(consumers, device())
+    assert (one.pod.ref.uid, one.is_certain, one.group) == ("p", False, "workers")
 
 
 def test_uid_of_a_group_is_not_matched_with_a_pod() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             pods_api=[known_pod("g", "claim-x")],
             claims_file=[known_claim("c", use(), reserved=[for_group("workers", "g"), for_job("j", "g")])],
@@ -213,14 +217,14 @@ def test_uid_of_a_group_is_not_matched_with_a_pod() -> None:
         (ConsumerKind.OTHER, "jobs.batch"),
     }
     assert all(one.pod is None for one in reserved_for)
-    assert affected_pods(consumers) == []
+    assert affected_names(consumers) == []
 
 
 def test_every_one_of_300_reservations_is_an_edge() -> None:
     reserved = [for_pod(f"p-{number}") for number in range(300)] + [for_group("workers"), for_job("train")]
-    consumers = consumer_map(source_answers(claims_file=[known_claim("c", use(), reserved=reserved)]))
+    consumers = build_consumer_map(source_answers(claims_file=[known_claim("c", use(), reserved=reserved)]))
     assert len(consumers.claims[ref("c")].consumers) == 302
-    assert len(affected(consumers, device())) == 300
+    assert len(affected_pods(consumers, device())) == 300
 
 
 # --- containers --------------------------------------------------------------------------------------------
@@ -235,7 +239,7 @@ def two_request_claim(*containers: tuple[str, str]) -> SourceAnswers:
                 "p",
                 claims=(PodClaim("mine", "claim-c"),),
                 containers=tuple(
-                    Container(name, (ContainerClaim("mine", request),)) for name, request in containers
+                    ContainerObject(name, (ContainerClaim("mine", request),)) for name, request in containers
                 ),
             )
         ],
@@ -244,38 +248,38 @@ def two_request_claim(*containers: tuple[str, str]) -> SourceAnswers:
 
 
 def test_containers_use_only_the_devices_of_their_requests() -> None:
-    consumers = consumer_map(two_request_claim(("one", "big"), ("two", "small/model-x"), ("three", "")))
-    (big,) = affected(consumers, device("gpu-0"))
-    (small,) = affected(consumers, device("gpu-1"))
-    assert big.containers == (ContainerUse("one", sure=True), ContainerUse("three", sure=True))
-    assert small.containers == (ContainerUse("three", sure=True), ContainerUse("two", sure=True))
+    consumers = build_consumer_map(two_request_claim(("one", "big"), ("two", "small/model-x"), ("three", "")))
+    (big,) = affected_pods(consumers, device("gpu-0"))
+    (small,) = affected_pods(consumers, device("gpu-1"))
+    assert big.containers == (ContainerUse("one", is_certain=True), ContainerUse("three", is_certain=True))
+    assert small.containers == (ContainerUse("three", is_certain=True), ContainerUse("two", is_certain=True))
 
 
 def test_container_from_podresources_alone_is_unsure() -> None:
     listing = [listed("p", listed_claim("c", use("gpu-0"), use("gpu-1")))]
-    (one,) = affected(consumer_map(source_answers(podresources=listing)), device())
-    assert one.containers == (ContainerUse("main", sure=False),)
+    (one,) = affected_pods(build_consumer_map(source_answers(podresources=listing)), device())
+    assert one.containers == (ContainerUse("main", is_certain=False),)
 
 
 def test_container_of_a_claim_with_one_device_is_sure() -> None:
-    consumers = consumer_map(source_answers(podresources=[listed("p", listed_claim("c", use()))]))
-    assert affected(consumers, device())[0].containers == (ContainerUse("main", sure=True),)
+    consumers = build_consumer_map(source_answers(podresources=[listed("p", listed_claim("c", use()))]))
+    assert affected_pods(consumers, device())[0].containers == (ContainerUse("main", is_certain=True),)
 
 
 def test_device_without_known_request_counts_for_any_request() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use("gpu-0"), use("gpu-1"), pods=["p"])],
             pods_api=[
                 known_pod(
                     "p",
                     claims=(PodClaim("mine", "claim-c"),),
-                    containers=(Container("main", (ContainerClaim("mine", "big"),)),),
+                    containers=(ContainerObject("main", (ContainerClaim("mine", "big"),)),),
                 )
             ],
         )
     )
-    assert affected(consumers, device())[0].containers == (ContainerUse("main", sure=True),)
+    assert affected_pods(consumers, device())[0].containers == (ContainerUse("main", is_certain=True),)
 
 
 # --- running pods -------------------------------------------------------------------------------------------
@@ -284,23 +288,23 @@ def test_device_without_known_request_counts_for_any_request() -> None:
 @pytest.mark.parametrize(
     ("live", "running"),
     [
-        ([LivePod("p", True)], True),
-        ([LivePod("p", False)], False),
-        ([LivePod("p", None)], None),
-        ([LivePod("q", True)], False),
+        ([PodCgroup("p", True)], True),
+        ([PodCgroup("p", False)], False),
+        ([PodCgroup("p", None)], None),
+        ([PodCgroup("q", True)], False),
         (None, None),
     ],
     ids=["runs", "empty", "unreadable", "no cgroup", "unknown"],
 )
 def test_running_state_of_a_pod_follows_from_its_cgroup(
-    live: list[LivePod] | None, running: bool | None
+    live: list[PodCgroup] | None, running: bool | None
 ) -> None:
-    consumers = consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p"])], live=live))
+    consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p"])], live=live))
     assert consumers.pods[PodRef(uid="p")].running is running
 
 
 def test_incomplete_cgroups_leave_the_running_state_unknown() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         SourceAnswers(
             prepared=source_answers(checkpoint=[prepared("c", use(), pods=["p"])]).prepared,
             live=(answer(Origin.CGROUPS, (), invalid=("3 cgroups exceed the limit",)),),
@@ -310,8 +314,8 @@ def test_incomplete_cgroups_leave_the_running_state_unknown() -> None:
 
 
 def test_running_state_of_a_pod_without_uid_is_unknown() -> None:
-    consumers = consumer_map(
-        source_answers(podresources=[listed("p", listed_claim("c", use()))], live=[LivePod("x", True)])
+    consumers = build_consumer_map(
+        source_answers(podresources=[listed("p", listed_claim("c", use()))], live=[PodCgroup("x", True)])
     )
     assert consumers.pods[PodRef("team-a", "p")].running is None
 
@@ -319,42 +323,44 @@ def test_running_state_of_a_pod_without_uid_is_unknown() -> None:
 def test_static_pod_and_its_mirror_are_one_pod() -> None:
     mirror = known_pod("0badcafe", name="etcd-node-1", mirror_uid="m")
     static = known_pod("0badcafe", name="etcd-node-1")
-    live = [LivePod("0badcafe", True, (LiveContainer("id", True),))]
-    consumers = consumer_map(source_answers(pods_api=[static], pods_file=[mirror], live=live))
-    (view,) = pods_named(consumers, "team-a", "etcd-node-1")
+    live = [PodCgroup("0badcafe", True, (ContainerCgroup("id", True),))]
+    consumers = build_consumer_map(source_answers(pods_api=[static], pods_file=[mirror], live=live))
+    (view,) = pods_by_name(consumers, "team-a", "etcd-node-1")
     assert view.ref.uid == "0badcafe"
     assert view.running
-    assert view.live == (LiveContainer("id", True),)
+    assert view.live == (ContainerCgroup("id", True),)
     assert [origin.origin for _, origin in view.objects] == [Origin.PODS_API, Origin.PODS_FILE]
     assert consumers.conflicts == ()
 
 
 def test_reservation_for_a_mirror_pod_affects_the_static_pod() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             pods_file=[known_pod("0badcafe", "claim-c", name="web", mirror_uid="m")],
             claims_file=[known_claim("c", use(), reserved=[for_pod("m", "web")])],
         )
     )
-    assert [one.pod.ref for one in affected(consumers, device())] == [PodRef("team-a", "web", "0badcafe")]
+    assert [one.pod.ref for one in affected_pods(consumers, device())] == [
+        PodRef("team-a", "web", "0badcafe")
+    ]
 
 
 # --- from pods to devices ----------------------------------------------------------------------------------
 
 
 def test_pod_leads_to_its_claims_and_their_devices() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c-1", use("gpu-0"), use("gpu-1"), pods=["p"])],
             pods_api=[known_pod("p", "claim-c-1", "claim-none")],
         )
     )
-    (pod,) = pods_named(consumers, "team-a", "pod-p")
+    (pod,) = pods_by_name(consumers, "team-a", "pod-p")
     assert {one: [edge.use.device for edge in consumers.claims[one].devices] for one in pod.claims} == {
         ref("c-1"): [device("gpu-0"), device("gpu-1")],
         ClaimRef("team-a", "claim-none", ""): [],  # unknown to all sources
     }
-    (claim,) = claims_named(consumers, "team-a", "claim-c-1")
+    (claim,) = claims_by_name(consumers, "team-a", "claim-c-1")
     assert {edge.relation for edge in claim.consumers} == {Relation.PREPARED, Relation.NAMED}
 
 
@@ -362,7 +368,7 @@ def test_pod_leads_to_its_claims_and_their_devices() -> None:
 
 
 def test_agreeing_sources_have_no_conflict() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use("gpu-0", "big"), use("gpu-1"), pods=["p"])],
             driver=[prepared("c", use("gpu-1"), use("gpu-0"))],
@@ -375,7 +381,7 @@ def test_agreeing_sources_have_no_conflict() -> None:
 
 
 def test_conflict_about_devices_names_each_source() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use("gpu-1"), pods=["p"])], claims_file=[known_claim("c", use("gpu-0"))]
         )
@@ -389,12 +395,12 @@ def test_conflict_about_devices_names_each_source() -> None:
         (Origin.CHECKPOINT, "node-1/gpu-1"),
         (Origin.CLAIMS_FILE, "node-1/gpu-0"),
     ]
-    assert affected_pods(consumers, "gpu-0") == [("pod p", False)]
-    assert affected_pods(consumers, "gpu-1") == [("pod p", True)]
+    assert affected_names(consumers, "gpu-0") == [("pod p", False)]
+    assert affected_names(consumers, "gpu-1") == [("pod p", True)]
 
 
 def test_driver_without_an_answer_on_a_claim_is_no_conflict() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use("nic-0", driver="nic.example.com"), waiting=(DRIVER,))],
             claims_file=[known_claim("c", use("gpu-0"), use("nic-0", driver="nic.example.com"))],
@@ -404,27 +410,27 @@ def test_driver_without_an_answer_on_a_claim_is_no_conflict() -> None:
 
 
 def test_recreated_claim_is_two_claims_and_a_conflict() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("old", use("gpu-0"), pods=["p"], name="gpus")],
             claims_file=[known_claim("new", use("gpu-1"), name="gpus")],
         )
     )
-    assert [claim.ref.uid for claim in claims_named(consumers, "team-a", "gpus")] == ["new", "old"]
+    assert [claim.ref.uid for claim in claims_by_name(consumers, "team-a", "gpus")] == ["new", "old"]
     assert conflict_kinds(consumers) == [ConflictKind.CLAIM_UIDS]
     assert [one.text for one in consumers.conflicts[0].assertions] == ["UID old", "UID new"]
-    assert affected_pods(consumers, "gpu-1") == []
+    assert affected_names(consumers, "gpu-1") == []
 
 
 def test_origin_is_complete_only_if_all_its_answers_are() -> None:
     complete = answer(Origin.DRIVER, [prepared("c-1", use("gpu-0"))])
     failed = answer(Origin.DRIVER, (), absence=Absence.UNREADABLE, reason="Input/output error")
-    assert consumer_map(SourceAnswers(prepared=(complete,))).complete == {Origin.DRIVER}
-    assert consumer_map(SourceAnswers(prepared=(complete, failed))).complete == frozenset()
+    assert build_consumer_map(SourceAnswers(prepared=(complete,))).complete == {Origin.DRIVER}
+    assert build_consumer_map(SourceAnswers(prepared=(complete, failed))).complete == frozenset()
 
 
 def test_ambiguous_claim_name_means_the_claim_the_kubelet_holds() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("old", use("gpu-0"), pods=["p"], name="gpus")],
             podresources=[listed("pod-p", listed_claim("gpus", use("gpu-0")))],
@@ -435,7 +441,7 @@ def test_ambiguous_claim_name_means_the_claim_the_kubelet_holds() -> None:
 
 
 def test_ambiguous_claim_name_without_a_checkpoint_stays_a_name() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             podresources=[listed("pod-p", listed_claim("gpus", use("gpu-0")))],
             claims_file=[known_claim("c-1", name="gpus"), known_claim("c-2", name="gpus")],
@@ -445,15 +451,15 @@ def test_ambiguous_claim_name_without_a_checkpoint_stays_a_name() -> None:
 
 
 def test_pod_name_with_two_uids_is_two_pods_and_a_conflict() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(pods_api=[known_pod("p-2", name="web-0")], pods_file=[known_pod("p-1", name="web-0")])
     )
     assert conflict_kinds(consumers) == [ConflictKind.POD_UIDS]
-    assert len(pods_named(consumers, "team-a", "web-0")) == 2
+    assert len(pods_by_name(consumers, "team-a", "web-0")) == 2
 
 
 def test_uid_with_two_names_is_one_object_and_a_conflict() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use(), name="now")],
             claims_file=[known_claim("c", use(), name="then")],
@@ -468,25 +474,27 @@ def test_uid_with_two_names_is_one_object_and_a_conflict() -> None:
 
 def test_claim_prepared_for_a_pod_that_does_not_name_it_is_a_conflict() -> None:
     checkpoint = [prepared("c", use(), pods=["p"])]
-    consumers = consumer_map(source_answers(checkpoint=checkpoint, pods_api=[known_pod("p", "claim-x")]))
+    consumers = build_consumer_map(
+        source_answers(checkpoint=checkpoint, pods_api=[known_pod("p", "claim-x")])
+    )
     (conflict,) = consumers.conflicts
     assert conflict.kind is ConflictKind.NOT_NAMED
     assert [one.text for one in conflict.assertions] == [
         "prepared for the pod",
         "the pod names claim-x",
     ]
-    assert affected_pods(consumers) == [("team-a/pod-p", True)]  # the checkpoint's edge stays
+    assert affected_names(consumers) == [("team-a/pod-p", True)]  # the checkpoint's edge stays
 
 
 # --- missing sources ----------------------------------------------------------------------------------------
 
 
 def test_missing_sources_are_listed_with_their_reason() -> None:
-    absent = SourceAnswer[KnownPod](provenance(Origin.PODS_API), (), Absence.ABSENT, "no such socket")
+    absent = SourceAnswer[PodObject](provenance(Origin.PODS_API), (), Absence.ABSENT, "no such socket")
     incomplete = answer(
         Origin.CLAIMS_FILE, [known_claim("c", use())], 2, invalid=("item 3: metadata: is no object",)
     )
-    consumers = consumer_map(SourceAnswers(pods=(absent,), claims=(incomplete,)))
+    consumers = build_consumer_map(SourceAnswers(pods=(absent,), claims=(incomplete,)))
     assert consumers.missing_sources == (
         MissingSource(provenance(Origin.PODS_API), Absence.ABSENT, "no such socket"),
         MissingSource(
@@ -497,66 +505,66 @@ def test_missing_sources_are_listed_with_their_reason() -> None:
 
 
 def test_no_answers_give_an_empty_map() -> None:
-    assert consumer_map(SourceAnswers()) == ConsumerMap()
+    assert build_consumer_map(SourceAnswers()) == ConsumerMap()
 
 
 # --- after a reboot ----------------------------------------------------------------------------------------
 
 
 def test_pod_without_its_reservation_would_be_refused() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use(), pods=["p", "q"])],
             pods_api=[known_pod("p", "claim-c"), known_pod("q", "claim-c")],
             claims_file=[known_claim("c", use(), reserved=[for_pod("q")])],
         )
     )
-    (risk,) = refusals(consumers)
+    (risk,) = refused_pods(consumers)
     assert (risk.pod, risk.claim, risk.kubelets) == (POD, ref("c"), RefusingKubelets.ALL)
 
 
 def test_group_member_would_be_refused_by_kubelets_without_groups() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("c", use(), pods=["p"])],
             pods_api=[known_pod("p", "claim-c", group="workers")],
             claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
         )
     )
-    assert [one.kubelets for one in refusals(consumers)] == [RefusingKubelets.WITHOUT_GROUPS]
+    assert [one.kubelets for one in refused_pods(consumers)] == [RefusingKubelets.WITHOUT_GROUPS]
 
 
 def test_pod_of_another_node_is_not_refused() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             pods_file=[known_pod("p", "claim-c")], claims_file=[known_claim("c", use(), reserved=[])]
         )
     )
-    assert refusals(consumers) == ()
+    assert refused_pods(consumers) == ()
 
 
 def test_claim_without_an_object_has_no_refusals() -> None:
-    consumers = consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p"])]))
-    assert refusals(consumers) == ()
+    consumers = build_consumer_map(source_answers(checkpoint=[prepared("c", use(), pods=["p"])]))
+    assert refused_pods(consumers) == ()
 
 
 def test_pod_of_a_recreated_claim_would_be_refused() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("old", use(), pods=["p"], name="gpus")],
             claims_file=[known_claim("new", use(), name="gpus", reserved=[for_pod("p")])],
         )
     )
-    (risk,) = refusals(consumers)
-    assert risk.why == "the claim with this name now has UID new; the kubelet holds old"
+    (risk,) = refused_pods(consumers)
+    assert risk.reason == "the claim with this name now has UID new; the kubelet holds old"
 
 
 def test_ended_pod_of_a_recreated_claim_is_not_refused() -> None:
-    consumers = consumer_map(
+    consumers = build_consumer_map(
         source_answers(
             checkpoint=[prepared("old", use(), pods=["p"], name="gpus")],
             pods_api=[known_pod("p", "gpus", phase="Succeeded")],
             claims_file=[known_claim("new", use(), name="gpus")],
         )
     )
-    assert refusals(consumers) == ()
+    assert refused_pods(consumers) == ()

@@ -17,9 +17,9 @@ from wire.kubelet_apis import (
     pod,
 )
 
-from agent.devices.consumers.affected import affected, pods_named, refusals
-from agent.devices.consumers.consumer_map import consumer_map
-from agent.devices.consumers.kube_objects import claims_from, pods_from
+from agent.devices.consumers.affected_pods import affected_pods, pods_by_name, refused_pods
+from agent.devices.consumers.consumer_map import build_consumer_map
+from agent.devices.consumers.kube_objects import parse_claims, parse_pods
 from agent.devices.consumers.reservations import RefusingKubelets
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import Origin, PodRef, SourceAnswer, SourceAnswers
@@ -27,7 +27,7 @@ from agent.model.consumers import ConsumerMap, ContainerUse
 from agent.model.reading import Absence
 from agent.model.time import Instant
 from agent.serve.kubelet import podresources, pods_api
-from agent.sources import kube_objects, kubelet_state
+from agent.sources import kube_object_file, kubelet_state
 
 PODS = range(100)
 DEVICES = range(4)
@@ -105,13 +105,13 @@ def map_of_node(directory: Path) -> ConsumerMap:
         )
 
     listing, pods = asyncio.run(query_sockets())
-    claims = kube_objects.read_objects(directory / "claims.json", kube_objects.CLAIM, NOW)
-    return consumer_map(
+    claims = kube_object_file.read_objects(directory / "claims.json", kube_object_file.CLAIM, NOW)
+    return build_consumer_map(
         SourceAnswers(
-            prepared=(kubelet_state.read_checkpoint(directory / kubelet_state.CLAIMS_FILE, NOW),),
+            prepared=(kubelet_state.read_claims_checkpoint(directory / kubelet_state.CLAIMS_FILE, NOW),),
             listed=(listing,),
-            pods=(pods_from(pods),),
-            claims=(claims_from(claims),),
+            pods=(parse_pods(pods),),
+            claims=(parse_claims(claims),),
         )
     )
 
@@ -131,26 +131,26 @@ def test_own_device_affects_one_pod_and_shared_device_all(known: ConsumerMap) ->
     assert (known.conflicts, known.missing_sources) == ((), ())
     for number in PODS:
         for part in DEVICES:
-            (one,) = affected(known, DeviceRef(DRIVER, "node-1", gpu(number, part)))
-            assert (one.pod.ref, one.sure) == (PodRef("team-a", f"pod-u-{number}", f"u-{number}"), True)
+            (one,) = affected_pods(known, DeviceRef(DRIVER, "node-1", gpu(number, part)))
+            assert (one.pod.ref, one.is_certain) == (PodRef("team-a", f"pod-u-{number}", f"u-{number}"), True)
             assert one.claim == ClaimRef("team-a", f"claim-{number}", f"c-{number}")
-            assert one.containers == (ContainerUse("main", sure=True),)
-    affected_pods = affected(known, DeviceRef(DRIVER, "node-1", "switch"))
-    assert len(affected_pods) == 100
-    assert all(one.sure for one in affected_pods)
+            assert one.containers == (ContainerUse("main", is_certain=True),)
+    found = affected_pods(known, DeviceRef(DRIVER, "node-1", "switch"))
+    assert len(found) == 100
+    assert all(one.is_certain for one in found)
 
 
 def test_every_edge_has_its_origin_and_time(known: ConsumerMap) -> None:
-    (one,) = affected(known, DeviceRef(DRIVER, "node-1", gpu(7, 0)))
+    (one,) = affected_pods(known, DeviceRef(DRIVER, "node-1", gpu(7, 0)))
     provenances = {edge.provenance.origin: edge.provenance for edge in one.edges}
     assert set(provenances) == {Origin.CHECKPOINT, Origin.PODRESOURCES, Origin.PODS_API}
-    assert all(provenance.read == NOW for provenance in provenances.values())
+    assert all(provenance.read_at == NOW for provenance in provenances.values())
     assert provenances[Origin.CHECKPOINT].written_s is not None
     assert provenances[Origin.PODS_API].written_s is None
 
 
 def test_only_the_pod_without_a_reservation_would_be_refused(known: ConsumerMap) -> None:
-    (risk,) = refusals(known)
+    (risk,) = refused_pods(known)
     assert (risk.pod.uid, risk.claim.name, risk.kubelets) == ("u-0", SHARED, RefusingKubelets.ALL)
 
 
@@ -161,7 +161,7 @@ def test_node_without_sockets_gives_uids_and_missing_sources(tmp_path: Path) -> 
         (Origin.PODRESOURCES, Absence.ABSENT),
         (Origin.PODS_API, Absence.ABSENT),
     ]
-    (one,) = affected(known, DeviceRef(DRIVER, "node-1", gpu(0, 0)))
-    assert (one.pod.ref, one.sure, one.containers) == (PodRef(uid="u-0"), True, ())
-    (named,) = pods_named(known, "team-a", "pod-u-1")  # named by its reservation
+    (one,) = affected_pods(known, DeviceRef(DRIVER, "node-1", gpu(0, 0)))
+    assert (one.pod.ref, one.is_certain, one.containers) == (PodRef(uid="u-0"), True, ())
+    (named,) = pods_by_name(known, "team-a", "pod-u-1")  # named by its reservation
     assert named.ref.uid == "u-1"

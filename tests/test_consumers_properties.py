@@ -23,13 +23,13 @@ from claim_samples import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.devices.consumers.affected import affected, refusals
-from agent.devices.consumers.consumer_map import consumer_map
+from agent.devices.consumers.affected_pods import affected_pods, refused_pods
+from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
     ConsumerKind,
-    LivePod,
     Origin,
+    PodCgroup,
     PodRef,
     Provenance,
     SourceAnswer,
@@ -102,7 +102,9 @@ ANSWERS = st.builds(
     listed=source_answers_of([Origin.PODRESOURCES], LISTED),
     pods=source_answers_of([Origin.PODS_API, Origin.PODS_FILE], KNOWN_POD),
     claims=source_answers_of([Origin.CLAIMS_FILE], KNOWN_CLAIM),
-    live=source_answers_of([Origin.CGROUPS], st.builds(LivePod, PODS, st.sampled_from([True, False, None]))),
+    live=source_answers_of(
+        [Origin.CGROUPS], st.builds(PodCgroup, PODS, st.sampled_from([True, False, None]))
+    ),
 )
 
 Fact = tuple[object, ...]
@@ -160,7 +162,7 @@ def _ref_text(edge: DeviceEdge | ConsumerEdge | ContainerEdge) -> str:
 
 @given(ANSWERS)
 def test_map_has_exactly_the_edges_of_the_answers(answers: SourceAnswers) -> None:
-    assert facts_of_map(consumer_map(answers)) == facts_of_answers(answers)
+    assert facts_of_map(build_consumer_map(answers)) == facts_of_answers(answers)
 
 
 @given(ANSWERS)
@@ -176,7 +178,7 @@ def test_name_gets_a_uid_only_if_a_source_has_both(
         for one in claim.reserved
         if one.kind is ConsumerKind.POD
     }
-    known = consumer_map(answers)
+    known = build_consumer_map(answers)
     assert all(ref in claims or not ref.uid for ref in known.claims)
     assert all(ref in pods or not (ref.uid and ref.name) for ref in known.pods)
 
@@ -192,11 +194,11 @@ def test_order_of_answers_and_items_does_not_matter(answers: SourceAnswers, rand
             for kind in (answers.prepared, answers.listed, answers.pods, answers.claims, answers.live)
         )
     )
-    one, other_map = consumer_map(answers), consumer_map(shuffled)
+    one, other_map = build_consumer_map(answers), build_consumer_map(shuffled)
     assert one == other_map
     assert [*one.claims] == [*other_map.claims]
     assert [*one.pods] == [*other_map.pods]
-    assert refusals(one) == refusals(other_map)
+    assert refused_pods(one) == refused_pods(other_map)
 
 
 @given(ANSWERS)
@@ -204,23 +206,23 @@ def test_repeated_answers_give_the_same_map(answers: SourceAnswers) -> None:
     twice = SourceAnswers(
         answers.prepared * 2, answers.listed * 2, answers.pods * 2, answers.claims * 2, answers.live * 2
     )
-    assert consumer_map(twice) == consumer_map(answers)
+    assert build_consumer_map(twice) == build_consumer_map(answers)
 
 
 @given(ANSWERS)
 def test_surely_affected_pod_has_a_prepared_or_listed_claim(answers: SourceAnswers) -> None:
-    known = consumer_map(answers)
+    known = build_consumer_map(answers)
     uids = {uid for answer in answers.prepared for claim in answer.items for uid in claim.pods}
     names = {pod.name for answer in answers.listed for pod in answer.items}
     for device in known.devices:
-        for one in affected(known, device):
-            assert not one.sure or one.pod.ref.uid in uids or one.pod.ref.name in names
+        for one in affected_pods(known, device):
+            assert not one.is_certain or one.pod.ref.uid in uids or one.pod.ref.name in names
             assert one.claim in known.devices[device]
 
 
 @given(ANSWERS)
 def test_indexes_of_the_map_are_consistent(answers: SourceAnswers) -> None:
-    known = consumer_map(answers)
+    known = build_consumer_map(answers)
     for claim in known.claims.values():
         for edge in claim.devices:
             assert claim.ref in known.devices[edge.use.device]
@@ -246,7 +248,7 @@ def test_map_of_5000_pods_and_10000_claims_is_complete() -> None:
     listing = [
         listed(f"pod-p-{n}", listed_claim(f"claim-c-{2 * n}", use(f"gpu-{2 * n}"))) for n in range(5000)
     ]
-    known = consumer_map(
+    known = build_consumer_map(
         SourceAnswers(
             prepared=(SourceAnswer(Provenance(Origin.CHECKPOINT, at(1)), tuple(claims)),),
             listed=(SourceAnswer(Provenance(Origin.PODRESOURCES, at(2)), tuple(listing)),),
@@ -255,6 +257,6 @@ def test_map_of_5000_pods_and_10000_claims_is_complete() -> None:
     )
     assert (len(known.claims), len(known.pods), len(known.devices)) == (10_000, 5000, 10_000)
     assert known.conflicts == ()
-    (one,) = affected(known, use("gpu-9998").device)
+    (one,) = affected_pods(known, use("gpu-9998").device)
     assert (one.pod.ref.uid, one.claim) == ("p-4999", ClaimRef(NAMESPACE, "claim-c-9998", "c-9998"))
-    assert refusals(known) == ()
+    assert refused_pods(known) == ()

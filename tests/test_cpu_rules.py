@@ -9,25 +9,32 @@ from paper import ABSENT, EIO, ENODEV, node_sample
 
 from agent.health.host.cpu.rules import CPU_RULES, DECLARED_CPU_RULES
 from agent.health.host.cpu.state import (
-    CpuState,
-    CpuView,
+    CpuRuleInput,
+    CpuRuleState,
     ExpectedCpus,
+    declared_cpu_rule_input,
     next_cpu_state,
-    view_cpus,
-    view_declared_cpus,
+    numa_cpu_rule_input,
 )
-from agent.health.kernel_log.parse import parse
-from agent.health.kernel_log.values import LogCode, LogFact, LogState
-from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
+from agent.health.kernel_log.parse import parse_host_line
+from agent.health.rules import (
+    OK,
+    CounterGrowth,
+    RuleInputUnreadable,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+)
 from agent.model.cpuset import parse_cpus
-from agent.model.declared import Declared, DeclaredCpus, DeclaredFile
+from agent.model.declared_devices import DeclaredCpus, DeclaredFile, DriverDevice
 from agent.model.health import Finding, Severity
 from agent.model.kernel_messages import LogSample
-from agent.model.machine import CoreSample, MachineSample, PressureSample
+from agent.model.machine_samples import MachineSample, PerCpuSample, PressureSample
 from agent.model.reading import Absence, Missing, Reading
-from agent.model.settings import HostLimits, Settings
-from agent.model.snapshot import CpuSample, NodeSample, Snapshot, ThrottleSample
-from agent.model.source import SourceSample, SourceState
+from agent.model.settings import EngineSettings, HostLimits
+from agent.model.snapshot import CpuSetsSample, CpuThrottleSample, NumaCpuSample, Snapshot
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 ROWS: Final = {rule.code: rule for rule in (*CPU_RULES, *DECLARED_CPU_RULES)}
@@ -45,16 +52,16 @@ def core_sample(
     max_khz: Reading = ABSENT,
     cap_khz: Reading = ABSENT,
     checks: Reading = ABSENT,
-) -> CoreSample:
+) -> PerCpuSample:
     """Return the sample of one CPU of which nothing can be read."""
-    return CoreSample(cpu, core, ABSENT, max_khz, cap_khz, checks)
+    return PerCpuSample(cpu, core, ABSENT, max_khz, cap_khz, checks)
 
 
-def capped(cpu: int, cap_khz: Reading, max_khz: Reading = 3_500_000) -> CoreSample:
+def capped(cpu: int, cap_khz: Reading, max_khz: Reading = 3_500_000) -> PerCpuSample:
     return core_sample(cpu, cap_khz=cap_khz, max_khz=max_khz)
 
 
-def counting(*checks: Reading) -> tuple[CoreSample, ...]:
+def counting(*checks: Reading) -> tuple[PerCpuSample, ...]:
     """Return CPUs from 0 on with these counts of machine checks."""
     return tuple(core_sample(cpu, checks=count) for cpu, count in enumerate(checks))
 
@@ -63,36 +70,36 @@ def counting(*checks: Reading) -> tuple[CoreSample, ...]:
 class PaperCpus:
     """Simulated CPUs: attributes hold the readings, and each view updates the state."""
 
-    settings: Settings = field(default_factory=lambda: Settings("node-a"))
-    cpus: CpuSample = field(default_factory=lambda: cpu_sets("0-3"))
-    nodes: tuple[NodeSample, ...] = (node_sample(cpus=0b1111),)
-    throttle: tuple[ThrottleSample, ...] = ()
-    cores: tuple[CoreSample, ...] = ()
+    settings: EngineSettings = field(default_factory=lambda: EngineSettings("node-a"))
+    cpus: CpuSetsSample = field(default_factory=lambda: cpu_sets("0-3"))
+    nodes: tuple[NumaCpuSample, ...] = (node_sample(cpus=0b1111),)
+    throttle: tuple[CpuThrottleSample, ...] = ()
+    cores: tuple[PerCpuSample, ...] = ()
     smt: Reading = ABSENT
-    declared: Declared | None = None
+    declared: DriverDevice | None = None
     log: SourceState | None = SourceState.OK
-    facts: Mapping[tuple[LogCode, str], LogFact] = field(default_factory=dict)
+    facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
     now_s: float = 1_000 * DAY
-    past: CpuState = field(default_factory=CpuState)
+    past: CpuRuleState = field(default_factory=CpuRuleState)
 
     @property
     def now(self) -> Instant:
         return Instant(int(self.now_s * NS), self.now_s)
 
     def write_lines(
-        self, code: LogCode, location: str, times: int = 1, *, first_s: float | None = None
+        self, code: KernelLogCode, location: str, times: int = 1, *, first_s: float | None = None
     ) -> None:
         """Add lines of one kind to the log, the newest now; the first now too, or at ``first_s``."""
         known = self.facts.get((code, location))
         first = known.first if known else self.now if first_s is None else Instant(int(first_s * NS), first_s)
         self.facts = {
             **self.facts,
-            (code, location): LogFact(code, location, times, first, self.now, "a line"),
+            (code, location): KernelLogFact(code, location, times, first, self.now, "a line"),
         }
 
     def declare(self, cpus: str, *, numa: int | None = None, isolated: bool = False) -> None:
         what = DeclaredCpus(parse_cpus(cpus), numa, exclusive=False, isolated=isolated)
-        self.declared = Declared("cpu.example", "node-a", "cpuset-1", what, 0)
+        self.declared = DriverDevice("cpu.example", "node-a", "cpuset-1", what, 0)
 
     def snapshot(self) -> Snapshot:
         beat_ns = self.now.mono_ns
@@ -108,22 +115,22 @@ class PaperCpus:
             declared=(DeclaredFile("cpu.example", (self.declared,)),) if self.declared else (),
         )
 
-    def view(self, after_s: float = 0) -> CpuView:
+    def view(self, after_s: float = 0) -> CpuRuleInput:
         """Return the view of node 0, or of the declared device."""
         self.now_s += after_s
         snapshot = self.snapshot()
-        self.past = next_cpu_state(self.past, LogState(self.facts), snapshot, self.settings, self.now)
+        self.past = next_cpu_state(self.past, KernelLogState(self.facts), snapshot, self.settings, self.now)
         if self.declared is None:
-            return view_cpus(self.past, snapshot, self.settings, 0)
-        return view_declared_cpus(self.past, snapshot, self.settings, self.declared)
+            return numa_cpu_rule_input(self.past, snapshot, self.settings, 0)
+        return declared_cpu_rule_input(self.past, snapshot, self.settings, self.declared)
 
     def result(self, code: str, after_s: float = 0) -> RuleResult:
         """Return the result of a rule."""
         return ROWS[code].evaluate(self.view(after_s))
 
 
-def cpu_sets(online: str, present: str = "0-3", isolated: str = "") -> CpuSample:
-    return CpuSample(parse_cpus(present), parse_cpus(online), parse_cpus(isolated))
+def cpu_sets(online: str, present: str = "0-3", isolated: str = "") -> CpuSetsSample:
+    return CpuSetsSample(parse_cpus(present), parse_cpus(online), parse_cpus(isolated))
 
 
 def bad(code: str, evidence: str) -> Finding:
@@ -132,71 +139,77 @@ def bad(code: str, evidence: str) -> Finding:
 
 # --- by a view --------------------------------------------------------------------------------------------
 
-VIEW: Final = PaperCpus().view()._replace(throttled_core=Growth(0, 60.0), throttled_package=Growth(0, 60.0))
+VIEW: Final = (
+    PaperCpus()
+    .view()
+    ._replace(throttled_core=CounterGrowth(0, 60.0), throttled_package=CounterGrowth(0, 60.0))
+)
 
 
-def core(events: Reading, span_s: float = 60.0) -> CpuView:
-    return VIEW._replace(throttled_core=Growth(events, span_s))
+def core(events: Reading, span_s: float = 60.0) -> CpuRuleInput:
+    return VIEW._replace(throttled_core=CounterGrowth(events, span_s))
 
 
-def package(events: Reading, span_s: float = 60.0) -> CpuView:
-    return VIEW._replace(throttled_package=Growth(events, span_s))
+def package(events: Reading, span_s: float = 60.0) -> CpuRuleInput:
+    return VIEW._replace(throttled_package=CounterGrowth(events, span_s))
 
 
-CASES: Final[list[tuple[str, CpuView, RuleResult]]] = [
+CASES: Final[list[tuple[str, CpuRuleInput, RuleResult]]] = [
     ("cpu.offline", VIEW, OK),
     ("cpu.offline", VIEW._replace(online=0b11111), OK),
     ("cpu.offline", VIEW._replace(expected_online=ExpectedCpus(0, "configured"), online=0b1), OK),
     ("cpu.offline", VIEW._replace(online=0b1101), bad("cpu.offline", "CPU 1 offline, online at start: 0-3")),
     ("cpu.offline", VIEW._replace(online=0b0001, expected_online=ExpectedCpus(0b1111, "configured")),
      bad("cpu.offline", "CPUs 1-3 offline, configured: 0-3")),
-    ("cpu.offline", VIEW._replace(online=EIO), Unreadable("cpu/online", EIO)),
-    ("cpu.offline", VIEW._replace(online=ABSENT), Unreadable("cpu/online", ABSENT)),
-    ("cpu.offline", VIEW._replace(node=node_sample(3, ABSENT)), Unreadable("node3/cpulist", ABSENT)),
+    ("cpu.offline", VIEW._replace(online=EIO), RuleInputUnreadable("cpu/online", EIO)),
+    ("cpu.offline", VIEW._replace(online=ABSENT), RuleInputUnreadable("cpu/online", ABSENT)),
+    ("cpu.offline", VIEW._replace(node=node_sample(3, ABSENT)), RuleInputUnreadable("node3/cpulist", ABSENT)),
     ("cpu.throttled.core", core(0), OK),
     ("cpu.throttled.core", core(9), OK),
     ("cpu.throttled.core", core(10),
      bad("cpu.throttled.core", "at least 10 core thermal-throttle events in 60 s")),
     ("cpu.throttled.core", core(10, 0.5),
      bad("cpu.throttled.core", "at least 10 core thermal-throttle events in 60 s")),
-    ("cpu.throttled.core", core(9, 59.9), RuleNotEvaluated("needs 60 s of history")),
-    ("cpu.throttled.core", core(ABSENT, 0.0), RuleNotApplicable("no thermal_throttle counters")),
-    ("cpu.throttled.core", core(EIO, 0.0), Unreadable("core_throttle_count", EIO)),
+    ("cpu.throttled.core", core(9, 59.9), RuleNotEvaluated("needs 1 min of history")),
+    ("cpu.throttled.core", core(ABSENT, 0.0),
+     RuleNotApplicable("the CPUs have no thermal_throttle counters")),
+    ("cpu.throttled.core", core(EIO, 0.0), RuleInputUnreadable("core_throttle_count", EIO)),
     ("cpu.throttled.package", package(9), OK),
     ("cpu.throttled.package", package(10_000),
      bad("cpu.throttled.package", "at least 10 package thermal-throttle events in 60 s")),
-    ("cpu.throttled.package", package(0, 0.0), RuleNotEvaluated("needs 60 s of history")),
-    ("cpu.throttled.package", package(ABSENT, 0.0), RuleNotApplicable("no thermal_throttle counters")),
-    ("cpu.throttled.package", package(EIO, 0.0), Unreadable("package_throttle_count", EIO)),
+    ("cpu.throttled.package", package(0, 0.0), RuleNotEvaluated("needs 1 min of history")),
+    ("cpu.throttled.package", package(ABSENT, 0.0),
+     RuleNotApplicable("the CPUs have no thermal_throttle counters")),
+    ("cpu.throttled.package", package(EIO, 0.0), RuleInputUnreadable("package_throttle_count", EIO)),
     ("cpu.missing", VIEW, OK),
     ("cpu.missing", VIEW._replace(present=0b0111), bad("cpu.missing", "CPU 3 does not exist, declared: 0-3")),
     ("cpu.missing", VIEW._replace(present=0b0001),
      bad("cpu.missing", "CPUs 1-3 do not exist, declared: 0-3")),
-    ("cpu.missing", VIEW._replace(present=EIO), Unreadable("cpu/present", EIO)),
+    ("cpu.missing", VIEW._replace(present=EIO), RuleInputUnreadable("cpu/present", EIO)),
     ("cpu.isolation", VIEW, OK),
     ("cpu.isolation", VIEW._replace(expected_isolated=ExpectedCpus(0b11, "declared"), isolated=0b111), OK),
     ("cpu.isolation", VIEW._replace(expected_isolated=ExpectedCpus(0b11, "declared"), isolated=0b10),
      bad("cpu.isolation", "CPU 0 not isolated, declared: 0-1")),
-    ("cpu.isolation", VIEW._replace(isolated=EIO), Unreadable("cpu/isolated", EIO)),
+    ("cpu.isolation", VIEW._replace(isolated=EIO), RuleInputUnreadable("cpu/isolated", EIO)),
     ("cpu.isolation", VIEW._replace(isolated=ABSENT),
      RuleNotApplicable("the kernel does not report which CPUs are isolated")),
     ("cpu.smt", VIEW._replace(smt=1, smt_start=1), OK),
     ("cpu.smt", VIEW._replace(smt=0, smt_start=1), bad("cpu.smt", "SMT off, on at start")),
     ("cpu.smt", VIEW._replace(smt=1, smt_start=0), bad("cpu.smt", "SMT on, off at start")),
-    ("cpu.smt", VIEW._replace(smt=EIO, smt_start=1), Unreadable("smt/active", EIO)),
+    ("cpu.smt", VIEW._replace(smt=EIO, smt_start=1), RuleInputUnreadable("smt/active", EIO)),
     ("cpu.smt", VIEW, RuleNotApplicable("the kernel does not report the state of SMT")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_view_has_result(code: str, view: CpuView, answer: RuleResult) -> None:
+def test_view_has_result(code: str, view: CpuRuleInput, answer: RuleResult) -> None:
     assert ROWS[code].evaluate(view) == answer
 
 
-@pytest.mark.parametrize("code", [code for code, rule in ROWS.items() if rule.counter])
+@pytest.mark.parametrize("code", [code for code, rule in ROWS.items() if rule.counts_growth])
 def test_every_rate_has_cases_without_window_and_counters(code: str) -> None:
     kinds = {type(answer) for named, _, answer in CASES if named == code}
-    assert kinds >= {RuleNotEvaluated, RuleNotApplicable, Unreadable}
+    assert kinds >= {RuleNotEvaluated, RuleNotApplicable, RuleInputUnreadable}
 
 
 @pytest.mark.parametrize("events", [10, 11, 500])
@@ -244,7 +257,7 @@ def test_nonexistent_declared_cpu_has_one_finding() -> None:
         (0, bad("cpu.numa", "CPU 2 on NUMA node 1, declared: NUMA node 0")),
         (2, bad("cpu.numa", "CPU 1 on NUMA node 0, CPU 2 on NUMA node 1, declared: NUMA node 2")),
         (3, bad("cpu.numa", "NUMA node 3 does not exist, declared: NUMA node 3")),
-        (4, Unreadable("node4/cpulist", EIO)),
+        (4, RuleInputUnreadable("node4/cpulist", EIO)),
     ],
 )
 def test_declared_cpus_on_another_numa_node_are_found(numa: int | None, answer: RuleResult) -> None:
@@ -258,7 +271,7 @@ def test_declared_cpus_on_another_numa_node_are_found(numa: int | None, answer: 
 def test_cpu_numa_without_node_lists_is_unreadable() -> None:
     paper = PaperCpus(nodes=())
     paper.declare("0", numa=0)
-    assert paper.result("cpu.numa") == Unreadable("node0/cpulist", Missing(Absence.ABSENT))
+    assert paper.result("cpu.numa") == RuleInputUnreadable("node0/cpulist", Missing(Absence.ABSENT))
 
 
 def test_cpu_never_online_is_not_on_a_wrong_node() -> None:
@@ -343,14 +356,14 @@ def test_unknown_cores_are_not_applicable() -> None:
     reason = "the kernel does not report which CPUs share cores"
     assert paper.result("cpu.shared_core") == RuleNotApplicable(reason)
     paper.declare("1-2")
-    assert paper.result("cpu.shared_core") == Unreadable("cpu1/topology/core_cpus_list", EIO)
+    assert paper.result("cpu.shared_core") == RuleInputUnreadable("cpu1/topology/core_cpus_list", EIO)
 
 
 # --- heat -------------------------------------------------------------------------------------------------
 
 
-def heat(*counts: tuple[Reading, Reading]) -> tuple[ThrottleSample, ...]:
-    return tuple(ThrottleSample(cpu, *count) for cpu, count in enumerate(counts))
+def heat(*counts: tuple[Reading, Reading]) -> tuple[CpuThrottleSample, ...]:
+    return tuple(CpuThrottleSample(cpu, *count) for cpu, count in enumerate(counts))
 
 
 def test_declared_cpus_count_only_their_own_throttling() -> None:
@@ -359,7 +372,7 @@ def test_declared_cpus_count_only_their_own_throttling() -> None:
     paper.view()
     paper.throttle = heat((100, 100), (5, 9), (4, 9))
     view = paper.view(50)
-    assert (view.throttled_core, view.throttled_package) == (Growth(9, 50.0), Growth(9, 50.0))
+    assert (view.throttled_core, view.throttled_package) == (CounterGrowth(9, 50.0), CounterGrowth(9, 50.0))
     paper.throttle = heat((100, 100), (5, 9), (5, 9))
     evidence = "at least 10 core thermal-throttle events in 60 s"
     assert paper.result("cpu.throttled.core", 1) == bad("cpu.throttled.core", evidence)
@@ -369,7 +382,7 @@ def test_declared_cpus_count_only_their_own_throttling() -> None:
 def test_repeated_evaluation_of_a_reading_adds_one_point() -> None:
     paper = PaperCpus(throttle=heat((0, 0)))
     paper.declare("0")
-    assert paper.view().throttled_core == paper.view().throttled_core == Growth(0, 0.0)
+    assert paper.view().throttled_core == paper.view().throttled_core == CounterGrowth(0, 0.0)
     (watched,) = paper.past.declared_throttle.values()
     assert len(watched.throttled.core.window) == 1
 
@@ -379,7 +392,7 @@ def test_device_redeclared_with_other_cpus_restarts_its_window() -> None:
     paper.declare("0")
     paper.view()
     paper.declare("1")
-    assert paper.result("cpu.throttled.core", 60) == RuleNotEvaluated("needs 60 s of history")
+    assert paper.result("cpu.throttled.core", 60) == RuleNotEvaluated("needs 1 min of history")
 
 
 def test_removed_declaration_drops_its_counters() -> None:
@@ -394,10 +407,10 @@ def test_removed_declaration_drops_its_counters() -> None:
 @pytest.mark.parametrize(
     ("counts", "answer"),
     [
-        ((), RuleNotApplicable("no thermal_throttle counters")),
-        (((ABSENT, 0), (ABSENT, 0)), RuleNotApplicable("no thermal_throttle counters")),
-        (((0, 0), (EIO, 0)), Unreadable("core_throttle_count", EIO)),
-        (((0, 0), (ABSENT, 0)), RuleNotEvaluated("needs 60 s of history")),
+        ((), RuleNotApplicable("the CPUs have no thermal_throttle counters")),
+        (((ABSENT, 0), (ABSENT, 0)), RuleNotApplicable("the CPUs have no thermal_throttle counters")),
+        (((0, 0), (EIO, 0)), RuleInputUnreadable("core_throttle_count", EIO)),
+        (((0, 0), (ABSENT, 0)), RuleNotEvaluated("needs 1 min of history")),
     ],
 )
 def test_missing_throttle_counters_are_not_zero(
@@ -476,14 +489,14 @@ def test_unloaded_cpufreq_driver_is_no_cap(gone: Missing) -> None:
     paper = PaperCpus(cores=(capped(0, 3_500_000),))
     paper.view()
     paper.cores = (capped(0, gone, gone),)
-    assert paper.result("cpu.capped") == RuleNotApplicable("no frequency scaling")
+    assert paper.result("cpu.capped") == RuleNotApplicable("the CPUs have no frequency scaling")
 
 
 def test_unreadable_cap_is_unknown_unless_another_was_lowered() -> None:
     paper = PaperCpus(cores=(capped(0, 3_500_000), capped(1, 3_500_000)))
     paper.view()
     paper.cores = (capped(0, EIO), capped(1, 3_500_000))
-    assert paper.result("cpu.capped") == Unreadable("cpu0/cpufreq/scaling_max_freq", EIO)
+    assert paper.result("cpu.capped") == RuleInputUnreadable("cpu0/cpufreq/scaling_max_freq", EIO)
     paper.cores = (capped(0, EIO), capped(1, 1_000_000))
     assert paper.result("cpu.capped") == bad("cpu.capped", "CPU 1 capped at 1 GHz, 3.5 GHz at start")
     paper.cpus = cpu_sets("1-3")
@@ -501,7 +514,7 @@ def test_unreadable_cap_is_unknown_unless_another_was_lowered() -> None:
         ((0, 1, 0, 0), bad("cpu.machine_check", "uncorrected machine check on CPU 1 since boot")),
         ((0, 7, 9, 0), bad("cpu.machine_check", "uncorrected machine check on CPUs 1-2 since boot")),
         ((0, 0, 0, 0, 5), OK),  # of another node
-        ((EIO, EIO), Unreadable("MCE of /proc/interrupts", EIO)),
+        ((EIO, EIO), RuleInputUnreadable("MCE of /proc/interrupts", EIO)),
         ((0, EIO), OK),  # an offline CPU has no column
         ((ABSENT, ABSENT), OK),  # without log lines
     ],
@@ -523,11 +536,11 @@ def test_machine_check_is_held_until_the_next_boot() -> None:
 
 def test_machine_check_in_count_and_log_is_one_finding() -> None:
     paper = PaperCpus(cores=counting(0, 1))
-    paper.write_lines(LogCode.MACHINE_CHECK, "cpu1")
+    paper.write_lines(KernelLogCode.MACHINE_CHECK, "cpu1")
     assert paper.result("cpu.machine_check") == bad(
         "cpu.machine_check", "uncorrected machine check on CPU 1 since boot"
     )
-    paper.write_lines(LogCode.MACHINE_CHECK, "cpu3")
+    paper.write_lines(KernelLogCode.MACHINE_CHECK, "cpu3")
     assert paper.result("cpu.machine_check") == bad(
         "cpu.machine_check", "uncorrected machine check on CPUs 1,3 since boot"
     )
@@ -535,7 +548,7 @@ def test_machine_check_in_count_and_log_is_one_finding() -> None:
 
 def test_machine_check_line_counts_after_the_log_becomes_unreadable() -> None:
     paper = PaperCpus()
-    paper.write_lines(LogCode.MACHINE_CHECK, "cpu0")
+    paper.write_lines(KernelLogCode.MACHINE_CHECK, "cpu0")
     paper.view()
     paper.log = SourceState.FAILING
     assert isinstance(paper.result("cpu.machine_check"), Finding)
@@ -546,7 +559,7 @@ def test_machine_check_line_counts_after_the_log_becomes_unreadable() -> None:
 )
 def test_line_about_an_unknown_cpu_is_ignored(location: str) -> None:
     paper = PaperCpus()
-    for code in LogCode:
+    for code in KernelLogCode:
         paper.write_lines(code, location, 1000)
     view = paper.view()
     assert [rule.code for rule in CPU_RULES if isinstance(rule.evaluate(view), Finding)] == []
@@ -554,7 +567,7 @@ def test_line_about_an_unknown_cpu_is_ignored(location: str) -> None:
 
 def test_corrected_machine_checks_are_not_uncorrected() -> None:
     paper = PaperCpus()
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu0", 1000)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu0", 1000)
     assert paper.result("cpu.machine_check") is OK
 
 
@@ -565,44 +578,44 @@ ENOUGH: Final = bad(OFTEN, "at least 24 corrected machine checks on CPU 2 in 1 d
 @pytest.mark.parametrize(("times", "answer"), [(1, OK), (23, OK), (24, ENOUGH), (10_000, ENOUGH)])
 def test_corrected_machine_checks_count_from_the_limit(times: int, answer: RuleResult) -> None:
     paper = PaperCpus()
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", times)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", times)
     assert paper.result(OFTEN) == answer
 
 
 def test_limits_follow_the_configuration() -> None:
     limits = HostLimits(correctable_errors=3, correctable_window_s=5400)
-    paper = PaperCpus(Settings("node-a", host=limits))
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 2)
+    paper = PaperCpus(EngineSettings("node-a", host=limits))
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 2)
     assert paper.result(OFTEN) is OK
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 3)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 3)
     assert paper.result(OFTEN) == bad(OFTEN, "at least 3 corrected machine checks on CPU 2 in 90 min")
 
 
 def test_corrected_machine_checks_of_several_cpus_do_not_add_up() -> None:
     paper = PaperCpus()
     for cpu in range(4):
-        paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, f"cpu{cpu}", 23)
+        paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, f"cpu{cpu}", 23)
     assert paper.result(OFTEN) is OK
 
 
 def test_corrected_machine_checks_leave_the_window() -> None:
     paper = PaperCpus()
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 24)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 24)
     paper.view()
     assert paper.result(OFTEN, DAY - 1) == ENOUGH
     assert paper.result(OFTEN, 1) is OK
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 47)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 47)
     assert paper.result(OFTEN) is OK
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 48)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 48)
     assert paper.result(OFTEN) == ENOUGH
 
 
 def test_burst_of_corrected_checks_after_a_pause_counts() -> None:
     paper = PaperCpus()
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 24)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 24)
     assert paper.result(OFTEN) == ENOUGH
     paper.view(20 * 3600)
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 48)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 48)
     assert paper.result(OFTEN, 1) == ENOUGH
     assert paper.result(OFTEN, DAY - 10) == ENOUGH
     assert paper.result(OFTEN, 10) is OK
@@ -611,38 +624,38 @@ def test_burst_of_corrected_checks_after_a_pause_counts() -> None:
 def test_slow_corrected_machine_checks_never_reach_the_limit() -> None:
     paper = PaperCpus()
     for number in range(200):
-        paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", number + 1)
+        paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", number + 1)
         assert paper.result(OFTEN, 2 * 3600) is OK
     for day in range(10):
-        paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 200 + 23 * (day + 1))
+        paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 200 + 23 * (day + 1))
         assert paper.result(OFTEN, DAY) is OK
 
 
 def test_window_of_frequent_corrected_checks_is_bounded() -> None:
-    paper = PaperCpus(Settings("node-a", host=HostLimits(correctable_window_s=600)))
+    paper = PaperCpus(EngineSettings("node-a", host=HostLimits(correctable_window_s=600)))
     for number in range(1800):
-        paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", number + 1)
+        paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", number + 1)
         paper.view(1)
     assert len(paper.past.log_facts.corrected[2]) < 30
 
 
 def test_old_lines_without_times_do_not_count_for_a_cpu() -> None:
     paper = PaperCpus()
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 5_000, first_s=paper.now_s - DAY)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 5_000, first_s=paper.now_s - DAY)
     assert paper.result(OFTEN) is OK
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 5_024)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 5_024)
     assert paper.result(OFTEN, 1) == ENOUGH
     paper = PaperCpus()
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 24, first_s=paper.now_s - DAY + 1)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 24, first_s=paper.now_s - DAY + 1)
     assert paper.result(OFTEN) == ENOUGH
 
 
 def test_restarted_line_count_is_no_growth() -> None:
     paper = PaperCpus()
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 5_000, first_s=paper.now_s - 2 * DAY)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 5_000, first_s=paper.now_s - 2 * DAY)
     paper.view()
     paper.facts = {}
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 20)
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu2", 20)
     assert paper.result(OFTEN, 60) is OK
 
 
@@ -652,12 +665,12 @@ def test_restarted_line_count_is_no_growth() -> None:
 @pytest.mark.parametrize(
     ("log_code", "code", "evidence"),
     [
-        (LogCode.HARD_LOCKUP, "cpu.lockup.hard", "hard lockup on CPU 3"),
-        (LogCode.SOFT_LOCKUP, "cpu.lockup.soft", "soft lockup on CPU 3"),
+        (KernelLogCode.HARD_LOCKUP, "cpu.lockup.hard", "hard lockup on CPU 3"),
+        (KernelLogCode.SOFT_LOCKUP, "cpu.lockup.soft", "soft lockup on CPU 3"),
     ],
 )
 def test_lockup_is_reported_for_ten_minutes_after_its_last_line(
-    log_code: LogCode, code: str, evidence: str
+    log_code: KernelLogCode, code: str, evidence: str
 ) -> None:
     paper = PaperCpus()
     paper.write_lines(log_code, "cpu3")
@@ -696,8 +709,8 @@ def test_counts_alone_prove_that_there_was_no_machine_check() -> None:
 def test_node_without_machine_sample_is_evaluated_by_the_rest() -> None:
     paper = PaperCpus()
     snapshot = replace(paper.snapshot(), machine=None)
-    past = next_cpu_state(CpuState(), LogState(), snapshot, paper.settings, paper.now)
-    view = view_cpus(past, snapshot, paper.settings, 0)
+    past = next_cpu_state(CpuRuleState(), KernelLogState(), snapshot, paper.settings, paper.now)
+    view = numa_cpu_rule_input(past, snapshot, paper.settings, 0)
     judged = {rule.code: rule.evaluate(view) for rule in CPU_RULES if rule.source == "cores"}
     assert judged.pop("cpu.machine_check") is OK, "by the log"
     assert {type(answer) for answer in judged.values()} == {RuleNotApplicable}
@@ -717,7 +730,7 @@ def test_every_row_is_complete(code: str) -> None:
     row = ROWS[code]
     assert all([row.threshold, row.why, row.advice, row.try_it])
     assert row.source in {"cpus", "throttle", "cores", "kmsg"}
-    assert bool(row.reads) == (row.source in {"cpus", "throttle"}), "the others wake by themselves"
+    assert bool(row.sampler_reads) == (row.source in {"cpus", "throttle"}), "the others wake by themselves"
     assert row.evaluate.__doc__
     assert "Source:" in row.evaluate.__doc__
 
@@ -725,24 +738,24 @@ def test_every_row_is_complete(code: str) -> None:
 @pytest.mark.parametrize(
     ("code", "log_code"),
     [
-        ("cpu.machine_check", LogCode.MACHINE_CHECK),
-        (OFTEN, LogCode.MACHINE_CHECK_CORRECTED),
-        ("cpu.lockup.hard", LogCode.HARD_LOCKUP),
-        ("cpu.lockup.soft", LogCode.SOFT_LOCKUP),
+        ("cpu.machine_check", KernelLogCode.MACHINE_CHECK),
+        (OFTEN, KernelLogCode.MACHINE_CHECK_CORRECTED),
+        ("cpu.lockup.hard", KernelLogCode.HARD_LOCKUP),
+        ("cpu.lockup.soft", KernelLogCode.SOFT_LOCKUP),
     ],
 )
-def test_try_it_line_matches_its_pattern(code: str, log_code: LogCode) -> None:
-    line = parse(ROWS[code].try_it.partition(">")[2].partition("'")[0])
+def test_try_it_line_matches_its_pattern(code: str, log_code: KernelLogCode) -> None:
+    line = parse_host_line(ROWS[code].try_it.partition(">")[2].partition("'")[0])
     assert line is not None
     assert (line.code, line.location) == (log_code, "cpu1")
 
 
 def test_unchanged_256_cpus_reuse_their_facts() -> None:
     paper = PaperCpus(cores=tuple(core_sample(cpu, core=cpu % 128, checks=0) for cpu in range(256)))
-    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu0")
+    paper.write_lines(KernelLogCode.MACHINE_CHECK_CORRECTED, "cpu0")
     paper.view()
     before = paper.past
     paper.cores = tuple(core_sample(cpu, core=cpu % 128, checks=0) for cpu in range(256))
     paper.view(1)
-    assert paper.past.cores is before.cores
+    assert paper.past.cpu_facts is before.cpu_facts
     assert paper.past.log_facts is before.log_facts

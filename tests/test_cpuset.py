@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.cpuset import cpus_of, format_cpus, parse_cpus
+from agent.model.cpuset import cpu_numbers, format_cpus, parse_cpus
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from agent.model.cpuset import cpus_of, format_cpus, parse_cpus
     [("0", [0]), ("0-3", [0, 1, 2, 3]), ("0-1,3", [0, 1, 3]), ("8191", [8191]), ("0,2,4-5", [0, 2, 4, 5])],
 )
 def test_cpu_list_is_parsed_and_formatted_like_the_kernels(text: str, cpus: list[int]) -> None:
-    assert list(cpus_of(parse_cpus(text))) == cpus
+    assert list(cpu_numbers(parse_cpus(text))) == cpus
     assert format_cpus(parse_cpus(text)) == text
 
 
@@ -29,7 +29,7 @@ def test_order_overlap_and_blanks_are_accepted() -> None:
 @given(st.sets(st.integers(0, 300)))
 def test_formatted_set_parses_back(cpus: set[int]) -> None:
     bits = sum(1 << cpu for cpu in cpus)
-    assert set(cpus_of(bits)) == cpus
+    assert set(cpu_numbers(bits)) == cpus
     assert parse_cpus(format_cpus(bits) if bits else "") == bits
 
 

@@ -35,7 +35,7 @@ from wire.serving import device, eventually, report, unhealthy
 
 from agent.app.daemon import status_line
 from agent.model.health import DeviceHealth, Health
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 
 CPU, MEMORY, POOL = "cpu-node0", "memory-node0", "hugepages-2mi-node0"
 STALLED = 4  # drahealth.v1.SourceState
@@ -285,7 +285,7 @@ def test_sigterm_ends_the_streams_and_removes_the_sockets(agent: Agent, number: 
         onlooker.next()
         assert agent.end(number) == 0
         assert [stream_end(kubelet), stream_end(onlooker)] == [GOODBYE, GOODBYE]
-    assert f"{number.name}: shutting down" in agent.log
+    assert f"agent: {number.name} received; shutting down" in agent.log
     assert "Traceback" not in agent.log
     assert not agent.health_socket.exists()
     assert not agent.agent_socket.exists()
@@ -308,7 +308,7 @@ def test_exception_in_either_thread_ends_the_agent_with_traceback(agent: Agent, 
 def test_second_agent_in_the_same_directory_is_rejected(agent: Agent) -> None:
     second = subprocess.run(agent.command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert second.returncode == 75
-    assert f"another agent (pid {agent.pid}) serves this directory" in second.stderr
+    assert f"another agent (pid {agent.pid}) serves it; stop that agent" in second.stderr
     with agent.kubelet() as kubelet:
         assert names(kubelet.next()) == [CPU, MEMORY, POOL]
 
@@ -370,8 +370,7 @@ os._exit(0)
 
 def test_agent_has_one_thread_for_each_job(agent: Agent) -> None:
     jobs = [
-        *("dh-gpu-events", "dh-gpu-open", "dh-gpu-watch"),
-        *("dh-kmsg", "dh-machine", "dh-pods", "dh-sampler", "dh-uevents"),
+        *("dh-kmsg", "dh-machine", "dh-nvml", "dh-pods", "dh-sampler", "dh-uevents"),
     ]
 
     def native() -> list[str]:

@@ -19,7 +19,7 @@ from trio.lowlevel import Task
 from trio.testing import MockClock
 
 from agent.errors import ProbeError
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.native.uevents import watch_directory
 from agent.node.declaration_watcher import MAX_DUTY_CYCLE, DeclarationWatcher
 
@@ -135,7 +135,8 @@ async def test_invalid_file_is_reported_and_keeps_devices(tmp_path: Path, direct
         await until(lambda: follower.watch.declarations[0].error)
         write(directory, text("z"), "z.example.com")
         await until(lambda: follower.names == ["a", "z"])
-    wrong = f"{directory}/{DRIVER}.toml: version 2; this agent reads version 1"
+    problem = "file format version 2 is not supported; write version = 1"
+    wrong = f"declaration file {directory}/{DRIVER}.toml: {problem}"
     assert [file.error for file in follower.watch.declarations] == [wrong, ""]
 
 
@@ -205,8 +206,8 @@ async def test_directory_without_inotify_is_polled_every_ten_seconds(
             write(directory, text("a"))
             await jump_until(lambda: follower.names == ["a"])
             await trio.sleep(3600)
-    detail = f"{directory}: Too many open files; read every 10 s instead"
-    assert [record.message for record in caplog.records] == [detail]
+    detail = f"{directory}: Too many open files; polled every 10 s"
+    assert [record.message for record in caplog.records] == [f"declaration directory: not watched: {detail}"]
     assert (follower.state, follower.watch.source.detail) == (SourceState.OK, detail)
 
 
@@ -222,7 +223,7 @@ async def test_directory_behind_symbolic_link_is_polled(
         await jump_until(lambda: follower.names == ["a"])
         switch(directory, "b")
         await jump_until(lambda: follower.names == ["b"])
-    assert follower.watch.source.detail == f"{directory}: is a symbolic link; read every 10 s instead"
+    assert follower.watch.source.detail == f"{directory} is a symbolic link; polled every 10 s"
 
 
 async def test_unreadable_directory_keeps_last_declarations(

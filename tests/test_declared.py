@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.cpuset import parse_cpus
-from agent.model.declared import (
+from agent.model.declared_devices import (
     Declarations,
-    Declared,
     DeclaredCpus,
     DeclaredFile,
     DeclaredGpu,
@@ -20,20 +19,27 @@ from agent.model.declared import (
     DeclaredMemory,
     DeclaredPart,
     DeclaredPci,
+    DriverDevice,
 )
-from agent.sources.declared import ERROR_CHARS, FILE_BYTES, FILES_MAX, check_owner, read_declarations
-from agent.sources.declared_file import DEVICES_MAX, LINE_BYTES, parse_declaration
+from agent.sources.declaration_directory import (
+    ERROR_CHARS,
+    FILE_BYTES,
+    FILES_MAX,
+    check_owner_and_mode,
+    read_declarations,
+)
+from agent.sources.declaration_file import DEVICES_MAX, LINE_BYTES, parse_declaration
 
 DRIVER: Final = "gpu.example.com"
 NODE: Final = "node-7"
 PAGE: Final = Path(__file__).parent.parent / "docs" / "declared-devices.md"
 
 
-def parsed(text: str) -> tuple[Declared, ...]:
+def parsed(text: str) -> tuple[DriverDevice, ...]:
     return parse_declaration(text.encode(), DRIVER, NODE)
 
 
-def device(keys: str) -> Declared:
+def device(keys: str) -> DriverDevice:
     """Parse the only device of a file with these keys and a name."""
     [found] = parsed(f'version = 1\n[[device]]\nname = "d-0"\n{keys}\n')
     return found
@@ -81,7 +87,7 @@ KINDS: Final[list[tuple[str, DeclaredPart]]] = [
 
 @pytest.mark.parametrize(("keys", "what"), KINDS)
 def test_each_kind_of_device_is_parsed(keys: str, what: DeclaredPart) -> None:
-    assert device(keys) == Declared(DRIVER, NODE, "d-0", what, 0)
+    assert device(keys) == DriverDevice(DRIVER, NODE, "d-0", what, 0)
 
 
 def test_device_has_its_own_lease() -> None:
@@ -119,19 +125,22 @@ def memories(count: int) -> str:
 
 def test_file_with_too_many_devices_is_refused() -> None:
     assert len(parsed(memories(DEVICES_MAX))) == DEVICES_MAX
-    assert error_of(memories(DEVICES_MAX + 1)) == f"{DEVICES_MAX + 1} devices, limit {DEVICES_MAX}"
+    assert (
+        error_of(memories(DEVICES_MAX + 1))
+        == f"the file declares {DEVICES_MAX + 1} devices, limit {DEVICES_MAX}"
+    )
 
 
 FILES: Final = [
-    ("", "has no 'version'"),
-    ("version = 2", "version 2; this agent reads version 1"),
+    ("", "required key 'version' is missing"),
+    ("version = 2", "file format version 2 is not supported; write version = 1"),
     ("version = true", "version: True is not a whole number"),
-    ("version = 1\ndevices = []", "'devices': no such key; did you mean 'device'?"),
-    ("version = 1\ndevice = 3", "device: no list of tables; write [[device]] above each"),
-    ("version = 1\ndevice = [3]", "device: no list of tables; write [[device]] above each"),
+    ("version = 1\ndevices = []", "unknown key 'devices'; did you mean 'device'?"),
+    ("version = 1\ndevice = 3", "'device' is not a list of tables; write [[device]] above each device"),
+    ("version = 1\ndevice = [3]", "'device' is not a list of tables; write [[device]] above each device"),
     ("version = 1\npool = 7", "pool: 7 is not a string; put it in quotes"),
-    ("version = 1\nversion = 1\n", "no TOML: Cannot overwrite a value (at line 2, column 12)"),
-    ("version = 1\n[[device]]\n", "device 1: has no 'name'"),
+    ("version = 1\nversion = 1\n", "is not valid TOML: Cannot overwrite a value (at line 2, column 12)"),
+    ("version = 1\n[[device]]\n", "device 1: required key 'name' is missing"),
     ("version = 1\n[[device]]\nname = 'M'", "device 1: name: 'M' is not a DNS label, such as gpu-3"),
     (
         f"version = 1\n[[device]]\nname = '{'m' * 64}'",
@@ -152,26 +161,26 @@ def test_invalid_file_is_refused_with_line(text: str, error: str) -> None:
 GPU: Final = 'kind = "gpu"\npci = "0000:3b:00.0"\n'
 PAGES: Final = 'kind = "hugepages"\nnuma = 0\n'
 DEVICES: Final = [
-    ("", "has no 'kind'"),
+    ("", "required key 'kind' is missing"),
     ('kind = "fpga"', "kind: 'fpga' is not one of cpu, gpu, hugepages, memory, pci"),
-    ('kind = "cpu"', "has no 'cpus'"),
-    ('kind = "cpu"\ncpus = "8-15"\nnuna = 1', "'nuna': no such key of kind 'cpu'; did you mean 'numa'?"),
-    ('kind = "memory"\nnuma = 0\ncpus = "1"', "'cpus': no such key of kind 'memory'"),
-    ('kind = "cpu"\ncpus = ""', "cpus: '' names no CPU"),
+    ('kind = "cpu"', "required key 'cpus' is missing"),
+    ('kind = "cpu"\ncpus = "8-15"\nnuna = 1', "unknown key 'nuna' of kind 'cpu'; did you mean 'numa'?"),
+    ('kind = "memory"\nnuma = 0\ncpus = "1"', "unknown key 'cpus' of kind 'memory'"),
+    ('kind = "cpu"\ncpus = ""', "cpus: '' is an empty list of CPUs; name at least one, such as 0-3"),
     ('kind = "cpu"\ncpus = "8-8192"', "cpus: CPU range '8-8192' is empty or exceeds CPU 8191"),
     ('kind = "cpu"\ncpus = "8"\nnuma = 1024', "numa: 1024 is over the limit of 1023"),
     ('kind = "cpu"\ncpus = "8"\nexclusive = 1', "exclusive: 1 is neither true nor false"),
-    ('kind = "gpu"', "neither 'pci' nor 'uuid' is given; one must name the GPU"),
-    (GPU + "gi = 1", "only one of 'gi' and 'ci': an instance is named by both"),
+    ('kind = "gpu"', "GPU has neither 'pci' nor 'uuid'; give one of them"),
+    (GPU + "gi = 1", "only one of 'gi' and 'ci' is given; a MIG instance needs both"),
     (GPU + "gi = 256\nci = 0", "gi: 256 is over the limit of 255"),
     (GPU + 'uuid = "1f0c"', "uuid: '1f0c' is not an NVIDIA UUID, such as GPU-... or MIG-..."),
-    ('kind = "gpu"\npci = "3b:00.0"', "pci: '3b:00.0' is not a PCI address, such as 0000:3b:00.0"),
+    ('kind = "gpu"\npci = "3b:00.0"', "pci: '3b:00.0' is not a PCI address with a domain, such as 0000:3b:00.0"),  # noqa: E501
     (PAGES + 'size = "2M"\npages = 1',
      "size: '2M' is not a size; write a number and Ki, Mi, Gi, Ti or Pi, such as 2Mi"),
     (PAGES + 'size = "3Mi"\npages = 1', "size: '3Mi' is not a page size: 3072 KiB is not a power of two"),
     (PAGES + 'size = "2Mi"\npages = 0', "pages: 0 is below the limit of 1"),
-    (PAGES + 'size = "2Mi"', "has no 'pages'"),
-    ('kind = "memory"', "has no 'numa'"),
+    (PAGES + 'size = "2Mi"', "required key 'pages' is missing"),
+    ('kind = "memory"', "required key 'numa' is missing"),
     ('kind = "pci"\naddress = "0000:3b:00.0"\ndriver = "a/b"',
      "driver: 'a/b' is not a kernel driver, such as nvme"),
     (GPU + 'lease = "2s"', "lease: 2s is below the limit of 3s"),
@@ -233,8 +242,8 @@ def refused(directory: Path, path: Path) -> str:
     before = (DeclaredFile(DRIVER, parsed(ONE)),)
     [file] = read(directory, before)
     assert file.devices == before[0].devices
-    assert file.error.startswith(f"{path}: ")
-    return file.error.removeprefix(f"{path}: ")
+    assert file.error.startswith(f"declaration file {path}: ")
+    return file.error.removeprefix(f"declaration file {path}: ")
 
 
 def test_each_driver_has_its_own_file(directory: Path) -> None:
@@ -255,7 +264,7 @@ def test_absent_directory_has_no_declarations(tmp_path: Path) -> None:
 
 def test_unreadable_directory_is_an_error_and_not_empty(tmp_path: Path) -> None:
     (tmp_path / "devices.d").touch()
-    with pytest.raises(ProbeError, match=r"devices\.d: Not a directory"):
+    with pytest.raises(ProbeError, match=r"devices\.d: cannot be listed: Not a directory"):
         read(tmp_path / "devices.d")
 
 
@@ -272,7 +281,9 @@ def test_file_that_becomes_invalid_keeps_devices_until_fixed(directory: Path) ->
     path.write_text("version = 2")
     [wrong] = read(directory, before)
     assert names((wrong,)) == {DRIVER: ["m-0"]}
-    assert wrong.error == f"{path}: version 2; this agent reads version 1"
+    assert (
+        wrong.error == f"declaration file {path}: file format version 2 is not supported; write version = 1"
+    )
     path.write_text(TWO)
     assert read(directory, (wrong,)) == (DeclaredFile(DRIVER, parsed(TWO)),)
 
@@ -319,7 +330,7 @@ def test_directory_instead_of_file_is_refused(directory: Path) -> None:
 def test_file_writable_by_others_is_refused(directory: Path, mode: int) -> None:
     path = write(directory)
     path.chmod(mode)
-    assert refused(directory, path) == f"group or others can write to it: mode {mode:04o}, at most 0644"
+    assert refused(directory, path) == f"is writable by group or others: mode {mode:04o}; set at most 0644"
 
 
 def test_file_of_another_user_is_refused(directory: Path) -> None:
@@ -328,14 +339,14 @@ def test_file_of_another_user_is_refused(directory: Path) -> None:
         os.chown(path, 65534, -1)
     except PermissionError:
         pytest.skip("only root can give a file away")
-    assert refused(directory, path) == "belongs to user 65534; must be 0"
+    assert refused(directory, path) == "belongs to user id 65534; must belong to user id 0"
 
 
 def test_unprivileged_agent_accepts_files_of_root_and_itself(directory: Path) -> None:
     found = write(directory).stat()
-    check_owner(found, {0, found.st_uid})
-    with pytest.raises(ConfigError, match="must be 1000 or 1001"):
-        check_owner(found, {1001, 1000})
+    check_owner_and_mode(found, {0, found.st_uid})
+    with pytest.raises(ConfigError, match="must belong to user id 1000 or 1001"):
+        check_owner_and_mode(found, {1001, 1000})
 
 
 def test_file_at_size_limit_is_read_and_above_refused(directory: Path) -> None:
@@ -344,7 +355,7 @@ def test_file_at_size_limit_is_read_and_above_refused(directory: Path) -> None:
     assert names(read(directory)) == {DRIVER: ["m-0"]}
     with path.open("a") as file:
         file.write("#")
-    assert refused(directory, path) == f"over {FILE_BYTES} bytes, the limit"
+    assert refused(directory, path) == f"is larger than {FILE_BYTES} bytes, the limit"
 
 
 def test_error_text_is_cut_to_limit(directory: Path) -> None:
@@ -366,7 +377,9 @@ def test_new_file_above_file_limit_is_refused_and_old_ones_stay(directory: Path,
     newest, *rest = read(directory, full)
     assert tuple(rest) == full
     assert newest == DeclaredFile(
-        "a.example.com", (), f"{path}: one of {FILES_MAX + 2} files, limit {FILES_MAX}"
+        "a.example.com",
+        (),
+        f"declaration file {path}: not read: one of {FILES_MAX + 2} files, limit {FILES_MAX}",
     )
     assert read(directory, (newest, *rest)) == (newest, *rest), "having been refused gives it no place"
 
@@ -379,7 +392,8 @@ def test_device_limit_applies_to_all_drivers_together(directory: Path) -> None:
     write(directory, memories(2), "b.example.com")
     small, grown = read(directory, before)
     assert small == before[0]
-    error = f"{path}: 2 devices and {DEVICES_MAX - 1} of other drivers, limit {DEVICES_MAX}"
+    counts = f"declares 2 devices, other drivers {DEVICES_MAX - 1}"
+    error = f"declaration file {path}: {counts}; limit of all: {DEVICES_MAX}"
     assert grown == DeclaredFile("b.example.com", before[1].devices, error)
 
 

@@ -6,26 +6,26 @@ from typing import Final
 import pytest
 from paper import PaperNode, codes, device_of
 
-from agent.health.declared.checks import check_sources
+from agent.health.declared.driver_checks import check_sources
 from agent.health.declared.driver_faults import FAILED_DEVICE
 from agent.health.state_machine import CLEAN_MIN_NS
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cpuset import parse_cpus
-from agent.model.declared import (
-    CheckSample,
-    Declared,
+from agent.model.declared_devices import (
     DeclaredCpus,
     DeclaredFile,
     DeclaredOther,
     DeclaredPart,
+    DriverCheckSample,
+    DriverDevice,
 )
 from agent.model.health import Blame, Finding, Health, Severity
 from agent.model.prepare import DriverFault
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.serve.health.feed import devices_for
+from agent.serve.health.feed import devices_of_socket
 
 DRIVER: Final = "a.example.com"
 STUCK: Final = Finding("fw.stuck", Severity.UNHEALTHY, "firmware does not answer", "reset it")
@@ -38,7 +38,7 @@ class Node(PaperNode):
     def __init__(self, part: DeclaredPart | None = None) -> None:
         super().__init__()
         self.part = part or DeclaredOther()
-        self.checks: dict[str, CheckSample] = {}
+        self.checks: dict[str, DriverCheckSample] = {}
         self.faults: tuple[DriverFault, ...] = ()
         self.devices = ("dev-0",)
 
@@ -58,7 +58,7 @@ class Node(PaperNode):
 
     def end_check(self, finding: Finding | None, unread: str = "", *, name: str, **counts: int) -> None:
         before = self.checks.get(name)
-        self.checks[name] = CheckSample(
+        self.checks[name] = DriverCheckSample(
             name,
             f"{DRIVER}/node-a/dev-0",
             finding,
@@ -82,7 +82,7 @@ class Node(PaperNode):
         return self.evaluate()
 
     def snapshot(self) -> Snapshot:
-        devices = tuple(Declared(DRIVER, "node-a", name, self.part, 0) for name in self.devices)
+        devices = tuple(DriverDevice(DRIVER, "node-a", name, self.part, 0) for name in self.devices)
         return replace(
             super().snapshot(),
             declared=(DeclaredFile(DRIVER, devices),),
@@ -199,8 +199,8 @@ def test_check_is_reported_as_source() -> None:
 def test_embedding_driver_never_gets_host_devices() -> None:
     node = Node()
     node.devices = ()
-    assert not devices_for(node.next(), DRIVER)
-    assert devices_for(node.next(), "b.example.com")
+    assert not devices_of_socket(node.next(), DRIVER)
+    assert devices_of_socket(node.next(), "b.example.com")
 
 
 # --- faults that the driver reports -------------------------------------------------------------------------
@@ -557,8 +557,8 @@ def test_redeclared_device_drops_check_findings() -> None:
 
 
 def test_check_source_has_worst_state_and_oldest_time() -> None:
-    def sample(name: str, unread: str, passes: int, beat_ns: int) -> CheckSample:
-        return CheckSample("link", f"{DRIVER}/node-a/{name}", None, unread, passes, beat_ns, NS, 1, 1)
+    def sample(name: str, unread: str, passes: int, beat_ns: int) -> DriverCheckSample:
+        return DriverCheckSample("link", f"{DRIVER}/node-a/{name}", None, unread, passes, beat_ns, NS, 1, 1)
 
     well, first, bad = sample("a", "", 9, 100), sample("b", "", 0, 50), sample("c", "hung", 7, 70)
     (source,) = check_sources([well, bad])

@@ -9,36 +9,36 @@ from paper import PaperNode, codes, group_sample, pool_sample
 from paper_gpus import GpuNode
 
 from agent.devices.inventory import gpu_device
-from agent.health.declared.gpus import DeclaredGpuView, gpu_mismatch
+from agent.health.declared.gpus import DeclaredGpuView, evaluate_gpu_mismatch
 from agent.health.declared.state import REMOVED_MAX
 from agent.health.rules import OK
 from agent.model.cpuset import parse_cpus
-from agent.model.declared import (
-    Declared,
+from agent.model.declared_devices import (
     DeclaredCpus,
     DeclaredFile,
     DeclaredGpu,
     DeclaredHugepages,
     DeclaredPart,
     DeclaredPci,
+    DriverDevice,
 )
-from agent.model.faults import KnownGpu
 from agent.model.gpu import NvmlStatus
 from agent.model.health import DeviceHealth, Finding, Health, Severity
 from agent.model.pci import PciSample
+from agent.model.persistent_faults import KnownGpu
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
-from agent.serve.health.feed import devices_for
+from agent.serve.health.feed import devices_of_socket
 
 DRIVER: Final = "a.example.com"
 GPU_0: Final = "0000:1b:00.0"
 CPUS: Final = DeclaredCpus(parse_cpus("1"), 0, exclusive=True, isolated=False)
 
 
-def declared(name: str, part: DeclaredPart, driver: str = DRIVER, lease_s: int = 0) -> Declared:
-    return Declared(driver, "node-a", name, part, lease_s)
+def declared(name: str, part: DeclaredPart, driver: str = DRIVER, lease_s: int = 0) -> DriverDevice:
+    return DriverDevice(driver, "node-a", name, part, lease_s)
 
 
 def gpu(pci: str = "", uuid: str = "", gi: int = -1, ci: int = -1) -> DeclaredGpu:
@@ -52,7 +52,7 @@ class Declaring:
     bus: SourceSample | None = None
     functions: tuple[PciSample, ...] | None = None
 
-    def declare(self, *devices: Declared, error: str = "") -> None:
+    def declare(self, *devices: DriverDevice, error: str = "") -> None:
         """Set all declared devices."""
         drivers = sorted({device.driver for device in devices}) or [DRIVER] * bool(error)
         self.files = tuple(
@@ -99,7 +99,7 @@ def test_declared_part_that_does_not_exist_is_unhealthy() -> None:
     pages = DeclaredHugepages(2048, 512, 3)
     node.declare(declared("cpuset-9", CPUS._replace(cpus=parse_cpus("8-15"))), declared("huge-3", pages))
     report = node.next()
-    for name, words in (("cpuset-9", "8-15"), ("huge-3", "no pool of 2mi pages on node 3")):
+    for name, words in (("cpuset-9", "8-15"), ("huge-3", "no pool of 2mi pages on NUMA node 3")):
         assert declared_verdict(report, name).health is Health.UNHEALTHY
         assert words in declared_verdict(report, name).message
 
@@ -168,15 +168,15 @@ def test_unread_pci_function_is_unreported_then_unknown() -> None:
 def test_driver_gets_host_devices_until_it_declares_its_own() -> None:
     node = Node()
     report = node.next()
-    assert [device.device for device in devices_for(report, DRIVER)] == ["cpu-node0"]
+    assert [device.device for device in devices_of_socket(report, DRIVER)] == ["cpu-node0"]
     node.declare(declared("cpuset-1", CPUS), declared("cpuset-2", CPUS, "b.example.com"))
     report = node.next()
-    assert [device.device for device in devices_for(report, DRIVER)] == ["cpuset-1"]
-    assert [device.device for device in devices_for(report, "b.example.com")] == ["cpuset-2"]
-    assert [device.device for device in devices_for(report, "c.example.com")] == ["cpu-node0"]
+    assert [device.device for device in devices_of_socket(report, DRIVER)] == ["cpuset-1"]
+    assert [device.device for device in devices_of_socket(report, "b.example.com")] == ["cpuset-2"]
+    assert [device.device for device in devices_of_socket(report, "c.example.com")] == ["cpu-node0"]
     node.declare()
     report = node.next(700)
-    assert list(devices_for(report, DRIVER)) == []
+    assert list(devices_of_socket(report, DRIVER)) == []
 
 
 def test_removed_device_is_unknown_for_ten_minutes_then_absent() -> None:
@@ -326,8 +326,8 @@ def test_gpu_in_wrong_slot_is_unhealthy_and_both_are_named() -> None:
 def test_gpu_with_unknown_address_has_no_mismatch() -> None:
     known = KnownGpu(0, "GPU-1", "", "H100")
     what = gpu(pci=GPU_0, uuid="GPU-1")
-    assert gpu_mismatch(DeclaredGpuView(what, known, gpu_device(0), gpu_set())) is OK
-    elsewhere = gpu_mismatch(
+    assert evaluate_gpu_mismatch(DeclaredGpuView(what, known, gpu_device(0), gpu_set())) is OK
+    elsewhere = evaluate_gpu_mismatch(
         DeclaredGpuView(what, known._replace(bus="0000:ff:00.0"), gpu_device(0), gpu_set())
     )
     assert isinstance(elsewhere, Finding)

@@ -15,9 +15,7 @@ from agent.engine.step import step
 from agent.health.declared.verdict_cache import VerdictCache
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cpuset import parse_cpus
-from agent.model.declared import (
-    CheckSample,
-    Declared,
+from agent.model.declared_devices import (
     DeclaredCpus,
     DeclaredFile,
     DeclaredHugepages,
@@ -25,14 +23,16 @@ from agent.model.declared import (
     DeclaredOther,
     DeclaredPart,
     DeclaredPci,
+    DriverCheckSample,
+    DriverDevice,
 )
 from agent.model.health import Finding, Health, Severity
-from agent.model.machine import CoreSample, DimmSample, NumaSample
+from agent.model.machine_samples import DimmSample, NumaMemorySample, PerCpuSample
 from agent.model.prepare import DriverFault
 from agent.model.reading import Missing, Reading
 from agent.model.report import Report
-from agent.model.snapshot import CpuSample, Snapshot, ThrottleSample
-from agent.model.source import SourceSample, SourceState
+from agent.model.snapshot import CpuSetsSample, CpuThrottleSample, Snapshot
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 
 DRIVER: Final = "a.example.com"
@@ -70,29 +70,32 @@ class FullNode(HostNode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cpus = CpuSample(ALL, ALL, parse_cpus("1,4"))
+        self.cpus = CpuSetsSample(ALL, ALL, parse_cpus("1,4"))
         self.nodes = {0: node_sample(0, ALL)}
         self.throttle: dict[int, Reading] = {}
-        self.checks: dict[str, CheckSample] = {}
+        self.checks: dict[str, DriverCheckSample] = {}
         self.faults: tuple[DriverFault, ...] = ()
         self.leases: dict[str, int] = {}
         self.parts = dict(PARTS)
         self.functions = NICS
-        cores = tuple(CoreSample(cpu, cpu % 3, 0, 3_000_000, 3_000_000, 0) for cpu in CPUS)
-        self.change(cores=cores, numa=(NumaSample(0, 1 << 24, 0, 128, 0), NumaSample(1, 1 << 24, 0, 128, 0)))
+        cores = tuple(PerCpuSample(cpu, cpu % 3, 0, 3_000_000, 3_000_000, 0) for cpu in CPUS)
+        self.change(
+            cores=cores,
+            numa=(NumaMemorySample(0, 1 << 24, 0, 128, 0), NumaMemorySample(1, 1 << 24, 0, 128, 0)),
+        )
         self.change(nodes_online=0b11, nodes_memory=0b11, dimms=())
         self.bus_read = (1, self.now_ns)
         self.declare_all()
 
     def declare_all(self) -> None:
         devices = [
-            Declared(DRIVER, "node-a", name, what, self.leases.get(name, 0))
+            DriverDevice(DRIVER, "node-a", name, what, self.leases.get(name, 0))
             for name, what in self.parts.items()
         ]
         self.files = (DeclaredFile(DRIVER, tuple(devices)),)
 
     def snapshot(self) -> Snapshot:
-        throttle = tuple(ThrottleSample(cpu, count, 0) for cpu, count in self.throttle.items())
+        throttle = tuple(CpuThrottleSample(cpu, count, 0) for cpu, count in self.throttle.items())
         return replace(
             super().snapshot(),
             throttle=throttle,
@@ -199,8 +202,8 @@ def test_removed_machine_check_counts_invalidate_all_cpus() -> None:
     assert node.reevaluated() >= {"core-0", "core-1", "core-2"}
 
 
-def core_counting(cpu: int, checks: Reading) -> CoreSample:
-    return CoreSample(cpu, cpu % 3, 0, 3_000_000, 3_000_000, checks)
+def core_counting(cpu: int, checks: Reading) -> PerCpuSample:
+    return PerCpuSample(cpu, cpu % 3, 0, 3_000_000, 3_000_000, checks)
 
 
 def test_removed_source_invalidates_all_devices() -> None:
@@ -325,7 +328,7 @@ def happen(node: FullNode, what: str, how: Any) -> None:
         case "declared" | "read again":
             declare(node, *how)
         case "check":
-            beats = CheckSample("own", "", FOUND if how[1] else None, "", how[2], node.now_ns, NS, 1, 1)
+            beats = DriverCheckSample("own", "", FOUND if how[1] else None, "", how[2], node.now_ns, NS, 1, 1)
             node.checks[how[0]] = beats._replace(subject=f"{DRIVER}/node-a/{how[0]}")
         case "unchecked":
             node.checks.pop(how[0], None)
@@ -367,13 +370,14 @@ def of_machine(node: FullNode, what: str, how: Any) -> None:
             )
         case "cores":
             there = tuple(one for one in machine.cores if one.cpu != how[0])
-            back = CoreSample(how[0], how[0] % 3, 0, 3_000_000, 2_000_000, 0)
+            back = PerCpuSample(how[0], how[0] % 3, 0, 3_000_000, 2_000_000, 0)
             node.change(cores=there if len(there) < len(machine.cores) else tuple(sorted([*there, back])))
         case "numa":
             number, member, reading = how
             node.change(
                 numa=tuple(
-                    one._replace(**{member: reading}) if one.node == number else one for one in machine.numa
+                    one._replace(**{member: reading}) if one.numa_node == number else one
+                    for one in machine.numa
                 )
             )
         case "smt":
@@ -414,6 +418,6 @@ def test_cached_verdicts_equal_full_evaluation(story: list[Any]) -> None:
 def test_reverified_verdict_differs_only_in_time() -> None:
     node = node_with_cache()
     for device in node.state.devices.values():
-        again = device.again(node.now, 99)
+        again = device.with_verification(node.now, 99)
         assert again == device._replace(verified=node.now, timeout_s=99)
         assert again.health is Health(device.health)

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from small_disk import run_on_small_disk
 
 from agent.driver.session import declaration_text, write_declaration
-from agent.errors import Busy, ConfigError
-from agent.model.declared import (
-    Declared,
+from agent.errors import ConfigError, ResourceBusy
+from agent.model.declared_devices import (
     DeclaredCpus,
     DeclaredGpu,
     DeclaredHugepages,
     DeclaredMemory,
     DeclaredPci,
+    DriverDevice,
 )
-from agent.serve.driver_link.types import DeviceDeclaration
-from agent.sources.declared import read_declarations
-from agent.sources.declared_file import parse_declaration
+from agent.serve.driver_link.handler import DeviceDeclaration
+from agent.sources.declaration_directory import read_declarations
+from agent.sources.declaration_file import parse_declaration
 
 DRIVER = "gpu.example.com"
 NODE = "node-1"
@@ -40,7 +40,7 @@ ROWS = (
 )
 
 
-def declared(directory: Path) -> tuple[Declared, ...]:
+def declared(directory: Path) -> tuple[DriverDevice, ...]:
     """Return the devices that the agent reads from the directory, without an error."""
     [file] = read_declarations(directory, (), NODE)
     assert (file.driver, file.error) == (DRIVER, "")
@@ -50,11 +50,11 @@ def declared(directory: Path) -> tuple[Declared, ...]:
 def test_declared_devices_are_read_back_by_the_agent(tmp_path: Path) -> None:
     assert write_declaration(tmp_path / "devices.d", DRIVER, NODE, ROWS) == 5
     assert declared(tmp_path / "devices.d") == (
-        Declared(DRIVER, NODE, "set-0", DeclaredCpus(0b1_0000_0011, 0, True, False), 0),
-        Declared(DRIVER, "rack-1", "pages", DeclaredHugepages(2048, 512, 1), 0),
-        Declared(DRIVER, NODE, "dimm", DeclaredMemory(64 << 30, 0), 90),
-        Declared(DRIVER, NODE, "gpu", DeclaredGpu("", "MIG-1f0c", 1, 0), 0),
-        Declared(DRIVER, NODE, "nic", DeclaredPci("0000:5e:00.1", "mlx5_core"), 0),
+        DriverDevice(DRIVER, NODE, "set-0", DeclaredCpus(0b1_0000_0011, 0, True, False), 0),
+        DriverDevice(DRIVER, "rack-1", "pages", DeclaredHugepages(2048, 512, 1), 0),
+        DriverDevice(DRIVER, NODE, "dimm", DeclaredMemory(64 << 30, 0), 90),
+        DriverDevice(DRIVER, NODE, "gpu", DeclaredGpu("", "MIG-1f0c", 1, 0), 0),
+        DriverDevice(DRIVER, NODE, "nic", DeclaredPci("0000:5e:00.1", "mlx5_core"), 0),
     )
 
 
@@ -88,10 +88,10 @@ def test_file_is_writable_by_the_agent_only_whatever_the_umask(tmp_path: Path) -
 def test_foreign_file_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / f"{DRIVER}.toml"
     path.write_text("version = 1\n")
-    with pytest.raises(Busy) as caught:
+    with pytest.raises(ResourceBusy) as caught:
         write_declaration(tmp_path, DRIVER, NODE, ROWS)
     problem = "not written by drahealth; remove it to declare devices over the socket"
-    assert str(caught.value) == f"{path}: {problem}"
+    assert str(caught.value) == f"declaration file {path}: {problem}"
     assert path.read_text() == "version = 1\n"
 
 
@@ -114,7 +114,7 @@ def test_foreign_object_in_place_of_the_file_is_not_replaced(
     path = tmp_path / f"{DRIVER}.toml"
     make(path)
     before = path.lstat()
-    with pytest.raises(Busy, match="not written by drahealth"):
+    with pytest.raises(ResourceBusy, match="not written by drahealth"):
         write_declaration(tmp_path, DRIVER, NODE, ROWS)
     assert path.lstat().st_ino == before.st_ino
 
@@ -140,7 +140,9 @@ def test_oversized_declaration_is_rejected_with_numbers(tmp_path: Path) -> None:
     rows = [
         DeviceDeclaration("x" * 300, {"name": f"m-{n}", "kind": "memory", "numa": 0}) for n in range(4000)
     ]
-    with pytest.raises(ConfigError, match=r"the devices take \d{7} bytes as a file, limit 1048576"):
+    with pytest.raises(
+        ConfigError, match=r"driver gpu\.example\.com: declaration takes \d{7} bytes, limit 1048576"
+    ):
         write_declaration(tmp_path, DRIVER, NODE, rows)
 
 
@@ -150,21 +152,24 @@ def test_too_long_value_is_named_by_device_and_key(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError) as caught:
         write_declaration(tmp_path, DRIVER, NODE, (ROWS[0], long))
-    assert str(caught.value) == "device 2 (set-1): cpus: takes a line of 19933 bytes, limit 4096"
+    assert (
+        str(caught.value)
+        == "device 2 (set-1): cpus: takes a line of 19933 bytes, limit 4096 bytes; shorten it"
+    )
 
 
 def test_full_disk_is_named_and_keeps_the_old_file(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
 from agent.driver.session import write_declaration
-from agent.serve.driver_link.types import DeviceDeclaration
-from agent.store.files import WriteError
+from agent.serve.driver_link.handler import DeviceDeclaration
+from agent.store.state_files import StateWriteError
 top = Path({str(tmp_path)!r})
 rows = [DeviceDeclaration("", {{"name": f"m-{{n}}", "kind": "memory", "numa": 0}}) for n in range(4000)]
 write_declaration(top, {DRIVER!r}, {NODE!r}, rows[:2])
 try:
     write_declaration(top, {DRIVER!r}, {NODE!r}, rows)
-except WriteError as error:
+except StateWriteError as error:
     print(error)
 print((top / "{DRIVER}.toml").read_text().count("[[device]]"), len(list(top.iterdir())))
 """

@@ -161,7 +161,7 @@ def test_declared_device_is_evaluated_by_its_parts(agent: Agent, driver: Driver,
         wait_for_health(kubelet, "huge-0", HEALTHY)
         sysfs.resize(6)
         verdict = wait_for_health(kubelet, "huge-0", UNHEALTHY)
-    assert verdict.message.startswith("mem.hugepages.pool_shrunk: 6 pages of 2mi on node 0, 8 declared")
+    assert verdict.message.startswith("mem.hugepages.pool_shrunk: 6 pages of 2mi on NUMA node 0, 8 declared")
 
 
 def test_declarations_outlive_the_agent_process(agent: Agent, driver: Driver, short_tmp: Path) -> None:  # noqa: F811
@@ -217,7 +217,7 @@ def test_declaration_file_of_the_operator_is_not_replaced(agent: Agent, driver: 
     with pytest.raises(grpc.RpcError) as caught:
         driver.declare(pages("huge-0", 4))
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert caught.value.details().startswith(f"{file}: not written by drahealth")
+    assert caught.value.details().startswith(f"declaration file {file}: not written by drahealth")
 
 
 def test_classify_returns_verdict_and_has_no_effect(agent: Agent, driver: Driver) -> None:

@@ -19,22 +19,22 @@ from prepare_samples import health
 from wire.serving import eventually
 
 from agent.config.config import DRIVERS, Config
-from agent.driver.driver_source import DriverSource
+from agent.driver.driver_source import HostAndDriverSource
 from agent.driver.report_hub import ReportHub
 from agent.driver.session import DriverSession
 from agent.driver.sessions import DriverSessions
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
-from agent.model.declared import Declarations, Declared, DeclaredFile, DeclaredOther
+from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredOther, DriverDevice
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.taint import Effect
 from agent.model.time import NS, Instant
-from agent.prepare.evidence import DriverReportedError, Errno, ErrorText
-from agent.prepare.patterns import Pattern
-from agent.serve.driver_link.types import ClaimResult, DeviceDeclaration, TooManyDevices
-from agent.store.prepares import FILE, load
+from agent.prepare.error_patterns import Pattern
+from agent.prepare.evidence import DriverReportedError, ErrnoEvidence, ErrorText
+from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration, TooManyDevices
+from agent.store.ledger_file import FILE, load_ledger
 from agent.system.timing import read_clocks
 
 A: Final = "a.example.com"
@@ -75,8 +75,8 @@ def host() -> Iterator[Host]:
     os.close(made.descriptor)
 
 
-def opened(host: Host) -> DriverSource:
-    source = DriverSource()
+def opened(host: Host) -> HostAndDriverSource:
+    source = HostAndDriverSource()
     source.open(host)
     return source
 
@@ -93,16 +93,16 @@ def fault(driver: str, number: int = 1) -> DriverFault:
 def test_driver_fault_wakes_the_core_and_is_in_the_next_snapshot(host: Host) -> None:
     source = opened(host)
     assert source.read() is host.snapshot
-    source.set_faults(A, [fault(A)])
+    source.set_driver_faults(A, [fault(A)])
     assert host.is_woken()
     assert [one.driver_faults for one in (source.read(), host.snapshot) if one] == [(fault(A),), ()]
 
 
 def test_each_driver_replaces_only_its_own_faults(host: Host) -> None:
     source = opened(host)
-    source.set_faults(A, [fault(A)])
-    source.set_faults(B, [fault(B), fault(B, 2)])
-    source.set_faults(A, [])
+    source.set_driver_faults(A, [fault(A)])
+    source.set_driver_faults(B, [fault(B), fault(B, 2)])
+    source.set_driver_faults(A, [])
     found = source.read()
     assert found is not None
     assert found.driver_faults == (fault(B), fault(B, 2))
@@ -111,14 +111,14 @@ def test_each_driver_replaces_only_its_own_faults(host: Host) -> None:
 def test_no_snapshot_before_the_hosts_first_one(host: Host) -> None:
     host.snapshot = None
     source = opened(host)
-    source.set_faults(A, [fault(A)])
+    source.set_driver_faults(A, [fault(A)])
     assert source.read() is None
 
 
 def test_closed_source_wakes_no_descriptor(host: Host) -> None:
     source = opened(host)
     source.close()
-    source.set_faults(A, [fault(A)])
+    source.set_driver_faults(A, [fault(A)])
     assert not host.is_woken()
 
 
@@ -177,7 +177,7 @@ class Agent:
             self.hub,
             state_dir=state_dir,
             declarations=lambda: self.declarations,
-            on_faults=self.source.set_faults,
+            on_faults=self.source.set_driver_faults,
             clock=read_clocks,
         )
 
@@ -419,14 +419,14 @@ async def test_undeclared_device_is_not_waited_for(
     async with agent.running():
         session = await trio.to_thread.run_sync(agent.sessions.open, A)
         await trio.to_thread.run_sync(failed, session, A)
-    assert "health not delivered" not in caplog.text
+    assert "fault not delivered" not in caplog.text
 
 
 def test_devices_broken_together_are_waited_for_once(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     agent.publish()
     failed(agent.sessions.open(A), A, "a", "b", "c")  # without a core
-    assert [record.message for record in caplog.records if "health not delivered" in record.message] == [
-        f"device {A}/{NODE}/dev-0: health not delivered to all streams within 1.5 s; the prepare goes on"
+    assert [record.message for record in caplog.records if "fault not delivered" in record.message] == [
+        f"device {A}/{NODE}/dev-0: fault not delivered to all health streams within 1.5 s; the prepare returns"  # noqa: E501
     ]
 
 
@@ -434,7 +434,7 @@ def test_unprepare_is_released_for_a_device_named_only_by_the_call(agent: Agent)
     session = agent.sessions.open(A)
     unhealthy = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
     agent.hub.publish(Report(NODE, read_clocks(), (unhealthy,), declaring=(A,)))
-    busy = (Errno(16, None, "", "Device or resource busy"),)
+    busy = (ErrnoEvidence(16, None, "", "Device or resource busy"),)
     assert session.unprepared([ClaimResult(claim(A), busy)]) == [None]
     [verdict] = session.unprepared([ClaimResult(replace(claim(A, "b"), devices=()), busy)])
     assert verdict is not None
@@ -445,7 +445,7 @@ def test_successful_unprepare_ends_the_claim(agent: Agent) -> None:
     failed(session, A)
     assert session.unprepared([ClaimResult(claim(A), None)]) == [None]
     agent.sessions.close(in_s(10))
-    ledger, _ = load(agent.config.state_dir / DRIVERS / A, A)
+    ledger, _ = load_ledger(agent.config.state_dir / DRIVERS / A, A)
     assert [bool(one.unprepared_wall_s) for one in ledger.claims.values()] == [True]
 
 
@@ -481,16 +481,16 @@ async def test_configuration_applies_to_every_driver(agent: Agent) -> None:
 
 
 def test_too_many_devices_of_all_drivers_are_rejected_with_numbers(agent: Agent) -> None:
-    others = [Declared(B, NODE, f"d-{number}", DeclaredOther(), 0) for number in range(4095)]
+    others = [DriverDevice(B, NODE, f"d-{number}", DeclaredOther(), 0) for number in range(4095)]
     agent.declarations = (
-        DeclaredFile(A, (Declared(A, NODE, "before", DeclaredOther(), 0),)),
+        DeclaredFile(A, (DriverDevice(A, NODE, "before", DeclaredOther(), 0),)),
         DeclaredFile(B, tuple(others)),
     )
     session = agent.sessions.open(A)
     rows = [
         DeviceDeclaration("", {"name": f"m-{number}", "kind": "memory", "numa": 0}) for number in range(2)
     ]
-    with pytest.raises(TooManyDevices, match="2 devices and 4095 of other drivers, limit 4096"):
+    with pytest.raises(TooManyDevices, match="declares 2 devices, other drivers 4095, limit 4096 in total"):
         session.sync(rows)
     assert session.sync(rows[:1]).devices == 1
 

@@ -8,9 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from agent.driver.driver_source import DriverSource, EmptySource
+from agent.driver.driver_source import HostAndDriverSource, UnmonitoredHostSource
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.declared import CheckSample, Declarations, Declared, DeclaredFile, DeclaredOther
+from agent.model.declared_devices import (
+    Declarations,
+    DeclaredFile,
+    DeclaredOther,
+    DriverCheckSample,
+    DriverDevice,
+)
 from agent.model.health import Finding, Severity
 from agent.model.prepare import DriverFault
 from agent.model.snapshot import Snapshot
@@ -19,12 +25,12 @@ DRIVER = "demo.example.com"
 BAD = Finding("demo.bad", Severity.UNHEALTHY, "1 of 2")
 
 
-def declared(name: str) -> Declared:
-    return Declared(DRIVER, "node-a", name, DeclaredOther(), 0)
+def declared(name: str) -> DriverDevice:
+    return DriverDevice(DRIVER, "node-a", name, DeclaredOther(), 0)
 
 
-def sample(name: str, **changes: object) -> CheckSample:
-    blank = CheckSample("link", declared(name).subject, None, "", 0, 1, 10**9, 3, 3)
+def sample(name: str, **changes: object) -> DriverCheckSample:
+    blank = DriverCheckSample("link", declared(name).subject, None, "", 0, 1, 10**9, 3, 3)
     return blank._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -35,7 +41,7 @@ def fault(name: str) -> DriverFault:
     )
 
 
-class Host(EmptySource):
+class Host(UnmonitoredHostSource):
     """Host source with a snapshot that a test sets."""
 
     snapshot: Snapshot | None = None
@@ -51,26 +57,26 @@ class Host(EmptySource):
 @pytest.fixture
 def host() -> Iterator[Host]:
     made = Host()
-    made.snapshot = replace(EmptySource.read(made), seq=7)
+    made.snapshot = replace(UnmonitoredHostSource.read(made), seq=7)
     yield made
     made.close()
 
 
 @pytest.fixture
-def source(host: Host) -> DriverSource:
-    made = DriverSource(DRIVER)
+def source(host: Host) -> HostAndDriverSource:
+    made = HostAndDriverSource(DRIVER)
     made.open(host, host.declared.append)
     made.clear()
     return made
 
 
-def is_awake(source: DriverSource) -> bool:
+def is_awake(source: HostAndDriverSource) -> bool:
     return bool(select.select([source.fileno()], [], [], 0)[0])
 
 
-def test_driver_reports_are_part_of_the_host_snapshot(source: DriverSource) -> None:
+def test_driver_reports_are_part_of_the_host_snapshot(source: HostAndDriverSource) -> None:
     source.declare([declared("d-0")], [sample("d-0")])
-    source.set_faults(DRIVER, [fault("d-0")])
+    source.set_driver_faults(DRIVER, [fault("d-0")])
     found = source.read()
     assert found is not None
     assert found.seq == 7
@@ -79,14 +85,14 @@ def test_driver_reports_are_part_of_the_host_snapshot(source: DriverSource) -> N
     assert found.driver_faults == (fault("d-0"),)
 
 
-def test_read_returns_none_before_the_first_host_snapshot(source: DriverSource, host: Host) -> None:
+def test_read_returns_none_before_the_first_host_snapshot(source: HostAndDriverSource, host: Host) -> None:
     source.declare([declared("d-0")])
     host.snapshot = None
     assert source.read() is None
 
 
 def test_empty_source_has_no_sources_and_devices() -> None:
-    empty = EmptySource()
+    empty = UnmonitoredHostSource()
     found = empty.read()
     assert (found.sources, found.nodes, found.pools, found.gpus) == ((), (), (), None)
     empty.close()
@@ -96,11 +102,11 @@ def test_empty_source_has_no_sources_and_devices() -> None:
     "report",
     [
         lambda source: source.declare([declared("d-1")]),
-        lambda source: source.set_faults(DRIVER, [fault("d-0")]),
-        lambda source: source.add_sample(sample("d-0", finding=BAD, passes=1), wake=True),
+        lambda source: source.set_driver_faults(DRIVER, [fault("d-0")]),
+        lambda source: source.update_check_sample(sample("d-0", finding=BAD, passes=1), wake=True),
     ],
 )
-def test_every_driver_report_wakes_the_core(source: DriverSource, report: object) -> None:
+def test_every_driver_report_wakes_the_core(source: HostAndDriverSource, report: object) -> None:
     source.declare([declared("d-0")], [sample("d-0")])
     source.clear()
     assert not is_awake(source)
@@ -108,55 +114,57 @@ def test_every_driver_report_wakes_the_core(source: DriverSource, report: object
     assert is_awake(source)
 
 
-def test_sample_without_wake_is_read_later(source: DriverSource) -> None:
+def test_sample_without_wake_is_read_later(source: HostAndDriverSource) -> None:
     source.declare([declared("d-0")], [sample("d-0")])
     source.clear()
-    source.add_sample(sample("d-0", passes=2), wake=False)
+    source.update_check_sample(sample("d-0", passes=2), wake=False)
     assert not is_awake(source)
     found = source.read()
     assert found is not None
     assert found.checks == (sample("d-0", passes=2),)
 
 
-def test_sample_of_an_ended_check_is_ignored(source: DriverSource) -> None:
+def test_sample_of_an_ended_check_is_ignored(source: HostAndDriverSource) -> None:
     source.declare([declared("d-0")], [sample("d-0")])
-    source.declare([], ended=[(declared("d-0").subject, "link")])
+    source.declare([], removed_checks=[(declared("d-0").subject, "link")])
     source.clear()
-    source.add_sample(sample("d-0", finding=BAD), wake=True)
+    source.update_check_sample(sample("d-0", finding=BAD), wake=True)
     found = source.read()
     assert found is not None
     assert found.checks == ()
     assert not is_awake(source)
 
 
-def test_replaced_device_starts_with_a_new_sample(source: DriverSource) -> None:
+def test_replaced_device_starts_with_a_new_sample(source: HostAndDriverSource) -> None:
     source.declare([declared("d-0")], [sample("d-0")])
-    source.add_sample(sample("d-0", finding=BAD, passes=3), wake=True)
-    source.declare([declared("d-0")], begun=[sample("d-0")], ended=[(declared("d-0").subject, "link")])
+    source.update_check_sample(sample("d-0", finding=BAD, passes=3), wake=True)
+    source.declare(
+        [declared("d-0")], new_checks=[sample("d-0")], removed_checks=[(declared("d-0").subject, "link")]
+    )
     found = source.read()
     assert found is not None
     assert found.checks == (sample("d-0"),)
 
 
 def test_report_before_open_is_read_after_it(host: Host) -> None:
-    source = DriverSource(DRIVER)
+    source = HostAndDriverSource(DRIVER)
     source.declare([declared("d-0")])
-    source.set_faults(DRIVER, [fault("d-0")])
+    source.set_driver_faults(DRIVER, [fault("d-0")])
     source.open(host, host.declared.append)
     found = source.read()
     assert found is not None
     assert (found.driver_faults, len(found.declared[0].devices)) == ((fault("d-0"),), 1)
 
 
-def test_host_gets_the_declared_devices(source: DriverSource, host: Host) -> None:
+def test_host_gets_the_declared_devices(source: HostAndDriverSource, host: Host) -> None:
     source.declare([declared("d-0")])
     assert [len(files[0].devices) for files in host.declared] == [0, 1]
 
 
-def test_report_after_close_writes_to_no_descriptor(source: DriverSource) -> None:
+def test_report_after_close_writes_to_no_descriptor(source: HostAndDriverSource) -> None:
     source.close()
     reading, writing = os.pipe()  # may reuse the number of the host's descriptor
-    source.set_faults(DRIVER, [fault("d-0")])
+    source.set_driver_faults(DRIVER, [fault("d-0")])
     source.declare([declared("d-0")])
     assert not select.select([reading], [], [], 0)[0]
     os.close(reading)
@@ -165,13 +173,13 @@ def test_report_after_close_writes_to_no_descriptor(source: DriverSource) -> Non
         source.read()
 
 
-def test_reports_of_many_threads_are_all_read(source: DriverSource) -> None:
+def test_reports_of_many_threads_are_all_read(source: HostAndDriverSource) -> None:
     names = [f"d-{number}" for number in range(8)]
     source.declare(map(declared, names), map(sample, names))
 
     def add_samples(name: str) -> None:
         for passes in range(1, 201):
-            source.add_sample(sample(name, passes=passes), wake=True)
+            source.update_check_sample(sample(name, passes=passes), wake=True)
 
     threads = [threading.Thread(target=add_samples, args=[name]) for name in names]
     for thread in threads:

@@ -11,29 +11,29 @@ import pytest
 import trio
 from patience import PATIENCE_S
 
-from agent.driver.driver_source import DriverSource, EmptySource
-from agent.embed.check_scheduler import MAX_THREADS, CheckScheduler
+from agent.driver.driver_source import HostAndDriverSource, UnmonitoredHostSource
+from agent.embed.check_scheduler import MAX_THREADS, DriverCheckScheduler
 from agent.embed.checks import (
     EVIDENCE_BYTES,
-    Check,
-    CheckFunction,
-    default_name,
+    HealthCheck,
+    HealthCheckFunction,
+    default_check_name,
     degraded,
-    result_of_answer,
-    result_of_error,
+    result_from_answer,
+    result_from_error,
     unhealthy,
     unknown,
 )
 from agent.embed.devices import Device
 from agent.errors import ConfigError
-from agent.model.declared import CheckSample
+from agent.model.declared_devices import DriverCheckSample
 from agent.model.health import Finding, Severity
 
 DRIVER: Final = "demo.example.com"
 BAD: Final = unhealthy("demo.bad", "1 of 2")
 
 
-def check_of(function: CheckFunction = lambda _: None, **changes: Any) -> Check:
+def check_of(function: HealthCheckFunction = lambda _: None, **changes: Any) -> HealthCheck:
     """A check that is fast, but for the changes."""
     given: dict[str, Any] = {
         "name": "link",
@@ -44,7 +44,7 @@ def check_of(function: CheckFunction = lambda _: None, **changes: Any) -> Check:
         "raise_after": 1,
         "clear_after": 1,
     }
-    return Check(**(given | changes))
+    return HealthCheck(**(given | changes))
 
 
 # --- what may be answered ----------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def check_of(function: CheckFunction = lambda _: None, **changes: Any) -> Check:
 
 @pytest.mark.parametrize("answer", [None, True])
 def test_none_and_true_mean_no_fault(answer: object) -> None:
-    assert result_of_answer(answer) == (None, "", None)
+    assert result_from_answer(answer) == (None, "", None)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_none_and_true_mean_no_fault(answer: object) -> None:
 def test_finding_is_returned_unchanged(make: Callable[..., Finding], severity: Severity) -> None:
     finding = make("demo.link_down", "0 of 4 lanes", "reseat the card")
     assert finding == Finding("demo.link_down", severity, "0 of 4 lanes", "reseat the card")
-    assert result_of_answer(finding) == (finding, "", None)
+    assert result_from_answer(finding) == (finding, "", None)
 
 
 class Silent:
@@ -89,12 +89,12 @@ class Silent:
         ),
         (
             Finding("demo", Severity.UNHEALTHY, "x"),
-            "ValueError: code 'demo' is not a dotted code, such as fpga.bank_locked",
+            "ValueError: finding code 'demo' is not a dotted code, such as fpga.bank_locked",
         ),
     ],
 )
 def test_any_other_answer_is_no_result(answer: object, text: str) -> None:
-    seen = result_of_answer(answer)
+    seen = result_from_answer(answer)
     assert (seen.finding, seen.unread) == (None, text)
 
 
@@ -102,7 +102,7 @@ def test_unawaited_coroutine_is_no_result() -> None:
     async def late(_: Device) -> None:
         return None
 
-    assert result_of_answer(late(Device("d-0"))).unread.startswith("answered a coroutine")
+    assert result_from_answer(late(Device("d-0"))).unread.startswith("answered a coroutine")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_unawaited_coroutine_is_no_result() -> None:
     ],
 )
 def test_exception_gives_a_stable_text(error: BaseException, text: str) -> None:
-    assert result_of_error(error) == (None, text, error)
+    assert result_from_error(error) == (None, text, error)
 
 
 def test_exception_without_text_is_named_by_its_type() -> None:
@@ -127,15 +127,15 @@ def test_exception_without_text_is_named_by_its_type() -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert result_of_error(Broken()).unread == "Broken"
-    assert len(result_of_error(ValueError("x" * 10_000)).unread) <= 200
+    assert result_from_error(Broken()).unread == "Broken"
+    assert len(result_from_error(ValueError("x" * 10_000)).unread) <= 200
 
 
 @pytest.mark.parametrize(
     ("code", "evidence", "text"),
     [
-        ("Demo.Bad", "x", "code 'Demo.Bad' is not a dotted code, such as fpga.bank_locked"),
-        ("demo", "x", "code 'demo' is not a dotted code"),
+        ("Demo.Bad", "x", "finding code 'Demo.Bad' is not a dotted code, such as fpga.bank_locked"),
+        ("demo", "x", "finding code 'demo' is not a dotted code"),
         ("demo." + "x" * 100, "x", "code is 105 bytes, limit 100"),
         ("demo.bad", "", "demo.bad: evidence is empty"),
         ("demo.bad", "two\nlines", "is more than one line"),
@@ -173,8 +173,8 @@ def test_invalid_check_is_rejected_with_the_limit(changes: dict[str, Any], text:
 def test_check_is_named_after_its_function() -> None:
     def _link_up(_: Device) -> None: ...
 
-    assert default_name(_link_up) == "link-up"
-    assert default_name(functools.partial(functools.partial(_link_up))) == "link-up"
+    assert default_check_name(_link_up) == "link-up"
+    assert default_check_name(functools.partial(functools.partial(_link_up))) == "link-up"
 
 
 def test_async_functions_are_detected() -> None:
@@ -195,17 +195,19 @@ def test_async_functions_are_detected() -> None:
 class Looking:
     """Rounds over some devices, and what the core would read of them."""
 
-    def __init__(self, source: DriverSource, rounds: CheckScheduler) -> None:
+    def __init__(self, source: HostAndDriverSource, rounds: DriverCheckScheduler) -> None:
         self.source = source
         self.rounds = rounds
 
-    def checks(self) -> dict[str, CheckSample]:
+    def checks(self) -> dict[str, DriverCheckSample]:
         """Samples of one check, by device name."""
         snapshot = self.source.read()
         assert snapshot is not None
         return {one.subject.rpartition("/")[2]: one for one in snapshot.checks}
 
-    async def until(self, claim: Callable[[dict[str, CheckSample]], object]) -> dict[str, CheckSample]:
+    async def until(
+        self, claim: Callable[[dict[str, DriverCheckSample]], object]
+    ) -> dict[str, DriverCheckSample]:
         """Wait until the samples satisfy a condition; they are read once per wake of the core."""
         with trio.fail_after(PATIENCE_S):
             while not claim(found := self.checks()):
@@ -216,14 +218,14 @@ class Looking:
 
 @asynccontextmanager
 async def looking(
-    *checks: Check, devices: Sequence[str] = ("d-0",), jitter: float = 1.0
+    *checks: HealthCheck, devices: Sequence[str] = ("d-0",), jitter: float = 1.0
 ) -> AsyncIterator[Looking]:
-    host, source = EmptySource(), DriverSource(DRIVER)
+    host, source = UnmonitoredHostSource(), HostAndDriverSource(DRIVER)
     source.open(host)
-    rounds = CheckScheduler(DRIVER, "node-a", source, jitter=lambda: jitter)
-    rounds.add(*map(Device, devices))
+    rounds = DriverCheckScheduler(DRIVER, "node-a", source, jitter=lambda: jitter)
+    rounds.add_devices(*map(Device, devices))
     for check in checks:
-        rounds.check(check)
+        rounds.add_check(check)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rounds.run)
         yield Looking(source, rounds)
@@ -244,7 +246,7 @@ async def test_check_has_no_passes_before_its_first_result(gate: threading.Event
     async with looking(check_of(lambda _: gate.wait())) as found:
         sample = found.checks()["d-0"]
         assert (sample.check, sample.subject) == ("link", f"{DRIVER}/node-a/d-0")
-        assert (sample.passes, sample.finding, sample.unread) == (0, None, "")
+        assert (sample.passes, sample.finding, sample.no_result_reason) == (0, None, "")
         assert (sample.raise_after, sample.clear_after) == (1, 1)
         assert sample.period_ns == 5_000_000_000, "its deadline, which is longer than its period"
         gate.set()
@@ -277,7 +279,7 @@ async def test_finding_appears_and_disappears() -> None:
         await found.until(lambda checks: checks["d-0"].finding == BAD)
         good = await found.until(lambda checks: checks["d-0"].finding is None)
     assert good["d-0"].passes >= 3
-    assert good["d-0"].unread == ""
+    assert good["d-0"].no_result_reason == ""
 
 
 def raise_error(_: Device) -> None:
@@ -312,14 +314,14 @@ async def raise_in_nursery(_: Device) -> None:
         (raise_in_nursery, "SystemExit: 1"),
     ],
 )
-async def test_raising_check_has_no_result_and_harms_no_other(check: CheckFunction, text: str) -> None:
+async def test_raising_check_has_no_result_and_harms_no_other(check: HealthCheckFunction, text: str) -> None:
     async with looking(check_of(check)) as found:
         seen = await found.until(lambda checks: checks["d-0"].passes >= 1)
-        found.rounds.recheck()
+        found.rounds.run_now()
         again = await found.until(lambda checks: checks["d-0"].passes >= 2)
     assert seen["d-0"].finding is None
-    assert seen["d-0"].unread.startswith(text)
-    assert again["d-0"].unread == seen["d-0"].unread
+    assert seen["d-0"].no_result_reason.startswith(text)
+    assert again["d-0"].no_result_reason == seen["d-0"].no_result_reason
 
 
 async def test_hung_check_is_not_called_again_but_its_periods_count(gate: threading.Event) -> None:
@@ -331,10 +333,10 @@ async def test_hung_check_is_not_called_again_but_its_periods_count(gate: thread
 
     async with looking(check_of(hang, timeout_s=0.05, raise_after=3)) as found:
         silent = await found.until(lambda checks: checks["d-0"].passes >= 3)
-        assert silent["d-0"].unread == "no answer within 0.05 s"
+        assert silent["d-0"].no_result_reason == "no answer within 0.05 s"
         assert calls == [Device("d-0")]
         gate.set()
-        await found.until(lambda checks: not checks["d-0"].unread)
+        await found.until(lambda checks: not checks["d-0"].no_result_reason)
         assert len(calls) > 1
 
 
@@ -344,8 +346,8 @@ async def test_hung_device_delays_no_other(gate: threading.Event) -> None:
     other = check_of(name="other", every_s=3600, devices=("d-0",))
     async with looking(hangs, other, devices=[*hung, "d-0"]) as found:
         seen = await found.until(lambda checks: all(one.passes for one in checks.values()))
-    assert seen.pop("d-0").unread == ""
-    assert {one.unread for one in seen.values()} == {"no answer within 0.2 s"}
+    assert seen.pop("d-0").no_result_reason == ""
+    assert {one.no_result_reason for one in seen.values()} == {"no answer within 0.2 s"}
 
 
 async def test_plain_checks_run_up_to_the_thread_limit() -> None:
@@ -372,9 +374,12 @@ async def test_plain_checks_run_up_to_the_thread_limit() -> None:
 async def test_check_without_a_thread_for_a_period_has_no_result(gate: threading.Event) -> None:
     devices = [f"d-{number}" for number in range(MAX_THREADS + 1)]
     async with looking(check_of(lambda _: gate.wait(), timeout_s=60), devices=devices) as found:
-        seen = await found.until(lambda checks: any(one.unread for one in checks.values()))
+        seen = await found.until(lambda checks: any(one.no_result_reason for one in checks.values()))
         gate.set()
-    assert {one.unread for one in seen.values()} == {"", "no thread within 0.1 s: 16 checks are running"}
+    assert {one.no_result_reason for one in seen.values()} == {
+        "",
+        "no free thread within 0.1 s: 16 health checks are running",
+    }
 
 
 async def test_hung_async_check_is_cancelled_at_its_deadline() -> None:
@@ -390,7 +395,7 @@ async def test_hung_async_check_is_cancelled_at_its_deadline() -> None:
         seen = await found.until(lambda checks: checks["d-0"].passes >= 1)
         with trio.fail_after(PATIENCE_S):
             await cancelled.wait()
-    assert seen["d-0"].unread == "no answer within 0.05 s"
+    assert seen["d-0"].no_result_reason == "no answer within 0.05 s"
 
 
 async def test_uncancellable_async_check_delays_no_other() -> None:
@@ -412,8 +417,8 @@ async def test_uncancellable_async_check_delays_no_other() -> None:
         seen = await found.until(lambda checks: checks["d-0"].passes >= 3 and checks["d-1"].passes)
         assert calls == 1
         release.set()
-    assert seen["d-0"].unread == "no answer within 0.05 s"
-    assert seen["d-1"].unread == ""
+    assert seen["d-0"].no_result_reason == "no answer within 0.05 s"
+    assert seen["d-1"].no_result_reason == ""
 
 
 async def test_only_counted_results_wake_the_core() -> None:
@@ -449,17 +454,17 @@ async def test_requested_check_runs_now_and_wakes_the_core() -> None:
     other = check_of(lambda _: None, name="other", every_s=3600, devices=("x-*",))
     async with looking(check_of(check, every_s=3600), other, devices=["d-0", "d-1"]) as found:
         await found.until(lambda checks: all(one.passes == 1 for one in checks.values()))
-        found.rounds.recheck("link")
+        found.rounds.run_now("link")
         await found.until(lambda checks: all(one.passes == 2 for one in checks.values()))
-        with pytest.raises(ConfigError, match="check 'lnik': no such check; did you mean 'link'"):
-            found.rounds.recheck("lnik")
+        with pytest.raises(ConfigError, match="check 'lnik' does not exist; did you mean 'link'"):
+            found.rounds.run_now("lnik")
     assert sorted(calls) == ["d-0", "d-0", "d-1", "d-1"]
 
 
 async def test_patterns_also_match_devices_added_later() -> None:
     async with looking(check_of(devices=("gpu-*", "nic-0")), devices=["gpu-0", "disk-0"]) as found:
         assert set(found.checks()) == {"gpu-0"}
-        found.rounds.add(Device("gpu-1"), Device("nic-0"), Device("nic-1"))
+        found.rounds.add_devices(Device("gpu-1"), Device("nic-0"), Device("nic-1"))
         assert set(found.checks()) == {"gpu-0", "gpu-1", "nic-0"}
         await found.until(lambda checks: all(one.passes for one in checks.values()))
 
@@ -467,9 +472,9 @@ async def test_patterns_also_match_devices_added_later() -> None:
 async def test_removed_device_is_not_checked_any_more() -> None:
     async with looking(check_of(lambda _: BAD), devices=["d-0", "d-1"]) as found:
         await found.until(lambda checks: all(one.passes for one in checks.values()))
-        found.rounds.remove("d-0")
+        found.rounds.remove_devices("d-0")
         assert set(found.checks()) == {"d-1"}
-        found.rounds.add(Device("d-0"))
+        found.rounds.add_devices(Device("d-0"))
         assert found.checks()["d-0"].passes == 0  # nothing is known of it
         await found.until(lambda checks: checks["d-0"].passes)
 
@@ -484,25 +489,25 @@ async def test_readded_device_is_not_called_twice_while_its_call_hangs(
         gate.wait()
 
     async with looking(check_of(hang, timeout_s=0.05)) as found:
-        await found.until(lambda checks: checks["d-0"].unread)
-        found.rounds.remove("d-0")
-        found.rounds.add(Device("d-0"))
-        await found.until(lambda checks: checks["d-0"].unread)
+        await found.until(lambda checks: checks["d-0"].no_result_reason)
+        found.rounds.remove_devices("d-0")
+        found.rounds.add_devices(Device("d-0"))
+        await found.until(lambda checks: checks["d-0"].no_result_reason)
         assert len(calls) == 1
 
 
 async def test_duplicate_devices_and_checks_are_rejected() -> None:
     async with looking(check_of()) as found:
         with pytest.raises(ConfigError, match="device 'd-0' exists already"):
-            found.rounds.add(Device("d-1"), Device("d-0"))
+            found.rounds.add_devices(Device("d-1"), Device("d-0"))
         with pytest.raises(ConfigError, match="device 'd-1' exists already"):
-            found.rounds.add(Device("d-1"), Device("d-1"))
-        assert set(found.rounds.declared) == {"d-0"}
+            found.rounds.add_devices(Device("d-1"), Device("d-1"))
+        assert set(found.rounds.declared_devices) == {"d-0"}
         with pytest.raises(ConfigError, match="device 'd-2' does not exist"):
-            found.rounds.remove("d-0", "d-2")
-        assert set(found.rounds.declared) == {"d-0"}
+            found.rounds.remove_devices("d-0", "d-2")
+        assert set(found.rounds.declared_devices) == {"d-0"}
         with pytest.raises(ConfigError, match="check 'link': the name is taken"):
-            found.rounds.check(check_of())
+            found.rounds.add_check(check_of())
 
 
 async def test_missing_result_is_logged_once_per_change(caplog: pytest.LogCaptureFixture) -> None:
@@ -516,8 +521,8 @@ async def test_missing_result_is_logged_once_per_change(caplog: pytest.LogCaptur
         async with looking(check_of(check, raise_after=3)) as found:
             await found.until(lambda checks: checks["d-0"].passes >= 3)
             broken = False
-            await found.until(lambda checks: not checks["d-0"].unread)
-    text = "check link of d-0"
+            await found.until(lambda checks: not checks["d-0"].no_result_reason)
+    text = "health check link of device d-0"
     assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
         ("WARNING", f"{text}: no result: OSError: [Errno 5] Input/output error"),
         ("DEBUG", f"{text}: no result"),
@@ -528,7 +533,7 @@ async def test_missing_result_is_logged_once_per_change(caplog: pytest.LogCaptur
 
 async def test_hung_calls_are_named_at_shutdown(gate: threading.Event) -> None:
     async with looking(check_of(lambda _: gate.wait(), timeout_s=0.05)) as found:
-        await found.until(lambda checks: checks["d-0"].unread)
-    assert found.rounds.hung_calls(0) == ["check link of d-0"]
+        await found.until(lambda checks: checks["d-0"].no_result_reason)
+    assert found.rounds.hung_calls(0) == ["health check link of device d-0"]
     gate.set()
     assert found.rounds.hung_calls(PATIENCE_S) == []

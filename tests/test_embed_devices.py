@@ -6,8 +6,7 @@ import pytest
 
 from agent.embed.devices import Cpus, Device, DevicePart, Gpu, Hugepages, Memory, Pci
 from agent.errors import ConfigError
-from agent.model.declared import (
-    Declared,
+from agent.model.declared_devices import (
     DeclaredCpus,
     DeclaredGpu,
     DeclaredHugepages,
@@ -15,8 +14,9 @@ from agent.model.declared import (
     DeclaredOther,
     DeclaredPart,
     DeclaredPci,
+    DriverDevice,
 )
-from agent.sources.declared_file import KINDS, parse_declaration
+from agent.sources.declaration_file import KEYS_BY_KIND, parse_declaration
 
 DRIVER: Final = "demo.example.com"
 UUID: Final = "GPU-3d5cf3a6-0000-4c2e-9f8b-0123456789ab"
@@ -53,7 +53,7 @@ PARTS: Final[list[tuple[DevicePart | None, str, DeclaredPart]]] = [
 @pytest.mark.parametrize(("part", "keys", "what"), PARTS)
 def test_part_has_the_keys_of_a_file(part: DevicePart | None, keys: str, what: DeclaredPart) -> None:
     found = Device("d-0", part, lease_s=60).declare(DRIVER, "node-7")
-    assert found == Declared(DRIVER, "node-7", "d-0", what, 60)
+    assert found == DriverDevice(DRIVER, "node-7", "d-0", what, 60)
     if part is not None:
         text = f'version = 1\n[[device]]\nname = "d-0"\nlease = "60s"\n{keys}\n'
         assert parse_declaration(text.encode(), DRIVER, "node-7") == (found,)
@@ -62,7 +62,7 @@ def test_part_has_the_keys_of_a_file(part: DevicePart | None, keys: str, what: D
 def test_every_kind_of_a_file_has_a_part() -> None:
     kinds = {type(what) for _, _, what in PARTS}
     assert kinds >= {DeclaredCpus, DeclaredGpu, DeclaredHugepages, DeclaredMemory, DeclaredPci}
-    assert len(kinds - {DeclaredOther}) == len(KINDS)
+    assert len(kinds - {DeclaredOther}) == len(KEYS_BY_KIND)
 
 
 def test_device_has_its_own_pool_or_the_nodes() -> None:
@@ -81,7 +81,7 @@ WRONG: Final[list[tuple[dict[str, Any], str]]] = [
     ),
     ({"lease_s": 2}, "device 'd-0': lease: 2s is below the limit of 3s"),
     ({"lease_s": 0.5}, "device 'd-0': lease: '0.5s' is not a whole number of seconds"),
-    ({"part": Cpus("")}, "device 'd-0': has no 'cpus'"),
+    ({"part": Cpus("")}, "device 'd-0': required key 'cpus' is missing"),
     ({"part": Cpus("3-1")}, "device 'd-0': cpus: "),
     ({"part": Cpus("0", numa=5000)}, "device 'd-0': numa: 5000 is over the limit of 1023"),
     (
@@ -90,7 +90,7 @@ WRONG: Final[list[tuple[dict[str, Any], str]]] = [
     ),
     ({"part": Hugepages("2Mi", 0)}, "device 'd-0': pages: 0 is below the limit of 1"),
     ({"part": Memory("much")}, "device 'd-0': size: 'much' is not a size; "),
-    ({"part": Gpu()}, "device 'd-0': neither 'pci' nor 'uuid' is given; one must name the GPU"),
+    ({"part": Gpu()}, "device 'd-0': GPU has neither 'pci' nor 'uuid'; give one of them"),
     ({"part": Gpu(uuid=UUID, gi=1)}, "device 'd-0': only one of 'gi' and 'ci'"),
     ({"part": Pci("nowhere")}, "device 'd-0': address: "),
     ({"part": "0-3"}, "device 'd-0': part: '0-3' is not one of Cpus, Hugepages, Memory, Gpu, Pci"),
@@ -105,5 +105,5 @@ def test_error_names_device_key_and_limit(wrong: dict[str, Any], text: str) -> N
 
 
 def test_file_without_a_kind_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"device 1 \(d-0\): has no 'kind'"):
+    with pytest.raises(ConfigError, match=r"device 1 \(d-0\): required key 'kind' is missing"):
         parse_declaration(b'version = 1\n[[device]]\nname = "d-0"\n', DRIVER, "node-7")

@@ -28,7 +28,7 @@ from wire.raw import DATA, END_STREAM, RawClient, frame, message, request_header
 from wire.serving import device, eventually, report
 
 from agent.cli.main import main as drahealth
-from agent.embed.callback_runner import CallbackRunner
+from agent.embed.callback_runner import DriverCallbackRunner
 from agent.embed.checks import degraded
 from agent.embed.devices import Device
 from agent.embed.monitor import Monitor
@@ -38,10 +38,10 @@ from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.model.health import Health
 from agent.model.report import Report
 from agent.prepare.errors import BadConfig, FailedDevice, TransientError
-from agent.prepare.runners import classified
-from agent.serve.dra_plugin.result import PreparedDevice
+from agent.prepare.step_runners import classified
+from agent.serve.dra_plugin.prepared_devices import PreparedDevice
 from agent.serve.dra_plugin.serialize_lock import FILE
-from agent.system.threads.latest import Latest
+from agent.system.threads.latest_value import LatestValue
 
 KUBELETS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kubelet")
 """Threads of kubelets, for drivers that need the test's own thread."""
@@ -302,7 +302,7 @@ def test_exceptions_of_the_claims_function_are_classified(
         answers = kubelet.prepare(claim("refused"), claim("other"), claim("wrong"), timeout_s=SHORT_S)
     assert "class=transient code=api.429" in answers["uid-refused"].error
     assert "class=transient code=" in answers["uid-other"].error
-    assert "claims returned str, not a Claim" in answers["uid-wrong"].error
+    assert "function `claims` returned str, not a Claim" in answers["uid-wrong"].error
     assert driver.prepared == []
 
 
@@ -385,7 +385,7 @@ def test_lock_timeout_is_an_unrecorded_error(monitor: Monitor, driver: Driver, k
     for call in (kubelet.prepare, kubelet.unprepare):
         error = call(claim("next"), timeout_s=SHORT_S)["uid-next"].error
         assert "class=transient code=deadline" in error
-        assert "earlier calls of the driver were not done in time" in error
+        assert "earlier calls of the driver have not finished in time" in error
     assert monitor.tracker.outcomes() == ()
     assert (driver.prepared, driver.unprepared) == (["slow"], [])
     release.set()
@@ -580,7 +580,7 @@ def test_loop_end_during_a_prepare_is_transient() -> None:
         await asyncio.Event().wait()
 
     async def main(pool: ThreadPoolExecutor) -> Any:
-        host = CallbackRunner()
+        host = DriverCallbackRunner()
         call = pool.submit(host.call, never)
         await asyncio.to_thread(begun.wait)
         return call
@@ -599,7 +599,7 @@ def test_loop_close_during_a_prepare_is_transient() -> None:
         await asyncio.get_running_loop().create_future()
 
     async def main(pool: ThreadPoolExecutor) -> Any:
-        call = pool.submit(CallbackRunner().call, never)
+        call = pool.submit(DriverCallbackRunner().call, never)
         await asyncio.to_thread(begun.wait)
         return call
 
@@ -731,7 +731,7 @@ def test_stop_in_the_drivers_loop_is_rejected_in_favor_of_aclose(
         assert server.stop(), "there is nothing to stop"
         monitor.start()
         server.start()
-        with pytest.raises(RuntimeError, match=r"stop\(\) would block the driver's own loop: use 'await"):
+        with pytest.raises(RuntimeError, match=r"stop\(\) blocks the driver's own loop; use 'await"):
             server.stop()
         assert server.paths.registration.exists()
         assert await server.aclose()
@@ -782,7 +782,7 @@ def test_hung_driver_is_abandoned_and_not_called_again(
 class ManualMonitor(Monitor):
     """Monitor whose reports a test publishes."""
 
-    def subscribe(self) -> Latest[Report]:
+    def subscribe(self) -> LatestValue[Report]:
         self.latest = super().subscribe()
         return self.latest
 
@@ -808,9 +808,9 @@ def test_failed_server_calls_on_error_and_ends_nothing_else(driver: Driver, kube
 
 def test_start_error_is_raised_and_leaves_nothing(monitor: Monitor, driver: Driver, tmp_path: Path) -> None:
     before = ours()
-    with pytest.raises(ConfigError, match="no such directory; is it the one that the kubelet watches"):
+    with pytest.raises(ConfigError, match="no such directory; set the kubelet's registration directory with"):
         PluginServer(monitor, driver, claims=claim_of, kubelet_dir=Path(tempfile.mkdtemp(dir="/tmp"))).start()
-    with pytest.raises(ConfigError, match="is relative; --kubelet-dir takes an absolute path"):
+    with pytest.raises(ConfigError, match="is a relative path; give --kubelet-dir an absolute path"):
         PluginServer(monitor, driver, claims=claim_of, kubelet_dir=Path("kubelet"))
     eventually(lambda: ours() <= before, "no thread is left")
 

@@ -637,7 +637,9 @@ def careless(root: Path, end: str, hardware: bool) -> Iterator[subprocess.Popen[
 
 def log_lines(errors: str) -> list[str]:
     """The lines of standard error, but for the warning that a check hangs."""
-    return [line for line in errors.splitlines() if not line.startswith("check hangs of card-0: ")]
+    return [
+        line for line in errors.splitlines() if not line.startswith("health check hangs of device card-0: ")
+    ]
 
 
 @pytest.mark.parametrize("hardware", [False, True])

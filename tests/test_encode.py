@@ -10,7 +10,7 @@ from grpc_tools import protoc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.native.encode import WireHealth, encode_health
+from agent.native.health_encoder import WireHealth, encode_health_lists
 from agent.serve.grpc.gen.health_v1 import v1
 from agent.serve.grpc.gen.health_v1alpha1 import v1alpha1
 
@@ -122,22 +122,22 @@ def device(name: str = "gpu-0", message: str = "") -> WireHealth:
 
 @given(entries=st.lists(wire_healths(), max_size=8))
 def test_bytes_equal_googles_protobuf(google: Any, entries: list[WireHealth]) -> None:
-    assert b"".join(encode_health(entries)) == google_encoder(google)(entries)
+    assert b"".join(encode_health_lists(entries)) == google_encoder(google)(entries)
 
 
 @given(entries=st.lists(wire_healths(names_min=1, health=st.sampled_from([0, 1, 2])), max_size=8))
 def test_bytes_equal_betterproto(version: str, entries: list[WireHealth]) -> None:
     """Names and known states only: betterproto drops empty devices and unknown states."""
-    assert b"".join(encode_health(entries)) == betterproto_encoder(VERSIONS[version])(entries)
+    assert b"".join(encode_health_lists(entries)) == betterproto_encoder(VERSIONS[version])(entries)
 
 
 @given(entries=st.lists(wire_healths(), min_size=1, max_size=8), data=st.data())
 def test_list_split_at_any_limit_is_the_same_list(
     google: Any, entries: list[WireHealth], data: st.DataObject
 ) -> None:
-    sizes = [len(encode_health([entry])[0]) for entry in entries]
+    sizes = [len(encode_health_lists([entry])[0]) for entry in entries]
     limit = data.draw(st.integers(max(sizes), sum(sizes) + 1), "limit")
-    messages = encode_health(entries, limit=limit)
+    messages = encode_health_lists(entries, size_limit=limit)
     assert decode(google, messages) == entries
     assert all(len(message) <= limit for message in messages)
     if limit >= sum(sizes):
@@ -145,25 +145,25 @@ def test_list_split_at_any_limit_is_the_same_list(
 
 
 def test_messages_are_as_full_as_possible() -> None:
-    size = len(encode_health([device()])[0])
-    messages = encode_health([device()] * 10, limit=4 * size + size - 1)
+    size = len(encode_health_lists([device()])[0])
+    messages = encode_health_lists([device()] * 10, size_limit=4 * size + size - 1)
     assert [len(message) // size for message in messages] == [4, 4, 2]
 
 
 def test_thousand_devices_stay_below_a_mebibyte_per_message(google: Any) -> None:
     entries = [device(f"gpu-{n}", "m" * 1024 * 2) for n in range(1000)]
-    messages = encode_health(entries)
+    messages = encode_health_lists(entries)
     assert len(messages) == 2
     assert all(len(message) <= 1 << 20 for message in messages)
     assert decode(google, messages) == entries
 
 
 def test_no_devices_make_no_message() -> None:
-    assert encode_health([]) == []
+    assert encode_health_lists([]) == []
 
 
 def test_messages_are_independent_bytes() -> None:
-    first, second = encode_health([device("gpu-0"), device("gpu-1")], limit=40)
+    first, second = encode_health_lists([device("gpu-0"), device("gpu-1")], size_limit=40)
     assert type(first) is bytes
     assert b"gpu-0" in first
     assert b"gpu-1" in second
@@ -171,11 +171,11 @@ def test_messages_are_independent_bytes() -> None:
 
 def test_entry_longer_than_a_message_is_refused_with_sizes() -> None:
     entry = device("gpu-7", "é" * 100)
-    size = len(encode_health([entry])[0])
-    assert len(encode_health([device(), entry], limit=size)) == 2
+    size = len(encode_health_lists([entry])[0])
+    assert len(encode_health_lists([device(), entry], size_limit=size)) == 2
     with pytest.raises(ValueError, match=r"^device 'gpu-7' of pool 'node-a': ") as refused:
-        encode_health([device(), entry], limit=size - 1)
-    assert "its pool takes 6 bytes, its name 5, its message 200" in str(refused.value)
+        encode_health_lists([device(), entry], size_limit=size - 1)
+    assert "too large for one message: pool 6 bytes, name 5, message 200" in str(refused.value)
     assert f"limit {size - 1}" in str(refused.value)
 
 
@@ -183,7 +183,7 @@ def test_entry_longer_than_a_message_is_refused_with_sizes() -> None:
 def test_lone_surrogate_is_refused_with_the_device(field: str) -> None:
     entry = WireHealth(**{**device("gpu-7")._asdict(), field: "ab\ud800"})
     with pytest.raises(ValueError, match=r"lone surrogate '\\ud800' at character 2") as refused:
-        encode_health([device(), entry])
+        encode_health_lists([device(), entry])
     assert str(refused.value).startswith(f"device {entry.device!r} of pool {entry.pool!r}: ")
 
 
@@ -201,5 +201,5 @@ def test_lone_surrogate_is_refused_with_the_device(field: str) -> None:
 def test_number_too_large_is_refused_with_the_device(field: str, value: int) -> None:
     entry = WireHealth(**{**device("gpu-7")._asdict(), field: value})
     with pytest.raises(ValueError, match=r"^device 'gpu-7' of pool 'node-a': ") as refused:
-        encode_health([device(), entry])
+        encode_health_lists([device(), entry])
     assert str(value) in str(refused.value)

@@ -13,9 +13,9 @@ from agent.engine.loop import EngineLoop, LoopTiming
 from agent.engine.step import EngineState
 from agent.model.health import Health
 from agent.model.report import Report
-from agent.model.settings import Settings
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 
 POOL = "hugepages-2mi-node0"
@@ -122,7 +122,7 @@ class Running:
         source.node.started_ns = source.node.now_ns = int(trio.current_time() * NS)
         self.core = EngineLoop(
             source=source,
-            state=EngineState(Settings("node-a")),
+            state=EngineState(EngineSettings("node-a")),
             timing=LoopTiming(heartbeat_s, int(coalesce_s * NS), watchdog_s),
             clock=lambda: Instant(int(trio.current_time() * NS), 1_700_000_000.0),
             publish=self.listener.publish,

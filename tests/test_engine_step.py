@@ -26,17 +26,17 @@ from paper import (
 )
 
 from agent.engine.step import EngineState, step
-from agent.health.host.catalog import ALL_RULES
+from agent.health.host.catalog import ALL_HOST_RULES
 from agent.health.host.cpu.rules import CPU_RULES
 from agent.health.host.hugepages.rules import POOL_RULES
 from agent.health.rules import CLEAN_PASSES, STALLED
-from agent.health.state_machine import HEALTH
+from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.health import Blame, Health, Severity
 from agent.model.reading import Missing
 from agent.model.report import Report
-from agent.model.settings import Settings
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 
 CPU: Final = "cpu-node0"
@@ -45,14 +45,14 @@ PAGES_KIB: Final = (2048, 1 << 20)
 SHRUNK: Final = "mem.hugepages.pool_shrunk"
 
 
-def node_with_pool(settings: Settings | None = None, *, period_ns: int = NS) -> PaperNode:
+def node_with_pool(settings: EngineSettings | None = None, *, period_ns: int = NS) -> PaperNode:
     node = PaperNode(settings, period_ns=period_ns)
     node.pool(pool_sample(10))
     return node
 
 
 def node_with_counters(core: int = 0, **settings: Any) -> PaperNode:
-    node = PaperNode(Settings("node-a", **settings))
+    node = PaperNode(EngineSettings("node-a", **settings))
     node.states = {}
     node.nodes[0] = node_sample(core=core, package=0)
     return node
@@ -79,15 +79,15 @@ def test_node_without_faults_is_healthy_with_empty_messages() -> None:
 def test_absent_hardware_is_reported_as_not_applicable() -> None:
     report = node_with_pool().next()
     assert [(row.device, row.code, row.reason) for row in report.not_applicable] == [
-        (CPU, "cpu.throttled.core", "no thermal_throttle counters"),
-        (CPU, "cpu.throttled.package", "no thermal_throttle counters"),
+        (CPU, "cpu.throttled.core", "the CPUs have no thermal_throttle counters"),
+        (CPU, "cpu.throttled.package", "the CPUs have no thermal_throttle counters"),
     ]
     assert report.not_evaluated == ()
 
 
 def test_every_rule_names_a_source_of_the_engine() -> None:
     of_machine = {"edac", "memory", "cores", "pressure"}
-    assert {rule.source for rule in ALL_RULES} == {*SOURCES, *of_machine, "kmsg", "pci"}
+    assert {rule.source for rule in ALL_HOST_RULES} == {*SOURCES, *of_machine, "kmsg", "pci"}
 
 
 def test_verified_is_the_last_pass_of_the_slowest_source() -> None:
@@ -196,7 +196,7 @@ def test_grown_pool_is_compared_with_its_size_at_start() -> None:
 
 
 def test_configured_pool_is_compared_from_the_first_evaluation() -> None:
-    node = node_with_pool(Settings("node-a", expect_pools={POOL: 12, "hugepages-1gi-node0": 1}))
+    node = node_with_pool(EngineSettings("node-a", expect_pools={POOL: 12, "hugepages-1gi-node0": 1}))
     report = node.next()
     assert "10 pages of 2mi, 12 configured" in device_of(report, POOL).message
     assert "no pool of 1gi pages, 1 configured" in device_of(report, "hugepages-1gi-node0").message
@@ -218,7 +218,7 @@ def test_pool_unreadable_from_the_start_is_unknown() -> None:
 
 
 def test_expected_pool_without_hugepages_has_a_verifying_source() -> None:
-    node = PaperNode(Settings("node-a", expect_pools={POOL: 1}))
+    node = PaperNode(EngineSettings("node-a", expect_pools={POOL: 1}))
     node.states["hugepages"] = SourceState.ABSENT
     read = node.next().at
     node.wait(60)
@@ -246,7 +246,7 @@ def test_cpu_offline_at_start_is_no_finding() -> None:
 
 
 def test_configured_cpu_without_node_is_expected_on_the_first_node() -> None:
-    node = PaperNode(Settings("node-a", expect_cpus=0b1001))
+    node = PaperNode(EngineSettings("node-a", expect_cpus=0b1001))
     node.nodes = {0: node_sample(0, 0b0011), 1: node_sample(1, 0b0100)}
     node.cpus = cpus_sample(0b0101)
     report = node.next()
@@ -255,7 +255,7 @@ def test_configured_cpu_without_node_is_expected_on_the_first_node() -> None:
 
 
 def test_configured_cpu_keeps_its_node_while_nodes_are_unreadable() -> None:
-    node = PaperNode(Settings("node-a", expect_cpus=0b111))
+    node = PaperNode(EngineSettings("node-a", expect_cpus=0b111))
     node.cpus = cpus_sample(0b111)
     node.nodes[1] = node_sample(1, 0b100)
     node.next()
@@ -362,7 +362,7 @@ def test_window_is_thinned_to_its_steps() -> None:
 def test_rate_in_a_short_window_is_raised_but_not_cleared() -> None:
     node = node_with_counters()
     report = node.next()
-    reason = "needs 60 s of history"
+    reason = "needs 1 min of history"
     assert {(row.code, row.reason) for row in report.not_evaluated} == {
         ("cpu.throttled.core", reason),
         ("cpu.throttled.package", reason),
@@ -691,7 +691,7 @@ def test_fast_passes_clear_only_after_a_second() -> None:
 
 # --- before the first pass is over ----------------------------------------------------------------------
 
-EXPECTING: Final = Settings("node-a", expect_cpus=0b11, expect_pools={POOL: 10})
+EXPECTING: Final = EngineSettings("node-a", expect_cpus=0b11, expect_pools={POOL: 10})
 
 
 def states(report: Report) -> set[SourceState]:
@@ -794,7 +794,7 @@ stories = st.lists(events, max_size=30)
 History = list[tuple[Snapshot, Instant, Report]]
 
 
-def live(story: list[Any], settings: Settings | None = None) -> tuple[EngineState, History]:
+def live(story: list[Any], settings: EngineSettings | None = None) -> tuple[EngineState, History]:
     """Run a story with an evaluation after each event."""
     node = node_with_pool(settings)
     node.states = {}
@@ -835,7 +835,7 @@ def test_verdict_is_its_worst_cause_and_unread_is_unknown(story: list[Any]) -> N
                 assert codes(device)[0] == STALLED
             else:
                 assert device.severity is worst
-                assert device.health is HEALTH[worst]
+                assert device.health is HEALTH_OF_SEVERITY[worst]
                 assert STALLED not in codes(device)
                 assert [c.severity for c in device.causes] == sorted(
                     (c.severity for c in device.causes), reverse=True
@@ -921,7 +921,7 @@ def test_after_recovery_every_device_is_healthy(story: list[Any]) -> None:
 
 
 def test_settings_are_immutable() -> None:
-    settings = Settings("node-a", expect_pools={POOL: 3}, expect_cpus=0b1)
+    settings = EngineSettings("node-a", expect_pools={POOL: 3}, expect_cpus=0b1)
     node = node_with_pool(settings)
     node.next(5)
     assert node.state.settings is settings

@@ -25,24 +25,30 @@ from paper import (
 
 from agent.engine.step import EngineState, step
 from agent.health.kernel_log.patterns import HOST_PATTERNS, compile_pattern
-from agent.health.state_machine import HEALTH
-from agent.model.declared import (
-    Declared,
+from agent.health.state_machine import HEALTH_OF_SEVERITY
+from agent.model.declared_devices import (
     DeclaredCpus,
     DeclaredFile,
     DeclaredHugepages,
     DeclaredMemory,
     DeclaredPart,
     DeclaredPci,
+    DriverDevice,
 )
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.kernel_messages import LogLine, LogSample
-from agent.model.machine import CoreSample, DimmSample, MachineSample, NumaSample, PressureSample
+from agent.model.machine_samples import (
+    DimmSample,
+    MachineSample,
+    NumaMemorySample,
+    PerCpuSample,
+    PressureSample,
+)
 from agent.model.pci import PciSample
 from agent.model.reading import Missing, Reading
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 DRIVER: Final = "a.example.com"
@@ -59,8 +65,8 @@ class HostNode(PaperNode):
         super().__init__()
         self.machine: MachineSample | None = MachineSample(
             dimms=(DimmSample(0, None, "skx", "", 0, 0),),
-            numa=(NumaSample(0, 1 << 24, 0, 128, 0),),
-            cores=tuple(CoreSample(cpu, cpu, 0, 3_000_000, 3_000_000, 0) for cpu in (0, 1)),
+            numa=(NumaMemorySample(0, 1 << 24, 0, 128, 0),),
+            cores=tuple(PerCpuSample(cpu, cpu, 0, 3_000_000, 3_000_000, 0) for cpu in (0, 1)),
             pressure=PressureSample(0, 0, 0),
             nodes_online=0b1,
             nodes_memory=0b1,
@@ -78,7 +84,7 @@ class HostNode(PaperNode):
 
     def declare(self, **whats: DeclaredPart) -> None:
         """Set the declared devices, by name."""
-        devices = (Declared(DRIVER, "node-a", name, event, 0) for name, event in whats.items())
+        devices = (DriverDevice(DRIVER, "node-a", name, event, 0) for name, event in whats.items())
         self.files = (DeclaredFile(DRIVER, tuple(devices)),) if whats else ()
 
     def change(self, **members: Any) -> None:
@@ -152,7 +158,11 @@ def test_unread_part_of_the_machine_is_not_healthy() -> None:
 
 def test_numa_node_without_memory_has_no_memory_device() -> None:
     node = HostNode()
-    of_nodes = (NumaSample(0, 1 << 24, 0, 8, 0), NumaSample(1, 0, 0, 0, 0), NumaSample(2, EIO, 0, 8, 0))
+    of_nodes = (
+        NumaMemorySample(0, 1 << 24, 0, 8, 0),
+        NumaMemorySample(1, 0, 0, 0, 0),
+        NumaMemorySample(2, EIO, 0, 8, 0),
+    )
     node.change(numa=of_nodes, nodes_online=0b111, nodes_memory=0b101)
     names = [device.device for device in node.next().devices if device.kind == "memory"]
     assert names == ["memory-node0", "memory-node2"]
@@ -161,7 +171,7 @@ def test_numa_node_without_memory_has_no_memory_device() -> None:
 def test_later_numa_nodes_are_reported_and_compared() -> None:
     node = HostNode()
     node.next()
-    more = NumaSample(1, 1 << 24, 0, 64, 0)
+    more = NumaMemorySample(1, 1 << 24, 0, 64, 0)
     assert node.machine is not None
     node.nodes[1] = node_sample(1, 0b1100)
     node.cpus = node.cpus._replace(present=0b1111, online=0b1111)
@@ -217,9 +227,9 @@ dimms: Final = st.builds(
     readings,
     readings,
 )
-memory_of_node: Final = st.builds(NumaSample, nodes, readings, readings, readings, readings)
+memory_of_node: Final = st.builds(NumaMemorySample, nodes, readings, readings, readings, readings)
 cores: Final = st.builds(
-    CoreSample,
+    PerCpuSample,
     st.integers(0, 3),
     st.one_of(st.integers(0, 3), readings),
     readings,
@@ -259,7 +269,7 @@ def unlike(samples: st.SearchStrategy[Any], member: str) -> st.SearchStrategy[tu
 machines: Final = st.builds(
     MachineSample,
     dimms=st.lists(dimms, max_size=3, unique_by=lambda one: (one.controller, one.dimm)).map(tuple),
-    numa=unlike(memory_of_node, "node"),
+    numa=unlike(memory_of_node, "numa_node"),
     cores=unlike(cores, "cpu"),
     pressure=pressures,
     nodes_online=st.one_of(st.integers(0, 7), st.sampled_from([ABSENT, EIO])),
@@ -348,7 +358,7 @@ def test_each_device_has_one_verdict_with_its_worst_cause(story: list[Any]) -> N
         assert len(set(subjects)) == len(subjects)
         for device in report.devices:
             worst = max((cause.severity for cause in device.causes), default=Severity.OK)
-            assert device.health is HEALTH[device.severity]
+            assert device.health is HEALTH_OF_SEVERITY[device.severity]
             # a stalled source outranks causes
             assert device.severity in (worst, Severity.UNKNOWN)
             assert (device.message == "") is (device.severity <= Severity.INFO)

@@ -2,15 +2,15 @@
 
 from claim_samples import DRIVER, device, known_pod, prepared, source_answers, use
 
-from agent.devices.consumers.consumer_map import consumer_map
+from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.exclusive_cpus import exclusive_cpus
-from agent.model.claim_sources import Container, ContainerClaim, DeviceUse, PodClaim
+from agent.model.claim_sources import AllocatedDevice, ContainerClaim, ContainerObject, PodClaim
 from agent.model.cpuset import parse_cpus
-from agent.model.declared import Declarations, Declared, DeclaredCpus, DeclaredFile, DeclaredPci
+from agent.model.declared_devices import Declarations, DeclaredCpus, DeclaredFile, DeclaredPci, DriverDevice
 
 
-def cpus(name: str, cpu_list: str, *, exclusive: bool = True) -> Declared:
-    return Declared(DRIVER, "node-1", name, DeclaredCpus(parse_cpus(cpu_list), None, exclusive, False), 0)
+def cpus(name: str, cpu_list: str, *, exclusive: bool = True) -> DriverDevice:
+    return DriverDevice(DRIVER, "node-1", name, DeclaredCpus(parse_cpus(cpu_list), None, exclusive, False), 0)
 
 
 DECLARED: Declarations = (
@@ -20,7 +20,7 @@ DECLARED: Declarations = (
             cpus("own-a", "2-3"),
             cpus("own-b", "8-9"),
             cpus("shared", "4-7", exclusive=False),
-            Declared(DRIVER, "node-1", "nic", DeclaredPci("0000:5e:00.0", ""), 0),
+            DriverDevice(DRIVER, "node-1", "nic", DeclaredPci("0000:5e:00.0", ""), 0),
         ),
     ),
 )
@@ -30,7 +30,7 @@ def exclusive_cpus_of(*claims, pods=None):
     answers = source_answers(
         checkpoint=claims, pods_file=[known_pod("p", "claim-c")] if pods is None else pods
     )
-    return exclusive_cpus(consumer_map(answers), DECLARED)
+    return exclusive_cpus(build_consumer_map(answers), DECLARED)
 
 
 def test_container_has_the_cpus_of_its_claim():
@@ -50,7 +50,8 @@ def test_claim_not_prepared_for_the_pod_gives_no_cpus():
 
 def test_container_has_the_cpus_of_its_requests_only():
     containers = tuple(
-        Container(name, (ContainerClaim("mine", request),)) for name, request in (("one", "x"), ("two", "y"))
+        ContainerObject(name, (ContainerClaim("mine", request),))
+        for name, request in (("one", "x"), ("two", "y"))
     )
     pod = known_pod("p", claims=(PodClaim("mine", "claim-c"),), containers=containers)
     found = exclusive_cpus_of(prepared("c", use("own-a", "x"), use("own-b", "y"), pods=["p"]), pods=[pod])
@@ -66,7 +67,7 @@ def test_container_with_shared_cpus_too_is_left_out():
 
 
 def test_share_of_a_device_gives_no_exclusive_cpus():
-    part = DeviceUse(device("own-a"), (), "share-1")
+    part = AllocatedDevice(device("own-a"), (), "share-1")
     assert exclusive_cpus_of(prepared("c", part, pods=["p"])) == {}
 
 

@@ -10,8 +10,8 @@ import trio
 from trio.lowlevel import Task
 from trio.testing import MockClock
 
-from agent.model.faults import KnownGpu, PersistentGpuState
-from agent.store.faults import FaultCheckpointWriter, load
+from agent.model.persistent_faults import KnownGpu, PersistentGpuState
+from agent.store.gpu_fault_file import GpuFaultWriter, load_gpu_faults
 
 ONE = PersistentGpuState((KnownGpu(0, "GPU-0", "0000:1b:00.0", "H100"),))
 TWO = PersistentGpuState((*ONE.gpus, KnownGpu(1, "GPU-1", "0000:43:00.0", "H100")))
@@ -29,7 +29,7 @@ class Steps(trio.abc.Instrument):
         self.taken = 0
 
     def before_task_step(self, task: Task) -> None:
-        self.taken += task.name.endswith("FaultCheckpointWriter.run")
+        self.taken += task.name.endswith("GpuFaultWriter.run")
 
 
 async def until(claim: Callable[[], object]) -> None:
@@ -39,18 +39,18 @@ async def until(claim: Callable[[], object]) -> None:
 
 
 async def test_updated_faults_are_written(path: Path, autojump_clock: MockClock) -> None:
-    writer = FaultCheckpointWriter(path, PersistentGpuState())
+    writer = GpuFaultWriter(path, PersistentGpuState())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run)
-        writer.update(ONE)
-        await until(lambda: load(path)[0] == ONE)
+        writer.set_newest(ONE)
+        await until(lambda: load_gpu_faults(path)[0] == ONE)
         nursery.cancel_scope.cancel()
 
 
 async def test_writer_without_changes_does_not_wake(path: Path, autojump_clock: MockClock) -> None:
     steps = Steps()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(FaultCheckpointWriter(path, ONE).run)
+        nursery.start_soon(GpuFaultWriter(path, ONE).run)
         trio.lowlevel.add_instrument(steps)
         await trio.sleep(24 * 3600)
         trio.lowlevel.remove_instrument(steps)
@@ -62,29 +62,29 @@ async def test_unusable_directory_is_logged_once_and_retried(
     path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.parent.write_text("in the way")
-    writer = FaultCheckpointWriter(path, PersistentGpuState())
+    writer = GpuFaultWriter(path, PersistentGpuState())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run)
         for memory in (ONE, TWO) * 10:  # other sizes appear in the error text
-            writer.update(memory)
+            writer.set_newest(memory)
             await trio.sleep(100)
         await until(lambda: caplog.records)
         path.parent.unlink()
-        await until(lambda: load(path)[0] == TWO)
+        await until(lambda: load_gpu_faults(path)[0] == TWO)
         nursery.cancel_scope.cancel()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert f"{path}: " in caplog.text
 
 
 def test_last_update_is_written_at_close(path: Path) -> None:
-    writer = FaultCheckpointWriter(path, PersistentGpuState())
-    writer.update(ONE)
+    writer = GpuFaultWriter(path, PersistentGpuState())
+    writer.set_newest(ONE)
     assert writer.close(10)
-    assert load(path)[0] == ONE
+    assert load_gpu_faults(path)[0] == ONE
 
 
 def test_saved_faults_are_not_written_again(path: Path) -> None:
-    assert FaultCheckpointWriter(path, ONE).close(10)
+    assert GpuFaultWriter(path, ONE).close(10)
     assert not path.exists()
 
 
@@ -92,8 +92,8 @@ def test_close_does_not_wait_for_hung_disk(path: Path) -> None:
     path.parent.mkdir()
     hanging = path.with_name(f"{path.name}.new")
     os.mkfifo(hanging)  # opening a FIFO waits for a reader
-    writer = FaultCheckpointWriter(path, PersistentGpuState())
-    writer.update(ONE)
+    writer = GpuFaultWriter(path, PersistentGpuState())
+    writer.set_newest(ONE)
     assert not writer.close(0.05)
     os.close(os.open(hanging, os.O_RDONLY | os.O_NONBLOCK))
 
@@ -102,14 +102,14 @@ def test_writes_are_serialized_and_the_newest_is_last(path: Path) -> None:
     path.parent.mkdir()
     hanging = path.with_name(f"{path.name}.new")
     os.mkfifo(hanging)
-    writer = FaultCheckpointWriter(path, PersistentGpuState())
-    writer.update(ONE)
+    writer = GpuFaultWriter(path, PersistentGpuState())
+    writer.set_newest(ONE)
     assert not writer.close(0.05)
-    writer.update(TWO)
+    writer.set_newest(TWO)
     assert not writer.close(0.05)
     reader = os.open(
         hanging, os.O_RDONLY | os.O_NONBLOCK
     )  # the first write goes on, and fails to sync the FIFO
     assert writer.close(10)
     os.close(reader)
-    assert load(path)[0] == TWO
+    assert load_gpu_faults(path)[0] == TWO

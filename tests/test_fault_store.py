@@ -14,10 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_disk import run_on_small_disk
 
-from agent.model.faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Blame, Severity
-from agent.store.faults import SIZE_MAX, CorruptFile, WriteError, decode, encode, load, save
+from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
+from agent.store.gpu_fault_file import (
+    SIZE_MAX,
+    decode_gpu_faults,
+    encode_gpu_faults,
+    load_gpu_faults,
+    save_gpu_faults,
+)
+from agent.store.state_files import StateWriteError, UnusableFile
 
 GPU = KnownGpu(3, "GPU-3fa1", "0000:3b:00.0", "NVIDIA H100 80GB HBM3")
 FAULT = PersistentFault(
@@ -54,14 +61,14 @@ def write(path: Path, data: bytes) -> None:
 
 def changed(**fault: object) -> bytes:
     """Return the file with changed values in its first fault."""
-    document = json.loads(encode(MEMORY))
+    document = json.loads(encode_gpu_faults(MEMORY))
     document["faults"][0] |= fault
     return json.dumps(document).encode()
 
 
 def test_saved_faults_are_loaded(path):
-    save(path, MEMORY)
-    assert load(path) == (MEMORY, "")
+    save_gpu_faults(path, MEMORY)
+    assert load_gpu_faults(path) == (MEMORY, "")
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -105,16 +112,16 @@ faults = st.lists(
 @given(gpus, faults)
 def test_any_fault_memory_survives_a_round_trip(gpus, faults):
     memory = PersistentGpuState(tuple(gpus), tuple(faults))
-    assert decode(encode(memory)) == memory
+    assert decode_gpu_faults(encode_gpu_faults(memory)) == memory
 
 
 def test_first_start_has_no_faults_and_no_problem(path):
-    assert load(path) == (PersistentGpuState(), "")
+    assert load_gpu_faults(path) == (PersistentGpuState(), "")
     assert not path.parent.exists()
 
 
 def test_file_is_private(path):
-    save(path, MEMORY)
+    save_gpu_faults(path, MEMORY)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
@@ -122,8 +129,8 @@ def test_file_is_private(path):
 def test_partial_file_of_killed_agent_is_overwritten(path):
     write(path.with_name("gpu-faults.json.new"), b"{")
     path.with_name("gpu-faults.json.new").chmod(0o666)
-    save(path, MEMORY)
-    assert load(path)[0] == MEMORY
+    save_gpu_faults(path, MEMORY)
+    assert load_gpu_faults(path)[0] == MEMORY
     assert path.stat().st_mode & 0o777 == 0o600
     assert os.listdir(path.parent) == ["gpu-faults.json"]
 
@@ -132,78 +139,84 @@ def test_partial_file_of_killed_agent_is_overwritten(path):
 
 
 def test_truncated_file_is_never_accepted():
-    whole = encode(MEMORY).rstrip()
+    whole = encode_gpu_faults(MEMORY).rstrip()
     for size in range(len(whole)):
-        with pytest.raises(CorruptFile, match="cannot be parsed: "):
-            decode(whole[:size])
+        with pytest.raises(UnusableFile, match="file cannot be parsed: "):
+            decode_gpu_faults(whole[:size])
 
 
 @given(st.binary(max_size=200))
 def test_random_bytes_give_memory_or_corrupt_file(data):
-    with pytest.raises(CorruptFile):
-        decode(data)
+    with pytest.raises(UnusableFile):
+        decode_gpu_faults(data)
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "cannot be parsed: input data was truncated"),
-        (b"[]", "cannot be parsed: expected `object`, got `array`"),
-        (b"{}", "cannot be parsed: object missing required field `version`"),
-        (b'{"version": 0, "gpus": [], "faults": []}', "is of unknown version 0"),
-        (b'{"version": 1, "gpus": []}', "cannot be parsed: object missing required field `faults`"),
+        (b"", "file cannot be parsed: input data was truncated"),
+        (b"[]", "file cannot be parsed: expected `object`, got `array`"),
+        (b"{}", "file cannot be parsed: object missing required field `version`"),
+        (b'{"version": 0, "gpus": [], "faults": []}', "file has the unknown format version 0"),
+        (b'{"version": 1, "gpus": []}', "file cannot be parsed: object missing required field `faults`"),
         (
             b'{"version": 1, "gpus": [], "faults": [], "more": 1}',
-            "cannot be parsed: object contains unknown field `more`",
+            "file cannot be parsed: object contains unknown field `more`",
         ),
         (
             changed(severity=5),
-            "cannot be parsed: expected `int` <= 4 - at `$.faults[0].severity`",
+            "file cannot be parsed: expected `int` <= 4 - at `$.faults[0].severity`",
         ),
-        (changed(gi=-1), "cannot be parsed: expected `int` >= 0 - at `$.faults[0].gi`"),
-        (changed(ci=2**32), "cannot be parsed: expected `int` <= 4294967295 - at `$.faults[0].ci`"),
-        (changed(cure="prayer"), "cannot be parsed: invalid enum value 'prayer' - at `$.faults[0].cure`"),
-        (changed(times="2"), "cannot be parsed: expected `int`, got `str` - at `$.faults[0].times`"),
-        (changed(evidence=None), "cannot be parsed: expected `str`, got `null` - at `$.faults[0].evidence`"),
-        (encode(PersistentGpuState((GPU, GPU))), "has 2 GPUs of number 3"),
-        (b"\xff\xfe{}", "cannot be parsed: "),
-        (b" " * (SIZE_MAX + 1), "is 1048577 bytes, limit 1048576"),
+        (changed(gi=-1), "file cannot be parsed: expected `int` >= 0 - at `$.faults[0].gi`"),
+        (changed(ci=2**32), "file cannot be parsed: expected `int` <= 4294967295 - at `$.faults[0].ci`"),
+        (
+            changed(cure="prayer"),
+            "file cannot be parsed: invalid enum value 'prayer' - at `$.faults[0].cure`",
+        ),
+        (changed(times="2"), "file cannot be parsed: expected `int`, got `str` - at `$.faults[0].times`"),
+        (
+            changed(evidence=None),
+            "file cannot be parsed: expected `str`, got `null` - at `$.faults[0].evidence`",
+        ),
+        (encode_gpu_faults(PersistentGpuState((GPU, GPU))), "file has 2 GPUs with number 3"),
+        (b"\xff\xfe{}", "file cannot be parsed: "),
+        (b" " * (SIZE_MAX + 1), "file is 1048577 bytes, limit 1048576"),
     ],
 )
 def test_corrupt_file_is_set_aside_with_reason(path, data, reason):
     write(path, data)
-    memory, problem = load(path)
+    memory, problem = load_gpu_faults(path)
     assert memory == PersistentGpuState()
     assert problem.startswith(f"{path}: {reason}")
-    assert problem.endswith("; set aside as gpu-faults.json.corrupt-1")
+    assert problem.endswith("; renamed to gpu-faults.json.corrupt-1")
     assert path.with_name("gpu-faults.json.corrupt-1").read_bytes() == data
-    assert load(path) == (PersistentGpuState(), "")
+    assert load_gpu_faults(path) == (PersistentGpuState(), "")
 
 
 def test_file_of_later_version_is_set_aside_as_newer(path):
     write(path, b'{"version": 2, "devices": {}}')
-    words = f"{path}: is of version 2, this agent reads 1; set aside as gpu-faults.json.newer-1"
-    assert load(path) == (PersistentGpuState(), words)
+    words = f"{path}: file has format version 2, this agent reads up to 1; update the agent; renamed to gpu-faults.json.newer-1"  # noqa: E501
+    assert load_gpu_faults(path) == (PersistentGpuState(), words)
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
 def test_directory_or_fifo_at_path_is_set_aside(path, make):
     path.parent.mkdir()
     make(path)
-    assert load(path)[1].endswith("; set aside as gpu-faults.json.corrupt-1")
-    save(path, MEMORY)
-    assert load(path)[0] == MEMORY
+    assert load_gpu_faults(path)[1].endswith("; renamed to gpu-faults.json.corrupt-1")
+    save_gpu_faults(path, MEMORY)
+    assert load_gpu_faults(path)[0] == MEMORY
 
 
 def test_five_corrupt_files_are_kept_and_the_oldest_is_replaced(path):
     for number in range(1, 6):
         write(path, b"broken %d" % number)
-        assert load(path)[1].endswith(f"corrupt-{number}")
+        assert load_gpu_faults(path)[1].endswith(f"corrupt-{number}")
         os.utime(
             path.with_name(f"gpu-faults.json.corrupt-{number}"), (0, (number - 3) % 5)
         )  # the 3rd is oldest
     write(path, b"broken 6")
-    assert load(path)[1].endswith("corrupt-3")
+    assert load_gpu_faults(path)[1].endswith("corrupt-3")
     assert path.with_name("gpu-faults.json.corrupt-3").read_bytes() == b"broken 6"
     assert len(os.listdir(path.parent)) == 5
 
@@ -214,7 +227,7 @@ def test_five_corrupt_files_are_kept_and_the_oldest_is_replaced(path):
 @pytest.fixture
 def locked(path: Path):
     """Path in a directory that this user may not access, even if root runs the tests."""
-    save(path, MEMORY)
+    save_gpu_faults(path, MEMORY)
     path.parent.chmod(0)
     before = os.geteuid()
     if before == 0:
@@ -222,41 +235,44 @@ def locked(path: Path):
     yield path
     os.seteuid(before)
     path.parent.chmod(0o700)
-    assert load(path) == (MEMORY, "")
+    assert load_gpu_faults(path) == (MEMORY, "")
 
 
 def test_unwritable_directory_is_named_and_old_file_stays(locked):
-    with pytest.raises(WriteError, match=r"could not be written: Permission denied") as caught:
-        save(locked, PersistentGpuState())
+    with pytest.raises(StateWriteError, match=r"could not be written: Permission denied") as caught:
+        save_gpu_faults(locked, PersistentGpuState())
     assert (caught.value.path, caught.value.errno) == (locked, errno.EACCES)
-    assert caught.value.size == len(encode(PersistentGpuState()))
+    assert caught.value.size == len(encode_gpu_faults(PersistentGpuState()))
 
 
 def test_unreadable_file_stays_in_place(locked):
-    words = f"{locked}: Permission denied; could not be set aside: Permission denied"
-    assert load(locked) == (PersistentGpuState(), words)
+    words = (
+        f"{locked}: Permission denied; could not be renamed: Permission denied; the next write replaces it"
+    )
+    assert load_gpu_faults(locked) == (PersistentGpuState(), words)
 
 
 def test_file_in_place_of_directory_is_named(tmp_path):
     (tmp_path / "state").write_text("")
-    with pytest.raises(WriteError, match="could not be written: ") as caught:
-        save(tmp_path / "state" / "gpu-faults.json", MEMORY)
+    with pytest.raises(StateWriteError, match="could not be written: ") as caught:
+        save_gpu_faults(tmp_path / "state" / "gpu-faults.json", MEMORY)
     assert caught.value.errno in {errno.ENOTDIR, errno.EEXIST}
 
 
 def test_oversized_memory_is_refused_before_writing(path):
-    save(path, MEMORY)
+    save_gpu_faults(path, MEMORY)
     long = FAULT._replace(texts=("x" * SIZE_MAX,))
-    with pytest.raises(WriteError, match=r"10[0-9]{5} bytes could not be written: the limit is 1048576"):
-        save(path, PersistentGpuState(faults=(long,)))
-    assert load(path) == (MEMORY, "")
+    with pytest.raises(StateWriteError, match=r"10[0-9]{5} bytes could not be written: the limit is 1048576"):
+        save_gpu_faults(path, PersistentGpuState(faults=(long,)))
+    assert load_gpu_faults(path) == (MEMORY, "")
 
 
 FULL_DISK = """
 import errno, os, sys
 from pathlib import Path
-from agent.model.faults import PersistentGpuState
-from agent.store.faults import WriteError, load, save
+from agent.model.persistent_faults import PersistentGpuState
+from agent.store.gpu_fault_file import load_gpu_faults as load, save_gpu_faults as save
+from agent.store.state_files import StateWriteError
 sys.path.insert(0, {tests!r})
 from test_fault_store import FAULT, MEMORY
 path = Path({directory!r}, "gpu-faults.json")
@@ -264,7 +280,7 @@ save(path, MEMORY)
 large = PersistentGpuState(faults=(FAULT._replace(texts=("x" * 200_000,)),))
 try:
     save(path, large)
-except WriteError as error:
+except StateWriteError as error:
     assert error.errno == errno.ENOSPC, error
     print(error)
 assert load(path) == (MEMORY, "")
@@ -272,7 +288,7 @@ assert os.listdir(path.parent) == ["gpu-faults.json"]
 os.system("mount -o remount,ro {directory}")
 try:
     save(path, MEMORY)
-except WriteError as error:
+except StateWriteError as error:
     assert error.errno == errno.EROFS, error
     print(error)
 assert load(path) == (MEMORY, "")
@@ -290,8 +306,8 @@ SAVER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from agent.model.faults import PersistentGpuState
-from agent.store.faults import save
+from agent.model.persistent_faults import PersistentGpuState
+from agent.store.gpu_fault_file import save_gpu_faults as save
 from test_fault_store import FAULT, MEMORY
 other = PersistentGpuState(faults=(FAULT._replace(texts=("x" * 50_000,)),))
 save(Path({path!r}), MEMORY)
@@ -310,8 +326,8 @@ def test_agent_killed_during_save_leaves_a_complete_file(path, delay_ms):
         assert saver.stdout.readline() == b"saving\n"
         time.sleep(delay_ms / 1000)  # kills at any point of a save
         saver.send_signal(signal.SIGKILL)
-    memory, problem = load(path)
+    memory, problem = load_gpu_faults(path)
     assert problem == ""
     assert memory in (MEMORY, PersistentGpuState(faults=(FAULT._replace(texts=("x" * 50_000,)),)))
-    save(path, MEMORY)
-    assert load(path) == (MEMORY, "")
+    save_gpu_faults(path, MEMORY)
+    assert load_gpu_faults(path) == (MEMORY, "")

@@ -5,14 +5,14 @@ from typing import Any, Final
 import pytest
 from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_view, hanging_view
 
-from agent.health.gpu.answers import next_step_ns
 from agent.health.gpu.catalog import gpu_rules
+from agent.health.gpu.responsiveness import next_not_answering_change_ns
 from agent.health.gpu.view import GpuView
-from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
+from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
 from agent.model.gpu import GpuField, NvmlStatus
 from agent.model.health import Finding, Severity
 from agent.model.settings import GpuLimits
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS
 
 ROWS: Final = {rule.code: rule for rule in gpu_rules(LIMITS)}
@@ -27,15 +27,15 @@ def silence(text: str, severity: Severity = Severity.UNKNOWN) -> Finding:
 
 
 def status(code: int, **attributes: Any) -> GpuView:
-    return gpu_view(gpu=gpu_sample(status=code), **attributes)
+    return gpu_view(sample=gpu_sample(status=code), **attributes)
 
 
 def probe(own_ns: int, *others_ns: int) -> GpuView:
-    return gpu_view(gpu=gpu_sample(probe_p50_ns=own_ns), siblings_p50_ns=others_ns)
+    return gpu_view(sample=gpu_sample(probe_p50_ns=own_ns), siblings_p50_ns=others_ns)
 
 
 OPENING: Final = gpu_view(
-    gpu=None, gpus=gpu_set(state=SourceState.STARTING, call="nvmlInit_v2", call_ns=NOW_NS - 7 * NS)
+    sample=None, gpu_set=gpu_set(state=SourceState.STARTING, call="nvmlInit_v2", call_ns=NOW_NS - 7 * NS)
 )
 PROBE_BAD: Final = Finding(
     SLOW, Severity.DEGRADED, "readings take at least 50 ms, and 10 times as long as others"
@@ -48,7 +48,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
              "drain the GPU and reset it (nvidia-smi --gpu-reset)")),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: 2}),
      Finding(ACTION, Severity.UNHEALTHY, "the driver requests: node reboot", "drain and reboot the node")),
-    (ACTION, gpu_view({GpuField.RECOVERY_ACTION: EIO}), Unreadable("recovery_action", EIO)),
+    (ACTION, gpu_view({GpuField.RECOVERY_ACTION: EIO}), RuleInputUnreadable("recovery_action", EIO)),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: ABSENT}),
      RuleNotApplicable("drivers before 565 and older GPUs do not report it")),
     # --- gpu.not_answering
@@ -69,21 +69,21 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (SILENT, hanging_view(45, limits=GpuLimits(dead_s=45)), silence("30 s", Severity.UNHEALTHY)),
     (SILENT, OPENING, Finding(SILENT, Severity.UNKNOWN, "nvmlInit_v2 has not returned for more than 5 s")),
     # the library's thread looks at the count now and then: no affair of a GPU that answers
-    (SILENT, gpu_view(gpus=gpu_set(call="nvmlInit_v2", call_ns=NOW_NS - 7 * NS)), OK),
+    (SILENT, gpu_view(gpu_set=gpu_set(call="nvmlInit_v2", call_ns=NOW_NS - 7 * NS)), OK),
     # --- gpu.lost, gpu.reset_required, gpu.failing
     ("gpu.lost", gpu_view(), OK),
-    ("gpu.lost", gpu_view(gpu=None), OK),
+    ("gpu.lost", gpu_view(sample=None), OK),
     ("gpu.lost", status(NvmlStatus.RESET_REQUIRED), OK),
     ("gpu.lost", status(NvmlStatus.LOST),
      Finding("gpu.lost", Severity.UNHEALTHY, "NVML returned GPU_IS_LOST (15)")),
     ("gpu.lost", status(NvmlStatus.UNINITIALIZED), RuleNotEvaluated("NVML returned UNINITIALIZED (1)")),
     ("gpu.reset_required", gpu_view(), OK),
-    ("gpu.reset_required", gpu_view(gpu=None), OK),
+    ("gpu.reset_required", gpu_view(sample=None), OK),
     ("gpu.reset_required", status(NvmlStatus.LOST), OK),
     ("gpu.reset_required", status(NvmlStatus.RESET_REQUIRED),
      Finding("gpu.reset_required", Severity.UNHEALTHY, "NVML returned RESET_REQUIRED (16)")),
     ("gpu.failing", gpu_view(), OK),
-    ("gpu.failing", gpu_view(gpu=None), OK),
+    ("gpu.failing", gpu_view(sample=None), OK),
     *[("gpu.failing", status(code), OK)
       for code in (NvmlStatus.LOST, NvmlStatus.RESET_REQUIRED, NvmlStatus.GPU_NOT_FOUND)],
     ("gpu.failing", status(NvmlStatus.UNKNOWN),
@@ -92,7 +92,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     ("gpu.failing", status(NvmlStatus.DRIVER_NOT_LOADED),
      Finding("gpu.failing", Severity.UNKNOWN, "NVML returned DRIVER_NOT_LOADED (9)")),
     # gpu.driver.init reports it
-    ("gpu.failing", status(9, gpus=gpu_set(err=9, state=SourceState.FAILING)), OK),
+    ("gpu.failing", status(9, gpu_set=gpu_set(err=9, state=SourceState.FAILING)), OK),
     # --- gpu.probe.slow
     (SLOW, gpu_view(), OK),
     (SLOW, probe(50 * MS, 5 * MS, 5 * MS), PROBE_BAD),
@@ -101,7 +101,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (SLOW, probe(50 * MS, 1 * MS, 1 * MS, 900 * MS), PROBE_BAD),  # another one that is slow hides nothing
     (SLOW, probe(0, 5 * MS, 5 * MS), RuleNotEvaluated("needs a reading")),
     (SLOW, probe(50 * MS, 5 * MS), RuleNotEvaluated("needs 2 other GPUs that answer")),
-    (SLOW, gpu_view(siblings_p50_ns=(), gpus=gpu_set(gpu_sample())),
+    (SLOW, gpu_view(siblings_p50_ns=(), gpu_set=gpu_set(gpu_sample())),
      RuleNotApplicable("fewer than 2 other GPUs to compare with")),
 ]  # fmt: skip
 
@@ -127,7 +127,7 @@ def test_not_answering_result_changes_exactly_at_next_step(limits: GpuLimits) ->
     view = hanging_view(0, limits=limits)
     judge = ROWS[SILENT].evaluate
     steps = 0
-    while (step_ns := next_step_ns(view)) is not None:
+    while (step_ns := next_not_answering_change_ns(view)) is not None:
         assert step_ns > view.now_ns
         assert judge(view._replace(now_ns=step_ns - 1)) == judge(view)
         later = view._replace(now_ns=step_ns)
@@ -138,11 +138,11 @@ def test_not_answering_result_changes_exactly_at_next_step(limits: GpuLimits) ->
 
 
 def test_gpu_without_open_call_has_no_next_step() -> None:
-    assert next_step_ns(gpu_view()) is None
+    assert next_not_answering_change_ns(gpu_view()) is None
 
 
 def test_older_of_two_calls_decides_waiting_time() -> None:
     gpu = gpu_sample(status=9, call="nvmlDeviceGetHandleByUUID", call_ns=NOW_NS - 6 * NS)
     gpus = gpu_set(gpu, call="nvmlInit_v2", call_ns=NOW_NS - 61 * NS)
-    answer = ROWS[SILENT].evaluate(gpu_view(gpu=gpu, gpus=gpus))
+    answer = ROWS[SILENT].evaluate(gpu_view(sample=gpu, gpu_set=gpus))
     assert answer == Finding(SILENT, Severity.UNHEALTHY, "nvmlInit_v2 has not returned for more than 1 min")

@@ -7,11 +7,11 @@ from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_vi
 
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.view import GpuView
-from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
-from agent.model.gpu import GpuEvent, GpuField, GpuHost, GpuSample, StuckProcess
+from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.model.gpu import GpuEvent, GpuField, GpuSample, GpuSystemSample, StuckProcess
 from agent.model.health import Finding, Severity
 from agent.model.settings import GpuLimits
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 
 ROWS: Final = {rule.code: rule for rule in gpu_rules(LIMITS)}
 INIT: Final = "gpu.driver.init"
@@ -26,16 +26,16 @@ PERSISTENCE: Final = "gpu.driver.persistence_off"
 EIGHT: Final = [gpu_sample(number=number) for number in range(8)]
 SEVEN: Final = gpu_set(*EIGHT[1:])
 GONE: Final = gpu_sample(status=28)
-STARTING: Final = gpu_view(gpu=None, gpus=gpu_set(state=SourceState.STARTING))
-NO_LIBRARY: Final = gpu_view(gpu=None, gpus=gpu_set(state=SourceState.ABSENT))
+STARTING: Final = gpu_view(sample=None, gpu_set=gpu_set(state=SourceState.STARTING))
+NO_LIBRARY: Final = gpu_view(sample=None, gpu_set=gpu_set(state=SourceState.ABSENT))
 
 
 def failing_library(err: int) -> GpuView:
-    return gpu_view(gpu=None, gpus=gpu_set(state=SourceState.FAILING, err=err))
+    return gpu_view(sample=None, gpu_set=gpu_set(state=SourceState.FAILING, err=err))
 
 
 def stuck(*processes: tuple[int, str]) -> GpuView:
-    return gpu_view(host=GpuHost(stuck=tuple(StuckProcess(pid, name) for pid, name in processes)))
+    return gpu_view(host=GpuSystemSample(stuck=tuple(StuckProcess(pid, name) for pid, name in processes)))
 
 
 def init_finding(text: str, advice: str = "") -> Finding:
@@ -48,7 +48,7 @@ def missing_finding(text: str) -> Finding:
 
 def unbound_view(driver: str, gpu: GpuSample | None = GONE, **attributes: Any) -> GpuView:
     """Return the view of a GPU that NVML no longer lists, bound to this driver on the bus."""
-    return gpu_view(gpu=gpu, **{"gpus": SEVEN, "pci": pci_sample(driver=driver), **attributes})
+    return gpu_view(sample=gpu, **{"gpu_set": SEVEN, "pci_function": pci_sample(driver=driver), **attributes})
 
 
 def unbound_finding(text: str, advice: str) -> Finding:
@@ -79,9 +79,9 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (UNBOUND, unbound_view("nvidia"), OK),
     (UNBOUND, unbound_view("", gpu_sample()), OK),  # a listed GPU has a driver, whatever the bus reports
     (UNBOUND, unbound_view("", gpu_sample(status=15)), OK),
-    (UNBOUND, gpu_view(gpu=GONE, gpus=SEVEN), RuleNotEvaluated("not found on the PCI bus")),
+    (UNBOUND, gpu_view(sample=GONE, gpu_set=SEVEN), RuleNotEvaluated("not found on the PCI bus")),
     (UNBOUND, unbound_view(""), unbound_finding("no driver is bound to 0000:1b:00.0", BIND)),
-    (UNBOUND, unbound_view("", pci=pci_sample(driver="", model="GH100 [H100 SXM5 80GB]")),
+    (UNBOUND, unbound_view("", pci_function=pci_sample(driver="", model="GH100 [H100 SXM5 80GB]")),
      unbound_finding("no driver is bound to 0000:1b:00.0 (GH100 [H100 SXM5 80GB])", BIND)),
     (UNBOUND, unbound_view("", None),
      unbound_finding("no driver is bound to 0000:1b:00.0", BIND)),  # known from the checkpoint
@@ -91,55 +91,55 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (UNBOUND, unbound_view("vfio-pci"),
      unbound_finding("0000:1b:00.0 is assigned to a virtual machine: vfio-pci is bound to it",
            f"unless this is intended: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}")),
-    (UNBOUND, unbound_view("", gpus=gpu_set(state=SourceState.FAILING, err=9)),
+    (UNBOUND, unbound_view("", gpu_set=gpu_set(state=SourceState.FAILING, err=9)),
      RuleNotEvaluated("NVML cannot be used")),
-    (UNBOUND, unbound_view("vfio-pci", gpus=gpu_set(state=SourceState.FAILING, err=9)),
+    (UNBOUND, unbound_view("vfio-pci", gpu_set=gpu_set(state=SourceState.FAILING, err=9)),
      unbound_finding("0000:1b:00.0 is assigned to a virtual machine: vfio-pci is bound to it",
            f"unless this is intended: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}")),
     # --- gpu.missing
     (MISSING, gpu_view(), OK),
-    (MISSING, gpu_view(gpu=gpu_sample(status=15)), OK),  # a lost GPU still counts
-    (MISSING, gpu_view(gpu=None, gpus=SEVEN), missing_finding("not among the 7 GPUs of NVML")),
-    (MISSING, gpu_view(gpu=None, gpus=SEVEN, limits=GpuLimits(expect=8)),
+    (MISSING, gpu_view(sample=gpu_sample(status=15)), OK),  # a lost GPU still counts
+    (MISSING, gpu_view(sample=None, gpu_set=SEVEN), missing_finding("not among the 7 GPUs of NVML")),
+    (MISSING, gpu_view(sample=None, gpu_set=SEVEN, limits=GpuLimits(expect=8)),
      missing_finding("not among the 7 GPUs of NVML; 8 expected by configuration")),
-    (MISSING, gpu_view(gpu=GONE, gpus=SEVEN),
+    (MISSING, gpu_view(sample=GONE, gpu_set=SEVEN),
      missing_finding("not among the 7 GPUs of NVML; 0000:1b:00.0 is still on the PCI bus")),
-    (MISSING, gpu_view(gpu=GONE, gpus=SEVEN, host=GpuHost(bus_gpus=("0000:2b:00.0",))),
+    (MISSING, gpu_view(sample=GONE, gpu_set=SEVEN, host=GpuSystemSample(bus_gpus=("0000:2b:00.0",))),
      missing_finding("not among the 7 GPUs of NVML; 0000:1b:00.0 is no longer on the PCI bus")),
-    (MISSING, unbound_view("vfio-pci", host=GpuHost(bus_gpus=("0000:2b:00.0",))),
+    (MISSING, unbound_view("vfio-pci", host=GpuSystemSample(bus_gpus=("0000:2b:00.0",))),
      missing_finding("not among the 7 GPUs of NVML; 0000:1b:00.0 is still on the PCI bus")),
-    (MISSING, gpu_view(gpu=GONE, gpus=SEVEN, host=GpuHost(bus_gpus=EIO)),
+    (MISSING, gpu_view(sample=GONE, gpu_set=SEVEN, host=GpuSystemSample(bus_gpus=EIO)),
      missing_finding("not among the 7 GPUs of NVML")),
     (MISSING, STARTING, RuleNotEvaluated("NVML is being opened")),
     (MISSING, NO_LIBRARY, RuleNotEvaluated("NVML cannot be used")),
     (MISSING, failing_library(9), RuleNotEvaluated("NVML cannot be used")),
-    (MISSING, gpu_view(gpu=None, gpus=gpu_set(*EIGHT[1:], call="nvmlDeviceGetCount_v2", call_ns=NOW_NS)),
+    (MISSING, gpu_view(sample=None, gpu_set=gpu_set(*EIGHT[1:], call="nvmlDeviceGetCount_v2", call_ns=NOW_NS)),  # noqa: E501
      RuleNotEvaluated("NVML is still listing its GPUs")),
     # --- gpu.driver.reloaded
     (RELOADED, gpu_view(), OK),
-    (RELOADED, NO_LIBRARY._replace(gpus=gpu_set(generation=0)), OK),
-    (RELOADED, gpu_view(gpus=gpu_set(generation=2)),
+    (RELOADED, NO_LIBRARY._replace(gpu_set=gpu_set(generation=0)), OK),
+    (RELOADED, gpu_view(gpu_set=gpu_set(generation=2)),
      Finding(RELOADED, Severity.INFO, "1 time since the agent started")),
-    (RELOADED, gpu_view(gpus=gpu_set(generation=4)),
+    (RELOADED, gpu_view(gpu_set=gpu_set(generation=4)),
      Finding(RELOADED, Severity.INFO, "3 times since the agent started")),
     # --- gpu.driver.persistence_off
     (PERSISTENCE, gpu_view(), OK),
     (PERSISTENCE, gpu_view({GpuField.PERSISTENCE: 0}),
      Finding(PERSISTENCE, Severity.INFO, "persistence mode is off")),
-    (PERSISTENCE, gpu_view({GpuField.PERSISTENCE: EIO}), Unreadable("persistence", EIO)),
+    (PERSISTENCE, gpu_view({GpuField.PERSISTENCE: EIO}), RuleInputUnreadable("persistence", EIO)),
     (PERSISTENCE, gpu_view({GpuField.PERSISTENCE: ABSENT}),
      RuleNotApplicable("the driver has no persistence mode for it")),
     # --- gpu.driver.deaf
-    (DEAF, gpu_view(log_read=True), OK),
-    (DEAF, gpu_view(log_read=False, gpu=gpu_sample(event_mask=int(GpuEvent.XID))), OK),
-    (DEAF, gpu_view(log_read=False, gpu=gpu_sample(event_mask=int(GpuEvent.DOUBLE_BIT_ECC))),
+    (DEAF, gpu_view(is_log_readable=True), OK),
+    (DEAF, gpu_view(is_log_readable=False, sample=gpu_sample(event_mask=int(GpuEvent.XID))), OK),
+    (DEAF, gpu_view(is_log_readable=False, sample=gpu_sample(event_mask=int(GpuEvent.DOUBLE_BIT_ECC))),
      Finding(DEAF, Severity.DEGRADED, "neither NVML's events nor the kernel log report its XIDs")),
-    (DEAF, gpu_view(log_read=False, gpu=None), RuleNotEvaluated("needs the GPU")),
+    (DEAF, gpu_view(is_log_readable=False, sample=None), RuleNotEvaluated("needs the GPU")),
     # --- gpu.driver.stuck_process
     (STUCK, stuck(), OK),
     (
         STUCK,
-        gpu_view(host=GpuHost(stuck=ABSENT)),
+        gpu_view(host=GpuSystemSample(stuck=ABSENT)),
         RuleNotApplicable("the agent may not inspect other processes (CAP_SYS_PTRACE)"),
     ),
     (STUCK, stuck((12, "python")), Finding(STUCK, Severity.DEGRADED, "stuck in the driver: python (12)")),
@@ -148,7 +148,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (STUCK, stuck(*((pid, "rank") for pid in range(1, 9))),
      Finding(STUCK, Severity.DEGRADED,
              "stuck in the driver: rank (1), rank (2), rank (3), rank (4) and 4 more")),
-    (STUCK, gpu_view(gpu=None, host=GpuHost(stuck=(StuckProcess(5, "nvidia-smi"),))),
+    (STUCK, gpu_view(sample=None, host=GpuSystemSample(stuck=(StuckProcess(5, "nvidia-smi"),))),
      Finding(STUCK, Severity.DEGRADED, "stuck in the driver: nvidia-smi (5)")),
 ]  # fmt: skip
 
@@ -160,7 +160,7 @@ def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer:
 
 @pytest.mark.parametrize("err", [1, 9, 12, 13, 18, 999])
 def test_unusable_library_is_exactly_one_cause(err: int) -> None:
-    view = gpu_view(gpu=gpu_sample(status=err), gpus=gpu_set(err=err, state=SourceState.FAILING))
+    view = gpu_view(sample=gpu_sample(status=err), gpu_set=gpu_set(err=err, state=SourceState.FAILING))
     answers = (rule.evaluate(view) for rule in gpu_rules(LIMITS) if rule.valid_when_stalled)
     found = [answer.code for answer in answers if isinstance(answer, Finding)]
     assert found == [MISMATCH if err == 18 else INIT]

@@ -53,7 +53,7 @@ def test_sigterm_during_hang_ends_every_stream_cleanly(stages: Stages, lock: str
         took_s = time.monotonic() - begun_s
         assert [stream_end(watcher) for watcher in (kubelet, older, onlooker)] == [GOODBYE] * 3
     print_figure(f"SIGTERM during a hang: {took_s:.2f} s")
-    assert "GPU thread did not stop in time" in agent.log
+    assert "did not stop in time" not in agent.log  # the process that hangs in NVML is killed
     assert "Traceback" not in agent.log
     assert not agent.health_socket.exists()
 

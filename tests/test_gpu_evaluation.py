@@ -12,16 +12,16 @@ from paper import PaperNode, codes, device_of
 from paper_gpus import GpuNode
 
 from agent.engine.loop import visible_state
-from agent.engine.step import START_NS, EngineState, initial_state, step
+from agent.engine.step import FIRST_PASS_WAIT_NS, EngineState, initial_state, step
 from agent.health.gpu.verdicts import NOT_READ_YET
 from agent.health.rules import CLEAN_PASSES, STALLED
-from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuHost, NvmlStatus
+from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuSystemSample, NvmlStatus
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
-from agent.serve.health.feed import Feed
+from agent.serve.health.feed import HealthFeed
 
 DEADLINE_S: Final = 5
 DEAD_S: Final = 60
@@ -78,7 +78,7 @@ def test_hanging_library_delays_other_devices_at_most_2_s() -> None:
     began_ns = node.now_ns
     assert node.evaluate().starting
     assert node.state.due_ns is not None
-    assert node.state.due_ns <= began_ns + START_NS
+    assert node.state.due_ns <= began_ns + FIRST_PASS_WAIT_NS
     node.wait((node.state.due_ns - node.now_ns) / NS)
     report = node.evaluate()
     assert not report.starting
@@ -114,7 +114,7 @@ def test_known_gpus_are_unknown_then_unhealthy_while_nvml_hangs() -> None:
 
 def test_gpus_of_bus_are_unknown_while_first_nvml_init_hangs() -> None:
     node = fresh_start(1)
-    node.host = GpuHost(bus_gpus=(node.gpus[0].bus,))
+    node.host = GpuSystemSample(bus_gpus=(node.gpus[0].bus,))
     node.rest(3)
     assert (node.health(), node.codes()) == (Health.UNKNOWN, ["gpu.unseen"])
     opened(node)
@@ -140,7 +140,7 @@ def test_gpus_of_new_library_are_reported_with_first_samples() -> None:
     node = GpuNode()
     gpus, node.gpus = node.gpus, {}
     node.nvml = node.nvml._replace(state=SourceState.ABSENT)
-    node.host = GpuHost(bus_gpus=tuple(gpu.bus for gpu in gpus.values()))
+    node.host = GpuSystemSample(bus_gpus=tuple(gpu.bus for gpu in gpus.values()))
     node.state = initial_state(node.settings)
     node.rest(5)
     node.nvml = node.nvml._replace(state=SourceState.OK)
@@ -158,7 +158,7 @@ def test_new_gpu_is_reported_after_first_pass_or_delay() -> None:
     node.gpus[2] = replace(late, index=2, uuid="GPU-late", bus="0000:fb:00.0", passes=0, beat_ns=0)
     node.nvml = node.nvml._replace(beat_ns=node.now_ns)
     assert "gpu-2" not in names(node.evaluate())
-    node.wait(START_NS / NS - 0.1)
+    node.wait(FIRST_PASS_WAIT_NS / NS - 0.1)
     assert "gpu-2" not in names(node.evaluate())
     node.wait(0.2)
     assert node.health("gpu-2") is Health.UNKNOWN
@@ -284,12 +284,12 @@ def test_verdict_on_hanging_gpu_is_verified_at_each_heartbeat(silent: str) -> No
         node.lose(0)
     node.rest(100)
     sent: list[list[str]] = []
-    feed = Feed(lambda devices, _: [",".join(device.device for device in devices).encode()])
+    feed = HealthFeed(lambda devices, _: [",".join(device.device for device in devices).encode()])
     feed.publish(node.evaluate().devices)
     for _ in range(5):
         number = feed.number
         feed.publish(node.rest(10).devices)
-        (message,) = feed.pending_for(number)
+        (message,) = feed.pending_messages(number)
         sent.append([name for name in message.decode().split(",") if name.startswith("gpu-0")])
     assert sent == [["gpu-0", "gpu-0-mig-1-0"]] * 5
 

@@ -7,13 +7,13 @@ from paper import device_of
 from paper_gpus import FIRST_BOOT, OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 
 from agent.health.gpu.faults.checkpoint import KEPT_MAX, build_checkpoint, restore_faults
-from agent.model.faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
 from agent.model.gpu import WHOLE_GPU, NvmlStatus
 from agent.model.health import Health, Severity, XidOverride
+from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
 from agent.model.settings import GpuLimits
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import Instant
-from agent.store.faults import SIZE_MAX, decode, encode
+from agent.store.gpu_fault_file import SIZE_MAX, decode_gpu_faults, encode_gpu_faults
 
 INSTANCES = ("gpu-0-mig-1-0", "gpu-0-mig-2-0")
 
@@ -334,7 +334,7 @@ def test_largest_checkpoint_fits_file_limit() -> None:
         node.evaluate()
         node.wait(61)
     assert len(node.checkpoint.faults) == KEPT_MAX
-    assert len(encode(node.checkpoint)) < SIZE_MAX
+    assert len(encode_gpu_faults(node.checkpoint)) < SIZE_MAX
 
 
 def test_gpu_without_uuid_is_not_in_checkpoint() -> None:
@@ -369,7 +369,9 @@ def kept_fault(**fields: object) -> PersistentFault:
 )
 def test_unknown_entry_of_checkpoint_is_left_out(fields: dict[str, object]) -> None:
     memory = PersistentGpuState((KnownGpu(0, "GPU-0", "", ""),), (kept_fault(**fields),))
-    restored = restore_faults(decode(encode(memory)), FIRST_BOOT, GpuLimits(), Instant(10**12, 1.7e9))
+    restored = restore_faults(
+        decode_gpu_faults(encode_gpu_faults(memory)), FIRST_BOOT, GpuLimits(), Instant(10**12, 1.7e9)
+    )
     assert (restored.faults.faults, restored.conditions) == ({}, {})
 
 
@@ -380,7 +382,7 @@ def test_impossible_times_in_checkpoint_are_accepted(wall_s: float) -> None:
         (kept_fault(first_wall_s=wall_s, last_wall_s=wall_s, bursts_wall_s=(wall_s,)),),
     )
     now = Instant(10**12, 1.7e9)
-    restored = restore_faults(decode(encode(memory)), FIRST_BOOT, GpuLimits(), now)
+    restored = restore_faults(decode_gpu_faults(encode_gpu_faults(memory)), FIRST_BOOT, GpuLimits(), now)
     (fault,) = restored.faults.faults.values()
     assert 0 <= fault.first.wall_s <= now.wall_s
     assert build_checkpoint(restored.faults, {}, memory.gpus, {}).gpus == memory.gpus

@@ -6,7 +6,7 @@ from paper_gpus import OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 
 from agent.model.gpu import GpuEvent, NvmlStatus
 from agent.model.health import Blame, Health, Severity
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS
 
 UNTIL_RESET = (46, 62, 64)
@@ -31,7 +31,7 @@ def test_action_none_resolves_fault_after_10_s_then_probation_follows() -> None:
     node.xid(0, 48)
     node.evaluate()
     node.rest(9)
-    assert not any(fault.resolved for fault in node.state.gpus.log.faults.values())
+    assert not any(fault.resolved for fault in node.state.gpus.fault_log.faults.values())
     assert 10 + 60 <= 9 + seconds_until_healthy(node) <= 10 + 60 + 5
 
 
@@ -41,7 +41,7 @@ def test_resolution_time_counts_from_last_occurrence() -> None:
         node.xid(0, 48)
         node.evaluate()
         node.rest(8)
-    assert not any(fault.resolved for fault in node.state.gpus.log.faults.values())
+    assert not any(fault.resolved for fault in node.state.gpus.fault_log.faults.values())
 
 
 @pytest.mark.parametrize("pending", ["remap_pending", "remap_failure"])
@@ -78,10 +78,10 @@ def test_action_read_before_fault_does_not_resolve_it() -> None:
     node.xid(0, 119)
     node.hang(0)
     node.rest(40)
-    assert not any(fault.resolved for fault in node.state.gpus.log.faults.values())
+    assert not any(fault.resolved for fault in node.state.gpus.fault_log.faults.values())
     node.return_from_hang(0)
     node.rest(2)
-    assert all(fault.resolved for fault in node.state.gpus.log.faults.values())
+    assert all(fault.resolved for fault in node.state.gpus.fault_log.faults.values())
 
 
 # --- probation ----------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_new_fault_in_probation_is_raised_at_once_and_restarts_it() -> None:
     node.xid(0, 48)
     node.evaluate()
     node.rest(40)
-    (fault,) = node.state.gpus.log.faults.values()
+    (fault,) = node.state.gpus.fault_log.faults.values()
     assert fault.resolved, "in probation"
     node.xid(0, 95)
     assert node.codes()[0] in ("gpu.xid.48", "gpu.xid.95")
@@ -106,7 +106,7 @@ def test_same_fault_in_probation_is_another_burst() -> None:
     node.rest(75)
     node.xid(0, 48)
     node.evaluate()
-    (fault,) = node.state.gpus.log.faults.values()
+    (fault,) = node.state.gpus.fault_log.faults.values()
     assert (fault.times, len(fault.bursts), fault.resolved) == (1, 2, None)
     assert 70 <= seconds_until_healthy(node) <= 76
 
@@ -276,7 +276,7 @@ def test_boot_without_fault_is_not_counted() -> None:
     node.rest(100)
     node.xid(0, 79)
     node.evaluate()
-    (fault,) = node.state.gpus.log.faults.values()
+    (fault,) = node.state.gpus.fault_log.faults.values()
     assert fault.earlier_boots == 1
 
 

@@ -207,7 +207,7 @@ def test_log_with_clock_off_by_a_minute_is_correlated() -> None:
         node.log_xid(0, 48)
         node.now_ns = now_ns
         assert node.times(0, 48) == 1
-        assert node.state.gpus.log.faults
+        assert node.state.gpus.fault_log.faults
 
 
 def test_xid_that_left_nvml_table_and_recurs_is_counted() -> None:
@@ -404,7 +404,7 @@ def test_flood_of_one_fault_is_one_entry_with_stable_evidence() -> None:
         node.wait(0.1)
         assert node.verdict().causes == first.causes
     assert node.times(0, 48) == 100_001
-    assert len(node.state.gpus.log.faults) == 1
+    assert len(node.state.gpus.fault_log.faults) == 1
     assert len(node.checkpoint.faults) == 1
 
 
@@ -417,9 +417,9 @@ def test_fault_log_is_bounded_and_keeps_worst_fault() -> None:
         if code % 100 == 0:
             node.evaluate()
     node.rest(3)
-    log = node.state.gpus.log
+    log = node.state.gpus.fault_log
     for number in (0, 1):
-        assert sum(key.number == number for key in log.faults) <= FAULTS_MAX
+        assert sum(key.gpu_number == number for key in log.faults) <= FAULTS_MAX
     assert len(log.waiting) <= WAITING_MAX
     assert all(len(fault.texts) <= 4 and len(fault.pids) <= 16 for fault in log.faults.values())
     assert len(node.verdict().message.encode()) <= 1024
@@ -451,12 +451,12 @@ def test_lines_dropped_by_reader_are_no_longer_counted() -> None:
     for code in range(1000, 1500):
         node.log_xid(0, code)
     node.evaluate()
-    assert len(node.state.gpus.log.lines_counted) == 500
+    assert len(node.state.gpus.fault_log.lines_counted) == 500
     assert node.kmsg is not None
     node.kmsg.forget()
     node.log_xid(0, 48)
     node.evaluate()
-    assert len(node.state.gpus.log.lines_counted) == 1
+    assert len(node.state.gpus.fault_log.lines_counted) == 1
 
 
 def test_simulated_gpu_has_healthy_readings() -> None:

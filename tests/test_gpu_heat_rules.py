@@ -8,7 +8,14 @@ from gpu_samples import ABSENT, EIO, LIMITS, T4, gpu_view
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.heat import HOLD_NS
 from agent.health.gpu.view import GpuView
-from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
+from agent.health.rules import (
+    OK,
+    CounterGrowth,
+    RuleInputUnreadable,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+)
 from agent.model.gpu import GpuField
 from agent.model.health import Finding, Severity
 from agent.model.reading import Reading
@@ -32,12 +39,14 @@ def memory(temp: Reading, limit: Reading = 95) -> GpuView:
     return gpu_view({GpuField.MEM_TEMP: temp, GpuField.TEMP_MEM_MAX: limit})
 
 
-def slowed(hardware: Growth | int = 0, driver: Growth | int = 0, reasons: Reading = 0) -> GpuView:
+def slowed(
+    hardware: CounterGrowth | int = 0, driver: CounterGrowth | int = 0, reasons: Reading = 0
+) -> GpuView:
     grown = {GpuField.SLOWED_HW_THERMAL: hardware, GpuField.SLOWED_SW_THERMAL: driver}
     return gpu_view({GpuField.CLOCK_REASONS: reasons}, grown=grown)
 
 
-def braked(growth: Growth | int, reasons: Reading = 0) -> GpuView:
+def braked(growth: CounterGrowth | int, reasons: Reading = 0) -> GpuView:
     return gpu_view({GpuField.CLOCK_REASONS: reasons}, grown={GpuField.SLOWED_HW_BRAKE: growth})
 
 
@@ -49,8 +58,8 @@ def bad(code: str, text: str) -> Finding:
     return Finding(code, Severity.DEGRADED, text)
 
 
-NONE: Final = Growth(ABSENT, 0.0)
-BROKEN: Final = Growth(EIO, 0.0)
+NONE: Final = CounterGrowth(ABSENT, 0.0)
+BROKEN: Final = CounterGrowth(EIO, 0.0)
 NO_REASONS: Final = RuleNotApplicable("the driver reports no reasons for reduced clocks")
 CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     # --- gpu.thermal.over_limit
@@ -65,15 +74,15 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (HOT, heat(92, limit=93, margin=ABSENT), OK),
     (HOT, heat(93, limit=93, margin=ABSENT), bad(HOT, "at or above the slowdown limit of 93 C")),
     (HOT, heat(89, margin=EIO), bad(HOT, "at or above the slowdown limit of 89 C")),
-    (HOT, heat(33, margin=EIO), Unreadable("margin", EIO)),
-    (HOT, heat(EIO), Unreadable("temp", EIO)),
+    (HOT, heat(33, margin=EIO), RuleInputUnreadable("margin", EIO)),
+    (HOT, heat(EIO), RuleInputUnreadable("temp", EIO)),
     (HOT, heat(99, limit=ABSENT, margin=ABSENT),
      RuleNotApplicable("the GPU reports no temperature with a limit")),
     (HOT, heat(ABSENT, margin=ABSENT), RuleNotApplicable("the GPU reports no temperature with a limit")),
     # --- gpu.thermal.memory
     (MEMORY, memory(94), OK),
     (MEMORY, memory(95), bad(MEMORY, "at or above the memory's limit of 95 C")),
-    (MEMORY, memory(EIO), Unreadable("mem_temp", EIO)),
+    (MEMORY, memory(EIO), RuleInputUnreadable("mem_temp", EIO)),
     (MEMORY, memory(ABSENT), RuleNotApplicable("the GPU reports no memory temperature")),
     (MEMORY, memory(94, ABSENT), RuleNotApplicable("the GPU reports no limit for its memory temperature")),
     # --- gpu.thermal.slowdown
@@ -84,14 +93,14 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (SLOWED, slowed(0, TENTH),
      bad(SLOWED, "clocks reduced by the driver because of heat for at least 10 % of 1 min")),
     (SLOWED, slowed(0, 0, 0x60), OK),  # time is kept: the bits of the moment do not count
-    (SLOWED, slowed(Growth(0, 59.0)), RuleNotEvaluated("needs 1 min of history")),
-    (SLOWED, slowed(Growth(TENTH, 7.0)),
+    (SLOWED, slowed(CounterGrowth(0, 59.0)), RuleNotEvaluated("needs 1 min of history")),
+    (SLOWED, slowed(CounterGrowth(TENTH, 7.0)),
      bad(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
-    (SLOWED, slowed(BROKEN, 0), Unreadable("slowed_hw_thermal", EIO)),
+    (SLOWED, slowed(BROKEN, 0), RuleInputUnreadable("slowed_hw_thermal", EIO)),
     (SLOWED, slowed(NONE, NONE, 0x1), OK),
     (SLOWED, slowed(NONE, NONE, 0x40), bad(SLOWED, "clocks are reduced by the hardware because of heat")),
     (SLOWED, slowed(NONE, NONE, 0x20), bad(SLOWED, "clocks are reduced by the driver because of heat")),
-    (SLOWED, slowed(NONE, NONE, EIO), Unreadable("clock_reasons", EIO)),
+    (SLOWED, slowed(NONE, NONE, EIO), RuleInputUnreadable("clock_reasons", EIO)),
     (SLOWED, slowed(NONE, NONE, ABSENT), NO_REASONS),
     (SLOWED, slowed(0, NONE, ABSENT), OK),  # one of the two is enough to judge by
     # --- gpu.power.brake
@@ -99,8 +108,8 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (BRAKE, braked(TENTH),
      bad(BRAKE, "clocks reduced by the external power brake for at least 10 % of 1 min")),
     (BRAKE, braked(0, 0x80), OK),
-    (BRAKE, braked(Growth(0, 1.0)), RuleNotEvaluated("needs 1 min of history")),
-    (BRAKE, braked(BROKEN), Unreadable("slowed_hw_brake", EIO)),
+    (BRAKE, braked(CounterGrowth(0, 1.0)), RuleNotEvaluated("needs 1 min of history")),
+    (BRAKE, braked(BROKEN), RuleInputUnreadable("slowed_hw_brake", EIO)),
     (BRAKE, braked(NONE, 0x40), OK),
     (BRAKE, braked(NONE, 0x80), bad(BRAKE, "clocks are reduced by the external power brake")),
     (BRAKE, braked(NONE, ABSENT), NO_REASONS),
@@ -109,7 +118,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (POWER, reasons(0x8), bad(POWER, "clocks are reduced by the hardware, not because of heat")),
     (POWER, reasons(0x48), OK),
     (POWER, reasons(0x88), OK),
-    (POWER, reasons(EIO), Unreadable("clock_reasons", EIO)),
+    (POWER, reasons(EIO), RuleInputUnreadable("clock_reasons", EIO)),
     (POWER, reasons(ABSENT), NO_REASONS),
 ]  # fmt: skip
 

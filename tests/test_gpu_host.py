@@ -11,7 +11,14 @@ from named_process import named_process
 
 from agent.model.gpu import StuckProcess
 from agent.model.reading import Absence, Missing
-from agent.sources.gpu_host import STUCK_READS, GpuHostReader, PciBus, read_boot_id, read_bus, read_processes
+from agent.sources.gpu_host import (
+    STUCK_READS,
+    GpuSystemReader,
+    NvidiaPciDevices,
+    read_boot_id,
+    read_nvidia_devices,
+    scan_gpu_processes,
+)
 
 DRIVER = "[<0>] os_acquire_rwlock_write+0x3c/0x50 [nvidia]\n[<0>] do_syscall_64+0x5c/0xf0\n"
 DISK = "[<0>] io_schedule+0x46/0x70\n[<0>] ext4_file_read_iter+0x5a/0x150 [ext4]\n"
@@ -60,8 +67,8 @@ class Machine:
             (process / "fd" / str(number)).symlink_to(target)
         return process
 
-    def reader(self) -> GpuHostReader:
-        return GpuHostReader(self.sysfs, self.procfs)
+    def reader(self) -> GpuSystemReader:
+        return GpuSystemReader(self.sysfs, self.procfs)
 
 
 @pytest.fixture
@@ -94,22 +101,22 @@ def test_devices_other_than_gpus_are_not_counted(machine):
     machine.device(
         "0000:06:00.0", "0x030200", driver=""
     )  # without a driver, so NVML should list it but does not
-    assert read_bus(machine.sysfs) == PciBus(("0000:06:00.0",), nvswitches=1)
+    assert read_nvidia_devices(machine.sysfs) == NvidiaPciDevices(("0000:06:00.0",), nvswitches=1)
 
 
 def test_device_removed_during_read_is_skipped(machine):
     (machine.sysfs / "bus/pci/devices/0000:01:00.0").symlink_to("../gone")
     machine.device("0000:02:00.0", "0x030200")
-    assert read_bus(machine.sysfs) == PciBus(("0000:02:00.0",), nvswitches=0)
+    assert read_nvidia_devices(machine.sysfs) == NvidiaPciDevices(("0000:02:00.0",), nvswitches=0)
 
 
 def test_machine_without_bus_is_missing_and_not_without_gpus(tmp_path):
-    assert read_bus(tmp_path) == Missing(Absence.ABSENT, errno.ENOENT)
+    assert read_nvidia_devices(tmp_path) == Missing(Absence.ABSENT, errno.ENOENT)
 
 
 def test_unreadable_bus_is_missing(tmp_path):
     (tmp_path / "bus").write_text("")
-    assert read_bus(tmp_path) == Missing(Absence.UNREADABLE, errno.ENOTDIR)
+    assert read_nvidia_devices(tmp_path) == Missing(Absence.UNREADABLE, errno.ENOTDIR)
 
 
 # --- the fabric manager ------------------------------------------------------------------------------------
@@ -132,7 +139,7 @@ def test_machine_without_nvswitches_needs_no_fabric_manager(machine):
 
 def test_unreadable_bus_leaves_need_of_fabric_manager_unknown(machine, tmp_path):
     (tmp_path / "file").write_text("")
-    reader = GpuHostReader(tmp_path / "file", machine.procfs)
+    reader = GpuSystemReader(tmp_path / "file", machine.procfs)
     assert reader.read().fabric_manager == Missing(Absence.UNREADABLE, errno.ENOTDIR)
 
 
@@ -201,7 +208,7 @@ def test_reused_pid_is_counted_as_another_process(machine):
 
 
 def test_unlistable_processes_are_missing(tmp_path):
-    assert read_processes(tmp_path) == Missing(Absence.ABSENT, errno.ENOENT)
+    assert scan_gpu_processes(tmp_path) == Missing(Absence.ABSENT, errno.ENOENT)
 
 
 # --- this machine ------------------------------------------------------------------------------------------
@@ -224,14 +231,14 @@ def fabric_manager(tmp_path):
 
 @pytest.mark.usefixtures("fabric_manager")
 def test_fabric_manager_on_this_machine_is_found():
-    processes = read_processes(Path("/proc"))
+    processes = scan_gpu_processes(Path("/proc"))
     if isinstance(processes, Missing):
         pytest.skip("this container sees only its own processes")
     assert processes.fabric_manager
 
 
 def test_this_machine_can_be_read_repeatedly():
-    reader = GpuHostReader(Path("/sys"), Path("/proc"))
+    reader = GpuSystemReader(Path("/sys"), Path("/proc"))
     for _ in range(STUCK_READS + 1):
         host = reader.read()
     assert host.boot_id

@@ -1,8 +1,8 @@
 """Numbers of GPUs, which stay with the hardware."""
 
-from agent.devices.gpu_identity import assign_indices
-from agent.model.faults import KnownGpu
+from agent.devices.gpu_identity import assign_gpu_numbers
 from agent.model.gpu import GpuSample
+from agent.model.persistent_faults import KnownGpu
 
 FOUR = tuple(KnownGpu(n, f"GPU-{n}", f"0000:{n}b:00.0", "H100") for n in range(4))
 
@@ -16,51 +16,51 @@ def samples(*numbers: int) -> list[GpuSample]:
 
 
 def test_first_gpus_have_nvmls_numbers():
-    assert assign_indices((), samples(0, 1, 2, 3), None) == FOUR
+    assert assign_gpu_numbers((), samples(0, 1, 2, 3), None) == FOUR
 
 
 def test_gpus_after_a_removed_one_keep_their_numbers():
-    assert assign_indices(FOUR, samples(0, 2, 3), None) == FOUR
+    assert assign_gpu_numbers(FOUR, samples(0, 2, 3), None) == FOUR
 
 
 def test_gpu_in_the_slot_of_a_removed_one_takes_its_number():
     new = sample(1, "GPU-new", "0000:1b:00.0")
-    gpus = assign_indices(FOUR, [*samples(0), new, sample(2, "GPU-2"), sample(3, "GPU-3")], None)
+    gpus = assign_gpu_numbers(FOUR, [*samples(0), new, sample(2, "GPU-2"), sample(3, "GPU-3")], None)
     assert [gpu.uuid for gpu in gpus] == ["GPU-0", "GPU-new", "GPU-2", "GPU-3"]
 
 
 def test_additional_gpu_gets_the_next_number():
-    gpus = assign_indices(FOUR[:2], [*samples(0, 1), sample(2, "GPU-x", "0000:ff:00.0")], None)
+    gpus = assign_gpu_numbers(FOUR[:2], [*samples(0, 1), sample(2, "GPU-x", "0000:ff:00.0")], None)
     assert [(gpu.number, gpu.uuid) for gpu in gpus] == [(0, "GPU-0"), (1, "GPU-1"), (2, "GPU-x")]
 
 
 def test_all_gpus_replaced_leaves_only_the_new_ones():
     new = [sample(n, f"GPU-new-{n}", f"0000:c{n}:00.0") for n in range(4)]
-    assert [gpu.uuid for gpu in assign_indices(FOUR, new, None)] == [f"GPU-new-{n}" for n in range(4)]
+    assert [gpu.uuid for gpu in assign_gpu_numbers(FOUR, new, None)] == [f"GPU-new-{n}" for n in range(4)]
 
 
 def test_lost_gpu_without_a_uuid_keeps_the_missing_number():
     lost = sample(1)
-    gpus = assign_indices(FOUR, [*samples(0), lost, sample(2, "GPU-2"), sample(3, "GPU-3")], None)
+    gpus = assign_gpu_numbers(FOUR, [*samples(0), lost, sample(2, "GPU-2"), sample(3, "GPU-3")], None)
     assert gpus == FOUR
 
 
 def test_gpus_without_nvml_are_counted_on_the_pci_bus():
-    assert [gpu.bus for gpu in assign_indices((), (), None, ["0000:1b:00.0", "0000:2b:00.0"])] == [
+    assert [gpu.bus for gpu in assign_gpu_numbers((), (), None, ["0000:1b:00.0", "0000:2b:00.0"])] == [
         "0000:1b:00.0",
         "0000:2b:00.0",
     ]
 
 
 def test_gpus_from_nvml_take_the_numbers_from_the_bus():
-    bus = assign_indices((), (), None, ["0000:0b:00.0", "0000:1b:00.0"])
-    assert assign_indices(bus, samples(0, 1), None) == FOUR[:2]
+    bus = assign_gpu_numbers((), (), None, ["0000:0b:00.0", "0000:1b:00.0"])
+    assert assign_gpu_numbers(bus, samples(0, 1), None) == FOUR[:2]
 
 
 def test_expected_gpus_that_are_missing_have_numbers():
-    assert [gpu.number for gpu in assign_indices((), samples(0), 3)] == [0, 1, 2]
+    assert [gpu.number for gpu in assign_gpu_numbers((), samples(0), 3)] == [0, 1, 2]
 
 
 def test_lower_expected_count_drops_only_missing_gpus():
-    assert [gpu.uuid for gpu in assign_indices(FOUR, samples(0, 2, 3), 3)] == ["GPU-0", "GPU-2", "GPU-3"]
-    assert len(assign_indices(FOUR, samples(0, 1, 2, 3), 1)) == 4
+    assert [gpu.uuid for gpu in assign_gpu_numbers(FOUR, samples(0, 2, 3), 3)] == ["GPU-0", "GPU-2", "GPU-3"]
+    assert len(assign_gpu_numbers(FOUR, samples(0, 1, 2, 3), 1)) == 4

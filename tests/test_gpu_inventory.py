@@ -11,13 +11,13 @@ import pytest
 from fake_nvml import FakeNvml, fake_nvml
 from patience import PATIENCE_S
 
-from agent.sources.nvml import normal_bus, parse_profile
+from agent.sources.nvml import normalize_pci_address, parse_mig_profile
 
 READ = """
 import json, sys
 from pathlib import Path
-from agent.sources.nvml import read_inventory
-gpus = read_inventory(sys.argv[1], Path(sys.argv[2]))
+from agent.sources.nvml import read_gpu_inventory
+gpus = read_gpu_inventory(sys.argv[1], Path(sys.argv[2]))
 print(json.dumps([gpu._asdict() for gpu in gpus]))
 """
 
@@ -99,7 +99,7 @@ def test_older_driver_functions_are_used_as_fallback(tmp_path, branch):
 
 
 def test_absent_library_is_named_in_error(tmp_path):
-    words = "agent.errors.ProbeError: /none/libnvidia-ml.so.1: cannot open shared object file: "
+    words = "agent.errors.ProbeError: NVML library cannot be loaded: /none/libnvidia-ml.so.1: cannot open shared object file: "  # noqa: E501
     assert read_failure(fake_nvml(tmp_path), "/none/libnvidia-ml.so.1").startswith(words)
 
 
@@ -108,23 +108,23 @@ def test_absent_library_is_named_in_error(tmp_path):
 )
 def test_failed_nvml_init_is_reported_with_code(tmp_path, code, name):
     fake = fake_nvml(tmp_path, f"init {code}")
-    words = f"agent.errors.ProbeError: {fake.library}: nvmlInit: {name} ({code})"
+    words = f"agent.errors.ProbeError: NVML library {fake.library}: nvmlInit failed: {name} ({code})"
     assert read_failure(fake, str(fake.library)) == words
 
 
 def test_library_without_nvml_functions_is_refused(tmp_path):
-    assert "nvmlInit: function not found (13)" in read_failure(fake_nvml(tmp_path), "libc.so.6")
+    assert "nvmlInit failed: function not found (13)" in read_failure(fake_nvml(tmp_path), "libc.so.6")
 
 
 HANG = """
 import sys, threading
 from pathlib import Path
 from agent.errors import ProbeError
-from agent.sources.nvml import read_inventory
-threading.Thread(target=read_inventory, args=(sys.argv[1], Path("/sys")), daemon=True).start()
+from agent.sources.nvml import read_gpu_inventory
+threading.Thread(target=read_gpu_inventory, args=(sys.argv[1], Path("/sys")), daemon=True).start()
 sys.stdin.readline()
 try:
-    read_inventory(sys.argv[1], Path("/sys"))
+    read_gpu_inventory(sys.argv[1], Path("/sys"))
 except ProbeError as error:
     print(error)
 """
@@ -143,7 +143,7 @@ def test_second_session_fails_while_the_first_hangs(tmp_path):
         while not fake.calls(0, "nvmlDeviceGetSerial"):
             pass
         out, _ = process.communicate("go\n", timeout=PATIENCE_S)
-    assert out == f"{fake.library}: an earlier call of NVML has not returned\n"
+    assert out == f"NVML library {fake.library}: not opened: an earlier call of NVML has not returned\n"
 
 
 # --- sessions and libraries ---------------------------------------------------------------------------
@@ -157,13 +157,13 @@ int nvmlDeviceGetCount_v2(unsigned int *count) { *count = COUNT; return 0; }
 COUNT_TWICE = """
 import sys
 from pathlib import Path
-from agent.sources.nvml import session
+from agent.sources.nvml import open_nvml_session
 library, newer = map(Path, sys.argv[1:])
 assert "pynvml" not in sys.modules, "pynvml was imported before the first session"
-with session(str(library)) as nvml:
+with open_nvml_session(str(library)) as nvml:
     print(nvml.call("nvmlDeviceGetCount"))
 newer.rename(library)
-with session(str(library)) as nvml:
+with open_nvml_session(str(library)) as nvml:
     print(nvml.call("nvmlDeviceGetCount"))
 """
 
@@ -194,7 +194,7 @@ def test_replaced_library_is_loaded_again(tmp_path):
     ],
 )
 def test_profile_is_parsed_from_instance_name(name, profile):
-    assert parse_profile(name) == profile
+    assert parse_mig_profile(name) == profile
 
 
 @pytest.mark.parametrize(
@@ -208,4 +208,4 @@ def test_profile_is_parsed_from_instance_name(name, profile):
     ],
 )
 def test_bus_address_is_converted_to_kernel_form(nvml_text, bus):
-    assert normal_bus(nvml_text) == bus
+    assert normalize_pci_address(nvml_text) == bus

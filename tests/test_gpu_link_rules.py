@@ -6,10 +6,17 @@ import pytest
 from gpu_samples import ABSENT, ALL_UP, EIO, LIMITS, T4, gpu_sample, gpu_view
 
 from agent.health.gpu.catalog import gpu_rules
-from agent.health.gpu.nvlink import BUDGETS
-from agent.health.gpu.view import GpuStart, GpuView, GrowthLimit
-from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
-from agent.model.gpu import GpuField, GpuHost
+from agent.health.gpu.nvlink import ERROR_LIMITS
+from agent.health.gpu.view import GpuView, GrowthLimit, SeenGpuFeatures
+from agent.health.rules import (
+    OK,
+    CounterGrowth,
+    RuleInputUnreadable,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+)
+from agent.model.gpu import GpuField, GpuSystemSample
 from agent.model.health import Finding, Severity
 from agent.model.reading import Missing, Reading
 
@@ -25,10 +32,10 @@ STATUS: Final = "gpu.fabric.status"
 HEALTH: Final = "gpu.fabric.health"
 MANAGER: Final = "gpu.fabric.manager"
 
-NONE: Final = Growth(ABSENT, 0.0)
-BROKEN: Final = Growth(EIO, 0.0)
+NONE: Final = CounterGrowth(ABSENT, 0.0)
+BROKEN: Final = CounterGrowth(EIO, 0.0)
 Cases = list[tuple[str, GpuView, RuleResult]]
-STRANGER: Final = GpuStart()
+STRANGER: Final = SeenGpuFeatures()
 """Nothing has been seen up or running."""
 NO_LINK: Final = RuleNotApplicable("the driver reports no PCIe link: a virtual machine, or an integrated GPU")
 NO_AER: Final = RuleNotApplicable("no PCIe error counters: the kernel or the platform has no AER")
@@ -59,7 +66,7 @@ def gen(now: Reading, most: Reading = 5, busy: Reading = 90, pstate: Reading = 0
     })  # fmt: skip
 
 
-def grown(field: GpuField, growth: Growth | int) -> GpuView:
+def grown(field: GpuField, growth: CounterGrowth | int) -> GpuView:
     return gpu_view(grown={field: growth})
 
 
@@ -69,26 +76,26 @@ def aer(name: str, field: GpuField, events: int, window: str, what: str, severit
     return [
         (code, grown(field, events - 1), OK),
         (code, grown(field, events), bad(code, f"{what}: at least {events} in {window}", severity)),
-        (code, grown(field, Growth(0, 1.0)), RuleNotEvaluated(f"needs {window} of history")),
-        (code, grown(field, BROKEN), Unreadable(field, EIO)),
+        (code, grown(field, CounterGrowth(0, 1.0)), RuleNotEvaluated(f"needs {window} of history")),
+        (code, grown(field, BROKEN), RuleInputUnreadable(field, EIO)),
         (code, grown(field, NONE), NO_AER),
     ]
 
 
 def links(up: Reading, before: int = ALL_UP, mig: Reading = 0) -> GpuView:
     changed = {GpuField.LINKS_UP: up, GpuField.MIG_MODE: mig}
-    return gpu_view(changed, start=GpuStart(links_up=before))
+    return gpu_view(changed, seen=SeenGpuFeatures(links_up=before))
 
 
-def noisy(by: dict[GpuField, Growth | int], counts: tuple[int, ...] = ()) -> GpuView:
-    return gpu_view(grown=by)._replace(gpu=gpu_sample(link_errors=counts))
+def noisy(by: dict[GpuField, CounterGrowth | int], counts: tuple[int, ...] = ()) -> GpuView:
+    return gpu_view(grown=by)._replace(sample=gpu_sample(link_errors=counts))
 
 
 def fabric(
-    state: Reading, status: Reading = 0, *, manager: bool | Missing = True, start: GpuStart = STRANGER
+    state: Reading, status: Reading = 0, *, manager: bool | Missing = True, seen: SeenGpuFeatures = STRANGER
 ) -> GpuView:
     changed = {GpuField.FABRIC_STATE: state, GpuField.FABRIC_STATUS: status}
-    return gpu_view(changed, start=start, host=GpuHost(fabric_manager=manager))
+    return gpu_view(changed, seen=seen, host=GpuSystemSample(fabric_manager=manager))
 
 
 def mask(bits: Reading, summary: Reading = 1) -> GpuView:
@@ -96,19 +103,19 @@ def mask(bits: Reading, summary: Reading = 1) -> GpuView:
 
 
 def managed(running: bool | Missing, *, before: bool = False) -> GpuView:
-    return gpu_view(start=GpuStart(fabric_manager=before), host=GpuHost(fabric_manager=running))
+    return gpu_view(seen=SeenGpuFeatures(fabric_manager=before), host=GpuSystemSample(fabric_manager=running))
 
 
 IDLE: Final = RuleNotEvaluated("needs load: an idle link slows down")
-RAN: Final = GpuStart(fabric_manager=True)
+RAN: Final = SeenGpuFeatures(fabric_manager=True)
 CASES: Final[Cases] = [
     # --- gpu.pcie.width
     (WIDTH, width(16), OK),
     (WIDTH, width(15), bad(WIDTH, "15 of 16 lanes")),
     (WIDTH, width(8), bad(WIDTH, "8 of 16 lanes")),
     (WIDTH, width(8, 8), OK),
-    (WIDTH, width(EIO), Unreadable("pcie_width", EIO)),
-    (WIDTH, width(16, EIO), Unreadable("pcie_width_max", EIO)),
+    (WIDTH, width(EIO), RuleInputUnreadable("pcie_width", EIO)),
+    (WIDTH, width(16, EIO), RuleInputUnreadable("pcie_width_max", EIO)),
     (WIDTH, width(ABSENT), NO_LINK),
     (WIDTH, width(16, ABSENT), NO_LINK),
     # --- gpu.pcie.gen
@@ -121,15 +128,15 @@ CASES: Final[Cases] = [
     (GEN, gen(1, pstate=2), bad(GEN, "generation 1 of 5 under load")),
     (GEN, gen(1, pstate=3), IDLE),
     (GEN, gen(1, pstate=ABSENT), bad(GEN, "generation 1 of 5 under load")),
-    (GEN, gen(EIO), Unreadable("pcie_gen", EIO)),
-    (GEN, gen(5, EIO), Unreadable("pcie_gen_max", EIO)),
+    (GEN, gen(EIO), RuleInputUnreadable("pcie_gen", EIO)),
+    (GEN, gen(5, EIO), RuleInputUnreadable("pcie_gen_max", EIO)),
     (GEN, gen(ABSENT), NO_LINK),
     (GEN, gen(5, ABSENT), NO_LINK),
     # --- gpu.pcie.replay, gpu.pcie.aer.*
     (REPLAY, grown(GpuField.PCIE_REPLAY, 8), OK),
     (REPLAY, grown(GpuField.PCIE_REPLAY, 9), bad(REPLAY, "PCIe replays: at least 9 in 1 min")),
-    (REPLAY, grown(GpuField.PCIE_REPLAY, Growth(8, 59.9)), RuleNotEvaluated("needs 1 min of history")),
-    (REPLAY, grown(GpuField.PCIE_REPLAY, BROKEN), Unreadable("pcie_replay", EIO)),
+    (REPLAY, grown(GpuField.PCIE_REPLAY, CounterGrowth(8, 59.9)), RuleNotEvaluated("needs 1 min of history")),
+    (REPLAY, grown(GpuField.PCIE_REPLAY, BROKEN), RuleInputUnreadable("pcie_replay", EIO)),
     (REPLAY, grown(GpuField.PCIE_REPLAY, NONE), RuleNotApplicable("the driver counts no replays")),
     *aer("correctable", GpuField.AER_CORRECTABLE, 100, "1 min", "correctable PCIe errors", Severity.DEGRADED),
     *aer("nonfatal", GpuField.AER_NONFATAL, 1, "10 min", "non-fatal PCIe errors", Severity.DEGRADED),
@@ -142,7 +149,7 @@ CASES: Final[Cases] = [
     (DOWN, links(0b0011, before=0b0011), OK),  # links 2 and 3 were never up
     (DOWN, links(0, mig=1), RuleNotApplicable("a GPU in MIG mode uses no NVLinks")),
     (DOWN, links(0, before=0), RuleNotApplicable("no NVLink was up")),
-    (DOWN, links(EIO), Unreadable("links_up", EIO)),
+    (DOWN, links(EIO), RuleInputUnreadable("links_up", EIO)),
     (DOWN, links(ABSENT), RuleNotApplicable("the GPU has no NVLinks")),
     # --- gpu.nvlink.errors, gpu.nvlink.recovery_failed
     (ERRORS, gpu_view(), OK),
@@ -155,8 +162,8 @@ CASES: Final[Cases] = [
      bad(ERRORS, "NVLink recoveries: at least 1 in 10 min; since the driver was loaded, most on NVLink 3")),
     (ERRORS, noisy({GpuField.LINK_RECOVERY: 2}, (9, 9, 9, 9)),
      bad(ERRORS, "NVLink recoveries: at least 1 in 10 min")),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: Growth(0, 599.0)}), RuleNotEvaluated("needs 10 min of history")),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: BROKEN}), Unreadable("link_replay", EIO)),
+    (ERRORS, noisy({GpuField.LINK_REPLAY: CounterGrowth(0, 599.0)}), RuleNotEvaluated("needs 10 min of history")),  # noqa: E501
+    (ERRORS, noisy({GpuField.LINK_REPLAY: BROKEN}), RuleInputUnreadable("link_replay", EIO)),
     (ERRORS, noisy({GpuField.LINK_REPLAY: NONE}), OK),  # the other kinds are counted
     (ERRORS, noisy({GpuField.LINK_REPLAY: BROKEN, GpuField.LINK_CRC: 6_000}),
      bad(ERRORS, "NVLink CRC errors: at least 6000 in 1 min")),
@@ -164,9 +171,9 @@ CASES: Final[Cases] = [
     (GIVEN_UP, gpu_view(), OK),
     (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, 1),
      bad(GIVEN_UP, "NVLink recoveries that failed: at least 1 in 10 min")),
-    (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, Growth(0, 9.0)),
+    (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, CounterGrowth(0, 9.0)),
      RuleNotEvaluated("needs 10 min of history")),
-    (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, BROKEN), Unreadable("link_recovery_failed", EIO)),
+    (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, BROKEN), RuleInputUnreadable("link_recovery_failed", EIO)),  # noqa: E501
     (GIVEN_UP, gpu_view(readings=T4), RuleNotApplicable("the driver counts no such errors")),
     # --- gpu.fabric.state, gpu.fabric.status
     (STATE, fabric(3), OK),
@@ -174,18 +181,18 @@ CASES: Final[Cases] = [
     (STATE, fabric(2, manager=ABSENT), broken(STATE, "registration with the fabric does not finish")),
     (STATE, fabric(1), broken(STATE, "registration with the fabric does not begin")),
     (STATE, fabric(1, manager=False), broken(STATE, "registration with the fabric does not begin")),
-    (STATE, fabric(1, manager=ABSENT, start=RAN),
+    (STATE, fabric(1, manager=ABSENT, seen=RAN),
      broken(STATE, "registration with the fabric does not begin")),
     (STATE, fabric(1, manager=ABSENT),
      RuleNotApplicable("registration has not begun, and nothing here would begin it")),
     (STATE, fabric(0), NO_FABRIC),
     (STATE, fabric(ABSENT), NO_FABRIC),
-    (STATE, fabric(EIO), Unreadable("fabric_state", EIO)),
+    (STATE, fabric(EIO), RuleInputUnreadable("fabric_state", EIO)),
     (STATUS, fabric(3), OK),
     (STATUS, fabric(3, 999), broken(STATUS, "registration with the fabric failed: UNKNOWN (999)")),
     (STATUS, fabric(2, 999), RuleNotApplicable("registration is not complete")),
-    (STATUS, fabric(3, EIO), Unreadable("fabric_status", EIO)),
-    (STATUS, fabric(EIO), Unreadable("fabric_state", EIO)),
+    (STATUS, fabric(3, EIO), RuleInputUnreadable("fabric_status", EIO)),
+    (STATUS, fabric(EIO), RuleInputUnreadable("fabric_state", EIO)),
     (STATUS, fabric(ABSENT, ABSENT), NO_FABRIC),
     # --- gpu.fabric.health
     (HEALTH, mask(0x1AA), OK),
@@ -202,8 +209,8 @@ CASES: Final[Cases] = [
     (HEALTH, mask(0, 2), broken(HEALTH, "summary: unhealthy")),
     (HEALTH, mask(0, 0), NO_HEALTH),
     (HEALTH, mask(ABSENT, ABSENT), NO_HEALTH),
-    (HEALTH, mask(EIO), Unreadable("fabric_health", EIO)),
-    (HEALTH, mask(0x1AA, EIO), Unreadable("fabric_summary", EIO)),
+    (HEALTH, mask(EIO), RuleInputUnreadable("fabric_health", EIO)),
+    (HEALTH, mask(0x1AA, EIO), RuleInputUnreadable("fabric_summary", EIO)),
     # --- gpu.fabric.manager
     (MANAGER, managed(True), OK),
     (MANAGER, managed(False),
@@ -213,8 +220,8 @@ CASES: Final[Cases] = [
      bad(MANAGER, "nv-fabricmanager was running, and is not any more")),
     (MANAGER, managed(ABSENT),
      RuleNotApplicable("no NVSwitches on the PCI bus, or processes cannot be listed")),
-    (MANAGER, managed(EIO, before=True), Unreadable("processes", EIO)),
-    (MANAGER, managed(False)._replace(gpu=None),
+    (MANAGER, managed(EIO, before=True), RuleInputUnreadable("processes", EIO)),
+    (MANAGER, managed(False)._replace(sample=None),
      bad(MANAGER, "nv-fabricmanager is not running, and the machine has NVSwitches")),
 ]  # fmt: skip
 
@@ -224,7 +231,7 @@ def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer:
     assert ROWS[code].evaluate(view) == answer
 
 
-@pytest.mark.parametrize("budget", BUDGETS, ids=lambda budget: budget.field)
+@pytest.mark.parametrize("budget", ERROR_LIMITS, ids=lambda budget: budget.field)
 def test_each_nvlink_error_kind_has_its_own_budget(budget: GrowthLimit) -> None:
     judge = ROWS[ERRORS].evaluate
     assert judge(grown(budget.field, budget.events - 1)) is OK

@@ -6,8 +6,15 @@ import pytest
 from gpu_samples import ABSENT, EIO, LIMITS, T4, gpu_view
 
 from agent.health.gpu.catalog import gpu_rules
-from agent.health.gpu.view import GpuStart, GpuView
-from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
+from agent.health.gpu.view import GpuView, SeenGpuFeatures
+from agent.health.rules import (
+    OK,
+    CounterGrowth,
+    RuleInputUnreadable,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+)
 from agent.model.gpu import GpuField
 from agent.model.health import Finding, Severity
 from agent.model.reading import Reading
@@ -40,13 +47,13 @@ def lost(text: str, severity: Severity = Severity.DEGRADED) -> Finding:
     return Finding(LOST, severity, f"{text} since the driver was loaded")
 
 
-def corrected(growth: Growth | int, limits: GpuLimits = LIMITS) -> GpuView:
+def corrected(growth: CounterGrowth | int, limits: GpuLimits = LIMITS) -> GpuView:
     return gpu_view(grown={GpuField.ECC_CORRECTABLE: growth}, limits=limits)
 
 
 def mode(now: Reading, pending: Reading, *, at_start: bool = False) -> GpuView:
     changed = {GpuField.ECC_MODE: now, GpuField.ECC_MODE_PENDING: pending}
-    return gpu_view(changed, start=GpuStart(ecc=at_start))
+    return gpu_view(changed, seen=SeenGpuFeatures(ecc=at_start))
 
 
 def pages(sbe: Reading, dbe: Reading) -> GpuView:
@@ -68,18 +75,18 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (LOST, errors(1, action=1), lost("1 uncorrectable error", Severity.UNHEALTHY)),
     (LOST, errors(1, action=ABSENT), lost("1 uncorrectable error", Severity.UNHEALTHY)),
     (LOST, errors(1, action=EIO), lost("1 uncorrectable error", Severity.UNHEALTHY)),
-    (LOST, errors(EIO), Unreadable("ecc_uncorrectable", EIO)),
+    (LOST, errors(EIO), RuleInputUnreadable("ecc_uncorrectable", EIO)),
     (LOST, errors(ABSENT), RuleNotApplicable("the GPU has no ECC")),
     (LOST, gpu_view({GpuField.ECC_MODE: 0, GpuField.ECC_UNCORRECTABLE: 2}), RuleNotApplicable("ECC is off")),
     # --- gpu.ecc.correctable_rate
     (RATE, corrected(999), OK),
     (RATE, corrected(1000),
      Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 1000 in 1 h")),
-    (RATE, corrected(Growth(1000, 3.0)),
+    (RATE, corrected(CounterGrowth(1000, 3.0)),
      Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 1000 in 1 h")),
-    (RATE, corrected(Growth(999, 3599.0)), RuleNotEvaluated("needs 1 h of history")),
-    (RATE, corrected(Growth(EIO, 0.0)), Unreadable("ecc_correctable", EIO)),
-    (RATE, corrected(Growth(ABSENT, 0.0)), RuleNotApplicable("the GPU has no ECC")),
+    (RATE, corrected(CounterGrowth(999, 3599.0)), RuleNotEvaluated("needs 1 h of history")),
+    (RATE, corrected(CounterGrowth(EIO, 0.0)), RuleInputUnreadable("ecc_correctable", EIO)),
+    (RATE, corrected(CounterGrowth(ABSENT, 0.0)), RuleNotApplicable("the GPU has no ECC")),
     (RATE, corrected(4, FEW), OK),
     (RATE, corrected(5, FEW),
      Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 5 in 1 min")),
@@ -92,38 +99,38 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (OFF, mode(0, 1), off("ECC is off until the next reset")),
     (OFF, mode(0, 0), off("ECC is off")),
     (OFF, mode(0, 0, at_start=True), off("ECC is off, but was on at start")),
-    (OFF, mode(EIO, 1), Unreadable("ecc_mode", EIO)),
+    (OFF, mode(EIO, 1), RuleInputUnreadable("ecc_mode", EIO)),
     (OFF, mode(ABSENT, ABSENT), RuleNotApplicable("the GPU has no ECC")),
     # --- gpu.ecc.sram_threshold
     (SRAM, gpu_view(), OK),
     (SRAM, gpu_view({GpuField.SRAM_THRESHOLD: 1}),
      Finding(SRAM, Severity.UNHEALTHY, "uncorrectable SRAM errors exceed the vendor's limit")),
-    (SRAM, gpu_view({GpuField.SRAM_THRESHOLD: EIO}), Unreadable("sram_threshold", EIO)),
+    (SRAM, gpu_view({GpuField.SRAM_THRESHOLD: EIO}), RuleInputUnreadable("sram_threshold", EIO)),
     (SRAM, gpu_view(readings=T4), RuleNotApplicable("driver or GPU have no SRAM threshold")),
     # --- gpu.remap.*
     ("gpu.remap.failure", gpu_view(), OK),
     ("gpu.remap.failure", gpu_view({GpuField.REMAP_FAILURE: 1}),
      Finding("gpu.remap.failure", Severity.UNHEALTHY, "a bad memory row could not be remapped")),
-    ("gpu.remap.failure", gpu_view({GpuField.REMAP_FAILURE: EIO}), Unreadable("remap_failure", EIO)),
+    ("gpu.remap.failure", gpu_view({GpuField.REMAP_FAILURE: EIO}), RuleInputUnreadable("remap_failure", EIO)),
     ("gpu.remap.failure", gpu_view(readings=T4), NO_REMAP),
     ("gpu.remap.pending", gpu_view(), OK),
     ("gpu.remap.pending", gpu_view({GpuField.REMAP_PENDING: 1}),
      Finding("gpu.remap.pending", Severity.DEGRADED, "a row remapping waits for a reset")),
-    ("gpu.remap.pending", gpu_view({GpuField.REMAP_PENDING: EIO}), Unreadable("remap_pending", EIO)),
+    ("gpu.remap.pending", gpu_view({GpuField.REMAP_PENDING: EIO}), RuleInputUnreadable("remap_pending", EIO)),
     ("gpu.remap.pending", gpu_view(readings=T4), NO_REMAP),
     # --- gpu.retired.*
     (PAGES, pages(0, 0), OK),
     (PAGES, pages(40, 19), OK),
     (PAGES, pages(40, 20), Finding(PAGES, Severity.DEGRADED, "60 pages retired, the limit is 60")),
     (PAGES, pages(0, 64), Finding(PAGES, Severity.DEGRADED, "64 pages retired, the limit is 60")),
-    (PAGES, pages(EIO, 3), Unreadable("retired_sbe", EIO)),
-    (PAGES, pages(3, EIO), Unreadable("retired_dbe", EIO)),
+    (PAGES, pages(EIO, 3), RuleInputUnreadable("retired_sbe", EIO)),
+    (PAGES, pages(3, EIO), RuleInputUnreadable("retired_dbe", EIO)),
     (PAGES, gpu_view(), NO_RETIREMENT),
     ("gpu.retired.pending", gpu_view(readings=T4), OK),
     ("gpu.retired.pending", gpu_view({GpuField.RETIRED_PENDING: 1}, readings=T4),
      Finding("gpu.retired.pending", Severity.DEGRADED, "a page retirement waits for a reset")),
     ("gpu.retired.pending", gpu_view({GpuField.RETIRED_PENDING: EIO}, readings=T4),
-     Unreadable("retired_pending", EIO)),
+     RuleInputUnreadable("retired_pending", EIO)),
     ("gpu.retired.pending", gpu_view(), NO_RETIREMENT),
 ]  # fmt: skip
 

@@ -8,20 +8,22 @@ from paper import cpus_sample
 from paper_gpus import GpuNode
 
 from agent.health.gpu.rule_state import REMOVED_NS, GpuRuleState, gpu_devices, gpu_views, next_gpu_rule_state
-from agent.health.rules import Growth
-from agent.model.gpu import GpuField, GpuHost, GpuSample, MigSample, NvmlStatus
+from agent.health.rules import CounterGrowth
+from agent.model.gpu import GpuField, GpuSample, GpuSystemSample, MigSample, NvmlStatus
 from agent.model.reading import Reading
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 
 REPLAY = GpuField.PCIE_REPLAY
 WINDOW_S = 60
 
 
-def snapshot(*gpus: GpuSample, host: GpuHost | None = None, state: SourceState = SourceState.OK) -> Snapshot:
-    return Snapshot(0, cpus_sample(), gpus=gpu_set(*gpus, state=state), host=host or GpuHost())
+def snapshot(
+    *gpus: GpuSample, host: GpuSystemSample | None = None, state: SourceState = SourceState.OK
+) -> Snapshot:
+    return Snapshot(0, cpus_sample(), gpus=gpu_set(*gpus, state=state), host=host or GpuSystemSample())
 
 
 def at(second: float) -> Instant:
@@ -33,7 +35,7 @@ def read_at(second: float, value: Reading, **attributes: object) -> tuple[Snapsh
     return snapshot(sample), at(second)
 
 
-def growth_after(*readings: tuple[float, Reading]) -> Growth:
+def growth_after(*readings: tuple[float, Reading]) -> CounterGrowth:
     state = GpuRuleState()
     for second, value in readings:
         seen, now = read_at(second, value)
@@ -46,35 +48,35 @@ def test_pci_function_is_matched_only_for_gpus_listed_by_nvml() -> None:
     state = next_gpu_rule_state(GpuRuleState(), snapshot(*known), LIMITS, at(1))
     functions = pci_sample(1, driver=""), pci_sample(7)
     views = gpu_views(state, replace(snapshot(*known), pci=functions), LIMITS, at(2))
-    assert [view.pci for view in views.values()] == [None, functions[0]]
+    assert [view.pci_function for view in views.values()] == [None, functions[0]]
     for pci in (None, EIO):
         views = gpu_views(state, replace(snapshot(*known), pci=pci), LIMITS, at(2))
-        assert [view.pci for view in views.values()] == [None, None]
-    by_bus = snapshot(host=GpuHost(bus_gpus=(functions[0].address,)), state=SourceState.FAILING)
+        assert [view.pci_function for view in views.values()] == [None, None]
+    by_bus = snapshot(host=GpuSystemSample(bus_gpus=(functions[0].address,)), state=SourceState.FAILING)
     state = next_gpu_rule_state(GpuRuleState(), by_bus, LIMITS, at(1))
     [view] = gpu_views(state, replace(by_bus, pci=functions), LIMITS, at(2)).values()
-    assert view.pci is None
+    assert view.pci_function is None
 
 
 # --- counters -----------------------------------------------------------------------------------------------
 
 
 def test_growth_covers_only_the_window() -> None:
-    assert growth_after((100, 5)) == Growth(0, 0.0)
-    assert growth_after((100, 5), (130, 9)) == Growth(4, 30.0)
-    assert growth_after((100, 5), (130, 9), (160, 9)) == Growth(4, 60.0)
-    assert growth_after((100, 5), (130, 9), (160, 9), (191, 9)) == Growth(0, 60.0)
+    assert growth_after((100, 5)) == CounterGrowth(0, 0.0)
+    assert growth_after((100, 5), (130, 9)) == CounterGrowth(4, 30.0)
+    assert growth_after((100, 5), (130, 9), (160, 9)) == CounterGrowth(4, 60.0)
+    assert growth_after((100, 5), (130, 9), (160, 9), (191, 9)) == CounterGrowth(0, 60.0)
 
 
 def test_decreased_counter_starts_new_window() -> None:
-    assert growth_after((100, 50), (130, 3)) == Growth(0, 0.0)
-    assert growth_after((100, 50), (130, 3), (140, 5)) == Growth(2, 10.0)
+    assert growth_after((100, 50), (130, 3)) == CounterGrowth(0, 0.0)
+    assert growth_after((100, 50), (130, 3), (140, 5)) == CounterGrowth(2, 10.0)
 
 
 def test_unreadable_counter_has_unknown_growth() -> None:
-    assert growth_after((100, 5), (130, EIO)) == Growth(EIO, 0.0)
-    assert growth_after((100, 5), (130, EIO), (140, 500)) == Growth(0, 0.0)
-    assert growth_after((100, ABSENT)) == Growth(ABSENT, 0.0)
+    assert growth_after((100, 5), (130, EIO)) == CounterGrowth(EIO, 0.0)
+    assert growth_after((100, 5), (130, EIO), (140, 500)) == CounterGrowth(0, 0.0)
+    assert growth_after((100, ABSENT)) == CounterGrowth(ABSENT, 0.0)
 
 
 def test_same_pass_twice_is_one_point_of_window() -> None:
@@ -90,7 +92,7 @@ def test_link_baseline_contains_every_link_ever_up() -> None:
     for second, links in ((100, 0b0011), (101, 0b0110), (102, 0)):
         sample = gpu_sample({GpuField.LINKS_UP: links}, beat_ns=second * NS)
         state = next_gpu_rule_state(state, snapshot(sample), LIMITS, at(second))
-    assert state.per_gpu[0].start.links_up == 0b0111
+    assert state.per_gpu[0].seen.links_up == 0b0111
 
 
 def test_lost_gpu_keeps_baseline_and_instances() -> None:
@@ -98,7 +100,7 @@ def test_lost_gpu_keeps_baseline_and_instances() -> None:
     state = next_gpu_rule_state(GpuRuleState(), snapshot(gpu_sample(migs=migs)), LIMITS, at(1000))
     lost = gpu_sample(readings={}, status=NvmlStatus.LOST, migs=())
     after = next_gpu_rule_state(state, snapshot(lost), LIMITS, at(1001))
-    assert after.per_gpu[0].start.links_up == ALL_UP
+    assert after.per_gpu[0].seen.links_up == ALL_UP
     assert [device.name for device in gpu_devices(after)] == ["gpu-0", "gpu-0-mig-1-0"]
 
 
@@ -109,7 +111,7 @@ def test_replacement_gpu_has_its_own_baseline() -> None:
     missing = next_gpu_rule_state(state, snapshot(gpu_sample(number=1)), LIMITS, at(1001))
     after = next_gpu_rule_state(missing, snapshot(other), LIMITS, at(1001))
     assert (after.registry[0].number, after.registry[0].uuid) == (0, "GPU-other")
-    assert (after.per_gpu[0].start.links_up, after.per_gpu[0].start.ecc) == (1, False)
+    assert (after.per_gpu[0].seen.links_up, after.per_gpu[0].seen.ecc) == (1, False)
     assert after.per_gpu[0].instances == ()
 
 
@@ -193,7 +195,7 @@ def test_missing_gpu_does_not_rename_other_gpus() -> None:
 
 def test_gpus_from_bus_keep_numbers_when_nvml_recovers() -> None:
     buses = ("0000:1b:00.0", "0000:2b:00.0")
-    host = GpuHost(bus_gpus=buses)
+    host = GpuSystemSample(bus_gpus=buses)
     failing = snapshot(host=host, state=SourceState.FAILING)
     state = next_gpu_rule_state(GpuRuleState(), failing, LIMITS, at(1))
     assert [(gpu.number, gpu.bus) for gpu in state.registry] == [(0, buses[0]), (1, buses[1])]
@@ -204,7 +206,7 @@ def test_gpus_from_bus_keep_numbers_when_nvml_recovers() -> None:
 
 
 def test_absent_library_ignores_gpus_on_bus() -> None:
-    host = GpuHost(bus_gpus=("0000:1b:00.0",))
+    host = GpuSystemSample(bus_gpus=("0000:1b:00.0",))
     absent = snapshot(host=host, state=SourceState.ABSENT)
     assert next_gpu_rule_state(GpuRuleState(), absent, LIMITS, at(1)).registry == ()
 
@@ -232,4 +234,4 @@ def test_siblings_are_other_gpus_that_answer(seconds: float) -> None:
     state = next_gpu_rule_state(GpuRuleState(), seen, GpuLimits(), at(1000 + seconds))
     views = gpu_views(state, seen, GpuLimits(), at(1000 + seconds))
     assert [views[n].siblings_p50_ns for n in range(4)] == [(2, 3), (1, 3), (1, 2), (1, 2, 3)]
-    assert views[0].gpu == gpus[0]
+    assert views[0].sample == gpus[0]

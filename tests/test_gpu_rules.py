@@ -23,26 +23,26 @@ from gpu_samples import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.gpu.catalog import gpu_rules, gpu_wakes, windows
-from agent.health.gpu.view import GpuStart, GpuView, nvml_name, worst_result
-from agent.health.host.catalog import ALL_RULES
+from agent.health.gpu.catalog import counter_windows_s, gpu_rules, gpu_wakes
+from agent.health.gpu.view import GpuView, SeenGpuFeatures, nvml_code_text, worst_result
+from agent.health.host.catalog import ALL_HOST_RULES
 from agent.health.rules import (
     OK,
-    Growth,
+    CounterGrowth,
     Rule,
+    RuleInputUnreadable,
     RuleNotApplicable,
     RuleNotEvaluated,
-    Unreadable,
-    at_least,
-    duration,
+    format_at_least,
+    format_duration,
 )
-from agent.model.gpu import GpuField, GpuHost, StuckProcess
+from agent.model.gpu import GpuField, GpuSystemSample, StuckProcess
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Reading
 from agent.model.settings import GpuLimits
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.model.wake import GpuWake, GpuWakeMode
+from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 
 RULES: Final = gpu_rules(LIMITS)
 ROWS: Final = {rule.code: rule for rule in RULES}
@@ -59,11 +59,11 @@ def grown(**by: int) -> GpuView:
 
 
 def status(code: int) -> GpuView:
-    return gpu_view(gpu=gpu_sample(status=code))
+    return gpu_view(sample=gpu_sample(status=code))
 
 
 def library(err: int) -> GpuView:
-    return gpu_view(gpu=None, gpus=gpu_set(state=SourceState.FAILING, err=err))
+    return gpu_view(sample=None, gpu_set=gpu_set(state=SourceState.FAILING, err=err))
 
 
 TRIGGERS: Final[Mapping[str, GpuView]] = {
@@ -72,15 +72,16 @@ TRIGGERS: Final[Mapping[str, GpuView]] = {
     "gpu.lost": status(15),
     "gpu.reset_required": status(16),
     "gpu.failing": status(999),
-    "gpu.probe.slow": gpu_view(gpu=gpu_sample(probe_p50_ns=200_000_000)),
+    "gpu.probe.slow": gpu_view(sample=gpu_sample(probe_p50_ns=200_000_000)),
+    "gpu.driver.process": gpu_view(gpu_set=gpu_set(process="the NVML process was killed by SIGSEGV")),
     "gpu.driver.init": library(9),
     "gpu.driver.mismatch": library(18),
-    "gpu.missing": gpu_view(gpu=gpu_sample(status=28)),
-    "gpu.unbound": gpu_view(gpu=gpu_sample(status=28), pci=pci_sample(driver="")),
-    "gpu.driver.reloaded": gpu_view(gpus=gpu_set(generation=2)),
+    "gpu.missing": gpu_view(sample=gpu_sample(status=28)),
+    "gpu.unbound": gpu_view(sample=gpu_sample(status=28), pci_function=pci_sample(driver="")),
+    "gpu.driver.reloaded": gpu_view(gpu_set=gpu_set(generation=2)),
     "gpu.driver.persistence_off": read(persistence=0),
-    "gpu.driver.stuck_process": gpu_view(host=GpuHost(stuck=(StuckProcess(4711, "python"),))),
-    "gpu.driver.deaf": gpu_view(log_read=False),
+    "gpu.driver.stuck_process": gpu_view(host=GpuSystemSample(stuck=(StuckProcess(4711, "python"),))),
+    "gpu.driver.deaf": gpu_view(is_log_readable=False),
     "gpu.remap.failure": read(remap_failure=1),
     "gpu.ecc.sram_threshold": read(sram_threshold=1),
     "gpu.ecc.uncorrectable": read(ecc_uncorrectable=2, recovery_action=ABSENT),
@@ -95,7 +96,7 @@ TRIGGERS: Final[Mapping[str, GpuView]] = {
     "gpu.fabric.status": read(fabric_status=999),
     "gpu.fabric.state": read(fabric_state=2),
     "gpu.fabric.health": read(fabric_health=0x19A),
-    "gpu.fabric.manager": gpu_view(host=GpuHost(fabric_manager=False)),
+    "gpu.fabric.manager": gpu_view(host=GpuSystemSample(fabric_manager=False)),
     "gpu.pcie.aer.fatal": grown(aer_fatal=1),
     "gpu.pcie.aer.nonfatal": grown(aer_nonfatal=1),
     "gpu.pcie.aer.correctable": grown(aer_correctable=100),
@@ -121,7 +122,7 @@ by_reading_rule = pytest.mark.parametrize(
 
 def test_every_rule_has_a_trigger_and_every_trigger_a_rule() -> None:
     assert list(TRIGGERS) == [rule.code for rule in RULES]
-    assert not ROWS.keys() & {rule.code for rule in ALL_RULES}
+    assert not ROWS.keys() & {rule.code for rule in ALL_HOST_RULES}
 
 
 @by_code
@@ -140,7 +141,7 @@ def test_every_row_is_complete(rule: Rule) -> None:
     assert all([rule.threshold, rule.why, rule.advice, rule.try_it])
     assert rule.evaluate.__doc__
     assert "Source:" in rule.evaluate.__doc__
-    assert rule.counter == bool(rule.window_s)
+    assert rule.counts_growth == bool(rule.window_s)
     assert rule.gpu_reads or rule.valid_when_stalled or rule.code == "gpu.probe.slow"
 
 
@@ -153,7 +154,9 @@ def test_unhealthy_rules_have_a_probation(rule: Rule) -> None:
 @pytest.mark.parametrize("readings", [H100, T4], ids=["h100", "t4"])
 def test_healthy_gpu_has_no_finding(readings: Mapping[GpuField, Reading]) -> None:
     view = gpu_view(readings=readings)
-    assert [answer for rule in RULES if isinstance(answer := rule.evaluate(view), Finding | Unreadable)] == []
+    assert [
+        answer for rule in RULES if isinstance(answer := rule.evaluate(view), Finding | RuleInputUnreadable)
+    ] == []
 
 
 def test_row_texts_contain_configured_limits() -> None:
@@ -167,7 +170,7 @@ def test_row_texts_contain_configured_limits() -> None:
 
 def test_rules_of_equal_limits_are_created_once() -> None:
     assert gpu_rules(GpuLimits()) is RULES
-    assert windows(GpuLimits()) is windows(LIMITS)
+    assert counter_windows_s(GpuLimits()) is counter_windows_s(LIMITS)
 
 
 # --- missing data -------------------------------------------------------------------------------------------
@@ -183,14 +186,14 @@ def test_absent_reading_makes_rule_not_applicable(rule: Rule) -> None:
 def test_unreadable_reading_is_neither_ok_nor_finding(rule: Rule) -> None:
     view = gpu_view({wake.field: EIO for wake in rule.gpu_reads})
     answer = rule.evaluate(view)
-    assert isinstance(answer, Unreadable)
+    assert isinstance(answer, RuleInputUnreadable)
     assert answer.name in {wake.field for wake in rule.gpu_reads}
     assert answer.reading == EIO
 
 
 @by_code
 def test_unread_gpu_is_evaluated_by_rules_that_need_no_answer(rule: Rule) -> None:
-    view = gpu_view(gpu=None, growth={})
+    view = gpu_view(sample=None, growth={})
     answer = rule.evaluate(view)
     if rule.valid_when_stalled:
         assert isinstance(answer, Finding) == (rule.code == "gpu.missing")
@@ -198,9 +201,9 @@ def test_unread_gpu_is_evaluated_by_rules_that_need_no_answer(rule: Rule) -> Non
         assert isinstance(answer, RuleNotApplicable | RuleNotEvaluated)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.counter], ids=lambda rule: rule.code)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.counts_growth], ids=lambda rule: rule.code)
 def test_counter_without_history_is_not_evaluated(rule: Rule) -> None:
-    growth = {field: Growth(0, 0.0) for field in windows(LIMITS)}
+    growth = {field: CounterGrowth(0, 0.0) for field in counter_windows_s(LIMITS)}
     assert isinstance(rule.evaluate(gpu_view(growth=growth)), RuleNotEvaluated)
 
 
@@ -210,7 +213,7 @@ readings = st.one_of(
     st.just(ABSENT), st.just(EIO), st.integers(0, 20), st.integers(-10, 200), st.integers(0, 2**64 - 1)
 )
 every_readings = st.fixed_dictionaries(dict.fromkeys(GpuField, readings))
-answers = Finding | Unreadable | RuleNotEvaluated | RuleNotApplicable | None
+answers = Finding | RuleInputUnreadable | RuleNotEvaluated | RuleNotApplicable | None
 
 
 def view_of(values: Mapping[GpuField, Reading], by: int, code: int, links: int) -> GpuView:
@@ -218,9 +221,9 @@ def view_of(values: Mapping[GpuField, Reading], by: int, code: int, links: int) 
         field: unchanged._replace(events=by) if isinstance(unchanged.events, int) else unchanged
         for field, unchanged in flat_growth(LIMITS, values).items()
     }
-    return gpu_view(readings=values, growth=growth, start=GpuStart(links, True, bool(links % 2)))._replace(
-        gpu=gpu_sample(readings=values, status=code)
-    )
+    return gpu_view(
+        readings=values, growth=growth, seen=SeenGpuFeatures(links, True, bool(links % 2))
+    )._replace(sample=gpu_sample(readings=values, status=code))
 
 
 views = st.builds(
@@ -250,12 +253,12 @@ UNWATCHED: Final = sorted(set(GpuField) - {wake.field for wake in gpu_wakes(LIMI
 def test_reading_that_does_not_wake_engine_changes_no_result(
     view: GpuView, field: GpuField, value: Reading
 ) -> None:
-    assert view.gpu
-    other = view._replace(gpu=replace(view.gpu, readings={**view.gpu.readings, field: value}))
+    assert view.sample
+    other = view._replace(sample=replace(view.sample, readings={**view.sample.readings, field: value}))
     assert [rule.evaluate(other) for rule in RULES] == [rule.evaluate(view) for rule in RULES]
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.counter], ids=lambda rule: rule.code)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.counts_growth], ids=lambda rule: rule.code)
 def test_evidence_of_rate_is_independent_of_rate(rule: Rule) -> None:
     field = next(wake.field for wake in rule.gpu_reads if wake.mode is GpuWakeMode.RISE)
     found = {rule.evaluate(gpu_view(grown={field: by})) for by in (10**12, 10**12 + 1, 10**13)}
@@ -276,20 +279,20 @@ def test_varying_readings_wake_only_at_their_limit() -> None:
     assert modes[GpuField.TEMP] is modes[GpuField.MEM_TEMP] is GpuWakeMode.OVER
     assert modes[GpuField.MARGIN] is modes[GpuField.UTILIZATION] is GpuWakeMode.BELOW
     assert modes[GpuField.CLOCK_REASONS] is GpuWakeMode.BITS
-    assert {modes[field] for field in windows(LIMITS)} == {GpuWakeMode.RISE}
+    assert {modes[field] for field in counter_windows_s(LIMITS)} == {GpuWakeMode.RISE}
     assert not {GpuField.ECC_CORRECTABLE_LIFE, GpuField.SLOWED_SW_POWER} & modes.keys()
 
 
 def test_bit_wakes_of_several_rules_are_merged() -> None:
     wake = next(wake for wake in gpu_wakes(LIMITS) if wake.field is GpuField.CLOCK_REASONS)
-    assert wake == GpuWake(GpuField.CLOCK_REASONS, GpuWakeMode.BITS, 0xE8)
+    assert wake == GpuWakeCondition(GpuField.CLOCK_REASONS, GpuWakeMode.BITS, 0xE8)
 
 
 def test_counter_wakes_at_configured_budget() -> None:
     limits = GpuLimits(correctable_errors=7, correctable_window_s=30)
     wake = next(wake for wake in gpu_wakes(limits) if wake.field is GpuField.ECC_CORRECTABLE)
-    assert wake == GpuWake(GpuField.ECC_CORRECTABLE, GpuWakeMode.RISE, 7, 30 * NS)
-    assert windows(limits)[GpuField.ECC_CORRECTABLE] == 30
+    assert wake == GpuWakeCondition(GpuField.ECC_CORRECTABLE, GpuWakeMode.RISE, 7, 30 * NS)
+    assert counter_windows_s(limits)[GpuField.ECC_CORRECTABLE] == 30
 
 
 # --- texts --------------------------------------------------------------------------------------------------
@@ -300,25 +303,25 @@ def test_counter_wakes_at_configured_budget() -> None:
     [(0.25, "0.25 s"), (60, "1 min"), (90, "90 s"), (3600, "1 h"), (5400, "90 min"), (86400, "1 d")],
 )
 def test_duration_uses_largest_unit_with_whole_number(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(("code", "text"), [(15, "GPU_IS_LOST (15)"), (77, "code 77")])
 def test_return_code_has_nvml_name(code: int, text: str) -> None:
-    assert nvml_name(code) == text
+    assert nvml_code_text(code) == text
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=2))
 def test_text_of_growing_count_changes_rarely(counts: list[int]) -> None:
     counts.sort()
-    texts = [at_least(count) for count in counts]
+    texts = [format_at_least(count) for count in counts]
     assert all(before == after for before, after in pairwise(texts) if len(before) == len(after) > 1)
     assert all(int(re.sub(r"\D", "", text)) <= count for text, count in zip(texts, counts, strict=True))
     assert len(set(texts)) <= 9 + 9
 
 
 def test_worst_result_prefers_findings_then_unknown_results() -> None:
-    bad, blind = Finding("x", Severity.INFO), Unreadable("x", EIO)
+    bad, blind = Finding("x", Severity.INFO), RuleInputUnreadable("x", EIO)
     young, none = RuleNotEvaluated("x"), RuleNotApplicable("x")
     assert worst_result(none, OK, young, blind, bad) is bad
     assert worst_result(none, OK, young, blind) is blind

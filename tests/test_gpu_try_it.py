@@ -17,6 +17,7 @@ COMMAND: Final = re.compile(r"(?:gpu \d|init|reload) [^;]+")
 T4: Final = "with profile t4: "
 LINES: Final = {rule.code: rule.try_it for rule in gpu_rules(GpuLimits())}
 BY_HAND: Final = {
+    "gpu.driver.process",
     "gpu.driver.deaf",
     "gpu.driver.stuck_process",
     "gpu.unbound",

@@ -12,12 +12,19 @@ from typing import Any, Final
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench import counts
+from agent.bench import exact_counts
 from agent.bench.budgets import FILE
-from agent.bench.guards import KINDS, RATIO_GROUPS, Guard, GuardContext, GuardResult, guard_context, guards
+from agent.bench.file_trees import temporary_directory, write_sysfs
+from agent.bench.guards import (
+    KINDS,
+    RATIO_GROUPS,
+    BudgetGuard,
+    GuardContext,
+    GuardResult,
+    select_guards,
+)
 from agent.bench.result import MeasurementError
-from agent.bench.trees import scratch, write_sysfs
-from agent.health.host.catalog import wakes
+from agent.health.host.catalog import sampler_wakes
 from agent.model.time import NS
 from agent.native.sampler import Sampler, SamplerOptions
 
@@ -27,12 +34,12 @@ BUDGETS: Final[dict[str, Any]] = tomllib.loads((ROOT / FILE).read_text())
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[GuardContext]:
-    with guard_context(ROOT, BUDGETS) as context:
-        yield context
+    with temporary_directory() as directory:
+        yield GuardContext(ROOT, BUDGETS, directory)
 
 
-@pytest.mark.parametrize("guard", guards(), ids=str)
-def test_guard_meets_its_budget(context: GuardContext, guard: Guard) -> None:
+@pytest.mark.parametrize("guard", select_guards(), ids=str)
+def test_guard_meets_its_budget(context: GuardContext, guard: BudgetGuard) -> None:
     result = guard.check(context)
     if result.met is None:
         pytest.skip(f"{guard}: {result.value}")
@@ -51,31 +58,31 @@ def test_each_exact_budget_has_a_guard() -> None:
 
 def test_guard_without_budget_raises(tmp_path: Path) -> None:
     with pytest.raises(
-        MeasurementError, match=r"benchmarks/budgets\.toml: \[bytes\] has no health_8_devices"
+        MeasurementError, match=r"benchmarks/budgets\.toml: \[bytes\] has no budget for health_8_devices"
     ):
-        Guard("bytes", "health_8_devices").check(GuardContext(ROOT, {}, tmp_path))
+        BudgetGuard("bytes", "health_8_devices").check(GuardContext(ROOT, {}, tmp_path))
 
 
 def test_count_below_budget_is_a_miss(tmp_path: Path) -> None:
     context = GuardContext(ROOT, {"bytes": {"health_8_devices": 377}}, tmp_path)
-    assert Guard("bytes", "health_8_devices").check(context) == GuardResult("376", "377", met=False)
+    assert BudgetGuard("bytes", "health_8_devices").check(context) == GuardResult("376", "377", met=False)
 
 
 def test_guard_with_missing_tool_is_neither_met_nor_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert counts.compiler() == "no-such-compiler"
-    result = Guard("allocations", "pass").check(GuardContext(ROOT, BUDGETS, tmp_path))
+    assert exact_counts.compiler() == "no-such-compiler"
+    result = BudgetGuard("allocations", "pass").check(GuardContext(ROOT, BUDGETS, tmp_path))
     assert result == GuardResult("no-such-compiler is not installed", "", None)
 
 
 def test_changed_file_wakes_python() -> None:
     """A broken descriptor would also pass the guard of quiet passes."""
-    with scratch() as root:
+    with temporary_directory() as root:
         write_sysfs(root / "sys")
         options = SamplerOptions(
-            sysfs_root=root / "sys", cgroupfs_root=root, period_ns=NS // 100, wakes=wakes(10, 60)
+            sysfs_root=root / "sys", cgroupfs_root=root, period_ns=NS // 100, wakes=sampler_wakes(10, 60)
         )
         sampler = Sampler(options)
         try:

@@ -16,13 +16,13 @@ from small_disk import run_on_small_disk
 from usage_samples import UNREADABLE, checkpoint_map
 
 from agent.model.consumers import ConsumerMap
+from agent.model.device_usage import UsageEndKind
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
+from agent.model.settings import UsageHistoryLimits
 from agent.model.time import NS, Instant
-from agent.model.use_limits import UseLimits
-from agent.model.uses import UsageEndKind
 from agent.node.pods.history_recorder import FILE, HistoryRecorder
-from agent.store.history import HistoryContent, read
+from agent.store.history_file import HistoryContent, read_history
 
 HERE = Path(__file__).parent
 NO_PODS = checkpoint_map()
@@ -57,18 +57,18 @@ def reported(*sick: str, starting: bool = False) -> Report:
 class Agent:
     """Recorder side of one agent run."""
 
-    def __init__(self, state: Path, limits: UseLimits | None = None, first: int = 1000) -> None:
-        self.recorder = HistoryRecorder(state, limits=limits or UseLimits())
+    def __init__(self, state: Path, limits: UsageHistoryLimits | None = None, first: int = 1000) -> None:
+        self.recorder = HistoryRecorder(state, limits=limits or UsageHistoryLimits())
         self.path = state / FILE
         self.second = first
 
     def take(self, map_: ConsumerMap, *sick: str, after_s: int = 20, now: Instant | None = None) -> None:
         self.second += after_s
-        self.recorder.take(map_, reported(*sick), now or at(self.second))
+        self.recorder.record(map_, reported(*sick), now or at(self.second))
 
     @property
     def record(self) -> HistoryContent:
-        return read(self.path)
+        return read_history(self.path)
 
 
 @pytest.fixture
@@ -102,16 +102,16 @@ def test_unchanged_uses_cause_one_write_in_five_minutes(agent: Agent) -> None:
     assert agent.path.stat().st_mtime_ns == written
     agent.take(train(1), after_s=200)
     assert agent.path.stat().st_mtime_ns > written
-    assert agent.record.left_s == at(agent.second).wall_s
+    assert agent.record.last_write_s == at(agent.second).wall_s
 
 
 def test_empty_map_of_unreadable_sources_ends_no_use(agent: Agent) -> None:
-    agent.recorder.take(train(1), reported(starting=True), at(1))
+    agent.recorder.record(train(1), reported(starting=True), at(1))
     assert not agent.path.exists()
 
 
 def test_zero_rows_disable_the_record(state: Path) -> None:
-    agent = Agent(state, UseLimits(rows=0))
+    agent = Agent(state, UsageHistoryLimits(rows=0))
     agent.take(train(1))
     assert agent.recorder.close(10)
     assert not state.exists()
@@ -125,10 +125,10 @@ from pathlib import Path
 from claim_samples import at
 from usage_samples import checkpoint_map
 from agent.model.report import Report
-from agent.model.use_limits import Limits
+from agent.model.settings import UsageHistoryLimits
 from agent.node.pods.history_recorder import HistoryRecorder
-recorder = HistoryRecorder(Path({str(tmp_path)!r}), limits=Limits())
-recorder.take(checkpoint_map(), Report("node-1", at(1)), at(1))
+recorder = HistoryRecorder(Path({str(tmp_path)!r}), limits=UsageHistoryLimits())
+recorder.record(checkpoint_map(), Report("node-1", at(1)), at(1))
 assert recorder.close(10)
 print("sqlite3" in sys.modules, list(Path({str(tmp_path)!r}).iterdir()))
 """
@@ -146,13 +146,13 @@ def test_restarted_agent_continues_open_uses(agent: Agent, state: Path) -> None:
     agent.take(train(1, 2))
     assert agent.recorder.close(10)
     left = agent.record
-    assert left.left_s == at(agent.second).wall_s
+    assert left.last_write_s == at(agent.second).wall_s
     following = Agent(state, first=5000)
     following.take(train(1))
     (ended,) = following.record.ended
     assert ended.ended
     assert (ended.pod.uid, ended.ended.ending) == ("p-2", UsageEndKind.AWAY)
-    assert ended.ended.seen_s == left.left_s
+    assert ended.ended.seen_s == left.last_write_s
     (running,) = following.record.running
     assert running.id in {one.id for one in left.running}
 
@@ -200,11 +200,11 @@ def test_killed_agent_loses_no_written_use(state: Path, ended: int) -> None:
         assert process.stdout
         process.stdout.readline()
         try:
-            while len(read(state / FILE).ended) < ended:
+            while len(read_history(state / FILE).ended) < ended:
                 pass
         finally:
             process.send_signal(signal.SIGKILL)
-    before = read(state / FILE)
+    before = read_history(state / FILE)
     assert len(before.running) == 30
     following = Agent(state, first=100_000)
     following.take(NO_PODS)
@@ -234,7 +234,7 @@ def test_unusable_directory_is_logged_once_and_uses_are_queued(
 def test_uses_beyond_memory_limit_are_dropped_and_counted(
     state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    agent = Agent(state, UseLimits(rows=3))
+    agent = Agent(state, UsageHistoryLimits(rows=3))
     state.write_text("in the way")
     for number in range(6):
         agent.take(train(number))
@@ -242,7 +242,7 @@ def test_uses_beyond_memory_limit_are_dropped_and_counted(
     state.unlink()
     agent.take(NO_PODS)
     assert [one.pod.uid for one in agent.record.ended] == ["p-5", "p-4", "p-3"]
-    assert "3 ended uses were dropped while the file could not be written" in caplog.text
+    assert "3 ended uses of devices were lost while the file could not be written" in caplog.text
 
 
 def test_removed_file_is_created_again_with_all_current_uses(agent: Agent) -> None:
@@ -259,7 +259,7 @@ def test_damaged_file_is_set_aside_and_current_uses_are_kept(
     agent.path.write_bytes(b"no database at all, " * 500)
     agent.take(train(1, 2, 3))
     agent.take(train(1, 2, 3))
-    assert f"{agent.path}: cannot be parsed" in caplog.text
+    assert f"{agent.path}: file cannot be parsed" in caplog.text
     assert f"{agent.path}.corrupt-1" in caplog.text
     assert len(agent.record.running) == 3
 
@@ -277,7 +277,7 @@ def test_file_of_later_version_is_logged_once_and_not_written(
     assert following.recorder.close(10)
     assert agent.path.read_bytes() == before
     assert len(caplog.records) == 1
-    assert "is of version 2, this agent reads 1; it is left unchanged" in caplog.text
+    assert "file has format version 2, this agent reads up to 1" in caplog.text
 
 
 def test_full_disk_loses_no_use_within_memory_limit(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def ends_at(agent: Agent, wall_s: float, numbers: Iterator[int]) -> None:
 
 
 def test_clock_step_delays_deletion_by_age_for_an_hour(state: Path) -> None:
-    agent = Agent(state, UseLimits(age_s=86_400))
+    agent = Agent(state, UsageHistoryLimits(age_s=86_400))
     numbers = iter(range(1000))
     for _ in range(3):
         ends_at(agent, 1_700_000_000.0, numbers)

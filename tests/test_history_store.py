@@ -17,12 +17,12 @@ from claim_samples import at
 from small_disk import run_on_small_disk
 from usage_samples import GOOD, LOST, SLOW, device_usage
 
-from agent.errors import Busy
+from agent.errors import ResourceBusy
 from agent.model.claim_sources import Origin, PodRef
-from agent.model.use_limits import UseLimits
-from agent.model.uses import DeviceUsage, StoredUses, UsageEnd, UsageEndKind
-from agent.store.files import CorruptFile
-from agent.store.history import HistoryError, HistoryFile, read
+from agent.model.device_usage import DeviceUsage, StoredUsages, UsageEnd, UsageEndKind
+from agent.model.settings import UsageHistoryLimits
+from agent.store.history_file import HistoryError, HistoryFile, read_history
+from agent.store.state_files import UnusableFile
 
 HERE = Path(__file__).parent
 
@@ -34,11 +34,11 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def history(path: Path) -> HistoryFile:
-    return HistoryFile(path, UseLimits())
+    return HistoryFile(path, UsageHistoryLimits())
 
 
 def kept(history: HistoryFile, *uses: DeviceUsage, merged: tuple[str, ...] = (), second: int = 5) -> None:
-    history.write(uses, merged, at(second).wall_s, by_age=False)
+    history.write_uses(uses, merged, at(second).wall_s, delete_by_age=False)
 
 
 def as_read(use: DeviceUsage) -> DeviceUsage:
@@ -69,43 +69,43 @@ def test_use_survives_a_round_trip_with_all_fields(history: HistoryFile, path: P
     )
     ended = device_usage(2, state=SLOW, worst=LOST)
     kept(history, running, ended)
-    found = read(path)
+    found = read_history(path)
     assert found.running == (as_read(running),)
     assert found.ended == (as_read(ended),)
-    assert found.left_s == at(5).wall_s
+    assert found.last_write_s == at(5).wall_s
 
 
 def test_newest_write_of_a_use_counts_and_its_end_moves_it(history: HistoryFile, path: Path) -> None:
     kept(history, device_usage(1, active=True), device_usage(2, active=True))
     kept(history, device_usage(1, active=True, state=LOST, worst=LOST))
-    assert [(one.id, one.state) for one in read(path).running] == [("run-2", GOOD), ("run-1", LOST)]
+    assert [(one.id, one.state) for one in read_history(path).running] == [("run-2", GOOD), ("run-1", LOST)]
     kept(history, device_usage(1))
-    assert [one.id for one in read(path).running] == ["run-2"]
-    assert [one.id for one in read(path).ended] == ["run-1"]
+    assert [one.id for one in read_history(path).running] == ["run-2"]
+    assert [one.id for one in read_history(path).ended] == ["run-1"]
 
 
 def test_repeated_write_of_a_use_is_one_row(history: HistoryFile, path: Path) -> None:
     for _ in range(2):
         kept(history, device_usage(1), device_usage(2, active=True))
-    assert [len(part) for part in read(path)[:2]] == [1, 1]
+    assert [len(part) for part in read_history(path)[:2]] == [1, 1]
 
 
 def test_merged_use_is_deleted(history: HistoryFile, path: Path) -> None:
     kept(history, device_usage(1, active=True), device_usage(2, active=True))
     kept(history, merged=("run-1",))
-    assert [one.id for one in read(path).running] == ["run-2"]
+    assert [one.id for one in read_history(path).running] == ["run-2"]
 
 
 def test_rows_are_in_order_of_writes_whatever_the_clock(history: HistoryFile, path: Path) -> None:
     for number, noticed_s in enumerate((900.0, 1.0, 500.0)):
         ended = UsageEnd(UsageEndKind.RELEASED, noticed_s, noticed_s, 1.0)
         kept(history, device_usage(number, ended=ended))
-    assert [one.id for one in read(path).ended] == ["run-2", "run-1", "run-0"]
+    assert [one.id for one in read_history(path).ended] == ["run-2", "run-1", "run-0"]
 
 
 def test_long_text_is_cut_and_invalid_unicode_is_replaced(history: HistoryFile, path: Path) -> None:
     kept(history, device_usage(state=LOST._replace(evidence="x" * 10_000), owner="Job \udc80"))
-    (found,) = read(path).ended
+    (found,) = read_history(path).ended
     assert len(found.state.evidence) == 512
     assert found.owner == "Job ?"
 
@@ -114,38 +114,42 @@ def test_long_text_is_cut_and_invalid_unicode_is_replaced(history: HistoryFile, 
 
 
 def test_rows_above_limit_delete_the_oldest(path: Path) -> None:
-    history = HistoryFile(path, UseLimits(rows=3))
+    history = HistoryFile(path, UsageHistoryLimits(rows=3))
     for number in range(5):
         kept(history, device_usage(number), device_usage(100 + number, active=True))
-    assert [one.id for one in read(path).ended] == ["run-4", "run-3", "run-2"]
-    assert len(read(path).running) == 5
+    assert [one.id for one in read_history(path).ended] == ["run-4", "run-3", "run-2"]
+    assert len(read_history(path).running) == 5
 
 
 def test_old_rows_are_deleted_if_the_clock_is_reliable(path: Path) -> None:
-    history = HistoryFile(path, UseLimits(age_s=60))
+    history = HistoryFile(path, UsageHistoryLimits(age_s=60))
     old, new = (UsageEnd(UsageEndKind.RELEASED, second, second, 1.0) for second in (100.0, 170.0))
-    history.write((device_usage(1, ended=old), device_usage(2, ended=new)), (), 200.0, by_age=False)
-    assert len(read(path).ended) == 2
-    history.write((), (), 200.0, by_age=True)
-    assert [one.id for one in read(path).ended] == ["run-2"]
+    history.write_uses(
+        (device_usage(1, ended=old), device_usage(2, ended=new)), (), 200.0, delete_by_age=False
+    )
+    assert len(read_history(path).ended) == 2
+    history.write_uses((), (), 200.0, delete_by_age=True)
+    assert [one.id for one in read_history(path).ended] == ["run-2"]
 
 
 def test_file_size_is_limited_and_oldest_rows_make_room(path: Path) -> None:
-    history = HistoryFile(path, UseLimits(size=256 << 10))
+    history = HistoryFile(path, UsageHistoryLimits(size=256 << 10))
     large = LOST._replace(evidence="\N{WARNING SIGN}" * 1000)
     for number in range(0, 400, 4):
         kept(history, *(device_usage(number + more, state=large) for more in range(4)))
     assert path.stat().st_size <= 256 << 10
-    found = [one.id for one in read(path).ended]
+    found = [one.id for one in read_history(path).ended]
     assert found == [f"run-{number}" for number in range(399, 399 - len(found), -1)]
     assert 50 < len(found) < 400
 
 
 def test_write_larger_than_the_free_room_succeeds(path: Path) -> None:
-    history = HistoryFile(path, UseLimits(rows=100, size=20 << 20))
+    history = HistoryFile(path, UsageHistoryLimits(rows=100, size=20 << 20))
     large = LOST._replace(evidence="\N{WARNING SIGN}" * 1000)
     kept(history, *(device_usage(number, state=large, worst=large) for number in range(8000)))
-    assert [one.id for one in read(path).ended] == [f"run-{number}" for number in range(7999, 7899, -1)]
+    assert [one.id for one in read_history(path).ended] == [
+        f"run-{number}" for number in range(7999, 7899, -1)
+    ]
 
 
 def test_file_is_private(history: HistoryFile, path: Path) -> None:
@@ -164,19 +168,19 @@ def test_next_agent_finds_the_last_content(history: HistoryFile, path: Path) -> 
     failed = UsageEnd(UsageEndKind.FAILED, 1.0, 2.0, 3.0)
     running, over = device_usage(1, active=True), device_usage(2, ended=failed)
     kept(history, running, over, device_usage(3))
-    found = HistoryFile(path, UseLimits()).changed_file()
-    assert found == StoredUses((as_read(running),), (as_read(over),), at(5).wall_s)
+    found = HistoryFile(path, UsageHistoryLimits()).content_if_replaced()
+    assert found == StoredUsages((as_read(running),), (as_read(over),), at(5).wall_s)
 
 
 def test_file_content_is_returned_once_and_again_after_replacement(history: HistoryFile, path: Path) -> None:
-    assert history.changed_file() is None
+    assert history.content_if_replaced() is None
     kept(history, device_usage(active=True))
-    assert history.changed_file() is None
+    assert history.content_if_replaced() is None
     path.unlink()
-    assert history.changed_file() == StoredUses()
-    assert history.changed_file() is None
-    kept(HistoryFile(path, UseLimits()), device_usage(2, active=True))
-    found = history.changed_file()
+    assert history.content_if_replaced() == StoredUsages()
+    assert history.content_if_replaced() is None
+    kept(HistoryFile(path, UsageHistoryLimits()), device_usage(2, active=True))
+    found = history.content_if_replaced()
     assert found is not None
     assert [one.id for one in found.running] == ["run-2"]
 
@@ -190,7 +194,7 @@ def scribbled(path: Path) -> None:
 
 def damaged(path: Path) -> None:
     """Overwrite pages of a valid file."""
-    kept(HistoryFile(path, UseLimits()), *(device_usage(number) for number in range(200)))
+    kept(HistoryFile(path, UsageHistoryLimits()), *(device_usage(number) for number in range(200)))
     with open(path, "r+b") as file:
         file.seek(4096)
         file.write(os.urandom(60_000))
@@ -202,13 +206,13 @@ def of_another_application(path: Path) -> None:
 
 
 def with_strange_rows(path: Path) -> None:
-    kept(HistoryFile(path, UseLimits()), device_usage(active=True))
+    kept(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE running SET state_health = 'well'")
 
 
 def without_a_column(path: Path) -> None:
-    kept(HistoryFile(path, UseLimits()), device_usage(active=True))
+    kept(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("ALTER TABLE running DROP COLUMN owner")
 
@@ -216,11 +220,11 @@ def without_a_column(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason", "kind"),
     [
-        (scribbled, "cannot be parsed: file is not a database", "corrupt"),
+        (scribbled, "file cannot be parsed: file is not a database", "corrupt"),
         (damaged, "", "corrupt"),
-        (of_another_application, "is not a history of drahealth", "foreign"),
-        (with_strange_rows, "cannot be parsed: 'well' is not a valid Health", "corrupt"),
-        (without_a_column, "cannot be parsed: No item with that key", "corrupt"),
+        (of_another_application, "file is not a history file of drahealth", "foreign"),
+        (with_strange_rows, "file cannot be parsed: 'well' is not a valid Health", "corrupt"),
+        (without_a_column, "file cannot be parsed: No item with that key", "corrupt"),
         (os.mkdir, "is not a regular file", "corrupt"),
         (os.mkfifo, "is not a regular file", "corrupt"),
         (lambda path: path.symlink_to("/dev/null"), "is not a regular file", "corrupt"),
@@ -229,16 +233,16 @@ def without_a_column(path: Path) -> None:
 def test_unusable_file_is_set_aside_and_created_again(path, make, reason, kind) -> None:
     path.parent.mkdir()
     make(path)
-    history = HistoryFile(path, UseLimits())
+    history = HistoryFile(path, UsageHistoryLimits())
     with pytest.raises(HistoryError) as caught:
-        history.changed_file()
+        history.content_if_replaced()
     aside = path.with_name(f"history.sqlite.{kind}-1")
-    assert str(caught.value).startswith(f"{path}: {reason}")
-    assert str(caught.value).endswith(f"; set aside as {aside}")
+    assert str(caught.value).startswith(f"history file {path}: {reason}")
+    assert str(caught.value).endswith(f"; renamed to {aside}")
     assert os.path.lexists(aside)
-    assert history.changed_file() is None
+    assert history.content_if_replaced() is None
     kept(history, device_usage(1, active=True))
-    assert [one.id for one in read(path).running] == ["run-1"]
+    assert [one.id for one in read_history(path).running] == ["run-1"]
 
 
 def test_damage_while_running_is_noticed_by_next_write(history: HistoryFile, path: Path) -> None:
@@ -246,9 +250,9 @@ def test_damage_while_running_is_noticed_by_next_write(history: HistoryFile, pat
     inode = path.stat().st_ino
     path.write_bytes(b"no database at all, " * 500)
     assert path.stat().st_ino == inode
-    with pytest.raises(HistoryError, match="set aside"):
+    with pytest.raises(HistoryError, match="renamed to"):
         kept(history, device_usage(1))
-    assert history.changed_file() == StoredUses()
+    assert history.content_if_replaced() == StoredUsages()
 
 
 def test_journal_is_set_aside_with_its_file(history: HistoryFile, path: Path) -> None:
@@ -256,16 +260,16 @@ def test_journal_is_set_aside_with_its_file(history: HistoryFile, path: Path) ->
     path.mkdir(parents=True)
     path.with_name("history.sqlite-journal").write_bytes(b"its pages")
     with pytest.raises(HistoryError):
-        history.changed_file()
+        history.content_if_replaced()
     assert names(path) == ["history.sqlite.corrupt-1", "history.sqlite.corrupt-1-journal"]
 
 
 def test_empty_file_is_treated_as_new(history: HistoryFile, path: Path) -> None:
     path.parent.mkdir()
     path.touch()
-    assert history.changed_file() == StoredUses()
+    assert history.content_if_replaced() == StoredUsages()
     kept(history, device_usage())
-    assert len(read(path).ended) == 1
+    assert len(read_history(path).ended) == 1
 
 
 def test_file_of_later_version_is_left_unchanged(history: HistoryFile, path: Path) -> None:
@@ -273,14 +277,17 @@ def test_file_of_later_version_is_left_unchanged(history: HistoryFile, path: Pat
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 2")
     before = path.read_bytes()
-    later = HistoryFile(path, UseLimits())
-    for attempt in (later.changed_file, lambda: kept(later, device_usage(2))):
-        with pytest.raises(HistoryError, match=r"is of version 2, this agent reads 1; it is left unchanged"):
+    later = HistoryFile(path, UsageHistoryLimits())
+    for attempt in (later.content_if_replaced, lambda: kept(later, device_usage(2))):
+        with pytest.raises(
+            HistoryError,
+            match=r"file has format version 2, this agent reads up to 1; .*the file is left unchanged",
+        ):
             attempt()
     assert path.read_bytes() == before
     assert names(path) == ["history.sqlite"]
-    with pytest.raises(CorruptFile, match="is of version 2"):
-        read(path)
+    with pytest.raises(UnusableFile, match="file has format version 2"):
+        read_history(path)
 
 
 def test_unusable_directory_raises_and_loses_nothing(history: HistoryFile, path: Path) -> None:
@@ -289,7 +296,7 @@ def test_unusable_directory_raises_and_loses_nothing(history: HistoryFile, path:
         kept(history, device_usage())
     path.parent.unlink()
     kept(history, device_usage())
-    assert len(read(path).ended) == 1
+    assert len(read_history(path).ended) == 1
 
 
 # --- readers -----------------------------------------------------------------------------------------------
@@ -305,7 +312,7 @@ def test_read_leaves_no_file_and_needs_no_write_permission(history: HistoryFile,
             os.chmod(parent, 0o755)
         os.seteuid(65534)
     try:
-        assert len(read(path).ended) == 1
+        assert len(read_history(path).ended) == 1
     finally:
         os.seteuid(before)
         path.parent.chmod(0o700)
@@ -318,7 +325,7 @@ def test_database_in_wal_mode_is_converted_back(history: HistoryFile, path: Path
         db.execute("PRAGMA journal_mode = WAL")
     kept(history, device_usage(2))
     assert names(path) == ["history.sqlite"]
-    assert len(read(path).ended) == 2
+    assert len(read_history(path).ended) == 2
 
 
 @contextmanager
@@ -331,36 +338,36 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def test_endless_reader_delays_the_writer_and_loses_nothing(path: Path) -> None:
-    history = HistoryFile(path, UseLimits(), wait_s=0.05)
+    history = HistoryFile(path, UsageHistoryLimits(), wait_s=0.05)
     kept(history, device_usage(1))
     with reading(path), pytest.raises(HistoryError, match="database is locked"):
         kept(history, device_usage(2))
     kept(history, device_usage(2))
-    assert [one.id for one in read(path).ended] == ["run-2", "run-1"]
+    assert [one.id for one in read_history(path).ended] == ["run-2", "run-1"]
 
 
 def test_endless_writer_is_reported_as_busy(history: HistoryFile, path: Path) -> None:
     kept(history, device_usage(1))
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(Busy, match=r"the agent is writing, for over 0\.05 s"):
-            read(path, wait_s=0.05)
+        with pytest.raises(ResourceBusy, match=r"locked by the agent's write for over 0\.05 s"):
+            read_history(path, wait_s=0.05)
 
 
 WRITER = """
 import sys, time
 from usage_samples import device_usage
 from pathlib import Path
-from agent.model.use_limits import Limits
-from agent.store.history import HistoryFile
-history = HistoryFile(Path(sys.argv[1]), Limits(rows=50))
+from agent.model.settings import UsageHistoryLimits
+from agent.store.history_file import HistoryFile
+history = HistoryFile(Path(sys.argv[1]), UsageHistoryLimits(rows=50))
 print("ready", flush=True)
 number = 0
 while True:
     number += 2
-    history.write((device_usage(number), device_usage(number + 1)), (), float(number), by_age=False)
+    history.write_uses((device_usage(number), device_usage(number + 1)), (), float(number), delete_by_age=False)
     time.sleep(0.005)
-"""
+"""  # noqa: E501
 
 
 @contextmanager
@@ -383,12 +390,12 @@ def test_reader_during_writes_sees_complete_transactions(path: Path) -> None:
         seen = set()
         while len(seen) < 20:
             if path.exists() and path.stat().st_size:
-                found = read(path)
+                found = read_history(path)
                 ids = [int(one.id.removeprefix("run-")) for one in found.ended]
                 assert len(ids) % 2 == 0
                 assert ids == sorted(ids, reverse=True)
-                assert not ids or found.left_s in {ids[1], ids[1] - 2}
-                seen.add(found.left_s)
+                assert not ids or found.last_write_s in {ids[1], ids[1] - 2}
+                seen.add(found.last_write_s)
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.003, 0.011, 0.023, 0.05])
@@ -397,10 +404,10 @@ def test_killed_writer_leaves_complete_transactions(path: Path, pause_s: float) 
     with writer(path) as process:
         threading.Event().wait(pause_s)
         process.send_signal(signal.SIGKILL)
-    history = HistoryFile(path, UseLimits())
-    assert history.changed_file() is not None or not path.exists()
+    history = HistoryFile(path, UsageHistoryLimits())
+    assert history.content_if_replaced() is not None or not path.exists()
     kept(history, device_usage(1_000_000), device_usage(1_000_001))
-    ids = [one.id for one in read(path).ended]
+    ids = [one.id for one in read_history(path).ended]
     assert ids[:2] == ["run-1000001", "run-1000000"]
     assert len(ids) % 2 == 0
     assert names(path) == ["history.sqlite"]
@@ -426,16 +433,16 @@ def hot(history: HistoryFile, path: Path) -> Path:
 
 
 def test_interrupted_transaction_is_rolled_back_by_first_reader(hot: Path) -> None:
-    found = read(hot)
+    found = read_history(hot)
     assert {one.owner for one in found.ended} == {"Job train"}
     assert names(hot) == ["history.sqlite"]
 
 
 def test_interrupted_transaction_is_rolled_back_by_next_agent(hot: Path) -> None:
-    history = HistoryFile(hot, UseLimits())
-    assert history.changed_file() is not None
+    history = HistoryFile(hot, UsageHistoryLimits())
+    assert history.content_if_replaced() is not None
     kept(history, device_usage(1000))
-    assert {one.owner for one in read(hot).ended} == {"Job train"}
+    assert {one.owner for one in read_history(hot).ended} == {"Job train"}
 
 
 # --- a full disk -------------------------------------------------------------------------------------------
@@ -447,11 +454,11 @@ import sys, os
 sys.path.insert(0, {str(HERE)!r})
 from pathlib import Path
 from usage_samples import device_usage
-from agent.model.use_limits import Limits
-from agent.store.history import HistoryError, HistoryFile, read
+from agent.model.settings import UsageHistoryLimits
+from agent.store.history_file import HistoryError, HistoryFile, read_history as read
 path = Path({str(tmp_path)!r}, "history.sqlite")
-history = HistoryFile(path, Limits())
-history.write((device_usage(1, active=True),), (), 1.0, by_age=False)
+history = HistoryFile(path, UsageHistoryLimits())
+history.write_uses((device_usage(1, active=True),), (), 1.0, delete_by_age=False)
 ballast = open({str(tmp_path / "ballast")!r}, "wb", buffering=0)
 try:
     while True:
@@ -459,16 +466,16 @@ try:
 except OSError:
     pass
 try:
-    history.write(tuple(device_usage(number) for number in range(100)), (), 2.0, by_age=False)
+    history.write_uses(tuple(device_usage(number) for number in range(100)), (), 2.0, delete_by_age=False)
 except HistoryError as error:
     print(error)
 print(len(read(path).running), len(read(path).ended))
 os.truncate({str(tmp_path / "ballast")!r}, 0)
-history.write(tuple(device_usage(number) for number in range(100)), (), 2.0, by_age=False)
+history.write_uses(tuple(device_usage(number) for number in range(100)), (), 2.0, delete_by_age=False)
 print(len(read(path).running), len(read(path).ended))
 """
     error, full, after = run_on_small_disk(program, tmp_path)
-    assert error.startswith(f"{tmp_path}/history.sqlite: ")
+    assert error.startswith(f"history file {tmp_path}/history.sqlite: ")
     assert "full" in error or "disk I/O error" in error
     assert full == "1 0"
     assert after == "0 100"

@@ -13,14 +13,14 @@ from claim_samples import NAMESPACE, at
 from explain_node import Node, listing, pods_answer, prepared_claim
 from usage_samples import GOOD, LOST, SLOW, device_usage
 
-from agent.cli.history.text import HOW, render
+from agent.cli.history.text import END_WORDS, render
 from agent.cli.main import main
 from agent.cli.output.terminal import TextStyle
 from agent.model.claim_sources import PodRef
-from agent.model.use_limits import UseLimits
-from agent.model.uses import DeviceUsage, UsageEnd, UsageEndKind
+from agent.model.device_usage import DeviceUsage, UsageEnd, UsageEndKind
+from agent.model.settings import UsageHistoryLimits
 from agent.node.pods.history_recorder import FILE
-from agent.store.history import HistoryFile
+from agent.store.history_file import HistoryFile
 
 NOW_S = at(3660).wall_s
 
@@ -88,7 +88,7 @@ def test_possible_pod_name_has_a_question_mark() -> None:
 
 
 def test_every_ending_has_a_text() -> None:
-    assert set(HOW) == set(UsageEndKind)
+    assert set(END_WORDS) == set(UsageEndKind)
 
 
 def test_table_is_ascii_and_has_no_control_characters() -> None:
@@ -114,7 +114,7 @@ class Recorded:
         return self.state / FILE
 
     def store(self, *uses: DeviceUsage) -> None:
-        HistoryFile(self.path, UseLimits()).write(uses, (), NOW_S, by_age=False)
+        HistoryFile(self.path, UsageHistoryLimits()).write_uses(uses, (), NOW_S, delete_by_age=False)
 
     def run(self, *argv: str) -> tuple[int, str, str]:
         """Run the command; return exit code, output and errors."""
@@ -143,7 +143,11 @@ def test_running_uses_come_first_then_the_newest(node: Recorded) -> None:
 
 def test_state_directory_that_is_a_file_is_an_error(node: Recorded) -> None:
     node.state.write_text("a file")
-    assert node.run() == (70, "", f"drahealth: {node.state}/history.sqlite: Not a directory\n")
+    assert node.run() == (
+        70,
+        "",
+        f"drahealth: history file {node.state}/history.sqlite: cannot be read: Not a directory\n",
+    )
 
 
 def test_unhealthy_end_exits_0(node: Recorded) -> None:
@@ -261,7 +265,7 @@ def test_json_has_every_field(node: Recorded) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda path: path.write_bytes(b"scribble" * 1000), "cannot be parsed: file is not a database"),
+        (lambda path: path.write_bytes(b"scribble" * 1000), "file cannot be parsed: file is not a database"),
         (os.mkfifo, "is not a regular file"),
         (os.mkdir, "is not a regular file"),
     ],
@@ -271,7 +275,7 @@ def test_unusable_file_is_named_and_not_changed(node: Recorded, make: Any, reaso
     make(node.path)
     code, out, err = node.run()
     assert (code, out) == (70, "")
-    assert err == f"drahealth: {node.path}: {reason}\n"
+    assert err == f"drahealth: history file {node.path}: {reason}\n"
     assert [one.name for one in node.state.iterdir()] == [FILE]
 
 
@@ -291,7 +295,7 @@ def unreadable(node: Recorded) -> Iterator[Recorded]:
 def test_unreadable_file_exits_77_and_is_named(unreadable: Recorded) -> None:
     code, out, err = unreadable.run()
     assert (code, out) == (77, "")
-    assert err == f"drahealth: {unreadable.path}: Permission denied\n"
+    assert err == f"drahealth: history file {unreadable.path}: cannot be read: Permission denied\n"
 
 
 # --- explain -----------------------------------------------------------------------------------------------
@@ -300,7 +304,9 @@ def test_unreadable_file_exits_77_and_is_named(unreadable: Recorded) -> None:
 @pytest.fixture
 def kubelet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Node:
     node = Node(tmp_path, capsys)
-    HistoryFile(node.state / FILE, UseLimits()).write((TRAINED, BROKE, RUNS), (), NOW_S, by_age=False)
+    HistoryFile(node.state / FILE, UsageHistoryLimits()).write_uses(
+        (TRAINED, BROKE, RUNS), (), NOW_S, delete_by_age=False
+    )
     node.prepared(prepared_claim("other", "gpu-2", pods=["u-other"]))
     return node
 
@@ -350,7 +356,7 @@ def test_corrupt_record_costs_only_its_own_content(kubelet: Node) -> None:
     assert code == 3
     (result,) = (one for one in document["sources"] if one["source"] == "history")
     assert result["costs"] == "earlier use of devices not known"
-    assert "cannot be parsed" in result["why"]
+    assert "file cannot be parsed" in result["why"]
 
 
 def test_use_written_twice_is_read_once(node: Recorded) -> None:

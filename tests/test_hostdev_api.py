@@ -22,7 +22,7 @@ from hostdev_samples import DRIVER, NODE, REF, claim_object, host_of, paper
 
 import agent
 from agent.prepare.classify import PrepareContext, classify
-from agent.prepare.errors import operation_of
+from agent.prepare.errors import recorded_operation
 
 __all__ = ["paper"]
 
@@ -191,7 +191,7 @@ def test_refusal_is_classified_by_status_and_reason(
 def test_untrusted_api_server_is_rejected(fake: FakeApi) -> None:
     with pytest.raises(ssl.SSLCertVerificationError) as caught:
         ClaimApi(ApiServer(fake.url), DRIVER)(REF)
-    mark = operation_of(caught.value)
+    mark = recorded_operation(caught.value)
     assert mark is not None
     assert mark.operation is agent.Operation.API
     assert not fake.calls
@@ -202,7 +202,7 @@ def test_unreachable_api_server_is_an_api_error(fake: FakeApi) -> None:
         url = gone.url
     with pytest.raises(ConnectionRefusedError) as caught:
         ApiServer(url).call("GET", "/api")
-    mark = operation_of(caught.value)
+    mark = recorded_operation(caught.value)
     assert mark is not None
     assert mark.operation is agent.Operation.API
     assert caught.value.errno == errno.ECONNREFUSED

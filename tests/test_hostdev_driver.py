@@ -32,7 +32,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agent
-from agent.prepare.errors import operation_of
+from agent.prepare.errors import recorded_operation
 
 __all__ = ["paper"]
 
@@ -264,7 +264,7 @@ def test_missing_pool_has_no_free_pages(paper: Path) -> None:
     shutil.rmtree(paper / "sys/devices/system/node/node0/hugepages/hugepages-2048kB")
     with pytest.raises(FileNotFoundError) as caught:
         check_pages([page_grant(1)], host)
-    mark = operation_of(caught.value)
+    mark = recorded_operation(caught.value)
     assert mark is not None
     assert mark.operation is agent.Operation.DEVICE
 
@@ -321,7 +321,7 @@ def test_unsaved_grant_is_not_held(tmp_path: Path, paper: Path) -> None:
     ledger = Ledger(tmp_path / "state/ledger.json")
     with pytest.raises(OSError, match="state") as caught:
         ledger.hold(claim_of(), (page_grant(1),), host_of(paper))
-    mark = operation_of(caught.value)
+    mark = recorded_operation(caught.value)
     assert mark is not None
     assert mark.operation is agent.Operation.STATE
     (tmp_path / "state").unlink()
@@ -405,7 +405,7 @@ def test_failed_cdi_write_causes_no_second_grant(tmp_path: Path, hostdev: HostDr
     (tmp_path / "cdi").write_text("a file where a directory should be")
     with pytest.raises(OSError, match="cdi") as caught:
         hostdev.prepare(claim_of(("c", CPUS)))
-    mark = operation_of(caught.value)
+    mark = recorded_operation(caught.value)
     assert mark is not None
     assert mark.operation is agent.Operation.CDI
     (tmp_path / "cdi").unlink()

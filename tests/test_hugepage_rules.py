@@ -14,29 +14,29 @@ from machine import HugepagePool, hugepages
 from paper import ABSENT, EIO, codes, cpus_sample, device_of, pool_sample
 from patience import PATIENCE_S
 
-from agent.devices.inventory import device_pools, pool_device
+from agent.devices.inventory import hugepage_device, pools_by_device
 from agent.engine.step import EngineState, step
 from agent.health.host.hugepages.rules import DECLARED_POOL_RULES, POOL_RULES
 from agent.health.host.hugepages.state import (
     ALLOC_FAILED_NS,
-    BootAllocation,
-    DeclaredPages,
-    PoolState,
-    PoolView,
+    DeclaredPageTotal,
+    IncompleteBootAllocation,
+    PoolRuleInput,
+    PoolRuleState,
+    declared_pages_rule_input,
     next_pool_state,
-    view_declared_pages,
-    view_pool,
+    pool_rule_input,
 )
-from agent.health.kernel_log.parse import parse
-from agent.health.kernel_log.values import LogFact, LogState
-from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
-from agent.model.declared import Declared, DeclaredFile, DeclaredHugepages
+from agent.health.kernel_log.facts import KernelLogFact, KernelLogState
+from agent.health.kernel_log.parse import parse_host_line
+from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.model.declared_devices import DeclaredFile, DeclaredHugepages, DriverDevice
 from agent.model.health import Finding
-from agent.model.machine import MachineSample, PressureSample
+from agent.model.machine_samples import MachineSample, PressureSample
 from agent.model.reading import Reading
 from agent.model.report import Report
-from agent.model.settings import Settings
-from agent.model.snapshot import PoolSample, Snapshot
+from agent.model.settings import EngineSettings
+from agent.model.snapshot import HugepagePoolSample, Snapshot
 from agent.model.time import NS, Instant
 from agent.native.sampler import Sampler, SamplerOptions
 
@@ -63,75 +63,81 @@ def without_advice(answer: RuleResult) -> RuleResult:
 # --- by a view --------------------------------------------------------------------------------------------
 
 
-def pool(nr: Reading, surplus: Reading = 0, expected: Reading = 10, *, configured: bool = False) -> PoolView:
+def pool(
+    nr: Reading, surplus: Reading = 0, expected: Reading = 10, *, is_configured: bool = False
+) -> PoolRuleInput:
     """Return the view of a pool that once had the expected pages."""
-    return PoolView(pool_sample(nr, surplus), MIB2, 0, expected, configured, max_seen=expected)
+    return PoolRuleInput(pool_sample(nr, surplus), MIB2, 0, expected, is_configured, max_seen=expected)
 
 
-def declared(nr: Reading, pages: int, devices: int = 1, *, max_seen: Reading = 2048) -> PoolView:
-    return PoolView(
-        pool_sample(nr), MIB2, 0, pages, declared=DeclaredPages(pages, devices), max_seen=max_seen
+def declared(nr: Reading, pages: int, devices: int = 1, *, max_seen: Reading = 2048) -> PoolRuleInput:
+    return PoolRuleInput(
+        pool_sample(nr), MIB2, 0, pages, declared=DeclaredPageTotal(pages, devices), max_seen=max_seen
     )
 
 
-def booted(nr: Reading, asked: int, got: int) -> PoolView:
-    return pool(nr, expected=nr)._replace(boot=BootAllocation(asked, got, machine_wide=False))
+def booted(nr: Reading, asked: int, got: int) -> PoolRuleInput:
+    return pool(nr, expected=nr)._replace(boot=IncompleteBootAllocation(asked, got, machine_wide=False))
 
 
-def using(nr: Reading, free: Reading, whole_free: Reading = 64, reserved: Reading = 0) -> PoolView:
+def using(nr: Reading, free: Reading, whole_free: Reading = 64, reserved: Reading = 0) -> PoolRuleInput:
     """Return the view of a node's pool together with the machine's."""
-    machine_pool = PoolSample(MIB2, None, nr, whole_free, reserved, 0, 0)
-    return PoolView(PoolSample(MIB2, 0, nr, free, ABSENT, 0, ABSENT), MIB2, 0, nr, machine_pool=machine_pool)
+    machine_pool = HugepagePoolSample(MIB2, None, nr, whole_free, reserved, 0, 0)
+    return PoolRuleInput(
+        HugepagePoolSample(MIB2, 0, nr, free, ABSENT, 0, ABSENT), MIB2, 0, nr, machine_pool=machine_pool
+    )
 
 
-def lacking(alloc_failures: Reading, *, lately: bool = False, overcommit: Reading = 8) -> PoolView:
-    machine_pool = PoolSample(MIB2, None, 10, 10, 0, 0, overcommit)
+def lacking(alloc_failures: Reading, *, lately: bool = False, overcommit: Reading = 8) -> PoolRuleInput:
+    machine_pool = HugepagePoolSample(MIB2, None, 10, 10, 0, 0, overcommit)
     return pool(10)._replace(
         machine_pool=machine_pool, alloc_failures=alloc_failures, alloc_failed_recently=lately
     )
 
 
-NO_POOL: Final = PoolView(None, GIB1, 3, 4, configured=True)
-CASES: Final[list[tuple[str, PoolView, RuleResult]]] = [
+NO_POOL: Final = PoolRuleInput(None, GIB1, 3, 4, is_configured=True)
+CASES: Final[list[tuple[str, PoolRuleInput, RuleResult]]] = [
     (SHRUNK, pool(10), OK),
     (SHRUNK, pool(11), OK),
     (SHRUNK, pool(9), bad(SHRUNK, "9 pages of 2mi, 10 at start")),
-    (SHRUNK, pool(0, configured=True), bad(SHRUNK, "0 pages of 2mi, 10 configured")),
+    (SHRUNK, pool(0, is_configured=True), bad(SHRUNK, "0 pages of 2mi, 10 configured")),
     (SHRUNK, pool(12, 2), OK),
     (SHRUNK, pool(12, 3), bad(SHRUNK, "9 pages of 2mi, 10 at start")),
     (SHRUNK, pool(10, ABSENT), OK),
-    (SHRUNK, pool(EIO), Unreadable("nr_hugepages", EIO)),
-    (SHRUNK, pool(10, EIO), Unreadable("surplus_hugepages", EIO)),
-    (SHRUNK, pool(ABSENT, expected=ABSENT), Unreadable("nr_hugepages", ABSENT)),
-    (SHRUNK, pool(10, expected=EIO), Unreadable("pool size at start", EIO)),
+    (SHRUNK, pool(EIO), RuleInputUnreadable("nr_hugepages", EIO)),
+    (SHRUNK, pool(10, EIO), RuleInputUnreadable("surplus_hugepages", EIO)),
+    (SHRUNK, pool(ABSENT, expected=ABSENT), RuleInputUnreadable("nr_hugepages", ABSENT)),
+    (SHRUNK, pool(10, expected=EIO), RuleInputUnreadable("pool size at start", EIO)),
     (SHRUNK, pool(0, expected=0), OK),
     (SHRUNK, NO_POOL, bad(SHRUNK, "no pool of 1gi pages, 4 configured")),
     (SHRUNK, NO_POOL._replace(expected=0), OK),
     # a pool that never had the pages did not shrink
-    (SHRUNK, pool(8, configured=True)._replace(max_seen=8),
+    (SHRUNK, pool(8, is_configured=True)._replace(max_seen=8),
      bad(SHRUNK, "never more than 8 pages of 2mi, 10 configured")),
-    (SHRUNK, pool(5, configured=True)._replace(max_seen=8),
+    (SHRUNK, pool(5, is_configured=True)._replace(max_seen=8),
      bad(SHRUNK, "never more than 8 pages of 2mi, 5 now, 10 configured")),
-    (SHRUNK, pool(0, configured=True)._replace(max_seen=0),
+    (SHRUNK, pool(0, is_configured=True)._replace(max_seen=0),
      bad(SHRUNK, "never any pages of 2mi, 10 configured")),
     # the sum of declarations
     (SHRUNK, declared(1024, 1024, 2), OK),
-    (SHRUNK, declared(600, 1024, 2), bad(SHRUNK, "600 pages of 2mi on node 0, 1024 declared by 2 devices")),
-    (SHRUNK, declared(600, 1024), bad(SHRUNK, "600 pages of 2mi on node 0, 1024 declared")),
+    (SHRUNK, declared(600, 1024, 2), bad(SHRUNK,
+     "600 pages of 2mi on NUMA node 0, 1024 declared by 2 devices")),
+    (SHRUNK, declared(600, 1024), bad(SHRUNK, "600 pages of 2mi on NUMA node 0, 1024 declared")),
     (SHRUNK, declared(600, 1024, max_seen=600),
-     bad(SHRUNK, "never more than 600 pages of 2mi on node 0, 1024 declared")),
-    (SHRUNK, declared(EIO, 1024), Unreadable("nr_hugepages", EIO)),
+     bad(SHRUNK, "never more than 600 pages of 2mi on NUMA node 0, 1024 declared")),
+    (SHRUNK, declared(EIO, 1024), RuleInputUnreadable("nr_hugepages", EIO)),
     (SHRUNK, declared(1, 1024)._replace(pool=None), OK),
     # no pool at all
     (MISSING, declared(0, 1), OK),
-    (MISSING, NO_POOL._replace(declared=DeclaredPages(4, 1)), bad(MISSING, "no pool of 1gi pages on node 3")),
+    (MISSING, NO_POOL._replace(declared=DeclaredPageTotal(4, 1)), bad(MISSING,
+     "no pool of 1gi pages on NUMA node 3")),
     # fewer than requested on the kernel's command line
     (SHORT, pool(10), OK),
     (SHORT, booted(600, 1024, 600), bad(SHORT, "1024 pages of 2mi requested at boot, 600 allocated")),
     (SHORT, booted(1023, 1024, 600),
      bad(SHORT, "1024 pages of 2mi requested at boot, 600 allocated, 1023 now")),
     (SHORT, booted(1024, 1024, 600), OK),
-    (SHORT, booted(600, 1024, 600)._replace(configured=True), OK),
+    (SHORT, booted(600, 1024, 600)._replace(is_configured=True), OK),
     (SHORT, booted(EIO, 1024, 600), UNREAD),
     (SHORT, booted(1024, 1024, 600)._replace(pool=pool_sample(1024, 1)),
      bad(SHORT, "1024 pages of 2mi requested at boot, 600 allocated, 1023 now")),
@@ -140,7 +146,7 @@ CASES: Final[list[tuple[str, PoolView, RuleResult]]] = [
     (SURPLUS, pool(10, 1), bad(SURPLUS, "1 surplus page of 2mi in use")),
     (SURPLUS, pool(10, 9), bad(SURPLUS, "9 surplus pages of 2mi in use")),
     (SURPLUS, pool(200, 123), bad(SURPLUS, "at least 100 surplus pages of 2mi in use")),
-    (SURPLUS, pool(10, ABSENT), RuleNotApplicable("no surplus hugepages")),
+    (SURPLUS, pool(10, ABSENT), RuleNotApplicable("the kernel has no surplus_hugepages files")),
     (SURPLUS, pool(10, EIO), UNREAD),
     (SURPLUS, NO_POOL, OK),
     # failed allocations
@@ -160,15 +166,15 @@ CASES: Final[list[tuple[str, PoolView, RuleResult]]] = [
     (FULL, using(64, 8, 8, 8), bad(FULL, "all free pages of 2mi are reserved")),
     (FULL, using(64, 8, EIO, 8), OK),
     (FULL, using(64, 8, 8, ABSENT), OK),
-    (FULL, using(64, EIO), Unreadable("free_hugepages", EIO)),
-    (FULL, using(64, ABSENT), RuleNotApplicable("no free_hugepages")),
+    (FULL, using(64, EIO), RuleInputUnreadable("free_hugepages", EIO)),
+    (FULL, using(64, ABSENT), RuleNotApplicable("the kernel has no free_hugepages files")),
     (FULL, using(EIO, EIO), UNREAD),
     (FULL, NO_POOL, OK),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_view_has_result(code: str, view: PoolView, answer: RuleResult) -> None:
+def test_view_has_result(code: str, view: PoolRuleInput, answer: RuleResult) -> None:
     assert without_advice(ROWS[code].evaluate(view)) == answer
 
 
@@ -193,7 +199,7 @@ def after(seconds: float) -> Instant:
 
 
 def snapshot(
-    *pools: PoolSample, alloc_failures: Reading = 0, files: tuple[DeclaredFile, ...] = ()
+    *pools: HugepagePoolSample, alloc_failures: Reading = 0, files: tuple[DeclaredFile, ...] = ()
 ) -> Snapshot:
     nothing = PressureSample(ABSENT, ABSENT, ABSENT)
     machine = MachineSample((), (), (), nothing, 0b1, 0b1, 0, alloc_failures, ABSENT, ())
@@ -205,32 +211,36 @@ def file(driver: str, *declarations: tuple[str, int, int, int]) -> DeclaredFile:
     return DeclaredFile(
         driver,
         tuple(
-            Declared(driver, "node-a", name, DeclaredHugepages(size_kib, pages, node), 0)
+            DriverDevice(driver, "node-a", name, DeclaredHugepages(size_kib, pages, node), 0)
             for name, size_kib, pages, node in declarations
         ),
     )
 
 
 def result_of(
-    past: PoolState, seen: Snapshot, code: str, *, size_kib: int = MIB2, node: int = 0, at_s: float = 0
+    past: PoolRuleState, seen: Snapshot, code: str, *, size_kib: int = MIB2, node: int = 0, at_s: float = 0
 ) -> RuleResult:
     """Return the result of a rule for a pool of the host."""
-    device = pool_device(size_kib, node)
-    view = view_pool(past, device_pools(seen), seen, Settings("node-a"), device, after(at_s))
+    device = hugepage_device(size_kib, node)
+    view = pool_rule_input(past, pools_by_device(seen), seen, EngineSettings("node-a"), device, after(at_s))
     return ROWS[code].evaluate(view)
 
 
-def state_after(*seen: Snapshot, settings: Settings | None = None, log: LogState | None = None) -> PoolState:
+def state_after(
+    *seen: Snapshot, settings: EngineSettings | None = None, log: KernelLogState | None = None
+) -> PoolRuleState:
     """Return the state after these snapshots, a second apart."""
-    past = PoolState()
+    past = PoolRuleState()
     for second, one in enumerate(seen):
-        past = next_pool_state(past, log or LogState(), one, settings or Settings("node-a"), after(second))
+        past = next_pool_state(
+            past, log or KernelLogState(), one, settings or EngineSettings("node-a"), after(second)
+        )
     return past
 
 
 def test_largest_pool_size_ignores_unreadable_readings() -> None:
     seen = [snapshot(pool_sample(nr, surplus)) for nr, surplus in ((6, 0), (9, 1), (4, 0), (EIO, EIO))]
-    past = state_after(*seen, settings=Settings("node-a", expect_pools={"hugepages-2mi-node0": 20}))
+    past = state_after(*seen, settings=EngineSettings("node-a", expect_pools={"hugepages-2mi-node0": 20}))
     assert (past.expected, past.max_seen) == ({"hugepages-2mi-node0": 20}, {"hugepages-2mi-node0": 8})
 
 
@@ -269,24 +279,24 @@ def test_allocation_failures_without_machine_sample_not_applicable() -> None:
     )
 
 
-def replace_overcommit(pages: int) -> PoolSample:
+def replace_overcommit(pages: int) -> HugepagePoolSample:
     """Return the machine's pool with permission to overcommit."""
-    return PoolSample(MIB2, None, 10, 10, 0, 0, pages)
+    return HugepagePoolSample(MIB2, None, 10, 10, 0, 0, pages)
 
 
 # --- by the kernel log ------------------------------------------------------------------------------------
 
 
-def log_of(*lines: str) -> LogState:
+def log_of(*lines: str) -> KernelLogState:
     """Return the state of a log with these lines."""
     facts = {}
     for text in lines:
-        line = parse(text)
+        line = parse_host_line(text)
         assert line is not None, text
-        facts[line.code, line.location] = LogFact(
+        facts[line.code, line.location] = KernelLogFact(
             line.code, line.location, 1, START, START, text, line.values
         )
-    return LogState(facts)
+    return KernelLogState(facts)
 
 
 ON_NODE_1: Final = "HugeTLB: allocating 4 of page size 1.00 GiB failed node1.  Only allocated 2 hugepages."
@@ -305,7 +315,7 @@ def big(*pages: Reading) -> Snapshot:
 def boot_results(seen: Snapshot, *lines: str) -> list[RuleResult]:
     """Return the results for the pool of each node."""
     past = state_after(seen, log=log_of(*lines))
-    nodes = [pool.node for pool in seen.pools if pool.node is not None]
+    nodes = [pool.numa_node for pool in seen.pools if pool.numa_node is not None]
     return [result_of(past, seen, SHORT, size_kib=GIB1, node=node) for node in nodes]
 
 
@@ -335,9 +345,9 @@ def test_boot_shortage_of_another_size_is_ignored() -> None:
 
 def declared_results(seen: Snapshot, code: str) -> list[RuleResult]:
     """Return the results of a rule for each declared device."""
-    past = state_after(snapshot(*(pool_sample(2048, node=pool.node) for pool in seen.pools)), seen)
+    past = state_after(snapshot(*(pool_sample(2048, node=pool.numa_node) for pool in seen.pools)), seen)
     devices = [device for one in seen.declared for device in one.devices]
-    views = [view_declared_pages(past, device_pools(seen), device) for device in devices]
+    views = [declared_pages_rule_input(past, pools_by_device(seen), device) for device in devices]
     return [without_advice(ROWS[code].evaluate(view)) for view in views]
 
 
@@ -349,27 +359,27 @@ def test_overdeclared_pool_makes_all_its_devices_unhealthy() -> None:
     enough = snapshot(pool_sample(1024, node=0), pool_sample(512, node=1), files=files)
     assert declared_results(enough, SHRUNK) == [OK] * 4
     short_by_one = snapshot(pool_sample(1023, node=0), pool_sample(512, node=1), files=files)
-    text = bad(SHRUNK, "1023 pages of 2mi on node 0, 1024 declared by 2 devices")
+    text = bad(SHRUNK, "1023 pages of 2mi on NUMA node 0, 1024 declared by 2 devices")
     assert declared_results(short_by_one, SHRUNK) == [text, OK, text, OK]
     assert declared_results(short_by_one, MISSING) == [OK] * 3 + [
-        bad(MISSING, "no pool of 1gi pages on node 0")
+        bad(MISSING, "no pool of 1gi pages on NUMA node 0")
     ]
 
 
 def test_surplus_pages_do_not_satisfy_a_declaration() -> None:
     files = (file("a.example", ("huge-0", MIB2, 10, 0)),)
     answer = declared_results(snapshot(pool_sample(12, 3), files=files), SHRUNK)
-    assert answer == [bad(SHRUNK, "9 pages of 2mi on node 0, 10 declared")]
+    assert answer == [bad(SHRUNK, "9 pages of 2mi on NUMA node 0, 10 declared")]
 
 
 def test_declared_pages_are_summed_again_only_on_change() -> None:
     one, two = ((file("a.example", ("huge-0", MIB2, pages, 0)),) for pages in (3, 4))
     past = state_after(snapshot(files=one), snapshot(files=(*one,)))
-    assert past.declared_pages == {(MIB2, 0): DeclaredPages(3, 1)}
-    same = next_pool_state(past, LogState(), snapshot(files=one), Settings("node-a"), after(9))
+    assert past.declared_pages == {(MIB2, 0): DeclaredPageTotal(3, 1)}
+    same = next_pool_state(past, KernelLogState(), snapshot(files=one), EngineSettings("node-a"), after(9))
     assert same.declared_pages is past.declared_pages
     assert state_after(snapshot(files=one), snapshot(files=two)).declared_pages == {
-        (MIB2, 0): DeclaredPages(4, 1)
+        (MIB2, 0): DeclaredPageTotal(4, 1)
     }
     assert state_after(snapshot(files=one), snapshot()).declared_pages == {}
 
@@ -388,7 +398,7 @@ class RealPools:
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._state = EngineState(Settings("node-a"))
+        self._state = EngineState(EngineSettings("node-a"))
         self._now_s = 0.0
 
     def evaluate(self, after_s: float = 0) -> Report:
@@ -479,7 +489,7 @@ def test_real_pool_shrunk_in_use_is_a_finding() -> None:
 @pytest.mark.parametrize("code", ROWS)
 def test_every_pool_row_is_complete_and_has_good_and_bad_cases(code: str) -> None:
     row = ROWS[code]
-    assert all([row.threshold, row.why, row.advice, row.try_it, row.reads])
+    assert all([row.threshold, row.why, row.advice, row.try_it, row.sampler_reads])
     assert row.source == "hugepages", "a pool is not unknown because another source is stalled"
     assert row.evaluate.__doc__
     assert re.search(r"Source: \S", row.evaluate.__doc__)

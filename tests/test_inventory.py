@@ -8,27 +8,27 @@ from hypothesis import strategies as st
 from paper import EIO, PaperNode, node_sample, pool_sample
 
 from agent.devices.inventory import (
-    Device,
     DeviceKind,
+    InventoryDevice,
     canonical_pool_name,
     cpu_device,
     declared_device,
-    device_pools,
-    devices_of,
+    format_page_size,
     gpu_device,
+    hugepage_device,
     memory_device,
     mig_device,
     parse_pool_name,
-    pool_device,
-    size_name,
+    pools_by_device,
+    update_inventory,
 )
-from agent.model.declared import Declared, DeclaredOther, DeclaredPci
+from agent.model.declared_devices import DeclaredOther, DeclaredPci, DriverDevice
 
 
 def names(
-    node: PaperNode, expected: dict[str, int] | None = None, known: tuple[Device, ...] = ()
+    node: PaperNode, expected: dict[str, int] | None = None, known: tuple[InventoryDevice, ...] = ()
 ) -> list[str]:
-    return [device.name for device in devices_of(node.snapshot(), known, expected or {})]
+    return [device.name for device in update_inventory(node.snapshot(), known, expected or {})]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def names(
     [(64, "64ki"), (1000, "1000ki"), (2048, "2mi"), (32768, "32mi"), (1 << 20, "1gi"), (1 << 34, "16ti")],
 )
 def test_size_name_follows_kubernetes(kib: int, name: str) -> None:
-    assert size_name(kib) == name
+    assert format_page_size(kib) == name
 
 
 def test_every_numa_node_has_a_cpu_device_and_its_pools() -> None:
@@ -69,21 +69,21 @@ def test_pools_of_a_kernel_without_numa_are_on_node_0() -> None:
     node = PaperNode()
     node.pool(pool_sample(7, node=None))
     assert names(node) == ["cpu-node0", "hugepages-2mi-node0"]
-    assert [pool.nr for pool in device_pools(node.snapshot()).values()] == [7]
+    assert [pool.nr for pool in pools_by_device(node.snapshot()).values()] == [7]
 
 
 def test_machine_wide_pool_is_left_out_if_node_pools_exist() -> None:
     node = PaperNode()
     node.pool(pool_sample(20, node=None))
     node.pool(pool_sample(5, node=0))
-    assert [pool.nr for pool in device_pools(node.snapshot()).values()] == [5]
+    assert [pool.nr for pool in pools_by_device(node.snapshot()).values()] == [5]
 
 
 def test_known_device_stays_though_its_source_lost_it() -> None:
     node = PaperNode()
     node.pool(pool_sample())
-    known = devices_of(node.snapshot(), (), {})
-    assert devices_of(PaperNode().snapshot(), known, {}) == known
+    known = update_inventory(node.snapshot(), (), {})
+    assert update_inventory(PaperNode().snapshot(), known, {}) == known
 
 
 def test_expected_pool_that_the_machine_lacks_is_a_device() -> None:
@@ -109,13 +109,15 @@ def test_pool_name_in_another_spelling_becomes_canonical() -> None:
 
 @given(st.integers(1, 1 << 40), st.integers(0, 63))
 def test_pool_name_is_a_dns_label_and_parses_back(size_kib: int, node: int) -> None:
-    device = pool_device(size_kib, node)
+    device = hugepage_device(size_kib, node)
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", device.name)
     assert parse_pool_name(device.name) == device
 
 
 def test_every_kind_has_a_device() -> None:
-    host = [cpu_device(0), memory_device(0), pool_device(2048, 0), gpu_device(0), mig_device(0, 1, 0)]
-    nic = declared_device(Declared("nic.example.com", "node-a", "nic-0", DeclaredPci("0000:5e:00.0", ""), 0))
-    other = declared_device(Declared("a.example.com", "node-a", "dev-0", DeclaredOther(), 0))
+    host = [cpu_device(0), memory_device(0), hugepage_device(2048, 0), gpu_device(0), mig_device(0, 1, 0)]
+    nic = declared_device(
+        DriverDevice("nic.example.com", "node-a", "nic-0", DeclaredPci("0000:5e:00.0", ""), 0)
+    )
+    other = declared_device(DriverDevice("a.example.com", "node-a", "dev-0", DeclaredOther(), 0))
     assert {device.kind for device in [*host, nic, other]} == set(DeviceKind)

@@ -6,10 +6,10 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
 from agent.health.kernel_log.latch import MAX_FACTS, next_log_state
-from agent.health.kernel_log.values import LogCode, LogFact, LogState
 from agent.model.kernel_messages import LogLine, LogSample
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 START_S: Final = 10_000
@@ -48,15 +48,15 @@ class LogLatch:
     """Latch with an evaluation every second."""
 
     def __init__(self) -> None:
-        self.past = LogState()
+        self.past = KernelLogState()
         self.second = START_S
 
-    def evaluate(self, *lines: LogLine, state: SourceState = SourceState.OK) -> LogState:
+    def evaluate(self, *lines: LogLine, state: SourceState = SourceState.OK) -> KernelLogState:
         self.second += 1
         self.past = next_log_state(self.past, sample(*lines, state=state), at(self.second))
         return self.past
 
-    def fact(self, code: LogCode, location: str) -> LogFact:
+    def fact(self, code: KernelLogCode, location: str) -> KernelLogFact:
         return self.past.facts[code, location]
 
 
@@ -65,14 +65,14 @@ def test_line_becomes_a_fact() -> None:
     watch.evaluate(line(LOCKUP.format(3, 26), 4, first=100, last=160.5))
     text = LOCKUP.format(3, 26)
     assert watch.past.facts == {
-        (LogCode.SOFT_LOCKUP, "cpu3"): LogFact(
-            LogCode.SOFT_LOCKUP, "cpu3", 4, at(100), at(160.5), text, ("26", "cat:7")
+        (KernelLogCode.SOFT_LOCKUP, "cpu3"): KernelLogFact(
+            KernelLogCode.SOFT_LOCKUP, "cpu3", 4, at(100), at(160.5), text, ("26", "cat:7")
         )
     }
 
 
 def test_without_log_the_state_is_unchanged() -> None:
-    assert next_log_state(LogState(), None, at(1)) == LogState()
+    assert next_log_state(KernelLogState(), None, at(1)) == KernelLogState()
 
 
 def test_unread_log_keeps_its_facts() -> None:
@@ -109,7 +109,7 @@ def test_fact_counts_only_new_lines() -> None:
     watch.evaluate(
         line(LOCKUP.format(3, 99), 6, first=100, last=watch.second + 0.5, before=LOCKUP.format(3, 26))
     )
-    fact = watch.fact(LogCode.SOFT_LOCKUP, "cpu3")
+    fact = watch.fact(KernelLogCode.SOFT_LOCKUP, "cpu3")
     assert (fact.times, fact.first, fact.last) == (6, at(100), at(watch.second - 0.5))
     assert fact.values == ("99", "cat:7")
 
@@ -118,7 +118,7 @@ def test_lines_about_one_location_are_one_fact() -> None:
     watch = LogLatch()
     timeout, down = "nvme nvme0: I/O 1 QID 3 timeout, aborting", "nvme nvme0: controller is down; will reset"
     watch.evaluate(line(down, 1, first=300, pattern=2), line(timeout, 5, first=200, last=250, pattern=1))
-    fact = watch.fact(LogCode.NVME, "nvme0")
+    fact = watch.fact(KernelLogCode.NVME, "nvme0")
     assert (fact.times, fact.first, fact.last, fact.text) == (6, at(200), at(300), down)
 
 
@@ -126,7 +126,7 @@ def test_evicted_entry_keeps_its_fact() -> None:
     watch = LogLatch()
     watch.evaluate(line(FATAL.format(3), 2))
     watch.evaluate(line(XID))
-    assert watch.fact(LogCode.MACHINE_CHECK, "cpu3").times == 2
+    assert watch.fact(KernelLogCode.MACHINE_CHECK, "cpu3").times == 2
 
 
 def test_returned_entry_adds_to_its_fact() -> None:
@@ -134,7 +134,7 @@ def test_returned_entry_adds_to_its_fact() -> None:
     watch.evaluate(line(FATAL.format(3), 2, first=100))
     watch.evaluate(line(XID))
     watch.evaluate(line(FATAL.format(3), 3, first=watch.second + 0.5))
-    fact = watch.fact(LogCode.MACHINE_CHECK, "cpu3")
+    fact = watch.fact(KernelLogCode.MACHINE_CHECK, "cpu3")
     assert (fact.times, fact.first, fact.last) == (5, at(100), at(watch.second - 0.5))
 
 
@@ -142,12 +142,12 @@ def test_entry_about_several_locations_gives_known_facts() -> None:
     """All hung tasks are one entry with its first and newest line; the sum is right."""
     watch = LogLatch()
     watch.evaluate(line(HUNG.format("dd"), 7, first=100, last=130, before=HUNG.format("python3")))
-    assert {fact.location: fact.times for fact in watch.past.select(LogCode.HUNG_TASK)} == {
+    assert {fact.location: fact.times for fact in watch.past.select(KernelLogCode.HUNG_TASK)} == {
         "python3": 1,
         "dd": 6,
     }
     watch.evaluate(line(HUNG.format("sh"), 9, first=100, last=watch.second, before=HUNG.format("python3")))
-    assert [fact.location for fact in watch.past.select(LogCode.HUNG_TASK)] == ["python3", "dd", "sh"]
+    assert [fact.location for fact in watch.past.select(KernelLogCode.HUNG_TASK)] == ["python3", "dd", "sh"]
     assert sum(fact.times for fact in watch.past.facts.values()) == 9
 
 
@@ -158,7 +158,7 @@ def test_lines_at_the_start_keep_the_logs_time() -> None:
     watch = LogLatch()
     watch.evaluate(line(LOCKUP.format(1, 26), first=50), state=SourceState.STARTING)
     watch.evaluate(line(LOCKUP.format(1, 26), first=50), line(LOCKUP.format(2, 26), first=60))
-    assert [fact.last for fact in watch.past.select(LogCode.SOFT_LOCKUP)] == [at(50), at(60)]
+    assert [fact.last for fact in watch.past.select(KernelLogCode.SOFT_LOCKUP)] == [at(50), at(60)]
 
 
 def test_implausible_time_is_replaced_by_now() -> None:
@@ -168,13 +168,13 @@ def test_implausible_time_is_replaced_by_now() -> None:
     watch.evaluate(
         line(LOCKUP.format(1, 26), first=watch.second - 60), line(LOCKUP.format(2, 26), first=START_S * 2)
     )
-    assert [fact.last for fact in watch.past.select(LogCode.SOFT_LOCKUP)] == [at(watch.second)] * 2
+    assert [fact.last for fact in watch.past.select(KernelLogCode.SOFT_LOCKUP)] == [at(watch.second)] * 2
 
 
 def test_fact_time_is_never_in_the_future() -> None:
     watch = LogLatch()
     watch.evaluate(line(LOCKUP.format(1, 26), first=START_S * 2))
-    assert watch.fact(LogCode.SOFT_LOCKUP, "cpu1").last == at(watch.second)
+    assert watch.fact(KernelLogCode.SOFT_LOCKUP, "cpu1").last == at(watch.second)
 
 
 # --- bounds -----------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_fact_time_is_never_in_the_future() -> None:
 def test_newest_facts_of_each_kind_are_kept() -> None:
     watch = LogLatch()
     watch.evaluate(*(line(OOM.format(pod, pod), first=100 + pod) for pod in range(MAX_FACTS + 10)))
-    kept = watch.past.select(LogCode.OOM_KILL)
+    kept = watch.past.select(KernelLogCode.OOM_KILL)
     assert [fact.location for fact in kept] == [f"/pod{pod}" for pod in range(10, MAX_FACTS + 10)]
 
 
@@ -191,8 +191,8 @@ def test_lasting_facts_survive_a_flood() -> None:
     watch = LogLatch()
     watch.evaluate(*(line(FATAL.format(cpu)) for cpu in range(MAX_FACTS * 4)))
     watch.evaluate(*(line(OOM.format(pod, pod), first=watch.second) for pod in range(512)))
-    assert len(watch.past.select(LogCode.MACHINE_CHECK)) == MAX_FACTS * 4
-    assert len(watch.past.select(LogCode.OOM_KILL)) == MAX_FACTS
+    assert len(watch.past.select(KernelLogCode.MACHINE_CHECK)) == MAX_FACTS * 4
+    assert len(watch.past.select(KernelLogCode.OOM_KILL)) == MAX_FACTS
 
 
 COUNTS: Final = st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), max_size=12)
@@ -219,12 +219,12 @@ def test_every_line_counts_in_one_fact_once(steps: list[list[int]]) -> None:
                 if times[cpu]
             )
         )
-    counts = {fact.location: fact.times for fact in watch.past.select(LogCode.MACHINE_CHECK)}
+    counts = {fact.location: fact.times for fact in watch.past.select(KernelLogCode.MACHINE_CHECK)}
     assert counts == {f"cpu{cpu}": total for cpu, total in enumerate(sums) if total}
 
 
 def test_evaluations_change_nothing_in_place() -> None:
-    first = next_log_state(LogState(), sample(line(FATAL.format(1))), at(START_S))
+    first = next_log_state(KernelLogState(), sample(line(FATAL.format(1))), at(START_S))
     before = replace(first, facts=dict(first.facts), counted=dict(first.counted))
     next_log_state(first, sample(line(FATAL.format(1), 3), line(FATAL.format(2))), at(START_S + 1))
     assert first == before

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import CASES, SILENT
 
-from agent.health.kernel_log.parse import TEXT_MAX, HostLine, parse
+from agent.health.kernel_log.facts import KernelLogCode
+from agent.health.kernel_log.parse import TEXT_MAX, HostLogLine, parse_host_line
 from agent.health.kernel_log.patterns import HOST_PATTERNS
-from agent.health.kernel_log.values import LogCode
-from agent.native.kmsg import match
+from agent.native.kernel_log import match_pattern
 
 TEXTS: Final = st.text(max_size=300) | st.builds(
     lambda text, cut, tail: text[:cut] + tail,
@@ -21,28 +21,28 @@ TEXTS: Final = st.text(max_size=300) | st.builds(
 
 
 @pytest.mark.parametrize(("text", "line"), CASES, ids=range(len(CASES)))
-def test_line_parses_to(text: str, line: HostLine) -> None:
-    assert parse(text) == line
+def test_line_parses_to(text: str, line: HostLogLine) -> None:
+    assert parse_host_line(text) == line
 
 
 @pytest.mark.parametrize("text", SILENT)
 def test_unrelated_line_parses_to_none(text: str) -> None:
-    assert parse(text) is None
+    assert parse_host_line(text) is None
 
 
 def test_every_log_code_has_an_example() -> None:
-    assert {line.code for _, line in CASES} == set(LogCode)
+    assert {line.code for _, line in CASES} == set(KernelLogCode)
 
 
 @given(TEXTS)
 def test_parser_accepts_only_lines_of_the_patterns(text: str) -> None:
     text = text.encode("ascii", "backslashreplace").decode()
-    if parse(text) is not None:
-        assert any(match(pattern, text) is not None for pattern in HOST_PATTERNS)
+    if parse_host_line(text) is not None:
+        assert any(match_pattern(pattern, text) is not None for pattern in HOST_PATTERNS)
 
 
 @given(TEXTS, st.sampled_from(["a", " ", "task=,", ": Machine Check", "0000:3b:00.0: ", "("]))
 def test_parser_reads_a_bounded_prefix(text: str, junk: str) -> None:
     """Bounds the time of regular expressions on long lines."""
     long = text + junk * (100_000 // len(junk))
-    assert parse(long) == parse(long[:TEXT_MAX])
+    assert parse_host_line(long) == parse_host_line(long[:TEXT_MAX])

@@ -8,23 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import AMD, CASES, EDAC, LAYER, MCE, OOM, POD, SILENT
 
-from agent.health.gpu.xid.lines import PATTERNS
-from agent.health.kernel_log.parse import HostLine, parse
-from agent.health.kernel_log.patterns import HOST, HOST_PATTERNS, compile_pattern
-from agent.health.kernel_log.values import LogCode
-from agent.native.kmsg import match
+from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
+from agent.health.kernel_log.facts import KernelLogCode
+from agent.health.kernel_log.parse import HostLogLine, parse_host_line
+from agent.health.kernel_log.patterns import HOST_PATTERNS, HOST_PATTERNS_BY_CODE, compile_pattern
+from agent.native.kernel_log import match_pattern
 
-CODES: Final = [code for code, patterns in HOST.items() for _ in patterns]
+CODES: Final = [code for code, patterns in HOST_PATTERNS_BY_CODE.items() for _ in patterns]
 
 
 def kind_of(text: str) -> tuple[int, tuple[str, ...]] | None:
     """Return what the native reader makes of a line: the first matching pattern and the key."""
-    keys = ((index, match(pattern, text)) for index, pattern in enumerate(HOST_PATTERNS))
+    keys = ((index, match_pattern(pattern, text)) for index, pattern in enumerate(HOST_PATTERNS))
     return next(((index, key) for index, key in keys if key is not None), None)
 
 
 @pytest.mark.parametrize(("text", "line"), CASES, ids=range(len(CASES)))
-def test_native_reader_matches_every_line(text: str, line: HostLine) -> None:
+def test_native_reader_matches_every_line(text: str, line: HostLogLine) -> None:
     kind = kind_of(text)
     assert kind is not None
     assert CODES[kind[0]] is line.code
@@ -35,13 +35,17 @@ def test_every_pattern_matches_a_line() -> None:
 
 
 def test_pattern_table_is_complete_and_fits_the_reader() -> None:
-    assert set(HOST) == set(LogCode)
-    assert len({*PATTERNS, *HOST_PATTERNS}) == len(PATTERNS) + len(HOST_PATTERNS) <= lib.DH_PATTERN_MAX
+    assert set(HOST_PATTERNS_BY_CODE) == set(KernelLogCode)
+    assert (
+        len({*GPU_LOG_PATTERNS, *HOST_PATTERNS})
+        == len(GPU_LOG_PATTERNS) + len(HOST_PATTERNS)
+        <= lib.DH_PATTERN_MAX
+    )
 
 
 @pytest.mark.parametrize("text", [text for text, _ in CASES])
 def test_host_lines_match_no_gpu_pattern(text: str) -> None:
-    assert [pattern for pattern in PATTERNS if match(pattern, text) is not None] == []
+    assert [pattern for pattern in GPU_LOG_PATTERNS if match_pattern(pattern, text) is not None] == []
 
 
 def oom(cgroup: str, task: str) -> str:
@@ -120,10 +124,10 @@ def test_expressions_match_the_native_reader(text: str) -> None:
         found = compile_pattern(pattern).match(text)
         kinds = [part[0] for part in pattern.split("%")[1:]]
         fields = found and tuple(f for f, kind in zip(found.groups(), kinds, strict=True) if kind != "*")
-        assert match(pattern, text) == fields
+        assert match_pattern(pattern, text) == fields
 
 
 @given(TEXTS)
 def test_first_matching_pattern_gives_the_code(text: str) -> None:
-    kind, line = kind_of(text), parse(text)
+    kind, line = kind_of(text), parse_host_line(text)
     assert line is None or (kind is not None and CODES[kind[0]] is line.code)

@@ -17,14 +17,14 @@ from machine import kubepods_tree, machine_lock
 from own_process import in_own_process, resident
 from patience import PATIENCE_S
 
-from agent.health.gpu.xid.lines import PATTERNS
+from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogState
 from agent.health.kernel_log.latch import MAX_FACTS, next_log_state
 from agent.health.kernel_log.patterns import HOST_PATTERNS
-from agent.health.kernel_log.values import LogCode, LogState
 from agent.model.kernel_messages import LogSample
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import Instant
-from agent.native.kmsg import KernelLogReader
+from agent.native.kernel_log import KernelLogReader
 
 DEVICE: Final = Path("/dev/kmsg")
 MIB: Final = 1 << 20
@@ -35,9 +35,9 @@ class Listener:
 
     def __init__(self, path: Path, *, any_facility: bool = False) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.kmsg = KernelLogReader(path, (*PATTERNS, *HOST_PATTERNS), self.fd, any_facility)
+        self.kmsg = KernelLogReader(path, (*GPU_LOG_PATTERNS, *HOST_PATTERNS), self.fd, any_facility)
         self.kmsg.start()
-        self.past = LogState()
+        self.past = KernelLogState()
 
     def read_once(self) -> LogSample:
         sample = self.kmsg.read()
@@ -45,7 +45,7 @@ class Listener:
         self.past = next_log_state(self.past, sample, Instant(time.monotonic_ns(), time.time()))
         return sample
 
-    def until(self, code: LogCode, place: str, times: int = 1) -> None:
+    def until(self, code: KernelLogCode, place: str, times: int = 1) -> None:
         """Read after each wake, until a fact has the given count."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -99,12 +99,12 @@ def oom(cgroup: str, task: str = "sh") -> str:
 def test_lines_of_the_real_log_become_facts(nonce: str) -> None:
     write(oom(nonce))
     with listener(DEVICE, any_facility=True) as one:
-        one.until(LogCode.OOM_KILL, nonce)
-        before = one.past.facts[LogCode.OOM_KILL, nonce]
+        one.until(KernelLogCode.OOM_KILL, nonce)
+        before = one.past.facts[KernelLogCode.OOM_KILL, nonce]
         for task in ("a", "b"):
             write(oom(nonce, task))
-        one.until(LogCode.OOM_KILL, nonce, 3)
-        fact = one.past.facts[LogCode.OOM_KILL, nonce]
+        one.until(KernelLogCode.OOM_KILL, nonce, 3)
+        fact = one.past.facts[KernelLogCode.OOM_KILL, nonce]
         assert (fact.times, fact.values) == (3, ("memcg", "b", nonce))
         assert fact.first == before.first <= fact.last
 
@@ -114,13 +114,13 @@ def test_user_space_line_is_no_fact(nonce: str) -> None:
         while kernel.read_once().source.state is SourceState.STARTING:
             select.select([kernel.fd], [], [], PATIENCE_S)
         write(oom(nonce))
-        anyone.until(LogCode.OOM_KILL, nonce)
+        anyone.until(KernelLogCode.OOM_KILL, nonce)
         passes = kernel.read_once().source.passes
         deadline = time.monotonic() + PATIENCE_S
         while kernel.read_once().source.passes < passes + 2:  # each record causes a pass
             assert time.monotonic() < deadline
             write(oom(nonce))
-        assert (LogCode.OOM_KILL, nonce) not in kernel.past.facts
+        assert (KernelLogCode.OOM_KILL, nonce) not in kernel.past.facts
 
 
 # Joins the cgroup, then touches more memory than its limit.
@@ -142,8 +142,8 @@ def test_real_oom_kill_is_a_fact_about_its_cgroup(nonce: str) -> None:
             one.read_once()
             eat = [sys.executable, "-c", _EAT, str(cgroup / "cgroup.procs")]
             assert subprocess.run(eat, check=False, timeout=PATIENCE_S).returncode == -signal.SIGKILL
-            one.until(LogCode.OOM_KILL, place)
-        fact = one.past.facts[LogCode.OOM_KILL, place]
+            one.until(KernelLogCode.OOM_KILL, place)
+        fact = one.past.facts[KernelLogCode.OOM_KILL, place]
         assert fact.values[0] == "memcg"
         assert fact.values[2] == place
         assert fact.times == 1
@@ -191,11 +191,11 @@ def flood_of_one_fault(path: str) -> None:
                 one.read_once()
                 if start == 10 * CHUNK:
                     before = resident()
-        one.until(LogCode.EDAC_CORRECTED, "mc0 DIMM_A1", FLOOD - 10)
+        one.until(KernelLogCode.EDAC_CORRECTED, "mc0 DIMM_A1", FLOOD - 10)
         assert resident() - before < 2 * MIB
     assert {key: fact.times for key, fact in one.past.facts.items()} == {
-        (LogCode.EDAC_CORRECTED, "mc0 DIMM_A1"): FLOOD - 10,
-        **{(LogCode.MACHINE_CHECK, f"cpu{cpu}"): 1 for cpu in range(10)},
+        (KernelLogCode.EDAC_CORRECTED, "mc0 DIMM_A1"): FLOOD - 10,
+        **{(KernelLogCode.MACHINE_CHECK, f"cpu{cpu}"): 1 for cpu in range(10)},
     }
 
 
@@ -209,19 +209,19 @@ def flood_of_faults(path: str) -> None:
         with Path(path).open("w") as f:
             f.write("".join(record(cpu, checked(cpu)) for cpu in range(10)))
             f.flush()
-            one.until(LogCode.MACHINE_CHECK, "cpu9")
+            one.until(KernelLogCode.MACHINE_CHECK, "cpu9")
             for start in range(10, FLOOD, CHUNK):
                 f.write("".join(record(seq, oom(f"/pod{seq}")) for seq in range(start, start + CHUNK)))
                 one.read_once()
                 if start == 10 + 10 * CHUNK:
                     before = resident()
         last = start + CHUNK
-        one.until(LogCode.OOM_KILL, f"/pod{last - 1}")
+        one.until(KernelLogCode.OOM_KILL, f"/pod{last - 1}")
         assert resident() - before < 2 * MIB
-    assert {fact.location for fact in one.past.select(LogCode.OOM_KILL)} == {
+    assert {fact.location for fact in one.past.select(KernelLogCode.OOM_KILL)} == {
         f"/pod{n}" for n in range(last - MAX_FACTS, last)
     }
-    assert len(one.past.select(LogCode.MACHINE_CHECK)) == 10
+    assert len(one.past.select(KernelLogCode.MACHINE_CHECK)) == 10
 
 
 def test_every_known_line_becomes_a_fact(fifo: Path) -> None:

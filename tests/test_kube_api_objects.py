@@ -6,22 +6,22 @@ from typing import Any
 import pytest
 from kubernetes_samples import POD, pod_json
 
-from agent.devices.consumers.kube_objects import claims_from, parse_claim_object, parse_pod, pods_from
+from agent.devices.consumers.kube_objects import parse_claim_object, parse_claims, parse_pod, parse_pods
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import (
-    Container,
+    AllocatedDevice,
     ContainerClaim,
-    DeviceUse,
-    KnownPod,
+    ContainerObject,
     Origin,
-    Owner,
+    OwnerReference,
     PodClaim,
+    PodObject,
     PodRef,
     Provenance,
     SourceAnswer,
 )
 from agent.model.time import Instant
-from agent.serve.kubelet.pods_api import read_pod
+from agent.serve.kubelet.pods_api import decode_pod
 
 PROVENANCE = Provenance(Origin.PODS_FILE, Instant(1, 1.0), 1.0)
 
@@ -46,11 +46,11 @@ def result(device: str, request: str = "gpus", **more: Any) -> dict[str, Any]:
 
 
 def test_pod_written_by_kubernetes_parses_completely() -> None:
-    assert parse_pod(pod_json()) == KnownPod(
+    assert parse_pod(pod_json()) == PodObject(
         ref=PodRef("team-a", "train-0", "6f0c3f4e-0001-4aaa-8bbb-000000000001"),
         node="node-1",
         phase="Running",
-        owners=(Owner("batch/v1", "Job", "train", "job-1", True),),
+        owners=(OwnerReference("batch/v1", "Job", "train", "job-1", True),),
         group="workers",
         claims=(
             PodClaim("gpus", "train-0-gpus-x7k2p", template=True),
@@ -58,8 +58,8 @@ def test_pod_written_by_kubernetes_parses_completely() -> None:
             PodClaim("", "train-0-extended-resources-q9w"),
         ),
         containers=(
-            Container("side", (ContainerClaim("gpus", "small"),), "bb22"),
-            Container(
+            ContainerObject("side", (ContainerClaim("gpus", "small"),), "bb22"),
+            ContainerObject(
                 "main",
                 (
                     ContainerClaim("gpus"),
@@ -69,13 +69,13 @@ def test_pod_written_by_kubernetes_parses_completely() -> None:
                 "aa11",
                 running=True,
             ),
-            Container("idle"),
+            ContainerObject("idle"),
         ),
     )
 
 
 def test_pods_api_and_kubectl_give_the_same_pods() -> None:
-    assert parse_pod(read_pod(POD)) == parse_pod(pod_json())
+    assert parse_pod(decode_pod(POD)) == parse_pod(pod_json())
 
 
 def test_claim_not_yet_created_has_no_name() -> None:
@@ -102,19 +102,19 @@ def test_mirror_pod_has_uid_of_its_static_pod() -> None:
 
 
 def test_pod_without_claims_has_no_claims() -> None:
-    assert parse_pod(pod()) == KnownPod(PodRef("team-a", "p", "u"))
+    assert parse_pod(pod()) == PodObject(PodRef("team-a", "p", "u"))
 
 
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
         ({"metadata": []}, "metadata: is a list, not an object"),
-        ({"metadata": {"namespace": "a", "name": "b"}}, "metadata.uid: is not there"),
-        ({"metadata": {"namespace": "a", "name": "", "uid": "u"}}, "metadata.name: is not there"),
+        ({"metadata": {"namespace": "a", "name": "b"}}, "metadata.uid: is missing"),
+        ({"metadata": {"namespace": "a", "name": "", "uid": "u"}}, "metadata.name: is missing"),
         ({"spec": {"resourceClaims": {}}}, "spec.resourceClaims: is not a list of objects"),
-        ({"spec": {"resourceClaims": [{}]}}, r"spec.resourceClaims\[0\].name: is not there"),
-        ({"spec": {"containers": [{"name": 7}]}}, r"spec.containers\[0\].name: is a number, no text"),
-        ({"status": {"phase": True}}, "status.phase: is a truth value, no text"),
+        ({"spec": {"resourceClaims": [{}]}}, r"spec.resourceClaims\[0\].name: is missing"),
+        ({"spec": {"containers": [{"name": 7}]}}, r"spec.containers\[0\].name: is a number, not text"),
+        ({"status": {"phase": True}}, "status.phase: is a truth value, not text"),
     ],
 )
 def test_invalid_pod_is_refused_with_place(changes: Any, place: str) -> None:
@@ -124,14 +124,14 @@ def test_invalid_pod_is_refused_with_place(changes: Any, place: str) -> None:
 
 def test_invalid_object_does_not_hide_others() -> None:
     bad = {"metadata": {"name": "bad"}}
-    answer = pods_from(SourceAnswer(PROVENANCE, (bad, pod()), invalid=("before",)))
+    answer = parse_pods(SourceAnswer(PROVENANCE, (bad, pod()), invalid=("before",)))
     assert [one.ref.name for one in answer.items] == ["p"]
-    assert answer.invalid == ("before", "item 0 ('bad'): metadata.namespace: is not there")
+    assert answer.invalid == ("before", "item 0 ('bad'): metadata.namespace: is missing")
     assert not answer.is_complete
 
 
 def test_errors_of_a_thousand_objects_are_limited() -> None:
-    answer = claims_from(SourceAnswer(PROVENANCE, ({},) * 1000))
+    answer = parse_claims(SourceAnswer(PROVENANCE, ({},) * 1000))
     assert len(answer.invalid) == 17
     assert answer.invalid[-1] == "984 more"
 
@@ -145,8 +145,8 @@ def test_allocation_gives_devices_of_all_drivers() -> None:
     assert found.allocated
     assert found.ref == ClaimRef("team-a", "c", "u")
     assert found.devices == (
-        DeviceUse(DeviceRef("gpu.example.com", "node-1", "gpu-0"), ("gpus",)),
-        DeviceUse(DeviceRef("nic.example.com", "node-1", "nic-0"), ("nic",), "s"),
+        AllocatedDevice(DeviceRef("gpu.example.com", "node-1", "gpu-0"), ("gpus",)),
+        AllocatedDevice(DeviceRef("nic.example.com", "node-1", "nic-0"), ("nic",), "s"),
     )
 
 
@@ -165,7 +165,9 @@ def test_controller_is_the_owner_marked_as_such() -> None:
         {"apiVersion": "v1", "kind": "Pod", "name": "other", "uid": "1"},
         {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "2", "controller": True},
     ]
-    assert parse_claim_object(claim(ownerReferences=owners)).owner == Owner("v1", "Pod", "p", "2", True)
+    assert parse_claim_object(claim(ownerReferences=owners)).owner == OwnerReference(
+        "v1", "Pod", "p", "2", True
+    )
     assert parse_claim_object(claim(ownerReferences=owners[:1])).owner is None
 
 

@@ -13,7 +13,14 @@ import pytest
 from agent.errors import PermissionDenied, UsageError
 from agent.model.claim_sources import Origin
 from agent.model.time import Instant
-from agent.sources.kube_objects import CLAIM, POD, parse_file, parse_objects, read_file, read_objects
+from agent.sources.kube_object_file import (
+    CLAIM,
+    POD,
+    parse_object_file,
+    parse_objects,
+    read_object_file,
+    read_objects,
+)
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 
@@ -96,13 +103,13 @@ def test_invalid_yaml_is_refused_with_position_and_command(kind: str, command: s
     path = tmp_path / "pods.yaml"
     path.write_text("kind: List\nitems: [\n")
     place = "line 3, column 1: while parsing a flow node, did not find expected node content"
-    assert refused(path, kind) == f"{path}: {place}; write it with: {command}"
+    assert refused(path, kind) == f"file {path}: {place}; create it with: {command}"
 
 
 def test_yaml_parser_is_imported_only_for_yaml() -> None:
     program = (
         "import sys\n"
-        "from agent.sources.kube_objects import parse_objects\n"
+        "from agent.sources.kube_object_file import parse_objects\n"
         "parse_objects(b'{}', 'Pod'); before = 'yaml' in sys.modules\n"
         "parse_objects(b'kind: Pod', 'Pod'); print(before, 'yaml' in sys.modules)\n"
     )
@@ -116,13 +123,13 @@ def test_yaml_parser_is_imported_only_for_yaml() -> None:
 def test_other_json_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "pods.json"
     path.write_text(text)
-    assert refused(path).startswith(f"{path}: ")
+    assert refused(path).startswith(f"file {path}: ")
 
 
 def test_file_of_other_kinds_is_refused_with_their_counts(tmp_path: Path) -> None:
     path = tmp_path / "pods.json"
     path.write_text(json.dumps([SERVICE, CLAIM_OBJECT, SERVICE]))
-    assert f"{path}: no Pod, but 1 ResourceClaim, 2 Service; " in refused(path)
+    assert f"{path}: holds no Pod, but 1 ResourceClaim, 2 Service; " in refused(path)
 
 
 def test_absent_file_is_a_usage_error(tmp_path: Path) -> None:
@@ -142,10 +149,10 @@ def test_file_is_read_completely_before_parsing(tmp_path: Path) -> None:
     """So a time limit of the disk does not include parsing."""
     path = tmp_path / "pods.yaml"
     path.write_text("items: [")
-    file = read_file(path)
+    file = read_object_file(path)
     path.unlink()
     with pytest.raises(UsageError, match="line 2, column 1: "):
-        parse_file(path, file, POD, NOW)
+        parse_object_file(path, file, POD, NOW)
 
 
 def test_unreadable_file_is_a_permission_error(tmp_path: Path) -> None:

@@ -12,16 +12,16 @@ from kubelet_files import DRIVER, checkpoint, claim, crc32, device, devices, sea
 from kubernetes_samples import CHECKPOINT, EMPTY_CHECKPOINT
 
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.claim_sources import DeviceUse, Origin, PreparedClaim
+from agent.model.claim_sources import AllocatedDevice, Origin, PreparedClaim
 from agent.model.reading import Absence
 from agent.model.time import Instant
 from agent.sources.kubelet_state import (
     ATTEMPTS,
     CLAIMS_MAX_BYTES,
     RETRY_PAUSE_S,
-    TornCheckpoint,
-    parse_checkpoint,
-    read_checkpoint,
+    IncompleteCheckpoint,
+    parse_claims_checkpoint,
+    read_claims_checkpoint,
 )
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
@@ -80,18 +80,20 @@ UPSTREAM: dict[str, tuple[list[dict[str, Any]], dict[str, Any], int]] = {
 }
 
 
-def use(name: str, *requests: str, share: str = "", driver: str = DRIVER, pool: str = "node-1") -> DeviceUse:
-    return DeviceUse(DeviceRef(driver, pool, name), requests, share)
+def use(
+    name: str, *requests: str, share: str = "", driver: str = DRIVER, pool: str = "node-1"
+) -> AllocatedDevice:
+    return AllocatedDevice(DeviceRef(driver, pool, name), requests, share)
 
 
 def only(data: bytes) -> PreparedClaim:
-    (found,) = parse_checkpoint(data)
+    (found,) = parse_claims_checkpoint(data)
     return found
 
 
 def refused(data: bytes) -> str:
     with pytest.raises(ValueError, match=r"\w") as caught:
-        parse_checkpoint(data)
+        parse_claims_checkpoint(data)
     return str(caught.value)
 
 
@@ -103,7 +105,7 @@ def test_upstream_test_cases_have_valid_checksums_and_parse(name: str) -> None:
     claims, more, checksum = UPSTREAM[name]
     data = checkpoint(claims, **more)
     assert json.loads(data)["Checksum"] == checksum
-    found = parse_checkpoint(data)
+    found = parse_claims_checkpoint(data)
     assert [(one.ref.uid, one.ref.name, one.pods) for one in found] == [
         (one["ClaimUID"], one["ClaimName"], (_POD,)) for one in claims
     ]
@@ -113,25 +115,25 @@ def test_upstream_test_cases_have_valid_checksums_and_parse(name: str) -> None:
 
 
 def test_checkpoint_written_by_kubelet_code_parses_completely() -> None:
-    train, none = parse_checkpoint(CHECKPOINT.encode())
+    train, none = parse_claims_checkpoint(CHECKPOINT.encode())
     assert train == PreparedClaim(
         ref=ClaimRef("team-a", "train", "u-1"),
         devices=(use("gpu-0", "big", share="aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"),),
         pods=("p-1", "p-2"),
         waiting=("nic.example.com",),
         skipped=("tag.example.com",),
-        cdi=(("example.com/gpu=<0&1>\u2028\u00e9", use("gpu-0").device),),
+        cdi_ids=(("example.com/gpu=<0&1>\u2028\u00e9", use("gpu-0").device),),
     )
     assert none == PreparedClaim(ClaimRef("team-a", "none", "u-2"))
-    assert parse_checkpoint(EMPTY_CHECKPOINT.encode()) == ()
+    assert parse_claims_checkpoint(EMPTY_CHECKPOINT.encode()) == ()
 
 
 def test_checksum_covers_the_text_and_not_its_escaping() -> None:
     envelope = json.loads(CHECKPOINT)
     assert crc32(envelope["Data"].encode()) == envelope["Checksum"]
-    assert parse_checkpoint(json.dumps(envelope, ensure_ascii=True).encode()) == parse_checkpoint(
-        CHECKPOINT.encode()
-    )
+    assert parse_claims_checkpoint(
+        json.dumps(envelope, ensure_ascii=True).encode()
+    ) == parse_claims_checkpoint(CHECKPOINT.encode())
 
 
 def test_claim_before_prepare_has_waiting_driver() -> None:
@@ -170,7 +172,7 @@ def test_duplicate_claim_entries_are_merged() -> None:
 
 
 def test_two_claims_of_one_name_stay_distinct() -> None:
-    found = parse_checkpoint(checkpoint([claim("u-1", name="c"), claim("u-2", name="c")]))
+    found = parse_claims_checkpoint(checkpoint([claim("u-1", name="c"), claim("u-2", name="c")]))
     assert [one.ref.uid for one in found] == ["u-1", "u-2"]
 
 
@@ -185,20 +187,22 @@ def test_unknown_fields_and_versions_are_ignored() -> None:
 
 @given(st.integers(0, len(CHECKPOINT.encode()) - 1))
 def test_truncated_file_is_torn_at_any_length(size: int) -> None:
-    with pytest.raises(TornCheckpoint):
-        parse_checkpoint(CHECKPOINT.encode()[:size])
+    with pytest.raises(IncompleteCheckpoint):
+        parse_claims_checkpoint(CHECKPOINT.encode()[:size])
 
 
 def test_wrong_checksum_is_torn_and_both_values_are_named() -> None:
     data = checkpoint([claim("u")])
     right = json.loads(data)["Checksum"]
     wrong = json.dumps({**json.loads(data), "Checksum": right + 1}).encode()
-    with pytest.raises(TornCheckpoint, match=f"checksum is {right}, expected {right + 1}"):
-        parse_checkpoint(wrong)
+    with pytest.raises(IncompleteCheckpoint, match=f"checksum is {right}, expected {right + 1}"):
+        parse_claims_checkpoint(wrong)
 
 
 def test_other_checkpoint_kind_is_refused_by_name() -> None:
-    assert refused(sealed('{"kind":"CPUCheckpoint"}')) == "is a 'CPUCheckpoint', no DRACheckpoint"
+    assert (
+        refused(sealed('{"kind":"CPUCheckpoint"}')) == "key kind is 'CPUCheckpoint', expected 'DRACheckpoint'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,9 +215,9 @@ def test_other_json_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", '{"kind":"DRACheckpoint","ClaimInfoStateList":[{"ClaimUID":1}]}'])
 def test_valid_checksum_over_unknown_format_is_not_torn(text: str) -> None:
-    with pytest.raises(ValueError, match="Data: ") as caught:
-        parse_checkpoint(sealed(text))
-    assert not isinstance(caught.value, TornCheckpoint)
+    with pytest.raises(ValueError, match="key Data cannot be parsed: ") as caught:
+        parse_claims_checkpoint(sealed(text))
+    assert not isinstance(caught.value, IncompleteCheckpoint)
 
 
 # --- the file ----------------------------------------------------------------------------------------------
@@ -227,14 +231,14 @@ def test_answer_has_modification_time_of_file(tmp_path: Path) -> None:
     path = tmp_path / "dra_manager_state"
     path.write_bytes(checkpoint([claim("u")]))
     os.utime(path, (1_600_000_000, 1_600_000_000))
-    answer = read_checkpoint(path, NOW, no_pause)
+    answer = read_claims_checkpoint(path, NOW, no_pause)
     assert answer.provenance == (Origin.CHECKPOINT, NOW, 1_600_000_000.0)
     assert [one.ref.uid for one in answer.items] == ["u"]
     assert answer.is_complete
 
 
 def test_absent_file_is_absent_and_not_empty(tmp_path: Path) -> None:
-    answer = read_checkpoint(tmp_path / "dra_manager_state", NOW, no_pause)
+    answer = read_claims_checkpoint(tmp_path / "dra_manager_state", NOW, no_pause)
     assert (answer.absence, answer.items) == (Absence.ABSENT, ())
     assert "dra_manager_state: No such file" in answer.reason
 
@@ -251,7 +255,7 @@ def test_torn_file_replaced_during_retry_is_read(tmp_path: Path) -> None:
         new.write_bytes(whole)
         new.rename(path)
 
-    answer = read_checkpoint(path, NOW, replaced)
+    answer = read_claims_checkpoint(path, NOW, replaced)
     assert [one.pods for one in answer.items] == [("p",)]
     assert pauses == [RETRY_PAUSE_S]
 
@@ -260,17 +264,17 @@ def test_file_that_stays_torn_is_unreadable_and_not_empty(tmp_path: Path) -> Non
     path = tmp_path / "state"
     path.write_bytes(checkpoint([claim("u")])[:-9])
     pauses: list[float] = []
-    answer = read_checkpoint(path, NOW, pauses.append)
+    answer = read_claims_checkpoint(path, NOW, pauses.append)
     assert answer.absence is Absence.UNREADABLE
-    assert answer.reason.startswith(f"{path}: is not JSON: ")
-    assert answer.reason.endswith(f", {ATTEMPTS} times")
+    assert answer.reason.startswith(f"claims checkpoint {path}: is not JSON: ")
+    assert answer.reason.endswith(f", in {ATTEMPTS} attempts")
     assert len(pauses) == ATTEMPTS - 1
 
 
 def test_permanent_error_is_not_retried(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(sealed('{"kind":"CPUCheckpoint"}'))
-    assert "CPUCheckpoint" in read_checkpoint(path, NOW, no_pause).reason
+    assert "CPUCheckpoint" in read_claims_checkpoint(path, NOW, no_pause).reason
 
 
 def test_fifo_directory_or_large_file_is_unreadable(tmp_path: Path) -> None:
@@ -283,6 +287,6 @@ def test_fifo_directory_or_large_file_is_unreadable(tmp_path: Path) -> None:
         (tmp_path, "Is a directory"),
         (huge, f"is {CLAIMS_MAX_BYTES + 1} bytes, limit {CLAIMS_MAX_BYTES}"),
     ):
-        answer = read_checkpoint(path, NOW, no_pause)
+        answer = read_claims_checkpoint(path, NOW, no_pause)
         assert answer.absence is Absence.UNREADABLE
         assert why in answer.reason

@@ -77,7 +77,7 @@ def test_entry_without_time_is_invalid_and_others_stay() -> None:
     state = {"d": {"Devices": {"node-1/gpu-0": entry(LastUpdated="soon"), "node-1/gpu-1": entry()}}}
     beliefs, wrong = parse_health_state(json.dumps(state).encode())
     assert len(beliefs) == 1
-    assert wrong == ("d 'node-1/gpu-0': LastUpdated 'soon' is not a time",)
+    assert wrong == ("device 'node-1/gpu-0' of d: LastUpdated 'soon' is not a time",)
 
 
 @pytest.mark.parametrize("text", ["null", "{}", '{"d":{"Devices":null}}', '{"d":{},"e":{"New":1}}'])
@@ -91,7 +91,7 @@ def test_invalid_file_is_unreadable_and_not_empty(text: str, tmp_path: Path) -> 
     path.write_text(text)
     answer = read_health_state(path, NOW)
     assert answer.absence is Absence.UNREADABLE
-    assert answer.reason.startswith(f"{path}: cannot be parsed: ")
+    assert answer.reason.startswith(f"device health file {path}: is not in the kubelet's format: ")
 
 
 def test_answer_has_modification_time_of_file(tmp_path: Path) -> None:

@@ -27,17 +27,24 @@ from wire.kubelet_apis import (
     pod,
 )
 
-from agent.devices.consumers.kube_objects import pods_from
+from agent.devices.consumers.kube_objects import parse_pods
 from agent.model.claim import DeviceRef
-from agent.model.claim_sources import DeviceUse, ListedClaim, ListedContainer, ListedPod, Origin, SourceAnswer
+from agent.model.claim_sources import (
+    AllocatedDevice,
+    ListedClaim,
+    ListedContainer,
+    ListedPod,
+    Origin,
+    SourceAnswer,
+)
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.serve.grpc.channel import NODE_RESPONSE_LIMIT
+from agent.serve.grpc.channel import KUBELET_RESPONSE_LIMIT
 from agent.serve.kubelet.podresources import LIST as PODRESOURCES
 from agent.serve.kubelet.podresources import list_podresources
-from agent.serve.kubelet.pods_api import INVALID_MAX, PodsWatch, list_pods
+from agent.serve.kubelet.pods_api import INVALID_MAX, PodsWatcher, list_pods
 from agent.serve.kubelet.pods_api import LIST as PODS
-from agent.system.threads.latest import Latest
+from agent.system.threads.latest_value import LatestValue
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 READERS = [(list_podresources, PODRESOURCES), (list_pods, PODS)]
@@ -69,8 +76,8 @@ def pods_answer(*found: bytes) -> Any:
     return message_class("v1alpha1", "ListPodsResponse")(pods=found)
 
 
-def use(name: str, share: str = "") -> DeviceUse:
-    return DeviceUse(DeviceRef("gpu.example.com", "node-1", name), share_id=share)
+def use(name: str, share: str = "") -> AllocatedDevice:
+    return AllocatedDevice(DeviceRef("gpu.example.com", "node-1", name), share_id=share)
 
 
 # --- podresources ------------------------------------------------------------------------------------------
@@ -148,7 +155,7 @@ def test_pods_are_objects_as_kubectl_shows_them(socket: Path) -> None:
     with ListingApi(socket, PODS, lambda: pods_answer(pod("u-1", claims=["c"]), pod("u-2"))):
         answer = ask(list_pods, socket)
     assert answer.provenance == (Origin.PODS_API, NOW, None)
-    known = pods_from(answer)
+    known = parse_pods(answer)
     assert [one.ref.uid for one in known.items] == ["u-1", "u-2"]
     assert known.items[0].claims[0].claim == "c"
 
@@ -158,8 +165,8 @@ def test_unreadable_pod_does_not_hide_others(socket: Path) -> None:
     with ListingApi(socket, PODS, lambda: message):
         answer = ask(list_pods, socket)
     assert len(answer.items) == 2
-    assert answer.invalid[0] == "pod 0: pod field 1: ends in the middle of a number"
-    assert (len(answer.invalid), answer.invalid[-1]) == (INVALID_MAX + 1, f"{41 - INVALID_MAX} more")
+    assert answer.invalid[0] == "pod 0: pod field 1: message ends inside a varint"
+    assert (len(answer.invalid), answer.invalid[-1]) == (INVALID_MAX + 1, f"{41 - INVALID_MAX} more errors")
 
 
 # --- both --------------------------------------------------------------------------------------------------
@@ -238,7 +245,7 @@ def test_invalid_message_is_unreadable(read: Read, method: str, socket: Path) ->
         api._answer = lambda: Bytes(b"\x0a\x7f")
         answer = ask(read, socket)
     assert answer.absence is Absence.UNREADABLE
-    assert answer.reason == f"{socket}: the answer field 1: ends 127 bytes after the message's 2"
+    assert answer.reason == f"{socket}: the answer field 1: ends 127 bytes after the end of the message"
 
 
 class Bytes(bytes):
@@ -250,14 +257,14 @@ class Bytes(bytes):
 
 @both
 def test_answer_above_size_limit_is_refused_unread(read: Read, method: str, socket: Path) -> None:
-    message = Bytes(bytes(NODE_RESPONSE_LIMIT + 1))
+    message = Bytes(bytes(KUBELET_RESPONSE_LIMIT + 1))
     with ListingApi(socket, method, lambda: message) as api:
         answer = ask(read, socket)
         assert api.calls == 1
     assert answer.absence is Absence.UNREADABLE
     assert (
         answer.reason
-        == f"{socket}: the answer is {NODE_RESPONSE_LIMIT + 1} bytes, limit {NODE_RESPONSE_LIMIT}"
+        == f"{socket}: the answer is {KUBELET_RESPONSE_LIMIT + 1} bytes, limit {KUBELET_RESPONSE_LIMIT}"
     )
 
 
@@ -276,8 +283,8 @@ class Watching:
     """Watch in this thread's loop, with its published answers."""
 
     def __init__(self, socket: Path, sync_s: float = 20.0) -> None:
-        self.latest: Latest[SourceAnswer[Any]] = Latest()
-        self.watch = PodsWatch(socket, self.latest, self._clock, self._note, (0.02,), sync_s)
+        self.latest: LatestValue[SourceAnswer[Any]] = LatestValue()
+        self.watch = PodsWatcher(socket, self.latest, self._clock, self._note, (0.02,), sync_s)
         self.changes = 0
         self._seconds = 0
 
@@ -338,7 +345,7 @@ def test_watch_follows_added_changed_and_removed_pods(socket: Path) -> None:
         assert (await watching.until(lambda answer: uids(answer) == ["u-1", "u-2"])).is_complete
         say(stream, event("MODIFIED", pod("u-1", phase="Failed")), deleted("u-2"), event("ADDED", pod("u-3")))
         answer = await watching.until(lambda answer: uids(answer) == ["u-1", "u-3"])
-        assert pods_from(answer).items[0].phase == "Failed"
+        assert parse_pods(answer).items[0].phase == "Failed"
 
     watched(socket, story)
 
@@ -391,7 +398,7 @@ def test_pod_removed_while_disconnected_is_gone_after_reconnect(socket: Path) ->
         say(again, event("ADDED", pod("u-2")))
         say(again, SYNCED)
         answer = await watching.until(lambda answer: answer.is_complete and uids(answer) == ["u-2"])
-        assert answer.provenance.read > before.provenance.read
+        assert answer.provenance.read_at > before.provenance.read_at
 
     watched(socket, story)
 
@@ -438,7 +445,8 @@ def test_watch_gives_up_on_kubelet_that_never_completes_its_list(socket: Path) -
         with WatchApi(socket) as api:
             say(await opened(api), event("ADDED", pod("u")))
             answer = await watching.until(lambda answer: True)
-            assert (answer.items, answer.reason) == ((), f"{socket}: did not send all pods within 0.05 s")
+            why = f"{socket}: kubelet did not send all pods within 0.05 s"
+            assert (answer.items, answer.reason) == ((), why)
             await opened(api)  # the watch retries
             task.cancel()
             await asyncio.wait({task})
@@ -453,8 +461,8 @@ def test_invalid_event_is_logged_and_watch_continues(socket: Path) -> None:
         say(stream, event("ADDED", b"\xff"), event("ADDED", nameless), event("ADDED", pod("u")), SYNCED)
         answer = await watching.until(lambda answer: uids(answer) == ["u"])
         assert answer.invalid == (
-            "an event: pod: ends in the middle of a number",
-            "an event: pod.metadata.uid: missing",
+            "event: pod: message ends inside a varint",
+            "event: pod.metadata.uid: missing",
         )
 
     watched(socket, story)

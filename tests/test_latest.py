@@ -5,22 +5,22 @@ import threading
 
 import pytest
 
-from agent.system.threads.latest import Latest
+from agent.system.threads.latest_value import LatestValue
 
 
 def test_empty_cell_has_version_0() -> None:
-    assert Latest[str]().peek() == (0, None)
+    assert LatestValue[str]().peek() == (0, None)
 
 
 def test_every_publication_increments_the_version() -> None:
-    latest: Latest[str] = Latest()
+    latest: LatestValue[str] = LatestValue()
     assert [latest.publish(text) for text in "abc"] == [1, 2, 3]
     assert latest.peek() == (3, "c")
 
 
 def test_slow_reader_skips_values_but_gets_the_last() -> None:
     async def main() -> list[tuple[int, int]]:
-        latest: Latest[int] = Latest()
+        latest: LatestValue[int] = LatestValue()
         total = 20_000
         writer = threading.Thread(target=lambda: [latest.publish(number) for number in range(1, total + 1)])
         writer.start()
@@ -36,14 +36,14 @@ def test_slow_reader_skips_values_but_gets_the_last() -> None:
 
 
 def test_value_published_before_the_wait_is_returned_at_once() -> None:
-    latest: Latest[str] = Latest()
+    latest: LatestValue[str] = LatestValue()
     latest.publish("early")
     assert asyncio.run(latest.wait_newer(0)) == (1, "early")
 
 
 def test_publication_wakes_every_waiter() -> None:
     async def main() -> list[tuple[int, str]]:
-        latest: Latest[str] = Latest()
+        latest: LatestValue[str] = LatestValue()
         waiters = [asyncio.create_task(latest.wait_newer(0)) for _ in range(64)]
         await asyncio.sleep(0)
         threading.Thread(target=latest.publish, args=("news",)).start()
@@ -54,7 +54,7 @@ def test_publication_wakes_every_waiter() -> None:
 
 def test_reader_that_never_waits_yields_to_other_tasks() -> None:
     async def main() -> int:
-        latest: Latest[int] = Latest()
+        latest: LatestValue[int] = LatestValue()
         latest.publish(0)
         turns = 0
 
@@ -75,7 +75,7 @@ def test_reader_that_never_waits_yields_to_other_tasks() -> None:
 
 def test_cancelled_waiter_is_dropped_and_others_are_woken() -> None:
     async def main() -> tuple[int, str]:
-        latest: Latest[str] = Latest()
+        latest: LatestValue[str] = LatestValue()
         gone, stays = (asyncio.create_task(latest.wait_newer(0)) for _ in range(2))
         await asyncio.sleep(0.001)
         gone.cancel()
@@ -87,7 +87,7 @@ def test_cancelled_waiter_is_dropped_and_others_are_woken() -> None:
 
 
 def test_publication_after_the_loop_has_closed_has_no_effect() -> None:
-    latest: Latest[str] = Latest()
+    latest: LatestValue[str] = LatestValue()
     latest.publish("a")
     asyncio.run(latest.wait_newer(0))
     assert latest.publish("b") == 2
@@ -95,15 +95,15 @@ def test_publication_after_the_loop_has_closed_has_no_effect() -> None:
 
 
 def test_second_loop_is_rejected() -> None:
-    latest: Latest[str] = Latest()
+    latest: LatestValue[str] = LatestValue()
     latest.publish("a")
     asyncio.run(latest.wait_newer(0))
-    with pytest.raises(RuntimeError, match="one event loop only"):
+    with pytest.raises(RuntimeError, match=r"two event loops.*use one LatestValue for each loop"):
         asyncio.run(latest.wait_newer(0))
 
 
 async def taken_after_waiting() -> list[bool]:
-    latest: Latest[int] = Latest()
+    latest: LatestValue[int] = LatestValue()
     seen = [latest.is_delivered()]
     latest.publish(1)
     seen.append(latest.is_delivered())
@@ -119,13 +119,13 @@ def test_value_is_delivered_when_a_waiter_has_it() -> None:
 
 
 def test_wait_delivered_returns_at_once_without_waiters() -> None:
-    latest: Latest[str] = Latest()
+    latest: LatestValue[str] = LatestValue()
     latest.publish("news")
     assert latest.wait_delivered(0)
 
 
 def test_wait_delivered_waits_for_a_reader() -> None:
-    latest: Latest[str] = Latest()
+    latest: LatestValue[str] = LatestValue()
     taken: list[bool] = []
 
     async def main() -> None:
@@ -143,7 +143,7 @@ def test_wait_delivered_waits_for_a_reader() -> None:
 
 
 def test_wait_delivered_times_out_for_a_blocked_loop() -> None:
-    latest: Latest[str] = Latest()
+    latest: LatestValue[str] = LatestValue()
 
     async def main() -> bool:
         await latest.wait_newer(0)

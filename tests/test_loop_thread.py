@@ -70,7 +70,7 @@ def test_return_without_stop_is_a_failure() -> None:
 
     thread = AsyncioThread(main, on_failure=failures.put)
     thread.start()
-    assert "ended without a stop" in str(failures.get(timeout=PATIENCE_S))
+    assert "returned before a stop" in str(failures.get(timeout=PATIENCE_S))
     assert thread.stop(PATIENCE_S)
 
 
@@ -114,7 +114,7 @@ def test_start_times_out_if_never_ready() -> None:
 def test_stop_before_start_is_final() -> None:
     thread = AsyncioThread(forever, on_failure=unexpected)
     assert thread.stop(PATIENCE_S)
-    with pytest.raises(RuntimeError, match="was stopped before it was ready"):
+    with pytest.raises(RuntimeError, match="stopped before its event loop was ready"):
         thread.start()
     assert "dh-io" not in [one.name for one in threading.enumerate()]
 
@@ -131,7 +131,7 @@ def test_start_raises_if_stopped_meanwhile() -> None:
         starting = pool.submit(thread.start, 30)
         assert begun.wait(PATIENCE_S)
         assert thread.stop(PATIENCE_S)
-        with pytest.raises(RuntimeError, match="was stopped before it was ready"):
+        with pytest.raises(RuntimeError, match="stopped before its event loop was ready"):
             starting.result(PATIENCE_S)
 
 
@@ -169,7 +169,7 @@ def test_out_of_descriptors_is_logged_once_and_recovers(
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         assert client.recv(1) == b""
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: cannot accept connections (Too many open files); 1 attempts"
+        f"socket {path}: cannot accept connections: Too many open files; 1 attempts failed, retrying"
     ]
     assert thread.stop(PATIENCE_S)
 

@@ -13,24 +13,30 @@ from patience import PATIENCE_S
 
 from agent.health.host.memory.rules import DECLARED_MEMORY_RULES, MEMORY_RULES
 from agent.health.host.memory.state import (
-    MemoryState,
-    MemoryView,
+    MemoryRuleInput,
+    MemoryRuleState,
+    declared_memory_rule_input,
+    memory_rule_input,
     next_memory_state,
-    view_declared_memory,
-    view_memory,
 )
-from agent.health.kernel_log.parse import parse
-from agent.health.kernel_log.values import LogCode, LogFact, LogState
-from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
-from agent.model.declared import Declared, DeclaredMemory
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
+from agent.health.kernel_log.parse import parse_host_line
+from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.model.declared_devices import DeclaredMemory, DriverDevice
 from agent.model.health import Finding, Severity
-from agent.model.machine import CoreSample, DimmSample, MachineSample, NumaSample, PressureSample
+from agent.model.machine_samples import (
+    DimmSample,
+    MachineSample,
+    NumaMemorySample,
+    PerCpuSample,
+    PressureSample,
+)
 from agent.model.reading import Reading
-from agent.model.settings import HostLimits, Settings
-from agent.model.snapshot import NodeSample, Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.settings import EngineSettings, HostLimits
+from agent.model.snapshot import NumaCpuSample, Snapshot
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
-from agent.native.machine import MachineWatch
+from agent.native.machine_watch import MachineWatch
 
 ROWS: Final = {rule.code: rule for rule in DECLARED_MEMORY_RULES}
 LOST: Final = "mem.ecc.uncorrectable"
@@ -45,8 +51,8 @@ GIB_KIB: Final = 1 << 20
 A1: Final = "CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
 B1: Final = "CPU_SrcID#1_MC#0_Chan#0_DIMM#0"
 SINCE: Final = "since the EDAC driver was loaded"
-NO_COUNTERS: Final = RuleNotApplicable("no EDAC counters")
-NOT_YET: Final = RuleNotEvaluated("not read yet")
+NO_COUNTERS: Final = RuleNotApplicable("the machine has no EDAC error counters")
+NOT_YET: Final = RuleNotEvaluated("the machine's memory has not been read yet")
 NO_MEMORY: Final = RuleNotEvaluated("the NUMA node has no memory")
 UNKNOWN: Final = " (NUMA node unknown)"
 
@@ -66,8 +72,8 @@ def numa(
     poisoned: Reading = 0,
     blocks: Reading = 128,
     offline: Reading = 0,
-) -> NumaSample:
-    return NumaSample(node, kib, poisoned, blocks, offline)
+) -> NumaMemorySample:
+    return NumaMemorySample(node, kib, poisoned, blocks, offline)
 
 
 @dataclass
@@ -75,30 +81,30 @@ class PaperMemory:
     """Simulated memory: attributes hold the readings, and each view updates the state."""
 
     dimms: tuple[DimmSample, ...] = ()
-    numa: tuple[NumaSample, ...] = (numa(),)
-    nodes: tuple[NodeSample, ...] = ()
+    numa: tuple[NumaMemorySample, ...] = (numa(),)
+    nodes: tuple[NumaCpuSample, ...] = ()
     packages: Mapping[int, Reading] = field(default_factory=dict)
     online: Reading = 0b1
     having: Reading = 0b1
     corrupted_kib: Reading = 0
     edac: SourceState = SourceState.OK
     memory: SourceState = SourceState.OK
-    settings: Settings = field(default_factory=lambda: Settings("node-a"))
-    facts: Mapping[tuple[LogCode, str], LogFact] = field(default_factory=dict)
+    settings: EngineSettings = field(default_factory=lambda: EngineSettings("node-a"))
+    facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
     now_s: float = 1_000 * DAY
-    past: MemoryState = field(default_factory=MemoryState)
+    past: MemoryRuleState = field(default_factory=MemoryRuleState)
 
     @property
     def now(self) -> Instant:
         return Instant(int(self.now_s * NS), self.now_s)
 
-    def write_lines(self, code: LogCode, location: str = "", times: int = 1) -> None:
+    def write_lines(self, code: KernelLogCode, location: str = "", times: int = 1) -> None:
         """Add lines of one kind to the log, the newest now."""
         known = self.facts.get((code, location))
         first = known.first if known else self.now
         self.facts = {
             **self.facts,
-            (code, location): LogFact(code, location, times, first, self.now, "a line"),
+            (code, location): KernelLogFact(code, location, times, first, self.now, "a line"),
         }
 
     def two_sockets(self, nodes_each: int = 1) -> None:
@@ -120,7 +126,7 @@ class PaperMemory:
                 dimms=self.dimms,
                 numa=self.numa,
                 cores=tuple(
-                    CoreSample(cpu, cpu, package, *[ABSENT] * 3) for cpu, package in self.packages.items()
+                    PerCpuSample(cpu, cpu, package, *[ABSENT] * 3) for cpu, package in self.packages.items()
                 ),
                 pressure=PressureSample(ABSENT, ABSENT, ABSENT),
                 nodes_online=self.online,
@@ -134,14 +140,18 @@ class PaperMemory:
             ),
         )
 
-    def view(self, node: int = 0, after_s: float = 0, declared: Declared | None = None) -> MemoryView:
+    def view(
+        self, node: int = 0, after_s: float = 0, declared: DriverDevice | None = None
+    ) -> MemoryRuleInput:
         """Return the view of a NUMA node, or of the declared device."""
         self.now_s += after_s
         snapshot = self.snapshot()
-        self.past = next_memory_state(self.past, LogState(self.facts), snapshot, self.settings, self.now)
+        self.past = next_memory_state(
+            self.past, KernelLogState(self.facts), snapshot, self.settings, self.now
+        )
         if declared is not None:
-            return view_declared_memory(self.past, snapshot, self.settings, declared)
-        return view_memory(self.past, snapshot, self.settings, node)
+            return declared_memory_rule_input(self.past, snapshot, self.settings, declared)
+        return memory_rule_input(self.past, snapshot, self.settings, node)
 
     def result(self, code: str, node: int = 0, after_s: float = 0) -> RuleResult:
         """Return the result of a rule for a NUMA node."""
@@ -149,7 +159,7 @@ class PaperMemory:
 
     def declared_result(self, code: str, size: int = 0, node: int = 0) -> RuleResult:
         """Return the result of a rule for declared memory."""
-        declared = Declared("mem.example", "node-a", "mem-1", DeclaredMemory(size, node), 0)
+        declared = DriverDevice("mem.example", "node-a", "mem-1", DeclaredMemory(size, node), 0)
         return ROWS[code].evaluate(self.view(declared=declared))
 
 
@@ -194,8 +204,8 @@ def often(*locations: str, limit: int = 24, window: str = "1 d") -> Finding:
             lost(f"mc0 channel 1 slot 0: 1 uncorrectable error {SINCE}"),
         ),
         ([DimmSample(0, 3, "", "", 0, 1)], lost(f"mc0 module 3: 1 uncorrectable error {SINCE}")),
-        ([controller(0, ue=EIO), module(0, 0)], Unreadable("ue_count of mc0", EIO)),
-        ([controller(0), module(0, 0, ue=ENODEV)], Unreadable(f"ue_count of mc0 {A1}", ENODEV)),
+        ([controller(0, ue=EIO), module(0, 0)], RuleInputUnreadable("ue_count of mc0", EIO)),
+        ([controller(0), module(0, 0, ue=ENODEV)], RuleInputUnreadable(f"ue_count of mc0 {A1}", ENODEV)),
         # old kernels do not count by module
         ([controller(0), module(0, 0, ce=ABSENT, ue=ABSENT)], OK),
         (
@@ -248,7 +258,7 @@ def grown(ce: Reading, *, limits: HostLimits | None = None, after_s: float = HOU
         (123, RuleNotEvaluated("needs 1 d of history")),
         (124, often(f"mc0 {A1}")),
         (100_000, often(f"mc0 {A1}")),
-        (EIO, Unreadable(f"ce_count of mc0 {A1}", EIO)),
+        (EIO, RuleInputUnreadable(f"ce_count of mc0 {A1}", EIO)),
         (0, RuleNotEvaluated("needs 1 d of history")),  # a reset is no growth
         (99, RuleNotEvaluated("needs 1 d of history")),
     ],
@@ -259,12 +269,14 @@ def test_correctable_errors_within_the_window_have_result(ce: Reading, answer: R
 
 def test_numa_node_of_a_module_is_known_once_nodes_are() -> None:
     paper = PaperMemory(edac=SourceState.ABSENT, memory=SourceState.STARTING, numa=(), having=ABSENT)
-    paper.write_lines(LogCode.EDAC_UNCORRECTED, "mc0")
-    log = LogState(paper.facts)
+    paper.write_lines(KernelLogCode.EDAC_UNCORRECTED, "mc0")
+    log = KernelLogState(paper.facts)
     past = next_memory_state(paper.past, log, paper.snapshot(), paper.settings, paper.now)
     paper.memory, paper.numa, paper.having = SourceState.OK, (numa(),), 0b1
     seen = paper.snapshot()
-    view = view_memory(next_memory_state(past, log, seen, paper.settings, paper.now), seen, paper.settings, 0)
+    view = memory_rule_input(
+        next_memory_state(past, log, seen, paper.settings, paper.now), seen, paper.settings, 0
+    )
     assert ROWS[LOST].evaluate(view) == bad(LOST, "mc0: 1 uncorrectable error in the kernel log")
 
 
@@ -337,7 +349,7 @@ def test_memory_without_counters_is_not_applicable() -> None:
 def test_unread_512_modules_are_not_evaluated_again() -> None:
     paper = PaperMemory(tuple(module(n // 8, n % 8) for n in range(512)))
     paper.view()
-    before, log = paper.past, LogState()
+    before, log = paper.past, KernelLogState()
     past = next_memory_state(before, log, paper.snapshot(), paper.settings, paper.now)
     again = next_memory_state(past, log, paper.snapshot(), paper.settings, paper.now)
     assert again.errors is past.errors
@@ -349,11 +361,11 @@ def test_unread_512_modules_are_not_evaluated_again() -> None:
 
 def test_log_lines_count_without_counters() -> None:
     paper = PaperMemory()
-    paper.write_lines(LogCode.EDAC_UNCORRECTED, f"mc0 {A1}")
-    paper.write_lines(LogCode.EDAC_CORRECTED, "mc1", 23)
+    paper.write_lines(KernelLogCode.EDAC_UNCORRECTED, f"mc0 {A1}")
+    paper.write_lines(KernelLogCode.EDAC_CORRECTED, "mc1", 23)
     assert paper.result(LOST) == lost(f"mc0 {A1}: 1 uncorrectable error in the kernel log")
     assert paper.result(RATE, after_s=HOUR) is OK
-    paper.write_lines(LogCode.EDAC_CORRECTED, "mc1", 24)
+    paper.write_lines(KernelLogCode.EDAC_CORRECTED, "mc1", 24)
     assert paper.result(RATE, after_s=HOUR) == often("mc1")
     assert [paper.result(RATE, after_s=HOUR) for _ in range(26)][-1] is OK, "they are a day old"
     assert isinstance(paper.result(LOST), Finding), "what is lost stays lost"
@@ -361,22 +373,22 @@ def test_log_lines_count_without_counters() -> None:
 
 def test_log_lines_do_not_count_if_the_controller_does() -> None:
     paper = PaperMemory((controller(0), module(0, 0)))
-    paper.write_lines(LogCode.EDAC_UNCORRECTED, f"mc0 {A1}")
-    paper.write_lines(LogCode.EDAC_CORRECTED, f"mc0 {A1}", 1_000)
+    paper.write_lines(KernelLogCode.EDAC_UNCORRECTED, f"mc0 {A1}")
+    paper.write_lines(KernelLogCode.EDAC_CORRECTED, f"mc0 {A1}", 1_000)
     assert paper.result(LOST) is OK, "the counters were reset since"
     assert paper.result(RATE) == RuleNotEvaluated("needs 1 d of history")
-    paper.write_lines(LogCode.EDAC_UNCORRECTED, "mc1")
+    paper.write_lines(KernelLogCode.EDAC_UNCORRECTED, "mc1")
     assert paper.result(LOST) == lost("mc1: 1 uncorrectable error in the kernel log")
 
 
 def test_log_lines_from_long_before_the_start_are_no_rate() -> None:
     paper = PaperMemory()
-    paper.write_lines(LogCode.EDAC_CORRECTED, "mc0", 1_000)
+    paper.write_lines(KernelLogCode.EDAC_CORRECTED, "mc0", 1_000)
     paper.now_s += 2 * DAY
     assert paper.result(RATE) is OK
-    paper.write_lines(LogCode.EDAC_CORRECTED, "mc0", 1_023)
+    paper.write_lines(KernelLogCode.EDAC_CORRECTED, "mc0", 1_023)
     assert paper.result(RATE, after_s=60) is OK
-    paper.write_lines(LogCode.EDAC_CORRECTED, "mc0", 1_024)
+    paper.write_lines(KernelLogCode.EDAC_CORRECTED, "mc0", 1_024)
     assert paper.result(RATE, after_s=60) == often("mc0")
 
 
@@ -396,7 +408,7 @@ def test_log_lines_from_long_before_the_start_are_no_rate() -> None:
     ],
 )
 def test_edac_line_has_result(line: str, code: str, answer: RuleResult) -> None:
-    parsed_line = parse(line)
+    parsed_line = parse_host_line(line)
     assert parsed_line is not None
     paper = PaperMemory(numa=(numa(poisoned=ABSENT),))
     paper.write_lines(parsed_line.code, parsed_line.location)
@@ -467,7 +479,7 @@ def test_module_on_an_unknown_node_counts_for_every_node(name: str, label: str) 
     paper.two_sockets()
     assert found_on(paper) == [0, 1]
     assert paper.result(LOST) == lost(f"mc0 {label}: 1 uncorrectable error {SINCE}{UNKNOWN}")
-    paper.numa, paper.having, paper.past = (numa(),), 0b1, MemoryState()
+    paper.numa, paper.having, paper.past = (numa(),), 0b1, MemoryRuleState()
     assert paper.result(LOST) == lost(f"mc0 {label}: 1 uncorrectable error {SINCE}"), "there is only one node"
 
 
@@ -489,14 +501,14 @@ def test_unknown_sockets_leave_the_node_unknown() -> None:
         (0, 8, 1, OK),  # on another node, or taken out of use without an error
         (1, 0, 0, bad(POISONED, "1 page with hardware errors")),
         (12, 0, 0, bad(POISONED, "at least 10 pages with hardware errors")),
-        (EIO, 4, 1, Unreadable("memory_failure/total", EIO)),
+        (EIO, 4, 1, RuleInputUnreadable("memory_failure/total", EIO)),
         (ABSENT, 0, 0, OK),
         (ABSENT, 4, 0, bad(POISONED, "4 KiB with hardware errors")),
         (ABSENT, 4, 1, bad(POISONED, "4 KiB with hardware errors")),
         (ABSENT, 0, 2, bad(POISONED, "2 lines of memory failure in the kernel log")),
         (ABSENT, ABSENT, 1, bad(POISONED, "1 line of memory failure in the kernel log")),
-        (ABSENT, EIO, 0, Unreadable("HardwareCorrupted", EIO)),
-        (ABSENT, ABSENT, 0, RuleNotApplicable("no count of bad pages")),
+        (ABSENT, EIO, 0, RuleInputUnreadable("HardwareCorrupted", EIO)),
+        (ABSENT, ABSENT, 0, RuleNotApplicable("the kernel does not count pages with hardware errors")),
     ],
 )
 def test_pages_with_hardware_errors_have_result(
@@ -504,7 +516,7 @@ def test_pages_with_hardware_errors_have_result(
 ) -> None:
     paper = PaperMemory(numa=(numa(poisoned=pages),), corrupted_kib=kib)
     if lines:
-        paper.write_lines(LogCode.MEMORY_FAILURE, times=lines)
+        paper.write_lines(KernelLogCode.MEMORY_FAILURE, times=lines)
     assert paper.result(POISONED) == answer
 
 
@@ -546,10 +558,10 @@ def test_numa_node_that_never_had_memory_is_no_finding() -> None:
 @pytest.mark.parametrize(
     ("online", "having", "answer"),
     [
-        (EIO, 0b1, Unreadable("node/online", EIO)),
-        (0b1, EIO, Unreadable("node/has_memory", EIO)),
+        (EIO, 0b1, RuleInputUnreadable("node/online", EIO)),
+        (0b1, EIO, RuleInputUnreadable("node/has_memory", EIO)),
         (0b1, ABSENT, OK),
-        (ABSENT, ABSENT, RuleNotApplicable("no NUMA nodes")),
+        (ABSENT, ABSENT, RuleNotApplicable("the kernel reports no NUMA nodes")),
     ],
 )
 def test_unreadable_numa_nodes_have_result(online: Reading, having: Reading, answer: RuleResult) -> None:
@@ -572,9 +584,9 @@ def test_blocks_offline_at_start_are_info_later_ones_a_fault() -> None:
 @pytest.mark.parametrize(
     ("blocks", "offline", "answer"),
     [
-        (ABSENT, ABSENT, RuleNotApplicable("no memory blocks")),
-        (EIO, EIO, Unreadable("memory blocks", EIO)),
-        (8, ENODEV, Unreadable("memory blocks", ENODEV)),
+        (ABSENT, ABSENT, RuleNotApplicable("the kernel reports no memory blocks")),
+        (EIO, EIO, RuleInputUnreadable("memory blocks", EIO)),
+        (8, ENODEV, RuleInputUnreadable("memory blocks", ENODEV)),
     ],
 )
 def test_unreadable_blocks_have_result(blocks: Reading, offline: Reading, answer: RuleResult) -> None:
@@ -623,7 +635,10 @@ def test_lost_declared_memory_has_one_finding() -> None:
 
 @pytest.mark.parametrize(
     ("kib", "answer"),
-    [(EIO, Unreadable("MemTotal", EIO)), (ABSENT, RuleNotApplicable("no meminfo of NUMA nodes"))],
+    [
+        (EIO, RuleInputUnreadable("MemTotal", EIO)),
+        (ABSENT, RuleNotApplicable("the kernel has no meminfo files of NUMA nodes")),
+    ],
 )
 def test_unreadable_size_is_not_too_small(kib: Reading, answer: RuleResult) -> None:
     paper = PaperMemory(numa=(numa(kib=kib),))
@@ -634,13 +649,15 @@ def test_unreadable_size_is_not_too_small(kib: Reading, answer: RuleResult) -> N
 def test_unreadable_nodes_are_reported_by_one_rule() -> None:
     paper = PaperMemory(online=EIO)
     assert paper.declared_result(MISSING, GIB) == RuleNotEvaluated("node/online cannot be read")
-    assert isinstance(paper.declared_result(OFFLINE, GIB), Unreadable)
+    assert isinstance(paper.declared_result(OFFLINE, GIB), RuleInputUnreadable)
 
 
 def test_kernel_without_numa_has_node_0_only() -> None:
     paper = PaperMemory(numa=(), online=ABSENT, having=ABSENT)
     assert paper.declared_result(MISSING) is OK
-    assert paper.declared_result(MISSING, GIB) == RuleNotApplicable("no meminfo of NUMA nodes")
+    assert paper.declared_result(MISSING, GIB) == RuleNotApplicable(
+        "the kernel has no meminfo files of NUMA nodes"
+    )
     assert paper.declared_result(MISSING, 0, 1) == bad(MISSING, "no NUMA node 1")
 
 
@@ -652,11 +669,11 @@ def test_memory_rules_before_the_first_pass_are_not_evaluated(code: str) -> None
     paper = PaperMemory(
         numa=(), online=ABSENT, having=ABSENT, edac=SourceState.STARTING, memory=SourceState.STARTING
     )
-    paper.write_lines(LogCode.EDAC_UNCORRECTED, "mc0")
+    paper.write_lines(KernelLogCode.EDAC_UNCORRECTED, "mc0")
     assert paper.result(code) == NOT_YET
     snapshot = replace(paper.snapshot(), machine=None)
-    past = next_memory_state(MemoryState(), LogState(), snapshot, paper.settings, paper.now)
-    assert ROWS[code].evaluate(view_memory(past, snapshot, paper.settings, 0)) == NOT_YET
+    past = next_memory_state(MemoryRuleState(), KernelLogState(), snapshot, paper.settings, paper.now)
+    assert ROWS[code].evaluate(memory_rule_input(past, snapshot, paper.settings, 0)) == NOT_YET
 
 
 def test_virtual_machine_has_no_memory_findings() -> None:
@@ -674,7 +691,7 @@ class RealMachine:
 
     def __init__(self, machine: MachineWatch) -> None:
         self._machine = machine
-        self._past = MemoryState()
+        self._past = MemoryRuleState()
         self._now_s = 0.0
 
     def answers(self, after_s: float = 0) -> dict[str, RuleResult]:
@@ -686,8 +703,8 @@ class RealMachine:
         assert sample is not None
         sources = tuple(source._replace(beat_ns=now.mono_ns) for source in sample.sources)
         snapshot = Snapshot(seq=1, cpus=cpus_sample(), machine=replace(sample, sources=sources))
-        self._past = next_memory_state(self._past, LogState(), snapshot, Settings("node-a"), now)
-        view = view_memory(self._past, snapshot, Settings("node-a"), 0)
+        self._past = next_memory_state(self._past, KernelLogState(), snapshot, EngineSettings("node-a"), now)
+        view = memory_rule_input(self._past, snapshot, EngineSettings("node-a"), 0)
         return {rule.code: rule.evaluate(view) for rule in MEMORY_RULES}
 
     def raised(self, after_s: float = 0) -> dict[str, str]:
@@ -719,7 +736,9 @@ def test_memory_of_this_machine_has_no_findings() -> None:
         assert answers.pop(LOST) == answers.pop(RATE) == NO_COUNTERS
         assert answers.pop(OFFLINE) is OK
         assert [
-            answer for answer in answers.values() if isinstance(answer, Unreadable | RuleNotEvaluated)
+            answer
+            for answer in answers.values()
+            if isinstance(answer, RuleInputUnreadable | RuleNotEvaluated)
         ] == []
 
 
@@ -769,6 +788,6 @@ def test_every_row_is_complete(code: str) -> None:
     row = ROWS[code]
     assert all([row.threshold, row.why, row.advice, row.try_it])
     assert row.source in {"edac", "memory"}
-    assert not row.reads, "the watch over the machine wakes by itself"
+    assert not row.sampler_reads, "the watch over the machine wakes by itself"
     assert row.evaluate.__doc__
     assert "Source:" in row.evaluate.__doc__

@@ -8,10 +8,10 @@ from pathlib import Path
 from machine import hotplug
 from patience import PATIENCE_S
 
-from agent.model.machine import CoreSample, MachineSample
+from agent.model.machine_samples import MachineSample, PerCpuSample
 from agent.model.reading import Absence, Missing, Reading
-from agent.model.source import SourceState
-from agent.native.machine import MachineWatch
+from agent.model.source_state import SourceState
+from agent.native.machine_watch import MachineWatch
 
 CPUS = Path("/sys/devices/system/cpu")
 ABSENT = Missing(Absence.ABSENT, 2)
@@ -58,9 +58,9 @@ def machine_checks() -> dict[int, int]:
     return {}
 
 
-def core_on_disk(cpu: int, checks: Reading) -> CoreSample:
+def core_on_disk(cpu: int, checks: Reading) -> PerCpuSample:
     directory = CPUS / f"cpu{cpu}"
-    return CoreSample(
+    return PerCpuSample(
         cpu=cpu,
         core=cpu_list((directory / "topology/core_cpus_list").read_text())[0],
         package=number(directory / "topology/physical_package_id"),

@@ -13,13 +13,13 @@ import pytest
 from patience import PATIENCE_S
 
 from agent.errors import ConfigError
-from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuSample, GpuSet, NvmlStatus
+from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuSample, NvmlSample, NvmlStatus
 from agent.model.reading import Absence, Missing, Reading
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.model.wake import GpuWake, GpuWakeMode
-from agent.native.gpu_records import GpuDecoder, status_text
-from agent.native.gpus import GpuWatch, GpuWatchOptions
+from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
+from agent.native.gpu_records import GpuRecordDecoder, status_text
+from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
 from tests.fake_nvml import FakeNvml, fake_nvml
 
 MS: Final = NS // 1000
@@ -117,12 +117,12 @@ class Watched:
         self.gpus.stop(PATIENCE_S)
         os.close(self.fd)
 
-    def read(self) -> GpuSet:
+    def read(self) -> NvmlSample:
         now = self.gpus.read()
         assert now is not None
         return now
 
-    def until(self, happened: Callable[[GpuSet], bool]) -> GpuSet:
+    def until(self, happened: Callable[[NvmlSample], bool]) -> NvmlSample:
         """Wait for a sample that fulfils the condition, and return it."""
         deadline = time.monotonic() + PATIENCE_S
         while not happened(now := self.read()):
@@ -161,7 +161,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         watched.close()
 
 
-def is_read(gpus: int) -> Callable[[GpuSet], bool]:
+def is_read(gpus: int) -> Callable[[NvmlSample], bool]:
     """Return a condition: so many GPUs have been read completely, slow fields included."""
     return lambda now: len(now.gpus) == gpus and all(gpu.slow_passes > 2 for gpu in now.gpus)
 
@@ -258,8 +258,8 @@ def test_hung_call_is_named(watch: Watch) -> None:
 
 
 def test_only_fields_with_a_wake_wake_the_reader(watch: Watch) -> None:
-    pending = GpuWake(GpuField.REMAP_PENDING)
-    hot = GpuWake(GpuField.MARGIN, GpuWakeMode.BELOW, threshold=-2)
+    pending = GpuWakeCondition(GpuField.REMAP_PENDING)
+    hot = GpuWakeCondition(GpuField.MARGIN, GpuWakeMode.BELOW, threshold=-2)
     watched = watch("profile h100 gpus=1", options=replace(QUICK, wakes=[pending, hot]))
     watched.until(lambda now: is_read(1)(now) and now.events.state is SourceState.OK)
 
@@ -328,7 +328,7 @@ def test_sample_before_its_first_pass_is_starting() -> None:
     from agent.native._core import ffi, lib
 
     head = ffi.new("struct dh_gpus *", {"gpus": 1, "state": lib.DH_STATE_STARTING})
-    now = GpuDecoder().gpu_set(ffi.buffer(head)[:] + bytes(ffi.sizeof("struct dh_gpu")))
+    now = GpuRecordDecoder().decode(ffi.buffer(head)[:] + bytes(ffi.sizeof("struct dh_gpu")))
     assert now.nvml.state is SourceState.STARTING
     (gpu,) = now.gpus
     assert isinstance(gpu, GpuSample)

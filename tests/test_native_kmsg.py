@@ -26,12 +26,12 @@ from own_process import in_own_process, resident
 from patience import PATIENCE_S
 from wire.serving import descriptors
 
-from agent.health.gpu.xid.lines import PATTERNS
-from agent.health.host.node.rules import LOG_RULES
+from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
+from agent.health.host.machine.rules import LOG_RULES
 from agent.health.kernel_log.patterns import compile_pattern
 from agent.model.kernel_messages import LogSample
-from agent.model.source import SourceState
-from agent.native.kmsg import KernelLogReader, match
+from agent.model.source_state import SourceState
+from agent.native.kernel_log import KernelLogReader, match_pattern
 
 DEVICE = Path("/dev/kmsg")
 RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
@@ -164,10 +164,10 @@ def test_file_that_is_no_log_is_reported(log: Path) -> None:
 AS_OTHER_USER = """
 import os, select, sys
 from pathlib import Path
-from agent.native.kmsg import Kmsg
+from agent.native.kernel_log import KernelLogReader
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 fd = os.eventfd(0)
-kmsg = Kmsg(Path(sys.argv[1]), ["%*"], fd, False)
+kmsg = KernelLogReader(Path(sys.argv[1]), ["%*"], fd, False)
 kmsg.start()
 select.select([fd], [], [], 60)
 sample = kmsg.read()
@@ -320,9 +320,9 @@ def test_user_space_record_of_the_real_log_is_ignored(nonce: str) -> None:
 OVERRUN = """
 import json, os, select, sys
 from pathlib import Path
-from agent.native.kmsg import Kmsg
+from agent.native.kernel_log import KernelLogReader
 fd = os.eventfd(0)
-kmsg = Kmsg(Path("/dev/kmsg"), [sys.argv[1] + " %w"], fd, True)
+kmsg = KernelLogReader(Path("/dev/kmsg"), [sys.argv[1] + " %w"], fd, True)
 kmsg.start()
 for wanted in ("first", "last"):
     texts = []
@@ -408,11 +408,11 @@ def test_nothing_is_read_before_start_or_left_after_stop(log: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
-        ("Xid %q", "pattern 'Xid %q': syntax error at character 4"),
-        ("%*%d", "pattern '%*%d': syntax error at character 2"),
-        ("", "pattern '': syntax error at character 0"),
-        ("Grüße %d", "pattern 'Grüße %d': not ASCII; the kernel log is ASCII only"),
-        ("a\0b", "pattern 'a\\x00b': not ASCII; the kernel log is ASCII only"),
+        ("Xid %q", "kernel log pattern 'Xid %q': syntax error at character 4"),
+        ("%*%d", "kernel log pattern '%*%d': syntax error at character 2"),
+        ("", "kernel log pattern '': syntax error at character 0"),
+        ("Grüße %d", "kernel log pattern 'Grüße %d': not ASCII, as the kernel log is"),
+        ("a\0b", "kernel log pattern 'a\\x00b': not ASCII, as the kernel log is"),
     ],
 )
 def test_invalid_pattern_is_refused_by_name(log: Path, pattern: str, why: str) -> None:
@@ -421,7 +421,7 @@ def test_invalid_pattern_is_refused_by_name(log: Path, pattern: str, why: str) -
 
 
 def test_too_many_patterns_are_refused(log: Path) -> None:
-    with pytest.raises(ValueError, match="129 patterns, limit 128"):
+    with pytest.raises(ValueError, match="129 kernel log patterns, limit 128"):
         KernelLogReader(log, [XID] * 129, 0, False)
 
 
@@ -435,12 +435,12 @@ PIECES = [
 TOKENS = ["%b", "%d", "%x", "%w", "a", ",", " ", "0x", ":"]
 
 
-@given(st.sampled_from(PATTERNS), st.lists(st.sampled_from(PIECES), max_size=16).map("".join))
+@given(st.sampled_from(GPU_LOG_PATTERNS), st.lists(st.sampled_from(PIECES), max_size=16).map("".join))
 def test_c_and_python_extract_the_same_key(pattern: str, text: str) -> None:
     reference = compile_pattern(pattern).match(text)
     fields = pattern.split("%")[1:]
     expected = reference and tuple(g for g, f in zip(reference.groups(), fields, strict=True) if f[0] != "*")
-    assert match(pattern, text) == expected
+    assert match_pattern(pattern, text) == expected
 
 
 @given(
@@ -451,4 +451,4 @@ def test_c_and_python_agree_on_random_patterns(tokens: list[str], data: st.DataO
     examples = {"%b": "0000:3b:00.0", "%d": "42", "%x": "0x2a", "%w": "word"}
     line = "".join(data.draw(st.sampled_from([examples.get(t, t), t, "", "0"])) for t in tokens)
     reference = compile_pattern("".join(tokens)).match(line)
-    assert match("".join(tokens), line) == (reference and reference.groups())
+    assert match_pattern("".join(tokens), line) == (reference and reference.groups())

@@ -17,11 +17,11 @@ import pytest
 from patience import PATIENCE_S
 
 from agent.errors import ConfigError, ProbeError
-from agent.model.machine import MachineSample
+from agent.model.machine_samples import MachineSample
 from agent.model.reading import Absence, Missing
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
-from agent.native.machine import MachineWatch
+from agent.native.machine_watch import MachineWatch
 
 ABSENT = Missing(Absence.ABSENT, 2)
 GONE = Missing(Absence.UNREADABLE, 2)
@@ -224,12 +224,12 @@ def test_rescan_request_causes_a_pass_at_once(sysfs: Path, procfs: Path) -> None
 
 @pytest.mark.parametrize("times_ns", [(NS // 100 - 1, NS, NS), (2 * NS, NS, NS), (NS, 2 * NS, NS)])
 def test_invalid_periods_are_config_errors(times_ns: tuple[int, int, int]) -> None:
-    with pytest.raises(ConfigError, match="machine: periods"):
+    with pytest.raises(ConfigError, match="machine watch: periods"):
         Watch(Path("/sys"), Path("/proc"), *times_ns)
 
 
 def test_root_too_long_is_named_with_its_length() -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"root '/{'x' * 200}' is 201 bytes, limit 200")):
+    with pytest.raises(ConfigError, match=re.escape(f"root path '/{'x' * 200}' is 201 bytes, limit 200")):
         Watch(Path("/sys"), Path("/" + "x" * 200))
 
 
@@ -243,11 +243,11 @@ def test_real_machine_is_read() -> None:
         pytest.skip("a kernel without NUMA")
     assert source(sample, "memory").state is SourceState.OK
     assert isinstance(sample.nodes_online, int)
-    assert [numa.node for numa in sample.numa] == [
+    assert [numa.numa_node for numa in sample.numa] == [
         i for i in range(64) if sample.nodes_online >> i & 1 and (NODES / f"node{i}").is_dir()
     ]
     for numa in sample.numa:
-        states = [file.read_text() for file in (NODES / f"node{numa.node}").glob("memory[0-9]*/state")]
+        states = [file.read_text() for file in (NODES / f"node{numa.numa_node}").glob("memory[0-9]*/state")]
         assert numa.blocks == (len(states) or ABSENT)
         assert numa.blocks_offline == (states.count("offline\n") if states else ABSENT)
         assert isinstance(numa.total_kib, int)
@@ -260,8 +260,8 @@ def test_real_machine_is_read() -> None:
 READ_ONCE = """
 import json, os, sys
 from pathlib import Path
-from agent.native.machine import Machine
-machine = Machine(Path("/sys"), Path("/proc"), os.eventfd(0))
+from agent.native.machine_watch import MachineWatch
+machine = MachineWatch(Path("/sys"), Path("/proc"), os.eventfd(0))
 machine.run_pass()
 sample = machine.read()
 print(json.dumps([[list(dimm) for dimm in sample.dimms], len(sample.numa)]))

@@ -11,10 +11,10 @@ import pytest
 from machine import memory_pressure
 from patience import PATIENCE_S
 
-from agent.model.machine import MachineSample
-from agent.model.source import SourceState
+from agent.model.machine_samples import MachineSample
+from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.native.machine import MachineWatch
+from agent.native.machine_watch import MachineWatch
 
 PRESSURE = Path("/proc/pressure")
 TRIGGER = b"full 100000 2000000\0"

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 from agent.native._core import ffi
 
-from agent.native.publication import CachedDecoder, CopiedBytes, Publication, StampedRecordTable
+from agent.native.published_tables import (
+    CopiedBytes,
+    PublicationReader,
+    StampedRecordTable,
+    UnchangedBytesCache,
+)
 
 MIB = 1 << 20
 RESIDENT = 1 << 63 | 1 << 62  # bits of a pagemap entry: in memory, or swapped out
@@ -25,7 +30,7 @@ class Published:
         self._most = most
         self._start = 0
         self._wake_fd = os.eventfd(0)
-        self._publication = Publication(self._copy, most, len, self._wake_fd)
+        self._publication = PublicationReader(self._copy, most, len, self._wake_fd)
 
     def close(self) -> None:
         os.close(self._wake_fd)
@@ -97,7 +102,7 @@ def test_record_with_the_same_stamp_keeps_its_sample() -> None:
 
 def test_value_of_equal_bytes_outlives_their_copy() -> None:
     copy = bytearray(b"one")
-    decoder = CachedDecoder(lambda data: [data[:]])
+    decoder = UnchangedBytesCache(lambda data: [data[:]])
     first = decoder(ffi.buffer(ffi.from_buffer(copy)))
     copy[:] = b"two"
     second = decoder(ffi.buffer(ffi.from_buffer(copy)))

@@ -22,10 +22,10 @@ from wire.serving import eventually
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.reading import Absence, Missing
-from agent.model.snapshot import GroupKind, GroupSample, PoolSample, Snapshot, ThrottleSample
-from agent.model.source import SourceState
+from agent.model.snapshot import CgroupKind, CgroupSample, CpuThrottleSample, HugepagePoolSample, Snapshot
+from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.model.wake import SamplerField, Wake
+from agent.model.wake_conditions import SamplerField, WakeCondition
 from agent.native.sampler import Sampler, SamplerOptions
 
 MIB2 = 2048
@@ -33,7 +33,7 @@ POD = "11111111-2222-3333-4444-555555555555"
 CONTAINER = "0123456789abcdef" * 4
 UNINTELLIGIBLE = -4097
 WAKES = tuple(
-    Wake(f)
+    WakeCondition(f)
     for f in (
         SamplerField.CPU_ONLINE,
         SamplerField.POOL_NR,
@@ -88,11 +88,11 @@ def read(sampler: Sampler) -> Snapshot:
     return snapshot
 
 
-def pool_of(snapshot: Snapshot, size_kib: int, node: int | None) -> PoolSample:
-    return next(pool for pool in snapshot.pools if (pool.size_kib, pool.node) == (size_kib, node))
+def pool_of(snapshot: Snapshot, size_kib: int, node: int | None) -> HugepagePoolSample:
+    return next(pool for pool in snapshot.pools if (pool.size_kib, pool.numa_node) == (size_kib, node))
 
 
-def group_of(snapshot: Snapshot, container: str = "", pod: str = POD) -> GroupSample:
+def group_of(snapshot: Snapshot, container: str = "", pod: str = POD) -> CgroupSample:
     return next(g for g in snapshot.groups if (g.pod_uid, g.container) == (pod, container))
 
 
@@ -110,7 +110,7 @@ def test_next_pass_sees_a_pool_shrink_and_recover() -> None:
             assert is_woken(sampler)
             seen = read(sampler)
             assert pool_of(seen, MIB2, None).nr == pages
-            on_nodes = (p.nr for p in seen.pools if p.size_kib == MIB2 and p.node is not None)
+            on_nodes = (p.nr for p in seen.pools if p.size_kib == MIB2 and p.numa_node is not None)
             assert sum(nr for nr in on_nodes if isinstance(nr, int)) == pages
 
 
@@ -165,7 +165,7 @@ def test_hugetlb_limit_hit_wakes_with_its_evidence(systemd: bool) -> None:
             assert first.groups == ()
             group = tree.make("burstable", POD, CONTAINER)
             born = until(sampler, lambda s: len(s.groups) == 2)
-            assert {g.kind for g in born.groups} == {GroupKind.POD, GroupKind.CONTAINER}
+            assert {g.kind for g in born.groups} == {CgroupKind.POD, CgroupKind.CONTAINER}
             assert group_of(born, CONTAINER).hugetlb[0].max == 2**64 - 1
             (group / "hugetlb.2MB.max").write_text("8M")
             assert hugetlb_hit(group, 10).pages == 4
@@ -407,7 +407,7 @@ def test_throttling_is_reported_per_cpu(fixture: SamplerOptions) -> None:
     absent = Missing(Absence.ABSENT, 2)
     with opened(replace(fixture, period_ns=NS)) as sampler:
         sampler.run_pass()
-        assert read(sampler).throttle == (ThrottleSample(0, 0, absent), ThrottleSample(2, 0, 0))
+        assert read(sampler).throttle == (CpuThrottleSample(0, 0, absent), CpuThrottleSample(2, 0, 0))
         assert len(read(sampler).pools) == 1  # the records behind them are in place
         assert len(read(sampler).groups) == 3
 
@@ -495,8 +495,8 @@ def test_full_table_counts_dropped_groups(fixture: SamplerOptions) -> None:
     [
         ({"period_ns": 9_000_000}, "period 9 ms is not in 10 ms to 1 h"),
         ({"period_ns": 3601 * NS}, "period 3.601e[+]06 ms is not in"),
-        ({"group_max": 0}, "0 cgroups not in 1 to 65536"),
-        ({"group_max": 65537}, "65537 cgroups not in 1 to 65536"),
+        ({"group_max": 0}, "cgroup limit 0 is not in 1 to 65536"),
+        ({"group_max": 65537}, "cgroup limit 65537 is not in 1 to 65536"),
         ({"kubelet_cgroup_root": "/" + "r" * 200}, "is 201 bytes, limit 200"),
         ({"sysfs_root": Path("/" + "é" * 100)}, "is 201 bytes, limit 200"),
     ],

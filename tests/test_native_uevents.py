@@ -21,7 +21,7 @@ from patience import PATIENCE_S
 
 from agent.errors import ProbeError
 from agent.model.kernel_messages import Subsystem, UeventSample
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.native.uevents import UeventListener, watch_directory
 
 
@@ -125,7 +125,9 @@ def test_messages_of_other_senders_are_ignored(injector: Injector) -> None:
         injector.inject("add")  # wakes the reader, unlike the other
         sample = one.until(has_changed(Subsystem.PCI))
         assert sample.changes[Subsystem.PCI] == 1
-        assert sample.source.detail == "1 messages came from other senders than the kernel"
+        assert (
+            sample.source.detail == "1 messages on the uevent socket came from other senders than the kernel"
+        )
 
 
 def test_many_network_device_events_wake_no_reader(injector: Injector) -> None:
@@ -160,7 +162,7 @@ def test_events_dropped_by_the_kernel_are_reported(injector: Injector) -> None:
                 injector.inject("change")
             held.send_signal(signal.SIGCONT)
             detail, changes, losses, poked = json.loads(held.stdout.readline())
-            assert detail == f"{losses} times the kernel dropped events"
+            assert detail == f"{losses} times the kernel dropped device events"
             assert flood > changes > losses > 0  # a loss also counts for subsystems without events
             assert poked
             injector.inject("remove")
@@ -173,11 +175,11 @@ def test_events_dropped_by_the_kernel_are_reported(injector: Injector) -> None:
 
 STOPPED_READER = """
 import json, os, select, sys
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.kernel_messages import Subsystem
-from agent.native.uevents import Uevents
+from agent.native.uevents import UeventListener
 fd, poke = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)
-uevents = Uevents(fd, [poke])
+uevents = UeventListener(fd, [poke])
 def until(what):
     while not what(sample := uevents.read()):
         if not select.select([fd], [], [], 60)[0]:
@@ -207,9 +209,9 @@ def test_user_namespace_network_is_silent_and_reported() -> None:
 
 SILENT = """
 import os, select
-from agent.native.uevents import Uevents
+from agent.native.uevents import UeventListener
 fd = os.eventfd(0)
-uevents = Uevents(fd)
+uevents = UeventListener(fd)
 uevents.start()
 select.select([fd], [], [], 60)
 source = uevents.read().source
@@ -231,12 +233,15 @@ def test_listener_before_start_reads_none_and_stops() -> None:
 
 
 def test_listener_starts_once() -> None:
-    with listener() as one, pytest.raises(ProbeError, match="device event thread: Device or resource busy"):
+    with (
+        listener() as one,
+        pytest.raises(ProbeError, match="uevent thread cannot be started: Device or resource busy"),
+    ):
         one.uevents.start()
 
 
 def test_invalid_descriptor_is_refused() -> None:
-    with pytest.raises(ProbeError, match="device events: Bad file descriptor"):
+    with pytest.raises(ProbeError, match="uevent listener: cannot be opened: Bad file descriptor"):
         UeventListener(-1)
 
 
@@ -319,7 +324,7 @@ def test_file_being_written_or_read_is_not_notified(directory: Path) -> None:
 
 
 def test_path_that_is_no_directory_is_refused(directory: Path) -> None:
-    with pytest.raises(ProbeError, match="old: Not a directory"):
+    with pytest.raises(ProbeError, match="old: cannot be watched: Not a directory"):
         watch_directory(directory / "old")
-    with pytest.raises(ProbeError, match="none: No such file or directory"):
+    with pytest.raises(ProbeError, match="none: cannot be watched: No such file or directory"):
         watch_directory(directory / "none")

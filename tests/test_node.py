@@ -12,9 +12,9 @@ from wire.serving import eventually
 
 from agent.config.config import Config
 from agent.engine.step import initial_state, step
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.node.node_source import NodeSource, open_node, settings_of
+from agent.node.node_source import NodeSource, engine_settings, open_node_source
 from agent.system.timing import read_clocks
 
 DECLARED = "devices.d"
@@ -47,7 +47,7 @@ def config(tmp_path: Path, sysfs: PlainSysfs) -> Config:
 
 
 def opened(config: Config) -> NodeSource:
-    return open_node(config, settings_of(config), NS, declares=True)
+    return open_node_source(config, engine_settings(config), NS, reads_declarations=True)
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ def test_snapshot_before_first_directory_read_has_no_declarations(node: NodeSour
     eventually(lambda: starting(node) == {DECLARED}, "all others have looked")
     snapshot = node.read()
     assert snapshot is not None
-    assert step(initial_state(settings_of(config)), snapshot, read_clocks())[1].starting
+    assert step(initial_state(engine_settings(config)), snapshot, read_clocks())[1].starting
 
 
 async def test_snapshot_after_read_of_empty_directory_has_zero_declarations(node: NodeSource) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(node.watch)
+        nursery.start_soon(node.run_watchers)
         with trio.fail_after(PATIENCE_S):
             while starting(node):
                 await trio.lowlevel.wait_readable(node.fileno())
@@ -86,7 +86,7 @@ async def test_snapshot_after_read_of_empty_directory_has_zero_declarations(node
 
 
 def test_single_scan_does_not_read_declarations(config: Config) -> None:
-    node = open_node(config, settings_of(config), NS, declares=False)
+    node = open_node_source(config, engine_settings(config), NS, reads_declarations=False)
     node.start()
     eventually(lambda: states(node) != {} and not starting(node), "all have looked")
     assert DECLARED not in states(node)
@@ -97,9 +97,9 @@ def test_stop_with_hung_threads_returns_in_time_and_names_each(sysfs: PlainSysfs
     node, before = opened(config), threads_in_fifos()
     hung = [sysfs.hang(path).rename(sysfs.root / path.replace("/", "-")) for path in HANGING]
     node.start()
-    node.start_host_read()
-    eventually(lambda: len(threads_in_fifos() - before) == len(hung), "all are inside")
+    node.start_single_read()
+    eventually(lambda: len(threads_in_fifos() - before) > len(hung), "all are inside")
     left = node.stop(2)
     for fifo in hung:
         os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))  # releases the hung readers
-    assert left == ["machine thread", "sampler thread", "read of GPU processes"]
+    assert left == ["NVML process", "machine thread", "sampler thread", "read of GPU processes"]

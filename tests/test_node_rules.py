@@ -7,23 +7,28 @@ from typing import Final
 import pytest
 from paper import ABSENT, EIO, cpus_sample
 
-from agent.health.host.node.rules import NODE_RULES
-from agent.health.host.node.state import NodeState, NodeView, next_node_state, view_node
+from agent.health.host.machine.rules import MACHINE_RULES
+from agent.health.host.machine.state import (
+    MachineRuleInput,
+    MachineRuleState,
+    machine_rule_input,
+    next_machine_state,
+)
+from agent.health.kernel_log.facts import KernelLogState
 from agent.health.kernel_log.latch import next_log_state
 from agent.health.kernel_log.patterns import HOST_PATTERNS
-from agent.health.kernel_log.values import LogState
-from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
+from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
 from agent.model.health import Finding, Severity
 from agent.model.kernel_messages import LogLine, LogSample
-from agent.model.machine import MachineSample, PressureSample
+from agent.model.machine_samples import MachineSample, PressureSample
 from agent.model.reading import Reading
-from agent.model.settings import HostLimits, Settings
+from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
-from agent.native.kmsg import match
+from agent.native.kernel_log import match_pattern
 
-RULES: Final = {rule.code: rule for rule in NODE_RULES}
+RULES: Final = {rule.code: rule for rule in MACHINE_RULES}
 DAY_S: Final = 86_400
 HUNG: Final = "INFO: task {}:7 blocked for more than 122 seconds."
 OOM: Final = (
@@ -42,15 +47,15 @@ class Node:
     """Simulated node with a log, pressure and time."""
 
     def __init__(self, limits: HostLimits | None = None) -> None:
-        self.settings = Settings("node-a", host=limits or HostLimits())
+        self.settings = EngineSettings("node-a", host=limits or HostLimits())
         self.now_s = 100_000.0
         self.log_state: SourceState | None = SourceState.OK
         self.lines: dict[str, LogLine] = {}
         self.lost = 0
         self.waited: dict[str, Reading] = {"cpu_some": 0, "memory_full": 0, "io_full": 0}
         self.machine = True
-        self.log = LogState()
-        self.past = NodeState()
+        self.log = KernelLogState()
+        self.past = MachineRuleState()
         self.view()
 
     def write(self, text: str, times: int = 1) -> None:
@@ -93,11 +98,11 @@ class Node:
     def _source(self, name: str, state: SourceState) -> SourceSample:
         return SourceSample(name, state, int(self.now_s * NS), 10 * NS, 0, "")
 
-    def view(self) -> NodeView:
+    def view(self) -> MachineRuleInput:
         snapshot = self.snapshot()
         self.log = next_log_state(self.log, snapshot.log, self.now)
-        self.past = next_node_state(self.past, self.log, snapshot, self.settings, self.now)
-        return view_node(self.past, self.log, snapshot, self.settings, self.now)
+        self.past = next_machine_state(self.past, self.log, snapshot, self.settings, self.now)
+        return machine_rule_input(self.past, self.log, snapshot, self.settings, self.now)
 
     def answer(self, code: str) -> RuleResult:
         return RULES[code].evaluate(self.view())
@@ -105,7 +110,7 @@ class Node:
     def findings(self) -> dict[str, str]:
         """Return the evidence of the findings, by code."""
         view = self.view()
-        answers = (rule.evaluate(view) for rule in NODE_RULES)
+        answers = (rule.evaluate(view) for rule in MACHINE_RULES)
         return {answer.code: answer.evidence for answer in answers if isinstance(answer, Finding)}
 
 
@@ -123,7 +128,7 @@ def findings_of_lines(*lines: str) -> dict[str, str]:
 def test_healthy_node_has_no_findings() -> None:
     node = Node()
     node.wait(120)
-    assert [rule.evaluate(node.view()) for rule in NODE_RULES] == [OK] * len(NODE_RULES)
+    assert [rule.evaluate(node.view()) for rule in MACHINE_RULES] == [OK] * len(MACHINE_RULES)
 
 
 CASES: Final[list[tuple[Iterable[str], dict[str, str]]]] = [
@@ -255,7 +260,7 @@ def test_part_with_later_errors_explains_the_first() -> None:
     assert node.findings() == {}
 
 
-KMSG_CODES: Final = [rule.code for rule in NODE_RULES if rule.source == "kmsg"]
+KMSG_CODES: Final = [rule.code for rule in MACHINE_RULES if rule.source == "kmsg"]
 
 
 @pytest.mark.parametrize(
@@ -327,14 +332,14 @@ def test_slow_corrected_pci_errors_are_no_rate() -> None:
 
 def test_corrected_pci_errors_before_the_start_are_no_rate() -> None:
     node = Node()
-    node.log, node.past = LogState(), NodeState()
+    node.log, node.past = KernelLogState(), MachineRuleState()
     node.write(CORRECTED.format(1), 5000)
     assert node.answer("node.pci.corrected") == RuleNotEvaluated("needs 1 h of history")
 
 
 def test_corrected_pci_errors_read_at_the_start_are_no_rate() -> None:
     node = Node()
-    node.log, node.past, node.log_state = LogState(), NodeState(), SourceState.STARTING
+    node.log, node.past, node.log_state = KernelLogState(), MachineRuleState(), SourceState.STARTING
     node.write(CORRECTED.format(1))
     node.wait(10)
     node.write(CORRECTED.format(1), 5000)
@@ -448,7 +453,7 @@ def test_unreadable_pressure_is_unknown(resource: str) -> None:
     node = Node()
     node.wait(60)
     node.waited = dict.fromkeys(node.waited, EIO)
-    assert node.answer(f"node.pressure.{resource}") == Unreadable(f"/proc/pressure/{resource}", EIO)
+    assert node.answer(f"node.pressure.{resource}") == RuleInputUnreadable(f"/proc/pressure/{resource}", EIO)
 
 
 # --- the rows ---------------------------------------------------------------------------------------------
@@ -458,7 +463,7 @@ def test_unreadable_pressure_is_unknown(resource: str) -> None:
 def test_try_it_line_of_a_row_raises_its_code(code: str) -> None:
     written = re.search(r"echo '<[0-7]>(.*?)' > /dev/kmsg", RULES[code].try_it)
     assert written is not None
-    assert any(match(pattern, written[1]) is not None for pattern in HOST_PATTERNS)
+    assert any(match_pattern(pattern, written[1]) is not None for pattern in HOST_PATTERNS)
     node = Node()
     node.write(written[1], 100)
     assert code in node.findings()
@@ -468,6 +473,6 @@ def test_evaluations_change_nothing_in_place() -> None:
     node = Node()
     node.wait(60, memory_full=0.5)
     before = node.past
-    stalls, corrected = dict(before.wait_totals), before.corrected
+    stalls, corrected = dict(before.wait_totals), before.corrected_pci_errors
     node.wait(60, memory_full=0.5)
-    assert (before.wait_totals, before.corrected) == (stalls, corrected)
+    assert (before.wait_totals, before.corrected_pci_errors) == (stalls, corrected)

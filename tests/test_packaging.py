@@ -171,6 +171,8 @@ def test_runtime_requirements_match_the_distribution() -> None:
     declared = {str(Requirement(line)) for line in pyproject()["project"]["dependencies"]}
     backend = {str(Requirement(line)) for line in pyproject()["build-system"]["requires"]}
     assert wanted("run.in") == declared | backend
+    extra = {str(Requirement(line)) for line in pyproject()["project"]["optional-dependencies"]["bench"]}
+    assert extra <= wanted("dev.in")
 
 
 @pytest.mark.parametrize("name", ["run", "dev"])

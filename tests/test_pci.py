@@ -14,7 +14,13 @@ from patience import PATIENCE_S
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
 from agent.sources import pci
-from agent.sources.pci import SYSFS, UNPARSABLE, parse_address, parse_total, read_pci
+from agent.sources.pci import (
+    UDEV_SYSFS_ROOT,
+    UNPARSABLE,
+    parse_aer_total,
+    parse_pci_address,
+    read_pci_functions,
+)
 
 ABSENT: Final = Missing(Absence.ABSENT, 2)
 GPU: Final = "0000:3b:00.0"
@@ -54,7 +60,7 @@ class Bus:
         path.symlink_to(os.path.relpath(self.root / target, path.parent))
 
     def read(self, *wanted: str) -> tuple[PciSample, ...]:
-        found = read_pci(self.root, wanted)
+        found = read_pci_functions(self.root, wanted)
         assert isinstance(found, tuple)
         return found
 
@@ -103,12 +109,12 @@ def test_function_removed_during_read_is_skipped(bus: Bus) -> None:
 
 
 def test_machine_without_bus_is_missing_and_not_empty(tmp_path: Path) -> None:
-    assert read_pci(tmp_path, []) == ABSENT
+    assert read_pci_functions(tmp_path, []) == ABSENT
 
 
 def test_unreadable_bus_is_missing(tmp_path: Path) -> None:
     (tmp_path / "bus").touch()
-    assert read_pci(tmp_path, []) == Missing(Absence.UNREADABLE, 20)
+    assert read_pci_functions(tmp_path, []) == Missing(Absence.UNREADABLE, 20)
 
 
 # --- fields of a function ----------------------------------------------------------------------------------
@@ -118,7 +124,7 @@ def test_all_fields_of_a_function_are_read(bus: Bus) -> None:
     bus.plug()
     assert bus.only() == PciSample(
         address=GPU, vendor=0x10DE, device=0x2330, driver="nvidia", model="", width=16, width_max=16,
-        aer_nonfatal=2, aer_fatal=1, aer_correctable=7, port="0000:3a:00.0",
+        aer_nonfatal=2, aer_fatal=1, aer_correctable=7, upstream_bridge="0000:3a:00.0",
     )  # fmt: skip
 
 
@@ -132,7 +138,7 @@ def test_absent_attribute_is_missing_and_not_zero(bus: Bus) -> None:
 
 def test_function_on_root_bus_has_no_port(bus: Bus) -> None:
     bus.plug(port="")
-    assert bus.only().port == ""
+    assert bus.only().upstream_bridge == ""
 
 
 @pytest.mark.parametrize(
@@ -169,7 +175,7 @@ def test_attribute_that_is_no_file_is_unreadable(bus: Bus) -> None:
     ],
 )
 def test_aer_total_is_read_from_its_line(text: str, total: int | Missing) -> None:
-    assert parse_total(text, "TOTAL_ERR_COR") == total
+    assert parse_aer_total(text, "TOTAL_ERR_COR") == total
 
 
 @pytest.mark.parametrize(
@@ -177,7 +183,7 @@ def test_aer_total_is_read_from_its_line(text: str, total: int | Missing) -> Non
     [("0000:3b:00.0", GPU), ("00000000:3B:00.0", GPU), ("10000:e1:1f.7", "10000:e1:1f.7")],
 )
 def test_address_is_normalized_to_one_spelling(text: str, address: str) -> None:
-    assert parse_address(text) == address
+    assert parse_pci_address(text) == address
 
 
 @given(
@@ -185,14 +191,14 @@ def test_address_is_normalized_to_one_spelling(text: str, address: str) -> None:
 )
 def test_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a PCI address"):
-        parse_address(text)
+        parse_pci_address(text)
 
 
 # --- this machine ------------------------------------------------------------------------------------------
 
 
 def _functions_of_this_machine() -> list[str]:
-    found = [path.name for path in (SYSFS / "bus/pci/devices").glob("*")]
+    found = [path.name for path in (UDEV_SYSFS_ROOT / "bus/pci/devices").glob("*")]
     if not found:
         pytest.skip("this machine has no PCI bus")
     return found
@@ -201,15 +207,15 @@ def _functions_of_this_machine() -> list[str]:
 def test_libudev_and_sysfs_list_the_same_functions_here() -> None:
     wanted = _functions_of_this_machine()[::2]
     found = pci._list_by_udev(wanted)
-    if pci._udev() is None:
+    if pci._udev_context() is None:
         pytest.skip("no libudev here")
     assert found.keys() >= set(wanted)
-    assert found.keys() == pci._list_by_sysfs(SYSFS / "bus/pci/devices", wanted).keys()
+    assert found.keys() == pci._list_by_sysfs(UDEV_SYSFS_ROOT / "bus/pci/devices", wanted).keys()
 
 
 def test_every_function_of_this_machine_is_readable() -> None:
     wanted = _functions_of_this_machine()
-    found = read_pci(SYSFS, wanted)
+    found = read_pci_functions(UDEV_SYSFS_ROOT, wanted)
     assert isinstance(found, tuple)
     assert {sample.address for sample in found} == set(wanted)
     assert all(sample.vendor > 0 and sample.device > 0 for sample in found)
@@ -224,13 +230,13 @@ from pathlib import Path
 from agent.sources import pci
 sysfs = Path("/sys")
 print(pci._list_by_udev([]).keys() == pci._list_by_sysfs(sysfs / "bus/pci/devices", []).keys())
-print(*(f"{one.address} {one.driver} {one.width} {one.port}" for one in pci.read_pci(sysfs, [])))
-"""
+print(*(f"{one.address} {one.driver} {one.width} {one.upstream_bridge}" for one in pci.read_pci_functions(sysfs, [])))
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("trusts", [True, False], ids=["libudev answers", "libudev takes it for no sysfs"])
 def test_gpu_added_to_sysfs_by_overlay_is_found(bus: Bus, tmp_path: Path, *, trusts: bool) -> None:
-    if read_pci(SYSFS, []):
+    if read_pci_functions(UDEV_SYSFS_ROOT, []):
         pytest.skip("this machine has GPUs of its own, or no PCI bus")
     bus.plug()
     (tmp_path / "mount").mkdir()
@@ -249,8 +255,8 @@ def test_gpu_added_to_sysfs_by_overlay_is_found(bus: Bus, tmp_path: Path, *, tru
 def test_embedding_driver_does_not_search_for_libudev(tmp_path: Path) -> None:
     """Finding libudev starts a child process, which a driver that waits for its children would reap."""
     program = (
-        "import sys; from pathlib import Path; from agent.sources.pci import read_pci; "
-        "read_pci(Path('/sys'), ['0000:00:00.0'], udev=False); print('pyudev' in sys.modules)"
+        "import sys; from pathlib import Path; from agent.sources.pci import read_pci_functions; "
+        "read_pci_functions(Path('/sys'), ['0000:00:00.0'], udev=False); print('pyudev' in sys.modules)"
     )
     printed = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True)
     assert printed.stdout == "False\n"

@@ -12,16 +12,22 @@ from agent.health.host.pci.rules import (
     OFF_THE_BUS,
     PCI_RULES,
 )
-from agent.health.host.pci.state import WINDOW_S, PciState, PciView, next_pci_state, view_pci
-from agent.health.kernel_log.values import LogCode, LogFact, LogState
-from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
-from agent.model.declared import Declared, DeclaredFile, DeclaredPci
+from agent.health.host.pci.state import (
+    ERROR_WINDOW_S,
+    PciRuleInput,
+    PciRuleState,
+    next_pci_rule_state,
+    pci_rule_input,
+)
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
+from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.model.declared_devices import DeclaredFile, DeclaredPci, DriverDevice
 from agent.model.health import Blame, Finding, Severity
 from agent.model.kernel_messages import LogSample
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
-from agent.model.snapshot import CpuSample, Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.snapshot import CpuSetsSample, Snapshot
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 ABSENT: Final = Missing(Absence.ABSENT, 2)
@@ -31,7 +37,9 @@ PORT: Final = "0000:5d:00.0"
 WELL: Final = PciSample(NIC, 0x15B3, 0x1021, "mlx5_core", "", 16, 16, 0, 0, 0, PORT)
 ROWS: Final = {rule.code: rule for rule in PCI_RULES}
 DECLARED: Final = (
-    DeclaredFile("nic.example.com", (Declared("nic.example.com", "n", "nic-0", DeclaredPci(NIC, ""), 0),)),
+    DeclaredFile(
+        "nic.example.com", (DriverDevice("nic.example.com", "n", "nic-0", DeclaredPci(NIC, ""), 0),)
+    ),
 )
 HISTORY: Final = RuleNotEvaluated("needs 1 h of history")
 
@@ -43,8 +51,8 @@ class Node:
         self.driver = driver
         self.function: PciSample | None = WELL
         self.bus: Missing | None = None
-        self.past = PciState()
-        self.log = LogState()
+        self.past = PciRuleState()
+        self.log = KernelLogState()
         self.log_state = SourceState.OK
         self.declared = DECLARED
         self.now_ns = 10_000 * NS
@@ -53,7 +61,7 @@ class Node:
         source = SourceSample("pci", SourceState.OK, self.now_ns, 60 * NS, 0, "", vital=False)
         bus = self.bus or ((self.function,) if self.function else ())
         kmsg = SourceSample("kmsg", self.log_state, self.now_ns, NS, 0, "", vital=False)
-        cpus = CpuSample(ABSENT, ABSENT, ABSENT)
+        cpus = CpuSetsSample(ABSENT, ABSENT, ABSENT)
         log = LogSample((), kmsg)
         return Snapshot(1, cpus, sources=(source,), pci=bus, log=log, declared=self.declared)
 
@@ -61,33 +69,33 @@ class Node:
     def now(self) -> Instant:
         return Instant(self.now_ns, 0.0)
 
-    def view(self, snapshot: Snapshot | None = None) -> PciView:
+    def view(self, snapshot: Snapshot | None = None) -> PciRuleInput:
         snapshot = snapshot or self.snapshot()
-        return view_pci(self.past, self.log, snapshot, NIC, self.driver, self.now)
+        return pci_rule_input(self.past, self.log, snapshot, NIC, self.driver, self.now)
 
-    def read(self, seconds: float = 60, **changed: object) -> PciView:
+    def read(self, seconds: float = 60, **changed: object) -> PciRuleInput:
         """Read the bus after some seconds, with changed readings."""
         self.now_ns += int(seconds * NS)
         if self.function:
             self.function = self.function._replace(**changed)
-        self.past = next_pci_state(self.past, self.snapshot(), self.now)
+        self.past = next_pci_rule_state(self.past, self.snapshot(), self.now)
         return self.view()
 
-    def write_line(self, code: LogCode, location: str = NIC, text: str = "what happened") -> None:
-        fact = LogFact(code, location, 1, self.now, self.now, text)
-        self.log = LogState({**self.log.facts, (code, location): fact})
+    def write_line(self, code: KernelLogCode, location: str = NIC, text: str = "what happened") -> None:
+        fact = KernelLogFact(code, location, 1, self.now, self.now, text)
+        self.log = KernelLogState({**self.log.facts, (code, location): fact})
 
 
 @pytest.fixture
 def node() -> Node:
     """Return a node that was observed for as long as any rule needs."""
     node = Node()
-    for _ in range(WINDOW_S // 60 + 1):
+    for _ in range(ERROR_WINDOW_S // 60 + 1):
         node.read()
     return node
 
 
-def result_of(code: str, view: PciView) -> RuleResult:
+def result_of(code: str, view: PciRuleInput) -> RuleResult:
     return ROWS[code].evaluate(view)
 
 
@@ -102,7 +110,7 @@ def finding(code: str, evidence: str) -> Finding:
 def test_every_pci_row_is_complete_and_ok_for_a_good_function(rule, node: Node) -> None:
     assert all([rule.threshold, rule.why, rule.advice, rule.try_it])
     assert "Source:" in rule.evaluate.__doc__
-    assert rule.counter == bool(rule.window_s)
+    assert rule.counts_growth == bool(rule.window_s)
     assert rule.evaluate(node.view()) is OK
 
 
@@ -130,7 +138,7 @@ def test_removed_function_is_missing(node: Node) -> None:
 
 def test_missing_function_cites_the_log_line_of_its_port(node: Node) -> None:
     node.function = None
-    node.write_line(LogCode.PCI_FAULT, PORT, f"pcieport {PORT}: pciehp: Slot(3): Card not present")
+    node.write_line(KernelLogCode.PCI_FAULT, PORT, f"pcieport {PORT}: pciehp: Slot(3): Card not present")
     line = f"pcieport {PORT}: pciehp: Slot(3): Card not present"
     text = f"{NIC} is no longer on the PCI bus; the kernel log: {line}"
     assert result_of("pci.missing", node.read()) == finding("pci.missing", text)
@@ -139,15 +147,17 @@ def test_missing_function_cites_the_log_line_of_its_port(node: Node) -> None:
 def test_missing_function_cites_only_recent_log_lines() -> None:
     node = Node()
     node.read()
-    node.write_line(LogCode.PCI_FAULT, PORT, "long ago")
-    node.read(WINDOW_S + 60)
+    node.write_line(KernelLogCode.PCI_FAULT, PORT, "long ago")
+    node.read(ERROR_WINDOW_S + 60)
     node.function = None
     assert result_of("pci.missing", node.read()) == finding(
         "pci.missing", f"{NIC} is no longer on the PCI bus"
     )
-    node.write_line(LogCode.PCI_FAULT, PORT, "why")
+    node.write_line(KernelLogCode.PCI_FAULT, PORT, "why")
     code = finding("pci.missing", f"{NIC} is no longer on the PCI bus; the kernel log: why")
-    assert [result_of("pci.missing", node.read(seconds)) for seconds in (1, WINDOW_S, WINDOW_S)] == [code] * 3
+    assert [
+        result_of("pci.missing", node.read(seconds)) for seconds in (1, ERROR_WINDOW_S, ERROR_WINDOW_S)
+    ] == [code] * 3
     node.function = WELL
     assert result_of("pci.fault", node.read()) is OK
 
@@ -170,7 +180,7 @@ def test_machine_without_pci_bus_lacks_the_function() -> None:
 
 def test_unreadable_bus_is_not_empty(node: Node) -> None:
     node.bus = EIO
-    assert result_of("pci.missing", node.read()) == Unreadable("bus/pci/devices", EIO)
+    assert result_of("pci.missing", node.read()) == RuleInputUnreadable("bus/pci/devices", EIO)
 
 
 def test_returned_function_is_ok(node: Node) -> None:
@@ -242,13 +252,13 @@ def test_width_without_maximum_is_compared_with_the_start(node: Node) -> None:
 
 def test_function_without_link_has_no_width_rule() -> None:
     assert result_of("pci.link_width", Node().read(width=ABSENT)) == RuleNotApplicable(
-        "the function has no PCIe link of its own"
+        "the PCI function has no PCIe link of its own"
     )
 
 
 @pytest.mark.parametrize("why", [ABSENT, EIO])
 def test_unreadable_width_is_unknown(node: Node, why: Missing) -> None:
-    assert result_of("pci.link_width", node.read(width=why)) == Unreadable("current_link_width", why)
+    assert result_of("pci.link_width", node.read(width=why)) == RuleInputUnreadable("current_link_width", why)
 
 
 # --- pci.aer.* --------------------------------------------------------------------------------------------
@@ -275,7 +285,7 @@ def test_pci_errors_count_from_their_limit(node: Node, code: str, field: str, li
 @each_kind
 def test_pci_errors_expire_after_an_hour(node: Node, code: str, field: str, limit: int, text: str) -> None:
     node.read(**{field: limit})
-    for _ in range(WINDOW_S // 60):
+    for _ in range(ERROR_WINDOW_S // 60):
         view = node.read()
     assert result_of(code, view) is OK
 
@@ -306,7 +316,7 @@ def test_restarted_pci_counter_keeps_the_others(node: Node) -> None:
 
 @each_kind
 def test_absent_pci_counters_are_not_zero(node: Node, code: str, field: str, limit: int, text: str) -> None:
-    assert result_of(code, node.read(**{field: EIO})) == Unreadable(
+    assert result_of(code, node.read(**{field: EIO})) == RuleInputUnreadable(
         f"aer_dev_{field.removeprefix('aer_')}", EIO
     )
     assert result_of(code, node.read(**{field: ABSENT})) == RuleNotApplicable(NO_AER)
@@ -328,21 +338,22 @@ def test_replaced_card_restarts_its_state(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "log_code"), [("pci.aer.fatal", LogCode.AER_FATAL), ("pci.aer.nonfatal", LogCode.AER_NONFATAL)]
+    ("code", "log_code"),
+    [("pci.aer.fatal", KernelLogCode.AER_FATAL), ("pci.aer.nonfatal", KernelLogCode.AER_NONFATAL)],
 )
-def test_pci_error_in_the_log_counts_for_an_hour(node: Node, code: str, log_code: LogCode) -> None:
+def test_pci_error_in_the_log_counts_for_an_hour(node: Node, code: str, log_code: KernelLogCode) -> None:
     node.write_line(log_code)
     text = next(text for row, _, _, text in ERRORS if row == code)
-    assert result_of(code, node.read(WINDOW_S - 1, aer_fatal=ABSENT, aer_nonfatal=ABSENT)) == finding(
+    assert result_of(code, node.read(ERROR_WINDOW_S - 1, aer_fatal=ABSENT, aer_nonfatal=ABSENT)) == finding(
         code, text
     )
     assert result_of(code, node.read(1)) == RuleNotApplicable(NO_AER)
 
 
 def test_log_lines_about_other_functions_are_ignored(node: Node) -> None:
-    for code in (LogCode.AER_FATAL, LogCode.AER_NONFATAL):
+    for code in (KernelLogCode.AER_FATAL, KernelLogCode.AER_NONFATAL):
         node.write_line(code, PORT)
-    node.write_line(LogCode.PCI_FAULT, "0000:01:00.0")
+    node.write_line(KernelLogCode.PCI_FAULT, "0000:01:00.0")
     assert [rule.code for rule in PCI_RULES if isinstance(rule.evaluate(node.view()), Finding)] == []
 
 
@@ -351,8 +362,8 @@ def test_log_lines_about_other_functions_are_ignored(node: Node) -> None:
 
 @pytest.mark.parametrize("location", [NIC, PORT])
 def test_recovered_link_is_reported_for_an_hour(node: Node, location: str) -> None:
-    node.write_line(LogCode.PCI_FAULT, location, "Link Down")
-    assert result_of("pci.fault", node.read(WINDOW_S - 1)) == finding(
+    node.write_line(KernelLogCode.PCI_FAULT, location, "Link Down")
+    assert result_of("pci.fault", node.read(ERROR_WINDOW_S - 1)) == finding(
         "pci.fault", "the kernel log: Link Down"
     )
     assert result_of("pci.fault", node.read(1)) is OK
@@ -361,7 +372,7 @@ def test_recovered_link_is_reported_for_an_hour(node: Node, location: str) -> No
 def test_pci_fault_without_log_is_not_applicable(node: Node) -> None:
     node.log_state = SourceState.FAILING
     assert result_of("pci.fault", node.view()) == RuleNotApplicable("the kernel log cannot be read")
-    node.write_line(LogCode.PCI_FAULT, text="Link Down")
+    node.write_line(KernelLogCode.PCI_FAULT, text="Link Down")
     assert isinstance(result_of("pci.fault", node.view()), Finding), "facts survive an unreadable log"
 
 
@@ -369,7 +380,7 @@ def test_pci_fault_without_log_is_not_applicable(node: Node) -> None:
 
 
 def test_evaluation_between_bus_readings_keeps_the_state(node: Node) -> None:
-    assert next_pci_state(node.past, node.snapshot(), node.now) is node.past
+    assert next_pci_rule_state(node.past, node.snapshot(), node.now) is node.past
 
 
 def test_undeclared_function_is_dropped(node: Node) -> None:

@@ -284,10 +284,10 @@ def test_circle_of_three_with_local_import_fails_its_own_check(plant: Plant) -> 
 
 
 def test_sizes_over_budget_fail(plant: Plant) -> None:
-    empty = {f"agent/m{number}.py": "" for number in range(80)}
-    assert not passes("small-modules", plant(empty))
-    assert not passes("modules", plant({f"agent/m{number}.py": "" for number in range(320)}))
-    assert not passes("lines", plant({"agent/long.py": "\n" * 60_000}))
+    for name in ("small-modules", "modules"):
+        empty = {f"agent/m{number}.py": "" for number in range(CHECK[name].limit + 1)}
+        assert not passes(name, plant(empty))
+    assert not passes("lines", plant({"agent/long.py": "\n" * (CHECK["lines"].limit + 1)}))
 
 
 @pytest.mark.parametrize("status", [0, 1])

@@ -5,25 +5,25 @@ from dataclasses import replace
 import pytest
 from paper import ABSENT, cpus_sample, group_sample
 
-from agent.model.claim_sources import LiveContainer, LivePod, Origin, Provenance
+from agent.model.claim_sources import ContainerCgroup, Origin, PodCgroup, Provenance
 from agent.model.reading import Absence
-from agent.model.snapshot import CoreStats, GroupSample, Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.snapshot import CgroupSample, NativeCoreStats, Snapshot
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import Instant
-from agent.sources.pod_cgroups import SOURCE, live_pods
+from agent.sources.pod_cgroups import SOURCE, live_pods_in_snapshot
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 
 
-def seen(*groups: GroupSample, state: SourceState = SourceState.OK, dropped: int = 0) -> Snapshot:
+def seen(*groups: CgroupSample, state: SourceState = SourceState.OK, dropped: int = 0) -> Snapshot:
     source = SourceSample(SOURCE, state, 1, 1, 0, "in words")
     return Snapshot(
-        1, cpus_sample(), groups=groups, sources=(source,), core=CoreStats(groups_dropped=dropped)
+        1, cpus_sample(), groups=groups, sources=(source,), core=NativeCoreStats(groups_dropped=dropped)
     )
 
 
 def test_pod_lists_its_containers_with_running_state() -> None:
-    answer = live_pods(
+    answer = live_pods_in_snapshot(
         seen(
             group_sample(1, pod="p-2", container=""),
             group_sample(2, pod="p-1", container="b")._replace(populated=0),
@@ -35,19 +35,19 @@ def test_pod_lists_its_containers_with_running_state() -> None:
     assert answer.provenance == Provenance(Origin.CGROUPS, NOW)
     assert answer.is_complete
     assert answer.items == (
-        LivePod("p-1", True, (LiveContainer("a", True), LiveContainer("b", False))),
-        LivePod("p-2", True),
+        PodCgroup("p-1", True, (ContainerCgroup("a", True), ContainerCgroup("b", False))),
+        PodCgroup("p-2", True),
     )
 
 
 def test_unreadable_cgroup_has_unknown_state() -> None:
-    answer = live_pods(seen(group_sample(1, container="")._replace(populated=ABSENT)), NOW)
-    assert answer.items == (LivePod("pod-a", None),)
+    answer = live_pods_in_snapshot(seen(group_sample(1, container="")._replace(populated=ABSENT)), NOW)
+    assert answer.items == (PodCgroup("pod-a", None),)
 
 
 def test_container_without_pod_cgroup_still_has_a_pod() -> None:
-    answer = live_pods(seen(group_sample(1, container="a")), NOW)
-    assert answer.items == (LivePod("pod-a", None, (LiveContainer("a", True),)),)
+    answer = live_pods_in_snapshot(seen(group_sample(1, container="a")), NOW)
+    assert answer.items == (PodCgroup("pod-a", None, (ContainerCgroup("a", True),)),)
 
 
 @pytest.mark.parametrize(
@@ -59,18 +59,18 @@ def test_container_without_pod_cgroup_still_has_a_pod() -> None:
     ],
 )
 def test_starting_source_is_unreadable(state: SourceState, absence: Absence) -> None:
-    answer = live_pods(seen(group_sample(1), state=state), NOW)
+    answer = live_pods_in_snapshot(seen(group_sample(1), state=state), NOW)
     assert (answer.absence, answer.items) == (absence, ())
     assert answer.reason
 
 
 def test_snapshot_without_the_source_is_absent() -> None:
-    answer = live_pods(replace(seen(), sources=()), NOW)
+    answer = live_pods_in_snapshot(replace(seen(), sources=()), NOW)
     assert (answer.absence, answer.reason) == (Absence.ABSENT, "cgroups are not watched")
 
 
 def test_dropped_cgroups_mark_answer_incomplete() -> None:
-    answer = live_pods(seen(group_sample(1), state=SourceState.FAILING, dropped=7), NOW)
+    answer = live_pods_in_snapshot(seen(group_sample(1), state=SourceState.FAILING, dropped=7), NOW)
     assert not answer.is_complete
     assert answer.invalid == (
         "some cgroups cannot be read: in words",

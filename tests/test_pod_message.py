@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from kubernetes_samples import POD, pod_json
 from wire.kubelet_apis import pod
 
-from agent.serve.grpc.wire.reader import MessageShape, ShapeField, ValueKind, read_shape
-from agent.serve.kubelet.pods_api import POD as SHAPE
-from agent.serve.kubelet.pods_api import read_pod
+from agent.serve.grpc.wire.reader import FieldType, MessageSchema, SchemaField, read_by_schema
+from agent.serve.kubelet.pods_api import POD_SCHEMA as SHAPE
+from agent.serve.kubelet.pods_api import decode_pod
 
 
 def fields_read(value: Any, shape: Any) -> Any:
     """Returns the fields of a JSON object that the shape reads, without empty values."""
-    if isinstance(shape, ValueKind):
+    if isinstance(shape, FieldType):
         return value
     shape_fields_by_name = {shape_field.name: shape_field for shape_field in shape.values()}
     pod_object = {}
@@ -44,14 +44,14 @@ def without_empty(value: Any) -> Any:
 def pod_or_error(data: bytes) -> Any:
     """Returns the pod, or the text of the ValueError."""
     try:
-        return read_pod(data)
+        return decode_pod(data)
     except ValueError as error:
         return str(error)
 
 
 def shape_fields(shape: Any) -> Iterator[tuple[int, str]]:
     """Yields every field of a shape once, as the id of its shape and its name."""
-    if not isinstance(shape, ValueKind):
+    if not isinstance(shape, FieldType):
         for shape_field in shape.values():
             yield id(shape), shape_field.name
             yield from shape_fields(shape_field.kind)
@@ -59,7 +59,7 @@ def shape_fields(shape: Any) -> Iterator[tuple[int, str]]:
 
 def present_fields(value: Any, shape: Any) -> Iterator[tuple[int, str]]:
     """Yields those fields that an object contains."""
-    if not isinstance(shape, ValueKind):
+    if not isinstance(shape, FieldType):
         shape_fields_by_name = {shape_field.name: shape_field for shape_field in shape.values()}
         for name, item in value.items():
             yield id(shape), name
@@ -86,7 +86,7 @@ def field(number: int, payload: bytes) -> bytes:
 
 
 def test_pod_encoded_by_kubernetes_decodes_to_its_json() -> None:
-    assert without_empty(read_pod(POD)) == {
+    assert without_empty(decode_pod(POD)) == {
         "apiVersion": "v1",
         "kind": "Pod",
         **fields_read(pod_json(), SHAPE),
@@ -101,7 +101,7 @@ def test_sample_pod_has_every_decoded_field() -> None:
 def test_claim_resources_of_1_36_are_decoded() -> None:
     amount = field(1, b"cpu") + field(2, field(1, b"5"))
     status = field(21, field(1, b"nics") + field(2, b"main") + field(3, amount))
-    assert read_pod(field(3, status))["status"] == {
+    assert decode_pod(field(3, status))["status"] == {
         "nodeAllocatableResourceClaimStatuses": [
             {"resourceClaimName": "nics", "containers": ["main"], "resources": {"cpu": "5"}}
         ]
@@ -109,7 +109,7 @@ def test_claim_resources_of_1_36_are_decoded() -> None:
 
 
 def test_pod_encoded_by_google_protobuf_decodes_alike() -> None:
-    pod_object = read_pod(pod("u", "p", claims=["c"]))
+    pod_object = decode_pod(pod("u", "p", claims=["c"]))
     assert pod_object["metadata"] == {"name": "p", "namespace": "team-a", "uid": "u"}
     assert pod_object["spec"] == {
         "nodeName": "node-1",
@@ -119,12 +119,12 @@ def test_pod_encoded_by_google_protobuf_decodes_alike() -> None:
 
 
 def test_absent_fields_stay_absent() -> None:
-    assert read_pod(b"") == {"apiVersion": "v1", "kind": "Pod"}
+    assert decode_pod(b"") == {"apiVersion": "v1", "kind": "Pod"}
 
 
 def test_repeated_scalar_takes_the_last_and_messages_merge() -> None:
     twice = field(1, field(1, b"old") + field(5, b"u")) + field(1, field(1, b"new"))
-    assert read_pod(twice)["metadata"] == {"name": "new", "uid": "u"}
+    assert decode_pod(twice)["metadata"] == {"name": "new", "uid": "u"}
 
 
 def test_unknown_fields_of_any_wire_type_are_skipped() -> None:
@@ -132,8 +132,8 @@ def test_unknown_fields_of_any_wire_type_are_skipped() -> None:
         field(99, b"text") + varint(98 << 3) + varint(7) + varint(97 << 3 | 1) + bytes(8)
         + varint(96 << 3 | 5) + bytes(4)
     )  # fmt: skip
-    assert read_pod(unknown + field(1, unknown + field(5, b"u"))) == {
-        **read_pod(b""),
+    assert decode_pod(unknown + field(1, unknown + field(5, b"u"))) == {
+        **decode_pod(b""),
         "metadata": {"uid": "u"},
     }
 
@@ -141,7 +141,7 @@ def test_unknown_fields_of_any_wire_type_are_skipped() -> None:
 # the cut may remove exactly the last field of the message
 @given(st.integers(0, len(POD) - 1))
 def test_truncated_pod_is_refused_or_has_fewer_fields(size: int) -> None:
-    pod_object, complete = pod_or_error(POD[:size]), read_pod(POD)
+    pod_object, complete = pod_or_error(POD[:size]), decode_pod(POD)
     assert (
         pod_object.startswith("pod")
         if isinstance(pod_object, str)
@@ -158,11 +158,11 @@ def test_any_bytes_give_a_pod_or_a_value_error(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (varint(1 << 3) + varint(5), "pod.metadata: wire type 0, should be 2"),
+        (varint(1 << 3) + varint(5), "pod.metadata: wire type is 0, must be 2"),
         (field(1, field(5, b"\xff")), "pod.metadata.uid: not UTF-8 at byte 0 of 1"),
-        (field(1, b"\x0a\x7f"), "pod.metadata field 1: ends 127 bytes after the message's 2"),
-        (b"\x80" * 10 + b"\x01", "pod: a number of more than 10 bytes"),
-        (b"\x80", "pod: ends in the middle of a number"),
+        (field(1, b"\x0a\x7f"), "pod.metadata field 1: ends 127 bytes after the end of the message"),
+        (b"\x80" * 10 + b"\x01", "pod: varint is longer than 10 bytes"),
+        (b"\x80", "pod: message ends inside a varint"),
         (b"\x0b", "pod field 1: wire type 3 is not valid"),
         (b"\x02", "pod: field number 0 is not valid"),
         (field(1, field(8, b"\x08" + varint(1 << 62))), "pod.metadata.creationTimestamp: 4611"),
@@ -170,23 +170,23 @@ def test_any_bytes_give_a_pod_or_a_value_error(data: bytes) -> None:
 )
 def test_invalid_message_is_refused_with_the_field(data: bytes, text: str) -> None:
     with pytest.raises(ValueError, match=".") as caught:  # noqa: RUF043
-        read_pod(data)
+        decode_pod(data)
     assert str(caught.value).startswith(text)
 
 
-NUMBERS: MessageShape = {
-    1: ShapeField("n", ValueKind.INTEGER),
-    2: ShapeField("b", ValueKind.BOOL),
-    3: ShapeField("m", is_map=True),
+NUMBERS: MessageSchema = {
+    1: SchemaField("n", FieldType.INTEGER),
+    2: SchemaField("b", FieldType.BOOL),
+    3: SchemaField("m", is_map=True),
 }
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1))
 def test_negative_numbers_are_decoded(number: int) -> None:
     (unsigned,) = struct.unpack("<Q", struct.pack("<q", number))
-    assert read_shape(varint(1 << 3) + varint(unsigned), NUMBERS, "it") == {"n": number}
+    assert read_by_schema(varint(1 << 3) + varint(unsigned), NUMBERS, "it") == {"n": number}
 
 
 def test_map_entry_without_key_and_value_is_decoded() -> None:
     data = field(3, b"") + field(3, field(1, b"k")) + field(3, field(1, b"j") + field(2, b"v"))
-    assert read_shape(data, NUMBERS, "it") == {"m": {"": "", "k": "", "j": "v"}}
+    assert read_by_schema(data, NUMBERS, "it") == {"m": {"": "", "k": "", "j": "v"}}

@@ -10,29 +10,29 @@ from hypothesis import strategies as st
 from paper import ABSENT, MIB, PaperNode, codes, cpus_sample, group_sample, pool_sample, without_times
 from paper_gpus import GpuNode
 
-from agent.allocatable.risks import ADVICE
-from agent.allocatable.verdicts import DRIFT
+from agent.cgroup_audit.audit_verdicts import DRIFT_VERDICTS
+from agent.cgroup_audit.pod_risks import ADVICE
 from agent.engine.step import EngineState, step
-from agent.health.host.pod.rules import ALLOCATION_ROWS, MAX_GROUPS, UNLISTED, UNREAD
+from agent.health.host.pod.rules import MAX_GROUPS, POD_AUDIT_ROWS, PODS_UNREADABLE_ROW, UNLISTED_FINDINGS_ROW
 from agent.health.rules import STALLED
-from agent.health.verdict import LIMIT
+from agent.health.verdict import MAX_MESSAGE_BYTES
 from agent.model.claim import DeviceRef
-from agent.model.declared import (
-    Declared,
+from agent.model.declared_devices import (
     DeclaredCpus,
     DeclaredFile,
     DeclaredHugepages,
     DeclaredMemory,
     DeclaredOther,
     DeclaredPart,
+    DriverDevice,
 )
-from agent.model.health import DeviceHealth, Health, Note, Severity
-from agent.model.machine import MachineSample, NumaSample, PressureSample
-from agent.model.pods import PodFinding, PodsSample, Resource
+from agent.model.health import DeviceHealth, Health, NonDeviceCause, Severity
+from agent.model.machine_samples import MachineSample, NumaMemorySample, PressureSample
+from agent.model.pod_findings import PodFinding, PodsSample, Resource
 from agent.model.report import Report
-from agent.model.settings import Settings
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 
 DRIVER: Final = "a.example.com"
@@ -48,7 +48,7 @@ DEVICES: Final[dict[str, DeclaredPart]] = {
     "magic": DeclaredOther(),
 }
 MACHINE: Final = MachineSample(
-    (), (NumaSample(0, 1 << 24, 0, 128, 0),), (), PressureSample(0, 0, 0), 1, 1, 0, 0, ABSENT, ()
+    (), (NumaMemorySample(0, 1 << 24, 0, 128, 0),), (), PressureSample(0, 0, 0), 1, 1, 0, 0, ABSENT, ()
 )
 QUOTA: Final = PodFinding(
     POD, "main", "cgroup.lower", "cpu quota: 400000 us, expected 900000 us", "", Resource.CPU
@@ -70,10 +70,10 @@ class Node(PaperNode):
     """Node with a kubelet; one driver declares its devices."""
 
     def __init__(self) -> None:
-        super().__init__(Settings("node-a", drivers=(DRIVER, PLAIN)))
+        super().__init__(EngineSettings("node-a", drivers=(DRIVER, PLAIN)))
         self.pool(pool_sample(10))
         self.pool(pool_sample(1, size_kib=1 << 20))
-        devices = [Declared(DRIVER, "node-a", name, what, 0) for name, what in DEVICES.items()]
+        devices = [DriverDevice(DRIVER, "node-a", name, what, 0) for name, what in DEVICES.items()]
         self.files = (DeclaredFile(DRIVER, tuple(devices)),)
         self.uses: dict[str, tuple[DeviceRef, ...]] = {}
         self.names: dict[str, str] = {}
@@ -126,27 +126,27 @@ def worse(report: Report) -> dict[str, Severity]:
 
 
 def test_audit_findings_and_rows_match() -> None:
-    verdicts = {f"cgroup.{verdict}".replace("-", "_") for verdict in DRIFT}
-    assert verdicts | ADVICE.keys() == ALLOCATION_ROWS.keys()
-    assert {code: ALLOCATION_ROWS[code].advice for code in ADVICE} == ADVICE
+    verdicts = {f"cgroup.{verdict}".replace("-", "_") for verdict in DRIFT_VERDICTS}
+    assert verdicts | ADVICE.keys() == POD_AUDIT_ROWS.keys()
+    assert {code: POD_AUDIT_ROWS[code].advice for code in ADVICE} == ADVICE
 
 
 def test_less_than_expected_is_degraded_and_the_rest_info() -> None:
-    degraded = {code for code, row in ALLOCATION_ROWS.items() if row.severity is Severity.DEGRADED}
+    degraded = {code for code, row in POD_AUDIT_ROWS.items() if row.severity is Severity.DEGRADED}
     assert degraded == {
         "cgroup.lower",
         "cgroup.limited",
         "cgroup.parent_tighter",
         "cpus.exclusive_throttled",
     }
-    assert {row.severity for row in ALLOCATION_ROWS.values()} == {Severity.DEGRADED, Severity.INFO}
+    assert {row.severity for row in POD_AUDIT_ROWS.values()} == {Severity.DEGRADED, Severity.INFO}
 
 
-@pytest.mark.parametrize("code", sorted({*(f"cgroup.{verdict}" for verdict in DRIFT), *ADVICE}))
+@pytest.mark.parametrize("code", sorted({*(f"cgroup.{verdict}" for verdict in DRIFT_VERDICTS), *ADVICE}))
 def test_every_audit_finding_is_reported_as_in_its_row(code: str) -> None:
     report = Node().report_of_audit(PodFinding(POD, "main", code, "numbers"))
     (note,) = report.notes
-    row = ALLOCATION_ROWS[note.cause.code]
+    row = POD_AUDIT_ROWS[note.cause.code]
     assert note.cause.code == code.replace("-", "_")
     assert (note.cause.severity, note.cause.blame, note.cause.advice) == (row.severity, row.blame, row.advice)
 
@@ -190,7 +190,7 @@ def test_note_lists_few_cgroup_files_and_counts_the_rest() -> None:
     (note,) = Node().report_of_audit(*many).notes
     assert note.cause.evidence.endswith("; and 3 more")
     assert [part[:3] for part in note.cause.evidence.split("; ")[:3]] == ["0: ", "1: ", "2: "]
-    assert len(note.cause.evidence) < 2 * LIMIT
+    assert len(note.cause.evidence) < 2 * MAX_MESSAGE_BYTES
 
 
 def test_degraded_notes_come_before_info() -> None:
@@ -215,7 +215,7 @@ def test_less_cpu_than_expected_degrades_the_pods_cpus() -> None:
     assert (device.health, device.severity) == (Health.HEALTHY, Severity.DEGRADED)
     assert device.message == (
         "cgroup.lower: pod ml/train-0 container main: cpu quota: 400000 us, expected 900000 us. "
-        f"Advice: {ALLOCATION_ROWS['cgroup.lower'].advice}"
+        f"Advice: {POD_AUDIT_ROWS['cgroup.lower'].advice}"
     )
     assert worse(node.next()) == {"cpus": Severity.DEGRADED}
 
@@ -364,7 +364,7 @@ def test_exclusive_throttling_affects_the_devices_of_the_cpuset() -> None:
         node.groups = [node.groups[0]._replace(cpu_periods=10 * n, cpu_throttled=n)]
         report = node.next(5)
     assert worse(report) == {"cpus": Severity.DEGRADED}
-    notes: dict[str, Note] = {note.cause.code: note for note in report.notes}
+    notes: dict[str, NonDeviceCause] = {note.cause.code: note for note in report.notes}
     assert notes["cgroup.cpu.throttled_exclusive"].devices == (
         f"{DRIVER}/node-a/cpus",
         f"{DRIVER}/node-a/memory",
@@ -404,7 +404,7 @@ def test_failing_source_is_trusted_until_its_limit() -> None:
     assert due_ns == failed_ns + LIMIT_NS
     report = node.next(2)
     lost = [(note.subject, note.cause.code, note.cause.evidence) for note in report.notes]
-    assert lost == [("node", UNREAD.code, "pods: checkpoint: Permission denied")]
+    assert lost == [("node", PODS_UNREADABLE_ROW.code, "pods: checkpoint: Permission denied")]
     assert worse(report) == {}
     assert node.next(50).notes == report.notes
     node.kubelet = SourceState.OK
@@ -422,7 +422,7 @@ def test_end_of_trust_schedules_an_evaluation() -> None:
         assert node.state.due_ns is not None
         assert node.state.due_ns > node.now_ns
         node.wait((node.state.due_ns - node.now_ns) / NS)
-    assert UNREAD.code in codes_of(report)
+    assert PODS_UNREADABLE_ROW.code in codes_of(report)
     assert node.now_ns - node.started_ns < LIMIT_NS + 10 * NS
 
 
@@ -437,7 +437,7 @@ def test_stalled_source_drops_its_findings() -> None:
     node.beats = False
     assert codes_of(node.next(180)) == ["cgroup.lower"]
     report = node.next()
-    assert codes_of(report) == [UNREAD.code]
+    assert codes_of(report) == [PODS_UNREADABLE_ROW.code]
     assert report.notes[0].cause.evidence == "pods: no pass for more than 180 s"
     assert worse(report) == {}
     assert report.notes[0].devices == ()
@@ -488,11 +488,11 @@ def test_flood_of_findings_has_bounded_notes_and_all_devices() -> None:
     assert worse(report) == dict.fromkeys(kinds, Severity.DEGRADED)
     for name in kinds:
         device = of(report, name)
-        assert len(device.message.encode()) <= LIMIT
+        assert len(device.message.encode()) <= MAX_MESSAGE_BYTES
         assert len(device.causes) == 1
-        assert len(device.causes[0].evidence) < 2 * LIMIT
+        assert len(device.causes[0].evidence) < 2 * MAX_MESSAGE_BYTES
     assert len(report.notes) == MAX_GROUPS + 1
-    (rest,) = [note for note in report.notes if note.cause.code == UNLISTED.code]
+    (rest,) = [note for note in report.notes if note.cause.code == UNLISTED_FINDINGS_ROW.code]
     assert (rest.subject, rest.cause.evidence) == (
         "node",
         f"{5000 - MAX_GROUPS} findings beyond the listed ones",
@@ -503,7 +503,7 @@ found = st.builds(
     PodFinding,
     st.sampled_from(["pod-a", "pod-b", "pod-c"]),
     st.sampled_from(["", "main", "side"]),
-    st.sampled_from([*ALLOCATION_ROWS]),
+    st.sampled_from([*POD_AUDIT_ROWS]),
     st.sampled_from(["cpu quota", "memory limit", "pages"]),
     st.sampled_from(["", "raise it"]),
     st.one_of(st.none(), st.sampled_from(Resource)),

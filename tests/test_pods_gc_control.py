@@ -23,7 +23,7 @@ def collections() -> int:
 
 def test_collector_is_off_during_poll_and_large_results_are_frozen() -> None:
     apart = gc.get_freeze_count()
-    with GcControl().paused(lambda: GC_FREEZE_SIZE):
+    with GcControl().paused_during(lambda: GC_FREEZE_SIZE):
         before = collections()
         made: list[Any] = [[number] for number in range(100_000)]
         assert collections() == before
@@ -33,14 +33,14 @@ def test_collector_is_off_during_poll_and_large_results_are_frozen() -> None:
 
 def test_small_poll_leaves_its_objects_to_the_collector() -> None:
     apart = gc.get_freeze_count()
-    with GcControl().paused(lambda: GC_FREEZE_SIZE - 1):
+    with GcControl().paused_during(lambda: GC_FREEZE_SIZE - 1):
         pass
     assert gc.get_freeze_count() == apart
     assert gc.isenabled()
 
 
 def test_failed_poll_leaves_the_collector_enabled() -> None:
-    with pytest.raises(ValueError, match="ours"), GcControl().paused(lambda: GC_FREEZE_SIZE):
+    with pytest.raises(ValueError, match="ours"), GcControl().paused_during(lambda: GC_FREEZE_SIZE):
         raise ValueError("ours")
     assert gc.isenabled()
 
@@ -53,7 +53,7 @@ class Cycle:
 def test_cycles_of_large_polls_are_collected_eventually() -> None:
     heap, gone = GcControl(), []
     for number in range(GC_FREEZES_MAX):
-        with heap.paused(lambda: GC_FREEZE_SIZE):
+        with heap.paused_during(lambda: GC_FREEZE_SIZE):
             weakref.finalize(Cycle(), gone.append, number)
         assert not gone or number == GC_FREEZES_MAX - 1
     assert gone == list(range(GC_FREEZES_MAX)), "each of them, and none before its time"

@@ -31,9 +31,9 @@ from prepare_cases import (
     while_,
 )
 
-from agent.health.verdict import message
+from agent.health.verdict import kubelet_message
 from agent.model.health import Health, Severity
-from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Remediation, Scope
+from agent.model.prepare import ErrorClass, FaultTaint, Operation, PrepareVerdict, Scope
 from agent.model.taint import Effect
 from agent.prepare.classify import (
     EVIDENCE_MAX,
@@ -42,6 +42,7 @@ from agent.prepare.classify import (
     classify_evidence,
     classify_unhealthy_devices,
 )
+from agent.prepare.error_patterns import parse_patterns
 from agent.prepare.errors import (
     BadConfig,
     DriverError,
@@ -51,11 +52,10 @@ from agent.prepare.errors import (
     TransientError,
     doing,
 )
-from agent.prepare.evidence import Errno, ErrorText, HealthEngineEvidence, HttpStatus, NvmlCode
-from agent.prepare.extract import CHAIN_MAX, evidence_chains
-from agent.prepare.message import kubelet_text
-from agent.prepare.normalize import SUMMARY_CHARS
-from agent.prepare.patterns import read_patterns
+from agent.prepare.evidence import ErrnoEvidence, ErrorText, HealthEngineEvidence, HttpStatus, NvmlCode
+from agent.prepare.extract_evidence import CHAIN_LENGTH_MAX, extract_evidence_chains
+from agent.prepare.kubelet_message import kubelet_text
+from agent.prepare.normalize_text import SUMMARY_CHARS
 
 U, T, B, F, P = ErrorClass
 LASTING = {B, F, P}
@@ -93,7 +93,7 @@ def test_unhealthy_device_is_the_cause_whatever_the_exception(error: Exception) 
 
 def test_prepare_error_has_the_text_of_the_health_message() -> None:
     verdict = classify(RuntimeError("no"), holding(ONE, XID))
-    assert message(XID.causes) == f"{verdict.code}: {verdict.summary}. Advice: {verdict.advice}"
+    assert kubelet_message(XID.causes) == f"{verdict.code}: {verdict.summary}. Advice: {verdict.advice}"
     assert verdict == replace(
         classify_unhealthy_devices(holding(ONE, XID)) or verdict, evidence=verdict.evidence
     )
@@ -103,10 +103,10 @@ def test_failed_device_is_unhealthy_with_a_taint() -> None:
     verdict = classify_unhealthy_devices(holding(ONE, XID))
     assert verdict is not None
     assert (verdict.health, verdict.scope) == (Health.UNHEALTHY, Scope.DEVICE)
-    assert verdict.taint == Remediation(Effect.NO_SCHEDULE, "79")
+    assert verdict.taint == FaultTaint(Effect.NO_SCHEDULE, "79")
     other = classify_unhealthy_devices(holding(ONE, health_of("gpu-0", "gpu.fabric.sxid.20034")))
     assert other is not None
-    assert other.taint == Remediation(Effect.NO_SCHEDULE, "20034")
+    assert other.taint == FaultTaint(Effect.NO_SCHEDULE, "20034")
     assert verdict.requests == ("r-gpu-0",)
 
 
@@ -339,7 +339,7 @@ def test_rejected_value_is_no_bad_config_without_parameters() -> None:
 def test_errno_is_never_a_failed_device_or_bad_config(operation: Operation | None) -> None:
     lasting = set()
     for number in errno.errorcode:
-        verdict = classify_evidence([Errno(number, operation)], PrepareContext(ONE))
+        verdict = classify_evidence([ErrnoEvidence(number, operation)], PrepareContext(ONE))
         assert verdict.error_class in {U, T, P}
         assert (verdict.health, verdict.taint) == (None, None)
         lasting |= {number} if verdict.error_class is P else set()
@@ -537,7 +537,7 @@ def test_evidence_can_be_given_without_an_exception() -> None:
 
 
 def test_api_server_reason_overrides_the_status_number() -> None:
-    answer = HttpStatus(403, "Timeout", kubernetes=True)
+    answer = HttpStatus(403, "Timeout", from_api_server=True)
     assert classify_evidence([answer], PrepareContext(ONE)).code == "api.timeout"
 
 
@@ -558,7 +558,7 @@ def test_chain_of_handled_exceptions_is_bounded() -> None:
     first = error
     for _ in range(1000):
         error.__context__ = error = RuntimeError("c")
-    assert len(evidence_chains(first)[0]) <= CHAIN_MAX + 1
+    assert len(extract_evidence_chains(first)[0]) <= CHAIN_LENGTH_MAX + 1
 
 
 # --- what a verdict holds ----------------------------------------------------------------------------------
@@ -612,14 +612,14 @@ EACH = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from prepare_cases import CASES, SLOW, TWO, Context, health_of, holding, raised
+from prepare_cases import CASES, SLOW, TWO, PrepareContext, health_of, holding, raised
 from agent.prepare.classify import classify
-from agent.prepare.message import kubelet_texts
+from agent.prepare.kubelet_message import kubelet_texts
 errors = [raised(case.act, Path("/nonexistent")) for case in CASES if case.act not in SLOW]
-for context in (Context(TWO), holding(TWO, health_of("gpu-1", "gpu.lost"), health_of("gpu-0", "fw.stuck"))):
+for context in (PrepareContext(TWO), holding(TWO, health_of("gpu-1", "gpu.lost"), health_of("gpu-0", "fw.stuck"))):
     verdicts = [classify(error, context) for error in (*errors, BaseExceptionGroup("", errors))]
     print(*kubelet_texts(verdicts), *(verdict.evidence for verdict in verdicts), sep="\\n")
-"""
+"""  # noqa: E501
 
 
 def test_text_does_not_depend_on_hash_order() -> None:
@@ -661,13 +661,13 @@ import sys
 from pathlib import Path
 from agent.model.claim import Claim
 from agent.model.prepare import Operation
-from agent.prepare.classify import Context, classify
+from agent.prepare.classify import PrepareContext, classify
 from agent.prepare.errors import doing
 try:
     with doing(Operation.CDI):
         Path(sys.argv[1], "gpu.json").write_bytes(b"x" * 1_000_000)
 except OSError as error:
-    verdict = classify(error, Context(Claim("ns", "a", "uid")))
+    verdict = classify(error, PrepareContext(Claim("ns", "a", "uid")))
     print(verdict.code, verdict.error_class, verdict.summary.partition(" ")[0])
 """
 
@@ -692,7 +692,7 @@ def test_full_or_read_only_filesystem_is_classified(tmp_path: Path, options: str
 
 @pytest.mark.parametrize("nvml", [999, 17])
 def test_unknown_nvml_code_is_no_fact(nvml: int) -> None:
-    patterns = read_patterns([{"match": "fan", "code": "gpu.fan", "class": "failed-device"}])
+    patterns = parse_patterns([{"match": "fan", "code": "gpu.fan", "class": "failed-device"}])
     verdict = classify_evidence(
         [NvmlCode(nvml), ErrorText("the fan is stuck")], PrepareContext(ONE, patterns=patterns)
     )
@@ -700,7 +700,7 @@ def test_unknown_nvml_code_is_no_fact(nvml: int) -> None:
 
 
 def test_unclassified_http_status_leaves_the_decision_to_a_pattern() -> None:
-    patterns = read_patterns([{"match": "no quota", "code": "fpga.quota", "class": "bad-config"}])
+    patterns = parse_patterns([{"match": "no quota", "code": "fpga.quota", "class": "bad-config"}])
     verdict = classify_evidence(
         [HttpStatus(418, message="no quota left")], PrepareContext(ONE, patterns=patterns)
     )

@@ -12,9 +12,9 @@ from prepare_samples import FakeEngine, claim
 from agent.driver.prepare_tracker import PrepareTracker
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import ErrorClass
+from agent.prepare.error_patterns import Pattern
 from agent.prepare.errors import BadConfig, PrepareError
-from agent.prepare.patterns import Pattern
-from agent.prepare.runners import classified
+from agent.prepare.step_runners import classified
 
 A = claim("a")
 TRACKER = PrepareTracker("gpu.example.com", None, FakeEngine())
@@ -95,7 +95,7 @@ def test_claim_function_gets_the_handler_arguments(tracker):
     [
         (
             Request("team", "x", "u1"),
-            "was given a Request, not an agent.Claim; classified(claim=...) can make",
+            "was given a Request, not an agent.Claim; pass classified(claim=...)",
         ),
         (A.ref, "was given a ClaimRef, not an agent.Claim"),
         ("x", "was given no claim, not an agent.Claim"),
@@ -130,7 +130,7 @@ def test_plain_handler_with_awaitable_result_fails(tracker):
     def plain(claim: Claim) -> object:
         return prepare(claim)
 
-    with pytest.raises(PrepareError, match="make it an async def"):
+    with pytest.raises(PrepareError, match="define it with async def"):
         plain(A)
     assert tracker.outcomes()[0].verdict.error_class is ErrorClass.UNKNOWN
 

@@ -4,7 +4,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from agent.model.prepare import ErrorClass
-from agent.serve.dra_plugin.result import NUMBERS, WireMode, extension
+from agent.serve.dra_plugin.prepared_devices import ERROR_CLASS_NUMBERS, WireMode, encode_error_class
 
 PERMANENT = {ErrorClass.BAD_CONFIG, ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT}
 
@@ -32,24 +32,24 @@ FLAG = response(descriptor_pb2.FieldDescriptorProto.TYPE_BOOL, "permanent_error"
 
 @pytest.mark.parametrize("error_class", ErrorClass)
 def test_default_mode_sends_no_error_type(error_class: ErrorClass) -> None:
-    assert extension(error_class, WireMode.NONE) == b""
+    assert encode_error_class(error_class, WireMode.NONE) == b""
 
 
 @pytest.mark.parametrize("error_class", ErrorClass)
 def test_error_type_enum_is_decoded_by_a_new_peer(error_class: ErrorClass) -> None:
-    sent = ENUM(error="words").SerializeToString() + extension(error_class, WireMode.ERROR_TYPE)
+    sent = ENUM(error="words").SerializeToString() + encode_error_class(error_class, WireMode.ERROR_TYPE)
     assert ENUM.FromString(sent).error_type == (error_class in PERMANENT)
     assert ENUM.FromString(sent).error == "words"
 
 
 @pytest.mark.parametrize("error_class", ErrorClass)
 def test_permanent_flag_is_decoded_by_a_new_peer(error_class: ErrorClass) -> None:
-    sent = extension(error_class, WireMode.PERMANENT_ERROR) + FLAG(error="words").SerializeToString()
+    sent = encode_error_class(error_class, WireMode.PERMANENT_ERROR) + FLAG(error="words").SerializeToString()
     assert FLAG.FromString(sent).permanent_error is (error_class in PERMANENT)
     assert FLAG.FromString(sent).error == "words"
 
 
 def test_table_has_every_class_and_mode() -> None:
-    assert set(NUMBERS) == set(WireMode)
-    assert all(set(numbers) == set(ErrorClass) for numbers in NUMBERS.values())
-    assert all(0 <= number < 128 for numbers in NUMBERS.values() for number in numbers.values())
+    assert set(ERROR_CLASS_NUMBERS) == set(WireMode)
+    assert all(set(numbers) == set(ErrorClass) for numbers in ERROR_CLASS_NUMBERS.values())
+    assert all(0 <= number < 128 for numbers in ERROR_CLASS_NUMBERS.values() for number in numbers.values())

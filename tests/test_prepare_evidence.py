@@ -22,35 +22,40 @@ from agent.prepare.classify import health_engine_evidence
 from agent.prepare.errors import (
     BadConfig,
     FailedDevice,
-    OperationMark,
     PermanentError,
+    RecordedOperation,
     TransientError,
     doing,
-    operation_of,
+    recorded_operation,
 )
 from agent.prepare.evidence import (
     GRPC_NAMES,
     NVML_NAMES,
     DecodeFailure,
     DriverReportedError,
-    Errno,
+    EarlierException,
+    ErrnoEvidence,
     ErrorText,
     GrpcStatus,
-    HandledBefore,
     HttpStatus,
-    Interrupted,
+    InterruptedPrepare,
     NvmlCode,
-    TimedOut,
-    UnknownException,
+    OperationTimeout,
+    UnclassifiedException,
     UnreadableCdiFile,
-    WrongValue,
+    WrongParameterValue,
 )
-from agent.prepare.extract import CHAIN_MAX, FAILURES_MAX, evidence_chains, extract_evidence
+from agent.prepare.extract_evidence import (
+    CHAIN_LENGTH_MAX,
+    FAILURES_MAX,
+    extract_evidence,
+    extract_evidence_chains,
+)
 
 
 def only(error: BaseException, operation: Operation | None = None) -> tuple[Any, ...]:
     """The evidence of what is one failure."""
-    (chain,) = evidence_chains(error, operation)
+    (chain,) = extract_evidence_chains(error, operation)
     return chain
 
 
@@ -60,28 +65,28 @@ def only(error: BaseException, operation: Operation | None = None) -> tuple[Any,
 @pytest.mark.parametrize(
     ("evidence", "text"),
     [
-        (Errno(errno.ENOSPC, Operation.CDI, "/etc/cdi/a.json"), "errno ENOSPC during cdi"),
-        (Errno(errno.EIO), "errno EIO"),
-        (Errno(100_000), "errno 100000"),
+        (ErrnoEvidence(errno.ENOSPC, Operation.CDI, "/etc/cdi/a.json"), "errno ENOSPC during cdi"),
+        (ErrnoEvidence(errno.EIO), "errno EIO"),
+        (ErrnoEvidence(100_000), "errno 100000"),
         (NvmlCode(15), "NVML 15 (GPU_IS_LOST)"),
         (NvmlCode(77), "NVML 77 (unknown code)"),
         (GrpcStatus(14, "text"), "gRPC 14 (UNAVAILABLE)"),
         (GrpcStatus(-1), "gRPC -1 (unknown code)"),
-        (HttpStatus(409, "Conflict", "text", kubernetes=True), "API 409 Conflict"),
+        (HttpStatus(409, "Conflict", "text", from_api_server=True), "API 409 Conflict"),
         (HttpStatus(503), "HTTP 503"),
         (DecodeFailure("JSONDecodeError", "text", Operation.CONFIG), "JSONDecodeError during config"),
-        (WrongValue("ValueError", "text"), "ValueError during config"),
+        (WrongParameterValue("ValueError", "text"), "ValueError during config"),
         (UnreadableCdiFile("/etc/cdi/a.json", "text"), "CDI file /etc/cdi/a.json cannot be parsed"),
         (UnreadableCdiFile("", "text"), "CDI file cannot be parsed"),
         (health_engine_evidence(ref("a"), health_of("a", "gpu.lost")),
          "health engine: gpu.example.com/node1/a Unhealthy, gpu.lost"),
-        (TimedOut("TooSlowError", Operation.LOCK), "TooSlowError during lock"),
-        (Interrupted("Cancelled"), "Cancelled"),
-        (UnknownException("KeyError", bug=True, text="'a'"), "exception KeyError"),
+        (OperationTimeout("TooSlowError", Operation.LOCK), "TooSlowError during lock"),
+        (InterruptedPrepare("Cancelled"), "Cancelled"),
+        (UnclassifiedException("KeyError", is_programming_error=True, text="'a'"), "exception KeyError"),
         (ErrorText("anything"), "error text"),
         (DriverReportedError(ErrorClass.BAD_CONFIG, "config.invalid", "s"),
          "driver reports bad-config, config.invalid"),
-        (HandledBefore(Errno(errno.ENOENT)), "errno ENOENT, handled before"),
+        (EarlierException(ErrnoEvidence(errno.ENOENT)), "errno ENOENT, handled before"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -125,22 +130,24 @@ def test_grpcio_exception_is_found_by_its_status(tmp_path: Path) -> None:
 
 def test_api_server_reason_is_read_from_the_response() -> None:
     body = '{"kind": "Status", "reason": "Forbidden", "message": "may not", "code": 403}'
-    expected = HttpStatus(403, "Forbidden", "may not", kubernetes=True)
+    expected = HttpStatus(403, "Forbidden", "may not", from_api_server=True)
     assert only(ApiException(403, "phrase", body)) == (expected,)
     assert only(HTTPStatusError(Response(403, body))) == (expected,)
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000, "{", b"\xff", 7, "x" * 100_000, '"text"', "", None])
 def test_invalid_response_has_no_reason(body: object) -> None:
-    assert only(ApiException(409, "Conflict", body)) == (HttpStatus(409, "Conflict", "", kubernetes=True),)
+    assert only(ApiException(409, "Conflict", body)) == (
+        HttpStatus(409, "Conflict", "", from_api_server=True),
+    )
 
 
 def test_other_server_is_the_api_server_only_if_marked() -> None:
     error = HTTPStatusError(Response(403, "no", "Forbidden"))
     (evidence,) = only(error)
-    assert (evidence.status, evidence.kubernetes) == (403, False)
+    assert (evidence.status, evidence.from_api_server) == (403, False)
     (evidence,) = only(error, Operation.API)
-    assert (evidence.status, evidence.kubernetes) == (403, True)
+    assert (evidence.status, evidence.from_api_server) == (403, True)
 
 
 def test_urllib_error_is_an_http_status_not_an_errno() -> None:
@@ -155,7 +162,7 @@ def test_validation_errors_are_found_by_class_name() -> None:
         """Class name that several libraries use."""
 
     assert only(ValidationError("pages: not an int")) == (
-        DecodeFailure("ValidationError", "pages: not an int", None, rejected=True),
+        DecodeFailure("ValidationError", "pages: not an int", None, rejected_by_type_check=True),
     )
 
 
@@ -200,14 +207,14 @@ def test_innermost_mark_stays() -> None:
         doing(Operation.CDI, Path("/etc/cdi/a")),
     ):
         raise error
-    assert operation_of(error) == OperationMark(Operation.CDI, "/etc/cdi/a")
-    assert only(error) == (Errno(errno.ENOSPC, Operation.CDI, "/etc/cdi/a", "full"),)
+    assert recorded_operation(error) == RecordedOperation(Operation.CDI, "/etc/cdi/a")
+    assert only(error) == (ErrnoEvidence(errno.ENOSPC, Operation.CDI, "/etc/cdi/a", "full"),)
 
 
 def test_only_passing_exceptions_are_marked() -> None:
     with doing(Operation.CDI):
         pass
-    assert operation_of(OSError()) is None
+    assert recorded_operation(OSError()) is None
 
 
 def test_exception_without_attributes_passes_unmarked() -> None:
@@ -247,18 +254,18 @@ def test_mark_applies_to_the_causes() -> None:
     with pytest.raises(RuntimeError), doing(Operation.STATE):
         raise error
     assert only(error) == (
-        UnknownException("RuntimeError", bug=False, text="not kept"),
-        Errno(errno.EROFS, Operation.STATE, "", "no"),
+        UnclassifiedException("RuntimeError", is_programming_error=False, text="not kept"),
+        ErrnoEvidence(errno.EROFS, Operation.STATE, "", "no"),
     )
 
 
 def test_only_value_errors_count_as_bad_parameters() -> None:
-    config = OperationMark(Operation.CONFIG)
+    config = RecordedOperation(Operation.CONFIG)
     for error in (ValueError("a"), KeyError("a"), IndexError("a"), TypeError("a")):
-        assert isinstance(extract_evidence(error, config), WrongValue)
-        assert isinstance(extract_evidence(error), UnknownException)
+        assert isinstance(extract_evidence(error, config), WrongParameterValue)
+        assert isinstance(extract_evidence(error), UnclassifiedException)
     for bug in (AttributeError("a"), NameError("a"), ZeroDivisionError(), AssertionError()):
-        assert isinstance(extract_evidence(bug, config), UnknownException)
+        assert isinstance(extract_evidence(bug, config), UnclassifiedException)
 
 
 # --- numbers that are missing, types of the language -------------------------------------------------------
@@ -281,15 +288,19 @@ def test_oserror_without_errno_gets_the_errno_of_its_type(error: BaseException, 
 
 
 def test_oserror_with_text_only_has_no_errno() -> None:
-    assert only(OSError("cannot")) == (UnknownException("OSError", bug=False, text="cannot"),)
-    assert only(OSError("a", "b")) == (UnknownException("OSError", bug=False, text="[Errno a] b"),)
+    assert only(OSError("cannot")) == (
+        UnclassifiedException("OSError", is_programming_error=False, text="cannot"),
+    )
+    assert only(OSError("a", "b")) == (
+        UnclassifiedException("OSError", is_programming_error=False, text="[Errno a] b"),
+    )
 
 
 def test_timeout_with_errno_is_an_errno() -> None:
     assert only(TimeoutError(errno.ETIMEDOUT, "timed out")) == (
-        Errno(errno.ETIMEDOUT, None, "", "timed out"),
+        ErrnoEvidence(errno.ETIMEDOUT, None, "", "timed out"),
     )
-    assert only(TimeoutError()) == (TimedOut("TimeoutError"),)
+    assert only(TimeoutError()) == (OperationTimeout("TimeoutError"),)
 
 
 def test_filename_of_bytes_is_decoded() -> None:
@@ -300,9 +311,15 @@ def test_subclass_of_a_builtin_error_is_no_bug() -> None:
     class BankError(ValueError):
         """Error class of a driver."""
 
-    assert extract_evidence(ValueError("a")) == UnknownException("ValueError", bug=True, text="a")
-    assert extract_evidence(BankError("a")) == UnknownException("BankError", bug=False, text="a")
-    assert extract_evidence(RuntimeError("a")) == UnknownException("RuntimeError", bug=False, text="a")
+    assert extract_evidence(ValueError("a")) == UnclassifiedException(
+        "ValueError", is_programming_error=True, text="a"
+    )
+    assert extract_evidence(BankError("a")) == UnclassifiedException(
+        "BankError", is_programming_error=False, text="a"
+    )
+    assert extract_evidence(RuntimeError("a")) == UnclassifiedException(
+        "RuntimeError", is_programming_error=False, text="a"
+    )
 
 
 def test_exception_with_broken_str_has_no_text() -> None:
@@ -317,7 +334,7 @@ def test_exception_with_broken_str_has_no_text() -> None:
         def code(self) -> int:
             raise RuntimeError("no code")
 
-    assert only(Mute()) == (UnknownException("Mute", bug=False, text=""),)
+    assert only(Mute()) == (UnclassifiedException("Mute", is_programming_error=False, text=""),)
 
 
 class Odd(NamedTuple):
@@ -332,7 +349,7 @@ def test_number_of_another_kind_is_ignored(status: object) -> None:
     error = Exception("a")
     error.status = status  # type: ignore[attr-defined]
     error.code = lambda: status  # type: ignore[attr-defined]
-    assert isinstance(only(error)[0], UnknownException)
+    assert isinstance(only(error)[0], UnclassifiedException)
 
 
 # --- several exceptions ------------------------------------------------------------------------------------
@@ -346,8 +363,8 @@ def wrapped(error: BaseException, cause: BaseException) -> BaseException:
 
 def test_cause_is_evidence_of_the_same_failure() -> None:
     assert only(wrapped(RuntimeError("not written"), OSError(errno.ENOSPC, "full"))) == (
-        UnknownException("RuntimeError", bug=False, text="not written"),
-        Errno(errno.ENOSPC, None, "", "full"),
+        UnclassifiedException("RuntimeError", is_programming_error=False, text="not written"),
+        ErrnoEvidence(errno.ENOSPC, None, "", "full"),
     )
 
 
@@ -360,7 +377,9 @@ def test_context_is_marked_as_handled_before() -> None:
 
     with pytest.raises(RuntimeError) as caught:
         fail()
-    assert only(caught.value)[1] == HandledBefore(UnknownException("KeyError", bug=True, text="'cache'"))
+    assert only(caught.value)[1] == EarlierException(
+        UnclassifiedException("KeyError", is_programming_error=True, text="'cache'")
+    )
     caught.value.__suppress_context__ = True
     assert len(only(caught.value)) == 1
 
@@ -376,8 +395,8 @@ async def test_group_has_one_failure_for_each_member() -> None:
 
     with pytest.raises(BaseExceptionGroup) as caught:
         await both()
-    found = evidence_chains(caught.value)
-    assert {type(chain[0]) for chain in found} == {DriverReportedError, Errno}
+    found = extract_evidence_chains(caught.value)
+    assert {type(chain[0]) for chain in found} == {DriverReportedError, ErrnoEvidence}
 
 
 def test_mark_of_a_group_applies_to_unmarked_members() -> None:
@@ -387,12 +406,15 @@ def test_mark_of_a_group_applies_to_unmarked_members() -> None:
     group = ExceptionGroup("both", [own, OSError(errno.EIO, "b")])
     with pytest.raises(ExceptionGroup), doing(Operation.CDI):
         raise group
-    assert [chain[0].operation for chain in evidence_chains(group)] == [Operation.DEVICE, Operation.CDI]
+    assert [chain[0].operation for chain in extract_evidence_chains(group)] == [
+        Operation.DEVICE,
+        Operation.CDI,
+    ]
 
 
 def test_wrapper_of_a_group_is_evidence_of_each_member() -> None:
     error = wrapped(TransientError("some failed"), ExceptionGroup("", [ValueError("a"), ValueError("b")]))
-    assert [(chain[0].code, chain[1].text) for chain in evidence_chains(error)] == [
+    assert [(chain[0].code, chain[1].text) for chain in extract_evidence_chains(error)] == [
         ("driver.transient", "a"),
         ("driver.transient", "b"),
     ]
@@ -406,12 +428,12 @@ def test_cycles_long_chains_and_deep_groups_are_bounded() -> None:
     chain: BaseException = ValueError("end")
     for _ in range(1000):
         chain = wrapped(RuntimeError("link"), chain)
-    assert 0 < len(only(chain)) <= CHAIN_MAX + 2
+    assert 0 < len(only(chain)) <= CHAIN_LENGTH_MAX + 2
 
     deep: Exception = ValueError("a")
     for _ in range(1000):
         deep = ExceptionGroup("", [deep])
-    assert len(evidence_chains(deep)) == 1
+    assert len(extract_evidence_chains(deep)) == 1
 
     wide = ExceptionGroup("", [ExceptionGroup("", [ValueError("a")] * 40)] * 40)
-    assert len(evidence_chains(wide)) == FAILURES_MAX
+    assert len(extract_evidence_chains(wide)) == FAILURES_MAX

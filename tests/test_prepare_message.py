@@ -12,7 +12,7 @@ from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.prepare import ErrorClass, PrepareVerdict, Scope
 from agent.prepare.classify import PrepareContext, classify, classify_unhealthy_devices
 from agent.prepare.errors import BadConfig, FailedDevice, TransientError
-from agent.prepare.message import FOLLOWS, LIMIT, kubelet_text, kubelet_texts
+from agent.prepare.kubelet_message import CONSEQUENCE_TEXTS, MAX_MESSAGE_BYTES, kubelet_text, kubelet_texts
 
 HEAD = re.compile(
     r"\[class=(?P<class>[a-z-]+) code=(?P<code>[^ \]]+)"
@@ -79,7 +79,7 @@ def test_failed_device_of_another_claim_is_named() -> None:
 @pytest.mark.parametrize("error_class", ErrorClass)
 def test_every_class_has_a_consequence(error_class: ErrorClass) -> None:
     line = kubelet_text(verdict_of(error_class=error_class))
-    assert FOLLOWS[error_class] in line
+    assert CONSEQUENCE_TEXTS[error_class] in line
     found = HEAD.fullmatch(line)
     assert found
     assert found["class"] == error_class
@@ -126,13 +126,13 @@ def test_claims_that_do_not_fit_are_counted() -> None:
     assert found
     assert re.fullmatch(r"(gpu\.example\.com/node1/gpu-\d\d,?)+ and 5\d more", found["device"])
     assert re.search(r"claim-000 \(transient a\.b\), .* and 1\d\d more\.$", line)
-    assert len(line.encode()) <= LIMIT
+    assert len(line.encode()) <= MAX_MESSAGE_BYTES
 
 
 def test_detail_is_cut_before_the_summary() -> None:
     others = [verdict_of("claim-b")]
     line = kubelet_text(verdict_of(detail="d" * 5000), others)
-    assert len(line.encode()) == LIMIT
+    assert len(line.encode()) == MAX_MESSAGE_BYTES
     assert line.endswith("ddd... Other failing claims in this call: ns/claim-b (transient a.b).")
     assert "1 of 2; the kubelet retries." in line
     line = kubelet_text(verdict_of(summary="ä" * 5000, detail="d" * 50), others)
@@ -155,7 +155,7 @@ def test_longest_names_leave_room_for_the_summary() -> None:
         requests=tuple(f"{'r' * 63}/{'s' * 60}{n}" for n in range(4)), summary="s" * 200,
     )  # fmt: skip
     line = kubelet_text(verdict, others)
-    assert len(line.encode()) <= LIMIT
+    assert len(line.encode()) <= MAX_MESSAGE_BYTES
     assert "] " + "s" * 90 in line
     assert " and 2 more" in line
 
@@ -191,7 +191,7 @@ def test_any_verdict_gives_one_short_valid_line(
     verdict: PrepareVerdict, others: list[PrepareVerdict]
 ) -> None:
     line = kubelet_text(verdict, others)
-    assert len(line.encode()) <= LIMIT
+    assert len(line.encode()) <= MAX_MESSAGE_BYTES
     assert line.isprintable()
     assert line.startswith(f"[class={verdict.error_class} code=")
     found = HEAD.fullmatch(line)

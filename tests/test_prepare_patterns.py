@@ -10,17 +10,17 @@ from prepare_cases import ONE, TWO
 
 from agent.model.prepare import ErrorClass
 from agent.prepare.classify import PrepareContext, classify
-from agent.prepare.normalize import MASKS, SUMMARY_CHARS, TEXT_CHARS, normalize, sanitize, shorten
-from agent.prepare.patterns import (
+from agent.prepare.error_patterns import (
+    BUILTIN_PATTERNS,
     CHOICES_MAX,
     OPEN_REPEATS_MAX,
     PATTERN_CHARS,
-    PATTERNS,
     PATTERNS_MAX,
     SEARCH_CHARS,
     Pattern,
-    read_patterns,
+    parse_patterns,
 )
+from agent.prepare.normalize_text import SUMMARY_CHARS, TEXT_CHARS, TEXT_MASKS, normalize, sanitize, shorten
 
 ANY = st.text(max_size=300)
 
@@ -67,8 +67,8 @@ def test_variable_text_is_masked(text: str, masked: str) -> None:
 
 
 def test_every_mask_has_a_sample() -> None:
-    assert {one.pattern for one in MASKS} == {
-        one.pattern for one in MASKS for text, _ in MASKED if one.pattern.search(text)
+    assert {one.pattern for one in TEXT_MASKS} == {
+        one.pattern for one in TEXT_MASKS for text, _ in MASKED if one.pattern.search(text)
     }
 
 
@@ -143,11 +143,11 @@ def test_text_is_matched_if_nothing_else_is_known(text: str, code: str) -> None:
 
 
 def test_built_in_patterns_are_all_transient() -> None:
-    assert {pattern.error_class for pattern in PATTERNS} == {ErrorClass.TRANSIENT}
+    assert {pattern.error_class for pattern in BUILTIN_PATTERNS} == {ErrorClass.TRANSIENT}
 
 
 def test_every_built_in_pattern_is_valid_configuration() -> None:
-    for pattern in PATTERNS:
+    for pattern in BUILTIN_PATTERNS:
         assert len(pattern.match.pattern) <= PATTERN_CHARS
         assert not pattern.matches("")
 
@@ -158,7 +158,7 @@ LOCKED = {"match": r"bank \d+ is locked", "code": "fpga.bank_locked", "class": "
 
 
 def test_configured_pattern_is_parsed() -> None:
-    (pattern,) = read_patterns([{**LOCKED, "summary": "a bank is locked"}])
+    (pattern,) = parse_patterns([{**LOCKED, "summary": "a bank is locked"}])
     assert pattern == Pattern(
         re.compile(LOCKED["match"]), "fpga.bank_locked", ErrorClass.TRANSIENT, "a bank is locked", 0.5
     )
@@ -166,20 +166,20 @@ def test_configured_pattern_is_parsed() -> None:
 
 @pytest.mark.parametrize("error_class", ErrorClass)
 def test_configured_pattern_may_name_any_class(error_class: ErrorClass) -> None:
-    patterns = read_patterns([{**LOCKED, "class": str(error_class)}])
+    patterns = parse_patterns([{**LOCKED, "class": str(error_class)}])
     verdict = classify(RuntimeError("bank 3 is locked"), PrepareContext(ONE, patterns=patterns))
     assert (verdict.error_class, verdict.code, verdict.confidence) == (error_class, "fpga.bank_locked", 0.5)
     assert verdict.devices == (ONE.devices[0].ref,)
 
 
 def test_pattern_blames_only_a_single_device() -> None:
-    patterns = read_patterns([{**LOCKED, "class": "failed-device"}])
+    patterns = parse_patterns([{**LOCKED, "class": "failed-device"}])
     verdict = classify(RuntimeError("bank 3 is locked"), PrepareContext(TWO, patterns=patterns))
     assert (verdict.error_class, verdict.health) == (ErrorClass.TRANSIENT, None)
 
 
 def test_configured_patterns_come_before_built_in_ones() -> None:
-    patterns = read_patterns([{"match": "deadline", "code": "fpga.slow", "class": "unknown"}])
+    patterns = parse_patterns([{"match": "deadline", "code": "fpga.slow", "class": "unknown"}])
     assert (
         classify(RuntimeError("deadline exceeded"), PrepareContext(ONE, patterns=patterns)).code
         == "fpga.slow"
@@ -194,7 +194,7 @@ def test_configured_patterns_come_before_built_in_ones() -> None:
          "{'match': 'a'} is not a list of patterns; begin each with [[prepare.patterns]]"),
         (["a"], "pattern 1: 'a' is not a table of match, code, class, summary"),
         ([LOCKED, {**LOCKED, "clas": "x"}], "pattern 2: unknown key 'clas'; did you mean 'class'?"),
-        ([{"match": "a", "code": "b"}], "pattern 1: class is missing"),
+        ([{"match": "a", "code": "b"}], "pattern 1: class is missing; each pattern needs match, code and class"),  # noqa: E501
         ([{**LOCKED, "match": 3}], "pattern 1: match: 3 is not a string; put it in quotes"),
         ([{**LOCKED, "code": " "}], "pattern 1: code is empty"),
         ([{**LOCKED, "code": "Bank Locked"}], "pattern 1: code 'Bank Locked' is not a dotted code, such as "
@@ -202,33 +202,33 @@ def test_configured_patterns_come_before_built_in_ones() -> None:
         ([{**LOCKED, "class": "transent"}], "pattern 1: class 'transent' is not one of unknown, transient, "
          "bad-config, failed-device, permanent; did you mean 'transient'?"),
         ([{**LOCKED, "match": "(a"}],
-         "pattern 1: match '(a': missing ), unterminated subpattern at position 0"),
-        ([{**LOCKED, "match": "a*"}], "pattern 1: match 'a*' matches every text"),
-        ([{**LOCKED, "match": "x" * 257}], "pattern 1: match is 257 characters, limit 256"),
-        ([LOCKED] * 65, "65 patterns, limit 64"),
+         "pattern 1: match '(a' is not a regular expression: missing ), unterminated subpattern at position 0"),  # noqa: E501
+        ([{**LOCKED, "match": "a*"}], "pattern 1: match 'a*' matches every text; make it specific"),
+        ([{**LOCKED, "match": "x" * 257}], "pattern 1: match is 257 characters long, limit 256; shorten it"),
+        ([LOCKED] * 65, "65 patterns, limit 64; remove some"),
     ],
 )  # fmt: skip
 def test_invalid_pattern_is_rejected_with_its_number(value: object, error: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"^{re.escape(error)}$"):
-        read_patterns(value)
+        parse_patterns(value)
     assert PATTERNS_MAX == 64
 
 
 @pytest.mark.parametrize(
     ("match", "reason"),
     [
-        (r"(a+)+x", "repeats a group"),
-        (r"(?:a|aa)*x", "repeats a group"),
-        (r"((ab?)c){20}", "repeats a group"),
-        (r"(?P<n>a*){2,}x", "repeats a group"),
-        (r"x.*y.*z.*", "has 3 open repeats, limit 2"),
-        (r"a?a?a?a?a?aaaaax", "has 5 choices within groups, limit 4"),
-        (r"(a|b)(a|c)(a|d)(a|e)(a|f)", "has 5 choices within groups, limit 4"),
+        (r"(a+)+x", "repeats parentheses"),
+        (r"(?:a|aa)*x", "repeats parentheses"),
+        (r"((ab?)c){20}", "repeats parentheses"),
+        (r"(?P<n>a*){2,}x", "repeats parentheses"),
+        (r"x.*y.*z.*", "has 3 repeats such as * and +, limit 2"),
+        (r"a?a?a?a?a?aaaaax", "has 5 choices (? and |) within parentheses, limit 4"),
+        (r"(a|b)(a|c)(a|d)(a|e)(a|f)", "has 5 choices (? and |) within parentheses, limit 4"),
     ],
 )
 def test_pattern_with_exponential_search_is_rejected(match: str, reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
-        read_patterns([{**LOCKED, "match": match}])
+        parse_patterns([{**LOCKED, "match": match}])
 
 
 @pytest.mark.parametrize(
@@ -243,18 +243,18 @@ def test_pattern_with_exponential_search_is_rejected(match: str, reason: str) ->
     ],
 )
 def test_pattern_with_bounded_search_is_accepted(match: str) -> None:
-    assert read_patterns([{**LOCKED, "match": match}])[0].match.pattern == match
+    assert parse_patterns([{**LOCKED, "match": match}])[0].match.pattern == match
     assert (OPEN_REPEATS_MAX, CHOICES_MAX) == (2, 4)
 
 
 def test_worst_accepted_pattern_ends_in_time() -> None:
     """The text is made for the pattern: without limits the search would outlast the test run."""
-    (pattern,) = read_patterns([{**LOCKED, "match": "a*a*b"}])
+    (pattern,) = parse_patterns([{**LOCKED, "match": "a*a*b"}])
     assert not pattern.matches("a" * 1_000_000)
 
 
 def test_only_the_beginning_of_a_text_is_searched() -> None:
-    (pattern,) = read_patterns([LOCKED])
+    (pattern,) = parse_patterns([LOCKED])
     assert pattern.matches(" " * (SEARCH_CHARS - 20) + "bank 3 is locked")
     assert not pattern.matches(" " * SEARCH_CHARS + "bank 3 is locked")
 
@@ -270,4 +270,4 @@ ENTRIES = st.recursive(
 @given(ENTRIES)
 def test_any_configuration_value_is_accepted_or_rejected(value: object) -> None:
     with suppress(ValueError, TypeError):
-        assert len(read_patterns(value)) == len(value)  # type: ignore[arg-type]
+        assert len(parse_patterns(value)) == len(value)  # type: ignore[arg-type]

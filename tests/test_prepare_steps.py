@@ -16,18 +16,18 @@ from agent.driver.prepare_tracker import PrepareTracker
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.errors import BadConfig, FailedDevice, PrepareError, TransientError
-from agent.prepare.runners import run_async, run_asyncio, run_plain, run_trio
-from agent.prepare.steps import (
+from agent.prepare.prepare_steps import (
     FIRST_PAUSE_S,
     MAX_PAUSE_S,
     MIN_PAUSE_S,
     RETRY_WINDOW_S,
-    CallHandler,
-    Pause,
-    RunInThread,
-    attempt,
+    CallHandlerStep,
+    PauseStep,
+    RunInThreadStep,
+    prepare_steps,
     retry_pause_s,
 )
+from agent.prepare.step_runners import run_async, run_asyncio, run_blocking, run_trio
 
 A = claim("a")
 
@@ -62,19 +62,19 @@ def play(tracker: PrepareTracker, clock: ManualClock, *answers: object) -> tuple
     """
     left = list(answers)
     pauses = []
-    steps = attempt(tracker, A)
+    steps = prepare_steps(tracker, A)
     try:
         step = next(steps)
         while True:
             match step:
-                case CallHandler():
+                case CallHandlerStep():
                     answer = left.pop(0) if len(left) > 1 else left[0]
                     step = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
-                case Pause(seconds):
+                case PauseStep(seconds):
                     pauses.append(seconds)
                     clock.now += seconds
                     step = steps.send(None)
-                case RunInThread(function):
+                case RunInThreadStep(function):
                     step = steps.send(function())
     except StopIteration as end:
         return end.value, pauses
@@ -169,7 +169,7 @@ def test_pause_is_fully_random():
 
 
 def in_plain(tracker: PrepareTracker, handler: Callable[[], object]) -> object:
-    return run_plain(attempt(tracker, A), handler)
+    return run_blocking(prepare_steps(tracker, A), handler)
 
 
 def in_asyncio(tracker: PrepareTracker, handler: Callable[[], object], run=run_asyncio) -> object:
@@ -177,7 +177,7 @@ def in_asyncio(tracker: PrepareTracker, handler: Callable[[], object], run=run_a
         await asyncio.sleep(0)
         return handler()
 
-    return asyncio.run(run(attempt(tracker, A), call))
+    return asyncio.run(run(prepare_steps(tracker, A), call))
 
 
 def in_trio(tracker: PrepareTracker, handler: Callable[[], object], run=run_trio) -> object:
@@ -185,7 +185,7 @@ def in_trio(tracker: PrepareTracker, handler: Callable[[], object], run=run_trio
         await trio.lowlevel.checkpoint()
         return handler()
 
-    return trio.run(run, attempt(tracker, A), call)
+    return trio.run(run, prepare_steps(tracker, A), call)
 
 
 def in_some_asyncio(tracker: PrepareTracker, handler: Callable[[], object]) -> object:
@@ -252,12 +252,12 @@ class SlowTracker(PrepareTracker):
         self.entered = threading.Event()
         self.go_on = threading.Event()
 
-    def failed(
+    def record_failure_and_wait(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
         self.entered.set()
         assert self.go_on.wait(PATIENCE_S)
-        return super().failed(claim, verdict, error)
+        return super().record_failure_and_wait(claim, verdict, error)
 
 
 def test_delivery_of_a_failure_does_not_block_asyncio():
@@ -267,7 +267,7 @@ def test_delivery_of_a_failure_does_not_block_asyncio():
         raise BadConfig("no")
 
     async def main() -> None:
-        task = asyncio.create_task(run_asyncio(attempt(tracker, A), call))
+        task = asyncio.create_task(run_asyncio(prepare_steps(tracker, A), call))
         while not tracker.entered.is_set():  # noqa: ASYNC110  # set by a thread
             await asyncio.sleep(0.001)
         tracker.go_on.set()  # set by the loop, which is not blocked
@@ -287,7 +287,7 @@ async def test_delivery_of_a_failure_does_not_block_trio():
 
         async def main() -> None:
             with pytest.raises(PrepareError):
-                await run_trio(attempt(tracker, A), call)
+                await run_trio(prepare_steps(tracker, A), call)
 
         nursery.start_soon(main)
         while not tracker.entered.is_set():  # noqa: ASYNC110  # set by a thread
@@ -306,7 +306,7 @@ def test_hung_threads_do_not_delay_the_delivery_of_a_failure(quick):
         loop = asyncio.get_running_loop()
         hung = [loop.run_in_executor(None, end.wait) for _ in range(64)]
         with pytest.raises(PrepareError):
-            await run_asyncio(attempt(quick, A), call)
+            await run_asyncio(prepare_steps(quick, A), call)
         end.set()
         await asyncio.gather(*hung)
 
@@ -321,7 +321,7 @@ def test_cancelled_asyncio_task_is_not_recorded(quick):
             began.set()
             await asyncio.Event().wait()
 
-        task = asyncio.create_task(run_asyncio(attempt(quick, A), call))
+        task = asyncio.create_task(run_asyncio(prepare_steps(quick, A), call))
         await began.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -339,7 +339,7 @@ async def test_trio_task_can_be_cancelled_during_a_pause():
 
     with trio.CancelScope() as scope:
         scope.cancel()
-        await run_trio(attempt(tracker, A), call)
+        await run_trio(prepare_steps(tracker, A), call)
     assert scope.cancelled_caught
     assert tracker.outcomes() == ()
 
@@ -357,7 +357,7 @@ def test_trio_task_inside_asyncio_is_detected():
         ended = loop.create_future()
         trio.lowlevel.start_guest_run(
             run_async,
-            attempt(tracker, A),
+            prepare_steps(tracker, A),
             call,
             run_sync_soon_threadsafe=loop.call_soon_threadsafe,
             done_callback=ended.set_result,
@@ -369,9 +369,9 @@ def test_trio_task_inside_asyncio_is_detected():
 
 def test_time_before_the_first_try_counts(tracker, clock):
     clock.now = 100.0
-    steps = attempt(tracker, A, began_s=100.0 - RETRY_WINDOW_S)
-    assert isinstance(next(steps), CallHandler)
-    assert isinstance(steps.throw(TransientError("busy")), RunInThread)
+    steps = prepare_steps(tracker, A, began_s=100.0 - RETRY_WINDOW_S)
+    assert isinstance(next(steps), CallHandlerStep)
+    assert isinstance(steps.throw(TransientError("busy")), RunInThreadStep)
 
 
 def test_pause_stays_bounded_after_many_tries():

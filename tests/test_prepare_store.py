@@ -18,28 +18,41 @@ from small_disk import run_on_small_disk
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Health
-from agent.model.prepare import DriverFault, ErrorClass, Outcome, PrepareVerdict, Remediation, Scope
+from agent.model.prepare import DriverFault, ErrorClass, FaultTaint, LastPrepareResult, PrepareVerdict, Scope
 from agent.model.taint import Effect
-from agent.prepare import ledger as books
+from agent.prepare import prepare_ledger as books
 from agent.prepare.driver_faults import DriverFaults
-from agent.prepare.ledger import LedgerEntry, PrepareLedger
-from agent.store.files import CorruptFile, WriteError
-from agent.store.prepares import FILE, SIZE_MAX, PreparesFileContent, decode, encode, load, save
+from agent.prepare.prepare_ledger import LedgerEntry, PrepareLedger
+from agent.store.ledger_file import (
+    FILE,
+    SIZE_MAX,
+    LedgerFileContent,
+    decode_ledger,
+    encode_ledger,
+    load_ledger,
+    save_ledger,
+)
+from agent.store.state_files import StateWriteError, UnusableFile
 
 ROOT = Path(__file__).parent.parent
 STUCK = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck")
-FULL, _ = books.failed(
-    books.succeeded(PrepareLedger(), claim("b"), "healthy", NOW, "1"), claim("a"), "healthy", STUCK, NOW, "1"
+FULL, _ = books.record_failure(
+    books.record_success(PrepareLedger(), claim("b"), "healthy", NOW, "1"),
+    claim("a"),
+    "healthy",
+    STUCK,
+    NOW,
+    "1",
 )
 
 
 def one(name: str, at: float = NOW) -> PrepareLedger:
     """Return a ledger with one prepared claim."""
-    return books.succeeded(PrepareLedger(), claim(name), "healthy", at, "1")
+    return books.record_success(PrepareLedger(), claim(name), "healthy", at, "1")
 
 
 def keep(directory: Path, book: PrepareLedger = FULL) -> PrepareLedger:
-    return save(directory, DRIVER, "1", book, NOW)[0]
+    return save_ledger(directory, DRIVER, "1", book, NOW)[0]
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -63,7 +76,7 @@ verdicts = st.builds(
     st.none() | times,
     st.integers(0, 86_400),
     st.none() | st.sampled_from(Health),
-    st.none() | st.builds(Remediation, st.sampled_from(Effect), texts),
+    st.none() | st.builds(FaultTaint, st.sampled_from(Effect), texts),
     times,
     times,
     st.integers(1, 2**40),
@@ -75,7 +88,7 @@ def kept_claims(draw) -> LedgerEntry:
     which = draw(claims)
     verdict = draw(st.none() | verdicts)
     verdict = verdict and replace(verdict, claim=which)
-    outcome = Outcome(which, draw(texts), draw(texts), draw(devices), draw(times), verdict)
+    outcome = LastPrepareResult(which, draw(texts), draw(texts), draw(devices), draw(times), verdict)
     return LedgerEntry(outcome, draw(texts), draw(times))
 
 
@@ -102,18 +115,18 @@ faults = st.builds(
 )
 def test_any_ledger_survives_a_round_trip(entries, reported, driver, version):
     book = PrepareLedger({one.outcome.claim.uid: one for one in entries}, DriverFaults(tuple(reported), 100))
-    found = decode(encode(PreparesFileContent(driver, version, book)))
-    assert found == PreparesFileContent(driver, version, book)
+    found = decode_ledger(encode_ledger(LedgerFileContent(driver, version, book)))
+    assert found == LedgerFileContent(driver, version, book)
 
 
 def test_saved_ledger_is_loaded(tmp_path):
     assert keep(tmp_path / "state") == FULL
-    assert load(tmp_path / "state", DRIVER) == (FULL, "")
-    assert decode((tmp_path / "state" / FILE).read_bytes()) == PreparesFileContent(DRIVER, "1", FULL)
+    assert load_ledger(tmp_path / "state", DRIVER) == (FULL, "")
+    assert decode_ledger((tmp_path / "state" / FILE).read_bytes()) == LedgerFileContent(DRIVER, "1", FULL)
 
 
 def test_first_start_has_empty_ledger_and_creates_nothing(tmp_path):
-    assert load(tmp_path / "state", DRIVER) == (PrepareLedger(), "")
+    assert load_ledger(tmp_path / "state", DRIVER) == (PrepareLedger(), "")
     assert not (tmp_path / "state").exists()
 
 
@@ -125,18 +138,18 @@ def test_file_is_private(tmp_path):
 
 def test_text_invalid_in_utf_8_does_not_prevent_the_save(tmp_path):
     odd = replace(STUCK, summary="bank \ud800", claim=ClaimRef("team", "x", "uid-a"))
-    book, _ = books.failed(PrepareLedger(), claim("a"), "", odd, NOW)
+    book, _ = books.record_failure(PrepareLedger(), claim("a"), "", odd, NOW)
     assert keep(tmp_path, book).claims["uid-a"].outcome.verdict.summary == "bank \ud800"
-    assert load(tmp_path, DRIVER)[0].claims["uid-a"].outcome.verdict.summary == "bank ?"
+    assert load_ledger(tmp_path, DRIVER)[0].claims["uid-a"].outcome.verdict.summary == "bank ?"
 
 
 def test_oversized_ledger_drops_its_oldest_claims():
     long = replace(verdict(), detail="x" * 2000, evidence=("y" * 2000,) * 4)
     book = PrepareLedger()
     for number in range(600):
-        book, _ = books.failed(book, claim(f"{number:03}"), "", long, NOW + number)
-    data = encode(PreparesFileContent(DRIVER, "1", book))
-    left = decode(data).ledger.claims
+        book, _ = books.record_failure(book, claim(f"{number:03}"), "", long, NOW + number)
+    data = encode_ledger(LedgerFileContent(DRIVER, "1", book))
+    left = decode_ledger(data).ledger.claims
     assert SIZE_MAX // 2 < len(data) <= SIZE_MAX
     assert set(left) == {f"uid-{number:03}" for number in range(600 - len(left), 600)}
 
@@ -145,11 +158,11 @@ def test_oversized_ledger_drops_its_oldest_claims():
 
 
 def changed(**top: object) -> bytes:
-    return json.dumps(json.loads(encode(PreparesFileContent(DRIVER, "1", FULL))) | top).encode()
+    return json.dumps(json.loads(encode_ledger(LedgerFileContent(DRIVER, "1", FULL))) | top).encode()
 
 
 def with_first(key: str, **fields: object) -> bytes:
-    document = json.loads(encode(PreparesFileContent(DRIVER, "1", FULL)))
+    document = json.loads(encode_ledger(LedgerFileContent(DRIVER, "1", FULL)))
     document[key][0] |= fields
     return json.dumps(document).encode()
 
@@ -157,69 +170,74 @@ def with_first(key: str, **fields: object) -> bytes:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "cannot be parsed: input data was truncated"),
-        (b"[]", "cannot be parsed: expected `object`, got `array`"),
-        (b'{"version": 1}', "cannot be parsed: object missing required field `driver`"),
-        (changed(more=1), "cannot be parsed: object contains unknown field `more`"),
-        (changed(version=0), "is of unknown version 0"),
-        (changed(driver="cpu.example.com"), "is of driver 'cpu.example.com', not of 'gpu.example.com'"),
-        (changed(next_number=1), "has 1 driver faults of numbers [1], next 1"),
+        (b"", "file cannot be parsed: input data was truncated"),
+        (b"[]", "file cannot be parsed: expected `object`, got `array`"),
+        (b'{"version": 1}', "file cannot be parsed: object missing required field `driver`"),
+        (changed(more=1), "file cannot be parsed: object contains unknown field `more`"),
+        (changed(version=0), "file has the unknown format version 0"),
         (
-            changed(outcomes=[json.loads(encode(PreparesFileContent(DRIVER, "1", FULL)))["outcomes"][0]] * 2),
-            "has 2 outcomes of 1 claims",
+            changed(driver="cpu.example.com"),
+            "file belongs to driver 'cpu.example.com', not to 'gpu.example.com'",
+        ),
+        (changed(next_number=1), "file has 1 driver faults numbered [1], next number 1"),
+        (
+            changed(
+                outcomes=[json.loads(encode_ledger(LedgerFileContent(DRIVER, "1", FULL)))["outcomes"][0]] * 2
+            ),
+            "file has 2 outcomes of only 1 different claims",
         ),
         (
             with_first("told", number=0),
-            "cannot be parsed: expected `int` >= 1 - at `$.told[0].number`",  # verbatim
+            "file cannot be parsed: expected `int` >= 1 - at `$.told[0].number`",  # verbatim
         ),
         (
             with_first("outcomes", at_wall_s=-1),
-            "cannot be parsed: expected `float` >= 0.0 - at `$.outcomes[0].at_wall_s`",
+            "file cannot be parsed: expected `float` >= 0.0 - at `$.outcomes[0].at_wall_s`",
         ),
         (
             with_first("outcomes", at_wall_s=1e308),
-            "cannot be parsed: expected `float` <= 253402300799.0 - at `$.outcomes[0].at_wall_s`",
+            "file cannot be parsed: expected `float` <= 253402300799.0 - at `$.outcomes[0].at_wall_s`",
         ),
         (
             with_first("outcomes", verdict={"error_class": "prayer"}),
-            "cannot be parsed: invalid enum value 'prayer' - at `$.outcomes[0].verdict.error_class`",
+            "file cannot be parsed: invalid enum value 'prayer' - at `$.outcomes[0].verdict.error_class`",
         ),
-        (b" " * (SIZE_MAX + 1), "is 4194305 bytes, limit 4194304"),
+        (b" " * (SIZE_MAX + 1), "file is 4194305 bytes, limit 4194304"),
     ],
 )
 def test_corrupt_file_is_set_aside_with_reason(tmp_path, data, reason):
     path = tmp_path / FILE
     path.write_bytes(data)
-    book, problem = load(tmp_path, DRIVER)
+    book, problem = load_ledger(tmp_path, DRIVER)
     assert book == PrepareLedger()
     assert problem.startswith(f"{path}: {reason}")
-    assert problem.endswith("; set aside as prepares.json.corrupt-1")
+    assert problem.endswith("; renamed to prepares.json.corrupt-1")
     assert (tmp_path / "prepares.json.corrupt-1").read_bytes() == data
 
 
 def test_file_of_later_version_is_set_aside_as_newer(tmp_path):
     (tmp_path / FILE).write_bytes(changed(version=2))
-    assert load(tmp_path, DRIVER)[1].endswith("; set aside as prepares.json.newer-1")
+    assert load_ledger(tmp_path, DRIVER)[1].endswith("; renamed to prepares.json.newer-1")
 
 
 def test_truncated_file_is_never_accepted():
-    whole = encode(PreparesFileContent(DRIVER, "1", FULL)).rstrip()
+    whole = encode_ledger(LedgerFileContent(DRIVER, "1", FULL)).rstrip()
     for size in range(len(whole)):
-        with pytest.raises(CorruptFile, match="cannot be parsed: "):
-            decode(whole[:size])
+        with pytest.raises(UnusableFile, match="file cannot be parsed: "):
+            decode_ledger(whole[:size])
 
 
 @given(st.binary(max_size=200))
 def test_random_bytes_give_ledger_or_corrupt_file(data):
-    with pytest.raises(CorruptFile):
-        decode(data)
+    with pytest.raises(UnusableFile):
+        decode_ledger(data)
 
 
 def test_corrupt_file_is_set_aside_by_next_save(tmp_path):
     (tmp_path / FILE).write_bytes(b"{")
-    book, problem = save(tmp_path, DRIVER, "1", FULL, NOW)
-    assert (book, load(tmp_path, DRIVER)) == (FULL, (FULL, ""))
-    assert problem.endswith("; set aside as prepares.json.corrupt-1")
+    book, problem = save_ledger(tmp_path, DRIVER, "1", FULL, NOW)
+    assert (book, load_ledger(tmp_path, DRIVER)) == (FULL, (FULL, ""))
+    assert problem.endswith("; renamed to prepares.json.corrupt-1")
 
 
 # --- two instances -----------------------------------------------------------------------------------------
@@ -228,7 +246,7 @@ def test_corrupt_file_is_set_aside_by_next_save(tmp_path):
 def test_entries_of_another_instance_are_merged(tmp_path):
     keep(tmp_path, one("a"))
     assert set(keep(tmp_path, one("b")).claims) == {"uid-a", "uid-b"}
-    assert set(load(tmp_path, DRIVER)[0].claims) == {"uid-a", "uid-b"}
+    assert set(load_ledger(tmp_path, DRIVER)[0].claims) == {"uid-a", "uid-b"}
 
 
 SAVER = """
@@ -237,9 +255,9 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from prepare_samples import DRIVER, NOW, verdict
 from agent.model.prepare import ErrorClass
-from agent.prepare import ledger as books
-from agent.prepare.ledger import PrepareLedger
-from agent.store.prepares import save
+from agent.prepare import prepare_ledger as books
+from agent.prepare.prepare_ledger import PrepareLedger
+from agent.store.ledger_file import save_ledger as save
 from prepare_samples import claim
 name, directory, times = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 book = PrepareLedger()
@@ -248,7 +266,7 @@ number = 0
 while number < times or not times:
     failure = verdict(ErrorClass.FAILED_DEVICE, f"fpga.{{name}}{{number % 20}}")
     mine = claim(f"{{name}}{{number % 20}}", f"dev-{{name}}{{number % 20}}")
-    book, _ = books.failed(book, mine, "", failure, NOW + number, "1")
+    book, _ = books.record_failure(book, mine, "", failure, NOW + number, "1")
     book, _ = save(directory, DRIVER, "1", book, NOW + number)
     number += 1
 """
@@ -263,7 +281,7 @@ def saver(name: str, directory: Path, times: int) -> subprocess.Popen[str]:
 def test_concurrent_saves_lose_nothing_and_share_no_fault_number(tmp_path):
     with saver("x", tmp_path, 20) as first, saver("y", tmp_path, 20) as second:
         assert (first.wait(), second.wait()) == (0, 0)
-    book, problem = load(tmp_path, DRIVER)
+    book, problem = load_ledger(tmp_path, DRIVER)
     assert problem == ""
     assert set(book.claims) == {f"uid-{name}{number}" for name in "xy" for number in range(20)}
     assert len(book.driver_faults.faults) == 40
@@ -277,7 +295,7 @@ def test_instance_killed_during_save_leaves_complete_file_and_no_lock(tmp_path, 
         assert writer.stdout.readline() == "saving\n"
         time.sleep(delay_ms / 1000)  # kills at any point of a write
         writer.send_signal(signal.SIGKILL)
-    book, problem = load(tmp_path, DRIVER)
+    book, problem = load_ledger(tmp_path, DRIVER)
     assert problem == ""
     assert set(FULL.claims) <= set(book.claims)
     assert set(FULL.claims) <= set(keep(tmp_path).claims)
@@ -299,18 +317,18 @@ def locked(tmp_path: Path):
     yield directory
     os.seteuid(before)
     directory.chmod(0o700)
-    assert load(directory, DRIVER) == (FULL, "")
+    assert load_ledger(directory, DRIVER) == (FULL, "")
 
 
 def test_unwritable_directory_is_named_and_file_stays(locked):
-    with pytest.raises(WriteError, match="could not be written: Permission denied") as caught:
+    with pytest.raises(StateWriteError, match="could not be written: Permission denied") as caught:
         keep(locked, one("c"))
     assert (caught.value.path, caught.value.errno) == (locked / FILE, errno.EACCES)
 
 
 def test_file_in_place_of_directory_is_named(tmp_path):
     (tmp_path / "state").write_text("")
-    with pytest.raises(WriteError, match="could not be written: "):
+    with pytest.raises(StateWriteError, match="could not be written: "):
         keep(tmp_path / "state")
 
 
@@ -320,18 +338,18 @@ from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_prepare_store import DRIVER, FULL, NOW, claim, keep, verdict
-from agent.prepare import ledger as books
-from agent.store.files import WriteError
-from agent.store.prepares import load
+from agent.prepare import prepare_ledger as books
+from agent.store.state_files import StateWriteError
+from agent.store.ledger_file import load_ledger as load
 directory = Path({directory!r}, "state")
 keep(directory)
 large = replace(verdict(), detail="x" * 2000, evidence=("y" * 2000,) * 16)
 book = FULL
 for number in range(10):
-    book, _ = books.failed(book, claim(str(number)), "", large, NOW)
+    book, _ = books.record_failure(book, claim(str(number)), "", large, NOW)
 try:
     keep(directory, book)
-except WriteError as error:
+except StateWriteError as error:
     assert error.errno == errno.ENOSPC, error
     print(error)
 assert load(directory, DRIVER) == (FULL, "")
@@ -339,7 +357,7 @@ assert sorted(os.listdir(directory)) == ["prepares.json", "prepares.lock"]
 os.system("mount -o remount,ro {directory}")
 try:
     keep(directory)
-except WriteError as error:
+except StateWriteError as error:
     assert error.errno == errno.EROFS, error
     print(error)
 assert load(directory, DRIVER) == (FULL, "")
@@ -355,6 +373,8 @@ def test_full_and_read_only_disks_are_named_and_file_stays(tmp_path):
 
 def test_fault_numbers_continue_over_restarts(tmp_path):
     keep(tmp_path)
-    book, _ = load(tmp_path, DRIVER)
-    book, _ = books.failed(book, claim("c", "gpu-7"), "", replace(STUCK, devices=(ref("gpu-7"),)), NOW, "1")
+    book, _ = load_ledger(tmp_path, DRIVER)
+    book, _ = books.record_failure(
+        book, claim("c", "gpu-7"), "", replace(STUCK, devices=(ref("gpu-7"),)), NOW, "1"
+    )
     assert [fault.number for fault in book.driver_faults.faults] == [1, 2]

@@ -8,47 +8,56 @@ from prepare_cases import CASES, Case, raised
 from agent.model.health import Health
 from agent.model.prepare import ErrorClass, Operation, Scope
 from agent.model.taint import Effect
-from agent.prepare import codes
+from agent.prepare import error_codes
 from agent.prepare.classify import PrepareContext, classify
+from agent.prepare.error_patterns import BUILTIN_PATTERNS
 from agent.prepare.errors import BadConfig, DriverError, FailedDevice, PermanentError, TransientError
-from agent.prepare.patterns import PATTERNS
-from agent.prepare.scoring import PROGRAM_XIDS
-from agent.prepare.taxonomy import DEFAULTS, FAMILY, TAXONOMY, Retry, is_code, row_of
+from agent.prepare.evidence_scores import APPLICATION_XIDS
+from agent.prepare.failure_kinds import (
+    DEFAULT_KINDS,
+    FAILURE_KINDS,
+    FAMILY,
+    RetryCondition,
+    failure_kind,
+    is_dotted_code,
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code} {case.error_class}")
 def test_exception_of_a_driver_reaches_its_row(case: Case, tmp_path: Path) -> None:
     verdict = classify(raised(case.act, tmp_path), PrepareContext(case.claim))
-    row = row_of(case.code, case.error_class)
+    row = failure_kind(case.code, case.error_class)
     assert (verdict.code, verdict.error_class) == (case.code, case.error_class)
-    assert (verdict.scope, verdict.health, verdict.sticky_s) == (row.scope, row.health, row.sticky_s)
+    assert (verdict.scope, verdict.health, verdict.sticky_s) == (row.scope, row.health, row.cached_s)
     assert verdict.advice == row.advice
     assert (verdict.taint is None) == (row.taint is None)
 
 
 def test_every_row_except_the_engines_is_reached() -> None:
-    reached = {(row.code, row.error_class) for case in CASES for row in [row_of(case.code, case.error_class)]}
-    unreached = {(row.code, row.error_class) for row in TAXONOMY} - reached
+    reached = {
+        (row.code, row.error_class) for case in CASES for row in [failure_kind(case.code, case.error_class)]
+    }
+    unreached = {(row.code, row.error_class) for row in FAILURE_KINDS} - reached
     assert unreached == {
         ("device.unhealthy", ErrorClass.FAILED_DEVICE)
     }  # needs an engine: test_prepare_classify
 
 
 def test_code_is_unique_per_class_and_each_class_has_a_default() -> None:
-    keys = [(row.code, row.error_class) for row in TAXONOMY]
+    keys = [(row.code, row.error_class) for row in FAILURE_KINDS]
     assert len(keys) == len(set(keys))
-    assert set(DEFAULTS) == set(ErrorClass)
+    assert set(DEFAULT_KINDS) == set(ErrorClass)
 
 
-@pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.code} {row.error_class}")
+@pytest.mark.parametrize("row", FAILURE_KINDS, ids=lambda row: f"{row.code} {row.error_class}")
 def test_every_row_has_advice(row) -> None:
-    assert is_code(row.code.removesuffix(FAMILY))
-    assert row.why
+    assert is_dotted_code(row.code.removesuffix(FAMILY))
+    assert row.explanation
     assert row.advice
-    assert "\n" not in row.why + row.advice
+    assert "\n" not in row.explanation + row.advice
 
 
-@pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.code} {row.error_class}")
+@pytest.mark.parametrize("row", FAILURE_KINDS, ids=lambda row: f"{row.code} {row.error_class}")
 def test_only_failed_device_rows_are_unhealthy(row) -> None:
     assert (row.health is Health.UNHEALTHY) == (row.error_class is ErrorClass.FAILED_DEVICE)
     assert (row.scope is Scope.DEVICE and row.taint is not None) == (
@@ -58,15 +67,15 @@ def test_only_failed_device_rows_are_unhealthy(row) -> None:
         assert row.taint.effect is Effect.NO_SCHEDULE
 
 
-@pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.code} {row.error_class}")
+@pytest.mark.parametrize("row", FAILURE_KINDS, ids=lambda row: f"{row.code} {row.error_class}")
 def test_only_lasting_classes_are_cached(row) -> None:
     lasts = {
         ErrorClass.BAD_CONFIG: 600,
         ErrorClass.PERMANENT: 60,
         ErrorClass.FAILED_DEVICE: 86_400,
     }
-    assert row.sticky_s == lasts.get(row.error_class, 0)
-    assert (row.retry is Retry.NEVER) == (row.error_class is ErrorClass.BAD_CONFIG)
+    assert row.cached_s == lasts.get(row.error_class, 0)
+    assert (row.retry is RetryCondition.NEVER) == (row.error_class is ErrorClass.BAD_CONFIG)
 
 
 def test_default_rows_match_the_driver_exceptions() -> None:
@@ -77,47 +86,47 @@ def test_default_rows_match_the_driver_exceptions() -> None:
         ErrorClass.FAILED_DEVICE: FailedDevice,
         ErrorClass.PERMANENT: PermanentError,
     }
-    assert {kind: row.code for kind, row in DEFAULTS.items()} == {
+    assert {kind: row.code for kind, row in DEFAULT_KINDS.items()} == {
         kind: word.default_code for kind, word in words.items()
     }
 
 
 def test_exact_code_comes_before_its_family() -> None:
-    assert row_of("gpu.xid.79", ErrorClass.FAILED_DEVICE).code == "gpu.xid.*"
-    assert row_of("gpu.xid.31", ErrorClass.TRANSIENT).code == "gpu.xid.31"
-    assert row_of("fpga.bank_locked", ErrorClass.TRANSIENT) is DEFAULTS[ErrorClass.TRANSIENT]
+    assert failure_kind("gpu.xid.79", ErrorClass.FAILED_DEVICE).code == "gpu.xid.*"
+    assert failure_kind("gpu.xid.31", ErrorClass.TRANSIENT).code == "gpu.xid.31"
+    assert failure_kind("fpga.bank_locked", ErrorClass.TRANSIENT) is DEFAULT_KINDS[ErrorClass.TRANSIENT]
 
 
 def test_program_xids_have_rows() -> None:
-    for code in PROGRAM_XIDS:
-        row = row_of(code, ErrorClass.TRANSIENT)
+    for code in APPLICATION_XIDS:
+        row = failure_kind(code, ErrorClass.TRANSIENT)
         assert (row.code, row.health, row.taint) == (code, None, None)
 
 
 def test_every_code_of_the_tables_has_a_row() -> None:
     meanings = {
-        *(meaning for table in codes.ERRNOS.values() for meaning in table.values()),
-        *codes.NVML.values(),
-        *codes.GRPC.values(),
-        *codes.REASONS.values(),
-        *codes.STATUSES.values(),
-        *((code, ErrorClass.TRANSIENT) for code in codes.TIMEOUTS.values()),
-        *((pattern.code, pattern.error_class) for pattern in PATTERNS),
+        *(meaning for table in error_codes.ERRNO_MEANINGS.values() for meaning in table.values()),
+        *error_codes.NVML_MEANINGS.values(),
+        *error_codes.GRPC_MEANINGS.values(),
+        *error_codes.API_REASON_MEANINGS.values(),
+        *error_codes.API_STATUS_MEANINGS.values(),
+        *((code, ErrorClass.TRANSIENT) for code in error_codes.TIMEOUT_CODES.values()),
+        *((pattern.code, pattern.error_class) for pattern in BUILTIN_PATTERNS),
     }
-    assert {meaning for meaning in meanings if row_of(*meaning) is DEFAULTS[meaning[1]]} == set()
+    assert {meaning for meaning in meanings if failure_kind(*meaning) is DEFAULT_KINDS[meaning[1]]} == set()
 
 
 def test_every_operation_has_a_table() -> None:
-    assert set(codes.ERRNOS) == set(Operation)
+    assert set(error_codes.ERRNO_MEANINGS) == set(Operation)
 
 
 @pytest.mark.parametrize("text", ["gpu.xid.79", "deadline", "api.5xx", "a-b.c_d"])
 def test_valid_code_is_accepted(text: str) -> None:
-    assert is_code(text)
+    assert is_dotted_code(text)
 
 
 @pytest.mark.parametrize(
     "text", ["", "Gpu.Lost", "gpu..lost", ".gpu", "gpu.", "gpu lost", "gpu.lost\n", "ä.b", "a" * 101]
 )
 def test_invalid_code_is_rejected(text: str) -> None:
-    assert not is_code(text)
+    assert not is_dotted_code(text)

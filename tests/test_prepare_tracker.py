@@ -16,10 +16,10 @@ from agent.driver.prepare_tracker import PrepareTracker
 from agent.model.claim import Claim
 from agent.model.health import Severity
 from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
-from agent.prepare.driver_faults import LIMIT_S
+from agent.prepare.driver_faults import FAULT_LIMIT_S
 from agent.prepare.errors import BadConfig, FailedDevice, PermanentError, PrepareError, TransientError
-from agent.prepare.evidence import Errno
-from agent.store.prepares import FILE, load
+from agent.prepare.evidence import ErrnoEvidence
+from agent.store.ledger_file import FILE, load_ledger
 
 A, B = claim("a"), claim("b")
 DEAD = FailedDevice("gpu-0", "no answer", code="fpga.dead")
@@ -53,7 +53,7 @@ class DriverRuns:
 
     def saved(self) -> dict[str, PrepareVerdict | None]:
         """Return the verdicts in the file, by the claim's name."""
-        book, problem = load(self.directory, DRIVER)
+        book, problem = load_ledger(self.directory, DRIVER)
         assert problem == ""
         return {one.outcome.claim.name: one.outcome.verdict for one in book.claims.values()}
 
@@ -67,7 +67,7 @@ def driver(tmp_path: Path) -> Iterator[DriverRuns]:
 
 
 def fails(tracker: PrepareTracker, error: Exception, of: Claim = A) -> PrepareVerdict:
-    return tracker.failed(of, tracker.classify(of, error))
+    return tracker.record_failure_and_wait(of, tracker.classify(of, error))
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -87,7 +87,7 @@ class ReadingEngine(FakeEngine):
     seen: list[tuple[DriverFault, ...]] = field(default_factory=list)
 
     def report_faults(self, faults: Sequence[DriverFault]) -> None:
-        self.seen.append(load(self.directory, DRIVER)[0].driver_faults.faults)
+        self.seen.append(load_ledger(self.directory, DRIVER)[0].driver_faults.faults)
         super().report_faults(faults)
 
 
@@ -117,17 +117,17 @@ def test_unhealthy_device_is_the_cause_and_no_fault_is_reported(driver):
 def test_success_is_saved_soon_by_a_thread_that_ends(driver):
     tracker = driver.open()
     before = set(threading.enumerate())
-    tracker.succeeded(A)
+    tracker.record_success(A)
     until(lambda: driver.saved() == {"a": None})
     until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_close_saves_unsaved_changes(driver):
     tracker = driver.open()
-    tracker.succeeded(A)
+    tracker.record_success(A)
     tracker.unprepared(A.ref)
     assert tracker.close(10)
-    assert load(driver.directory, DRIVER)[0].claims[A.uid].unprepared_wall_s == NOW
+    assert load_ledger(driver.directory, DRIVER)[0].claims[A.uid].unprepared_wall_s == NOW
 
 
 def test_concurrent_failures_are_all_saved(driver):
@@ -177,7 +177,7 @@ def test_driver_reported_fault_is_cached_for_60_s_only(driver):
 
 def test_outcomes_are_sorted_newest_first(driver):
     tracker = driver.open()
-    tracker.succeeded(A)
+    tracker.record_success(A)
     driver.clock.now += 1
     fails(tracker, BadConfig("no"), B)
     assert [outcome.claim for outcome in tracker.outcomes()] == [B.ref, A.ref]
@@ -237,7 +237,7 @@ def test_engine_down_means_no_blocker(driver):
 def test_evidence_is_classified_like_an_exception(driver):
     tracker = driver.open()
     of_exception = tracker.classify(A, OSError(errno.ENOSPC, "No space left on device"))
-    of_evidence = tracker.classify(A, [Errno(errno.ENOSPC, None, "", "No space left on device")])
+    of_evidence = tracker.classify(A, [ErrnoEvidence(errno.ENOSPC, None, "", "No space left on device")])
     assert (of_exception.error_class, of_exception.code) == (of_evidence.error_class, of_evidence.code)
 
 
@@ -248,19 +248,19 @@ def test_next_successful_prepare_clears_the_fault(driver):
     tracker = driver.open()
     fails(tracker, DEAD)
     driver.clock.now += 70
-    tracker.succeeded(B)
+    tracker.record_success(B)
     assert [fault.expired_wall_s for fault in driver.engine.faults] == [NOW + 70]
 
 
 def test_fault_expires_without_another_prepare(driver):
     tracker = driver.open()
     fails(tracker, DEAD)
-    driver.clock.now += LIMIT_S - 0.05
-    tracker.succeeded(claim("c", "gpu-1"))  # of another device: the tracker reads its clock again
+    driver.clock.now += FAULT_LIMIT_S - 0.05
+    tracker.record_success(claim("c", "gpu-1"))  # of another device: the tracker reads its clock again
     assert [fault.expired_wall_s for fault in driver.engine.faults] == [0]
     driver.clock.now += 0.05
     until(lambda: driver.engine.faults[0].expired_wall_s)
-    assert [fault.expired_wall_s for fault in tracker.driver_faults()] == [NOW + LIMIT_S]
+    assert [fault.expired_wall_s for fault in tracker.driver_faults()] == [NOW + FAULT_LIMIT_S]
 
 
 def test_faults_survive_a_restart(driver):
@@ -270,7 +270,7 @@ def test_faults_survive_a_restart(driver):
 
 def test_engine_after_restart_gets_saved_faults_and_their_expiry(driver):
     fails(driver.open(), DEAD)
-    driver.clock.now += LIMIT_S - 0.05
+    driver.clock.now += FAULT_LIMIT_S - 0.05
     engine = FakeEngine()
     driver.open(engine=engine)
     assert [(fault.code, fault.expired_wall_s) for fault in engine.faults] == [("fpga.dead", 0)]
@@ -306,7 +306,7 @@ def test_cleared_fault_is_no_evidence_while_the_engine_still_has_it(driver):
     fails(tracker, DEAD)
     assert fails(tracker, TransientError("busy")).code == "fpga.dead"  # the device is Unhealthy
     driver.clock.now += 1
-    tracker.succeeded(A)
+    tracker.record_success(A)
     assert fails(tracker, TransientError("busy")).error_class is ErrorClass.TRANSIENT
     fails(tracker, DEAD)
     assert [(fault.number, fault.expired_wall_s) for fault in tracker.driver_faults()] == [(2, 0)]
@@ -325,24 +325,24 @@ def test_two_instances_share_their_faults_and_outcomes(driver):
 
 def test_unprepare_of_a_device_reported_dead_succeeds(driver, caplog):
     tracker = driver.open()
-    tracker.succeeded(A)
+    tracker.record_success(A)
     assert tracker.unprepare_failed(A.ref, DEAD) is None
     assert [fault.code for fault in driver.engine.faults] == ["fpga.dead"]
-    assert "claim team/a could not be unprepared and is released all the same" in caplog.text
-    kept = load(driver.directory, DRIVER)[0].claims[A.uid]
+    assert "the claim is released, because a device is broken" in caplog.text
+    kept = load_ledger(driver.directory, DRIVER)[0].claims[A.uid]
     assert (kept.outcome.verdict.code, kept.unprepared_wall_s) == ("fpga.dead", NOW)
 
 
 def test_unprepare_of_an_unhealthy_device_succeeds_despite_any_error(driver):
     tracker = driver.open()
-    tracker.succeeded(A)
+    tracker.record_success(A)
     driver.engine.known = {ref(): health(("gpu.lost", Severity.UNHEALTHY))}
     assert tracker.unprepare_failed(A.ref, ValueError("bug")) is None
 
 
 def test_unprepare_of_healthy_devices_fails_with_a_recorded_verdict(driver):
     tracker = driver.open()
-    tracker.succeeded(A)
+    tracker.record_success(A)
     verdict = tracker.unprepare_failed(A.ref, OSError(errno.EBUSY, "Device or resource busy"))
     assert verdict.error_class is ErrorClass.TRANSIENT
     assert driver.saved() == {"a": verdict}
@@ -355,7 +355,7 @@ def test_unprepare_of_an_unknown_claim_is_classified_by_its_error(driver):
 
 
 def test_devices_of_a_claim_survive_a_restart(driver):
-    driver.open().succeeded(A)
+    driver.open().record_success(A)
     assert driver.trackers[0].close(10)
     driver.engine.known = {ref(): health(("gpu.lost", Severity.UNHEALTHY))}
     assert driver.open().unprepare_failed(A.ref, RuntimeError("no")) is None
@@ -383,7 +383,7 @@ def test_hung_disk_delays_only_the_first_failure(driver, caplog):
     assert driver.engine.events == ["report", "wait"]  # the order goes on without the disk
     for number in range(5):
         fails(tracker, BadConfig("no"), claim(str(number)))
-    assert [record.levelno for record in caplog.records if "write not finished within" in record.message] == [
+    assert [record.levelno for record in caplog.records if "not written within" in record.message] == [
         logging.WARNING
     ]
     assert not tracker.close(0.05)
@@ -410,7 +410,7 @@ def test_corrupt_file_is_set_aside_and_logged(driver, caplog):
     driver.directory.mkdir()
     (driver.directory / FILE).write_bytes(b"{")
     assert driver.open().outcomes() == ()
-    assert "set aside as prepares.json.corrupt-1" in caplog.text
+    assert "renamed to prepares.json.corrupt-1" in caplog.text
 
 
 def test_without_directory_nothing_is_saved_which_is_logged_once(caplog):
@@ -446,7 +446,7 @@ def test_engine_down_disables_the_cache_of_failed_devices(driver):
 def test_engine_cause_counts_after_the_driver_cleared_the_same_code(driver):
     tracker = driver.open()
     fails(tracker, DEAD)
-    tracker.succeeded(A)
+    tracker.record_success(A)
     driver.engine.known = {ref(): health(("fpga.dead", Severity.UNHEALTHY))}
     assert tracker.classify(A, RuntimeError("no")).code == "fpga.dead"
 
@@ -454,7 +454,7 @@ def test_engine_cause_counts_after_the_driver_cleared_the_same_code(driver):
 def test_undelivered_health_is_logged(driver, caplog):
     driver.engine.delivers = False
     assert fails(driver.open(), DEAD).code == "fpga.dead"
-    assert f"device {ref()}: health not delivered to all streams within" in caplog.text
+    assert f"device {ref()}: fault not delivered to all health streams within" in caplog.text
 
 
 def test_closed_tracker_still_saves_changes(driver):
@@ -470,7 +470,7 @@ def test_traceback_of_an_unknown_failure_is_logged_once(driver, caplog):
         try:
             {}["bank"]
         except KeyError as error:
-            tracker.failed(of, tracker.classify(of, error), error)
+            tracker.record_failure_and_wait(of, tracker.classify(of, error), error)
     (record,) = [one for one in caplog.records if one.levelname == "WARNING"]
     assert "code=driver.bug.key_error" in record.getMessage()
     assert record.exc_info[0] is KeyError

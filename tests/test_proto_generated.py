@@ -42,13 +42,18 @@ def fields(message: Descriptor) -> dict[str, tuple[int, str]]:
 @pytest.mark.live
 def test_checked_in_code_equals_generated_code(tmp_path: Path) -> None:
     generate.generate(tmp_path / "gen")
-    assert generate.stale(generate.tree(tmp_path / "gen"), generate.tree(generate.GEN)) == []
+    assert (
+        generate.differing_paths(
+            generate.read_python_files(tmp_path / "gen"), generate.read_python_files(generate.GEN)
+        )
+        == []
+    )
 
 
 def test_stale_returns_changed_missing_and_surplus_files() -> None:
     fresh = {"same": b"1", "changed": b"1", "missing": b"1"}
     checked_in = {"same": b"1", "changed": b"2", "surplus": b"1"}
-    assert generate.stale(fresh, checked_in) == ["changed", "missing", "surplus"]
+    assert generate.differing_paths(fresh, checked_in) == ["changed", "missing", "surplus"]
 
 
 def test_every_proto_file_is_generated() -> None:

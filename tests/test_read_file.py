@@ -30,11 +30,11 @@ def test_file_at_size_limit_is_read_with_its_time(tmp_path: Path) -> None:
 
 def test_file_above_size_limit_is_refused_with_its_size(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * (LIMIT + 1))
-    assert unread(tmp_path / "file").reason == "is 101 bytes, limit 100"
+    assert unread(tmp_path / "file").reason == "file is 101 bytes, limit 100"
 
 
 def test_file_without_reported_size_has_the_limit_too() -> None:
-    assert unread(Path("/proc/self/maps")).reason == "is 101 bytes, limit 100"
+    assert unread(Path("/proc/self/maps")).reason == "file is 101 bytes, limit 100"
 
 
 @pytest.mark.parametrize("name", ["gone", "file/below"])

@@ -5,7 +5,7 @@ import errno
 import pytest
 from agent.native._core import lib
 
-from agent.model.reading import NEVER_READ, OWN_ERRORS, Absence, Missing, is_absent
+from agent.model.reading import NATIVE_CORE_ERRORS, NEVER_READ, Absence, Missing, is_absent
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_missing_reading_has_its_reason_as_text(missing: Missing, text: str) -> 
 
 
 def test_codes_of_the_c_core_are_those_of_its_header() -> None:
-    assert set(OWN_ERRORS) == {lib.DH_EPARSE, lib.DH_EFULL}
+    assert set(NATIVE_CORE_ERRORS) == {lib.DH_EPARSE, lib.DH_EFULL}
 
 
 def test_only_an_absent_reading_is_absent() -> None:

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench.against import BUILD
-from agent.bench.counts import compiler
+from agent.bench.exact_counts import compiler
+from agent.bench.revisions import BUILD
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 COPIED: Final = ("agent", "benchmarks", "native", "pyproject.toml", "setup_build.py")

@@ -10,15 +10,23 @@ from agent.devices.consumers.kube_objects import parse_claim_object
 from agent.devices.consumers.reservations import (
     RESERVED_MAX,
     RefusingKubelets,
-    by_kind,
+    find_refusal,
+    find_refusal_by_uid,
     known_consumers,
     parse_reservations,
-    refusal,
-    refusal_of_uid,
-    unmatched,
+    reservations_by_kind,
+    unmatched_reservations,
 )
 from agent.model.claim import ClaimRef
-from agent.model.claim_sources import ConsumerKind, KnownClaim, KnownPod, Owner, PodClaim, PodRef, Reservation
+from agent.model.claim_sources import (
+    ClaimObject,
+    ConsumerKind,
+    OwnerReference,
+    PodClaim,
+    PodObject,
+    PodRef,
+    Reservation,
+)
 
 GROUP = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "g"}
 JOB = {"apiGroup": "batch", "resource": "jobs", "name": "train", "uid": "j"}
@@ -29,12 +37,12 @@ def pod_entry(number: int = 0) -> dict[str, str]:
     return {"resource": "pods", "name": f"train-{number}", "uid": f"p-{number}"}
 
 
-def reserved(*entries: Any) -> KnownClaim:
-    return KnownClaim(REF, allocated=True, reserved=parse_reservations(list(entries), "here"))
+def reserved(*entries: Any) -> ClaimObject:
+    return ClaimObject(REF, allocated=True, reserved=parse_reservations(list(entries), "here"))
 
 
-def pod(number: int = 0, **changes: Any) -> KnownPod:
-    return KnownPod(PodRef("team-a", f"train-{number}", f"p-{number}"), **{"phase": "Running", **changes})
+def pod(number: int = 0, **changes: Any) -> PodObject:
+    return PodObject(PodRef("team-a", f"train-{number}", f"p-{number}"), **{"phase": "Running", **changes})
 
 
 NAMED = PodClaim("gpus", "train")
@@ -45,7 +53,7 @@ MADE = PodClaim("gpus", "train", template=True)
 
 
 def test_entry_kind_follows_from_api_group_and_resource() -> None:
-    found = by_kind(reserved(pod_entry(), GROUP, JOB).reserved)
+    found = reservations_by_kind(reserved(pod_entry(), GROUP, JOB).reserved)
     assert found.pods == (Reservation(ConsumerKind.POD, "", "pods", "train-0", "p-0"),)
     assert found.groups == (
         Reservation(ConsumerKind.POD_GROUP, "scheduling.k8s.io", "podgroups", "workers", "g"),
@@ -70,9 +78,9 @@ def test_entry_of_another_group_or_resource_is_other(entry: dict[str, str]) -> N
 
 def test_entries_above_the_api_servers_limit_are_all_parsed() -> None:
     claim = reserved(*map(pod_entry, range(RESERVED_MAX)))
-    assert not by_kind(claim.reserved).is_over
-    more = by_kind(reserved(*map(pod_entry, range(1000)), GROUP).reserved)
-    assert more.is_over
+    assert not reservations_by_kind(claim.reserved).exceeds_limit
+    more = reservations_by_kind(reserved(*map(pod_entry, range(1000)), GROUP).reserved)
+    assert more.exceeds_limit
     assert (len(more.pods), len(more.groups)) == (1000, 1)
 
 
@@ -85,7 +93,7 @@ def test_missing_or_empty_list_has_no_reservations(value: Any) -> None:
     ("entries", "place"),
     [
         ([7], r"here\[0\]: is a number, not an object"),
-        ([{}, {"uid": 7}], r"here\[1\].uid: is a number, no text"),
+        ([{}, {"uid": 7}], r"here\[1\].uid: is a number, not text"),
     ],
 )
 def test_invalid_entry_is_refused_with_its_path(entries: Any, place: str) -> None:
@@ -101,9 +109,9 @@ def test_fields_of_kep_5194_are_parsed_and_prevent_no_refusal() -> None:
             "status": {"allocation": {"reservedForAnyPod": True}, "reservedFor": [JOB]},
         }
     )
-    assert claim.meant_for == claim.reserved == parse_reservations(JOB, "")
+    assert claim.spec_reserved == claim.reserved == parse_reservations(JOB, "")
     assert claim.any_pod
-    found = refusal(pod(), NAMED, claim)  # no Kubernetes release has these fields
+    found = find_refusal(pod(), NAMED, claim)  # no Kubernetes release has these fields
     assert found is not None
     assert found.kubelets is RefusingKubelets.ALL
 
@@ -113,72 +121,78 @@ def test_fields_of_kep_5194_are_parsed_and_prevent_no_refusal() -> None:
 
 def test_reservations_without_a_pod_or_group_are_unmatched() -> None:
     claim = reserved(pod_entry(0), pod_entry(1), GROUP, {**GROUP, "name": "gone"}, JOB)
-    orphans = unmatched(claim, known_consumers([pod(0), pod(7, group="workers")]))
+    orphans = unmatched_reservations(claim, known_consumers([pod(0), pod(7, group="workers")]))
     assert [one.name for one in orphans] == ["train-1", "gone"]
 
 
 def test_pod_of_another_namespace_matches_no_reservation() -> None:
-    other_namespace = KnownPod(PodRef("team-b", "x", "p-0"), group="workers")
-    orphans = unmatched(reserved(GROUP, pod_entry()), known_consumers([other_namespace]))
+    other_namespace = PodObject(PodRef("team-b", "x", "p-0"), group="workers")
+    orphans = unmatched_reservations(reserved(GROUP, pod_entry()), known_consumers([other_namespace]))
     assert [one.name for one in orphans] == ["workers", "train-0"]
 
 
 def test_mirror_pod_matches_the_reservation_for_its_uid() -> None:
     """The scheduler reserves for the API server's object; the kubelet knows the pod by its config hash."""
-    mirror = KnownPod(PodRef("team-a", "train-0", "0badcafe"), mirror_uid="p-0")
-    assert unmatched(reserved(pod_entry(0)), known_consumers([mirror])) == ()
+    mirror = PodObject(PodRef("team-a", "train-0", "0badcafe"), mirror_uid="p-0")
+    assert unmatched_reservations(reserved(pod_entry(0)), known_consumers([mirror])) == ()
 
 
 def test_reservation_for_a_group_with_a_pods_uid_is_unmatched() -> None:
     claim = reserved({**GROUP, "uid": "p-0"})
-    assert [one.name for one in unmatched(claim, known_consumers([pod(0)]))] == ["workers"]
+    assert [one.name for one in unmatched_reservations(claim, known_consumers([pod(0)]))] == ["workers"]
 
 
 # --- refusals of the kubelet -------------------------------------------------------------------------------
 
 
 def test_pod_with_a_reservation_is_not_refused() -> None:
-    assert refusal(pod(), NAMED, reserved(pod_entry(1), pod_entry(0))) is None
+    assert find_refusal(pod(), NAMED, reserved(pod_entry(1), pod_entry(0))) is None
 
 
 def test_pod_without_a_reservation_is_refused_by_all_kubelets() -> None:
-    found = refusal(pod(), NAMED, reserved(pod_entry(1), pod_entry(2), JOB))
+    found = find_refusal(pod(), NAMED, reserved(pod_entry(1), pod_entry(2), JOB))
     assert found is not None
     assert found.kubelets is RefusingKubelets.ALL
-    assert found.why == "the claim is not reserved for the pod, but for 2 pods and 1 other"
-    unreserved = refusal(pod(), NAMED, reserved())
+    assert found.reason == "the claim is not reserved for the pod, but for 2 pods and 1 other"
+    unreserved = find_refusal(pod(), NAMED, reserved())
     assert unreserved is not None
-    assert unreserved.why.endswith("but for no consumer")
+    assert unreserved.reason.endswith("but for no consumer")
 
 
 def test_group_reservation_is_refused_by_kubelets_without_groups() -> None:
-    found = refusal(pod(group="workers"), NAMED, reserved(GROUP))
+    found = find_refusal(pod(group="workers"), NAMED, reserved(GROUP))
     assert found is not None
     assert found.kubelets is RefusingKubelets.WITHOUT_GROUPS
 
 
 def test_pod_reserved_itself_and_by_group_is_not_refused() -> None:
-    assert refusal(pod(group="workers"), NAMED, reserved(GROUP, pod_entry())) is None
+    assert find_refusal(pod(group="workers"), NAMED, reserved(GROUP, pod_entry())) is None
 
 
 def test_reservation_for_another_group_does_not_count() -> None:
-    found = refusal(pod(group="others"), NAMED, reserved(GROUP))
+    found = find_refusal(pod(group="others"), NAMED, reserved(GROUP))
     assert found is not None
     assert found.kubelets is RefusingKubelets.ALL
 
 
 def test_kubelet_matches_the_uid_of_any_kind_of_entry() -> None:
-    assert refusal(pod(), NAMED, reserved({"uid": "p-0"})) is None  # same case as in kubelet manager_test.go
+    assert (
+        find_refusal(pod(), NAMED, reserved({"uid": "p-0"})) is None
+    )  # same case as in kubelet manager_test.go
 
 
 def test_claim_from_a_template_must_be_owned_by_the_pod() -> None:
     claim = reserved(pod_entry())
-    mine = KnownClaim(REF, True, reserved=claim.reserved, owner=Owner("v1", "Pod", "train-0", "p-0", True))
-    old = KnownClaim(REF, True, reserved=claim.reserved, owner=Owner("v1", "Pod", "train-0", "p-old", True))
-    assert refusal(pod(), MADE, mine) is None
-    assert refusal(pod(), NAMED, old) is None  # not made from a template
+    mine = ClaimObject(
+        REF, True, reserved=claim.reserved, owner=OwnerReference("v1", "Pod", "train-0", "p-0", True)
+    )
+    old = ClaimObject(
+        REF, True, reserved=claim.reserved, owner=OwnerReference("v1", "Pod", "train-0", "p-old", True)
+    )
+    assert find_refusal(pod(), MADE, mine) is None
+    assert find_refusal(pod(), NAMED, old) is None  # not made from a template
     for other in (old, claim):
-        found = refusal(pod(), MADE, other)
+        found = find_refusal(pod(), MADE, other)
         assert found is not None
         assert found.kubelets is RefusingKubelets.ALL
 
@@ -187,38 +201,43 @@ def test_claim_from_a_template_must_be_owned_by_the_pod() -> None:
     ("owner", "kubelets"),
     [
         (
-            Owner("scheduling.k8s.io/v1alpha2", "PodGroup", "workers", "g", True),
+            OwnerReference("scheduling.k8s.io/v1alpha2", "PodGroup", "workers", "g", True),
             RefusingKubelets.WITHOUT_GROUPS,
         ),
-        (Owner("scheduling.k8s.io/v1alpha2", "PodGroup", "others", "g", True), RefusingKubelets.ALL),
-        (Owner("scheduling.volcano.sh/v1", "PodGroup", "workers", "g", True), RefusingKubelets.ALL),
-        (Owner("scheduling.k8s.io/v1alpha2", "Workload", "workers", "g", True), RefusingKubelets.ALL),
+        (OwnerReference("scheduling.k8s.io/v1alpha2", "PodGroup", "others", "g", True), RefusingKubelets.ALL),
+        (OwnerReference("scheduling.volcano.sh/v1", "PodGroup", "workers", "g", True), RefusingKubelets.ALL),
+        (
+            OwnerReference("scheduling.k8s.io/v1alpha2", "Workload", "workers", "g", True),
+            RefusingKubelets.ALL,
+        ),
     ],
 )
 def test_claim_owned_by_the_pod_group_needs_kubelet_with_groups(
-    owner: Owner, kubelets: RefusingKubelets
+    owner: OwnerReference, kubelets: RefusingKubelets
 ) -> None:
-    claim = KnownClaim(REF, True, reserved=reserved(pod_entry()).reserved, owner=owner)
-    found = refusal(pod(group="workers"), MADE, claim)
+    claim = ClaimObject(REF, True, reserved=reserved(pod_entry()).reserved, owner=owner)
+    found = find_refusal(pod(group="workers"), MADE, claim)
     assert found is not None
     assert found.kubelets is kubelets
 
 
 def test_claim_without_allocation_is_refused() -> None:
-    found = refusal(pod(), NAMED, KnownClaim(REF, reserved=reserved(pod_entry()).reserved))
+    found = find_refusal(pod(), NAMED, ClaimObject(REF, reserved=reserved(pod_entry()).reserved))
     assert found is not None
-    assert found.why == "the claim is not allocated"
+    assert found.reason == "the claim is not allocated"
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_ended_pod_is_not_refused(phase: str) -> None:
-    assert refusal(pod(phase=phase), NAMED, reserved()) is None
+    assert find_refusal(pod(phase=phase), NAMED, reserved()) is None
 
 
 def test_pod_without_an_object_is_refused_only_if_certain() -> None:
-    assert refusal_of_uid("p-0", reserved(pod_entry())) is None
-    assert refusal_of_uid("p-0", reserved(pod_entry(1), GROUP)) is None  # the pod may belong to the group
-    found = refusal_of_uid("p-0", reserved(pod_entry(1)))
+    assert find_refusal_by_uid("p-0", reserved(pod_entry())) is None
+    assert (
+        find_refusal_by_uid("p-0", reserved(pod_entry(1), GROUP)) is None
+    )  # the pod may belong to the group
+    found = find_refusal_by_uid("p-0", reserved(pod_entry(1)))
     assert found is not None
     assert (found.pod, found.kubelets) == (PodRef(uid="p-0"), RefusingKubelets.ALL)
 
@@ -249,7 +268,7 @@ def kubelet_accepts(entries: list[dict[str, str]], uid: str, group: str, *, gate
 
 @given(ENTRIES, st.sampled_from(["", "workers"]))
 def test_refusals_equal_those_of_the_kubelet(entries: list[dict[str, str]], group: str) -> None:
-    found = refusal(pod(group=group), NAMED, reserved(*entries))
+    found = find_refusal(pod(group=group), NAMED, reserved(*entries))
     kubelets = None if found is None else found.kubelets
     old = kubelet_accepts(entries, "p-0", group, gate=False)
     new = kubelet_accepts(entries, "p-0", group, gate=True)
@@ -261,6 +280,6 @@ def test_refusals_equal_those_of_the_kubelet(entries: list[dict[str, str]], grou
 @given(ENTRIES)
 def test_every_entry_has_exactly_one_kind(entries: list[dict[str, str]]) -> None:
     claim = reserved(*entries)
-    kinds = by_kind(claim.reserved)
+    kinds = reservations_by_kind(claim.reserved)
     assert sorted(one for of in kinds for one in of) == sorted(claim.reserved)
     assert all(one.api_group == "" and one.resource == "pods" for one in kinds.pods)

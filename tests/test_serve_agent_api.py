@@ -18,8 +18,8 @@ from wire.serving import DRIVER, Serving, at, device, eventually, report, unheal
 
 from agent.model.health import Severity
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats
-from agent.model.source import SourceSample, SourceState
+from agent.model.snapshot import NativeCoreStats
+from agent.model.source_state import SourceSample, SourceState
 
 WATCH = "/drahealth.v1.Agent/Watch"
 REPORT = message_class("drahealth.v1", "Report")
@@ -50,7 +50,7 @@ def full_report() -> Report:
     return replace(
         report([device("a"), degraded, unhealthy("c"), unhealthy("d")], second=4),
         sources=(source,),
-        core=CoreStats(passes=11, kernel_bytes=4096),
+        core=NativeCoreStats(passes=11, kernel_bytes=4096),
         groups=3,
     )
 

@@ -223,7 +223,7 @@ def test_unknown_health_number_is_unknown_with_the_number(tmp_path: Path, number
     with driver(tmp_path / "a.sock", sends(entry("a", number, "odd"))) as path:
         received = first(path)[0].devices[0]
     assert (received.health, received.severity) == (Health.UNKNOWN, Severity.UNKNOWN)
-    assert received.message == f"peer reports health {shown}, not 0, 1 or 2; odd"
+    assert received.message == f"the driver reports health {shown}, must be 0, 1 or 2; odd"
 
 
 def test_device_becomes_unknown_when_its_lease_ends(tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_message_just_below_the_limit_is_read(tmp_path: Path) -> None:
     ("sent", "text"),
     [
         (b"\x0a\x04\x2a\x02\xc3\x28", "devices.message: not UTF-8 at byte 0 of 2"),
-        (b"\x0a\x05ab", "devices: ends 3 bytes after the message's 4"),
-        (b"\x08\x05", "devices: wire type 0, should be 2"),
+        (b"\x0a\x05ab", "devices: ends 3 bytes after the end of the message"),
+        (b"\x08\x05", "devices: wire type is 0, must be 2"),
     ],
 )
 def test_invalid_list_raises_with_place(tmp_path: Path, sent: bytes, text: str) -> None:
@@ -274,7 +274,7 @@ def test_compressed_message_is_refused(tmp_path: Path) -> None:
 
 def test_end_of_stream_is_an_error(tmp_path: Path) -> None:
     with driver(tmp_path / "a.sock", lambda _: iter([entry("a")])) as path:
-        assert refusal(path, lambda path: first(path, 2)) == "ended the stream"
+        assert refusal(path, lambda path: first(path, 2)) == "server ended the stream"
 
 
 def test_error_of_the_server_is_passed_on(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_error_of_the_server_is_passed_on(tmp_path: Path) -> None:
 
 def test_server_of_another_api_is_an_error(tmp_path: Path) -> None:
     with driver(tmp_path / "a.sock", sends(), "other.Service") as path:
-        assert refusal(path) == "serves neither drahealth.v1.Agent nor a DRA health API"
+        assert refusal(path) == "server has neither drahealth.v1.Agent nor a DRA health API"
         assert refusal(path, read_status).startswith("UNIMPLEMENTED: ")
 
 
@@ -330,14 +330,14 @@ def test_server_without_http2_is_an_error(
     tmp_path: Path, reply: bytes, call: Callable[[Path], object]
 ) -> None:
     with replying_peer(tmp_path / "a.sock", reply, after=raw.PREFACE, disconnects=True) as path:
-        assert refusal(path, call) == "closed the connection"
+        assert refusal(path, call) == "server closed the connection"
 
 
 @pytest.mark.parametrize("call", [first, read_status])
 def test_immediately_closed_connection_is_an_error(tmp_path: Path, call: Callable[[Path], object]) -> None:
     with FrameServer(tmp_path / "a.sock", lambda peer: None):
         for _ in range(20):  # sometimes before the connection is used, sometimes during its use
-            assert refusal(tmp_path / "a.sock", call) == "closed the connection"
+            assert refusal(tmp_path / "a.sock", call) == "server closed the connection"
 
 
 def response(*headers: tuple[str, str]) -> bytes:
@@ -358,8 +358,8 @@ OPENED = response(STATUS_OK, GRPC)
         (response(STATUS_OK, GRPC, ("grpc-status", "x")), "UNKNOWN: Invalid grpc-status: 'x'"),
         (response(STATUS_OK, GRPC, ("grpc-status", "5"), ("grpc-message", "%E9!")), "NOT_FOUND: \ufffd!"),
         (OPENED + raw.frame(raw.DATA, raw.END_STREAM, 1, b"\0\0"), "INTERNAL: stream ended in the middle"),
-        (OPENED + raw.frame(raw.RST_STREAM, 0, 1, bytes(4)), "closed the connection"),
-        (raw.frame(raw.GOAWAY, 0, 0, bytes(8)), "closed the connection"),
+        (OPENED + raw.frame(raw.RST_STREAM, 0, 1, bytes(4)), "server closed the connection"),
+        (raw.frame(raw.GOAWAY, 0, 0, bytes(8)), "server closed the connection"),
     ],
 )
 def test_http2_server_without_grpc_is_an_error(tmp_path: Path, http2_frames: bytes, text: str) -> None:
@@ -386,7 +386,7 @@ def test_missing_server_is_an_error_with_reason(tmp_path: Path, call: Callable[[
         stale.bind(str(path))
     assert refusal(path, call) == "no process serves this socket; is the agent running?"
     path = tmp_path / ("x" * 108)
-    assert refusal(path, call) == f"is {len(str(path))} bytes, a socket's limit is 107"
+    assert refusal(path, call) == f"path is {len(str(path))} bytes, limit 107 for a unix socket"
     assert refusal(tmp_path, call) == "is not a socket"
 
 

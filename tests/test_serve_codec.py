@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from wire.google import message_class
 from wire.plugin import DRA
 
-from agent.serve.grpc.codec import FIELDS_PER_ENTRY, Codec, UnreadRequest
+from agent.serve.grpc.codec import FIELDS_PER_ENTRY, Codec, EmptyRequest
 from agent.serve.grpc.gen.agent.drahealth import v1 as agent_v1
 from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
 from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as dra_v1beta1
@@ -28,11 +28,11 @@ def test_bytes_are_sent_unchanged() -> None:
 
 
 def test_unread_request_is_checked_for_well_formedness() -> None:
-    assert Codec().decode(b"\x7a\x01x", UnreadRequest) == b"\x7a\x01x"
+    assert Codec().decode(b"\x7a\x01x", EmptyRequest) == b"\x7a\x01x"
     with pytest.raises(
-        GRPCError, match="the request field 15: ends 1 bytes after the message's 2"
+        GRPCError, match="the request field 15: ends 1 bytes after the end of the message"
     ) as refused:
-        Codec().decode(b"\x7a\x01", UnreadRequest)
+        Codec().decode(b"\x7a\x01", EmptyRequest)
     assert refused.value.status is Status.INTERNAL
 
 
@@ -53,22 +53,22 @@ def test_unknown_fields_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (entry(b"\x2a\x05ab"), "devices.message: ends 3 bytes after the message's 4"),
+        (entry(b"\x2a\x05ab"), "devices.message: ends 3 bytes after the end of the message"),
         (entry(b"\x2a\x02\xc3\x28"), "devices.message: not UTF-8 at byte 0 of 2"),
-        (entry(b"\x28\x05"), "devices.message: wire type 0, should be 2"),
-        (entry(b"\x12\x01x"), "devices.health: wire type 2, should be 0"),
-        (entry(b"\x10" + b"\xff" * 10 + b"\x01"), "devices.health: a number of more than 10 bytes"),
-        (entry(b"\x10\x80"), "devices.health: ends in the middle of a number"),
-        (entry(b"\x0a\x03\x0a\x05p"), "devices.device.pool_name: ends 4 bytes after the message's 3"),
+        (entry(b"\x28\x05"), "devices.message: wire type is 0, must be 2"),
+        (entry(b"\x12\x01x"), "devices.health: wire type is 2, must be 0"),
+        (entry(b"\x10" + b"\xff" * 10 + b"\x01"), "devices.health: varint is longer than 10 bytes"),
+        (entry(b"\x10\x80"), "devices.health: message ends inside a varint"),
+        (entry(b"\x0a\x03\x0a\x05p"), "devices.device.pool_name: ends 4 bytes after the end of the message"),
         (b"\x0b", "NodeWatchResourcesResponse.devices: wire type 3 is not valid"),
         (b"\x7f", "NodeWatchResourcesResponse field 15: wire type 7 is not valid"),
-        (b"\x79\x00", "NodeWatchResourcesResponse field 15: ends 7 bytes after the message's 2"),
+        (b"\x79\x00", "NodeWatchResourcesResponse field 15: ends 7 bytes after the end of the message"),
         (b"\x00\x00", "NodeWatchResourcesResponse: field number 0 is not valid"),
         (
             b"\x80\x80\x80\x80\x10\x00",
             "NodeWatchResourcesResponse: field number 536870912 is not valid",
         ),
-        (b"\xff", "NodeWatchResourcesResponse: ends in the middle of a number"),
+        (b"\xff", "NodeWatchResourcesResponse: message ends inside a varint"),
     ],
 )
 def test_invalid_message_is_refused_with_place(data: bytes, text: str) -> None:
@@ -109,15 +109,15 @@ def answers(*fields: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (answers(b"\x0a\x05ab"), "claims.key: ends 3 bytes after the message's 4"),
+        (answers(b"\x0a\x05ab"), "claims.key: ends 3 bytes after the end of the message"),
         (answers(b"\x0a\x02\xc3\x28"), "claims.key: not UTF-8 at byte 0 of 2"),
-        (answers(b"\x08\x05"), "claims.key: wire type 0, should be 2"),
-        (answers(b"\x10\x05"), "claims.value: wire type 0, should be 2"),
+        (answers(b"\x08\x05"), "claims.key: wire type is 0, must be 2"),
+        (answers(b"\x10\x05"), "claims.value: wire type is 0, must be 2"),
         (
             answers(b"\x0a\x01u", b"\x12\x03\x12\x05e"),
-            "claims.value.error: ends 4 bytes after the message's 3",
+            "claims.value.error: ends 4 bytes after the end of the message",
         ),
-        (b"\x08\x05", "claims: wire type 0, should be 2"),
+        (b"\x08\x05", "claims: wire type is 0, must be 2"),
     ],
 )
 def test_map_is_checked_with_its_values(data: bytes, text: str) -> None:
@@ -148,12 +148,12 @@ def test_map_is_decoded_as_by_google_protobuf(data: bytes) -> None:
 
 
 def test_entries_above_the_limit_are_refused_unread() -> None:
-    codec = Codec(entries=3)
+    codec = Codec(max_entries=3)
     assert len(codec.decode(entry(b"\x2a\x01m") * 3, RESPONSE).devices) == 3
     with pytest.raises(GRPCError) as raised:
         codec.decode(entry(b"\x2a\x01m") * 4 + b"\xff", RESPONSE)
     assert raised.value.status is Status.RESOURCE_EXHAUSTED
-    assert raised.value.message == "NodeWatchResourcesResponse.devices: more than 3 entries"
+    assert raised.value.message == "NodeWatchResourcesResponse.devices: more than 3 entries; send fewer"
 
 
 def test_betterproto_gets_no_unknown_fields() -> None:
@@ -164,12 +164,12 @@ def test_betterproto_gets_no_unknown_fields() -> None:
 
 @pytest.mark.parametrize("field", [b"\x78\x05", b"\x2a\x00"])
 def test_fields_above_the_limit_are_refused_known_or_not(field: bytes) -> None:
-    codec, maximum = Codec(entries=4), 4 * FIELDS_PER_ENTRY
+    codec, maximum = Codec(max_entries=4), 4 * FIELDS_PER_ENTRY
     assert len(codec.decode(entry(field * (maximum - 1)), RESPONSE).devices) == 1
     with pytest.raises(GRPCError) as raised:
         codec.decode(entry(field * maximum), RESPONSE)
     assert raised.value.status is Status.RESOURCE_EXHAUSTED
-    assert raised.value.message == f"NodeWatchResourcesResponse.devices: more than {maximum} fields in all"
+    assert raised.value.message.endswith(f".devices: more than {maximum} fields in all; send fewer")
 
 
 @given(st.binary(max_size=40))

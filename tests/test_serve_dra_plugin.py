@@ -19,10 +19,10 @@ from wire.serving import eventually
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.prepare.classify import PrepareContext, classify
 from agent.prepare.errors import BadConfig, DriverError, TransientError
-from agent.prepare.message import kubelet_text, kubelet_texts
-from agent.serve.dra_plugin.in_flight import RunKind
-from agent.serve.dra_plugin.request_checks import CLAIMS_LIMIT, check_claims
-from agent.serve.dra_plugin.result import PreparedDevice, WireMode, check_prepared
+from agent.prepare.kubelet_message import kubelet_text, kubelet_texts
+from agent.serve.dra_plugin.in_flight import ClaimOperation
+from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, validate_prepared_devices
+from agent.serve.dra_plugin.request_checks import CLAIMS_LIMIT, validate_claims
 
 PREPARE = f"/{DRA}.v1.DRAPlugin/NodePrepareResources"
 UNPREPARE = f"/{DRA}.v1.DRAPlugin/NodeUnprepareResources"
@@ -61,7 +61,7 @@ def test_unprepared_claim_has_no_error(serving: Serving, kubelet: Kubelet, versi
 
 
 def test_share_id_is_sent_in_v1_and_not_in_v1beta1(serving: Serving, kubelet: Kubelet) -> None:
-    async def shared(kind: RunKind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+    async def shared(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         return (PreparedDevice((), "p", "d", (), "share-1"), PreparedDevice((), "p", "e"))
 
     serving.claims.behaviour["a"] = shared
@@ -127,7 +127,7 @@ def test_error_class_number_is_sent_only_in_its_modes(
 def test_internal_error_fails_only_its_claim(
     serving: Serving, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def raise_error(kind: RunKind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+    async def raise_error(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         raise LookupError("not foreseen")
 
     serving.claims.behaviour["a"] = raise_error
@@ -138,7 +138,7 @@ def test_internal_error_fails_only_its_claim(
 
 
 def test_too_large_answer_becomes_an_error_of_its_claim(serving: Serving, kubelet: Kubelet) -> None:
-    async def endless(kind: RunKind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+    async def endless(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         return tuple(PreparedDevice((), "p" * 1000, f"d{n}") for n in range(5000))
 
     serving.claims.behaviour["a"] = endless
@@ -215,7 +215,7 @@ def test_claim_is_never_prepared_and_unprepared_concurrently(tmp_path: Path) -> 
 def test_claims_of_a_call_run_concurrently(serving: Serving, kubelet: Kubelet) -> None:
     barrier = asyncio.Barrier(3)
 
-    async def wait_for_others(kind: RunKind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+    async def wait_for_others(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         await barrier.wait()
         return ()
 
@@ -231,7 +231,7 @@ def test_shutdown_waits_for_open_calls(tmp_path: Path) -> None:
     with Kubelet(serving.paths.service) as kubelet, ThreadPoolExecutor() as pool:
         call = kubelet.prepare_async(claim("slow"))
         eventually(lambda: bool(serving.claims.calls), "the run has begun")
-        serving.plugin.finish_s = 10
+        serving.plugin.drain_s = 10
         stopping = pool.submit(serving.thread.stop, 20)
         eventually(
             lambda: not serving.paths.registration.exists(), "the registration socket is removed first"
@@ -256,7 +256,7 @@ def test_interrupted_shutdown_leaves_no_socket(tmp_path: Path) -> None:
     with Kubelet(serving.paths.service) as kubelet:
         call = kubelet.prepare_async(claim("slow"))
         eventually(lambda: bool(serving.claims.calls), "the run has begun")
-        serving.plugin.finish_s = 30
+        serving.plugin.drain_s = 30
         assert not serving.thread.stop(timeout_s=0)
         eventually(lambda: not serving.paths.registration.exists(), "the shutdown has begun")
         assert serving.thread.stop(PATIENCE_S)
@@ -282,17 +282,17 @@ def test_hanging_call_does_not_delay_shutdown(tmp_path: Path) -> None:
 LONG = "a" * 64
 
 WRONG = [
-    (("ns", "c", ""), "request.uid", "uid: empty"),
+    (("ns", "c", ""), "request.uid", "uid: is empty"),
     (("ns", "c", LONG), "request.uid", "uid: 64 bytes, limit 63"),
     (("ns", "c", "../../etc"), "request.uid", "uid: '../../etc' is not letters"),
     (("ns", "c", "a/b"), "request.uid", "uid: 'a/b' is not letters"),
     (("ns", "c", "a\x00b"), "request.uid", r"uid: 'a\x00b' is not letters"),
     (("ns", "c", "a\n"), "request.uid", r"uid: 'a\n' is not letters"),
     (("ns", "c", ".."), "request.uid", "uid: '..' is not letters"),
-    (("", "c", "u"), "request.namespace", "namespace: empty"),
+    (("", "c", "u"), "request.namespace", "namespace: is empty"),
     ((LONG, "c", "u"), "request.namespace", "namespace: 64 bytes, limit 63"),
     (("a.b", "c", "u"), "request.namespace", "namespace: 'a.b' is not a DNS label"),
-    (("ns", "", "u"), "request.name", "name: empty"),
+    (("ns", "", "u"), "request.name", "name: is empty"),
     (("ns", "a" * 254, "u"), "request.name", "name: 254 bytes, limit 253"),
     (("ns", "A", "u"), "request.name", "name: 'A' is not a DNS subdomain"),
     (("ns", "a..b", "u"), "request.name", "name: 'a..b' is not a DNS subdomain"),
@@ -313,7 +313,7 @@ def test_invalid_field_is_named_in_error_of_its_claim(
 
 def test_uid_with_two_names_is_refused_with_both_names(serving: Serving, kubelet: Kubelet) -> None:
     answers = kubelet.prepare(claim("a", uid="u"), claim("b", uid="u"), claim("c"))
-    assert "uid: 'u' is both 'ns/a' and 'ns/b'" in answers["u"].error
+    assert "uid: 'u' is the uid of both 'ns/a' and 'ns/b'" in answers["u"].error
     assert serving.claims.calls == [("prepare", "c")]
 
 
@@ -338,7 +338,10 @@ def test_maximum_of_claims_with_longest_names_is_prepared(serving: Serving, kube
 
 def test_too_large_request_is_refused_unread(serving: Serving, kubelet: Kubelet) -> None:
     for data, text in [
-        (encode_field(1, b"") * 5000, "NodePrepareResourcesRequest.claims: more than 4096 entries"),
+        (
+            encode_field(1, b"") * 5000,
+            "NodePrepareResourcesRequest.claims: more than 4096 entries; send fewer",
+        ),
         (bytes(600 << 10), "message is 614400 bytes, limit 524288; refused unread"),
     ]:
         with pytest.raises(grpc.RpcError) as raised:
@@ -351,12 +354,12 @@ def test_too_large_request_is_refused_unread(serving: Serving, kubelet: Kubelet)
 @pytest.mark.parametrize(
     ("field", "text"),
     [
-        (b"\x12\x05ab", "Request.claims.uid: ends 3 bytes after the message's 4"),
+        (b"\x12\x05ab", "Request.claims.uid: ends 3 bytes after the end of the message"),
         (b"\x12\x02\xc3\x28", "Request.claims.uid: not UTF-8 at byte 0 of 2"),
-        (b"\x10\x05", "Request.claims.uid: wire type 0, should be 2"),
+        (b"\x10\x05", "Request.claims.uid: wire type is 0, must be 2"),
         (
             b"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
-            "Request.claims.name: a number of more than 10 bytes",
+            "Request.claims.name: varint is longer than 10 bytes",
         ),
         (b"\x13", "Request.claims.uid: wire type 3 is not valid"),
     ],
@@ -388,7 +391,7 @@ def test_unknown_fields_of_a_newer_kubelet_are_ignored(serving: Serving, kubelet
 
 @given(st.lists(st.tuples(st.text(max_size=70), st.text(max_size=260), st.text(max_size=70)), max_size=8))
 def test_check_claims_returns_every_uid_once(refs: list[tuple[str, str, str]]) -> None:
-    claims = check_claims(ClaimRef(*ref) for ref in refs)
+    claims = validate_claims(ClaimRef(*ref) for ref in refs)
     uids = [ref.uid for ref in claims.claims] + [ref.uid for ref, _ in claims.refused]
     assert sorted(uids) == sorted({uid for _, _, uid in refs})
     for ref in claims.claims:
@@ -419,14 +422,14 @@ def test_valid_answer_is_returned_unchanged() -> None:
         prepared(requests=("gpu",)),
         prepared(device="nic-0", cdi_ids=(), share_id="share-1"),
     ]
-    assert check_prepared(CLAIM, answer) == tuple(answer)
-    assert check_prepared(CLAIM, ()) == ()
+    assert validate_prepared_devices(CLAIM, answer) == tuple(answer)
+    assert validate_prepared_devices(CLAIM, ()) == ()
 
 
 def test_request_is_returned_without_its_alternative() -> None:
     """Containers name the request: they do not know the chosen alternative."""
     answer = [prepared(requests=("gpu/big",)), prepared(requests=("gpu/big", "gpu"))]
-    assert [answer.requests for answer in check_prepared(CLAIM, answer)] == [("gpu",), ("gpu",)]
+    assert [answer.requests for answer in validate_prepared_devices(CLAIM, answer)] == [("gpu",), ("gpu",)]
 
 
 @pytest.mark.parametrize(
@@ -457,7 +460,7 @@ def test_request_is_returned_without_its_alternative() -> None:
 )
 def test_invalid_answer_error_names_device_and_field(answer: object, text: str) -> None:
     with pytest.raises(DriverError) as raised:
-        check_prepared(CLAIM, answer)
+        validate_prepared_devices(CLAIM, answer)
     assert raised.value.code == "driver.bug.answer"
     assert text in str(raised.value)
 
@@ -465,6 +468,7 @@ def test_invalid_answer_error_names_device_and_field(answer: object, text: str) 
 def test_two_devices_with_one_cdi_id_are_accepted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     answer = [prepared(), prepared(device="nic-0")]
-    assert check_prepared(CLAIM, answer) == tuple(answer)
+    assert validate_prepared_devices(CLAIM, answer) == tuple(answer)
     (record,) = caplog.records
-    assert "pool/gpu-0 and pool/nic-0 have the same first CDI id example.com/gpu=a" in record.getMessage()
+    text = "devices pool/gpu-0 and pool/nic-0 have the same first CDI id example.com/gpu=a"
+    assert text in record.getMessage()

@@ -17,14 +17,14 @@ from wire.google import described, message_class, watch_health
 from wire.link import API, Driver, Serving, claim, message
 from wire.serving import eventually
 
-from agent.errors import Busy, ConfigError, PermissionDenied
+from agent.errors import ConfigError, PermissionDenied, ResourceBusy
 from agent.model.claim import DeviceRef
 from agent.model.taint import Effect, Taint, Taints
+from agent.serve.driver_link.handler import TooManyDevices
 from agent.serve.driver_link.service import QUERY_THREADS, DriverLinkService
-from agent.serve.driver_link.types import TooManyDevices
 from agent.serve.grpc.gen.driver_link.drahealth import v1
-from agent.store.files import WriteError
-from agent.system.threads.worker_pool import WAITING_MAX
+from agent.store.state_files import StateWriteError
+from agent.system.threads.worker_pool import QUEUE_MAX
 
 ARRIVAL_S = 2.0
 """Deadline of a call that gets no answer; the call has arrived by then, also on a busy machine."""
@@ -108,7 +108,7 @@ def test_methods_equal_those_of_the_generated_server() -> None:
 
 def test_agent_without_driver_calls_imports_no_prepare_modules() -> None:
     program = (
-        "import sys, agent.serve.servers\n"
+        "import sys, agent.serve.agent_servers\n"
         "print([one for one in sys.modules if one.startswith('agent.prepare') or 'gen.driver_link' in one])"
     )
     completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -242,14 +242,14 @@ def test_cancelled_call_leaves_the_queue(serving: Serving, driver: Driver) -> No
     release = serving.handler.hold("sync")
     first = driver.call_async("SyncDevices")
     eventually(lambda: len(serving.handler.calls) == 1, "the declaration hangs")
-    waiting = [driver.call_async("SyncDevices") for _ in range(WAITING_MAX)]
+    waiting = [driver.call_async("SyncDevices") for _ in range(QUEUE_MAX)]
     eventually(
         lambda: (
             error_status(driver.call_async("SyncDevices", timeout_s=ARRIVAL_S)) is Status.RESOURCE_EXHAUSTED
         ),
         "the queue is full",
     )
-    assert refusal(driver, "SyncDevices")[1] == "64 calls wait already, limit 64"
+    assert refusal(driver, "SyncDevices")[1] == "worker pool dh-link: 64 calls wait already, limit 64"
     for call in waiting:
         call.cancel()
     eventually(
@@ -291,11 +291,11 @@ def test_shutdown_waits_for_reports_and_not_for_hanging_disk(tmp_path: Path) -> 
 
 FAILURES = [
     (ConfigError("device 'a': numa: 5000"), Status.INVALID_ARGUMENT, "device 'a': numa: 5000"),
-    (Busy("/d/x.toml: not ours"), Status.FAILED_PRECONDITION, "/d/x.toml: not ours"),
+    (ResourceBusy("/d/x.toml: not ours"), Status.FAILED_PRECONDITION, "/d/x.toml: not ours"),
     (TooManyDevices("2 devices and 4095 of other drivers"),
      Status.RESOURCE_EXHAUSTED, "2 devices and 4095 of other drivers"),
     (
-        WriteError(Path("/d/x"), 7, 28, "No space left on device"),
+        StateWriteError(Path("/d/x"), 7, 28, "No space left on device"),
         Status.RESOURCE_EXHAUSTED,
         "/d/x: 7 bytes could not be written: No space left on device",
     ),
@@ -303,8 +303,8 @@ FAILURES = [
      Status.RESOURCE_EXHAUSTED, "/d/x: No space left on device"),
     (OSError(5, "Input/output error", "/d/x"), Status.UNAVAILABLE, "/d/x: Input/output error"),
     (PermissionDenied("/d: may not write"), Status.UNAVAILABLE, "/d: may not write"),
-    (LookupError("secret"), Status.INTERNAL, "LookupError; see the agent's log"),
-    (SystemExit(3), Status.INTERNAL, "SystemExit; see the agent's log"),
+    (LookupError("secret"), Status.INTERNAL, "internal error: LookupError; see the agent's log"),
+    (SystemExit(3), Status.INTERNAL, "internal error: SystemExit; see the agent's log"),
     (ConfigError("ä" * 5000), Status.INVALID_ARGUMENT, "ä" * 510 + "..."),
 ]  # fmt: skip
 

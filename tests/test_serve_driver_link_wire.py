@@ -20,18 +20,18 @@ from agent.prepare.classify import PrepareContext, classify_evidence
 from agent.prepare.evidence import (
     DecodeFailure,
     DriverReportedError,
-    Errno,
+    ErrnoEvidence,
     ErrorText,
     Evidence,
     GrpcStatus,
     HttpStatus,
     NvmlCode,
-    TimedOut,
+    OperationTimeout,
 )
 from agent.serve.driver_link import replies as wire
 from agent.serve.driver_link import requests
-from agent.serve.driver_link.requests import CLASSES, KINDS, LIMITS, OPERATIONS
-from agent.serve.driver_link.types import DeviceDeclaration
+from agent.serve.driver_link.handler import DeviceDeclaration
+from agent.serve.driver_link.requests import ERROR_CLASSES, KIND_OF_PART, LIMITS, OPERATIONS
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 
 UNARY = sorted(wire.METHODS)
@@ -113,7 +113,7 @@ def test_declared_device_has_the_keys_of_a_declaration_file(
 
 def test_every_device_part_has_a_kind() -> None:
     part = described()[API].message_types_by_name["DeclaredDevice"].oneofs_by_name["part"]
-    assert {field.name for field in part.fields} == set(KINDS)
+    assert {field.name for field in part.fields} == set(KIND_OF_PART)
 
 
 def test_last_part_of_merged_devices_counts() -> None:
@@ -124,7 +124,7 @@ def test_last_part_of_merged_devices_counts() -> None:
     )
     both = first.SerializeToString() + second.SerializeToString()
     data = b"\x0a" + bytes([len(both)]) + both
-    wire.sync(data, "d", lambda: handler)
+    wire.handle_sync_devices(data, "d", lambda: handler)
     assert handler.calls == [("sync", [DeviceDeclaration("", {"name": "d", "kind": "pci", "address": "a"})])]
 
 
@@ -151,15 +151,15 @@ def test_classify_without_claim_uses_empty_claim() -> None:
 
 EVIDENCE: list[tuple[dict[str, Any], Evidence]] = [
     ({"errno": message("Errno", number=28, operation=2, path="/cdi/x", text="no space")},
-     Errno(28, Operation.CDI, "/cdi/x", "no space")),
-    ({"errno": message("Errno", number=28)}, Errno(28, None, "", "No space left on device")),
+     ErrnoEvidence(28, Operation.CDI, "/cdi/x", "no space")),
+    ({"errno": message("Errno", number=28)}, ErrnoEvidence(28, None, "", "No space left on device")),
     ({"nvml": message("NvmlReturn", code=15, device="gpu-0")}, NvmlCode(15, "gpu-0")),
     ({"grpc": message("GrpcStatus", code=14, message="gone")}, GrpcStatus(14, "gone")),
     ({"http": message("HttpStatus", status=409, reason="Conflict", message="m", kubernetes=True)},
-     HttpStatus(409, "Conflict", "m", kubernetes=True)),
+     HttpStatus(409, "Conflict", "m", from_api_server=True)),
     ({"timeout": message("Timeout", by="context.DeadlineExceeded", operation=6, text="t")},
-     TimedOut("context.DeadlineExceeded", Operation.LOCK, "t")),
-    ({"timeout": message("Timeout")}, TimedOut("deadline")),
+     OperationTimeout("context.DeadlineExceeded", Operation.LOCK, "t")),
+    ({"timeout": message("Timeout")}, OperationTimeout("deadline")),
     ({"decode_error": message("DecodeError", by="strict\ndecoding", text="t")},
      DecodeFailure("strict decoding", "t", Operation.CONFIG)),
     ({"driver_error": message("DriverReportedError", error_class=3, code="fpga.dead", summary="s", detail="d",
@@ -187,7 +187,7 @@ def test_decode_error_is_classified_as_bad_config() -> None:
 def test_every_evidence_kind_and_enum_number_is_mapped() -> None:
     kinds = {next(iter(fields)) for fields, _ in EVIDENCE}
     assert kinds == set(described()[API].message_types_by_name["Evidence"].fields_by_name)
-    assert set(CLASSES.values()) == set(ErrorClass)
+    assert set(ERROR_CLASSES.values()) == set(ErrorClass)
     assert set(OPERATIONS.values()) == set(Operation)
     assert set(wire.EFFECTS) == set(Effect)
 
@@ -199,8 +199,8 @@ def test_unknown_fields_and_enum_numbers_are_ignored_or_zero() -> None:
     errno = b"\x0a" + bytes([len(later + unknown)]) + later + unknown
     request = b"\x12" + bytes([len(errno)]) + errno + unknown
     handler = RecordingHandler()
-    wire.classify(request, "d", lambda: handler)
-    assert handler.calls[0][1][1] == (Errno(5, None, "", "Input/output error"),)
+    wire.handle_classify(request, "d", lambda: handler)
+    assert handler.calls[0][1][1] == (ErrnoEvidence(5, None, "", "Input/output error"),)
     assert evidence_given_for(message("Evidence", driver_error=error)) == (ErrorText("s"),)
 
 
@@ -269,10 +269,16 @@ LONG = [
 ]
 """Texts in evidence: oneof field and message, field of the text, and other fields to set."""
 
+NO_EVIDENCE = (
+    "not set, or unknown to this agent; "
+    "set one of errno, nvml, grpc, http, timeout, decode_error, driver_error, text"
+)
+
 INVALID = [
     # claims
-    (check_of(claim("")), "claims[0].uid: is empty"),
-    (check_of(claim("a"), claim("b"), claim("a")), "claims[2].uid: the same as claims[0]'s"),
+    (check_of(claim("")), "claims[0].uid: is empty; set the claim's UID"),
+    (check_of(claim("a"), claim("b"), claim("a")),
+     "claims[2].uid: same as claims[0].uid; list each claim once"),
     (check_of(message("PrepareClaim", uid="u", namespace="n" * 254)),
      "claims[0].namespace: 254 bytes, limit 253"),
     (check_of(message("PrepareClaim", uid="ä" * 127)), "claims[0].uid: 254 bytes, limit 253"),
@@ -280,13 +286,14 @@ INVALID = [
     (check_of(claim("u", fingerprint="f" * 254)), "claims[0].fingerprint: 254 bytes, limit 253"),
     (check_of(claim("u", "d", "d" * 254)), "claims[0].devices[1].device: 254 bytes, limit 253"),
     (check_of(message("PrepareClaim", uid="u", name="\n" * 80)),
-     "claims[0].name: '" + r"\n" * 64 + "' is not printable"),
-    (check_of(claim("u", "d\x1b")), "claims[0].devices[0].device: 'd\\x1b' is not printable"),
+     "claims[0].name: '" + r"\n" * 64 + "' has unprintable characters"),
+    (check_of(claim("u", "d\x1b")), "claims[0].devices[0].device: 'd\\x1b' has unprintable characters"),
     # classify
-    (message("ClassifyRequest"), "evidence: 0 entries, at least 1"),
-    (message("ClassifyRequest", claim=claim(""), evidence=[TEXT]), "claim.uid: is empty"),
+    (message("ClassifyRequest"), "evidence: 0 entries, must be at least 1"),
+    (message("ClassifyRequest", claim=claim(""), evidence=[TEXT]),
+     "claim.uid: is empty; set the claim's UID"),
     (message("ClassifyRequest", evidence=[TEXT, message("Evidence")]),
-     "evidence[1].kind: not set, or unknown to this agent"),
+     f"evidence[1].kind: {NO_EVIDENCE}"),
     (evidence_of(text="x" * 4097), "evidence[0].text: 4097 bytes, limit 4096"),
     (evidence_of(errno=message("Errno")), "evidence[0].errno.number: 0 is not within 1 and 4095"),
     (evidence_of(errno=message("Errno", number=4096)),
@@ -306,18 +313,19 @@ INVALID = [
         for kind, message_name, name, rest in LONG
     ),
     # a report
-    (report_of(step=0), "step: STEP_UNSPECIFIED, or unknown to this agent"),
-    (report_of(step=3), "step: STEP_UNSPECIFIED, or unknown to this agent"),
-    (report_of({}), "outcomes[0].claim: not set"),
-    (report_of({"claim": claim("")}), "outcomes[0].claim.uid: is empty"),
+    (report_of(step=0), "step: not set, or unknown to this agent; set STEP_PREPARE or STEP_UNPREPARE"),
+    (report_of(step=3), "step: not set, or unknown to this agent; set STEP_PREPARE or STEP_UNPREPARE"),
+    (report_of({}), "outcomes[0].claim: not set; every result needs its claim"),
+    (report_of({"claim": claim("")}), "outcomes[0].claim.uid: is empty; set the claim's UID"),
     (report_of({"claim": claim("a")}, {"claim": claim("a")}),
-     "outcomes[1].claim.uid: the same as outcomes[0].claim's"),
+     "outcomes[1].claim.uid: same as outcomes[0].claim.uid; list each claim once"),
     (report_of({"claim": claim("a"), "evidence": [TEXT]}),
-     "outcomes[0].evidence: 1 entries, limit 0 for a result that did not fail"),
+     "outcomes[0].evidence: 1 entries, must be 0 unless failed is true"),
     (report_of({"claim": claim("a"), "failed": True, "evidence": [message("Evidence")]}),
-     "outcomes[0].evidence[0].kind: not set, or unknown to this agent"),
+     f"outcomes[0].evidence[0].kind: {NO_EVIDENCE}"),
     # a declaration
-    (sync_of(name="d"), "devices[0].part: not set, or unknown to this agent"),
+    (sync_of(name="d"),
+     "devices[0].part: not set, or unknown to this agent; set one of cpus, hugepages, memory, gpu, pci"),
     (sync_of(name="d" * 64, **PART), "devices[0].name: 64 bytes, limit 63"),
     (sync_of(name="d", pool="p" * 254, **PART), "devices[0].pool: 254 bytes, limit 253"),
     (sync_of(name="d", lease_s=-1, **PART), "devices[0].lease_s: -1 is not within 0 and 86399"),
@@ -375,7 +383,7 @@ def test_largest_request_takes_little_memory() -> None:
     data = dense.SerializeToString()
     tracemalloc.start()
     try:
-        assert len(requests.read_check(data, "d")) == 256
+        assert len(requests.decode_check_claims(data, "d")) == 256
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from wire.serving import at, device, unhealthy
 
 from agent.model.health import DeviceHealth, Health, Severity
-from agent.serve.health.feed import Feed
+from agent.serve.health.feed import HealthFeed
 
 
 class Encoder:
@@ -25,30 +25,30 @@ class Encoder:
 
 
 def test_feed_before_first_report_has_nothing_pending() -> None:
-    feed = Feed(Encoder())
-    assert (feed.number, feed.pending_for(0)) == (0, ())
+    feed = HealthFeed(Encoder())
+    assert (feed.number, feed.pending_messages(0)) == (0, ())
 
 
 def test_new_subscriber_gets_full_list() -> None:
-    feed = Feed(Encoder())
+    feed = HealthFeed(Encoder())
     feed.publish([device("a"), device("b")])
     feed.publish([device("a"), device("b", verified=2)])
-    assert feed.pending_for(0) == (b"a,b",)
+    assert feed.pending_messages(0) == (b"a,b",)
 
 
 def test_device_without_new_reading_is_not_pending() -> None:
-    feed = Feed(Encoder())
+    feed = HealthFeed(Encoder())
     number = feed.publish([device("a"), device("b")])
     feed.publish([device("a"), device("b", verified=2)])
-    assert feed.pending_for(number) == (b"b",)
+    assert feed.pending_messages(number) == (b"b",)
 
 
 def test_report_without_new_readings_is_not_pending() -> None:
     encoder = Encoder()
-    feed = Feed(encoder)
+    feed = HealthFeed(encoder)
     number = feed.publish([device("a"), device("b")])
     feed.publish([device("a"), device("b")])
-    assert feed.pending_for(number) == ()
+    assert feed.pending_messages(number) == ()
     assert encoder.calls == 0
 
 
@@ -62,73 +62,73 @@ def test_report_without_new_readings_is_not_pending() -> None:
     ids=["health", "message", "timeout"],
 )
 def test_changed_verdict_without_reading_is_pending(changed: DeviceHealth) -> None:
-    feed = Feed(Encoder())
+    feed = HealthFeed(Encoder())
     number = feed.publish([device("a"), device("b")])
     feed.publish([changed, device("b")])
-    assert feed.pending_for(number) == (b"a",)
+    assert feed.pending_messages(number) == (b"a",)
 
 
 def test_unknown_device_is_pending_in_every_report() -> None:
-    feed = Feed(Encoder())
+    feed = HealthFeed(Encoder())
     unknown = device("a", health=Health.UNKNOWN, severity=Severity.UNKNOWN, message="cpu.unreadable: EIO")
     for _ in range(3):
         number = feed.publish([unknown, device("b")])
-        assert feed.pending_for(number - 1)[0].split(b",")[0] == b"a"
-    assert feed.pending_for(number - 1) == (b"a",)
+        assert feed.pending_messages(number - 1)[0].split(b",")[0] == b"a"
+    assert feed.pending_messages(number - 1) == (b"a",)
 
 
 def test_change_invisible_to_kubelet_is_not_pending() -> None:
-    feed = Feed(Encoder())
+    feed = HealthFeed(Encoder())
     number = feed.publish([device("a")])
     feed.publish([device("a", since=at(9), kind="other")])
-    assert feed.pending_for(number) == ()
+    assert feed.pending_messages(number) == ()
 
 
 def test_returning_device_is_pending() -> None:
-    feed = Feed(Encoder())
+    feed = HealthFeed(Encoder())
     feed.publish([device("a"), device("b")])
     number = feed.publish([device("b")])
     feed.publish([device("a"), device("b")])
-    assert feed.pending_for(number) == (b"a",)
+    assert feed.pending_messages(number) == (b"a",)
 
 
 def test_subscribers_at_same_number_share_one_encoding() -> None:
     encoder = Encoder()
-    feed = Feed(encoder)
+    feed = HealthFeed(encoder)
     number = feed.publish([device("a")])
     feed.publish([device("a", verified=2)])
     for _ in range(64):
-        feed.pending_for(number)
-        feed.pending_for(0)
+        feed.pending_messages(number)
+        feed.pending_messages(0)
     assert encoder.calls == 2
 
 
 def test_longer_leases_are_encoded_separately() -> None:
-    feed = Feed(Encoder())
+    feed = HealthFeed(Encoder())
     feed.publish([device("a")])
-    assert [feed.pending_for(0, extra) for extra in (0, 1, 0)] == [(b"a",), (b"a+",), (b"a",)]
+    assert [feed.pending_messages(0, extra) for extra in (0, 1, 0)] == [(b"a",), (b"a+",), (b"a",)]
 
 
 def test_encoded_list_is_dropped_at_next_publication() -> None:
-    feed = Feed(Encoder())
+    feed = HealthFeed(Encoder())
     feed.publish([device("a")])
-    assert feed.pending_for(0) == (b"a",)
+    assert feed.pending_messages(0) == (b"a",)
     feed.publish([device("b")])
-    assert feed.pending_for(0) == (b"b",)
+    assert feed.pending_messages(0) == (b"b",)
 
 
 def test_publish_duplicate_device_raises_and_keeps_feed() -> None:
-    feed = Feed(Encoder())
+    feed = HealthFeed(Encoder())
     feed.publish([device("a")])
     with pytest.raises(ValueError, match="'a' of pool 'node-a' twice"):
         feed.publish([device("a"), device("b"), unhealthy("a")])
-    assert (feed.number, feed.pending_for(0)) == (1, (b"a",))
+    assert (feed.number, feed.pending_messages(0)) == (1, (b"a",))
 
 
 def test_same_name_in_two_pools_is_two_devices() -> None:
-    feed = Feed(Encoder())
+    feed = HealthFeed(Encoder())
     feed.publish([device("a"), device("a")._replace(pool="other")])
-    assert feed.pending_for(0) == (b"a,a",)
+    assert feed.pending_messages(0) == (b"a,a",)
 
 
 NAMES = ("a", "b", "c")
@@ -153,14 +153,14 @@ def test_skipped_publications_lose_no_device(
         sent[:] = devices
         return [b"list"]
 
-    feed = Feed(encode)
+    feed = HealthFeed(encode)
     known: dict[str, DeviceHealth] = {}
     number_read = 0
     for devices, reads in [*reports, ([device("a")], True)]:
         number = feed.publish(devices)
         if not reads:
             continue
-        if feed.pending_for(number_read):
+        if feed.pending_messages(number_read):
             known |= {entry.device: entry for entry in sent}
         number_read = number
         assert [known[entry.device] for entry in devices] == devices

@@ -6,7 +6,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived
 from h2.settings import SettingCodes
 
-from agent.serve.grpc.hardened import frames, message_frames, take_window
+from agent.serve.grpc.hardened import data_frames, message_frames, reserve_window
 
 STREAM = 1
 WINDOW = 65_535  # RFC 9113, 6.9.2
@@ -45,7 +45,7 @@ def test_frames_equal_those_of_h2(pair: Pair, size: int) -> None:
     data, limit = bytes(n % 251 for n in range(size)), pair.server.max_outbound_frame_size
     for at in range(0, size, limit):
         pair.server.send_data(STREAM, data[at : at + limit])
-    assert frames(data, STREAM, limit) == pair.server.data_to_send()
+    assert data_frames(data, STREAM, limit) == pair.server.data_to_send()
 
 
 def test_frames_use_maximum_frame_size_of_peer(pair: Pair) -> None:
@@ -53,12 +53,12 @@ def test_frames_use_maximum_frame_size_of_peer(pair: Pair) -> None:
     pair.client.update_settings({SettingCodes.MAX_FRAME_SIZE: limit})
     pair.to_server()
     assert pair.server.max_outbound_frame_size == limit
-    assert frames(data, STREAM, limit)[:9] == bytes([2, 0, 0, 0, 0, 0, 0, 0, STREAM])
+    assert data_frames(data, STREAM, limit)[:9] == bytes([2, 0, 0, 0, 0, 0, 0, 0, STREAM])
 
 
 def test_message_frames_begin_with_length_prefix(pair: Pair) -> None:
     message = b"list" * 10_000
-    assert take_window(pair.server, STREAM, 5 + len(message))
+    assert reserve_window(pair.server, STREAM, 5 + len(message))
     sent = message_frames(message, STREAM, pair.server.max_outbound_frame_size)
     received = [event for event in pair.client.receive_data(sent) if isinstance(event, DataReceived)]
     assert b"".join(event.data for event in received) == b"\0" + len(message).to_bytes(4, "big") + message
@@ -71,54 +71,54 @@ def test_message_frames_contain_stream_number() -> None:
 
 def test_take_window_updates_windows_of_h2(pair: Pair) -> None:
     """The windows of the stream and the connection shrink, and h2 continues from there."""
-    assert take_window(pair.server, STREAM, 60_000)
+    assert reserve_window(pair.server, STREAM, 60_000)
     assert pair.window() == WINDOW - 60_000
     assert pair.server.outbound_flow_control_window == WINDOW - 60_000
-    pair.client.receive_data(frames(bytes(60_000), STREAM, pair.server.max_outbound_frame_size))
+    pair.client.receive_data(data_frames(bytes(60_000), STREAM, pair.server.max_outbound_frame_size))
     pair.server.send_data(STREAM, bytes(5_535), end_stream=True)
     pair.client.receive_data(pair.server.data_to_send())
     assert pair.window() == 0
 
 
 def test_take_window_above_window_takes_nothing(pair: Pair) -> None:
-    assert not take_window(pair.server, STREAM, WINDOW + 1)
+    assert not reserve_window(pair.server, STREAM, WINDOW + 1)
     assert pair.window() == WINDOW
     pair.client.increment_flow_control_window(1, STREAM)
     pair.to_server()
-    assert not take_window(pair.server, STREAM, WINDOW + 1), "the connection has no room for it"
+    assert not reserve_window(pair.server, STREAM, WINDOW + 1), "the connection has no room for it"
     pair.client.increment_flow_control_window(1)
     pair.to_server()
-    assert take_window(pair.server, STREAM, WINDOW + 1)
+    assert reserve_window(pair.server, STREAM, WINDOW + 1)
     assert pair.window() == 0
 
 
 def test_take_window_negative_window_takes_nothing(pair: Pair) -> None:
-    assert take_window(pair.server, STREAM, 1_000)
+    assert reserve_window(pair.server, STREAM, 1_000)
     pair.client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
     pair.to_server()
     assert pair.window() == -1_000
-    assert not take_window(pair.server, STREAM, 1)
+    assert not reserve_window(pair.server, STREAM, 1)
 
 
 def test_take_window_reset_stream_takes_nothing(pair: Pair) -> None:
     pair.client.reset_stream(STREAM)
     pair.to_server()
-    assert not take_window(pair.server, STREAM, 1)
+    assert not reserve_window(pair.server, STREAM, 1)
     assert pair.server.outbound_flow_control_window == WINDOW
 
 
 def test_take_window_ended_stream_takes_nothing(pair: Pair) -> None:
     pair.server.end_stream(STREAM)
-    assert not take_window(pair.server, STREAM, 1)
+    assert not reserve_window(pair.server, STREAM, 1)
     assert pair.server.outbound_flow_control_window == WINDOW
 
 
 def test_take_window_unknown_stream_takes_nothing(pair: Pair) -> None:
-    assert not take_window(pair.server, 7, 1)
+    assert not reserve_window(pair.server, 7, 1)
 
 
 def test_take_window_after_goaway_takes_nothing(pair: Pair) -> None:
     pair.client.close_connection()
     pair.to_server()
-    assert not take_window(pair.server, STREAM, 1)
+    assert not reserve_window(pair.server, STREAM, 1)
     assert pair.server.outbound_flow_control_window == WINDOW

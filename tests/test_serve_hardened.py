@@ -36,12 +36,12 @@ from wire.raw import (
 )
 from wire.serving import Serving, connections, device, eventually
 
+from agent.serve.agent_servers import encode_device_health
 from agent.serve.grpc.hardened import REQUEST_LIMIT, REQUESTS_LIMIT
-from agent.serve.grpc.server import CONNECTION_LIMIT, REQUEST_COUNT_LIMIT, Server
+from agent.serve.grpc.server import CONNECTION_LIMIT, REQUEST_COUNT_LIMIT, HardenedServer
 from agent.serve.health.service import HealthPublisher, HealthService
-from agent.serve.servers import encode_devices
 from agent.serve.sockets import UnixListener
-from agent.system.threads.latest import Latest
+from agent.system.threads.latest_value import LatestValue
 
 PRIORITY_UPDATE = 0x10
 REFUSED_STREAM = 7
@@ -235,7 +235,8 @@ def test_unfinished_requests_are_limited_in_memory(serving: Serving) -> None:
         trailers = client.next_headers(streams[-1])
         assert trailers["grpc-status"] == "8"
         assert trailers["grpc-message"] == (
-            "message is 65536 bytes, and other requests hold 4194304 bytes, limit 4194304; refused unread"
+            "message is 65536 bytes, and other requests hold 4194304 bytes, limit 4194304 together; "
+            "refused unread; retry later"
         )
         assert still_serves(serving)
         client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
@@ -277,7 +278,7 @@ def test_request_that_is_not_protobuf_is_an_error(serving: Serving) -> None:
         client.send(frame(DATA, END_STREAM, 1, message(b"\xff")))
         trailers = client.next_headers()
         assert trailers["grpc-status"] == "13"
-        assert trailers["grpc-message"].startswith("the request: ends in the middle")
+        assert trailers["grpc-message"].startswith("the request: message ends inside a varint")
 
 
 # --- connections
@@ -526,7 +527,9 @@ def test_streams_end_before_goaway_at_shutdown(tmp_path: Path) -> None:
 def test_request_during_shutdown_is_refused_as_safe_to_retry(tmp_path: Path) -> None:
     async def main() -> bytes:
         listener = UnixListener(tmp_path / "a.sock")
-        server = Server([HealthService(HealthPublisher(Latest(), encode_devices, ["a"]).subscribers_of("a"))])
+        server = HardenedServer(
+            [HealthService(HealthPublisher(LatestValue(), encode_device_health, ["a"]).subscribers_of("a"))]
+        )
         await server.listen(listener.sock)
         client = await asyncio.to_thread(RawClient, tmp_path / "a.sock")
         await asyncio.to_thread(client.next_frame)

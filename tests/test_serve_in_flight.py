@@ -9,8 +9,8 @@ import pytest
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.prepare.classify import PrepareContext, classify
-from agent.serve.dra_plugin.in_flight import RUNS_LIMIT, ClaimOutcome, InFlightClaims, RunKind
-from agent.serve.dra_plugin.result import PreparedDevice
+from agent.serve.dra_plugin.in_flight import RUNS_LIMIT, ClaimOperation, ClaimOutcome, InFlightClaims
+from agent.serve.dra_plugin.prepared_devices import PreparedDevice
 
 
 class HangingDriver:
@@ -18,11 +18,13 @@ class HangingDriver:
 
     def __init__(self) -> None:
         self.released = asyncio.Event()
-        self.calls: list[tuple[RunKind, str]] = []
+        self.calls: list[tuple[ClaimOperation, str]] = []
         self.running: dict[str, int] = {}
         self.maximum = 0
 
-    async def run_claim(self, kind: RunKind, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
+    async def run_claim(
+        self, kind: ClaimOperation, ref: ClaimRef, until_s: float
+    ) -> tuple[PreparedDevice, ...]:
         self.calls.append((kind, ref.uid))
         self.running[ref.uid] = self.running.get(ref.uid, 0) + 1
         self.maximum = max(self.maximum, self.running[ref.uid])
@@ -60,28 +62,28 @@ def run(test: Callable[[HangingDriver, InFlightClaims], Awaitable[None]]) -> Non
 
 def test_timed_out_run_keeps_hanging_run_in_front() -> None:
     async def test(driver: HangingDriver, runs: InFlightClaims) -> None:
-        hanging = runs.join(RunKind.PREPARE, ref(), now())
+        hanging = runs.join_or_start(ClaimOperation.PREPARE, ref(), now())
         for _ in range(3):
-            timed_out = await runs.join(RunKind.UNPREPARE, ref(), now())
+            timed_out = await runs.join_or_start(ClaimOperation.UNPREPARE, ref(), now())
             assert summary(timed_out).startswith("deadline: the claim's previous prepare is not done yet")
-            assert runs.join(RunKind.PREPARE, ref(), now() + 10) is hanging
+            assert runs.join_or_start(ClaimOperation.PREPARE, ref(), now() + 10) is hanging
         driver.released.set()
         assert await hanging == ()
-        assert await runs.join(RunKind.UNPREPARE, ref(), now() + 10) == ()
-        assert driver.calls == [(RunKind.PREPARE, "u"), (RunKind.UNPREPARE, "u")]
+        assert await runs.join_or_start(ClaimOperation.UNPREPARE, ref(), now() + 10) == ()
+        assert driver.calls == [(ClaimOperation.PREPARE, "u"), (ClaimOperation.UNPREPARE, "u")]
 
     run(test)
 
 
 def test_run_behind_timed_out_run_waits_for_hanging_run() -> None:
     async def test(driver: HangingDriver, runs: InFlightClaims) -> None:
-        hanging = runs.join(RunKind.PREPARE, ref(), now())
-        timed_out = runs.join(RunKind.UNPREPARE, ref(), now())
-        waiting = runs.join(RunKind.PREPARE, ref(), now() + 10)
+        hanging = runs.join_or_start(ClaimOperation.PREPARE, ref(), now())
+        timed_out = runs.join_or_start(ClaimOperation.UNPREPARE, ref(), now())
+        waiting = runs.join_or_start(ClaimOperation.PREPARE, ref(), now() + 10)
         await timed_out
         await asyncio.sleep(0.01)
         assert not waiting.done()
-        assert driver.calls == [(RunKind.PREPARE, "u")]
+        assert driver.calls == [(ClaimOperation.PREPARE, "u")]
         driver.released.set()
         assert (await hanging, await waiting) == ((), ())
         assert driver.maximum == 1
@@ -93,17 +95,22 @@ def test_hanging_driver_is_called_up_to_the_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def test(driver: HangingDriver, runs: InFlightClaims) -> None:
-        hanging = [runs.join(RunKind.PREPARE, ref(f"u-{number}"), now()) for number in range(RUNS_LIMIT)]
-        timed_out = [runs.join(RunKind.PREPARE, ref(f"v-{number}"), now()) for number in range(10)]
+        hanging = [
+            runs.join_or_start(ClaimOperation.PREPARE, ref(f"u-{number}"), now())
+            for number in range(RUNS_LIMIT)
+        ]
+        timed_out = [
+            runs.join_or_start(ClaimOperation.PREPARE, ref(f"v-{number}"), now()) for number in range(10)
+        ]
         texts = {summary(outcome) for outcome in await asyncio.gather(*timed_out)}
-        assert texts == {f"deadline: {RUNS_LIMIT} other claims were not done in time"}
+        assert texts == {f"deadline: limit of {RUNS_LIMIT} claims at a time reached; none finished in time"}
         assert len(driver.calls) == RUNS_LIMIT
         driver.released.set()
         assert set(await asyncio.gather(*hanging)) == {()}
-        assert await runs.join(RunKind.PREPARE, ref("v-0"), now() + 10) == ()
+        assert await runs.join_or_start(ClaimOperation.PREPARE, ref("v-0"), now() + 10) == ()
 
     caplog.set_level(logging.WARNING, "agent.serve.dra_plugin.in_flight")
     run(test)
     assert [record.getMessage() for record in caplog.records] == [
-        f"claims: limit of {RUNS_LIMIT} in-flight claims reached; 1 more timed out; the driver may hang"
+        f"claims: limit of {RUNS_LIMIT} claims at a time reached; 1 more timed out; the driver may hang"
     ]

@@ -23,7 +23,7 @@ from wire.plugin import Kubelet, claim
 from wire.serving import device, eventually, report, unhealthy
 
 from agent.errors import ConfigError
-from agent.serve.dra_plugin.leader import LeaderElection, LeaderState
+from agent.serve.dra_plugin.leader import InstancesState, LeaderElection
 
 HOLDER = """
 import sys
@@ -60,7 +60,7 @@ def files(directory: Path) -> list[Path]:
 
 def test_single_instance_is_leader(tmp_path: Path) -> None:
     election = LeaderElection(tmp_path)
-    assert election.check() == LeaderState(is_leader=True, others=0, departed=False)
+    assert election.check_instances() == InstancesState(is_leader=True, other_count=0, has_any_ended=False)
     election.leave()
     assert files(tmp_path) == []
 
@@ -74,21 +74,25 @@ def test_lock_file_contains_pid_and_pod_uid(tmp_path: Path) -> None:
 
 def test_newest_instance_is_leader(tmp_path: Path) -> None:
     first, second, third = (LeaderElection(tmp_path) for _ in range(3))
-    assert [instance.check().is_leader for instance in (first, second, third)] == [False, False, True]
+    assert [instance.check_instances().is_leader for instance in (first, second, third)] == [
+        False,
+        False,
+        True,
+    ]
     third.leave()
-    assert second.check() == LeaderState(is_leader=True, others=1, departed=True)
+    assert second.check_instances() == InstancesState(is_leader=True, other_count=1, has_any_ended=True)
     first.leave()
-    assert second.check() == LeaderState(is_leader=True, others=0, departed=True)
+    assert second.check_instances() == InstancesState(is_leader=True, other_count=0, has_any_ended=True)
     second.leave()
 
 
 def test_killed_instance_has_departed_and_its_file_is_removed(tmp_path: Path) -> None:
     with other_process(tmp_path) as process:
         ours = LeaderElection(tmp_path)
-        assert ours.check() == LeaderState(is_leader=True, others=1, departed=False)
+        assert ours.check_instances() == InstancesState(is_leader=True, other_count=1, has_any_ended=False)
         process.kill()
         process.wait()
-        assert ours.check() == LeaderState(is_leader=True, others=0, departed=True)
+        assert ours.check_instances() == InstancesState(is_leader=True, other_count=0, has_any_ended=True)
         assert len(files(tmp_path)) == 1
         ours.leave()
 
@@ -96,10 +100,10 @@ def test_killed_instance_has_departed_and_its_file_is_removed(tmp_path: Path) ->
 def test_next_newest_instance_is_leader_after_newest_is_killed(tmp_path: Path) -> None:
     ours = LeaderElection(tmp_path)
     with other_process(tmp_path) as process:
-        assert not ours.check().is_leader
+        assert not ours.check_instances().is_leader
         process.kill()
         process.wait()
-        assert ours.check() == LeaderState(is_leader=True, others=0, departed=True)
+        assert ours.check_instances() == InstancesState(is_leader=True, other_count=0, has_any_ended=True)
     ours.leave()
 
 
@@ -108,7 +112,7 @@ def test_stale_file_of_an_earlier_boot_is_removed(tmp_path: Path) -> None:
     stale = tmp_path / f"instance-{10**19:020d}-{'0' * 16}.lock"
     stale.write_text('{"pid": 1, "podUid": ""}')
     ours = LeaderElection(tmp_path)
-    assert ours.check() == LeaderState(is_leader=True, others=0, departed=False)
+    assert ours.check_instances() == InstancesState(is_leader=True, other_count=0, has_any_ended=False)
     assert not stale.exists()
     ours.leave()
 
@@ -120,8 +124,8 @@ def test_lock_counts_with_any_file_content(tmp_path: Path, content: bytes) -> No
     ours = LeaderElection(tmp_path)
     with path.open() as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
-        assert not ours.check().is_leader
-    assert ours.check() == LeaderState(is_leader=True, others=0, departed=True)
+        assert not ours.check_instances().is_leader
+    assert ours.check_instances() == InstancesState(is_leader=True, other_count=0, has_any_ended=True)
     ours.leave()
 
 
@@ -130,7 +134,7 @@ def test_other_files_in_the_directory_are_kept(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).touch()
     ours = LeaderElection(tmp_path)
-    assert ours.check().others == 0
+    assert ours.check_instances().other_count == 0
     ours.leave()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
@@ -145,8 +149,8 @@ def test_file_of_another_type_does_not_count_as_instance(tmp_path: Path, kind: s
     else:
         os.mkfifo(path)
     ours = LeaderElection(tmp_path)
-    assert ours.check() == LeaderState(is_leader=True, others=0, departed=False)
-    assert ours.check() == LeaderState(is_leader=True, others=0, departed=False)
+    assert ours.check_instances() == InstancesState(is_leader=True, other_count=0, has_any_ended=False)
+    assert ours.check_instances() == InstancesState(is_leader=True, other_count=0, has_any_ended=False)
     ours.leave()
 
 
@@ -155,11 +159,11 @@ def test_removed_lock_file_is_created_again_with_the_same_name(tmp_path: Path) -
     before = files(tmp_path)
     for path in before:
         path.unlink()
-    assert older.check() == LeaderState(is_leader=True, others=0, departed=False), (
+    assert older.check_instances() == InstancesState(is_leader=True, other_count=0, has_any_ended=False), (
         "the newer instance has not checked yet"
     )
-    assert newer.check() == LeaderState(is_leader=True, others=1, departed=False)
-    assert older.check() == LeaderState(is_leader=False, others=1, departed=False)
+    assert newer.check_instances() == InstancesState(is_leader=True, other_count=1, has_any_ended=False)
+    assert older.check_instances() == InstancesState(is_leader=False, other_count=1, has_any_ended=False)
     assert files(tmp_path) == before
     older.leave()
     newer.leave()
@@ -171,10 +175,10 @@ def test_symlink_in_place_of_lock_file_raises_and_is_not_followed(tmp_path: Path
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
-        ours.check()
+        ours.check_instances()
     assert not (tmp_path / "elsewhere").exists()
     path.unlink()
-    assert ours.check() == LeaderState(is_leader=True, others=0, departed=False)
+    assert ours.check_instances() == InstancesState(is_leader=True, other_count=0, has_any_ended=False)
     ours.leave()
 
 
@@ -195,7 +199,7 @@ def kubelet_dir() -> Iterator[Path]:
 def test_older_instance_is_mute_and_resends_all_after_newer_ended(
     kubelet_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "agent.serve.dra_plugin.server")
+    caplog.set_level(logging.INFO, "agent.serve.dra_plugin.instance_server")
     with Serving(kubelet_dir, pod_uid="old") as old, watch_health(old.paths.service) as watcher:
         old.latest.publish(report([device("a"), device("b")]))
         assert names(watcher.next()) == ["a", "b"]
@@ -245,7 +249,7 @@ def test_hanging_check_delays_no_stream_no_claim_and_no_shutdown(
             fcntl.flock(locked, fcntl.LOCK_EX)
             other_file.rename(ours)
             eventually(
-                lambda: "lock file was removed by another process; created again" in caplog.text,
+                lambda: ".lock: was removed by another process; created again" in caplog.text,
                 "the check waits for the lock",
             )
             with watch_health(serving.paths.service) as watcher, Kubelet(serving.paths.service) as kubelet:

@@ -21,8 +21,8 @@ from wire.google import names, watch_health
 from wire.plugin import Kubelet, claim
 from wire.serving import device, eventually, report
 
-from agent.errors import Busy, ConfigError, PermissionDenied
-from agent.model.sockets import PATH_LIMIT
+from agent.errors import ConfigError, PermissionDenied, ResourceBusy
+from agent.model.sockets import SOCKET_PATH_LIMIT
 from agent.serve.dra_plugin.sockets import plugin_paths
 from agent.serve.sockets import UnixListener
 
@@ -71,14 +71,14 @@ def test_plugin_paths_fit_into_the_socket_limit(driver: str, depth: int, pod_uid
     """Also with a kubelet directory that is a little longer than usual."""
     paths = plugin_paths(driver, kubelet_dir=Path("/" + "k" * depth), pod_uid=pod_uid)
     for path in (paths.service, paths.registration):
-        assert len(os.fsencode(path)) <= PATH_LIMIT
+        assert len(os.fsencode(path)) <= SOCKET_PATH_LIMIT
         assert not path.name.startswith("."), "the kubelet ignores such files"
 
 
-def test_too_long_directory_error_has_the_arithmetic() -> None:
+def test_too_long_directory_error_has_size_and_limit() -> None:
     with pytest.raises(ConfigError) as raised:
         plugin_paths("a.example", kubelet_dir=Path("/" + "k" * 90))
-    assert str(raised.value).endswith("is 118 bytes, a socket's limit is 107; --plugin-dir uses 110 of them")
+    assert str(raised.value).endswith("socket path is 118 bytes, limit 107; change it with --plugin-dir")
 
 
 @pytest.mark.parametrize("name", ["", "GPU.example.com", "a..b", "../a", "a/b", "a\n", "a" * 64])
@@ -105,7 +105,7 @@ def test_plugin_paths_are_cleaned_and_absolute() -> None:
     assert str(plugin_paths("a", kubelet_dir=KUBELET_DIR, plugin_dir=unclean).service) == (
         "/var/lib/kubelet/plugins/a/dra.sock"
     )
-    with pytest.raises(ConfigError, match="is relative; --registry-dir takes an absolute path"):
+    with pytest.raises(ConfigError, match="is a relative path; give --registry-dir an absolute path"):
         plugin_paths("a", kubelet_dir=KUBELET_DIR, registry_dir=Path("registry"))
 
 
@@ -153,8 +153,8 @@ def test_missing_registry_fails_without_leftovers(kubelet_dir: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         serving.thread.start()
     assert str(raised.value) == (
-        f"{kubelet_dir}/plugins_registry: no such directory; is it the one that the kubelet watches? "
-        "See --registry-dir and --kubelet-dir"
+        f"{kubelet_dir}/plugins_registry: no such directory; set the kubelet's registration directory "
+        "with --registry-dir or --kubelet-dir"
     )
     assert list(serving.paths.plugin_dir.iterdir()) == []
 
@@ -179,7 +179,7 @@ def test_stale_sockets_of_former_driver_are_replaced(kubelet_dir: Path) -> None:
 
 def test_second_instance_without_own_uid_is_refused(serving: Serving, kubelet_dir: Path) -> None:
     second = Serving(kubelet_dir)
-    with pytest.raises(Busy, match="another process serves this socket"):
+    with pytest.raises(ResourceBusy, match="another process serves this socket"):
         second.thread.start()
     with Kubelet(serving.paths.registration) as kubelet:
         assert kubelet.get_info().name == DRIVER

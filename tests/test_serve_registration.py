@@ -10,8 +10,8 @@ import pytest
 from patience import PATIENCE_S
 from wire.plugin import REGISTRATION, Kubelet
 
-from agent.serve.dra_plugin.server import SUPPORTED, RegistrationService
-from agent.serve.grpc.server import Server
+from agent.serve.dra_plugin.instance_server import SUPPORTED, RegistrationService
+from agent.serve.grpc.server import HardenedServer
 from agent.serve.sockets import UnixListener
 from agent.system.threads.loop_thread import AsyncioThread
 
@@ -38,7 +38,7 @@ class Registrar:
             raise self.raises
 
     async def _run(self, ready: Callable[[], None]) -> None:
-        server = Server([RegistrationService(DRIVER, ENDPOINT, self._record)])
+        server = HardenedServer([RegistrationService(DRIVER, ENDPOINT, self._record)])
         await server.listen(self._listener.sock)
         ready()
         try:
@@ -82,7 +82,7 @@ def test_get_info_returns_the_same_answer_every_time(kubelet: Kubelet) -> None:
 def test_failed_registration_reports_error_of_the_kubelet(
     registrar: Registrar, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "agent.serve.dra_plugin.server")
+    caplog.set_level(logging.INFO, "agent.serve.dra_plugin.instance_server")
     kubelet.notify(False, "name is taken")
     kubelet.notify(True)
     assert registrar.statuses == [(False, "name is taken"), (True, "")]
@@ -107,10 +107,10 @@ def test_exception_in_callback_does_not_fail_registration(
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"\x12\x05ab", "RegistrationStatus.error: ends 3 bytes after the message's 4"),
+        (b"\x12\x05ab", "RegistrationStatus.error: ends 3 bytes after the end of the message"),
         (b"\x12\x02\xc3\x28", "RegistrationStatus.error: not UTF-8 at byte 0 of 2"),
-        (b"\x10\x05", "RegistrationStatus.error: wire type 0, should be 2"),
-        (b"\x0a\x01x", "RegistrationStatus.plugin_registered: wire type 2, should be 0"),
+        (b"\x10\x05", "RegistrationStatus.error: wire type is 0, must be 2"),
+        (b"\x0a\x01x", "RegistrationStatus.plugin_registered: wire type is 2, must be 0"),
     ],
 )
 def test_invalid_status_is_refused_with_place(

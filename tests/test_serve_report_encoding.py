@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from wire.google import message_class
 from wire.serving import at, device
 
-from agent.model.health import Blame, Cause, DeviceHealth, Health, NotApplicable, Note, Severity
-from agent.model.report import AgentStatus, Report, Subscribers, Tally
-from agent.model.snapshot import CoreStats
-from agent.model.source import SourceSample, SourceState
+from agent.model.health import Blame, Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
+from agent.model.report import AgentStatus, Report, SeverityCount, SocketSubscribers
+from agent.model.snapshot import NativeCoreStats
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import Instant
-from agent.serve.agent_api.decode import report_of, status_of
+from agent.serve.agent_api.decode import decode_report, decode_status
 from agent.serve.agent_api.encode import BLAMES, STATES, encode_report, encode_status
 from agent.serve.grpc.codec import Codec
 from agent.serve.grpc.gen.agent.drahealth import v1
@@ -24,7 +24,7 @@ SMALL = st.integers(0, 1 << 40)
 INSTANT = st.builds(Instant, COUNT, st.floats(0, 1e12))
 SEVERITY = st.sampled_from(Severity)
 CAUSE = st.builds(Cause, TEXT, SEVERITY, st.sampled_from(Blame), TEXT, TEXT, INSTANT)
-CORE = st.builds(CoreStats, *[SMALL] * len(CoreStats.__slots__))
+CORE = st.builds(NativeCoreStats, *[SMALL] * len(NativeCoreStats.__slots__))
 SOURCE = st.builds(
     SourceSample,
     *(TEXT, st.sampled_from(SourceState), COUNT, COUNT, SMALL, TEXT, SMALL, st.booleans(), COUNT),
@@ -42,21 +42,21 @@ DEVICE = st.builds(
     few(st.tuples(TEXT, TEXT)),
     TEXT,
 )
-NOTE = st.builds(Note, TEXT, CAUSE, few(TEXT))
+NOTE = st.builds(NonDeviceCause, TEXT, CAUSE, few(TEXT))
 REPORT = st.builds(
     Report, TEXT, INSTANT, few(DEVICE), few(NOTE), few(RULE), few(RULE), few(SOURCE), CORE, SMALL
 )
 STATUS = st.builds(
     AgentStatus,
     *(TEXT, SMALL, st.floats(0, 1e12), st.floats(0, 1e9), SMALL, SMALL, SMALL, TEXT, INSTANT),
-    *(st.integers(1, 1 << 40), few(st.builds(Tally, SEVERITY, SMALL)), few(SOURCE), CORE, SMALL),
-    few(st.builds(Subscribers, TEXT, SMALL)),
+    *(st.integers(1, 1 << 40), few(st.builds(SeverityCount, SEVERITY, SMALL)), few(SOURCE), CORE, SMALL),
+    few(st.builds(SocketSubscribers, TEXT, SMALL)),
 )
 
 
-def note(device: str) -> Note:
+def note(device: str) -> NonDeviceCause:
     cause = Cause("pod.oom", Severity.DEGRADED, Blame.WORKLOAD, "", "", at(1))
-    return Note("pod a", cause, (device,))
+    return NonDeviceCause("pod a", cause, (device,))
 
 
 def encoded(report: Report) -> bytes:
@@ -65,12 +65,12 @@ def encoded(report: Report) -> bytes:
 
 @given(REPORT)
 def test_decoded_report_equals_encoded_report(report: Report) -> None:
-    assert report_of(Codec().decode(encoded(report), v1.Report)) == report
+    assert decode_report(Codec().decode(encoded(report), v1.Report)) == report
 
 
 @given(STATUS)
 def test_decoded_status_equals_encoded_status(status: AgentStatus) -> None:
-    assert status_of(Codec().decode(encode_status(status), v1.StatusReply)) == status
+    assert decode_status(Codec().decode(encode_status(status), v1.StatusReply)) == status
 
 
 @given(REPORT)
@@ -86,8 +86,8 @@ def test_google_protobuf_encodes_status_to_the_same_bytes(status: AgentStatus) -
 
 
 def test_status_before_first_report_has_no_time() -> None:
-    status = AgentStatus("1", 2, 3.0, 4.0, 5, 6, 7, subscribers=(Subscribers("agent.sock", 0),))
-    assert status_of(v1.StatusReply().parse(encode_status(status))) == status
+    status = AgentStatus("1", 2, 3.0, 4.0, 5, 6, 7, subscribers=(SocketSubscribers("agent.sock", 0),))
+    assert decode_status(v1.StatusReply().parse(encode_status(status))) == status
     assert status.at is None
 
 
@@ -111,16 +111,16 @@ def test_google_protobuf_reads_joined_chunks_as_one_report() -> None:
 
 
 def test_source_without_new_fields_is_vital() -> None:
-    (source,) = report_of(v1.Report(sources=[v1.Source(state=v1.SourceState.OK)])).sources
+    (source,) = decode_report(v1.Report(sources=[v1.Source(state=v1.SourceState.OK)])).sources
     assert (source.vital, source.limit_ns) == (True, 0)
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (CoreStats.__slots__, v1.Core),
+        (NativeCoreStats.__slots__, v1.Core),
         (tuple(name.replace("vital", "dispensable") for name in SourceSample._fields), v1.Source),
-        (Subscribers._fields, v1.Subscribers),
+        (SocketSubscribers._fields, v1.Subscribers),
     ],
 )
 def test_message_has_every_field_of_the_model(model: tuple[str, ...], message: type) -> None:
@@ -145,13 +145,13 @@ def test_enums_of_model_and_messages_agree() -> None:
     [
         (
             v1.Report(devices=[v1.Device(health=v1.Health(2), severity=v1.Severity.try_value(9))]),
-            "severity is 9",
+            "severity: 9 is unknown",
         ),
-        (v1.Report(devices=[v1.Device(health=v1.Health.try_value(7))]), "Device.health is 7"),
-        (v1.Report(notes=[v1.Note(cause=v1.Cause())]), "Cause.blame is 0"),
-        (v1.Report(sources=[v1.Source()]), "Source.state is 0"),
+        (v1.Report(devices=[v1.Device(health=v1.Health.try_value(7))]), "Device.health: 7 is unknown"),
+        (v1.Report(notes=[v1.Note(cause=v1.Cause())]), "Cause.blame: 0 is unknown"),
+        (v1.Report(sources=[v1.Source()]), "Source.state: 0 is unknown"),
     ],
 )
 def test_unknown_enum_value_raises_with_field_name(message: v1.Report, field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        report_of(Codec().decode(bytes(message), v1.Report))
+        decode_report(Codec().decode(bytes(message), v1.Report))

@@ -65,7 +65,7 @@ def test_timed_out_waiter_leaves_other_waiters_in_place(lock: SerializeLock) -> 
             waiting: Future[str] = pool.submit(acquire, deadline())
             eventually(lambda: len(lock._waiters) == 2, "the thread waits")
             with pytest.raises(
-                TransientError, match="earlier calls of the driver were not done in time"
+                TransientError, match="earlier calls of the driver have not finished in time"
             ) as raised:
                 acquire(deadline(0.05))
             assert raised.value.code == "deadline"
@@ -112,7 +112,8 @@ def test_lock_of_another_instance_times_out_until_released(tmp_path: Path) -> No
     with other.hold(deadline()):
         with (
             pytest.raises(
-                TransientError, match=r"another instance of the driver holds serialize\.lock"
+                TransientError,
+                match=r"serialize\.lock: another instance of the driver did not release this lock",
             ) as raised,
             ours.hold(deadline(0.05)),
         ):

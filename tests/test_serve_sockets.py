@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import Busy, ConfigError, PermissionDenied
-from agent.model.sockets import PATH_LIMIT
-from agent.serve.servers import Servers
-from agent.serve.sockets import UnixListener, check_length, make_directory
-from agent.system.threads.latest import Latest
+from agent.errors import ConfigError, PermissionDenied, ResourceBusy
+from agent.model.sockets import SOCKET_PATH_LIMIT
+from agent.serve.agent_servers import AgentServers
+from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory
+from agent.system.threads.latest_value import LatestValue
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_stale_socket_is_replaced(tmp_path: Path) -> None:
 
 def test_served_socket_raises_busy(tmp_path: Path) -> None:
     first = UnixListener(tmp_path / "a.sock")
-    with pytest.raises(Busy, match=r"a\.sock: another process serves this socket"):
+    with pytest.raises(ResourceBusy, match=r"a\.sock: another process serves this socket"):
         UnixListener(tmp_path / "a.sock")
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(tmp_path / "a.sock"))
@@ -61,7 +61,7 @@ def test_served_socket_with_full_queue_raises_busy(tmp_path: Path) -> None:
         busy.bind(str(tmp_path / "a.sock"))
         busy.listen(0)
         waiting.connect(str(tmp_path / "a.sock"))
-        with pytest.raises(Busy, match="another process serves this socket"):
+        with pytest.raises(ResourceBusy, match="another process serves this socket"):
             UnixListener(tmp_path / "a.sock")
 
 
@@ -100,23 +100,25 @@ def test_missing_directory_is_named_in_error(tmp_path: Path) -> None:
         UnixListener(tmp_path / "none" / "a.sock")
 
 
-def test_too_long_path_error_has_the_arithmetic() -> None:
+def test_too_long_path_error_has_the_sizes() -> None:
     base = Path("/" + "r" * 91)
-    check_length(base / ("s" * (PATH_LIMIT - 93)), base=base, flag="--runtime-dir")
+    check_path_length(base / ("s" * (SOCKET_PATH_LIMIT - 93)), flag="--runtime-dir")
     with pytest.raises(ConfigError) as raised:
-        check_length(base / ("s" * 20), base=base, flag="--runtime-dir")
-    assert str(raised.value) == "socket path is 113 bytes, limit 107; --runtime-dir uses 92 of them"
+        check_path_length(base / ("s" * 20), flag="--runtime-dir")
+    assert str(raised.value) == (
+        f"{base / ('s' * 20)}: socket path is 113 bytes, limit 107; change it with --runtime-dir"
+    )
 
 
 def test_path_length_is_counted_in_bytes() -> None:
     with pytest.raises(ConfigError, match="socket path is 111 bytes"):
-        check_length(Path("/" + "ä" * 55), base=Path("/"), flag="--runtime-dir")
+        check_path_length(Path("/" + "ä" * 55), flag="--runtime-dir")
 
 
 def test_path_of_maximum_length_works() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        path = Path(directory) / ("s" * (PATH_LIMIT - len(directory) - 1))
-        assert len(os.fsencode(path)) == PATH_LIMIT
+        path = Path(directory) / ("s" * (SOCKET_PATH_LIMIT - len(directory) - 1))
+        assert len(os.fsencode(path)) == SOCKET_PATH_LIMIT
         UnixListener(path).close()
 
 
@@ -127,11 +129,11 @@ def test_file_in_place_of_directory_is_named_in_error(tmp_path: Path) -> None:
         (tmp_path / "run" / "below", r"cannot create this directory \(Not a directory\)"),
     ):
         with pytest.raises(ConfigError, match=f"^{path}: {why}$"):
-            make_directory(path, flag="--runtime-dir")
+            make_socket_directory(path, flag="--runtime-dir")
 
 
-def servers(runtime_dir: Path, *drivers: str) -> Servers:
-    return Servers(Latest(), runtime_dir=runtime_dir, drivers=drivers, version="1")
+def servers(runtime_dir: Path, *drivers: str) -> AgentServers:
+    return AgentServers(LatestValue(), runtime_dir=runtime_dir, drivers=drivers, version="1")
 
 
 def test_each_driver_and_the_agent_have_a_socket(tmp_path: Path) -> None:
@@ -158,12 +160,12 @@ def test_invalid_driver_name_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_too_long_driver_name_error_has_the_numbers(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is 64 bytes, limit 63"):
+    with pytest.raises(ConfigError, match="is 64 bytes long, limit 63"):
         servers(tmp_path, "a" * 64)
 
 
 def test_driver_given_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"driver 'a\.b' is named 2 times"):
+    with pytest.raises(ConfigError, match=r"driver 'a\.b' is given 2 times"):
         servers(tmp_path, "a.b", "c.d", "a.b")
 
 
@@ -179,7 +181,7 @@ def test_failure_of_one_socket_removes_all_sockets(tmp_path: Path) -> None:
 
 def test_second_agent_on_same_directory_is_refused(tmp_path: Path) -> None:
     first = servers(tmp_path, "a")
-    with pytest.raises(Busy, match="another process serves this socket"):
+    with pytest.raises(ResourceBusy, match="another process serves this socket"):
         servers(tmp_path, "b")
     assert first.paths[-1].exists()
     assert not (tmp_path / "drivers" / "b.sock").exists()

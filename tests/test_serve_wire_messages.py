@@ -14,7 +14,7 @@ from wire.random_messages import messages
 
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 from agent.serve.grpc.wire.reader import TooManyEntries, read_message
-from agent.serve.grpc.wire.writer import write_message
+from agent.serve.grpc.wire.writer import encode_message
 
 MESSAGES = described()[API].message_types_by_name
 REQUESTS = [item for name, item in MESSAGES.items() if name.endswith("Request")]
@@ -59,7 +59,7 @@ def test_messages_are_read_and_written_as_by_google_protobuf(google: Any) -> Non
     kind = generated_type(google.DESCRIPTOR)
     values = read_message(google.SerializeToString(), kind, {})
     assert equal(values, values_of(google))
-    assert equal(values_of(type(google).FromString(write_message(kind, values))), values)
+    assert equal(values_of(type(google).FromString(encode_message(kind, values))), values)
 
 
 @given(any_message(), st.data())
@@ -85,13 +85,13 @@ def test_accepted_bytes_are_accepted_by_google_protobuf(google: Any, data: bytes
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"\x0a\x05ab", "claims: ends 3 bytes after the message's 4"),
-        (b"\x0a\x02\x1a\x05", "claims[0].uid: ends 5 bytes after the message's 2"),
+        (b"\x0a\x05ab", "claims: ends 3 bytes after the end of the message"),
+        (b"\x0a\x02\x1a\x05", "claims[0].uid: ends 5 bytes after the end of the message"),
         (b"\x0a\x00\x0a\x03\x1a\x01\xff", "claims[1].uid: not UTF-8 at byte 0 of 1"),
-        (b"\x0a\x04\x22\x02\x08\x05", "claims[0].devices[0].request: wire type 0, should be 2"),
+        (b"\x0a\x04\x22\x02\x08\x05", "claims[0].devices[0].request: wire type is 0, must be 2"),
         (b"\x0a\x03\x22\x01\x0b", "claims[0].devices[0].request: wire type 3 is not valid"),
-        (b"\x08", "claims: ends in the middle of a number"),
-        (b"\xff", "the request: ends in the middle of a number"),
+        (b"\x08", "claims: message ends inside a varint"),
+        (b"\xff", "the request: message ends inside a varint"),
         (b"\x7f", "the request field 15: wire type 7 is not valid"),
         (b"\x0a\x02\x00\x00", "claims[0]: field number 0 is not valid"),
     ],
@@ -129,4 +129,4 @@ def test_limit_of_a_string_is_in_bytes() -> None:
 
 def test_writing_an_unknown_field_raises() -> None:
     with pytest.raises(LookupError):
-        write_message(v1.Errno, {"nummer": 5})
+        encode_message(v1.Errno, {"nummer": 5})

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.store.files import CorruptFile, decode_json, load, make_directory, replace_file
+from agent.store.state_files import UnusableFile, decode_json, load_state_file, make_directory, replace_file
 
 LIMIT = 1 << 20
 
 WRITER = """
 import sys
 from pathlib import Path
-from agent.store.files import replace_file
+from agent.store.state_files import replace_file
 path, letter, size = Path(sys.argv[1]), sys.argv[2].encode(), int(sys.argv[3])
 for _ in range(200):
     replace_file(path, letter * size, 1 << 20)
@@ -85,8 +85,8 @@ def test_existing_directory_keeps_its_mode(tmp_path: Path) -> None:
 def test_file_in_place_of_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     path = tmp_path / "state" / "kept.json"
-    why = f"{path}: Not a directory; could not be set aside: Not a directory"
-    assert load(path, LIMIT, lambda raw: decode_json(raw, Head, 1), None) == (None, why)
+    why = f"{path}: Not a directory; could not be renamed: Not a directory; the next write replaces it"
+    assert load_state_file(path, LIMIT, lambda raw: decode_json(raw, Head, 1), None) == (None, why)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_file_in_place_of_directory_is_reported(tmp_path: Path) -> None:
 def test_deeply_nested_file_is_set_aside(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "kept.json"
     path.write_bytes(data)
-    with pytest.raises(CorruptFile, match="cannot be parsed: maximum recursion depth exceeded"):
+    with pytest.raises(UnusableFile, match="file cannot be parsed: maximum recursion depth exceeded"):
         decode_json(data, Head, 1)
-    found, problem = load(path, LIMIT, lambda raw: decode_json(raw, Head, 1), None)
+    found, problem = load_state_file(path, LIMIT, lambda raw: decode_json(raw, Head, 1), None)
     assert found is None
-    assert problem.endswith("set aside as kept.json.corrupt-1")
+    assert problem.endswith("renamed to kept.json.corrupt-1")

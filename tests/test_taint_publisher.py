@@ -23,13 +23,13 @@ from agent.driver.taint_publisher import (
     as_objects,
 )
 from agent.errors import ConfigError
-from agent.health.state_machine import HEALTH
+from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.claim import DeviceRef
 from agent.model.health import Blame, Cause, DeviceHealth, Severity
 from agent.model.report import Report
 from agent.model.taint import Effect, Taint, Taints
 from agent.model.time import NS, Instant
-from agent.store.taints import load, save
+from agent.store.taint_file import load_taints, save_taints
 
 DRIVER: Final = "gpu.example.com"
 GPU: Final = DeviceRef(DRIVER, "node-1", "gpu-0")
@@ -48,7 +48,17 @@ def report(*codes: str, starting: bool = False) -> Report:
     causes = tuple(Cause(code, Severity.UNHEALTHY, Blame.HARDWARE, "", "", NEVER) for code in codes)
     worst = Severity.UNHEALTHY if codes else Severity.OK
     device = DeviceHealth(
-        GPU.pool, GPU.device, "gpu", HEALTH[worst], worst, "", NEVER, NEVER, 30, causes, driver=DRIVER
+        GPU.pool,
+        GPU.device,
+        "gpu",
+        HEALTH_OF_SEVERITY[worst],
+        worst,
+        "",
+        NEVER,
+        NEVER,
+        30,
+        causes,
+        driver=DRIVER,
     )
     return Report("node-1", NEVER, (device,), declaring=(DRIVER,), starting=starting)
 
@@ -237,7 +247,7 @@ async def test_different_failure_is_logged_again(
         await trio.sleep(1000)
     assert [record.getMessage().rpartition("failed: ")[2] for record in caplog.records] == [
         "RuntimeError: one; retrying", "RuntimeError: two; retrying", "RuntimeError: one; retrying",
-        "driver gpu.example.com: publishing taints works again",
+        "driver gpu.example.com: taints published after earlier failures",
     ]  # fmt: skip
 
 
@@ -291,7 +301,10 @@ async def test_hung_async_callback_is_cancelled_and_retried(
         await trio.sleep(1000)
     again_s = DEBOUNCE_S + CALL_S + 1 + DEBOUNCE_S
     assert driver.calls == [(DEBOUNCE_S, ["a"]), (again_s, ["a", "b"])]
-    assert "publishing taints failed: TimeoutError: no answer within 60 s; retrying" in caplog.text
+    assert (
+        "publishing taints failed: TimeoutError: callback that publishes taints did not return within 60 s; retrying"  # noqa: E501
+        in caplog.text
+    )
 
 
 async def test_hung_plain_callback_is_logged_and_not_called_twice(
@@ -313,7 +326,7 @@ async def test_hung_plain_callback_is_logged_and_not_called_twice(
                 await trio.sleep(1000)
             assert calls == [["a"]]
             assert [record.getMessage() for record in caplog.records] == [
-                "driver gpu.example.com: publishing taints takes longer than 60 s; waiting"
+                "driver gpu.example.com: publishing taints has taken 60 s; waiting, taints are not updated"
             ]
             assert keys(one.taints) == ["a", "b4"]
         finally:
@@ -350,13 +363,13 @@ def path(tmp_path: Path) -> Path:
 async def test_published_taints_are_saved(path: Path, autojump_clock: MockClock) -> None:
     async with running(publisher(None, path=path)) as one:
         one.update(report("gpu.xid.79"), clock())
-        await until(lambda: load(path)[0] == Taints({GPU: (XID,)}))
+        await until(lambda: load_taints(path)[0] == Taints({GPU: (XID,)}))
         one.update(report(), clock())
-        await until(lambda: load(path)[0] == Taints())
+        await until(lambda: load_taints(path)[0] == Taints())
 
 
 async def test_restart_keeps_time_added(path: Path, autojump_clock: MockClock) -> None:
-    save(path, Taints({GPU: (OLD_XID,)}))
+    save_taints(path, Taints({GPU: (OLD_XID,)}))
     taken: list[Taints] = []
 
     async def callback(taints: Taints) -> None:
@@ -370,7 +383,7 @@ async def test_restart_keeps_time_added(path: Path, autojump_clock: MockClock) -
 
 
 async def test_saved_taints_without_a_cause_are_removed(path: Path, autojump_clock: MockClock) -> None:
-    save(path, Taints({GPU: (OLD_XID,)}))
+    save_taints(path, Taints({GPU: (OLD_XID,)}))
     driver = Driver()
     async with running(publisher(driver.publish, path=path)) as one:
         one.update(report(), clock())
@@ -390,7 +403,7 @@ async def test_write_error_is_logged_once_and_retried(
         await until(lambda: caplog.records)
         assert driver.calls, "the driver is not delayed"
         path.parent.unlink()
-        await until(lambda: load(path)[0] == one.taints)
+        await until(lambda: load_taints(path)[0] == one.taints)
     assert len(caplog.records) == 1
     assert f"{path}: " in caplog.text
 
@@ -399,7 +412,7 @@ def test_corrupt_file_is_logged(path: Path, caplog: pytest.LogCaptureFixture) ->
     path.parent.mkdir()
     path.write_text("{")
     assert publisher(None, path=path).taints == Taints()
-    assert "set aside as taints.json.corrupt-1; the timeAdded of all taints starts again" in caplog.text
+    assert "renamed to taints.json.corrupt-1; all taints get a new timeAdded" in caplog.text
 
 
 # --- values ------------------------------------------------------------------------------------------------

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from agent.model.claim import DeviceRef
 from agent.model.taint import Effect, Taint, Taints
-from agent.store.taints import CorruptFile, WriteError, decode, encode, load, save
+from agent.store.state_files import StateWriteError, UnusableFile
+from agent.store.taint_file import (
+    decode_taints,
+    encode_taints,
+    load_taints,
+    save_taints,
+)
 
 GPU: Final = DeviceRef("gpu.example.com", "node-1", "gpu-0")
 XID: Final = Taint("gpu.example.com/xid", "79", Effect.NO_SCHEDULE, 1_790_000_000)
@@ -32,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 def changed(**values: object) -> bytes:
     """Return the file with changed values in its first taint."""
-    document = json.loads(encode(TAINTS))
+    document = json.loads(encode_taints(TAINTS))
     document["devices"][0]["taints"][0] |= values
     return json.dumps(document).encode()
 
@@ -52,20 +58,20 @@ def none(document: dict[str, Any]) -> None:
 @given(st.lists(taints, min_size=1, max_size=20, unique_by=lambda one: (one.key, one.value)))
 def test_saved_taints_survive_a_round_trip(some: list[Taint]) -> None:
     kept = Taints({GPU: tuple(some), GPU._replace(device="gpu-1"): (XID,)})
-    assert decode(encode(kept)) == kept
+    assert decode_taints(encode_taints(kept)) == kept
 
 
 def test_devices_without_taints_are_left_out() -> None:
-    assert decode(encode(Taints({GPU: ()}))) == Taints()
+    assert decode_taints(encode_taints(Taints({GPU: ()}))) == Taints()
 
 
 def test_first_start_has_no_taints_and_no_problem(path: Path) -> None:
-    assert load(path) == (Taints(), "")
+    assert load_taints(path) == (Taints(), "")
 
 
 def test_saved_taints_are_loaded_from_a_private_file(path: Path) -> None:
-    save(path, TAINTS)
-    assert load(path) == (TAINTS, "")
+    save_taints(path, TAINTS)
+    assert load_taints(path) == (TAINTS, "")
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -77,43 +83,43 @@ def test_saved_taints_are_loaded_from_a_private_file(path: Path) -> None:
         (changed(added_wall_s=10**12), "expected `int` <= 253402300799"),
         (changed(added_wall_s=1.5), "expected `int`, got `float`"),
         (changed(until=3), "contains unknown field `until`"),
-        (b'{"version": 2}', "is of version 2, this agent reads 1"),
-        (b"", "cannot be parsed"),
+        (b'{"version": 2}', "file has format version 2, this agent reads up to 1"),
+        (b"", "file cannot be parsed"),
     ],
 )
 def test_invalid_file_is_refused_with_place(data: bytes, reason: str) -> None:
-    with pytest.raises(CorruptFile) as raised:
-        decode(data)
+    with pytest.raises(UnusableFile) as raised:
+        decode_taints(data)
     assert reason in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (twice, "has device gpu.example.com/node-1/gpu-0 twice"),
-        (same, "has 2 taints of gpu.example.com/node-1/gpu-0, 1 of different key and value"),
+        (twice, "file has device gpu.example.com/node-1/gpu-0 twice"),
+        (same, "file has 2 taints of gpu.example.com/node-1/gpu-0, 1 of different key and value"),
         (none, "expected `array` of length >= 1"),
     ],
 )
 def test_inconsistent_file_is_refused(change: Any, reason: str) -> None:
-    document = json.loads(encode(TAINTS))
+    document = json.loads(encode_taints(TAINTS))
     change(document)
-    with pytest.raises(CorruptFile) as raised:
-        decode(json.dumps(document).encode())
+    with pytest.raises(UnusableFile) as raised:
+        decode_taints(json.dumps(document).encode())
     assert reason in str(raised.value)
 
 
 def test_corrupt_file_is_set_aside_and_reported(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"{")
-    taints, problem = load(path)
+    taints, problem = load_taints(path)
     assert taints == Taints()
-    assert problem.startswith(f"{path}: cannot be parsed: ")
-    assert problem.endswith("set aside as taints.json.corrupt-1")
+    assert problem.startswith(f"{path}: file cannot be parsed: ")
+    assert problem.endswith("renamed to taints.json.corrupt-1")
     assert path.with_name("taints.json.corrupt-1").read_bytes() == b"{"
 
 
 def test_write_error_names_the_path(path: Path) -> None:
     path.parent.write_text("in the way")
-    with pytest.raises(WriteError, match=f"{path}: .* bytes could not be written: "):
-        save(path, TAINTS)
+    with pytest.raises(StateWriteError, match=f"{path}: .* bytes could not be written: "):
+        save_taints(path, TAINTS)

@@ -11,13 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.checks.rows import groups
-from agent.devices.taint_keys import MORE, RESERVED, UNMONITORED, TaintId, taint_id
-from agent.devices.taints import GONE, TaintPolicy, TaintState, decide_taints, domain_of, restore_taints
+from agent.cli.checks.catalog import check_sections
+from agent.devices.taint_keys import MORE_CAUSES, RESERVED_NAMES, UNMONITORED, TaintId, taint_id
+from agent.devices.taints import (
+    UNDECLARED_CODE,
+    TaintPolicy,
+    TaintState,
+    decide_taints,
+    restore_taints,
+    taint_domain,
+)
 from agent.errors import ConfigError
-from agent.health.declared import devices as declared
-from agent.health.gpu.xid.table import XIDS
-from agent.health.state_machine import HEALTH
+from agent.health.declared import verdicts as declared
+from agent.health.gpu.xid.xid_table import XIDS
+from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.claim import DeviceRef
 from agent.model.health import Blame, Cause, DeviceHealth, Severity
 from agent.model.report import Report
@@ -31,7 +38,7 @@ from agent.model.taint import (
     Taints,
 )
 from agent.model.time import NS, Instant
-from agent.prepare.taxonomy import TAXONOMY
+from agent.prepare.failure_kinds import FAILURE_KINDS
 
 DRIVER: Final = "gpu.example.com"
 POOL: Final = "node-1"
@@ -54,7 +61,17 @@ def device_with(causes: Causes, *, name: str = GPU.device, driver: str = DRIVER)
     found = [Cause(code, severity, Blame.HARDWARE, "", "", at(0)) for code, severity in causes]
     worst = max((severity for _, severity in causes), default=Severity.OK)
     return DeviceHealth(
-        POOL, name, "gpu", HEALTH[worst], worst, "", at(0), at(0), 30, causes=tuple(found), driver=driver
+        POOL,
+        name,
+        "gpu",
+        HEALTH_OF_SEVERITY[worst],
+        worst,
+        "",
+        at(0),
+        at(0),
+        30,
+        causes=tuple(found),
+        driver=driver,
     )
 
 
@@ -88,7 +105,7 @@ class TaintTimeline:
 
     def restarted(self, policy: TaintPolicy | None = None) -> "TaintTimeline":
         policy = policy or self.policy
-        return TaintTimeline(policy, restore_taints(self.state.kept, DRIVER, policy))
+        return TaintTimeline(policy, restore_taints(self.state.stored_taints, DRIVER, policy))
 
 
 def taint(name: str, value: str = "", effect: Effect = Effect.NO_SCHEDULE, *, added: int = 0) -> Taint:
@@ -317,7 +334,7 @@ def test_report_of_a_starting_agent_changes_nothing() -> None:
     assert timeline.state is before
 
 
-@pytest.mark.parametrize("gone", [(), ([(GONE, Severity.UNKNOWN)],)])
+@pytest.mark.parametrize("gone", [(), ([(UNDECLARED_CODE, Severity.UNKNOWN)],)])
 def test_removed_device_loses_its_taints_after_a_minute(gone: Sequence[Causes]) -> None:
     timeline = TaintTimeline()
     timeline.decide(0, XID)
@@ -329,7 +346,7 @@ def test_removed_device_loses_its_taints_after_a_minute(gone: Sequence[Causes]) 
 
 
 def test_code_of_removed_devices_is_that_of_the_rule() -> None:
-    assert declared.REMOVED.code == GONE
+    assert declared.REMOVED_DEVICE.code == UNDECLARED_CODE
 
 
 # --- restarts ----------------------------------------------------------------------------------------------
@@ -405,7 +422,7 @@ def test_more_than_16_causes_give_the_worst_15_and_more_causes() -> None:
     timeline = TaintTimeline()
     causes = [*((code, Severity.DEGRADED) for code in CODES[:16]), *bad("gpu.xid.79")]
     expected = [taint("xid", "79"), *(taint(code, effect=NONE) for code in CODES[:14])]
-    assert timeline.decide(0, causes) == (*expected, taint(MORE, effect=NONE))
+    assert timeline.decide(0, causes) == (*expected, taint(MORE_CAUSES, effect=NONE))
     assert timeline.restarted().decide(10, causes) == timeline.state.taints.devices[GPU]
 
 
@@ -413,7 +430,7 @@ def test_published_taint_stays_before_new_ones_of_equal_effect() -> None:
     timeline = TaintTimeline()
     first = timeline.decide(0, bad(*CODES[1:17]))
     after = timeline.decide(1, bad(*CODES[:17]))
-    assert after == (*first[:15], taint(MORE, effect=NONE, added=1))
+    assert after == (*first[:15], taint(MORE_CAUSES, effect=NONE, added=1))
 
 
 def test_count_flapping_around_16_changes_nothing() -> None:
@@ -445,7 +462,7 @@ def test_code_that_is_a_valid_label_name_is_the_key(code: str) -> None:
         ("_x_", "x-"),
         ("", ""),
         (UNMONITORED, "unmonitored-"),
-        (MORE, "more-causes-"),
+        (MORE_CAUSES, "more-causes-"),
         ("xid", "xid-"),
         ("gpu.xid.\u0663", "gpu.xid-"),
     ],
@@ -466,9 +483,9 @@ def test_every_code_gives_a_valid_label(code: str) -> None:
 
 
 def test_every_finding_code_has_its_own_taint() -> None:
-    checks = [check for group in groups(GpuLimits()) for check in group.checks]
+    checks = [check for group in check_sections(GpuLimits()) for check in group.checks]
     codes = {check.code for check in checks} | {f"{check.code}.unreadable" for check in checks}
-    codes |= {row.code.replace("*", "x") for row in TAXONOMY} | {f"gpu.xid.{number}" for number in XIDS}
+    codes |= {row.code.replace("*", "x") for row in FAILURE_KINDS} | {f"gpu.xid.{number}" for number in XIDS}
     taint_ids = {taint_id(code, DRIVER) for code in codes}
     assert len(taint_ids) == len(codes)
     for one_id in taint_ids:
@@ -533,8 +550,8 @@ def test_invalid_policy_is_refused_with_the_field(invalid: dict[str, object], te
 
 def test_driver_name_that_is_no_dns_subdomain_needs_a_domain() -> None:
     with pytest.raises(ConfigError, match="driver: 'My Driver' is not a DNS subdomain"):
-        domain_of("My Driver", DEFAULT)
-    assert domain_of("My Driver", TaintPolicy(domain="a" * 253)) == "a" * 253
+        taint_domain("My Driver", DEFAULT)
+    assert taint_domain("My Driver", TaintPolicy(domain="a" * 253)) == "a" * 253
 
 
 def test_page_has_every_setting_with_its_default() -> None:
@@ -544,7 +561,7 @@ def test_page_has_every_setting_with_its_default() -> None:
 
 
 def test_page_has_every_reserved_key_and_effect() -> None:
-    for name in (*RESERVED, Effect.NONE, Effect.NO_SCHEDULE, Effect.NO_EXECUTE):
+    for name in (*RESERVED_NAMES, Effect.NONE, Effect.NO_SCHEDULE, Effect.NO_EXECUTE):
         assert f"`{name}`" in PAGE.read_text()
 
 

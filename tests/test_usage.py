@@ -33,16 +33,16 @@ from usage_samples import (
     device_usage,
 )
 
-from agent.devices.consumers.consumer_map import consumer_map
-from agent.devices.consumers.driver_names import host_device, states
-from agent.devices.consumers.usage import UsageState, resume_usages, step_usages
+from agent.devices.consumers.consumer_map import build_consumer_map
+from agent.devices.consumers.device_health_lookup import host_device, state_lookup
+from agent.devices.consumers.usage import UsageState, resume_usages, update_usages
 from agent.model.claim import DeviceRef
-from agent.model.claim_sources import Origin, Owner, PodRef
+from agent.model.claim_sources import Origin, OwnerReference, PodRef
 from agent.model.consumers import ConsumerMap
+from agent.model.device_usage import STATE_NOT_KNOWN, DeviceState, StoredUsages, UsageEnd, UsageEndKind
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.report import Report
-from agent.model.use_limits import RUNNING_MAX
-from agent.model.uses import NOT_KNOWN, DeviceState, StoredUses, UsageEnd, UsageEndKind
+from agent.model.settings import TRACKED_USAGES_MAX
 
 NO_CLAIMS = checkpoint_map()
 
@@ -55,7 +55,7 @@ def for_pods(*pods: str) -> ConsumerMap:
 
 
 def test_prepared_device_is_a_use_with_all_known_fields() -> None:
-    owner = Owner("batch/v1", "Job", "train", "j-1", controller=True)
+    owner = OwnerReference("batch/v1", "Job", "train", "j-1", controller=True)
     observer = UsageObserver()
     observer.observe(NO_CLAIMS)
     pod = known_pod("p-1", "gpus", name="train-0", owners=(owner,))
@@ -80,7 +80,9 @@ def test_prepared_device_is_a_use_with_all_known_fields() -> None:
 def test_reservation_alone_is_no_use() -> None:
     claims = [claim_object("c-1", use("gpu-0"), name="gpus")]
     pods = [known_pod("p-1", "gpus")]
-    assert UsageObserver().observe(consumer_map(source_answers(claims_file=claims, pods_api=pods))) == ()
+    assert (
+        UsageObserver().observe(build_consumer_map(source_answers(claims_file=claims, pods_api=pods))) == ()
+    )
 
 
 def test_claim_that_waits_for_its_driver_is_no_use() -> None:
@@ -112,11 +114,11 @@ def test_new_use_of_a_source_read_first_time_began_before() -> None:
     web = listed("web-0", listed_claim("more", use("gpu-1")))
     train = listed("train-0", listed_claim("gpus", use("gpu-0")))
     observer = UsageObserver()
-    observer.observe(consumer_map(source_answers(podresources=[web])))
+    observer.observe(build_consumer_map(source_answers(podresources=[web])))
     assert observer.observe(checkpoint_map(TRAIN))[-1].before
     observer = UsageObserver()
-    observer.observe(consumer_map(source_answers(podresources=[web])))
-    assert not observer.observe_one(consumer_map(source_answers(podresources=[web, train]))).before
+    observer.observe(build_consumer_map(source_answers(podresources=[web])))
+    assert not observer.observe_one(build_consumer_map(source_answers(podresources=[web, train]))).before
 
 
 def test_unchanged_map_changes_no_use() -> None:
@@ -128,9 +130,9 @@ def test_unchanged_map_changes_no_use() -> None:
 
 
 def test_uses_above_the_limit_are_dropped_and_counted() -> None:
-    uses = [use(f"gpu-{number}") for number in range(RUNNING_MAX + 2)]
+    uses = [use(f"gpu-{number}") for number in range(TRACKED_USAGES_MAX + 2)]
     observer = UsageObserver()
-    assert len(observer.observe(checkpoint_map(prepared("c-1", *uses, pods=["p-1"])))) == RUNNING_MAX
+    assert len(observer.observe(checkpoint_map(prepared("c-1", *uses, pods=["p-1"])))) == TRACKED_USAGES_MAX
     assert observer.uses.dropped == 2
     observer.observe(checkpoint_map(TRAIN))
     assert observer.uses.dropped == 0
@@ -175,21 +177,21 @@ def device_health(name: str, driver: str = "", *causes: Cause, message: str = ""
 
 
 def test_device_not_in_the_report_is_unknown() -> None:
-    assert states(report(device_health("gpu-1")), ())(device("gpu-0")) == NOT_KNOWN
-    assert NOT_KNOWN.health is Health.UNKNOWN
+    assert state_lookup(report(device_health("gpu-1")), ())(device("gpu-0")) == STATE_NOT_KNOWN
+    assert STATE_NOT_KNOWN.health is Health.UNKNOWN
 
 
 def test_state_is_the_first_cause() -> None:
     causes = [
         Cause(code, Severity.UNHEALTHY, Blame.HARDWARE, f"{code} it is", "", at(2)) for code in ("a.b", "c.d")
     ]
-    found = states(report(device_health("gpu-0", "gpu.example.com", *causes)), ())(device("gpu-0"))
+    found = state_lookup(report(device_health("gpu-0", "gpu.example.com", *causes)), ())(device("gpu-0"))
     assert found == DeviceState(Health.UNHEALTHY, Severity.UNHEALTHY, "a.b", "a.b it is", at(2).wall_s)
 
 
 def test_linked_driver_without_declaration_means_host_devices() -> None:
     current_report = report(device_health("gpu-0", message="as the host's"))
-    assert states(current_report, ["gpu.example.com"])(device("gpu-0")).evidence == "as the host's"
+    assert state_lookup(current_report, ["gpu.example.com"])(device("gpu-0")).evidence == "as the host's"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_linked_driver_without_declaration_means_host_devices() -> None:
 )
 def test_device_of_any_other_driver_is_not_the_host_device(declaring: list[str], served: list[str]) -> None:
     current_report = report(device_health("gpu-0"), declaring=declaring)
-    assert states(current_report, served)(device("gpu-0")) == NOT_KNOWN
+    assert state_lookup(current_report, served)(device("gpu-0")) == STATE_NOT_KNOWN
 
 
 def test_host_device_has_no_other_host_device() -> None:
@@ -286,7 +288,7 @@ def test_wall_clock_step_does_not_change_the_duration() -> None:
     observer.observe(checkpoint_map(TRAIN))
     observer.second += 100
     stepped = replace(observer.now, wall_s=5.0)
-    (ended,) = step_usages(observer.uses, NO_CLAIMS, lambda _: GOOD, stepped).changed
+    (ended,) = update_usages(observer.uses, NO_CLAIMS, lambda _: GOOD, stepped).changed
     assert ended.ended
     assert ended.ended.lasted_s == 100.0
 
@@ -315,7 +317,9 @@ def test_pod_name_not_tied_to_the_uid_is_a_possible_name() -> None:
     assert (named.pod.name, named.maybe) == ("train-0", ())
 
 
-LISTED = consumer_map(source_answers(podresources=[listed("train-0", listed_claim("gpus", use("gpu-0")))]))
+LISTED = build_consumer_map(
+    source_answers(podresources=[listed("train-0", listed_claim("gpus", use("gpu-0")))])
+)
 NAMED = checkpoint_map(TRAIN, pods=[known_pod("p-1", "gpus", name="train-0")])
 
 
@@ -344,7 +348,7 @@ def test_name_that_may_belong_to_a_known_uid_is_no_new_use() -> None:
     assert observer.observe(LISTED) == ()
     assert len(observer.uses.running) == 1
     other = source_answers(podresources=[listed("train-1", listed_claim("more", use("gpu-0")))])
-    assert [one.pod.name for one in observer.observe(consumer_map(other))] == ["train-1"]
+    assert [one.pod.name for one in observer.observe(build_consumer_map(other))] == ["train-1"]
 
 
 def test_merged_uses_keep_the_first_id_begin_and_worst_state() -> None:
@@ -368,7 +372,7 @@ STORED_CLAIM = checkpoint_map(prepared("c-1", use("gpu-1", "gpus"), pods=["p-1"]
 
 
 def resumed(*ended: Any, running: Any = (STORED,)) -> UsageObserver:
-    kept = StoredUses(running, ended, left_s=at(100).wall_s)
+    kept = StoredUsages(running, ended, last_written_s=at(100).wall_s)
     return UsageObserver(resume_usages(UsageState("next"), kept), first=1000)
 
 
@@ -384,7 +388,7 @@ def test_duration_over_a_reboot_is_that_of_the_wall_clock() -> None:
     observer = resumed()
     observer.observe(STORED_CLAIM)
     booted = replace(at(1001), mono_ns=5)
-    (ended,) = step_usages(observer.uses, NO_CLAIMS, lambda _: GOOD, booted).changed
+    (ended,) = update_usages(observer.uses, NO_CLAIMS, lambda _: GOOD, booted).changed
     assert ended.ended
     assert ended.ended.lasted_s == 1001.0
 
@@ -411,7 +415,7 @@ def test_stored_ended_use_does_not_begin_again() -> None:
 def test_stored_uses_read_late_are_merged_with_observed_uses() -> None:
     observer = UsageObserver(UsageState("next"), first=1000)
     seen = observer.observe_one(STORED_CLAIM, LOST)
-    uses = resume_usages(observer.uses, StoredUses((STORED,), (), at(100).wall_s))
+    uses = resume_usages(observer.uses, StoredUsages((STORED,), (), at(100).wall_s))
     (running,) = uses.running.values()
     assert (running.use.id, running.use.began, running.use.state) == (STORED.id, STORED.began, seen.state)
     assert running.use.worst == LOST

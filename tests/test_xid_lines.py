@@ -7,24 +7,24 @@ from agent.native._core import lib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.gpu.xid.lines import (
-    PATTERNS,
+from agent.health.gpu.xid.log_lines import (
+    GPU_LOG_PATTERNS,
+    GpuLostLine,
     InitFailedLine,
-    LinkSetupLine,
-    LostLine,
-    MismatchLine,
+    LinkSetupFailedLine,
     ParsedLine,
     SxidLine,
     UnparsedLine,
+    VersionMismatchLine,
     XidLine,
     XidLocation,
-    normal_bus,
-    parse,
+    normal_pci_address,
+    parse_line,
 )
-from agent.health.gpu.xid.nvlink import LinkRegisters, Nvlink5Status
-from agent.health.gpu.xid.values import RecoveryAction
+from agent.health.gpu.xid.nvlink_decoder import Nvlink4Registers, Nvlink5Status
+from agent.health.gpu.xid.row_types import RecoveryAction
 from agent.health.kernel_log.patterns import compile_pattern
-from agent.native.kmsg import match
+from agent.native.kernel_log import match_pattern
 
 BUS: Final = "0000:3b:00.0"
 XID: Final = "NVRM: Xid (PCI:0000:3b:00): "
@@ -81,7 +81,7 @@ CASES: Final[list[tuple[str, ParsedLine]]] = [
     (XID + "154, " + TO_NEWER, XidLine(BUS, 154, detail=TO_NEWER, action=RecoveryAction(31))),
     (XID + "154, in other words", XidLine(BUS, 154, detail="in other words")),
     (XID + "74, pid='<unknown>', name=<unknown>, " + LINK,
-     XidLine(BUS, 74, detail=LINK, nvlink4=LinkRegisters(14, (0, 0, 0x10000, 0, 0, 0, 0)))),
+     XidLine(BUS, 74, detail=LINK, nvlink4=Nvlink4Registers(14, (0, 0, 0x10000, 0, 0, 0, 0)))),
     (XID + "74, NVLink: fatal error detected on link 2",
      XidLine(BUS, 74, detail="NVLink: fatal error detected on link 2")),
     (XID + "149, " + DOWN,
@@ -104,22 +104,22 @@ CASES: Final[list[tuple[str, ParsedLine]]] = [
     (SX + "11001, Fatal, ingress invalid command",
      SxidLine(3, "0000:c1:00.0", 11001, True, None, "ingress invalid command")),
     # --- lost, without an XID
-    (LOST.format("\\x0a"), LostLine(BUS)),
-    (LOST.format("\n"), LostLine(BUS)),
-    ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", LostLine(BUS)),
-    ("NVRM: GPU at PCI:0000:3b:00: GPU has fallen off the bus.", LostLine(BUS)),
-    ("NVRM: GPU at PCI:0000:3b:00 has fallen off the bus.", LostLine(BUS)),
-    ("NVRM: GPU at 0000:3b:00.0 has fallen off the bus.", LostLine(BUS)),
+    (LOST.format("\\x0a"), GpuLostLine(BUS)),
+    (LOST.format("\n"), GpuLostLine(BUS)),
+    ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", GpuLostLine(BUS)),
+    ("NVRM: GPU at PCI:0000:3b:00: GPU has fallen off the bus.", GpuLostLine(BUS)),
+    ("NVRM: GPU at PCI:0000:3b:00 has fallen off the bus.", GpuLostLine(BUS)),
+    ("NVRM: GPU at 0000:3b:00.0 has fallen off the bus.", GpuLostLine(BUS)),
     # --- the driver
     ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0xffff:1863)",
      InitFailedLine(BUS, "0x62:0xffff:1863")),
     ("NVRM: RmInitAdapter failed! (0x27:0x38:1193)", InitFailedLine("", "0x27:0x38:1193")),
     ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed!", InitFailedLine(BUS, "")),
-    (MISMATCH, MismatchLine("535.247.01", "535.230.02")),
-    (NAMED_MISMATCH, MismatchLine("595.84", "595.71.05")),
-    (f"NVRM: {RX}", LinkSetupLine(RX)),
-    (f"NVRM: {MASK}", LinkSetupLine(MASK)),
-    (f"NVRM: GPU0 {RX}", LinkSetupLine(f"GPU0 {RX}")),
+    (MISMATCH, VersionMismatchLine("535.247.01", "535.230.02")),
+    (NAMED_MISMATCH, VersionMismatchLine("595.84", "595.71.05")),
+    (f"NVRM: {RX}", LinkSetupFailedLine(RX)),
+    (f"NVRM: {MASK}", LinkSetupFailedLine(MASK)),
+    (f"NVRM: GPU0 {RX}", LinkSetupFailedLine(f"GPU0 {RX}")),
 ]  # fmt: skip
 
 SILENT: Final = [
@@ -145,17 +145,17 @@ SILENT: Final = [
 
 @pytest.mark.parametrize(("text", "line"), CASES, ids=range(len(CASES)))
 def test_line_is_parsed_as_expected(text: str, line: ParsedLine) -> None:
-    assert parse(text) == line
+    assert parse_line(text) == line
 
 
 @pytest.mark.parametrize("text", SILENT)
 def test_unknown_line_is_unparsed(text: str) -> None:
-    assert isinstance(parse(text), UnparsedLine)
+    assert isinstance(parse_line(text), UnparsedLine)
 
 
 def kind_of(text: str) -> tuple[int, tuple[str, ...]] | None:
     """Return the key of a line in the native reader: the first pattern that matches, and its values."""
-    keys = ((index, match(pattern, text)) for index, pattern in enumerate(PATTERNS))
+    keys = ((index, match_pattern(pattern, text)) for index, pattern in enumerate(GPU_LOG_PATTERNS))
     return next(((index, key) for index, key in keys if key is not None), None)
 
 
@@ -165,8 +165,8 @@ def test_reader_matches_every_parsed_line(text: str, _: ParsedLine) -> None:
 
 
 def test_pattern_table_fits_reader_limits() -> None:
-    assert len(PATTERNS) <= lib.DH_PATTERN_MAX
-    assert len(set(PATTERNS)) == len(PATTERNS)
+    assert len(GPU_LOG_PATTERNS) <= lib.DH_PATTERN_MAX
+    assert len(set(GPU_LOG_PATTERNS)) == len(GPU_LOG_PATTERNS)
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ TEXTS: Final = st.text(max_size=200) | st.builds(
 
 @given(TEXTS)
 def test_any_line_is_parsed_without_exception(text: str) -> None:
-    line = parse(text)
+    line = parse_line(text)
     if isinstance(line, XidLine):
-        assert normal_bus(line.bus) == line.bus
+        assert normal_pci_address(line.bus) == line.bus
         assert line.code >= 0
 
 
@@ -223,7 +223,7 @@ def test_any_line_is_parsed_without_exception(text: str) -> None:
 def test_regular_expressions_match_like_the_reader(text: str) -> None:
     """The interpreter in C and its Python counterpart agree on every line, and on its key."""
     text = text.encode("ascii", "backslashreplace").decode()
-    for pattern in PATTERNS:
+    for pattern in GPU_LOG_PATTERNS:
         found = compile_pattern(pattern).match(text)
         directives = [part for part in pattern.split("%")[1:] if part]
         fields = (
@@ -231,7 +231,7 @@ def test_regular_expressions_match_like_the_reader(text: str) -> None:
             if found
             else None
         )
-        assert match(pattern, text) == fields
+        assert match_pattern(pattern, text) == fields
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_regular_expressions_match_like_the_reader(text: str) -> None:
     ],
 )
 def test_pci_address_is_normalised(text: str, bus: str) -> None:
-    assert normal_bus(text) == bus
+    assert normal_pci_address(text) == bus
 
 
 def test_unknown_recovery_action_is_not_none() -> None:

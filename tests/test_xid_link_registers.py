@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.gpu.xid.nvlink import BENIGN_BITS, SYMPATHETIC_BITS, RegisterGrade, grade_registers
+from agent.health.gpu.xid.nvlink_decoder import BENIGN_BITS, SYMPATHETIC_BITS, Nvlink4Grade, grade_registers
 
 
 def one(register: int, bit: int) -> list[int]:
@@ -13,12 +13,12 @@ def one(register: int, bit: int) -> list[int]:
 
 @pytest.mark.parametrize(("register", "bit"), [(0, 0), (0, 23), (0, 30), (4, 20), (4, 23), (4, 26), (4, 29)])
 def test_ignorable_bits_are_benign(register: int, bit: int) -> None:
-    assert grade_registers(one(register, bit)) is RegisterGrade.BENIGN
+    assert grade_registers(one(register, bit)) is Nvlink4Grade.BENIGN
 
 
 @pytest.mark.parametrize(("register", "bit"), [(0, 1), (0, 20), (3, 16), (3, 17)])
 def test_bits_of_consequential_faults_are_sympathetic(register: int, bit: int) -> None:
-    assert grade_registers(one(register, bit)) is RegisterGrade.SYMPATHETIC
+    assert grade_registers(one(register, bit)) is Nvlink4Grade.SYMPATHETIC
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_bits_of_consequential_faults_are_sympathetic(register: int, bit: int) -
     ],
 )
 def test_hardware_bits_of_catalog_are_hardware(register: int, bit: int) -> None:
-    assert grade_registers(one(register, bit)) is RegisterGrade.HARDWARE
+    assert grade_registers(one(register, bit)) is Nvlink4Grade.HARDWARE
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=8))
@@ -40,16 +40,16 @@ def test_unexplained_bit_is_hardware(registers: list[int]) -> None:
         not value & ~(BENIGN_BITS.get(index, 0) | SYMPATHETIC_BITS.get(index, 0))
         for index, value in enumerate(registers)
     )
-    assert (grade_registers(registers) is RegisterGrade.HARDWARE) == (not explained)
+    assert (grade_registers(registers) is Nvlink4Grade.HARDWARE) == (not explained)
 
 
 def test_no_bits_are_graded_none() -> None:
-    assert grade_registers([0] * 7) is RegisterGrade.NONE
-    assert grade_registers([]) is RegisterGrade.NONE
+    assert grade_registers([0] * 7) is Nvlink4Grade.NONE
+    assert grade_registers([]) is Nvlink4Grade.NONE
 
 
 def test_worst_bit_counts_in_any_register() -> None:
-    assert grade_registers([1 << 0, 0, 0, 1 << 16, 0]) is RegisterGrade.SYMPATHETIC
-    assert grade_registers([1 << 1, 0, 0, 0, 1 << 20]) is RegisterGrade.SYMPATHETIC
-    assert grade_registers([1 << 1, 0, 1 << 13, 0, 0]) is RegisterGrade.HARDWARE
-    assert grade_registers([1 << 0 | 1 << 4, 0, 0, 0, 0]) is RegisterGrade.HARDWARE
+    assert grade_registers([1 << 0, 0, 0, 1 << 16, 0]) is Nvlink4Grade.SYMPATHETIC
+    assert grade_registers([1 << 1, 0, 0, 0, 1 << 20]) is Nvlink4Grade.SYMPATHETIC
+    assert grade_registers([1 << 1, 0, 1 << 13, 0, 0]) is Nvlink4Grade.HARDWARE
+    assert grade_registers([1 << 0 | 1 << 4, 0, 0, 0, 0]) is Nvlink4Grade.HARDWARE

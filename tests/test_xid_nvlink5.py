@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.gpu.xid.nvlink import (
+from agent.health.gpu.xid.nvlink_decoder import (
     NVLINK5_CODES,
     NVLINK5_UNITS,
     Nvlink5Status,
-    NvlinkUnit,
+    Nvlink5Unit,
     RequiredAction,
     decode_nvlink5,
 )
@@ -64,7 +64,7 @@ def test_value_names_one_unit_or_units_with_equal_rows() -> None:
         assert [other for other in NVLINK5_UNITS if other.code == unit.code and other.v2 == unit.v2] == [unit]
 
 
-def by_status(unit: NvlinkUnit) -> bool:
+def by_status(unit: Nvlink5Unit) -> bool:
     return unit is not LINK_DOWN and unit.name != "NETIR_INT"
 
 
@@ -72,7 +72,7 @@ def by_status(unit: NvlinkUnit) -> bool:
     "unit", [unit for unit in NVLINK5_UNITS if by_status(unit)], ids=lambda unit: unit.name
 )
 @pytest.mark.parametrize("noise", [0, 0b111111 << 26, 0x1F << 11], ids=["bare", "high bits", "link bits"])
-def test_every_row_is_found_in_both_layouts(unit: NvlinkUnit, noise: int) -> None:
+def test_every_row_is_found_in_both_layouts(unit: Nvlink5Unit, noise: int) -> None:
     for status, remedy in unit.rows.items():
         assert decode_nvlink5(unit.code, status_of(unit.v1 | noise, status)).required is remedy
         assert decode_nvlink5(unit.code, status_of(unit.v2 | noise, status)) == (remedy, unit.name, 0)

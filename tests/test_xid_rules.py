@@ -8,24 +8,24 @@ from hypothesis import strategies as st
 
 from agent.health.gpu.xid.conditions import (
     CONDITION_FUNCTIONS,
-    REPEATS,
-    STORM,
+    MIN_BURSTS,
+    MIN_STORM_ERRORS,
     FaultDecision,
-    XidFacts,
-    XidFault,
+    XidOccurrences,
+    XidReadings,
     announced_action,
 )
-from agent.health.gpu.xid.lines import XidLine, parse
-from agent.health.gpu.xid.rules import decide
-from agent.health.gpu.xid.table import XIDS, row_of
-from agent.health.gpu.xid.values import RecoveryAction, XidAdvice, XidCondition, XidEffect
-from agent.model.faults import Cure
+from agent.health.gpu.xid.decisions import decide_xid
+from agent.health.gpu.xid.log_lines import XidLine, parse_line
+from agent.health.gpu.xid.row_types import RecoveryAction, XidAdvice, XidCondition, XidEffect
+from agent.health.gpu.xid.xid_table import XIDS, xid_row
 from agent.model.health import Blame, Severity, XidOverride
+from agent.model.persistent_faults import Cure
 
 INFO, DEGRADED, UNHEALTHY = Severity.INFO, Severity.DEGRADED, Severity.UNHEALTHY
 LETTERS: Final = {"I": INFO, "D": DEGRADED, "U": UNHEALTHY}
 
-CALM: Final = XidFacts(
+CALM: Final = XidReadings(
     action=RecoveryAction.NONE,
     has_action=True,
     remap_pending=False,
@@ -36,9 +36,9 @@ CALM: Final = XidFacts(
     ecc_on=False,
 )
 ASKED: Final = CALM._replace(action=RecoveryAction.GPU_RESET)
-OLD: Final = XidFacts()
+OLD: Final = XidReadings()
 """A driver without field 230, and nothing else can be read either."""
-BLIND: Final = XidFacts(has_action=True)
+BLIND: Final = XidReadings(has_action=True)
 """Field 230 is there, and cannot be read now."""
 
 SEEN_ONCE: Final = {
@@ -59,7 +59,7 @@ BY_MARK: Final = {XidEffect.ALWAYS: "UUUU", XidEffect.CONDITIONAL: "IDDD", XidEf
 
 def decide_for(
     code: int,
-    facts: XidFacts = CALM,
+    facts: XidReadings = CALM,
     *texts: str,
     times: int = 1,
     bursts: int = 1,
@@ -67,18 +67,20 @@ def decide_for(
     followers: frozenset[int] = frozenset(),
 ) -> FaultDecision:
     """Return the decision on one XID; ``texts`` are the details of its kernel log lines."""
-    return decide(row_of(code), XidFault(times, bursts, lines(code, *texts), pids, followers), facts)
+    return decide_xid(
+        xid_row(code), XidOccurrences(times, bursts, lines(code, *texts), pids, followers), facts
+    )
 
 
 def lines(code: int, *texts: str) -> tuple[XidLine, ...]:
-    found = [parse(f"NVRM: Xid (PCI:0000:3b:00): {code}, {text}") for text in texts]
+    found = [parse_line(f"NVRM: Xid (PCI:0000:3b:00): {code}, {text}") for text in texts]
     return tuple(line for line in found if isinstance(line, XidLine))
 
 
 @pytest.mark.parametrize("code", XIDS)
 def test_every_row_has_expected_severities(code: int) -> None:
-    row = row_of(code)
-    letters = SEEN_ONCE.get(code) or BY_MARK[row.mark]
+    row = xid_row(code)
+    letters = SEEN_ONCE.get(code) or BY_MARK[row.effect]
     found = [decide_for(code, facts).severity for facts in (CALM, ASKED, OLD, BLIND)]
     assert found == [LETTERS[letter] for letter in letters]
 
@@ -95,7 +97,7 @@ def test_unlisted_code_is_degraded_unless_action_is_none(code: int) -> None:
 
 
 FACTS: Final = st.builds(
-    XidFacts,
+    XidReadings,
     action=st.none() | st.sampled_from(RecoveryAction) | st.builds(RecoveryAction, st.integers(8, 99)),
     has_action=st.booleans(),
     announced=st.none() | st.sampled_from(RecoveryAction),
@@ -128,24 +130,24 @@ FAULTS: Final = st.tuples(
 
 @given(FAULTS, FACTS, st.none() | st.sampled_from(XidOverride))
 def test_decision_is_complete_for_any_facts(
-    seen: tuple[int, list[str], int, int], facts: XidFacts, override: XidOverride | None
+    seen: tuple[int, list[str], int, int], facts: XidReadings, override: XidOverride | None
 ) -> None:
     code, texts, times, bursts = seen
-    row = row_of(code)
-    fault = XidFault(times, bursts, lines(code, *texts), frozenset({1, 2}), frozenset({45}))
-    found = decide(row, fault, facts, override)
+    row = xid_row(code)
+    fault = XidOccurrences(times, bursts, lines(code, *texts), frozenset({1, 2}), frozenset({45}))
+    found = decide_xid(row, fault, facts, override)
     assert found.evidence.startswith(row.meaning)
     assert found.advice
     assert (found.cure is Cure.EXPIRES) == (found.severity <= INFO)
     if override is None:
         assert found.severity in (INFO, DEGRADED, UNHEALTHY)
-        assert found.severity is UNHEALTHY or row.mark is not XidEffect.ALWAYS
-        assert found.severity is not UNHEALTHY or row.mark is not XidEffect.NEVER
+        assert found.severity is UNHEALTHY or row.effect is not XidEffect.ALWAYS
+        assert found.severity is not UNHEALTHY or row.effect is not XidEffect.NEVER
         assert found.severity is not UNHEALTHY or row.condition is not XidCondition.RETIRED
 
 
-@given(st.integers(1, 175), FACTS, st.integers(STORM, 10_000))
-def test_evidence_is_independent_of_number_of_occurrences(code: int, facts: XidFacts, times: int) -> None:
+@given(st.integers(1, 175), FACTS, st.integers(MIN_STORM_ERRORS, 10_000))
+def test_evidence_is_independent_of_number_of_occurrences(code: int, facts: XidReadings, times: int) -> None:
     assert decide_for(code, facts, times=times) == decide_for(code, facts, times=times + 1)
 
 
@@ -153,7 +155,7 @@ def test_evidence_is_independent_of_number_of_occurrences(code: int, facts: XidF
 @pytest.mark.parametrize("code", [31, 45, 79, 57, 999])
 def test_configured_severity_wins_and_is_named(code: int, override: XidOverride) -> None:
     wanted = {"ignore": Severity.OK, "info": INFO, "degraded": DEGRADED, "unhealthy": UNHEALTHY}
-    found = decide(row_of(code), XidFault(bursts=9), ASKED, override)
+    found = decide_xid(xid_row(code), XidOccurrences(bursts=9), ASKED, override)
     assert found.severity is wanted[override]
     assert f"{override} by configuration" in found.evidence
 
@@ -225,7 +227,7 @@ def test_xid_154_with_unknown_text_is_degraded() -> None:
 
 
 @pytest.mark.parametrize("facts", [CALM, ASKED, OLD, BLIND, CALM._replace(has_root=True)])
-def test_xid_45_is_always_info(facts: XidFacts) -> None:
+def test_xid_45_is_always_info(facts: XidReadings) -> None:
     assert decide_for(45, facts, times=672, bursts=40).severity is INFO
 
 
@@ -257,7 +259,7 @@ ESR: Final = "pid=1, name=a, Graphics Exception: ESR 0x57c730=0xc04000b 0x57c734
 
 
 def test_xid_13_is_suspect_at_same_location() -> None:
-    found = decide_for(13, CALM, PLACE.format(7, 2), ESR, PLACE.format(7, 2), bursts=REPEATS)
+    found = decide_for(13, CALM, PLACE.format(7, 2), ESR, PLACE.format(7, 2), bursts=MIN_BURSTS)
     assert (found.severity, found.blame, found.advice) == (DEGRADED, Blame.HARDWARE, XidAdvice.DIAGNOSE)
     assert "GPC 7, TPC 2" in found.evidence
     assert found.cure is Cure.RESET  # not forgotten in ten minutes
@@ -266,32 +268,32 @@ def test_xid_13_is_suspect_at_same_location() -> None:
 def test_xid_13_otherwise_blames_program() -> None:
     here, there = PLACE.format(7, 2), PLACE.format(7, 3)
     for found in (
-        decide_for(13, CALM, here, here, bursts=REPEATS - 1),
-        decide_for(13, CALM, here, there, bursts=REPEATS),
-        decide_for(13, CALM, ESR, bursts=REPEATS),
-        decide_for(13, CALM, bursts=REPEATS),
+        decide_for(13, CALM, here, here, bursts=MIN_BURSTS - 1),
+        decide_for(13, CALM, here, there, bursts=MIN_BURSTS),
+        decide_for(13, CALM, ESR, bursts=MIN_BURSTS),
+        decide_for(13, CALM, bursts=MIN_BURSTS),
     ):
         assert (found.severity, found.blame, found.cure) == (INFO, Blame.WORKLOAD, Cure.EXPIRES)
 
 
 def test_xid_31_is_suspect_only_for_several_processes_and_bursts() -> None:
     one, two = frozenset({7}), frozenset({7, 8})
-    assert decide_for(31, CALM, bursts=REPEATS, pids=two).severity is DEGRADED
-    assert decide_for(31, CALM, bursts=REPEATS, pids=one).severity is INFO
-    assert decide_for(31, CALM, bursts=REPEATS - 1, pids=two).severity is INFO
-    assert decide_for(31, CALM, bursts=REPEATS).severity is INFO  # the processes are not known
+    assert decide_for(31, CALM, bursts=MIN_BURSTS, pids=two).severity is DEGRADED
+    assert decide_for(31, CALM, bursts=MIN_BURSTS, pids=one).severity is INFO
+    assert decide_for(31, CALM, bursts=MIN_BURSTS - 1, pids=two).severity is INFO
+    assert decide_for(31, CALM, bursts=MIN_BURSTS).severity is INFO  # the processes are not known
 
 
 def test_xid_32_is_suspect_only_if_repeated_with_replays() -> None:
     replays = CALM._replace(replays_growing=True)
-    assert decide_for(32, replays, bursts=REPEATS).severity is DEGRADED
-    assert decide_for(32, replays, bursts=REPEATS - 1).severity is INFO
-    assert decide_for(32, CALM, bursts=REPEATS).severity is INFO
+    assert decide_for(32, replays, bursts=MIN_BURSTS).severity is DEGRADED
+    assert decide_for(32, replays, bursts=MIN_BURSTS - 1).severity is INFO
+    assert decide_for(32, CALM, bursts=MIN_BURSTS).severity is INFO
 
 
 def test_xid_80_is_suspect_if_repeated() -> None:
-    assert decide_for(80, bursts=REPEATS - 1).severity is INFO
-    assert decide_for(80, bursts=REPEATS).severity is DEGRADED
+    assert decide_for(80, bursts=MIN_BURSTS - 1).severity is INFO
+    assert decide_for(80, bursts=MIN_BURSTS).severity is DEGRADED
 
 
 def test_repeated_plain_program_faults_stay_info() -> None:
@@ -317,9 +319,9 @@ def test_xid_94_is_unhealthy_if_pending_requested_or_repeated() -> None:
     assert decide_for(94, CALM).severity is DEGRADED
     assert decide_for(94, CALM._replace(remap_pending=True)).severity is UNHEALTHY
     assert decide_for(94, ASKED).severity is UNHEALTHY
-    assert decide_for(94, CALM, bursts=REPEATS).severity is UNHEALTHY
-    assert decide_for(94, CALM, times=STORM).severity is UNHEALTHY
-    assert decide_for(94, CALM, times=STORM - 1).severity is DEGRADED
+    assert decide_for(94, CALM, bursts=MIN_BURSTS).severity is UNHEALTHY
+    assert decide_for(94, CALM, times=MIN_STORM_ERRORS).severity is UNHEALTHY
+    assert decide_for(94, CALM, times=MIN_STORM_ERRORS - 1).severity is DEGRADED
 
 
 def test_xid_156_is_unhealthy_until_reset() -> None:
@@ -337,8 +339,8 @@ def test_xid_168_advises_ecc_if_off() -> None:
 
 def test_repeated_gpu_loss_is_suspect() -> None:
     assert decide_for(79).advice == XidAdvice.REBOOT
-    assert decide_for(79, bursts=REPEATS).advice == XidAdvice.CHECK_SEATING
-    assert decide_for(79, bursts=REPEATS).cure is Cure.REBOOT
+    assert decide_for(79, bursts=MIN_BURSTS).advice == XidAdvice.CHECK_SEATING
+    assert decide_for(79, bursts=MIN_BURSTS).cure is Cure.REBOOT
 
 
 # --- links

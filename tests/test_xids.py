@@ -4,19 +4,17 @@ from typing import Final
 
 import pytest
 
-from agent.health.gpu.xid.table import ALWAYS, CANCELS, CONDITIONAL, NEVER, RETIRED, XIDS, row_of
-from agent.health.gpu.xid.values import (
-    CatalogAnswer,
+from agent.health.gpu.xid.row_types import (
+    RepairAnswer,
     XidAdvice,
-    XidClass,
     XidCondition,
     XidEffect,
-    XidGrade,
     XidRow,
     parse_repairs,
 )
-from agent.model.faults import Cure
+from agent.health.gpu.xid.xid_table import ALWAYS, CONDITIONAL, ENDED_XIDS, NEVER, RETIRED, XIDS, xid_row
 from agent.model.health import Blame
+from agent.model.persistent_faults import Cure
 
 UNHEALTHY: Final = {46, 48, 54, 62, 64, 79, 95, 110, 119, 120, 136, 140, 143, 150, 151, 158, 167, 169, 173}
 DEPENDS: Final = {63, 74, 94, 109, 142, 144, 145, 146, 149, 154, 155, 156, 159, 166, 168, 170, 171, 172}
@@ -41,24 +39,23 @@ def test_table_parts_have_expected_lengths() -> None:
 
 
 def test_each_table_part_has_its_mark() -> None:
-    assert {row.mark for row in ALWAYS} == {XidEffect.ALWAYS}
-    assert {row.mark for row in CONDITIONAL + RETIRED} == {XidEffect.CONDITIONAL}
-    assert {row.mark for row in NEVER} == {XidEffect.NEVER}
+    assert {row.effect for row in ALWAYS} == {XidEffect.ALWAYS}
+    assert {row.effect for row in CONDITIONAL + RETIRED} == {XidEffect.CONDITIONAL}
+    assert {row.effect for row in NEVER} == {XidEffect.NEVER}
 
 
 def test_xids_skipped_by_vendor_are_never_marked_except_109() -> None:
-    assert {code for code in DEVICE_PLUGIN_SKIPS if XIDS[code].mark is not XidEffect.NEVER} == {109}
+    assert {code for code in DEVICE_PLUGIN_SKIPS if XIDS[code].effect is not XidEffect.NEVER} == {109}
 
 
 def test_retired_codes_are_the_unused_ones() -> None:
-    assert codes(RETIRED) == {row.code for row in XIDS.values() if row.xid_class is XidClass.UNUSED}
+    assert codes(RETIRED) == {row.code for row in XIDS.values() if row.condition is XidCondition.RETIRED}
     assert {row.condition for row in RETIRED} == {XidCondition.RETIRED}
-    assert {row.grade for row in RETIRED} == {XidGrade.INFO}
 
 
 @pytest.mark.parametrize("row", XIDS.values(), ids=lambda row: str(row.code))
 def test_row_is_complete_and_fits_a_line(row: XidRow) -> None:
-    assert row_of(row.code) is row
+    assert xid_row(row.code) is row
     assert row.meaning == row.meaning.strip(" .")
     assert 0 < len(row.meaning) <= 60
     assert row.advice
@@ -66,7 +63,7 @@ def test_row_is_complete_and_fits_a_line(row: XidRow) -> None:
 
 
 def test_fault_ended_by_program_restart_blames_workload() -> None:
-    restart = {row.code for row in NEVER if row.repairs.app_restart is CatalogAnswer.YES}
+    restart = {row.code for row in NEVER if row.repairs.app_restart is RepairAnswer.YES}
     assert {row.blame for row in NEVER if row.code in restart} == {Blame.WORKLOAD}
     assert {row.blame for row in ALWAYS} <= {Blame.HARDWARE, Blame.DRIVER}
 
@@ -76,39 +73,39 @@ def test_always_marked_xids_do_not_expire() -> None:
 
 
 def test_xid_that_needs_more_than_reset_is_not_cured_by_reset() -> None:
-    not_enough = {row.code for row in ALWAYS if row.repairs.gpu_reset is CatalogAnswer.NO}
+    not_enough = {row.code for row in ALWAYS if row.repairs.gpu_reset is RepairAnswer.NO}
     assert {XIDS[code].cure for code in not_enough} == {Cure.REBOOT}
     assert XIDS[79].cure is Cure.REBOOT
     assert XIDS[151].cure is Cure.REBOOT
 
 
 def test_cancelling_xid_is_not_a_fault() -> None:
-    for code, cancelled in CANCELS.items():
-        assert XIDS[code].mark is XidEffect.NEVER
+    for code, cancelled in ENDED_XIDS.items():
+        assert XIDS[code].effect is XidEffect.NEVER
         assert XIDS[code].condition is XidCondition.PLAIN
         assert XIDS[cancelled].condition is XidCondition.CANCELLED
 
 
 def test_unlisted_code_is_not_benign() -> None:
-    row = row_of(999)  # NVML's own "unknown"
+    row = xid_row(999)  # NVML's own "unknown"
     assert row.code == 999
-    assert row.mark is XidEffect.CONDITIONAL
+    assert row.effect is XidEffect.CONDITIONAL
     assert row.condition is XidCondition.UNLISTED
     assert row.advice is XidAdvice.FOLLOW_ACTION
 
 
 def test_four_letters_are_parsed_as_repairs() -> None:
     assert parse_repairs("nmy-") == (
-        CatalogAnswer.NO,
-        CatalogAnswer.MAYBE,
-        CatalogAnswer.YES,
-        CatalogAnswer.NOT_NEEDED,
+        RepairAnswer.NO,
+        RepairAnswer.MAYBE,
+        RepairAnswer.YES,
+        RepairAnswer.NOT_NEEDED,
     )
     assert parse_repairs("?t?t") == (
-        CatalogAnswer.UNKNOWN,
-        CatalogAnswer.BY_TEXT,
-        CatalogAnswer.UNKNOWN,
-        CatalogAnswer.BY_TEXT,
+        RepairAnswer.UNKNOWN,
+        RepairAnswer.BY_TEXT,
+        RepairAnswer.UNKNOWN,
+        RepairAnswer.BY_TEXT,
     )
     with pytest.raises(KeyError):
         parse_repairs("nnnx")

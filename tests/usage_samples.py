@@ -4,15 +4,15 @@ from collections.abc import Iterable
 
 from claim_samples import NAMESPACE, answer, at, device, prepared, source_answers, use
 
-from agent.devices.consumers.consumer_map import consumer_map
-from agent.devices.consumers.usage import UsageState, UsageStep, step_usages
+from agent.devices.consumers.consumer_map import build_consumer_map
+from agent.devices.consumers.usage import UsageState, UsageUpdate, update_usages
 from agent.model.claim import ClaimRef
-from agent.model.claim_sources import KnownPod, ListedPod, Origin, PodRef, PreparedClaim, SourceAnswers
+from agent.model.claim_sources import ListedPod, Origin, PodObject, PodRef, PreparedClaim, SourceAnswers
 from agent.model.consumers import ConsumerMap
+from agent.model.device_usage import DeviceState, DeviceUsage, UsageEnd, UsageEndKind
 from agent.model.health import Health, Severity
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.model.uses import DeviceState, DeviceUsage, UsageEnd, UsageEndKind
 
 GOOD = DeviceState(Health.HEALTHY, Severity.OK, since_s=1.0)
 SLOW = DeviceState(Health.HEALTHY, Severity.DEGRADED, "gpu.heat", "91 C, 90 allowed", 2.0)
@@ -24,7 +24,7 @@ TRAIN = prepared("c-1", use("gpu-0", "gpus"), pods=["p-1"], name="gpus")
 
 def checkpoint_map(
     *claims: PreparedClaim,
-    pods: Iterable[KnownPod] = (),
+    pods: Iterable[PodObject] = (),
     listed: Iterable[ListedPod] = (),
     truncated: bool = False,
 ) -> ConsumerMap:
@@ -32,29 +32,29 @@ def checkpoint_map(
     invalid_items = ("claim 7: is cut off",) if truncated else ()
     checkpoint = answer(Origin.CHECKPOINT, claims, 1, invalid=invalid_items)
     other_answers = source_answers(pods_api=pods, podresources=listed)
-    return consumer_map(
+    return build_consumer_map(
         SourceAnswers(prepared=(checkpoint,), listed=other_answers.listed, pods=other_answers.pods)
     )
 
 
-UNREADABLE = consumer_map(
+UNREADABLE = build_consumer_map(
     SourceAnswers(
         prepared=(answer(Origin.CHECKPOINT, (), absence=Absence.UNREADABLE, reason="Input/output error"),)
     )
 )
-NO_CHECKPOINT = consumer_map(
+NO_CHECKPOINT = build_consumer_map(
     SourceAnswers(prepared=(answer(Origin.CHECKPOINT, (), absence=Absence.ABSENT, reason="not there"),))
 )
 NO_SOURCES = ConsumerMap()
 
 
 class UsageObserver:
-    """Applies step_usages() to one consumer map after another, a second apart."""
+    """Applies update_usages() to one consumer map after another, a second apart."""
 
     def __init__(self, uses: UsageState | None = None, first: int = 10) -> None:
         self.uses = uses or UsageState("run")
         self.second = first - 1
-        self.step = UsageStep(self.uses, (), ())
+        self.step = UsageUpdate(self.uses, (), ())
         self.ended: list[DeviceUsage] = []
 
     @property
@@ -64,7 +64,7 @@ class UsageObserver:
     def observe(self, map_: ConsumerMap, state: DeviceState = GOOD) -> tuple[DeviceUsage, ...]:
         """Step to a consumer map; return the usages that began, changed or ended."""
         self.second += 1
-        self.step = step_usages(self.uses, map_, lambda _: state, self.now)
+        self.step = update_usages(self.uses, map_, lambda _: state, self.now)
         self.uses = self.step.usages
         self.ended += [one for one in self.step.changed if one.ended]
         return self.step.changed

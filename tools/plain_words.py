@@ -120,9 +120,7 @@ OPENING_PHRASES: Final = re.compile(
 )
 """Beginnings of several words that make a docstring a fragment."""
 
-SHARED_NAMES: Final[dict[str, str]] = {
-    "Device": "agent.Device is the public name for drivers; the inventory has a device of its own",
-}
+SHARED_NAMES: Final[dict[str, str]] = {}
 """Type names that more than one module of agent/ defines, each with its reason."""
 
 NO_IMPERATIVES: Final = re.compile(r".*(?:ed|ing|s)")
@@ -774,9 +772,9 @@ CHECKS: Final = (
     Check("imports", "import circles", 0, check_imports),
     Check("local-imports", "import circles with imports in functions", 0, check_local_imports),
     Check("c-calls", "C call cycles (exit status)", 0, check_c_calls),
-    Check("modules", "modules of agent/", 320, check_modules),
+    Check("modules", "modules of agent/", 340, check_modules),
     Check("small-modules", "modules under 100 lines", 80, check_small_modules),
-    Check("lines", "lines of agent/", 58_000, check_lines),
+    Check("lines", "lines of agent/", 62_000, check_lines),
 )
 
 

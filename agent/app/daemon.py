@@ -1,13 +1,11 @@
-"""Daemon of ``drahealth run``: builds all parts, runs the core loop and owns signals and the order of
-shutdown.
+"""Daemon of ``drahealth run``: creates all parts, runs the core loop, handles signals, and stops all parts.
 
     sampler thread (C) --eventfd--> Trio: step() --Latest--> asyncio thread: sockets
              linked drivers --------^          +--> on_report: a table or a log, with a thread of its own
 
-The Trio thread decides and never blocks; it yields to the sending threads after each report. Wakes come from
-the sampler, from drivers, from the end of a dwell time and from the heartbeat. An exception in the Trio or in
-the asyncio thread ends the process with its traceback: half an agent would report wrong health to the
-kubelet.
+The core thread (Trio) evaluates the rules and does not wait for clients; after each report it yields to the
+I/O thread (asyncio), which sends the report. An exception in either thread ends the process with its
+traceback: half an agent would report wrong health to the kubelet.
 """
 
 import fcntl
@@ -28,27 +26,27 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from agent.config.config import Config
-from agent.driver.driver_source import DriverSource
+from agent.driver.driver_source import HostAndDriverSource
 from agent.driver.report_hub import ReportHub
 from agent.driver.sessions import DriverSessions
 from agent.engine.loop import EngineLoop, LoopTiming
 from agent.engine.step import initial_state
-from agent.errors import Busy, ConfigError, PermissionDenied
+from agent.errors import ConfigError, PermissionDenied, ResourceBusy
 from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.model.health import Health
 from agent.model.report import Report
-from agent.model.source import SourceState
+from agent.model.settings import UsageHistoryLimits
+from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.model.use_limits import UseLimits
-from agent.node.node_source import NODE_STOP_S, open_node, settings_of
+from agent.node.node_source import SOURCES_STOP_S, engine_settings, open_node_source
 from agent.node.pods.history_recorder import HistoryRecorder
 from agent.node.pods.tracker import PodTracker
-from agent.serve.notify import Notifier
-from agent.serve.servers import Servers
-from agent.serve.sockets import make_directory
+from agent.serve.agent_servers import AgentServers
+from agent.serve.sd_notify import SystemdNotifier
+from agent.serve.sockets import make_socket_directory
 from agent.sources.gpu_host import read_boot_id
-from agent.store import faults
-from agent.store.faults import FaultCheckpointWriter
+from agent.store import gpu_fault_file
+from agent.store.gpu_fault_file import GpuFaultWriter
 from agent.system.threads.loop_thread import AsyncioThread
 from agent.system.timing import read_clocks
 from agent.version import VERSION
@@ -67,17 +65,17 @@ log = logging.getLogger(__name__)
 
 
 def run(config: Config, on_report: Callable[[Report], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Run the agent until SIGTERM or SIGINT.
 
-    Hung threads are abandoned and logged. The process should end with :func:`os._exit`: the cleanup of a
-    library that a thread is still inside may hang, too.
+    Threads that hang at the end are abandoned and logged. The process should then end with :func:`os._exit`,
+    because the cleanup of a library that such a thread uses may hang, too.
 
     Args:
         config: Configuration of the agent.
-        on_report: Called with every published report in the core thread; must not block.
+        on_report: Called with each published health report, in the core thread; must not block.
 
     Raises:
-        Busy: Another agent holds the runtime directory, or a socket.
+        ResourceBusy: Another agent holds the runtime directory, or a socket.
         ConfigError: A directory, socket or root cannot be used.
         PermissionDenied: The runtime directory is not writable.
     """
@@ -87,45 +85,52 @@ def run(config: Config, on_report: Callable[[Report], None] | None = None) -> No
 
 
 class Daemon:
-    """All parts of the agent, with their start and their shutdown."""
+    """The running agent: owner of all its parts, which starts and stops them."""
 
     def __init__(self, config: Config, on_report: Callable[[Report], None] | None) -> None:
-        """Open all parts without starting a thread. Raises as :func:`run`."""
+        """Create all parts; no thread is started. Raises the same errors as :func:`run`."""
         self._config = config
         self._on_report = on_report
-        self._notifier = Notifier.from_environ(os.environ)
+        self._notifier = SystemdNotifier.from_environ(os.environ)
         self._hub = ReportHub()
         self._latest = self._hub.subscribe()
         self._unread_since_ns = 0  # publication of the oldest report that the I/O thread has not read
-        self._source = DriverSource()
+        self._source = HostAndDriverSource()
         self._sessions = DriverSessions(config.drivers, config.state_dir, self._hub, self._open_session)
-        self._servers = Servers(
+        self._servers = AgentServers(
             self._latest,
             runtime_dir=config.runtime_dir,
             drivers=config.drivers,
             version=VERSION,
             open_handler=self._sessions.open,
         )
-        limits = UseLimits(config.history_rows, config.history_age_s)
+        limits = UsageHistoryLimits(config.history_rows, config.history_age_s)
         self._recorder = HistoryRecorder(config.state_dir, limits=limits, drivers=config.drivers)
-        record = self._recorder.take if config.history_rows else None
+        record = self._recorder.record if config.history_rows else None
         self._pods = PodTracker(config, clock=read_clocks, record=record)
-        settings = settings_of(config)
+        settings = engine_settings(config)
         try:
-            self._node = open_node(config, settings, config.period_ns, declares=True, pods=self._pods)
+            self._node = open_node_source(
+                config, settings, config.period_ns, reads_declarations=True, pods=self._pods
+            )
         except BaseException:
             self._servers.close()
             raise
         self._source.open(self._node)
 
         # from here on nothing can refuse to start
-        log.info("drahealth %s on %s, sockets in %s", VERSION, config.node_name, config.runtime_dir)
+        log.info(
+            "agent: drahealth %s starts on node %s; sockets in %s",
+            VERSION,
+            config.node_name,
+            config.runtime_dir,
+        )
         self._sessions.restore()
-        path = config.state_dir / faults.FILE
-        saved, problem = faults.load(path)
+        path = config.state_dir / gpu_fault_file.FILE
+        saved, problem = gpu_fault_file.load_gpu_faults(path)
         if problem:
             log.warning("%s", problem)
-        self._checkpoint = FaultCheckpointWriter(path, saved)
+        self._checkpoint = GpuFaultWriter(path, saved)
         boot_id = read_boot_id(config.procfs_root)
         self._core = EngineLoop(
             source=self._source,
@@ -133,15 +138,15 @@ class Daemon:
             timing=LoopTiming(config.heartbeat_s, config.coalesce_ns, self._notifier.watchdog_s),
             clock=read_clocks,
             publish=self._publish,
-            save_faults=self._checkpoint.update,
+            save_faults=self._checkpoint.set_newest,
             notify_watchdog=self._notify_watchdog,
             jitter=random.random,
         )
-        self._io_failure = _Failure()
+        self._io_failure = _IoFailure()
         self._io = AsyncioThread(self._servers.run, on_failure=self._io_failure.set)
 
     def serve(self) -> None:
-        """Start all threads and run the core loop until a signal; then stop all parts."""
+        """Start all threads, run the core loop until SIGTERM or SIGINT, then stop all parts."""
         try:
             self._io.start()
             self._node.start()
@@ -154,14 +159,20 @@ class Daemon:
     async def _run_core(self) -> None:
         failure = self._io_failure
         failure.bind(trio.lowlevel.current_trio_token())
-        tasks = (self._core.run, self._node.watch, self._checkpoint.run, self._sessions.run, failure.wait)
+        tasks = (
+            self._core.run,
+            self._node.run_watchers,
+            self._checkpoint.run,
+            self._sessions.run,
+            failure.wait,
+        )
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             self._notifier.ready()  # after the receiver: from now on the service manager may send SIGTERM
             async with trio.open_nursery() as nursery:
                 for task in tasks:
                     nursery.start_soon(task)
                 async for number in signals:
-                    log.info("%s: shutting down", signal.Signals(number).name)
+                    log.info("agent: %s received; shutting down", signal.Signals(number).name)
                     nursery.cancel_scope.cancel()
                     break
 
@@ -170,10 +181,10 @@ class Daemon:
         self._notifier.stopping()
         try:
             if not self._io.stop(IO_STOP_S):
-                log.warning("shutdown: the I/O thread did not stop within %g s", IO_STOP_S)
+                log.warning("shutdown: the I/O thread did not stop within %g s; abandoning it", IO_STOP_S)
         finally:
             self._source.close()
-            hung = list(self._node.stop(NODE_STOP_S))
+            hung = list(self._node.stop(SOURCES_STOP_S))
             hung += self._sessions.close(end_s)
             if not self._checkpoint.close(max(0.0, end_s - time.monotonic())):  # gets all remaining time
                 hung.append("fault checkpoint writer")
@@ -191,30 +202,30 @@ class Daemon:
             self._hub,
             state_dir=state_dir,
             declarations=lambda: self._node.declarations,
-            on_faults=self._source.set_faults,
+            on_faults=self._source.set_driver_faults,
             clock=read_clocks,
         )
 
     def _publish(self, report: Report) -> None:
-        """Publish a report: first the taints of linked drivers, then the sockets, then all other readers."""
+        """Publish a health report: to the drivers' taints, then to the sockets, then to all other users."""
         if self._latest.is_delivered():
             self._unread_since_ns = report.at.mono_ns
         self._sessions.update_taints(report, report.at)
         self._hub.publish(report)
         yield_to_senders()
-        self._pods.take(report)
+        self._pods.note_report(report)
         if self._on_report:
             self._on_report(report)
         self._notifier.status(status_line(report))
 
     def _notify_watchdog(self) -> None:
-        """Notify systemd's watchdog, but not while the I/O thread hangs and no client gets reports."""
+        """Notify systemd's watchdog, except while the I/O thread hangs and no client gets reports."""
         if self._latest.is_delivered() or time.monotonic_ns() - self._unread_since_ns < IO_STUCK_NS:
             self._notifier.watchdog()
 
 
-class _Failure:
-    """Exception of the asyncio thread, passed to the Trio thread."""
+class _IoFailure:
+    """Exception that ended the I/O thread (asyncio), passed to the core thread (Trio)."""
 
     def __init__(self) -> None:
         self._error: BaseException | None = None
@@ -223,14 +234,14 @@ class _Failure:
         self._event: trio.Event | None = None
 
     def bind(self, token: trio.lowlevel.TrioToken) -> None:
-        """Set the Trio loop that :meth:`wait` runs in; called before it. Core thread only."""
+        """Set the Trio loop in which :meth:`wait` will be called. Core thread only."""
         with self._lock:
             self._token, self._event = token, trio.Event()
             if self._error is not None:
                 self._event.set()
 
     def set(self, error: BaseException) -> None:
-        """Set the exception that ended the asyncio thread. Thread-safe."""
+        """Store the exception that ended the I/O thread, and wake :meth:`wait`. Thread-safe."""
         with self._lock:
             self._error = error
             if self._token is not None and self._event is not None:
@@ -238,7 +249,7 @@ class _Failure:
                     self._token.run_sync_soon(self._event.set)
 
     async def wait(self) -> None:
-        """Wait for the exception of the asyncio thread and raise it. Core thread only."""
+        """Wait for the exception that ends the I/O thread, and raise it. Core thread only."""
         assert self._event is not None, "bind() comes first"
         await self._event.wait()
         assert self._error is not None
@@ -246,30 +257,34 @@ class _Failure:
 
 
 def yield_to_senders() -> None:
-    """Sleep, so that the I/O thread sends the report before the core thread does less urgent work."""
+    """Sleep for YIELD_S, so that the I/O thread sends the report before the core thread does other work."""
     time.sleep(YIELD_S)
 
 
 @contextmanager
 def _directory_lock(runtime_dir: Path) -> Iterator[None]:
-    """Lock the runtime directory for one agent; the kernel releases the lock when the process ends."""
+    """Hold the lock of the runtime directory in a ``with`` block, so that only one agent serves it."""
     path = runtime_dir / "agent.lock"
-    make_directory(runtime_dir, flag="--runtime-dir")
+    make_socket_directory(runtime_dir, flag="--runtime-dir")
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except PermissionError as error:
-        raise PermissionDenied(f"{path}: {error.strerror}; choose another with --runtime-dir") from error
+        raise PermissionDenied(
+            f"{path}: the lock file cannot be opened: {error.strerror}; choose another --runtime-dir"
+        ) from error
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise ConfigError(f"{path}: the lock file cannot be opened: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise ConfigError(f"{path}: is not a regular file; remove it")
+        raise ConfigError(f"{path}: the lock file is not a regular file; remove it")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
-        raise Busy(f"{runtime_dir}: another agent (pid {holder}) serves this directory") from None
+        raise ResourceBusy(
+            f"runtime directory {runtime_dir}: another agent (pid {holder}) serves it; stop that agent"
+        ) from None
     try:
         with suppress(OSError):  # on a full disk a second agent cannot name the first one
             os.ftruncate(fd, 0)
@@ -280,7 +295,7 @@ def _directory_lock(runtime_dir: Path) -> Iterator[None]:
 
 
 def status_line(report: Report) -> str:
-    """Return the status line for the service manager: ``4 devices: 3 healthy, 1 unhealthy``."""
+    """Return the status text for systemd: ``4 devices: 3 healthy, 1 unhealthy``, and stalled sources."""
     counts = {health: sum(device.health is health for device in report.devices) for health in Health}
     parts = [
         f"{counts[health]} {health.name.lower()}"

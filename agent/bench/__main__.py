@@ -6,9 +6,9 @@ import sys
 if __name__ == "__main__":  # multiprocessing children import this module and must load nothing else
     try:
         from agent.bench.main import main
-        from agent.system.output import open_outputs
+        from agent.system.output import unbuffer_outputs
 
-        open_outputs()
+        unbuffer_outputs()
         sys.exit(main())
     except KeyboardInterrupt:  # during imports
         sys.exit(128 + signal.SIGINT)

@@ -1,7 +1,8 @@
-"""Budgets of ``benchmarks/budgets.toml``: ratios and exact counts that are gated, and goals that are printed.
+"""Budgets of ``benchmarks/budgets.toml``: ratios and exact counts that ``--check`` enforces, and goals that
+reports print.
 
-Absolute times depend on the machine and are never gated. The file is in the checkout only; an installed
-package has no budgets.
+Absolute times depend on the machine and fail no check. The file is in the checkout only; an installed package
+has no budgets.
 """
 
 import re
@@ -12,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import agent
 from agent.bench.result import ResultRow, Unit, format_value
-from agent.bench.timing import Interval
+from agent.bench.timing import MedianInterval
 
 FILE: Final = "benchmarks/budgets.toml"
 RATIO_REASON: Final = "ratio to the bare system calls that the work needs"
@@ -25,7 +26,7 @@ _FIGURES: Final[Mapping[str, Callable[[ResultRow], float | None]]] = {
 }
 
 
-class Goal(NamedTuple):
+class BudgetGoal(NamedTuple):
     """Upper limit of one statistic of a result row."""
 
     statistic: str
@@ -36,7 +37,7 @@ class Goal(NamedTuple):
     """Reason for this limit."""
 
     def describe(self, value: float, unit: Unit) -> str:
-        """Format a value of this statistic: ``p99 1.20 ms``; for a median ``1.20 ms``."""
+        """Format ``value`` after the statistic's name: ``p99 1.20 ms``; a median without: ``1.20 ms``."""
         return f"{'' if self.statistic == 'median' else self.statistic + ' '}{format_value(value, unit)}"
 
 
@@ -54,15 +55,15 @@ class BudgetVerdict(NamedTuple):
     """Reason for the budget."""
 
 
-def checkout() -> Path | None:
-    """Return the source tree that this package is imported from; None for an installed package."""
+def find_checkout() -> Path | None:
+    """Return the root of the checkout that this package was imported from; None: it was installed."""
     root = Path(agent.__file__).resolve().parents[1]
     return root if (root / FILE).exists() else None
 
 
-def load(root: Path | None = None) -> Mapping[str, Any]:
+def load_budgets(root: Path | None = None) -> Mapping[str, Any]:
     """Load the budgets of ``root`` or of the current checkout; empty outside a checkout."""
-    root = root or checkout()
+    root = root or find_checkout()
     return tomllib.loads((root / FILE).read_text()) if root else {}
 
 
@@ -89,22 +90,22 @@ def evaluate_budget(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetVerdict
     )
 
 
-def find_goal(row: ResultRow, budgets: Mapping[str, Any]) -> Goal | None:
+def find_goal(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetGoal | None:
     """Return the goal of a result row; None: the row has no goal."""
     goal = budgets.get("goal", {}).get(row.key)
     if not goal:
         return None
-    return next((Goal(name, goal[name], goal["why"]) for name in _FIGURES if name in goal), None)
+    return next((BudgetGoal(name, goal[name], goal["why"]) for name in _FIGURES if name in goal), None)
 
 
-def _is_ratio_met(measured: Interval, limit: float) -> bool | None:
+def _is_ratio_met(measured: MedianInterval, limit: float) -> bool | None:
     if measured.median <= limit:
         return True
     return False if measured.low > limit else None
 
 
 def replace_table(text: str, name: str, values: Mapping[str, float]) -> str:
-    """Return ``text`` (TOML) with the table ``name`` replaced, or appended."""
+    """Return the TOML document ``text`` with the table ``name`` replaced by ``values``, or appended."""
     body = "".join(f"{key} = {value}\n" for key, value in values.items())
     table = f"[{name}]\n{body}"
     match = re.search(rf"^\[{re.escape(name)}\]\n(?:(?!\[|\n).*\n)*", text, re.M)

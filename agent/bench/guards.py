@@ -8,20 +8,20 @@ budget by 5 %. Absolute times depend on the machine and have no guards.
 import contextlib
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agent.bench import budgets, counts, idle_counts
+from agent.bench import budgets, exact_counts, idle_counts
 from agent.bench.budgets import FILE
-from agent.bench.counts import DriverProgram
+from agent.bench.exact_counts import DriverProgram
+from agent.bench.file_trees import real_or_file_tree, temporary_directory
 from agent.bench.result import MeasurementError
 from agent.bench.suites.encode import health_entries
 from agent.bench.suites.poll import open_sampler
-from agent.bench.timing import Contender, Interval, paired_ratio, race
-from agent.bench.trees import real_or_file_tree, scratch
-from agent.native.encode import encode_health
+from agent.bench.timing import Contender, MedianInterval, paired_ratio, time_contenders
+from agent.native.health_encoder import encode_health_lists
 
 INSTRUCTION_TOLERANCE: Final = 0.005
 """Relative tolerance of instruction counts."""
@@ -30,7 +30,7 @@ RATIO_TOLERANCE: Final = 0.05
 RATIO_TRIES: Final = 4  # attempts per ratio: other processes may disturb some of them
 ROUNDS: Final = 60
 LIMIT_S: Final = 2.5
-WORKLOADS_BY_NAME: Final = {workload.name: workload for workload in counts.WORKLOADS}
+WORKLOADS_BY_NAME: Final = {workload.name: workload for workload in exact_counts.WORKLOADS}
 QUIET_EVALUATION: Final = "quiet_look"
 WAKEUP_COUNTERS: Final[Mapping[str, Callable[[], int]]] = {
     "quiet_passes": idle_counts.count_sampler_wakes,
@@ -42,8 +42,8 @@ RATIO_GROUPS: Final = {
     "poll.groups100.warm.core": 100,
     "poll.groups1000.warm.core": 1000,
 }
-"""Number of cgroups that the C core sweeps, by key of the result row. Rows in situ have no guard: their
-pauses take minutes."""
+"""Number of cgroups that the C core reads, by key of the guarded result row. Rows ``situ`` have no guard,
+because the pauses between their passes take minutes."""
 
 
 class GuardResult(NamedTuple):
@@ -56,7 +56,7 @@ class GuardResult(NamedTuple):
 
 
 class GuardContext:
-    """Context of guards: a checkout, its budgets, and the driver, built on first use."""
+    """Checkout under test, its budgets, and ``benchmarks/driver.c``, built on first use."""
 
     def __init__(self, root: Path, budgets: Mapping[str, Any], directory: Path) -> None:
         self._root = root
@@ -65,31 +65,24 @@ class GuardContext:
 
     @cached_property
     def driver(self) -> DriverProgram:
-        """Driver program linked with the checkout's core."""
-        return counts.build(self._root, self._directory)
+        """Build of ``benchmarks/driver.c``, linked with the C core of the checkout."""
+        return exact_counts.build_driver(self._root, self._directory)
 
     def budget(self, kind: str, name: str) -> Any:
         """Return the budget of a guard. Raises MeasurementError if the file has none."""
         try:
             return self._budgets[kind][name]
         except KeyError:
-            raise MeasurementError(f"{FILE}: [{kind}] has no {name}") from None
+            raise MeasurementError(f"{FILE}: [{kind}] has no budget for {name}; add one") from None
 
     def baselines(self) -> Mapping[str, float]:
         """Return the instruction baselines of this compiler; empty if none are recorded."""
-        measured: Mapping[str, float] = self._budgets.get("instructions", {}).get(counts.compiler_id(), {})
-        return measured
+        by_compiler: Mapping[str, Mapping[str, float]] = self._budgets.get("instructions", {})
+        return by_compiler.get(exact_counts.compiler_id(), {})
 
 
-@contextlib.contextmanager
-def guard_context(root: Path, budgets: Mapping[str, Any]) -> Iterator[GuardContext]:
-    """Provide the context for the guards of one checkout."""
-    with scratch() as directory:
-        yield GuardContext(root, budgets, directory)
-
-
-class Guard(NamedTuple):
-    """Guard: one benchmark figure with a budget."""
+class BudgetGuard(NamedTuple):
+    """Benchmark figure with a budget that ``--check`` enforces."""
 
     kind: str
     name: str
@@ -103,7 +96,7 @@ class Guard(NamedTuple):
         Raises:
             MeasurementError: An installed tool failed, or the figure has no budget.
         """
-        tools = [counts.compiler() if tool == "cc" else tool for tool in KINDS[self.kind].tools]
+        tools = [exact_counts.compiler() if tool == "cc" else tool for tool in KINDS[self.kind].tools]
         missing = [tool for tool in tools if shutil.which(tool) is None]
         if missing:
             return GuardResult(f"{missing[0]} is not installed", "", None)
@@ -111,17 +104,18 @@ class Guard(NamedTuple):
 
 
 class GuardKind(NamedTuple):
-    """Kind of guard: measures the figures of one budget table."""
+    """Measurement of all guards of one table of ``benchmarks/budgets.toml``."""
 
     tools: tuple[str, ...]
-    """Programs that the measurement needs; ``cc`` is the C compiler."""
+    """Programs that the measurement needs; ``cc`` stands for the C compiler."""
     names: Sequence[str]
+    """Names of the guards, the keys of the table."""
     check: Callable[[GuardContext, str], GuardResult]
 
 
-def _system_calls(context: GuardContext, name: str) -> GuardResult:
+def _check_system_calls(context: GuardContext, name: str) -> GuardResult:
     measured, budget = (
-        counts.system_calls(context.driver, WORKLOADS_BY_NAME[name]),
+        exact_counts.count_system_calls(context.driver, WORKLOADS_BY_NAME[name]),
         context.budget("system_calls", name),
     )
     return GuardResult(_format_calls(measured), _format_calls(budget), measured == budget)
@@ -131,15 +125,16 @@ def _format_calls(calls: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number:g}" for name, number in calls.items()) or "none"
 
 
-def _instructions(context: GuardContext, name: str) -> GuardResult:
-    own, calls = counts.instructions(context.driver, WORKLOADS_BY_NAME[name])
+def _check_instructions(context: GuardContext, name: str) -> GuardResult:
+    own, calls = exact_counts.count_instructions(context.driver, WORKLOADS_BY_NAME[name])
     value = _format_instructions(own, calls)
     baselines = context.baselines()
     if not baselines:
-        return GuardResult(f"{value}: no baseline for {counts.compiler_id()}; --record keeps them", "", None)
+        reason = f"no baselines for {exact_counts.compiler_id()} in {FILE}; --record writes them"
+        return GuardResult(f"{value}: {reason}", "", None)
     if name not in baselines:
         raise MeasurementError(
-            f'{FILE}: [instructions."{counts.compiler_id()}"] has no {name}; --record keeps it'
+            f'{FILE}: [instructions."{exact_counts.compiler_id()}"] has no workload {name}; run --record'
         )
     budget, budget_calls = baselines[name], baselines[f"{name}_calls"]
     met = abs(own - budget) <= INSTRUCTION_TOLERANCE * budget and calls == budget_calls
@@ -150,21 +145,21 @@ def _format_instructions(own: float, calls: float) -> str:
     return f"{own:,.0f} in the core, {calls:,g} calls into libraries"
 
 
-def _allocations(context: GuardContext, name: str) -> GuardResult:
+def _check_allocations(context: GuardContext, name: str) -> GuardResult:
     blocks = (
         idle_counts.count_retained_blocks()
         if name == QUIET_EVALUATION
-        else counts.allocations(context.driver, WORKLOADS_BY_NAME[name])
+        else exact_counts.count_allocations(context.driver, WORKLOADS_BY_NAME[name])
     )
     return _exact_result(blocks, context.budget("allocations", name))
 
 
-def _wakeups(context: GuardContext, name: str) -> GuardResult:
+def _check_wakeups(context: GuardContext, name: str) -> GuardResult:
     return _exact_result(WAKEUP_COUNTERS[name](), context.budget("wakeups", name))
 
 
-def _bytes(context: GuardContext, name: str) -> GuardResult:
-    measured = sum(len(message) for message in encode_health(health_entries(MESSAGE_DEVICES[name])))
+def _check_message_bytes(context: GuardContext, name: str) -> GuardResult:
+    measured = sum(len(message) for message in encode_health_lists(health_entries(MESSAGE_DEVICES[name])))
     return _exact_result(measured, context.budget("bytes", name))
 
 
@@ -172,13 +167,15 @@ def _exact_result(measured: float, budget: float) -> GuardResult:
     return GuardResult(f"{measured:,g}", f"{budget:,g}", measured == budget)
 
 
-def _ratio(context: GuardContext, name: str) -> GuardResult:
+def _check_ratio(context: GuardContext, name: str) -> GuardResult:
     budget = float(context.budget("ratio", name))
-    measured = _ratio_to_lower_bound(RATIO_GROUPS[name])
+    measured = _measure_ratio_to_lower_bound(RATIO_GROUPS[name])
     for _ in range(RATIO_TRIES - 1):
         if measured.median <= budget * (1 + RATIO_TOLERANCE):
             break
-        measured = min(measured, _ratio_to_lower_bound(RATIO_GROUPS[name]), key=lambda ratio: ratio.median)
+        measured = min(
+            measured, _measure_ratio_to_lower_bound(RATIO_GROUPS[name]), key=lambda ratio: ratio.median
+        )
     value = f"{measured.median:.2f}x the lower bound [{measured.low:.2f}, {measured.high:.2f}]"
     return GuardResult(
         value,
@@ -187,7 +184,7 @@ def _ratio(context: GuardContext, name: str) -> GuardResult:
     )
 
 
-def _ratio_to_lower_bound(groups: int) -> Interval:
+def _measure_ratio_to_lower_bound(groups: int) -> MedianInterval:
     with contextlib.ExitStack() as stack:
         tree = stack.enter_context(real_or_file_tree(groups))[0] if groups else None
         sampler = open_sampler(tree)
@@ -202,33 +199,33 @@ def _ratio_to_lower_bound(groups: int) -> Interval:
             Contender("core", "", core),
             Contender("floor", "", lambda: sampler.run_lower_bound(sweep=groups > 0)),
         ]
-        timed = race(contenders, rounds=ROUNDS, limit_s=LIMIT_S).timed
+        timed = time_contenders(contenders, rounds=ROUNDS, limit_s=LIMIT_S).timed
         return paired_ratio(timed["core"], timed["floor"])
 
 
 BUILD_TOOLS: Final = ("cc", "gcc", "make")
 """Tools that build the driver and its fake NVML."""
 KINDS: Final[Mapping[str, GuardKind]] = {
-    "bytes": GuardKind((), tuple(MESSAGE_DEVICES), _bytes),
-    "allocations": GuardKind(BUILD_TOOLS, (*WORKLOADS_BY_NAME, QUIET_EVALUATION), _allocations),
-    "system_calls": GuardKind((*BUILD_TOOLS, "strace"), tuple(WORKLOADS_BY_NAME), _system_calls),
-    "instructions": GuardKind((*BUILD_TOOLS, "valgrind"), tuple(WORKLOADS_BY_NAME), _instructions),
-    "wakeups": GuardKind((), tuple(WAKEUP_COUNTERS), _wakeups),
-    "ratio": GuardKind((), tuple(RATIO_GROUPS), _ratio),
+    "bytes": GuardKind((), tuple(MESSAGE_DEVICES), _check_message_bytes),
+    "allocations": GuardKind(BUILD_TOOLS, (*WORKLOADS_BY_NAME, QUIET_EVALUATION), _check_allocations),
+    "system_calls": GuardKind((*BUILD_TOOLS, "strace"), tuple(WORKLOADS_BY_NAME), _check_system_calls),
+    "instructions": GuardKind((*BUILD_TOOLS, "valgrind"), tuple(WORKLOADS_BY_NAME), _check_instructions),
+    "wakeups": GuardKind((), tuple(WAKEUP_COUNTERS), _check_wakeups),
+    "ratio": GuardKind((), tuple(RATIO_GROUPS), _check_ratio),
 }
 """Kinds of guards in the order in which they are checked: quick ones first."""
 
 
-def guards(names: Sequence[str] = ()) -> tuple[Guard, ...]:
+def select_guards(names: Sequence[str] = ()) -> tuple[BudgetGuard, ...]:
     """Return all guards, or the named tables and guards: ``system_calls``, ``bytes.health_8_devices``.
 
     Raises:
         LookupError: A name matches no guard.
     """
-    all_guards = tuple(Guard(kind, name) for kind in KINDS for name in KINDS[kind].names)
+    all_guards = tuple(BudgetGuard(kind, name) for kind in KINDS for name in KINDS[kind].names)
     for name in names:
         if name not in KINDS and name not in map(str, all_guards):
-            raise LookupError(f"no guard {name!r}; there are {', '.join(KINDS)}, and TABLE.NAME of each")
+            raise LookupError(f"no guard {name!r}; there are {', '.join(KINDS)}, and TABLE.NAME, see {FILE}")
     return tuple(guard for guard in all_guards if not names or guard.kind in names or str(guard) in names)
 
 
@@ -236,7 +233,7 @@ WIDTH: Final = 100
 VERDICTS: Final = {True: "ok", False: "MISS", None: "--"}
 
 
-def run_check(root: Path, guards: Sequence[Guard]) -> bool:
+def run_check(root: Path, guards: Sequence[BudgetGuard]) -> bool:
     """Compare a checkout with its budgets; print each guard as soon as its result is known.
 
     Returns:
@@ -247,7 +244,8 @@ def run_check(root: Path, guards: Sequence[Guard]) -> bool:
         MeasurementError: A tool failed, or a budget is missing.
     """
     missed, unmeasured = [], 0
-    with guard_context(root, budgets.load(root)) as context:
+    with temporary_directory() as directory:
+        context = GuardContext(root, budgets.load_budgets(root), directory)
         for guard in guards:
             result = guard.check(context)
             missed += [str(guard)] if result.met is False else []
@@ -259,9 +257,9 @@ def run_check(root: Path, guards: Sequence[Guard]) -> bool:
     return not missed
 
 
-def format_guard(guard: Guard, result: GuardResult) -> str:
-    """Format the result of a guard: ``ok    bytes.health_8_devices    376``; with the budget if the figure
-    differs."""
+def format_guard(guard: BudgetGuard, result: GuardResult) -> str:
+    """Format a guard's verdict and figure: ``ok    bytes.health_8_devices    376``; add the budget if it
+    differs from the figure."""
     budget = f"; budget {result.budget}" if result.budget and result.budget != result.value else ""
     text = f"{VERDICTS[result.met]:4}  {guard!s:36}  {result.value}{budget}"
     return textwrap.fill(text, WIDTH, subsequent_indent=" " * 8)

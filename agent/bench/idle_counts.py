@@ -1,4 +1,4 @@
-"""Exact counts of Python wakeups and of retained memory while nothing changes.
+"""Exact counts of an idle agent: wakeups of Python, and memory that evaluations retain.
 
 The C core makes real passes at its shortest period, so that one minute of an agent at 10 Hz takes six
 seconds. The engine loop runs on a mock clock.
@@ -18,13 +18,13 @@ from typing import Final
 import trio
 from trio.testing import MockClock
 
+from agent.bench.file_trees import temporary_directory, write_cgroup_files, write_sysfs
 from agent.bench.result import MeasurementError
-from agent.bench.trees import scratch, write_groups, write_sysfs
 from agent.config.config import Config
 from agent.engine.loop import EngineLoop, LoopTiming
 from agent.engine.step import EngineState, step
-from agent.health.host.catalog import wakes
-from agent.model.settings import Settings
+from agent.health.host.catalog import sampler_wakes
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
 from agent.native.sampler import Sampler, SamplerOptions
@@ -40,18 +40,18 @@ WARM_UP_S: Final = 65  # all devices are healthy by then, and no heartbeat is du
 
 
 class SamplerStalled(MeasurementError):
-    """The sampler makes no passes, or its first pass does not wake the reader: the count is meaningless."""
+    """The C sampler makes no passes, or the first does not wake its reader; wakeups cannot be counted."""
 
 
 def count_sampler_wakes(passes: int = PASSES) -> int:
-    """Count how often a live sampler wakes its reader in ``passes`` passes over unchanged files.
+    """Return how often a running C sampler wakes its reader in ``passes`` passes over unchanged files.
 
     These passes include many cgroup sweeps and full resyncs.
     """
-    with _sampler() as sampler:
+    with _open_sampler() as sampler:
         sampler.start()
-        if not _readable(sampler, STALL_S):
-            raise SamplerStalled(f"sampler: no wakeup for its first publication in {STALL_S:g} s")
+        if not _wait_readable(sampler, STALL_S):
+            raise SamplerStalled(f"C sampler: its first pass did not wake the reader within {STALL_S:g} s")
         sampler.clear()
         first, wakes_seen = _read_snapshot(sampler).core.passes, 0
         made, deadline = 0, time.monotonic() + STALL_S
@@ -60,8 +60,10 @@ def count_sampler_wakes(passes: int = PASSES) -> int:
             if made > before:
                 deadline = time.monotonic() + STALL_S
             elif time.monotonic() > deadline:
-                raise SamplerStalled(f"sampler: {made} passes of {passes}, then none in {STALL_S:g} s")
-            if _readable(sampler, 0.05):
+                raise SamplerStalled(
+                    f"C sampler: made {made} of {passes} passes, then none within {STALL_S:g} s"
+                )
+            if _wait_readable(sampler, 0.05):
                 wakes_seen += 1
                 sampler.clear()
         return wakes_seen
@@ -81,10 +83,10 @@ def count_retained_blocks() -> float:
 
     The result is the median of several counts, because unrelated blocks may be freed during one of them.
     """
-    with _sampler() as sampler:
+    with _open_sampler() as sampler:
         sampler.run_pass()
         now = Instant(max(source.beat_ns for source in _read_snapshot(sampler).sources), 1.7e9)
-        state = EngineState(Settings("bench"))
+        state = EngineState(EngineSettings("bench"))
 
         def evaluate_repeatedly() -> None:
             nonlocal state
@@ -102,17 +104,19 @@ def count_retained_blocks() -> float:
 
 
 @contextlib.contextmanager
-def _sampler() -> Iterator[Sampler]:
-    with scratch() as root:
+def _open_sampler() -> Iterator[Sampler]:
+    with temporary_directory() as root:
         write_sysfs(root / "sys")
-        tree = write_groups(root / "cgroup", GROUPS)
+        tree = write_cgroup_files(root / "cgroup", GROUPS)
         options = SamplerOptions(
             sysfs_root=root / "sys",
             cgroupfs_root=tree.cgroupfs,
             period_ns=PERIOD_NS,
             sweep_ns=10 * PERIOD_NS,
             resync_ns=20 * PERIOD_NS,
-            wakes=wakes(Settings("bench").throttle_events, Settings("bench").throttle_window_s),
+            wakes=sampler_wakes(
+                EngineSettings("bench").throttle_events, EngineSettings("bench").throttle_window_s
+            ),
         )
         sampler = Sampler(options)
         try:
@@ -127,15 +131,15 @@ def _read_snapshot(sampler: Sampler) -> Snapshot:
     return snapshot
 
 
-def _readable(sampler: Sampler, within_s: float) -> bool:
+def _wait_readable(sampler: Sampler, within_s: float) -> bool:
     return bool(select.select([sampler], [], [], within_s)[0])
 
 
 class _IdleSource:
-    """Source that never wakes its reader: a fixed snapshot with heartbeats of the mock clock."""
+    """Snapshot source that never wakes its reader; all snapshots are equal but for their heartbeats."""
 
     def __init__(self) -> None:
-        with _sampler() as sampler:
+        with _open_sampler() as sampler:
             sampler.run_pass()
             self._snapshot = _read_snapshot(sampler)
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -149,12 +153,12 @@ class _IdleSource:
 
     def read(self) -> Snapshot:
         self.reads += 1
-        beat_ns = _clock().mono_ns
+        beat_ns = _mock_time().mono_ns
         sources = tuple(source._replace(beat_ns=beat_ns) for source in self._snapshot.sources)
         return replace(self._snapshot, sources=sources)
 
 
-def _clock() -> Instant:
+def _mock_time() -> Instant:
     return Instant(int(trio.current_time() * NS), 1.7e9 + trio.current_time())
 
 
@@ -162,9 +166,9 @@ async def _count_minute(source: _IdleSource) -> int:
     config = Config(node_name="bench")
     loop = EngineLoop(
         source=source,
-        state=EngineState(Settings("bench")),
+        state=EngineState(EngineSettings("bench")),
         timing=LoopTiming(config.heartbeat_s, config.coalesce_ns, watchdog_s=None),
-        clock=_clock,
+        clock=_mock_time,
         publish=_discard,
         save_faults=_discard,
         notify_watchdog=lambda: None,

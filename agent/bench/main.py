@@ -6,6 +6,7 @@ written, 141 if its reader closed it, 130 after Ctrl-C.
 """
 
 import argparse
+import importlib.util
 import os
 import signal
 import sys
@@ -13,16 +14,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from agent.bench import against, budgets, counts, plot, pyperf, report
-from agent.bench.effort import FULL, QUICK, Effort
-from agent.bench.guards import KINDS, guards, run_check
+from agent.bench import budgets, exact_counts, pyperf_json, report, revisions
+from agent.bench.guards import KINDS, run_check, select_guards
 from agent.bench.report import read_host
 from agent.bench.result import MeasurementError, SuiteOutcome
+from agent.bench.run_size import FULL, QUICK, RunSize
 from agent.bench.suites import decide, detect, encode, idle, poll, publish, scale, startup, trace
-from agent.errors import OutputError, ReaderGone
+from agent.errors import OutputError, OutputPipeClosed
 from agent.system.output import print_last_error
 
-SUITES: Final[Mapping[str, Callable[[Effort], SuiteOutcome]]] = {
+SUITES: Final[Mapping[str, Callable[[RunSize], SuiteOutcome]]] = {
     "poll": poll.run,
     "decide": decide.run,
     "encode": encode.run,
@@ -44,16 +45,18 @@ def main() -> int:
     # SystemExit unwinds context managers, which remove trees and stop processes
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
-        args = _arguments()
+        args = _parse_arguments()
         if args.check is not None:
-            return 0 if run_check(_checkout("--check"), args.check) else MISSED
+            return 0 if run_check(_require_checkout("--check"), args.check) else MISSED
+        if args.plot:
+            _check_matplotlib()
         if args.record:
-            return _record(_checkout("--record"))
-        return _compare(args) if args.against else _measure(args)
+            return _write_baselines(_require_checkout("--record"))
+        return _print_comparison(args) if args.against else _run_suites(args)
     except MeasurementError as error:
         print_last_error(f"python -m agent.bench: {error}")
         return 1
-    except ReaderGone:
+    except OutputPipeClosed:
         return UNREAD
     except OutputError as error:
         print_last_error(f"python -m agent.bench: {error}")
@@ -62,8 +65,8 @@ def main() -> int:
         return INTERRUPTED
 
 
-def _measure(args: argparse.Namespace) -> int:
-    host, limits = read_host(), budgets.load()
+def _run_suites(args: argparse.Namespace) -> int:
+    host, limits = read_host(), budgets.load_budgets()
     outcomes = {}
     failed = False
     for name in args.suite or SUITES:
@@ -75,52 +78,62 @@ def _measure(args: argparse.Namespace) -> int:
             outcomes[name] = SuiteOutcome(skipped=[f"{name}: entire suite: {error}"])
             failed = True
     if args.json:
-        print(pyperf.suite(host, outcomes))
+        print(pyperf_json.encode_results(host, outcomes))
     elif args.md:
-        print(report.markdown(host, outcomes, limits, args.plot), end="")
+        print(report.markdown_report(host, outcomes, limits, args.plot), end="")
     else:
-        print(report.text(host, outcomes, limits), end="")
+        print(report.text_report(host, outcomes, limits), end="")
     if args.plot:
-        _write(args.plot, plot.plot(outcomes, limits))
+        from agent.bench.plot import plot_suites
+
+        _write_file(args.plot, plot_suites(outcomes, limits))
     return MISSED if failed else 0
 
 
-def _compare(args: argparse.Namespace) -> int:
-    turns = against.QUICK_TURNS if args.quick else against.FULL_TURNS
+def _print_comparison(args: argparse.Namespace) -> int:
+    turns = revisions.QUICK_TURNS if args.quick else revisions.FULL_TURNS
     host = read_host()
-    comparison = against.compare_revisions(
-        _checkout("--against"), args.against, args.suite or tuple(SUITES), turns
+    comparison = revisions.compare_revisions(
+        _require_checkout("--against"), args.against, args.suite or tuple(SUITES), turns
     )
-    format_comparison = against.comparison_markdown if args.md else against.comparison_text
+    format_comparison = revisions.comparison_markdown if args.md else revisions.comparison_text
     print(format_comparison(host, comparison), end="")
     if args.plot:
-        _write(args.plot, plot.plot_comparison(comparison))
+        from agent.bench.plot import plot_comparison
+
+        _write_file(args.plot, plot_comparison(comparison))
     return 0
 
 
-def _record(root: Path) -> int:
-    table, values = counts.record(root)
+def _write_baselines(root: Path) -> int:
+    table, values = exact_counts.measure_compiler_baselines(root)
     path = root / budgets.FILE
-    _write(path, budgets.replace_table(path.read_text(), table, values))
+    _write_file(path, budgets.replace_table(path.read_text(), table, values))
     print(f"{path}: [{table}] {values}")
     return 0
 
 
-def _write(path: Path, text: str) -> None:
+def _check_matplotlib() -> None:
+    """Raise MeasurementError before any suite runs if the plot could not be drawn afterwards."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MeasurementError("--plot: matplotlib is not installed; run: pip install 'drahealth[bench]'")
+
+
+def _write_file(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        raise MeasurementError(f"{path}: {error.strerror}") from None
+        raise MeasurementError(f"file {path}: {error.strerror}") from None
 
 
-def _checkout(option: str) -> Path:
-    root = budgets.checkout()
+def _require_checkout(option: str) -> Path:
+    root = budgets.find_checkout()
     if root is None:
-        raise MeasurementError(f"{option}: not in a checkout; there is no {budgets.FILE}")
+        raise MeasurementError(f"{option} needs a checkout; an installed package has no {budgets.FILE}")
     return root
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m agent.bench", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--quick", action="store_true", help="fewer rounds: under 20 s in total; with --against, fewer runs"
@@ -128,14 +141,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--suite", action="append", choices=SUITES, help="run this suite only; repeatable (default: all)"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="plot the results")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.svg",
+        help="plot the results; needs matplotlib: pip install 'drahealth[bench]'",
+    )
     parser.add_argument(
         "--against",
         metavar="REF",
         help="compare with another git revision, measured in turns with this tree (quick runs)",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print only JSON of pyperf")
+    form.add_argument("--json", action="store_true", help="print only JSON, for pyperf compare_to")
     form.add_argument("--md", action="store_true", help="print Markdown")
     form.add_argument(
         "--check",
@@ -152,7 +170,7 @@ def _arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.check is not None:
         try:
-            args.check = guards(args.check)
+            args.check = select_guards(args.check)
         except LookupError as error:
             parser.error(str(error))
     exclusive = "--check" if args.check is not None else "--record" if args.record else ""

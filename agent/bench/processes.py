@@ -1,7 +1,4 @@
-"""Processes that suites start: a real agent, children that print lines of JSON, programs run to their end.
-
-measure_latency() measures the time from a cause to the message that reports the cause, with a subscriber.
-"""
+"""Processes that suites start: real agents, subscribers, lower bounds in C, and programs run to their end."""
 
 import contextlib
 import json
@@ -20,9 +17,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
-from agent.bench.budgets import checkout
-from agent.bench.result import MeasurementError
-from agent.bench.trees import scratch
+from agent.bench.budgets import find_checkout
+from agent.bench.file_trees import temporary_directory
+from agent.bench.result import MeasurementError, SuiteOutcome
 
 DRIVER: Final = "bench.drahealth.example"
 HEALTH_METHOD: Final = "/v1.DRAResourceHealth/NodeWatchResources"
@@ -40,7 +37,7 @@ class ProcessError(MeasurementError):
 def start_agent(
     runtime_dir: Path, flags: Sequence[str], config: str = "", environment: Mapping[str, str] | None = None
 ) -> Iterator[int]:
-    """Run ``python -m agent run`` within the block. Yields its PID.
+    """Run ``python -m agent run`` within the block; yield its PID.
 
     Args:
         runtime_dir: Directory of the agent's sockets, configuration and log.
@@ -61,7 +58,9 @@ def start_agent(
             yield process.pid
         except ProcessError as error:
             stderr_tail = log.read_text(errors="replace")[-2000:]
-            raise ProcessError(f"{error}; the agent (exit {process.poll()}) logged:\n{stderr_tail}") from None
+            raise ProcessError(
+                f"{error}; the agent (exit status {process.poll()}) logged:\n{stderr_tail}"
+            ) from None
         finally:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -70,7 +69,7 @@ def start_agent(
 
 
 def driver_socket(runtime_dir: Path) -> Path:
-    """Return the path of the driver's socket of an agent started with ``runtime_dir``."""
+    """Return the path of the driver's health socket of an agent started with ``runtime_dir``."""
     return runtime_dir / "run" / "drivers" / f"{DRIVER}.sock"
 
 
@@ -79,15 +78,15 @@ def agent_socket(runtime_dir: Path) -> Path:
     return runtime_dir / "run" / "agent.sock"
 
 
-def resident_bytes(pid: int) -> int:
+def read_resident_bytes(pid: int) -> int:
     """Return the resident memory of a process [bytes]."""
     found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)
     if found is None:
-        raise ProcessError(f"process {pid} has ended")
+        raise ProcessError(f"process {pid} has ended; its memory cannot be read")
     return int(found[1]) * 1024
 
 
-class Child:
+class ChildProcess:
     """Child process that reads lines and prints lines of JSON."""
 
     def __init__(self, process: "subprocess.Popen[str]", errors: IO[str]) -> None:
@@ -114,7 +113,7 @@ class Child:
     def wait(
         self, matches: Callable[[JsonLine], bool] = lambda _: True, timeout_s: float = WAIT_S
     ) -> JsonLine:
-        """Return the next line that ``matches`` accepts; drop the lines before.
+        """Return the next printed line that ``matches`` accepts; drop the lines before it.
 
         Raises:
             ProcessError: No line matched in time.
@@ -124,7 +123,9 @@ class Child:
             try:
                 line = self._lines.get(timeout=max(0.001, deadline - time.monotonic()))
             except queue.Empty:
-                raise ProcessError(f"{self}: no such line in {timeout_s:g} s{self._stderr_tail()}") from None
+                raise ProcessError(
+                    f"process {self}: no expected line within {timeout_s:g} s{self._stderr_tail()}"
+                ) from None
             if matches(line):
                 return line
 
@@ -132,7 +133,7 @@ class Child:
         """Describe the command and its exit status."""
         command = self._process.args
         arguments = command if isinstance(command, list) else [command]
-        return f"{' '.join(map(str, arguments[-3:]))} (exit {self._process.poll()})"
+        return f"{' '.join(map(str, arguments[-3:]))} (exit status {self._process.poll()})"
 
     def _stderr_tail(self) -> str:
         self._errors.seek(0)
@@ -140,7 +141,7 @@ class Child:
         return f"; standard error:\n{stderr_tail}" if stderr_tail else ""
 
     def discard_lines(self) -> int:
-        """Drop all lines that have arrived; return their number."""
+        """Drop all printed lines that were not waited for; return their number."""
         count = 0
         with contextlib.suppress(queue.Empty):
             while self._lines.get_nowait():
@@ -148,8 +149,8 @@ class Child:
         return count
 
 
-class Subscriber(Child):
-    """Process of ``agent.bench.client``, which prints a line for each message."""
+class Subscriber(ChildProcess):
+    """Process of ``agent.bench.subscriber``, which prints a line for each message that it receives."""
 
     def __init__(self, process: "subprocess.Popen[str]", errors: IO[str]) -> None:
         super().__init__(process, errors)
@@ -157,7 +158,7 @@ class Subscriber(Child):
 
 
 @contextlib.contextmanager
-def start_child(command: Sequence[str], child_type: type[Child] = Child) -> Iterator[Any]:
+def start_child(command: Sequence[str], child_type: type[ChildProcess] = ChildProcess) -> Iterator[Any]:
     """Run a command within the block; yield it as ``child_type``."""
     pipe = subprocess.PIPE
     with (
@@ -170,14 +171,14 @@ def start_child(command: Sequence[str], child_type: type[Child] = Child) -> Iter
             process.kill()
 
 
-def start_module(module: str, *arguments: object) -> contextlib.AbstractContextManager[Child]:
+def start_module(module: str, *arguments: object) -> contextlib.AbstractContextManager[ChildProcess]:
     """Run a module with ``python -m`` within the block."""
     return start_child([sys.executable, "-m", module, *map(str, arguments)])
 
 
 def start_subscriber(socket: Path, method: str, marker: str) -> contextlib.AbstractContextManager[Subscriber]:
-    """Run a subscriber within the block; see ``agent.bench.client``."""
-    command = [sys.executable, "-m", "agent.bench.client", str(socket), method, marker]
+    """Run ``agent.bench.subscriber SOCKET METHOD MARKER`` within the block."""
+    command = [sys.executable, "-m", "agent.bench.subscriber", str(socket), method, marker]
     return start_child(command, Subscriber)
 
 
@@ -199,12 +200,12 @@ class ProcessRun(NamedTuple):
 
 
 def drahealth_program(*arguments: object) -> str:
-    """Return a Python program that runs ``drahealth`` with these arguments and exits normally."""
+    """Return the text of a Python program that runs ``drahealth`` with these arguments."""
     return _MAIN.format([str(argument) for argument in arguments])
 
 
 def run_program(code: str, exit_codes: Container[int] = (0,)) -> ProcessRun:
-    """Run a Python program to its end.
+    """Run the Python program ``code`` to its end.
 
     Raises:
         MeasurementError: The exit status is not in ``exit_codes``.
@@ -216,7 +217,7 @@ def run_program(code: str, exit_codes: Container[int] = (0,)) -> ProcessRun:
     took_ns = time.monotonic_ns() - start_ns
     peak = _PEAK.search(done.stdout)
     if done.returncode not in exit_codes or peak is None:
-        raise MeasurementError(f"{code}: exit {done.returncode}: {done.stderr[-1000:]}")
+        raise MeasurementError(f"program {code!r}: exit status {done.returncode}: {done.stderr[-1000:]}")
     return ProcessRun(took_ns, int(peak[1]) * 1024, done.stdout)
 
 
@@ -224,47 +225,57 @@ SOURCE: Final = "benchmarks/lower_bound.c"
 
 
 class LowerBoundUnavailable(Exception):
-    """The lower bound cannot be measured on this machine; the text states the reason."""
+    """The C program of the lower bound cannot run on this machine; the text states the reason."""
 
 
 @contextlib.contextmanager
-def start_lower_bound(*arguments: object) -> Iterator[Child]:
-    """Compile ``benchmarks/lower_bound.c`` and run it with these arguments within the block.
+def start_lower_bound(*arguments: object) -> Iterator[ChildProcess]:
+    """Compile ``benchmarks/lower_bound.c``, run it with these arguments within the block, and yield it.
 
     Raises:
         LowerBoundUnavailable: This is no checkout, or gcc is missing.
     """
-    root = checkout()
+    root = find_checkout()
     if root is None:
-        raise LowerBoundUnavailable("the lower bounds in C are in the checkout only")
+        raise LowerBoundUnavailable("the lower bounds in C can be built in a checkout only")
     if shutil.which("gcc") is None:
-        raise LowerBoundUnavailable("the lower bounds in C need gcc")
-    with scratch() as directory:
-        program = _compile_lower_bound(root, directory)
+        raise LowerBoundUnavailable("building the lower bounds in C needs gcc")
+    with temporary_directory() as directory:
+        program = directory / "lower_bound"
+        command = ["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", str(root / SOURCE), "-o", str(program)]
+        built = subprocess.run(command, capture_output=True, text=True, check=False)
+        if built.returncode:
+            raise MeasurementError(f"{SOURCE}: gcc failed: {built.stderr[-1000:]}")
         with start_child([str(program), *map(str, arguments)]) as child:
             child.wait(lambda line: "ready" in line)
             yield child
 
 
-def _compile_lower_bound(root: Path, directory: Path) -> Path:
-    program = directory / "lower_bound"
-    command = ["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", str(root / SOURCE), "-o", str(program)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if built.returncode:
-        raise MeasurementError(f"{SOURCE}: {built.stderr[-1000:]}")
-    return program
+@contextlib.contextmanager
+def lower_bound_or_none(
+    outcome: SuiteOutcome, suite: str, *arguments: object
+) -> Iterator[ChildProcess | None]:
+    """Start the lower bound and yield it; if it is unavailable, record the reason and yield None."""
+    with contextlib.ExitStack() as stack:
+        program = None
+        try:
+            program = stack.enter_context(start_lower_bound(*arguments))
+        except LowerBoundUnavailable as reason:
+            outcome.skipped.append(f"{suite}: {reason}")
+        yield program
 
 
 COALESCE_S: Final = 0.1  # the agent combines changes within this time; causes are further apart
 
 
-def pause() -> None:
-    """Sleep until the agent sends the next change at once; randomised, to cover all phases of a period."""
+def sleep_past_coalescing() -> None:
+    """Sleep until the agent no longer combines the next change with the last; a random time, so that causes
+    fall on all phases of a period."""
     time.sleep(COALESCE_S * (1.2 + random.random()))
 
 
-class Latency(NamedTuple):
-    """Time of a cause, and time until the message that reports it arrived."""
+class CauseLatency(NamedTuple):
+    """Time of a cause, and duration until a subscriber received the message that reports it."""
 
     start_ns: int
     took_ns: int
@@ -272,14 +283,15 @@ class Latency(NamedTuple):
 
 def measure_latency(
     client: Subscriber, cause: Callable[[], int], matches: Callable[[JsonLine], bool]
-) -> Latency:
-    """Run ``cause``, which returns its start time [ns], and wait for a line that ``matches``."""
-    pause()
+) -> CauseLatency:
+    """Run ``cause``, which returns its start time [ns]; wait until ``client`` receives a message that
+    ``matches``; return the time between both."""
+    sleep_past_coalescing()
     client.discard_lines()
     start_ns = cause()
-    return Latency(start_ns, int(client.wait(matches)["t_ns"]) - start_ns)
+    return CauseLatency(start_ns, int(client.wait(matches)["t_ns"]) - start_ns)
 
 
-def batches(count: int, size: int) -> Iterable[range]:
+def split_into_batches(count: int, size: int) -> Iterable[range]:
     """Split ``range(count)`` into ranges of at most ``size``."""
     return (range(first, min(first + size, count)) for first in range(0, count, size))

@@ -1,4 +1,4 @@
-"""``python -m agent.bench.publisher DIRECTORY DEVICES``: the agent's gRPC servers without sources and engine.
+"""``python -m agent.bench.publisher DIRECTORY DEVICES``: the agent's gRPC servers, fed with made-up reports.
 
 For each line on standard input it publishes, and prints the start time (CLOCK_MONOTONIC, ns). ``publish``
 sends a new report to the subscribers of the driver's socket, through the agent's I/O thread. ``bare`` sends
@@ -18,8 +18,8 @@ from agent.bench.processes import DRIVER
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.time import NS, Instant
-from agent.serve.servers import Servers, encode_devices
-from agent.system.threads.latest import Latest
+from agent.serve.agent_servers import AgentServers, encode_device_health
+from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from agent.version import VERSION
 
@@ -47,18 +47,18 @@ class BareServer:
 
 
 def main(directory: Path, devices: int) -> None:
-    """Publish a report for each line on standard input, until it ends."""
+    """Publish a report of ``devices`` devices for each line on standard input, until it ends."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    latest = Latest[Report]()
-    servers = Servers(latest, runtime_dir=directory, drivers=[DRIVER], version=VERSION)
+    latest = LatestValue[Report]()
+    servers = AgentServers(latest, runtime_dir=directory, drivers=[DRIVER], version=VERSION)
     io = AsyncioThread(servers.run, on_failure=lambda error: print(f"publisher: {error}", file=sys.stderr))
     io.start()
     bare = BareServer(directory / "bare.sock")
-    data = b"".join(encode_devices(report(devices, 0).devices))
-    latest.publish(report(devices, 0))
+    data = b"".join(encode_device_health(make_report(devices, 0).devices))
+    latest.publish(make_report(devices, 0))
     _print_json(ready=True, size=len(data))
     for number, line in enumerate(sys.stdin, 1):
-        new_report = report(devices, number)
+        new_report = make_report(devices, number)
         t_ns = time.monotonic_ns()
         if line == "publish\n":
             latest.publish(new_report)
@@ -68,7 +68,7 @@ def main(directory: Path, devices: int) -> None:
     io.stop()
 
 
-def report(devices: int, number: int) -> Report:
+def make_report(devices: int, number: int) -> Report:
     """Return a report of ``devices`` devices whose timestamps grow with ``number``."""
     at = Instant(number * NS, WALL_S + number)
     healths = tuple(

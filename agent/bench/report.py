@@ -1,6 +1,6 @@
-"""Report of a run: facts of the host, then tables as aligned text of 100 columns or as Markdown.
+"""Report of a benchmark run: facts of the machine, then tables as text of 100 columns or as Markdown.
 
-The report rates the stability of the run; ``budgets.py`` evaluates figures.
+The report also rates how stable the timings of the run are.
 """
 
 import datetime
@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agent.bench.budgets import BudgetVerdict, checkout, evaluate_budget
+from agent.bench.budgets import BudgetVerdict, evaluate_budget, find_checkout
 from agent.bench.result import (
     ResultRow,
+    ResultTable,
     SuiteOutcome,
-    Table,
     format_digits,
     format_interval,
     format_value,
@@ -29,7 +29,7 @@ from agent.version import VERSION
 
 
 class HostFacts(NamedTuple):
-    """Facts of the machine and the build, for the header of a report."""
+    """Description of machine and build in the header of a report."""
 
     date: str
     """Start of the run, UTC."""
@@ -46,23 +46,23 @@ class HostFacts(NamedTuple):
 
 
 def read_host() -> HostFacts:
-    """Read the facts of this machine."""
+    """Read the description of this machine and of the installed C core."""
     return HostFacts(
         date=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         version=VERSION,
         cpu=_cpu_model(),
         cpus=os.cpu_count() or 0,
-        governor=_read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or "unknown",
+        governor=_read_or_empty("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or "unknown",
         kernel=platform.release(),
         python=platform.python_version(),
         compiler=core_compiler(),
-        flags=_flags(),
+        flags=_compiler_flags(),
         load=f"{os.getloadavg()[0]:.2f}",
     )
 
 
 def core_compiler() -> str:
-    """Return the compiler that built the core, from the comment section of the module."""
+    """Return name and version of the compiler that built the C core, which it wrote into the module."""
     spec = importlib.util.find_spec("agent.native._core")
     data = Path(spec.origin).read_bytes() if spec and spec.origin else b""
     signature = re.search(rb"GCC: \([^)]*\) ([\d.]+)|clang version ([\d.]+)", data)
@@ -71,24 +71,20 @@ def core_compiler() -> str:
     return f"gcc {signature[1].decode()}" if signature[1] else f"clang {signature[2].decode()}"
 
 
-def _flags() -> str:
-    root = checkout()
-    group_tables = (
-        re.search(r"^CFLAGS\b.*?\[(.*?)\]", (root / "setup_build.py").read_text(), re.M) if root else None
-    )
-    return (
-        group_tables[1].replace('"', "").replace(",", "")
-        if group_tables
-        else "flags unknown outside a checkout"
-    )
+def _compiler_flags() -> str:
+    root = find_checkout()
+    if root is None:
+        return "flags unknown outside a checkout"
+    flags = re.search(r"^CFLAGS\b.*?\[(.*?)\]", (root / "setup_build.py").read_text(), re.M)
+    return flags[1].replace('"', "").replace(",", "") if flags else "flags unknown"
 
 
 def _cpu_model() -> str:
-    group_tables = re.search(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.M)
-    return group_tables[1] if group_tables else platform.machine()
+    model = re.search(r"^model name\s*: (.*)$", _read_or_empty("/proc/cpuinfo"), re.M)
+    return model[1] if model else platform.machine()
 
 
-def _read(path: str) -> str:
+def _read_or_empty(path: str) -> str:
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -115,25 +111,25 @@ class ReportSection(NamedTuple):
 
     title: str
     """Common heading; empty: the table has no section."""
-    tables: tuple[Table, ...]
+    tables: tuple[ResultTable, ...]
     common: tuple[str, ...]
     """Remarks that apply to all tables, printed once."""
 
 
-def sections(tables: Sequence[Table]) -> Iterator[ReportSection]:
+def group_by_section(tables: Sequence[ResultTable]) -> Iterator[ReportSection]:
     """Group tables by section, in order."""
     for title, group in itertools.groupby(tables, lambda table: table.section):
         group_tables = tuple(group)
         yield ReportSection(title, group_tables, _common_remarks(group_tables) if title else ())
 
 
-def _common_remarks(tables: Sequence[Table]) -> tuple[str, ...]:
+def _common_remarks(tables: Sequence[ResultTable]) -> tuple[str, ...]:
     """Return the remarks of all tables; a remark on a contender must be in each table with the contender."""
     remarks = dict.fromkeys(remark for table in tables for remark in _remarks(table))
     labels = {row.label for table in tables for row in table.rows}
 
-    def applies(remark: str, table: Table) -> bool:
-        is_absent = remark in labels and _short_label(remark) not in map(_short_label, _labels(table))
+    def applies(remark: str, table: ResultTable) -> bool:
+        is_absent = remark in labels and _short_label(remark) not in map(_short_label, _row_labels(table))
         return is_absent or remark in _remarks(table)
 
     return tuple(remark for remark in remarks if all(applies(remark, table) for table in tables))
@@ -148,12 +144,12 @@ def host_facts(host: HostFacts) -> tuple[str, str]:
     )
 
 
-def header(host: HostFacts, outcomes: Iterable[SuiteOutcome]) -> tuple[str, ...]:
-    """Return the facts of the host and the stability of the run."""
-    return (*host_facts(host), *stability([ns for outcome in outcomes for ns in outcome.reference_ns]))
+def header_lines(host: HostFacts, outcomes: Iterable[SuiteOutcome]) -> tuple[str, ...]:
+    """Return header lines: facts of the host, and the stability of the run."""
+    return (*host_facts(host), *stability_lines([ns for outcome in outcomes for ns in outcome.reference_ns]))
 
 
-def stability(reference_ns: Sequence[float]) -> tuple[str, ...]:
+def stability_lines(reference_ns: Sequence[float]) -> tuple[str, ...]:
     """Rate the stability of a run by the variation of a fixed computation timed between the blocks."""
     if not reference_ns:
         return ("stability: unknown; no suite timed a loop",)
@@ -173,59 +169,58 @@ def stability(reference_ns: Sequence[float]) -> tuple[str, ...]:
     )
 
 
-def text(host: HostFacts, outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> str:
-    """Return all suites as aligned text, with the summary at the end."""
-    lines = [line for fact in header(host, outcomes.values()) for line in wrapped(fact, "")]
+def text_report(host: HostFacts, outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> str:
+    """Return the report of all suites as text, with the summary at the end."""
+    lines = [line for fact in header_lines(host, outcomes.values()) for line in wrap_line(fact, "")]
     for name, outcome in outcomes.items():
-        for section in sections(outcome.tables):
+        for section in group_by_section(outcome.tables):
             if section.title:
-                lines += ["", *wrapped(f"{name}: {section.title}", "")]
-                lines += [line for remark in section.common for line in wrapped(remark, "    ")]
+                lines += ["", *wrap_line(f"{name}: {section.title}", "")]
+                lines += [line for remark in section.common for line in wrap_line(remark, "    ")]
             for table in section.tables:
-                lines += [""] if section.title else ["", *wrapped(f"{name}: {table.title}", "")]
-                lines += aligned(_grid(table, budgets))
-                lines += [
-                    line for remark in _table_remarks(table, section) for line in wrapped(remark, "    ")
-                ]
-        lines += [
-            line for reason in _skipped(outcome) for line in ("", *wrapped(f"not measured: {reason}", ""))
-        ]
+                lines += [""] if section.title else ["", *wrap_line(f"{name}: {table.title}", "")]
+                lines += align_columns(_table_grid(table, budgets))
+                for remark in _table_remarks(table, section):
+                    lines += wrap_line(remark, "    ")
+        for reason in dict.fromkeys(outcome.skipped):
+            lines += ["", *wrap_line(f"not measured: {reason}", "")]
     lines += ["", *LEGEND, ""]
     if len(grid := summary_grid(outcomes, budgets)) > 1:
-        lines += [*aligned([row[:-1] for row in grid]), ""]
-    return "\n".join([*lines, *wrapped(summary(outcomes, budgets), "")]) + "\n"
+        lines += [*align_columns([row[:-1] for row in grid]), ""]
+    return "\n".join([*lines, *wrap_line(summary_line(outcomes, budgets), "")]) + "\n"
 
 
-def markdown(
+def markdown_report(
     host: HostFacts,
     outcomes: Mapping[str, SuiteOutcome],
     budgets: Mapping[str, Any],
     plot: Path | None = None,
 ) -> str:
-    """Return all suites as a page of Markdown, with the summary first and a link to the plot last."""
+    """Return the report of all suites as Markdown, with the summary first and the image ``plot`` last."""
     lines = ["# Performance", "", "Generated by `make bench-doc`.", ""]
-    lines += [*_list(header(host, outcomes.values())), "", "## Summary", ""]
-    lines += [summary(outcomes, budgets), ""]
+    lines += [*_bullet_points(header_lines(host, outcomes.values())), "", "## Summary", ""]
+    lines += [summary_line(outcomes, budgets), ""]
     if len(grid := summary_grid(outcomes, budgets)) > 1:
         lines += [*markdown_table(grid), ""]
-    lines += _list(LEGEND)
+    lines += _bullet_points(LEGEND)
     for name, outcome in outcomes.items():
         lines += ["", f"## {name}"]
-        for section in sections(outcome.tables):
+        for section in group_by_section(outcome.tables):
             lines += ["", f"### {section.title}"] if section.title else []
-            lines += ["", *_list(section.common)] if section.common else []
+            lines += ["", *_bullet_points(section.common)] if section.common else []
             for table in section.tables:
                 lines += [""] if section.title else ["", f"### {table.title}", ""]
-                lines += markdown_table(_grid(table, budgets))
+                lines += markdown_table(_table_grid(table, budgets))
                 remarks = [*_table_remarks(table, section)]
-                lines += ["", *_list(remarks)] if remarks else []
-        lines += [line for reason in _skipped(outcome) for line in ("", f"Not measured: {reason}")]
+                lines += ["", *_bullet_points(remarks)] if remarks else []
+        for reason in dict.fromkeys(outcome.skipped):
+            lines += ["", f"Not measured: {reason}"]
     if plot:
         lines += ["", "## Distributions and curves", "", f"![Distributions and curves]({plot.name})"]
     return "\n".join(lines) + "\n"
 
 
-def _list(points: Iterable[str]) -> Iterator[str]:
+def _bullet_points(points: Iterable[str]) -> Iterator[str]:
     return (f"- {point}" for point in points)
 
 
@@ -237,8 +232,8 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield from others
 
 
-def summary(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> str:
-    """Return one line: number of budgets met, and keys of those exceeded or undecided."""
+def summary_line(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> str:
+    """Return one line: the number of budgets met, and the figures whose budgets are exceeded or undecided."""
     met_by_key = {row.key: verdict.met for row, verdict in _budget_verdicts(outcomes, budgets)}
     over = [key for key, met in met_by_key.items() if met is False]
     unsure = [key for key, met in met_by_key.items() if met is None]
@@ -248,7 +243,8 @@ def summary(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) ->
 
 
 def summary_grid(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a grid of all figures with budgets; the reason for the budget is the last column."""
+    """Return a table of all figures with budgets: heading, then a row per figure; the last column is the
+    reason for the budget."""
     rows = [
         (row.key, verdict.text, verdict.measured, VERDICTS[verdict.met], verdict.reason)
         for row, verdict in _budget_verdicts(outcomes, budgets)
@@ -263,21 +259,17 @@ def _budget_verdicts(
     return ((row, verdict) for row in rows if (verdict := evaluate_budget(row, budgets)).text)
 
 
-def _skipped(outcome: SuiteOutcome) -> Iterable[str]:
-    return dict.fromkeys(outcome.skipped)
-
-
-def _grid(table: Table, budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _table_grid(table: ResultTable, budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return headings and rows of a table, without empty columns."""
-    names = short_labels(_labels(table))
-    cells = ((name, *_cells(row, budgets)) for name, row in zip(names, table.rows, strict=True))
+    names = short_labels(_row_labels(table))
+    cells = ((name, *_row_cells(row, budgets)) for name, row in zip(names, table.rows, strict=True))
     first = "median" if any(len(row.values) > 1 for row in table.rows) else "figure"
     grid = [(table.title if table.section else "", first, *HEADINGS), *cells]
     used = [column == 0 or any(row[column] for row in grid[1:]) for column in range(len(grid[0]))]
     return [tuple(cell for cell, is_used in zip(row, used, strict=True) if is_used) for row in grid]
 
 
-def _cells(row: ResultRow, budgets: Mapping[str, Any]) -> tuple[str, ...]:
+def _row_cells(row: ResultRow, budgets: Mapping[str, Any]) -> tuple[str, ...]:
     is_single = len(row.values) == 1
     budget = evaluate_budget(row, budgets)
     return (
@@ -292,20 +284,20 @@ def _cells(row: ResultRow, budgets: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _labels(table: Table) -> list[str]:
+def _row_labels(table: ResultTable) -> list[str]:
     return [row.label for row in table.rows]
 
 
-def _table_remarks(table: Table, section: ReportSection) -> Iterator[str]:
+def _table_remarks(table: ResultTable, section: ReportSection) -> Iterator[str]:
     """Return the remarks below a table: the comparison, and remarks not common to the section."""
-    if compared := comparison(table):
+    if compared := compare_core_row(table):
         yield compared
     yield from (remark for remark in _remarks(table) if remark not in section.common)
 
 
-def _remarks(table: Table) -> list[str]:
+def _remarks(table: ResultTable) -> list[str]:
     """Return the reference of ratios, the descriptions of contenders, and the notes."""
-    labels = _labels(table)
+    labels = _row_labels(table)
     descriptions = [
         label
         for label, name in zip(labels, short_labels(labels), strict=True)
@@ -314,7 +306,7 @@ def _remarks(table: Table) -> list[str]:
     return [*([f"ratio to {table.reference}"] if table.reference else []), *descriptions, *table.notes]
 
 
-def comparison(table: Table) -> str:
+def compare_core_row(table: ResultTable) -> str:
     """Describe how the core compares with the alternatives: ``core: 4.1x less than good Python, 5.2x less
     than psutil 7.2.2``; empty without a core row.
 
@@ -325,8 +317,9 @@ def comparison(table: Table) -> str:
     rows_by_key.pop(LOWER_BOUND_KEY, None)
     if core is None or not table.reference or not rows_by_key:
         return ""
+    core_ratio = _ratio_to_reference(core)
     factors = (
-        f"{format_factor(_to_reference(row) / _to_reference(core))} than {_short_label(row.label)}"
+        f"{format_factor(_ratio_to_reference(row) / core_ratio)} than {_short_label(row.label)}"
         for row in rows_by_key.values()
     )
     return f"{_short_label(core.label)}: {', '.join(factors)}"
@@ -336,7 +329,7 @@ def _short_label(label: str) -> str:
     return short_labels([label])[0]
 
 
-def _to_reference(row: ResultRow) -> float:
+def _ratio_to_reference(row: ResultRow) -> float:
     return row.ratio.median if row.ratio else 1.0
 
 
@@ -346,14 +339,14 @@ def format_factor(factor: float) -> str:
     return f"{big:.{0 if big >= 10 else 1}f}x {'less' if factor >= 1 else 'more'}"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Align rows: the first column left, all others right."""
+def align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Pad the cells of rows to equal widths: the first column to the left, all others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for first, *rest in rows:
         cells = "  ".join(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
         yield f"  {first.ljust(widths[0])}  {cells}".rstrip()
 
 
-def wrapped(line: str, indent: str) -> list[str]:
-    """Wrap a line; indent continuation lines by two more."""
+def wrap_line(line: str, indent: str) -> list[str]:
+    """Wrap a line at 100 columns; indent continuation lines by two more."""
     return textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")

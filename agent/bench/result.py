@@ -1,10 +1,17 @@
-"""Results of a suite: rows with units, tables of rows, and the formatting of figures."""
+"""Results of a benchmark suite: rows with units, tables of rows, and the formatting of figures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from agent.bench.timing import ContenderSamples, Interval, TimingRace, interval, paired_ratio, percentile
+from agent.bench.timing import (
+    ContenderSamples,
+    MedianInterval,
+    TimingRace,
+    median_interval,
+    paired_ratio,
+    percentile,
+)
 
 Unit = Literal["s", "B", "1", "%"]
 NS_PER_S: Final = 1e9
@@ -22,7 +29,7 @@ class ResultMismatch(MeasurementError):
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """One figure of one contender."""
+    """Samples of one contender in one workload, with their statistics."""
 
     key: str
     """Stable key of suite, workload and contender: ``poll.pass.warm.core``."""
@@ -31,12 +38,12 @@ class ResultRow:
     unit: Unit
     values: tuple[float, ...]
     """All samples, in ``unit``."""
-    median: Interval
+    median: MedianInterval
     p99: float | None
     max: float
     loops: int = 1
     """Number of calls whose mean is one sample."""
-    ratio: Interval | None = None
+    ratio: MedianInterval | None = None
     """Paired ratio to the reference of the table."""
     x: float | None = None
     """Independent variable, such as the number of devices; rows with ``x`` form a curve."""
@@ -45,7 +52,7 @@ class ResultRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResultTable:
     """Result rows of one workload."""
 
     title: str
@@ -69,7 +76,7 @@ class Table:
 class SuiteOutcome:
     """Results of one suite."""
 
-    tables: list[Table] = field(default_factory=list)
+    tables: list[ResultTable] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     """Measurements skipped on this machine, with reasons."""
     reference_ns: list[float] = field(default_factory=list)
@@ -83,65 +90,49 @@ class SuiteOutcome:
 
 
 def short_labels(labels: Sequence[str]) -> list[str]:
-    """Return the names of labels without descriptions; the full labels if the names are ambiguous."""
+    """Cut descriptions, from the first colon, off the labels; keep them if the names are ambiguous."""
     names = [label.partition(": ")[0] for label in labels]
     return names if len(set(names)) == len(set(labels)) else list(labels)
 
 
 def row_from_samples(key: str, label: str, values: Sequence[float], unit: Unit) -> ResultRow:
-    """Return a result row of independent samples."""
-    return ResultRow(key, label, unit, tuple(values), interval(values), percentile(values, 0.99), max(values))
-
-
-def _timed_row(
-    key: str, label: str, timed: ContenderSamples, reference_timed: ContenderSamples | None
-) -> ResultRow:
-    samples = tuple(sample / NS_PER_S for sample in timed.samples)
-    median = interval([median / NS_PER_S for median in timed.medians()])
+    """Return a result row with the statistics of independent samples, ``values`` in ``unit``."""
     return ResultRow(
-        key,
-        label,
-        "s",
-        samples,
-        median,
-        percentile(samples, 0.99),
-        max(samples),
-        timed.loops,
-        ratio=paired_ratio(timed, reference_timed) if reference_timed else None,
-        memory=timed.memory,
+        key, label, unit, tuple(values), median_interval(values), percentile(values, 0.99), max(values)
     )
 
 
-def rows_from_race(
-    prefix: str, labels: dict[str, str], race_result: TimingRace, reference: str
-) -> tuple[ResultRow, ...]:
-    """Return the result rows of a race, with ratios to the contender ``reference``."""
-    reference_timed = race_result.timed[reference]
-    return tuple(
-        _timed_row(f"{prefix}.{key}", labels[key], timed, None if key == reference else reference_timed)
-        for key, timed in race_result.timed.items()
-    )
+def rows_from_race(prefix: str, race_result: TimingRace, reference: str) -> tuple[ResultRow, ...]:
+    """Return a result row for each contender of a race, with its ratio to the contender ``reference``."""
+    rows = []
+    for key, timed in race_result.timed.items():
+        samples = [sample / NS_PER_S for sample in timed.samples]
+        ratio = None if key == reference else paired_ratio(timed, race_result.timed[reference])
+        row = row_from_samples(f"{prefix}.{key}", race_result.labels[key], samples, "s")
+        median = median_interval([median / NS_PER_S for median in timed.medians()])
+        rows.append(replace(row, median=median, loops=timed.loops, ratio=ratio, memory=timed.memory))
+    return tuple(rows)
 
 
-def seconds(latencies_ns: Sequence[int]) -> list[float]:
-    """Convert nanoseconds to seconds."""
+def seconds_from_ns(latencies_ns: Sequence[int]) -> list[float]:
+    """Convert latencies from nanoseconds to seconds."""
     return [latency / NS_PER_S for latency in latencies_ns]
 
 
 def rows_from_latencies(
     key: str, labels: dict[str, str], latencies_ns: dict[str, Sequence[int]]
 ) -> tuple[ResultRow, ...]:
-    """Return the result rows of latencies of the same causes, with ratios to the lower bound (``floor``) by
-    cause."""
+    """Return a result row for each contender's latencies of the same causes, with ratios to the lower bound
+    (key ``floor``) cause by cause."""
     timed = {
         name: ContenderSamples(tuple((float(value),) for value in values), 1)
         for name, values in latencies_ns.items()
     }
-    return rows_from_race(key, labels, TimingRace(timed, ()), "floor")
+    return rows_from_race(key, TimingRace(labels, timed, ()), "floor")
 
 
 def unit_scale(value: float, unit: Unit) -> tuple[float, str]:
-    """Return the divisor and the unit name in which a figure of this size is printed."""
+    """Return divisor and name of the unit in which a figure of this size is printed: ``(1e-6, "us")``."""
     if unit in {"%", "1"}:
         return 1.0, unit.replace("1", "")
     steps = _SECONDS if unit == "s" else _BYTES
@@ -149,7 +140,7 @@ def unit_scale(value: float, unit: Unit) -> tuple[float, str]:
 
 
 def format_digits(value: float, unit: Unit) -> str:
-    """Format a scaled figure with three digits; a count in full."""
+    """Format a figure, divided by :func:`unit_scale`, with three digits; a count in full."""
     if unit == "%":
         return f"{value:.2f}"
     if unit == "1":
@@ -165,7 +156,7 @@ def format_value(value: float, unit: Unit) -> str:
     return f"{format_digits(value / size, unit)} {name}".rstrip()
 
 
-def format_interval(value: Interval, unit: Unit) -> str:
+def format_interval(value: MedianInterval, unit: Unit) -> str:
     """Format an interval in the unit of its median: ``[14.6, 14.9]``."""
     size, _ = unit_scale(value.median, unit)
     return f"[{format_digits(value.low / size, unit)}, {format_digits(value.high / size, unit)}]"

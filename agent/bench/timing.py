@@ -1,4 +1,4 @@
-"""Interleaved timing of contenders, and its statistics.
+"""Timing of contenders in turns, and statistics of the samples.
 
 Contenders run in small blocks, in a rotating order, so that a busy neighbour or a change of the clock
 frequency affects all of them alike. A ratio is the median of the ratios within each round; pairing keeps it
@@ -9,7 +9,7 @@ import statistics
 import time
 import tracemalloc
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -54,14 +54,16 @@ class ContenderSamples:
 
 @dataclass(frozen=True, slots=True)
 class TimingRace:
-    """Samples of all contenders of one workload."""
+    """Samples of all contenders of one workload, timed in turns."""
 
+    labels: Mapping[str, str]
+    """Labels of the contenders by key."""
     timed: dict[str, ContenderSamples]
     reference: tuple[float, ...]
     """Samples of a fixed computation, a block in each round [ns]; their variation is that of the machine."""
 
 
-class Interval(NamedTuple):
+class MedianInterval(NamedTuple):
     """A median and its 95 % confidence interval."""
 
     low: float
@@ -69,18 +71,22 @@ class Interval(NamedTuple):
     high: float
 
 
-def race(contenders: Sequence[Contender], *, rounds: int, limit_s: float, pause_s: float = 0.0) -> TimingRace:
-    """Time the contenders in turns.
+def time_contenders(
+    contenders: Sequence[Contender], *, rounds: int, limit_s: float, pause_s: float = 0.0
+) -> TimingRace:
+    """Time the contenders in turns; return the samples of all.
 
     Args:
         contenders: At least one; each call runs the workload once.
         rounds: Blocks of each contender.
         limit_s: No new round begins after this time, but at least three rounds are run.
-        pause_s: 0 for warm calls back to back, where the first call of each block is not timed. Otherwise
-        each
-            sample is a single call after a sleep of this length, as in an agent between two ticks.
+        pause_s: 0 for calls back to back, where the first call of each block is not timed. Otherwise each
+            sample is a single call after a sleep of this length, as in an agent between two passes.
     """
-    pace = {contender.key: _Pace(1, 1) if pause_s else _pace(contender.call) for contender in contenders}
+    pace = {
+        contender.key: _BlockSize(1, 1) if pause_s else _choose_block_size(contender.call)
+        for contender in contenders
+    }
     blocks: dict[str, list[tuple[float, ...]]] = {contender.key: [] for contender in contenders}
     reference: list[float] = []
     rounds_done = 0
@@ -93,40 +99,42 @@ def race(contenders: Sequence[Contender], *, rounds: int, limit_s: float, pause_
                 time.sleep(pause_s)
             elif samples > 1:
                 contender.call()
-            blocks[contender.key].append(tuple(_sample(contender.call, loops) for _ in range(samples)))
-        reference += (_sample(_reference, REFERENCE_LOOPS) for _ in range(BLOCK_SAMPLES))
+            blocks[contender.key].append(tuple(_time_calls(contender.call, loops) for _ in range(samples)))
+        reference += (_time_calls(_reference_computation, REFERENCE_LOOPS) for _ in range(BLOCK_SAMPLES))
         rounds_done += 1
     timed = {
         contender.key: ContenderSamples(
-            tuple(blocks[contender.key]), pace[contender.key].loops, _memory(contender.call)
+            tuple(blocks[contender.key]), pace[contender.key].loops, _measure_peak_memory(contender.call)
         )
         for contender in contenders
     }
-    return TimingRace(timed, tuple(reference))
+    labels = {contender.key: contender.label for contender in contenders}
+    return TimingRace(labels, timed, tuple(reference))
 
 
-class _Pace(NamedTuple):
+class _BlockSize(NamedTuple):
     loops: int
     samples: int
 
 
-def _pace(call: Callable[[], object]) -> _Pace:
+def _choose_block_size(call: Callable[[], object]) -> _BlockSize:
     call()
-    duration_ns = max(1.0, min(_sample(call, 1) for _ in range(2)))
-    return _Pace(
+    duration_ns = max(1.0, min(_time_calls(call, 1) for _ in range(2)))
+    return _BlockSize(
         max(1, round(SAMPLE_NS / duration_ns)), max(1, min(BLOCK_SAMPLES, int(BLOCK_NS / duration_ns)))
     )
 
 
-def _sample(call: Callable[[], object], loops: int) -> float:
+def _time_calls(call: Callable[[], object], loops: int) -> float:
     start = time.perf_counter_ns()
     for _ in range(loops):
         call()
     return (time.perf_counter_ns() - start) / loops
 
 
-def _memory(call: Callable[[], object]) -> int:
-    """Measure the memory peak of one call, after all timing: tracing makes the call several times slower."""
+def _measure_peak_memory(call: Callable[[], object]) -> int:
+    """Return the peak of Python's memory in one call [bytes]. It runs after all timing, because tracing makes
+    calls several times slower."""
     tracemalloc.start()
     try:
         call()
@@ -138,11 +146,11 @@ def _memory(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def _reference() -> None:
+def _reference_computation() -> None:
     zlib.crc32(_REFERENCE)
 
 
-def interval(values: Sequence[float]) -> Interval:
+def median_interval(values: Sequence[float]) -> MedianInterval:
     """Return the median and its 95 % confidence interval by order statistics, for any distribution.
 
     With fewer than six values the interval is their range.
@@ -151,16 +159,16 @@ def interval(values: Sequence[float]) -> Interval:
     n = len(ordered)
     half_width = 0.98 * n**0.5  # 1.96 standard deviations of a binomial with p = 1/2
     low, high = max(0, int(n / 2 - half_width)), min(n - 1, int(n / 2 + half_width))
-    return Interval(ordered[low], statistics.median(ordered), ordered[high])
+    return MedianInterval(ordered[low], statistics.median(ordered), ordered[high])
 
 
-def paired_ratio(timed: ContenderSamples, reference: ContenderSamples) -> Interval:
-    """Return the ratio of two contenders from the ratios within each round."""
-    return interval([a / b for a, b in zip(timed.medians(), reference.medians(), strict=True)])
+def paired_ratio(timed: ContenderSamples, reference: ContenderSamples) -> MedianInterval:
+    """Return the median ratio of two contenders, ``timed`` / ``reference``, over the ratios of each round."""
+    return median_interval([a / b for a, b in zip(timed.medians(), reference.medians(), strict=True)])
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the value that ``share`` of the values do not exceed; None with too few values."""
+    """Return the value that ``share`` (0 to 1) of ``values`` do not exceed; None: too few values."""
     if len(values) * (1 - share) < 1:
         return None
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]

@@ -1,5 +1,5 @@
-"""The command line: one module or package per verb. Data goes to standard output, messages to standard error.
+"""Command line of ``drahealth``: one module or package for each subcommand (verb).
 
-The rest of the agent imports nothing from here. Verbs import the daemon and the gRPC client when they run, so
-that ``drahealth --help`` loads little more than argparse.
+Data goes to standard output, messages to standard error. Verbs import the daemon and the gRPC client when
+they run, so that ``drahealth --help`` loads little more than argparse.
 """

@@ -1,4 +1,4 @@
-"""Exit codes: one table for severities, one for errors.
+"""Exit codes of the command line: by the severity of a device, and by the class of an error.
 
 0 to 3 are the codes of Nagios plugins, so that ``drahealth scan`` can be used as one. 64 to 78 are those of
 sysexits.h, 128 and above those of a shell for signals.
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import (
     AgentUnreachable,
-    Busy,
     ConfigError,
     DrahealthError,
     OutputError,
+    OutputPipeClosed,
     PermissionDenied,
-    ReaderGone,
+    ResourceBusy,
     UsageError,
 )
 from agent.model.health import Severity
@@ -38,9 +38,9 @@ NOT_ALLOWED: Final = 77
 EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (UsageError, 64),
     (AgentUnreachable, 69),
-    (ReaderGone, 141),
+    (OutputPipeClosed, 141),
     (OutputError, 74),
-    (Busy, 75),
+    (ResourceBusy, 75),
     (PermissionDenied, NOT_ALLOWED),
     (PermissionError, NOT_ALLOWED),
     (ConfigError, 78),
@@ -51,7 +51,7 @@ EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
 
 
 class UnreadablePath(NamedTuple):
-    """File or directory that could not be read, with the exit code for it."""
+    """File or directory that could not be read, with the reason and the exit code of the command."""
 
     path: Path
     reason: str
@@ -59,5 +59,5 @@ class UnreadablePath(NamedTuple):
 
 
 def exit_of_severities(severities: Iterable[Severity]) -> int:
-    """Return the exit code of the worst severity; without severities the code of UNKNOWN."""
+    """Return the exit code for the worst of `severities`; if there are none, the exit code for UNKNOWN."""
     return EXIT_OF_SEVERITY[max(severities, default=Severity.UNKNOWN)]

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import Final, NoReturn
 
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
-from agent.cli.verb import Verb
-from agent.errors import ReaderGone, UsageError, root_of, suggestion
+from agent.cli.verb import Subcommand
+from agent.errors import OutputPipeClosed, UsageError, suggestion, unwrap_error
 from agent.system.output import print_last_error
 from agent.version import VERSION
 
@@ -29,7 +29,7 @@ VERBS: Final = {
     "checks": "checks.command",
     "conform": "conform.command",
 }
-"""Modules of this package by verb, each with a ``VERB``. A command loads only the module of its verb."""
+"""Module of each subcommand, relative to this package. A command loads only the module of its subcommand."""
 
 DESCRIPTION: Final = "Monitors the health of a Kubernetes node's devices, with evidence for each verdict."
 EXAMPLES: Final = (
@@ -40,7 +40,10 @@ BUG: Final = "drahealth: this is a bug in drahealth; please report it with the l
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser that prints examples first, suggests names, and raises errors: exit code 2 means unhealthy."""
+    """Argument parser that prints examples first and suggests similar names.
+
+    It raises UsageError, because argparse's own exit code 2 means that a device is unhealthy.
+    """
 
     examples: tuple[tuple[str, str], ...] = ()
 
@@ -57,14 +60,14 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{message}\ntry '{self.prog} --help'")
 
 
-def load_verb(name: str) -> Verb:
-    """Import and return the verb `name`, one of :data:`VERBS`."""
-    verb: Verb = import_module(f"agent.cli.{VERBS[name]}").VERB
+def load_verb(name: str) -> Subcommand:
+    """Import and return the subcommand `name`, a key of :data:`VERBS`."""
+    verb: Subcommand = import_module(f"agent.cli.{VERBS[name]}").VERB
     return verb
 
 
 def build_parser(names: Iterable[str] = VERBS) -> tuple[CommandParser, dict[str, CommandParser]]:
-    """Return the parser of ``drahealth``, and the parsers of the verbs `names` by verb."""
+    """Return the parser of ``drahealth``, and the parser of each subcommand in `names`, by subcommand."""
     parser = CommandParser(prog="drahealth", description=DESCRIPTION, allow_abbrev=False)
     parser.examples = EXAMPLES
     parser.add_argument("--version", action="version", version=f"drahealth {VERSION}")
@@ -78,8 +81,8 @@ def build_parser(names: Iterable[str] = VERBS) -> tuple[CommandParser, dict[str,
     return parser, parsers
 
 
-def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
-    """Return the verb and its arguments.
+def parse(argv: Sequence[str]) -> tuple[Subcommand, argparse.Namespace]:
+    """Parse the command line `argv`; return the subcommand and its arguments.
 
     Raises:
         UsageError: An argument is not valid; the text suggests a similar one.
@@ -91,12 +94,12 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
     if unknown:
         word = next((w for w in unknown if w.startswith("-")), unknown[0]).partition("=")[0]
         flags = re.findall(r"--[a-z-]+", sub.format_usage())
-        sub.error(f"{word!r} is not an argument of {args.verb}{suggestion(word, flags)}")
+        sub.error(f"{word!r} is not an argument of drahealth {args.verb}{suggestion(word, flags)}")
     return load_verb(args.verb), args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line `argv` (None: that of the process) and return its exit code."""
     try:
         try:
             verb, args = parse(sys.argv[1:] if argv is None else argv)
@@ -110,11 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report_error(error: BaseException, write: Callable[[str], None] = print_last_error) -> int:
-    """Print the error, by default on standard error, and return its exit code."""
-    root = root_of(error)
+    """Print the text of `error` with `write`, for a bug with a traceback, and return the exit code for it."""
+    root = unwrap_error(error)
     for kind, code in EXIT_OF_ERROR:
         if isinstance(root, kind):
-            if isinstance(root, Exception) and not isinstance(root, ReaderGone):
+            if isinstance(root, Exception) and not isinstance(root, OutputPipeClosed):
                 write(f"drahealth: {root}")
             return code
     write("".join(traceback.format_exception(error)) + BUG)

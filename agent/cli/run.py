@@ -1,4 +1,4 @@
-"""``drahealth run``: runs the agent, with a live table on a terminal, elsewhere with a log."""
+"""``drahealth run``: runs the agent, with a live table on a terminal, else with a log."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from agent.cli.main import report_error
-from agent.cli.output.live import LogLines, live_table
-from agent.cli.output.log import LineFormatter, ReportLog, is_journal, log_to
-from agent.cli.output.terminal import can_redraw, program
+from agent.cli.output.live_table import TableLogHandler, live_table
+from agent.cli.output.log import LineFormatter, ReportLog, install_log_handler, is_journal
+from agent.cli.output.terminal import can_redraw, program_command
 from agent.cli.output.text import clean
-from agent.cli.verb import Verb, add_colour, add_settings, config_file_of, flags_of
-from agent.config.config import Config, load
+from agent.cli.verb import Subcommand, add_colour, add_settings, load_config
+from agent.config.config import Config
 from agent.version import VERSION
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from pathlib import Path
 
     from agent.cli.output.terminal import TextStyle
 
@@ -35,12 +34,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    config = load(flags_of(args), os.environ, file=config_file_of(args))
+    config = load_config(args, needs_runtime_dir=True)
     from agent.app import daemon
 
     if args.table == "always" or (args.table == "auto" and can_redraw(sys.stdout, os.environ)):
-        table = live_table(args.color, head=lambda style: socket_help(config, program(), style))
-        log_to(LogLines(table))
+        table = live_table(args.color, head=lambda style: socket_help(config, program_command(), style))
+        install_log_handler(TableLogHandler(table))
         try:
             daemon.run(config, on_report=table.show)
         finally:
@@ -48,19 +47,19 @@ def main(args: Namespace) -> int:
         return 0
     lines = LineFormatter(journal=is_journal(sys.stderr, os.environ))
     report_log = ReportLog(sys.stderr, lines)
-    log_to(report_log.backlog)
+    install_log_handler(report_log.queue)
     try:
         daemon.run(config, on_report=report_log.show)
-    except BaseException as error:  # through the backlog: a failing agent does not wait for the log's reader
-        return report_error(error, write=lambda text: report_log.backlog.write(lines.format_failure(text)))
+    except BaseException as error:  # through the queue: a failing agent does not wait for the log's reader
+        return report_error(error, write=lambda text: report_log.queue.write(lines.format_failure(text)))
     finally:
         report_log.close()
     return 0
 
 
 def socket_help(config: Config, command: str, style: TextStyle) -> str:
-    """Return the agent's sockets as text, each with a command that prints the socket's reports."""
-    from agent.serve.servers import socket_names
+    """Return the text above the live table: for each socket of the agent, a command that follows it."""
+    from agent.serve.agent_servers import socket_names
 
     sockets = [config.runtime_dir / name for name in socket_names(config.drivers)]
     lines = [
@@ -68,19 +67,15 @@ def socket_help(config: Config, command: str, style: TextStyle) -> str:
     ]
     lines += [f"  {command} watch {shlex.quote(clean(str(socket)))}" for socket in sockets]
     if config.drivers:
-        lines += _grpcurl(sockets[0])
+        # run in drahealth's source directory, which has the proto file
+        lines += [
+            "  grpcurl -plaintext -unix -proto proto/dra_health/v1/dra_health_v1.proto \\",
+            f"    {shlex.quote(clean(str(sockets[0])))} v1.DRAResourceHealth/NodeWatchResources",
+        ]
     return "\n".join(lines) + "\n\n"
 
 
-def _grpcurl(socket: Path) -> list[str]:
-    """Return a grpcurl command for a driver's socket; it needs the proto file in the repository."""
-    return [
-        "  grpcurl -plaintext -unix -proto proto/dra_health/v1/dra_health_v1.proto \\",
-        f"    {shlex.quote(clean(str(socket)))} v1.DRAResourceHealth/NodeWatchResources",
-    ]
-
-
-VERB = Verb(
+VERB = Subcommand(
     name="run",
     summary="run the agent",
     description=(

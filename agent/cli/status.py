@@ -1,21 +1,17 @@
-"""``drahealth status``: the state of the running agent, and its devices in one line."""
+"""``drahealth status``: shows the resource usage, subscribers and sources of the running agent."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from agent.cli.exits import exit_of_severities
 from agent.cli.output.json import status_document
-from agent.cli.output.report import cgroup_entry, headline, source_entries
-from agent.cli.output.table import ListEntry, format_entries
-from agent.cli.output.terminal import style_of
+from agent.cli.output.report_table import cgroup_entry, headline, source_entries
+from agent.cli.output.table import TitledText, format_entries
 from agent.cli.output.text import clean, format_age, format_bytes, format_count
-from agent.cli.verb import Verb, add_output, add_settings, agent_socket_of
+from agent.cli.verb import Subcommand, add_output, add_settings, agent_socket_of, print_result
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -36,20 +32,19 @@ def main(args: Namespace) -> int:
     from agent.serve.agent_api import client
 
     status = asyncio.run(client.fetch_status(socket))
-    if args.output == "json":
-        print(json.dumps(status_document(status), indent=2))
-    else:
-        print(render_status(status, style_of(sys.stdout, args.color, os.environ), now_s=time.time()), end="")
+    print_result(
+        args, lambda: status_document(status), lambda style: render_status(status, style, now_s=time.time())
+    )
     return exit_of_severities(tally.severity for tally in status.tallies)
 
 
 def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str:
-    """Return the state of the agent as text: its resource usage, subscribers, sources and cgroups."""
+    """Return the state of the agent as text: devices, resource usage, subscribers, sources and cgroups."""
     counts = Counter({tally.severity: tally.devices for tally in status.tallies})
     uptime_s = max(now_s - status.started_wall_s, 1e-9)
     core = status.core
     usage = [
-        f"{status.cpu_s:.2f} s CPU ({100 * status.cpu_s / uptime_s:.2f} % of a core)",
+        f"{status.cpu_s:.2f} s CPU ({100 * status.cpu_s / uptime_s:.2f} % of a CPU)",
         format_bytes(status.rss_bytes),
         format_count(status.threads, "thread"),
         format_count(status.descriptors, "descriptor"),
@@ -67,12 +62,14 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
     if status.at:
         reports = f"{status.publications:,} published, the last {format_age(now_s - status.at.wall_s)} ago"
     entries = [
-        ListEntry("agent", f"drahealth {clean(status.version)}, pid {status.pid}, up {format_age(uptime_s)}"),
-        ListEntry("usage", ", ".join(usage)),
-        ListEntry("core", ", ".join(core_usage)),
-        ListEntry("reports", reports),
+        TitledText(
+            "agent", f"drahealth {clean(status.version)}, pid {status.pid}, up {format_age(uptime_s)}"
+        ),
+        TitledText("usage", ", ".join(usage)),
+        TitledText("core", ", ".join(core_usage)),
+        TitledText("reports", reports),
         *(
-            ListEntry(
+            TitledText(
                 "subscribers", f"{clean(subscriber.socket)}: {format_count(subscriber.streams, 'stream')}"
             )
             for subscriber in status.subscribers
@@ -83,7 +80,7 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
     return "\n".join([headline(status.node, counts, style), "", *format_entries(entries, style)]) + "\n"
 
 
-VERB = Verb(
+VERB = Subcommand(
     name="status",
     summary="show the resource usage, subscribers and sources of the running agent",
     description=(

@@ -1,21 +1,25 @@
-"""The type of a verb, and the flags that several verbs share."""
+"""Description of a subcommand (verb) of ``drahealth``, and the flags that several verbs share."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent.cli.output.terminal import COLOURS
-from agent.config.config import CONFIG_VARIABLE, DEFAULT_FILE, SETTINGS, load_runtime_dir
+from agent.cli.output.terminal import COLOURS, style_of
+from agent.config.config import CONFIG_VARIABLE, DEFAULT_FILE, SETTINGS, load, load_runtime_dir
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace, _ActionsContainer
 
+    from agent.cli.output.terminal import TextStyle
+    from agent.config.config import Config
 
-class Verb(NamedTuple):
-    """One subcommand."""
+
+class Subcommand(NamedTuple):
+    """Subcommand of ``drahealth``, such as ``scan``: its help texts, arguments and main function."""
 
     name: str
     summary: str
@@ -24,11 +28,11 @@ class Verb(NamedTuple):
     """Command lines, each with its purpose; ``--help`` starts with them."""
     add_arguments: Callable[[ArgumentParser], None]
     main: Callable[[Namespace], int]
-    """Runs the verb and returns the exit code."""
+    """Runs the subcommand and returns the exit code."""
 
 
 def add_settings(parser: ArgumentParser, *flags: str) -> None:
-    """Add ``--config`` and `flags` of :data:`agent.config.config.SETTINGS`; without `flags`, all."""
+    """Add ``--config`` and the settings with the given `flags` to the parser; without `flags`, all."""
     group = parser.add_argument_group(
         "configuration", f"Each flag can also be set by a variable DRAHEALTH_<FLAG>, or in {DEFAULT_FILE}."
     )
@@ -36,7 +40,7 @@ def add_settings(parser: ArgumentParser, *flags: str) -> None:
     for setting in SETTINGS:
         if not setting.flag or (flags and setting.flag not in flags):
             continue
-        if setting.switch:
+        if setting.is_switch:
             # no default: without the switch the environment and the file decide
             group.add_argument(
                 setting.flag, dest=setting.flag, action="store_const", const=True, help=setting.help
@@ -45,36 +49,53 @@ def add_settings(parser: ArgumentParser, *flags: str) -> None:
             group.add_argument(
                 setting.flag,
                 dest=setting.flag,  # as agent.config.config.load() names them
-                action="append" if setting.many else "store",
+                action="append" if setting.is_repeatable else "store",
                 metavar=setting.metavar,
                 help=setting.help,
             )
 
 
 def add_config(parser: _ActionsContainer) -> None:
-    """Add the flag ``--config`` to the parser."""
     parser.add_argument(
         "--config", metavar="FILE", help=f"configuration file (default: {DEFAULT_FILE}, if it exists)"
     )
 
 
-def add_output(parser: ArgumentParser) -> None:
-    """Add the flags ``-o`` and ``--color`` to the parser."""
+def add_output(parser: ArgumentParser, markdown_with: str | None = None) -> None:
+    """Add ``-o`` and ``--color``; ``-o markdown`` if `markdown_with` is the flag it needs, or empty: none."""
+    formats = ("table", "json") if markdown_with is None else ("table", "json", "markdown")
+    note = f"; markdown only with {markdown_with}" if markdown_with else ""
     parser.add_argument(
-        "-o", "--output", choices=("table", "json"), default="table", help="output format (default: table)"
+        "-o", "--output", choices=formats, default="table", help=f"output format{note} (default: table)"
     )
     add_colour(parser)
 
 
 def add_colour(parser: ArgumentParser) -> None:
-    """Add the flag ``--color`` to the parser."""
     parser.add_argument(
         "--color", choices=COLOURS, default="auto", help="use colours (default: auto, on a terminal only)"
     )
 
 
+def print_result(
+    args: Namespace,
+    document: Callable[[], Mapping[str, Any]],
+    text: Callable[[TextStyle], str],
+    markdown: Callable[[], str] = str,
+) -> None:
+    """Print a result on standard output in the format of ``-o``: JSON document, Markdown or text."""
+    if args.output == "json":
+        import json
+
+        print(json.dumps(document(), indent=2))
+    elif args.output == "markdown":
+        print(markdown(), end="")
+    else:
+        print(text(style_of(sys.stdout, args.color, os.environ)), end="")
+
+
 def flags_of(args: Namespace) -> dict[str, object]:
-    """Return the settings on the command line, as :func:`agent.config.config.load` takes them."""
+    """Return the values of settings on the command line, by flag such as ``--period``."""
     return {name: value for name, value in vars(args).items() if name.startswith("--") and value is not None}
 
 
@@ -84,6 +105,11 @@ def config_file_of(args: Namespace) -> Path | None:
     return Path(path) if path else None
 
 
+def load_config(args: Namespace, *, needs_runtime_dir: bool = False) -> Config:
+    """Load the configuration from the command line, the environment and the configuration file."""
+    return load(flags_of(args), os.environ, file=config_file_of(args), needs_runtime_dir=needs_runtime_dir)
+
+
 def agent_socket_of(args: Namespace) -> Path:
-    """Return the socket of the agent that runs with this configuration."""
+    """Return the path of the socket that an agent with this configuration serves."""
     return load_runtime_dir(flags_of(args), os.environ, file=config_file_of(args)) / "agent.sock"

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.cli.exits import exit_of_severities
-from agent.cli.output.changes import changes
 from agent.cli.output.json import report_document
-from agent.cli.output.live import live_table
-from agent.cli.output.report import render_report
-from agent.cli.output.terminal import can_redraw, style_of
+from agent.cli.output.live_table import live_table
+from agent.cli.output.report_changes import report_changes
+from agent.cli.output.report_table import render_report
+from agent.cli.output.terminal import can_redraw
 from agent.cli.output.text import clean
-from agent.cli.verb import Verb, add_output, add_settings, agent_socket_of
+from agent.cli.verb import Subcommand, add_output, add_settings, agent_socket_of, print_result
 from agent.errors import AgentUnreachable
 
 ONCE_S: Final = 10.0
@@ -50,15 +50,15 @@ def main(args: Namespace) -> int:
     import asyncio
 
     if args.once:
-        return asyncio.run(_once(socket, args))
+        return asyncio.run(_print_first_report(socket, args))
     if args.output == "table" and can_redraw(sys.stdout, os.environ):
-        asyncio.run(_table(socket, args.color))
+        asyncio.run(_show_live_table(socket, args.color))
     else:
-        asyncio.run(_lines(socket, args.output))
-    raise AgentUnreachable(f"{socket}: the agent closed the stream")
+        asyncio.run(_print_updates(socket, args.output))
+    raise AgentUnreachable(f"socket {socket}: the server closed the stream")
 
 
-async def _once(socket: Path, args: Namespace) -> int:
+async def _print_first_report(socket: Path, args: Namespace) -> int:
     import asyncio
 
     from agent.serve.agent_api import client
@@ -67,18 +67,18 @@ async def _once(socket: Path, args: Namespace) -> int:
         async with asyncio.timeout(ONCE_S):
             report = await anext(client.watch_reports(socket), None)
     except TimeoutError:
-        raise AgentUnreachable(f"{socket}: no report within {ONCE_S:g} s") from None
+        raise AgentUnreachable(f"socket {socket}: no health report within {ONCE_S:g} s") from None
     if report is None:
-        raise AgentUnreachable(f"{socket}: the agent closed the stream before the first report")
-    if args.output == "json":
-        print(json.dumps(report_document(report), indent=2))
-    else:
-        style = style_of(sys.stdout, args.color, os.environ)
-        print(render_report(report, style, now_s=time.time()), end="")
+        raise AgentUnreachable(
+            f"socket {socket}: the server closed the stream before the first health report"
+        )
+    print_result(
+        args, lambda: report_document(report), lambda style: render_report(report, style, now_s=time.time())
+    )
     return exit_of_severities(device.severity for device in report.devices)
 
 
-async def _table(socket: Path, colour: str) -> None:
+async def _show_live_table(socket: Path, colour: str) -> None:
     from agent.serve.agent_api import client
 
     def head(style: TextStyle) -> str:
@@ -88,13 +88,13 @@ async def _table(socket: Path, colour: str) -> None:
     try:
         async for report in client.watch_reports(socket):
             table.show(report)
-            if table.lost:
-                raise table.lost
+            if table.output_error:
+                raise table.output_error
     finally:
         table.close()
 
 
-async def _lines(socket: Path, output: str) -> None:
+async def _print_updates(socket: Path, output: str) -> None:
     from agent.serve.agent_api import client
 
     before: Report | None = None
@@ -102,12 +102,12 @@ async def _lines(socket: Path, output: str) -> None:
         if output == "json":
             print(json.dumps(report_document(report)), flush=True)
         else:
-            for change in changes(before, report):
+            for change in report_changes(before, report):
                 print(change, flush=True)
         before = report
 
 
-VERB = Verb(
+VERB = Subcommand(
     name="watch",
     summary="follow the running agent, or any DRA driver's health socket",
     description=(

@@ -1,12 +1,10 @@
-"""Configuration: one frozen value, read strictly from flags, environment and one TOML file.
+"""Configuration of the agent: read from flags, environment variables and one TOML file, and validated.
 
-Each entry of ``SETTINGS`` names a setting's key in the file, its field, its limits and its flag, if any; the
-command line, the environment (``DRAHEALTH_`` and the flag's name) and the reference in docs/configuration.md
-follow from the entries. Flags win over the environment, the environment over the file, the file over the
-defaults. An unknown key or a value out of range is an error: an agent with a misread configuration would
-report wrong health to the kubelet.
+Each entry of ``SETTINGS`` describes one setting. Flags win over variables, variables over the file, the file
+over the defaults. An unknown key or a value out of range is an error: an agent with a misread
+configuration would report wrong health to the kubelet.
 
-agent.config.values reads and checks single values. Defaults of the roots are the kernel's and the kubelet's.
+agent.config.values parses and checks single values.
 """
 
 import os
@@ -23,27 +21,27 @@ from agent.config.values import (
     MS,
     SWITCH_VALUES,
     S,
-    check_drivers,
-    check_library,
+    check_driver_names,
+    check_hugepage_pools,
+    check_library_length,
     check_node_name,
-    check_pools,
-    check_root,
+    check_path_length,
     check_xids,
     duration_within,
     format_duration,
     number_within,
+    parse_bool,
+    parse_cgroup_root,
+    parse_count,
+    parse_cpu_list,
+    parse_driver_names,
     parse_duration,
-    read_cgroup_root,
-    read_count,
-    read_cpus,
-    read_drivers,
-    read_library,
-    read_path,
-    read_pools,
-    read_switch,
-    read_text,
-    read_whole_seconds,
-    read_xids,
+    parse_hugepage_pools,
+    parse_library,
+    parse_path,
+    parse_string,
+    parse_whole_seconds,
+    parse_xid_overrides,
     seconds_within,
     split_values,
     unless_zero,
@@ -53,7 +51,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.health import XidOverride
 
 if TYPE_CHECKING:
-    from agent.prepare.patterns import Pattern
+    from agent.prepare.error_patterns import Pattern
 
 DEFAULT_FILE: Final = Path("/etc/drahealth/config.toml")
 RUNTIME_DIR: Final = Path("/run/drahealth")
@@ -61,68 +59,66 @@ STATE_DIR: Final = Path("/var/lib/drahealth")
 KUBELET_DIR: Final = Path("/var/lib/kubelet")
 """Directory of a kubelet that was started without --root-dir."""
 CHECKPOINT: Final = "dra_manager_state"
-"""Kubelet's checkpoint of prepared claims, relative to the kubelet's directory."""
+"""The kubelet's checkpoint file of prepared claims, relative to the kubelet's directory."""
 PODS_API: Final = "pods-api/pods-api.sock"
 """Socket of the kubelet's pods API, relative to the kubelet's directory."""
 DRIVERS: Final = "drivers"
-"""Subdirectory of the runtime directory (sockets of drivers) and of the state directory (their state)."""
+"""Subdirectory of the runtime directory (drivers' sockets) and of the state directory (drivers' state)."""
 PREFIX: Final = "DRAHEALTH_"
 CONFIG_VARIABLE: Final = "DRAHEALTH_CONFIG"
-"""Variable with the path of the configuration file."""
+"""Environment variable with the path of the configuration file."""
 SERVICE_LINK: Final = re.compile(r"DRAHEALTH_(\w+_)?(SERVICE_(HOST|PORT)|PORT)(_|$)")
 FOREIGN_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "DRAHEALTH_RUN_ARGS"})
-"""Variables that are no settings: read by the command line and by the systemd unit."""
+"""Environment variables that are no settings; the command line or the systemd unit reads them."""
 
 
 LEASE_MAX_S: Final = 86_399
-"""Longest lease [s]: one day, less the second that is sometimes added to a lease so that two messages
-differ."""
+"""Longest lease [s]: one day, less a second that is sometimes added so that two messages differ."""
 WEEK_S: Final = 7 * 86_400
 YEAR_S: Final = 365 * 86_400
 GROUPS_MAX: Final = 16_384
-"""Upper limit of watched cgroups: many times what a node can run; more would exceed the unit's memory
-limit."""
+"""Upper limit of watched cgroups: more would exceed the memory limit of the systemd unit."""
 GPUS_MAX: Final = 32
 """Largest number of GPUs that the native core watches."""
 
 
 class Setting(NamedTuple):
-    """Setting that an operator can change."""
+    """Setting of the agent: key in the file, flag, variable, and how its value is parsed and checked."""
 
     key: str
     """Key in the file: ``agent.period`` is ``period`` in ``[agent]``."""
     field: str
-    """Name of the field of :class:`Config`."""
-    read: Callable[[object], object]
-    """Converts the value in the file, variable or flag to the field's; raises ValueError or TypeError."""
-    check: Callable[[Any], None] = lambda _: None
-    """Raises ValueError with the value and the limit if the value is out of range."""
+    """Name of the field in :class:`Config` that holds the value."""
+    parse: Callable[[object], object]
+    """Converts the value in file, variable or flag to the field's type; raises ValueError or TypeError."""
+    check_limits: Callable[[Any], None] = lambda _: None
+    """Raises ValueError, with value and limit in its text, if the value is out of range."""
     flag: str = ""
-    """Command-line flag; a setting without one can be set in the file only."""
+    """Command-line flag; empty: the setting can only be set in the file."""
     metavar: str = ""
     help: str = ""
-    many: bool = False
+    is_repeatable: bool = False
     """Whether the flag may be repeated and the variable may hold several values."""
-    switch: bool = False
-    """Whether the flag takes no value and means true; the variable is 1, 0, true or false."""
+    is_switch: bool = False
+    """Whether the setting is a boolean whose flag takes no value; its variable is 1, 0, true or false."""
 
     @property
     def variable(self) -> str:
-        """Name of the environment variable."""
+        """Name of the setting's environment variable, e.g. ``DRAHEALTH_PERIOD``."""
         return PREFIX + self.flag.removeprefix("--").replace("-", "_").upper()
 
 
 def _read_patterns(value: object) -> tuple["Pattern", ...]:
-    from agent.prepare.patterns import read_patterns  # 4 ms, only if configured
+    from agent.prepare.error_patterns import parse_patterns  # 4 ms, only if configured
 
-    return read_patterns(value)
+    return parse_patterns(value)
 
 
 def _read_evict(value: object) -> frozenset[str]:
     from agent.devices.taints import TaintPolicy  # imported only if configured
 
     try:
-        return TaintPolicy(evict=frozenset(read_drivers(value))).evict
+        return TaintPolicy(evict=frozenset(parse_driver_names(value))).evict
     except ConfigError as error:
         raise ValueError(error.text) from None
     except TypeError:
@@ -130,89 +126,90 @@ def _read_evict(value: object) -> frozenset[str]:
 
 
 SETTINGS: Final = (
-    Setting("agent.drivers", "drivers", read_drivers, check_drivers, "--driver", "NAME",
-            "serve the kubelet's health API for this DRA driver; may be given again", many=True),
-    Setting("agent.node-name", "node_name", read_text, check_node_name, "--node-name", "NAME",
+    Setting("agent.drivers", "drivers", parse_driver_names, check_driver_names, "--driver", "NAME",
+            "serve the kubelet's health API for this DRA driver; may be given again", is_repeatable=True),
+    Setting("agent.node-name", "node_name", parse_string, check_node_name, "--node-name", "NAME",
             "the DRA pool of the node's devices (default: the host name)"),
     Setting("agent.period", "period_ns", parse_duration, duration_within(10 * MS, HOUR), "--period", "TIME",
             "how often the node is checked, 10ms to 1h (default: 1s)"),
-    Setting("agent.runtime-dir", "runtime_dir", read_path, flag="--runtime-dir", metavar="DIR",
+    Setting("agent.runtime-dir", "runtime_dir", parse_path, flag="--runtime-dir", metavar="DIR",
             help="directory of the sockets (default: /run/drahealth; not root: $XDG_RUNTIME_DIR/drahealth)"),
-    Setting("agent.state-dir", "state_dir", read_path, flag="--state-dir", metavar="DIR",
+    Setting("agent.state-dir", "state_dir", parse_path, flag="--state-dir", metavar="DIR",
             help="directory of state kept over restarts (default: /var/lib/drahealth, or state/ in another "
             "--runtime-dir)"),
-    Setting("roots.sysfs", "sysfs_root", read_path, check_root, "--sysfs-root", "DIR",
+    Setting("roots.sysfs", "sysfs_root", parse_path, check_path_length, "--sysfs-root", "DIR",
             "where sysfs is mounted (default: /sys)"),
-    Setting("roots.procfs", "procfs_root", read_path, check_root, "--procfs-root", "DIR",
+    Setting("roots.procfs", "procfs_root", parse_path, check_path_length, "--procfs-root", "DIR",
             "where procfs is mounted (default: /proc)"),
-    Setting("roots.cgroupfs", "cgroupfs_root", read_path, check_root, "--cgroupfs-root", "DIR",
+    Setting("roots.cgroupfs", "cgroupfs_root", parse_path, check_path_length, "--cgroupfs-root", "DIR",
             "where the cgroup tree or trees are mounted (default: /sys/fs/cgroup)"),
-    Setting("roots.kubelet-cgroup", "kubelet_cgroup_root", read_cgroup_root, check_root,
+    Setting("roots.kubelet-cgroup", "kubelet_cgroup_root", parse_cgroup_root, check_path_length,
             "--kubelet-cgroup-root", "GROUP", "the kubelet's own --cgroup-root (default: /)"),
-    Setting("roots.nvml-library", "nvml_library", read_library, check_library, "--nvml-library", "LIBRARY",
-            "NVIDIA's management library, a name or a path (default: libnvidia-ml.so.1)"),
-    Setting("roots.kmsg", "kmsg", read_path, check_root, "--kmsg", "FILE",
+    Setting("roots.nvml-library", "nvml_library", parse_library, check_library_length, "--nvml-library",
+            "LIBRARY", "NVIDIA's management library, a name or a path (default: libnvidia-ml.so.1)"),
+    Setting("roots.kmsg", "kmsg", parse_path, check_path_length, "--kmsg", "FILE",
             "the kernel log (default: /dev/kmsg)"),
-    Setting("roots.kmsg-any-facility", "kmsg_any_facility", read_switch, flag="--kmsg-any-facility",
-            help="also accept kernel log lines written by processes: for tests", switch=True),
-    Setting("stream.lease", "lease_s", read_whole_seconds, seconds_within(3, LEASE_MAX_S)),
+    Setting("roots.kmsg-any-facility", "kmsg_any_facility", parse_bool, flag="--kmsg-any-facility",
+            help="also accept kernel log lines written by processes: for tests", is_switch=True),
+    Setting("stream.lease", "lease_s", parse_whole_seconds, seconds_within(3, LEASE_MAX_S)),
     Setting("stream.heartbeat", "heartbeat_s", lambda v: parse_duration(v) / S, seconds_within(0.1, 60)),
     Setting("stream.coalesce", "coalesce_ns", parse_duration, duration_within(0, 10 * S)),
     Setting("cgroups.sweep", "sweep_ns", parse_duration, duration_within(100 * MS, HOUR)),
     Setting("cgroups.resync", "resync_ns", parse_duration, duration_within(100 * MS, 24 * HOUR)),
-    Setting("cgroups.max-groups", "group_max", read_count, number_within(1, GROUPS_MAX)),
-    Setting("cgroups.throttled-percent", "throttled_percent", read_count, number_within(1, 100)),
-    Setting("cgroups.throttled-window", "throttled_window_s", read_whole_seconds, seconds_within(10, 3600)),
-    Setting("pods.kubelet-dir", "kubelet_dir", read_path, flag="--kubelet-dir", metavar="DIR",
+    Setting("cgroups.max-groups", "group_max", parse_count, number_within(1, GROUPS_MAX)),
+    Setting("cgroups.throttled-percent", "throttled_percent", parse_count, number_within(1, 100)),
+    Setting("cgroups.throttled-window", "throttled_window_s", parse_whole_seconds, seconds_within(10, 3600)),
+    Setting("pods.kubelet-dir", "kubelet_dir", parse_path, flag="--kubelet-dir", metavar="DIR",
             help="where the kubelet has its files and sockets (default: /var/lib/kubelet)"),
     Setting("pods.period", "pods_period_ns", parse_duration, duration_within(S, HOUR)),
     Setting("pods.audit", "pods_audit_ns", parse_duration,
             unless_zero(duration_within(10 * S, 24 * HOUR))),
-    Setting("expect.cpus", "expect_cpus", read_cpus),
-    Setting("expect.hugepages", "expect_pools", read_pools, check_pools),
-    Setting("expect.gpus", "expect_gpus", read_count, number_within(0, GPUS_MAX)),
-    Setting("throttle.events", "throttle_events", read_count, number_within(1, 1_000_000)),
-    Setting("throttle.window", "throttle_window_s", read_whole_seconds, seconds_within(1, 86400)),
-    Setting("errors.correctable", "correctable_errors", read_count, number_within(1, 1_000_000)),
-    Setting("errors.window", "correctable_window_s", read_whole_seconds, seconds_within(1, WEEK_S)),
-    Setting("pressure.percent", "pressure_percent", read_count, number_within(1, 100)),
-    Setting("pressure.window", "pressure_window_s", read_whole_seconds, seconds_within(10, 3600)),
-    Setting("gpu.watch", "gpu_watch", read_switch),
+    Setting("expect.cpus", "expect_cpus", parse_cpu_list),
+    Setting("expect.hugepages", "expect_pools", parse_hugepage_pools, check_hugepage_pools),
+    Setting("expect.gpus", "expect_gpus", parse_count, number_within(0, GPUS_MAX)),
+    Setting("throttle.events", "throttle_events", parse_count, number_within(1, 1_000_000)),
+    Setting("throttle.window", "throttle_window_s", parse_whole_seconds, seconds_within(1, 86400)),
+    Setting("errors.correctable", "correctable_errors", parse_count, number_within(1, 1_000_000)),
+    Setting("errors.window", "correctable_window_s", parse_whole_seconds, seconds_within(1, WEEK_S)),
+    Setting("pressure.percent", "pressure_percent", parse_count, number_within(1, 100)),
+    Setting("pressure.window", "pressure_window_s", parse_whole_seconds, seconds_within(10, 3600)),
+    Setting("gpu.watch", "gpu_watch", parse_bool),
+    Setting("gpu.process", "gpu_process", parse_bool),
     Setting("gpu.slow-period", "gpu_slow_ns", parse_duration, duration_within(100 * MS, HOUR)),
     Setting("gpu.deadline", "gpu_deadline_ns", parse_duration, duration_within(100 * MS, 600 * S)),
     Setting("gpu.dead", "gpu_dead_ns", parse_duration, duration_within(100 * MS, 24 * HOUR)),
     Setting("gpu.probation", "gpu_probation_ns", parse_duration, duration_within(0, 24 * HOUR)),
-    Setting("gpu.correctable-errors", "gpu_correctable_errors", read_count, number_within(1, 1_000_000)),
-    Setting("gpu.correctable-window", "gpu_correctable_window_s", read_whole_seconds,
+    Setting("gpu.correctable-errors", "gpu_correctable_errors", parse_count, number_within(1, 1_000_000)),
+    Setting("gpu.correctable-window", "gpu_correctable_window_s", parse_whole_seconds,
             seconds_within(1, 86400)),
-    Setting("gpu.xids", "gpu_xids", read_xids, check_xids),
-    Setting("history.rows", "history_rows", read_count, number_within(0, 100_000)),
-    Setting("history.age", "history_age_s", read_whole_seconds, seconds_within(3600, YEAR_S)),
+    Setting("gpu.xids", "gpu_xids", parse_xid_overrides, check_xids),
+    Setting("history.rows", "history_rows", parse_count, number_within(0, 100_000)),
+    Setting("history.age", "history_age_s", parse_whole_seconds, seconds_within(3600, YEAR_S)),
     Setting("prepare.patterns", "prepare_patterns", _read_patterns),
     Setting("taints.evict", "taint_evict", _read_evict),
-    Setting("taints.quiet", "taint_quiet_s", read_whole_seconds, seconds_within(0, 86400)),
-    Setting("taints.tell-unknown", "taint_unknown", read_switch),
-    Setting("taints.inform", "taint_inform", read_switch),
+    Setting("taints.quiet", "taint_quiet_s", parse_whole_seconds, seconds_within(0, 86400)),
+    Setting("taints.tell-unknown", "taint_unknown", parse_bool),
+    Setting("taints.inform", "taint_inform", parse_bool),
 )  # fmt: skip
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of the agent, validated when it is created.
+    """Configuration of the agent. The values are validated when an instance is created.
 
     Raises:
         ConfigError: A field is out of its limits; ``key`` names the setting.
     """
 
     node_name: str
-    """Name of the DRA pool with the machine's own devices."""
+    """Name of the DRA pool with this machine's own devices; by default the host name."""
     period_ns: int = S
-    """Interval between two reads of the kernel files that describe the whole machine [ns]."""
+    """Interval between two reads of the kernel files about the whole machine [ns]."""
     sweep_ns: int = 10 * S
-    """Interval between two reads of each cgroup's counters that send no notification [ns]."""
+    """Interval between two reads of the cgroup counters for which the kernel sends no notification [ns]."""
     resync_ns: int = 300 * S
-    """Interval between two reads of all files, including files that send notifications [ns]."""
+    """Interval between two reads of all cgroup files, including those with notifications [ns]."""
     group_max: int = 4096
-    """Largest number of watched cgroups of pods and containers."""
+    """Limit of watched cgroups of pods and containers."""
     sysfs_root: Path = Path("/sys")
     procfs_root: Path = Path("/proc")
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
@@ -236,33 +233,35 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Debounce: changes within this time after the first are sent together [ns]."""
     kubelet_dir: Path = KUBELET_DIR
     pods_period_ns: int = 60 * S
-    """Interval at which all sources are queried which pods use which devices, even without a change [ns]."""
+    """Interval between two queries for which pods use which devices, even without changes [ns]."""
     pods_audit_ns: int = 300 * S
     """Interval between two audits of the cgroups of pods with claims [ns]; 0: never."""
     expect_cpus: CpuSet | None = None
     """CPUs that must be online; None: the CPUs that are online when the agent starts."""
     expect_pools: dict[str, int] = msgspec.field(default_factory=dict)
-    """Expected pages of each hugepage device; a pool not named: the pages it has when the agent starts."""
+    """Expected pages by hugepage device; for other devices: the pages they have when the agent starts."""
     throttle_events: int = 10
     """Limit of thermal-throttle events of a NUMA node within ``throttle_window_s``."""
     throttle_window_s: int = 60
     throttled_percent: int = 25
-    """Share of CPU periods within ``throttled_window_s`` above which a throttled container is slow [%]."""
+    """Limit of the share of CFS periods in which a container was throttled [%]."""
     throttled_window_s: int = 60
     correctable_errors: int = 24
     """Limit of correctable errors of a memory module or CPU within ``correctable_window_s``."""
     correctable_window_s: int = 86_400
     pressure_percent: int = 10
-    """Share of ``pressure_window_s`` in which all tasks waited, above which the machine is stalled [%]."""
+    """Limit of the share of ``pressure_window_s`` in which all tasks of the machine waited [%]."""
     pressure_window_s: int = 60
     expect_gpus: int | None = None
     """Expected number of GPUs; None: the number when the agent starts."""
     gpu_watch: bool = True
     """Whether GPUs are watched."""
+    gpu_process: bool = True
+    """Whether NVML is called by a process of its own; False: by threads of this process."""
     gpu_slow_ns: int = 10 * S
     """Interval between two reads of GPU fields that seldom change [ns]; at least ``period_ns``."""
     gpu_deadline_ns: int = 5 * S
-    """Deadline of an NVML call, after which the GPU is Unknown [ns]."""
+    """Time limit of an NVML call, after which the GPU is Unknown [ns]."""
     gpu_dead_ns: int = 60 * S
     """Time without an answer after which a GPU is Unhealthy [ns]; longer than the deadline."""
     gpu_probation_ns: int = 60 * S
@@ -271,7 +270,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of correctable memory errors of a GPU within ``gpu_correctable_window_s``."""
     gpu_correctable_window_s: int = 3600
     gpu_xids: dict[int, XidOverride] = msgspec.field(default_factory=dict)
-    """XIDs whose classification the operator overrides."""
+    """Severities that the operator sets for XIDs, by XID number."""
     history_rows: int = 10_000
     """Number of ended device uses that are kept; 0: no history is written."""
     history_age_s: int = 30 * 86_400
@@ -281,7 +280,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     taint_evict: frozenset[str] = frozenset()
     """Codes and code families whose taints evict pods (``NoExecute``)."""
     taint_quiet_s: int = 60
-    """Time for which a cause must be absent before its taint is removed [s]."""
+    """Time for which the cause of a taint must be absent before the taint is removed [s]."""
     taint_unknown: bool = True
     """Whether Unknown devices are tainted ``unmonitored``, effect ``None``."""
     taint_inform: bool = True
@@ -295,21 +294,25 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, setting.field)
             if value is not None:
                 try:
-                    setting.check(value)
+                    setting.check_limits(value)
                 except ValueError as error:
                     raise ConfigError(str(error), key=setting.key) from None
         if self.heartbeat_s * 3 > self.lease_s:
             heartbeat, lease = format_duration(self.heartbeat_s * S), format_duration(self.lease_s * S)
-            raise ConfigError(f"{heartbeat} is over a third of the lease of {lease}", key="stream.heartbeat")
+            raise ConfigError(
+                f"{heartbeat} is over a third of stream.lease ({lease}); lower it", key="stream.heartbeat"
+            )
         if self.gpu_slow_ns < self.period_ns:
             slow, period = format_duration(self.gpu_slow_ns), format_duration(self.period_ns)
-            raise ConfigError(f"{slow} is below the period of {period}", key="gpu.slow-period")
+            raise ConfigError(f"{slow} is below agent.period ({period}); raise it", key="gpu.slow-period")
         if self.gpu_dead_ns <= self.gpu_deadline_ns:
             dead, deadline = format_duration(self.gpu_dead_ns), format_duration(self.gpu_deadline_ns)
-            raise ConfigError(f"{dead} is not over the deadline of {deadline}", key="gpu.dead")
+            raise ConfigError(
+                f"{dead} is not longer than gpu.deadline ({deadline}); raise it", key="gpu.dead"
+            )
 
 
-# --- loading: which value wins, and its origin ----------------------------------------------------------
+# --- loading -----------------------------------------------------------------------------------------------
 
 
 def load(
@@ -318,23 +321,23 @@ def load(
     *,
     file: Path | None = None,
     default_file: Path = DEFAULT_FILE,
-    serves: bool = True,
+    needs_runtime_dir: bool = True,
 ) -> Config:
-    """Load the configuration of this process.
+    """Load the configuration of this process from flags, environment and file.
 
     Args:
         flags: Values of the command line by flag, e.g. ``--period``.
         environ: The environment; an empty variable counts as unset.
         file: File given by the operator, which must exist; None: ``default_file``, which need not exist.
-        serves: Whether the caller serves sockets and needs a runtime directory for them.
+        needs_runtime_dir: True: a missing runtime directory is an error, because the caller serves sockets.
 
     Raises:
-        ConfigError: The text names the flag, variable or file and key, and what is wrong with the value.
+        ConfigError: A value is not valid; the text has the flag, the variable, or the file and key.
         PermissionDenied: This user may not read the file.
     """
-    given = _gather(flags, environ, file, default_file)
+    given = _collect_values(flags, environ, file, default_file)
     fields = {field: value for field, (value, _) in given.items()}
-    if serves and "runtime_dir" not in fields:
+    if needs_runtime_dir and "runtime_dir" not in fields:
         fields["runtime_dir"] = _default_runtime_dir(environ)
     if "lease_s" in fields:
         fields.setdefault("heartbeat_s", min(10, fields["lease_s"] / 3))
@@ -350,13 +353,13 @@ def load(
 
 
 def read_config(file: Path) -> Config:
-    """Load the configuration from one file only, for an embedding driver with flags and variables of its own.
+    """Load the configuration from one file only, for a driver that embeds drahealth and has its own flags.
 
     Raises:
-        ConfigError: The text names the file, the key, and what is wrong with the value.
+        ConfigError: A value is not valid; the text has the file and the key.
         PermissionDenied: This user may not read the file.
     """
-    return load({}, {}, file=file, serves=False)
+    return load({}, {}, file=file, needs_runtime_dir=False)
 
 
 def load_runtime_dir(
@@ -366,11 +369,11 @@ def load_runtime_dir(
     file: Path | None = None,
     default_file: Path = DEFAULT_FILE,
 ) -> Path:
-    """Return the runtime directory of an agent with this configuration, for commands that connect to it.
+    """Return the runtime directory that :func:`load` would set, for commands that connect to the agent.
 
-    Arguments and errors are those of :func:`load`; the limits of other settings are not checked.
+    Arguments and errors are those of :func:`load`, but the limits of other settings are not checked.
     """
-    given = _gather(flags, environ, file, default_file)
+    given = _collect_values(flags, environ, file, default_file)
     return given["runtime_dir"][0] if "runtime_dir" in given else _default_runtime_dir(environ)
 
 
@@ -379,24 +382,27 @@ def _default_runtime_dir(environ: Mapping[str, str]) -> Path:
         return RUNTIME_DIR
     if xdg := environ.get("XDG_RUNTIME_DIR"):
         return Path(xdg, "drahealth")
-    raise ConfigError("not root and no XDG_RUNTIME_DIR: set the directory of the sockets with --runtime-dir")
+    raise ConfigError(
+        "runtime directory: no default, because this user is not root and XDG_RUNTIME_DIR is not set; "
+        "set it with --runtime-dir"
+    )
 
 
-def _gather(
+def _collect_values(
     flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None, default_file: Path
 ) -> dict[str, tuple[Any, str]]:
-    """Return the value with the highest precedence for each field that is set, with its origin as text."""
+    """Return the value of each field that is set, with its origin (flag, variable, or file and key)."""
     given: dict[str, tuple[Any, str]] = {}
 
     def take(setting: Setting, value: object, origin: str) -> None:
         try:
-            given[setting.field] = setting.read(value), origin
+            given[setting.field] = setting.parse(value), origin
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{origin}: {error}") from None
 
     _check_variables(environ)
     path = file or default_file
-    for setting, value in _known_settings(_read(path, must_exist=file is not None), path):
+    for setting, value in _known_settings(_read_toml(path, must_exist=file is not None), path):
         take(setting, value, f"{path}: {setting.key}")
     for setting in SETTINGS:
         if not setting.flag:
@@ -409,10 +415,9 @@ def _gather(
 
 
 def _value_of_variable(setting: Setting, text: str) -> object:
-    """Convert the text of a variable to the value that the file or the flag would give."""
-    if setting.switch:
+    if setting.is_switch:
         return SWITCH_VALUES.get(text, text)
-    return split_values(text) if setting.many else text
+    return split_values(text) if setting.is_repeatable else text
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:
@@ -421,22 +426,23 @@ def _check_variables(environ: Mapping[str, str]) -> None:
         # a Service named drahealth adds its address to the environment of every pod in its namespace
         if name.startswith(PREFIX) and value and name not in known and not SERVICE_LINK.match(name):
             names = [variable.removeprefix(PREFIX) for variable in known]
-            raise ConfigError(f"{name}: no such variable{suggestion(name.removeprefix(PREFIX), names)}")
+            near = suggestion(name.removeprefix(PREFIX), names)
+            raise ConfigError(f"environment variable {name}: there is no such setting{near}")
 
 
-def _read(path: Path, *, must_exist: bool) -> dict[str, Any]:
+def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
     try:
         text = path.read_bytes().decode()
     except FileNotFoundError as error:
         if not must_exist:
             return {}
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
     except PermissionError as error:
-        raise PermissionDenied(f"{path}: {error.strerror}") from None
+        raise PermissionDenied(f"configuration file {path}: {error.strerror}") from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8") from None
+        raise ConfigError(f"configuration file {path}: byte {error.start} is not UTF-8") from None
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -450,10 +456,10 @@ def _read(path: Path, *, must_exist: bool) -> dict[str, Any]:
 def _known_settings(
     table: Mapping[str, Any], path: Path, prefix: str = ""
 ) -> Iterator[tuple[Setting, object]]:
-    """Yield the settings of a parsed file, each with its value.
+    """Yield the settings in the parsed file `path`, each with its value; `table` is the part with `prefix`.
 
     Raises:
-        ConfigError: A key is unknown.
+        ConfigError: A key is not known.
     """
     below = [s for s in SETTINGS if s.key.startswith(prefix)]
     known = {s.key[len(prefix) :].partition(".")[0] for s in below}

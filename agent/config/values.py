@@ -1,7 +1,7 @@
-"""Readers and checks of single configuration values.
+"""Parsers and range checks of single configuration values.
 
-Readers and checks raise ValueError or TypeError with the value and its limit, if any; agent.config.config
-adds the origin.
+Errors are ValueError or TypeError; the text has the value and the limit, and agent.config.config puts the
+setting's file and key, variable or flag before it.
 """
 
 import os
@@ -27,7 +27,7 @@ ROOT_BYTES: Final = 200  # size of a root in the native core's options
 LIBRARY_BYTES: Final = 4000  # size of the library's name there
 XID_MAX: Final = 999  # NVML's code for an unknown XID; real codes are far below
 SWITCH_VALUES: Final = {"1": True, "true": True, "0": False, "false": False}
-"""Values that the environment variable of a switch may have."""
+"""Texts that the environment variable of a boolean setting may have, with their values."""
 _LABELS: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 
 # --- readers: value in TOML, flag or variable to the field's value -----------------------------------------
@@ -46,108 +46,106 @@ def parse_duration(value: object) -> int:
 
 
 def format_duration(ns: float) -> str:
-    """Format a duration [ns] with the largest unit that keeps it a whole number: ``10ms``, ``90s``,
-    ``1h``."""
+    """Format a duration [ns] as a whole number of the largest possible unit: ``10ms``, ``90s``, ``1h``."""
     unit = next((u for u, size in UNITS.items() if ns >= size and ns % size == 0), "ns")
     return f"{ns / UNITS[unit]:.0f}{unit}" if ns else "0s"
 
 
-def read_whole_seconds(value: object) -> int:
-    """Read a duration that is a whole number of seconds [s]."""
+def parse_whole_seconds(value: object) -> int:
+    """Parse a duration that is a whole number of seconds; return it in seconds."""
     seconds, rest = divmod(parse_duration(value), S)
     if rest:
         raise ValueError(f"{value!r} is not a whole number of seconds")
     return seconds
 
 
-def read_text(value: object) -> str:
-    """Read a text. Raises TypeError for any other type: an unquoted number in a file is likely a mistake."""
+def parse_string(value: object) -> str:
+    """Return `value` if it is a string, else raise TypeError: an unquoted number is likely a mistake."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not a string; put it in quotes")
     return value
 
 
-def read_count(value: object) -> int:
-    """Read a whole number; a boolean is an error."""
+def parse_count(value: object) -> int:
+    """Return `value` as a whole number; a boolean is an error."""
     try:
         return msgspec.convert(value, int)
     except msgspec.ValidationError:
         raise TypeError(f"{value!r} is not a whole number") from None
 
 
-def read_path(value: object) -> Path:
-    """Read a path and make it absolute from the working directory."""
-    if not (text := read_text(value)) or "\0" in text:
+def parse_path(value: object) -> Path:
+    """Return the path in `value`, made absolute from the working directory."""
+    if not (text := parse_string(value)) or "\0" in text:
         raise ValueError(f"{text!r} is not a path")
     return Path(os.path.abspath(text))  # resolve() would follow links, absolute() keep ".."
 
 
-def read_switch(value: object) -> bool:
-    """Read a boolean; 1 and "yes" are errors."""
+def parse_bool(value: object) -> bool:
+    """Return `value` if it is a boolean; 1 and "yes" are errors."""
     if not isinstance(value, bool):
         raise TypeError(f"{value!r} is neither true nor false")
     return value
 
 
-def read_library(value: object) -> str:
-    """Read the name of a library: a bare name for the dynamic linker, or a path if it contains a slash."""
-    text = read_text(value)
+def parse_library(value: object) -> str:
+    """Return the name of a library for the dynamic linker; a name with a slash is made an absolute path."""
+    text = parse_string(value)
     if not text or "\0" in text:
-        raise ValueError(f"{text!r} is not a library")
+        raise ValueError(f"{text!r} is not the name or path of a library")
     return os.path.abspath(text) if "/" in text else text
 
 
-def read_cgroup_root(value: object) -> str:
-    """Read a cgroup as a path from the root of the tree; the first slash is optional."""
-    parts = read_text(value).strip("/").split("/")
-    if ".." in parts or "\0" in read_text(value):
-        raise ValueError(f"{value!r} leaves the cgroup tree")
+def parse_cgroup_root(value: object) -> str:
+    """Return a cgroup's path from the root of the cgroup tree; the first slash of `value` is optional."""
+    parts = parse_string(value).strip("/").split("/")
+    if ".." in parts or "\0" in parse_string(value):
+        raise ValueError(f"cgroup {value!r} is outside the cgroup tree; write it without '..'")
     return "/" + "/".join(part for part in parts if part not in {"", "."})
 
 
 def split_values(text: str) -> list[str]:
-    """Split the text of a variable that holds several values, separated by commas or blanks."""
+    """Split the text of an environment variable with several values, separated by commas or blanks."""
     return re.split(r"[,\s]+", text.strip())
 
 
-def read_drivers(value: object) -> tuple[str, ...]:
-    """Read a list of driver names."""
+def parse_driver_names(value: object) -> tuple[str, ...]:
     try:
         return msgspec.convert(value, tuple[str, ...])
     except msgspec.ValidationError:
         raise TypeError(f"{value!r} is not a list of driver names") from None
 
 
-def read_cpus(value: object) -> CpuSet:
-    """Read a set of CPUs in the kernel's list format."""
-    return parse_cpus(read_text(value))
+def parse_cpu_list(value: object) -> CpuSet:
+    """Parse a set of CPUs in the kernel's list format, such as ``0-3,8``."""
+    return parse_cpus(parse_string(value))
 
 
-def read_pools(value: object) -> dict[str, int]:
-    """Read a table of hugepage devices and their pages."""
+def parse_hugepage_pools(value: object) -> dict[str, int]:
+    """Return a table of the expected number of pages by hugepage device."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{value!r} is not a table of devices and their pages")
-    return {str(name): read_count(pages) for name, pages in value.items()}
+        raise TypeError(f"{value!r} is not a table of hugepage devices and their pages")
+    return {str(name): parse_count(pages) for name, pages in value.items()}
 
 
-def read_xids(value: object) -> dict[int, XidOverride]:
-    """Read a table of XID codes and their overrides."""
+def parse_xid_overrides(value: object) -> dict[int, XidOverride]:
+    """Return a table of the operator's severity overrides by XID number."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{value!r} is not a table of XIDs and their overrides")
-    return {_read_xid(code): _read_override(code, text) for code, text in value.items()}
+        raise TypeError(f"{value!r} is not a table of XIDs and their severities")
+    return {_parse_xid(code): _parse_override(code, text) for code, text in value.items()}
 
 
-def _read_xid(code: str) -> int:
+def _parse_xid(code: str) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", code):  # one spelling per code: "031" would be a second 31
         raise ValueError(f"{code!r} is not an XID; write its number, such as 31")
     return int(code)
 
 
-def _read_override(code: str, text: object) -> XidOverride:
+def _parse_override(code: str, text: object) -> XidOverride:
     try:
-        return XidOverride(read_text(text))
+        return XidOverride(parse_string(text))
     except (ValueError, TypeError):
-        raise ValueError(f"{code}: {text!r} is not one of {', '.join(XidOverride)}") from None
+        raise ValueError(f"XID {code}: {text!r} is not one of {', '.join(XidOverride)}") from None
 
 
 # --- checks: limits of a field, whatever the origin of its value -------------------------------------------
@@ -161,62 +159,62 @@ def _check_range(show: Callable[[Any], str], low: float, high: float, value: Any
 
 
 def duration_within(low_ns: int, high_ns: int) -> Callable[[Any], None]:
-    """Return a function that raises ValueError for a duration outside the inclusive limits [ns]."""
+    """Return a check that raises ValueError unless a duration is from `low_ns` to `high_ns` [ns]."""
     return partial(_check_range, format_duration, low_ns, high_ns)
 
 
 def seconds_within(low_s: float, high_s: float) -> Callable[[Any], None]:
-    """Return a function that raises ValueError for a duration outside the inclusive limits [s]."""
+    """Return a check that raises ValueError unless a duration is from `low_s` to `high_s` [s]."""
     return partial(_check_range, lambda s: format_duration(s * S), low_s, high_s)
 
 
 def number_within(low: int, high: int) -> Callable[[Any], None]:
-    """Return a function that raises ValueError for a number outside the inclusive limits."""
+    """Return a check that raises ValueError unless a number is from `low` to `high`."""
     return partial(_check_range, str, low, high)
 
 
 def unless_zero(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a function like `check` that also accepts 0, which means never."""
+    """Return a check like `check` that also accepts 0, which means never."""
     return lambda value: check(value) if value else None
 
 
-def check_driver(name: str) -> None:
+def check_driver_name(name: str) -> None:
     """Check the name of a DRA driver: a DNS subdomain of at most 63 bytes.
 
     Raises:
-        ValueError: The text has the name and what is wrong with it.
+        ValueError: The name is not valid.
     """
     if len(name) > 63:
-        raise ValueError(f"driver name {name!r} is {len(name)} bytes, limit 63")
+        raise ValueError(f"driver name {name!r} is {len(name)} bytes long, limit 63; shorten it")
     if not re.fullmatch(_LABELS, name):
         raise ValueError(f"driver name {name!r} is not a DNS subdomain, such as gpu.example.com")
 
 
-def check_drivers(names: tuple[str, ...]) -> None:
-    """Check names of drivers; each may occur once."""
+def check_driver_names(names: tuple[str, ...]) -> None:
+    """Check the names of DRA drivers: each must be valid and may occur once."""
     for name in names:
-        check_driver(name)
+        check_driver_name(name)
         if names.count(name) > 1:
-            raise ValueError(f"driver {name!r} is named {names.count(name)} times")
+            raise ValueError(f"driver {name!r} is given {names.count(name)} times; give it once")
 
 
 def check_node_name(name: str) -> None:
-    """Check the name of a DRA pool: DNS subdomains separated by slashes, 253 bytes in all."""
+    """Check the name of a DRA pool: DNS subdomains separated by slashes, at most 253 bytes in all."""
     if len(name) > 253:
-        raise ValueError(f"{name!r} is {len(name)} bytes, limit 253")
+        raise ValueError(f"pool name {name!r} is {len(name)} bytes long, limit 253; shorten it")
     if not all(re.fullmatch(_LABELS, part) for part in name.split("/")):
         rule = "DNS subdomains, with '/' between them"
         raise ValueError(f"{name!r} cannot name a DRA pool, whose name is {rule}; see --node-name")
 
 
-def check_root(path: Path | str) -> None:
-    """Check that the path of a root (sysfs, procfs, cgroupfs) fits into the native core's options."""
+def check_path_length(path: Path | str) -> None:
+    """Check that a path (of sysfs, procfs, cgroupfs or kmsg) fits into the native core's options."""
     if (size := len(os.fsencode(path))) > ROOT_BYTES:
-        raise ValueError(f"{str(path)!r} is {size} bytes, limit {ROOT_BYTES}")
+        raise ValueError(f"path {str(path)!r} is {size} bytes long, limit {ROOT_BYTES}; use a shorter path")
 
 
-def check_pools(pools: dict[str, int]) -> None:
-    """Check names and page counts of hugepage devices."""
+def check_hugepage_pools(pools: dict[str, int]) -> None:
+    """Check the names of hugepage devices and their expected page counts."""
     for name, pages in pools.items():
         if parse_pool_name(name) is None:
             if spelled := canonical_pool_name(name):
@@ -225,16 +223,17 @@ def check_pools(pools: dict[str, int]) -> None:
         try:
             number_within(0, 2**40)(pages)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+            raise ValueError(f"hugepage device {name}: pages: {error}") from None
 
 
-def check_library(name: str) -> None:
+def check_library_length(name: str) -> None:
     """Check that a library's name fits into the native core's options."""
     if (size := len(os.fsencode(name))) > LIBRARY_BYTES:
-        raise ValueError(f"{name[:40]!r}... is {size} bytes, limit {LIBRARY_BYTES}")
+        raise ValueError(
+            f"library {name[:40]!r}... is {size} bytes long, limit {LIBRARY_BYTES}; use a shorter path"
+        )
 
 
 def check_xids(xids: dict[int, XidOverride]) -> None:
-    """Check that XID codes are in range."""
     for code in xids:
         number_within(1, XID_MAX)(code)

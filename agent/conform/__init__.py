@@ -1,5 +1,5 @@
-"""Tests of a DRA driver against the kubelet's contract: the record of a session goes in, a result for each
-conformance check comes out.
+"""Conformance checks of a DRA driver: does it behave as the kubelet expects?
 
-Pure: no clock, no I/O. ``agent.conform.kubelet.session`` makes the record; ``table.py`` has the checks.
+``kubelet/session.py`` acts as the kubelet and records the driver's behaviour; ``check_table.py`` lists the
+checks, which evaluate the record without a clock and without I/O.
 """

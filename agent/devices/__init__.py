@@ -1,1 +1,1 @@
-"""Devices of the node: inventory, names, taints. Pure."""
+"""Devices of the machine: inventory, stable names, taints, and the pods that use them. No I/O."""

@@ -1,35 +1,37 @@
-"""Numbers of GPUs, stable over restarts, driver reloads and the loss of other GPUs.
+"""Stable numbers of GPUs, as in ``gpu-3``: unchanged by restarts, driver reloads and the loss of other GPUs.
 
-NVML numbers GPUs by PCI address at each initialisation: if one GPU is lost, those behind it move up. A claim
-for ``gpu-3`` means one piece of hardware, so a number stays with a UUID, and a lost GPU keeps its number
-until another GPU replaces it.
+NVML's own numbers change when a GPU is lost. Here a number stays with the GPU's UUID, and a lost GPU keeps
+its number until another GPU replaces it.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import count
 
-from agent.model.faults import KnownGpu
 from agent.model.gpu import GpuSample
+from agent.model.persistent_faults import KnownGpu
 
 
-def assign_indices(
-    known: Iterable[KnownGpu], samples: Sequence[GpuSample], expect: int | None, bus: Sequence[str] = ()
+def assign_gpu_numbers(
+    known: Iterable[KnownGpu],
+    samples: Sequence[GpuSample],
+    expected_count: int | None,
+    bus_addresses: Sequence[str] = (),
 ) -> tuple[KnownGpu, ...]:
     """Return the GPUs of this machine with their stable numbers, including missing GPUs.
 
     Args:
         known: GPUs with their previous numbers.
         samples: GPUs that NVML has listed since the agent started.
-        expect: Expected number of GPUs; None: the largest number so far.
-        bus: PCI addresses of the machine's GPUs, used if nothing else is known.
+        expected_count: Expected number of GPUs; None: the largest number so far.
+        bus_addresses: PCI addresses of the machine's GPUs, used only if ``known`` and ``samples`` are empty.
     """
     registry = {gpu.number: gpu for gpu in known}
     if not registry and not samples:
-        registry = {number: KnownGpu(number, "", address, "") for number, address in enumerate(bus)}
+        registry = {number: KnownGpu(number, "", address, "") for number, address in enumerate(bus_addresses)}
     if samples:  # NVML outranks the PCI bus, where a GPU can be bound to another driver
         buses = {sample.bus for sample in samples}
         registry = {number: gpu for number, gpu in registry.items() if gpu.uuid or gpu.bus in buses}
-    present = _match(registry, samples)
+    present = _match_known_gpus(registry, samples)
     absent = [number for number in sorted(registry) if number not in present.values()]
     all_replaced = not present
     for sample in samples:
@@ -43,26 +45,24 @@ def assign_indices(
         registry[number] = before._replace(
             uuid=sample.uuid or before.uuid, bus=sample.bus or before.bus, name=sample.name or before.name
         )
-    if expect is not None:
+    if expected_count is not None:
         for number in reversed(absent):
-            if len(registry) > expect:
+            if len(registry) > expected_count:
                 del registry[number]
         free = (number for number in count() if number not in registry)
-        while len(registry) < expect:
+        while len(registry) < expected_count:
             number = next(free)
             registry[number] = KnownGpu(number, "", "", "")
     return tuple(registry[number] for number in sorted(registry))
 
 
-def replaced(before: Iterable[KnownGpu], now: Iterable[KnownGpu]) -> frozenset[int]:
-    """Return the numbers whose GPU was replaced or removed from the list."""
+def replaced_gpu_numbers(before: Iterable[KnownGpu], now: Iterable[KnownGpu]) -> frozenset[int]:
+    """Return the numbers that had a GPU with a UUID before, and now have another GPU or none."""
     uuids = {gpu.number: gpu.uuid for gpu in now}
     return frozenset(gpu.number for gpu in before if gpu.uuid and uuids.get(gpu.number, "") != gpu.uuid)
 
 
-def _match(registry: dict[int, KnownGpu], samples: Iterable[GpuSample]) -> dict[int, int]:
-    """Map the index of each sample to the number of its GPU, for GPUs known by UUID or only by PCI
-    address."""
+def _match_known_gpus(registry: dict[int, KnownGpu], samples: Iterable[GpuSample]) -> dict[int, int]:
     by_uuid = {gpu.uuid: number for number, gpu in registry.items() if gpu.uuid}
     by_bus = {gpu.bus: number for number, gpu in registry.items() if gpu.bus}
     found: dict[int, int] = {}
@@ -80,7 +80,7 @@ def _match(registry: dict[int, KnownGpu], samples: Iterable[GpuSample]) -> dict[
 def _new_number(
     sample: GpuSample, registry: dict[int, KnownGpu], absent: Sequence[int], *, all_replaced: bool
 ) -> int:
-    """Return the number of a GPU that was not seen before.
+    """Return the number for a GPU that has none yet.
 
     A GPU in the slot of a missing GPU is its replacement. Elsewhere it is an additional GPU, unless no known
     GPU is present: then all GPUs were replaced.

@@ -1,7 +1,7 @@
-"""Inventory of devices: CPUs, memory and hugepages by NUMA node, GPUs, MIG instances, declared devices.
+"""Inventory of the machine's devices: CPUs, memory and hugepages of each NUMA node, GPUs, declared devices.
 
-Names are DNS labels and stable over restarts. A device that was seen stays in the inventory: rules report
-that it is missing.
+Names are DNS labels, stable over restarts. A device that disappears stays in the inventory, so that rules can
+report that it is missing.
 """
 
 import re
@@ -11,24 +11,24 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from agent.model.cpuset import CpuSet
-from agent.model.declared import (
-    Declared,
+from agent.model.declared_devices import (
     DeclaredCpus,
     DeclaredGpu,
     DeclaredHugepages,
     DeclaredMemory,
     DeclaredOther,
     DeclaredPci,
+    DriverDevice,
 )
 from agent.model.reading import is_absent
-from agent.model.snapshot import PoolSample, Snapshot
+from agent.model.snapshot import HugepagePoolSample, Snapshot
 
 _POOL_NAME: Final = re.compile(r"hugepages-(\d+)(ki|mi|gi|ti)-node(\d+)", re.IGNORECASE)
 _UNITS: Final = ("ki", "mi", "gi", "ti")
 
 
 class DeviceKind(StrEnum):
-    """Kind of a device, as in its verdict."""
+    """Kind of a device."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -39,7 +39,7 @@ class DeviceKind(StrEnum):
     PCI = "pci"
     """Declared PCI function other than a GPU."""
     OTHER = "other"
-    """Declared device that only its driver knows."""
+    """Declared device that the agent cannot read."""
 
 
 _ORDER: Final = {
@@ -53,39 +53,38 @@ _ORDER: Final = {
 }
 
 
-class Device(NamedTuple):
-    """One host device or declared device."""
+class InventoryDevice(NamedTuple):
+    """One device: a host device, or a device that a DRA driver declares."""
 
     name: str
     kind: DeviceKind
-    node: int
+    numa_node: int
     """NUMA node of the device; 0 on a machine without NUMA."""
     size_kib: int = 0
     """Hugepage size [KiB]; 0 for other kinds."""
-    gpu: int = 0
-    """Number of the GPU or of the MIG instance's GPU."""
+    gpu_number: int = 0
+    """Stable number of the GPU, or of the MIG instance's GPU; 0 for other kinds."""
     gi: int = -1
-    """GPU instance of a MIG instance; else -1."""
+    """GPU instance of a MIG instance; -1 for other kinds."""
     ci: int = -1
-    """Compute instance of a MIG instance; else -1."""
+    """Compute instance of a MIG instance; -1 for other kinds."""
     driver: str = ""
     """Driver that declared the device; empty: a host device."""
     pool: str = ""
-    """Pool of a declared device; host devices are in the Kubernetes node's pool."""
+    """Pool of a declared device; empty: a host device, whose pool is the Kubernetes node's name."""
 
     @property
     def subject(self) -> str:
-        """Key of the device in the engine's state: its name, or for a declared device driver, pool and
-        name."""
+        """Unique key of the device: its name; for a declared device ``<driver>/<pool>/<name>``."""
         return f"{self.driver}/{self.pool}/{self.name}" if self.driver else self.name
 
     def sort_key(self) -> tuple[object, ...]:
-        """Sort key of the device: CPUs, GPUs with their MIG instances, memory, hugepage pools by size;
-        ``node10`` after ``node9``."""
+        """Return a sort key: CPUs, GPUs with their MIG instances, memory, hugepages by size; ``node10`` after
+        ``node9``."""
         owner = (self.driver, self.pool)
         if self.driver:
             return (*owner, _ORDER[self.kind], natural_key(self.name))
-        return (*owner, _ORDER[self.kind], self.size_kib, self.node, self.gpu, self.gi, self.ci)
+        return (*owner, _ORDER[self.kind], self.size_kib, self.numa_node, self.gpu_number, self.gi, self.ci)
 
 
 def natural_key(name: str) -> tuple[tuple[int, str], ...]:
@@ -94,37 +93,36 @@ def natural_key(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
 
 
-def size_name(size_kib: int) -> str:
-    """Format a page size as a lower-case Kubernetes quantity: ``2mi``, ``64ki``, ``1gi``."""
+def format_page_size(size_kib: int) -> str:
+    """Format a hugepage size as a lower-case Kubernetes quantity: ``2mi``, ``64ki``, ``1gi``."""
     size, unit = size_kib, 0
     while size and size % 1024 == 0 and unit + 1 < len(_UNITS):
         size, unit = size // 1024, unit + 1
     return f"{size}{_UNITS[unit]}"
 
 
-def cpu_device(node: int) -> Device:
-    """Return the CPU device of one NUMA node."""
-    return Device(f"cpu-node{node}", DeviceKind.CPU, node)
+def cpu_device(numa_node: int) -> InventoryDevice:
+    return InventoryDevice(f"cpu-node{numa_node}", DeviceKind.CPU, numa_node)
 
 
-def memory_device(node: int) -> Device:
-    """Return the memory device of one NUMA node."""
-    return Device(f"memory-node{node}", DeviceKind.MEMORY, node)
+def memory_device(numa_node: int) -> InventoryDevice:
+    return InventoryDevice(f"memory-node{numa_node}", DeviceKind.MEMORY, numa_node)
 
 
-def pool_device(size_kib: int, node: int) -> Device:
-    """Return the hugepage device of one size and NUMA node."""
-    return Device(f"hugepages-{size_name(size_kib)}-node{node}", DeviceKind.HUGEPAGES, node, size_kib)
+def hugepage_device(size_kib: int, numa_node: int) -> InventoryDevice:
+    return InventoryDevice(
+        f"hugepages-{format_page_size(size_kib)}-node{numa_node}", DeviceKind.HUGEPAGES, numa_node, size_kib
+    )
 
 
-def gpu_device(number: int) -> Device:
-    """Return the device of a GPU."""
-    return Device(f"gpu-{number}", DeviceKind.GPU, 0, gpu=number)
+def gpu_device(gpu_number: int) -> InventoryDevice:
+    return InventoryDevice(f"gpu-{gpu_number}", DeviceKind.GPU, 0, gpu_number=gpu_number)
 
 
-def mig_device(number: int, gi: int, ci: int) -> Device:
-    """Return the device of a MIG instance."""
-    return Device(f"gpu-{number}-mig-{gi}-{ci}", DeviceKind.MIG, 0, gpu=number, gi=gi, ci=ci)
+def mig_device(gpu_number: int, gi: int, ci: int) -> InventoryDevice:
+    return InventoryDevice(
+        f"gpu-{gpu_number}-mig-{gi}-{ci}", DeviceKind.MIG, 0, gpu_number=gpu_number, gi=gi, ci=ci
+    )
 
 
 _KINDS: Final[Mapping[type, DeviceKind]] = {
@@ -137,67 +135,74 @@ _KINDS: Final[Mapping[type, DeviceKind]] = {
 }
 
 
-def declared_device(declared: Declared) -> Device:
-    """Return the device that a driver has declared."""
-    what = declared.part
-    size_kib = what.size_kib if isinstance(what, DeclaredHugepages) else 0
-    return Device(declared.name, _KINDS[type(what)], 0, size_kib, driver=declared.driver, pool=declared.pool)
+def declared_device(declared: DriverDevice) -> InventoryDevice:
+    part = declared.part
+    size_kib = part.size_kib if isinstance(part, DeclaredHugepages) else 0
+    return InventoryDevice(
+        declared.name, _KINDS[type(part)], 0, size_kib, driver=declared.driver, pool=declared.pool
+    )
 
 
-def parse_pool_name(name: str) -> Device | None:
-    """Return the device with the name of a hugepage pool; None: the name is of another form."""
+def parse_pool_name(name: str) -> InventoryDevice | None:
+    """Return the hugepage device with a canonical name, ``hugepages-2mi-node0``; None: not such a name."""
     device = _parse_pool(name)
     return device if device and device.name == name else None
 
 
 def canonical_pool_name(name: str) -> str | None:
-    """Return the canonical name of a hugepage pool, ``2mi`` for ``2048ki``; None: not the name of a pool."""
+    """Return the canonical name of a hugepage device: ``hugepages-2mi-node0`` for ``hugepages-2048ki-node0``.
+
+    None: not the name of a hugepage device.
+    """
     device = _parse_pool(name)
     return device.name if device else None
 
 
-def _parse_pool(name: str) -> Device | None:
+def _parse_pool(name: str) -> InventoryDevice | None:
     match = _POOL_NAME.fullmatch(name)
     if match is None or not int(match[1]):
         return None
-    return pool_device(int(match[1]) * 1024 ** _UNITS.index(match[2].lower()), int(match[3]))
+    return hugepage_device(int(match[1]) * 1024 ** _UNITS.index(match[2].lower()), int(match[3]))
 
 
-def device_pools(snapshot: Snapshot) -> Mapping[Device, PoolSample]:
-    """Return the pool of each hugepage device. Without NUMA the machine-wide pools belong to NUMA node 0."""
-    return _by_device(snapshot.pools)
+def pools_by_device(snapshot: Snapshot) -> Mapping[InventoryDevice, HugepagePoolSample]:
+    """Return the page counts of each hugepage device. Without NUMA, machine-wide pools belong to NUMA node
+    0."""
+    return _pools_by_device(snapshot.pools)
 
 
 @lru_cache(maxsize=2)  # called several times per evaluation, mostly with an unchanged result
-def _by_device(pools: tuple[PoolSample, ...]) -> Mapping[Device, PoolSample]:
-    per_node = [pool for pool in pools if pool.node is not None]
-    return {pool_device(pool.size_kib, pool.node or 0): pool for pool in per_node or pools}
+def _pools_by_device(pools: tuple[HugepagePoolSample, ...]) -> Mapping[InventoryDevice, HugepagePoolSample]:
+    per_node = [pool for pool in pools if pool.numa_node is not None]
+    return {hugepage_device(pool.size_kib, pool.numa_node or 0): pool for pool in per_node or pools}
 
 
-def devices_expected(cpus: CpuSet | None, pools: Mapping[str, int]) -> tuple[Device, ...]:
-    """Return the devices that the configuration expects, independent of the machine.
+def expected_devices(cpus: CpuSet | None, pools: Mapping[str, int]) -> tuple[InventoryDevice, ...]:
+    """Return the CPU and hugepage devices that the configuration expects, whether or not they exist.
 
-    Expected CPUs belong to NUMA node 0, since the configuration names no NUMA nodes.
+    Args:
+        cpus: Expected CPUs, which count as NUMA node 0; None: no expectation.
+        pools: Expected number of pages by hugepage device name.
     """
     found = [device for name in pools if (device := parse_pool_name(name)) is not None]
-    return tuple(sorted([cpu_device(0), *found] if cpus else found, key=Device.sort_key))
+    return tuple(sorted([cpu_device(0), *found] if cpus else found, key=InventoryDevice.sort_key))
 
 
-def devices_of(
-    snapshot: Snapshot, known: Iterable[Device], expected: Mapping[str, int]
-) -> tuple[Device, ...]:
-    """Return the known devices, the devices of the snapshot, and the pools that the configuration expects."""
+def update_inventory(
+    snapshot: Snapshot, known: Iterable[InventoryDevice], expected: Mapping[str, int]
+) -> tuple[InventoryDevice, ...]:
+    """Return the known devices, with added devices of the snapshot and hugepage devices of ``expected``."""
     before = tuple(known)
     found = set(before)
     # a NUMA node with memory only has no CPU device; one whose CPUs are unreadable has
-    found.update(cpu_device(node.node) for node in snapshot.nodes if node.cpus != 0)
+    found.update(cpu_device(node.numa_node) for node in snapshot.nodes if node.cpus != 0)
     if snapshot.machine is not None:
         numa = snapshot.machine.numa
         # a NUMA node with CPUs only has no memory device
         found.update(
-            memory_device(one.node) for one in numa if one.total_kib and not is_absent(one.total_kib)
+            memory_device(one.numa_node) for one in numa if one.total_kib and not is_absent(one.total_kib)
         )
-    found.update(device_pools(snapshot))
+    found.update(pools_by_device(snapshot))
     if expected:
-        found.update(devices_expected(None, expected))
-    return tuple(sorted(found, key=Device.sort_key)) if len(found) > len(before) else before
+        found.update(expected_devices(None, expected))
+    return tuple(sorted(found, key=InventoryDevice.sort_key)) if len(found) > len(before) else before

@@ -1,8 +1,8 @@
-"""Taints that a driver publishes for its devices, derived from their health. Pure.
+"""Decision which taints a DRA driver publishes for its devices, from their health.
 
-A taint appears with its debounced cause, and disappears when the cause has been gone for the quiet time, so
-that a flapping cause is published once. While a device is Unknown its taints stay, but evictions end.
-agent.driver.taint_publisher publishes the taints; Kubernetes evicts pods.
+A taint appears with its cause, and disappears when the cause has been gone for the quiet time, so that a
+flapping cause is published once. While a device is Unknown its taints stay, but no longer evict pods.
+agent.driver.taint_publisher publishes the taints.
 
 Sources: KEP-5055; the keys are those of NVIDIA's driver where it has one.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agent.devices.taint_keys import MORE, UNMONITORED, TaintId, check_domain, taint_id
+from agent.devices.taint_keys import MORE_CAUSES, UNMONITORED, TaintId, taint_id, validate_domain
 from agent.errors import ConfigError
 from agent.model.claim import DeviceRef
 from agent.model.health import Cause, DeviceHealth, Health, Severity
@@ -22,11 +22,11 @@ from agent.model.taint import TAINTS_MAX, Effect, Taint, Taints
 from agent.model.time import NS, Instant
 
 UNKNOWN_NS: Final = 60 * NS
-"""Time for which a device must be Unknown before it is tainted [ns]. A restart of the agent makes all devices
-Unknown for a moment, which must not taint a fleet."""
+"""Time for which a device must be Unknown before it gets a taint [ns]. An agent's restart makes all devices
+Unknown for a moment."""
 QUIET_MAX_S: Final = 86_400
-GONE: Final = "declared.gone"
-"""Code of the cause of a device that its driver no longer declares."""
+UNDECLARED_CODE: Final = "declared.gone"
+"""Code of the fault of a device that its driver no longer declares."""
 
 _EVICTED: Final = re.compile(r"[^\s*]+(\.\*)?")
 _RANK: Final = {Effect.NONE: 0, Effect.NO_SCHEDULE: 1, Effect.NO_EXECUTE: 2}
@@ -34,23 +34,21 @@ _RANK: Final = {Effect.NONE: 0, Effect.NO_SCHEDULE: 1, Effect.NO_EXECUTE: 2}
 
 @dataclass(frozen=True, slots=True)
 class TaintPolicy:
-    """Operator's policy for taints.
-
-    Raises:
-        ConfigError: A value is invalid; the text has the field, the value and the limit.
+    """Operator's policy: which faults of devices become which taints. Raises ConfigError if a value is
+    invalid.
     """
 
     evict: frozenset[str] = frozenset()
-    """Codes, ``gpu.xid.79``, or families, ``gpu.xid.*``, that evict the pods of a device which they make
-    Unhealthy (``NoExecute``). Empty by default."""
+    """Codes (``gpu.xid.79``) or families of codes (``gpu.xid.*``) of faults that evict pods (``NoExecute``)
+    from a device that they make Unhealthy."""
     quiet_s: float = 60
-    """Time for which a cause must be gone before its taint is removed [s]."""
+    """Time for which a fault must be gone before its taint is removed [s]."""
     domain: str = ""
     """Domain of the taint keys; empty: the driver's name."""
     report_unknown: bool = True
-    """Whether devices that are Unknown for a minute get the taint ``unmonitored`` with effect ``None``."""
+    """True: a device that is Unknown for a minute gets the taint ``unmonitored`` with effect ``None``."""
     inform: bool = True
-    """Whether taints of effect ``None``, for degraded and unmonitored devices, are published. API servers
+    """True: taints with effect ``None`` are published, for degraded and unmonitored devices. API servers
     before 1.35 refuse a ResourceSlice with such a taint."""
 
     def __post_init__(self) -> None:
@@ -65,21 +63,21 @@ class TaintPolicy:
         if not isinstance(quiet, int | float) or not 0 <= quiet <= QUIET_MAX_S:
             raise ConfigError(f"{quiet!r} s is not between 0 and {QUIET_MAX_S} s", key="quiet_s")
         if self.domain:
-            check_domain(self.domain, "domain")
+            validate_domain(self.domain, "domain")
 
     def evicts(self, code: str) -> bool:
-        """Return whether a cause that makes a device Unhealthy evicts its pods."""
+        """Return True if a fault with this code evicts the pods of a device that it makes Unhealthy."""
         families = (one[:-1] for one in self.evict if one.endswith(".*"))
         return code in self.evict or any(code.startswith(family) for family in families)
 
 
 class PublishedTaint(NamedTuple):
-    """A published taint and the time since which it is no longer required."""
+    """A published taint, and since when no fault requires it."""
 
     taint: Taint
     cleared_ns: int | None = None
-    """Monotonic time since which no cause requires the taint, or only a weaker effect [ns]; None:
-    required."""
+    """Monotonic time since which no fault requires the taint, or only a weaker effect [ns]; None: a fault
+    requires it."""
 
     @property
     def identity(self) -> TaintId:
@@ -89,87 +87,83 @@ class PublishedTaint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaintState:
-    """Published taints of a driver, with the state that the next decision needs."""
+    """Result of decide_taints(): published taints of a driver, and times for the next decision."""
 
     taints: Taints = field(default_factory=Taints)
     published: Mapping[DeviceRef, tuple[PublishedTaint, ...]] = field(default_factory=dict)
-    """Taints by device, including those beyond the limit of sixteen."""
+    """Taints by device, worst first, also beyond the limit of sixteen that are in ``taints``."""
     unknown_ns: Mapping[DeviceRef, int] = field(default_factory=dict)
     """Monotonic time since which each Unknown device is Unknown [ns]."""
     due_ns: int | None = None
-    """Monotonic time at which the next decision is due even without a new report [ns]; None: only with a new
-    report."""
+    """Monotonic time at which the next decision is due [ns]; None: when a new report arrives."""
 
     @property
-    def kept(self) -> Taints:
-        """Taints to store for the next start, with the time of their first publication."""
+    def stored_taints(self) -> Taints:
+        """Taints to store, so that restore_taints() can continue after a restart."""
         return Taints({ref: tuple(one.taint for one in held) for ref, held in self.published.items()})
 
 
 def restore_taints(kept: Taints, driver: str, policy: TaintPolicy) -> TaintState:
-    """Restore the state from stored taints, without those that the policy never publishes.
+    """Restore the state from stored taints, without taints of other drivers and taints that the policy
+    excludes.
 
-    Raises:
-        ConfigError: The domain of the taint keys is invalid, see :func:`domain_of`.
+    Raises ConfigError if the domain of the taint keys is invalid.
     """
-    domain = domain_of(driver, policy)
+    domain = taint_domain(driver, policy)
     held = {}
     for ref, taints in kept.devices.items():
         own = [PublishedTaint(taint) for taint in taints if _is_ours(taint, domain, policy)]
         if own and ref.driver == driver:
-            held[ref] = tuple(sorted(own, key=_worst_first))
-    return TaintState(Taints({ref: _published(own, domain) for ref, own in held.items()}), held)
+            held[ref] = tuple(sorted(own, key=_worst_first_key))
+    return TaintState(Taints({ref: _taints_to_publish(own, domain) for ref, own in held.items()}), held)
 
 
 def decide_taints(
     past: TaintState, report: Report, driver: str, policy: TaintPolicy, now: Instant
 ) -> TaintState:
-    """Decide which taints to publish now.
+    """Decide which taints a driver publishes now.
 
     Args:
         past: Result of the last call or of :func:`restore_taints`.
-        report: The newest report; one that is still starting changes nothing.
+        report: The newest report; a report with ``starting`` changes nothing.
         driver: Driver whose devices get taints: its declared devices, or the host devices if it has none.
         policy: The policy, the same in every call.
-        now: Time of the decision; durations use the monotonic clock.
+        now: Time of the decision.
 
-    Raises:
-        ConfigError: The domain of the taint keys is invalid, see :func:`domain_of`.
+    Raises ConfigError: the domain of the taint keys is invalid.
     """
-    context = _Decision(domain_of(driver, policy), policy, now)
+    context = _DecisionContext(taint_domain(driver, policy), policy, now)
     if report.starting:
         return past
-    found = {DeviceRef(driver, one.pool, one.device): one for one in devices_of(report, driver)}
+    found = {DeviceRef(driver, one.pool, one.device): one for one in reported_devices(report, driver)}
     unknown = [ref for ref, device in found.items() if device.health is Health.UNKNOWN]
     unknown_ns = {ref: past.unknown_ns.get(ref, now.mono_ns) for ref in unknown}
     held = {}
     for ref in {**found, **past.published}:
         causes = found[ref].causes if ref in found else ()
-        required = _required(causes, unknown_ns.get(ref), context)
-        if after := _advance(past.published.get(ref, ()), required, context, blind=ref in unknown_ns):
+        required = _required_effects(causes, unknown_ns.get(ref), context)
+        if after := _next_taints(
+            past.published.get(ref, ()), required, context, is_unknown=ref in unknown_ns
+        ):
             held[ref] = after
-    devices = {ref: _published(held.get(ref, ()), context.domain) for ref in {**found, **held}}
+    devices = {ref: _taints_to_publish(held.get(ref, ()), context.domain) for ref in {**found, **held}}
     taints = past.taints if devices == past.taints.devices else Taints(devices)
     due = [*_quiet_deadlines(held, context), *_unknown_deadlines(unknown_ns, context)]
     return TaintState(taints, held, unknown_ns, min(due, default=None))
 
 
-def domain_of(driver: str, policy: TaintPolicy) -> str:
-    """Return the domain of the keys of a driver's taints.
+def taint_domain(driver: str, policy: TaintPolicy) -> str:
+    """Return the domain of the keys of a driver's taints: the policy's domain, else the driver's name.
 
-    Raises:
-        ConfigError: The domain is not a DNS subdomain of at most 253 characters.
+    Raises ConfigError if the driver's name is not a DNS subdomain of at most 253 characters.
     """
     if not policy.domain:
-        check_domain(driver, "driver")
+        validate_domain(driver, "driver")
     return policy.domain or driver
 
 
-# --- required taints ---------------------------------------------------------------------------------------
-
-
-class _Decision(NamedTuple):
-    """Inputs of one decision on taints that are the same for all devices."""
+class _DecisionContext(NamedTuple):
+    """Inputs of decide_taints() that are the same for all devices."""
 
     domain: str
     policy: TaintPolicy
@@ -183,16 +177,17 @@ class _Decision(NamedTuple):
         return gone_ns + round(self.policy.quiet_s * NS)
 
 
-def devices_of(report: Report, driver: str) -> Iterator[DeviceHealth]:
-    """Yield the devices on a driver's health stream, without devices that the driver no longer declares."""
+def reported_devices(report: Report, driver: str) -> Iterator[DeviceHealth]:
+    """Yield the devices of a report that a driver's health stream has, except those it no longer declares."""
     owner = driver if driver in report.declaring else ""
     for device in report.devices:
-        if device.driver == owner and all(cause.code != GONE for cause in device.causes):
+        if device.driver == owner and all(cause.code != UNDECLARED_CODE for cause in device.causes):
             yield device
 
 
-def _required(causes: Iterable[Cause], unknown_ns: int | None, context: _Decision) -> dict[TaintId, Effect]:
-    """Return the required effect of each taint of a device; the strongest if several causes share a taint."""
+def _required_effects(
+    causes: Iterable[Cause], unknown_ns: int | None, context: _DecisionContext
+) -> dict[TaintId, Effect]:
     required: dict[TaintId, Effect] = {}
     for cause in causes:
         effect = _effect_of(cause, context.policy)
@@ -212,69 +207,73 @@ def _effect_of(cause: Cause, policy: TaintPolicy) -> Effect | None:
     return Effect.NONE if cause.severity is Severity.DEGRADED and policy.inform else None
 
 
-# --- published taints --------------------------------------------------------------------------------------
-
-
-def _advance(
-    before: Sequence[PublishedTaint], required: Mapping[TaintId, Effect], context: _Decision, *, blind: bool
+def _next_taints(
+    before: Sequence[PublishedTaint],
+    required: Mapping[TaintId, Effect],
+    context: _DecisionContext,
+    *,
+    is_unknown: bool,
 ) -> tuple[PublishedTaint, ...]:
-    """Return one device's next taints, worst first, with ``more-causes`` if there are too many.
-
-    Args:
-        blind: Whether the device is Unknown.
-    """
+    """Return one device's next taints, worst first, with ``more-causes`` if there are too many."""
     if not before and not required:
         return ()
-    more = TaintId(f"{context.domain}/{MORE}")
-    causes = _step_all([one for one in before if one.identity != more], required, context, blind=blind)
+    more = TaintId(f"{context.domain}/{MORE_CAUSES}")
+    causes = _step_taints(
+        [one for one in before if one.identity != more], required, context, is_unknown=is_unknown
+    )
     overflow = {more: Effect.NONE} if len(causes) > TAINTS_MAX and context.policy.inform else {}
-    mores = _step_all([one for one in before if one.identity == more], overflow, context, blind=False)
-    return tuple(sorted([*causes, *mores], key=_worst_first))
+    mores = _step_taints([one for one in before if one.identity == more], overflow, context, is_unknown=False)
+    return tuple(sorted([*causes, *mores], key=_worst_first_key))
 
 
-def _step_all(
-    before: Iterable[PublishedTaint], required: Mapping[TaintId, Effect], context: _Decision, *, blind: bool
+def _step_taints(
+    before: Iterable[PublishedTaint],
+    required: Mapping[TaintId, Effect],
+    context: _DecisionContext,
+    *,
+    is_unknown: bool,
 ) -> list[PublishedTaint]:
     new = dict(required)
     after = []
     for one in before:
         called = new.pop(one.identity, None)
-        if called is None and blind:  # the cause may persist, but an Unknown device evicts no pods
+        if called is None and is_unknown:  # the cause may persist, but an Unknown device evicts no pods
             called = min(one.taint.effect, Effect.NO_SCHEDULE, key=_RANK.__getitem__)
-        if (stepped := _step(one, called, context)) is not None:
+        if (stepped := _step_taint(one, called, context)) is not None:
             after.append(stepped)
-    return [*after, *(_begin(identity, effect, context.now) for identity, effect in new.items())]
+    return [*after, *(_new_taint(identity, effect, context.now) for identity, effect in new.items())]
 
 
-def _step(one: PublishedTaint, called: Effect | None, context: _Decision) -> PublishedTaint | None:
-    """Return the next state of a taint; None: the taint is removed.
+def _step_taint(
+    published: PublishedTaint, required: Effect | None, context: _DecisionContext
+) -> PublishedTaint | None:
+    """Return the next state of a published taint; None: remove it.
 
-    A stronger effect applies at once, a weaker effect or the removal after the quiet time.
+    A stronger effect applies at once; a weaker effect and the removal after the quiet time.
     """
-    effect = one.taint.effect
-    if called is effect:
-        return PublishedTaint(one.taint)
-    if called is None or _RANK[called] < _RANK[effect]:
-        gone_ns = context.now.mono_ns if one.cleared_ns is None else one.cleared_ns
+    effect = published.taint.effect
+    if required is effect:
+        return PublishedTaint(published.taint)
+    if required is None or _RANK[required] < _RANK[effect]:
+        gone_ns = context.now.mono_ns if published.cleared_ns is None else published.cleared_ns
         if context.now.mono_ns < context.quiet_until(gone_ns):
-            return PublishedTaint(one.taint, gone_ns)
-    return None if called is None else _begin(one.identity, called, context.now)
+            return PublishedTaint(published.taint, gone_ns)
+    return None if required is None else _new_taint(published.identity, required, context.now)
 
 
-def _begin(identity: TaintId, effect: Effect, now: Instant) -> PublishedTaint:
+def _new_taint(identity: TaintId, effect: Effect, now: Instant) -> PublishedTaint:
     return PublishedTaint(Taint(identity.key, identity.value, effect, max(0, math.floor(now.wall_s))))
 
 
-def _published(held: Sequence[PublishedTaint], domain: str) -> tuple[Taint, ...]:
+def _taints_to_publish(held: Sequence[PublishedTaint], domain: str) -> tuple[Taint, ...]:
     """Return the taints to publish: at most sixteen, or fifteen and ``more-causes``."""
-    more = [one.taint for one in held if one.identity == TaintId(f"{domain}/{MORE}")]
+    more = [one.taint for one in held if one.identity == TaintId(f"{domain}/{MORE_CAUSES}")]
     causes = [one.taint for one in held if one.taint not in more]
     return (*causes[: TAINTS_MAX - len(more)], *more)
 
 
-def _worst_first(one: PublishedTaint) -> tuple[object, ...]:
-    """Return a sort key: worst effect first, then the oldest, so that equal taints keep their place."""
-    taint = one.taint
+def _worst_first_key(published: PublishedTaint) -> tuple[object, ...]:
+    taint = published.taint
     return (-_RANK[taint.effect], taint.added_wall_s, taint.key, taint.value)
 
 
@@ -284,11 +283,8 @@ def _is_ours(taint: Taint, domain: str, policy: TaintPolicy) -> bool:
     return prefix == domain and allowed and (policy.report_unknown or name != UNMONITORED)
 
 
-# --- time of the next decision -----------------------------------------------------------------------------
-
-
 def _quiet_deadlines(
-    held: Mapping[DeviceRef, tuple[PublishedTaint, ...]], context: _Decision
+    held: Mapping[DeviceRef, tuple[PublishedTaint, ...]], context: _DecisionContext
 ) -> Iterator[int]:
     for taints in held.values():
         for one in taints:
@@ -296,7 +292,7 @@ def _quiet_deadlines(
                 yield context.quiet_until(one.cleared_ns)
 
 
-def _unknown_deadlines(unknown_ns: Mapping[DeviceRef, int], context: _Decision) -> Iterator[int]:
+def _unknown_deadlines(unknown_ns: Mapping[DeviceRef, int], context: _DecisionContext) -> Iterator[int]:
     for since_ns in unknown_ns.values():
         if context.reports_unknown and context.now.mono_ns < since_ns + UNKNOWN_NS:
             yield since_ns + UNKNOWN_NS

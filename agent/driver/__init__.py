@@ -1,1 +1,1 @@
-"""Parts that serve one DRA driver, whether the agent runs inside that driver or next to it."""
+"""Services for a DRA driver (health, prepares, taints), in the driver's process or over its socket."""

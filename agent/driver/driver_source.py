@@ -1,7 +1,7 @@
-"""Snapshot source of the host, completed with what drivers report: devices, check samples and broken devices.
+"""Snapshot source that adds the reports of drivers to the host's snapshots.
 
-Any thread may report; the engine loop reads everything in one snapshot together with the host's newest
-sample.
+Drivers report their devices, the results of their health checks, and faults of devices, from any thread. The
+engine loop reads the newest reports together with the host's newest samples in one snapshot.
 """
 
 import os
@@ -12,70 +12,69 @@ from dataclasses import replace
 from typing import Final
 
 from agent.engine.loop import SnapshotSource
-from agent.model.declared import CheckSample, Declarations, Declared, DeclaredFile
+from agent.model.declared_devices import Declarations, DeclaredFile, DriverCheckSample, DriverDevice
 from agent.model.prepare import DriverFault
 from agent.model.reading import NEVER_READ
-from agent.model.snapshot import CpuSample, Snapshot
+from agent.model.snapshot import CpuSetsSample, Snapshot
 
-_UNREAD_CPUS: Final = CpuSample(NEVER_READ, NEVER_READ, NEVER_READ)
+_UNREAD_CPUS: Final = CpuSetsSample(NEVER_READ, NEVER_READ, NEVER_READ)
 
-CheckKey = tuple[str, str]
-"""Name of a device in reports, and name of a health check of the driver."""
+DriverCheckKey = tuple[str, str]
+"""Key of the health check of one device: the device's name in reports, and the check's name."""
 
 
-class EmptySource:
-    """Source for a host that is not monitored: its snapshots are empty, and only the driver wakes the
-    core."""
+class UnmonitoredHostSource:
+    """Snapshot source for a host that is not monitored: no samples, and only the driver wakes the loop."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable after a report of the driver."""
+        """Return the file descriptor of an eventfd that is readable after a report of the driver."""
         return self._fd
 
     def clear(self) -> None:
-        """Acknowledge the wake; called before :meth:`read`."""
+        """Reset the eventfd after a wake; the engine loop calls this before :meth:`read`."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._fd)
 
     def read(self) -> Snapshot:
-        """Return a snapshot without samples."""
+        """Return a snapshot without samples of the host."""
         return Snapshot(0, _UNREAD_CPUS)
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the eventfd."""
         os.close(self._fd)
 
 
-class DriverSource:
-    """The host's snapshots with the reports of drivers.
+class HostAndDriverSource:
+    """Snapshot source that adds the newest reports of drivers to the host's snapshots. Thread-safe.
 
-    Every report of a driver replaces its report before. Reports before :meth:`open` are read after it; after
-    :meth:`close` a report wakes no loop.
+    A report replaces the driver's previous report. Reports that come before :meth:`open` are in the first
+    snapshot after it; reports that come after :meth:`close` do not wake the engine loop.
     """
 
     def __init__(self, driver: str = "") -> None:
-        """Create a source that is not open.
+        """Create a source without a host; :meth:`open` adds the host.
 
         Args:
-            driver: Driver that embeds the monitor and declares devices by :meth:`declare`. Empty: drivers
-                declare devices in files, which the host's source reads.
+            driver: Name of the driver that embeds the monitor and calls :meth:`declare`. Empty: drivers
+                declare their devices in files, which the host's source reads.
         """
         self._driver = driver
         self._host: SnapshotSource | None = None
         self._on_declared: Callable[[Declarations], None] | None = None
         self._lock = threading.Lock()
         self._declared: Declarations | None = (DeclaredFile(driver, ()),) if driver else None
-        self._checks: dict[CheckKey, CheckSample] = {}
+        self._checks: dict[DriverCheckKey, DriverCheckSample] = {}
         self._faults: dict[str, tuple[DriverFault, ...]] = {}
 
     def open(self, host: SnapshotSource, on_declared: Callable[[Declarations], None] | None = None) -> None:
-        """Start to read the host's source.
+        """Use a source for the host's samples and for waking the engine loop.
 
         Args:
-            host: Source whose descriptor is an eventfd; it stays open at :meth:`close`.
-            on_declared: Called with all declared devices, for a host that must find their hardware.
+            host: Source whose descriptor is an eventfd; the caller closes it after :meth:`close`.
+            on_declared: Called with all declared devices, now and after each change; None: not called.
         """
         with self._lock:
             self._host, self._on_declared = host, on_declared
@@ -83,22 +82,22 @@ class DriverSource:
                 on_declared(self._declared or ())
 
     def close(self) -> None:
-        """Drop the host's source, whose descriptor may belong to another file from now on."""
+        """Stop using the host's source, so that the caller can close it."""
         with self._lock:
             self._host = self._on_declared = None
 
     # --- engine loop ---------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when the host or a driver has new input for the rules."""
+        """Return the file descriptor of an eventfd that is readable after changes of host or driver."""
         return self._opened.fileno()
 
     def clear(self) -> None:
-        """Acknowledge the wake; called before :meth:`read`."""
+        """Reset the eventfd after a wake; the engine loop calls this before :meth:`read`."""
         self._opened.clear()
 
     def read(self) -> Snapshot | None:
-        """Return the host's newest snapshot with all reports, or None before the host's first one."""
+        """Return the host's newest snapshot with the reports of all drivers; None: the host has none yet."""
         snapshot = self._opened.read()
         if snapshot is None:
             return None
@@ -113,11 +112,11 @@ class DriverSource:
 
     def declare(
         self,
-        devices: Iterable[Declared],
-        begun: Iterable[CheckSample] = (),
-        ended: Iterable[CheckKey] = (),
+        devices: Iterable[DriverDevice],
+        new_checks: Iterable[DriverCheckSample] = (),
+        removed_checks: Iterable[DriverCheckKey] = (),
     ) -> None:
-        """Replace the embedding driver's devices, together with the checks of added and removed ones.
+        """Replace the embedding driver's devices, and add and drop samples of health checks accordingly.
 
         Args:
             devices: All devices of the driver.
@@ -125,18 +124,21 @@ class DriverSource:
             ended: Checks whose samples are dropped.
         """
         with self._lock:
-            for key in ended:
+            for key in removed_checks:
                 self._checks.pop(key, None)
-            for sample in begun:
+            for sample in new_checks:
                 self._checks[sample.subject, sample.check] = sample
             self._declared = (DeclaredFile(self._driver, tuple(devices)),)
             if self._on_declared is not None:
                 self._on_declared(self._declared)
             self._wake()
 
-    def add_sample(self, sample: CheckSample, *, wake: bool) -> None:
-        """Replace a health check's sample; without ``wake`` the loop reads it later. Ended checks are
-        ignored."""
+    def update_check_sample(self, sample: DriverCheckSample, *, wake: bool) -> None:
+        """Replace the sample of a health check; ignored if the check was removed.
+
+        Args:
+            wake: Whether the engine loop reads the sample at once, and not at its next wake.
+        """
         with self._lock:
             key = sample.subject, sample.check
             if key in self._checks:
@@ -144,8 +146,8 @@ class DriverSource:
                 if wake:
                     self._wake()
 
-    def set_faults(self, driver: str, faults: Iterable[DriverFault]) -> None:
-        """Replace the faults that a driver reported."""
+    def set_driver_faults(self, driver: str, faults: Iterable[DriverFault]) -> None:
+        """Replace the device faults that a driver reported."""
         with self._lock:
             self._faults[driver] = tuple(faults)
             self._wake()
@@ -154,7 +156,7 @@ class DriverSource:
     def _opened(self) -> SnapshotSource:
         host = self._host
         if host is None:
-            raise RuntimeError("the source is not open")
+            raise RuntimeError("snapshot source of the host and its drivers: not open; call open() first")
         return host
 
     def _wake(self) -> None:

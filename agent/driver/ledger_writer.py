@@ -1,7 +1,8 @@
-"""Background writer of the prepare ledger, so that a slow disk does not delay a prepare.
+"""Background writer of the prepare ledger (results of prepares), so that a slow disk does not delay a
+prepare.
 
-A failure is written at once, and its caller waits a bounded time for the disk; all else is written within a
-second. A write error is logged once, and the write is retried.
+A failed prepare is written at once, and its caller waits a bounded time for the disk; other changes are
+written within a second. A write error is logged once, and the write is retried.
 """
 
 import logging
@@ -11,20 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from agent.prepare import ledger as ledgers
+from agent.prepare import prepare_ledger as ledgers
 from agent.prepare.driver_faults import next_expiry_wall_s
-from agent.prepare.ledger import PrepareLedger
-from agent.store import prepares
-from agent.store.files import WriteError
+from agent.prepare.prepare_ledger import PrepareLedger
+from agent.store import ledger_file
+from agent.store.state_files import StateWriteError
 
-WRITE_S: Final = 1.5
-"""Longest time that a caller waits for the disk [s]."""
+MAX_DISK_WAIT_S: Final = 1.5
+"""Longest time that a caller waits for a read or write of the ledger file [s]."""
 DEBOUNCE_S: Final = 0.5
 """Delay of changes that are not urgent, so that several are written together [s]."""
 RETRY_S: Final = 60.0
 """Delay after a failed write, unless the ledger changes [s]."""
-CLOCK_CHECK_S: Final = 10.0
-"""Longest sleep until a wall-clock time, because the wall clock may be set meanwhile [s]."""
+MAX_CLOCK_SLEEP_S: Final = 10.0
+"""Longest sleep before the wall clock is read again, because the clock may be set meanwhile [s]."""
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +51,8 @@ class LedgerWriter:
 
         Args:
             driver: Name of the driver.
-            directory: Directory of the file, created at the first write; None: the ledger is not saved.
-            version: Version of the driver.
+            directory: Directory of the ledger file, created at the first write; None: the ledger is not
+            saved. version: Version of the driver.
             clock: Returns the seconds since 1970.
             on_faults_changed: Called in any thread when driver-reported faults may have changed.
         """
@@ -62,9 +63,9 @@ class LedgerWriter:
         self._on_faults_changed = on_faults_changed
         self._changed = threading.Condition()  # guards all below; never held during a write
         self._ledger = PrepareLedger()
-        self._revision = 0  # of the ledger...
-        self._tried = 0  # ...the last one whose write ended...
-        self._saved = 0  # ...and the last one on disk
+        self._revision = 0  # number of the ledger's changes; the two below are earlier revisions
+        self._tried = 0  # revision of the last write, successful or not
+        self._saved = 0  # revision on disk
         self._due = 0.0  # monotonic time of the next write
         self._thread: threading.Thread | None = None
         self._disk_hangs = False
@@ -77,40 +78,47 @@ class LedgerWriter:
         return self._ledger
 
     def restore(self) -> None:
-        """Load the saved ledger. Blocks up to 1.5 s; a ledger that arrives later is merged and reported."""
+        """Load the saved ledger. Blocks up to 1.5 s; a ledger that is read later is merged then."""
         directory = self._directory
         if directory is None:
             log.info(
-                "driver %s: prepare results are kept in memory only and are lost on restart", self._driver
+                "driver %s: no directory for the prepare ledger; prepare results are lost on restart",
+                self._driver,
             )
             return
         done = threading.Event()
         late = threading.Event()
 
         def read() -> None:
-            saved, problem = prepares.load(directory, self._driver)
+            saved, problem = ledger_file.load_ledger(directory, self._driver)
             if problem:
                 log.warning("%s", problem)
             with self._changed:
-                self._ledger = ledgers.merge(self._ledger, saved, self._clock())
-                self._ensure_thread()  # faults of the last run expire, too
+                self._ledger = ledgers.merge_ledgers(self._ledger, saved, self._clock())
+                self._ensure_thread()  # restored faults expire, too
             done.set()
             if late.is_set():
                 self._on_faults_changed()
 
         threading.Thread(target=read, name="dh-ledger", daemon=True).start()
-        if not done.wait(WRITE_S):
+        if not done.wait(MAX_DISK_WAIT_S):
             late.set()
-            log.warning("%s: no answer within %g s; starting without saved prepares", directory, WRITE_S)
+            log.warning(
+                "prepare ledger in %s: not read within %g s; starting without saved prepare results",
+                directory,
+                MAX_DISK_WAIT_S,
+            )
 
     def update(
         self, change: Callable[[PrepareLedger, float], tuple[PrepareLedger, T]], *, urgent: bool = False
     ) -> T:
-        """Change the ledger and schedule a write.
+        """Replace the ledger by the result of ``change``, and schedule a write.
 
         Args:
-            change: Gets the ledger and the time; returns the new ledger and the result of this call.
-            urgent: Block until the ledger is on disk, up to 1.5 s.
+            change: Gets the ledger and the wall-clock time [s]; returns the new ledger and the result that
+            this
+                method returns.
+            urgent: Write now and block until the ledger is on disk, up to 1.5 s.
         """
         with self._changed:
             is_clean = self._saved == self._revision
@@ -120,23 +128,25 @@ class LedgerWriter:
             due = time.monotonic() + (0 if urgent else DEBOUNCE_S)
             self._due = due if is_clean else min(self._due, due)
             if self._ensure_thread() and urgent and self._directory and not self._disk_hangs:
-                self._disk_hangs = not self._changed.wait_for(lambda: self._tried >= revision, WRITE_S)
+                self._disk_hangs = not self._changed.wait_for(
+                    lambda: self._tried >= revision, MAX_DISK_WAIT_S
+                )
                 if self._disk_hangs:
                     log.warning(
-                        "%s: write not finished within %g s; prepares no longer wait for the disk",
+                        "prepare ledger in %s: not written within %g s; prepares no longer wait for the disk",
                         self._directory,
-                        WRITE_S,
+                        MAX_DISK_WAIT_S,
                     )
         return result
 
     def close(self, timeout_s: float) -> bool:
-        """Write unsaved changes of the ledger. Returns True if they were on disk in time."""
+        """Write unsaved changes of the ledger. Returns False if that took longer than ``timeout_s``."""
         with self._changed:
             self._closed = True
             if self._directory is None:
                 self._changed.notify_all()
                 return True
-            revision = self._revision  # later changes get a write of their own, without a wait
+            revision = self._revision  # later changes are written, too, but not awaited
             self._ensure_thread()
             self._changed.wait_for(lambda: self._tried >= revision, timeout_s)
             return self._saved >= revision
@@ -152,14 +162,16 @@ class LedgerWriter:
                 self._thread.start()
             except RuntimeError as error:  # the process may not start another thread
                 self._thread = None
-                log.warning("%s: cannot save prepares: %s", self._directory or self._driver, error)
+                log.warning(
+                    "driver %s: cannot start the thread that saves prepare results: %s", self._driver, error
+                )
         return self._thread is not None
 
     def _wait_s(self) -> float | None:
-        """Return the time until the writer thread has work; None: there is no work. Caller holds the lock."""
+        """Return the time until the writer thread has work [s]; None: no work. Caller holds the lock."""
         write_s = self._write_s()
         due = None if self._closed else next_expiry_wall_s(self._ledger.driver_faults)
-        expiry_s = None if due is None else min(max(0.0, due - self._clock()), CLOCK_CHECK_S)
+        expiry_s = None if due is None else min(max(0.0, due - self._clock()), MAX_CLOCK_SLEEP_S)
         return min((wait_s for wait_s in (write_s, expiry_s) if wait_s is not None), default=None)
 
     def _write_s(self) -> float | None:
@@ -188,9 +200,8 @@ class LedgerWriter:
             return wait_s is not None
 
     def _expire_faults(self) -> None:
-        """Expire driver-reported faults that are older than their limit."""
         with self._changed:
-            before, self._ledger = self._ledger, ledgers.expire(self._ledger, self._clock())
+            before, self._ledger = self._ledger, ledgers.expire_entries(self._ledger, self._clock())
             has_changed = self._ledger is not before
             if has_changed:
                 self._due = time.monotonic()
@@ -204,22 +215,22 @@ class LedgerWriter:
             if self._directory is None or self._write_s() != 0.0:
                 return
         try:
-            saved, problem = prepares.save(
+            saved, problem = ledger_file.save_ledger(
                 self._directory, self._driver, self._version, ledger, self._clock()
             )
-        except WriteError as error:
+        except StateWriteError as error:
             self._write_failed(error, revision)
             return
         if problem:
             log.warning("%s", problem)
         with self._changed:
-            self._ledger = ledgers.merge(self._ledger, saved, self._clock())
+            self._ledger = ledgers.merge_ledgers(self._ledger, saved, self._clock())
             self._tried = self._saved = revision
             self._disk_hangs, self._errno = False, None
             self._changed.notify_all()
         self._on_faults_changed()
 
-    def _write_failed(self, error: WriteError, revision: int) -> None:
+    def _write_failed(self, error: StateWriteError, revision: int) -> None:
         with self._changed:
             self._tried, self._due = revision, time.monotonic() + RETRY_S
             self._disk_hangs = False

@@ -1,8 +1,8 @@
 """Tracker of a driver's prepares: classifies and records failures, and reports broken devices.
 
-Owns the order for a device that a driver finds broken: saved on disk, then Unhealthy on the health streams,
-then tainted; only then does the prepare return. Neither a hung disk nor a stopped engine delays a prepare by
-more than 3 s. agent.prepare owns the ledger and the classification.
+If a prepare fails because a device is broken, the fault is saved on disk, the device becomes Unhealthy on the
+health streams, and it is tainted; then the prepare returns. A hung disk or a stopped engine delays the
+prepare by 3 s at most. agent.prepare defines the ledger and the classification.
 """
 
 import logging
@@ -15,19 +15,19 @@ from typing import Final, Protocol
 from agent.driver.ledger_writer import LedgerWriter
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Health
-from agent.model.prepare import DriverFault, ErrorClass, Outcome, PrepareVerdict
-from agent.prepare import ledger as ledgers
+from agent.model.prepare import DriverFault, ErrorClass, LastPrepareResult, PrepareVerdict
+from agent.prepare import prepare_ledger as ledgers
 from agent.prepare.classify import PrepareContext, classify, classify_evidence, classify_unhealthy_devices
-from agent.prepare.driver_faults import without_faults
+from agent.prepare.driver_faults import health_without_faults
+from agent.prepare.error_patterns import Pattern
 from agent.prepare.errors import PrepareError
 from agent.prepare.evidence import Evidence
-from agent.prepare.ledger import PrepareLedger
-from agent.prepare.message import kubelet_text
-from agent.prepare.patterns import Pattern
+from agent.prepare.kubelet_message import kubelet_text
+from agent.prepare.prepare_ledger import PrepareLedger
 from agent.system.timing import random_fraction
 
 FailureEvidence = BaseException | Sequence[Evidence]
-"""Evidence of a failure: the exception, or pieces of evidence, the outermost first."""
+"""Evidence of a failed prepare or unprepare: an exception, or pieces of evidence, the outermost first."""
 
 DELIVERY_S: Final = 1.5
 """Longest time that a failed prepare waits until the health of a broken device is delivered [s]."""
@@ -36,24 +36,24 @@ log = logging.getLogger(__name__)
 
 
 class HealthEngine(Protocol):
-    """Health of the devices, as the tracker reads it."""
+    """Health engine as the prepare tracker uses it: health of devices, and delivery of reported faults."""
 
     @property
     def is_up(self) -> bool:
-        """Whether the engine evaluates devices and its reports are delivered."""
+        """Whether the engine evaluates devices now, so that :meth:`health_of` is not outdated."""
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
-        """Return a device's health; None: unknown device."""
+        """Return a device's health; None: the engine does not know the device."""
 
     def report_faults(self, faults: Sequence[DriverFault]) -> None:
-        """Replace all driver-reported faults. Thread-safe. Never blocks."""
+        """Replace all faults that the driver reported. Thread-safe. Never blocks."""
 
     def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
-        """Block until all streams have the health that follows from these faults; False: not in time."""
+        """Block until all health streams have the health that follows from these faults; False: timeout."""
 
 
 class PrepareTracker:
-    """Classification and ledger of one driver's prepares. Thread-safe."""
+    """Tracker of one driver's prepares: classifies failures, and records results in a ledger. Thread-safe."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class PrepareTracker:
             driver: Name of the driver.
             directory: Directory of the ledger's file, created at the first write; None: not saved.
             engine: Gets the restored faults at once; its health is read when a prepare fails, not before.
-            version: Version of the driver: a new version retries failures that were permanent for the old
-            one. patterns: Patterns for error texts, tried before the built-in ones.
+            version: Version of the driver; failures cached for another version are retried.
+            patterns: Patterns for error texts, tried before the built-in ones.
             clock: Returns the seconds since 1970.
             monotonic: Returns a monotonic time [s].
             jitter: Returns a random number from 0 to 1.
@@ -94,29 +94,36 @@ class PrepareTracker:
         self._report_faults()
 
     def close(self, timeout_s: float) -> bool:
-        """Save the prepare ledger. Returns True if it was on disk in time."""
+        """Save the prepare ledger. Returns False if it was not on disk within ``timeout_s``."""
         return self._writer.close(timeout_s)
 
     # --- prepares ------------------------------------------------------------------------------------------
 
     def cached_failure(self, claim: Claim) -> PrepareError | None:
-        """Return the error cached for the same request; None: no failure is cached. Takes microseconds."""
+        """Return the error of an equal earlier prepare that would fail again; None: no failure is cached.
+
+        Takes microseconds.
+        """
         verdict = ledgers.cached_failure(
             self._writer.ledger, claim, lambda: self._health_fingerprint(claim), self._clock(), self._version
         )
         return PrepareError(verdict, kubelet_text(verdict)) if verdict else None
 
     def known_blocker(self, claim: Claim) -> PrepareVerdict | None:
-        """Return why preparing a claim would fail; None: no cause is known. Takes microseconds.
+        """Return the verdict that a prepare of a claim would have, if it is known to fail; None: it may
+        succeed.
 
-        The cause is a cached failure or an Unhealthy device, which is recorded as a failed prepare. A
-        driver-reported fault is no blocker: only a prepare can show whether it has passed.
+        The prepare fails if a failure is cached or a device is Unhealthy; the latter is recorded as a failed
+        prepare. Driver-reported faults are ignored: only a prepare can show whether they have passed.
+        Takes microseconds.
         """
         if cached := self.cached_failure(claim):
             return cached.verdict
         faults = self.driver_faults()
         known = {device.ref: self._engine_health(device.ref) for device in claim.devices}
-        health = {ref: without_faults(faults, found) for ref, found in known.items() if found is not None}
+        health = {
+            ref: health_without_faults(faults, found) for ref, found in known.items() if found is not None
+        }
         verdict = classify_unhealthy_devices(PrepareContext(claim, health, engine_up=self._engine.is_up))
         if verdict is None:
             return None
@@ -124,14 +131,20 @@ class PrepareTracker:
 
         def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
             unhealthy = frozenset(verdict.devices)
-            return ledgers.failed(ledger, claim, fingerprint, verdict, now_wall_s, self._version, unhealthy)
+            return ledgers.record_failure(
+                ledger, claim, fingerprint, verdict, now_wall_s, self._version, unhealthy
+            )
 
         return self._writer.update(record)
 
     def classify(
         self, claim: Claim, evidence: FailureEvidence, patterns: Sequence[Pattern] = ()
     ) -> PrepareVerdict:
-        """Classify a failure by its evidence and the health of the claim's devices."""
+        """Classify a failure by its evidence and the health of the claim's devices; records nothing.
+
+        Args:
+            patterns: Patterns for error texts, tried before those of the tracker.
+        """
         known = {device.ref: self._health(device.ref) for device in claim.devices}
         health = {ref: found for ref, found in known.items() if found is not None}
         context = PrepareContext(
@@ -141,16 +154,17 @@ class PrepareTracker:
             return classify(evidence, context)
         return classify_evidence(evidence, context)
 
-    def failed(
+    def record_failure_and_wait(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record a failure and wait until all streams have the health of its devices. Blocks up to 3 s.
+        """Record a failed prepare, and wait until all health streams have the devices' health. Blocks up to 3
+        s.
 
         Args:
-            error: Exception of an unknown failure: its traceback is logged, once.
+            error: Exception of a failure of class unknown; its traceback is logged at the first failure.
 
         Returns:
-            The verdict with its count and its first time.
+            The verdict with the number of failures and the time of the first one.
         """
         verdict = self.record_failure(claim, verdict, error)
         self.wait_delivered([verdict])
@@ -159,30 +173,30 @@ class PrepareTracker:
     def record_failure(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record a failure without waiting; the caller calls :meth:`wait_delivered` later."""
+        """Record a failed prepare and return its verdict; the caller calls :meth:`wait_delivered` later."""
         fingerprint, unhealthy = self._health_fingerprint(claim), self._unhealthy_devices(claim)
 
         def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
-            return ledgers.failed(ledger, claim, fingerprint, verdict, now_wall_s, self._version, unhealthy)
+            return ledgers.record_failure(
+                ledger, claim, fingerprint, verdict, now_wall_s, self._version, unhealthy
+            )
 
         verdict = self._save_failure(record)
-        level = logging.INFO
-        if verdict.error_class is ErrorClass.UNKNOWN:
-            level = logging.WARNING
+        level = logging.WARNING if verdict.error_class is ErrorClass.UNKNOWN else logging.INFO
         log.log(
             level if verdict.count == 1 else logging.DEBUG,
-            "claim %s could not be prepared: %s",
+            "claim %s: prepare failed: %s",
             claim.ref,
             kubelet_text(verdict),
             exc_info=error if level == logging.WARNING else None,
         )
         return verdict
 
-    def succeeded(self, claim: Claim) -> None:
-        """Record a successful prepare, which clears faults of the claim's devices. Never blocks."""
+    def record_success(self, claim: Claim) -> None:
+        """Record a successful prepare, which ends driver-reported faults of its devices. Never blocks."""
         fingerprint = self._health_fingerprint(claim)
         self._writer.update(
-            lambda ledger, now: (ledgers.succeeded(ledger, claim, fingerprint, now, self._version), None)
+            lambda ledger, now: (ledgers.record_success(ledger, claim, fingerprint, now, self._version), None)
         )
         self._report_faults()
 
@@ -191,62 +205,63 @@ class PrepareTracker:
     def unprepare_failed(
         self, ref: ClaimRef, evidence: FailureEvidence, devices: Sequence[ClaimDevice] = ()
     ) -> PrepareVerdict | None:
-        """Record a failed unprepare and return its verdict. Blocks up to 3 s.
+        """Record a failed unprepare, and return the verdict that the driver reports. Blocks up to 3 s.
 
         Args:
             devices: The claim's devices, used if the ledger has none for the claim.
 
         Returns:
-            None: let the unprepare succeed. A broken device leaves nothing to undo, and the pod would never
-            terminate.
+            None: the driver reports success because a device is broken, else the pod would never terminate.
         """
-        known = tuple(ClaimDevice("", *device) for device in ledgers.devices_of(self._writer.ledger, ref))
+        known = tuple(
+            ClaimDevice("", *device) for device in ledgers.prepared_devices(self._writer.ledger, ref)
+        )
         claim = Claim(*ref, devices=known or tuple(devices))
         verdict = self.classify(claim, evidence)
         unhealthy = self._unhealthy_devices(claim)
         force_release = verdict.error_class is ErrorClass.FAILED_DEVICE or bool(unhealthy)
 
         def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
-            ledger, counted = ledgers.unprepare_failed(
+            ledger, counted = ledgers.record_unprepare_failure(
                 ledger, claim, verdict, now_wall_s, self._version, unhealthy
             )
-            return (ledgers.unprepared(ledger, ref, now_wall_s) if force_release else ledger), counted
+            return (ledgers.record_unprepare(ledger, ref, now_wall_s) if force_release else ledger), counted
 
         verdict = self._save_failure(record)
         self.wait_delivered([verdict])
         log.warning(
-            "claim %s could not be unprepared%s: %s",
+            "claim %s: unprepare failed: %s%s",
             ref,
-            " and is released all the same, because a device is broken" if force_release else "",
             kubelet_text(verdict),
+            "; the claim is released, because a device is broken" if force_release else "",
         )
         return None if force_release else verdict
 
     def unprepared(self, ref: ClaimRef) -> None:
         """Record a successful unprepare. Never blocks."""
-        self._writer.update(lambda ledger, now: (ledgers.unprepared(ledger, ref, now), None))
+        self._writer.update(lambda ledger, now: (ledgers.record_unprepare(ledger, ref, now), None))
 
     # --- state ---------------------------------------------------------------------------------------------
 
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """Return the outcome of each claim's last prepare, the newest first."""
+    def outcomes(self) -> tuple[LastPrepareResult, ...]:
+        """Return the outcome of each claim's last prepare or unprepare, the newest first."""
         entries = sorted(
             self._writer.ledger.claims.values(), key=lambda entry: entry.changed_wall_s, reverse=True
         )
         return tuple(entry.outcome for entry in entries)
 
     def driver_faults(self) -> tuple[DriverFault, ...]:
-        """Return all driver-reported faults, including faults that have expired recently."""
-        return ledgers.expire(self._writer.ledger, self._clock()).driver_faults.faults
+        """Return all driver-reported faults, including recently expired ones (``expired_wall_s`` is set)."""
+        return ledgers.expire_entries(self._writer.ledger, self._clock()).driver_faults.faults
 
     def _health(self, device: DeviceRef) -> DeviceHealth | None:
         """Return a device's health without expired driver-reported faults."""
         health = self._engine_health(device)
         expired = (fault for fault in self.driver_faults() if fault.expired_wall_s)
-        return health and without_faults(expired, health)
+        return health and health_without_faults(expired, health)
 
     def _engine_health(self, device: DeviceRef) -> DeviceHealth | None:
-        """Return the engine's health of a device; None while the engine is down: its last state is stale."""
+        """Return a device's health from the engine; None: unknown device, or the engine is down."""
         return self._engine.health_of(device) if self._engine.is_up else None
 
     def _unhealthy_devices(self, claim: Claim) -> frozenset[DeviceRef]:
@@ -256,12 +271,14 @@ class PrepareTracker:
     def _health_fingerprint(self, claim: Claim) -> str:
         faults = self._writer.ledger.driver_faults.faults
         known = (self._engine_health(device.ref) for device in claim.devices)
-        return ledgers.health_fingerprint(health and without_faults(faults, health) for health in known)
+        return ledgers.health_fingerprint(
+            health and health_without_faults(faults, health) for health in known
+        )
 
     # --- delivery ------------------------------------------------------------------------------------------
 
     def wait_delivered(self, verdicts: Sequence[PrepareVerdict]) -> None:
-        """Block until all streams have the health of the broken devices, up to 1.5 s."""
+        """Block until all health streams have the health of the verdicts' broken devices, up to 1.5 s."""
         broken = {(device, verdict.code) for verdict in verdicts for device in verdict.devices}
         faults = [
             fault
@@ -270,7 +287,7 @@ class PrepareTracker:
         ]
         if faults and self._engine.is_up and not self._engine.wait_delivered(faults, DELIVERY_S):
             log.warning(
-                "device %s: health not delivered to all streams within %g s; the prepare goes on",
+                "device %s: fault not delivered to all health streams within %g s; the prepare returns",
                 faults[0].subject,
                 DELIVERY_S,
             )
@@ -278,14 +295,14 @@ class PrepareTracker:
     def _save_failure(
         self, record: Callable[[PrepareLedger, float], tuple[PrepareLedger, PrepareVerdict]]
     ) -> PrepareVerdict:
-        """Record a failure, wait a bounded time for the disk, and report the faults to the engine."""
+        """Record a failure, wait up to 1.5 s for the disk, and report the faults to the engine."""
         verdict = self._writer.update(record, urgent=True)
         self._report_faults()
         return verdict
 
     def _report_faults(self) -> None:
-        """Report changed faults to the engine, one caller at a time, so that the newest report comes last."""
-        with self._reporting:
+        """Report all driver-reported faults to the engine if they have changed."""
+        with self._reporting:  # one caller at a time, so that the newest report comes last
             faults = self.driver_faults()
             if faults != self._reported:
                 self._reported = faults

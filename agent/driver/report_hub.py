@@ -1,4 +1,4 @@
-"""Hub that passes the newest health report to health streams, prepare handlers and drivers. Thread-safe."""
+"""Hub that passes each health report to its subscribers, and waits for the delivery of faults."""
 
 import threading
 import time
@@ -8,18 +8,18 @@ from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health
 from agent.model.prepare import DriverFault
 from agent.model.report import Report
-from agent.system.threads.latest import Latest
+from agent.system.threads.latest_value import LatestValue
 
 
 class ReportHub:
-    """Newest health report and its subscribers. Reads never block. Thread-safe."""
+    """Holder of the newest health report, which it passes to health streams and drivers. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._report: Report | None = None
         self._health: tuple[Report | None, Mapping[DeviceRef, DeviceHealth]] = (None, {})
-        """Index by device and the report it was built from; built at the first query of a device."""
-        self._subscribers: list[Latest[Report]] = []
+        """Devices of a report by their reference, and that report; updated at the first query of a device."""
+        self._subscribers: list[LatestValue[Report]] = []
 
     @property
     def report(self) -> Report | None:
@@ -43,27 +43,27 @@ class ReportHub:
             self._changed.notify_all()
 
     def notify(self) -> None:
-        """Wake callers of :meth:`wait_until` whose condition depends on more than the report."""
+        """Wake callers of :meth:`wait_until`, because something other than the report has changed."""
         with self._changed:
             self._changed.notify_all()
 
-    def subscribe(self) -> Latest[Report]:
-        """Return a cell that gets the newest report and every later one."""
-        latest: Latest[Report] = Latest()
+    def subscribe(self) -> LatestValue[Report]:
+        """Add a subscriber, and return its cell, which gets the newest report and every later one."""
+        latest: LatestValue[Report] = LatestValue()
         with self._changed:
             if self._report is not None:
                 latest.publish(self._report)
             self._subscribers.append(latest)
         return latest
 
-    def unsubscribe(self, latest: Latest[Report]) -> None:
-        """Stop publishing to a cell; an unknown cell is ignored."""
+    def unsubscribe(self, latest: LatestValue[Report]) -> None:
+        """Remove the subscriber of a cell; an unknown cell is ignored."""
         with self._changed:
             if latest in self._subscribers:
                 self._subscribers.remove(latest)
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Block until a report or :meth:`notify` makes a condition true; returns False on timeout."""
+        """Block until ``condition`` returns True after a report or :meth:`notify`; False: timeout."""
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)
 
@@ -73,7 +73,7 @@ class ReportHub:
         timeout_s: float,
         has_stopped: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Block until every subscriber has a report with these faults; False: timeout or stopped.
+        """Block until every subscriber has read a report with these faults; returns False on timeout or stop.
 
         Args:
             faults: Driver-reported faults; expired ones are ignored.

@@ -1,6 +1,6 @@
-"""Sessions of all drivers that are connected to the agent over a socket, one session per driver.
+"""Sessions of all drivers that call the agent over a socket, one session per driver.
 
-The code of a session is imported when a driver first calls: an agent that only serves health never loads it.
+The module of a session is imported when a driver first calls, which saves memory if no driver does.
 """
 
 import threading
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DriverSessions:
-    """Sessions of all drivers with a socket, opened on demand. Thread-safe unless a method says otherwise."""
+    """Sessions of all drivers that have a socket, opened at a driver's first call. Thread-safe."""
 
     def __init__(
         self,
@@ -31,12 +31,12 @@ class DriverSessions:
         hub: ReportHub,
         open_session: "Callable[[str, Path], DriverSession]",
     ) -> None:
-        """Store the parameters; no session is opened yet.
+        """Create a collection without open sessions.
 
         Args:
-            drivers: Drivers with a socket.
+            drivers: Names of the drivers that have a socket.
             state_dir: The agent's state directory.
-            hub: Hub of the newest report.
+            hub: Hub with the newest report.
             open_session: Opens the session of a driver, given the driver's state directory.
         """
         self._directories = {driver: state_dir / DRIVERS / driver for driver in drivers}
@@ -56,7 +56,7 @@ class DriverSessions:
                     self.open(driver)
 
     def open(self, driver: str) -> "DriverSession":
-        """Return the driver's session, opened if necessary. Blocks while a disk hangs."""
+        """Return a driver's session, and open it if it is not open. Blocks while a disk hangs."""
         with self._opening[driver]:
             session = self._sessions.get(driver)
             if session is None:
@@ -69,12 +69,12 @@ class DriverSessions:
         return session
 
     def update_taints(self, report: Report, now: Instant) -> None:
-        """Decide the taints of all linked drivers for a new report. Core thread only."""
+        """Update the taints of all drivers with a session for a new report. Core thread only."""
         for session in self._sessions.values():
             session.update_taints(report, now)
 
     async def run(self) -> None:
-        """Run the tasks of all sessions until cancelled. Core thread only."""
+        """Publish and save the taints of all sessions until cancelled. Core thread only."""
         running: set[str] = set()
         with self._lock:
             self._token = trio.lowlevel.current_trio_token()
@@ -90,10 +90,10 @@ class DriverSessions:
                 await self._added.wait()
 
     def close(self, end_s: float) -> Sequence[str]:
-        """Save the state of all sessions; stop waiting at a time of the monotonic clock [s].
+        """Save the prepare ledgers of all sessions, and wait until ``end_s`` on the monotonic clock [s].
 
         Returns:
-            Names of the parts that did not stop in time.
+            Names of the ledger writers that did not finish in time.
         """
         return [
             f"ledger writer of {driver}"

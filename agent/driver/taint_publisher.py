@@ -1,8 +1,8 @@
-"""Publisher of a driver's taints: passes the newest taints to the driver, rate-limited, until they are
-published.
+"""Publisher of a driver's taints: passes the newest taints to the driver's callback, which writes them to
+Kubernetes, and retries until a call succeeds.
 
-agent.devices.taints decides the taints. Nothing here calls Kubernetes: the driver's callback does. A callback
-that fails or hangs while the API server is away delays no verdict.
+agent.devices.taints decides the taints. A callback that fails or hangs, for example while the API server is
+unreachable, delays no verdict.
 """
 
 import inspect
@@ -15,35 +15,37 @@ from typing import Final, NamedTuple
 import trio
 
 from agent.config.config import Config
-from agent.devices.taints import TaintPolicy, decide_taints, domain_of, restore_taints
+from agent.devices.taints import TaintPolicy, decide_taints, restore_taints, taint_domain
 from agent.model.report import Report
 from agent.model.taint import Taint, Taints
 from agent.model.time import NS, Instant, rfc3339
-from agent.store.taints import WriteError, load, save
+from agent.store.state_files import StateWriteError
+from agent.store.taint_file import load_taints, save_taints
 from agent.system.timing import random_fraction
 
 DEBOUNCE_S: Final = 1.0
 """Delay after a change, so that several changes are published together [s]."""
 MIN_INTERVAL_S: Final = 5.0
-"""Shortest time from a successful call to the next call [s]."""
+"""Shortest time from a successful callback to the next call [s]."""
 CALL_S: Final = 60.0
-"""Longest duration of a call [s]."""
+"""Time limit of a callback [s]: an async one is cancelled, for a plain one a warning is logged."""
 RETRY_S: Final = 1.0
-"""Upper bound of the pause after a failed call, doubled after each further one [s]."""
+"""Largest random pause after a failed callback, doubled after each further failure [s]."""
 RETRY_MAX_S: Final = 60.0
-"""Upper bound of all pauses [s]."""
+"""Limit of that doubling [s]."""
 SAVE_RETRY_S: Final = 60.0
-"""Delay after a failed write of the file [s]."""
+"""Delay after a failed write of the taint file [s]."""
 
 TaintCallback = Callable[[Taints], object]
-"""Function of the driver that publishes taints. A plain function is called in a thread of its own; an async
-one in the core's Trio loop, and cancelled at its deadline. When it raises, it is called again."""
+"""Function of the driver that publishes taints. A plain function is called in a thread; an async function
+runs in the core's Trio loop and is cancelled after CALL_S. When the function raises, it is called again
+later."""
 
 log = logging.getLogger(__name__)
 
 
-def policy_of(config: Config) -> TaintPolicy:
-    """Return the taint policy of a configuration."""
+def taint_policy(config: Config) -> TaintPolicy:
+    """Return the taint policy that the configuration sets."""
     return TaintPolicy(
         evict=config.taint_evict,
         quiet_s=config.taint_quiet_s,
@@ -53,7 +55,7 @@ def policy_of(config: Config) -> TaintPolicy:
 
 
 class TaintPublisher:
-    """Newest taints of one driver, passed to its callback and saved on disk."""
+    """Publisher that passes the taints of one driver's devices to its callback, and saves them on disk."""
 
     def __init__(
         self,
@@ -68,11 +70,11 @@ class TaintPublisher:
         """Load the saved taints. Blocks while a disk hangs.
 
         Args:
-            callback: Publishes the taints; None: they can only be read.
+            callback: Publishes the taints; None: the caller reads :attr:`taints` instead.
             driver: Name of the driver.
-            policy: Policy of the operator; None: the default.
-            path: File that keeps the time since which each taint is published; None: not saved.
-            clock: Returns the time on both clocks.
+            policy: Taint policy of the operator; None: the default policy.
+            path: File that keeps the ``timeAdded`` of each taint over a restart; None: not saved.
+            clock: Returns the time on the monotonic and the wall clock.
             jitter: Returns a random number from 0 to 1.
 
         Raises:
@@ -84,14 +86,14 @@ class TaintPublisher:
         self._path = path
         self._clock = clock
         self._jitter = jitter
-        domain_of(driver, self._policy)
-        saved, problem = load(path) if path is not None else (Taints(), "")
+        taint_domain(driver, self._policy)
+        saved, problem = load_taints(path) if path is not None else (Taints(), "")
         if problem:
-            log.warning("%s; the timeAdded of all taints starts again", problem)
+            log.warning("%s; all taints get a new timeAdded", problem)
         self._decided = restore_taints(saved, driver, self._policy)
         self._saved = saved
         self._report: Report | None = None
-        """Newest complete report."""
+        """Newest report of a finished start; None: no such report."""
         self._reported = trio.Event()
         self._changed = trio.Event()
         self._unsaved = trio.Event()
@@ -99,12 +101,14 @@ class TaintPublisher:
 
     @property
     def taints(self) -> Taints:
-        """Current taints; before the first report those of the last run. Thread-safe."""
+        """Current taints; before the first report the saved taints. Thread-safe."""
         return self._decided.taints
 
     def update(self, report: Report, now: Instant) -> None:
-        """Decide the taints for a new report; incomplete reports are ignored. Core thread only. Never
-        blocks."""
+        """Decide the taints for a new report; reports of an unfinished start are ignored.
+
+        Core thread only. Never blocks.
+        """
         if report.starting:
             return
         first = self._report is None
@@ -113,14 +117,14 @@ class TaintPublisher:
         self._reported.set()
         if first or self._decided.taints != before.taints:
             self._changed.set()
-        if self._decided.kept != self._saved:
+        if self._decided.stored_taints != self._saved:
             self._unsaved.set()
 
     async def run(self) -> None:
         """Publish and save taints until cancelled.
 
-        The first call comes with the first complete report, even without taints: taints of the last run
-        must be removed.
+        The callback is called after the first report even if no device has a taint, because taints from
+        before a restart must be removed.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._update_when_due)
@@ -153,7 +157,7 @@ class TaintPublisher:
             error = await self._call(callback, self.taints)
             if error is None:
                 if logged:
-                    log.info("driver %s: publishing taints works again", self._driver)
+                    log.info("driver %s: taints published after earlier failures", self._driver)
                 logged, pause_s = "", RETRY_S
                 await trio.sleep(MIN_INTERVAL_S)
                 continue
@@ -168,7 +172,7 @@ class TaintPublisher:
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     async def _call(self, callback: TaintCallback, taints: Taints) -> BaseException | None:
-        """Call the callback; returns its error or None. While a call hangs, no second call starts."""
+        """Call the driver's callback and wait for it; returns its error, None: success."""
         if inspect.iscoroutinefunction(callback):
             result = _call_safely(callback, taints)
         else:
@@ -182,22 +186,26 @@ class TaintPublisher:
 
     async def _log_hang(self) -> None:
         await trio.sleep(CALL_S)
-        log.warning("driver %s: publishing taints takes longer than %g s; waiting", self._driver, CALL_S)
+        log.warning(
+            "driver %s: publishing taints has taken %g s; waiting, taints are not updated",
+            self._driver,
+            CALL_S,
+        )
 
     # --- disk ----------------------------------------------------------------------------------------------
 
     async def _save(self, path: Path) -> None:
-        """Save taints until cancelled. While a write hangs, no second write starts."""
+        """Save changed taints until cancelled, one write at a time."""
         logged_errno: int | None = None
         while True:
             await self._unsaved.wait()
             self._unsaved = trio.Event()
-            saved = self._decided.kept
+            saved = self._decided.stored_taints
             try:
-                await trio.to_thread.run_sync(save, path, saved, abandon_on_cancel=True)
-            except WriteError as error:
+                await trio.to_thread.run_sync(save_taints, path, saved, abandon_on_cancel=True)
+            except StateWriteError as error:
                 if error.errno != logged_errno:
-                    log.warning("%s; after a restart the timeAdded of new taints starts again", error)
+                    log.warning("%s; new taints get another timeAdded after a restart; retrying", error)
                 logged_errno = error.errno
                 await trio.sleep(SAVE_RETRY_S)
                 self._unsaved.set()
@@ -206,15 +214,14 @@ class TaintPublisher:
 
 
 class _CallResult(NamedTuple):
-    """Result of a call of the driver's function."""
+    """Error of a call of the driver's callback, or the awaitable that it returned."""
 
     error: BaseException | None = None
     awaitable: Awaitable[object] | None = None
-    """Awaitable that the function returned; None: the function was plain."""
+    """Awaitable of an async callback; None: a plain callback."""
 
 
 def _call_safely(callback: TaintCallback, taints: Taints) -> _CallResult:
-    """Call the driver's function and return its result or the exception that it raised."""
     try:
         result = callback(taints)
     except BaseException as error:
@@ -228,11 +235,15 @@ async def _await_safely(awaitable: Awaitable[object]) -> BaseException | None:
             await awaitable
     except (Exception, SystemExit) as error:
         return error
-    return TimeoutError(f"no answer within {CALL_S:g} s") if scope.cancelled_caught else None
+    return (
+        TimeoutError(f"callback that publishes taints did not return within {CALL_S:g} s")
+        if scope.cancelled_caught
+        else None
+    )
 
 
 def as_objects(taints: Iterable[Taint]) -> list[dict[str, str]]:
-    """Return a device's taints in the format of a ResourceSlice: ``spec.devices[].taints``."""
+    """Convert a device's taints to the JSON objects of ``spec.devices[].taints`` in a ResourceSlice."""
     return [
         {
             "key": taint.key,

@@ -1,7 +1,7 @@
-"""Runner of the driver's functions: async ones in the driver's loop, plain ones in the caller's thread.
+"""Runner of the DRA driver's functions: async ones in the driver's loop, plain ones in the caller's thread.
 
-The driver may be an asyncio program, a Trio program, or neither. Callers here are threads that can be
-abandoned, so a blocked loop or function of the driver delays nothing else.
+The driver may be an asyncio program, a Trio program, or neither. The callers are threads that can be
+abandoned, so a hung function of the driver delays nothing else.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ POLL_S: Final = 1.0
 """Interval at which a waiting caller checks whether the driver's asyncio loop is closed [s]."""
 
 
-class CallbackRunner:
-    """Runner of the driver's functions; created in the driver's asyncio or Trio loop, if it has a loop."""
+class DriverCallbackRunner:
+    """Runner of the DRA driver's functions; created in the driver's event loop, if it has one."""
 
     def __init__(self) -> None:
         self._trio = trio.lowlevel.current_trio_token() if trio.lowlevel.in_trio_task() else None
@@ -35,13 +35,13 @@ class CallbackRunner:
                 self._loop = asyncio.get_running_loop()
 
     @property
-    def is_current(self) -> bool:
+    def runs_in_driver_loop(self) -> bool:
         """Whether the caller runs in the driver's loop."""
-        current = CallbackRunner()
+        current = DriverCallbackRunner()
         return (current._trio, current._loop) == (self._trio, self._loop) != (None, None)
 
     @property
-    def has_ended(self) -> bool:
+    def has_loop_ended(self) -> bool:
         """Whether the driver's loop has ended, so that its async functions can never run again."""
         if self._trio is not None:
             try:
@@ -51,15 +51,15 @@ class CallbackRunner:
         return self._loop is not None and not self._loop.is_running()
 
     def call(self, function: Callable[..., T | Awaitable[T]], *args: object) -> T:
-        """Call a function of the driver and wait for its result. May block forever.
+        """Call a plain or async function of the driver and wait for its result. May block forever.
 
-        An async function runs in the driver's loop; without one, in a new loop in this thread.
+        An async function runs in the driver's loop; without a loop, in a new one in this thread.
 
         Raises:
-            TransientError: ``driver.shutting_down``: the driver's loop has ended. ``driver.cancelled``: the
-                loop has cancelled the function.
-            DriverError: The function tried to end the thread.
-            Exception: The function raised it.
+            TransientError: The driver's loop has ended (code ``driver.shutting_down``) or has cancelled the
+                function (``driver.cancelled``).
+            DriverError: The function raised SystemExit or the like.
+            Exception: Any other exception of the function.
         """
         try:
             return cast(T, self._call(function, *args))
@@ -73,9 +73,9 @@ class CallbackRunner:
             raise DriverError(f"the driver raised {type(error).__name__}", code="driver.bug.exit") from None
 
     async def run_blocking(self, function: Callable[[], T]) -> T:
-        """Run a plain function that may block in a thread, for a task of the driver's loop.
+        """Run a blocking function in a thread, and return its result to a task of the driver's loop.
 
-        The task waits for the function even if it is cancelled meanwhile.
+        The task waits for the function even if the task is cancelled meanwhile.
         """
         if self._trio is not None:
             limiter = trio.CapacityLimiter(1)  # hung calls may hold all tokens of the default limiter
@@ -127,4 +127,4 @@ async def _await(awaitable: Awaitable[T]) -> T:
 
 
 def _do_nothing() -> None:
-    """Do nothing; a caller passes this function to Trio to learn whether Trio still runs."""
+    """Do nothing; Trio accepts the function only while its loop runs."""

@@ -1,8 +1,7 @@
-"""Scheduler of a driver's health checks: one task for each check of each device.
+"""Scheduler of a driver's health checks: one task for each health check of each device.
 
-So a device that hangs delays only its own checks. While a call hangs there is no second call, and every
-period counts as a run without a result. Devices and checks may be added from any thread; the tasks run in the
-core thread.
+So a device that hangs delays only its own health checks. While a call hangs there is no second call, and
+every period counts as a run without a result. The tasks run in the core thread.
 """
 
 import inspect
@@ -10,53 +9,52 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
-from agent.driver.driver_source import CheckKey, DriverSource
-from agent.embed.checks import Check, CheckCallResult, result_of_answer, result_of_error
+from agent.driver.driver_source import DriverCheckKey, HostAndDriverSource
+from agent.embed.checks import HealthCheck, HealthCheckResult, result_from_answer, result_from_error
 from agent.embed.devices import Device
 from agent.errors import ConfigError, suggestion
-from agent.model.declared import CheckSample, Declared
+from agent.model.declared_devices import DriverCheckSample, DriverDevice
 from agent.model.time import NS
 from agent.system.timing import random_fraction
 
 MAX_THREADS: Final = 16
-"""Most non-async health checks that run at once; a hung check frees its slot at its deadline."""
+"""Largest number of plain health checks that run at once; a hung one frees its slot at its timeout."""
 DEVICES_MAX: Final = 4096
-"""Most devices of a driver, as in a file in devices.d."""
+"""Largest number of devices of a driver, as in a declaration file."""
 MIN_FIRST_PERIOD: Final = 0.5
-"""Shortest first period of a health check, as a share of its normal period; the rest is random and spreads
-the load."""
+"""Shortest first period of a health check, as a share of its normal period; the rest is random."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduledCheck:
-    """One health check of one device."""
+    """One health check of one device, with the device as the driver declared it."""
 
-    check: Check
+    check: HealthCheck
     device: Device
-    declared: Declared
+    declared: DriverDevice
 
     @property
-    def key(self) -> CheckKey:
-        """Key of the check's samples in the driver source."""
+    def key(self) -> DriverCheckKey:
+        """Key of the health check's samples in the driver source."""
         return self.declared.subject, self.check.name
 
-    def sample(self) -> CheckSample:
-        """Return the sample that stands for the check until its first call has returned."""
+    def initial_sample(self) -> DriverCheckSample:
+        """Return the sample that stands for the health check until its first call has returned."""
         check = self.check
-        return CheckSample(
+        return DriverCheckSample(
             check.name,
             self.declared.subject,
             finding=None,
-            unread="",
+            no_result_reason="",
             passes=0,
             beat_ns=time.monotonic_ns(),
             # a check within its deadline is not stalled
@@ -66,25 +64,25 @@ class ScheduledCheck:
         )
 
     def __str__(self) -> str:
-        return f"check {self.check.name} of {self.device.name}"
+        return f"health check {self.check.name} of device {self.device.name}"
 
 
-class CheckScheduler:
-    """Devices and health checks of one driver, with the tasks that run the checks."""
+class DriverCheckScheduler:
+    """Scheduler that runs each health check of one driver on each device that it applies to."""
 
     def __init__(
         self,
         driver: str,
         node: str,
-        source: DriverSource,
+        source: HostAndDriverSource,
         jitter: Callable[[], float] = random_fraction,
     ) -> None:
-        """Create a scheduler without devices and checks.
+        """Create a scheduler without devices and health checks.
 
         Args:
             driver: Name of the driver.
-            node: Pool of devices that name none.
-            source: Gets the devices and the samples of the checks.
+            node: Name of the Kubernetes node, which is the pool of devices that name no pool.
+            source: Receives the devices, and a sample after each run of a health check.
             jitter: Returns a random number from 0 to 1.
         """
         self._driver = driver
@@ -92,22 +90,22 @@ class CheckScheduler:
         self._source = source
         self._jitter = jitter
         self._lock = threading.Lock()
-        self._declared: dict[str, Declared] = {}
+        self._declared: dict[str, DriverDevice] = {}
         self._devices: dict[str, Device] = {}
-        self._checks: dict[str, Check] = {}
-        self._scheduled: dict[CheckKey, ScheduledCheck] = {}
+        self._checks: dict[str, HealthCheck] = {}
+        self._scheduled: dict[DriverCheckKey, ScheduledCheck] = {}
         self._token: trio.lowlevel.TrioToken | None = None
         # core thread only:
         self._changed = trio.Event()
         self._tasks: dict[ScheduledCheck, trio.CancelScope] = {}
         self._requests: dict[ScheduledCheck, trio.Event] = {}
-        self._calls: dict[tuple[Check, Device], _CheckCall] = {}
+        self._calls: dict[tuple[HealthCheck, Device], _CheckCall] = {}
         self._slots = trio.CapacityLimiter(MAX_THREADS)
         self._unlimited = trio.CapacityLimiter(math.inf)
 
     # --- thread-safe ---------------------------------------------------------------------------------------
 
-    def add(self, *devices: Device) -> None:
+    def add_devices(self, *devices: Device) -> None:
         """Add devices, all of them or none. Raises ConfigError if a device cannot be added."""
         with self._lock:
             known = dict(self._devices)
@@ -115,15 +113,15 @@ class CheckScheduler:
                 if not isinstance(device, Device):
                     raise ConfigError(f"{device!r} is not a Device")
                 if device.name in known:
-                    raise ConfigError(f"device {device.name!r} exists already")
+                    raise ConfigError(f"device {device.name!r} exists already; remove it first")
                 known[device.name] = device
             if len(known) > DEVICES_MAX:
-                raise ConfigError(f"{len(known)} devices, limit {DEVICES_MAX}")
+                raise ConfigError(f"driver {self._driver}: {len(known)} devices, limit {DEVICES_MAX}")
             new = {device.name: device.declare(self._driver, self._node) for device in devices}
             self._devices, self._declared = known, self._declared | new
             self._update_schedule(begun=self._schedule(devices, self._checks.values()))
 
-    def remove(self, *names: str) -> None:
+    def remove_devices(self, *names: str) -> None:
         """Remove devices, all of them or none. Raises ConfigError if a device does not exist."""
         with self._lock:
             known = dict(self._devices)
@@ -136,33 +134,35 @@ class CheckScheduler:
             ended = [check for check in self._scheduled.values() if check.device.name not in known]
             self._update_schedule(ended=ended)
 
-    def check(self, check: Check) -> None:
-        """Add a health check. Raises ConfigError if the check cannot be added."""
+    def add_check(self, check: HealthCheck) -> None:
+        """Add a health check, for present and later devices. Raises ConfigError if its name is taken."""
         with self._lock:
             if check.name in self._checks:
-                raise ConfigError(f"check {check.name!r}: the name is taken; set another one with name=")
+                raise ConfigError(
+                    f"health check {check.name!r}: the name is taken; set another one with name="
+                )
             self._checks[check.name] = check
             self._update_schedule(begun=self._schedule(self._devices.values(), [check]))
 
-    def recheck(self, name: str = "") -> None:
-        """Run one check now on all its devices; empty name: all. Raises ConfigError for an unknown name."""
+    def run_now(self, name: str = "") -> None:
+        """Run one health check now on all its devices; empty name: all checks. Raises ConfigError."""
         with self._lock:
             if name and name not in self._checks:
-                raise ConfigError(f"check {name!r}: no such check{suggestion(name, self._checks)}")
-            self._run_in_core(lambda: self._request(name))
+                raise ConfigError(f"health check {name!r} does not exist{suggestion(name, self._checks)}")
+            self._run_in_core(lambda: self._request_run(name))
 
     @property
-    def declared(self) -> Mapping[str, Declared]:
+    def declared_devices(self) -> Mapping[str, DriverDevice]:
         """Devices by name, in the health engine's format. The mapping never changes in place."""
         return self._declared
 
     def hung_calls(self, timeout_s: float) -> Sequence[str]:
-        """Return the names of check calls that do not end within the timeout. Called after :meth:`run`."""
+        """Return the names of health checks that hang for longer than the timeout after :meth:`run`."""
         end_s = time.monotonic() + timeout_s
         calls = list(self._calls.values())
         return [str(call) for call in calls if not call.returned.wait(max(0.0, end_s - time.monotonic()))]
 
-    def _schedule(self, devices: Iterable[Device], checks: Iterable[Check]) -> list[ScheduledCheck]:
+    def _schedule(self, devices: Iterable[Device], checks: Iterable[HealthCheck]) -> list[ScheduledCheck]:
         checks = list(checks)
         return [
             ScheduledCheck(check, device, self._declared[device.name])
@@ -178,12 +178,12 @@ class CheckScheduler:
         for scheduled in ended:
             del self._scheduled[scheduled.key]
         self._scheduled.update({scheduled.key: scheduled for scheduled in begun})
-        samples = [scheduled.sample() for scheduled in begun]
+        samples = [scheduled.initial_sample() for scheduled in begun]
         self._source.declare(self._declared.values(), samples, [scheduled.key for scheduled in ended])
         self._run_in_core(lambda: self._changed.set())
 
     def _run_in_core(self, act: Callable[[], None]) -> None:
-        """Call a function in the core thread; does nothing before the thread runs, when no tasks exist."""
+        """Call `act` in the core thread; do nothing if the thread does not run."""
         if self._token is not None:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(act)
@@ -191,7 +191,7 @@ class CheckScheduler:
     # --- core thread only ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run all scheduled checks until cancelled."""
+        """Run all health checks periodically until cancelled."""
         async with trio.open_nursery() as nursery:
             self._token = trio.lowlevel.current_trio_token()
             while True:
@@ -209,37 +209,30 @@ class CheckScheduler:
             self._tasks[added] = scope = trio.CancelScope()
             nursery.start_soon(self._run_periodically, added, scope, nursery)
 
-    def _request(self, name: str) -> None:
+    def _request_run(self, name: str) -> None:
         for scheduled, requested in self._requests.items():
             if name in ("", scheduled.check.name):
                 requested.set()
 
-    @contextmanager
-    def _accepting_requests(self, scheduled: ScheduledCheck) -> Iterator[None]:
-        """Context in which the check accepts requests to run now; at the end its request event is dropped."""
-        try:
-            yield
-        finally:
-            self._requests.pop(scheduled, None)
-
     async def _run_periodically(
         self, scheduled: ScheduledCheck, scope: trio.CancelScope, nursery: trio.Nursery
     ) -> None:
-        """Run one check of one device until cancelled."""
-        check, sample, same_results, is_requested = scheduled.check, scheduled.sample(), 0, True
+        """Run one health check of one device periodically until cancelled."""
+        check, sample, same_results, is_requested = scheduled.check, scheduled.initial_sample(), 0, True
         period_s = check.every_s * (MIN_FIRST_PERIOD + (1 - MIN_FIRST_PERIOD) * self._jitter())
         due_s = trio.current_time()
-        with scope, self._accepting_requests(scheduled):
+        with scope, ExitStack() as at_end:
+            at_end.callback(self._requests.pop, scheduled, None)
             while True:
                 self._requests[scheduled] = requested = trio.Event()
                 result = await self._call_check(scheduled, nursery)
-                before = sample.finding, sample.unread
+                before = sample.finding, sample.no_result_reason
                 has_changed = not sample.passes or (result.finding, result.unread) != before
                 same_results = 1 if has_changed else same_results + 1
                 _log_change(scheduled, sample, result)
                 sample = sample._replace(
                     finding=result.finding,
-                    unread=result.unread,
+                    no_result_reason=result.unread,
                     passes=sample.passes + 1,
                     beat_ns=time.monotonic_ns(),
                 )
@@ -252,15 +245,15 @@ class CheckScheduler:
                 is_requested = requested.is_set()
                 due_s = min(due_s, trio.current_time())
 
-    def _add_sample(self, scheduled: ScheduledCheck, sample: CheckSample, *, wake: bool) -> None:
+    def _add_sample(self, scheduled: ScheduledCheck, sample: DriverCheckSample, *, wake: bool) -> None:
         with self._lock:  # drop samples of a device that was replaced under the same name
             if self._scheduled.get(scheduled.key) is scheduled:
-                self._source.add_sample(sample, wake=wake)
+                self._source.update_check_sample(sample, wake=wake)
 
-    async def _call_check(self, scheduled: ScheduledCheck, nursery: trio.Nursery) -> CheckCallResult:
-        """Call the check once; returns its result, or why there is none."""
+    async def _call_check(self, scheduled: ScheduledCheck, nursery: trio.Nursery) -> HealthCheckResult:
+        """Call the health check once; return its result, or the reason why it has none."""
         check, key = scheduled.check, (scheduled.check, scheduled.device)
-        no_answer = CheckCallResult(unread=f"no answer within {check.timeout_s:g} s")
+        no_answer = HealthCheckResult(unread=f"no answer within {check.timeout_s:g} s")
         last = self._calls.get(key)
         if last is not None and not last.returned.is_set():
             return no_answer
@@ -269,9 +262,8 @@ class CheckScheduler:
             with trio.move_on_after(check.every_s) as waiting:
                 await self._slots.acquire_on_behalf_of(call)
             if waiting.cancelled_caught:
-                return CheckCallResult(
-                    unread=f"no thread within {check.every_s:g} s: {MAX_THREADS} checks are running"
-                )
+                busy = f"{MAX_THREADS} health checks are running"
+                return HealthCheckResult(unread=f"no free thread within {check.every_s:g} s: {busy}")
         try:
             self._calls[key] = call
             nursery.start_soon(call.run)
@@ -289,10 +281,10 @@ class CheckScheduler:
 class _CheckCall:
     """One call of a health check."""
 
-    def __init__(self, check: Check, device: Device, limiter: trio.CapacityLimiter) -> None:
+    def __init__(self, check: HealthCheck, device: Device, limiter: trio.CapacityLimiter) -> None:
         self.returned = threading.Event()
         """Set when the function has returned, or was never called."""
-        self.result: CheckCallResult | None = None
+        self.result: HealthCheckResult | None = None
         self.ended = trio.Event()
         self.scope = trio.CancelScope()
         self._check = check
@@ -301,10 +293,10 @@ class _CheckCall:
         self._begun = False
 
     def __str__(self) -> str:
-        return f"check {self._check.name} of {self._device.name}"
+        return f"health check {self._check.name} of device {self._device.name}"
 
     async def run(self) -> None:
-        """Call the health check. Raises only the cancellation of its own scope."""
+        """Call the health check and store its result. Raises only the cancellation of its own scope."""
         try:
             with self.scope:
                 if self._check.is_async:
@@ -321,46 +313,46 @@ class _CheckCall:
                 self.returned.set()
             self.ended.set()
 
-    async def _call_async(self) -> CheckCallResult:
+    async def _call_async(self) -> HealthCheckResult:
         self._begun = True
         try:
             answer = self._check.function(self._device)
             if inspect.isawaitable(answer):
                 answer = await answer
-            return result_of_answer(answer)
+            return result_from_answer(answer)
         except BaseException as error:  # a SystemExit of a check must not end the driver
             if (cancelled := _cancellation(error)) is not None:
                 raise cancelled from None
-            return result_of_error(error)
+            return result_from_error(error)
         finally:
             self.returned.set()
 
-    def _call_plain(self) -> CheckCallResult:
+    def _call_plain(self) -> HealthCheckResult:
         self._begun = True
         try:
-            return result_of_answer(self._check.function(self._device))
+            return result_from_answer(self._check.function(self._device))
         except BaseException as error:  # a SystemExit of a check must not end the driver
-            return result_of_error(error)
+            return result_from_error(error)
         finally:
             self.returned.set()
 
 
 def _next_due_s(due_s: float, every_s: float) -> float:
-    """Return the time of the next run, at or after ``due_s`` and not in the past; missed runs are skipped."""
+    """Return the time of the next run on Trio's clock [s]: `due_s`, or later if that has passed."""
     late_s = trio.current_time() - due_s
     return due_s if late_s < 0 else due_s + every_s * (late_s // every_s + 1)
 
 
 def _cancellation(error: BaseException) -> BaseException | None:
-    """Return the part of an exception that is Trio's cancellation."""
+    """Return Trio's cancellation from an exception or exception group; None: it has none."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(trio.Cancelled)
     return error if isinstance(error, trio.Cancelled) else None
 
 
-def _log_change(scheduled: ScheduledCheck, before: CheckSample, result: CheckCallResult) -> None:
-    """Log why a health check has no result, once per change of the reason."""
-    if result.unread == before.unread:
+def _log_change(scheduled: ScheduledCheck, before: DriverCheckSample, result: HealthCheckResult) -> None:
+    """Log the reason why a health check has no result, once per change of the reason."""
+    if result.unread == before.no_result_reason:
         return
     if result.unread:
         log.warning("%s: no result: %s", scheduled, result.unread)

@@ -1,9 +1,8 @@
-"""Monitor: drahealth inside a DRA driver, for asyncio, Trio and plain programs.
+"""Health monitor inside a DRA driver, for asyncio, Trio and plain programs.
 
-The health core runs in a thread of its own, ``dh-core``, so a driver that blocks its own loop delays no
-verdict. A failure of the monitor never ends the driver: the monitor reports it, and every device is Unknown
-at once. The monitor changes nothing of the process: no signal handlers, no logging configuration, no
-event-loop policy.
+The health engine runs in a thread of its own, ``dh-core``, so a driver that blocks its own loop delays no
+report. A failure of the monitor never ends the driver; every device is then Unknown. The monitor sets no
+signal handlers, no logging configuration and no event-loop policy.
 """
 
 import logging
@@ -17,16 +16,16 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from agent.config.config import KUBELET_DIR, Config
-from agent.config.values import check_driver
-from agent.devices.taints import TaintPolicy, domain_of
-from agent.driver.driver_source import DriverSource
+from agent.config.values import check_driver_name
+from agent.devices.taints import TaintPolicy, taint_domain
+from agent.driver.driver_source import HostAndDriverSource
 from agent.driver.prepare_tracker import PrepareTracker
 from agent.driver.report_hub import ReportHub
-from agent.driver.taint_publisher import TaintCallback, policy_of
-from agent.embed.callback_runner import CallbackRunner
-from agent.embed.check_scheduler import CheckScheduler
-from agent.embed.checks import Check, CheckFunction, default_name, patterns_of
-from agent.embed.components import MIN_STOP_S, Components, failed_report
+from agent.driver.taint_publisher import TaintCallback, taint_policy
+from agent.embed.callback_runner import DriverCallbackRunner
+from agent.embed.check_scheduler import DriverCheckScheduler
+from agent.embed.checks import HealthCheck, HealthCheckFunction, as_patterns, default_check_name
+from agent.embed.core_components import MIN_STOP_S, CoreComponents, failed_report
 from agent.embed.devices import Device
 from agent.errors import ConfigError
 from agent.model.claim import ClaimDevice, DeviceRef
@@ -35,12 +34,12 @@ from agent.model.prepare import DriverFault
 from agent.model.report import Report
 from agent.model.taint import Taints
 from agent.model.time import NS, Instant
+from agent.prepare.error_patterns import Pattern
 from agent.prepare.errors import FailedDevice
-from agent.prepare.patterns import Pattern
+from agent.serve.agent_servers import encode_device_health
 from agent.serve.grpc.codec import Codec
-from agent.serve.health.embedded_service import SERVICES, EmbeddedCodec, EmbeddedHealth
-from agent.serve.servers import encode_devices
-from agent.system.threads.latest import Latest
+from agent.serve.health.embedded_service import SERVICES, EmbeddedCodec, EmbeddedHealthService
+from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import TrioThread
 from agent.system.timing import read_clocks
 
@@ -52,28 +51,28 @@ CHECKS_STOP_S: Final = 0.2
 """Longest wait of a stop for health checks that still run, after the core has stopped [s]."""
 
 log = logging.getLogger(__name__)
-F = TypeVar("F", bound=CheckFunction)
+F = TypeVar("F", bound=HealthCheckFunction)
 
 
-class Default(Enum):
-    """Marker for the default state directory, made from the kubelet's directory and the driver's name."""
+class DefaultStateDir(Enum):
+    """Marker for the default state directory, see :func:`default_state_dir`."""
 
     DEFAULT = "default"
 
 
-DEFAULT_DIRECTORY: Final = Default.DEFAULT
+DEFAULT_DIRECTORY: Final = DefaultStateDir.DEFAULT
 
 
 def default_state_dir(kubelet_dir: Path, driver: str) -> Path:
-    """Return the state directory of a driver's monitor: below the driver's plugin directory."""
+    """Return ``plugins/<driver>/drahealth`` below the kubelet's directory."""
     return kubelet_dir / "plugins" / driver / "drahealth"
 
 
 class Monitor:
     """Health monitor of one driver's devices. Thread-safe.
 
-    A monitor is started once, and after any fork, because threads do not survive a fork. A process may have
-    several. ``with`` and ``async with`` (asyncio and Trio) start and stop a monitor.
+    A monitor is started once, and only after a fork, because threads do not survive it. A process may have
+    several monitors. ``with`` and ``async with`` (asyncio and Trio) start and stop a monitor.
     """
 
     def __init__(
@@ -84,20 +83,20 @@ class Monitor:
         config: Config | None = None,
         hardware: bool = True,
         kubelet_dir: Path = KUBELET_DIR,
-        state_dir: Path | Default | None = DEFAULT_DIRECTORY,
+        state_dir: Path | DefaultStateDir | None = DEFAULT_DIRECTORY,
         patterns: Sequence[Pattern] = (),
         policy: TaintPolicy | None = None,
         on_error: Callable[[BaseException], None] | None = None,
         clock: Callable[[], Instant] = read_clocks,
     ) -> None:
-        """Create a monitor and load its saved ledger. Blocks up to 1.5 s.
+        """Create a monitor and load the saved results of prepares. Blocks up to 1.5 s.
 
         Args:
             driver: Name of the driver, as it registers with the kubelet.
             version: Version of the driver; a new version retries cached failures of the old one.
             config: Node name and limits; None: defaults, with the host name as the node name.
-            hardware: Whether to monitor the host, too: CPUs, memory, hugepages, GPUs, the kernel log. Without
-                it no C thread is started, and only the driver's checks and failed prepares count.
+            hardware: Whether to monitor the machine, too: CPUs, memory, hugepages, GPUs, the kernel log. If
+                not, only the driver's health checks and failed prepares count.
             kubelet_dir: The kubelet's directory, as the kubelet itself names it.
             state_dir: Directory of saved state; None: no state is saved. The default is where
                 ``drahealth prepares`` finds it: ``plugins/<driver>/drahealth`` below the kubelet's directory.
@@ -105,30 +104,30 @@ class Monitor:
             policy: Policy of the taints; None: the configured one.
             on_error: Called once with :attr:`failure` if the monitor fails; in the core thread, which cannot
                 stop the monitor.
-            clock: Returns the time on both clocks; another clock than the machine's is for tests.
+            clock: Returns wall clock and monotonic time; replaced in tests.
 
         Raises:
             ConfigError: A name or a setting is invalid.
         """
         try:
-            check_driver(driver)
+            check_driver_name(driver)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         _check_type("config", config, Config)
         _check_type("kubelet_dir", kubelet_dir, Path)
         _check_type("state_dir", None if state_dir is DEFAULT_DIRECTORY else state_dir, Path)
         config = config or Config(node_name=os.uname().nodename.lower())
-        policy = policy or policy_of(config)
-        domain_of(driver, policy)
+        policy = policy or taint_policy(config)
+        taint_domain(driver, policy)
         directory = default_state_dir(kubelet_dir, driver) if state_dir is DEFAULT_DIRECTORY else state_dir
         self._driver = driver
         self._kubelet_dir = kubelet_dir
         self._config = config
         self._on_error = on_error
         self._hub = ReportHub()
-        self._source = DriverSource(driver)
-        self._scheduler = CheckScheduler(driver, self._config.node_name, self._source)
-        self._components = Components(
+        self._source = HostAndDriverSource(driver)
+        self._scheduler = DriverCheckScheduler(driver, self._config.node_name, self._source)
+        self._components = CoreComponents(
             driver,
             self._config,
             self._source,
@@ -148,7 +147,7 @@ class Monitor:
         self._started = False
         self._stopped: bool | None = None
         self._failure: BaseException | None = None
-        self._services: list[EmbeddedHealth] = []
+        self._services: list[EmbeddedHealthService] = []
         self._callback: TaintCallback | None = None
         self._tracker = PrepareTracker(
             driver,
@@ -177,27 +176,27 @@ class Monitor:
 
     @property
     def tracker(self) -> PrepareTracker:
-        """Tracker that classifies and records prepares."""
+        """Tracker that classifies failed prepares and records all results of prepares."""
         return self._tracker
 
     # --- devices and checks --------------------------------------------------------------------------------
 
     def add(self, *devices: Device) -> None:
-        """Add devices, all of them or none; may be called at any time.
+        """Add devices, all of them or none; allowed at any time.
 
         Raises:
             ConfigError: A device exists already, or there are too many.
         """
-        self._scheduler.add(*devices)
+        self._scheduler.add_devices(*devices)
         self._report_failure()
 
     def remove(self, *names: str) -> None:
-        """Remove devices. They are Unknown for ten minutes, then no report has them.
+        """Remove devices by name. Reports have them as Unknown for ten minutes, then no longer.
 
         Raises:
             ConfigError: A device does not exist.
         """
-        self._scheduler.remove(*names)
+        self._scheduler.remove_devices(*names)
 
     def check(
         self,
@@ -212,9 +211,9 @@ class Monitor:
         """Register a function as a health check of the driver's devices; returns the function unchanged.
 
         The function gets a :class:`Device`. A plain function is called in a worker thread, an async one in
-        the core's Trio loop, which it must not block. None or True: no fault. A fault is the result of
-        :func:`agent.unhealthy`, :func:`agent.degraded` or :func:`agent.unknown`. Any other answer, an
-        exception and a timeout mean that the check has no result: the device is Unknown.
+        the core thread's Trio loop, which it must not block. It returns None or True for no fault, or the
+        result of :func:`agent.unhealthy`, :func:`agent.degraded` or :func:`agent.unknown`. After any other
+        answer, an exception or a timeout the device is Unknown.
 
         Args:
             every: Period [s], 0.1 to 3600.
@@ -225,17 +224,17 @@ class Monitor:
             name: A DNS label; empty: the function's name.
 
         Raises:
-            ConfigError: A setting is invalid; names the check, the setting and the limit.
+            ConfigError: A setting is invalid, or the name is taken.
         """
 
         def decorate(function: F) -> F:
-            self._scheduler.check(
-                Check(
-                    name=name or default_name(function),
+            self._scheduler.add_check(
+                HealthCheck(
+                    name=name or default_check_name(function),
                     function=function,
                     every_s=every,
                     timeout_s=timeout,
-                    devices=patterns_of(devices),
+                    devices=as_patterns(devices),
                     raise_after=raise_after,
                     clear_after=clear_after,
                 )
@@ -245,51 +244,50 @@ class Monitor:
         return decorate
 
     def recheck(self, name: str = "") -> None:
-        """Run a check now for all its devices; an empty name runs all checks. Raises ConfigError."""
-        self._scheduler.recheck(name)
+        """Run one health check now on all its devices; empty name: all checks. Raises ConfigError."""
+        self._scheduler.run_now(name)
 
     # --- state: never blocks --------------------------------------------------------------------------------
 
     @property
     def report(self) -> Report | None:
-        """Newest health report; None: the first evaluation has not finished."""
+        """Newest health report; None: no report yet."""
         return self._hub.report
 
     @property
     def is_started(self) -> bool:
-        """Whether the monitor was started; it may have been stopped since."""
+        """Whether the monitor was started, even if it has been stopped since."""
         return self._started
 
     @property
     def failure(self) -> BaseException | None:
-        """Exception that ended the health core; None: there was none."""
+        """Exception that ended the core thread; None: it has not failed."""
         return self._failure
 
     @property
     def is_up(self) -> bool:
-        """True if the health core runs and the newest report is younger than a lease."""
+        """Whether the core thread runs and the newest report is younger than a lease."""
         report = self.report
         if report is None or self._failure is not None or not self._thread.is_alive:
             return False
         return time.monotonic_ns() - report.at.mono_ns <= self._config.lease_s * NS
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
-        """Return a device's health in the newest report; None: unknown device."""
+        """Return a device's health in the newest report; None: the report does not have the device."""
         return self._hub.health_of(device)
 
     def require_healthy(self, device: DeviceRef | ClaimDevice | str) -> None:
-        """Raise FailedDevice if a device is known to be broken. For prepare handlers.
+        """Raise FailedDevice if a device is Unhealthy. For prepare handlers.
 
         Args:
             device: The device; a name alone stands for an added device.
 
         Raises:
-            FailedDevice: The device is Unhealthy; with code and evidence of the cause. Unknown health does
-            not
-                count, nor do faults of an earlier prepare: only the next prepare shows whether they passed.
+            FailedDevice: The device is Unhealthy; with code and evidence of the cause. Faults that an earlier
+                prepare reported do not count: only the next prepare shows whether they have passed.
         """
         if isinstance(device, str):
-            declared = self._scheduler.declared.get(device)
+            declared = self._scheduler.declared_devices.get(device)
             pool = declared.pool if declared else self.node
             device = DeviceRef(self._driver, pool, device)
         ref = device.ref if isinstance(device, ClaimDevice) else device
@@ -301,26 +299,24 @@ class Monitor:
                 raise FailedDevice(ref, cause.evidence, code=cause.code)
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Block until the first health report. False: timeout, or the monitor failed."""
+        """Block until the first health report. Returns False after the timeout, or if the monitor failed."""
         self._hub.wait_until(lambda: self.report is not None or self._has_stopped(), timeout_s)
         return self.report is not None and self._failure is None
 
     # --- engine of the tracker -----------------------------------------------------------------------------
 
     def report_faults(self, faults: Sequence[DriverFault]) -> None:
-        """Replace all faults that the driver reported. Called by the prepare tracker."""
-        self._source.set_faults(self._driver, faults)
+        """Replace all faults that failed prepares have reported. Called by the prepare tracker."""
+        self._source.set_driver_faults(self._driver, faults)
 
     def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
-        """Block until a report has these faults, taints are decided and the streams have taken the report.
+        """Block until taints are decided and health streams have a report with these faults; False: timeout.
 
-        Called by the prepare tracker.
-
-        Returns:
-            True if the report was delivered in time. Undeclared devices are ignored: no report has them.
+        Faults of undeclared devices are ignored, because no report has them. Called by the prepare tracker.
         """
         declared = {
-            DeviceRef(device.driver, device.pool, device.name) for device in self._scheduler.declared.values()
+            DeviceRef(device.driver, device.pool, device.name)
+            for device in self._scheduler.declared_devices.values()
         }
         awaited = [fault for fault in faults if fault.device in declared]
         return self._hub.wait_delivered(awaited, timeout_s, self._has_stopped)
@@ -330,12 +326,12 @@ class Monitor:
     def on_taints(self, callback: TaintCallback) -> TaintCallback:
         """Set the function that publishes taints; works as a decorator. Called before :meth:`start`.
 
-        The function is called when taints change, and again until it returns without an exception: a plain
-        one in a worker thread, an async one in the core's Trio loop.
+        The function is called when taints change, and repeated after an exception: a plain one in a worker
+        thread, an async one in the core thread's Trio loop.
         """
         with self._lock:
             if self._started:
-                raise RuntimeError("on_taints() comes before start()")
+                raise RuntimeError("on_taints() was called after start(); call it before")
             self._callback = callback
         return callback
 
@@ -348,24 +344,24 @@ class Monitor:
 
     @property
     def supported_services(self) -> tuple[str, ...]:
-        """Services that the driver adds to the ``supported_versions`` of its registration, newest first."""
+        """Names of the health services, newest first, for the driver's ``supported_versions``."""
         return SERVICES
 
     @property
     def codec(self) -> Codec:
         """Codec for a :class:`grpclib.server.Server` that serves :meth:`health_service`.
 
-        It passes encoded health lists through; messages of the driver's own services are encoded by their
-        library, Google's protobuf or betterproto.
+        It passes encoded health messages through, and encodes the messages of Google's protobuf and
+        betterproto.
         """
         return EmbeddedCodec()
 
-    def health_service(self) -> EmbeddedHealth:
+    def health_service(self) -> EmbeddedHealthService:
         """Return a new service of the kubelet's health API, v1 and v1alpha1, for the driver's grpclib server.
 
-        The service runs in the loop of that server, with :attr:`codec`. Its streams end with the monitor.
+        The server needs :attr:`codec`. The service's streams end with the monitor.
         """
-        service = EmbeddedHealth(self.subscribe(), encode_devices, self._driver)
+        service = EmbeddedHealthService(self.subscribe(), encode_device_health, self._driver)
         with self._lock:
             self._services.append(service)
             stopped = self._stopped is not None
@@ -373,12 +369,12 @@ class Monitor:
             service.end(STOPPED)
         return service
 
-    def subscribe(self) -> Latest[Report]:
-        """Return a cell that holds the newest report, for the tasks of one asyncio loop."""
+    def subscribe(self) -> LatestValue[Report]:
+        """Return a cell that always holds the newest report, for the tasks of one asyncio loop."""
         return self._hub.subscribe()
 
-    def unsubscribe(self, latest: Latest[Report]) -> None:
-        """Stop publishing to a cell of :meth:`subscribe`."""
+    def unsubscribe(self, latest: LatestValue[Report]) -> None:
+        """Stop updating a cell that :meth:`subscribe` returned."""
         self._hub.unsubscribe(latest)
 
     # --- life cycle ----------------------------------------------------------------------------------------
@@ -391,7 +387,7 @@ class Monitor:
         """
         with self._lock:
             if self._started or self._stopped is not None:
-                raise RuntimeError("a monitor can be started only once; create another one")
+                raise RuntimeError(f"monitor of {self._driver}: can be started only once; create another one")
             self._started = True
         try:
             self._thread.start()
@@ -408,19 +404,25 @@ class Monitor:
             RuntimeError: The caller runs in the core thread, as an async check does.
         """
         if self._thread.is_current:
-            raise RuntimeError("stop() cannot be called in the core thread")
+            raise RuntimeError(
+                f"monitor of {self._driver}: stop() was called in its core thread; use another thread"
+            )
         with self._stopping:
             if self._stopped is None:
                 self._stopped = False
                 hung = self._stop_parts(time.monotonic() + timeout_s)
                 for part in hung:
-                    log.warning("shutdown: %s did not stop in time; abandoning its thread", part)
+                    log.warning(
+                        "driver %s: shutdown: %s did not stop in time; abandoning its thread",
+                        self._driver,
+                        part,
+                    )
                 self._stopped = not hung
             return self._stopped
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
         """Stop like :meth:`stop`, called from an asyncio or Trio task; also works in a cancelled task."""
-        return await CallbackRunner().run_blocking(lambda: self.stop(timeout_s))
+        return await DriverCallbackRunner().run_blocking(lambda: self.stop(timeout_s))
 
     def __enter__(self) -> Self:
         self.start()
@@ -443,21 +445,21 @@ class Monitor:
     # --- failure: core thread only ---------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
-        log.error("driver %s: health core failed; all devices are Unknown", self._driver, exc_info=error)
+        log.error("driver %s: core thread failed; all devices are Unknown", self._driver, exc_info=error)
         self._failure = error
         self._report_failure()
         if self._on_error is not None:
             try:
                 self._on_error(error)
             except BaseException:
-                log.exception("driver %s: on_error raised", self._driver)
+                log.exception("driver %s: on_error raised an exception; it is ignored", self._driver)
 
     def _report_failure(self) -> None:
-        """Report every device Unknown, if the core has failed."""
+        """Report every device Unknown if the core thread has failed; else do nothing."""
         if self._failure is None:
             return
         with self._lock:  # of concurrent callers the last one has all added devices
-            declared, lease_s = self._scheduler.declared.values(), self._config.lease_s
+            declared, lease_s = self._scheduler.declared_devices.values(), self._config.lease_s
             self._hub.publish(
                 failed_report(self.report, declared, self._failure, self.node, lease_s, read_clocks())
             )
@@ -483,13 +485,13 @@ class Monitor:
             hung += self._components.close(end_s)
             hung += self._scheduler.hung_calls(left_s(CHECKS_STOP_S))
         else:
-            hung.append("health core")  # it may still read: its components stay open
+            hung.append("core thread")  # it may still read: its components stay open
         if not self._tracker.close(left_s()):
             hung.append("ledger writer")
         return hung
 
 
 def _check_type(name: str, value: object, kind: type) -> None:
-    """Raise ConfigError if an argument has the wrong type, which would fail later in a thread."""
+    """Raise ConfigError if an argument is neither None nor of the type `kind`."""
     if value is not None and not isinstance(value, kind):
-        raise ConfigError(f"{name}: {value!r} is not a {kind.__name__}")
+        raise ConfigError(f"argument {name}: {value!r} is not a {kind.__name__}")

@@ -1,7 +1,7 @@
 """DRA plugin server for a driver written in Python, and the worker that runs the driver's functions.
 
-The driver prepares claims. The server answers the kubelet in a thread of its own, so a driver that blocks for
-half a minute delays neither health reports nor answers.
+The server answers the kubelet in a thread of its own, so a driver that blocks for half a minute delays
+neither health reports nor other answers.
 """
 
 import asyncio
@@ -15,27 +15,27 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from agent.driver.prepare_tracker import PrepareTracker
-from agent.embed.callback_runner import LOOP_ENDED, CallbackRunner
+from agent.embed.callback_runner import LOOP_ENDED, DriverCallbackRunner
 from agent.embed.monitor import Monitor
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.model.report import Report
 from agent.prepare.errors import DriverError, PrepareError, TransientError
-from agent.prepare.message import kubelet_text
-from agent.prepare.runners import run_plain
-from agent.prepare.steps import attempt
-from agent.serve.dra_plugin.in_flight import RunKind
-from agent.serve.dra_plugin.result import PreparedDevice, WireMode, check_prepared
+from agent.prepare.kubelet_message import kubelet_text
+from agent.prepare.prepare_steps import prepare_steps
+from agent.prepare.step_runners import run_blocking
+from agent.serve.dra_plugin.in_flight import ClaimOperation
+from agent.serve.dra_plugin.instance_server import SHUTTING_DOWN, DriverInstanceServer, OnRegistration
+from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, validate_prepared_devices
 from agent.serve.dra_plugin.serialize_lock import SerializeLock
-from agent.serve.dra_plugin.server import SHUTTING_DOWN, InstanceServer, OnStatus
 from agent.serve.dra_plugin.sockets import plugin_paths
-from agent.system.threads.latest import Latest
+from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from agent.system.threads.with_timeout import call_in_thread
 
 
 class Driver(Protocol):
-    """Functions of a driver, each plain or async; async ones run in the loop that starts the server."""
+    """Functions that a driver provides, plain or async; async ones run in the loop that starts the server."""
 
     def prepare(self, claim: Claim) -> Sequence[PreparedDevice] | Awaitable[Sequence[PreparedDevice]]:
         """Prepare the claim's devices. Idempotent: a second call returns the same answer."""
@@ -45,91 +45,99 @@ class Driver(Protocol):
 
 
 class PrepareWorker:
-    """Worker that prepares and unprepares each claim in its own thread; a hung call blocks only that
-    thread."""
+    """Worker that prepares and unprepares each claim in its own thread; a hung call blocks no other claim."""
 
     def __init__(
         self,
         monitor: Monitor,
         driver: Driver,
-        claims: Callable[[ClaimRef], Claim | Awaitable[Claim]],
-        serial: SerializeLock | None,
+        fetch_claim: Callable[[ClaimRef], Claim | Awaitable[Claim]],
+        serialize_lock: SerializeLock | None,
     ) -> None:
         self.stopping = False
         """Whether the server stops, so that no call may begin."""
-        self.callbacks = CallbackRunner()
+        self.callbacks = DriverCallbackRunner()
         """Runner of the driver's functions."""
         self._monitor = monitor
         self._driver = driver
-        self._claims = claims
-        self._serial = serial
-        self._needs_loop = any(map(inspect.iscoroutinefunction, (driver.prepare, driver.unprepare, claims)))
+        self._claims = fetch_claim
+        self._serial = serialize_lock
+        functions = (driver.prepare, driver.unprepare, fetch_claim)
+        self._needs_loop = any(map(inspect.iscoroutinefunction, functions))
 
-    def start(self, callbacks: CallbackRunner) -> None:
-        """Start to accept calls, with a runner of the driver's functions."""
+    def start(self, callbacks: DriverCallbackRunner) -> None:
+        """Accept calls from now on, and run the driver's functions by `callbacks`."""
         self.callbacks = callbacks
         self.stopping = False
 
-    async def run(self, kind: RunKind, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
-        """Prepare or unprepare a claim. Raises PrepareError.
+    async def run(self, kind: ClaimOperation, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
+        """Prepare or unprepare a claim. Returns its prepared devices; none after an unprepare.
 
         Args:
-            until_s: Latest time of :func:`time.monotonic` to wait for the serialize lock.
+            kind: PREPARE or UNPREPARE.
+            ref: The claim.
+            until_s: Latest time to wait for the serialize lock [s, monotonic clock].
+
+        Raises:
+            PrepareError: The call failed, or did not begin.
         """
-        work = self._prepare if kind is RunKind.PREPARE else self._unprepare
+        work = self._prepare if kind is ClaimOperation.PREPARE else self._unprepare
         return await call_in_thread(lambda: work(ref, until_s), name=f"dh-{kind}")
 
     def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
-        """Classify a failure outside the driver's functions."""
+        """Classify a failure that happened outside the driver's functions."""
         return self._monitor.tracker.classify(Claim(*ref), error)
 
     def unavailable_reason(self) -> str:
         """Return why no claim can be prepared now; empty: claims can be prepared."""
         if self.stopping:
             return SHUTTING_DOWN
-        if self._needs_loop and self.callbacks.has_ended:
+        if self._needs_loop and self.callbacks.has_loop_ended:
             return LOOP_ENDED
         return ""
 
     def _prepare(self, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
         tracker = self._monitor.tracker
         began = tracker.monotonic()
-        claim = run_plain(
-            attempt(_FetchTracker(tracker), self._recorded_claim(ref), began_s=began),
-            lambda: self._fetch(ref),
+        claim = run_blocking(
+            prepare_steps(_FetchTracker(tracker), self._recorded_claim(ref), began_s=began),
+            lambda: self._fetch_claim(ref),
         )
-        return run_plain(attempt(tracker, claim, began_s=began), lambda: self._call_prepare(claim, until_s))
+        return run_blocking(
+            prepare_steps(tracker, claim, began_s=began), lambda: self._call_prepare(claim, until_s)
+        )
 
     def _recorded_claim(self, ref: ClaimRef) -> Claim:
-        """Return the claim with the devices of its last prepare, before it is fetched."""
+        """Return the claim with the devices of its last recorded prepare, used until it is fetched."""
         outcomes = self._monitor.tracker.outcomes()
         last = next((outcome for outcome in outcomes if outcome.claim.uid == ref.uid), None)
         return Claim(
             *ref, devices=tuple(ClaimDevice("", *device) for device in (last.devices if last else ()))
         )
 
-    def _fetch(self, ref: ClaimRef) -> Claim:
+    def _fetch_claim(self, ref: ClaimRef) -> Claim:
         self._check_stopping(ref)
         claim = self.callbacks.call(self._claims, ref)
         if not isinstance(claim, Claim):
             raise DriverError(
-                f"claims returned {type(claim).__name__}, not a Claim", code="driver.bug.answer"
+                f"function `claims` returned {type(claim).__name__}, not a Claim",
+                code="driver.bug.answer",
             )
         if claim.ref != ref:
             raise TransientError(
-                f"claims returned {claim.ref} of uid {claim.uid}, not {ref} of uid {ref.uid}",
+                f"function `claims` returned claim {claim.ref} (UID {claim.uid}), not {ref} (UID {ref.uid})",
                 code="claim.uid_mismatch",
             )
         return claim
 
     def _call_prepare(self, claim: Claim, until_s: float) -> tuple[PreparedDevice, ...]:
-        with self._turn(claim.ref, until_s):
+        with self._serialized(claim.ref, until_s):
             answer = self.callbacks.call(self._driver.prepare, claim)
-        return check_prepared(claim, answer)
+        return validate_prepared_devices(claim, answer)
 
     def _unprepare(self, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
         tracker, failure = self._monitor.tracker, None
-        with self._turn(ref, until_s):
+        with self._serialized(ref, until_s):
             try:
                 self.callbacks.call(self._driver.unprepare, ref)
             except Exception as error:
@@ -141,41 +149,41 @@ class PrepareWorker:
         return ()
 
     @contextmanager
-    def _turn(self, ref: ClaimRef, until_s: float) -> Iterator[None]:
-        """Hold the serialize lock during a driver call. Raises PrepareError on timeout or server stop."""
+    def _serialized(self, ref: ClaimRef, until_s: float) -> Iterator[None]:
+        """Hold the serialize lock during a driver call. Raises PrepareError if it cannot be taken."""
         with ExitStack() as turn:
             if self._serial is not None:
                 try:
                     turn.enter_context(self._serial.hold(until_s))
                 except (TransientError, OSError) as error:
-                    raise self._not_called(ref, error) from error
+                    raise self._not_called_error(ref, error) from error
             self._check_stopping(ref)
             yield
 
     def _check_stopping(self, ref: ClaimRef) -> None:
-        """Raise PrepareError if the server is stopping, because no driver call may begin then."""
+        """Raise PrepareError if the server is stopping."""
         if self.stopping:
-            raise self._not_called(ref, TransientError(SHUTTING_DOWN, code="driver.shutting_down"))
+            raise self._not_called_error(ref, TransientError(SHUTTING_DOWN, code="driver.shutting_down"))
 
-    def _not_called(self, ref: ClaimRef, error: Exception) -> PrepareError:
+    def _not_called_error(self, ref: ClaimRef, error: Exception) -> PrepareError:
         """Return the error for a driver call that did not begin; it is neither retried nor recorded."""
         verdict = self.classify(ref, error)
         return PrepareError(verdict, kubelet_text(verdict))
 
 
 class _FetchTracker:
-    """Prepare tracker for the fetch of a claim: records failures, but no success."""
+    """Prepare tracker for fetching a claim: records failures, but no success."""
 
     def __init__(self, tracker: PrepareTracker) -> None:
         self.classify = tracker.classify
-        self.failed = tracker.failed
+        self.record_failure_and_wait = tracker.record_failure_and_wait
         self.monotonic = tracker.monotonic
         self.jitter = tracker.jitter
 
     def cached_failure(self, claim: Claim) -> None:
-        """Return None (no cached failure), because the claim may have changed."""
+        """Return None, no cached failure: the claim may have changed."""
 
-    def succeeded(self, claim: Claim) -> None:
+    def record_success(self, claim: Claim) -> None:
         """Record nothing: the claim is not prepared yet."""
 
 
@@ -191,8 +199,8 @@ class PluginServer:
     """DRA plugin server of a driver: DRAPlugin v1 and v1beta1, health v1 and v1alpha1, registration.
 
     Each claim has a thread of its own; a hung driver blocks only that thread. Started within a running loop
-    (asyncio or Trio), the server runs the driver's async functions in that loop; without one, in the claim's
-    thread. ``async with`` starts and stops it within a loop, ``with`` elsewhere.
+    (asyncio or Trio), the server runs the driver's async functions in that loop, else in the claim's thread.
+    ``async with`` starts and stops it within a loop, ``with`` elsewhere.
 
     The server never ends the driver's process. If its thread fails, :attr:`failure` has the exception,
     ``on_error`` is called and the sockets are removed, so the kubelet notices.
@@ -206,10 +214,9 @@ class PluginServer:
         plugin_dir: Directory of the driver's socket; None: ``plugins/<driver>`` in the kubelet's directory.
         registry_dir: Directory that the kubelet watches; None: ``plugins_registry`` in the kubelet's.
         pod_uid: UID of the driver's pod, if a new instance starts before the old one ends.
-        wire: Whether the class of an error is also sent as a number.
+        wire: Whether the class of an error is also sent to the kubelet as a number.
         serialize: Whether calls of ``prepare`` and ``unprepare`` run one after the other, across all
-        instances
-            of the driver; a claim that waits for a retry does not block the others.
+            instances of the driver; a claim that waits for a retry does not block the others.
         on_status: Called after each registration: whether it succeeded, and the kubelet's error. Must not
             block.
         on_error: Called in a thread of the server when the server has failed.
@@ -227,10 +234,10 @@ class PluginServer:
         pod_uid: str = "",
         wire: WireMode = WireMode.NONE,
         serialize: bool = True,
-        on_status: OnStatus | None = None,
+        on_status: OnRegistration | None = None,
         on_error: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Raises ConfigError if a socket path is invalid (see :func:`plugin_paths`)."""
+        """Create a server that is not started. Raises ConfigError if a socket path is too long or invalid."""
         self.paths = plugin_paths(
             monitor.driver,
             kubelet_dir=kubelet_dir or monitor.kubelet_dir,
@@ -250,8 +257,8 @@ class PluginServer:
         self._on_status = on_status
         self._on_error = on_error
         self._lock = threading.Lock()
-        self._latest: Latest[Report] | None = None
-        self._plugin: InstanceServer | None = None
+        self._latest: LatestValue[Report] | None = None
+        self._plugin: DriverInstanceServer | None = None
         self._thread: AsyncioThread | None = None
 
     def start(self, timeout_s: float = START_S) -> None:
@@ -260,13 +267,13 @@ class PluginServer:
         A stopped server can be started again.
 
         Raises:
-            Busy: Another instance serves one of the sockets; see ``pod_uid``.
+            ResourceBusy: Another instance serves one of the sockets; see ``pod_uid``.
             ConfigError: A directory or socket cannot be used.
             PermissionDenied: A directory or socket cannot be created.
             RuntimeError: The server runs already or was stopped meanwhile, or the monitor was not started.
             TimeoutError: The server was not ready within ``timeout_s``.
         """
-        self._start(CallbackRunner(), timeout_s)
+        self._start(DriverCallbackRunner(), timeout_s)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """Unregister, finish running calls and stop. Blocks up to ``timeout_s``.
@@ -280,13 +287,15 @@ class PluginServer:
             RuntimeError: The caller runs in the driver's loop, which the driver's functions need to finish;
                 see :meth:`aclose`.
         """
-        if self._thread is not None and self._worker.callbacks.is_current:
-            raise RuntimeError("stop() would block the driver's own loop: use 'await server.aclose()'")
+        if self._thread is not None and self._worker.callbacks.runs_in_driver_loop:
+            raise RuntimeError(
+                "plugin server: stop() blocks the driver's own loop; use 'await server.aclose()'"
+            )
         return self._stop(timeout_s)
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
         """Stop like :meth:`stop`, called from an asyncio or Trio task; also works in a cancelled task."""
-        return await CallbackRunner().run_blocking(lambda: self._stop(timeout_s))
+        return await DriverCallbackRunner().run_blocking(lambda: self._stop(timeout_s))
 
     def _stop(self, timeout_s: float = STOP_S) -> bool:
         with self._lock:
@@ -295,18 +304,18 @@ class PluginServer:
         if thread is None or plugin is None:
             return True
         self._worker.stopping = True
-        plugin.finish_s = max(0.0, timeout_s - END_S)
+        plugin.drain_s = max(0.0, timeout_s - END_S)
         ended = True
         try:
             ended = thread.stop(timeout_s)
         except Exception:  # the thread has ended all the same
-            log.exception("%s: plugin server failed during shutdown", self._monitor.driver)
+            log.exception("driver %s: plugin server failed while stopping", self._monitor.driver)
         finally:
             if latest is not None:
                 self._monitor.unsubscribe(latest)
         if not ended:
             log.warning(
-                "%s: plugin server did not stop within %g s; abandoning its thread",
+                "driver %s: plugin server did not stop within %g s; abandoning its thread",
                 self._monitor.driver,
                 timeout_s,
             )
@@ -322,7 +331,7 @@ class PluginServer:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        callbacks = CallbackRunner()
+        callbacks = DriverCallbackRunner()
         try:
             await callbacks.run_blocking(lambda: self._start(callbacks, START_S))
         except asyncio.CancelledError:  # the server has started meanwhile
@@ -335,16 +344,16 @@ class PluginServer:
     ) -> None:
         await self.aclose()
 
-    def _start(self, callbacks: CallbackRunner, timeout_s: float) -> None:
+    def _start(self, callbacks: DriverCallbackRunner, timeout_s: float) -> None:
         with self._lock:
             if self._thread is not None:
-                raise RuntimeError(f"{self._monitor.driver}: the plugin server runs already")
+                raise RuntimeError(f"driver {self._monitor.driver}: the plugin server runs already")
             if not self._monitor.is_started:
-                raise RuntimeError(f"{self._monitor.driver}: the monitor does not run; start it first")
+                raise RuntimeError(f"driver {self._monitor.driver}: the monitor does not run; start it first")
             self.failure = None
             self._worker.start(callbacks)
             self._latest = self._monitor.subscribe()
-            self._plugin = InstanceServer(
+            self._plugin = DriverInstanceServer(
                 self._latest,
                 self._worker,
                 driver=self._monitor.driver,
@@ -362,11 +371,10 @@ class PluginServer:
             raise
 
     def _fail(self, error: BaseException) -> None:
-        """Store the failure and call ``on_error``; runs in the failed thread, after the sockets were
-        removed."""
+        """Store the failure and call ``on_error``. Runs in the failed thread, after its sockets are gone."""
         self.failure = error
         log.error(
-            "%s: plugin server failed; the kubelet can no longer reach the driver",
+            "driver %s: plugin server failed; the kubelet can no longer reach the driver",
             self._monitor.driver,
             exc_info=error,
         )
@@ -376,4 +384,4 @@ class PluginServer:
             try:
                 self._on_error(error)
             except BaseException:
-                log.exception("%s: on_error raised", self._monitor.driver)
+                log.exception("driver %s: on_error raised an exception; it is ignored", self._monitor.driver)

@@ -1,1 +1,1 @@
-"""The reconcile loop: one pure step from snapshot to report, and the loop that runs it."""
+"""Health engine: one pure step from a snapshot to a health report, and the loop that runs it."""

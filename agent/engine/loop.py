@@ -1,7 +1,7 @@
-"""Engine loop: decides when to evaluate and when to publish.
+"""Engine loop: decides when to evaluate health and when to publish a report.
 
-It evaluates when a source reports a visible change, when a dwell time ends, and at each heartbeat. It
-publishes when the evaluation changed the visible state, and at each heartbeat. :func:`agent.engine.step.step`
+The loop evaluates when the snapshot source reports a change, when a waiting time of a fault ends, and at each
+heartbeat. It publishes a report when devices or notes changed, and at each heartbeat. agent.engine.step
 computes the report.
 """
 
@@ -14,17 +14,16 @@ import trio
 
 from agent.engine.step import EngineState, step
 from agent.health.stalls import is_stalled
-from agent.model.faults import PersistentGpuState
 from agent.model.health import DeviceHealth
+from agent.model.persistent_faults import PersistentGpuState
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 
-JITTER: Final = 0.1  # heartbeats come up to a tenth early, never late, so that nodes do not publish in step
+JITTER: Final = 0.1  # share by which heartbeats come early, so that nodes publish at different times
 MAX_DUTY_CYCLE: Final = 4
-"""Sleep between evaluations when sources wake the loop all the time, in multiples of the evaluation's run
-time: 4 limits the loop to 20 % of a CPU."""
+"""Shortest pause after an evaluation, in multiples of its run time: 4 limits the loop to 20 % of a CPU."""
 
 _TIMES: Final = frozenset({"since", "verified"})
 _visible_fields: Final = itemgetter(
@@ -36,13 +35,13 @@ class SnapshotSource(Protocol):
     """Source of snapshots that wakes the engine loop through an eventfd."""
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when something that a rule reads has changed."""
+        """Return the file descriptor of an eventfd that is readable when readings of rules have changed."""
 
     def clear(self) -> None:
-        """Reset the eventfd after a wake; the loop calls this before :meth:`read`."""
+        """Reset the eventfd after a wake; the engine loop calls this before :meth:`read`."""
 
     def read(self) -> Snapshot | None:
-        """Return the newest complete snapshot; None if the source has not completed any yet."""
+        """Return the newest complete snapshot; None: there is none yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,11 @@ class LoopTiming:
     """Intervals of the engine loop."""
 
     heartbeat_s: float
+    """Time between two reports without a change [s]."""
     debounce_ns: int
+    """Shortest time between two reports of changes [ns]."""
     watchdog_s: float | None
-    """Longest time between two watchdog notifications that the supervisor (systemd) accepts."""
+    """Time without a notification after which systemd restarts the agent [s]; None: no watchdog."""
 
     @property
     def watchdog_period_ns(self) -> int | None:
@@ -61,7 +62,7 @@ class LoopTiming:
 
 
 class EngineLoop:
-    """Loop that calls :func:`step` and publishes its reports. Event loop only."""
+    """Loop that evaluates health in steps and publishes the reports. Event loop only."""
 
     def __init__(
         self,
@@ -75,17 +76,17 @@ class EngineLoop:
         notify_watchdog: Callable[[], None],
         jitter: Callable[[], float],
     ) -> None:
-        """Store the collaborators.
+        """Create a loop that has not evaluated yet.
 
         Args:
-            source: Source of wakes and snapshots.
-            state: Initial state.
+            source: Source of the snapshots, which also wakes the loop.
+            state: State before the first evaluation.
             timing: Heartbeat, debounce and watchdog intervals.
-            clock: Function that returns the current time on both clocks.
-            publish: Receiver of reports; must not block.
-            save_faults: Receiver of GPU faults to keep across restarts, called on change; must not block.
-            notify_watchdog: Function called after an evaluation in which all vital sources were alive.
-            jitter: Function that returns a random number from 0 to 1.
+            clock: Returns the time on the monotonic and the wall clock.
+            publish: Called with each report to publish; must not block.
+            save_faults: Called with the GPU faults that a restart must keep, when they change; must not
+            block. notify_watchdog: Called after an evaluation in which all vital sources were alive.
+            jitter: Returns a random number from 0 to 1.
         """
         self._source = source
         self._state = state
@@ -149,8 +150,7 @@ class EngineLoop:
         self._throttled_until_ns = now.mono_ns + (MAX_DUTY_CYCLE + 1) * (self._clock().mono_ns - now.mono_ns)
 
     async def _wait(self) -> bool:
-        """Wait until the source wakes the loop or the next evaluation is due; return True if the source woke
-        it."""
+        """Wait until the source wakes the loop (True) or the next evaluation is due (False)."""
         until_ns = self._next_publish_ns()
         if self._state.due_ns is not None:
             until_ns = min(until_ns, self._state.due_ns)
@@ -160,7 +160,7 @@ class EngineLoop:
         return False
 
     async def _debounce(self) -> None:
-        """Sleep, so that changes soon after a published change are published together in one report."""
+        """Sleep so that further changes are in the same report, and evaluations use at most 20 % of a CPU."""
         until_ns = max(self._changed_ns + self._timing.debounce_ns, self._throttled_until_ns)
         if (remaining_s := self._remaining_s(min(until_ns, self._next_publish_ns()))) > 0:
             await trio.sleep(remaining_s)
@@ -176,18 +176,16 @@ class EngineLoop:
 
 
 def _is_alive(report: Report, now: Instant) -> bool:
-    """Return True if no vital source is stalled and at least one has finished a pass recently."""
+    """Return whether no vital source is stalled, and one has finished a pass recently."""
     vital = [source for source in report.sources if source.vital]
     stalled = any(source.state is SourceState.STALLED for source in vital)
     return not stalled and any(not is_stalled(source, now) for source in vital)
 
 
 def visible_state(report: Report) -> tuple[object, ...]:
-    """Return the report's fields whose change is published at once: all but times, counters and resource
-    usage.
+    """Return the fields of a report whose change is published at once: all except times, counters and costs.
 
-    Of the sources only the stalled ones are included: other failures come and go, and the verdicts show their
-    effect.
+    Of the sources only the stalled ones are included, because verdicts show the effect of other failures.
     """
     return (
         list(map(_visible_fields, report.devices)),

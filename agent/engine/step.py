@@ -1,16 +1,15 @@
-"""The whole engine in one function: :func:`step` turns a state and a snapshot into the next state and a
-report on all devices.
+"""One step of the health engine: from its state and a snapshot to the next state and a health report.
 
-Read this first. The function is pure: it reads no clock, file or socket and changes nothing in place, so
-recorded snapshots replay to identical reports. Each decision is made in one package:
+Read this first. The step is pure: it reads no clock, file or socket, so that recorded snapshots can be
+replayed with the same reports. The rules and decisions are in these modules:
 
-    health/host/              rules for CPUs, memory, hugepages, PCI functions, cgroups, pods and the node
-    health/gpu/               rules for GPUs, by what NVML reports
-    health/gpu/faults/        GPU faults by events: XIDs and their recovery
+    health/host/              rules for CPUs, memory, hugepages, PCI functions, cgroups, pods and the machine
+    health/gpu/               rules for GPUs, from readings of NVML
+    health/gpu/faults/        GPU faults that are reported once, such as XIDs, and their end
     health/kernel_log/        facts that lines of the kernel log state about the host
     health/declared/          devices that drivers declare, their own checks and the faults they report
     health/stalls.py          stalled sources
-    health/state_machine.py   when a finding becomes a cause of a verdict, and when the cause clears
+    health/state_machine.py   when the finding of a rule becomes the cause of a verdict, and when it clears
     health/verdict.py         health, message and lease of a device
 """
 
@@ -18,51 +17,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.devices.inventory import Device
-from agent.health.declared.checks import check_sources, checks_subject
-from agent.health.declared.devices import declared_notes, declared_verdicts
+from agent.devices.inventory import InventoryDevice
+from agent.health.declared.driver_checks import check_conditions_subject, check_sources
 from agent.health.declared.driver_faults import DriverFaultState, update_driver_faults, with_driver_faults
-from agent.health.declared.state import DeclaredState, redeclared, update_declared
+from agent.health.declared.state import DeclaredState, redeclared_devices, update_declared
 from agent.health.declared.verdict_cache import VerdictCache
-from agent.health.evaluation import CachedOk, Conditions, Evaluation, Subject
+from agent.health.declared.verdicts import declared_verdicts, invalid_file_notes
+from agent.health.evaluation import CachedOkResults, Conditions, Evaluation, Subject
 from agent.health.gpu.faults.checkpoint import RestoredFaults
 from agent.health.gpu.rule_state import gpu_devices, gpu_sources
 from agent.health.gpu.state import GpuEvaluation, GpuState, evaluate_gpus
-from agent.health.gpu.verdicts import START_NS, gpu_verdicts
-from agent.health.host.cgroup.state import view_groups
+from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS, gpu_verdicts
+from agent.health.host.cgroup.state import cgroup_rule_inputs
 from agent.health.host.pod.attribution import evaluate_pods
-from agent.health.host.pod.state import PodAuditState, next_pods_state
-from agent.health.host.state import HostRuleState, is_starting, next_host_state
-from agent.health.host.verdicts import evaluate_host, host_verdicts, node_notes
+from agent.health.host.pod.state import PodAuditState, next_pod_audit_state
+from agent.health.host.state import HostRuleState, is_snapshot_incomplete, next_host_state
+from agent.health.host.verdicts import evaluate_host, host_verdicts, machine_causes
 from agent.health.stalls import SourceStall, find_stalls, stall_limit_ns, with_stall
 from agent.health.verdict import PreviousVerdicts
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
-from agent.model.settings import Settings
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
-STALL_RETRY_NS: Final = NS
+STALL_RECHECK_NS: Final = NS
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """Values that the engine carries from one evaluation to the next."""
+    """State of the health engine that one evaluation passes to the next."""
 
-    settings: Settings
+    settings: EngineSettings
     host: HostRuleState = field(default_factory=HostRuleState)
     gpus: GpuState = field(default_factory=GpuState)
     declared: DeclaredState = field(default_factory=DeclaredState)
     verdict_cache: VerdictCache = field(default_factory=VerdictCache)
-    """Cached verdicts on declared devices: saves work, does not change results."""
-    ok_cache: Mapping[Subject, CachedOk] = field(default_factory=dict)
-    """Cached rule results of devices and cgroups without findings: saves work, does not change results."""
+    """Cached verdicts on declared devices; they save work and do not change results."""
+    ok_cache: Mapping[Subject, CachedOkResults] = field(default_factory=dict)
+    """Cached rule results of devices and cgroups without findings; they save work, results stay the same."""
     driver_faults: DriverFaultState = field(default_factory=dict)
     pods: PodAuditState = field(default_factory=PodAuditState)
     conditions: Conditions = field(default_factory=dict)
     stalled: Mapping[str, SourceStall] = field(default_factory=dict)
-    """Sources that are stalled or have only just resumed, by name."""
+    """Sources that are stalled, or were a moment ago, by name."""
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
     """Verdicts of the last evaluation, by device."""
     started: Instant | None = None
@@ -72,13 +71,11 @@ class EngineState:
     lease_salt_s: int = 0
     """Number added to every lease [s]; see :func:`_lease_salt`."""
     due_ns: int | None = None
-    """Time of the next evaluation if no source wakes the engine earlier, for example the end of a dwell time;
-    None: no evaluation is due."""
+    """Monotonic time of the next evaluation, unless a source wakes the engine earlier [ns]; None: no time."""
 
 
-def initial_state(settings: Settings, restored: RestoredFaults | None = None) -> EngineState:
-    """Return the state at the agent's start, with the GPU faults restored from the checkpoint if there is
-    one."""
+def initial_state(settings: EngineSettings, restored: RestoredFaults | None = None) -> EngineState:
+    """Return the engine's state at the agent's start; ``restored``: GPU faults from the checkpoint."""
     if restored is None:
         return EngineState(settings)
     gpus = GpuState(restored.gpus, restored.faults, restored.recovery_signs)
@@ -86,12 +83,12 @@ def initial_state(settings: Settings, restored: RestoredFaults | None = None) ->
 
 
 def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineState, Report]:
-    """Evaluate all devices, pods and the machine once.
+    """Evaluate the health of the machine, its devices and its pods once.
 
     Args:
-        state: Return value of the last call, or of :func:`initial_state`.
+        state: State from the last step, or from :func:`initial_state`.
         snapshot: Newest complete snapshot of all sources.
-        now: Time of this evaluation, not before the snapshot's.
+        now: Time of this evaluation, not earlier than the snapshot.
 
     Returns:
         The next state and the report. A report with ``starting`` set is incomplete and must not be published:
@@ -113,7 +110,7 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
     stalled = find_stalls(state.stalled, read, now)
     sources = {source.name: source for source in read}
     sources |= {name: with_stall(sources[name], stalled) for name in stalled}
-    pods = next_pods_state(state.pods, snapshot.pods, sources, now)
+    pods = next_pod_audit_state(state.pods, snapshot.pods, sources, now)
 
     # 3. Run the rules and derive verdicts: the host's devices and GPUs, declared devices, driver-reported
     # faults
@@ -121,10 +118,10 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
         settings, _previous_conditions(state, gpus, declared), sources, now, state.ok_cache
     )
     starting = [source for source in sources.values() if source.state is SourceState.STARTING]
-    is_late = now.mono_ns - started.mono_ns >= START_NS
-    _schedule_source_checks(evaluation, starting, started, is_late=is_late)
+    is_late = now.mono_ns - started.mono_ns >= FIRST_PASS_WAIT_NS
+    _schedule_stall_detection(evaluation, starting, started, is_late=is_late)
     previous = PreviousVerdicts(started, state.evaluated, state.devices, stalled, _lease_salt(state, now))
-    if not is_starting(snapshot):
+    if not is_snapshot_incomplete(snapshot):
         evaluate_host(evaluation, host, snapshot)
     own = dict(host_verdicts(evaluation, previous, host))
     own.update(gpu_verdicts(evaluation, previous, gpus, snapshot))
@@ -135,15 +132,15 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
     found.update(with_driver_faults(evaluation, previous, driver_faults, declared.known, found))
 
     # 4. Evaluate cgroups and pods, and add their causes to the devices they use
-    own_devices = sorted(own, key=Device.sort_key)  # reported before declared devices
+    own_devices = sorted(own, key=InventoryDevice.sort_key)  # reported before declared devices
     known = {**{device.subject: device for device in own_devices}, **declared.known}
     devices = {device.subject: own[device] for device in own_devices} | found
-    groups = view_groups(host.groups, snapshot, settings, now)
+    groups = cgroup_rule_inputs(host.groups, snapshot, settings, now)
     pod_notes, affected = evaluate_pods(
         evaluation, previous, pods, groups, known, devices, declared.declaring
     )
     devices.update(affected)
-    notes = (*node_notes(evaluation, host, snapshot), *pod_notes, *declared_notes(declared))
+    notes = (*machine_causes(evaluation, host, snapshot), *pod_notes, *invalid_file_notes(declared))
 
     # 5. Return the report and the next state
     report = Report(
@@ -160,14 +157,14 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
         starting=any(source.vital or not is_late for source in starting),
     )
     if gpus.due_ns is not None:
-        evaluation.due_ns.append(max(gpus.due_ns, now.mono_ns + STALL_RETRY_NS // 10))
+        evaluation.due_ns.append(max(gpus.due_ns, now.mono_ns + STALL_RECHECK_NS // 10))
     state = EngineState(
         settings,
         host=host,
         gpus=gpus.state,
         declared=declared,
         verdict_cache=verdict_cache,
-        ok_cache=evaluation.still_ok,
+        ok_cache=evaluation.next_cached_ok,
         driver_faults=driver_faults,
         pods=pods,
         conditions=evaluation.conditions,
@@ -181,28 +178,26 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
     return state, report
 
 
-def _schedule_source_checks(
+def _schedule_stall_detection(
     evaluation: Evaluation, starting: Sequence[SourceSample], started: Instant, *, is_late: bool
 ) -> None:
-    """Schedule the evaluations that detect a resumed or stalled source, because neither change wakes the
-    engine."""
+    """Schedule evaluations that detect stalled and resumed sources, which do not wake the engine."""
     now_ns = evaluation.now.mono_ns
     for source in evaluation.sources.values():
         if source.state is SourceState.STALLED:
-            evaluation.due_ns.append(now_ns + max(source.period_ns, STALL_RETRY_NS))
+            evaluation.due_ns.append(now_ns + max(source.period_ns, STALL_RECHECK_NS))
     for source in starting:
         if source.vital:
             evaluation.due_ns.append(source.beat_ns + stall_limit_ns(source) + 1)
         elif not is_late:
-            evaluation.due_ns.append(started.mono_ns + START_NS)
+            evaluation.due_ns.append(started.mono_ns + FIRST_PASS_WAIT_NS)
 
 
 def _lease_salt(state: EngineState, now: Instant) -> int:
-    """Return the number of seconds to add to every lease: 0 or 1, toggled if leases expired before this
-    evaluation.
+    """Return the number to add to every lease [s]: 0 or 1, the other number if the last leases have expired.
 
-    The kubelet lets a lease expire silently, and refreshes it without updating the pods if the next message
-    is identical to the last. So the first report after a gap must differ in a number that has no effect.
+    If the first list of devices after an expiry equals the last list, the kubelet renews the leases but does
+    not update the pods. A lease that differs by one second makes it update them.
     """
     gap_ns = now.mono_ns - state.evaluated.mono_ns if state.evaluated else 0
     if gap_ns <= state.settings.lease_s * NS:  # no device has a shorter lease
@@ -212,13 +207,12 @@ def _lease_salt(state: EngineState, now: Instant) -> int:
 
 
 def _previous_conditions(state: EngineState, gpus: GpuEvaluation, declared: DeclaredState) -> Conditions:
-    """Return the raised and pending faults of the last evaluation, without those of replaced GPUs and
-    redeclared devices."""
-    names = redeclared(state.declared.devices, declared.devices)
-    names |= {checks_subject(name) for name in names}
+    """Return the conditions of the last evaluation, except those of replaced GPUs and redeclared devices."""
+    names = redeclared_devices(state.declared.devices, declared.devices)
+    names |= {check_conditions_subject(name) for name in names}
     if gpus.replaced:
         known = gpu_devices(state.gpus.rule_state)
-        names |= {device.name for device in known if device.gpu in gpus.replaced}
+        names |= {device.name for device in known if device.gpu_number in gpus.replaced}
     if not names:
         return state.conditions
     return {key: condition for key, condition in state.conditions.items() if key[0] not in names}

@@ -1,2 +1,2 @@
-"""Rules, the faults that they raise, and verdicts on devices. Pure: no module reads a clock, file or
-socket."""
+"""Health rules, the faults that they raise, and verdicts on devices. Pure: no module here reads a clock, file
+or socket."""

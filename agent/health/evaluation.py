@@ -1,5 +1,5 @@
-"""One evaluation of the rules: rule results advance conditions (raised or pending faults), and raised ones
-become causes of verdicts."""
+"""One evaluation of the health rules: rule results update conditions (raised or pending faults), and raised
+conditions become causes of verdicts."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -9,72 +9,81 @@ from agent.health.rules import (
     OK,
     CatalogRow,
     Rule,
+    RuleInputUnreadable,
     RuleNotApplicable,
     RuleNotEvaluated,
     RuleResult,
-    Unreadable,
     unreadable_row,
 )
-from agent.health.state_machine import Condition, Phase, advance, due_ns, worst_first
+from agent.health.state_machine import (
+    Condition,
+    ConditionPhase,
+    causes_worst_first,
+    next_change_ns,
+    next_condition,
+)
 from agent.model.health import Cause, Finding, NotApplicable, Severity
-from agent.model.settings import Settings
-from agent.model.source import SourceSample, SourceState
+from agent.model.settings import EngineSettings
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 Subject = str
-"""Device or cgroup that a condition concerns: the device's name, or ``group:<id>``."""
+"""Name of the device that a condition concerns; ``group:<id>`` for a cgroup, ``node`` for the machine."""
 Conditions = Mapping[tuple[Subject, str], Condition]
 """Conditions (raised or pending faults) by subject and finding code."""
 
 
-class CachedOk(NamedTuple):
-    """Rule results of a device or cgroup without findings, reused while the rules' input stays equal."""
+class CachedOkResults(NamedTuple):
+    """Rule results of a device that had no findings, reused while the rules' input (``view``) stays equal."""
 
     view: object
     not_applicable: tuple[NotApplicable, ...]
     not_evaluated: tuple[NotApplicable, ...]
     due_in_ns: tuple[int, ...]
-    """Delays after which the rules need another evaluation [ns]."""
+    """Delays after which the rules must be evaluated again [ns]."""
     sources: Set[str]
-    """Names of the sources when the results were cached: a rule whose source is absent does not run."""
+    """Names of the sources that existed when the results were cached; only rules of these sources ran."""
 
 
 @dataclass(slots=True)
 class SubjectConditions:
-    """Conditions of one device or cgroup during an evaluation."""
+    """Conditions (raised or pending faults) of one device or cgroup, before and after an evaluation."""
 
     previous_codes: list[str] = field(default_factory=list)
-    """Codes of the conditions before this evaluation."""
+    """Finding codes of the conditions before this evaluation."""
     current: dict[str, Condition] = field(default_factory=dict)
-    """Conditions after this evaluation, by code."""
+    """Conditions after this evaluation, by finding code."""
     is_changing: bool = False
-    """Whether the same results in the next evaluation would change a condition."""
+    """True: equal rule results in the next evaluation would still change a condition, for example clear
+    it."""
     has_finding: bool = False
-    """Whether a rule returned a finding, even if the finding raised no condition because its source is
+    """True: a rule returned a finding or RuleInputUnreadable, even if it raised nothing because the source is
     stalled."""
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """Collector of the rule results of one evaluation, from which the verdicts are derived."""
+    """Collector of the rule results of one evaluation; verdicts are derived from its conditions."""
 
-    settings: Settings
+    settings: EngineSettings
     previous: Conditions
     """Conditions of the last evaluation."""
     sources: Mapping[str, SourceSample]
     now: Instant
-    cached: Mapping[Subject, CachedOk] = field(default_factory=dict)
+    cached_ok: Mapping[Subject, CachedOkResults] = field(default_factory=dict)
     """Cached results of the last evaluation."""
-    still_ok: dict[Subject, CachedOk] = field(default_factory=dict)
+    next_cached_ok: dict[Subject, CachedOkResults] = field(default_factory=dict)
     """Results of this evaluation that the next evaluation may reuse."""
     conditions: dict[tuple[Subject, str], Condition] = field(default_factory=dict)
     """Conditions after this evaluation."""
     not_applicable: list[NotApplicable] = field(default_factory=list)
+    """Rules that do not apply to a subject, with the reason."""
     not_evaluated: list[NotApplicable] = field(default_factory=list)
+    """Rules that could not decide yet, with the reason."""
     due_ns: list[int] = field(default_factory=list)
-    """Times at which the next evaluation is needed even if no source wakes the engine."""
+    """Times at which the next evaluation is needed even if no source wakes the engine [ns]."""
     _subjects: dict[Subject, SubjectConditions] = field(default_factory=dict)
-    """Records of the devices and cgroups with conditions or findings; the others have no record."""
+    """Conditions of the devices and cgroups with conditions or findings; the others have no entry."""
 
     def __post_init__(self) -> None:
         for subject, code in self.previous:
@@ -89,15 +98,16 @@ class Evaluation:
     def apply_result(
         self, subject: Subject, rule: Rule, result: RuleResult, source: SourceSample | None = None
     ) -> None:
-        """Update the condition of a rule, and the condition for its unreadable readings, by one rule result.
+        """Record one rule result: update the condition of the rule's code and of ``<code>.unreadable``, or
+        list the rule as not applicable or not evaluated.
 
         Args:
-            source: Source whose pass the rule evaluated; None: the rule's own source.
+            source: Source whose pass the rule evaluated; None: the source in the rule's catalog row.
         """
         if isinstance(result, RuleNotApplicable):
             self.not_applicable.append(NotApplicable(subject, rule.code, result.reason))
             return
-        if rule.counter:  # a rate needs readings that are not too far apart
+        if rule.counts_growth:  # a rate needs readings that are not too far apart
             window_s = rule.window_s or self.settings.throttle_window_s
             self.due_ns.append(self.now.mono_ns + window_s * NS // 2)
         if isinstance(result, RuleNotEvaluated):
@@ -111,30 +121,28 @@ class Evaluation:
         self._update_conditions(subject, rule, result, source or self.sources[rule.source])
 
     def run_rules(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
-        """Call each rule whose source is read with ``view``, the rules' input, and apply the results."""
+        """Evaluate the rules whose sources exist with ``view`` (their input), and apply their results."""
         for rule in rules:
             if rule.source in self.sources:
                 self.apply_result(subject, rule, rule.evaluate(view))
 
     def run_cached_rules(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
-        """Apply the rules' results like :meth:`run_rules`, but reuse cached results without findings for an
-        equal view.
-
-        The rules are functions of their view, and a subject must have the same rules in every evaluation.
-        """
-        cached, record = self.cached.get(subject), self._subjects.get(subject)
+        """Evaluate the rules like :meth:`run_rules`, but reuse the last results if they had no finding and
+        ``view`` (the rules' input) has not changed. A subject must have the same rules in every
+        evaluation."""
+        cached, record = self.cached_ok.get(subject), self._subjects.get(subject)
         had_conditions = record is not None and bool(record.previous_codes)
         if cached and not had_conditions and cached.view == view and cached.sources == self.sources.keys():
             self.not_applicable += cached.not_applicable
             self.not_evaluated += cached.not_evaluated
             self.due_ns += [self.now.mono_ns + in_ns for in_ns in cached.due_in_ns]
-            self.still_ok[subject] = cached
+            self.next_cached_ok[subject] = cached
             return
-        not_applicable, not_evaluated, due = self.mark()
+        not_applicable, not_evaluated, due = self.list_lengths()
         self.run_rules(subject, rules, view)
         record = self._subjects.get(subject)
         if not had_conditions and (record is None or not record.has_finding):
-            self.still_ok[subject] = CachedOk(
+            self.next_cached_ok[subject] = CachedOkResults(
                 view,
                 tuple(self.not_applicable[not_applicable:]),
                 tuple(self.not_evaluated[not_evaluated:]),
@@ -146,7 +154,7 @@ class Evaluation:
         self, subject: Subject, rule: Rule, result: RuleResult, source: SourceSample
     ) -> None:
         unreadable = unreadable_row(rule)
-        if isinstance(result, Unreadable):
+        if isinstance(result, RuleInputUnreadable):
             finding = Finding(unreadable.code, Severity.UNKNOWN, f"{result.name}: {result.reading}")
             self.update_condition(subject, unreadable, finding, source)
             self.update_condition(subject, rule, None, source, seen=False)
@@ -169,16 +177,19 @@ class Evaluation:
         valid_when_stalled: bool = False,
         since: Instant | None = None,
     ) -> None:
-        """Advance the condition of a catalog row by a finding; None: no fault was found.
+        """Update the condition (raised or pending fault) of one subject and one finding code.
 
         Args:
+            row: Catalog row of the code.
+            finding: Finding of this evaluation; None: no fault was found.
+            source: Source whose pass was evaluated.
             seen: False if the rule could not be evaluated.
-            valid_when_stalled: Whether the finding counts although the source is stalled.
+            valid_when_stalled: True: the finding counts although the source is stalled.
             since: Time when the fault began, if known more exactly than the evaluation's time.
         """
         seen = seen and (valid_when_stalled or source.state is not SourceState.STALLED)
         previous = self.previous.get((subject, row.code))
-        condition = advance(previous, finding, row, source.passes, self.now, seen=seen)
+        condition = next_condition(previous, finding, row, source.passes, self.now, seen=seen)
         if condition is None:
             return
         if since is not None and finding is not None:
@@ -186,34 +197,34 @@ class Evaluation:
         self.conditions[subject, row.code] = condition
         record = self._record(subject)
         record.current[row.code] = condition
-        if not seen or finding is None or condition.phase is not Phase.RAISED:
+        if not seen or finding is None or condition.phase is not ConditionPhase.RAISED:
             record.is_changing = True
         if not seen:  # time alone does not change a condition that cannot be evaluated
             return
-        due = due_ns(condition, row, source.period_ns, self.now.mono_ns)
+        due = next_change_ns(condition, row, source.period_ns, self.now.mono_ns)
         if due is not None:
             self.due_ns.append(due)
 
-    def mark(self) -> tuple[int, int, int]:
+    def list_lengths(self) -> tuple[int, int, int]:
         """Return the lengths of ``not_applicable``, ``not_evaluated`` and ``due_ns``."""
         return len(self.not_applicable), len(self.not_evaluated), len(self.due_ns)
 
     def stable_codes(self, subject: Subject) -> tuple[str, ...] | None:
-        """Return the codes of a subject's conditions; None if the same results in the next evaluation would
-        change one."""
+        """Return the finding codes of a subject's conditions; None if equal rule results in the next
+        evaluation would still change a condition."""
         record = self._subjects.get(subject)
         if record is None:
             return ()
         return None if record.is_changing else tuple(record.current)
 
     def repeat_finding(self, subject: Subject, code: str, passes: int) -> None:
-        """Keep a condition raised because further passes of its source returned the same finding."""
+        """Keep a raised condition, because its source finished ``passes`` passes with the same finding."""
         condition = self.previous[subject, code]._replace(last_pass=passes)
         self.conditions[subject, code] = condition
         self._record(subject).current[code] = condition
 
     def previous_codes(self, subject: Subject) -> list[str]:
-        """Return the codes of a subject's conditions before this evaluation."""
+        """Return the finding codes of a subject's conditions before this evaluation."""
         record = self._subjects.get(subject)
         return record.previous_codes if record else []
 
@@ -223,9 +234,9 @@ class Evaluation:
         """Return the causes (raised conditions) of a subject, worst first.
 
         Args:
-            row_of: Function that returns the catalog row of a code.
-            parent: Subject whose causes above ``info`` are added; of two causes with the same code the more
-            severe is returned.
+            row_of: Function that returns the catalog row of a finding code.
+            parent: Second subject, whose causes above ``info`` are added, for example the whole GPU of a MIG
+                slice. If both have a cause of one code, the more severe cause is returned.
         """
         own, of_parent = self._subjects.get(subject), self._subjects.get(parent)
         found = dict(own.current) if own else {}
@@ -233,20 +244,20 @@ class Evaluation:
             own_condition = found.get(code)
             is_worse = (
                 own_condition is None
-                or not own_condition.held
+                or not own_condition.is_cause
                 or own_condition.finding.severity < condition.finding.severity
             )
-            if condition.held and is_worse and condition.finding.severity > Severity.INFO:
+            if condition.is_cause and is_worse and condition.finding.severity > Severity.INFO:
                 found[code] = condition
         if not found:
             return []
-        held = [(row_of(code), condition) for code, condition in worst_first(found.items())]
+        held = [(row_of(code), condition) for code, condition in causes_worst_first(found.items())]
         held.sort(key=lambda item: (-item[1].finding.severity, not item[0].listed_first))
         return [_cause(row, condition) for row, condition in held]
 
 
 def row_with_code(rules: Iterable[Rule], code: str) -> CatalogRow:
-    """Return the catalog row of a code: a rule's own row, or the row for its unreadable readings."""
+    """Return the catalog row of a finding code: a rule's own row, or the row of ``<code>.unreadable``."""
     return next(row for rule in rules for row in (rule, unreadable_row(rule)) if row.code == code)
 
 

@@ -1,26 +1,21 @@
-"""Sliding window over a counter, from which the growth within the last minutes is computed.
+"""Sliding window over the readings of a counter, from which the growth within the last minutes is computed.
 
-A window restarts where the growth between two readings is unknown: the counter fell because it was reset,
-could not be read, or was not read for longer than the window. Its span then shows that it is short.
+A window restarts with one point where the growth between two readings is unknown: the counter fell because it
+was reset, could not be read, or was not read for longer than the window.
 
-A window keeps no more points than it needs. A point is dropped if its neighbours have the same value or are
-at most a twelfth of the window apart. So growth is dated to a twelfth of the window, or to the interval
-between two readings if that is longer.
-
-A growth counts the events between the points within a window. Events between the last point before the window
-and the first point in it may be older and are not counted. So a growth never exceeds the number of events in
-the window, and rare single events have no rate; a growth can miss the events of a twelfth of the window, or
-between two distant readings.
+A window keeps about twelve points. A point is dropped if its neighbours have the same value or are at most a
+twelfth of the window apart. The growth is the difference between the newest point and the first point inside
+the window, so it never exceeds the real growth, but can miss the events of a twelfth of the window.
 """
 
 from typing import Final, NamedTuple
 
-from agent.health.rules import Growth
+from agent.health.rules import CounterGrowth
 from agent.model.reading import NEVER_READ, Missing, Reading
 from agent.model.time import NS
 
-STEPS: Final = 12
-"""Approximate number of points in a window: for a window of one minute, one every 5 s."""
+POINTS_PER_WINDOW: Final = 12
+"""Approximate number of points in a window; a window of one minute has one every 5 s."""
 
 
 class CounterPoint(NamedTuple):
@@ -32,19 +27,19 @@ class CounterPoint(NamedTuple):
 
 
 RateWindow = tuple[CounterPoint, ...]
-"""Points of one counter, oldest first, with non-decreasing values. The first one is at or before the
-beginning of the window if the counter has been read for that long.
-"""
+"""Points of one counter, oldest first, with non-decreasing values. If the counter has been read for long
+enough, the first point is at or before the beginning of the window."""
 
 
-def appended(window: RateWindow, reading: Reading, t_ns: int, window_ns: int) -> RateWindow:
-    """Return the window with the newest reading appended.
+def append_reading(window: RateWindow, reading: Reading, t_ns: int, window_ns: int) -> RateWindow:
+    """Return the window with the newest reading appended; empty if the reading is missing. A reading that was
+    appended before is not added again.
 
     Args:
         window: Return value of the last call; empty in the first call.
-        reading: Value of the counter as read at ``t_ns``.
-        t_ns: Time of the reading, not before the last point. Appending the same reading twice adds one point.
-        window_ns: Longest window over which a growth will be computed.
+        reading: Value of the counter.
+        t_ns: CLOCK_MONOTONIC of the reading, not before the last point [ns].
+        window_ns: Longest window over which a growth will be computed [ns].
     """
     if isinstance(reading, Missing):
         return ()
@@ -56,53 +51,53 @@ def appended(window: RateWindow, reading: Reading, t_ns: int, window_ns: int) ->
     if reading < last or t_ns - last_ns > window_ns:
         return (CounterPoint(t_ns, reading),)
     first, end = 0, len(window)
-    if end > 1 and (reading == window[-2].value or t_ns - window[-2].t_ns <= window_ns // STEPS):
+    if end > 1 and (reading == window[-2].value or t_ns - window[-2].t_ns <= window_ns // POINTS_PER_WINDOW):
         end -= 1
     while first + 1 < end and t_ns - window[first + 1].t_ns >= window_ns:
         first += 1
     return (*window[first:end], CounterPoint(t_ns, reading))
 
 
-def extended(window: RateWindow, until_ns: int, window_ns: int) -> RateWindow:
-    """Return the window with its last value repeated at ``until_ns``, for counters that are appended only on
-    change.
-    """
+def repeat_last_value(window: RateWindow, until_ns: int, window_ns: int) -> RateWindow:
+    """Return the window with its last value repeated at the time ``until_ns``. Needed before a new reading of
+    a counter whose readings are appended only when they change."""
     if not window or window[-1].t_ns == until_ns:
         return window
-    return appended(window, window[-1].value, until_ns, window_ns)
+    return append_reading(window, window[-1].value, until_ns, window_ns)
 
 
 def grown_since(window: RateWindow, since_ns: int) -> int:
-    """Return how far the counter has grown between the first point at or after ``since_ns`` and the newest
-    point."""
+    """Return the growth of the counter from the first point at or after ``since_ns`` to the newest point."""
     if not window or window[0].value == window[-1].value:
         return 0  # the usual case, at little cost
     newest = window[-1].value
     return newest - next((point.value for point in window if point.t_ns >= since_ns), newest)
 
 
-def growth(window: RateWindow, window_s: int) -> Growth:
-    """Return how far the counter has grown in the window that ends with the newest point."""
+def window_growth(window: RateWindow, window_s: int) -> CounterGrowth:
+    """Return the growth of the counter within the last ``window_s`` seconds before the newest point."""
     if not window:
-        return Growth(0, 0.0)
+        return CounterGrowth(0, 0.0)
     end_ns = window[-1].t_ns
     span_s = (end_ns - window[0].t_ns) / NS
-    return Growth(grown_since(window, end_ns - window_s * NS), min(span_s, float(window_s)))
+    return CounterGrowth(grown_since(window, end_ns - window_s * NS), min(span_s, float(window_s)))
 
 
-def growth_of(reading: Reading, window: RateWindow, window_s: int) -> Growth:
-    """Return the growth of a counter; missing if the newest reading is missing."""
-    return Growth(reading, 0.0) if isinstance(reading, Missing) else growth(window, window_s)
+def counter_growth(reading: Reading, window: RateWindow, window_s: int) -> CounterGrowth:
+    """Return the growth of a counter within ``window_s`` seconds; Missing if its newest ``reading`` is
+    missing."""
+    return CounterGrowth(reading, 0.0) if isinstance(reading, Missing) else window_growth(window, window_s)
 
 
 class WindowedCounter(NamedTuple):
-    """Newest reading of a counter, with the window of its readings."""
+    """Counter with the window of its readings and its growth within that window."""
 
     window: RateWindow = ()
-    growth: Growth = Growth(NEVER_READ, 0.0)
+    growth: CounterGrowth = CounterGrowth(NEVER_READ, 0.0)
 
 
 def next_counter(before: WindowedCounter, reading: Reading, t_ns: int, window_s: int) -> WindowedCounter:
-    """Return the counter with a reading appended; arguments as of :func:`appended`."""
-    window = appended(before.window, reading, t_ns, window_s * NS)
-    return WindowedCounter(window, growth_of(reading, window, window_s))
+    """Return the counter after a ``reading`` at the time ``t_ns``, with its growth within ``window_s``
+    seconds."""
+    window = append_reading(before.window, reading, t_ns, window_s * NS)
+    return WindowedCounter(window, counter_growth(reading, window, window_s))

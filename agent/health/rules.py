@@ -1,12 +1,10 @@
-"""Rules: their rows in the catalogue, their results, and results that many rules share.
+"""Types of health rules: the catalog row that describes a rule, the possible rule results, and functions that
+build results for many rules.
 
-A rule is a function of a view. A view is the input of the rules for one device, cgroup or node: current
-samples, values at the agent's start, and the growth of counters. Rules read no clock and no file; a missing
-reading is also a value of the view. What a rule reads also decides for which changes the native sampler wakes
-the engine.
-
-The catalog rows are defined next to their rule functions, in agent.health.host, agent.health.gpu and
-agent.health.declared.
+A rule is a function of a view. A view is the input of the rules for one device, for one cgroup or for the
+machine: current samples, values at the agent's start, and the growth of counters. Rules read no clock and no
+file; a view states which readings are missing. A rule also lists the readings whose change makes the native
+sampler wake the evaluation engine.
 """
 
 from collections.abc import Callable
@@ -17,10 +15,10 @@ from typing import Any, Final, NamedTuple
 from agent.model.health import Blame, Cause, Finding, Severity
 from agent.model.reading import Missing, Reading, is_absent
 from agent.model.time import NS, Instant
-from agent.model.wake import GpuWake, SamplerField, Wake
+from agent.model.wake_conditions import GpuWakeCondition, SamplerField, WakeCondition
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration in the largest unit that keeps it a whole number: ``90 s``, ``2 min``, ``1 h``."""
     for factor, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= factor and seconds % factor == 0:
@@ -28,77 +26,78 @@ def duration(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def at_least(count: int) -> str:
-    """Format a growing count so that the text rarely changes: exact below ten, then rounded down to a power
-    of ten.
-    """
+def format_at_least(count: int) -> str:
+    """Format a growing count so that the text rarely changes: ``7``, or from ten on ``at least 100``, rounded
+    down to a power of ten."""
     return str(count) if count < 10 else f"at least {10 ** (len(str(count)) - 1)}"
 
 
 class RuleNotApplicable(NamedTuple):
-    """Result of a rule that has nothing to evaluate on this machine."""
+    """Rule result: the rule has nothing to evaluate, because the machine or device lacks what it reads."""
 
     reason: str
 
 
 class RuleNotEvaluated(NamedTuple):
-    """Result of a rule that cannot be evaluated yet, for example because a window is still short."""
+    """Rule result: the rule cannot decide yet, for example because its counter was read too recently."""
 
     reason: str
 
 
-class Unreadable(NamedTuple):
-    """Result of a rule whose reading was available before and can no longer be read."""
+class RuleInputUnreadable(NamedTuple):
+    """Rule result: a file or counter that could be read before can no longer be read."""
 
     name: str
+    """Name of the file or counter."""
     reading: Missing
 
 
 OK: Final = None
-RuleResult = Finding | RuleNotApplicable | RuleNotEvaluated | Unreadable | None
-"""Result of a rule. None (``OK``): the rule was evaluated and found no fault."""
+RuleResult = Finding | RuleNotApplicable | RuleNotEvaluated | RuleInputUnreadable | None
+"""Result of a rule. Finding: the rule found a fault; None (``OK``): it was evaluated and found no fault."""
 
 
-class Growth(NamedTuple):
-    """Number of events that a counter has counted within a sliding window."""
+class CounterGrowth(NamedTuple):
+    """Growth of a counter within a sliding window that ends with the newest reading."""
 
     events: Reading
-    """Number of events within the window, or within ``span_s`` if that is shorter."""
+    """Growth within the last ``span_s`` seconds; Missing if the counter cannot be read."""
     span_s: float
-    """Part of the window in which the counter was read [s]."""
+    """Time for which the growth is known [s]; less than the window while the counter's history is short."""
 
 
-def missing_result(name: str, reading: Missing, reason: str) -> RuleResult:
-    """Return the rule result for a missing reading: not applicable for ``reason`` if the reading never
-    existed, else unreadable.
-    """
-    return RuleNotApplicable(reason) if is_absent(reading) else Unreadable(name, reading)
+def missing_reading_result(name: str, reading: Missing, reason: str) -> RuleResult:
+    """Return the rule result for a missing reading: RuleNotApplicable with ``reason`` if the machine lacks
+    the file or counter ``name``, RuleInputUnreadable if reading it failed."""
+    return RuleNotApplicable(reason) if is_absent(reading) else RuleInputUnreadable(name, reading)
 
 
-def counter_result(
-    grown: Growth, limit: int, window_s: int, found: Finding, *, counter: str, reason: str
+def counter_limit_result(
+    growth: CounterGrowth, limit: int, window_s: int, found: Finding, *, counter: str, reason: str
 ) -> RuleResult:
-    """Return the result of a rule that compares one counter with a limit.
+    """Return the result of a rule that compares the growth of one counter with a limit.
 
     Args:
-        limit: Smallest number of events within the window for which the result is ``found``.
-        counter: Name of the file or counter that is read.
-        reason: Reason for which a machine may not have the counter.
+        grown: Growth of the counter within the window of ``window_s`` seconds.
+        limit: Smallest growth for which the result is ``found``.
+        counter: Name of the file or counter, reported if it cannot be read.
+        reason: Reason that is reported if the machine lacks the counter.
     """
-    if isinstance(grown.events, Missing):
-        return missing_result(counter, grown.events, reason)
-    if grown.events >= limit:
+    if isinstance(growth.events, Missing):
+        return missing_reading_result(counter, growth.events, reason)
+    if growth.events >= limit:
         return found
-    return RuleNotEvaluated(f"needs {duration(window_s)} of history") if grown.span_s < window_s else OK
+    return (
+        RuleNotEvaluated(f"needs {format_duration(window_s)} of history") if growth.span_s < window_s else OK
+    )
 
 
 CLEAN_PASSES: Final = 3
-"""Number of passes of the source without a finding after which a cause clears, if they span CLEAN_MIN_NS."""
+"""Number of consecutive source passes without a finding that clear a cause, if they span CLEAN_MIN_NS."""
 CLEAN_MIN_NS: Final = NS
-"""Shortest time without a finding after which a cause clears; prevents flapping with fast passes."""
+"""Shortest time without a finding that clears a cause [ns]; prevents flapping of sources with fast passes."""
 CLEAN_NS: Final = 10 * NS
-"""Time without a finding after which a cause clears with fewer passes. One pass without a finding never
-suffices."""
+"""Time without a finding after which two passes clear a cause [ns]. One pass without a finding never does."""
 
 STALLED: Final = "source.stalled"
 STALLED_ADVICE: Final = (
@@ -114,58 +113,60 @@ GPU_UNREADABLE_ADVICE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRow:
-    """Catalog row of a rule: one possible cause of a verdict, its meaning, and how long it takes to raise and
-    to clear."""
+    """Catalog row of a rule: a finding code with its severity, explanation and advice, and the number of
+    passes and the time that raise the cause and clear it."""
 
     code: str
     severity: Severity
     blame: Blame
     source: str
-    """Source whose passes count as evaluations; ``gpu`` stands for the source of the evaluated GPU."""
+    """Name of the source whose passes are counted; ``gpu`` stands for the source of the evaluated GPU."""
     threshold: str
     """Limit with its unit, as text for operators."""
     why: str
+    """Consequence of the fault."""
     advice: str
+    """Action for the operator."""
     try_it: str = ""
-    """Instructions to provoke the cause."""
+    """Instructions to provoke the fault, for operators."""
     raise_after: int = 1
-    """Number of consecutive passes with a finding before the cause is raised; 1 for explicit facts."""
+    """Number of consecutive passes with a finding that raise the cause; 1: the first pass raises it."""
     raise_ns: int = 0
-    """Shortest time for which passes must have a finding before the cause is raised [ns]."""
+    """Shortest time with a finding that raises the cause [ns]."""
     clear_after: int = CLEAN_PASSES
+    """Number of consecutive passes without a finding that clear the cause."""
     clear_ns: int = CLEAN_NS
-    """Time without a finding after which the cause clears even with fewer passes than ``clear_after``
-    [ns]."""
+    """Time without a finding that clears the cause after two passes already [ns]."""
     probation_ns: int = 0
     """Time for which a cleared cause is still reported [ns]."""
     listed_first: bool = False
-    """Whether the cause is listed before other causes of the same severity."""
+    """True: the cause is listed before other causes of the same severity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(CatalogRow):
-    """Catalog row with the function that evaluates it from readings."""
+    """Health rule: a catalog row, the function that evaluates it, and the readings that the function uses."""
 
-    reads: tuple[SamplerField | Wake, ...] = ()
-    """Fields of the native sampler that the rule reads. A field wakes the engine when it changes or, for a
-    ``counter``, when it grew by the configured number of throttle events; a Wake defines its own condition.
-    """
-    gpu_reads: tuple[GpuWake, ...] = ()
-    """Readings of a GPU that the rule reads, and their changes that wake the engine."""
+    sampler_reads: tuple[SamplerField | WakeCondition, ...] = ()
+    """Fields of the native sampler that the rule uses. A field wakes the engine when its value changes or, if
+    ``counter`` is True, when it grows by the configured number of throttle events. A Wake replaces this
+    condition by its own."""
+    gpu_reads: tuple[GpuWakeCondition, ...] = ()
+    """GPU readings that the rule uses, with the changes that wake the engine."""
     evaluate: Callable[[Any], RuleResult]
-    """Function that returns the rule's result for a view, the rule's input."""
-    counter: bool = False
-    """Whether the rule evaluates the growth of counters over a window."""
+    """Function that returns the rule's result for a view (the rule's input)."""
+    counts_growth: bool = False
+    """True: the rule evaluates the growth of a counter within a window."""
     window_s: int = 0
-    """Window of a counter [s]; 0: the configured window of throttle events."""
+    """Length of that window [s]; 0: the configured window of throttle events."""
     valid_when_stalled: bool = False
-    """Whether findings count although the source is stalled, for example the finding that a GPU does not
-    answer."""
+    """True: findings count although the source is stalled, for example that a GPU does not answer."""
 
 
 @cache
 def unreadable_row(rule: Rule) -> CatalogRow:
-    """Return the catalog row of the cause that this rule's readings can no longer be read."""
+    """Return the catalog row for the cause ``<code>.unreadable``: the rule's readings can no longer be
+    read."""
     return CatalogRow(
         code=f"{rule.code}.unreadable",
         severity=Severity.UNKNOWN,
@@ -178,5 +179,5 @@ def unreadable_row(rule: Rule) -> CatalogRow:
 
 
 def cause_from_row(row: CatalogRow, evidence: str, since: Instant) -> Cause:
-    """Return a cause that is raised and cleared without counts or dwell times."""
+    """Return a cause with the row's code, severity and advice. No passes are counted to raise or clear it."""
     return Cause(row.code, row.severity, row.blame, evidence, row.advice, since)

@@ -1,15 +1,17 @@
-"""Stalled sources: a source without a recent pass, whose last readings no longer count."""
+"""Detection of stalled sources: a source without a recent pass, whose last readings are no longer trusted."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from agent.health.rules import CLEAN_PASSES, STALLED, STALLED_ADVICE
 from agent.model.health import Blame, Cause, Severity
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 STALL_PERIODS: Final = 3
-STALL_MIN_NS: Final = 2 * NS  # on a busy machine a 10 ms sampler can be late by more than three periods
+"""Number of periods without a pass after which a source is stalled."""
+STALL_MIN_NS: Final = 2 * NS
+"""Lower bound of that time [ns]: on a busy machine a 10 ms sampler can be late by more than three periods."""
 
 
 class SourceStall(NamedTuple):
@@ -17,24 +19,28 @@ class SourceStall(NamedTuple):
 
     since: Instant
     passes: int
-    """Number of passes that it had finished when it was last stalled."""
+    """Number of passes that the source had finished when it was last seen stalled."""
 
 
 def stall_limit_ns(source: SourceSample) -> int:
-    """Return the maximum age of a source's last pass [ns]."""
+    """Return the age of a source's last pass above which the source is stalled [ns]."""
     return source.limit_ns or max(STALL_PERIODS * source.period_ns, STALL_MIN_NS)
 
 
 def is_stalled(source: SourceSample, now: Instant) -> bool:
-    """Return whether the source's last pass is older than :func:`stall_limit_ns` allows."""
+    """Return True if the source's last pass is older than :func:`stall_limit_ns` allows."""
     return now.mono_ns - source.beat_ns > stall_limit_ns(source)
 
 
 def find_stalls(
     previous: Mapping[str, SourceStall], sources: Sequence[SourceSample], now: Instant
 ) -> dict[str, SourceStall]:
-    """Return the stalled sources, by name. A source that resumes must finish ``CLEAN_PASSES`` passes
-    first."""
+    """Return the stalled sources, by name; absent sources are never stalled. A source that resumes stays in
+    the result until it has finished ``CLEAN_PASSES`` passes.
+
+    Args:
+        previous: Result of the last evaluation.
+    """
     found: dict[str, SourceStall] = {}
     for source in sources:
         stall = previous.get(source.name)
@@ -56,7 +62,7 @@ def with_stall(source: SourceSample, stalled: Mapping[str, SourceStall]) -> Sour
 
 
 def stall_cause(source: SourceSample, stalled: Mapping[str, SourceStall], now: Instant) -> Cause:
-    """Return the cause that makes a device Unknown because its source is stalled."""
+    """Return the cause with which a stalled source makes a device Unknown."""
     evidence = f"{source.name}: {source.detail}"
     since = stalled[source.name].since if source.name in stalled else now
     return Cause(STALLED, Severity.UNKNOWN, Blame.AGENT, evidence, STALLED_ADVICE, since)

@@ -1,10 +1,8 @@
-"""State machine of a condition (a raised or pending fault): how a finding becomes a cause, and how the cause
-clears.
+"""State machine of a condition (a raised or pending fault): when repeated findings of a rule raise a cause,
+and when the cause clears.
 
-All code that can raise or clear a cause is in this file: the transition table, the use of the counts and
-dwell times of a catalog row, and the order of severities. Only a stalled source outranks all causes; see
-agent.health.stalls. The caller passes the time and the number of the source's pass. Passes are counted
-instead of evaluations, because most passes without a change do not wake the engine.
+A catalog row sets how many passes of the source, and how much time, raise and clear its cause. Passes are
+counted instead of evaluations, because most passes without a change do not wake the evaluation engine.
 """
 
 from collections.abc import Iterable
@@ -16,194 +14,206 @@ from agent.model.health import Finding, Health, Severity
 from agent.model.time import Instant
 
 
-class Phase(StrEnum):
+class ConditionPhase(StrEnum):
     """Phase of a condition (a raised or pending fault)."""
 
     CLEAR = "clear"
+    """No fault."""
     PENDING = "rising"
-    """Found, but not yet for enough passes or long enough; no cause yet."""
+    """The fault is found, but not yet for enough passes or long enough; no cause yet."""
     RAISED = "raised"
+    """The fault is found and is a cause."""
     CLEARING = "clearing"
-    """No longer found, but not yet for enough passes or long enough; still a cause."""
+    """The fault is no longer found, but not yet for enough passes or long enough; still a cause."""
     PROBATION = "probation"
-    """No longer found for long enough, but still a cause for the catalog row's probation time."""
+    """The fault has not been found for long enough, but stays a cause for the row's probation time."""
 
 
-class Observation(StrEnum):
-    """Result of the newest pass of a source for one condition."""
+class PassObservation(StrEnum):
+    """Presence of a fault in the newest pass of a source; the input of the transition table."""
 
     BAD = "bad"
+    """The fault is found, but not yet in enough consecutive passes or long enough to raise it."""
     BAD_DEBOUNCED = "bad-enough"
-    """Fault found in as many consecutive passes as the catalog row requires."""
+    """The fault is found in as many consecutive passes, and for as long, as the catalog row requires."""
     GOOD = "good"
+    """The fault is not found, but not yet in enough consecutive passes or long enough to clear it."""
     GOOD_ENOUGH = "good-enough"
-    """Fault not found for as many passes, and for as long, as the phase requires."""
+    """The fault is not found for as many passes, and for as long, as the catalog row requires."""
     UNSEEN = "unseen"
-    """Rule that was not evaluated: the condition is neither raised nor cleared."""
+    """The rule could not be evaluated: the pass neither raises nor clears the fault."""
 
 
-TRANSITIONS: Final[dict[tuple[Phase, Observation], Phase]] = {
-    (Phase.CLEAR, Observation.BAD): Phase.PENDING,
-    (Phase.CLEAR, Observation.BAD_DEBOUNCED): Phase.RAISED,
-    (Phase.CLEAR, Observation.GOOD): Phase.CLEAR,
-    (Phase.CLEAR, Observation.GOOD_ENOUGH): Phase.CLEAR,
-    (Phase.CLEAR, Observation.UNSEEN): Phase.CLEAR,
-    (Phase.PENDING, Observation.BAD): Phase.PENDING,
-    (Phase.PENDING, Observation.BAD_DEBOUNCED): Phase.RAISED,
-    (Phase.PENDING, Observation.GOOD): Phase.CLEAR,
-    (Phase.PENDING, Observation.GOOD_ENOUGH): Phase.CLEAR,
-    (Phase.PENDING, Observation.UNSEEN): Phase.PENDING,
-    (Phase.RAISED, Observation.BAD): Phase.RAISED,
-    (Phase.RAISED, Observation.BAD_DEBOUNCED): Phase.RAISED,
-    (Phase.RAISED, Observation.GOOD): Phase.CLEARING,
-    (Phase.RAISED, Observation.GOOD_ENOUGH): Phase.CLEARING,  # one clean pass never suffices
-    (Phase.RAISED, Observation.UNSEEN): Phase.RAISED,
-    (Phase.CLEARING, Observation.BAD): Phase.RAISED,
-    (Phase.CLEARING, Observation.BAD_DEBOUNCED): Phase.RAISED,
-    (Phase.CLEARING, Observation.GOOD): Phase.CLEARING,
-    (Phase.CLEARING, Observation.GOOD_ENOUGH): Phase.PROBATION,  # of zero length by default
-    (Phase.CLEARING, Observation.UNSEEN): Phase.RAISED,  # clean passes must be consecutive
-    (Phase.PROBATION, Observation.BAD): Phase.RAISED,
-    (Phase.PROBATION, Observation.BAD_DEBOUNCED): Phase.RAISED,
-    (Phase.PROBATION, Observation.GOOD): Phase.PROBATION,
-    (Phase.PROBATION, Observation.GOOD_ENOUGH): Phase.CLEAR,
-    (Phase.PROBATION, Observation.UNSEEN): Phase.PROBATION,
+TRANSITIONS: Final[dict[tuple[ConditionPhase, PassObservation], ConditionPhase]] = {
+    (ConditionPhase.CLEAR, PassObservation.BAD): ConditionPhase.PENDING,
+    (ConditionPhase.CLEAR, PassObservation.BAD_DEBOUNCED): ConditionPhase.RAISED,
+    (ConditionPhase.CLEAR, PassObservation.GOOD): ConditionPhase.CLEAR,
+    (ConditionPhase.CLEAR, PassObservation.GOOD_ENOUGH): ConditionPhase.CLEAR,
+    (ConditionPhase.CLEAR, PassObservation.UNSEEN): ConditionPhase.CLEAR,
+    (ConditionPhase.PENDING, PassObservation.BAD): ConditionPhase.PENDING,
+    (ConditionPhase.PENDING, PassObservation.BAD_DEBOUNCED): ConditionPhase.RAISED,
+    (ConditionPhase.PENDING, PassObservation.GOOD): ConditionPhase.CLEAR,
+    (ConditionPhase.PENDING, PassObservation.GOOD_ENOUGH): ConditionPhase.CLEAR,
+    (ConditionPhase.PENDING, PassObservation.UNSEEN): ConditionPhase.PENDING,
+    (ConditionPhase.RAISED, PassObservation.BAD): ConditionPhase.RAISED,
+    (ConditionPhase.RAISED, PassObservation.BAD_DEBOUNCED): ConditionPhase.RAISED,
+    (ConditionPhase.RAISED, PassObservation.GOOD): ConditionPhase.CLEARING,
+    (
+        ConditionPhase.RAISED,
+        PassObservation.GOOD_ENOUGH,
+    ): ConditionPhase.CLEARING,  # one clean pass never suffices
+    (ConditionPhase.RAISED, PassObservation.UNSEEN): ConditionPhase.RAISED,
+    (ConditionPhase.CLEARING, PassObservation.BAD): ConditionPhase.RAISED,
+    (ConditionPhase.CLEARING, PassObservation.BAD_DEBOUNCED): ConditionPhase.RAISED,
+    (ConditionPhase.CLEARING, PassObservation.GOOD): ConditionPhase.CLEARING,
+    (
+        ConditionPhase.CLEARING,
+        PassObservation.GOOD_ENOUGH,
+    ): ConditionPhase.PROBATION,  # of zero length by default
+    (
+        ConditionPhase.CLEARING,
+        PassObservation.UNSEEN,
+    ): ConditionPhase.RAISED,  # clean passes must be consecutive
+    (ConditionPhase.PROBATION, PassObservation.BAD): ConditionPhase.RAISED,
+    (ConditionPhase.PROBATION, PassObservation.BAD_DEBOUNCED): ConditionPhase.RAISED,
+    (ConditionPhase.PROBATION, PassObservation.GOOD): ConditionPhase.PROBATION,
+    (ConditionPhase.PROBATION, PassObservation.GOOD_ENOUGH): ConditionPhase.CLEAR,
+    (ConditionPhase.PROBATION, PassObservation.UNSEEN): ConditionPhase.PROBATION,
 }
-
-HELD: Final = frozenset({Phase.RAISED, Phase.CLEARING, Phase.PROBATION})
+"""Next phase of a condition, by its phase and the newest observation."""
+CAUSE_PHASES: Final = frozenset({ConditionPhase.RAISED, ConditionPhase.CLEARING, ConditionPhase.PROBATION})
 """Phases in which a condition is a cause."""
 
-HEALTH: Final[dict[Severity, Health]] = {
+HEALTH_OF_SEVERITY: Final[dict[Severity, Health]] = {
     Severity.OK: Health.HEALTHY,
     Severity.INFO: Health.HEALTHY,
     Severity.DEGRADED: Health.HEALTHY,
     Severity.UNKNOWN: Health.UNKNOWN,  # a device that is not evaluated is not healthy
     Severity.UNHEALTHY: Health.UNHEALTHY,
 }
-"""Health that is reported for a device, by the severity of its worst cause."""
+"""Health that the kubelet gets for a device, by the severity of the device's worst cause."""
 
 
 class Condition(NamedTuple):
-    """Raised or pending fault of one device, pod or node."""
+    """Raised or pending fault of one device, one cgroup or the machine, for one finding code."""
 
-    phase: Phase
+    phase: ConditionPhase
     finding: Finding
     """Newest finding; it is reported while the condition is a cause."""
     since: Instant
     """Time of the first finding since the condition was last clear."""
     run_start_pass: int
-    """Number of the source's pass at which the current run of results with, or without, a finding began."""
+    """Pass number of the source at which the current run of passes with (or without) a finding began."""
     run_start_ns: int
-    """Time at which the current run of equal results, or the probation, began."""
+    """CLOCK_MONOTONIC at which this run, or the probation, began [ns]."""
     last_pass: int
-    """Number of the source's last pass that was evaluated."""
+    """Pass number of the source at the last evaluation."""
 
     @property
-    def held(self) -> bool:
-        """Whether the condition counts as a cause."""
-        return self.phase in HELD
+    def is_cause(self) -> bool:
+        """True if the condition is a cause; False if it is only pending."""
+        return self.phase in CAUSE_PHASES
 
 
-def advance(
+def next_condition(
     condition: Condition | None,
     finding: Finding | None,
-    rule: CatalogRow,
+    row: CatalogRow,
     pass_number: int,
     now: Instant,
     *,
     seen: bool = True,
 ) -> Condition | None:
-    """Return the condition after one evaluation.
+    """Return the condition (raised or pending fault) after one evaluation; None if the fault is clear.
 
     Args:
-        condition: Condition before; None if there was no raised or pending fault.
+        condition: Condition before the evaluation; None if the fault was clear.
         finding: Finding of this evaluation; None if no fault was found.
-        rule: Catalog row with counts and dwell times.
+        rule: Catalog row with the passes and times that raise and clear the cause.
         pass_number: Number of the source's pass that was evaluated. The same pass counts once.
         now: Time of this evaluation.
         seen: False if the rule could not be evaluated.
-
-    Returns:
-        The condition; None if there is no raised or pending fault.
     """
     if condition is None:
         if finding is None or not seen:
             return None
-        condition = Condition(Phase.CLEAR, finding, now, pass_number, now.mono_ns, pass_number)
+        condition = Condition(ConditionPhase.CLEAR, finding, now, pass_number, now.mono_ns, pass_number)
     if pass_number < condition.last_pass:  # the source restarted its count: keep the run
         condition = condition._replace(
             run_start_pass=condition.run_start_pass - condition.last_pass, last_pass=0
         )
-    if finding is not None and condition.held and finding.severity < condition.finding.severity:
+    if finding is not None and condition.is_cause and finding.severity < condition.finding.severity:
         # a less severe finding is good for the held one; its own condition begins when that has cleared
-        clearing = advance(condition, None, rule, pass_number, now, seen=seen)
-        return clearing or advance(None, finding, rule, pass_number, now, seen=seen)
+        clearing = next_condition(condition, None, row, pass_number, now, seen=seen)
+        return clearing or next_condition(None, finding, row, pass_number, now, seen=seen)
     if not seen:
         unseen = pass_number - condition.last_pass  # passes that neither raise nor clear
-        phase = TRANSITIONS[condition.phase, Observation.UNSEEN]
+        phase = TRANSITIONS[condition.phase, PassObservation.UNSEEN]
         return condition._replace(
             phase=phase, run_start_pass=condition.run_start_pass + unseen, last_pass=pass_number
         )
     bad = finding is not None
-    was_bad = condition.phase in (Phase.CLEAR, Phase.PENDING, Phase.RAISED)
+    was_bad = condition.phase in (ConditionPhase.CLEAR, ConditionPhase.PENDING, ConditionPhase.RAISED)
     if bad != was_bad:
         condition = condition._replace(run_start_pass=pass_number, run_start_ns=now.mono_ns)
-    observation = _observe(condition, bad, rule, pass_number, now.mono_ns)
+    observation = _observe(condition, bad, row, pass_number, now.mono_ns)
     phase = TRANSITIONS[condition.phase, observation]
-    if phase is Phase.PROBATION and condition.phase is not Phase.PROBATION:
-        if not rule.probation_ns or condition.finding.severity is Severity.UNKNOWN:
+    if phase is ConditionPhase.PROBATION and condition.phase is not ConditionPhase.PROBATION:
+        if not row.probation_ns or condition.finding.severity is Severity.UNKNOWN:
             return None  # an Unknown cause needs no probation once the readings are back
         condition = condition._replace(run_start_ns=now.mono_ns)
-    if phase is Phase.CLEAR:
+    if phase is ConditionPhase.CLEAR:
         return None
     return condition._replace(phase=phase, finding=finding or condition.finding, last_pass=pass_number)
 
 
-def _observe(condition: Condition, bad: bool, rule: CatalogRow, pass_number: int, now_ns: int) -> Observation:
+def _observe(
+    condition: Condition, bad: bool, rule: CatalogRow, pass_number: int, now_ns: int
+) -> PassObservation:
     passes = pass_number - condition.run_start_pass + 1
     run_ns = now_ns - condition.run_start_ns
     if bad:
         return (
-            Observation.BAD_DEBOUNCED
+            PassObservation.BAD_DEBOUNCED
             if passes >= rule.raise_after and run_ns >= rule.raise_ns
-            else Observation.BAD
+            else PassObservation.BAD
         )
-    if condition.phase is Phase.PROBATION:
-        return Observation.GOOD_ENOUGH if run_ns >= rule.probation_ns else Observation.GOOD
+    if condition.phase is ConditionPhase.PROBATION:
+        return PassObservation.GOOD_ENOUGH if run_ns >= rule.probation_ns else PassObservation.GOOD
     if (passes >= rule.clear_after and run_ns >= CLEAN_MIN_NS) or (passes > 1 and run_ns >= rule.clear_ns):
-        return Observation.GOOD_ENOUGH
-    return Observation.GOOD
+        return PassObservation.GOOD_ENOUGH
+    return PassObservation.GOOD
 
 
-def due_ns(condition: Condition, rule: CatalogRow, period_ns: int, now_ns: int) -> int | None:
-    """Return the time at which a count or a dwell time of the condition can complete without a wake; None if
-    neither can.
+def next_change_ns(condition: Condition, row: CatalogRow, period_ns: int, now_ns: int) -> int | None:
+    """Return the time at which the condition can change its phase although no reading changes [ns]; None if
+    it cannot. The next evaluation is needed then.
 
     Args:
         condition: Return value of :func:`advance` for an evaluated pass.
         rule: Catalog row of the condition.
-        period_ns: Period of the source.
-        now_ns: Time of this evaluation.
+        period_ns: Time between two passes of the source [ns].
+        now_ns: Time of this evaluation [ns].
     """
     # a little more than a period, so that the next pass has finished
     next_ns = now_ns + period_ns + min(period_ns // 10, 10_000_000)
-    if condition.phase is Phase.PROBATION:
-        end_ns = condition.run_start_ns + rule.probation_ns
+    if condition.phase is ConditionPhase.PROBATION:
+        end_ns = condition.run_start_ns + row.probation_ns
         return end_ns if end_ns > now_ns else next_ns
-    if condition.phase is Phase.PENDING:
-        return max(next_ns, condition.run_start_ns + rule.raise_ns)
-    if condition.phase is Phase.CLEARING:
-        left = rule.clear_after - (condition.last_pass - condition.run_start_pass + 1)
+    if condition.phase is ConditionPhase.PENDING:
+        return max(next_ns, condition.run_start_ns + row.raise_ns)
+    if condition.phase is ConditionPhase.CLEARING:
+        left = row.clear_after - (condition.last_pass - condition.run_start_pass + 1)
         counted_ns = next_ns + (left - 1) * period_ns if left > 0 else now_ns
         end_ns = min(
             max(counted_ns, condition.run_start_ns + CLEAN_MIN_NS),
-            max(next_ns, condition.run_start_ns + rule.clear_ns),
+            max(next_ns, condition.run_start_ns + row.clear_ns),
         )
         return end_ns if end_ns > now_ns else next_ns
     return None
 
 
-def worst_first(conditions: Iterable[tuple[str, Condition]]) -> list[tuple[str, Condition]]:
-    """Return the codes and conditions that are causes, by severity, then age, then code."""
-    held = [(code, condition) for code, condition in conditions if condition.held]
+def causes_worst_first(conditions: Iterable[tuple[str, Condition]]) -> list[tuple[str, Condition]]:
+    """Return the (code, condition) pairs that are causes: by severity, worst first, then oldest first."""
+    held = [(code, condition) for code, condition in conditions if condition.is_cause]
     return sorted(held, key=lambda item: (-item[1].finding.severity, item[1].since.mono_ns, item[0]))

@@ -1,80 +1,82 @@
-"""Verdicts: health, message, time of the last change and lease of a device, from its causes."""
+"""Verdicts on devices: health, message for the kubelet, time of the last change and lease, derived from the
+causes (raised faults) of a device."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.devices.inventory import Device
+from agent.devices.inventory import InventoryDevice
 from agent.health.evaluation import Evaluation
 from agent.health.stalls import SourceStall
-from agent.health.state_machine import HEALTH
+from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.health import Cause, DeviceHealth, Health, Severity
-from agent.model.source import SourceSample
-from agent.model.time import NS, Instant, at_mono
+from agent.model.source_state import SourceSample
+from agent.model.time import NS, Instant, instant_at_mono
 
-LIMIT: Final = 1024
-"""Maximum size of a device's message [bytes]. The kubelet truncates longer messages, even within a character
-(KEP-4680)."""
-_CUT: Final = "..."
+MAX_MESSAGE_BYTES: Final = 1024
+"""Maximum size of a device's message [bytes]: the kubelet cuts longer ones, even within a character
+(KEP-4680).
+"""
+_ELLIPSIS: Final = "..."
 
 
-def truncated(text: str, limit: int = LIMIT) -> str:
+def truncate_utf8(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
     """Return ``text`` as valid UTF-8 of at most ``limit`` bytes; a truncated text ends in ``...``."""
     data = text.encode("utf-8", "replace")
     if len(data) <= limit:
         return data.decode()
-    return data[: limit - len(_CUT)].decode("utf-8", "ignore") + _CUT
+    return data[: limit - len(_ELLIPSIS)].decode("utf-8", "ignore") + _ELLIPSIS
 
 
-def message(causes: Sequence[Cause]) -> str:
-    """Return the message for the kubelet: codes and evidence, worst first, then the advice on the worst.
-
-    Causes of severity ``info`` are left out. The message changes only when the facts do.
-    """
+def kubelet_message(causes: Sequence[Cause]) -> str:
+    """Return a device's message for the kubelet: code and evidence of each cause above ``info``, worst first,
+    then the advice of the worst; empty if there is no such cause."""
     reported = [cause for cause in causes if cause.severity > Severity.INFO]
     if not reported:
         return ""
     facts = "; ".join(f"{cause.code}: {cause.evidence}" for cause in reported)
-    return truncated(f"{facts}. Advice: {reported[0].advice}" if reported[0].advice else facts)
+    return truncate_utf8(f"{facts}. Advice: {reported[0].advice}" if reported[0].advice else facts)
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousVerdicts:
-    """Verdicts of the last evaluation, and values that all verdicts of this evaluation share."""
+    """Verdicts of the last evaluation, with the stalled sources and the lease salt of this evaluation."""
 
     started: Instant
-    """Time of the first evaluation."""
+    """Time of the agent's first evaluation."""
     evaluated: Instant | None = None
-    """Time of the last evaluation; None in the first one."""
+    """Time of the last evaluation; None during the first evaluation."""
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
     """Verdicts of the last evaluation, by device."""
-    stalled: Mapping[str, SourceStall] = field(default_factory=dict)
-    """Sources that are stalled or have only just resumed, by name."""
+    stalls: Mapping[str, SourceStall] = field(default_factory=dict)
+    """Sources that are stalled, or resumed too recently to be trusted, by name."""
     lease_salt_s: int = 0
-    """Number added to every lease [s]."""
+    """Seconds added to every lease, 0 or 1: lets the first report after a gap differ from the last report."""
 
 
-def verdict(
+def make_verdict(
     evaluation: Evaluation,
     previous: PreviousVerdicts,
-    device: Device,
+    device: InventoryDevice,
     severity: Severity,
     causes: Sequence[Cause],
     verified: Instant,
     timeout_s: int,
     attributes: tuple[tuple[str, str], ...] = (),
 ) -> DeviceHealth:
-    """Return the verdict on a device.
+    """Return the verdict on a device; without causes and changes the last verdict with a new lease.
 
     Args:
-        severity: Severity of its worst cause, or a higher one.
+        severity: Severity of the device's worst cause, or a higher severity.
         causes: Causes, worst first.
-        timeout_s: Lease without ``lease_salt_s``.
+        verified: Time at which the device's sources last finished a pass.
+        timeout_s: Lease without ``lease_salt_s`` [s].
+        attributes: Attributes of the device as (name, value).
     """
     last = previous.devices.get(device.subject)
     if last and not causes and _is_unchanged_ok(last, device, severity, attributes):
-        return last.again(verified, timeout_s + previous.lease_salt_s)
-    health, text = HEALTH[severity], message(causes)
+        return last.with_verification(verified, timeout_s + previous.lease_salt_s)
+    health, text = HEALTH_OF_SEVERITY[severity], kubelet_message(causes)
     return DeviceHealth(
         driver=device.driver,
         pool=device.pool or evaluation.settings.node,
@@ -92,10 +94,8 @@ def verdict(
 
 
 def _is_unchanged_ok(
-    last: DeviceHealth, device: Device, severity: Severity, attributes: tuple[tuple[str, str], ...]
+    last: DeviceHealth, device: InventoryDevice, severity: Severity, attributes: tuple[tuple[str, str], ...]
 ) -> bool:
-    """Return True if the last verdict on a device had no causes, and had this severity and these
-    attributes."""
     return (
         not last.causes
         and last.severity is severity
@@ -104,46 +104,42 @@ def _is_unchanged_ok(
     )
 
 
-def with_causes(
+def replace_causes(
     evaluation: Evaluation,
     previous: PreviousVerdicts,
-    device: Device,
-    found: DeviceHealth,
+    device: InventoryDevice,
+    base: DeviceHealth,
     causes: Iterable[Cause],
 ) -> DeviceHealth:
-    """Return a verdict with other causes.
+    """Return the verdict ``base`` with its causes replaced by ``causes``.
 
     Args:
-        found: Verdict to extend.
-        causes: All causes, including those of ``found``; causes of equal severity stay in this order.
+        causes: All causes, including those of ``base``; causes of equal severity stay in this order.
     """
     worst_first = sorted(causes, key=lambda cause: -cause.severity)
-    severity = max([found.severity, *(cause.severity for cause in worst_first)])
-    lease_s = found.timeout_s - previous.lease_salt_s
-    return verdict(
-        evaluation, previous, device, severity, worst_first, found.verified, lease_s, found.attributes
+    severity = max([base.severity, *(cause.severity for cause in worst_first)])
+    lease_s = base.timeout_s - previous.lease_salt_s
+    return make_verdict(
+        evaluation, previous, device, severity, worst_first, base.verified, lease_s, base.attributes
     )
 
 
-def with_minor_causes(
+def add_minor_causes(
     evaluation: Evaluation,
     previous: PreviousVerdicts,
-    device: Device,
-    found: DeviceHealth,
+    device: InventoryDevice,
+    base: DeviceHealth,
     causes: Iterable[Cause],
 ) -> DeviceHealth:
-    """Return a verdict with additional causes that leave the device usable, listed after the causes that make
-    it Unknown or Unhealthy.
-
-    Args:
-        found: Verdict to extend.
-        causes: Additional causes, at most ``degraded``.
-    """
+    """Return the verdict ``base`` with additional causes of severity ``degraded`` or lower, listed after the
+    causes that make the device Unknown or Unhealthy."""
     more = tuple(causes)
-    ranked = sorted([*found.causes, *more], key=lambda cause: -min(cause.severity, Severity.UNKNOWN))
-    severity = max([found.severity, *(cause.severity for cause in more)])
-    lease_s = found.timeout_s - previous.lease_salt_s
-    return verdict(evaluation, previous, device, severity, ranked, found.verified, lease_s, found.attributes)
+    ranked = sorted([*base.causes, *more], key=lambda cause: -min(cause.severity, Severity.UNKNOWN))
+    severity = max([base.severity, *(cause.severity for cause in more)])
+    lease_s = base.timeout_s - previous.lease_salt_s
+    return make_verdict(
+        evaluation, previous, device, severity, ranked, base.verified, lease_s, base.attributes
+    )
 
 
 def _since(
@@ -153,22 +149,20 @@ def _since(
     causes: Iterable[Cause],
     now: Instant,
 ) -> Instant:
-    """Return when the shown verdict began: as before if the verdict is unchanged; else when its newest cause
-    began if that was after the last evaluation, else now.
-    """
+    """Return when the health, severity and message in ``shown`` began: as in the last verdict if they are
+    equal; else when the newest cause began, or now if that cause is older than the last evaluation."""
     if last is not None and (last.health, last.severity, last.message) == shown:
         return last.since
     newest = max((cause.since for cause in causes if cause.severity > Severity.INFO), default=now)
     return newest if previous.evaluated is None or newest > previous.evaluated else now
 
 
-def verified_at(sources: Iterable[SourceSample], now: Instant) -> Instant:
-    """Return the time of the oldest last pass among the device's sources, on both clocks."""
-    return at_mono(min((source.beat_ns for source in sources), default=now.mono_ns), now)
+def oldest_pass_time(sources: Iterable[SourceSample], now: Instant) -> Instant:
+    """Return the time up to which all of a device's sources were read: the oldest of their last passes."""
+    return instant_at_mono(min((source.beat_ns for source in sources), default=now.mono_ns), now)
 
 
 def lease_seconds(evaluation: Evaluation, sources: Iterable[SourceSample]) -> int:
-    """Return the lease of a verdict [s]: at least three periods of the slowest source, so that the lease
-    outlives the next verification.
-    """
+    """Return the lease of a verdict [s]: the configured lease, but at least three periods of the slowest
+    source, so that the verdict does not expire between two passes."""
     return max(evaluation.settings.lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)

@@ -1,4 +1,4 @@
-"""Settings of one cgroup, read on demand. The expected settings are computed by agent.allocatable."""
+"""Settings of one cgroup, which the cgroup audit compares with the expected settings."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from agent.model.reading import Reading
 
 NO_LIMIT: Final = 2**64 - 1
-"""Value that stands for no limit: the file contains ``max`` (v2) or -1 (v1)."""
+"""Value of a limit that is not set: the cgroup file contains ``max`` (v2) or -1 (v1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,27 +15,28 @@ class HugepageLimits:
 
     size_kib: int
     max: Reading
+    """Limit on hugepage use [bytes]."""
     rsvd_max: Reading
     """Limit on hugepage reservations [bytes]."""
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupSettings:
-    """Settings of one cgroup at one moment. A limit of ``NO_LIMIT`` means no limit."""
+    """Settings of one cgroup at one moment."""
 
     controllers: frozenset[str] | None
-    """Enabled controllers among ``cpu``, ``memory``, ``hugetlb`` and ``cpuset``, if one of their files was
-    read; None: unknown."""
+    """Enabled cgroup controllers among ``cpu``, ``memory``, ``hugetlb`` and ``cpuset``; None: unknown."""
     weight: Reading
     """``cpu.weight``; in v1, ``cpu.shares``."""
     quota_us: Reading
     period_us: Reading
+    """``cpu.max``: CPU time that the tasks may use in each period."""
     throttled: Reading
-    """Throttled CPU periods since the cgroup was created. Read on request only, as are the CPU sets."""
+    """Throttled CPU periods since the cgroup was created."""
     memory: Reading
     """Memory limit of the cgroup [bytes]; ``NO_LIMIT``: no limit."""
     cpus: Reading
     """``cpuset.cpus`` as a bit set: bit ``n`` is CPU ``n``. Empty in v2: inherited from the parent."""
     effective: Reading
-    """Effective CPUs of the cpuset, as a bit set."""
+    """``cpuset.cpus.effective`` as a bit set: the CPUs that the tasks can use."""
     pages: tuple[HugepageLimits, ...]

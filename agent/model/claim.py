@@ -1,4 +1,4 @@
-"""A ResourceClaim as a driver prepares it: the allocation and the user's parameters."""
+"""ResourceClaims as a DRA driver prepares them: the allocation and the user's parameters."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ClaimRef(NamedTuple):
-    """Identity of a ResourceClaim, as the kubelet sends it to drivers."""
+    """Identity of a ResourceClaim, as the kubelet sends it to DRA drivers."""
 
     namespace: str
     name: str
@@ -19,7 +19,7 @@ class ClaimRef(NamedTuple):
 
 
 class DeviceRef(NamedTuple):
-    """Identity of a device: driver, pool and name of its ResourceSlice."""
+    """Identity of a device: its driver, pool and name, as in the ResourceSlice."""
 
     driver: str
     pool: str
@@ -33,7 +33,8 @@ class ClaimDevice(NamedTuple):
     """One allocated device of a claim. Source: ``status.allocation.devices.results[]``."""
 
     request: str
-    """Request of the claim; ``<request>/<subrequest>`` if the claim lists alternatives."""
+    """Name of the claim's request that the device serves; ``<request>/<subrequest>`` for one of
+    alternatives."""
     driver: str
     pool: str
     device: str
@@ -56,14 +57,14 @@ class ClaimConfig(NamedTuple):
     source: str
     """``FromClass`` or ``FromClaim``. Entries from the class precede those from the claim."""
     requests: tuple[str, ...]
-    """Requests that the parameters apply to; empty: all."""
+    """Names of the requests that the parameters apply to; empty: all requests."""
     parameters: Mapping[str, object]
     """Parameters as the user wrote them, not validated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim with the part of its allocation that belongs to one driver."""
+    """A ResourceClaim with the part of its allocation that belongs to one driver."""
 
     namespace: str
     name: str
@@ -80,7 +81,8 @@ class Claim:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of allocation and parameters: results for a claim stay valid while it is unchanged."""
+        """Hash of allocation and parameters. While it is unchanged, an earlier prepare result of the claim is
+        valid."""
         content = [
             self.devices,
             [(config.source, config.requests, config.parameters) for config in self.configs],

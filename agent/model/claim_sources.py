@@ -1,7 +1,7 @@
-"""Answers of the node's sources about claims, pods and devices, each with its origin and time.
+"""Answers of the sources (kubelet, drivers, cgroups, files) about claims, pods and devices.
 
-Each value holds the facts of one source; a field that the source lacks is empty. agent.model.consumers has
-the map that joins all answers.
+A field that a source does not report is empty. agent.devices.consumers joins the answers into the consumer
+map (agent.model.consumers).
 """
 
 from dataclasses import dataclass
@@ -19,24 +19,21 @@ SCHEDULING_GROUP: Final = "scheduling.k8s.io"
 """The API group of PodGroups."""
 
 
-# --- sources and their answers -----------------------------------------------------------------------------
-
-
 class Origin(StrEnum):
-    """Source of information about claims and pods."""
+    """Kind of source that reports claims and pods on this Kubernetes node."""
 
     CHECKPOINT = "checkpoint"
-    """The kubelet's ``dra_manager_state``."""
+    """The kubelet's checkpoint file ``dra_manager_state``."""
     PODRESOURCES = "podresources"
     """The kubelet's podresources API, v1."""
     PODS_API = "pods-api"
     """The kubelet's pods API."""
     DRIVER = "driver"
-    """Prepare calls of a driver."""
+    """Prepare calls that a DRA driver received."""
     CGROUPS = "cgroups"
     """The cgroup tree below kubepods."""
     HEALTH_STATE = "health-state"
-    """The kubelet's ``dra_health_state``."""
+    """The kubelet's file ``dra_health_state``."""
     PODS_FILE = "pods-file"
     """Pod objects in a file that the operator names."""
     CLAIMS_FILE = "claims-file"
@@ -44,125 +41,126 @@ class Origin(StrEnum):
 
 
 class Provenance(NamedTuple):
-    """Origin and time of an answer."""
+    """Source of an answer, and the times when it was read and written."""
 
     origin: Origin
-    read: Instant
-    """Time when the agent read the file or got the answer."""
+    read_at: Instant
+    """Time when the agent read the source's file, or received the source's answer."""
     written_s: float | None = None
-    """Time when the file was written [s since 1970]; None: the source answered the request directly."""
+    """Time when the source's file was written [s since 1970]; None: the source is no file."""
 
 
 @dataclass(frozen=True)  # with slots, SourceAnswer[X](...) is a TypeError in Python 3.11
 class SourceAnswer(Generic[T]):
-    """Complete answer of one source at one moment, or the reason why there is none."""
+    """Answer of one source at one moment, or the reason why the source gave no answer."""
 
     provenance: Provenance
     items: tuple[T, ...] = ()
     absence: Absence | None = None
-    """Kind of failure. None: none; ABSENT: the node lacks the source; UNREADABLE: it could not be read."""
+    """None: the source answered. ABSENT: the machine does not have the source. UNREADABLE: reading it
+    failed."""
     reason: str = ""
     """Reason why the source gave no answer; empty: the source answered."""
     invalid: tuple[str, ...] = ()
-    """Parts of the answer that could not be parsed, each with its place; the rest is in ``items``."""
+    """Error text for each part of the answer that could not be parsed; the other parts are in ``items``."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether ``items`` is everything that the source has: an item that is missing does not exist."""
+        """True if the source answered and all of the answer was parsed: an object that is not in ``items``
+        does not exist."""
         return self.absence is None and not self.invalid
 
 
-# --- contents of the answers -------------------------------------------------------------------------------
-
-
 class PodRef(NamedTuple):
-    """Identity of a pod; parts that are unknown are empty."""
+    """Identity of a pod; unknown fields are empty."""
 
     namespace: str = ""
     name: str = ""
     uid: str = ""
-    """UID as the kubelet uses it; for a static pod the hash of its configuration."""
+    """UID in the kubelet; for a static pod the hash of its configuration."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}" if self.name else f"pod {self.uid}"
 
 
-class DeviceUse(NamedTuple):
-    """Allocation of one device to a claim."""
+class AllocatedDevice(NamedTuple):
+    """Device that is allocated to a claim, with the requests that it serves."""
 
     device: DeviceRef
     requests: tuple[str, ...] = ()
-    """Requests of the claim that the device serves, without subrequests; empty: unknown."""
+    """Names of the claim's requests that the device serves, without subrequests; empty: unknown."""
     share_id: str = ""
     """Id of the claim's share of a device that several claims consume; empty: the whole device."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedClaim:
-    """A claim that is prepared on this node, or is being prepared."""
+    """A claim that is prepared, or being prepared, on this Kubernetes node."""
 
     ref: ClaimRef
-    devices: tuple[DeviceUse, ...] = ()
+    devices: tuple[AllocatedDevice, ...] = ()
     pods: tuple[str, ...] = ()
-    """UIDs of the pods that the claim is prepared for; empty in a driver's answer."""
+    """UIDs of the pods that the claim is prepared for; empty: the source is a driver, which does not know
+    pods."""
     waiting: tuple[str, ...] = ()
-    """Drivers of the claim that have no device yet: not prepared, unless in ``skipped``."""
+    """Drivers that have no device for the claim yet: it is not prepared by them, unless they are in
+    ``skipped``."""
     skipped: tuple[str, ...] = ()
-    """Drivers that the kubelet does not call, so that it does not know their devices."""
-    cdi: tuple[tuple[str, DeviceRef], ...] = ()
-    """CDI ids and their devices. The pod's status lists a device under its first id."""
+    """Drivers that the kubelet does not call to prepare the claim, so that it does not know their devices."""
+    cdi_ids: tuple[tuple[str, DeviceRef], ...] = ()
+    """(CDI id, device) pairs. The pod's status lists a device under the first of its CDI ids."""
 
 
 class ListedClaim(NamedTuple):
-    """A claim of a container in podresources."""
+    """A claim that podresources lists for a container."""
 
     namespace: str
     name: str
-    devices: tuple[DeviceUse, ...] = ()
-    """All devices of the claim, whichever of its requests the container names."""
+    devices: tuple[AllocatedDevice, ...] = ()
+    """All devices of the claim, also those that the container does not request."""
 
 
 class ListedContainer(NamedTuple):
-    """A container of a pod in podresources."""
+    """A container that podresources lists."""
 
     name: str
     claims: tuple[ListedClaim, ...] = ()
 
 
 class ListedPod(NamedTuple):
-    """A pod in podresources."""
+    """A pod that podresources lists."""
 
     namespace: str
     name: str
     containers: tuple[ListedContainer, ...] = ()
 
 
-class Owner(NamedTuple):
-    """Owner of an object. Source: ``metadata.ownerReferences[]``."""
+class OwnerReference(NamedTuple):
+    """Owner of a Kubernetes object. Source: ``metadata.ownerReferences[]``."""
 
     api_version: str
     kind: str
     name: str
     uid: str
     controller: bool = False
-    """Whether the owner is the managing controller; at most one owner of an object is."""
+    """True: the owner is the object's managing controller; at most one owner is."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
 
 
 class PodClaim(NamedTuple):
-    """An entry of a pod's ``spec.resourceClaims``."""
+    """An entry of a pod's ``spec.resourceClaims``: one claim that the pod uses."""
 
     name: str
     claim: str
     """Name of the ResourceClaim; empty: not created yet, or not needed."""
     template: bool = False
-    """Whether the claim was created from a template and is owned by the pod or its pod group."""
+    """True: the claim was created from a ResourceClaimTemplate, and its pod or pod group owns it."""
 
 
 class ContainerClaim(NamedTuple):
-    """A reference of a container to a claim of its pod."""
+    """An entry of a container's ``resources.claims``: a claim of the pod that the container uses."""
 
     name: str
     """Name of the entry in the pod's ``spec.resourceClaims``."""
@@ -170,42 +168,42 @@ class ContainerClaim(NamedTuple):
     """Request of the claim that the container uses; empty: all."""
 
 
-class Container(NamedTuple):
-    """A container of a pod object."""
+class ContainerObject(NamedTuple):
+    """A container in a Pod object."""
 
     name: str
     claims: tuple[ContainerClaim, ...] = ()
     id: str = ""
-    """Id at the container runtime; empty: none yet, or unknown."""
+    """Container id at the container runtime; empty: none yet, or unknown."""
     running: bool = False
-    """Whether the pod's status reports the container as running."""
+    """True: the pod's status says that the container runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class KnownPod:
-    """The part of a pod object that concerns claims and devices."""
+class PodObject:
+    """The fields of a Pod object that concern claims and devices."""
 
     ref: PodRef
     node: str = ""
     phase: str = ""
     """``Pending``, ``Running``, ``Succeeded``, ``Failed``, ``Unknown``; empty: unknown."""
-    owners: tuple[Owner, ...] = ()
+    owners: tuple[OwnerReference, ...] = ()
     group: str = ""
     """Name of the pod's PodGroup; empty: none."""
     claims: tuple[PodClaim, ...] = ()
-    containers: tuple[Container, ...] = ()
+    containers: tuple[ContainerObject, ...] = ()
     """Containers in the order in which they start."""
     mirror_uid: str = ""
-    """UID of the mirror pod in the API server, for a static pod."""
+    """UID of a static pod's mirror pod in the API server; empty: not a static pod."""
 
     @property
-    def controller(self) -> Owner | None:
+    def controller(self) -> OwnerReference | None:
         """Managing controller, such as a ReplicaSet or a Job; None: there is none."""
         return next((owner for owner in self.owners if owner.controller), None)
 
     @property
     def has_ended(self) -> bool:
-        """Whether no container of the pod will run again."""
+        """True if the pod has succeeded or failed, so that none of its containers will run again."""
         return self.phase in {"Succeeded", "Failed"}
 
 
@@ -215,11 +213,11 @@ class ConsumerKind(StrEnum):
     POD = "pod"
     POD_GROUP = "pod group"
     OTHER = "other"
-    """Any other kind, known only from its entry in ``reservedFor``."""
+    """Any other kind of object."""
 
 
 class Reservation(NamedTuple):
-    """A consumer that a claim is reserved for. Source: ``status.reservedFor[]``."""
+    """An object that a claim is reserved for. Source: ``status.reservedFor[]``."""
 
     kind: ConsumerKind
     api_group: str
@@ -230,37 +228,38 @@ class Reservation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class KnownClaim:
-    """The part of a ResourceClaim object that concerns devices and consumers."""
+class ClaimObject:
+    """The fields of a ResourceClaim object that concern devices and consumers."""
 
     ref: ClaimRef
     allocated: bool = False
-    devices: tuple[DeviceUse, ...] = ()
+    devices: tuple[AllocatedDevice, ...] = ()
     """Devices of all drivers, in the order of the allocation."""
     reserved: tuple[Reservation, ...] = ()
-    """Consumers in the object's order, cluster-wide: it does not show which of them run on this node."""
-    owner: Owner | None = None
+    """Objects that the claim is reserved for, in the whole cluster: not all run on this Kubernetes node."""
+    owner: OwnerReference | None = None
     """Controller of the claim: the pod or pod group that it was created for."""
-    meant_for: tuple[Reservation, ...] = ()
+    spec_reserved: tuple[Reservation, ...] = ()
     """``spec.reservedFor`` of KEP-5194; no Kubernetes release has it."""
     any_pod: bool = False
     """``status.allocation.reservedForAnyPod`` of KEP-5194; no Kubernetes release has it."""
 
 
-class LiveContainer(NamedTuple):
+class ContainerCgroup(NamedTuple):
     """Cgroup of one container."""
 
     id: str
     running: bool | None
-    """Whether the cgroup has processes; None: it cannot be read."""
+    """True: the cgroup has processes; None: the cgroup cannot be read."""
 
 
-class LivePod(NamedTuple):
+class PodCgroup(NamedTuple):
     """Cgroup of one pod, with the cgroups of its containers."""
 
     uid: str
     running: bool | None
-    containers: tuple[LiveContainer, ...] = ()
+    """True: the cgroup has processes; None: the cgroup cannot be read."""
+    containers: tuple[ContainerCgroup, ...] = ()
 
 
 class KubeletHealthRecord(NamedTuple):
@@ -270,24 +269,23 @@ class KubeletHealthRecord(NamedTuple):
     health: Health
     message: str
     updated_s: float
-    """Time of the entry [s since 1970]; the kubelet writes changes only."""
+    """Time when the kubelet last wrote a change of the health [s since 1970]."""
     lease_s: float
     """Lease: how long the kubelet uses the health [s]; negative: the kubelet never uses it."""
 
     def has_lapsed(self, now_s: float) -> bool:
-        """Return whether a kubelet that starts now, with this file alone, treats the device as Unknown.
-
-        A kubelet that kept running may have received heartbeats since; the file does not show them.
+        """Return True if the lease of the record is over, so that a kubelet that restarts now treats the
+        device as Unknown. A running kubelet may have received newer reports, which the file does not show.
         """
         return now_s - self.updated_s > self.lease_s
 
 
 @dataclass(frozen=True, slots=True)
 class SourceAnswers:
-    """Answers of all sources, by content; each field has any number of sources in any order."""
+    """Answers of all sources, by the kind of object that they report. Several sources can report one kind."""
 
     prepared: tuple[SourceAnswer[PreparedClaim], ...] = ()
     listed: tuple[SourceAnswer[ListedPod], ...] = ()
-    pods: tuple[SourceAnswer[KnownPod], ...] = ()
-    claims: tuple[SourceAnswer[KnownClaim], ...] = ()
-    live: tuple[SourceAnswer[LivePod], ...] = ()
+    pods: tuple[SourceAnswer[PodObject], ...] = ()
+    claims: tuple[SourceAnswer[ClaimObject], ...] = ()
+    live: tuple[SourceAnswer[PodCgroup], ...] = ()

@@ -1,6 +1,6 @@
-"""Map of claims, their devices and their consumers; each edge names the source that reported it.
+"""Consumer map: ResourceClaims, their devices and the pods that use them. Each edge names its source.
 
-The answers of the sources are in agent.model.claim_sources; agent.devices.consumers joins them into one map.
+agent.devices.consumers builds the map from the answers of the sources (agent.model.claim_sources).
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import (
+    AllocatedDevice,
+    ClaimObject,
     ConsumerKind,
-    DeviceUse,
-    KnownClaim,
-    KnownPod,
-    LiveContainer,
+    ContainerCgroup,
     Origin,
+    PodObject,
     PodRef,
     Provenance,
 )
@@ -23,21 +23,22 @@ from agent.model.reading import Absence
 
 
 class Relation(StrEnum):
-    """Relation between a claim and a device or consumer; members are ordered, strongest proof first."""
+    """Relation of an edge between a claim and a device or consumer. The strongest proof of use comes
+    first."""
 
     PREPARED = "prepared"
     """The driver prepared the device for the claim, at the kubelet's request for the pod."""
     LISTED = "listed"
     """The kubelet lists the device or the pod with the claim in podresources."""
     ALLOCATED = "allocated"
-    """The scheduler allocated the device to the claim: on any node, prepared or not."""
+    """The scheduler allocated the device to the claim; it need not be prepared, or be on this node."""
     RESERVED = "reserved"
-    """The claim is reserved for the consumer: on any node, now or later."""
+    """The claim is reserved for the consumer, which need not run, or run on this node."""
     NAMED = "named"
     """The pod's spec names the claim."""
 
 
-class Consumer(NamedTuple):
+class ClaimConsumer(NamedTuple):
     """Consumer of a claim: a pod, a pod group or another object."""
 
     kind: ConsumerKind
@@ -54,45 +55,46 @@ class Consumer(NamedTuple):
 
 
 class DeviceEdge(NamedTuple):
-    """Edge between a claim and a device."""
+    """Edge of the consumer map between a claim and a device."""
 
     claim: ClaimRef
-    use: DeviceUse
+    use: AllocatedDevice
     relation: Relation
     provenance: Provenance
     by_name: bool = False
-    """True: the source gives no UID, and the claim was found by its unique name. False: found by UID."""
+    """True: the source gives no UID, so the claim was found by its name. False: found by its UID."""
 
 
 class ConsumerEdge(NamedTuple):
-    """Edge between a claim and a consumer."""
+    """Edge of the consumer map between a claim and a consumer."""
 
     claim: ClaimRef
-    consumer: Consumer
+    consumer: ClaimConsumer
     relation: Relation
     provenance: Provenance
     by_name: bool = False
-    """True: the source lacks the UID of the claim, the consumer or both. False: it has both UIDs."""
+    """True: claim or consumer was found by its name, since the source lacks a UID. False: found by UIDs."""
 
 
 class ContainerEdge(NamedTuple):
-    """Edge between a claim and a container."""
+    """Edge of the consumer map between a claim and a container."""
 
     claim: ClaimRef
     pod: PodRef
     container: str
     requests: tuple[str, ...] | None
-    """Requests of the claim that the container uses; empty: all; None: unknown."""
+    """Requests of the claim that the container uses; empty: all requests; None: unknown."""
     provenance: Provenance
     by_name: bool = False
 
 
 class ConflictKind(StrEnum):
-    """Fact on which sources disagree."""
+    """Fact about which sources disagree."""
 
     CLAIM_UIDS = "claim-uids"
-    """Two claims have one name: the claim was deleted and created again, and a source is not up to date."""
+    """One claim name has two UIDs: the claim was created again, and a source is outdated."""
     CLAIM_NAMES = "claim-names"
+    """One claim UID has two names."""
     POD_UIDS = "pod-uids"
     POD_NAMES = "pod-names"
     DEVICES = "devices"
@@ -100,21 +102,22 @@ class ConflictKind(StrEnum):
     NOT_NAMED = "not-named"
     """A claim is prepared for a pod whose spec does not name it."""
     CONTAINERS = "containers"
-    """A container runs by its pod's status and has no cgroup."""
+    """The pod's status says that a container runs, but the container has no cgroup."""
 
 
 class Assertion(NamedTuple):
-    """Statement of one source in a conflict."""
+    """Statement of one source that contradicts another source."""
 
     provenance: Provenance
     text: str
 
 
 class Conflict(NamedTuple):
-    """Contradiction between sources. The agent reports all sides and does not decide."""
+    """Contradiction between sources. The agent reports every statement and does not decide which is right."""
 
     kind: ConflictKind
     subject: str
+    """Claim, pod or driver that the contradiction concerns, as text."""
     assertions: tuple[Assertion, ...]
     claims: tuple[ClaimRef, ...] = ()
     """Claims that the conflict concerns, under all names of each claim."""
@@ -123,85 +126,89 @@ class Conflict(NamedTuple):
 
 
 class MissingSource(NamedTuple):
-    """A source that gave no answer."""
+    """A source of the consumer map that gave no answer, or an invalid part of its answer."""
 
     provenance: Provenance
     absence: Absence
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimView:
-    """All facts that the sources report about one claim."""
+    """Everything that the sources report about one claim."""
 
     ref: ClaimRef
     devices: tuple[DeviceEdge, ...] = ()
     consumers: tuple[ConsumerEdge, ...] = ()
     containers: tuple[ContainerEdge, ...] = ()
-    objects: tuple[tuple[KnownClaim, Provenance], ...] = ()
+    objects: tuple[tuple[ClaimObject, Provenance], ...] = ()
+    """ResourceClaim objects, the best source first; empty: no source has the object."""
     waiting: tuple[str, ...] = ()
+    """Drivers that have no device for the claim yet: it is not prepared by them, unless they are in
+    ``skipped``."""
     skipped: tuple[str, ...] = ()
-    """Drivers that the kubelet does not call, so that it does not know their devices."""
+    """Drivers that the kubelet does not call to prepare the claim, so that it does not know their devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """All facts that the sources report about one pod."""
+    """Everything that the sources report about one pod."""
 
     ref: PodRef
-    objects: tuple[tuple[KnownPod, Provenance], ...] = ()
-    """Objects of the pod, the best source first: from the kubelet before from files."""
+    objects: tuple[tuple[PodObject, Provenance], ...] = ()
+    """Pod objects, the best source first: the kubelet before files; empty: no source has the object."""
     claims: tuple[ClaimRef, ...] = ()
     running: bool | None = None
-    """Whether the pod has processes; None: unknown."""
-    live: tuple[LiveContainer, ...] = ()
+    """True: the pod has processes; None: unknown."""
+    live: tuple[ContainerCgroup, ...] = ()
+    """Cgroups of the pod's containers."""
 
     @property
-    def known(self) -> KnownPod | None:
-        """Object of the pod from the best source; None: there is none."""
+    def known(self) -> PodObject | None:
+        """Pod object from the best source; None: no source has the object."""
         return self.objects[0][0] if self.objects else None
 
     @property
     def has_ended(self) -> bool:
-        """Whether the pod's object has a final phase; False without an object."""
+        """True if the pod has succeeded or failed; False also if no source has the pod object."""
         return self.known is not None and self.known.has_ended
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMap:
-    """Claims, pods and devices of this node. Claims are keyed by UID, since names can be reused."""
+    """Claims, devices and pods of this Kubernetes node, and which of them belong together."""
 
     claims: Mapping[ClaimRef, ClaimView] = field(default_factory=dict)
-    """Claims by identity; a claim without a UID is known by name alone."""
+    """Claims by identity; a UID is empty if only the claim's name is known."""
     pods: Mapping[PodRef, PodView] = field(default_factory=dict)
     devices: Mapping[DeviceRef, tuple[ClaimRef, ...]] = field(default_factory=dict)
-    """Claims that sources report for each device."""
+    """Claims that have each device."""
     groups: Mapping[tuple[str, str], tuple[PodRef, ...]] = field(default_factory=dict)
-    """Pods of each pod group, by (namespace, name)."""
+    """Pods of each pod group, by (namespace, name of the group)."""
     conflicts: tuple[Conflict, ...] = ()
     missing_sources: tuple[MissingSource, ...] = ()
     complete: frozenset[Origin] = frozenset()
-    """Sources whose answer is complete: what they do not list does not exist."""
+    """Sources whose answer is complete: an object that such a source does not list does not exist."""
 
 
 class ContainerUse(NamedTuple):
-    """Use of a device by a container."""
+    """Container that uses, or may use, a device."""
 
     name: str
-    sure: bool
-    """Whether the use is certain. False: the container uses the claim, but its requests are unknown."""
+    is_certain: bool
+    """True: the container uses the device. False: it uses the claim, but perhaps not this device."""
 
 
 @dataclass(frozen=True, slots=True)
-class Affected:
-    """A pod that an unhealthy device affects, or may affect."""
+class AffectedPod:
+    """A pod that uses, or may use, a device, so that a fault of the device affects the pod."""
 
     pod: PodView
     claim: ClaimRef
-    sure: bool
-    """Whether the claim is prepared for the pod on this node. False: for example, only reserved."""
+    is_certain: bool
+    """True: the claim is prepared for the pod on this node. False: for example, it is only reserved."""
     containers: tuple[ContainerUse, ...]
     group: str = ""
     """Pod group through which the pod uses the claim; empty: the pod itself is the consumer."""
     edges: tuple[DeviceEdge | ConsumerEdge | ContainerEdge, ...] = ()
-    """Edges that prove the pod's use of the device, with their sources."""
+    """Edges of the consumer map that show the pod's use of the device."""

@@ -1,13 +1,13 @@
-"""Sets of CPUs as integers, and the kernel's list format of them."""
+"""Sets of CPUs as integers, and their text in the kernel's list format (``0-3,8``)."""
 
 from collections.abc import Iterator
 
 CpuSet = int
-"""Set of CPUs: bit ``n`` is CPU ``n``. ``&``, ``|`` and ``~`` combine sets."""
+"""Set of CPUs as an integer: bit ``n`` is set if CPU ``n`` is in the set."""
 
 
-def cpus_of(cpus: CpuSet) -> Iterator[int]:
-    """Yield the CPU numbers of a set in ascending order."""
+def cpu_numbers(cpus: CpuSet) -> Iterator[int]:
+    """Yield the numbers of the CPUs in a set, in ascending order."""
     while cpus:
         low = cpus & -cpus
         yield low.bit_length() - 1
@@ -15,12 +15,12 @@ def cpus_of(cpus: CpuSet) -> Iterator[int]:
 
 
 def format_cpus(cpus: CpuSet) -> str:
-    """Format a set in the kernel's list format: ``0-3,8``; the empty set is ``none``."""
+    """Format a set of CPUs in the kernel's list format: ``0-3,8``; the empty set is ``none``."""
     if not cpus:
         return "none"
     parts: list[str] = []
     first = last = -1
-    for cpu in cpus_of(cpus):
+    for cpu in cpu_numbers(cpus):
         if cpu != last + 1 or first < 0:
             if first >= 0:
                 parts.append(str(first) if first == last else f"{first}-{last}")
@@ -31,10 +31,9 @@ def format_cpus(cpus: CpuSet) -> str:
 
 
 def parse_cpus(text: str) -> CpuSet:
-    """Parse the kernel's list format, ``0-3,8``. Empty text is the empty set.
+    """Parse a set of CPUs in the kernel's list format, ``0-3,8``. An empty text is the empty set.
 
-    Raises:
-        ValueError: A part is not a CPU number or range; the text names it.
+    Raises ValueError: a part is not a CPU number or range up to CPU 8191; the message names the part.
     """
     cpus = 0
     for part in filter(None, (p.strip() for p in text.split(","))):

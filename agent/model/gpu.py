@@ -1,4 +1,4 @@
-"""Samples of GPUs, read by the native core through NVML."""
+"""Samples of GPUs: from NVML, read by the native core, and from sysfs and psutil."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from enum import IntFlag, StrEnum
 from typing import Final, NamedTuple
 
 from agent.model.reading import NEVER_READ, Missing, Reading
-from agent.model.source import SourceSample
+from agent.model.source_state import SourceSample
 
 WHOLE_GPU: Final = 0xFFFFFFFF
-"""GPU instance and compute instance of a fault that concerns the whole GPU."""
+"""Number in place of a GPU or compute instance: the fault concerns the whole GPU, not a MIG instance."""
 
 
 class NvmlStatus:
@@ -32,7 +32,8 @@ class NvmlStatus:
 
 
 class GpuField(StrEnum):
-    """Readings of a GPU. The values are the native core's names; ``drahealth.h`` lists the NVML sources."""
+    """Reading of a GPU. The values are the native core's names; ``drahealth.h`` lists the NVML source of
+    each."""
 
     RECOVERY_ACTION = "recovery_action"
     ECC_UNCORRECTABLE = "ecc_uncorrectable"
@@ -108,7 +109,7 @@ class GpuField(StrEnum):
 
 
 class GpuEvent(IntFlag):
-    """NVML event types that the core counts."""
+    """NVML event types that the native core counts."""
 
     SINGLE_BIT_ECC = 0x1
     DOUBLE_BIT_ECC = 0x2
@@ -124,10 +125,12 @@ class GpuEvent(IntFlag):
 
 
 class MigSample(NamedTuple):
-    """One MIG instance."""
+    """Identity of one MIG instance."""
 
     gi: int
+    """GPU instance."""
     ci: int
+    """Compute instance."""
     uuid: str
 
 
@@ -138,7 +141,7 @@ class EventCount(NamedTuple):
     last_ns: int
     """CLOCK_MONOTONIC of the last event [ns]."""
     data: int
-    """Event data of the last event."""
+    """NVML event data of the last event, such as the XID."""
 
 
 class XidCount(NamedTuple):
@@ -146,9 +149,9 @@ class XidCount(NamedTuple):
 
     code: int
     gi: int
-    """GPU instance; WHOLE_GPU if the XID names none."""
+    """GPU instance; WHOLE_GPU: the XID concerns the whole GPU."""
     ci: int
-    """Compute instance; WHOLE_GPU if the XID names none."""
+    """Compute instance; WHOLE_GPU: the XID concerns the whole GPU."""
     times: int
     first_ns: int
     last_ns: int
@@ -156,35 +159,36 @@ class XidCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """Readings and events of one GPU."""
+    """NVML readings and NVML events of one GPU."""
 
     index: int
-    """Index among the GPUs seen since start; unchanged when NVML renumbers the GPUs."""
+    """Index among the GPUs seen since the agent started; unchanged when NVML renumbers the GPUs."""
     uuid: str
-    """UUID; empty, like bus, name and serial, if the GPU never answered."""
+    """UUID; empty, like bus, name and serial: the GPU never answered."""
     bus: str
     """PCI address, ``0000:3b:00.0``."""
     name: str
     serial: str
     status: int
-    """NVML return code of the last pass; see :class:`Status`."""
+    """NVML return code of the last reading, as in :class:`NvmlStatus`."""
     passes: int
+    """Number of finished readings of the GPU (passes)."""
     beat_ns: int
     """CLOCK_MONOTONIC at the end of the last pass [ns]."""
     period_ns: int
     call: str = ""
     """NVML call in progress; empty: none."""
     call_ns: int = 0
-    """CLOCK_MONOTONIC when that call started [ns]."""
+    """CLOCK_MONOTONIC when the call in progress started [ns]; 0: none is in progress."""
     slow_passes: int = 0
     handles: int = 1
-    """Number of NVML handles so far: it grows when a lost GPU returns and when the driver is reloaded."""
+    """Number of NVML handles opened so far: grows when a lost GPU returns and when the driver is reloaded."""
     overdue: int = 0
     failures: int = 0
     probe_p50_ns: int = 0
-    """Median duration of the last 15 field readings [ns]; 0: none succeeded."""
+    """Median duration of the last 15 NVML field readings [ns]; 0: none succeeded."""
     readings: Mapping[GpuField, Reading] = field(default_factory=dict)
-    """Readings by field; a missing key means never read."""
+    """Readings by field; a missing key: never read."""
     links: int = 0
     """Number of NVLinks."""
     link_errors: tuple[int, ...] = ()
@@ -195,25 +199,25 @@ class GpuSample:
     """Registered event types, as a bit set."""
     xids: tuple[XidCount, ...] = ()
     xids_forgotten: int = 0
-    """Number of XID entries dropped for lack of room, oldest first; source ``nvml-events`` reports it."""
+    """Number of oldest ``xids`` that were dropped for lack of room."""
 
     def __getitem__(self, name: GpuField) -> Reading:
         return self.readings.get(name, NEVER_READ)
 
 
 @dataclass(frozen=True, slots=True)
-class GpuSet:
-    """All GPUs and the state of the NVML library."""
+class NvmlSample:
+    """State of the NVML library, and samples of all GPUs that it lists."""
 
     gpus: tuple[GpuSample, ...]
     nvml: SourceSample
-    """State of the library: ABSENT if there is none; ``detail`` gives the reason if it cannot be used."""
+    """State of the NVML library; ABSENT: the machine has none. ``detail``: why it cannot be used."""
     events: SourceSample
-    """State of the thread that waits for NVML events; ABSENT: NVML has no events."""
+    """State of the thread that waits for NVML events; ABSENT: NVML supports no events."""
     err: int = 0
     """NVML return code behind ``nvml.detail``; 0: no error."""
     generation: int = 0
-    """Number of initialisations of the library; it grows when the driver is reloaded."""
+    """Number of initialisations of the NVML library; grows when the driver is reloaded."""
     count: int = 0
     """Number of GPUs that NVML last reported."""
     driver: str = ""
@@ -223,10 +227,12 @@ class GpuSet:
     call: str = ""
     """NVML call in progress; empty: none."""
     call_ns: int = 0
+    process: str = ""
+    """How the process that calls NVML ended; empty: it runs, or NVML is called by the agent itself."""
 
 
 class GpuAttributes(NamedTuple):
-    """Static attributes of a GPU from the inventory; empty or None if unknown."""
+    """Static attributes of a GPU, such as serial number and product name; empty or None: unknown."""
 
     uuid: str
     bus: str
@@ -241,22 +247,23 @@ class GpuAttributes(NamedTuple):
 
 
 class StuckProcess(NamedTuple):
-    """A process in uninterruptible sleep inside the GPU driver."""
+    """A process that hangs (uninterruptible sleep) inside the GPU driver."""
 
     pid: int
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class GpuHost:
-    """Information about GPUs that does not come from NVML, read rarely. Source: psutil, sysfs."""
+class GpuSystemSample:
+    """State of GPUs from other sources than NVML: psutil and sysfs."""
 
     inventory: tuple[GpuAttributes, ...] = ()
     bus_gpus: tuple[str, ...] | Missing = NEVER_READ
     """PCI addresses of NVIDIA GPUs, sorted. Source: /sys/bus/pci/devices/*/{vendor,class}."""
     fabric_manager: bool | Missing = NEVER_READ
-    """Whether nv-fabricmanager runs."""
+    """True: nv-fabricmanager runs. False: it does not run."""
     stuck: tuple[StuckProcess, ...] | Missing = ()
-    """Processes in uninterruptible sleep in the driver in several consecutive reads; Missing if the agent
-    lacks the permission to inspect other processes."""
+    """Processes that hang inside the GPU driver in several consecutive reads; Missing: the agent may not
+    inspect other processes."""
     boot_id: str = ""
+    """Id of the machine's boot: ``/proc/sys/kernel/random/boot_id``."""

@@ -1,4 +1,4 @@
-"""Verdicts and their parts: severities, findings, causes, and the health of a device."""
+"""Health of devices, and the findings and causes behind it."""
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -10,7 +10,7 @@ _new: Final = tuple.__new__  # a NamedTuple's own __new__ parses keywords in Pyt
 
 
 class Severity(IntEnum):
-    """Severity of a finding. Ordered: the greater one determines the verdict.
+    """Severity of a finding. The greatest severity of a device's findings determines its health.
 
     A proven fault outranks a lack of knowledge, and a lack of knowledge outranks a fault that
     leaves the device usable.
@@ -34,18 +34,18 @@ class Health(IntEnum):
 
 
 class Blame(StrEnum):
-    """Area in which a fault must be fixed."""
+    """Part of the system in which a fault must be fixed."""
 
     HARDWARE = "hardware"
     DRIVER = "driver"
     WORKLOAD = "workload"
     CONFIGURATION = "configuration"
     AGENT = "agent"
-    """The agent or one of its sources; the device itself has no known fault."""
+    """The agent itself; the device has no known fault."""
 
 
 class XidOverride(StrEnum):
-    """Severity that an operator sets for an XID instead of the table's severity."""
+    """Severity that an operator sets for a GPU error (XID), instead of the one in the XID table."""
 
     IGNORE = "ignore"
     INFO = "info"
@@ -54,22 +54,23 @@ class XidOverride(StrEnum):
 
 
 class Finding(NamedTuple):
-    """Fault that a rule finds in one snapshot for one device, pod or the node."""
+    """Fault that a rule or a driver's check finds, at one moment, of a device, a pod or the Kubernetes
+    node."""
 
     code: str
     """Stable dotted code, ``mem.hugepages.pool_shrunk``."""
     severity: Severity
     evidence: str = ""
-    """One line with the compared numbers. It changes only when the facts change."""
+    """One line with the measured and the expected numbers."""
     advice: str = ""
     """Action for the operator; empty: the rule's advice applies."""
     blame: Blame | None = None
-    """Area in which the fault must be fixed; None: the rule's area applies."""
+    """Part of the system in which the fault must be fixed; None: the rule's default applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A raised finding: a reason why a device is not simply Healthy."""
+    """A finding that has lasted long enough to be reported: reason for a device's health or message."""
 
     code: str
     severity: Severity
@@ -80,11 +81,11 @@ class Cause:
     driver_reported: bool = False
     """True: only the device's driver reported the fault, after a failed prepare. False: a rule found it."""
     keep_away: bool = False
-    """True: the reporter requests a taint although no fault of the device is known."""
+    """True: the device gets a taint although it has no known fault."""
 
 
 class DeviceHealth(NamedTuple):
-    """Verdict on one device, ready to be sent. A tuple, since each evaluation creates all of them."""
+    """Health of one device, with its causes, as reported to the kubelet and to operators."""
 
     pool: str
     device: str
@@ -92,15 +93,15 @@ class DeviceHealth(NamedTuple):
     health: Health
     severity: Severity
     message: str
-    """Text, at most 1,024 bytes of UTF-8: worst cause first, each after its code, no changing numbers."""
+    """Text for the kubelet, at most 1,024 bytes of UTF-8: each cause with its code, the worst cause first."""
     since: Instant
     """Time of the last change of health, severity or message."""
     verified: Instant
-    """Time at which the device's sources last finished a pass. Sending a report does not change it."""
+    """Time at which all sources of the device had last been read."""
     timeout_s: int
-    """Lease: how long the kubelet may use this verdict [s]."""
+    """Lease: how long the kubelet may use this health report [s]."""
     causes: tuple[Cause, ...] = ()
-    """Causes, worst first."""
+    """Reported causes, worst first; empty: no fault is known."""
     attributes: tuple[tuple[str, str], ...] = ()
     """Attributes as (name, value): ``uuid``, ``pciBusId``, ``product``, ...; unknown ones are left out."""
     driver: str = ""
@@ -108,23 +109,22 @@ class DeviceHealth(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Driver, pool and name of the device; unique within a report."""
+        """(driver, pool, name) of the device; unique within a report."""
         return (self.driver, self.pool, self.device)
 
-    def again(self, verified: Instant, timeout_s: int) -> "DeviceHealth":
-        """Return the same verdict with a new verification time and lease."""
+    def with_verification(self, verified: Instant, timeout_s: int) -> "DeviceHealth":
+        """Return the same health with a new verification time and lease."""
         pool, name, kind, health, severity, text, since, _, _, causes, attrs, driver = self
         fields = (pool, name, kind, health, severity, text, since, verified, timeout_s, causes, attrs, driver)
         return _new(DeviceHealth, fields)
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Cause that concerns a pod or the Kubernetes node instead of a device. Never sent to the kubelet."""
+class NonDeviceCause:
+    """Reported fault of a pod or of the Kubernetes node, not of a device. Not sent to the kubelet."""
 
     subject: str
-    """Concerned object: ``node``, or ``pod 0f3c... (team-a/train-0) container main``. The pod's name is
-    present if known; a container is given by name or id."""
+    """Object that has the fault: ``node``, or ``pod 0f3c... (team-a/train-0) container main``."""
     cause: Cause
     devices: tuple[str, ...] = ()
     """Devices that the pod uses: ``<driver>/<pool>/<name>``, host devices by name."""
@@ -132,7 +132,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class NotApplicable:
-    """A rule that does not apply to this machine, with the reason."""
+    """A rule that was not evaluated for a device, with the reason."""
 
     device: str
     code: str

@@ -1,19 +1,20 @@
-"""Messages of the kernel: log lines that match a pattern, and device events, counted."""
+"""Counts of kernel messages: log lines that match one of the agent's patterns, and device events."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from agent.model.source import SourceSample
+from agent.model.source_state import SourceSample
 
 
 class LogLine(NamedTuple):
-    """Equal kernel-log lines: the same pattern with the same fields."""
+    """Kernel-log lines that match the same pattern with the same fields, counted."""
 
     pattern: int
     """Index of the pattern in the agent's list of patterns."""
     times: int
+    """Number of lines."""
     first_us: int
     """Time of the first line by the kernel log's clock [us]; close to CLOCK_MONOTONIC, not equal to it."""
     last_us: int
@@ -27,18 +28,20 @@ class LogLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogSample:
-    """Kernel log since boot, as far as the kernel still has it. Source: ``/dev/kmsg``."""
+    """Kernel-log lines that match a pattern, since boot or the oldest line in the kernel's buffer. Source:
+    ``/dev/kmsg``."""
 
     lines: tuple[LogLine, ...]
     """Lines in the order of their first occurrence."""
     source: SourceSample
-    """State of the reader. STARTING, with incomplete ``lines``, until the existing log is read once."""
+    """State of the log reader. STARTING until it has read the existing log once; ``lines`` is incomplete
+    then."""
     lost: int = 0
     """Number of records that were overwritten before the agent read them, or too long to read."""
 
 
 class Subsystem(StrEnum):
-    """Kernel subsystem whose events are counted. The values are the kernel's names."""
+    """Kernel subsystem whose device events are counted. The values are the kernel's names."""
 
     CPU = "cpu"
     MEMORY = "memory"
@@ -52,9 +55,12 @@ class Subsystem(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UeventSample:
-    """Device events since the agent started. Source: NETLINK_KOBJECT_UEVENT, messages of the kernel only."""
+    """Number of device events (uevents) since the agent started. Source: NETLINK_KOBJECT_UEVENT, messages of
+    the kernel only."""
 
     source: SourceSample
-    """State of the listener. ABSENT if the kernel sends no events; sources then read periodically."""
+    """State of the event listener. ABSENT: the kernel sends no events; the sources read periodically
+    instead."""
     changes: Mapping[Subsystem, int]
-    """Events by subsystem, plus one for each loss. When they grow, sources read the subsystem again."""
+    """Number of events by subsystem; lost events count as one. When a number grows, the sources read the
+    subsystem again."""

@@ -1,4 +1,4 @@
-"""Verdict on a failed prepare: class, evidence and consequences."""
+"""Classification of failed prepare calls of a DRA driver: error class, evidence and consequences."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,22 +10,22 @@ from agent.model.taint import Effect
 
 
 class ErrorClass(StrEnum):
-    """Class of a prepare error: whether a retry can help, and what must change."""
+    """Class of a prepare failure: whether a retry can help, and what must change first."""
 
     UNKNOWN = "unknown"
-    """No evidence shows the cause. Handled like transient."""
+    """No evidence shows the cause. Treated like TRANSIENT."""
     TRANSIENT = "transient"
     """A retry can succeed."""
     BAD_CONFIG = "bad-config"
-    """The claim cannot be satisfied as the user wrote it: the claim must change."""
+    """The user's claim is invalid: the claim must change."""
     FAILED_DEVICE = "failed-device"
     """A device of the claim is faulty: it becomes Unhealthy and gets a taint."""
     PERMANENT = "permanent"
-    """Retries fail until the node or the driver changes."""
+    """Retries fail until the machine or the driver changes."""
 
 
 class Scope(StrEnum):
-    """Concerned part of a failed prepare: the claim, a device, the driver or the Kubernetes node."""
+    """Object that a prepare failure concerns: the claim, a device, the driver or the Kubernetes node."""
 
     CLAIM = "claim"
     DEVICE = "device"
@@ -34,7 +34,7 @@ class Scope(StrEnum):
 
 
 class Operation(StrEnum):
-    """Operation during which a driver failed; the meaning of an errno depends on it."""
+    """Operation during which a driver's prepare failed; decides how an errno is classified."""
 
     DEVICE = "device"
     """Opening, reading or configuring the device."""
@@ -52,8 +52,8 @@ class Operation(StrEnum):
     """Writing a cgroup file."""
 
 
-class Remediation(NamedTuple):
-    """Taint that a failed prepare puts on a device; the taint's key is derived from the verdict's code."""
+class FaultTaint(NamedTuple):
+    """Taint that a prepare failure puts on a device; its key is derived from the verdict's code."""
 
     effect: Effect
     value: str = ""
@@ -61,7 +61,7 @@ class Remediation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrepareVerdict:
-    """Verdict on one claim whose prepare failed."""
+    """Classification of the failed prepare of one claim."""
 
     error_class: ErrorClass
     code: str
@@ -69,39 +69,40 @@ class PrepareVerdict:
     scope: Scope
     claim: ClaimRef
     summary: str
-    """One line of at most 200 characters with the compared numbers. It changes only when the facts change."""
+    """One line of at most 200 characters. The same failure always gives the same line."""
     requests: tuple[str, ...] = ()
-    """Requests of the claim that failed."""
+    """Names of the claim's requests that failed."""
     devices: tuple[DeviceRef, ...] = ()
     """Devices to blame; for a class that blames no device, the devices to be prepared."""
     detail: str = ""
-    """Further text. It changes only when the facts change."""
+    """Further text. The same failure always gives the same text."""
     evidence: tuple[str, ...] = ()
     """Evidence, the strongest first: ``errno ENOSPC while cdi``, ``NVML 15 (GPU_IS_LOST)``."""
     confidence: float = 0.0
     """Confidence from 0 (guess) to 1 (proof)."""
     advice: str = ""
     retry_after_s: float | None = None
-    """Earliest useful retry [s]; None: unknown, or a retry cannot help."""
+    """Time after which a retry can succeed [s]; None: unknown, or a retry cannot help."""
     sticky_s: int = 0
-    """Time for which this verdict may answer the same prepare without a new attempt [s]."""
+    """Time for which this verdict answers the same prepare without a new attempt [s]; 0: always attempt."""
     health: Health | None = None
-    """Health that the devices get; None: no change."""
-    taint: Remediation | None = None
+    """Health that ``devices`` get; None: their health does not change."""
+    taint: FaultTaint | None = None
+    """Taint that ``devices`` get; None: no taint."""
     first_wall_s: float = 0.0
     last_wall_s: float = 0.0
     count: int = 1
     """Number of consecutive failures with this verdict."""
 
 
-class Outcome(NamedTuple):
-    """Result of a claim's last prepare."""
+class LastPrepareResult(NamedTuple):
+    """Result of the last prepare of one claim."""
 
     claim: ClaimRef
     fingerprint: str
     """Hash of the claim's allocation and parameters."""
     generation: str
-    """Hash of the known health of the claim's devices at that time."""
+    """Hash of the health of the claim's devices at that time; if it changes, the result is outdated."""
     devices: tuple[DeviceRef, ...]
     at_wall_s: float
     verdict: PrepareVerdict | None
@@ -109,10 +110,10 @@ class Outcome(NamedTuple):
 
 
 class DriverFault(NamedTuple):
-    """Fault of a device that its driver reported while preparing a claim."""
+    """Fault of a device that its DRA driver reported when the prepare of a claim failed."""
 
     number: int
-    """Increasing number, unique within the driver's ledger."""
+    """Number of the fault, unique among the driver's faults; later faults have greater numbers."""
     device: DeviceRef
     code: str
     evidence: str
@@ -120,13 +121,14 @@ class DriverFault(NamedTuple):
     reported_wall_s: float
     claim: ClaimRef
     expired_wall_s: float = 0.0
-    """Time when the driver prepared the device again or the time limit passed [s since 1970]; 0: not yet."""
+    """Time when the fault ended: the driver prepared the device again, or a time limit passed [s since 1970];
+    0: active."""
     health: Health = Health.UNHEALTHY
-    """Health of the device. UNKNOWN: the driver or the node is at fault, the device's state is unknown."""
+    """Health of the device. UNKNOWN: the driver or the machine is at fault, not the device."""
     keep_away: bool = True
     """True: the device gets a taint. False: it gets none."""
 
     @property
     def subject(self) -> str:
-        """Key of the device in the engine's state."""
+        """``<driver>/<pool>/<device>``: key of the device in the engine."""
         return str(self.device)

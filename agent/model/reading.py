@@ -1,20 +1,20 @@
-"""Readings: numbers that can be missing, with the reason."""
+"""Numbers read from the machine, or the reason why a number is missing."""
 
 import os
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-OWN_ERRORS: Final = {
+NATIVE_CORE_ERRORS: Final = {
     -4097: "text cannot be parsed",  # DH_EPARSE
     -4099: "more data than the buffer holds",  # DH_EFULL
 }
-"""Texts of the native core's own error codes."""
+"""Text of each error code that the native core defines itself."""
 
 
 def error_text(code: int) -> str:
-    """Describe a failed read: an errno (positive) or a code of the native core (negative)."""
-    return os.strerror(code) if code > 0 else OWN_ERRORS.get(code, f"code {code}")
+    """Return the text of an error code: an errno (positive) or a code of the native core (negative)."""
+    return os.strerror(code) if code > 0 else NATIVE_CORE_ERRORS.get(code, f"code {code}")
 
 
 class Absence(StrEnum):
@@ -28,7 +28,7 @@ class Absence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A missing reading with its reason. Rules never treat it as 0, Healthy or Unhealthy."""
+    """Reason why a number could not be read. Rules never treat it as 0, Healthy or Unhealthy."""
 
     absence: Absence
     errno: int = 0
@@ -39,12 +39,13 @@ class Missing:
 
 
 Reading = int | Missing
-"""A number, or the reason why it is missing."""
+"""Number read from the machine, or the reason why it is missing."""
 
 NEVER_READ: Final = Missing(Absence.ABSENT)
-"""Reading that was never read, or that does not exist."""
+"""Value of a reading before the first read, and of a reading that the machine does not have."""
 
 
 def is_absent(reading: Reading) -> bool:
-    """Return True if the machine lacks the reading (ABSENT), False for a number or an unreadable one."""
+    """Return True if the machine does not have the reading; False for a number and for an unreadable
+    reading."""
     return isinstance(reading, Missing) and reading.absence is Absence.ABSENT

@@ -1,45 +1,46 @@
-"""Report of the node, complete at one moment, and status of the agent's process."""
+"""Report on the Kubernetes node, and status of the agent's process."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.model.health import DeviceHealth, NotApplicable, Note, Severity
-from agent.model.snapshot import CoreStats
-from agent.model.source import SourceSample
+from agent.model.health import DeviceHealth, NonDeviceCause, NotApplicable, Severity
+from agent.model.snapshot import NativeCoreStats
+from agent.model.source_state import SourceSample
 from agent.model.time import Instant
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Complete state of the Kubernetes node. Each report replaces the one before."""
+    """Complete health of the Kubernetes node's devices at one moment. A report replaces all earlier ones."""
 
     node: str
     at: Instant
     devices: tuple[DeviceHealth, ...] = ()
-    """CPUs, GPUs with their MIG instances, memory, hugepages by size, then declared devices."""
-    notes: tuple[Note, ...] = ()
+    """Health of the CPUs, GPUs with their MIG instances, memory, hugepages by size, then declared devices."""
+    notes: tuple[NonDeviceCause, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
     not_evaluated: tuple[NotApplicable, ...] = ()
-    """Rules that were not evaluated, because they need more history."""
+    """Rules that were not evaluated yet, because they compare with earlier samples."""
     sources: tuple[SourceSample, ...] = ()
-    core: CoreStats = field(default_factory=CoreStats)
+    core: NativeCoreStats = field(default_factory=NativeCoreStats)
     groups: int = 0
     """Number of watched cgroups of pods and containers."""
     declaring: tuple[str, ...] = ()
-    """Drivers that have declared devices since the agent started; their sockets report only these devices."""
+    """Drivers that have declared devices since the agent started; their sockets report only declared
+    devices."""
     starting: bool = False
-    """True: the report is incomplete, since a source has not finished its first pass but still has time."""
+    """True: incomplete, since a source is in its first pass over the machine. False: complete."""
 
 
-class Subscribers(NamedTuple):
+class SocketSubscribers(NamedTuple):
     """Number of health streams that are open on one socket."""
 
     socket: str
-    """Path of the socket below the runtime directory."""
+    """Path of the socket, relative to the agent's runtime directory."""
     streams: int
 
 
-class Tally(NamedTuple):
+class SeverityCount(NamedTuple):
     """Number of devices with one severity."""
 
     severity: Severity
@@ -48,7 +49,7 @@ class Tally(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """The agent's process and its newest report at one moment."""
+    """State of the agent's process, with facts of its newest report."""
 
     version: str
     pid: int
@@ -61,16 +62,16 @@ class AgentStatus:
     descriptors: int
     """Open file descriptors."""
     node: str = ""
-    """Node name. Empty before the first report, as are all fields below except ``subscribers``."""
+    """Kubernetes node name. Empty before the first report, as are all fields below except ``subscribers``."""
     at: Instant | None = None
     """Time of the newest report."""
     publications: int = 0
     """Number of reports so far."""
-    tallies: tuple[Tally, ...] = ()
-    """Devices by severity, worst first, without zero counts."""
+    tallies: tuple[SeverityCount, ...] = ()
+    """Number of devices by severity, worst severity first; severities without devices are left out."""
     sources: tuple[SourceSample, ...] = ()
-    core: CoreStats = field(default_factory=CoreStats)
+    core: NativeCoreStats = field(default_factory=NativeCoreStats)
     groups: int = 0
     """Number of watched cgroups of pods and containers."""
-    subscribers: tuple[Subscribers, ...] = ()
-    """Number of streams of every socket, including sockets without streams."""
+    subscribers: tuple[SocketSubscribers, ...] = ()
+    """Number of open health streams by socket, including sockets without streams."""

@@ -1,7 +1,8 @@
-"""Settings of the decision core: limits, expectations, names."""
+"""Settings of the engine: limits of the rules, expected devices, names; limits of the usage history."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from agent.model.cpuset import CpuSet
 from agent.model.health import XidOverride
@@ -9,29 +10,29 @@ from agent.model.health import XidOverride
 
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
-    """Limits of the GPU rules."""
+    """Limits at which the GPU rules report a fault."""
 
     deadline_s: float = 5
-    """Deadline of an NVML call [s]; after it the GPU is Unknown."""
+    """Time without an answer to an NVML call after which the GPU is Unknown [s]."""
     dead_s: float = 60
-    """Age of an unanswered NVML call that makes the GPU Unhealthy [s]."""
+    """Time without an answer to an NVML call after which the GPU is Unhealthy [s]."""
     probation_s: float = 60
     """Time for which a recovered GPU stays Unhealthy without a new fault [s]."""
     correctable_errors: int = 1000
     """Correctable memory errors within ``correctable_window_s`` that make a GPU degraded."""
     correctable_window_s: int = 3600
     expect: int | None = None
-    """Expected number of GPUs; None: the number at start."""
+    """Expected number of GPUs; None: the number at the agent's start."""
     xids: tuple[tuple[int, XidOverride], ...] = ()
-    """Severities that the operator sets for single XIDs."""
+    """Severities that the operator sets, as (XID, severity)."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
-    """Limits of the rules for memory, CPUs, PCI devices and cgroups."""
+    """Limits at which the rules for memory, CPUs, PCI devices and cgroups report a fault."""
 
     correctable_errors: int = 24
-    """Correctable errors of a memory module or CPU within the window that make it degraded."""
+    """Correctable errors within ``correctable_window_s`` that make a memory module or CPU degraded."""
     correctable_window_s: int = 86_400
     throttled_percent: int = 25
     """Share of throttled CPU periods above which a container is reported [%]."""
@@ -42,20 +43,38 @@ class HostLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The configuration of the decision core."""
+class EngineSettings:
+    """Settings of the engine, which evaluates the rules."""
 
     node: str
-    """Node name; also the pool of its devices."""
+    """Name of the Kubernetes node; also the pool name of its devices."""
     drivers: tuple[str, ...] = ()
-    """Drivers whose sockets report the host devices until the driver declares devices of its own."""
+    """DRA drivers that the agent serves. A driver's socket reports the host devices until the driver declares
+    its own devices."""
     lease_s: int = 30
-    """Default lease: how long the kubelet may use a verdict [s]."""
+    """Default lease: how long the kubelet may use a health report [s]."""
     throttle_events: int = 10
+    """CPU thermal-throttle events within ``throttle_window_s`` that make the CPUs degraded."""
     throttle_window_s: int = 60
     expect_cpus: CpuSet | None = None
-    """CPUs that must be online; None: those online at start."""
+    """CPUs that must be online; None: the CPUs that are online at the agent's start."""
     expect_pools: Mapping[str, int] = field(default_factory=dict)
-    """Expected pages by device name; other pools are compared with their size at start."""
+    """Expected number of hugepages by device name; other pools must keep their size at the agent's start."""
     host: HostLimits = field(default_factory=HostLimits)
     gpu: GpuLimits = field(default_factory=GpuLimits)
+
+
+TRACKED_USAGES_MAX: Final = 20_000
+"""Largest number of current usages (device used by a pod) that the agent tracks; further ones are not
+stored."""
+
+
+class UsageHistoryLimits(NamedTuple):
+    """Limits on the stored usages (device used by a pod) that have ended."""
+
+    rows: int = 10_000
+    """Largest number of stored usages; 0: nothing is stored."""
+    age_s: int = 30 * 86_400
+    """Time after its end at which a stored usage is deleted [s]."""
+    size: int = 64 << 20
+    """Largest size of the history file [bytes]; the default number of usages takes at most half of it."""

@@ -1,95 +1,101 @@
-"""Snapshot: the samples of all sources at one moment."""
+"""Snapshot of the machine: the newest samples of all sources, which the rules evaluate."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from agent.model.cpuset import CpuSet
-from agent.model.declared import CheckSample, Declarations
-from agent.model.gpu import GpuHost, GpuSet
+from agent.model.declared_devices import Declarations, DriverCheckSample
+from agent.model.gpu import GpuSystemSample, NvmlSample
 from agent.model.kernel_messages import LogSample
-from agent.model.machine import MachineSample
+from agent.model.machine_samples import MachineSample
 from agent.model.pci import PciSample
-from agent.model.pods import PodsSample
+from agent.model.pod_findings import PodsSample
 from agent.model.prepare import DriverFault
 from agent.model.reading import Missing, Reading
-from agent.model.source import SourceSample
+from agent.model.source_state import SourceSample
 
 
-class GroupKind(StrEnum):
-    """Kind of a cgroup below kubepods: pod or container."""
+class CgroupKind(StrEnum):
+    """Owner of a cgroup below kubepods: a pod or a container."""
 
     POD = "pod"
     CONTAINER = "container"
 
 
-class CpuSample(NamedTuple):
-    """The CPU sets of the machine. Source: ``/sys/devices/system/cpu``."""
+class CpuSetsSample(NamedTuple):
+    """Present, online and isolated CPUs of the machine. Source: ``/sys/devices/system/cpu``."""
 
     present: CpuSet | Missing
     online: CpuSet | Missing
     isolated: CpuSet | Missing
 
 
-class NodeSample(NamedTuple):
-    """One NUMA node. Source: ``/sys/devices/system/node/node<N>`` and ``cpu*/thermal_throttle``."""
+class NumaCpuSample(NamedTuple):
+    """CPUs of one NUMA node, with their thermal-throttle events. Source: ``/sys/devices/system/node/node<N>``
+    and ``cpu*/thermal_throttle``."""
 
-    node: int
+    numa_node: int
     cpus: CpuSet | Missing
     """CPUs of the NUMA node, including offline CPUs."""
     throttle_core: Reading
-    """Core thermal-throttle events since the agent started, summed over the NUMA node's CPUs. The sum does
-    not fall when the kernel resets a count while a CPU is offline."""
+    """Thermal-throttle events of physical cores since the agent started, summed over the NUMA node's CPUs.
+    The sum never falls."""
     throttle_package: Reading
-    """Package thermal-throttle events since the agent started: the maximum over the NUMA node's CPUs, since
-    each CPU counts the same events."""
+    """Thermal-throttle events of CPU packages since the agent started. Each CPU counts the same events, so
+    this is the maximum over the NUMA node's CPUs."""
 
 
-class ThrottleSample(NamedTuple):
+class CpuThrottleSample(NamedTuple):
     """Thermal-throttle events of one CPU since the agent started. Source: ``cpu<N>/thermal_throttle``."""
 
     cpu: int
     core: Reading
+    """Events of the CPU's physical core."""
     package: Reading
+    """Events of the CPU's package."""
 
 
-class PoolSample(NamedTuple):
-    """One hugepage pool [pages]. Source: ``/sys/kernel/mm/hugepages``, ``node<N>/hugepages``."""
+class HugepagePoolSample(NamedTuple):
+    """Page counts of one hugepage pool. Source: ``/sys/kernel/mm/hugepages``, ``node<N>/hugepages``."""
 
     size_kib: int
-    node: int | None
+    numa_node: int | None
     """NUMA node of the pool; None: the machine-wide pool."""
     nr: Reading
+    """All pages: ``nr_hugepages``."""
     free: Reading
     reserved: Reading
     """Reserved pages; machine-wide pools only."""
     surplus: Reading
+    """Pages beyond the configured number."""
     overcommit: Reading
     """Limit of surplus pages; machine-wide pools only."""
 
 
 class HugetlbSample(NamedTuple):
-    """Limits on one hugepage size in one cgroup [bytes], with counts of the allocations that hit them."""
+    """Limits of one cgroup on one hugepage size, with the number of allocations that hit them."""
 
     size_kib: int
     max: Reading
     """Limit on hugepage use [bytes]; ``cgroup.NO_LIMIT``: no limit."""
     rsvd_max: Reading
+    """Limit on hugepage reservations [bytes]; ``cgroup.NO_LIMIT``: no limit."""
     events_max: Reading
     """Allocations that hit the limit since the cgroup was created."""
     rsvd_failed: Reading
     """Reservations that hit their limit (cgroup v1); v2 counts them in ``events_max``."""
 
 
-class GroupSample(NamedTuple):
-    """One cgroup of a pod or container. Counters count from the cgroup's creation."""
+class CgroupSample(NamedTuple):
+    """State of one cgroup of a pod or container. Counters begin at 0 when the cgroup is created."""
 
     id: int
-    """Id, unique while the agent runs and never reused."""
-    kind: GroupKind
+    """Number that the agent gives the cgroup; never reused while the agent runs."""
+    kind: CgroupKind
     pod_uid: str
     container: str
-    """Container id; empty for a pod."""
+    """Container id at the container runtime; empty: the cgroup of a pod."""
     populated: Reading
     frozen: Reading
     mem_high: Reading
@@ -107,53 +113,58 @@ class GroupSample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CoreStats:
-    """Cost counters of the native core."""
+class NativeCoreStats:
+    """Counters of the native core's work and resources."""
 
     passes: int = 0
+    """Finished passes over all watched files."""
     wakes: int = 0
-    """Number of times the core woke Python."""
+    """Number of times the native core woke the engine loop."""
     reads: int = 0
+    """Number of file reads."""
     opens: int = 0
+    """Number of opened files."""
     descriptors: int = 0
+    """Number of open file descriptors."""
     watches: int = 0
+    """Number of inotify watches."""
     kernel_bytes: int = 0
-    """Estimated kernel memory held by descriptors and watches."""
+    """Estimated kernel memory that the descriptors and watches use."""
     groups_dropped: int = 0
-    """Cgroups that currently do not fit into the table."""
+    """Cgroups that are not watched now, because the table of cgroups is full."""
     overflows: int = 0
     """Overflows of the kernel's inotify queue; after each, all files are read again."""
     unwatched: int = 0
-    """Watches that the kernel refused; the sweep reads these files instead."""
+    """Watches that the kernel refused; these files are read periodically instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All samples that the rules read."""
+    """All samples that the rules evaluate, at one moment."""
 
     seq: int
-    """Number of the publication; it grows with every visible change."""
-    cpus: CpuSample
-    nodes: tuple[NodeSample, ...] = ()
-    throttle: tuple[ThrottleSample, ...] = ()
-    """CPUs with thermal-throttle counters, by number."""
-    pools: tuple[PoolSample, ...] = ()
-    groups: tuple[GroupSample, ...] = ()
+    """Sequence number; grows with every change that the rules can see."""
+    cpus: CpuSetsSample
+    nodes: tuple[NumaCpuSample, ...] = ()
+    throttle: tuple[CpuThrottleSample, ...] = ()
+    """Thermal-throttle events of each CPU that counts them, by CPU number."""
+    pools: tuple[HugepagePoolSample, ...] = ()
+    groups: tuple[CgroupSample, ...] = ()
     sources: tuple[SourceSample, ...] = ()
-    core: CoreStats = field(default_factory=CoreStats)
-    gpus: GpuSet | None = None
-    """GPUs; None: GPU monitoring is off."""
-    host: GpuHost = field(default_factory=GpuHost)
+    core: NativeCoreStats = field(default_factory=NativeCoreStats)
+    gpus: NvmlSample | None = None
+    """State of NVML and the GPUs; None: GPU monitoring is off."""
+    host: GpuSystemSample = field(default_factory=GpuSystemSample)
     log: LogSample | None = None
     """Kernel log; None: the agent does not read it."""
     machine: MachineSample | None = None
-    """Slow readings of the machine; None: the agent does not read them."""
+    """Samples of memory, CPUs and pressure; None: the agent does not read them."""
     pci: tuple[PciSample, ...] | Missing | None = None
     """GPUs and declared PCI functions, by address; None: not read yet."""
     declared: Declarations = ()
-    checks: tuple[CheckSample, ...] = ()
+    checks: tuple[DriverCheckSample, ...] = ()
     """Results of the health checks that an embedding driver defines, one per check and device."""
     driver_faults: tuple[DriverFault, ...] = ()
     """Device faults that drivers reported while preparing claims."""
     pods: PodsSample | None = None
-    """Uses of devices by pods; None: the agent does not track them."""
+    """Devices that pods use; None: the agent does not track them."""

@@ -1,6 +1,6 @@
-"""Limit of the kernel for paths of unix sockets."""
+"""Kernel limit on the path length of unix sockets."""
 
 from typing import Final
 
-PATH_LIMIT: Final = 107
-"""Longest path: sizeof(sockaddr_un.sun_path) without the terminating NUL [bytes]."""
+SOCKET_PATH_LIMIT: Final = 107
+"""Longest path of a unix socket: sizeof(sockaddr_un.sun_path) without the terminating NUL [bytes]."""

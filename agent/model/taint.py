@@ -1,4 +1,4 @@
-"""Device taints, which a driver publishes so that the scheduler avoids an unhealthy device (KEP-5055)."""
+"""Device taints (KEP-5055): a driver publishes them so that the scheduler avoids an unhealthy device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 from agent.model.claim import DeviceRef
 
 TAINTS_MAX: Final = 16
-"""Limit of taints per device; the API server rejects more."""
+"""Largest number of taints per device; the API server rejects more."""
 SLICE_DEVICES_MAX: Final = 128
-"""Limit of devices in a ResourceSlice without taints."""
+"""Largest number of devices in a ResourceSlice without taints."""
 TAINTED_SLICE_DEVICES_MAX: Final = 64
-"""Limit of devices in a ResourceSlice with at least one taint."""
+"""Largest number of devices in a ResourceSlice with at least one taint."""
 
 
 class Effect(StrEnum):
@@ -34,8 +34,8 @@ class Taint(NamedTuple):
     """Value in the form of a label value; may be empty."""
     effect: Effect
     added_wall_s: int
-    """Time of first publication [s since 1970]. Tolerations count from it, so it stays while the rest of the
-    taint is unchanged."""
+    """Time of first publication [s since 1970]. Tolerations count from this time, so it stays until the
+    taint's key, value or effect changes."""
 
     @property
     def identity(self) -> tuple[str, str, Effect]:
@@ -45,12 +45,13 @@ class Taint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Taints:
-    """Taints of all devices of a driver. Each value replaces the one before."""
+    """Taints of all devices of a driver: the complete set, which replaces any earlier set."""
 
     devices: Mapping[DeviceRef, tuple[Taint, ...]] = field(default_factory=dict)
     """Taints of every device of the driver, worst first, at most :data:`TAINTS_MAX` each."""
 
     def slice_limit(self, pool: str) -> int:
-        """Return the limit of devices in a ResourceSlice of the pool; one taint in the slice halves it."""
+        """Return the largest number of devices in a ResourceSlice of a pool: 128; 64 if a device has a
+        taint."""
         tainted = any(taints for device, taints in self.devices.items() if device.pool == pool)
         return TAINTED_SLICE_DEVICES_MAX if tainted else SLICE_DEVICES_MAX

@@ -1,15 +1,16 @@
-"""Moments on the monotonic and the wall clock. The decision core gets them from its caller."""
+"""Moments on the monotonic and the wall clock, and their text form."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 NS: Final = 1_000_000_000
+"""Nanoseconds per second."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Instant:
-    """One moment on two clocks, ordered by the monotonic one.
+    """One moment on the monotonic and the wall clock, ordered by the monotonic clock.
 
     Durations, dwell times and leases are measured on ``mono_ns`` only, so that a step of the wall
     clock does not change a verdict. ``wall_s`` is for display.
@@ -21,8 +22,9 @@ class Instant:
     """CLOCK_REALTIME [s since 1970]."""
 
 
-def at_mono(mono_ns: int, now: Instant) -> Instant:
-    """Return the moment at a monotonic time, at most ``now``, on both clocks."""
+def instant_at_mono(mono_ns: int, now: Instant) -> Instant:
+    """Return the moment with a monotonic time, its wall time computed from ``now``. Later than ``now``:
+    ``now``."""
     mono_ns = min(mono_ns, now.mono_ns)
     return Instant(mono_ns, now.wall_s - (now.mono_ns - mono_ns) / NS)
 

@@ -1,1 +1,1 @@
-"""Python interface of the C core. The only package that imports cffi; no cdata leaves it."""
+"""Python interface of the C core. The only package that imports cffi; no cffi object leaves the package."""

@@ -1,4 +1,4 @@
-"""Reader of the settings of single cgroups, on demand and on the caller's thread."""
+"""Reader of the settings of single cgroups, through the C core, on demand and on the caller's thread."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from agent.errors import PermissionDenied, ProbeError
 from agent.model.cgroup import CgroupSettings, HugepageLimits
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading, error_text
 from agent.native._core import ffi, lib
-from agent.native.records import ABSENT
+from agent.native.sampler_records import ABSENT
 
 _CONTROLLERS: Final = {
     "cpu": lib.DH_CG_CPU,
@@ -22,38 +22,40 @@ _CONTROLLERS: Final = {
 
 
 class CgroupSettingReader:
-    """Reader of cgroup settings in the mounted hierarchies. Closed by :meth:`close` or ``with``.
+    """Reader of weight, limits and CPU sets of cgroups. Closed by :meth:`close` or ``with``.
 
     Args:
         cgroupfs_root: ``/sys/fs/cgroup``, or a tree like it: v2, v1, or both.
-        sizes_kib: Hugepage sizes whose limits are read, at most 6.
+        hugepage_sizes_kib: Hugepage sizes whose limits are read [KiB], at most 6.
 
     Raises:
-        ProbeError: No hierarchy is mounted, or one cannot be opened.
-        PermissionDenied: The user may not open them.
+        ProbeError: No cgroup hierarchy is mounted, or one cannot be opened.
+        PermissionDenied: The user may not open a hierarchy.
     """
 
-    def __init__(self, cgroupfs_root: Path, sizes_kib: Sequence[int]) -> None:
+    def __init__(self, cgroupfs_root: Path, hugepage_sizes_kib: Sequence[int]) -> None:
         out = ffi.new("struct dh_knob_reader **")
-        code = lib.dh_knobs_open(os.fsencode(cgroupfs_root), list(sizes_kib), len(sizes_kib), out)
+        code = lib.dh_knobs_open(
+            os.fsencode(cgroupfs_root), list(hugepage_sizes_kib), len(hugepage_sizes_kib), out
+        )
         if code == -errno.ENOENT:
-            raise ProbeError(f"{cgroupfs_root}: no cgroup hierarchy is mounted here")
+            raise ProbeError(f"cgroupfs root {cgroupfs_root}: no cgroup hierarchy is mounted here")
         if code == -errno.EINVAL:
-            raise ProbeError(f"{len(sizes_kib)} sizes of hugepages, limit {lib.DH_HP_MAX}")
+            raise ProbeError(f"{len(hugepage_sizes_kib)} hugepage sizes, limit {lib.DH_HP_MAX}")
         if code:
-            raise _failed(f"{cgroupfs_root}", code)
+            raise _open_error(f"cgroupfs root {cgroupfs_root}", code)
         self._reader: Any = ffi.gc(out[0], lib.dh_knobs_close)
         self._record = ffi.new(
             "struct dh_knobs *", {"size": ffi.sizeof("struct dh_knobs"), "version": lib.DH_VERSION}
         )
 
     @property
-    def version(self) -> int:
+    def cgroup_version(self) -> int:
         """Version of the cgroups that limit CPU time: 1 or 2."""
         return int(lib.dh_knobs_version(self._reader))
 
     def read(self, path: str, exclusive_cpus: bool = False) -> CgroupSettings | None:
-        """Return the settings of a cgroup; None if it does not exist, or was removed during two attempts.
+        """Return the settings of a cgroup; None: the cgroup does not exist, or was removed meanwhile.
 
         Args:
             path: Path of the cgroup below the mounts.
@@ -68,11 +70,11 @@ class CgroupSettingReader:
         if code == -errno.ENOENT:
             return None
         if code:
-            raise _failed(path, code)
-        return _knobs(self._record, exclusive_cpus)
+            raise _open_error(f"cgroup {path}", code)
+        return _decode_settings(self._record, exclusive_cpus)
 
     def close(self) -> None:
-        """Close the hierarchies. May be called again; later reads fail."""
+        """Close the cgroup hierarchies; later reads fail. A second call does nothing."""
         reader, self._reader = self._reader, None
         if reader is not None:
             ffi.release(reader)
@@ -86,35 +88,35 @@ class CgroupSettingReader:
         self.close()
 
 
-def _failed(subject: str, code: int) -> PermissionDenied | ProbeError:
+def _open_error(subject: str, code: int) -> PermissionDenied | ProbeError:
     kind = PermissionDenied if -code in {errno.EACCES, errno.EPERM} else ProbeError
     return kind(f"{subject}: {error_text(-code if -code < 4096 else code)}")
 
 
-def _knobs(record: Any, own_cpus: bool) -> CgroupSettings:
+def _decode_settings(record: Any, own_cpus: bool) -> CgroupSettings:
     bits = record.controllers
     names = frozenset(name for name, bit in _CONTROLLERS.items() if bits & bit)
     return CgroupSettings(
         controllers=None if record.controllers_err else names,
-        weight=_number(record.weight),
-        quota_us=_number(record.quota),
-        period_us=_number(record.period),
-        throttled=_number(record.throttled) if own_cpus else NEVER_READ,
-        memory=_number(record.memory),
-        cpus=_set(record.cpus, record.cpus_err) if own_cpus else NEVER_READ,
-        effective=_set(record.effective, record.effective_err) if own_cpus else NEVER_READ,
+        weight=_setting_reading(record.weight),
+        quota_us=_setting_reading(record.quota),
+        period_us=_setting_reading(record.period),
+        throttled=_setting_reading(record.throttled) if own_cpus else NEVER_READ,
+        memory=_setting_reading(record.memory),
+        cpus=_cpu_set_reading(record.cpus, record.cpus_err) if own_cpus else NEVER_READ,
+        effective=_cpu_set_reading(record.effective, record.effective_err) if own_cpus else NEVER_READ,
         pages=tuple(
-            HugepageLimits(page.size_kib, _number(page.max), _number(page.rsvd_max))
+            HugepageLimits(page.size_kib, _setting_reading(page.max), _setting_reading(page.rsvd_max))
             for page in record.pages[0 : record.sizes]
         ),
     )
 
 
-def _number(knob: Any) -> Reading:
-    return _missing(knob.err) if knob.err else int(knob.value)
+def _setting_reading(setting: Any) -> Reading:
+    return _missing(setting.err) if setting.err else int(setting.value)
 
 
-def _set(words: Any, err: int) -> Reading:
+def _cpu_set_reading(words: Any, err: int) -> Reading:
     return _missing(err) if err else int.from_bytes(ffi.buffer(words)[:], "little")
 
 

@@ -1,13 +1,12 @@
-"""Decode the records of the GPU watch into samples of the model, which share no memory with the core.
+"""Decoder of the C core's records of GPUs into samples of the model, which share no memory with the C core.
 
-A pass over a GPU usually changes only a heartbeat and a temperature. So a record is decoded in sections, and
-a section with unchanged bytes keeps its decoded value.
+A read of a GPU usually changes only a heartbeat and a temperature. So a record is decoded in sections, and a
+section with unchanged bytes keeps its decoded value.
 """
 
 import errno
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 from agent.model.gpu import (
@@ -15,21 +14,21 @@ from agent.model.gpu import (
     GpuEvent,
     GpuField,
     GpuSample,
-    GpuSet,
     MigSample,
+    NvmlSample,
     NvmlStatus,
     XidCount,
 )
 from agent.model.reading import Absence, Missing, Reading
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.native._core import ffi, lib
-from agent.native.publication import CopiedBytes
-from agent.native.records import SOURCE_STATES
+from agent.native.published_tables import CopiedBytes
+from agent.native.sampler_records import SOURCE_STATES
 
 _FIELD_NUM: Final = lib.DH_GPU_FIELD_NUM
 _WORDS: Final = lib.DH_GPU_WORDS
 _ERRNO_CODE: Final = 4096
-"""Code of a field that is read from a file: this plus an errno."""
+"""Offset of an errno in the code of a field that is read from a file; smaller codes are NVML's."""
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_gpus")
 _GPU_SIZE: Final = ffi.sizeof("struct dh_gpu")
 
@@ -62,7 +61,7 @@ _CALLS: Final = tuple(ffi.string(lib.dh_nvml_call_name(call)).decode() for call 
 
 
 def status_text(code: int) -> str:
-    """Return the text for an NVML return code: ``driver not loaded``."""
+    """Return the text of an NVML return code, such as ``driver not loaded``."""
     return _STATUS_TEXTS.get(code, f"NVML error {code}")
 
 
@@ -70,38 +69,38 @@ def _fields() -> tuple[GpuField, ...]:
     names = (ffi.string(lib.dh_gpu_field_name(field)).decode() for field in range(_FIELD_NUM))
     fields = tuple(map(GpuField, names))
     if len(set(fields)) != len(GpuField):
-        raise ImportError(f"the core has {len(set(fields))} GPU fields, the model {len(GpuField)}")
+        raise ImportError(f"C core: {len(set(fields))} GPU fields, expected {len(GpuField)}: rebuild it")
     return fields
 
 
 _FIELDS: Final = _fields()
 
 
-class _Section(NamedTuple):
-    """Part of struct dh_gpu, and the function that decodes it."""
+class _RecordSection(NamedTuple):
+    """Byte range of struct dh_gpu, and the function that decodes it."""
 
     start: int
     end: int
     decode: Callable[[bytes], Any]
 
 
-def _section(first: str, end: str, decode: Callable[[bytes], Any]) -> _Section:
+def _section(first: str, end: str, decode: Callable[[bytes], Any]) -> _RecordSection:
     start = ffi.offsetof("struct dh_gpu", first)
-    return _Section(start, ffi.offsetof("struct dh_gpu", end) if end else _GPU_SIZE, decode)
+    return _RecordSection(start, ffi.offsetof("struct dh_gpu", end) if end else _GPU_SIZE, decode)
 
 
 def _text(padded: bytes) -> str:
     return padded.split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
-def _missing(seen: bool, code: int) -> Missing:
+def _missing_reading(seen: bool, code: int) -> Missing:
     absence = Absence.UNREADABLE if seen or code not in _UNSUPPORTED else Absence.ABSENT
     if code == _ERRNO_CODE + errno.ENOENT and not seen:
         absence = Absence.ABSENT
     return Missing(absence, code - _ERRNO_CODE if code >= _ERRNO_CODE else 0)
 
 
-def _readings(data: bytes) -> Mapping[GpuField, Reading]:
+def _decode_readings(data: bytes) -> Mapping[GpuField, Reading]:
     words = _READINGS.unpack_from(data)
     valid = sum(word << 64 * i for i, word in enumerate(words[:_WORDS]))
     seen = sum(word << 64 * i for i, word in enumerate(words[_WORDS : 2 * _WORDS]))
@@ -113,15 +112,15 @@ def _readings(data: bytes) -> Mapping[GpuField, Reading]:
             value = values[i]
             readings[field] = value - (1 << 64) if field in _SIGNED and value >> 63 else value
         else:
-            readings[field] = _missing(bool(seen >> i & 1), codes[i])
+            readings[field] = _missing_reading(bool(seen >> i & 1), codes[i])
     return readings
 
 
-def _migs(data: bytes) -> tuple[MigSample, ...]:
+def _decode_migs(data: bytes) -> tuple[MigSample, ...]:
     return tuple(MigSample(gi, ci, _text(uuid)) for gi, ci, uuid in _MIG.iter_unpack(data) if uuid[0])
 
 
-def _events(data: bytes) -> Mapping[GpuEvent, EventCount]:
+def _decode_events(data: bytes) -> Mapping[GpuEvent, EventCount]:
     n = lib.DH_GPU_EVENTS
     words = _EVENTS.unpack(data)
     bits = ((event, event.value.bit_length() - 1) for event in GpuEvent)
@@ -130,41 +129,34 @@ def _events(data: bytes) -> Mapping[GpuEvent, EventCount]:
     }
 
 
-def _xid(code: int, gi: int, ci: int, _reserved: int, times: int, first_ns: int, last_ns: int) -> XidCount:
-    return XidCount(code, gi, ci, times, first_ns, last_ns)
-
-
-def _xids(data: bytes) -> tuple[XidCount, ...]:
-    return tuple(xid for xid in starmap(_xid, _XID.iter_unpack(data)) if xid.times)
-
-
-def _texts(data: bytes) -> tuple[str, ...]:
-    return tuple(map(_text, _IDENTITY.unpack(data)))
+def _decode_xids(data: bytes) -> tuple[XidCount, ...]:
+    rows = _XID.iter_unpack(data)  # code, gi, ci, reserved, times, first_ns, last_ns
+    return tuple(XidCount(*row[:3], *row[4:]) for row in rows if row[4])
 
 
 _SECTIONS: Final = {
     "status": _section("index", "valid", _STATUS.unpack),
-    "readings": _section("valid", "links", _readings),
+    "readings": _section("valid", "links", _decode_readings),
     "link_errors": _section("link_errors", "uuid", _LINKS.unpack),
-    "identity": _section("uuid", "migs", _texts),
-    "migs": _section("mig", "event_count", _migs),
-    "events": _section("event_count", "event_mask", _events),
-    "xids": _section("xid", "", _xids),
+    "identity": _section("uuid", "migs", lambda data: tuple(map(_text, _IDENTITY.unpack(data)))),
+    "migs": _section("mig", "event_count", _decode_migs),
+    "events": _section("event_count", "event_mask", _decode_events),
+    "xids": _section("xid", "", _decode_xids),
 }
 
 
-class GpuDecoder:
-    """Decoder of copies of the GPU watch's records into samples."""
+class GpuRecordDecoder:
+    """Decoder of the C core's GPU records into samples; unchanged sections keep their decoded value."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], tuple[bytes, Any]] = {}
 
-    def gpu_set(self, data: CopiedBytes) -> GpuSet:
-        """Decode one copy of GPU records made by ``dh_gpus_read()``."""
+    def decode(self, data: CopiedBytes) -> NvmlSample:
+        """Decode one copy of all GPU records, made by ``dh_gpus_read()``."""
         head = ffi.from_buffer("struct dh_gpus *", data, require_writable=False)
         ends = range(_HEAD_SIZE, len(data), _GPU_SIZE)
-        gpus = tuple(self._gpu(data[at : at + _GPU_SIZE], slot) for slot, at in enumerate(ends))
-        return GpuSet(
+        gpus = tuple(self._decode_gpu(data[at : at + _GPU_SIZE], slot) for slot, at in enumerate(ends))
+        return NvmlSample(
             gpus=gpus,
             nvml=SourceSample(
                 name="nvml",
@@ -172,7 +164,7 @@ class GpuDecoder:
                 beat_ns=head.heartbeat_ns,
                 period_ns=head.period_ns,
                 failures=head.failures,
-                detail=_failure(head),
+                detail=_failure_text(head),
                 passes=head.passes,
                 vital=False,  # a driver that hangs affects its GPUs only
             ),
@@ -183,7 +175,7 @@ class GpuDecoder:
                 beat_ns=head.wait_heartbeat_ns,
                 period_ns=head.wait_period_ns,
                 failures=head.wait_failures,
-                detail=_event_failures(head, gpus) if head.state == lib.DH_STATE_OK else "",
+                detail=_event_failure_text(head, gpus) if head.state == lib.DH_STATE_OK else "",
                 passes=head.wait_passes,
                 vital=False,
             ),
@@ -196,7 +188,7 @@ class GpuDecoder:
             call_ns=head.call_ns,
         )
 
-    def _part(self, data: bytes, slot: int, name: str) -> Any:
+    def _decode_section(self, data: bytes, slot: int, name: str) -> Any:
         section = _SECTIONS[name]
         raw = data[section.start : section.end]
         known = self._known.get((slot, name))
@@ -204,10 +196,10 @@ class GpuDecoder:
             known = self._known[slot, name] = (raw, section.decode(raw))
         return known[1]
 
-    def _gpu(self, data: bytes, slot: int) -> GpuSample:
+    def _decode_gpu(self, data: bytes, slot: int) -> GpuSample:
         record = ffi.from_buffer("struct dh_gpu *", data, require_writable=False)
-        status = self._part(data, slot, "status")
-        uuid, bus, name, serial = self._part(data, slot, "identity")
+        status = self._decode_section(data, slot, "status")
+        uuid, bus, name, serial = self._decode_section(data, slot, "identity")
         return GpuSample(
             index=status[0],
             uuid=uuid,
@@ -225,19 +217,19 @@ class GpuDecoder:
             overdue=status[10],
             probe_p50_ns=status[11],
             handles=status[12],
-            readings=self._part(data, slot, "readings"),
+            readings=self._decode_section(data, slot, "readings"),
             links=record.links,
-            link_errors=self._part(data, slot, "link_errors"),
-            migs=self._part(data, slot, "migs"),
-            events=self._part(data, slot, "events"),
+            link_errors=self._decode_section(data, slot, "link_errors"),
+            migs=self._decode_section(data, slot, "migs"),
+            events=self._decode_section(data, slot, "events"),
             event_mask=record.event_mask,
-            xids=self._part(data, slot, "xids"),
+            xids=self._decode_section(data, slot, "xids"),
             xids_forgotten=record.xid_evicted,
         )
 
 
-def _event_failures(head: Any, gpus: Sequence[GpuSample]) -> str:
-    """Return the text of the event waiter's last failure and of dropped XIDs; empty: neither."""
+def _event_failure_text(head: Any, gpus: Sequence[GpuSample]) -> str:
+    """Return the last failure of the NVML event thread and the number of dropped XIDs; empty: neither."""
     forgotten = sum(gpu.xids_forgotten for gpu in gpus)
     parts = [
         (head.wait_err, status_text(head.wait_err)),
@@ -246,7 +238,7 @@ def _event_failures(head: Any, gpus: Sequence[GpuSample]) -> str:
     return ", ".join(text for count, text in parts if count)
 
 
-def _failure(head: Any) -> str:
+def _failure_text(head: Any) -> str:
     if head.state == lib.DH_STATE_STARTING or not head.err:
         return ""
     return _text(ffi.buffer(head.err_text)[:]) or status_text(head.err)

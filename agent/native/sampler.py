@@ -1,7 +1,4 @@
-"""Open, start, read and stop the sampler thread of the core.
-
-Owns the thread and its descriptors; rules evaluate the values elsewhere.
-"""
+"""Sampler: the C core's thread that reads CPUs, hugepages and cgroups, and its newest snapshot."""
 
 import errno
 import os
@@ -13,17 +10,17 @@ from typing import Final
 from agent.errors import ConfigError, ProbeError
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
-from agent.model.wake import SamplerField, Wake
+from agent.model.wake_conditions import SamplerField, WakeCondition
 from agent.native._core import ffi, lib
-from agent.native.publication import Publication
-from agent.native.records import SnapshotDecoder
+from agent.native.published_tables import PublicationReader
+from agent.native.sampler_records import SnapshotDecoder
 
 _FIELDS: Final = {field: getattr(lib, f"DH_{field.name}") for field in SamplerField}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """Options of a sampler: roots, periods, and changes that wake the reader."""
+    """Options of a sampler: root directories, periods, and value changes that wake the reader."""
 
     sysfs_root: Path = Path("/sys")
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
@@ -31,20 +28,23 @@ class SamplerOptions:
     period_ns: int = NS
     """Time between two passes [ns]: 10 ms to 1 h."""
     sweep_ns: int = 10 * NS
-    """Time in which the counters without notification of every cgroup are read once [ns]; at least a period.
-    Counters that do not change are read once in six times it."""
+    """Time in which every cgroup's counters that the kernel does not notify about are read once [ns].
+
+    At least `period_ns`. Counters that do not change are read once in six times this time.
+    """
     resync_ns: int = 300 * NS
     """Time in which every file is read once, whether or not the kernel notified [ns]."""
     group_max: int = 4096
-    wakes: Sequence[Wake] = ()
+    """Largest number of cgroups: 1 to 65536."""
+    wakes: Sequence[WakeCondition] = ()
 
 
 class Sampler:
-    """Sampler thread of the native core, which reads kernel files periodically; holds the newest snapshot.
+    """Sampler: one thread that reads CPUs, hugepages and cgroups periodically, and its newest snapshot.
 
     Raises:
-        ConfigError: an option is out of range, or a root too long.
-        ProbeError: the kernel refused descriptors or memory.
+        ConfigError: An option is out of range, or a root too long.
+        ProbeError: The kernel refused descriptors or memory.
     """
 
     def __init__(self, options: SamplerOptions) -> None:
@@ -87,10 +87,10 @@ class Sampler:
         self._sampler = out[0]
         self._fd: int = lib.dh_sampler_eventfd(self._sampler)
         decoder = SnapshotDecoder({lib.DH_SYSFS: options.sysfs_root, lib.DH_CGROUPFS: options.cgroupfs_root})
-        self._publication = Publication(
-            lambda buffer, size: lib.dh_sampler_read(self._sampler, decoder.since, buffer, size),
+        self._publication = PublicationReader(
+            lambda buffer, size: lib.dh_sampler_read(self._sampler, decoder.newest_stamp, buffer, size),
             lib.dh_sampler_size(self._sampler),
-            decoder.snapshot,
+            decoder.decode,
             self._fd,
         )
 
@@ -98,7 +98,7 @@ class Sampler:
         """Start the thread; its first pass begins at once."""
         code = lib.dh_sampler_start(self._sampler)
         if code:
-            raise ProbeError(f"sampler thread: {os.strerror(-code)}")
+            raise ProbeError(f"sampler thread cannot be started: {os.strerror(-code)}")
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when a value that a rule evaluates has changed."""
@@ -108,8 +108,8 @@ class Sampler:
         """Return the eventfd for other threads to write to when CPUs, memory or NUMA nodes have changed."""
         return int(lib.dh_sampler_rescan_fd(self._sampler))
 
-    def notified_ns(self) -> int:
-        """Return when the sampler last woke the reader [ns, CLOCK_MONOTONIC], or 0: never. For benchmarks."""
+    def last_wake_ns(self) -> int:
+        """Return when the sampler last woke the reader [ns, CLOCK_MONOTONIC]; 0: never. For benchmarks."""
         return int(lib.dh_sampler_notified_ns(self._sampler))
 
     def clear(self) -> None:
@@ -120,30 +120,30 @@ class Sampler:
             return
 
     def read(self) -> Snapshot | None:
-        """Return the newest complete publication, or None before :meth:`start`.
+        """Return the newest snapshot; None: not started.
 
         Until the first pass has ended, the snapshot counts 0 passes, and every source's state is "starting".
-        While the writer is preempted in the middle of a copy, returns the publication before and wakes the
-        reader again.
         """
         return self._publication.read()
 
     def run_pass(self) -> None:
-        """Run one pass on this thread, instead of :meth:`start`. For benchmarks and tests."""
+        """Read all files once on this thread, instead of :meth:`start`. For benchmarks and tests."""
         if lib.dh_sampler_pass(self._sampler):
-            raise ProbeError("sampler: its thread runs already")
+            raise ProbeError("sampler: a pass on this thread is impossible: its thread runs already")
 
     def run_sweep(self) -> int:
-        """Sweep now, on this thread, over the counters without notification. Return the number of cgroups."""
+        """Read, on this thread, the counters without notification of every cgroup; return their number."""
         return int(lib.dh_sampler_sweep(self._sampler))
 
     def run_lower_bound(self, *, sweep: bool) -> int:
-        """Make the bare system calls of a pass, or of a pass and a sweep. Return the number of reads."""
+        """Repeat only the system calls of a pass; return the number of reads. For benchmarks.
+
+        ``sweep``: also repeat the calls of :meth:`run_sweep`.
+        """
         return int(lib.dh_sampler_lower_bound(self._sampler, int(sweep)))
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread. Returns True if it ended, False if it hangs in the kernel and is abandoned. Blocks
-        up to ``timeout_s``."""
+        """End the thread. False: it still hangs in the kernel after ``timeout_s`` and is abandoned."""
         sampler, self._sampler = self._sampler, ffi.NULL
         return sampler == ffi.NULL or int(lib.dh_sampler_stop(sampler, int(timeout_s * NS))) == 0
 
@@ -152,10 +152,10 @@ def _open_error(code: int, options: SamplerOptions) -> Exception:
     if code == -errno.EINVAL:
         return ConfigError(
             f"sampler: period {options.period_ns / 1e6:g} ms is not in 10 ms to 1 h, "
-            f"or {options.group_max} cgroups not in 1 to 65536"
+            f"or the cgroup limit {options.group_max} is not in 1 to 65536"
         )
     if code == -errno.ENAMETOOLONG:
         roots = (str(options.sysfs_root), str(options.cgroupfs_root), options.kubelet_cgroup_root)
         longest = max(roots, key=lambda root: len(os.fsencode(root)))
-        return ConfigError(f"root {longest!r} is {len(os.fsencode(longest))} bytes, limit 200")
-    return ProbeError(f"sampler: {os.strerror(-code) if -code < 4096 else f'code {code}'}")
+        return ConfigError(f"sampler: root path {longest!r} is {len(os.fsencode(longest))} bytes, limit 200")
+    return ProbeError(f"sampler: cannot be opened: {os.strerror(-code) if -code < 4096 else f'code {code}'}")

@@ -1,1 +1,1 @@
-"""Producers of snapshots: the native core, and watchers of the host, of declarations and of pods."""
+"""Producers of the machine's snapshots: C core, and watchers of GPUs, PCI bus, declaration files and pods."""

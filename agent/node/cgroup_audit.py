@@ -1,33 +1,31 @@
-"""Audit of cgroups: compares the cgroup settings of given pods with the settings their specs and claims
-require."""
+"""Audit of cgroups: compares the cgroup settings of pods with those that their specs and claims require."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.allocatable.cgroups import qos_path
-from agent.allocatable.evaluate import AuditNode, PodAudit, evaluate_classes, evaluate_pod
-from agent.allocatable.facts import ExclusiveCpus, NodeFacts
-from agent.allocatable.pod import Pod, Qos
-from agent.allocatable.risks import Risk, shared_mappings
-from agent.allocatable.verdicts import SettingComparison
+from agent.cgroup_audit.audit import AuditedNode, PodAudit, audit_pod_cgroups, audit_qos_cgroups
+from agent.cgroup_audit.audit_verdicts import SettingComparison
+from agent.cgroup_audit.cgroup_paths import qos_path
+from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
+from agent.cgroup_audit.pod import Pod, QosClass
+from agent.cgroup_audit.pod_risks import PodRisk, shared_claim_risks
 from agent.config.config import KUBELET_DIR
 from agent.errors import ProbeError
 from agent.model.cpuset import CpuSet
 from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources import kubelet_state
-from agent.sources.node_facts import pod_uids_with_cgroups, read_facts, read_sizes
+from agent.sources.cgroup_facts import pod_uids_with_cgroups, read_cgroup_facts, read_hugepage_sizes
 
 _NAMED_MAX: Final = 4
-ExclusiveByPod = Mapping[str, Mapping[str, CpuSet]]
-"""Exclusive CPUs by pod UID (the kubelet's: a static pod has that of its configuration) and container
-name."""
-_NO_CPUS: Final[ExclusiveByPod] = {}
+ExclusiveCpusByPod = Mapping[str, Mapping[str, CpuSet]]
+"""Exclusive CPUs by pod UID (of a static pod: the UID of its configuration) and container name."""
+_NO_CPUS: Final[ExclusiveCpusByPod] = {}
 
 
-class NodePaths(NamedTuple):
-    """Cgroup paths and kubelet version of the machine, as inputs of an audit."""
+class AuditPaths(NamedTuple):
+    """Root directories and kubelet version that an audit of cgroups needs."""
 
     sysfs_root: Path = Path("/sys")
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
@@ -39,105 +37,105 @@ class NodePaths(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CgroupComparisonResult:
-    """Result of one audit."""
+class CgroupAuditReport:
+    """Result of one audit of cgroups."""
 
     facts: NodeFacts | None
-    """Facts of the node; None: no kubelet has created cgroups, so nothing was read."""
+    """Cgroup version, cgroup driver and page sizes; None: no kubelet has created cgroups."""
     pods: tuple[PodAudit, ...] = ()
-    classes: tuple[SettingComparison, ...] = ()
-    """Results of comparing the QoS class cgroups; empty if not requested, or if not all pods are known."""
+    qos_classes: tuple[SettingComparison, ...] = ()
+    """Comparisons of the QoS classes' cgroups; empty: not requested, or not all pods are known."""
     unreadable: tuple[str, ...] = ()
     """Pods that could not be audited, each with the reason."""
     gaps: tuple[str, ...] = ()
-    """Facts that could not be read, each with the comparisons that were skipped."""
+    """Texts on facts that could not be read, and on comparisons that were skipped for that reason."""
 
 
-def audit(
-    paths: NodePaths,
+def audit_cgroups(
+    paths: AuditPaths,
     pods: Sequence[Pod],
-    chosen: Sequence[Pod],
+    audited: Sequence[Pod],
     now_wall_s: float,
     *,
-    classes: bool,
-    complete: bool = True,
-    by_drivers: ExclusiveByPod = _NO_CPUS,
-) -> CgroupComparisonResult:
-    """Audit the cgroups of the chosen pods. Blocks on the kernel.
+    with_qos_classes: bool,
+    all_listed: bool = True,
+    driver_cpus: ExclusiveCpusByPod = _NO_CPUS,
+) -> CgroupAuditReport:
+    """Compare the cgroup settings of the `audited` pods with their specs and claims. Blocks on the kernel.
 
     Args:
-        paths: Paths of the node.
-        pods: All known pods of the node.
-        chosen: Pods to audit.
+        paths: Root directories and kubelet version.
+        pods: All known pods of the Kubernetes node.
+        audited: Pods to audit.
         now_wall_s: Current time [s since 1970].
-        classes: Whether to audit the QoS classes if all pods are known: their weight is the sum over all.
-        complete: Whether `pods` is complete as far as the caller knows.
-        by_drivers: CPUs allocated by drivers; see :mod:`agent.devices.consumers.exclusive_cpus`.
+        with_qos_classes: Whether to audit the QoS classes, too; their weight is the sum over all pods.
+        all_listed: False if the caller knows that pods are missing in `pods`.
+        driver_cpus: CPUs that DRA drivers gave to single containers.
 
     Raises:
         ValueError: ``kubelet_version`` is not a version.
         ProbeError: Cgroups or hugepage sizes cannot be read.
         PermissionDenied: This user may not read them.
     """
-    sizes_kib = read_sizes(paths.sysfs_root)
+    sizes_kib = read_hugepage_sizes(paths.sysfs_root)
     with CgroupSettingReader(paths.cgroupfs_root, sizes_kib) as reader:
-        facts = read_facts(reader, sizes_kib, paths.cgroup_root, pods, paths.kubelet_version)
+        facts = read_cgroup_facts(reader, sizes_kib, paths.cgroup_root, pods, paths.kubelet_version)
         if facts is None:
             top = f"{paths.cgroupfs_root} below {paths.cgroup_root}"
-            return CgroupComparisonResult(None, gaps=(f"no kubelet has created cgroups in {top}",))
-        node = AuditNode(facts, paths.cgroup_root, _has_hugetlb(reader, facts, paths.cgroup_root))
-        unlisted = pod_uids_with_cgroups(paths.cgroupfs_root, facts.driver, paths.cgroup_root)
+            return CgroupAuditReport(None, gaps=(f"no kubelet has created cgroups in {top}",))
+        node = AuditedNode(facts, paths.cgroup_root, _has_hugetlb(reader, facts, paths.cgroup_root))
+        unlisted = pod_uids_with_cgroups(paths.cgroupfs_root, facts.cgroup_driver, paths.cgroup_root)
         unlisted -= {pod.cgroup_uid for pod in pods}
         by_kubelet, reason = _read_kubelet_exclusive(paths.kubelet_dir / kubelet_state.CPU_MANAGER_FILE)
 
-        def judge(pod: Pod) -> PodAudit:
+        audits: list[PodAudit] = []
+        unreadable: list[str] = []
+        for pod in audited:
             own = [
                 *_exclusive_cpus(pod, by_kubelet or {}, by_kubelet=True),
-                *_exclusive_cpus(pod, by_drivers, by_kubelet=False),
+                *_exclusive_cpus(pod, driver_cpus, by_kubelet=False),
             ]
-            return evaluate_pod(pod, node, reader.read, now_wall_s, own, all_known=by_kubelet is not None)
-
-        judged, unreadable = _evaluate_pods(chosen, judge)
-        complete = complete and not unlisted
-        compared = evaluate_classes(pods, node, reader.read, now_wall_s) if classes and complete else ()
+            is_known = by_kubelet is not None
+            try:
+                audits.append(
+                    audit_pod_cgroups(
+                        pod, node, reader.read, now_wall_s, own, exclusive_cpus_complete=is_known
+                    )
+                )
+            except ProbeError as error:
+                unreadable.append(str(error))
+        all_listed = all_listed and not unlisted
+        compared = (
+            audit_qos_cgroups(pods, node, reader.read, now_wall_s) if with_qos_classes and all_listed else ()
+        )
     gaps = [
         "hugepages: pods have no hugetlb controller, so no limit applies"
         if sizes_kib and not node.has_hugetlb
         else "",
         f"exclusive CPUs of the kubelet: {reason}" if reason else "",
         f"{len(unlisted)} pods have cgroups but are not listed: {_join_uids(unlisted)}" if unlisted else "",
-        "QoS classes: not audited, their weight is the sum over all pods" if classes and not complete else "",
+        "QoS classes: not audited, their weight is the sum over all pods"
+        if with_qos_classes and not all_listed
+        else "",
     ]
-    shared = shared_mappings(pods)
-    return CgroupComparisonResult(
+    shared = shared_claim_risks(pods)
+    return CgroupAuditReport(
         facts,
-        tuple(_with_shared_risks(pod, shared) for pod in judged),
+        tuple(_add_shared_risks(pod, shared) for pod in audits),
         compared,
-        unreadable,
+        tuple(unreadable),
         tuple(filter(None, gaps)),
     )
 
 
-def _evaluate_pods(
-    chosen: Iterable[Pod], judge: Callable[[Pod], PodAudit]
-) -> tuple[list[PodAudit], tuple[str, ...]]:
-    judged, unreadable = [], []
-    for pod in chosen:
-        try:
-            judged.append(judge(pod))
-        except ProbeError as error:
-            unreadable.append(str(error))
-    return judged, tuple(unreadable)
-
-
-def _exclusive_cpus(pod: Pod, exclusive: ExclusiveByPod, *, by_kubelet: bool) -> Iterable[ExclusiveCpus]:
+def _exclusive_cpus(pod: Pod, exclusive: ExclusiveCpusByPod, *, by_kubelet: bool) -> Iterable[ExclusiveCpus]:
     return (ExclusiveCpus(name, cpus, by_kubelet) for name, cpus in exclusive.get(pod.cgroup_uid, {}).items())
 
 
-def _with_shared_risks(judged: PodAudit, shared: Sequence[Risk]) -> PodAudit:
-    """Return the pod's audit with the risks added that come from claims shared with other pods."""
-    added = tuple(risk for risk in shared if risk.pod == str(judged.pod))
-    return replace(judged, risks=(*judged.risks, *added)) if judged.compared and added else judged
+def _add_shared_risks(audit: PodAudit, shared: Sequence[PodRisk]) -> PodAudit:
+    """Return the pod's audit with its risks from claims shared with other pods added."""
+    added = tuple(risk for risk in shared if risk.pod == str(audit.pod))
+    return replace(audit, risks=(*audit.risks, *added)) if audit.comparisons and added else audit
 
 
 def _join_uids(uids: Iterable[str]) -> str:
@@ -146,15 +144,14 @@ def _join_uids(uids: Iterable[str]) -> str:
 
 
 def _has_hugetlb(reader: CgroupSettingReader, facts: NodeFacts, root: str) -> bool:
-    """Return whether the kubepods cgroup has the hugetlb controller; True if unreadable, so that its absence
-    in a pod shows."""
-    top = reader.read(qos_path(Qos.GUARANTEED, facts.driver, root))
+    """Return whether the kubepods cgroup has the hugetlb controller; True if unreadable."""
+    top = reader.read(qos_path(QosClass.GUARANTEED, facts.cgroup_driver, root))
     return top is None or top.controllers is None or "hugetlb" in top.controllers
 
 
-def _read_kubelet_exclusive(path: Path) -> tuple[ExclusiveByPod | None, str]:
-    """Return the exclusive CPUs of the kubelet's CPU manager, or None and the reason."""
+def _read_kubelet_exclusive(path: Path) -> tuple[ExclusiveCpusByPod | None, str]:
+    """Return the exclusive CPUs by the kubelet's CPU manager and ``""``, or None and the read error."""
     try:
-        return kubelet_state.read_exclusive(path), ""
+        return kubelet_state.read_exclusive_cpus(path), ""
     except ProbeError as error:
         return None, str(error)

@@ -1,7 +1,7 @@
 """Watcher of the directory in which drivers declare devices.
 
-The directory is watched with inotify and read in a thread after a change, so an unchanged directory causes no
-work. A driver that changes its declaration all the time is read less often.
+The directory is watched with inotify and read in a thread after a change. A directory that changes all the
+time is read less often.
 """
 
 import logging
@@ -16,35 +16,35 @@ from typing import Final, NamedTuple
 import trio
 
 from agent.errors import ProbeError
-from agent.model.declared import Declarations
-from agent.model.source import SourceSample, SourceState
+from agent.model.declared_devices import Declarations
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.native.uevents import watch_directory
-from agent.sources.declared import DIRECTORY, read_declarations
+from agent.sources.declaration_directory import DIRECTORY, read_declarations
 
 DEBOUNCE_S: Final = 0.1
-"""Debounce: changes within this time are read together [s]."""
+"""Delay of a read after a change [s]; further changes within it cause no other read."""
 MAX_DUTY_CYCLE: Final = 4
-"""Pause after a read, in multiples of the read's duration: at most a fifth of a core is used."""
+"""Pause after a read, in multiples of the read's duration: at most a fifth of a CPU is used."""
 POLL_S: Final = 10.0
-"""Interval of reads where the directory cannot be watched [s]."""
+"""Interval of reads while the directory cannot be watched with inotify [s]."""
 
 log = logging.getLogger(__name__)
 
-_DirectoryId = tuple[int, int]
+_DirectoryIdentity = tuple[int, int]
 """Device and inode of a directory, which change when it is replaced."""
 
 
 class _WatchedDirectory(NamedTuple):
     descriptor: int
-    id: _DirectoryId
+    id: _DirectoryIdentity
 
 
 class _ReadResult(NamedTuple):
-    """Result of one read of the directory."""
+    """Result of one read of the declaration directory."""
 
-    id: _DirectoryId | None
-    """Directory that was read; None: there is no directory."""
+    id: _DirectoryIdentity | None
+    """Identity of the directory that was read; None: there is no directory."""
     declarations: Declarations | None
     """Declarations that were read; None: the directory cannot be read."""
     error: str
@@ -52,18 +52,20 @@ class _ReadResult(NamedTuple):
 
 
 class DeclarationWatcher:
-    """Watcher that holds the newest declarations of all drivers."""
+    """Watcher of the declaration directory; holds the newest declarations of all drivers."""
 
-    def __init__(self, runtime_dir: Path, node: str, watch: Callable[[Path], int] = watch_directory) -> None:
+    def __init__(
+        self, runtime_dir: Path, default_pool: str, watch: Callable[[Path], int] = watch_directory
+    ) -> None:
         """Create the watcher.
 
         Args:
             runtime_dir: Runtime directory of the agent; the directory of declarations is created in it.
-            node: Default pool of devices.
+            default_pool: Pool of devices that name no pool.
             watch: Opens the inotify descriptor of a directory, or raises ProbeError.
         """
         self._directory = runtime_dir / DIRECTORY
-        self._node = node
+        self._node = default_pool
         self._watch = watch
         self._declarations: Declarations = ()
         self._watch_problem = ""
@@ -73,13 +75,12 @@ class DeclarationWatcher:
 
     @property
     def declarations(self) -> Declarations:
-        """Declarations of drivers' devices, as of the last read of the directory."""
+        """Devices that drivers declare, as of the last read of the directory."""
         return self._declarations
 
     @property
     def source(self) -> SourceSample:
-        """State of the directory as a source. Its heartbeat is always current: an unchanged directory needs
-        no read."""
+        """State of the declaration directory as a source; it never stalls."""
         state = SourceState.FAILING if self._read_error else SourceState.OK
         return SourceSample(
             DIRECTORY,
@@ -98,29 +99,28 @@ class DeclarationWatcher:
             # a hanging call may be abandoned: the descriptor is closed with the process
             watched = await trio.to_thread.run_sync(self._try_watch, abandon_on_cancel=True)
             if watched is None:
-                await self._read(wake)
+                await self._read_and_store(wake)
                 await trio.sleep(POLL_S)
                 continue
             try:
-                await self._follow(watched, wake)
+                await self._read_after_changes(watched, wake)
             finally:
                 os.close(watched.descriptor)
 
-    async def _follow(self, watched: _WatchedDirectory, wake: Callable[[], None]) -> None:
+    async def _read_after_changes(self, watched: _WatchedDirectory, wake: Callable[[], None]) -> None:
         """Read the watched directory after each change until it is replaced or removed."""
-        current: _DirectoryId | None = watched.id
+        current: _DirectoryIdentity | None = watched.id
         while current == watched.id:
             began_s = trio.current_time()
-            current = await self._read(wake)
+            current = await self._read_and_store(wake)
             rest_until_s = trio.current_time() + MAX_DUTY_CYCLE * (trio.current_time() - began_s)
             if current == watched.id:
                 await trio.lowlevel.wait_readable(watched.descriptor)
             await trio.sleep_until(max(trio.current_time() + DEBOUNCE_S, rest_until_s))
             _drain(watched.descriptor)
 
-    async def _read(self, wake: Callable[[], None]) -> _DirectoryId | None:
-        """Read and keep the declarations. Returns the id of the directory that was read; None: there is no
-        directory."""
+    async def _read_and_store(self, wake: Callable[[], None]) -> _DirectoryIdentity | None:
+        """Read and store the declarations. Returns the identity of the directory; None: there is none."""
         read = partial(read_declarations, self._directory, self._declarations, self._node)
         result = await trio.to_thread.run_sync(partial(self._read_now, read), abandon_on_cancel=True)
         is_changed = not self._passes
@@ -141,9 +141,9 @@ class DeclarationWatcher:
             watched = self._create_and_watch()
         except (OSError, ProbeError) as error:
             reason = str(error) if isinstance(error, ProbeError) else f"{self._directory}: {error.strerror}"
-            logged, self._watch_problem = self._watch_problem, f"{reason}; read every {POLL_S:g} s instead"
+            logged, self._watch_problem = self._watch_problem, f"{reason}; polled every {POLL_S:g} s"
             if logged != self._watch_problem:
-                log.warning("%s", self._watch_problem)
+                log.warning("declaration directory: not watched: %s", self._watch_problem)
             return None
         self._watch_problem = ""
         return watched
@@ -152,12 +152,12 @@ class DeclarationWatcher:
         with suppress(FileExistsError):
             self._directory.mkdir(mode=0o755)
         if self._directory.is_symlink():  # inotify does not report a changed target
-            raise ProbeError(f"{self._directory}: is a symbolic link")
+            raise ProbeError(f"{self._directory} is a symbolic link")
         found = _directory_id(self._directory)  # before the watch: a directory replaced in between is noticed
         return _WatchedDirectory(self._watch(self._directory), found)
 
     def _read_now(self, read: Callable[[], Declarations]) -> _ReadResult:
-        """Read all declarations in the directory. The error of a single file is part of its declaration."""
+        """Read all declaration files. The error of a single file is part of its declaration."""
         try:
             directory = _directory_id(self._directory)
         except OSError:
@@ -168,7 +168,7 @@ class DeclarationWatcher:
             return _ReadResult(directory, None, str(error))
 
 
-def _directory_id(directory: Path) -> _DirectoryId:
+def _directory_id(directory: Path) -> _DirectoryIdentity:
     found = directory.stat()
     return found.st_dev, found.st_ino
 

@@ -1,10 +1,8 @@
-"""Watcher of facts about GPUs and PCI devices: PCI bus, processes in the GPU driver, GPU inventory.
+"""Watcher of the PCI bus, of processes in the GPU driver and of the GPU inventory.
 
-Each fact is read periodically in a thread of its own that may be abandoned: a read can hang with the GPU
-driver, and then delays no other fact. The last result of each read is kept.
-
-A kernel event about an added, removed or rebound PCI device triggers a read of bus and inventory. Without
-kernel events the bus is read more often instead.
+Each of the three is read periodically in a thread of its own that may be abandoned, because a read can hang
+with the GPU driver. The last result of each read is kept. A uevent about an added, removed or rebound PCI
+device triggers a read of bus and inventory; without uevents the bus is read more often instead.
 """
 
 import logging
@@ -19,25 +17,24 @@ from typing import Final, NamedTuple, TypeVar
 import trio
 
 from agent.errors import ProbeError
-from agent.model.declared import Declarations, DeclaredGpu, DeclaredPci
-from agent.model.gpu import GpuAttributes, GpuHost, GpuSet
+from agent.model.declared_devices import Declarations, DeclaredGpu, DeclaredPci
+from agent.model.gpu import GpuAttributes, GpuSystemSample, NvmlSample
 from agent.model.kernel_messages import Subsystem, UeventSample
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
-from agent.sources.gpu_host import GpuHostReader, PciBus, read_bus
-from agent.sources.nvml import read_inventory
-from agent.sources.pci import read_pci
+from agent.sources.gpu_host import GpuSystemReader, NvidiaPciDevices, read_nvidia_devices
+from agent.sources.pci import read_pci_functions
 
 IDLE_FACTOR: Final = 10
-"""Factor by which a host without GPUs is read less often; a GPU that NVML counts triggers a read at once."""
+"""Factor by which a machine without GPUs is read less often; a new GPU in NVML triggers a read at once."""
 NO_EVENTS_POLL_S: Final = 10.0
-"""Interval of bus reads without kernel events [s]."""
+"""Interval of bus reads if there are no uevents [s]."""
 DEBOUNCE_S: Final = 0.1
-"""Debounce: a device that is plugged in sends a dozen events, which trigger one read [s]."""
+"""Delay of a read after a uevent [s]: a device that is plugged in sends a dozen, which trigger one read."""
 DEBOUNCE_MAX_S: Final = 5.0
-"""Longest debounce, for a device that appears and disappears all the time [s]."""
+"""Longest delay [s], for a device that appears and disappears all the time."""
 RECHECKS: Final = 3
 """Number of PCI bus reads in quick succession after a change: as many as rules need to clear a fault."""
 RECHECK_S: Final = 1.0
@@ -45,14 +42,14 @@ RECHECK_S: Final = 1.0
 HOST_READ: Final = "read of GPU processes"
 INVENTORY_READ: Final = "read of the GPU inventory"
 BUS_READ: Final = "read of the PCI bus"
-_UNREAD_HOST: Final = GpuHost()
-"""Facts of the host before the first read."""
+_UNREAD_HOST: Final = GpuSystemSample()
+"""Value of the GPU facts before the first read."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class _BusReading(NamedTuple):
+class _PciBusReading(NamedTuple):
     """Result of one read of the PCI bus."""
 
     functions: tuple[PciSample, ...] | Missing | None = None
@@ -64,55 +61,60 @@ class _BusReading(NamedTuple):
 
 
 class GpuPciWatcher:
-    """Watcher that holds the newest facts of the host."""
+    """Watcher that holds the newest PCI functions, GPU processes and GPU inventory of the machine."""
 
     def __init__(
         self,
-        library: str,
         sysfs_root: Path,
         procfs_root: Path,
-        every_s: float,
+        period_s: float,
         *,
-        gpus: bool = True,
-        udev: bool = True,
+        read_inventory: Callable[[], tuple[GpuAttributes, ...]] | None,
+        count_gpus: Callable[[], None] = lambda: None,
+        use_udev: bool = True,
     ) -> None:
         """Create the watcher.
 
         Args:
-            library: NVML library, a name or a path.
             sysfs_root: Mount point of sysfs.
             procfs_root: Mount point of procfs.
-            every_s: Interval of reads on a host with GPUs, and of retries [s].
-            gpus: Whether to watch GPUs in addition to declared devices.
-            udev: Whether to use libudev, which starts a process to find the library.
+            period_s: Interval of reads on a machine with GPUs, and of retries [s].
+            read_inventory: Reads the attributes of the GPUs; may hang. None: GPUs are not watched, only
+                declared PCI devices.
+            count_gpus: Requests that NVML counts the GPUs now; called when a PCI device was added or removed.
+            use_udev: Whether to use libudev; finding the library starts a process.
         """
-        self._every_s = every_s
-        self._watches_gpus = gpus
-        self._uses_udev = udev
-        self._library = library
+        self._every_s = period_s
+        self._read_inventory = read_inventory
+        self._count_gpus = count_gpus
+        self._uses_udev = use_udev
         self._sysfs_root = sysfs_root
-        self._reader = GpuHostReader(sysfs_root, procfs_root)
-        self._host = _UNREAD_HOST
-        self._gpus: GpuSet | None = None
+        self._reader = GpuSystemReader(sysfs_root, procfs_root)
+        self._gpu_system = _UNREAD_HOST
+        self._gpus: NvmlSample | None = None
         self._declared: Declarations = ()
         self._declared_addresses: frozenset[str] = frozenset()
         self._has_uevents = False
-        self._bus = _BusReading(beat_ns=time.monotonic_ns())
-        self._trigger: object = (_inventory_key(None), 0, self._declared_addresses, self._has_uevents)
+        self._bus = _PciBusReading(beat_ns=time.monotonic_ns())
+        self._trigger: tuple[object, int, object, bool] = (
+            _inventory_key(None),
+            0,
+            self._declared_addresses,
+            self._has_uevents,
+        )
         self._changed = trio.Event()
         self._wake_readers = trio.Event()
         self._running_reads: dict[str, threading.Event] = {}
         self._logged: dict[str, str] = {}
 
     @property
-    def host(self) -> GpuHost:
-        """Newest facts about the host's GPUs."""
-        return self._host
+    def gpu_system(self) -> GpuSystemSample:
+        """Newest GPU processes, GPU inventory and GPUs on the bus."""
+        return self._gpu_system
 
     @property
     def pci(self) -> tuple[PciSample, ...] | Missing | None:
-        """PCI functions of the last bus read; None: not read yet, or read without a device that is declared
-        now."""
+        """PCI functions of the last bus read; None: not read yet, or not with all devices declared now."""
         return self._bus.functions if self._declared_addresses <= self._bus.requested else None
 
     @property
@@ -131,11 +133,10 @@ class GpuPciWatcher:
         period_ns = int(self._bus_period_s() * NS)
         return SourceSample("pci", state, bus.beat_ns, period_ns, 0, detail, passes=bus.passes, vital=False)
 
-    def note(
-        self, gpus: GpuSet | None, uevents: UeventSample | None = None, declared: Declarations = ()
+    def note_inputs(
+        self, gpus: NvmlSample | None, uevents: UeventSample | None = None, declared: Declarations = ()
     ) -> None:
-        """Store the newest inputs. A change of GPUs, MIG instances, GPU drivers or declared devices triggers
-        a read."""
+        """Store the newest GPU samples, uevents and declared devices; a relevant change triggers a read."""
         watched = self._watches_bus()
         self._gpus = gpus
         if declared is not self._declared:
@@ -147,19 +148,20 @@ class GpuPciWatcher:
         if self._watches_bus() != watched:
             self._reset_bus()
         changes = uevents.changes[Subsystem.PCI] if uevents else 0
+        if changes != self._trigger[1]:
+            self._count_gpus()
         trigger = (_inventory_key(gpus), changes, self._declared_addresses, self._has_uevents)
         if trigger != self._trigger:
             self._trigger = trigger
             self._changed.set()
 
     def start_single_read(self) -> threading.Thread:
-        """Start a thread that reads the host once, without the GPU inventory, for callers without an event
-        loop."""
+        """Start a thread that reads PCI bus and GPU processes once, for callers without an event loop."""
 
         def read() -> None:
-            if self._watches_gpus:
-                found = self._run_read(HOST_READ, self._read_host)
-                self._host = found or self._host
+            if self._read_inventory is not None:
+                found = self._run_read(HOST_READ, self._read_gpu_system)
+                self._gpu_system = found or self._gpu_system
             if self._watches_bus():
                 bus = self._run_read(BUS_READ, partial(self._read_bus, self._declared_addresses))
                 self._bus = bus or self._bus
@@ -169,23 +171,22 @@ class GpuPciWatcher:
         return thread
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Read the host's facts until cancelled, and call `wake` when a fact has changed."""
+        """Read bus, processes and inventory until cancelled, and call `wake` when a result has changed."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._debounce_changes)
             nursery.start_soon(self._watch_bus, wake)
-            if self._watches_gpus:
-                nursery.start_soon(self._watch_host, wake)
-                nursery.start_soon(self._watch_inventory, wake)
+            if self._read_inventory is not None:
+                nursery.start_soon(self._watch_gpu_system, wake)
+                nursery.start_soon(self._watch_inventory, self._read_inventory, wake)
 
     def unfinished_reads(self, timeout_s: float) -> Sequence[str]:
-        """Return the names of the reads that do not return within `timeout_s`, after :meth:`run`."""
+        """Return the names of the reads that hang for longer than `timeout_s`, after :meth:`run`."""
         end_s = time.monotonic() + timeout_s
         running = list(self._running_reads.items())
         return [name for name, done in running if not done.wait(max(0.0, end_s - time.monotonic()))]
 
     async def _debounce_changes(self) -> None:
-        """Wake the readers after a change: soon after the first, with growing pauses during a stream of
-        changes."""
+        """Wake the reading tasks after a change; pauses grow while changes follow each other."""
         pause_s, last_s = DEBOUNCE_S, -DEBOUNCE_MAX_S
         while True:
             await self._changed.wait()
@@ -197,19 +198,19 @@ class GpuPciWatcher:
             self._wake_readers.set()
             self._wake_readers = trio.Event()
 
-    async def _watch_host(self, wake: Callable[[], None]) -> None:
+    async def _watch_gpu_system(self, wake: Callable[[], None]) -> None:
         while True:
             woken, had_gpus = self._wake_readers, self._has_gpus()
-            host = await self._in_thread(HOST_READ, self._read_host)
+            host = await self._in_thread(HOST_READ, self._read_gpu_system)
             if host is not None:
-                self._set(replace(host, inventory=self._host.inventory), wake)
+                self._set_gpu_system(replace(host, inventory=self._gpu_system.inventory), wake)
             if self._has_gpus():
                 if not had_gpus:
                     self._reset_bus()
                     self._changed.set()
                 await trio.sleep(self._every_s)
             else:
-                await _wait(woken, IDLE_FACTOR * self._every_s)
+                await _wait_for_event(woken, IDLE_FACTOR * self._every_s)
 
     async def _watch_bus(self, wake: Callable[[], None]) -> None:
         rechecks = 0
@@ -224,20 +225,20 @@ class GpuPciWatcher:
                     rechecks = RECHECKS - 1 if has_moved else max(0, rechecks - 1)
                     self._bus = bus
                     if self._has_gpus():
-                        self._set(replace(self._host, bus_gpus=bus.gpus), wake)
+                        self._set_gpu_system(replace(self._gpu_system, bus_gpus=bus.gpus), wake)
                     if is_new or is_recheck:
                         wake()
-            await _wait(woken, RECHECK_S if rechecks else self._bus_period_s())
+            await _wait_for_event(woken, RECHECK_S if rechecks else self._bus_period_s())
 
-    def _read_bus(self, addresses: frozenset[str]) -> _BusReading:
-        bus = read_bus(self._sysfs_root)
-        functions = read_pci(self._sysfs_root, addresses, udev=self._uses_udev)
+    def _read_bus(self, addresses: frozenset[str]) -> _PciBusReading:
+        bus = read_nvidia_devices(self._sysfs_root)
+        functions = read_pci_functions(self._sysfs_root, addresses, udev=self._uses_udev)
         gpus = bus if isinstance(bus, Missing) else bus.gpus
-        return _BusReading(functions, gpus, addresses, time.monotonic_ns(), self._bus.passes + 1)
+        return _PciBusReading(functions, gpus, addresses, time.monotonic_ns(), self._bus.passes + 1)
 
     def _reset_bus(self) -> None:
         """Discard the last bus read, and restart the time after which the source ``pci`` is stalled."""
-        self._bus = _BusReading(beat_ns=time.monotonic_ns(), passes=self._bus.passes)
+        self._bus = _PciBusReading(beat_ns=time.monotonic_ns(), passes=self._bus.passes)
 
     def _watches_bus(self) -> bool:
         return bool(self._declared_addresses) or self._has_gpus()
@@ -247,37 +248,39 @@ class GpuPciWatcher:
             return float("inf")
         return self._every_s if self._has_uevents else min(NO_EVENTS_POLL_S, self._every_s)
 
-    def _read_host(self) -> GpuHost | None:
-        """Read the GPU facts of the host. Returns None, without reading processes, if the host never had a
-        GPU."""
+    def _read_gpu_system(self) -> GpuSystemSample | None:
+        """Read the GPU facts; None, without reading processes: the machine never had a GPU."""
         if not self._has_gpus():
-            bus = read_bus(self._sysfs_root)
-            if not isinstance(bus, PciBus) or not bus.gpus:
+            bus = read_nvidia_devices(self._sysfs_root)
+            if not isinstance(bus, NvidiaPciDevices) or not bus.gpus:
                 return None
         return self._reader.read()
 
     def _has_gpus(self) -> bool:
-        return self._host != _UNREAD_HOST or bool(self._gpus and self._gpus.gpus)
+        return self._gpu_system != _UNREAD_HOST or bool(self._gpus and self._gpus.gpus)
 
-    async def _watch_inventory(self, wake: Callable[[], None]) -> None:
+    async def _watch_inventory(
+        self, read: Callable[[], tuple[GpuAttributes, ...]], wake: Callable[[], None]
+    ) -> None:
         while True:
             woken, gpus = self._wake_readers, self._gpus
             found = None
             # while one NVML call hangs, another would hang as well
             if gpus and gpus.gpus and not any(gpu.call and gpu.overdue for gpu in gpus.gpus):
-                read = partial(read_inventory, self._library, self._sysfs_root)
                 found = await self._in_thread(INVENTORY_READ, read)
             if found is not None:
-                self._set(replace(self._host, inventory=_merge_inventory(self._host.inventory, found)), wake)
+                self._set_gpu_system(
+                    replace(self._gpu_system, inventory=_merge_inventory(self._gpu_system.inventory, found)),
+                    wake,
+                )
             has_failed = found is None and bool(gpus and gpus.gpus)
-            await _wait(woken, self._every_s if has_failed else float("inf"))
+            await _wait_for_event(woken, self._every_s if has_failed else float("inf"))
 
     async def _in_thread(self, name: str, read: Callable[[], T]) -> T | None:
         return await trio.to_thread.run_sync(partial(self._run_read, name, read), abandon_on_cancel=True)
 
     def _run_read(self, name: str, read: Callable[[], T]) -> T | None:
-        """Call `read` and return its result. Returns None if it fails; logs the reason unless it was the last
-        logged."""
+        """Return the result of `read`; None: it failed. A new reason is logged."""
         done = self._running_reads[name] = threading.Event()
         try:
             found = read()
@@ -291,34 +294,32 @@ class GpuPciWatcher:
         self._logged.pop(name, None)
         return found
 
-    def _set(self, host: GpuHost, wake: Callable[[], None]) -> None:
-        if host != self._host:
-            self._host = host
+    def _set_gpu_system(self, host: GpuSystemSample, wake: Callable[[], None]) -> None:
+        if host != self._gpu_system:
+            self._gpu_system = host
             wake()
 
 
-async def _wait(event: trio.Event, seconds: float) -> None:
+async def _wait_for_event(event: trio.Event, seconds: float) -> None:
     with trio.move_on_after(seconds):
         await event.wait()
 
 
 def _bus_topology(functions: tuple[PciSample, ...] | Missing | None) -> object:
-    """Return addresses, drivers and link widths of PCI functions, without counters, which change all the
-    time."""
+    """Return addresses, drivers and link widths of PCI functions, without counters."""
     if not isinstance(functions, tuple):
         return functions
     return [(function.address, function.driver, function.width) for function in functions]
 
 
-def _inventory_key(gpus: GpuSet | None) -> tuple[object, ...]:
-    """Return the GPU values whose change requires a new read of the inventory."""
+def _inventory_key(gpus: NvmlSample | None) -> tuple[object, ...]:
+    """Return the GPU values whose change triggers a new read of the inventory."""
     if gpus is None or not gpus.gpus:
         return ()
     return (gpus.generation, *((gpu.uuid, gpu.handles, gpu.migs) for gpu in gpus.gpus))
 
 
 def _declared_pci_addresses(declared: Declarations) -> frozenset[str]:
-    """Return the PCI addresses of declared devices."""
     found = set()
     for file in declared:
         for device in file.devices:
@@ -331,11 +332,8 @@ def _declared_pci_addresses(declared: Declarations) -> frozenset[str]:
 def _merge_inventory(
     before: Sequence[GpuAttributes], now: Sequence[GpuAttributes]
 ) -> tuple[GpuAttributes, ...]:
-    """Return the new inventory entries, and the old entries of GPUs that do not answer: their serial numbers
-    are needed for replacement.
-
-    An old entry is dropped when another GPU is at its address.
-    """
+    """Return the new entries, and the previous entries of GPUs that do not answer: their serial numbers are
+    needed for replacement. A previous entry is dropped when another GPU is at its address."""
     known = [gpu for gpu in now if gpu.uuid]
     present = {gpu.uuid for gpu in known} | {gpu.bus for gpu in known}
     return (*known, *(gpu for gpu in before if not {gpu.uuid, gpu.bus} & present))

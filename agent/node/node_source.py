@@ -1,8 +1,7 @@
-"""All sources of the machine combined: one eventfd that wakes the core loop, and one snapshot that the loop
-reads.
+"""All sources of the machine combined into one snapshot, with one eventfd that wakes the engine loop.
 
-The C threads and the watchers of host, declarations and pods write to that eventfd. Nothing here imports what
-serves, so that ``drahealth scan`` does not load it.
+The C threads and the watchers write to that eventfd. Nothing here imports agent.serve, so that ``drahealth
+scan`` does not load it.
 """
 
 import os
@@ -10,50 +9,53 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol
 
 import trio
 
 from agent.config.config import Config
 from agent.health.gpu.catalog import gpu_wakes
-from agent.health.gpu.xid.lines import PATTERNS
-from agent.health.host.catalog import wakes
+from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
+from agent.health.host.catalog import sampler_wakes
 from agent.health.kernel_log.patterns import HOST_PATTERNS
-from agent.model.declared import Declarations
-from agent.model.pods import PodsSample
-from agent.model.settings import GpuLimits, HostLimits, Settings
+from agent.model.declared_devices import Declarations
+from agent.model.gpu import GpuAttributes
+from agent.model.pod_findings import PodsSample
+from agent.model.settings import EngineSettings, GpuLimits, HostLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
-from agent.native.gpus import GpuWatch, GpuWatchOptions
-from agent.native.kmsg import KernelLogReader
-from agent.native.machine import MachineWatch
+from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
+from agent.native.kernel_log import KernelLogReader
+from agent.native.machine_watch import MachineWatch
 from agent.native.sampler import Sampler, SamplerOptions
 from agent.native.uevents import UeventListener
 from agent.node.declaration_watcher import DeclarationWatcher
 from agent.node.gpu_pci_watcher import GpuPciWatcher
+from agent.node.nvml_process import NvmlProcess
+from agent.sources.nvml import read_gpu_inventory
 
 HOST_PERIOD_FACTOR: Final = 6
-"""Interval of host reads, in multiples of ``gpu.slow-period``."""
-MEMORY_ERRORS_NS: Final = NS
+"""Interval of reads of PCI bus and GPU processes, in multiples of ``gpu.slow-period``."""
+MEMORY_CONTROLLER_NS: Final = NS
 """Interval of memory controller reads; at least the sampler's period [ns]."""
-SLOW_NS: Final = 5 * NS
-"""Interval of memory and pressure reads: shorter than a heartbeat, so that each heartbeat has new values
-[ns]."""
-RARE_NS: Final = 60 * NS
+MEMORY_PERIOD_NS: Final = 5 * NS
+"""Interval of memory and pressure reads [ns]; shorter than a heartbeat, so that each has new values."""
+EXPENSIVE_PERIOD_NS: Final = 60 * NS
 """Interval of reads that are expensive for the kernel [ns]."""
 STOP_MIN_S: Final = 0.05
-"""Shortest time for a thread to stop, even if the one before it hung and used up the timeout [s]."""
+"""Time that each thread has to stop even if an earlier thread used up the timeout [s]."""
 
 
 class PodsSource(Protocol):
-    """Interface of the source that reports which pods use devices, with threads of its own."""
+    """Interface of the source that reports which pods use devices, as :class:`NodeSource` uses it."""
 
     @property
     def sample(self) -> PodsSample | None:
-        """Newest sample of pods that use devices; None: not known yet, and the core does not wait for it."""
+        """Newest sample of pods that use devices; None: not known yet."""
 
-    def note(self, snapshot: Snapshot) -> None:
-        """Store the newest snapshot of the core. Never blocks."""
+    def note_snapshot(self, snapshot: Snapshot) -> None:
+        """Store the newest snapshot, for its cgroups and declared devices. Never blocks."""
 
     def start(self, wake: Callable[[], None]) -> None:
         """Start the source's threads, which call `wake` when the sample has changed."""
@@ -63,16 +65,20 @@ class PodsSource(Protocol):
 
 
 class NodeSource:
-    """All sources of a node: C threads for sampler, machine, GPUs, kernel log and uevents, and the watchers.
+    """All sources of the machine: the C core's threads, and the watchers of PCI bus, declarations and pods.
 
     Args:
-        declares: Whether drivers declare devices in the runtime directory; else only the caller of
-            :meth:`declare` does.
-        udev: Whether libudev is used, which starts a process to find the library.
+        config: Root directories and periods.
+        sampler: Sampler, which is started and stopped with the other threads.
+        limits: Limits of the GPU rules, which decide what wakes the engine loop.
+        period_ns: Time between two reads of the fast sources [ns].
+        reads_declarations: Whether devices are declared by files in the runtime directory; False: by
+            :meth:`declare` only.
+        use_udev: Whether libudev is used; finding the library starts a process.
         pods: Source of pods that use devices; None: pods are not watched.
 
     Raises:
-        ConfigError: An option is out of range, or a root is too long.
+        ConfigError: An option is out of range, or a root path is too long.
         ProbeError: The kernel refused descriptors or memory.
     """
 
@@ -83,35 +89,42 @@ class NodeSource:
         limits: GpuLimits,
         period_ns: int,
         *,
-        declares: bool,
-        udev: bool = True,
+        reads_declarations: bool,
+        use_udev: bool = True,
         pods: PodsSource | None = None,
     ) -> None:
         self._sampler = sampler
         self._pods = pods
-        self._gpus: GpuWatch | None = None
+        self._gpus: GpuWatch | NvmlProcess | None = None
         self._kmsg: KernelLogReader | None = None
         self._machine: MachineWatch | None = None
         self._uevents: UeventListener | None = None
         every_s = HOST_PERIOD_FACTOR * config.gpu_slow_ns / NS
         self._host = GpuPciWatcher(
-            config.nvml_library,
             config.sysfs_root,
             config.procfs_root,
             every_s,
-            gpus=config.gpu_watch,
-            udev=udev,
+            read_inventory=self._read_inventory if config.gpu_watch else None,
+            count_gpus=self._count_gpus,
+            use_udev=use_udev,
         )
-        self._declared = DeclarationWatcher(config.runtime_dir, config.node_name) if declares else None
+        self._declared = (
+            DeclarationWatcher(config.runtime_dir, config.node_name) if reads_declarations else None
+        )
         self._declared_by_caller: Declarations = ()
         wake = sampler.fileno()
         try:
             if config.gpu_watch:
-                self._gpus = GpuWatch(_gpu_options(config, limits, period_ns), wake)
-            patterns = (*PATTERNS, *HOST_PATTERNS)
+                options = _gpu_options(config, limits, period_ns)
+                self._read_inventory_here = partial(read_gpu_inventory, options.library, options.sysfs_root)
+                if config.gpu_process:
+                    self._gpus = NvmlProcess(options, config.procfs_root, wake)
+                else:
+                    self._gpus = GpuWatch(options, wake)
+            patterns = (*GPU_LOG_PATTERNS, *HOST_PATTERNS)
             self._kmsg = KernelLogReader(config.kmsg, patterns, wake, config.kmsg_any_facility)
-            fast_ns = max(MEMORY_ERRORS_NS, period_ns)
-            paces = (fast_ns, max(SLOW_NS, fast_ns), max(RARE_NS, fast_ns))
+            fast_ns = max(MEMORY_CONTROLLER_NS, period_ns)
+            paces = (fast_ns, max(MEMORY_PERIOD_NS, fast_ns), max(EXPENSIVE_PERIOD_NS, fast_ns))
             self._machine = MachineWatch(config.sysfs_root, config.procfs_root, wake, *paces)
             self._uevents = UeventListener(wake, [sampler.rescan_fileno(), self._machine.rescan_fileno()])
         except BaseException:
@@ -119,8 +132,7 @@ class NodeSource:
             raise
 
     def start(self) -> None:
-        """Start every thread. The uevent listener is first, so that no event after the other threads' first
-        read is lost."""
+        """Start every thread, the uevent listener first: no event after a first read is lost."""
         for part in (self._uevents, self._sampler, self._machine, self._gpus, self._kmsg):
             if part is not None:
                 part.start()
@@ -136,7 +148,7 @@ class NodeSource:
         self._sampler.clear()
 
     def read(self) -> Snapshot | None:
-        """Return the newest snapshot, or None before :meth:`start`."""
+        """Return the newest values of all sources as one snapshot; None: not started."""
         snapshot = self._sampler.read()
         if snapshot is None:
             return None
@@ -145,7 +157,7 @@ class NodeSource:
         machine = self._machine.read() if self._machine else None
         uevents = self._uevents.read() if self._uevents else None
         declared = self.declarations
-        self._host.note(gpus, uevents, declared)
+        self._host.note_inputs(gpus, uevents, declared)
         sources = [*snapshot.sources]
         if machine is not None:
             sources += machine.sources
@@ -163,39 +175,38 @@ class NodeSource:
             gpus=gpus,
             log=kmsg,
             machine=machine,
-            host=self._host.host,
+            host=self._host.gpu_system,
             pci=self._host.pci,
             declared=declared,
             pods=pods,
             sources=tuple(sources),
         )
         if self._pods is not None:
-            self._pods.note(snapshot)
+            self._pods.note_snapshot(snapshot)
         return snapshot
 
     @property
     def declarations(self) -> Declarations:
-        """Newest devices declared by drivers. Thread-safe."""
+        """Devices that drivers declare, by their files or by :meth:`declare`. Thread-safe."""
         return self._declared.declarations if self._declared else self._declared_by_caller
 
     def declare(self, declarations: Declarations) -> None:
-        """Set the devices declared by drivers, if they are not read from files. Thread-safe."""
+        """Set the declared devices; only if they are not read from files. Thread-safe."""
         self._declared_by_caller = declarations
 
-    async def watch(self) -> None:
-        """Run the watchers of host and declarations until cancelled."""
+    async def run_watchers(self) -> None:
+        """Run the watchers of PCI bus, GPUs and declaration files until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._host.run, self._wake)
             if self._declared is not None:
                 nursery.start_soon(self._declared.run, self._wake)
 
-    def start_host_read(self) -> threading.Thread:
-        """Start one read of the host in a thread, and return the thread."""
+    def start_single_read(self) -> threading.Thread:
+        """Start a thread that reads PCI bus and GPU processes once; return the thread."""
         return self._host.start_single_read()
 
     def stop(self, timeout_s: float) -> Sequence[str]:
-        """Stop every thread within about `timeout_s`. Returns the names of threads that hang and are
-        abandoned."""
+        """Stop every thread within about `timeout_s`. Returns the names of hung, abandoned threads."""
         end_s = time.monotonic() + timeout_s
 
         def left_s() -> float:
@@ -203,7 +214,7 @@ class NodeSource:
 
         parts = [
             ("pod tracker", self._pods),
-            ("GPU thread", self._gpus),
+            ("NVML process" if isinstance(self._gpus, NvmlProcess) else "GPU thread", self._gpus),
             ("kernel log reader", self._kmsg),
             ("uevent listener", self._uevents),
             ("machine thread", self._machine),
@@ -211,6 +222,20 @@ class NodeSource:
         ]
         hanging = [name for name, part in parts if part is not None and not part.stop(left_s())]
         return [*hanging, *self._host.unfinished_reads(left_s())]
+
+    def _read_inventory(self) -> tuple[GpuAttributes, ...]:
+        """Read the attributes of the GPUs with pynvml, in the process that calls NVML. Blocks up to 30 s.
+
+        Raises:
+            ProbeError: NVML failed, or there is no such process.
+        """
+        if isinstance(self._gpus, NvmlProcess):
+            return self._gpus.read_inventory()
+        return self._read_inventory_here()
+
+    def _count_gpus(self) -> None:
+        if self._gpus is not None:
+            self._gpus.check_count()
 
     def _wake(self) -> None:
         os.eventfd_write(self._sampler.fileno(), 1)
@@ -227,13 +252,13 @@ def _gpu_options(config: Config, limits: GpuLimits, period_ns: int) -> GpuWatchO
     )
 
 
-NODE_STOP_S: Final = 0.6
-"""Time limit for all sources to stop [s]."""
+SOURCES_STOP_S: Final = 0.6
+"""Longest time for all sources to stop [s]."""
 
 
-def settings_of(config: Config) -> Settings:
-    """Return the part of the configuration that the engine uses."""
-    return Settings(
+def engine_settings(config: Config) -> EngineSettings:
+    """Convert the configuration to the engine's settings: lease, expected hardware, limits of the rules."""
+    return EngineSettings(
         node=config.node_name,
         drivers=config.drivers,
         lease_s=config.lease_s,
@@ -265,7 +290,7 @@ def open_sampler(config: Config, period_ns: int) -> Sampler:
     """Create a sampler that reads below the configured roots; the caller starts it.
 
     Raises:
-        ConfigError: A root is too long.
+        ConfigError: A root path is too long.
         ProbeError: The kernel refused descriptors or memory.
     """
     return Sampler(
@@ -277,21 +302,28 @@ def open_sampler(config: Config, period_ns: int) -> Sampler:
             sweep_ns=config.sweep_ns,
             resync_ns=config.resync_ns,
             group_max=config.group_max,
-            wakes=wakes(config.throttle_events, config.throttle_window_s),
+            wakes=sampler_wakes(config.throttle_events, config.throttle_window_s),
         )
     )
 
 
-def open_node(
+def open_node_source(
     config: Config,
-    settings: Settings,
+    settings: EngineSettings,
     period_ns: int,
     *,
-    declares: bool,
-    udev: bool = True,
+    reads_declarations: bool,
+    use_udev: bool = True,
     pods: PodsSource | None = None,
 ) -> NodeSource:
-    """Create all sources of the configuration; the caller starts them. Arguments and errors are those of
-    :class:`NodeSource`."""
+    """Create a sampler and all other sources; the caller starts them. See :class:`NodeSource`."""
     sampler = open_sampler(config, period_ns)
-    return NodeSource(config, sampler, settings.gpu, period_ns, declares=declares, udev=udev, pods=pods)
+    return NodeSource(
+        config,
+        sampler,
+        settings.gpu,
+        period_ns,
+        reads_declarations=reads_declarations,
+        use_udev=use_udev,
+        pods=pods,
+    )

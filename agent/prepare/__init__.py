@@ -1,1 +1,1 @@
-"""Classification of failed prepares, and the texts that the kubelet gets."""
+"""Classification and retry of failed prepares (NodePrepareResources), and error texts for the kubelet."""

@@ -1,12 +1,8 @@
-"""Classification of failed prepares: ranks all evidence and builds the verdict.
+"""Classification of failed prepares: picks the strongest evidence and builds the verdict from it.
 
-Scores of single pieces come from agent.prepare.scoring, consequences of a code from agent.prepare.taxonomy,
-the kubelet's text from agent.prepare.message.
-
-Within one failure the evidence with the greatest weight decides; among equals the outermost exception. An
-Unhealthy device of the claim is then the cause unless the evidence proves another one. While the health
-engine is down its last state does not count. Of several failures at once the worst is reported. Repetition
-does not change a class.
+Within one failure the evidence with the greatest weight decides; among equals, that of the outermost
+exception. An Unhealthy device of the claim is the cause unless the evidence proves another one. While the
+health engine is down, its last state does not count.
 """
 
 from collections.abc import Sequence
@@ -17,10 +13,10 @@ from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.evidence import ErrorText, Evidence, HealthEngineEvidence
-from agent.prepare.extract import evidence_chains
-from agent.prepare.normalize import sanitize, shorten
-from agent.prepare.scoring import EvidenceScore, EvidenceWeight, PrepareContext, score
-from agent.prepare.taxonomy import row_of
+from agent.prepare.evidence_scores import EvidenceScore, EvidenceWeight, PrepareContext, score_evidence
+from agent.prepare.extract_evidence import extract_evidence_chains
+from agent.prepare.failure_kinds import failure_kind
+from agent.prepare.normalize_text import sanitize, shorten
 
 __all__ = [
     "PrepareContext",
@@ -32,7 +28,7 @@ __all__ = [
 
 EVIDENCE_MAX: Final = 8
 DETAIL_CHARS: Final = 600
-WORST_FIRST: Final = (
+CLASSES_WORST_FIRST: Final = (
     ErrorClass.FAILED_DEVICE,  # else the scheduler gives the device to the next claim
     ErrorClass.BAD_CONFIG,
     ErrorClass.PERMANENT,
@@ -43,44 +39,45 @@ WORST_FIRST: Final = (
 
 
 def classify(error: BaseException, context: PrepareContext) -> PrepareVerdict:
-    """Return the verdict on a failed prepare from the exception that it raised."""
-    chains = evidence_chains(error, context.operation)
+    """Classify a failed prepare by the exception that the driver's handler raised."""
+    chains = extract_evidence_chains(error, context.operation)
     scores = [_score_failure(chain, context) for chain in chains]
     unhealthy = _unhealthy_devices([piece for chain in chains for piece in chain], context)
-    return _verdict(_with_other_devices(_worst_failure(scores), scores, unhealthy), context)
+    return _build_verdict(_with_other_devices(_worst_failure(scores), scores, unhealthy), context)
 
 
 def classify_evidence(evidence: Sequence[Evidence], context: PrepareContext) -> PrepareVerdict:
-    """Return the verdict on one failure from its evidence, that of the outermost exception first."""
+    """Classify a failed prepare by its evidence, such as an error text and an errno.
+
+    Args:
+        evidence: Evidence of one failure, that of the outermost exception first.
+    """
     worst = _score_failure(evidence or (ErrorText(""),), context)
-    return _verdict(_with_other_devices(worst, [worst], _unhealthy_devices(evidence, context)), context)
+    return _build_verdict(_with_other_devices(worst, [worst], _unhealthy_devices(evidence, context)), context)
 
 
 def classify_unhealthy_devices(context: PrepareContext) -> PrepareVerdict | None:
-    """Return the verdict on a claim that has an Unhealthy device; None: no device is Unhealthy."""
+    """Return a verdict of class failed-device if a device of the claim is Unhealthy, else None."""
     unhealthy = _unhealthy_devices((), context)
-    return _verdict(_score_unhealthy(unhealthy), context) if unhealthy else None
-
-
-# --- the ranking -------------------------------------------------------------------------------------------
+    return _build_verdict(_score_unhealthy(unhealthy), context) if unhealthy else None
 
 
 def _score_failure(evidence: Sequence[Evidence], context: PrepareContext) -> EvidenceScore:
     unhealthy = _unhealthy_devices(evidence, context)
-    scores = [score(piece, context) for piece in evidence if piece not in unhealthy]
+    scores = [score_evidence(piece, context) for piece in evidence if piece not in unhealthy]
     if not scores:
         return _score_unhealthy(unhealthy)
     best = max(scores, key=lambda score: score.weight)  # the first of equals: the outermost
-    lines = _unique(best.evidence + tuple(line for one in scores for line in one.evidence))
+    lines = _unique_lines(best.evidence + tuple(line for one in scores for line in one.evidence))
     engine_evidence = tuple(str(device) for device in unhealthy)
     if unhealthy and _health_engine_decides(best, unhealthy):
         best = _health_engine_score(best, unhealthy)
-        return best._replace(evidence=_unique(engine_evidence + lines))
-    return best._replace(evidence=_unique(lines + engine_evidence))
+        return best._replace(evidence=_unique_lines(engine_evidence + lines))
+    return best._replace(evidence=_unique_lines(lines + engine_evidence))
 
 
 def _health_engine_score(best: EvidenceScore, unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore:
-    """Return the health engine's score for a failure that its Unhealthy devices explain."""
+    """Replace the best score of a failure by that of the Unhealthy devices that caused it."""
     named = best.devices if best.error_class is ErrorClass.FAILED_DEVICE else ()
     engines = _score_unhealthy([one for one in unhealthy if one.device in named] or unhealthy)
     detail = engines.detail or (best.detail if best.code == engines.code else "")
@@ -88,7 +85,7 @@ def _health_engine_score(best: EvidenceScore, unhealthy: Sequence[HealthEngineEv
 
 
 def _health_engine_decides(best: EvidenceScore, unhealthy: Sequence[HealthEngineEvidence]) -> bool:
-    """Return True if Unhealthy devices caused the failure: no stronger evidence shows another cause."""
+    """Return True if Unhealthy devices caused the failure; False: the best score shows another cause."""
     if best.verdict is not None:
         return False
     if best.error_class is ErrorClass.FAILED_DEVICE:
@@ -100,13 +97,13 @@ def _health_engine_decides(best: EvidenceScore, unhealthy: Sequence[HealthEngine
 
 
 def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
-    """Return the worst of several failures; the choice does not depend on their order."""
-    ranked = sorted(found, key=_rank)
+    """Return the score of the worst failure, with the evidence of all failures."""
+    ranked = sorted(found, key=_worst_first_key)
     worst = ranked[0]
     same = [one for one in ranked if (one.error_class, one.code) == (worst.error_class, worst.code)]
     all_named = all(one.requests for one in same)
     return worst._replace(
-        evidence=_unique(tuple(line for one in ranked for line in one.evidence)),
+        evidence=_unique_lines(tuple(line for one in ranked for line in one.evidence)),
         devices=tuple(sorted({device for one in same for device in one.devices})),
         requests=tuple(sorted({request for one in same for request in one.requests})) if all_named else (),
     )
@@ -115,12 +112,12 @@ def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
 def _with_other_devices(
     worst: EvidenceScore, found: Sequence[EvidenceScore], unhealthy: Sequence[HealthEngineEvidence]
 ) -> EvidenceScore:
-    """Add the claim's other broken devices to the score as detail, if a device caused the failure."""
+    """Add the claim's other broken devices to the detail of a score that blames a device."""
     if worst.error_class is not ErrorClass.FAILED_DEVICE:
         return worst
     others = {
         device: f"{device} is also broken: {one.code}"
-        for one in sorted(found, key=_rank, reverse=True)
+        for one in sorted(found, key=_worst_first_key, reverse=True)
         if one.error_class is ErrorClass.FAILED_DEVICE
         for device in one.devices
     }
@@ -129,8 +126,8 @@ def _with_other_devices(
     return worst._replace(detail="; ".join([worst.detail, *more] if worst.detail else more))
 
 
-def _rank(one: EvidenceScore) -> tuple[object, ...]:
-    """Return the sort key of a failure: class, weight, then all texts, so that no two failures tie."""
+def _worst_first_key(one: EvidenceScore) -> tuple[object, ...]:
+    """Return the sort key of a score, the worst first; its texts make the order unique."""
     texts = (
         one.code,
         one.summary,
@@ -140,20 +137,16 @@ def _rank(one: EvidenceScore) -> tuple[object, ...]:
         one.retry_after_s or 0.0,
         str(one.scope),
     )
-    return (WORST_FIRST.index(one.error_class), -one.weight, *texts)
+    return (CLASSES_WORST_FIRST.index(one.error_class), -one.weight, *texts)
 
 
-def _unique(lines: tuple[str, ...]) -> tuple[str, ...]:
+def _unique_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(lines))[:EVIDENCE_MAX]
-
-
-# --- the health engine -------------------------------------------------------------------------------------
 
 
 def _unhealthy_devices(
     evidence: Sequence[Evidence], context: PrepareContext
 ) -> tuple[HealthEngineEvidence, ...]:
-    """Return the claim's Unhealthy devices, sorted by name."""
     refs = {device.ref for device in context.claim.devices}
     known = {piece.device: piece for piece in evidence if isinstance(piece, HealthEngineEvidence)}
     if context.engine_up:
@@ -163,7 +156,7 @@ def _unhealthy_devices(
 
 
 def health_engine_evidence(ref: DeviceRef, health: DeviceHealth) -> HealthEngineEvidence:
-    """Return a device's health as evidence for a failed prepare, with the device's worst cause."""
+    """Return a device's health and its worst cause as evidence for a failed prepare."""
     if not health.causes:
         return HealthEngineEvidence(ref, health.health, "device.unhealthy", health.message)
     worst = max(health.causes, key=lambda cause: cause.severity)  # the first of equals
@@ -171,7 +164,7 @@ def health_engine_evidence(ref: DeviceRef, health: DeviceHealth) -> HealthEngine
 
 
 def _score_unhealthy(unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore:
-    """Return the score of a failure that Unhealthy devices caused, with the text of their health message."""
+    """Return the score that blames Unhealthy devices for a failure."""
     first, *rest = unhealthy
     return EvidenceScore(
         EvidenceWeight.DRIVER,
@@ -186,13 +179,10 @@ def _score_unhealthy(unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore
     )
 
 
-# --- the verdict -------------------------------------------------------------------------------------------
-
-
-def _verdict(decisive: EvidenceScore, context: PrepareContext) -> PrepareVerdict:
+def _build_verdict(decisive: EvidenceScore, context: PrepareContext) -> PrepareVerdict:
     if decisive.verdict is not None:
         return decisive.verdict
-    claim, row = context.claim, row_of(decisive.code, decisive.error_class)
+    claim, row = context.claim, failure_kind(decisive.code, decisive.error_class)
     is_device_failure = decisive.error_class is ErrorClass.FAILED_DEVICE
     devices = decisive.devices if is_device_failure else tuple(device.ref for device in claim.devices)
     requests = decisive.requests or tuple(device.request for device in claim.devices if device.ref in devices)
@@ -202,7 +192,7 @@ def _verdict(decisive: EvidenceScore, context: PrepareContext) -> PrepareVerdict
         code=decisive.code,
         scope=decisive.scope or row.scope,
         claim=claim.ref,
-        summary=shorten(decisive.summary or row.why),
+        summary=shorten(decisive.summary or row.explanation),
         requests=tuple(sorted(set(requests))),
         devices=tuple(sorted(set(devices))),
         detail=shorten(decisive.detail, DETAIL_CHARS),
@@ -210,7 +200,7 @@ def _verdict(decisive: EvidenceScore, context: PrepareContext) -> PrepareVerdict
         confidence=decisive.confidence,
         advice=decisive.advice or row.advice,
         retry_after_s=decisive.retry_after_s,
-        sticky_s=row.sticky_s,
+        sticky_s=row.cached_s,
         health=row.health,
         taint=row.taint and row.taint._replace(value=taint_id(decisive.code, domain="").value),
     )

@@ -1,52 +1,54 @@
-"""Faults of devices that a driver reported while it prepared a claim. Pure.
+"""Faults of devices that a driver reported when it failed to prepare a claim. Pure.
 
 The health engine cannot verify what only the driver saw. So a fault ends when the driver prepares the device
-again, or after a time limit, when the next prepare tries the device. One fault is kept per device and code.
+again, or after a time limit, so that a prepare tries the device. One fault is kept per device and code.
 """
 
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from agent.health.state_machine import HEALTH
-from agent.health.verdict import message
+from agent.health.state_machine import HEALTH_OF_SEVERITY
+from agent.health.verdict import kubelet_message
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
 
-LIMIT_S: Final = 600.0
-"""Time that a device counts as broken if only the driver reported the fault [s]."""
+FAULT_LIMIT_S: Final = 600.0
+"""Time after which a driver-reported fault expires [s]."""
 EXPIRED_KEPT_S: Final = 3600.0
-"""Time that an expired fault is kept, so that every reader sees its end [s]."""
+"""Time that an expired fault is kept, so that clients see its end [s]."""
 FAULTS_MAX: Final = 256
 """Most faults that are kept; expired ones are dropped first, then the oldest."""
 
 
 class DriverFaults(NamedTuple):
-    """Faults of devices that one driver reported while it prepared claims."""
+    """Active and expired faults that one driver reported while it prepared claims."""
 
     faults: tuple[DriverFault, ...] = ()
-    """Driver-reported faults, sorted by fault number."""
+    """Sorted by number."""
     next_number: int = 1
+    """Number of the next new fault."""
 
 
-def record(
+def record_faults(
     known: DriverFaults,
     claim: ClaimRef,
     verdict: PrepareVerdict,
     now_wall_s: float,
     unhealthy: Collection[DeviceRef],
 ) -> DriverFaults:
-    """Add a fault for each device that caused a failed prepare, or cannot be prepared because of the failure.
+    """Add a fault for each device that a verdict makes Unhealthy or Unknown.
 
     Args:
-        unhealthy: Devices that are Unhealthy anyway: no fault is recorded for them.
+        verdict: Verdict on the failed prepare of ``claim``.
+        unhealthy: Devices that the health engine reports Unhealthy: no fault is added for them.
     """
     is_broken = verdict.error_class is ErrorClass.FAILED_DEVICE
     health = Health.UNHEALTHY if is_broken else verdict.health
     if health is None or health is Health.HEALTHY:
         return known
     blamed = [device for device in dict.fromkeys(verdict.devices) if device not in unhealthy]
-    new_devices = [device for device in blamed if not is_active(known, device, verdict.code)]
+    new_devices = [device for device in blamed if not has_active_fault(known, device, verdict.code)]
     added = [
         DriverFault(
             number,
@@ -64,16 +66,18 @@ def record(
     # A new number for an expired fault: a reader must not take it for the one that ended.
     replaced = {_key(fault) for fault in added}
     others = [fault for fault in known.faults if _key(fault) not in replaced]
-    return DriverFaults(_bounded([*others, *added]), known.next_number + len(added))
+    return DriverFaults(_keep_newest([*others, *added]), known.next_number + len(added))
 
 
-def is_active(known: DriverFaults, device: DeviceRef, code: str) -> bool:
-    """Return True if the device has an unexpired driver-reported fault with this code."""
+def has_active_fault(known: DriverFaults, device: DeviceRef, code: str) -> bool:
+    """Return True if the device has an unexpired fault with this code."""
     return any(_key(fault) == (device, code) and not fault.expired_wall_s for fault in known.faults)
 
 
-def clear(known: DriverFaults, devices: Collection[DeviceRef], now_wall_s: float) -> DriverFaults:
-    """End the faults of devices that the driver has prepared again."""
+def expire_faults_of_devices(
+    known: DriverFaults, devices: Collection[DeviceRef], now_wall_s: float
+) -> DriverFaults:
+    """Return the faults with those of ``devices`` expired, because the driver has prepared the devices."""
     return known._replace(
         faults=tuple(
             fault._replace(expired_wall_s=now_wall_s)
@@ -84,15 +88,15 @@ def clear(known: DriverFaults, devices: Collection[DeviceRef], now_wall_s: float
     )
 
 
-def expire(known: DriverFaults, now_wall_s: float) -> DriverFaults:
-    """End faults older than :data:`LIMIT_S`, and drop those that ended :data:`EXPIRED_KEPT_S` ago."""
+def expire_old_faults(known: DriverFaults, now_wall_s: float) -> DriverFaults:
+    """Expire faults after :data:`FAULT_LIMIT_S`; drop faults that expired :data:`EXPIRED_KEPT_S` ago."""
     return known._replace(faults=tuple(_expired(known.faults, now_wall_s)))
 
 
 def _expired(faults: Iterable[DriverFault], now_wall_s: float) -> Iterator[DriverFault]:
     for fault in faults:
         if not fault.expired_wall_s:
-            is_within_limit = 0 <= now_wall_s - fault.reported_wall_s < LIMIT_S
+            is_within_limit = 0 <= now_wall_s - fault.reported_wall_s < FAULT_LIMIT_S
             yield fault if is_within_limit else fault._replace(expired_wall_s=now_wall_s)
         elif abs(now_wall_s - fault.expired_wall_s) < EXPIRED_KEPT_S:
             yield fault
@@ -102,14 +106,14 @@ def next_expiry_wall_s(known: DriverFaults) -> float | None:
     """Return the wall-clock time at which the next fault expires; None: no fault is active."""
     active = (fault.reported_wall_s for fault in known.faults if not fault.expired_wall_s)
     first = min(active, default=None)
-    return None if first is None else first + LIMIT_S
+    return None if first is None else first + FAULT_LIMIT_S
 
 
-def merge(mine: DriverFaults, theirs: DriverFaults) -> DriverFaults:
-    """Return the merged driver-reported faults of two instances of a driver.
+def merge_faults(mine: DriverFaults, theirs: DriverFaults) -> DriverFaults:
+    """Merge the faults of two instances of a driver: for each device and code the newest fault.
 
-    For each device and code the newest fault is kept; it is expired if either instance ended it. Faults of
-    ``theirs`` keep their numbers; faults of ``mine`` keep numbers that are free.
+    It is expired if it is expired in either instance. Faults of ``mine`` get new numbers where ``theirs`` has
+    the same number.
     """
     found = {_key(fault): fault for fault in theirs.faults}
     taken = {fault.number for fault in theirs.faults}
@@ -125,24 +129,26 @@ def merge(mine: DriverFaults, theirs: DriverFaults) -> DriverFaults:
                 number, next_number = next_number, next_number + 1
             taken.add(number)
             found[_key(fault)] = fault._replace(number=number)
-    return DriverFaults(_bounded(found.values()), next_number)
+    return DriverFaults(_keep_newest(found.values()), next_number)
 
 
-def without_faults(faults: Iterable[DriverFault], device: DeviceHealth) -> DeviceHealth:
-    """Return a device's health without these driver-reported faults; causes that the engine found stay."""
+def health_without_faults(faults: Iterable[DriverFault], device: DeviceHealth) -> DeviceHealth:
+    """Return a device's health without these driver-reported faults; other causes stay."""
     subject = str(DeviceRef(device.driver, device.pool, device.device))
     codes = {fault.code for fault in faults if fault.subject == subject}
     rest = tuple(cause for cause in device.causes if not (cause.driver_reported and cause.code in codes))
     if len(rest) == len(device.causes):
         return device
     worst = max((cause.severity for cause in rest), default=Severity.OK)
-    return device._replace(health=HEALTH[worst], severity=worst, causes=rest, message=message(rest))
+    return device._replace(
+        health=HEALTH_OF_SEVERITY[worst], severity=worst, causes=rest, message=kubelet_message(rest)
+    )
 
 
 def _key(fault: DriverFault) -> tuple[DeviceRef, str]:
     return (fault.device, fault.code)
 
 
-def _bounded(faults: Iterable[DriverFault]) -> tuple[DriverFault, ...]:
+def _keep_newest(faults: Iterable[DriverFault]) -> tuple[DriverFault, ...]:
     ranked = sorted(faults, key=lambda fault: (bool(fault.expired_wall_s), -fault.reported_wall_s))
     return tuple(sorted(ranked[:FAULTS_MAX], key=lambda fault: fault.number))

@@ -1,9 +1,8 @@
-"""Exceptions that describe a driver's failures, and the operation during which an exception was raised.
+"""Exceptions that a driver raises to classify a failure, and ``doing``, which records the failed operation.
 
-A driver raises a :class:`DriverError` to name the class of a failure itself. Any other exception is
-classified by its type and its numbers (:mod:`agent.prepare.classify`). The same errno means something else in
-each operation, so :class:`doing` marks an exception with the operation; the innermost mark counts. The mark
-is an attribute of the exception, so nothing has to be stored elsewhere.
+A driver raises a :class:`DriverError` to name the class of a failure itself. Other exceptions are classified
+by type and error number (:mod:`agent.prepare.classify`). An errno has another meaning in each
+operation, so :class:`doing` stores the operation as an attribute of the exception; the innermost one counts.
 """
 
 from collections.abc import Sequence
@@ -16,14 +15,14 @@ from agent.model.prepare import Operation, PrepareVerdict, Scope
 
 
 class DriverError(Exception):
-    """A failure that the driver describes itself.
+    """Failure of a prepare that the driver describes itself; its class is unknown.
 
     Args:
         summary: One line for operators, with the numbers that were compared. No times, addresses or counters:
             the same facts must give the same text, or Kubernetes throttles the events.
         code: Stable dotted code of the driver, e.g. ``fpga.bank_locked``; an invalid code is ignored.
-        detail: Further text, equally stable.
-        requests: Failed requests of the claim; none: all.
+        detail: Further text; like the summary, the same for the same facts.
+        requests: Failed requests of the claim; empty: all.
         retry_after_s: Earliest time at which a retry can help [s].
     """
 
@@ -47,31 +46,23 @@ class DriverError(Exception):
 
 
 class TransientError(DriverError):
-    """A failure that a retry can solve; it is retried within the same call, then by the kubelet.
-
-    Args: those of :class:`DriverError`.
-    """
+    """Failure that a retry can solve; it is retried within the same call, then by the kubelet."""
 
     default_code = "driver.transient"
 
 
 class BadConfig(DriverError):
-    """A request of the user that can never be satisfied.
-
-    Args: those of :class:`DriverError`.
-    """
+    """Error in the claim: the user's request can never be satisfied."""
 
     default_code = "config.invalid"
 
 
 class FailedDevice(DriverError):
-    """A broken device of the claim.
-
-    The report counts for this claim whatever the health engine found; the device becomes Unhealthy.
+    """Failure because a device of the claim is broken; the device becomes Unhealthy.
 
     Args:
-        device: The broken device; a name alone is looked up among the claim's devices. If the claim does not
-            have the device, the failure is of class unknown.
+        device: The broken device, or its name among the claim's devices. If the claim does not have it, the
+            failure is of class unknown.
         summary: As for :class:`DriverError`, like all further arguments.
     """
 
@@ -92,11 +83,11 @@ class FailedDevice(DriverError):
 
 
 class PermanentError(DriverError):
-    """A failure that lasts until the node or driver is fixed; neither the claim nor a device caused it.
+    """Failure that lasts until the Kubernetes node or the driver is fixed.
 
     Args:
-        summary: This and the rest are those of :class:`DriverError`.
-        scope: Reach of the failure: with ``NODE`` or ``DRIVER`` other claims fail, too.
+        summary: As for :class:`DriverError`, like ``code``, ``detail`` and ``requests``.
+        scope: Part at fault; with ``NODE`` or ``DRIVER``, other claims fail, too.
     """
 
     default_code = "driver.permanent"
@@ -115,7 +106,7 @@ class PermanentError(DriverError):
 
 
 class PrepareError(Exception):
-    """Failed prepare with its verdict; the exception's text is the error that the kubelet gets."""
+    """Classified failure of a prepare; the exception's text is the error that the kubelet gets."""
 
     def __init__(self, verdict: PrepareVerdict, text: str) -> None:
         super().__init__(text)
@@ -126,7 +117,7 @@ class PrepareError(Exception):
 _ATTRIBUTE: Final = "_drahealth_doing"
 
 
-class OperationMark(NamedTuple):
+class RecordedOperation(NamedTuple):
     """Operation during which an exception was raised, and the file or device that it concerned."""
 
     operation: Operation
@@ -135,22 +126,22 @@ class OperationMark(NamedTuple):
 
 
 class doing:
-    """Context manager that records the operation in an exception that leaves the block::
+    """Context manager that records the failed operation in an exception that leaves the block::
 
         with doing(Operation.CDI, path):
             path.write_text(spec)
 
     Args:
-        path: Object of the operation: a file, or with ``Operation.DEVICE`` the name of a device of the claim.
+        path: File, or with ``Operation.DEVICE`` name of the claim's device, that the operation concerns.
 
     Raises:
-        ValueError: The operation is unknown.
+        ValueError: ``operation`` is not an :class:`Operation`.
     """
 
     # Not a contextlib.contextmanager: that assigns to the exception, and a frozen exception refuses it.
 
     def __init__(self, operation: Operation, path: object = "") -> None:
-        self._doing = OperationMark(Operation(operation), str(path))
+        self._doing = RecordedOperation(Operation(operation), str(path))
 
     def __enter__(self) -> None:
         pass
@@ -158,12 +149,12 @@ class doing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and operation_of(error) is None:
+        if error is not None and recorded_operation(error) is None:
             with suppress(Exception):  # an exception without attributes stays unmarked
                 setattr(error, _ATTRIBUTE, self._doing)
 
 
-def operation_of(error: BaseException) -> OperationMark | None:
+def recorded_operation(error: BaseException) -> RecordedOperation | None:
     """Return the operation that :class:`doing` recorded in an exception; None: no operation was recorded."""
     mark = getattr(error, _ATTRIBUTE, None)
-    return mark if isinstance(mark, OperationMark) else None
+    return mark if isinstance(mark, RecordedOperation) else None

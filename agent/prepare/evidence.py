@@ -1,7 +1,4 @@
-"""Kinds of evidence for the class of a failed prepare: values with a short, stable text.
-
-agent.prepare.extract finds evidence, agent.prepare.codes and agent.prepare.scoring classify it.
-"""
+"""Kinds of evidence for the cause of a failed prepare; ``str()`` of each is a short, stable text."""
 
 import errno
 from collections.abc import Mapping
@@ -45,7 +42,7 @@ NVML_NAMES: Final[Mapping[int, str]] = {
     30: "RESET_TYPE_NOT_SUPPORTED",
     999: "UNKNOWN",
 }
-"""Return codes of NVML, as in native/src/gpu/nvml.h."""
+"""Name of an NVML return code without the prefix NVML_ERROR."""
 
 GRPC_NAMES: Final = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
@@ -59,18 +56,18 @@ def _during(operation: Operation | None) -> str:
     return f" during {operation}" if operation else ""
 
 
-class Errno(NamedTuple):
-    """Error number of a system call."""
+class ErrnoEvidence(NamedTuple):
+    """Evidence: error number of a failed system call."""
 
     number: int
     operation: Operation | None = None
     path: str = ""
     text: str = ""
-    """Text of the C library for the number."""
+    """Error text of the C library; empty: none."""
 
     @property
     def name(self) -> str:
-        """Name of the number, such as ``ENOSPC``; an unknown number as digits."""
+        """Name such as ``ENOSPC``; the digits of an unknown number."""
         return errno.errorcode.get(self.number, str(self.number))
 
     def __str__(self) -> str:
@@ -78,15 +75,15 @@ class Errno(NamedTuple):
 
 
 class NvmlCode(NamedTuple):
-    """Return code of NVML."""
+    """Evidence: return code of an NVML call."""
 
     code: int
     device: str = ""
-    """Device of the claim that the call was about; empty: unknown."""
+    """Name of the claim's device that the call concerned; empty: unknown."""
 
     @property
     def name(self) -> str:
-        """NVML's name of the code, without its prefix."""
+        """Name of the code, such as ``GPU_IS_LOST``."""
         return NVML_NAMES.get(self.code, "unknown code")
 
     def __str__(self) -> str:
@@ -94,14 +91,14 @@ class NvmlCode(NamedTuple):
 
 
 class GrpcStatus(NamedTuple):
-    """gRPC status of a call to another service."""
+    """Evidence: gRPC status of a call to another service."""
 
     code: int
     message: str = ""
 
     @property
     def name(self) -> str:
-        """gRPC's name of the status."""
+        """Name of the status, such as ``UNAVAILABLE``."""
         return GRPC_NAMES[self.code] if 0 <= self.code < len(GRPC_NAMES) else "unknown code"
 
     def __str__(self) -> str:
@@ -109,56 +106,56 @@ class GrpcStatus(NamedTuple):
 
 
 class HttpStatus(NamedTuple):
-    """HTTP status of a server's answer."""
+    """Evidence: HTTP status of a failed request, 400 to 599."""
 
     status: int
     reason: str = ""
-    """Reason of the API server's Status, such as ``Conflict``; else the phrase of the status line."""
+    """Reason in the API server's Status, such as ``Conflict``; else the phrase of the HTTP status line."""
     message: str = ""
-    kubernetes: bool = False
+    from_api_server: bool = False
     """True: the API server answered. False: any server may have answered."""
 
     def __str__(self) -> str:
-        return f"{'API' if self.kubernetes else 'HTTP'} {self.status} {self.reason}".rstrip()
+        return f"{'API' if self.from_api_server else 'HTTP'} {self.status} {self.reason}".rstrip()
 
 
 class DecodeFailure(NamedTuple):
-    """Input that could not be decoded, or that a type check rejected."""
+    """Evidence: input that could not be decoded, or that a type check rejected."""
 
-    by: str
-    """Name of the exception type that reported the error."""
+    exception_type: str
+    """Name of the exception's type, such as ``JSONDecodeError``."""
     text: str
     operation: Operation | None = None
-    rejected: bool = False
+    rejected_by_type_check: bool = False
     """True: the input was decoded, but a type check rejected it. False: it could not be decoded."""
 
     def __str__(self) -> str:
-        return f"{self.by}{_during(self.operation)}"
+        return f"{self.exception_type}{_during(self.operation)}"
 
 
-class WrongValue(NamedTuple):
-    """A ValueError, LookupError or TypeError of Python while parameters were read."""
+class WrongParameterValue(NamedTuple):
+    """Evidence: ValueError, LookupError or TypeError while the driver read the claim's parameters."""
 
-    by: str
+    exception_type: str
     text: str
 
     def __str__(self) -> str:
-        return f"{self.by}{_during(Operation.CONFIG)}"
+        return f"{self.exception_type}{_during(Operation.CONFIG)}"
 
 
-class NoConnection(NamedTuple):
-    """A failed connection without an errno: an unknown address, or a TLS error."""
+class ConnectionFailure(NamedTuple):
+    """Evidence: failed connection without an errno, such as an unknown host or a TLS error."""
 
-    by: str
+    exception_type: str
     text: str
     operation: Operation | None = None
 
     def __str__(self) -> str:
-        return f"{self.by}{_during(self.operation)}"
+        return f"{self.exception_type}{_during(self.operation)}"
 
 
 class UnreadableCdiFile(NamedTuple):
-    """A CDI file that cannot be parsed."""
+    """Evidence: CDI file that cannot be parsed."""
 
     path: str
     text: str
@@ -168,12 +165,12 @@ class UnreadableCdiFile(NamedTuple):
 
 
 class HealthEngineEvidence(NamedTuple):
-    """Health of a device as the health engine evaluated it."""
+    """Evidence: health of the claim's device, as the health engine evaluated it."""
 
     device: DeviceRef
     health: Health
     code: str = ""
-    """Code of the device's worst cause."""
+    """Code of the device's worst fault; empty: none."""
     text: str = ""
     advice: str = ""
 
@@ -181,30 +178,30 @@ class HealthEngineEvidence(NamedTuple):
         return f"health engine: {self.device} {self.health.name.capitalize()}{self.code and f', {self.code}'}"
 
 
-class TimedOut(NamedTuple):
-    """An operation that did not finish in time."""
+class OperationTimeout(NamedTuple):
+    """Evidence: operation that did not finish in time."""
 
-    by: str
+    exception_type: str
     operation: Operation | None = None
     text: str = ""
 
     def __str__(self) -> str:
-        return f"{self.by}{_during(self.operation)}"
+        return f"{self.exception_type}{_during(self.operation)}"
 
 
-class Interrupted(NamedTuple):
-    """A call that another task cancelled, or that a signal or process exit ended."""
+class InterruptedPrepare(NamedTuple):
+    """Evidence: prepare that was cancelled, or that a signal or the end of the process interrupted."""
 
-    by: str
+    exception_type: str
     process_exit: bool = False
-    """True: the whole process is ending. False: only the call was ended."""
+    """True: the process is ending. False: only the call was cancelled."""
 
     def __str__(self) -> str:
-        return self.by
+        return self.exception_type
 
 
-class BackendUnreachable(NamedTuple):
-    """A health backend that does not answer."""
+class HealthBackendUnreachable(NamedTuple):
+    """Evidence: drahealth agent that does not answer the driver."""
 
     text: str = ""
 
@@ -212,20 +209,20 @@ class BackendUnreachable(NamedTuple):
         return "health backend does not answer"
 
 
-class UnknownException(NamedTuple):
-    """An exception of which only the type is known."""
+class UnclassifiedException(NamedTuple):
+    """Evidence: exception of which only the type is known."""
 
-    name: str
-    bug: bool
-    """True if the type is a built-in one for programming errors, such as TypeError, and not a subclass."""
+    exception_type: str
+    is_programming_error: bool
+    """True: a built-in type for programming errors, such as TypeError. False: any other type."""
     text: str = ""
 
     def __str__(self) -> str:
-        return f"exception {self.name}"
+        return f"exception {self.exception_type}"
 
 
 class ErrorText(NamedTuple):
-    """An error text without any type or number."""
+    """Evidence: error text without an exception type or error number."""
 
     text: str
 
@@ -234,7 +231,7 @@ class ErrorText(NamedTuple):
 
 
 class DriverReportedError(NamedTuple):
-    """A failure whose class the driver named with an agent.prepare.errors.DriverError."""
+    """Evidence: class that the driver named by raising an agent.prepare.errors.DriverError."""
 
     error_class: ErrorClass
     code: str
@@ -249,8 +246,8 @@ class DriverReportedError(NamedTuple):
         return f"driver reports {self.error_class}, {self.code}"
 
 
-class ClassifiedBefore(NamedTuple):
-    """A failure that already has a verdict."""
+class ExistingVerdict(NamedTuple):
+    """Evidence: verdict of a PrepareError, which was classified before."""
 
     verdict: PrepareVerdict
 
@@ -258,8 +255,8 @@ class ClassifiedBefore(NamedTuple):
         return f"classified before as {self.verdict.error_class}, {self.verdict.code}"
 
 
-class HandledBefore(NamedTuple):
-    """An exception that was being handled when the failure was raised; it need not be the cause."""
+class EarlierException(NamedTuple):
+    """Evidence from the exception that was being handled at the failure; it need not be the cause."""
 
     evidence: "Evidence"
 
@@ -268,21 +265,21 @@ class HandledBefore(NamedTuple):
 
 
 Evidence = (
-    Errno
+    ErrnoEvidence
     | NvmlCode
     | GrpcStatus
     | HttpStatus
     | DecodeFailure
-    | WrongValue
-    | NoConnection
+    | WrongParameterValue
+    | ConnectionFailure
     | UnreadableCdiFile
     | HealthEngineEvidence
-    | TimedOut
-    | Interrupted
-    | BackendUnreachable
-    | UnknownException
+    | OperationTimeout
+    | InterruptedPrepare
+    | HealthBackendUnreachable
+    | UnclassifiedException
     | ErrorText
     | DriverReportedError
-    | ClassifiedBefore
-    | HandledBefore
+    | ExistingVerdict
+    | EarlierException
 )

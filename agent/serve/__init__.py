@@ -1,5 +1,4 @@
-"""Everything that the agent serves: the health stream, its own API, the driver link, sockets and
-notifications.
+"""gRPC servers and clients of the agent, their unix sockets, and the messages to systemd.
 
-Nothing here evaluates a device or reads hardware; reports are served as they are.
+Nothing here evaluates a device or reads hardware: reports are sent without a change.
 """

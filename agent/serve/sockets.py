@@ -1,4 +1,5 @@
-"""Unix sockets: created with the right mode, removed when stale, and never taken from a running server."""
+"""Listening unix sockets: create with mode 0660, remove with their file, and detect another server's
+socket."""
 
 import errno
 import os
@@ -9,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from agent.errors import Busy, ConfigError, PermissionDenied
-from agent.model.sockets import PATH_LIMIT
+from agent.errors import ConfigError, PermissionDenied, ResourceBusy
+from agent.model.sockets import SOCKET_PATH_LIMIT
 
-MODE: Final = 0o660
+SOCKET_MODE: Final = 0o660
 
 BACKLOG: Final = 100
 
@@ -24,29 +25,27 @@ class UnixListener:
     """Listening unix socket and its file.
 
     Attributes:
-        sock: The socket. Its server may close it; :meth:`close` removes the file.
+        path: Path of the socket's file.
+        sock: The socket. A server that serves it may close it.
     """
 
     def __init__(self, path: Path) -> None:
-        """Bind the socket and listen; clients that connect before the socket is served wait.
-
-        The directory must exist.
+        """Create the socket at a path in an existing directory, and listen. Replaces a stale socket.
 
         Raises:
-            Busy: Another process serves a socket there.
-            ConfigError: The path is taken by a file that is not a socket, or too long.
-            PermissionDenied: The file may not be created.
+            ResourceBusy: Another process serves a socket at the path.
+            ConfigError: The path is too long, or a file that is not a socket is there.
+            PermissionDenied: This process may not create the file.
         """
         self.path = path
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             _remove_stale(path)
-            # Linux takes a socket file's mode from the socket's inode, less the umask: this way it is
-            # never wider than it should be, and the second call undoes a umask that narrows it.
-            os.fchmod(self.sock.fileno(), MODE)
+            # bind() gives the file the socket's mode, less the umask. The chmod() after it undoes the umask.
+            os.fchmod(self.sock.fileno(), SOCKET_MODE)
             self.sock.bind(os.fspath(path))
             self._identity = _identity(path)
-            path.chmod(MODE)
+            path.chmod(SOCKET_MODE)
             self.sock.listen(BACKLOG)
         except PermissionError as error:
             self.sock.close()
@@ -54,17 +53,17 @@ class UnixListener:
         except OSError as error:
             self.sock.close()
             raise ConfigError(f"{path}: cannot create this socket ({error.strerror})") from error
-        except (Busy, ConfigError):
+        except (ResourceBusy, ConfigError):
             self.sock.close()
             raise
 
     def is_intact(self) -> bool:
-        """Return whether the file at the path is still this socket. Raises OSError if that cannot be
-        determined."""
+        """Return True if the file at the path is still this socket; False if another process removed or
+        replaced it. Raises OSError if the directory cannot be read."""
         return _identity(self.path) == self._identity
 
     def remove(self) -> None:
-        """Remove the file if it is still this socket. Connections continue."""
+        """Remove the file if it is still this socket. Open connections stay open."""
         if self.is_intact():
             self.path.unlink(missing_ok=True)
 
@@ -74,12 +73,14 @@ class UnixListener:
         self.remove()
 
 
-def make_directory(path: Path, *, flag: str) -> None:
-    """Create a directory for sockets (0750) and its parents, unless they exist.
+def make_socket_directory(path: Path, *, flag: str) -> None:
+    """Create a directory for sockets (mode 0750) and its parents, unless they exist.
+
+    ``flag`` is the command-line flag that an error text recommends to choose another directory.
 
     Raises:
         ConfigError: The directory cannot be created.
-        PermissionDenied: The directory may not be created; ``flag`` chooses another.
+        PermissionDenied: This process may not create the directory.
     """
     try:
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -93,23 +94,24 @@ def make_directory(path: Path, *, flag: str) -> None:
         raise ConfigError(f"{path}: cannot create this directory ({error.strerror})") from error
 
 
-def check_length(path: Path, *, base: Path, flag: str) -> None:
-    """Refuse a path that is too long for a unix socket.
+def check_path_length(path: Path, *, flag: str) -> None:
+    """Check that a socket's path is not too long for a unix socket; ``flag`` sets its directory.
 
     Raises:
-        ConfigError: The path is too long; has its length and the limit.
+        ConfigError: The path is too long.
     """
     size = len(os.fsencode(path))
-    if size > PATH_LIMIT:
-        used = len(os.fsencode(base))
-        raise ConfigError(f"socket path is {size} bytes, limit {PATH_LIMIT}; {flag} uses {used} of them")
+    if size > SOCKET_PATH_LIMIT:
+        raise ConfigError(
+            f"{path}: socket path is {size} bytes, limit {SOCKET_PATH_LIMIT}; change it with {flag}"
+        )
 
 
-def why_no_connection(path: Path | str, error: OSError) -> str:
-    """Return the reason why connecting to a socket failed, without the path."""
+def connection_failure_reason(path: Path | str, error: OSError) -> str:
+    """Return the reason of a failed connection to the socket at `path`, as text without the path."""
     size = len(os.fsencode(path))
-    if size > PATH_LIMIT:
-        return f"is {size} bytes, a socket's limit is {PATH_LIMIT}"
+    if size > SOCKET_PATH_LIMIT:
+        return f"path is {size} bytes, limit {SOCKET_PATH_LIMIT} for a unix socket"
     if isinstance(error, FileNotFoundError):
         return NO_SOCKET
     if isinstance(error, ConnectionRefusedError):
@@ -117,14 +119,13 @@ def why_no_connection(path: Path | str, error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def remove_leftovers(directory: Path, *, keep: Collection[Path]) -> None:
-    """Remove our own sockets (``*.sock``) on which no server listens, e.g. of a driver that is no longer
-    configured.
+def remove_stale_sockets(directory: Path, *, keep: Collection[Path]) -> None:
+    """Remove sockets (``*.sock``) of this user on which no server listens, except the paths in ``keep``.
 
-    Sockets of other users, and those that cannot be removed, stay: they do no harm.
+    For example the socket of a driver that is no longer configured. A socket that cannot be removed stays.
     """
     for path in directory.glob("*.sock"):
-        with suppress(OSError, Busy, ConfigError):
+        with suppress(OSError, ResourceBusy, ConfigError):
             if path not in keep and path.lstat().st_uid == os.geteuid():
                 _remove_stale(path)
 
@@ -138,7 +139,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket at a path if no server listens on it; do nothing if there is no socket."""
+    """Remove the socket at a path if no server listens on it; do nothing if there is no file.
+
+    Raises:
+        ResourceBusy: A server listens on it.
+        ConfigError: The file is not a socket.
+    """
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -150,6 +156,6 @@ def _remove_stale(path: Path) -> None:
     if code == errno.ECONNREFUSED:
         path.unlink(missing_ok=True)
     elif code in (0, errno.EAGAIN):  # accepted, or waiting in a full queue
-        raise Busy(f"{path}: another process serves this socket")
+        raise ResourceBusy(f"{path}: another process serves this socket")
     elif code != errno.ENOENT:  # gone meanwhile
         raise OSError(code, os.strerror(code))

@@ -1,1 +1,1 @@
-"""Readers of slow or third-party sources. Fast sources are in the native core."""
+"""Readers of slow sources: files, psutil, libudev, pynvml. Fast sources are read by the C core."""

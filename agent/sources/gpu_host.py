@@ -1,7 +1,7 @@
-"""Facts about GPUs that need no NVML: PCI bus, fabric manager, processes stuck in the driver.
+"""Readers of GPU facts that need no NVML: PCI bus, fabric manager, processes stuck in the GPU driver.
 
-An unreadable fact is Missing, never False. Reading processes can hang with the driver: call it from a thread
-that can be abandoned.
+An unreadable fact is Missing, never False. Reading processes can hang with the GPU driver: call it from a
+thread that can be abandoned.
 """
 
 import errno
@@ -10,75 +10,76 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.model.gpu import GpuHost, StuckProcess
-from agent.model.pci import GIVEN_AWAY
+from agent.model.gpu import GpuSystemSample, StuckProcess
+from agent.model.pci import PASSTHROUGH_DRIVER
 from agent.model.reading import Absence, Missing
-from agent.sources.processes import procfs
+from agent.sources.processes import psutil_procfs_root
 
-NVIDIA: Final = 0x10DE
-DISPLAY: Final = frozenset({0x0300, 0x0302})
-"""PCI classes of GPUs: VGA controller, 3D controller."""
-NVSWITCH: Final = 0x0680
+NVIDIA_VENDOR_ID: Final = 0x10DE
+GPU_PCI_CLASSES: Final = frozenset({0x0300, 0x0302})
+"""PCI class and subclass of GPUs: VGA controller, 3D controller."""
+NVSWITCH_PCI_CLASS: Final = 0x0680
 """PCI class "other bridge"; an NVIDIA device of this class is an NVSwitch."""
-FABRIC_MANAGER: Final = "nv-fabricmanager"[:15]  # the kernel cuts process names
+FABRIC_MANAGER_PROCESS: Final = "nv-fabricmanager"[:15]  # the kernel cuts process names
 STUCK_READS: Final = 3
-"""Consecutive reads in uninterruptible sleep from which a process is stuck, and not just waiting for a
-disk."""
+"""Number of consecutive reads in uninterruptible sleep that makes a process count as stuck."""
 
 
-class PciBus(NamedTuple):
-    """NVIDIA's devices on the PCI bus."""
+class NvidiaPciDevices(NamedTuple):
+    """GPUs and NVSwitches that sysfs lists on the PCI bus."""
 
     gpus: tuple[str, ...]
     """PCI addresses of GPUs, in NVML's order."""
     nvswitches: int
+    """Number of NVSwitches."""
 
 
 class SleepingProcess(NamedTuple):
-    """Process in uninterruptible sleep in the GPU driver. The start time distinguishes a reused pid."""
+    """Process in uninterruptible sleep in the GPU driver."""
 
     process: StuckProcess
     started_s: float
+    """Start time [s since 1970], which distinguishes a reused pid."""
 
 
-class ProcessScan(NamedTuple):
-    """Result of one scan of the process list."""
+class GpuProcessScan(NamedTuple):
+    """What one scan of the process list found about GPUs."""
 
     fabric_manager: bool
+    """Whether NVIDIA's fabric manager runs."""
     sleeping: frozenset[SleepingProcess]
 
 
-class GpuHostReader:
-    """Reader of GPU facts; counts for how many consecutive reads each process has been asleep in the GPU
-    driver."""
+class GpuSystemReader:
+    """Reader of GPU facts; counts in how many consecutive reads each process slept in the GPU driver."""
 
     def __init__(self, sysfs_root: Path, procfs_root: Path) -> None:
         self._sysfs_root = sysfs_root
         self._procfs_root = procfs_root
         self._reads_asleep: dict[SleepingProcess, int] = {}
 
-    def read(self) -> GpuHost:
-        """Read the GPU facts of the host, without the inventory.
+    def read(self) -> GpuSystemSample:
+        """Read GPUs on the bus, fabric manager, stuck processes and boot id; leave the inventory empty.
 
-        ``fabric_manager`` is False only where it is required and does not run. On a machine without
-        NVSwitches, or where only this container's processes are visible, it is Missing unless it runs.
+        ``fabric_manager`` is False only if NVSwitches require it and it does not run; Missing if it is not
+        required or other processes are not visible.
         """
-        bus = read_bus(self._sysfs_root)
-        processes = read_processes(self._procfs_root)
+        bus = read_nvidia_devices(self._sysfs_root)
+        processes = scan_gpu_processes(self._procfs_root)
         if isinstance(processes, Missing):
             self._reads_asleep = {}
         else:
             self._reads_asleep = {
                 process: self._reads_asleep.get(process, 0) + 1 for process in processes.sleeping
             }
-        return GpuHost(
+        return GpuSystemSample(
             bus_gpus=bus if isinstance(bus, Missing) else bus.gpus,
-            fabric_manager=_fabric_manager(bus, processes),
-            stuck=self._stuck(),
+            fabric_manager=_fabric_manager_state(bus, processes),
+            stuck=self._stuck_processes(),
             boot_id=read_boot_id(self._procfs_root),
         )
 
-    def _stuck(self) -> tuple[StuckProcess, ...] | Missing:
+    def _stuck_processes(self) -> tuple[StuckProcess, ...] | Missing:
         if not can_inspect_processes(self._procfs_root):
             return Missing(Absence.ABSENT, errno.EPERM)
         return tuple(
@@ -87,8 +88,7 @@ class GpuHostReader:
 
 
 def can_inspect_processes(procfs_root: Path) -> bool:
-    """Return whether this process may read the kernel stack or open files of process 1, thus of all
-    processes."""
+    """Return whether this process may read kernel stack or open files of process 1, thus of all processes."""
     init = procfs_root / "1"
     for read in (lambda: (init / "stack").read_bytes(), lambda: os.listdir(init / "fd")):
         try:
@@ -99,7 +99,9 @@ def can_inspect_processes(procfs_root: Path) -> bool:
     return False
 
 
-def _fabric_manager(bus: PciBus | Missing, processes: ProcessScan | Missing) -> bool | Missing:
+def _fabric_manager_state(
+    bus: NvidiaPciDevices | Missing, processes: GpuProcessScan | Missing
+) -> bool | Missing:
     if isinstance(processes, Missing):
         return processes
     if processes.fabric_manager:
@@ -112,29 +114,28 @@ def _fabric_manager(bus: PciBus | Missing, processes: ProcessScan | Missing) -> 
 # --- the PCI bus -------------------------------------------------------------------------------------------
 
 
-def read_bus(sysfs_root: Path) -> PciBus | Missing:
-    """Read NVIDIA's GPUs and NVSwitches, without virtual functions and devices passed to a virtual machine.
+def read_nvidia_devices(sysfs_root: Path) -> NvidiaPciDevices | Missing:
+    """List NVIDIA's GPUs and NVSwitches, without virtual functions and GPUs passed to a virtual machine.
 
-    Source: /sys/bus/pci/devices/*/{vendor,class,driver,physfn}.
+    Source: /sys/bus/pci/devices/*/{vendor,class,driver,physfn}. Missing: the PCI bus cannot be read.
     """
     devices = sysfs_root / "bus/pci/devices"
     gpus, nvswitches = [], 0
     try:
         for address in os.listdir(devices):
-            kind = _class_of_nvidia(devices / address)
-            if kind in DISPLAY and not _is_passed_through(devices / address):
+            kind = _nvidia_pci_class(devices / address)
+            if kind in GPU_PCI_CLASSES and not _is_passed_through(devices / address):
                 gpus.append(address)
-            nvswitches += kind == NVSWITCH
+            nvswitches += kind == NVSWITCH_PCI_CLASS
     except OSError as error:
-        return missing_for(error)
-    return PciBus(tuple(sorted(gpus, key=bus_sort_key)), nvswitches)
+        return missing_from_error(error)
+    return NvidiaPciDevices(tuple(sorted(gpus, key=pci_address_sort_key)), nvswitches)
 
 
-def _class_of_nvidia(device: Path) -> int:
-    """Return PCI class and subclass of an NVIDIA device; 0 for another vendor's device, or one just
-    removed."""
+def _nvidia_pci_class(device: Path) -> int:
+    """Return PCI class and subclass of an NVIDIA device; 0: another vendor's device, or just removed."""
     try:
-        if int((device / "vendor").read_text(), 16) != NVIDIA:
+        if int((device / "vendor").read_text(), 16) != NVIDIA_VENDOR_ID:
             return 0
         return int((device / "class").read_text(), 16) >> 8
     except (FileNotFoundError, ValueError):
@@ -149,13 +150,13 @@ def _is_passed_through(device: Path) -> bool:
     if (device / "physfn").is_symlink():
         return True
     try:
-        return os.path.basename(os.readlink(device / "driver")) == GIVEN_AWAY
+        return os.path.basename(os.readlink(device / "driver")) == PASSTHROUGH_DRIVER
     except FileNotFoundError:  # no driver is bound
         return False
 
 
-def bus_sort_key(address: str) -> tuple[int, str]:
-    """Return the sort key of a PCI address: domains can have more than four digits."""
+def pci_address_sort_key(address: str) -> tuple[int, str]:
+    """Return the key that sorts PCI addresses by the number of their domain, which can exceed four digits."""
     domain, _, rest = address.partition(":")
     return int(domain, 16), rest
 
@@ -163,20 +164,22 @@ def bus_sort_key(address: str) -> tuple[int, str]:
 # --- the processes -----------------------------------------------------------------------------------------
 
 
-def read_processes(procfs_root: Path) -> ProcessScan | Missing:
-    """Scan for the fabric manager and for processes asleep in the GPU driver; Missing in a container's own
-    pid namespace."""
+def scan_gpu_processes(procfs_root: Path) -> GpuProcessScan | Missing:
+    """Find the fabric manager and processes asleep in the GPU driver.
+
+    Missing: procfs is unreadable, or shows only the processes of a container's own pid namespace.
+    """
     try:
         # kthreadd has pid 2 only where all processes are visible; elsewhere absence means nothing
         if (procfs_root / "2/comm").read_text() != "kthreadd\n":
             return Missing(Absence.ABSENT)
-        with procfs(procfs_root):
+        with psutil_procfs_root(procfs_root):
             return _scan_processes(procfs_root)
     except OSError as error:
-        return missing_for(error)
+        return missing_from_error(error)
 
 
-def _scan_processes(procfs_root: Path) -> ProcessScan:
+def _scan_processes(procfs_root: Path) -> GpuProcessScan:
     import psutil  # late import: see agent.sources.processes
 
     fabric_manager, sleeping = False, set()
@@ -186,33 +189,33 @@ def _scan_processes(procfs_root: Path) -> ProcessScan:
                 if process.status() == psutil.STATUS_DISK_SLEEP:
                     # not name(): it reads the command line, which blocks for a stuck process
                     name = (procfs_root / str(process.pid) / "comm").read_text().rstrip("\n")
-                    if is_in_driver(procfs_root / str(process.pid)):
+                    if is_in_gpu_driver(procfs_root / str(process.pid)):
                         sleeping.add(SleepingProcess(StuckProcess(process.pid, name), process.create_time()))
                 else:
                     name = process.name()
-                fabric_manager |= name.startswith(FABRIC_MANAGER)
+                fabric_manager |= name.startswith(FABRIC_MANAGER_PROCESS)
         except (psutil.Error, FileNotFoundError, ProcessLookupError):  # ended meanwhile
             continue
-    return ProcessScan(fabric_manager, frozenset(sleeping))
+    return GpuProcessScan(fabric_manager, frozenset(sleeping))
 
 
-def is_in_driver(process: Path) -> bool:
-    """Return whether a sleeping process sleeps in NVIDIA's driver.
+def is_in_gpu_driver(process: Path) -> bool:
+    """Return whether a sleeping process sleeps in NVIDIA's kernel module. ``process``: its procfs directory.
 
-    The kernel stack names the module, but only root can read it. Without it, an open device file of the
-    driver counts. Without permission for either, the result is False.
+    The kernel stack names the module, but only root can read it. Without it, an open ``/dev/nvidia*`` file
+    counts. Without permission for either, the result is False.
     """
     try:
         return "[nvidia" in (process / "stack").read_text()
     except OSError:
         pass
     try:
-        return any(target.startswith("/dev/nvidia") for target in _open_files(process))
+        return any(target.startswith("/dev/nvidia") for target in _open_file_targets(process))
     except OSError:
         return False
 
 
-def _open_files(process: Path) -> Iterator[str]:
+def _open_file_targets(process: Path) -> Iterator[str]:
     for descriptor in os.listdir(process / "fd"):
         try:
             yield os.readlink(process / "fd" / descriptor)
@@ -228,7 +231,7 @@ def read_boot_id(procfs_root: Path) -> str:
         return ""
 
 
-def missing_for(error: OSError) -> Missing:
-    """Convert an OSError to Missing."""
+def missing_from_error(error: OSError) -> Missing:
+    """Return Missing with the errno: ABSENT for a file that does not exist, else UNREADABLE."""
     absence = Absence.ABSENT if isinstance(error, FileNotFoundError) else Absence.UNREADABLE
     return Missing(absence, error.errno or 0)

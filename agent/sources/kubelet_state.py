@@ -1,16 +1,13 @@
-"""Readers of state files in the kubelet's directory: prepared claims, health of devices, exclusive CPUs.
+"""Readers of the kubelet's state files: prepared claims, health of devices, exclusive CPUs of containers.
 
-The formats are internal to the kubelet and grow; unknown keys are ignored.
+The file formats are internal to the kubelet and grow; unknown keys are ignored.
 
 - Claims: the version is ignored, as by the kubelet. The kubelet writes a claim before it calls the drivers,
-so
-  the claim may have no devices yet. The file is replaced by rename, so an incomplete one comes from a disk
+  so the claim may have no devices yet. The file is replaced by rename, so an incomplete one comes from a disk
   error or a copy. Source: kubelet ``cm/dra/state/checkpoint.go`` and ``state.go`` as of 1.36 and 1.37.
-- Health: the kubelet writes only when a health or message changes, so an old file may hold current health,
-see
-  :meth:`~agent.model.claim_sources.Belief.has_lapsed`. Up to 1.36 a device that its driver leaves out stays,
-  as Unknown once its lease is over; from 1.37 on its entry is removed. Source: kubelet
-  ``cm/dra/healthinfo.go`` and ``state/state.go`` as of 1.36 and 1.37.
+- Health: the kubelet writes only when a health or message changes, so an old file may hold current health.
+  Up to 1.36 a device that its driver leaves out stays, as Unknown after its lease; from 1.37 on it is
+  removed. Source: kubelet ``cm/dra/healthinfo.go`` and ``state/state.go`` as of 1.36 and 1.37.
 - Exclusive CPUs of the CPU manager: without CPUs allocated by DRA drivers, and without those of whole pods
   (gate PodLevelResourceManagers). The checksum covers a Go value's text and is not verified: an incomplete
   file is not JSON. Source: kubelet ``cm/cpumanager/state/checkpoint.go`` as of 1.26 to 1.37; all have
@@ -19,7 +16,7 @@ see
 
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +27,7 @@ from agent.config.config import CHECKPOINT
 from agent.errors import ProbeError
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import (
-    DeviceUse,
+    AllocatedDevice,
     KubeletHealthRecord,
     Origin,
     PreparedClaim,
@@ -45,7 +42,7 @@ from agent.system.files import ReadError, read_bounded
 
 CLAIMS_FILE: Final = CHECKPOINT
 """Name of the file in the kubelet's directory; owned by root, mode 0600."""
-KIND: Final = "DRACheckpoint"
+CLAIMS_CHECKPOINT_KIND: Final = "DRACheckpoint"
 CLAIMS_MAX_BYTES: Final = 64 << 20
 ATTEMPTS: Final = 3
 RETRY_PAUSE_S: Final = 0.05
@@ -53,8 +50,8 @@ RETRY_PAUSE_S: Final = 0.05
 _SKIPS: Final = frozenset({"*", "NodePrepareResources"})
 
 
-class TornCheckpoint(ValueError):
-    """Checkpoint that is incomplete; reading the file again may succeed."""
+class IncompleteCheckpoint(ValueError):
+    """Claims checkpoint that is incomplete; reading the file again may succeed."""
 
 
 class _CheckpointDevice(msgspec.Struct):
@@ -89,40 +86,40 @@ class _Checkpoint(msgspec.Struct):
     Checksum: int
 
 
-def read_checkpoint(
+def read_claims_checkpoint(
     path: Path, now: Instant, pause: Callable[[float], None] = time.sleep
 ) -> SourceAnswer[PreparedClaim]:
-    """Read the checkpoint of prepared claims. Blocks on the disk.
+    """Read the claims that the kubelet has checkpointed as prepared. Blocks on the disk.
 
     Args:
         path: :data:`CLAIMS_FILE` in the kubelet's directory.
         now: Current time.
-        pause: Called with seconds between attempts; blocks.
+        pause: Waits the given seconds before an incomplete file is read again.
 
     Returns:
-        The claims, or ABSENT if the kubelet has never run with claims.
+        The claims; ABSENT if the kubelet has never run with claims, UNREADABLE with the reason.
     """
     reason = ""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             file = read_bounded(path, CLAIMS_MAX_BYTES)
-            claims = parse_checkpoint(file.data)
+            claims = parse_claims_checkpoint(file.data)
         except ReadError as error:
             return SourceAnswer(Provenance(Origin.CHECKPOINT, now), (), error.absence, str(error))
-        except TornCheckpoint as error:
-            reason = f"{path}: {error}, {ATTEMPTS} times"
+        except IncompleteCheckpoint as error:
+            reason = f"claims checkpoint {path}: {error}, in {ATTEMPTS} attempts"
             if attempt < ATTEMPTS:
                 pause(RETRY_PAUSE_S)
         except ValueError as error:
-            reason = f"{path}: {error}"
+            reason = f"claims checkpoint {path}: {error}"
             break
         else:
             return SourceAnswer(Provenance(Origin.CHECKPOINT, now, file.written_s), claims)
     return SourceAnswer(Provenance(Origin.CHECKPOINT, now), (), Absence.UNREADABLE, reason)
 
 
-def parse_checkpoint(data: bytes) -> tuple[PreparedClaim, ...]:
-    """Parse the claims of a checkpoint, each once, in its order.
+def parse_claims_checkpoint(data: bytes) -> tuple[PreparedClaim, ...]:
+    """Parse the claims in a claims checkpoint; entries of the same claim are merged.
 
     Raises:
         TornCheckpoint: The file is incomplete, or its checksum is wrong; the text has both checksums.
@@ -131,36 +128,38 @@ def parse_checkpoint(data: bytes) -> tuple[PreparedClaim, ...]:
     try:
         envelope = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TornCheckpoint(f"is not JSON: {error}") from None
+        raise IncompleteCheckpoint(f"is not JSON: {error}") from None
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("JSON is nested too deeply to be parsed") from None
     try:
         checkpoint = msgspec.convert(envelope, _Checkpoint)
     except msgspec.ValidationError as error:
-        raise ValueError(f"is not a checkpoint as kubelets have written since 1.32: {error}") from None
+        raise ValueError(f"is not in the format of kubelets since 1.32: {error}") from None
     found = zlib.crc32(checkpoint.Data.encode("utf-8", "surrogatepass"))
     if found != checkpoint.Checksum:
-        raise TornCheckpoint(f"checksum is {found}, expected {checkpoint.Checksum}")
+        raise IncompleteCheckpoint(f"checksum is {found}, expected {checkpoint.Checksum}")
     try:
         content = msgspec.json.decode(checkpoint.Data, type=_ClaimList)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"Data: {error}") from None
-    if content.kind != KIND:
-        raise ValueError(f"is a {content.kind[:64]!r}, no {KIND}")
+        raise ValueError(f"key Data cannot be parsed: {error}") from None
+    if content.kind != CLAIMS_CHECKPOINT_KIND:
+        raise ValueError(f"key kind is {content.kind[:64]!r}, expected {CLAIMS_CHECKPOINT_KIND!r}")
     claims: dict[ClaimRef, PreparedClaim] = {}
     for info in content.ClaimInfoStateList or ():
-        claim = _claim(info)
+        claim = _prepared_claim(info)
         before = claims.get(claim.ref)
-        claims[claim.ref] = _merged(before, claim) if before else claim
+        claims[claim.ref] = _merge_claims(before, claim) if before else claim
     return tuple(claims.values())
 
 
-def _claim(info: _ClaimInfo) -> PreparedClaim:
+def _prepared_claim(info: _ClaimInfo) -> PreparedClaim:
     states = info.DriverState or {}
     skipped = {driver for driver, state in states.items() if _SKIPS & set(state.skipNodeOperations or ())}
     found = [(driver, device) for driver, state in states.items() for device in state.Devices or ()]
-    devices = [_use(driver, device) for driver, device in found]
-    cdi = [(id_, _ref(driver, device)) for driver, device in found for id_ in device.CDIDeviceIDs or ()]
+    devices = [_device_use(driver, device) for driver, device in found]
+    cdi = [
+        (id_, _device_ref(driver, device)) for driver, device in found for id_ in device.CDIDeviceIDs or ()
+    ]
     waiting = [driver for driver, state in states.items() if not state.Devices and driver not in skipped]
     return PreparedClaim(
         ref=ClaimRef(info.Namespace, info.ClaimName, info.ClaimUID),
@@ -168,22 +167,22 @@ def _claim(info: _ClaimInfo) -> PreparedClaim:
         pods=tuple(sorted(info.PodUIDs or ())),
         waiting=tuple(sorted(waiting)),
         skipped=tuple(sorted(skipped)),
-        cdi=tuple(dict.fromkeys(cdi)),
+        cdi_ids=tuple(dict.fromkeys(cdi)),
     )
 
 
-def _use(driver: str, device: _CheckpointDevice) -> DeviceUse:
+def _device_use(driver: str, device: _CheckpointDevice) -> AllocatedDevice:
     # the part after the slash names an alternative; the kubelet uses the request before it
     requests = dict.fromkeys(name.partition("/")[0] for name in device.RequestNames or ())
-    return DeviceUse(_ref(driver, device), tuple(requests), device.ShareID or "")
+    return AllocatedDevice(_device_ref(driver, device), tuple(requests), device.ShareID or "")
 
 
-def _ref(driver: str, device: _CheckpointDevice) -> DeviceRef:
+def _device_ref(driver: str, device: _CheckpointDevice) -> DeviceRef:
     return DeviceRef(driver, device.PoolName, device.DeviceName)
 
 
-def _merged(claim: PreparedClaim, other: PreparedClaim) -> PreparedClaim:
-    """Merge two entries of one claim. The kubelet never writes two, but none may be lost."""
+def _merge_claims(claim: PreparedClaim, other: PreparedClaim) -> PreparedClaim:
+    """Merge two entries of one claim, so that no device is lost. The kubelet normally writes one entry."""
     waiting = set(claim.waiting) & set(other.waiting)
     return PreparedClaim(
         ref=claim.ref,
@@ -191,7 +190,7 @@ def _merged(claim: PreparedClaim, other: PreparedClaim) -> PreparedClaim:
         pods=tuple(sorted({*claim.pods, *other.pods})),
         waiting=tuple(sorted(waiting)),
         skipped=tuple(sorted({*claim.skipped, *other.skipped})),
-        cdi=tuple(dict.fromkeys((*claim.cdi, *other.cdi))),
+        cdi_ids=tuple(dict.fromkeys((*claim.cdi_ids, *other.cdi_ids))),
     )
 
 
@@ -199,7 +198,7 @@ HEALTH_FILE: Final = "dra_health_state"
 """Name of the file in the kubelet's directory; owned by root, mode 0600."""
 HEALTH_MAX_BYTES: Final = 64 << 20
 DEFAULT_LEASE_S: Final = 30.0
-"""Lease of an entry without one [s]."""
+"""Time for which the health of a device is valid if the entry has no ``HealthCheckTimeout`` [s]."""
 _HEALTH: Final = {"Healthy": Health.HEALTHY, "Unhealthy": Health.UNHEALTHY}
 
 
@@ -217,7 +216,7 @@ class _DriverHealth(msgspec.Struct):
 
 
 def read_health_state(path: Path, now: Instant) -> SourceAnswer[KubeletHealthRecord]:
-    """Read the health of devices that the kubelet has stored. Blocks on the disk.
+    """Read the health that the kubelet has stored for each DRA device. Blocks on the disk.
 
     Args:
         path: :data:`HEALTH_FILE` in the kubelet's directory.
@@ -232,39 +231,45 @@ def read_health_state(path: Path, now: Instant) -> SourceAnswer[KubeletHealthRec
     except ReadError as error:
         return SourceAnswer(Provenance(Origin.HEALTH_STATE, now), (), error.absence, str(error))
     except ValueError as error:
-        return SourceAnswer(Provenance(Origin.HEALTH_STATE, now), (), Absence.UNREADABLE, f"{path}: {error}")
+        return SourceAnswer(
+            Provenance(Origin.HEALTH_STATE, now),
+            (),
+            Absence.UNREADABLE,
+            f"device health file {path}: {error}",
+        )
     return SourceAnswer(Provenance(Origin.HEALTH_STATE, now, file.written_s), beliefs, invalid=problems)
 
 
 def parse_health_state(data: bytes) -> tuple[tuple[KubeletHealthRecord, ...], tuple[str, ...]]:
-    """Parse the health of devices, and the problems of invalid entries.
+    """Return the stored health of each device, and one problem text for each invalid entry.
 
     Raises:
-        ValueError: The file is not in the kubelet's format; the text names the place.
+        ValueError: The data is not in the kubelet's format.
     """
     try:
         drivers = msgspec.json.decode(data, type=dict[str, _DriverHealth] | None)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"cannot be parsed: {error}") from None
+        raise ValueError(f"is not in the kubelet's format: {error}") from None
     beliefs: list[KubeletHealthRecord] = []
     problems: list[str] = []
-    for driver, key, device in _entries(drivers or {}):
+    entries = [
+        (driver, key, device)
+        for driver, state in (drivers or {}).items()
+        for key, device in (state.Devices or {}).items()
+    ]
+    for driver, key, device in entries:
         try:
             updated_s = datetime.fromisoformat(device.LastUpdated).timestamp()
         except ValueError:
-            problems.append(f"{driver} {key[:200]!r}: LastUpdated {device.LastUpdated[:64]!r} is not a time")
+            problems.append(
+                f"device {key[:200]!r} of {driver}: LastUpdated {device.LastUpdated[:64]!r} is not a time"
+            )
             continue
         lease_s = device.HealthCheckTimeout / NS if device.HealthCheckTimeout else DEFAULT_LEASE_S
         ref = DeviceRef(driver, device.PoolName, device.DeviceName)
         health = _HEALTH.get(device.Health, Health.UNKNOWN)
         beliefs.append(KubeletHealthRecord(ref, health, device.Message, updated_s, lease_s))
     return tuple(beliefs), tuple(problems)
-
-
-def _entries(drivers: dict[str, _DriverHealth]) -> Iterator[tuple[str, str, _HealthEntry]]:
-    for driver, state in drivers.items():
-        for key, device in (state.Devices or {}).items():
-            yield driver, key, device
 
 
 CPU_MANAGER_FILE: Final = "cpu_manager_state"
@@ -277,9 +282,10 @@ class _CpuManagerCheckpoint(msgspec.Struct):
     entries: dict[str, dict[str, str]] | None = None
 
 
-def read_exclusive(path: Path) -> Mapping[str, Mapping[str, CpuSet]]:
-    """Read the exclusive CPUs of containers, by the kubelet's pod UID and the container's
-    name.
+def read_exclusive_cpus(path: Path) -> Mapping[str, Mapping[str, CpuSet]]:
+    """Read the CPUs that the kubelet's CPU manager gave to single containers, by pod UID and container name.
+
+    The UID of a static pod is that of its configuration.
 
     Args:
         path: :data:`CPU_MANAGER_FILE` in the kubelet's directory.
@@ -292,23 +298,23 @@ def read_exclusive(path: Path) -> Mapping[str, Mapping[str, CpuSet]]:
     except ReadError as error:
         raise ProbeError(str(error)) from None
     try:
-        return parse_exclusive(data)
+        return parse_exclusive_cpus(data)
     except ValueError as error:
-        raise ProbeError(f"{path}: {error}") from None
+        raise ProbeError(f"CPU manager state {path}: {error}") from None
 
 
-def parse_exclusive(data: bytes) -> Mapping[str, Mapping[str, CpuSet]]:
-    """Parse the exclusive CPUs of containers.
+def parse_exclusive_cpus(data: bytes) -> Mapping[str, Mapping[str, CpuSet]]:
+    """Parse the CPUs of containers that have exclusive CPUs, by pod UID and container name.
 
     Raises:
-        ValueError: The data is not a checkpoint of the CPU manager.
+        ValueError: The data is not a state file of the CPU manager.
     """
     try:
         checkpoint = msgspec.json.decode(data, type=_CpuManagerCheckpoint)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"is not a checkpoint of the CPU manager: {error}") from None
+        raise ValueError(f"is not a state file of the CPU manager: {error}") from None
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("JSON is nested too deeply to be parsed") from None
     return {
         uid: {name: cpus for name, text in containers.items() if (cpus := parse_cpus(text))}
         for uid, containers in (checkpoint.entries or {}).items()

@@ -1,4 +1,6 @@
-"""NVML sessions through pynvml, and the inventory of GPUs. Cold path: the native core watches GPUs.
+"""NVML sessions through pynvml, and the inventory of GPUs read in them.
+
+Only rarely read values come from here; the C core polls the others.
 
 One session is open at a time, with the configured library, which is unloaded afterwards. Any call may hang in
 the driver, so callers use a thread that they can abandon. pynvml is imported by the first session: it takes
@@ -20,17 +22,18 @@ _SESSION_LOCK: Final = threading.Lock()  # pynvml keeps its library in a global
 
 
 class NvmlFailure(NamedTuple):
-    """Error that NVML returned instead of a value."""
+    """Error that an NVML call returned instead of a value."""
 
     code: int
-    """Return code of NVML, or 13 if the library or pynvml lacks the function."""
+    """Return code of NVML; 13: the library or pynvml lacks the function."""
     name: str
+    """Name of the code, ``driver not loaded``."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.code})"
 
 
-class Nvml:
+class NvmlSession:
     """Open NVML session; a failed call returns an NvmlFailure and does not raise."""
 
     def __init__(self, binding: Any) -> None:
@@ -42,56 +45,56 @@ class Nvml:
             if name.startswith("NVML_ERROR_")
         }
 
-    def error_of(self, code: int) -> NvmlFailure:
+    def failure_for(self, code: int) -> NvmlFailure:
         """Return the failure for an NVML return code, with the code's name."""
         return NvmlFailure(code, self._names.get(code, "unknown code"))
 
-    def call(self, function: str, *args: object) -> Any:
-        """Call a function of pynvml. Returns its result, or an :class:`NvmlFailure`."""
-        pynvml_function = getattr(self.binding, function, None)
+    def call(self, function_name: str, *args: object) -> Any:
+        """Call the pynvml function of that name. Returns its result, or an :class:`NvmlFailure`."""
+        pynvml_function = getattr(self.binding, function_name, None)
         if pynvml_function is None:
-            return self.error_of(NvmlStatus.FUNCTION_NOT_FOUND)
+            return self.failure_for(NvmlStatus.FUNCTION_NOT_FOUND)
         try:
             return pynvml_function(*args)
         except self.binding.NVMLError as error:
-            return self.error_of(error.value)
+            return self.failure_for(error.value)
         except UnicodeDecodeError:  # the driver returned an invalid text
-            return self.error_of(NvmlStatus.UNKNOWN)
+            return self.failure_for(NvmlStatus.UNKNOWN)
 
-    def handles(self) -> list[Any]:
-        """Return a handle or a failure for each GPU that NVML counts, in NVML's order.
+    def list_gpu_handles(self) -> list[Any]:
+        """Return a GPU handle, or a failure, for each GPU that NVML counts, in NVML's order.
 
         Raises:
             ProbeError: NVML cannot count the GPUs.
         """
         count = self.call("nvmlDeviceGetCount")
         if isinstance(count, NvmlFailure):
-            raise ProbeError(f"nvmlDeviceGetCount: {count}")
+            raise ProbeError(f"NVML: GPUs cannot be counted: nvmlDeviceGetCount: {count}")
         return [self.call("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
 
-    def bus_of(self, handle: Any) -> str:
-        """Return the PCI address as sysfs writes it, ``0000:3b:00.0``; empty if NVML fails."""
+    def read_pci_address(self, handle: Any) -> str:
+        """Return a GPU's PCI address as sysfs writes it, ``0000:3b:00.0``; empty if NVML fails."""
         pci = self.call("nvmlDeviceGetPciInfo", handle)
-        return "" if isinstance(pci, NvmlFailure) else normal_bus(_decoded(pci.busId))
+        return "" if isinstance(pci, NvmlFailure) else normalize_pci_address(_decode_text(pci.busId))
 
 
 @contextmanager
-def session(library: str) -> Iterator[Nvml]:
-    """Open an NVML session: initialise NVML, and shut it down afterwards.
+def open_nvml_session(library: str) -> Iterator[NvmlSession]:
+    """Load and initialise NVML while the context is open; shut it down and unload it at the end.
 
     Args:
-        library: A name for the dynamic linker, or a path.
+        library: ``libnvidia-ml.so.1``, or a path.
 
     Raises:
         ProbeError: The library cannot be loaded or initialised, with NVML's code; or another session is open.
     """
     if not _SESSION_LOCK.acquire(blocking=False):
-        raise ProbeError(f"{library}: an earlier call of NVML has not returned")
+        raise ProbeError(f"NVML library {library}: not opened: an earlier call of NVML has not returned")
     try:
-        with _loaded(library) as nvml:
+        with _loaded_library(library) as nvml:
             failure = nvml.call("nvmlInit")
             if isinstance(failure, NvmlFailure):
-                raise ProbeError(f"{library}: nvmlInit: {failure}")
+                raise ProbeError(f"NVML library {library}: nvmlInit failed: {failure}")
             try:
                 yield nvml
             finally:
@@ -101,13 +104,16 @@ def session(library: str) -> Iterator[Nvml]:
 
 
 @contextmanager
-def _loaded(library: str) -> Iterator[Nvml]:
+def _loaded_library(library: str) -> Iterator[NvmlSession]:
     import pynvml
 
-    loaded = _load(pynvml, library)
+    try:
+        loaded = pynvml.CDLL(library)
+    except OSError as error:
+        raise ProbeError(f"NVML library cannot be loaded: {error}") from None
     pynvml.nvmlLib = loaded  # while this is unset, pynvml loads its own choice of library
     try:
-        yield Nvml(pynvml)
+        yield NvmlSession(pynvml)
     finally:
         # A library that stays loaded is the old driver's after an upgrade: the native core would get it again
         # and fail with a version mismatch until the agent is restarted.
@@ -116,15 +122,8 @@ def _loaded(library: str) -> Iterator[Nvml]:
         _ctypes.dlclose(loaded._handle)
 
 
-def _load(binding: Any, library: str) -> Any:
-    try:
-        return binding.CDLL(library)
-    except OSError as error:
-        raise ProbeError(str(error)) from None
-
-
-def normal_bus(bus: str) -> str:
-    """Convert NVML's PCI address, with eight digits of domain and capitals, to the kernel's form."""
+def normalize_pci_address(bus: str) -> str:
+    """Convert NVML's ``00000000:3B:00.0`` to sysfs' ``0000:3b:00.0``; empty for an invalid address."""
     domain, _, rest = bus.lower().partition(":")
     try:
         return f"{int(domain, 16):04x}:{rest}"
@@ -132,16 +131,17 @@ def normal_bus(bus: str) -> str:
         return ""
 
 
-def _decoded(text: bytes | str) -> str:
+def _decode_text(text: bytes | str) -> str:
     return text.decode("ascii", "replace") if isinstance(text, bytes) else text
 
 
 _PROFILE: Final = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb\S*)")
 
 
-def read_inventory(library: str, sysfs_root: Path) -> tuple[GpuAttributes, ...]:
-    """Read the attributes of the GPUs that NVML counts, in NVML's order. A field that a GPU does not support
-    is empty.
+def read_gpu_inventory(library: str, sysfs_root: Path) -> tuple[GpuAttributes, ...]:
+    """Read UUID, serial number, versions and MIG profiles of the GPUs that NVML counts, in NVML's order.
+
+    An attribute that a GPU does not support is empty.
 
     May hang in the driver: call it from a thread that can be abandoned.
 
@@ -150,40 +150,39 @@ def read_inventory(library: str, sysfs_root: Path) -> tuple[GpuAttributes, ...]:
         sysfs_root: Mount point of sysfs.
 
     Raises:
-        ProbeError: NVML cannot be loaded, initialised or count GPUs, with its code; or another session is
-            open.
+        ProbeError: NVML cannot be loaded, initialised or count GPUs, or another session is open.
 
     Source:
         nvmlDeviceGet{UUID,Serial,Name,VbiosVersion,Architecture,PciInfo}, nvmlSystemGetDriverVersion; sysfs
         ``numa_node``, because nvmlDeviceGetNumaNodeId returns the NUMA node of the GPU's own memory.
     """
-    with session(library) as nvml:
-        driver = _text(nvml.call("nvmlSystemGetDriverVersion"))
-        return tuple(_read_gpu(nvml, handle, driver, sysfs_root) for handle in nvml.handles())
+    with open_nvml_session(library) as nvml:
+        driver = _text_or_empty(nvml.call("nvmlSystemGetDriverVersion"))
+        return tuple(_read_gpu(nvml, handle, driver, sysfs_root) for handle in nvml.list_gpu_handles())
 
 
-def _read_gpu(nvml: Nvml, handle: Any, driver: str, sysfs_root: Path) -> GpuAttributes:
+def _read_gpu(nvml: NvmlSession, handle: Any, driver: str, sysfs_root: Path) -> GpuAttributes:
     if isinstance(handle, NvmlFailure):
         return GpuAttributes(uuid="", bus="", driver=driver)
-    bus = nvml.bus_of(handle)
+    bus = nvml.read_pci_address(handle)
     return GpuAttributes(
-        uuid=_text(nvml.call("nvmlDeviceGetUUID", handle)),
+        uuid=_text_or_empty(nvml.call("nvmlDeviceGetUUID", handle)),
         bus=bus,
-        serial=_text(nvml.call("nvmlDeviceGetSerial", handle)),
-        product=_text(nvml.call("nvmlDeviceGetName", handle)),
+        serial=_text_or_empty(nvml.call("nvmlDeviceGetSerial", handle)),
+        product=_text_or_empty(nvml.call("nvmlDeviceGetName", handle)),
         driver=driver,
-        vbios=_text(nvml.call("nvmlDeviceGetVbiosVersion", handle)),
-        architecture=_architecture(nvml, handle),
+        vbios=_text_or_empty(nvml.call("nvmlDeviceGetVbiosVersion", handle)),
+        architecture=_architecture_name(nvml, handle),
         numa_node=_read_numa_node(sysfs_root, bus),
         profiles=_read_profiles(nvml, handle),
     )
 
 
-def _text(answer: Any) -> str:
+def _text_or_empty(answer: Any) -> str:
     return answer if isinstance(answer, str) else ""
 
 
-def _architecture(nvml: Nvml, handle: Any) -> str:
+def _architecture_name(nvml: NvmlSession, handle: Any) -> str:
     """Return the GPU's architecture, such as ``Hopper``; empty if pynvml has no name for it."""
     number = nvml.call("nvmlDeviceGetArchitecture", handle)
     prefix = "NVML_DEVICE_ARCH_"
@@ -193,8 +192,7 @@ def _architecture(nvml: Nvml, handle: Any) -> str:
 
 
 def _read_numa_node(sysfs_root: Path, bus: str) -> int | None:
-    """Read the NUMA node of a PCI device; None without NUMA, or if the firmware does not report the node
-    (-1)."""
+    """Read the NUMA node of a PCI device; None: no NUMA, or the firmware reports none (-1)."""
     if not bus:
         return None
     try:
@@ -204,23 +202,22 @@ def _read_numa_node(sysfs_root: Path, bus: str) -> int | None:
     return node if node >= 0 else None
 
 
-def _read_profiles(nvml: Nvml, handle: Any) -> tuple[tuple[str, str], ...]:
-    """Read UUID and profile of each MIG instance."""
+def _read_profiles(nvml: NvmlSession, handle: Any) -> tuple[tuple[str, str], ...]:
+    """Read UUID and profile of each MIG instance of a GPU."""
     most = nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle)
     instances = (
         nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
         for index in range(0 if isinstance(most, NvmlFailure) else most)
     )
     return tuple(
-        (uuid, parse_profile(_text(nvml.call("nvmlDeviceGetName", instance))))
+        (uuid, parse_mig_profile(_text_or_empty(nvml.call("nvmlDeviceGetName", instance))))
         for instance in instances
         if not isinstance(instance, NvmlFailure)
-        if (uuid := _text(nvml.call("nvmlDeviceGetUUID", instance)))
+        if (uuid := _text_or_empty(nvml.call("nvmlDeviceGetUUID", instance)))
     )
 
 
-def parse_profile(name: str) -> str:
-    """Return the profile in a MIG instance's name: ``1g.10gb`` of ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``; else
-    empty."""
+def parse_mig_profile(name: str) -> str:
+    """Return ``1g.10gb`` of the name ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``; empty: no profile."""
     found = _PROFILE.search(name)
     return found[1] if found else ""

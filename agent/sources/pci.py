@@ -1,8 +1,8 @@
 """Reader of PCI functions from sysfs: NVIDIA's GPUs, and PCI functions that drivers declare.
 
-libudev lists them with the model name of the hardware database. Without libudev, or with another sysfs root,
-the bus is listed from sysfs. Call this from a thread that can be abandoned: reading a link's width wakes the
-device and may hang. agent.sources.gpu_host counts the GPUs that NVML should see.
+libudev lists them with their model names; without libudev, or with another sysfs root, sysfs does. Call this
+from a thread that can be abandoned: reading a link's width wakes the device and may hang.
+agent.sources.gpu_host counts the GPUs that NVML should see.
 """
 
 import errno
@@ -15,17 +15,17 @@ from typing import Any, Final
 
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing, Reading
-from agent.sources.gpu_host import DISPLAY, NVIDIA, bus_sort_key, missing_for
+from agent.sources.gpu_host import GPU_PCI_CLASSES, NVIDIA_VENDOR_ID, missing_from_error, pci_address_sort_key
 
-SYSFS: Final = Path("/sys")
-"""Root that libudev reads."""
-WIDTHS: Final = frozenset({1, 2, 4, 8, 12, 16, 32})
-"""Valid link widths. A removed device reports 63, a device with an unknown width reports 255."""
+UDEV_SYSFS_ROOT: Final = Path("/sys")
+"""The only sysfs root that libudev reads."""
+LINK_WIDTHS: Final = frozenset({1, 2, 4, 8, 12, 16, 32})
+"""Valid widths of a PCIe link [lanes]. A removed device reports 63, an unknown width is 255."""
 UNPARSABLE: Final = Missing(Absence.UNREADABLE, -1)
 _ADDRESS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[01][0-9a-f]\.[0-7])")
 
 
-def parse_address(text: str) -> str:
+def parse_pci_address(text: str) -> str:
     """Convert a PCI address to the kernel's form: ``00000000:3B:00.0`` becomes ``0000:3b:00.0``.
 
     Raises:
@@ -33,41 +33,42 @@ def parse_address(text: str) -> str:
     """
     found = _ADDRESS.fullmatch(text.lower())
     if found is None:
-        raise ValueError(f"{text!r} is not a PCI address, such as 0000:3b:00.0")
+        raise ValueError(f"{text!r} is not a PCI address with a domain, such as 0000:3b:00.0")
     return f"{int(found[1], 16):04x}:{found[2]}"
 
 
-def read_pci(
+def read_pci_functions(
     sysfs_root: Path, declared: Collection[str], *, udev: bool = True
 ) -> tuple[PciSample, ...] | Missing:
-    """Read NVIDIA's GPUs and the `declared` PCI functions that are present, in bus order. May hang.
+    """Read identity, driver, link widths and error counts of PCI functions, in bus order. May hang.
 
-    GPUs passed to a virtual machine are included, virtual functions are not.
+    Included are the `declared` PCI functions, and NVIDIA's GPUs, also those passed to a virtual machine but
+    no virtual functions. Missing: the PCI bus cannot be read.
 
     Args:
         sysfs_root: Mount point of sysfs.
         declared: Addresses of PCI functions that drivers declare.
-        udev: Whether to use libudev for model names; finding the library starts a process, once.
+        udev: Whether to list by libudev, which knows model names; finding the library starts a process, once.
 
     Source: /sys/bus/pci/devices/*.
     """
     bus = sysfs_root / "bus/pci/devices"
     try:
         # libudev may list nothing in a container, so an empty answer is checked against sysfs
-        names = (_list_by_udev(declared) if udev and sysfs_root == SYSFS else {}) or _list_by_sysfs(
+        names = (_list_by_udev(declared) if udev and sysfs_root == UDEV_SYSFS_ROOT else {}) or _list_by_sysfs(
             bus, declared
         )
     except OSError as error:
-        return missing_for(error)
-    samples = (_sample(bus / address, model) for address, model in names.items())
-    return tuple(sorted(filter(None, samples), key=lambda sample: bus_sort_key(sample.address)))
+        return missing_from_error(error)
+    samples = (_read_pci_function(bus / address, model) for address, model in names.items())
+    return tuple(sorted(filter(None, samples), key=lambda sample: pci_address_sort_key(sample.address)))
 
 
-# --- list of functions: address to model -------------------------------------------------------------------
+# --- list of PCI functions: address to model ---------------------------------------------------------------
 
 
 @cache  # finding the library starts a process
-def _udev() -> Any:
+def _udev_context() -> Any:
     """Return a context of libudev; None: libudev is not available. The import is late: it takes 0.8 MiB."""
     try:
         import pyudev
@@ -78,9 +79,9 @@ def _udev() -> Any:
 
 
 def _list_by_udev(declared: Collection[str]) -> dict[str, str]:
-    if (context := _udev()) is None:
+    if (context := _udev_context()) is None:
         return {}
-    by_vendor = context.list_devices(subsystem="pci").match_attribute("vendor", f"{NVIDIA:#06x}")
+    by_vendor = context.list_devices(subsystem="pci").match_attribute("vendor", f"{NVIDIA_VENDOR_ID:#06x}")
     by_name = context.list_devices(subsystem="pci").match_sys_name("")  # matches nothing by itself
     for address in declared:
         by_name.match_sys_name(address)
@@ -97,57 +98,58 @@ def _list_by_sysfs(bus: Path, declared: Collection[str]) -> dict[str, str]:
     return {
         address: ""
         for address in os.listdir(bus)
-        if address in declared or (_number(bus / address / "vendor") == NVIDIA and _is_gpu(bus / address))
+        if address in declared
+        or (_read_number(bus / address / "vendor") == NVIDIA_VENDOR_ID and _is_gpu(bus / address))
     }
 
 
 def _is_gpu(device: Path) -> bool:
-    """Return whether a device of NVIDIA is a GPU."""
-    pci_class = _number(device / "class")
-    is_display = isinstance(pci_class, int) and pci_class >> 8 in DISPLAY
+    """Return whether an NVIDIA PCI function is a GPU and no virtual function."""
+    pci_class = _read_number(device / "class")
+    is_display = isinstance(pci_class, int) and pci_class >> 8 in GPU_PCI_CLASSES
     return is_display and not (device / "physfn").is_symlink()
 
 
-# --- fields of a function ----------------------------------------------------------------------------------
+# --- fields of a PCI function ------------------------------------------------------------------------------
 
 
-def _sample(device: Path, model: str) -> PciSample | None:
-    """Read a PCI function; None: the function was removed."""
-    vendor = _number(device / "vendor")
+def _read_pci_function(device: Path, model: str) -> PciSample | None:
+    """Read one PCI function; None: it was removed."""
+    vendor = _read_number(device / "vendor")
     if isinstance(vendor, Missing) and not device.is_dir():
         return None
     return PciSample(
         address=device.name,
-        vendor=_identity(vendor),
-        device=_identity(_number(device / "device")),
-        driver=_driver(device),
+        vendor=_id_or_unknown(vendor),
+        device=_id_or_unknown(_read_number(device / "device")),
+        driver=_bound_driver(device),
         model=model,
-        width=_lanes(device / "current_link_width"),
-        width_max=_lanes(device / "max_link_width"),
-        aer_nonfatal=_total(device / "aer_dev_nonfatal", "TOTAL_ERR_NONFATAL"),
-        aer_fatal=_total(device / "aer_dev_fatal", "TOTAL_ERR_FATAL"),
-        aer_correctable=_total(device / "aer_dev_correctable", "TOTAL_ERR_COR"),
-        port=_port(device),
+        width=_read_link_width(device / "current_link_width"),
+        width_max=_read_link_width(device / "max_link_width"),
+        aer_nonfatal=_read_aer_total(device / "aer_dev_nonfatal", "TOTAL_ERR_NONFATAL"),
+        aer_fatal=_read_aer_total(device / "aer_dev_fatal", "TOTAL_ERR_FATAL"),
+        aer_correctable=_read_aer_total(device / "aer_dev_correctable", "TOTAL_ERR_COR"),
+        upstream_bridge=_upstream_bridge(device),
     )
 
 
-def _driver(device: Path) -> str:
+def _bound_driver(device: Path) -> str:
     try:
         return os.path.basename(os.readlink(device / "driver"))
     except OSError:
         return ""
 
 
-def _port(device: Path) -> str:
+def _upstream_bridge(device: Path) -> str:
     above = Path(os.path.realpath(device)).parent.name
     return above if _ADDRESS.fullmatch(above) else ""
 
 
-def _identity(reading: Reading) -> int:
+def _id_or_unknown(reading: Reading) -> int:
     return reading if isinstance(reading, int) else -1
 
 
-def _text(path: Path) -> str | Missing:
+def _read_text(path: Path) -> str | Missing:
     try:
         with path.open("rb") as file:
             return file.read(4096).decode("ascii")
@@ -155,11 +157,11 @@ def _text(path: Path) -> str | Missing:
         return UNPARSABLE
     except OSError as error:
         gone = error.errno == errno.ENODEV
-        return Missing(Absence.ABSENT, errno.ENODEV) if gone else missing_for(error)
+        return Missing(Absence.ABSENT, errno.ENODEV) if gone else missing_from_error(error)
 
 
-def _number(path: Path) -> Reading:
-    text = _text(path)
+def _read_number(path: Path) -> Reading:
+    text = _read_text(path)
     if isinstance(text, Missing):
         return text
     try:
@@ -168,21 +170,21 @@ def _number(path: Path) -> Reading:
         return UNPARSABLE
 
 
-def _lanes(path: Path) -> Reading:
-    """Read the width of a PCIe link; Missing for a virtual function, which reports 0."""
-    lanes = _number(path)
-    if isinstance(lanes, int) and lanes not in WIDTHS:
+def _read_link_width(path: Path) -> Reading:
+    """Read the width of a PCIe link [lanes]; Missing for a virtual function, which reports 0."""
+    lanes = _read_number(path)
+    if isinstance(lanes, int) and lanes not in LINK_WIDTHS:
         return UNPARSABLE if lanes else Missing(Absence.ABSENT)
     return lanes
 
 
-def _total(path: Path, name: str) -> Reading:
-    text = _text(path)
-    return text if isinstance(text, Missing) else parse_total(text, name)
+def _read_aer_total(path: Path, name: str) -> Reading:
+    text = _read_text(path)
+    return text if isinstance(text, Missing) else parse_aer_total(text, name)
 
 
-def parse_total(text: str, name: str) -> Reading:
-    """Return one total of an ``aer_dev_*`` file, which has a line per kind of error."""
+def parse_aer_total(text: str, name: str) -> Reading:
+    """Return the count in the line `name` of an ``aer_dev_*`` file; Missing if there is no such line."""
     for line in text.splitlines():
         key, _, count = line.partition(" ")
         if key == name and count.isdecimal():

@@ -1,5 +1,4 @@
-"""Lists of pods and containers that have cgroups: from a snapshot of the native core, or by a walk through
-the tree.
+"""Lists of the pods and containers that have cgroups: from a snapshot of the C core, or read from cgroupfs.
 
 Cgroups give UIDs and container ids, but no names. A static pod has the UID of its configuration, as in the
 kubelet.
@@ -10,43 +9,42 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.allocatable.cgroups import Level, parse_path, qos_path
-from agent.allocatable.facts import CgroupDriver
-from agent.allocatable.pod import Qos
-from agent.model.claim_sources import LiveContainer, LivePod, Origin, Provenance, SourceAnswer
+from agent.cgroup_audit.cgroup_paths import CgroupLevel, parse_path, qos_path
+from agent.cgroup_audit.node_facts import CgroupDriver
+from agent.cgroup_audit.pod import QosClass
+from agent.model.claim_sources import ContainerCgroup, Origin, PodCgroup, Provenance, SourceAnswer
 from agent.model.reading import Absence, Missing, Reading
-from agent.model.snapshot import GroupKind, Snapshot
-from agent.model.source import SourceState
+from agent.model.snapshot import CgroupKind, Snapshot
+from agent.model.source_state import SourceState
 from agent.model.time import Instant
 
 SOURCE: Final = "cgroups"
 
 
-def live_pods(snapshot: Snapshot, now: Instant) -> SourceAnswer[LivePod]:
-    """Return the pods that have a cgroup in a snapshot.
+def live_pods_in_snapshot(snapshot: Snapshot, now: Instant) -> SourceAnswer[PodCgroup]:
+    """Return the pods that have a cgroup in a snapshot, each with its containers.
 
     Args:
-        snapshot: Snapshot of the native core.
+        snapshot: Snapshot of the C core.
         now: Time of the snapshot.
     """
     provenance = Provenance(Origin.CGROUPS, now)
     source = next((sample for sample in snapshot.sources if sample.name == SOURCE), None)
     if source is None or source.state is SourceState.ABSENT:
-        return SourceAnswer(
-            provenance, (), Absence.ABSENT, source.detail if source else "cgroups are not watched"
-        )
+        reason = source.detail if source else "cgroups are not watched"
+        return SourceAnswer(provenance, (), Absence.ABSENT, reason)
     if source.state in {SourceState.STARTING, SourceState.STALLED}:
-        return SourceAnswer(provenance, (), Absence.UNREADABLE, f"the source of cgroups is {source.state}")
+        return SourceAnswer(provenance, (), Absence.UNREADABLE, f"the cgroup reader is {source.state}")
     running: dict[str, bool | None] = {}
-    containers: dict[str, list[LiveContainer]] = {}
+    containers: dict[str, list[ContainerCgroup]] = {}
     for group in snapshot.groups:
-        if group.kind is GroupKind.POD:
+        if group.kind is CgroupKind.POD:
             running[group.pod_uid] = _is_running(group.populated)
         else:
-            found = LiveContainer(group.container, _is_running(group.populated))
+            found = ContainerCgroup(group.container, _is_running(group.populated))
             containers.setdefault(group.pod_uid, []).append(found)
     pods = tuple(
-        LivePod(
+        PodCgroup(
             uid, running.get(uid), tuple(sorted(containers.get(uid, ()), key=lambda container: container.id))
         )
         for uid in sorted({*running, *containers})
@@ -66,20 +64,21 @@ def _is_running(populated: Reading) -> bool | None:
 _MOUNTS: Final = ("", "unified", "memory", "cpu", "cpu,cpuacct", "pids", "hugetlb")
 """Mounts of the cgroup tree below the root: v2, hybrid, and v1 controllers."""
 PROBLEMS_MAX: Final = 4
+"""Largest number of problem texts; further ones are counted."""
 _EVENTS_BYTES: Final = 256
 
 
-def read_tree(cgroupfs_root: Path, kubelet_cgroup_root: str, now: Instant) -> SourceAnswer[LivePod]:
-    """Return the pods that have a cgroup, by one walk through the tree. Blocks on the kernel.
+def read_live_pods(cgroupfs_root: Path, kubelet_cgroup_root: str, now: Instant) -> SourceAnswer[PodCgroup]:
+    """Return the pods that have a cgroup in cgroupfs, each with its containers. Blocks on the kernel.
 
     Args:
         cgroupfs_root: Mount point of the cgroup tree.
         kubelet_cgroup_root: The kubelet's ``--cgroup-root``.
         now: Current time.
     """
-    walk = _TreeWalk(kubelet_cgroup_root)
+    walk = _CgroupTreeWalk(kubelet_cgroup_root)
     has_class = False
-    for directory, path in class_directories(cgroupfs_root, CgroupDriver, kubelet_cgroup_root):
+    for directory, path in qos_class_directories(cgroupfs_root, CgroupDriver, kubelet_cgroup_root):
         has_class |= walk.add_class(directory, path)
     provenance = Provenance(Origin.CGROUPS, now)
     if not has_class and walk.problems:
@@ -87,45 +86,41 @@ def read_tree(cgroupfs_root: Path, kubelet_cgroup_root: str, now: Instant) -> So
     if not has_class:
         reason = f"{cgroupfs_root}: no kubelet has created cgroups below {kubelet_cgroup_root}"
         return SourceAnswer(provenance, (), Absence.ABSENT, reason)
-    return SourceAnswer(provenance, tuple(walk.pods()), invalid=_limited(walk.problems))
+    return SourceAnswer(provenance, tuple(walk.pods()), invalid=_limit_problems(walk.problems))
 
 
-def class_directories(
+def qos_class_directories(
     cgroupfs_root: Path, drivers: Iterable[CgroupDriver], kubelet_cgroup_root: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield possible directories of the QoS classes' cgroups, each with its path relative to the cgroup
-    hierarchy."""
-    paths = [qos_path(qos, driver, kubelet_cgroup_root) for driver in drivers for qos in Qos]
+    """Yield each directory that a QoS class's cgroup may have, and its path below the cgroup hierarchy."""
+    paths = [qos_path(qos, driver, kubelet_cgroup_root) for driver in drivers for qos in QosClass]
     for mount in _MOUNTS:
         for path in paths:
             yield f"{cgroupfs_root / mount / path.lstrip('/')}", path
 
 
-class _TreeWalk:
-    """Walk through the cgroup tree, with the cgroups found so far; a cgroup in several hierarchies counts
-    once."""
+class _CgroupTreeWalk:
+    """Walk through cgroupfs that collects pods; a cgroup in several hierarchies counts once."""
 
     def __init__(self, kubelet_cgroup_root: str) -> None:
         self._root = kubelet_cgroup_root
         self._running: dict[str, dict[str, bool | None]] = {}
-        """Whether a cgroup has processes (None: unreadable), by pod UID and container id; empty id: the pod's
-        cgroup."""
+        """Whether a cgroup has processes (None: unreadable), by pod UID and container id (empty: the pod)."""
         self.problems: list[str] = []
 
     def add_class(self, directory: str, path: str) -> bool:
         """Add the pods of a QoS class. Returns True if the class has a directory, else False."""
         names = self._list_children(directory)
         for name in names or ():
-            pod = self._add_cgroup(f"{directory}/{name}", f"{path}/{name}", Level.POD)
+            pod = self._add_cgroup(f"{directory}/{name}", f"{path}/{name}", CgroupLevel.POD)
             for container in (self._list_children(f"{directory}/{name}") or ()) if pod else ():
                 self._add_cgroup(
-                    f"{directory}/{name}/{container}", f"{path}/{name}/{container}", Level.CONTAINER
+                    f"{directory}/{name}/{container}", f"{path}/{name}/{container}", CgroupLevel.CONTAINER
                 )
         return names is not None
 
-    def _add_cgroup(self, directory: str, path: str, level: Level) -> bool:
-        """Add a cgroup if its name is that of a pod or container, as `level` requires. Returns whether it was
-        added."""
+    def _add_cgroup(self, directory: str, path: str, level: CgroupLevel) -> bool:
+        """Add a cgroup if its name fits `level` (pod or container). Returns whether it was added."""
         cgroup = parse_path(path, self._root)
         if cgroup is None or cgroup.level is not level:
             return False
@@ -133,27 +128,27 @@ class _TreeWalk:
         found[cgroup.container_id] = found.get(cgroup.container_id) or self._is_running(directory)
         return True
 
-    def pods(self) -> Iterator[LivePod]:
+    def pods(self) -> Iterator[PodCgroup]:
         """Yield the pods found, in order of UIDs."""
         for uid, found in sorted(self._running.items()):
-            containers = (LiveContainer(*item) for item in sorted(found.items()) if item[0])
-            yield LivePod(uid, found[""], tuple(containers))
+            containers = (ContainerCgroup(*item) for item in sorted(found.items()) if item[0])
+            yield PodCgroup(uid, found[""], tuple(containers))
 
     def _list_children(self, directory: str) -> list[str] | None:
-        """List the child cgroups of a directory; None: absent or just removed."""
+        """List the names of child cgroups; None: the directory is absent, just removed or unreadable."""
         try:
             with os.scandir(directory) as entries:
                 return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            self.problems.append(f"{directory}: {error.strerror}")
+            self.problems.append(f"cgroup directory {directory}: {error.strerror}")
             return None
 
     def _is_running(self, directory: str) -> bool | None:
         """Return whether a cgroup or one of its descendants has processes; None: unreadable."""
         try:
-            events = _read_start(f"{directory}/cgroup.events")
+            events = _read_first_bytes(f"{directory}/cgroup.events")
         except FileNotFoundError:
             return self._has_processes(directory)  # version 1
         except OSError:
@@ -162,7 +157,7 @@ class _TreeWalk:
 
     def _has_processes(self, directory: str) -> bool | None:
         try:
-            if _read_start(f"{directory}/cgroup.procs"):
+            if _read_first_bytes(f"{directory}/cgroup.procs"):
                 return True
         except OSError:
             return None
@@ -171,7 +166,7 @@ class _TreeWalk:
         )
 
 
-def _read_start(path: str) -> bytes:
+def _read_first_bytes(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, _EVENTS_BYTES)
@@ -179,6 +174,10 @@ def _read_start(path: str) -> bytes:
         os.close(fd)
 
 
-def _limited(problems: list[str]) -> tuple[str, ...]:
-    more = [f"{len(problems) - PROBLEMS_MAX} more cannot be listed"] if len(problems) > PROBLEMS_MAX else []
+def _limit_problems(problems: list[str]) -> tuple[str, ...]:
+    more = (
+        [f"{len(problems) - PROBLEMS_MAX} more cgroup directories cannot be listed"]
+        if len(problems) > PROBLEMS_MAX
+        else []
+    )
     return (*problems[:PROBLEMS_MAX], *more)

@@ -1,6 +1,6 @@
-"""Processes of kubelet, container runtimes and agents, through psutil. For ``scan`` only; no rule uses them.
+"""Reader of the kubelet's, container runtimes' and agents' processes, for ``scan`` only; no rule uses them.
 
-psutil is imported late: it takes 0.6 MiB, and :func:`procfs` is also used by an agent without GPUs.
+psutil is imported late, because it takes 0.6 MiB.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def procfs(root: Path) -> Iterator[None]:
-    """Make psutil read below `root` in this context, and restore its module variable afterwards."""
+def psutil_procfs_root(root: Path) -> Iterator[None]:
+    """Make psutil read processes from the procfs at `root` while the context is open."""
     import psutil
 
     before = psutil.PROCFS_PATH
@@ -30,12 +30,12 @@ def procfs(root: Path) -> Iterator[None]:
         psutil.process_iter.cache_clear()
 
 
-NAMES: Final = frozenset({"kubelet", "containerd", "crio", "dockerd"})
-AGENT: Final = "drahealth"
+RUNTIME_PROCESS_NAMES: Final = frozenset({"kubelet", "containerd", "crio", "dockerd"})
+AGENT_PROCESS_NAME: Final = "drahealth"
 
 
 class ProcessFacts(NamedTuple):
-    """State of one process."""
+    """Identity and resource use of one process."""
 
     name: str
     """``kubelet``, ``containerd``, ``crio``, ``dockerd``, or ``drahealth`` for a running agent."""
@@ -45,30 +45,31 @@ class ProcessFacts(NamedTuple):
     cpu_s: float
     """User and system CPU time that the process has used [s]."""
     rss_bytes: int
+    """Resident memory [bytes]."""
     threads: int
 
 
 def process_role(name: str, cmdline: list[str]) -> str:
-    """Return the role of a process on the node; empty for all others.
+    """Return ``kubelet``, ``containerd``, ``crio``, ``dockerd`` or ``drahealth``; empty: another process.
 
     An agent runs in an interpreter, so it is recognized by its arguments: ``drahealth run`` or
     ``python -m agent run``.
     """
-    if name in NAMES:
+    if name in RUNTIME_PROCESS_NAMES:
         return name
     args = [Path(arg).name for arg in cmdline[:5]]
-    for command in ((AGENT, "run"), ("-m", "agent", "run")):
+    for command in ((AGENT_PROCESS_NAME, "run"), ("-m", "agent", "run")):
         if any(tuple(args[i : i + len(command)]) == command for i in range(3)):
-            return AGENT
+            return AGENT_PROCESS_NAME
     return ""
 
 
-def read_processes(procfs_root: Path) -> list[ProcessFacts]:
-    """Read the processes of :data:`NAMES` and running agents, by name and pid; none without a procfs."""
+def read_node_processes(procfs_root: Path) -> list[ProcessFacts]:
+    """Read the kubelet, container runtimes and running agents, sorted by name; empty without procfs."""
     import psutil
 
     facts: list[ProcessFacts] = []
-    with procfs(procfs_root):
+    with psutil_procfs_root(procfs_root):
         for process in _list_processes():
             try:
                 with process.oneshot():
@@ -76,7 +77,7 @@ def read_processes(procfs_root: Path) -> list[ProcessFacts]:
                         continue
                     name = process.name()
                     # only an interpreter or entry script can be an agent: no need to read other command lines
-                    may_be_agent = name.startswith(("python", AGENT))
+                    may_be_agent = name.startswith(("python", AGENT_PROCESS_NAME))
                     role = process_role(name, process.cmdline() if may_be_agent else [])
                     if role:
                         cpu = process.cpu_times()

@@ -1,4 +1,4 @@
-"""Parser of YAML as kubectl writes it, with JSON's types.
+"""Parser of the YAML that kubectl writes; values have JSON's types.
 
 PyYAML produces the events. A plain scalar that is a JSON number, boolean or null becomes that value, any
 other becomes text: ``on``, ``012``, ``1:20`` and dates stay text. Aliases are allowed, because scripts that
@@ -18,7 +18,7 @@ import yaml
 DEPTH_MAX: Final = 100
 """Largest depth of nested lists and maps; a pod has 12."""
 SHARED_MAX: Final = 1_000_000
-"""Largest number of values that aliases may add: as many as 5,000 pods have."""
+"""Largest number of values that YAML aliases may repeat: as many values as 5,000 pods have."""
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if PyYAML was built with it
 _CONSTANTS: Final = {"": None, "~": None, "null": None, "true": True, "false": False}
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
@@ -36,30 +36,28 @@ class _ParseState:
 
 
 def parse_yaml(data: bytes) -> tuple[object, ...]:
-    """Parse the documents of a YAML text; an empty document is None. An alias refers to the same object as
-    its anchor.
+    """Parse the documents of a YAML text; an empty document is None.
 
     Raises:
-        ValueError: The text is not YAML, or has a construct that kubectl does not
-            write; with line and column.
+        ValueError: The text is not YAML, or has a construct that kubectl never writes; with its position.
     """
     state = _ParseState(iter(yaml.parse(data, Loader=_LOADER)))
     try:
-        return tuple(_document(state) for event in state.events if isinstance(event, yaml.DocumentStartEvent))
+        documents = []
+        for event in state.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                state.anchors.clear()
+                documents.append(_parse_value(next(state.events), state, 0))
+        return tuple(documents)
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(filter(None, (error.context, error.problem)))
-        raise ValueError(f"{_position(error.problem_mark)}: {problem}") from None
+        raise ValueError(f"{_position_text(error.problem_mark)}: {problem}") from None
     except yaml.reader.ReaderError as error:
         before = data[: error.position].split(b"\n")
         raise ValueError(f"line {len(before)}, column {len(before[-1]) + 1}: {error.reason}") from None
 
 
-def _document(state: _ParseState) -> object:
-    state.anchors.clear()
-    return _value(next(state.events), state, 0)
-
-
-def _value(event: Any, state: _ParseState, depth: int) -> object:
+def _parse_value(event: Any, state: _ParseState, depth: int) -> object:
     """Parse the value that begins with `event`, at `depth` enclosing lists and maps."""
     if isinstance(event, yaml.AliasEvent):
         return _alias_value(event, state, depth)
@@ -73,16 +71,15 @@ def _value(event: Any, state: _ParseState, depth: int) -> object:
     elif depth == DEPTH_MAX:
         _refuse(event, f"lists and maps nested more than {DEPTH_MAX} deep")
     elif isinstance(event, yaml.SequenceStartEvent):
-        found = _list(state, depth + 1)
+        found = _parse_list(state, depth + 1)
     else:
-        found = _map(state, depth + 1)
+        found = _parse_map(state, depth + 1)
     if event.anchor is not None:
         state.anchors[event.anchor] = found
     return found
 
 
 def _alias_value(event: Any, state: _ParseState, depth: int) -> object:
-    """Return the value that an alias refers to."""
     if event.anchor not in state.anchors:
         _refuse(event, f"alias without a complete value before it, *{str(event.anchor)[:64]}")
     found = state.anchors[event.anchor]
@@ -103,14 +100,14 @@ def _extent(value: object) -> tuple[int, int]:
     return 1 + sum(values for values, _ in inner), 1 + max((height for _, height in inner), default=0)
 
 
-def _list(state: _ParseState, depth: int) -> list[object]:
+def _parse_list(state: _ParseState, depth: int) -> list[object]:
     found = []
     while not isinstance(event := next(state.events), yaml.SequenceEndEvent):
-        found.append(_value(event, state, depth))
+        found.append(_parse_value(event, state, depth))
     return found
 
 
-def _map(state: _ParseState, depth: int) -> dict[str, object]:
+def _parse_map(state: _ParseState, depth: int) -> dict[str, object]:
     found: dict[str, object] = {}
     while not isinstance(event := next(state.events), yaml.MappingEndEvent):
         if not isinstance(event, yaml.ScalarEvent):
@@ -120,7 +117,7 @@ def _map(state: _ParseState, depth: int) -> dict[str, object]:
         value = next(state.events)
         if event.value == "<<" and isinstance(value, yaml.AliasEvent):
             _refuse(event, f"merge, <<: *{str(value.anchor)[:64]}")
-        found[intern(event.value)] = _value(value, state, depth)  # the same keys repeat in each pod
+        found[intern(event.value)] = _parse_value(value, state, depth)  # the same keys repeat in each pod
     return found
 
 
@@ -138,8 +135,8 @@ def _plain_scalar(event: Any) -> object:
 
 
 def _refuse(event: Any, construct: str) -> NoReturn:
-    raise ValueError(f"{_position(event.start_mark)}: kubectl writes no {construct}")
+    raise ValueError(f"{_position_text(event.start_mark)}: YAML that kubectl never writes: {construct}")
 
 
-def _position(mark: Any) -> str:
+def _position_text(mark: Any) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown position"

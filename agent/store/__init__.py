@@ -1,1 +1,1 @@
-"""Files that the agent keeps on disk. A file that it cannot use is set aside, not deleted."""
+"""Files that the agent keeps on disk over restarts. A file that it cannot use is renamed, not deleted."""

@@ -1,1 +1,1 @@
-"""Wrappers of the operating system: clock, files, locks, output and threads."""
+"""Wrappers of operating-system services: clock, files, file locks, standard output, threads."""

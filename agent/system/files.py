@@ -1,7 +1,4 @@
-"""Reads of whole files within a size limit, and helpers for files locked with flock(2).
-
-A file that is read may be replaced meanwhile, be a pipe without a writer, or belong to root.
-"""
+"""Reading of whole files up to a size limit, and helpers for files locked with flock(2)."""
 
 import fcntl
 import os
@@ -23,33 +20,33 @@ class FileContent(NamedTuple):
 
 
 class ReadError(Exception):
-    """Reason why a file could not be read; the text starts with the path."""
+    """A file could not be read; the message is the path and the reason."""
 
     def __init__(
         self, path: Path, reason: str, absence: Absence = Absence.UNREADABLE, errno: int = 0
     ) -> None:
         super().__init__(f"{path}: {reason}")
         self.reason = reason
-        """Reason without the path."""
+        """Reason, without the path."""
         self.absence = absence
         self.errno = errno
-        """Error number of the failed system call; 0 if no system call failed."""
+        """errno of the failed system call; 0: no system call failed."""
 
     @property
     def is_forbidden(self) -> bool:
-        """True if the file exists but this user may not read it."""
+        """True if the file exists but the process may not read it."""
         return self.errno in {EACCES, EPERM}
 
 
 def read_bounded(path: Path, limit: int) -> FileContent:
-    """Read the whole file. Blocks on the disk only.
+    """Read a whole file. Blocks on the disk, but not on a pipe without a writer.
 
     Args:
         path: A regular file, or a link to one.
-        limit: Largest size that is read [bytes].
+        limit: Largest accepted size of the file [bytes].
 
     Raises:
-        ReadError: ABSENT if there is no such file, UNREADABLE for any other reason.
+        ReadError: With absence ABSENT if the file does not exist, else UNREADABLE, also if it is too large.
     """
     try:
         with open(path, "rb", opener=_open) as file:
@@ -62,7 +59,7 @@ def read_bounded(path: Path, limit: int) -> FileContent:
     except OSError as error:
         raise _read_error(path, error, Absence.UNREADABLE) from None
     if len(data) > limit:
-        raise ReadError(path, f"is {max(found.st_size, len(data))} bytes, limit {limit}")
+        raise ReadError(path, f"file is {max(found.st_size, len(data))} bytes, limit {limit}")
     return FileContent(data, found.st_mtime)
 
 
@@ -74,8 +71,9 @@ def _read_error(path: Path, error: OSError, absence: Absence) -> ReadError:
     return ReadError(path, error.strerror or str(error), absence, error.errno or 0)
 
 
-def is_open_file(fd: int, path: Path) -> bool:
-    """Return whether `fd` is open on the file that is at `path` now, and not on one that was replaced."""
+def is_current_file(fd: int, path: Path) -> bool:
+    """Return True if descriptor `fd` is open on the file that now has the path `path`; False: it was
+    replaced."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -83,9 +81,9 @@ def is_open_file(fd: int, path: Path) -> bool:
     return os.path.samestat(found, os.fstat(fd))
 
 
-def unlock(fd: int) -> None:
-    """Release the lock of `fd` and close it. Closing is not enough: a child forked meanwhile shares the
-    lock."""
+def unlock_and_close(fd: int) -> None:
+    """Release the flock(2) lock of descriptor `fd` and close it. Closing alone keeps the lock if a forked
+    child process has the descriptor too."""
     with suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)

@@ -1,4 +1,4 @@
-"""Unbuffered standard output and error: every write arrives, or raises OutputError.
+"""Unbuffered standard output and standard error: every write succeeds completely, or raises OutputError.
 
 Python's own streams keep unwritten data and retry at interpreter exit, where an error cannot be reported, and
 they ignore writes to a closed descriptor.
@@ -12,15 +12,15 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TextIO
 
-from agent.errors import OutputError, ReaderGone
+from agent.errors import OutputError, OutputPipeClosed
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-STANDARD: Final = ("standard input", "standard output", "standard error")
+STANDARD_STREAM_NAMES: Final = ("standard input", "standard output", "standard error")
 
 
-def open_outputs() -> None:
+def unbuffer_outputs() -> None:
     """Replace ``sys.stdout`` and ``sys.stderr`` by unbuffered streams."""
     _open_closed_descriptors()
     logging.raiseExceptions = False  # a log line that cannot be written is dropped
@@ -28,15 +28,14 @@ def open_outputs() -> None:
 
 
 def write_all(fd: int, name: str, data: "ReadableBuffer") -> None:
-    """Write all of `data` to `fd`. Blocks until the reader or the disk has accepted it.
+    """Write all of `data` to a file descriptor. Blocks until the reader or the disk has accepted it.
 
     Args:
-        fd: Descriptor.
-        name: Name of the descriptor in error texts.
-        data: Bytes to write.
+        fd: File descriptor.
+        name: Name of the descriptor in error messages.
 
     Raises:
-        ReaderGone: `fd` is a pipe whose reader has closed it.
+        OutputPipeClosed: `fd` is a pipe whose reader has closed it.
         OutputError: The write failed, for example on a full disk.
     """
     left = memoryview(data)
@@ -46,18 +45,18 @@ def write_all(fd: int, name: str, data: "ReadableBuffer") -> None:
         except BlockingIOError:  # another process that shares the pipe made it non-blocking
             select.select([], [fd], [])
         except OSError as error:
-            kind = ReaderGone if isinstance(error, BrokenPipeError) else OutputError
+            kind = OutputPipeClosed if isinstance(error, BrokenPipeError) else OutputError
             raise kind(f"{name}: {error.strerror}") from error
 
 
 def print_last_error(text: str) -> None:
-    """Print a line on standard error. A failed write is ignored: the exit code still reports the error."""
+    """Print a line on standard error; a failure to write is ignored."""
     with suppress(OutputError):
         sys.stderr.write(f"{text}\n")
 
 
-class Descriptor(io.BufferedIOBase):
-    """Binary stream that writes to a descriptor without a buffer."""
+class DescriptorStream(io.BufferedIOBase):
+    """Binary stream that writes to a file descriptor without a buffer."""
 
     def __init__(self, fd: int, name: str) -> None:
         self._fd = fd
@@ -79,7 +78,7 @@ class Descriptor(io.BufferedIOBase):
 
 def _stream(fd: int, before: TextIO | None) -> TextIO:
     return io.TextIOWrapper(
-        Descriptor(fd, STANDARD[fd]),
+        DescriptorStream(fd, STANDARD_STREAM_NAMES[fd]),
         encoding=before.encoding if before else "utf-8",
         errors="backslashreplace",  # a message must not fail on a character
         line_buffering=True,
@@ -87,11 +86,11 @@ def _stream(fd: int, before: TextIO | None) -> TextIO:
 
 
 def _open_closed_descriptors() -> None:
-    """Open ``/dev/null`` in place of each closed standard descriptor.
+    """Open ``/dev/null`` as standard input, output or error if that descriptor is closed.
 
-    Otherwise the next file that is opened gets its number, and output would be written into that file.
+    Otherwise the next opened file would get the descriptor's number, and receive the output.
     """
-    for fd in range(len(STANDARD)):
+    for fd in range(len(STANDARD_STREAM_NAMES)):
         try:
             os.fstat(fd)
         except OSError:

@@ -1,4 +1,4 @@
-"""Clocks, random delays and rate limits. Pure packages get times as arguments instead."""
+"""Clocks, random numbers for delays, and a rate limit for log lines."""
 
 import time
 from collections.abc import Callable
@@ -9,19 +9,20 @@ from agent.model.time import Instant
 
 
 def read_clocks() -> Instant:
-    """Return the time on the monotonic and on the wall clock."""
+    """Return the current time on the monotonic and the wall clock."""
     return Instant(time.monotonic_ns(), time.time())
 
 
 random_fraction: Final = SystemRandom().random
-"""Return a random number from 0 to 1. Independent of the global generator, which a driver may have seeded."""
+"""Function that returns a random number from 0 to 1. It does not use the global generator, which an embedding
+driver may have seeded."""
 
-INTERVAL_S: Final = 60.0
-"""Shortest time between two log lines of one limiter [s]."""
+LOG_INTERVAL_S: Final = 60.0
+"""Shortest time between two log lines of one LogRateLimiter [s]."""
 
 
-class RateLimiter:
-    """Rate limiter for a repeated log line: at most one line a minute. Not thread-safe."""
+class LogRateLimiter:
+    """Rate limiter of a repeated log line: at most one line a minute. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -29,15 +30,14 @@ class RateLimiter:
         self._next = -float("inf")
 
     def tick(self) -> int:
-        """Count an event, and return how many events the log line covers if it should be written now.
+        """Count an event; return the number of events to log now, or 0 if the line must not be logged yet.
 
-        Returns:
-            Number of events since the last log line, this one included; 0: do not log now.
+        The number includes this event and all events since the last log line.
         """
         self._unreported += 1
         now = self._clock()
         if now < self._next:
             return 0
         count, self._unreported = self._unreported, 0
-        self._next = now + INTERVAL_S
+        self._next = now + LOG_INTERVAL_S
         return count

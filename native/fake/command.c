@@ -5,6 +5,7 @@
  */
 #include "tokens.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,7 +143,7 @@ static bool hang(struct line_tokens *w, struct fake_command *c)
     return true;
 }
 
-static bool link(struct line_tokens *w, uint32_t *out)
+static bool nvlink(struct line_tokens *w, uint32_t *out)
 {
     const char *token = token_next(w);
 
@@ -160,7 +161,7 @@ static bool fail(struct line_tokens *w, struct fake_command *c)
             return false;
     } else if (token_is(token, "link")) {
         c->verb = FAKE_FAIL_LINK;
-        if (!link(w, &c->num))
+        if (!nvlink(w, &c->num))
             return false;
     } else if (!call(w, token, &c->call)) {
         return false;
@@ -275,6 +276,41 @@ static bool count(struct line_tokens *w, struct fake_command *c)
     return !token || c->flag || token_wrong(w, "expected once", token);
 }
 
+static bool listed(struct line_tokens *w, struct fake_command *c)
+{
+    return token_small(w, "the number of listed GPUs", token_next(w), FAKE_GPUS, &c->num);
+}
+
+static bool endless(struct line_tokens *w, struct fake_command *c)
+{
+    const char *token = token_next(w);
+
+    c->flag = token_is(token, "on");
+    return c->flag || token_is(token, "off") || token_wrong(w, "expected on or off", token);
+}
+
+/* Parse segv, bus, abort or exit CODE. */
+static bool crash(struct line_tokens *w, struct fake_command *c)
+{
+    static const struct { const char *token; uint32_t number; } signals[] = {
+        { "segv", SIGSEGV }, { "bus", SIGBUS }, { "abort", SIGABRT },
+    };
+    const char *token = token_next(w);
+
+    c->flag = token_is(token, "exit");
+    if (c->flag)
+        return token_small(w, "an exit code", token_next(w), 255, &c->num);
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+        if (token_is(token, signals[i].token))
+            c->num = signals[i].number;
+    return c->num > 0 || token_wrong(w, "expected segv, bus, abort or exit", token);
+}
+
+static bool leak(struct line_tokens *w, struct fake_command *c)
+{
+    return token_small(w, "the MiB of a leak", token_next(w), 65536, &c->num);
+}
+
 static bool wait_(struct line_tokens *w, struct fake_command *c)
 {
     const char *token = token_next(w);
@@ -321,6 +357,8 @@ static const struct {
     { "gpu", FAKE_NOTHING, gpu_command }, { "storm", FAKE_STORM, storm }, { "init", FAKE_INIT, init },
     { "reload", FAKE_RELOAD, reload },    { "wait", FAKE_WAIT, wait_ },   { "count", FAKE_COUNT, count },
     { "profile", FAKE_PROFILE, profile }, { "socket", FAKE_SOCKET, socket_ },
+    { "listed", FAKE_LISTED, listed },    { "endless", FAKE_ENDLESS, endless },
+    { "crash", FAKE_CRASH, crash },       { "leak", FAKE_LEAK, leak },
 };
 
 bool fake_command_parse(char *line, struct fake_command *c, char error[FAKE_ERROR])

@@ -13,7 +13,7 @@ enum fake_verb {
     FAKE_EVENT, FAKE_STORM,
     FAKE_SET, FAKE_LOST, FAKE_BACK, FAKE_RESET, FAKE_REPLACE, FAKE_NAMELESS, FAKE_MIG,
     FAKE_HANG, FAKE_RELEASE, FAKE_SLOW, FAKE_FAIL, FAKE_FAIL_FIELD, FAKE_FAIL_LINK, FAKE_CALLS, FAKE_HUNG,
-    FAKE_INIT, FAKE_INIT_HANG, FAKE_COUNT, FAKE_RELOAD, FAKE_WAIT
+    FAKE_INIT, FAKE_INIT_HANG, FAKE_COUNT, FAKE_RELOAD, FAKE_WAIT, FAKE_LISTED, FAKE_ENDLESS, FAKE_CRASH, FAKE_LEAK
 };
 
 struct fake_change {
@@ -34,7 +34,7 @@ struct fake_command {
     bool flag; /* by verb: the hang holds the driver's lock; MIG is on; handles stay valid; a wait has no
                   event; once */
     uint32_t num; /* by verb: number of changes, of MIG instances, of GPUs (0: as many as before); a field's
-                     id, a link */
+                     id, a link; of listed GPUs; the exit code of a crash, or its signal; MiB of a leak */
     struct fake_change change[16];
     const struct fake_mig_profile *mig[FAKE_MIGS];
     const struct fake_profile *profile;

@@ -1,7 +1,10 @@
 /* execute.c - executes a parsed command at once. Nothing here can fail: the parser has checked everything. */
 #include "command.h"
 
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 static void change(struct fake_gpu *g, const struct fake_change *c)
 {
@@ -14,6 +17,25 @@ static void change(struct fake_gpu *g, const struct fake_change *c)
 static uint64_t until(const struct fake_command *c)
 {
     return c->duration_ns ? fake_now() + c->duration_ns : 0;
+}
+
+/* End the process as a broken driver does. */
+static void crash(const struct fake_command *c)
+{
+    if (c->flag)
+        exit((int)c->num);
+    signal((int)c->num, SIG_DFL);
+    kill(getpid(), (int)c->num); /* not raise(3): the thread of the socket blocks all signals */
+}
+
+/* Allocate memory that nothing frees. NULL if there is none: a driver that checks nothing writes to it. */
+static void leak(uint32_t mib)
+{
+    size_t bytes = (size_t)mib << 20;
+    volatile char *memory = malloc(bytes);
+
+    for (size_t i = 0; i < bytes; i += 4096)
+        memory[i] = 1;
 }
 
 static void execute(const struct fake_command *c)
@@ -84,6 +106,18 @@ static void execute(const struct fake_command *c)
     case FAKE_COUNT:
         fake.count_answer = (uint16_t)c->code;
         fake.count_once = c->flag;
+        break;
+    case FAKE_LISTED:
+        fake.listed = c->num;
+        break;
+    case FAKE_ENDLESS:
+        fake.endless = c->flag;
+        break;
+    case FAKE_CRASH:
+        crash(c);
+        break;
+    case FAKE_LEAK:
+        leak(c->num);
         break;
     case FAKE_NOTHING: case FAKE_PROFILE: case FAKE_SOCKET: case FAKE_STORM:
     case FAKE_CALLS: case FAKE_HUNG:

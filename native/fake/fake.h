@@ -104,6 +104,8 @@ enum fake_fate {
     X(SRAM_CORRECTABLE_EVER, "ecc.sram.correctable.aggregate", FAKE_KEPT, 0) \
     X(SRAM_UNCORRECTABLE, "ecc.sram.uncorrectable.volatile", FAKE_COUNTED, 0) \
     X(SRAM_UNCORRECTABLE_EVER, "ecc.sram.uncorrectable.aggregate", FAKE_KEPT, 0) \
+    X(SRAM_PARITY, "ecc.sram.parity.volatile", FAKE_CLEARED, 0) \
+    X(SRAM_SECDED, "ecc.sram.secded.volatile", FAKE_CLEARED, 0) \
     X(SRAM_THRESHOLD, "ecc.sram.threshold", FAKE_KEPT, 0) \
     X(REMAP_CORRECTABLE, "remap.correctable", FAKE_KEPT, 0) \
     X(REMAP_UNCORRECTABLE, "remap.uncorrectable", FAKE_KEPT, 0) \
@@ -225,6 +227,8 @@ struct fake {
     uint32_t driver_held;            /* hanging calls that hold the driver's lock */
     uint16_t init_answer, count_answer, wait_answer;
     bool count_once; /* and afterwards as usual */
+    uint32_t listed; /* GPUs that the driver lists; the others keep their handles */
+    bool endless;    /* texts fill their buffers and have no end */
     bool wait_empty; /* a wait returns at once, without an event */
     uint64_t init_hangs_until_ns;
     char driver[32];

@@ -151,5 +151,11 @@ nvmlReturn_t fake_text(char *out, unsigned int length, const char *text)
     if (length <= strlen(text))
         return NVML_ERROR_INSUFFICIENT_SIZE;
     memcpy(out, text, strlen(text) + 1);
+    if (fake.endless) { /* other bytes in each call, as a buffer that was never cleared */
+        static uint8_t byte;
+
+        for (size_t i = strlen(text); i < length; i++)
+            out[i] = (char)('!' + byte++ % 90);
+    }
     return NVML_SUCCESS;
 }

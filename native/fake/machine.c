@@ -60,6 +60,8 @@ static void gpu_make(struct fake_gpu *g)
 void fake_machine_make(const struct fake_profile *profile, uint32_t gpus)
 {
     fake.profile = profile;
+    fake.listed = FAKE_GPUS;
+    fake.endless = false;
     fake.init_answer = fake.count_answer = fake.wait_answer = NVML_SUCCESS;
     fake.wait_empty = false;
     fake.init_hangs_until_ns = 0;

@@ -85,7 +85,10 @@ nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *curren
 }
 
 #if FAKE_BRANCH >= 570
-/* All uncorrectable errors are reported as double-bit errors of a multiprocessor. */
+/*
+ * All uncorrectable errors are reported as double-bit errors of a multiprocessor. Two quantities of their own
+ * are counted by source only, and not in the total.
+ */
 nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_t *status)
 {
     struct fake_gpu *g;
@@ -104,7 +107,8 @@ nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErr
         .version = status->version,
         .volatileCor = (uint64_t)g->value[Q_SRAM_CORRECTABLE],
         .aggregateCor = (uint64_t)g->value[Q_SRAM_CORRECTABLE_EVER],
-        .volatileUncSecDed = (uint64_t)g->value[Q_SRAM_UNCORRECTABLE],
+        .volatileUncParity = (uint64_t)g->value[Q_SRAM_PARITY],
+        .volatileUncSecDed = (uint64_t)(g->value[Q_SRAM_UNCORRECTABLE] + g->value[Q_SRAM_SECDED]),
         .aggregateUncSecDed = (uint64_t)g->value[Q_SRAM_UNCORRECTABLE_EVER],
         .aggregateUncBucketSm = (uint64_t)g->value[Q_SRAM_UNCORRECTABLE_EVER],
         .bThresholdExceeded = (unsigned int)g->value[Q_SRAM_THRESHOLD],

@@ -106,6 +106,11 @@ nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
     return fake_leave(answer == NVML_SUCCESS ? fake_text(version, length, text) : answer);
 }
 
+static uint32_t listed_gpus(void)
+{
+    return fake.listed < fake.gpus ? fake.listed : fake.gpus;
+}
+
 nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 {
     nvmlReturn_t answer;
@@ -119,7 +124,7 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
         fake.count_answer = 0;
     fake.count_once = false;
     if (answer == NVML_SUCCESS)
-        *count = fake.gpus;
+        *count = listed_gpus();
     return fake_leave(answer);
 }
 
@@ -140,7 +145,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *dev
     if (!device)
         return NVML_ERROR_INVALID_ARGUMENT;
     answer = begin();
-    if (answer == NVML_SUCCESS && index >= fake.gpus)
+    if (answer == NVML_SUCCESS && index >= listed_gpus())
         answer = NVML_ERROR_INVALID_ARGUMENT;
     if (answer == NVML_SUCCESS)
         answer = handle_of(CALL_nvmlDeviceGetHandleByIndex_v2, &fake.gpu[index], NULL, device);
@@ -158,7 +163,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     answer = begin();
     if (answer != NVML_SUCCESS)
         return fake_leave(answer);
-    for (struct fake_gpu *g = fake.gpu; g < fake.gpu + fake.gpus; g++) {
+    for (struct fake_gpu *g = fake.gpu; g < fake.gpu + listed_gpus(); g++) {
         fake_uuid(g, NULL, its);
         if (strcmp(its, uuid) == 0)
             return fake_leave(handle_of(call, g, NULL, device));
@@ -181,7 +186,7 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *
     answer = begin();
     if (answer != NVML_SUCCESS)
         return fake_leave(answer);
-    for (struct fake_gpu *g = fake.gpu; g < fake.gpu + fake.gpus; g++) {
+    for (struct fake_gpu *g = fake.gpu; g < fake.gpu + listed_gpus(); g++) {
         char its[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];
 
         fake_bus_id(g, its);

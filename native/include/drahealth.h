@@ -791,18 +791,38 @@ struct dh_gpus {
 
 struct dh_gpu_watch;
 
+/* dh_gpus_memory_size() - return the bytes of memory that a watch needs. */
+size_t dh_gpus_memory_size(void);
+
 /*
  * dh_gpus_open() - make a watch over all GPUs. It does not load the library yet.
- * @library: name or path for dlopen(3)
- * @sysfs:   root, at most 200 bytes
- * @wake_fd: an eventfd, duplicated; written to after a change that wakes the reader
+ * @library:   name or path for dlopen(3)
+ * @sysfs:     root, at most 200 bytes
+ * @wake_fd:   an eventfd, duplicated; written to after a change that wakes the reader
+ * @memory_fd: a memfd of dh_gpus_memory_size() bytes, zeroed and sealed against shrinking, that holds the
+ *             watch, so that another process can read it; -1: private memory
  *
  * Return: 0; DH_EABI; -EINVAL, -ENAMETOOLONG, -ENOMEM, -EMFILE.
  * Threads: any.
  * Blocks: no.
  */
 int dh_gpus_open(const struct dh_gpus_options *o, const char *library, const char *sysfs,
-                 const struct dh_gpu_wake *wakes, uint32_t nwakes, int wake_fd, struct dh_gpu_watch **out);
+                 const struct dh_gpu_wake *wakes, uint32_t nwakes, int wake_fd, int memory_fd,
+                 struct dh_gpu_watch **out);
+
+/*
+ * dh_gpus_attach() - map the watch of another process, read-only.
+ * @memory_fd: the memfd that the other process passes to dh_gpus_open(), before or after this call
+ *
+ * The other process must run the same build. Its memory is not trusted: dh_gpus_read() checks all counts. Only
+ * dh_gpus_read(), dh_gpus_size() and dh_gpus_detach() accept the result.
+ *
+ * Return: 0; -EINVAL: the file is too small or can shrink; -EBADF, -ENOMEM.
+ */
+int dh_gpus_attach(int memory_fd, struct dh_gpu_watch **out);
+
+/* dh_gpus_detach() - undo dh_gpus_attach(). */
+void dh_gpus_detach(struct dh_gpu_watch *w);
 
 /*
  * dh_gpus_start() - start the threads: one that opens the library and finds GPUs, one per GPU once it is
@@ -832,6 +852,15 @@ int64_t dh_gpus_pass(struct dh_gpu_watch *w);
  */
 int64_t dh_gpus_lower_bound(struct dh_gpu_watch *w);
 
+/*
+ * dh_gpus_check_count() - request that the thread that opens the library counts the GPUs within a second,
+ * because the PCI bus changed.
+ *
+ * Threads: any.
+ * Blocks: no.
+ */
+void dh_gpus_check_count(struct dh_gpu_watch *w);
+
 /* dh_gpus_size() - return the most bytes that dh_gpus_read() can need. */
 size_t dh_gpus_size(const struct dh_gpu_watch *w);
 
@@ -840,7 +869,8 @@ size_t dh_gpus_size(const struct dh_gpu_watch *w);
  * moments.
  * @buf: @cap bytes, aligned to 8
  *
- * Return: bytes used; -ENODATA before dh_gpus_start(); -ENOSPC; DH_ETORN.
+ * Return: bytes used; -ENODATA before dh_gpus_start(); -ENOSPC; DH_ETORN; -EBADMSG: the memory holds an impossible
+ *         count, because the other process overwrote it.
  * Threads: any number of readers.
  * Blocks: as dh_sampler_read().
  */
@@ -1095,6 +1125,21 @@ struct dh_health {
  */
 int64_t dh_health_encode(const struct dh_health *list, uint32_t n, const uint8_t *text,
                          size_t text_len, uint8_t *out, size_t cap, uint32_t *taken);
+
+/*
+ * dh_confine() - take from this process what it does not need, before it loads a foreign library.
+ * @parent:       process id of the parent; the kernel kills this process when the parent's thread that started
+ *                it ends
+ * @memory_bytes: limit of RLIMIT_DATA: private writable memory, thread stacks included
+ *
+ * The process gains no privileges by execve(2), and loses all capabilities but CAP_SYS_ADMIN, with which NVML
+ * reads MIG instances. It ignores SIGINT, SIGTERM and SIGHUP.
+ *
+ * Return: 0; -ESRCH: the parent has ended; -EPERM, -EINVAL as prctl(2), setrlimit(2) and capset(2).
+ * Threads: the process must have one.
+ * Blocks: no.
+ */
+int dh_confine(int parent, uint64_t memory_bytes);
 
 /* cffi: end */
 

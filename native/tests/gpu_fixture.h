@@ -121,7 +121,7 @@ static inline void gx_watch(struct gx *g, const struct dh_gpus_options *o, const
     snprintf(sysfs, sizeof(sysfs), "%s/sys", fx_root);
     g->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     fx_must(g->wake_fd >= 0, "eventfd");
-    fx_must(!dh_gpus_open(o, g->library, sysfs, wakes, nwakes, g->wake_fd, &g->w), "dh_gpus_open");
+    fx_must(!dh_gpus_open(o, g->library, sysfs, wakes, nwakes, g->wake_fd, -1, &g->w), "dh_gpus_open");
     g->cap = dh_gpus_size(g->w);
     g->head = aligned_alloc(8, g->cap);
     fx_must(g->head != NULL, "aligned_alloc");
@@ -178,7 +178,7 @@ static inline struct dh_gpu_slot *gx_slot(const struct dh_gpu_wake *wakes, uint3
     int fd = eventfd(0, EFD_CLOEXEC);
 
     fx_must(s && fd >= 0, "gx_slot");
-    fx_must(!dh_gpus_open(&o, "libnone.so.1", fx_root, wakes, nwakes, fd, &s->w), "dh_gpus_open");
+    fx_must(!dh_gpus_open(&o, "libnone.so.1", fx_root, wakes, nwakes, fd, -1, &s->w), "dh_gpus_open");
     close(fd);
     s->now_ns = s->call_end_ns = GX_NOW_NS;
     s->fast_ok = s->unchanged = true;
@@ -236,7 +236,7 @@ static inline bool gx_woken(struct gx *g)
 
 static inline struct dh_caller *gx_caller(struct gx *g, uint32_t index)
 {
-    return &atomic_load(&g->w->slot[index])->caller;
+    return &dh_gpu_slot_at(g->w, index)->caller;
 }
 
 /* Whether a thread is in a call that was counted as overdue. Under the lock. */

@@ -13,7 +13,7 @@ static struct gx unstarted(const char *scenario)
 
     o.slow_ns = o.retry_ns = HOUR_NS;
     g.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    fx_must(!dh_gpus_open(&o, g.library, fx_root, NULL, 0, g.wake_fd, &g.w), "dh_gpus_open");
+    fx_must(!dh_gpus_open(&o, g.library, fx_root, NULL, 0, g.wake_fd, -1, &g.w), "dh_gpus_open");
     g.cap = dh_gpus_size(g.w);
     g.head = aligned_alloc(8, g.cap);
     fx_must(g.head != NULL, "aligned_alloc");
@@ -119,7 +119,7 @@ static void test_gpu_lost_in_the_last_call_of_a_pass_loses_its_values(void)
 /* Let time pass for the GPU's thread: move its time stamps back. */
 static void elapse(struct gx *g, uint64_t ns)
 {
-    struct dh_gpu_slot *s = atomic_load(&g->w->slot[0]);
+    struct dh_gpu_slot *s = dh_gpu_slot_at(g->w, 0);
 
     s->slow_ns -= ns;
     s->links_ns -= s->links_ns ? ns : 0;
@@ -232,7 +232,7 @@ static void test_without_a_library_no_calls_are_made(void)
     struct dh_gpu_watch *w;
     int fd = eventfd(0, EFD_CLOEXEC);
 
-    fx_must(!dh_gpus_open(&o, "libnone.so.1", fx_root, NULL, 0, fd, &w), "dh_gpus_open");
+    fx_must(!dh_gpus_open(&o, "libnone.so.1", fx_root, NULL, 0, fd, -1, &w), "dh_gpus_open");
     CHECK_INT(dh_gpus_pass(w), 0);
     CHECK_INT(dh_gpus_lower_bound(w), 0);
     CHECK_INT(dh_gpus_stop(w, 0), 0);

@@ -171,7 +171,7 @@ static int opened(const struct dh_gpus_options *o, const char *library, const st
                   int fd)
 {
     struct dh_gpu_watch *w = NULL;
-    int err = dh_gpus_open(o, library, "/sys", wake, wake != NULL, fd, &w);
+    int err = dh_gpus_open(o, library, "/sys", wake, wake != NULL, fd, -1, &w);
 
     if (!err)
         CHECK_INT(dh_gpus_stop(w, 0), 0); /* never started: nothing to wait for */

@@ -30,6 +30,41 @@ static void test_gpus_without_uuid_do_not_share_a_record(void)
     gx_stop(&g);
 }
 
+/* Texts without an end have other bytes behind them in each call: still the same GPUs. */
+static void test_texts_without_end_make_no_further_gpus(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=4\nendless on");
+    uint64_t passes;
+
+    gx_ready(&g, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        CHECK(strlen(gx_gpu(&g, i)->uuid) == 40 && strlen(gx_gpu(&g, i)->name) < sizeof(gx_gpu(&g, i)->name));
+    gx_command(&g, "reload");
+    EVENTUALLY(gx_head(&g)->generation >= 2);
+    passes = g.head->passes;
+    EVENTUALLY(gx_head(&g)->passes >= passes + 3);
+    CHECK_U64(g.head->gpus, 4);
+    gx_stop(&g);
+}
+
+/* A removed GPU may keep a handle that still answers. */
+static void test_gpu_that_is_no_longer_listed_is_not_found(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=3");
+
+    gx_ready(&g, 3);
+    gx_command(&g, "listed 2");
+    dh_gpus_check_count(g.w);
+    EVENTUALLY(gx_gpu(&g, 2)->status == NVML_ERROR_GPU_NOT_FOUND);
+    CHECK_U64(gx_head(&g)->count, 2);
+    CHECK_INT(gx_gpu(&g, 0)->status, 0);
+    CHECK_U64(gx_gpu(&g, 0)->handles, 1);
+    gx_command(&g, "listed 3");
+    EVENTUALLY(gx_gpu(&g, 2)->status == 0);
+    CHECK_U64(gx_head(&g)->generation, 1);
+    gx_stop(&g);
+}
+
 static void test_one_failed_check_does_not_close_the_library(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=1");
@@ -196,6 +231,8 @@ int main(void)
     fx_begin();
     test_gpus_beyond_the_table_are_reported();
     test_gpus_without_uuid_do_not_share_a_record();
+    test_texts_without_end_make_no_further_gpus();
+    test_gpu_that_is_no_longer_listed_is_not_found();
     test_one_failed_check_does_not_close_the_library();
     test_library_error_lost_marks_no_gpu_lost();
     test_gpu_not_found_does_not_reopen_the_library();

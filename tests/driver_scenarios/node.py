@@ -52,7 +52,7 @@ def parameters(kind: str, *requests: str, **fields: object) -> dict[str, Any]:
     }
 
 
-UNKNOWN: Final = "could not be prepared: [class=unknown"
+UNKNOWN: Final = "prepare failed: [class=unknown"
 
 
 class Node:

@@ -25,7 +25,7 @@ MESSAGE = "thing.broken: bank 3 is dark. Advice: check the device"
 def test_prepare_fails_with_the_engines_cause(node: Node) -> None:
     node.sysfs.resize(7)
     unhealthy = node.kubelet.wait_health(HOSTDEV, NODE, PAGES, "Unhealthy")
-    summary = "7 pages of 2mi on node 0, 8 declared"
+    summary = "7 pages of 2mi on NUMA node 0, 8 declared"
     assert unhealthy.message.startswith(f"mem.hugepages.pool_shrunk: {summary}. Advice: ")
     pod = node.run("it", Ask("it", {"r": PAGES}, [parameters("HugepagesParameters", pages=1)]))
     node.wait_event(

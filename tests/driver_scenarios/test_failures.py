@@ -144,7 +144,7 @@ def test_unwritable_directory_is_permanent_without_device_fault(node: Node) -> N
     node.wait_healthy(CPU_1)
     node.end(node.running("another", Ask("another", {"r": CPU_1})))
     node.wait_event(pod, "it", text, times=4)
-    assert "could not be prepared" not in restarted.log, "answered from the cache, for a minute"
+    assert "prepare failed: " not in restarted.log, "answered from the cache, for a minute"
     node.end(pod)
     node.end(node.running("next", Ask("next", {"r": CPU_0})))
 

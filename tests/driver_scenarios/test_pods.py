@@ -72,7 +72,7 @@ def test_unhealthy_device_is_shown_in_its_pods_status_only(
     node.wait_healthy(PAGES, CPU_1)
     pod = node.running("it", BOTH)
     node.sysfs.resize(7)
-    text = "mem.hugepages.pool_shrunk: 7 pages of 2mi on node 0, 8 declared" + ADVICE
+    text = "mem.hugepages.pool_shrunk: 7 pages of 2mi on NUMA node 0, 8 declared" + ADVICE
     node.wait_resources(pod, [("Unhealthy", text if messages else ""), ("Healthy", "")])
     node.sysfs.resize(8)
     node.wait_resources(pod, [("Healthy", ""), ("Healthy", "")])
@@ -114,7 +114,7 @@ def test_concurrent_pods_are_prepared_and_shown_separately(
     assert node.cdi_files() == {f"uid-claim-{i}" for i in range(8)}
     node.sysfs.resize(4)
     for pod in pods:
-        text = "mem.hugepages.pool_shrunk: 4 pages of 2mi on node 0, 8 declared by 8 devices" + ADVICE
+        text = "mem.hugepages.pool_shrunk: 4 pages of 2mi on NUMA node 0, 8 declared by 8 devices" + ADVICE
         node.wait_resources(pod, [("Unhealthy", text)])
     node.end(*pods)
     assert node.cdi_files() == set()

@@ -45,7 +45,7 @@ def test_claim_of_a_shrunk_pool_fails_with_its_health_text(node: Node, pool: Hug
         "running", Ask("running", {"r": PAGES}, [parameters("HugepagesParameters", pages=1)])
     )
     pool.resize(POOL_PAGES - 1)
-    summary = "3 pages of 2mi on node 0, 4 declared"
+    summary = "3 pages of 2mi on NUMA node 0, 4 declared"
     message = node.kubelet.wait_health(HOSTDEV, NODE, PAGES, "Unhealthy").message
     assert message.startswith(f"mem.hugepages.pool_shrunk: {summary}. Advice: ")
     pod = node.run("it", Ask("it", {"r": PAGES}, SOME))

@@ -43,7 +43,7 @@ def update(make_node: Callable[..., Node]) -> Iterator[Update]:
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     new = node.hostdev("--pod-uid", NEW_POD)
     node.kubelet.wait_registered(HOSTDEV, count=2)
-    old.logs("a newer instance of the driver is the leader; health muted here")
+    old.logs("a newer instance of the driver leads; this one sends no health")
     return Update(node, old, new)
 
 

@@ -11,7 +11,7 @@ from wire.google import watch_health
 from go_driver.node import CPU_0, CPU_1, GO, NODE, PAGES, SHORT, Ask, GoNode
 
 SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-SHRUNK = "mem.hugepages.pool_shrunk: 7 pages of 2mi on node 0, 8 declared. Advice: "
+SHRUNK = "mem.hugepages.pool_shrunk: 7 pages of 2mi on NUMA node 0, 8 declared. Advice: "
 
 
 def health_changes(node: GoNode, device: str, since: int) -> list[tuple[str, str]]:

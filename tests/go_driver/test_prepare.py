@@ -118,7 +118,7 @@ def test_claim_of_an_unhealthy_device_is_not_tried(node: GoNode) -> None:
         pod,
         "it",
         f"[class=failed-device code=mem.hugepages.pool_shrunk device={GO}/{NODE}/{PAGES} request=r"
-        " retry=after-repair] 7 pages of 2mi on node 0, 8 declared; the device is Unhealthy, its taint is"
+        " retry=after-repair] 7 pages of 2mi on NUMA node 0, 8 declared; the device is Unhealthy, its taint is"  # noqa: E501
         " offered.",
     )
     node.sysfs.resize(8)

@@ -20,7 +20,9 @@ def test_shrunk_real_pool_is_unhealthy_in_the_pod_status(node: GoNode) -> None:
         pod = node.running("it", Ask("it", {"pages": PAGES}))
         pool.resize(POOL_PAGES - 1)
         message = node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy").message
-        assert message.startswith("mem.hugepages.pool_shrunk: 3 pages of 2mi on node 0, 4 declared. Advice: ")
+        assert message.startswith(
+            "mem.hugepages.pool_shrunk: 3 pages of 2mi on NUMA node 0, 4 declared. Advice: "
+        )
         node.wait_resources(pod, [("Unhealthy", message)])
         pool.resize(POOL_PAGES)
         node.wait_resources(pod, [("Healthy", "")])

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from agent.cli.conform.text import document, exit_of
-from agent.conform.observed import (
+from agent.conform.check_table import run_checks
+from agent.conform.session_record import (
     V1,
     V1ALPHA1,
     DeviceEntry,
@@ -20,10 +21,9 @@ from agent.conform.observed import (
     StoppedReader,
     StreamEnd,
     StreamRecord,
-    UnaryResult,
+    UnaryCallResult,
     VersionRecord,
 )
-from agent.conform.table import run_checks
 
 V = TypeVar("V", bound=NamedTuple)
 
@@ -34,8 +34,8 @@ REGISTRY: Final = f"{KUBELET_DIR}/plugins_registry"
 SOCKET: Final = f"{KUBELET_DIR}/plugins/gpu.example.com/dra.sock"
 SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 TIMES: Final = (0.01, 10.0, 20.0, 30.0)
-OK: Final = UnaryResult("call", 0.01, "OK")
-LATE: Final = UnaryResult("call", 5.0, "DEADLINE_EXCEEDED", "no answer within 5 s")
+OK: Final = UnaryCallResult("call", 0.01, "OK")
+LATE: Final = UnaryCallResult("call", 5.0, "DEADLINE_EXCEEDED", "no answer within 5 s")
 GPU: Final = DeviceEntry(True, b"node-a", b"gpu-0", 1, WALL_S, 30, b"")
 OTHER: Final = DeviceEntry(True, b"node-a", b"gpu-1", 1, WALL_S, 30, b"")
 INFO: Final = PluginInfo("DRAPlugin", "gpu.example.com", SOCKET, SERVICES)
@@ -86,7 +86,7 @@ GOOD: Final = SessionRecord(
         Reopening(after, _stream(_list(at_s + 0.01), opened_s=at_s, closed_s=at_s + 0.02))
         for after, at_s in (("close", 1.0), ("cancel", 2.0))
     ),
-    (UnaryResult("call", 0.01, "UNIMPLEMENTED"),),
+    (UnaryCallResult("call", 0.01, "UNIMPLEMENTED"),),
     RegistryRecord(REGISTRY, KUBELET_DIR, (REGISTERED,)),
 )
 """A driver that does everything right."""

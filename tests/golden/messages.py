@@ -11,21 +11,21 @@ from typing import Any, Final
 
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass, PrepareVerdict
-from agent.native.encode import WireHealth, encode_health
+from agent.native.health_encoder import WireHealth, encode_health_lists
 from agent.prepare.classify import PrepareContext, classify_evidence
-from agent.prepare.message import kubelet_texts
-from agent.serve.agent_api.decode import report_of, status_of
+from agent.prepare.kubelet_message import kubelet_texts
+from agent.serve.agent_api.decode import decode_report, decode_status
 from agent.serve.agent_api.encode import encode_report, encode_status
-from agent.serve.dra_plugin.result import PreparedDevice, WireMode, extension
-from agent.serve.dra_plugin.server import RegistrationService
+from agent.serve.agent_servers import encode_device_health
+from agent.serve.dra_plugin.instance_server import RegistrationService
+from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, encode_error_class
 from agent.serve.dra_plugin.service import _encode_devices
+from agent.serve.driver_link.handler import ClaimResult, SyncResult
 from agent.serve.driver_link.replies import METHODS, encode_taints
-from agent.serve.driver_link.types import ClaimResult, SyncResult
 from agent.serve.grpc.gen.agent.drahealth import v1 as agent_v1
 from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
 from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as dra_v1beta1
 from agent.serve.grpc.gen.registration_v1 import pluginregistration
-from agent.serve.servers import encode_devices
 from golden import values
 from golden.pack import TEXT, pack, unpack
 from golden.plain import plain
@@ -44,8 +44,10 @@ ROWS: Final = (
 def sent() -> dict[str, str]:
     """Return messages by name, in hex; of a long message its length and its digest."""
     report = values.report()
-    messages = {f"health.{number}": data for number, data in enumerate(encode_devices(report.devices[3:]))}
-    messages |= {f"health.lease.{n}": data for n, data in enumerate(encode_devices(report.devices, 2))}
+    messages = {
+        f"health.{number}": data for number, data in enumerate(encode_device_health(report.devices[3:]))
+    }
+    messages |= {f"health.lease.{n}": data for n, data in enumerate(encode_device_health(report.devices, 2))}
     messages |= {f"health.rows.{n}": data for n, data in enumerate(_health(ROWS))}
     many = [("node-1", f"gpu-{number}", number % 3, number, 30, "m" * 700) for number in range(2_000)]
     messages |= {f"health.many.{number}": data for number, data in enumerate(_health(many))}
@@ -61,7 +63,7 @@ def sent() -> dict[str, str]:
         messages[f"unprepared.{version}"] = _encode_devices(module, ())
     for mode in WireMode:
         for error_class in ErrorClass:
-            messages[f"error.{mode.value}.{error_class.value}"] = extension(error_class, mode)
+            messages[f"error.{mode.value}.{error_class.value}"] = encode_error_class(error_class, mode)
     return {name: data.hex() if len(data) < 4096 else _digest(data) for name, data in messages.items()}
 
 
@@ -70,7 +72,7 @@ def _digest(data: bytes) -> str:
 
 
 def _health(rows: Sequence[tuple[str, str, int, int, int, str]]) -> list[bytes]:
-    return encode_health([WireHealth(*row) for row in rows])
+    return encode_health_lists([WireHealth(*row) for row in rows])
 
 
 async def _registration() -> pluginregistration.PluginInfo:
@@ -89,12 +91,12 @@ def _prepared() -> tuple[PreparedDevice, ...]:
 
 def report_again(data: bytes) -> bytes:
     """Decode a report message of an earlier release and encode it again."""
-    return b"".join(encode_report(report_of(agent_v1.Report().parse(data))))
+    return b"".join(encode_report(decode_report(agent_v1.Report().parse(data))))
 
 
 def status_again(data: bytes) -> bytes:
     """Decode a status message of an earlier release and encode it again."""
-    return encode_status(status_of(agent_v1.StatusReply().parse(data)))
+    return encode_status(decode_status(agent_v1.StatusReply().parse(data)))
 
 
 # --- what drivers send, and what they are answered ---------------------------------------------------------

@@ -12,22 +12,22 @@ from typing import Any, Final
 from agent.driver.session import declaration_text, write_declaration
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import Origin, PodRef
+from agent.model.device_usage import DeviceState, DeviceUsage, UsageEnd, UsageEndKind
 from agent.model.health import Health, Severity
+from agent.model.settings import UsageHistoryLimits
 from agent.model.time import Instant
-from agent.model.use_limits import UseLimits
-from agent.model.uses import DeviceState, DeviceUsage, UsageEnd, UsageEndKind
-from agent.serve.driver_link.types import DeviceDeclaration
-from agent.sources.declared_file import parse_declaration
-from agent.store import cdi, faults, history, prepares, taints
+from agent.serve.driver_link.handler import DeviceDeclaration
+from agent.sources.declaration_file import parse_declaration
+from agent.store import cdi_files, gpu_fault_file, history_file, ledger_file, taint_file
 from golden.files import INPUTS, RELEASE, load, temporary_root
 from golden.plain import plain
 
 NODE: Final = "node-1"
 JSON_FILES: Final[dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]]] = {
-    "gpu-faults.json": (faults.decode, faults.encode),
-    "prepares.json": (prepares.decode, prepares.encode),
-    "prepares-nic.json": (prepares.decode, prepares.encode),
-    "taints.json": (taints.decode, taints.encode),
+    "gpu-faults.json": (gpu_fault_file.decode_gpu_faults, gpu_fault_file.encode_gpu_faults),
+    "prepares.json": (ledger_file.decode_ledger, ledger_file.encode_ledger),
+    "prepares-nic.json": (ledger_file.decode_ledger, ledger_file.encode_ledger),
+    "taints.json": (taint_file.decode_taints, taint_file.encode_taints),
 }
 """Decoder and encoder of each JSON file."""
 HISTORY: Final = "history.sqlite"
@@ -65,21 +65,21 @@ def history_rows(path: Path) -> dict[str, Any]:
 
 def read_history(path: Path) -> Any:
     """Return the decoded values of a history file."""
-    return plain(history.read(path))
+    return plain(history_file.read_history(path))
 
 
 def copy_history(source: Path, target: Path) -> None:
     """Read a history file and write everything in it into another."""
-    found = history.read(source)
+    found = history_file.read_history(source)
     uses = (*reversed(found[1]), *reversed(found[0]))
-    history.HistoryFile(target, UseLimits()).write(uses, (), found[2], by_age=False)
+    history_file.HistoryFile(target, UsageHistoryLimits()).write_uses(uses, (), found[2], delete_by_age=False)
 
 
 def write_history(path: Path) -> None:
     """Write the history that ``inputs/history.json`` describes."""
     given = load(INPUTS / "history.json")
-    history.HistoryFile(path, UseLimits()).write(
-        [_use(use) for use in given["uses"]], (), given["left_s"], by_age=False
+    history_file.HistoryFile(path, UsageHistoryLimits()).write_uses(
+        [_use(use) for use in given["uses"]], (), given["left_s"], delete_by_age=False
     )
 
 
@@ -139,16 +139,19 @@ def write_cdi(directory: Path) -> list[str]:
     """Write the CDI file that ``inputs/cdi.json`` describes; return the CDI ids."""
     given = load(INPUTS / "cdi.json")
     devices = [
-        cdi.CdiDevice(
+        cdi_files.CdiDevice(
             name,
             env,
-            tuple(cdi.CdiMount(host, inside, tuple(options), kind) for host, inside, options, kind in mounts),
-            tuple(cdi.CdiNode(*node) for node in nodes),
+            tuple(
+                cdi_files.CdiMount(host, inside, tuple(options), kind)
+                for host, inside, options, kind in mounts
+            ),
+            tuple(cdi_files.CdiNode(*node) for node in nodes),
             annotations,
         )
         for name, env, mounts, nodes, annotations in given["devices"]
     ]
-    return list(cdi.write_spec(directory, given["vendor_class"], given["claim"], devices))
+    return list(cdi_files.write_spec(directory, given["vendor_class"], given["claim"], devices))
 
 
 def write_release() -> None:

@@ -21,22 +21,28 @@ from agent.engine.step import initial_state
 from agent.health.gpu.faults import checkpoint
 from agent.health.kernel_log.patterns import HOST_PATTERNS, compile_pattern
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
-from agent.model.declared import CheckSample, Declarations, DeclaredFile
-from agent.model.gpu import GpuAttributes, GpuEvent, GpuField, GpuHost, StuckProcess
+from agent.model.declared_devices import Declarations, DeclaredFile, DriverCheckSample
+from agent.model.gpu import GpuAttributes, GpuEvent, GpuField, GpuSystemSample, StuckProcess
 from agent.model.health import DeviceHealth, Finding, Health, Severity
 from agent.model.kernel_messages import LogLine, LogSample
-from agent.model.machine import CoreSample, DimmSample, MachineSample, NumaSample, PressureSample
+from agent.model.machine_samples import (
+    DimmSample,
+    MachineSample,
+    NumaMemorySample,
+    PerCpuSample,
+    PressureSample,
+)
 from agent.model.pci import PciSample
-from agent.model.pods import PodFinding, PodsSample, Resource
+from agent.model.pod_findings import PodFinding, PodsSample, Resource
 from agent.model.prepare import DriverFault
 from agent.model.report import Report
-from agent.model.settings import Settings
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
-from agent.prepare import ledger as ledgers
-from agent.sources.declared_file import parse_declaration
-from agent.store import faults, prepares, taints
+from agent.prepare import prepare_ledger as ledgers
+from agent.sources.declaration_file import parse_declaration
+from agent.store import gpu_fault_file, ledger_file, taint_file
 from golden import values
 from golden.files import DOCUMENTS, INPUTS, RELEASE, load
 from golden.release import DECLARATION
@@ -81,14 +87,14 @@ def _causes(causes: list[dict[str, Any]]) -> list[list[str]]:
 class Host(PaperNode):
     """A node of which everything is read; what is read is in the attributes."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: EngineSettings | None = None) -> None:
         super().__init__(settings)
         self.dimms = [
             DimmSample(0, None, "skx", "", 0, 0),
             DimmSample(0, 1, "DIMM A1", "channel 0 slot 1", 0, 0),
         ]
-        self.numa = [NumaSample(0, 16 * GIB_KIB, 0, 128, 0)]
-        self.cores = [CoreSample(cpu, cpu, 0, 3_000_000, 3_000_000, 0) for cpu in (0, 1)]
+        self.numa = [NumaMemorySample(0, 16 * GIB_KIB, 0, 128, 0)]
+        self.cores = [PerCpuSample(cpu, cpu, 0, 3_000_000, 3_000_000, 0) for cpu in (0, 1)]
         self.pressure = PressureSample(0, 0, 0)
         self.numbers: list[Any] = [0b1, 0b1, 0, 0, 0]
         """Nodes online, nodes with memory, corrupted memory, surplus pages refused, threads of a core."""
@@ -96,7 +102,7 @@ class Host(PaperNode):
         self.lines: tuple[LogLine, ...] = ()
         self.files: Declarations = ()
         self.faults: tuple[DriverFault, ...] = ()
-        self.checks: tuple[CheckSample, ...] = ()
+        self.checks: tuple[DriverCheckSample, ...] = ()
         self.pods: PodsSample | None = None
         self.slow: dict[str, tuple[int, int]] = {}
         self.pool(pool_sample(10))
@@ -147,14 +153,14 @@ def host() -> Steps:
     yield "pool back", report_document(node.next(2))
     yield "pool healthy", report_document(node.next(3))
     node.online("0")
-    node.cores[0] = CoreSample(0, 0, 0, 3_000_000, 800_000, 3)
+    node.cores[0] = PerCpuSample(0, 0, 0, 3_000_000, 800_000, 3)
     yield "CPU offline and capped", report_document(node.next(4))
     node.nodes[0] = node_sample(0, 0b11, 25, 12)
     node.states["throttle"] = SourceState("ok")
     yield "throttled", report_document(node.next(2))
     node.online("0-1")
     node.dimms[1] = DimmSample(0, 1, "DIMM A1", "channel 0 slot 1", 40, 2)
-    node.numa[0] = NumaSample(0, 15 * GIB_KIB, 64, 128, 2)
+    node.numa[0] = NumaMemorySample(0, 15 * GIB_KIB, 64, 128, 2)
     node.numbers[2:4] = [64, 5]
     yield "memory errors", report_document(node.next(3))
     node.pool(pool_sample(EIO))
@@ -195,7 +201,7 @@ def host() -> Steps:
 
 def expectations() -> Steps:
     """A node that is held to a configuration."""
-    settings = Settings("node-a", ("a.example.com",), 40, 3, 20, 0b111, {"hugepages-2mi-node0": 12})
+    settings = EngineSettings("node-a", ("a.example.com",), 40, 3, 20, 0b111, {"hugepages-2mi-node0": 12})
     node = Host(settings)
     yield "first", report_document(node.next())
     node.pool(pool_sample(12))
@@ -235,9 +241,11 @@ def _happens(draw: random.Random, node: Host) -> str:
         case 4:
             node.dimms = [DimmSample(0, None, "skx", "", draw.randrange(50), small % 2)]
         case 5:
-            node.numa[0] = NumaSample(0, 16 * GIB_KIB, reading, 128, small)
+            node.numa[0] = NumaMemorySample(0, 16 * GIB_KIB, reading, 128, small)
         case 6:
-            node.cores[0] = CoreSample(0, 0, small % 2, 3_000_000, draw.choice((3_000_000, 800_000)), reading)
+            node.cores[0] = PerCpuSample(
+                0, 0, small % 2, 3_000_000, draw.choice((3_000_000, 800_000)), reading
+            )
         case 7:
             node.numbers[draw.randrange(5)] = draw.choice((0, 1, EIO, ABSENT))
         case 8:
@@ -300,9 +308,11 @@ def declared() -> Steps:
     yield "driver reports", report_document(node.next(2))
     subject = f"{DRIVER}/node-a/mem-0"
     bad = Finding("fpga.bank_locked", Severity(2), "bank 3", "unlock it", None)
-    node.checks = (CheckSample("bank", subject, bad, "", 3, node.now_ns, NS, 1, 2),)
+    node.checks = (DriverCheckSample("bank", subject, bad, "", 3, node.now_ns, NS, 1, 2),)
     yield "check finds", report_document(node.next(3))
-    node.checks = (CheckSample("bank", subject, None, "did not answer within 2 s", 4, node.now_ns, NS, 1, 2),)
+    node.checks = (
+        DriverCheckSample("bank", subject, None, "did not answer within 2 s", 4, node.now_ns, NS, 1, 2),
+    )
     yield "check late", report_document(node.next(3))
     node.groups = [group_sample(7, pod=values.POD, container="main")]
     node.pods = PodsSample(
@@ -373,7 +383,7 @@ def misfits() -> Steps:
     node = Host()
     node.files = (DeclaredFile(DRIVER, parse_declaration(MISFITS.encode(), DRIVER, "node-a")),)
     for core in (0, 1):
-        node.cores[core] = CoreSample(core, 0, 0, 3_000_000, 3_000_000, 0)
+        node.cores[core] = PerCpuSample(core, 0, 0, 3_000_000, 3_000_000, 0)
     yield "declared", report_document(node.next(4))
     for name, function in {
         "well": ("mlx5_core", 16, 16, 0, 0, 0),
@@ -425,7 +435,7 @@ def gpus() -> Steps:
     node.xid(2, 94, 1, 0, times=3)
     node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 11004, Fatal, something without a port")
     yield "instance and switch", report_document(node.next(3))
-    yield "kept", load_json(faults.encode(node.checkpoint))
+    yield "kept", load_json(gpu_fault_file.encode_gpu_faults(node.checkpoint))
     node.restart(away_s=30)
     yield "restarted", report_document(node.rest(3))
     node.reset(0)
@@ -445,7 +455,7 @@ def gpus() -> Steps:
     yield "readings", report_document(node.rest(15))
     node.reload()
     yield "driver reloaded", report_document(node.rest(5))
-    yield "kept again", load_json(faults.encode(node.checkpoint))
+    yield "kept again", load_json(gpu_fault_file.encode_gpu_faults(node.checkpoint))
     node.restart(boot_id=SECOND_BOOT, away_s=300)
     yield "booted", report_document(node.rest(30))
     yield "an hour later", report_document(node.rest(3600))
@@ -483,12 +493,12 @@ def announced() -> Steps:
     node = GpuNode(2, expect=3)
     buses = tuple(gpu.bus for gpu in node.gpus.values())
     for name, known in {
-        "no fabric manager": GpuHost((), buses, False),
-        "unknown to NVML": GpuHost((), (*buses, "0000:9b:00.0"), True),
-        "off the bus": GpuHost((), buses[:1], True),
-        "stuck process": GpuHost((), buses, True, (StuckProcess(4242, "python"),)),
-        "nothing known": GpuHost((), EIO, EIO, EIO),
-        "inventory": GpuHost(
+        "no fabric manager": GpuSystemSample((), buses, False),
+        "unknown to NVML": GpuSystemSample((), (*buses, "0000:9b:00.0"), True),
+        "off the bus": GpuSystemSample((), buses[:1], True),
+        "stuck process": GpuSystemSample((), buses, True, (StuckProcess(4242, "python"),)),
+        "nothing known": GpuSystemSample((), EIO, EIO, EIO),
+        "inventory": GpuSystemSample(
             (GpuAttributes("GPU-00000000", buses[0], "s1", "H100", "570", "v1", "Hopper", 1),), buses
         ),
     }.items():
@@ -516,13 +526,13 @@ def gpus_released(boot_id: str) -> Steps:
     node.boot_id = boot_id
     for number, bus in ((0, "0000:1b:00.0"), (1, "0000:2b:00.0")):
         node.change(number, uuid=f"GPU-{number:08}", bus=bus)
-    memory = faults.decode((RELEASE / "gpu-faults.json").read_bytes())
+    memory = gpu_fault_file.decode_gpu_faults((RELEASE / "gpu-faults.json").read_bytes())
     node.state = initial_state(
         node.settings, checkpoint.restore_faults(memory, boot_id, node.limits, node.now)
     )
     yield "first", report_document(node.next())
     yield "later", report_document(node.rest(60))
-    yield "kept", load_json(faults.encode(node.checkpoint))
+    yield "kept", load_json(gpu_fault_file.encode_gpu_faults(node.checkpoint))
     yield "an hour later", report_document(node.rest(3600))
 
 
@@ -565,21 +575,21 @@ def ledger() -> Steps:
     known = ledgers.PrepareLedger()
 
     def written() -> Any:
-        return load_json(prepares.encode(prepares.PreparesFileContent(DRIVER, "1.2", known)))
+        return load_json(ledger_file.encode_ledger(ledger_file.LedgerFileContent(DRIVER, "1.2", known)))
 
     a, b, c, d = _claim("a", "gpu-0"), _claim("b", "gpu-1"), _claim("c", "gpu-0", "gpu-1"), _claim("d")
     well = ledgers.health_fingerprint([_known("gpu-0")])
     sick = ledgers.health_fingerprint([_known("gpu-0", "gpu.xid.79", "gpu.lost"), None])
-    known = ledgers.succeeded(known, a, well, now_s, "1.2")
+    known = ledgers.record_success(known, a, well, now_s, "1.2")
     yield "succeeded", written()
     for number in range(3):
-        known, _ = ledgers.failed(known, a, well, failed, now_s + number, "1.2")
+        known, _ = ledgers.record_failure(known, a, well, failed, now_s + number, "1.2")
     yield "failed three times", written()
-    known, _ = ledgers.failed(known, b, sick, later, now_s + 10, "1.2")
-    known, _ = ledgers.failed(
+    known, _ = ledgers.record_failure(known, b, sick, later, now_s + 10, "1.2")
+    known, _ = ledgers.record_failure(
         known, c, sick, bug, now_s + 11, "1.3", [DeviceRef(DRIVER, values.POOL, "gpu-0")]
     )
-    known, _ = ledgers.failed(known, d, "", wrong, now_s + 12, "1.2")
+    known, _ = ledgers.record_failure(known, d, "", wrong, now_s + 12, "1.2")
     yield "others failed", written()
     answers = {}
     for claim in (a, b, c, d):
@@ -589,18 +599,20 @@ def ledger() -> Steps:
                     found = ledgers.cached_failure(known, claim, generation, now_s + after_s, version)
                     answers[f"{claim.name} {version} {generation} {after_s}"] = found.code if found else None
     yield "answered without trying", answers
-    known, _ = ledgers.unprepare_failed(known, a, later, now_s + 20, "1.2")
-    known = ledgers.unprepared(known, b.ref, now_s + 21)
+    known, _ = ledgers.record_unprepare_failure(known, a, later, now_s + 20, "1.2")
+    known = ledgers.record_unprepare(known, b.ref, now_s + 21)
     yield "unprepared", written()
     yield (
         "aged",
         load_json(
-            prepares.encode(prepares.PreparesFileContent(DRIVER, "", ledgers.expire(known, now_s + 700)))
+            ledger_file.encode_ledger(
+                ledger_file.LedgerFileContent(DRIVER, "", ledgers.expire_entries(known, now_s + 700))
+            )
         ),
     )
-    theirs = prepares.decode((RELEASE / "prepares.json").read_bytes())[2]
-    merged = ledgers.merge(known, theirs, now_s + 30)
-    yield "merged", load_json(prepares.encode(prepares.PreparesFileContent(DRIVER, "1.4", merged)))
+    theirs = ledger_file.decode_ledger((RELEASE / "prepares.json").read_bytes())[2]
+    merged = ledgers.merge_ledgers(known, theirs, now_s + 30)
+    yield "merged", load_json(ledger_file.encode_ledger(ledger_file.LedgerFileContent(DRIVER, "1.4", merged)))
     yield "fingerprints", [claim.fingerprint for claim in (a, b, c, d)]
 
 
@@ -626,13 +638,13 @@ def tainted() -> Steps:
                 f"{name} {severity.value}",
                 [[f"{taint.key}={taint.value}:{taint.effect}" for taint in tainted] for tainted in by_device],
             )
-    kept = taints.decode((RELEASE / "taints.json").read_bytes())
+    kept = taint_file.decode_taints((RELEASE / "taints.json").read_bytes())
     for name, policy in policies.items():
         past = restore_taints(kept, DRIVER, policy)
-        yield f"restored {name}", load_json(taints.encode(past.taints))
+        yield f"restored {name}", load_json(taint_file.encode_taints(past.taints))
         for seconds in (0, 30, 61, 200):
             past = decide_taints(past, values.report(), DRIVER, policy, values.instant(-seconds))
-            yield f"{name} after {seconds} s", load_json(taints.encode(past.taints))
+            yield f"{name} after {seconds} s", load_json(taint_file.encode_taints(past.taints))
 
 
 STORIES: Final[Mapping[str, Callable[[], Steps]]] = {

@@ -18,12 +18,12 @@ from agent.cli.main import VERBS
 from agent.config.config import SETTINGS, Config
 from agent.config.config import load as load_config
 from agent.node.pods import history_recorder
-from agent.serve import servers
+from agent.serve import agent_servers
 from agent.serve.agent_api import service as agent_api
 from agent.serve.dra_plugin import serialize_lock
 from agent.serve.driver_link import service as driver_link
-from agent.sources import declared, kubelet_state
-from agent.store import faults, prepares, taints
+from agent.sources import declaration_directory, kubelet_state
+from agent.store import gpu_fault_file, ledger_file, taint_file
 from golden.commands import run
 from golden.files import INPUTS, load
 from golden.plain import plain
@@ -70,8 +70,8 @@ def settings() -> dict[str, Any]:
         setting.key: {
             "flag": setting.flag,
             "variable": setting.variable if setting.flag else "",
-            "many": setting.many,
-            "switch": setting.switch,
+            "many": setting.is_repeatable,
+            "switch": setting.is_switch,
             "default": plain(getattr(config, setting.field)),
         }
         for setting in SETTINGS
@@ -86,8 +86,8 @@ def limits() -> dict[str, dict[str, Any]]:
         found[setting.key] = {}
         for value in values:
             try:
-                read = setting.read(value)
-                setting.check(read)
+                read = setting.parse(value)
+                setting.check_limits(read)
             except (ValueError, TypeError):
                 continue
             found[setting.key][json.dumps(value)] = _settled(read)
@@ -112,12 +112,12 @@ def loaded() -> dict[str, Any]:
         file = Path(directory) / "config.toml"
         file.write_text(inputs["file"])
         found = {
-            "file": load_config({}, {}, file=file, serves=False),
-            "environ": load_config({}, inputs["environ"], default_file=NO_FILE, serves=False),
+            "file": load_config({}, {}, file=file, needs_runtime_dir=False),
+            "environ": load_config({}, inputs["environ"], default_file=NO_FILE, needs_runtime_dir=False),
             "flags": load_config(
-                inputs["flags"], {"DRAHEALTH_NODE_NAME": "n"}, default_file=NO_FILE, serves=False
+                inputs["flags"], {"DRAHEALTH_NODE_NAME": "n"}, default_file=NO_FILE, needs_runtime_dir=False
             ),
-            "all": load_config(inputs["flags"], inputs["environ"], file=file, serves=False),
+            "all": load_config(inputs["flags"], inputs["environ"], file=file, needs_runtime_dir=False),
         }
     return {
         name: {setting.key: _settled(getattr(config, setting.field)) for setting in SETTINGS}
@@ -131,14 +131,14 @@ def loaded() -> dict[str, Any]:
 def file_names() -> dict[str, Any]:
     """Return the names of files and sockets that outlive a process or are shared with another program."""
     return {
-        "faults": [faults.FILE, faults.VERSION],
-        "prepares": [prepares.FILE, prepares.LOCK, prepares.VERSION],
-        "taints": [taints.FILE, taints.VERSION],
+        "faults": [gpu_fault_file.FILE, gpu_fault_file.VERSION],
+        "prepares": [ledger_file.FILE, ledger_file.LOCK, ledger_file.VERSION],
+        "taints": [taint_file.FILE, taint_file.VERSION],
         "locks": [serialize_lock.FILE],
         "history": history_recorder.FILE,
-        "declarations": [declared.DIRECTORY, declared.SUFFIX],
+        "declarations": [declaration_directory.DIRECTORY, declaration_directory.SUFFIX],
         "kubelet": [kubelet_state.CLAIMS_FILE, kubelet_state.HEALTH_FILE],
-        "sockets": list(servers.socket_names(["a.example.com"])),
+        "sockets": list(agent_servers.socket_names(["a.example.com"])),
         "methods": [agent_api.STATUS, agent_api.WATCH, driver_link.SERVICE],
     }
 

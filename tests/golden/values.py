@@ -7,11 +7,11 @@ an earlier release wrote, names in the code are not.
 from typing import Final
 
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.health import Blame, Cause, DeviceHealth, Health, NotApplicable, Note, Severity
-from agent.model.prepare import ErrorClass, PrepareVerdict, Remediation, Scope
-from agent.model.report import AgentStatus, Report, Subscribers, Tally
-from agent.model.snapshot import CoreStats
-from agent.model.source import SourceSample, SourceState
+from agent.model.health import Blame, Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
+from agent.model.prepare import ErrorClass, FaultTaint, PrepareVerdict, Scope
+from agent.model.report import AgentStatus, Report, SeverityCount, SocketSubscribers
+from agent.model.snapshot import NativeCoreStats
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.taint import Effect, Taint, Taints
 from agent.model.time import NS, Instant
 
@@ -69,7 +69,7 @@ SOURCES: Final = (
     SourceSample("nvml", SourceState("stalled"), instant(90).mono_ns, NS, 1, "hangs", 7, False, 60 * NS),
     SourceSample("kmsg", SourceState("starting"), instant(3).mono_ns, NS, 0, "", 0, False),
 )
-CORE: Final = CoreStats(11, 12, 13, 14, 15, 16, 17, 18, 19, 20)
+CORE: Final = NativeCoreStats(11, 12, 13, 14, 15, 16, 17, 18, 19, 20)
 POD: Final = "0f3c7a52-4a4e-4a52-9f0e-5d3a6f1b2c3d"
 
 
@@ -88,8 +88,8 @@ def report() -> Report:
             device("gpu-2", driver=DRIVER, kind="gpu", lease_s=3),
         ),
         (
-            Note("node", cause("node.hung_task", DEGRADED, "driver", "blocked for minutes: dd")),
-            Note(
+            NonDeviceCause("node", cause("node.hung_task", DEGRADED, "driver", "blocked for minutes: dd")),
+            NonDeviceCause(
                 f"pod {POD} (team-a/train-0) container main",
                 cause("cgroup.memory.oom_kill", DEGRADED, "workload", "3 kills"),
                 (f"{DRIVER}/{POOL}/gpu-1", "hugepages-2mi-node0"),
@@ -105,8 +105,13 @@ def report() -> Report:
 
 def status() -> AgentStatus:
     """Return a status with something in each field."""
-    tallies = (Tally(UNHEALTHY, 2), Tally(UNKNOWN, 1), Tally(DEGRADED, 1), Tally(OK, 3))
-    subscribers = (Subscribers(f"drivers/{DRIVER}.sock", 2), Subscribers("agent.sock", 0))
+    tallies = (
+        SeverityCount(UNHEALTHY, 2),
+        SeverityCount(UNKNOWN, 1),
+        SeverityCount(DEGRADED, 1),
+        SeverityCount(OK, 3),
+    )
+    subscribers = (SocketSubscribers(f"drivers/{DRIVER}.sock", 2), SocketSubscribers("agent.sock", 0))
     return AgentStatus(
         "0.1.0",
         4242,
@@ -165,7 +170,7 @@ def verdicts() -> tuple[PrepareVerdict | None, ...]:
             None,
             300,
             Health(2),
-            Remediation(Effect("NoExecute"), "x"),
+            FaultTaint(Effect("NoExecute"), "x"),
             NOW_S - 60,
             NOW_S,
             3,
@@ -226,7 +231,7 @@ def verdicts() -> tuple[PrepareVerdict | None, ...]:
             None,
             10,
             Health(0),
-            Remediation(Effect("NoSchedule"), ""),
+            FaultTaint(Effect("NoSchedule"), ""),
             NOW_S,
             NOW_S,
             2,

@@ -47,7 +47,7 @@ def test_pool_below_declared_pages_is_unhealthy(real: RealHost) -> None:
     real.stage.expect_health("huge-1", HEALTHY, "", OWNER)
     real.stage.cause("hugepage pool smaller than two declarations together", REAL)
     real.pool.resize(PAGES - 2)
-    text = f"mem.hugepages.pool_shrunk: {PAGES - 2} pages of 2mi on node 0, 3 declared by 2 devices"
+    text = f"mem.hugepages.pool_shrunk: {PAGES - 2} pages of 2mi on NUMA node 0, 3 declared by 2 devices"
     real.stage.expect_health("huge-1", UNHEALTHY, text, OWNER)
     real.stage.expect_health("huge-0", UNHEALTHY, text, OWNER)
     real.stage.cause("declared hugepages are back", REAL)

@@ -11,18 +11,18 @@ from agent.model.report import Report
 from agent.prepare.classify import PrepareContext
 from agent.prepare.classify import classify as classify_error
 from agent.prepare.errors import PrepareError
-from agent.prepare.message import kubelet_text
-from agent.serve.dra_plugin.in_flight import RunKind
-from agent.serve.dra_plugin.result import PreparedDevice, WireMode
-from agent.serve.dra_plugin.server import InstanceServer
+from agent.prepare.kubelet_message import kubelet_text
+from agent.serve.dra_plugin.in_flight import ClaimOperation
+from agent.serve.dra_plugin.instance_server import DriverInstanceServer
+from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode
 from agent.serve.dra_plugin.sockets import PluginPaths, plugin_paths
-from agent.system.threads.latest import Latest
+from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from wire.serving import ServerThread
 
 DRIVER = "gpu.example.com"
 
-Behaviour = Callable[[RunKind, ClaimRef], Awaitable[tuple[PreparedDevice, ...]]]
+Behaviour = Callable[[ClaimOperation, ClaimRef], Awaitable[tuple[PreparedDevice, ...]]]
 
 
 class FakeClaimHandler:
@@ -39,7 +39,7 @@ class FakeClaimHandler:
         self.unavailable = ""
         self._running = 0
 
-    async def run(self, kind: RunKind, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
+    async def run(self, kind: ClaimOperation, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
         """Handle a claim as configured."""
         self.calls.append((str(kind), ref.name))
         self._running += 1
@@ -49,7 +49,7 @@ class FakeClaimHandler:
             await asyncio.sleep(0)  # lets concurrent calls run
             if behaviour is not None:
                 return await behaviour(kind, ref)
-            if kind is RunKind.UNPREPARE:
+            if kind is ClaimOperation.UNPREPARE:
                 return ()
             return (PreparedDevice(("r",), "pool", ref.name, (f"example.com/gpu={ref.uid}",)),)
         finally:
@@ -59,7 +59,7 @@ class FakeClaimHandler:
     def fail(self, name: str, error: Exception) -> None:
         """Make a claim fail like a driver that raises `error`."""
 
-        async def handle(kind: RunKind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        async def handle(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
             verdict = self.classify(ref, error)
             raise PrepareError(verdict, kubelet_text(verdict))
 
@@ -69,9 +69,9 @@ class FakeClaimHandler:
         """Make a claim take until the future has a result."""
         held: Future[None] = Future()
 
-        async def handle(kind: RunKind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        async def handle(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
             await asyncio.shield(asyncio.wrap_future(held))
-            return () if kind is RunKind.UNPREPARE else (PreparedDevice((), "pool", ref.name),)
+            return () if kind is ClaimOperation.UNPREPARE else (PreparedDevice((), "pool", ref.name),)
 
         self.behaviour[name] = handle
         return held
@@ -97,10 +97,10 @@ class Serving(ServerThread):
     ) -> None:
         (kubelet_dir / "plugins_registry").mkdir(parents=True, exist_ok=True)
         self.claims = FakeClaimHandler()
-        self.latest: Latest[Report] = Latest()
+        self.latest: LatestValue[Report] = LatestValue()
         self.failures = []
         self.paths: PluginPaths = plugin_paths(DRIVER, kubelet_dir=kubelet_dir, pod_uid=pod_uid)
-        self.plugin = InstanceServer(
+        self.plugin = DriverInstanceServer(
             self.latest,
             self.claims,
             driver=DRIVER,

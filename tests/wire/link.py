@@ -16,9 +16,9 @@ from agent.model.taint import Taints
 from agent.prepare.classify import PrepareContext, classify, classify_evidence
 from agent.prepare.errors import BadConfig
 from agent.prepare.evidence import Evidence
-from agent.serve.driver_link.types import ClaimResult, DeviceDeclaration, DriverLinkHandler, SyncResult
-from agent.serve.servers import Servers
-from agent.system.threads.latest import Latest
+from agent.serve.agent_servers import AgentServers
+from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration, DriverLinkHandler, SyncResult
+from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from wire.google import Watcher, described, message_class
 from wire.serving import DRIVER, ServerThread, device, report
@@ -58,7 +58,7 @@ class RecordingHandler:
         """Event to wait for, by method."""
         self.blocked_uids: set[str] = set()
         """Uids of claims that must not be prepared."""
-        self.newest: Latest[Taints] = Latest()
+        self.newest: LatestValue[Taints] = LatestValue()
 
     def hold(self, method: str) -> threading.Event:
         """Make a method block until the event is set, or the server ends."""
@@ -97,7 +97,7 @@ class RecordingHandler:
         return self._classify_all("unprepared", results)
 
     @property
-    def taints(self) -> Latest[Taints]:
+    def taints(self) -> LatestValue[Taints]:
         """Taints that the test publishes."""
         self._record("taints", None)
         return self.newest
@@ -127,9 +127,9 @@ class Serving(ServerThread):
         self.handler = RecordingHandler()
         self.opened: list[str] = []
         self.open_fails: list[Exception] = []
-        self.latest: Latest[Report] = Latest()
+        self.latest: LatestValue[Report] = LatestValue()
         self.failures = []
-        self.servers = Servers(
+        self.servers = AgentServers(
             self.latest, runtime_dir=runtime_dir, drivers=[DRIVER], version="9.9.9", open_handler=self._open
         )
         self.socket, self.agent = self.servers.paths

@@ -13,8 +13,8 @@ from patience import PATIENCE_S
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.time import NS, Instant
-from agent.serve.servers import Servers
-from agent.system.threads.latest import Latest
+from agent.serve.agent_servers import AgentServers
+from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 
 DRIVER = "test.drahealth.example"
@@ -78,10 +78,10 @@ class Serving(ServerThread):
     """Servers of one driver or more."""
 
     def __init__(self, runtime_dir: Path, *other_drivers: str) -> None:
-        self.latest: Latest[Report] = Latest()
+        self.latest: LatestValue[Report] = LatestValue()
         self.failures = []
         drivers = [DRIVER, *other_drivers]
-        self.servers = Servers(self.latest, runtime_dir=runtime_dir, drivers=drivers, version="9.9.9")
+        self.servers = AgentServers(self.latest, runtime_dir=runtime_dir, drivers=drivers, version="9.9.9")
         self.health, *self.others, self.agent = self.servers.paths
         self.thread = AsyncioThread(self.servers.run, on_failure=self.failures.append)
 

@@ -1,1 +1,1 @@
-"""Suites: one module each, with a function ``run(effort)`` that returns an Outcome."""
+"""Benchmark suites: modules with a function ``run(run_size)`` that returns a SuiteOutcome."""

@@ -1,4 +1,4 @@
-"""The engine: ``step()`` without and with a change, and the decoding of snapshots.
+"""Time of the engine: ``step()`` without and with a change, and the decoding of snapshots.
 
 The devices are CPUs of this machine, declared by a driver; the cgroups are files that look like cgroups,
 because their origin has no effect on the engine. An evaluation has no lower bound; ratios are to a quiet
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from agent.bench.effort import Effort
-from agent.bench.result import SuiteOutcome, Table, rows_from_race
-from agent.bench.suites.poll import open_sampler, read
-from agent.bench.timing import Contender, race
-from agent.bench.trees import scratch, write_groups
+from agent.bench.file_trees import temporary_directory, write_cgroup_files
+from agent.bench.result import ResultTable, SuiteOutcome, rows_from_race
+from agent.bench.run_size import RunSize
+from agent.bench.suites.poll import open_sampler, read_snapshot
+from agent.bench.timing import Contender, time_contenders
 from agent.engine.step import EngineState, step
-from agent.model.declared import Declarations, Declared, DeclaredCpus, DeclaredFile
-from agent.model.settings import Settings
+from agent.model.declared_devices import Declarations, DeclaredCpus, DeclaredFile, DriverDevice
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
 
@@ -25,28 +25,32 @@ DEVICES: Final = (8, 128, 1000)
 GROUPS: Final = (100, 1000)
 
 
-def run(effort: Effort) -> SuiteOutcome:
+def run(run_size: RunSize) -> SuiteOutcome:
     """Time step() with 8, 128 and 1,000 devices, and step() and decoding with 100 and 1,000 cgroups."""
     outcome = SuiteOutcome()
     sampler = open_sampler(None)
-    base = read(sampler)
+    base = read_snapshot(sampler)
     sampler.stop(1.0)
     for count in DEVICES:
-        snapshot = replace(base, declared=declarations(base, count))
-        _measure(effort, outcome, f"devices{count}", snapshot, None)
+        snapshot = replace(base, declared=declare_cpus(base, count))
+        _measure(run_size, outcome, f"devices{count}", snapshot, None)
     for count in GROUPS:
-        with scratch() as directory:
-            sampler = open_sampler(write_groups(directory, count))
-            _measure(effort, outcome, f"groups{count}", read(sampler), sampler.read)
+        with temporary_directory() as directory:
+            sampler = open_sampler(write_cgroup_files(directory, count))
+            _measure(run_size, outcome, f"groups{count}", read_snapshot(sampler), sampler.read)
             sampler.stop(1.0)
     return outcome
 
 
 def _measure(
-    effort: Effort, outcome: SuiteOutcome, key: str, snapshot: Snapshot, decode: Callable[[], object] | None
+    run_size: RunSize,
+    outcome: SuiteOutcome,
+    key: str,
+    snapshot: Snapshot,
+    decode: Callable[[], object] | None,
 ) -> None:
     now = snapshot_time(snapshot)
-    state, report = step(EngineState(Settings("bench")), snapshot, now)
+    state, report = step(EngineState(EngineSettings("bench")), snapshot, now)
     changed_snapshot = without_lowest_cpu(snapshot)
     assert step(state, changed_snapshot, now)[1].devices != report.devices, "the change must affect a verdict"
     contenders = [
@@ -57,25 +61,26 @@ def _measure(
     ]
     if decode:
         contenders.append(Contender("decode", "decode: Sampler.read, nothing changed", decode))
-    timed = race(contenders, rounds=effort.warm_rounds, limit_s=effort.warm_limit_s)
-    labels = {contender.key: contender.label for contender in contenders}
-    rows = rows_from_race(f"decide.{key}", labels, timed, "quiet")
+    timed = time_contenders(contenders, rounds=run_size.warm_rounds, limit_s=run_size.warm_limit_s)
+    rows = rows_from_race(f"decide.{key}", timed, "quiet")
     title = f"{len(report.devices)} devices, {len(snapshot.groups)} cgroups"
-    outcome.tables.append(Table(title, rows, labels["quiet"], section="one evaluation of a snapshot"))
+    outcome.tables.append(
+        ResultTable(title, rows, contenders[0].label, section="one evaluation of a snapshot")
+    )
     outcome.reference_ns += timed.reference
 
 
 def snapshot_time(snapshot: Snapshot) -> Instant:
-    """Return a time at which the snapshot is fresh."""
+    """Return a time at which no source of the snapshot counts as stalled."""
     return Instant(max(source.beat_ns for source in snapshot.sources), 1.7e9)
 
 
-def declarations(snapshot: Snapshot, count: int) -> Declarations:
+def declare_cpus(snapshot: Snapshot, count: int) -> Declarations:
     """Declare ``count`` devices of one driver: the first is the lowest online CPU, all others the highest."""
     online = online_cpus(snapshot)
     lowest, highest = online & -online, 1 << online.bit_length() - 1
     devices = (
-        Declared(
+        DriverDevice(
             DRIVER, "node", f"cpu-{index}", DeclaredCpus(highest if index else lowest, None, False, False), 0
         )
         for index in range(count)

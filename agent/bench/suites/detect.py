@@ -12,20 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from agent.bench.effort import Effort
-from agent.bench.nvml import FakeNvmlControl, FakeNvmlUnavailable, fake_nvml
+from agent.bench.fake_nvml import FakeNvmlControl, FakeNvmlUnavailable, write_gpu_scenario
+from agent.bench.file_trees import machine_lock, temporary_directory, write_sysfs
 from agent.bench.processes import (
     HEALTH_METHOD,
     JsonLine,
-    batches,
     driver_socket,
     measure_latency,
+    split_into_batches,
     start_agent,
     start_subscriber,
 )
-from agent.bench.result import SuiteOutcome, Table, row_from_samples, seconds
+from agent.bench.result import ResultTable, SuiteOutcome, row_from_samples, seconds_from_ns
+from agent.bench.run_size import RunSize
 from agent.bench.suites import detect_events
-from agent.bench.trees import machine_lock, scratch, write_sysfs
 
 GPUS: Final = 16
 """GPUs of each agent: half of them for events, half of them for hangs."""
@@ -38,16 +38,16 @@ FAULT_PATTERN: Final = r"(gpu-\d+).{1,24}?gpu\.(?:xid|not_answering)"
 """Device name in the kubelet's message, followed by a finding code."""
 
 
-def run_gpus(effort: Effort, outcome: SuiteOutcome) -> None:
-    """Cause NVML events and hangs, each on a GPU without a fault."""
+def measure_gpu_faults(run_size: RunSize, outcome: SuiteOutcome) -> None:
+    """Measure NVML events and hanging NVML calls, each on a GPU without a fault."""
     events: list[int] = []
     hangs: list[int] = []
     library = ""
-    for batch in batches(effort.causes, GPUS // 2):
+    for batch in split_into_batches(run_size.causes, GPUS // 2):
         with contextlib.ExitStack() as stack:
-            directory = stack.enter_context(scratch())
+            directory = stack.enter_context(temporary_directory())
             try:
-                fake = fake_nvml(directory, GPUS)
+                fake = write_gpu_scenario(directory, GPUS)
             except FakeNvmlUnavailable as reason:
                 outcome.skipped.append(f"detect: GPUs: {reason}")
                 return
@@ -61,29 +61,31 @@ def run_gpus(effort: Effort, outcome: SuiteOutcome) -> None:
             control = stack.enter_context(fake.connect())
             for gpu in range(len(batch)):
                 event = partial(control.send, f"gpu {gpu} xid {XID}")
-                events.append(measure_latency(client, event, partial(_mentions, gpu)).took_ns)
+                events.append(measure_latency(client, event, partial(_names_gpu, gpu)).took_ns)
             for gpu in range(GPUS // 2, GPUS // 2 + len(batch)):
-                hang = partial(_hang, control, gpu)
-                hangs.append(measure_latency(client, hang, partial(_mentions, gpu)).took_ns)
+                hang = partial(_hang_call, control, gpu)
+                hangs.append(measure_latency(client, hang, partial(_names_gpu, gpu)).took_ns)
                 control.send(f"gpu {gpu} release")
             library = client.library
     rows = (
-        row_from_samples("detect.nvml", f"XID {XID} as an event of NVML", seconds(events), "s"),
-        row_from_samples("detect.hang", "NVML call that hangs: minus its deadline", seconds(hangs), "s"),
+        row_from_samples("detect.nvml", f"XID {XID} as an event of NVML", seconds_from_ns(events), "s"),
+        row_from_samples(
+            "detect.hang", "NVML call that hangs: minus its deadline", seconds_from_ns(hangs), "s"
+        ),
     )
     notes = (
         f"one subscriber, {library}; from before the command to the fake NVML",
         f"{GPUS} GPUs, each with one fault at most",
         f"the deadline is {DEADLINE_MS} ms; a hang includes 0 to {GPU_PERIOD_MS} ms until the next pass",
     )
-    outcome.tables.append(Table("GPU to client; fake NVML", rows, notes=notes))
+    outcome.tables.append(ResultTable("GPU to client; fake NVML", rows, notes=notes))
 
 
-def _hang(control: FakeNvmlControl, gpu: int) -> int:
+def _hang_call(control: FakeNvmlControl, gpu: int) -> int:
     return control.send(f"gpu {gpu} hang nvmlDeviceGetFieldValues") + DEADLINE_MS * 1_000_000
 
 
-def _mentions(gpu: int, line: JsonLine) -> bool:
+def _names_gpu(gpu: int, line: JsonLine) -> bool:
     return f"gpu-{gpu}" in line["found"]
 
 
@@ -92,24 +94,24 @@ SHRUNK: Final = r"mem\.hugepages\.pool_shrunk"
 PAGES: Final = 4
 
 
-def run(effort: Effort) -> SuiteOutcome:
+def run(run_size: RunSize) -> SuiteOutcome:
     """Measure a polled file; events of a cgroup, a CPU, the kernel log and a GPU; and a hanging GPU."""
     outcome = SuiteOutcome()
-    for period_ms in effort.detect_periods_ms:
-        _file_value(effort, outcome, period_ms)
-    detect_events.run(effort, outcome)
-    run_gpus(effort, outcome)
+    for period_ms in run_size.detect_periods_ms:
+        _measure_file_value(run_size, outcome, period_ms)
+    detect_events.run(run_size, outcome)
+    measure_gpu_faults(run_size, outcome)
     return outcome
 
 
 # --- a value that is polled -------------------------------------------------------------------------------
 
 
-def _file_value(effort: Effort, outcome: SuiteOutcome, period_ms: int) -> None:
-    with scratch() as directory, contextlib.ExitStack() as stack:
+def _measure_file_value(run_size: RunSize, outcome: SuiteOutcome, period_ms: int) -> None:
+    with temporary_directory() as directory, contextlib.ExitStack() as stack:
         flags = ["--period", f"{period_ms}ms", "--cgroupfs-root", str(directory / "none")]
         try:
-            change = stack.enter_context(_real_pool())
+            change = stack.enter_context(_resizable_real_pool())
             backend = "of this machine"
         except OSError as error:
             outcome.skipped.append(f"detect: no real hugepage pool: {error}; measured on a file")
@@ -121,49 +123,51 @@ def _file_value(effort: Effort, outcome: SuiteOutcome, period_ms: int) -> None:
         client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, SHRUNK))
         client.wait(lambda line: "found" in line and not line["found"])
         latencies = []
-        for round_index in range(effort.causes):
+        for round_index in range(run_size.causes):
             if round_index:
                 change(0)
                 client.wait(lambda line: not line["found"])
             latencies.append(
                 measure_latency(client, lambda: change(-1), lambda line: bool(line["found"])).took_ns
             )
-        row = row_from_samples(f"detect.file.{period_ms}ms", "pool shrinks", seconds(latencies), "s")
+        row = row_from_samples(f"detect.file.{period_ms}ms", "pool shrinks", seconds_from_ns(latencies), "s")
         notes = (
             f"bounded by the period: includes 0 to {period_ms} ms of waiting for the next pass",
             f"one subscriber, {client.library}; from before the write",
         )
         section = f"file value to client; a hugepage pool, {backend}"
-        outcome.tables.append(Table(f"period {period_ms} ms", (row,), notes=notes, section=section))
+        outcome.tables.append(ResultTable(f"period {period_ms} ms", (row,), notes=notes, section=section))
 
 
 @contextlib.contextmanager
-def _real_pool() -> Iterator[Callable[[int], int]]:
-    """Add a few 2 MiB pages to the machine's pool; yield a function that sets the size relative to that."""
+def _resizable_real_pool() -> Iterator[Callable[[int], int]]:
+    """Add a few 2 MiB pages to the machine's pool; yield a function that then changes the number of pages by
+    its argument and returns its start time [ns]."""
     with machine_lock():
-        yield from _resized()
+        yield from _pool_resizer()
 
 
-def _resized() -> Iterator[Callable[[int], int]]:
+def _pool_resizer() -> Iterator[Callable[[int], int]]:
     before = int(REAL_POOL.read_text())
     try:
         REAL_POOL.write_text(f"{before + PAGES}\n")
         if int(REAL_POOL.read_text()) != before + PAGES:
-            raise OSError(f"{REAL_POOL}: the kernel cannot allocate {PAGES} more pages")
-        yield lambda delta: _write(REAL_POOL, before + PAGES + delta)
+            raise OSError(f"hugepage pool {REAL_POOL}: the kernel cannot allocate {PAGES} more pages")
+        yield lambda delta: _write_number(REAL_POOL, before + PAGES + delta)
     finally:
         with contextlib.suppress(PermissionError):
             REAL_POOL.write_text(f"{before}\n")
 
 
-def _write(path: Path, value: int) -> int:
+def _write_number(path: Path, value: int) -> int:
     start_ns = time.monotonic_ns()
     path.write_text(f"{value}\n")
     return start_ns
 
 
 def fixture_pool(sysfs: Path) -> Callable[[int], int]:
-    """Return a function that sets the pool of a file tree relative to its size; it returns its start [ns]."""
+    """Return a function that changes the number of pages in a file tree by its argument, relative to the
+    first number, and returns its start time [ns]."""
     files = [directory / "nr_hugepages" for directory in sysfs.rglob("hugepages-2048kB")]
     before = int(files[0].read_text())
 

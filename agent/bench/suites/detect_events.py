@@ -14,32 +14,31 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from agent.bench.effort import Effort
+from agent.bench.file_trees import CgroupTree, machine_lock, real_cgroup_tree, temporary_directory
 from agent.bench.processes import (
     AGENT_METHOD,
     HEALTH_METHOD,
-    Child,
+    ChildProcess,
     JsonLine,
-    LowerBoundUnavailable,
     ProcessError,
     agent_socket,
-    batches,
     driver_socket,
+    lower_bound_or_none,
     measure_latency,
+    split_into_batches,
     start_agent,
-    start_lower_bound,
     start_module,
     start_subscriber,
 )
 from agent.bench.result import (
+    ResultTable,
     SuiteOutcome,
-    Table,
     format_value,
     row_from_samples,
     rows_from_latencies,
-    seconds,
+    seconds_from_ns,
 )
-from agent.bench.trees import CgroupTree, machine_lock, real_tree, scratch
+from agent.bench.run_size import RunSize
 
 CONTAINER: Final = r"container ([0-9a-f]{64})"
 BATCH: Final = 4
@@ -49,23 +48,23 @@ LOG_BATCH: Final = 3
 FRESH_AGENT_NOTE: Final = "a new agent for every {} of them, because its report grows with each"
 
 
-def run(effort: Effort, outcome: SuiteOutcome) -> None:
+def run(run_size: RunSize, outcome: SuiteOutcome) -> None:
     """Measure each kind of event that this process may cause."""
     try:
-        _cgroup(effort, outcome)
+        _measure_cgroup_events(run_size, outcome)
     except OSError as error:
         outcome.skipped.append(f"detect: a cgroup event needs real cgroups with hugetlb: {error}")
-    if not effort.hotplugs:
+    if not run_size.hotplugs:
         outcome.skipped.append("detect: device events and the kernel log: skipped by --quick")
         return
     try:
-        _hotplug(effort, outcome)
+        _measure_cpu_hotplug(run_size, outcome)
     except OSError as error:
         outcome.skipped.append(f"detect: a device event needs a CPU that can be taken offline: {error}")
-    _kernel_log(effort, outcome)
+    _measure_kernel_log(run_size, outcome)
 
 
-def _table(
+def _add_table(
     outcome: SuiteOutcome,
     title: str,
     key: str,
@@ -76,50 +75,40 @@ def _table(
 ) -> None:
     """Add a table with a result row of the agent, and one of the lower bound if it was measured."""
     if not bound_ns:
-        row = row_from_samples(key, label, seconds(agent_ns), "s")
-        outcome.tables.append(Table(title, (row,), notes=notes))
+        row = row_from_samples(key, label, seconds_from_ns(agent_ns), "s")
+        outcome.tables.append(ResultTable(title, (row,), notes=notes))
         return
     labels = {"agent": label, "floor": "lower bound: the same event in a C program that does nothing else"}
     agent_row, bound_row = rows_from_latencies(key, labels, {"agent": agent_ns, "floor": bound_ns})
-    outcome.tables.append(Table(title, (replace(agent_row, key=key), bound_row), labels["floor"], notes))
-
-
-@contextlib.contextmanager
-def _lower_bound_or_none(outcome: SuiteOutcome, *arguments: object) -> Iterator[Child | None]:
-    """Start the lower bound; yield None and record the reason if it is unavailable."""
-    with contextlib.ExitStack() as stack:
-        try:
-            program = stack.enter_context(start_lower_bound(*arguments))
-        except LowerBoundUnavailable as reason:
-            outcome.skipped.append(f"detect: {reason}")
-            program = None
-        yield program
+    outcome.tables.append(
+        ResultTable(title, (replace(agent_row, key=key), bound_row), labels["floor"], notes)
+    )
 
 
 # --- a cgroup ---------------------------------------------------------------------------------------------
 
 
-def _cgroup(effort: Effort, outcome: SuiteOutcome) -> None:
+def _measure_cgroup_events(run_size: RunSize, outcome: SuiteOutcome) -> None:
     agent_ns: list[int] = []
     bound_ns: list[int] = []
     library = ""
-    pods = -(-effort.events // BATCH)
-    with real_tree(pods * (BATCH + 1), BATCH) as tree:
+    pods = -(-run_size.events // BATCH)
+    with real_cgroup_tree(pods * (BATCH + 1), BATCH) as tree:
         containers = [group for group in tree.groups if group[1]]
-        if "v2" not in tree.hierarchies or not _limit(tree.path("v2", *containers[0])).exists():
-            raise OSError("no hugetlb controller in cgroup v2")
+        if "v2" not in tree.hierarchies or not _hugepage_limit_file(tree.path("v2", *containers[0])).exists():
+            raise OSError("cgroup v2 has no hugetlb controller")
         for group in containers:
-            _limit(tree.path("v2", *group)).write_text("0\n")
+            _hugepage_limit_file(tree.path("v2", *group)).write_text("0\n")
         events = [tree.path("v2", uid, "") / "hugetlb.2MB.events" for uid, name in tree.groups if not name]
         with (
-            _lower_bound_or_none(outcome, "inotify", *events) as lower_bound,
-            start_module("agent.bench.hitter") as hitter,
+            lower_bound_or_none(outcome, "detect", "inotify", *events) as lower_bound,
+            start_module("agent.bench.hugepage_limit_hitter") as hitter,
         ):
-            for batch in batches(effort.events, BATCH):
-                library = _hits(
+            for batch in split_into_batches(run_size.events, BATCH):
+                library = _hit_limits(
                     tree, [containers[index] for index in batch], hitter, lower_bound, agent_ns, bound_ns
                 )
-    _table(
+    _add_table(
         outcome,
         f"cgroup event to client; {tree.backend}",
         "detect.event",
@@ -133,17 +122,18 @@ def _cgroup(effort: Effort, outcome: SuiteOutcome) -> None:
     )
 
 
-def _hits(
+def _hit_limits(
     tree: CgroupTree,
     groups: Sequence[tuple[str, str]],
-    hitter: Child,
-    lower_bound: Child | None,
+    hitter: ChildProcess,
+    lower_bound: ChildProcess | None,
     agent_ns: list[int],
     bound_ns: list[int],
 ) -> str:
-    """Hit the hugepage limits of containers while a new agent runs. Returns the subscriber's library."""
+    """Hit the hugepage limits of containers while a new agent runs; append the latencies to ``agent_ns`` and
+    ``bound_ns``. Return the name of the subscriber's gRPC library."""
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(scratch())
+        directory = stack.enter_context(temporary_directory())
         flags = ["--period", "100ms", "--kubelet-cgroup-root", tree.kubelet_root]
         stack.enter_context(start_agent(directory, flags))
         client = stack.enter_context(start_subscriber(agent_socket(directory), AGENT_METHOD, CONTAINER))
@@ -151,27 +141,27 @@ def _hits(
         for uid, container in groups:
             if lower_bound:
                 lower_bound.discard_lines()
-            cause = partial(_hit, hitter, tree.path("v2", uid, container))
-            latency = measure_latency(client, cause, partial(_mentions, container))
+            cause = partial(_hit_limit, hitter, tree.path("v2", uid, container))
+            latency = measure_latency(client, cause, partial(_found_contains, container))
             agent_ns.append(latency.took_ns)
             if lower_bound:
                 bound_ns.append(lower_bound.wait()["t_ns"] - latency.start_ns)
         return client.library
 
 
-def _hit(hitter: Child, group: Path) -> int:
+def _hit_limit(hitter: ChildProcess, group: Path) -> int:
     hitter.send_line(os.fspath(group))
     line = hitter.wait()
     if not line["refused"]:
-        raise ProcessError(f"{group}: the cgroup allowed a page beyond its limit")
+        raise ProcessError(f"cgroup {group}: the kernel allowed a hugepage beyond the limit of 0")
     return int(line["t_ns"])
 
 
-def _mentions(name: str, line: JsonLine) -> bool:
+def _found_contains(name: str, line: JsonLine) -> bool:
     return name in line["found"]
 
 
-def _limit(group: Path) -> Path:
+def _hugepage_limit_file(group: Path) -> Path:
     return group / "hugetlb.2MB.rsvd.max"
 
 
@@ -181,34 +171,39 @@ PERIOD_MS: Final = 500
 CLEARED_S: Final = 20.0
 
 
-def _hotplug(effort: Effort, outcome: SuiteOutcome) -> None:
+def _measure_cpu_hotplug(run_size: RunSize, outcome: SuiteOutcome) -> None:
     agent_ns: list[int] = []
     bound_ns: list[int] = []
     writes: list[int] = []
-    with machine_lock(), _offline_cpu() as switch, scratch() as directory, contextlib.ExitStack() as stack:
+    with (
+        machine_lock(),
+        _cpu_switch() as switch,
+        temporary_directory() as directory,
+        contextlib.ExitStack() as stack,
+    ):
         flags = ["--period", f"{PERIOD_MS}ms", "--cgroupfs-root", str(directory / "none")]
         stack.enter_context(start_agent(directory, flags))
         client = stack.enter_context(
             start_subscriber(driver_socket(directory), HEALTH_METHOD, r"cpu\.offline")
         )
         client.wait(lambda line: "found" in line and not line["found"])
-        lower_bound = stack.enter_context(_lower_bound_or_none(outcome, "uevents"))
-        for round_index in range(effort.hotplugs):
+        lower_bound = stack.enter_context(lower_bound_or_none(outcome, "detect", "uevents"))
+        for round_index in range(run_size.hotplugs):
             if round_index:
                 switch(True)
                 client.wait(lambda line: not line["found"], CLEARED_S)
             if lower_bound:
                 lower_bound.discard_lines()
             latency = measure_latency(
-                client, partial(_offline, switch, writes), lambda line: bool(line["found"])
+                client, partial(_set_offline, switch, writes), lambda line: bool(line["found"])
             )
             agent_ns.append(latency.took_ns)
             if lower_bound:
                 offline_event = lower_bound.wait(lambda line: line["action"] == "offline")
                 bound_ns.append(offline_event["t_ns"] - latency.start_ns)
         library = client.library
-    kernel = format_value(statistics.median(seconds(writes)), "s")
-    _table(
+    kernel = format_value(statistics.median(seconds_from_ns(writes)), "s")
+    _add_table(
         outcome,
         "device event to client; a real CPU goes offline",
         "detect.uevent",
@@ -221,15 +216,15 @@ def _hotplug(effort: Effort, outcome: SuiteOutcome) -> None:
 
 
 @contextlib.contextmanager
-def _offline_cpu() -> Iterator[Callable[[bool], None]]:
-    """Yield a function that switches the last CPU of this machine; set it online afterwards.
+def _cpu_switch() -> Iterator[Callable[[bool], None]]:
+    """Yield a function that sets the last CPU of this machine online or offline; set it online afterwards.
 
     Raises:
         OSError: The CPU has no such file, is offline, or may not be switched.
     """
     file = Path(f"/sys/devices/system/cpu/cpu{(os.cpu_count() or 1) - 1}/online")
     if file.read_text() != "1\n":
-        raise OSError(f"{file}: the CPU is offline")
+        raise OSError(f"file {file}: the CPU is offline already")
     file.write_text("1\n")  # no change: checks the permission
     try:
         yield lambda online: _write(file, f"{online:d}\n")
@@ -237,7 +232,7 @@ def _offline_cpu() -> Iterator[Callable[[bool], None]]:
         file.write_text("1\n")
 
 
-def _offline(switch: Callable[[bool], None], writes: list[int]) -> int:
+def _set_offline(switch: Callable[[bool], None], writes: list[int]) -> int:
     start_ns = time.monotonic_ns()
     switch(False)
     writes.append(time.monotonic_ns() - start_ns)
@@ -251,12 +246,12 @@ def _write(file: Path, text: str) -> None:
 # --- the kernel log ---------------------------------------------------------------------------------------
 
 
-def _kernel_log(effort: Effort, outcome: SuiteOutcome) -> None:
+def _measure_kernel_log(run_size: RunSize, outcome: SuiteOutcome) -> None:
     agent_ns: list[int] = []
     library = ""
-    for batch in batches(effort.causes, LOG_BATCH):
+    for batch in split_into_batches(run_size.causes, LOG_BATCH):
         with contextlib.ExitStack() as stack:
-            directory = stack.enter_context(scratch())
+            directory = stack.enter_context(temporary_directory())
             log = directory / "kmsg"
             os.mkfifo(log)
             fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
@@ -266,20 +261,24 @@ def _kernel_log(effort: Effort, outcome: SuiteOutcome) -> None:
             client = stack.enter_context(start_subscriber(agent_socket(directory), AGENT_METHOD, r"bench\d+"))
             client.wait(lambda line: "found" in line)
             agent_ns += [
-                measure_latency(client, partial(_log, fd, index), partial(_mentions, f"bench{index}")).took_ns
+                measure_latency(
+                    client, partial(_write_log_line, fd, index), partial(_found_contains, f"bench{index}")
+                ).took_ns
                 for index in batch
             ]
             library = client.library
-    row = row_from_samples("detect.kmsg", "log line: a filesystem becomes read-only", seconds(agent_ns), "s")
+    row = row_from_samples(
+        "detect.kmsg", "log line: a filesystem becomes read-only", seconds_from_ns(agent_ns), "s"
+    )
     notes = (
         f"one subscriber of agent.sock, {library}; from before the line is written to a FIFO, which the agent"
         " reads with --kmsg as it does /dev/kmsg",
         FRESH_AGENT_NOTE.format(LOG_BATCH),
     )
-    outcome.tables.append(Table("line of the kernel log to client; a FIFO", (row,), notes=notes))
+    outcome.tables.append(ResultTable("line of the kernel log to client; a FIFO", (row,), notes=notes))
 
 
-def _log(fd: int, number: int) -> int:
+def _write_log_line(fd: int, number: int) -> int:
     start_ns = time.monotonic_ns()
     record = f"3,{number},{start_ns // 1000},-;EXT4-fs (bench{number}): Remounting filesystem read-only\n"
     os.write(fd, record.encode())

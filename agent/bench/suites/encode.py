@@ -1,4 +1,4 @@
-"""Encoding of the health list as protobuf: the C core, betterproto and Google's protobuf.
+"""Time to encode a list of device healths as protobuf: C core, betterproto and Google's protobuf.
 
 Each contender builds its message from the same entries and encodes it, which is the cost of a change.
 Google's library is timed if it is installed.
@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from agent.bench.effort import Effort
-from agent.bench.result import ResultMismatch, SuiteOutcome, Table, rows_from_race
-from agent.bench.timing import Contender, race
-from agent.native.encode import WireHealth, encode_health
+from agent.bench.result import ResultMismatch, ResultTable, SuiteOutcome, rows_from_race
+from agent.bench.run_size import RunSize
+from agent.bench.timing import Contender, time_contenders
+from agent.native.health_encoder import WireHealth, encode_health_lists
 from agent.serve.grpc.gen.health_v1 import v1
 
 DEVICES: Final = (8, 128, 1000)
@@ -22,7 +22,7 @@ CORE: Final = "core: encode_health, C"
 Encode = Callable[[Sequence[WireHealth]], bytes]
 
 
-def run(effort: Effort) -> SuiteOutcome:
+def run(run_size: RunSize) -> SuiteOutcome:
     """Encode lists of 8, 128 and 1,000 devices."""
     outcome = SuiteOutcome()
     google = google_encoder()
@@ -31,26 +31,25 @@ def run(effort: Effort) -> SuiteOutcome:
     for count in DEVICES:
         entries = health_entries(count)
         alternatives: list[tuple[str, str, Encode]] = []
-        if count <= effort.betterproto_devices:
+        if count <= run_size.betterproto_devices:
             alternatives.append(("betterproto", "betterproto 2.0.0b7", encode_betterproto))
         else:
             outcome.skipped.append(f"encode: betterproto with {count} devices: skipped by --quick")
         if google:
-            alternatives.append(("google", f"Google's protobuf {_version()}", google))
-        core = b"".join(encode_health(entries))
+            alternatives.append(("google", f"Google's protobuf {_protobuf_version()}", google))
+        core = b"".join(encode_health_lists(entries))
         for key, _, encode in alternatives:
             if encode(entries) != core:
-                raise ResultMismatch(f"{count} devices: {key} encodes other bytes than the core")
-        contenders = [Contender("core", CORE, partial(encode_health, entries))]
+                raise ResultMismatch(f"encode {count} devices: {key} returns other bytes than the core")
+        contenders = [Contender("core", CORE, partial(encode_health_lists, entries))]
         contenders += [Contender(key, label, partial(encode, entries)) for key, label, encode in alternatives]
-        timed = race(contenders, rounds=effort.warm_rounds, limit_s=effort.warm_limit_s)
-        labels = {contender.key: contender.label for contender in contenders}
-        rows = rows_from_race(f"encode.{count}", labels, timed, "core")
+        timed = time_contenders(contenders, rounds=run_size.warm_rounds, limit_s=run_size.warm_limit_s)
+        rows = rows_from_race(f"encode.{count}", timed, "core")
         notes = (
             "each contender builds its message from the same list and encodes it",
             f"{len(core)} bytes, equal for all contenders",
         )
-        outcome.tables.append(Table(f"{count} devices", rows, CORE, notes, "encoding of a device list"))
+        outcome.tables.append(ResultTable(f"{count} devices", rows, CORE, notes, "encoding of a device list"))
         outcome.reference_ns += timed.reference
     return outcome
 
@@ -67,7 +66,7 @@ def health_entries(count: int) -> list[WireHealth]:
 
 
 def encode_betterproto(entries: Sequence[WireHealth]) -> bytes:
-    """Encode with the generated betterproto classes."""
+    """Encode with the generated classes of betterproto."""
     devices = [
         v1.DeviceHealth(
             device=v1.DeviceIdentifier(pool_name=entry.pool, device_name=entry.device),
@@ -82,10 +81,10 @@ def encode_betterproto(entries: Sequence[WireHealth]) -> bytes:
 
 
 def google_encoder() -> Encode | None:
-    """Return an encoder with Google's library; None if it is not installed."""
+    """Return a function that encodes with Google's protobuf; None: it is not installed."""
     if importlib.util.find_spec("google") is None or importlib.util.find_spec("google.protobuf") is None:
         return None
-    response = _message_class()
+    response = _google_message_class()
 
     def encode(entries: Sequence[WireHealth]) -> bytes:
         message = response()
@@ -102,7 +101,7 @@ def google_encoder() -> Encode | None:
     return encode
 
 
-def _message_class() -> Any:
+def _google_message_class() -> Any:
     pb2 = importlib.import_module("google.protobuf.descriptor_pb2")
     pool = importlib.import_module("google.protobuf.descriptor_pool").DescriptorPool()
     field_types = pb2.FieldDescriptorProto
@@ -130,5 +129,5 @@ def _message_class() -> Any:
     return factory.GetMessageClass(pool.FindMessageTypeByName("bench.NodeWatchResourcesResponse"))
 
 
-def _version() -> str:
+def _protobuf_version() -> str:
     return str(importlib.import_module("google.protobuf").__version__)

@@ -11,25 +11,24 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.bench.effort import Effort
+from agent.bench.file_trees import real_or_file_tree, temporary_directory
 from agent.bench.processes import (
     HEALTH_METHOD,
-    LowerBoundUnavailable,
     ProcessError,
     agent_socket,
     driver_socket,
+    lower_bound_or_none,
     start_agent,
-    start_lower_bound,
     start_subscriber,
 )
-from agent.bench.result import ResultRow, SuiteOutcome, Table, Unit, row_from_samples
-from agent.bench.timing import Interval
-from agent.bench.trees import real_or_file_tree, scratch
+from agent.bench.result import ResultRow, ResultTable, SuiteOutcome, Unit, row_from_samples
+from agent.bench.run_size import RunSize
+from agent.bench.timing import MedianInterval
 from agent.model.report import AgentStatus
 from agent.serve.agent_api.client import fetch_status
 
@@ -48,7 +47,7 @@ LABELS: Final = {
 }
 
 
-class Thread(NamedTuple):
+class ThreadUsage(NamedTuple):
     """CPU time and wakeups of one thread at one moment."""
 
     name: str
@@ -56,38 +55,39 @@ class Thread(NamedTuple):
     wakeups: int
 
 
-def run(effort: Effort) -> SuiteOutcome:
-    """Measure CPU, wakeups, memory, descriptors and system calls."""
+def run(run_size: RunSize) -> SuiteOutcome:
+    """Measure CPU, wakeups, memory, descriptors and system calls of an agent without changes."""
     outcome = SuiteOutcome()
     with (
-        scratch() as directory,
+        temporary_directory() as directory,
         real_or_file_tree(GROUPS) as (tree, reason),
-        _lower_bound_pid(outcome) as bound,
+        lower_bound_or_none(outcome, "idle", "timer", PERIOD_MS) as lower_bound,
     ):
         if reason:
             outcome.skipped.append(f"idle: {reason}; measured on {tree.backend}")
         flags = ["--period", f"{PERIOD_MS}ms", "--cgroupfs-root", str(tree.cgroupfs)]
         flags += ["--kubelet-cgroup-root", tree.kubelet_root]
+        bound = lower_bound.pid if lower_bound else None
         with (
             start_agent(directory, flags) as pid,
             start_subscriber(driver_socket(directory), HEALTH_METHOD, "$^") as client,
         ):
             client.wait(lambda line: "found" in line)
             _wait_for_watches(pid)
-            time.sleep(effort.settle_s)
+            time.sleep(run_size.settle_s)
             client.discard_lines()
-            before, bound_before = threads(pid), threads(bound) if bound else {}
+            before, bound_before = read_threads(pid), read_threads(bound) if bound else {}
             start_ns = time.monotonic_ns()
-            time.sleep(effort.idle_s)
-            after, bound_after = threads(pid), threads(bound) if bound else {}
+            time.sleep(run_size.idle_s)
+            after, bound_after = read_threads(pid), read_threads(bound) if bound else {}
             duration_s = (time.monotonic_ns() - start_ns) / 1e9
             heartbeats = client.discard_lines()
             rows = _cpu_rows(before, after, _cpu_percent(bound_before, bound_after, duration_s), duration_s)
-            if effort.settle_s < NEW_GROUP_S:  # a key without a budget
+            if run_size.settle_s < NEW_GROUP_S:  # a key without a budget
                 rows[0] = replace(rows[0], key="idle.cpu.new", label=f"{rows[0].label}; all cgroups are new")
             rows.append(_row("heartbeats", "heartbeats in this time", heartbeats, "1"))
             rows += _memory_rows(pid)
-            rows += _call_rows(effort, outcome, pid)
+            rows += _call_rows(run_size, outcome, pid)
             # last: the request costs the agent an import, 20 ms and some memory
             rows += _status_rows(asyncio.run(fetch_status(agent_socket(directory))))
         title = f"{duration_s:.0f} s without changes; period {PERIOD_MS} ms, {GROUPS} cgroups, {tree.backend}"
@@ -95,27 +95,15 @@ def run(effort: Effort) -> SuiteOutcome:
             "one subscriber of a driver's socket; a heartbeat every 9 to 10 s",
             client.library,
         )
-        outcome.tables.append(Table(title, tuple(rows), LOWER_BOUND if bound else "", notes=notes))
+        outcome.tables.append(ResultTable(title, tuple(rows), LOWER_BOUND if bound else "", notes=notes))
     return outcome
-
-
-@contextlib.contextmanager
-def _lower_bound_pid(outcome: SuiteOutcome) -> Iterator[int | None]:
-    """Start the lower bound; yield its PID, or None and record the reason if it is unavailable."""
-    with contextlib.ExitStack() as stack:
-        try:
-            pid = stack.enter_context(start_lower_bound("timer", PERIOD_MS)).pid
-        except LowerBoundUnavailable as reason:
-            outcome.skipped.append(f"idle: {reason}")
-            pid = None
-        yield pid
 
 
 def _row(key: str, label: str, value: float, unit: Unit) -> ResultRow:
     return row_from_samples(f"idle.{key}", label, (value,), unit)
 
 
-def watches(pid: int) -> int:
+def count_inotify_watches(pid: int) -> int:
     """Count the inotify watches of a process in /proc."""
     count = 0
     for file in Path(f"/proc/{pid}/fdinfo").iterdir():
@@ -127,14 +115,16 @@ def watches(pid: int) -> int:
 def _wait_for_watches(pid: int) -> None:
     """Wait until the agent watches all cgroups: at least a watch per pod, and a constant number."""
     deadline, before = time.monotonic() + READY_S, -1
-    while (current := watches(pid)) < GROUPS // 2 or current != before:
+    while (current := count_inotify_watches(pid)) < GROUPS // 2 or current != before:
         if time.monotonic() > deadline:
-            raise ProcessError(f"the agent has {current} inotify watches after {READY_S:g} s")
+            raise ProcessError(
+                f"agent: {current} inotify watches after {READY_S:g} s: too few, or not constant"
+            )
         before = current
         time.sleep(0.1)
 
 
-def threads(pid: int) -> Mapping[int, Thread]:
+def read_threads(pid: int) -> Mapping[int, ThreadUsage]:
     """Read CPU time and wakeups of all threads of a process."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
@@ -143,25 +133,27 @@ def threads(pid: int) -> Mapping[int, Thread]:
         )
         run_ns = int((task / "schedstat").read_text().split()[0])
         name = _thread_role(fields["Name"], is_main=task.name == str(pid))
-        found[int(task.name)] = Thread(name, run_ns, int(fields["voluntary_ctxt_switches"]))
+        found[int(task.name)] = ThreadUsage(name, run_ns, int(fields["voluntary_ctxt_switches"]))
     return found
 
 
 def _thread_role(name: str, *, is_main: bool) -> str:
-    """Return the key of :data:`LABELS` for a thread."""
+    """Return the key of LABELS for a thread: by name for C threads, else whether it is the main thread."""
     if name.startswith("dh-"):
         return name if name == SAMPLER else "C"
     return "main" if is_main else "I/O"
 
 
-def _cpu_percent(before: Mapping[int, Thread], after: Mapping[int, Thread], duration_s: float) -> float:
+def _cpu_percent(
+    before: Mapping[int, ThreadUsage], after: Mapping[int, ThreadUsage], duration_s: float
+) -> float:
     """Return the CPU time that all threads used between two readings [% of one core]."""
     thread_ids = before.keys() & after.keys()
     return sum(after[tid].run_ns - before[tid].run_ns for tid in thread_ids) / duration_s / 1e7
 
 
 def _cpu_rows(
-    before: Mapping[int, Thread], after: Mapping[int, Thread], bound: float, duration_s: float
+    before: Mapping[int, ThreadUsage], after: Mapping[int, ThreadUsage], bound: float, duration_s: float
 ) -> list[ResultRow]:
     cpu: dict[str, float] = {}
     wakeups: dict[str, float] = {}
@@ -174,7 +166,7 @@ def _cpu_rows(
     rows += [_row(f"cpu.{name}", f"  of that, {LABELS[name]}", cpu[name], "%") for name in sorted(cpu)]
     if bound:
         factor = total.max / bound
-        rows[0] = replace(total, ratio=Interval(factor, factor, factor))
+        rows[0] = replace(total, ratio=MedianInterval(factor, factor, factor))
         rows.append(_row("cpu.floor", LOWER_BOUND, bound, "%"))
     label = "wakeups per minute, {}"
     rows += [
@@ -187,20 +179,20 @@ _STRACE_LINE: Final = re.compile(r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+) +(?:\d+ +)?(\w+
 CALLS_SHOWN: Final = 5
 
 
-def _call_rows(effort: Effort, outcome: SuiteOutcome, pid: int) -> list[ResultRow]:
+def _call_rows(run_size: RunSize, outcome: SuiteOutcome, pid: int) -> list[ResultRow]:
     """Count the system calls of all threads per pass of the sampler, with strace."""
-    if not effort.strace_s:
+    if not run_size.strace_s:
         return []
     if shutil.which("strace") is None:
         outcome.skipped.append("idle: system calls: strace is not installed")
         return []
-    command = ["timeout", "--signal=INT", f"{effort.strace_s}", "strace", "-f", "-c", "-p", str(pid)]
+    command = ["timeout", "--signal=INT", f"{run_size.strace_s}", "strace", "-f", "-c", "-p", str(pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     counts = {name: int(calls) for calls, name in _STRACE_LINE.findall(done.stderr) if name != "total"}
     if not counts:
         outcome.skipped.append(f"idle: strace: {done.stderr.strip()[-200:]}")
         return []
-    passes = effort.strace_s * 1000 / PERIOD_MS
+    passes = run_size.strace_s * 1000 / PERIOD_MS
     rows = [_row("calls", "system calls per pass, all threads", sum(counts.values()) / passes, "1")]
     most_frequent = sorted(counts, key=lambda name: -counts[name])[:CALLS_SHOWN]
     return rows + [
@@ -216,7 +208,7 @@ def _memory_rows(pid: int) -> list[ResultRow]:
         _row("rss", "RSS", kib["Rss:"] * 1024, "B"),
         _row("pss", "PSS", kib["Pss:"] * 1024, "B"),
         _row("descriptors", "open descriptors", len(os.listdir(process / "fd")), "1"),
-        _row("watches", "inotify watches", watches(pid), "1"),
+        _row("watches", "inotify watches", count_inotify_watches(pid), "1"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The polling C core: files of the machine, sweeps over 10 to 1,000 cgroups, and GPUs.
+"""Time of the C core's polling: files of the machine, sweeps over 10 to 1,000 cgroups, and GPUs.
 
 Warm: passes back to back, as in a profiler. In situ: one pass after 100 ms of sleep, the cost of an agent at
 10 Hz; caches are cold, and a pass takes two to nine times as long.
@@ -12,23 +12,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from agent.bench.baselines import (
-    File,
-    GoodReader,
-    PlainReader,
-    Values,
-    flatten,
+from agent.bench.file_trees import CgroupTree, real_or_file_tree
+from agent.bench.python_readers import (
+    KeptDescriptorReader,
+    ReadFile,
+    ReadValues,
+    ReopeningReader,
+    flatten_values,
     machine_files,
     machine_values,
     psutil_machine,
     sweep_files,
     sweep_values,
 )
-from agent.bench.effort import PAUSE_S, Effort
-from agent.bench.result import ResultMismatch, SuiteOutcome, Table, rows_from_race
+from agent.bench.result import ResultMismatch, ResultTable, SuiteOutcome, rows_from_race
+from agent.bench.run_size import PAUSE_S, RunSize
 from agent.bench.suites import poll_gpus
-from agent.bench.timing import Contender, race
-from agent.bench.trees import CgroupTree, real_or_file_tree
+from agent.bench.timing import Contender, time_contenders
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
 from agent.native.sampler import Sampler, SamplerOptions
@@ -40,21 +40,21 @@ CALL_NOTE: Final = "core and lower bound include one call from Python each (0.2 
 DESCRIPTOR_KIB: Final = 4.4  # kernel memory of a descriptor after its first read: its seq_file buffer
 
 
-def run(effort: Effort) -> SuiteOutcome:
-    """Measure the machine and its cgroups warm and in situ, and GPUs warm."""
+def run(run_size: RunSize) -> SuiteOutcome:
+    """Measure passes over the machine's files and cgroups, warm and in situ, and over GPUs, warm."""
     outcome = SuiteOutcome()
-    _machine(effort, outcome)
-    for count in effort.groups:
+    _measure_machine(run_size, outcome)
+    for count in run_size.groups:
         with real_or_file_tree(count) as (tree, reason):
             if reason:
                 outcome.skipped.append(f"poll: {reason}; measured on {tree.backend}")
-            _groups(effort, outcome, tree)
-    poll_gpus.run(effort, outcome)
+            _measure_cgroups(run_size, outcome, tree)
+    poll_gpus.run(run_size, outcome)
     return outcome
 
 
 def open_sampler(tree: CgroupTree | None) -> Sampler:
-    """Return a sampler after its first pass whose timers do not fire within a benchmark."""
+    """Return a C sampler after its first pass; the benchmark runs all further passes and sweeps."""
     sampler = Sampler(
         SamplerOptions(
             sysfs_root=SYSFS,
@@ -69,33 +69,32 @@ def open_sampler(tree: CgroupTree | None) -> Sampler:
     return sampler
 
 
-def read(sampler: Sampler) -> Snapshot:
-    """Return the snapshot of a sampler that made a pass."""
+def read_snapshot(sampler: Sampler) -> Snapshot:
+    """Return the snapshot of a sampler that has made a pass."""
     snapshot = sampler.read()
     assert snapshot is not None, "open_sampler() makes the first pass"
     return snapshot
 
 
-def check_equal(workload: str, core: Values, other: Values) -> None:
-    """Compare the values of core and contender. Raises ResultMismatch that names the first different
-    value."""
+def check_equal(workload: str, core: ReadValues, other: ReadValues) -> None:
+    """Raise ResultMismatch, naming the first different value, unless C core and contender read the same."""
     for key in sorted(core.keys() | other.keys()):
         if core.get(key) != other.get(key):
             raise ResultMismatch(
-                f"{workload}: {'/'.join(key)}: the core read {core.get(key)}, Python {other.get(key)}"
+                f"{workload}: {'/'.join(key)}: the C core read {core.get(key)}, Python {other.get(key)}"
             )
 
 
-def _machine(effort: Effort, outcome: SuiteOutcome) -> None:
+def _measure_machine(run_size: RunSize, outcome: SuiteOutcome) -> None:
     files = machine_files(SYSFS)
-    with closing(GoodReader(files)) as good:
+    with closing(KeptDescriptorReader(files)) as good:
         sampler = open_sampler(None)
-        plain = PlainReader(files)
-        before = read(sampler)
+        plain = ReopeningReader(files)
+        before = read_snapshot(sampler)
         sampler.run_pass()
-        snapshot = read(sampler)
+        snapshot = read_snapshot(sampler)
         reads = snapshot.core.reads - before.core.reads
-        check_reads("global pass", reads, sampler.run_lower_bound(sweep=False), len(files))
+        check_read_counts("global pass", reads, sampler.run_lower_bound(sweep=False), len(files))
         for reader in (good, plain):
             check_equal("global pass", machine_values(snapshot), reader())
         contenders = [
@@ -111,36 +110,38 @@ def _machine(effort: Effort, outcome: SuiteOutcome) -> None:
         ]
         notes = [f"{len(files)} values equal in core, good and plain Python; {reads} reads each", CALL_NOTE]
         _measure_warm_and_cold(
-            effort, outcome, "pass", f"global pass, {len(files)} files, /sys", "", contenders, notes
+            run_size, outcome, "pass", f"global pass, {len(files)} files, /sys", "", contenders, notes
         )
         sampler.stop(1.0)
 
 
-def check_reads(workload: str, core: int, lower_bound: int, files: int) -> None:
-    """Raise ResultMismatch unless core, lower bound and Python read the same number of files."""
+def check_read_counts(workload: str, core: int, lower_bound: int, files: int) -> None:
+    """Raise ResultMismatch unless C core, lower bound and Python read equally many files."""
     if not core == lower_bound == files:
         raise ResultMismatch(
-            f"{workload}: the core reads {core} files, the lower bound {lower_bound}, Python {files}"
+            f"{workload}: the C core reads {core} files, the lower bound {lower_bound}, Python {files}"
         )
 
 
-def _groups(effort: Effort, outcome: SuiteOutcome, tree: CgroupTree) -> None:
+def _measure_cgroups(run_size: RunSize, outcome: SuiteOutcome, tree: CgroupTree) -> None:
     sampler = open_sampler(tree)
-    before = read(sampler)
+    before = read_snapshot(sampler)
     if len(before.groups) != len(tree.groups):
-        raise ResultMismatch(f"sweep: {len(tree.groups)} groups exist, the core found {len(before.groups)}")
+        raise ResultMismatch(
+            f"sweep: {len(tree.groups)} cgroups exist, the C core found {len(before.groups)}"
+        )
     files = sweep_files(tree, before)
     machine = machine_files(SYSFS)
     sampler.run_sweep()
-    snapshot = read(sampler)
+    snapshot = read_snapshot(sampler)
     reads = snapshot.core.reads - before.core.reads
-    check_reads("sweep", reads, sampler.run_lower_bound(sweep=True) - len(machine), len(files))
-    plain = PlainReader(files)
+    check_read_counts("sweep", reads, sampler.run_lower_bound(sweep=True) - len(machine), len(files))
+    plain = ReopeningReader(files)
     if (unique := len(plain())) != len(files):
         raise ResultMismatch(
-            f"sweep: {len(files)} files have only {unique} distinct keys, so not all can be compared"
+            f"sweep: values of {len(files)} files have only {unique} keys; not all can be compared"
         )
-    values = flatten(plain())
+    values = flatten_values(plain())
     check_equal("sweep", sweep_values(snapshot, values), values)
 
     def pass_and_sweep() -> None:
@@ -156,7 +157,7 @@ def _groups(effort: Effort, outcome: SuiteOutcome, tree: CgroupTree) -> None:
     with _raised_descriptor_limit(len(files) + 256):
         good = _open_good_reader(files, outcome, count)
         if good:
-            check_equal("sweep", values, flatten(good()))
+            check_equal("sweep", values, flatten_values(good()))
             kib = len(files) * DESCRIPTOR_KIB
             label = f"good Python: {len(files)} kept descriptors ({kib / 1024:.1f} MiB of kernel memory)"
             contenders.append(Contender("good", label, good))
@@ -168,16 +169,18 @@ def _groups(effort: Effort, outcome: SuiteOutcome, tree: CgroupTree) -> None:
         ]
         section = f"global pass and sweep, {tree.backend}"
         _measure_warm_and_cold(
-            effort, outcome, f"groups{count}", section, f"{count} cgroups, ", contenders, notes
+            run_size, outcome, f"groups{count}", section, f"{count} cgroups, ", contenders, notes
         )
         if good:
             good.close()
     sampler.stop(1.0)
 
 
-def _open_good_reader(files: Sequence[File], outcome: SuiteOutcome, count: int) -> GoodReader | None:
+def _open_good_reader(
+    files: Sequence[ReadFile], outcome: SuiteOutcome, count: int
+) -> KeptDescriptorReader | None:
     try:
-        return GoodReader(files)
+        return KeptDescriptorReader(files)
     except OSError as error:
         outcome.skipped.append(f"poll: good Python over {count} cgroups: {os.strerror(error.errno or 0)}")
         return None
@@ -197,7 +200,7 @@ def _raised_descriptor_limit(descriptors: int) -> Iterator[None]:
 
 
 def _measure_warm_and_cold(
-    effort: Effort,
+    run_size: RunSize,
     outcome: SuiteOutcome,
     key: str,
     section: str,
@@ -205,14 +208,17 @@ def _measure_warm_and_cold(
     contenders: list[Contender],
     notes: list[str],
 ) -> None:
-    labels = {contender.key: contender.label for contender in contenders}
-    warm = race(contenders, rounds=effort.warm_rounds, limit_s=effort.warm_limit_s)
-    cold_contenders = contenders if effort.cold_baselines else contenders[:2]
-    cold = race(cold_contenders, rounds=effort.cold_rounds, limit_s=COLD_LIMIT_S, pause_s=PAUSE_S)
+    warm = time_contenders(contenders, rounds=run_size.warm_rounds, limit_s=run_size.warm_limit_s)
+    cold_contenders = contenders if run_size.cold_baselines else contenders[:2]
+    cold = time_contenders(
+        cold_contenders, rounds=run_size.cold_rounds, limit_s=COLD_LIMIT_S, pause_s=PAUSE_S
+    )
     outcome.reference_ns += warm.reference
     for name, timed, conditions in (
         ("warm", warm, "warm, back to back"),
         ("situ", cold, "in situ, 100 ms apart"),
     ):
-        rows = rows_from_race(f"poll.{key}.{name}", labels, timed, "floor")
-        outcome.tables.append(Table(f"{workload}{conditions}", rows, LOWER_BOUND, tuple(notes), section))
+        rows = rows_from_race(f"poll.{key}.{name}", timed, "floor")
+        outcome.tables.append(
+            ResultTable(f"{workload}{conditions}", rows, LOWER_BOUND, tuple(notes), section)
+        )

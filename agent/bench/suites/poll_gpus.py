@@ -1,11 +1,12 @@
-"""Polling of GPUs: one pass of the core over the fast fields, the bare NVML calls, and pynvml.
+"""Time of one pass over GPUs: the C core, the bare NVML calls, and pynvml.
 
 The fake NVML answers from memory within 0.2 us, where a driver needs 10 us to 1 ms, so that the overhead of
 each caller remains. A process that loaded the fake NVML keeps its number of GPUs, so each number has its own
 process.
 
-pynvml is read in two ways: GoodGpuReader keeps handles and reads all fields in one call; PlainGpuReader, like
-most exporters, gets the handle in each pass and makes one call per value.
+pynvml is called in two ways: PynvmlBatchReader (``good pynvml`` in reports) keeps handles and reads all
+fields in one call; PynvmlPerValueReader (``plain pynvml``), like most exporters, gets the handle in each pass
+and makes one call per value.
 """
 
 import multiprocessing
@@ -17,15 +18,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple, ParamSpec
 
-from agent.bench.effort import Effort
-from agent.bench.nvml import FakeNvmlUnavailable, fake_nvml
-from agent.bench.result import ResultMismatch, SuiteOutcome, Table, rows_from_race
-from agent.bench.timing import Contender, race
-from agent.bench.trees import scratch
-from agent.model.gpu import GpuField, GpuSample, GpuSet
+from agent.bench.fake_nvml import FakeNvmlUnavailable, write_gpu_scenario
+from agent.bench.file_trees import temporary_directory
+from agent.bench.result import ResultMismatch, ResultTable, SuiteOutcome, rows_from_race
+from agent.bench.run_size import RunSize
+from agent.bench.timing import Contender, time_contenders
+from agent.model.gpu import GpuField, GpuSample, NvmlSample
 from agent.model.time import NS
-from agent.native.gpus import GpuWatch, GpuWatchOptions
-from agent.sources.nvml import session
+from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
+from agent.sources.nvml import open_nvml_session
 
 GpuValues = dict[tuple[int, GpuField], int]
 """Value by GPU index and field."""
@@ -58,7 +59,7 @@ _MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal
 
 
 class GpuReadSet(NamedTuple):
-    """Readings that one GPU supports; the Python readers skip all others."""
+    """Fields and functions of NVML that one GPU supports, which are those that contenders read."""
 
     gpu_index: int
     """Index of the GPU in NVML."""
@@ -68,7 +69,7 @@ class GpuReadSet(NamedTuple):
 
 
 def fast_values(gpus: Sequence[GpuSample]) -> GpuValues:
-    """Return the values that the core read, without unsupported fields."""
+    """Return the values of the fields that each pass reads, from samples of the C core; skip unsupported."""
     fields = (*FIELDS, *FUNCTIONS, GpuField.LINKS_UP)
     return {
         (gpu.index, field): value for gpu in gpus for field in fields if isinstance(value := gpu[field], int)
@@ -76,7 +77,7 @@ def fast_values(gpus: Sequence[GpuSample]) -> GpuValues:
 
 
 def read_set_of(gpu: GpuSample) -> GpuReadSet:
-    """Return the readings that the core found on a GPU."""
+    """Return the fields and functions that the C core could read on a GPU."""
     available = {field for _, field in fast_values([gpu])}
     return GpuReadSet(
         gpu.index,
@@ -86,7 +87,7 @@ def read_set_of(gpu: GpuSample) -> GpuReadSet:
     )
 
 
-class GoodGpuReader:
+class PynvmlBatchReader:
     """Reader that keeps handles and reads all fields of a GPU in one call, other values in a call each.
 
     Args:
@@ -100,9 +101,9 @@ class GoodGpuReader:
             (
                 read_set,
                 binding.nvmlDeviceGetHandleByIndex(read_set.gpu_index),
-                [_id(binding, field) for field in read_set.fields]
+                [_field_id(binding, field) for field in read_set.fields]
                 + [(state, link) for link in range(read_set.links)],
-                _calls(binding, read_set),
+                _value_calls(binding, read_set),
             )
             for read_set in read_sets
         ]
@@ -112,21 +113,21 @@ class GoodGpuReader:
         for read_set, gpu, ids, calls in self._gpus:
             results = self._get_fields(gpu, ids)
             for field, result in zip(read_set.fields, results, strict=False):
-                values[read_set.gpu_index, field] = _number(result)
+                values[read_set.gpu_index, field] = _result_number(result)
             if read_set.links:
                 states = results[len(read_set.fields) :]
-                values[read_set.gpu_index, GpuField.LINKS_UP] = _bits(map(_number, states))
+                values[read_set.gpu_index, GpuField.LINKS_UP] = _bit_mask(map(_result_number, states))
             for field, call in calls:
                 values[read_set.gpu_index, field] = call(gpu)
         return values
 
 
-class PlainGpuReader:
+class PynvmlPerValueReader:
     """Reader that gets the handle in each pass and makes one call per value."""
 
     def __init__(self, binding: Any, read_sets: Sequence[GpuReadSet]) -> None:
         self._binding = binding
-        self._gpus = [(read_set, _calls(binding, read_set)) for read_set in read_sets]
+        self._gpus = [(read_set, _value_calls(binding, read_set)) for read_set in read_sets]
 
     def __call__(self) -> GpuValues:
         binding = self._binding
@@ -134,21 +135,21 @@ class PlainGpuReader:
         for read_set, calls in self._gpus:
             gpu = binding.nvmlDeviceGetHandleByIndex(read_set.gpu_index)
             for field in read_set.fields:
-                result = binding.nvmlDeviceGetFieldValues(gpu, [_id(binding, field)])[0]
-                values[read_set.gpu_index, field] = _number(result)
+                result = binding.nvmlDeviceGetFieldValues(gpu, [_field_id(binding, field)])[0]
+                values[read_set.gpu_index, field] = _result_number(result)
             if read_set.links:
                 states = (binding.nvmlDeviceGetNvLinkState(gpu, link) for link in range(read_set.links))
-                values[read_set.gpu_index, GpuField.LINKS_UP] = _bits(states)
+                values[read_set.gpu_index, GpuField.LINKS_UP] = _bit_mask(states)
             for field, call in calls:
                 values[read_set.gpu_index, field] = call(gpu)
         return values
 
 
-def _id(binding: Any, field: GpuField) -> int:
+def _field_id(binding: Any, field: GpuField) -> int:
     return int(getattr(binding, f"NVML_FI_DEV_{FIELDS[field]}"))
 
 
-def _calls(binding: Any, read_set: GpuReadSet) -> list[tuple[GpuField, Callable[[Any], int]]]:
+def _value_calls(binding: Any, read_set: GpuReadSet) -> list[tuple[GpuField, Callable[[Any], int]]]:
     calls = {field: getattr(binding, FUNCTIONS[field]) for field in read_set.functions}
     if GpuField.TEMP in calls:
         get_temperature, sensor = calls[GpuField.TEMP], binding.NVML_TEMPERATURE_GPU
@@ -156,13 +157,13 @@ def _calls(binding: Any, read_set: GpuReadSet) -> list[tuple[GpuField, Callable[
     return list(calls.items())
 
 
-def _number(result: Any) -> int:
-    """Return the value of one field result, by its type."""
+def _result_number(result: Any) -> int:
+    """Return the number in NVML's result for one field, by its type."""
     assert result.nvmlReturn == 0, "unsupported fields are not read"
     return int(getattr(result.value, _MEMBERS[result.valueType]))
 
 
-def _bits(states: Any) -> int:
+def _bit_mask(states: Any) -> int:
     return sum(1 << index for index, state in enumerate(states) if state)
 
 
@@ -181,49 +182,52 @@ NOTES: Final = (
 )
 
 
-def run(effort: Effort, outcome: SuiteOutcome) -> None:
+def run(run_size: RunSize, outcome: SuiteOutcome) -> None:
     """Measure the fake NVML at several numbers of GPUs, and the driver's library if installed."""
-    for count in effort.gpus:
-        with scratch() as directory:
+    for count in run_size.gpus:
+        with temporary_directory() as directory:
             try:
-                fake = fake_nvml(directory, count)
+                fake = write_gpu_scenario(directory, count)
             except FakeNvmlUnavailable as reason:
                 outcome.skipped.append(f"poll: GPUs of the fake NVML: {reason}")
                 break
-            outcome.merge(_in_fresh_process(measure, effort, str(fake.library), fake.scenario))
-    outcome.merge(_in_fresh_process(measure_real, effort))
+            outcome.merge(_in_fresh_process(measure_gpus, run_size, str(fake.library), fake.scenario))
+    outcome.merge(_in_fresh_process(measure_real_gpus, run_size))
 
 
 def _in_fresh_process(function: Callable[P, SuiteOutcome], *args: P.args, **kwargs: P.kwargs) -> SuiteOutcome:
-    """Call ``function`` in a new process without loaded libraries."""
+    """Call ``function`` in a new process, which has not loaded NVML; return its result."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *args, **kwargs).result()
 
 
-def measure_real(effort: Effort) -> SuiteOutcome:
-    """Measure all GPUs of this machine; record the reason if there are none."""
-    with watch(REAL) as gpus:
-        gpu_set = read(gpus)
+def measure_real_gpus(run_size: RunSize) -> SuiteOutcome:
+    """Measure all GPUs of this machine; if there are none, record the reason as skipped."""
+    with open_gpu_watch(REAL) as gpus:
+        gpu_set = read_gpus(gpus)
     if gpu_set.gpus:
-        return measure(effort, REAL, None)
+        return measure_gpus(run_size, REAL, None)
     outcome = SuiteOutcome()
     outcome.skipped.append(f"poll: GPUs of this machine: {gpu_set.nvml.detail or 'none found'}")
     return outcome
 
 
-def measure(effort: Effort, library: str, scenario: Path | None) -> SuiteOutcome:
-    """Measure all GPUs of a library; ``scenario`` is that of the fake NVML, not loaded before."""
+def measure_gpus(run_size: RunSize, library: str, scenario: Path | None) -> SuiteOutcome:
+    """Measure all GPUs of an NVML library; ``scenario``: file for the fake NVML; None: the real library."""
     if scenario:
         os.environ["FAKE_NVML"] = str(scenario)
     outcome = SuiteOutcome()
-    with watch(library) as gpus, session(library) as nvml:
-        gpu_set = read(gpus)
+    with open_gpu_watch(library) as gpus, open_nvml_session(library) as nvml:
+        gpu_set = read_gpus(gpus)
         core = fast_values(gpu_set.gpus)
         read_sets = [read_set_of(gpu) for gpu in gpu_set.gpus]
-        good, plain = GoodGpuReader(nvml.binding, read_sets), PlainGpuReader(nvml.binding, read_sets)
+        good, plain = (
+            PynvmlBatchReader(nvml.binding, read_sets),
+            PynvmlPerValueReader(nvml.binding, read_sets),
+        )
         for reader in (good, plain):
             check_equal(core, reader(), frozenset() if scenario else VARYING)
-        calls = check_calls(gpus.run_pass(), gpus.run_lower_bound())
+        calls = check_call_counts(gpus.run_pass(), gpus.run_lower_bound())
         pynvml = f"pynvml {version('nvidia-ml-py')}"
         contenders = [
             Contender("core", "core: dh_gpus_pass", gpus.run_pass),
@@ -231,23 +235,22 @@ def measure(effort: Effort, library: str, scenario: Path | None) -> SuiteOutcome
             Contender("good", f"good {pynvml}: handles kept, all fields in one call", good),
             Contender("plain", f"plain {pynvml}: a handle each time, a call for each value", plain),
         ]
-        timed = race(contenders, rounds=effort.warm_rounds, limit_s=effort.warm_limit_s)
-    labels = {contender.key: contender.label for contender in contenders}
+        timed = time_contenders(contenders, rounds=run_size.warm_rounds, limit_s=run_size.warm_limit_s)
     count = len(gpu_set.gpus)
     kind, name = ("gpus", "fake NVML") if scenario else ("real_gpus", gpu_set.gpus[0].name)
     section = f"pass over GPUs, {name}, driver {gpu_set.driver}; warm, back to back"
-    rows = rows_from_race(f"poll.{kind}{count}.warm", labels, timed, "floor")
+    rows = rows_from_race(f"poll.{kind}{count}.warm", timed, "floor")
     equal = (
         f"{len(core)} values equal in core, good and plain; {calls} NVML calls in core, lower bound and good"
     )
-    outcome.tables.append(Table(f"{count} GPUs", rows, LOWER_BOUND, (equal, *NOTES), section))
+    outcome.tables.append(ResultTable(f"{count} GPUs", rows, LOWER_BOUND, (equal, *NOTES), section))
     outcome.reference_ns += timed.reference
     return outcome
 
 
 @contextmanager
-def watch(library: str) -> Iterator[GpuWatch]:
-    """Yield a GPU watch without threads after its first passes."""
+def open_gpu_watch(library: str) -> Iterator[GpuWatch]:
+    """Yield the C core's reader of GPUs after its first passes; the benchmark runs all further passes."""
     fd = os.eventfd(0, os.EFD_CLOEXEC)
     gpus = GpuWatch(GpuWatchOptions(library=library, slow_ns=HOUR_NS, retry_ns=HOUR_NS), fd)
     try:
@@ -259,26 +262,26 @@ def watch(library: str) -> Iterator[GpuWatch]:
         os.close(fd)
 
 
-def read(gpus: GpuWatch) -> GpuSet:
-    """Return the GPUs of the last pass."""
+def read_gpus(gpus: GpuWatch) -> NvmlSample:
+    """Return what the last pass over the GPUs read."""
     gpu_set = gpus.read()
     assert gpu_set is not None, "watch() makes the first pass"
     return gpu_set
 
 
-def check_calls(core: int, lower_bound: int) -> int:
-    """Return the number of NVML calls. Raises ResultMismatch unless core and lower bound agree."""
+def check_call_counts(core: int, lower_bound: int) -> int:
+    """Return the number of NVML calls of a pass. Raises ResultMismatch unless core and lower bound agree."""
     if core != lower_bound:
-        raise ResultMismatch(f"GPUs: the core makes {core} NVML calls, the lower bound {lower_bound}")
+        raise ResultMismatch(f"GPUs: the C core makes {core} NVML calls, the lower bound {lower_bound}")
     return core
 
 
 def check_equal(core: GpuValues, other: GpuValues, varying: frozenset[GpuField]) -> None:
-    """Compare the values of core and contender. Raises ResultMismatch that names the first different value of
-    a field not in ``varying``."""
+    """Raise ResultMismatch, naming the first different value, unless C core and contender read the same.
+    Values of the fields in ``varying`` may differ."""
     for index, field in sorted(core.keys() | other.keys()):
         core_value, other_value = core.get((index, field)), other.get((index, field))
         if core_value != other_value and (field not in varying or None in {core_value, other_value}):
             raise ResultMismatch(
-                f"gpu-{index}: {field.value}: the core read {core_value}, pynvml {other_value}"
+                f"gpu-{index}: {field.value}: the C core read {core_value}, pynvml {other_value}"
             )

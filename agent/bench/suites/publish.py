@@ -1,5 +1,4 @@
-"""Latency from ``publish()`` to the last subscriber's receipt: the agent's servers and clients of a Unix
-socket.
+"""Latency from ``publish()`` of a report until the last subscriber on a Unix socket has received it.
 
 Each kind of client has a process, and so have the servers that publish to it. grpcio clients have a thread
 each and share an interpreter lock, so that many of them dominate the time. The other clients only read
@@ -15,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.bench.effort import Effort
-from agent.bench.processes import DRIVER, HEALTH_METHOD, Child, start_module
-from agent.bench.result import SuiteOutcome, Table, rows_from_latencies
-from agent.bench.trees import scratch
+from agent.bench.file_trees import temporary_directory
+from agent.bench.processes import DRIVER, HEALTH_METHOD, ChildProcess, start_module
+from agent.bench.result import ResultTable, SuiteOutcome, rows_from_latencies
+from agent.bench.run_size import RunSize
 
 SUBSCRIBERS: Final = (1, 8, 64)
 DEVICES: Final = 128
@@ -30,7 +29,7 @@ class ClientKind(NamedTuple):
 
     key: str
     crowd: str
-    """Kind in the command line of :mod:`agent.bench.crowd`."""
+    """Kind in the command line of :mod:`agent.bench.many_subscribers`."""
     label: str
 
 
@@ -40,22 +39,22 @@ FRAMES: Final = ClientKind(
 BARE_SOCKETS: Final = ClientKind("floor", "bare", "lower bound: one send(2) to each of as many bare sockets")
 
 
-class ClientGroup(NamedTuple):
-    """Clients of one kind, and the process that publishes to them."""
+class ClientProcesses(NamedTuple):
+    """Process with all clients of one kind, and the process that publishes to them."""
 
     kind: ClientKind
-    publisher: Child
-    crowd: Child
+    publisher: ChildProcess
+    crowd: ChildProcess
     size: int
     """Size of a message [bytes]."""
 
 
-def run(effort: Effort) -> SuiteOutcome:
+def run(run_size: RunSize) -> SuiteOutcome:
     """Publish 128 devices to 1, 8 and 64 subscribers."""
     outcome = SuiteOutcome()
-    kinds = [*_grpcio(outcome), FRAMES, BARE_SOCKETS]
+    kinds = [*_grpcio_kind_if_installed(outcome), FRAMES, BARE_SOCKETS]
     with contextlib.ExitStack() as stack:
-        directories = [stack.enter_context(scratch()) for _ in kinds]
+        directories = [stack.enter_context(temporary_directory()) for _ in kinds]
         publishers = [
             stack.enter_context(start_module("agent.bench.publisher", directory, DEVICES))
             for directory in directories
@@ -69,12 +68,12 @@ def run(effort: Effort) -> SuiteOutcome:
                 group.crowd.send_line(f"{count}")
             for group in groups:
                 group.crowd.wait(lambda line: "subscribers" in line)
-            outcome.tables.append(_measure(effort, count, groups))
+            outcome.tables.append(_measure(run_size, count, groups))
     return outcome
 
 
-def _grpcio(outcome: SuiteOutcome) -> Iterator[ClientKind]:
-    """Yield the grpcio kind if grpcio is installed."""
+def _grpcio_kind_if_installed(outcome: SuiteOutcome) -> Iterator[ClientKind]:
+    """Yield the kind of grpcio clients if grpcio is installed; otherwise record it as skipped."""
     if importlib.util.find_spec("grpc") is None:
         outcome.skipped.append("publish: grpcio is not installed")
         return
@@ -83,19 +82,19 @@ def _grpcio(outcome: SuiteOutcome) -> Iterator[ClientKind]:
 
 
 def _start_group(
-    stack: contextlib.ExitStack, kind: ClientKind, directory: Path, publisher: Child
-) -> ClientGroup:
+    stack: contextlib.ExitStack, kind: ClientKind, directory: Path, publisher: ChildProcess
+) -> ClientProcesses:
     """Start the client process of one kind, without subscribers."""
     size = publisher.wait(lambda line: "ready" in line)["size"]
     socket = directory / ("bare.sock" if kind is BARE_SOCKETS else f"drivers/{DRIVER}.sock")
     argument = size if kind is BARE_SOCKETS else HEALTH_METHOD
-    crowd = stack.enter_context(start_module("agent.bench.crowd", socket, kind.crowd, argument))
-    return ClientGroup(kind, publisher, crowd, size)
+    crowd = stack.enter_context(start_module("agent.bench.many_subscribers", socket, kind.crowd, argument))
+    return ClientProcesses(kind, publisher, crowd, size)
 
 
-def _measure(effort: Effort, count: int, groups: Sequence[ClientGroup]) -> Table:
+def _measure(run_size: RunSize, count: int, groups: Sequence[ClientProcesses]) -> ResultTable:
     latencies: dict[str, list[int]] = {group.kind.key: [] for group in groups}
-    for _ in range(effort.publications):
+    for _ in range(run_size.publications):
         for group in groups:
             time.sleep(PAUSE_S)
             group.publisher.send_line("bare" if group.kind is BARE_SOCKETS else "publish")
@@ -105,4 +104,6 @@ def _measure(effort: Effort, count: int, groups: Sequence[ClientGroup]) -> Table
     rows = rows_from_latencies(f"publish.{count}", labels, dict(latencies))
     notes = (f"{DEVICES} devices, {groups[0].size} bytes, encoded once",)
     section = "from publish(), through the I/O thread, to the last receipt"
-    return Table(f"{count} subscriber{'s' if count > 1 else ''}", rows, BARE_SOCKETS.label, notes, section)
+    return ResultTable(
+        f"{count} subscriber{'s' if count > 1 else ''}", rows, BARE_SOCKETS.label, notes, section
+    )

@@ -13,15 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agent.bench.effort import Effort
-from agent.bench.pods import NAMESPACE, write_node_files
+from agent.bench.file_trees import (
+    CgroupTree,
+    real_or_file_tree,
+    temporary_directory,
+    write_cgroup_files,
+    write_sysfs,
+)
+from agent.bench.pod_files import NAMESPACE, pod_object, write_node_files
 from agent.bench.processes import (
     HEALTH_METHOD,
     ProcessRun,
     Subscriber,
     drahealth_program,
     driver_socket,
-    resident_bytes,
+    read_resident_bytes,
     run_program,
     start_agent,
     start_subscriber,
@@ -29,28 +35,28 @@ from agent.bench.processes import (
 from agent.bench.result import (
     ResultMismatch,
     ResultRow,
+    ResultTable,
     SuiteOutcome,
-    Table,
     Unit,
     format_value,
     row_from_samples,
     rows_from_race,
 )
-from agent.bench.suites.decide import DRIVER, declarations, snapshot_time
+from agent.bench.run_size import RunSize
+from agent.bench.suites.decide import DRIVER, declare_cpus, snapshot_time
 from agent.bench.suites.encode import health_entries
-from agent.bench.suites.poll import open_sampler, read
-from agent.bench.timing import Contender, race
-from agent.bench.trees import CgroupTree, real_or_file_tree, scratch, write_groups, write_sysfs
+from agent.bench.suites.poll import open_sampler, read_snapshot
+from agent.bench.timing import Contender, time_contenders
 from agent.engine.step import EngineState, step
-from agent.model.settings import Settings
+from agent.model.settings import EngineSettings
 from agent.model.time import NS
-from agent.native.encode import encode_health
+from agent.native.health_encoder import encode_health_lists
 
 POINTS_MIN: Final = 3
 
 
 class LinearFit(NamedTuple):
-    """Line fitted to measured points by least squares."""
+    """Straight line through measured points, fitted by least squares."""
 
     slope: float
     """Increase per item."""
@@ -60,16 +66,14 @@ class LinearFit(NamedTuple):
     """Coefficient of determination; None with fewer than three points or without variation."""
 
 
-def fit(rows: Sequence[ResultRow]) -> LinearFit:
+def fit_line(rows: Sequence[ResultRow]) -> LinearFit:
     """Fit a line to the medians of rows with an ``x``, which must have at least two distinct values."""
     points = [(row.x, row.median.median) for row in rows if row.x is not None]
     xs, ys = zip(*points, strict=True)
     slope, intercept = statistics.linear_regression(xs, ys)
-    variance = statistics.pvariance(ys)
-    if len(points) < POINTS_MIN or not variance:
+    if len(points) < POINTS_MIN or len(set(ys)) == 1:
         return LinearFit(slope, intercept, None)
-    residual = statistics.fmean((y - slope * x - intercept) ** 2 for x, y in points)
-    return LinearFit(slope, intercept, 1 - residual / variance)
+    return LinearFit(slope, intercept, statistics.correlation(xs, ys) ** 2)
 
 
 def describe_fit(fitted: LinearFit, unit: Unit, item: str) -> str:
@@ -84,7 +88,6 @@ def describe_fit(fitted: LinearFit, unit: Unit, item: str) -> str:
 LABELS: Final = {"floor": "lower bound"}
 STEPS: Final = (0.1, 0.5, 1.0)
 CLAIMS_PER_POD: Final = 2
-RUNNING: Final = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 REPORT_EXIT_CODES: Final = range(4)
 """Exit codes of commands that printed a report, by severity."""
 READ_PROGRAM: Final = (
@@ -92,16 +95,16 @@ READ_PROGRAM: Final = (
 )
 
 
-def run_consumers(effort: Effort, outcome: SuiteOutcome) -> None:
-    """Measure explain for ``effort.pods`` pods with their claims, and an audit of ``effort.audited`` pods."""
-    if effort.pods:
-        _explain_curve(effort, outcome)
-        _audit_curve(effort, outcome)
+def measure_explain_and_audit(run_size: RunSize, outcome: SuiteOutcome) -> None:
+    """Measure ``drahealth explain pod`` and ``drahealth audit --all`` at several numbers of pods."""
+    if run_size.pods:
+        _measure_explain(run_size, outcome)
+        _measure_audit(run_size, outcome)
     else:
         outcome.skipped.append("scale: consumers and audits: skipped by --quick")
 
 
-def _curves(
+def _add_process_curves(
     outcome: SuiteOutcome, title: str, key: str, runs: Mapping[str, Mapping[int, ProcessRun]], *notes: str
 ) -> None:
     """Add curves of time and memory by number of pods; the fit is that of the first program."""
@@ -116,24 +119,28 @@ def _curves(
             sizes.append(replace(peak, x=x))
     count = len(next(iter(runs.values())))
     for quantity, rows in (("from start to end", times), ("peak memory", sizes)):
-        remarks = (describe_fit(fit(rows[:count]), rows[0].unit, "pod"), *notes)
-        outcome.tables.append(Table(quantity, tuple(rows), notes=remarks, section=title, grows_with="pods"))
+        remarks = (describe_fit(fit_line(rows[:count]), rows[0].unit, "pod"), *notes)
+        outcome.tables.append(
+            ResultTable(quantity, tuple(rows), notes=remarks, section=title, grows_with="pods")
+        )
 
 
-def _explain_curve(effort: Effort, outcome: SuiteOutcome) -> None:
+def _measure_explain(run_size: RunSize, outcome: SuiteOutcome) -> None:
     runs: dict[str, dict[int, ProcessRun]] = {"explain": {}, "floor": {}}
-    for pods in pod_counts(effort.pods):
-        with scratch() as directory:
+    for pods in pod_counts(run_size.pods):
+        with temporary_directory() as directory:
             files = write_node_files(directory, pods, CLAIMS_PER_POD * pods)
             name = f"{NAMESPACE}/pod-{pods // 2}"
             paths = ("--kubelet-dir", files.kubelet_dir, "--pods", files.pods, "--claims", files.claims)
             run = run_program(drahealth_program("explain", "pod", name, *paths), REPORT_EXIT_CODES)
             if f"claim-{pods // 2}" not in run.output:
-                raise ResultMismatch(f"explain: {name} has a claim-{pods // 2}; the output does not name it")
+                raise ResultMismatch(
+                    f"drahealth explain pod {name}: the output does not name its claim-{pods // 2}"
+                )
             runs["explain"][pods] = run
             runs["floor"][pods] = run_program(READ_PROGRAM.format([str(files.pods), str(files.claims)]))
     title = f"drahealth explain pod, {CLAIMS_PER_POD} claims for each"
-    _curves(outcome, title, "scale", runs, "lower bound: the same files read as JSON")
+    _add_process_curves(outcome, title, "scale", runs, "lower bound: the same files read as JSON")
 
 
 def pod_counts(limit: int) -> list[int]:
@@ -141,54 +148,41 @@ def pod_counts(limit: int) -> list[int]:
     return sorted({max(1, round(limit * step)) for step in STEPS})
 
 
-def _audit_curve(effort: Effort, outcome: SuiteOutcome) -> None:
+def _measure_audit(run_size: RunSize, outcome: SuiteOutcome) -> None:
     runs: dict[str, dict[int, ProcessRun]] = {"audit": {}}
     backend = ""
-    for pods in pod_counts(effort.audited):
-        with real_or_file_tree(2 * pods) as (tree, reason), scratch() as directory:
+    for pods in pod_counts(run_size.audited):
+        with real_or_file_tree(2 * pods) as (tree, reason), temporary_directory() as directory:
             if reason:
                 outcome.skipped.append(f"scale: {reason}; audited on {tree.backend}")
             file = directory / "pods.json"
-            file.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": pod_objects(tree)}))
+            file.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": _burstable_pods(tree)}))
             roots = ("--cgroupfs-root", tree.cgroupfs, "--kubelet-cgroup-root", tree.kubelet_root)
             arguments = ("audit", "--all", "--pods", file, "--kubelet-dir", directory, "-o", "json", *roots)
             run = run_program(drahealth_program(*arguments), REPORT_EXIT_CODES)
-            audited_pods = len(audited(run.output))
+            audited_pods = len(parse_audited_pods(run.output))
             if audited_pods != pods:
-                raise ResultMismatch(f"audit: {pods} pods have cgroups, {audited_pods} were audited")
+                raise ResultMismatch(
+                    f"drahealth audit --all: {pods} pods have cgroups, {audited_pods} were audited"
+                )
             runs["audit"][pods] = run
             backend = tree.backend
     title = f"drahealth audit --all, a container in each pod; {backend}"
-    _curves(outcome, title, "scale", runs)
+    _add_process_curves(outcome, title, "scale", runs)
 
 
-def pod_objects(tree: CgroupTree) -> list[dict[str, Any]]:
-    """Return the pods of a tree as objects of the Kubernetes API."""
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"namespace": "bench", "name": f"pod-{index}", "uid": uid},
-            "spec": {
-                "nodeName": "node-a",
-                "containers": [
-                    {"name": "main", "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}
-                ],
-            },
-            "status": {
-                "phase": "Running",
-                "qosClass": "Burstable",
-                "containerStatuses": [
-                    {"name": "main", "containerID": f"containerd://{name}", "state": RUNNING},
-                ],
-            },
-        }
-        for index, (uid, name) in enumerate(group for group in tree.groups if group[1])
-    ]
+def _burstable_pods(tree: CgroupTree) -> list[dict[str, Any]]:
+    """Return the pods of ``tree`` as objects of the Kubernetes API."""
+    containers = [group for group in tree.groups if group[1]]
+    resources = {"requests": {"cpu": "100m", "memory": "64Mi"}}
+    pods = [pod_object(f"pod-{index}", *group, resources) for index, group in enumerate(containers)]
+    for pod in pods:
+        pod["status"]["qosClass"] = "Burstable"
+    return pods
 
 
-def audited(output: str) -> list[Any]:
-    """Parse the pods in the JSON document at the start of a command's output."""
+def parse_audited_pods(output: str) -> list[Any]:
+    """Return the audited pods from the JSON document at the start of the output of ``drahealth audit``."""
     document, _ = json.JSONDecoder().raw_decode(output)
     pods = document["pods"]
     assert isinstance(pods, list)
@@ -199,28 +193,38 @@ AGENTS: Final = 3
 """Number of sizes at which the memory of an agent is measured, including smallest and largest."""
 
 
-def run(effort: Effort) -> SuiteOutcome:
-    """Measure encoding, evaluation, polling and memory; explain and audits."""
+def run(run_size: RunSize) -> SuiteOutcome:
+    """Measure encoding, evaluation, polling, memory of the agent, explain and audit at several sizes."""
     outcome = SuiteOutcome()
-    _time_curve(effort, outcome, "encode", "device", "encode a list of devices", effort.sizes, _encode)
-    _time_curve(effort, outcome, "decide", "device", "step(), quiet, declared devices", effort.sizes, _decide)
+    _measure_time_curve(
+        run_size, outcome, "encode", "device", "encode a list of devices", run_size.sizes, _prepare_encoding
+    )
+    _measure_time_curve(
+        run_size,
+        outcome,
+        "decide",
+        "device",
+        "step(), quiet, declared devices",
+        run_size.sizes,
+        _prepare_evaluation,
+    )
     with contextlib.ExitStack() as stack:
-        poll = partial(_poll, stack)
+        poll = partial(_prepare_polling, stack)
         title = "a pass and a sweep over cgroups, files on tmpfs"
-        _time_curve(effort, outcome, "poll", "cgroup", title, effort.groups, poll)
-    _memory(effort, outcome)
-    run_consumers(effort, outcome)
+        _measure_time_curve(run_size, outcome, "poll", "cgroup", title, run_size.groups, poll)
+    _measure_agent_memory(run_size, outcome)
+    measure_explain_and_audit(run_size, outcome)
     return outcome
 
 
 def add_curve(outcome: SuiteOutcome, title: str, rows: Sequence[ResultRow], unit: Unit, item: str) -> None:
     """Add a table of result rows with an ``x``, and its fit."""
-    fitted = describe_fit(fit(rows), unit, item)
-    outcome.tables.append(Table(title, tuple(rows), notes=(fitted,), grows_with=f"{item}s"))
+    fitted = describe_fit(fit_line(rows), unit, item)
+    outcome.tables.append(ResultTable(title, tuple(rows), notes=(fitted,), grows_with=f"{item}s"))
 
 
-def _time_curve(
-    effort: Effort,
+def _measure_time_curve(
+    run_size: RunSize,
     outcome: SuiteOutcome,
     key: str,
     item: str,
@@ -230,30 +234,29 @@ def _time_curve(
 ) -> None:
     """Time the same work at several sizes in turns, and add the curve."""
     contenders = [Contender(f"{size}", f"{size} {item}s", work(size)) for size in sizes]
-    timed = race(contenders, rounds=effort.warm_rounds, limit_s=effort.warm_limit_s)
-    labels = {contender.key: contender.label for contender in contenders}
-    plain = rows_from_race(f"scale.{key}", labels, timed, contenders[0].key)
+    timed = time_contenders(contenders, rounds=run_size.warm_rounds, limit_s=run_size.warm_limit_s)
+    plain = rows_from_race(f"scale.{key}", timed, contenders[0].key)
     rows = [replace(row, x=float(size), ratio=None) for row, size in zip(plain, sizes, strict=True)]
     add_curve(outcome, title, rows, "s", item)
     outcome.reference_ns += timed.reference
 
 
-def _encode(devices: int) -> Callable[[], object]:
-    return partial(encode_health, health_entries(devices))
+def _prepare_encoding(devices: int) -> Callable[[], object]:
+    return partial(encode_health_lists, health_entries(devices))
 
 
-def _decide(devices: int) -> Callable[[], object]:
+def _prepare_evaluation(devices: int) -> Callable[[], object]:
     sampler = open_sampler(None)
-    base = read(sampler)
+    base = read_snapshot(sampler)
     sampler.stop(1.0)
-    snapshot = replace(base, declared=declarations(base, devices))
+    snapshot = replace(base, declared=declare_cpus(base, devices))
     now = snapshot_time(snapshot)
-    state, _ = step(EngineState(Settings("bench")), snapshot, now)
+    state, _ = step(EngineState(EngineSettings("bench")), snapshot, now)
     return lambda: step(state, snapshot, now)
 
 
-def _poll(stack: contextlib.ExitStack, groups: int) -> Callable[[], object]:
-    sampler = open_sampler(write_groups(stack.enter_context(scratch()), groups))
+def _prepare_polling(stack: contextlib.ExitStack, groups: int) -> Callable[[], object]:
+    sampler = open_sampler(write_cgroup_files(stack.enter_context(temporary_directory()), groups))
     stack.callback(sampler.stop, 1.0)
 
     def pass_and_sweep() -> None:
@@ -263,17 +266,19 @@ def _poll(stack: contextlib.ExitStack, groups: int) -> Callable[[], object]:
     return pass_and_sweep
 
 
-def _memory(effort: Effort, outcome: SuiteOutcome) -> None:
+def _measure_agent_memory(run_size: RunSize, outcome: SuiteOutcome) -> None:
     """Measure the RSS of agents with different numbers of declared devices, after the first message."""
-    sizes = effort.sizes[:: -(-len(effort.sizes) // AGENTS)]
-    if sizes[-1] != effort.sizes[-1]:
-        sizes = (*sizes, effort.sizes[-1])
+    sizes = run_size.sizes[:: -(-len(run_size.sizes) // AGENTS)]
+    if sizes[-1] != run_size.sizes[-1]:
+        sizes = (*sizes, run_size.sizes[-1])
     rows = []
     with contextlib.ExitStack() as stack:
         started = [(devices, *_start_agent_with_devices(stack, devices)) for devices in sizes]
         for devices, pid, client in started:
             client.wait(lambda line: bool(line.get("found")))
-            row = row_from_samples(f"scale.rss.{devices}", f"{devices} devices", (resident_bytes(pid),), "B")
+            row = row_from_samples(
+                f"scale.rss.{devices}", f"{devices} devices", (read_resident_bytes(pid),), "B"
+            )
             rows.append(replace(row, x=float(devices)))
     add_curve(outcome, "RSS of an agent after the first message to a subscriber", rows, "B", "device")
 
@@ -281,16 +286,16 @@ def _memory(effort: Effort, outcome: SuiteOutcome) -> None:
 def _start_agent_with_devices(stack: contextlib.ExitStack, devices: int) -> tuple[int, Subscriber]:
     """Start an agent with declared devices; return its PID and a subscriber that waits for the last
     device."""
-    directory = stack.enter_context(scratch())
+    directory = stack.enter_context(temporary_directory())
     write_sysfs(directory / "sys")
-    _declare(directory / "run/devices.d", devices)
+    _write_declarations(directory / "run/devices.d", devices)
     flags = ["--cgroupfs-root", str(directory / "none"), "--sysfs-root", str(directory / "sys")]
     pid = stack.enter_context(start_agent(directory, flags))
     last = f"cpu-{devices - 1}\\x10"
     return pid, stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, last))
 
 
-def _declare(directory: Path, devices: int) -> None:
+def _write_declarations(directory: Path, devices: int) -> None:
     directory.mkdir(parents=True)
     entries = (
         f'[[device]]\nname = "cpu-{index}"\nkind = "cpu"\ncpus = "{index % 8}"\n' for index in range(devices)

@@ -1,4 +1,4 @@
-"""Start-up time and memory: imports, ``drahealth --help``, and an agent until its first message.
+"""Start-up time and memory of imports, ``drahealth --help``, and an agent until its first message.
 
 Each program is a process; programs run in turns. The lower bound is an interpreter that does nothing.
 """
@@ -12,20 +12,27 @@ import sys
 import time
 from typing import Final
 
-from agent.bench.effort import Effort
+from agent.bench.file_trees import temporary_directory
 from agent.bench.processes import (
     HEALTH_METHOD,
     ProcessError,
     ProcessRun,
     drahealth_program,
     driver_socket,
-    resident_bytes,
+    read_resident_bytes,
     run_program,
     start_agent,
     start_subscriber,
 )
-from agent.bench.result import ResultRow, SuiteOutcome, Table, row_from_samples, rows_from_latencies, seconds
-from agent.bench.trees import scratch
+from agent.bench.result import (
+    ResultRow,
+    ResultTable,
+    SuiteOutcome,
+    row_from_samples,
+    rows_from_latencies,
+    seconds_from_ns,
+)
+from agent.bench.run_size import RunSize
 
 PROGRAMS: Final = {
     "floor": ("lower bound: an interpreter that does nothing", "pass"),
@@ -40,7 +47,7 @@ _IMPORT: Final = re.compile(r"^import time: +(\d+) \| +\d+ \|  *(\S+)$", re.M)
 READY_S: Final = 60.0
 
 
-def run(effort: Effort) -> SuiteOutcome:
+def run(run_size: RunSize) -> SuiteOutcome:
     """Measure time and memory of each program, and the slowest imports."""
     outcome = SuiteOutcome()
     programs = dict(PROGRAMS)
@@ -48,34 +55,34 @@ def run(effort: Effort) -> SuiteOutcome:
         del programs["grpc"]
         outcome.skipped.append("startup: grpcio is not installed")
     runs: dict[str, list[ProcessRun]] = {key: [] for key in programs}
-    for _ in range(effort.starts):
+    for _ in range(run_size.starts):
         for key, (_, code) in programs.items():
             runs[key].append(run_program(code))
     labels = {key: label for key, (label, _) in programs.items()}
     times = {key: [process.took_ns for process in processes] for key, processes in runs.items()}
     rows = rows_from_latencies("startup", labels, dict(times))
     section = "a process from start to end"
-    outcome.tables.append(Table("time", rows, labels["floor"], section=section))
+    outcome.tables.append(ResultTable("time", rows, labels["floor"], section=section))
     sizes = [
         row_from_samples(f"startup.{key}.rss", labels[key], [process.peak_rss for process in processes], "B")
         for key, processes in runs.items()
     ]
-    outcome.tables.append(Table("peak memory (RSS)", tuple(sizes), section=section))
-    outcome.tables.append(_agent_table(effort))
-    if effort.imports:
-        outcome.tables.append(_imports_table())
+    outcome.tables.append(ResultTable("peak memory (RSS)", tuple(sizes), section=section))
+    outcome.tables.append(_measure_agent_starts(run_size))
+    if run_size.imports:
+        outcome.tables.append(_measure_imports())
     else:
         outcome.skipped.append("startup: imports: skipped by --quick")
     return outcome
 
 
-def _agent_table(effort: Effort) -> Table:
+def _measure_agent_starts(run_size: RunSize) -> ResultTable:
     ready: list[int] = []
     first_message: list[int] = []
     sizes: list[int] = []
     library = ""
-    for _ in range(effort.starts):
-        with scratch() as directory, contextlib.ExitStack() as stack:
+    for _ in range(run_size.starts):
+        with temporary_directory() as directory, contextlib.ExitStack() as stack:
             notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
             notify.bind(str(directory / "notify"))
             notify.settimeout(READY_S)
@@ -84,32 +91,32 @@ def _agent_table(effort: Effort) -> Table:
             flags = ["--cgroupfs-root", str(directory / "none")]
             environment = {"NOTIFY_SOCKET": str(directory / "notify")}
             pid = stack.enter_context(start_agent(directory, flags, environment=environment))
-            ready.append(_ready_ns(notify) - start_ns)
+            ready.append(_wait_for_ready(notify) - start_ns)
             first_message.append(client.wait(lambda line: "found" in line)["t_ns"] - start_ns)
-            sizes.append(resident_bytes(pid))
+            sizes.append(read_resident_bytes(pid))
             library = client.library
     rows = (
-        row_from_samples("startup.ready", "process start to READY=1", seconds(ready), "s"),
+        row_from_samples("startup.ready", "process start to READY=1", seconds_from_ns(ready), "s"),
         row_from_samples(
-            "startup.told", "process start to a subscriber's first list", seconds(first_message), "s"
+            "startup.told", "process start to a subscriber's first list", seconds_from_ns(first_message), "s"
         ),
         row_from_samples("startup.agent.rss", "RSS after the first list", sizes, "B"),
     )
     notes = (f"{library}, started before the agent and waiting for the socket",)
-    return Table("drahealth run", rows, notes=notes)
+    return ResultTable("drahealth run", rows, notes=notes)
 
 
-def _ready_ns(notify: socket.socket) -> int:
+def _wait_for_ready(notify: socket.socket) -> int:
     while True:
         try:
             datagram = notify.recv(4096)
         except TimeoutError:
-            raise ProcessError(f"the agent was not ready in {READY_S:g} s") from None
+            raise ProcessError(f"agent: no READY=1 within {READY_S:g} s") from None
         if b"READY=1" in datagram.split(b"\n"):
             return time.monotonic_ns()
 
 
-def _imports_table() -> Table:
+def _measure_imports() -> ResultTable:
     """Measure the import time of each module in one start, with -X importtime."""
     command = [sys.executable, "-X", "importtime", "-c", IMPORTS]
     completed = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -120,4 +127,4 @@ def _imports_table() -> Table:
         *(row_from_samples(f"startup.imports.{name}", name, [own_us[name] / 1e6], "s") for name in slowest),
     ]
     notes = ("one run with -X importtime, which slows imports; times exclude imported modules",)
-    return Table("imports of drahealth run, slowest first", tuple(rows), notes=notes)
+    return ResultTable("imports of drahealth run, slowest first", tuple(rows), notes=notes)

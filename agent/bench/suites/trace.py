@@ -1,8 +1,7 @@
 """Latency of a change by hop: cause, C core, eventfd, Trio, step(), encoding, asyncio, socket, client.
 
-The traced agent (agent.bench.traced) reads the clock six times along the path of a change. The first hop
-begins before the system call that is the cause, and the last ends when the client's library delivers the
-message.
+agent.bench.traced_agent reads the clock six times along the path of a change. The first hop begins before
+the system call that is the cause; the last ends when the client's library delivers the message.
 """
 
 import contextlib
@@ -10,21 +9,21 @@ import json
 from pathlib import Path
 from typing import Final
 
-from agent.bench.effort import Effort
+from agent.bench.file_trees import temporary_directory, write_sysfs
 from agent.bench.processes import (
     DRIVER,
     HEALTH_METHOD,
-    Child,
+    ChildProcess,
     JsonLine,
     Subscriber,
     driver_socket,
-    pause,
+    sleep_past_coalescing,
     start_module,
     start_subscriber,
 )
-from agent.bench.result import SuiteOutcome, Table, row_from_samples, seconds
+from agent.bench.result import ResultTable, SuiteOutcome, row_from_samples, seconds_from_ns
+from agent.bench.run_size import RunSize
 from agent.bench.suites.detect import SHRUNK, fixture_pool
-from agent.bench.trees import scratch, write_sysfs
 
 PERIOD_MS: Final = 10
 HOPS: Final = (
@@ -38,10 +37,10 @@ HOPS: Final = (
 )
 
 
-def run(effort: Effort) -> SuiteOutcome:
-    """Trace the change of a polled file, which does not depend on the rest of the machine."""
+def run(run_size: RunSize) -> SuiteOutcome:
+    """Measure the hops from a changed file (a hugepage pool on tmpfs) to a subscriber."""
     outcome = SuiteOutcome()
-    with scratch() as directory, contextlib.ExitStack() as stack:
+    with temporary_directory() as directory, contextlib.ExitStack() as stack:
         write_sysfs(directory / "sys")
         flags = {
             "--period": f"{PERIOD_MS}ms",
@@ -50,22 +49,22 @@ def run(effort: Effort) -> SuiteOutcome:
             "--runtime-dir": str(directory / "run"),
             "--driver": [DRIVER],
         }
-        agent = stack.enter_context(start_module("agent.bench.traced", json.dumps(flags)))
+        agent = stack.enter_context(start_module("agent.bench.traced_agent", json.dumps(flags)))
         client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, SHRUNK))
         client.wait(lambda line: "found" in line and not line["found"])
-        outcome.tables.append(_measure(effort, directory, agent, client))
+        outcome.tables.append(_measure(run_size, directory, agent, client))
     return outcome
 
 
-def _measure(effort: Effort, directory: Path, agent: Child, client: Subscriber) -> Table:
+def _measure(run_size: RunSize, directory: Path, agent: ChildProcess, client: Subscriber) -> ResultTable:
     change = fixture_pool(directory / "sys")
     hops: dict[str, list[int]] = {key: [] for key, _ in HOPS}
     totals: list[int] = []
-    for round_index in range(-(-effort.causes // 2)):  # each takes a second to clear
+    for round_index in range(-(-run_size.causes // 2)):  # each takes a second to clear
         if round_index:
             change(0)
             client.wait(lambda line: not line["found"])
-        pause()
+        sleep_past_coalescing()
         agent.discard_lines()
         start_ns = change(-1)
         end_ns = int(client.wait(lambda line: bool(line["found"]))["t_ns"])
@@ -73,17 +72,17 @@ def _measure(effort: Effort, directory: Path, agent: Child, client: Subscriber) 
         for key, duration_ns in hop_times(stamps, start_ns).items():
             hops[key].append(duration_ns)
         totals.append(end_ns - start_ns)
-    rows = [row_from_samples(f"trace.{key}", label, seconds(hops[key]), "s") for key, label in HOPS]
-    rows.append(row_from_samples("trace.all", "total", seconds(totals), "s"))
+    rows = [row_from_samples(f"trace.{key}", label, seconds_from_ns(hops[key]), "s") for key, label in HOPS]
+    rows.append(row_from_samples("trace.all", "total", seconds_from_ns(totals), "s"))
     notes = (
         f"the first hop includes 0 to {PERIOD_MS} ms of waiting for the next pass",
         f"one subscriber, {client.library}; 3 devices",
     )
-    return Table("a pool shrinks, files on tmpfs", tuple(rows), notes=notes)
+    return ResultTable("a pool shrinks, files on tmpfs", tuple(rows), notes=notes)
 
 
 def hop_times(stamps: JsonLine, start_ns: int) -> dict[str, int]:
-    """Return the duration of each hop [ns]; their sum is the time from the cause to the client."""
+    """Return the duration of each hop [ns] from the times when hops ended and when the cause began."""
     duration_ns = {}
     before = start_ns
     for key, _ in HOPS:

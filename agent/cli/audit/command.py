@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from dataclasses import replace
@@ -11,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.cli.exits import EXIT_OF_SEVERITY
-from agent.cli.output.terminal import style_of
-from agent.cli.verb import Verb, add_output, add_settings, config_file_of, flags_of
-from agent.config.config import load
+from agent.cli.verb import Subcommand, add_output, add_settings, load_config, print_result
 from agent.errors import ProbeError, UsageError
 from agent.model.health import Severity
 from agent.system.timing import read_clocks
@@ -30,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "pod", metavar="POD", nargs="?", help="show one pod in full: name, namespace/name or UID"
     )
     parser.add_argument(
-        "--all", action="store_true", help="audit every running pod, not only those with claims"
+        "--all", action="store_true", help="audit every running pod, not only pods with claims"
     )
     parser.add_argument(
         "--pods",
@@ -55,22 +51,22 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace) -> int:
     from agent.cli.audit.inputs import parse_pods, read_driver_cpus, select_pods
     from agent.cli.audit.text import AuditReport, document, exit_of, render
-    from agent.node.cgroup_audit import CgroupComparisonResult, NodePaths, audit
-    from agent.sources.node_facts import counts_claims
+    from agent.node.cgroup_audit import AuditPaths, CgroupAuditReport, audit_cgroups
+    from agent.sources.cgroup_facts import kubelet_counts_claims
 
-    config = load(flags_of(args), os.environ, file=config_file_of(args), serves=False)
+    config = load_config(args)
     try:
-        counts_claims(args.kubelet_version)
+        kubelet_counts_claims(args.kubelet_version)
     except ValueError as error:
         raise UsageError(f"--kubelet-version: {error}") from None
     answer = _read_pods(args, config.kubelet_dir)
-    node_pods = parse_pods(answer, config.node_name, of_many=args.pods is not None)
+    node_pods = parse_pods(answer, config.node_name, several_nodes=args.pods is not None)
     now_s = time.time()
     if answer.absence is not None:
-        result = CgroupComparisonResult(None)
+        result = CgroupAuditReport(None)
     else:
-        selected = select_pods(node_pods.pods, args.pod, every=args.all)
-        paths = NodePaths(
+        selected = select_pods(node_pods.pods, args.pod, include_all=args.all)
+        paths = AuditPaths(
             config.sysfs_root,
             config.cgroupfs_root,
             config.kubelet_cgroup_root,
@@ -79,32 +75,29 @@ def main(args: Namespace) -> int:
         )
         exclusive = read_driver_cpus(config, answer)
         try:
-            result = audit(
+            result = audit_cgroups(
                 paths,
                 node_pods.pods,
                 selected,
                 now_s,
-                classes=args.pod is None,
-                complete=not node_pods.wrong,
-                by_drivers=exclusive.by_pod,
+                with_qos_classes=args.pod is None,
+                all_listed=not node_pods.invalid,
+                driver_cpus=exclusive.by_pod,
             )
         except ProbeError as error:
             print(f"drahealth: {error}", file=sys.stderr)
             return EXIT_OF_SEVERITY[Severity.UNKNOWN]
         result = replace(result, gaps=(*result.gaps, *exclusive.gaps))
     node = node_pods.node or config.node_name
-    report = AuditReport(node, answer, node_pods.wrong, result, now_s, whole=args.pod is not None)
-    if args.output == "json":
-        print(json.dumps(document(report), indent=2))
-    else:
-        print(render(report, style_of(sys.stdout, args.color, os.environ)), end="")
+    report = AuditReport(node, answer, node_pods.invalid, result, now_s, in_full=args.pod is not None)
+    print_result(args, lambda: document(report), lambda style: render(report, style))
     return exit_of(report)
 
 
 def _read_pods(args: Namespace, kubelet_dir: Path) -> SourceAnswer[Mapping[str, object]]:
-    """Return the pod objects that ``audit`` compares; without any, the answer has the reason."""
+    """Return the pod objects from ``--pods`` or the kubelet's pods API, or the reason why there are none."""
     if args.pods is not None:
-        from agent.sources.kube_objects import POD, read_objects
+        from agent.sources.kube_object_file import POD, read_objects
 
         return read_objects(args.pods, POD, read_clocks())
     import asyncio
@@ -114,7 +107,7 @@ def _read_pods(args: Namespace, kubelet_dir: Path) -> SourceAnswer[Mapping[str, 
     return asyncio.run(list_pods(kubelet_dir / SOCKET, read_clocks))
 
 
-VERB = Verb(
+VERB = Subcommand(
     name="audit",
     summary="compare the cgroups of pods with the values that follow from the pod specs",
     description=(
@@ -125,7 +118,10 @@ VERB = Verb(
     ),
     examples=(
         ("drahealth audit", "pods with claims, from the kubelet's pods API"),
-        ("drahealth audit ml/train-0 --pods pods.json", "every knob of one pod, from kubectl's output"),
+        (
+            "drahealth audit ml/train-0 --pods pods.json",
+            "every cgroup setting of one pod, from kubectl's output",
+        ),
     ),
     add_arguments=add_arguments,
     main=main,

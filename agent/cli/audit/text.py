@@ -6,18 +6,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from agent.allocatable.cgroups import Level
-from agent.allocatable.compare import expected_text
-from agent.allocatable.evaluate import INCONCLUSIVE
-from agent.allocatable.settings import SettingKind, file_of, limit_of, page_name, value_text
-from agent.allocatable.verdicts import DRIFT, AuditVerdict
-from agent.cli.output.json import API_VERSION, ObjectKeys, each
+from agent.cgroup_audit.audit import INCONCLUSIVE_VERDICTS
+from agent.cgroup_audit.audit_verdicts import DRIFT_VERDICTS, AuditVerdict
+from agent.cgroup_audit.cgroup_paths import CgroupLevel
+from agent.cgroup_audit.cgroup_settings import (
+    SettingKind,
+    format_setting_value,
+    hugepage_size_name,
+    normalize_limit,
+    setting_file,
+)
+from agent.cgroup_audit.compare import format_expected
+from agent.cli.output.json import API_VERSION, ObjectKeys, encode_each
 from agent.cli.output.table import (
     GAP,
-    Cell,
-    ListEntry,
     Paragraph,
+    TableCell,
     TextTable,
+    TitledText,
     advice,
     format_entries,
     wrap,
@@ -26,18 +32,18 @@ from agent.cli.output.text import Badge, clean, format_age, format_count
 from agent.model.cgroup import NO_LIMIT
 from agent.model.claim_sources import Origin
 from agent.model.cpuset import format_cpus
-from agent.model.objects import Object
+from agent.model.json_values import JsonObject
 from agent.model.reading import Missing
 from agent.model.time import rfc3339
 
 if TYPE_CHECKING:
-    from agent.allocatable.evaluate import PodAudit
-    from agent.allocatable.facts import NodeFacts
-    from agent.allocatable.risks import Risk
-    from agent.allocatable.verdicts import SettingComparison
+    from agent.cgroup_audit.audit import PodAudit
+    from agent.cgroup_audit.audit_verdicts import SettingComparison
+    from agent.cgroup_audit.node_facts import NodeFacts
+    from agent.cgroup_audit.pod_risks import PodRisk
     from agent.cli.output.terminal import TextStyle
     from agent.model.claim_sources import SourceAnswer
-    from agent.node.cgroup_audit import CgroupComparisonResult
+    from agent.node.cgroup_audit import CgroupAuditReport
 
 EXPECTED: Final = Badge("●", "+", "as expected", "green")
 UNEXPECTED: Final = Badge("▲", "!", "not as expected", "yellow")
@@ -45,7 +51,7 @@ UNKNOWN: Final = Badge("◌", "?", "not evaluated", "magenta")
 IDLE: Final = Badge("·", "-", "not running", "dim")
 _ORDER: Final = (UNEXPECTED, UNKNOWN, EXPECTED, IDLE)
 MAX_LISTED: Final = 20
-"""Pods without findings that get a line of their own."""
+"""Limit of listed pods whose cgroups are all as expected."""
 _SOURCES: Final = {Origin.PODS_API: "the kubelet's pods API", Origin.PODS_FILE: "a file"}
 _CONSEQUENCE: Final = "without the pods' objects, the expected cgroup values cannot be computed"
 _ALTERNATIVE: Final = (
@@ -58,43 +64,43 @@ class AuditReport(NamedTuple):
     """Result of an audit, with the pod objects that it is based on."""
 
     node: str
-    answer: SourceAnswer[Object]
+    answer: SourceAnswer[JsonObject]
     """Pod objects that were read, or the reason why there are none."""
-    wrong: tuple[str, ...]
+    invalid_pods: tuple[str, ...]
     """Pods whose objects cannot be used, each with the reason."""
-    audit: CgroupComparisonResult
+    audit: CgroupAuditReport
     now_s: float
-    whole: bool
-    """True: every comparison of one pod is shown; False: only the findings of each pod."""
+    in_full: bool
+    """True: show every comparison; False: only comparisons with findings."""
 
 
 def exit_of(report: AuditReport) -> int:
-    """Return 0: all cgroup settings are as expected; 1: one differs; 3: none differs, some are unknown."""
-    verdicts = {comparison.verdict for comparison in compared_of(report.audit)}
-    if verdicts & DRIFT:
+    """Return the exit code. 0: all cgroup settings are as expected; 1: one differs; 3: some are unknown."""
+    verdicts = {comparison.verdict for comparison in all_comparisons(report.audit)}
+    if verdicts & DRIFT_VERDICTS:
         return 1
-    is_blind = report.answer.absence is not None or report.audit.facts is None or bool(unread_of(report))
-    is_idle = report.whole and not verdicts
-    return 3 if is_blind or is_idle or verdicts & INCONCLUSIVE else 0
+    is_blind = report.answer.absence is not None or report.audit.facts is None or bool(unaudited_pods(report))
+    is_idle = report.in_full and not verdicts
+    return 3 if is_blind or is_idle or verdicts & INCONCLUSIVE_VERDICTS else 0
 
 
-def unread_of(report: AuditReport) -> tuple[str, ...]:
-    """Return the pods that could not be audited, each with the reason."""
-    return (*report.wrong, *report.audit.unreadable)
+def unaudited_pods(report: AuditReport) -> tuple[str, ...]:
+    """Return one text for each pod that could not be audited: the pod and the reason."""
+    return (*report.invalid_pods, *report.audit.unreadable)
 
 
-def compared_of(audit: CgroupComparisonResult) -> Iterator[SettingComparison]:
-    """Yield the comparison of each cgroup setting with its expected value."""
+def all_comparisons(audit: CgroupAuditReport) -> Iterator[SettingComparison]:
+    """Yield the comparisons of actual with expected cgroup settings, of all pods and QoS classes."""
     for pod in audit.pods:
-        yield from pod.compared
-    yield from audit.classes
+        yield from pod.comparisons
+    yield from audit.qos_classes
 
 
 def _badge(compared: Iterable[SettingComparison]) -> Badge:
     verdicts = {comparison.verdict for comparison in compared}
-    if verdicts & DRIFT:
+    if verdicts & DRIFT_VERDICTS:
         return UNEXPECTED
-    if verdicts & INCONCLUSIVE:
+    if verdicts & INCONCLUSIVE_VERDICTS:
         return UNKNOWN
     return EXPECTED if verdicts else IDLE
 
@@ -103,40 +109,40 @@ def _badge(compared: Iterable[SettingComparison]) -> Badge:
 
 
 def render(report: AuditReport, style: TextStyle) -> str:
-    """Return the findings of each pod; of a pod that is shown in full, every comparison."""
+    """Return the audit as text: the findings of each pod or, with ``report.in_full``, every comparison."""
     audit = report.audit
     lines = [_headline(report, style)]
-    if audit.pods or audit.classes:
+    if audit.pods or audit.qos_classes:
         lines.append("")
-    pods, more = _listed(audit.pods)
+    pods, more = _pods_to_list(audit.pods)
     for pod in pods:
         lines.append(_pod_line(pod, style))
-        lines += _rows(pod.compared, style, whole=report.whole)
+        lines += _comparison_table(pod.comparisons, style, whole=report.in_full)
         lines += _risks(pod.risks, style)
-        if pod.idle and pod.compared:
-            names = clean(", ".join(pod.idle))
+        if pod.stopped_containers and pod.comparisons:
+            names = clean(", ".join(pod.stopped_containers))
             lines += wrap(f"not running: {names}", style, first="    ", rest="      ", paint=("dim",))
     if more:
         number = style.paint(f"{more} more", "bold")
-        lines.append(f"{EXPECTED.mark(style)} {number}{GAP}{EXPECTED.label(style)}")
-    if audit.classes:
-        badge = _badge(audit.classes)
-        lines.append(f"{badge.mark(style)} QoS classes{GAP}{badge.label(style)}")
-        lines += _rows(audit.classes, style, whole=report.whole)
-    entries = [*_unknown(report), *(ListEntry("not known", clean(gap)) for gap in audit.gaps)]
+        lines.append(f"{EXPECTED.coloured_sign(style)} {number}{GAP}{EXPECTED.coloured_word(style)}")
+    if audit.qos_classes:
+        badge = _badge(audit.qos_classes)
+        lines.append(f"{badge.coloured_sign(style)} QoS classes{GAP}{badge.coloured_word(style)}")
+        lines += _comparison_table(audit.qos_classes, style, whole=report.in_full)
+    entries = [*_unknown(report), *(TitledText("not known", clean(gap)) for gap in audit.gaps)]
     if entries:
         lines += ["", *format_entries(entries, style)]
-    return "\n".join([*lines, "", _total(report, style)]) + "\n"
+    return "\n".join([*lines, "", _summary_line(report, style)]) + "\n"
 
 
-def _listed(pods: Iterable[PodAudit]) -> tuple[Sequence[PodAudit], int]:
-    """Return the pods to list, worst first, and the number of the others.
+def _pods_to_list(pods: Iterable[PodAudit]) -> tuple[Sequence[PodAudit], int]:
+    """Return the pods to list, worst first, and the number of pods that are only counted.
 
-    Pods without findings are limited: they would push the findings off the screen.
+    At most MAX_LISTED pods without findings are listed: more would push the findings off the screen.
     """
     listed, plain = [], 0
-    for pod in sorted(pods, key=lambda pod: _ORDER.index(_badge(pod.compared))):
-        is_plain = _badge(pod.compared) is EXPECTED and not pod.risks and not pod.idle
+    for pod in sorted(pods, key=lambda pod: _ORDER.index(_badge(pod.comparisons))):
+        is_plain = _badge(pod.comparisons) is EXPECTED and not pod.risks and not pod.stopped_containers
         plain += is_plain
         if not is_plain or plain <= MAX_LISTED:
             listed.append(pod)
@@ -147,7 +153,7 @@ def _headline(report: AuditReport, style: TextStyle) -> str:
     parts = [style.paint(clean(report.node), "bold")]
     if facts := report.audit.facts:
         counts = "" if facts.counts_claims else ", a kubelet that does not count claims"
-        parts.append(f"cgroup v{facts.version}, {facts.driver}{counts}")
+        parts.append(f"cgroup v{facts.cgroup_version}, {facts.cgroup_driver}{counts}")
     if report.answer.absence is None:
         origin = report.answer.provenance
         age = f", {format_age(report.now_s - origin.written_s)} old" if origin.written_s else ""
@@ -156,110 +162,124 @@ def _headline(report: AuditReport, style: TextStyle) -> str:
 
 
 def _pod_line(pod: PodAudit, style: TextStyle) -> str:
-    badge = _badge(pod.compared)
-    counted = f", {format_count(len(pod.compared), 'knob')}" if badge is EXPECTED else ""
+    badge = _badge(pod.comparisons)
+    counted = f", {format_count(len(pod.comparisons), 'setting')}" if badge is EXPECTED else ""
     name = style.paint(clean(str(pod.pod)), "bold")
-    return f"{badge.mark(style)} {name}{GAP}{pod.pod.qos}{GAP}{badge.label(style)}{counted}"
+    return f"{badge.coloured_sign(style)} {name}{GAP}{pod.pod.qos}{GAP}{badge.coloured_word(style)}{counted}"
 
 
-def _rows(compared: Sequence[SettingComparison], style: TextStyle, *, whole: bool) -> Iterator[str]:
-    """Yield a table of the settings with findings, if `whole` of all; a vanished cgroup gets one line."""
+def _comparison_table(
+    compared: Sequence[SettingComparison], style: TextStyle, *, whole: bool
+) -> Iterator[str]:
+    """Yield a table of settings: with `whole` all, else those with findings. A vanished cgroup: one line."""
     rows = [
         comparison
         for comparison in _vanished_once(compared)
-        if whole or comparison.verdict in DRIFT | INCONCLUSIVE
+        if whole or comparison.verdict in DRIFT_VERDICTS | INCONCLUSIVE_VERDICTS
     ]
     if not rows:
         return
-    titles = ("CGROUP", "KNOB", "EXPECTED", "ACTUAL", "VERDICT")
+    titles = ("CGROUP", "SETTING", "EXPECTED", "ACTUAL", "VERDICT")
     table = TextTable(*titles, indent=4, text_below=True, text_indent=6)
     for comparison in rows:
         text = [Paragraph(clean(_reason(comparison)), ("dim",))]
-        text += [advice(comparison.risk, style)] if comparison.risk else []
-        table.add(*_cells(comparison), Cell(comparison.verdict, (_badge([comparison]).colour,)), text=text)
+        text += [advice(comparison.consequence, style)] if comparison.consequence else []
+        table.add(
+            *_cells(comparison), TableCell(comparison.verdict, (_badge([comparison]).colour,)), text=text
+        )
     yield from table.lines(style)
 
 
 def _vanished_once(compared: Iterable[SettingComparison]) -> Iterator[SettingComparison]:
     vanished = set()
     for comparison in compared:
-        if comparison.verdict is not AuditVerdict.VANISHED or comparison.group not in vanished:
+        if comparison.verdict is not AuditVerdict.VANISHED or comparison.cgroup not in vanished:
             yield comparison
         if comparison.verdict is AuditVerdict.VANISHED:
-            vanished.add(comparison.group)
+            vanished.add(comparison.cgroup)
 
 
 def _cells(comparison: SettingComparison) -> tuple[str, str, str, str]:
-    name = clean(comparison.group.container) if comparison.group.level is Level.CONTAINER else "pod"
-    name = comparison.group.qos if comparison.group.level is Level.QOS else name
+    name = clean(comparison.cgroup.container) if comparison.cgroup.level is CgroupLevel.CONTAINER else "pod"
+    name = comparison.cgroup.qos if comparison.cgroup.level is CgroupLevel.QOS else name
     if comparison.verdict is AuditVerdict.VANISHED:
         return name, "all", "", ""
-    size = f" {page_name(comparison.knob.size_kib)}" if comparison.knob.size_kib else ""
-    return name, f"{comparison.knob.knob}{size}", expected_text(comparison.expected), _actual_text(comparison)
+    size = f" {hugepage_size_name(comparison.setting.size_kib)}" if comparison.setting.size_kib else ""
+    return (
+        name,
+        f"{comparison.setting.kind}{size}",
+        format_expected(comparison.expected),
+        _actual_text(comparison),
+    )
 
 
 def _reason(comparison: SettingComparison) -> str:
-    """Return why a cgroup setting has its verdict, without the numbers that the table already shows."""
-    return comparison.why.removeprefix(
-        f"{_actual_text(comparison)}, expected {expected_text(comparison.expected)}: "
+    """Return the reason for the verdict of a comparison, without the values that the table already shows."""
+    return comparison.reason.removeprefix(
+        f"{_actual_text(comparison)}, expected {format_expected(comparison.expected)}: "
     )
 
 
 def _actual_text(comparison: SettingComparison) -> str:
     if isinstance(comparison.actual, Missing):
         return str(comparison.actual.absence)
-    return value_text(comparison.knob.knob, _limited(comparison, comparison.actual))
+    return format_setting_value(comparison.setting.kind, _without_huge_limit(comparison, comparison.actual))
 
 
-def _risks(risks: Iterable[Risk], style: TextStyle) -> Iterator[str]:
+def _risks(risks: Iterable[PodRisk], style: TextStyle) -> Iterator[str]:
     for risk in risks:
         container = f"{risk.container}: " if risk.container else ""
-        yield from wrap(f"{risk.code}{GAP}{clean(container + risk.what)}", style, first="    ", rest="      ")
+        yield from wrap(
+            f"{risk.code}{GAP}{clean(container + risk.description)}", style, first="    ", rest="      "
+        )
         action = style.arrow + risk.advice
         yield from wrap(action, style, first="      ", rest="        ", paint=("cyan",))
 
 
-def _unknown(report: AuditReport) -> Iterator[ListEntry]:
+def _unknown(report: AuditReport) -> Iterator[TitledText]:
     if report.answer.absence is not None:
-        yield ListEntry("no pods", clean(report.answer.reason))
-        yield ListEntry("", _CONSEQUENCE)
-        yield ListEntry("instead", _ALTERNATIVE)
-    for wrong in unread_of(report):
-        yield ListEntry("unread", clean(wrong))
+        yield TitledText("no pods", clean(report.answer.reason))
+        yield TitledText("", _CONSEQUENCE)
+        yield TitledText("instead", _ALTERNATIVE)
+    for wrong in unaudited_pods(report):
+        yield TitledText("unread", clean(wrong))
 
 
-def _total(report: AuditReport, style: TextStyle) -> str:
+def _summary_line(report: AuditReport, style: TextStyle) -> str:
     pods = report.audit.pods
     if not pods:
         return "no pod could be audited" if exit_of(report) == 3 else "no running pod has claims"
-    counts = Counter(_badge(pod.compared) for pod in pods)
+    counts = Counter(_badge(pod.comparisons) for pod in pods)
     parts = (style.paint(f"{counts[badge]} {badge.word}", badge.colour) for badge in _ORDER if counts[badge])
     return f"{format_count(len(pods), 'pod')}: {', '.join(parts)}"
 
 
-def _limited(comparison: SettingComparison, value: int) -> int:
-    """Return the value of a cgroup setting; a very large limit becomes "no limit", a CPU set is unchanged."""
-    return value if comparison.knob.knob in _CPU_SETS else limit_of(value)
+def _without_huge_limit(comparison: SettingComparison, value: int) -> int:
+    """Return `value` of a cgroup setting; a limit too large to matter becomes NO_LIMIT."""
+    return value if comparison.setting.kind in _CPU_SETS else normalize_limit(value)
 
 
 # --- JSON --------------------------------------------------------------------------------------------------
 
-FACTS: Final = ObjectKeys("version driver pageBytes hugepageSizesKiB:hugepages_kib countsClaims")
+FACTS: Final = ObjectKeys(
+    "version:cgroup_version driver:cgroup_driver pageBytes hugepageSizesKiB:hugepages_kib countsClaims"
+)
 SOURCE: Final = ObjectKeys(
     """
-    origin:provenance.origin read:provenance.read written?:provenance.written_s pods:items absence why:reason
+    origin:provenance.origin read:provenance.read_at written?:provenance.written_s pods:items absence
+    why:reason
     """,
     pods=len,
 )
-RISK: Final = ObjectKeys("code container what advice")
+RISK: Final = ObjectKeys("code container what:description advice")
 POD: Final = ObjectKeys(
     "namespace:pod.namespace name:pod.name uid:pod.uid qosClass:pod.qos claims:pod.claims"
 )
-POD_FINDINGS: Final = ObjectKeys("risks notRunning:idle", risks=each(RISK))
+POD_FINDINGS: Final = ObjectKeys("risks notRunning:stopped_containers", risks=encode_each(RISK))
 
 
 def document(report: AuditReport) -> dict[str, Any]:
-    """Return the audit as JSON. Keys are only ever added."""
+    """Return the audit as JSON. Later versions only add keys."""
     audit, facts = report.audit, report.audit.facts
     return {
         "apiVersion": API_VERSION,
@@ -270,39 +290,39 @@ def document(report: AuditReport) -> dict[str, Any]:
         "pods": [
             {
                 **POD(pod),
-                "knobs": [_knob(comparison, facts) for comparison in pod.compared],
+                "knobs": [_setting_document(comparison, facts) for comparison in pod.comparisons],
                 **POD_FINDINGS(pod),
             }
             for pod in audit.pods
         ],
-        "classes": [_knob(comparison, facts) for comparison in audit.classes],
-        "unread": list(unread_of(report)),
+        "classes": [_setting_document(comparison, facts) for comparison in audit.qos_classes],
+        "unread": list(unaudited_pods(report)),
         "notKnown": list(audit.gaps),
-        "summary": dict(Counter(comparison.verdict.value for comparison in compared_of(audit))),
+        "summary": dict(Counter(comparison.verdict.value for comparison in all_comparisons(audit))),
     }
 
 
-def _knob(comparison: SettingComparison, facts: NodeFacts | None) -> dict[str, Any]:
+def _setting_document(comparison: SettingComparison, facts: NodeFacts | None) -> dict[str, Any]:
     return {
-        "level": comparison.group.level,
-        "qosClass": comparison.group.qos,
-        "container": comparison.group.container,
-        "knob": comparison.knob.knob,
-        "sizeKiB": comparison.knob.size_kib or None,
-        "file": file_of(comparison.knob, facts.version).name if facts else None,
-        "expected": [_value(comparison, option.value) for option in comparison.expected.accepted],
+        "level": comparison.cgroup.level,
+        "qosClass": comparison.cgroup.qos,
+        "container": comparison.cgroup.container,
+        "knob": comparison.setting.kind,
+        "sizeKiB": comparison.setting.size_kib or None,
+        "file": setting_file(comparison.setting, facts.cgroup_version).name if facts else None,
+        "expected": [_json_value(comparison, option.value) for option in comparison.expected.accepted],
         "arithmetic": comparison.expected.arithmetic,
         "actual": None
         if isinstance(comparison.actual, Missing)
-        else _value(comparison, _limited(comparison, comparison.actual)),
+        else _json_value(comparison, _without_huge_limit(comparison, comparison.actual)),
         "verdict": comparison.verdict,
-        "why": comparison.why,
-        "risk": comparison.risk,
+        "why": comparison.reason,
+        "risk": comparison.consequence,
     }
 
 
-def _value(comparison: SettingComparison, value: int) -> int | str:
-    """Return the JSON value of a setting: a CPU set as ``0-3,8``, no limit as ``max`` (JSON ends at 2^53)."""
-    if comparison.knob.knob in _CPU_SETS:
+def _json_value(comparison: SettingComparison, value: int) -> int | str:
+    """Return a setting's JSON value: a CPU set as ``0-3,8``, NO_LIMIT as ``max`` (JSON ends at 2^53)."""
+    if comparison.setting.kind in _CPU_SETS:
         return format_cpus(value) if value else ""
     return "max" if value == NO_LIMIT else value

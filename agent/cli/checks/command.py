@@ -1,22 +1,19 @@
-"""``drahealth checks``: lists the findings that the agent can report, and what to do about each."""
+"""``drahealth checks``: lists the health checks of the agent, with the finding and the advice of each."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from agent.cli.output.terminal import style_of
-from agent.cli.verb import Verb, add_colour
+from agent.cli.verb import Subcommand, add_output, print_result
 from agent.errors import UsageError, suggestion
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.cli.checks.rows import CheckGroup
+    from agent.cli.checks.catalog import CheckSection
+    from agent.cli.output.terminal import TextStyle
 
 UNREADABLE = ".unreadable"
 
@@ -28,69 +25,59 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="?",
         help="a code, the first parts of codes, a word in codes, or the number of an XID",
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        choices=("table", "json", "markdown"),
-        default="table",
-        help="output format (default: table)",
-    )
-    add_colour(parser)
+    add_output(parser, markdown_with="")
 
 
 def main(args: Namespace) -> int:
-    from agent.cli.checks.rows import groups
+    from agent.cli.checks.catalog import check_sections
     from agent.cli.checks.text import document, markdown, render_check, render_list
     from agent.model.settings import GpuLimits
 
-    found = groups(GpuLimits())
+    found = check_sections(GpuLimits())
     if args.code is not None:
-        found = find(found, args.code)
-    style = style_of(sys.stdout, args.color, os.environ)
-    match args.output:
-        case "json":
-            print(json.dumps(document(found), indent=2))
-        case "markdown":
-            print(markdown(found), end="")
-        case _ if len(found) == len(found[0].checks) == 1:
-            print(render_check(found[0].checks[0], found[0], style), end="")
-        case _:
-            print(render_list(found, style, whole=args.code is not None), end="")
+        found = find_checks(found, args.code)
+
+    def text(style: TextStyle) -> str:
+        if len(found) == len(found[0].checks) == 1:
+            return render_check(found[0].checks[0], found[0], style)
+        return render_list(found, style, whole=args.code is not None)
+
+    print_result(args, lambda: document(found), text, lambda: markdown(found))
     return 0
 
 
-def find(groups: Sequence[CheckGroup], wanted: str) -> tuple[CheckGroup, ...]:
-    """Return the checks with the code `wanted`, else with codes that begin with it, else with it after a dot.
+def find_checks(sections: Sequence[CheckSection], code: str) -> tuple[CheckSection, ...]:
+    """Return the checks whose code is `code`; if none, begins with `code`; if none, has `code` after a dot.
 
     Raises:
         UsageError: No check matches; the text suggests a similar code.
     """
-    from agent.cli.checks.rows import unlisted, unreadable
+    from agent.cli.checks.catalog import unlisted_check, unreadable_check
 
-    by_code = {check.code: (group, check) for group in groups for check in group.checks}
-    base = by_code.get(wanted.removesuffix(UNREADABLE))
-    if base and wanted.endswith(UNREADABLE) and (derived := unreadable(base[1])):
+    by_code = {check.code: (group, check) for group in sections for check in group.checks}
+    base = by_code.get(code.removesuffix(UNREADABLE))
+    if base and code.endswith(UNREADABLE) and (derived := unreadable_check(base[1])):
         return (base[0]._replace(checks=(derived,)),)
-    word = re.escape(wanted.lower())
+    word = re.escape(code.lower())
     for pattern in (word, rf"{word}.*", rf".*\.{word}(\..*)?"):
         found = [
             group._replace(checks=checks)
-            for group in groups
+            for group in sections
             if (checks := tuple(check for check in group.checks if re.fullmatch(pattern, check.code)))
         ]
         if found:
             return tuple(found)
-    for group in groups:
-        number = wanted.lower().removeprefix(group.prefix)
-        if group.prefix and wanted.lower() != number and re.fullmatch(r"[0-9]{1,9}", number):
-            return (group._replace(checks=(unlisted(group.prefix, int(number)),)),)
+    for group in sections:
+        number = code.lower().removeprefix(group.prefix)
+        if group.prefix and code.lower() != number and re.fullmatch(r"[0-9]{1,9}", number):
+            return (group._replace(checks=(unlisted_check(group.prefix, int(number)),)),)
     raise UsageError(
-        f"no check {wanted!r}{suggestion(wanted, by_code)}\n"
-        "see 'drahealth checks', and 'drahealth prepares --codes' for the errors of claims"
+        f"no check has the code {code!r}{suggestion(code, by_code)}\n"
+        "list checks with 'drahealth checks', and errors of claims with 'drahealth prepares --codes'"
     )
 
 
-VERB = Verb(
+VERB = Subcommand(
     name="checks",
     summary="list all checks, with meaning, threshold and advice",
     description=(

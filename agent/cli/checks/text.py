@@ -1,4 +1,4 @@
-"""The checks as a list, one check in full, a page of Markdown, and a JSON document. Pure."""
+"""Output of ``drahealth checks``: a list, one check in full, a page of Markdown, or JSON. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION, ObjectKeys
-from agent.cli.output.table import GAP, Cell, ListEntry, Paragraph, TextTable, format_entries, wrap
+from agent.cli.output.table import GAP, Paragraph, TableCell, TextTable, TitledText, format_entries, wrap
 from agent.cli.output.text import BADGES, clean, escape_markdown, markdown_table
 from agent.model.health import Severity
 
 if TYPE_CHECKING:
-    from agent.cli.checks.rows import CheckGroup, CheckRow
+    from agent.cli.checks.catalog import CheckDescription, CheckSection
     from agent.cli.output.terminal import TextStyle
 
 COMMAND: Final = re.compile(r"(gpu \d|init|reload|profile|storm|wait|echo|for) .*")
-"""Texts of "try it" that are commands."""
+"""Pattern of the texts of :attr:`CheckDescription.try_command` that are commands, not explanations."""
 
 PREFACE: Final = """\
 # Checks
@@ -43,10 +43,10 @@ The checks of GPUs can be tried without a GPU: `gpu 0 ...` and similar commands 
 """
 
 
-def render_list(groups: Iterable[CheckGroup], style: TextStyle, *, whole: bool) -> str:
-    """Return one line per check; XID and SXid codes are only counted, unless `whole`."""
+def render_list(sections: Iterable[CheckSection], style: TextStyle, *, whole: bool) -> str:
+    """Return one line for each check; XIDs and SXids are only counted, unless `whole`."""
     lines: list[str] = []
-    for group in groups:
+    for group in sections:
         lines += ["", style.paint(group.title, "bold")]
         if group.prefix and not whole:
             number = len(group.checks)
@@ -54,42 +54,42 @@ def render_list(groups: Iterable[CheckGroup], style: TextStyle, *, whole: bool) 
             continue
         table = TextTable()
         for check in group.checks:
-            severity = Cell(check.severity.name.lower(), (BADGES[check.severity].colour,))
+            severity = TableCell(check.severity.name.lower(), (BADGES[check.severity].colour,))
             table.add(check.code, severity, text=[Paragraph(clean(check.meaning))])
         lines += table.lines(style)
     return "\n".join(lines[1:]) + "\n"
 
 
-def render_check(check: CheckRow, group: CheckGroup, style: TextStyle) -> str:
-    """Return one check in full."""
-    entries = [ListEntry(title, clean(text)) for title, text in _facts(check, group)]
-    if "/dev/kmsg" in check.try_it:
-        entries.append(ListEntry("", "(needs an agent that runs with --kmsg-any-facility)"))
+def render_check(check: CheckDescription, section: CheckSection, style: TextStyle) -> str:
+    """Return one check in full: code, severity, meaning, threshold, reason, advice."""
+    entries = [TitledText(title, clean(text)) for title, text in _facts(check, section)]
+    if "/dev/kmsg" in check.try_command:
+        entries.append(TitledText("", "(needs an agent that runs with --kmsg-any-facility)"))
     severity = style.paint(check.severity.name.lower(), BADGES[check.severity].colour)
     head = f"{style.paint(check.code, 'bold')}{GAP}{severity}, blame: {check.blame}"
     meaning = wrap(check.meaning, style, first="  ", rest="  ")
     return "\n".join([head, *meaning, "", *format_entries(entries, style)]) + "\n"
 
 
-def _facts(check: CheckRow, group: CheckGroup) -> Iterator[tuple[str, str]]:
+def _facts(check: CheckDescription, group: CheckSection) -> Iterator[tuple[str, str]]:
     yield group.threshold_title, check.threshold
     yield group.why_title, check.why
     yield "what to do", check.advice
     yield "source", check.source
-    if check.try_it:
-        yield "try it", check.try_it
+    if check.try_command:
+        yield "try it", check.try_command
 
 
 # --- Markdown ----------------------------------------------------------------------------------------------
 
 
-def markdown(groups: Iterable[CheckGroup]) -> str:
+def markdown(sections: Iterable[CheckSection]) -> str:
     """Return the page docs/checks.md."""
     parts = [PREFACE]
-    for group in groups:
+    for group in sections:
         parts.append(f"## {group.title}\n")
-        if group.text:
-            parts.append(f"{group.text}\n")
+        if group.intro:
+            parts.append(f"{group.intro}\n")
         if group.prefix:
             parts.append(_table(group))
         else:
@@ -97,7 +97,7 @@ def markdown(groups: Iterable[CheckGroup]) -> str:
     return "\n".join(parts)
 
 
-def _section(check: CheckRow, group: CheckGroup) -> str:
+def _section(check: CheckDescription, group: CheckSection) -> str:
     severity = f"**{check.severity.name.lower()}**, blame: {check.blame}."
     lines = [f"### `{check.code}`", "", f"{severity} {escape_markdown(check.meaning)}", ""]
     for title, text in _facts(check, group):
@@ -106,7 +106,7 @@ def _section(check: CheckRow, group: CheckGroup) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(group: CheckGroup) -> str:
+def _table(group: CheckSection) -> str:
     rows = [[group.title[:-1], "meaning", group.threshold_title, "blame", group.why_title, "what to do"]]
     for check in group.checks:
         is_finding = check.severity > Severity.INFO
@@ -118,16 +118,16 @@ def _table(group: CheckGroup) -> str:
 
 # --- JSON --------------------------------------------------------------------------------------------------
 
-CHECK: Final = ObjectKeys("severity blame source what:meaning threshold why advice tryIt")
+CHECK: Final = ObjectKeys("severity blame source what:meaning threshold why advice tryIt:try_command")
 
 
-def document(groups: Iterable[CheckGroup]) -> dict[str, Any]:
-    """Return all checks as JSON. Keys are only ever added."""
+def document(sections: Iterable[CheckSection]) -> dict[str, Any]:
+    """Return all checks as JSON. Later versions only add keys."""
     return {
         "apiVersion": API_VERSION,
         "checks": [
             {"code": check.code, "group": group.title, **CHECK(check)}
-            for group in groups
+            for group in sections
             for check in group.checks
         ],
     }

@@ -1,19 +1,17 @@
-"""``drahealth conform``: acts as a kubelet towards a DRA driver, and checks the driver."""
+"""``drahealth conform``: checks a DRA driver for conformance by acting as a kubelet towards it."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.cli.output.terminal import style_of
 from agent.cli.output.text import clean
-from agent.cli.verb import Verb, add_colour
+from agent.cli.verb import Subcommand, add_output, print_result
 from agent.config.config import KUBELET_DIR
 from agent.config.values import S, format_duration, parse_duration
-from agent.conform.observed import LEAST_S, MOST_S
+from agent.conform.session_record import SESSION_MAX_S, SESSION_MIN_S
 from agent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,51 +48,40 @@ def add_arguments(parser: ArgumentParser) -> None:
         dest="window",
         metavar="TIME",
         default="40s",
-        help=f"how long to record, {LEAST_S}s to {MOST_S // 60}m (default: 40s, more than the default lease)",
+        help=f"how long to record, {SESSION_MIN_S}s to {SESSION_MAX_S // 60}m "
+        "(default: 40s, more than the default lease)",
     )
     parser.add_argument(
         "--refuse",
         action="store_true",
-        help="report a failed registration once; some drivers exit then, so do not use it in production",
+        help="report a failed registration to the driver once; some drivers exit then: not for production",
     )
     parser.add_argument("--checks", action="store_true", help="list the checks instead; needs no driver")
-    parser.add_argument(
-        "-o",
-        "--output",
-        choices=("table", "json", "markdown"),
-        default="table",
-        help="output format; markdown only with --checks (default: table)",
-    )
-    add_colour(parser)
+    add_output(parser, markdown_with="--checks")
 
 
 def main(args: Namespace) -> int:
-    style = style_of(sys.stdout, args.color, os.environ)
     if args.checks:
         from agent.cli.conform.text import checks_document, render_checks, render_checks_markdown
-        from agent.conform.table import CHECKS
+        from agent.conform.check_table import CHECKS
 
-        match args.output:
-            case "json":
-                print(json.dumps(checks_document(CHECKS), indent=2))
-            case "markdown":
-                print(render_checks_markdown(CHECKS), end="")
-            case _:
-                print(render_checks(CHECKS, style), end="")
+        print_result(
+            args,
+            lambda: checks_document(CHECKS),
+            lambda style: render_checks(CHECKS, style),
+            lambda: render_checks_markdown(CHECKS),
+        )
         return 0
     options = _session_options(args)
     import asyncio
 
     from agent.cli.conform.text import document, exit_of, render
+    from agent.conform.check_table import run_checks
     from agent.conform.kubelet.session import run_session
-    from agent.conform.table import run_checks
 
     record = asyncio.run(run_session(options, lambda socket: _print_start(socket, options)))
     results = run_checks(record)
-    if args.output == "json":
-        print(json.dumps(document(record, results), indent=2))
-    else:
-        print(render(record, results, style), end="")
+    print_result(args, lambda: document(record, results), lambda style: render(record, results, style))
     return exit_of(results)
 
 
@@ -105,7 +92,7 @@ def _print_start(socket: str, options: SessionOptions) -> None:
 
 
 def _session_options(args: Namespace) -> SessionOptions:
-    """Return the options of a session.
+    """Return the options of the session with the driver, from the command line.
 
     Raises:
         UsageError: The flags contradict each other, or one is missing or out of range.
@@ -113,7 +100,7 @@ def _session_options(args: Namespace) -> SessionOptions:
     from agent.conform.kubelet.session import SessionOptions
 
     if args.output == "markdown":
-        raise UsageError(f"-o markdown: only with --checks\n{HELP}")
+        raise UsageError(f"-o markdown is only possible with --checks\n{HELP}")
     if args.socket is None and args.plugin_dir is None:
         raise UsageError(f"no driver is given: use --socket, --plugin-dir, or both\n{HELP}")
     if args.plugin_dir is None and (args.driver is not None or args.refuse):
@@ -123,8 +110,8 @@ def _session_options(args: Namespace) -> SessionOptions:
         window_s = parse_duration(args.window) / S
     except ValueError as error:
         raise UsageError(f"--for: {error}") from None
-    if not LEAST_S <= window_s <= MOST_S:
-        raise UsageError(f"--for: {args.window} is not between {LEAST_S}s and {MOST_S // 60}m")
+    if not SESSION_MIN_S <= window_s <= SESSION_MAX_S:
+        raise UsageError(f"--for: {args.window} is not between {SESSION_MIN_S}s and {SESSION_MAX_S // 60}m")
     return SessionOptions(
         socket=_absolute(args.socket),
         plugin_dir=_absolute(args.plugin_dir),
@@ -139,7 +126,7 @@ def _absolute(path: Path | None) -> str:
     return os.path.abspath(path) if path is not None else ""
 
 
-VERB = Verb(
+VERB = Subcommand(
     name="conform",
     summary="check the health service and registration of a DRA driver",
     description=(

@@ -1,4 +1,4 @@
-"""Result of ``drahealth conform``, and its list of checks, as tables, Markdown and JSON. Pure."""
+"""Output of ``drahealth conform``: results and list of conformance checks, as text, Markdown, JSON. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION, ObjectKeys
-from agent.cli.output.table import GAP, Cell, Paragraph, TextTable, advice, wrap
+from agent.cli.output.table import GAP, Paragraph, TableCell, TextTable, advice, wrap
 from agent.cli.output.text import Badge, clean, format_age, format_count, markdown_table
-from agent.conform.verdicts import CheckVerdict
+from agent.conform.outcomes import CheckVerdict
 
 if TYPE_CHECKING:
     from agent.cli.output.terminal import TextStyle
-    from agent.conform.observed import SessionRecord
-    from agent.conform.table import CheckResult, ConformCheck
+    from agent.conform.check_table import CheckResult, ConformCheck
+    from agent.conform.session_record import SessionRecord
 
 VERDICT_BADGES: Final = {
     CheckVerdict.FAIL: Badge("✖", "x", "fail", "red"),
@@ -22,17 +22,17 @@ VERDICT_BADGES: Final = {
     CheckVerdict.PASS: Badge("●", "+", "pass", "green"),
     CheckVerdict.NOT_RUN: Badge("◌", "?", "not run", "magenta"),
 }
-"""Badges of the verdicts, worst first."""
+"""Sign, word and colour of each verdict, worst first."""
 
 EXITS: Final = {CheckVerdict.FAIL: 2, CheckVerdict.WARN: 1, CheckVerdict.PASS: 0, CheckVerdict.NOT_RUN: 3}
-"""Exit codes; the first verdict that occurs decides. If no check was run, the result is unknown."""
+"""Exit code by verdict; the first verdict that any check has decides."""
 
 GROUPS: Final = {
     "socket": "The service socket",
     "health": "The health stream",
     "registration": "Registration",
 }
-"""Titles of the groups of checks, by the first part of the check's code."""
+"""Titles in the list of conformance checks, by the first part of the check's code."""
 
 PREFACE: Final = """\
 # Conformance checks for DRA drivers
@@ -67,13 +67,13 @@ The checks apply to kubelets 1.34 to 1.37, unless a text names a release.
 
 
 def exit_of(results: Iterable[CheckResult]) -> int:
-    """Return the exit code of the worst verdict in `results`."""
+    """Return the exit code for the worst verdict in `results`."""
     verdicts = {result.verdict for result in results}
     return next(code for verdict, code in EXITS.items() if verdict in verdicts)
 
 
 def render(record: SessionRecord, results: Sequence[CheckResult], style: TextStyle) -> str:
-    """Return the results as text, worst first; failed checks include their effect on a kubelet and advice."""
+    """Return the results as text, worst first; warnings and failures with effect on a kubelet and advice."""
     socket = clean(record.socket or "no service socket")
     duration = f"recorded for {format_age(record.window_s)}" if record.window_s else "no connection"
     table = TextTable()
@@ -83,19 +83,19 @@ def render(record: SessionRecord, results: Sequence[CheckResult], style: TextSty
             text = [Paragraph(clean(result.observation))]
             if verdict is not CheckVerdict.PASS:
                 text += [Paragraph(result.check.why, ("dim",)), advice(result.check.advice, style)]
-            word = Cell(badge.word, (badge.colour,))
-            table.add(result.check.code, word, mark=badge.mark(style), text=text)
-    skipped = _skipped([result for result in results if result.verdict is CheckVerdict.NOT_RUN], style)
+            word = TableCell(badge.word, (badge.colour,))
+            table.add(result.check.code, word, sign=badge.coloured_sign(style), text=text)
+    skipped = _not_run_lines([result for result in results if result.verdict is CheckVerdict.NOT_RUN], style)
     lines = [f"{style.paint(socket, 'bold')}{GAP}{duration}", "", *table.lines(style), *skipped]
-    return "\n".join([*lines, "", _total(results, style)]) + "\n"
+    return "\n".join([*lines, "", _summary_line(results, style)]) + "\n"
 
 
-def _skipped(results: Sequence[CheckResult], style: TextStyle) -> Iterator[str]:
-    """Yield the conformance checks that were not run, grouped by the reason."""
+def _not_run_lines(results: Sequence[CheckResult], style: TextStyle) -> Iterator[str]:
+    """Yield text lines on the conformance checks that were not run, one text for each reason."""
     for reason in dict.fromkeys(result.observation for result in results):
         codes = ", ".join(result.check.code for result in results if result.observation == reason)
         first, *rest = wrap(f"not run, {clean(reason)}: {codes}", style, first="  ", rest="    ")
-        yield f"{VERDICT_BADGES[CheckVerdict.NOT_RUN].mark(style)} {first[2:]}"
+        yield f"{VERDICT_BADGES[CheckVerdict.NOT_RUN].coloured_sign(style)} {first[2:]}"
         yield from rest
 
 
@@ -103,7 +103,7 @@ def _counts(results: Sequence[CheckResult]) -> dict[CheckVerdict, int]:
     return {verdict: sum(result.verdict is verdict for result in results) for verdict in CheckVerdict}
 
 
-def _total(results: Sequence[CheckResult], style: TextStyle) -> str:
+def _summary_line(results: Sequence[CheckResult], style: TextStyle) -> str:
     counts = _counts(results)
     texts = {
         CheckVerdict.PASS: f"{counts[CheckVerdict.PASS]} passed",
@@ -123,7 +123,7 @@ RESULT: Final = ObjectKeys("code:check.code result:verdict title:check.title saw
 
 
 def document(record: SessionRecord, results: Sequence[CheckResult]) -> dict[str, Any]:
-    """Return the results as JSON. Keys are only ever added."""
+    """Return the results of the conformance checks as JSON. Later versions only add keys."""
     counts = _counts(results)
     findings = (CheckVerdict.WARN, CheckVerdict.FAIL)
     return {
@@ -148,15 +148,15 @@ def document(record: SessionRecord, results: Sequence[CheckResult]) -> dict[str,
 # --- the list of checks ------------------------------------------------------------------------------------
 
 
-def _by_group(checks: Iterable[ConformCheck]) -> Iterable[tuple[str, list[ConformCheck]]]:
+def _checks_by_title(checks: Iterable[ConformCheck]) -> Iterable[tuple[str, list[ConformCheck]]]:
     for head, members in groupby(checks, key=lambda check: check.code.partition(".")[0]):
         yield GROUPS[head], list(members)
 
 
 def render_checks(checks: Iterable[ConformCheck], style: TextStyle) -> str:
-    """Return the checks by group: the property of a good driver, the method, and the effect on a kubelet."""
+    """Return the list of conformance checks as text: what a driver must do, how that is checked, and why."""
     table = TextTable()
-    for title, members in _by_group(checks):
+    for title, members in _checks_by_title(checks):
         table.add_lines(["", style.paint(title, "bold")])
         for check in members:
             details = (Paragraph(text, ("dim",)) for text in (check.method, check.why))
@@ -165,9 +165,9 @@ def render_checks(checks: Iterable[ConformCheck], style: TextStyle) -> str:
 
 
 def render_checks_markdown(checks: Iterable[ConformCheck]) -> str:
-    """Return the page docs/conform.md."""
+    """Return the list of conformance checks as the Markdown page docs/conform.md."""
     parts = [PREFACE]
-    for title, members in _by_group(checks):
+    for title, members in _checks_by_title(checks):
         parts.append(f"## {title}\n")
         titles = ["code", "property of a good driver", "method", "effect on a kubelet", "what to do"]
         cells = ((f"`{check.code}`", check.title, check.method, check.why, check.advice) for check in members)
@@ -179,5 +179,5 @@ CHECK: Final = ObjectKeys("code title looksAt:method why advice")
 
 
 def checks_document(checks: Iterable[ConformCheck]) -> dict[str, Any]:
-    """Return the checks as JSON. Keys are only ever added."""
+    """Return the list of conformance checks as JSON. Later versions only add keys."""
     return {"apiVersion": API_VERSION, "checks": [CHECK(check) for check in checks]}

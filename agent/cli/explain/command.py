@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.cli.exits import EXIT_OF_SEVERITY
-from agent.cli.output.terminal import style_of
-from agent.cli.verb import Verb, add_output, add_settings, config_file_of, flags_of
-from agent.config.config import RUNTIME_DIR, load, load_runtime_dir
+from agent.cli.verb import (
+    Subcommand,
+    add_output,
+    add_settings,
+    config_file_of,
+    flags_of,
+    load_config,
+    print_result,
+)
+from agent.config.config import RUNTIME_DIR, load_runtime_dir
 from agent.errors import ConfigError, UsageError, suggestion
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.cli.explain.answer import SourcePaths
+    from agent.cli.explain.model import SourcePaths
 
 HELP: Final = "try 'drahealth explain --help'"
 KINDS: Final = ("pod", "claim")
@@ -37,8 +42,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--pods",
         metavar="FILE",
         type=Path,
-        help="output of 'kubectl get pods -A -o json' or yaml; then only sources that a flag names are read "
-        "from the node",
+        help="output of 'kubectl get pods -A -o json' or yaml; of the sources on the node, then only those "
+        "that a flag names are read",
     )
     parser.add_argument(
         "--claims",
@@ -53,27 +58,24 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    kind, name = _subject(args.what)
+    kind, name = _kind_and_name(args.what)
     paths = _source_paths(args)
     import asyncio
 
+    from agent.cli.explain.build import explain, severity_of
     from agent.cli.explain.document import document
-    from agent.cli.explain.facts import explain, severity_of
-    from agent.cli.explain.sources import gather
+    from agent.cli.explain.sources import query_all_sources
     from agent.cli.explain.text import render
 
     with _gc_disabled():
-        explanation = explain(kind, name, asyncio.run(gather(paths)))
-    if args.output == "json":
-        print(json.dumps(document(explanation), indent=2))
-    else:
-        print(render(explanation, style_of(sys.stdout, args.color, os.environ)), end="")
+        explanation = explain(kind, name, asyncio.run(query_all_sources(paths)))
+    print_result(args, lambda: document(explanation), lambda style: render(explanation, style))
     return EXIT_OF_SEVERITY[severity_of(explanation)]
 
 
 @contextmanager
 def _gc_disabled() -> Iterator[None]:
-    """Disable garbage collection for a ``with`` block: it takes half the time, and no answer has cycles."""
+    """Disable Python's garbage collection in a ``with`` block: it takes half the time and frees nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -83,27 +85,29 @@ def _gc_disabled() -> Iterator[None]:
             gc.enable()
 
 
-def _subject(words: list[str]) -> tuple[str, str]:
-    """Return the kind (device, pod, claim) and the name of the object to explain."""
+def _kind_and_name(words: list[str]) -> tuple[str, str]:
+    """Return kind (device, pod or claim) and name of the object to explain, from the arguments `words`."""
     match words:
         case [kind] if kind in KINDS:
-            raise UsageError(f"no {kind} is given: drahealth explain {kind} NAMESPACE/NAME\n{HELP}")
+            raise UsageError(f"no {kind} is given; write: drahealth explain {kind} NAMESPACE/NAME\n{HELP}")
         case [name]:
             return "device", name
         case [kind, name] if kind in KINDS:
             return kind, name
         case [kind, _]:
-            raise UsageError(f"{kind!r} is not one of {', '.join(KINDS)}{suggestion(kind, KINDS)}\n{HELP}")
+            raise UsageError(
+                f"object kind {kind!r} is not one of {', '.join(KINDS)}{suggestion(kind, KINDS)}\n{HELP}"
+            )
         case _:
-            raise UsageError(f"{len(words)} arguments; give one device, pod or claim\n{HELP}")
+            raise UsageError(f"{len(words)} arguments are given; name one device, pod or claim\n{HELP}")
 
 
 def _source_paths(args: Namespace) -> SourcePaths:
-    """Return the paths of the sources. If flags name files of objects, only paths that a flag names."""
-    from agent.cli.explain.answer import SourcePaths
+    """Return the paths of the sources; with ``--pods`` or ``--claims``, only paths that a flag names."""
+    from agent.cli.explain.model import SourcePaths
 
     flags, file = flags_of(args), config_file_of(args)
-    config = load(flags, os.environ, file=file, serves=False)
+    config = load_config(args)
     offline = args.pods is not None or args.claims is not None
     runtime_dir = state_dir = None
     if not offline or "--runtime-dir" in flags:
@@ -116,17 +120,11 @@ def _source_paths(args: Namespace) -> SourcePaths:
     kubelet_dir = config.kubelet_dir if not offline or "--kubelet-dir" in flags else None
     cgroupfs_root = config.cgroupfs_root if not offline or "--cgroupfs-root" in flags else None
     return SourcePaths(
-        runtime_dir,
-        kubelet_dir,
-        state_dir,
-        args.pods,
-        args.claims,
-        cgroupfs_root,
-        config.kubelet_cgroup_root,
+        runtime_dir, kubelet_dir, state_dir, args.pods, args.claims, cgroupfs_root, config.kubelet_cgroup_root
     )
 
 
-VERB = Verb(
+VERB = Subcommand(
     name="explain",
     summary="show which pods a device affects, or the devices of a pod or claim",
     description=(

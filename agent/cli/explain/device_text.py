@@ -1,4 +1,4 @@
-"""A device and the pods that use it, as text for ``drahealth explain``. Pure."""
+"""Text of ``drahealth explain`` about a device and the pods that use it. Pure."""
 
 from __future__ import annotations
 
@@ -6,54 +6,47 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final
 
-from agent.cli.explain.answer import AGENT
-from agent.cli.explain.facts import container_name, pod_uid
-from agent.cli.explain.find import title
-from agent.cli.output.table import GAP, ListEntry, TextTable, format_entries, wrap
-from agent.cli.output.text import (
-    BADGES,
-    clean,
-    format_age,
-    format_count,
-    hardware_identity,
-    shorten_ids,
-)
+from agent.cli.explain.build import container_name, pod_uid
+from agent.cli.explain.model import AGENT
+from agent.cli.explain.name_lookup import full_device_name
+from agent.cli.output.table import GAP, TextTable, TitledText, format_entries, wrap
+from agent.cli.output.text import BADGES, clean, format_age, format_count, hardware_identity, shorten_ids
 from agent.model.claim_sources import Origin
-from agent.model.consumers import Affected
+from agent.model.consumers import AffectedPod
 from agent.model.health import DeviceHealth, Severity
 
 if TYPE_CHECKING:
-    from agent.cli.explain.answer import DeviceFacts, Explanation
+    from agent.cli.explain.model import DeviceFacts, Explanation
     from agent.cli.output.terminal import TextStyle
     from agent.model.claim import ClaimRef
     from agent.model.claim_sources import PodRef, Provenance
-    from agent.model.health import Note
+    from agent.model.health import NonDeviceCause
 
 Fact = tuple[str, str, tuple[str, ...]]
-"""Title, text and colours of one line about a device."""
+"""Title, text and colours of an entry about a device."""
 
 INDENT: Final = " " * 4
 
 
-def age(explanation: Explanation, wall_s: float) -> str:
-    """Return how long before the explanation the time `wall_s` was, as text."""
+def age_text(explanation: Explanation, wall_s: float) -> str:
+    """Return the time from `wall_s` [s since 1970] to the explanation as text, such as ``12m``."""
     return format_age(explanation.now.wall_s - wall_s)
 
 
 def format_sources(provenances: Iterable[Provenance]) -> str:
-    """Return the names of the sources, each once."""
+    """Return the names of the sources in `provenances` as a list, each once."""
     found = {provenance.origin for provenance in provenances}
     return ", ".join(origin for origin in Origin if origin in found)
 
 
 def device_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
-    """Yield the device in full, and below it the pods that use it."""
+    """Yield the text about the explained device, and below it the pods that use it."""
     for device in explanation.devices:
-        yield from _device(device, explanation, style)
+        yield from _device_lines(device, explanation, style)
     yield ""
     uses = [use.affected for use in explanation.affected]
     ended = {use.pod.ref for use in uses if use.pod.has_ended}
-    sure = {use.pod.ref for use in uses if use.sure} - ended
+    sure = {use.pod.ref for use in uses if use.is_certain} - ended
     possible = {use.pod.ref for use in uses} - sure - ended
     if not uses and not explanation.claims:
         yield "no known pod uses it"
@@ -61,45 +54,48 @@ def device_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
     more = f", {len(possible)} more may use it" if possible else ""
     gone = f", {len(ended)} {'has' if len(ended) == 1 else 'have'} ended" if ended else ""
     claims = format_count(len(explanation.claims), "claim")
-    minimum = _minimum(explanation, sure)
+    minimum = _least_pods(explanation, sure)
     yield f"used by {minimum}{format_count(len(sure), 'pod')}{more}{gone}, through {claims}"
     yield ""
-    yield from _table(explanation, style)
+    yield from _consumer_table(explanation, style)
 
 
-def _minimum(explanation: Explanation, users: AbstractSet[PodRef]) -> str:
-    """Return the least number of pods: known UIDs may belong to known names. Empty: all pods are complete."""
-    halves = [pod.view.ref for pod in explanation.pods if pod.maybe and pod.view.ref in users]
+def _least_pods(explanation: Explanation, users: AbstractSet[PodRef]) -> str:
+    """Return ``N to ``, the least number of pods, if pods with only a name and only a UID may be the same."""
+    halves = [pod.view.ref for pod in explanation.pods if pod.possibly_same and pod.view.ref in users]
     double = min(sum(not ref.name for ref in halves), sum(not ref.uid for ref in halves))
     return f"{len(users) - double} to " if double else ""
 
 
-def _device(device: DeviceFacts, explanation: Explanation, style: TextStyle) -> Iterator[str]:
+def _device_lines(device: DeviceFacts, explanation: Explanation, style: TextStyle) -> Iterator[str]:
     badge = BADGES[device.severity]
-    name = style.paint(clean(title(device.ref)), "bold")
-    yield f"{badge.mark(style)} {name}{GAP}{badge.label(style)}{_source(device, explanation)}"
+    name = style.paint(clean(full_device_name(device.ref)), "bold")
+    word = badge.coloured_word(style)
+    yield f"{badge.coloured_sign(style)} {name}{GAP}{word}{_health_origin(device, explanation)}"
     if device.reported:
         health = device.reported.health
         yield from _causes(health, explanation, style)
         yield from wrap(hardware_identity(health), style, first=INDENT, rest=INDENT + "  ", paint=("dim",))
-    entries = [ListEntry(name, clean(text), paint) for name, text, paint in _facts(device, explanation)]
+    entries = [
+        TitledText(name, clean(text), paint) for name, text, paint in _device_facts(device, explanation)
+    ]
     yield from (f"  {line}" for line in format_entries(entries, style))
 
 
-def _source(device: DeviceFacts, explanation: Explanation) -> str:
-    """Return since when a device has its health, when the health was verified, and the source."""
+def _health_origin(device: DeviceFacts, explanation: Explanation) -> str:
+    """Return text on how long a device has its health, when it was verified, and which source reports it."""
     reported = device.reported
     if reported is None:
         from_kubelet = device.severity is not Severity.UNKNOWN
         return ": only the kubelet has this health" if from_kubelet else ": no source reports its health"
-    verified = f"verified {age(explanation, reported.health.verified.wall_s)} ago"
+    verified = f"verified {age_text(explanation, reported.health.verified.wall_s)} ago"
     if reported.source != AGENT:
         return f", {verified}, from {clean(reported.source)}"
-    return f" for {age(explanation, _worst_since_s(reported.health))}, {verified}, from the agent"
+    return f" for {age_text(explanation, _worst_since_s(reported.health))}, {verified}, from the agent"
 
 
 def _worst_since_s(health: DeviceHealth) -> float:
-    """Return since when the worst cause holds [s since 1970]; lesser causes move the verdict's own time."""
+    """Return since when the worst cause exists [s since 1970]; ``health.since`` changes with any cause."""
     worst = (cause.since.wall_s for cause in health.causes if cause.severity is health.severity)
     return min(worst, default=health.since.wall_s)
 
@@ -109,7 +105,7 @@ def _causes(health: DeviceHealth, explanation: Explanation, style: TextStyle) ->
         yield from wrap(shorten_ids(health.message), style, first=INDENT, rest=INDENT)
     for cause in health.causes:
         evidence = shorten_ids(cause.evidence)
-        text = f"{clean(cause.code)}: {evidence} ({age(explanation, cause.since.wall_s)} ago)"
+        text = f"{clean(cause.code)}: {evidence} ({age_text(explanation, cause.since.wall_s)} ago)"
         paint = () if cause.severity > Severity.INFO else ("dim",)
         yield from wrap(text, style, first=INDENT, rest=INDENT + "  ", paint=paint)
         if cause.advice and cause.severity > Severity.INFO:
@@ -117,20 +113,20 @@ def _causes(health: DeviceHealth, explanation: Explanation, style: TextStyle) ->
             yield from wrap(action, style, first=INDENT, rest=INDENT + "  ", paint=("cyan",))
 
 
-def _facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:
-    """Yield what other sources than the agent report about the device, and the agent's notes."""
+def _device_facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:
+    """Yield entries on a device from driver socket, kubelet, taints, prepares, and the agent's notes."""
     driver_reported = device.driver_reported
     if driver_reported and device.reported and driver_reported.source != device.reported.source:
         comparison = _comparison(driver_reported.health, device.reported.health)
         yield "on socket", f"{comparison} ({driver_reported.source})", ()
-    yield from belief_facts(device, explanation)
+    yield from kubelet_health_facts(device, explanation)
     for taint in device.taints or ():
         value = f"{taint.key}={taint.value}:{taint.effect}"
-        yield "taint", f"{value}, offered for {age(explanation, taint.added_wall_s)}", ("yellow",)
+        yield "taint", f"{value}, offered for {age_text(explanation, taint.added_wall_s)}", ("yellow",)
     if device.taints == ():
         yield "taint", "none is offered", ()
     for fault in device.driver_faults:
-        when = f"{age(explanation, fault.reported_wall_s)} ago, while preparing {fault.claim}"
+        when = f"{age_text(explanation, fault.reported_wall_s)} ago, while preparing {fault.claim}"
         yield "found broken", f"{fault.code}: {fault.evidence} ({when})", ("red",)
     causes = device.reported.health.causes if device.reported else ()
     for note in device.notes:
@@ -140,11 +136,11 @@ def _facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:
             continue  # the causes of the device already include the note
         text = f"{subject}: {cause.code}: {shorten_ids(cause.evidence)}"
         paint = ("yellow",) if cause.severity > Severity.INFO else ()
-        yield "note", f"{text} ({age(explanation, cause.since.wall_s)} ago)", paint
+        yield "note", f"{text} ({age_text(explanation, cause.since.wall_s)} ago)", paint
 
 
-def _subject(note: Note, explanation: Explanation) -> str:
-    """Return the pod (by name if known) and the container that a note concerns."""
+def _subject(note: NonDeviceCause, explanation: Explanation) -> str:
+    """Return the pod (by name if known) and the container that `note` is about."""
     uid = pod_uid(note)
     pod = next((pod.view for pod in explanation.pods if uid and pod.view.ref.uid == uid), None)
     if pod is None:
@@ -160,16 +156,16 @@ def _comparison(sent: DeviceHealth, reported: DeviceHealth) -> str:
     return f"{sent.health.name.capitalize()}{_message(sent.message)}"
 
 
-def belief_facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:
-    """Yield the health of a device as the kubelet last stored it."""
-    belief = device.belief
+def kubelet_health_facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:
+    """Yield the entry with the health of the device that the kubelet last stored."""
+    belief = device.kubelet_health
     if belief is None:
         if any(result.source == "health-state" and not result.absence for result in explanation.sources):
             yield "kubelet", "no record: Unknown, or not watched", ()
         return
     text = f"{belief.health.name.capitalize()}{_message(belief.message)}"
     if belief.updated_s > 0:
-        text += f", updated {age(explanation, belief.updated_s)} ago"
+        text += f", updated {age_text(explanation, belief.updated_s)} ago"
     if belief.has_lapsed(explanation.now.wall_s):
         text += f"; older than its lease of {belief.lease_s:g} s: Unknown, unless it was renewed since"
     if device.reported and device.kubelet_differs:
@@ -184,25 +180,25 @@ def _message(text: str) -> str:
 # --- the pods that use a device ----------------------------------------------------------------------------
 
 
-def _table(explanation: Explanation, style: TextStyle) -> Iterator[str]:
-    """Yield one line for each pod and claim, and one for each claim without a known pod."""
+def _consumer_table(explanation: Explanation, style: TextStyle) -> Iterator[str]:
+    """Yield a table line for each pair of pod and claim, and for each claim without a known pod."""
     table = TextTable("CLAIM", "POD", "CONTAINERS", "OWNER", "SOURCES")
     sure, unsure = ("•" if style.unicode else "*"), style.paint("?", "dim")
     for use in explanation.affected:
-        table.add(*_row(use.affected), mark=sure if use.affected.sure else unsure)
+        table.add(*_consumer_cells(use.affected), sign=sure if use.affected.is_certain else unsure)
     listed = {use.affected.claim for use in explanation.affected}
     without_pods = [claim.view for claim in explanation.claims if claim.view.ref not in listed]
     for view in without_pods:
         sources = format_sources(edge.provenance for edge in view.devices)
-        table.add(_claim_name(view.ref), "no pod is known", "", "", sources, mark=unsure)
+        table.add(_claim_name(view.ref), "no pod is known", "", "", sources, sign=unsure)
     yield from table.lines(style)
-    if without_pods or not all(use.affected.sure for use in explanation.affected):
+    if without_pods or not all(use.affected.is_certain for use in explanation.affected):
         yield style.paint("  ? may use it: no source has the claim prepared for it on this node", "dim")
 
 
-def _row(affected: Affected) -> tuple[str, ...]:
+def _consumer_cells(affected: AffectedPod) -> tuple[str, ...]:
     containers = ", ".join(
-        container.name if container.sure else f"{container.name}?" for container in affected.containers
+        container.name if container.is_certain else f"{container.name}?" for container in affected.containers
     )
     sources = format_sources(edge.provenance for edge in affected.edges)
     state = "no process" if affected.pod.running is False else ""
@@ -212,7 +208,7 @@ def _row(affected: Affected) -> tuple[str, ...]:
     return (_claim_name(affected.claim), clean(pod), clean(containers), _owner(affected), sources)
 
 
-def _owner(affected: Affected) -> str:
+def _owner(affected: AffectedPod) -> str:
     known = affected.pod.known
     owner = known.controller if known else None
     group = affected.group or (known.group if known else "")

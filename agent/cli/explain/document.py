@@ -1,4 +1,4 @@
-"""JSON document of ``drahealth explain``, ``apiVersion`` drahealth/v1. Pure. Keys are only ever added.
+"""JSON document of ``drahealth explain``, ``apiVersion`` drahealth/v1. Pure. Later versions only add keys.
 
 Each edge between a device, a claim, a pod and a container has its source, with read and write time.
 """
@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.cli.explain.answer import CONSEQUENCES
-from agent.cli.explain.facts import severity_of
+from agent.cli.explain.build import severity_of
+from agent.cli.explain.model import CONSEQUENCES
 from agent.cli.history.text import USE
-from agent.cli.output.json import API_VERSION, CAUSE, CLAIM_REF, DEVICE, DEVICE_REF, POD_REF, ObjectKeys, each
+from agent.cli.output.json import (
+    API_VERSION,
+    CAUSE,
+    CLAIM_REF,
+    DEVICE,
+    DEVICE_REF,
+    POD_REF,
+    ObjectKeys,
+    encode_each,
+)
 from agent.cli.prepares.text import RECORD
 from agent.model.time import rfc3339
 
 if TYPE_CHECKING:
-    from agent.cli.explain.answer import (
-        AffectedUse,
+    from agent.cli.explain.model import (
         ClaimFacts,
         DeviceFacts,
         Explanation,
@@ -24,20 +32,18 @@ if TYPE_CHECKING:
         ReportedHealth,
         SourceResult,
     )
-    from agent.devices.consumers.reservations import RefusedPod
-    from agent.model.claim_sources import KnownClaim, KnownPod, Provenance
-    from agent.model.consumers import Conflict, DeviceEdge
-    from agent.model.health import Note
+    from agent.model.claim_sources import ClaimObject, PodObject, Provenance
+    from agent.model.health import NonDeviceCause
 
 MAX_MAYBE: Final = 256
-"""Limit of listed pods that may be the same pod: for thousands of pods there are millions of pairs."""
+"""Limit of pods listed as possibly the same as one pod: thousands of pods would have millions of pairs."""
 
-PROVENANCE: Final = ObjectKeys("source:origin read written:written_s")
+PROVENANCE: Final = ObjectKeys("source:origin read:read_at written:written_s")
+PROVENANCE_KEYS: Final = "source:provenance.origin read:provenance.read_at written:provenance.written_s"
 NOTE: Final = ObjectKeys("subject")
 
 
 def document(explanation: Explanation) -> dict[str, Any]:
-    """Return the explanation as JSON."""
     now_s = explanation.now.wall_s
     return {
         "apiVersion": API_VERSION,
@@ -47,9 +53,9 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "devices": [_device(device, now_s) for device in explanation.devices],
         "claims": [_claim(claim) for claim in explanation.claims],
         "pods": [_pod(pod) for pod in explanation.pods],
-        "hurt": [_affected(use) for use in explanation.affected],  # verbatim
-        "risks": [_risk(risk) for risk in explanation.risks],
-        "conflicts": [_conflict(conflict) for conflict in explanation.conflicts],
+        "hurt": [DEVICE_CONSUMER(use) for use in explanation.affected],  # verbatim
+        "risks": [RISK(risk) for risk in explanation.risks],
+        "conflicts": [CONFLICT(conflict) for conflict in explanation.conflicts],
         "ended": [USE(use) for use in explanation.ended],
         "sources": [_source(result) for result in explanation.sources],
     }
@@ -59,24 +65,24 @@ def document(explanation: Explanation) -> dict[str, Any]:
 
 TAINT: Final = ObjectKeys("key value effect timeAdded:added_wall_s")
 FAULT: Final = ObjectKeys("code evidence advice claim since:reported_wall_s", claim=CLAIM_REF)
-BELIEF: Final = ObjectKeys("health message heard?:updated_s leaseSeconds:lease_s")  # verbatim
+KUBELET_HEALTH: Final = ObjectKeys("health message heard?:updated_s leaseSeconds:lease_s")  # verbatim
 
 
 def _device(device: DeviceFacts, now_s: float) -> dict[str, Any]:
-    belief = device.belief and {**BELIEF(device.belief), "lapsed": device.belief.has_lapsed(now_s)}
+    stored = device.kubelet_health
     return {
         **DEVICE_REF(device.ref),
         "severity": device.severity.name.lower(),
         "verdict": _health(device.reported),
         "told": _health(device.driver_reported),  # verbatim
-        "kubelet": belief,
+        "kubelet": stored and {**KUBELET_HEALTH(stored), "lapsed": stored.has_lapsed(now_s)},
         "taints": None if device.taints is None else [TAINT(taint) for taint in device.taints],
         "foundBroken": [FAULT(fault) for fault in device.driver_faults],
         "notes": [_note(note) for note in device.notes],
     }
 
 
-def _note(note: Note) -> dict[str, Any]:
+def _note(note: NonDeviceCause) -> dict[str, Any]:
     return {**NOTE(note), **CAUSE(note.cause)}
 
 
@@ -88,18 +94,19 @@ def _health(reported: ReportedHealth | None) -> dict[str, Any] | None:
 
 RESERVATION: Final = ObjectKeys("kind apiGroup resource name uid")
 OWNER: Final = ObjectKeys("apiVersion kind name uid")
-DEVICE_EDGE: Final = ObjectKeys("requests:use.requests shareID?:use.share_id relation byName")
-CONSUMER_EDGE: Final = ObjectKeys(
-    """
-    kind:consumer.kind resource?:consumer.resource namespace?:consumer.namespace name?:consumer.name
-    uid?:consumer.uid relation byName
-    """
+DEVICE_EDGE: Final = ObjectKeys(
+    "driver:use.device.driver pool:use.device.pool name:use.device.device requests:use.requests "
+    f"shareID?:use.share_id relation byName {PROVENANCE_KEYS}"
 )
-CONTAINER_EDGE: Final = ObjectKeys("container pod requests byName", pod=POD_REF)
+CONSUMER_EDGE: Final = ObjectKeys(
+    "kind:consumer.kind resource?:consumer.resource namespace?:consumer.namespace name?:consumer.name "
+    f"uid?:consumer.uid relation byName {PROVENANCE_KEYS}"
+)
+CONTAINER_EDGE: Final = ObjectKeys(f"container pod requests byName {PROVENANCE_KEYS}", pod=POD_REF)
 CLAIM_OBJECT: Final = ObjectKeys(
-    "allocated reservedFor:reserved meantFor:meant_for reservedForAnyPod:any_pod owner",
-    reservedFor=each(RESERVATION),
-    meantFor=each(RESERVATION),
+    "allocated reservedFor:reserved meantFor:spec_reserved reservedForAnyPod:any_pod owner",
+    reservedFor=encode_each(RESERVATION),
+    meantFor=encode_each(RESERVATION),
     owner=OWNER,
 )
 
@@ -108,25 +115,21 @@ def _claim(claim: ClaimFacts) -> dict[str, Any]:
     view = claim.view
     return {
         **CLAIM_REF(view.ref),
-        "devices": [_device_edge(edge) for edge in view.devices],
-        "consumers": [{**CONSUMER_EDGE(edge), **PROVENANCE(edge.provenance)} for edge in view.consumers],
-        "containers": [{**CONTAINER_EDGE(edge), **PROVENANCE(edge.provenance)} for edge in view.containers],
+        "devices": [DEVICE_EDGE(edge) for edge in view.devices],
+        "consumers": [CONSUMER_EDGE(edge) for edge in view.consumers],
+        "containers": [CONTAINER_EDGE(edge) for edge in view.containers],
         "waitsFor": list(view.waiting),
         "notCalled": list(view.skipped),
         "objects": [_object(CLAIM_OBJECT, *pair) for pair in view.objects],
         "orphans": None
-        if claim.orphans is None
-        else [RESERVATION(reservation) for reservation in claim.orphans],
+        if claim.unmatched_reservations is None
+        else [RESERVATION(reservation) for reservation in claim.unmatched_reservations],
         "prepares": [RECORD(record) for record in claim.prepares],
     }
 
 
-def _device_edge(edge: DeviceEdge) -> dict[str, Any]:
-    return {**DEVICE_REF(edge.use.device), **DEVICE_EDGE(edge), **PROVENANCE(edge.provenance)}
-
-
-def _object(shape: ObjectKeys, obj: KnownClaim | KnownPod, provenance: Provenance) -> dict[str, Any]:
-    return {**shape(obj), **PROVENANCE(provenance)}
+def _object(keys: ObjectKeys, obj: ClaimObject | PodObject, provenance: Provenance) -> dict[str, Any]:
+    return {**keys(obj), **PROVENANCE(provenance)}
 
 
 # --- pods --------------------------------------------------------------------------------------------------
@@ -134,7 +137,7 @@ def _object(shape: ObjectKeys, obj: KnownClaim | KnownPod, provenance: Provenanc
 POD_OBJECT: Final = ObjectKeys(
     "node? phase? owner:controller podGroup?:group mirrorUID?:mirror_uid containers",
     owner=OWNER,
-    containers=each(ObjectKeys("name id? running")),
+    containers=encode_each(ObjectKeys("name id? running")),
 )
 
 
@@ -146,47 +149,38 @@ def _pod(pod: PodFacts) -> dict[str, Any]:
         "cgroups": [{"container": container.id, "running": container.running} for container in view.live],
         "claims": [CLAIM_REF(claim) for claim in view.claims],
         "objects": [_object(POD_OBJECT, *pair) for pair in view.objects],
-        "maybe": [POD_REF(ref) for ref in pod.maybe[:MAX_MAYBE]],
-        "maybeMore": max(0, len(pod.maybe) - MAX_MAYBE),
+        "maybe": [POD_REF(ref) for ref in pod.possibly_same[:MAX_MAYBE]],
+        "maybeMore": max(0, len(pod.possibly_same) - MAX_MAYBE),
         "notes": [_note(note) for note in pod.notes],
     }
 
 
 # --- users, findings and sources ---------------------------------------------------------------------------
 
-CONFLICT: Final = ObjectKeys("kind subject claims pods", claims=each(CLAIM_REF), pods=each(POD_REF))
+CONFLICT: Final = ObjectKeys(
+    "kind subject claims pods sayings:assertions",  # verbatim
+    claims=encode_each(CLAIM_REF),
+    pods=encode_each(POD_REF),
+    sayings=encode_each(ObjectKeys(f"{PROVENANCE_KEYS} text")),  # verbatim
+)
+RISK: Final = ObjectKeys(
+    "pod claim kubelets why:reason",
+    pod=POD_REF,
+    claim=CLAIM_REF,
+    kubelets=lambda kubelets: kubelets.name.lower().replace("_", "-"),
+)
+DEVICE_CONSUMER: Final = ObjectKeys(
+    """
+    device claim:affected.claim pod:affected.pod.ref sure:affected.is_certain containers:affected.containers
+    podGroup?:affected.group toldBy:affected.edges
+    """,  # verbatim
+    device=DEVICE_REF,
+    claim=CLAIM_REF,
+    pod=POD_REF,
+    containers=encode_each(ObjectKeys("name sure:is_certain")),
+    toldBy=lambda edges: list(map(PROVENANCE, dict.fromkeys(edge.provenance for edge in edges))),  # verbatim
+)
 SOURCE: Final = ObjectKeys("found? absence why?:reason")
-CONTAINER_USE: Final = ObjectKeys("name sure")
-
-
-def _affected(use: AffectedUse) -> dict[str, Any]:
-    affected = use.affected
-    provenances = dict.fromkeys(edge.provenance for edge in affected.edges)
-    return {
-        "device": DEVICE_REF(use.device),
-        "claim": CLAIM_REF(affected.claim),
-        "pod": POD_REF(affected.pod.ref),
-        "sure": affected.sure,
-        "containers": [CONTAINER_USE(container) for container in affected.containers],
-        "podGroup": affected.group or None,
-        "toldBy": [PROVENANCE(provenance) for provenance in provenances],  # verbatim
-    }
-
-
-def _risk(risk: RefusedPod) -> dict[str, Any]:
-    return {
-        "pod": POD_REF(risk.pod),
-        "claim": CLAIM_REF(risk.claim),
-        "kubelets": risk.kubelets.name.lower().replace("_", "-"),
-        "why": risk.why,
-    }
-
-
-def _conflict(conflict: Conflict) -> dict[str, Any]:
-    sides = [
-        {**PROVENANCE(assertion.provenance), "text": assertion.text} for assertion in conflict.assertions
-    ]
-    return {**CONFLICT(conflict), "sayings": sides}  # verbatim
 
 
 def _source(result: SourceResult) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Queries of all sources on the node for ``drahealth explain``, in parallel and each with a timeout.
+"""Queries all sources on the node for ``drahealth explain``, in parallel and each with a timeout.
 
-If a source is missing, hangs or sends invalid data, only its own content is lost.
+If a source is missing, hangs or sends invalid data, the answers of the others are still used.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from agent.cli.explain.answer import (
+from agent.cli.explain.model import (
     AGENT,
     DRIVER_SOCKET,
     HISTORY,
     PREPARES,
     TAINTS,
-    DriverReport,
+    DriverSocketReport,
     NodeAnswers,
     SourcePaths,
     SourceResult,
 )
 from agent.cli.output.text import format_count
 from agent.cli.prepares.text import prepare_records
-from agent.devices.consumers.kube_objects import claims_from, pods_from
-from agent.errors import AgentUnreachable, Busy, DrahealthError, PermissionDenied
+from agent.devices.consumers.kube_objects import parse_claims, parse_pods
+from agent.errors import AgentUnreachable, DrahealthError, PermissionDenied, ResourceBusy
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import (
     KubeletHealthRecord,
-    LivePod,
     Origin,
+    PodCgroup,
     PreparedClaim,
     Provenance,
     SourceAnswer,
     SourceAnswers,
 )
-from agent.model.objects import Object
+from agent.model.json_values import JsonObject
 from agent.model.reading import Absence
 from agent.model.report import Report
 from agent.model.taint import Taint
@@ -54,51 +54,56 @@ from agent.node.pods.queries import (
 )
 from agent.serve.agent_api import client
 from agent.serve.kubelet import podresources, pods_api
-from agent.sources import kube_objects, kubelet_state, pod_cgroups
-from agent.store import prepares, taints
-from agent.store.files import CorruptFile
-from agent.store.prepares import PreparesFileContent
+from agent.sources import kube_object_file, kubelet_state, pod_cgroups
+from agent.store import ledger_file, taint_file
+from agent.store.ledger_file import LedgerFileContent
+from agent.store.state_files import UnusableFile
 from agent.system.files import FileContent, ReadError, read_bounded
 from agent.system.threads.with_timeout import (
-    DISK_S,
-    SOCKET_S,
+    DISK_TIMEOUT_S,
+    SOCKET_TIMEOUT_S,
     HungGuard,
     run_with_timeout,
-    timeout_reason,
+    timeout_text,
 )
 from agent.system.timing import read_clocks
 
 if TYPE_CHECKING:
-    from agent.model.uses import DeviceUsage
-    from agent.store.history import HistoryContent
+    from agent.model.device_usage import DeviceUsage
 
 T = TypeVar("T")
 
 
-async def gather(paths: SourcePaths) -> NodeAnswers:
-    """Query all sources on the node and return their answers.
+async def query_all_sources(paths: SourcePaths) -> NodeAnswers:
+    """Query all sources at `paths` and return their answers.
 
     Raises:
-        UsageError, PermissionDenied: A file that the operator names cannot be used.
-        AgentUnreachable: No source answered; the text lists the sources with reasons.
-        PermissionDenied: No source answered, and this user may not read some of them.
+        UsageError: ``--pods`` or ``--claims`` names a file that cannot be used.
+        AgentUnreachable: No source answered; the text has the reason for each.
+        PermissionDenied: No source answered, and this user may not read some of them or a named file.
     """
     try:
         find = partial(find_drivers, paths.kubelet_dir, paths.state_dir, paths.runtime_dir)
-        drivers, unread = await run_with_timeout(find, DISK_S)
+        drivers, unread = await run_with_timeout(find, DISK_TIMEOUT_S)
     except TimeoutError:
-        drivers, unread = DriverDirectories((), (f"the drivers' directories: no answer within {DISK_S:g} s",))
+        drivers, unread = DriverDirectories(
+            (), (f"the drivers' directories: no answer within {DISK_TIMEOUT_S:g} s",)
+        )
     answers = await asyncio.gather(
-        _agent(paths.runtime_dir),
-        asyncio.gather(*(_socket(driver, socket) for driver in drivers for socket in driver.sockets)),
-        _kubelet(paths.kubelet_dir),
-        _cgroups(paths.cgroupfs_root, paths.kubelet_cgroup_root),
-        asyncio.gather(_driver_files(paths, drivers, unread), _history(paths.state_dir)),
-        asyncio.gather(_read_saved(paths.pods), _read_saved(paths.claims)),
+        _query_agent(paths.runtime_dir),
+        asyncio.gather(
+            *(_query_driver_socket(driver, socket) for driver in drivers for socket in driver.sockets)
+        ),
+        _query_kubelet(paths.kubelet_dir),
+        _query_cgroups(paths.cgroupfs_root, paths.kubelet_cgroup_root),
+        asyncio.gather(_driver_files(paths, drivers, unread), _query_history(paths.state_dir)),
+        asyncio.gather(_read_saved_file(paths.pods), _read_saved_file(paths.claims)),
     )
     (report, agent), sockets, (kubelet, beliefs, kubelet_results), (live, cgroups), stored, saved = answers
     files, (usage, history) = stored
-    objects, object_results = _objects(*saved)  # after all queries: parsing YAML blocks the event loop
+    objects, object_results = _parse_saved_files(
+        *saved
+    )  # after all queries: parsing YAML blocks the event loop
     results = (
         *agent,
         *(answer.result for answer in sockets),
@@ -111,12 +116,12 @@ async def gather(paths: SourcePaths) -> NodeAnswers:
     if all(result.absence for result in results if result.place):
         reasons = [f"  {result.source}: {result.reason}" for result in results if result.place]
         kind = PermissionDenied if any(result.is_denied for result in results) else AgentUnreachable
-        raise kind("\n".join(["no source answered:", *reasons]))
+        raise kind("\n".join(["no source on this node answered:", *reasons]))
     return NodeAnswers(
         now=read_clocks(),
         report=report,
         driver_reports={
-            answer.driver: DriverReport(str(answer.socket), answer.is_agents, answer.report)
+            answer.driver: DriverSocketReport(str(answer.socket), answer.is_agents, answer.report)
             for answer in reversed(sockets)
             if answer.report
         },
@@ -127,7 +132,7 @@ async def gather(paths: SourcePaths) -> NodeAnswers:
             claims=objects.claims,
             live=live,
         ),
-        beliefs=beliefs,
+        kubelet_health=beliefs,
         prepares=prepare_records(files.prepares),
         driver_faults=tuple(
             fault
@@ -152,24 +157,24 @@ class _SocketAnswer(NamedTuple):
     result: SourceResult
 
 
-async def _agent(runtime_dir: Path | None) -> tuple[Report | None, tuple[SourceResult, ...]]:
+async def _query_agent(runtime_dir: Path | None) -> tuple[Report | None, tuple[SourceResult, ...]]:
     if runtime_dir is None:
         return None, ()
     report, result = await _first_report(AGENT, runtime_dir / "agent.sock")
     return report, (result,)
 
 
-async def _socket(driver: DriverDirectory, socket: Path) -> _SocketAnswer:
+async def _query_driver_socket(driver: DriverDirectory, socket: Path) -> _SocketAnswer:
     return _SocketAnswer(driver.name, socket, driver.is_agents, *await _first_report(DRIVER_SOCKET, socket))
 
 
 async def _first_report(source: str, socket: Path) -> tuple[Report | None, SourceResult]:
     absence = Absence.UNREADABLE
     try:
-        async with asyncio.timeout(SOCKET_S), aclosing(client.watch_reports(socket)) as reports:
+        async with asyncio.timeout(SOCKET_TIMEOUT_S), aclosing(client.watch_reports(socket)) as reports:
             report = await anext(reports)
     except TimeoutError:
-        reason = timeout_reason(socket, SOCKET_S)
+        reason = timeout_text(socket, SOCKET_TIMEOUT_S)
     except DrahealthError as error:
         reason = str(error)
         if isinstance(error.__context__, FileNotFoundError):
@@ -183,7 +188,7 @@ async def _first_report(source: str, socket: Path) -> tuple[Report | None, Sourc
 # --- kubelet and cgroups -----------------------------------------------------------------------------------
 
 
-async def _kubelet(
+async def _query_kubelet(
     directory: Path | None,
 ) -> tuple[SourceAnswers, tuple[KubeletHealthRecord, ...], tuple[SourceResult, ...]]:
     if directory is None:
@@ -194,30 +199,29 @@ async def _kubelet(
         query_kubelet(directory, guard),
         read_file(Origin.HEALTH_STATE, health_file, kubelet_state.read_health_state, guard),
     )
-    pods = pods_from(answers.pods)
+    pods = parse_pods(answers.pods)
     results = (
-        _result(answers.prepared, directory / kubelet_state.CLAIMS_FILE, "claim"),
-        _result(beliefs, health_file, "device"),
-        _result(answers.listed, directory / podresources.SOCKET, "pod"),
-        _result(pods, directory / pods_api.SOCKET, "pod"),
+        _source_result(answers.prepared, directory / kubelet_state.CLAIMS_FILE, "claim"),
+        _source_result(beliefs, health_file, "device"),
+        _source_result(answers.listed, directory / podresources.SOCKET, "pod"),
+        _source_result(pods, directory / pods_api.SOCKET, "pod"),
     )
     consumers = SourceAnswers(prepared=(answers.prepared,), listed=(answers.listed,), pods=(pods,))
     return consumers, beliefs.items, results
 
 
-async def _cgroups(
+async def _query_cgroups(
     mount: Path | None, root: str
-) -> tuple[tuple[SourceAnswer[LivePod], ...], tuple[SourceResult, ...]]:
-    """Return the pods that have cgroups."""
+) -> tuple[tuple[SourceAnswer[PodCgroup], ...], tuple[SourceResult, ...]]:
     if mount is None:
         return (), ()
     answer = await read_file(
-        Origin.CGROUPS, mount, lambda path, at: pod_cgroups.read_tree(path, root, at), HungGuard()
+        Origin.CGROUPS, mount, lambda path, at: pod_cgroups.read_live_pods(path, root, at), HungGuard()
     )
-    return (answer,), (_result(answer, mount, "pod"),)
+    return (answer,), (_source_result(answer, mount, "pod"),)
 
 
-def _result(answer: SourceAnswer[Any], place: Path, noun: str) -> SourceResult:
+def _source_result(answer: SourceAnswer[Any], place: Path, noun: str) -> SourceResult:
     origin, read, written_s = answer.provenance
     found = "" if answer.absence else format_count(len(answer.items), noun)
     content = (found, answer.absence, answer.reason, answer.invalid)
@@ -228,27 +232,33 @@ def _result(answer: SourceAnswer[Any], place: Path, noun: str) -> SourceResult:
 
 
 class _DriverFiles(NamedTuple):
-    prepares: tuple[PreparesFileContent, ...] = ()
+    prepares: tuple[LedgerFileContent, ...] = ()
     prepared: tuple[SourceAnswer[PreparedClaim], ...] = ()
     """Claims that drivers have prepared."""
     taints: Mapping[str, Mapping[DeviceRef, tuple[Taint, ...]]] = MappingProxyType({})
-    """Taints that drivers offer, by driver."""
+    """Taints that drivers publish, by driver."""
     results: tuple[SourceResult, ...] = ()
 
 
 async def _driver_files(
     paths: SourcePaths, drivers: Sequence[DriverDirectory], unread: Sequence[str]
 ) -> _DriverFiles:
-    """Read the prepare and taint files of all drivers; `unread` lists directories that cannot be listed."""
+    """Read the prepare and taint files of all drivers; `unread` has directories that could not be listed."""
     if paths.kubelet_dir is None and paths.state_dir is None:
         return _DriverFiles()
     directories = [driver.directory for driver in drivers]
     found, tainted = await asyncio.gather(
         asyncio.gather(
-            *(_stored(PREPARES, directory / prepares.FILE, _read_prepares) for directory in directories)
+            *(
+                _read_state_file(PREPARES, directory / ledger_file.FILE, _read_prepares)
+                for directory in directories
+            )
         ),
         asyncio.gather(
-            *(_stored(TAINTS, directory / taints.FILE, _read_taints) for directory in directories)
+            *(
+                _read_state_file(TAINTS, directory / taint_file.FILE, _read_taints)
+                for directory in directories
+            )
         ),
     )
     return _DriverFiles(
@@ -264,88 +274,77 @@ async def _driver_files(
             driver.name: some for driver, (some, _) in zip(drivers, tainted, strict=True) if some is not None
         },
         results=(
-            *_summary(PREPARES, [result for _, result in found], paths, unread),
-            *_summary(TAINTS, [result for _, result in tainted], paths, unread),
+            *_file_results(PREPARES, [result for _, result in found], paths, unread),
+            *_file_results(TAINTS, [result for _, result in tainted], paths, unread),
         ),
     )
 
 
-async def _stored(
+async def _read_state_file(
     source: str, path: Path, read: Callable[[Path], tuple[T, str, float]]
 ) -> tuple[T | None, SourceResult]:
-    """Return the content of a driver's file (None: not readable), and the result of reading the file."""
+    """Read a file of a driver or the agent with `read`; return its content (None: none) and the outcome."""
     absence = Absence.UNREADABLE
     try:
-        content, found, written_s = await run_with_timeout(partial(read, path), DISK_S)
+        content, found, written_s = await run_with_timeout(partial(read, path), DISK_TIMEOUT_S)
     except TimeoutError:
-        reason = timeout_reason(path, DISK_S)
+        reason = timeout_text(path, DISK_TIMEOUT_S)
     except ReadError as error:
         absence, reason = error.absence, str(error)
-    except CorruptFile as error:
+    except (FileNotFoundError, NotADirectoryError):
+        absence, reason = Absence.ABSENT, f"{path}: no such file"
+    except OSError as error:
+        reason = f"{path}: {error.strerror}"
+    except (ResourceBusy, UnusableFile) as error:
         reason = f"{path}: {error}"
     else:
         return content, SourceResult(source, str(path), read_clocks(), written_s, found)
     return None, SourceResult(source, str(path), read_clocks(), absence=absence, reason=reason)
 
 
-def _read_prepares(path: Path) -> tuple[PreparesFileContent, str, float]:
-    file = read_bounded(path, prepares.SIZE_MAX)
-    content = prepares.decode(file.data)
+def _read_prepares(path: Path) -> tuple[LedgerFileContent, str, float]:
+    file = read_bounded(path, ledger_file.SIZE_MAX)
+    content = ledger_file.decode_ledger(file.data)
     return content, format_count(len(content.ledger.claims), "claim"), file.written_s
 
 
 def _read_taints(path: Path) -> tuple[dict[DeviceRef, tuple[Taint, ...]], str, float]:
-    file = read_bounded(path, taints.SIZE_MAX)
-    content = dict(taints.decode(file.data).devices)
+    file = read_bounded(path, taint_file.SIZE_MAX)
+    content = dict(taint_file.decode_taints(file.data).devices)
     return content, format_count(len(content), "tainted device"), file.written_s
 
 
-def _summary(
+def _file_results(
     source: str, results: Sequence[SourceResult], paths: SourcePaths, unread: Sequence[str]
 ) -> Iterator[SourceResult]:
-    """Yield a result for each file that exists or cannot be read; else one result with the reason."""
+    """Yield the outcome for each file that exists or cannot be read; without any, one that says so."""
     for reason in unread:
-        place = reason.partition(": ")[0]
+        place = reason.partition(": ")[0].removeprefix("directory of drivers ")
         yield SourceResult(source, place, read_clocks(), absence=Absence.UNREADABLE, reason=reason)
     existing = [result for result in results if result.absence is not Absence.ABSENT]
     yield from existing
     if not existing and not unread:
-        name = prepares.FILE if source == PREPARES else taints.FILE
+        name = ledger_file.FILE if source == PREPARES else taint_file.FILE
         directories = [str(directory) for directory in (paths.kubelet_dir, paths.state_dir) if directory]
         reason = f"{' and '.join(directories)}: no driver has a {name} here"
         yield SourceResult(source, directories[0], read_clocks(), absence=Absence.ABSENT, reason=reason)
 
 
-async def _history(
-    state_dir: Path | None,
-) -> tuple[tuple[DeviceUsage, ...], tuple[SourceResult, ...]]:
-    """Return the recorded uses of devices, running ones first, then the newest; empty: no file exists."""
+async def _query_history(state_dir: Path | None) -> tuple[tuple[DeviceUsage, ...], tuple[SourceResult, ...]]:
+    """Read the uses of devices by pods from the agent's history; empty: there is no history file."""
     if state_dir is None:
         return (), ()
-    path = state_dir / HISTORY_FILE
-    try:
-        content = await run_with_timeout(partial(_read_history, path), DISK_S)
-    except (FileNotFoundError, NotADirectoryError):
-        return (), ()
-    except TimeoutError:
-        reason = timeout_reason(path, DISK_S)
-    except OSError as error:
-        reason = f"{path}: {error.strerror}"
-    except (Busy, CorruptFile) as error:
-        reason = f"{path}: {error}"
-    else:
-        usage = (*content.running, *content.ended)
-        found = format_count(len(usage), "use of a device", "uses of devices")
-        return usage, (SourceResult(HISTORY, str(path), read_clocks(), content.left_s, found),)
-    failed = SourceResult(HISTORY, str(path), read_clocks(), absence=Absence.UNREADABLE, reason=reason)
-    return (), (failed,)
+    usage, result = await _read_state_file(HISTORY, state_dir / HISTORY_FILE, _read_history)
+    return usage or (), () if result.absence is Absence.ABSENT else (result,)
 
 
-def _read_history(path: Path) -> HistoryContent:
+def _read_history(path: Path) -> tuple[tuple[DeviceUsage, ...], str, float]:
     path.lstat()
-    from agent.store.history import read  # loads SQLite, which is not needed without the file
+    from agent.store.history_file import read_history  # loads SQLite, which is not needed without the file
 
-    return read(path)
+    content = read_history(path)
+    usage = (*content.running, *content.ended)
+    return usage, format_count(len(usage), "use of a device", "uses of devices"), content.last_write_s
 
 
 # --- files that the operator names -------------------------------------------------------------------------
@@ -357,35 +356,37 @@ class _SavedFile(NamedTuple):
     file: FileContent
 
 
-async def _read_saved(path: Path | None) -> _SavedFile | None:
+async def _read_saved_file(path: Path | None) -> _SavedFile | None:
     if path is None:
         return None
     try:
         return _SavedFile(
-            path, read_clocks(), await run_with_timeout(lambda: kube_objects.read_file(path), DISK_S)
+            path,
+            read_clocks(),
+            await run_with_timeout(lambda: kube_object_file.read_object_file(path), DISK_TIMEOUT_S),
         )
     except TimeoutError:
-        raise DrahealthError(timeout_reason(path, DISK_S)) from None
+        raise DrahealthError(timeout_text(path, DISK_TIMEOUT_S)) from None
 
 
-def _objects(
+def _parse_saved_files(
     pods_file: _SavedFile | None, claims_file: _SavedFile | None
 ) -> tuple[SourceAnswers, tuple[SourceResult, ...]]:
-    """Return the pods and claims in the files."""
+    """Return the pods and claims in the files of ``--pods`` and ``--claims``."""
     answers, results = SourceAnswers(), []
     if pods_file is not None:
-        pods = pods_from(_parse(pods_file, kube_objects.POD))
+        pods = parse_pods(_parse(pods_file, kube_object_file.POD))
         answers = SourceAnswers(pods=(pods,))
-        results.append(_result(pods, pods_file.path, "pod"))
+        results.append(_source_result(pods, pods_file.path, "pod"))
     if claims_file is not None:
-        claims = claims_from(_parse(claims_file, kube_objects.CLAIM))
+        claims = parse_claims(_parse(claims_file, kube_object_file.CLAIM))
         answers = SourceAnswers(pods=answers.pods, claims=(claims,))
-        results.append(_result(claims, claims_file.path, "claim"))
+        results.append(_source_result(claims, claims_file.path, "claim"))
     else:
-        reason = "not given; see --claims"
+        reason = "no file is given; see --claims"
         results.append(SourceResult("claims-file", "", read_clocks(), absence=Absence.ABSENT, reason=reason))
     return answers, tuple(results)
 
 
-def _parse(saved: _SavedFile, kind: str) -> SourceAnswer[Object]:
-    return kube_objects.parse_file(saved.path, saved.file, kind, saved.read)
+def _parse(saved: _SavedFile, kind: str) -> SourceAnswer[JsonObject]:
+    return kube_object_file.parse_object_file(saved.path, saved.file, kind, saved.read)

@@ -1,7 +1,7 @@
 """Text of ``drahealth explain``. Pure: takes values, a style and a time, and returns text.
 
-First the device, pod or claim itself, then what uses it, then contradictions and risks, last the sources with
-their age and the consequences of missing ones. agent.cli.explain.device_text has the text of a device.
+The order is: the device, pod or claim; its users; contradictions and risks; the sources with their age, and
+what is not known because sources are missing. agent.cli.explain.device_text has the text of a device.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from agent.cli.explain.answer import CONSEQUENCES
-from agent.cli.explain.device_text import age, belief_facts, device_lines, format_sources
-from agent.cli.explain.facts import container_name
-from agent.cli.explain.find import title
+from agent.cli.explain.build import container_name
+from agent.cli.explain.device_text import age_text, device_lines, format_sources, kubelet_health_facts
+from agent.cli.explain.model import CONSEQUENCES
+from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.history.text import usage_lines
-from agent.cli.output.table import GAP, Cell, ListEntry, Paragraph, TextTable, format_entries, wrap
+from agent.cli.output.table import GAP, Paragraph, TableCell, TextTable, TitledText, format_entries, wrap
 from agent.cli.output.text import BADGES, clean, format_count, shorten_ids
-from agent.devices.consumers.affected import HERE, consumers_of
-from agent.devices.consumers.reservations import by_kind
+from agent.devices.consumers.affected_pods import USE_ON_THIS_NODE, direct_consumers
+from agent.devices.consumers.reservations import reservations_by_kind
 from agent.model.claim_sources import ConsumerKind
 from agent.model.health import DeviceHealth, Severity
 from agent.model.reading import Absence
 
 if TYPE_CHECKING:
-    from agent.cli.explain.answer import ClaimFacts, DeviceFacts, Explanation, PodFacts
+    from agent.cli.explain.model import ClaimFacts, DeviceFacts, Explanation, PodFacts
     from agent.cli.output.terminal import TextStyle
     from agent.cli.prepares.text import PrepareRecord
     from agent.model.claim_sources import PodRef, Provenance, Reservation
@@ -34,14 +34,13 @@ MAX_REQUESTS: Final = 6
 
 
 def render(explanation: Explanation, style: TextStyle) -> str:
-    """Return the whole explanation."""
     render_lines = {"device": device_lines, "pod": _pod_lines, "claim": _claim_lines}[explanation.kind]
     exists = explanation.devices or explanation.claims or explanation.pods
     lines = list(render_lines(explanation, style)) if exists else ["no longer on this node; recorded use:"]
     if explanation.ended:
         heading = ["", "earlier use:"] if exists else []
         lines += [*heading, "", *usage_lines(explanation.ended, style, explanation.now.wall_s)]
-    for entries in (_findings(explanation), _sources(explanation)):
+    for entries in (_finding_entries(explanation), _source_entries(explanation)):
         if entries:
             lines += ["", *format_entries(entries, style)]
     return "\n".join(lines) + "\n"
@@ -51,7 +50,7 @@ def render(explanation: Explanation, style: TextStyle) -> str:
 
 
 def _pod_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
-    """Yield the pod (several if the name is ambiguous), and below it its claims."""
+    """Yield the text about the explained pod (several if sources disagree on its UID) and its claims."""
     edges = _edges_by_pod(explanation)
     for pod in explanation.pods:
         yield from _pod(pod, edges.get(pod.view.ref, ()), style)
@@ -66,10 +65,9 @@ def _pod_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
 
 
 def _edges_by_pod(explanation: Explanation) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
-    """Return the edges between the claims and each pod."""
     found: dict[PodRef, list[ConsumerEdge]] = {}
     for claim in explanation.claims:
-        for pod, edges in consumers_of(claim.view).items():
+        for pod, edges in direct_consumers(claim.view).items():
             found.setdefault(pod, []).extend(edges)
     return found
 
@@ -83,7 +81,7 @@ def _pod(pod: PodFacts, edges: Sequence[ConsumerEdge], style: TextStyle, first: 
     if pod.view.running is not None:
         facts.append("has running processes" if pod.view.running else "has no running process")
     facts += ["from " + format_sources(edge.provenance for edge in edges)] if edges else []
-    if edges and not any(edge.relation in HERE for edge in edges):
+    if edges and not any(edge.relation in USE_ON_THIS_NODE for edge in edges):
         facts.append("claim not known to be prepared for it")
     name = str(ref) if not ref.name else f"pod {ref}"
     yield from _heading(name, facts, style, first)
@@ -99,7 +97,6 @@ def _pod(pod: PodFacts, edges: Sequence[ConsumerEdge], style: TextStyle, first: 
 
 
 def _heading(name: str, facts: Sequence[str], style: TextStyle, first: str = "") -> Iterator[str]:
-    """Yield a name with the facts after it, wrapped."""
     name = clean(name)
     indent = f"{first}{' ' * len(name)}{GAP}"
     line, *rest = wrap(clean(", ".join(facts)), style, first=indent, rest=first + "    ")
@@ -111,7 +108,7 @@ def _heading(name: str, facts: Sequence[str], style: TextStyle, first: str = "")
 
 
 def _claim_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
-    """Yield the claim (several if several have the name), and below it its pods."""
+    """Yield the text about the explained claim (several if sources disagree on its UID) and its pods."""
     for claim in explanation.claims:
         yield from _claim(claim, explanation, style)
         yield ""
@@ -125,7 +122,7 @@ def _claim_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
 
 
 def _claim(claim: ClaimFacts, explanation: Explanation, style: TextStyle) -> Iterator[str]:
-    """Yield a claim with one line for each device, and the results of the claim's prepares."""
+    """Yield the text about a claim: its devices, consumers, and the results of its prepares."""
     view, sources = claim.view, format_sources(_provenances(claim))
     facts = [f"uid {view.ref.uid}" if view.ref.uid else "known by its name only"]
     yield from _heading(f"claim {view.ref}", [*facts, f"from {sources}"] if sources else facts, style)
@@ -138,10 +135,13 @@ def _claim(claim: ClaimFacts, explanation: Explanation, style: TextStyle) -> Ite
         device = by_ref[edges[0].use.device]
         badge = BADGES[device.severity]
         text = Paragraph(clean("; ".join(_device_texts(device, edges, explanation))))
-        word = Cell(badge.word.ljust(9), (badge.colour,))
-        table.add(clean(title(device.ref)), word, mark=badge.mark(style), text=[text])
+        word = TableCell(badge.word.ljust(9), (badge.colour,))
+        table.add(clean(full_device_name(device.ref)), word, sign=badge.coloured_sign(style), text=[text])
     yield from table.lines(style)
-    entries = [*_uses(claim, explanation), *(_prepare(record, explanation) for record in claim.prepares)]
+    entries = [
+        *_claim_use_entries(claim, explanation),
+        *(_prepare_entry(record, explanation) for record in claim.prepares),
+    ]
     yield from (f"  {line}" for line in format_entries(entries, style))
 
 
@@ -155,7 +155,7 @@ def _provenances(claim: ClaimFacts) -> tuple[Provenance, ...]:
 def _device_texts(
     device: DeviceFacts, edges: Sequence[DeviceEdge], explanation: Explanation
 ) -> Iterator[str]:
-    """Yield the requests that a device serves, and why it is not healthy."""
+    """Yield texts on the requests of a claim that a device serves, and on why the device is not healthy."""
     requests = list(dict.fromkeys(request for edge in edges for request in edge.use.requests))[:MAX_REQUESTS]
     if requests:
         yield f"for {', '.join(requests)}"
@@ -164,20 +164,20 @@ def _device_texts(
     else:
         yield "no source reports its health"
     is_unclear = device.kubelet_differs or device.reported is None or device.severity > Severity.DEGRADED
-    if is_unclear and device.belief:
-        yield from (f"kubelet: {text}" for _, text, _ in belief_facts(device, explanation))
+    if is_unclear and device.kubelet_health:
+        yield from (f"kubelet: {text}" for _, text, _ in kubelet_health_facts(device, explanation))
 
 
 def _reasons(health: DeviceHealth) -> list[str]:
-    """Return why a device is not healthy, without advice."""
+    """Return the causes of a device that are worse than INFO or, if causes are not known, its message."""
     causes = [cause for cause in health.causes if cause.severity > Severity.INFO]
     if not causes:
         return [health.message] if health.message else []
     return [f"{cause.code}: {shorten_ids(cause.evidence)}" for cause in causes]
 
 
-def _uses(claim: ClaimFacts, explanation: Explanation) -> Iterator[ListEntry]:
-    """Yield the containers that use a claim, drivers without a device, and reservations."""
+def _claim_use_entries(claim: ClaimFacts, explanation: Explanation) -> Iterator[TitledText]:
+    """Yield entries on a claim's containers, drivers that have no device for it, and reservations."""
     view = claim.view
     containers = dict.fromkeys(
         container.name if explanation.kind == "pod" else f"{container.name} of {use.affected.pod.ref}"
@@ -186,32 +186,32 @@ def _uses(claim: ClaimFacts, explanation: Explanation) -> Iterator[ListEntry]:
         for container in use.affected.containers
     )
     if containers:
-        yield ListEntry("containers", clean(", ".join(containers)))
+        yield TitledText("containers", clean(", ".join(containers)))
     if view.waiting:
-        yield ListEntry("waits for", clean(f"{', '.join(view.waiting)}: no device yet"), ("yellow",))
+        yield TitledText("waits for", clean(f"{', '.join(view.waiting)}: no device yet"), ("yellow",))
     if view.skipped:
-        yield ListEntry("not called", clean(", ".join(view.skipped)))
+        yield TitledText("not called", clean(", ".join(view.skipped)))
     for obj, provenance in view.objects[:1]:
         too_many = (
             f"; {len(obj.reserved)} entries, more than the API server accepts"
-            if by_kind(obj.reserved).is_over
+            if reservations_by_kind(obj.reserved).exceeds_limit
             else ""
         )
         allocated = "" if obj.allocated else "not allocated; "
         consumers = _reservations(obj.reserved) or "no consumer"
-        yield ListEntry("reserved for", clean(f"{allocated}{consumers}{too_many} ({provenance.origin})"))
-        if obj.meant_for or obj.any_pod:
+        yield TitledText("reserved for", clean(f"{allocated}{consumers}{too_many} ({provenance.origin})"))
+        if obj.spec_reserved or obj.any_pod:
             any_pod = "any pod" if obj.any_pod else ""
-            text = ", ".join(filter(None, [_reservations(obj.meant_for), any_pod]))
-            yield ListEntry("meant for", clean(f"{text}: ignored by every kubelet ({provenance.origin})"))
-    if claim.orphans:
-        text = f"{_reservations(claim.orphans)}: no pod in --pods matches"
-        yield ListEntry("orphaned?", clean(text), ("yellow",))
+            text = ", ".join(filter(None, [_reservations(obj.spec_reserved), any_pod]))
+            yield TitledText("meant for", clean(f"{text}: ignored by every kubelet ({provenance.origin})"))
+    if claim.unmatched_reservations:
+        text = f"{_reservations(claim.unmatched_reservations)}: no pod in --pods matches"
+        yield TitledText("orphaned?", clean(text), ("yellow",))
 
 
 def _reservations(reserved: Sequence[Reservation]) -> str:
-    """Return the consumers that a claim is reserved for; pods are only counted, as there may be hundreds."""
-    kinds = by_kind(reserved)
+    """Return the consumers in `reserved` as text; pods are only counted, because there may be hundreds."""
+    kinds = reservations_by_kind(reserved)
     parts = [
         format_count(len(kinds.pods), "pod") if kinds.pods else "",
         *(f"pod group {reservation.name}" for reservation in kinds.groups),
@@ -220,42 +220,42 @@ def _reservations(reserved: Sequence[Reservation]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _prepare(record: PrepareRecord, explanation: Explanation) -> ListEntry:
+def _prepare_entry(record: PrepareRecord, explanation: Explanation) -> TitledText:
     outcome, unprepared_s = record.outcome, record.unprepared_wall_s
-    last = f"{age(explanation, outcome.at_wall_s)} ago"
+    last = f"{age_text(explanation, outcome.at_wall_s)} ago"
     if outcome.verdict is None:
-        unprepared = f", unprepared {age(explanation, unprepared_s)} ago" if unprepared_s else ""
-        return ListEntry("prepare", clean(f"{record.driver}: prepared {last}{unprepared}"))
+        unprepared = f", unprepared {age_text(explanation, unprepared_s)} ago" if unprepared_s else ""
+        return TitledText("prepare", clean(f"{record.driver}: prepared {last}{unprepared}"))
     verdict = outcome.verdict
     text = f"{record.driver}: {verdict.error_class}, {verdict.code}: {verdict.summary}"
-    first = f"{age(explanation, verdict.first_wall_s)} ago"
+    first = f"{age_text(explanation, verdict.first_wall_s)} ago"
     times = f"{format_count(verdict.count, 'time')}, first {first}, last {last}"
     unprepared = ", unprepared since" if unprepared_s else ""
     action = f"; {verdict.advice}" if verdict.advice and not unprepared_s else ""
     paint = ("dim",) if unprepared_s else ("red",)
-    return ListEntry("prepare", clean(f"{text} ({times}{unprepared}){action}"), paint)
+    return TitledText("prepare", clean(f"{text} ({times}{unprepared}){action}"), paint)
 
 
 # --- findings and sources ----------------------------------------------------------------------------------
 
 
-def _findings(explanation: Explanation) -> list[ListEntry]:
-    """Return entries for consumers other than pods, pods that may be the same, risks and contradictions."""
-    entries = [ListEntry("consumer", clean(text)) for text in _other_consumers(explanation)]
-    entries += [ListEntry("same pod?", clean(text)) for text in _maybe_same(explanation)]
+def _finding_entries(explanation: Explanation) -> list[TitledText]:
+    """Return entries on consumers other than pods, pods that may be the same, risks and contradictions."""
+    entries = [TitledText("consumer", clean(text)) for text in _other_consumers(explanation)]
+    entries += [TitledText("same pod?", clean(text)) for text in _possibly_same_pods(explanation)]
     for risk in explanation.risks:
-        text = f"{risk.pod} would be refused {risk.claim} if its sandbox were created again: {risk.why}"
-        entries.append(ListEntry("risk", clean(f"{text} ({risk.kubelets})"), ("yellow",)))
+        text = f"{risk.pod} would be refused {risk.claim} if its sandbox were created again: {risk.reason}"
+        entries.append(TitledText("risk", clean(f"{text} ({risk.kubelets})"), ("yellow",)))
     for conflict in explanation.conflicts:
         sides = "; ".join(
             f"{assertion.provenance.origin}: {assertion.text}" for assertion in conflict.assertions
         )
-        entries.append(ListEntry("conflict", clean(f"{conflict.subject}: {sides}"), ("yellow",)))
+        entries.append(TitledText("conflict", clean(f"{conflict.subject}: {sides}"), ("yellow",)))
     return entries
 
 
 def _other_consumers(explanation: Explanation) -> Iterator[str]:
-    """Yield the non-pod consumers of a device's claims; nothing for a claim, which lists them in full."""
+    """Yield texts on consumers other than pods of a device's claims; nothing for a pod or claim."""
     if explanation.kind != "device":
         return
     for claim in explanation.claims:
@@ -264,12 +264,12 @@ def _other_consumers(explanation: Explanation) -> Iterator[str]:
                 yield f"{claim.view.ref} is reserved for {_consumer(edge)} ({edge.provenance.origin})"
 
 
-def _maybe_same(explanation: Explanation) -> Iterator[str]:
-    """Yield groups of pods that may be the same: of one group the names are known, of the other the UIDs."""
+def _possibly_same_pods(explanation: Explanation) -> Iterator[str]:
+    """Yield texts on pods that may be the same: pods known by name only, and pods known by UID only."""
     halves: dict[tuple[PodRef, ...], list[PodRef]] = {}
     for pod in explanation.pods:
-        if pod.maybe:
-            halves.setdefault(pod.maybe, []).append(pod.view.ref)
+        if pod.possibly_same:
+            halves.setdefault(pod.possibly_same, []).append(pod.view.ref)
     pairs = {
         tuple(sorted((tuple(sorted(some)), tuple(sorted(others))), key=lambda refs: not refs[0].name))
         for others, some in halves.items()
@@ -290,24 +290,24 @@ def _consumer(edge: ConsumerEdge) -> str:
     return f"{kind} {consumer.name}"
 
 
-def _sources(explanation: Explanation) -> list[ListEntry]:
-    """Return the sources with their age, then the missing ones with the consequences."""
+def _source_entries(explanation: Explanation) -> list[TitledText]:
+    """Return entries on the sources with their age, then on missing sources and what is not known."""
     entries = []
     for result in explanation.sources:
         if result.absence:
             continue
-        when = "queried now" if result.written_s is None else f"{age(explanation, result.written_s)} old"
+        when = "queried now" if result.written_s is None else f"{age_text(explanation, result.written_s)} old"
         entries.append(
-            ListEntry("sources", clean(f"{result.source}: {result.found}, {when} ({result.place})"))
+            TitledText("sources", clean(f"{result.source}: {result.found}, {when} ({result.place})"))
         )
         entries += [
-            ListEntry("sources", clean(f"{result.source}: {text}"), ("yellow",)) for text in result.invalid
+            TitledText("sources", clean(f"{result.source}: {text}"), ("yellow",)) for text in result.invalid
         ]
     for result in explanation.sources:
         if result.absence:
             consequence = CONSEQUENCES.get(result.source, "")
             paint = () if result.absence is Absence.ABSENT else ("yellow",)
             entries.append(
-                ListEntry("without", clean(f"{result.source}: {consequence} ({result.reason})"), paint)
+                TitledText("without", clean(f"{result.source}: {consequence} ({result.reason})"), paint)
             )
     return entries

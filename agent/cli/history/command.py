@@ -1,18 +1,13 @@
-"""``drahealth history``: lists which pod used which device, and the device's state at the end."""
+"""``drahealth history``: lists which pod used which device, and the device's health when the use ended."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.cli.output.terminal import style_of
-from agent.cli.verb import Verb, add_output, add_settings, config_file_of, flags_of
-from agent.config.config import load
+from agent.cli.verb import Subcommand, add_output, add_settings, load_config, print_result
 from agent.config.values import parse_duration
 from agent.errors import DrahealthError, PermissionDenied, UsageError, suggestion
 from agent.model.health import Severity
@@ -21,8 +16,9 @@ from agent.model.time import NS
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.model.uses import DeviceUsage
-    from agent.store.history import HistoryContent
+    from agent.cli.output.terminal import TextStyle
+    from agent.model.device_usage import DeviceUsage
+    from agent.store.history_file import HistoryContent
 
 MAX_SHOWN: Final = 40
 """Limit of lines in the table without ``--all``."""
@@ -51,22 +47,21 @@ def main(args: Namespace) -> int:
 
     now_s = time.time()
     since_s = now_s - _duration_s(args.since) if args.since is not None else None
-    config = load(flags_of(args), os.environ, file=config_file_of(args), serves=False)
+    config = load_config(args)
     path = config.state_dir / FILE
-    record = _read(path)
-    found = tuple(_select(args, (*record.running, *record.ended), since_s)) if record else ()
-    if args.output == "json":
-        print(json.dumps(document(found, path, record.left_s if record else 0), indent=2))
-        return 0
-    style = style_of(sys.stdout, args.color, os.environ)
-    if record is None:
-        print(render_none(path, style), end="")
-    elif not found:
-        print("no recorded use matches")
-    else:
+    record = _read_history(path)
+    found = tuple(_matching_uses(args, (*record.running, *record.ended), since_s)) if record else ()
+
+    def text(style: TextStyle) -> str:
+        if record is None:
+            return render_none(path, style)
+        if not found:
+            return "no recorded use matches\n"
         shown = found if args.all else found[:MAX_SHOWN]
         hidden = len(found) - len(shown)
-        print(render(shown, style, now_s=now_s, left_s=record.left_s, hidden=hidden), end="")
+        return render(shown, style, now_s=now_s, left_s=record.last_write_s, hidden=hidden)
+
+    print_result(args, lambda: document(found, path, record.last_write_s if record else 0), text)
     return 0
 
 
@@ -77,25 +72,27 @@ def _duration_s(text: str) -> float:
         raise UsageError(f"--since: {error}\ntry 'drahealth history --help'") from None
 
 
-def _read(path: Path) -> HistoryContent | None:
-    """Return the recorded uses of devices in the file `path`; None: no such file."""
-    from agent.store.files import CorruptFile
-    from agent.store.history import read
+def _read_history(path: Path) -> HistoryContent | None:
+    """Return the recorded uses of devices by pods from the history file `path`; None: no such file."""
+    from agent.store.history_file import read_history
+    from agent.store.state_files import UnusableFile
 
     try:
-        return read(path)
+        return read_history(path)
     except FileNotFoundError:
         return None
     except PermissionError as error:
-        raise PermissionDenied(f"{path}: {error.strerror}") from None
+        raise PermissionDenied(f"history file {path}: cannot be read: {error.strerror}") from None
     except OSError as error:
-        raise DrahealthError(f"{path}: {error.strerror}") from None
-    except CorruptFile as error:
-        raise DrahealthError(f"{path}: {error}") from None
+        raise DrahealthError(f"history file {path}: cannot be read: {error.strerror}") from None
+    except UnusableFile as error:
+        raise DrahealthError(f"history file {path}: {error}") from None
 
 
-def _select(args: Namespace, uses: Iterable[DeviceUsage], since_s: float | None) -> Iterator[DeviceUsage]:
-    """Yield the recorded uses of devices that match the flags.
+def _matching_uses(
+    args: Namespace, uses: Iterable[DeviceUsage], since_s: float | None
+) -> Iterator[DeviceUsage]:
+    """Yield the uses of devices that match ``--pod``, ``--claim``, ``--device``, ``--since`` and ``--bad``.
 
     Raises:
         UsageError: No recorded use has the given pod, claim or device; the text suggests a similar name.
@@ -105,14 +102,14 @@ def _select(args: Namespace, uses: Iterable[DeviceUsage], since_s: float | None)
     found = tuple(uses)
     for kind, names_of in (("pod", pod_names), ("claim", claim_names), ("device", device_names)):
         if (name := getattr(args, kind)) is not None:
-            found = _filter(kind, name, found, names_of)
+            found = _uses_by_name(kind, name, found, names_of)
     for use in found:
         is_recent = since_s is None or use.ended is None or use.ended.noticed_s >= since_s
         if is_recent and (use.worst.severity > Severity.INFO or not args.bad):
             yield use
 
 
-def _filter(
+def _uses_by_name(
     kind: str, name: str, uses: tuple[DeviceUsage, ...], names_of: Callable[[DeviceUsage], Iterator[str]]
 ) -> tuple[DeviceUsage, ...]:
     found = tuple(use for use in uses if name in names_of(use))
@@ -122,7 +119,7 @@ def _filter(
     return found
 
 
-VERB = Verb(
+VERB = Subcommand(
     name="history",
     summary="list which pods used which devices, and the devices' state at the end",
     description=(

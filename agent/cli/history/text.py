@@ -1,25 +1,25 @@
-"""Recorded uses of devices by pods as text and JSON. Pure: takes values, a style and a time."""
+"""Output of ``drahealth history``: recorded uses of devices by pods, as a table and as JSON. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.cli.explain.find import title
+from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.output.json import API_VERSION, DEVICE_REF, POD_REF, ObjectKeys
-from agent.cli.output.table import ListEntry, Paragraph, TextTable, format_entries
+from agent.cli.output.table import Paragraph, TextTable, TitledText, format_entries
 from agent.cli.output.text import BADGES, clean, format_age, format_count, shorten_ids
+from agent.model.device_usage import UsageEndKind
 from agent.model.health import Severity
 from agent.model.time import rfc3339
-from agent.model.uses import UsageEndKind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.cli.output.terminal import TextStyle
-    from agent.model.uses import DeviceState, DeviceUsage
+    from agent.model.device_usage import DeviceState, DeviceUsage
 
-HOW: Final = {
+END_WORDS: Final = {
     UsageEndKind.RELEASED: "released",
     UsageEndKind.SUCCEEDED: "succeeded",
     UsageEndKind.FAILED: "failed",
@@ -27,17 +27,17 @@ HOW: Final = {
     UsageEndKind.AWAY: "unseen",
 }
 EMPTY_HINTS: Final = (
-    ListEntry("written by", "the agent, where a kubelet prepares claims: [history] in its configuration"),
-    ListEntry("elsewhere", "--state-dir for another agent's record"),
+    TitledText("written by", "the agent, where a kubelet prepares claims: [history] in its configuration"),
+    TitledText("elsewhere", "--state-dir for another agent's record"),
 )
-"""Hints for an operator who sees an empty list."""
+"""Hints for an operator if no history file exists."""
 
 
 # --- names -------------------------------------------------------------------------------------------------
 
 
 def pod_names(use: DeviceUsage) -> Iterator[str]:
-    """Yield the names of the pod that used the device: namespace/name, name, UID, and possible names."""
+    """Yield the names that find the pod of a use: namespace/name, name, UID, and possible names."""
     if use.pod.name:
         yield str(use.pod)
         yield use.pod.name
@@ -48,15 +48,15 @@ def pod_names(use: DeviceUsage) -> Iterator[str]:
 
 
 def claim_names(use: DeviceUsage) -> Iterator[str]:
-    """Yield the names of the claim through which the pod used the device: namespace/name, name, UID."""
+    """Yield the names that find the claim of a use: namespace/name, name, UID."""
     yield str(use.claim)
     yield use.claim.name
     yield from filter(None, [use.claim.uid])
 
 
 def device_names(use: DeviceUsage) -> Iterator[str]:
-    """Yield the names of the used device: driver/pool/name, pool/name, name."""
-    yield title(use.device)
+    """Yield the names that find the device of a use: driver/pool/name, pool/name, name."""
+    yield full_device_name(use.device)
     yield f"{use.device.pool}/{use.device.device}"
     yield use.device.device
 
@@ -67,15 +67,19 @@ def device_names(use: DeviceUsage) -> Iterator[str]:
 def render(
     uses: Sequence[DeviceUsage], style: TextStyle, *, now_s: float, left_s: float, hidden: int = 0
 ) -> str:
-    """Return the list of uses; the file was last written at `left_s`, and `hidden` uses are left out."""
+    """Return the table of uses.
+
+    `left_s` is the time of the last write to the history file [s since 1970]; `hidden` is the number of older
+    uses that are left out.
+    """
     lines = [_headline(uses, hidden), "", *usage_lines(uses, style, now_s)]
     entries = []
     if hidden:
-        entries.append(ListEntry("older", f"{format_count(hidden, 'use')}: shown with --all"))
+        entries.append(TitledText("older", f"{format_count(hidden, 'use')}: shown with --all"))
     if any(use.ended is None for use in uses):
         age = format_age(now_s - left_s)
         entries.append(
-            ListEntry("running", f"as of {age} ago or later; 'drahealth explain' shows the present")
+            TitledText("running", f"as of {age} ago or later; 'drahealth explain' shows the present")
         )
     if entries:
         lines += ["", *format_entries(entries, style)]
@@ -83,8 +87,8 @@ def render(
 
 
 def render_none(path: Path, style: TextStyle) -> str:
-    """Return the text for a history file that does not exist."""
-    entries = [ListEntry("looked for", clean(str(path))), *EMPTY_HINTS]
+    """Return the text for an operator if the history file `path` does not exist."""
+    entries = [TitledText("looked for", clean(str(path))), *EMPTY_HINTS]
     return "\n".join(["nothing is recorded", "", *format_entries(entries, style)]) + "\n"
 
 
@@ -98,7 +102,7 @@ def _headline(uses: Sequence[DeviceUsage], hidden: int) -> str:
 
 
 def usage_lines(uses: Sequence[DeviceUsage], style: TextStyle, now_s: float) -> Iterator[str]:
-    """Return a table with one line for each use of a device, and below it the device's faults."""
+    """Yield a table with one line for each use of a device, and below it the device's faults."""
     table = TextTable("ENDED", "LASTED", "POD", "OWNER", "CLAIM", "DEVICE", "HOW", "STATE", text_below=True)
     for use in uses:
         ended = use.ended
@@ -110,24 +114,24 @@ def usage_lines(uses: Sequence[DeviceUsage], style: TextStyle, now_s: float) -> 
             pod_name(use),
             clean(use.owner),
             clean(str(use.claim)),
-            clean(title(use.device)),
-            HOW[ended.ending] if ended else "",
+            clean(full_device_name(use.device)),
+            END_WORDS[ended.ending] if ended else "",
             badge.word,
-            mark=badge.mark(style),
+            sign=badge.coloured_sign(style),
             text=(Paragraph(text, hanging=2) for text in _findings(use)),
         )
     return table.lines(style)
 
 
 def pod_name(use: DeviceUsage) -> str:
-    """Return the pod's name; if it is not known, its possible names with question marks, else its UID."""
+    """Return the pod's name; if it is not known, possible names with question marks, else the UID."""
     if use.pod.name or not use.maybe:
         return clean(str(use.pod))
     return clean(" or ".join(f"{name}?" for name in use.maybe))
 
 
 def _findings(use: DeviceUsage) -> Iterator[str]:
-    """Yield the faults of the device, and what is unknown about the end of its use."""
+    """Yield the faults of the device during a use, and a remark if the time of the use's end is uncertain."""
     if use.state.severity > Severity.INFO:
         yield _state_text(use.state)
     if use.worst.severity > max(use.state.severity, Severity.INFO):
@@ -160,7 +164,7 @@ USE: Final = ObjectKeys(
 
 
 def document(uses: Sequence[DeviceUsage], path: Path, left_s: float) -> dict[str, Any]:
-    """Return the uses of devices as JSON. Keys are only ever added."""
+    """Return the uses of devices as JSON. Later versions only add keys."""
     return {
         "apiVersion": API_VERSION,
         "file": str(path),

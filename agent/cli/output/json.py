@@ -15,7 +15,7 @@ from agent.model.time import NS, Instant, rfc3339
 
 if TYPE_CHECKING:
     from agent.model.report import AgentStatus, Report
-    from agent.model.source import SourceSample
+    from agent.model.source_state import SourceSample
     from agent.sources.processes import ProcessFacts
 
 API_VERSION: Final = "drahealth/v1"
@@ -24,36 +24,35 @@ KEY: Final = re.compile(r"(?P<key>\w+)(?P<optional>\?)?(?::(?P<path>[\w.]+))?")
 
 
 class ObjectKeys:
-    """Keys of a JSON object in their order, and the attributes that hold their values.
+    """Encoder of objects as JSON objects, described by the JSON keys and the attributes for their values.
 
-    Written like kubectl's custom columns: ``key:attribute.path``, or ``key`` alone if the attribute has the
-    same name in snake case. ``key?`` is null if its value is empty or zero. Enum members, times and tuples
-    are encoded by their type; an attribute that ends with ``_s`` is a time, unless the key ends with
-    ``Seconds``.
+    Keys are written like kubectl's custom columns: ``key:attribute.path``, or ``key`` alone if the attribute
+    has the same name in snake case. ``key?`` is null if its value is empty or zero. Values are encoded by
+    their type; an attribute that ends with ``_s`` is a time, unless the key ends with ``Seconds``.
     """
 
     def __init__(self, keys: str, **encoders: Callable[[Any], Any]) -> None:
-        """Parse `keys`, separated by spaces; `encoders` maps keys to functions or shapes for their values."""
+        """Parse `keys`, separated by spaces; `encoders` has functions for the values of single keys."""
         self._fields: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any], bool]] = []
         for text in keys.split():
             found = KEY.fullmatch(text)
-            assert found, f"{text!r} is not a key of a shape"
+            assert found, f"{text!r} is not a JSON key with an attribute path"
             key = found["key"]
             path = found["path"] or re.sub(r"[A-Z]", lambda upper: f"_{upper[0].lower()}", key)
             is_time = path.endswith("_s") and not key.endswith("Seconds")
-            encode = encoders.get(key, rfc3339 if is_time else plain)
+            encode = encoders.get(key, rfc3339 if is_time else encode_by_type)
             self._fields.append((key, attrgetter(path), encode, bool(found["optional"])))
 
     def __call__(self, value: object) -> dict[str, Any]:
-        """Return the JSON object of `value`."""
+        """Return `value` as a JSON object."""
         return {
             key: None if (part := read(value)) is None or (optional and not part) else encode(part)
             for key, read, encode, optional in self._fields
         }
 
 
-def plain(value: Any) -> Any:
-    """Encode one value for JSON by its type."""
+def encode_by_type(value: Any) -> Any:
+    """Return `value` in the form for JSON that follows from its type."""
     match value:
         case Severity():
             return value.name.lower()
@@ -67,7 +66,7 @@ def plain(value: Any) -> Any:
             return value
 
 
-def each(encode: Callable[[Any], Any]) -> Callable[[Iterable[Any]], list[Any]]:
+def encode_each(encode: Callable[[Any], Any]) -> Callable[[Iterable[Any]], list[Any]]:
     """Return an encoder of sequences that encodes each item with `encode`."""
     return lambda items: [encode(item) for item in items]
 
@@ -84,7 +83,7 @@ DEVICE: Final = ObjectKeys(
     driver pool name:device kind health severity message since lastVerified:verified
     timeoutSeconds:timeout_s causes attributes
     """,
-    causes=each(CAUSE),
+    causes=encode_each(CAUSE),
     attributes=dict,
 )
 
@@ -94,15 +93,14 @@ RULE: Final = ObjectKeys("device code reason")
 NOTE: Final = ObjectKeys("subject devices")
 REPORT: Final = ObjectKeys(
     "node at devices notes notApplicable notEvaluated",
-    devices=each(DEVICE),
-    notes=each(lambda note: {**NOTE(note), **CAUSE(note.cause)}),
-    notApplicable=each(RULE),
-    notEvaluated=each(RULE),
+    devices=encode_each(DEVICE),
+    notes=encode_each(lambda note: {**NOTE(note), **CAUSE(note.cause)}),
+    notApplicable=encode_each(RULE),
+    notEvaluated=encode_each(RULE),
 )
 CGROUPS: Final = ObjectKeys("dropped:groups_dropped unwatched")
 PROCESS: Final = ObjectKeys(
-    "name pid since:since_s cpuSeconds:cpu_s rssBytes threads",
-    cpuSeconds=lambda seconds: round(seconds, 2),
+    "name pid since:since_s cpuSeconds:cpu_s rssBytes threads", cpuSeconds=lambda seconds: round(seconds, 2)
 )
 STATUS: Final = ObjectKeys(
     """
@@ -110,14 +108,13 @@ STATUS: Final = ObjectKeys(
     reports:publications devices:tallies
     """,
     cpuSeconds=lambda seconds: round(seconds, 3),
-    devices=lambda tallies: {plain(tally.severity): tally.devices for tally in tallies},
+    devices=lambda tallies: {encode_by_type(tally.severity): tally.devices for tally in tallies},
 )
 CORE: Final = ObjectKeys("passes wakes reads opens descriptors watches kernelBytes overflows")
 SUBSCRIBER: Final = ObjectKeys("socket streams")
 
 
 def report_document(report: Report) -> dict[str, Any]:
-    """Return the report as JSON."""
     return {
         "apiVersion": API_VERSION,
         **REPORT(report),
@@ -127,12 +124,12 @@ def report_document(report: Report) -> dict[str, Any]:
 
 
 def process_documents(processes: Iterable[ProcessFacts]) -> list[dict[str, Any]]:
-    """Return the node's processes as JSON, which ``scan`` adds to the report."""
+    """Return the agent's and GPU drivers' processes as JSON, which ``scan`` adds to the report."""
     return [PROCESS(process) for process in processes]
 
 
 def status_document(status: AgentStatus) -> dict[str, Any]:
-    """Return the agent's state as JSON, with the number of devices of each severity."""
+    """Return the agent's state (resource usage, sources, subscribers) as JSON."""
     return {
         "apiVersion": API_VERSION,
         **STATUS(status),

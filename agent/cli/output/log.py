@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, TextIO
 
-from agent.cli.output.changes import ReportChange, changes
+from agent.cli.output.report_changes import ReportChange, report_changes
 from agent.cli.output.text import format_count
 from agent.errors import OutputError
 from agent.model.health import Severity
@@ -27,7 +27,7 @@ PRIORITIES: Final = (
     (logging.INFO, 6),
     (logging.NOTSET, 7),
 )
-"""Lowest level of each syslog priority, see sd-daemon(3)."""
+"""Lowest logging level of each syslog priority (sd-daemon(3)), highest first."""
 
 LEVEL_OF_SEVERITY: Final = {
     Severity.OK: logging.INFO,
@@ -38,11 +38,11 @@ LEVEL_OF_SEVERITY: Final = {
 }
 
 MAX_QUEUED: Final = 1000
-"""Limit of lines that wait to be written; beyond it the oldest are dropped."""
+"""Limit of log lines that wait to be written; when it is exceeded, the oldest lines are dropped."""
 
 MAX_LINES: Final = 4
 WINDOW_S: Final = 10.0
-"""Window of the rate limit [s]: a topic gets MAX_LINES lines in it; further changes become one later line."""
+"""Window of the rate limit [s]: a topic gets MAX_LINES lines in it; further changes share one later line."""
 
 CLOSE_TIMEOUT_S: Final = 0.5
 """Longest time that closing waits for output [s]: the agent must end within 2 s of its signal."""
@@ -50,8 +50,8 @@ CLOSE_TIMEOUT_S: Final = 0.5
 LOG: Final = logging.getLogger(__name__)
 
 
-def log_to(handler: logging.Handler) -> None:
-    """Send the agent's log to `handler`, and warnings and errors of other libraries."""
+def install_log_handler(handler: logging.Handler) -> None:
+    """Send the agent's log, and the warnings and errors of other libraries, to `handler`."""
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.captureWarnings(True)  # Python's own output of warnings would wait for standard error, or raise
     logging.getLogger("agent").setLevel(logging.INFO)
@@ -61,9 +61,9 @@ def log_to(handler: logging.Handler) -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Formatter of one line for each record; tracebacks keep their lines.
+    """Formatter of log records as one line each, tracebacks as several.
 
-    A terminal gets time, level and text. The journal has its own clock and gets a priority on each line.
+    A terminal gets time, level and text; the journal gets a priority and the text, and adds the time itself.
     """
 
     def __init__(self, *, journal: bool) -> None:
@@ -80,7 +80,7 @@ class LineFormatter(logging.Formatter):
         return "\n".join(lines)
 
     def format_failure(self, text: str) -> str:
-        """Return the error text that ends the command; for the journal with a priority, else unchanged."""
+        """Return `text` of the error that ends the agent; for the journal with a priority on each line."""
         return _with_priority(text.splitlines(), logging.ERROR) if self._journal else text
 
 
@@ -90,7 +90,7 @@ def _with_priority(lines: Iterable[str], levelno: int) -> str:
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Return the text of a record; if it cannot be formatted, the place in the code that logged it."""
+    """Return the text of a log record; if it cannot be formatted, the line of code that logged it."""
     try:
         return record.getMessage()
     except Exception as error:
@@ -98,9 +98,9 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Return whether the stream is the journal's: JOURNAL_STREAM names its device and inode.
+    """Return whether `stream` is connected to the systemd journal.
 
-    The variable alone proves nothing: child processes that write elsewhere inherit it.
+    JOURNAL_STREAM has the journal's device and inode; child processes that write elsewhere inherit it.
     """
     named = environ.get("JOURNAL_STREAM")
     if not named:
@@ -112,15 +112,15 @@ def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return named == f"{stat.st_dev}:{stat.st_ino}"
 
 
-class Backlog(logging.Handler):
-    """Queue of log lines until one thread writes them. Thread-safe. Never blocks on the output."""
+class LogQueue(logging.Handler):
+    """Log handler that queues lines until one thread writes them. Thread-safe. Never blocks on the output."""
 
     def __init__(self, formatter: logging.Formatter, wake: Callable[[], None]) -> None:
-        """Queue the lines of `formatter`, and call `wake` after each, in any thread."""
+        """Queue lines in the format of `formatter`; `wake` is called after each line, in any thread."""
         super().__init__()
         assert self.lock is not None, "createLock() has made the lock"
         self.shared_lock: threading.RLock = self.lock
-        """Lock that logging holds while it calls this handler."""
+        """Lock that the logging module holds while it calls this handler."""
         self.setFormatter(formatter)
         self._wake = wake
         self._lines: deque[str] = deque(maxlen=MAX_QUEUED)
@@ -140,11 +140,10 @@ class Backlog(logging.Handler):
         self._wake()
 
     def is_empty(self) -> bool:
-        """Return whether no log line waits to be written."""
         return not self._lines
 
     def take(self) -> str:
-        """Remove and return all lines; if lines were dropped, a first line has their number."""
+        """Remove and return all queued lines; if lines were dropped, the first line states how many."""
         with self.shared_lock:
             lines, lost = list(self._lines), self._lost
             self._lines.clear()
@@ -160,15 +159,15 @@ class Backlog(logging.Handler):
 
 
 class ReportPrinter(ABC):
-    """Base class of a thread that prints the newest report.
+    """Base class of a thread that prints the newest health report.
 
-    The agent's threads wait neither for a terminal, which Ctrl-S stops, nor for the reader of a log.
+    A thread of its own, so that the agent waits neither for a stopped terminal nor for the reader of a log.
     """
 
     def __init__(self, name: str, lock: "threading.RLock | None" = None) -> None:
-        """Start the thread `name`. Attributes that ``_run`` needs must be set before.
+        """Start the thread `name`; subclasses set the attributes that ``_run`` needs before.
 
-        Threads that wake this one hold `lock`; None creates a lock.
+        `lock` is the lock of the condition ``_changed``; None creates a lock.
         """
         self._report: Report | None = None
         self._is_closed = False
@@ -178,16 +177,16 @@ class ReportPrinter(ABC):
         self._thread.start()
 
     def show(self, report: Report) -> None:
-        """Print a report soon, unless a newer one comes. Thread-safe. Never blocks on the output."""
+        """Print `report` soon, unless a newer report replaces it. Thread-safe. Never blocks on the output."""
         with self._changed:
             self._report = report
             self._changed.notify()
 
     def close(self) -> bool:
-        """Print what is left and end the thread. Blocks up to CLOSE_TIMEOUT_S.
+        """Print the last report and end the thread. Blocks up to CLOSE_TIMEOUT_S.
 
         Returns:
-            Whether the thread ended; it does not while the output is stalled.
+            True: the thread ended; False: it still waits for a stalled output.
         """
         with self._changed:
             self._is_closed = True
@@ -201,37 +200,37 @@ class ReportPrinter(ABC):
 
 
 Topic = tuple[str, str]
-"""Key of the rate limit: the subject of a change and, for a note, its code; else an empty code."""
+"""Key of the log's rate limit: the subject of a change, and the finding code of a note, else empty."""
 
 
-class _Delayed(NamedTuple):
+class _DelayedChange(NamedTuple):
     newest: ReportChange
     changes: int
 
 
 class TopicRateLimit:
-    """Limit on the lines of each topic, which delays the newest change of a topic that has too many."""
+    """Rate limit of log lines by topic. If a topic exceeds the limit, its newest change is logged later."""
 
     def __init__(self) -> None:
         self._logged_at: dict[Topic, deque[float]] = {}
-        self._delayed: dict[Topic, _Delayed] = {}
+        self._delayed: dict[Topic, _DelayedChange] = {}
 
-    def take(self, new: Iterable[ReportChange], now_s: float) -> list[ReportChange]:
-        """Return the changes to log now: delayed and then `new` changes whose topics are below the limit."""
+    def changes_to_log(self, new: Iterable[ReportChange], now_s: float) -> list[ReportChange]:
+        """Return the delayed and then the `new` changes that may be logged at the time `now_s`."""
         self._forget(now_s - WINDOW_S)
         free = [topic for topic in self._delayed if self._has_room(topic)]
-        lines = [self._count(_summary(self._delayed.pop(topic)), now_s) for topic in free]
+        lines = [self._count(_with_change_count(self._delayed.pop(topic)), now_s) for topic in free]
         for change in new:
             topic = _topic(change)
             if self._has_room(topic):
                 lines.append(self._count(change, now_s))
             else:
                 delayed = self._delayed.get(topic)
-                self._delayed[topic] = _Delayed(change, delayed.changes + 1 if delayed else 1)
+                self._delayed[topic] = _DelayedChange(change, delayed.changes + 1 if delayed else 1)
         return lines
 
     def due_s(self) -> float | None:
-        """Return when :meth:`take` can return a delayed change [s]; None: no change is delayed."""
+        """Return the time at which a delayed change can be logged [s]; None: no change is delayed."""
         return min((self._logged_at[topic][0] + WINDOW_S for topic in self._delayed), default=None)
 
     def _has_room(self, topic: Topic) -> bool:
@@ -253,7 +252,7 @@ def _topic(change: ReportChange) -> Topic:
     return change.subject, change.code
 
 
-def _summary(delayed: _Delayed) -> ReportChange:
+def _with_change_count(delayed: _DelayedChange) -> ReportChange:
     if delayed.changes == 1:
         return delayed.newest
     more = f"(and {format_count(delayed.changes - 1, 'more change')} before)"
@@ -261,15 +260,14 @@ def _summary(delayed: _Delayed) -> ReportChange:
 
 
 class ReportLog(ReportPrinter):
-    """Thread that logs the changes between reports, and writes every line that is logged, until closed."""
+    """Thread that logs the changes between health reports and writes all queued log lines to a stream."""
 
     def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
-        """Write to `stream`, in the format of `formatter`."""
         self._stream = stream
-        self.backlog = Backlog(formatter, self._wake)
-        """Handler of the log records."""
+        self.queue = LogQueue(formatter, self._wake)
+        """Log handler whose lines this thread writes."""
         # One lock for both: with two, a thread that logs could hold either first.
-        super().__init__("dh-log", self.backlog.shared_lock)
+        super().__init__("dh-log", self.queue.shared_lock)
 
     def _wake(self) -> None:
         with self._changed:
@@ -287,19 +285,21 @@ class ReportLog(ReportPrinter):
             try:
                 if report is not None and report is not seen:
                     seen = report
-                    new = changes(logged, report)
+                    new = report_changes(logged, report)
                     logged = report
-                for change in limit.take(new, time.monotonic()):
+                for change in limit.changes_to_log(new, time.monotonic()):
                     LOG.log(LEVEL_OF_SEVERITY[change.severity], "%s", change.text)
                     self._write()
             except Exception:  # an error in drahealth costs this report, not the log
-                LOG.exception("report: changes cannot be logged")
+                LOG.exception(
+                    "report: its changes were not logged: bug in drahealth; later reports are logged"
+                )
             self._write()
 
     def _write(self) -> None:
         with suppress(OutputError):  # a full disk or a closed pipe costs lines, and does not end the agent
-            self._stream.write(self.backlog.take())
+            self._stream.write(self.queue.take())
             self._stream.flush()
 
     def _has_work(self, seen: Report | None) -> bool:
-        return self._is_closed or self._report is not seen or not self.backlog.is_empty()
+        return self._is_closed or self._report is not seen or not self.queue.is_empty()

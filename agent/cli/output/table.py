@@ -1,4 +1,4 @@
-"""Tables and lists of all commands: columns as wide as their cells, status signs, and wrapped text. Pure."""
+"""Formatting of tables, two-column lists and wrapped text for all commands. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ GAP: Final = "  "
 """Space between two columns."""
 
 
-class Cell(NamedTuple):
-    """Text of one column, with its colours."""
+class TableCell(NamedTuple):
+    """Text of one table cell, with its colours."""
 
     text: str
     paint: tuple[str, ...] = ()
 
 
 class Paragraph(NamedTuple):
-    """Wrapped text of a table row, next to the row's cells or below them."""
+    """Text that belongs to a table row; it is wrapped, and printed next to the row's cells or below them."""
 
     text: str
     paint: tuple[str, ...] = ()
@@ -32,19 +32,19 @@ class Paragraph(NamedTuple):
 
 
 def advice(text: str, style: TextStyle) -> Paragraph:
-    """Return what an operator should do, as a paragraph with an arrow."""
+    """Return `text`, which advises the operator, as a paragraph with an arrow."""
     return Paragraph(style.arrow + clean(text), ("cyan",), 2)
 
 
 class _TableRow(NamedTuple):
-    cells: tuple[Cell, ...]
-    mark: str
+    cells: tuple[TableCell, ...]
+    sign: str
     paragraphs: tuple[Paragraph, ...]
     paint: tuple[str, ...]
 
 
 class TextTable:
-    """Rows of cells, printed once all rows are known."""
+    """Table of text with columns as wide as their widest cell."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class TextTable:
 
         Args:
             titles: Titles of the columns.
-            indent: Columns before the first cell. A row's sign stands two columns before the cell.
+            indent: Width of the margin before the first cell, in which a row's sign stands [columns].
             text_title: Title of the paragraphs next to the cells.
-            text_below: Prints paragraphs below their row.
-            text_indent: Columns before paragraphs below a row.
-            min_text_width: Columns for paragraphs; on a terminal with fewer they are below their row.
+            text_below: True: print paragraphs below their row; False: next to its cells.
+            text_indent: Margin before paragraphs below a row [columns].
+            min_text_width: If paragraphs next to the cells get fewer columns, they are printed below.
         """
         self._titles = titles
         self._indent = indent
@@ -75,8 +75,8 @@ class TextTable:
 
     def add(
         self,
-        *cells: str | Cell,
-        mark: str = "",
+        *cells: str | TableCell,
+        sign: str = "",
         text: Iterable[Paragraph] = (),
         paint: tuple[str, ...] = (),
     ) -> None:
@@ -84,20 +84,20 @@ class TextTable:
 
         Args:
             cells: One for each column.
-            mark: Sign before the row, one column wide.
+            sign: Status sign before the row, one column wide; empty: none.
             text: Paragraphs of the row; empty ones are left out.
             paint: Colours of the whole line.
         """
-        row = tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells)
-        self._items.append(_TableRow(row, mark, tuple(text), paint))
+        row = tuple(cell if isinstance(cell, TableCell) else TableCell(cell) for cell in cells)
+        self._items.append(_TableRow(row, sign, tuple(text), paint))
 
     def add_lines(self, lines: Iterable[str]) -> None:
         """Add lines that are printed unchanged, such as headings."""
         self._items += lines
 
     def lines(self, style: TextStyle) -> Iterator[str]:
-        """Yield the lines of the table, without line breaks."""
-        titles = tuple(map(Cell, self._titles))
+        """Yield the formatted lines of the table, without line breaks."""
+        titles = tuple(map(TableCell, self._titles))
         rows = [item.cells for item in self._items if isinstance(item, _TableRow)]
         rows += [titles] if titles else []
         widths = [max(len(cell.text) for cell in column) for column in zip(*rows, strict=True)]
@@ -113,7 +113,7 @@ class TextTable:
             if isinstance(item, str):
                 yield item
                 continue
-            lead = f"{margin[2:]}{item.mark} " if item.mark else margin
+            lead = f"{margin[2:]}{item.sign} " if item.sign else margin
             line = f"{lead}{_join(item.cells, widths, style)}"
             indent = " " * (self._text_indent if is_below else column)
             text = list(_wrap_all(item.paragraphs, style, indent))
@@ -123,7 +123,7 @@ class TextTable:
             yield from text
 
 
-def _join(cells: Sequence[Cell], widths: Sequence[int], style: TextStyle) -> str:
+def _join(cells: Sequence[TableCell], widths: Sequence[int], style: TextStyle) -> str:
     # Escape sequences have no width: the padding is computed from the text.
     return GAP.join(
         style.paint(cell.text, *cell.paint) + " " * (width - len(cell.text))
@@ -138,26 +138,26 @@ def _wrap_all(paragraphs: Iterable[Paragraph], style: TextStyle, indent: str) ->
         )
 
 
-class ListEntry(NamedTuple):
-    """One line of a list with titles on its left."""
+class TitledText(NamedTuple):
+    """Entry of a list in two columns: title and text."""
 
     title: str
     text: str
     paint: tuple[str, ...] = ()
 
 
-def format_entries(entries: Iterable[ListEntry], style: TextStyle) -> Iterator[str]:
-    """Yield titles and texts in two columns; a repeated title is left out."""
+def format_entries(entries: Iterable[TitledText], style: TextStyle) -> Iterator[str]:
+    """Yield the lines of a list in two columns, titles and texts; a repeated title is printed once."""
     table, before = TextTable(), ""
     for entry in entries:
         title = "" if entry.title == before else entry.title
         before = entry.title
-        table.add(Cell(title, ("dim",)), text=[Paragraph(entry.text, entry.paint, 2)])
+        table.add(TableCell(title, ("dim",)), text=[Paragraph(entry.text, entry.paint, 2)])
     return table.lines(style)
 
 
 def wrap(text: str, style: TextStyle, *, first: str, rest: str, paint: tuple[str, ...] = ()) -> list[str]:
-    """Return lines that fit the terminal: `first` and text, then `rest` and text on each further line.
+    """Return `text` wrapped to the terminal's width, behind `first` on the first line and `rest` on others.
 
     Each line is painted on its own, so that a table that is cut off leaves no colour behind.
     """

@@ -1,4 +1,4 @@
-"""Properties of an output stream: width, colour, character set; and the escape sequences for colours.
+"""Properties of an output stream (width, colour, character set), and escape sequences for colours.
 
 Colour is for terminals only, unless requested; NO_COLOR, FORCE_COLOR and TERM=dumb are respected.
 """
@@ -23,11 +23,12 @@ COLOURS: Final = ("auto", "always", "never")
 
 @dataclass(frozen=True, slots=True)
 class TextStyle:
-    """Format of the text for one output stream."""
+    """Properties of an output stream that the format of text depends on."""
 
     width: int | None = None
-    """Columns; None: no terminal, so that lines are not wrapped and grep finds them whole."""
+    """Width [columns]; None: no terminal, lines are not wrapped, so that grep finds them whole."""
     height: int | None = None
+    """Height [lines]; None: no terminal, or not known."""
     colour: bool = False
     unicode: bool = True
 
@@ -48,8 +49,11 @@ class TextStyle:
         return f"\x1b[{';'.join(SGR[name] for name in names)}m{text}\x1b[0m"
 
 
-def takes_colour(choice: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
-    """Return whether to write colours: by ``--color``, NO_COLOR, FORCE_COLOR, the output, in this order."""
+def uses_colour(choice: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
+    """Return whether to write colours.
+
+    Decided by the value `choice` of ``--color``, NO_COLOR, FORCE_COLOR, and the terminal, in this order.
+    """
     if choice != "auto":
         return choice == "always"
     if environ.get("NO_COLOR"):
@@ -60,12 +64,12 @@ def takes_colour(choice: str, environ: Mapping[str, str], *, is_terminal: bool) 
 
 
 def can_redraw(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Return whether the stream is a terminal that can overwrite what it shows."""
+    """Return whether `stream` is a terminal that can move its cursor, as a live table needs."""
     return stream.isatty() and environ.get("TERM", "dumb") != "dumb"
 
 
 def style_of(stream: TextIO, choice: str, environ: Mapping[str, str]) -> TextStyle:
-    """Return the style of a stream now; a window may have been resized since the last call."""
+    """Return the present style of `stream`; `choice` is the value of ``--color``. A window may be resized."""
     is_terminal = stream.isatty()
     size = None
     if is_terminal:
@@ -76,12 +80,12 @@ def style_of(stream: TextIO, choice: str, environ: Mapping[str, str]) -> TextSty
     return TextStyle(
         width=size.columns or None if size else None,
         height=size.lines or None if size else None,
-        colour=takes_colour(choice, environ, is_terminal=is_terminal),
+        colour=uses_colour(choice, environ, is_terminal=is_terminal),
         unicode="utf" in (stream.encoding or "").lower(),
     )
 
 
-def program() -> str:
+def program_command() -> str:
     """Return the command that started this process, for texts with commands to type."""
     called = sys.argv[0] if sys.argv else ""
     name = os.path.basename(called)

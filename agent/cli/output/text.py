@@ -1,6 +1,6 @@
-"""Words and numbers for tables and log lines. Pure.
+"""Formatting of names, words and numbers for tables and log lines. Pure.
 
-Text from outside the agent is cleaned here, so that a device's message cannot move the cursor.
+Text from outside the agent is cleaned of escape sequences here, which could move the cursor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent.cli.output.terminal import TextStyle
     from agent.model.health import DeviceHealth
     from agent.model.report import Report
-    from agent.model.source import SourceSample
+    from agent.model.source_state import SourceSample
 
 CONTAINER_ID: Final = re.compile(r"\b([0-9a-f]{13})[0-9a-f]{51}\b")
 
@@ -26,23 +26,21 @@ MIG_INSTANCE: Final = re.compile(r"(?P<gpu>.+)-mig-\d+-\d+")
 NUMBERED: Final = re.compile(r"(?P<stem>.*\D)(?P<number>0|[1-9]\d{0,8})")
 
 MIN_RANGE: Final = 3
-"""Least number of consecutive names that are written as a range; two are as short in full."""
+"""Least number of consecutive numbered names that are written as a range."""
 
 
 class Badge(NamedTuple):
-    """Sign and word of a severity or a verdict. Both are readable without colours."""
+    """Sign, word and colour that show a severity or a verdict; ``ascii`` is the sign without Unicode."""
 
     sign: str
     ascii: str
     word: str
     colour: str
 
-    def mark(self, style: TextStyle) -> str:
-        """Return the sign in its colour."""
+    def coloured_sign(self, style: TextStyle) -> str:
         return style.paint(self.sign if style.unicode else self.ascii, self.colour)
 
-    def label(self, style: TextStyle) -> str:
-        """Return the word in its colour."""
+    def coloured_word(self, style: TextStyle) -> str:
         return style.paint(self.word, self.colour)
 
 
@@ -56,17 +54,17 @@ BADGES: Final = {
 
 
 def clean(text: str) -> str:
-    """Return the text with U+FFFD in place of each unprintable character, which a terminal might obey."""
+    """Return `text` with unprintable characters, which a terminal might obey, replaced by U+FFFD."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def shorten_ids(text: str) -> str:
-    """Return clean text with container IDs cut from 64 to 13 digits, as crictl shows and accepts them."""
+    """Return `text` cleaned, with container IDs cut to the 13 digits that crictl shows and accepts."""
     return CONTAINER_ID.sub(r"\1", clean(text))
 
 
 def escape_markdown(text: str) -> str:
-    """Escape what Markdown would read as markup: placeholders in angle brackets, and bars in tables."""
+    """Return `text` with angle brackets and bars escaped, which Markdown would read as markup."""
     return re.sub(r"[<>|]", r"\\\g<0>", text)
 
 
@@ -79,36 +77,31 @@ def markdown_table(rows: Iterable[Iterable[str]]) -> str:
 # --- devices and sources -----------------------------------------------------------------------------------
 
 
-def health_word(severity: Severity) -> str:
-    """Return ``Healthy``, ``Degraded``, ``Unhealthy`` or ``Unknown``."""
-    return BADGES[severity].word
-
-
 def default_pool(report: Report) -> str:
-    """Return the pool that device names leave out: the node's own or, on a driver's socket, the only one."""
+    """Return the DRA pool that device names leave out: the node's own or, without one, the only pool."""
     pools = {device.pool for device in report.devices}
     return report.node or (pools.pop() if len(pools) == 1 else "")
 
 
 def device_name(device: DeviceHealth, default: str) -> str:
-    """Return ``driver/pool/name`` without an empty driver and without the pool `default`."""
+    """Return ``driver/pool/name`` of a device, without an empty driver and without the pool `default`."""
     pool = "" if device.pool == default else device.pool
     return clean("/".join(filter(None, (device.driver, pool, device.device))))
 
 
-def subject_name(subject: str, default: str) -> str:
-    """Return a rule's name for a device, a name or ``driver/pool/name``, without the pool `default`."""
+def name_without_pool(subject: str, default: str) -> str:
+    """Return a device name (``name`` or ``driver/pool/name``) without the pool `default`."""
     return clean(subject.replace(f"/{default}/", "/"))
 
 
 def parent_gpu(name: str) -> str:
-    """Return the name of the GPU that a MIG instance is a part of; empty for any other device."""
+    """Return the name of the GPU that the MIG instance `name` belongs to; empty: not a MIG instance."""
     found = MIG_INSTANCE.fullmatch(name)
     return found["gpu"] if found else ""
 
 
 def hardware_identity(device: DeviceHealth) -> str:
-    """Return what identifies the hardware in a rack or for ``nvidia-smi -i``; empty if nothing is known."""
+    """Return product, UUID, PCI address and serial number, as known, of a device; empty: none is known."""
     known = dict(device.attributes)
     serial = known.get("serial")
     parts = [known.get(name) for name in ("profile", "product", "uuid", "pciBusId")]
@@ -116,7 +109,7 @@ def hardware_identity(device: DeviceHealth) -> str:
 
 
 def format_instances(folded: int, instances: int) -> str:
-    """Return ``and its 7 instances`` or ``and 6 of its 7 instances``; empty if none is folded."""
+    """Return ``and its 7 instances`` or ``and 6 of its 7 instances``; empty if `folded` is 0."""
     if not folded:
         return ""
     many = f"{instances} instances" if instances > 1 else "instance"
@@ -124,7 +117,7 @@ def format_instances(folded: int, instances: int) -> str:
 
 
 def format_ranges(names: Iterable[str]) -> str:
-    """Return ``cpus, gpu-0 to gpu-7, kmsg``: consecutive numbered names become a range."""
+    """Return a list of names with consecutive numbered names as a range: ``cpus, gpu-0 to gpu-7``."""
     parts: list[str] = []
     for _, group in groupby(enumerate(names), key=lambda pair: _range_key(pair[1], pair[0])):
         run = [name for _, name in group]
@@ -138,9 +131,9 @@ def _range_key(name: str, position: int) -> tuple[str, int]:
 
 
 def explains_absence(source: SourceSample) -> bool:
-    """Return whether the detail of an absent source is shown to the operator.
+    """Return whether to show the operator why a source is absent.
 
-    A node without GPUs has no NVML, and needs no explanation; a library that was configured by its path does.
+    False for an NVML library that is not installed, unless its path was configured: most machines have none.
     """
     is_path = "/" in source.detail.partition(":")[0]
     return bool(source.detail) and (is_path or not source.name.startswith("nvml"))
@@ -150,7 +143,7 @@ def explains_absence(source: SourceSample) -> bool:
 
 
 def format_age(seconds: float) -> str:
-    """Return a short duration: ``0s``, ``95s``, ``12m``, ``31h``, ``9d``. Never negative."""
+    """Return a duration rounded down: ``0s``, ``95s``, ``12m``, ``31h``, ``9d``. Negative ones are ``0s``."""
     s = max(0, int(seconds))
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if s >= 2 * size:
@@ -159,7 +152,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_bytes(size: int) -> str:
-    """Return a size with a binary unit: ``512 B``, ``48.0 KiB``, ``33.1 MiB``."""
+    """Return a size in bytes with a binary unit: ``512 B``, ``48.0 KiB``, ``33.1 MiB``."""
     value = float(size)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
@@ -169,5 +162,5 @@ def format_bytes(size: int) -> str:
 
 
 def format_count(number: int, singular: str, plural: str = "") -> str:
-    """Return ``1 device`` or ``2 devices``."""
+    """Return the number and its noun: ``1 device``, ``2 devices``."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

@@ -1,22 +1,18 @@
-"""``drahealth classify``: classifies a prepare error that is described by flags."""
+"""``drahealth classify``: classifies an error of preparing a claim that flags describe."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
-import sys
 from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION, REMEDIATION, ObjectKeys
-from agent.cli.output.table import GAP, ListEntry, format_entries, wrap
-from agent.cli.output.terminal import style_of
+from agent.cli.output.table import GAP, TitledText, format_entries, wrap
 from agent.cli.output.text import format_age
-from agent.cli.verb import Verb, add_config, add_output, config_file_of
-from agent.config.config import load
+from agent.cli.verb import Subcommand, add_config, add_output, load_config, print_result
 from agent.config.values import number_within
 from agent.errors import UsageError, suggestion
 from agent.model.claim import Claim, ClaimDevice
@@ -27,15 +23,15 @@ if TYPE_CHECKING:
 
     from agent.cli.output.terminal import TextStyle
     from agent.model.prepare import PrepareVerdict
-    from agent.prepare.evidence import Errno, Evidence, GrpcStatus, HttpStatus, NvmlCode
-    from agent.prepare.patterns import Pattern
+    from agent.prepare.error_patterns import Pattern
+    from agent.prepare.evidence import ErrnoEvidence, Evidence, GrpcStatus, HttpStatus, NvmlCode
 
 CLAIM: Final = Claim(
     "<namespace>", "<claim>", "<uid>", (ClaimDevice("<request>", "<driver>", "<pool>", "<device>"),)
 )
-"""Claim of the assumed prepare, with one device: of several, the failed one would be unknown."""
+"""Claim that the error is assumed to belong to. It has one device, so that the failed one is known."""
 ERRNO_MAX: Final = 4095
-"""Largest errno of the kernel; drivers have numbers that the C library does not name."""
+"""Largest errno of the kernel; drivers use numbers for which the C library has no name."""
 NVML_MAX: Final = 999
 KUBELET_LINE: Final = "Line for the kubelet, for a claim with one device that is not known to be broken:"
 HELP: Final = "\ntry 'drahealth classify --help'"
@@ -54,11 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--nvml", metavar="CODE", type=_nvml, help="return code of NVML: 15 or GPU_IS_LOST", **numbers
     )
     parser.add_argument(
-        "--grpc",
-        metavar="STATUS",
-        type=_grpc,
-        help="status of a gRPC call: 14 or UNAVAILABLE",
-        **numbers,
+        "--grpc", metavar="STATUS", type=_grpc, help="status of a gRPC call: 14 or UNAVAILABLE", **numbers
     )
     parser.add_argument(
         "--http", metavar="STATUS", type=_http, help="status of an HTTP response: 403 or FORBIDDEN", **numbers
@@ -71,70 +63,71 @@ def main(args: Namespace) -> int:
     from agent.prepare.classify import PrepareContext, classify_evidence
 
     doing = Operation(args.doing) if args.doing else None
-    evidence = _evidence(args.text, args.numbers, doing)
-    config = load({}, os.environ, file=config_file_of(args), serves=False)
+    evidence = _failure_evidence(args.text, args.numbers, doing)
+    config = load_config(args)
     verdict = classify_evidence(evidence, PrepareContext(CLAIM, patterns=config.prepare_patterns))
-    if args.output == "json":
-        print(json.dumps(document(verdict), indent=2))
-    else:
-        style = style_of(sys.stdout, args.color, os.environ)
-        print(render(verdict, style, args.text, config.prepare_patterns), end="")
+    patterns = config.prepare_patterns
+    print_result(args, lambda: document(verdict), lambda style: render(verdict, style, args.text, patterns))
     return 0
 
 
 # --- arguments ---------------------------------------------------------------------------------------------
 
 
-def _evidence(text: str, numbers: Sequence[Evidence], doing: Operation | None) -> tuple[Evidence, ...]:
-    """Return the arguments as evidence of one failure. `text` becomes the message of numbers that have one.
+def _failure_evidence(
+    text: str, numbers: Sequence[Evidence], doing: Operation | None
+) -> tuple[Evidence, ...]:
+    """Return the arguments as evidence of one failure; `text` is the message of its errno or status, if any.
 
     Raises:
-        UsageError: No evidence is given, or ``--doing`` without a flag that depends on it.
+        UsageError: No evidence is given, or ``--doing`` without the errno or status that it belongs to.
     """
-    from agent.prepare.evidence import Errno, ErrorText, GrpcStatus, HttpStatus
+    from agent.prepare.evidence import ErrnoEvidence, ErrorText, GrpcStatus, HttpStatus
 
     if not text and not numbers:
         raise UsageError(f"no error is given: use TEXT, --errno, --nvml, --grpc or --http, or several{HELP}")
-    applies_to = Errno | HttpStatus if doing is Operation.API else Errno
+    applies_to = ErrnoEvidence | HttpStatus if doing is Operation.API else ErrnoEvidence
     if doing and not any(isinstance(piece, applies_to) for piece in numbers):
         flags = "--errno or --http" if doing is Operation.API else "--errno"
         raise UsageError(f"--doing {doing} needs {flags}{HELP}")
     found: list[Evidence] = []
     for piece in numbers:
         match piece:
-            case Errno(number):
-                found.append(Errno(number, doing, "", text or os.strerror(number)))
+            case ErrnoEvidence(number):
+                found.append(ErrnoEvidence(number, doing, "", text or os.strerror(number)))
             case GrpcStatus():
                 found.append(piece._replace(message=text))
             case HttpStatus():
-                found.append(piece._replace(message=text, kubernetes=doing is Operation.API))
+                found.append(piece._replace(message=text, from_api_server=doing is Operation.API))
             case _:
                 found.append(piece)
-    if text and not any(isinstance(piece, Errno | GrpcStatus | HttpStatus) for piece in found):
+    if text and not any(isinstance(piece, ErrnoEvidence | GrpcStatus | HttpStatus) for piece in found):
         found.insert(0, ErrorText(text))
     return tuple(found)
 
 
-def _errno(word: str) -> Errno:
-    from agent.prepare.evidence import Errno
+def _errno(word: str) -> ErrnoEvidence:
+    from agent.prepare.evidence import ErrnoEvidence
 
     names = {name: number for name, number in vars(errno).items() if name.startswith("E")}
     number = word.removeprefix("-")  # as C returns it, and as drivers log it
-    return Errno(_number(number, "an errno", names, 1, ERRNO_MAX))
+    return ErrnoEvidence(_parse_number(number, "an errno", names, 1, ERRNO_MAX))
 
 
 def _nvml(word: str) -> NvmlCode:
     from agent.prepare.evidence import NVML_NAMES, NvmlCode
 
     names = {name: number for number, name in NVML_NAMES.items()}
-    return NvmlCode(_number(word, "a return code of NVML", names, 0, NVML_MAX, prefix="NVML_ERROR"))
+    return NvmlCode(_parse_number(word, "a return code of NVML", names, 0, NVML_MAX, prefix="NVML_ERROR"))
 
 
 def _grpc(word: str) -> GrpcStatus:
     from agent.prepare.evidence import GRPC_NAMES, GrpcStatus
 
     names = {name: number for number, name in enumerate(GRPC_NAMES)}
-    return GrpcStatus(_number(word, "a gRPC status", names, 0, len(GRPC_NAMES) - 1, prefix="STATUS_CODE"))
+    return GrpcStatus(
+        _parse_number(word, "a gRPC status", names, 0, len(GRPC_NAMES) - 1, prefix="STATUS_CODE")
+    )
 
 
 def _http(word: str) -> HttpStatus:
@@ -143,14 +136,14 @@ def _http(word: str) -> HttpStatus:
     from agent.prepare.evidence import HttpStatus
 
     errors = {status.name: status for status in HTTPStatus if status >= 400}
-    number = _number(word, "the HTTP status of an error", errors, 400, 599)
+    number = _parse_number(word, "the HTTP status of an error", errors, 400, 599)
     return HttpStatus(number, HTTPStatus(number).phrase if number in errors.values() else "")
 
 
-def _number(
+def _parse_number(
     word: str, kind: str, names: Mapping[str, int], minimum: int, maximum: int, *, prefix: str = ""
 ) -> int:
-    """Return the number that `word` is or names, in the spelling of any language or library.
+    """Return the number that `word` is, or the number that it names, in any language's spelling.
 
     Raises:
         ArgumentTypeError: The name is not known, or the number is out of range.
@@ -161,15 +154,15 @@ def _number(
         except ValueError as error:
             raise ArgumentTypeError(str(error)) from None
         return int(word)
-    bare = {_bare(name): number for name, number in names.items()}
-    number = bare.get(_bare(word).removeprefix(_bare(prefix)))
+    bare = {_without_separators(name): number for name, number in names.items()}
+    number = bare.get(_without_separators(word).removeprefix(_without_separators(prefix)))
     if number is None:
         raise ArgumentTypeError(f"{word!r} is not {kind}{suggestion(word.upper(), names)}")
     return number
 
 
-def _bare(name: str) -> str:
-    """Return the common spelling of ``DEADLINE_EXCEEDED``, ``DeadlineExceeded`` and ``deadline exceeded``."""
+def _without_separators(name: str) -> str:
+    """Return `name` in capitals without separators: ``DEADLINEEXCEEDED`` for ``deadline exceeded``."""
     return re.sub(r"[\W_]", "", name).upper()
 
 
@@ -177,13 +170,13 @@ def _bare(name: str) -> str:
 
 
 def render(verdict: PrepareVerdict, style: TextStyle, text: str, patterns: Sequence[Pattern]) -> str:
-    """Return class, reasons, consequence and advice of a verdict as text, and the line for the kubelet."""
+    """Return the verdict on the error as text: code, class, reasons, advice, the line for the kubelet."""
     from agent.cli.prepares.text import CLASS_COLOURS, CLASSES
-    from agent.prepare.message import kubelet_text
+    from agent.prepare.kubelet_message import kubelet_text
 
     error_class = verdict.error_class
     head = f"{style.paint(verdict.code, 'bold')}{GAP}{style.paint(error_class, CLASS_COLOURS[error_class])}"
-    entries = [ListEntry(title, fact) for title, fact in _facts(verdict, text, patterns)]
+    entries = [TitledText(title, fact) for title, fact in _facts(verdict, text, patterns)]
     lines = [
         head,
         *wrap(CLASSES[error_class], style, first="  ", rest="  "),
@@ -198,15 +191,15 @@ def render(verdict: PrepareVerdict, style: TextStyle, text: str, patterns: Seque
 
 def _facts(verdict: PrepareVerdict, text: str, patterns: Sequence[Pattern]) -> Iterator[tuple[str, str]]:
     from agent.cli.prepares.text import consequence
-    from agent.prepare.taxonomy import FAMILY, row_of
+    from agent.prepare.failure_kinds import FAMILY, failure_kind
 
-    row = row_of(verdict.code, verdict.error_class)
+    row = failure_kind(verdict.code, verdict.error_class)
     is_listed = row.code == verdict.code or row.code.endswith(FAMILY)
     yield "error", verdict.summary
-    yield "meaning", row.why if is_listed else f"as its pattern states; handled like {row.code}"
+    yield "meaning", row.explanation if is_listed else f"as its pattern states; handled like {row.code}"
     yield "advice", verdict.advice
-    cached = f"; answers the same claim from the cache for {format_age(row.sticky_s)} while nothing changes"
-    yield "consequence", consequence(row) + (cached if row.sticky_s else "")
+    cached = f"; answers the same claim from the cache for {format_age(row.cached_s)} while nothing changes"
+    yield "consequence", consequence(row) + (cached if row.cached_s else "")
     yield "scope", verdict.scope
     for evidence in verdict.evidence:
         yield "evidence", evidence
@@ -216,8 +209,8 @@ def _facts(verdict: PrepareVerdict, text: str, patterns: Sequence[Pattern]) -> I
 
 
 def _patterns(verdict: PrepareVerdict, text: str, patterns: Sequence[Pattern]) -> str:
-    """Return which configured pattern matches the text, and whether the pattern decided the verdict."""
-    from agent.prepare.normalize import sanitize
+    """Return which pattern of the configuration matches `text`, and whether it decided the verdict."""
+    from agent.prepare.normalize_text import sanitize
 
     found = [number for number, pattern in enumerate(patterns, 1) if pattern.matches(sanitize(text))]
     if not found:
@@ -232,20 +225,20 @@ EVIDENCE: Final = ObjectKeys("stickySeconds:sticky_s health taint evidence confi
 
 
 def document(verdict: PrepareVerdict) -> dict[str, Any]:
-    """Return the verdict as JSON. Keys are only ever added."""
-    from agent.prepare.message import kubelet_text
-    from agent.prepare.taxonomy import row_of
+    """Return the verdict as JSON. Later versions only add keys."""
+    from agent.prepare.failure_kinds import failure_kind
+    from agent.prepare.kubelet_message import kubelet_text
 
     return {
         "apiVersion": API_VERSION,
         **VERDICT(verdict),
-        "retry": row_of(verdict.code, verdict.error_class).retry,
+        "retry": failure_kind(verdict.code, verdict.error_class).retry,
         **EVIDENCE(verdict),
         "text": kubelet_text(verdict),
     }
 
 
-VERB = Verb(
+VERB = Subcommand(
     name="classify",
     summary="classify a prepare error without a failing claim",
     description=(

@@ -1,8 +1,7 @@
-"""``drahealth prepares``: lists the last prepare of each claim, even when the kubelet's events are gone."""
+"""``drahealth prepares``: lists how each claim's last prepare ended, even after its events expired."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -11,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.cli.exits import INTERNAL, NOT_ALLOWED, UnreadablePath
-from agent.cli.output.terminal import style_of
-from agent.cli.verb import Verb, add_colour, add_settings, config_file_of, flags_of
-from agent.config.config import DRIVERS, load
+from agent.cli.verb import Subcommand, add_output, add_settings, load_config, print_result
+from agent.config.config import DRIVERS
 from agent.errors import UsageError, suggestion
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.store.prepares import PreparesFileContent
+    from agent.cli.output.terminal import TextStyle
+    from agent.store.ledger_file import LedgerFileContent
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,30 +36,23 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         type=Path,
         default=[],
-        help="a driver's prepares.json in another place; may be given again",
+        help="also read this prepares.json of a driver; may be given again",
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        choices=("table", "json", "markdown"),
-        default="table",
-        help="output format; markdown only with --codes (default: table)",
-    )
-    add_colour(parser)
+    add_output(parser, markdown_with="--codes")
     add_settings(parser, "--state-dir", "--kubelet-dir")
 
 
 def main(args: Namespace) -> int:
     if args.codes:
-        return _codes(args)
+        return _show_codes(args)
     if args.output == "markdown":
-        raise UsageError("-o markdown: only with --codes\ntry 'drahealth prepares --help'")
+        raise UsageError("-o markdown is only possible with --codes\ntry 'drahealth prepares --help'")
     from agent.cli.prepares.text import document, exit_of, prepare_records, render, render_none
-    from agent.store.prepares import FILE
+    from agent.store.ledger_file import FILE
 
-    config = load(flags_of(args), os.environ, file=config_file_of(args), serves=False)
-    patterns = list(_patterns(config.kubelet_dir, config.state_dir, args.driver))
-    found, problems, absent = _read(patterns, args.file, args.driver)
+    config = load_config(args)
+    patterns = list(_state_dir_patterns(config.kubelet_dir, config.state_dir, args.driver))
+    found, problems, absent = _read_prepares_files(patterns, args.file, args.driver)
     searched = [*(top / below / FILE for top, below in patterns), *args.file]
     records = prepare_records(found)
     if args.claim is not None:
@@ -68,34 +60,34 @@ def main(args: Namespace) -> int:
         records = tuple(record for record in records if args.claim in record.names)
         if not records and not problems:
             raise UsageError(f"no prepare of claim {args.claim!r} is known{suggestion(args.claim, names)}")
-    if args.output == "json":
-        print(json.dumps(document(records, found, problems, searched), indent=2))
-    else:
-        style = style_of(sys.stdout, args.color, os.environ)
-        shown = render(records, found, style, now_s=time.time(), whole=args.claim is not None)
-        print(shown or render_none(found, searched, absent, style, unread=len(problems)), end="")
+
+    def text(style: TextStyle) -> str:
+        listed = render(records, found, style, now_s=time.time(), whole=args.claim is not None)
+        return listed or render_none(found, searched, absent, style, unread=len(problems))
+
+    print_result(args, lambda: document(records, found, problems, searched), text)
     for problem in problems:
         print(f"drahealth: {problem.path}: {problem.reason}", file=sys.stderr)
     return max((problem.exit_code for problem in problems), default=exit_of(records))
 
 
-def _patterns(kubelet_dir: Path, state_dir: Path, driver: str | None) -> Iterator[tuple[Path, str]]:
-    """Yield each parent directory of drivers, and the pattern of a driver's state directory in it."""
+def _state_dir_patterns(kubelet_dir: Path, state_dir: Path, driver: str | None) -> Iterator[tuple[Path, str]]:
+    """Yield parent directories, each with the relative path of a driver's state in it (``*``: any driver)."""
     name = driver or "*"
     yield kubelet_dir / "plugins", f"{name}/drahealth"
     yield state_dir / DRIVERS, name
 
 
-def _read(
+def _read_prepares_files(
     patterns: Iterable[tuple[Path, str]], files: Sequence[Path], driver: str | None
-) -> tuple[list[PreparesFileContent], list[UnreadablePath], list[Path]]:
-    """Return the content of the drivers' files, the unreadable places, and the absent directories."""
+) -> tuple[list[LedgerFileContent], list[UnreadablePath], list[Path]]:
+    """Return the drivers' prepares.json files, the unreadable paths, and the absent directories."""
     from agent.model.reading import Absence
-    from agent.store import prepares
-    from agent.store.files import CorruptFile
+    from agent.store import ledger_file
+    from agent.store.state_files import UnusableFile
     from agent.system.files import ReadError, read_bounded
 
-    found: list[PreparesFileContent] = []
+    found: list[LedgerFileContent] = []
     problems: list[UnreadablePath] = []
     absent: list[Path] = []
     listed: list[Path] = []
@@ -107,18 +99,19 @@ def _read(
             absent.append(top)
             continue
         except OSError as error:
-            problems.append(_problem(top, error))
+            exit_code = NOT_ALLOWED if isinstance(error, PermissionError) else INTERNAL
+            problems.append(UnreadablePath(top, error.strerror or str(error), exit_code))
             continue
-        listed += [top / directory / rest / prepares.FILE for directory in names]
+        listed += [top / directory / rest / ledger_file.FILE for directory in names]
     for path in [*listed, *files]:
         try:
-            content = prepares.decode(read_bounded(path, prepares.SIZE_MAX).data)
+            content = ledger_file.decode_ledger(read_bounded(path, ledger_file.SIZE_MAX).data)
         except ReadError as error:
             if path in files or error.absence is not Absence.ABSENT:
                 problems.append(
                     UnreadablePath(path, error.reason, NOT_ALLOWED if error.is_forbidden else INTERNAL)
                 )
-        except CorruptFile as error:
+        except UnusableFile as error:
             problems.append(UnreadablePath(path, str(error), INTERNAL))
         else:
             if driver in (None, content.driver):
@@ -126,35 +119,33 @@ def _read(
     return found, problems, absent
 
 
-def _problem(path: Path, error: OSError) -> UnreadablePath:
-    exit_code = NOT_ALLOWED if isinstance(error, PermissionError) else INTERNAL
-    return UnreadablePath(path, error.strerror or str(error), exit_code)
-
-
-def _codes(args: Namespace) -> int:
+def _show_codes(args: Namespace) -> int:
     from agent.cli.prepares.text import codes_document, render_codes, render_codes_markdown
-    from agent.prepare.taxonomy import FAMILY, TAXONOMY
+    from agent.prepare.failure_kinds import FAILURE_KINDS, FAMILY
 
     wanted = args.claim or ""
-    rows = [row for row in TAXONOMY if f"{row.code}.".startswith(f"{wanted.rstrip('.')}." if wanted else "")]
-    rows = rows or [row for row in TAXONOMY if row.code.endswith(FAMILY) and wanted.startswith(row.code[:-1])]
+    rows = [
+        row for row in FAILURE_KINDS if f"{row.code}.".startswith(f"{wanted.rstrip('.')}." if wanted else "")
+    ]
+    rows = rows or [
+        row for row in FAILURE_KINDS if row.code.endswith(FAMILY) and wanted.startswith(row.code[:-1])
+    ]
     if not rows:
-        known = [row.code for row in TAXONOMY]
+        known = [row.code for row in FAILURE_KINDS]
         raise UsageError(
-            f"no code begins with {wanted!r}{suggestion(wanted, known)}\n"
+            f"no prepare error code begins with {wanted!r}{suggestion(wanted, known)}\n"
             "it may be the code of a check (see 'drahealth checks'), or the driver's own"
         )
-    match args.output:
-        case "json":
-            print(json.dumps(codes_document(rows), indent=2))
-        case "markdown":
-            print(render_codes_markdown(rows), end="")
-        case _:
-            print(render_codes(rows, style_of(sys.stdout, args.color, os.environ)), end="")
+    print_result(
+        args,
+        lambda: codes_document(rows),
+        lambda style: render_codes(rows, style),
+        lambda: render_codes_markdown(rows),
+    )
     return 0
 
 
-VERB = Verb(
+VERB = Subcommand(
     name="prepares",
     summary="list the last prepare of each claim, and whether a retry can help",
     description=(

@@ -1,4 +1,4 @@
-"""Results of prepares, and prepare error codes, as text and as documents. Pure."""
+"""Output of ``drahealth prepares``: prepared and failed claims, and error codes, as text and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from agent.cli.output.json import API_VERSION, DEVICE_REF, REMEDIATION, ObjectKeys, each
-from agent.cli.output.table import GAP, Cell, ListEntry, Paragraph, TextTable, advice, format_entries
-from agent.cli.output.text import (
-    BADGES,
-    Badge,
-    clean,
-    format_age,
-    format_count,
-    markdown_table,
-)
+from agent.cli.output.json import API_VERSION, DEVICE_REF, REMEDIATION, ObjectKeys, encode_each
+from agent.cli.output.table import GAP, Paragraph, TableCell, TextTable, TitledText, advice, format_entries
+from agent.cli.output.text import BADGES, Badge, clean, format_age, format_count, markdown_table
 from agent.model.health import Health, Severity
 from agent.model.prepare import ErrorClass
 from agent.model.time import rfc3339
-from agent.prepare.ledger import CACHED_CLASSES
+from agent.prepare.prepare_ledger import CACHED_CLASSES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,20 +20,20 @@ if TYPE_CHECKING:
     from agent.cli.exits import UnreadablePath
     from agent.cli.output.terminal import TextStyle
     from agent.model.claim import ClaimRef, DeviceRef
-    from agent.model.prepare import DriverFault, Outcome
-    from agent.prepare.taxonomy import TaxonomyRow
-    from agent.store.prepares import PreparesFileContent
+    from agent.model.prepare import DriverFault, LastPrepareResult
+    from agent.prepare.failure_kinds import FailureKind
+    from agent.store.ledger_file import LedgerFileContent
 
 EMPTY_HINTS: Final = (
-    ListEntry("written by", "DRA drivers that embed drahealth, when they prepare a claim on this node"),
-    ListEntry("elsewhere", "--kubelet-dir for another root of the kubelet, --file for one driver's file"),
-    ListEntry("to try", "drahealth classify --errno ENOSPC --doing cdi: how an error would be classified"),
+    TitledText("written by", "DRA drivers that embed drahealth, when they prepare a claim on this node"),
+    TitledText("elsewhere", "--kubelet-dir for another root of the kubelet, --file for one driver's file"),
+    TitledText("to try", "drahealth classify --errno ENOSPC --doing cdi: how an error would be classified"),
 )
-"""Hints for an operator who sees an empty list."""
+"""Hints for an operator if no claim is listed."""
 
 MAX_NAMED_DEVICES: Final = 4
 
-RANK_BADGES: Final = (
+URGENCY_BADGES: Final = (
     Badge("·", "-", "over", "dim"),
     BADGES[Severity.OK],
     BADGES[Severity.DEGRADED],
@@ -50,58 +43,58 @@ RANK_BADGES: Final = (
 
 
 class PrepareRecord(NamedTuple):
-    """Result of one claim's last prepare."""
+    """How a driver's last attempt to prepare a claim ended."""
 
     driver: str
     version: str
-    outcome: Outcome
+    outcome: LastPrepareResult
     unprepared_wall_s: float
-    """Time of the unprepare [s since 1970]; 0: the claim is not unprepared."""
+    """Time at which the claim was unprepared [s since 1970]; 0: it was not."""
 
     @property
     def claim(self) -> ClaimRef:
-        """Claim that the driver prepared, or failed to prepare."""
         return self.outcome.claim
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """Names by which an operator may refer to the claim: namespace/name, name, UID."""
+        """Names that find the claim: namespace/name, name, UID."""
         return str(self.claim), self.claim.name, self.claim.uid
 
     @property
     def state(self) -> str:
-        """``prepared``, ``failing``, or ``over``: the prepare failed and the claim is unprepared."""
+        """``prepared``; ``failing``; ``over``: the claim was unprepared after its prepare failed."""
         if self.unprepared_wall_s:
             return "over"
         return "failing" if self.outcome.verdict else "prepared"
 
     @property
-    def rank(self) -> int:
-        """Order, highest first. 3: fails permanently; 2: a retry may succeed; 1: prepared; 0: over."""
+    def urgency(self) -> int:
+        """Place in lists, highest first. 3: fails for good; 2: a retry may succeed; 1: prepared; 0: over."""
         verdict = self.outcome.verdict
         if self.unprepared_wall_s:
             return 0
         return 1 if verdict is None else 2 + (verdict.error_class in CACHED_CLASSES)
 
 
-def prepare_records(found: Iterable[PreparesFileContent]) -> tuple[PrepareRecord, ...]:
-    """Return every claim that is prepared or failed within a day; failing ones first, then the newest."""
+def prepare_records(found: Iterable[LedgerFileContent]) -> tuple[PrepareRecord, ...]:
+    """Return the last prepare of each prepared or failed claim in the drivers' files, most urgent first."""
     records = [
-        PrepareRecord(stored.driver, entry.version, entry.outcome, entry.unprepared_wall_s)
+        PrepareRecord(stored.driver, entry.driver_version, entry.outcome, entry.unprepared_wall_s)
         for stored in found
         for entry in stored.ledger.claims.values()
         if entry.outcome.verdict or not entry.unprepared_wall_s
     ]
     return tuple(
         sorted(
-            records, key=lambda record: (-record.rank, -record.outcome.at_wall_s, record.driver, record.claim)
+            records,
+            key=lambda record: (-record.urgency, -record.outcome.at_wall_s, record.driver, record.claim),
         )
     )
 
 
 def exit_of(records: Iterable[PrepareRecord]) -> int:
-    """Return 0: no prepare fails; 1: a retry may resolve every failure; 2: one failure is permanent."""
-    return max(0, max((record.rank for record in records), default=0) - 1)
+    """Return the exit code. 0: no claim fails; 1: a retry may resolve each failure; 2: one is permanent."""
+    return max(0, max((record.urgency for record in records), default=0) - 1)
 
 
 # --- table -------------------------------------------------------------------------------------------------
@@ -109,38 +102,38 @@ def exit_of(records: Iterable[PrepareRecord]) -> int:
 
 def render(
     records: Sequence[PrepareRecord],
-    found: Iterable[PreparesFileContent],
+    found: Iterable[LedgerFileContent],
     style: TextStyle,
     *,
     now_s: float,
     whole: bool,
 ) -> str:
-    """Return the list of claims and of driver-reported faults; if `whole`, everything about each claim.
+    """Return the table of claims and the faults that drivers reported; if `whole`, all details of each claim.
 
-    The text is empty if there is no claim.
+    Empty if there is no claim.
     """
     if not records:
         return ""
     table = TextTable("DRIVER", "CLAIM", "CLASS", "CODE", "COUNT", "SINCE", "LAST", text_below=True)
     for record in records:
-        verdict, badge = record.outcome.verdict, RANK_BADGES[record.rank]
+        verdict, badge = record.outcome.verdict, URGENCY_BADGES[record.urgency]
         cells = ["prepared", "", "", ""]
         if verdict is not None:
             since = format_age(now_s - verdict.first_wall_s)
             cells = [verdict.error_class, clean(verdict.code), f"{verdict.count:,}", since]
-        is_over = not record.rank
+        is_over = not record.urgency
         table.add(
             clean(record.driver),
             clean(str(record.claim)),
-            Cell(cells[0], () if is_over else (badge.colour,)),
+            TableCell(cells[0], () if is_over else (badge.colour,)),
             *cells[1:],
             f"{format_age(now_s - record.outcome.at_wall_s)} ago",
-            mark=(badge.sign if style.unicode else badge.ascii) if is_over else badge.mark(style),
+            sign=(badge.sign if style.unicode else badge.ascii) if is_over else badge.coloured_sign(style),
             text=_message(record, style, now_s),
             paint=(badge.colour,) if is_over else (),
         )
         if whole:
-            facts = [ListEntry(title, clean(text)) for title, text in _facts(record) if text]
+            facts = [TitledText(title, clean(text)) for title, text in _facts(record) if text]
             table.add_lines(f"  {line}" for line in format_entries(facts, style))
     lines = [_headline(records, style), "", *table.lines(style)]
     faults = [fault for stored in found for fault in stored.ledger.driver_faults.faults]
@@ -151,30 +144,33 @@ def render(
 
 
 def render_none(
-    found: Iterable[PreparesFileContent],
+    found: Iterable[LedgerFileContent],
     searched: Iterable[Path],
     absent: Iterable[Path],
     style: TextStyle,
     *,
     unread: int,
 ) -> str:
-    """Return the text for an empty list: drivers found, places searched, directories absent, and hints."""
+    """Return the text for an operator if no claim is listed: drivers found, paths searched, and hints.
+
+    `absent` are directories that do not exist; `unread` is the number of paths that could not be read.
+    """
     head = "no prepare of a claim could be read" if unread else "no prepare of a claim is known"
     entries = [
-        ListEntry("found", clean(f"{stored.driver} {stored.version}".rstrip() + ": no claim"))
+        TitledText("found", clean(f"{stored.driver} {stored.version}".rstrip() + ": no claim"))
         for stored in found
     ]
     for path in searched:
         missing = next((f" ({top} does not exist)" for top in absent if path.is_relative_to(top)), "")
-        entries.append(ListEntry("looked for", clean(f"{path}{missing}")))
+        entries.append(TitledText("looked for", clean(f"{path}{missing}")))
     return "\n".join([head, "", *format_entries([*entries, *EMPTY_HINTS], style)]) + "\n"
 
 
 def _headline(records: Sequence[PrepareRecord], style: TextStyle) -> str:
     words = ("over", "prepared", "failing", "failing for good")
-    counts = Counter(record.rank for record in records)
+    counts = Counter(record.urgency for record in records)
     tally = ", ".join(
-        style.paint(f"{counts[rank]} {words[rank]}", RANK_BADGES[rank].colour)
+        style.paint(f"{counts[rank]} {words[rank]}", URGENCY_BADGES[rank].colour)
         for rank in sorted(counts, reverse=True)
     )
     return f"{format_count(len(records), 'claim')}: {tally}"
@@ -216,10 +212,10 @@ def _device_names(devices: Sequence[DeviceRef]) -> str:
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
-def _fault_entry(fault: DriverFault, now_s: float) -> ListEntry:
+def _fault_entry(fault: DriverFault, now_s: float) -> TitledText:
     age = format_age(now_s - fault.reported_wall_s)
     text = f"{fault.subject}: {fault.code}: {fault.evidence} ({age} ago, while preparing {fault.claim})"
-    return ListEntry("found broken", clean(text))
+    return TitledText("found broken", clean(text))
 
 
 # --- error codes -------------------------------------------------------------------------------------------
@@ -231,7 +227,7 @@ CLASSES: Final = {
     ErrorClass.TRANSIENT: "A retry can help: the driver retries within the call, then the kubelet does.",
     ErrorClass.UNKNOWN: "The cause is not known. The kubelet retries.",
 }
-"""Meaning of each class, permanent ones first."""
+"""Meaning of each class of prepare errors, permanent ones first."""
 
 CLASS_COLOURS: Final = {
     ErrorClass.BAD_CONFIG: "red",
@@ -270,15 +266,15 @@ the configuration; [configuration.md](configuration.md) explains how to add some
 """
 
 
-def _by_class(rows: Iterable[TaxonomyRow]) -> Iterator[tuple[ErrorClass, list[TaxonomyRow]]]:
+def _rows_by_class(rows: Iterable[FailureKind]) -> Iterator[tuple[ErrorClass, list[FailureKind]]]:
     rows = list(rows)
     for error_class in CLASSES:
         if members := [row for row in rows if row.error_class is error_class]:
             yield error_class, members
 
 
-def consequence(row: TaxonomyRow) -> str:
-    """Return what a prepare error code causes: ``retry after-repair, Unhealthy, taint NoSchedule``."""
+def consequence(row: FailureKind) -> str:
+    """Return the consequences of an error code: ``retry after-repair, Unhealthy, taint NoSchedule``."""
     parts = [f"retry {row.retry}"]
     if row.health is not None:
         parts.append(Health(row.health).name.capitalize())
@@ -287,25 +283,27 @@ def consequence(row: TaxonomyRow) -> str:
     return ", ".join(parts)
 
 
-def render_codes(rows: Iterable[TaxonomyRow], style: TextStyle) -> str:
-    """Return the prepare error codes by class, each with its meaning, consequence and advice."""
+def render_codes(rows: Iterable[FailureKind], style: TextStyle) -> str:
+    """Return the list of prepare error codes by class, with meaning, consequence and advice, as text."""
     table = TextTable()
-    for error_class, members in _by_class(rows):
+    for error_class, members in _rows_by_class(rows):
         heading = style.paint(error_class, "bold", CLASS_COLOURS[error_class])
         table.add_lines(["", f"{heading}{GAP}{CLASSES[error_class]}"])
         for row in members:
-            text = [Paragraph(f"{row.why} ({consequence(row)})"), advice(row.advice, style)]
+            text = [Paragraph(f"{row.explanation} ({consequence(row)})"), advice(row.advice, style)]
             table.add(row.code, text=text)
     return "\n".join(list(table.lines(style))[1:]) + "\n"
 
 
-def render_codes_markdown(rows: Iterable[TaxonomyRow]) -> str:
-    """Return the page docs/prepare-errors.md."""
+def render_codes_markdown(rows: Iterable[FailureKind]) -> str:
+    """Return the list of prepare error codes as the Markdown page docs/prepare-errors.md."""
     parts = [PREFACE]
-    for error_class, members in _by_class(rows):
+    for error_class, members in _rows_by_class(rows):
         parts.append(f"## {error_class}\n\n{CLASSES[error_class]}\n")
         titles = ["code", "meaning", "scope", "consequence", "advice"]
-        cells = ((f"`{row.code}`", row.why, row.scope, consequence(row), row.advice) for row in members)
+        cells = (
+            (f"`{row.code}`", row.explanation, row.scope, consequence(row), row.advice) for row in members
+        )
         parts.append(markdown_table([titles, *cells]))
     return "\n".join(parts)
 
@@ -317,7 +315,7 @@ VERDICT: Final = ObjectKeys(
     class:error_class code scope requests devices summary detail evidence confidence advice
     retryAfterSeconds:retry_after_s health taint count since:first_wall_s last:last_wall_s
     """,
-    devices=each(DEVICE_REF),
+    devices=encode_each(DEVICE_REF),
     taint=REMEDIATION,
 )
 RECORD: Final = ObjectKeys(
@@ -325,7 +323,7 @@ RECORD: Final = ObjectKeys(
     driver driverVersion:version namespace:claim.namespace name:claim.name uid:claim.uid state
     devices:outcome.devices last:outcome.at_wall_s unprepared?:unprepared_wall_s verdict:outcome.verdict
     """,
-    devices=each(DEVICE_REF),
+    devices=encode_each(DEVICE_REF),
     verdict=VERDICT,
 )
 FAULT: Final = ObjectKeys(
@@ -336,17 +334,18 @@ FAULT: Final = ObjectKeys(
     claim=ObjectKeys("namespace name uid"),
 )
 CODE: Final = ObjectKeys(
-    "code class:error_class scope retry stickySeconds:sticky_s health taint why advice", taint=REMEDIATION
+    "code class:error_class scope retry stickySeconds:cached_s health taint why:explanation advice",
+    taint=REMEDIATION,
 )
 
 
 def document(
     records: Iterable[PrepareRecord],
-    found: Iterable[PreparesFileContent],
+    found: Iterable[LedgerFileContent],
     problems: Iterable[UnreadablePath],
     searched: Iterable[Path],
 ) -> dict[str, Any]:
-    """Return the list of claims as JSON. Keys are only ever added."""
+    """Return the list of claims as JSON. Later versions only add keys."""
     return {
         "apiVersion": API_VERSION,
         "claims": [RECORD(record) for record in records],
@@ -356,6 +355,6 @@ def document(
     }
 
 
-def codes_document(rows: Iterable[TaxonomyRow]) -> dict[str, Any]:
-    """Return the prepare error codes as JSON. Keys are only ever added."""
+def codes_document(rows: Iterable[FailureKind]) -> dict[str, Any]:
+    """Return the prepare error codes as JSON. Later versions only add keys."""
     return {"apiVersion": API_VERSION, "codes": [CODE(row) for row in rows]}

@@ -1,16 +1,13 @@
-"""``drahealth scan``: checks the node once, without a running agent."""
+"""``drahealth scan``: checks all devices of this machine once, without a running agent."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.cli.exits import EXIT_OF_SEVERITY, exit_of_severities
 from agent.cli.output.json import API_VERSION, process_documents, report_document
-from agent.cli.output.report import render_report
-from agent.cli.output.terminal import style_of
+from agent.cli.output.report_table import render_report
 from agent.cli.scan.crosscheck import (
     check_document,
     cross_check,
@@ -19,14 +16,14 @@ from agent.cli.scan.crosscheck import (
     render_check,
     render_gpus,
 )
-from agent.cli.verb import Verb, add_output, add_settings, config_file_of, flags_of
-from agent.config.config import load
+from agent.cli.verb import Subcommand, add_output, add_settings, load_config, print_result
 from agent.errors import ProbeError
 from agent.model.health import Severity
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from agent.cli.output.terminal import TextStyle
     from agent.config.config import Config
 
 
@@ -53,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    config = load(flags_of(args), os.environ, file=config_file_of(args), serves=False)
+    config = load_config(args)
     try:
         return _show_pynvml(config, args) if args.backend == "pynvml" else _show_report(config, args)
     except ProbeError as error:
@@ -63,21 +60,21 @@ def main(args: Namespace) -> int:
 
 def _show_report(config: Config, args: Namespace) -> int:
     from agent.app.scan import scan_once
-    from agent.sources.processes import read_processes
+    from agent.sources.processes import read_node_processes
 
     report = scan_once(config)
-    processes = read_processes(config.procfs_root)
+    processes = read_node_processes(config.procfs_root)
     check = cross_check(config) if args.backend == "both" else None
-    if args.output == "json":
-        document = {**report_document(report), "processes": process_documents(processes)}
-        if check:
-            document["backends"] = check_document(check)
-        print(json.dumps(document, indent=2))
-    else:
-        style = style_of(sys.stdout, args.color, os.environ)
-        print(render_report(report, style, processes=processes), end="")
-        if check:
-            print("\n" + render_check(check, style), end="")
+
+    def document() -> dict[str, Any]:
+        backends = {"backends": check_document(check)} if check else {}
+        return {**report_document(report), "processes": process_documents(processes), **backends}
+
+    def text(style: TextStyle) -> str:
+        comparison = "\n" + render_check(check, style) if check else ""
+        return render_report(report, style, processes=processes) + comparison
+
+    print_result(args, document, text)
     severities = [device.severity for device in report.devices]
     if check and check.differs:
         severities.append(Severity.UNKNOWN)  # one of the two is wrong; which one is not known
@@ -86,15 +83,12 @@ def _show_report(config: Config, args: Namespace) -> int:
 
 def _show_pynvml(config: Config, args: Namespace) -> int:
     gpus = read_pynvml(config)
-    if args.output == "json":
-        document = {"apiVersion": API_VERSION, "node": config.node_name, "gpus": gpu_documents(gpus)}
-        print(json.dumps(document, indent=2))
-    else:
-        print(render_gpus(gpus, style_of(sys.stdout, args.color, os.environ)), end="")
+    document = {"apiVersion": API_VERSION, "node": config.node_name, "gpus": gpu_documents(gpus)}
+    print_result(args, lambda: document, lambda style: render_gpus(gpus, style))
     return 0
 
 
-VERB = Verb(
+VERB = Subcommand(
     name="scan",
     summary="check the node once, without an agent",
     description=(

@@ -1,10 +1,10 @@
-"""Comparison of two readers of the same GPUs, field by field, for ``scan --backend``.
+"""Comparison of the GPU fields that the native core and pynvml read, for ``drahealth scan --backend``.
 
-The native core reads before and after pynvml. A value of pynvml is right if it lies between the two. Outside,
-it may have changed in the meantime if the field is one that changes, and is a difference otherwise.
+The native core reads each field before and after pynvml. A value of pynvml agrees if it lies between both.
+If not, the field moved if it is one that changes all the time, else the readers differ.
 
-Either reader may hang in the driver. The core reports that itself, and pynvml is then not called; if pynvml
-hangs nevertheless, its thread is abandoned.
+Either reader may hang in the NVIDIA driver. If the native core hangs, pynvml is not called; if pynvml hangs,
+its thread is abandoned.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from agent.cli.output.json import ObjectKeys, each
-from agent.cli.output.table import ListEntry, TextTable, format_entries
+from agent.cli.output.json import ObjectKeys, encode_each
+from agent.cli.output.table import TextTable, TitledText, format_entries
 from agent.cli.output.text import clean, format_count
 from agent.errors import ProbeError
-from agent.model.gpu import GpuField, GpuSample, GpuSet
+from agent.model.gpu import GpuField, GpuSample, NvmlSample
 from agent.model.reading import Missing, Reading
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS
 
 if TYPE_CHECKING:
     from agent.cli.output.terminal import TextStyle
     from agent.config.config import Config
-    from agent.native.gpus import GpuWatch
+    from agent.native.gpu_watch import GpuWatch
     from agent.sources.nvml_reference import FieldValue, ReferenceGpu
 
 PERIOD_NS: Final = NS // 10
 LIMIT_S: Final = 30.0
-"""Limit for one reading [s]: the driver takes seconds to initialise each GPU that is not in use."""
+"""Time limit for one reading of all GPUs [s]: the driver takes seconds to initialise each unused GPU."""
 STOP_S: Final = 0.5
 
 T = TypeVar("T")
 
-MOVING: Final = frozenset(
+CHANGING_FIELDS: Final = frozenset(
     {
         GpuField.TEMP,
         GpuField.MEM_TEMP,
@@ -56,21 +56,23 @@ MOVING: Final = frozenset(
         GpuField.SLOWED_HW_BRAKE,
     }
 )
-"""Fields that change between two readings of a healthy GPU. A PCIe link slows down while the GPU is idle."""
+"""Fields that change between two readings of a healthy GPU, even the PCIe speed: idle links are slower."""
 
 
-class Agreement(StrEnum):
-    """Result of the comparison of one field."""
+class FieldAgreement(StrEnum):
+    """Result of comparing one field's value from pynvml with those from the native core."""
 
     AGREES = "agrees"
     UNREAD = "unread"
     """Neither reader could read the field."""
     MOVED = "moved"
+    """The values differ, but the field changes all the time."""
     DIFFERS = "differs"
+    """The values contradict each other: one reader is wrong."""
 
 
 class FieldComparison(NamedTuple):
-    """Readings of one field of one GPU."""
+    """Values of one GPU field from both readers, and whether they agree."""
 
     gpu: str
     """UUID, or ``GPU <index>`` if the GPU reports none."""
@@ -78,46 +80,49 @@ class FieldComparison(NamedTuple):
     before: Reading
     pynvml: FieldValue
     after: Reading
-    agreement: Agreement
+    agreement: FieldAgreement
 
     @property
     def native_values(self) -> tuple[Reading, Reading]:
-        """Readings of the native core, before and after pynvml's."""
         return self.before, self.after
 
     @property
     def values(self) -> str:
-        """Values of both readers, as text."""
         native = str(self.before) if self.before == self.after else f"{self.before}, then {self.after}"
         return f"native {native}, pynvml {self.pynvml}"
 
 
-class CrossCheck(NamedTuple):
-    """Result of comparing both readers."""
+class GpuReaderComparison(NamedTuple):
+    """Result of comparing what the native core and pynvml read from all GPUs."""
 
     comparisons: tuple[FieldComparison, ...] = ()
     problems: tuple[str, ...] = ()
-    """Disagreements other than fields: whether NVML can be used, and which GPUs exist."""
-    note: str = ""
-    """Reason why no field was compared, without a disagreement; empty: no such reason."""
+    """Contradictions about other things than fields: whether NVML can be used, and which GPUs exist."""
+    not_compared_reason: str = ""
+    """Reason why no field was compared, although the readers do not contradict each other; else empty."""
 
     @property
     def differs(self) -> bool:
-        """Whether the readers disagree on a field, on the GPUs or on NVML."""
+        """Whether the readers contradict each other about a field, the GPUs or NVML."""
         return bool(self.problems) or any(
-            comparison.agreement is Agreement.DIFFERS for comparison in self.comparisons
+            comparison.agreement is FieldAgreement.DIFFERS for comparison in self.comparisons
         )
 
 
-def compare(before: GpuSet, pynvml: Sequence[ReferenceGpu] | str, after: GpuSet) -> CrossCheck:
-    """Compare the native core's readings with pynvml's; `pynvml` may be the reason why it has none."""
+def compare_gpus(
+    before: NvmlSample, pynvml: Sequence[ReferenceGpu] | str, after: NvmlSample
+) -> GpuReaderComparison:
+    """Compare what the native core read `before` and `after` pynvml with what pynvml read.
+
+    `pynvml` is the error text if it could read nothing.
+    """
     if isinstance(pynvml, str):
         if after.nvml.state is SourceState.OK:
-            return CrossCheck(problems=(f"only the native core can use NVML; pynvml: {pynvml}",))
-        return CrossCheck(note=f"neither can use NVML: {pynvml}")
+            return GpuReaderComparison(problems=(f"only the native core can use NVML; pynvml: {pynvml}",))
+        return GpuReaderComparison(not_compared_reason=f"neither can use NVML: {pynvml}")
     if after.nvml.state is not SourceState.OK:
         why = after.nvml.detail or after.nvml.state
-        return CrossCheck(problems=(f"only pynvml can use NVML; native core: {why}",))
+        return GpuReaderComparison(problems=(f"only pynvml can use NVML; native core: {why}",))
     unmatched = {sample.index: sample for sample in after.gpus}
     earlier = {sample.index: sample for sample in before.gpus}
     comparisons: list[FieldComparison] = []
@@ -133,7 +138,7 @@ def compare(before: GpuSet, pynvml: Sequence[ReferenceGpu] | str, after: GpuSet)
     problems += [
         f"{sample.uuid or f'GPU {sample.index}'}: not found by pynvml" for sample in unmatched.values()
     ]
-    return CrossCheck(tuple(comparisons), tuple(problems))
+    return GpuReaderComparison(tuple(comparisons), tuple(problems))
 
 
 def _find_sample(gpu: ReferenceGpu, index: int, samples: Iterable[GpuSample]) -> GpuSample | None:
@@ -152,17 +157,17 @@ def _compare_gpu(
         yield FieldComparison(name, field, first, other, last, compare_readings(field, first, other, last))
 
 
-def compare_readings(field: GpuField, before: Reading, other: FieldValue, after: Reading) -> Agreement:
-    """Compare the three readings of a field, of which `other` is pynvml's."""
+def compare_readings(field: GpuField, before: Reading, other: FieldValue, after: Reading) -> FieldAgreement:
+    """Compare pynvml's reading `other` of a field with the native core's readings before and after it."""
     native = [value for value in (before, after) if not isinstance(value, Missing)]
     if not isinstance(other, int):
         # If one of the native readings failed, the field appeared or went away in between.
-        return (Agreement.UNREAD, Agreement.MOVED, Agreement.DIFFERS)[len(native)]
+        return (FieldAgreement.UNREAD, FieldAgreement.MOVED, FieldAgreement.DIFFERS)[len(native)]
     if not native:
-        return Agreement.DIFFERS
+        return FieldAgreement.DIFFERS
     if min(native) <= other <= max(native):
-        return Agreement.AGREES
-    return Agreement.MOVED if field in MOVING else Agreement.DIFFERS
+        return FieldAgreement.AGREES
+    return FieldAgreement.MOVED if field in CHANGING_FIELDS else FieldAgreement.DIFFERS
 
 
 # --- the readers -------------------------------------------------------------------------------------------
@@ -174,18 +179,18 @@ def read_pynvml(config: Config) -> list[ReferenceGpu]:
     Raises:
         ProbeError: NVML cannot be used, or does not answer in time.
     """
-    from agent.sources.nvml_reference import read_reference
+    from agent.sources.nvml_reference import read_reference_gpus
 
-    return read_within(LIMIT_S, lambda: read_reference(config.nvml_library, config.sysfs_root))
+    return read_within(LIMIT_S, lambda: read_reference_gpus(config.nvml_library, config.sysfs_root))
 
 
-def cross_check(config: Config) -> CrossCheck:
+def cross_check(config: Config) -> GpuReaderComparison:
     """Read the GPUs with the native core, pynvml and the native core again, and compare the readings.
 
     Raises:
         ProbeError: The native core cannot be started, or reads nothing within LIMIT_S.
     """
-    from agent.native.gpus import GpuWatch, GpuWatchOptions
+    from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
 
     wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     try:
@@ -203,20 +208,22 @@ def cross_check(config: Config) -> CrossCheck:
             before = _read_native(gpus, wake_fd, None)
             if hanging := next(filter(_hangs, before.gpus), None):
                 name = hanging.uuid or f"GPU {hanging.index}"
-                return CrossCheck(note=f"pynvml was not called: {name} does not answer {hanging.call}")
+                return GpuReaderComparison(
+                    not_compared_reason=f"pynvml was not called: {name} does not answer {hanging.call}"
+                )
             try:
                 pynvml: list[ReferenceGpu] | str = read_pynvml(config)
             except ProbeError as error:
                 pynvml = str(error)
-            return compare(before, pynvml, _read_native(gpus, wake_fd, before))
+            return compare_gpus(before, pynvml, _read_native(gpus, wake_fd, before))
         finally:
             gpus.stop(STOP_S)
     finally:
         os.close(wake_fd)
 
 
-def _read_native(gpus: GpuWatch, wake_fd: int, before: GpuSet | None) -> GpuSet:
-    """Wait until every GPU that does not hang was read again after `before`, including its slow fields."""
+def _read_native(gpus: GpuWatch, wake_fd: int, before: NvmlSample | None) -> NvmlSample:
+    """Return the native core's readings once each GPU was read again after `before`, or after LIMIT_S."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         read = gpus.read()
@@ -224,36 +231,36 @@ def _read_native(gpus: GpuWatch, wake_fd: int, before: GpuSet | None) -> GpuSet:
             return read
         if time.monotonic() > deadline:
             if read is None:
-                raise ProbeError(f"the GPUs' threads read nothing within {LIMIT_S:g} s")
+                raise ProbeError(f"native core: no GPU was read within {LIMIT_S:g} s; NVML hangs")
             return read
         select.select([wake_fd], [], [], PERIOD_NS / NS / 5)
         with suppress(BlockingIOError):
             os.eventfd_read(wake_fd)
 
 
-def _is_complete(read: GpuSet, before: GpuSet | None) -> bool:
+def _is_complete(read: NvmlSample, before: NvmlSample | None) -> bool:
     if read.nvml.state is SourceState.STARTING or len(read.gpus) < read.count:
         return False
-    passes = {gpu.index: _passes(gpu) for gpu in before.gpus} if before else {}
+    passes = {gpu.index: _complete_passes(gpu) for gpu in before.gpus} if before else {}
     # One pass may have begun before pynvml was called; the next one has not.
     wanted = 2 if before else 1
-    return all(_hangs(gpu) or _passes(gpu) >= passes.get(gpu.index, 0) + wanted for gpu in read.gpus)
+    return all(_hangs(gpu) or _complete_passes(gpu) >= passes.get(gpu.index, 0) + wanted for gpu in read.gpus)
 
 
 def _hangs(gpu: GpuSample) -> bool:
     return bool(gpu.call and gpu.overdue)
 
 
-def _passes(gpu: GpuSample) -> int:
-    """Return the number of passes that read all fields; for a failing GPU, the number of all passes."""
+def _complete_passes(gpu: GpuSample) -> int:
+    """Return how often all fields of a GPU were read; for a failing GPU, how often it was tried."""
     return gpu.passes if gpu.status else gpu.slow_passes
 
 
 def read_within(seconds: float, read: Callable[[], T]) -> T:
-    """Return the result of `read`, which runs in a thread that is abandoned if it hangs.
+    """Run `read` in a thread and return its result; the thread is abandoned if it hangs.
 
     Raises:
-        ProbeError: `read` takes longer.
+        ProbeError: `read` takes longer than `seconds`.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -277,22 +284,22 @@ def read_within(seconds: float, read: Callable[[], T]) -> T:
 # --- output ------------------------------------------------------------------------------------------------
 
 
-def render_check(check: CrossCheck, style: TextStyle) -> str:
-    """Return the number of fields that agree, and each field that differs, as text."""
+def render_check(check: GpuReaderComparison, style: TextStyle) -> str:
+    """Return the comparison as text: how many fields agree, and each field that differs or moved."""
     counts = Counter(comparison.agreement for comparison in check.comparisons)
     entries = [
-        ListEntry(
+        TitledText(
             "backends",
-            check.note
-            or f"{format_count(counts[Agreement.AGREES], 'reading')} of native core and pynvml agree, "
-            f"{counts[Agreement.DIFFERS]} differ, {counts[Agreement.MOVED]} changed in between, "
-            f"{counts[Agreement.UNREAD]} cannot be read by either",
+            check.not_compared_reason
+            or f"{format_count(counts[FieldAgreement.AGREES], 'reading')} of native core and pynvml agree, "
+            f"{counts[FieldAgreement.DIFFERS]} differ, {counts[FieldAgreement.MOVED]} changed in between, "
+            f"{counts[FieldAgreement.UNREAD]} cannot be read by either",
         )
     ]
-    entries += [ListEntry("differs", clean(problem), ("red",)) for problem in check.problems]
-    for agreement, paint in ((Agreement.DIFFERS, ("red",)), (Agreement.MOVED, ("dim",))):
+    entries += [TitledText("differs", clean(problem), ("red",)) for problem in check.problems]
+    for agreement, paint in ((FieldAgreement.DIFFERS, ("red",)), (FieldAgreement.MOVED, ("dim",))):
         entries += [
-            ListEntry(
+            TitledText(
                 agreement, f"{clean(comparison.gpu)} {comparison.field}: {clean(comparison.values)}", paint
             )
             for comparison in check.comparisons
@@ -301,24 +308,24 @@ def render_check(check: CrossCheck, style: TextStyle) -> str:
     return "\n".join(format_entries(entries, style)) + "\n"
 
 
-def check_document(check: CrossCheck) -> dict[str, Any]:
-    """Return the comparison as JSON, which ``scan -o json`` adds to the report."""
+def check_document(check: GpuReaderComparison) -> dict[str, Any]:
+    """Return the comparison as JSON, for the key ``backends`` of ``scan -o json``."""
     counts = Counter(comparison.agreement for comparison in check.comparisons)
     shown = [
         comparison
         for comparison in check.comparisons
-        if comparison.agreement in {Agreement.DIFFERS, Agreement.MOVED}
+        if comparison.agreement in {FieldAgreement.DIFFERS, FieldAgreement.MOVED}
     ]
     return {
-        **{agreement.value: counts[agreement] for agreement in Agreement},
+        **{agreement.value: counts[agreement] for agreement in FieldAgreement},
         "problems": list(check.problems),
-        "note": check.note,
+        "note": check.not_compared_reason,
         "fields": [FIELD(comparison) for comparison in shown],
     }
 
 
 def render_gpus(gpus: Sequence[ReferenceGpu], style: TextStyle) -> str:
-    """Return pynvml's readings as a table: a line for each field, a column for each GPU."""
+    """Return pynvml's readings as a table with a line for each field and a column for each GPU."""
     heads = [
         style.paint(f"  {index}  {clean(gpu.uuid or '?')}  {clean(gpu.bus)}", "dim")
         for index, gpu in enumerate(gpus)
@@ -343,7 +350,7 @@ def _cell(answer: FieldValue) -> str:
 
 
 FIELD: Final = ObjectKeys(
-    "gpu field standing:agreement native:native_values pynvml", native=each(_value), pynvml=_value
+    "gpu field standing:agreement native:native_values pynvml", native=encode_each(_value), pynvml=_value
 )
 GPU: Final = ObjectKeys(
     "uuid bus readings",

@@ -1,7 +1,6 @@
-"""Construction of the consumer map: claims of this node, their devices and consumers.
+"""Construction of the consumer map from the answers of all sources, whatever their order.
 
-The map depends only on the answers of the sources, not on their order. Queries on the map are in
-agent.devices.consumers.affected.
+Queries on the map are in agent.devices.consumers.affected_pods.
 """
 
 from collections import defaultdict
@@ -9,15 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, TypeVar
 
-from agent.devices.consumers.conflicts import conflicts
-from agent.devices.consumers.edges import Edge, edges
-from agent.devices.consumers.identities import Identities, identities, provenance_order
+from agent.devices.consumers.conflicts import find_conflicts
+from agent.devices.consumers.edges import Edge, collect_edges
+from agent.devices.consumers.identities import Identities, collect_identities, provenance_order
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
-    KnownClaim,
-    KnownPod,
-    LivePod,
+    ClaimObject,
     Origin,
+    PodCgroup,
+    PodObject,
     PodRef,
     PreparedClaim,
     Provenance,
@@ -35,30 +34,30 @@ from agent.model.consumers import (
 )
 from agent.model.reading import Absence
 
-O = TypeVar("O", KnownPod, KnownClaim)  # noqa: E741
+O = TypeVar("O", PodObject, ClaimObject)  # noqa: E741
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-def consumer_map(answers: SourceAnswers) -> ConsumerMap:
-    """Build the consumer map from the answers of all sources."""
-    names = identities(answers)
+def build_consumer_map(answers: SourceAnswers) -> ConsumerMap:
+    """Build the map of claims, their devices and consumers from the answers of all sources."""
+    names = collect_identities(answers)
     claims = _claims(answers, names)
     cgroups = min(
         (answer.provenance for answer in answers.live if answer.is_complete),
         key=provenance_order,
         default=None,
     )
-    pods = _pods(answers, names, claims, is_whole=cgroups is not None)
+    pods = _pods(answers, names, claims, knows_all_cgroups=cgroups is not None)
     pairs = {(edge.use.device, ref) for ref, claim in claims.items() for edge in claim.devices}
     return ConsumerMap(
         claims=claims,
         pods=pods,
         devices={device: tuple(refs) for device, refs in _group_by_key(sorted(pairs)).items()},
         groups=_groups(pods),
-        conflicts=conflicts(names, claims, pods, cgroups),
-        missing_sources=tuple(_gaps(answers)),
-        complete=_whole(answers),
+        conflicts=find_conflicts(names, claims, pods, cgroups),
+        missing_sources=tuple(_missing_sources(answers)),
+        complete=_complete_sources(answers),
     )
 
 
@@ -69,16 +68,15 @@ def _group_by_key(pairs: Iterable[tuple[K, V]]) -> Mapping[K, list[V]]:
     return found
 
 
-# --- claims ------------------------------------------------------------------------------------------------
-
-
 def _claims(answers: SourceAnswers, names: Identities) -> dict[ClaimRef, ClaimView]:
-    by_claim = _group_by_key((edge.claim, edge) for edge in set(edges(answers, names)))
+    by_claim = _group_by_key((edge.claim, edge) for edge in set(collect_edges(answers, names)))
     prepared = _group_by_key(
-        (names.claim(one.ref), one) for answer in answers.prepared for one in answer.items
+        (names.claim_by_uid(one.ref), one) for answer in answers.prepared for one in answer.items
     )
     objects = _group_by_key(
-        (names.claim(one.ref), (one, answer.provenance)) for answer in answers.claims for one in answer.items
+        (names.claim_by_uid(one.ref), (one, answer.provenance))
+        for answer in answers.claims
+        for one in answer.items
     )
     return {
         ref: _claim(ref, by_claim.get(ref, []), prepared.get(ref, []), objects.get(ref, []))
@@ -90,7 +88,7 @@ def _claim(
     ref: ClaimRef,
     found: Iterable[Edge],
     prepared: Iterable[PreparedClaim],
-    objects: Iterable[tuple[KnownClaim, Provenance]],
+    objects: Iterable[tuple[ClaimObject, Provenance]],
 ) -> ClaimView:
     found = sorted(found, key=_edge_order)
     return ClaimView(
@@ -105,15 +103,14 @@ def _claim(
 
 
 def _edge_order(edge: Edge) -> tuple[object, ...]:
-    """Return a sort key that groups edges by kind and content."""
-    what: tuple[object, ...]
+    content: tuple[object, ...]
     if isinstance(edge, DeviceEdge):
-        what = (0, edge.use, edge.relation)
+        content = (0, edge.use, edge.relation)
     elif isinstance(edge, ConsumerEdge):
-        what = (1, edge.consumer, edge.relation)
+        content = (1, edge.consumer, edge.relation)
     else:
-        what = (2, edge.pod, edge.container, edge.requests is None, edge.requests or ())
-    return (*what, provenance_order(edge.provenance), edge.by_name)
+        content = (2, edge.pod, edge.container, edge.requests is None, edge.requests or ())
+    return (*content, provenance_order(edge.provenance), edge.by_name)
 
 
 def _best_first(objects: Iterable[tuple[O, Provenance]]) -> tuple[tuple[O, Provenance], ...]:
@@ -123,11 +120,12 @@ def _best_first(objects: Iterable[tuple[O, Provenance]]) -> tuple[tuple[O, Prove
     return tuple(sorted(found, key=lambda one: (provenance_order(one[1]), repr(one[0]))))
 
 
-# --- pods --------------------------------------------------------------------------------------------------
-
-
 def _pods(
-    answers: SourceAnswers, names: Identities, claims: Mapping[ClaimRef, ClaimView], *, is_whole: bool
+    answers: SourceAnswers,
+    names: Identities,
+    claims: Mapping[ClaimRef, ClaimView],
+    *,
+    knows_all_cgroups: bool,
 ) -> dict[PodRef, PodView]:
     of_pod = _group_by_key(
         (edge.consumer.pod, ref)
@@ -136,15 +134,17 @@ def _pods(
         if edge.consumer.pod
     )
     objects = _group_by_key(
-        (names.pod(one.ref.uid), (one, answer.provenance)) for answer in answers.pods for one in answer.items
+        (names.pod_by_uid(one.ref.uid), (one, answer.provenance))
+        for answer in answers.pods
+        for one in answer.items
     )
-    live = _group_by_key((names.pod(one.uid), one) for answer in answers.live for one in answer.items)
+    live = _group_by_key((names.pod_by_uid(one.uid), one) for answer in answers.live for one in answer.items)
     return {
         ref: PodView(
             ref=ref,
             objects=_best_first(objects.get(ref, [])),
             claims=tuple(sorted(set(of_pod.get(ref, [])))),
-            running=_running(live.get(ref, []), is_whole and bool(ref.uid)),
+            running=_running(live.get(ref, []), knows_all_cgroups and bool(ref.uid)),
             live=tuple(
                 sorted(set(chain.from_iterable(one.containers for one in live.get(ref, []))), key=repr)
             ),
@@ -163,37 +163,33 @@ def _groups(pods: Mapping[PodRef, PodView]) -> Mapping[tuple[str, str], tuple[Po
     return {group: tuple(refs) for group, refs in _group_by_key(sorted(found)).items()}
 
 
-def _running(live: Iterable[LivePod], is_whole: bool) -> bool | None:
-    """Return whether a pod has processes; None: unknown.
+def _running(live: Iterable[PodCgroup], knows_all_cgroups: bool) -> bool | None:
+    """Return True if a pod has processes; None: unknown.
 
-    A pod without a cgroup has no processes if all cgroups are known.
+    If all cgroups are known, a pod without a cgroup has no processes.
     """
     states = {one.running for one in live}
     if not states:
-        return False if is_whole else None
+        return False if knows_all_cgroups else None
     return True if True in states else None if None in states else False
 
 
-# --- missing sources ---------------------------------------------------------------------------------------
+def _missing_sources(answers: SourceAnswers) -> Iterator[MissingSource]:
+    gaps = {gap for one in _all_answers(answers) for gap in _failures_of(one)}
+    yield from sorted(gaps, key=lambda gap: (provenance_order(gap.provenance), gap.reason))
 
 
-def _gaps(answers: SourceAnswers) -> Iterator[MissingSource]:
-    gaps = {gap for one in _all(answers) for gap in _gaps_of(one)}
-    yield from sorted(gaps, key=lambda gap: (provenance_order(gap.provenance), gap.why))
-
-
-def _gaps_of(answer: SourceAnswer[Any]) -> Iterator[MissingSource]:
+def _failures_of(answer: SourceAnswer[Any]) -> Iterator[MissingSource]:
     if answer.absence is not None:
         yield MissingSource(answer.provenance, answer.absence, answer.reason)
     for text in answer.invalid:
         yield MissingSource(answer.provenance, Absence.UNREADABLE, text)
 
 
-def _whole(answers: SourceAnswers) -> frozenset[Origin]:
-    """Return the sources of which all answers were complete."""
-    whole = {one.provenance.origin for one in _all(answers) if one.is_complete}
-    return frozenset(whole - {one.provenance.origin for one in _all(answers) if not one.is_complete})
+def _complete_sources(answers: SourceAnswers) -> frozenset[Origin]:
+    whole = {one.provenance.origin for one in _all_answers(answers) if one.is_complete}
+    return frozenset(whole - {one.provenance.origin for one in _all_answers(answers) if not one.is_complete})
 
 
-def _all(answers: SourceAnswers) -> tuple[SourceAnswer[Any], ...]:
+def _all_answers(answers: SourceAnswers) -> tuple[SourceAnswer[Any], ...]:
     return (*answers.prepared, *answers.listed, *answers.pods, *answers.claims, *answers.live)

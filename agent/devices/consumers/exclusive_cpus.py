@@ -1,37 +1,36 @@
-"""Exclusive CPUs that drivers assign to containers, from declarations and the consumer map.
+"""Exclusive CPUs that DRA drivers give to containers, from the drivers' declarations and the consumer map.
 
-The kubelet does not see these CPUs. CPUs of its own CPU manager are read by agent.sources.kubelet_state.
+The kubelet's own CPU manager does not know these CPUs.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping
 
-from agent.devices.consumers.affected import affected
+from agent.devices.consumers.affected_pods import affected_pods
 from agent.model.claim import DeviceRef
-from agent.model.consumers import Affected, ConsumerMap, DeviceEdge
+from agent.model.consumers import AffectedPod, ConsumerMap, DeviceEdge
 from agent.model.cpuset import CpuSet
-from agent.model.declared import Declarations, DeclaredCpus
+from agent.model.declared_devices import Declarations, DeclaredCpus
 
 
 def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, Mapping[str, CpuSet]]:
-    """Return the exclusive CPUs of containers by pod UID (as the kubelet uses it) and container name.
+    """Return the exclusive CPUs of containers, by pod UID and container name.
 
-    Only devices that are declared exclusive and prepared for the pod on this node count. A container is left
-    out if it can have other CPUs: of a device that is not exclusive, of a share, or of a claim whose requests
-    in the container are unknown.
+    They are the CPUs of devices that are declared exclusive and prepared for the pod on this node. A
+    container that may also have other CPUs is left out.
     """
     own: dict[str, dict[str, CpuSet]] = defaultdict(dict)
     unclear: set[tuple[str, str]] = set()
     for device in (one for file in declared for one in file.devices):
         if not isinstance(device.part, DeclaredCpus):
             continue
-        for user in affected(known, DeviceRef(device.driver, device.pool, device.name)):
-            if not user.sure:
+        for user in affected_pods(known, DeviceRef(device.driver, device.pool, device.name)):
+            if not user.is_certain:
                 continue
             is_whole = device.part.exclusive and not _is_share(user)
             of_pod = own[user.pod.ref.uid]
             for container in user.containers:
-                if is_whole and container.sure:
+                if is_whole and container.is_certain:
                     of_pod[container.name] = of_pod.get(container.name, 0) | device.part.cpus
                 else:
                     unclear.add((user.pod.ref.uid, container.name))
@@ -42,6 +41,5 @@ def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, M
     }
 
 
-def _is_share(user: Affected) -> bool:
-    """Return whether the claim of an affected pod has only a share of the device."""
+def _is_share(user: AffectedPod) -> bool:
     return any(isinstance(edge, DeviceEdge) and edge.use.share_id for edge in user.edges)

@@ -1,7 +1,7 @@
-"""Identities of claims and pods: the UID behind a name, and the name behind a UID.
+"""Names and UIDs of claims and pods, joined from all sources.
 
-A name can be reused within seconds. It stands for a UID only if the best-informed sources that know both
-agree on one UID; else the object stays identified by name.
+A name can be reused within seconds, so sources can disagree. A name gets a UID only if the most current
+sources agree on one UID; else the object is known by its name alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,10 +12,10 @@ from agent.model.claim import ClaimRef
 from agent.model.claim_sources import ConsumerKind, Origin, PodRef, Provenance, SourceAnswers
 from agent.model.time import Instant
 
-Name = tuple[str, str]
-"""Namespace and name of a claim or pod."""
+NamespacedName = tuple[str, str]
+"""(namespace, name) of a claim or pod."""
 
-RANKS: Final[Mapping[Origin, int]] = {
+KUBELET_SOURCE_RANKS: Final[Mapping[Origin, int]] = {
     Origin.CHECKPOINT: 0,  # podresources and the pods API answer from the same memory of the kubelet
     Origin.PODRESOURCES: 0,
     Origin.PODS_API: 0,
@@ -25,85 +25,80 @@ RANKS: Final[Mapping[Origin, int]] = {
     Origin.PODS_FILE: 2,
     Origin.CLAIMS_FILE: 2,
 }
-"""Rank of each source by how current its knowledge of the kubelet's state is; 0 is best."""
+"""Rank of each source by how current its knowledge of the kubelet's state is; 0 is most current."""
 
 
 class UidsAndNames:
-    """UIDs and names of one kind of object, each pair with its sources."""
+    """UIDs and names of all claims, or of all pods, with the sources that report them."""
 
-    def __init__(self, pairs: Iterable[tuple[Name, str, Provenance]]) -> None:
-        """Collect the pairs of UID and name, each with its sources.
-
-        Args:
-            pairs: Name, UID and the source that reported them together.
-        """
-        self.by_name: dict[Name, dict[str, set[Provenance]]] = {}
-        self.by_uid: dict[str, dict[Name, set[Provenance]]] = {}
+    def __init__(self, pairs: Iterable[tuple[NamespacedName, str, Provenance]]) -> None:
+        """Collect reports; each has a name, a UID and the source that reported them together."""
+        self.by_name: dict[NamespacedName, dict[str, set[Provenance]]] = {}
+        self.by_uid: dict[str, dict[NamespacedName, set[Provenance]]] = {}
         for name, uid, provenance in pairs:
             self.by_name.setdefault(name, {}).setdefault(uid, set()).add(provenance)
             self.by_uid.setdefault(uid, {}).setdefault(name, set()).add(provenance)
-        self._uids = {name: _one_of(uids) for name, uids in self.by_name.items()}
+        self._uids = {name: _unambiguous_uid(uids) for name, uids in self.by_name.items()}
         self._names = {
             uid: min(names, key=lambda name: (_rank(names[name]), name)) for uid, names in self.by_uid.items()
         }
 
-    def uid_of(self, name: Name) -> str:
-        """Return the UID of a name; empty: unknown or ambiguous."""
+    def uid_of(self, name: NamespacedName) -> str:
+        """Return the UID of the object with a name; empty: unknown or ambiguous."""
         return self._uids.get(name, "")
 
-    def name_of(self, uid: str) -> Name | None:
-        """Return the name of a UID, from the best-informed source; None: unknown."""
+    def name_of(self, uid: str) -> NamespacedName | None:
+        """Return the name of the object with a UID, from the most current source; None: unknown."""
         return self._names.get(uid)
 
 
-def _one_of(uids: Mapping[str, Iterable[Provenance]]) -> str:
-    """Return the only UID that the best-informed sources report; empty: several."""
+def _unambiguous_uid(uids: Mapping[str, Iterable[Provenance]]) -> str:
+    """Return the only UID that the most current sources report; empty: they report several."""
     ranked = {uid: _rank(provenances) for uid, provenances in uids.items()}
     best = [uid for uid, rank in ranked.items() if rank == min(ranked.values())]
     return best[0] if len(best) == 1 else ""
 
 
 def _rank(provenances: Iterable[Provenance]) -> int:
-    """Return the rank of the best-informed source; 0 is best."""
-    return min(RANKS[provenance.origin] for provenance in provenances)
+    return min(KUBELET_SOURCE_RANKS[provenance.origin] for provenance in provenances)
 
 
 def provenance_order(provenance: Provenance) -> tuple[int, str, float, Instant]:
-    """Return a sort key: best-informed source first, then the newest."""
-    of_s = provenance.read.wall_s if provenance.written_s is None else provenance.written_s
-    return (RANKS[provenance.origin], provenance.origin, -of_s, provenance.read)
+    """Return a sort key: most current kind of source first, then the newest answer."""
+    of_s = provenance.read_at.wall_s if provenance.written_s is None else provenance.written_s
+    return (KUBELET_SOURCE_RANKS[provenance.origin], provenance.origin, -of_s, provenance.read_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """Known claims and pods by UID and name."""
+    """Names and UIDs of the known claims and pods."""
 
     claims: UidsAndNames
     pods: UidsAndNames
     mirrors: Mapping[str, str]
-    """The kubelet's UID of a static pod, by the UID of its mirror pod."""
+    """UID of a static pod in the kubelet, by the UID of its mirror pod in the API server."""
 
-    def claim(self, ref: ClaimRef) -> ClaimRef:
-        """Return a claim by its UID, with its known name."""
+    def claim_by_uid(self, ref: ClaimRef) -> ClaimRef:
+        """Return a claim's identity with the known name of its UID."""
         name = self.claims.name_of(ref.uid)
         return ClaimRef(*name, ref.uid) if name else ref
 
-    def claim_named(self, namespace: str, name: str) -> ClaimRef:
-        """Return a claim by its name; without a UID if the name is ambiguous."""
+    def claim_by_name(self, namespace: str, name: str) -> ClaimRef:
+        """Return a claim's identity from its name; with an empty UID if the name is ambiguous."""
         return ClaimRef(namespace, name, self.claims.uid_of((namespace, name)))
 
-    def pod(self, uid: str) -> PodRef:
-        """Return a pod by its UID; without a name if it is unknown."""
+    def pod_by_uid(self, uid: str) -> PodRef:
+        """Return a pod's identity from its UID; with an empty name if it is unknown."""
         uid = self.mirrors.get(uid, uid)
         return PodRef(*(self.pods.name_of(uid) or ("", "")), uid)
 
-    def pod_named(self, namespace: str, name: str) -> PodRef:
-        """Return a pod by its name; without a UID if the name is ambiguous."""
+    def pod_by_name(self, namespace: str, name: str) -> PodRef:
+        """Return a pod's identity from its name; with an empty UID if the name is ambiguous."""
         return PodRef(namespace, name, self.pods.uid_of((namespace, name)))
 
 
-def identities(answers: SourceAnswers) -> Identities:
-    """Collect the claims and pods for which a source reports both name and UID."""
+def collect_identities(answers: SourceAnswers) -> Identities:
+    """Collect the names and UIDs of claims and pods that sources report together."""
     mirrors = {
         pod.mirror_uid: pod.ref.uid for answer in answers.pods for pod in answer.items if pod.mirror_uid
     }
@@ -114,7 +109,7 @@ def identities(answers: SourceAnswers) -> Identities:
     )
 
 
-def _claims(answers: SourceAnswers) -> Iterable[tuple[Name, str, Provenance]]:
+def _claims(answers: SourceAnswers) -> Iterable[tuple[NamespacedName, str, Provenance]]:
     refs = [(claim.ref, answer.provenance) for answer in answers.prepared for claim in answer.items]
     refs += [(claim.ref, answer.provenance) for answer in answers.claims for claim in answer.items]
     return (
@@ -122,7 +117,9 @@ def _claims(answers: SourceAnswers) -> Iterable[tuple[Name, str, Provenance]]:
     )
 
 
-def _pods(answers: SourceAnswers, uid_of: Callable[[str], str]) -> Iterable[tuple[Name, str, Provenance]]:
+def _pods(
+    answers: SourceAnswers, uid_of: Callable[[str], str]
+) -> Iterable[tuple[NamespacedName, str, Provenance]]:
     for answer in answers.pods:
         for pod in answer.items:
             yield (pod.ref.namespace, pod.ref.name), pod.ref.uid, answer.provenance

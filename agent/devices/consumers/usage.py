@@ -1,60 +1,60 @@
-"""Uses of devices by pods over time: which uses began, changed or ended since the last update.
+"""Tracking of usages over time: which began, changed or ended since the last update.
 
-A usage is the use of one device by one pod through one claim. A usage ends when all its sources give complete
-answers without the usage, when its pod has ended, or when a new claim has its claim's name. If one of its
-sources gives no answer, the usage continues.
+A usage is one device used by one pod through one claim. It ends when the complete answers of all its sources
+no longer list it, when its pod has ended, or when a new claim has the name of its claim.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from agent.devices.consumers.in_use import (
+from agent.devices.consumers.current_uses import (
     CONTAINERS_MAX,
-    RANKS,
+    USE_SOURCE_RANKS,
     CurrentUse,
     UsageKey,
-    in_use,
-    key_of,
-    lesser_keys,
+    current_uses,
+    usage_key,
+    usage_keys_with_names,
 )
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import Origin
 from agent.model.consumers import ConsumerMap
+from agent.model.device_usage import DeviceState, DeviceUsage, StoredUsages, UsageEnd, UsageEndKind
+from agent.model.settings import TRACKED_USAGES_MAX
 from agent.model.time import NS, Instant
-from agent.model.use_limits import RUNNING_MAX
-from agent.model.uses import DeviceState, DeviceUsage, StoredUses, UsageEnd, UsageEndKind
 
 
 class ActiveUsage(NamedTuple):
-    """Use of a device by a pod that has not ended."""
+    """Usage that has not ended."""
 
     use: DeviceUsage
     seen: Instant | None
-    """Time at which a source last reported the usage; None: no source has since the agent started."""
+    """Time at which a source last listed the usage; None: not since the agent started."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageState:
-    """State of device usage after an update: all active usages."""
+    """State of the tracking between two updates."""
 
     agent_run_id: str
     """Unique id of this run of the agent."""
     begun_count: int = 0
     """Number of usages that began in this run."""
     running: Mapping[UsageKey, ActiveUsage] = field(default_factory=dict)
+    """Usages that have not ended."""
     ended: frozenset[UsageKey] = frozenset()
-    """Ended usages that a source still reports; they do not begin again."""
+    """Ended usages that a source still lists; they do not begin again."""
     complete: frozenset[Origin] = frozenset()
-    """Sources whose last answer was complete: a usage that such a source newly reports began since then."""
+    """Sources whose last answer was complete: a usage that they list for the first time began since then."""
     last_written_s: float = 0.0
     """Time of the last write by the previous run of the agent [s since 1970]."""
     dropped: int = 0
-    """Number of usages beyond :data:`agent.model.use_limits.RUNNING_MAX`, which are not tracked."""
+    """Number of usages beyond :data:`agent.model.settings.TRACKED_USAGES_MAX`, which are not tracked."""
 
 
-class UsageStep(NamedTuple):
-    """Result of one update of device usage."""
+class UsageUpdate(NamedTuple):
+    """Result of one update of the usages."""
 
     usages: UsageState
     changed: tuple[DeviceUsage, ...]
@@ -63,14 +63,13 @@ class UsageStep(NamedTuple):
     """Ids of usages that were merged into another one."""
 
 
-def step_usages(
+def update_usages(
     state: UsageState, known: ConsumerMap, state_of: Callable[[DeviceRef], DeviceState], now: Instant
-) -> UsageStep:
-    """Update the usages to the current consumer map.
+) -> UsageUpdate:
+    """Update the usages from the current consumer map: begin new ones, end or continue the others.
 
     Args:
-        known: Map of all sources; ``known.complete`` lists the sources with a complete answer.
-        state_of: State of a device, :func:`agent.devices.consumers.driver_names.states`.
+        state_of: Function that returns the current state of a device.
     """
     observed = _observe(known, state_of, now, state.last_written_s)
     running, merged = _match_usages(state.running, observed.in_use_now)
@@ -79,23 +78,24 @@ def step_usages(
     }
     names, without_name = _keys_by_name(running, observed.in_use_now), _claims_without_pod_name(running)
     after = {
-        key: _next(previous, observed.in_use_now.get(key), observed) for key, previous in running.items()
+        key: _next_usage(previous, observed.in_use_now.get(key), observed)
+        for key, previous in running.items()
     }
     begun = dropped = 0
     for key, one in observed.in_use_now.items():
-        if key in running or key in over or key in names or one.doubtful:
+        if key in running or key in over or key in names or one.may_be_duplicate:
             continue
         if not one.pod.uid and (str(one.claim), one.device) in without_name:
             continue
-        if len(after) >= RUNNING_MAX:
+        if len(after) >= TRACKED_USAGES_MAX:
             dropped += 1
             continue
         begun += 1
         id_ = f"{state.agent_run_id}-{state.begun_count + begun}"
-        after[key] = _next(_new_usage(id_, one, observed, state.complete), one, observed)
+        after[key] = _next_usage(_new_usage(id_, one, observed, state.complete), one, observed)
     before = {one.use.id: one.use for one in state.running.values()}
     ended = {key for key, one in after.items() if one.use.ended}
-    return UsageStep(
+    return UsageUpdate(
         replace(
             state,
             begun_count=state.begun_count + begun,
@@ -109,31 +109,28 @@ def step_usages(
     )
 
 
-def resume_usages(state: UsageState, stored: StoredUses) -> UsageState:
-    """Add the usages that an earlier run stored. A usage that both runs observed is merged."""
-    running = {key_of(use): ActiveUsage(use, None) for use in stored.running}
+def resume_usages(state: UsageState, stored: StoredUsages) -> UsageState:
+    """Add the usages that an earlier run of the agent stored. A usage of both runs is merged into one."""
+    running = {usage_key(use): ActiveUsage(use, None) for use in stored.running}
     for key, mine in state.running.items():
         theirs = running.get(key)
-        running[key] = ActiveUsage(_join(theirs.use, mine.use), mine.seen) if theirs else mine
+        running[key] = ActiveUsage(_merge_usages(theirs.use, mine.use), mine.seen) if theirs else mine
     return replace(
         state,
         running=running,
-        ended=state.ended | set(map(key_of, stored.over)),
-        last_written_s=stored.left_s,
+        ended=state.ended | set(map(usage_key, stored.ended)),
+        last_written_s=stored.last_written_s,
     )
 
 
-# --- one usage ---------------------------------------------------------------------------------------------
-
-
 class _Observed(NamedTuple):
-    """Facts from the current consumer map that decide whether usages continue."""
+    """Inputs of one update that are the same for all usages."""
 
     in_use_now: Mapping[UsageKey, CurrentUse]
     endings: Mapping[str, UsageEndKind]
     """Ending of each pod that has ended, by pod UID."""
     claims: Mapping[tuple[str, str], str]
-    """UIDs of claims in use, by namespace and name."""
+    """UIDs of the claims in use, by (namespace, name)."""
     complete: frozenset[Origin]
     state_of: Callable[[DeviceRef], DeviceState]
     now: Instant
@@ -143,7 +140,7 @@ class _Observed(NamedTuple):
 def _observe(
     known: ConsumerMap, state_of: Callable[[DeviceRef], DeviceState], now: Instant, left_s: float
 ) -> _Observed:
-    in_use_now = in_use(known)
+    in_use_now = current_uses(known)
     endings = {
         ref.uid: UsageEndKind.FAILED if view.known.phase == "Failed" else UsageEndKind.SUCCEEDED
         for ref, view in known.pods.items()
@@ -177,30 +174,32 @@ def _new_usage(
     return ActiveUsage(use, observed.now)
 
 
-def _next(previous: ActiveUsage, one: CurrentUse | None, observed: _Observed) -> ActiveUsage:
-    """Return the next state of an active usage.
+def _next_usage(previous: ActiveUsage, one: CurrentUse | None, observed: _Observed) -> ActiveUsage:
+    """Return the next state of a usage.
 
     Args:
-        one: The usage as reported now; None: no source reports it.
+        one: The usage as sources list it now; None: no source lists it.
     """
-    use = _merged(previous.use, one) if one else previous.use
+    use = _with_current_use(previous.use, one) if one else previous.use
     seen = observed.now if one else previous.seen
-    ending = observed.endings.get(use.pod.uid) or (None if one else _ending(previous, observed))
+    ending = observed.endings.get(use.pod.uid) or (
+        None if one else _ending_without_report(previous, observed)
+    )
     if ending is None or seen is not None:  # else it ended before this run of the agent, in an unknown state
-        use = _in_state(use, observed.state_of(use.device))
+        use = _with_device_state(use, observed.state_of(use.device))
     if ending is not None:
-        use = replace(use, ended=_ended(ending, use, seen, observed))
+        use = replace(use, ended=_usage_end(ending, use, seen, observed))
     return ActiveUsage(use, seen)
 
 
-def _merged(use: DeviceUsage, one: CurrentUse) -> DeviceUsage:
-    """Merge the currently reported use of a device into a usage; facts that are no longer reported stay."""
+def _with_current_use(use: DeviceUsage, one: CurrentUse) -> DeviceUsage:
+    """Update a usage from its current use; values that sources no longer report stay."""
     pod = one.pod if one.pod.name or not use.pod.name else use.pod
     return replace(
         use,
         pod=pod,
         claim=one.claim,
-        sources=min(use.sources, one.sources, key=_weakest),
+        sources=min(use.sources, one.sources, key=_weakest_source_rank),
         requests=one.requests or use.requests,
         containers=tuple(dict.fromkeys((*use.containers, *one.containers)))[:CONTAINERS_MAX],
         owner=one.owner or use.owner,
@@ -208,11 +207,11 @@ def _merged(use: DeviceUsage, one: CurrentUse) -> DeviceUsage:
     )
 
 
-def _weakest(sources: tuple[Origin, ...]) -> int:
-    return max(map(RANKS.__getitem__, sources))
+def _weakest_source_rank(sources: tuple[Origin, ...]) -> int:
+    return max(map(USE_SOURCE_RANKS.__getitem__, sources))
 
 
-def _in_state(use: DeviceUsage, state: DeviceState) -> DeviceUsage:
+def _with_device_state(use: DeviceUsage, state: DeviceState) -> DeviceUsage:
     return replace(use, state=state, worst=_worse(use.worst, state)) if state != use.state else use
 
 
@@ -220,8 +219,8 @@ def _worse(first: DeviceState, later: DeviceState) -> DeviceState:
     return later if later.severity > first.severity else first
 
 
-def _ending(previous: ActiveUsage, observed: _Observed) -> UsageEndKind | None:
-    """Return how an unreported usage ended; None: it may continue."""
+def _ending_without_report(previous: ActiveUsage, observed: _Observed) -> UsageEndKind | None:
+    """Return how a usage that no source lists ended; None: it may continue."""
     claim = previous.use.claim
     uid = observed.claims.get((claim.namespace, claim.name), claim.uid)
     if claim.uid and uid != claim.uid:
@@ -231,7 +230,7 @@ def _ending(previous: ActiveUsage, observed: _Observed) -> UsageEndKind | None:
     return UsageEndKind.RELEASED if previous.seen else UsageEndKind.AWAY
 
 
-def _ended(ending: UsageEndKind, use: DeviceUsage, seen: Instant | None, observed: _Observed) -> UsageEnd:
+def _usage_end(ending: UsageEndKind, use: DeviceUsage, seen: Instant | None, observed: _Observed) -> UsageEnd:
     now = observed.now
     if seen is None:
         return UsageEnd(ending, observed.left_s, now.wall_s, max(0.0, observed.left_s - use.began.wall_s))
@@ -240,27 +239,24 @@ def _ended(ending: UsageEndKind, use: DeviceUsage, seen: Instant | None, observe
     return UsageEnd(ending, seen.wall_s, now.wall_s, (now.mono_ns - use.began.mono_ns) / NS)
 
 
-# --- matching of usages ------------------------------------------------------------------------------------
-
-
 def _match_usages(
     running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, CurrentUse]
 ) -> tuple[dict[UsageKey, ActiveUsage], tuple[str, ...]]:
-    """Return the continuing usages, by UID where it is known now, and the ids of merged usages."""
+    """Return the usages by their keys, with UIDs that became known, and the ids of usages that were
+    merged."""
     found, merged = dict(running), []
     for key, one in in_use_now.items():
-        for lesser in lesser_keys(one):
+        for lesser in usage_keys_with_names(one):
             if lesser in in_use_now or lesser not in found:
                 continue
             theirs, mine = found.pop(lesser), found.get(key)
-            found[key] = ActiveUsage(_join(theirs.use, mine.use), mine.seen) if mine else theirs
+            found[key] = ActiveUsage(_merge_usages(theirs.use, mine.use), mine.seen) if mine else theirs
             if mine:
                 merged.append(mine.use.id)
     return found, tuple(merged)
 
 
-def _join(first: DeviceUsage, later: DeviceUsage) -> DeviceUsage:
-    """Merge two records of the same usage: the begin of ``first`` and the current values of ``later``."""
+def _merge_usages(first: DeviceUsage, later: DeviceUsage) -> DeviceUsage:
     return replace(
         later,
         id=first.id,
@@ -268,22 +264,21 @@ def _join(first: DeviceUsage, later: DeviceUsage) -> DeviceUsage:
         before=first.before,
         resumed=first.resumed,
         worst=_worse(first.worst, later.worst),
-        sources=min(first.sources, later.sources, key=_weakest),
+        sources=min(first.sources, later.sources, key=_weakest_source_rank),
     )
 
 
 def _keys_by_name(
     running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, CurrentUse]
 ) -> frozenset[UsageKey]:
-    """Return the keys by name of active usages: a source without UIDs reports them, which are no new
-    usages."""
+    """Return the keys with names of all usages, under which a source without UIDs can list them."""
     if all(one.pod.uid and one.claim.uid for one in in_use_now.values()):
         return frozenset()
-    return frozenset(lesser for one in running.values() for lesser in lesser_keys(one.use))
+    return frozenset(lesser for one in running.values() for lesser in usage_keys_with_names(one.use))
 
 
 def _claims_without_pod_name(running: Mapping[UsageKey, ActiveUsage]) -> frozenset[tuple[str, DeviceRef]]:
-    """Return (claim name, device) of usages by pods without a known name: a pod reported by name only can be
-    one of these."""
+    """Return (claim name, device) of usages whose pod's name is unknown: a pod that a source lists by name
+    alone can be one of these pods."""
     state = (one.use for one in running.values())
     return frozenset((str(use.claim), use.device) for use in state if use.pod.uid and not use.pod.name)

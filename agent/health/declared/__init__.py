@@ -1,1 +1,1 @@
-"""Verdicts on the devices that drivers declare, from the rules for the same parts of the host. Pure."""
+"""Verdicts on the devices that drivers declare, from rules for the hardware they consist of. Pure."""

@@ -1,18 +1,18 @@
-"""Device faults that drivers report while preparing claims.
+"""Device faults that drivers report when a prepare fails.
 
-The agent trusts the report. A fault ends when an evaluation after the report found no fault of the
-device, and the driver's ledger shows that the driver prepared the device again or that a time limit has
-passed. An evaluation with a pending fault, or without readings, does not count.
+The agent adds the reported fault to the device's verdict. The fault ends if the driver prepared the device
+again or a time limit has passed, and an evaluation after the report found no fault of the device. An
+evaluation with a pending fault, or without readings, does not count.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from agent.devices.inventory import Device
-from agent.health.declared.checks import UNCHECKED, checks_subject
+from agent.devices.inventory import InventoryDevice
+from agent.health.declared.driver_checks import UNCHECKED, check_conditions_subject
 from agent.health.evaluation import Evaluation, Subject
 from agent.health.rules import CatalogRow
-from agent.health.verdict import PreviousVerdicts, with_causes
+from agent.health.verdict import PreviousVerdicts, replace_causes
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.prepare import DriverFault
 from agent.model.time import NS, Instant
@@ -28,7 +28,7 @@ FAILED_DEVICE: Final = CatalogRow(
     try_it="raise FailedDevice in a driver's prepare",
 )
 REEVALUATE_NS: Final = NS
-SEVERITIES: Final = {Health.UNHEALTHY: Severity.UNHEALTHY, Health.UNKNOWN: Severity.UNKNOWN}
+SEVERITY_OF_HEALTH: Final = {Health.UNHEALTHY: Severity.UNHEALTHY, Health.UNKNOWN: Severity.UNKNOWN}
 
 
 class OpenDriverFault(NamedTuple):
@@ -38,12 +38,13 @@ class OpenDriverFault(NamedTuple):
     since: Instant
     """Time at which the agent received the report."""
     verified: bool = False
-    """Whether an evaluation after the report found no fault of the device."""
+    """Whether an evaluation after the report found the device without fault."""
 
 
 DriverFaultKey = tuple[Subject, str, float]
-"""Device, code and report time. Fault numbers can change when the ledgers of two instances are merged."""
+"""Device, finding code and wall-clock time of the report [s]."""
 DriverFaultState = Mapping[DriverFaultKey, OpenDriverFault]
+"""Driver-reported faults that have not ended."""
 
 
 def update_driver_faults(
@@ -52,12 +53,12 @@ def update_driver_faults(
     faults: Iterable[DriverFault],
     found: Mapping[Subject, DeviceHealth],
 ) -> DriverFaultState:
-    """Return the open driver-reported faults after an evaluation.
+    """Return the driver-reported faults that have not ended after an evaluation.
 
     Args:
         evaluation: Evaluation in which all rules have run.
-        past: Open faults after the last evaluation.
-        faults: Faults in the drivers' ledgers.
+        past: Faults that had not ended after the last evaluation.
+        faults: Faults in the prepare ledgers of all drivers.
         found: Verdicts by device, without driver-reported faults.
     """
     suspects = {
@@ -68,15 +69,16 @@ def update_driver_faults(
     remaining: dict[DriverFaultKey, OpenDriverFault] = {}
     for fault in faults:
         key = (fault.subject, fault.code, fault.reported_wall_s)
-        one = past.get(key)
-        if one is not None:
-            one = one._replace(fault=fault)
-            if not one.verified and checks_subject(fault.subject) not in suspects:
-                one = one._replace(verified=_is_well(found.get(fault.subject), one.since))
+        open_fault = past.get(key)
+        if open_fault is not None:
+            open_fault = open_fault._replace(fault=fault)
+            if not open_fault.verified and check_conditions_subject(fault.subject) not in suspects:
+                is_verified = _is_well(found.get(fault.subject), open_fault.since)
+                open_fault = open_fault._replace(verified=is_verified)
         elif not fault.expired_wall_s:  # else it ended before the agent received it
-            one = OpenDriverFault(fault, evaluation.now)
-        if one is not None and not (fault.expired_wall_s and one.verified):
-            remaining[key] = one
+            open_fault = OpenDriverFault(fault, evaluation.now)
+        if open_fault is not None and not (fault.expired_wall_s and open_fault.verified):
+            remaining[key] = open_fault
     return remaining
 
 
@@ -92,21 +94,21 @@ def with_driver_faults(
     evaluation: Evaluation,
     before: PreviousVerdicts,
     past: DriverFaultState,
-    devices: Mapping[Subject, Device],
+    devices: Mapping[Subject, InventoryDevice],
     found: Mapping[Subject, DeviceHealth],
 ) -> Iterator[tuple[Subject, DeviceHealth]]:
-    """Yield the verdicts that driver-reported faults change; only the newest fault of each code counts.
+    """Yield the devices with driver-reported faults, with their verdicts after adding these faults as causes.
 
     Args:
-        past: Open driver-reported faults.
+        past: Driver-reported faults that have not ended; of several with one code, the newest counts.
         devices: All declared devices.
         found: Verdicts by device, without driver-reported faults.
     """
     reported: dict[str, dict[str, Cause]] = {}
-    for one in past.values():
-        cause = _cause(one)
-        reported.setdefault(one.fault.subject, {})[cause.code] = cause
-    expired = {one.fault.subject for one in past.values() if one.fault.expired_wall_s}
+    for open_fault in past.values():
+        cause = _cause(open_fault)
+        reported.setdefault(open_fault.fault.subject, {})[cause.code] = cause
+    expired = {key[0] for key, open_fault in past.items() if open_fault.fault.expired_wall_s}
     for subject, causes in reported.items():
         if subject not in found:
             continue
@@ -114,15 +116,15 @@ def with_driver_faults(
         if subject in expired:
             evaluation.due_ns.append(evaluation.now.mono_ns + REEVALUATE_NS)
         known = {cause.code: cause.severity for cause in health.causes}
-        new = [one for one in causes.values() if known.get(one.code, Severity.OK) < one.severity]
-        yield subject, with_causes(evaluation, before, device, health, [*health.causes, *new])
+        new = [cause for cause in causes.values() if known.get(cause.code, Severity.OK) < cause.severity]
+        yield subject, replace_causes(evaluation, before, device, health, [*health.causes, *new])
 
 
 def _cause(open_fault: OpenDriverFault) -> Cause:
     fault = open_fault.fault
     return Cause(
         fault.code,
-        SEVERITIES[fault.health],
+        SEVERITY_OF_HEALTH[fault.health],
         FAILED_DEVICE.blame,
         fault.evidence,
         fault.advice or FAILED_DEVICE.advice,

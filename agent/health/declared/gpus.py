@@ -1,18 +1,18 @@
-"""GPUs that drivers declare: the host GPU of a declaration, and the rules for the declaration itself.
+"""GPUs that drivers declare: search for the declared GPU among the host's, and rules for wrong declarations.
 
-A declared GPU has the causes of its host GPU; the rules of the host GPU do not run twice.
+The rules for GPU readings are not run again: a declared GPU gets the causes of the host's GPU.
 """
 
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from agent.devices.inventory import Device, gpu_device, mig_device
-from agent.health.gpu.view import is_opening, library_error, nvml_name
+from agent.devices.inventory import InventoryDevice, gpu_device, mig_device
+from agent.health.gpu.view import is_listing_gpus, nvml_code_text, nvml_library_error
 from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult
-from agent.model.declared import DeclaredGpu
-from agent.model.faults import KnownGpu
-from agent.model.gpu import GpuSet
+from agent.model.declared_devices import DeclaredGpu
+from agent.model.gpu import NvmlSample
 from agent.model.health import Blame, Finding, Severity
+from agent.model.persistent_faults import KnownGpu
 
 NO_LIBRARY_ADVICE: Final = (
     "run nvidia-smi; load the NVIDIA driver, or set the library's path with --nvml-library"
@@ -22,79 +22,77 @@ NO_LIBRARY_ADVICE: Final = (
 class DeclaredGpuView(NamedTuple):
     """Input of the rules for one GPU that a driver declares."""
 
-    part: DeclaredGpu
-    found: KnownGpu | None
-    instance: Device | None
-    """Host GPU or MIG instance that is declared; None: it does not exist."""
-    gpus: GpuSet
+    declared: DeclaredGpu
+    host_gpu: KnownGpu | None
+    """GPU of the host that is declared, or whose MIG instance is; None: not found."""
+    host_device: InventoryDevice | None
+    """Device of the host's GPU or MIG instance that is declared; None: not found."""
+    gpu_set: NvmlSample
 
 
-def find_gpu(part: DeclaredGpu, registry: Iterable[KnownGpu]) -> KnownGpu | None:
-    """Find the host GPU of a declaration by the UUID of GPU or MIG instance, else by PCI address.
-
-    None: the host has no such GPU.
-    """
+def find_host_gpu(declared: DeclaredGpu, registry: Iterable[KnownGpu]) -> KnownGpu | None:
+    """Return the host's GPU with the declared UUID (its own or a MIG instance's) or PCI address; or None."""
     known = list(registry)
-    if part.uuid:
+    if declared.uuid:
         for gpu in known:
-            if part.uuid == gpu.uuid or any(mig.uuid == part.uuid for mig in gpu.migs):
+            if declared.uuid == gpu.uuid or any(mig.uuid == declared.uuid for mig in gpu.migs):
                 return gpu
-    return next((gpu for gpu in known if part.pci and gpu.bus == part.pci), None)
+    return next((gpu for gpu in known if declared.pci and gpu.bus == declared.pci), None)
 
 
-def is_instance(part: DeclaredGpu) -> bool:
+def is_mig_declaration(declared: DeclaredGpu) -> bool:
     """Return whether the driver declares a MIG instance and not a whole GPU."""
-    return part.gi >= 0 or part.uuid.startswith("MIG-")
+    return declared.gi >= 0 or declared.uuid.startswith("MIG-")
 
 
-def find_device(part: DeclaredGpu, gpu: KnownGpu | None) -> Device | None:
-    """Return the host GPU or MIG instance of a declaration; None: it does not exist."""
-    if gpu is None or not is_instance(part):
+def find_host_device(declared: DeclaredGpu, gpu: KnownGpu | None) -> InventoryDevice | None:
+    """Return the declared device, GPU or MIG instance, of the GPU that was found; None: not found."""
+    if gpu is None or not is_mig_declaration(declared):
         return gpu and gpu_device(gpu.number)
     for mig in gpu.migs:
-        if mig.uuid == part.uuid or (mig.gi, mig.ci) == (part.gi, part.ci):
+        if mig.uuid == declared.uuid or (mig.gi, mig.ci) == (declared.gi, declared.ci):
             return mig_device(gpu.number, mig.gi, mig.ci)
     return None
 
 
-def gpu_not_found(view: DeclaredGpuView) -> RuleResult:
-    """The declared GPU or instance does not exist.
+def evaluate_gpu_not_found(view: DeclaredGpuView) -> RuleResult:
+    """The declared GPU or MIG instance does not exist.
 
-    Source: UUIDs and PCI addresses from NVML, and of GPUs that this node had before.
+    Source: UUIDs and PCI addresses from NVML, now and earlier.
     """
-    part, gpus = view.part, view.gpus
-    if view.instance is not None:
+    declared, gpus = view.declared, view.gpu_set
+    if view.host_device is not None:
         return OK
-    if view.found is not None:
-        name = part.uuid or f"{part.gi}/{part.ci}"
-        evidence = f"{view.found.uuid or view.found.bus} has no instance {name}"
+    if view.host_gpu is not None:
+        name = declared.uuid or f"{declared.gi}/{declared.ci}"
+        evidence = f"{view.host_gpu.uuid or view.host_gpu.bus} has no instance {name}"
         return Finding("gpu.not_found", Severity.UNHEALTHY, evidence)
-    if is_opening(gpus):
+    if is_listing_gpus(gpus):
         return RuleNotEvaluated("NVML is being opened")
-    name = " at ".join(filter(None, (part.uuid, part.pci)))
-    if error := library_error(gpus):
-        evidence = f"{name} cannot be checked: NVML returned {nvml_name(error)}"
+    name = " at ".join(filter(None, (declared.uuid, declared.pci)))
+    if error := nvml_library_error(gpus):
+        evidence = f"{name} cannot be checked: NVML returned {nvml_code_text(error)}"
         return Finding("gpu.not_found", Severity.UNKNOWN, evidence, NO_LIBRARY_ADVICE, Blame.DRIVER)
     return Finding("gpu.not_found", Severity.UNHEALTHY, f"{name} is not among the {gpus.count} GPUs of NVML")
 
 
-def gpu_mismatch(view: DeclaredGpuView) -> RuleResult:
+def evaluate_gpu_mismatch(view: DeclaredGpuView) -> RuleResult:
     """UUID and PCI address of a declaration belong to different GPUs.
 
     Source: UUIDs and PCI addresses from NVML.
     """
-    part, found = view.part, view.found
-    if found is None or not (part.pci and part.uuid):
+    declared, found = view.declared, view.host_gpu
+    if found is None or not (declared.pci and declared.uuid):
         return OK
-    whole = found.uuid == part.uuid or any(mig.uuid == part.uuid for mig in found.migs)
-    if whole and found.bus in ("", part.pci):
+    whole = found.uuid == declared.uuid or any(mig.uuid == declared.uuid for mig in found.migs)
+    if whole and found.bus in ("", declared.pci):
         return OK
     if whole:
-        evidence = f"{part.uuid} is at {found.bus}, declared at {part.pci}"
-    elif is_instance(part):
+        evidence = f"{declared.uuid} is at {found.bus}, declared at {declared.pci}"
+    elif is_mig_declaration(declared):
         return OK  # gpu.not_found reports a missing instance
     else:
-        evidence = f"{part.pci} is {found.uuid or 'a GPU without a UUID'}, declared as {part.uuid}"
+        evidence = f"{declared.pci} is {found.uuid or 'a GPU without a UUID'}, declared as {declared.uuid}"
     return Finding("gpu.mismatch", Severity.UNHEALTHY, evidence)
 
 
@@ -107,7 +105,7 @@ DECLARED_GPU_RULES: Final = (
         threshold="no GPU or instance with the declared UUID, or at the declared address",
         why="the driver publishes a device that this node does not have",
         advice="compare the declaration with nvidia-smi -L; let the driver declare the device again",
-        evaluate=gpu_not_found,
+        evaluate=evaluate_gpu_not_found,
         try_it="in devices.d, declare a GPU with a UUID that no GPU has",
     ),
     Rule(
@@ -118,7 +116,7 @@ DECLARED_GPU_RULES: Final = (
         threshold="declared UUID and declared address belong to different GPUs",
         why="a claim would be prepared with another GPU than the allocated one",
         advice="a GPU was moved or replaced; let the driver declare its devices again",
-        evaluate=gpu_mismatch,
+        evaluate=evaluate_gpu_mismatch,
         try_it="in devices.d, declare a GPU with the PCI address of another",
     ),
 )

@@ -1,31 +1,28 @@
-"""Devices that drivers declare, and devices that drivers removed recently."""
+"""State of declarations between evaluations: declared devices, removed devices, and invalid files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agent.devices.inventory import Device, DeviceKind, declared_device
-from agent.model.declared import Declarations, Declared
+from agent.devices.inventory import DeviceKind, InventoryDevice, declared_device
+from agent.model.declared_devices import Declarations, DriverDevice
 from agent.model.time import NS, Instant
 
 REMOVED_REPORT_NS: Final = 600 * NS
-"""Time for which a removed device is reported as Unknown, so that its pods do not stay Healthy [ns]."""
+"""Time for which a removed device is reported as Unknown, so that its pods are not shown as Healthy [ns]."""
 REMOVED_MAX: Final = 4096
-"""Largest number of removed devices that are kept, equal to the limit of declared devices.
-
-Without a limit, a driver that always renames its devices would use unlimited memory.
-"""
+"""Largest number of removed devices that are kept, in case a driver keeps renaming its devices."""
 
 
 class RemovedDevice(NamedTuple):
-    """A device that its driver no longer declares."""
+    """Device that its driver no longer declares, and the time since then."""
 
-    device: Declared
+    device: DriverDevice
     since: Instant
 
 
-class InvalidFile(NamedTuple):
-    """A driver's invalid declaration file."""
+class InvalidDeclarationFile(NamedTuple):
+    """Error in a driver's declaration file, and the time since which it is known."""
 
     error: str
     since: Instant
@@ -33,30 +30,30 @@ class InvalidFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredState:
-    """Devices that all drivers declare, with the recently removed devices and invalid files."""
+    """Declared devices of all drivers, with recently removed devices and invalid files."""
 
     declarations: Declarations = ()
     """Declarations from which this state was derived."""
-    devices: Mapping[str, Declared] = field(default_factory=dict)
-    """Declared devices by subject (name of the device)."""
+    devices: Mapping[str, DriverDevice] = field(default_factory=dict)
+    """Declared devices by subject (the device's name in reports)."""
     since: Mapping[str, Instant] = field(default_factory=dict)
     """Time of the last change of each declaration, by subject."""
     removed: Mapping[str, RemovedDevice] = field(default_factory=dict)
     """Removed devices by subject."""
-    invalid: Mapping[str, InvalidFile] = field(default_factory=dict)
+    invalid: Mapping[str, InvalidDeclarationFile] = field(default_factory=dict)
     """Invalid declaration files by driver."""
     declaring: tuple[str, ...] = ()
-    """Drivers that have sent a declaration, possibly an empty one, since the agent started."""
-    known: Mapping[str, Device] = field(default_factory=dict)
+    """Names of the drivers with a valid declaration, possibly an empty one, since the agent started."""
+    known: Mapping[str, InventoryDevice] = field(default_factory=dict)
     """All reported devices, including removed ones, by subject in report order."""
-    kinds: Mapping[DeviceKind, Device] = field(default_factory=dict)
+    kinds: Mapping[DeviceKind, InventoryDevice] = field(default_factory=dict)
     """One reported device of each kind."""
 
 
 def update_declared(past: DeclaredState, declarations: Declarations, now: Instant) -> DeclaredState:
-    """Return the state of declarations after a snapshot; the same object if nothing changed."""
-    over = any(now.mono_ns - one.since.mono_ns >= REMOVED_REPORT_NS for one in past.removed.values())
-    if declarations == past.declarations and not over:
+    """Return the state of declarations after a snapshot; ``past`` itself if nothing changed."""
+    times_ns = [now.mono_ns - removed.since.mono_ns for removed in past.removed.values()]
+    if declarations == past.declarations and max(times_ns, default=0) < REMOVED_REPORT_NS:
         return past
     devices = {device.subject: device for file in declarations for device in file.devices}
     gone = {
@@ -65,9 +62,9 @@ def update_declared(past: DeclaredState, declarations: Declarations, now: Instan
         if subject not in devices
     }
     before = {
-        subject: one
-        for subject, one in past.removed.items()
-        if subject not in devices and now.mono_ns - one.since.mono_ns < REMOVED_REPORT_NS
+        subject: removed
+        for subject, removed in past.removed.items()
+        if subject not in devices and now.mono_ns - removed.since.mono_ns < REMOVED_REPORT_NS
     }
     gone = dict([*before.items(), *gone.items()][-REMOVED_MAX:])
     wrong = {
@@ -76,10 +73,10 @@ def update_declared(past: DeclaredState, declarations: Declarations, now: Instan
         if file.error
     }
     declaring = {*past.declaring, *(file.driver for file in declarations if file.devices or not file.error)}
-    changed = redeclared(past.devices, devices)
+    changed = redeclared_devices(past.devices, devices)
     since = {subject: now if subject in changed else past.since.get(subject, now) for subject in devices}
-    every = {subject: one.device for subject, one in gone.items()} | devices
-    known = sorted((declared_device(one) for one in every.values()), key=Device.sort_key)
+    reported = {subject: removed.device for subject, removed in gone.items()} | devices
+    known = sorted((declared_device(device) for device in reported.values()), key=InventoryDevice.sort_key)
     return DeclaredState(
         declarations,
         devices,
@@ -92,8 +89,10 @@ def update_declared(past: DeclaredState, declarations: Declarations, now: Instan
     )
 
 
-def redeclared(before: Mapping[str, Declared], devices: Mapping[str, Declared]) -> frozenset[str]:
-    """Return the devices for which drivers now declare another part; their earlier state is invalid."""
+def redeclared_devices(
+    before: Mapping[str, DriverDevice], devices: Mapping[str, DriverDevice]
+) -> frozenset[str]:
+    """Return the names of devices whose hardware drivers declare differently now; their state is invalid."""
     if before is devices:
         return frozenset()
     return frozenset(
@@ -103,5 +102,5 @@ def redeclared(before: Mapping[str, Declared], devices: Mapping[str, Declared]) 
     )
 
 
-def _invalid_file(before: InvalidFile | None, error: str, now: Instant) -> InvalidFile:
-    return before if before and before.error == error else InvalidFile(error, now)
+def _invalid_file(before: InvalidDeclarationFile | None, error: str, now: Instant) -> InvalidDeclarationFile:
+    return before if before and before.error == error else InvalidDeclarationFile(error, now)

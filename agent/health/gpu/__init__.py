@@ -1,1 +1,1 @@
-"""Rules for GPUs: one module per theme, the catalog of the rules, their inputs, and the verdicts on GPUs."""
+"""Health of GPUs: rules for readings of NVML (one module per theme), latched faults, and verdicts."""

@@ -1,62 +1,58 @@
-"""Catalog of the rules for GPUs, the windows of their counters, and the changes that wake the engine.
-
-The catalog rows of rules with configured limits are made from the configuration, so that their texts contain
-the limits in effect.
-"""
+"""Catalog of all rules for GPU readings, and the readings that the rules need from the native core."""
 
 from collections.abc import Mapping
 from functools import cache
 
-from agent.health.gpu import answers as gpu_answers
-from agent.health.gpu import driver as gpu_driver
-from agent.health.gpu import fabric as gpu_fabric
-from agent.health.gpu import heat as gpu_heat
-from agent.health.gpu import memory as gpu_memory
-from agent.health.gpu import nvlink as gpu_nvlink
-from agent.health.gpu import pcie as gpu_pcie
+from agent.health.gpu.driver import driver_rules
+from agent.health.gpu.fabric import fabric_rules
+from agent.health.gpu.heat import heat_rules
+from agent.health.gpu.memory import memory_rules
+from agent.health.gpu.nvlink import nvlink_rules
+from agent.health.gpu.pcie import pcie_rules
+from agent.health.gpu.responsiveness import responsiveness_rules
 from agent.health.rules import Rule
 from agent.model.gpu import GpuField
 from agent.model.settings import GpuLimits
 from agent.model.time import NS
-from agent.model.wake import GpuWake, GpuWakeMode
+from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 
 
 @cache
 def gpu_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return all rules that evaluate GPU readings, in report order: the driver's recovery action is first."""
+    """Return all rules for GPU readings, in report order; their texts contain the configured limits."""
     return (
-        *gpu_answers.rows(limits),
-        *gpu_driver.rows(limits),
-        *gpu_memory.rows(limits),
-        *gpu_nvlink.rows(limits),
-        *gpu_fabric.rows(limits),
-        *gpu_pcie.rows(limits),
-        *gpu_heat.rows(limits),
+        *responsiveness_rules(limits),
+        *driver_rules(limits),
+        *memory_rules(limits),
+        *nvlink_rules(limits),
+        *fabric_rules(limits),
+        *pcie_rules(limits),
+        *heat_rules(limits),
     )
 
 
 @cache
-def windows(limits: GpuLimits) -> Mapping[GpuField, int]:
-    """Return the window of each GPU counter whose growth the rules evaluate [s]."""
+def counter_windows_s(limits: GpuLimits) -> Mapping[GpuField, int]:
+    """Return the length of the window in which the rules evaluate the growth of each counter [s]."""
     reads = (wake for rule in gpu_rules(limits) for wake in rule.gpu_reads)
     return {wake.field: wake.window_ns // NS for wake in reads if wake.mode is GpuWakeMode.RISE}
 
 
-def _merge_wakes(first: GpuWake, second: GpuWake) -> GpuWake:
+def _merge_wakes(first: GpuWakeCondition, second: GpuWakeCondition) -> GpuWakeCondition:
     """Return one wake-up condition of a GPU field that covers two conditions of the same field."""
     if first == second:
         return first
     if first.mode is second.mode is GpuWakeMode.BITS:
         return first._replace(threshold=first.threshold | second.threshold)
-    return GpuWake(first.field)  # any change, which includes both
+    return GpuWakeCondition(first.field)  # any change, which includes both
 
 
-def gpu_wakes(limits: GpuLimits) -> tuple[GpuWake, ...]:
+def gpu_wakes(limits: GpuLimits) -> tuple[GpuWakeCondition, ...]:
     """Return the changes of GPU fields for which the native core must wake the engine, at most one per field.
 
     Other fields do not wake the engine, and a counter does so only when it reaches a limit.
     """
-    found: dict[GpuField, GpuWake] = {}
+    found: dict[GpuField, GpuWakeCondition] = {}
     for rule in gpu_rules(limits):
         for wake in rule.gpu_reads:
             found[wake.field] = _merge_wakes(found.get(wake.field, wake), wake)

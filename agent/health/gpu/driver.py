@@ -1,135 +1,159 @@
-"""Rules for the driver and the NVML library: errors, missing GPUs, settings, and stuck processes.
-
-Rules for the answers of a single GPU are in agent.health.gpu.answers. Except for the persistence mode, these
-rules need no answer of the GPU.
-"""
+"""Rules for the NVIDIA driver and its NVML library: errors, missing GPUs, settings, and stuck processes."""
 
 from typing import Final
 
-from agent.health.gpu.view import GpuView, is_opening, library_error, nvml_name, probation_ns, read
-from agent.health.rules import OK, Rule, RuleNotApplicable, RuleNotEvaluated, RuleResult, missing_result
+from agent.health.gpu.view import (
+    GpuView,
+    gpu_probation_ns,
+    gpu_reading,
+    is_listing_gpus,
+    nvml_code_text,
+    nvml_library_error,
+)
+from agent.health.rules import (
+    OK,
+    Rule,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+    missing_reading_result,
+)
 from agent.model.gpu import GpuEvent, GpuField, NvmlStatus
 from agent.model.health import Blame, Finding, Severity
-from agent.model.pci import GIVEN_AWAY
+from agent.model.pci import PASSTHROUGH_DRIVER
 from agent.model.reading import Missing
 from agent.model.settings import GpuLimits
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.model.wake import GpuWake
+from agent.model.wake_conditions import GpuWakeCondition
 
-NO_XID_SOURCE_S: Final = 20  # longer than the retry of a failed registration for events
-DRIVER: Final = "nvidia"
+NO_XID_SOURCE_S: Final = 20  # longer than the pause before a failed registration for events is retried
+NVIDIA_DRIVER: Final = "nvidia"
 MAX_STUCK_LISTED: Final = 4  # a hang of one GPU blocks one process for each rank
 
 
-def init(view: GpuView) -> RuleResult:
+def evaluate_nvml_process(view: GpuView) -> RuleResult:
+    """The process that calls NVML ended, so that no GPU is read.
+
+    Source: signal or exit code of the process, which the agent starts again.
+    """
+    if not view.gpu_set.process:
+        return OK
+    return Finding("gpu.driver.process", Severity.UNKNOWN, view.gpu_set.process)
+
+
+def evaluate_nvml_init(view: GpuView) -> RuleResult:
     """The node has GPUs, or should have, and NVML cannot be used to read them.
 
     Source: NVML's return codes of nvmlInit_v2 and the calls after it; dlopen.
     """
-    if view.gpus.nvml.state is SourceState.STARTING:
+    if view.gpu_set.nvml.state is SourceState.STARTING:
         return RuleNotEvaluated("NVML is being opened")
-    error = library_error(view.gpus)
-    if error in (NvmlStatus.OK, NvmlStatus.MISMATCH):
+    error = nvml_library_error(view.gpu_set)
+    if error in (NvmlStatus.OK, NvmlStatus.MISMATCH) or view.gpu_set.process:
         return OK
     advice = ""
     if error == NvmlStatus.LIBRARY_NOT_FOUND:
         advice = "install the driver's libnvidia-ml.so.1, or set its path (--nvml-library)"
     elif error == NvmlStatus.DRIVER_NOT_LOADED:
         advice = "load the kernel module (modprobe nvidia); if that fails, read the kernel log"
-    return Finding("gpu.driver.init", Severity.UNKNOWN, f"NVML cannot be used: {nvml_name(error)}", advice)
+    return Finding(
+        "gpu.driver.init", Severity.UNKNOWN, f"NVML cannot be used: {nvml_code_text(error)}", advice
+    )
 
 
-def mismatch(view: GpuView) -> RuleResult:
+def evaluate_version_mismatch(view: GpuView) -> RuleResult:
     """The driver's libraries were updated, and the old kernel module is still loaded.
 
     Source: NVML's return code 18 of nvmlInit_v2.
     """
-    if view.gpus.nvml.state is SourceState.STARTING:
+    if view.gpu_set.nvml.state is SourceState.STARTING:
         return RuleNotEvaluated("NVML is being opened")
-    if library_error(view.gpus) != NvmlStatus.MISMATCH:
+    if nvml_library_error(view.gpu_set) != NvmlStatus.MISMATCH:
         return OK
     evidence = "library and kernel module have different driver versions"
     return Finding("gpu.driver.mismatch", Severity.UNKNOWN, evidence)
 
 
-def missing(view: GpuView) -> RuleResult:
+def evaluate_missing_gpu(view: GpuView) -> RuleResult:
     """NVML does not list a GPU that it listed before, or that the configuration expects.
 
     Source: nvmlDeviceGetCount_v2 and each GPU's UUID; ``/sys/bus/pci/devices`` for its presence on the bus.
     """
-    gpu = view.gpu
+    gpu = view.sample
     if gpu is not None and gpu.status != NvmlStatus.GPU_NOT_FOUND:
         return OK
-    if view.gpus.nvml.state is SourceState.STARTING:
+    if view.gpu_set.nvml.state is SourceState.STARTING:
         return RuleNotEvaluated("NVML is being opened")
-    if library_error(view.gpus):
+    if nvml_library_error(view.gpu_set):
         return RuleNotEvaluated("NVML cannot be used")
-    if gpu is None and is_opening(view.gpus):
+    if gpu is None and is_listing_gpus(view.gpu_set):
         return RuleNotEvaluated("NVML is still listing its GPUs")
-    evidence = f"not among the {view.gpus.count} GPUs of NVML"
+    evidence = f"not among the {view.gpu_set.count} GPUs of NVML"
     if view.limits.expect is not None:
         evidence += f"; {view.limits.expect} expected by configuration"
     bus = view.host.bus_gpus
     if gpu is not None and gpu.bus and isinstance(bus, tuple):
-        is_present = gpu.bus in bus or view.pci is not None  # bus_gpus omits GPUs with a foreign driver
+        is_present = (
+            gpu.bus in bus or view.pci_function is not None
+        )  # bus_gpus omits GPUs with a foreign driver
         evidence += f"; {gpu.bus} is {'still' if is_present else 'no longer'} on the PCI bus"
     return Finding("gpu.missing", Severity.UNHEALTHY, evidence)
 
 
-def unbound(view: GpuView) -> RuleResult:
+def evaluate_unbound_gpu(view: GpuView) -> RuleResult:
     """The GPU is on the bus, but is bound to another driver or to none, so that NVML no longer lists it.
 
     Source: ``/sys/bus/pci/devices/<address>/driver``.
     """
-    gpu, function = view.gpu, view.pci
-    if gpu is not None and gpu.status != NvmlStatus.GPU_NOT_FOUND and not library_error(view.gpus):
+    gpu, function = view.sample, view.pci_function
+    if gpu is not None and gpu.status != NvmlStatus.GPU_NOT_FOUND and not nvml_library_error(view.gpu_set):
         return OK
     if function is None:
         return RuleNotEvaluated("not found on the PCI bus")
-    if function.driver == DRIVER:
+    if function.driver == NVIDIA_DRIVER:
         return OK
-    if not function.driver and library_error(view.gpus):
+    if not function.driver and nvml_library_error(view.gpu_set):
         return RuleNotEvaluated("NVML cannot be used")  # without the kernel module no GPU has a driver
     unbind = f"/sys/bus/pci/drivers/{function.driver}/unbind"
-    bind = f"echo {function.address} > /sys/bus/pci/drivers/{DRIVER}/bind"
+    bind = f"echo {function.address} > /sys/bus/pci/drivers/{NVIDIA_DRIVER}/bind"
     name = f"{function.address} ({function.model})" if function.model else function.address
     if not function.driver:
         evidence, advice = f"no driver is bound to {name}", bind
     else:
-        evidence = f"{function.driver} is bound to {name}, not {DRIVER}"
+        evidence = f"{function.driver} is bound to {name}, not {NVIDIA_DRIVER}"
         advice = f"unless this is intended: echo {function.address} > {unbind}; {bind}"
-    if function.driver == GIVEN_AWAY:
-        evidence = f"{name} is assigned to a virtual machine: {GIVEN_AWAY} is bound to it"
+    if function.driver == PASSTHROUGH_DRIVER:
+        evidence = f"{name} is assigned to a virtual machine: {PASSTHROUGH_DRIVER} is bound to it"
     return Finding("gpu.unbound", Severity.UNHEALTHY, evidence, advice)
 
 
-def reloaded(view: GpuView) -> RuleResult:
+def evaluate_driver_reloads(view: GpuView) -> RuleResult:
     """The driver was reloaded since the agent started, which resets its counters.
 
     Source: number of initialisations of NVML.
     """
-    again = view.gpus.generation - 1
+    again = view.gpu_set.generation - 1
     if again < 1:
         return OK
     evidence = f"{again} time{'s' if again > 1 else ''} since the agent started"
     return Finding("gpu.driver.reloaded", Severity.INFO, evidence)
 
 
-def persistence_off(view: GpuView) -> RuleResult:
+def evaluate_persistence_mode(view: GpuView) -> RuleResult:
     """The driver shuts the GPU down whenever no process uses it.
 
     Source: nvmlDeviceGetPersistenceMode [0 or 1].
     """
-    mode = read(view, GpuField.PERSISTENCE)
+    mode = gpu_reading(view, GpuField.PERSISTENCE)
     if isinstance(mode, Missing):
-        return missing_result(GpuField.PERSISTENCE, mode, "the driver has no persistence mode for it")
+        return missing_reading_result(GpuField.PERSISTENCE, mode, "the driver has no persistence mode for it")
     if mode:
         return OK
     return Finding("gpu.driver.persistence_off", Severity.INFO, "persistence mode is off")
 
 
-def stuck_process(view: GpuView) -> RuleResult:
+def evaluate_stuck_processes(view: GpuView) -> RuleResult:
     """Processes hang inside the driver and cannot be killed.
 
     Source: processes that stay in uninterruptible sleep in the driver; psutil.
@@ -145,22 +169,35 @@ def stuck_process(view: GpuView) -> RuleResult:
     return Finding("gpu.driver.stuck_process", Severity.DEGRADED, evidence)
 
 
-def no_xid_source(view: GpuView) -> RuleResult:
+def evaluate_xid_sources(view: GpuView) -> RuleResult:
     """The agent would miss XIDs of the GPU: it has neither NVML's events nor the kernel log.
 
     Source: event types for which the GPU is registered; state of the kernel log reader.
     """
-    if view.gpu is None:
+    if view.sample is None:
         return RuleNotEvaluated("needs the GPU")
-    if view.log_read or view.gpu.event_mask & GpuEvent.XID:
+    if view.is_log_readable or view.sample.event_mask & GpuEvent.XID:
         return OK
     evidence = "neither NVML's events nor the kernel log report its XIDs"
     return Finding("gpu.driver.deaf", Severity.DEGRADED, evidence)
 
 
-def rows(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules of this module."""
+def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
+    """Return the rules for driver, NVML library and missing GPUs; their texts have the configured limits."""
     return (
+        Rule(
+            code="gpu.driver.process",
+            severity=Severity.UNKNOWN,
+            blame=Blame.DRIVER,
+            source="nvml",
+            threshold="the process ended and was not started again, or has not read the GPU yet",
+            why="the state of all GPUs of the machine is not known; the kernel log still reports new faults",
+            advice="none if it happens once: the agent starts the process again; if it repeats, read the "
+            "agent's log and the NVRM lines in the kernel log, and update or reinstall the driver",
+            evaluate=evaluate_nvml_process,
+            valid_when_stalled=True,
+            try_it="crash segv, or end the process drahealth-nvml",
+        ),
         Rule(
             code="gpu.driver.init",
             severity=Severity.UNKNOWN,
@@ -169,7 +206,7 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="any return code except 0 and 18, or no library",
             why="the state of all GPUs of the node is not known",
             advice="check whether nvidia-smi works; read the NVRM lines in the kernel log",
-            evaluate=init,
+            evaluate=evaluate_nvml_init,
             valid_when_stalled=True,
             try_it="init 9",
         ),
@@ -181,7 +218,7 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="NVML's return code 18",
             why="running programs continue; new ones cannot use a GPU",
             advice="drain the node and load the new kernel module, or reboot",
-            evaluate=mismatch,
+            evaluate=evaluate_version_mismatch,
             valid_when_stalled=True,
             try_it="init 18",
         ),
@@ -193,8 +230,8 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="any GPU that was present at start, or that the configuration expects (expect.gpus)",
             why="a claim may have a GPU that no program can reach",
             advice="check lspci; rescan the bus or reboot; if the GPU stays missing, reseat or replace it",
-            evaluate=missing,
-            probation_ns=probation_ns(limits),
+            evaluate=evaluate_missing_gpu,
+            probation_ns=gpu_probation_ns(limits),
             valid_when_stalled=True,
             try_it="reload gpus=7",
         ),
@@ -206,8 +243,8 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="any GPU that NVML listed, that it does not list now, and that is on the bus",
             why="a claim may have a GPU that was taken away from its driver",
             advice="bind the GPU to the driver again",
-            evaluate=unbound,
-            probation_ns=probation_ns(limits),
+            evaluate=evaluate_unbound_gpu,
+            probation_ns=gpu_probation_ns(limits),
             valid_when_stalled=True,
             listed_first=True,
             try_it="echo <address> > /sys/bus/pci/drivers/nvidia/unbind",
@@ -220,7 +257,7 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="NVML initialised more than once",
             why="counters of the driver were reset; earlier faults may be repaired or hidden",
             advice="none, if the driver was updated on purpose",
-            evaluate=reloaded,
+            evaluate=evaluate_driver_reloads,
             valid_when_stalled=True,
             try_it="reload driver=575.57.08",
         ),
@@ -229,11 +266,11 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             severity=Severity.INFO,
             blame=Blame.CONFIGURATION,
             source="gpu",
-            gpu_reads=(GpuWake(GpuField.PERSISTENCE),),
+            gpu_reads=(GpuWakeCondition(GpuField.PERSISTENCE),),
             threshold="mode 0",
             why="a first program waits seconds until the GPU is initialised, and error counts are lost",
             advice="run nvidia-persistenced",
-            evaluate=persistence_off,
+            evaluate=evaluate_persistence_mode,
             try_it="gpu 0 set persistence=0",
         ),
         Rule(
@@ -244,7 +281,7 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="any process, in several samples",
             why="the process cannot be killed, its pod cannot end, and the next process may hang too",
             advice="read /proc/<pid>/stack and the kernel log; only a reboot ends a process that stays stuck",
-            evaluate=stuck_process,
+            evaluate=evaluate_stuck_processes,
             valid_when_stalled=True,
             try_it="not with the fake NVML: needs a driver that keeps a process in state D",
         ),
@@ -256,7 +293,7 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold=f"for {NO_XID_SOURCE_S} s",
             why="an XID reports most faults of a GPU, and only once; readings continue",
             advice="let the agent read /dev/kmsg (CAP_SYSLOG); see the sources in drahealth status",
-            evaluate=no_xid_source,
+            evaluate=evaluate_xid_sources,
             valid_when_stalled=True,
             raise_ns=NO_XID_SOURCE_S * NS,
             try_it="wait 999 in the scenario of an agent that runs with --kmsg /nonexistent",

@@ -1,27 +1,34 @@
-"""Rules for the fabric that connects a machine's GPUs: each GPU's registration and health, and the manager.
+"""Rules for the NVLink fabric: registration of each GPU, its health in the fabric, and the fabric manager.
 
-A fabric consists of NVLinks through switches, set up by nv-fabricmanager or from outside the machine. Boards
-without a fabric report "not supported", or "not started" for ever; neither is a fault.
+The fabric connects GPUs through NVSwitches; nv-fabricmanager sets it up. GPUs without a fabric report "not
+supported", or "not started" for ever; neither is a fault.
 """
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from agent.health.gpu.view import GpuView, nvml_name, probation_ns, read
-from agent.health.rules import OK, Rule, RuleNotApplicable, RuleResult, Unreadable, missing_result
+from agent.health.gpu.view import GpuView, gpu_probation_ns, gpu_reading, hardware_rule, nvml_code_text
+from agent.health.rules import (
+    OK,
+    Rule,
+    RuleInputUnreadable,
+    RuleNotApplicable,
+    RuleResult,
+    missing_reading_result,
+)
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Absence, Missing
 from agent.model.settings import GpuLimits
 from agent.model.time import NS
-from agent.model.wake import GpuWake
+from agent.model.wake_conditions import GpuWakeCondition
 
-BOOT_S: Final = 60
-"""Time within which a GPU must join its fabric [s]; usually a GPU needs a few seconds."""
+JOIN_S: Final = 60
+"""Time within which a GPU must register with its fabric [s]; usually it takes a few seconds."""
 
 
-class RegistrationState:
-    """States of a GPU's registration with the fabric, as NVML numbers them."""
+class FabricRegistration:
+    """NVML's numbers for the states of a GPU's registration with the fabric."""
 
     NOT_SUPPORTED: Final = 0
     NOT_STARTED: Final = 1
@@ -29,8 +36,8 @@ class RegistrationState:
     COMPLETED: Final = 3
 
 
-class MaskField(NamedTuple):
-    """Bit field in NVML's fabric health mask, with the severity and text of each bad value."""
+class FabricHealthField(NamedTuple):
+    """Group of bits in NVML's fabric health mask, with severity and text of each bad value."""
 
     shift: int
     mask: int
@@ -38,12 +45,12 @@ class MaskField(NamedTuple):
 
 
 _TRUE: Final = 1  # 0: not supported, 2: false
-MASK: Final = (
-    MaskField(0, 0x3, {_TRUE: (Severity.DEGRADED, "bandwidth is degraded")}),
-    MaskField(2, 0x3, {_TRUE: (Severity.DEGRADED, "routes are being recovered")}),
-    MaskField(4, 0x3, {_TRUE: (Severity.UNHEALTHY, "a route is unhealthy")}),
-    MaskField(6, 0x3, {_TRUE: (Severity.DEGRADED, "recovering from an access timeout")}),
-    MaskField(
+FABRIC_HEALTH_FIELDS: Final = (
+    FabricHealthField(0, 0x3, {_TRUE: (Severity.DEGRADED, "bandwidth is degraded")}),
+    FabricHealthField(2, 0x3, {_TRUE: (Severity.DEGRADED, "routes are being recovered")}),
+    FabricHealthField(4, 0x3, {_TRUE: (Severity.UNHEALTHY, "a route is unhealthy")}),
+    FabricHealthField(6, 0x3, {_TRUE: (Severity.DEGRADED, "recovering from an access timeout")}),
+    FabricHealthField(
         8,
         0xF,
         {
@@ -58,74 +65,75 @@ MASK: Final = (
         },
     ),
 )
-"""NVML_GPU_FABRIC_HEALTH_MASK_*. In the last field, "incorrect configuration", 1 means none."""
-SUMMARY: Final = {
+"""Groups of bits in NVML's fabric health mask (NVML_GPU_FABRIC_HEALTH_MASK_*)."""
+SUMMARY_PROBLEMS: Final = {
     2: (Severity.UNHEALTHY, "summary: unhealthy"),
     3: (Severity.DEGRADED, "summary: limited capacity"),
 }
+"""Severity and text of each bad value of NVML's fabric health summary."""
 NO_FABRIC: Final = "the GPU has no fabric, or the driver does not report it"
 NO_HEALTH: Final = "the driver does not report the fabric's health (before 550), or the GPU has no fabric"
 
 
-def state(view: GpuView) -> RuleResult:
+def evaluate_registration_state(view: GpuView) -> RuleResult:
     """The GPU is not registered with the fabric, so that CUDA does not start (error 802).
 
     A registration that has not started counts only where a fabric manager runs, ran or is needed.
 
     Source: nvmlDeviceGetGpuFabricInfoV, state [0 to 3].
     """
-    registration = read(view, GpuField.FABRIC_STATE)
+    registration = gpu_reading(view, GpuField.FABRIC_STATE)
     if isinstance(registration, Missing):
-        return missing_result(GpuField.FABRIC_STATE, registration, NO_FABRIC)
-    if registration == RegistrationState.NOT_SUPPORTED:
+        return missing_reading_result(GpuField.FABRIC_STATE, registration, NO_FABRIC)
+    if registration == FabricRegistration.NOT_SUPPORTED:
         return RuleNotApplicable(NO_FABRIC)
-    if registration == RegistrationState.IN_PROGRESS:
+    if registration == FabricRegistration.IN_PROGRESS:
         return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not finish")
-    if registration == RegistrationState.NOT_STARTED:
-        if not view.start.fabric_manager and isinstance(view.host.fabric_manager, Missing):
+    if registration == FabricRegistration.NOT_STARTED:
+        if not view.seen.fabric_manager and isinstance(view.host.fabric_manager, Missing):
             return RuleNotApplicable("registration has not begun, and nothing here would begin it")
         return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not begin")
     return OK
 
 
-def status(view: GpuView) -> RuleResult:
+def evaluate_registration_status(view: GpuView) -> RuleResult:
     """Registration with the fabric ended with an error.
 
     Source: nvmlDeviceGetGpuFabricInfoV, status [NVML's return code], which counts in state 3 only.
     """
-    registration, code = read(view, GpuField.FABRIC_STATE), read(view, GpuField.FABRIC_STATUS)
+    registration, code = gpu_reading(view, GpuField.FABRIC_STATE), gpu_reading(view, GpuField.FABRIC_STATUS)
     if isinstance(registration, Missing):
-        return missing_result(GpuField.FABRIC_STATE, registration, NO_FABRIC)
+        return missing_reading_result(GpuField.FABRIC_STATE, registration, NO_FABRIC)
     if isinstance(code, Missing):
-        return missing_result(GpuField.FABRIC_STATUS, code, NO_FABRIC)
-    if registration != RegistrationState.COMPLETED:
+        return missing_reading_result(GpuField.FABRIC_STATUS, code, NO_FABRIC)
+    if registration != FabricRegistration.COMPLETED:
         return RuleNotApplicable("registration is not complete")
     if not code:
         return OK
-    evidence = f"registration with the fabric failed: {nvml_name(code)}"
+    evidence = f"registration with the fabric failed: {nvml_code_text(code)}"
     return Finding("gpu.fabric.status", Severity.UNHEALTHY, evidence)
 
 
 def _problems(mask: int, summary: int) -> Iterator[tuple[Severity, str]]:
-    for part in MASK:
+    for part in FABRIC_HEALTH_FIELDS:
         value = mask >> part.shift & part.mask
         if value in part.bad:
             yield part.bad[value]
-    if summary in SUMMARY:
-        yield SUMMARY[summary]
+    if summary in SUMMARY_PROBLEMS:
+        yield SUMMARY_PROBLEMS[summary]
 
 
-def health(view: GpuView) -> RuleResult:
+def evaluate_fabric_health(view: GpuView) -> RuleResult:
     """The fabric reports a problem of this GPU.
 
     Source: nvmlDeviceGetGpuFabricInfoV, health mask (version 2 and later) and summary (version 3 and later).
     """
-    mask, summary = read(view, GpuField.FABRIC_HEALTH), read(view, GpuField.FABRIC_SUMMARY)
+    mask, summary = gpu_reading(view, GpuField.FABRIC_HEALTH), gpu_reading(view, GpuField.FABRIC_SUMMARY)
     if isinstance(mask, Missing):
-        return missing_result(GpuField.FABRIC_HEALTH, mask, NO_HEALTH)
+        return missing_reading_result(GpuField.FABRIC_HEALTH, mask, NO_HEALTH)
     if isinstance(summary, Missing):
         if summary.absence is Absence.UNREADABLE:
-            return Unreadable(GpuField.FABRIC_SUMMARY, summary)
+            return RuleInputUnreadable(GpuField.FABRIC_SUMMARY, summary)
         summary = 0  # older drivers have only the mask
     if not mask and not summary:
         return RuleNotApplicable(NO_HEALTH)
@@ -136,7 +144,7 @@ def health(view: GpuView) -> RuleResult:
     return Finding("gpu.fabric.health", severity, ", ".join(text for _, text in found))
 
 
-def manager(view: GpuView) -> RuleResult:
+def evaluate_fabric_manager(view: GpuView) -> RuleResult:
     """nv-fabricmanager is not running on a machine with NVSwitches, or where it ran before.
 
     Source: processes of the machine, and NVSwitches on its PCI bus; psutil, sysfs.
@@ -145,8 +153,8 @@ def manager(view: GpuView) -> RuleResult:
     if running is True:
         return OK
     if isinstance(running, Missing) and running.absence is Absence.UNREADABLE:
-        return Unreadable("processes", running)
-    if view.start.fabric_manager:
+        return RuleInputUnreadable("processes", running)
+    if view.seen.fabric_manager:
         evidence = "nv-fabricmanager was running, and is not any more"
     elif running is False:
         evidence = "nv-fabricmanager is not running, and the machine has NVSwitches"
@@ -155,21 +163,19 @@ def manager(view: GpuView) -> RuleResult:
     return Finding("gpu.fabric.manager", Severity.DEGRADED, evidence)
 
 
-def rows(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules of this module."""
-    watch_ns = probation_ns(limits)
+def fabric_rules(limits: GpuLimits) -> tuple[Rule, ...]:
+    """Return the rules for the NVLink fabric, with the configured limits in their texts."""
+    watch_ns = gpu_probation_ns(limits)
     check_manager = "check whether nvidia-fabricmanager runs, and read its log"
     return (
-        Rule(
+        hardware_rule(
             code="gpu.fabric.status",
             severity=Severity.UNHEALTHY,
-            blame=Blame.HARDWARE,
-            source="gpu",
-            gpu_reads=(GpuWake(GpuField.FABRIC_STATUS), GpuWake(GpuField.FABRIC_STATE)),
+            gpu_reads=(GpuWakeCondition(GpuField.FABRIC_STATUS), GpuWakeCondition(GpuField.FABRIC_STATE)),
             threshold="state 3 (completed) with any return code except 0",
             why="CUDA does not start on the GPU, or the GPU cannot reach the others",
             advice=check_manager + "; then reset the GPU",
-            evaluate=status,
+            evaluate=evaluate_registration_status,
             probation_ns=watch_ns,
             try_it="gpu 0 set fabric.status=999",
         ),
@@ -178,25 +184,23 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             severity=Severity.UNHEALTHY,
             blame=Blame.DRIVER,
             source="gpu",
-            gpu_reads=(GpuWake(GpuField.FABRIC_STATE),),
-            threshold=f"state 2, or 1 where a manager is needed, for {BOOT_S} s",
+            gpu_reads=(GpuWakeCondition(GpuField.FABRIC_STATE),),
+            threshold=f"state 2, or 1 where a manager is needed, for {JOIN_S} s",
             why="CUDA does not start on the GPU (error 802, system not yet initialized)",
             advice=check_manager,
-            evaluate=state,
-            raise_ns=BOOT_S * NS,
+            evaluate=evaluate_registration_state,
+            raise_ns=JOIN_S * NS,
             probation_ns=watch_ns,
             try_it="gpu 0 set fabric.state=2",
         ),
-        Rule(
+        hardware_rule(
             code="gpu.fabric.health",
             severity=Severity.UNHEALTHY,
-            blame=Blame.HARDWARE,
-            source="gpu",
-            gpu_reads=(GpuWake(GpuField.FABRIC_HEALTH), GpuWake(GpuField.FABRIC_SUMMARY)),
+            gpu_reads=(GpuWakeCondition(GpuField.FABRIC_HEALTH), GpuWakeCondition(GpuField.FABRIC_SUMMARY)),
             threshold="unhealthy route, incorrect configuration; degraded: less bandwidth, a recovery",
             why="workloads on several GPUs or machines are slow or fail",
             advice=check_manager + "; compare with the other GPUs of the fabric",
-            evaluate=health,
+            evaluate=evaluate_fabric_health,
             probation_ns=watch_ns,
             try_it="gpu 0 set fabric.health=0x1a9",
         ),
@@ -208,7 +212,7 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="not running where it ran, or where there are NVSwitches",
             why="existing connections continue; no link is repaired, and no GPU can rejoin after a reset",
             advice="start nvidia-fabricmanager; it must have the driver's version",
-            evaluate=manager,
+            evaluate=evaluate_fabric_manager,
             valid_when_stalled=True,
             try_it="run a copy of sleep(1) named nv-fabricmanager, and stop it",
         ),

@@ -1,35 +1,49 @@
-"""Rules for heat and power: temperatures compared with the GPU's limits, and reduced clocks.
+"""Rules for heat and power: temperatures above the GPU's own limits, and clocks reduced for heat or power.
 
-A temperature oscillates around its limit. Instead of a lower limit for clearing, which a view without history
-cannot have, a cause needs several bad passes, and is held for a while after the last one. All limits are the
-GPU's own.
+A temperature oscillates around its limit, so a fault is raised after several bad passes, and held for a while
+after the last one.
 """
 
 from typing import Final
 
-from agent.health.gpu.view import GpuView, GrowthLimit, budget_result, read, worst_result
-from agent.health.rules import OK, Rule, RuleNotApplicable, RuleResult, Unreadable, duration, missing_result
+from agent.health.gpu.view import (
+    GpuView,
+    GrowthLimit,
+    gpu_reading,
+    growth_limit_result,
+    hardware_rule,
+    worst_result,
+)
+from agent.health.rules import (
+    OK,
+    Rule,
+    RuleInputUnreadable,
+    RuleNotApplicable,
+    RuleResult,
+    format_duration,
+    missing_reading_result,
+)
 from agent.model.gpu import GpuField
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Finding, Severity
 from agent.model.reading import Absence, Missing
 from agent.model.settings import GpuLimits
 from agent.model.time import NS
-from agent.model.wake import GpuWake, GpuWakeMode
+from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 
 HW_SLOWDOWN: Final = 0x08
 SW_THERMAL: Final = 0x20
 HW_THERMAL: Final = 0x40
 POWER_BRAKE: Final = 0x80
-"""Bit in NVML's reasons for reduced clocks, as are the constants above."""
+"""Bit in NVML's reasons for reduced clocks, like the three constants above."""
 
 WINDOW_S: Final = 60
 SHARE_PERCENT: Final = 10
-"""Share of the window for which clocks must be reduced to be a finding, so that short peaks are not [%]."""
+"""Smallest share of the window with reduced clocks that is a finding [%]; short peaks are normal."""
 HEAT_PASSES: Final = 3
 REASON_PASSES: Final = 5
-"""Consecutive passes with the reason bit set that are a finding; NVML may also set it while clocks change."""
+"""Consecutive passes with the bit set that are a finding; NVML may also set the bit while clocks change."""
 HOLD_NS: Final = 60 * NS
-"""Time for which a cause is held after the last bad pass, so that an oscillating value is one cause."""
+"""Time for which a fault is held after the last bad pass, so that an oscillating value is one fault [ns]."""
 
 
 def _slowdown_budget(field: GpuField, events_text: str) -> GrowthLimit:
@@ -39,17 +53,17 @@ def _slowdown_budget(field: GpuField, events_text: str) -> GrowthLimit:
 HW_TIME: Final = _slowdown_budget(GpuField.SLOWED_HW_THERMAL, "ns of thermal slowdown by hardware")
 SW_TIME: Final = _slowdown_budget(GpuField.SLOWED_SW_THERMAL, "ns of thermal slowdown by the driver")
 BRAKE_TIME: Final = _slowdown_budget(GpuField.SLOWED_HW_BRAKE, "ns of power brake")
-_SHARE_TEXT: Final = f"{SHARE_PERCENT} % of {duration(WINDOW_S)}"
+_SHARE_TEXT: Final = f"{SHARE_PERCENT} % of {format_duration(WINDOW_S)}"
 
 
-def over_limit(view: GpuView) -> RuleResult:
+def evaluate_gpu_temperature(view: GpuView) -> RuleResult:
     """The GPU has reached its temperature limit.
 
     Source: nvmlDeviceGetTemperature compared with the slowdown threshold, and nvmlDeviceGetMarginTemperature,
     the distance to the limit on newer GPUs [C].
     """
-    temp, limit = read(view, GpuField.TEMP), read(view, GpuField.TEMP_SLOWDOWN)
-    margin = read(view, GpuField.MARGIN)
+    temp, limit = gpu_reading(view, GpuField.TEMP), gpu_reading(view, GpuField.TEMP_SLOWDOWN)
+    margin = gpu_reading(view, GpuField.MARGIN)
     if isinstance(margin, int) and margin <= 0:
         evidence = "no margin left to the temperature at which clocks are reduced"
         return Finding("gpu.thermal.over_limit", Severity.DEGRADED, evidence)
@@ -58,22 +72,22 @@ def over_limit(view: GpuView) -> RuleResult:
         return Finding("gpu.thermal.over_limit", Severity.DEGRADED, evidence)
     for field, reading in ((GpuField.MARGIN, margin), (GpuField.TEMP, temp)):
         if isinstance(reading, Missing) and reading.absence is Absence.UNREADABLE:
-            return Unreadable(field, reading)
+            return RuleInputUnreadable(field, reading)
     if isinstance(margin, Missing) and (isinstance(temp, Missing) or isinstance(limit, Missing)):
         return RuleNotApplicable("the GPU reports no temperature with a limit")
     return OK
 
 
-def memory_over_limit(view: GpuView) -> RuleResult:
+def evaluate_memory_temperature(view: GpuView) -> RuleResult:
     """The GPU's memory has reached its temperature limit.
 
     Source: NVML field 82 compared with the memory threshold [C].
     """
-    temp, limit = read(view, GpuField.MEM_TEMP), read(view, GpuField.TEMP_MEM_MAX)
+    temp, limit = gpu_reading(view, GpuField.MEM_TEMP), gpu_reading(view, GpuField.TEMP_MEM_MAX)
     if isinstance(temp, Missing):
-        return missing_result(GpuField.MEM_TEMP, temp, "the GPU reports no memory temperature")
+        return missing_reading_result(GpuField.MEM_TEMP, temp, "the GPU reports no memory temperature")
     if isinstance(limit, Missing):
-        return missing_result(
+        return missing_reading_result(
             GpuField.TEMP_MEM_MAX, limit, "the GPU reports no limit for its memory temperature"
         )
     if temp < limit:
@@ -82,17 +96,18 @@ def memory_over_limit(view: GpuView) -> RuleResult:
 
 
 def _clock_reason_result(view: GpuView, code: str, bits: int, evidence: str) -> RuleResult:
-    """Return the result of a rule from the current clock reasons, for drivers without time counters."""
-    reasons = read(view, GpuField.CLOCK_REASONS)
+    """Return a finding if NVML's current reasons for reduced clocks contain one of ``bits``."""
+    reasons = gpu_reading(view, GpuField.CLOCK_REASONS)
     if isinstance(reasons, Missing):
-        return missing_result(
+        return missing_reading_result(
             GpuField.CLOCK_REASONS, reasons, "the driver reports no reasons for reduced clocks"
         )
     return Finding(code, Severity.DEGRADED, evidence) if reasons & bits else OK
 
 
 def _slowdown_result(view: GpuView, code: str, budget: GrowthLimit, bits: int, by: str) -> RuleResult:
-    result = budget_result(view, budget, code, Severity.DEGRADED, "no such counter")
+    """Return the result from the time with reduced clocks; if not counted, from the current reasons."""
+    result = growth_limit_result(view, budget, code, Severity.DEGRADED, "no such counter")
     if isinstance(result, RuleNotApplicable):
         return _clock_reason_result(view, code, bits, f"clocks are reduced by {by}")
     if isinstance(result, Finding):
@@ -100,7 +115,7 @@ def _slowdown_result(view: GpuView, code: str, budget: GrowthLimit, bits: int, b
     return result
 
 
-def thermal_slowdown(view: GpuView) -> RuleResult:
+def evaluate_thermal_slowdown(view: GpuView) -> RuleResult:
     """The hardware or the driver reduces clocks because of heat.
 
     Source: growth of NVML fields 251 and 252 (driver 580 and later: 269, 270) [ns]; without them, the bits of
@@ -113,7 +128,7 @@ def thermal_slowdown(view: GpuView) -> RuleResult:
     )
 
 
-def power_brake(view: GpuView) -> RuleResult:
+def evaluate_power_brake(view: GpuView) -> RuleResult:
     """The machine's power supply limits the GPU to half its clocks or less.
 
     Source: growth of NVML field 253 (driver 580 and later: 271) [ns]; without it, the bit of the clock
@@ -122,106 +137,101 @@ def power_brake(view: GpuView) -> RuleResult:
     return _slowdown_result(view, "gpu.power.brake", BRAKE_TIME, POWER_BRAKE, "the external power brake")
 
 
-def power_slowdown(view: GpuView) -> RuleResult:
+def evaluate_power_slowdown(view: GpuView) -> RuleResult:
     """The hardware reduces clocks because the GPU draws too much power, not because of heat or the power
     brake.
 
     Source: nvmlDeviceGetCurrentClocksEventReasons, bit 0x8 without 0x40 and 0x80.
     """
-    reasons = read(view, GpuField.CLOCK_REASONS)
+    reasons = gpu_reading(view, GpuField.CLOCK_REASONS)
     if isinstance(reasons, int) and reasons & (HW_THERMAL | POWER_BRAKE):
         return OK
     evidence = "clocks are reduced by the hardware, not because of heat"
     return _clock_reason_result(view, "gpu.power.slowdown", HW_SLOWDOWN, evidence)
 
 
-def rows(_limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules of this module. None of their limits can be configured."""
+def heat_rules(_limits: GpuLimits) -> tuple[Rule, ...]:
+    """Return the rules for heat, power and clocks, whose limits cannot be configured."""
     cooling = "check fans, heat sinks, air flow and inlet temperature"
     return (
-        Rule(
+        hardware_rule(
             code="gpu.thermal.over_limit",
             severity=Severity.DEGRADED,
-            blame=Blame.HARDWARE,
-            source="gpu",
             gpu_reads=(
-                GpuWake(GpuField.TEMP, GpuWakeMode.OVER, limit=GpuField.TEMP_SLOWDOWN),
-                GpuWake(GpuField.MARGIN, GpuWakeMode.BELOW, 1),
-                GpuWake(GpuField.TEMP_SLOWDOWN),
+                GpuWakeCondition(GpuField.TEMP, GpuWakeMode.OVER, limit=GpuField.TEMP_SLOWDOWN),
+                GpuWakeCondition(GpuField.MARGIN, GpuWakeMode.BELOW, 1),
+                GpuWakeCondition(GpuField.TEMP_SLOWDOWN),
             ),
             threshold=f"the GPU's own slowdown limit, or a margin of 0 C, in {HEAT_PASSES} passes",
             why="clocks are reduced; some degrees more, and the GPU shuts itself down",
             advice=cooling,
-            evaluate=over_limit,
+            evaluate=evaluate_gpu_temperature,
             raise_after=HEAT_PASSES,
             probation_ns=HOLD_NS,
             try_it="gpu 0 set temperature=91 temperature.margin=-2",
         ),
-        Rule(
+        hardware_rule(
             code="gpu.thermal.memory",
             severity=Severity.DEGRADED,
-            blame=Blame.HARDWARE,
-            source="gpu",
             gpu_reads=(
-                GpuWake(GpuField.MEM_TEMP, GpuWakeMode.OVER, limit=GpuField.TEMP_MEM_MAX),
-                GpuWake(GpuField.TEMP_MEM_MAX),
+                GpuWakeCondition(GpuField.MEM_TEMP, GpuWakeMode.OVER, limit=GpuField.TEMP_MEM_MAX),
+                GpuWakeCondition(GpuField.TEMP_MEM_MAX),
             ),
             threshold=f"the memory's own limit, in {HEAT_PASSES} passes",
             why="clocks are reduced, and hot memory has more errors",
             advice=cooling,
-            evaluate=memory_over_limit,
+            evaluate=evaluate_memory_temperature,
             raise_after=HEAT_PASSES,
             probation_ns=HOLD_NS,
             try_it="gpu 0 set temperature.memory=97",
         ),
-        Rule(
+        hardware_rule(
             code="gpu.thermal.slowdown",
             severity=Severity.DEGRADED,
-            blame=Blame.HARDWARE,
-            source="gpu",
             gpu_reads=(
                 HW_TIME.wake,
                 SW_TIME.wake,
-                GpuWake(GpuField.CLOCK_REASONS, GpuWakeMode.BITS, SW_THERMAL | HW_THERMAL),
+                GpuWakeCondition(GpuField.CLOCK_REASONS, GpuWakeMode.BITS, SW_THERMAL | HW_THERMAL),
             ),
             threshold=f"{_SHARE_TEXT}; without time counters: {REASON_PASSES} passes in a row",
             why="the GPU is slow, and so are all processes that wait for it",
             advice=cooling,
-            evaluate=thermal_slowdown,
+            evaluate=evaluate_thermal_slowdown,
             raise_after=REASON_PASSES,
             probation_ns=HOLD_NS,
-            counter=True,
+            counts_growth=True,
             window_s=WINDOW_S,
             try_it=f"gpu 0 set throttle.hw_thermal=+{HW_TIME.events}",
         ),
-        Rule(
+        hardware_rule(
             code="gpu.power.brake",
             severity=Severity.DEGRADED,
-            blame=Blame.HARDWARE,
-            source="gpu",
-            gpu_reads=(BRAKE_TIME.wake, GpuWake(GpuField.CLOCK_REASONS, GpuWakeMode.BITS, POWER_BRAKE)),
+            gpu_reads=(
+                BRAKE_TIME.wake,
+                GpuWakeCondition(GpuField.CLOCK_REASONS, GpuWakeMode.BITS, POWER_BRAKE),
+            ),
             threshold=f"{_SHARE_TEXT}; without time counters: {REASON_PASSES} passes in a row",
             why="the machine lacks power; the GPU runs at half its clocks or less",
             advice="check power supplies, their redundancy and the rack's power limit",
-            evaluate=power_brake,
+            evaluate=evaluate_power_brake,
             raise_after=REASON_PASSES,
             probation_ns=HOLD_NS,
-            counter=True,
+            counts_growth=True,
             window_s=WINDOW_S,
             try_it=f"gpu 0 set throttle.power_brake=+{BRAKE_TIME.events}",
         ),
-        Rule(
+        hardware_rule(
             code="gpu.power.slowdown",
             severity=Severity.DEGRADED,
-            blame=Blame.HARDWARE,
-            source="gpu",
             gpu_reads=(
-                GpuWake(GpuField.CLOCK_REASONS, GpuWakeMode.BITS, HW_SLOWDOWN | HW_THERMAL | POWER_BRAKE),
+                GpuWakeCondition(
+                    GpuField.CLOCK_REASONS, GpuWakeMode.BITS, HW_SLOWDOWN | HW_THERMAL | POWER_BRAKE
+                ),
             ),
             threshold=f"{REASON_PASSES} passes in a row",
             why="the GPU's power delivery is at its limit; its clocks are reduced to half or less",
             advice="check power cables and supplies; if the cause stays, run the vendor's field diagnostic",
-            evaluate=power_slowdown,
+            evaluate=evaluate_power_slowdown,
             raise_after=REASON_PASSES,
             probation_ns=HOLD_NS,
             try_it="gpu 0 set clocks.reasons=8",

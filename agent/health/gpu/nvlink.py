@@ -1,26 +1,33 @@
 """Rules for a GPU's NVLinks: links that went down, and errors on links that are up.
 
-A link that was never up is not a fault, because boards leave links unconnected. Rules for the fabric that
-connects the links of a machine are in agent.health.gpu.fabric.
+A link that was never up is not a fault, because boards leave links unconnected.
 """
 
 from typing import Final
 
-from agent.health.gpu.view import GpuView, GrowthLimit, budget_result, probation_ns, read, worst_result
-from agent.health.rules import OK, Rule, RuleNotApplicable, RuleResult, missing_result
+from agent.health.gpu.view import (
+    GpuView,
+    GrowthLimit,
+    gpu_probation_ns,
+    gpu_reading,
+    growth_limit_result,
+    hardware_rule,
+    worst_result,
+)
+from agent.health.rules import OK, Rule, RuleNotApplicable, RuleResult, missing_reading_result
 from agent.model.cpuset import format_cpus
 from agent.model.gpu import GpuField
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Finding, Severity
 from agent.model.reading import Missing
 from agent.model.settings import GpuLimits
-from agent.model.wake import GpuWake
+from agent.model.wake_conditions import GpuWakeCondition
 
 NO_LINKS: Final = "the GPU has no NVLinks"
 NO_COUNTERS: Final = "the driver counts no such errors"
 MAX_LINKS_LISTED: Final = 3
-"""Largest number of links that the evidence lists as those with most errors."""
+"""Largest number of links that the evidence lists as the links with most errors."""
 
-BUDGETS: Final = (
+ERROR_LIMITS: Final = (
     GrowthLimit(GpuField.LINK_CRC, 6_000, 60, "NVLink CRC errors"),  # 100 a second
     GrowthLimit(GpuField.LINK_REPLAY, 1, 600, "NVLink replays"),
     GrowthLimit(GpuField.LINK_RECOVERY, 1, 600, "NVLink recoveries"),
@@ -29,35 +36,33 @@ BUDGETS: Final = (
     # one link of 400 Gbit/s has 24 a minute at a bit error rate of 1e-12; this is the sum over all links
     GrowthLimit(GpuField.LINK_EFFECTIVE_ERRORS, 240, 60, "NVLink effective errors"),
 )
-"""Limits of the vendor's health checks, which compare them with each link's errors in a minute. Errors that
-must never occur are reported for ten minutes.
-"""
+"""Limits of NVIDIA's health checks (DCGM). Errors that must never occur are reported for ten minutes."""
 RECOVERY_FAILED: Final = GrowthLimit(GpuField.LINK_RECOVERY_FAILED, 1, 600, "NVLink recoveries that failed")
 
 
-def down(view: GpuView) -> RuleResult:
+def evaluate_links_down(view: GpuView) -> RuleResult:
     """NVLinks that were up are down.
 
     Source: NVML field 165 for each link, or nvmlDeviceGetNvLinkState, compared with the links that were
     active.
     """
-    if read(view, GpuField.MIG_MODE) == 1:
+    if gpu_reading(view, GpuField.MIG_MODE) == 1:
         return RuleNotApplicable("a GPU in MIG mode uses no NVLinks")
-    up = read(view, GpuField.LINKS_UP)
+    up = gpu_reading(view, GpuField.LINKS_UP)
     if isinstance(up, Missing):
-        return missing_result(GpuField.LINKS_UP, up, NO_LINKS)
-    if not view.start.links_up:
+        return missing_reading_result(GpuField.LINKS_UP, up, NO_LINKS)
+    if not view.seen.links_up:
         return RuleNotApplicable("no NVLink was up")
-    lost = view.start.links_up & ~up
+    lost = view.seen.links_up & ~up
     if not lost:
         return OK
     links = "NVLink" if lost.bit_count() == 1 else "NVLinks"
-    evidence = f"{links} {format_cpus(lost)} down, up before: {format_cpus(view.start.links_up)}"
+    evidence = f"{links} {format_cpus(lost)} down, up before: {format_cpus(view.seen.links_up)}"
     return Finding("gpu.nvlink.down", Severity.UNHEALTHY, evidence)
 
 
 def _worst_links_text(counts: tuple[int, ...]) -> str:
-    """Format the NVLinks with most errors since the driver was loaded; empty if there are none or many."""
+    """Format the NVLinks with most errors, by the count per link; empty: no link, or many links."""
     most = max(counts, default=0)
     worst = sum(1 << link for link, count in enumerate(counts) if most and count * 2 > most)
     if not 0 < worst.bit_count() <= MAX_LINKS_LISTED:
@@ -65,74 +70,69 @@ def _worst_links_text(counts: tuple[int, ...]) -> str:
     return f"; since the driver was loaded, most on NVLink {format_cpus(worst)}"
 
 
-def errors(view: GpuView) -> RuleResult:
+def evaluate_link_errors(view: GpuView) -> RuleResult:
     """NVLinks have more errors than the limits allow. Each kind has a limit for the sum over all links.
 
     Source: growth of NVML fields 161 to 163, on NVLink 5 of fields 208, 219 and 221 [count].
     """
     results = [
-        budget_result(view, budget, "gpu.nvlink.errors", Severity.DEGRADED, NO_COUNTERS) for budget in BUDGETS
+        growth_limit_result(view, budget, "gpu.nvlink.errors", Severity.DEGRADED, NO_COUNTERS)
+        for budget in ERROR_LIMITS
     ]
     found = [result.evidence for result in results if isinstance(result, Finding)]
     if not found:
         return worst_result(*results)
-    evidence = ", ".join(found) + _worst_links_text(view.gpu.link_errors if view.gpu else ())
+    evidence = ", ".join(found) + _worst_links_text(view.sample.link_errors if view.sample else ())
     return Finding("gpu.nvlink.errors", Severity.DEGRADED, evidence)
 
 
-def recovery_failed(view: GpuView) -> RuleResult:
+def evaluate_failed_recoveries(view: GpuView) -> RuleResult:
     """The recovery of an NVLink failed, so that the link was given up.
 
     Source: growth of NVML field 214 for each link [count]; NVLink 5.
     """
     code = "gpu.nvlink.recovery_failed"
-    return budget_result(view, RECOVERY_FAILED, code, Severity.DEGRADED, NO_COUNTERS)
+    return growth_limit_result(view, RECOVERY_FAILED, code, Severity.DEGRADED, NO_COUNTERS)
 
 
-def rows(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules of this module."""
-    window_s = min(budget.window_s for budget in BUDGETS)
+def nvlink_rules(limits: GpuLimits) -> tuple[Rule, ...]:
+    """Return the rules for a GPU's NVLinks, with the configured limits in their texts."""
+    window_s = min(budget.window_s for budget in ERROR_LIMITS)
     cables = "reset the GPU and its NVLink peers; if the fault recurs, check bridge, cables or baseboard"
     return (
-        Rule(
+        hardware_rule(
             code="gpu.nvlink.down",
             severity=Severity.UNHEALTHY,
-            blame=Blame.HARDWARE,
-            source="gpu",
-            gpu_reads=(GpuWake(GpuField.LINKS_UP), GpuWake(GpuField.MIG_MODE)),
+            gpu_reads=(GpuWakeCondition(GpuField.LINKS_UP), GpuWakeCondition(GpuField.MIG_MODE)),
             threshold="any link that was up since the agent started",
             why="GPUs that communicate through the link can no longer do so, or only slowly",
             advice=cables,
-            evaluate=down,
-            probation_ns=probation_ns(limits),
+            evaluate=evaluate_links_down,
+            probation_ns=gpu_probation_ns(limits),
             try_it="gpu 0 set nvlink.4.state=0",
         ),
-        Rule(
+        hardware_rule(
             code="gpu.nvlink.recovery_failed",
             severity=Severity.DEGRADED,
-            blame=Blame.HARDWARE,
-            source="gpu",
             gpu_reads=(RECOVERY_FAILED.wake,),
             threshold=RECOVERY_FAILED.text,
             why="the link was given up at least once, and its traffic was lost",
             advice=cables,
-            evaluate=recovery_failed,
-            counter=True,
+            evaluate=evaluate_failed_recoveries,
+            counts_growth=True,
             window_s=RECOVERY_FAILED.window_s,
             try_it="in the scenario set recoveries_failed=0 on every link, as on NVLink 5; "
             "then: gpu 0 set nvlink.4.recoveries_failed=1",
         ),
-        Rule(
+        hardware_rule(
             code="gpu.nvlink.errors",
             severity=Severity.DEGRADED,
-            blame=Blame.HARDWARE,
-            source="gpu",
-            gpu_reads=tuple(budget.wake for budget in BUDGETS),
-            threshold="; ".join(budget.text for budget in BUDGETS),
+            gpu_reads=tuple(budget.wake for budget in ERROR_LIMITS),
+            threshold="; ".join(budget.text for budget in ERROR_LIMITS),
             why="traffic between GPUs is slow and uneven, and all GPUs wait for the slowest",
             advice=cables,
-            evaluate=errors,
-            counter=True,
+            evaluate=evaluate_link_errors,
+            counts_growth=True,
             window_s=window_s,
             try_it="gpu 0 set nvlink.4.replay=+1",
         ),

@@ -1,22 +1,29 @@
-"""Rules for a GPU's PCIe link: its width, its generation, and its errors.
+"""Rules for a GPU's PCIe link: its width, its speed (generation), and its errors.
 
-The width never changes by itself. The generation does, because an idle link slows down to save power; so the
-rule evaluates it only under load.
+An idle link slows down to save power, so its generation is evaluated only under load.
 """
 
 from typing import Final
 
-from agent.health.gpu.view import GpuView, GrowthLimit, budget_result, probation_ns, read
-from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult, missing_result
+from agent.health.gpu.view import (
+    GpuView,
+    GrowthLimit,
+    gpu_probation_ns,
+    gpu_reading,
+    growth_limit_result,
+    hardware_rule,
+)
+from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult, missing_reading_result
 from agent.model.gpu import GpuField
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Finding, Severity
 from agent.model.reading import Missing
 from agent.model.settings import GpuLimits
 from agent.model.time import NS
-from agent.model.wake import GpuWake, GpuWakeMode
+from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 
 BUSY_PERCENT: Final = 50
-FASTEST_IDLE: Final = 3
+"""Utilization from which on the GPU is under load."""
+FASTEST_IDLE_PSTATE: Final = 3
 """Lowest performance state number of an idle GPU; 0 to 2 are states under load."""
 GEN_S: Final = 30
 """Time for which the link must be slow [s]: three readings, as a link speeds up only under load."""
@@ -25,180 +32,167 @@ NO_LINK: Final = "the driver reports no PCIe link: a virtual machine, or an inte
 NO_AER: Final = "no PCIe error counters: the kernel or the platform has no AER"
 
 REPLAYS: Final = GrowthLimit(GpuField.PCIE_REPLAY, 9, 60, "PCIe replays")
-"""Limit for PCIe replays: the vendor's health checks tolerate 8 a minute."""
+"""Limit for PCIe replays: NVIDIA's health checks (DCGM) tolerate 8 a minute."""
 CORRECTABLE: Final = GrowthLimit(GpuField.AER_CORRECTABLE, 100, 60, "correctable PCIe errors")
-"""Limit for corrected PCIe errors, which no vendor publishes.
-
-A good link has a few errors a day, a bad link one or two a second.
-"""
+"""Limit for corrected PCIe errors: a good link has a few errors a day, a bad link one or two a second."""
 NONFATAL: Final = GrowthLimit(GpuField.AER_NONFATAL, 1, 600, "non-fatal PCIe errors")
 FATAL: Final = GrowthLimit(GpuField.AER_FATAL, 1, 600, "fatal PCIe errors")
 
 
-def width(view: GpuView) -> RuleResult:
+def evaluate_link_width(view: GpuView) -> RuleResult:
     """The PCIe link has lost lanes.
 
     Source: nvmlDeviceGetCurrPcieLinkWidth compared with nvmlDeviceGetMaxPcieLinkWidth, which is the most that
     both GPU and slot support [lanes].
     """
-    current, maximum = read(view, GpuField.PCIE_WIDTH), read(view, GpuField.PCIE_WIDTH_MAX)
+    current, maximum = gpu_reading(view, GpuField.PCIE_WIDTH), gpu_reading(view, GpuField.PCIE_WIDTH_MAX)
     if isinstance(current, Missing):
-        return missing_result(GpuField.PCIE_WIDTH, current, NO_LINK)
+        return missing_reading_result(GpuField.PCIE_WIDTH, current, NO_LINK)
     if isinstance(maximum, Missing):
-        return missing_result(GpuField.PCIE_WIDTH_MAX, maximum, NO_LINK)
+        return missing_reading_result(GpuField.PCIE_WIDTH_MAX, maximum, NO_LINK)
     if current >= maximum:
         return OK
     return Finding("gpu.pcie.width", Severity.DEGRADED, f"{current} of {maximum} lanes")
 
 
-def _idle(view: GpuView) -> bool:
-    """Return whether the GPU is idle, so that its link may be slow; also true if the load cannot be read."""
-    busy, state = read(view, GpuField.UTILIZATION), read(view, GpuField.PSTATE)
+def _is_idle(view: GpuView) -> bool:
+    """Return whether the GPU is idle, so that its link may be slow; also True if its load cannot be read."""
+    busy, state = gpu_reading(view, GpuField.UTILIZATION), gpu_reading(view, GpuField.PSTATE)
     if isinstance(busy, Missing) or busy < BUSY_PERCENT:
         return True
-    return isinstance(state, int) and state >= FASTEST_IDLE
+    return isinstance(state, int) and state >= FASTEST_IDLE_PSTATE
 
 
-def generation(view: GpuView) -> RuleResult:
+def evaluate_link_generation(view: GpuView) -> RuleResult:
     """The PCIe link runs at a lower generation than possible while the GPU is under load.
 
     Source: nvmlDeviceGetCurrPcieLinkGeneration compared with nvmlDeviceGetMaxPcieLinkGeneration; load from
     nvmlDeviceGetUtilizationRates [%] and, if available, nvmlDeviceGetPerformanceState.
     """
-    current, maximum = read(view, GpuField.PCIE_GEN), read(view, GpuField.PCIE_GEN_MAX)
+    current, maximum = gpu_reading(view, GpuField.PCIE_GEN), gpu_reading(view, GpuField.PCIE_GEN_MAX)
     if isinstance(current, Missing):
-        return missing_result(GpuField.PCIE_GEN, current, NO_LINK)
+        return missing_reading_result(GpuField.PCIE_GEN, current, NO_LINK)
     if isinstance(maximum, Missing):
-        return missing_result(GpuField.PCIE_GEN_MAX, maximum, NO_LINK)
+        return missing_reading_result(GpuField.PCIE_GEN_MAX, maximum, NO_LINK)
     if current >= maximum:
         return OK
-    if _idle(view):
+    if _is_idle(view):
         return RuleNotEvaluated("needs load: an idle link slows down")
     return Finding("gpu.pcie.gen", Severity.DEGRADED, f"generation {current} of {maximum} under load")
 
 
-def replay(view: GpuView) -> RuleResult:
+def evaluate_replays(view: GpuView) -> RuleResult:
     """The PCIe link repeats packets more often than the limit allows.
 
     Source: growth of NVML field 94 [count].
     """
-    return budget_result(view, REPLAYS, "gpu.pcie.replay", Severity.DEGRADED, "the driver counts no replays")
+    return growth_limit_result(
+        view, REPLAYS, "gpu.pcie.replay", Severity.DEGRADED, "the driver counts no replays"
+    )
 
 
-def correctable(view: GpuView) -> RuleResult:
+def evaluate_correctable_errors(view: GpuView) -> RuleResult:
     """The PCIe link corrects errors more often than the limit allows.
 
     Source: growth of ``/sys/bus/pci/devices/<bus>/aer_dev_correctable``, TOTAL_ERR_COR [count].
     """
-    return budget_result(view, CORRECTABLE, "gpu.pcie.aer.correctable", Severity.DEGRADED, NO_AER)
+    return growth_limit_result(view, CORRECTABLE, "gpu.pcie.aer.correctable", Severity.DEGRADED, NO_AER)
 
 
-def nonfatal(view: GpuView) -> RuleResult:
+def evaluate_nonfatal_errors(view: GpuView) -> RuleResult:
     """A PCIe transaction with the GPU was lost; the link continues to work.
 
     Source: growth of ``aer_dev_nonfatal`` [count].
     """
-    return budget_result(view, NONFATAL, "gpu.pcie.aer.nonfatal", Severity.DEGRADED, NO_AER)
+    return growth_limit_result(view, NONFATAL, "gpu.pcie.aer.nonfatal", Severity.DEGRADED, NO_AER)
 
 
-def fatal(view: GpuView) -> RuleResult:
+def evaluate_fatal_errors(view: GpuView) -> RuleResult:
     """The PCIe link to the GPU failed; later readings may be wrong.
 
     Source: growth of ``aer_dev_fatal`` [count].
     """
-    return budget_result(view, FATAL, "gpu.pcie.aer.fatal", Severity.UNHEALTHY, NO_AER)
+    return growth_limit_result(view, FATAL, "gpu.pcie.aer.fatal", Severity.UNHEALTHY, NO_AER)
 
 
-def rows(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Return the rules of this module. Only their probation can be configured."""
+def pcie_rules(limits: GpuLimits) -> tuple[Rule, ...]:
+    """Return the rules for the PCIe link; only their probation can be configured."""
     reseat = "reseat the GPU, check riser and cables; compare with other slots"
     aer = "in a copy of sysfs (--sysfs-root) add {} to {} in bus/pci/devices/<bus>/{}"
     return (
-        Rule(
+        hardware_rule(
             code="gpu.pcie.aer.fatal",
             severity=Severity.UNHEALTHY,
-            blame=Blame.HARDWARE,
-            source="gpu",
             gpu_reads=(FATAL.wake,),
             threshold=FATAL.text,
             why="the link was reset; the workload has lost its GPU",
             advice="drain the GPU and reset it; " + reseat,
-            evaluate=fatal,
-            probation_ns=probation_ns(limits),
-            counter=True,
+            evaluate=evaluate_fatal_errors,
+            probation_ns=gpu_probation_ns(limits),
+            counts_growth=True,
             window_s=FATAL.window_s,
             try_it=aer.format(FATAL.events, "TOTAL_ERR_FATAL", "aer_dev_fatal"),
         ),
-        Rule(
+        hardware_rule(
             code="gpu.pcie.aer.nonfatal",
             severity=Severity.DEGRADED,
-            blame=Blame.HARDWARE,
-            source="gpu",
             gpu_reads=(NONFATAL.wake,),
             threshold=NONFATAL.text,
             why="a transfer failed, and such a link often fails later",
             advice=reseat,
-            evaluate=nonfatal,
-            counter=True,
+            evaluate=evaluate_nonfatal_errors,
+            counts_growth=True,
             window_s=NONFATAL.window_s,
             try_it=aer.format(NONFATAL.events, "TOTAL_ERR_NONFATAL", "aer_dev_nonfatal"),
         ),
-        Rule(
+        hardware_rule(
             code="gpu.pcie.aer.correctable",
             severity=Severity.DEGRADED,
-            blame=Blame.HARDWARE,
-            source="gpu",
             gpu_reads=(CORRECTABLE.wake,),
             threshold=CORRECTABLE.text,
             why="each error costs little time, but this many show a bad contact or lane",
             advice=reseat,
-            evaluate=correctable,
-            counter=True,
+            evaluate=evaluate_correctable_errors,
+            counts_growth=True,
             window_s=CORRECTABLE.window_s,
             try_it=aer.format(CORRECTABLE.events, "TOTAL_ERR_COR", "aer_dev_correctable"),
         ),
-        Rule(
+        hardware_rule(
             code="gpu.pcie.replay",
             severity=Severity.DEGRADED,
-            blame=Blame.HARDWARE,
-            source="gpu",
             gpu_reads=(REPLAYS.wake,),
             threshold=REPLAYS.text,
             why="the link is noisy: transfers are slow, and uncorrectable errors follow",
             advice=reseat,
-            evaluate=replay,
-            counter=True,
+            evaluate=evaluate_replays,
+            counts_growth=True,
             window_s=REPLAYS.window_s,
             try_it=f"gpu 0 set pcie.replay=+{REPLAYS.events}",
         ),
-        Rule(
+        hardware_rule(
             code="gpu.pcie.width",
             severity=Severity.DEGRADED,
-            blame=Blame.HARDWARE,
-            source="gpu",
-            gpu_reads=(GpuWake(GpuField.PCIE_WIDTH), GpuWake(GpuField.PCIE_WIDTH_MAX)),
+            gpu_reads=(GpuWakeCondition(GpuField.PCIE_WIDTH), GpuWakeCondition(GpuField.PCIE_WIDTH_MAX)),
             threshold="fewer lanes than both GPU and slot support",
             why="transfers to and from the machine are slower in proportion to the lost lanes",
             advice=reseat,
-            evaluate=width,
+            evaluate=evaluate_link_width,
             try_it="gpu 0 set pcie.width=8",
         ),
-        Rule(
+        hardware_rule(
             code="gpu.pcie.gen",
             severity=Severity.DEGRADED,
-            blame=Blame.HARDWARE,
-            source="gpu",
             gpu_reads=(
-                GpuWake(GpuField.PCIE_GEN),
-                GpuWake(GpuField.PCIE_GEN_MAX),
-                GpuWake(GpuField.UTILIZATION, GpuWakeMode.BELOW, BUSY_PERCENT),
-                GpuWake(GpuField.PSTATE, GpuWakeMode.BELOW, FASTEST_IDLE),
+                GpuWakeCondition(GpuField.PCIE_GEN),
+                GpuWakeCondition(GpuField.PCIE_GEN_MAX),
+                GpuWakeCondition(GpuField.UTILIZATION, GpuWakeMode.BELOW, BUSY_PERCENT),
+                GpuWakeCondition(GpuField.PSTATE, GpuWakeMode.BELOW, FASTEST_IDLE_PSTATE),
             ),
             threshold=f"a lower generation than both GPU and slot support, {BUSY_PERCENT} % busy or more, "
             f"for {GEN_S} s",
             why="each lower generation halves the speed of transfers",
             advice="check the slot's setting in the firmware; " + reseat,
-            evaluate=generation,
+            evaluate=evaluate_link_generation,
             raise_ns=GEN_S * NS,
             try_it="gpu 0 set pcie.gen=1 utilization.gpu=90",
         ),

@@ -1,38 +1,39 @@
-"""Earlier GPU state that the rules compare readings with, and the inputs of the rules for each GPU.
+"""State that GPU rules compare readings with (features seen, counter windows, MIG instances), and their
+views.
 
-:func:`next_gpu_rule_state` derives each state from the last one and a snapshot. The state of latched faults
-is in agent.health.gpu.faults.values.
+A view is the input of the rules for one GPU. The state of latched faults is in
+agent.health.gpu.faults.fault_log.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from agent.devices.gpu_identity import assign_indices
-from agent.devices.inventory import Device, gpu_device, mig_device
-from agent.health.gpu.catalog import windows
-from agent.health.gpu.view import GpuStart, GpuView
-from agent.health.rate_window import RateWindow, appended, growth_of
-from agent.health.rules import Growth
-from agent.model.faults import KnownGpu
-from agent.model.gpu import GpuField, GpuSample, GpuSet, MigSample, NvmlStatus
+from agent.devices.gpu_identity import assign_gpu_numbers
+from agent.devices.inventory import InventoryDevice, gpu_device, mig_device
+from agent.health.gpu.catalog import counter_windows_s
+from agent.health.gpu.view import GpuView, SeenGpuFeatures
+from agent.health.rate_window import RateWindow, append_reading, counter_growth
+from agent.health.rules import CounterGrowth
+from agent.model.gpu import GpuField, GpuSample, MigSample, NvmlSample, NvmlStatus
+from agent.model.persistent_faults import KnownGpu
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 PASS_DEADLINES: Final = 6
-"""Longest duration of one pass over a GPU, as a multiple of the deadline of one NVML call."""
+"""Duration of a pass over a GPU after which its source is stalled, in deadlines of one NVML call."""
 UNREAD_STATES: Final = (SourceState.ABSENT, SourceState.FAILING)
 REMOVED_NS: Final = 600 * NS
-"""Time for which a removed MIG instance is reported, so that its pod's status is updated [ns]."""
+"""Time for which a removed MIG instance is reported, so that the status of its pod is updated [ns]."""
 
 _NO_SOURCE: Final = SourceSample("nvml", SourceState.ABSENT, 0, NS, 0, "", vital=False)
-NO_GPUS: Final = GpuSet((), _NO_SOURCE, _NO_SOURCE._replace(name="nvml-events"))
+NO_GPUS: Final = NvmlSample((), _NO_SOURCE, _NO_SOURCE._replace(name="nvml-events"))
 
 
 class MigInstance(NamedTuple):
-    """MIG instance, and the time when it was removed; None: it exists."""
+    """MIG instance, and the time of its removal; None: it exists."""
 
     mig: MigSample
     removed_at: Instant | None
@@ -43,19 +44,19 @@ class PerGpuState:
     """Earlier state of one GPU that its rules compare readings with."""
 
     uuid: str = ""
-    start: GpuStart = field(default_factory=GpuStart)
+    seen: SeenGpuFeatures = field(default_factory=SeenGpuFeatures)
     read_ns: int = 0
-    """Time of the last read of the GPU [ns]."""
+    """Monotonic time of the GPU's last reading [ns]."""
     windows: Mapping[GpuField, RateWindow] = field(default_factory=dict)
     """Recent readings of each counter whose growth the rules evaluate."""
-    growth: Mapping[GpuField, Growth] = field(default_factory=dict)
+    growth: Mapping[GpuField, CounterGrowth] = field(default_factory=dict)
     """Growth of each of these counters within its window."""
     instances: tuple[MigInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRuleState:
-    """Known GPUs, and the state and samples that their rules use."""
+    """Known GPUs, with the state and the newest sample of each."""
 
     registry: tuple[KnownGpu, ...] = ()
     per_gpu: Mapping[int, PerGpuState] = field(default_factory=dict)
@@ -67,13 +68,13 @@ class GpuRuleState:
 def next_gpu_rule_state(
     previous: GpuRuleState, snapshot: Snapshot, limits: GpuLimits, now: Instant
 ) -> GpuRuleState:
-    """Return the state of all GPUs after a snapshot."""
+    """Return the state that GPU rules compare readings with after a snapshot."""
     gpus = snapshot.gpus or NO_GPUS
     # Without the driver no GPU can be used; while NVML still opens, it will list the GPUs itself
     ignore_bus = gpus.nvml.state is SourceState.ABSENT or len(gpus.gpus) < gpus.count
     bus = snapshot.host.bus_gpus if isinstance(snapshot.host.bus_gpus, tuple) and not ignore_bus else ()
-    registry = assign_indices(previous.registry, gpus.gpus, limits.expect, bus)
-    samples = _samples(registry, gpus.gpus)
+    registry = assign_gpu_numbers(previous.registry, gpus.gpus, limits.expect, bus)
+    samples = _samples_by_number(registry, gpus.gpus)
     manager = snapshot.host.fabric_manager is True
     per_gpu = {}
     for gpu in registry:
@@ -83,15 +84,15 @@ def next_gpu_rule_state(
         per_gpu[gpu.number] = _next_per_gpu(
             before, gpu, samples.get(gpu.number), limits, now, manager=manager
         )
-    registry = tuple(gpu._replace(migs=_present(per_gpu[gpu.number])) for gpu in registry)
+    registry = tuple(gpu._replace(migs=_present_migs(per_gpu[gpu.number])) for gpu in registry)
     return GpuRuleState(previous.registry if registry == previous.registry else registry, per_gpu, samples)
 
 
-def _present(state: PerGpuState) -> tuple[MigSample, ...]:
+def _present_migs(state: PerGpuState) -> tuple[MigSample, ...]:
     return tuple(instance.mig for instance in state.instances if instance.removed_at is None)
 
 
-def _samples(registry: Iterable[KnownGpu], samples: Sequence[GpuSample]) -> dict[int, GpuSample]:
+def _samples_by_number(registry: Iterable[KnownGpu], samples: Sequence[GpuSample]) -> dict[int, GpuSample]:
     found: dict[int, GpuSample] = {}
     left = list(samples)
     for same in (_same_uuid, _same_bus):
@@ -101,7 +102,7 @@ def _samples(registry: Iterable[KnownGpu], samples: Sequence[GpuSample]) -> dict
                 found[gpu.number] = match
                 left.remove(match)
     free = [gpu.number for gpu in registry if gpu.number not in found]
-    for sample in left:  # without UUID and address: the registry has a number for each
+    for sample in left:  # samples without UUID and PCI address
         number = sample.index if sample.index in free else free[0] if free else None
         if number is not None:
             found[number] = sample
@@ -126,34 +127,34 @@ def _next_per_gpu(
     *,
     manager: bool,
 ) -> PerGpuState:
-    start = before.start
-    if manager and not start.fabric_manager:
-        start = start._replace(fabric_manager=True)
+    seen = before.seen
+    if manager and not seen.fabric_manager:
+        seen = seen._replace(fabric_manager=True)
     if sample is None or sample.status != NvmlStatus.OK or not sample.passes:
         growth = _growth(before.windows, sample, limits) if sample else {}
-        return replace(before, uuid=gpu.uuid, start=start, growth=growth)
-    if sample.beat_ns == before.read_ns and start is before.start:
+        return replace(before, uuid=gpu.uuid, seen=seen, growth=growth)
+    if sample.beat_ns == before.read_ns and seen is before.seen:
         instances = _instances(before.instances, sample.migs, now)
         return before if instances == before.instances else replace(before, instances=instances)
     links, ecc = sample[GpuField.LINKS_UP], sample[GpuField.ECC_MODE]
-    start = start._replace(
-        links_up=start.links_up | (links if isinstance(links, int) else 0), ecc=start.ecc or ecc == 1
+    seen = seen._replace(
+        links_up=seen.links_up | (links if isinstance(links, int) else 0), ecc=seen.ecc or ecc == 1
     )
     new_windows = {
-        which: appended(before.windows.get(which, ()), sample[which], sample.beat_ns, window_s * NS)
-        for which, window_s in windows(limits).items()
+        which: append_reading(before.windows.get(which, ()), sample[which], sample.beat_ns, window_s * NS)
+        for which, window_s in counter_windows_s(limits).items()
     }
     instances = _instances(before.instances, sample.migs, now)
     growth = _growth(new_windows, sample, limits)
-    return PerGpuState(gpu.uuid, start, sample.beat_ns, new_windows, growth, instances)
+    return PerGpuState(gpu.uuid, seen, sample.beat_ns, new_windows, growth, instances)
 
 
 def _growth(
     new_windows: Mapping[GpuField, RateWindow], sample: GpuSample, limits: GpuLimits
-) -> dict[GpuField, Growth]:
+) -> dict[GpuField, CounterGrowth]:
     return {
-        which: growth_of(sample[which], new_windows.get(which, ()), window_s)
-        for which, window_s in windows(limits).items()
+        which: counter_growth(sample[which], new_windows.get(which, ()), window_s)
+        for which, window_s in counter_windows_s(limits).items()
     }
 
 
@@ -171,7 +172,7 @@ def _instances(
     return (*(MigInstance(mig, None) for mig in migs), *removed)
 
 
-def gpu_devices(rule_state: GpuRuleState) -> Iterator[Device]:
+def gpu_devices(rule_state: GpuRuleState) -> Iterator[InventoryDevice]:
     """Yield every known GPU, each followed by its MIG instances, including recently removed instances."""
     for gpu in rule_state.registry:
         yield gpu_device(gpu.number)
@@ -179,11 +180,10 @@ def gpu_devices(rule_state: GpuRuleState) -> Iterator[Device]:
             yield mig_device(gpu.number, instance.mig.gi, instance.mig.ci)
 
 
-def gpu_sources(rule_state: GpuRuleState, gpus: GpuSet | None, limits: GpuLimits) -> Iterator[SourceSample]:
-    """Yield the readings of each GPU as a source that is named like the device.
-
-    No source is vital, because a rule reports a GPU that hangs.
-    """
+def gpu_sources(
+    rule_state: GpuRuleState, gpus: NvmlSample | None, limits: GpuLimits
+) -> Iterator[SourceSample]:
+    """Yield a source for each GPU's readings, named like the device. It is not vital."""
     found_ns = gpus.nvml.beat_ns if gpus else 0
     for number, sample in rule_state.samples.items():
         state = SourceState.OK if sample.status == NvmlStatus.OK else SourceState.FAILING
@@ -196,7 +196,7 @@ def gpu_sources(rule_state: GpuRuleState, gpus: GpuSet | None, limits: GpuLimits
             detail=f"NVML returned {sample.status}" if sample.status else "",
             passes=sample.passes,
             vital=False,
-            # A pass is many calls, each with its own deadline: a rule reports a call that hangs long before.
+            # a pass has many calls; a rule reports a call that exceeds its own deadline long before
             limit_ns=PASS_DEADLINES * int(limits.deadline_s * NS) + 3 * sample.period_ns,
         )
 
@@ -204,7 +204,7 @@ def gpu_sources(rule_state: GpuRuleState, gpus: GpuSet | None, limits: GpuLimits
 def gpu_views(
     rule_state: GpuRuleState, snapshot: Snapshot, limits: GpuLimits, now: Instant
 ) -> dict[int, GpuView]:
-    """Return the inputs of the rules for each known GPU, by GPU number."""
+    """Return the view (input of the rules) of each known GPU, by GPU number."""
     gpus = snapshot.gpus or NO_GPUS
     times = {
         number: sample.probe_p50_ns
@@ -219,16 +219,16 @@ def gpu_views(
     for gpu in rule_state.registry:
         sample, state = rule_state.samples.get(gpu.number), rule_state.per_gpu[gpu.number]
         views[gpu.number] = GpuView(
-            gpu=sample,
+            sample=sample,
             name=gpu_device(gpu.number).name,
-            start=state.start,
-            gpus=gpus,
+            seen=state.seen,
+            gpu_set=gpus,
             host=snapshot.host,
             growth=state.growth if sample is not None else {},
             siblings_p50_ns=tuple(sorted(ns for number, ns in times.items() if number != gpu.number)),
             limits=limits,
             now_ns=now.mono_ns,
-            log_read=log_read,
-            pci=functions.get(gpu.bus) if gpu.uuid else None,
+            is_log_readable=log_read,
+            pci_function=functions.get(gpu.bus) if gpu.uuid else None,
         )
     return views

@@ -1,19 +1,19 @@
-"""State of all GPUs between evaluations, and the order in which an evaluation updates it."""
+"""State of all GPUs between evaluations, and the function that updates it and decides on latched faults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.devices.gpu_identity import replaced
+from agent.devices.gpu_identity import replaced_gpu_numbers
 from agent.health.gpu.faults.checkpoint import build_checkpoint
-from agent.health.gpu.faults.correlate import next_due_ns
+from agent.health.gpu.faults.correlate import next_wait_end_ns
 from agent.health.gpu.faults.evaluate import evaluate_faults
+from agent.health.gpu.faults.fault_log import Fault, FaultKey, FaultLog
 from agent.health.gpu.faults.ingest import ingest_faults
 from agent.health.gpu.faults.recovery import RecoverySigns, resolve_faults, update_recovery_signs
-from agent.health.gpu.faults.values import Fault, FaultKey, FaultLog
 from agent.health.gpu.rule_state import GpuRuleState, next_gpu_rule_state
 from agent.health.gpu.xid.conditions import FaultDecision
-from agent.model.faults import PersistentGpuState
+from agent.model.persistent_faults import PersistentGpuState
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
@@ -24,7 +24,7 @@ class GpuState:
     """State of all GPUs that one evaluation passes to the next."""
 
     rule_state: GpuRuleState = field(default_factory=GpuRuleState)
-    log: FaultLog = field(default_factory=FaultLog)
+    fault_log: FaultLog = field(default_factory=FaultLog)
     recovery_signs: Mapping[int, RecoverySigns] = field(default_factory=dict)
     checkpoint: PersistentGpuState = field(default_factory=PersistentGpuState)
     """Fault state that must survive a restart of the agent."""
@@ -32,30 +32,30 @@ class GpuState:
 
 
 class GpuEvaluation(NamedTuple):
-    """Result of one evaluation of all GPUs."""
+    """State of all GPUs after one evaluation, with the decisions on latched faults."""
 
     state: GpuState
     decisions: Mapping[FaultKey, FaultDecision]
-    """Decisions on the unresolved faults."""
-    faults: Mapping[FaultKey, Fault]
+    """Decision on each unresolved fault: its severity, evidence and advice."""
+    faults_by_key: Mapping[FaultKey, Fault]
     replaced: frozenset[int]
-    """Numbers of GPUs that were replaced: the earlier state of these numbers no longer counts."""
+    """Numbers of GPUs that were replaced by another GPU, whose earlier state is invalid."""
     due_ns: int | None
-    """Time at which a fault may be over or a log line stops waiting for NVML [ns]; None: no such time."""
+    """Monotonic time at which latched faults must be evaluated again [ns]; None: no such time."""
 
 
 def evaluate_gpus(previous: GpuState, snapshot: Snapshot, limits: GpuLimits, now: Instant) -> GpuEvaluation:
-    """Update the state of all GPUs from a snapshot, and decide on the latched faults."""
+    """Return the state of all GPUs after a snapshot, and the decisions on latched faults."""
     if snapshot.gpus is None:  # GPUs are not read: keep their state
         return GpuEvaluation(previous, {}, {}, frozenset(), None)
     rule_state = next_gpu_rule_state(previous.rule_state, snapshot, limits, now)
-    replaced_numbers = replaced(previous.rule_state.registry, rule_state.registry)
-    log = ingest_faults(previous.log, snapshot, rule_state, previous.evaluated_ns, now)
+    replaced_numbers = replaced_gpu_numbers(previous.rule_state.registry, rule_state.registry)
+    log = ingest_faults(previous.fault_log, snapshot, rule_state, previous.evaluated_ns, now)
     decisions = evaluate_faults(log, rule_state, limits, now)
     signs = update_recovery_signs(previous.recovery_signs, rule_state, snapshot.gpus.generation, now)
     log, resolve_ns = resolve_faults(log, decisions, signs, now)
     decisions = {key: found for key, found in decisions.items() if not log.faults[key].resolved}
-    due = [at for at in (resolve_ns, next_due_ns(log)) if at is not None]
+    due = [at for at in (resolve_ns, next_wait_end_ns(log)) if at is not None]
     checkpoint = build_checkpoint(log, decisions, rule_state.registry, signs)
     if checkpoint == previous.checkpoint:
         checkpoint = previous.checkpoint  # the same object shows that nothing has to be written

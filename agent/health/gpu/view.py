@@ -1,130 +1,113 @@
-"""Input of the rules for one GPU, and helpers that the rules share.
+"""View (input of the rules for one GPU), and functions that the GPU rules share.
 
-The rules are grouped by theme, with their catalog rows: answers, driver, memory, heat, pcie, nvlink and
-fabric. They evaluate readings. Faults that NVML or the kernel log reports once, such as XIDs, are latched and
+Rules evaluate readings. Faults that NVML or the kernel log reports once, such as XIDs, are latched and
 evaluated in agent.health.gpu.faults.
-
-"The vendor's limits" are those that NVIDIA's own health checks (DCGM) apply.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from agent.health.rules import (
     OK,
-    Growth,
+    CounterGrowth,
+    Rule,
+    RuleInputUnreadable,
     RuleNotApplicable,
     RuleNotEvaluated,
     RuleResult,
-    Unreadable,
-    counter_result,
-    duration,
+    counter_limit_result,
+    format_duration,
 )
-from agent.model.gpu import GpuField, GpuHost, GpuSample, GpuSet, NvmlStatus
-from agent.model.health import Finding, Severity
+from agent.model.gpu import GpuField, GpuSample, GpuSystemSample, NvmlSample, NvmlStatus
+from agent.model.health import Blame, Finding, Severity
 from agent.model.pci import PciSample
 from agent.model.reading import NEVER_READ, Reading
 from agent.model.settings import GpuLimits
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.model.wake import GpuWake, GpuWakeMode
+from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 
 
-class GpuStart(NamedTuple):
-    """Features of a GPU that were active at any reading since the agent started."""
+class SeenGpuFeatures(NamedTuple):
+    """Features of a GPU that any reading since the agent started showed: rules report their loss."""
 
     links_up: int = 0
-    """Bit set of NVLinks that were ever active; a link that never was is not a fault."""
+    """Bit set of the NVLinks that were up."""
     ecc: bool = False
-    """Whether ECC was ever on."""
+    """Whether ECC was on."""
     fabric_manager: bool = False
-    """Whether nv-fabricmanager was ever running."""
+    """Whether nv-fabricmanager was running."""
 
 
 class GpuView(NamedTuple):
-    """Input of the rules for one GPU: its readings, its earlier state, and the limits."""
+    """Input of the rules for one GPU: its readings, features seen earlier, and the limits."""
 
-    gpu: GpuSample | None
+    sample: GpuSample | None
     """Newest sample; None: a known or expected GPU that NVML has not listed since the agent started."""
     name: str
     """Name of the device, ``gpu-3``."""
-    start: GpuStart
-    gpus: GpuSet
-    host: GpuHost
-    growth: Mapping[GpuField, Growth]
+    seen: SeenGpuFeatures
+    gpu_set: NvmlSample
+    host: GpuSystemSample
+    growth: Mapping[GpuField, CounterGrowth]
     """Growth of each counter over its window in :func:`agent.health.gpu.catalog.windows`."""
     siblings_p50_ns: tuple[int, ...]
-    """Median probe time of every other GPU that answers [ns]."""
+    """Median answer time of every other GPU that answers [ns]."""
     limits: GpuLimits
     now_ns: int
-    log_read: bool = True
+    is_log_readable: bool = True
     """Whether the kernel log can be read."""
-    pci: PciSample | None = None
-    """PCI function of the GPU; None: not on the bus, bus not read, or a GPU that NVML never listed."""
+    pci_function: PciSample | None = None
+    """PCI function of the GPU; None: not found on the bus, or NVML never listed the GPU."""
 
 
+# fmt: off
 NVML_NAMES: Final = {
-    NvmlStatus.UNINITIALIZED: "UNINITIALIZED",
-    2: "INVALID_ARGUMENT",
-    NvmlStatus.NOT_SUPPORTED: "NOT_SUPPORTED",
-    NvmlStatus.NO_PERMISSION: "NO_PERMISSION",
-    NvmlStatus.NOT_FOUND: "NOT_FOUND",
-    7: "INSUFFICIENT_SIZE",
-    8: "INSUFFICIENT_POWER",
-    NvmlStatus.DRIVER_NOT_LOADED: "DRIVER_NOT_LOADED",
-    NvmlStatus.TIMEOUT: "TIMEOUT",
-    11: "IRQ_ISSUE",
-    NvmlStatus.LIBRARY_NOT_FOUND: "LIBRARY_NOT_FOUND",
-    NvmlStatus.FUNCTION_NOT_FOUND: "FUNCTION_NOT_FOUND",
-    14: "CORRUPTED_INFOROM",
-    NvmlStatus.LOST: "GPU_IS_LOST",
-    NvmlStatus.RESET_REQUIRED: "RESET_REQUIRED",
-    17: "OPERATING_SYSTEM",
-    NvmlStatus.MISMATCH: "LIB_RM_VERSION_MISMATCH",
-    19: "IN_USE",
-    20: "MEMORY",
-    23: "INSUFFICIENT_RESOURCES",
-    27: "NOT_READY",
-    NvmlStatus.GPU_NOT_FOUND: "GPU_NOT_FOUND",
-    29: "INVALID_STATE",
-    NvmlStatus.UNKNOWN: "UNKNOWN",
+    NvmlStatus.UNINITIALIZED: "UNINITIALIZED", 2: "INVALID_ARGUMENT",
+    NvmlStatus.NOT_SUPPORTED: "NOT_SUPPORTED", NvmlStatus.NO_PERMISSION: "NO_PERMISSION",
+    NvmlStatus.NOT_FOUND: "NOT_FOUND", 7: "INSUFFICIENT_SIZE", 8: "INSUFFICIENT_POWER",
+    NvmlStatus.DRIVER_NOT_LOADED: "DRIVER_NOT_LOADED", NvmlStatus.TIMEOUT: "TIMEOUT", 11: "IRQ_ISSUE",
+    NvmlStatus.LIBRARY_NOT_FOUND: "LIBRARY_NOT_FOUND", NvmlStatus.FUNCTION_NOT_FOUND: "FUNCTION_NOT_FOUND",
+    14: "CORRUPTED_INFOROM", NvmlStatus.LOST: "GPU_IS_LOST", NvmlStatus.RESET_REQUIRED: "RESET_REQUIRED",
+    17: "OPERATING_SYSTEM", NvmlStatus.MISMATCH: "LIB_RM_VERSION_MISMATCH", 19: "IN_USE", 20: "MEMORY",
+    23: "INSUFFICIENT_RESOURCES", 27: "NOT_READY", NvmlStatus.GPU_NOT_FOUND: "GPU_NOT_FOUND",
+    29: "INVALID_STATE", NvmlStatus.UNKNOWN: "UNKNOWN",
 }
+# fmt: on
 """Names of NVML's return codes, without the prefix ``NVML_ERROR_``."""
 
 
-def nvml_name(code: int) -> str:
+def nvml_code_text(code: int) -> str:
     """Format a return code of NVML: ``GPU_IS_LOST (15)``."""
     return f"{NVML_NAMES[code]} ({code})" if code in NVML_NAMES else f"code {code}"
 
 
-def library_error(gpus: GpuSet) -> int:
-    """Return the NVML error code because of which the library cannot be used; 0 if it can be used.
-
-    Negative codes come from the native core, and do not mean that the library fails.
-    """
+def nvml_library_error(gpus: NvmlSample) -> int:
+    """Return the NVML return code because of which the library cannot be used; 0: it can be used."""
     if gpus.nvml.state is SourceState.ABSENT:
         return gpus.err or NvmlStatus.LIBRARY_NOT_FOUND
     return max(gpus.err, 0)
 
 
-def is_opening(gpus: GpuSet) -> bool:
-    """Return whether NVML still lists its GPUs, so that a GPU without a sample may get one later."""
+def is_listing_gpus(gpus: NvmlSample) -> bool:
+    """Return whether NVML is still being opened or listing GPUs, so that a missing GPU may appear."""
     incomplete = gpus.nvml.state is SourceState.OK and len(gpus.gpus) < gpus.count
     return gpus.nvml.state is SourceState.STARTING or bool(gpus.call) or incomplete
 
 
-def probation_ns(limits: GpuLimits) -> int:
-    """Return the length of the probation of a GPU that was Unhealthy [ns]."""
+def gpu_probation_ns(limits: GpuLimits) -> int:
+    """Return the configured probation: time for which a cause is kept after its fault ended [ns]."""
     return int(limits.probation_s * NS)
 
 
-def read(view: GpuView, field: GpuField) -> Reading:
-    """Return the GPU's reading of a field, or the reason why the reading is missing."""
-    return view.gpu[field] if view.gpu else NEVER_READ
+def gpu_reading(view: GpuView, field: GpuField) -> Reading:
+    """Return the GPU's newest reading of a field, or the reason why there is none."""
+    return view.sample[field] if view.sample else NEVER_READ
 
 
 class GrowthLimit(NamedTuple):
-    """Limit for the growth of a GPU counter within a window."""
+    """Limit for the growth of a GPU counter within a time window."""
 
     field: GpuField
     events: int
@@ -135,32 +118,30 @@ class GrowthLimit(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Text of the limit: ``PCIe replays: at least 9 in 1 min``."""
-        return f"{self.events_text}: at least {self.events} in {duration(self.window_s)}"
+        """Limit in words: ``PCIe replays: at least 9 in 1 min``."""
+        return f"{self.events_text}: at least {self.events} in {format_duration(self.window_s)}"
 
     @property
-    def wake(self) -> GpuWake:
-        """Wake-up of the engine when the counter reaches the limit."""
-        return GpuWake(self.field, GpuWakeMode.RISE, self.events, self.window_s * NS)
+    def wake(self) -> GpuWakeCondition:
+        """Condition that wakes the engine: the counter grows by ``events`` within the window."""
+        return GpuWakeCondition(self.field, GpuWakeMode.RISE, self.events, self.window_s * NS)
 
 
-def growth(view: GpuView, field: GpuField) -> Growth:
-    """Return the growth of a counter of the GPU within its window."""
-    return view.growth.get(field, Growth(NEVER_READ, 0.0))
-
-
-def budget_result(
+def growth_limit_result(
     view: GpuView, budget: GrowthLimit, code: str, severity: Severity, reason: str
 ) -> RuleResult:
-    """Return the result of a rule that compares one counter with its limit.
+    """Return a finding if a counter has reached its limit; ``reason``: why a GPU may lack the counter."""
+    grown = view.growth.get(budget.field, CounterGrowth(NEVER_READ, 0.0))
+    found = Finding(code, severity, budget.text)
+    return counter_limit_result(
+        grown, budget.events, budget.window_s, found, counter=budget.field, reason=reason
+    )
 
-    ``reason`` states why a GPU may not have the counter.
-    """
-    grown, found = growth(view, budget.field), Finding(code, severity, budget.text)
-    return counter_result(grown, budget.events, budget.window_s, found, counter=budget.field, reason=reason)
 
+hardware_rule: Final = partial(Rule, blame=Blame.HARDWARE, source="gpu")
+"""Create a rule for a fault of the hardware that readings of the GPU show."""
 
-_RESULT_ORDER: Final = (Finding, Unreadable, RuleNotEvaluated, type(OK), RuleNotApplicable)
+_RESULT_ORDER: Final = (Finding, RuleInputUnreadable, RuleNotEvaluated, type(OK), RuleNotApplicable)
 
 
 def worst_result(*results: RuleResult) -> RuleResult:

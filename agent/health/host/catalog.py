@@ -1,25 +1,26 @@
-"""Lists of the rules for the machine's devices and pods' cgroups, and of the changes that wake the engine."""
+"""Tables of the host's health rules by kind of device, and of the sources that the verdicts depend on."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Final
 
 from agent.devices.inventory import DeviceKind
-from agent.health.host.cgroup.rules import GROUP_RULES
+from agent.health.host.cgroup.rules import CGROUP_RULES
 from agent.health.host.cpu.rules import CPU_RULES, DECLARED_CPU_RULES
 from agent.health.host.hugepages.rules import DECLARED_POOL_RULES, POOL_RULES
+from agent.health.host.machine.rules import MACHINE_RULES
 from agent.health.host.memory.rules import DECLARED_MEMORY_RULES, MEMORY_RULES
-from agent.health.host.node.rules import NODE_RULES
 from agent.health.host.pci.rules import PCI_RULES
 from agent.health.rules import Rule
 from agent.model.time import NS
-from agent.model.wake import SamplerField, Wake
+from agent.model.wake_conditions import SamplerField, WakeCondition
 
-RULES: Final[Mapping[DeviceKind, tuple[Rule, ...]]] = {
+HOST_RULES: Final[Mapping[DeviceKind, tuple[Rule, ...]]] = {
     DeviceKind.CPU: CPU_RULES,
     DeviceKind.MEMORY: MEMORY_RULES,
     DeviceKind.HUGEPAGES: POOL_RULES,
 }
-"""Rules for the devices that this agent publishes itself, by kind."""
+"""Rules for the devices that the agent itself publishes, by kind."""
 DECLARED_RULES: Final[Mapping[DeviceKind, tuple[Rule, ...]]] = {
     DeviceKind.CPU: DECLARED_CPU_RULES,
     DeviceKind.MEMORY: DECLARED_MEMORY_RULES,
@@ -27,7 +28,7 @@ DECLARED_RULES: Final[Mapping[DeviceKind, tuple[Rule, ...]]] = {
     DeviceKind.PCI: PCI_RULES,
     DeviceKind.OTHER: (),
 }
-"""Rules for devices that drivers declare, by kind. Declared GPUs are evaluated as the host's GPUs."""
+"""Rules for devices that drivers declare, by kind; declared GPUs have the rules in agent.health.gpu."""
 MAIN_SOURCES: Final[Mapping[DeviceKind, tuple[str, ...]]] = {
     DeviceKind.CPU: ("cpus", "throttle"),
     DeviceKind.GPU: ("nvml",),
@@ -36,32 +37,28 @@ MAIN_SOURCES: Final[Mapping[DeviceKind, tuple[str, ...]]] = {
     DeviceKind.PCI: ("pci",),
     DeviceKind.OTHER: (),
 }
-"""Sources that verify a device, by kind. A device is verified when they were read and the health checks of
-its driver have ended. A GPU that NVML has found has a source of its own.
-"""
-ALL_RULES: Final = tuple(
-    dict.fromkeys(
-        [
-            *(rule for rules in RULES.values() for rule in rules),
-            *(rule for rules in DECLARED_RULES.values() for rule in rules),
-            *GROUP_RULES,
-            *NODE_RULES,
-        ]
-    )
+"""Names of the sources whose passes verify a device, by kind. If one of them stalls, the device is Unknown. A
+GPU that NVML has found has a source of its own."""
+ALL_HOST_RULES: Final = tuple(
+    dict.fromkeys(chain(*HOST_RULES.values(), *DECLARED_RULES.values(), CGROUP_RULES, MACHINE_RULES))
 )
+"""All rules for the machine, its devices and the cgroups of pods, without duplicates."""
 
 
-def wakes(throttle_events: int, throttle_window_s: int) -> tuple[Wake, ...]:
-    """Return the changes for which the native sampler must wake the engine, so that every rule is evaluated
-    when its readings change.
+def sampler_wakes(throttle_events: int, throttle_window_s: int) -> tuple[WakeCondition, ...]:
+    """Return the changes of readings for which the native sampler must wake the evaluation engine.
+
+    Args:
+        throttle_events: Growth of a thermal-throttle counter that wakes the engine.
+        throttle_window_s: Window of that growth [s].
     """
-    found: dict[SamplerField, Wake] = {}
-    for rule in ALL_RULES:
-        for field in rule.reads:
-            if isinstance(field, Wake):
+    found: dict[SamplerField, WakeCondition] = {}
+    for rule in ALL_HOST_RULES:
+        for field in rule.sampler_reads:
+            if isinstance(field, WakeCondition):
                 found.setdefault(field.field, field)
-            elif not rule.counter:
-                found[field] = Wake(field)  # any change, which includes any threshold
+            elif not rule.counts_growth:
+                found[field] = WakeCondition(field)  # any change, which includes any threshold
             else:
-                found.setdefault(field, Wake(field, throttle_events, throttle_window_s * NS))
+                found.setdefault(field, WakeCondition(field, throttle_events, throttle_window_s * NS))
     return tuple(found.values())

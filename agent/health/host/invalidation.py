@@ -1,78 +1,74 @@
-"""Inputs of the rules for devices that drivers declare, by kind, and the devices that a change of the inputs
-affects.
+"""Detection of the declared devices whose cached verdicts a new snapshot makes outdated.
 
-A view (the rules' input for one device) holds readings that all devices of a kind share, and values of one
-device. Little of it changes between two evaluations; a device that no change affects keeps its verdict,
-because its rules would return the same results.
+The rules for the declared devices of one kind share most of their input. A device that no change of the
+shared input affects keeps its verdict, because its rules would return the same results.
 """
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from agent.devices.inventory import Device, DeviceKind
-from agent.health.host.cpu.facts import CoreFacts
-from agent.health.host.memory.edac import is_read
+from agent.devices.inventory import DeviceKind, InventoryDevice
+from agent.health.host.cpu.facts import CpuFacts
+from agent.health.host.memory.edac import has_source_been_read
 from agent.health.host.state import HostRuleState
-from agent.health.kernel_log.values import LogCode, reader_state
-from agent.model.cpuset import CpuSet, cpus_of
-from agent.model.declared import Declared, DeclaredCpus
+from agent.health.kernel_log.facts import KernelLogCode, log_reader_state
+from agent.model.cpuset import CpuSet, cpu_numbers
+from agent.model.declared_devices import DeclaredCpus, DriverDevice
 from agent.model.reading import Missing
-from agent.model.settings import Settings
-from agent.model.snapshot import PoolSample, Snapshot
+from agent.model.settings import EngineSettings
+from agent.model.snapshot import HugepagePoolSample, Snapshot
 from agent.model.time import Instant
 
 ALL_DEVICES: Final[CpuSet] = -1
-"""Set of CPUs with the meaning that a change affects every device, or that a device is affected by every
-change."""
-_PCI_CODES: Final = (LogCode.AER_FATAL, LogCode.AER_NONFATAL, LogCode.PCI_FAULT)
+"""Special set of CPUs: the change affects every device, or the device is affected by every change."""
+_PCI_CODES: Final = (KernelLogCode.AER_FATAL, KernelLogCode.AER_NONFATAL, KernelLogCode.PCI_FAULT)
 
 
-class KindInputs(NamedTuple):
-    """Inputs that all declared devices of a kind share."""
+class SharedRuleInput(NamedTuple):
+    """Input of the rules that all declared devices of one kind share."""
 
     shared: tuple[object, ...]
-    """Values whose change affects all devices of the kind."""
+    """Values whose change affects every device of the kind."""
     cpu_sets: tuple[CpuSet, ...] = ()
-    """CPU sets whose change affects the CPUs that were added or removed, and the CPUs that share a core with
-    them."""
-    cores: CoreFacts = CoreFacts()
-    """Facts about cores whose change affects the CPUs that changed, and the CPUs that share a core with
-    them."""
+    """CPU sets whose change affects the CPUs that were added to a set or removed from it, and the CPUs that
+    share a physical core with them."""
+    cpu_facts: CpuFacts = CpuFacts()
+    """Facts about single CPUs; a change affects the CPU and the CPUs that share a physical core with it."""
 
 
-def kind_inputs(
+def shared_rule_input(
     kind: DeviceKind,
     host: HostRuleState,
     snapshot: Snapshot,
-    pools: Mapping[Device, PoolSample],
-    settings: Settings,
+    pools: Mapping[InventoryDevice, HugepagePoolSample],
+    settings: EngineSettings,
     now: Instant,
-) -> KindInputs:
-    """Return the shared inputs of the rules for a kind of device other than GPU."""
+) -> SharedRuleInput:
+    """Return the input that the rules for declared devices of one kind share. Raises TypeError for GPUs."""
     match kind:
         case DeviceKind.CPU:
-            return _of_cpus(host, snapshot, settings)
+            return _shared_cpu_input(host, snapshot, settings)
         case DeviceKind.MEMORY:
-            return _of_memory(host, snapshot, settings)
+            return _shared_memory_input(host, snapshot, settings)
         case DeviceKind.HUGEPAGES:
-            return KindInputs((pools, host.pools.declared_pages, host.pools.max_seen))
+            return SharedRuleInput((pools, host.pools.declared_pages, host.pools.max_seen))
         case DeviceKind.PCI:
-            return _of_pci(host, snapshot, now)
+            return _shared_pci_input(host, snapshot, now)
         case _:
-            raise TypeError(f"kind {kind}: no host rules")
+            raise TypeError(f"devices of the kind {kind}: the host has no rules for them")
 
 
-def _of_cpus(host: HostRuleState, snapshot: Snapshot, settings: Settings) -> KindInputs:
-    cpus, cores = host.cpus, host.cpus.cores
+def _shared_cpu_input(host: HostRuleState, snapshot: Snapshot, settings: EngineSettings) -> SharedRuleInput:
+    cpus, cores = host.cpus, host.cpus.cpu_facts
     machine, nodes = snapshot.machine, snapshot.nodes
-    readings = (*snapshot.cpus, cpus.isolated, *(node.cpus for node in nodes))
-    return KindInputs(
+    readings = (*snapshot.cpus, cpus.isolated_start, *(node.cpus for node in nodes))
+    return SharedRuleInput(
         (
-            reader_state(snapshot.log),
-            [node.node for node in nodes],
+            log_reader_state(snapshot.log),
+            [node.numa_node for node in nodes],
             [reading if isinstance(reading, Missing) else None for reading in readings],
-            cores.machine_check_counts if isinstance(cores.machine_check_counts, Missing) else None,
-            (machine.smt_active if machine else None, cpus.smt),
+            cores.machine_check_readers if isinstance(cores.machine_check_readers, Missing) else None,
+            (machine.smt_active if machine else None, cpus.smt_start),
             bool(cpus.declared_throttle),
             settings,
         ),
@@ -87,47 +83,49 @@ def _of_cpus(host: HostRuleState, snapshot: Snapshot, settings: Settings) -> Kin
     )
 
 
-def _of_memory(host: HostRuleState, snapshot: Snapshot, settings: Settings) -> KindInputs:
+def _shared_memory_input(
+    host: HostRuleState, snapshot: Snapshot, settings: EngineSettings
+) -> SharedRuleInput:
     memory, machine = host.memory, snapshot.machine
     if machine is None:
-        return KindInputs((settings, memory))
-    return KindInputs(
+        return SharedRuleInput((settings, memory))
+    return SharedRuleInput(
         (
             settings,
-            (memory.blocks, memory.failure_lines, memory.locations),
-            (is_read(machine, "memory"), is_read(machine, "edac")),
+            (memory.blocks_online, memory.failure_lines, memory.locations),
+            (has_source_been_read(machine, "memory"), has_source_been_read(machine, "edac")),
             (machine.numa, machine.nodes_online, machine.nodes_memory, machine.corrupted_kib),
         )
     )
 
 
-def _of_pci(host: HostRuleState, snapshot: Snapshot, now: Instant) -> KindInputs:
-    facts = host.log.select(*_PCI_CODES)
+def _shared_pci_input(host: HostRuleState, snapshot: Snapshot, now: Instant) -> SharedRuleInput:
+    facts = host.kernel_log.select(*_PCI_CODES)
     functions = "read" if isinstance(snapshot.pci, tuple) else snapshot.pci
     # facts expire with time
     expires = now if facts else None
-    return KindInputs((host.pci, functions, reader_state(snapshot.log), facts, expires))
+    return SharedRuleInput((host.pci, functions, log_reader_state(snapshot.log), facts, expires))
 
 
-def affected_cpus(before: KindInputs | None, now: KindInputs) -> CpuSet:
-    """Return the CPUs that a change between two evaluations affects, to be compared with
-    :func:`cpus_affecting`.
-    """
+def changed_cpus(before: SharedRuleInput | None, now: SharedRuleInput) -> CpuSet:
+    """Return the CPUs that are affected by the change of the shared input between two evaluations;
+    ``ALL_DEVICES`` if every device of the kind is affected. ``before`` is None in the first evaluation."""
     if before is None or before.shared != now.shared:
         return ALL_DEVICES
     cpus = 0
     for old, new in zip(before.cpu_sets, now.cpu_sets, strict=True):
         cpus |= old ^ new
-    if before.cores is not now.cores:
-        for core in set(before.cores.samples) ^ set(now.cores.samples):
+    if before.cpu_facts is not now.cpu_facts:
+        for core in set(before.cpu_facts.samples) ^ set(now.cpu_facts.samples):
             cpus |= 1 << core.cpu
     near = cpus
-    for cpu in cpus_of(cpus):
-        near |= before.cores.sharing.get(cpu, 0) | now.cores.sharing.get(cpu, 0)
+    for cpu in cpu_numbers(cpus):
+        near |= before.cpu_facts.core_siblings.get(cpu, 0) | now.cpu_facts.core_siblings.get(cpu, 0)
     return near
 
 
-def cpus_affecting(declared: Declared) -> CpuSet:
-    """Return the CPUs whose change affects a declared device."""
-    what = declared.part
-    return what.cpus if isinstance(what, DeclaredCpus) and what.cpus else ALL_DEVICES
+def cpus_affecting(declared: DriverDevice) -> CpuSet:
+    """Return the CPUs whose change affects a declared device; ``ALL_DEVICES`` for a device without CPUs,
+    which every change affects."""
+    part = declared.part
+    return part.cpus if isinstance(part, DeclaredCpus) and part.cpus else ALL_DEVICES

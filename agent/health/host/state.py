@@ -1,117 +1,134 @@
-"""State of the host's rules, carried from one snapshot to the next, and views, which are the inputs of the
-rules.
-
-The state is immutable: :func:`next_host_state` derives it from the last state and a snapshot, so recorded
-snapshots replay to the same views.
+"""State that all rules for the host carry from one snapshot to the next, and the choice of a device's rule
+input.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.devices.inventory import Device, DeviceKind, devices_expected, devices_of
-from agent.health.host.cgroup.state import GroupState, next_group_state
-from agent.health.host.cpu.state import CpuState, CpuView, next_cpu_state, view_cpus, view_declared_cpus
+from agent.devices.inventory import DeviceKind, InventoryDevice, expected_devices, update_inventory
+from agent.health.host.cgroup.state import CgroupRuleState, next_cgroup_state
+from agent.health.host.cpu.state import (
+    CpuRuleInput,
+    CpuRuleState,
+    declared_cpu_rule_input,
+    next_cpu_state,
+    numa_cpu_rule_input,
+)
 from agent.health.host.hugepages.state import (
-    PoolState,
-    PoolView,
+    PoolRuleInput,
+    PoolRuleState,
+    declared_pages_rule_input,
     next_pool_state,
-    view_declared_pages,
-    view_pool,
+    pool_rule_input,
 )
+from agent.health.host.machine.state import MachineRuleState, next_machine_state
 from agent.health.host.memory.state import (
-    MemoryState,
-    MemoryView,
+    MemoryRuleInput,
+    MemoryRuleState,
+    declared_memory_rule_input,
+    memory_rule_input,
     next_memory_state,
-    view_declared_memory,
-    view_memory,
 )
-from agent.health.host.node.state import NodeState, next_node_state
-from agent.health.host.pci.state import PciState, PciView, next_pci_state, view_pci
+from agent.health.host.pci.state import PciRuleInput, PciRuleState, next_pci_rule_state, pci_rule_input
+from agent.health.kernel_log.facts import KernelLogState
 from agent.health.kernel_log.latch import next_log_state
-from agent.health.kernel_log.values import LogState
-from agent.model.declared import Declared, DeclaredCpus, DeclaredHugepages, DeclaredMemory, DeclaredPci
-from agent.model.settings import Settings
-from agent.model.snapshot import PoolSample, Snapshot
-from agent.model.source import SourceState
+from agent.model.declared_devices import (
+    DeclaredCpus,
+    DeclaredHugepages,
+    DeclaredMemory,
+    DeclaredPci,
+    DriverDevice,
+)
+from agent.model.settings import EngineSettings
+from agent.model.snapshot import HugepagePoolSample, Snapshot
+from agent.model.source_state import SourceState
 from agent.model.time import Instant
 
-Pools = Mapping[Device, PoolSample]
-"""Hugepage pools, by device."""
+PoolsByDevice = Mapping[InventoryDevice, HugepagePoolSample]
+"""Sample of each hugepage pool, by the device that the pool is published as."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostRuleState:
-    """State of all rules for the machine, its devices and pods, which the next evaluation compares with."""
+    """Values that the rules for the machine, its devices and its pods carry from one evaluation to the
+    next."""
 
-    devices: tuple[Device, ...] = ()
-    log: LogState = field(default_factory=LogState)
-    cpus: CpuState = field(default_factory=CpuState)
-    memory: MemoryState = field(default_factory=MemoryState)
-    pools: PoolState = field(default_factory=PoolState)
-    pci: PciState = field(default_factory=PciState)
-    groups: GroupState = field(default_factory=GroupState)
-    node: NodeState = field(default_factory=NodeState)
+    devices: tuple[InventoryDevice, ...] = ()
+    """Devices that the agent itself publishes: CPUs, memory and hugepage pools."""
+    kernel_log: KernelLogState = field(default_factory=KernelLogState)
+    cpus: CpuRuleState = field(default_factory=CpuRuleState)
+    memory: MemoryRuleState = field(default_factory=MemoryRuleState)
+    pools: PoolRuleState = field(default_factory=PoolRuleState)
+    pci: PciRuleState = field(default_factory=PciRuleState)
+    groups: CgroupRuleState = field(default_factory=CgroupRuleState)
+    machine: MachineRuleState = field(default_factory=MachineRuleState)
     started: bool = False
-    """Whether the first pass of the sources has finished."""
+    """True: all vital sources have finished their first pass."""
 
 
-def is_starting(snapshot: Snapshot) -> bool:
-    """Return True if a vital source has not finished its first pass, so that the snapshot is incomplete."""
+def is_snapshot_incomplete(snapshot: Snapshot) -> bool:
+    """Return True if a vital source has not finished its first pass: the snapshot is still incomplete."""
     return any(source.state is SourceState.STARTING for source in snapshot.sources if source.vital)
 
 
 def next_host_state(
-    previous: HostRuleState, snapshot: Snapshot, settings: Settings, now: Instant
+    previous: HostRuleState, snapshot: Snapshot, settings: EngineSettings, now: Instant
 ) -> HostRuleState:
-    """Return the state of the host's rules after a snapshot."""
-    if is_starting(snapshot):
-        return HostRuleState(devices=devices_expected(settings.expect_cpus, settings.expect_pools))
+    """Return the state of the host's rules after a snapshot; only the expected devices while it is
+    incomplete."""
+    if is_snapshot_incomplete(snapshot):
+        return HostRuleState(devices=expected_devices(settings.expect_cpus, settings.expect_pools))
     known = previous.devices if previous.started else ()
-    log = next_log_state(previous.log, snapshot.log, now)
+    log = next_log_state(previous.kernel_log, snapshot.log, now)
     return HostRuleState(
-        devices=devices_of(snapshot, known, settings.expect_pools),
-        log=log,
+        devices=update_inventory(snapshot, known, settings.expect_pools),
+        kernel_log=log,
         cpus=next_cpu_state(previous.cpus, log, snapshot, settings, now),
         memory=next_memory_state(previous.memory, log, snapshot, settings, now),
         pools=next_pool_state(previous.pools, log, snapshot, settings, now),
-        pci=next_pci_state(previous.pci, snapshot, now),
-        groups=next_group_state(previous.groups, snapshot, settings, now, started=previous.started),
-        node=next_node_state(previous.node, log, snapshot, settings, now),
+        pci=next_pci_rule_state(previous.pci, snapshot, now),
+        groups=next_cgroup_state(previous.groups, snapshot, settings, now, started=previous.started),
+        machine=next_machine_state(previous.machine, log, snapshot, settings, now),
         started=True,
     )
 
 
-def view_device(
-    host: HostRuleState, snapshot: Snapshot, pools: Pools, settings: Settings, device: Device, now: Instant
-) -> CpuView | MemoryView | PoolView:
-    """Return the rules' input for a device of the host; ``pools`` is ``device_pools(snapshot)``."""
-    match device.kind:
-        case DeviceKind.CPU:
-            return view_cpus(host.cpus, snapshot, settings, device.node)
-        case DeviceKind.MEMORY:
-            return view_memory(host.memory, snapshot, settings, device.node)
-        case _:
-            return view_pool(host.pools, pools, snapshot, settings, device, now)
-
-
-def view_declared(
+def device_rule_input(
     host: HostRuleState,
     snapshot: Snapshot,
-    pools: Pools,
-    settings: Settings,
-    declared: Declared,
+    pools: PoolsByDevice,
+    settings: EngineSettings,
+    device: InventoryDevice,
     now: Instant,
-) -> CpuView | MemoryView | PoolView | PciView:
-    """Return the rules' input for a device that a driver declares and that is not a GPU; ``pools`` is
-    ``device_pools(snapshot)``."""
+) -> CpuRuleInput | MemoryRuleInput | PoolRuleInput:
+    """Return the view (the rules' input) for a device that the agent itself publishes."""
+    match device.kind:
+        case DeviceKind.CPU:
+            return numa_cpu_rule_input(host.cpus, snapshot, settings, device.numa_node)
+        case DeviceKind.MEMORY:
+            return memory_rule_input(host.memory, snapshot, settings, device.numa_node)
+        case _:
+            return pool_rule_input(host.pools, pools, snapshot, settings, device, now)
+
+
+def declared_rule_input(
+    host: HostRuleState,
+    snapshot: Snapshot,
+    pools: PoolsByDevice,
+    settings: EngineSettings,
+    declared: DriverDevice,
+    now: Instant,
+) -> CpuRuleInput | MemoryRuleInput | PoolRuleInput | PciRuleInput:
+    """Return the view (the rules' input) for a device that a driver declares. Raises TypeError for a GPU."""
     match declared.part:
         case DeclaredCpus():
-            return view_declared_cpus(host.cpus, snapshot, settings, declared)
+            return declared_cpu_rule_input(host.cpus, snapshot, settings, declared)
         case DeclaredMemory():
-            return view_declared_memory(host.memory, snapshot, settings, declared)
+            return declared_memory_rule_input(host.memory, snapshot, settings, declared)
         case DeclaredHugepages():
-            return view_declared_pages(host.pools, pools, declared)
+            return declared_pages_rule_input(host.pools, pools, declared)
         case DeclaredPci(address, driver):
-            return view_pci(host.pci, host.log, snapshot, address, driver, now)
+            return pci_rule_input(host.pci, host.kernel_log, snapshot, address, driver, now)
         case _:
-            raise TypeError(f"{declared.subject}: no host rules for devices of this kind")
+            kind = type(declared.part).__name__
+            raise TypeError(f"declared device {declared.subject}: the host has no rules for a {kind}")

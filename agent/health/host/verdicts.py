@@ -1,39 +1,41 @@
-"""Verdicts on the host's own devices, and notes on the machine."""
+"""Verdicts on the devices that the agent itself publishes, and causes that concern the whole machine."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from agent.devices.inventory import Device, device_pools
+from agent.devices.inventory import InventoryDevice, pools_by_device
 from agent.health.evaluation import Evaluation, row_with_code
-from agent.health.host.catalog import MAIN_SOURCES, RULES
-from agent.health.host.node.rules import NODE_RULES
-from agent.health.host.node.state import view_node
-from agent.health.host.state import HostRuleState, view_device
+from agent.health.host.catalog import HOST_RULES, MAIN_SOURCES
+from agent.health.host.machine.rules import MACHINE_RULES
+from agent.health.host.machine.state import machine_rule_input
+from agent.health.host.state import HostRuleState, device_rule_input
 from agent.health.rules import STALLED, STALLED_ADVICE, Rule
 from agent.health.stalls import stall_cause
-from agent.health.verdict import PreviousVerdicts, lease_seconds, verdict, verified_at
-from agent.model.health import Blame, Cause, DeviceHealth, Note, Severity
+from agent.health.verdict import PreviousVerdicts, lease_seconds, make_verdict, oldest_pass_time
+from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, Severity
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 
-NODE: Final = "node"
-"""Subject of notes that concern the machine instead of a pod."""
+MACHINE_SUBJECT: Final = "node"
+"""Subject of causes that concern the whole machine instead of a pod."""
 STARTING_DETAIL: Final = "first pass not finished"
 
 
 def evaluate_host(evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot) -> None:
-    """Evaluate the rules of every device of the host."""
-    pools = device_pools(snapshot)
+    """Evaluate the rules of every device that the agent itself publishes."""
+    pools = pools_by_device(snapshot)
     for device in host.devices:
-        view = view_device(host, snapshot, pools, evaluation.settings, device, evaluation.now)
-        evaluation.run_cached_rules(device.subject, RULES[device.kind], view)
+        view = device_rule_input(host, snapshot, pools, evaluation.settings, device, evaluation.now)
+        evaluation.run_cached_rules(device.subject, HOST_RULES[device.kind], view)
 
 
 def host_verdicts(
     evaluation: Evaluation, previous: PreviousVerdicts, host: HostRuleState
-) -> Iterator[tuple[Device, DeviceHealth]]:
-    """Yield the verdict on each device of the host; Unknown until its sources have finished a pass."""
+) -> Iterator[tuple[InventoryDevice, DeviceHealth]]:
+    """Yield each device that the agent publishes with its verdict; Unknown until its sources have finished a
+    pass.
+    """
     for device in host.devices:
         more = [
             Cause(
@@ -44,65 +46,63 @@ def host_verdicts(
                 STALLED_ADVICE,
                 previous.started,
             )
-            for name in sources_starting(evaluation, device)
+            for name in starting_sources(evaluation, device)
         ]
-        yield device, verdict_of_causes(evaluation, previous, device, RULES[device.kind], more)
+        yield device, verdict_from_causes(evaluation, previous, device, HOST_RULES[device.kind], more)
 
 
-def verdict_of_causes(
+def verdict_from_causes(
     evaluation: Evaluation,
     previous: PreviousVerdicts,
-    device: Device,
+    device: InventoryDevice,
     rules: Sequence[Rule],
     more: Iterable[Cause] = (),
     more_sources: Iterable[SourceSample] = (),
 ) -> DeviceHealth:
-    """Return the verdict on a device from its causes; Unknown if a source that verifies the device is
-    stalled.
-
-    The other causes stay listed. Other sources that its rules read, for example the kernel log, may be
-    stalled without effect on the verdict; the report lists them.
+    """Return the verdict on a device from the causes of its rules. If one of its main sources is stalled, the
+    device is Unknown for that cause, and the other causes stay listed.
 
     Args:
         more: Causes from outside the device's own rules.
-        more_sources: Sources that verify the device in addition to its main ones.
+        more_sources: Additional sources that must not be stalled, like those in ``MAIN_SOURCES``.
     """
     causes = [*evaluation.causes(device.subject, partial(row_with_code, rules)), *more]
     causes.sort(key=lambda cause: -cause.severity)
-    sources = [*verifying_sources(evaluation, device), *more_sources]
-    stalled = [source for source in sources if source.name in previous.stalled]
-    causes[:0] = [stall_cause(source, previous.stalled, evaluation.now) for source in stalled]
+    sources = [*main_sources(evaluation, device), *more_sources]
+    stalled = [source for source in sources if source.name in previous.stalls]
+    causes[:0] = [stall_cause(source, previous.stalls, evaluation.now) for source in stalled]
     severity = Severity.UNKNOWN if stalled else causes[0].severity if causes else Severity.OK
-    return verdict(
+    return make_verdict(
         evaluation,
         previous,
         device,
         severity,
         causes,
-        verified_at(sources, evaluation.now),
+        oldest_pass_time(sources, evaluation.now),
         lease_seconds(evaluation, sources),
     )
 
 
-def verifying_sources(evaluation: Evaluation, device: Device) -> list[SourceSample]:
-    """Return the sources that verify a device; absent sources only if all are absent."""
+def main_sources(evaluation: Evaluation, device: InventoryDevice) -> list[SourceSample]:
+    """Return the sources in ``MAIN_SOURCES`` of a device; absent sources only if all of them are absent."""
     found = [evaluation.sources[name] for name in MAIN_SOURCES[device.kind] if name in evaluation.sources]
     return [source for source in found if source.state is not SourceState.ABSENT] or found
 
 
-def sources_starting(evaluation: Evaluation, device: Device) -> Sequence[str]:
-    """Return the names of the sources that verify a device and have not finished their first pass; all names
-    if none of them runs.
-    """
-    sources = verifying_sources(evaluation, device)
+def starting_sources(evaluation: Evaluation, device: InventoryDevice) -> Sequence[str]:
+    """Return the names of a device's main sources that have not finished their first pass; all names if the
+    snapshot has none of them."""
+    sources = main_sources(evaluation, device)
     if not sources:
         return MAIN_SOURCES[device.kind]
     return [source.name for source in sources if source.state is SourceState.STARTING]
 
 
-def node_notes(evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot) -> Iterator[Note]:
-    """Yield the notes on the machine as a whole."""
-    view = view_node(host.node, host.log, snapshot, evaluation.settings, evaluation.now)
-    evaluation.run_cached_rules(NODE, NODE_RULES, view)
-    for cause in evaluation.causes(NODE, partial(row_with_code, NODE_RULES)):
-        yield Note(NODE, cause)
+def machine_causes(
+    evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot
+) -> Iterator[NonDeviceCause]:
+    """Evaluate the rules for the whole machine, and yield their causes."""
+    view = machine_rule_input(host.machine, host.kernel_log, snapshot, evaluation.settings, evaluation.now)
+    evaluation.run_cached_rules(MACHINE_SUBJECT, MACHINE_RULES, view)
+    for cause in evaluation.causes(MACHINE_SUBJECT, partial(row_with_code, MACHINE_RULES)):
+        yield NonDeviceCause(MACHINE_SUBJECT, cause)

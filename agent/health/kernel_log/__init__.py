@@ -1,2 +1,2 @@
-"""Facts about the host from the kernel log: patterns, parser, and the facts seen so far. Pure: no module
-reads a clock, file or socket."""
+"""Hardware and kernel faults from the kernel log: line patterns, parser, and the faults found since boot.
+Pure: no module here reads a clock, file or socket."""

@@ -1,126 +1,120 @@
-"""Latch for lines of the kernel log: facts stay known when the reader has dropped their lines.
-
-The reader counts lines and drops old entries; this module adds up the differences.
-:mod:`agent.health.kernel_log.parse` parses a line, and rules decide what a fact means.
-"""
+"""Latch for kernel-log facts: a fact (lines of one kind about one location) stays known after the native
+kernel-log reader has dropped its lines. The reader counts lines; this module adds up the differences."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from agent.health.kernel_log.parse import parse
-from agent.health.kernel_log.values import LogCode, LogEntryId, LogFact, LogState
-from agent.health.rate_window import CounterPoint, RateWindow, appended
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogEntryId, KernelLogFact, KernelLogState
+from agent.health.kernel_log.parse import parse_host_line
+from agent.health.rate_window import CounterPoint, RateWindow, append_reading
 from agent.model.kernel_messages import LogLine, LogSample
-from agent.model.source import SourceState
-from agent.model.time import Instant, at_mono
+from agent.model.source_state import SourceState
+from agent.model.time import Instant, instant_at_mono
 
 MAX_FACTS: Final = 64
-"""Largest number of facts kept for one code: for codes with hundreds of locations, such as OOM kills, the
-newest facts suffice.
-"""
-LASTING: Final = frozenset({LogCode.MACHINE_CHECK, LogCode.MEMORY_FAILURE, LogCode.EDAC_UNCORRECTED})
-"""Codes whose facts hold until the machine restarts."""
+"""Largest number of facts that are kept for one code; the newest are kept."""
+LASTING_CODES: Final = frozenset(
+    {KernelLogCode.MACHINE_CHECK, KernelLogCode.MEMORY_FAILURE, KernelLogCode.EDAC_UNCORRECTED}
+)
+"""Codes of faults that last until the machine restarts."""
 MAX_LASTING_FACTS: Final = 8192
-"""Largest number of facts kept for a code in ``LASTING``: a broken part stays broken until the machine
-restarts. Larger than the number of CPUs or memory modules of any machine.
-"""
+"""Largest number of facts that are kept for a code in ``LASTING``: more than any machine has CPUs or memory
+modules."""
 
-Facts = Mapping[tuple[LogCode, str], LogFact]
-_Clock = Callable[[int], Instant]
+KernelLogFacts = Mapping[tuple[KernelLogCode, str], KernelLogFact]
+_LogTimeConverter = Callable[[int], Instant]
 """Function that converts a time of the kernel log [us] to an Instant."""
 
 
-def next_log_state(previous: LogState, log: LogSample | None, now: Instant) -> LogState:
-    """Return the state of the kernel-log facts after a sample; the same object if there are no new lines."""
+def next_log_state(previous: KernelLogState, log: LogSample | None, now: Instant) -> KernelLogState:
+    """Return the facts of the kernel log after a sample of it; the same object if there are no new lines."""
     if log is None:
         return previous
     caught_up = previous.caught_up_ns > 0 or log.source.state is SourceState.OK
     if log.lines == previous.lines and (previous.caught_up_ns > 0) is caught_up:
         return previous
-    state = _with_lines(previous, log.lines, _log_clock(previous, now))
+    state = _with_lines(previous, log.lines, _log_time_converter(previous, now))
     return replace(state, caught_up_ns=now.mono_ns if caught_up else 0)
 
 
-def _log_clock(state: LogState, now: Instant) -> _Clock:
-    """Return a function that converts times of the log, which runs on a clock that is not slewed.
-
-    After weeks that clock is off by a minute. So if a new line has a time before the last evaluation, the
-    time is replaced by now.
-    """
+def _log_time_converter(state: KernelLogState, now: Instant) -> _LogTimeConverter:
+    """Return a function that converts times of the log. The log's clock is not slewed and is off by a minute
+    after weeks, so a new line with a time before the last evaluation gets the time ``now``."""
 
     def moment(us: int) -> Instant:
         is_plausible = not state.caught_up_ns or state.caught_up_ns <= us * 1000 <= now.mono_ns
-        return at_mono(us * 1000, now) if is_plausible else now
+        return instant_at_mono(us * 1000, now) if is_plausible else now
 
     return moment
 
 
-def _with_lines(previous: LogState, lines: tuple[LogLine, ...], moment: _Clock) -> LogState:
-    new: list[LogFact] = []
-    counted: dict[LogEntryId, int] = {}
+def _with_lines(
+    previous: KernelLogState, lines: tuple[LogLine, ...], moment: _LogTimeConverter
+) -> KernelLogState:
+    new: list[KernelLogFact] = []
+    counted: dict[KernelLogEntryId, int] = {}
     for line in lines:
-        entry = LogEntryId(line.pattern, line.first_us, line.first_text)
+        entry = KernelLogEntryId(line.pattern, line.first_us, line.first_text)
         counted[entry] = line.times
         before = previous.counted.get(entry, 0)
         if line.times > before:
             new.extend(_new_facts(line, before, moment))
-    return LogState(_merged(previous.facts, new) if new else previous.facts, lines, counted)
+    return KernelLogState(_merge_facts(previous.facts, new) if new else previous.facts, lines, counted)
 
 
-def _new_facts(line: LogLine, before: int, moment: _Clock) -> Iterator[LogFact]:
-    """Yield the facts of the new lines of a reader's entry. Its first and its newest line are known and may
-    differ in location.
-    """
-    newest, last = parse(line.text), moment(line.last_us)
+def _new_facts(line: LogLine, before: int, moment: _LogTimeConverter) -> Iterator[KernelLogFact]:
+    """Yield the facts of an entry's new lines, of which there were ``before`` at the last evaluation. Only
+    the texts of the first and the newest line are known; their locations may differ."""
+    newest, last = parse_host_line(line.text), moment(line.last_us)
     times, since = line.times - before, last
     if not before:
-        first = newest if line.first_text == line.text else parse(line.first_text)
+        first = newest if line.first_text == line.text else parse_host_line(line.first_text)
         since = moment(line.first_us)
         if first is not None and (newest is None or first[:2] != newest[:2]):
-            yield LogFact(first.code, first.location, 1, since, since, line.first_text, first.values)
+            yield KernelLogFact(first.code, first.location, 1, since, since, line.first_text, first.values)
             times, since = times - 1, last
     if newest is not None and times:
-        yield LogFact(newest.code, newest.location, times, since, last, line.text, newest.values)
+        yield KernelLogFact(newest.code, newest.location, times, since, last, line.text, newest.values)
 
 
-def _merged(known: Facts, new: Iterable[LogFact]) -> Facts:
+def _merge_facts(known: KernelLogFacts, new: Iterable[KernelLogFact]) -> KernelLogFacts:
     facts = dict(known)
     for fact in new:
         before = facts.get((fact.code, fact.location))
-        facts[fact.code, fact.location] = _merged_fact(before, fact) if before else fact
-    return _bounded(facts)
+        facts[fact.code, fact.location] = _merge_fact(before, fact) if before else fact
+    return _drop_oldest_facts(facts)
 
 
-def _merged_fact(known: LogFact, new: LogFact) -> LogFact:
+def _merge_fact(known: KernelLogFact, new: KernelLogFact) -> KernelLogFact:
     newest = new if new.last >= known.last else known
     return newest._replace(times=known.times + new.times, first=min(known.first, new.first))
 
 
-def _bounded(facts: dict[tuple[LogCode, str], LogFact]) -> Facts:
-    """Return the newest facts of each code."""
-    by_code: dict[LogCode, list[LogFact]] = {}
+def _drop_oldest_facts(facts: dict[tuple[KernelLogCode, str], KernelLogFact]) -> KernelLogFacts:
+    """Drop the oldest facts of each code with too many facts."""
+    by_code: dict[KernelLogCode, list[KernelLogFact]] = {}
     for fact in facts.values():
         by_code.setdefault(fact.code, []).append(fact)
     for code, of_code in by_code.items():
         of_code.sort(key=lambda fact: fact.last)
-        for fact in of_code[: -MAX_LASTING_FACTS if code in LASTING else -MAX_FACTS]:
+        for fact in of_code[: -MAX_LASTING_FACTS if code in LASTING_CODES else -MAX_FACTS]:
             del facts[fact.code, fact.location]
     return facts
 
 
-def next_line_counts(before: RateWindow, fact: LogFact, t_ns: int, window_ns: int) -> RateWindow:
-    """Return the window over the number of a fact's lines, with the newest count appended.
+def next_line_window(before: RateWindow, fact: KernelLogFact, t_ns: int, window_ns: int) -> RateWindow:
+    """Return the window over the number of a fact's lines, with the current number appended.
 
-    Only the first and the last line of a fact have a time. So all lines of a fact from before the agent's
-    start count at the time of the first line; if that is older than the window, none counts.
+    Only the first and the last line of a fact have a time. So all lines from before the agent's start count
+    at the time of the first line; if that is older than the window, none counts.
 
     Args:
-        before: Window after the last evaluation; empty in the first one.
-        fact: Current fact. A lower count than before means that the fact was dropped and came back.
-        t_ns: Time of the evaluation.
-        window_ns: Longest window over which a growth will be computed.
+        before: Window after the last evaluation; empty in the first evaluation.
+        fact: Current fact. Fewer lines than before mean that the fact was dropped and came back.
+        t_ns: CLOCK_MONOTONIC of the evaluation [ns].
+        window_ns: Longest window over which a growth will be computed [ns].
     """
     if not before or fact.times < before[-1].value:
         before = (CounterPoint(fact.first.mono_ns - 1, 0),)  # no lines just before the first
-    return appended(before, fact.times, t_ns, window_ns)
+    return append_reading(before, fact.times, t_ns, window_ns)

@@ -1,7 +1,6 @@
-"""Parser of kernel-log lines about the host.
+"""Parser of kernel-log lines about the host: code, location and values of a line.
 
-:mod:`agent.health.kernel_log.patterns` selects the lines, and rules decide what a line means. The values of a
-line, by code:
+:mod:`agent.health.kernel_log.patterns` selects the lines. The values of a line, by code:
 
     machine check, corrected or not    the bank, and its status in hexadecimal; none without a bank
     hardware error, corrected or not   the firmware's severity
@@ -21,28 +20,30 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from agent.health.gpu.xid.lines import normal_bus
-from agent.health.kernel_log.patterns import HOST, compile_pattern
-from agent.health.kernel_log.values import LogCode
+from agent.health.gpu.xid.log_lines import normal_pci_address
+from agent.health.kernel_log.facts import KernelLogCode
+from agent.health.kernel_log.patterns import HOST_PATTERNS_BY_CODE, compile_pattern
 
 
-class HostLine(NamedTuple):
-    """Parsed line about the host."""
+class HostLogLine(NamedTuple):
+    """Parsed kernel-log line about a fault of the host."""
 
-    code: LogCode
+    code: KernelLogCode
     location: str
-    """Location in the form that LogCode defines."""
+    """Faulty part, in the form that KernelLogCode defines for the code; empty: unknown."""
     values: tuple[str, ...] = ()
+    """Values that the module's docstring lists for the code."""
 
 
 _Match = re.Match[str]
 _Parsed = tuple[str, tuple[str, ...]] | None
-"""Location and values; None: the line matches the pattern but does not state such a fact."""
+"""Location and values; None: the line matches the pattern but reports no fault."""
 
-TEXT_MAX: Final = 1024  # twice what the reader keeps
+TEXT_MAX: Final = 1024
+"""Number of characters of a line that are parsed: twice what the native kernel-log reader keeps."""
 _UNITS_KIB: Final = {"KiB": 1, "MiB": 1 << 10, "GiB": 1 << 20}
 _NAMELESS: Final = frozenset({"", "unknown memory", "any memory"})
-"""Labels with which EDAC states that the module is unknown."""
+"""Labels by which EDAC says that it does not know the memory module."""
 
 _BANK: Final = re.compile(r": Machine Check.* Bank ([0-9]{1,4}): ([0-9a-f]{16})\b")
 _AMD_BANK: Final = re.compile(r"\) MC([0-9]{1,4})_STATUS\[[^\]]*\]: 0x([0-9a-f]{16})\b")
@@ -59,7 +60,7 @@ _SIZE: Final = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,2})?")
 
 
 def _numbered(kind: str, number: str, *values: str) -> _Parsed:
-    """Return a numbered location such as ``cpu3``, and the values; None for a number of six digits or
+    """Return a numbered location such as ``cpu3``, and the values; None if the number has six digits or
     more."""
     return (f"{kind}{int(number)}", values) if len(number) < 6 else None
 
@@ -94,8 +95,8 @@ def _hung_task(_: _Match, text: str) -> _Parsed:
 
 
 def _oom_kill(_: _Match, text: str) -> _Parsed:
-    """Parse an OOM kill. The end of the line may be missing; None if a cgroup's limit caused the kill but its
-    name is missing."""
+    """Parse an OOM kill, whose line may be cut; None if a cgroup's limit caused the kill but its name is
+    missing."""
     found = _OOM.match(text)
     if found is None or (found[1] == "MEMCG" and not found[2]):
         return None
@@ -108,7 +109,7 @@ def _unescaped(cgroup: str) -> str:
 
 
 def _memory_failure(match: _Match, _: str) -> _Parsed:
-    """Parse a memory failure; None for a page that was already out of use."""
+    """Parse a memory failure; None for a page that the kernel had already taken out of use."""
     return None if match[2].startswith(_ALREADY) else ("", (match[3], match[2]))
 
 
@@ -121,13 +122,13 @@ def _edac(match: _Match, text: str) -> _Parsed:
 
 def _aer(match: _Match, text: str) -> _Parsed:
     layer = _LAYER.search(text)
-    return normal_bus(match[2]), layer.groups() if layer else ()
+    return normal_pci_address(match[2]), layer.groups() if layer else ()
 
 
 def _pci_fault(match: _Match, text: str) -> _Parsed:
     """Parse a PCI fault, for example ``nvme 0000:3b:00.0: AER: device recovery failed``."""
     event = text[match.end(2) + 2 :].split(": ", 1)[-1]
-    return normal_bus(match[2]), (event.partition(",")[0],)
+    return normal_pci_address(match[2]), (event.partition(",")[0],)
 
 
 def _nvme(match: _Match, text: str) -> _Parsed:
@@ -143,46 +144,48 @@ def _hugepages_short(match: _Match, _: str) -> _Parsed:
     requested, size, unit, *node, allocated, _rest = match.groups()
     if unit not in _UNITS_KIB or not _SIZE.fullmatch(size):
         return None
-    where = [str(int(float(size) * _UNITS_KIB[unit])), *(f"node{number}" for number in node)]
-    return " ".join(where), (requested, allocated)
+    location = [str(int(float(size) * _UNITS_KIB[unit])), *(f"node{number}" for number in node)]
+    return " ".join(location), (requested, allocated)
 
 
 _LineParser = Callable[[_Match, str], _Parsed]
-_PARSERS: Final[Mapping[LogCode, _LineParser]] = {
-    LogCode.MACHINE_CHECK: _machine_check,
-    LogCode.MACHINE_CHECK_CORRECTED: _machine_check,
-    LogCode.HARDWARE_ERROR: _hardware_error,
-    LogCode.HARDWARE_ERROR_CORRECTED: _hardware_error,
-    LogCode.SOFT_LOCKUP: _soft_lockup,
-    LogCode.HARD_LOCKUP: _hard_lockup,
-    LogCode.RCU_STALL: _rcu_stall,
-    LogCode.HUNG_TASK: _hung_task,
-    LogCode.OOM_KILL: _oom_kill,
-    LogCode.MEMORY_FAILURE: _memory_failure,
-    LogCode.EDAC_CORRECTED: _edac,
-    LogCode.EDAC_UNCORRECTED: _edac,
-    LogCode.NVME: _nvme,
-    LogCode.READ_ONLY: _read_only,
-    LogCode.HUGEPAGES_SHORT: _hugepages_short,
-    LogCode.AER_CORRECTED: _aer,
-    LogCode.AER_FATAL: _aer,
-    LogCode.AER_NONFATAL: _aer,
-    LogCode.PCI_FAULT: _pci_fault,
+_PARSERS: Final[Mapping[KernelLogCode, _LineParser]] = {
+    KernelLogCode.MACHINE_CHECK: _machine_check,
+    KernelLogCode.MACHINE_CHECK_CORRECTED: _machine_check,
+    KernelLogCode.HARDWARE_ERROR: _hardware_error,
+    KernelLogCode.HARDWARE_ERROR_CORRECTED: _hardware_error,
+    KernelLogCode.SOFT_LOCKUP: _soft_lockup,
+    KernelLogCode.HARD_LOCKUP: _hard_lockup,
+    KernelLogCode.RCU_STALL: _rcu_stall,
+    KernelLogCode.HUNG_TASK: _hung_task,
+    KernelLogCode.OOM_KILL: _oom_kill,
+    KernelLogCode.MEMORY_FAILURE: _memory_failure,
+    KernelLogCode.EDAC_CORRECTED: _edac,
+    KernelLogCode.EDAC_UNCORRECTED: _edac,
+    KernelLogCode.NVME: _nvme,
+    KernelLogCode.READ_ONLY: _read_only,
+    KernelLogCode.HUGEPAGES_SHORT: _hugepages_short,
+    KernelLogCode.AER_CORRECTED: _aer,
+    KernelLogCode.AER_FATAL: _aer,
+    KernelLogCode.AER_NONFATAL: _aer,
+    KernelLogCode.PCI_FAULT: _pci_fault,
 }
-_TABLE: Final = tuple(
-    (compile_pattern(pattern), code) for code, patterns in HOST.items() for pattern in patterns
+_PATTERN_TABLE: Final = tuple(
+    (compile_pattern(pattern), code)
+    for code, patterns in HOST_PATTERNS_BY_CODE.items()
+    for pattern in patterns
 )
 
 
-def parse(text: str) -> HostLine | None:
-    """Parse a message of the kernel log; return None if it states nothing about the host.
+def parse_host_line(text: str) -> HostLogLine | None:
+    """Parse a message of the kernel log; return None if it reports no fault of the host.
 
     Args:
-        text: Message as /dev/kmsg gives it, without the prefix. Only the first 1,024 characters are parsed.
+        text: Message from /dev/kmsg without the prefix; characters after TEXT_MAX are ignored.
     """
     text = text[:TEXT_MAX]
-    for pattern, code in _TABLE:
+    for pattern, code in _PATTERN_TABLE:
         if match := pattern.match(text):
             parsed = _PARSERS[code](match, text)
-            return HostLine(code, *parsed) if parsed else None
+            return HostLogLine(code, *parsed) if parsed else None
     return None

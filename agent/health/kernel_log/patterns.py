@@ -1,7 +1,7 @@
-"""Patterns of kernel-log lines: their language, and the table of patterns about the host.
+"""Patterns that select kernel-log lines about faults of the host, and their pattern language.
 
-The patterns for GPUs are in :mod:`agent.health.gpu.xid.lines`. The reader matches patterns with an
-interpreter in C; :func:`compile_pattern` is the equivalent regular expression, and a test compares the two.
+The native kernel-log reader matches the patterns in C; :func:`compile_pattern` gives the equivalent regular
+expression. The patterns for GPUs are in :mod:`agent.health.gpu.xid.log_lines`.
 
 A pattern is literal text and directives, matched from the start of a message; the first match counts:
 
@@ -9,18 +9,18 @@ A pattern is literal text and directives, matched from the start of a message; t
     %w  a word              %k  the rest of the line
     %*  anything up to the next literal, or to the end
 
-Lines whose directives other than %* match the same text are counted together. So the parts that vary within a
-flood (a process, a channel, an address) are matched by %*.
+The reader counts lines together if all directives except %* match the same text. So parts that differ between
+the lines of a flood (a process, a channel, an address) are matched by %*.
 
-The table holds texts of Linux 5.4 to 6.18. Of a fault that the kernel logs in several lines, one is matched,
-so that it counts once: of an OOM kill the summary, of a PCIe error the line of the device that has the error.
+The table holds texts of Linux 5.4 to 6.18. If the kernel logs a fault in several lines, only one is matched,
+so that the fault counts once: the summary of an OOM kill, the line of the device that has a PCIe error.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Final
 
-from agent.health.kernel_log.values import LogCode
+from agent.health.kernel_log.facts import KernelLogCode
 
 # A bank's status is 16 hexadecimal digits: the highest bit is always set, bit 61 if the error is uncorrected
 _BANK: Final = "mce: [Hardware Error]: CPU %d: Machine Check%* Bank %*: "
@@ -31,63 +31,60 @@ _LOCKED: Final = "Watchdog detected hard LOCKUP on cpu %d"
 _AER: Final = "%* %b: %*PCIe Bus Error: severity="
 _SHORT: Final = "HugeTLB: allocating %d of page size %w %w failed"
 
-HOST: Final[Mapping[LogCode, tuple[str, ...]]] = {
-    LogCode.MACHINE_CHECK: (*(f"{_BANK}{digit}%*" for digit in "abef"), f"{_AMD}%*|UE|%*"),
-    LogCode.MACHINE_CHECK_CORRECTED: (
+HOST_PATTERNS_BY_CODE: Final[Mapping[KernelLogCode, tuple[str, ...]]] = {
+    KernelLogCode.MACHINE_CHECK: (*(f"{_BANK}{digit}%*" for digit in "abef"), f"{_AMD}%*|UE|%*"),
+    KernelLogCode.MACHINE_CHECK_CORRECTED: (
         f"{_BANK}%*",
         f"{_AMD}%*",
         "mce: [Hardware Error]: Machine check events logged%*",
     ),
-    LogCode.HARDWARE_ERROR: (f"{_GHES}fatal%*", f"{_GHES}recoverable%*"),
-    LogCode.HARDWARE_ERROR_CORRECTED: (f"{_GHES}corrected%*",),
-    LogCode.SOFT_LOCKUP: ("watchdog: BUG: soft lockup - CPU#%d stuck for %*",),
-    LogCode.HARD_LOCKUP: (
+    KernelLogCode.HARDWARE_ERROR: (f"{_GHES}fatal%*", f"{_GHES}recoverable%*"),
+    KernelLogCode.HARDWARE_ERROR_CORRECTED: (f"{_GHES}corrected%*",),
+    KernelLogCode.SOFT_LOCKUP: ("watchdog: BUG: soft lockup - CPU#%d stuck for %*",),
+    KernelLogCode.HARD_LOCKUP: (
         f"watchdog: {_LOCKED}%*",
         f"watchdog: CPU%*: {_LOCKED}%*",  # 6.10 and later: the detecting CPU comes first
         f"NMI watchdog: {_LOCKED}%*",  # before 6.5, on x86
     ),
-    LogCode.RCU_STALL: (
+    KernelLogCode.RCU_STALL: (
         "rcu: INFO: %w self-detected stall on CPU%*",
         "rcu: INFO: %w detected stalls on %*",
         "rcu: INFO: %w detected expedited stalls on %*",
     ),
     # Names contain blanks and colons, and the number after them varies, so all lines are one kind
-    LogCode.HUNG_TASK: (
+    KernelLogCode.HUNG_TASK: (
         "INFO: task %* blocked for more than %*",
         "INFO: task %* blocked in I/O wait for more than %*",
     ),
-    LogCode.OOM_KILL: (
-        "oom-kill:constraint=%*,oom_memcg=%w,%*",
-        "oom-kill:constraint=%w,%*",
-    ),
-    LogCode.MEMORY_FAILURE: ("Memory failure: %*: recovery action for %*: %w",),
-    LogCode.EDAC_CORRECTED: ("EDAC MC%d: %* CE %*on %w (%*", "EDAC MC%d: %* CE %*"),
-    LogCode.EDAC_UNCORRECTED: ("EDAC MC%d: %* UE %*on %w (%*", "EDAC MC%d: %* UE %*"),
-    LogCode.NVME: (
+    KernelLogCode.OOM_KILL: ("oom-kill:constraint=%*,oom_memcg=%w,%*", "oom-kill:constraint=%w,%*"),
+    KernelLogCode.MEMORY_FAILURE: ("Memory failure: %*: recovery action for %*: %w",),
+    KernelLogCode.EDAC_CORRECTED: ("EDAC MC%d: %* CE %*on %w (%*", "EDAC MC%d: %* CE %*"),
+    KernelLogCode.EDAC_UNCORRECTED: ("EDAC MC%d: %* UE %*on %w (%*", "EDAC MC%d: %* UE %*"),
+    KernelLogCode.NVME: (
         "nvme nvme%d: I/O %* timeout, %*",
         "nvme nvme%d: controller is down%*",
         "nvme nvme%d: Device not ready; %*",
         "nvme nvme%d: Removing after probe failure%*",
         "nvme nvme%d: Disabling device after reset failure%*",
     ),
-    LogCode.READ_ONLY: (
+    KernelLogCode.READ_ONLY: (
         "EXT4-fs (%w): Remounting filesystem read-only%*",
         "XFS (%w): %*Shutting down filesystem%*",
         "BTRFS info (device %w%*): forced readonly%*",
         "FAT-fs (%w): Filesystem has been set read-only%*",
     ),
-    LogCode.HUGEPAGES_SHORT: (
+    KernelLogCode.HUGEPAGES_SHORT: (
         f"{_SHORT} node%d.  Only allocated %d hugepages%*",
         f"{_SHORT}.  Only allocated %d hugepages%*",
     ),
     # These begin with the driver's name and so scan every line: they come last
-    LogCode.AER_CORRECTED: (f"{_AER}Correct%*",),  # "Corrected", in newer kernels "Correctable"
-    LogCode.AER_FATAL: (f"{_AER}Uncorrect%*(Fatal)%*",),
-    LogCode.AER_NONFATAL: (
+    KernelLogCode.AER_CORRECTED: (f"{_AER}Correct%*",),  # "Corrected", in newer kernels "Correctable"
+    KernelLogCode.AER_FATAL: (f"{_AER}Uncorrect%*(Fatal)%*",),
+    KernelLogCode.AER_NONFATAL: (
         f"{_AER}Uncorrect%*(Non-Fatal)%*",
         "%* %b: AER: aer_uncor_severity: %*",  # from firmware, which does not state whether it was fatal
     ),
-    LogCode.PCI_FAULT: (
+    KernelLogCode.PCI_FAULT: (
         "%* %b: pciehp: Slot(%*): Link Down%*",
         "%* %b: pciehp: Slot(%*): Card not present%*",
         "%* %b: DPC: containment event%*",
@@ -95,9 +92,9 @@ HOST: Final[Mapping[LogCode, tuple[str, ...]]] = {
         "%* %b: Unable to change power state from %*, device inaccessible%*",
     ),
 }
-"""Patterns of kernel-log lines, by code of the fact that they state."""
-HOST_PATTERNS: Final = tuple(pattern for patterns in HOST.values() for pattern in patterns)
-"""Patterns for the kernel-log reader, in the order of the table."""
+"""Patterns of kernel-log lines, by code of the fault that they report."""
+HOST_PATTERNS: Final = tuple(pattern for patterns in HOST_PATTERNS_BY_CODE.values() for pattern in patterns)
+"""All patterns about the host for the kernel-log reader, in the order of the table."""
 
 
 _DIRECTIVES: Final = {
@@ -110,10 +107,8 @@ _DIRECTIVES: Final = {
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Return the regular expression that accepts exactly what the reader's interpreter accepts.
-
-    Each directive is a group, ``%*`` too. Groups are possessive, because the interpreter does not backtrack.
-    """
+    """Return the regular expression that accepts the same messages as the reader in C, with one group for
+    each directive. Groups are possessive, because the reader does not backtrack."""
     tokens = re.split(r"(%[bdxwk*])", pattern)
     parts = []
     for index, token in enumerate(tokens):

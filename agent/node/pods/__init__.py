@@ -1,1 +1,1 @@
-"""Pods that use the node's devices: sources, polling, audit of their cgroups, and history."""
+"""Pods that use the machine's devices: queries and polling, audit of their cgroups, and history."""

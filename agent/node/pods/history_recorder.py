@@ -1,8 +1,7 @@
-"""Recorder of the history: compares successive consumer maps, and writes which pod used which device to a
-file.
+"""Recorder of which pod used which device and when: compares successive consumer maps, writes a SQLite file.
 
-Uses that cannot be written yet are queued in memory, up to a limit. A write error is logged once. Imports
-that take memory are late: SQLite once a device is or was in use, the rest with the first map.
+Uses of devices that cannot be written yet are queued in memory, up to a limit. Imports that take memory are
+late: SQLite once a device is or was in use, the rest with the first map.
 """
 
 import logging
@@ -14,40 +13,39 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import DrahealthError
 from agent.model.report import Report
+from agent.model.settings import TRACKED_USAGES_MAX, UsageHistoryLimits
 from agent.model.time import NS, Instant
-from agent.model.use_limits import RUNNING_MAX, UseLimits
 
 if TYPE_CHECKING:
     from agent.devices.consumers.usage import UsageState
     from agent.model.consumers import ConsumerMap
-    from agent.model.uses import DeviceUsage
-    from agent.store.history import HistoryFile
+    from agent.model.device_usage import DeviceUsage
+    from agent.store.history_file import HistoryFile
 
 FILE: Final = "history.sqlite"
 """File name in the state directory."""
-ALIVE_WRITE_S: Final = 300.0
-"""Interval at which the time of the last write is updated while a device is in use [s]."""
+RUNNING_WRITE_S: Final = 300.0
+"""Interval of writes while a device is in use, so that the file shows until when the agent saw it [s]."""
 RETRY_S: Final = 10.0
 """Time between two attempts after a failed write [s]."""
 CLOCK_STEP_S: Final = 60.0
-"""Drift of the wall clock against the monotonic clock that counts as a step [s]."""
+"""Difference between wall clock and monotonic clock from which the wall clock was set [s]."""
 CLOCK_TRUST_S: Final = 3600.0
-"""Time without a clock step after which rows are deleted by age [s]: a wrong clock at boot must delete
-nothing."""
+"""Time since the wall clock was set after which old rows may be deleted [s]."""
 
 log = logging.getLogger(__name__)
 
 
 class HistoryRecorder:
-    """Recorder of device uses by pods, with a queue of uses that are not written yet."""
+    """Recorder of uses of devices by pods, with a queue of uses that are not written yet. Thread-safe."""
 
-    def __init__(self, state_dir: Path, *, limits: UseLimits, drivers: Iterable[str] = ()) -> None:
+    def __init__(self, state_dir: Path, *, limits: UsageHistoryLimits, drivers: Iterable[str] = ()) -> None:
         """Create the recorder.
 
         Args:
             state_dir: State directory of the agent; created by the first write.
-            limits: Limits of the history file; with 0 rows nothing is recorded.
-            drivers: Drivers that the agent serves.
+            limits: Limits of the history file; 0 rows: nothing is recorded.
+            drivers: DRA drivers whose health the agent serves.
         """
         self._path = state_dir / FILE
         self._limits = limits
@@ -64,40 +62,39 @@ class HistoryRecorder:
         self._logged_left_out = False
         self._lock = threading.Lock()
 
-    def take(self, known: "ConsumerMap", report: Report, now: Instant) -> None:
-        """Record the device uses in a consumer map. Blocks on the disk; a disk error is logged, not raised.
+    def record(self, consumers: "ConsumerMap", report: Report, now: Instant) -> None:
+        """Record the uses of devices in a consumer map. Blocks on the disk; a disk error is only logged.
 
         Args:
-            known: Consumer map built from all sources; it names the unreadable ones.
-            report: Newest report.
+            consumers: Map of claims, devices and pods.
+            report: Newest health report.
             now: Time of the map.
         """
         if not self._limits.rows or report.starting:
             return
-        from agent.devices.consumers.driver_names import states
-        from agent.devices.consumers.usage import UsageState, step_usages
+        from agent.devices.consumers.device_health_lookup import state_lookup
+        from agent.devices.consumers.usage import UsageState, update_usages
 
         with self._lock:
             self._note_clock_step(now)
-            uses = self._read(self._uses or UsageState(os.urandom(6).hex()))
-            step = step_usages(uses, known, states(report, self._drivers), now)
+            uses = self._resume_from_file(self._uses or UsageState(os.urandom(6).hex()))
+            step = update_usages(uses, consumers, state_lookup(report, self._drivers), now)
             self._uses, self._now = step.usages, now
             self._merged.update(step.merged)
             self._queue(step.changed)
             self._log_left_out(step.usages.dropped)
-            is_due = bool(step.usages.running) and now.mono_ns - self._last_write_ns >= ALIVE_WRITE_S * NS
+            is_due = bool(step.usages.running) and now.mono_ns - self._last_write_ns >= RUNNING_WRITE_S * NS
             if (self._pending or self._merged or is_due) and now.mono_ns >= self._retry_ns:
                 self._write()
 
     def close(self, timeout_s: float) -> bool:
-        """Write queued device uses. Returns True if written, False if the disk takes longer than
-        `timeout_s`."""
-        thread = threading.Thread(target=self._finish, name="dh-recorder", daemon=True)
+        """Write the queued uses of devices. False: the disk takes longer than `timeout_s`."""
+        thread = threading.Thread(target=self._write_queued, name="dh-recorder", daemon=True)
         thread.start()
         thread.join(timeout_s)
         return not thread.is_alive()
 
-    def _finish(self) -> None:
+    def _write_queued(self) -> None:
         with self._lock:
             if self._pending or self._merged or (self._uses and self._uses.running):
                 self._write()
@@ -105,7 +102,7 @@ class HistoryRecorder:
     # --- memory ----------------------------------------------------------------------------------------
 
     def _queue(self, changed: "Iterable[DeviceUsage]") -> None:
-        """Queue device uses for the next write; beyond the limit the oldest ended uses are dropped."""
+        """Queue uses of devices for the next write; beyond the row limit drop the oldest ended uses."""
         for use in changed:
             self._pending.pop(use.id, None)
             self._pending[use.id] = use
@@ -124,23 +121,22 @@ class HistoryRecorder:
     def _log_left_out(self, left_out: int) -> None:
         if left_out and not self._logged_left_out:
             log.warning(
-                "history: %d uses of devices are not recorded: the limit of %d is reached",
+                "history: %d uses of devices not recorded: limit of %d uses at a time",
                 left_out,
-                RUNNING_MAX,
+                TRACKED_USAGES_MAX,
             )
         self._logged_left_out = bool(left_out)
 
     # --- the disk --------------------------------------------------------------------------------------
 
-    def _read(self, uses: "UsageState") -> "UsageState":
-        """Return the device uses; if the history file is a new one to this agent, continued from the file's
-        content."""
+    def _resume_from_file(self, uses: "UsageState") -> "UsageState":
+        """Return the current uses of devices, continued from the file if this agent has not read it yet."""
         from agent.devices.consumers.usage import resume_usages
 
         if self._file is None and not os.path.lexists(self._path):
             return uses
         try:
-            content = self._history().changed_file()
+            content = self._open_file().content_if_replaced()
         except DrahealthError as error:
             self._log_error(error)
         else:
@@ -154,14 +150,14 @@ class HistoryRecorder:
         by_age = self._now.mono_ns - self._clock_step_ns >= CLOCK_TRUST_S * NS
         changed = tuple(self._pending.values())
         try:
-            self._history().write(changed, self._merged, self._now.wall_s, by_age=by_age)
+            self._open_file().write_uses(changed, self._merged, self._now.wall_s, delete_by_age=by_age)
         except DrahealthError as error:
             self._log_error(error)
             self._retry_ns = self._now.mono_ns + round(RETRY_S * NS)
             return
         if self._dropped:
             log.warning(
-                "%s: %d ended uses were dropped while the file could not be written",
+                "history %s: %d ended uses of devices were lost while the file could not be written",
                 self._path,
                 self._dropped,
             )
@@ -171,12 +167,14 @@ class HistoryRecorder:
 
     def _log_error(self, error: DrahealthError) -> None:
         if str(error) != self._logged_error:
-            log.warning("%s; uses of devices are kept in memory (--state-dir)", error)
+            log.warning(
+                "history: not written: %s; uses of devices are kept in memory; see --state-dir", error
+            )
         self._logged_error = str(error)
 
-    def _history(self) -> "HistoryFile":
+    def _open_file(self) -> "HistoryFile":
         if self._file is None:
-            from agent.store.history import HistoryFile  # SQLite takes 1 MB
+            from agent.store.history_file import HistoryFile  # SQLite takes 1 MB
 
             self._file = HistoryFile(self._path, self._limits)
         return self._file

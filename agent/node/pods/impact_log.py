@@ -1,80 +1,78 @@
-"""Log lines that name the pods affected by a change of a device's health. Pure.
-
-Each device in use gets one line, up to a limit; unused devices get none.
-"""
+"""Log lines that name the pods affected by a change of a device's health. Pure."""
 
 from collections.abc import Container, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from agent.devices.consumers.affected import affected
-from agent.devices.consumers.driver_names import healths
-from agent.devices.consumers.in_use import in_use
+from agent.devices.consumers.affected_pods import affected_pods
+from agent.devices.consumers.current_uses import current_uses
+from agent.devices.consumers.device_health_lookup import health_lookup
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import PodRef
-from agent.model.consumers import Affected, ConsumerMap
+from agent.model.consumers import AffectedPod, ConsumerMap
 from agent.model.health import DeviceHealth, Health
 from agent.model.report import Report
 
 PODS_MAX: Final = 4
-"""Largest number of pods named as affected, and as possibly affected."""
+"""Largest number of pods that a line names as affected, and again as possibly affected."""
 LINES_MAX: Final = 16
-"""Largest number of lines."""
+"""Largest number of lines per call."""
 _TEXT_MAX: Final = 253
 """Length limit of names in Kubernetes."""
 _URGENCY: Final = (Health.UNHEALTHY, Health.UNKNOWN, Health.HEALTHY)
 
 HealthByDevice = Mapping[DeviceRef, Health]
-"""Last logged health of devices in use that are not Healthy."""
+"""Last logged health of each device in use that is not Healthy."""
 
 
 class ImpactLines(NamedTuple):
-    """Lines to log, and the health that they report."""
+    """Lines to log, and the health that they and earlier lines report."""
 
-    bad: tuple[str, ...]
-    """Lines about devices that are not Healthy, and the number of lines left out."""
-    good: tuple[str, ...]
+    not_healthy: tuple[str, ...]
+    """Lines about devices that are Unhealthy or Unknown; a last line counts devices without a line."""
+    recovered: tuple[str, ...]
     """Lines about devices that are Healthy again."""
     reported: HealthByDevice
 
 
-def healths_of_claimed(
-    known: ConsumerMap, report: Report, served: Container[str]
+def health_of_claimed_devices(
+    consumers: ConsumerMap, report: Report, served: Container[str]
 ) -> Mapping[DeviceRef, DeviceHealth]:
-    """Return the health of claimed devices, by the driver, pool and device name that claims use.
+    """Return the health of each device that a claim has allocated.
 
     Args:
-        known: Map of claims, devices and pods.
-        report: Newest report.
-        served: Drivers that the agent serves; without declarations their devices are the host's own.
+        consumers: Map of claims, devices and pods.
+        report: Newest health report.
+        served: Drivers that the agent serves.
     """
-    health_of = healths(report, served)
-    return {ref: health for ref in known.devices if (health := health_of(ref)) is not None}
+    health_of = health_lookup(report, served)
+    return {ref: health for ref in consumers.devices if (health := health_of(ref)) is not None}
 
 
-def prepared_for(known: ConsumerMap) -> Mapping[str, tuple[DeviceRef, ...]]:
-    """Return the devices prepared on this node for each pod, by the pod's UID."""
+def prepared_devices_by_pod(consumers: ConsumerMap) -> Mapping[str, tuple[DeviceRef, ...]]:
+    """Return the devices that are prepared for each pod, by pod UID."""
     found: dict[str, set[DeviceRef]] = {}
-    for use in in_use(known).values():
+    for use in current_uses(consumers).values():
         if use.pod.uid:
             found.setdefault(use.pod.uid, set()).add(use.device)
     return {uid: tuple(sorted(devices)) for uid, devices in sorted(found.items())}
 
 
-def names_of(known: ConsumerMap) -> Mapping[str, str]:
-    """Return ``<namespace>/<name>`` of pods by UID, for pods whose name is known."""
-    return {ref.uid: str(ref) for ref in known.pods if ref.uid and ref.name}
+def pod_names_by_uid(consumers: ConsumerMap) -> Mapping[str, str]:
+    """Return ``<namespace>/<name>`` of each pod whose name is known, by pod UID."""
+    return {ref.uid: str(ref) for ref in consumers.pods if ref.uid and ref.name}
 
 
 def impact_lines(
-    known: ConsumerMap, devices: Mapping[DeviceRef, DeviceHealth], reported: HealthByDevice
+    consumers: ConsumerMap, devices: Mapping[DeviceRef, DeviceHealth], reported: HealthByDevice
 ) -> ImpactLines:
-    """Return lines about devices whose health differs from `reported`.
+    """Return one line about each device in use whose health differs from `reported`, up to LINES_MAX.
 
     Args:
-        known: Map of claims, devices and pods.
-        devices: Result of :func:`healths_of_claimed`.
-        reported: Result of the last call. A device that was unused then is not in it, so a line follows once
-            a pod uses the device.
+        consumers: Map of claims, devices and pods.
+        devices: Result of :func:`health_of_claimed_devices`.
+        reported: ``reported`` of the last result. It lacks devices that no pod used; they get a line once a
+        pod
+            uses them.
     """
     now = {ref: device.health for ref, device in devices.items()}
     changed = [ref for ref, health in now.items() if health is not reported.get(ref, Health.HEALTHY)]
@@ -83,14 +81,14 @@ def impact_lines(
     unused, left_out = set(), 0
     for ref in changed:
         if sum(map(len, lines.values())) >= LINES_MAX:
-            left_out += any(known.claims[claim].consumers for claim in known.devices[ref])
-        elif users := [use for use in affected(known, ref) if not use.pod.has_ended]:
-            lines[now[ref] is Health.HEALTHY].append(_line(ref, devices[ref], users))
+            left_out += any(consumers.claims[claim].consumers for claim in consumers.devices[ref])
+        elif users := [use for use in affected_pods(consumers, ref) if not use.pod.has_ended]:
+            lines[now[ref] is Health.HEALTHY].append(_impact_line(ref, devices[ref], users))
         else:
             unused.add(ref)
     if left_out:
         lines[False].append(
-            f"{left_out} more devices in use have changed their health; see drahealth explain"
+            f"{left_out} more devices in use have changed their health; run drahealth explain to see them"
         )
     now_reported = {
         ref: health for ref, health in now.items() if health is not Health.HEALTHY and ref not in unused
@@ -100,34 +98,34 @@ def impact_lines(
     )
 
 
-def _line(ref: DeviceRef, health: DeviceHealth, users: Sequence[Affected]) -> str:
-    sure = [use for use in users if use.sure]
-    maybe = [use for use in users if not use.sure]
+def _impact_line(ref: DeviceRef, health: DeviceHealth, users: Sequence[AffectedPod]) -> str:
+    sure = [use for use in users if use.is_certain]
+    maybe = [use for use in users if not use.is_certain]
     if health.health is Health.HEALTHY:
-        return f"{ref} is Healthy again; used by {_pods(sure or maybe)}"
+        return f"{ref} is Healthy again; used by {_pods_text(sure or maybe)}"
     code = f" ({health.causes[0].code})" if health.causes else ""
-    parts = [f"affects {_pods(sure)}"] if sure else []
-    parts += [f"may affect {_pods(maybe)}"] if maybe else []
+    parts = [f"affects {_pods_text(sure)}"] if sure else []
+    parts += [f"may affect {_pods_text(maybe)}"] if maybe else []
     return f"{ref} is {health.health.name.capitalize()}{code}: {'; '.join(parts)}"
 
 
-def _pods(users: Sequence[Affected]) -> str:
-    by_pod: dict[PodRef, list[Affected]] = {}
+def _pods_text(users: Sequence[AffectedPod]) -> str:
+    by_pod: dict[PodRef, list[AffectedPod]] = {}
     for use in users:
         by_pod.setdefault(use.pod.ref, []).append(use)
-    texts = [_pod(ref, uses) for ref, uses in list(by_pod.items())[:PODS_MAX]]
+    texts = [_pod_text(ref, uses) for ref, uses in list(by_pod.items())[:PODS_MAX]]
     more = len(by_pod) - len(texts)
     return ", ".join([*texts, f"and {more} more"] if more else texts)
 
 
-def _pod(ref: PodRef, uses: Sequence[Affected]) -> str:
+def _pod_text(ref: PodRef, uses: Sequence[AffectedPod]) -> str:
     pod = uses[0].pod.known
     owner = f"{pod.controller}, " if pod and pod.controller else ""
-    claims = dict.fromkeys(_claim(use.claim, use) for use in uses)
+    claims = dict.fromkeys(_claim_text(use.claim, use) for use in uses)
     return f"{_truncated(str(ref))} ({_truncated(owner)}{'; '.join(claims)})"
 
 
-def _claim(claim: ClaimRef, use: Affected) -> str:
+def _claim_text(claim: ClaimRef, use: AffectedPod) -> str:
     names = ", ".join(_truncated(container.name) for container in use.containers[:PODS_MAX])
     noun = "container" if len(use.containers) == 1 else "containers"
     group = f" of pod group {_truncated(use.group)}" if use.group else ""

@@ -1,4 +1,4 @@
-"""Watches of the kubelet: its directory by inotify, and its pods by the watch of the pods API.
+"""Watch of the kubelet's directory by inotify, and the pod list by the watch of the kubelet's pods API.
 
 Where a watch fails, the caller polls instead. For an asyncio loop.
 """
@@ -13,14 +13,14 @@ from typing import Final, NamedTuple
 
 from agent.errors import ProbeError
 from agent.model.claim_sources import SourceAnswer
-from agent.model.objects import Object
+from agent.model.json_values import JsonObject
 from agent.model.time import Instant
 from agent.native.uevents import watch_directory
 from agent.node.pods.queries import query_pods
-from agent.serve.kubelet.pods_api import SOCKET, PodsWatch
+from agent.serve.kubelet.pods_api import SOCKET, PodsWatcher
 from agent.sources.kubelet_state import CLAIMS_FILE
-from agent.system.threads.latest import Latest
-from agent.system.threads.with_timeout import DISK_S, HungGuard
+from agent.system.threads.latest_value import LatestValue
+from agent.system.threads.with_timeout import DISK_TIMEOUT_S, HungGuard
 
 _EVENT: Final = struct.Struct("iIII")
 """Inotify event: watch, mask, cookie, length of the name that follows. Source: inotify(7)."""
@@ -31,7 +31,7 @@ _FileId = tuple[int, ...] | None
 
 
 class _DirectoryState(NamedTuple):
-    """State of the kubelet's directory and checkpoint; a difference is a change."""
+    """State of the kubelet's directory and claims checkpoint; two states differ if one has changed."""
 
     directory: _FileId = None
     checkpoint: _FileId = None
@@ -40,14 +40,14 @@ class _DirectoryState(NamedTuple):
 
 
 class KubeletDirWatcher:
-    """Watcher of the kubelet's directory, which may be absent. Event loop only."""
+    """Watcher that notices changes in the kubelet's directory, which may be absent. Event loop only."""
 
     def __init__(self, path: Path, guard: HungGuard, on_change: Callable[[], None]) -> None:
         """Create the watcher.
 
         Args:
-            path: The directory.
-            guard: Guard that limits the calls waiting for a disk that hangs.
+            path: The kubelet's directory.
+            guard: Guard that allows one waiting call per hung path.
             on_change: Called in the loop after any change in the directory.
         """
         self._path = path
@@ -65,9 +65,9 @@ class KubeletDirWatcher:
         return self._descriptor is not None and not self._last_state.is_link
 
     async def has_changed(self) -> bool:
-        """Return whether directory or checkpoint changed since the last call; False if the disk hangs."""
+        """Return whether directory or claims checkpoint changed since the last call; False: disk hangs."""
         try:
-            state = await self._guard.run(self._path, self._read_state, DISK_S)
+            state = await self._guard.run(self._path, self._read_state, DISK_TIMEOUT_S)
         except TimeoutError:
             return False
         if state.directory != self._watched_id or self._opened is not None:
@@ -85,7 +85,7 @@ class KubeletDirWatcher:
         self._watched_id = self._descriptor = self._opened = None
 
     def _read_state(self) -> _DirectoryState:
-        """Read the directory's state, and open an inotify watch if there is none. Runs in a thread."""
+        """Read the state, and open an inotify watch if there is none. Runs in a thread."""
         # the id is read before the watch is opened, so that a replaced directory is noticed
         directory = _file_id(self._path, file=False)
         unwatched = self._descriptor is None or directory != self._watched_id
@@ -95,10 +95,8 @@ class KubeletDirWatcher:
         return _DirectoryState(directory, _file_id(self._path / CLAIMS_FILE, file=True), _is_link(self._path))
 
     def _start_watching(self, directory: _FileId) -> None:
-        watched, descriptor = self._opened or (
-            directory,
-            None,
-        )  # a watch opened late may be of another directory
+        # a watch opened late may be of another directory
+        watched, descriptor = self._opened or (directory, None)
         self._opened = None
         self.close()
         self._watched_id, self._descriptor = watched, descriptor
@@ -116,7 +114,7 @@ class KubeletDirWatcher:
 
 
 def _is_watch_gone(events: bytes) -> bool:
-    """Return whether the kernel removed the watch because its directory is gone."""
+    """Return whether the kernel removed the inotify watch because its directory is gone."""
     offset = 0
     while offset < len(events):
         _, mask, _, name = _EVENT.unpack_from(events, offset)
@@ -143,7 +141,7 @@ def _file_id(path: Path, *, file: bool) -> _FileId:
 
 
 class PodList:
-    """Pods of this node: from the pods API's watch while it runs, else by a query. Event loop only."""
+    """Pods of this Kubernetes node, by a watch of the pods API or else by a query. Event loop only."""
 
     def __init__(
         self, kubelet_dir: Path, clock: Callable[[], Instant], on_change: Callable[[], None]
@@ -151,15 +149,15 @@ class PodList:
         """Create the list.
 
         Args:
-            kubelet_dir: Directory with the socket.
-            clock: Returns the time of a list.
+            kubelet_dir: Directory with the socket of the pods API.
+            clock: Returns the current time.
             on_change: Called in the loop when a pod is added, removed or changes its phase.
         """
         self._kubelet_dir = kubelet_dir
-        self._latest: Latest[SourceAnswer[Object]] = Latest()
+        self._latest: LatestValue[SourceAnswer[JsonObject]] = LatestValue()
         self._on_change = on_change
         self._changed = False
-        self._watch = PodsWatch(kubelet_dir / SOCKET, self._latest, clock, self._on_watch_change)
+        self._watch = PodsWatcher(kubelet_dir / SOCKET, self._latest, clock, self._on_watch_change)
         self._task: asyncio.Task[None] | None = None
 
     def close(self) -> None:
@@ -167,7 +165,7 @@ class PodList:
         if self._task is not None:
             self._task.cancel()
 
-    async def get(self) -> SourceAnswer[Object]:
+    async def get(self) -> SourceAnswer[JsonObject]:
         """Return all pods as v1.Pod objects, and start the watch if it does not run."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._watch.run())

@@ -1,7 +1,6 @@
-"""Queries of the kubelet and of drivers on this node about claims, pods and devices.
+"""Queries about claims, pods and devices, answered by the kubelet and by the state files of DRA drivers.
 
-A source that is absent, hangs or returns invalid data yields an answer with that reason; other sources are
-still used.
+A source that is absent, hangs or returns invalid data yields an answer with that reason.
 """
 
 import asyncio
@@ -12,27 +11,34 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from agent.config.config import DRIVERS
-from agent.model.claim_sources import DeviceUse, ListedPod, Origin, PreparedClaim, Provenance, SourceAnswer
-from agent.model.objects import Object
+from agent.model.claim_sources import (
+    AllocatedDevice,
+    ListedPod,
+    Origin,
+    PreparedClaim,
+    Provenance,
+    SourceAnswer,
+)
+from agent.model.json_values import JsonObject
 from agent.model.reading import Absence
 from agent.model.time import Instant
 from agent.serve.kubelet import podresources, pods_api
 from agent.sources import kubelet_state
-from agent.store import prepares
-from agent.store.files import CorruptFile
-from agent.store.prepares import PreparesFileContent
+from agent.store import ledger_file
+from agent.store.ledger_file import LedgerFileContent
+from agent.store.state_files import UnusableFile
 from agent.system.files import ReadError, read_bounded
-from agent.system.threads.with_timeout import DISK_S, SOCKET_S, HungGuard, timeout_reason
+from agent.system.threads.with_timeout import DISK_TIMEOUT_S, SOCKET_TIMEOUT_S, HungGuard, timeout_text
 from agent.system.timing import read_clocks
 
 T = TypeVar("T")
 
 EMBEDDED_DIR: Final = "drahealth"
-"""Directory of an embedding driver's state, below its plugin directory."""
+"""Name of an embedding driver's state directory, below its plugin directory."""
 
 
 class DriverDirectory(NamedTuple):
-    """State directory of a driver, and the sockets on which its health is served."""
+    """State directory of a DRA driver, and the sockets that serve the health of its devices."""
 
     name: str
     directory: Path
@@ -42,7 +48,7 @@ class DriverDirectory(NamedTuple):
 
 
 class DriverDirectories(NamedTuple):
-    """Drivers that have a state directory or a socket on this node."""
+    """Drivers found by their state directory or socket, and directories that cannot be listed."""
 
     drivers: tuple[DriverDirectory, ...] = ()
     unreadable: tuple[str, ...] = ()
@@ -52,8 +58,11 @@ class DriverDirectories(NamedTuple):
 def find_drivers(
     kubelet_dir: Path | None = None, state_dir: Path | None = None, runtime_dir: Path | None = None
 ) -> DriverDirectories:
-    """Find drivers that have a state directory or a socket. Of the kubelet's plugins only those that embed
-    drahealth are included: their health service accepts several clients."""
+    """Find drivers that have a state directory or a socket. None: the drivers below that directory are left
+    out.
+
+    Of the kubelet's plugins only those that embed drahealth are included.
+    """
     found: dict[Path, DriverDirectory] = {}
     problems: list[str] = []
     if state_dir is not None:
@@ -79,45 +88,48 @@ def find_drivers(
 
 
 def _list_names(directory: Path, problems: list[str]) -> list[str]:
-    """List a directory; an absent one is empty. The reason of a failure is appended to `problems`."""
+    """List a directory; empty if absent. The reason of a failure is appended to `problems`."""
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        problems.append(f"{directory}: {error.strerror}")
+        problems.append(f"directory of drivers {directory}: cannot be listed: {error.strerror}")
         return []
 
 
 async def read_prepared(directory: Path, guard: HungGuard) -> SourceAnswer[PreparedClaim]:
-    """Read the claims that a driver has prepared; ABSENT if it has no state file. Blocks up to 5 s."""
-    path = directory / prepares.FILE
+    """Read the claims that a driver has prepared from its state `directory`. Waits up to 5 s for the disk."""
+    path = directory / ledger_file.FILE
     try:
-        return await guard.run(path, partial(_read_prepares, path), DISK_S)
+        return await guard.run(path, partial(_read_prepares, path), DISK_TIMEOUT_S)
     except TimeoutError:
         return SourceAnswer(
-            Provenance(Origin.DRIVER, read_clocks()), (), Absence.UNREADABLE, timeout_reason(path, DISK_S)
+            Provenance(Origin.DRIVER, read_clocks()),
+            (),
+            Absence.UNREADABLE,
+            timeout_text(path, DISK_TIMEOUT_S),
         )
 
 
 def _read_prepares(path: Path) -> SourceAnswer[PreparedClaim]:
     try:
-        file = read_bounded(path, prepares.SIZE_MAX)
-        claims = tuple(prepared_claims(prepares.decode(file.data)))
+        file = read_bounded(path, ledger_file.SIZE_MAX)
+        claims = tuple(prepared_claims(ledger_file.decode_ledger(file.data)))
     except ReadError as error:
         return SourceAnswer(Provenance(Origin.DRIVER, read_clocks()), (), error.absence, str(error))
-    except CorruptFile as error:
+    except UnusableFile as error:
         return SourceAnswer(
             Provenance(Origin.DRIVER, read_clocks()), (), Absence.UNREADABLE, f"{path}: {error}"
         )
     return SourceAnswer(Provenance(Origin.DRIVER, read_clocks(), file.written_s), claims)
 
 
-def prepared_claims(file: PreparesFileContent) -> Iterator[PreparedClaim]:
+def prepared_claims(file: LedgerFileContent) -> Iterator[PreparedClaim]:
     """Yield the claims that a driver's state file lists as prepared."""
     for entry in file.ledger.claims.values():
         if entry.outcome.verdict is None and not entry.unprepared_wall_s:
-            devices = tuple(DeviceUse(device) for device in entry.outcome.devices)
+            devices = tuple(AllocatedDevice(device) for device in entry.outcome.devices)
             yield PreparedClaim(entry.outcome.claim, devices)
 
 
@@ -126,20 +138,22 @@ class KubeletAnswers(NamedTuple):
 
     prepared: SourceAnswer[PreparedClaim]
     listed: SourceAnswer[ListedPod]
-    pods: SourceAnswer[Object]
+    pods: SourceAnswer[JsonObject]
     """Answer of the pods API: pods as v1.Pod objects."""
 
 
 async def query_kubelet(
-    directory: Path, guard: HungGuard, pods: Callable[[], Awaitable[SourceAnswer[Object]]] | None = None
+    directory: Path, guard: HungGuard, pods: Callable[[], Awaitable[SourceAnswer[JsonObject]]] | None = None
 ) -> KubeletAnswers:
-    """Query checkpoint, podresources and pods API concurrently; `pods`, if given, replaces the query of the
-    pods API."""
+    """Query claims checkpoint, podresources and pods API of the kubelet at the same time.
+
+    ``pods``: returns the answer of the pods API; None: the API is queried.
+    """
     prepared, listed, objects = await asyncio.gather(
         read_file(
             Origin.CHECKPOINT,
             directory / kubelet_state.CLAIMS_FILE,
-            kubelet_state.read_checkpoint,
+            kubelet_state.read_claims_checkpoint,
             guard,
         ),
         query_socket(Origin.PODRESOURCES, directory / podresources.SOCKET, podresources.list_podresources),
@@ -148,20 +162,20 @@ async def query_kubelet(
     return KubeletAnswers(prepared, listed, objects)
 
 
-async def query_pods(directory: Path) -> SourceAnswer[Object]:
-    """Query the pods API once."""
+async def query_pods(directory: Path) -> SourceAnswer[JsonObject]:
+    """Query the kubelet's pods API once, for all pods as v1.Pod objects."""
     return await query_socket(Origin.PODS_API, directory / pods_api.SOCKET, pods_api.list_pods)
 
 
 async def query_drivers(
     kubelet_dir: Path, state_dir: Path, guard: HungGuard
 ) -> tuple[SourceAnswer[PreparedClaim], ...]:
-    """Read the prepared claims of each driver that has a state file."""
+    """Read the prepared claims of each driver that has a state file; one answer per driver."""
     try:
         find = partial(find_drivers, kubelet_dir, state_dir)
-        drivers, problems = await guard.run("drivers", find, DISK_S)
+        drivers, problems = await guard.run("drivers", find, DISK_TIMEOUT_S)
     except TimeoutError:
-        drivers, problems = (), (timeout_reason("directories of drivers", DISK_S),)
+        drivers, problems = (), (timeout_text("directories of drivers", DISK_TIMEOUT_S),)
     provenance = Provenance(Origin.DRIVER, read_clocks())
     failed = [SourceAnswer[PreparedClaim](provenance, (), Absence.UNREADABLE, reason) for reason in problems]
     answers = await asyncio.gather(*(read_prepared(driver.directory, guard) for driver in drivers))
@@ -171,23 +185,23 @@ async def query_drivers(
 async def read_file(
     origin: Origin, file: Path, read: Callable[[Path, Instant], SourceAnswer[T]], guard: HungGuard
 ) -> SourceAnswer[T]:
-    """Read a file of the kubelet with `read`. Blocks up to 5 s, then answers UNREADABLE."""
+    """Return the answer of `read` for a state file. Waits up to 5 s for the disk, then answers UNREADABLE."""
     try:
-        return await guard.run(file, lambda: read(file, read_clocks()), DISK_S)
+        return await guard.run(file, lambda: read(file, read_clocks()), DISK_TIMEOUT_S)
     except TimeoutError:
         return SourceAnswer(
-            Provenance(origin, read_clocks()), (), Absence.UNREADABLE, timeout_reason(file, DISK_S)
+            Provenance(origin, read_clocks()), (), Absence.UNREADABLE, timeout_text(file, DISK_TIMEOUT_S)
         )
 
 
 async def query_socket(
     origin: Origin, socket: Path, query: Callable[[Path, Callable[[], Instant]], Awaitable[SourceAnswer[T]]]
 ) -> SourceAnswer[T]:
-    """Query a socket of the kubelet. Waits up to 2 s, then answers UNREADABLE."""
+    """Return the answer of `query` for a socket of the kubelet. After 2 s the answer is UNREADABLE."""
     try:
-        async with asyncio.timeout(SOCKET_S):
+        async with asyncio.timeout(SOCKET_TIMEOUT_S):
             return await query(socket, read_clocks)
     except TimeoutError:
         return SourceAnswer(
-            Provenance(origin, read_clocks()), (), Absence.UNREADABLE, timeout_reason(socket, SOCKET_S)
+            Provenance(origin, read_clocks()), (), Absence.UNREADABLE, timeout_text(socket, SOCKET_TIMEOUT_S)
         )

@@ -1,7 +1,7 @@
 """Thread that tracks which pods use devices while the agent runs.
 
-The core never waits for this thread; a source that hangs only delays its own answer. Without a kubelet that
-knows claims, nothing is imported and the thread only checks periodically for one.
+The engine loop never waits for this thread. Without a kubelet that supports claims, the thread imports
+nothing and only checks periodically for one.
 """
 
 import asyncio
@@ -14,53 +14,52 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.config.config import CHECKPOINT, PODS_API, Config
-from agent.model.pods import PodsSample
+from agent.model.pod_findings import PodsSample
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
+from agent.system.threads.loop_thread import set_thread_name
 
 if TYPE_CHECKING:
     from agent.model.consumers import ConsumerMap
     from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
-    from agent.node.pods.poller import KnownPods, PodPoller
+    from agent.node.pods.poller import PodPoller, PodUses
     from agent.system.threads.worker_pool import LatestJob
 
 SOURCE: Final = "pods"
 RETRY_S: Final = 10.0
-"""Interval of checks for an absent kubelet or an unwatched directory, and pause after an internal error
-[s]."""
+"""Interval of checks for an absent kubelet or unwatched directory; pause after an internal error [s]."""
 DEBOUNCE_S: Final = 0.1
-"""Debounce: changes within this time cause one poll [s]."""
+"""Delay of a poll after a change [s]; changes within it cause one poll."""
 MIN_PAUSE_S: Final = 1.0
 """Shortest pause between two polls [s]."""
 MAX_DUTY_CYCLE: Final = 4
-"""Pause after a poll, in multiples of its CPU time: at most a fifth of a core is used."""
+"""Pause after a poll, in multiples of its CPU time: at most a fifth of a CPU is used."""
 START_LIMIT_S: Final = 30.0
-"""Time after the start from which a missing first poll is reported [s]."""
+"""Time after the start from which a first poll that has not ended is reported [s]."""
 STALL_PERIODS: Final = 2
 SLOW_S: Final = 120.0
-"""Time between two polls, in addition to STALL_PERIODS periods, after which the source is stalled [s]."""
+"""The source is stalled after this time plus STALL_PERIODS polling periods without a poll [s]."""
 
 log = logging.getLogger(__name__)
 
-RecordMap = Callable[["ConsumerMap", Report, Instant], None]
-"""Function that receives a consumer map, the newest report and the time. May block; called by one thread at a
-time."""
+MapRecorder = Callable[["ConsumerMap", Report, Instant], None]
+"""Function that receives each consumer map, the newest report and the time. May block."""
 
 
 class PodTracker:
     """Tracker that holds the newest sample of pods that use devices. Thread-safe, except :meth:`start`."""
 
     def __init__(
-        self, config: Config, *, clock: Callable[[], Instant], record: RecordMap | None = None
+        self, config: Config, *, clock: Callable[[], Instant], record: MapRecorder | None = None
     ) -> None:
         """Create the tracker.
 
         Args:
             config: Paths and intervals.
             clock: Returns the current time.
-            record: Receives each new map.
+            record: Receives each new consumer map, in a thread; None: no history is recorded.
         """
         self._config = config
         self._clock = clock
@@ -82,16 +81,16 @@ class PodTracker:
 
     @property
     def sample(self) -> PodsSample | None:
-        """Newest sample of pods that use devices; None: not known yet, and the core does not wait for it."""
+        """Newest sample of pods that use devices; None: not known yet."""
         if self._sample is None and self._clock().mono_ns - self._began_ns > START_LIMIT_S * NS:
             return PodsSample(self._source(SourceState.STARTING, "", self._began_ns))
         return self._sample
 
-    def note(self, snapshot: Snapshot) -> None:
-        """Store the core's newest snapshot, for its cgroups and declared devices. Never blocks."""
+    def note_snapshot(self, snapshot: Snapshot) -> None:
+        """Store the newest snapshot, for its cgroups and declared devices. Never blocks."""
         self._core_snapshot = (snapshot, self._clock())
 
-    def take(self, report: Report) -> None:
+    def note_report(self, report: Report) -> None:
         """Store a published report. A changed health of a device triggers a poll. Never blocks."""
         if report.starting:
             return
@@ -103,12 +102,12 @@ class PodTracker:
                 self._waker.notify()
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Start the tracker's thread, which calls `wake` when the sample has changed."""
+        """Start the thread, which calls `wake` when the sample has changed."""
         self._wake = wake
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Stop the tracker's thread. Returns True if it ended, False if it hangs and is abandoned."""
+        """Stop the thread. True: it ended; False: it hangs and is abandoned."""
         self._ended.set()
         if self._waker is not None:
             self._waker.cancel()
@@ -119,15 +118,15 @@ class PodTracker:
     # --- in the thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        _set_thread_name("dh-pods")
+        set_thread_name("dh-pods")
         while not _has_kubelet(self._config.kubelet_dir):
-            self._set(SourceState.ABSENT, f"{self._config.kubelet_dir}: no kubelet that knows claims")
+            self._set_sample(SourceState.ABSENT, f"{self._config.kubelet_dir}: no kubelet that knows claims")
             if self._ended.wait(RETRY_S):
                 return
         with suppress(asyncio.CancelledError):
-            asyncio.run(self._follow())
+            asyncio.run(self._poll_until_stopped())
 
-    async def _follow(self) -> None:
+    async def _poll_until_stopped(self) -> None:
         from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
         from agent.node.pods.poller import GcControl, PodPoller
         from agent.system.threads.with_timeout import HungGuard
@@ -149,31 +148,30 @@ class PodTracker:
                 began_s, healths, report = time.thread_time(), self._healths, self._report
                 try:
                     await kubelet_dir.has_changed()  # a later change triggers the next poll
-                    with gc_control.paused(lambda: poller.size):
-                        await self._round(poller, report, recording)
+                    with gc_control.paused_during(lambda: poller.size):
+                        await self._poll_once(poller, report, recording)
                     await _pause(MIN_PAUSE_S, began_s)
-                    await self._wait(waker, kubelet_dir, pod_list, poller.wait_s(), healths)
+                    await self._wait_for_change(waker, kubelet_dir, pod_list, poller.next_due_in_s(), healths)
                 except Exception as error:  # a bug here must not stop the agent's verdicts
                     self._report_bug(f"internal error of drahealth: {error!r}")
                     await _pause(min(RETRY_S, self._config.pods_period_ns / NS), began_s)
 
-    async def _round(
+    async def _poll_once(
         self,
         poller: "PodPoller",
         report: Report | None,
         recording: "LatestJob[ConsumerMap, Report, Instant] | None",
     ) -> None:
-        """Poll the sources once; with a report, log affected pods and record the consumer map; then audit if
-        due."""
-        self._set(*await poller.poll(self._core_snapshot))
+        """Poll once; with a report, log affected pods and record the consumer map; then audit if due."""
+        self._set_sample(*await poller.poll(self._core_snapshot))
         if report is not None:
             poller.log_impact(report)
-            if recording and poller.newest:
-                recording.give(poller.newest, report, self._clock())
-        if found := await poller.audit(self._core_snapshot):
-            self._set(*found)
+            if recording and poller.newest_map:
+                recording.submit(poller.newest_map, report, self._clock())
+        if found := await poller.audit_if_due(self._core_snapshot):
+            self._set_sample(*found)
 
-    async def _wait(
+    async def _wait_for_change(
         self,
         waker: "_Waker",
         kubelet_dir: "KubeletDirWatcher",
@@ -191,16 +189,16 @@ class PodTracker:
                 return
 
     def _report_bug(self, text: str) -> None:
-        """Report an internal error; the last known values stay. The traceback is logged once."""
+        """Report an internal error in the sample, which keeps its values. The traceback is logged once."""
         last = self._sample
         if text != self._logged_error:
             log.exception("pod tracker: poll failed; the last known uses of devices stay")
         self._logged_error = text
         known = (last.uses, last.names, last.findings) if last else None
-        self._set(SourceState.FAILING, text, known)
+        self._set_sample(SourceState.FAILING, text, known)
 
-    def _set(self, state: SourceState, detail: str, known: "KnownPods | None" = None) -> None:
-        """Set the sample, and wake the core if it has changed."""
+    def _set_sample(self, state: SourceState, detail: str, known: "PodUses | None" = None) -> None:
+        """Set the sample, and wake the engine loop if it has changed."""
         before = self._sample
         self._passes += 1
         self._failures += state is SourceState.FAILING
@@ -225,8 +223,7 @@ class PodTracker:
 
 
 class _Waker:
-    """Event that wakes the tracker's loop. Thread-safe, except :meth:`wait` and :meth:`clear`: event loop
-    only."""
+    """Event that wakes the tracker's loop. Thread-safe, except :meth:`wait` and :meth:`clear`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -234,12 +231,10 @@ class _Waker:
         self._changed = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake the tracker's loop."""
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._changed.set)
 
     def cancel(self) -> None:
-        """Cancel the tracker's task."""
         assert self._task is not None, "made in a task"
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._task.cancel)
@@ -256,19 +251,18 @@ class _Waker:
 
 
 async def _pause(seconds: float, began_s: float) -> None:
-    """Sleep at least `seconds`, and longer if the thread used much CPU time since its CPU time was
-    `began_s`."""
+    """Sleep for `seconds`, longer if the thread's CPU time has risen much since it was `began_s`."""
     await asyncio.sleep(max(seconds, MAX_DUTY_CYCLE * (time.thread_time() - began_s)))
 
 
 def _visible_part(sample: PodsSample) -> object:
-    """Return the sample without counters and times, whose changes do not wake the core."""
+    """Return the sample without counters and times, whose changes do not wake the engine loop."""
     source = sample.source
     return (source.state, source.detail, sample.uses, sample.names, sample.findings)
 
 
 def _has_kubelet(kubelet_dir: Path) -> bool:
-    """Return whether a kubelet that supports claims may exist; False: the agent need not query one."""
+    """Return whether a kubelet that supports claims uses the directory, or the directory is unreadable."""
     return any(_may_exist(kubelet_dir / name) for name in (CHECKPOINT, PODS_API))
 
 
@@ -280,9 +274,3 @@ def _may_exist(path: Path) -> bool:
     except OSError:
         pass
     return True
-
-
-def _set_thread_name(name: str) -> None:
-    """Set the kernel's name of this thread, which ``top`` shows; Python sets only its own."""
-    with suppress(OSError):
-        Path("/proc/thread-self/comm").write_text(name)

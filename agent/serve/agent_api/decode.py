@@ -1,11 +1,11 @@
-"""Decoder of the agent's own messages: from ``drahealth.v1`` messages to the Report or AgentStatus. Pure."""
+"""Conversion of decoded ``drahealth.v1`` messages to a Report or an AgentStatus. Pure."""
 
 from typing import Final, TypeVar
 
-from agent.model.health import Cause, DeviceHealth, Health, NotApplicable, Note, Severity
-from agent.model.report import AgentStatus, Report, Subscribers, Tally
-from agent.model.snapshot import CoreStats
-from agent.model.source import SourceSample
+from agent.model.health import Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
+from agent.model.report import AgentStatus, Report, SeverityCount, SocketSubscribers
+from agent.model.snapshot import NativeCoreStats
+from agent.model.source_state import SourceSample
 from agent.model.time import Instant
 from agent.serve.agent_api.encode import BLAMES, STATES
 from agent.serve.grpc.gen.agent.drahealth import v1
@@ -18,17 +18,15 @@ _BLAME_OF: Final = {number: blame for blame, number in BLAMES.items()}
 _STATE_OF: Final = {number: state for state, number in STATES.items()}
 
 
-def report_of(message: v1.Report) -> Report:
-    """Return the report of a decoded Report message.
-
-    Raises:
-        ValueError: An enum value is unknown; names the field.
-    """
+def decode_report(message: v1.Report) -> Report:
+    """Convert a Report message. Raises ValueError with the field if an enum value is unknown."""
     return Report(
         node=message.node,
         at=_instant_of(message.at),
         devices=tuple(_device_of(device) for device in message.devices),
-        notes=tuple(Note(note.subject, _cause_of(note.cause), tuple(note.devices)) for note in message.notes),
+        notes=tuple(
+            NonDeviceCause(note.subject, _cause_of(note.cause), tuple(note.devices)) for note in message.notes
+        ),
         not_applicable=tuple(_skipped_rule_of(rule) for rule in message.not_applicable),
         not_evaluated=tuple(_skipped_rule_of(rule) for rule in message.not_evaluated),
         sources=tuple(_source_of(source) for source in message.sources),
@@ -37,12 +35,8 @@ def report_of(message: v1.Report) -> Report:
     )
 
 
-def status_of(reply: v1.StatusReply) -> AgentStatus:
-    """Return the status of a decoded StatusReply message.
-
-    Raises:
-        ValueError: An enum value is unknown; names the field.
-    """
+def decode_status(reply: v1.StatusReply) -> AgentStatus:
+    """Convert a StatusReply message. Raises ValueError with the field if an enum value is unknown."""
     return AgentStatus(
         version=reply.version,
         pid=reply.pid,
@@ -54,11 +48,11 @@ def status_of(reply: v1.StatusReply) -> AgentStatus:
         node=reply.node,
         at=_instant_of(reply.at) if reply.publications else None,
         publications=reply.publications,
-        tallies=tuple(Tally(_severity_of(tally.severity), tally.devices) for tally in reply.tallies),
+        tallies=tuple(SeverityCount(_severity_of(tally.severity), tally.devices) for tally in reply.tallies),
         sources=tuple(_source_of(source) for source in reply.sources),
         core=_core_of(reply.core),
         groups=reply.groups,
-        subscribers=tuple(Subscribers(entry.socket, entry.streams) for entry in reply.subscribers),
+        subscribers=tuple(SocketSubscribers(entry.socket, entry.streams) for entry in reply.subscribers),
     )
 
 
@@ -112,8 +106,8 @@ def _source_of(source: v1.Source) -> SourceSample:
     )
 
 
-def _core_of(core: v1.Core) -> CoreStats:
-    return CoreStats(**{name: getattr(core, name) for name in CoreStats.__slots__})
+def _core_of(core: v1.Core) -> NativeCoreStats:
+    return NativeCoreStats(**{name: getattr(core, name) for name in NativeCoreStats.__slots__})
 
 
 def _severity_of(number: int) -> Severity:
@@ -122,5 +116,5 @@ def _severity_of(number: int) -> Severity:
 
 def _enum_value(table: dict[int, E], number: int, field: str) -> E:
     if int(number) not in table:
-        raise ValueError(f"{field} is {int(number)}, should be one of {', '.join(map(str, table))}")
+        raise ValueError(f"{field}: {int(number)} is unknown; must be one of {', '.join(map(str, table))}")
     return table[int(number)]

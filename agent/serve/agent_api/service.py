@@ -1,7 +1,7 @@
-"""Service ``drahealth.v1.Agent`` for the command line: the whole report, and the state of the agent.
+"""Service ``drahealth.v1.Agent`` for the command line: reports, and the status of the agent.
 
-A report is encoded only while a client watches, once for all clients, and in small steps: the kubelet's
-streams have priority.
+A report is encoded once for all clients, only while a client watches, and in steps between which the event
+loop serves the kubelet's streams.
 """
 
 import asyncio
@@ -14,23 +14,27 @@ from typing import Any, Final
 import grpclib.const
 import grpclib.server
 
-from agent.model.report import AgentStatus, Report, Subscribers, Tally
+from agent.model.report import AgentStatus, Report, SeverityCount, SocketSubscribers
 from agent.serve.agent_api.encode import encode_report, encode_status
-from agent.serve.grpc.codec import UnreadRequest
-from agent.system.threads.latest import Latest
+from agent.serve.grpc.codec import EmptyRequest
+from agent.system.threads.latest_value import LatestValue
 
 STATUS: Final = "/drahealth.v1.Agent/Status"
 WATCH: Final = "/drahealth.v1.Agent/Watch"
 
 CHUNKS_AT_ONCE: Final = 16
-"""Number of chunks of a report that are encoded before the event loop runs other tasks; takes 0.1 ms."""
+"""Number of chunks of a report that are encoded, in 0.1 ms, before the event loop runs other tasks."""
 
 
 class AgentService:
-    """gRPC service of ``agent.sock``. Event loop only."""
+    """gRPC service on ``agent.sock`` for the command line. Event loop only."""
 
     def __init__(
-        self, latest: Latest[Report], *, version: str, subscribers: Callable[[], tuple[Subscribers, ...]]
+        self,
+        latest: LatestValue[Report],
+        *,
+        version: str,
+        subscribers: Callable[[], tuple[SocketSubscribers, ...]],
     ) -> None:
         self.streams = 0
         """Number of open report streams."""
@@ -44,14 +48,13 @@ class AgentService:
         """Return the handlers of the methods by path, for grpclib. They send encoded messages."""
         unary, streaming = grpclib.const.Cardinality.UNARY_UNARY, grpclib.const.Cardinality.UNARY_STREAM
         return {
-            STATUS: grpclib.const.Handler(self._status, unary, UnreadRequest, bytes),
-            WATCH: grpclib.const.Handler(self._watch, streaming, UnreadRequest, bytes),
+            STATUS: grpclib.const.Handler(self._status, unary, EmptyRequest, bytes),
+            WATCH: grpclib.const.Handler(self._watch, streaming, EmptyRequest, bytes),
         }
 
     async def _status(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
-        """Send the agent's current status to the client."""
         await stream.recv_message()
-        status = read_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
+        status = collect_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
         await stream.send_message(encode_status(status))
 
     async def _watch(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
@@ -79,11 +82,14 @@ class AgentService:
             return self._encoded
 
 
-def read_status(
-    publications: int, report: Report | None, *, version: str, subscribers: tuple[Subscribers, ...]
+def collect_status(
+    publications: int, report: Report | None, *, version: str, subscribers: tuple[SocketSubscribers, ...]
 ) -> AgentStatus:
-    """Return the status of this agent process. Reads a few of its own files in procfs."""
-    import psutil  # 20 ms, only when a client requests the status
+    """Return the status of this agent process, from procfs, and of its newest report.
+
+    ``publications`` is the number of reports so far, ``report`` the newest, None: there is none yet.
+    """
+    import psutil  # the import takes 20 ms
 
     process = psutil.Process(os.getpid())
     with process.oneshot():
@@ -106,7 +112,9 @@ def read_status(
         node=report.node,
         at=report.at,
         publications=publications,
-        tallies=tuple(Tally(severity, tallies[severity]) for severity in sorted(tallies, reverse=True)),
+        tallies=tuple(
+            SeverityCount(severity, tallies[severity]) for severity in sorted(tallies, reverse=True)
+        ),
         sources=report.sources,
         core=report.core,
         groups=report.groups,

@@ -1,1 +1,1 @@
-"""The kubelet's plugin APIs for an embedded driver: registration, prepare, sockets, leader election."""
+"""Server of the kubelet's plugin APIs for a DRA driver written in Python: registration, prepare, health."""

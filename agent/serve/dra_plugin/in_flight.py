@@ -1,8 +1,7 @@
-"""In-flight prepares and unprepares: one run per claim at a time, shared by all calls for the claim.
+"""Prepares and unprepares that are in progress: one run per claim at a time, shared by the kubelet's calls.
 
-The kubelet gives up after its deadline and retries while the driver still works on the first call. So a run
-belongs to its claim, not to the call that started it: it continues when the call has ended, and the next
-call for the same claim joins it.
+The kubelet repeats a call after its timeout, while the driver may still work on the first one. So a run
+continues after the call that started it has ended, and the next call for the claim waits for the same run.
 """
 
 import asyncio
@@ -15,124 +14,124 @@ from typing import Final
 from agent.model.claim import ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.prepare.errors import PrepareError, TransientError
-from agent.serve.dra_plugin.result import PreparedDevice
-from agent.system.timing import RateLimiter
+from agent.serve.dra_plugin.prepared_devices import PreparedDevice
+from agent.system.timing import LogRateLimiter
 
 RUNS_LIMIT: Final = 256
-"""Maximum number of claims that are prepared or unprepared at a time, each in a thread. Only a driver that
-hangs reaches this limit."""
+"""Maximum number of runs at a time, each in a thread; only a driver that hangs reaches it."""
 
 log = logging.getLogger(__name__)
 
 ClaimOutcome = tuple[PreparedDevice, ...] | PrepareVerdict
-"""Devices of a prepared claim (empty: the claim was unprepared), or the error of the failed run."""
+"""Devices of a prepared claim, no devices after an unprepare, or the verdict on a failure."""
 
 
-class RunKind(StrEnum):
-    """Kind of a run: prepare or unprepare."""
+class ClaimOperation(StrEnum):
+    """Operation of the driver on a claim."""
 
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
 
 
-ClaimRunner = Callable[[RunKind, ClaimRef, float], Awaitable[tuple[PreparedDevice, ...]]]
-"""Function that prepares or unprepares one claim, after waiting for other claims until the given time of the
-event loop. Raises PrepareError."""
+ClaimRunner = Callable[[ClaimOperation, ClaimRef, float], Awaitable[tuple[PreparedDevice, ...]]]
+"""Function that prepares or unprepares one claim; the last argument is the event loop's time until which it
+may wait for other claims. Raises PrepareError."""
 
 ClassifyFailure = Callable[[ClaimRef, Exception], PrepareVerdict]
-"""Function that classifies a failure of a claim outside of the driver's code."""
+"""Function that returns the verdict on a failure of a claim that the driver's code did not raise."""
 
 
 @dataclass(slots=True, eq=False)
-class _InFlight:
-    """Unfinished prepare or unprepare of one claim."""
+class _ClaimRun:
+    """Prepare or unprepare of one claim that is in progress or waits for the run before it."""
 
-    kind: RunKind
+    operation: ClaimOperation
     ref: ClaimRef
-    before: "_InFlight | None"
-    """Run for the same claim that this run waits for; None: this run has begun, or has none to wait for."""
+    before: "_ClaimRun | None"
+    """Earlier run of the claim for which this run waits; None: this run does not wait."""
     task: "asyncio.Task[ClaimOutcome]" = field(init=False)
 
-    def holder(self) -> "_InFlight | None":
-        """Return the run that holds the claim: this run, or an unfinished run before it; None: no run holds
-        the claim.
-        """
-        run: _InFlight | None = self
+    def unfinished_run(self) -> "_ClaimRun | None":
+        """Return the newest unfinished run of the claim: this one or an earlier one; None: all are
+        finished."""
+        run: _ClaimRun | None = self
         while run is not None and run.task.done():
             run = run.before
         return run
 
 
 class InFlightClaims:
-    """In-flight prepares and unprepares of one instance of the driver. Event loop only."""
+    """Runs in progress of one instance of the driver: at most one per claim at a time. Event loop only."""
 
     def __init__(self, runner: ClaimRunner, classify: ClassifyFailure) -> None:
         self._runner = runner
         self._classify = classify
-        self._last: dict[str, _InFlight] = {}
+        self._last: dict[str, _ClaimRun] = {}
         self._slots = asyncio.Semaphore(RUNS_LIMIT)
-        self._log_limit = RateLimiter()
+        self._log_limit = LogRateLimiter()
 
-    def join(self, kind: RunKind, ref: ClaimRef, until_s: float) -> "asyncio.Task[ClaimOutcome]":
-        """Return the task of that kind for the claim; start a task if there is none. The task never raises.
+    def join_or_start(
+        self, operation: ClaimOperation, ref: ClaimRef, until_s: float
+    ) -> "asyncio.Task[ClaimOutcome]":
+        """Return the task of the claim's run for an operation; start a run if none is in progress.
 
-        Another run for the claim is waited for first, but not longer than until ``until_s`` (the loop's
-        time). Once begun, a run has all the time that the driver takes.
+        A new run first waits for the claim's run of the other operation, until ``until_s`` (the event loop's
+        time). The run itself has no time limit. The task never raises an exception.
         """
         last = self._last.get(ref.uid)
-        if last is not None and (last.kind, last.ref) == (kind, ref):
+        if last is not None and (last.operation, last.ref) == (operation, ref):
             return last.task
-        run = _InFlight(kind, ref, last)
+        run = _ClaimRun(operation, ref, last)
         run.task = asyncio.create_task(self._run(run, until_s))
         run.task.add_done_callback(lambda _: self._forget(run))
         self._last[ref.uid] = run
         return run.task
 
-    def _forget(self, run: _InFlight) -> None:
-        """Remove a finished run; if this run never began, the run before it remains."""
+    def _forget(self, run: _ClaimRun) -> None:
+        """Remove a finished run; if it never began, keep the run before it."""
         if self._last.get(run.ref.uid) is run:
-            holder = run.holder()
+            holder = run.unfinished_run()
             if holder is None:
                 del self._last[run.ref.uid]
             else:
                 self._last[run.ref.uid] = holder
 
-    async def _run(self, run: _InFlight, until_s: float) -> ClaimOutcome:
+    async def _run(self, run: _ClaimRun, until_s: float) -> ClaimOutcome:
         try:
             await self._begin(run, until_s)
             try:
-                return await self._runner(run.kind, run.ref, until_s)
+                return await self._runner(run.operation, run.ref, until_s)
             finally:
                 self._slots.release()
         except PrepareError as error:
             return error.verdict
         except TransientError as error:
             return self._classify(run.ref, error)
-        except Exception as error:  # an internal error fails this claim only
-            log.exception("claim %s: %s failed: internal error", run.ref, run.kind)
+        except Exception as error:  # an internal error fails only this claim
+            log.exception(
+                "claim %s: %s failed: internal error; reported to the kubelet", run.ref, run.operation
+            )
             return self._classify(run.ref, error)
 
-    async def _begin(self, run: _InFlight, until_s: float) -> None:
-        """Wait until no other run holds the claim and fewer than RUNS_LIMIT runs are active.
-
-        Raises TransientError if that takes until `until_s`.
-        """
-        while run.before is not None and (holder := run.before.holder()) is not None:
+    async def _begin(self, run: _ClaimRun, until_s: float) -> None:
+        """Wait for the claim's earlier runs and a free slot. Raises TransientError at `until_s`."""
+        while run.before is not None and (holder := run.before.unfinished_run()) is not None:
             done, _ = await asyncio.wait({holder.task}, timeout=_left_s(until_s))
             if not done:
-                raise TransientError(f"the claim's previous {holder.kind} is not done yet", code="deadline")
+                raise TransientError(
+                    f"the claim's previous {holder.operation} is not done yet", code="deadline"
+                )
         try:
             async with asyncio.timeout(_left_s(until_s)):
                 await self._slots.acquire()
         except TimeoutError:
             if count := self._log_limit.tick():
                 log.warning(
-                    "claims: limit of %d in-flight claims reached; %d more timed out; the driver may hang",
-                    RUNS_LIMIT,
-                    count,
-                )
+                    "claims: limit of %d claims at a time reached; %d more timed out; the driver may hang",
+                    RUNS_LIMIT, count,
+                )  # fmt: skip
             raise TransientError(
-                f"{RUNS_LIMIT} other claims were not done in time", code="deadline"
+                f"limit of {RUNS_LIMIT} claims at a time reached; none finished in time", code="deadline"
             ) from None
         run.before = None
 

@@ -1,11 +1,10 @@
-"""Leader election between two instances of a driver, as in a rolling update.
+"""Election of the newest of several running instances of a driver, which alone sends health to the kubelet.
 
-The kubelet keeps one health state per driver: an old instance would overwrite the verdicts of the new one,
-and when the old one's stream ends the kubelet forgets them all. So only the newest instance is the leader
-and sends health, and it sends all devices again when another instance has ended.
+During a rolling update two instances run, and the kubelet keeps one health state per driver: each would
+overwrite the other's verdicts. When a stream of one instance ends, the kubelet forgets all verdicts, so the
+leader sends all devices again.
 
-Each instance holds a locked file in the driver's directory. The kernel releases the lock when the process
-ends, however it ends, so that no instance has to check a pid.
+Each instance holds a locked file in the driver's directory, which the kernel unlocks when the process ends.
 """
 
 import fcntl
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.errors import ConfigError, PermissionDenied
-from agent.system.files import is_open_file, unlock
+from agent.system.files import is_current_file, unlock_and_close
 
 log = logging.getLogger(__name__)
 
@@ -28,32 +27,30 @@ _NAME: Final = re.compile(r"instance-([0-9]{20})-([0-9a-f]{16})\.lock")
 _READ_LIMIT: Final = 4096
 
 
-class LeaderState(NamedTuple):
-    """State of the driver's instances when the directory was last checked."""
+class InstancesState(NamedTuple):
+    """Result of one check of the driver's instances."""
 
     is_leader: bool
-    """Whether this instance is the leader: no other running instance is newer."""
-    others: int
-    """Number of other running instances of the driver."""
-    departed: bool
-    """Whether an instance that ran at the check before has ended."""
+    """Whether this instance is the newest running one."""
+    other_count: int
+    """Number of other running instances."""
+    has_any_ended: bool
+    """Whether another instance has ended since the previous check."""
 
 
 class LeaderElection:
-    """Lock file of this instance, and checks of the others. One thread at a time. Never waits for another
-    instance.
-    """
+    """Lock file of this instance, and checks of the other instances. For one thread at a time."""
 
     def __init__(self, directory: Path, pod_uid: str = "") -> None:
         """Create the lock file. The directory must exist.
 
         Raises:
             ConfigError: The file cannot be created there.
-            PermissionDenied: The file may not be created.
+            PermissionDenied: This process may not create the file.
         """
         self._directory = directory
         self._pod_uid = pod_uid
-        # boot time continues while the machine sleeps, and setting a clock does not change it
+        # boot time: setting the clock does not change it
         started_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._path = directory / f"instance-{started_ns:020d}-{secrets.token_hex(8)}.lock"
         self._others: frozenset[str] = frozenset()
@@ -64,49 +61,43 @@ class LeaderElection:
         except OSError as error:
             raise ConfigError(f"{self._path}: cannot create this file ({error.strerror})") from error
 
-    def check(self) -> LeaderState:
-        """Return the state of all instances. Removes the files of ended instances, and creates ours again
-        if it was removed.
+    def check_instances(self) -> InstancesState:
+        """Check all instances; remove the files of ended ones, and create a missing file of this one again.
 
-        Raises:
-            OSError: The directory cannot be read, or our file not be created again.
+        Raises OSError if the directory cannot be read, or the file not be created.
         """
-        if not is_open_file(self._fd, self._path):
-            os.close(self._recreate())
+        if not is_current_file(self._fd, self._path):
+            log.warning("instance file %s: was removed by another process; created again", self._path)
+            removed_fd, self._fd = self._fd, self._create()
+            os.close(removed_fd)
         others = frozenset(name for name in os.listdir(self._directory) if self._is_running(name))
         departed, self._others = self._others - others, others
-        return LeaderState(
+        return InstancesState(
             is_leader=all(name < self._path.name for name in others),
-            others=len(others),
-            departed=bool(departed),
+            other_count=len(others),
+            has_any_ended=bool(departed),
         )
 
     def leave(self) -> None:
         """Remove the lock file of this instance and release the lock."""
         with suppress(OSError):
-            if is_open_file(self._fd, self._path):
+            if is_current_file(self._fd, self._path):
                 self._path.unlink()
-        unlock(self._fd)
+        unlock_and_close(self._fd)
 
     def _create(self) -> int:
         """Create and lock the file of this instance; return its descriptor."""
         while True:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)  # waits at most for the check of another instance
-                if is_open_file(fd, self._path):  # else that check removed the file, which was not yet locked
+                fcntl.flock(fd, fcntl.LOCK_EX)  # may wait for the check of another instance
+                if is_current_file(fd, self._path):  # else another instance removed it before the lock
                     os.pwrite(fd, json.dumps({"pid": os.getpid(), "podUid": self._pod_uid}).encode(), 0)
                     return fd
             except BaseException:
                 os.close(fd)
                 raise
             os.close(fd)
-
-    def _recreate(self) -> int:
-        """Create and lock a file that was removed; return the old descriptor."""
-        log.warning("%s: lock file was removed by another process; created again", self._path)
-        before, self._fd = self._fd, self._create()
-        return before
 
     def _is_running(self, name: str) -> bool:
         if name == self._path.name or not _NAME.fullmatch(name):
@@ -117,25 +108,25 @@ class LeaderElection:
         except OSError:
             return False  # removed meanwhile, or not readable
         try:
-            # shared: two instances that check at the same time must not take each other for the owner
+            # shared, so that two instances that check a third at the same time both see that it has ended
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             if name not in self._others:
-                log.info("%s: another instance of the driver is running (%s)", path, _describe_owner(fd))
+                log.info("instance file %s: another instance is running: %s", path, _describe_owner(fd))
             return True
         except OSError:
             return False
         else:
             with suppress(OSError):  # a file that stays does no harm
                 path.unlink()
-                log.info("%s: instance has ended (%s); file removed", path, _describe_owner(fd))
+                log.info("instance file %s: instance has ended: %s; removed", path, _describe_owner(fd))
             return False
         finally:
             os.close(fd)
 
 
 def _describe_owner(fd: int) -> str:
-    """Describe an instance from the contents of its file, for the log."""
+    """Return pid and pod of an instance from its open file, for the log."""
     try:
         owner = json.loads(os.pread(fd, _READ_LIMIT, 0))
         return f"pid {int(owner['pid'])}, pod {str(owner['podUid'])[:80] or 'unknown'!r}"

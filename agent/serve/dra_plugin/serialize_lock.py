@@ -1,8 +1,7 @@
 """Lock that serializes a driver's prepares and unprepares across all its instances on the Kubernetes node.
 
-The lock is held for a call of the driver, and for nothing else. Within the process the order is first come,
-first served. Between processes it is a lock on a file, which the kernel releases when its holder ends,
-however it ends.
+Threads of one process acquire it in their order. Between processes it is a lock on a file, which the kernel
+releases when the process ends.
 """
 
 import fcntl
@@ -16,35 +15,31 @@ from pathlib import Path
 from typing import Final
 
 from agent.prepare.errors import TransientError
-from agent.system.files import unlock
+from agent.system.files import unlock_and_close
 
 FILE: Final = "serialize.lock"
-"""Name of the file in the driver's directory; Kubernetes' own drivers use the same."""
+"""Name of the lock's file in the driver's directory, as in Kubernetes' own drivers."""
 POLL_S: Final = 0.05
-"""Interval of attempts for a lock that another instance holds: a thread that waits in the kernel cannot be
-cancelled."""
+"""Interval of attempts to lock a file that another instance holds [s]."""
 
 
 class SerializeLock:
-    """Lock as one instance of the driver uses it. Thread-safe; not reentrant."""
+    """Lock of all threads of all instances of a driver. Thread-safe, not reentrant."""
 
     def __init__(self, directory: Path) -> None:
-        """Create the lock. The directory must exist when the lock is acquired."""
+        """Create the lock of a driver's directory, which must exist when the lock is acquired."""
         self._path = directory / FILE
         self._lock = threading.Lock()
         self._waiters: deque[threading.Event] = deque()
-        """Waiting threads; the first holds the lock, and its event is set."""
+        """Event of each thread: the first holds the lock, and its event is set; the others wait."""
 
     @contextmanager
     def hold(self, until_s: float) -> Iterator[None]:
-        """Hold the lock; blocks until it is acquired.
-
-        Args:
-            until_s: Time of :func:`time.monotonic` at which waiting ends; a free lock is acquired even later.
+        """Hold the lock; blocks until it is acquired, at most until ``until_s`` (:func:`time.monotonic`).
 
         Raises:
-            TransientError: The lock was not acquired: ``deadline`` behind other threads of this instance,
-                ``lock.timeout`` behind another instance.
+            TransientError: The lock was not acquired: code ``deadline`` if other threads of this instance
+                hold it, ``lock.timeout`` if another instance does.
             OSError: The lock's file cannot be created or locked.
         """
         self._enqueue(until_s)
@@ -53,7 +48,7 @@ class SerializeLock:
             try:
                 yield
             finally:
-                unlock(fd)
+                unlock_and_close(fd)
         finally:
             self._release()
 
@@ -68,7 +63,7 @@ class SerializeLock:
             if turn.is_set():  # acquired at this moment
                 return
             self._waiters.remove(turn)
-        raise TransientError("earlier calls of the driver were not done in time", code="deadline")
+        raise TransientError("earlier calls of the driver have not finished in time", code="deadline")
 
     def _release(self) -> None:
         with self._lock:
@@ -80,7 +75,7 @@ class SerializeLock:
         while (fd := self._try_lock()) is None:
             if time.monotonic() >= until_s:
                 raise TransientError(
-                    f"another instance of the driver holds {FILE}; not released in time",
+                    f"{FILE}: another instance of the driver did not release this lock in time",
                     code="lock.timeout",
                 )
             time.sleep(POLL_S)

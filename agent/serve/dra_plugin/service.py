@@ -1,8 +1,8 @@
-"""The kubelet's DRA plugin API: prepare and unprepare claims, v1 and v1beta1, from one implementation.
+"""Service of the kubelet's DRA plugin API, v1 and v1beta1, which prepares and unprepares claims.
 
-A claim's failure is reported in that claim's answer, and every claim of the request has an answer: the
-kubelet shows one of them, so each text names all failures. A call as a whole fails only if its bytes are
-not a valid request, or while the driver accepts none (UNAVAILABLE).
+Every claim of a request gets an answer of its own. Each error text names all failed claims, because the
+kubelet shows only one. A whole call fails only if the request is not valid, or with UNAVAILABLE while the
+driver cannot prepare claims.
 """
 
 import asyncio
@@ -20,60 +20,61 @@ from grpclib.exceptions import GRPCError
 from agent.model.claim import ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.prepare.errors import DriverError, TransientError
-from agent.prepare.message import kubelet_texts
-from agent.serve.dra_plugin.in_flight import ClaimOutcome, InFlightClaims, RunKind
-from agent.serve.dra_plugin.request_checks import check_claims
-from agent.serve.dra_plugin.result import PreparedDevice, WireMode, extension
+from agent.prepare.kubelet_message import kubelet_texts
+from agent.serve.dra_plugin.in_flight import ClaimOperation, ClaimOutcome, InFlightClaims
+from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, encode_error_class
+from agent.serve.dra_plugin.request_checks import validate_claims
 from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from agent.serve.grpc.hardened import HardenedStream
-from agent.serve.grpc.wire.writer import message as encode_message
-from agent.system.timing import RateLimiter
+from agent.serve.grpc.wire.writer import message_field
+from agent.system.timing import LogRateLimiter
 
 KUBELET_S: Final = 45.0
-"""Timeout that is assumed for a call if the kubelet sends none [s]."""
+"""Timeout of a call if the kubelet sends none [s]."""
 MARGIN_S: Final = 2.0
-"""Time before the timeout at which the answer is sent, with the claims finished by then [s]."""
+"""Time before a call's timeout at which it is answered; unfinished claims get an error [s]."""
 REPORT_S: Final = 0.2
-"""Part of MARGIN_S in which a run that waited in vain for other claims reports its own error [s]."""
+"""Time before the answer at which a run that still waits for other claims fails [s]."""
 
 ENTRIES_LIMIT: Final = 4096
-"""Maximum number of claims of a request that are read. Each gets an answer; see also
-:data:`~agent.serve.dra_plugin.request_checks.CLAIMS_LIMIT`."""
+"""Maximum number of claims of a request that is decoded; above CLAIMS_LIMIT each gets an error."""
 ANSWER_LIMIT: Final = (4 << 20) - (64 << 10)
-"""Maximum size of all claims' answers together [bytes]; the kubelet reads no message above 4 MiB."""
+"""Maximum size of the answers of all claims of a call [bytes]; the kubelet reads at most 4 MiB."""
 
 log = logging.getLogger(__name__)
 
 
-class RequestStream(HardenedStream):
-    """Stream of requests of up to 512 KiB: 1,024 claims, each with the longest names."""
+class DraPluginRequestStream(HardenedStream):
+    """Stream with a limit of 512 KiB a request: 1,024 claims with the longest names."""
 
     limit = 512 << 10
 
 
 class ClaimHandler(Protocol):
-    """Handler that prepares claims. Called in the server's loop, which it must not block."""
+    """Handler that prepares and unprepares claims. Called in the event loop, which it must not block."""
 
-    async def run(self, kind: RunKind, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
-        """Prepare or unprepare a claim; takes as long as the driver does, after waiting for other claims.
+    async def run(
+        self, operation: ClaimOperation, ref: ClaimRef, until_s: float
+    ) -> tuple[PreparedDevice, ...]:
+        """Prepare or unprepare a claim; return its devices. Raises PrepareError.
 
-        That wait ends at ``until_s``, a time of the loop. Raises PrepareError.
+        May wait for other claims until ``until_s``, a time of the event loop.
         """
 
     def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
-        """Classify a failure of a claim outside of the driver's code."""
+        """Return the verdict on a failure of a claim that the driver's code did not raise."""
 
     def unavailable_reason(self) -> str:
         """Return the reason why no claim can be prepared now; empty: claims can be prepared."""
 
 
 class DraPluginService:
-    """DRA plugin service, v1 and v1beta1, on a driver's socket.
+    """gRPC service of the DRA plugin API, v1 and v1beta1, on a driver's service socket.
 
     Args:
         claims: Handler of the claims.
-        wire: Encoding in which the class of an error is also sent as a number.
+        wire: Encoding of an error's class in the answers.
     """
 
     def __init__(self, claims: ClaimHandler, wire: WireMode = WireMode.NONE) -> None:
@@ -82,31 +83,27 @@ class DraPluginService:
         self._wire = wire
         self._calls: set[asyncio.Task[Any]] = set()
         self._closed = ""
-        self._log_limit = RateLimiter()
+        self._log_limit = LogRateLimiter()
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """Return the handlers of the methods by path, for grpclib; paths and types are those of the generated
-        code."""
+        """Return the handlers of the methods by path, for grpclib."""
         mapping: dict[str, grpclib.const.Handler] = {}
         for module in (v1, v1beta1):
             for path, handler in module.DraPluginBase().__mapping__().items():
-                kind = RunKind.UNPREPARE if path.endswith("UnprepareResources") else RunKind.PREPARE
-                mapping[path] = handler._replace(func=partial(self._serve, kind, module))
+                unprepare = path.endswith("UnprepareResources")
+                operation = ClaimOperation.UNPREPARE if unprepare else ClaimOperation.PREPARE
+                mapping[path] = handler._replace(func=partial(self._serve, operation, module))
         return mapping
 
     async def close(self, reason: str, timeout_s: float) -> bool:
-        """Accept no more calls, and wait for the answers of the open ones.
-
-        Returns:
-            True if all open calls have been answered, False if `timeout_s` ran out.
-        """
+        """Refuse new calls with ``reason``, and wait for open ones; return False if `timeout_s` ran out."""
         self._closed = reason
         if self._calls:
             await asyncio.wait(self._calls, timeout=timeout_s)
         return not self._calls
 
     async def _serve(
-        self, kind: RunKind, module: ModuleType, stream: "grpclib.server.Stream[Any, bytes]"
+        self, operation: ClaimOperation, module: ModuleType, stream: "grpclib.server.Stream[Any, bytes]"
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -118,40 +115,41 @@ class DraPluginService:
             if reason := self._closed or self._claims.unavailable_reason():
                 raise GRPCError(Status.UNAVAILABLE, reason)
             claims = [ClaimRef(claim.namespace, claim.name, claim.uid) for claim in request.claims]
-            await stream.send_message(self._encode(kind, module, await self._outcomes(kind, claims, until_s)))
+            await stream.send_message(
+                self._encode(operation, module, await self._outcomes(operation, claims, until_s))
+            )
         finally:
             self._calls.discard(task)
 
     async def _outcomes(
-        self, kind: RunKind, claims: Iterable[ClaimRef], until_s: float
+        self, operation: ClaimOperation, claims: Iterable[ClaimRef], until_s: float
     ) -> dict[ClaimRef, ClaimOutcome]:
-        """Return the outcome of each claim; for a claim that is not finished by then, an error."""
-        validated = check_claims(claims)
+        """Run the operation on all claims; return each outcome, at ``until_s`` an error for unfinished
+        claims."""
+        validated = validate_claims(claims)
         outcomes: dict[ClaimRef, ClaimOutcome] = {
             ref: self._claims.classify(ref, DriverError(error, code=f"request.{error.partition(':')[0]}"))
             for ref, error in validated.refused
         }
-        runs = {ref: self._in_flight.join(kind, ref, until_s - REPORT_S) for ref in validated.claims}
+        runs = {
+            ref: self._in_flight.join_or_start(operation, ref, until_s - REPORT_S) for ref in validated.claims
+        }
         if runs:
             await asyncio.wait(runs.values(), timeout=until_s - asyncio.get_running_loop().time())
         for ref, task in runs.items():
             if task.done() and not task.cancelled():
                 outcomes[ref] = task.result()
             else:
-                late = (
-                    f"the {kind} was not finished in time; it continues, and a later call returns its result"
-                )
+                late = f"{operation} not finished in time; it continues, and a later call returns its result"
                 outcomes[ref] = self._claims.classify(ref, TransientError(late, code="deadline"))
                 if count := self._log_limit.tick():
                     log.warning("claim %s: %s; %d such claims", ref, late, count)
         return outcomes
 
-    def _encode(self, kind: RunKind, module: ModuleType, outcomes: Mapping[ClaimRef, ClaimOutcome]) -> bytes:
-        """Encode the response: a map of answers by uid.
-
-        Encoded without betterproto, because an answer may end with a field that the generated message does
-        not have.
-        """
+    def _encode(
+        self, operation: ClaimOperation, module: ModuleType, outcomes: Mapping[ClaimRef, ClaimOutcome]
+    ) -> bytes:
+        """Encode the response, a map of answers by uid, whose error class field is unknown to betterproto."""
         verdicts = {ref: outcome for ref, outcome in outcomes.items() if isinstance(outcome, PrepareVerdict)}
         answers = {ref: _encode_devices(module, one) for ref, one in outcomes.items()
                    if not isinstance(one, PrepareVerdict)}  # fmt: skip
@@ -163,21 +161,21 @@ class DraPluginService:
         for (ref, verdict), text in zip(
             verdicts.items(), kubelet_texts(list(verdicts.values())), strict=True
         ):
-            log.debug("claim %s: %s failed: %s", ref, kind, text)
-            if kind is RunKind.UNPREPARE:
+            log.debug("claim %s: %s failed: %s", ref, operation, text)
+            if operation is ClaimOperation.UNPREPARE:
                 answers[ref] = bytes(module.NodeUnprepareResourceResponse(error=text))
             else:
                 message = module.NodePrepareResourceResponse(error=text)
-                answers[ref] = bytes(message) + extension(verdict.error_class, self._wire)
+                answers[ref] = bytes(message) + encode_error_class(verdict.error_class, self._wire)
         return b"".join(
-            encode_message(1, encode_message(1, ref.uid.encode()) + encode_message(2, answers[ref]))
+            message_field(1, message_field(1, ref.uid.encode()) + message_field(2, answers[ref]))
             for ref in outcomes
         )
 
 
 def _encode_devices(module: ModuleType, devices: Sequence[PreparedDevice]) -> bytes:
-    """Encode the answer for a claim that succeeded; the answer for an unprepare is empty."""
-    shares = "share_id" in module.Device.__dataclass_fields__  # which v1beta1 does not have
+    """Encode the answer for a claim that was prepared; without devices, that for an unprepared claim."""
+    shares = "share_id" in module.Device.__dataclass_fields__  # v1beta1 has no share_id
     return bytes(
         module.NodePrepareResourceResponse(
             [

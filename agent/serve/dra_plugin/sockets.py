@@ -1,9 +1,8 @@
-"""Paths and sockets of a driver: created, monitored, and created again if another process removed them.
+"""Sockets of a driver's plugin server: their paths, creation, replacement after removal, and shutdown.
 
-The registration socket is created last and removed first: when the kubelet sees its file, the service must
-already answer, and when the file disappears, the kubelet drops the service.
-
-Only one worker thread uses the files: the event loop must not wait for the kubelet's disk.
+The registration socket is created last and removed first: the kubelet uses the service socket as soon as it
+sees the registration socket's file, and drops the driver when the file disappears. All files are accessed in
+one worker thread, so that the event loop never waits for a disk.
 """
 
 import hashlib
@@ -14,25 +13,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.config.values import check_driver
+from agent.config.values import check_driver_name
 from agent.errors import ConfigError, DrahealthError
-from agent.model.sockets import PATH_LIMIT
+from agent.model.sockets import SOCKET_PATH_LIMIT
 from agent.serve.dra_plugin.request_checks import UID, UID_LIMIT
-from agent.serve.grpc.server import Server
-from agent.serve.sockets import UnixListener, make_directory
+from agent.serve.grpc.server import HardenedServer
+from agent.serve.sockets import UnixListener, make_socket_directory
 from agent.system.threads.worker_pool import SerialWorker
-from agent.system.timing import RateLimiter
+from agent.system.timing import LogRateLimiter
 
 
 class PluginPaths(NamedTuple):
-    """Directories and sockets of one instance of a driver; absolute and clean."""
+    """Absolute paths of the directories and sockets of one instance of a driver."""
 
     plugin_dir: Path
     """Directory of the driver, shared by its instances."""
     service: Path
+    """Socket of the prepare and health services."""
     registry_dir: Path
     """Directory that the kubelet watches for registration sockets."""
     registration: Path
+    """Socket of the registration service."""
 
 
 def plugin_paths(
@@ -43,10 +44,10 @@ def plugin_paths(
     registry_dir: Path | None = None,
     pod_uid: str = "",
 ) -> PluginPaths:
-    """Return the paths of this instance's sockets. Reads no file.
+    """Return the paths of one instance of a driver, without access to any file.
 
-    Names are those that Kubernetes' own drivers use. They contain the uid of the driver's pod if two
-    instances run at the same time during an update, and hashes if a path would be too long.
+    The names are those of Kubernetes' own drivers. They contain the uid of the driver's pod, if given, or
+    its hash, if a path would be too long.
 
     Args:
         driver: Name of the driver.
@@ -54,37 +55,37 @@ def plugin_paths(
         plugin_dir: Directory of the service socket; None: ``plugins/<driver>`` in the kubelet's directory.
         registry_dir: Directory of the registration socket; None: ``plugins_registry`` in the kubelet's
             directory.
-        pod_uid: UID of the driver's pod; empty: there are no two instances at a time.
+        pod_uid: UID of the driver's pod, if two instances run during an update; empty: only one runs.
 
     Raises:
-        ConfigError: The driver's name or the uid is not valid; a directory is relative; the service socket
-            is outside of the kubelet's directory, where the kubelet would refuse it; a path is too long.
+        ConfigError: The driver's name or the uid is not valid; a directory is relative; the plugin directory
+            is outside of the kubelet's directory, where the kubelet refuses sockets; a path is too long.
     """
     try:
-        check_driver(driver)
+        check_driver_name(driver)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if pod_uid and (len(pod_uid) > UID_LIMIT or not UID.fullmatch(pod_uid)):
         raise ConfigError(
-            f"pod uid {pod_uid[:80]!r} of {len(pod_uid)} characters is not valid: letters, digits, '-', '_', "
-            f"'.', at most {UID_LIMIT}"
+            f"pod uid {pod_uid[:80]!r}: is not valid: has {len(pod_uid)} characters, limit {UID_LIMIT}; only "
+            "letters, digits, '-', '_' and '.' are allowed, the first a letter or digit"
         )
-    kubelet_dir = _clean(kubelet_dir, "--kubelet-dir")
-    plugins = _clean(plugin_dir or kubelet_dir / "plugins" / driver, "--plugin-dir")
-    registry = _clean(registry_dir or kubelet_dir / "plugins_registry", "--registry-dir")
+    kubelet_dir = _absolute_path(kubelet_dir, "--kubelet-dir")
+    plugins = _absolute_path(plugin_dir or kubelet_dir / "plugins" / driver, "--plugin-dir")
+    registry = _absolute_path(registry_dir or kubelet_dir / "plugins_registry", "--registry-dir")
     if not plugins.is_relative_to(kubelet_dir):
         raise ConfigError(
-            f"{plugins}: is not below {kubelet_dir}, where the kubelet expects a driver's socket; "
-            "see --plugin-dir and --kubelet-dir"
+            f"{plugins}: plugin directory is not below {kubelet_dir}, where the kubelet expects it; "
+            "change it with --plugin-dir or --kubelet-dir"
         )
     service = _first_fitting(plugins, _service_names(pod_uid), "--plugin-dir")
     registration = _first_fitting(registry, _registration_names(driver, pod_uid), "--registry-dir")
     return PluginPaths(plugins, service, registry, registration)
 
 
-def _clean(path: Path, flag: str) -> Path:
+def _absolute_path(path: Path, flag: str) -> Path:
     if not path.is_absolute():
-        raise ConfigError(f"{path}: is relative; {flag} takes an absolute path")
+        raise ConfigError(f"{path}: is a relative path; give {flag} an absolute path")
     return Path(os.path.normpath(path))
 
 
@@ -107,14 +108,14 @@ def _hash(text: str, size: int) -> str:
 
 
 def _first_fitting(directory: Path, names: Sequence[str], flag: str) -> Path:
-    """Return the path of the first of the names that is short enough for a unix socket."""
+    """Return the first path of the names that is short enough for a unix socket. Raises ConfigError."""
     used = len(os.fsencode(directory)) + 1
     for name in names:
-        if used + len(name) <= PATH_LIMIT:
+        if used + len(name) <= SOCKET_PATH_LIMIT:
             return directory / name
     raise ConfigError(
-        f"{directory / names[-1]}: is {used + len(names[-1])} bytes, a socket's limit is {PATH_LIMIT}; "
-        f"{flag} uses {used} of them"
+        f"{directory / names[-1]}: socket path is {used + len(names[-1])} bytes, limit {SOCKET_PATH_LIMIT}; "
+        f"change it with {flag}"
     )
 
 
@@ -122,67 +123,67 @@ log = logging.getLogger(__name__)
 
 
 class PluginSockets:
-    """Sockets of one instance of a driver, and their servers. Event loop only."""
+    """Service socket and registration socket of one instance of a driver, with servers. Event loop only."""
 
     def __init__(
-        self, paths: PluginPaths, service: Server, registration: Server, files: SerialWorker
+        self, paths: PluginPaths, service: HardenedServer, registration: HardenedServer, files: SerialWorker
     ) -> None:
         self._paths = paths
         self._files = files
         self._service = _ServedSocket(paths.service, service, files)
         self._registration = _ServedSocket(paths.registration, registration, files)
-        self._log_limit = RateLimiter()
+        self._log_limit = LogRateLimiter()
 
     async def open(self) -> None:
-        """Create the driver's directory (0750) and both sockets, in their order; serve them.
+        """Create the driver's directory (mode 0750) and both sockets, and serve them.
 
         Raises:
-            Busy: Another process serves one of the sockets.
-            ConfigError: The kubelet's registry does not exist, or a path is taken by a file that is not a
-                socket.
-            PermissionDenied: The directory or a socket may not be created.
+            ResourceBusy: Another process serves one of the sockets.
+            ConfigError: The kubelet's registration directory does not exist, or a file that is not a socket
+                has a socket's path.
+            PermissionDenied: This process may not create the directory or a socket.
         """
         await self._files.call(self._make_directory)
         if not await self._files.call(self._paths.registry_dir.is_dir):
             raise ConfigError(
-                f"{self._paths.registry_dir}: no such directory; is it the one that the kubelet watches? "
-                "See --registry-dir and --kubelet-dir"
+                f"{self._paths.registry_dir}: no such directory; set the kubelet's registration directory "
+                "with --registry-dir or --kubelet-dir"
             )
         await self._service.ensure_exists()
         await self._registration.ensure_exists()
 
     async def restore_missing(self) -> None:
-        """Create a directory or socket again that was removed.
+        """Create a directory or socket again that another process removed; log a failure once a minute.
 
-        A new registration socket makes the kubelet register the driver again. A failure is
-        logged once a minute, and the next call tries again.
+        After a new registration socket, the kubelet registers the driver again.
         """
         try:
             await self._files.call(self._make_directory)
             for socket in (self._service, self._registration):
                 if await socket.ensure_exists():
-                    log.warning("%s: socket was removed by another process; created again", socket.path)
+                    log.warning("socket %s: was removed by another process; created again", socket.path)
         except (DrahealthError, OSError) as error:
             if count := self._log_limit.tick():
-                log.warning("sockets: cannot be restored: %s; %d attempts", error, count)
+                log.warning("plugin sockets: not created again: %s; %d attempts; will retry", error, count)
 
     async def unregister(self, reason: str) -> None:
-        """Remove the registration socket: the kubelet drops the driver."""
+        """Remove the registration socket, so that the kubelet drops the driver; end its streams with
+        ``reason``."""
         await self._files.finish(self._registration.remove)
-        await self._registration.end(reason)
+        await self._registration.server.stop(reason)
 
     async def close(self, reason: str) -> None:
-        """End every stream with ``reason``, and remove what is left of the sockets."""
+        """Remove both sockets and end all streams with ``reason``."""
         try:
             await self.unregister(reason)
-            await self._service.end(reason)
+            await self._service.server.stop(reason)
         finally:
             await self._files.finish(self._close)
 
     # --- in the thread ---------------------------------------------------------------------------------
 
     def _make_directory(self) -> None:
-        make_directory(self._paths.plugin_dir, flag="--plugin-dir")
+        make_socket_directory(self._paths.plugin_dir, flag="--plugin-dir")
 
     def _close(self) -> None:
         self._service.close()
@@ -190,34 +191,30 @@ class PluginSockets:
 
 
 class _ServedSocket:
-    """Unix socket with its server."""
+    """Unix socket and its server; uses files only in the worker thread."""
 
-    def __init__(self, path: Path, server: Server, files: SerialWorker) -> None:
+    def __init__(self, path: Path, server: HardenedServer, files: SerialWorker) -> None:
         self.path = path
-        self._server = server
+        self.server = server
         self._files = files
-        self._listener: UnixListener | None = None  # the thread's
+        self._listener: UnixListener | None = None  # only for the thread
 
     async def ensure_exists(self) -> bool:
         """Create the socket if its file is missing; return True if it was missing."""
         listener = await self._files.call(self._create)
         if listener is not None:
-            await self._server.listen(listener.sock)  # replaces the socket whose file was removed
+            await self.server.listen(listener.sock)  # in place of the socket whose file was removed
         return listener is not None
-
-    async def end(self, reason: str) -> None:
-        """Stop the server of the socket and end its streams with `reason`."""
-        await self._server.stop(reason)
 
     # --- in the thread ---------------------------------------------------------------------------------
 
     def remove(self) -> None:
-        """Remove the file of the socket. Connections continue."""
+        """Remove the file of the socket. Open connections stay open."""
         if self._listener is not None:
             self._listener.remove()
 
     def close(self) -> None:
-        """Remove the file of the socket, and close a socket that was never served."""
+        """Close the socket and remove its file."""
         if self._listener is not None:
             self._listener.close()
 

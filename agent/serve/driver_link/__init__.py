@@ -1,1 +1,1 @@
-"""The gRPC API through which a driver in another process uses the agent."""
+"""gRPC service ``drahealth.v1.DriverLink``, through which a DRA driver in another process uses the agent."""

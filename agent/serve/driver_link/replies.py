@@ -1,6 +1,6 @@
-"""Methods of ``drahealth.v1.DriverLink``, from the bytes of a request to those of its reply.
+"""Methods of ``drahealth.v1.DriverLink``: decode a request, call the handler, encode the reply.
 
-This module encodes replies; agent.serve.driver_link.requests decodes and checks requests.
+agent.serve.driver_link.requests decodes and checks the requests. Blocks while the handler does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,28 +9,29 @@ from typing import Any, Final
 from agent.model.claim import Claim
 from agent.model.prepare import PrepareVerdict
 from agent.model.taint import TAINTS_MAX, Effect, Taint, Taints
-from agent.prepare.message import kubelet_text, kubelet_texts
+from agent.prepare.kubelet_message import kubelet_text, kubelet_texts
 from agent.serve.driver_link import requests
-from agent.serve.driver_link.requests import CLASSES, DEVICES_MAX
-from agent.serve.driver_link.types import DriverLinkHandler
+from agent.serve.driver_link.handler import DriverLinkHandler
+from agent.serve.driver_link.requests import DEVICES_MAX, ERROR_CLASSES
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 from agent.serve.grpc.wire.reader import FieldValues
-from agent.serve.grpc.wire.writer import write_message
+from agent.serve.grpc.wire.writer import encode_message
 
-BLAMED_MAX: Final = 4096
-TAINTED_MAX: Final = 6144
-"""Maximum number of taints in a message. With this and BLAMED_MAX, messages with the longest names are just
+REPLY_DEVICES_MAX: Final = 4096
+"""Maximum number of devices in all verdicts of a reply."""
+MESSAGE_TAINTS_MAX: Final = 6144
+"""Maximum number of taints in a message. This and REPLY_DEVICES_MAX keep a message with the longest names
 below 4 MiB, the default limit of gRPC clients."""
 
 EFFECTS: Final = {Effect[str(effect.name)]: int(effect) for effect in v1.TaintEffect if int(effect)}
-_CLASS_NUMBERS: Final = {error_class: number for number, error_class in CLASSES.items()}
+_CLASS_NUMBERS: Final = {error_class: number for number, error_class in ERROR_CLASSES.items()}
 
 
 # --- the methods --------------------------------------------------------------------------------------------
 
 
-def sync(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
-    """Handle ``SyncDevices``.
+def handle_sync_devices(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
+    """Handle ``SyncDevices``; return the encoded reply.
 
     Args:
         data: Encoded request.
@@ -38,30 +39,30 @@ def sync(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]
         open_handler: Returns the handler of the driver's calls; called after the request was checked.
 
     Raises:
-        GRPCError: The request is not valid. The handler's exceptions are passed on. The other methods raise
-            the same.
+        GRPCError: The request is not valid. Exceptions of the handler are not caught.
     """
-    rows = requests.read_sync(data)
-    synced = open_handler().sync(rows)
-    return write_message(v1.SyncDevicesReply, synced._asdict())
+    synced = open_handler().sync(requests.decode_sync_devices(data))
+    return encode_message(v1.SyncDevicesReply, synced._asdict())
 
 
-def check(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
-    """Handle ``CheckClaims``."""
-    claims = requests.read_check(data, driver)
+def handle_check_claims(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
+    """Handle ``CheckClaims``, like :func:`handle_sync_devices`."""
+    claims = requests.decode_check_claims(data, driver)
     return _answers(v1.CheckClaimsReply, claims, open_handler().check(claims))
 
 
-def classify(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
-    """Handle ``Classify``."""
-    claim, evidence = requests.read_classify(data, driver)
+def handle_classify(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
+    """Handle ``Classify``, like :func:`handle_sync_devices`."""
+    claim, evidence = requests.decode_classify(data, driver)
     verdict = open_handler().classify(claim, evidence)
-    return write_message(v1.ClassifyReply, {"verdict": _verdict(verdict, kubelet_text(verdict), DEVICES_MAX)})
+    return encode_message(
+        v1.ClassifyReply, {"verdict": _verdict(verdict, kubelet_text(verdict), DEVICES_MAX)}
+    )
 
 
-def report(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
-    """Handle ``ReportPrepare``."""
-    prepare_report = requests.read_report(data, driver)
+def handle_report_prepare(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
+    """Handle ``ReportPrepare``, like :func:`handle_sync_devices`."""
+    prepare_report = requests.decode_report_prepare(data, driver)
     handler = open_handler()
     record = handler.unprepared if prepare_report.unprepare else handler.prepared
     results = prepare_report.results
@@ -69,10 +70,10 @@ def report(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandle
 
 
 METHODS: Final[Mapping[str, Callable[[bytes, str, Callable[[], DriverLinkHandler]], bytes]]] = {
-    "SyncDevices": sync,
-    "CheckClaims": check,
-    "Classify": classify,
-    "ReportPrepare": report,
+    "SyncDevices": handle_sync_devices,
+    "CheckClaims": handle_check_claims,
+    "Classify": handle_classify,
+    "ReportPrepare": handle_report_prepare,
 }
 
 
@@ -80,14 +81,16 @@ METHODS: Final[Mapping[str, Callable[[bytes, str, Callable[[], DriverLinkHandler
 
 
 def encode_taints(taints: Taints) -> bytes:
-    """Encode a message of ``WatchTaints``. With too many taints, the mildest of each device are omitted."""
+    """Encode a message of ``WatchTaints``; with too many taints in all, omit the mildest of each device."""
     devices = sorted(taints.devices.items(), key=lambda item: (item[0].pool, item[0].device))
-    maximum = _share([len(device_taints) for _, device_taints in devices], TAINTED_MAX, TAINTS_MAX)
+    maximum = _limit_per_item(
+        [len(device_taints) for _, device_taints in devices], MESSAGE_TAINTS_MAX, TAINTS_MAX
+    )
     tainted = [
         {"pool": ref.pool, "name": ref.device, "taints": [_taint(taint) for taint in device_taints[:maximum]]}
         for ref, device_taints in devices
     ]
-    return write_message(v1.DeviceTaints, {"devices": tainted})
+    return encode_message(v1.DeviceTaints, {"devices": tainted})
 
 
 def _taint(taint: Taint) -> FieldValues:
@@ -100,16 +103,16 @@ def _taint(taint: Taint) -> FieldValues:
 
 
 def _answers(kind: type[Any], claims: Sequence[Claim], verdicts: Sequence[PrepareVerdict | None]) -> bytes:
-    """Encode one answer for each claim; the texts of several failures name one another."""
+    """Encode one answer per claim; the text of each of several failures names all of them."""
     failed = [verdict for verdict in verdicts if verdict is not None]
     texts = iter(kubelet_texts(failed))
-    maximum = _share([len(verdict.devices) for verdict in failed], BLAMED_MAX, DEVICES_MAX)
+    maximum = _limit_per_item([len(verdict.devices) for verdict in failed], REPLY_DEVICES_MAX, DEVICES_MAX)
     answers: list[FieldValues] = []
     for claim, verdict in zip(claims, verdicts, strict=True):
         answers.append({"uid": claim.uid})
         if verdict is not None:
             answers[-1]["verdict"] = _verdict(verdict, next(texts), maximum)
-    return write_message(kind, {"answers": answers})
+    return encode_message(kind, {"answers": answers})
 
 
 def _verdict(verdict: PrepareVerdict, text: str, devices_max: int) -> FieldValues:
@@ -128,9 +131,9 @@ def _verdict(verdict: PrepareVerdict, text: str, devices_max: int) -> FieldValue
     }
 
 
-def _share(counts: Sequence[int], total: int, maximum: int) -> int:
-    """Return the limit for each of the counts, at least 1, so that the sum of the limited counts is at most
-    `total`."""
+def _limit_per_item(counts: Sequence[int], total: int, maximum: int) -> int:
+    """Return the largest limit per count, `maximum` halved as often as needed, with which the sum of the
+    counts is at most `total`; at least 1."""
     while maximum > 1 and sum(min(count, maximum) for count in counts) > total:
         maximum //= 2
     return maximum

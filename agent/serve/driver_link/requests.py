@@ -1,7 +1,6 @@
-"""Requests of ``drahealth.v1.DriverLink``: read and checked as a whole before any of it has an effect.
+"""Decoders of the requests of ``drahealth.v1.DriverLink``, with the limits of driver_link.proto.
 
-This module owns the limits that proto/drahealth/v1/driver_link.proto documents, and the mapping of evidence
-to agent.prepare.evidence. Slow for a large request: call it in a thread.
+They raise GRPCError if any part of a request is not valid. Slow for a large request: call them in a thread.
 """
 
 import os
@@ -16,17 +15,17 @@ from agent.model.prepare import ErrorClass, Operation
 from agent.prepare.evidence import (
     DecodeFailure,
     DriverReportedError,
-    Errno,
+    ErrnoEvidence,
     ErrorText,
     Evidence,
     GrpcStatus,
     HttpStatus,
     NvmlCode,
-    TimedOut,
+    OperationTimeout,
 )
-from agent.prepare.normalize import sanitize
-from agent.prepare.taxonomy import DEFAULTS
-from agent.serve.driver_link.types import ClaimResult, DeviceDeclaration
+from agent.prepare.failure_kinds import DEFAULT_KINDS
+from agent.prepare.normalize_text import sanitize
+from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 from agent.serve.grpc.wire.reader import FieldLimits, FieldValues, TooManyEntries, read_message
 
@@ -35,8 +34,8 @@ TEXT_BYTES: Final = 4096
 SUMMARY_CHARS: Final = 200
 CLAIMS_MAX: Final = 256
 DEVICES_MAX: Final = 128
-"""Maximum number of devices of a claim: four times what Kubernetes allocates. The largest request takes 11
-MiB while it is read."""
+"""Maximum number of devices of a claim, four times that of Kubernetes. The largest request takes 11 MiB of
+memory while it is decoded."""
 EVIDENCE_MAX: Final = 16
 _SHOWN_CHARS: Final = 64  # length of a wrong value in an error text
 
@@ -70,13 +69,19 @@ LIMITS: Final[FieldLimits] = {
         "retry_after_s": (0, 86_400),
     },
 }
-"""Limits by message type and field. The parts of a device have none here: the declaration format has its
-own."""
+"""Limits by message type and field. The oneof ``part`` of a device has none here: the declaration format
+checks its values."""
 
-KINDS: Final = {"cpus": "cpu", "hugepages": "hugepages", "memory": "memory", "gpu": "gpu", "pci": "pci"}
-"""Device kind in a declaration file by field of the Device message; both have fields of the same names."""
+KIND_OF_PART: Final = {
+    "cpus": "cpu",
+    "hugepages": "hugepages",
+    "memory": "memory",
+    "gpu": "gpu",
+    "pci": "pci",
+}
+"""Kind of a device in a declaration file, by the field of the oneof ``part`` that is set."""
 
-CLASSES: Final = {int(number): ErrorClass[str(number.name)] for number in v1.ErrorClass}
+ERROR_CLASSES: Final = {int(number): ErrorClass[str(number.name)] for number in v1.ErrorClass}
 OPERATIONS: Final = {int(number): Operation[str(number.name)] for number in v1.Operation if int(number)}
 
 
@@ -84,44 +89,42 @@ OPERATIONS: Final = {int(number): Operation[str(number.name)] for number in v1.O
 
 
 class PrepareReport(NamedTuple):
-    """Contents of a ReportPrepare request."""
+    """Decoded ReportPrepare request."""
 
     unprepare: bool
-    """True: the results are of unprepares; False: of prepares."""
+    """Whether these are results of unprepares; False: of prepares."""
     results: list[ClaimResult]
 
 
-def read_sync(data: bytes) -> list[DeviceDeclaration]:
-    """Read the devices that a driver declares. Raises GRPCError if the request is not valid, as the other
-    readers do.
-    """
+def decode_sync_devices(data: bytes) -> list[DeviceDeclaration]:
+    """Decode the devices of a SyncDevices request."""
     devices = _read(data, v1.SyncDevicesRequest)["devices"]
     return [_declaration(device, f"devices[{number}]") for number, device in enumerate(devices)]
 
 
-def read_check(data: bytes, driver: str) -> list[Claim]:
-    """Read the claims of a CheckClaims request."""
+def decode_check_claims(data: bytes, driver: str) -> list[Claim]:
+    """Decode the claims of a CheckClaims request; ``driver`` is the owner of their devices."""
     given = _read(data, v1.CheckClaimsRequest)["claims"]
     claims = [_claim(values, driver, f"claims[{index}]") for index, values in enumerate(given)]
     _check_unique(claims, "claims[{}]")
     return claims
 
 
-def read_classify(data: bytes, driver: str) -> tuple[Claim, tuple[Evidence, ...]]:
-    """Read the claim whose prepare failed, and the evidence. Without a claim, its names are empty."""
+def decode_classify(data: bytes, driver: str) -> tuple[Claim, tuple[Evidence, ...]]:
+    """Decode claim and evidence of a Classify request; a missing claim has empty names."""
     request = _read(data, v1.ClassifyRequest)
     claim = _claim(request["claim"], driver, "claim") if "claim" in request else Claim("", "", "")
     evidence = _evidence(request["evidence"], "evidence")
     if not evidence:
-        raise _invalid("evidence: 0 entries, at least 1")
+        raise _invalid("evidence: 0 entries, must be at least 1")
     return claim, evidence
 
 
-def read_report(data: bytes, driver: str) -> PrepareReport:
-    """Read the results of prepares or unprepares."""
+def decode_report_prepare(data: bytes, driver: str) -> PrepareReport:
+    """Decode a ReportPrepare request."""
     request = _read(data, v1.ReportPrepareRequest)
     if request["step"] not in {v1.Step.PREPARE, v1.Step.UNPREPARE}:
-        raise _invalid("step: STEP_UNSPECIFIED, or unknown to this agent")
+        raise _invalid("step: not set, or unknown to this agent; set STEP_PREPARE or STEP_UNPREPARE")
     results = [
         _result(outcome, driver, f"outcomes[{index}]") for index, outcome in enumerate(request["outcomes"])
     ]
@@ -129,8 +132,8 @@ def read_report(data: bytes, driver: str) -> PrepareReport:
     return PrepareReport(request["step"] == v1.Step.UNPREPARE, results)
 
 
-def check_watch(data: bytes) -> None:
-    """Validate a WatchTaints request, which has no fields. Raises GRPCError if it is not valid."""
+def check_watch_taints(data: bytes) -> None:
+    """Check a WatchTaints request, which has no fields."""
     _read(data, v1.WatchTaintsRequest)
 
 
@@ -150,22 +153,26 @@ def _invalid(text: str) -> GRPCError:
 # --- devices and claims -------------------------------------------------------------------------------------
 
 
-def _declaration(device: FieldValues, where: str) -> DeviceDeclaration:
-    part = next((name for name in KINDS if name in device), None)
+def _declaration(device: FieldValues, field_path: str) -> DeviceDeclaration:
+    part = next((name for name in KIND_OF_PART if name in device), None)
     if part is None:
-        raise _invalid(f"{where}.part: not set, or unknown to this agent")
+        raise _invalid(
+            f"{field_path}.part: not set, or unknown to this agent; set one of {', '.join(KIND_OF_PART)}"
+        )
     lease = {"lease": f"{device['lease_s']}s"} if device["lease_s"] else {}
     keys = {name: value for name, value in device[part].items() if value != ""}
-    return DeviceDeclaration(device["pool"], {"name": device["name"], "kind": KINDS[part], **lease, **keys})
+    return DeviceDeclaration(
+        device["pool"], {"name": device["name"], "kind": KIND_OF_PART[part], **lease, **keys}
+    )
 
 
-def _claim(values: FieldValues, driver: str, where: str) -> Claim:
-    _check_names(values, ("namespace", "name", "uid", "fingerprint"), where)
+def _claim(values: FieldValues, driver: str, field_path: str) -> Claim:
+    _check_names(values, ("namespace", "name", "uid", "fingerprint"), field_path)
     if not values["uid"]:
-        raise _invalid(f"{where}.uid: is empty")
+        raise _invalid(f"{field_path}.uid: is empty; set the claim's UID")
     devices = []
     for index, device in enumerate(values["devices"]):
-        _check_names(device, device, f"{where}.devices[{index}]")
+        _check_names(device, device, f"{field_path}.devices[{index}]")
         devices.append(
             ClaimDevice(device["request"], driver, device["pool"], device["device"], device["share_id"])
         )
@@ -174,56 +181,61 @@ def _claim(values: FieldValues, driver: str, where: str) -> Claim:
     return Claim(values["namespace"], values["name"], values["uid"], tuple(devices), configs)
 
 
-def _check_names(values: FieldValues, names: Iterable[str], where: str) -> None:
+def _check_names(values: FieldValues, names: Iterable[str], field_path: str) -> None:
     for name in names:
         if not (value := values[name]).isprintable():
-            raise _invalid(f"{where}.{name}: {value[:_SHOWN_CHARS]!r} is not printable")
+            raise _invalid(f"{field_path}.{name}: {value[:_SHOWN_CHARS]!r} has unprintable characters")
 
 
-def _check_unique(claims: Sequence[Claim], place: str) -> None:
+def _check_unique(claims: Sequence[Claim], path: str) -> None:
     first: dict[str, int] = {}
     for number, claim in enumerate(claims):
         if (before := first.setdefault(claim.uid, number)) != number:
-            raise _invalid(f"{place.format(number)}.uid: the same as {place.format(before)}'s")
+            raise _invalid(
+                f"{path.format(number)}.uid: same as {path.format(before)}.uid; list each claim once"
+            )
 
 
-def _result(outcome: FieldValues, driver: str, where: str) -> ClaimResult:
+def _result(outcome: FieldValues, driver: str, field_path: str) -> ClaimResult:
     if "claim" not in outcome:
-        raise _invalid(f"{where}.claim: not set")
-    claim = _claim(outcome["claim"], driver, f"{where}.claim")
-    evidence = _evidence(outcome["evidence"], f"{where}.evidence")
+        raise _invalid(f"{field_path}.claim: not set; every result needs its claim")
+    claim = _claim(outcome["claim"], driver, f"{field_path}.claim")
+    evidence = _evidence(outcome["evidence"], f"{field_path}.evidence")
     if evidence and not outcome["failed"]:
-        raise _invalid(f"{where}.evidence: {len(evidence)} entries, limit 0 for a result that did not fail")
+        raise _invalid(f"{field_path}.evidence: {len(evidence)} entries, must be 0 unless failed is true")
     return ClaimResult(claim, evidence if outcome["failed"] else None)
 
 
 # --- evidence -----------------------------------------------------------------------------------------------
 
 
-def _evidence(given: Sequence[FieldValues], where: str) -> tuple[Evidence, ...]:
+def _evidence(given: Sequence[FieldValues], field_path: str) -> tuple[Evidence, ...]:
     found = []
     for number, values in enumerate(given):
         kind = next(iter(values), None)  # a oneof: at most one field is set
         if kind is None:
-            raise _invalid(f"{where}[{number}].kind: not set, or unknown to this agent")
-        found.append(_EVIDENCE_READERS[kind](values[kind], f"{where}[{number}].{kind}"))
+            raise _invalid(
+                f"{field_path}[{number}].kind: not set, or unknown to this agent; set one of "
+                f"{', '.join(_EVIDENCE_READERS)}"
+            )
+        found.append(_EVIDENCE_READERS[kind](values[kind], f"{field_path}[{number}].{kind}"))
     return tuple(found)
 
 
 def _errno(values: FieldValues, _: str) -> Evidence:
     number = values["number"]
-    return Errno(number, _operation(values), values["path"], values["text"] or os.strerror(number))
+    return ErrnoEvidence(number, _operation(values), values["path"], values["text"] or os.strerror(number))
 
 
-def _driver_error(values: FieldValues, where: str) -> Evidence:
-    error_class, summary = CLASSES[values["error_class"]], values["summary"]
+def _driver_error(values: FieldValues, field_path: str) -> Evidence:
+    error_class, summary = ERROR_CLASSES[values["error_class"]], values["summary"]
     if len(summary) > SUMMARY_CHARS:
-        raise _invalid(f"{where}.summary: {len(summary)} characters, limit {SUMMARY_CHARS}")
+        raise _invalid(f"{field_path}.summary: {len(summary)} characters, limit {SUMMARY_CHARS}")
     if error_class is ErrorClass.UNKNOWN:
         return ErrorText(summary)
     return DriverReportedError(
         error_class,
-        values["code"] or DEFAULTS[error_class].code,
+        values["code"] or DEFAULT_KINDS[error_class].code,
         summary,
         values["detail"],
         retry_after_s=values["retry_after_s"] or None,
@@ -242,12 +254,14 @@ _EVIDENCE_READERS: Final[Mapping[str, Callable[[Any, str], Evidence]]] = {
     "http": lambda values, _: HttpStatus(
         values["status"], values["reason"], values["message"], values["kubernetes"]
     ),
-    "timeout": lambda values, _: TimedOut(values["by"] or "deadline", _operation(values), values["text"]),
+    "timeout": lambda values, _: OperationTimeout(
+        values["by"] or "deadline", _operation(values), values["text"]
+    ),
     "decode_error": lambda values, _: DecodeFailure(
         sanitize(values["by"]) or "decoder", values["text"], Operation.CONFIG
     ),
     "driver_error": _driver_error,
     "text": lambda text, _: ErrorText(text),
 }
-"""Decoder of each kind of evidence by its oneof field; arguments: its values, and its place in the
-request."""
+"""Converter of each kind of evidence, by its field of the oneof; arguments: the values, and the path of the
+evidence for error texts."""

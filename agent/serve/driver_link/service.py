@@ -1,8 +1,8 @@
-"""Service ``drahealth.v1.DriverLink`` of a driver's socket, for a DRA driver in any language.
+"""Service ``drahealth.v1.DriverLink`` on a driver's socket: runs each call in a thread.
 
-This module decides which thread handles which call: the event loop, which also runs the kubelet's streams,
-decodes nothing, and calls that only read memory wait for no disk. agent.serve.driver_link.replies has the
-messages; it is imported when a driver calls, so an agent that only serves health does without.
+Requests are decoded in threads because the event loop also serves the kubelet. Calls that only read memory
+have their own threads, so that they never wait for a disk. agent.serve.driver_link.replies is imported at
+the first call, which saves memory if no driver calls.
 """
 
 import asyncio
@@ -17,24 +17,23 @@ import grpclib.server
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from agent.errors import Busy, ConfigError, DrahealthError
+from agent.errors import ConfigError, DrahealthError, ResourceBusy
 from agent.model.taint import Taints
-from agent.serve.driver_link.types import DriverLinkHandler, TooManyDevices
+from agent.serve.driver_link.handler import DriverLinkHandler, TooManyDevices
 from agent.serve.grpc.hardened import HardenedStream
-from agent.system.threads.latest import Latest
+from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.worker_pool import PoolFull, WorkerPool
-from agent.system.timing import RateLimiter
+from agent.system.timing import LogRateLimiter
 
 T = TypeVar("T")
 
 SERVICE: Final = "/drahealth.v1.DriverLink"
 QUERY_THREADS: Final = 2
-"""Number of threads for calls that only read memory. More would share the one interpreter lock, and each
-holds the memory of a large request."""
+"""Number of threads for calls that only read memory; more would only wait for the interpreter lock."""
 DRAIN_S: Final = 0.3
-"""Time that the shutdown waits until reports that have arrived are recorded [s]."""
+"""Time that the shutdown waits until the ReportPrepare calls that have arrived are recorded [s]."""
 TEXT_BYTES: Final = 1024
-"""Maximum length of an error text for a client [bytes]; other texts may have any length."""
+"""Maximum length of an error text for a client [bytes]; longer texts are shortened."""
 
 _EXHAUSTED: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
@@ -43,8 +42,8 @@ _EXHAUSTED: Final = frozenset(
 log = logging.getLogger(__name__)
 
 
-class DriverLinkStream(HardenedStream):
-    """Stream of requests of up to 512 KiB: 4,096 devices, or 256 claims with the longest names."""
+class DriverLinkRequestStream(HardenedStream):
+    """Stream with a limit of 512 KiB a request: 4,096 devices, or 256 claims with the longest names."""
 
     limit = 512 << 10
 
@@ -57,8 +56,8 @@ class DriverLinkService:
 
         Args:
             driver: Name of the driver of the socket.
-            open_handler: Called in a thread by the first call, once; after an exception by the next call
-                again.
+            open_handler: Returns the handler of the driver's calls. Called in a thread by the first call,
+                and after an exception by the next call.
         """
         self.streams = 0
         """Number of open taint streams."""
@@ -68,12 +67,12 @@ class DriverLinkService:
         self._opening = threading.Lock()
         self._queries = WorkerPool("dh-link", QUERY_THREADS)
         self._declarations = WorkerPool("dh-link", 1)
-        self._reports = WorkerPool("dh-link", 1)  # in order: the last report on a claim must win
+        self._reports = WorkerPool("dh-link", 1)  # one thread: the last report of a claim must win
         self._taints = WorkerPool("dh-link", 1)
         self._encoding = asyncio.Lock()
         self._encoded = (0, b"")
         self._error_lock = threading.Lock()
-        self._error_limit = RateLimiter()
+        self._error_limit = LogRateLimiter()
 
     def __mapping__(self) -> dict[str, Handler]:
         """Return the handlers of the methods by path, for grpclib. They receive and send encoded messages."""
@@ -91,7 +90,8 @@ class DriverLinkService:
         return mapping | {f"{SERVICE}/WatchTaints": Handler(self._watch, streaming, bytes, bytes)}
 
     async def close(self) -> None:
-        """End the threads after the server has stopped; wait :data:`DRAIN_S` for pending reports."""
+        """Wait at most :data:`DRAIN_S` for pending reports, then end the threads. Call it after the server
+        stopped."""
         await self._reports.finish(DRAIN_S)
         for pool in (self._queries, self._declarations, self._reports, self._taints):
             pool.close()
@@ -122,7 +122,7 @@ class DriverLinkService:
             self.streams -= 1
 
     async def _encoded_taints(self, version: int, taints: Taints) -> tuple[int, bytes]:
-        """Return the newest encoded taints message and its version; encoded once for all streams."""
+        """Encode taints once for all streams; return the version and message, or those of newer taints."""
         async with self._encoding:
             if self._encoded[0] < version:
                 self._encoded = version, await self._call(self._taints, partial(_encode_taints, taints))
@@ -149,50 +149,46 @@ class DriverLinkService:
 
         return METHODS[method](data, self._driver, self._open)
 
-    def _newest_taints(self, data: bytes) -> Latest[Taints]:
-        from agent.serve.driver_link.requests import check_watch
+    def _newest_taints(self, data: bytes) -> LatestValue[Taints]:
+        from agent.serve.driver_link.requests import check_watch_taints
 
-        check_watch(data)
+        check_watch_taints(data)
         try:
             return self._open().taints
         except ConfigError as error:
-            raise GRPCError(Status.FAILED_PRECONDITION, _shorten(str(error))) from None
+            raise _grpc_error(Status.FAILED_PRECONDITION, error) from None
 
     def _open(self) -> DriverLinkHandler:
         with self._opening:
             if self._handler is None:
                 try:
                     self._handler = self._open_handler()
-                except ConfigError as error:  # the operator's mistake, not the request's
-                    raise GRPCError(Status.FAILED_PRECONDITION, _shorten(str(error))) from None
+                except ConfigError as error:  # a mistake of the operator, not of the client
+                    raise _grpc_error(Status.FAILED_PRECONDITION, error) from None
             return self._handler
 
     def _guarded(self, function: Callable[[], T]) -> T | GRPCError:
-        """Return the result of `function`, or the error for the client. The call may have been cancelled
-        meanwhile.
-        """
+        """Return the result of `function`, or the GRPCError for the client in place of its exception."""
         try:
             return function()
         except GRPCError as error:
             return error
         except ConfigError as error:
-            return GRPCError(Status.INVALID_ARGUMENT, _shorten(str(error)))
-        except Busy as error:
-            return GRPCError(Status.FAILED_PRECONDITION, _shorten(str(error)))
-        except TooManyDevices as error:
-            return GRPCError(Status.RESOURCE_EXHAUSTED, _shorten(str(error)))
+            return _grpc_error(Status.INVALID_ARGUMENT, error)
+        except ResourceBusy as error:
+            return _grpc_error(Status.FAILED_PRECONDITION, error)
         except (DrahealthError, OSError) as error:
-            exhausted = getattr(error, "errno", None) in _EXHAUSTED
-            return GRPCError(
-                Status.RESOURCE_EXHAUSTED if exhausted else Status.UNAVAILABLE,
-                _shorten(_describe_error(error)),
-            )
+            exhausted = isinstance(error, TooManyDevices) or getattr(error, "errno", None) in _EXHAUSTED
+            return _grpc_error(Status.RESOURCE_EXHAUSTED if exhausted else Status.UNAVAILABLE, error)
         except BaseException as error:  # an internal error ends this call, and nothing else
             with self._error_lock:
                 times = self._error_limit.tick()
             if times:
-                log.exception("driver %s: call failed: internal error; %d such errors", self._driver, times)
-            return GRPCError(Status.INTERNAL, f"{type(error).__name__}; see the agent's log")
+                log.exception(
+                    "driver %s: call failed: internal error; INTERNAL returned; %d such errors",
+                    self._driver, times,
+                )  # fmt: skip
+            return GRPCError(Status.INTERNAL, f"internal error: {type(error).__name__}; see the agent's log")
 
 
 def _encode_taints(taints: Taints) -> bytes:
@@ -201,12 +197,11 @@ def _encode_taints(taints: Taints) -> bytes:
     return encode_taints(taints)
 
 
-def _describe_error(error: Exception) -> str:
+def _grpc_error(status: Status, error: Exception) -> GRPCError:
+    text = str(error)
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
-
-
-def _shorten(text: str) -> str:
+        text = f"{error.filename}: {error.strerror}"
     data = text.encode("utf-8", "replace")
-    return text if len(data) <= TEXT_BYTES else f"{data[: TEXT_BYTES - 3].decode('utf-8', 'ignore')}..."
+    if len(data) > TEXT_BYTES:
+        text = f"{data[: TEXT_BYTES - 3].decode('utf-8', 'ignore')}..."
+    return GRPCError(status, text)

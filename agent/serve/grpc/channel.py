@@ -1,6 +1,6 @@
-"""Clients' connections to unix sockets; no server is trusted: messages above a limit are not read.
+"""gRPC clients' connections to unix sockets. A message above the size limit is refused before it is read.
 
-:class:`Channel` serves calls; :class:`RawChannel` also exposes what a test of a server must see.
+:class:`UnixChannel` is for calls; :class:`RawChannel` is for the conformance checks of a driver's server.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from agent.serve.grpc.codec import Codec
 from agent.serve.grpc.hardened import HardenedProtocol, HardenedStream, h2_config
 
 RESPONSE_LIMIT: Final = 4 << 20
-"""Largest message that our client reads [bytes]; the kubelet's own limit is the same."""
-NODE_RESPONSE_LIMIT: Final = 16 << 20
-"""Largest answer that lists a whole Kubernetes node [bytes]; Kubernetes' own clients of podresources have
-this limit."""
+"""Largest message that a client reads [bytes]; the kubelet has the same limit."""
+KUBELET_RESPONSE_LIMIT: Final = 16 << 20
+"""Largest message that a client of the kubelet reads [bytes]; Kubernetes' own clients of the podresources API
+have the same limit."""
 WINDOW: Final = 4 << 20
-"""Flow control window of a raw channel's streams while it is open [bytes]; grpclib's default."""
+"""Flow control window of a raw channel's streams unless it is closed [bytes]; grpclib's default."""
 
 
-class TooLarge(Exception):
-    """A message is larger than the limit; none of it was read."""
+class ResponseTooLarge(Exception):
+    """A server's message is larger than the client's limit; the message was not read."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"the answer is {size} bytes, limit {limit}")
@@ -37,35 +37,35 @@ class TooLarge(Exception):
 
 
 class ClientStream(HardenedStream):
-    """Client's stream of responses; the stream may end without a response."""
+    """Client's stream that refuses a response above :data:`RESPONSE_LIMIT` with a GRPCError."""
 
     limit = RESPONSE_LIMIT
     compressed = Status.INTERNAL
     _empty_is_a_message = False
 
 
-class SizedStream(ClientStream):
-    """Client's stream that raises :class:`TooLarge`, with the size, for a message above the limit."""
+class SizeReportingStream(ClientStream):
+    """Client's stream that refuses a response above the limit with :class:`ResponseTooLarge`."""
 
     async def recv_data(self, size: int) -> bytes:
-        """Return the next ``size`` bytes of a message's prefix or body."""
+        """Return the next ``size`` bytes of a message's prefix or body. Raises ResponseTooLarge."""
         if not self._at_prefix and size > self.limit:
-            raise TooLarge(size, self.limit)
+            raise ResponseTooLarge(size, self.limit)
         return await super().recv_data(size)
 
 
-class NodeStream(SizedStream):
-    """Client's stream of responses that list a whole Kubernetes node: those of the kubelet's own sockets."""
+class KubeletStream(SizeReportingStream):
+    """Stream of a client of the kubelet, whose answers list all pods of the Kubernetes node."""
 
-    limit = NODE_RESPONSE_LIMIT
+    limit = KUBELET_RESPONSE_LIMIT
 
 
 class _ClientProtocol(HardenedProtocol):
     stream_class = ClientStream
 
 
-class Channel(client.Channel):
-    """Client's connection to a unix socket, with a limit on the size of messages."""
+class UnixChannel(client.Channel):
+    """gRPC client's connection to a unix socket; ``stream_class`` has the size limit of responses."""
 
     def __init__(self, path: str, stream_class: type[ClientStream] = ClientStream) -> None:
         super().__init__(path=path, codec=Codec())
@@ -74,7 +74,7 @@ class Channel(client.Channel):
 
     async def __connect__(self) -> protocol.H2Protocol:
         connected = await super().__connect__()
-        if connected.connection.is_closing():  # grpclib would use its transport, which no longer exists
+        if connected.connection.is_closing():  # grpclib would raise AttributeError
             raise StreamTerminatedError("Connection lost")
         return connected
 
@@ -84,7 +84,7 @@ class Channel(client.Channel):
         return made
 
 
-# --- for tests of servers -----------------------------------------------------------------------------------
+# --- for conformance checks of servers ----------------------------------------------------------------------
 
 
 class _BytesCodec(CodecBase):
@@ -97,7 +97,7 @@ class _BytesCodec(CodecBase):
         return data
 
 
-class _RawStream(SizedStream):
+class _RawStream(SizeReportingStream):
     def reset_nowait(self, error_code: ErrorCodes = ErrorCodes.CANCEL) -> None:
         """Reset the stream with CANCEL, as grpc-go's client does."""
         super().reset_nowait(error_code)
@@ -106,7 +106,7 @@ class _RawStream(SizedStream):
 class _RawProtocol(HardenedProtocol):
     stream_class = _RawStream
     goaway = ""
-    """Code and text of the server's GOAWAY; empty: the server sent none."""
+    """Code and text of the server's GOAWAY frame; empty: the server sent none."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -121,10 +121,10 @@ class _RawProtocol(HardenedProtocol):
         return [], []
 
 
-class RawChannel(Channel):
-    """Connection that exposes raw messages, their size and GOAWAY, and whose window can be closed.
+class RawChannel(UnixChannel):
+    """Client's connection for conformance checks: undecoded messages, the server's GOAWAY, a closable window.
 
-    Requests and responses are bytes. A message above :data:`RESPONSE_LIMIT` raises :class:`TooLarge`.
+    A response above :data:`RESPONSE_LIMIT` raises :class:`ResponseTooLarge`.
     """
 
     def __init__(self, path: str) -> None:
@@ -132,21 +132,20 @@ class RawChannel(Channel):
         self._codec = _BytesCodec()
 
     async def connect(self) -> None:
-        """Connect to the socket now. Raises OSError or StreamTerminatedError."""
+        """Connect to the socket. Raises OSError or StreamTerminatedError."""
         await self.__connect__()
 
     @property
     def goaway(self) -> str:
-        """Code and text of the server's GOAWAY; empty: the server sent none. The server accepts no streams
-        after GOAWAY."""
+        """Code and text of the GOAWAY frame with which the server ends the connection; empty: not sent."""
         return self._protocol.goaway if isinstance(self._protocol, _RawProtocol) else ""
 
     def close_window(self) -> None:
-        """Set the flow control window of all streams to zero, as for a client that stops reading."""
+        """Set the flow control window of all streams to zero, like a client that stops reading."""
         self._set_window(0)
 
     def open_window(self) -> None:
-        """Restore the flow control window of all streams."""
+        """Set the flow control window of all streams to :data:`WINDOW` again."""
         self._set_window(WINDOW)
 
     def _set_window(self, size: int) -> None:

@@ -1,8 +1,5 @@
-"""Codec of every gRPC stream: bytes pass through unchanged, betterproto messages are checked and decoded.
-
-A list that the native core has encoded is sent as it is, and bytes that another module decodes are received
-as they are.
-"""
+"""grpclib codec of all gRPC streams: ``bytes`` pass unchanged, betterproto messages are checked and
+decoded."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -12,8 +9,8 @@ from grpclib.const import Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
-from agent.serve.grpc.wire.reader import decode_utf8, raw_fields
-from agent.serve.grpc.wire.writer import message as encode_message
+from agent.serve.grpc.wire.reader import decode_utf8, encoded_fields
+from agent.serve.grpc.wire.writer import message_field
 
 if TYPE_CHECKING:
     import betterproto
@@ -21,32 +18,32 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="betterproto.Message | bytes")
 
 FIELDS_PER_ENTRY: Final = 8
-"""Maximum number of fields of a message with a limit on entries, for each entry that it may hold."""
+"""Maximum number of fields of a message per entry that it may hold, if the number of entries is limited."""
 
 
-class UnreadRequest(bytes):
-    """Request whose fields are not read; only its well-formedness is checked."""
+class EmptyRequest(bytes):
+    """Request of a method without parameters: any well-formed protobuf message, whose fields are ignored."""
 
-    def __new__(cls, data: bytes) -> "UnreadRequest":
-        """Check that the data are well-formed. Raises ValueError if they are not a protobuf message."""
-        for _ in raw_fields(data, None, "the request", ""):
+    def __new__(cls, data: bytes) -> "EmptyRequest":
+        """Check the encoded request. Raises ValueError if it is not a protobuf message."""
+        for _ in encoded_fields(data, None, "the request", ""):
             pass
         return super().__new__(cls, data)
 
 
 class Codec(CodecBase):
-    """Codec that passes ``bytes`` through as an encoded message, and decodes strictly.
+    """grpclib codec for betterproto messages and for encoded messages as ``bytes``; refuses invalid fields.
 
     Args:
-        entries: Maximum of messages directly in one decoded message; None: no limit. betterproto takes up to
-            0.1 ms for each, which blocks the event loop. With a limit, all fields together are limited to
+        max_entries: Maximum number of messages directly in one decoded message, because betterproto blocks
+            the event loop for up to 0.1 ms for each; None: no limit. All fields of the message are limited to
             :data:`FIELDS_PER_ENTRY` times as many.
     """
 
     __content_subtype__ = "proto"
 
-    def __init__(self, entries: int | None = None) -> None:
-        self._entries = entries
+    def __init__(self, max_entries: int | None = None) -> None:
+        self._max_entries = max_entries
 
     def encode(self, message: "betterproto.Message | bytes", message_type: type[M]) -> bytes:
         """Return the encoded message; ``bytes`` are already encoded and returned unchanged."""
@@ -56,14 +53,16 @@ class Codec(CodecBase):
         """Decode a message; for the type ``bytes`` return the data for the caller to decode.
 
         Raises:
-            GRPCError: INTERNAL, as in gRPC, for data that are not such a message; names the field.
+            GRPCError: INTERNAL for data that are not a valid message of the type; names the field.
                 RESOURCE_EXHAUSTED for more entries or fields than the limit.
         """
         try:
             if issubclass(message_type, bytes):
                 return message_type(data)
             known: Any = message_type
-            decoded: M = known().parse(_known_fields(data, known, known.__name__, self._entries, count(1)))
+            decoded: M = known().parse(
+                _known_fields(data, known, known.__name__, self._max_entries, count(1))
+            )
         except ValueError as error:
             raise GRPCError(Status.INTERNAL, str(error)) from None
         return decoded
@@ -72,35 +71,41 @@ class Codec(CodecBase):
 def _known_fields(
     data: bytes,
     message_type: "type[betterproto.Message]",
-    where: str,
+    message_name: str,
     limit: int | None,
     field_count: Iterator[int],
 ) -> bytes:
-    """Check an encoded message and return it without the fields that its message types do not have.
+    """Return an encoded message without its unknown fields, after checking it.
 
-    betterproto must not see unknown fields: its time grows with the square of their number. `field_count`
-    counts the fields of the outermost message.
+    betterproto's time grows with the square of the number of unknown fields.
+
+    Args:
+        data: Encoded message.
+        message_type: Type of the message.
+        message_name: Name of the message in error texts.
+        limit: Maximum number of entries of this message; None: no limit.
+        field_count: Counter of the fields of the outermost message.
 
     Raises:
-        ValueError: The data are not a well-formed message of that type; names the field.
-        GRPCError: The message holds more entries than `limit`, or more fields in all; raised before the rest
-        is
-            read.
+        ValueError: The data are not a valid message of the type; names the field.
+        GRPCError: There are too many entries or fields.
     """
     kept: list[bytes] = []
     entries = 0
-    for name, field, value, encoded in raw_fields(data, message_type, where, f"{where}."):
+    for name, field, value, encoded in encoded_fields(data, message_type, message_name, f"{message_name}."):
         if limit is not None and next(field_count) > (maximum := limit * FIELDS_PER_ENTRY):
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"{where}: more than {maximum} fields in all")
+            raise GRPCError(
+                Status.RESOURCE_EXHAUSTED, f"{message_name}: more than {maximum} fields in all; send fewer"
+            )
         if field is None:
             continue
         if isinstance(value, bytes) and field.message:
             entries += 1
             if limit is not None and entries > limit:
-                raise GRPCError(Status.RESOURCE_EXHAUSTED, f"{name}: more than {limit} entries")
+                raise GRPCError(Status.RESOURCE_EXHAUSTED, f"{name}: more than {limit} entries; send fewer")
             inner = _known_fields(value, field.message, name, limit, field_count)
             if len(inner) < len(value):
-                encoded = encode_message(field.number, inner)
+                encoded = message_field(field.number, inner)
         elif isinstance(value, bytes) and field.proto_type == "string":
             decode_utf8(value, name)
         kept.append(encoded)

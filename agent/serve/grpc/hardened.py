@@ -1,8 +1,7 @@
-"""Hardened grpclib: what a hostile, broken or stuck peer can do to a connection is bounded.
+"""grpclib streams and connections, for servers and clients, with limits for a hostile, broken or stuck peer.
 
-This module is shared by both sides; ``server.py`` and ``channel.py`` have the rest. Only these three use
-private parts of grpclib and h2. They were written against grpclib 0.4.9 and h2 4.4; the requirements pin
-the first and bound the second. Deficiencies of grpclib that they correct:
+Only this module, ``server.py`` and ``channel.py`` use private parts of grpclib and h2, as of grpclib 0.4.9
+and h2 4.4; the requirements pin the first and bound the second. Deficiencies that they correct:
 
 * a frame or event of an unknown type ended the connection (RFC 9113, 5.5: ignore it), and so did a header
   byte beyond ASCII;
@@ -36,23 +35,22 @@ from h2.exceptions import ProtocolError
 from h2.stream import StreamInputs
 
 # --- DATA frames --------------------------------------------------------------------------------------------
-# h2 makes each frame for each stream, and copies its data three times. Here frames are made once for all
-# streams of the same number; take_window() checks and updates h2's state as its send_data does. The end of a
-# stream, and waiting for the peer's window, stay with h2.
+# h2 makes the frames of a message for each stream, and copies the data three times. Here they are made
+# once for all streams with the same number; reserve_window() updates h2's state as h2's send_data does.
 
 DATA: Final = 0
 """Type number of an HTTP/2 DATA frame."""
 _HEAD: Final = struct.Struct(">HBBBI")
 """Layout of the header of an HTTP/2 frame: length in 24 bits, type, flags, stream."""
 PREFIX: Final = struct.Struct(">BI")
-"""Layout of the prefix of a gRPC message: whether it is compressed, and its length."""
+"""Layout of the prefix of a gRPC message: compressed flag and length."""
 
 
-def take_window(connection: H2Connection, stream_id: int, size: int) -> bool:
-    """Take `size` bytes from the flow control windows of a stream and its connection, if both have room.
+def reserve_window(connection: H2Connection, stream_id: int, size: int) -> bool:
+    """Reserve `size` bytes in the flow control windows of a stream and its connection, if both have room.
 
-    Returns True if the bytes were taken and must be sent; False if a window lacks room, the stream
-    has ended or GOAWAY was received.
+    Returns True if the caller must send the bytes now; False if a window lacks room, the stream has ended or
+    GOAWAY was received: nothing was reserved.
     """
     stream = connection.streams.get(stream_id)
     if stream is None:
@@ -69,41 +67,41 @@ def take_window(connection: H2Connection, stream_id: int, size: int) -> bool:
     return True
 
 
-def frames(data: bytes, stream_id: int, limit: int) -> bytes:
-    """Return the DATA frames of `data` for an open stream, each with at most `limit` bytes."""
+def data_frames(data: bytes, stream_id: int, limit: int) -> bytes:
+    """Return `data` as HTTP/2 DATA frames of a stream, each with at most `limit` bytes of data."""
     chunks = (data[offset : offset + limit] for offset in range(0, len(data), limit))
     return b"".join(
         _HEAD.pack(len(chunk) >> 8, len(chunk) & 0xFF, DATA, 0, stream_id) + chunk for chunk in chunks
     )
 
 
-@lru_cache(maxsize=2)  # most subscribers are the first stream of their connection, and get one of two lists
+@lru_cache(maxsize=2)  # most health streams are the first of their connection, and send one of two lists
 def message_frames(message: bytes, stream_id: int, limit: int) -> bytes:
-    """Return the DATA frames of an encoded gRPC message with its prefix."""
-    return frames(PREFIX.pack(0, len(message)) + message, stream_id, limit)
+    """Return an encoded gRPC message with its prefix as DATA frames of at most `limit` bytes of data."""
+    return data_frames(PREFIX.pack(0, len(message)) + message, stream_id, limit)
 
 
 Headers = list[tuple[str, str]]
 
 REQUESTS_LIMIT: Final = 4 << 20
-"""Maximum memory that all requests of a server hold together, from first byte to answer [bytes]."""
+"""Maximum size of all open requests of a server together [bytes]."""
 
 REQUEST_LIMIT: Final = 64 << 10
-"""Largest request that is read [bytes]; all requests of our services are tiny."""
+"""Default limit of a request [bytes]."""
 
 GRACE_S: Final = 0.2
 """Time that a closing connection may take to drain before it is aborted [s]."""
 
 WRITE_LIMIT: Final = 1 << 20
-"""Amount of data that is written before the peer's unread bytes are checked [bytes]."""
+"""Amount of data that is written at once [bytes]; then the peer's unread data are checked."""
 UNREAD_LIMIT: Final = 2 * WRITE_LIMIT
-"""Amount of data that a peer may leave unread in the write buffer [bytes]; twice what our own messages can
-fill."""
+"""Amount of data in the write buffer at which the connection to a peer that does not read is aborted
+[bytes]."""
 
 
 def h2_config(*, client_side: bool) -> H2Configuration:
-    """Return grpclib's own h2 settings, except for the header encoding: Latin-1 decodes any byte, ASCII
-    raises."""
+    """Return grpclib's h2 settings with Latin-1 headers instead of ASCII, because Latin-1 decodes any
+    byte."""
     return H2Configuration(
         client_side=client_side,
         header_encoding="latin-1",
@@ -115,39 +113,39 @@ def h2_config(*, client_side: bool) -> H2Configuration:
 
 
 class RequestMemory:
-    """Account of the memory of the requests that one server reads or answers now."""
+    """Size of all open requests of one server; each stream adds and removes its own."""
 
     def __init__(self) -> None:
-        self.used = 0
+        self.used_bytes = 0
 
 
 class HardenedStream(protocol.Stream):
-    """HTTP/2 stream that refuses messages above a limit, and can send without waiting."""
+    """HTTP/2 stream that refuses messages above a size limit, and can send a message without waiting."""
 
     limit = REQUEST_LIMIT
     compressed = Status.UNIMPLEMENTED
     memory: RequestMemory | None = None
-    """Request memory of the server; None at a client, which reads only answers to its own calls."""
+    """Size of the server's open requests; None: a client's stream."""
     _held = 0
 
-    # grpclib reads the 5-byte prefix of a message and its body in turns.
     _at_prefix = True
-    _empty_is_a_message = True  # a request whose stream ends without a body is the empty request
+    """Whether grpclib reads the 5-byte prefix of a message next; False: the body."""
+    _empty_is_a_message = True
+    """Whether a stream that ends without data is an empty message; True before a request."""
 
     async def recv_data(self, size: int) -> bytes:
         """Return the next ``size`` bytes of a message's prefix or body; no bytes at the end of the stream.
 
         Raises:
-            GRPCError: UNIMPLEMENTED for a compressed request (INTERNAL for a response, because our client
-                requests no compression); RESOURCE_EXHAUSTED for a message above the limit, or above the
-                server's free request memory, none of which is read; INTERNAL if the stream ends in the
-                middle of a message.
+            GRPCError: UNIMPLEMENTED for a compressed request, INTERNAL for a compressed response;
+                RESOURCE_EXHAUSTED for a message above ``limit``, or if all open requests together are above
+                :data:`REQUESTS_LIMIT`; INTERNAL if the stream ends in the middle of a message.
         """
         if not self._at_prefix:
-            self._admit(size)
+            self._reserve_memory(size)
         try:
             data = await super().recv_data(size)
-        except AssertionError:  # grpclib's report of this case
+        except AssertionError:  # raised by grpclib if the stream has ended
             raise GRPCError(Status.INTERNAL, "stream ended in the middle of a message") from None
         if not self._at_prefix and len(data) < size:
             raise GRPCError(Status.INTERNAL, "stream ended in the middle of a message")
@@ -161,31 +159,33 @@ class HardenedStream(protocol.Stream):
         self._at_prefix = not self._at_prefix
         return data
 
-    def _admit(self, size: int) -> None:
+    def _reserve_memory(self, size: int) -> None:
         if size > self.limit:
             raise GRPCError(
                 Status.RESOURCE_EXHAUSTED, f"message is {size} bytes, limit {self.limit}; refused unread"
             )
         if self.memory is None:
             return
-        if size and self.memory.used + size > REQUESTS_LIMIT:
-            used = f"and other requests hold {self.memory.used} bytes, limit {REQUESTS_LIMIT}"
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"message is {size} bytes, {used}; refused unread")
-        self.memory.used += size
+        if size and self.memory.used_bytes + size > REQUESTS_LIMIT:
+            used = f"and other requests hold {self.memory.used_bytes} bytes, limit {REQUESTS_LIMIT} together"
+            raise GRPCError(
+                Status.RESOURCE_EXHAUSTED, f"message is {size} bytes, {used}; refused unread; retry later"
+            )
+        self.memory.used_bytes += size
         self._held += size
 
     def release_memory(self) -> None:
-        """Free the request's memory, after the answer was sent or the client has cancelled the request."""
+        """Subtract the request's size from the server's open requests, when the request has ended."""
         if self.memory is not None:
-            self.memory.used -= self._held
+            self.memory.used_bytes -= self._held
             self._held = 0
 
     async def send_headers(self, headers: Headers, end_stream: bool = False) -> None:
-        """Send headers or trailers; add the content-type that gRPC requires in every answer."""
+        """Send headers or trailers; add the content-type if an answer lacks it."""
         await super().send_headers(_with_content_type(headers), end_stream=end_stream)
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
-        """Send all data: in one write if the peer's window has room, otherwise as the peer reads."""
+        """Send all data; wait for the peer if its window has no room."""
         last = max(0, len(data) - 1) // WRITE_LIMIT * WRITE_LIMIT
         for offset in range(0, last + 1, WRITE_LIMIT):
             chunk, ends = data[offset : offset + WRITE_LIMIT], end_stream and offset == last
@@ -193,21 +193,19 @@ class HardenedStream(protocol.Stream):
                 await super().send_data(chunk, end_stream=ends)
 
     def send_nowait(self, data: bytes) -> bool:
-        """Send all data if the peer's window and the write buffer have room; otherwise send nothing.
-
-        Returns True if the data were sent. A stream that has ended has no room.
-        """
-        return self._write_nowait(len(data), frames, data)
+        """Send all data if the peer's window and the write buffer have room; return False if nothing was
+        sent."""
+        return self._write_nowait(len(data), data_frames, data)
 
     def send_message_nowait(self, message: bytes) -> bool:
-        """Send an encoded message with its prefix if there is room; return True if it was sent."""
+        """Send an encoded message with its prefix if there is room; return False if nothing was sent."""
         return self._write_nowait(PREFIX.size + len(message), message_frames, message)
 
     def _write_nowait(self, size: int, make_frames: Callable[[bytes, int, int], bytes], data: bytes) -> bool:
         connection, stream_id = self._h2_connection, self.id
         if stream_id is None or not self.connection.write_ready.is_set():
             return False
-        if not take_window(connection, stream_id, size):
+        if not reserve_window(connection, stream_id, size):
             return False
         before = connection.data_to_send()
         self._transport.write(before + make_frames(data, stream_id, connection.max_outbound_frame_size))
@@ -215,11 +213,10 @@ class HardenedStream(protocol.Stream):
 
 
 def send_message_nowait(stream: server.Stream[Any, Any], message: bytes) -> bool:
-    """Send an encoded message from outside the request's task, if it can be sent at once.
+    """Send an encoded message from a task other than the request's own, if there is room.
 
-    Call it only while that task sends nothing itself, and after the task has sent the initial metadata.
-
-    Returns True if the message was sent; False: nothing was sent, and the request's task should send it.
+    Call it only after the request's task has sent the initial metadata, and while that task sends nothing.
+    Returns True if the message was sent; False: nothing was sent, and the request's task must send it.
     """
     h2_stream = stream._stream
     return isinstance(h2_stream, HardenedStream) and h2_stream.send_message_nowait(message)
@@ -237,8 +234,8 @@ class _Connection(protocol.Connection):
     memory: RequestMemory | None = None
 
     def feed(self, data: bytes) -> list[Event]:
-        """Return the HTTP/2 events in ``data``; refuse a frame whose header has too great a length, before
-        its body."""
+        """Return the HTTP/2 events in ``data``. Raises FrameTooLargeError as soon as a frame's header
+        announces too many bytes."""
         events = super().feed(data)
         pending: bytearray = self._connection.incoming_buffer._data
         size, limit = int.from_bytes(pending[:3]), self._connection.max_inbound_frame_size
@@ -263,12 +260,12 @@ class _Events(protocol.EventsProcessor):
         self._loop = asyncio.get_running_loop()
 
     def process(self, event: Event) -> None:
-        """Handle an HTTP/2 event; ignore events of a type that grpclib does not know."""
+        """Handle an HTTP/2 event; ignore an event type that grpclib does not know."""
         if event.__class__ in getattr(self, "processors", ()):
             super().process(event)
 
     def process_response_received(self, event: ResponseReceived) -> None:
-        """Add missing response headers, which would raise a KeyError in grpclib's client."""
+        """Add the response headers whose absence raises a KeyError in grpclib's client."""
         headers: Headers = [(str(name), str(value)) for name, value in event.headers]
         if ":status" not in dict(headers):
             headers.append((":status", "none"))
@@ -276,13 +273,13 @@ class _Events(protocol.EventsProcessor):
         super().process_response_received(event)
 
     def close(self, reason: str = "Connection closed") -> None:
-        """Close the connection, and abort it if it has not drained within the grace period."""
+        """Close the connection; abort it if its data are not sent within :data:`GRACE_S`."""
         super().close(reason)
         self._loop.call_later(GRACE_S, self._transport.abort)
 
 
 class HardenedProtocol(protocol.H2Protocol):
-    """asyncio protocol of one gRPC connection, of a server or a client."""
+    """asyncio protocol of one gRPC connection of a server or client, with hardened streams."""
 
     stream_class: type[HardenedStream] = HardenedStream
     memory: RequestMemory | None = None

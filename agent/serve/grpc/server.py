@@ -1,4 +1,4 @@
-"""grpclib server whose clients can neither exhaust its memory and descriptors nor delay its shutdown."""
+"""grpclib server with limits on its clients' connections, requests and memory, and on its shutdown time."""
 
 import asyncio
 import logging
@@ -24,35 +24,34 @@ from agent.serve.grpc.hardened import (
     RequestMemory,
     h2_config,
 )
-from agent.system.timing import RateLimiter
+from agent.system.timing import LogRateLimiter
 
 CONNECTION_LIMIT: Final = 128
-"""Maximum number of connections that one socket serves at a time. The kubelet holds one, and 64 readers are
-many; four full sockets take half of the 1,024 descriptors that a process has by default."""
+"""Maximum number of connections that one socket serves at a time. The kubelet needs one; four full sockets
+take half of the 1,024 descriptors that a process has by default."""
 REQUEST_COUNT_LIMIT: Final = 1024
-"""Maximum number of open requests of one socket, in all its connections: 15 KiB each while they wait."""
+"""Maximum number of open requests on all connections of one socket; each holds 15 KiB while it waits."""
 
 log = logging.getLogger(__name__)
 
-# The smallest windows HTTP/2 has: a peer cannot make us buffer more than 64 KiB per connection.
-# No keepalive: on a unix socket the kernel reports the end of the peer at once.
+# With HTTP/2's smallest windows the server buffers at most 64 KiB per connection. Keepalive is off, because
+# on a unix socket the kernel reports the end of the peer at once.
 _SERVER_CONFIG: Final = Configuration(
     _keepalive_time=None, http2_connection_window_size=(1 << 16) - 1, http2_stream_window_size=(1 << 16) - 1
 )
 
-# Requests carry no metadata that we read. Dropping the rest here keeps it from grpclib's decoder,
-# which raises on a "-bin" header that is no base64.
+# All other metadata are dropped, because grpclib raises an exception for a "-bin" header that is no base64.
 _REQUEST_HEADERS: Final = frozenset({":method", ":path", "te", "content-type", "grpc-timeout"})
 
 
 _SAFE_TO_RETRY: Final = ErrorCodes.REFUSED_STREAM  # gRPC: UNAVAILABLE, and the request was not processed
 _TIMEOUT: Final = re.compile(r"[0-9]{1,8}[HMSmun]")
 MIN_DEADLINE_S: Final = 0.001
-"""Shortest deadline of a request [s]; a shorter one of its client is extended."""
+"""Shortest deadline of a request [s]; a client's shorter deadline is extended to it."""
 
 
 class _ServerProtocol(HardenedProtocol):
-    def __init__(self, handler: "_Handler", config: Configuration, owner: "Server") -> None:
+    def __init__(self, handler: "_ConnectionHandler", config: Configuration, owner: "HardenedServer") -> None:
         super().__init__(handler, config, h2_config(client_side=False))
         self.stream_class = owner.stream_class
         self.memory = owner.memory
@@ -62,7 +61,7 @@ class _ServerProtocol(HardenedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not self._owner.admit(self):
+        if not self._owner.admit_connection(self):
             self.transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -71,19 +70,19 @@ class _ServerProtocol(HardenedProtocol):
         self.lost.set_result(None)
 
     def send_goaway(self) -> None:
-        """Send GOAWAY and close the connection; data that are in the write buffer are still sent."""
+        """Send GOAWAY and close the connection after the write buffer is sent."""
         if not self.transport.is_closing():
             self.connection._connection.close_connection()
             self.connection.flush()
             self.processor.close("the server is closing")
 
 
-class _Handler(server.Handler):
-    """Handler of all requests on one connection."""
+class _ConnectionHandler(server.Handler):
+    """Handler of all requests on one connection; counts them against the server's limit."""
 
     _refusal: GRPCError | None = None
 
-    def __init__(self, owner: "Server", mapping: dict[str, Any], codec: Any, dispatch: Any) -> None:
+    def __init__(self, owner: "HardenedServer", mapping: dict[str, Any], codec: Any, dispatch: Any) -> None:
         super().__init__(mapping, codec, None, dispatch)
         self._owner = owner
 
@@ -99,17 +98,16 @@ class _Handler(server.Handler):
         kept_headers = [(name, _valid_deadline(value) if name == "grpc-timeout" else value)
                  for name, value in headers if name in _REQUEST_HEADERS]  # fmt: skip
         super().accept(stream, kept_headers, _ignore_release)
-        # Not by grpclib in the task: a task that is cancelled before it begins runs nothing.
+        # A task that is cancelled before it begins runs no code, so grpclib would not release its stream.
         self._tasks[stream].add_done_callback(partial(self._release, stream, release_stream))
 
     def cancel(self, stream: protocol.Stream) -> None:
-        """End a request that its client has reset; a request that has already ended is being released."""
+        """End a request that its client has reset, unless it has already ended."""
         if stream in self._tasks:
             super().cancel(stream)
 
     def _release(self, stream: protocol.Stream, release_stream: Callable[[], None], _: object) -> None:
-        """Uncount an ended request, and reset its stream if it got no answer, so that the client does not
-        wait."""
+        """Uncount an ended request, and reset its stream if no answer was sent."""
         assert isinstance(stream, HardenedStream)
         self._owner.requests -= 1
         stream.release_memory()
@@ -118,29 +116,27 @@ class _Handler(server.Handler):
         release_stream()
 
     def refuse(self, error: GRPCError) -> list["asyncio.Task[None]"]:
-        """End every request with ``error`` in its trailers and accept no more; return the tasks that still
-        run.
-        """
+        """Refuse new requests, end all open ones with ``error``, and return the tasks that still run."""
         self._refusal = error
         for stream, task in self._tasks.items():
             if stream.wrapper is not None:
                 stream.wrapper.cancel(error)
-            else:  # not even started
+            else:  # not started
                 task.cancel()
         return [task for task in self._tasks.values() if not task.done()]
 
 
 def _valid_deadline(timeout: str) -> str:
-    """Return a deadline that grpclib accepts. A deadline that has passed at arrival, or with more digits
-    than gRPC allows, is an "Internal Server Error" with a traceback in grpclib.
+    """Return a valid ``grpc-timeout``: for an invalid one "", which grpclib refuses; for a very short one
+    MIN_DEADLINE_S, because grpclib answers a deadline of zero with "Internal Server Error".
     """
     if not _TIMEOUT.fullmatch(timeout):
-        return ""  # grpclib refuses the empty deadline as invalid
+        return ""
     return timeout if decode_timeout(timeout) >= MIN_DEADLINE_S else f"{MIN_DEADLINE_S * 1000:.0f}m"
 
 
 def _reset(stream: protocol.Stream, code: ErrorCodes) -> None:
-    """End a stream without an answer, unless a reset that arrived with the request has ended it."""
+    """Reset a stream unless its client has already reset it."""
     if stream.closable:
         stream.reset_nowait(code)
 
@@ -150,17 +146,16 @@ def _socket_name(transport: asyncio.BaseTransport) -> str:
 
 
 def _ignore_release() -> None:
-    """Do nothing: grpclib's callback for the end of a request."""
+    """Replace grpclib's callback for the end of a request, which _ConnectionHandler._release handles."""
 
 
-class Server(server.Server):
-    """grpclib server on a listening socket, with a bounded duration of its shutdown.
+class HardenedServer(server.Server):
+    """grpclib server on a listening unix socket, with limits on its clients and its shutdown time.
 
     Args:
-        services: Services of the socket.
-        codec: Codec of the requests.
-        stream_class: Class of the request streams; a class with another limit if 64 KiB a request are too
-        few.
+        services: gRPC services of the socket.
+        codec: Codec of the messages; None: Codec without a limit on entries.
+        stream_class: Class of the request streams, which has the size limit of a request.
     """
 
     def __init__(
@@ -177,22 +172,23 @@ class Server(server.Server):
         self.requests = 0
         """Number of open requests, both unary calls and streams."""
         self.stopping = False
-        self._closed, self._refused = RateLimiter(), RateLimiter()
+        self._closed, self._refused = LogRateLimiter(), LogRateLimiter()
 
     def _protocol_factory(self) -> _ServerProtocol:
-        handler = _Handler(self, self._mapping, self._codec, self.__dispatch__)
+        handler = _ConnectionHandler(self, self._mapping, self._codec, self.__dispatch__)
         return _ServerProtocol(handler, self._config, self)
 
-    def admit(self, connection: _ServerProtocol) -> bool:
-        """Count a new connection; return True if it may stay, False if there are too many."""
+    def admit_connection(self, connection: _ServerProtocol) -> bool:
+        """Count a new connection; return False if it must be closed: too many are open, or the server
+        stops."""
         full = len(self.connections) >= CONNECTION_LIMIT
-        self.connections.add(connection)  # also a connection that is refused, until it is lost
+        self.connections.add(connection)  # a refused connection counts until it is closed
         if full and (count := self._closed.tick()):
             log.warning(
                 "%s: limit of %d connections reached; closed %d new connections; a client may leak them",
                 _socket_name(connection.transport), CONNECTION_LIMIT, count,
             )  # fmt: skip
-        return not (full or self.stopping)  # stopping: accepted before the server stopped, made after it
+        return not (full or self.stopping)
 
     def admit_request(self, transport: asyncio.Transport) -> bool:
         """Count a new request; return True if it is accepted, False if there are too many."""
@@ -206,9 +202,9 @@ class Server(server.Server):
         return not full
 
     async def listen(self, sock: socket.socket) -> None:
-        """Serve the bound socket from now on. The caller removes the socket's file.
+        """Serve the listening socket; replaces the socket of an earlier call, whose connections stay open.
 
-        Called again with another socket, it serves that one instead; existing connections continue.
+        The caller removes the socket's file.
         """
         if self._server is not None:
             self._server.close()
@@ -216,15 +212,15 @@ class Server(server.Server):
         await self.start(sock=sock)
 
     async def stop(self, reason: str) -> None:
-        """End every stream with UNAVAILABLE and ``reason``, and every connection with GOAWAY.
+        """End all streams with UNAVAILABLE and ``reason``, and all connections with GOAWAY.
 
-        A peer that does not read is disconnected: stopping takes twice :data:`GRACE_S` at most. A second
-        call, or a call before :meth:`listen`, does nothing.
+        Takes at most twice :data:`GRACE_S`: connections of clients that do not read are aborted. Does
+        nothing before :meth:`listen` and in a second call.
         """
         if self._server is None or self.stopping:
             return
         self.stopping = True
-        # Not wait_closed(): from Python 3.12 it waits for connections, and these we end ourselves.
+        # Not wait_closed(): from Python 3.12 it waits for the connections, which are closed below.
         self._server.close()
         refusal = GRPCError(Status.UNAVAILABLE, reason)
         ending = [task for connection in self.connections for task in connection.requests.refuse(refusal)]
@@ -237,6 +233,4 @@ class Server(server.Server):
             await asyncio.wait([connection.lost for connection in closing], timeout=GRACE_S)
             for connection in closing:
                 connection.transport.abort()
-            await asyncio.wait(
-                [connection.lost for connection in closing]
-            )  # takes effect in the loop's next turn
+            await asyncio.wait([connection.lost for connection in closing])  # abort() acts in the next turn

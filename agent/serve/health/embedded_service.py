@@ -1,7 +1,7 @@
-"""Health service in another program's grpclib server, in the asyncio loop of that server.
+"""Health service that a Python driver adds to its own grpclib server.
 
-The first stream starts following the reports in its loop; from then on the service belongs to that loop.
-When the reports end, so do the streams, as if the server did.
+The service belongs to the asyncio loop in which its first stream opens, and publishes reports from then on.
+When the publishing ends, all streams end with UNAVAILABLE.
 """
 
 import asyncio
@@ -17,19 +17,17 @@ from grpclib.exceptions import GRPCError
 
 from agent.model.report import Report
 from agent.serve.grpc.codec import Codec
-from agent.serve.health.feed import EncodeDevices
+from agent.serve.health.feed import HealthListEncoder
 from agent.serve.health.service import HealthPublisher, HealthService, HealthStream
-from agent.system.threads.latest import Latest
+from agent.system.threads.latest_value import LatestValue
 
 SERVICES: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-"""Health services that a driver's registration lists in ``supported_versions``."""
+"""gRPC services that the driver lists in ``supported_versions`` of its registration."""
 
 
 class EmbeddedCodec(Codec):
-    """Codec of a server that also serves other services: their messages are encoded by their own library.
-
-    That is Google's protobuf, grpclib's default, or betterproto.
-    """
+    """Codec for a driver's grpclib server: health messages are bytes; the messages of the driver's other
+    services encode themselves, as those of Google's protobuf and betterproto do."""
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         """Return the encoded message; ``bytes`` are already encoded and returned unchanged."""
@@ -37,17 +35,17 @@ class EmbeddedCodec(Codec):
         return data
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Decode a message. Raises GRPCError for an invalid health request; for others, the exception of
-        their library."""
+        """Decode a message. Raises GRPCError for an invalid health request, and the exception of the
+        message's library for any other."""
         if issubclass(message_type, bytes):
             return super().decode(data, message_type)
         return message_type.FromString(data)
 
 
-class EmbeddedHealth:
-    """Health service for one driver's devices, in both versions; for servers of one event loop."""
+class EmbeddedHealthService:
+    """Health service (v1 and v1alpha1) of one driver for the servers of one event loop."""
 
-    def __init__(self, latest: Latest[Report], encode: EncodeDevices, driver: str) -> None:
+    def __init__(self, latest: LatestValue[Report], encode: HealthListEncoder, driver: str) -> None:
         self._publisher = HealthPublisher(latest, encode, [driver])
         self._service = HealthService(self._publisher.subscribers_of(driver))
         self._streams: set[asyncio.Task[None]] = set()
@@ -69,7 +67,7 @@ class EmbeddedHealth:
         }
 
     def end(self, reason: str) -> None:
-        """End all streams, open and future, with UNAVAILABLE and the reason. Thread-safe."""
+        """End all open and future streams with UNAVAILABLE and the reason. Thread-safe."""
         with self._lock:
             self._reason = self._reason or reason
             if self._loop is not None:
@@ -83,7 +81,7 @@ class EmbeddedHealth:
             stream.cancel()
 
     async def _serve(self, handler: Callable[[Any], Awaitable[None]], stream: HealthStream) -> None:
-        self._begin()
+        self._ensure_started()
         task = asyncio.ensure_future(handler(stream))
         self._streams.add(task)
         try:
@@ -97,11 +95,11 @@ class EmbeddedHealth:
             task.cancel()
             self._streams.discard(task)
 
-    def _begin(self) -> None:
-        """Start following the reports at the first stream.
+    def _ensure_started(self) -> None:
+        """Start the publisher at the first stream.
 
         Raises:
-            GRPCError: The reports have ended.
+            GRPCError: The publisher has ended.
             RuntimeError: The service belongs to another event loop.
         """
         loop = asyncio.get_running_loop()
@@ -113,10 +111,12 @@ class EmbeddedHealth:
                 self._publisher_task = loop.create_task(self._publisher.run())
                 self._publisher_task.add_done_callback(self._publisher_ended)
             elif self._loop is not loop:
-                raise RuntimeError("a health service belongs to one loop; make another for another server")
+                raise RuntimeError(
+                    "health service: is used in two event loops; create one health service per event loop"
+                )
 
     def _publisher_ended(self, task: "asyncio.Task[None]") -> None:
-        """End all streams when the publisher ends: a stream without new lists must not stay open."""
+        """End all streams: a stream without new lists must not stay open."""
         error = None if task.cancelled() else task.exception()
         self._reason = self._reason or (
             f"{type(error).__name__}: {error}" if error else "the server is closing"

@@ -1,9 +1,9 @@
-"""Pending devices of each health stream. Pure: reports go in, encoded lists come out.
+"""Selection of the devices that each health stream must send next. Pure: reports in, encoded lists out.
 
-The kubelet keeps a verdict until the device's lease ends. So a list need not be complete, and must not be:
-repeating an old verdict would renew the lease without a new reading. A device is pending for a subscriber
-if, since that subscriber's last list, its sources were read again, its verdict changed, or it was reported
-Unknown, which needs no reading.
+The kubelet keeps a device's verdict until its lease ends. A list must not repeat an old verdict, because
+that would renew the lease although no sensor was read. A device is pending for a subscriber if one of three
+things happened since the subscriber's last list: the agent read the device's sources again, the verdict
+changed, or the device was reported Unknown.
 """
 
 from collections import Counter
@@ -14,32 +14,32 @@ from typing import Final
 from agent.model.health import DeviceHealth, Health
 from agent.model.report import Report
 
-EncodeDevices = Callable[[Sequence[DeviceHealth], int], list[bytes]]
-"""Function that encodes a list of devices as one or more messages within the size limit. The number is
-added to each lease [s]."""
+HealthListEncoder = Callable[[Sequence[DeviceHealth], int], list[bytes]]
+"""Function that encodes devices as messages within the size limit; the second argument is added to each
+lease [s]."""
 DeviceKey = tuple[str, str, str]
-"""Key that identifies the device of a :class:`DeviceHealth`."""
+"""Driver, pool and name of a device."""
 _key_of: Final[Callable[[DeviceHealth], DeviceKey]] = attrgetter("driver", "pool", "device")
-"""Faster getter of a device's ``key``: every publication reads a thousand devices."""
+"""Getter of a device's key; faster than the property ``key``, because it runs for all devices of a report."""
 
 
-def devices_for(report: Report, driver: str) -> Sequence[DeviceHealth]:
-    """Return the devices to send on a driver's socket: those that it declared; before that, the host's
-    devices."""
-    whose = driver if driver in report.declaring else ""
-    return [device for device in report.devices if device.driver == whose]
+def devices_of_socket(report: Report, driver: str) -> Sequence[DeviceHealth]:
+    """Return the devices that a driver's socket reports: those that the driver declared. A driver that has
+    not declared any gets the host's own devices."""
+    owner = driver if driver in report.declaring else ""
+    return [device for device in report.devices if device.driver == owner]
 
 
-class Feed:
-    """Newest health of the devices, each with the number of the publication that last changed it.
+class HealthFeed:
+    """Newest health of one socket's devices, and the publication in which each was last pending.
 
-    Publications are numbered from 1. A subscriber remembers only the number of the last list it received, 0
-    if none. Skipped lists lose nothing: what is pending since ``m`` contains everything that was pending in
-    any publication after ``m`` and is still true.
+    Publications are numbered from 1. A subscriber remembers only the number of the last publication that it
+    received, 0 if none. A subscriber that skips publications still receives every verdict that is current.
     """
 
-    def __init__(self, encode: EncodeDevices) -> None:
+    def __init__(self, encode: HealthListEncoder) -> None:
         self.number = 0
+        """Number of the last publication; 0: none."""
         self._encode = encode
         self._devices: dict[DeviceKey, DeviceHealth] = {}
         self._numbers: dict[DeviceKey, int] = {}
@@ -47,10 +47,7 @@ class Feed:
         self._encoded: dict[tuple[int, int], tuple[bytes, ...]] = {}
 
     def publish(self, reported: Sequence[DeviceHealth]) -> int:
-        """Replace the devices by those of the next report.
-
-        Returns:
-            The number of the publication.
+        """Replace the devices by those of the next report, and return the number of this publication.
 
         Raises:
             ValueError: The report names a device twice; the feed is unchanged.
@@ -59,7 +56,7 @@ class Feed:
         if len(devices) < len(reported):
             keys = Counter(device.key for device in reported)
             _, pool, name = next(key for key in keys if keys[key] > 1)
-            raise ValueError(f"report names device {name!r} of pool {pool!r} twice")
+            raise ValueError(f"report: names device {name!r} of pool {pool!r} twice")
         number, before, numbers = self.number + 1, self._devices, self._numbers
         self._numbers = {
             key: number if key not in before or _is_changed(before[key], device) else numbers[key]
@@ -69,18 +66,18 @@ class Feed:
         self._encoded.clear()
         return number
 
-    def pending_for(self, since: int, extra_s: int = 0) -> tuple[bytes, ...]:
-        """Return the messages for a subscriber whose last list was that of publication ``since``.
+    def pending_messages(self, since_number: int, extra_lease_s: int = 0) -> tuple[bytes, ...]:
+        """Return the encoded lists for a subscriber that last received publication ``since_number``.
 
-        Devices have the order of the report; empty: no device is pending; each lease is ``extra_s`` longer.
-        Encoded once for all subscribers of the same number.
+        They hold the devices that have been pending since then, in the order of the report, with leases that
+        are ``extra_lease_s`` longer. Empty: no device is pending.
         """
-        messages = self._encoded.get((since, extra_s))
+        messages = self._encoded.get((since_number, extra_lease_s))
         if messages is None:
             numbered = zip(self._devices.values(), self._numbers.values(), strict=True)
-            devices = [device for device, number in numbered if number > since]
-            messages = tuple(self._encode(devices, extra_s)) if devices else ()
-            self._encoded[since, extra_s] = messages
+            devices = [device for device, number in numbered if number > since_number]
+            messages = tuple(self._encode(devices, extra_lease_s)) if devices else ()
+            self._encoded[since_number, extra_lease_s] = messages
         return messages
 
 

@@ -1,10 +1,9 @@
-"""Containers' use of devices, from the kubelet's podresources API: by names, of the pods that have not
-ended.
+"""Client of the kubelet's podresources API: devices of the containers of all pods that have not ended.
 
-The API has no UIDs and no requests, and lists all devices of a claim for a container that may use only one.
-A missing entry proves nothing: the API lists no claim of a container as soon as the kubelet has forgotten
-one, and no init container that ends. CDI ids are not read: the list of a device also has those of all
-devices before it.
+The API has names but no UIDs and no requests of claims, and lists all devices of a claim for each container,
+even if the container uses only one of them. A missing entry proves nothing: the API lists no claim of a
+container after the kubelet has forgotten one of them, and no init container that ends. CDI ids are skipped,
+because the kubelet also lists those of other devices.
 
 Source: ``podresources/v1/api.proto`` of k8s.io/kubelet; kubelet ``apis/podresources/server_v1.go`` and
 GetDynamicResources of ``cm/container_manager_linux.go`` as of 1.36 and 1.37.
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import (
-    DeviceUse,
+    AllocatedDevice,
     ListedClaim,
     ListedContainer,
     ListedPod,
@@ -26,48 +25,47 @@ from agent.model.claim_sources import (
 )
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.serve.grpc.wire.reader import MessageShape, ShapeField, read_shape
-from agent.serve.kubelet.api import NoAnswer, call_kubelet
+from agent.serve.grpc.wire.reader import MessageSchema, SchemaField, read_by_schema
+from agent.serve.kubelet.client import KubeletCallFailed, call_kubelet
 
 SOCKET: Final = "pod-resources/kubelet.sock"
 """Path of the socket in the kubelet's directory."""
 LIST: Final = "/v1.PodResourcesLister/List"
 
-_DEVICE: Final[MessageShape] = {
-    2: ShapeField("driver_name"),
-    3: ShapeField("pool_name"),
-    4: ShapeField("device_name"),
-    5: ShapeField("share_id"),
+_DEVICE: Final[MessageSchema] = {
+    2: SchemaField("driver_name"),
+    3: SchemaField("pool_name"),
+    4: SchemaField("device_name"),
+    5: SchemaField("share_id"),
 }
-_CLAIM: Final[MessageShape] = {
-    2: ShapeField("claim_name"),
-    3: ShapeField("claim_namespace"),
-    4: ShapeField("claim_resources", _DEVICE, repeated=True),
+_CLAIM: Final[MessageSchema] = {
+    2: SchemaField("claim_name"),
+    3: SchemaField("claim_namespace"),
+    4: SchemaField("claim_resources", _DEVICE, repeated=True),
 }
-_CONTAINER: Final[MessageShape] = {
-    1: ShapeField("name"),
-    5: ShapeField("dynamic_resources", _CLAIM, repeated=True),
+_CONTAINER: Final[MessageSchema] = {
+    1: SchemaField("name"),
+    5: SchemaField("dynamic_resources", _CLAIM, repeated=True),
 }
-_POD: Final[MessageShape] = {
-    1: ShapeField("name"),
-    2: ShapeField("namespace"),
-    3: ShapeField("containers", _CONTAINER, repeated=True),
+_POD: Final[MessageSchema] = {
+    1: SchemaField("name"),
+    2: SchemaField("namespace"),
+    3: SchemaField("containers", _CONTAINER, repeated=True),
 }
-_PODS: Final[MessageShape] = {1: ShapeField("pod_resources", _POD, repeated=True)}
+_PODS: Final[MessageSchema] = {1: SchemaField("pod_resources", _POD, repeated=True)}
 
 
 async def list_podresources(socket: Path, clock: Callable[[], Instant]) -> SourceAnswer[ListedPod]:
-    """Return the running and pending pods with the devices of their containers, or the reason why the pods
-    are not known.
+    """Return the running and pending pods with their containers' devices, or why the call failed.
 
     Args:
         socket: :data:`SOCKET` in the kubelet's directory.
-        clock: Clock for the time of the answer.
+        clock: Returns the time of the answer.
     """
     try:
         answer = await call_kubelet(socket, LIST)
         pods = parse_podresources(answer)
-    except NoAnswer as error:
+    except KubeletCallFailed as error:
         return SourceAnswer(Provenance(Origin.PODRESOURCES, clock()), (), error.absence, error.why)
     except ValueError as error:
         why = f"{socket}: {error}"
@@ -76,8 +74,8 @@ async def list_podresources(socket: Path, clock: Callable[[], Instant]) -> Sourc
 
 
 def parse_podresources(data: bytes) -> tuple[ListedPod, ...]:
-    """Decode the pods of a ListPodResourcesResponse. Raises ValueError with the place if it is not valid."""
-    pods = read_shape(data, _PODS, "the answer").get("pod_resources", ())
+    """Decode the pods of a ListPodResourcesResponse. Raises ValueError with the field if it is not valid."""
+    pods = read_by_schema(data, _PODS, "the answer").get("pod_resources", ())
     return tuple(
         ListedPod(
             pod.get("namespace", ""),
@@ -97,10 +95,10 @@ def _claim(claim: Mapping[str, Any]) -> ListedClaim:
     return ListedClaim(
         claim.get("claim_namespace", ""),
         claim.get("claim_name", ""),
-        tuple(map(_use, claim.get("claim_resources", ()))),
+        tuple(map(_device_use, claim.get("claim_resources", ()))),
     )
 
 
-def _use(device: Mapping[str, Any]) -> DeviceUse:
+def _device_use(device: Mapping[str, Any]) -> AllocatedDevice:
     names = (device.get(key, "") for key in ("driver_name", "pool_name", "device_name"))
-    return DeviceUse(DeviceRef(*names), share_id=device.get("share_id", ""))
+    return AllocatedDevice(DeviceRef(*names), share_id=device.get("share_id", ""))

@@ -1,8 +1,8 @@
-"""Pods of this Kubernetes node, from the kubelet's pods API: listed once, or watched.
+"""Client of the kubelet's pods API: lists or watches the pods of this Kubernetes node.
 
-The API exists from 1.36 on, behind the gate PodsAPI, which is on by default from 1.37 on. A static pod has
-the UID of its configuration here, and mirror pods are not listed. A watcher must keep up: the kubelet ends
-a stream that is a hundred events behind. So events are processed as they arrive.
+Kubernetes has the API since 1.36, with the feature gate PodsAPI, which is on by default since 1.37. A static
+pod has the UID of its configuration; mirror pods are not listed. The kubelet ends a stream whose reader is a
+hundred events behind.
 
 Source: ``pods/v1alpha1/api.proto`` of k8s.io/kubelet; kubelet ``apis/pods/server.go`` as of 1.36 and 1.37.
 """
@@ -15,127 +15,124 @@ from typing import Final
 
 from agent.config.config import PODS_API
 from agent.model.claim_sources import Origin, Provenance, SourceAnswer
-from agent.model.objects import Object
+from agent.model.json_values import JsonObject
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.serve.grpc.wire.reader import MessageShape, ShapeField, ValueKind, read_shape
-from agent.serve.kubelet.api import NoAnswer, call_kubelet, stream_kubelet
-from agent.system.threads.latest import Latest
+from agent.serve.grpc.wire.reader import FieldType, MessageSchema, SchemaField, read_by_schema
+from agent.serve.kubelet.client import KubeletCallFailed, call_kubelet, stream_kubelet
+from agent.system.threads.latest_value import LatestValue
 
 # --- v1.Pod -------------------------------------------------------------------------------------------------
-# Only the fields for the pod's use of claims, its CPU, memory and hugepages, and its state. Source:
+# Only the fields for claims, CPU, memory, hugepages and the state of a pod. Source:
 # core/v1/generated.proto of k8s.io/api and meta/v1/generated.proto of k8s.io/apimachinery, 0.36 and 0.37.
 # Field 3 of a node-allocatable status is of 1.36, 4 and 5 are of 1.37.
 
-_OWNER: Final[MessageShape] = {
-    1: ShapeField("kind"),
-    3: ShapeField("name"),
-    4: ShapeField("uid"),
-    5: ShapeField("apiVersion"),
-    6: ShapeField("controller", ValueKind.BOOL),
+_OWNER: Final[MessageSchema] = {
+    1: SchemaField("kind"),
+    3: SchemaField("name"),
+    4: SchemaField("uid"),
+    5: SchemaField("apiVersion"),
+    6: SchemaField("controller", FieldType.BOOL),
 }
-_METADATA: Final[MessageShape] = {
-    1: ShapeField("name"),
-    3: ShapeField("namespace"),
-    5: ShapeField("uid"),
-    8: ShapeField("creationTimestamp", ValueKind.TIME),
-    9: ShapeField("deletionTimestamp", ValueKind.TIME),
-    11: ShapeField("labels", is_map=True),
-    12: ShapeField("annotations", is_map=True),
-    13: ShapeField("ownerReferences", _OWNER, repeated=True),
+_METADATA: Final[MessageSchema] = {
+    1: SchemaField("name"),
+    3: SchemaField("namespace"),
+    5: SchemaField("uid"),
+    8: SchemaField("creationTimestamp", FieldType.TIME),
+    9: SchemaField("deletionTimestamp", FieldType.TIME),
+    11: SchemaField("labels", is_map=True),
+    12: SchemaField("annotations", is_map=True),
+    13: SchemaField("ownerReferences", _OWNER, repeated=True),
 }
-_RESOURCES: Final[MessageShape] = {
-    1: ShapeField("limits", ValueKind.QUANTITY, is_map=True),
-    2: ShapeField("requests", ValueKind.QUANTITY, is_map=True),
-    3: ShapeField("claims", {1: ShapeField("name"), 2: ShapeField("request")}, repeated=True),
+_RESOURCES: Final[MessageSchema] = {
+    1: SchemaField("limits", FieldType.QUANTITY, is_map=True),
+    2: SchemaField("requests", FieldType.QUANTITY, is_map=True),
+    3: SchemaField("claims", {1: SchemaField("name"), 2: SchemaField("request")}, repeated=True),
 }
-_CONTAINER: Final[MessageShape] = {
-    1: ShapeField("name"),
-    8: ShapeField("resources", _RESOURCES),
-    24: ShapeField("restartPolicy"),
+_CONTAINER: Final[MessageSchema] = {
+    1: SchemaField("name"),
+    8: SchemaField("resources", _RESOURCES),
+    24: SchemaField("restartPolicy"),
 }
-_SPEC: Final[MessageShape] = {
-    2: ShapeField("containers", _CONTAINER, repeated=True),
-    10: ShapeField("nodeName"),
-    20: ShapeField("initContainers", _CONTAINER, repeated=True),
-    32: ShapeField("overhead", ValueKind.QUANTITY, is_map=True),
-    39: ShapeField(
+_SPEC: Final[MessageSchema] = {
+    2: SchemaField("containers", _CONTAINER, repeated=True),
+    10: SchemaField("nodeName"),
+    20: SchemaField("initContainers", _CONTAINER, repeated=True),
+    32: SchemaField("overhead", FieldType.QUANTITY, is_map=True),
+    39: SchemaField(
         "resourceClaims",
         {
-            1: ShapeField("name"),
-            3: ShapeField("resourceClaimName"),
-            4: ShapeField("resourceClaimTemplateName"),
+            1: SchemaField("name"),
+            3: SchemaField("resourceClaimName"),
+            4: SchemaField("resourceClaimTemplateName"),
         },
         repeated=True,
     ),
-    40: ShapeField("resources", _RESOURCES),
-    43: ShapeField("schedulingGroup", {1: ShapeField("podGroupName")}),
+    40: SchemaField("resources", _RESOURCES),
+    43: SchemaField("schedulingGroup", {1: SchemaField("podGroupName")}),
 }
-_STATE: Final[MessageShape] = {
-    1: ShapeField("waiting", {1: ShapeField("reason")}),
-    2: ShapeField("running", {1: ShapeField("startedAt", ValueKind.TIME)}),
-    3: ShapeField("terminated", {1: ShapeField("exitCode", ValueKind.INTEGER), 3: ShapeField("reason")}),
+_STATE: Final[MessageSchema] = {
+    1: SchemaField("waiting", {1: SchemaField("reason")}),
+    2: SchemaField("running", {1: SchemaField("startedAt", FieldType.TIME)}),
+    3: SchemaField("terminated", {1: SchemaField("exitCode", FieldType.INTEGER), 3: SchemaField("reason")}),
 }
-_CONTAINER_STATUS: Final[MessageShape] = {
-    1: ShapeField("name"),
-    2: ShapeField("state", _STATE),
-    8: ShapeField("containerID"),
-    10: ShapeField("allocatedResources", ValueKind.QUANTITY, is_map=True),
-    11: ShapeField("resources", _RESOURCES),
+_CONTAINER_STATUS: Final[MessageSchema] = {
+    1: SchemaField("name"),
+    2: SchemaField("state", _STATE),
+    8: SchemaField("containerID"),
+    10: SchemaField("allocatedResources", FieldType.QUANTITY, is_map=True),
+    11: SchemaField("resources", _RESOURCES),
 }
-_EXTENDED: Final[MessageShape] = {
-    1: ShapeField(
+_EXTENDED: Final[MessageSchema] = {
+    1: SchemaField(
         "requestMappings",
-        {1: ShapeField("containerName"), 2: ShapeField("resourceName"), 3: ShapeField("requestName")},
+        {1: SchemaField("containerName"), 2: SchemaField("resourceName"), 3: SchemaField("requestName")},
         repeated=True,
     ),
-    2: ShapeField("resourceClaimName"),
+    2: SchemaField("resourceClaimName"),
 }
-_NODE_ALLOCATABLE: Final[MessageShape] = {
-    1: ShapeField("resourceClaimName"),
-    2: ShapeField("containers", repeated=True),
-    3: ShapeField("resources", ValueKind.QUANTITY, is_map=True),
-    4: ShapeField(
-        "mapping", {1: ShapeField("name"), 2: ShapeField("quantity", ValueKind.QUANTITY)}, repeated=True
+_NODE_ALLOCATABLE: Final[MessageSchema] = {
+    1: SchemaField("resourceClaimName"),
+    2: SchemaField("containers", repeated=True),
+    3: SchemaField("resources", FieldType.QUANTITY, is_map=True),
+    4: SchemaField(
+        "mapping", {1: SchemaField("name"), 2: SchemaField("quantity", FieldType.QUANTITY)}, repeated=True
     ),
-    5: ShapeField(
+    5: SchemaField(
         "overhead",
         {
-            1: ShapeField("name"),
-            2: ShapeField("perPod", ValueKind.QUANTITY),
-            3: ShapeField("perContainer", ValueKind.QUANTITY),
+            1: SchemaField("name"),
+            2: SchemaField("perPod", FieldType.QUANTITY),
+            3: SchemaField("perContainer", FieldType.QUANTITY),
         },
         repeated=True,
     ),
 }
-_STATUS: Final[MessageShape] = {
-    1: ShapeField("phase"),
-    7: ShapeField("startTime", ValueKind.TIME),
-    8: ShapeField("containerStatuses", _CONTAINER_STATUS, repeated=True),
-    9: ShapeField("qosClass"),
-    10: ShapeField("initContainerStatuses", _CONTAINER_STATUS, repeated=True),
-    15: ShapeField(
-        "resourceClaimStatuses", {1: ShapeField("name"), 2: ShapeField("resourceClaimName")}, repeated=True
+_STATUS: Final[MessageSchema] = {
+    1: SchemaField("phase"),
+    7: SchemaField("startTime", FieldType.TIME),
+    8: SchemaField("containerStatuses", _CONTAINER_STATUS, repeated=True),
+    9: SchemaField("qosClass"),
+    10: SchemaField("initContainerStatuses", _CONTAINER_STATUS, repeated=True),
+    15: SchemaField(
+        "resourceClaimStatuses", {1: SchemaField("name"), 2: SchemaField("resourceClaimName")}, repeated=True
     ),
-    18: ShapeField("extendedResourceClaimStatus", _EXTENDED),
-    19: ShapeField("allocatedResources", ValueKind.QUANTITY, is_map=True),
-    20: ShapeField("resources", _RESOURCES),
-    21: ShapeField("nodeAllocatableResourceClaimStatuses", _NODE_ALLOCATABLE, repeated=True),
+    18: SchemaField("extendedResourceClaimStatus", _EXTENDED),
+    19: SchemaField("allocatedResources", FieldType.QUANTITY, is_map=True),
+    20: SchemaField("resources", _RESOURCES),
+    21: SchemaField("nodeAllocatableResourceClaimStatuses", _NODE_ALLOCATABLE, repeated=True),
 }
-POD: Final[MessageShape] = {
-    1: ShapeField("metadata", _METADATA),
-    2: ShapeField("spec", _SPEC),
-    3: ShapeField("status", _STATUS),
+POD_SCHEMA: Final[MessageSchema] = {
+    1: SchemaField("metadata", _METADATA),
+    2: SchemaField("spec", _SPEC),
+    3: SchemaField("status", _STATUS),
 }
 
 
-def read_pod(data: bytes) -> Mapping[str, object]:
-    """Decode a v1.Pod message to an object as in its JSON.
-
-    Raises:
-        ValueError: The data are not a v1.Pod; names the place.
-    """
-    return {"apiVersion": "v1", "kind": "Pod", **read_shape(data, POD, "pod")}
+def decode_pod(data: bytes) -> Mapping[str, object]:
+    """Decode a v1.Pod message to the object of its JSON. Raises ValueError with the field if it is not
+    valid."""
+    return {"apiVersion": "v1", "kind": "Pod", **read_by_schema(data, POD_SCHEMA, "pod")}
 
 
 # --- the API -----------------------------------------------------------------------------------------------
@@ -145,87 +142,89 @@ SOCKET: Final = PODS_API
 LIST: Final = "/v1alpha1.Pods/ListPods"
 WATCH: Final = "/v1alpha1.Pods/WatchPods"
 PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0, 30.0)
-"""Pauses before each further attempt to watch; the last for all that follow [s]."""
+"""Pauses before the next stream after one, two, ... failures in a row; the last is for all further ones
+[s]."""
 SYNC_S: Final = 60.0
-"""Time that the kubelet may take to send all pods of a new stream [s]."""
+"""Time that the kubelet may take to send all pods on a new stream [s]."""
 DEBOUNCE_S: Final = 0.1
 """Time for which events are collected before the pods are published [s]."""
 INVALID_MAX: Final = 16
+"""Maximum number of errors that an answer lists."""
 
 ADDED: Final = 1
 MODIFIED: Final = 2
 DELETED: Final = 3
 INITIAL_SYNC_COMPLETE: Final = 4
 
-_PODS: Final[MessageShape] = {1: ShapeField("pods", ValueKind.BYTES, repeated=True)}
-_EVENT: Final[MessageShape] = {
-    1: ShapeField("type", ValueKind.INTEGER),
-    2: ShapeField("pod", ValueKind.BYTES),
+_PODS: Final[MessageSchema] = {1: SchemaField("pods", FieldType.BYTES, repeated=True)}
+_EVENT: Final[MessageSchema] = {
+    1: SchemaField("type", FieldType.INTEGER),
+    2: SchemaField("pod", FieldType.BYTES),
 }
 
 
-async def list_pods(socket: Path, clock: Callable[[], Instant]) -> SourceAnswer[Object]:
-    """Return the pods of this Kubernetes node as objects, or the reason why the pods are not known.
+async def list_pods(socket: Path, clock: Callable[[], Instant]) -> SourceAnswer[JsonObject]:
+    """Return the pods of this Kubernetes node as JSON objects, or why the call failed.
 
     Args:
         socket: :data:`SOCKET` in the kubelet's directory.
-        clock: Clock for the time of the answer.
+        clock: Returns the time of the answer.
     """
     try:
-        answer = read_shape(await call_kubelet(socket, LIST), _PODS, "the answer")
-    except NoAnswer as error:
+        answer = read_by_schema(await call_kubelet(socket, LIST), _PODS, "the answer")
+    except KubeletCallFailed as error:
         return SourceAnswer(Provenance(Origin.PODS_API, clock()), (), error.absence, error.why)
     except ValueError as error:
         return SourceAnswer(
             Provenance(Origin.PODS_API, clock()), (), Absence.UNREADABLE, f"{socket}: {error}"
         )
-    pods: list[Object] = []
+    pods: list[JsonObject] = []
     invalid: list[str] = []
     for number, data in enumerate(answer.get("pods", ())):
         try:
-            pods.append(read_pod(data))
+            pods.append(decode_pod(data))
         except ValueError as error:
             invalid.append(f"pod {number}: {error}")
     return SourceAnswer(Provenance(Origin.PODS_API, clock()), tuple(pods), invalid=_limited(invalid))
 
 
-class PodsWatch:
-    """Watcher of the pods of this Kubernetes node, across restarts of the kubelet and streams that it ends.
+class PodsWatcher:
+    """Watcher that publishes the pods of this Kubernetes node; opens a new stream when one ends.
 
-    Each published answer is complete. Without a stream the last answer remains, with its time and the
-    error. A new stream publishes nothing before all pods have arrived.
+    Each published answer lists all pods. While no stream is open, the last answer remains, with its time
+    and the error. A new stream publishes nothing before all its pods have arrived.
     """
 
     def __init__(
         self,
         socket: Path,
-        latest: Latest[SourceAnswer[Object]],
+        latest: LatestValue[SourceAnswer[JsonObject]],
         clock: Callable[[], Instant],
-        changed: Callable[[], None] = lambda: None,
-        pauses_s: Sequence[float] = PAUSES_S,
+        on_pods_changed: Callable[[], None] = lambda: None,
+        retry_pauses_s: Sequence[float] = PAUSES_S,
         sync_s: float = SYNC_S,
     ) -> None:
         """Create the watcher.
 
         Args:
             socket: :data:`SOCKET` in the kubelet's directory.
-            latest: Receives the answers.
-            clock: Clock for the time of an answer.
-            changed: Called after an answer in which a pod was added, removed, or changed its phase.
-            pauses_s: Pauses before each further attempt; at least one.
-            sync_s: Timeout of the first complete answer of a stream.
+            latest: Cell to which answers are published.
+            clock: Returns the time of an answer.
+            changed: Called after an answer in which a pod is new, missing or in another phase.
+            retry_pauses_s: Pauses as in :data:`PAUSES_S`; at least one.
+            sync_s: Timeout until all pods of a new stream have arrived.
         """
         self._socket = socket
         self._latest = latest
         self._clock = clock
-        self._changed = changed
-        self._pauses_s = pauses_s
+        self._changed = on_pods_changed
+        self._pauses_s = retry_pauses_s
         self._sync_s = sync_s
-        self._pods: Mapping[str, Object] = {}
+        self._pods: Mapping[str, JsonObject] = {}
         self._provenance: Provenance | None = None
         self._synced = False
         self.is_current = False
-        """Whether a stream has sent all pods, so that the newest answer is the current state."""
+        """Whether the open stream has sent all pods; False: the newest answer may be out of date."""
 
     async def run(self) -> None:
         """Watch the pods and publish them until cancelled."""
@@ -234,20 +233,20 @@ class PodsWatch:
             self._synced = False
             try:
                 await self._follow()
-            except NoAnswer as error:
+            except KubeletCallFailed as error:
                 self._publish_error(error.absence, error.why)
             except ValueError as error:
                 self._publish_error(Absence.UNREADABLE, f"{self._socket}: {error}")
             except TimeoutError:
-                why = f"{self._socket}: did not send all pods within {self._sync_s:g} s"
+                why = f"{self._socket}: kubelet did not send all pods within {self._sync_s:g} s"
                 self._publish_error(Absence.UNREADABLE, why)
             failures = 0 if self._synced else failures + 1
             await asyncio.sleep(self._pauses_s[min(failures, len(self._pauses_s) - 1)])
 
     async def _follow(self) -> None:
-        """Process the events of one stream to its end. Raises NoAnswer, TimeoutError, or ValueError for a
-        wrong event."""
-        table: dict[str, Object] = {}
+        """Process the events of one stream. Raises KubeletCallFailed when it ends, TimeoutError, or
+        ValueError for an invalid event."""
+        table: dict[str, JsonObject] = {}
         invalid: list[str] = []
         pending: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
@@ -263,7 +262,7 @@ class PodsWatch:
                 aclosing(stream_kubelet(self._socket, WATCH)) as events,
             ):
                 async for data in events:
-                    event = read_shape(data, _EVENT, "the event")
+                    event = read_by_schema(data, _EVENT, "the event")
                     kind = event.get("type", 0)
                     if kind == INITIAL_SYNC_COMPLETE:
                         self._synced = True
@@ -278,7 +277,7 @@ class PodsWatch:
                 self._publish(table, invalid)
             self.is_current = False
 
-    def _publish(self, table: Mapping[str, Object], invalid: Iterable[str]) -> None:
+    def _publish(self, table: Mapping[str, JsonObject], invalid: Iterable[str]) -> None:
         phases = _phases(self._pods)
         self._pods = dict(table)
         self._provenance = Provenance(Origin.PODS_API, self._clock())
@@ -288,20 +287,20 @@ class PodsWatch:
             self._changed()
 
     def _publish_error(self, absence: Absence, why: str) -> None:
-        """Publish the last answer with the error; if there is none, the reason of its absence."""
+        """Publish the last answer with the error; without an earlier answer, only the error."""
         if self._provenance is None:
             self._latest.publish(SourceAnswer(Provenance(Origin.PODS_API, self._clock()), (), absence, why))
         else:
             self._latest.publish(SourceAnswer(self._provenance, tuple(self._pods.values()), invalid=(why,)))
 
 
-def _apply(kind: int, data: bytes, table: dict[str, Object], invalid: list[str]) -> None:
-    """Apply one event to the table of pods. A deleted pod may have only names and UID."""
+def _apply(kind: int, data: bytes, table: dict[str, JsonObject], invalid: list[str]) -> None:
+    """Apply one event to the table of pods by UID, or its error to ``invalid``."""
     try:
-        pod = read_pod(data)
+        pod = decode_pod(data)
         uid = _uid(pod)
     except ValueError as error:
-        invalid[INVALID_MAX - 1 :] = [f"an event: {error}"]
+        invalid[INVALID_MAX - 1 :] = [f"event: {error}"]
         return
     if kind == DELETED:
         table.pop(uid, None)
@@ -309,7 +308,7 @@ def _apply(kind: int, data: bytes, table: dict[str, Object], invalid: list[str])
         table[uid] = pod
 
 
-def _phases(pods: Mapping[str, Object]) -> Mapping[str, object]:
+def _phases(pods: Mapping[str, JsonObject]) -> Mapping[str, object]:
     status = {uid: pod.get("status") for uid, pod in pods.items()}
     return {
         uid: pod_status.get("phase") if isinstance(pod_status, Mapping) else None
@@ -317,7 +316,7 @@ def _phases(pods: Mapping[str, Object]) -> Mapping[str, object]:
     }
 
 
-def _uid(pod: Object) -> str:
+def _uid(pod: JsonObject) -> str:
     metadata = pod.get("metadata")
     uid = metadata.get("uid") if isinstance(metadata, Mapping) else None
     if not uid:
@@ -329,4 +328,4 @@ def _limited(invalid: Iterable[str]) -> tuple[str, ...]:
     errors = tuple(invalid)
     if len(errors) <= INVALID_MAX:
         return errors
-    return (*errors[:INVALID_MAX], f"{len(errors) - INVALID_MAX} more")
+    return (*errors[:INVALID_MAX], f"{len(errors) - INVALID_MAX} more errors")

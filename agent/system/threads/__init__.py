@@ -1,1 +1,1 @@
-"""Threads: newest-value cells, event loops in a thread, worker pools, calls with a timeout."""
+"""Helpers for threads: newest-value cells, event loops in a thread, worker pools, calls with a timeout."""

@@ -1,4 +1,4 @@
-"""Event loops in a thread of their own, asyncio or Trio, with supervision of what runs in them."""
+"""Threads that run an asyncio or a Trio event loop, and report the exception that ends the loop."""
 
 import asyncio
 import contextlib
@@ -8,30 +8,33 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Final
 
 import trio
 
-from agent.errors import root_of
-from agent.system.timing import RateLimiter
+from agent.errors import unwrap_error
+from agent.system.timing import LogRateLimiter
 
-OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Errors of asyncio's accept(), which it retries every second and logs with a hundred tracebacks each
-time."""
+ACCEPT_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""errnos of accept() when descriptors or memory are used up. asyncio retries every second and would log a
+hundred tracebacks each time."""
 
 log = logging.getLogger(__name__)
 
-Main = Callable[[Callable[[], None]], Awaitable[None]]
-"""Coroutine function of an asyncio thread. It calls its argument ``ready`` once, and runs until cancelled."""
-Task = Callable[[], Awaitable[None]]
-"""Coroutine function of a Trio thread; it runs until cancelled."""
+AsyncioMain = Callable[[Callable[[], None]], Awaitable[None]]
+"""Coroutine function that an AsyncioThread runs until it is cancelled. It calls its argument once it is
+ready."""
+TrioTask = Callable[[], Awaitable[None]]
+"""Coroutine function that a TrioThread runs until it is cancelled."""
 
 
 class LoopThread(ABC):
-    """Daemon thread that runs an event loop; a loop that hangs cannot keep the process from ending."""
+    """Daemon thread that runs an event loop: the process can end although the loop hangs."""
 
     def __init__(self, on_failure: Callable[[BaseException], None], name: str) -> None:
-        """Create a thread; ``on_failure`` is called in it with the exception that ended the loop."""
+        """Create a thread that is not started; it calls ``on_failure`` with the exception that ended the
+        loop."""
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()  # guards the state shared by start, stop and the thread
@@ -39,35 +42,35 @@ class LoopThread(ABC):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """True while the thread runs."""
         return self._thread.is_alive()
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in this thread."""
+        """True if the caller runs in this thread."""
         return threading.current_thread() is self._thread
 
     @abstractmethod
     def _run(self) -> None:
-        """Run the loop. Called in the thread."""
+        """Run the event loop. Called in the thread."""
 
     def _join(self, timeout_s: float) -> bool:
-        """Wait for the thread. Returns True if it has ended or was never started."""
+        """Wait for the end of the thread. Returns True if it has ended or was never started, False after the
+        timeout."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
 
 class AsyncioThread(LoopThread):
-    """Thread with an asyncio loop that runs one coroutine.
+    """Thread that runs one coroutine function, ``main``, in an asyncio loop.
 
-    Before ``ready``, an exception of ``main`` is raised by :meth:`start`. After it, ``on_failure`` is called
-    with the exception, or with a RuntimeError if ``main`` returns by itself. An exception of ``main`` during
-    :meth:`stop` is raised by :meth:`stop`.
+    An exception of ``main`` is raised by :meth:`start` until ``main`` is ready, and by :meth:`stop` while it
+    stops. In between, ``on_failure`` gets the exception; a RuntimeError if ``main`` returns by itself.
     """
 
     def __init__(
-        self, main: Main, *, on_failure: Callable[[BaseException], None], name: str = "dh-io"
+        self, main: AsyncioMain, *, on_failure: Callable[[BaseException], None], name: str = "dh-io"
     ) -> None:
         super().__init__(on_failure, name)
         self._main = main
@@ -75,7 +78,7 @@ class AsyncioThread(LoopThread):
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._complaints = RateLimiter()
+        self._complaints = LogRateLimiter()
 
     def start(self, timeout_s: float = 5.0) -> None:
         """Start the thread and block until ``main`` is ready.
@@ -92,13 +95,12 @@ class AsyncioThread(LoopThread):
         self._ready.result(timeout_s)
 
     def stop(self, timeout_s: float = 1.0) -> bool:
-        """Cancel ``main`` and wait for the thread. For any other thread; may be called repeatedly.
+        """Cancel ``main`` and wait for the end of the thread. Must not be called in the thread itself.
 
         Returns:
-            True if the thread has ended; False: it hangs and is abandoned.
+            True if the thread has ended; False after the timeout: the thread hangs and is abandoned.
 
-        Raises:
-            BaseException: ``main`` raised it while it was cancelled.
+        Raises BaseException: ``main`` raised it while it was cancelled.
         """
         with self._lock:
             self._stopping = True
@@ -126,7 +128,7 @@ class AsyncioThread(LoopThread):
             if not self._ready.done():
                 self._ready.set_exception(self._stopped())
             return
-        error = error or RuntimeError(f"thread {self._thread.name} ended without a stop")
+        error = error or RuntimeError(f"thread {self._thread.name}: its coroutine returned before a stop")
         if self._ready.done():
             self._on_failure(error)
         else:
@@ -142,16 +144,21 @@ class AsyncioThread(LoopThread):
         await self._main(self._set_ready)
 
     def _handle_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log exceptions that no task catches; repeated failures of accept() at most once a minute."""
+        """Log an exception that no task caught; failures of accept() at most once a minute."""
         error = context.get("exception")
-        if not (isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES and "socket" in context):
+        if not (isinstance(error, OSError) and error.errno in ACCEPT_ERRNOS and "socket" in context):
             loop.default_exception_handler(context)
         elif count := self._complaints.tick():
-            where = context["socket"].getsockname()
-            log.error("%s: cannot accept connections (%s); %d attempts", where, error.strerror, count)
+            path = context["socket"].getsockname()
+            log.error(
+                "socket %s: cannot accept connections: %s; %d attempts failed, retrying",
+                path,
+                error.strerror,
+                count,
+            )
 
     def _stopped(self) -> RuntimeError:
-        return RuntimeError(f"thread {self._thread.name} was stopped before it was ready")
+        return RuntimeError(f"thread {self._thread.name}: stopped before its event loop was ready")
 
     def _set_ready(self) -> None:
         if not self._ready.done():
@@ -159,18 +166,19 @@ class AsyncioThread(LoopThread):
 
 
 class TrioThread(LoopThread):
-    """Thread with a Trio loop that runs tasks until it is stopped or one of them raises."""
+    """Thread that runs tasks in a Trio loop until it is stopped or a task raises."""
 
     def __init__(
-        self, open_tasks: Callable[[], Sequence[Task]], on_failure: Callable[[BaseException], None], name: str
+        self,
+        open_tasks: Callable[[], Sequence[TrioTask]],
+        on_failure: Callable[[BaseException], None],
+        name: str,
     ) -> None:
         """Create a thread that is not started.
 
         Args:
-            open_tasks: Called in the thread before the loop starts, so it may block. Returns the tasks; if
-            one
-                of them raises, all are cancelled.
-            on_failure: Called in the thread with the exception, after all tasks have ended.
+            open_tasks: Called in the thread before the loop starts, so it may block. Returns the tasks.
+            on_failure: Called in the thread with a task's exception, after all tasks were cancelled.
             name: Name of the thread.
         """
         super().__init__(on_failure, name)
@@ -182,10 +190,10 @@ class TrioThread(LoopThread):
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Cancel the tasks and wait for the thread. For any other thread; may be called repeatedly.
+        """Cancel the tasks and wait for the end of the thread. Must not be called in the thread itself.
 
         Returns:
-            True if the thread has ended; False: it hangs and is abandoned.
+            True if the thread has ended; False after the timeout: the thread hangs and is abandoned.
         """
         with self._lock:
             self._stopping = True
@@ -197,13 +205,15 @@ class TrioThread(LoopThread):
         try:
             trio.run(self._supervised, self._open_tasks())
         except BaseException as raised:  # whatever a task raises goes to on_failure
-            error = root_of(raised)
+            error = unwrap_error(raised)
             if self._stopping:
-                log.warning("%s: failed during shutdown", self._thread.name, exc_info=error)
+                log.warning(
+                    "thread %s: a task failed during shutdown; ignored", self._thread.name, exc_info=error
+                )
             else:
                 self._on_failure(error)
 
-    async def _supervised(self, tasks: Sequence[Task]) -> None:
+    async def _supervised(self, tasks: Sequence[TrioTask]) -> None:
         token, stop = trio.lowlevel.current_trio_token(), trio.Event()
 
         def stop_from_thread() -> None:
@@ -219,3 +229,9 @@ class TrioThread(LoopThread):
                 nursery.start_soon(task)
             await stop.wait()
             nursery.cancel_scope.cancel()
+
+
+def set_thread_name(name: str) -> None:
+    """Set the name of the calling thread in the kernel, which ``top`` shows; at most 15 bytes are kept."""
+    with contextlib.suppress(OSError):
+        Path("/proc/thread-self/comm").write_text(name)

@@ -1,4 +1,4 @@
-"""Blocking calls with a timeout, for asyncio: each runs in a thread of its own, which is abandoned if it
+"""Blocking calls with a timeout, for asyncio. Each call runs in its own thread, which is abandoned if it
 hangs."""
 
 import asyncio
@@ -9,14 +9,15 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-SOCKET_S: Final = 2.0
+SOCKET_TIMEOUT_S: Final = 2.0
 """Timeout for an answer of the server behind a socket [s]."""
-DISK_S: Final = 5.0
+DISK_TIMEOUT_S: Final = 5.0
 """Timeout for reading or writing a file [s]."""
 
 
 async def call_in_thread(function: Callable[[], T], name: str) -> T:
-    """Call a function in a new daemon thread and return its result; the thread may outlive the caller.
+    """Call a function in a new daemon thread and return its result. If the caller is cancelled, the thread
+    goes on.
 
     Raises:
         RuntimeError: The function raised StopIteration, which no future accepts, or an exception that is not
@@ -52,30 +53,32 @@ async def call_in_thread(function: Callable[[], T], name: str) -> T:
     return await done
 
 
-async def run_with_timeout(function: Callable[[], T], limit_s: float) -> T:
-    """Call a function that may block on a disk, in a thread of its own.
+async def run_with_timeout(function: Callable[[], T], timeout_s: float) -> T:
+    """Call a function in a new daemon thread and return its result, with a timeout.
 
-    Raises:
-        TimeoutError: The function did not return in time; its thread is abandoned.
+    Raises TimeoutError: the function did not return in time; its thread is abandoned.
     """
-    async with asyncio.timeout(limit_s):
+    async with asyncio.timeout(timeout_s):
         return await call_in_thread(function, "dh-pods-file")
 
 
-def timeout_reason(place: object, limit_s: float) -> str:
-    """Return the error text for a timeout of a call, with the path or socket that did not answer."""
-    return f"{place}: no answer within {limit_s:g} s"
+def timeout_text(path: object, timeout_s: float) -> str:
+    """Return the error text for a file or socket that did not answer in time."""
+    return f"{path}: no answer within {timeout_s:g} s"
 
 
 class HungGuard:
-    """Guard for periodic calls: while the last call for a key hangs, no second thread is started for it."""
+    """Runner of periodic blocking calls that starts no second thread for a key while a call for the key
+    hangs."""
 
     def __init__(self) -> None:
         self._hanging: set[object] = set()
 
-    async def run(self, key: object, function: Callable[[], T], limit_s: float) -> T:
-        """Call a function like :func:`run_with_timeout`, but raise TimeoutError at once while the last call
-        for ``key`` hangs."""
+    async def run(self, key: object, function: Callable[[], T], timeout_s: float) -> T:
+        """Call a function in a new daemon thread and return its result.
+
+        Raises TimeoutError: the function did not return in time, or an earlier call for ``key`` still hangs.
+        """
         if key in self._hanging:
             raise TimeoutError
         self._hanging.add(key)
@@ -87,7 +90,7 @@ class HungGuard:
                 self._hanging.discard(key)
 
         try:
-            return await run_with_timeout(call, limit_s)
+            return await run_with_timeout(call, timeout_s)
         except RuntimeError:  # no thread could be started
             self._hanging.discard(key)
             raise

@@ -1,8 +1,4 @@
-"""Worker threads for blocking work outside an event loop; threads are started when there is work.
-
-:class:`WorkerPool` runs calls of one asyncio loop, :class:`SerialWorker` runs them one after the other,
-:class:`LatestJob` runs only the newest job.
-"""
+"""Worker threads for blocking calls. Threads are started only when there are calls to run."""
 
 import asyncio
 import logging
@@ -16,17 +12,17 @@ from functools import partial
 from itertools import count
 from typing import Final, Generic, ParamSpec, TypeVar
 
-from agent.system.timing import RateLimiter
+from agent.system.timing import LogRateLimiter
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-WAITING_MAX: Final = 64
-"""Most calls that wait for a thread of one pool."""
-SLOW_S: Final = 10.0
-"""Time after which a call of a serial worker is logged as slow [s]."""
-FINISH_S: Final = 0.8
-"""Time that the last calls of a serial worker may take together before they are abandoned [s]."""
+QUEUE_MAX: Final = 64
+"""Largest number of calls in the queue of a pool."""
+SLOW_CALL_S: Final = 10.0
+"""Duration after which a call of a SerialWorker is logged as slow [s]."""
+SHUTDOWN_S: Final = 0.8
+"""Time that SerialWorker.finish() waits at shutdown [s]."""
 
 _numbers: Final = count(1)  # makes thread names unique in the process
 
@@ -34,16 +30,16 @@ log = logging.getLogger(__name__)
 
 
 class PoolFull(Exception):
-    """Error of a pool with too many waiting calls; its text has their number."""
+    """A call was refused because the queue of its pool is full."""
 
 
 class WorkerPool:
-    """Pool of at most ``threads`` daemon threads with a bounded queue, for one asyncio loop.
+    """Pool of at most ``threads`` daemon threads that run calls of one asyncio loop, with a bounded queue.
 
-    Calls begin in the order of :meth:`call`; with one thread they also end in this order.
+    Calls begin in the order in which they were queued.
     """
 
-    def __init__(self, name: str, threads: int, waiting_max: int = WAITING_MAX) -> None:
+    def __init__(self, name: str, threads: int, waiting_max: int = QUEUE_MAX) -> None:
         """Create a pool without threads; ``name`` is the prefix of its threads' names."""
         self._name = name
         self._threads_max = threads
@@ -53,16 +49,15 @@ class WorkerPool:
         self._threads = 0
         self._idle = 0
         self._closed = False
-        self._complaints = RateLimiter()
+        self._complaints = LogRateLimiter()
 
     async def call(self, function: Callable[[], T], *, run_even_if_abandoned: bool = False) -> T:
-        """Call a function in a thread and return its result, or raise its exception.
+        """Call a function in a thread of the pool and return its result, or raise its exception.
 
-        A caller that is cancelled before the call begins removes it from the queue, unless it is
+        If the caller is cancelled before the function begins, the function is called only with
         ``run_even_if_abandoned``.
 
-        Raises:
-            PoolFull: Too many calls wait.
+        Raises PoolFull: the queue is full.
         """
         done: Future[T] = Future()
         work = partial(_run, function, done)
@@ -75,14 +70,14 @@ class WorkerPool:
                     self._waiting.remove(work)
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait until a pool of one thread has run all queued calls, or until the timeout."""
+        """Wait until all queued calls have ended, or until the timeout. Only for a pool with one thread."""
         if self._threads:
             with suppress(TimeoutError, PoolFull):
                 async with asyncio.timeout(timeout_s):
                     await self.call(lambda: None)
 
     def close(self) -> None:
-        """End the threads once the queue is empty. Never blocks."""
+        """End the threads once they have run all queued calls. Never blocks."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -93,12 +88,14 @@ class WorkerPool:
             if waiting >= self._waiting_max:
                 if times := self._complaints.tick():
                     log.warning(
-                        "%s: queue of %d calls is full, refused %d calls; a disk may hang",
+                        "worker pool %s: queue of %d calls full: a disk may hang; refused %d calls",
                         self._name,
                         waiting,
                         times,
                     )
-                raise PoolFull(f"{waiting} calls wait already, limit {self._waiting_max}")
+                raise PoolFull(
+                    f"worker pool {self._name}: {waiting} calls wait already, limit {self._waiting_max}"
+                )
             if waiting >= self._idle and self._threads < self._threads_max:
                 name = f"{self._name}-{next(_numbers)}"
                 threading.Thread(target=self._run_thread, name=name, daemon=True).start()
@@ -130,7 +127,7 @@ class WorkerPool:
 
 
 def _run(function: Callable[[], T], done: "Future[T]") -> Callable[[], None]:
-    """Call a function; returns the function that passes its result or exception to the caller."""
+    """Call a function; return another function, which passes its result or exception to the caller."""
     try:
         return partial(_settle, partial(done.set_result, function()))
     except BaseException as error:
@@ -143,20 +140,19 @@ def _settle(settle: Callable[[], None]) -> None:
 
 
 class SerialWorker:
-    """Worker that runs calls of one asyncio loop one after the other, abandoned ones too.
+    """Thread that runs calls of one asyncio loop one after the other, also calls whose caller was cancelled.
 
-    So state that only these calls use needs no lock, and the last call takes effect last, even after a call
-    that hung for an hour.
+    State that only these calls use therefore needs no lock.
     """
 
-    def __init__(self, name: str = "dh-files", slow_s: float = SLOW_S) -> None:
+    def __init__(self, name: str = "dh-files", slow_s: float = SLOW_CALL_S) -> None:
         """Create a worker; a call that takes longer than ``slow_s`` is logged once as slow."""
         self._pool = WorkerPool(name, threads=1, waiting_max=sys.maxsize)
         self._slow_s = slow_s
         self._hangs = False
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call a function in the thread and return its result, or raise its exception."""
+        """Call a function in the worker's thread and return its result, or raise its exception."""
         slow = asyncio.get_running_loop().call_later(self._slow_s, self._log_slow)
         try:
             return await self._pool.call(function, run_even_if_abandoned=True)
@@ -164,9 +160,10 @@ class SerialWorker:
             slow.cancel()
 
     async def finish(self, function: Callable[[], object]) -> None:
-        """Call a function at shutdown; once a call has hung, later ones are queued without a wait."""
+        """Queue a last call at shutdown and wait for it 0.8 s; after one such wait timed out, do not wait
+        again."""
         try:
-            async with asyncio.timeout(0.0 if self._hangs else FINISH_S):
+            async with asyncio.timeout(0.0 if self._hangs else SHUTDOWN_S):
                 await self.call(function)
         except TimeoutError:
             self._hangs = True
@@ -176,24 +173,27 @@ class SerialWorker:
         self._pool.close()
 
     def _log_slow(self) -> None:
-        log.warning("the driver's sockets are not checked: a disk has not answered for %g s", self._slow_s)
+        log.warning(
+            "driver sockets: not checked: a file operation takes longer than %g s; the disk may hang",
+            self._slow_s,
+        )
 
 
 class LatestJob(Generic[P]):
-    """Runner of the newest job, one at a time; a newer job replaces one that has not begun.
+    """Runner of one job at a time, in a thread; a newer job replaces a job that has not begun.
 
     A thread exists only while a job runs.
     """
 
     def __init__(self, run: Callable[P, None]) -> None:
-        """Create a runner that passes each job to ``run``, which may block and never runs twice at once."""
+        """Create a runner without a thread; a job is a call of ``run`` with the arguments of submit()."""
         self._run_job = run
         self._lock = threading.Lock()
         self._next: Callable[[], None] | None = None
         self._is_busy = False
 
-    def give(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Set the newest job, which replaces a job that has not begun. Never blocks."""
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Run ``run`` with these arguments after the current job; replaces a waiting job. Never blocks."""
         with self._lock:
             self._next = partial(self._run_job, *args, **kwargs)
             if not self._is_busy:
@@ -210,4 +210,6 @@ class LatestJob(Generic[P]):
             try:
                 job()
             except Exception:  # a bug in one job must not stop the next
-                log.exception("use of devices could not be recorded")
+                log.exception(
+                    "usage history: recording failed; it lacks this change of the use of devices by pods"
+                )

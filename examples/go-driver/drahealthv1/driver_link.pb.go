@@ -43,7 +43,7 @@ const (
 type TaintEffect int32
 
 const (
-	// Effect of a later version: publish it as "None", which only informs.
+	// Effect of a later version of this API: publish it as "None", which only informs.
 	TaintEffect_TAINT_EFFECT_UNSPECIFIED TaintEffect = 0
 	TaintEffect_TAINT_EFFECT_NONE        TaintEffect = 1
 	TaintEffect_TAINT_EFFECT_NO_SCHEDULE TaintEffect = 2
@@ -93,7 +93,7 @@ func (TaintEffect) EnumDescriptor() ([]byte, []int) {
 	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{0}
 }
 
-// Operation of the driver: the same errno has another meaning in each.
+// Operation of the driver that failed; the class of an errno depends on it.
 type Operation int32
 
 const (
@@ -102,15 +102,15 @@ const (
 	Operation_OPERATION_DEVICE Operation = 1
 	// Writing a CDI file.
 	Operation_OPERATION_CDI Operation = 2
-	// Reading or writing its own checkpoint.
+	// Reading or writing the driver's checkpoint.
 	Operation_OPERATION_STATE Operation = 3
 	// Reading the claim's parameters.
 	Operation_OPERATION_CONFIG Operation = 4
 	// Calling the API server.
 	Operation_OPERATION_API Operation = 5
-	// Waiting for its own lock.
+	// Waiting for the driver's lock.
 	Operation_OPERATION_LOCK Operation = 6
-	// Writing a cgroup's file.
+	// Writing a file of a cgroup.
 	Operation_OPERATION_CGROUP Operation = 7
 )
 
@@ -176,7 +176,7 @@ const (
 	ErrorClass_ERROR_CLASS_BAD_CONFIG ErrorClass = 2
 	// A device of the claim is broken: it is Unhealthy, and a taint is offered.
 	ErrorClass_ERROR_CLASS_FAILED_DEVICE ErrorClass = 3
-	// The node or the driver must change.
+	// The Kubernetes node or the driver must change.
 	ErrorClass_ERROR_CLASS_PERMANENT ErrorClass = 4
 )
 
@@ -277,7 +277,7 @@ func (Step) EnumDescriptor() ([]byte, []int) {
 
 type SyncDevicesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At most 4,096, all drivers of the node together. Empty: the driver has no devices.
+	// At most 4,096 for all drivers of the Kubernetes node together. Empty: the driver has no devices.
 	Devices       []*DeclaredDevice `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -322,9 +322,9 @@ func (x *SyncDevicesRequest) GetDevices() []*DeclaredDevice {
 
 type SyncDevicesReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of devices that are declared now.
+	// Number of devices that the driver has declared.
 	Devices int64 `protobuf:"varint,1,opt,name=devices,proto3" json:"devices,omitempty"`
-	// Whether each of them already has a verdict; else the stream has the verdicts soon.
+	// Whether every device has a verdict; false: the verdicts follow on the health stream.
 	Evaluated     bool `protobuf:"varint,2,opt,name=evaluated,proto3" json:"evaluated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -374,16 +374,16 @@ func (x *SyncDevicesReply) GetEvaluated() bool {
 	return false
 }
 
-// Device as the driver publishes it in its ResourceSlice, and the part of the machine that it consists of.
-// The agent evaluates that part. A device that only the driver can evaluate is not declared: the driver
-// reports its health itself. The format is that of devices.d, see docs/declared-devices.md.
+// Device of the driver's ResourceSlice, and the CPUs, memory, GPU or PCI function of the machine behind it,
+// which the agent evaluates. A device that only the driver can evaluate is not declared: the driver reports
+// its health itself. The values are those of a declaration file, see docs/declared-devices.md.
 type DeclaredDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A DNS label, at most 63 bytes; unique among the driver's devices.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Empty: the node's name.
+	// Name of the resource pool; empty: the name of the Kubernetes node.
 	Pool string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
-	// How long the kubelet may believe a verdict [s], 3 to 86,399; 0: the default lease.
+	// Lease: time for which the kubelet uses a verdict [s], 3 to 86,399; 0: the default lease.
 	LeaseS int64 `protobuf:"varint,3,opt,name=lease_s,json=leaseS,proto3" json:"lease_s,omitempty"`
 	// Exactly one is set.
 	//
@@ -542,9 +542,9 @@ type CpusPart struct {
 	Cpus string `protobuf:"bytes,1,opt,name=cpus,proto3" json:"cpus,omitempty"`
 	// NUMA node that the CPUs must be on, 0 to 1023; unset: any.
 	Numa *int64 `protobuf:"varint,2,opt,name=numa,proto3,oneof" json:"numa,omitempty"`
-	// Whether only the claim's pods run on the CPUs: their containers must not be throttled.
+	// Whether only the claim's pods use the CPUs. Their containers must not be throttled then.
 	Exclusive bool `protobuf:"varint,3,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
-	// Whether the CPUs must be in the kernel's isolated set.
+	// Whether the CPUs must be isolated (isolcpus).
 	Isolated      bool `protobuf:"varint,4,opt,name=isolated,proto3" json:"isolated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -889,7 +889,7 @@ func (*WatchTaintsRequest) Descriptor() ([]byte, []int) {
 
 type DeviceTaints struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Every device of the driver, also without a taint; by pool and name.
+	// Every device of the driver, also a device without taints, in the order of pool and name.
 	Devices       []*TaintedDevice `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -936,8 +936,8 @@ type TaintedDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Pool  string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
 	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Worst first, at most 16, and 6,144 in a message; with more taints in all, each device has fewer. Any
-	// taint in a ResourceSlice halves the capacity of the slice, to 64 devices.
+	// The worst first; at most 16, and 6,144 in a message: with more in all, the mildest of each device are
+	// omitted. A ResourceSlice with any taint has room for 64 devices, half as many as without.
 	Taints        []*DeviceTaint `protobuf:"bytes,3,rep,name=taints,proto3" json:"taints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1001,8 +1001,8 @@ type DeviceTaint struct {
 	// Label value; may be empty.
 	Value  string      `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	Effect TaintEffect `protobuf:"varint,3,opt,name=effect,proto3,enum=drahealth.v1.TaintEffect" json:"effect,omitempty"`
-	// When the taint was first decided [s since 1970]. It stays while the rest is the same, across restarts:
-	// publish it as timeAdded, because tolerations count from there.
+	// Time of the decision [s since 1970]; unchanged, also across restarts, while key, value and effect are the
+	// same. Publish it as timeAdded, from which tolerations count.
 	TimeAddedS    int64 `protobuf:"varint,4,opt,name=time_added_s,json=timeAddedS,proto3" json:"time_added_s,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1376,12 +1376,12 @@ type Evidence_DecodeError struct {
 }
 
 type Evidence_DriverError struct {
-	// Classification by the driver itself. Outranks all evidence but proof of another class.
+	// Class that the driver itself determined. Only proof of another class counts more.
 	DriverError *DriverReportedError `protobuf:"bytes,7,opt,name=driver_error,json=driverError,proto3,oneof"`
 }
 
 type Evidence_Text struct {
-	// Text of the error, if there is nothing better. A guess from it is never permanent.
+	// Text of the error, if there is no other evidence. A class that is guessed from it is never permanent.
 	Text string `protobuf:"bytes,8,opt,name=text,proto3,oneof"`
 }
 
@@ -1590,7 +1590,7 @@ type HttpStatus struct {
 	// Reason of the API server's Status object, "Conflict"; else the phrase of the status line.
 	Reason  string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
-	// Whether the API server answered.
+	// Whether the API server sent the response.
 	Kubernetes    bool `protobuf:"varint,4,opt,name=kubernetes,proto3" json:"kubernetes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1717,7 +1717,7 @@ func (x *Timeout) GetText() string {
 
 type DecodeError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Decoder or check that refused the parameters, e.g. "strict decoding error".
+	// Name of the decoder or of the check that refused the parameters, e.g. "strict decoding error".
 	By            string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
 	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1869,7 +1869,7 @@ type PrepareVerdict struct {
 	Text string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
 	// Summary of the text: one line of at most 200 characters.
 	Summary string `protobuf:"bytes,4,opt,name=summary,proto3" json:"summary,omitempty"`
-	// What to do.
+	// Action for the operator.
 	Advice string `protobuf:"bytes,5,opt,name=advice,proto3" json:"advice,omitempty"`
 	// Evidence, the strongest first.
 	Evidence []string `protobuf:"bytes,6,rep,name=evidence,proto3" json:"evidence,omitempty"`
@@ -1877,10 +1877,10 @@ type PrepareVerdict struct {
 	Confidence float64 `protobuf:"fixed64,7,opt,name=confidence,proto3" json:"confidence,omitempty"`
 	// Delay before a retry can succeed [s]; 0: not known, or no retry can succeed.
 	RetryAfterS float64 `protobuf:"fixed64,8,opt,name=retry_after_s,json=retryAfterS,proto3" json:"retry_after_s,omitempty"`
-	// Devices to blame; if the class blames no device, the devices of the claim. At most 128, and 4,096 in a
-	// reply; with more in all, each verdict names fewer. So a reply is less than 4 MiB.
+	// Devices that failed; if the class is not failed-device, the devices of the claim. At most 128, and 4,096
+	// in a reply: with more in all, each verdict has fewer. A reply is less than 4 MiB.
 	Devices []*BlamedDevice `protobuf:"bytes,9,rep,name=devices,proto3" json:"devices,omitempty"`
-	// Number of consecutive failures, and time of the first [s since 1970]; 0 if failures are not recorded.
+	// Number of consecutive failures of the claim, and time of the first [s since 1970]; both 0: not recorded.
 	Count         int64   `protobuf:"varint,10,opt,name=count,proto3" json:"count,omitempty"`
 	FirstS        float64 `protobuf:"fixed64,11,opt,name=first_s,json=firstS,proto3" json:"first_s,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2101,7 +2101,7 @@ func (x *CheckClaimsRequest) GetClaims() []*PrepareClaim {
 
 type CheckClaimsReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One for each claim, in the order of the request.
+	// One answer for each claim, in the order of the request.
 	Answers       []*ClaimAnswer `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2147,7 +2147,8 @@ func (x *CheckClaimsReply) GetAnswers() []*ClaimAnswer {
 type ClaimAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Uid   string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
-	// Unset: no reason not to prepare the claim (check), or no error to send to the kubelet (report).
+	// Unset: in CheckClaims, no reason is known not to prepare the claim; in ReportPrepare, the driver should
+	// report success to the kubelet.
 	Verdict       *PrepareVerdict `protobuf:"bytes,2,opt,name=verdict,proto3" json:"verdict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2199,7 +2200,7 @@ func (x *ClaimAnswer) GetVerdict() *PrepareVerdict {
 
 type ClassifyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Claim whose prepare failed; findings of its devices count. Unset: none.
+	// Claim whose prepare failed; faults of its devices are used as evidence. Unset: only the evidence is used.
 	Claim *PrepareClaim `protobuf:"bytes,1,opt,name=claim,proto3" json:"claim,omitempty"`
 	// Evidence of one failure, the outermost error first; 1 to 16.
 	Evidence      []*Evidence `protobuf:"bytes,2,rep,name=evidence,proto3" json:"evidence,omitempty"`
@@ -2350,11 +2351,11 @@ func (x *ReportPrepareRequest) GetOutcomes() []*PrepareOutcome {
 
 type PrepareOutcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// An unprepare may omit the devices: those of the prepare are known.
+	// For an unprepare the devices may be omitted: the agent uses those of the prepare.
 	Claim *PrepareClaim `protobuf:"bytes,1,opt,name=claim,proto3" json:"claim,omitempty"`
 	// Evidence of the failure, the outermost error first; at most 16.
 	Evidence []*Evidence `protobuf:"bytes,2,rep,name=evidence,proto3" json:"evidence,omitempty"`
-	// Whether it failed; an unexplained failure has no evidence.
+	// Whether the prepare or unprepare failed; a failure may have no evidence.
 	Failed        bool `protobuf:"varint,3,opt,name=failed,proto3" json:"failed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2413,9 +2414,9 @@ func (x *PrepareOutcome) GetFailed() bool {
 
 type ReportPrepareReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One for each outcome, in the order of the request. Each text of several failures names all of them,
-	// because the kubelet shows only one. If a failed unprepare has no verdict, the driver should let it
-	// succeed: nothing is left to undo on a broken device, and the pod would never end.
+	// One answer for each outcome, in the order of the request. The text of each of several failures names all
+	// of them, because the kubelet shows only one. If a failed unprepare has no verdict, the driver should
+	// report success: nothing can be undone on a broken device, and the pod would never terminate.
 	Answers       []*ClaimAnswer `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -50,27 +50,27 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type DriverLinkClient interface {
 	// Declares all devices of the driver; a device of an earlier call that this call omits is removed. From
-	// then on the socket's health stream reports these devices, under these names, and none of the host's
-	// own. Answers when the devices were evaluated, or after two seconds.
+	// then on the socket's health stream reports these devices by these names, and no device of the host
+	// itself. Answers when the agent has evaluated the devices, or after two seconds.
 	//
 	// The declaration outlives the driver and the agent, as devices.d/<driver>.toml in the runtime directory.
-	// FAILED_PRECONDITION: another program wrote that file; remove it, or declare nothing here.
+	// FAILED_PRECONDITION: another program wrote that file; remove it, or do not call SyncDevices.
 	// Declaring the same devices again is cheap: do so after each connection.
 	SyncDevices(ctx context.Context, in *SyncDevicesRequest, opts ...grpc.CallOption) (*SyncDevicesReply, error)
-	// The taints that the driver should publish of its devices (KEP-5055): after the first evaluation, then
-	// after each change, at most once in five seconds. Each message is complete and replaces all before it. A
-	// slow reader misses some, never the last.
+	// Streams the taints that the driver should publish of its devices (KEP-5055): after the first evaluation,
+	// then after each change, at most once in five seconds. Each message is complete and replaces the earlier
+	// ones. A client that reads slowly skips messages, but never the last.
 	WatchTaints(ctx context.Context, in *WatchTaintsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeviceTaints], error)
-	// Before a prepare: returns known reasons why these claims cannot be prepared. From memory, in
-	// microseconds. A claim that is refused for an Unhealthy device is recorded as a failed prepare; no other
-	// check is recorded.
+	// Returns the known reasons why claims cannot be prepared; to be called before a prepare. Takes
+	// microseconds and reads no file. A claim with an Unhealthy device is recorded as a failed prepare; nothing
+	// else is recorded.
 	CheckClaims(ctx context.Context, in *CheckClaimsRequest, opts ...grpc.CallOption) (*CheckClaimsReply, error)
-	// Classifies an error. Has no effect, and nothing is recorded.
+	// Returns the class of a failure by its evidence. Records nothing.
 	Classify(ctx context.Context, in *ClassifyRequest, opts ...grpc.CallOption) (*ClassifyReply, error)
-	// Reports the results of prepares, or unprepares: all claims of one call of the kubelet. Classifies each
-	// failure. When the answer comes, a device with proof of a fault is already Unhealthy on the stream, and
-	// its taint is decided: a driver that sends its error to the kubelet after the answer keeps the right
-	// order. That takes milliseconds, on a disk that hangs up to three seconds. A report counts even if the
+	// Records the results of the prepares or unprepares of all claims of one call of the kubelet, and returns
+	// the class of each failure. Before it answers, a device with proof of a fault is Unhealthy on the health
+	// stream, and its taint is decided. So a driver should send its error to the kubelet after this answer. The
+	// call takes milliseconds, and up to three seconds if a disk hangs. The results are recorded even if the
 	// driver does not wait for the answer.
 	ReportPrepare(ctx context.Context, in *ReportPrepareRequest, opts ...grpc.CallOption) (*ReportPrepareReply, error)
 }
@@ -147,27 +147,27 @@ func (c *driverLinkClient) ReportPrepare(ctx context.Context, in *ReportPrepareR
 // for forward compatibility.
 type DriverLinkServer interface {
 	// Declares all devices of the driver; a device of an earlier call that this call omits is removed. From
-	// then on the socket's health stream reports these devices, under these names, and none of the host's
-	// own. Answers when the devices were evaluated, or after two seconds.
+	// then on the socket's health stream reports these devices by these names, and no device of the host
+	// itself. Answers when the agent has evaluated the devices, or after two seconds.
 	//
 	// The declaration outlives the driver and the agent, as devices.d/<driver>.toml in the runtime directory.
-	// FAILED_PRECONDITION: another program wrote that file; remove it, or declare nothing here.
+	// FAILED_PRECONDITION: another program wrote that file; remove it, or do not call SyncDevices.
 	// Declaring the same devices again is cheap: do so after each connection.
 	SyncDevices(context.Context, *SyncDevicesRequest) (*SyncDevicesReply, error)
-	// The taints that the driver should publish of its devices (KEP-5055): after the first evaluation, then
-	// after each change, at most once in five seconds. Each message is complete and replaces all before it. A
-	// slow reader misses some, never the last.
+	// Streams the taints that the driver should publish of its devices (KEP-5055): after the first evaluation,
+	// then after each change, at most once in five seconds. Each message is complete and replaces the earlier
+	// ones. A client that reads slowly skips messages, but never the last.
 	WatchTaints(*WatchTaintsRequest, grpc.ServerStreamingServer[DeviceTaints]) error
-	// Before a prepare: returns known reasons why these claims cannot be prepared. From memory, in
-	// microseconds. A claim that is refused for an Unhealthy device is recorded as a failed prepare; no other
-	// check is recorded.
+	// Returns the known reasons why claims cannot be prepared; to be called before a prepare. Takes
+	// microseconds and reads no file. A claim with an Unhealthy device is recorded as a failed prepare; nothing
+	// else is recorded.
 	CheckClaims(context.Context, *CheckClaimsRequest) (*CheckClaimsReply, error)
-	// Classifies an error. Has no effect, and nothing is recorded.
+	// Returns the class of a failure by its evidence. Records nothing.
 	Classify(context.Context, *ClassifyRequest) (*ClassifyReply, error)
-	// Reports the results of prepares, or unprepares: all claims of one call of the kubelet. Classifies each
-	// failure. When the answer comes, a device with proof of a fault is already Unhealthy on the stream, and
-	// its taint is decided: a driver that sends its error to the kubelet after the answer keeps the right
-	// order. That takes milliseconds, on a disk that hangs up to three seconds. A report counts even if the
+	// Records the results of the prepares or unprepares of all claims of one call of the kubelet, and returns
+	// the class of each failure. Before it answers, a device with proof of a fault is Unhealthy on the health
+	// stream, and its taint is decided. So a driver should send its error to the kubelet after this answer. The
+	// call takes milliseconds, and up to three seconds if a disk hangs. The results are recorded even if the
 	// driver does not wait for the answer.
 	ReportPrepare(context.Context, *ReportPrepareRequest) (*ReportPrepareReply, error)
 	mustEmbedUnimplementedDriverLinkServer()

@@ -19,7 +19,7 @@ int64_t dh_gpus_pass(struct dh_gpu_watch *w)
         dh_opener_pass(w, false);
     }
     for (uint32_t i = 0; i < atomic_load(&w->gpus); i++) {
-        struct dh_gpu_slot *s = atomic_load(&w->slot[i]);
+        struct dh_gpu_slot *s = dh_gpu_slot_at(w, i);
 
         calls -= (int64_t)s->caller.calls;
         s->slow = false; /* unless the slow fields are due */
@@ -56,7 +56,7 @@ int64_t dh_gpus_lower_bound(struct dh_gpu_watch *w)
     if (w->started)
         return -EBUSY;
     for (uint32_t i = 0; i < atomic_load(&w->gpus); i++)
-        if (atomic_load(&w->slot[i])->dev)
-            calls += bare_calls(atomic_load(&w->slot[i]));
+        if (dh_gpu_slot_at(w, i)->dev)
+            calls += bare_calls(dh_gpu_slot_at(w, i));
     return calls;
 }

@@ -39,7 +39,7 @@ static nvmlReturn_t set_make(struct dh_gpu_watch *w)
     w->set_users = w->registered = w->eventless = 0;
     atomic_store(&w->register_err, 0);
     for (uint32_t i = 0; i < atomic_load(&w->gpus); i++)
-        atomic_load(&w->slot[i])->pass_requested = true;
+        dh_gpu_slot_at(w, i)->pass_requested = true;
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
     return NVML_SUCCESS;
@@ -57,7 +57,7 @@ static void set_retire(struct dh_gpu_watch *w)
     w->set_id++;
     used = w->set_users > 0;
     for (uint32_t i = 0; i < atomic_load(&w->gpus); i++) {
-        struct dh_gpu_slot *s = atomic_load(&w->slot[i]);
+        struct dh_gpu_slot *s = dh_gpu_slot_at(w, i);
 
         atomic_store(&s->event_mask, 0);
         atomic_store(&s->event_dev[0], NULL); /* the next library may give the handle to another GPU */

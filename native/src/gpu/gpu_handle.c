@@ -17,7 +17,7 @@ static bool claim_uuid(struct dh_gpu_slot *s, const char *uuid)
 
     pthread_mutex_lock(&w->lock);
     for (uint32_t i = 0; i < atomic_load(&w->gpus); i++) {
-        const struct dh_gpu_slot *other = atomic_load(&w->slot[i]);
+        const struct dh_gpu_slot *other = dh_gpu_slot_at(w, i);
 
         free &= other == s || strcmp(other->claimed_uuid, uuid) != 0;
     }
@@ -39,12 +39,14 @@ static void bus_format(char *out, size_t cap, const nvmlPciInfo_t *pci)
  */
 static nvmlReturn_t identify(struct dh_gpu_slot *s, nvmlDevice_t dev)
 {
-    char uuid[sizeof(s->work.uuid)] = ""; /* NVML documents at most 41 bytes */
+    char uuid[sizeof(s->work.uuid)];
+    struct dh_text text = { 0 };
     struct dh_gpu *g = &s->work;
     nvmlPciInfo_t pci = { 0 };
-    nvmlReturn_t code = DH_GPU_NVML(s, DH_CALL_IDENTITY, nvmlDeviceGetUUID, dev, uuid, sizeof(uuid));
+    nvmlReturn_t code = DH_GPU_NVML(s, DH_CALL_IDENTITY, nvmlDeviceGetUUID, dev, text.bytes,
+                                    NVML_DEVICE_UUID_V2_BUFFER_SIZE);
 
-    if (!code && !*uuid)
+    if (!code && !dh_uuid_keep(uuid, &text))
         code = NVML_ERROR_UNKNOWN; /* an empty UUID would match every record */
     if (code)
         return code;
@@ -56,10 +58,16 @@ static nvmlReturn_t identify(struct dh_gpu_slot *s, nvmlDevice_t dev)
     memcpy(g->uuid, uuid, sizeof(g->uuid));
     if (!DH_GPU_NVML(s, DH_CALL_IDENTITY, nvmlDeviceGetPciInfo_v3, dev, &pci))
         bus_format(g->bus, sizeof(g->bus), &pci);
-    if (!*g->name)
-        DH_GPU_NVML(s, DH_CALL_IDENTITY, nvmlDeviceGetName, dev, g->name, sizeof(g->name));
-    if (!*g->serial)
-        DH_GPU_NVML(s, DH_CALL_IDENTITY, nvmlDeviceGetSerial, dev, g->serial, sizeof(g->serial));
+    if (!*g->name) {
+        text = (struct dh_text){ 0 };
+        DH_GPU_NVML(s, DH_CALL_IDENTITY, nvmlDeviceGetName, dev, text.bytes, sizeof(g->name));
+        dh_text_keep(g->name, sizeof(g->name), &text);
+    }
+    if (!*g->serial) {
+        text = (struct dh_text){ 0 };
+        DH_GPU_NVML(s, DH_CALL_IDENTITY, nvmlDeviceGetSerial, dev, text.bytes, sizeof(g->serial));
+        dh_text_keep(g->serial, sizeof(g->serial), &text);
+    }
     return s->unreachable ? s->status : NVML_SUCCESS;
 }
 

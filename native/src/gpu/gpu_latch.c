@@ -18,7 +18,7 @@ static struct dh_gpu_slot *slot_of(struct dh_gpu_watch *w, nvmlDevice_t dev)
 {
     for (uint32_t age = 0; age < 2; age++) {
         for (uint32_t i = 0; i < atomic_load(&w->gpus); i++) {
-            struct dh_gpu_slot *s = atomic_load(&w->slot[i]);
+            struct dh_gpu_slot *s = dh_gpu_slot_at(w, i);
 
             if (dev && atomic_load(&s->event_dev[age]) == dev)
                 return s;
@@ -90,7 +90,7 @@ static void request_pass(struct dh_gpu_slot *s, bool mig)
 static void publish_events(struct dh_gpu_watch *w, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < atomic_load(&w->gpus); i++) {
-        struct dh_gpu_slot *s = atomic_load(&w->slot[i]);
+        struct dh_gpu_slot *s = dh_gpu_slot_at(w, i);
 
         if (!s->event_dirty)
             continue;

@@ -7,7 +7,7 @@
 /* Read one instance. NVML_ERROR_NOT_FOUND: no instance has this index, which is no failure. */
 static nvmlReturn_t mig_read(struct dh_gpu_slot *s, unsigned int index, struct dh_mig *mig)
 {
-    char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE] = "";
+    struct dh_text text = { 0 };
     nvmlDevice_t dev = NULL;
     nvmlReturn_t code =
         DH_GPU_NVML(s, DH_CALL_MIG, nvmlDeviceGetMigDeviceHandleByIndex, s->dev, index, &dev);
@@ -17,8 +17,8 @@ static nvmlReturn_t mig_read(struct dh_gpu_slot *s, unsigned int index, struct d
     if (!code)
         code = DH_GPU_NVML(s, DH_CALL_MIG, nvmlDeviceGetComputeInstanceId, dev, &mig->ci);
     if (!code)
-        code = DH_GPU_NVML(s, DH_CALL_MIG, nvmlDeviceGetUUID, dev, uuid, sizeof(uuid));
-    memcpy(mig->uuid, uuid, strnlen(uuid, sizeof(mig->uuid) - 1)); /* equal lists have equal bytes */
+        code = DH_GPU_NVML(s, DH_CALL_MIG, nvmlDeviceGetUUID, dev, text.bytes, NVML_DEVICE_UUID_V2_BUFFER_SIZE);
+    dh_uuid_keep(mig->uuid, &text);
     return code;
 }
 

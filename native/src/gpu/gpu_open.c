@@ -6,6 +6,8 @@
 
 #include "gpu/gpus.h"
 
+#define COUNT_NS DH_NS /* shortest time between two counts of the GPUs */
+
 static void head_publish(struct dh_gpu_watch *w)
 {
     const struct dh_gpus *before = &w->head_pub, *after = &w->head;
@@ -20,30 +22,33 @@ static void head_publish(struct dh_gpu_watch *w)
         dh_gpus_notify(w);
 }
 
-/* Keep a version; an empty answer keeps the last one. Zero-padded, so that equal records have equal bytes. */
-static void version_keep(char to[DH_VERSION_LEN], const char *answer)
+/* Keep a version; an empty answer keeps the last one. Return: whether an earlier version was another. */
+static bool version_keep(char to[DH_VERSION_LEN], const struct dh_text *answer)
 {
-    if (!*answer)
-        return;
-    memset(to, 0, DH_VERSION_LEN);
-    snprintf(to, DH_VERSION_LEN, "%s", answer);
+    char version[DH_VERSION_LEN];
+    bool changed;
+
+    if (!dh_text_keep(version, sizeof(version), answer))
+        return false;
+    changed = *to && strcmp(version, to) != 0;
+    memcpy(to, version, sizeof(version));
+    return changed;
 }
 
 /* Read versions and GPU count. @changed: the driver is of another version than before. */
 static nvmlReturn_t check_library(struct dh_gpu_watch *w, bool *changed)
 {
-    char driver[DH_VERSION_LEN] = "", library[DH_VERSION_LEN] = "";
+    struct dh_text driver = { 0 }, library = { 0 };
     unsigned int count = 0;
     nvmlReturn_t code = OPENER_NVML(w, DH_CALL_SYSTEM, nvmlDeviceGetCount_v2, &count);
 
     if (code)
         return code;
-    OPENER_NVML(w, DH_CALL_SYSTEM, nvmlSystemGetDriverVersion, driver, sizeof(driver));
-    OPENER_NVML(w, DH_CALL_SYSTEM, nvmlSystemGetNVMLVersion, library, sizeof(library));
-    *changed = *driver && *w->head.driver && strcmp(driver, w->head.driver) != 0;
+    OPENER_NVML(w, DH_CALL_SYSTEM, nvmlSystemGetDriverVersion, driver.bytes, DH_VERSION_LEN);
+    OPENER_NVML(w, DH_CALL_SYSTEM, nvmlSystemGetNVMLVersion, library.bytes, DH_VERSION_LEN);
     w->head.count = count;
-    version_keep(w->head.driver, driver);
-    version_keep(w->head.nvml, library);
+    *changed = version_keep(w->head.driver, &driver);
+    version_keep(w->head.nvml, &library);
     atomic_store(&w->driver_major, (uint32_t)strtoul(w->head.driver, NULL, 10));
     return NVML_SUCCESS;
 }
@@ -139,6 +144,18 @@ static bool needs_reopen(struct dh_gpu_watch *w)
            (w->reinit_pending && dh_nvml_session_is_current(w));
 }
 
+/* If NVML counts fewer GPUs than are known, let each GPU's thread check that NVML still lists its GPU. */
+static void verify_handles(struct dh_gpu_watch *w)
+{
+    pthread_mutex_lock(&w->lock);
+    if (w->head.count < atomic_load(&w->gpus)) {
+        for (uint32_t i = 0; i < atomic_load(&w->gpus); i++)
+            dh_gpu_slot_at(w, i)->verify_requested = true;
+        pthread_cond_broadcast(&w->changed);
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
 void dh_opener_pass(struct dh_gpu_watch *w, bool reinit_requested)
 {
     if (w->head.state != DH_STATE_OK || reinit_requested || needs_reopen(w))
@@ -153,15 +170,19 @@ void dh_opener_pass(struct dh_gpu_watch *w, bool reinit_requested)
             head_publish(w);
         dh_slots_update(w);
     }
+    if (w->head.state == DH_STATE_OK)
+        verify_handles(w);
     head_publish(w);
 }
 
 /*
- * Sleep until the next pass, or until a GPU's thread finds another driver. However often that happens, the
- * library is initialised at most once per retry_ns.
+ * Sleep until the next pass, until a GPU's thread finds another driver, or until the owner requests a count.
+ * However often that happens, the library is initialised at most once per retry_ns, and the GPUs are counted
+ * at most once per COUNT_NS.
  */
 static bool sleep_until_due(struct dh_gpu_watch *w, uint64_t next_ns, bool *reinit_requested)
 {
+    uint64_t count_ns = dh_now_ns() + (w->opt.retry_ns < COUNT_NS ? w->opt.retry_ns : COUNT_NS);
     bool go_on;
 
     pthread_mutex_lock(&w->lock);
@@ -170,12 +191,15 @@ static bool sleep_until_due(struct dh_gpu_watch *w, uint64_t next_ns, bool *rein
         uint64_t soon_ns = w->reopen_ns + w->opt.retry_ns;
         uint64_t until_ns = w->reinit_requested && soon_ns < next_ns ? soon_ns : next_ns;
 
+        if (w->check_requested && count_ns < until_ns)
+            until_ns = count_ns;
+
         if (dh_now_ns() >= until_ns)
             break;
         dh_gpus_wait(w, until_ns);
     }
     *reinit_requested = w->reinit_requested;
-    w->reinit_requested = false;
+    w->reinit_requested = w->check_requested = false;
     w->opener_active = true;
     go_on = !w->stopping;
     pthread_cond_broadcast(&w->changed); /* the deadline thread sleeps while no thread calls NVML */

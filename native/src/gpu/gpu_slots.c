@@ -6,7 +6,6 @@
  */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "gpu/gpus.h"
@@ -20,12 +19,11 @@
 static int slot_start(struct dh_gpu_watch *w, const char *uuid)
 {
     uint32_t index = atomic_load(&w->gpus);
-    struct dh_gpu_slot *s = calloc(1, sizeof(*s));
+    struct dh_gpu_slot *s = dh_gpu_slot_at(w, index);
     char name[16];
     int err;
 
-    if (!s)
-        return -ENOMEM;
+    memset(s, 0, sizeof(*s)); /* a thread that did not start may have left values */
     s->w = w;
     s->index = s->work.index = index;
     s->work.state = DH_STATE_STARTING;
@@ -39,13 +37,9 @@ static int slot_start(struct dh_gpu_watch *w, const char *uuid)
     snprintf(name, sizeof(name), "dh-gpu-%u", index);
     pthread_mutex_lock(&w->lock);
     err = w->started ? dh_gpus_thread_start(w, name, dh_gpu_main, s) : 0;
-    if (!err) {
-        atomic_store(&w->slot[index], s);
+    if (!err)
         atomic_store(&w->gpus, index + 1);
-    }
     pthread_mutex_unlock(&w->lock);
-    if (err)
-        free(s);
     return err;
 }
 
@@ -87,7 +81,7 @@ static bool is_known(struct dh_gpu_watch *w, uint32_t nvml_index, const char *uu
 
     pthread_mutex_lock(&w->lock);
     for (uint32_t i = 0; i < atomic_load(&w->gpus); i++) {
-        const struct dh_gpu_slot *s = atomic_load(&w->slot[i]);
+        const struct dh_gpu_slot *s = dh_gpu_slot_at(w, i);
 
         last_result |= *s->claimed_uuid ? !strcmp(s->claimed_uuid, uuid) : i == nvml_index;
     }
@@ -102,14 +96,15 @@ static void slots_scan(struct dh_gpu_watch *w)
     int err = 0;
 
     for (uint32_t i = 0; i < w->head.count && i < INDEX_MAX; i++) {
-        char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE] = "";
+        char uuid[sizeof(w->slots[0].claimed_uuid)] = "";
+        struct dh_text text = { 0 };
         nvmlDevice_t dev = NULL;
         nvmlReturn_t code = OPENER_NVML(w, DH_CALL_HANDLE, nvmlDeviceGetHandleByIndex_v2, i, &dev);
 
         if (!code)
-            code = OPENER_NVML(w, DH_CALL_IDENTITY, nvmlDeviceGetUUID, dev, uuid, sizeof(uuid));
-        uuid[sizeof(w->slot[0]->claimed_uuid) - 1] = '\0';
-        if (code || !*uuid)
+            code = OPENER_NVML(w, DH_CALL_IDENTITY, nvmlDeviceGetUUID, dev, text.bytes,
+                               NVML_DEVICE_UUID_V2_BUFFER_SIZE);
+        if (code || !dh_uuid_keep(uuid, &text))
             all = false;
         else if (is_known(w, i, uuid))
             continue;

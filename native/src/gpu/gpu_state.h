@@ -9,6 +9,9 @@
  * Any call of NVML can hang. So no thread holds a lock during a call or waits for a thread that is in a call,
  * and each record has one writer. `lock` guards only the members listed below it, for a few instructions at a
  * time.
+ *
+ * The whole state is one mapping, which may be shared: then the threads run in a process of their own, and
+ * dh_gpus_read() in another process copies the same records from a read-only mapping.
  */
 #ifndef DH_GPU_STATE_H
 #define DH_GPU_STATE_H
@@ -29,6 +32,7 @@
 #define DH_QUERY_MAX (DH_GPU_FIELD_NUM + 8 * DH_LINK_MAX) /* queries of one call: 8 fields have one per link */
 #define DH_EVENT_WAIT_NS (DH_NS / 2) /* a wait cannot be interrupted: stop and reload take up to this long */
 #define DH_NEVER UINT64_MAX
+#define DH_UUID_LEN sizeof(((struct dh_gpu *)0)->uuid)
 
 /* The part of struct dh_gpu that the GPU's thread writes; the waiter writes the rest. */
 #define DH_GPU_THREAD_BYTES offsetof(struct dh_gpu, event_count)
@@ -104,6 +108,7 @@ struct dh_gpu_slot {
                                                                                  values sorted */
     uint32_t latency_count;
     bool mig_due;
+    bool verify_due; /* this pass gets a handle again although it has one */
     uint64_t set_id, tried_set_id;     /* event set that the GPU is registered with, and that it last tried to
                                           register with */
     uint64_t set_handle, tried_handle; /* work.handles at the registration, and at the attempt */
@@ -127,6 +132,7 @@ struct dh_gpu_slot {
 
     /* under the lock */
     bool pass_requested, mig_pass_requested; /* run a pass at once */
+    bool verify_requested; /* NVML counts fewer GPUs than have a handle: is this GPU still listed? */
     char claimed_uuid[48]; /* UUID of the GPU that this record belongs to; empty: unknown */
 };
 
@@ -171,7 +177,6 @@ struct dh_gpu_watch {
     struct dh_gpus head_pub;
     struct dh_waiter_state wait_pub;
     _Atomic uint32_t gpus;
-    _Atomic(struct dh_gpu_slot *) slot[DH_GPU_MAX];
     _Atomic uint64_t wakes_done;
     _Atomic uint64_t epoch;      /* epoch of the library: odd while it is open */
     _Atomic uint32_t driver_major;
@@ -184,7 +189,7 @@ struct dh_gpu_watch {
     enum dh_session_phase phase;
     int32_t closed_err;      /* why the library is closed: nvmlReturn_t */
     bool absent;             /* the library does not exist */
-    bool started, stopping, abandoned, reinit_requested, opener_active;
+    bool started, stopping, abandoned, reinit_requested, check_requested, opener_active;
     uint32_t threads;
     nvmlEventSet_t set;      /* set to register with; NULL without a set */
     uint32_t set_users;      /* threads that are registering with the set */
@@ -193,6 +198,14 @@ struct dh_gpu_watch {
 
     void (*release)(struct dh_gpu_watch *w); /* frees the watch; the last thread of an abandoned watch calls
                                                 it */
+
+    struct dh_gpu_slot slots[DH_GPU_MAX]; /* the first `gpus` are in use; memory of the others is not touched */
 };
+
+/* Return the slot of a GPU. A reader in another process finds it by its offset: it must follow no pointer. */
+static inline struct dh_gpu_slot *dh_gpu_slot_at(struct dh_gpu_watch *w, uint32_t index)
+{
+    return &w->slots[index];
+}
 
 #endif

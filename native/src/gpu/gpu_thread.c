@@ -37,6 +37,27 @@ static bool is_due(const struct dh_gpu_slot *s, uint64_t last_ns)
     return !last_ns || dh_is_due(s->now_ns, last_ns, o->slow_ns, o->period_ns);
 }
 
+/*
+ * NVML counts fewer GPUs than have a handle, and a handle of a removed GPU may still answer. Return: whether
+ * NVML still lists this GPU.
+ */
+static bool is_still_listed(struct dh_gpu_slot *s)
+{
+    nvmlDevice_t dev = NULL;
+    nvmlReturn_t code = dh_gpu_handle(s, &dev);
+
+    if (code == NVML_ERROR_GPU_NOT_FOUND) {
+        s->dev = NULL;
+        s->status = code;
+        return false;
+    }
+    s->unreachable = false; /* another failure: the pass itself shows whether the GPU answers */
+    s->status = NVML_SUCCESS;
+    if (!code && dev != s->dev)
+        adopt_handle(s, dev);
+    return true;
+}
+
 /* Get a handle of the current session, if necessary and possible. */
 static bool has_handle(struct dh_gpu_slot *s)
 {
@@ -44,7 +65,7 @@ static bool has_handle(struct dh_gpu_slot *s)
     nvmlReturn_t code;
 
     if (s->dev && s->dev_epoch == s->caller.epoch)
-        return true;
+        return !s->verify_due || is_still_listed(s);
     if (s->dev || s->dev_epoch != s->caller.epoch)
         s->handle_ns = 0;
     s->dev = NULL;
@@ -188,15 +209,16 @@ static bool sleep_until_due(struct dh_gpu_slot *s, uint64_t next_ns)
 
     pthread_mutex_lock(&w->lock);
     while (!w->stopping) {
-        uint64_t until_ns =
-            (s->pass_requested || s->mig_pass_requested) && soon_ns < next_ns ? soon_ns : next_ns;
+        bool requested = s->pass_requested || s->mig_pass_requested || s->verify_requested;
+        uint64_t until_ns = requested && soon_ns < next_ns ? soon_ns : next_ns;
 
         if (dh_now_ns() >= until_ns)
             break;
         dh_gpus_wait(w, until_ns);
     }
     s->slow = s->mig_pass_requested;
-    s->pass_requested = s->mig_pass_requested = false;
+    s->verify_due = s->verify_requested;
+    s->pass_requested = s->mig_pass_requested = s->verify_requested = false;
     go_on = !w->stopping;
     pthread_mutex_unlock(&w->lock);
     return go_on;

@@ -6,8 +6,9 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "gpu/gpus.h"
@@ -65,26 +66,64 @@ static int text_copy(char *to, const char *from, size_t max)
 
 static void watch_free(struct dh_gpu_watch *w)
 {
-    for (uint32_t i = 0; i < atomic_load(&w->gpus); i++)
-        free(atomic_load(&w->slot[i]));
     close(w->wake_fd);
     dh_nvml_session_destroy(w);
-    free(w);
+    munmap(w, sizeof(*w));
+}
+
+size_t dh_gpus_memory_size(void)
+{
+    return sizeof(struct dh_gpu_watch);
+}
+
+/*
+ * Map the memory of a watch: that of @fd, or private memory if @fd is negative. A file that can shrink is
+ * refused, because an access behind its end would end this process.
+ */
+static int watch_map(int fd, int protection, struct dh_gpu_watch **out)
+{
+    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    struct stat st;
+    void *memory;
+
+    if (fd >= 0) {
+        int seals = fcntl(fd, F_GET_SEALS);
+
+        if (seals < 0 || fstat(fd, &st) < 0)
+            return -errno;
+        if (!(seals & F_SEAL_SHRINK) || st.st_size < (off_t)sizeof(**out))
+            return -EINVAL;
+    }
+    memory = mmap(NULL, sizeof(**out), protection, flags, fd, 0);
+    if (memory == MAP_FAILED)
+        return -errno;
+    *out = memory;
+    return 0;
+}
+
+int dh_gpus_attach(int memory_fd, struct dh_gpu_watch **out)
+{
+    return memory_fd < 0 ? -EBADF : watch_map(memory_fd, PROT_READ, out);
+}
+
+void dh_gpus_detach(struct dh_gpu_watch *w)
+{
+    munmap(w, sizeof(*w));
 }
 
 int dh_gpus_open(const struct dh_gpus_options *o, const char *library, const char *sysfs,
-                 const struct dh_gpu_wake *wakes, uint32_t nwakes, int wake_fd, struct dh_gpu_watch **out)
+                 const struct dh_gpu_wake *wakes, uint32_t nwakes, int wake_fd, int memory_fd,
+                 struct dh_gpu_watch **out)
 {
     struct dh_gpu_watch *w;
     int err = options_check(o);
 
     if (!err)
         err = wakes_check(wakes, nwakes);
+    if (!err)
+        err = watch_map(memory_fd, PROT_READ | PROT_WRITE, &w);
     if (err)
         return err;
-    w = calloc(1, sizeof(*w));
-    if (!w)
-        return -ENOMEM;
     w->opt = *o;
     w->tick_ns = dh_tick_length_ns();
     w->nwakes = nwakes;
@@ -100,7 +139,7 @@ int dh_gpus_open(const struct dh_gpus_options *o, const char *library, const cha
             close(w->wake_fd);
     }
     if (err) {
-        free(w);
+        munmap(w, sizeof(*w));
         return err;
     }
     w->wait.state = w->head.state = DH_STATE_STARTING;
@@ -174,6 +213,14 @@ int dh_gpus_stop(struct dh_gpu_watch *w, uint64_t timeout_ns)
         dh_opener_shutdown(w);
     watch_free(w);
     return 0;
+}
+
+void dh_gpus_check_count(struct dh_gpu_watch *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->check_requested = true;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
 }
 
 size_t dh_gpus_size(const struct dh_gpu_watch *w)
@@ -255,10 +302,12 @@ int64_t dh_gpus_read(struct dh_gpu_watch *w, void *buf, size_t cap)
     err = head_read(w, head);
     if (err)
         return err;
+    if (head->gpus > DH_GPU_MAX)
+        return -EBADMSG;
     if (cap < sizeof(*head) + head->gpus * sizeof(*gpu))
         return -ENOSPC;
     for (uint32_t i = 0; i < head->gpus; i++) {
-        err = gpu_read(atomic_load(&w->slot[i]), &gpu[i]);
+        err = gpu_read(dh_gpu_slot_at(w, i), &gpu[i]);
         if (err)
             return err;
     }

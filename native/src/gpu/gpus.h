@@ -32,6 +32,19 @@ void dh_gpu_register(struct dh_gpu_slot *s);
 bool dh_event_latch(struct dh_gpu_watch *w, const nvmlEventData_t *event);
 void dh_events_flush_delayed(struct dh_gpu_watch *w);
 
+/*
+ * gpu_text.c: texts of the library. The library may ignore the size of a buffer by some bytes, or forget the
+ * end of the text, so texts are read into a buffer with room to spare.
+ */
+#define DH_TEXT_ROOM 1024
+
+struct dh_text {
+    char bytes[DH_TEXT_ROOM]; /* zeroed before the call */
+};
+
+bool dh_text_keep(char *to, size_t cap, const struct dh_text *text);
+bool dh_uuid_keep(char to[DH_UUID_LEN], const struct dh_text *text);
+
 /* gpu_fields.c: the table of fields */
 enum dh_gpu_pace { DH_PACE_FAST, DH_PACE_SLOW, DH_PACE_FIXED };
 

@@ -127,7 +127,7 @@ static uint64_t hang_time_ns(const struct dh_gpu_watch *w, const struct dh_calle
 
 static struct dh_caller *caller_at(struct dh_gpu_watch *w, uint32_t i)
 {
-    return i ? &atomic_load(&w->slot[i - 1])->caller : &w->waiter;
+    return i ? &dh_gpu_slot_at(w, i - 1)->caller : &w->waiter;
 }
 
 /*

@@ -1,1 +1,1 @@
-"""Latched GPU faults: one module for each step, from new reports to the checkpoint for restarts."""
+"""Latched GPU faults: faults that are reported once, such as XIDs, and kept until something ends them."""

@@ -1,50 +1,46 @@
-"""Step 5 for latched faults: the checkpoint that keeps them over a restart of the agent. Pure.
+"""Step 5 for latched faults: save them in a checkpoint, and restore them when the agent starts. Pure.
 
-A restart within one boot continues all faults. After a reboot, faults that a reboot ends are resolved and
-stay for their probation; faults that only another GPU ends continue. A GPU can be reset only while no process
-has it open, so resets happen while the agent is stopped: the readings that show a reset are kept with the
-fault.
+Without a reboot in between, all faults continue. A reboot resolves them, except faults that only the
+replacement of the GPU ends. The checkpoint also has readings that show a reset, because GPUs are often reset
+while the agent is stopped.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import gpu_device, mig_device
-from agent.health.gpu.faults.evaluate import is_latched_code
-from agent.health.gpu.faults.recovery import VOLATILE, RecoverySigns
-from agent.health.gpu.faults.values import LOST, NO_REPORTS, SHARED, Fault, FaultKey, FaultLog
+from agent.health.gpu.faults.evaluate import is_latched_fault_code
+from agent.health.gpu.faults.fault_log import LOST_CODE, NO_REPORTS, SHARED, Fault, FaultKey, FaultLog
+from agent.health.gpu.faults.recovery import VOLATILE_COUNTERS, RecoverySigns
 from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.conditions import FaultDecision
-from agent.health.gpu.xid.lines import SxidLine, XidLine, parse
-from agent.health.state_machine import Condition, Phase
-from agent.model.faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
+from agent.health.gpu.xid.log_lines import SxidLine, XidLine, parse_line
+from agent.health.state_machine import Condition, ConditionPhase
 from agent.model.health import Finding, Severity
+from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
 from agent.model.reading import Absence, Missing
 from agent.model.settings import GpuLimits
 from agent.model.time import NS, Instant
 
 RESOLVED_KEPT_S: Final = 86_400.0
-"""Time for which a resolved fault of an earlier boot is kept [s]."""
+"""Age up to which a resolved fault of an earlier boot is restored [s]."""
 LOST_KEPT_S: Final = 30 * RESOLVED_KEPT_S
-"""Time for which a resolved loss of a GPU is kept [s]: a second loss points to broken hardware."""
+"""The same for the loss of a GPU [s]: a second loss points to broken hardware."""
 KEPT_MAX: Final = 256
-"""Largest number of faults in the checkpoint file: eight for each of 32 GPUs.
-
-With their longest texts these faults need half of the file's size limit.
-"""
+"""Largest number of faults in the checkpoint file; they need at most half of the file's size limit."""
 CLEARING_NS: Final = 10 * NS
-"""Longest time from the end of a fault until its cause clears and probation starts [ns]."""
+"""Longest time from the end of a fault until its probation starts [ns]."""
 
 
 class RestoredFaults(NamedTuple):
-    """State of latched faults that the agent restores from the checkpoint at its start."""
+    """State of GPUs and latched faults at the agent's start, restored from the checkpoint."""
 
     gpus: GpuRuleState
     faults: FaultLog
     recovery_signs: Mapping[int, RecoverySigns]
-    """Last readings of each GPU that has a fault."""
+    """Last readings of each GPU with an unresolved fault, by GPU number."""
     conditions: Mapping[tuple[str, str], Condition]
-    """Conditions that are raised from the first evaluation on, by device name and finding code."""
+    """Raised conditions of the restored faults, by device name and finding code."""
 
 
 # --- save ---------------------------------------------------------------------------------------------------
@@ -56,16 +52,16 @@ def build_checkpoint(
     registry: tuple[KnownGpu, ...],
     signs: Mapping[int, RecoverySigns],
 ) -> PersistentGpuState:
-    """Return the content of the checkpoint: the fault state that a restarted agent cannot read again."""
+    """Return the content of the checkpoint: known GPUs, and latched faults above severity INFO."""
     uuids = {gpu.number: gpu.uuid for gpu in registry}
     kept = []
     for key, fault in log.faults.items():
         decision = decisions.get(key) or fault.last_decision
-        uuid = uuids.get(key.number, "")
-        if decision is None or (not uuid and key.number != SHARED):
+        uuid = uuids.get(key.gpu_number, "")
+        if decision is None or (not uuid and key.gpu_number != SHARED):
             continue
-        if decision.severity > Severity.INFO:  # the log still has recent INFO faults
-            kept.append(_kept_fault(key, fault, decision, uuid, signs.get(key.number, RecoverySigns())))
+        if decision.severity > Severity.INFO:  # INFO faults are restored from the kernel log
+            kept.append(_kept_fault(key, fault, decision, uuid, signs.get(key.gpu_number, RecoverySigns())))
     if len(kept) > KEPT_MAX:
         kept.sort(key=lambda fault: (fault.healed, -fault.severity, -fault.last_wall_s))
     return PersistentGpuState(tuple(gpu for gpu in registry if gpu.uuid), tuple(sorted(kept[:KEPT_MAX])))
@@ -110,8 +106,8 @@ def restore_faults(kept: PersistentGpuState, boot_id: str, limits: GpuLimits, no
     """Return the state of latched faults at the agent's start.
 
     Args:
-        kept: Content of the checkpoint. Codes that this version does not know are left out.
-        boot_id: ID of this boot; if empty, no fault is taken as ended by a reboot.
+        kept: Content of the checkpoint; faults with unknown codes are ignored.
+        boot_id: Boot ID of the running kernel; empty: unknown, no fault is resolved by a reboot.
         limits: Limits from the configuration.
         now: Time of the start.
     """
@@ -122,11 +118,11 @@ def restore_faults(kept: PersistentGpuState, boot_id: str, limits: GpuLimits, no
     signs: dict[int, RecoverySigns] = {}
     for saved in kept.faults:
         number = numbers.get(saved.uuid) if saved.uuid else SHARED
-        if number is None or not is_latched_code(saved.code):
+        if number is None or not is_latched_fault_code(saved.code):
             continue
         key = FaultKey(number, saved.code, saved.gi, saved.ci)
         same_boot = bool(boot_id) and saved.boot_id == boot_id
-        fault = _fault(
+        fault = _restored_fault(
             saved, now, ended_by_reboot=bool(boot_id) and not same_boot and saved.cure is not Cure.REPLACE
         )
         if fault.resolved and not same_boot and now.wall_s - saved.last_wall_s > _kept_for_s(saved.code):
@@ -137,9 +133,12 @@ def restore_faults(kept: PersistentGpuState, boot_id: str, limits: GpuLimits, no
             counted_us[at] = max(counted_us.get(at, 0), saved.log_us)
             if not saved.healed:
                 signs[number] = _recovery_signs(saved)
-        if _is_held(fault, limits, now):
+        if _is_reported_at_start(fault, limits, now):
             conditions.update(
-                {(device, saved.code): _condition(fault, saved.code) for device in _devices(key, kept)}
+                {
+                    (device, saved.code): _raised_condition(fault, saved.code)
+                    for device in _affected_devices(key, kept)
+                }
             )
     per_gpu = {gpu.number: _per_gpu_state(gpu) for gpu in kept.gpus}
     gpus = GpuRuleState(registry=kept.gpus, per_gpu=per_gpu)
@@ -149,7 +148,7 @@ def restore_faults(kept: PersistentGpuState, boot_id: str, limits: GpuLimits, no
 
 
 def _recovery_signs(saved: PersistentFault) -> RecoverySigns:
-    counters = saved.counters if len(saved.counters) == len(VOLATILE) else ()
+    counters = saved.counters if len(saved.counters) == len(VOLATILE_COUNTERS) else ()
     return RecoverySigns(
         counters=tuple(Missing(Absence.ABSENT) if value < 0 else value for value in counters),
         action=saved.action,
@@ -157,15 +156,15 @@ def _recovery_signs(saved: PersistentFault) -> RecoverySigns:
 
 
 def _kept_for_s(code: str) -> float:
-    return LOST_KEPT_S if code == LOST else RESOLVED_KEPT_S
+    return LOST_KEPT_S if code == LOST_CODE else RESOLVED_KEPT_S
 
 
 def _per_gpu_state(gpu: KnownGpu) -> PerGpuState:
     return PerGpuState(uuid=gpu.uuid, instances=tuple(MigInstance(mig, None) for mig in gpu.migs))
 
 
-def _fault(saved: PersistentFault, now: Instant, *, ended_by_reboot: bool) -> Fault:
-    parsed = [parse(text) for text in saved.texts]
+def _restored_fault(saved: PersistentFault, now: Instant, *, ended_by_reboot: bool) -> Fault:
+    parsed = [parse_line(text) for text in saved.texts]
     digits = saved.code.rpartition(".")[2]
     severity = Severity(saved.severity)
     resolved = _instant(saved.healed_wall_s, now) if saved.healed else now if ended_by_reboot else None
@@ -190,30 +189,30 @@ def _fault(saved: PersistentFault, now: Instant, *, ended_by_reboot: bool) -> Fa
 
 
 def _instant(wall_s: float, now: Instant) -> Instant:
-    """Convert a wall-clock time into an instant, at the latest ``now`` even if the clock was set back."""
+    """Convert a wall-clock time to an instant; ``now`` if the time is in the future."""
     wall_s = min(max(wall_s, 0.0), now.wall_s)
     return Instant(now.mono_ns - int((now.wall_s - wall_s) * NS), wall_s)
 
 
-def _is_held(fault: Fault, limits: GpuLimits, now: Instant) -> bool:
-    """Return whether the cause of a fault is still raised or in its probation when the agent starts."""
+def _is_reported_at_start(fault: Fault, limits: GpuLimits, now: Instant) -> bool:
+    """Return whether a fault is unresolved or in its probation, so that its cause is reported."""
     if fault.resolved is None:
         return True
     held_ns = int(limits.probation_s * NS) + CLEARING_NS
     return now.mono_ns - fault.resolved.mono_ns < held_ns
 
 
-def _condition(fault: Fault, code: str) -> Condition:
+def _raised_condition(fault: Fault, code: str) -> Condition:
     decision = fault.last_decision
     assert decision is not None, "a fault in the checkpoint has a decision"
     finding = Finding(code, decision.severity, decision.evidence, decision.advice, decision.blame)
-    return Condition(Phase.RAISED, finding, fault.first, 0, 0, 0)
+    return Condition(ConditionPhase.RAISED, finding, fault.first, 0, 0, 0)
 
 
-def _devices(key: FaultKey, kept: PersistentGpuState) -> Iterator[str]:
-    """Yield the devices that have the cause of a fault; MIG instances inherit the causes of their GPU."""
+def _affected_devices(key: FaultKey, kept: PersistentGpuState) -> Iterator[str]:
+    """Yield the names of the GPUs or MIG instances that a fault affects."""
     for gpu in kept.gpus:
-        if key.number not in (gpu.number, SHARED):
+        if key.gpu_number not in (gpu.number, SHARED):
             continue
         named = [mig_device(gpu.number, mig.gi, mig.ci) for mig in gpu.migs if key.affects_only(mig)]
         for device in named or [gpu_device(gpu.number)]:

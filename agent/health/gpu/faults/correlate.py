@@ -1,39 +1,39 @@
-"""Step 2 for latched faults: reports of NVML and the kernel log about the same fault are counted once.
+"""Step 2 for latched faults: count an occurrence once that both NVML and the kernel log report.
 
-On a partitioned GPU, NVML decides which MIG instance is affected: a log line that names none waits a moment
-for NVML's report. Memory is bounded: a flood of one fault is one entry with a large count.
+On a partitioned GPU only NVML names the MIG instance, so a log line without one waits up to a second for
+NVML's report. Memory is bounded: many occurrences of a fault are one entry with a count.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from agent.health.gpu.faults.values import (
+from agent.health.gpu.faults.fault_log import (
     DAY_NS,
     NO_REPORTS,
-    XID,
+    XID_PREFIX,
     Fault,
     FaultKey,
     FaultLog,
     FaultReporter,
     Occurrence,
     ReportCounts,
-    is_near,
+    occurred_near,
 )
 from agent.health.gpu.rule_state import GpuRuleState
-from agent.health.gpu.xid.lines import SxidLine, XidLine
-from agent.health.gpu.xid.nvlink import RequiredAction, decode_nvlink5, grade_registers
-from agent.health.gpu.xid.table import CANCELS, row_of
-from agent.health.gpu.xid.values import XidEffect
+from agent.health.gpu.xid.log_lines import SxidLine, XidLine
+from agent.health.gpu.xid.nvlink_decoder import RequiredAction, decode_nvlink5, grade_registers
+from agent.health.gpu.xid.row_types import XidEffect
+from agent.health.gpu.xid.xid_table import ENDED_XIDS, xid_row
 from agent.model.gpu import WHOLE_GPU, GpuEvent
 from agent.model.time import NS, Instant
 
 SAME_FAULT_NS: Final = 5 * NS
-"""Reports of one code for one GPU by different reporters within this time are one fault."""
+"""Time within which reports of one code and GPU by different reporters are one occurrence [ns]."""
 WAIT_FOR_NVML_NS: Final = NS
-"""Time for which a log line waits for NVML to name the MIG instance."""
+"""Time for which a log line waits for NVML to name the MIG instance [ns]."""
 BURST_NS: Final = 60 * NS
-"""Occurrences less than this apart are one burst."""
+"""Largest time between two occurrences of one burst [ns]."""
 FAULTS_MAX: Final = 64  # for each GPU
 KEPT_LINES: Final = 4
 KEPT_PIDS: Final = 16
@@ -42,10 +42,7 @@ WAITING_MAX: Final = 64
 
 
 def correlate(log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleState, now: Instant) -> FaultLog:
-    """Return the fault log with new occurrences added.
-
-    Occurrences from NVML are added first, because NVML names the MIG instance.
-    """
+    """Return the fault log with new reports added, those of NVML first."""
     faults = dict(log.faults)
     waiting: list[Occurrence] = []
     for new in sorted([*log.waiting, *occurrences], key=lambda new: (new.reporter, new.last.mono_ns)):
@@ -57,38 +54,38 @@ def correlate(log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleSta
             waiting.append(new)
             continue
         faults[new.key] = with_occurrence(faults.get(new.key), new, log.boot_id)
-    for new in waiting[WAITING_MAX:]:  # in a flood no instance is identified anyway
+    for new in waiting[WAITING_MAX:]:  # too many: do not wait for NVML
         faults[new.key] = with_occurrence(faults.get(new.key), new, log.boot_id)
     _mark_cancelled(faults)
-    return replace(log, faults=_bounded(faults), waiting=tuple(waiting[:WAITING_MAX]))
+    return replace(log, faults=_without_excess(faults), waiting=tuple(waiting[:WAITING_MAX]))
 
 
-def next_due_ns(log: FaultLog) -> int | None:
-    """Return the time at which the first log line stops waiting for NVML [ns]; None if no line waits."""
-    return min((waiting.seen_ns + WAIT_FOR_NVML_NS for waiting in log.waiting), default=None)
+def next_wait_end_ns(log: FaultLog) -> int | None:
+    """Return the monotonic time at which the first log line stops waiting for NVML [ns]; None: none waits."""
+    return min((waiting.read_ns + WAIT_FOR_NVML_NS for waiting in log.waiting), default=None)
 
 
 # --- the same fault -----------------------------------------------------------------------------------------
 
 
-def _may_be_same(left: FaultKey, right: FaultKey) -> bool:
-    """Return whether two keys may name the same fault: an instance that one key does not name matches any."""
+def _may_name_same_fault(left: FaultKey, right: FaultKey) -> bool:
+    """Return whether two keys may name the same fault: WHOLE_GPU matches every instance."""
     return left[:2] == right[:2] and all(
         a == b or WHOLE_GPU in (a, b) for a, b in zip(left[2:], right[2:], strict=True)
     )
 
 
 def _matching_nvml_fault(faults: dict[FaultKey, Fault], new: Occurrence) -> FaultKey | None:
-    """Return the key of the fault from NVML that a log line also reports; None if there is none.
+    """Return the key of the fault that NVML reported and a log line reports, too; None: no such fault.
 
-    A fault that no log line has reported yet is preferred.
+    Of several, a fault that no log line has reported yet is preferred.
     """
     found = [
         (key, fault)
         for key, fault in faults.items()
-        if _may_be_same(key, new.key)
+        if _may_name_same_fault(key, new.key)
         and fault.recent_reports[FaultReporter.NVML]
-        and is_near(fault, new.last, SAME_FAULT_NS)
+        and occurred_near(fault, new.last, SAME_FAULT_NS)
     ]
     found.sort(
         key=lambda item: (
@@ -100,12 +97,12 @@ def _matching_nvml_fault(faults: dict[FaultKey, Fault], new: Occurrence) -> Faul
 
 
 def _reassign_log_faults(faults: dict[FaultKey, Fault], new: Occurrence, boot_id: str) -> None:
-    """Move a fault that only the log reported, with another or no instance, to the key that NVML reports."""
-    for key in [key for key in faults if key != new.key and _may_be_same(key, new.key)]:
+    """Move faults that only log lines reported, without MIG instance, to the key with NVML's instance."""
+    for key in [key for key in faults if key != new.key and _may_name_same_fault(key, new.key)]:
         logged = faults[key]
         by_nvml, by_log, by_companion = logged.recent_reports
         reports = by_log + by_companion
-        if logged.resolved or by_nvml or not reports or not is_near(logged, new.last, SAME_FAULT_NS):
+        if logged.resolved or by_nvml or not reports or not occurred_near(logged, new.last, SAME_FAULT_NS):
             continue
         if logged.times > max(logged.recent_reports):
             continue  # older than this series of reports: NVML cannot mean all of it
@@ -126,19 +123,19 @@ def _reassign_log_faults(faults: dict[FaultKey, Fault], new: Occurrence, boot_id
 
 
 def _must_wait_for_nvml(new: Occurrence, gpus: GpuRuleState, now: Instant) -> bool:
-    sample = gpus.samples.get(new.key.number)
+    sample = gpus.samples.get(new.key.gpu_number)
     if sample is None or not sample.migs or not sample.event_mask & GpuEvent.XID:
         return False
     if new.key.gi != WHOLE_GPU or not isinstance(new.line, XidLine) or new.before_start:
         return False
-    return now.mono_ns - new.seen_ns < WAIT_FOR_NVML_NS
+    return now.mono_ns - new.read_ns < WAIT_FOR_NVML_NS
 
 
 # --- one fault ----------------------------------------------------------------------------------------------
 
 
 def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Fault:
-    """Return a fault with a new occurrence added; the counts of a resolved fault start from zero."""
+    """Return a fault with a new report added; the counts of a resolved fault start from zero."""
     fresh = Fault(new.xid, new.first, new.last, before_start=new.before_start, boot_id=boot_id)
     if before is None:
         fault = fresh
@@ -148,7 +145,7 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
             fault = replace(fault, lines=before.lines, texts=before.texts, pids=before.pids)
     else:
         fault = before
-    earlier = fault.recent_reports if is_near(fault, new.last, SAME_FAULT_NS) else NO_REPORTS
+    earlier = fault.recent_reports if occurred_near(fault, new.last, SAME_FAULT_NS) else NO_REPORTS
     reports = _add_reports(earlier, new)
     lines = (*fault.lines, new.line) if new.line else fault.lines
     texts = (*fault.texts, new.text) if new.text else fault.texts
@@ -175,13 +172,13 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
 
 
 def _least_needed_line(lines: tuple[XidLine | SxidLine, ...]) -> int:
-    """Return the index of the log line to drop: the oldest, but not the first of the most severe lines."""
+    """Return the index of the log line to drop: the oldest, except the first of the most severe lines."""
     worst = max(range(len(lines)), key=lambda at: _line_severity(lines[at]), default=0)
     return 1 if lines and worst == 0 and _line_severity(lines[0]) else 0
 
 
 def _line_severity(line: XidLine | SxidLine) -> int:
-    """Return a number that orders log lines of one code by stated severity; 0 if the line states none."""
+    """Return the severity that a log line states, as a number for comparison; 0: no severity."""
     if isinstance(line, SxidLine):
         return int(line.fatal)
     if line.nvlink5:
@@ -212,20 +209,20 @@ def _bursts(before: Fault | None, new: Occurrence) -> tuple[Instant, ...]:
 
 
 def _mark_cancelled(faults: dict[FaultKey, Fault]) -> None:
-    """Record each XID that reports the end of an earlier XID as a follower of the earlier one."""
+    """Add XIDs that report the end of an earlier XID to the followers of the earlier one."""
     for key, fault in list(faults.items()):
-        cancelled = key._replace(code=f"{XID}{CANCELS.get(fault.xid, 0)}")
+        cancelled = key._replace(code=f"{XID_PREFIX}{ENDED_XIDS.get(fault.xid, 0)}")
         other = faults.get(cancelled)
         if other is not None and other.last <= fault.last:
             faults[cancelled] = replace(other, followers=other.followers | {fault.xid})
 
 
-def _bounded(faults: dict[FaultKey, Fault]) -> dict[FaultKey, Fault]:
+def _without_excess(faults: dict[FaultKey, Fault]) -> dict[FaultKey, Fault]:
     """Drop faults above FAULTS_MAX per GPU: first resolved faults, then the mildest and oldest."""
     if len(faults) <= FAULTS_MAX:
         return faults
-    for number in {key.number for key in faults}:
-        keys = [key for key in faults if key.number == number]
+    for number in {key.gpu_number for key in faults}:
+        keys = [key for key in faults if key.gpu_number == number]
         keys.sort(key=lambda key: _keep_priority(key, faults[key]))
         for key in keys[: max(0, len(keys) - FAULTS_MAX)]:
             del faults[key]
@@ -233,7 +230,7 @@ def _bounded(faults: dict[FaultKey, Fault]) -> dict[FaultKey, Fault]:
 
 
 def _keep_priority(key: FaultKey, fault: Fault) -> tuple[bool, int, Instant]:
-    mark = row_of(fault.xid).mark if key.code.startswith(XID) else XidEffect.ALWAYS
+    mark = xid_row(fault.xid).effect if key.code.startswith(XID_PREFIX) else XidEffect.ALWAYS
     if fault.switch_line and not fault.switch_line.fatal:
         mark = XidEffect.NEVER
     return (

@@ -1,116 +1,126 @@
-"""Step 3 for latched faults: a decision on each fault in every evaluation, and findings from decisions."""
+"""Step 3 for latched faults: decide the severity of each fault, and turn the decisions into findings."""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from agent.health.gpu.faults import events as gpu_events
-from agent.health.gpu.faults.values import DAY_NS, SHARED, SXID, XID, Fault, FaultKey, FaultLog, is_near
+from agent.health.gpu.faults import event_rows as gpu_events
+from agent.health.gpu.faults.fault_log import (
+    DAY_NS,
+    SHARED,
+    SXID_PREFIX,
+    XID_PREFIX,
+    Fault,
+    FaultKey,
+    FaultLog,
+    occurred_near,
+)
 from agent.health.gpu.rule_state import GpuRuleState
-from agent.health.gpu.xid.conditions import FaultDecision, XidFacts, XidFault, announced_action
-from agent.health.gpu.xid.rules import decide, decide_sxid
-from agent.health.gpu.xid.sxids import row_of as sxid_row_of
-from agent.health.gpu.xid.table import row_of
-from agent.health.gpu.xid.values import RecoveryAction, XidEffect
-from agent.health.rules import CatalogRow, Growth
-from agent.model.faults import Cure
+from agent.health.gpu.xid.conditions import FaultDecision, XidOccurrences, XidReadings, announced_action
+from agent.health.gpu.xid.decisions import decide_sxid, decide_xid
+from agent.health.gpu.xid.row_types import RecoveryAction, XidEffect
+from agent.health.gpu.xid.sxid_table import sxid_row
+from agent.health.gpu.xid.xid_table import xid_row
+from agent.health.rules import CatalogRow, CounterGrowth
 from agent.model.gpu import WHOLE_GPU, GpuField, GpuSample
 from agent.model.health import Finding, Severity
+from agent.model.persistent_faults import Cure
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.settings import GpuLimits
 from agent.model.time import NS, Instant
 
 ROOT_NS: Final = 10 * NS
-"""Longest time between an XID and the XID whose consequence it may be."""
+"""Longest time between an XID and another XID that may be its cause [ns]."""
 SECONDARY_XIDS: Final = frozenset({43, 45, 154})
-"""XIDs that are never the root cause of another XID."""
-SEVERITY_OF_MARK: Final = {
+"""XIDs that are never the cause of another XID."""
+SEVERITY_OF_EFFECT: Final = {
     XidEffect.ALWAYS: Severity.UNHEALTHY,
     XidEffect.CONDITIONAL: Severity.UNHEALTHY,
     XidEffect.NEVER: Severity.INFO,
 }
-"""Severity in the catalog row of an XID, by its effect: the worst severity that a decision can have."""
+"""Severity in the catalog row of an XID, which is the worst that a decision can have, by effect."""
 
 
 class LatchedFinding(NamedTuple):
-    """Finding of a latched fault for one device."""
+    """Finding of a latched fault for a GPU or MIG instance."""
 
     finding: Finding
     since: Instant
-    """Time of the fault's first occurrence, possibly before the agent's start."""
+    """Time of the first occurrence, possibly before the agent's start."""
 
 
 def evaluate_faults(
     log: FaultLog, gpus: GpuRuleState, limits: GpuLimits, now: Instant
 ) -> dict[FaultKey, FaultDecision]:
-    """Return the decision on each unresolved fault; a fault that cannot be evaluated yet has none."""
+    """Return the decision on each unresolved fault, except faults whose GPU was not read yet."""
     if not log.faults:
         return {}
     overrides = dict(limits.xids)
-    facts: dict[int, XidFacts] = {}
+    facts: dict[int, XidReadings] = {}
     roots: dict[int, list[Fault]] = {}
     for key, fault in log.faults.items():
         if fault.xid and fault.xid not in SECONDARY_XIDS:
-            roots.setdefault(key.number, []).append(fault)
+            roots.setdefault(key.gpu_number, []).append(fault)
     found = {}
     for key, fault in log.faults.items():
         if fault.resolved:
             continue
-        sample = gpus.samples.get(key.number)
-        unread = key.number != SHARED and not (sample and sample.passes)
+        sample = gpus.samples.get(key.gpu_number)
+        unread = key.gpu_number != SHARED and not (sample and sample.passes)
         restored = fault.last_decision if fault.xid not in overrides else None
         if restored and (unread or restored.cure is Cure.REPLACE):
             found[key] = restored
         elif unread and fault.before_start and not _first_pass_is_late(sample, log, limits, now):
-            continue  # may be over: the first pass shows it
-        elif key.code.startswith(XID):
-            if key.number not in facts:
-                facts[key.number] = _facts(log, gpus, key.number)
-            own_facts = facts[key.number]._replace(has_root=_has_root(roots.get(key.number, ()), fault))
-            found[key] = decide(
-                row_of(fault.xid), _xid_fault(fault, now), own_facts, overrides.get(fault.xid)
+            continue  # may have ended: the first pass shows it
+        elif key.code.startswith(XID_PREFIX):
+            if key.gpu_number not in facts:
+                facts[key.gpu_number] = _xid_readings(log, gpus, key.gpu_number)
+            own_facts = facts[key.gpu_number]._replace(
+                has_root=_has_root(roots.get(key.gpu_number, ()), fault)
             )
-        elif key.code.startswith(SXID):
-            found[key] = decide_sxid(sxid_row_of(fault.xid), fault.switch_line)
+            found[key] = decide_xid(
+                xid_row(fault.xid), _xid_fault(fault, now), own_facts, overrides.get(fault.xid)
+            )
+        elif key.code.startswith(SXID_PREFIX):
+            found[key] = decide_sxid(sxid_row(fault.xid), fault.switch_line)
         else:
-            row = gpu_events.BY_CODE[key.code]
+            row = gpu_events.ROW_BY_CODE[key.code]
             found[key] = FaultDecision(row.severity, row.meaning, row.advice, row.blame, row.cure)
     return found
 
 
 def _first_pass_is_late(sample: GpuSample | None, log: FaultLog, limits: GpuLimits, now: Instant) -> bool:
-    """Return whether the first pass over a GPU has exceeded the deadline of an NVML call."""
+    """Return whether the first pass over a GPU has taken longer than the deadline of an NVML call."""
     since_ns = sample.call_ns if sample and sample.call else log.started_ns
     return now.mono_ns - since_ns >= limits.deadline_s * NS
 
 
-def _xid_fault(fault: Fault, now: Instant) -> XidFault:
+def _xid_fault(fault: Fault, now: Instant) -> XidOccurrences:
     day = sum(now.mono_ns - start.mono_ns < DAY_NS for start in fault.bursts)
-    return XidFault(
+    return XidOccurrences(
         times=fault.times,
         bursts=max(1, day) + fault.earlier_boots,
-        details=fault.xid_lines,
+        lines=fault.xid_lines,
         pids=fault.pids,
         followers=fault.followers,
     )
 
 
 def _has_root(roots: Iterable[Fault], fault: Fault) -> bool:
-    """Return whether one of ``roots``, the possible root causes, occurred close to a fault of the same
-    GPU."""
-    return any(root.xid != fault.xid and is_near(root, fault.last, ROOT_NS) for root in roots)
+    """Return whether one of the possible causes ``roots`` occurred shortly before or after the fault."""
+    return any(root.xid != fault.xid and occurred_near(root, fault.last, ROOT_NS) for root in roots)
 
 
-def _facts(log: FaultLog, gpus: GpuRuleState, number: int) -> XidFacts:
-    xid_154 = log.faults.get(FaultKey(number, f"{XID}154"))
+def _xid_readings(log: FaultLog, gpus: GpuRuleState, number: int) -> XidReadings:
+    xid_154 = log.faults.get(FaultKey(number, f"{XID_PREFIX}154"))
     announced = announced_action(xid_154.xid_lines) if xid_154 and not xid_154.resolved else None
     sample, gpu_state = gpus.samples.get(number), gpus.per_gpu.get(number)
     if sample is None or gpu_state is None:
-        return XidFacts(announced=announced)
+        return XidReadings(announced=announced)
     action = sample[GpuField.RECOVERY_ACTION]
     links = sample[GpuField.LINKS_UP]
-    replays = gpu_state.growth.get(GpuField.PCIE_REPLAY, Growth(0, 0.0)).events
-    return XidFacts(
+    replays = gpu_state.growth.get(GpuField.PCIE_REPLAY, CounterGrowth(0, 0.0)).events
+    return XidReadings(
         action=RecoveryAction(action) if isinstance(action, int) else None,
         has_action=isinstance(action, int) or action.absence is Absence.UNREADABLE,
         announced=announced,
@@ -118,7 +128,7 @@ def _facts(log: FaultLog, gpus: GpuRuleState, number: int) -> XidFacts:
         remap_failed=_flag(sample, GpuField.REMAP_FAILURE),
         page_pending=_flag(sample, GpuField.RETIRED_PENDING),
         sram_threshold=_flag(sample, GpuField.SRAM_THRESHOLD),
-        links_down=bool(gpu_state.start.links_up & ~links) if isinstance(links, int) else None,
+        links_down=bool(gpu_state.seen.links_up & ~links) if isinstance(links, int) else None,
         replays_growing=isinstance(replays, int) and replays > 0,
         ecc_on=_flag(sample, GpuField.ECC_MODE),
     )
@@ -135,9 +145,10 @@ def gpu_findings(
     gpus: GpuRuleState,
     number: int,
 ) -> dict[str, LatchedFinding]:
-    """Return the findings of a whole GPU by code: its own, shared, and INFO findings for MIG instances.
+    """Return the findings of latched faults for a GPU by code: own and shared ones, and INFO for MIG
+    instances.
 
-    A fault of a MIG instance that no longer exists belongs to the GPU, because the hardware is the same.
+    Faults of a MIG instance that no longer exists count as faults of the GPU.
     """
     sample = gpus.samples.get(number)
     migs = next((gpu.migs for gpu in gpus.registry if gpu.number == number), ())
@@ -145,8 +156,8 @@ def gpu_findings(
     whole: dict[str, LatchedFinding] = {}
     of_instances: dict[str, list[tuple[str, Instant]]] = {}
     for key, decision in decisions.items():
-        shared = key.number == SHARED and (linked or key.code == gpu_events.API_MISMATCH)
-        if decision.severity is Severity.OK or not (shared or key.number == number):
+        shared = key.gpu_number == SHARED and (linked or key.code == gpu_events.API_MISMATCH)
+        if decision.severity is Severity.OK or not (shared or key.gpu_number == number):
             continue
         since = faults[key].first
         if key.gi != WHOLE_GPU:
@@ -163,17 +174,17 @@ def gpu_findings(
     return whole
 
 
-def instance_findings(
+def mig_findings(
     decisions: Mapping[FaultKey, FaultDecision],
     faults: Mapping[FaultKey, Fault],
     number: int,
     gi: int,
     ci: int,
 ) -> dict[str, LatchedFinding]:
-    """Return the findings of one MIG instance by code; the worst finding if one code has several."""
+    """Return the findings of latched faults for one MIG instance by code; of several, the worst."""
     found: dict[str, LatchedFinding] = {}
     for key, decision in decisions.items():
-        if key.number != number or key.gi != gi or key.ci not in (ci, WHOLE_GPU):
+        if key.gpu_number != number or key.gi != gi or key.ci not in (ci, WHOLE_GPU):
             continue
         worse = key.code not in found or decision.severity > found[key.code].finding.severity
         if decision.severity is not Severity.OK and worse:
@@ -189,25 +200,30 @@ def _instance(key: FaultKey) -> str:
     return f"instance {key.gi}" if key.ci == WHOLE_GPU else f"instance {key.gi}/{key.ci}"
 
 
-def is_latched_code(code: str) -> bool:
-    """Return whether a code is that of a latched fault which this version of the agent knows."""
-    if code in gpu_events.BY_CODE:
+def is_latched_fault_code(code: str) -> bool:
+    """Return whether a finding code is that of a latched fault, and this version of the agent knows it."""
+    if code in gpu_events.ROW_BY_CODE:
         return True
-    digits = code.removeprefix(SXID if code.startswith(SXID) else XID)
+    digits = code.removeprefix(SXID_PREFIX if code.startswith(SXID_PREFIX) else XID_PREFIX)
     return digits != code and digits.isascii() and digits.isdecimal()
 
 
 @lru_cache(1024)
-def fault_row(code: str, limits: GpuLimits) -> CatalogRow:
-    """Return the catalog row of a latched fault; a decision can be milder and have other advice."""
-    if code.startswith(XID):
-        xid = row_of(int(code.removeprefix(XID)))
-        severity, blame, why, advice = SEVERITY_OF_MARK[xid.mark], xid.blame, xid.meaning, xid.advice.value
-    elif code.startswith(SXID):
-        sxid = decide_sxid(sxid_row_of(int(code.removeprefix(SXID))), None)
+def latched_fault_row(code: str, limits: GpuLimits) -> CatalogRow:
+    """Return the catalog row of a latched fault; a decision may have less severity and other advice."""
+    if code.startswith(XID_PREFIX):
+        xid = xid_row(int(code.removeprefix(XID_PREFIX)))
+        severity, blame, why, advice = (
+            SEVERITY_OF_EFFECT[xid.effect],
+            xid.blame,
+            xid.meaning,
+            xid.advice.value,
+        )
+    elif code.startswith(SXID_PREFIX):
+        sxid = decide_sxid(sxid_row(int(code.removeprefix(SXID_PREFIX))), None)
         severity, blame, why, advice = sxid.severity, sxid.blame, sxid.evidence, sxid.advice
     else:
-        event = gpu_events.BY_CODE[code]
+        event = gpu_events.ROW_BY_CODE[code]
         severity, blame, why, advice = event.severity, event.blame, event.why, event.advice
     return CatalogRow(
         code=code,

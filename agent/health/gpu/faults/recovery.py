@@ -1,28 +1,29 @@
-"""Step 4 for latched faults: a recovery action, a reset, a new boot or time resolves a fault.
+"""Step 4 for latched faults: detect resets and other recoveries of GPUs, and resolve the faults they end.
 
-The cause of a resolved fault is reported until its probation ends, as every cause is. A resolved fault is
-kept, because it may recur, and old kernel log lines must not raise it again.
+Resolved faults stay in the fault log, because they may recur, and old kernel log lines must not raise them
+again. Their causes are reported until their probation ends.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from agent.health.gpu.faults.values import DAY_NS, SHARED, Fault, FaultKey, FaultLog
+from agent.health.gpu.faults.fault_log import DAY_NS, SHARED, Fault, FaultKey, FaultLog
 from agent.health.gpu.rule_state import GpuRuleState
 from agent.health.gpu.xid.conditions import FaultDecision
-from agent.model.faults import Cure
 from agent.model.gpu import GpuField, GpuSample, NvmlStatus
+from agent.model.persistent_faults import Cure
 from agent.model.reading import Reading
-from agent.model.time import NS, Instant, at_mono
+from agent.model.time import NS, Instant, instant_at_mono
 
 SETTLE_NS: Final = 10 * NS
-"""Time after a fault from which on the driver's recovery action includes the fault [ns]."""
+"""Time after a fault until the driver's recovery action takes the fault into account [ns]."""
 EXPIRE_NS: Final = 600 * NS
+"""Time after which faults that end without a recovery are resolved [ns]."""
 
 _BY_RESET: Final = frozenset({Cure.ACTION, Cure.NOTHING_PENDING, Cure.LINKS_UP, Cure.RESET})
 _WHEN_CALM: Final = frozenset({Cure.ACTION, Cure.NOTHING_PENDING})
-VOLATILE: Final = (
+VOLATILE_COUNTERS: Final = (
     GpuField.ECC_UNCORRECTABLE,
     GpuField.ECC_CORRECTABLE,
     GpuField.ECC_UNCORRECTABLE_DRAM,
@@ -31,37 +32,37 @@ VOLATILE: Final = (
     GpuField.ECC_CORRECTABLE_SRAM,
     GpuField.PCIE_REPLAY,
 )
-"""Counters that are cleared only when the GPU is reset or the driver is reloaded."""
+"""Counters that only a reset of the GPU or a reload of the driver clears: smaller values show one."""
 _PENDING: Final = (GpuField.REMAP_PENDING, GpuField.REMAP_FAILURE, GpuField.RETIRED_PENDING)
 
 
 class RecoverySigns(NamedTuple):
-    """Signs that a GPU, or all GPUs together, recovered."""
+    """Readings of a GPU, or of all GPUs together, that show a recovery such as a reset."""
 
     counters: tuple[Reading, ...] = ()
-    """Last readings of the counters in VOLATILE, in its order."""
+    """Last readings of the counters in VOLATILE_COUNTERS, in its order."""
     action: int = 0
-    """Last reading of the driver's recovery action; 0 if none is requested or none was ever read."""
+    """Last recovery action that the driver requested; 0: no action, or never read."""
     reset_required: bool = False
     """Whether NVML returned RESET_REQUIRED in the last pass."""
     generation: int = 0
-    """Number of NVML initialisations at the last evaluation; it grows when the driver is reloaded."""
+    """Number of NVML initialisations at the last evaluation; a reload of the driver adds one."""
     reloaded_at: Instant | None = None
-    """Time of a driver reload; None again as soon as the GPU is read after it."""
+    """Time of a driver reload after which the GPU was not read yet; else None."""
     read_ns: int = 0
-    """Time of the last read of the GPU [ns]. A fault is resolved only if the GPU answered after the fault."""
+    """Monotonic time of the GPU's last reading [ns]: a fault is resolved only by later readings."""
     reset_at: Instant | None = None
-    """Time at which the last reset was detected; None if no reset was."""
+    """Time at which the last reset was detected; None: no reset."""
     calm_since: Instant | None = None
-    """Time since which no recovery action is requested and no row or page waits for a reset; else None."""
+    """Time since which no recovery action is requested, and no memory waits for a reset; None: not so."""
     links_up_since: Instant | None = None
-    """Time since which all NVLinks that were ever up are up; None while one of them is not."""
+    """Time since which all NVLinks that were ever up are up; None: a link is down."""
 
 
 def update_recovery_signs(
     before: Mapping[int, RecoverySigns], gpus: GpuRuleState, generation: int, now: Instant
 ) -> Mapping[int, RecoverySigns]:
-    """Return the recovery signs of each GPU, and under SHARED those of all GPUs together."""
+    """Return the recovery signs by GPU number; SHARED: those of all GPUs together."""
     found = {}
     for gpu in gpus.registry:
         sample, gpu_state = gpus.samples.get(gpu.number), gpus.per_gpu[gpu.number]
@@ -76,7 +77,7 @@ def update_recovery_signs(
         elif sample.beat_ns == signs.read_ns:
             found[gpu.number] = signs
         else:
-            found[gpu.number] = _signs_after_pass(signs, sample, gpu_state.start.links_up, now)
+            found[gpu.number] = _signs_after_pass(signs, sample, gpu_state.seen.links_up, now)
     found[SHARED] = _shared_signs(found.values())
     return found
 
@@ -88,14 +89,14 @@ def _with_generation(before: RecoverySigns, generation: int, now: Instant) -> Re
 
 
 def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, now: Instant) -> RecoverySigns:
-    counters = tuple(sample[which] for which in VOLATILE)
+    counters = tuple(sample[which] for which in VOLATILE_COUNTERS)
     cleared = any(
         isinstance(was, int) and isinstance(value, int) and value < was
         for was, value in zip(before.counters, counters, strict=False)
     )
     action, links = sample[GpuField.RECOVERY_ACTION], sample[GpuField.LINKS_UP]
     action_done = before.action != 0 and action == 0
-    at = at_mono(sample.beat_ns, now)
+    at = instant_at_mono(sample.beat_ns, now)
     read_since_reload = before.reloaded_at is not None and sample.beat_ns > before.reloaded_at.mono_ns
     reset_at = before.reloaded_at if read_since_reload else before.reset_at
     calm = action == 0 and not any(sample[which] == 1 for which in _PENDING)
@@ -116,7 +117,7 @@ def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, n
 
 
 def _shared_signs(all_gpus: Iterable[RecoverySigns]) -> RecoverySigns:
-    """Return the recovery signs for faults that all GPUs share: a sign is set if every GPU has it."""
+    """Return the recovery signs for faults that all GPUs share: those that every GPU has."""
     gpus = list(all_gpus)
     resets = [gpu.reset_at for gpu in gpus]
     calm = [gpu.calm_since for gpu in gpus]
@@ -135,13 +136,13 @@ def resolve_faults(
     signs: Mapping[int, RecoverySigns],
     now: Instant,
 ) -> tuple[FaultLog, int | None]:
-    """Mark the faults that are over as resolved.
+    """Mark faults that have ended as resolved, and drop old resolved INFO faults.
 
     Args:
-        decisions: Decisions of this evaluation; a fault without one is not resolved.
+        decisions: Decisions of this evaluation; a fault without a decision is not resolved.
 
     Returns:
-        The faults, and the time at which the next fault may be over.
+        The fault log, and the monotonic time at which the next fault may end [ns]; None: no such time.
     """
     if not log.faults:
         return log, None
@@ -154,7 +155,7 @@ def resolve_faults(
                 faults[key] = fault
             continue
         ends_ns = min(
-            _resolution_times(fault, decision.cure, signs.get(key.number, RecoverySigns()), now),
+            _resolution_times(fault, decision.cure, signs.get(key.gpu_number, RecoverySigns()), now),
             default=None,
         )
         if ends_ns is None or ends_ns > now.mono_ns:
@@ -166,12 +167,12 @@ def resolve_faults(
 
 
 def _is_expired(fault: Fault, now: Instant) -> bool:
-    """Return whether a resolved INFO fault is a day old. Until then a recurrence can raise its severity."""
+    """Return whether a resolved INFO fault is a day old, so that a recurrence is a new fault."""
     return fault.resolved is not None and fault.was_info and now.mono_ns - fault.last.mono_ns >= DAY_NS
 
 
 def _resolution_times(fault: Fault, cure: Cure, signs: RecoverySigns, now: Instant) -> Iterator[int]:
-    """Yield the times at which the fault is, or may be, over if nothing new is read until then."""
+    """Yield the monotonic times at which a fault may end, by its cure and the recovery signs [ns]."""
     last_ns = fault.last.mono_ns
     if cure is Cure.EXPIRES:
         yield last_ns + EXPIRE_NS
@@ -179,7 +180,7 @@ def _resolution_times(fault: Fault, cure: Cure, signs: RecoverySigns, now: Insta
         yield signs.reset_at.mono_ns
     if cure in _BY_RESET and signs.reloaded_at:
         yield now.mono_ns + NS
-    # A reset may have followed a fault from before the agent's start; the driver's recovery action shows it.
+    # a reset may have followed a fault from before the agent's start: then no recovery action is requested
     calm = cure in _WHEN_CALM or (cure is Cure.RESET and fault.before_start)
     for since in (
         signs.calm_since if calm else None,

@@ -1,1 +1,1 @@
-"""XIDs (GPU errors) and SXids (NVSwitch errors): tables, kernel log lines, and the decision on each."""
+"""XIDs (GPU errors) and SXids (NVSwitch errors): tables, kernel log lines, and decisions on severity."""

@@ -1,48 +1,47 @@
-"""Conditions that decide the severity of an XID: one function per condition, and the values it evaluates.
+"""Functions that decide the severity of an XID from its occurrences and readings, one per XidCondition.
 
-agent.health.gpu.xid.values describes the conditions. The driver's recovery action outranks the table: it is
-NVML field 230 or, where that cannot be read, the action in the newest XID 154. A missing reading never counts
-as a good one.
+agent.health.gpu.xid.row_types describes each condition. A recovery action that the driver requests outranks
+the table; a missing reading never counts as a good one.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from agent.health.gpu.xid.lines import XidLine
-from agent.health.gpu.xid.nvlink import (
+from agent.health.gpu.xid.log_lines import XidLine
+from agent.health.gpu.xid.nvlink_decoder import (
+    Nvlink4Grade,
     Nvlink5Status,
-    RegisterGrade,
     RequiredAction,
     decode_nvlink5,
     grade_registers,
 )
-from agent.health.gpu.xid.table import CANCELS
-from agent.health.gpu.xid.values import RecoveryAction, XidAdvice, XidCondition, XidEffect, XidRow
-from agent.model.faults import Cure
+from agent.health.gpu.xid.row_types import RecoveryAction, XidAdvice, XidCondition, XidEffect, XidRow
+from agent.health.gpu.xid.xid_table import ENDED_XIDS
 from agent.model.health import Blame, Severity
+from agent.model.persistent_faults import Cure
 
 
-class XidFault(NamedTuple):
-    """Occurrences of one XID on one device."""
+class XidOccurrences(NamedTuple):
+    """Occurrences of one XID on one GPU or MIG instance."""
 
     times: int = 1
     bursts: int = 1
-    """Number of bursts in the last 24 h."""
-    details: tuple[XidLine, ...] = ()
-    """Some of the kernel log lines that report the XID, newest last; empty if only NVML reported it."""
+    """Number of bursts (occurrences less than a minute apart) in the last 24 h."""
+    lines: tuple[XidLine, ...] = ()
+    """Some of the kernel log lines that report the XID, newest last; empty: only NVML reported it."""
     pids: frozenset[int] = frozenset()
-    """Some of the process IDs that the log lines name."""
+    """Process IDs in the log lines, at most 16."""
     followers: frozenset[int] = frozenset()
-    """Later XIDs that report the end of this XID."""
+    """Numbers of later XIDs that report the end of this XID."""
 
 
-class XidFacts(NamedTuple):
-    """Readings of the device that a condition evaluates; None: no such reading, or not readable."""
+class XidReadings(NamedTuple):
+    """Readings of a GPU that decide the severity of its XIDs; None: no such reading, or not readable."""
 
     action: RecoveryAction | None = None
     """Recovery action in NVML field 230."""
     has_action: bool = False
-    """Whether driver and GPU have NVML field 230, even if it cannot be read."""
+    """Whether driver and GPU have NVML field 230, even if it cannot be read now."""
     announced: RecoveryAction | None = None
     """Recovery action in the newest XID 154 (:func:`announced_action`)."""
     remap_pending: bool | None = None
@@ -53,14 +52,14 @@ class XidFacts(NamedTuple):
     links_down: bool | None = None
     """Whether NVLinks are down that were up before."""
     replays_growing: bool = False
-    """Whether the PCIe link repeats packets."""
+    """Whether the PCIe link repeats (replays) packets."""
     ecc_on: bool | None = None
     has_root: bool = False
     """Whether another XID of the same GPU occurred close to this one and may be its cause."""
 
     @property
     def requested_action(self) -> RecoveryAction | None:
-        """Recovery action that the driver requests; None if it is not known."""
+        """Recovery action that the driver requests, from field 230 or else XID 154; None: not known."""
         return self.announced if self.action is None else self.action
 
 
@@ -75,18 +74,18 @@ class FaultDecision(NamedTuple):
 
 
 def announced_action(lines: Sequence[XidLine]) -> RecoveryAction | None:
-    """Return the recovery action in the newest XID 154 line; None if no line contains one."""
+    """Return the recovery action in the newest XID 154 line; None: no line has one."""
     return next((line.action for line in reversed(lines) if line.action is not None), None)
 
 
-REPEATS: Final = 2
-"""Smallest number of bursts of an XID within a day that is no coincidence."""
-STORM: Final = 10
-"""Smallest number of contained memory errors that is a fault, even in one burst."""
+MIN_BURSTS: Final = 2
+"""Number of bursts within a day from which on an XID recurs."""
+MIN_STORM_ERRORS: Final = 10
+"""Number of contained memory errors from which on the GPU is Unhealthy, even in one burst."""
 
 
-class ConditionResult(NamedTuple):
-    """Result of a condition; None means that the value in the catalog row of the XID applies."""
+class XidConditionResult(NamedTuple):
+    """Severity of an XID by its condition; None in a field: the value in the XID's table row applies."""
 
     severity: Severity
     why: str = ""
@@ -98,213 +97,214 @@ class ConditionResult(NamedTuple):
 _INFO, _DEGRADED, _UNHEALTHY = Severity.INFO, Severity.DEGRADED, Severity.UNHEALTHY
 
 
-def _by_action(facts: XidFacts, requested: Severity, none: Severity, unknown: Severity) -> ConditionResult:
-    """Return ``requested``, ``none`` or ``unknown`` as severity, by the recovery action of the driver."""
+def _by_action(
+    facts: XidReadings, requested: Severity, none: Severity, unknown: Severity
+) -> XidConditionResult:
+    """Return ``requested``, ``none`` or ``unknown``, by the recovery action that the driver requests."""
     action = facts.requested_action
     if action is None:
-        return ConditionResult(
+        return XidConditionResult(
             unknown, f"recovery action {'unreadable' if facts.has_action else 'not supported'}"
         )
     if action is RecoveryAction.NONE:
-        return ConditionResult(none, "no recovery action is requested")
-    return ConditionResult(requested, f"recovery action: {action.text}", action.advice)
+        return XidConditionResult(none, "no recovery action is requested")
+    return XidConditionResult(requested, f"recovery action: {action.text}", action.advice)
 
 
-def _plain(row: XidRow, _: XidFault, __: XidFacts) -> ConditionResult:
-    return ConditionResult(_UNHEALTHY if row.mark is XidEffect.ALWAYS else _INFO)
+def _plain(row: XidRow, _: XidOccurrences, __: XidReadings) -> XidConditionResult:
+    return XidConditionResult(_UNHEALTHY if row.effect is XidEffect.ALWAYS else _INFO)
 
 
-def _always_degraded(_: XidRow, __: XidFault, ___: XidFacts) -> ConditionResult:
-    return ConditionResult(_DEGRADED)
+def _always_degraded(_: XidRow, __: XidOccurrences, ___: XidReadings) -> XidConditionResult:
+    return XidConditionResult(_DEGRADED)
 
 
-def _not_expected(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+def _not_expected(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     # a requested action is a finding of its own, so the XID does not make the device Unhealthy
     return _by_action(facts, requested=_DEGRADED, none=_INFO, unknown=_DEGRADED)
 
 
-def _follower(_: XidRow, fault: XidFault, __: XidFacts) -> ConditionResult:
-    roots = sorted({line.root for line in fault.details if line.root})
-    return ConditionResult(_INFO, "after XID " + ", ".join(map(str, roots)) if roots else "")
+def _follower(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
+    roots = sorted({line.root for line in fault.lines if line.root})
+    return XidConditionResult(_INFO, "after XID " + ", ".join(map(str, roots)) if roots else "")
 
 
-def _recovery_action(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+def _recovery_action(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     return _by_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
 
 
-def _requested_only(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+def _requested_only(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     return _by_action(facts, requested=_DEGRADED, none=_INFO, unknown=_INFO)
 
 
-def _announces(_: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResult:
+def _announces(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     if facts.action is not None:
-        return ConditionResult(_INFO, f"recovery action: {facts.action.text}")
-    action = announced_action(fault.details)
+        return XidConditionResult(_INFO, f"recovery action: {facts.action.text}")
+    action = announced_action(fault.lines)
     if action is None:
-        return ConditionResult(_DEGRADED, "the action is not known")
-    return _by_action(XidFacts(announced=action), requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
+        return XidConditionResult(_DEGRADED, "the action is not known")
+    return _by_action(XidReadings(announced=action), requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
 
 
-def _stuck(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+def _stuck(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     return _by_action(
         facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED if facts.has_action else _UNHEALTHY
     )
 
 
-def _suspect(why: str) -> ConditionResult:
-    """Return the result for an XID that programs usually cause, but here probably the hardware."""
-    return ConditionResult(_DEGRADED, why, XidAdvice.DIAGNOSE, Blame.HARDWARE)
+def _suspect(why: str) -> XidConditionResult:
+    """Return the result for an XID that the hardware probably caused, although usually programs cause it."""
+    return XidConditionResult(_DEGRADED, why, XidAdvice.DIAGNOSE, Blame.HARDWARE)
 
 
-def _same_place(_: XidRow, fault: XidFault, __: XidFacts) -> ConditionResult:
-    locations = {line.location for line in fault.details if line.location}
-    if fault.bursts < REPEATS or len(locations) != 1:
-        return ConditionResult(_INFO)
+def _same_place(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
+    locations = {line.location for line in fault.lines if line.location}
+    if fault.bursts < MIN_BURSTS or len(locations) != 1:
+        return XidConditionResult(_INFO)
     location = locations.pop()
     return _suspect(f"always on GPC {location.gpc}, TPC {location.tpc}")
 
 
-def _across_workloads(_: XidRow, fault: XidFault, __: XidFacts) -> ConditionResult:
-    if fault.bursts < REPEATS or len(fault.pids) < REPEATS:
-        return ConditionResult(_INFO)
+def _across_workloads(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
+    if fault.bursts < MIN_BURSTS or len(fault.pids) < MIN_BURSTS:
+        return XidConditionResult(_INFO)
     return _suspect("different processes had it within a day")
 
 
-def _with_replays(_: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResult:
-    if fault.bursts < REPEATS or not facts.replays_growing:
-        return ConditionResult(_INFO)
+def _with_replays(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    if fault.bursts < MIN_BURSTS or not facts.replays_growing:
+        return XidConditionResult(_INFO)
     return _suspect("it recurs, and the PCIe link replays packets")
 
 
-def _on_repeat(_: XidRow, fault: XidFault, __: XidFacts) -> ConditionResult:
-    if fault.bursts < REPEATS:
-        return ConditionResult(_INFO)
+def _on_repeat(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
+    if fault.bursts < MIN_BURSTS:
+        return XidConditionResult(_INFO)
     return _suspect("it recurred within a day")
 
 
-def _remap_pending(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+def _remap_pending(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     if not (facts.remap_pending or facts.page_pending):
-        return ConditionResult(_DEGRADED)
+        return XidConditionResult(_DEGRADED)
     result = _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
     return result._replace(why=f"remapping pending, {result.why}")
 
 
-def _contained(_: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResult:
+def _contained(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     if facts.remap_pending:
-        return ConditionResult(_UNHEALTHY, "a row remapping is pending")
+        return XidConditionResult(_UNHEALTHY, "a row remapping is pending")
     if facts.requested_action:
         return _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
-    if fault.bursts >= REPEATS or fault.times >= STORM:
-        return ConditionResult(_UNHEALTHY, "it recurs")
-    return ConditionResult(_DEGRADED, advice=XidAdvice.WATCH)
+    if fault.bursts >= MIN_BURSTS or fault.times >= MIN_STORM_ERRORS:
+        return XidConditionResult(_UNHEALTHY, "it recurs")
+    return XidConditionResult(_DEGRADED, advice=XidAdvice.WATCH)
 
 
-def _remap_failed(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+def _remap_failed(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     if not facts.remap_failed:
-        return ConditionResult(_UNHEALTHY)
-    return ConditionResult(_UNHEALTHY, "rows can no longer be remapped", XidAdvice.REPLACE, cure=Cure.REPLACE)
+        return XidConditionResult(_UNHEALTHY)
+    return XidConditionResult(
+        _UNHEALTHY, "rows can no longer be remapped", XidAdvice.REPLACE, cure=Cure.REPLACE
+    )
 
 
-def _lost_again(_: XidRow, fault: XidFault, __: XidFacts) -> ConditionResult:
-    if fault.bursts < REPEATS:
-        return ConditionResult(_UNHEALTHY)
-    return ConditionResult(_UNHEALTHY, "it recurred within a day", XidAdvice.CHECK_SEATING)
+def _lost_again(_: XidRow, fault: XidOccurrences, __: XidReadings) -> XidConditionResult:
+    if fault.bursts < MIN_BURSTS:
+        return XidConditionResult(_UNHEALTHY)
+    return XidConditionResult(_UNHEALTHY, "it recurred within a day", XidAdvice.CHECK_SEATING)
 
 
-def _link_registers(_: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResult:
-    links = [line.nvlink4 for line in fault.details if line.nvlink4]
+def _link_registers(_: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    links = [line.nvlink4 for line in fault.lines if line.nvlink4]
     worst = max(links, key=lambda link: grade_registers(link.registers), default=None)
-    if worst and grade_registers(worst.registers) is RegisterGrade.HARDWARE:
+    if worst and grade_registers(worst.registers) is Nvlink4Grade.HARDWARE:
         registers = " ".join(f"{register:#x}" for register in worst.registers)
-        return ConditionResult(_UNHEALTHY, f"link {worst.link}, registers {registers}")
+        return XidConditionResult(_UNHEALTHY, f"link {worst.link}, registers {registers}")
     if facts.links_down:
-        return ConditionResult(_UNHEALTHY, "links are down")
-    if worst is None or grade_registers(worst.registers) is RegisterGrade.NONE:
+        return XidConditionResult(_UNHEALTHY, "links are down")
+    if worst is None or grade_registers(worst.registers) is Nvlink4Grade.NONE:
         return _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
-    if grade_registers(worst.registers) is RegisterGrade.SYMPATHETIC and not facts.has_root:
-        return ConditionResult(_UNHEALTHY, f"link {worst.link}, the consequence of an unknown fault")
-    return ConditionResult(_INFO, f"link {worst.link}, benign")
+    if grade_registers(worst.registers) is Nvlink4Grade.SYMPATHETIC and not facts.has_root:
+        return XidConditionResult(_UNHEALTHY, f"link {worst.link}, the consequence of an unknown fault")
+    return XidConditionResult(_INFO, f"link {worst.link}, benign")
 
 
-def _link_words(row: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResult:
-    results = [_nvlink5_result(row, line.nvlink5, facts) for line in fault.details if line.nvlink5]
+def _link_words(row: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
+    results = [_nvlink5_result(row, line.nvlink5, facts) for line in fault.lines if line.nvlink5]
     if results:
         return max(results, key=lambda result: result.severity)
-    if row.mark is XidEffect.NEVER:
-        return ConditionResult(_INFO)
+    if row.effect is XidEffect.NEVER:
+        return XidConditionResult(_INFO)
     result = _by_action(facts, requested=_UNHEALTHY, none=_no_row(row), unknown=_no_row(row))
     return result._replace(why=f"the kernel log has no line with the error, {result.why}")
 
 
-def _nvlink5_result(row: XidRow, status: Nvlink5Status, facts: XidFacts) -> ConditionResult:
+def _nvlink5_result(row: XidRow, status: Nvlink5Status, facts: XidReadings) -> XidConditionResult:
     decoded = decode_nvlink5(row.code, status)
     unit_text = f"{decoded.unit}, reason {decoded.reason}" if decoded.reason else decoded.unit
     unit_text += f" on link {status.link}" if status.link >= 0 else ""
     if status.fatal:  # outranks the row
-        return ConditionResult(_UNHEALTHY, f"{unit_text}, fatal")
+        return XidConditionResult(_UNHEALTHY, f"{unit_text}, fatal")
     if decoded.required is RequiredAction.RESET:
-        return ConditionResult(_UNHEALTHY, f"{unit_text}, error {status.error_status:#x} requires a reset")
+        return XidConditionResult(_UNHEALTHY, f"{unit_text}, error {status.error_status:#x} requires a reset")
     if decoded.required is RequiredAction.UNKNOWN:
         words = f"{status.intr_info:#x} {status.error_status:#x}"
-        return ConditionResult(_no_row(row), f"{unit_text}, unknown words {words}")
+        return XidConditionResult(_no_row(row), f"{unit_text}, unknown words {words}")
     if decoded.required is RequiredAction.FOLLOW_154 and (facts.has_action or facts.requested_action):
         result = _by_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
         return result._replace(why=f"{unit_text}, {result.why}")
-    return ConditionResult(_INFO, f"{unit_text}, benign", XidAdvice.NOTHING)
+    return XidConditionResult(_INFO, f"{unit_text}, benign", XidAdvice.NOTHING)
 
 
 def _no_row(row: XidRow) -> Severity:
-    """Return the severity of an NVLink 5 error without a table row.
-
-    Most errors of XID 149 take the link down, few errors of other XIDs do.
-    """
-    return _UNHEALTHY if row.code == 149 else _DEGRADED
+    """Return the severity of an NVLink 5 error that the decoder's table does not have."""
+    return _UNHEALTHY if row.code == 149 else _DEGRADED  # most errors of XID 149 take the link down
 
 
-def _links_down(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+def _links_down(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     if facts.links_down is None:
-        return ConditionResult(_DEGRADED, "the links cannot be read")
+        return XidConditionResult(_DEGRADED, "the links cannot be read")
     if facts.links_down:
-        return ConditionResult(_UNHEALTHY, "links are down")
-    return ConditionResult(_INFO, "every link is up")
+        return XidConditionResult(_UNHEALTHY, "links are down")
+    return XidConditionResult(_INFO, "every link is up")
 
 
-def _reset_pending(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+def _reset_pending(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     if facts.remap_pending or facts.page_pending or facts.requested_action is None:
-        return ConditionResult(_UNHEALTHY, "the GPU was not reset yet")
+        return XidConditionResult(_UNHEALTHY, "the GPU was not reset yet")
     return _by_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_UNHEALTHY)
 
 
-def _dram_of_48(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+def _dram_of_48(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     return _detail_of_48(facts, bool(facts.remap_pending or facts.remap_failed), "a row is not remapped yet")
 
 
-def _sram_of_48(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+def _sram_of_48(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     return _detail_of_48(facts, bool(facts.sram_threshold), "SRAM errors exceed the limit")
 
 
-def _detail_of_48(facts: XidFacts, worse: bool, why: str) -> ConditionResult:
+def _detail_of_48(facts: XidReadings, worse: bool, why: str) -> XidConditionResult:
     if worse:
-        return ConditionResult(_UNHEALTHY, why)
+        return XidConditionResult(_UNHEALTHY, why)
     if facts.has_root:
-        return ConditionResult(_INFO, "detail of another XID", XidAdvice.FIND_ROOT)
+        return XidConditionResult(_INFO, "detail of another XID", XidAdvice.FIND_ROOT)
     return _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
 
 
-def _capacity_cut(row: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResult:
+def _capacity_cut(row: XidRow, fault: XidOccurrences, facts: XidReadings) -> XidConditionResult:
     result = _recovery_action(row, fault, facts)
     return (
         result._replace(advice=XidAdvice.FOLLOW_ACTION) if facts.ecc_on and result.advice is None else result
     )
 
 
-def _cancelled(row: XidRow, fault: XidFault, _: XidFacts) -> ConditionResult:
-    if any(CANCELS.get(code) == row.code for code in fault.followers):
-        return ConditionResult(_INFO, "its end was reported", XidAdvice.NOTHING)
-    return ConditionResult(_DEGRADED)
+def _cancelled(row: XidRow, fault: XidOccurrences, _: XidReadings) -> XidConditionResult:
+    if any(ENDED_XIDS.get(code) == row.code for code in fault.followers):
+        return XidConditionResult(_INFO, "its end was reported", XidAdvice.NOTHING)
+    return XidConditionResult(_DEGRADED)
 
 
-_ConditionFunction = Callable[[XidRow, XidFault, XidFacts], ConditionResult]
+_ConditionFunction = Callable[[XidRow, XidOccurrences, XidReadings], XidConditionResult]
 CONDITION_FUNCTIONS: Final[dict[XidCondition, _ConditionFunction]] = {
     XidCondition.PLAIN: _plain,
     XidCondition.ALWAYS_DEGRADED: _always_degraded,
@@ -332,4 +332,4 @@ CONDITION_FUNCTIONS: Final[dict[XidCondition, _ConditionFunction]] = {
     XidCondition.CAPACITY_CUT: _capacity_cut,
     XidCondition.CANCELLED: _cancelled,
 }
-"""Function that evaluates each condition."""
+"""Function that decides the severity, by condition."""

@@ -1,1 +1,1 @@
-"""Rules for cgroups of pods and containers."""
+"""Health rules for the cgroups of pods and containers."""

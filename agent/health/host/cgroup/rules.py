@@ -1,16 +1,16 @@
-"""Rules for the cgroups of pods: limits of memory and hugepages, CPU throttling, frozen containers.
+"""Health rules for the cgroups of pods and containers: memory and hugepage limits, CPU throttling, freezing.
 
-They return notes for operators: a pod at its limits is not a fault of a device. What a pod lacks is also
-listed, as ``info``, on the devices that provide it. Only throttling on exclusive CPUs makes a device
+Their findings inform operators about a pod and, as ``info``, about the devices that provide what the pod
+lacks: a pod at its limits is not a fault of a device. Only throttling on exclusive CPUs makes a device
 degraded.
 """
 
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from typing import Final
 
-from agent.devices.inventory import DeviceKind, size_name
-from agent.health.host.cgroup.state import MEMORY_WINDOW_S, GroupView
+from agent.devices.inventory import DeviceKind, format_page_size
+from agent.health.host.cgroup.state import MEMORY_WINDOW_S, CgroupRuleInput
 from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
@@ -18,16 +18,17 @@ from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.snapshot import HugetlbSample
 from agent.model.time import NS
-from agent.model.wake import SamplerField, Wake
+from agent.model.wake_conditions import SamplerField, WakeCondition
 
 
-def unless_in_container(evaluate: Callable[[GroupView], RuleResult]) -> Callable[[GroupView], RuleResult]:
-    """Decorate a rule to drop a pod's finding if one of its containers has the same finding: a pod's counters
-    include those of its containers.
-    """
+def once_per_pod(
+    evaluate: Callable[[CgroupRuleInput], RuleResult],
+) -> Callable[[CgroupRuleInput], RuleResult]:
+    """Decorate a cgroup rule so that it returns OK for a pod if it returns a finding for one of the pod's
+    containers, whose counters are included in the pod's."""
 
     @wraps(evaluate)
-    def evaluate_once(view: GroupView) -> RuleResult:
+    def evaluate_once(view: CgroupRuleInput) -> RuleResult:
         result = evaluate(view)
         if not isinstance(result, Finding):
             return result
@@ -37,54 +38,53 @@ def unless_in_container(evaluate: Callable[[GroupView], RuleResult]) -> Callable
     return evaluate_once
 
 
-def _bytes(value: int) -> str:
+def _format_bytes(value: int) -> str:
     for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if value >= factor and value % factor == 0:
             return f"{value // factor} {unit}"
     return f"{value} B"
 
 
-def limit_text(*limits: Reading) -> str:
-    """Format the lowest of the limits in brackets: `` (limit 8 MiB)``; empty if there is none."""
+def format_limit(*limits: Reading) -> str:
+    """Format the lowest of the limits [bytes] in brackets: `` (limit 8 MiB)``; empty if there is no limit."""
     finite = [limit for limit in limits if isinstance(limit, int) and limit != NO_LIMIT]
-    return f" (limit {_bytes(min(finite))})" if finite else ""
+    return f" (limit {_format_bytes(min(finite))})" if finite else ""
 
 
 MIN_LIMIT_EVENTS: Final = 10
-"""Smallest number of events within MEMORY_WINDOW_S for which a limit counts as hit."""
+"""Smallest number of events within MEMORY_WINDOW_S for which the rules of memory limits return a finding."""
 
 
-def _limit_wake(field: SamplerField) -> Wake:
-    return Wake(field, MIN_LIMIT_EVENTS, MEMORY_WINDOW_S * NS)
+def _limit_wake(field: SamplerField) -> WakeCondition:
+    return WakeCondition(field, MIN_LIMIT_EVENTS, MEMORY_WINDOW_S * NS)
 
 
-def _size_limit(view: GroupView, index: int, limits: Callable[[HugetlbSample], tuple[Reading, ...]]) -> str:
-    """Format the container's limit for a hugepage size, or its pod's if the container has none."""
-    own = limit_text(*limits(view.group.hugetlb[index]))
+def _format_hugepage_limit(
+    view: CgroupRuleInput, index: int, limits: Callable[[HugetlbSample], tuple[Reading, ...]]
+) -> str:
+    """Format the container's limit for a hugepage size, or the pod's limit if the container has none."""
+    own = format_limit(*limits(view.group.hugetlb[index]))
     if own or view.pod is None or index >= len(view.pod.hugetlb):
         return own
-    return limit_text(*limits(view.pod.hugetlb[index]))
+    return format_limit(*limits(view.pod.hugetlb[index]))
 
 
-def _fault_limits(size: HugetlbSample) -> tuple[Reading, ...]:
-    """Return the hugepage limits that a page fault may have hit: cgroup v2 does not state which, v1 counts
-    reservations separately.
-    """
+def _page_fault_limits(size: HugetlbSample) -> tuple[Reading, ...]:
+    """Return the hugepage limits that a page fault may have hit: cgroup v2 has one counter for both
+    limits."""
     return (size.max,) if isinstance(size.rsvd_failed, int) else (size.max, size.rsvd_max)
 
 
-def _memory_limit(view: GroupView) -> str:
-    """Format the container's memory limit, or its pod's. Without either, the node or all pods together ran
-    out of memory.
-    """
+def _format_memory_limit(view: CgroupRuleInput) -> str:
+    """Format the container's memory limit, or the pod's; `` (no limit of its own)`` if both have none."""
     limits = [group.mem_limit for group in (view.group, view.pod) if group is not None]
     none = " (no limit of its own)" if all(limit == NO_LIMIT for limit in limits) else ""
-    return next(filter(None, map(limit_text, limits)), none)
+    return next(filter(None, map(format_limit, limits)), none)
 
 
-@unless_in_container
-def hugetlb_limit_hit(view: GroupView) -> RuleResult:
-    """A container exceeded its hugepage limit: the allocation was refused (ENOMEM), or the process was killed
+@once_per_pod
+def detect_hugepage_limit_hit(view: CgroupRuleInput) -> RuleResult:
+    """A container exceeded its hugepage limit: an allocation failed (ENOMEM), or a process was killed
     (SIGBUS).
 
     Source: ``hugetlb.<size>.events`` max [count]; cgroup v1: ``hugetlb.<size>.failcnt``, at a page fault, and
@@ -95,19 +95,21 @@ def hugetlb_limit_hit(view: GroupView) -> RuleResult:
     for index, (hits, refusals) in enumerate(zip(view.hits, view.refusals, strict=True)):
         if not hits and not refusals:
             continue
-        size = size_name(view.group.hugetlb[index].size_kib)
+        size = format_page_size(view.group.hugetlb[index].size_kib)
         if hits:
-            parts.append(f"{size} pages hit the limit{_size_limit(view, index, _fault_limits)}")
+            parts.append(
+                f"{size} pages hit the limit{_format_hugepage_limit(view, index, _page_fault_limits)}"
+            )
         if refusals:
-            limit = _size_limit(view, index, lambda sample: (sample.rsvd_max,))
+            limit = _format_hugepage_limit(view, index, lambda sample: (sample.rsvd_max,))
             parts.append(f"{size} pages could not be reserved, mmap failed with ENOMEM{limit}")
     if not parts:
         return OK
     return Finding("cgroup.hugetlb.max_hit", Severity.INFO, ", ".join(parts))
 
 
-@unless_in_container
-def memory_oom_kill(view: GroupView) -> RuleResult:
+@once_per_pod
+def detect_oom_kill(view: CgroupRuleInput) -> RuleResult:
     """The kernel killed processes of a container because memory ran out.
 
     Source: ``memory.events`` oom_kill [count]; cgroup v1: ``memory.oom_control``. Kills because the whole
@@ -115,38 +117,37 @@ def memory_oom_kill(view: GroupView) -> RuleResult:
     """
     if not view.kills:
         return OK
-    evidence = f"processes were killed: out of memory{_memory_limit(view)}"
+    evidence = f"processes were killed: out of memory{_format_memory_limit(view)}"
     return Finding("cgroup.memory.oom_kill", Severity.INFO, evidence)
 
 
-@unless_in_container
-def memory_oom(view: GroupView) -> RuleResult:
+@once_per_pod
+def detect_oom_without_kill(view: CgroupRuleInput) -> RuleResult:
     """A container ran out of memory at its limit without a kill: its allocations failed.
 
     Source: ``memory.events`` oom [count], where oom_kill did not grow; cgroup v1 does not count it.
     """
     if not view.ooms or view.kills:
         return OK
-    evidence = f"out of memory, no process was killed{_memory_limit(view)}"
+    evidence = f"out of memory, no process was killed{_format_memory_limit(view)}"
     return Finding("cgroup.memory.oom", Severity.INFO, evidence)
 
 
-@unless_in_container
-def memory_at_max(view: GroupView) -> RuleResult:
-    """A container hit its memory limit repeatedly and had to reclaim pages first.
+@once_per_pod
+def detect_memory_max_hits(view: CgroupRuleInput) -> RuleResult:
+    """A container hit its memory limit repeatedly: the kernel had to reclaim pages before each new one.
 
     Source: growth of ``memory.events`` max [count]; cgroup v1: ``memory.failcnt``.
     """
     if view.at_max < MIN_LIMIT_EVENTS:
         return OK
-    evidence = (
-        f"hit its memory limit at least {MIN_LIMIT_EVENTS} times in {MEMORY_WINDOW_S} s{_memory_limit(view)}"
-    )
+    times = f"at least {MIN_LIMIT_EVENTS} times in {MEMORY_WINDOW_S} s"
+    evidence = f"hit its memory limit {times}{_format_memory_limit(view)}"
     return Finding("cgroup.memory.max", Severity.INFO, evidence)
 
 
-@unless_in_container
-def memory_at_high(view: GroupView) -> RuleResult:
+@once_per_pod
+def detect_memory_high_hits(view: CgroupRuleInput) -> RuleResult:
     """A container exceeded its memory.high repeatedly and was throttled for it.
 
     Source: growth of ``memory.events`` high [count].
@@ -157,85 +158,72 @@ def memory_at_high(view: GroupView) -> RuleResult:
     return Finding("cgroup.memory.high", Severity.INFO, evidence)
 
 
-HUGETLB_LIMIT_RULE: Final = Rule(
+_cgroup_rule = partial(Rule, severity=Severity.INFO, blame=Blame.WORKLOAD, source="cgroups")
+"""Constructor of a cgroup rule; by default a hint about the workload."""
+HUGETLB_LIMIT_RULE: Final = _cgroup_rule(
     code="cgroup.hugetlb.max_hit",
-    severity=Severity.INFO,
-    blame=Blame.WORKLOAD,
-    source="cgroups",
-    reads=(SamplerField.GROUP_SET, SamplerField.GROUP_HT_EVENTS, SamplerField.GROUP_HT_RSVD_FAILED),
+    sampler_reads=(SamplerField.GROUP_SET, SamplerField.GROUP_HT_EVENTS, SamplerField.GROUP_HT_RSVD_FAILED),
     threshold="any hit in the last 10 min",
     why="the allocation failed with ENOMEM, or the process died of SIGBUS",
     advice="raise the pod's hugepage limit, or let the workload use fewer",
-    evaluate=hugetlb_limit_hit,
+    evaluate=detect_hugepage_limit_hit,
     try_it="in a container, map more hugepages than its limit and touch them",
 )
 MEMORY_LIMIT_RULES: Final = (
-    Rule(
+    _cgroup_rule(
         code="cgroup.memory.oom_kill",
-        severity=Severity.INFO,
-        blame=Blame.WORKLOAD,
-        source="cgroups",
-        reads=(SamplerField.GROUP_SET, SamplerField.GROUP_MEM_OOM_KILL),
+        sampler_reads=(SamplerField.GROUP_SET, SamplerField.GROUP_MEM_OOM_KILL),
         threshold="any kill in the last 10 min",
         why="the work of the process is lost; the container may continue without it",
         advice="raise the container's memory limit, or let the workload use less",
-        evaluate=memory_oom_kill,
+        evaluate=detect_oom_kill,
         try_it="in a container with a memory limit of 64Mi, run: tail /dev/zero",
     ),
-    Rule(
+    _cgroup_rule(
         code="cgroup.memory.oom",
-        severity=Severity.INFO,
-        blame=Blame.WORKLOAD,
-        source="cgroups",
-        reads=(SamplerField.GROUP_SET, SamplerField.GROUP_MEM_OOM),
+        sampler_reads=(SamplerField.GROUP_SET, SamplerField.GROUP_MEM_OOM),
         threshold="any in the last 10 min, without a kill",
         why="one of its system calls failed with ENOMEM, which few programs handle",
         advice="raise the container's memory limit, or let the workload use less",
-        evaluate=memory_oom,
+        evaluate=detect_oom_without_kill,
         try_it="in a container with a memory limit, let a task of oom_score_adj -1000 use more",
     ),
-    Rule(
+    _cgroup_rule(
         code="cgroup.memory.max",
-        severity=Severity.INFO,
-        blame=Blame.WORKLOAD,
-        source="cgroups",
-        reads=(_limit_wake(SamplerField.GROUP_MEM_MAX), _limit_wake(SamplerField.GROUP_MEM_FAILCNT)),
+        sampler_reads=(_limit_wake(SamplerField.GROUP_MEM_MAX), _limit_wake(SamplerField.GROUP_MEM_FAILCNT)),
         threshold=f"{MIN_LIMIT_EVENTS} times in {MEMORY_WINDOW_S} s",
         why="each new page requires reclaiming another: slow, and close to an OOM kill",
         advice="raise the container's memory limit, or let the workload use less, its page cache included",
-        evaluate=memory_at_max,
+        evaluate=detect_memory_max_hits,
         try_it="in a container with a memory limit, read files that are larger than it",
     ),
-    Rule(
+    _cgroup_rule(
         code="cgroup.memory.high",
-        severity=Severity.INFO,
-        blame=Blame.WORKLOAD,
-        source="cgroups",
-        reads=(_limit_wake(SamplerField.GROUP_MEM_HIGH),),
+        sampler_reads=(_limit_wake(SamplerField.GROUP_MEM_HIGH),),
         threshold=f"{MIN_LIMIT_EVENTS} times in {MEMORY_WINDOW_S} s",
         why="the kernel delays its processes until it uses less",
         advice="raise memory.high (see the kubelet's memoryThrottlingFactor), or let the workload use less",
-        evaluate=memory_at_high,
+        evaluate=detect_memory_high_hits,
         try_it="write less than a container uses into its memory.high, and let it allocate",
     ),
 )
 
 
 MIN_PERIODS: Final = 20
-"""Smallest number of CPU periods for which the share of throttled periods is meaningful: two seconds of 100
-ms each."""
+"""Smallest number of CPU periods for which the share of throttled periods is meaningful: 2 s of 100 ms
+each."""
 EXCLUSIVE_MIN_EVALUATIONS: Final = 2
-"""Number of evaluations with throttling from which the rule returns a finding: the kubelet may set and remove
-a quota right after the container's start, which throttles in one evaluation.
-"""
+"""Number of evaluations with throttling on exclusive CPUs from which the rule returns a finding: the kubelet
+may set and remove a quota right after the container's start, which throttles in one evaluation."""
 FROZEN_S: Final = 300
+"""Shortest time for which a container must be frozen before the cause is raised [s]."""
 
-_THROTTLED: Final = Wake(SamplerField.GROUP_CPU_THROTTLED, MIN_PERIODS // 4, 60 * NS)
+_THROTTLED: Final = WakeCondition(SamplerField.GROUP_CPU_THROTTLED, MIN_PERIODS // 4, 60 * NS)
 
 
-@unless_in_container
-def cpu_throttled(view: GroupView) -> RuleResult:
-    """A container used up its CPU quota in many of the periods in which it ran.
+@once_per_pod
+def detect_throttling(view: CgroupRuleInput) -> RuleResult:
+    """A container used up its CPU quota in many of the CPU periods in which it ran.
 
     Source: ``cpu.stat`` nr_throttled against nr_periods [count], over the window.
     """
@@ -247,9 +235,9 @@ def cpu_throttled(view: GroupView) -> RuleResult:
     return Finding("cgroup.cpu.throttled", Severity.INFO, evidence)
 
 
-@unless_in_container
-def cpu_throttled_exclusive(view: GroupView) -> RuleResult:
-    """A container was throttled on its exclusive CPUs.
+@once_per_pod
+def detect_exclusive_throttling(view: CgroupRuleInput) -> RuleResult:
+    """A container was throttled by its CPU quota although it has exclusive CPUs.
 
     Source: ``cpu.stat`` nr_throttled [count], over the window; ``cpuset.cpus.effective`` (cgroup v1:
     ``cpuset.effective_cpus``) against the CPUs that drivers declare as exclusive.
@@ -264,9 +252,9 @@ def cpu_throttled_exclusive(view: GroupView) -> RuleResult:
     return Finding("cgroup.cpu.throttled_exclusive", Severity.DEGRADED, evidence)
 
 
-@unless_in_container
-def frozen(view: GroupView) -> RuleResult:
-    """A container is frozen.
+@once_per_pod
+def detect_frozen(view: CgroupRuleInput) -> RuleResult:
+    """A container is frozen (paused): none of its processes runs.
 
     Source: ``cgroup.events`` frozen; cgroup v1: ``freezer.state``.
     """
@@ -277,50 +265,44 @@ def frozen(view: GroupView) -> RuleResult:
     return Finding("cgroup.frozen", Severity.INFO, "frozen") if state else OK
 
 
-EXCLUSIVE_THROTTLED: Final = Rule(
+EXCLUSIVE_THROTTLED: Final = _cgroup_rule(
     code="cgroup.cpu.throttled_exclusive",
     severity=Severity.DEGRADED,
     blame=Blame.CONFIGURATION,
-    source="cgroups",
-    reads=(_THROTTLED, SamplerField.GROUP_CPUS),
+    sampler_reads=(_THROTTLED, SamplerField.GROUP_CPUS),
     threshold="any throttled period within the window, in two evaluations",
     why="the container's exclusive CPUs idle while it waits for its quota",
     advice=(
         "remove the quota from the pod and the container: the kubelet does so with the feature gate "
         "DisableCPUQuotaWithExclusiveCPUs, or if no CPU limit is set"
     ),
-    evaluate=cpu_throttled_exclusive,
+    evaluate=detect_exclusive_throttling,
     try_it="declare a container's CPUs as exclusive, set its CPU limit below their number, and load them",
 )
-GROUP_RULES: Final = (
+CGROUP_RULES: Final = (
     HUGETLB_LIMIT_RULE,
-    Rule(
+    _cgroup_rule(
         code="cgroup.cpu.throttled",
-        severity=Severity.INFO,
-        blame=Blame.WORKLOAD,
-        source="cgroups",
-        reads=(_THROTTLED,),
+        sampler_reads=(_THROTTLED,),
         threshold=(
             f"25 % of the periods in 60 s (cgroups.throttled-percent, cgroups.throttled-window), "
             f"{MIN_PERIODS} periods at least"
         ),
         why="the container waits for the rest of each such period",
         advice="raise or remove the container's CPU limit, or let the workload use fewer threads",
-        evaluate=cpu_throttled,
+        evaluate=detect_throttling,
         try_it="in a container with a CPU limit of 200m, run: timeout 60 sh -c 'while :; do :; done'",
     ),
     EXCLUSIVE_THROTTLED,
     *MEMORY_LIMIT_RULES,
-    Rule(
+    _cgroup_rule(
         code="cgroup.frozen",
-        severity=Severity.INFO,
         blame=Blame.CONFIGURATION,
-        source="cgroups",
-        reads=(SamplerField.GROUP_FROZEN,),
+        sampler_reads=(SamplerField.GROUP_FROZEN,),
         threshold=f"for {FROZEN_S // 60} min",
         why="none of its processes runs, but it still holds its devices",
         advice="find out what paused it (crictl inspect, ctr task ls), then resume or delete it",
-        evaluate=frozen,
+        evaluate=detect_frozen,
         raise_ns=FROZEN_S * NS,
         try_it="write 1 to a container's cgroup.freeze (cgroup v1: FROZEN to freezer.state)",
     ),
@@ -332,4 +314,4 @@ AFFECTED_KINDS: Final[Mapping[str, DeviceKind]] = {
     "cgroup.memory.max": DeviceKind.MEMORY,
     "cgroup.memory.high": DeviceKind.MEMORY,
 }
-"""Kind of the devices that provide what the pod lacks, by finding code."""
+"""Kind of the devices that provide what a pod lacks, by finding code of the pod's cgroup."""

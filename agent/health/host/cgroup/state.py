@@ -1,13 +1,11 @@
-"""State of the rules for the cgroups of pods, and views, which are the inputs of these rules.
+"""State that the cgroup rules carry between evaluations, and CgroupRuleInput, the input of these rules.
 
-Two kinds of counters are kept. Events that matter singly (OOM kills, refused hugepages) count for ten
-minutes. For events that matter by their rate (throttling, memory at its limit), a window is kept while the
-counter grows and for some time after.
+Single events of a cgroup (OOM kills, refused hugepages) count for ten minutes. For events that are evaluated
+by their rate (throttling, memory at its limit), a window is kept while the counter grows and for some time
+after.
 
-For most cgroups only the last sample is kept, and an unchanged sample object costs one pointer comparison per
-evaluation: there may be thousands of cgroups. Each cgroup is compared with its own last sample. The counters
-of a cgroup that is new since the last evaluation started at zero; counts from before the first evaluation are
-ignored.
+There may be thousands of cgroups: for most of them only the last sample is kept, and an unchanged sample
+costs one pointer comparison per evaluation. Counts from before the agent's first evaluation are ignored.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,78 +15,85 @@ from itertools import chain, pairwise
 from operator import is_
 from typing import Final, NamedTuple
 
-from agent.health.rate_window import RateWindow, appended, extended, grown_since
+from agent.health.rate_window import RateWindow, append_reading, grown_since, repeat_last_value
 from agent.model.cpuset import CpuSet
-from agent.model.declared import DeclaredCpus
+from agent.model.declared_devices import DeclaredCpus
 from agent.model.reading import Absence, Missing, Reading, is_absent
-from agent.model.settings import HostLimits, Settings
-from agent.model.snapshot import GroupKind, GroupSample, Snapshot
+from agent.model.settings import EngineSettings, HostLimits
+from agent.model.snapshot import CgroupKind, CgroupSample, Snapshot
 from agent.model.time import NS, Instant
 
 LINGER_NS: Final = 30 * NS
-"""Time for which a cgroup stays active after its last event, so that its findings can clear."""
+"""Time for which a cgroup is still evaluated after its last event, so that its findings can clear [ns]."""
 
 
 class RateCounters(NamedTuple):
     """Counters of a cgroup that are evaluated by their rate."""
 
     periods: Reading
-    """CPU periods in which the cgroup had runnable tasks; ``throttled`` counts the periods in which it used
-    up its quota.
-    """
+    """CPU periods in which the cgroup had runnable tasks."""
     throttled: Reading
+    """CPU periods in which the cgroup used up its quota."""
     at_max: Reading
+    """Times that the cgroup hit its memory limit."""
     at_high: Reading
+    """Times that the cgroup was throttled for exceeding ``memory.high``."""
 
 
 NO_RATE_COUNTS: Final = RateCounters(0, 0, 0, 0)
 """Counters of a new cgroup: all 0."""
 
 
-class Rates(NamedTuple):
-    """Windows over the rate counters of a cgroup."""
+class RateWindows(NamedTuple):
+    """Sliding windows over the rate counters of a cgroup; the fields are named as in RateCounters."""
 
     periods: RateWindow = ()
     throttled: RateWindow = ()
     at_max: RateWindow = ()
     at_high: RateWindow = ()
     grew_ns: int = 0
-    """Time at which a counter other than ``periods`` last grew."""
+    """CLOCK_MONOTONIC at which a counter other than ``periods`` last grew [ns]."""
 
 
-NO_RATES: Final = Rates()
+NO_RATE_WINDOWS: Final = RateWindows()
+"""Windows of a cgroup without recent growth."""
 
 
-def rate_counters(group: GroupSample) -> RateCounters:
-    """Return the rate counters of a cgroup. cgroup v1 has one counter for all failures to get memory."""
+def rate_counters(group: CgroupSample) -> RateCounters:
+    """Return the rate counters of a cgroup; in cgroup v1 ``memory.failcnt`` counts hits of the memory
+    limit."""
     at_max = group.mem_failcnt if is_absent(group.mem_max) else group.mem_max
     return RateCounters(group.cpu_periods, group.cpu_throttled, at_max, group.mem_high)
 
 
-def next_rates(
-    before: Rates, old: RateCounters, new: RateCounters, evaluated_ns: int, now_ns: int, window_ns: int
-) -> Rates:
-    """Return the windows of a cgroup whose sample has changed.
+def next_rate_windows(
+    before: RateWindows, old: RateCounters, new: RateCounters, evaluated_ns: int, now_ns: int, window_ns: int
+) -> RateWindows:
+    """Return the windows over the rate counters of a cgroup whose sample has changed.
 
     Args:
-        old: Counters at the last evaluation, which was at ``evaluated_ns``.
+        before: Windows after the last evaluation.
+        old: Counters at the last evaluation.
         new: Counters now.
-        window_ns: Longest window over which a growth will be computed.
+        evaluated_ns: CLOCK_MONOTONIC of the last evaluation [ns].
+        window_ns: Longest window over which a growth will be computed [ns].
     """
     throttled = _has_grown(old.throttled, new.throttled)
     at_max = _has_grown(old.at_max, new.at_max)
     at_high = _has_grown(old.at_high, new.at_high)
     grew = throttled or at_max or at_high
-    if before is NO_RATES and not grew:
-        return NO_RATES
+    if before is NO_RATE_WINDOWS and not grew:
+        return NO_RATE_WINDOWS
 
     def extend(window: RateWindow, old_value: Reading, now: Reading, *, starts: bool) -> RateWindow:
         if not window and not starts:
             return ()
-        window = extended(window, evaluated_ns, window_ns) or appended((), old_value, evaluated_ns, window_ns)
-        return appended(window, now, now_ns, window_ns)
+        window = repeat_last_value(window, evaluated_ns, window_ns) or append_reading(
+            (), old_value, evaluated_ns, window_ns
+        )
+        return append_reading(window, now, now_ns, window_ns)
 
-    return Rates(
+    return RateWindows(
         extend(before.periods, old.periods, new.periods, starts=throttled),
         extend(before.throttled, old.throttled, new.throttled, starts=throttled),
         extend(before.at_max, old.at_max, new.at_max, starts=at_max),
@@ -98,91 +103,90 @@ def next_rates(
 
 
 def _has_grown(old: Reading, new: Reading) -> bool:
-    """Return True if a counter has grown. A new counter has grown from 0; False if the old value was
-    unreadable.
-    """
+    """Return True if a counter has grown, a new counter from 0; False if one of the values is unreadable."""
     if isinstance(new, Missing):
         return False
     return new > old if isinstance(old, int) else is_absent(old) and new > 0
 
 
-def drop_stale_rates(rates: Rates, now_ns: int, window_ns: int) -> Rates:
-    """Return the windows over the rate counters; empty windows if the last growth is older than the
-    window."""
-    return rates if now_ns - rates.grew_ns < window_ns + LINGER_NS else NO_RATES
+def drop_stale_windows(rates: RateWindows, now_ns: int, window_ns: int) -> RateWindows:
+    """Return the windows; empty windows if no counter has grown for the window's length and LINGER_NS."""
+    return rates if now_ns - rates.grew_ns < window_ns + LINGER_NS else NO_RATE_WINDOWS
 
 
 RECENT_NS: Final = 600 * NS
-"""Time for which events are reported after the last event."""
-MAX_GONE_GROUPS: Final = 1024
-"""Largest number of removed cgroups that are kept: a container that restarts in a loop must not fill the
-memory."""
+"""Time for which single events are reported after the last of them [ns]."""
+MAX_REMOVED_CGROUPS: Final = 1024
+"""Largest number of removed cgroups whose events are still reported; bounds the agent's memory."""
 MEMORY_WINDOW_S: Final = 60
-"""Window over failures to get memory [s]."""
+"""Window in which hits of ``memory.max`` and ``memory.high`` are counted [s]."""
 
 
-class GroupCounter(StrEnum):
-    """Kind of a counter whose single events matter, for example OOM kills."""
+class CgroupEventCounter(StrEnum):
+    """Counter of a cgroup whose single events are reported."""
 
     KILLS = "kills"
+    """Processes that the kernel killed because memory ran out."""
     OOMS = "ooms"
+    """Times that the cgroup ran out of memory, with or without a kill."""
     HITS = "hits"
+    """Allocations of hugepages that hit the limit."""
     REFUSALS = "refusals"
+    """Reservations of hugepages that were refused."""
 
 
-CounterKey = tuple[GroupCounter, int]
-"""Kind of a counter, with the index of a hugepage size; index 0 for counters without a size."""
+EventCounterKey = tuple[CgroupEventCounter, int]
+"""Counter, and the index of the hugepage size in ``CgroupSample.hugetlb``; index 0 for KILLS and OOMS."""
 
 
-class CounterDelta(NamedTuple):
-    """Recent growth of one counter."""
+class RecentEvents(NamedTuple):
+    """Recent growth of one counter of single events of a cgroup."""
 
     total: int
     """Value at the last reading."""
     recent: int
     """Number of recent events; 0 if the counter is unreadable at the moment."""
     grew_ns: int
+    """CLOCK_MONOTONIC at which the counter last grew [ns]."""
 
 
-class ActiveGroup(NamedTuple):
-    """Cgroup with recent events."""
+class ActiveCgroup(NamedTuple):
+    """Cgroup with recent events (OOM kills, throttling, freezing, ...), which the rules evaluate."""
 
-    group: GroupSample
-    """Last sample of the cgroup; kept after the cgroup was removed, which is often the result of the
-    event."""
-    pod: GroupSample | None
+    group: CgroupSample
+    """Last sample of the cgroup, kept after the cgroup was removed, often because of the event."""
+    pod: CgroupSample | None
     """Sample of the container's pod; None for a pod's own cgroup."""
-    deltas: Mapping[CounterKey, CounterDelta]
-    rates: Rates
-    """Windows over the rate counters of a cgroup."""
+    deltas: Mapping[EventCounterKey, RecentEvents]
+    """Recent single events, by counter."""
+    rates: RateWindows
     frozen_ns: int | None
-    """Time at which the cgroup was last known to be frozen; None: never."""
+    """CLOCK_MONOTONIC at which the cgroup was last known to be frozen [ns]; None: not recently."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupState:
-    """State of the cgroup rules, which the next evaluation compares with."""
+class CgroupRuleState:
+    """Values that the cgroup rules carry from one evaluation to the next."""
 
-    groups: tuple[GroupSample, ...] = ()
+    groups: tuple[CgroupSample, ...] = ()
     """Samples of all cgroups in the last evaluation."""
-    by_id: Mapping[int, GroupSample] = field(default_factory=dict)
-    pods: Mapping[str, GroupSample] = field(default_factory=dict)
+    by_id: Mapping[int, CgroupSample] = field(default_factory=dict)
+    pods: Mapping[str, CgroupSample] = field(default_factory=dict)
     """Samples of the pods' own cgroups, by pod UID."""
     evaluated_ns: int = 0
-    active: Mapping[int, ActiveGroup] = field(default_factory=dict)
+    active: Mapping[int, ActiveCgroup] = field(default_factory=dict)
     """Cgroups with recent events, by ID."""
 
 
-def next_group_state(
-    previous: GroupState, snapshot: Snapshot, settings: Settings, now: Instant, *, started: bool
-) -> GroupState:
-    """Return the state of the cgroup rules after a snapshot. ``started``: True if there was an evaluation
-    before."""
+def next_cgroup_state(
+    previous: CgroupRuleState, snapshot: Snapshot, settings: EngineSettings, now: Instant, *, started: bool
+) -> CgroupRuleState:
+    """Return the state of the cgroup rules after a snapshot; ``started`` is False for the first snapshot."""
     groups, by_id, pods = snapshot.groups, previous.by_id, previous.pods
-    changed: list[GroupSample] = []
+    changed: list[CgroupSample] = []
     if len(groups) != len(previous.groups) or not all(map(is_, groups, previous.groups)):
         by_id = {group.id: group for group in groups}
-        pods = {group.pod_uid: group for group in groups if group.kind is GroupKind.POD}
+        pods = {group.pod_uid: group for group in groups if group.kind is CgroupKind.POD}
         changed = [group for group in groups if previous.by_id.get(group.id) is not group]
     window_ns = max(MEMORY_WINDOW_S, settings.host.throttled_window_s) * NS
     active = dict(previous.active)
@@ -193,46 +197,51 @@ def next_group_state(
         )
         if record is not None:
             active[group.id] = record
-    return GroupState(
+    return CgroupRuleState(
         groups, by_id, pods, now.mono_ns, _without_expired(active, by_id, pods, now.mono_ns, window_ns)
     )
 
 
-def _counters(group: GroupSample) -> dict[CounterKey, Reading]:
-    counts: dict[CounterKey, Reading] = {
-        (GroupCounter.KILLS, 0): group.mem_oom_kill,
-        (GroupCounter.OOMS, 0): group.mem_oom,
+def _counters(group: CgroupSample) -> dict[EventCounterKey, Reading]:
+    counts: dict[EventCounterKey, Reading] = {
+        (CgroupEventCounter.KILLS, 0): group.mem_oom_kill,
+        (CgroupEventCounter.OOMS, 0): group.mem_oom,
     }
     for index, size in enumerate(group.hugetlb):
-        counts[GroupCounter.HITS, index] = size.events_max
-        counts[GroupCounter.REFUSALS, index] = size.rsvd_failed
+        counts[CgroupEventCounter.HITS, index] = size.events_max
+        counts[CgroupEventCounter.REFUSALS, index] = size.rsvd_failed
     return counts
 
 
 def _next_active(
-    record: ActiveGroup | None,
-    before: GroupSample | None,
-    group: GroupSample,
+    record: ActiveCgroup | None,
+    before: CgroupSample | None,
+    group: CgroupSample,
     evaluated_ns: int,
     now_ns: int,
     window_ns: int,
-) -> ActiveGroup | None:
-    """Return the record of a cgroup whose sample has changed; None if the cgroup has no recent events."""
+) -> ActiveCgroup | None:
+    """Return the recent events of a cgroup whose sample has changed; None if it has none."""
     deltas = _next_deltas(record, before, group, now_ns)
     old = rate_counters(before) if before else NO_RATE_COUNTS
-    rates = next_rates(
-        record.rates if record else NO_RATES, old, rate_counters(group), evaluated_ns, now_ns, window_ns
+    rates = next_rate_windows(
+        record.rates if record else NO_RATE_WINDOWS,
+        old,
+        rate_counters(group),
+        evaluated_ns,
+        now_ns,
+        window_ns,
     )
     if record:
-        return ActiveGroup(group, record.pod, deltas, rates, record.frozen_ns)
-    if not deltas and rates is NO_RATES and group.frozen != 1:
+        return ActiveCgroup(group, record.pod, deltas, rates, record.frozen_ns)
+    if not deltas and rates is NO_RATE_WINDOWS and group.frozen != 1:
         return None
-    return ActiveGroup(group, None, deltas, rates, None)
+    return ActiveCgroup(group, None, deltas, rates, None)
 
 
 def _next_deltas(
-    record: ActiveGroup | None, before: GroupSample | None, group: GroupSample, now_ns: int
-) -> Mapping[CounterKey, CounterDelta]:
+    record: ActiveCgroup | None, before: CgroupSample | None, group: CgroupSample, now_ns: int
+) -> Mapping[EventCounterKey, RecentEvents]:
     deltas = dict(record.deltas) if record else {}
     if before and before.mem_oom_kill == group.mem_oom_kill and before.hugetlb == group.hugetlb:
         return deltas
@@ -242,49 +251,49 @@ def _next_deltas(
         old = delta.total if delta else old_counts.get(key, 0)
         if isinstance(count, Missing):
             if isinstance(old, int) and count.absence is Absence.UNREADABLE:
-                deltas.setdefault(key, CounterDelta(old, 0, now_ns))  # base for the next reading
+                deltas.setdefault(key, RecentEvents(old, 0, now_ns))  # base for the next reading
             continue
         if isinstance(old, Missing):
-            old = (
-                0 if old.absence is Absence.ABSENT else count
-            )  # after an unreadable value the growth is unknown
+            # after an unreadable value the growth is unknown
+            old = 0 if old.absence is Absence.ABSENT else count
         if count > old:
-            deltas[key] = CounterDelta(count, count - old + (delta.recent if delta else 0), now_ns)
+            deltas[key] = RecentEvents(count, count - old + (delta.recent if delta else 0), now_ns)
         elif delta is not None:  # a counter that fell was reset
             deltas[key] = delta._replace(total=count)
     return deltas
 
 
 def _without_expired(
-    active: Mapping[int, ActiveGroup],
-    by_id: Mapping[int, GroupSample],
-    pods: Mapping[str, GroupSample],
+    active: Mapping[int, ActiveCgroup],
+    by_id: Mapping[int, CgroupSample],
+    pods: Mapping[str, CgroupSample],
     now_ns: int,
     window_ns: int,
-) -> Mapping[int, ActiveGroup]:
-    """Return the cgroups with recent events, at most MAX_GONE_GROUPS of them removed cgroups."""
-    kept: dict[int, ActiveGroup] = {}
-    gone: list[tuple[int, ActiveGroup]] = []
+) -> Mapping[int, ActiveCgroup]:
+    """Return the cgroups that still have recent events; of removed cgroups the newest MAX_REMOVED_CGROUPS."""
+    kept: dict[int, ActiveCgroup] = {}
+    gone: list[tuple[int, ActiveCgroup]] = []
     for ident, record in active.items():
         exists = ident in by_id
         deltas = _recent_deltas(record, now_ns, exists=exists) if record.deltas else {}
         if not exists:
             if deltas:
-                gone.append((ident, record._replace(deltas=deltas, rates=NO_RATES, frozen_ns=None)))
+                gone.append((ident, record._replace(deltas=deltas, rates=NO_RATE_WINDOWS, frozen_ns=None)))
             continue
-        rates = drop_stale_rates(record.rates, now_ns, window_ns)
+        rates = drop_stale_windows(record.rates, now_ns, window_ns)
         frozen_ns = _frozen_ns(record, now_ns)
-        if not deltas and rates is NO_RATES and frozen_ns is None:
+        if not deltas and rates is NO_RATE_WINDOWS and frozen_ns is None:
             continue
-        pod = pods.get(record.group.pod_uid, record.pod) if record.group.kind is GroupKind.CONTAINER else None
-        kept[ident] = ActiveGroup(record.group, pod, deltas, rates, frozen_ns)
+        pod = (
+            pods.get(record.group.pod_uid, record.pod) if record.group.kind is CgroupKind.CONTAINER else None
+        )
+        kept[ident] = ActiveCgroup(record.group, pod, deltas, rates, frozen_ns)
     gone.sort(key=lambda item: max(delta.grew_ns for delta in item[1].deltas.values()))
-    return {**dict(gone[-MAX_GONE_GROUPS:]), **kept}
+    return {**dict(gone[-MAX_REMOVED_CGROUPS:]), **kept}
 
 
-def _recent_deltas(record: ActiveGroup, now_ns: int, *, exists: bool) -> dict[CounterKey, CounterDelta]:
-    """Return the counter deltas with recent events, and the deltas of counters that are unreadable at the
-    moment."""
+def _recent_deltas(record: ActiveCgroup, now_ns: int, *, exists: bool) -> dict[EventCounterKey, RecentEvents]:
+    """Return the counters with recent events; a counter that is unreadable at the moment has 0."""
     counts = _counters(record.group) if exists else {}
     deltas = {}
     for key, delta in record.deltas.items():
@@ -295,8 +304,8 @@ def _recent_deltas(record: ActiveGroup, now_ns: int, *, exists: bool) -> dict[Co
     return deltas
 
 
-def _frozen_ns(record: ActiveGroup, now_ns: int) -> int | None:
-    """Return when an existing cgroup was last known to be frozen; None: never, or more than LINGER_NS ago."""
+def _frozen_ns(record: ActiveCgroup, now_ns: int) -> int | None:
+    """Return when a cgroup was last known to be frozen; None: never, or more than LINGER_NS ago."""
     state, since_ns = record.group.frozen, record.frozen_ns
     if state == 1:
         return now_ns
@@ -305,7 +314,7 @@ def _frozen_ns(record: ActiveGroup, now_ns: int) -> int | None:
     return since_ns if since_ns is not None and now_ns - since_ns < LINGER_NS else None
 
 
-class Throttling(NamedTuple):
+class CpuThrottling(NamedTuple):
     """CPU throttling of a cgroup over the configured window."""
 
     throttled: int = 0
@@ -313,39 +322,38 @@ class Throttling(NamedTuple):
     periods: int = 0
     """CPU periods in which the cgroup had runnable tasks."""
     evaluations: int = 0
-    """Number of evaluations in which ``throttled`` had grown."""
+    """Number of evaluations in the window at which ``throttled`` had grown."""
 
 
-class GroupView(NamedTuple):
-    """Input of the cgroup rules for one cgroup with recent events: a container's, or a pod's own."""
+class CgroupRuleInput(NamedTuple):
+    """Input of the cgroup rules for one cgroup with recent events: the cgroup of a container or of a pod."""
 
-    group: GroupSample
-    pod: GroupSample | None = None
+    group: CgroupSample
+    pod: CgroupSample | None = None
     """Sample of the container's pod; None for a pod's own cgroup."""
-    containers: "tuple[GroupView, ...]" = ()
+    containers: "tuple[CgroupRuleInput, ...]" = ()
     """Inputs of the rules for the pod's containers with recent events; empty for a container."""
     exclusive: tuple[str, ...] = ()
-    """Names of the declared devices that provide the cgroup's exclusive CPUs; empty if its CPUs are
-    shared."""
+    """Names of the declared devices that provide the cgroup's exclusive CPUs; empty: it also has shared
+    CPUs."""
     limits: HostLimits = HostLimits()
     kills: int = 0
     """OOM kills in the last ten minutes."""
     ooms: int = 0
-    """Failures to get memory in the last ten minutes, with or without a kill."""
+    """Times that memory ran out in the last ten minutes, with or without a kill."""
     hits: tuple[int, ...] = ()
-    """Hits of the hugepage limit in the last ten minutes, by the index of the page size in
+    """Hits of the hugepage limit in the last ten minutes, one number for each page size in
     ``group.hugetlb``."""
     refusals: tuple[int, ...] = ()
-    """Refused hugepage reservations in the last ten minutes, by the index of the page size in
-    ``group.hugetlb``."""
-    throttling: Throttling = Throttling()
+    """Refused hugepage reservations in the last ten minutes, one number for each page size."""
+    throttling: CpuThrottling = CpuThrottling()
     at_max: int = 0
-    """Hits of the memory limit within a minute."""
+    """Hits of the memory limit within MEMORY_WINDOW_S."""
     at_high: int = 0
-    """Times that the cgroup was throttled for exceeding ``memory.high``, within a minute."""
+    """Times that the cgroup was throttled for exceeding ``memory.high`` within MEMORY_WINDOW_S."""
 
 
-def exclusive_cpus(snapshot: Snapshot) -> list[tuple[str, CpuSet]]:
+def exclusive_cpu_devices(snapshot: Snapshot) -> list[tuple[str, CpuSet]]:
     """Return the name and CPUs of each declared device whose CPUs are exclusive to one container."""
     return [
         (device.subject, device.part.cpus)
@@ -355,12 +363,11 @@ def exclusive_cpus(snapshot: Snapshot) -> list[tuple[str, CpuSet]]:
     ]
 
 
-def group_devices(group: GroupSample, exclusive: Iterable[tuple[str, CpuSet]]) -> tuple[str, ...]:
-    """Return the names of the exclusive devices that provide a cgroup's CPUs; empty if the cgroup has other
-    CPUs too.
-
-    The cpuset shows the CPUs of each container; claims only show the devices that the whole pod uses.
-    """
+def exclusive_devices_of_cgroup(
+    group: CgroupSample, exclusive: Iterable[tuple[str, CpuSet]]
+) -> tuple[str, ...]:
+    """Return the names of the exclusive CPU devices (``exclusive``: name and CPUs) in a cgroup's cpuset;
+    empty if the cpuset has other CPUs too. A claim would only show the devices that the whole pod uses."""
     if isinstance(group.cpus, Missing):
         return ()
     found, left = [], group.cpus
@@ -371,14 +378,19 @@ def group_devices(group: GroupSample, exclusive: Iterable[tuple[str, CpuSet]]) -
     return () if left else tuple(found)
 
 
-def view_groups(state: GroupState, snapshot: Snapshot, settings: Settings, now: Instant) -> list[GroupView]:
-    """Return the rules' inputs for the cgroups with recent events; other cgroups cost no work."""
-    exclusive = exclusive_cpus(snapshot) if state.active else []
-    containers: dict[str, list[GroupView]] = {}
+def cgroup_rule_inputs(
+    state: CgroupRuleState, snapshot: Snapshot, settings: EngineSettings, now: Instant
+) -> list[CgroupRuleInput]:
+    """Return the views (inputs of the rules) for the cgroups with recent events: pods first, then
+    containers."""
+    exclusive = exclusive_cpu_devices(snapshot) if state.active else []
+    containers: dict[str, list[CgroupRuleInput]] = {}
     pods = []
     for _, record in sorted(state.active.items()):
-        view = _view(record, group_devices(record.group, exclusive), settings.host, now)
-        if record.group.kind is GroupKind.POD:
+        view = _cgroup_rule_input(
+            record, exclusive_devices_of_cgroup(record.group, exclusive), settings.host, now
+        )
+        if record.group.kind is CgroupKind.POD:
             pods.append(view)
         else:
             containers.setdefault(record.group.pod_uid, []).append(view)
@@ -386,40 +398,42 @@ def view_groups(state: GroupState, snapshot: Snapshot, settings: Settings, now: 
     return [*found, *chain.from_iterable(containers.values())]
 
 
-def _view(record: ActiveGroup, exclusive: tuple[str, ...], limits: HostLimits, now: Instant) -> GroupView:
+def _cgroup_rule_input(
+    record: ActiveCgroup, exclusive: tuple[str, ...], limits: HostLimits, now: Instant
+) -> CgroupRuleInput:
     rates = record.rates
     minute_ns = now.mono_ns - MEMORY_WINDOW_S * NS
-    return GroupView(
+    return CgroupRuleInput(
         group=record.group,
         pod=record.pod,
         exclusive=exclusive,
         limits=limits,
-        kills=_recent(record, GroupCounter.KILLS, 0),
-        ooms=_recent(record, GroupCounter.OOMS, 0),
-        hits=_recent_by_size(record, GroupCounter.HITS),
-        refusals=_recent_by_size(record, GroupCounter.REFUSALS),
+        kills=_recent(record, CgroupEventCounter.KILLS, 0),
+        ooms=_recent(record, CgroupEventCounter.OOMS, 0),
+        hits=_recent_by_size(record, CgroupEventCounter.HITS),
+        refusals=_recent_by_size(record, CgroupEventCounter.REFUSALS),
         throttling=_throttling(rates, now.mono_ns - limits.throttled_window_s * NS),
         at_max=grown_since(rates.at_max, minute_ns),
         at_high=grown_since(rates.at_high, minute_ns),
     )
 
 
-def _recent(record: ActiveGroup, count: GroupCounter, index: int) -> int:
+def _recent(record: ActiveCgroup, count: CgroupEventCounter, index: int) -> int:
     delta = record.deltas.get((count, index))
     return delta.recent if delta else 0
 
 
-def _recent_by_size(record: ActiveGroup, count: GroupCounter) -> tuple[int, ...]:
+def _recent_by_size(record: ActiveCgroup, count: CgroupEventCounter) -> tuple[int, ...]:
     sizes = len(record.group.hugetlb)
     return tuple(_recent(record, count, index) for index in range(sizes)) if record.deltas else (0,) * sizes
 
 
-def _throttling(rates: Rates, since_ns: int) -> Throttling:
-    """Return the CPU throttling since ``since_ns``, over the time in which both counters are known."""
+def _throttling(rates: RateWindows, since_ns: int) -> CpuThrottling:
+    """Return the CPU throttling since ``since_ns``, or since both counters are known if that is later."""
     throttled, periods = rates.throttled, rates.periods
     if not throttled or not periods:
-        return Throttling()
+        return CpuThrottling()
     since_ns = max(since_ns, throttled[0].t_ns, periods[0].t_ns)
     points = [point for point in throttled if point.t_ns >= since_ns]
-    evaluations = sum(before.value < extend.value for before, extend in pairwise(points))
-    return Throttling(grown_since(throttled, since_ns), grown_since(periods, since_ns), evaluations)
+    evaluations = sum(before.value < after.value for before, after in pairwise(points))
+    return CpuThrottling(grown_since(throttled, since_ns), grown_since(periods, since_ns), evaluations)

@@ -1,1 +1,1 @@
-"""Rules for CPUs."""
+"""Health rules for CPUs."""

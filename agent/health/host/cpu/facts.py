@@ -1,8 +1,5 @@
-"""Facts about single CPUs, stored as CPU sets: from core samples, and from the kernel log.
-
-The facts are recomputed only when a sample or the kernel log changes, so that rules have little to do on
-hosts with hundreds of CPUs.
-"""
+"""Facts about single CPUs (frequency caps, shared physical cores, machine checks, lockups), stored as sets of
+CPUs. They are recomputed only when a sample or the kernel log changes."""
 
 import errno
 import re
@@ -10,62 +7,59 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agent.health.kernel_log.latch import next_line_counts
-from agent.health.kernel_log.values import LogCode, LogFact, LogState
-from agent.health.rate_window import RateWindow, extended, grown_since
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
+from agent.health.kernel_log.latch import next_line_window
+from agent.health.rate_window import RateWindow, grown_since, repeat_last_value
 from agent.model.cpuset import CpuSet
-from agent.model.machine import CoreSample
+from agent.model.machine_samples import PerCpuSample
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading
 from agent.model.time import NS, Instant
 
-UNSCALED: Final = frozenset({errno.ENOENT, errno.ENODEV})
-"""Errors when cpufreq files are read after the cpufreq driver was unloaded: no cap applies to the CPU any
+NO_CPUFREQ_ERRNOS: Final = frozenset({errno.ENOENT, errno.ENODEV})
+"""Error numbers with which cpufreq files fail after the cpufreq driver was unloaded: no cap applies any
 more."""
 
 
 class FrequencyCap(NamedTuple):
-    """CPUs whose maximum frequency is capped."""
+    """CPUs whose maximum frequency is capped at the same value."""
 
     cpus: CpuSet
     khz: int
     """Maximum frequency now [kHz]."""
     possible_khz: int
-    """Maximum frequency at the agent's start; for CPUs that were capped before the start, the hardware's
-    maximum [kHz]."""
+    """Maximum frequency at the agent's start, or of the hardware if the CPUs were capped before [kHz]."""
 
 
 @dataclass(frozen=True, slots=True)
-class CoreFacts:
-    """Facts about all CPUs that were ever online."""
+class CpuFacts:
+    """Facts about single CPUs from sysfs and procfs: frequency caps, shared physical cores, machine
+    checks."""
 
-    samples: tuple[CoreSample, ...] = ()
+    samples: tuple[PerCpuSample, ...] = ()
     """Samples from which the facts were derived."""
     start_khz: Mapping[int, int] = field(default_factory=dict)
-    """Maximum frequency at the first reading, by CPU [kHz]."""
+    """Maximum frequency at the agent's first reading, by CPU [kHz]."""
     cap_known: CpuSet = 0
-    """CPUs whose maximum frequency is known."""
+    """CPUs whose maximum frequency can be read."""
     capped_since_start: tuple[FrequencyCap, ...] = ()
     """CPUs whose maximum frequency is lower than at the agent's start."""
     capped_before_start: tuple[FrequencyCap, ...] = ()
-    """CPUs whose maximum frequency is, as at the agent's start, below the hardware's maximum."""
+    """CPUs whose maximum frequency was below the hardware's maximum at the agent's start already."""
     cap_lost: Mapping[int, Missing] = field(default_factory=dict)
     """Reason why the maximum frequency can no longer be read, by CPU."""
-    core_known: CpuSet = 0
-    """CPUs for which the CPUs of the same core are known."""
-    sharing: Mapping[int, CpuSet] = field(default_factory=dict)
-    """CPUs on the same core, by CPU; a CPU that is alone on its core is left out."""
-    core_lost: Mapping[int, Missing] = field(default_factory=dict)
-    """Reason why the CPUs of the same core can no longer be read, by CPU."""
+    core_siblings_known: CpuSet = 0
+    """CPUs whose siblings on the same physical core are known."""
+    core_siblings: Mapping[int, CpuSet] = field(default_factory=dict)
+    """CPUs of the same physical core, by CPU; a CPU that is alone on its core is left out."""
+    core_siblings_lost: Mapping[int, Missing] = field(default_factory=dict)
     machine_checked: CpuSet = 0
-    """CPUs with machine-check exceptions since boot. No CPU leaves the set: going offline does not undo the
-    exception.
-    """
-    machine_check_counts: Reading = NEVER_READ
-    """Number of CPUs with a readable count of machine checks, or the reason why there is none."""
+    """CPUs with machine-check exceptions since boot, including CPUs that went offline since."""
+    machine_check_readers: Reading = NEVER_READ
+    """Number of CPUs whose count of machine checks can be read; Missing if there is none."""
 
 
-def core_facts(before: CoreFacts, samples: tuple[CoreSample, ...]) -> CoreFacts:
-    """Return the facts that the core samples show; costs one comparison if no sample changed."""
+def next_cpu_facts(before: CpuFacts, samples: tuple[PerCpuSample, ...]) -> CpuFacts:
+    """Return the facts about CPUs after new samples; the same object if no sample changed."""
     if samples == before.samples:
         return before
     caps = {sample.cpu: sample.cap_khz for sample in samples if isinstance(sample.cap_khz, int)}
@@ -74,7 +68,7 @@ def core_facts(before: CoreFacts, samples: tuple[CoreSample, ...]) -> CoreFacts:
     by_core: dict[int, CpuSet] = {}
     for cpu, core in core_of.items():
         by_core[core] = by_core.get(core, 0) | 1 << cpu
-    return CoreFacts(
+    return CpuFacts(
         samples=samples,
         start_khz=start,
         cap_known=_cpu_set(caps),
@@ -92,11 +86,11 @@ def core_facts(before: CoreFacts, samples: tuple[CoreSample, ...]) -> CoreFacts:
         cap_lost={
             cpu: why
             for cpu, why in _unreadable({sample.cpu: sample.cap_khz for sample in samples}).items()
-            if why.errno not in UNSCALED
+            if why.errno not in NO_CPUFREQ_ERRNOS
         },
-        core_known=_cpu_set(core_of),
-        sharing={cpu: by_core[core] for cpu, core in core_of.items() if by_core[core] != 1 << cpu},
-        core_lost=_unreadable({sample.cpu: sample.core for sample in samples}),
+        core_siblings_known=_cpu_set(core_of),
+        core_siblings={cpu: by_core[core] for cpu, core in core_of.items() if by_core[core] != 1 << cpu},
+        core_siblings_lost=_unreadable({sample.cpu: sample.core for sample in samples}),
         machine_checked=before.machine_checked
         | _cpu_set(
             {
@@ -105,7 +99,7 @@ def core_facts(before: CoreFacts, samples: tuple[CoreSample, ...]) -> CoreFacts:
                 if isinstance(sample.machine_checks, int) and sample.machine_checks
             }
         ),
-        machine_check_counts=_machine_check_counts([sample.machine_checks for sample in samples]),
+        machine_check_readers=_machine_check_counts([sample.machine_checks for sample in samples]),
     )
 
 
@@ -125,7 +119,8 @@ def _unreadable(readings: Mapping[int, Reading]) -> Mapping[int, Missing]:
 
 
 def _group_caps(khz_of_cpu: Mapping[int, tuple[int, int]]) -> tuple[FrequencyCap, ...]:
-    """Return one cap for all CPUs with the same maximum frequency and the same possible frequency."""
+    """Return one cap for all CPUs with equal frequencies; the argument has (maximum now, possible) by CPU
+    [kHz]."""
     same: dict[tuple[int, int], CpuSet] = {}
     for cpu, khz in khz_of_cpu.items():
         same[khz] = same.get(khz, 0) | 1 << cpu
@@ -133,8 +128,6 @@ def _group_caps(khz_of_cpu: Mapping[int, tuple[int, int]]) -> tuple[FrequencyCap
 
 
 def _machine_check_counts(counts: list[Reading]) -> Reading:
-    """Return the number of CPUs with a readable count of machine checks, or why there is none; a CPU without
-    a column is offline."""
     known = sum(isinstance(count, int) for count in counts)
     lost = (count for count in counts if isinstance(count, Missing) and count.absence is Absence.UNREADABLE)
     return known or next(lost, NEVER_READ)
@@ -142,69 +135,69 @@ def _machine_check_counts(counts: list[Reading]) -> Reading:
 
 MAX_CPUS: Final = 8192
 LOCKUP_HELD_S: Final = 600
-"""Time for which a lockup counts after its last line [s]. The kernel repeats the line about every 20 s, but
-logs no end.
-"""
+"""Time for which a lockup is reported after its last line [s]: the kernel repeats the line about every 20 s,
+but does not log the end."""
 
 _CPU: Final = re.compile(r"cpu([0-9]{1,4})")
 
 
-class Lockup(NamedTuple):
-    """CPU that the kernel log reported as locked up."""
+class CpuLockup(NamedTuple):
+    """Lockup of one CPU that the kernel log reported."""
 
-    code: LogCode
+    code: KernelLogCode
     cpu: int
     last_ns: int
+    """CLOCK_MONOTONIC of the last line [ns]."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLogFacts:
-    """Facts about CPUs from the kernel log since boot, as far as the log was read."""
+    """Faults of single CPUs that the kernel log has reported since boot, as far as the log was read."""
 
-    facts: Mapping[tuple[LogCode, str], LogFact] = field(default_factory=dict)
-    """Kernel-log facts from which this record was derived."""
+    facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
+    """All kernel-log facts from which this object was derived."""
     machine_checks: CpuSet = 0
-    """CPUs with an uncorrected machine check."""
-    lockups: tuple[Lockup, ...] = ()
+    lockups: tuple[CpuLockup, ...] = ()
     corrected: Mapping[int, RateWindow] = field(default_factory=dict)
-    """Window over corrected machine checks, by CPU. Lines that name no CPU are left out: they repeat lines
-    about CPUs or memory modules, which are counted separately.
-    """
+    """Window over corrected machine checks, by CPU. Lines that name no CPU are left out: they repeat other
+    lines, which are counted."""
 
 
-def next_log_facts(
-    before: CpuLogFacts, log: LogState, window_s: int, evaluated_ns: int, now: Instant
+def next_cpu_log_facts(
+    before: CpuLogFacts, log: KernelLogState, window_s: int, evaluated_ns: int, now: Instant
 ) -> CpuLogFacts:
-    """Return the CPU facts of the kernel log after an evaluation.
+    """Return the faults of CPUs in the kernel log after an evaluation; the same object if the log is
+    unchanged.
 
     Args:
-        window_s: Window over which corrected machine checks count.
-        evaluated_ns: Time of the last evaluation.
+        window_s: Window in which corrected machine checks are counted [s].
+        evaluated_ns: CLOCK_MONOTONIC of the last evaluation [ns].
     """
     if log.facts is before.facts:
         return before
     window_ns = window_s * NS
     checks = 0
-    lockups: list[Lockup] = []
+    lockups: list[CpuLockup] = []
     corrected: dict[int, RateWindow] = {}
     for fact in log.facts.values():
-        if (cpu := _cpu_of(fact.location)) is None:
+        if (cpu := _parse_cpu(fact.location)) is None:
             continue
         match fact.code:
-            case LogCode.MACHINE_CHECK:
+            case KernelLogCode.MACHINE_CHECK:
                 checks |= 1 << cpu
-            case LogCode.SOFT_LOCKUP | LogCode.HARD_LOCKUP:
-                lockups.append(Lockup(fact.code, cpu, fact.last.mono_ns))
-            case LogCode.MACHINE_CHECK_CORRECTED:
-                known = extended(before.corrected.get(cpu, ()), evaluated_ns, window_ns)
-                corrected[cpu] = next_line_counts(known, fact, now.mono_ns, window_ns)
+            case KernelLogCode.SOFT_LOCKUP | KernelLogCode.HARD_LOCKUP:
+                lockups.append(CpuLockup(fact.code, cpu, fact.last.mono_ns))
+            case KernelLogCode.MACHINE_CHECK_CORRECTED:
+                known = repeat_last_value(before.corrected.get(cpu, ()), evaluated_ns, window_ns)
+                corrected[cpu] = next_line_window(known, fact, now.mono_ns, window_ns)
             case _:
                 pass
     return CpuLogFacts(log.facts, checks, tuple(lockups), corrected)
 
 
-def locked_up(facts: CpuLogFacts, code: LogCode, now: Instant) -> CpuSet:
-    """Return the CPUs with a lockup of the kind ``code`` (hard or soft) in the last ``LOCKUP_HELD_S``."""
+def recently_locked_cpus(facts: CpuLogFacts, code: KernelLogCode, now: Instant) -> CpuSet:
+    """Return the CPUs with a lockup of the kind ``code`` (hard or soft) in the last ``LOCKUP_HELD_S``
+    seconds."""
     cpus = 0
     for lockup in facts.lockups:
         if lockup.code is code and now.mono_ns - lockup.last_ns < LOCKUP_HELD_S * NS:
@@ -212,8 +205,8 @@ def locked_up(facts: CpuLogFacts, code: LogCode, now: Instant) -> CpuSet:
     return cpus
 
 
-def frequently_corrected(facts: CpuLogFacts, errors: int, window_s: int, now: Instant) -> CpuSet:
-    """Return the CPUs with at least ``errors`` corrected machine checks in the window."""
+def often_corrected_cpus(facts: CpuLogFacts, errors: int, window_s: int, now: Instant) -> CpuSet:
+    """Return the CPUs with at least ``errors`` corrected machine checks in the last ``window_s`` seconds."""
     since_ns = now.mono_ns - window_s * NS
     cpus = 0
     for cpu, window in facts.corrected.items():
@@ -222,6 +215,6 @@ def frequently_corrected(facts: CpuLogFacts, errors: int, window_s: int, now: In
     return cpus
 
 
-def _cpu_of(location: str) -> int | None:
+def _parse_cpu(location: str) -> int | None:
     match = _CPU.fullmatch(location)
     return int(match[1]) if match and int(match[1]) < MAX_CPUS else None

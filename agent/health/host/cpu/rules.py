@@ -1,85 +1,82 @@
-"""Rules for CPUs: presence, speed, machine checks, lockups, isolation and SMT."""
+"""Health rules for CPUs: presence, speed, machine checks, lockups, isolation and SMT."""
 
+from functools import partial
 from typing import Final
 
 from agent.health.host.cpu.facts import LOCKUP_HELD_S, FrequencyCap
-from agent.health.host.cpu.state import CpuView, cpus_text
-from agent.health.kernel_log.values import no_lines_result
+from agent.health.host.cpu.state import CpuRuleInput, format_cpu_set
+from agent.health.kernel_log.facts import no_log_lines_result
 from agent.health.rules import (
     OK,
-    Growth,
+    CounterGrowth,
     Rule,
+    RuleInputUnreadable,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
-    Unreadable,
-    duration,
-    missing_result,
+    counter_limit_result,
+    format_duration,
+    missing_reading_result,
 )
-from agent.model.cpuset import CpuSet, cpus_of, format_cpus
+from agent.model.cpuset import CpuSet, cpu_numbers, format_cpus
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import NEVER_READ, Absence, Missing
 from agent.model.time import NS
-from agent.model.wake import SamplerField
+from agent.model.wake_conditions import SamplerField
 
 MAX_CAPS_LISTED: Final = 3
-"""Largest number of frequency caps that a message lists."""
+"""Largest number of different frequency caps that a message lists."""
 CAP_HELD_NS: Final = 60 * NS
-"""Probation of a frequency cap: a thermal daemon caps repeatedly, which should be reported as one cause."""
+"""Time for which a lifted frequency cap is still reported [ns]: a thermal daemon caps repeatedly."""
 
 
-def _throttled(code: str, growth: Growth, view: CpuView, scope: str) -> RuleResult:
-    if isinstance(growth.events, Missing):
-        return missing_result(f"{scope}_throttle_count", growth.events, "no thermal_throttle counters")
-    if growth.events >= view.throttle_events:
-        evidence = (
-            f"at least {view.throttle_events} {scope} thermal-throttle events in {view.throttle_window_s} s"
-        )
-        return Finding(code, Severity.DEGRADED, evidence)
-    if growth.span_s < view.throttle_window_s:
-        return RuleNotEvaluated(f"needs {view.throttle_window_s} s of history")
-    return OK
+def _throttling_result(code: str, growth: CounterGrowth, view: CpuRuleInput, scope: str) -> RuleResult:
+    events, window_s = view.throttle_events, view.throttle_window_s
+    evidence = f"at least {events} {scope} thermal-throttle events in {window_s} s"
+    found = Finding(code, Severity.DEGRADED, evidence)
+    counter, reason = f"{scope}_throttle_count", "the CPUs have no thermal_throttle counters"
+    return counter_limit_result(growth, events, window_s, found, counter=counter, reason=reason)
 
 
-def cpu_throttled_core(view: CpuView) -> RuleResult:
-    """Cores were throttled for heat more often than the limit allows, within the window.
+def detect_core_throttling(view: CpuRuleInput) -> RuleResult:
+    """Physical cores were throttled for heat more often than the limit allows, within the window.
 
     Source: ``cpu*/thermal_throttle/core_throttle_count`` [events], summed over the CPUs.
     """
-    return _throttled("cpu.throttled.core", view.throttled_core, view, "core")
+    return _throttling_result("cpu.throttled.core", view.throttled_core, view, "core")
 
 
-def cpu_throttled_package(view: CpuView) -> RuleResult:
-    """The whole package was throttled for heat more often than the limit allows, within the window.
+def detect_package_throttling(view: CpuRuleInput) -> RuleResult:
+    """A whole CPU package was throttled for heat more often than the limit allows, within the window.
 
     Source: ``cpu*/thermal_throttle/package_throttle_count`` [events], the largest of the CPUs.
     """
-    return _throttled("cpu.throttled.package", view.throttled_package, view, "package")
+    return _throttling_result("cpu.throttled.package", view.throttled_package, view, "package")
 
 
-def cpu_capped(view: CpuView) -> RuleResult:
-    """The maximum frequency of CPUs is lower than when the agent started, or, as at start, than the
-    hardware's maximum.
+def detect_frequency_cap(view: CpuRuleInput) -> RuleResult:
+    """The maximum frequency of CPUs is lower than at the agent's start, or was below the hardware's maximum
+    then already.
 
     Source: ``cpu*/cpufreq/scaling_max_freq`` against itself at start, and against ``cpuinfo_max_freq`` [kHz].
     """
-    cores = view.cores
+    cores = view.cpu_facts
     online = view.cpus if isinstance(view.online, Missing) else view.cpus & view.online
-    if fallen := _caps(cores.capped_since_start, online, "at start"):
+    if fallen := _format_caps(cores.capped_since_start, online, "at start"):
         return Finding("cpu.capped", Severity.DEGRADED, fallen)
     for cpu, why in cores.cap_lost.items():
         if online >> cpu & 1:
-            return Unreadable(f"cpu{cpu}/cpufreq/scaling_max_freq", why)
-    if held := _caps(cores.capped_before_start, online, "possible"):
+            return RuleInputUnreadable(f"cpu{cpu}/cpufreq/scaling_max_freq", why)
+    if held := _format_caps(cores.capped_before_start, online, "possible"):
         return Finding("cpu.capped", Severity.INFO, held)
-    return OK if cores.cap_known & view.cpus else RuleNotApplicable("no frequency scaling")
+    return OK if cores.cap_known & view.cpus else RuleNotApplicable("the CPUs have no frequency scaling")
 
 
-def _caps(caps: tuple[FrequencyCap, ...], online: CpuSet, when: str) -> str:
-    """Describe at most MAX_CAPS_LISTED frequency caps of online CPUs; empty if there is none."""
-    affected = sorted((next(cpus_of(cap.cpus & online)), cap) for cap in caps if cap.cpus & online)
+def _format_caps(caps: tuple[FrequencyCap, ...], online: CpuSet, when: str) -> str:
+    """Describe at most MAX_CAPS_LISTED frequency caps of online CPUs; empty if there is none. ``when`` says
+    which frequency was possible: ``at start`` or ``possible``."""
+    affected = sorted((next(cpu_numbers(cap.cpus & online)), cap) for cap in caps if cap.cpus & online)
     texts = [
-        f"{cpus_text(cap.cpus & online)} capped at {_ghz(cap.khz)}, {_ghz(cap.possible_khz)} {when}"
+        f"{format_cpu_set(cap.cpus & online)} capped at {_ghz(cap.khz)}, {_ghz(cap.possible_khz)} {when}"
         for _, cap in affected[:MAX_CAPS_LISTED]
     ]
     if rest := sum((cap.cpus & online).bit_count() for _, cap in affected[MAX_CAPS_LISTED:]):
@@ -91,108 +88,105 @@ def _ghz(khz: int) -> str:
     return f"{khz / 1e6:.7g} GHz"
 
 
+_cpu_rule = partial(Rule, severity=Severity.DEGRADED, blame=Blame.CONFIGURATION, source="cpus")
+"""Constructor of a CPU rule; by default about a configuration that degrades a device."""
 SPEED_RULES: Final = (
-    Rule(
+    _cpu_rule(
         code="cpu.throttled.core",
-        severity=Severity.DEGRADED,
         blame=Blame.HARDWARE,
         source="throttle",
-        reads=(SamplerField.NODE_THROTTLE_CORE,),
+        sampler_reads=(SamplerField.NODE_THROTTLE_CORE,),
         threshold="10 events in 60 s (throttle.events, throttle.window)",
-        why="the cores run slower than specified",
+        why="the CPUs run slower than specified",
         advice="check fans, heat sinks and inlet temperature",
-        evaluate=cpu_throttled_core,
-        counter=True,
+        evaluate=detect_core_throttling,
+        counts_growth=True,
         try_it="in a copy of sysfs (--sysfs-root), add 10 to cpu0/thermal_throttle/core_throttle_count",
     ),
-    Rule(
+    _cpu_rule(
         code="cpu.throttled.package",
-        severity=Severity.DEGRADED,
         blame=Blame.HARDWARE,
         source="throttle",
-        reads=(SamplerField.NODE_THROTTLE_PACKAGE,),
+        sampler_reads=(SamplerField.NODE_THROTTLE_PACKAGE,),
         threshold="10 events in 60 s (throttle.events, throttle.window)",
         why="the whole socket runs slower than specified",
         advice="check fans, heat sinks and inlet temperature",
-        evaluate=cpu_throttled_package,
-        counter=True,
+        evaluate=detect_package_throttling,
+        counts_growth=True,
         try_it="in a copy of sysfs (--sysfs-root), add 10 to cpu0/thermal_throttle/package_throttle_count",
     ),
-    Rule(
+    _cpu_rule(
         code="cpu.capped",
-        severity=Severity.DEGRADED,
-        blame=Blame.CONFIGURATION,
         source="cores",
         threshold="lower than at start; info if it was below the hardware's maximum at start already",
         why="the CPUs run slower than others that are offered as equal",
         advice="find out what caps them (power profile, thermal daemon, BMC), then write the value of "
         "cpufreq/cpuinfo_max_freq to cpufreq/scaling_max_freq",
-        evaluate=cpu_capped,
+        evaluate=detect_frequency_cap,
         probation_ns=CAP_HELD_NS,
         try_it="echo 1000000 > /sys/devices/system/cpu/cpu1/cpufreq/scaling_max_freq",
     ),
 )
 
 
-def cpu_machine_check(view: CpuView) -> RuleResult:
-    """The hardware has found an error that it could not correct, since boot.
+def detect_machine_check(view: CpuRuleInput) -> RuleResult:
+    """A CPU has reported a hardware error that it could not correct, since boot.
 
-    The count stands until the next boot, and so does the finding. Errors that firmware reports without a
-    location are node.machine_check.
+    The finding stays until the next boot. Errors that firmware reports without a location are
+    node.machine_check.
 
     Source: row ``MCE`` of ``/proc/interrupts`` [exceptions]; lines of the kernel log.
     """
     if affected := view.machine_checks & view.cpus:
-        evidence = f"uncorrected machine check on {cpus_text(affected)} since boot"
+        evidence = f"uncorrected machine check on {format_cpu_set(affected)} since boot"
         return Finding("cpu.machine_check", Severity.UNHEALTHY, evidence)
-    counting = view.cores.machine_check_counts
+    counting = view.cpu_facts.machine_check_readers
     if isinstance(counting, int):
         return OK
     if counting.absence is Absence.UNREADABLE:
-        return Unreadable("MCE of /proc/interrupts", counting)
-    return no_lines_result(view.log_state)
+        return RuleInputUnreadable("MCE of /proc/interrupts", counting)
+    return no_log_lines_result(view.log_state)
 
 
-def cpu_machine_check_corrected(view: CpuView) -> RuleResult:
-    """The hardware had to correct errors of one CPU more often than the limit allows, within the window.
-
-    The window is accurate to a twelfth. Lines from before the agent's start count if the first of them is
-    within it.
+def detect_corrected_machine_checks(view: CpuRuleInput) -> RuleResult:
+    """A CPU had more corrected machine checks than the limit allows, within the window.
 
     Source: lines of the kernel log that name the CPU.
     """
     limits = view.limits
     if affected := view.corrected & view.cpus:
-        count, window = limits.correctable_errors, duration(limits.correctable_window_s)
-        evidence = f"at least {count} corrected machine checks on {cpus_text(affected)} in {window}"
+        count, window = limits.correctable_errors, format_duration(limits.correctable_window_s)
+        evidence = f"at least {count} corrected machine checks on {format_cpu_set(affected)} in {window}"
         return Finding("cpu.machine_check.corrected", Severity.DEGRADED, evidence)
-    return no_lines_result(view.log_state)
+    return no_log_lines_result(view.log_state)
 
 
-def _lockup(view: CpuView, code: str, severity: Severity, locked: CpuSet, kind: str) -> RuleResult:
+def _lockup_result(
+    view: CpuRuleInput, code: str, severity: Severity, locked: CpuSet, kind: str
+) -> RuleResult:
     if affected := locked & view.cpus:
-        return Finding(code, severity, f"{kind} lockup on {cpus_text(affected)}")
-    return no_lines_result(view.log_state)
+        return Finding(code, severity, f"{kind} lockup on {format_cpu_set(affected)}")
+    return no_log_lines_result(view.log_state)
 
 
-def cpu_lockup_hard(view: CpuView) -> RuleResult:
+def detect_hard_lockup(view: CpuRuleInput) -> RuleResult:
     """A CPU has not handled interrupts for ten seconds or more.
 
     Source: lines of the kernel log, from the NMI watchdog.
     """
-    return _lockup(view, "cpu.lockup.hard", Severity.UNHEALTHY, view.hard_lockups, "hard")
+    return _lockup_result(view, "cpu.lockup.hard", Severity.UNHEALTHY, view.hard_lockups, "hard")
 
 
-def cpu_lockup_soft(view: CpuView) -> RuleResult:
+def detect_soft_lockup(view: CpuRuleInput) -> RuleResult:
     """One task in the kernel has kept a CPU for twenty seconds or more.
 
     Source: lines of the kernel log, from the watchdog.
     """
-    return _lockup(view, "cpu.lockup.soft", Severity.DEGRADED, view.soft_lockups, "soft")
+    return _lockup_result(view, "cpu.lockup.soft", Severity.DEGRADED, view.soft_lockups, "soft")
 
 
 FAULT_RULES: Final = (
-    Rule(
+    _cpu_rule(
         code="cpu.machine_check",
         severity=Severity.UNHEALTHY,
         blame=Blame.HARDWARE,
@@ -201,87 +195,84 @@ FAULT_RULES: Final = (
         why="data was lost or a program was killed, and the faulty part is still in use",
         advice="drain the node; read the mce and EDAC lines of the kernel log and the BMC's event log; "
         "replace the part, then boot",
-        evaluate=cpu_machine_check,
+        evaluate=detect_machine_check,
         try_it="echo '<0>mce: [Hardware Error]: CPU 1: Machine Check Exception: 5 Bank 4: b200000000070f0f' "
         "> /dev/kmsg",
     ),
-    Rule(
+    _cpu_rule(
         code="cpu.machine_check.corrected",
-        severity=Severity.DEGRADED,
         blame=Blame.HARDWARE,
         source="kmsg",
         threshold="24 machine checks of one CPU in 1 d (errors.correctable, errors.window)",
         why="frequent corrected errors often precede uncorrectable ones",
         advice="read the mce lines of the kernel log; plan a replacement before errors are uncorrectable",
-        evaluate=cpu_machine_check_corrected,
+        evaluate=detect_corrected_machine_checks,
         try_it="for i in $(seq 24); do echo '<6>mce: [Hardware Error]: CPU 1: Machine Check: 0 Bank 5: "
         "9c00000000010090' > /dev/kmsg; done",
     ),
-    Rule(
+    _cpu_rule(
         code="cpu.lockup.hard",
         severity=Severity.UNHEALTHY,
         blame=Blame.HARDWARE,
         source="kmsg",
-        threshold=f"1 lockup in the last {duration(LOCKUP_HELD_S)}",
+        threshold=f"1 lockup in the last {format_duration(LOCKUP_HELD_S)}",
         why="nothing runs on the CPU any more, and what waits for it hangs",
         advice="reboot the node; if it recurs, check for firmware updates and machine checks",
-        evaluate=cpu_lockup_hard,
+        evaluate=detect_hard_lockup,
         try_it="echo '<0>watchdog: Watchdog detected hard LOCKUP on cpu 1' > /dev/kmsg",
     ),
-    Rule(
+    _cpu_rule(
         code="cpu.lockup.soft",
-        severity=Severity.DEGRADED,
         blame=Blame.DRIVER,
         source="kmsg",
-        threshold=f"1 lockup in the last {duration(LOCKUP_HELD_S)}",
+        threshold=f"1 lockup in the last {format_duration(LOCKUP_HELD_S)}",
         why="no other task gets the CPU: a driver or the kernel spins, or the hypervisor took the CPU away",
         advice="read the stack in the kernel log: the function at its top spins",
-        evaluate=cpu_lockup_soft,
+        evaluate=detect_soft_lockup,
         try_it="echo '<0>watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [cat:123]' > /dev/kmsg",
     ),
 )
 
 
-NODE_CPUS: Final = "node{}/cpulist"
+NUMA_CPU_LIST: Final = "node{}/cpulist"
 
 
-def cpu_offline(view: CpuView) -> RuleResult:
-    """CPUs that should be online are not.
+def detect_offline_cpus(view: CpuRuleInput) -> RuleResult:
+    """CPUs that should be online are offline.
 
-    Source: ``/sys/devices/system/cpu/online`` against the set at start, as configured, or as declared.
+    Source: ``/sys/devices/system/cpu/online`` against the CPUs at start, or as configured or declared.
     """
     if isinstance(view.online, Missing):
-        return Unreadable("cpu/online", view.online)
+        return RuleInputUnreadable("cpu/online", view.online)
     if view.node and isinstance(view.node.cpus, Missing):
-        return Unreadable(NODE_CPUS.format(view.node.node), view.node.cpus)
+        return RuleInputUnreadable(NUMA_CPU_LIST.format(view.node.numa_node), view.node.cpus)
     gone = view.expected_online.cpus & ~view.online
     if not gone:
         return OK
-    evidence = (
-        f"{cpus_text(gone)} offline, {view.expected_online.basis}: {format_cpus(view.expected_online.cpus)}"
-    )
+    expected, origin = view.expected_online
+    evidence = f"{format_cpu_set(gone)} offline, {origin}: {format_cpus(expected)}"
     return Finding("cpu.offline", Severity.UNHEALTHY, evidence)
 
 
-def cpu_missing(view: CpuView) -> RuleResult:
-    """The machine does not have CPUs that a driver declares.
+def detect_missing_cpus(view: CpuRuleInput) -> RuleResult:
+    """A driver declares CPUs that the machine does not have.
 
     Source: ``/sys/devices/system/cpu/present``.
     """
     if isinstance(view.present, Missing):
-        return Unreadable("cpu/present", view.present)
+        return RuleInputUnreadable("cpu/present", view.present)
     absent = view.cpus & ~view.present
     if not absent:
         return OK
     do = "does" if absent.bit_count() == 1 else "do"
-    evidence = f"{cpus_text(absent)} {do} not exist, declared: {format_cpus(view.cpus)}"
+    evidence = f"{format_cpu_set(absent)} {do} not exist, declared: {format_cpus(view.cpus)}"
     return Finding("cpu.missing", Severity.UNHEALTHY, evidence)
 
 
-def cpu_numa(view: CpuView) -> RuleResult:
+def detect_wrong_numa_node(view: CpuRuleInput) -> RuleResult:
     """Declared CPUs are on another NUMA node than their driver declares.
 
-    CPUs that have never been online belong to no known node; cpu.offline covers them.
+    CPUs that have never been online belong to no known NUMA node; cpu.offline covers them.
 
     Source: ``/sys/devices/system/node/node*/cpulist``.
     """
@@ -289,147 +280,136 @@ def cpu_numa(view: CpuView) -> RuleResult:
         return RuleNotApplicable("no NUMA node is declared")
     number = view.declared.numa
     declared = f"declared: NUMA node {number}"
-    nodes = {node.node: node.cpus for node in view.nodes}
+    nodes = {node.numa_node: node.cpus for node in view.nodes}
     if nodes and number not in nodes:
         return Finding("cpu.numa", Severity.UNHEALTHY, f"NUMA node {number} does not exist, {declared}")
     elsewhere = [
-        f"{cpus_text(view.cpus & cpus)} on NUMA node {node}"
+        f"{format_cpu_set(view.cpus & cpus)} on NUMA node {node}"
         for node, cpus in nodes.items()
         if node != number and isinstance(cpus, int) and view.cpus & cpus
     ]
     if elsewhere:
         return Finding("cpu.numa", Severity.UNHEALTHY, f"{', '.join(elsewhere)}, {declared}")
     own = nodes.get(number, NEVER_READ)
-    return Unreadable(NODE_CPUS.format(number), own) if isinstance(own, Missing) else OK
+    return RuleInputUnreadable(NUMA_CPU_LIST.format(number), own) if isinstance(own, Missing) else OK
 
 
-def cpu_isolation(view: CpuView) -> RuleResult:
+def detect_lost_isolation(view: CpuRuleInput) -> RuleResult:
     """CPUs that should be isolated are not: the kernel schedules other tasks on them.
 
-    Source: ``/sys/devices/system/cpu/isolated`` against the set at start, or as declared.
+    Source: ``/sys/devices/system/cpu/isolated`` against the CPUs at start, or as declared.
     """
     if isinstance(view.isolated, Missing):
-        return missing_result(
+        return missing_reading_result(
             "cpu/isolated", view.isolated, "the kernel does not report which CPUs are isolated"
         )
     not_isolated = view.expected_isolated.cpus & ~view.isolated
     if not not_isolated:
         return OK
     expected, basis = view.expected_isolated
-    evidence = f"{cpus_text(not_isolated)} not isolated, {basis}: {format_cpus(expected)}"
+    evidence = f"{format_cpu_set(not_isolated)} not isolated, {basis}: {format_cpus(expected)}"
     return Finding("cpu.isolation", Severity.DEGRADED, evidence)
 
 
-def cpu_smt(view: CpuView) -> RuleResult:
+def detect_smt_change(view: CpuRuleInput) -> RuleResult:
     """Simultaneous multithreading was switched on or off since the agent started.
 
     Source: ``/sys/devices/system/cpu/smt/active`` against itself at start.
     """
     now, start = view.smt, view.smt_start
     if isinstance(now, Missing):
-        return missing_result("smt/active", now, "the kernel does not report the state of SMT")
+        return missing_reading_result("smt/active", now, "the kernel does not report the state of SMT")
     if now == start:
         return OK
     return Finding("cpu.smt", Severity.INFO, "SMT on, off at start" if now else "SMT off, on at start")
 
 
-def cpu_shared_core(view: CpuView) -> RuleResult:
-    """Declared CPUs share cores with online CPUs outside the device.
+def detect_shared_cores(view: CpuRuleInput) -> RuleResult:
+    """Declared CPUs share physical cores with online CPUs outside the device.
 
     Source: ``cpu*/topology/core_cpus_list``.
     """
-    cores = view.cores
+    cores = view.cpu_facts
     online = ~0 if isinstance(view.online, Missing) else view.online
     inside = outside = 0
-    if cores.sharing:
-        for cpu in cpus_of(view.cpus & online):
-            if others := cores.sharing.get(cpu, 0) & online & ~view.cpus:
+    if cores.core_siblings:
+        for cpu in cpu_numbers(view.cpus & online):
+            if others := cores.core_siblings.get(cpu, 0) & online & ~view.cpus:
                 inside |= 1 << cpu
                 outside |= others
     if outside:
         share = "shares a core" if outside.bit_count() == 1 else "share cores"
-        evidence = f"{cpus_text(outside)} {share} with {format_cpus(inside)}"
+        evidence = f"{format_cpu_set(outside)} {share} with {format_cpus(inside)}"
         return Finding("cpu.shared_core", Severity.INFO, evidence)
-    for cpu, why in cores.core_lost.items():
+    for cpu, why in cores.core_siblings_lost.items():
         if view.cpus >> cpu & 1:
-            return Unreadable(f"cpu{cpu}/topology/core_cpus_list", why)
+            return RuleInputUnreadable(f"cpu{cpu}/topology/core_cpus_list", why)
     return (
         OK
-        if cores.core_known & view.cpus
+        if cores.core_siblings_known & view.cpus
         else RuleNotApplicable("the kernel does not report which CPUs share cores")
     )
 
 
-_OFFLINE: Final = Rule(
+_OFFLINE: Final = _cpu_rule(
     code="cpu.offline",
     severity=Severity.UNHEALTHY,
-    blame=Blame.CONFIGURATION,
-    source="cpus",
-    reads=(SamplerField.CPU_ONLINE, SamplerField.NODE_CPUS),
+    sampler_reads=(SamplerField.CPU_ONLINE, SamplerField.NODE_CPUS),
     threshold="any CPU that was online at start, or that the configuration or a driver names",
     why="a claim may hold the CPU; its threads now run on CPUs of other claims",
     advice="write 1 to /sys/devices/system/cpu/cpu<N>/online; if that fails, check for machine checks",
-    evaluate=cpu_offline,
+    evaluate=detect_offline_cpus,
     try_it="echo 0 > /sys/devices/system/cpu/cpu1/online",
 )
-_ISOLATION: Final = Rule(
+_ISOLATION: Final = _cpu_rule(
     code="cpu.isolation",
-    severity=Severity.DEGRADED,
-    blame=Blame.CONFIGURATION,
-    source="cpus",
-    reads=(SamplerField.CPU_ISOLATED,),
+    sampler_reads=(SamplerField.CPU_ISOLATED,),
     threshold="any CPU that was isolated at start, or that a driver declares to be",
     why="other tasks run on CPUs that a workload expects to have alone",
     advice="name the CPUs in isolcpus= on the kernel's command line and boot, or make their cpuset partition "
     "isolated again",
-    evaluate=cpu_isolation,
+    evaluate=detect_lost_isolation,
     try_it="in devices.d, declare CPUs with isolated = true that are not in /sys/devices/system/cpu/isolated",
 )
-_SMT: Final = Rule(
+_SMT: Final = _cpu_rule(
     code="cpu.smt",
     severity=Severity.INFO,
-    blame=Blame.CONFIGURATION,
     source="cores",
     threshold="another state than at start",
     why="half of the CPUs are gone, or every CPU shares its core",
     advice="write on, or off, to /sys/devices/system/cpu/smt/control",
-    evaluate=cpu_smt,
+    evaluate=detect_smt_change,
     try_it="echo off > /sys/devices/system/cpu/smt/control",
 )
 _DECLARED_ONLY: Final = (
-    Rule(
+    _cpu_rule(
         code="cpu.missing",
         severity=Severity.UNHEALTHY,
-        blame=Blame.CONFIGURATION,
-        source="cpus",
-        reads=(SamplerField.CPU_ONLINE,),
+        sampler_reads=(SamplerField.CPU_ONLINE,),
         threshold="any declared CPU that the machine does not have",
         why="the driver offers CPUs that do not exist",
         advice="compare the declaration with /sys/devices/system/cpu/present and have the driver correct it",
-        evaluate=cpu_missing,
+        evaluate=detect_missing_cpus,
         try_it="in devices.d, declare CPUs that the machine does not have",
     ),
-    Rule(
+    _cpu_rule(
         code="cpu.numa",
         severity=Severity.UNHEALTHY,
-        blame=Blame.CONFIGURATION,
-        source="cpus",
-        reads=(SamplerField.NODE_CPUS,),
-        threshold="any declared CPU on another NUMA node, or a node that does not exist",
-        why="claims are placed by NUMA node: their memory and devices would be on another node",
+        sampler_reads=(SamplerField.NODE_CPUS,),
+        threshold="any declared CPU on another NUMA node, or a NUMA node that does not exist",
+        why="claims are placed by NUMA node: their memory and devices would be on another NUMA node",
         advice="compare the declaration with lscpu and have the driver correct it",
-        evaluate=cpu_numa,
+        evaluate=detect_wrong_numa_node,
         try_it="in devices.d, declare CPUs with the number of a NUMA node that they are not on",
     ),
-    Rule(
+    _cpu_rule(
         code="cpu.shared_core",
         severity=Severity.INFO,
-        blame=Blame.CONFIGURATION,
         source="cores",
         threshold="any online CPU outside the device on one of its cores",
         why="a task on the other thread of a core slows the device down",
         advice="declare whole cores: lscpu -e lists the CPUs of each core",
-        evaluate=cpu_shared_core,
+        evaluate=detect_shared_cores,
         try_it="in devices.d, declare one of two CPUs that share a core",
     ),
 )
@@ -437,5 +417,5 @@ _DECLARED_ONLY: Final = (
 CPU_RULES: Final = (_OFFLINE, *FAULT_RULES, *SPEED_RULES, _ISOLATION, _SMT)
 """Rules for the CPUs of a NUMA node."""
 DECLARED_CPU_RULES: Final = (_OFFLINE, *_DECLARED_ONLY, *FAULT_RULES, *SPEED_RULES, _ISOLATION)
-"""Rules for CPUs that drivers declare. cpu.smt is left out: cpu.shared_core and cpu.offline cover its effect
-on them."""
+"""Rules for CPUs that drivers declare. cpu.smt is left out: cpu.shared_core and cpu.offline cover its
+effect."""

@@ -1,56 +1,55 @@
-"""State of the CPU rules, and views, which are the inputs of these rules.
-
-A view covers the CPUs of one NUMA node, or the CPUs that a driver declares as one device. Facts that all
-views share are computed once per change, in :mod:`agent.health.host.cpu.facts`.
-"""
+"""State that the CPU rules carry between evaluations, and CpuRuleInput, the input of these rules: for the
+CPUs of one NUMA node, or for the CPUs that a driver declares as one device."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.health.host.cpu.facts import (
-    CoreFacts,
+    CpuFacts,
     CpuLogFacts,
-    core_facts,
-    frequently_corrected,
-    locked_up,
-    next_log_facts,
+    next_cpu_facts,
+    next_cpu_log_facts,
+    often_corrected_cpus,
+    recently_locked_cpus,
 )
-from agent.health.kernel_log.values import LogCode, LogState, reader_state
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogState, log_reader_state
 from agent.health.rate_window import WindowedCounter, next_counter
-from agent.health.rules import Growth
-from agent.model.cpuset import CpuSet, cpus_of, format_cpus
-from agent.model.declared import Declared, DeclaredCpus
+from agent.health.rules import CounterGrowth
+from agent.model.cpuset import CpuSet, cpu_numbers, format_cpus
+from agent.model.declared_devices import DeclaredCpus, DriverDevice
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading
-from agent.model.settings import HostLimits, Settings
-from agent.model.snapshot import NodeSample, Snapshot, ThrottleSample
-from agent.model.source import SourceState
+from agent.model.settings import EngineSettings, HostLimits
+from agent.model.snapshot import CpuThrottleSample, NumaCpuSample, Snapshot
+from agent.model.source_state import SourceState
 from agent.model.time import Instant
 
 
-class ThrottleCounters(NamedTuple):
+class CpuThrottleCounters(NamedTuple):
     """Thermal-throttle counters of a set of CPUs."""
 
     read_ns: int = -1
-    """Time of the last reading; -1: not read yet."""
+    """CLOCK_MONOTONIC of the last reading [ns]; -1: not read yet."""
     core: WindowedCounter = WindowedCounter()
+    """Throttle events of the physical cores, summed over the CPUs."""
     package: WindowedCounter = WindowedCounter()
+    """Throttle events of the CPU package: the largest number of any CPU."""
 
 
-class DeclaredThrottle(NamedTuple):
-    """Thermal-throttle counters of declared CPUs."""
+class DeclaredCpuThrottle(NamedTuple):
+    """Thermal-throttle counters of the CPUs that a driver declares as one device."""
 
     cpus: CpuSet
-    throttled: ThrottleCounters
+    throttled: CpuThrottleCounters
 
 
 def next_throttle_counters(
-    before: ThrottleCounters, core: Reading, package: Reading, read_ns: int, window_s: int
-) -> ThrottleCounters:
+    before: CpuThrottleCounters, core: Reading, package: Reading, read_ns: int, window_s: int
+) -> CpuThrottleCounters:
     """Return the throttle counters after a reading; the same object if there was no new reading."""
     if before.read_ns == read_ns:
         return before
-    return ThrottleCounters(
+    return CpuThrottleCounters(
         read_ns,
         next_counter(before.core, core, read_ns, window_s),
         next_counter(before.package, package, read_ns, window_s),
@@ -58,10 +57,10 @@ def next_throttle_counters(
 
 
 def next_declared_throttle(
-    before: Mapping[str, DeclaredThrottle], snapshot: Snapshot, read_ns: int, window_s: int
-) -> Iterator[tuple[str, DeclaredThrottle]]:
-    """Yield the name and throttle counters of each device of declared CPUs. A device redeclared with other
-    CPUs restarts its counters."""
+    before: Mapping[str, DeclaredCpuThrottle], snapshot: Snapshot, read_ns: int, window_s: int
+) -> Iterator[tuple[str, DeclaredCpuThrottle]]:
+    """Yield the name and throttle counters of each declared CPU device. The counters restart if the driver
+    declares other CPUs for the device."""
     if not snapshot.throttle:
         return
     of_cpu = {sample.cpu: sample for sample in snapshot.throttle}
@@ -72,26 +71,26 @@ def next_declared_throttle(
             cpus = device.part.cpus
             known = before.get(device.subject)
             if known is None or known.cpus != cpus:
-                known = DeclaredThrottle(cpus, ThrottleCounters())
+                known = DeclaredCpuThrottle(cpus, CpuThrottleCounters())
             if known.throttled.read_ns != read_ns:
-                core, package = _counts(cpus, of_cpu)
-                known = DeclaredThrottle(
+                core, package = _throttle_counts(cpus, of_cpu)
+                known = DeclaredCpuThrottle(
                     cpus, next_throttle_counters(known.throttled, core, package, read_ns, window_s)
                 )
             yield device.subject, known
 
 
-def _counts(cpus: CpuSet, of_cpu: Mapping[int, ThrottleSample]) -> tuple[Reading, Reading]:
-    """Return the sum of the core throttle counts, and the largest package throttle count, of CPUs."""
-    samples = [of_cpu[cpu] for cpu in cpus_of(cpus) if cpu in of_cpu]
+def _throttle_counts(cpus: CpuSet, of_cpu: Mapping[int, CpuThrottleSample]) -> tuple[Reading, Reading]:
+    """Return the sum of the core throttle counts of CPUs, and their largest package throttle count."""
+    samples = [of_cpu[cpu] for cpu in cpu_numbers(cpus) if cpu in of_cpu]
     return (
-        _combined((sample.core for sample in samples), sum),
-        _combined((sample.package for sample in samples), max),
+        _combine_counters((sample.core for sample in samples), sum),
+        _combine_counters((sample.package for sample in samples), max),
     )
 
 
-def _combined(counters: Iterable[Reading], combine: Callable[[list[int]], int]) -> Reading:
-    """Combine the counters that exist with ``combine``; unreadable if one of them can no longer be read."""
+def _combine_counters(counters: Iterable[Reading], combine: Callable[[list[int]], int]) -> Reading:
+    """Combine the counters that exist; Missing if one of them can no longer be read."""
     known: list[int] = []
     for counter in counters:
         if not isinstance(counter, Missing):
@@ -102,37 +101,37 @@ def _combined(counters: Iterable[Reading], combine: Callable[[list[int]], int]) 
 
 
 class ExpectedCpus(NamedTuple):
-    """CPUs that should be in a state (online or isolated), and the source of the expectation."""
+    """CPUs that should be online, or should be isolated, and where the expectation comes from."""
 
     cpus: CpuSet
-    basis: str
-    """Source of the expectation: ``online at start``, ``configured``, ``declared``."""
+    origin: str
+    """Origin of the expectation, as text: ``online at start``, ``isolated at start``, ``configured``,
+    ``declared``."""
 
 
-class CpuView(NamedTuple):
-    """Input of the CPU rules for a set of CPUs."""
+class CpuRuleInput(NamedTuple):
+    """Input of the CPU rules for the CPUs of one NUMA node or of one declared device."""
 
     cpus: CpuSet
-    """Evaluated CPUs: facts about other CPUs in this view do not count."""
-    node: NodeSample | None
+    """Evaluated CPUs; other fields may hold other CPUs of the machine too, which the rules ignore."""
+    node: NumaCpuSample | None
     """NUMA node of the CPUs; None for declared CPUs."""
-    nodes: tuple[NodeSample, ...]
+    nodes: tuple[NumaCpuSample, ...]
     present: CpuSet | Missing
     online: CpuSet | Missing
     isolated: CpuSet | Missing
     expected_online: ExpectedCpus
-    """CPUs that should be online."""
     expected_isolated: ExpectedCpus
-    """CPUs that should be isolated."""
-    throttled_core: Growth
-    throttled_package: Growth
+    throttled_core: CounterGrowth
+    throttled_package: CounterGrowth
     throttle_events: int
     """Smallest number of throttle events within the window that makes a device degraded."""
     throttle_window_s: int
-    cores: CoreFacts
+    cpu_facts: CpuFacts
     smt: Reading
-    """State of simultaneous multithreading (SMT): 1: hardware threads share cores; 0: off."""
+    """State of simultaneous multithreading (SMT): 1: on; 0: off."""
     smt_start: Reading
+    """State of SMT at the agent's start."""
     machine_checks: CpuSet
     """CPUs of the machine with an uncorrected machine check since boot."""
     corrected: CpuSet
@@ -142,58 +141,57 @@ class CpuView(NamedTuple):
     soft_lockups: CpuSet
     """CPUs of the machine with a recent soft lockup."""
     log_state: SourceState
-    """State of the kernel-log reader."""
     limits: HostLimits
     declared: DeclaredCpus | None
 
 
 @dataclass(frozen=True, slots=True)
-class CpuState:
-    """State of the CPU rules, which the next evaluation compares with."""
+class CpuRuleState:
+    """Values that the CPU rules carry from one evaluation to the next."""
 
-    members: Mapping[int, CpuSet] = field(default_factory=dict)
-    """CPUs of each NUMA node at the last reading."""
+    numa_cpus: Mapping[int, CpuSet] = field(default_factory=dict)
+    """CPUs of each NUMA node when they could last be read."""
     expected: Mapping[int, CpuSet] = field(default_factory=dict)
     """CPUs that should be online, by NUMA node."""
-    isolated: CpuSet | Missing = NEVER_READ
+    isolated_start: CpuSet | Missing = NEVER_READ
     """CPUs that were isolated at the agent's start."""
-    smt: Reading = NEVER_READ
+    smt_start: Reading = NEVER_READ
     """State of simultaneous multithreading at the agent's start: 1: on; 0: off."""
-    node_throttle: Mapping[int, ThrottleCounters] = field(default_factory=dict)
-    """Throttle counters by NUMA node."""
-    declared_throttle: Mapping[str, DeclaredThrottle] = field(default_factory=dict)
+    node_throttle: Mapping[int, CpuThrottleCounters] = field(default_factory=dict)
+    declared_throttle: Mapping[str, DeclaredCpuThrottle] = field(default_factory=dict)
     """Throttle counters of declared CPUs, by device name."""
-    cores: CoreFacts = field(default_factory=CoreFacts)
+    cpu_facts: CpuFacts = field(default_factory=CpuFacts)
     log_facts: CpuLogFacts = field(default_factory=CpuLogFacts)
     hard_lockups: CpuSet = 0
-    """CPUs with a recent hard lockup."""
     soft_lockups: CpuSet = 0
-    """CPUs with a recent soft lockup."""
     corrected: CpuSet = 0
     """CPUs with too many corrected machine checks within the window."""
     evaluated_ns: int = 0
-    """Time of the evaluation that produced this state."""
+    """CLOCK_MONOTONIC of the evaluation that produced this state [ns]."""
 
 
 def next_cpu_state(
-    previous: CpuState, log: LogState, snapshot: Snapshot, settings: Settings, now: Instant
-) -> CpuState:
-    """Return the state of the CPU rules after a snapshot; ``log`` holds the kernel-log facts after the
-    snapshot."""
+    previous: CpuRuleState, log: KernelLogState, snapshot: Snapshot, settings: EngineSettings, now: Instant
+) -> CpuRuleState:
+    """Return the state of the CPU rules after a snapshot; ``log`` holds the kernel-log facts up to it."""
     machine, limits = snapshot.machine, settings.host
     window_s = settings.throttle_window_s
-    log_facts = next_log_facts(
+    log_facts = next_cpu_log_facts(
         previous.log_facts, log, limits.correctable_window_s, previous.evaluated_ns, now
     )
     read_ns = next((src.beat_ns for src in snapshot.sources if src.name == "throttle"), now.mono_ns)
-    return CpuState(
-        members={**previous.members, **_members(snapshot)},
-        expected=_expected(previous, snapshot, settings),
-        isolated=snapshot.cpus.isolated if isinstance(previous.isolated, Missing) else previous.isolated,
-        smt=machine.smt_active if machine and isinstance(previous.smt, Missing) else previous.smt,
+    return CpuRuleState(
+        numa_cpus={**previous.numa_cpus, **_cpus_by_numa_node(snapshot)},
+        expected=_expected_online(previous, snapshot, settings),
+        isolated_start=snapshot.cpus.isolated
+        if isinstance(previous.isolated_start, Missing)
+        else previous.isolated_start,
+        smt_start=machine.smt_active
+        if machine and isinstance(previous.smt_start, Missing)
+        else previous.smt_start,
         node_throttle={
-            node.node: next_throttle_counters(
-                previous.node_throttle.get(node.node, ThrottleCounters()),
+            node.numa_node: next_throttle_counters(
+                previous.node_throttle.get(node.numa_node, CpuThrottleCounters()),
                 node.throttle_core,
                 node.throttle_package,
                 read_ns,
@@ -204,33 +202,33 @@ def next_cpu_state(
         declared_throttle=dict(
             next_declared_throttle(previous.declared_throttle, snapshot, read_ns, window_s)
         ),
-        cores=core_facts(previous.cores, machine.cores) if machine else previous.cores,
+        cpu_facts=next_cpu_facts(previous.cpu_facts, machine.cores) if machine else previous.cpu_facts,
         log_facts=log_facts,
-        hard_lockups=locked_up(log_facts, LogCode.HARD_LOCKUP, now),
-        soft_lockups=locked_up(log_facts, LogCode.SOFT_LOCKUP, now),
-        corrected=frequently_corrected(
+        hard_lockups=recently_locked_cpus(log_facts, KernelLogCode.HARD_LOCKUP, now),
+        soft_lockups=recently_locked_cpus(log_facts, KernelLogCode.SOFT_LOCKUP, now),
+        corrected=often_corrected_cpus(
             log_facts, limits.correctable_errors, limits.correctable_window_s, now
         ),
         evaluated_ns=now.mono_ns,
     )
 
 
-def _members(snapshot: Snapshot) -> dict[int, CpuSet]:
-    return {node.node: node.cpus for node in snapshot.nodes if isinstance(node.cpus, int)}
+def _cpus_by_numa_node(snapshot: Snapshot) -> dict[int, CpuSet]:
+    return {node.numa_node: node.cpus for node in snapshot.nodes if isinstance(node.cpus, int)}
 
 
-def _expected(previous: CpuState, snapshot: Snapshot, settings: Settings) -> Mapping[int, CpuSet]:
-    """Return the CPUs that should be online, by NUMA node.
-
-    A configured CPU that belongs to no NUMA node is expected on the first NUMA node.
-    """
+def _expected_online(
+    previous: CpuRuleState, snapshot: Snapshot, settings: EngineSettings
+) -> Mapping[int, CpuSet]:
+    """Return the CPUs that should be online, by NUMA node; the first NUMA node also has the configured CPUs
+    that belong to none."""
     if settings.expect_cpus is None:
         online = snapshot.cpus.online
         if isinstance(online, Missing):
             return previous.expected
-        new = {node: cpus & online for node, cpus in _members(snapshot).items()}
+        new = {node: cpus & online for node, cpus in _cpus_by_numa_node(snapshot).items()}
         return {**new, **previous.expected}
-    nodes = {**previous.members, **_members(snapshot)}
+    nodes = {**previous.numa_cpus, **_cpus_by_numa_node(snapshot)}
     owned = 0
     for cpus in nodes.values():
         owned |= cpus
@@ -240,86 +238,70 @@ def _expected(previous: CpuState, snapshot: Snapshot, settings: Settings) -> Map
     return expected
 
 
-def view_cpus(state: CpuState, snapshot: Snapshot, settings: Settings, number: int) -> CpuView:
-    """Return the CPU rules' input for the CPUs of a NUMA node."""
-    cpus = state.members.get(number, 0)
-    isolated = state.isolated if isinstance(state.isolated, int) else 0
-    basis = "online at start" if settings.expect_cpus is None else "configured"
-    return _view(
-        state,
-        snapshot,
-        settings,
-        cpus=cpus,
-        node=next((node for node in snapshot.nodes if node.node == number), None),
-        expected_online=ExpectedCpus(state.expected.get(number, 0), basis),
-        expected_isolated=ExpectedCpus(isolated & cpus, "isolated at start"),
-        throttled=state.node_throttle.get(number, ThrottleCounters()),
-        declared=None,
-    )
+def numa_cpu_rule_input(
+    state: CpuRuleState, snapshot: Snapshot, settings: EngineSettings, numa_node: int
+) -> CpuRuleInput:
+    """Return the CPU rules' input for the CPUs of the NUMA node with this number."""
+    origin = "online at start" if settings.expect_cpus is None else "configured"
+    expected = ExpectedCpus(state.expected.get(numa_node, 0), origin)
+    throttled = state.node_throttle.get(numa_node, CpuThrottleCounters())
+    cpus = state.numa_cpus.get(numa_node, 0)
+    node = next((node for node in snapshot.nodes if node.numa_node == numa_node), None)
+    return _cpu_rule_input(state, snapshot, settings, cpus, expected, throttled)._replace(node=node)
 
 
-def view_declared_cpus(state: CpuState, snapshot: Snapshot, settings: Settings, device: Declared) -> CpuView:
-    """Return the CPU rules' input for the CPUs that a driver declares."""
-    what = device.part
-    assert isinstance(what, DeclaredCpus), "the device is not a set of CPUs"
-    isolated = state.isolated if isinstance(state.isolated, int) else 0
+def declared_cpu_rule_input(
+    state: CpuRuleState, snapshot: Snapshot, settings: EngineSettings, device: DriverDevice
+) -> CpuRuleInput:
+    """Return the CPU rules' input for the CPUs that a driver declares as one device."""
+    part = device.part
+    assert isinstance(part, DeclaredCpus), "the device is not a set of CPUs"
     present = snapshot.cpus.present
     # CPUs that do not exist are the subject of cpu.missing
-    expected = ExpectedCpus(what.cpus if isinstance(present, Missing) else what.cpus & present, "declared")
-    watched = state.declared_throttle.get(device.subject)
-    return _view(
-        state,
-        snapshot,
-        settings,
-        cpus=what.cpus,
-        node=None,
-        expected_online=expected,
-        expected_isolated=expected
-        if what.isolated
-        else ExpectedCpus(isolated & what.cpus, "isolated at start"),
-        throttled=watched.throttled if watched else ThrottleCounters(),
-        declared=what,
+    expected = ExpectedCpus(part.cpus if isinstance(present, Missing) else part.cpus & present, "declared")
+    known = state.declared_throttle.get(device.subject)
+    throttled = known.throttled if known else CpuThrottleCounters()
+    found = _cpu_rule_input(state, snapshot, settings, part.cpus, expected, throttled)
+    return found._replace(
+        expected_isolated=expected if part.isolated else found.expected_isolated, declared=part
     )
 
 
-def _view(
-    state: CpuState,
+def _cpu_rule_input(
+    state: CpuRuleState,
     snapshot: Snapshot,
-    settings: Settings,
-    *,
+    settings: EngineSettings,
     cpus: CpuSet,
-    node: NodeSample | None,
     expected_online: ExpectedCpus,
-    expected_isolated: ExpectedCpus,
-    throttled: ThrottleCounters,
-    declared: DeclaredCpus | None,
-) -> CpuView:
-    return CpuView(
+    throttled: CpuThrottleCounters,
+) -> CpuRuleInput:
+    isolated = state.isolated_start if isinstance(state.isolated_start, int) else 0
+    return CpuRuleInput(
         cpus=cpus,
-        node=node,
+        node=None,
         nodes=snapshot.nodes,
         present=snapshot.cpus.present,
         online=snapshot.cpus.online,
         isolated=snapshot.cpus.isolated,
         expected_online=expected_online,
-        expected_isolated=expected_isolated,
+        expected_isolated=ExpectedCpus(isolated & cpus, "isolated at start"),
         throttled_core=throttled.core.growth,
         throttled_package=throttled.package.growth,
         throttle_events=settings.throttle_events,
         throttle_window_s=settings.throttle_window_s,
-        cores=state.cores,
+        cpu_facts=state.cpu_facts,
         smt=snapshot.machine.smt_active if snapshot.machine else NEVER_READ,
-        smt_start=state.smt,
-        machine_checks=state.cores.machine_checked | state.log_facts.machine_checks,
+        smt_start=state.smt_start,
+        machine_checks=state.cpu_facts.machine_checked | state.log_facts.machine_checks,
         corrected=state.corrected,
         hard_lockups=state.hard_lockups,
         soft_lockups=state.soft_lockups,
-        log_state=reader_state(snapshot.log),
+        log_state=log_reader_state(snapshot.log),
         limits=settings.host,
-        declared=declared,
+        declared=None,
     )
 
 
-def cpus_text(cpus: CpuSet) -> str:
+def format_cpu_set(cpus: CpuSet) -> str:
     """Format a set of CPUs for a message: ``CPU 1``, ``CPUs 0-3,8``."""
     return f"{'CPU' if cpus.bit_count() == 1 else 'CPUs'} {format_cpus(cpus)}"

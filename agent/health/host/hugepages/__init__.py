@@ -1,1 +1,1 @@
-"""Rules for hugepage pools."""
+"""Health rules for hugepage pools."""

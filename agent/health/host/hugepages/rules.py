@@ -1,32 +1,33 @@
-"""Rules for hugepage pools.
+"""Health rules for hugepage pools.
 
-The expected number of pages comes from drivers that declare hugepages, from the configuration, or from the
-agent's start. A pool with fewer pages is unhealthy; the other findings are information for operators.
+A pool with fewer pages than at the agent's start, than configured or than drivers declare is unhealthy. The
+other findings are information for operators.
 """
 
+from functools import partial
 from typing import Final
 
-from agent.devices.inventory import size_name
-from agent.health.host.hugepages.state import ALLOC_FAILED_NS, PoolView, persistent_pages
+from agent.devices.inventory import format_page_size
+from agent.health.host.hugepages.state import ALLOC_FAILED_NS, PoolRuleInput, persistent_pages
 from agent.health.rules import (
     OK,
     Rule,
+    RuleInputUnreadable,
     RuleNotApplicable,
     RuleNotEvaluated,
     RuleResult,
-    Unreadable,
-    at_least,
-    duration,
-    missing_result,
+    format_at_least,
+    format_duration,
+    missing_reading_result,
 )
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing, is_absent
 from agent.model.time import NS
-from agent.model.wake import SamplerField
+from agent.model.wake_conditions import SamplerField
 
-SHRUNK: Final = "mem.hugepages.pool_shrunk"
+SHRUNK_CODE: Final = "mem.hugepages.pool_shrunk"
 HELD_NS: Final = 60 * NS
-"""Shortest time for which a pool must be exhausted or exceeded: both occur briefly in normal use."""
+"""Shortest time for which a pool must be exhausted or exceeded [ns]: both occur briefly in normal use."""
 FRAGMENTED_ADVICE: Final = (
     "write the number to nr_hugepages and read it back; if it stays lower, memory is full or fragmented: "
     "reserve the pages at boot, with hugepages= on the kernel's command line"
@@ -34,8 +35,8 @@ FRAGMENTED_ADVICE: Final = (
 POOL_UNREADABLE: Final = RuleNotEvaluated("nr_hugepages or surplus_hugepages cannot be read")
 
 
-def pool_shrunk(view: PoolView) -> RuleResult:
-    """The pool has fewer pages than at start, than configured, or than drivers declare together.
+def detect_shrunk_pool(view: PoolRuleInput) -> RuleResult:
+    """The pool has fewer persistent pages than at start, than configured, or than drivers declare together.
 
     Source: ``nr_hugepages`` minus ``surplus_hugepages`` [pages].
     """
@@ -44,53 +45,55 @@ def pool_shrunk(view: PoolView) -> RuleResult:
     pages = persistent_pages(view.pool) if view.pool else 0
     if isinstance(pages, Missing):
         name = "surplus_hugepages" if view.pool and isinstance(view.pool.nr, int) else "nr_hugepages"
-        return Unreadable(name, pages)
+        return RuleInputUnreadable(name, pages)
     if isinstance(view.expected, Missing):
-        return Unreadable("pool size at start", view.expected)
+        return RuleInputUnreadable("pool size at start", view.expected)
     if pages >= view.expected:
         return OK
-    where = f" on node {view.node}" if view.declared else ""
-    size, max_seen = size_name(view.size_kib) + where, view.max_seen
+    place = f" on NUMA node {view.numa_node}" if view.declared else ""
+    size, max_seen = format_page_size(view.size_kib) + place, view.max_seen
     advice = ""
     if view.pool is None:
         found = f"no pool of {size} pages"
     elif isinstance(max_seen, Missing) or max_seen >= view.expected:
-        found = f"{_pages(pages)} of {size}"
+        found = f"{_format_pages(pages)} of {size}"
     else:  # the pool did not shrink: it never had the expected pages
-        found = f"never {f'more than {_pages(max_seen)}' if max_seen else 'any pages'} of {size}"
+        found = f"never {f'more than {_format_pages(max_seen)}' if max_seen else 'any pages'} of {size}"
         found += f", {pages} now" if pages < max_seen else ""
         advice = f"declare fewer pages, or {FRAGMENTED_ADVICE}" if view.declared else FRAGMENTED_ADVICE
-    return Finding(SHRUNK, Severity.UNHEALTHY, f"{found}, {view.expected} {_basis(view)}", advice)
+    return Finding(
+        SHRUNK_CODE, Severity.UNHEALTHY, f"{found}, {view.expected} {_expectation_origin(view)}", advice
+    )
 
 
-def _pages(count: int) -> str:
+def _format_pages(count: int) -> str:
     return "1 page" if count == 1 else f"{count} pages"
 
 
-def _basis(view: PoolView) -> str:
+def _expectation_origin(view: PoolRuleInput) -> str:
     if view.declared:
         return f"declared by {view.declared.devices} devices" if view.declared.devices > 1 else "declared"
-    return "configured" if view.configured else "at start"
+    return "configured" if view.is_configured else "at start"
 
 
-def pool_missing(view: PoolView) -> RuleResult:
-    """A driver declares pages of a size, or on a NUMA node, that has no pool.
+def detect_missing_pool(view: PoolRuleInput) -> RuleResult:
+    """A driver declares hugepages, but the NUMA node has no pool of that page size.
 
     Source: ``/sys/kernel/mm/hugepages``, ``node<N>/hugepages``.
     """
     if view.pool is not None:
         return OK
-    evidence = f"no pool of {size_name(view.size_kib)} pages on node {view.node}"
+    evidence = f"no pool of {format_page_size(view.size_kib)} pages on NUMA node {view.numa_node}"
     return Finding("mem.hugepages.missing", Severity.UNHEALTHY, evidence)
 
 
-def short_at_boot(view: PoolView) -> RuleResult:
+def detect_short_boot_allocation(view: PoolRuleInput) -> RuleResult:
     """The kernel allocated fewer pages at boot than its command line requests, and the pool still has fewer.
 
     Source: "HugeTLB: allocating ... failed" in the kernel log; ``nr_hugepages`` minus ``surplus_hugepages``.
     """
     boot = view.boot
-    if boot is None or view.configured:
+    if boot is None or view.is_configured:
         return OK  # mem.hugepages.pool_shrunk compares with the configuration
     pool = view.machine_pool if boot.machine_wide else view.pool
     pages = persistent_pages(pool) if pool else 0
@@ -100,30 +103,35 @@ def short_at_boot(view: PoolView) -> RuleResult:
         return OK
     scope = ", on all NUMA nodes together" if boot.machine_wide else ""
     current = f", {pages} now" if pages != boot.allocated else ""
-    requested = f"{boot.requested} pages of {size_name(view.size_kib)} requested at boot"
+    requested = f"{boot.requested} pages of {format_page_size(view.size_kib)} requested at boot"
     evidence = f"{requested}, {boot.allocated} allocated{current}{scope}"
     return Finding("mem.hugepages.short", Severity.DEGRADED, evidence)
 
 
-def surplus_in_use(view: PoolView) -> RuleResult:
-    """More pages are in use than the pool has: the kernel allocated surplus pages, which it frees after use.
+def detect_surplus_pages(view: PoolRuleInput) -> RuleResult:
+    """More hugepages are in use than the pool has: the kernel allocated surplus pages, which it frees after
+    use.
 
     Source: ``surplus_hugepages`` [pages].
     """
     surplus = view.pool.surplus if view.pool else 0
     if isinstance(surplus, Missing):
-        return RuleNotApplicable("no surplus hugepages") if is_absent(surplus) else POOL_UNREADABLE
+        return (
+            RuleNotApplicable("the kernel has no surplus_hugepages files")
+            if is_absent(surplus)
+            else POOL_UNREADABLE
+        )
     if not surplus:
         return OK
-    size = size_name(view.size_kib)
-    evidence = f"{at_least(surplus)} surplus {'page' if surplus == 1 else 'pages'} of {size} in use"
+    size = format_page_size(view.size_kib)
+    evidence = f"{format_at_least(surplus)} surplus {'page' if surplus == 1 else 'pages'} of {size} in use"
     return Finding("mem.hugepages.surplus", Severity.INFO, evidence)
 
 
-def surplus_failed(view: PoolView) -> RuleResult:
-    """The kernel could not allocate a surplus hugepage, in a pool that may overcommit.
+def detect_failed_surplus_page(view: PoolRuleInput) -> RuleResult:
+    """The kernel could not allocate a surplus hugepage, and the pool may overcommit.
 
-    The counter is the machine's: it names neither the page's size nor the node.
+    The counter is for the whole machine: it shows neither the page size nor the NUMA node.
 
     Source: ``htlb_buddy_alloc_fail`` of ``/proc/vmstat`` [pages], ``nr_overcommit_hugepages`` [pages].
     """
@@ -139,17 +147,17 @@ def surplus_failed(view: PoolView) -> RuleResult:
         )
     if not view.alloc_failed_recently:
         return OK
-    evidence = f"a hugepage could not be allocated in the last {duration(ALLOC_FAILED_NS // NS)}"
+    evidence = f"a hugepage could not be allocated in the last {format_duration(ALLOC_FAILED_NS // NS)}"
     return Finding("mem.hugepages.surplus_failed", Severity.INFO, evidence)
 
 
-def exhausted(view: PoolView) -> RuleResult:
-    """No page is free: all are in use, or reserved by processes that have mapped but not yet touched them.
+def detect_exhausted_pool(view: PoolRuleInput) -> RuleResult:
+    """No hugepage is free: all are in use, or reserved by processes that have mapped but not yet touched
+    them.
 
-    A reservation belongs to the machine, not to a node: its page is not chosen yet.
+    The kernel counts reservations for the machine, not for a NUMA node.
 
-    Source: ``free_hugepages`` of the node, ``free_hugepages`` minus ``resv_hugepages`` of the machine
-    [pages].
+    Source: ``free_hugepages`` of the NUMA node; of the machine, minus ``resv_hugepages`` [pages].
     """
     if view.pool is None:
         return OK
@@ -157,10 +165,10 @@ def exhausted(view: PoolView) -> RuleResult:
     if isinstance(pages, Missing):
         return POOL_UNREADABLE
     if isinstance(free, Missing):
-        return missing_result("free_hugepages", free, "no free_hugepages")
+        return missing_reading_result("free_hugepages", free, "the kernel has no free_hugepages files")
     if not pages:
         return OK
-    size = size_name(view.size_kib)
+    size = format_page_size(view.size_kib)
     if not free:
         return Finding("mem.hugepages.exhausted", Severity.INFO, f"all {pages} pages of {size} are in use")
     total = view.machine_pool or view.pool
@@ -170,69 +178,60 @@ def exhausted(view: PoolView) -> RuleResult:
     return OK
 
 
-_SHRUNK_RULE: Final = Rule(
-    code=SHRUNK,
+_pool_rule = partial(Rule, severity=Severity.INFO, blame=Blame.WORKLOAD, source="hugepages")
+"""Constructor of a hugepage rule; by default a hint about the workload."""
+_SHRUNK_RULE: Final = _pool_rule(
+    code=SHRUNK_CODE,
     severity=Severity.UNHEALTHY,
     blame=Blame.CONFIGURATION,
-    source="hugepages",
-    reads=(SamplerField.POOL_NR, SamplerField.POOL_SURPLUS),
+    sampler_reads=(SamplerField.POOL_NR, SamplerField.POOL_SURPLUS),
     threshold="fewer persistent pages than at start, than configured, or than declared in total",
     why="claims expect pages that do not exist",
     advice="write the number to nr_hugepages and read it back; if it stays lower, free memory or reboot",
-    evaluate=pool_shrunk,
+    evaluate=detect_shrunk_pool,
     try_it="echo 0 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
 )
 
 POOL_RULES: Final = (
     _SHRUNK_RULE,
-    Rule(
+    _pool_rule(
         code="mem.hugepages.short",
         severity=Severity.DEGRADED,
         blame=Blame.CONFIGURATION,
-        source="hugepages",
-        reads=(SamplerField.POOL_NR, SamplerField.POOL_SURPLUS),
+        sampler_reads=(SamplerField.POOL_NR, SamplerField.POOL_SURPLUS),
         threshold="fewer pages than the kernel's command line requests, and a line about it at boot",
         why="the node has fewer pages than its operator configured",
         advice="write the number to nr_hugepages and read it back; if it stays lower, request fewer on the "
         "kernel's command line, or configure the expected number in [expect]",
-        evaluate=short_at_boot,
+        evaluate=detect_short_boot_allocation,
         try_it="boot with hugepagesz=1G hugepages=1000",
     ),
-    Rule(
+    _pool_rule(
         code="mem.hugepages.surplus",
-        severity=Severity.INFO,
-        blame=Blame.WORKLOAD,
-        source="hugepages",
-        reads=(SamplerField.POOL_SURPLUS,),
+        sampler_reads=(SamplerField.POOL_SURPLUS,),
         threshold="1 page for 60 s",
         why="surplus pages are not guaranteed: the next allocation may fail",
         advice="make the pool as large as its use, or set nr_overcommit_hugepages to 0",
-        evaluate=surplus_in_use,
+        evaluate=detect_surplus_pages,
         raise_ns=HELD_NS,
         try_it="set nr_overcommit_hugepages to 8, and map more hugepages than the pool has",
     ),
-    Rule(
+    _pool_rule(
         code="mem.hugepages.surplus_failed",
-        severity=Severity.INFO,
-        blame=Blame.WORKLOAD,
-        source="hugepages",
-        reads=(SamplerField.POOL_OVERCOMMIT,),
-        threshold=f"1 page in {duration(ALLOC_FAILED_NS // NS)}, of a pool that may overcommit",
+        sampler_reads=(SamplerField.POOL_OVERCOMMIT,),
+        threshold=f"1 page in {format_duration(ALLOC_FAILED_NS // NS)}, of a pool that may overcommit",
         why="memory is full or fragmented: programs that use surplus pages fail with ENOMEM or SIGBUS",
         advice="make the pool as large as its use",
-        evaluate=surplus_failed,
+        evaluate=detect_failed_surplus_page,
         try_it="set nr_overcommit_hugepages to more than the memory holds, and map as many",
     ),
-    Rule(
+    _pool_rule(
         code="mem.hugepages.exhausted",
-        severity=Severity.INFO,
-        blame=Blame.WORKLOAD,
-        source="hugepages",
-        reads=(SamplerField.POOL_NR,),
+        sampler_reads=(SamplerField.POOL_NR,),
         threshold="no page that is neither in use nor reserved, for 60 s",
         why="mapping hugepages now fails with ENOMEM",
         advice="none if the intended processes hold the pages: see HugetlbPages in /proc/<pid>/status",
-        evaluate=exhausted,
+        evaluate=detect_exhausted_pool,
         raise_ns=HELD_NS,
         try_it="map all hugepages of a pool",
     ),
@@ -240,16 +239,15 @@ POOL_RULES: Final = (
 
 DECLARED_POOL_RULES: Final = (
     _SHRUNK_RULE,
-    Rule(
+    _pool_rule(
         code="mem.hugepages.missing",
         severity=Severity.UNHEALTHY,
         blame=Blame.CONFIGURATION,
-        source="hugepages",
-        reads=(SamplerField.POOL_NR,),
+        sampler_reads=(SamplerField.POOL_NR,),
         threshold="there is no pool of the size on the NUMA node",
         why="the driver offers pages that do not exist",
         advice="correct the driver's declaration, or add hugepagesz= to the kernel's command line",
-        evaluate=pool_missing,
+        evaluate=detect_missing_pool,
         try_it="declare pages of 4ki",
     ),
 )

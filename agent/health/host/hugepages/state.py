@@ -1,63 +1,67 @@
-"""State of the hugepage rules, and views, which are the inputs of these rules."""
+"""State that the hugepage rules carry between evaluations, and PoolRuleInput, the input of these rules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agent.devices.inventory import Device, device_pools, pool_device
-from agent.health.kernel_log.values import LogCode, LogState
-from agent.model.declared import Declarations, Declared, DeclaredHugepages
+from agent.devices.inventory import InventoryDevice, hugepage_device, pools_by_device
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogState
+from agent.model.declared_devices import Declarations, DeclaredHugepages, DriverDevice
 from agent.model.reading import NEVER_READ, Missing, Reading, is_absent
-from agent.model.settings import Settings
-from agent.model.snapshot import PoolSample, Snapshot
+from agent.model.settings import EngineSettings
+from agent.model.snapshot import HugepagePoolSample, Snapshot
 from agent.model.time import NS, Instant
 
 ALLOC_FAILED_NS: Final = 600 * NS
-"""Time for which a failed allocation is reported."""
+"""Time for which a failed allocation of a hugepage is reported [ns]."""
 
 
-class BootAllocation(NamedTuple):
+class IncompleteBootAllocation(NamedTuple):
     """Incomplete allocation of a hugepage pool at boot, as the kernel log reports it."""
 
     requested: int
     """Number of pages that the kernel's command line requests."""
     allocated: int
+    """Number of pages that the kernel could allocate."""
     machine_wide: bool
-    """True if the numbers are for all NUMA nodes together and the machine has several."""
+    """True: the numbers are for all NUMA nodes together, and the machine has several."""
 
 
-class DeclaredPages(NamedTuple):
-    """Pages of one hugepage pool that drivers declare, summed over devices."""
+class DeclaredPageTotal(NamedTuple):
+    """Sum of the hugepages that drivers declare in one pool."""
 
     pages: int
     devices: int
+    """Number of the declared devices that these pages belong to."""
 
 
-class PoolView(NamedTuple):
-    """Input of the hugepage rules for one pool."""
+class PoolRuleInput(NamedTuple):
+    """Input of the hugepage rules for one hugepage pool."""
 
-    pool: PoolSample | None
+    pool: HugepagePoolSample | None
+    """Sample of the pool; None: the pool does not exist."""
     size_kib: int
-    node: int
+    numa_node: int
     expected: Reading
     """Number of persistent pages that the pool should have: as at start, configured or declared."""
-    configured: bool = False
-    declared: DeclaredPages | None = None
+    is_configured: bool = False
+    """True: the configuration sets ``expected``."""
+    declared: DeclaredPageTotal | None = None
     """Declared pages; None for a pool that the agent publishes itself."""
     max_seen: Reading = NEVER_READ
-    """Largest number of persistent pages since the start."""
-    machine_pool: PoolSample | None = None
+    """Largest number of persistent pages since the agent's start."""
+    machine_pool: HugepagePoolSample | None = None
     """Pool of the whole machine for the same page size."""
-    boot: BootAllocation | None = None
+    boot: IncompleteBootAllocation | None = None
     """Failed allocation at boot; None: the kernel log reports none."""
     alloc_failures: Reading = NEVER_READ
-    """Hugepages of any size that the kernel could not allocate since boot."""
+    """Number of hugepages of any size that the kernel could not allocate since boot."""
     alloc_failed_recently: bool = False
-    """True if an allocation failed within the last ``ALLOC_FAILED_NS``."""
+    """True: an allocation failed within the last ``ALLOC_FAILED_NS``."""
 
 
-def persistent_pages(pool: PoolSample) -> Reading:
-    """Return the pages of the pool without surplus pages, which ``nr_hugepages`` includes."""
+def persistent_pages(pool: HugepagePoolSample) -> Reading:
+    """Return the number of persistent pages of a pool: ``nr_hugepages`` without surplus pages."""
     if isinstance(pool.nr, Missing):
         return pool.nr
     if isinstance(pool.surplus, Missing):
@@ -66,28 +70,28 @@ def persistent_pages(pool: PoolSample) -> Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolState:
-    """State of the hugepage rules, which the next evaluation compares with."""
+class PoolRuleState:
+    """Values that the hugepage rules carry from one evaluation to the next."""
 
     expected: Mapping[str, Reading] = field(default_factory=dict)
     """Expected persistent pages, by device name."""
     max_seen: Mapping[str, int] = field(default_factory=dict)
     """Largest number of persistent pages since the start, by device name."""
     declared: Declarations = ()
-    declared_pages: Mapping[tuple[int, int], DeclaredPages] = field(default_factory=dict)
-    """Pages that drivers declare, by page size and NUMA node."""
-    log: LogState = field(default_factory=LogState)
+    declared_pages: Mapping[tuple[int, int], DeclaredPageTotal] = field(default_factory=dict)
+    """Pages that drivers declare, by page size [KiB] and NUMA node."""
+    log: KernelLogState = field(default_factory=KernelLogState)
     alloc_failures: Reading = NEVER_READ
     """Number of hugepages that could not be allocated since boot, at the last reading."""
     alloc_failed_ns: int | None = None
-    """Time at which ``alloc_failures`` last grew; None: not since the start."""
+    """CLOCK_MONOTONIC at which ``alloc_failures`` last grew [ns]; None: not since the start."""
 
 
 def next_pool_state(
-    previous: PoolState, log: LogState, snapshot: Snapshot, settings: Settings, now: Instant
-) -> PoolState:
+    previous: PoolRuleState, log: KernelLogState, snapshot: Snapshot, settings: EngineSettings, now: Instant
+) -> PoolRuleState:
     """Return the state of the hugepage rules after a snapshot."""
-    pages = {device.name: persistent_pages(pool) for device, pool in device_pools(snapshot).items()}
+    pages = {device.name: persistent_pages(pool) for device, pool in pools_by_device(snapshot).items()}
     at_start = {
         name: count
         for name, count in pages.items()
@@ -103,7 +107,7 @@ def next_pool_state(
         failed = previous.alloc_failures
     elif isinstance(previous.alloc_failures, int):
         grew = failed > previous.alloc_failures
-    return PoolState(
+    return PoolRuleState(
         expected={**previous.expected, **at_start, **settings.expect_pools},
         max_seen={**previous.max_seen, **max_seen},
         declared=snapshot.declared,
@@ -116,34 +120,34 @@ def next_pool_state(
     )
 
 
-def _declared_pages(declared: Declarations) -> Mapping[tuple[int, int], DeclaredPages]:
-    found: dict[tuple[int, int], DeclaredPages] = {}
+def _declared_pages(declared: Declarations) -> Mapping[tuple[int, int], DeclaredPageTotal]:
+    found: dict[tuple[int, int], DeclaredPageTotal] = {}
     for file in declared:
         for device in file.devices:
             if isinstance(device.part, DeclaredHugepages):
                 pool = (device.part.size_kib, device.part.numa)
-                pages, devices = found.get(pool, DeclaredPages(0, 0))
-                found[pool] = DeclaredPages(pages + device.part.pages, devices + 1)
+                pages, devices = found.get(pool, DeclaredPageTotal(0, 0))
+                found[pool] = DeclaredPageTotal(pages + device.part.pages, devices + 1)
     return found
 
 
-def view_pool(
-    state: PoolState,
-    pools: Mapping[Device, PoolSample],
+def pool_rule_input(
+    state: PoolRuleState,
+    pools: Mapping[InventoryDevice, HugepagePoolSample],
     snapshot: Snapshot,
-    settings: Settings,
-    device: Device,
+    settings: EngineSettings,
+    device: InventoryDevice,
     now: Instant,
-) -> PoolView:
-    """Return the rules' input for a hugepage pool of the host; ``pools`` is ``device_pools(snapshot)``."""
+) -> PoolRuleInput:
+    """Return the rules' input for a hugepage pool that the agent publishes as ``device``."""
     size_kib = device.size_kib
-    machine_wide = (pool for pool in snapshot.pools if pool.node is None and pool.size_kib == size_kib)
-    return PoolView(
+    machine_wide = (pool for pool in snapshot.pools if pool.numa_node is None and pool.size_kib == size_kib)
+    return PoolRuleInput(
         pool=pools.get(device),
         size_kib=size_kib,
-        node=device.node,
+        numa_node=device.numa_node,
         expected=state.expected.get(device.name, NEVER_READ),
-        configured=device.name in settings.expect_pools,
+        is_configured=device.name in settings.expect_pools,
         max_seen=state.max_seen.get(device.name, NEVER_READ),
         machine_pool=next(machine_wide, None),
         boot=_boot_allocation(state.log, pools, device),
@@ -154,28 +158,31 @@ def view_pool(
 
 
 def _boot_allocation(
-    log: LogState, pools: Mapping[Device, PoolSample], device: Device
-) -> BootAllocation | None:
-    size_kib, node = device.size_kib, device.node
-    own = log.facts.get((LogCode.HUGEPAGES_SHORT, f"{size_kib} node{node}"))
-    fact = own or log.facts.get((LogCode.HUGEPAGES_SHORT, f"{size_kib}"))
+    log: KernelLogState, pools: Mapping[InventoryDevice, HugepagePoolSample], device: InventoryDevice
+) -> IncompleteBootAllocation | None:
+    size_kib, node = device.size_kib, device.numa_node
+    own = log.facts.get((KernelLogCode.HUGEPAGES_SHORT, f"{size_kib} node{node}"))
+    fact = own or log.facts.get((KernelLogCode.HUGEPAGES_SHORT, f"{size_kib}"))
     if fact is None:
         return None
     requested, allocated = fact.values
-    others = any(pool.size_kib == size_kib and pool.node != node for pool in pools)
-    return BootAllocation(int(requested), int(allocated), own is None and others)
+    others = any(pool.size_kib == size_kib and pool.numa_node != node for pool in pools)
+    return IncompleteBootAllocation(int(requested), int(allocated), own is None and others)
 
 
-def view_declared_pages(state: PoolState, pools: Mapping[Device, PoolSample], declared: Declared) -> PoolView:
-    """Return the rules' input for the pool of the pages that a driver declares; ``pools`` is
-    ``device_pools(snapshot)``."""
+def declared_pages_rule_input(
+    state: PoolRuleState, pools: Mapping[InventoryDevice, HugepagePoolSample], declared: DriverDevice
+) -> PoolRuleInput:
+    """Return the rules' input for the hugepage pool to which a driver's declared pages belong."""
     assert isinstance(declared.part, DeclaredHugepages), "the device is not hugepages"
-    device = pool_device(declared.part.size_kib, declared.part.numa)
-    pages = state.declared_pages.get((device.size_kib, device.node), DeclaredPages(declared.part.pages, 1))
-    return PoolView(
+    device = hugepage_device(declared.part.size_kib, declared.part.numa)
+    pages = state.declared_pages.get(
+        (device.size_kib, device.numa_node), DeclaredPageTotal(declared.part.pages, 1)
+    )
+    return PoolRuleInput(
         pool=pools.get(device),
         size_kib=device.size_kib,
-        node=device.node,
+        numa_node=device.numa_node,
         expected=pages.pages,
         declared=pages,
         max_seen=state.max_seen.get(device.name, NEVER_READ),

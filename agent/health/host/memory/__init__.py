@@ -1,1 +1,1 @@
-"""Rules for memory and its error counters."""
+"""Health rules for memory and its error counters."""

@@ -1,8 +1,8 @@
-"""Memory errors from EDAC: their location, their NUMA node, and their rate.
+"""Memory errors that the kernel's EDAC drivers report: their location, NUMA node and rate.
 
-The kernel's EDAC drivers count errors per memory controller and, most of them, per module. Where a driver has
-no counters, its lines in the kernel log are counted instead. EDAC does not name the NUMA node of a
-controller; the NUMA node is inferred, or unknown.
+Most EDAC drivers count errors per memory controller and per memory module. If a driver has no counters, its
+lines in the kernel log are counted instead. EDAC does not name the NUMA node of a controller; the NUMA node
+is inferred, or unknown.
 """
 
 import re
@@ -10,42 +10,42 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agent.health.kernel_log.latch import next_line_counts
-from agent.health.kernel_log.values import LogCode, LogFact, LogState
-from agent.health.rate_window import RateWindow, appended, growth, growth_of
-from agent.health.rules import Growth
-from agent.model.cpuset import cpus_of
-from agent.model.machine import DimmSample, MachineSample
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
+from agent.health.kernel_log.latch import next_line_window
+from agent.health.rate_window import RateWindow, append_reading, counter_growth, window_growth
+from agent.health.rules import CounterGrowth
+from agent.model.cpuset import cpu_numbers
+from agent.model.machine_samples import DimmSample, MachineSample
 from agent.model.reading import Missing, Reading, is_absent
 from agent.model.settings import HostLimits
-from agent.model.snapshot import NodeSample, Snapshot
-from agent.model.source import SourceSample, SourceState
+from agent.model.snapshot import NumaCpuSample, Snapshot
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 _SOCKET: Final = re.compile(r"(?:SrcID|Socket)#(\d{1,4})")
-"""Socket number in labels of Intel's drivers: ``CPU_SrcID#0_MC#0_Chan#0_DIMM#0``, ``Ivy Bridge
-SrcID#0_Ha#0``. Labels from firmware are ambiguous: ``P1-DIMMA1`` is on the first socket for one vendor, on
-the second for another.
-"""
+"""Socket number in module labels of Intel's EDAC drivers: ``CPU_SrcID#0_MC#0_Chan#0_DIMM#0``, ``Ivy Bridge
+SrcID#0_Ha#0``. Labels from firmware are ambiguous: vendors count the sockets of ``P1-DIMMA1`` from 0 or 1."""
 _AMD: Final = re.compile(r"F[0-9A-F]{1,2}h(?:_M[0-9A-F]{1,2}h)?")
-"""Labels of CPU memory controllers in the driver amd64_edac, ``F19h_M10h``; its labels for GPUs differ."""
+"""Controller names of the driver amd64_edac for memory of CPUs, ``F19h_M10h``; for memory of GPUs they
+differ."""
 _IN_PACKAGE: Final = "HBMC#"
-"""Text in labels of high-bandwidth memory, which may be a NUMA node without CPUs that the label does not
-name."""
+"""Text in labels of high-bandwidth memory, whose NUMA node may have no CPUs and is not named by the label."""
 
 
-def memory_nodes(machine: MachineSample) -> int:
-    """Return the NUMA nodes that have memory, as a bit set."""
+def numa_nodes_with_memory(machine: MachineSample) -> int:
+    """Return the numbers of the NUMA nodes that have memory, as a bit set."""
     if isinstance(machine.nodes_memory, int):
         return machine.nodes_memory
-    return sum(1 << numa.node for numa in machine.numa if isinstance(numa.total_kib, int) and numa.total_kib)
+    return sum(
+        1 << numa.numa_node for numa in machine.numa if isinstance(numa.total_kib, int) and numa.total_kib
+    )
 
 
-class ControllerNodes:
-    """NUMA nodes of memory controllers, as bit sets; None where they are unknown."""
+class ControllerNumaNodes:
+    """Inference of the NUMA nodes to which memory controllers and memory modules belong."""
 
-    def __init__(self, machine: MachineSample, nodes: Iterable[NodeSample]) -> None:
-        self._memory = memory_nodes(machine)
+    def __init__(self, machine: MachineSample, nodes: Iterable[NumaCpuSample]) -> None:
+        self._memory = numa_nodes_with_memory(machine)
         self._amd = {
             sample.controller
             for sample in machine.dimms
@@ -53,21 +53,24 @@ class ControllerNodes:
         }
         self._sockets = self._nodes_of_sockets(machine, nodes) if machine.dimms else {}
 
-    def _nodes_of_sockets(self, machine: MachineSample, nodes: Iterable[NodeSample]) -> dict[int, int]:
-        """Return the NUMA nodes with memory as a bit set, by number of the CPU package (socket)."""
+    def _nodes_of_sockets(self, machine: MachineSample, nodes: Iterable[NumaCpuSample]) -> dict[int, int]:
+        """Return the NUMA nodes with memory as a bit set, by the number of their CPU package (socket)."""
         package_of = {core.cpu: core.package for core in machine.cores}
         found: dict[int, int] = {}
         for node in nodes:
-            if isinstance(node.cpus, Missing) or not self._memory >> node.node & 1:
+            if isinstance(node.cpus, Missing) or not self._memory >> node.numa_node & 1:
                 continue
-            for package in {package_of.get(cpu) for cpu in cpus_of(node.cpus)}:
+            for package in {package_of.get(cpu) for cpu in cpu_numbers(node.cpus)}:
                 if isinstance(package, int):
-                    found[package] = found.get(package, 0) | 1 << node.node
+                    found[package] = found.get(package, 0) | 1 << node.numa_node
         return found
 
     def controller_nodes(self, samples: Sequence[DimmSample]) -> int | None:
-        """Return the NUMA nodes of a controller and its modules as a bit set, None if unknown; ``samples``
-        has the modules first."""
+        """Return the NUMA nodes of a memory controller as a bit set; None if unknown.
+
+        Args:
+            samples: Samples of the controller: its modules, then the controller itself.
+        """
         number = samples[0].controller
         if number in self._amd and self._memory.bit_count() > 1:
             # amd64_edac numbers controllers as the hardware does: by socket, on the first EPYC by die
@@ -78,79 +81,82 @@ class ControllerNodes:
         return self.label_nodes(" ".join(sample.label for sample in samples))
 
     def label_nodes(self, label: str) -> int | None:
-        """Return the NUMA nodes of a module as a bit set, inferred from its EDAC label; None if unknown."""
+        """Return the NUMA nodes of a memory module as a bit set, inferred from its EDAC label; None if
+        unknown."""
         if self._memory.bit_count() == 1:
             return self._memory
         match = _SOCKET.search(label)
         return self._sockets.get(int(match[1])) if match and _IN_PACKAGE not in label else None
 
 
-_LOG_CODES: Final = (LogCode.EDAC_CORRECTED, LogCode.EDAC_UNCORRECTED)
+_LOG_CODES: Final = (KernelLogCode.EDAC_CORRECTED, KernelLogCode.EDAC_UNCORRECTED)
 _SOURCES: Final = frozenset({"edac", "memory", "cores"})
 ModuleKey = tuple[int, int | None]
-"""Controller number and module number; module None stands for the controller itself."""
+"""Number of a memory controller and number of its module; module None: the controller itself."""
 
 
-class ErrorLocation(NamedTuple):
-    """Memory errors of one location: a module, or a controller for errors that it attributes to no module."""
+class MemoryErrorLocation(NamedTuple):
+    """Memory errors of one location: a memory module, or a controller for errors that belong to no known
+    module."""
 
     name: str
-    nodes: int | None
-    """Bit set of the NUMA nodes to which the memory may belong; None: unknown."""
+    """Controller and label of the module: ``mc0 CPU_SrcID#0_MC#0_Chan#0_DIMM#0``."""
+    numa_nodes: int | None
+    """NUMA nodes to which the memory may belong, as a bit set; None: unknown."""
     uncorrectable: Reading
     """Uncorrectable errors since the EDAC driver was loaded; for lines of the kernel log, since boot."""
-    correctable: Growth
+    correctable: CounterGrowth
     """Correctable errors within the window."""
     logged: bool = False
-    """True if kernel-log lines are counted instead of EDAC counters."""
+    """True: kernel-log lines are counted, because the EDAC driver has no counters."""
 
 
-class MonotonicTotal(NamedTuple):
-    """Sum of a counter's growth over all its resets, with the last raw value."""
+class ErrorTotal(NamedTuple):
+    """Total of the correctable errors of one location; it does not fall when the counter is reset."""
 
     raw: int
     """Counter value at the last reading."""
     window: RateWindow
-    """Window over the sum of the counter's growth."""
+    """Window over the total: the counter's growth since the first reading, resets left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class EdacState:
-    """Memory errors counted so far."""
+    """Memory errors counted so far, carried from one evaluation to the next."""
 
     sources: tuple[SourceSample, ...] = ()
     """Samples of the sources that read the controllers and the NUMA nodes, to detect new readings."""
-    log: LogState | None = None
-    counters: Mapping[ModuleKey, MonotonicTotal] = field(default_factory=dict)
-    """Counters of correctable errors, by controller and module."""
+    log: KernelLogState | None = None
+    counters: Mapping[ModuleKey, ErrorTotal] = field(default_factory=dict)
+    """Totals of correctable errors, by controller and module."""
     lines: Mapping[str, RateWindow] = field(default_factory=dict)
-    """Windows over log lines about correctable errors, by the module's label."""
-    locations: tuple[ErrorLocation, ...] = ()
+    """Windows over kernel-log lines about correctable errors, by location in the log."""
+    locations: tuple[MemoryErrorLocation, ...] = ()
 
 
 def next_edac_state(
-    previous: EdacState, log: LogState, snapshot: Snapshot, limits: HostLimits, now: Instant
+    previous: EdacState, log: KernelLogState, snapshot: Snapshot, limits: HostLimits, now: Instant
 ) -> EdacState:
-    """Return the EDAC state after a snapshot; costs almost nothing until the controllers have been read
+    """Return the memory errors after a snapshot; the same object until the controllers have been read
     again."""
     machine = snapshot.machine
-    if machine is None or not is_read(machine, "edac"):
+    if machine is None or not has_source_been_read(machine, "edac"):
         return previous
     sources = tuple(source for source in machine.sources if source.name in _SOURCES)
     if sources == previous.sources and log is previous.log:
         return previous
     read_ns = next(source.beat_ns for source in sources if source.name == "edac")
-    controllers = ControllerNodes(machine, snapshot.nodes)
+    controllers = ControllerNumaNodes(machine, snapshot.nodes)
     counting = {f"mc{sample.controller}" for sample in machine.dimms if not is_absent(sample.uncorrectable)}
     window_s = limits.correctable_window_s
     counters = _next_counters(previous.counters, machine.dimms, read_ns, window_s)
     facts = [fact for fact in log.select(*_LOG_CODES) if fact.location.partition(" ")[0] not in counting]
     lines = {
-        fact.location: next_line_counts(
+        fact.location: next_line_window(
             previous.lines.get(fact.location, ()), fact, now.mono_ns, window_s * NS
         )
         for fact in facts
-        if fact.code is LogCode.EDAC_CORRECTED
+        if fact.code is KernelLogCode.EDAC_CORRECTED
     }
     locations = (
         *_counter_locations(machine.dimms, counters, window_s, controllers),
@@ -159,20 +165,17 @@ def next_edac_state(
     return EdacState(sources, log, counters, lines, locations)
 
 
-def is_read(machine: MachineSample | None, name: str) -> bool:
-    """Return True if the source ``name`` of the machine has been read."""
+def has_source_been_read(machine: MachineSample | None, name: str) -> bool:
+    """Return True if the machine has the source ``name`` and its first pass has finished."""
     states = [source.state for source in machine.sources if source.name == name] if machine else []
     return any(state is not SourceState.STARTING for state in states)
 
 
-# --- counters -------------------------------------------------------------------------------------------
-
-
 def _next_counters(
-    before: Mapping[ModuleKey, MonotonicTotal], dimms: Iterable[DimmSample], read_ns: int, window_s: int
-) -> Mapping[ModuleKey, MonotonicTotal]:
-    """Return the counters of correctable errors after a reading; a counter that cannot be read keeps its
-    value."""
+    before: Mapping[ModuleKey, ErrorTotal], dimms: Iterable[DimmSample], read_ns: int, window_s: int
+) -> Mapping[ModuleKey, ErrorTotal]:
+    """Return the totals of correctable errors after a reading; a counter that cannot be read keeps its
+    total."""
     found = dict(before)
     for sample in dimms:
         key, raw = (sample.controller, sample.dimm), sample.correctable
@@ -181,25 +184,22 @@ def _next_counters(
     return found
 
 
-def _next_total(before: MonotonicTotal | None, raw: int, t_ns: int, window_ns: int) -> MonotonicTotal:
-    """Return the total after a reading. A counter that fell was reset; errors between the two readings are
-    unknown."""
+def _next_total(before: ErrorTotal | None, raw: int, t_ns: int, window_ns: int) -> ErrorTotal:
+    """Return the total after a reading. A counter that fell was reset, which adds nothing to the total."""
     if before is None:
-        return MonotonicTotal(raw, appended((), 0, t_ns, window_ns))
+        return ErrorTotal(raw, append_reading((), 0, t_ns, window_ns))
     total = before.window[-1].value + max(0, raw - before.raw)
-    return MonotonicTotal(raw, appended(before.window, total, t_ns, window_ns))
-
-
-# --- locations ------------------------------------------------------------------------------------------
+    return ErrorTotal(raw, append_reading(before.window, total, t_ns, window_ns))
 
 
 def _counter_locations(
     dimms: Iterable[DimmSample],
-    counters: Mapping[ModuleKey, MonotonicTotal],
+    counters: Mapping[ModuleKey, ErrorTotal],
     window_s: int,
-    controllers: ControllerNodes,
-) -> Iterator[ErrorLocation]:
-    """Yield the errors of each module, then the errors that a controller cannot attribute to a module."""
+    controllers: ControllerNumaNodes,
+) -> Iterator[MemoryErrorLocation]:
+    """Yield the errors of each module and of each controller, a controller without the errors of its
+    modules."""
     for samples in _by_controller(dimms):
         nodes = controllers.controller_nodes(samples)
         locations = [
@@ -215,15 +215,15 @@ def _has_counter(sample: DimmSample) -> bool:
 
 
 def _location(
-    sample: DimmSample, counters: Mapping[ModuleKey, MonotonicTotal], window_s: int, nodes: int | None
-) -> ErrorLocation:
+    sample: DimmSample, counters: Mapping[ModuleKey, ErrorTotal], window_s: int, nodes: int | None
+) -> MemoryErrorLocation:
     known = counters.get((sample.controller, sample.dimm))
-    grown = growth_of(sample.correctable, known.window if known else (), window_s)
-    return ErrorLocation(_name(sample), nodes, sample.uncorrectable, grown)
+    grown = counter_growth(sample.correctable, known.window if known else (), window_s)
+    return MemoryErrorLocation(_name(sample), nodes, sample.uncorrectable, grown)
 
 
 def _by_controller(dimms: Iterable[DimmSample]) -> Iterable[list[DimmSample]]:
-    """Return the samples grouped by controller: its modules, then the controller itself."""
+    """Return a list of samples for each controller: its modules, then the controller itself."""
     found: dict[int, list[DimmSample]] = {}
     for sample in dimms:
         found.setdefault(sample.controller, []).append(sample)
@@ -236,7 +236,9 @@ def _name(sample: DimmSample) -> str:
     return f"mc{sample.controller} {sample.label or sample.location or f'module {sample.dimm}'}"
 
 
-def _without_modules(controller: ErrorLocation, modules: Iterable[ErrorLocation]) -> ErrorLocation:
+def _without_modules(
+    controller: MemoryErrorLocation, modules: Iterable[MemoryErrorLocation]
+) -> MemoryErrorLocation:
     uncorrectable, (events, span_s) = controller.uncorrectable, controller.correctable
     for module in modules:
         if isinstance(uncorrectable, int) and isinstance(module.uncorrectable, int):
@@ -247,20 +249,22 @@ def _without_modules(controller: ErrorLocation, modules: Iterable[ErrorLocation]
         uncorrectable = max(0, uncorrectable)  # counters are not read at the same time
     if isinstance(events, int):
         events = max(0, events)
-    return controller._replace(uncorrectable=uncorrectable, correctable=Growth(events, span_s))
+    return controller._replace(uncorrectable=uncorrectable, correctable=CounterGrowth(events, span_s))
 
 
 def _logged_locations(
-    facts: Iterable[LogFact], lines: Mapping[str, RateWindow], window_s: int, controllers: ControllerNodes
-) -> Iterator[ErrorLocation]:
+    facts: Iterable[KernelLogFact],
+    lines: Mapping[str, RateWindow],
+    window_s: int,
+    controllers: ControllerNumaNodes,
+) -> Iterator[MemoryErrorLocation]:
     """Yield the errors of the locations that kernel-log lines name. The log holds all lines since boot, so
-    the window is complete.
-    """
+    the growth is known for the whole window."""
     for fact in facts:
-        grown, uncorrectable = Growth(0, 0.0), fact.times
-        if fact.code is LogCode.EDAC_CORRECTED:
-            grown, uncorrectable = growth(lines[fact.location], window_s), 0
+        grown, uncorrectable = CounterGrowth(0, 0.0), fact.times
+        if fact.code is KernelLogCode.EDAC_CORRECTED:
+            grown, uncorrectable = window_growth(lines[fact.location], window_s), 0
         grown = grown._replace(span_s=float(window_s))
-        yield ErrorLocation(
+        yield MemoryErrorLocation(
             fact.location, controllers.label_nodes(fact.location), uncorrectable, grown, logged=True
         )

@@ -1,37 +1,39 @@
-"""Rules for memory: errors of modules, poisoned pages, and NUMA nodes or memory blocks that are missing."""
+"""Health rules for memory: errors of memory modules, pages with hardware errors, missing NUMA nodes and
+blocks."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-from agent.health.host.memory.edac import ErrorLocation
-from agent.health.host.memory.state import MemoryView
+from agent.health.host.memory.edac import MemoryErrorLocation
+from agent.health.host.memory.state import MemoryRuleInput
 from agent.health.rules import (
     OK,
     Rule,
+    RuleInputUnreadable,
     RuleNotApplicable,
     RuleNotEvaluated,
     RuleResult,
-    Unreadable,
-    at_least,
-    duration,
-    missing_result,
+    format_at_least,
+    format_duration,
+    missing_reading_result,
 )
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing, Reading, is_absent
 from agent.model.settings import HostLimits
 
 MAX_LOCATIONS_LISTED: Final = 4
-"""Largest number of error locations that a message lists; further locations are counted."""
-NOT_YET: Final = RuleNotEvaluated("not read yet")
-NOT_THERE: Final = RuleNotEvaluated("the NUMA node has no memory")
-NO_COUNTERS: Final = RuleNotApplicable("no EDAC counters")
+"""Largest number of error locations that a message lists; it gives the number of the others."""
+NOT_YET: Final = RuleNotEvaluated("the machine's memory has not been read yet")
+NO_MEMORY: Final = RuleNotEvaluated("the NUMA node has no memory")
+NO_COUNTERS: Final = RuleNotApplicable("the machine has no EDAC error counters")
 TRY_SYSFS: Final = "in a copy of sysfs (--sysfs-root), "
 _LIMITS: Final = HostLimits()
 
 
-def _locations_text(bad: Sequence[tuple[ErrorLocation, str]]) -> str:
+def _format_locations(bad: Sequence[tuple[MemoryErrorLocation, str]]) -> str:
     texts = [
-        f"{location.name}: {fault}" + ("" if location.nodes is not None else " (NUMA node unknown)")
+        f"{location.name}: {fault}" + ("" if location.numa_nodes is not None else " (NUMA node unknown)")
         for location, fault in bad[:MAX_LOCATIONS_LISTED]
     ]
     if len(bad) > MAX_LOCATIONS_LISTED:
@@ -39,8 +41,8 @@ def _locations_text(bad: Sequence[tuple[ErrorLocation, str]]) -> str:
     return ", ".join(texts)
 
 
-def ecc_uncorrectable(view: MemoryView) -> RuleResult:
-    """A memory module has lost data since its EDAC driver was loaded or its counters were reset.
+def detect_uncorrectable_errors(view: MemoryRuleInput) -> RuleResult:
+    """A memory module had uncorrectable errors since its EDAC driver was loaded or its counters were reset.
 
     Source: ``edac/mc/mc*/ue_count`` and ``dimm_ue_count`` of its modules [count]; without them, lines of EDAC
     in the kernel log.
@@ -53,16 +55,16 @@ def ecc_uncorrectable(view: MemoryView) -> RuleResult:
         if isinstance(count, int) and count:
             noun = "error" if count == 1 else "errors"
             since = "in the kernel log" if location.logged else "since the EDAC driver was loaded"
-            bad.append((location, f"{at_least(count)} uncorrectable {noun} {since}"))
+            bad.append((location, f"{format_at_least(count)} uncorrectable {noun} {since}"))
     if bad:
-        return Finding("mem.ecc.uncorrectable", Severity.UNHEALTHY, _locations_text(bad))
+        return Finding("mem.ecc.uncorrectable", Severity.UNHEALTHY, _format_locations(bad))
     for location in view.locations:
         if isinstance(location.uncorrectable, Missing) and not is_absent(location.uncorrectable):
-            return Unreadable(f"ue_count of {location.name}", location.uncorrectable)
+            return RuleInputUnreadable(f"ue_count of {location.name}", location.uncorrectable)
     return OK if view.locations else NO_COUNTERS
 
 
-def ecc_correctable_rate(view: MemoryView) -> RuleResult:
+def detect_frequent_correctable_errors(view: MemoryRuleInput) -> RuleResult:
     """A memory module had more corrected errors than the limit allows, within the window.
 
     Source: growth of ``edac/mc/mc*/ce_count`` and ``dimm_ce_count`` of its modules [count]; without them,
@@ -74,92 +76,97 @@ def ecc_correctable_rate(view: MemoryView) -> RuleResult:
         return NO_COUNTERS
     limit, window_s = view.correctable_errors, view.correctable_window_s
     counted = [(location, *location.correctable) for location in view.locations]
-    fault = f"at least {limit} correctable errors in {duration(window_s)}"
+    fault = f"at least {limit} correctable errors in {format_duration(window_s)}"
     bad = [
         (location, fault) for location, events, _ in counted if isinstance(events, int) and events >= limit
     ]
     if bad:
-        return Finding("mem.ecc.correctable_rate", Severity.DEGRADED, _locations_text(bad))
+        return Finding("mem.ecc.correctable_rate", Severity.DEGRADED, _format_locations(bad))
     for location, events, _ in counted:
         if isinstance(events, Missing) and not is_absent(events):
-            return Unreadable(f"ce_count of {location.name}", events)
+            return RuleInputUnreadable(f"ce_count of {location.name}", events)
     if any(isinstance(events, int) and span_s < window_s for _, events, span_s in counted):
-        return RuleNotEvaluated(f"needs {duration(window_s)} of history")
+        return RuleNotEvaluated(f"needs {format_duration(window_s)} of history")
     return OK
 
 
-def poisoned(view: MemoryView) -> RuleResult:
-    """Pages had hardware errors: the kernel took them out of use and killed the processes that used them.
+def detect_poisoned_pages(view: MemoryRuleInput) -> RuleResult:
+    """Memory pages had hardware errors: the kernel took them out of use and killed the processes that used
+    them.
 
-    Kernels before Linux 6.4 do not count them by NUMA node; then they count for every node.
+    Kernels before Linux 6.4 do not count them by NUMA node; then they count for every NUMA node.
 
     Source: ``node<N>/memory_failure/total`` [pages]; else ``HardwareCorrupted`` of ``/proc/meminfo`` [KiB],
     and lines of memory failure in the kernel log.
     """
     if view.machine is None:
         return NOT_YET
-    if view.numa is None:
-        return NOT_THERE
-    pages = view.numa.poisoned
+    if view.sample is None:
+        return NO_MEMORY
+    pages = view.sample.poisoned
     if is_absent(pages):
-        return _poisoned_on_unknown_node(view, view.machine.corrupted_kib)
+        return _poisoned_on_unknown_numa_node(view, view.machine.corrupted_kib)
     if isinstance(pages, Missing):
-        return Unreadable("memory_failure/total", pages)
+        return RuleInputUnreadable("memory_failure/total", pages)
     if not pages:
         return OK
     noun = "page" if pages == 1 else "pages"
-    return Finding("mem.poisoned", Severity.UNHEALTHY, f"{at_least(pages)} {noun} with hardware errors")
+    return Finding(
+        "mem.poisoned", Severity.UNHEALTHY, f"{format_at_least(pages)} {noun} with hardware errors"
+    )
 
 
-def _poisoned_on_unknown_node(view: MemoryView, kib: Reading) -> RuleResult:
+def _poisoned_on_unknown_numa_node(view: MemoryRuleInput, kib: Reading) -> RuleResult:
     lines = view.failure_lines
     fault = ""
     if isinstance(kib, int) and kib:
-        fault = f"{at_least(kib)} KiB with hardware errors"
+        fault = f"{format_at_least(kib)} KiB with hardware errors"
     elif lines:
-        fault = f"{at_least(lines)} {'line' if lines == 1 else 'lines'} of memory failure in the kernel log"
+        noun = "line" if lines == 1 else "lines"
+        fault = f"{format_at_least(lines)} {noun} of memory failure in the kernel log"
     if fault:
-        where = "" if view.only_node else ", NUMA node unknown"
-        return Finding("mem.poisoned", Severity.UNHEALTHY, fault + where)
+        place = "" if view.is_only_numa_node else ", NUMA node unknown"
+        return Finding("mem.poisoned", Severity.UNHEALTHY, fault + place)
     if isinstance(kib, int):
         return OK
-    return missing_result("HardwareCorrupted", kib, "no count of bad pages")
+    return missing_reading_result(
+        "HardwareCorrupted", kib, "the kernel does not count pages with hardware errors"
+    )
 
 
+_memory_rule = partial(Rule, severity=Severity.UNHEALTHY, blame=Blame.CONFIGURATION, source="memory")
+"""Constructor of a memory rule; by default about a configuration that makes a device unhealthy."""
 ERROR_RULES: Final = (
-    Rule(
+    _memory_rule(
         code="mem.ecc.uncorrectable",
-        severity=Severity.UNHEALTHY,
         blame=Blame.HARDWARE,
         source="edac",
         threshold="1 error since the EDAC driver was loaded, or its counters were reset",
         why="data was lost, and a module that has lost data is likely to lose more",
         advice="drain the node and replace the module; a reboot or mc<N>/reset_counters resets the count",
-        evaluate=ecc_uncorrectable,
+        evaluate=detect_uncorrectable_errors,
         try_it=TRY_SYSFS + "write 1 to devices/system/edac/mc/mc0/ue_count",
     ),
-    Rule(
+    _memory_rule(
         code="mem.poisoned",
-        severity=Severity.UNHEALTHY,
         blame=Blame.HARDWARE,
-        source="memory",
         threshold="1 page since boot",
         why="processes that use such a page are killed; an access by the kernel is a panic",
         advice="drain the node, find the module in the kernel log (EDAC, machine checks) and replace it",
-        evaluate=poisoned,
+        evaluate=detect_poisoned_pages,
         try_it=TRY_SYSFS + "write 1 to devices/system/node/node0/memory_failure/total",
     ),
-    Rule(
+    _memory_rule(
         code="mem.ecc.correctable_rate",
         severity=Severity.DEGRADED,
         blame=Blame.HARDWARE,
         source="edac",
         threshold=f"{_LIMITS.correctable_errors} errors of one module in "
-        f"{duration(_LIMITS.correctable_window_s)} (errors.correctable, errors.window)",
+        f"{format_duration(_LIMITS.correctable_window_s)} (errors.correctable, errors.window)",
         why="frequent corrected errors often precede uncorrectable ones",
         advice="replace the module at the next maintenance",
-        evaluate=ecc_correctable_rate,
-        counter=True,
+        evaluate=detect_frequent_correctable_errors,
+        counts_growth=True,
         window_s=_LIMITS.correctable_window_s,
         try_it=TRY_SYSFS + f"add {_LIMITS.correctable_errors} to devices/system/edac/mc/mc0/ce_count",
     ),
@@ -170,7 +177,7 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 
 
-def numa_offline(view: MemoryView) -> RuleResult:
+def detect_offline_numa_node(view: MemoryRuleInput) -> RuleResult:
     """A NUMA node that had memory at start, or later, is offline or has no memory any more.
 
     Source: ``/sys/devices/system/node/online`` and ``has_memory``.
@@ -179,33 +186,34 @@ def numa_offline(view: MemoryView) -> RuleResult:
         return NOT_YET
     online, having = view.machine.nodes_online, view.machine.nodes_memory
     if isinstance(online, Missing):
-        return missing_result("node/online", online, "no NUMA nodes")
+        return missing_reading_result("node/online", online, "the kernel reports no NUMA nodes")
     if isinstance(having, Missing) and not is_absent(having):
-        return Unreadable("node/has_memory", having)
+        return RuleInputUnreadable("node/has_memory", having)
     if not view.had_memory:
         return OK
     evidence = ""
-    if not online >> view.node & 1:
-        evidence = f"NUMA node {view.node} is offline, it was online"
-    elif isinstance(having, int) and not having >> view.node & 1:
-        evidence = f"NUMA node {view.node} has no memory, it had some"
+    if not online >> view.numa_node & 1:
+        evidence = f"NUMA node {view.numa_node} is offline, it was online"
+    elif isinstance(having, int) and not having >> view.numa_node & 1:
+        evidence = f"NUMA node {view.numa_node} has no memory, it had some"
     return Finding("mem.numa.offline", Severity.UNHEALTHY, evidence) if evidence else OK
 
 
-def blocks_offline(view: MemoryView) -> RuleResult:
-    """Memory blocks were taken offline or removed since the start. Blocks offline at start are info only.
+def detect_offline_blocks(view: MemoryRuleInput) -> RuleResult:
+    """Memory blocks were taken offline or removed since the agent's start; blocks offline at start are info
+    only.
 
     Source: ``node<N>/memory*/state`` [blocks].
     """
     if view.machine is None:
         return NOT_YET
-    if view.numa is None:
-        return NOT_THERE
-    blocks, offline = view.numa.blocks, view.numa.blocks_offline
+    if view.sample is None:
+        return NO_MEMORY
+    blocks, offline = view.sample.blocks, view.sample.blocks_offline
     if isinstance(blocks, Missing):
-        return missing_result("memory blocks", blocks, "no memory blocks")
+        return missing_reading_result("memory blocks", blocks, "the kernel reports no memory blocks")
     if isinstance(offline, Missing):
-        return Unreadable("memory blocks", offline)
+        return RuleInputUnreadable("memory blocks", offline)
     online, before = blocks - offline, view.blocks_online
     if isinstance(before, int) and online < before:
         evidence = f"{online} memory {'block' if online == 1 else 'blocks'} online, {before} at start"
@@ -215,8 +223,8 @@ def blocks_offline(view: MemoryView) -> RuleResult:
     return OK
 
 
-def missing(view: MemoryView) -> RuleResult:
-    """A driver declares memory of a NUMA node that does not exist or has less memory.
+def detect_missing_memory(view: MemoryRuleInput) -> RuleResult:
+    """A driver declares memory of a NUMA node that does not exist or has less memory than declared.
 
     Source: ``/sys/devices/system/node/online`` and ``has_memory``, ``MemTotal`` of ``node<N>/meminfo`` [KiB].
     """
@@ -227,68 +235,59 @@ def missing(view: MemoryView) -> RuleResult:
         return RuleNotEvaluated("node/online cannot be read")
     if isinstance(online, Missing):
         online = 1  # a kernel without NUMA has node 0 only
-    is_online = online >> view.node & 1
-    if is_online and (isinstance(having, Missing) or having >> view.node & 1):
-        return _too_little(view)
+    is_online = online >> view.numa_node & 1
+    if is_online and (isinstance(having, Missing) or having >> view.numa_node & 1):
+        return _declared_size_result(view)
     if view.had_memory:
         return OK  # mem.numa.offline covers nodes that had memory
-    evidence = f"NUMA node {view.node} has no memory" if is_online else f"no NUMA node {view.node}"
+    evidence = f"NUMA node {view.numa_node} has no memory" if is_online else f"no NUMA node {view.numa_node}"
     return Finding("mem.missing", Severity.UNHEALTHY, evidence)
 
 
-def _too_little(view: MemoryView) -> RuleResult:
+def _declared_size_result(view: MemoryRuleInput) -> RuleResult:
     if not view.declared_bytes:
         return OK
-    if view.numa is None or is_absent(view.numa.total_kib):
-        return RuleNotApplicable("no meminfo of NUMA nodes")
-    total_kib = view.numa.total_kib
+    if view.sample is None or is_absent(view.sample.total_kib):
+        return RuleNotApplicable("the kernel has no meminfo files of NUMA nodes")
+    total_kib = view.sample.total_kib
     if isinstance(total_kib, Missing):
-        return Unreadable("MemTotal", total_kib)
+        return RuleInputUnreadable("MemTotal", total_kib)
     if total_kib * KIB >= view.declared_bytes:
         return OK
     # rounded in opposite directions, so that the numbers differ
     present, declared = total_kib * KIB // MIB, -(-view.declared_bytes // MIB)
-    evidence = f"{present} MiB on NUMA node {view.node}, {declared} MiB declared"
+    evidence = f"{present} MiB on NUMA node {view.numa_node}, {declared} MiB declared"
     return Finding("mem.missing", Severity.UNHEALTHY, evidence)
 
 
 MEMORY_RULES: Final = (
     *ERROR_RULES,
-    Rule(
+    _memory_rule(
         code="mem.numa.offline",
-        severity=Severity.UNHEALTHY,
-        blame=Blame.CONFIGURATION,
-        source="memory",
         threshold="a NUMA node that had memory is offline, or has none",
         why="claims expect memory of this node; they now get remote memory or none",
         advice="write online to /sys/devices/system/memory/memory<M>/state of its blocks; else reboot",
-        evaluate=numa_offline,
+        evaluate=detect_offline_numa_node,
         try_it=TRY_SYSFS + "take the node out of devices/system/node/online",
     ),
-    Rule(
+    _memory_rule(
         code="mem.blocks.offline",
-        severity=Severity.UNHEALTHY,
-        blame=Blame.CONFIGURATION,
-        source="memory",
         threshold="fewer blocks online than at start; info for blocks that were offline at start",
         why="less memory exists than was allocated to claims",
         advice="write online to /sys/devices/system/memory/memory<M>/state, unless it is offline on purpose",
-        evaluate=blocks_offline,
+        evaluate=detect_offline_blocks,
         try_it="echo offline > /sys/devices/system/memory/memory<M>/state",
     ),
 )
 
 DECLARED_MEMORY_RULES: Final = (
     *MEMORY_RULES,
-    Rule(
+    _memory_rule(
         code="mem.missing",
-        severity=Severity.UNHEALTHY,
-        blame=Blame.CONFIGURATION,
-        source="memory",
         threshold="the NUMA node does not exist, has no memory, or less than is declared",
         why="the driver offers memory that does not exist",
         advice="correct the driver's declaration, or check whether the firmware has disabled memory",
-        evaluate=missing,
+        evaluate=detect_missing_memory,
         try_it="declare memory of NUMA node 9",
     ),
 )

@@ -1,85 +1,97 @@
-"""State of the memory rules, and views, which are the inputs of these rules."""
+"""State that the memory rules carry between evaluations, and MemoryRuleInput, the input of these rules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.health.host.memory.edac import EdacState, ErrorLocation, is_read, memory_nodes, next_edac_state
-from agent.health.kernel_log.values import LogCode, LogState
-from agent.model.declared import Declared, DeclaredMemory
-from agent.model.machine import MachineSample, NumaSample
+from agent.health.host.memory.edac import (
+    EdacState,
+    MemoryErrorLocation,
+    has_source_been_read,
+    next_edac_state,
+    numa_nodes_with_memory,
+)
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogState
+from agent.model.declared_devices import DeclaredMemory, DriverDevice
+from agent.model.machine_samples import MachineSample, NumaMemorySample
 from agent.model.reading import NEVER_READ, Missing, Reading
-from agent.model.settings import Settings
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
 
 
 class MachineMemory(NamedTuple):
-    """Readings of the machine's memory as a whole, as in :class:`MachineSample`."""
+    """Readings about the memory of the whole machine."""
 
     nodes_online: int | Missing
+    """NUMA nodes that are online, as a bit set."""
     nodes_memory: int | Missing
+    """NUMA nodes that have memory, as a bit set."""
     corrupted_kib: Reading
+    """Memory with hardware errors [KiB]."""
 
 
-class MemoryView(NamedTuple):
+class MemoryRuleInput(NamedTuple):
     """Input of the memory rules for one NUMA node."""
 
-    node: int
+    numa_node: int
     machine: MachineMemory | None
     """Readings of the whole machine; None: not read yet."""
     edac_read: bool
-    numa: NumaSample | None
+    """True: the EDAC controllers have been read at least once."""
+    sample: NumaMemorySample | None
     """Sample of the NUMA node; None: the NUMA node does not exist or has no memory now."""
     had_memory: bool
-    """True if the NUMA node has memory now or had some since the agent's start."""
+    """True: the NUMA node has memory now or had some since the agent's start."""
     blocks_online: Reading
     """Number of memory blocks that were online when the NUMA node first had memory."""
-    only_node: bool
-    """True if no other NUMA node has memory."""
-    locations: tuple[ErrorLocation, ...]
+    is_only_numa_node: bool
+    """True: no other NUMA node has memory."""
+    locations: tuple[MemoryErrorLocation, ...]
     """Memory errors of the locations that belong, or may belong, to the NUMA node."""
     failure_lines: int
     """Number of kernel-log lines about pages with hardware errors on any NUMA node."""
     correctable_errors: int
-    """Smallest number of correctable errors within the window for which the rule returns a finding."""
+    """Smallest number of correctable errors within the window that is a fault."""
     correctable_window_s: int
     declared_bytes: int = 0
     """Memory size that a driver declares [bytes]; 0: not declared."""
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryState:
-    """State of the memory rules, which the next evaluation compares with."""
+class MemoryRuleState:
+    """Values that the memory rules carry from one evaluation to the next."""
 
-    blocks: Mapping[int, Reading] = field(default_factory=dict)
+    blocks_online: Mapping[int, Reading] = field(default_factory=dict)
     """Number of memory blocks online at start, by NUMA node; only NUMA nodes that ever had memory."""
     failure_lines: int = 0
     """Number of kernel-log lines about pages with hardware errors."""
     errors: EdacState = field(default_factory=EdacState)
-    locations: Mapping[int, tuple[ErrorLocation, ...]] = field(default_factory=dict)
-    """Memory errors of each location, by NUMA node."""
+    locations: Mapping[int, tuple[MemoryErrorLocation, ...]] = field(default_factory=dict)
+    """Memory errors of the locations that may belong to a NUMA node, by NUMA node."""
 
 
 def next_memory_state(
-    previous: MemoryState, log: LogState, snapshot: Snapshot, settings: Settings, now: Instant
-) -> MemoryState:
+    previous: MemoryRuleState, log: KernelLogState, snapshot: Snapshot, settings: EngineSettings, now: Instant
+) -> MemoryRuleState:
     """Return the state of the memory rules after a snapshot."""
     if snapshot.machine is None:
         return previous
-    blocks = {**_blocks_online(snapshot.machine), **_known(previous.blocks)}
+    blocks = {**_blocks_online(snapshot.machine), **_known(previous.blocks_online)}
     errors = next_edac_state(previous.errors, log, snapshot, settings.host, now)
-    fact = log.facts.get((LogCode.MEMORY_FAILURE, ""))
+    fact = log.facts.get((KernelLogCode.MEMORY_FAILURE, ""))
     failures = fact.times if fact else 0
-    if errors is previous.errors and blocks.keys() == previous.blocks.keys():
-        return MemoryState(blocks, failures, errors, previous.locations)
+    if errors is previous.errors and blocks.keys() == previous.blocks_online.keys():
+        return MemoryRuleState(blocks, failures, errors, previous.locations)
     locations = {
         node: tuple(
-            location for location in errors.locations if location.nodes is None or location.nodes >> node & 1
+            location
+            for location in errors.locations
+            if location.numa_nodes is None or location.numa_nodes >> node & 1
         )
         for node in blocks
     }
-    return MemoryState(blocks, failures, errors, locations)
+    return MemoryRuleState(blocks, failures, errors, locations)
 
 
 def _known(blocks: Mapping[int, Reading]) -> Mapping[int, Reading]:
@@ -87,49 +99,49 @@ def _known(blocks: Mapping[int, Reading]) -> Mapping[int, Reading]:
 
 
 def _blocks_online(machine: MachineSample) -> Mapping[int, Reading]:
-    having = memory_nodes(machine)
+    having = numa_nodes_with_memory(machine)
     return {
-        numa.node: numa.blocks - numa.blocks_offline
+        numa.numa_node: numa.blocks - numa.blocks_offline
         if isinstance(numa.blocks, int) and isinstance(numa.blocks_offline, int)
         else NEVER_READ
         for numa in machine.numa
-        if having >> numa.node & 1
+        if having >> numa.numa_node & 1
     }
 
 
-def view_memory(state: MemoryState, snapshot: Snapshot, settings: Settings, node: int) -> MemoryView:
-    """Return the rules' input for the memory of a NUMA node."""
+def memory_rule_input(
+    state: MemoryRuleState, snapshot: Snapshot, settings: EngineSettings, numa_node: int
+) -> MemoryRuleInput:
+    """Return the memory rules' input for one NUMA node."""
     machine, limits = snapshot.machine, settings.host
-    return MemoryView(
-        node=node,
-        machine=_machine_memory(machine) if machine and is_read(machine, "memory") else None,
-        edac_read=is_read(machine, "edac"),
-        numa=_numa(machine, node) if machine else None,
-        had_memory=node in state.blocks,
-        blocks_online=state.blocks.get(node, NEVER_READ),
-        only_node=len(state.blocks) == 1,
-        locations=state.locations.get(node, ()),
+    return MemoryRuleInput(
+        numa_node=numa_node,
+        machine=MachineMemory(machine.nodes_online, machine.nodes_memory, machine.corrupted_kib)
+        if machine and has_source_been_read(machine, "memory")
+        else None,
+        edac_read=has_source_been_read(machine, "edac"),
+        sample=_numa(machine, numa_node) if machine else None,
+        had_memory=numa_node in state.blocks_online,
+        blocks_online=state.blocks_online.get(numa_node, NEVER_READ),
+        is_only_numa_node=len(state.blocks_online) == 1,
+        locations=state.locations.get(numa_node, ()),
         failure_lines=state.failure_lines,
         correctable_errors=limits.correctable_errors,
         correctable_window_s=limits.correctable_window_s,
     )
 
 
-def _machine_memory(machine: MachineSample) -> MachineMemory:
-    return MachineMemory(machine.nodes_online, machine.nodes_memory, machine.corrupted_kib)
-
-
-def _numa(machine: MachineSample, node: int) -> NumaSample | None:
+def _numa(machine: MachineSample, node: int) -> NumaMemorySample | None:
     for nodes in (machine.nodes_online, machine.nodes_memory):
         if isinstance(nodes, int) and not nodes >> node & 1:
             return None
-    return next((numa for numa in machine.numa if numa.node == node), None)
+    return next((numa for numa in machine.numa if numa.numa_node == node), None)
 
 
-def view_declared_memory(
-    state: MemoryState, snapshot: Snapshot, settings: Settings, declared: Declared
-) -> MemoryView:
-    """Return the rules' input for the memory that a driver declares."""
+def declared_memory_rule_input(
+    state: MemoryRuleState, snapshot: Snapshot, settings: EngineSettings, declared: DriverDevice
+) -> MemoryRuleInput:
+    """Return the memory rules' input for the memory that a driver declares on one NUMA node."""
     assert isinstance(declared.part, DeclaredMemory), "the device is not memory"
-    view = view_memory(state, snapshot, settings, declared.part.numa)
+    view = memory_rule_input(state, snapshot, settings, declared.part.numa)
     return view._replace(declared_bytes=declared.part.size)

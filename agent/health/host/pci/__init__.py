@@ -1,1 +1,1 @@
-"""Rules for PCI functions."""
+"""Health rules for PCI functions that drivers declare."""

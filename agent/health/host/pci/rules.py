@@ -1,53 +1,51 @@
-"""Rules for PCI functions that drivers declare: presence, driver, link and errors.
+"""Health rules for PCI functions that drivers declare: presence, bound driver, link width and link errors.
+The links of GPUs have rules in agent.health.gpu.pcie."""
 
-The link of a GPU is evaluated from what NVML reports, in agent.health.gpu.pcie.
-"""
-
+from functools import partial
 from typing import Final
 
-from agent.health.host.pci.state import WINDOW_S, PciView
-from agent.health.kernel_log.values import LogCode, no_lines_result
+from agent.health.host.pci.state import ERROR_WINDOW_S, PciRuleInput
+from agent.health.kernel_log.facts import KernelLogCode, no_log_lines_result
 from agent.health.rules import (
     OK,
-    Growth,
+    CounterGrowth,
     Rule,
+    RuleInputUnreadable,
     RuleNotApplicable,
     RuleNotEvaluated,
     RuleResult,
-    Unreadable,
-    counter_result,
-    duration,
+    counter_limit_result,
+    format_duration,
 )
 from agent.model.health import Blame, Finding, Severity
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
 
 CORRECTABLE_ERRORS: Final = 100
-"""Limit of correctable errors within the window; no vendor publishes a limit. A sound link has a few errors
-in a day."""
-HOUR: Final = duration(WINDOW_S)
+"""Number of correctable errors within the window that is a fault: a sound link has a few errors in a day."""
+HOUR: Final = format_duration(ERROR_WINDOW_S)
 NO_AER: Final = "no PCIe error counters: the kernel or the platform has no AER"
 BUS_NOT_READ: Final = RuleNotEvaluated("the PCI bus has not been read yet")
-OFF_THE_BUS: Final = RuleNotEvaluated("the function is not on the PCI bus")
+OFF_THE_BUS: Final = RuleNotEvaluated("the PCI function is not on the PCI bus")
 
 
-def missing(view: PciView) -> RuleResult:
-    """A function that a driver declares is not on the bus.
+def detect_missing_function(view: PciRuleInput) -> RuleResult:
+    """A PCI function that a driver declares is not on the PCI bus.
 
     Source: ``/sys/bus/pci/devices/<address>``.
     """
     function = view.function
     if isinstance(function, PciSample):
         return OK
-    if not view.bus_read:
+    if not view.has_bus_been_read:
         return BUS_NOT_READ
     if isinstance(function, Missing):
         if function.absence is Absence.UNREADABLE:
-            return Unreadable("bus/pci/devices", function)
+            return RuleInputUnreadable("bus/pci/devices", function)
         return Finding("pci.missing", Severity.UNHEALTHY, "the machine has no PCI bus")
     if view.start is not None:
         evidence = f"{view.address} is no longer on the PCI bus"
-        if fact := view.log_facts.get(LogCode.PCI_FAULT):
+        if fact := view.log_facts.get(KernelLogCode.PCI_FAULT):
             evidence += f"; the kernel log: {fact.text}"
         return Finding("pci.missing", Severity.UNHEALTHY, evidence)
     advice = "correct the declaration, or check lspci and rescan the bus"
@@ -55,43 +53,45 @@ def missing(view: PciView) -> RuleResult:
     return Finding("pci.missing", Severity.UNHEALTHY, evidence, advice, Blame.CONFIGURATION)
 
 
-def _not_on_bus(view: PciView) -> RuleNotEvaluated:
+def _not_on_bus_result(view: PciRuleInput) -> RuleNotEvaluated:
     """Return the result of a rule whose PCI function is not on the bus; pci.missing reports the absence."""
-    return OFF_THE_BUS if view.bus_read else BUS_NOT_READ
+    return OFF_THE_BUS if view.has_bus_been_read else BUS_NOT_READ
 
 
-def unbound(view: PciView) -> RuleResult:
-    """Another driver is bound to the function than declared, or than at start; or none.
+def detect_wrong_driver(view: PciRuleInput) -> RuleResult:
+    """The declared kernel driver, or the one bound at start, is not bound to the PCI function.
 
     Source: ``/sys/bus/pci/devices/<address>/driver``.
     """
     function = view.function
     if not isinstance(function, PciSample):
-        return _not_on_bus(view)
+        return _not_on_bus_result(view)
     at_start = view.start.driver if view.start else ""
-    expected = view.driver or at_start
+    expected = view.declared_driver or at_start
     if not expected:
-        return RuleNotApplicable("no driver is declared, and none was bound so far")
+        return RuleNotApplicable(
+            "no kernel driver is declared, and none was bound to the PCI function so far"
+        )
     if function.driver == expected:
         return OK
-    basis = "declared" if view.driver else "bound at start"
+    basis = "declared" if view.declared_driver else "bound at start"
     evidence = f"{function.driver or 'no driver'} is bound; {basis}: {expected}"
     return Finding("pci.unbound", Severity.UNHEALTHY, evidence)
 
 
-def link_width(view: PciView) -> RuleResult:
-    """The link has fewer lanes than at start, and than the device supports.
+def detect_lost_lanes(view: PciRuleInput) -> RuleResult:
+    """The PCIe link has fewer lanes than at start, and fewer than the device supports.
 
     Source: ``current_link_width`` and ``max_link_width`` [lanes].
     """
     function = view.function
     if not isinstance(function, PciSample):
-        return _not_on_bus(view)
+        return _not_on_bus_result(view)
     at_start = view.start.width if view.start else function.width
     if isinstance(function.width, Missing):
         if function.width.absence is Absence.UNREADABLE or isinstance(at_start, int):
-            return Unreadable("current_link_width", function.width)
-        return RuleNotApplicable("the function has no PCIe link of its own")
+            return RuleInputUnreadable("current_link_width", function.width)
+        return RuleNotApplicable("the PCI function has no PCIe link of its own")
     widest = function.width_max if isinstance(function.width_max, int) else at_start
     if isinstance(at_start, Missing) or isinstance(widest, Missing):
         return OK
@@ -101,146 +101,133 @@ def link_width(view: PciView) -> RuleResult:
     return Finding("pci.link_width", Severity.DEGRADED, evidence)
 
 
-def _error_counter(view: PciView, growth: Growth, file: str, found: Finding, limit: int = 1) -> RuleResult:
+def _error_counter_result(
+    view: PciRuleInput, growth: CounterGrowth, file: str, found: Finding, limit: int = 1
+) -> RuleResult:
     """Return the result of a rule that compares one error counter of a PCI link with a limit."""
     if not isinstance(view.function, PciSample):
-        return _not_on_bus(view)
-    return counter_result(growth, limit, WINDOW_S, found, counter=file, reason=NO_AER)
+        return _not_on_bus_result(view)
+    return counter_limit_result(growth, limit, ERROR_WINDOW_S, found, counter=file, reason=NO_AER)
 
 
-def fatal(view: PciView) -> RuleResult:
-    """The link failed; data that was read over it then cannot be trusted.
+def detect_fatal_errors(view: PciRuleInput) -> RuleResult:
+    """The PCIe link had a fatal error; data that was read over it at that time cannot be trusted.
 
     Source: growth of ``aer_dev_fatal``, TOTAL_ERR_FATAL [count]; the kernel log.
     """
     found = Finding("pci.aer.fatal", Severity.UNHEALTHY, f"fatal PCIe errors: at least 1 in {HOUR}")
     return (
         found
-        if LogCode.AER_FATAL in view.log_facts
-        else _error_counter(view, view.fatal, "aer_dev_fatal", found)
+        if KernelLogCode.AER_FATAL in view.log_facts
+        else _error_counter_result(view, view.fatal, "aer_dev_fatal", found)
     )
 
 
-def nonfatal(view: PciView) -> RuleResult:
-    """A transaction was lost; the link itself still works.
+def detect_nonfatal_errors(view: PciRuleInput) -> RuleResult:
+    """The PCIe link had a non-fatal error: a transaction was lost, but the link still works.
 
     Source: growth of ``aer_dev_nonfatal``, TOTAL_ERR_NONFATAL [count]; the kernel log.
     """
     found = Finding("pci.aer.nonfatal", Severity.DEGRADED, f"non-fatal PCIe errors: at least 1 in {HOUR}")
-    if LogCode.AER_NONFATAL in view.log_facts:
+    if KernelLogCode.AER_NONFATAL in view.log_facts:
         return found
-    return _error_counter(view, view.nonfatal, "aer_dev_nonfatal", found)
+    return _error_counter_result(view, view.nonfatal, "aer_dev_nonfatal", found)
 
 
-def correctable(view: PciView) -> RuleResult:
-    """The link corrects errors more often than the limit allows.
+def detect_frequent_correctable_errors(view: PciRuleInput) -> RuleResult:
+    """The PCIe link corrected errors more often than the limit allows, within the window.
 
-    Source: growth of ``aer_dev_correctable``, TOTAL_ERR_COR [count]; not the kernel log, which limits its
-    lines.
+    Source: growth of ``aer_dev_correctable``, TOTAL_ERR_COR [count]; not the kernel log, which
+    limits its lines.
     """
     evidence = f"correctable PCIe errors: at least {CORRECTABLE_ERRORS} in {HOUR}"
     found = Finding("pci.aer.correctable", Severity.DEGRADED, evidence)
-    return _error_counter(view, view.correctable, "aer_dev_correctable", found, CORRECTABLE_ERRORS)
+    return _error_counter_result(view, view.correctable, "aer_dev_correctable", found, CORRECTABLE_ERRORS)
 
 
-def fault(view: PciView) -> RuleResult:
-    """The link to the function went down or could not be recovered, although the function is on the bus.
+def detect_link_fault(view: PciRuleInput) -> RuleResult:
+    """The link of a PCI function went down or could not be recovered, but the function is on the PCI bus.
 
-    Source: lines of the kernel log about the function or the port above it.
+    Source: lines of the kernel log about the PCI function or the port above it.
     """
     if not isinstance(view.function, PciSample):
-        return _not_on_bus(view)
-    if fact := view.log_facts.get(LogCode.PCI_FAULT):
+        return _not_on_bus_result(view)
+    if fact := view.log_facts.get(KernelLogCode.PCI_FAULT):
         return Finding("pci.fault", Severity.DEGRADED, f"the kernel log: {fact.text}")
-    return no_lines_result(view.log_state)
+    return no_log_lines_result(view.log_state)
 
 
 _RESEAT: Final = "reseat the card, check riser and cables; compare with other slots"
-_COPY: Final = "in a copy of sysfs (--sysfs-root) add {} to {} in bus/pci/devices/<address>/{}"
+_TRY_SYSFS_COPY: Final = "in a copy of sysfs (--sysfs-root) add {} to {} in bus/pci/devices/<address>/{}"
 
+_pci_rule = partial(Rule, severity=Severity.DEGRADED, blame=Blame.HARDWARE, source="pci")
+"""Constructor of a PCI rule; by default about degraded hardware."""
 PCI_RULES: Final = (
-    Rule(
+    _pci_rule(
         code="pci.missing",
         severity=Severity.UNHEALTHY,
-        blame=Blame.HARDWARE,
-        source="pci",
-        threshold="any declared function",
+        threshold="any declared PCI function",
         why="a claim may hold a device that cannot be reached",
         advice="check lspci; rescan the bus or reboot; if it stays missing, reseat or replace it",
-        evaluate=missing,
+        evaluate=detect_missing_function,
         listed_first=True,
         try_it="declare a PCI device and echo 1 > /sys/bus/pci/devices/<address>/remove",
     ),
-    Rule(
+    _pci_rule(
         code="pci.unbound",
         severity=Severity.UNHEALTHY,
         blame=Blame.CONFIGURATION,
-        source="pci",
         threshold="any other driver than declared, or than at start",
         why="the workload has lost the device, or another driver uses it now",
         advice="echo <address> > /sys/bus/pci/drivers/<driver>/bind, or correct the declaration",
-        evaluate=unbound,
+        evaluate=detect_wrong_driver,
         try_it="declare a PCI device and echo <address> > /sys/bus/pci/devices/<address>/driver/unbind",
     ),
-    Rule(
+    _pci_rule(
         code="pci.aer.fatal",
         severity=Severity.UNHEALTHY,
-        blame=Blame.HARDWARE,
-        source="pci",
         threshold=f"1 error in {HOUR}",
         why="the link was reset; the workload has lost the device",
         advice="drain the device and reset it; " + _RESEAT,
-        evaluate=fatal,
-        counter=True,
-        window_s=WINDOW_S,
-        try_it=_COPY.format(1, "TOTAL_ERR_FATAL", "aer_dev_fatal"),
+        evaluate=detect_fatal_errors,
+        counts_growth=True,
+        window_s=ERROR_WINDOW_S,
+        try_it=_TRY_SYSFS_COPY.format(1, "TOTAL_ERR_FATAL", "aer_dev_fatal"),
     ),
-    Rule(
+    _pci_rule(
         code="pci.aer.nonfatal",
-        severity=Severity.DEGRADED,
-        blame=Blame.HARDWARE,
-        source="pci",
         threshold=f"1 error in {HOUR}",
         why="a transfer failed, and links with such errors often fail completely later",
         advice=_RESEAT,
-        evaluate=nonfatal,
-        counter=True,
-        window_s=WINDOW_S,
-        try_it=_COPY.format(1, "TOTAL_ERR_NONFATAL", "aer_dev_nonfatal"),
+        evaluate=detect_nonfatal_errors,
+        counts_growth=True,
+        window_s=ERROR_WINDOW_S,
+        try_it=_TRY_SYSFS_COPY.format(1, "TOTAL_ERR_NONFATAL", "aer_dev_nonfatal"),
     ),
-    Rule(
+    _pci_rule(
         code="pci.aer.correctable",
-        severity=Severity.DEGRADED,
-        blame=Blame.HARDWARE,
-        source="pci",
         threshold=f"{CORRECTABLE_ERRORS} errors in {HOUR}",
         why="each costs some time; this many indicate a bad contact or lane",
         advice=_RESEAT,
-        evaluate=correctable,
-        counter=True,
-        window_s=WINDOW_S,
-        try_it=_COPY.format(CORRECTABLE_ERRORS, "TOTAL_ERR_COR", "aer_dev_correctable"),
+        evaluate=detect_frequent_correctable_errors,
+        counts_growth=True,
+        window_s=ERROR_WINDOW_S,
+        try_it=_TRY_SYSFS_COPY.format(CORRECTABLE_ERRORS, "TOTAL_ERR_COR", "aer_dev_correctable"),
     ),
-    Rule(
+    _pci_rule(
         code="pci.link_width",
-        severity=Severity.DEGRADED,
-        blame=Blame.HARDWARE,
-        source="pci",
         threshold="fewer lanes than at start, and than supported",
         why="transfers are slower in proportion to the lost lanes",
         advice=_RESEAT,
-        evaluate=link_width,
+        evaluate=detect_lost_lanes,
         try_it="in a copy of sysfs (--sysfs-root) write 8 into bus/pci/devices/<address>/current_link_width",
     ),
-    Rule(
+    _pci_rule(
         code="pci.fault",
-        severity=Severity.DEGRADED,
-        blame=Blame.HARDWARE,
-        source="pci",
         threshold=f"a line in the last {HOUR}",
         why="a link that went down once is likely to do so again",
         advice=_RESEAT,
-        evaluate=fault,
+        evaluate=detect_link_fault,
         try_it="declare a PCI device, and for it or the port above it: "
         "echo '<3>pcieport <address>: pciehp: Slot(1): Link Down' > /dev/kmsg",
     ),

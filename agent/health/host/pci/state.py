@@ -1,88 +1,87 @@
-"""State of the rules for PCI functions that drivers declare, and views, which are the inputs of these
-rules."""
+"""State that the rules for declared PCI functions carry between evaluations, and PciRuleInput, their
+input."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agent.health.kernel_log.values import LogCode, LogFact, LogState, reader_state
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState, log_reader_state
 from agent.health.rate_window import WindowedCounter, next_counter
-from agent.health.rules import Growth
-from agent.model.declared import Declarations, DeclaredPci
+from agent.health.rules import CounterGrowth
+from agent.model.declared_devices import DeclaredPci
 from agent.model.pci import PciSample
 from agent.model.reading import Missing, Reading
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceState
+from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 
-WINDOW_S: Final = 3600
-"""Window over link errors [s]: long, because the bus is read once a minute and a bad contact pauses."""
+ERROR_WINDOW_S: Final = 3600
+"""Window in which link errors are counted [s]; long, because a bad contact causes errors with long pauses."""
 
 
-class PciStart(NamedTuple):
-    """Values of a PCI function when it was first on the bus."""
+class PciStartValues(NamedTuple):
+    """Values of a PCI function when it was first seen on the PCI bus; rules compare with them."""
 
     driver: str
     """First kernel driver that was bound to the function; empty if none was."""
     width: Reading
+    """Number of PCIe lanes."""
 
 
-class PciView(NamedTuple):
+class PciRuleInput(NamedTuple):
     """Input of the rules for one PCI function that a driver declares."""
 
     address: str
-    bus_read: bool
-    """True if the PCI bus has been read at least once."""
+    has_bus_been_read: bool
+    """True: the PCI bus has been read at least once."""
     function: PciSample | Missing | None
-    """Sample of the function; None: not on the bus; Missing: the bus cannot be read."""
-    start: PciStart | None
-    """Values when the function was first on the bus; None: it never was."""
-    driver: str
+    """Sample of the PCI function; None: not on the PCI bus; Missing: the bus cannot be read."""
+    start: PciStartValues | None
+    """Values when the PCI function was first on the bus; None: it never was."""
+    declared_driver: str
     """Kernel driver that the declaration requires; empty: none is declared."""
-    fatal: Growth
-    nonfatal: Growth
-    correctable: Growth
-    log_facts: Mapping[LogCode, LogFact]
-    """Newest fact of each kind about the PCI function or its link, within the window; for a function that is
-    gone, within a window before it was last on the bus.
-    """
+    fatal: CounterGrowth
+    """Growth of the fatal PCIe errors within ``WINDOW_S``."""
+    nonfatal: CounterGrowth
+    correctable: CounterGrowth
+    log_facts: Mapping[KernelLogCode, KernelLogFact]
+    """Newest kernel-log fact of each code about the PCI function or its port, within ``WINDOW_S``; for a
+    function that is gone, within ``WINDOW_S`` before it was last on the bus."""
     log_state: SourceState
-    """State of the kernel-log reader."""
 
 
-class _Errors(NamedTuple):
-    """Error counters of a PCI function's link."""
+class _PciErrorCounters(NamedTuple):
+    """PCIe error counters of a PCI function."""
 
     fatal: WindowedCounter = WindowedCounter()
     nonfatal: WindowedCounter = WindowedCounter()
     correctable: WindowedCounter = WindowedCounter()
 
 
-class _FunctionState(NamedTuple):
-    """State of one PCI function that is on the bus or was there."""
+class _PciFunctionState(NamedTuple):
+    """State of one PCI function that is on the PCI bus or was there."""
 
     identity: tuple[int, int]
-    """Vendor and device ID; another card in the slot is another PCI function."""
-    start: PciStart
-    port: str
-    errors: _Errors = _Errors()
+    """Vendor ID and device ID; if they change, another card is in the slot and the state restarts."""
+    start: PciStartValues
+    upstream_bridge: str
+    errors: _PciErrorCounters = _PciErrorCounters()
     seen_ns: int = 0
-    """Time when the function was last on the bus."""
+    """CLOCK_MONOTONIC at which the PCI function was last on the bus [ns]."""
 
 
 @dataclass(frozen=True, slots=True)
-class PciState:
-    """State of the PCI rules, which the next evaluation compares with."""
+class PciRuleState:
+    """Values that the PCI rules carry from one evaluation to the next."""
 
-    states: Mapping[str, _FunctionState] = field(default_factory=dict)
-    """States of PCI functions, by address."""
+    states: Mapping[str, _PciFunctionState] = field(default_factory=dict)
     read_ns: int = 0
-    """Time of the last reading of the bus."""
+    """CLOCK_MONOTONIC of the last reading of the PCI bus [ns]."""
     functions: Mapping[str, PciSample] = field(default_factory=dict)
-    """PCI functions on the bus at the last reading, by address."""
+    """PCI functions on the bus at the last reading, by PCI address."""
 
 
-def next_pci_state(previous: PciState, snapshot: Snapshot, now: Instant) -> PciState:
+def next_pci_rule_state(previous: PciRuleState, snapshot: Snapshot, now: Instant) -> PciRuleState:
     """Return the state of the PCI rules after a snapshot."""
     read_ns = next((source.beat_ns for source in snapshot.sources if source.name == "pci"), now.mono_ns)
     if not isinstance(snapshot.pci, tuple) or read_ns == previous.read_ns:
@@ -91,65 +90,67 @@ def next_pci_state(previous: PciState, snapshot: Snapshot, now: Instant) -> PciS
         function.address: _next_function_state(previous.states.get(function.address), function, read_ns)
         for function in snapshot.pci
     }
-    gone = {
-        address: previous.states[address]
-        for address in _declared_addresses(snapshot.declared) & previous.states.keys()
-    }
-    return PciState({**gone, **seen}, read_ns, {function.address: function for function in snapshot.pci})
+    parts = [device.part for file in snapshot.declared for device in file.devices]
+    declared = {part.address for part in parts if isinstance(part, DeclaredPci)}
+    gone = {address: previous.states[address] for address in declared & previous.states.keys()}
+    return PciRuleState({**gone, **seen}, read_ns, {function.address: function for function in snapshot.pci})
 
 
-def _declared_addresses(declared: Declarations) -> set[str]:
-    devices = (device.part for file in declared for device in file.devices)
-    return {part.address for part in devices if isinstance(part, DeclaredPci)}
-
-
-def _next_function_state(before: _FunctionState | None, function: PciSample, read_ns: int) -> _FunctionState:
+def _next_function_state(
+    before: _PciFunctionState | None, function: PciSample, read_ns: int
+) -> _PciFunctionState:
     identity = (function.vendor, function.device)
     if before is not None and -1 in identity:
         identity = before.identity  # an unreadable identity does not mean another card
     if before is None or before.identity != identity:
-        before = _FunctionState(identity, PciStart(function.driver, function.width), function.port)
+        before = _PciFunctionState(
+            identity, PciStartValues(function.driver, function.width), function.upstream_bridge
+        )
     start = before.start._replace(driver=before.start.driver or function.driver)
     if isinstance(start.width, Missing):
         start = start._replace(width=function.width)
-    errors = _Errors(
-        next_counter(before.errors.fatal, function.aer_fatal, read_ns, WINDOW_S),
-        next_counter(before.errors.nonfatal, function.aer_nonfatal, read_ns, WINDOW_S),
-        next_counter(before.errors.correctable, function.aer_correctable, read_ns, WINDOW_S),
+    errors = _PciErrorCounters(
+        next_counter(before.errors.fatal, function.aer_fatal, read_ns, ERROR_WINDOW_S),
+        next_counter(before.errors.nonfatal, function.aer_nonfatal, read_ns, ERROR_WINDOW_S),
+        next_counter(before.errors.correctable, function.aer_correctable, read_ns, ERROR_WINDOW_S),
     )
-    return _FunctionState(identity, start, function.port, errors, read_ns)
+    return _PciFunctionState(identity, start, function.upstream_bridge, errors, read_ns)
 
 
-def _log_facts(log: LogState, address: str, port: str, since_ns: int) -> dict[LogCode, LogFact]:
-    places = [(code, address) for code in (LogCode.AER_FATAL, LogCode.AER_NONFATAL, LogCode.PCI_FAULT)]
-    found = (log.facts.get(place) for place in (*places, (LogCode.PCI_FAULT, port)))
+def _log_facts(
+    log: KernelLogState, address: str, port: str, since_ns: int
+) -> dict[KernelLogCode, KernelLogFact]:
+    codes = (KernelLogCode.AER_FATAL, KernelLogCode.AER_NONFATAL, KernelLogCode.PCI_FAULT)
+    keys = [*((code, address) for code in codes), (KernelLogCode.PCI_FAULT, port)]
+    found = (log.facts.get(key) for key in keys)
     facts = sorted((fact for fact in found if fact), key=lambda fact: fact.last.mono_ns)
     return {fact.code: fact for fact in facts if fact.last.mono_ns > since_ns}
 
 
-def view_pci(
-    state: PciState,
-    log: LogState,
-    snapshot: Snapshot,
-    address: str,
-    driver: str,
-    now: Instant,
-) -> PciView:
-    """Return the rules' input for one PCI function; ``driver`` is the declared kernel driver; empty: none is
-    declared."""
+def pci_rule_input(
+    state: PciRuleState, log: KernelLogState, snapshot: Snapshot, address: str, driver: str, now: Instant
+) -> PciRuleInput:
+    """Return the PCI rules' input for one declared PCI function.
+
+    Args:
+        address: PCI address of the function.
+        driver: Declared kernel driver; empty: none is declared.
+    """
     known = state.states.get(address)
     function = state.functions.get(address) if isinstance(snapshot.pci, tuple) else snapshot.pci
     present_ns = known.seen_ns if known and function is None else now.mono_ns
-    errors = known.errors if known else _Errors()
-    return PciView(
+    errors = known.errors if known else _PciErrorCounters()
+    return PciRuleInput(
         address=address,
-        bus_read=snapshot.pci is not None,
+        has_bus_been_read=snapshot.pci is not None,
         function=function,
         start=known.start if known else None,
-        driver=driver,
+        declared_driver=driver,
         fatal=errors.fatal.growth,
         nonfatal=errors.nonfatal.growth,
         correctable=errors.correctable.growth,
-        log_facts=_log_facts(log, address, known.port if known else "", present_ns - WINDOW_S * NS),
-        log_state=reader_state(snapshot.log),
+        log_facts=_log_facts(
+            log, address, known.upstream_bridge if known else "", present_ns - ERROR_WINDOW_S * NS
+        ),
+        log_state=log_reader_state(snapshot.log),
     )

@@ -1,1 +1,1 @@
-"""Rules for pods: cgroups that differ from the expected allocation, and resource requests with risks."""
+"""Findings about pods: cgroups that differ from the expected allocation, and resource requests with risks."""

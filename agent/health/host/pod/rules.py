@@ -1,7 +1,5 @@
-"""Catalog rows for findings of pod audits, which compare cgroup files with the expected allocation.
-
-Operators of the node can correct the contents of cgroup files, authors of pods the requests.
-"""
+"""Catalog rows for findings of pod audits, which compare the cgroup files and requests of pods with the
+allocation that their claims and requests give them."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,9 +8,8 @@ from agent.health.rules import CatalogRow
 from agent.model.health import Blame, Severity
 
 MAX_GROUPS: Final = 512
-"""Largest number of finding groups that are evaluated, worst first. A node has a few hundred pods; more
-findings have one common cause.
-"""
+"""Largest number of finding groups (findings of one pod or container with one code) that are reported, worst
+first: more findings than that have one common cause."""
 _AT_AUDIT: Final = "any cgroup file at an audit (pods.audit), 30 s or more after a start or a resize"
 _AT_ANY_AUDIT: Final = "at any audit (pods.audit)"
 _FIND_WRITER: Final = (
@@ -22,78 +19,61 @@ _FIND_WRITER: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllocationRow(CatalogRow):
-    """Catalog row for a finding of a pod audit."""
+class PodAuditRow(CatalogRow):
+    """Catalog row for one finding code of pod audits; by default a hint that a cgroup file deviates."""
 
     description: str
     """Description of the finding, in a sentence."""
+    severity: Severity = Severity.INFO
+    blame: Blame = Blame.CONFIGURATION
     source: str = "pods"
+    threshold: str = _AT_AUDIT
+    advice: str = _FIND_WRITER
 
 
 _ROWS: Final = (
-    AllocationRow(
+    PodAuditRow(
         code="cgroup.lower",
         severity=Severity.DEGRADED,
-        blame=Blame.CONFIGURATION,
         description="A pod or a container that uses claims has less in its cgroup than expected.",
-        threshold=_AT_AUDIT,
         why="it is throttled, killed or refused pages before it has used its allocation",
-        advice=_FIND_WRITER,
         try_it="write half of its value to memory.max of a container that uses a claim",
     ),
-    AllocationRow(
+    PodAuditRow(
         code="cgroup.limited",
         severity=Severity.DEGRADED,
-        blame=Blame.CONFIGURATION,
         description="A pod or a container that uses claims has a limit in its cgroup but none is expected.",
-        threshold=_AT_AUDIT,
         why="it is throttled, killed or refused pages although no limit was requested",
-        advice=_FIND_WRITER,
         try_it="write 50000 100000 to cpu.max of a container that uses a claim and has no CPU limit",
     ),
-    AllocationRow(
+    PodAuditRow(
         code="cgroup.parent_tighter",
         severity=Severity.DEGRADED,
-        blame=Blame.CONFIGURATION,
         description="A pod that uses claims has less in its cgroup than its containers have in theirs.",
-        threshold=_AT_AUDIT,
         why="the containers cannot use their allocation because of the pod's limit",
-        advice=_FIND_WRITER,
         try_it="write less to memory.max of a pod that uses a claim than its containers have",
     ),
-    AllocationRow(
+    PodAuditRow(
         code="cgroup.higher",
-        severity=Severity.INFO,
-        blame=Blame.CONFIGURATION,
         description="A pod or a container that uses claims has more in its cgroup than expected.",
-        threshold=_AT_AUDIT,
         why="it can use resources that are allocated to others",
-        advice=_FIND_WRITER,
         try_it="write twice its value to memory.max of a container that uses a claim",
     ),
-    AllocationRow(
+    PodAuditRow(
         code="cgroup.unlimited",
-        severity=Severity.INFO,
-        blame=Blame.CONFIGURATION,
         description="A pod or a container that uses claims has no limit in its cgroup but one is expected.",
-        threshold=_AT_AUDIT,
         why="it can use resources that are allocated to others",
-        advice=_FIND_WRITER,
         try_it="write max to memory.max of a container that uses a claim and has a memory limit",
     ),
-    AllocationRow(
+    PodAuditRow(
         code="cgroup.missing",
-        severity=Severity.INFO,
-        blame=Blame.CONFIGURATION,
         description="The controller or file for an expected value does not exist or cannot be read.",
-        threshold=_AT_AUDIT,
         why="nothing guarantees the pod its allocation or limits it to that",
         advice="enable the controller: check cgroup.subtree_control of each cgroup above",
         try_it="write -memory to cgroup.subtree_control of a pod that uses a claim",
     ),
-    AllocationRow(
+    PodAuditRow(
         code="claim.best_effort",
-        severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         description="A pod is BestEffort though its claims give it CPU or memory.",
         threshold=_AT_ANY_AUDIT,
@@ -101,19 +81,16 @@ _ROWS: Final = (
         advice="give one of its containers a small request, so that the pod is Burstable",
         try_it="claim CPU for a pod without requests and limits",
     ),
-    AllocationRow(
+    PodAuditRow(
         code="claim.not_counted",
-        severity=Severity.INFO,
-        blame=Blame.CONFIGURATION,
         description="The kubelet does not add the resources of claims to the cgroups of their pods.",
         threshold=_AT_ANY_AUDIT,
         why="the scheduler accounts for them, but the pod does not get them",
         advice="enable the gate DRANodeAllocatableResources of kubelets from 1.37 on",
         try_it="claim CPU on a node with kubelet 1.36",
     ),
-    AllocationRow(
+    PodAuditRow(
         code="claim.over_pod_level",
-        severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         description="The claims of a pod give more than its pod-level resources.",
         threshold=_AT_ANY_AUDIT,
@@ -121,9 +98,8 @@ _ROWS: Final = (
         advice="raise spec.resources by the resources of the claims, which it includes",
         try_it="claim 4 CPUs for a pod with 2 in spec.resources",
     ),
-    AllocationRow(
+    PodAuditRow(
         code="claim.shared_mapping",
-        severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         description="Several pods share a claim that counts as CPU, memory or hugepages.",
         threshold=_AT_ANY_AUDIT,
@@ -131,9 +107,8 @@ _ROWS: Final = (
         advice="give each pod its own claim; the scheduler should have refused the second pod",
         try_it="name one claim that gives CPU in two pods",
     ),
-    AllocationRow(
+    PodAuditRow(
         code="claim.starved",
-        severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         description="A container has no CPU request although its claims give it CPU.",
         threshold=_AT_ANY_AUDIT,
@@ -141,9 +116,8 @@ _ROWS: Final = (
         advice="give the container a CPU request: within a pod, claims do not count for the weight",
         try_it="claim CPU for a container without a CPU request",
     ),
-    AllocationRow(
+    PodAuditRow(
         code="cpus.exclusive_quota",
-        severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         description="A container has exclusive CPUs from a driver and a quota below their number.",
         threshold="any quota of less than 1000m for each of its CPUs",
@@ -151,7 +125,7 @@ _ROWS: Final = (
         advice="remove the container's CPU limit, or raise it to the number of its CPUs",
         try_it="give a container 4 exclusive CPUs by a driver, and a CPU limit of 2",
     ),
-    AllocationRow(
+    PodAuditRow(
         code="cpus.exclusive_throttled",
         severity=Severity.DEGRADED,
         blame=Blame.WORKLOAD,
@@ -162,11 +136,10 @@ _ROWS: Final = (
         try_it="give a container 4 exclusive CPUs by a driver, and a CPU limit of 2, and load them",
     ),
 )
-ALLOCATION_ROWS: Final = {row.code: row for row in _ROWS}
+POD_AUDIT_ROWS: Final = {row.code: row for row in _ROWS}
 """Catalog rows for findings of pod audits, by code."""
-UNLISTED: Final = AllocationRow(
+UNLISTED_FINDINGS_ROW: Final = PodAuditRow(
     code="node.pods.unlisted",
-    severity=Severity.INFO,
     blame=Blame.AGENT,
     description="An audit has more findings than the agent lists for pods and their devices.",
     threshold=f"more than {MAX_GROUPS}, those of a pod or container under one code counted once",
@@ -174,7 +147,7 @@ UNLISTED: Final = AllocationRow(
     advice="run drahealth audit for all findings and check what the first have in common",
     try_it="audit a node of 600 pods with claims whose kubelet does not count them",
 )
-UNREAD: Final = AllocationRow(
+PODS_UNREADABLE_ROW: Final = PodAuditRow(
     code="node.pods.unread",
     severity=Severity.UNKNOWN,
     blame=Blame.AGENT,

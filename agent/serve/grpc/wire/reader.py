@@ -1,8 +1,7 @@
-"""Strict table-driven readers of protobuf messages: of generated message types, and of hand-written shapes.
+"""Strict decoders of protobuf messages: by generated message type, or by a hand-written schema.
 
-betterproto 2.0.0b7 takes a truncated string for a short one and a number for a string, spends up to 0.1 ms on
-each entry and keeps no limit. These readers check every field and report its place. This module does not
-import betterproto, which takes 4 MiB: an agent that serves only health runs without it.
+Unlike betterproto 2.0.0b7, they refuse truncated data and wrong types, name the wrong field, and check
+limits. This module does not import betterproto, whose 4 MiB an agent that serves only health does not need.
 """
 
 import struct
@@ -11,22 +10,24 @@ from enum import Enum, auto
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from agent.model.protobuf_wire import FIXED64, FIXED_SIZES, LAST_FIELD, LENGTH, VARINT, decode_varint
 from agent.model.time import rfc3339
-from agent.model.wire import FIXED, FIXED64, LAST_FIELD, LENGTH, VARINT, varint
 
 if TYPE_CHECKING:
     import betterproto
 
-# The protobuf types that our messages use; a new type is a KeyError in every test that decodes the message.
 WIRE_TYPES: Final = {
     "bool": VARINT, "enum": VARINT, "int64": VARINT, "double": FIXED64, "string": LENGTH, "message": LENGTH,
     "map": LENGTH,
 }  # fmt: skip
+"""Wire type by field type of the proto file; only types that the project's proto files use."""
+"""Wire type by field type of the proto file; only types that the project's proto files use."""
 
 FieldLimit = int | tuple[float, float]
-"""Limit of a field: maximum number of entries or bytes; for a number, its minimum and maximum."""
+"""Limit of a field: of a repeated field the number of entries, of a string its bytes, of a number (minimum,
+maximum)."""
 FieldLimits = Mapping["type[betterproto.Message]", Mapping[str, FieldLimit]]
-"""Limits by message type and field name; a field without a limit is missing."""
+"""Limits by message type and field name; a missing field has no limit."""
 FieldValues = dict[str, Any]
 """Decoded values of a message by field name."""
 
@@ -41,23 +42,22 @@ class TooManyEntries(ValueError):
     """A repeated field has more entries than its limit."""
 
 
-class MessageField(NamedTuple):
-    """Description of a field of a generated message type."""
+class FieldDescriptor(NamedTuple):
+    """Name, number and type of a field of a generated message type."""
 
     number: int
     name: str
     proto_type: str
     """Type of the value in the proto file, such as ``int64``."""
     message: "type[betterproto.Message] | None"
-    """Message type of the value; None: the value is not a message. An entry of a map has the fields key and
-    value."""
+    """Message type of the value, of a map that of its entries; None: the value is not a message."""
     numbers: frozenset[int]
-    """Valid numbers of the enum; empty: the field is not an enum."""
+    """Known numbers of the enum; empty: the field is not an enum."""
     repeated: bool
     oneof: str
-    """Name of the oneof that the field belongs to; empty: none."""
+    """Name of the oneof of the field; empty: none."""
     optional: bool
-    """Whether the field can be unset, which differs from zero."""
+    """Whether an unset field differs from zero."""
 
     @property
     def wire_type(self) -> int:
@@ -65,21 +65,21 @@ class MessageField(NamedTuple):
         return WIRE_TYPES[self.proto_type]
 
 
-class RawField(NamedTuple):
-    """Encoded field of a protobuf message."""
+class EncodedField(NamedTuple):
+    """Undecoded field of a protobuf message."""
 
     name: str
-    """Name of the field, after the prefix of its message."""
-    field: MessageField | None
-    """Description of the field; None: the message type does not have this field."""
+    """Name of the field in error texts, with the path of its message: ``claims[2].uid``."""
+    field: FieldDescriptor | None
+    """Descriptor of the field; None: the message type does not have this field."""
     value: int | bytes
-    """Value of the field: the number of a varint, otherwise the bytes after tag and length."""
+    """Number of a varint; for other wire types the bytes after tag and length."""
     data: bytes
-    """All bytes of the field, with its tag."""
+    """All bytes of the field, with tag and length."""
 
 
-class ValueKind(Enum):
-    """Type of a field of a MessageShape whose value is not read as a message."""
+class FieldType(Enum):
+    """Type of a field of a MessageSchema that is not a message with its own schema."""
 
     STRING = auto()
     BYTES = auto()
@@ -87,115 +87,112 @@ class ValueKind(Enum):
     """The field is an int32, int64 or enum."""
     BOOL = auto()
     QUANTITY = auto()
-    """The field is a resource.Quantity: a message of one string, which stands for the message in JSON."""
+    """The field is a resource.Quantity; its value is a string, as in JSON."""
     TIME = auto()
-    """The field is a meta.v1.Time: seconds and nanoseconds; RFC 3339 in JSON, to the second."""
+    """The field is a meta.v1.Time; its value is RFC 3339 text to the second, as in JSON."""
 
 
-class ShapeField(NamedTuple):
-    """Description of a field of a MessageShape."""
+class SchemaField(NamedTuple):
+    """Name and type of a field of a MessageSchema."""
 
     name: str
-    kind: "ValueKind | Mapping[int, ShapeField]" = ValueKind.STRING
+    kind: "FieldType | Mapping[int, SchemaField]" = FieldType.STRING
     repeated: bool = False
     is_map: bool = False
-    """Whether the field is a map from string to such values."""
+    """Whether the field is a map from strings to values of the type."""
 
 
-MessageShape = Mapping[int, ShapeField]
-"""Fields to read of a message that has no generated class, by number; the reader skips all other fields.
+MessageSchema = Mapping[int, SchemaField]
+"""Fields to decode of a message, by number; all other fields are skipped. For messages without a generated
+class, such as v1.Pod, whose two hundred message types would be a megabyte of code."""
 
-For messages such as v1.Pod, which has a thousand fields in two hundred messages: generated classes would be a
-megabyte of code.
-"""
-
-_WIRE_TYPES_OF_KINDS: Final = {ValueKind.INTEGER: VARINT, ValueKind.BOOL: VARINT}
-_QUANTITY: Final[MessageShape] = {1: ShapeField("string")}
-_TIME: Final[MessageShape] = {1: ShapeField("seconds", ValueKind.INTEGER)}
+_WIRE_TYPES_OF_KINDS: Final = {FieldType.INTEGER: VARINT, FieldType.BOOL: VARINT}
+_QUANTITY: Final[MessageSchema] = {1: SchemaField("string")}
+_TIME: Final[MessageSchema] = {1: SchemaField("seconds", FieldType.INTEGER)}
 
 
-# --- fields as encoded --------------------------------------------------------------------------------------
+# --- encoded fields -----------------------------------------------------------------------------------------
 
 
-def scan(
-    data: bytes, where: str, name_of: Callable[[int], str]
+def scan_fields(
+    data: bytes, message_name: str, name_of: Callable[[int], str]
 ) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Yield each field: number, wire type, value of a varint, offsets of field, value and end.
+    """Yield each field of a message: number, wire type, value of a varint, offsets of field, value and end.
 
     Args:
         data: Encoded message.
-        where: Name of the message in errors.
-        name_of: Returns the name of a field in errors, by its number.
+        message_name: Name of the message in error texts.
+        name_of: Returns the name of a field in error texts, by its number.
 
     Raises:
-        ValueError: The data are not a well-formed message; names the place.
+        ValueError: The data are not a well-formed message; names the field.
     """
     at, end = 0, len(data)
     while at < end:
         begin = at
         tag = data[at]
-        if tag < 0x80:  # most tags: a call for each would take a third of the time
+        if tag < 0x80:  # without a call for most tags, which saves a third of the time
             at += 1
         else:
-            tag, at = varint(data, at, where)
+            tag, at = decode_varint(data, at, message_name)
         number, wire_type = tag >> 3, tag & 7
         if not 0 < number <= LAST_FIELD:
-            raise ValueError(f"{where}: field number {number} is not valid")
+            raise ValueError(f"{message_name}: field number {number} is not valid")
         start, value = at, 0
         if wire_type == LENGTH:
             if at < end and data[at] < 0x80:
                 start = at + 1
                 at = start + data[at]
             else:
-                size, start = varint(data, at, name_of(number))
+                size, start = decode_varint(data, at, name_of(number))
                 at = start + size
         elif wire_type == VARINT:
-            value, at = varint(data, at, name_of(number))
-        elif wire_type in FIXED:
-            at += FIXED[wire_type]
+            value, at = decode_varint(data, at, name_of(number))
+        elif wire_type in FIXED_SIZES:
+            at += FIXED_SIZES[wire_type]
         else:
             raise ValueError(f"{name_of(number)}: wire type {wire_type} is not valid")
         if at > end:
-            raise ValueError(f"{name_of(number)}: ends {at - end} bytes after the message's {end}")
+            raise ValueError(f"{name_of(number)}: ends {at - end} bytes after the end of the message")
         yield number, wire_type, value, begin, start, at
 
 
-def raw_fields(
-    data: bytes, message_type: "type[betterproto.Message] | None", where: str, prefix: str
-) -> Iterator[RawField]:
-    """Yield the fields of an encoded message in their order.
+def encoded_fields(
+    data: bytes, message_type: "type[betterproto.Message] | None", message_name: str, field_prefix: str
+) -> Iterator[EncodedField]:
+    """Yield the fields of an encoded message in the order of the data.
 
     Args:
         data: Encoded message.
-        message_type: Type that describes the fields; None: no field is known.
-        where: Name of the message in errors.
-        prefix: Prefix of the field names in errors.
+        message_type: Type of the message; None: unknown, all fields have no descriptor.
+        message_name: Name of the message in error texts.
+        field_prefix: Prefix of the field names in error texts.
 
     Raises:
-        ValueError: The data are not a well-formed message of that type; names the field.
+        ValueError: The data are not a well-formed message of the type; names the field.
     """
-    table = fields_of(message_type) if message_type else {}
+    table = fields_by_number(message_type) if message_type else {}
 
     def name_of(number: int) -> str:
         field = table.get(number)
-        return f"{prefix}{field.name}" if field else f"{where} field {number}"
+        return f"{field_prefix}{field.name}" if field else f"{message_name} field {number}"
 
-    for number, wire_type, value, begin, start, end in scan(data, where, name_of):
+    for number, wire_type, value, begin, start, end in scan_fields(data, message_name, name_of):
         field = table.get(number)
         name = name_of(number)
         if field and wire_type != field.wire_type:
-            raise ValueError(f"{name}: wire type {wire_type}, should be {field.wire_type}")
-        yield RawField(name, field, value if wire_type == VARINT else data[start:end], data[begin:end])
+            raise ValueError(f"{name}: wire type is {wire_type}, must be {field.wire_type}")
+        yield EncodedField(name, field, value if wire_type == VARINT else data[start:end], data[begin:end])
 
 
 @cache
-def fields_of(message_type: "type[betterproto.Message]") -> Mapping[int, MessageField]:
-    """Return the fields of a generated message type by number, in the order of the proto file."""
+def fields_by_number(message_type: "type[betterproto.Message]") -> Mapping[int, FieldDescriptor]:
+    """Return the field descriptors of a generated message type by number, in the order of the proto file."""
     meta = message_type._betterproto  # type: ignore[arg-type]  # private, untypable, and pinned with the release
-    table: dict[int, MessageField] = {}
+    table: dict[int, FieldDescriptor] = {}
     for name, field in meta.meta_by_field_name.items():
         value_type = meta.cls_by_field[name]
-        table[field.number] = MessageField(
+        table[field.number] = FieldDescriptor(
             number=field.number,
             name=name,
             proto_type=field.proto_type,
@@ -211,13 +208,13 @@ def fields_of(message_type: "type[betterproto.Message]") -> Mapping[int, Message
 
 
 @cache
-def fields_by_name(message_type: "type[betterproto.Message]") -> Mapping[str, MessageField]:
-    """Return the fields of a generated message type by name."""
-    return {field.name: field for field in fields_of(message_type).values()}
+def fields_by_name(message_type: "type[betterproto.Message]") -> Mapping[str, FieldDescriptor]:
+    """Return the field descriptors of a generated message type by name."""
+    return {field.name: field for field in fields_by_number(message_type).values()}
 
 
 def decode_utf8(data: bytes, name: str) -> str:
-    """Return the text of a string field. Raises ValueError with the field's `name` if it is not UTF-8."""
+    """Decode a string field. Raises ValueError with the field's `name` if the data are not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -225,33 +222,36 @@ def decode_utf8(data: bytes, name: str) -> str:
 
 
 def signed64(raw: int) -> int:
-    """Return the signed int64 value of a varint."""
+    """Convert the number of a varint to a signed int64."""
     number = raw & _UINT64
     return number - _UINT64 - 1 if number & _SIGN else number
 
 
-# --- messages of a generated type as plain values -----------------------------------------------------------
+# --- messages of a generated type --------------------------------------------------------------------------
 
 
 def read_message(data: bytes, message_type: "type[betterproto.Message]", limits: FieldLimits) -> FieldValues:
-    """Return the values of an encoded message by field name.
+    """Decode a message of a generated type to its values by field name, and check limits.
 
-    A field that can be unset is missing when it is unset; any other unset field is zero. An enum is a number;
-    an unknown number is 0. Of a repeated occurrence of a field the last counts and messages are merged, as in
-    every protobuf reader.
+    An unset field of a message, oneof or ``optional`` type is missing from the result; any other unset field
+    is zero or empty. An enum is its number, 0 if unknown.
 
     Raises:
-        TooManyEntries: ``claims[2].devices: 600 entries, limit 512``; none of the entries was read.
-        ValueError: The data are not valid, or a value is outside of its limit; names the place.
+        TooManyEntries: A repeated field is over its limit: ``claims[2].devices: 600 entries, limit 512``.
+        ValueError: The data are not valid, or a value is outside of its limit; names the field.
     """
     return _read(data, message_type, limits, "the request", "")
 
 
 def _read(
-    data: bytes, message_type: "type[betterproto.Message]", limits: FieldLimits, where: str, prefix: str
+    data: bytes,
+    message_type: "type[betterproto.Message]",
+    limits: FieldLimits,
+    message_name: str,
+    field_prefix: str,
 ) -> FieldValues:
     found: dict[str, list[Any]] = {}
-    for _, field, raw, _ in raw_fields(data, message_type, where, prefix):
+    for _, field, raw, _ in encoded_fields(data, message_type, message_name, field_prefix):
         if field is None:
             continue
         if field.oneof and field.name not in found:
@@ -261,27 +261,27 @@ def _read(
         found.setdefault(field.name, []).append(raw)
     values: FieldValues = {}
     limit_of = limits.get(message_type, {})
-    for field in fields_of(message_type).values():
+    for field in fields_by_number(message_type).values():
         given, limit = found.get(field.name), limit_of.get(field.name)
         if field.repeated:
-            name = f"{prefix}{field.name}"
+            name = f"{field_prefix}{field.name}"
             if isinstance(limit, int) and len(given or ()) > limit:
                 raise TooManyEntries(f"{name}: {len(given or ())} entries, limit {limit}")
             values[field.name] = [
                 _field_value(field, raw, limits, f"{name}[{index}]") for index, raw in enumerate(given or ())
             ]
         elif given is not None:
-            name = f"{prefix}{field.name}"
+            name = f"{field_prefix}{field.name}"
             last = b"".join(given) if field.message else given[-1]
             values[field.name] = value = _field_value(field, last, limits, name)
             _check_limit(value, limit, name)
         elif not (field.message or field.oneof or field.optional):
             values[field.name] = value = _ZEROS[field.proto_type]
-            _check_limit(value, limit, f"{prefix}{field.name}")
+            _check_limit(value, limit, f"{field_prefix}{field.name}")
     return values
 
 
-def _field_value(field: MessageField, raw: Any, limits: FieldLimits, name: str) -> Any:
+def _field_value(field: FieldDescriptor, raw: Any, limits: FieldLimits, name: str) -> Any:
     match field.proto_type:
         case "string":
             return decode_utf8(raw, name)
@@ -307,67 +307,72 @@ def _check_limit(value: Any, limit: FieldLimit | None, name: str) -> None:
         raise ValueError(f"{name}: {size} bytes, limit {limit}")
 
 
-# --- messages by shape --------------------------------------------------------------------------------------
+# --- messages by schema -------------------------------------------------------------------------------------
 
 
-def read_shape(data: bytes, shape: MessageShape, where: str) -> dict[str, Any]:
-    """Return the values of an encoded message as in its JSON; a field that is not in the data is missing.
+def read_by_schema(data: bytes, schema: MessageSchema, message_name: str) -> dict[str, Any]:
+    """Decode a message to its values by field name, as in its JSON; an unset field is missing.
 
     Args:
         data: Encoded message.
-        shape: Fields to read.
-        where: Name of the message in errors.
+        schema: Fields to decode.
+        message_name: Name of the message in error texts.
 
     Raises:
-        ValueError: The data are not a well-formed message, or a field has another type than in the shape.
+        ValueError: The data are not a well-formed message, or a field has another type than in the schema.
     """
     found: dict[int, list[Any]] = {}
-    for number, wire_type, value, _, start, end in scan(
-        data, where, lambda number: f"{where} field {number}"
+    for number, wire_type, value, _, start, end in scan_fields(
+        data, message_name, lambda number: f"{message_name} field {number}"
     ):
-        field = shape.get(number)
+        field = schema.get(number)
         if field is None:
             continue
         kind = field.kind
-        expected = _WIRE_TYPES_OF_KINDS.get(kind, LENGTH) if isinstance(kind, ValueKind) else LENGTH
+        expected = _WIRE_TYPES_OF_KINDS.get(kind, LENGTH) if isinstance(kind, FieldType) else LENGTH
         if wire_type != expected:
-            raise ValueError(f"{where}.{field.name}: wire type {wire_type}, should be {expected}")
+            raise ValueError(f"{message_name}.{field.name}: wire type is {wire_type}, must be {expected}")
         found.setdefault(number, []).append(value if wire_type == VARINT else data[start:end])
-    return {shape[number].name: _shape_field(shape[number], raw, where) for number, raw in found.items()}
+    return {
+        schema[number].name: _schema_field_value(schema[number], raw, message_name)
+        for number, raw in found.items()
+    }
 
 
-def _shape_field(field: ShapeField, raw: list[Any], where: str) -> Any:
-    where = f"{where}.{field.name}"
+def _schema_field_value(field: SchemaField, raw: list[Any], message_name: str) -> Any:
+    message_name = f"{message_name}.{field.name}"
     if field.is_map:
-        entry: MessageShape = {1: ShapeField("key"), 2: ShapeField("value", field.kind)}
-        entries = [read_shape(data, entry, where) for data in raw]
+        entry: MessageSchema = {1: SchemaField("key"), 2: SchemaField("value", field.kind)}
+        entries = [read_by_schema(data, entry, message_name) for data in raw]
         return {item.get("key", ""): item.get("value", "") for item in entries}
     if field.repeated:
-        return [_shape_value(field.kind, value, where) for value in raw]
-    if isinstance(field.kind, ValueKind):
-        return _shape_value(field.kind, raw[-1], where)
-    return _shape_value(field.kind, b"".join(raw), where)  # occurrences of one message are merged
+        return [_schema_value(field.kind, value, message_name) for value in raw]
+    if isinstance(field.kind, FieldType):
+        return _schema_value(field.kind, raw[-1], message_name)
+    return _schema_value(
+        field.kind, b"".join(raw), message_name
+    )  # protobuf merges several occurrences of a message
 
 
-def _shape_value(kind: "ValueKind | MessageShape", raw: Any, where: str) -> Any:
+def _schema_value(kind: "FieldType | MessageSchema", raw: Any, message_name: str) -> Any:
     match kind:
-        case ValueKind.STRING:
-            return decode_utf8(raw, where)
-        case ValueKind.BYTES:
+        case FieldType.STRING:
+            return decode_utf8(raw, message_name)
+        case FieldType.BYTES:
             return raw
-        case ValueKind.INTEGER:
+        case FieldType.INTEGER:
             return signed64(raw)
-        case ValueKind.BOOL:
+        case FieldType.BOOL:
             return raw != 0
-        case ValueKind.QUANTITY:
-            return read_shape(raw, _QUANTITY, where).get("string", "")
-        case ValueKind.TIME:
-            return _format_time(read_shape(raw, _TIME, where).get("seconds", 0), where)
-    return read_shape(raw, kind, where)
+        case FieldType.QUANTITY:
+            return read_by_schema(raw, _QUANTITY, message_name).get("string", "")
+        case FieldType.TIME:
+            return _format_time(read_by_schema(raw, _TIME, message_name).get("seconds", 0), message_name)
+    return read_by_schema(raw, kind, message_name)
 
 
-def _format_time(seconds: int, where: str) -> str:
+def _format_time(seconds: int, message_name: str) -> str:
     try:
         return rfc3339(seconds)
     except (ValueError, OverflowError, OSError):
-        raise ValueError(f"{where}: {seconds} s since 1970 is not a valid time") from None
+        raise ValueError(f"{message_name}: {seconds} s since 1970 is not a valid time") from None

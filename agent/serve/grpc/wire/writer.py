@@ -1,15 +1,14 @@
-"""Writers of protobuf messages: field by field by number, or a whole message from plain values.
+"""Encoders of protobuf fields and messages, without betterproto, which takes 30 us for a field and 4 MiB.
 
-betterproto takes 30 us for a field and 4 MiB of memory. A caller that writes field by field joins the fields
-in the order of their numbers. As everywhere in proto3, a field that is zero or empty is left out; a message
-within a message is not.
+The caller of the functions ``*_field`` joins the fields in the order of their numbers. A value that is zero
+or empty is encoded as no bytes, except for a message and an entry of a repeated field.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.model.wire import FIXED64, LENGTH, VARINT
-from agent.serve.grpc.wire.reader import DOUBLE, MessageField, fields_by_name
+from agent.model.protobuf_wire import FIXED64, LENGTH, VARINT
+from agent.serve.grpc.wire.reader import DOUBLE, FieldDescriptor, fields_by_name
 
 if TYPE_CHECKING:
     import betterproto
@@ -18,8 +17,8 @@ _UINT64: Final = (1 << 64) - 1
 _BYTES: Final = tuple(bytes([byte]) for byte in range(256))
 
 
-def varint(value: int) -> bytes:
-    """Encode a number from 0 to 2**64 - 1: seven bits to a byte, the lowest first."""
+def encode_varint(value: int) -> bytes:
+    """Encode a number from 0 to 2**64 - 1 as a protobuf varint."""
     if value < 0x80:
         return _BYTES[value]
     encoded = bytearray()
@@ -30,36 +29,35 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def number(field: int, value: int) -> bytes:
+def int_field(field_number: int, value: int) -> bytes:
     """Encode an int64, enum or bool field."""
-    return varint(field << 3 | VARINT) + varint(value & _UINT64) if value else b""
+    return encode_varint(field_number << 3 | VARINT) + encode_varint(value & _UINT64) if value else b""
 
 
-def double(field: int, value: float) -> bytes:
+def double_field(field_number: int, value: float) -> bytes:
     """Encode a double field."""
-    return varint(field << 3 | FIXED64) + DOUBLE.pack(value) if value else b""
+    return encode_varint(field_number << 3 | FIXED64) + DOUBLE.pack(value) if value else b""
 
 
-def text(field: int, value: str) -> bytes:
-    """Encode a string field; replaces surrogates, because no reader accepts them."""
-    return message(field, value.encode("utf-8", "replace")) if value else b""
+def string_field(field_number: int, value: str) -> bytes:
+    """Encode a string field; replaces surrogates, which are not valid UTF-8."""
+    return message_field(field_number, value.encode("utf-8", "replace")) if value else b""
 
 
-def texts(field: int, values: Iterable[str]) -> bytes:
-    """Encode a repeated string field; empty strings are included."""
-    return b"".join(message(field, value.encode("utf-8", "replace")) for value in values)
+def repeated_string_field(field_number: int, values: Iterable[str]) -> bytes:
+    """Encode a repeated string field."""
+    return b"".join(message_field(field_number, value.encode("utf-8", "replace")) for value in values)
 
 
-def message(field: int, data: bytes) -> bytes:
-    """Encode a message field from the message's bytes."""
-    return varint(field << 3 | LENGTH) + varint(len(data)) + data
+def message_field(field_number: int, data: bytes) -> bytes:
+    """Encode a message field from the encoded message."""
+    return encode_varint(field_number << 3 | LENGTH) + encode_varint(len(data)) + data
 
 
-def write_message(message_type: "type[betterproto.Message]", values: Mapping[str, Any]) -> bytes:
-    """Encode a message of a generated type from its values by field name; missing fields are unset or zero.
+def encode_message(message_type: "type[betterproto.Message]", values: Mapping[str, Any]) -> bytes:
+    """Encode a message of a generated type from its values by field name; a missing field is unset.
 
-    Raises:
-        LookupError: The type has no field of that name.
+    Raises LookupError if the type has no field of a name.
     """
     fields = fields_by_name(message_type)
     encoded = []
@@ -72,10 +70,10 @@ def write_message(message_type: "type[betterproto.Message]", values: Mapping[str
     return b"".join(encoded)
 
 
-def _encode_field(field: MessageField, value: Any) -> bytes:
+def _encode_field(field: FieldDescriptor, value: Any) -> bytes:
     if field.wire_type == VARINT:
-        return varint(field.number << 3 | VARINT) + varint(int(value) & _UINT64)
+        return encode_varint(field.number << 3 | VARINT) + encode_varint(int(value) & _UINT64)
     if field.wire_type == FIXED64:
-        return varint(field.number << 3 | FIXED64) + DOUBLE.pack(value)
-    data = write_message(field.message, value) if field.message else value.encode("utf-8", "replace")
-    return message(field.number, data)
+        return encode_varint(field.number << 3 | FIXED64) + DOUBLE.pack(value)
+    data = encode_message(field.message, value) if field.message else value.encode("utf-8", "replace")
+    return message_field(field.number, data)

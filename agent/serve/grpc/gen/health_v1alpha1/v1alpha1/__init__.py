@@ -24,16 +24,20 @@ if TYPE_CHECKING:
 
 class HealthStatus(betterproto.Enum):
     UNKNOWN = 0
-    """Not known; also what the kubelet makes of a number it does not know."""
+    """
+    Health is not known. The kubelet treats any other number as this one.
+    """
 
     HEALTHY = 1
     UNHEALTHY = 2
-    """May be temporary. The kubelet reports it and does nothing else."""
+    """
+    May be temporary. The kubelet shows it in the status of pods and does nothing else.
+    """
 
 
 @dataclass(eq=False, repr=False)
 class NodeWatchResourcesRequest(betterproto.Message):
-    """Empty, and reserved for filters."""
+    """Request without fields; reserved for filters."""
 
     pass
 
@@ -41,49 +45,47 @@ class NodeWatchResourcesRequest(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class NodeWatchResourcesResponse(betterproto.Message):
     """
-    What is known of some devices. A device that is not in it keeps what was last said of it,
-     until its own health_check_timeout_seconds have passed; so a list may be sent in parts.
+    Health of some or all devices. A device that is not in the list keeps its last reported health until its
+     health_check_timeout_seconds have passed, so a driver may send a list in parts.
     """
 
     devices: List["DeviceHealth"] = betterproto.message_field(1)
     """
-    At most one entry per device; of contradicting ones the kubelet keeps the last. A message may
-     be at most 4 MiB (gRPC's default limit at the kubelet).
+    At most one entry per device; of several the kubelet keeps the last. A message has at most 4 MiB, gRPC's
+     default limit.
     """
 
 
 @dataclass(eq=False, repr=False)
 class DeviceHealth(betterproto.Message):
-    """The health of one device."""
+    """Health of one device."""
 
     device: "DeviceIdentifier" = betterproto.message_field(1)
-    """
-    The device. Must be exactly the names that NodePrepareResources returned for it.
-    """
+    """Names of the device, the same that NodePrepareResources returned."""
 
     health: "HealthStatus" = betterproto.enum_field(2)
     last_updated_time: int = betterproto.int64_field(3)
     """
-    When the health was determined [s since 1970]. For people: the kubelet replaces it by the
-     time at which it received the message.
+    Time at which the driver determined the health [s since 1970]. The kubelet does not use it: it stores
+     the time at which it received the message.
     """
 
     health_check_timeout_seconds: int = betterproto.int64_field(4)
     """
-    How long the kubelet may believe this after receiving it [s]; the device is Unknown from then
-     on. 0 and less mean the kubelet's default of 30 s. Read by kubelets from 1.35.
+    Time after receipt from which the kubelet treats the device as Unknown [s]. 0 and less: 30 s, the
+     kubelet's default. Read by kubelets since 1.35.
     """
 
     message: str = betterproto.string_field(5)
     """
-    Why, in words; shown in the status of the pods that use the device. The kubelet cuts it at
-     1,024 bytes, between any two of them. Read by kubelets from 1.36.
+    Reason of the health, shown in the status of the pods that use the device. The kubelet cuts it at 1,024
+     bytes, even inside a character. Read by kubelets since 1.36.
     """
 
 
 @dataclass(eq=False, repr=False)
 class DeviceIdentifier(betterproto.Message):
-    """A device as the driver's ResourceSlices name it."""
+    """Names of a device and its pool as in the driver's ResourceSlices."""
 
     pool_name: str = betterproto.string_field(1)
     device_name: str = betterproto.string_field(2)

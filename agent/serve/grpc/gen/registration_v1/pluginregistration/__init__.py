@@ -29,20 +29,20 @@ class InfoRequest(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class PluginInfo(betterproto.Message):
     type: str = betterproto.string_field(1)
-    """What kind of plugin: "DRAPlugin"."""
+    """Type of the plugin: "DRAPlugin"."""
 
     name: str = betterproto.string_field(2)
-    """The driver's name: a DNS subdomain of at most 63 bytes."""
+    """Name of the driver: a DNS subdomain of at most 63 bytes."""
 
     endpoint: str = betterproto.string_field(3)
     """
-    Path of the socket on which the plugin's services are served; empty: this very one.
+    Path of the socket that serves the driver's services; empty: the registration socket.
     """
 
     supported_versions: List[str] = betterproto.string_field(4)
     """
-    The services that are served there. Of "v1.DRAPlugin" and "v1beta1.DRAPlugin" the kubelet takes
-     the first that it knows, so the newest comes first; of the health services v1 if it is there.
+    gRPC services of that socket. The kubelet uses the first of "v1.DRAPlugin" and "v1beta1.DRAPlugin" that
+     it knows, so the newest must be first; it prefers the health service v1 to v1alpha1.
     """
 
 
@@ -50,7 +50,7 @@ class PluginInfo(betterproto.Message):
 class RegistrationStatus(betterproto.Message):
     plugin_registered: bool = betterproto.bool_field(1)
     error: str = betterproto.string_field(2)
-    """Why not, in words."""
+    """Reason why the registration failed."""
 
 
 @dataclass(eq=False, repr=False)

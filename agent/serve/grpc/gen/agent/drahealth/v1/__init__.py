@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Health(betterproto.Enum):
-    """The kubelet's three states, with its numbers."""
+    """Health of a device, with the numbers of the kubelet's health API."""
 
     UNKNOWN = 0
     HEALTHY = 1
@@ -31,15 +31,15 @@ class Health(betterproto.Enum):
 
 
 class Severity(betterproto.Enum):
-    """Severity of a cause; the greater number is the worse."""
+    """Severity of a cause; a greater number is worse."""
 
     OK = 0
     INFO = 1
-    """Worth knowing, never sent to the kubelet."""
+    """Information that is not sent to the kubelet."""
 
     DEGRADED = 2
     """
-    The device works, but not as it should: HEALTHY for the kubelet, with a message.
+    The device works with a defect: HEALTHY with a message for the kubelet.
     """
 
     UNKNOWN = 3
@@ -47,7 +47,7 @@ class Severity(betterproto.Enum):
 
 
 class Blame(betterproto.Enum):
-    """Who can fix a cause."""
+    """What must be changed to remove a cause."""
 
     UNSPECIFIED = 0
     HARDWARE = 1
@@ -64,10 +64,12 @@ class SourceState(betterproto.Enum):
     UNSPECIFIED = 0
     OK = 1
     ABSENT = 2
-    """The machine does not have what the source reads."""
+    """
+    The hardware or file that the source reads does not exist on this machine.
+    """
 
     FAILING = 3
-    """At least one existing item cannot be read."""
+    """At least one item of the source exists but cannot be read."""
 
     STALLED = 4
     """The source has not finished a pass for too long."""
@@ -88,7 +90,7 @@ class StatusRequest(betterproto.Message):
 
 @dataclass(eq=False, repr=False)
 class Instant(betterproto.Message):
-    """One moment on two clocks."""
+    """Point in time on two clocks."""
 
     mono_ns: int = betterproto.int64_field(1)
     """
@@ -109,10 +111,10 @@ class Cause(betterproto.Message):
     severity: "Severity" = betterproto.enum_field(2)
     blame: "Blame" = betterproto.enum_field(3)
     evidence: str = betterproto.string_field(4)
-    """The numbers that were compared."""
+    """Measured values and limits."""
 
     advice: str = betterproto.string_field(5)
-    """What to do."""
+    """Action for the operator."""
 
     since: "Instant" = betterproto.message_field(6)
 
@@ -129,21 +131,23 @@ class Device(betterproto.Message):
     health: "Health" = betterproto.enum_field(4)
     severity: "Severity" = betterproto.enum_field(5)
     message: str = betterproto.string_field(6)
-    """Message for the kubelet; empty for a device that is healthy."""
+    """
+    Message for the kubelet; empty: the device is healthy without a defect.
+    """
 
     since: "Instant" = betterproto.message_field(7)
-    """When health, severity or message last changed."""
+    """Time at which health, severity or message last changed."""
 
     verified: "Instant" = betterproto.message_field(8)
-    """When the device's sources were last read completely."""
+    """Time at which all of the device's sources were last read."""
 
     timeout_s: int = betterproto.int64_field(9)
     """
-    How long the kubelet may believe this verdict [s]; some streams send two seconds more.
+    Lease: time for which the kubelet uses this verdict [s]; some health streams send two seconds more.
     """
 
     causes: List["Cause"] = betterproto.message_field(10)
-    """Worst first."""
+    """Causes, the worst first."""
 
     attributes: List["Attribute"] = betterproto.message_field(11)
     """Properties of the device, e.g. a GPU's UUID; in display order."""
@@ -164,7 +168,7 @@ class Attribute(betterproto.Message):
 
 @dataclass(eq=False, repr=False)
 class Note(betterproto.Message):
-    """Cause that belongs to no device."""
+    """Cause that concerns no device, but for example a pod."""
 
     subject: str = betterproto.string_field(1)
     """Subject of the cause, e.g. a pod and its container."""
@@ -189,13 +193,15 @@ class SkippedRule(betterproto.Message):
 
 @dataclass(eq=False, repr=False)
 class Source(betterproto.Message):
-    """State of one source."""
+    """
+    State of one source: a group of files or devices that the agent reads.
+    """
 
     name: str = betterproto.string_field(1)
     state: "SourceState" = betterproto.enum_field(2)
     beat_ns: int = betterproto.int64_field(3)
     """
-    CLOCK_MONOTONIC of the last finished pass, before the first pass of the start [ns].
+    CLOCK_MONOTONIC at the end of the last pass over the source; before the first pass, at its start [ns].
     """
 
     period_ns: int = betterproto.int64_field(4)
@@ -208,11 +214,11 @@ class Source(betterproto.Message):
     """
 
     passes: int = betterproto.int64_field(7)
-    """Finished passes since the agent started."""
+    """Number of finished passes since the agent started."""
 
     dispensable: bool = betterproto.bool_field(8)
     """
-    Whether the agent is useful without the source: such a source may stall without a restart of the agent.
+    Whether the agent continues if the source stalls; false: its stall leads to a restart of the agent.
     """
 
     limit_ns: int = betterproto.int64_field(9)
@@ -223,11 +229,11 @@ class Source(betterproto.Message):
 
 @dataclass(eq=False, repr=False)
 class Core(betterproto.Message):
-    """Cost of the native core since it started."""
+    """Statistics of the C core since it started."""
 
     passes: int = betterproto.int64_field(1)
     wakes: int = betterproto.int64_field(2)
-    """Number of evaluations that the core requested."""
+    """Number of evaluations of the rules that the core requested."""
 
     reads: int = betterproto.int64_field(3)
     opens: int = betterproto.int64_field(4)
@@ -241,7 +247,7 @@ class Core(betterproto.Message):
     """Estimated kernel memory of descriptors and watches [bytes]."""
 
     groups_dropped: int = betterproto.int64_field(8)
-    """Cgroups that do not fit into the table now."""
+    """Cgroups that are not watched now because the table is full."""
 
     overflows: int = betterproto.int64_field(9)
     """
@@ -249,21 +255,25 @@ class Core(betterproto.Message):
     """
 
     unwatched: int = betterproto.int64_field(10)
-    """Watches that the kernel refused; the slow sweep finds those changes."""
+    """
+    Inotify watches that the kernel refused; the periodic sweep finds those changes later.
+    """
 
 
 @dataclass(eq=False, repr=False)
 class Report(betterproto.Message):
     """
-    Everything that the agent knows at one moment. Each report is complete and replaces the one before.
+    Everything that the agent knows at one point in time. Each report is complete and replaces the one before.
     """
 
     node: str = betterproto.string_field(1)
+    """Name of the Kubernetes node."""
+
     at: "Instant" = betterproto.message_field(2)
     devices: List["Device"] = betterproto.message_field(3)
     """
-    CPUs, GPUs each followed by its instances, memory, hugepages by size; by number. Then those that drivers
-     declare, by driver. At most one per driver, pool and name.
+    The host's devices by number: CPUs, GPUs each followed by its MIG instances, memory, hugepages by size.
+     Then the devices that drivers declare, by driver. At most one per driver, pool and name.
     """
 
     notes: List["Note"] = betterproto.message_field(4)
@@ -271,7 +281,7 @@ class Report(betterproto.Message):
     """Rules that do not apply to this machine."""
 
     not_evaluated: List["SkippedRule"] = betterproto.message_field(6)
-    """Rules that need more history than there is yet."""
+    """Rules that need more samples than there are yet."""
 
     sources: List["Source"] = betterproto.message_field(7)
     core: "Core" = betterproto.message_field(8)
@@ -281,7 +291,7 @@ class Report(betterproto.Message):
 
 @dataclass(eq=False, repr=False)
 class Subscribers(betterproto.Message):
-    """Number of streams on one socket."""
+    """Number of open streams of one socket."""
 
     socket: str = betterproto.string_field(1)
     """
@@ -320,19 +330,20 @@ class StatusReply(betterproto.Message):
 
     node: str = betterproto.string_field(8)
     """
-    Name of the node. Before the first report this and all following fields but the subscribers are empty.
+    Name of the Kubernetes node. Before the first report, this and all later fields except subscribers are
+     empty.
     """
 
     at: "Instant" = betterproto.message_field(9)
-    """When the newest report was made."""
+    """Time of the newest report."""
 
     publications: int = betterproto.int64_field(10)
     """Number of reports so far."""
 
     tallies: List["Tally"] = betterproto.message_field(11)
     """
-    Worst first; severities that no device has are left out. These and the three that follow are those of the
-     newest report, which may be as old as a heartbeat.
+    Number of devices per severity, the worst first, without severities that no device has. This and the next
+     three fields are those of the newest report.
     """
 
     sources: List["Source"] = betterproto.message_field(12)
@@ -341,7 +352,7 @@ class StatusReply(betterproto.Message):
     """Number of watched cgroups of pods and containers."""
 
     subscribers: List["Subscribers"] = betterproto.message_field(15)
-    """One entry per socket, also for sockets without a reader."""
+    """One entry per socket, also for sockets without a stream."""
 
 
 class AgentStub(betterproto.ServiceStub):

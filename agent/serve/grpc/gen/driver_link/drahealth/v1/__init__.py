@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 class TaintEffect(betterproto.Enum):
     UNSPECIFIED = 0
-    """Effect of a later version: publish it as "None", which only informs."""
+    """
+    Effect of a later version of this API: publish it as "None", which only informs.
+    """
 
     NONE = 1
     NO_SCHEDULE = 2
@@ -32,7 +34,9 @@ class TaintEffect(betterproto.Enum):
 
 
 class Operation(betterproto.Enum):
-    """Operation of the driver: the same errno has another meaning in each."""
+    """
+    Operation of the driver that failed; the class of an errno depends on it.
+    """
 
     UNSPECIFIED = 0
     DEVICE = 1
@@ -42,7 +46,7 @@ class Operation(betterproto.Enum):
     """Writing a CDI file."""
 
     STATE = 3
-    """Reading or writing its own checkpoint."""
+    """Reading or writing the driver's checkpoint."""
 
     CONFIG = 4
     """Reading the claim's parameters."""
@@ -51,10 +55,10 @@ class Operation(betterproto.Enum):
     """Calling the API server."""
 
     LOCK = 6
-    """Waiting for its own lock."""
+    """Waiting for the driver's lock."""
 
     CGROUP = 7
-    """Writing a cgroup's file."""
+    """Writing a file of a cgroup."""
 
 
 class ErrorClass(betterproto.Enum):
@@ -73,7 +77,7 @@ class ErrorClass(betterproto.Enum):
     """
 
     PERMANENT = 4
-    """The node or the driver must change."""
+    """The Kubernetes node or the driver must change."""
 
 
 class Step(betterproto.Enum):
@@ -88,38 +92,38 @@ class Step(betterproto.Enum):
 class SyncDevicesRequest(betterproto.Message):
     devices: List["DeclaredDevice"] = betterproto.message_field(1)
     """
-    At most 4,096, all drivers of the node together. Empty: the driver has no devices.
+    At most 4,096 for all drivers of the Kubernetes node together. Empty: the driver has no devices.
     """
 
 
 @dataclass(eq=False, repr=False)
 class SyncDevicesReply(betterproto.Message):
     devices: int = betterproto.int64_field(1)
-    """Number of devices that are declared now."""
+    """Number of devices that the driver has declared."""
 
     evaluated: bool = betterproto.bool_field(2)
     """
-    Whether each of them already has a verdict; else the stream has the verdicts soon.
+    Whether every device has a verdict; false: the verdicts follow on the health stream.
     """
 
 
 @dataclass(eq=False, repr=False)
 class DeclaredDevice(betterproto.Message):
     """
-    Device as the driver publishes it in its ResourceSlice, and the part of the machine that it consists of.
-     The agent evaluates that part. A device that only the driver can evaluate is not declared: the driver
-     reports its health itself. The format is that of devices.d, see docs/declared-devices.md.
+    Device of the driver's ResourceSlice, and the CPUs, memory, GPU or PCI function of the machine behind it,
+     which the agent evaluates. A device that only the driver can evaluate is not declared: the driver reports
+     its health itself. The values are those of a declaration file, see docs/declared-devices.md.
     """
 
     name: str = betterproto.string_field(1)
     """A DNS label, at most 63 bytes; unique among the driver's devices."""
 
     pool: str = betterproto.string_field(2)
-    """Empty: the node's name."""
+    """Name of the resource pool; empty: the name of the Kubernetes node."""
 
     lease_s: int = betterproto.int64_field(3)
     """
-    How long the kubelet may believe a verdict [s], 3 to 86,399; 0: the default lease.
+    Lease: time for which the kubelet uses a verdict [s], 3 to 86,399; 0: the default lease.
     """
 
     cpus: "CpusPart" = betterproto.message_field(4, group="part")
@@ -139,11 +143,11 @@ class CpusPart(betterproto.Message):
 
     exclusive: bool = betterproto.bool_field(3)
     """
-    Whether only the claim's pods run on the CPUs: their containers must not be throttled.
+    Whether only the claim's pods use the CPUs. Their containers must not be throttled then.
     """
 
     isolated: bool = betterproto.bool_field(4)
-    """Whether the CPUs must be in the kernel's isolated set."""
+    """Whether the CPUs must be isolated (isolcpus)."""
 
 
 @dataclass(eq=False, repr=False)
@@ -202,7 +206,9 @@ class WatchTaintsRequest(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class DeviceTaints(betterproto.Message):
     devices: List["TaintedDevice"] = betterproto.message_field(1)
-    """Every device of the driver, also without a taint; by pool and name."""
+    """
+    Every device of the driver, also a device without taints, in the order of pool and name.
+    """
 
 
 @dataclass(eq=False, repr=False)
@@ -211,8 +217,8 @@ class TaintedDevice(betterproto.Message):
     name: str = betterproto.string_field(2)
     taints: List["DeviceTaint"] = betterproto.message_field(3)
     """
-    Worst first, at most 16, and 6,144 in a message; with more taints in all, each device has fewer. Any
-     taint in a ResourceSlice halves the capacity of the slice, to 64 devices.
+    The worst first; at most 16, and 6,144 in a message: with more in all, the mildest of each device are
+     omitted. A ResourceSlice with any taint has room for 64 devices, half as many as without.
     """
 
 
@@ -227,8 +233,8 @@ class DeviceTaint(betterproto.Message):
     effect: "TaintEffect" = betterproto.enum_field(3)
     time_added_s: int = betterproto.int64_field(4)
     """
-    When the taint was first decided [s since 1970]. It stays while the rest is the same, across restarts:
-     publish it as timeAdded, because tolerations count from there.
+    Time of the decision [s since 1970]; unchanged, also across restarts, while key, value and effect are the
+     same. Publish it as timeAdded, from which tolerations count.
     """
 
 
@@ -285,12 +291,12 @@ class Evidence(betterproto.Message):
 
     driver_error: "DriverReportedError" = betterproto.message_field(7, group="kind")
     """
-    Classification by the driver itself. Outranks all evidence but proof of another class.
+    Class that the driver itself determined. Only proof of another class counts more.
     """
 
     text: str = betterproto.string_field(8, group="kind")
     """
-    Text of the error, if there is nothing better. A guess from it is never permanent.
+    Text of the error, if there is no other evidence. A class that is guessed from it is never permanent.
     """
 
 
@@ -344,7 +350,7 @@ class HttpStatus(betterproto.Message):
 
     message: str = betterproto.string_field(3)
     kubernetes: bool = betterproto.bool_field(4)
-    """Whether the API server answered."""
+    """Whether the API server sent the response."""
 
 
 @dataclass(eq=False, repr=False)
@@ -360,7 +366,7 @@ class Timeout(betterproto.Message):
 class DecodeError(betterproto.Message):
     by: str = betterproto.string_field(1)
     """
-    Decoder or check that refused the parameters, e.g. "strict decoding error".
+    Name of the decoder or of the check that refused the parameters, e.g. "strict decoding error".
     """
 
     text: str = betterproto.string_field(2)
@@ -411,7 +417,7 @@ class PrepareVerdict(betterproto.Message):
     """Summary of the text: one line of at most 200 characters."""
 
     advice: str = betterproto.string_field(5)
-    """What to do."""
+    """Action for the operator."""
 
     evidence: List[str] = betterproto.string_field(6)
     """Evidence, the strongest first."""
@@ -426,13 +432,13 @@ class PrepareVerdict(betterproto.Message):
 
     devices: List["BlamedDevice"] = betterproto.message_field(9)
     """
-    Devices to blame; if the class blames no device, the devices of the claim. At most 128, and 4,096 in a
-     reply; with more in all, each verdict names fewer. So a reply is less than 4 MiB.
+    Devices that failed; if the class is not failed-device, the devices of the claim. At most 128, and 4,096
+     in a reply: with more in all, each verdict has fewer. A reply is less than 4 MiB.
     """
 
     count: int = betterproto.int64_field(10)
     """
-    Number of consecutive failures, and time of the first [s since 1970]; 0 if failures are not recorded.
+    Number of consecutive failures of the claim, and time of the first [s since 1970]; both 0: not recorded.
     """
 
     first_s: float = betterproto.double_field(11)
@@ -454,7 +460,7 @@ class CheckClaimsRequest(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class CheckClaimsReply(betterproto.Message):
     answers: List["ClaimAnswer"] = betterproto.message_field(1)
-    """One for each claim, in the order of the request."""
+    """One answer for each claim, in the order of the request."""
 
 
 @dataclass(eq=False, repr=False)
@@ -462,7 +468,8 @@ class ClaimAnswer(betterproto.Message):
     uid: str = betterproto.string_field(1)
     verdict: "PrepareVerdict" = betterproto.message_field(2)
     """
-    Unset: no reason not to prepare the claim (check), or no error to send to the kubelet (report).
+    Unset: in CheckClaims, no reason is known not to prepare the claim; in ReportPrepare, the driver should
+     report success to the kubelet.
     """
 
 
@@ -470,7 +477,7 @@ class ClaimAnswer(betterproto.Message):
 class ClassifyRequest(betterproto.Message):
     claim: "PrepareClaim" = betterproto.message_field(1)
     """
-    Claim whose prepare failed; findings of its devices count. Unset: none.
+    Claim whose prepare failed; faults of its devices are used as evidence. Unset: only the evidence is used.
     """
 
     evidence: List["Evidence"] = betterproto.message_field(2)
@@ -492,22 +499,26 @@ class ReportPrepareRequest(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class PrepareOutcome(betterproto.Message):
     claim: "PrepareClaim" = betterproto.message_field(1)
-    """An unprepare may omit the devices: those of the prepare are known."""
+    """
+    For an unprepare the devices may be omitted: the agent uses those of the prepare.
+    """
 
     evidence: List["Evidence"] = betterproto.message_field(2)
     """Evidence of the failure, the outermost error first; at most 16."""
 
     failed: bool = betterproto.bool_field(3)
-    """Whether it failed; an unexplained failure has no evidence."""
+    """
+    Whether the prepare or unprepare failed; a failure may have no evidence.
+    """
 
 
 @dataclass(eq=False, repr=False)
 class ReportPrepareReply(betterproto.Message):
     answers: List["ClaimAnswer"] = betterproto.message_field(1)
     """
-    One for each outcome, in the order of the request. Each text of several failures names all of them,
-     because the kubelet shows only one. If a failed unprepare has no verdict, the driver should let it
-     succeed: nothing is left to undo on a broken device, and the pod would never end.
+    One answer for each outcome, in the order of the request. The text of each of several failures names all
+     of them, because the kubelet shows only one. If a failed unprepare has no verdict, the driver should
+     report success: nothing can be undone on a broken device, and the pod would never terminate.
     """
 
 

@@ -33,42 +33,40 @@ class NodePrepareResourcesResponse(betterproto.Message):
         1, betterproto.TYPE_STRING, betterproto.TYPE_MESSAGE
     )
     """
-    One answer for each claim of the request, by its uid. To leave one out fails them all.
+    One answer for each claim of the request, by its uid. If one is missing, all claims fail.
     """
 
 
 @dataclass(eq=False, repr=False)
 class NodePrepareResourceResponse(betterproto.Message):
-    """How the prepare of one claim ended."""
+    """Result of the prepare of one claim."""
 
     devices: List["Device"] = betterproto.message_field(1)
-    """
-    The devices of the claim that are this driver's, in no particular order.
-    """
+    """Devices of the claim that belong to this driver, in any order."""
 
     error: str = betterproto.string_field(2)
     """
-    Why the claim is not prepared, in words, which go into an event of the pod. Empty: it is.
+    Reason why the prepare failed; the kubelet shows it in an event of the pod. Empty: the claim is prepared.
     """
 
 
 @dataclass(eq=False, repr=False)
 class Device(betterproto.Message):
-    """A device that a claim was given, and is ready now."""
+    """Prepared device of a claim."""
 
     request_names: List[str] = betterproto.string_field(1)
-    """The claim's requests that the device is for; none: all of them."""
+    """Requests of the claim that the device serves; empty: all."""
 
     pool_name: str = betterproto.string_field(2)
     """
-    The device as the driver's ResourceSlices name it. Health is told by these names.
+    Names of the device and its pool as in the driver's ResourceSlices. The health API uses the same names.
     """
 
     device_name: str = betterproto.string_field(3)
     cdi_device_ids: List[str] = betterproto.string_field(4)
     """
-    What the container runtime gives to containers that use one of the requests: names of devices
-     in CDI files, <vendor>/<class>=<name>. May be empty. The kubelet shows health under the first.
+    CDI ids, <vendor>/<class>=<name>, of the devices that the container runtime adds to containers that use
+     one of the requests. May be empty. The kubelet shows the device's health under the first id.
     """
 
 
@@ -84,26 +82,28 @@ class NodeUnprepareResourcesResponse(betterproto.Message):
         1, betterproto.TYPE_STRING, betterproto.TYPE_MESSAGE
     )
     """
-    One answer for each claim of the request, by its uid. To leave one out fails them all.
+    One answer for each claim of the request, by its uid. If one is missing, all claims fail.
     """
 
 
 @dataclass(eq=False, repr=False)
 class NodeUnprepareResourceResponse(betterproto.Message):
-    """How the unprepare of one claim ended."""
+    """Result of the unprepare of one claim."""
 
     error: str = betterproto.string_field(1)
-    """Why the claim is still prepared, in words. Empty: it is not."""
+    """
+    Reason why the unprepare failed. Empty: the claim is no longer prepared.
+    """
 
 
 @dataclass(eq=False, repr=False)
 class Claim(betterproto.Message):
-    """Which ResourceClaim."""
+    """Name and uid of a ResourceClaim."""
 
     namespace: str = betterproto.string_field(1)
     uid: str = betterproto.string_field(2)
     """
-    Of this very claim; one that was deleted and made anew under the same name has another.
+    Unique: a claim that is deleted and created again with the same name has another uid.
     """
 
     name: str = betterproto.string_field(3)

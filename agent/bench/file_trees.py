@@ -1,0 +1,250 @@
+"""Directories of cgroups and of sysfs for benchmarks: real cgroups, or files on tmpfs in the same layout.
+
+All trees are removed at the end of their block. Real cgroups are made below a directory that no kubelet uses;
+suites start the agent with ``--kubelet-cgroup-root``.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CGROUPFS: Final = Path("/sys/fs/cgroup")
+LOCK: Final = Path("/tmp/drahealth-machine.lock")  # tests hold the same lock while they change the machine
+CONTROLLERS: Final = ("memory", "cpu", "hugetlb")
+V1_HIERARCHIES: Final = ("memory", "cpu", "hugetlb")
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupTree:
+    """Cgroups of pods and containers, in the layout of a kubelet."""
+
+    cgroupfs: Path
+    """Mount point of cgroupfs, for the agent's ``--cgroupfs-root``."""
+    kubelet_root: str
+    """Parent cgroup of kubepods, for the agent's ``--kubelet-cgroup-root``."""
+    backend: str
+    """``real cgroups (v1 memory, cpu; v2)`` or ``files on tmpfs``; printed with each figure."""
+    hierarchies: Mapping[str, Path]
+    """Mount points of the hierarchies, by v1 controller; ``v2`` for the unified hierarchy."""
+    groups: tuple[tuple[str, str], ...]
+    """Pod UID and container ID of each cgroup; the container ID of a pod is empty."""
+
+    def path(self, hierarchy: str, uid: str, container: str) -> Path:
+        """Return the directory of a cgroup in one of :attr:`hierarchies`."""
+        return self.hierarchies[hierarchy] / cgroup_path(self.kubelet_root, uid, container)
+
+
+def cgroup_path(kubelet_root: str, uid: str, container: str) -> Path:
+    """Return the path that the kubelet's cgroupfs driver uses for a burstable pod or its container."""
+    return Path(kubelet_root.strip("/"), "kubepods", "burstable", f"pod{uid}", container)
+
+
+def cgroup_names(number: int, containers: int = 1) -> tuple[tuple[str, str], ...]:
+    """Return pod UID and container ID of ``number`` cgroups: pods with ``containers`` containers each."""
+    names: list[tuple[str, str]] = []
+    for pod in range(-(-number // (containers + 1))):
+        uid = f"{pod:08x}-beac-4000-8000-000000000000"
+        names.append((uid, ""))
+        names += ((uid, f"{pod:032x}{index:032x}") for index in range(containers))
+    return tuple(names[:number])
+
+
+@contextlib.contextmanager
+def machine_lock() -> Iterator[None]:
+    """Hold the lock of benchmarks and tests that change machine-wide state. Blocks until it is free.
+
+    Raises:
+        OSError: This process may not open the lock file.
+    """
+    fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for {LOCK}: held by a test or benchmark ...", file=sys.stderr, flush=True)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def real_cgroup_tree(number: int, containers: int = 1) -> Iterator[CgroupTree]:
+    """Create ``number`` real cgroups in each hierarchy that the agent reads; yield them.
+
+    Raises:
+        OSError: This process may not make cgroups.
+    """
+    hierarchies = _hierarchies()
+    if not hierarchies:
+        raise OSError(f"directory {CGROUPFS}: no cgroup hierarchy has the controllers memory, cpu or hugetlb")
+    names = ", ".join(["v1 " + name for name in hierarchies if name != "v2"] + ["v2"] * ("v2" in hierarchies))
+    root = f"/drahealth-bench-{os.getpid()}"
+    tree = CgroupTree(
+        CGROUPFS, root, f"real cgroups ({names})", hierarchies, cgroup_names(number, containers)
+    )
+    with machine_lock(), contextlib.ExitStack() as undo:
+        for name, mount in hierarchies.items():
+            if name == "v2":
+                _enable_controllers(mount, undo)
+            undo.callback(_remove_cgroups, mount / root.strip("/"))
+            (mount / root.strip("/")).mkdir()
+            for uid, container in tree.groups:
+                _make_cgroup(mount, cgroup_path(root, uid, container), v2=name == "v2")
+        yield tree
+
+
+def _hierarchies() -> dict[str, Path]:
+    if (CGROUPFS / "cgroup.controllers").exists():
+        return {"v2": CGROUPFS}
+    found = {name: CGROUPFS / name for name in V1_HIERARCHIES if (CGROUPFS / name / "tasks").exists()}
+    if (CGROUPFS / "unified" / "cgroup.controllers").exists():
+        found["v2"] = CGROUPFS / "unified"
+    return found
+
+
+def _make_cgroup(mount: Path, group: Path, *, v2: bool) -> None:
+    """Make a cgroup and its parents; in v2, enable the available controllers on the way."""
+    path = mount
+    for part in group.parts:
+        if v2 and path != mount:
+            _enable_controllers(path)
+        path /= part
+        if not path.exists():
+            path.mkdir()
+
+
+def _enable_controllers(group: Path, undo: contextlib.ExitStack | None = None) -> None:
+    """Enable the available controllers for children of a v2 cgroup; ``undo`` disables them again."""
+    control = group / "cgroup.subtree_control"
+    available = set((group / "cgroup.controllers").read_text().split()) & set(CONTROLLERS)
+    for name in available - set(control.read_text().split()):
+        control.write_text(f"+{name}")
+        if undo:
+            undo.callback(_disable_controller, control, name)
+
+
+def _disable_controller(control: Path, name: str) -> None:
+    with contextlib.suppress(OSError):  # another process uses the controller now
+        control.write_text(f"-{name}")
+
+
+def _remove_cgroups(root: Path) -> None:
+    for directory, _, _ in os.walk(root, topdown=False):
+        os.rmdir(directory)
+
+
+@contextlib.contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """Make a temporary directory, on tmpfs if available, and remove it afterwards."""
+    shm = Path("/dev/shm")
+    directory = Path(
+        tempfile.mkdtemp(prefix="drahealth-bench-", dir=shm if os.access(shm, os.W_OK) else None)
+    )
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+V2_FILES: Final = {
+    "cgroup.events": "populated 1\nfrozen 0\n",
+    "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n",
+    "cpu.stat": "usage_usec 1034\nuser_usec 0\nsystem_usec 1034\n"
+    "nr_periods 0\nnr_throttled 0\nthrottled_usec 0\nnr_bursts 0\nburst_usec 0\n",
+    "hugetlb.2MB.events": "max 0\n",
+    "hugetlb.2MB.max": "max\n",
+    "hugetlb.2MB.rsvd.max": "max\n",
+}
+POOL_FILES: Final = {"nr_hugepages": "8\n", "free_hugepages": "8\n", "surplus_hugepages": "0\n"}
+MACHINE_POOL_FILES: Final = POOL_FILES | {"resv_hugepages": "0\n", "nr_overcommit_hugepages": "0\n"}
+CPU_FILES: Final = {"present": "0-7\n", "online": "0-7\n", "isolated": "\n"}
+CONTROLLER_FILES: Final = {"ce_count": "0\n", "ue_count": "0\n", "mc_name": "skx_edac\n"}
+MODULE_FILES: Final = {
+    "dimm_ce_count": "0\n",
+    "dimm_ue_count": "0\n",
+    "dimm_label": "CPU_SrcID#0_MC#0_Chan#0_DIMM#0\n",
+    "dimm_location": "channel 0 slot 0\n",
+}
+PROC_FILES: Final = {
+    "meminfo": "MemTotal:       65536000 kB\nMemFree:        60000000 kB\nHardwareCorrupted:     0 kB\n",
+    "vmstat": "nr_free_pages 15000000\nhtlb_buddy_alloc_success 0\nhtlb_buddy_alloc_fail 0\n",
+    "interrupts": "     CPU0 CPU1 CPU2 CPU3 CPU4 CPU5 CPU6 CPU7\nMCE: 0 0 0 0 0 0 0 0  Machine checks\n",
+}
+_WAITED: Final = " avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+PRESSURE_FILES: Final = dict.fromkeys(("cpu", "memory", "io"), f"some{_WAITED}full{_WAITED}")
+
+
+def _write_files(directory: Path, files: Mapping[str, str]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (directory / name).write_text(text)
+
+
+def write_sysfs(root: Path) -> None:
+    """Write a sysfs with eight CPUs on one NUMA node and a pool of eight 2 MiB pages."""
+    _write_files(root / "devices/system/cpu", CPU_FILES)
+    _write_files(root / "devices/system/node/node0", {"cpulist": CPU_FILES["online"]})
+    _write_files(root / "devices/system/node/node0/hugepages/hugepages-2048kB", POOL_FILES)
+    _write_files(root / "kernel/mm/hugepages/hugepages-2048kB", MACHINE_POOL_FILES)
+
+
+def write_machine_files(root: Path, controllers: int) -> None:
+    """Write the rarely changing files of the machine of :func:`write_sysfs`: ``sys`` and ``proc``.
+
+    Args:
+        root: Parent directory of both.
+        controllers: Number of memory controllers with one module each; 0 as in a virtual machine.
+    """
+    devices = root / "sys/devices/system"
+    _write_files(devices / "cpu", CPU_FILES)
+    for cpu in range(8):
+        topology = {"core_cpus_list": f"{cpu}\n", "physical_package_id": "0\n"}
+        _write_files(devices / f"cpu/cpu{cpu}/topology", topology)
+    _write_files(devices / "node", {"online": "0\n", "has_memory": "0\n"})
+    _write_files(devices / "node/node0", {"meminfo": "Node 0 MemTotal:       65536000 kB\n"})
+    for block in range(4):
+        _write_files(devices / f"node/node0/memory{block}", {"state": "online\n"})
+    for controller in range(controllers):
+        _write_files(devices / f"edac/mc/mc{controller}", CONTROLLER_FILES)
+        _write_files(devices / f"edac/mc/mc{controller}/dimm0", MODULE_FILES)
+    _write_files(root / "proc", PROC_FILES)
+    _write_files(root / "proc/pressure", PRESSURE_FILES)
+
+
+def write_cgroup_files(root: Path, number: int) -> CgroupTree:
+    """Write files that look like ``number`` cgroups of a cgroup v2 mount at ``root``."""
+    tree = CgroupTree(root, "/", "files on tmpfs (looks like v2)", {"v2": root}, cgroup_names(number))
+    _write_files(root, {"cgroup.controllers": "cpu memory hugetlb\n"})
+    for uid, container in tree.groups:
+        _write_files(tree.path("v2", uid, container), V2_FILES)
+    return tree
+
+
+def write_cgroup_limits(root: Path, name: str) -> None:
+    """Write files that look like a cgroup v2 mount at ``root`` with one cgroup and the limits that an audit
+    reads."""
+    limits = {"cpu.weight": "59\n", "cpu.max": "150000 100000\n", "memory.max": "536870912\n"}
+    _write_files(root, {"cgroup.controllers": "cpu memory hugetlb\n"})
+    _write_files(root / name, {**limits, "hugetlb.2MB.max": "0\n", "hugetlb.2MB.rsvd.max": "0\n"})
+
+
+@contextlib.contextmanager
+def real_or_file_tree(number: int) -> Iterator[tuple[CgroupTree, str]]:
+    """Yield a tree and an empty text: real cgroups; or, if this process may not create any, a tree of files
+    and the reason."""
+    with contextlib.ExitStack() as stack:
+        try:
+            tree = stack.enter_context(real_cgroup_tree(number))
+            reason = ""
+        except OSError as error:
+            reason = f"no real cgroups: {error}"
+            tree = write_cgroup_files(stack.enter_context(temporary_directory()), number)
+        yield tree, reason

@@ -1,0 +1,256 @@
+"""``python -m agent.bench.many_subscribers SOCKET KIND ARGUMENT``: subscribers with a connection each.
+
+Each line on standard input is a number of subscribers. The process connects as many, and prints a line of
+JSON when each has received its first message. It then prints a line for each round: the time at which the
+last subscriber received its next message (CLOCK_MONOTONIC, ns). Kinds: ``grpcio METHOD``, a thread per
+subscriber; ``frames METHOD``, one thread that reads the HTTP/2 frames of all subscribers; ``bare SIZE``, one
+thread that reads bare sockets, where SIZE bytes are a message: the lower bound.
+
+MessageCounter understands just enough of HTTP/2 (RFC 9113) and HPACK (RFC 7541) to subscribe and to count
+messages. It decodes no message and costs next to nothing, so that the server's cost dominates a measurement.
+"""
+
+import importlib
+import json
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+STREAM: Final = 1
+WINDOW: Final = 1 << 24
+"""Flow control window of stream and connection; renewed when half of it is used."""
+INITIAL_WINDOW: Final = (1 << 16) - 1  # of a connection; RFC 9113 has no setting for it
+HEAD: Final = 9
+"""Length of a frame header."""
+MESSAGE_HEAD: Final = 5
+"""Length of the gRPC message prefix: compression flag and message length."""
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+ACK = END_STREAM = 1
+END_HEADERS: Final = 4
+PADDED: Final = 8
+INITIAL_WINDOW_SIZE: Final = 4
+
+
+class StreamEnded(Exception):
+    """The server ended the stream and sends no more messages; the text names the frame."""
+
+
+class MessageCounter:
+    """Counter of the messages of one stream, fed with the bytes of its connection."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._data = bytearray()
+        self._read = 0
+
+    def receive(self, data: bytes) -> tuple[int, bytes]:
+        """Take bytes of the connection; return the number of messages completed and the bytes to reply.
+
+        Raises:
+            StreamEnded: The server sends no more messages.
+        """
+        self._bytes += data
+        reply = b""
+        while len(self._bytes) >= HEAD:
+            end = HEAD + int.from_bytes(self._bytes[:3], "big")
+            if len(self._bytes) < end:
+                break
+            reply += self._handle_frame(self._bytes[3], self._bytes[4], bytes(self._bytes[HEAD:end]))
+            del self._bytes[:end]
+        return self._count_complete_messages(), reply
+
+    def _handle_frame(self, kind: int, flags: int, payload: bytes) -> bytes:
+        if kind in {RST_STREAM, GOAWAY} or (kind in {DATA, HEADERS} and flags & END_STREAM):
+            raise StreamEnded(f"server: an HTTP/2 frame of type {kind} ended the stream: {payload!r}")
+        if kind in {SETTINGS, PING} and not flags & ACK:
+            return encode_frame(kind, ACK, 0, payload if kind == PING else b"")
+        if kind != DATA:
+            return b""
+        self._data += payload[1 : len(payload) - payload[0]] if flags & PADDED else payload
+        self._read += len(payload)
+        if self._read < WINDOW // 2:
+            return b""
+        credit, self._read = struct.pack(">I", self._read), 0
+        return encode_frame(WINDOW_UPDATE, 0, 0, credit) + encode_frame(WINDOW_UPDATE, 0, STREAM, credit)
+
+    def _count_complete_messages(self) -> int:
+        count = 0
+        while len(self._data) >= MESSAGE_HEAD:
+            end = MESSAGE_HEAD + int.from_bytes(self._data[1:MESSAGE_HEAD], "big")
+            if len(self._data) < end:
+                break
+            del self._data[:end]
+            count += 1
+        return count
+
+
+def subscription_request(method: str) -> bytes:
+    """Encode what a client sends first: HTTP/2 preface, flow control windows, and the call of ``method``."""
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": method,
+        ":authority": "localhost",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    block = b"".join(b"\0" + _header_string(name) + _header_string(value) for name, value in headers.items())
+    return (
+        PREFACE
+        + encode_frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, WINDOW))
+        + encode_frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", WINDOW - INITIAL_WINDOW))
+        + encode_frame(HEADERS, END_HEADERS, STREAM, block)
+        + encode_frame(DATA, END_STREAM, STREAM, bytes(MESSAGE_HEAD))
+    )
+
+
+def encode_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Encode one HTTP/2 frame."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _header_string(text: str) -> bytes:
+    """Encode an HPACK string literal without Huffman coding, shorter than 127 bytes (one length byte)."""
+    data = text.encode()
+    assert len(data) < 0x7F, text
+    return bytes([len(data)]) + data
+
+
+Receive = Callable[[bytes], tuple[int, bytes]]
+"""Function that maps received bytes to the number of completed messages and the bytes to send in reply."""
+
+
+class DeliveryRounds:
+    """Counter of delivery rounds; a round ends when every subscriber received one message. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._size = 0
+        self._left = 0
+        self._done: Callable[[int], None] = _print_time
+
+    def begin(self, size: int) -> None:
+        """Start a round of the first messages of new subscribers; ``size`` is the new number of all
+        subscribers."""
+        with self._lock:
+            self._left, self._size = size - self._size, size
+            self._done = lambda _: _print_json(subscribers=size)
+
+    def received(self) -> None:
+        """Count a message that a subscriber just received; print the time if the round ended."""
+        t_ns = time.monotonic_ns()
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                self._done(t_ns)
+                self._done, self._left = _print_time, self._size
+
+
+def _print_json(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def _print_time(t_ns: int) -> None:
+    _print_json(t_ns=t_ns)
+
+
+def grpcio_adder(path: str, method: str, rounds: DeliveryRounds) -> Callable[[], None]:
+    """Return a function that adds a subscriber with a grpcio channel and a thread of its own."""
+    grpc = importlib.import_module("grpc")
+    options = [("grpc.use_local_subchannel_pool", 1)]  # else all channels share one connection
+
+    def follow() -> None:
+        channel = grpc.insecure_channel(f"unix:{path}", options)
+        for _ in channel.unary_stream(method)(b"", wait_for_ready=True):
+            rounds.received()
+
+    return lambda: threading.Thread(target=follow, daemon=True).start()
+
+
+def frames_adder(path: str, method: str, rounds: DeliveryRounds) -> Callable[[], None]:
+    """Return a function that adds a subscriber which counts messages by HTTP/2 frames."""
+    request = subscription_request(method)
+
+    def begin(connection: socket.socket) -> Receive:
+        connection.sendall(request)
+        return MessageCounter().receive
+
+    return _polled_adder(path, begin, rounds)
+
+
+def bare_adder(path: str, size: str, rounds: DeliveryRounds) -> Callable[[], None]:
+    """Return a function that adds a connection to a plain socket, which counts as its first message."""
+
+    def begin(_: socket.socket) -> Receive:
+        rounds.received()
+        return FixedSizeMessageCounter(int(size)).receive
+
+    return _polled_adder(path, begin, rounds)
+
+
+class FixedSizeMessageCounter:
+    """Counter of messages of a fixed size on a bare socket."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._read = 0
+
+    def receive(self, data: bytes) -> tuple[int, bytes]:
+        """Take bytes of the connection; return the number of messages completed and an empty reply."""
+        count, self._read = divmod(self._read + len(data), self._size)
+        return count, b""
+
+
+def _polled_adder(
+    path: str, begin: Callable[[socket.socket], Receive], rounds: DeliveryRounds
+) -> Callable[[], None]:
+    """Return a function that adds a connection; one thread reads from all connections."""
+    selector = selectors.EpollSelector()
+
+    def read() -> None:
+        while True:
+            for key, _ in selector.select():
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                data = connection.recv(1 << 16)
+                if not data:
+                    raise ConnectionError(f"socket {path}: the server closed the connection")
+                count, reply = key.data(data)
+                for _ in range(count):
+                    rounds.received()
+                if reply:
+                    connection.sendall(reply)
+
+    def add() -> None:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(path)
+        selector.register(connection, selectors.EVENT_READ, begin(connection))
+
+    threading.Thread(target=read, daemon=True).start()
+    return add
+
+
+ADDERS: Final = {"grpcio": grpcio_adder, "frames": frames_adder, "bare": bare_adder}
+
+
+def main(path: str, kind: str, argument: str) -> None:
+    """Connect subscribers to ``path`` and print the time of each round until standard input ends."""
+    rounds = DeliveryRounds()
+    add = ADDERS[kind](path, argument, rounds)
+    connected = 0
+    for line in sys.stdin:
+        rounds.begin(int(line))
+        for _ in range(connected, int(line)):
+            add()
+        connected = int(line)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

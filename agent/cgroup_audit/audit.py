@@ -1,0 +1,255 @@
+"""Audit of the cgroups of a pod or of the QoS classes: reads each cgroup and compares it with its expected
+values.
+
+Pure; the caller passes ``read_cgroup``. A cgroup with a wrong value is read twice: it may be ending,
+and the v1 hierarchies are removed one after another.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from agent.cgroup_audit.audit_verdicts import DRIFT_VERDICTS, ActualCgroup, AuditVerdict, SettingComparison
+from agent.cgroup_audit.cgroup_paths import (
+    CgroupLevel,
+    CgroupOwner,
+    container_path,
+    parse_path,
+    pod_path,
+    qos_path,
+)
+from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind, hugepage_size_name
+from agent.cgroup_audit.compare import compare_cgroups, since_change_s
+from agent.cgroup_audit.expected_cgroups import (
+    CgroupId,
+    ExpectedCgroup,
+    expected_pod_cgroups,
+    expected_qos_cgroups,
+)
+from agent.cgroup_audit.expected_values import ExpectedSetting
+from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
+from agent.cgroup_audit.pod import CPU, Pod, PodContainer, QosClass
+from agent.cgroup_audit.pod_risks import PodRisk, pod_risks
+from agent.errors import ProbeError
+from agent.model.cgroup import CgroupSettings
+from agent.model.pod_findings import PodFinding, Resource
+from agent.model.reading import Missing, Reading
+
+VANISHED_CGROUP: Final = ActualCgroup(is_gone=True)
+
+
+def actual_cgroup(settings: CgroupSettings | None, since_change_s: float | None) -> ActualCgroup:
+    """Convert the settings read from one cgroup to the values that the audit compares.
+
+    Args:
+        settings: Settings of the cgroup; None: the cgroup does not exist.
+        changed_s: Time since the last start or resize of its container or pod [s]; None: long ago or unknown.
+    """
+    if settings is None:
+        return VANISHED_CGROUP
+    values: dict[SettingId, Reading] = {
+        SettingId(SettingKind.WEIGHT): settings.weight,
+        SettingId(SettingKind.QUOTA): settings.quota_us,
+        SettingId(SettingKind.PERIOD): settings.period_us,
+        SettingId(SettingKind.MEMORY): settings.memory,
+        SettingId(SettingKind.CPUS): settings.cpus,
+        SettingId(SettingKind.EFFECTIVE): settings.effective,
+        **_hugepage_readings(settings),
+    }
+    return ActualCgroup(values, settings.controllers, since_change_s=since_change_s)
+
+
+def _hugepage_readings(settings: CgroupSettings) -> Mapping[SettingId, Reading]:
+    found: dict[SettingId, Reading] = {}
+    for page in settings.pages:
+        found[SettingId(SettingKind.PAGES, page.size_kib)] = page.max
+        found[SettingId(SettingKind.RESERVED, page.size_kib)] = page.rsvd_max
+    return found
+
+
+ReadCgroup = Callable[[str, bool], CgroupSettings | None]
+"""Function of a cgroup path and a flag (True: with the cpuset); returns None if the cgroup does not exist."""
+
+INCONCLUSIVE_VERDICTS: Final = frozenset({AuditVerdict.UNKNOWN, AuditVerdict.VANISHED, AuditVerdict.QUIET})
+"""Verdicts that leave open whether the value is correct."""
+_PAGES: Final = frozenset({SettingKind.PAGES, SettingKind.RESERVED})
+
+
+class AuditedNode(NamedTuple):
+    """Kubernetes node whose pod cgroups are audited."""
+
+    facts: NodeFacts
+    root: str = "/"
+    """Parent cgroup of kubepods: the kubelet's ``--cgroup-root``."""
+    has_hugetlb: bool = True
+    """True: the hugetlb controller is enabled in kubepods. False: pods have no hugepage limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodAudit:
+    """Result of the audit of one pod: compared cgroup settings and risks."""
+
+    pod: Pod
+    comparisons: tuple[SettingComparison, ...]
+    """Compared settings of the pod and its running containers; empty: no container runs."""
+    risks: tuple[PodRisk, ...]
+    stopped_containers: tuple[str, ...]
+    """Names of containers that do not run, so that they have no cgroup to compare."""
+
+
+def audit_pod_cgroups(
+    pod: Pod,
+    node: AuditedNode,
+    read_cgroup: ReadCgroup,
+    now_wall_s: float,
+    exclusive_cpus: Sequence[ExclusiveCpus] = (),
+    *,
+    exclusive_cpus_complete: bool = True,
+) -> PodAudit:
+    """Compare the cgroups of one pod with their expected values, and find the pod's risks.
+
+    Args:
+        pod: A pod that has not ended.
+        exclusive_cpus: Exclusive CPUs of the pod's containers.
+        exclusive_cpus_complete: False if ``exclusive_cpus`` may lack CPUs that the kubelet assigned.
+
+    Raises:
+        ProbeError: The pod's UID or a container's id is not valid in a cgroup name.
+    """
+    idle = tuple(one.name for one in pod.containers if not _is_running(one))
+    if len(idle) == len(pod.containers):
+        return PodAudit(pod, (), (), idle)
+    groups = [
+        _without_hugepage_limits(one, node)
+        for one in expected_pod_cgroups(pod, node.facts, exclusive_cpus)
+        if one.cgroup.container not in idle
+    ]
+    at = {one.cgroup: _cgroup_path(one.cgroup, pod, node) for one in groups}
+    owners = {one.container for one in exclusive_cpus}
+    throttled: dict[str, int] = {}
+
+    def read_actual(group: CgroupId) -> ActualCgroup:
+        settings = read_cgroup(at[group], group.container in owners)
+        if settings and group.container and not isinstance(settings.throttled, Missing):
+            throttled[group.container] = settings.throttled
+        return actual_cgroup(settings, since_change_s(pod, now_wall_s, group.container))
+
+    compared = _compare_with_second_read(groups, read_actual, node)
+    if not exclusive_cpus_complete:
+        compared = tuple(_unknown_if_exclusive(one, pod) for one in compared)
+    return PodAudit(pod, compared, pod_risks(pod, node.facts, exclusive_cpus, throttled), idle)
+
+
+def audit_qos_cgroups(
+    pods: Sequence[Pod], node: AuditedNode, read_cgroup: ReadCgroup, now_wall_s: float
+) -> tuple[SettingComparison, ...]:
+    """Compare the cgroups of the QoS classes Burstable and BestEffort with their expected values.
+
+    Args:
+        pods: All pods of the Kubernetes node.
+    """
+    ages = [since_change_s(pod, now_wall_s) for pod in pods if pod.qos is QosClass.BURSTABLE]
+    since = min((age for age in ages if age is not None), default=None)
+
+    def read_actual(group: CgroupId) -> ActualCgroup:
+        return actual_cgroup(
+            read_cgroup(qos_path(group.qos, node.facts.cgroup_driver, node.root), False), since
+        )
+
+    groups = [_without_hugepage_limits(one, node) for one in expected_qos_cgroups(pods, node.facts)]
+    return _compare_with_second_read(groups, read_actual, node)
+
+
+def _compare_with_second_read(
+    groups: Sequence[ExpectedCgroup], read_actual: Callable[[CgroupId], ActualCgroup], node: AuditedNode
+) -> tuple[SettingComparison, ...]:
+    actual = {one.cgroup: read_actual(one.cgroup) for one in groups}
+    compared = compare_cgroups(groups, actual, node.facts.cgroup_version)
+    if not any(one.verdict in DRIFT_VERDICTS for one in compared):
+        return compared
+    wrong: Iterable[CgroupId] = {one.cgroup for one in compared if one.verdict in DRIFT_VERDICTS}
+    again: Mapping[CgroupId, ActualCgroup] = {group: read_actual(group) for group in wrong}
+    return compare_cgroups(groups, {**actual, **again}, node.facts.cgroup_version)
+
+
+def _is_running(container: PodContainer) -> bool:
+    return bool(container.id) and container.started_wall_s is not None
+
+
+def _cgroup_path(group: CgroupId, pod: Pod, node: AuditedNode) -> str:
+    path = pod_path(pod.cgroup_uid, pod.qos, node.facts.cgroup_driver, node.root)
+    ident = ""
+    if group.level is CgroupLevel.CONTAINER:
+        container = next(one for one in pod.containers if one.name == group.container)
+        ident = container.id
+        path = container_path(path, ident, container.runtime, node.facts.cgroup_driver)
+    if parse_path(path, node.root) != CgroupOwner(group.level, pod.qos, pod.cgroup_uid, ident):
+        raise ProbeError(
+            f"pod {pod}: {path[:256]!a} is not the path of its cgroup; check the UID and container ids"
+        )
+    return path
+
+
+def _without_hugepage_limits(group: ExpectedCgroup, node: AuditedNode) -> ExpectedCgroup:
+    """Drop the expected hugepage limits of zero if the hugetlb controller is disabled for pods."""
+    if node.has_hugetlb:
+        return group
+    settings = tuple(
+        one for one in group.settings if one.setting.kind not in _PAGES or _expects_more_than_zero(one)
+    )
+    return replace(group, settings=settings)
+
+
+def _expects_more_than_zero(setting: ExpectedSetting) -> bool:
+    return not setting.accepted or setting.accepted[0].value != 0
+
+
+def _unknown_if_exclusive(compared: SettingComparison, pod: Pod) -> SettingComparison:
+    """Change the verdict on a missing quota to UNKNOWN if the kubelet may have lifted the quota.
+
+    It does so when it assigns exclusive CPUs, which could not be read.
+    """
+    is_lifted = compared.verdict is AuditVerdict.UNLIMITED and compared.setting.kind is SettingKind.QUOTA
+    if not is_lifted or pod.qos is not QosClass.GUARANTEED or not _could_be_exclusive(pod):
+        return compared
+    why = f"{compared.reason}; the kubelet may have assigned exclusive CPUs, which could not be read"
+    return compared._replace(verdict=AuditVerdict.UNKNOWN, reason=why, consequence="")
+
+
+def _could_be_exclusive(pod: Pod) -> bool:
+    limits = [pod.pod_level_limits.get(CPU), *(one.limits.get(CPU) for one in pod.containers)]
+    return any(limit and limit.milli % 1000 == 0 for limit in limits)
+
+
+RESOURCE_BY_SETTING: Final = {
+    SettingKind.WEIGHT: Resource.CPU,
+    SettingKind.QUOTA: Resource.CPU,
+    SettingKind.PERIOD: Resource.CPU,
+    SettingKind.CPUS: Resource.CPU,
+    SettingKind.EFFECTIVE: Resource.CPU,
+    SettingKind.MEMORY: Resource.MEMORY,
+    SettingKind.PAGES: Resource.HUGEPAGES,
+    SettingKind.RESERVED: Resource.HUGEPAGES,
+}
+"""Resource by the cgroup setting that limits it."""
+_OF_CPUS: Final = ("claim.starved", "cpus.")
+"""Code prefixes of risks that concern only CPUs."""
+
+
+def audit_findings(audit: PodAudit) -> Iterator[PodFinding]:
+    """Yield a finding for each wrong cgroup setting of a pod, then for each of its risks."""
+    uid = audit.pod.cgroup_uid
+    for one in audit.comparisons:
+        if one.verdict in DRIFT_VERDICTS:
+            what, size_kib = one.setting
+            code, who = f"cgroup.{one.verdict}", one.cgroup.container
+            yield PodFinding(uid, who, code, _evidence(one), "", RESOURCE_BY_SETTING[what], size_kib)
+    for risk in audit.risks:
+        resource = Resource.CPU if risk.code.startswith(_OF_CPUS) else None
+        yield PodFinding(uid, risk.container, risk.code, risk.description, risk.advice, resource)
+
+
+def _evidence(compared: SettingComparison) -> str:
+    setting = compared.setting
+    size = f"{hugepage_size_name(setting.size_kib)} " if setting.size_kib else ""
+    return f"{size}{setting.kind}: {compared.reason}"

@@ -1,0 +1,120 @@
+"""Values of the cgroup audit: actual values, verdicts on settings, and the consequence of each verdict."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind
+from agent.cgroup_audit.expected_cgroups import CgroupId
+from agent.cgroup_audit.expected_values import ExpectedSetting
+from agent.model.reading import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class ActualCgroup:
+    """Values that were read from one cgroup."""
+
+    values: Mapping[SettingId, Reading] = field(default_factory=dict)
+    """Value by setting: limits in bytes or us, NO_LIMIT if there is none; CPU sets as bit sets."""
+    controllers: frozenset[str] | None = None
+    """Controllers that are enabled in the cgroup; None: not read."""
+    is_gone: bool = False
+    """True: the cgroup did not exist when it was read."""
+    since_change_s: float | None = None
+    """Time since the last start or resize of its container or pod [s]; None: long ago or unknown."""
+
+
+class AuditVerdict(StrEnum):
+    """Result of the comparison of one cgroup setting with its expected value."""
+
+    MATCH = "match"
+    """The value is as expected."""
+    ROUNDED = "rounded"
+    """The value is the expected value after rounding by systemd or the kernel."""
+    LOWER = "lower"
+    """The value is below the expected value."""
+    HIGHER = "higher"
+    """The value is above the expected value."""
+    UNLIMITED = "unlimited"
+    """The setting has no limit although one is expected."""
+    LIMITED = "limited"
+    """The setting has a limit although none is expected."""
+    PARENT_TIGHTER = "parent-tighter"
+    """The pod's limit is tighter than the limits of its containers."""
+    MISSING = "missing"
+    """The controller or the file is missing, or cannot be read."""
+    NOT_MISSED = "not-missed"
+    """The file does not exist, as on older kernels, and no limit is expected."""
+    VANISHED = "vanished"
+    """The cgroup is gone: its container or pod has ended."""
+    QUIET = "quiet"
+    """The value is wrong shortly after a change and may still be written."""
+    UNKNOWN = "unknown"
+    """The expected or the actual value is unknown."""
+
+
+DRIFT_VERDICTS: Final = frozenset(
+    {
+        AuditVerdict.LOWER,
+        AuditVerdict.HIGHER,
+        AuditVerdict.UNLIMITED,
+        AuditVerdict.LIMITED,
+        AuditVerdict.PARENT_TIGHTER,
+        AuditVerdict.MISSING,
+    }
+)
+"""Verdicts that mean a wrong setting; the others mean a correct or undecided one."""
+
+_LESS: Final = {
+    SettingKind.WEIGHT: "on a busy node it gets less CPU time than allocated",
+    SettingKind.QUOTA: "it is throttled before it uses its allocation",
+    SettingKind.PERIOD: "it is throttled more often, for shorter times",
+    SettingKind.MEMORY: "its processes are OOM-killed before they use their allocation",
+    SettingKind.PAGES: "access to allocated pages ends in SIGBUS",
+    SettingKind.RESERVED: "mapping allocated pages fails with ENOMEM",
+    SettingKind.CPUS: "it is excluded from allocated CPUs",
+    SettingKind.EFFECTIVE: "it cannot run on allocated CPUs",
+}
+_MORE: Final = {
+    SettingKind.WEIGHT: "on a busy node it takes CPU time from others",
+    SettingKind.QUOTA: "it can use CPU time allocated to others",
+    SettingKind.PERIOD: "it is throttled less often, for longer times",
+    SettingKind.MEMORY: "it can use memory allocated to others",
+    SettingKind.PAGES: "it can use pages allocated to others",
+    SettingKind.RESERVED: "it can reserve pages allocated to others",
+    SettingKind.CPUS: "it may run on CPUs allocated to others",
+    SettingKind.EFFECTIVE: "it runs on CPUs allocated to others",
+}
+CONSEQUENCES: Final[Mapping[AuditVerdict, Mapping[SettingKind, str]]] = {
+    AuditVerdict.LOWER: _LESS,
+    AuditVerdict.LIMITED: _LESS,
+    AuditVerdict.HIGHER: _MORE,
+    AuditVerdict.UNLIMITED: _MORE,
+    AuditVerdict.PARENT_TIGHTER: {
+        SettingKind.QUOTA: "the pod is throttled before its containers use their allocation",
+        SettingKind.MEMORY: "the pod runs out of memory before its containers use their allocation",
+        SettingKind.PAGES: "the pod runs out of pages before its containers use their allocation",
+        SettingKind.RESERVED: "the pod cannot reserve the pages allocated to its containers",
+    },
+    AuditVerdict.MISSING: dict.fromkeys(SettingKind, "the allocation has no effect"),
+}
+"""Consequence for the container or pod, by verdict and kind of setting."""
+
+
+class SettingComparison(NamedTuple):
+    """Actual and expected value of one cgroup setting, with the verdict."""
+
+    cgroup: CgroupId
+    expected: ExpectedSetting
+    actual: Reading
+    verdict: AuditVerdict
+    reason: str
+    """Compared numbers and the arithmetic of the expected value. It changes only if a number changes."""
+    consequence: str
+    """Consequence for the container or pod; empty: none."""
+
+    @property
+    def setting(self) -> SettingId:
+        """Identity of the cgroup setting."""
+        return self.expected.setting

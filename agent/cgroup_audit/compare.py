@@ -1,0 +1,269 @@
+"""Comparison of actual with expected cgroup settings: a verdict on each setting, with its reason.
+
+A setting that the agent did not read, or whose expected value is unknown, is UNKNOWN. A wrong value shortly
+after a start or a resize is QUIET: the kubelet and the container runtime may still be writing.
+"""
+
+import errno
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+from agent.cgroup_audit.audit_verdicts import (
+    CONSEQUENCES,
+    DRIFT_VERDICTS,
+    ActualCgroup,
+    AuditVerdict,
+    SettingComparison,
+)
+from agent.cgroup_audit.cgroup_paths import CgroupLevel
+from agent.cgroup_audit.cgroup_settings import (
+    UNLIMITED_FROM,
+    SettingId,
+    SettingKind,
+    format_setting_value,
+    normalize_limit,
+    setting_file,
+)
+from agent.cgroup_audit.expected_cgroups import CgroupId, ExpectedCgroup
+from agent.cgroup_audit.expected_values import AcceptedValue, ExpectedSetting
+from agent.cgroup_audit.pod import Pod
+from agent.model.cgroup import NO_LIMIT
+from agent.model.cpuset import format_cpus
+from agent.model.reading import NEVER_READ, Absence, Missing
+
+_POD_WIDE_LIMITS: Final = (SettingKind.QUOTA, SettingKind.MEMORY, SettingKind.PAGES, SettingKind.RESERVED)
+"""Cgroup settings for which the pod's limit also bounds its containers."""
+
+
+def tighter_pod_limits(
+    pod: ExpectedCgroup, groups: Sequence[ExpectedCgroup], actual: Mapping[CgroupId, ActualCgroup]
+) -> Mapping[SettingId, str]:
+    """Return the settings whose actual limit is tighter in the pod's cgroup than in its containers' cgroups.
+
+    Settings whose expected limits already differ in this way are left out: a claim that containers share
+    counts once in the pod. Each setting has a text with the containers' limit.
+    """
+    tight = {}
+    mine_are = (CgroupLevel.CONTAINER, pod.cgroup.pod_uid)
+    containers = [one for one in groups if (one.cgroup.level, one.cgroup.pod_uid) == mine_are]
+    for setting in (one.setting for one in pod.settings if one.setting.kind in _POD_WIDE_LIMITS):
+        mine = _expected_and_actual(pod, setting, actual)
+        theirs = [pair for one in containers if (pair := _expected_and_actual(one, setting, actual))]
+        if mine is None or not theirs:
+            continue
+        for words, of in (("one of its containers has", max), ("its containers together have", _sum)):
+            most = of([pair.actual for pair in theirs])
+            if mine.actual < most and mine.expected >= of([Fraction(pair.expected) for pair in theirs]):
+                tight[setting] = f"{words} {format_setting_value(setting.kind, int(most))}"
+                break
+    return tight
+
+
+class _Amounts(NamedTuple):
+    expected: int
+    actual: Fraction
+
+
+def _expected_and_actual(
+    group: ExpectedCgroup, setting: SettingId, actual: Mapping[CgroupId, ActualCgroup]
+) -> _Amounts | None:
+    read = actual.get(group.cgroup)
+    expected = next((one for one in group.settings if one.setting == setting), None)
+    if read is None or read.is_gone or expected is None or not expected.accepted:
+        return None
+    value, meant = read.values.get(setting), expected.accepted[0].value
+    if not isinstance(value, int):
+        return None
+    if value in {option.value for option in expected.accepted}:
+        # containers are rounded one by one, so their sum can exceed the pod
+        return _Amounts(meant, Fraction(meant))
+    return _Amounts(meant, normalize_limit(value) * _period_ratio(expected, read, value))
+
+
+def _period_ratio(expected: ExpectedSetting, read: ActualCgroup, value: int) -> Fraction:
+    """Return the factor that scales a quota from the actual to the expected CFS period."""
+    period = read.values.get(SettingId(SettingKind.PERIOD))
+    if not expected.period_us or not isinstance(period, int) or not period or value >= UNLIMITED_FROM:
+        return Fraction(1)
+    return Fraction(expected.period_us, period)
+
+
+def _sum(amounts: Iterable[Fraction]) -> Fraction:
+    return min(sum(amounts, Fraction(0)), Fraction(NO_LIMIT))
+
+
+_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
+"""Error numbers of a failed read that show that the cgroup was removed."""
+_CPU_SETS: Final = frozenset({SettingKind.CPUS, SettingKind.EFFECTIVE})
+
+
+def compare_cgroups(
+    expected: Sequence[ExpectedCgroup], actual: Mapping[CgroupId, ActualCgroup], cgroup_version: int
+) -> tuple[SettingComparison, ...]:
+    """Compare each setting of each cgroup, in the order of ``expected``.
+
+    Args:
+        expected: Expected values of a pod and its containers, or of QoS classes.
+        actual: Actual values by cgroup; a cgroup without an entry was not read.
+        cgroup_version: 1 or 2; decides the names of the files.
+    """
+    found = []
+    for group in expected:
+        read = actual.get(group.cgroup)
+        tight = tighter_pod_limits(group, expected, actual) if group.cgroup.level is CgroupLevel.POD else {}
+        for setting in group.settings:
+            compared = _compare_setting(group.cgroup, setting, read, cgroup_version)
+            found.append(
+                _quiet_after_change(_with_tighter_pod(compared, tight.get(setting.setting, "")), group, read)
+            )
+    return tuple(found)
+
+
+def since_change_s(pod: Pod, now_wall_s: float, container: str = "") -> float | None:
+    """Return the time since the last start of a container or the last resize of its pod [s]; None: unknown.
+
+    Args:
+        container: Container whose start counts; empty: the starts of all containers of the pod count.
+    """
+    times = [one.started_wall_s for one in pod.containers if container in {"", one.name}]
+    times += [pod.resize.since_wall_s] if pod.resize else []
+    known = [now_wall_s - when for when in times if when is not None]
+    return min(known, default=None)
+
+
+def _compare_setting(
+    group: CgroupId, expected: ExpectedSetting, read: ActualCgroup | None, version: int
+) -> SettingComparison:
+    reading = read.values.get(expected.setting) if read else None
+
+    def result(verdict: AuditVerdict, why: str) -> SettingComparison:
+        risk = CONSEQUENCES.get(verdict, {}).get(expected.setting.kind, "")
+        value = NEVER_READ if reading is None else reading
+        return SettingComparison(group, expected, value, verdict, why, risk)
+
+    if read is not None and read.is_gone:
+        return result(AuditVerdict.VANISHED, "the cgroup is gone")
+    if read is None or reading is None:
+        return result(AuditVerdict.UNKNOWN, "not read")
+    if isinstance(reading, Missing):
+        return result(*_compare_missing(expected, reading, read, version))
+    if not expected.accepted:
+        return result(AuditVerdict.UNKNOWN, f"the expected value is unknown: {expected.unknown_reason}")
+    if expected.setting.kind in _CPU_SETS:
+        return result(*_compare_cpus(expected, reading, version))
+    return result(*_compare_number(_with_actual_period(expected, read), reading))
+
+
+def _compare_missing(
+    expected: ExpectedSetting, reading: Missing, read: ActualCgroup, version: int
+) -> tuple[AuditVerdict, str]:
+    file = setting_file(expected.setting, version)
+    if reading.errno in _GONE and reading.absence is Absence.UNREADABLE:
+        return AuditVerdict.VANISHED, f"{file.name} and its cgroup are gone"
+    if expected.accepted and expected.accepted[0].value == NO_LIMIT:
+        return AuditVerdict.NOT_MISSED, f"there is no {file.name}, and no limit is expected"
+    if read.controllers is not None and file.controller not in read.controllers:
+        return AuditVerdict.MISSING, f"the controller {file.controller} is not enabled"
+    if reading.absence is Absence.UNREADABLE:
+        return AuditVerdict.MISSING, f"{file.name} cannot be read: {reading}"
+    if expected.setting.kind is SettingKind.RESERVED:
+        return AuditVerdict.NOT_MISSED, f"{file.name} does not exist before Linux 5.7"
+    return AuditVerdict.MISSING, f"there is no {file.name}"
+
+
+def _with_actual_period(expected: ExpectedSetting, read: ActualCgroup) -> ExpectedSetting:
+    """Scale an expected quota to the actual CFS period: a wrong period must not make the quota wrong, too."""
+    period = read.values.get(SettingId(SettingKind.PERIOD))
+    if not expected.period_us or not isinstance(period, int) or period == expected.period_us:
+        return expected
+
+    def scaled(option: AcceptedValue) -> AcceptedValue:
+        return option._replace(value=option.value * period // expected.period_us)
+
+    return replace(
+        expected,
+        accepted=tuple(map(scaled, expected.accepted)),
+        arithmetic=f"{expected.arithmetic}, scaled to a period of {period}",
+        explained_wrong_values=tuple(map(scaled, expected.explained_wrong_values)),
+    )
+
+
+def _compare_number(expected: ExpectedSetting, value: int) -> tuple[AuditVerdict, str]:
+    value = normalize_limit(value)
+    why = _describe_comparison(expected, value)
+    for option in expected.accepted:
+        if option.value == value:
+            note = f", {option.note}" if option.note else ""
+            return (AuditVerdict.ROUNDED if option.is_rounded else AuditVerdict.MATCH), f"{why}{note}"
+    text = format_setting_value(expected.setting.kind, value)
+    why += next(
+        (f"; {text} is {one.note}" for one in expected.explained_wrong_values if one.value == value), ""
+    )
+    return _verdict_on_wrong_value(expected, value), why
+
+
+def _verdict_on_wrong_value(expected: ExpectedSetting, value: int) -> AuditVerdict:
+    """Return the verdict on a wrong value: LOWER, HIGHER, UNLIMITED or LIMITED.
+
+    A value between two accepted values is compared with the first accepted value.
+    """
+    values = [option.value for option in expected.accepted]
+    if values[0] == NO_LIMIT:
+        return AuditVerdict.LIMITED
+    if value == NO_LIMIT:
+        return AuditVerdict.UNLIMITED
+    if value < min(values) or min(values) < value < values[0]:
+        return AuditVerdict.LOWER
+    return AuditVerdict.HIGHER
+
+
+def _compare_cpus(expected: ExpectedSetting, value: int, version: int) -> tuple[AuditVerdict, str]:
+    wanted = expected.accepted[0].value
+    missing, extra = wanted & ~value, value & ~wanted
+    why = _describe_comparison(expected, value)
+    if not value and version == 2 and expected.setting.kind is SettingKind.CPUS:
+        return AuditVerdict.UNLIMITED, f"{why}; an empty set inherits the CPUs of the parent cgroup"
+    if missing:
+        why += f", missing {format_cpus(missing)}"
+    if extra:
+        why += f", extra {format_cpus(extra)}"
+    return (AuditVerdict.LOWER if missing else AuditVerdict.HIGHER if extra else AuditVerdict.MATCH), why
+
+
+def _describe_comparison(expected: ExpectedSetting, value: int) -> str:
+    text = format_setting_value(expected.setting.kind, value)
+    return f"{text}, expected {format_expected(expected)}: {expected.arithmetic}"
+
+
+def format_expected(expected: ExpectedSetting) -> str:
+    """Format the accepted values of a cgroup setting, joined by "or"; ``unknown`` if there is none."""
+    texts = [
+        format_setting_value(expected.setting.kind, one.value)
+        for one in expected.accepted
+        if not one.is_rounded
+    ]
+    return " or ".join(dict.fromkeys(texts)) or "unknown"
+
+
+def _with_tighter_pod(compared: SettingComparison, tight: str) -> SettingComparison:
+    """Add the text about a too tight pod limit to a comparison; a correct value becomes PARENT_TIGHTER."""
+    if not tight:
+        return compared
+    why = f"{compared.reason}; {tight}"
+    if compared.verdict in {AuditVerdict.LOWER, AuditVerdict.LIMITED}:
+        return compared._replace(reason=why)
+    risk = CONSEQUENCES[AuditVerdict.PARENT_TIGHTER][compared.setting.kind]
+    return compared._replace(verdict=AuditVerdict.PARENT_TIGHTER, reason=why, consequence=risk)
+
+
+def _quiet_after_change(
+    compared: SettingComparison, group: ExpectedCgroup, read: ActualCgroup | None
+) -> SettingComparison:
+    """Change the verdict on a wrong value to QUIET shortly after a start or resize."""
+    since = read.since_change_s if read else None  # negative after a clock step
+    if since is None or abs(since) >= group.quiet_s or compared.verdict not in DRIFT_VERDICTS:
+        return compared
+    why = f"{compared.reason}; it changed less than {group.quiet_s} s ago"
+    return compared._replace(verdict=AuditVerdict.QUIET, reason=why, consequence="")

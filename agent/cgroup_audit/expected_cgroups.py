@@ -1,0 +1,250 @@
+"""Expected settings of the cgroups of pods and QoS classes: each value with its arithmetic.
+
+If the text of KEP-5517 (claims count as pod resources) and the released kubelet differ, both values are
+accepted, the kubelet's first. Swap, memory QoS
+(memory.min, low and high) and OOM scores are not compared.
+
+Source: kubelet v1.37.1, pkg/kubelet/cm (ResourceConfigForPod, QoS classes) and pkg/kubelet/kuberuntime
+(generateLinuxContainerResources).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from agent.cgroup_audit.cgroup_paths import CgroupLevel
+from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind, format_bytes
+from agent.cgroup_audit.expected_values import (
+    AcceptedValue,
+    ExpectedSetting,
+    ResourceSums,
+    cpu_quota,
+    cpu_weight,
+    hugepage_limits,
+    memory_limit,
+    minimum_weight,
+    resource_sums,
+    unknown_setting,
+)
+from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
+from agent.cgroup_audit.pod import CPU, HUGEPAGES, MEMORY, Pod, PodContainer, QosClass, UnknownAmount
+from agent.cgroup_audit.quantity import MILLI, ZERO, Quantity, parse_quantity
+from agent.cgroup_audit.resource_sums import (
+    Amount,
+    ResourceSum,
+    add_amounts,
+    container_hugepages,
+    container_limit,
+    container_request,
+    has_limit,
+    pod_limits,
+    pod_requests,
+)
+from agent.model.cgroup import NO_LIMIT
+from agent.model.cpuset import format_cpus
+
+QUIET_S: Final = 30
+"""Time after a start or resize in which runtime, driver and systemd may still write the settings [s]."""
+QOS_QUIET_S: Final = 90
+"""Time after a change in which the cgroup of a QoS class may be outdated [s]; updated once a minute."""
+
+
+class CgroupId(NamedTuple):
+    """Identity of a cgroup: a QoS class, a pod or a container."""
+
+    level: CgroupLevel
+    qos: QosClass
+    pod_uid: str = ""
+    """Pod UID in the cgroup's name; empty: the cgroup of a QoS class."""
+    container: str = ""
+    """Name of the container in its pod; empty: the pod's cgroup."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedCgroup:
+    """One cgroup with the expected value of each of its settings."""
+
+    cgroup: CgroupId
+    settings: tuple[ExpectedSetting, ...]
+    quiet_s: int = QUIET_S
+    """Time after a start or resize during which a wrong value has the verdict QUIET [s]."""
+
+
+def expected_pod_cgroups(
+    pod: Pod, facts: NodeFacts, exclusive_cpus: Sequence[ExclusiveCpus] = ()
+) -> tuple[ExpectedCgroup, ...]:
+    """Return the expected settings of a pod's cgroup and of its containers' cgroups, the pod's first.
+
+    Args:
+        pod: A pod that has not ended.
+        exclusive_cpus: Known exclusive CPUs of the pod's containers.
+    """
+    group = CgroupId(CgroupLevel.POD, pod.qos, pod.cgroup_uid)
+    groups = [ExpectedCgroup(group, tuple(_pod_settings(pod, facts, exclusive_cpus)))]
+    for container in pod.containers:
+        own = [one for one in exclusive_cpus if one.container == container.name]
+        settings = tuple(_container_settings(pod, container, facts, own))
+        groups.append(
+            ExpectedCgroup(group._replace(level=CgroupLevel.CONTAINER, container=container.name), settings)
+        )
+    return tuple(groups)
+
+
+def expected_qos_cgroups(pods: Iterable[Pod], facts: NodeFacts) -> tuple[ExpectedCgroup, ...]:
+    """Return the expected settings of the cgroups of the QoS classes Burstable and BestEffort.
+
+    Args:
+        pods: All pods of the Kubernetes node; ended pods are ignored.
+    """
+    burstable = [pod for pod in pods if pod.is_active and pod.qos is QosClass.BURSTABLE]
+    wanted = resource_sums(lambda claims: _sum_cpu_requests(burstable, claims), facts)
+    weights = (
+        (QosClass.BURSTABLE, cpu_weight(wanted, facts)),
+        (QosClass.BEST_EFFORT, minimum_weight("always the minimum", facts)),
+    )
+    pages = tuple(
+        ExpectedSetting(
+            SettingId(setting, size), (AcceptedValue(NO_LIMIT),), "QoS classes have no hugepage limit"
+        )
+        for size in facts.hugepages_kib
+        for setting in (SettingKind.PAGES, SettingKind.RESERVED)
+    )
+    return tuple(
+        ExpectedCgroup(CgroupId(CgroupLevel.QOS, qos), (weight, *pages), QOS_QUIET_S)
+        for qos, weight in weights
+    )
+
+
+def _sum_cpu_requests(pods: Sequence[Pod], claims: bool) -> Amount:
+    """Sum the CPU requests of pods; each is rounded up before the addition, as the kubelet does."""
+    total = ZERO
+    for pod in pods:
+        amount = pod_requests(pod, CPU, with_claims=claims)
+        if isinstance(amount, UnknownAmount):
+            return UnknownAmount(f"pod {pod}: {amount.reason}")
+        total += Quantity(amount.total.milli * MILLI) if amount else ZERO
+    many = "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
+    return ResourceSum(total, f"{total.milli}m ({many})")
+
+
+def _pod_settings(
+    pod: Pod, facts: NodeFacts, exclusive: Sequence[ExclusiveCpus]
+) -> Iterable[ExpectedSetting]:
+    yield _pod_weight(pod, facts)
+    by_kubelet = [one.container for one in exclusive if one.by_kubelet]
+    lifted = f"{by_kubelet[0]} has exclusive CPUs from the kubelet" if by_kubelet else ""
+    yield from cpu_quota(_pod_limit(pod, CPU, facts), facts, lifted, _no_limit_text(pod, CPU))
+    yield memory_limit(_pod_limit(pod, MEMORY, facts), facts, _no_limit_text(pod, MEMORY))
+    for size in facts.hugepages_kib:
+        yield from hugepage_limits(size, _pod_pages(pod, size, facts))
+
+
+def _pod_weight(pod: Pod, facts: NodeFacts) -> ExpectedSetting:
+    wanted = resource_sums(lambda claims: pod_requests(pod, CPU, with_claims=claims), facts)
+    if pod.qos is not QosClass.BEST_EFFORT:
+        return cpu_weight(wanted, facts)
+    least = minimum_weight("BestEffort: the least", facts)
+    if not isinstance(wanted.by_kubelet, ResourceSum) or not wanted.by_kubelet.total:
+        return least
+    return _or_by_text(least, cpu_weight(wanted, facts), wanted.by_kubelet.text)
+
+
+def _or_by_text(expected: ExpectedSetting, by_text: ExpectedSetting, why: str) -> ExpectedSetting:
+    """Add the values that follow from KEP-5517's text to the accepted values, with ``why`` as note."""
+    known = {option.value for option in expected.accepted}
+    others = (
+        AcceptedValue(one.value, f"KEP-5517's text: {why}")
+        for one in by_text.accepted
+        if one.value not in known
+    )
+    return replace(expected, accepted=(*expected.accepted, *others))
+
+
+def _pod_limit(pod: Pod, resource: str, facts: NodeFacts) -> ResourceSums:
+    if pod.qos is QosClass.BEST_EFFORT or (pod.qos is QosClass.BURSTABLE and not has_limit(pod, resource)):
+        return ResourceSums(None, None)
+    return resource_sums(lambda claims: pod_limits(pod, resource, with_claims=claims), facts)
+
+
+def _no_limit_text(pod: Pod, resource: str) -> str:
+    if pod.qos is QosClass.BEST_EFFORT:
+        return "BestEffort: no limit"
+    without = [one.name for one in pod.containers if not one.limits.get(resource)]
+    return f"no limit: {', '.join(without)} has none"
+
+
+def _pod_pages(pod: Pod, size_kib: int, facts: NodeFacts) -> ResourceSums:
+    names = _page_resources(pod, size_kib)
+    return resource_sums(
+        lambda claims: add_amounts(pod_requests(pod, name, with_claims=claims) for name in names), facts
+    )
+
+
+def _container_settings(
+    pod: Pod, container: PodContainer, facts: NodeFacts, exclusive: Sequence[ExclusiveCpus]
+) -> Iterable[ExpectedSetting]:
+    yield _container_weight(pod, container, facts)
+    lifted = "it has exclusive CPUs from the kubelet" if any(one.by_kubelet for one in exclusive) else ""
+    yield from cpu_quota(_container_limit(pod, container, CPU, facts), facts, lifted, "no limit")
+    yield memory_limit(_container_limit(pod, container, MEMORY, facts), facts, "no limit")
+    for size in facts.hugepages_kib:
+        yield from hugepage_limits(size, _container_pages(pod, container, size, facts))
+    if exclusive:
+        yield from _exclusive_cpus(exclusive)
+
+
+def _exclusive_cpus(exclusive: Sequence[ExclusiveCpus]) -> Iterable[ExpectedSetting]:
+    """Yield the expected cpuset of a container; unknown if kubelet and driver assigned different CPUs."""
+    texts = [f"{format_cpus(cpus)} from {'the kubelet' if own else 'a driver'}" for _, cpus, own in exclusive]
+    text = f"CPUs {' and '.join(texts)}"
+    for setting in (SettingId(SettingKind.CPUS), SettingId(SettingKind.EFFECTIVE)):
+        if len({one.cpus for one in exclusive}) > 1:
+            yield unknown_setting(setting, text)
+        else:
+            yield ExpectedSetting(setting, (AcceptedValue(exclusive[0].cpus),), text)
+
+
+def _container_weight(pod: Pod, container: PodContainer, facts: NodeFacts) -> ExpectedSetting:
+    """Return the expected CPU weight of a container, which its claims do not change.
+
+    KEP-5517's text and the released kubelet differ if only the pod has a limit.
+    """
+    amount = container_request(pod, container)
+    expected = cpu_weight(ResourceSums(amount, amount), facts, by_runtime=True)
+    if CPU in container.requests or container.limits.get(CPU) or not isinstance(amount, ResourceSum):
+        return expected
+    least = minimum_weight("", facts, by_runtime=True)
+    return _or_by_text(expected, least, "no request of its own, so the minimum")
+
+
+def _container_limit(pod: Pod, container: PodContainer, resource: str, facts: NodeFacts) -> ResourceSums:
+    return resource_sums(lambda claims: container_limit(pod, container, resource, with_claims=claims), facts)
+
+
+def _container_pages(pod: Pod, container: PodContainer, size_kib: int, facts: NodeFacts) -> ResourceSums:
+    names = _page_resources(pod, size_kib)
+    return resource_sums(
+        lambda claims: add_amounts(
+            container_hugepages(pod, container, name, with_claims=claims) for name in names
+        ),
+        facts,
+    )
+
+
+def _page_resources(pod: Pod, size_kib: int) -> tuple[str, ...]:
+    """Return the resource names of one hugepage size that a pod uses, such as ``hugepages-2048Ki``."""
+    resources = [pod.overhead, pod.pod_level_requests, pod.pod_level_limits]
+    for container in pod.containers:
+        resources += [container.requests, container.limits]
+    for grant in pod.known_claim_resources:
+        resources += [grant.shared, grant.per_pod, grant.per_container]
+    names = {name for amounts in resources for name in amounts if name.startswith(HUGEPAGES)}
+    found = sorted(name for name in names if _page_bytes(name) == size_kib * 1024)
+    return tuple(found) or (f"{HUGEPAGES}{format_bytes(size_kib * 1024)}",)
+
+
+def _page_bytes(resource: str) -> int:
+    try:
+        return parse_quantity(resource.removeprefix(HUGEPAGES)).value
+    except ValueError:
+        return 0  # the kubelet ignores such names

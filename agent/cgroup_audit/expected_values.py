@@ -1,0 +1,254 @@
+"""Conversion of requests and limits to the expected value of one cgroup setting, with its arithmetic.
+
+If the kubelet and container runtimes round, or differ by version, several values are accepted, each with a
+note on its origin. Conversions truncate to integers, as the kubelet does.
+
+Source: kubelet v1.37.1, pkg/kubelet/cm (shares, quota, linear weight); github.com/opencontainers/cgroups
+v0.0.7 (quadratic weight, systemd's round-up); kernel, mm/page_counter.c and mm/hugetlb_cgroup.c (pages).
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind, format_bytes, hugepage_size_name
+from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
+from agent.cgroup_audit.pod import UnknownAmount
+from agent.cgroup_audit.quantity import ZERO, Quantity
+from agent.cgroup_audit.resource_sums import Amount
+from agent.model.cgroup import NO_LIMIT
+
+MIN_SHARES: Final = 2
+MAX_SHARES: Final = 262_144
+MIN_QUOTA_US: Final = 1000
+_STEP_US: Final = 10_000
+"""Granularity of a CPU quota set by systemd [us]: 1 % of a CPU, 10 ms of each second."""
+_SECOND_US: Final = 1_000_000
+
+
+def shares_from_millicores(milli: int) -> int:
+    """Convert millicores to ``cpu.shares``, within the kernel's limits."""
+    return max(MIN_SHARES, min(milli * 1024 // 1000, MAX_SHARES))
+
+
+def linear_weight(shares: int) -> int:
+    """Convert shares to ``cpu.weight`` as the kubelet and older OCI runtimes do."""
+    return 1 + (max(MIN_SHARES, min(shares, MAX_SHARES)) - 2) * 9999 // 262_142
+
+
+def quadratic_weight(shares: int) -> int:
+    """Convert shares to ``cpu.weight`` as runc 1.3.2 and crun 1.23 do: 1024 shares are the default of 100."""
+    if shares <= MIN_SHARES:
+        return 1
+    if shares >= MAX_SHARES:
+        return 10_000
+    exponent = math.log2(shares)
+    # The order of evaluation decides whether 1024 shares are 100 or 101.
+    return math.ceil(math.pow(10, (exponent * exponent + 125 * exponent) / 612.0 - 7.0 / 34.0))
+
+
+def quota_from_millicores(milli: int, period_us: int) -> int:
+    """Convert millicores to a CFS quota [us]; 0: no quota, the file stays unchanged."""
+    return max(milli * period_us // 1000, MIN_QUOTA_US) if milli else 0
+
+
+def systemd_quota(quota_us: int, period_us: int) -> int:
+    """Round a quota up as systemd does, to the next 10 ms of each second."""
+    per_second = quota_us * _SECOND_US // period_us
+    if per_second % _STEP_US == 0:
+        return quota_us
+    return (per_second // _STEP_US + 1) * _STEP_US * period_us // _SECOND_US
+
+
+def whole_pages(limit_bytes: int, page_bytes: int) -> int:
+    """Round a limit down to whole pages, as the kernel does."""
+    return limit_bytes - limit_bytes % page_bytes
+
+
+class AcceptedValue(NamedTuple):
+    """Value that is correct for a cgroup setting."""
+
+    value: int
+    note: str = ""
+    """Origin or reason of the value; empty: the only value."""
+    is_rounded: bool = False
+    """True: the first accepted value after rounding by systemd or the kernel. False: an exact value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSetting:
+    """All values that are correct for one cgroup setting."""
+
+    setting: SettingId
+    accepted: tuple[AcceptedValue, ...]
+    """Correct values, that of the released kubelet first. Empty: unknown."""
+    arithmetic: str
+    unknown_reason: str = ""
+    """Reason why the expected value is unknown; empty: it is known."""
+    explained_wrong_values: tuple[AcceptedValue, ...] = ()
+    """Wrong values whose cause is known, with the cause as note."""
+    period_us: int = 0
+    """CFS period of a quota [us]; 0 for other settings."""
+
+
+class ResourceSums(NamedTuple):
+    """Sum of the requests or limits for a resource, with and without the resources of claims."""
+
+    by_kubelet: Amount
+    """Sum as this node's kubelet computes it: with claims if NodeFacts.counts_claims."""
+    without_claims: Amount
+    """Sum as a kubelet computes it that does not count claims."""
+
+
+def resource_sums(add: Callable[[bool], Amount], facts: NodeFacts) -> ResourceSums:
+    """Compute a sum with and without claims. ``add`` returns the sum; its argument: whether claims count."""
+    return ResourceSums(add(facts.counts_claims), add(False))
+
+
+def unknown_setting(setting: SettingId, reason: str) -> ExpectedSetting:
+    """Return a setting whose expected value is unknown for a reason."""
+    return ExpectedSetting(setting, (), "", reason)
+
+
+def cpu_weight(sums: ResourceSums, facts: NodeFacts, *, by_runtime: bool = False) -> ExpectedSetting:
+    """Return the expected CPU weight (v2) or CPU shares (v1).
+
+    Args:
+        by_runtime: True: the container runtime writes the weight. False: the kubelet.
+    """
+    if isinstance(sums.by_kubelet, UnknownAmount):
+        return unknown_setting(SettingId(SettingKind.WEIGHT), sums.by_kubelet.reason)
+    expected = _weight(sums.by_kubelet, facts, by_runtime)
+    if isinstance(sums.without_claims, UnknownAmount):
+        return expected
+    return _explain_without_claims(expected, _weight(sums.without_claims, facts, by_runtime).accepted)
+
+
+def minimum_weight(reason: str, facts: NodeFacts, *, by_runtime: bool = False) -> ExpectedSetting:
+    """Return the lowest CPU weight as the expected value, with the reason."""
+    return _weighted(MIN_SHARES, reason, facts, by_runtime)
+
+
+def _weight(amount: Amount, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
+    if amount is None or isinstance(amount, UnknownAmount):
+        return minimum_weight("no request", facts, by_runtime=runtimes)
+    return _weighted(shares_from_millicores(amount.total.milli), amount.text, facts, runtimes)
+
+
+def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
+    arithmetic = f"{text} -> shares {shares}"
+    if facts.cgroup_version == 1:
+        return ExpectedSetting(SettingId(SettingKind.WEIGHT), (AcceptedValue(shares),), arithmetic)
+    formulas = [(linear_weight(shares), "linear"), (quadratic_weight(shares), "quadratic")]
+    if runtimes:  # newer runtimes use the quadratic formula
+        formulas.reverse()
+    if formulas[0][0] == formulas[1][0]:
+        formulas = [(formulas[0][0], "")]
+    options = tuple(AcceptedValue(weight, formula) for weight, formula in formulas)
+    weights = " or ".join(f"{weight} ({formula})" if formula else str(weight) for weight, formula in formulas)
+    return ExpectedSetting(SettingId(SettingKind.WEIGHT), options, f"{arithmetic} -> weight {weights}")
+
+
+def cpu_quota(
+    sums: ResourceSums, facts: NodeFacts, lifted_reason: str, no_limit_text: str
+) -> Iterable[ExpectedSetting]:
+    """Yield the expected quota and, if there is one, the expected period.
+
+    Args:
+        sums: CPU limit.
+        lifted_reason: Reason why there is no quota despite the limit; empty: the limit applies.
+        no_limit_text: Arithmetic text for a missing CPU limit.
+    """
+    setting, amount = SettingId(SettingKind.QUOTA), sums.by_kubelet
+    if not facts.enforces_quota:
+        lifted_reason = "the kubelet sets no quotas"
+    if lifted_reason:
+        yield ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), f"no limit: {lifted_reason}")
+    elif isinstance(amount, UnknownAmount):
+        yield unknown_setting(setting, amount.reason)
+    elif amount is None or not amount.total:
+        yield ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), no_limit_text)
+    else:
+        options = _accepted_quotas(amount.total, facts)
+        arithmetic = f"{amount.text} -> {options[0].value} us of {facts.period_us}"
+        expected = ExpectedSetting(setting, options, arithmetic, period_us=facts.period_us)
+        yield _explain_without_claims(
+            expected, _convert_known(sums.without_claims, lambda total: _accepted_quotas(total, facts))
+        )
+        yield ExpectedSetting(
+            SettingId(SettingKind.PERIOD), (AcceptedValue(facts.period_us),), "the kubelet's period"
+        )
+
+
+def _accepted_quotas(amount: Quantity, facts: NodeFacts) -> tuple[AcceptedValue, ...]:
+    exact = quota_from_millicores(amount.milli, facts.period_us)
+    if facts.cgroup_driver is not CgroupDriver.SYSTEMD:
+        return (AcceptedValue(exact),)
+    up = systemd_quota(exact, facts.period_us)
+    return (
+        (AcceptedValue(exact),)
+        if up == exact
+        else (AcceptedValue(exact), AcceptedValue(up, "systemd rounds up", is_rounded=True))
+    )
+
+
+def memory_limit(sums: ResourceSums, facts: NodeFacts, no_limit_text: str) -> ExpectedSetting:
+    """Return the expected memory limit; ``no_limit_text`` is its arithmetic if there is no limit."""
+    setting, amount = SettingId(SettingKind.MEMORY), sums.by_kubelet
+    if isinstance(amount, UnknownAmount):
+        return unknown_setting(setting, amount.reason)
+    if amount is None or not amount.total:
+        return ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), no_limit_text)
+    options = _page_rounded_limits(amount.total, facts.page_bytes)
+    expected = ExpectedSetting(setting, options, f"{amount.text} -> {options[0].value} bytes")
+    return _explain_without_claims(
+        expected,
+        _convert_known(sums.without_claims, lambda total: _page_rounded_limits(total, facts.page_bytes)),
+    )
+
+
+def hugepage_limits(size_kib: int, sums: ResourceSums) -> Iterable[ExpectedSetting]:
+    """Yield the expected limits on use and reservation of one hugepage size; 0 without a request."""
+    amount = sums.by_kubelet
+    for kind in (SettingKind.PAGES, SettingKind.RESERVED):
+        setting = SettingId(kind, size_kib)
+        if isinstance(amount, UnknownAmount):
+            yield unknown_setting(setting, amount.reason)
+            continue
+        options = _page_rounded_limits(amount.total if amount else ZERO, size_kib * 1024)
+        text = amount.text if amount else f"no pages of {hugepage_size_name(size_kib)} requested"
+        expected = ExpectedSetting(setting, options, f"{text} -> {options[0].value} bytes")
+        if sums.without_claims is None:
+            yield _explain_without_claims(expected, (AcceptedValue(0),))
+        else:
+            yield _explain_without_claims(
+                expected,
+                _convert_known(
+                    sums.without_claims, lambda total: _page_rounded_limits(total, size_kib * 1024)
+                ),
+            )
+
+
+def _page_rounded_limits(amount: Quantity, page_bytes: int) -> tuple[AcceptedValue, ...]:
+    exact, kept = amount.value, whole_pages(amount.value, page_bytes)
+    if exact == kept:
+        return (AcceptedValue(exact),)
+    return (
+        AcceptedValue(exact),
+        AcceptedValue(kept, f"whole pages of {format_bytes(page_bytes)}", is_rounded=True),
+    )
+
+
+def _convert_known(
+    amount: Amount, options: Callable[[Quantity], tuple[AcceptedValue, ...]]
+) -> tuple[AcceptedValue, ...]:
+    return () if amount is None or isinstance(amount, UnknownAmount) else options(amount.total)
+
+
+def _explain_without_claims(expected: ExpectedSetting, uncounted: Iterable[AcceptedValue]) -> ExpectedSetting:
+    """Add the values of a kubelet that does not count claims to the explained wrong values."""
+    right = {option.value for option in expected.accepted}
+    why = "the value of a kubelet that does not count claims"
+    explains = tuple(AcceptedValue(one.value, why) for one in uncounted if one.value not in right)
+    return replace(expected, explained_wrong_values=explains) if explains else expected

@@ -1,0 +1,188 @@
+"""Pod as the cgroup audit needs it: containers, requests, limits, resources of claims, QoS class.
+
+An amount that the API object does not contain is an :class:`UnknownAmount` with the reason, never zero.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from agent.cgroup_audit.quantity import ZERO, Quantity
+
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
+HUGEPAGES: Final = "hugepages-"
+"""Prefix of the names of hugepage resources: ``hugepages-2Mi``."""
+
+ResourceAmounts = Mapping[str, Quantity]
+"""Amounts by resource name: cpu, memory, hugepages-<size>."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownAmount:
+    """Placeholder for a resource amount that the pod's API object does not contain."""
+
+    reason: str
+
+
+class QosClass(StrEnum):
+    """QoS class of a pod, as Kubernetes names it."""
+
+    GUARANTEED = "Guaranteed"
+    BURSTABLE = "Burstable"
+    BEST_EFFORT = "BestEffort"
+
+
+class ContainerRole(StrEnum):
+    """Role of a container in its pod, which decides when it runs."""
+
+    APP = "app"
+    INIT = "init"
+    """Init container: runs before the app containers, one after another."""
+    SIDECAR = "sidecar"
+    """Init container with ``restartPolicy: Always``: runs from its turn on, in parallel with all others."""
+
+
+class ContainerClaimRef(NamedTuple):
+    """Reference from a container to a claim of its pod: ``resources.claims[]``."""
+
+    name: str
+    """Name of the claim in the pod's spec."""
+    request: str
+    """Request of the claim that the container uses; empty: all requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodContainer:
+    """Container of a pod, with its requests, limits and state."""
+
+    name: str
+    role: ContainerRole
+    requests: ResourceAmounts
+    limits: ResourceAmounts
+    claims: tuple[ContainerClaimRef, ...] = ()
+    id: str = ""
+    """Container id at the runtime; empty: the container has not started yet."""
+    runtime: str = ""
+    """Name of the container runtime: ``containerd``, ``cri-o``; empty: the container has not started yet."""
+    started_wall_s: float | None = None
+    """Time of the last start [s since 1970]; None: the container does not run."""
+    granted_requests: ResourceAmounts | None = None
+    """Requests in effect, other than ``requests`` during a resize (``allocatedResources``); None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimResources:
+    """CPU, memory and hugepages that a ResourceClaim adds to its pod (KEP-5517).
+
+    Source: ``status.nodeAllocatableResourceClaimStatuses[]``.
+    """
+
+    claim: str
+    """Name of the ResourceClaim."""
+    containers: tuple[str, ...]
+    """Containers that refer to the claim."""
+    shared: ResourceAmounts
+    """Amounts that the claim's containers share."""
+    per_pod: ResourceAmounts
+    """Overhead for each pod that uses the claim."""
+    per_container: ResourceAmounts
+    """Overhead for each container that uses the claim."""
+
+    def amount_for_pod(self, resource: str) -> Quantity | None:
+        """Return the amount that the claim adds to the pod; None: the claim does not provide the resource."""
+        if resource not in {*self.shared, *self.per_pod, *self.per_container}:
+            return None
+        each = self.per_container.get(resource, ZERO) * len(self.containers)
+        return self.shared.get(resource, ZERO) + self.per_pod.get(resource, ZERO) + each
+
+    def amount_for_container(self, container: str, resource: str) -> Quantity | None:
+        """Return the amount that the claim adds to a container; None: it adds nothing."""
+        if container not in self.containers or self.amount_for_pod(resource) is None:
+            return None
+        each = self.per_container.get(resource, ZERO)
+        return self.shared.get(resource, ZERO) + self.per_pod.get(resource, ZERO) + each
+
+
+class UnfinishedResize(NamedTuple):
+    """In-place resize of a pod that has not finished."""
+
+    pending: bool
+    """True: the kubelet has not granted the resize; the cgroups are unchanged. False: it is in progress."""
+    reason: str
+    """Reason from the pod status: ``Deferred``, ``Infeasible``, ``Error``; may be empty."""
+    since_wall_s: float | None
+    """Time since which the resize is pending or in progress [s since 1970]; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """Pod with everything that its expected cgroup values depend on."""
+
+    namespace: str
+    name: str
+    uid: str
+    """UID of the pod object; for a static pod the UID of its mirror pod."""
+    cgroup_uid: str
+    """UID in the name of the pod's cgroup; for a static pod the hash of its manifest."""
+    reported_qos: QosClass | None
+    """QoS class in the pod's status; None: the status has none."""
+    containers: tuple[PodContainer, ...]
+    """Init containers and sidecars in their order, then app containers."""
+    overhead: ResourceAmounts
+    """``spec.overhead``: amounts for the pod's sandbox."""
+    pod_level_requests: ResourceAmounts
+    """Pod-level requests (``spec.resources``)."""
+    pod_level_limits: ResourceAmounts
+    claims: tuple[str, ...]
+    """Names of the pod's ResourceClaims; for a claim not created yet, its name in the pod's spec."""
+    claim_resources: tuple[ClaimResources, ...] | UnknownAmount
+    """Resources that each claim adds; empty: no claim adds any."""
+    phase: str = ""
+    resize: UnfinishedResize | None = None
+
+    @property
+    def known_claim_resources(self) -> tuple[ClaimResources, ...]:
+        """Resources that each claim adds; empty if unknown."""
+        return () if isinstance(self.claim_resources, UnknownAmount) else self.claim_resources
+
+    @property
+    def qos(self) -> QosClass:
+        """QoS class from the status, else computed from requests and limits."""
+        return self.reported_qos or compute_qos_class(self)
+
+    @property
+    def is_active(self) -> bool:
+        """True: the pod has not ended. False: its phase is Succeeded or Failed."""
+        return self.phase not in {"Succeeded", "Failed"}
+
+    @property
+    def has_pod_level_resources(self) -> bool:
+        """True: ``spec.resources`` has requests or limits."""
+        return bool(self.pod_level_requests or self.pod_level_limits)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def compute_qos_class(pod: Pod) -> QosClass:
+    """Compute the QoS class of a pod from its requests and limits, without the resources of claims.
+
+    Source: kubelet v1.37.1, pkg/apis/core/v1/helper/qos.
+    """
+    if pod.has_pod_level_resources:
+        return _qos_of(pod.pod_level_requests, pod.pod_level_limits)
+    classes = {_qos_of(container.requests, container.limits) for container in pod.containers}
+    if not classes:
+        return QosClass.BEST_EFFORT
+    return classes.pop() if len(classes) == 1 else QosClass.BURSTABLE
+
+
+def _qos_of(requests: ResourceAmounts, limits: ResourceAmounts) -> QosClass:
+    """Return Guaranteed if CPU and memory requests equal limits, BestEffort if all are zero or absent."""
+    pairs = [(requests.get(name, ZERO), limits.get(name, ZERO)) for name in (CPU, MEMORY)]
+    if not any(request or limit for request, limit in pairs):
+        return QosClass.BEST_EFFORT
+    equal = all(request == limit and request for request, limit in pairs)
+    return QosClass.GUARANTEED if equal else QosClass.BURSTABLE

@@ -1,0 +1,318 @@
+"""Builds the explanation of a device, pod or claim from the answers of all sources. Pure.
+
+Nothing is guessed: if a name and a UID may belong to one pod, both are shown with a remark.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Final, TypeVar
+
+from agent.cli.explain.model import (
+    AGENT,
+    PREPARES,
+    TAINTS,
+    ClaimFacts,
+    DeviceConsumer,
+    DeviceFacts,
+    Explanation,
+    NodeAnswers,
+    PodFacts,
+    ReportedHealth,
+    SourceResult,
+)
+from agent.cli.explain.name_lookup import UnknownName, find_claims, find_devices, find_pods
+from agent.cli.history.text import claim_names, device_names, pod_names
+from agent.devices.consumers.affected_pods import affected_pods, group_members, is_group_member, refused_pods
+from agent.devices.consumers.consumer_map import build_consumer_map
+from agent.devices.consumers.device_health_lookup import host_device
+from agent.devices.consumers.reservations import known_consumers, unmatched_reservations
+from agent.errors import PermissionDenied
+from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.claim_sources import ConsumerKind, Origin, PodRef
+from agent.model.consumers import Conflict, ConsumerMap, PodView
+from agent.model.device_usage import DeviceUsage
+from agent.model.health import NonDeviceCause, Severity
+from agent.model.reading import Absence
+
+DEVICE: Final = "device"
+POD: Final = "pod"
+CLAIM: Final = "claim"
+MAX_ENDED: Final = 5
+"""Limit of ended device uses that are shown for a device, pod or claim that still exists."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def explain(kind: str, name: str, answers: NodeAnswers) -> Explanation:
+    """Return the explanation of one device, pod or claim.
+
+    Args:
+        kind: :data:`DEVICE`, :data:`POD` or :data:`CLAIM`.
+        name: Name of the object that the operator gave.
+        answers: Answers of all sources.
+
+    Raises:
+        UnknownName: No source knows the name; the text lists the sources that did not answer.
+        PermissionDenied: No source knows the name, and this user may not read some sources.
+        UsageError: Several objects have the name.
+    """
+    known = build_consumer_map(answers.consumers)
+    try:
+        devices, claims, pods = _related_objects(kind, name, known, answers)
+    except UnknownName as error:
+        if recorded := _recorded_uses(kind, name, answers):
+            return Explanation(kind, answers.now, (), (), (), ended=recorded, sources=answers.sources)
+        missing = [result for result in answers.sources if _may_know(result)]
+        unavailable = (f"{result.source}: {result.reason}" for result in missing)
+        text = "\n  not available: ".join([str(error), *unavailable])
+        raise (PermissionDenied if any(result.is_denied for result in missing) else UnknownName)(
+            text
+        ) from None
+    uses = [DeviceConsumer(device, use) for device in devices for use in affected_pods(known, device)]
+    if kind == DEVICE:
+        pods = {use.affected.pod.ref: None for use in uses}
+    else:
+        uses = [use for use in uses if use.affected.claim in claims and use.affected.pod.ref in pods]
+    index = SourceFactIndex(answers, known)
+    return Explanation(
+        kind=kind,
+        now=answers.now,
+        devices=tuple(map(index.device_facts, devices)),
+        claims=tuple(map(index.claim_facts, claims)),
+        pods=tuple(map(index.pod_facts, pods)),
+        affected=tuple(uses),
+        risks=tuple(risk for risk in refused_pods(known) if risk.pod in pods and risk.claim in claims),
+        conflicts=tuple(_conflicts(known, claims, pods)),
+        ended=tuple(islice(_ended_uses(kind, answers, devices, claims, pods), MAX_ENDED)),
+        sources=answers.sources,
+    )
+
+
+def _ended_uses(
+    kind: str,
+    answers: NodeAnswers,
+    devices: Container[DeviceRef],
+    claims: Iterable[ClaimRef],
+    pods: Iterable[PodRef],
+) -> Iterator[DeviceUsage]:
+    """Yield the ended uses of devices, recorded in the history, that concern the given objects."""
+    uids_of = {POD: {ref.uid for ref in pods}, CLAIM: {ref.uid for ref in claims}}
+    for use in answers.usage:
+        uid = use.claim.uid if kind == CLAIM else use.pod.uid
+        matches = use.device in devices if kind == DEVICE else uid and uid in uids_of[kind]
+        if use.ended and matches:
+            yield use
+
+
+def _recorded_uses(kind: str, name: str, answers: NodeAnswers) -> tuple[DeviceUsage, ...]:
+    """Return the uses of devices in the history that concern the device, pod or claim `name`."""
+    names_of = {POD: pod_names, CLAIM: claim_names, DEVICE: device_names}[kind]
+    found = tuple(use for use in answers.usage if name in names_of(use))
+    return found[:MAX_ENDED] if kind == DEVICE else found
+
+
+def _may_know(result: SourceResult) -> bool:
+    """Return whether a source gave no answer, but may know the object; a driver need not have files."""
+    is_missed = result.absence is Absence.UNREADABLE or result.source not in {PREPARES, TAINTS}
+    return bool(result.absence and result.place and is_missed)
+
+
+def severity_of(explanation: Explanation) -> Severity:
+    """Return the worst severity of the explained devices.
+
+    UNKNOWN for a claim without a known device; OK for a pod without claims; for an object that no longer
+    exists, the severity in the history.
+    """
+    if explanation.ended and not (explanation.devices or explanation.claims or explanation.pods):
+        return max(use.state.severity for use in explanation.ended)
+    has_no_claims = all(pod.view.known is not None and not pod.view.known.claims for pod in explanation.pods)
+    if explanation.kind == POD and not explanation.claims and has_no_claims:
+        return Severity.OK
+    blank = [Severity.UNKNOWN for claim in explanation.claims if not claim.view.devices]
+    return max([*blank, *(device.severity for device in explanation.devices)], default=Severity.UNKNOWN)
+
+
+# --- which objects are concerned ---------------------------------------------------------------------------
+
+_Concerned = tuple[dict[DeviceRef, None], dict[ClaimRef, None], dict[PodRef, None]]
+
+
+def _related_objects(kind: str, name: str, known: ConsumerMap, answers: NodeAnswers) -> _Concerned:
+    """Return the devices, claims and pods that belong to the explained object; no pods for a device."""
+    if kind == DEVICE:
+        cdi = (
+            pair for answer in answers.consumers.prepared for claim in answer.items for pair in claim.cdi_ids
+        )
+        found = dict.fromkeys(find_devices(name, _all_devices(known, answers), cdi, host_aliases(answers)))
+        return found, dict.fromkeys(ref for device in found for ref in known.devices.get(device, ())), {}
+    if kind == POD:
+        pods = dict.fromkeys(find_pods(name, known))
+        claims = dict.fromkeys(ref for pod in pods for ref in _claims_of(known, pod))
+    else:
+        claims = dict.fromkeys(find_claims(name, known))
+        pods = dict.fromkeys(pod for claim in claims for pod in _pods_of(known, claim))
+    devices = dict.fromkeys(
+        ref for claim in claims for ref in sorted({edge.use.device for edge in known.claims[claim].devices})
+    )
+    return devices, claims, pods
+
+
+def _all_devices(known: ConsumerMap, answers: NodeAnswers) -> Iterator[DeviceRef]:
+    yield from known.devices
+    for device in answers.report.devices if answers.report else ():
+        yield DeviceRef(*device.key)
+    hosts = host_aliases(answers)
+    yield from (ref for ref in _driver_devices(answers) if ref not in hosts)
+    yield from (belief.device for belief in answers.kubelet_health)
+    yield from (fault.device for fault in answers.driver_faults)
+    yield from (device for record in answers.prepares for device in record.outcome.devices)
+    yield from (device for tainted in answers.taints.values() for device in tainted)
+
+
+def _claims_of(known: ConsumerMap, pod: PodRef) -> Iterator[ClaimRef]:
+    """Yield the claims of a pod, then the claims of its pod group that the pod uses or may use."""
+    yield from known.pods[pod].claims
+    for ref, claim in known.claims.items():
+        for edge in claim.consumers:
+            consumer = edge.consumer
+            if consumer.kind is ConsumerKind.POD_GROUP and is_group_member(
+                known.pods[pod], ref, consumer.name
+            ):
+                yield ref
+
+
+def _pods_of(known: ConsumerMap, claim: ClaimRef) -> Iterator[PodRef]:
+    edges = known.claims[claim].consumers
+    yield from (edge.consumer.pod for edge in edges if edge.consumer.pod)
+    for edge in edges:
+        if edge.consumer.kind is ConsumerKind.POD_GROUP:
+            yield from (view.ref for view in group_members(known, claim, edge.consumer.name))
+
+
+def _conflicts(
+    known: ConsumerMap, claims: Container[ClaimRef], pods: Container[PodRef]
+) -> Iterator[Conflict]:
+    for conflict in known.conflicts:
+        if any(ref in claims for ref in conflict.claims) or any(ref in pods for ref in conflict.pods):
+            yield conflict
+
+
+def host_aliases(answers: NodeAnswers) -> dict[DeviceRef, DeviceRef]:
+    """Return the drivers' devices that the agent reports as host devices, mapped to the host device."""
+    if answers.report is None:
+        return {}
+    known = {DeviceRef(*device.key) for device in answers.report.devices}
+    declaring = {ref.driver for ref in known}
+    served = {driver for driver, sent in answers.driver_reports.items() if sent.is_agents}
+    found = {
+        ref: host_device(ref, known=known, declaring=declaring, served=served)
+        for ref in _driver_devices(answers)
+    }
+    return {ref: host for ref, host in found.items() if host}
+
+
+def _driver_devices(answers: NodeAnswers) -> Iterator[DeviceRef]:
+    for driver, sent in answers.driver_reports.items():
+        yield from (DeviceRef(driver, device.pool, device.device) for device in sent.report.devices)
+
+
+# --- facts by object ---------------------------------------------------------------------------------------
+
+
+class SourceFactIndex:
+    """Index of the sources' answers by device, claim and pod, of which a node has thousands."""
+
+    def __init__(self, answers: NodeAnswers, known: ConsumerMap) -> None:
+        """Index `answers`; `known` is the map of claims, pods and devices derived from them."""
+        self._known = known
+        self._reported = _agent_health(answers)
+        self._driver_reported = {
+            DeviceRef(driver, device.pool, device.device): ReportedHealth(device, sent.socket)
+            for driver, sent in answers.driver_reports.items()
+            for device in sent.report.devices
+        }
+        self._beliefs = {belief.device: belief for belief in reversed(answers.kubelet_health)}
+        self._taints = answers.taints
+        self._driver_faults = _grouped((fault.device, fault) for fault in answers.driver_faults)
+        self._prepares = _grouped((record.outcome.claim.uid, record) for record in answers.prepares)
+        notes = answers.report.notes if answers.report else ()
+        self._notes_of_devices = _grouped((name, note) for note in notes for name in note.devices)
+        self._notes_of_pods = _grouped((pod_uid(note), note) for note in notes)
+        from_files = [
+            answer.items for answer in answers.consumers.pods if answer.provenance.origin is Origin.PODS_FILE
+        ]
+        self._standing = known_consumers(chain.from_iterable(from_files)) if from_files else None
+        uses = [(claim, view.ref) for view in known.pods.values() for claim in view.claims]
+        self._without_names = _grouped(use for use in uses if not use[1].name)
+        self._without_uids = _grouped(use for use in uses if not use[1].uid)
+
+    def device_facts(self, ref: DeviceRef) -> DeviceFacts:
+        """Return everything that the sources report about the device `ref`."""
+        driver_reported = self._driver_reported.get(ref)
+        tainted = self._taints.get(ref.driver)
+        return DeviceFacts(
+            ref,
+            reported=self._reported.get(ref) or driver_reported,
+            driver_reported=driver_reported,
+            kubelet_health=self._beliefs.get(ref),
+            taints=None if tainted is None else tainted.get(ref, ()),
+            driver_faults=self._driver_faults.get(ref, ()),
+            notes=self._notes_of_devices.get(str(ref), ()),
+        )
+
+    def claim_facts(self, ref: ClaimRef) -> ClaimFacts:
+        """Return everything that the sources report about the claim `ref`, which the map must contain."""
+        view = self._known.claims[ref]
+        # The kubelet has only pods of its own node, so a pod that it does not have proves nothing.
+        orphans = (
+            unmatched_reservations(view.objects[0][0], self._standing)
+            if view.objects and self._standing
+            else None
+        )
+        return ClaimFacts(view, self._prepares.get(ref.uid, ()), orphans)
+
+    def pod_facts(self, ref: PodRef) -> PodFacts:
+        """Return everything that the sources report about the pod `ref`, which the map must contain."""
+        view = self._known.pods[ref]
+        notes = self._notes_of_pods.get(ref.uid, ()) if ref.uid else ()
+        return PodFacts(view, possibly_same=self._possibly_same_pods(view), notes=notes)
+
+    def _possibly_same_pods(self, pod: PodView) -> tuple[PodRef, ...]:
+        """Return pods that share a claim with `pod` and have the name or UID that `pod` lacks."""
+        if pod.ref.name and pod.ref.uid:
+            return ()
+        others = self._without_names if pod.ref.name else self._without_uids
+        found = [others.get(claim, ()) for claim in pod.claims]
+        return found[0] if len(found) == 1 else tuple(dict.fromkeys(chain.from_iterable(found)))
+
+
+def pod_uid(note: NonDeviceCause) -> str:
+    """Return the UID of the pod that `note` is about; empty: it is not about a pod."""
+    kind, _, rest = note.subject.partition(" ")
+    return rest.partition(" ")[0] if kind == "pod" else ""
+
+
+def container_name(note: NonDeviceCause, pod: PodView) -> str:
+    """Return the name (or id, if not known) of the container that `note` is about; empty: none."""
+    ident = note.subject.partition(" container ")[2]
+    names = {container.id: container.name for obj, _ in pod.objects for container in obj.containers}
+    return names.get(ident, ident)
+
+
+def _agent_health(answers: NodeAnswers) -> Mapping[DeviceRef, ReportedHealth]:
+    """Return the health of each device in the agent's report; host devices also under the drivers' names."""
+    if answers.report is None:
+        return {}
+    own = {DeviceRef(*device.key): ReportedHealth(device, AGENT) for device in answers.report.devices}
+    return own | {ref: own[host] for ref, host in host_aliases(answers).items()}
+
+
+def _grouped(pairs: Iterable[tuple[K, V]]) -> Mapping[K, tuple[V, ...]]:
+    found: dict[K, list[V]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return {key: tuple(values) for key, values in found.items()}

@@ -1,0 +1,218 @@
+"""Data types of ``drahealth explain``: the answers of all sources, and the explanation derived from them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.cli.prepares.text import PrepareRecord
+from agent.devices.consumers.reservations import RefusedPod
+from agent.model.claim import DeviceRef
+from agent.model.claim_sources import KubeletHealthRecord, PodRef, Reservation, SourceAnswers
+from agent.model.consumers import AffectedPod, ClaimView, Conflict, PodView
+from agent.model.device_usage import DeviceUsage
+from agent.model.health import DeviceHealth, Health, NonDeviceCause, Severity
+from agent.model.prepare import DriverFault
+from agent.model.reading import Absence
+from agent.model.report import Report
+from agent.model.taint import Taint
+from agent.model.time import Instant
+
+AGENT: Final = "agent"
+DRIVER_SOCKET: Final = "driver socket"
+PREPARES: Final = "prepares"
+TAINTS: Final = "taints"
+HISTORY: Final = "history"
+
+CONSEQUENCES: Final[Mapping[str, str]] = {
+    AGENT: "no evidence, advice and times",
+    DRIVER_SOCKET: "health sent to the kubelet not known",
+    "checkpoint": "prepared claims not known; no UIDs, requests and CDI ids",
+    "health-state": "health in the kubelet not known",
+    "podresources": "containers with devices not known",
+    "pods-api": "no owners, pod groups, phases; no names for UIDs",
+    "cgroups": "running pods and containers not known",
+    PREPARES: "results of prepares not known",
+    TAINTS: "taints not known",
+    HISTORY: "earlier use of devices not known",
+    "claims-file": "no reservations, pod groups and refused pods",
+}
+"""What ``explain`` cannot show if a source does not answer, by source."""
+
+_DENIED: Final = tuple(os.strerror(number) for number in (errno.EACCES, errno.EPERM))
+"""Error texts of the kernel for a file or socket that this user may not read."""
+
+
+class SourcePaths(NamedTuple):
+    """Paths of the directories and files to query; None: not queried."""
+
+    runtime_dir: Path | None = None
+    kubelet_dir: Path | None = None
+    state_dir: Path | None = None
+    pods: Path | None = None
+    claims: Path | None = None
+    cgroupfs_root: Path | None = None
+    kubelet_cgroup_root: str = "/"
+
+
+# --- answers -----------------------------------------------------------------------------------------------
+
+
+class SourceResult(NamedTuple):
+    """Outcome of querying one source: where and when it was read, or why it gave no answer."""
+
+    source: str
+    """A key of :data:`CONSEQUENCES`, or ``pods-file``."""
+    place: str
+    """Path of the file, directory or socket; empty: the source was not queried."""
+    read: Instant
+    written_s: float | None = None
+    """Time at which the file or the agent's report was written [s since 1970]; None: not known."""
+    found: str = ""
+    """Summary of the content, such as ``12 claims``; empty: no answer."""
+    absence: Absence | None = None
+    reason: str = ""
+    """Reason for the absence; empty: the source answered."""
+    invalid: tuple[str, ...] = ()
+    """Parts of the answer that could not be used, each with the reason."""
+
+    @property
+    def is_denied(self) -> bool:
+        """Whether the source gave no answer because this user may not read it."""
+        return self.absence is Absence.UNREADABLE and any(text in self.reason for text in _DENIED)
+
+
+class DriverSocketReport(NamedTuple):
+    """Health report read from one driver's socket."""
+
+    socket: str
+    is_agents: bool
+    """True: the agent serves the socket for the driver; False: the driver does."""
+    report: Report
+
+
+@dataclass(frozen=True, slots=True, repr=False)  # asyncio.run() formats its result, which takes half a second
+class NodeAnswers:
+    """Answers of all sources on the Kubernetes node."""
+
+    now: Instant
+    report: Report | None = None
+    """Health report of the agent; None: the agent did not answer."""
+    driver_reports: Mapping[str, DriverSocketReport] = field(default_factory=dict)
+    """Health reports from the drivers' sockets, by driver."""
+    consumers: SourceAnswers = field(default_factory=SourceAnswers)
+    """Claims and pods that the kubelet, the drivers, cgroups and the operator's files list."""
+    kubelet_health: tuple[KubeletHealthRecord, ...] = ()
+    """Health of each device as the kubelet last stored it."""
+    prepares: tuple[PrepareRecord, ...] = ()
+    driver_faults: tuple[DriverFault, ...] = ()
+    """Faults of devices that drivers reported and that have not expired."""
+    taints: Mapping[str, Mapping[DeviceRef, tuple[Taint, ...]]] = field(default_factory=dict)
+    """Taints that drivers publish, by driver and device; devices without taints are left out."""
+    usage: tuple[DeviceUsage, ...] = ()
+    """Uses of devices by pods in the agent's history: running ones, then ended ones, newest first."""
+    sources: tuple[SourceResult, ...] = ()
+
+
+# --- explanation -------------------------------------------------------------------------------------------
+
+
+class ReportedHealth(NamedTuple):
+    """Health of a device, and the source that reports it."""
+
+    health: DeviceHealth
+    source: str
+    """:data:`AGENT`, or the path of a driver's socket; such a socket sends no causes and times."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """Everything that sources report about one device."""
+
+    ref: DeviceRef
+    """Identity of the device; the driver is empty for the host's own devices."""
+    reported: ReportedHealth | None = None
+    """Health from the agent or, if it does not report the device, from the driver's socket; None: neither."""
+    driver_reported: ReportedHealth | None = None
+    """Health from the driver's socket; None: not reported there."""
+    kubelet_health: KubeletHealthRecord | None = None
+    """Health that the kubelet last stored; None: it stored none."""
+    taints: tuple[Taint, ...] | None = None
+    """Taints that the driver publishes for the device; None: not known."""
+    driver_faults: tuple[DriverFault, ...] = ()
+    notes: tuple[NonDeviceCause, ...] = ()
+    """Findings of the agent about the cgroups of pods that use the device."""
+
+    @property
+    def severity(self) -> Severity:
+        """Severity that agent or driver report.
+
+        If neither reports the device: UNHEALTHY if the kubelet stored Unhealthy, else UNKNOWN.
+        """
+        if self.reported is not None:
+            return self.reported.health.severity
+        if self.kubelet_health is not None and self.kubelet_health.health is Health.UNHEALTHY:
+            return Severity.UNHEALTHY
+        return Severity.UNKNOWN
+
+    @property
+    def kubelet_differs(self) -> bool:
+        """Whether the kubelet stored another health than the reported one; False also if one is not known."""
+        return bool(
+            self.reported
+            and self.kubelet_health
+            and self.reported.health.health is not self.kubelet_health.health
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFacts:
+    """Everything that sources report about one claim."""
+
+    view: ClaimView
+    prepares: tuple[PrepareRecord, ...] = ()
+    unmatched_reservations: tuple[Reservation, ...] | None = None
+    """Reservations for pods that the file ``--pods`` does not contain; None: no such file is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """Everything that sources report about one pod."""
+
+    view: PodView
+    possibly_same: tuple[PodRef, ...] = ()
+    """Pods that may be this pod: the name of one is known, and the UID of the other."""
+    notes: tuple[NonDeviceCause, ...] = ()
+    """Findings of the agent about the pod's cgroups."""
+
+
+class DeviceConsumer(NamedTuple):
+    """Device, with a pod that uses it or may use it."""
+
+    device: DeviceRef
+    affected: AffectedPod
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Result of ``drahealth explain`` for one device, pod or claim."""
+
+    kind: str
+    """Kind of the explained object: ``device``, ``pod`` or ``claim``."""
+    now: Instant
+    devices: tuple[DeviceFacts, ...]
+    claims: tuple[ClaimFacts, ...]
+    pods: tuple[PodFacts, ...]
+    affected: tuple[DeviceConsumer, ...] = ()
+    """Pods that use the devices; certain uses first."""
+    risks: tuple[RefusedPod, ...] = ()
+    """Pods that the kubelet would refuse if it created their sandbox again."""
+    conflicts: tuple[Conflict, ...] = ()
+    """Contradictions between sources."""
+    ended: tuple[DeviceUsage, ...] = ()
+    """Last ended uses of devices; all recorded uses if no source knows the explained object any more."""
+    sources: tuple[SourceResult, ...] = ()

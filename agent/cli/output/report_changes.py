@@ -1,0 +1,160 @@
+"""Changes between two health reports, one line each, for a log or a pipe. Pure.
+
+MIG instances that change in the same way as their GPU share its line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from agent.cli.output.text import (
+    BADGES,
+    default_pool,
+    device_name,
+    explains_absence,
+    format_count,
+    format_instances,
+    hardware_identity,
+    parent_gpu,
+    shorten_ids,
+)
+from agent.model.health import Severity
+from agent.model.report import Report
+from agent.model.snapshot import NativeCoreStats
+from agent.model.source_state import SourceSample, SourceState
+from agent.model.time import rfc3339
+
+
+class ReportChange(NamedTuple):
+    """New state of one object of a report: a device, a source, the cgroups, a pod or the Kubernetes node."""
+
+    at_s: float
+    """Wall time of the report with the new state [s]."""
+    subject: str
+    """Object: a device, ``source <name>``, ``cgroups``, ``inotify``, ``devices``, a pod or the node."""
+    state: str
+    severity: Severity
+    message: str
+    code: str = ""
+    """Finding code of a note about a pod or node, which may have several notes at once; empty: no note."""
+    details: str = ""
+    """Hardware identity and MIG instances in the same state; shown, but a difference in them is no change."""
+
+    def __str__(self) -> str:
+        return f"{rfc3339(self.at_s)} {self.text}"
+
+    @property
+    def text(self) -> str:
+        """Log line of the change, without the time."""
+        aside = f"({self.details})" if self.details else ""
+        finding = ": ".join(filter(None, (self.code, self.message)))
+        return shorten_ids(" ".join(filter(None, (self.subject, self.state, finding, aside))))
+
+    def differs_from(self, other: ReportChange) -> bool:
+        """Return whether severity or text differs from the earlier state `other`; only then is it logged."""
+        return self.severity != other.severity or not self.has_same_text(other)
+
+    def has_same_text(self, other: ReportChange) -> bool:
+        """Return whether state, code and message are those of `other`; the devices may differ."""
+        return (self.state, self.code, self.message) == (other.state, other.code, other.message)
+
+
+def report_changes(before: Report | None, now: Report) -> list[ReportChange]:
+    """Return the changes between two reports; without `before`, every device and failing source."""
+    at = now.at.wall_s
+    old: dict[str, ReportChange] = _states(before) if before else {}
+    current = _states(now)
+    # A new source is no change; but if there are no devices, the absent sources are the reason.
+    unremarkable = {SourceState.OK, SourceState.ABSENT} if now.devices else {SourceState.OK}
+    new = {
+        key: change
+        for key, change in current.items()
+        if (
+            old[key].differs_from(change)
+            if key in old
+            else change.severity or change.state not in unremarkable
+        )
+    }
+    for key, change in old.items():
+        if key not in current and key.startswith("device "):
+            new[key] = ReportChange(at, change.subject, "gone", Severity.UNKNOWN, "no longer reported")
+        elif key not in current and change.code:
+            new[key] = ReportChange(at, change.subject, "over", Severity.OK, "", change.code)
+    return _fold(new, {**Counter(map(parent_gpu, old)), **Counter(map(parent_gpu, current))})
+
+
+def _fold(new: Mapping[str, ReportChange], instances: Mapping[str, int]) -> list[ReportChange]:
+    """Return the changes; a MIG instance whose change has the same text as that of its GPU is left out.
+
+    Args:
+        new: Changes by key; the key of a MIG instance begins with the key of its GPU.
+        instances: Number of MIG instances, by the key of the GPU.
+    """
+    gpus = {key: gpu for key in new if (gpu := parent_gpu(key)) in new and new[gpu].has_same_text(new[key])}
+    folded = Counter(gpus.values())
+    lines = []
+    for key, change in new.items():
+        if key not in gpus:
+            also = format_instances(folded[key], instances.get(key, 0))
+            lines.append(change._replace(details="; ".join(filter(None, (also, change.details)))))
+    return lines
+
+
+def _states(report: Report) -> dict[str, ReportChange]:
+    """Return the state of each device, source and note of a report, by key."""
+    at, default = report.at.wall_s, default_pool(report)
+    states: dict[str, ReportChange] = {}
+    for d in report.devices:
+        identity = hardware_identity(d) if d.severity > Severity.INFO else ""
+        # A device that is reported Healthy has no message; its causes, such as a program's own XID, do.
+        message = d.message or "; ".join(f"{cause.code}: {cause.evidence}" for cause in d.causes)
+        states[f"device {d.driver} {d.pool} {d.device}"] = ReportChange(
+            at, device_name(d, default), BADGES[d.severity].word, d.severity, message, details=identity
+        )
+    if not report.devices:
+        states["devices"] = ReportChange(at, "devices", "none", Severity.UNKNOWN, "no device was found")
+    devices = {device.device for device in report.devices}
+    for source in report.sources:
+        if source.name in devices:  # each GPU has a source of the same name; its device line has the error
+            continue
+        if source.state is SourceState.STARTING:
+            continue
+        severity = _severity(source)
+        detail = source.detail if severity else ""
+        states[f"source {source.name}"] = ReportChange(
+            at, f"source {source.name}", source.state, severity, detail
+        )
+    if report.sources:  # a driver's socket sends no sources and no cgroups
+        gaps = _cgroup_gaps(report.core)
+        state, severity = ("incomplete", Severity.DEGRADED) if gaps else (SourceState.OK, Severity.OK)
+        states["cgroups"] = ReportChange(at, "cgroups", state, severity, gaps)
+    if report.core.overflows:
+        message = f"{format_count(report.core.overflows, 'time')}, and everything was read again each time"
+        states["inotify"] = ReportChange(at, "inotify", "overflowed", Severity.DEGRADED, message)
+    for note in report.notes:
+        cause = note.cause
+        word = BADGES[cause.severity].word if cause.severity > Severity.INFO else "note"
+        states[f"note {note.subject} {cause.code}"] = ReportChange(
+            at, note.subject, word, cause.severity, cause.evidence, cause.code
+        )
+    return states
+
+
+def _severity(source: SourceSample) -> Severity:
+    """Return UNKNOWN for a failing or stalled source, INFO for an absence to explain, else OK."""
+    if source.state in (SourceState.FAILING, SourceState.STALLED):
+        return Severity.UNKNOWN
+    return Severity.INFO if source.state is SourceState.ABSENT and explains_absence(source) else Severity.OK
+
+
+def _cgroup_gaps(core: NativeCoreStats) -> str:
+    """Return text on cgroups that are not watched or are only read periodically; empty: all are watched."""
+    facts = []
+    if core.groups_dropped:
+        facts.append(f"{core.groups_dropped:,} not watched, see cgroups.max-groups")
+    if core.unwatched:
+        refused = format_count(core.unwatched, "inotify watch", "inotify watches")
+        facts.append(f"the kernel refused {refused}, read by the sweep instead")
+    return "; ".join(facts)

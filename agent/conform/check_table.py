@@ -1,0 +1,442 @@
+"""Table of the conformance checks of a DRA driver.
+
+Numbers such as 1.36 are releases of the kubelet; a text without a release applies to 1.34 to 1.37.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from agent.conform import (
+    concurrent_kubelet_checks,
+    health_list_checks,
+    health_service_checks,
+    registration_checks,
+)
+from agent.conform.outcomes import CheckOutcome, CheckVerdict, not_run
+from agent.conform.session_record import V1, V1ALPHA1, SessionRecord
+
+# ------------------------------------------------------------------------------------------
+
+
+def missing_socket(session: SessionRecord) -> str:
+    """Return why no service socket is known; empty: it is known."""
+    return "" if session.socket else "no service socket is known: see registration.get_info"
+
+
+def missing_connection(session: SessionRecord) -> str:
+    """Return why no connection to the service socket succeeded; empty: one succeeded."""
+    return missing_socket(session) or ("" if session.versions else "the service socket takes no connection")
+
+
+def missing_list(session: SessionRecord) -> str:
+    """Return why no health list was received; empty: a list was received."""
+    return missing_connection(session) or ("" if session.main.has_lists else "no list was received")
+
+
+def missing_versions(session: SessionRecord) -> str:
+    """Return why not both versions of the health API sent a list; empty: both did."""
+    silent = [version for version in (V1, V1ALPHA1) if not session.version(version).has_lists]
+    missing = f"no list was received of {' and '.join(silent)}" if silent else ""
+    return missing_connection(session) or missing
+
+
+def missing_directory(session: SessionRecord) -> str:
+    """Return why registration was not tested; empty: it was tested."""
+    return "" if session.directory else "registration is tested with --plugin-dir only"
+
+
+def missing_get_info(session: SessionRecord) -> str:
+    """Return why no registration socket answered GetInfo; empty: one answered."""
+    if session.directory and any(record.file.info for record in session.directory.registrations):
+        return ""
+    return missing_directory(session) or "no socket has answered GetInfo"
+
+
+def missing_get_info_or_connection(session: SessionRecord) -> str:
+    """Return why GetInfo or the connection to the service socket failed; empty: both succeeded."""
+    return missing_get_info(session) or missing_connection(session)
+
+
+class ConformCheck(NamedTuple):
+    """Conformance check: a property that a DRA driver should have."""
+
+    code: str
+    title: str
+    """Property that the driver should have."""
+    why: str
+    """What happens in a kubelet if the driver lacks the property."""
+    advice: str
+    evaluate: Callable[[SessionRecord], CheckOutcome]
+    find_missing: Callable[[SessionRecord], str]
+    """Function that returns why the session record cannot be evaluated; empty: it can be."""
+
+    @property
+    def method(self) -> str:
+        """How the property is checked: the docstring of `evaluate`, in one line."""
+        return " ".join((self.evaluate.__doc__ or "").split())
+
+
+class CheckResult(NamedTuple):
+    """Conformance check with its outcome for one session."""
+
+    check: ConformCheck
+    verdict: CheckVerdict
+    observation: str
+
+
+def run_checks(session: SessionRecord) -> tuple[CheckResult, ...]:
+    """Evaluate every conformance check on a session record; return the results in the order of the table."""
+    results = []
+    for check in CHECKS:
+        missing = check.find_missing(session)
+        outcome = not_run(missing) if missing else check.evaluate(session)
+        results.append(CheckResult(check, outcome.verdict, outcome.observation))
+    return tuple(results)
+
+
+CHECKS: Final = (
+    ConformCheck(
+        "socket.path",
+        "the path of the service socket is at most 107 bytes",
+        "The kernel accepts no longer path for a unix socket: the kubelet can never connect.",
+        "shorten the directory, or replace the long part of the name by a hash",
+        health_service_checks.check_socket_path,
+        missing_socket,
+    ),
+    ConformCheck(
+        "health.v1",
+        "v1 of the health service exists",
+        "Kubelets from 1.37 call v1 if it is advertised. Else they call v1alpha1, which will be removed in "
+        "1.40.",
+        "also serve v1.DRAResourceHealth: the messages are the same bytes",
+        health_service_checks.check_v1,
+        missing_connection,
+    ),
+    ConformCheck(
+        "health.v1alpha1",
+        "v1alpha1 of the health service exists",
+        "Kubelets 1.34 to 1.36 call only v1alpha1. They receive nothing, retry every 5 s without end, and "
+        "log an error each time.",
+        "also serve v1alpha1.DRAResourceHealth: the messages are the same bytes",
+        health_service_checks.check_v1alpha1,
+        missing_connection,
+    ),
+    ConformCheck(
+        "health.unavailable",
+        "a stream can be opened at once",
+        "The kubelet opens the stream again 5 s after any end but UNIMPLEMENTED, with which 1.37 gives up. "
+        "Meanwhile every device is Unknown.",
+        "serve before the registration socket exists; answer UNAVAILABLE while not ready, never "
+        "UNIMPLEMENTED",
+        health_service_checks.check_unavailable,
+        missing_connection,
+    ),
+    ConformCheck(
+        "health.unknown_method",
+        "a method that does not exist is UNIMPLEMENTED",
+        "Kubelet 1.37 stops calling a health service on this status alone; it retries on any other every "
+        "5 s.",
+        "let the gRPC library answer unknown methods",
+        health_service_checks.check_unknown_method,
+        missing_connection,
+    ),
+    ConformCheck(
+        "health.first_list",
+        "the first list comes within 1 s",
+        "The kubelet knows no device until then: pods that start show Unknown.",
+        "send all devices as soon as the stream is open, Unknown for those without a verdict",
+        health_service_checks.check_first_list,
+        missing_connection,
+    ),
+    ConformCheck(
+        "health.whole",
+        "all devices are reported within 1 s of the first list",
+        "A device that was never reported is Unknown in the pod's status, as if it had no health. 1.37 "
+        "remembers 16,384 devices of a driver, and ignores all others.",
+        "begin each stream with all devices",
+        health_service_checks.check_all_devices_at_once,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.heartbeat",
+        "each device is reported again before its lease ends, best at a third of the lease",
+        "A lease counts from receipt. Once it ends the device is Unknown. Pods show that at their next "
+        "sync, or when a list leaves the device out; never after a late list with the same verdict.",
+        "send every device again at a third of its lease, as long as it is really checked",
+        health_list_checks.check_heartbeat,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.lease",
+        "leases are 0, or 3 s to a day",
+        "0 or less means the kubelet's default of 30 s. The kubelet counts nanoseconds in 64 bits: above "
+        "9,223,372,036 s they overflow to a lease below zero, and the device is Unknown for good. 1.34 "
+        "ignores leases: 30 s.",
+        "use three times the heartbeat, at least 30 s",
+        health_list_checks.check_lease,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.lease.stable",
+        "a device's lease does not change",
+        "From 1.35 on, a lease that differs is a change: the state file is written and every pod with the "
+        "device is synced, at each list.",
+        "send the same lease each time",
+        health_list_checks.check_stable_lease,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.text.stable",
+        "a message changes with the health, not by itself",
+        "From 1.36 on, a message that differs is a change: the state file is written and every pod with the"
+        " device is synced, at each list.",
+        "keep temperatures, counts and ages out of the message",
+        health_list_checks.check_stable_text,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.message.size",
+        "a message is at most 1,024 bytes",
+        "The kubelet (1.36 on) keeps the first 1,021 bytes and adds three dots. If the cut splits a "
+        "character, "
+        "each of its bytes becomes three, U+FFFD: the message is too long, and the API server refuses the "
+        "pod's whole status.",
+        "cut longer messages between two characters",
+        health_list_checks.check_message_size,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.utf8",
+        "every string is UTF-8",
+        "grpc-go cannot decode the list: the stream ends, the kubelet forgets the health of all "
+        "the driver's devices, and again every 5 s.",
+        "replace bytes that are not UTF-8 before sending",
+        health_list_checks.check_utf8,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.decode",
+        "every list is a NodeWatchResourcesResponse",
+        "The kubelet cannot decode it: the stream ends, the kubelet forgets the health of all "
+        "the driver's devices, and again every 5 s.",
+        "use the kubelet's proto files",
+        health_list_checks.check_decodable,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.size",
+        "a list is at most 1 MiB",
+        "The kubelet reads no message above 4 MiB: the stream ends with RESOURCE_EXHAUSTED, and the kubelet "
+        "forgets the "
+        "health of all devices, and again every 5 s.",
+        "split it: a list may have some of the devices, the others keep their last verdict",
+        health_list_checks.check_list_size,
+        missing_connection,
+    ),
+    ConformCheck(
+        "health.rate",
+        "there are at most 20 lists in a second",
+        "The kubelet compares each list with all devices it knows, and writes its state file for each "
+        "change. "
+        "Its queue for pods holds 100 such lists; more are lost.",
+        "collect the changes of 100 ms, and send them together",
+        health_service_checks.check_list_rate,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.duplicates",
+        "a list has each device once",
+        "The last entry counts, but each entry that differs from the one before is a change: the state file "
+        "is written and pods are synced at every list.",
+        "send one entry for each pool and name",
+        health_list_checks.check_duplicates,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.names",
+        "each entry has a pool and a device as the ResourceSlice names them",
+        "The kubelet does not check names: an entry whose names are not exactly those that prepare returned "
+        "matches no device.",
+        "take the names from the same table as the ResourceSlice",
+        health_list_checks.check_device_names,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.enum",
+        "the health is 0, 1 or 2",
+        "The kubelet treats any other number as Unknown.",
+        "send 0 (Unknown), 1 (Healthy) or 2 (Unhealthy)",
+        health_list_checks.check_health_values,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.time",
+        "last_updated_time is Unix time in seconds",
+        "The kubelet replaces it by its own time; operators and other readers of the stream use it "
+        "unchanged.",
+        "send the time of the last check, in whole seconds",
+        health_list_checks.check_update_times,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.ends",
+        "a stream stays open",
+        "After any status, also OK, the kubelet forgets the health of all the driver's devices, and retries "
+        "5 s later. Pods are not updated.",
+        "return from the handler only when the kubelet has disconnected",
+        health_service_checks.check_stream_stays_open,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.goaway",
+        "the server closes no connection by itself",
+        "grpc-go opens a new connection, and keeps the open stream until the server's grace period ends. "
+        "Then "
+        "the kubelet forgets the health of all devices, at every GOAWAY.",
+        "set no MaxConnectionAge and no MaxConnectionIdle on this server",
+        health_service_checks.check_goaway,
+        missing_connection,
+    ),
+    ConformCheck(
+        "health.versions_agree",
+        "v1 and v1alpha1 report the same",
+        "Only the kubelet's release decides which version it uses.",
+        "serve both from one implementation",
+        health_service_checks.check_versions_agree,
+        missing_versions,
+    ),
+    ConformCheck(
+        "health.reconnect",
+        "a stream that is opened again begins with all devices",
+        "The kubelet forgot all devices when the stream before ended, and opens the next on the same "
+        "connection or, after a restart, on a new one.",
+        "remember what was sent for each stream, not for the process",
+        concurrent_kubelet_checks.check_reconnect,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.two_kubelets",
+        "two kubelets receive the same, and the end of one does not affect the other",
+        "A kubelet that restarts connects before the driver notices the end of the old connection.",
+        "give each stream its own state and its own context",
+        concurrent_kubelet_checks.check_two_kubelets,
+        missing_list,
+    ),
+    ConformCheck(
+        "health.stopped_reader",
+        "a reader that stops does not delay other streams, and receives the newest list when it resumes",
+        "A kubelet under load reads late: queued lists are old, and a driver that waits for it delays all "
+        "other streams.",
+        "keep only the newest list for each stream, and send it in its own task",
+        concurrent_kubelet_checks.check_stopped_reader,
+        missing_list,
+    ),
+    ConformCheck(
+        "registration.socket",
+        "the registration socket can be found",
+        "The kubelet uses every socket below plugins_registry whose name does not begin with a dot, and "
+        "ignores all other files.",
+        "name it <driver>-reg.sock, or <driver>-<pod uid>-reg.sock for rolling updates",
+        registration_checks.check_registration_socket,
+        missing_directory,
+    ),
+    ConformCheck(
+        "registration.get_info",
+        "GetInfo is answered within 1 s",
+        "The kubelet gives up after 1 s, and retries with growing pauses: the driver is not registered "
+        "meanwhile.",
+        "answer from memory",
+        registration_checks.check_get_info,
+        missing_directory,
+    ),
+    ConformCheck(
+        "registration.type",
+        "the type is DRAPlugin",
+        "The kubelet handles a plugin by this type, also as CSIPlugin or DevicePlugin, and refuses a type "
+        "without a handler.",
+        "send DRAPlugin",
+        registration_checks.check_plugin_type,
+        missing_get_info,
+    ),
+    ConformCheck(
+        "registration.name",
+        "the driver's name is a DNS subdomain of at most 63 bytes",
+        "Kubelets after 1.37 refuse other names; the API server refuses a ResourceSlice of such a driver. "
+        "Both distinguish upper and lower case: GPU.example.com is another driver than gpu.example.com.",
+        "use your own domain in lower case, such as gpu.example.com",
+        registration_checks.check_driver_name,
+        missing_get_info,
+    ),
+    ConformCheck(
+        "registration.endpoint",
+        "the endpoint is an absolute path in the kubelet's directory, and takes connections",
+        "The kubelet connects as soon as it has registered the plugin. Kubelets after 1.37 refuse paths "
+        "that are relative, too long, or outside of their directory.",
+        "serve <kubelet's directory>/plugins/<driver>/dra.sock before the registration socket exists",
+        registration_checks.check_endpoint,
+        missing_get_info,
+    ),
+    ConformCheck(
+        "registration.versions",
+        "v1.DRAPlugin comes first, and all advertised services are known to kubelets",
+        "The kubelet uses the first service of the list that it knows, and refuses a list without any.",
+        "advertise v1.DRAPlugin, v1beta1.DRAPlugin, v1.DRAResourceHealth, v1alpha1.DRAResourceHealth",
+        registration_checks.check_advertised_versions,
+        missing_get_info,
+    ),
+    ConformCheck(
+        "registration.health",
+        "the advertised health services are those that are served",
+        "Kubelets from 1.37 open the stream only if it was advertised, and after UNIMPLEMENTED not until "
+        "the plugin registers again. Older kubelets open it in any case.",
+        "advertise both health services, and serve both",
+        registration_checks.check_advertised_health,
+        missing_get_info_or_connection,
+    ),
+    ConformCheck(
+        "registration.prepare",
+        "each advertised DRAPlugin version answers",
+        "The kubelet calls the version that it chose from the list; without it no pod with a claim starts.",
+        "serve all advertised versions at the endpoint",
+        registration_checks.check_prepare,
+        missing_get_info,
+    ),
+    ConformCheck(
+        "registration.notify",
+        "NotifyRegistrationStatus is answered within 5 s",
+        "If it fails, the kubelet undoes the registration and starts again.",
+        "record the status, and answer at once",
+        registration_checks.check_notify,
+        missing_get_info,
+    ),
+    ConformCheck(
+        "registration.again",
+        "a kubelet that restarts gets the same answer",
+        "A kubelet that restarts finds the existing socket, and registers the plugin again.",
+        "answer every GetInfo alike while the process runs",
+        registration_checks.check_repeated_get_info,
+        missing_get_info,
+    ),
+    ConformCheck(
+        "registration.several",
+        "no two registration sockets name the same endpoint",
+        "The same driver with the same endpoint twice is an error. Two endpoints are a rolling update: "
+        "prepare goes to the newest that is connected; kubelets up to 1.37.1 merge the health of both, and "
+        "forget it when either stream ends.",
+        "remove the socket of an instance that has ended; during an update only the newer instance should "
+        "send health",
+        registration_checks.check_endpoints_differ,
+        missing_get_info,
+    ),
+    ConformCheck(
+        "registration.refused",
+        "a driver that was refused can be registered later",
+        "The kubelet reports each of its own failures this way, and tries again.",
+        "log the error, and keep serving",
+        registration_checks.check_refused_registration,
+        missing_get_info,
+    ),
+)
+"""All conformance checks, in the order in which a kubelet depends on them."""

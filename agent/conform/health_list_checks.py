@@ -1,0 +1,327 @@
+"""Conformance checks of the content of health lists: encoding, names, messages, numbers and leases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
+
+from agent.conform.outcomes import (
+    CheckOutcome,
+    CheckVerdict,
+    escape_bytes,
+    failed,
+    format_count,
+    format_seconds,
+    not_run,
+    passed,
+    warned,
+    worst_outcome,
+)
+from agent.conform.session_record import (
+    SESSION_MAX_S,
+    DeviceEntry,
+    HealthList,
+    RawDeviceKey,
+    SessionRecord,
+    StreamRecord,
+)
+from agent.conform.stream_queries import (
+    DEFAULT_LEASE_S,
+    LEASE_OVERFLOW_S,
+    consecutive_reports,
+    count_lists,
+    distinct_entries,
+    effective_lease_s,
+    evaluate_streams,
+    format_device,
+    reports_by_device,
+)
+
+MESSAGE_LIMIT: Final = 1024
+"""Longest message that the kubelet keeps whole [bytes]."""
+MESSAGE_KEPT: Final = 1021
+"""Length to which the kubelet cuts a longer message, before it adds three dots [bytes]."""
+LIST_LIMIT: Final = 4 << 20
+"""Largest message that grpc-go reads by default [bytes]."""
+LARGE_LIST: Final = 1 << 20
+"""List size above which a check warns [bytes]."""
+FUTURE_S: Final = 60
+"""Lead of last_updated_time before the clock above which a check warns [s]."""
+MILLISECONDS: Final = 100_000_000_000
+"""Value of last_updated_time above which it must be milliseconds: as seconds it is the year 5138."""
+SHORT_LEASE_S: Final = 2
+LONG_LEASE_S: Final = 86_400
+"""Longest lease at which a check does not warn [s]; SHORT_LEASE_S: longest lease that is too short."""
+MARGIN_S: Final = 5
+"""Time by which a recommended session is longer than the lease [s]."""
+EXPIRING: Final = (1, 2)
+"""Health values that become Unknown when the lease ends: Healthy (1) and Unhealthy (2)."""
+
+_LABEL: Final = rb"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+LABEL: Final = re.compile(_LABEL)
+POOL: Final = re.compile(_LABEL + rb"(?:[./]" + _LABEL + rb")*")
+"""Pattern of a valid pool name: DNS subdomains with slashes between them."""
+POOL_LIMIT: Final = 253
+"""Longest valid pool name [bytes]."""
+
+
+def check_stable_text(session: SessionRecord) -> CheckOutcome:
+    """Compares each message with the message before, where the health is the same."""
+
+    def changing(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for key, reports in reports_by_device(stream).items():
+            pairs = [
+                (before.message, after.message)
+                for (_, before), (_, after) in pairwise(reports)
+                if before.health == after.health
+            ]
+            changes = [(before, after) for before, after in pairs if before != after]
+            numbers = [pair for pair in changes if _without_numbers(pair[0]) == _without_numbers(pair[1])]
+            if len(numbers) > 1 or (numbers and len(numbers) == len(pairs)):
+                yield failed(f"{format_device(key)}: only numbers change, {_format_change(*numbers[0])}")
+            elif numbers:
+                yield warned(f"{format_device(key)}: a number changed once, {_format_change(*numbers[0])}")
+            elif len(changes) > 1 and len(changes) == len(pairs):
+                yield warned(
+                    f"{format_device(key)}: another text in every list, {_format_change(*changes[0])}"
+                )
+
+    return evaluate_streams(session, changing, passed("no text changed while the health stayed"))
+
+
+def _without_numbers(message: bytes) -> bytes:
+    return re.sub(rb"[0-9]+", b"0", message)
+
+
+def _format_change(before: bytes, after: bytes) -> str:
+    return f"{escape_bytes(before)!r}, then {escape_bytes(after)!r}"
+
+
+def check_message_size(session: SessionRecord) -> CheckOutcome:
+    """Measures each message, and tests where the kubelet would cut it."""
+
+    def long(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for key, message in _messages(stream):
+            if len(message) <= MESSAGE_LIMIT:
+                continue
+            size = f"{format_device(key)}: {len(message):,} bytes"
+            if _is_utf8(message) and not _is_utf8(message[:MESSAGE_KEPT]):
+                yield failed(f"{size}, and the cut at {MESSAGE_KEPT} splits a character")
+            else:
+                yield warned(size)
+
+    longest = max((len(text) for stream in session.main.streams for _, text in _messages(stream)), default=0)
+    return evaluate_streams(session, long, passed(f"{format_count(longest, 'byte')} at most"))
+
+
+def _messages(stream: StreamRecord) -> Iterator[tuple[RawDeviceKey, bytes]]:
+    yield from dict.fromkeys((device.key, device.message) for device in distinct_entries(stream))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def check_utf8(session: SessionRecord) -> CheckOutcome:
+    """Decodes the pool, name and message of every device as UTF-8."""
+
+    def broken(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for device in distinct_entries(stream):
+            fields = {"pool": device.pool, "name": device.name, "message": device.message}
+            for field, data in fields.items():
+                if not _is_utf8(data):
+                    yield failed(f"{format_device(device.key)}: its {field} is not UTF-8")
+
+    return evaluate_streams(session, broken, passed("every string"))
+
+
+def check_decodable(session: SessionRecord) -> CheckOutcome:
+    """Decodes every list as a protobuf message."""
+
+    def broken(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for number, item in enumerate(stream.lists, 1):
+            if item.decode_error:
+                yield failed(f"list {number} of {item.size:,} bytes: {item.decode_error}")
+
+    return evaluate_streams(session, broken, passed(format_count(count_lists(session.main), "list")))
+
+
+def check_list_size(session: SessionRecord) -> CheckOutcome:
+    """Measures every list. A list above 4 MiB ends the stream, as in the kubelet."""
+    refused = [
+        failed(f"{version.version}: {stream.ended.too_large_bytes:,} bytes, the kubelet reads {LIST_LIMIT:,}")
+        for version in session.versions
+        for stream in version.streams
+        if stream.ended and stream.ended.too_large_bytes
+    ]
+    if refused:
+        return worst_outcome(refused, refused[0])
+
+    def large(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for item in stream.lists:
+            if item.size > LARGE_LIST:
+                yield warned(f"{item.size:,} bytes")
+            elif item.is_truncated:
+                yield warned(f"more than {len(item.devices):,} devices in a list; the others were not read")
+
+    largest = max((item.size for stream in session.main.streams for item in stream.lists), default=0)
+    return evaluate_streams(session, large, passed(f"{format_count(largest, 'byte')} at most"))
+
+
+def check_duplicates(session: SessionRecord) -> CheckOutcome:
+    """Searches each list for devices that appear twice."""
+
+    def twice(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for item in stream.lists:
+            yield from _duplicates_in_list(item)
+
+    return evaluate_streams(session, twice, passed("each device once in a list"))
+
+
+def _duplicates_in_list(item: HealthList) -> Iterator[CheckOutcome]:
+    first: dict[RawDeviceKey, DeviceEntry] = {}
+    for device in item.devices:
+        if device.key not in first:
+            first[device.key] = device
+        elif _compared_values(first[device.key]) == _compared_values(device):
+            yield warned(f"{format_device(device.key)}: twice, alike")
+        else:
+            yield failed(f"{format_device(device.key)}: twice, and not alike")
+
+
+def _compared_values(device: DeviceEntry) -> tuple[int, bytes, int]:
+    """Return the values of an entry in which the kubelet notices a change."""
+    return device.health, device.message, device.lease_s
+
+
+def check_device_names(session: SessionRecord) -> CheckOutcome:
+    """Compares the pool and name of every device with the form of ResourceSlice names."""
+
+    def invalid(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for device in distinct_entries(stream):
+            if not device.has_identifier:
+                yield failed("an entry without a device")
+            elif not (device.pool and device.name):
+                yield failed(f"{format_device(device.key)}: an empty {'name' if device.pool else 'pool'}")
+            elif _is_utf8(device.name) and not LABEL.fullmatch(device.name):
+                yield warned(f"{format_device(device.key)}: the name is not a DNS label")
+            elif _is_utf8(device.pool) and not (
+                POOL.fullmatch(device.pool) and len(device.pool) <= POOL_LIMIT
+            ):
+                yield warned(f"{format_device(device.key)}: the pool is not a path of DNS subdomains")
+
+    known = {key for stream in session.main.streams for key in reports_by_device(stream)}
+    return evaluate_streams(session, invalid, passed(format_count(len(known), "device")))
+
+
+def check_health_values(session: SessionRecord) -> CheckOutcome:
+    """Reads the health of every device: 0 is Unknown, 1 Healthy, 2 Unhealthy."""
+
+    def invalid(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for device in distinct_entries(stream):
+            if device.health not in (0, 1, 2):
+                yield warned(f"{format_device(device.key)}: {device.health}")
+
+    return evaluate_streams(session, invalid, passed("0, 1 or 2"))
+
+
+def check_update_times(session: SessionRecord) -> CheckOutcome:
+    """Compares each last_updated_time with the clock of this machine."""
+
+    def invalid(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for item in stream.lists:
+            now_s = session.began_wall_s + item.received_s
+            for device in item.devices:
+                value = f"{format_device(device.key)}: {device.updated_s}"
+                if device.updated_s <= 0:
+                    yield warned(f"{value}, which is not a time")
+                elif device.updated_s > MILLISECONDS:
+                    yield warned(f"{value}, which is not in seconds")
+                elif device.updated_s > now_s + FUTURE_S:
+                    yield warned(f"{value}, {device.updated_s - now_s:,.0f} s ahead")
+
+    return evaluate_streams(session, invalid, passed("seconds since 1970, none ahead"))
+
+
+def check_heartbeat(session: SessionRecord) -> CheckOutcome:
+    """Compares the time between two reports on a device, and since its last report, with its lease."""
+    kept: list[float] = []
+    waiting: list[float] = []
+
+    def gaps(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for key, reports in reports_by_device(stream).items():
+            ends = [*(at_s for at_s, _ in reports[1:]), stream.closed_s]
+            for (at_s, device), end_s in zip(reports, ends, strict=True):
+                if device.health not in EXPIRING or device.lease_s > LEASE_OVERFLOW_S:
+                    continue
+                lease_s, gap_s = effective_lease_s(device), end_s - at_s
+                text = (
+                    f"{format_device(key)}: {format_seconds(gap_s)} without a report, "
+                    f"its lease is {lease_s:,.0f} s"
+                )
+                if gap_s > lease_s:
+                    yield failed(text)
+                elif len(reports) == 1:
+                    waiting.append(lease_s)
+                elif gap_s > lease_s / 2:
+                    yield warned(text)
+                else:
+                    kept.append(gap_s)
+
+    outcome = evaluate_streams(session, gaps, passed(""))
+    if outcome.verdict is not CheckVerdict.PASS:
+        return outcome
+    if not kept:
+        return not_run(
+            _describe_short_session(waiting) if waiting else "every device is Unknown, which no lease ends"
+        )
+    some = f"; {_describe_short_session(waiting)}" if waiting else ""
+    return passed(f"again after {format_seconds(max(kept))} at most{some}")
+
+
+def _describe_short_session(leases: list[float]) -> str:
+    required_s = max(leases) + MARGIN_S
+    text = f"reported once, with leases of up to {max(leases):,.0f} s"
+    if required_s <= SESSION_MAX_S:
+        return f"{text}: --for {required_s:.0f}s is long enough"
+    return f"{text}: longer than the longest --for"
+
+
+def check_lease(session: SessionRecord) -> CheckOutcome:
+    """Reads the health_check_timeout_seconds of every device."""
+
+    def unusual(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        leases = dict.fromkeys((device.key, device.lease_s) for device in distinct_entries(stream))
+        for key, lease_s in leases:
+            text = f"{format_device(key)}: {lease_s:,} s"
+            if lease_s > LEASE_OVERFLOW_S:
+                yield failed(f"{text}, more than {LEASE_OVERFLOW_S:,} s")
+            elif lease_s > LONG_LEASE_S or lease_s < 0 or 0 < lease_s <= SHORT_LEASE_S:
+                yield warned(text)
+
+    reported = {device.lease_s for stream in session.main.streams for device in distinct_entries(stream)}
+    if not reported:
+        return not_run("no device was reported")
+    shortest, longest = min(reported), max(reported)
+    text = f"{shortest:,} s" if len(reported) == 1 else f"{shortest:,} to {longest:,} s"
+    return evaluate_streams(
+        session, unusual, passed(text if shortest else f"{text}; 0 is {DEFAULT_LEASE_S} s")
+    )
+
+
+def check_stable_lease(session: SessionRecord) -> CheckOutcome:
+    """Compares each lease with the device's lease before. A change after that lease has ended is correct."""
+
+    def changed(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for key, (before_s, before), (at_s, after) in consecutive_reports(stream):
+            if before.lease_s != after.lease_s and at_s - before_s <= effective_lease_s(before):
+                yield warned(f"{format_device(key)}: {before.lease_s:,} s, then {after.lease_s:,} s")
+
+    lists = format_count(count_lists(session.main), "list")
+    return evaluate_streams(session, changed, passed(f"the same in {lists}"))

@@ -1,0 +1,226 @@
+"""Simulated kubelets that open a DRA driver's health streams: of 1.37 (v1), of 1.36 (v1alpha1), one that
+disconnects, one that stops reading, and one that reconnects. No call changes anything in the driver.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple
+
+from agent.conform.kubelet.stream_recorder import StreamRecorder, health_method, stop_recording
+from agent.conform.kubelet.unary_calls import CALL_S, SessionClock, call_unary
+from agent.conform.session_record import (
+    V1,
+    V1ALPHA1,
+    RawDeviceKey,
+    Reopening,
+    StoppedReader,
+    StreamRecord,
+    UnaryCallResult,
+    VersionRecord,
+)
+from agent.serve.grpc.channel import RawChannel
+
+RETRY_S: Final = 5.0
+"""Delay after the end of a stream before a kubelet opens it again [s]."""
+FIRST_LIST_S: Final = 2.0
+"""Time to wait for a first list before v1alpha1 is used instead of v1, or a late stream is given up [s]."""
+
+LEAVES_AT_FRACTION: Final = 0.45
+"""Fraction of the recording after which the second kubelet closes its connection."""
+RESUMES_AT_FRACTION: Final = 0.6
+"""Fraction of the recording after which the kubelet that stopped reading resumes."""
+REOPENINGS: Final = ("close", "cancel") * 3
+"""How the stream before each reopened stream is ended, as in Reopening.after."""
+PAUSE_FRACTION: Final = 0.02
+"""Pause between two reopened streams, as a fraction of the recording."""
+
+UNKNOWN_METHODS: Final = (
+    "/v1.DRAResourceHealth/DrahealthConform",
+    "/v1.DrahealthConform/NodeWatchResources",
+)
+"""Paths of a method that the health service does not have, and of a service that does not exist."""
+
+
+class StreamRecords(NamedTuple):
+    """Recorded streams and calls of all simulated kubelets."""
+
+    versions: tuple[VersionRecord, ...]
+    second_kubelet: StreamRecord | None
+    stopped_reader: StoppedReader | None
+    reopenings: tuple[Reopening, ...]
+    unknown_methods: tuple[UnaryCallResult, ...]
+
+
+class SimulatedKubelets:
+    """All simulated kubelets that connect to one service socket.
+
+    Args:
+        socket: Service socket.
+        window_s: Duration of the recording [s], which begins now.
+    """
+
+    def __init__(self, socket: str, window_s: float) -> None:
+        self._socket = socket
+        self._clock = SessionClock()
+        self._window_s = window_s
+        self._recorders: dict[str, list[StreamRecorder]] = {V1: [], V1ALPHA1: []}
+        self._tried: set[str] = set()
+        """Versions of the health API whose first stream has ended."""
+        self._changed = asyncio.Event()
+        self._leaver: StreamRecord | None = None
+        self._stopped: StoppedReader | None = None
+        self._reopenings: list[Reopening] = []
+
+    async def record(self) -> StreamRecords:
+        """Run all simulated kubelets for ``window_s`` (up to 7 s longer if a stream ended at first), and
+        return records.
+
+        Raises PermissionDenied: the socket may not be opened.
+        """
+        unknown, *_ = await asyncio.gather(
+            self._call_unknown(), self._watch_version(V1), self._watch_version(V1ALPHA1), self._run_visitors()
+        )
+        versions = tuple(
+            VersionRecord(version, tuple(recorder.to_record() for recorder in recorders))
+            for version, recorders in self._recorders.items()
+        )
+        return StreamRecords(versions, self._leaver, self._stopped, tuple(self._reopenings), unknown)
+
+    async def _call_unknown(self) -> tuple[UnaryCallResult, ...]:
+        return tuple([(await call_unary(self._socket, self._clock, method))[0] for method in UNKNOWN_METHODS])
+
+    async def _watch_version(self, version: str) -> None:
+        """Record the streams of a version: open a new one 5 s after each end, except after UNIMPLEMENTED."""
+        until_s = self._window_s
+        while True:
+            recorder = StreamRecorder(self._clock, self._changed.set)
+            self._recorders[version].append(recorder)
+            await self._record_until(recorder, version, until_s)
+            if version not in self._tried and not recorder.lists:
+                until_s = max(until_s, self._clock.now_s() + RETRY_S + FIRST_LIST_S)
+            self._tried.add(version)
+            self._changed.set()
+            is_over = (
+                recorder.ended is None or recorder.ended.status == "UNIMPLEMENTED" or recorder.ended.flooded
+            )
+            if is_over or self._clock.now_s() + RETRY_S >= until_s:
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _record_until(self, recorder: StreamRecorder, version: str, until_s: float) -> None:
+        channel = RawChannel(self._socket)
+        try:
+            await self._run_until(until_s, recorder.record(channel, health_method(version)))
+        finally:
+            channel.close()
+
+    async def _run_until(self, until_s: float, work: Coroutine[Any, Any, None]) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until_s - self._clock.now_s())):
+                await work
+
+    async def _run_visitors(self) -> None:
+        """Run the kubelets that disconnect, stop reading or reconnect, after the first list."""
+        await self._run_until(
+            min(FIRST_LIST_S, self._window_s), self._wait_until(lambda: self._is_first_stream_over(V1))
+        )
+        await self._run_until(
+            self._window_s, self._wait_until(lambda: self._is_first_stream_over(V1, V1ALPHA1))
+        )
+        version = next((candidate for candidate in (V1, V1ALPHA1) if self._has_lists(candidate)), None)
+        if version is not None:
+            await asyncio.gather(
+                self._run_second_kubelet(version),
+                self._run_stopped_reader(version),
+                self._run_reopenings(version),
+            )
+
+    def _is_first_stream_over(self, *versions: str) -> bool:
+        """Return True if a version has sent a list, or the first streams of all these versions have ended."""
+        return any(map(self._has_lists, versions)) or self._tried >= set(versions)
+
+    def _has_lists(self, version: str) -> bool:
+        return any(recorder.lists for recorder in self._recorders[version])
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _time_at(self, fraction: float) -> float:
+        now_s = self._clock.now_s()
+        return now_s + max(0.0, self._window_s - now_s) * fraction
+
+    async def _sleep_until(self, at_s: float) -> None:
+        await asyncio.sleep(max(0.0, at_s - self._clock.now_s()))
+
+    async def _run_second_kubelet(self, version: str) -> None:
+        """Record a second stream; close it at LEAVES_AT_FRACTION, or after its first list if that is
+        later."""
+        recorder, channel = StreamRecorder(self._clock), RawChannel(self._socket)
+        recording = asyncio.ensure_future(recorder.record(channel, health_method(version)))
+        leaves_s = self._time_at(LEAVES_AT_FRACTION)
+        try:
+            await self._run_until(self._window_s, _wait_for_first_list(recorder))
+            await self._sleep_until(leaves_s)
+        finally:
+            await stop_recording(recording)
+            channel.close()
+        self._leaver = recorder.to_record()
+
+    async def _run_stopped_reader(self, version: str) -> None:
+        recorder, channel = StreamRecorder(self._clock), RawChannel(self._socket)
+        recording = asyncio.ensure_future(recorder.record(channel, health_method(version)))
+        stopped_s = resumed_s = None
+        try:
+            await self._run_until(self._window_s, _wait_for_first_list(recorder))
+            if recorder.lists and recorder.ended is None:
+                stopped_s = self._clock.now_s()
+                channel.close_window()
+                await self._sleep_until(self._time_at(RESUMES_AT_FRACTION))
+                resumed_s = self._clock.now_s()
+                channel.open_window()
+            await self._sleep_until(self._window_s)
+        finally:
+            await stop_recording(recording)
+            channel.close()
+        if stopped_s is not None and resumed_s is not None:
+            self._stopped = StoppedReader(recorder.to_record(), stopped_s, resumed_s)
+
+    async def _run_reopenings(self, version: str) -> None:
+        channel = RawChannel(self._socket)
+        try:
+            for after in REOPENINGS:
+                await asyncio.sleep(self._window_s * PAUSE_FRACTION)
+                if self._clock.now_s() >= self._window_s:
+                    return
+                if after == "close" or channel.goaway:
+                    channel.close()
+                    channel = RawChannel(self._socket)
+                self._reopenings.append(Reopening(after, await self._record_once(channel, version)))
+        finally:
+            channel.close()
+
+    async def _record_once(self, channel: RawChannel, version: str) -> StreamRecord:
+        """Record one stream until it has reported all known devices, at most 5 s."""
+        recorder = StreamRecorder(self._clock)
+        recording = asyncio.ensure_future(recorder.record(channel, health_method(version)))
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CALL_S):
+                    while recorder.ended is None and not (
+                        recorder.lists and self._known_devices(version) <= recorder.devices_seen
+                    ):
+                        await recorder.wait_for_change()
+        finally:
+            await stop_recording(recording)
+        return recorder.to_record()
+
+    def _known_devices(self, version: str) -> set[RawDeviceKey]:
+        return set().union(*(recorder.devices_seen for recorder in self._recorders[version]))
+
+
+async def _wait_for_first_list(recorder: StreamRecorder) -> None:
+    while recorder.ended is None and not recorder.lists:
+        await recorder.wait_for_change()

@@ -1,0 +1,246 @@
+"""Record of a conformance session with a DRA driver: values as the driver sent them, not evaluated.
+
+Times are seconds since the session began, unless a name contains ``wall``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+V1: Final = "v1"
+V1ALPHA1: Final = "v1alpha1"
+"""Versions of the DRA health API (service DRAResourceHealth)."""
+
+SESSION_MIN_S: Final = 2
+"""Shortest duration of a session [s]."""
+SESSION_MAX_S: Final = 600
+"""Longest duration of a session [s]."""
+
+RawDeviceKey = tuple[bytes, bytes]
+"""(pool, name) of a device, as the driver sent them."""
+
+
+class DeviceEntry(NamedTuple):
+    """Entry of a health list: the reported health of one device."""
+
+    has_identifier: bool
+    """True: the entry has a device identifier."""
+    pool: bytes
+    name: bytes
+    health: int
+    """Health: 0 Unknown, 1 Healthy, 2 Unhealthy; other numbers are invalid."""
+    updated_s: int
+    """Value of last_updated_time; should be seconds since 1970."""
+    lease_s: int
+    """Value of health_check_timeout_seconds."""
+    message: bytes
+
+    @property
+    def key(self) -> RawDeviceKey:
+        return (self.pool, self.name)
+
+
+class HealthList(NamedTuple):
+    """Health list: one message of a health stream, with the health of devices."""
+
+    received_s: float
+    size: int
+    """Size of the encoded message [bytes]."""
+    devices: tuple[DeviceEntry, ...]
+    """Entries of the list; empty if the list cannot be decoded."""
+    decode_error: str = ""
+    """Reason why the list cannot be decoded; empty: it is a valid message."""
+    is_truncated: bool = False
+    """True: the list has more entries than were decoded."""
+
+
+class StreamEnd(NamedTuple):
+    """End of a health stream: time, status and reason."""
+
+    at_s: float
+    status: str
+    """Name of the gRPC status; empty: no status was received, as after a lost connection."""
+    text: str
+    too_large_bytes: int = 0
+    """Size of a message above the kubelet's limit, at which the session ended the stream [bytes]; 0: not
+    so."""
+    flooded: bool = False
+    """True: the session ended the stream, because the server sent more than is recorded."""
+
+
+class StreamRecord(NamedTuple):
+    """Record of one health stream."""
+
+    opened_s: float
+    lists: tuple[HealthList, ...]
+    ended: StreamEnd | None
+    """End of the stream; None: the stream was open until the session closed it."""
+    closed_s: float
+    """Time at which the session or the server closed the stream."""
+    goaway: str = ""
+    """Code and text of the server's HTTP/2 GOAWAY on the connection; empty: no GOAWAY."""
+
+
+class VersionRecord(NamedTuple):
+    """Successive streams of one version of the health API; each is opened 5 s after the end of the one
+    before."""
+
+    version: str
+    streams: tuple[StreamRecord, ...]
+
+    @property
+    def is_unimplemented(self) -> bool:
+        """True if a stream ended with UNIMPLEMENTED before its first list."""
+        return any(
+            not stream.lists and stream.ended is not None and stream.ended.status == "UNIMPLEMENTED"
+            for stream in self.streams
+        )
+
+    @property
+    def has_lists(self) -> bool:
+        """True if any stream of this version received a list."""
+        return any(stream.lists for stream in self.streams)
+
+
+class StoppedReader(NamedTuple):
+    """Stream of a simulated kubelet that stopped reading for a while."""
+
+    stream: StreamRecord
+    stopped_s: float
+    resumed_s: float
+
+
+class Reopening(NamedTuple):
+    """Stream that a simulated kubelet opened after it had closed another stream."""
+
+    after: str
+    """``cancel``: the stream before was cancelled, on the same connection. ``close``: its connection was
+    closed."""
+    stream: StreamRecord
+
+
+class UnaryCallResult(NamedTuple):
+    """Status and duration of a unary gRPC call to the driver."""
+
+    method: str
+    """Path of the gRPC method."""
+    took_s: float
+    status: str
+    """Name of the gRPC status; empty: no status was received."""
+    text: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status == "OK"
+
+
+class PluginInfo(NamedTuple):
+    """Answer of a driver's registration socket to GetInfo."""
+
+    type: str
+    name: str
+    endpoint: str
+    versions: tuple[str, ...]
+
+
+class RegistrationFile(NamedTuple):
+    """File in the directory of registration sockets, with its server's answer to GetInfo."""
+
+    path: str
+    is_socket: bool
+    ctime_ns: int
+    """Status change time (ctime) of the file [ns since 1970]."""
+    get_info: UnaryCallResult | None
+    """Result of GetInfo; None: not called, because the file is not a socket or its path is too long."""
+    info: PluginInfo | None
+    """Answer to GetInfo; None: no valid answer."""
+
+
+class PluginEndpoint(NamedTuple):
+    """Service socket that a driver's answer to GetInfo names."""
+
+    path: str
+    size: int
+    """Length of the path in bytes."""
+    is_absolute: bool
+    is_in_kubelet_dir: bool
+    """True: the path is below the kubelet's directory."""
+    error: str
+    """Reason why a connection to the endpoint fails; empty: the connection succeeds."""
+
+
+class RefusalRecord(NamedTuple):
+    """Results of the calls that report a failed registration to the driver, and then register it."""
+
+    notified_refused: UnaryCallResult
+    info: UnaryCallResult
+    notified: UnaryCallResult
+
+
+class RegistrationRecord(NamedTuple):
+    """Registration socket of the driver, with the results of registering the driver."""
+
+    file: RegistrationFile
+    endpoint: PluginEndpoint | None = None
+    notified: UnaryCallResult | None = None
+    """Result of reporting a successful registration to the driver; None: not called."""
+    second_file: RegistrationFile | None = None
+    """The file with the answer to a second GetInfo; None: not called."""
+    prepared: tuple[tuple[str, UnaryCallResult], ...] = ()
+    """(advertised service, result of NodePrepareResources without claims) pairs."""
+    refused: RefusalRecord | None = None
+    """Results of a reported failure of the registration; None: not reported."""
+
+
+class RegistryRecord(NamedTuple):
+    """Directory of registration sockets, with the sockets of the driver under test."""
+
+    path: str
+    kubelet_dir: str
+    registrations: tuple[RegistrationRecord, ...]
+
+
+class SessionRecord(NamedTuple):
+    """Everything that a session with a driver recorded."""
+
+    socket: str
+    """Absolute path of the service socket; empty: the path is unknown."""
+    socket_size: int
+    """Length of ``socket`` [bytes]."""
+    window_s: float
+    """Duration of the session; 0: no socket accepted a connection."""
+    began_wall_s: float
+    versions: tuple[VersionRecord, ...] = ()
+    """Records of v1 and v1alpha1; none if the socket accepts no connection."""
+    second_kubelet: StreamRecord | None = None
+    """Stream of a second kubelet, which disconnects while the first stays; None: not recorded."""
+    stopped_reader: StoppedReader | None = None
+    reopenings: tuple[Reopening, ...] = ()
+    unknown_methods: tuple[UnaryCallResult, ...] = ()
+    """Results of calls to gRPC methods that do not exist."""
+    directory: RegistryRecord | None = None
+    """Record of the driver's registration; None: registration was not tested."""
+
+    def version(self, version: str) -> VersionRecord:
+        """Return the record of a version of the health API; it has no streams if nothing was recorded."""
+        return next(
+            (record for record in self.versions if record.version == version), VersionRecord(version, ())
+        )
+
+    @property
+    def main(self) -> VersionRecord:
+        """Record of the version that kubelet 1.37 uses: v1, unless only v1alpha1 sent lists."""
+        first, second = self.version(V1), self.version(V1ALPHA1)
+        return second if second.has_lists and not first.has_lists else first
+
+    @property
+    def streams(self) -> tuple[StreamRecord, ...]:
+        """All recorded health streams."""
+        visitors = [self.second_kubelet, self.stopped_reader.stream if self.stopped_reader else None]
+        watched = [stream for version in self.versions for stream in version.streams]
+        return (*watched, *filter(None, visitors), *(reopening.stream for reopening in self.reopenings))
+
+    @property
+    def other(self) -> VersionRecord:
+        """Record of the version that kubelet 1.37 does not use."""
+        return self.version(V1 if self.main.version == V1ALPHA1 else V1ALPHA1)

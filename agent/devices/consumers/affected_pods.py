@@ -1,0 +1,195 @@
+"""Queries on the consumer map: pods that use a device, pods and claims by name, pods that would be refused.
+
+A pod certainly uses a device if its claim has the device and is prepared for the pod on this node. Other
+consumers of the claim may use it: a reserved pod can run on another node, or not yet.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from agent.devices.consumers.conflicts import may_name_claim
+from agent.devices.consumers.reservations import (
+    RefusedPod,
+    RefusingKubelets,
+    find_refusal,
+    find_refusal_by_uid,
+)
+from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.claim_sources import ConsumerKind, PodRef
+from agent.model.consumers import (
+    AffectedPod,
+    ClaimView,
+    ConsumerEdge,
+    ConsumerMap,
+    ContainerEdge,
+    ContainerUse,
+    DeviceEdge,
+    PodView,
+    Relation,
+)
+
+USE_ON_THIS_NODE: Final = frozenset({Relation.PREPARED, Relation.LISTED})
+"""Relations of an edge that prove use on this Kubernetes node."""
+
+
+def affected_pods(known: ConsumerMap, device: DeviceRef) -> tuple[AffectedPod, ...]:
+    """Return the pods that use or may use a device; the pods that certainly use it come first."""
+    found = [one for ref in known.devices.get(device, ()) for one in _affected_by_claim(known, ref, device)]
+    return tuple(sorted(found, key=lambda one: (not one.is_certain, one.pod.ref, one.claim)))
+
+
+def _affected_by_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> Iterator[AffectedPod]:
+    claim = known.claims[ref]
+    uses = [edge for edge in claim.devices if edge.use.device == device]
+    given = has_device(claim, device, uses)
+    direct = direct_consumers(claim)
+    containers: dict[PodRef, list[ContainerEdge]] = {}
+    for named in claim.containers:
+        containers.setdefault(named.pod, []).append(named)
+    for pod, edges in direct.items():
+        sure = given and any(edge.relation in USE_ON_THIS_NODE for edge in edges)
+        yield _affected(known.pods[pod], claim, uses, edges, containers.get(pod, ()), sure=sure)
+    for edge in claim.consumers:
+        if edge.consumer.kind is ConsumerKind.POD_GROUP:
+            group = edge.consumer.name
+            for member in group_members(known, ref, group):
+                if member.ref not in direct:
+                    of = containers.get(member.ref, ())
+                    yield _affected(member, claim, uses, [edge], of, sure=False, group=group)
+
+
+def direct_consumers(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
+    """Return the pods that are consumers of a claim themselves, not through a pod group, with their edges."""
+    found: dict[PodRef, list[ConsumerEdge]] = {}
+    for edge in claim.consumers:
+        if pod := edge.consumer.pod:
+            found.setdefault(pod, []).append(edge)
+    return found
+
+
+def has_device(claim: ClaimView, device: DeviceRef, uses: Collection[DeviceEdge]) -> bool:
+    """Return True if a device is prepared for a claim on this node, or is allocated and needs no prepare
+    call.
+
+    Args:
+        uses: Edges between the claim and the device.
+    """
+    return any(
+        edge.relation in USE_ON_THIS_NODE
+        or (edge.relation is Relation.ALLOCATED and device.driver in claim.skipped)
+        for edge in uses
+    )
+
+
+def _affected(
+    pod: PodView,
+    claim: ClaimView,
+    uses: Sequence[DeviceEdge],
+    edges: Sequence[ConsumerEdge],
+    named: Sequence[ContainerEdge],
+    *,
+    sure: bool,
+    group: str = "",
+) -> AffectedPod:
+    requests = {request for edge in uses for request in edge.use.requests}
+    only = len({edge.use.device for edge in claim.devices}) == 1
+    containers = tuple(containers_using_device(named, requests, is_only_device=only))
+    return AffectedPod(pod, claim.ref, sure, containers, group, (*uses, *edges, *named))
+
+
+def containers_using_device(
+    edges: Sequence[ContainerEdge], requests: AbstractSet[str], *, is_only_device: bool
+) -> Iterator[ContainerUse]:
+    """Yield the containers of a pod that use, or may use, a device of a claim.
+
+    Args:
+        edges: Edges between the claim and the pod's containers.
+        requests: Requests of the claim that the device serves; empty: unknown.
+        is_only_device: True: the claim has no other device.
+    """
+    by_name: dict[str, list[tuple[str, ...] | None]] = {}
+    for edge in edges:
+        by_name.setdefault(edge.container, []).append(edge.requests)
+    for name, requests_by_source in sorted(by_name.items()):
+        known = [one for one in requests_by_source if one is not None]
+        if is_only_device or not known:
+            yield ContainerUse(name, is_certain=is_only_device)
+        elif any(not one or not requests or requests & set(one) for one in known):
+            yield ContainerUse(name, is_certain=True)
+
+
+def group_members(known: ConsumerMap, claim: ClaimRef, group: str) -> tuple[PodView, ...]:
+    """Return the known pods of a pod group that use or may use a claim."""
+    pods = (known.pods[ref] for ref in known.groups.get((claim.namespace, group), ()))
+    return tuple(pod for pod in pods if is_group_member(pod, claim, group))
+
+
+def is_group_member(pod: PodView, claim: ClaimRef, group: str) -> bool:
+    """Return True if a pod belongs to a pod group in the claim's namespace, and uses or may use the claim."""
+    return any(
+        one.ref.namespace == claim.namespace and one.group == group and may_name_claim(one, claim.name)
+        for one, _ in pod.objects
+    )
+
+
+def pods_by_name(known: ConsumerMap, namespace: str, name: str) -> tuple[PodView, ...]:
+    """Return the pods with a name: several if a pod was created again, or UIDs are unclear; empty: none."""
+    return tuple(pod for ref, pod in known.pods.items() if (ref.namespace, ref.name) == (namespace, name))
+
+
+def claims_by_name(known: ConsumerMap, namespace: str, name: str) -> tuple[ClaimView, ...]:
+    """Return the claims with a name: several if a claim was created again, or UIDs are unclear; empty:
+    none."""
+    return tuple(
+        claim for ref, claim in known.claims.items() if (ref.namespace, ref.name) == (namespace, name)
+    )
+
+
+def refused_pods(known: ConsumerMap) -> tuple[RefusedPod, ...]:
+    """Return the running pods that the kubelet would refuse after a reboot, because of their claims.
+
+    Only claims whose object a source has are evaluated.
+    """
+    newer: dict[tuple[str, str], list[str]] = {}
+    for ref, claim in known.claims.items():
+        if claim.objects:
+            newer.setdefault((ref.namespace, ref.name), []).append(ref.uid)
+    found = (one for claim in known.claims.values() for one in _refused(known, claim, newer))
+    return tuple(sorted(found))
+
+
+def _refused(
+    known: ConsumerMap, claim: ClaimView, uids: Mapping[tuple[str, str], Sequence[str]]
+) -> Iterator[RefusedPod]:
+    """Yield the pods that the kubelet would refuse because of one claim.
+
+    Args:
+        uids: UIDs of the claims whose object a source has, by (namespace, name).
+    """
+    ref = claim.ref
+    for pod in {edge.consumer.pod for edge in claim.consumers if edge.relation in USE_ON_THIS_NODE}:
+        if pod is None:
+            continue
+        view = known.pods[pod]
+        if claim.objects:
+            found = _refusal(claim, view)
+        else:
+            found = _refusal_of_replaced_claim(claim, view, uids.get((ref.namespace, ref.name), ()))
+        if found is not None:
+            yield found._replace(pod=pod)
+
+
+def _refusal(claim: ClaimView, pod: PodView) -> RefusedPod | None:
+    obj, one = claim.objects[0][0], pod.known
+    if one is None:
+        return find_refusal_by_uid(pod.ref.uid, obj) if pod.ref.uid else None
+    named = [mine for mine in one.claims if mine.claim == claim.ref.name]
+    return find_refusal(one, named[0], obj) if named else None
+
+
+def _refusal_of_replaced_claim(claim: ClaimView, pod: PodView, uids: Sequence[str]) -> RefusedPod | None:
+    if not uids or not claim.ref.uid or (pod.known and pod.known.has_ended):
+        return None
+    why = f"the claim with this name now has UID {uids[0]}; the kubelet holds {claim.ref.uid}"
+    return RefusedPod(pod.ref, claim.ref, RefusingKubelets.ALL, why)

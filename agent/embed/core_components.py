@@ -1,0 +1,238 @@
+"""Components of a monitor that run in its core thread: sources, fault checkpoint, taints and engine loop.
+
+After a failure of that thread every device is reported Unknown (:func:`failed_report`).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from agent.config.config import Config
+from agent.devices.inventory import declared_device
+from agent.devices.taints import TaintPolicy
+from agent.driver.driver_source import HostAndDriverSource, UnmonitoredHostSource
+from agent.driver.taint_publisher import TaintCallback, TaintPublisher
+from agent.engine.loop import EngineLoop, LoopTiming
+from agent.engine.step import initial_state
+from agent.health.gpu.faults.checkpoint import RestoredFaults, restore_faults
+from agent.health.rules import CatalogRow
+from agent.health.verdict import kubelet_message
+from agent.model.declared_devices import DriverDevice
+from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
+from agent.model.persistent_faults import PersistentGpuState
+from agent.model.report import Report
+from agent.model.settings import EngineSettings
+from agent.model.taint import Taints
+from agent.model.time import Instant
+from agent.node.node_source import SOURCES_STOP_S, NodeSource, engine_settings, open_node_source
+from agent.sources.gpu_host import read_boot_id
+from agent.store import gpu_fault_file
+from agent.store import taint_file as taint_store
+from agent.store.gpu_fault_file import GpuFaultWriter
+from agent.system.threads.loop_thread import TrioTask
+from agent.system.timing import random_fraction
+
+MIN_STOP_S: Final = 0.05
+"""Time that each part has to stop even if an earlier part used up the timeout [s]."""
+
+log = logging.getLogger(__name__)
+
+
+class CoreComponents:
+    """Components of a monitor's core thread. Core thread only, except :attr:`taints`."""
+
+    def __init__(
+        self,
+        driver: str,
+        config: Config,
+        source: HostAndDriverSource,
+        *,
+        hardware: bool,
+        directory: Path | None,
+        policy: TaintPolicy,
+        clock: Callable[[], Instant],
+        publish: Callable[[Report], None],
+    ) -> None:
+        """Store the settings; :meth:`open` opens the components.
+
+        Args:
+            driver: Name of the driver.
+            config: Configuration of the monitor.
+            source: Source of the driver's health checks and faults; :meth:`open` adds the machine's sources.
+            hardware: Whether the machine's hardware is monitored, too.
+            directory: Directory of saved state; None: no state is saved.
+            policy: Policy of the taints.
+            clock: Returns wall clock and monotonic time.
+            publish: Called with each report after its taints were decided.
+        """
+        self._driver = driver
+        self._config = config
+        self._source = source
+        self._hardware = hardware
+        self._directory = directory
+        self._policy = policy
+        self._clock = clock
+        self._publish = publish
+        self._publisher: TaintPublisher | None = None
+        self._node: NodeSource | None = None
+        self._empty: UnmonitoredHostSource | None = None
+        self._checkpoint: GpuFaultWriter | None = None
+
+    @property
+    def taints(self) -> Taints:
+        """Taints that the driver's devices should have now; no taints before :meth:`open`."""
+        return self._publisher.taints if self._publisher else Taints()
+
+    def open(self, publish_taints: TaintCallback | None) -> Sequence[TrioTask]:
+        """Open all components and start their threads. Returns the tasks that the core thread has to run.
+
+        Args:
+            publish_taints: The driver's function that publishes taints; None: taints are not published.
+
+        Raises:
+            ConfigError: A root path is too long.
+            ProbeError: The kernel refused descriptors or memory.
+        """
+        settings = engine_settings(self._config)
+        tasks, restored, save_faults = self._open_checkpoint(settings)
+        if self._hardware:
+            # udev=False: looking for libudev starts a process, which a driver that reaps children would find
+            node = open_node_source(
+                self._config, settings, self._config.period_ns, reads_declarations=False, use_udev=False
+            )
+            self._node = node
+            self._source.open(node, node.declare)
+            node.start()
+            tasks.append(node.run_watchers)
+        else:
+            self._empty = UnmonitoredHostSource()
+            self._source.open(self._empty)
+        publisher = self._publisher = TaintPublisher(
+            publish_taints,
+            driver=self._driver,
+            policy=self._policy,
+            path=self._directory / taint_store.FILE if self._directory else None,
+            clock=self._clock,
+        )
+        core = EngineLoop(
+            source=self._source,
+            state=initial_state(settings, restored),
+            timing=LoopTiming(self._config.heartbeat_s, self._config.coalesce_ns, watchdog_s=None),
+            clock=self._clock,
+            publish=lambda report: self._publish_with_taints(report, publisher),
+            save_faults=save_faults,
+            notify_watchdog=lambda: None,
+            jitter=random_fraction,
+        )
+        return [core.run, publisher.run, *tasks]
+
+    def close(self, end_s: float) -> list[str]:
+        """Stop all components by `end_s` [s, monotonic clock]. Returns the names of hung components."""
+
+        def left_s() -> float:
+            return max(MIN_STOP_S, end_s - time.monotonic())
+
+        self._source.close()
+        hung: list[str] = []
+        if self._node is not None:
+            hung += self._node.stop(min(SOURCES_STOP_S, left_s()))
+        if self._empty is not None:
+            self._empty.close()
+        if self._checkpoint is not None and not self._checkpoint.close(left_s()):
+            hung.append("fault checkpoint writer")
+        return hung
+
+    def _open_checkpoint(
+        self, settings: EngineSettings
+    ) -> tuple[list[TrioTask], RestoredFaults | None, Callable[[PersistentGpuState], None]]:
+        """Load the fault checkpoint. Returns its task, the restored faults and a function to save faults."""
+        if not self._hardware or self._directory is None:
+            return [], None, lambda _: None
+        path = self._directory / gpu_fault_file.FILE
+        saved, problem = gpu_fault_file.load_gpu_faults(path)
+        if problem:
+            log.warning("%s", problem)
+        checkpoint = self._checkpoint = GpuFaultWriter(path, saved)
+        restored = restore_faults(saved, read_boot_id(self._config.procfs_root), settings.gpu, self._clock())
+        return [checkpoint.run], restored, checkpoint.set_newest
+
+    def _publish_with_taints(self, report: Report, publisher: TaintPublisher) -> None:
+        """Decide the taints of a report, then publish the report."""
+        publisher.update(report, report.at)
+        self._publish(report)
+
+
+CORE_FAILED_ROW: Final = CatalogRow(
+    code="agent.failed",
+    severity=Severity.UNKNOWN,
+    blame=Blame.AGENT,
+    source="any",
+    threshold="an exception in the core thread of an embedded monitor",
+    why="the driver's devices are not evaluated any more",
+    advice="restart the driver; its log has the traceback",
+    try_it="let the clock of a monitor raise an exception",
+)
+
+
+def failed_report(
+    last: Report | None,
+    declared: Iterable[DriverDevice],
+    error: BaseException,
+    node: str,
+    lease_s: int,
+    now: Instant,
+) -> Report:
+    """Return a report after a failure: all devices, reported before or declared since, are Unknown.
+
+    Args:
+        last: Last report before the failure; None: there was none.
+        declared: Devices that the driver declares.
+        error: Exception that ended the core thread. The report names its type only: the text may vary.
+        node: Name of the Kubernetes node.
+        lease_s: Time that the health of a device in no earlier report is valid [s].
+        now: Time of the failure.
+    """
+    cause = Cause(
+        CORE_FAILED_ROW.code,
+        CORE_FAILED_ROW.severity,
+        CORE_FAILED_ROW.blame,
+        type(error).__name__,
+        CORE_FAILED_ROW.advice,
+        now,
+    )
+    known = {health.key: health for health in last.devices} if last else {}
+    for device in declared:
+        key = (device.driver, device.pool, device.name)
+        known.setdefault(key, _unreported_health(device, lease_s, now))
+    devices = tuple(_as_unknown(health, cause) for health in known.values())
+    drivers = tuple(sorted({*(last.declaring if last else ()), *(device.driver for device in declared)}))
+    return replace(last or Report(node, now), at=now, devices=devices, declaring=drivers, starting=False)
+
+
+def _as_unknown(device: DeviceHealth, cause: Cause) -> DeviceHealth:
+    return device._replace(
+        health=Health.UNKNOWN,
+        severity=Severity.UNKNOWN,
+        message=kubelet_message([cause]),
+        causes=(cause,),
+        since=cause.since,
+    )
+
+
+def _unreported_health(declared: DriverDevice, lease_s: int, now: Instant) -> DeviceHealth:
+    """Return the health, Unknown, of a device that was in no report yet."""
+    return DeviceHealth(
+        driver=declared.driver,
+        pool=declared.pool,
+        device=declared.name,
+        kind=declared_device(declared).kind,
+        health=Health.UNKNOWN,
+        severity=Severity.UNKNOWN,
+        message="",
+        since=now,
+        verified=now,
+        timeout_s=declared.lease_s or lease_s,
+    )

@@ -1,0 +1,134 @@
+"""Health checks that drivers run on their devices: their findings raise and clear faults as rules do.
+
+The runs of a health check are counted for each device, so that a check that hangs for one device does not
+affect the others.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+from agent.health.evaluation import Evaluation, Subject
+from agent.health.rules import CatalogRow
+from agent.model.declared_devices import DriverCheckSample
+from agent.model.health import Blame, Cause, Finding, Severity
+from agent.model.source_state import SourceSample, SourceState
+
+UNCHECKED: Final = CatalogRow(
+    code="declared.unchecked",
+    severity=Severity.UNKNOWN,
+    blame=Blame.DRIVER,
+    source="any",
+    threshold="a declared device without a host part and without a check of its driver",
+    why="no source reports the state of the device",
+    advice="let the driver declare the host part of the device, or add a check for it",
+    try_it="add a device without a part to a monitor, and no check",
+)
+CHECK_WITHOUT_RESULT: Final = CatalogRow(
+    code="check.<name>.unreadable",
+    severity=Severity.UNKNOWN,
+    blame=Blame.DRIVER,
+    source="any",
+    threshold="as many consecutive runs as the check is raised after, each timed out or with an exception",
+    why="the driver's check of the device gave no result",
+    advice="read the driver's log; the check, or what it calls, fails or hangs",
+    try_it="raise an exception in a check",
+)
+_UNREADABLE: Final = "!"
+"""Finding code of a health check that returned no result; drivers cannot use this code."""
+NEVER_BY_TIME_NS: Final = 1 << 62
+"""Clearing time that never ends [ns]: a fault from a health check clears after a number of good runs."""
+
+CheckSamplesByDevice = Mapping[Subject, Sequence[DriverCheckSample]]
+"""Samples (newest results) of health checks by device."""
+
+
+def samples_by_device(samples: Iterable[DriverCheckSample]) -> CheckSamplesByDevice:
+    """Group samples of health checks by device."""
+    found: dict[Subject, list[DriverCheckSample]] = {}
+    for sample in samples:
+        found.setdefault(sample.subject, []).append(sample)
+    return found
+
+
+def check_sources(samples: Iterable[DriverCheckSample]) -> Iterable[SourceSample]:
+    """Yield one source per health check: failing if it fails for any device, as old as its oldest run."""
+    for check, group in groupby(sorted(samples, key=attrgetter("check")), key=attrgetter("check")):
+        of_check = list(group)
+        unread = [sample for sample in of_check if sample.no_result_reason]
+        state = SourceState.FAILING if unread else SourceState.OK
+        yield SourceSample(
+            f"check.{check}",
+            SourceState.STARTING if all(not sample.passes for sample in of_check) else state,
+            min(sample.beat_ns for sample in of_check),
+            of_check[0].period_ns,
+            len(unread),
+            unread[0].no_result_reason if unread else "",
+            passes=min(sample.passes for sample in of_check),
+            vital=False,
+        )
+
+
+def check_conditions_subject(subject: Subject) -> Subject:
+    """Return the subject of faults from health checks of a device: ``check:<device>``.
+
+    It differs from the device's own, because a driver's finding codes can equal the agent's.
+    """
+    return f"check:{subject}"
+
+
+def evaluate_driver_checks(
+    evaluation: Evaluation, subject: Subject, samples: Iterable[DriverCheckSample]
+) -> list[Cause]:
+    """Update the faults of one device from samples of its health checks; returns the causes, worst first."""
+    own = check_conditions_subject(subject)
+    for sample in samples:
+        source = device_check_source(sample)
+        seen = bool(sample.passes) and not sample.no_result_reason  # a check without passes has not run yet
+        found = (
+            Finding(_UNREADABLE, Severity.UNKNOWN, sample.no_result_reason)
+            if sample.no_result_reason
+            else sample.finding
+        )
+        prefix = f"{sample.check}/"
+        keys = {code for code in evaluation.previous_codes(own) if code.startswith(prefix)}
+        key = prefix + found.code if found else ""
+        for code in keys - {key}:
+            evaluation.update_condition(own, _row(sample, code), None, source, seen=seen)
+        if found:
+            evaluation.update_condition(own, _row(sample, key), found, source)
+    return evaluation.causes(own, _public_row)
+
+
+def device_check_source(sample: DriverCheckSample) -> SourceSample:
+    """Convert the sample of a health check of one device to a source, whose passes verify the device."""
+    return SourceSample(
+        f"check.{sample.check}",
+        SourceState.FAILING if sample.no_result_reason else SourceState.OK,
+        sample.beat_ns,
+        sample.period_ns,
+        0,
+        sample.no_result_reason,
+        passes=sample.passes,
+        vital=False,
+    )
+
+
+def _row(sample: DriverCheckSample, key: str) -> CatalogRow:
+    return replace(
+        CHECK_WITHOUT_RESULT,
+        code=key,
+        raise_after=sample.raise_after,
+        clear_after=sample.clear_after,
+        clear_ns=NEVER_BY_TIME_NS,
+    )
+
+
+def _public_row(key: str) -> CatalogRow:
+    """Return the catalog row that operators see, for the internal code ``<check>/<code>``."""
+    check, _, code = key.partition("/")
+    if code == _UNREADABLE:
+        return replace(CHECK_WITHOUT_RESULT, code=f"check.{check}.unreadable")
+    return replace(CHECK_WITHOUT_RESULT, code=code, advice="")

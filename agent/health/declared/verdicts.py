@@ -1,0 +1,236 @@
+"""Verdicts on devices that drivers declare, from the rules for the hardware that a device consists of."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Final
+
+from agent.devices.inventory import DeviceKind, InventoryDevice, pools_by_device
+from agent.health.declared.driver_checks import (
+    UNCHECKED,
+    CheckSamplesByDevice,
+    device_check_source,
+    evaluate_driver_checks,
+    samples_by_device,
+)
+from agent.health.declared.gpus import DECLARED_GPU_RULES, DeclaredGpuView, find_host_device, find_host_gpu
+from agent.health.declared.state import DeclaredState
+from agent.health.declared.verdict_cache import CachedEvaluation, VerdictCache, with_lease
+from agent.health.evaluation import Evaluation, Subject, row_with_code
+from agent.health.gpu.state import GpuEvaluation
+from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS
+from agent.health.host.catalog import DECLARED_RULES
+from agent.health.host.state import HostRuleState, declared_rule_input
+from agent.health.host.verdicts import starting_sources, verdict_from_causes
+from agent.health.rules import CatalogRow, cause_from_row
+from agent.health.verdict import (
+    PreviousVerdicts,
+    lease_seconds,
+    make_verdict,
+    oldest_pass_time,
+    replace_causes,
+)
+from agent.model.declared_devices import DeclaredGpu
+from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, Severity
+from agent.model.snapshot import Snapshot
+from agent.model.source_state import SourceSample
+
+REMOVED_DEVICE: Final = CatalogRow(
+    code="declared.gone",
+    severity=Severity.UNKNOWN,
+    blame=Blame.CONFIGURATION,
+    source="devices.d",
+    threshold="the driver removed the device from its declaration less than 10 min ago",
+    why="without a declaration the device cannot be evaluated",
+    advice="delete pods that use the device, or let the driver declare it again",
+    try_it="take a device out of a file in devices.d",
+)
+INVALID_FILE: Final = CatalogRow(
+    code="declared.file",
+    severity=Severity.DEGRADED,
+    blame=Blame.DRIVER,
+    source="devices.d",
+    threshold="a file in devices.d does not follow the format",
+    why="the last valid declaration of the driver stays in effect",
+    advice="fix the file, or the driver that writes it",
+    try_it="write a key that does not exist into a file in devices.d",
+)
+NOT_EVALUATED_YET: Final = CatalogRow(
+    code="declared.unseen",
+    severity=Severity.UNKNOWN,
+    blame=Blame.AGENT,
+    source="any",
+    threshold="2 s after it was declared",
+    why="no source has read the device",
+    advice="wait for the first pass; if none finishes, see the sources in drahealth status",
+    try_it="declare a PCI function, with a sysfs in which bus/pci/devices hangs",
+)
+UNWATCHED: Final = CatalogRow(
+    code="gpu.unwatched",
+    severity=Severity.UNKNOWN,
+    blame=Blame.CONFIGURATION,
+    source="nvml",
+    threshold="a driver declares a GPU while gpu.watch, or hardware in a driver's monitor, is false",
+    why="GPU monitoring is off",
+    advice="set gpu.watch in the configuration, or hardware in a driver's monitor",
+    try_it="declare a GPU in devices.d, and start the agent with watch = false in [gpu]",
+)
+
+
+def declared_verdicts(
+    evaluation: Evaluation,
+    before: PreviousVerdicts,
+    state: DeclaredState,
+    host_state: HostRuleState,
+    gpus: GpuEvaluation,
+    snapshot: Snapshot,
+    host: Mapping[InventoryDevice, DeviceHealth],
+    cache: VerdictCache,
+) -> tuple[dict[Subject, DeviceHealth], VerdictCache]:
+    """Return the verdicts on all declared devices, without new devices that no source has read yet.
+
+    Args:
+        host: Verdicts on the devices that the agent found itself, without declarations.
+        cache: Cached verdicts of the last evaluation.
+
+    Returns:
+        Verdicts in report order, and the cached verdicts for the next evaluation.
+    """
+    pools = pools_by_device(snapshot)
+    checks = samples_by_device(snapshot.checks)
+    cached = CachedEvaluation(evaluation, before, cache, state, host_state, snapshot, pools, checks)
+    verdicts: dict[Subject, DeviceHealth] = {}
+    for subject, device, found in cached.verdicts():
+        if found is not None:
+            verdicts[subject] = found
+            continue
+        declared = state.devices.get(subject)
+        if declared is None:
+            cause = cause_from_row(
+                REMOVED_DEVICE, "no longer declared by its driver", state.removed[subject].since
+            )
+            verdicts[subject] = _single_cause_verdict(evaluation, before, device, cause)
+            continue
+        if isinstance(declared.part, DeclaredGpu):
+            found = _gpu_verdict(evaluation, before, device, declared.part, gpus, snapshot, host)
+            found = found and _with_check_causes(evaluation, before, device, found, checks)
+        elif not _is_not_evaluated(evaluation, before, state, device, checks):
+            rules, begin = DECLARED_RULES[device.kind], evaluation.list_lengths()
+            if rules:
+                view = declared_rule_input(
+                    host_state, snapshot, pools, evaluation.settings, declared, evaluation.now
+                )
+                evaluation.run_rules(subject, rules, view)
+            more = _check_causes(evaluation, state, device, checks)
+            found = verdict_from_causes(
+                evaluation, before, device, rules, more, _check_sources(checks, subject)
+            )
+            cached.store(subject, device.kind, found, begin)
+        if found is None:
+            late_ns = state.since[subject].mono_ns + FIRST_PASS_WAIT_NS
+            if evaluation.now.mono_ns < late_ns and subject not in before.devices:
+                evaluation.due_ns.append(late_ns)
+                continue
+            cause = cause_from_row(
+                NOT_EVALUATED_YET, "no source has finished a pass since it was declared", state.since[subject]
+            )
+            found = _single_cause_verdict(evaluation, before, device, cause)
+        verdicts[subject] = found._replace(timeout_s=with_lease(found.timeout_s, declared, before))
+    return verdicts, cached.next_cache()
+
+
+def _single_cause_verdict(
+    evaluation: Evaluation, before: PreviousVerdicts, device: InventoryDevice, cause: Cause
+) -> DeviceHealth:
+    now, lease_s = evaluation.now, evaluation.settings.lease_s
+    return make_verdict(evaluation, before, device, cause.severity, [cause], now, lease_s)
+
+
+def _check_causes(
+    evaluation: Evaluation, state: DeclaredState, device: InventoryDevice, checks: CheckSamplesByDevice
+) -> list[Cause]:
+    """Return the causes from a device's health checks; UNCHECKED if nothing evaluates the device."""
+    samples = checks.get(device.subject, ())
+    if device.kind is DeviceKind.OTHER and not samples:
+        evidence = "not a part of the host, and without a check of its driver"
+        return [cause_from_row(UNCHECKED, evidence, state.since[device.subject])]
+    return evaluate_driver_checks(evaluation, device.subject, samples)
+
+
+def _check_sources(checks: CheckSamplesByDevice, subject: str) -> list[SourceSample]:
+    return [device_check_source(sample) for sample in checks.get(subject, ()) if sample.passes]
+
+
+def _with_check_causes(
+    evaluation: Evaluation,
+    before: PreviousVerdicts,
+    device: InventoryDevice,
+    found: DeviceHealth,
+    checks: CheckSamplesByDevice,
+) -> DeviceHealth:
+    """Return the verdict on a device with the causes from the driver's health checks added."""
+    sources = _check_sources(checks, device.subject)
+    more = evaluate_driver_checks(evaluation, device.subject, checks.get(device.subject, ()))
+    if not sources:
+        return found
+    checked = replace_causes(evaluation, before, device, found, [*found.causes, *more])
+    verified = min(found.verified, oldest_pass_time(sources, evaluation.now))
+    return checked._replace(
+        verified=verified,
+        timeout_s=max(checked.timeout_s, lease_seconds(evaluation, sources) + before.lease_salt_s),
+    )
+
+
+def invalid_file_notes(state: DeclaredState) -> Iterator[NonDeviceCause]:
+    """Yield a note for each invalid declaration file."""
+    for driver, wrong in state.invalid.items():
+        yield NonDeviceCause(f"driver {driver}", cause_from_row(INVALID_FILE, wrong.error, wrong.since))
+
+
+def _gpu_verdict(
+    evaluation: Evaluation,
+    before: PreviousVerdicts,
+    device: InventoryDevice,
+    declared: DeclaredGpu,
+    gpus: GpuEvaluation,
+    snapshot: Snapshot,
+    host: Mapping[InventoryDevice, DeviceHealth],
+) -> DeviceHealth | None:
+    """Return the verdict on a declared GPU: the causes of the host's GPU, and faults of the declaration
+    itself.
+
+    None: the host's GPU has no verdict yet.
+    """
+    if snapshot.gpus is None:
+        cause = cause_from_row(UNWATCHED, "GPU monitoring is off", before.started)
+        return _single_cause_verdict(evaluation, before, device, cause)
+    gpu = find_host_gpu(declared, gpus.state.rule_state.registry)
+    host_device = find_host_device(declared, gpu)
+    evaluation.run_rules(
+        device.subject, DECLARED_GPU_RULES, DeclaredGpuView(declared, gpu, host_device, snapshot.gpus)
+    )
+    found = host.get(host_device) if host_device else None
+    own = evaluation.causes(device.subject, partial(row_with_code, DECLARED_GPU_RULES))
+    if found is None:
+        return verdict_from_causes(evaluation, before, device, DECLARED_GPU_RULES) if own else None
+    return replace_causes(evaluation, before, device, found, [*own, *found.causes])
+
+
+def _is_not_evaluated(
+    evaluation: Evaluation,
+    before: PreviousVerdicts,
+    state: DeclaredState,
+    device: InventoryDevice,
+    checks: CheckSamplesByDevice,
+) -> bool:
+    """Return whether a source has yet to read the device for the first time since its last declaration."""
+    samples = checks.get(device.subject, ())
+    if device.kind is DeviceKind.OTHER and samples and not any(sample.passes for sample in samples):
+        return True  # only health checks read the device, and none has a result yet
+    previous = before.devices.get(device.subject)
+    is_new = (
+        previous is None
+        or state.since[device.subject] == evaluation.now
+        or any(cause.code == NOT_EVALUATED_YET.code for cause in previous.causes)
+    )
+    unchecked = any(not sample.passes for sample in samples)
+    return is_new and (unchecked or bool(starting_sources(evaluation, device)))

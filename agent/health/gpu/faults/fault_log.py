@@ -1,0 +1,168 @@
+"""Fault log: all latched GPU faults, which NVML or the kernel log reports once and no reading shows.
+
+The steps that update it are modules of this package, in this order: ingest (new reports), correlate (several
+reports of one fault), evaluate (severity), recovery (end of faults), checkpoint (state for a restart).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from agent.health.gpu.xid.conditions import FaultDecision
+from agent.health.gpu.xid.log_lines import SxidLine, XidLine
+from agent.model.gpu import WHOLE_GPU, GpuEvent, MigSample
+from agent.model.health import Severity
+from agent.model.kernel_messages import LogLine
+from agent.model.persistent_faults import KnownGpu
+from agent.model.time import NS, Instant
+
+SHARED: Final = -1
+"""GPU number of faults that all GPUs share, such as faults of NVSwitches."""
+XID_PREFIX: Final = "gpu.xid."
+SXID_PREFIX: Final = "gpu.fabric.sxid."
+LOST_XID: Final = 79
+"""XID "GPU has fallen off the bus"."""
+LOST_CODE: Final = f"{XID_PREFIX}{LOST_XID}"
+DAY_NS: Final = 86_400 * NS
+
+
+class FaultKey(NamedTuple):
+    """Identity of a latched fault: its GPU or MIG instance, and its finding code."""
+
+    gpu_number: int
+    """Number of the GPU; SHARED: all GPUs."""
+    code: str
+    """Finding code, for example ``gpu.xid.48``."""
+    gi: int = WHOLE_GPU
+    """GPU instance (MIG); WHOLE_GPU: not a single instance."""
+    ci: int = WHOLE_GPU
+    """Compute instance (MIG); WHOLE_GPU: not a single instance."""
+
+    def affects_only(self, mig: MigSample) -> bool:
+        """Return whether the fault affects this MIG instance and not the whole GPU."""
+        return self.gi == mig.gi and self.ci in (mig.ci, WHOLE_GPU)
+
+
+class FaultReporter(IntEnum):
+    """Channel that reports a fault. Reports by several channels within 5 s are one occurrence."""
+
+    NVML = 0
+    LOG = 1
+    COMPANION_LINE = 2
+    """Log line "GPU has fallen off the bus", which accompanies XID 79."""
+
+
+ReportCounts = tuple[int, int, int]
+"""Number of reports by NVML, by log lines and by companion lines."""
+NO_REPORTS: Final[ReportCounts] = (0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """State of one latched fault: its occurrences, log lines and end."""
+
+    xid: int
+    """Number of the XID or SXid; 0 for an NVML event."""
+    first: Instant
+    last: Instant
+    times: int = 0
+    """Number of occurrences; of several reporters in one series of reports, the largest count is added."""
+    recent_reports: ReportCounts = NO_REPORTS
+    """Number of reports in the newest series (less than 5 s apart), by reporter."""
+    log_us: int = 0
+    """Kernel log time of the newest counted line [us]; 0: no line."""
+    lines: tuple[XidLine | SxidLine, ...] = ()
+    texts: tuple[str, ...] = ()
+    pids: frozenset[int] = frozenset()
+    bursts: tuple[Instant, ...] = ()
+    """Starts of the bursts (occurrences less than a minute apart) within a day."""
+    followers: frozenset[int] = frozenset()
+    """Numbers of later XIDs that report the end of this XID."""
+    before_start: bool = False
+    """Whether the fault occurred before the agent's start, so that its end may have been missed."""
+    boot_id: str = ""
+    """Boot ID of the kernel when the fault last occurred."""
+    earlier_boots: int = 0
+    """Number of earlier boots in which the fault occurred, too."""
+    resolved: Instant | None = None
+    """Time when the fault was resolved; None: unresolved."""
+    last_decision: FaultDecision | None = None
+    """Decision when the fault was resolved, or from the checkpoint; None: neither."""
+
+    @property
+    def was_info(self) -> bool:
+        """Whether the fault had at most severity INFO when it was resolved; also True without a decision."""
+        return self.last_decision is None or self.last_decision.severity <= Severity.INFO
+
+    @property
+    def switch_line(self) -> SxidLine | None:
+        """First fatal NVSwitch log line of the fault, else its first line; None: no line."""
+        lines = [line for line in self.lines if isinstance(line, SxidLine)]
+        return max(lines, key=lambda line: line.fatal, default=None)
+
+    @property
+    def xid_lines(self) -> tuple[XidLine, ...]:
+        """Parsed XID lines that reported the fault."""
+        return tuple(line for line in self.lines if isinstance(line, XidLine))
+
+
+class Occurrence(NamedTuple):
+    """Report of one or more new occurrences of a fault by one reporter."""
+
+    key: FaultKey
+    xid: int
+    times: int
+    first: Instant
+    last: Instant
+    read_ns: int
+    """Monotonic time at which the agent read the report [ns]."""
+    reporter: FaultReporter
+    log_us: int = 0
+    text: str = ""
+    line: XidLine | SxidLine | None = None
+    before_start: bool = False
+
+
+class NvmlEventCount(NamedTuple):
+    """Number of NVML events of one XID that are already counted as occurrences."""
+
+    times: int
+    since: int
+    """Time of NVML's first event [ns]; if it changes, NVML counts from zero again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultLog:
+    """All latched faults, and the numbers of reports that are already counted."""
+
+    boot_id: str = ""
+    faults: Mapping[FaultKey, Fault] = field(default_factory=dict)
+    waiting: tuple[Occurrence, ...] = ()
+    """Reports of log lines for which NVML has yet to name the MIG instance."""
+    started_ns: int = 0
+    registry: tuple[KnownGpu, ...] = ()
+    """Known GPUs; gives the GPU numbers of the faults."""
+    nvml_counted: Mapping[tuple[int, int, int, int], NvmlEventCount] = field(default_factory=dict)
+    """Counted XIDs by NVML index, code, GPU instance and compute instance."""
+    events_counted: Mapping[tuple[int, GpuEvent], int] = field(default_factory=dict)
+    """Number of counted NVML events by NVML index and event."""
+    lines: tuple[LogLine, ...] = ()
+    """Log lines of the last snapshot."""
+    lines_counted: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
+    """Number of counted log lines by pattern, first time and first text."""
+    unclaimed: frozenset[tuple[int, int, str]] = frozenset()
+    """Keys of ``lines_counted`` whose GPU is not known; counted again when ``buses`` changes."""
+    buses: frozenset[str] = frozenset()
+    """PCI addresses of the known GPUs when the lines were last counted."""
+    previous_evaluation_ns: int = 0
+    """Time of the last evaluation before the newest log lines appeared [ns]."""
+    newest_before_start_us: int | None = None
+    """Log time of the newest line from before the agent's start [us]; None: log not read to its end yet."""
+    checkpoint_us: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    """Log time up to which lines were counted before a restart [us], by GPU number and finding code."""
+
+
+def occurred_near(fault: Fault, moment: Instant, within_ns: int) -> bool:
+    """Return whether the fault last occurred at most ``within_ns`` before or after ``moment``."""
+    return abs(fault.last.mono_ns - moment.mono_ns) <= within_ns

@@ -1,0 +1,243 @@
+"""Rules for GPUs that do not answer NVML calls, answer with an error or slowly, or need a recovery action.
+
+An NVML call can hang for ever, so these rules evaluate how long calls have been waiting. Rules for the NVML
+library, and for GPUs that NVML no longer lists, are in agent.health.gpu.driver.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from agent.health.gpu.view import (
+    GpuView,
+    gpu_probation_ns,
+    gpu_reading,
+    hardware_rule,
+    nvml_code_text,
+    nvml_library_error,
+)
+from agent.health.gpu.xid.row_types import RecoveryAction
+from agent.health.rules import (
+    OK,
+    Rule,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+    format_duration,
+    missing_reading_result,
+)
+from agent.model.gpu import GpuField, NvmlStatus
+from agent.model.health import Blame, Finding, Severity
+from agent.model.reading import Missing
+from agent.model.settings import GpuLimits
+from agent.model.time import NS
+from agent.model.wake_conditions import GpuWakeCondition
+
+NOT_ANSWERING: Final = "gpu.not_answering"
+REPORTED_STEPS_S: Final = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 21_600, 86_400)
+"""Waiting times at which the evidence of an open NVML call changes [s]; each change publishes a report."""
+SLOW_FACTOR: Final = 10
+"""Ratio to the median of the other GPUs from which on answers are slow."""
+SLOW_NS: Final = 50_000_000  # faster answers are never reported as slow
+MIN_SIBLINGS: Final = 2  # with one sibling, either GPU could be the slow one
+
+HANDLED_STATUSES: Final = frozenset(
+    {NvmlStatus.OK, NvmlStatus.LOST, NvmlStatus.RESET_REQUIRED, NvmlStatus.GPU_NOT_FOUND}
+)
+"""NVML return codes that are no error, or that another rule evaluates."""
+
+
+def evaluate_recovery_action(view: GpuView) -> RuleResult:
+    """The driver requests a recovery action for the GPU.
+
+    Source: NVML field 230, driver 565 and later [0: none; else a RecoveryAction].
+    """
+    action = gpu_reading(view, GpuField.RECOVERY_ACTION)
+    if isinstance(action, Missing):
+        return missing_reading_result(
+            GpuField.RECOVERY_ACTION, action, "drivers before 565 and older GPUs do not report it"
+        )
+    if action == RecoveryAction.NONE:
+        return OK
+    requested = RecoveryAction(action)
+    evidence = f"the driver requests: {requested.text}"
+    return Finding("gpu.recovery_action", Severity.UNHEALTHY, evidence, requested.advice)
+
+
+def _oldest_open_call(view: GpuView) -> tuple[int, str] | None:
+    """Return start time [ns] and name of the oldest NVML call that has not returned; None: no open call."""
+    gpu, gpus = view.sample, view.gpu_set
+    calls = []
+    if gpu and gpu.call:
+        calls.append((gpu.call_ns, gpu.call))
+    if gpus.call and (gpu is None or not gpu.passes or gpu.status):  # the GPU waits for the library's thread
+        calls.append((gpus.call_ns, gpus.call))
+    return min(calls, default=None)
+
+
+def _steps_ns(limits: GpuLimits) -> Iterator[int]:
+    yield int(limits.deadline_s * NS)
+    yield from (step * NS for step in REPORTED_STEPS_S if step > limits.deadline_s)
+
+
+def evaluate_not_answering(view: GpuView) -> RuleResult:
+    """An NVML call has not returned: Unknown after the first limit, Unhealthy after the second.
+
+    Source: waiting time of the GPU's thread in NVML, or of the library's thread for which it waits [ns].
+    """
+    call = _oldest_open_call(view)
+    if call is None:
+        return OK
+    since_ns, name = call
+    waiting_ns = view.now_ns - since_ns
+    step_ns = max((step for step in _steps_ns(view.limits) if step <= waiting_ns), default=None)
+    if step_ns is None:
+        return OK
+    dead = waiting_ns >= view.limits.dead_s * NS
+    evidence = f"{name} has not returned for more than {format_duration(step_ns / NS)}"
+    return Finding(NOT_ANSWERING, Severity.UNHEALTHY if dead else Severity.UNKNOWN, evidence)
+
+
+def next_not_answering_change_ns(view: GpuView) -> int | None:
+    """Return the monotonic time at which an open NVML call's evidence changes [ns]; None: no open call."""
+    call = _oldest_open_call(view)
+    if call is None:
+        return None
+    since_ns, _ = call
+    changes = (since_ns + step for step in (*_steps_ns(view.limits), int(view.limits.dead_s * NS)))
+    return min((change for change in changes if change > view.now_ns), default=None)
+
+
+def _status_result(view: GpuView, status: int, code: str) -> RuleResult:
+    """Return a finding if the last pass ended with this NVML code; other errors: not evaluated."""
+    found = view.sample.status if view.sample else NvmlStatus.OK
+    if found == status:
+        return Finding(code, Severity.UNHEALTHY, f"NVML returned {nvml_code_text(status)}")
+    return OK if found in HANDLED_STATUSES else RuleNotEvaluated(f"NVML returned {nvml_code_text(found)}")
+
+
+def evaluate_lost_gpu(view: GpuView) -> RuleResult:
+    """The GPU has fallen off the bus, or stopped responding to the driver.
+
+    Source: NVML's return code 15 from any call on the GPU.
+    """
+    return _status_result(view, NvmlStatus.LOST, "gpu.lost")
+
+
+def evaluate_reset_required(view: GpuView) -> RuleResult:
+    """The driver refuses the GPU until it is reset.
+
+    Source: NVML's return code 16 from any call on the GPU.
+    """
+    return _status_result(view, NvmlStatus.RESET_REQUIRED, "gpu.reset_required")
+
+
+def evaluate_failing_calls(view: GpuView) -> RuleResult:
+    """Readings fail, although neither the GPU is lost nor the library fails.
+
+    Source: NVML's return code for the last pass as a whole.
+    """
+    status = view.sample.status if view.sample else NvmlStatus.OK
+    if status in HANDLED_STATUSES:
+        return OK
+    if nvml_library_error(view.gpu_set):  # gpu.driver.init reports it
+        return OK
+    return Finding("gpu.failing", Severity.UNKNOWN, f"NVML returned {nvml_code_text(status)}")
+
+
+def evaluate_slow_answers(view: GpuView) -> RuleResult:
+    """The GPU answers much more slowly than its siblings, often the first sign of a hang.
+
+    Source: time of nvmlDeviceGetFieldValues, median of 15 passes [ns], compared with the siblings' median.
+    """
+    if view.sample is None or not view.sample.probe_p50_ns:
+        return RuleNotEvaluated("needs a reading")
+    if len(view.siblings_p50_ns) < MIN_SIBLINGS:
+        if view.gpu_set.count <= MIN_SIBLINGS:
+            return RuleNotApplicable(f"fewer than {MIN_SIBLINGS} other GPUs to compare with")
+        return RuleNotEvaluated(f"needs {MIN_SIBLINGS} other GPUs that answer")
+    from statistics import median  # imported late: most machines have too few GPUs to need it
+
+    own_ns = view.sample.probe_p50_ns
+    if own_ns < SLOW_NS or own_ns < SLOW_FACTOR * median(view.siblings_p50_ns):
+        return OK
+    evidence = f"readings take at least {SLOW_NS // 1_000_000} ms, and {SLOW_FACTOR} times as long as others"
+    return Finding("gpu.probe.slow", Severity.DEGRADED, evidence)
+
+
+def responsiveness_rules(limits: GpuLimits) -> tuple[Rule, ...]:
+    """Return the rules for a GPU's answers to NVML calls, with the configured limits in their texts."""
+    watch_ns = gpu_probation_ns(limits)
+    return (
+        hardware_rule(
+            code="gpu.recovery_action",
+            severity=Severity.UNHEALTHY,
+            gpu_reads=(GpuWakeCondition(GpuField.RECOVERY_ACTION),),
+            threshold="any action except none",
+            why="the driver cannot repair the GPU while it is in use",
+            advice="do what the evidence names",
+            evaluate=evaluate_recovery_action,
+            probation_ns=watch_ns,
+            try_it="gpu 0 set recovery_action=1",
+            listed_first=True,
+        ),
+        Rule(
+            code=NOT_ANSWERING,
+            severity=Severity.UNKNOWN,
+            blame=Blame.DRIVER,
+            source="gpu",
+            threshold=f"a call older than {format_duration(limits.deadline_s)}; "
+            f"unhealthy after {format_duration(limits.dead_s)} (gpu.deadline, gpu.dead)",
+            why="the state of the GPU is not known, and its workload probably hangs too",
+            advice="read the NVRM lines in the kernel log; a call stuck in the driver ends only by reboot",
+            evaluate=evaluate_not_answering,
+            probation_ns=watch_ns,
+            valid_when_stalled=True,
+            try_it="gpu 0 hang nvmlDeviceGetFieldValues 30s",
+        ),
+        hardware_rule(
+            code="gpu.lost",
+            severity=Severity.UNHEALTHY,
+            threshold="NVML's return code 15, once",
+            why="the GPU is not reachable; its workload has failed or will hang",
+            advice="drain and reboot the node; if the GPU is lost again, reseat or replace it",
+            evaluate=evaluate_lost_gpu,
+            probation_ns=watch_ns,
+            valid_when_stalled=True,
+            try_it="gpu 0 lost",
+        ),
+        hardware_rule(
+            code="gpu.reset_required",
+            severity=Severity.UNHEALTHY,
+            threshold="NVML's return code 16, once",
+            why="no new work can start on the GPU before a reset",
+            advice="drain the GPU and reset it (nvidia-smi --gpu-reset)",
+            evaluate=evaluate_reset_required,
+            probation_ns=watch_ns,
+            valid_when_stalled=True,
+            try_it="gpu 0 fail all 16",
+        ),
+        Rule(
+            code="gpu.failing",
+            severity=Severity.UNKNOWN,
+            blame=Blame.DRIVER,
+            source="gpu",
+            threshold="any other return code for a pass as a whole",
+            why="the state of the GPU is not known while its readings fail",
+            advice="read the NVRM lines in the kernel log; check whether nvidia-smi works",
+            evaluate=evaluate_failing_calls,
+            valid_when_stalled=True,
+            try_it="gpu 0 fail nvmlDeviceGetFieldValues 999",
+        ),
+        Rule(
+            code="gpu.probe.slow",
+            severity=Severity.DEGRADED,
+            blame=Blame.DRIVER,
+            source="gpu",
+            threshold=f"{SLOW_FACTOR} times the median of the other GPUs, and {SLOW_NS // 1_000_000} ms",
+            why="a GPU that answers more and more slowly often hangs next",
+            advice="read the NVRM lines in the kernel log; reset the GPU when its work has ended",
+            evaluate=evaluate_slow_answers,
+            raise_after=3,
+            try_it="gpu 0 slow 60ms",
+        ),
+    )

@@ -1,0 +1,286 @@
+"""Parser of kernel log lines about NVIDIA GPUs and NVSwitches, and the patterns that select these lines.
+
+agent.health.kernel_log.patterns describes the language of the patterns.
+
+Sources: NVIDIA's open kernel modules (kernel_rc.c, osinit.c), its XID catalog, and published lines.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from agent.health.gpu.xid.nvlink_decoder import NVLINK5_CODES, Nvlink4Registers, Nvlink5Status
+from agent.health.gpu.xid.row_types import RecoveryAction
+from agent.health.kernel_log.patterns import compile_pattern
+from agent.model.gpu import WHOLE_GPU
+
+_XID_HEADS: Final = (
+    "NVRM: Xid (PCI:%b): ",
+    "NVRM: Xid (PCI:%b GPU-I:%d): ",
+    "NVRM: Xid (PCI:%b GPU-I:%d GPU-CI:%d): ",
+    "NVRM: Xid (%b): ",  # drivers before 2015
+)
+_XID_TAILS: Final = (
+    "154, %*changed from %x%*) to %x%*",
+    "%d, %w%*Link %*(%x %x%*",  # NVLink 5: unit, interrupt info and error status decide
+    "74, %*link %d(%x, %x, %x, %x, %x%*",
+    "13, %*(GPC %*",  # a pattern of its own, because later lines of this XID name no location
+    "%d, %*",
+)
+XID_PATTERNS: Final = tuple(head + tail for head in _XID_HEADS for tail in _XID_TAILS)
+SXID_PATTERNS: Final = (
+    "nvidia-nvswitch%d: SXid (PCI:%b): %d, Fatal, %*",
+    "nvidia-nvswitch%d: SXid (PCI:%b): %d, Non-fatal, %*",
+)
+LOST_PATTERNS: Final = (
+    "NVRM: GPU %b: GPU has fallen off the bus%*",
+    "NVRM: GPU at PCI:%b: GPU has fallen off the bus%*",
+    "NVRM: GPU at PCI:%b has fallen off the bus%*",
+    "NVRM: GPU at %b has fallen off the bus%*",
+    "NVRM: The NVIDIA GPU %b%*fallen off the bus%*",  # three lines in one record
+)
+INIT_FAILED_PATTERNS: Final = ("NVRM: GPU %b: RmInitAdapter failed%*", "NVRM: RmInitAdapter failed%*")
+MISMATCH_PATTERNS: Final = ("NVRM: API mismatch: %*",)
+LINK_SETUP_PATTERNS: Final = (
+    "NVRM: %*knvlinkDiscoverPostRxDetLinks%*failed%*",
+    "NVRM: %*knvlinkUpdatePostRxDetectLinkMask%*Failed%*",
+)
+GPU_LOG_PATTERNS: Final = (
+    *XID_PATTERNS,
+    *SXID_PATTERNS,
+    *LOST_PATTERNS,
+    *INIT_FAILED_PATTERNS,
+    *MISMATCH_PATTERNS,
+    *LINK_SETUP_PATTERNS,
+)
+"""Patterns of the lines that the native kernel log reader must pass on, in order."""
+
+
+class XidLocation(NamedTuple):
+    """Location on the GPU chip (GPC and TPC numbers) at which a program faulted."""
+
+    gpc: int
+    tpc: int
+
+
+class XidLine(NamedTuple):
+    """Parsed kernel log line of an XID."""
+
+    bus: str
+    """PCI address of the GPU, ``0000:3b:00.0``."""
+    code: int
+    gi: int = WHOLE_GPU
+    """GPU instance that the line names, or WHOLE_GPU."""
+    ci: int = WHOLE_GPU
+    """Compute instance that the line names, or WHOLE_GPU."""
+    pid: int | None = None
+    """PID of the process that the line names; None: no PID."""
+    process: str = ""
+    """Name of the process; empty if the driver does not know it."""
+    detail: str = ""
+    """Text after PID and process name."""
+    root: int | None = None
+    """XID that the line names as the cause of this XID; None: no XID."""
+    location: XidLocation | None = None
+    """Location in a line of XID 13; None: no location."""
+    action: RecoveryAction | None = None
+    """New recovery action in a line of XID 154; None: no action."""
+    nvlink5: Nvlink5Status | None = None
+    """Error status in a line of XID 144 to 150; None: no status."""
+    nvlink4: Nvlink4Registers | None = None
+    """Link registers in a line of XID 74; None: no registers."""
+
+
+class SxidLine(NamedTuple):
+    """Parsed kernel log line of an NVSwitch error (SXid)."""
+
+    switch: int
+    """Number of the NVSwitch, as in ``nvidia-nvswitch3``."""
+    bus: str
+    code: int
+    fatal: bool
+    """Whether the line contains ``Fatal``, not ``Non-fatal``."""
+    link: int | None
+    detail: str
+
+
+class GpuLostLine(NamedTuple):
+    """Kernel log line "GPU has fallen off the bus", which accompanies XID 79."""
+
+    bus: str
+
+
+class InitFailedLine(NamedTuple):
+    """Kernel log line "driver could not initialise a GPU" (RmInitAdapter failed)."""
+
+    bus: str
+    """PCI address of the GPU; empty in lines of old drivers."""
+    status: str
+    """The driver's error numbers, ``0x62:0xffff:1863``; can be empty."""
+
+
+class VersionMismatchLine(NamedTuple):
+    """Kernel log line about a program whose driver library has another version than the kernel module."""
+
+    client: str
+    """Version of the program's driver library."""
+    module: str
+    """Version of the loaded kernel module."""
+
+
+class LinkSetupFailedLine(NamedTuple):
+    """Kernel log line "driver cannot determine which NVLinks are up"; if it repeats, NVML soon hangs."""
+
+    detail: str
+
+
+class UnparsedLine(NamedTuple):
+    """Kernel log line that matches no pattern, or whose values cannot be parsed."""
+
+    text: str
+
+
+ParsedLine = (
+    XidLine
+    | SxidLine
+    | GpuLostLine
+    | InitFailedLine
+    | VersionMismatchLine
+    | LinkSetupFailedLine
+    | UnparsedLine
+)
+
+
+_BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
+_XID: Final = re.compile(
+    rf"NVRM: Xid \((?:PCI:)?(?P<bus>{_BUS})"
+    r"(?: GPU-I:(?P<gi>[0-9]{1,9}))?(?: GPU-CI:(?P<ci>[0-9]{1,9}))?\): (?P<code>[0-9]{1,9}), "
+    r"(?:pid=(?P<pid>[^,]*)(?:, |$)(?:name=(?P<process>.*?)(?:, |$))?)?"
+    r"(?P<detail>.*)",
+    re.DOTALL,
+)
+_ROOT: Final = re.compile(r" caused by previous Xid ([0-9]{1,9})")
+_LOCATION: Final = re.compile(r"\(GPC ([0-9]{1,4}), TPC ([0-9]{1,4})")
+_ACTION: Final = re.compile(r"changed from 0x[0-9a-fA-F]{1,8} \([^)]*\) to 0x([0-9a-fA-F]{1,8})\b")
+_NVLINK5: Final = re.compile(
+    r"(?P<unit>[^()]+?) +(?P<word>Fatal|Nonfatal|Non-fatal)?[^()]*\bLink +(?P<link>-?[0-9]{1,4}) *"
+    r"\((?P<intr>0x[0-9a-fA-F]{1,8}) +(?P<status>0x[0-9a-fA-F]{1,8})\b"
+)
+_NVLINK4: Final = re.compile(r" link ([0-9]{1,4}) ?\((0x[0-9a-fA-F]{1,8}(?:, *0x[0-9a-fA-F]{1,8}){4,6})")
+_LINK: Final = re.compile(r"\bLink ([0-9]{1,4})\b")
+_VERSION: Final = re.compile(r"has the version ([0-9][0-9.]*[0-9])")
+_STATUS: Final = re.compile(r"\(([0-9a-fA-Fx:]{1,40})\)")
+
+
+def normal_pci_address(text: str) -> str:
+    """Convert a PCI address to the format of sysfs: ``PCI:00000000:3B:00`` to ``0000:3b:00.0``.
+
+    A text that is no PCI address is returned unchanged.
+    """
+    bus = text.removeprefix("PCI:")
+    if not re.fullmatch(_BUS, bus):
+        return text
+    domain, number, rest = bus.lower().split(":")
+    device, _, function = rest.partition(".")
+    return f"{int(domain, 16):04x}:{number}:{device}.{function or 0}"
+
+
+def _int(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"[0-9]{1,9}", text) else None
+
+
+def _nvlink5(detail: str) -> Nvlink5Status | None:
+    found = _NVLINK5.match(detail)
+    if found is None:
+        return None
+    fatal = found["word"] == "Fatal" if found["word"] else None
+    words = int(found["intr"], 16), int(found["status"], 16)
+    return Nvlink5Status(found["unit"], fatal, int(found["link"]), *words)
+
+
+def _nvlink4(detail: str) -> Nvlink4Registers | None:
+    found = _NVLINK4.search(detail)
+    return (
+        Nvlink4Registers(int(found[1]), tuple(int(word, 16) for word in found[2].split(",")))
+        if found
+        else None
+    )
+
+
+def _xid(_: re.Match[str], text: str) -> ParsedLine:
+    found = _XID.match(text)
+    if found is None:
+        return UnparsedLine(text)
+    code, detail = int(found["code"]), found["detail"].strip()
+    gi, ci = _int(found["gi"]), _int(found["ci"])
+    process = found["process"] or ""
+    root = _ROOT.search(detail)
+    place = _LOCATION.search(detail) if code == 13 else None
+    action = _ACTION.search(detail) if code == 154 else None
+    return XidLine(
+        bus=normal_pci_address(found["bus"]),
+        code=code,
+        gi=WHOLE_GPU if gi is None else gi,
+        ci=WHOLE_GPU if ci is None else ci,
+        pid=_int(found["pid"]),
+        process="" if process.startswith("<") else process,
+        detail=detail,
+        root=_int(root[1]) if root else None,
+        location=XidLocation(int(place[1]), int(place[2])) if place else None,
+        action=RecoveryAction(int(action[1], 16)) if action else None,
+        nvlink5=_nvlink5(detail) if code in NVLINK5_CODES else None,
+        nvlink4=_nvlink4(detail) if code == 74 else None,
+    )
+
+
+def _sxid(match: re.Match[str], text: str, *, fatal: bool) -> ParsedLine:
+    switch, code = _int(match[1]), _int(match[3])
+    if switch is None or code is None:
+        return UnparsedLine(text)
+    found = _LINK.match(match[4])
+    link = _int(found[1]) if found else None
+    return SxidLine(switch, normal_pci_address(match[2]), code, fatal, link, match[4].strip())
+
+
+def _lost(match: re.Match[str], _: str) -> ParsedLine:
+    return GpuLostLine(normal_pci_address(match[1]))
+
+
+def _init_failed(_: re.Match[str], text: str) -> ParsedLine:
+    bus, status = re.match(f"NVRM: GPU ({_BUS})", text), _STATUS.search(text)
+    return InitFailedLine(normal_pci_address(bus[1]) if bus else "", status[1] if status else "")
+
+
+def _mismatch(match: re.Match[str], text: str) -> ParsedLine:
+    versions = _VERSION.findall(match[1])
+    return VersionMismatchLine(versions[0], versions[1]) if len(versions) == 2 else UnparsedLine(text)
+
+
+def _link_setup(_: re.Match[str], text: str) -> ParsedLine:
+    return LinkSetupFailedLine(text.removeprefix("NVRM: ").strip())
+
+
+_Parser = Callable[[re.Match[str], str], ParsedLine]
+_TABLE: Final[tuple[tuple[re.Pattern[str], _Parser], ...]] = tuple(
+    (compile_pattern(pattern), parser)
+    for patterns, parser in (
+        (XID_PATTERNS, _xid),
+        (SXID_PATTERNS[:1], partial(_sxid, fatal=True)),
+        (SXID_PATTERNS[1:], partial(_sxid, fatal=False)),
+        (LOST_PATTERNS, _lost),
+        (INIT_FAILED_PATTERNS, _init_failed),
+        (MISMATCH_PATTERNS, _mismatch),
+        (LINK_SETUP_PATTERNS, _link_setup),
+    )
+    for pattern in patterns
+)
+
+
+def parse_line(text: str) -> ParsedLine:
+    """Parse a message of /dev/kmsg without its prefix. Never raises: other lines become UnparsedLine."""
+    text = text.replace("\\x0a", "\n")  # /dev/kmsg escapes line breaks
+    for pattern, parser in _TABLE:
+        if match := pattern.match(text):
+            return parser(match, text)
+    return UnparsedLine(text)

@@ -1,0 +1,1 @@
+"""Health rules for the machine as a whole."""

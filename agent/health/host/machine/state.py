@@ -1,0 +1,226 @@
+"""State and input of the rules for the whole machine: kernel-log facts, and the time that tasks waited
+(PSI)."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState, log_reader_state
+from agent.health.rate_window import RateWindow, append_reading, window_growth
+from agent.health.rules import CounterGrowth
+from agent.model.kernel_messages import LogSample
+from agent.model.machine_samples import MachineSample, PressureSample
+from agent.model.reading import NEVER_READ, Missing, Reading
+from agent.model.settings import EngineSettings, HostLimits
+from agent.model.snapshot import Snapshot
+from agent.model.source_state import SourceState
+from agent.model.time import NS, Instant
+
+PRESSURE_SOURCE: Final = "pressure"
+"""Name of the source that reads ``/proc/pressure`` (PSI, pressure stall information)."""
+RESOURCES: Final = ("cpu", "memory", "io")
+"""Resources, named as the files in ``/proc/pressure``."""
+
+
+WaitTotals = Mapping[str, RateWindow]
+"""Windows over the total wait time of tasks [us], by resource. They are twice as long as the evaluated
+window, because readings may be a whole window apart."""
+
+
+def next_wait_totals(previous: WaitTotals, machine: MachineSample | None, window_s: int) -> WaitTotals:
+    """Return the windows over the wait times after an evaluation; the same object until ``/proc/pressure``
+    has been read again."""
+    if machine is None:
+        return {}
+    t_ns = next((source.beat_ns for source in machine.sources if source.name == PRESSURE_SOURCE), 0)
+    if all(points and points[-1].t_ns == t_ns for points in (previous.get(name) for name in RESOURCES)):
+        return previous
+    return {
+        name: append_reading(
+            previous.get(name, ()), total_wait_us(machine.pressure, name), t_ns, 2 * window_s * NS
+        )
+        for name in RESOURCES
+    }
+
+
+def total_wait_us(pressure: PressureSample, resource: str) -> Reading:
+    """Return the total wait time for a resource [us]: memory and io: time in which all tasks waited ("full");
+    cpu: time in which at least one task waited ("some"), since the kernel has no "full" for the machine."""
+    totals = {"cpu": pressure.cpu_some, "memory": pressure.memory_full, "io": pressure.io_full}
+    return totals[resource]
+
+
+def wait_in_window(
+    totals: WaitTotals, machine: MachineSample | None, resource: str, window_s: int
+) -> CounterGrowth:
+    """Return how long tasks waited for a resource in the last ``window_s`` seconds before the newest reading
+    [us].
+
+    Wait time is spread evenly over the time between two readings: of the growth between the two readings
+    around the window's beginning, a proportional part counts.
+    """
+    total_us = total_wait_us(machine.pressure, resource) if machine else NEVER_READ
+    window = totals.get(resource, ())
+    if isinstance(total_us, Missing):
+        return CounterGrowth(total_us, 0.0)
+    if not window:
+        return CounterGrowth(0, 0.0)
+    end_ns, total_us = window[-1]
+    span_s = (end_ns - window[0].t_ns) / NS
+    before_us = _total_at(window, end_ns - window_s * NS)
+    return CounterGrowth(total_us - before_us, min(span_s, float(window_s)))
+
+
+def _total_at(window: RateWindow, t_ns: int) -> int:
+    """Return the total wait time at ``t_ns`` [us], interpolated between readings; before the first reading,
+    its value."""
+    for left, right in pairwise(window):
+        if left.t_ns <= t_ns < right.t_ns:
+            share_us = (right.value - left.value) * (t_ns - left.t_ns) // (right.t_ns - left.t_ns)
+            return left.value + share_us
+    return window[0].value
+
+
+FAULT_HELD_S: Final = 600
+"""Time for which a fault is reported after its last kernel-log line [s]: no line reports the end of a
+fault."""
+LASTING_FAULT_HELD_S: Final = 86_400
+"""Time for which a fault that lasts until a repair is reported after its last line [s]."""
+CORRECTED_WINDOW_S: Final = 3600
+"""Window in which corrected PCIe errors are counted [s]."""
+FACT_WINDOWS_S: Final = (FAULT_HELD_S, CORRECTED_WINDOW_S, LASTING_FAULT_HELD_S)
+_CODES: Final = tuple(KernelLogCode)
+RELATED_NS: Final = 10 * NS
+"""Largest time between kernel-log lines about the same hardware error [ns]."""
+
+_UNNAMED_PART: Final = (
+    KernelLogCode.HARDWARE_ERROR,
+    KernelLogCode.HARDWARE_ERROR_CORRECTED,
+    KernelLogCode.MACHINE_CHECK_CORRECTED,
+)
+"""Codes of kernel-log lines that may not name the faulty part."""
+_NAMED_PART: Final = (
+    KernelLogCode.MACHINE_CHECK,
+    KernelLogCode.MACHINE_CHECK_CORRECTED,
+    KernelLogCode.EDAC_CORRECTED,
+    KernelLogCode.EDAC_UNCORRECTED,
+    KernelLogCode.MEMORY_FAILURE,
+    KernelLogCode.AER_CORRECTED,
+    KernelLogCode.AER_NONFATAL,
+    KernelLogCode.AER_FATAL,
+)
+"""Codes of kernel-log lines that name the faulty part, if only as "memory"."""
+_NONE_CORRECTED: Final = CounterGrowth(0, float(CORRECTED_WINDOW_S))
+
+
+class MachineRuleInput(NamedTuple):
+    """Input of the rules for the whole machine: facts of the kernel log and wait times."""
+
+    log_state: SourceState
+    lost_log_records: int
+    """Kernel-log records lost since the agent's start; 0 if none was lost within ``LASTING_FAULT_HELD_S``."""
+    recent_by_window: Mapping[int, tuple[KernelLogFact, ...]]
+    """Facts with a line within the window, oldest first, by window length (one of ``FACT_WINDOWS_S``) [s]."""
+    corrected_pci_errors: CounterGrowth
+    """Growth of the number of lines about corrected PCIe errors within ``CORRECTED_WINDOW_S``."""
+    unlocated_errors: tuple[KernelLogFact, ...]
+    """Hardware errors within ``LASTING_FAULT_HELD_S`` for which no line of that time names the faulty
+    part."""
+    waited: Mapping[str, CounterGrowth]
+    """Time that tasks waited within the configured window, by resource [us]."""
+    limits: HostLimits
+
+    def recent(self, seconds: int, *codes: KernelLogCode) -> tuple[KernelLogFact, ...]:
+        """Return the facts with one of ``codes`` and a line within ``seconds``, oldest first."""
+        return tuple(fact for fact in self.recent_by_window[seconds] if fact.code in codes)
+
+
+class LostLogRecords(NamedTuple):
+    """Number of kernel-log records that were overwritten before the agent read them."""
+
+    records: int = 0
+    seen_ns: int = 0
+    """CLOCK_MONOTONIC of the evaluation that detected the last lost record [ns]; 0: none was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRuleState:
+    """Values that the rules for the whole machine carry from one evaluation to the next."""
+
+    lost_log_records: LostLogRecords = field(default_factory=LostLogRecords)
+    wait_totals: WaitTotals = field(default_factory=dict)
+    corrected_pci_errors: RateWindow = ()
+    """Window over the number of lines about corrected PCIe errors."""
+
+
+def next_machine_state(
+    previous: MachineRuleState,
+    log: KernelLogState,
+    snapshot: Snapshot,
+    settings: EngineSettings,
+    now: Instant,
+) -> MachineRuleState:
+    """Return the state of the rules for the machine after a snapshot; ``log`` holds the kernel-log facts up
+    to it."""
+    return MachineRuleState(
+        lost_log_records=_lost(previous.lost_log_records, snapshot.log, now),
+        wait_totals=next_wait_totals(previous.wait_totals, snapshot.machine, settings.host.pressure_window_s),
+        corrected_pci_errors=_corrected(previous.corrected_pci_errors, log, now),
+    )
+
+
+def _lost(before: LostLogRecords, log: LogSample | None, now: Instant) -> LostLogRecords:
+    if log is None or log.lost == before.records:
+        return before
+    return LostLogRecords(log.lost, now.mono_ns)
+
+
+def _corrected(before: RateWindow, log: KernelLogState, now: Instant) -> RateWindow:
+    """Return the window over the number of lines about corrected PCIe errors; empty while lines from before
+    the agent's start are still being read."""
+    if not log.caught_up_ns:
+        return ()
+    times = sum(fact.times for fact in log.select(KernelLogCode.AER_CORRECTED))
+    return append_reading(before, times, now.mono_ns, CORRECTED_WINDOW_S * NS)
+
+
+def machine_rule_input(
+    state: MachineRuleState, log: KernelLogState, snapshot: Snapshot, settings: EngineSettings, now: Instant
+) -> MachineRuleInput:
+    """Return the input of the rules for the machine; ``state`` and ``log`` are the states after the
+    snapshot."""
+    limits, facts, lost = settings.host, log.select(*_CODES), state.lost_log_records
+    has_corrected = any(fact.code is KernelLogCode.AER_CORRECTED for fact in facts)
+    recent = {
+        seconds: tuple(fact for fact in facts if fact.last.mono_ns > now.mono_ns - seconds * NS)
+        for seconds in FACT_WINDOWS_S
+    }
+    return MachineRuleInput(
+        log_state=log_reader_state(snapshot.log),
+        lost_log_records=lost.records if lost.seen_ns > now.mono_ns - LASTING_FAULT_HELD_S * NS else 0,
+        recent_by_window=recent,
+        corrected_pci_errors=window_growth(state.corrected_pci_errors, CORRECTED_WINDOW_S)
+        if has_corrected
+        else _NONE_CORRECTED,
+        unlocated_errors=tuple(_unlocated_errors(recent[LASTING_FAULT_HELD_S], facts)),
+        waited={
+            name: wait_in_window(state.wait_totals, snapshot.machine, name, limits.pressure_window_s)
+            for name in RESOURCES
+        },
+        limits=limits,
+    )
+
+
+def _unlocated_errors(
+    young: Iterable[KernelLogFact], facts: Iterable[KernelLogFact]
+) -> Iterator[KernelLogFact]:
+    located = [
+        (fact.first.mono_ns - RELATED_NS, fact.last.mono_ns + RELATED_NS)
+        for fact in facts
+        if fact.code in _NAMED_PART and (fact.location or fact.code is KernelLogCode.MEMORY_FAILURE)
+    ]
+    for fact in young:
+        is_unnamed = fact.code in _UNNAMED_PART and not fact.location
+        if is_unnamed and not any(first <= fact.last.mono_ns <= last for first, last in located):
+            yield fact

@@ -1,1 +1,0 @@
-"""Rules for the machine as a whole."""

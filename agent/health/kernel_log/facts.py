@@ -1,0 +1,127 @@
+"""Types of kernel-log facts: code, location and number of the lines that report a fault."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.model.kernel_messages import LogLine, LogSample
+from agent.model.source_state import SourceState
+from agent.model.time import Instant
+
+
+class KernelLogCode(StrEnum):
+    """Code of a fault that a kernel-log line reports. The text of a member ends with the form of its location
+    in ``KernelLogFact.location``."""
+
+    MACHINE_CHECK = "machine-check"
+    """Uncorrected machine check; ``cpu<N>``."""
+    MACHINE_CHECK_CORRECTED = "machine-check-corrected"
+    """Corrected machine check; ``cpu<N>``, or empty if the line states only that some were logged."""
+    HARDWARE_ERROR = "hardware-error"
+    """Uncorrected error of an unnamed part, reported by firmware; empty."""
+    HARDWARE_ERROR_CORRECTED = "hardware-error-corrected"
+    """Corrected error of an unnamed part, reported by firmware; empty."""
+    SOFT_LOCKUP = "soft-lockup"
+    """CPU that one task kept for too long; ``cpu<N>``."""
+    HARD_LOCKUP = "hard-lockup"
+    """CPU that handled no interrupts; ``cpu<N>``."""
+    RCU_STALL = "rcu-stall"
+    """RCU stall; empty, because later lines name the CPUs."""
+    HUNG_TASK = "hung-task"
+    """Hung task; the task's name."""
+    OOM_KILL = "oom-kill"
+    """OOM kill; the cgroup whose limit was hit, or empty if the whole machine was out of memory."""
+    MEMORY_FAILURE = "memory-failure"
+    """Page with a hardware error (hwpoison); empty."""
+    EDAC_CORRECTED = "edac-corrected"
+    """Corrected memory error; ``mc<N>`` and the module's label if any: ``mc0
+    CPU_SrcID#0_MC#0_Chan#0_DIMM#0``.
+    """
+    EDAC_UNCORRECTED = "edac-uncorrected"
+    """Uncorrected memory error; ``mc<N>`` and the module's label if any."""
+    AER_CORRECTED = "aer-corrected"
+    """Corrected PCIe error; a PCI address, ``0000:3b:00.0``."""
+    AER_NONFATAL = "aer-nonfatal"
+    """Non-fatal PCIe error, or one from firmware, which does not state whether it was fatal; a PCI address.
+    """
+    AER_FATAL = "aer-fatal"
+    """Fatal PCIe error; a PCI address."""
+    PCI_FAULT = "pci-fault"
+    """Link that went down, device that left its slot, or bridge that could not recover; a PCI address."""
+    NVME = "nvme"
+    """NVMe controller that timed out, was reset or was given up; ``nvme0``."""
+    READ_ONLY = "read-only"
+    """Filesystem that the kernel made read-only or shut down; its device, ``nvme0n1p1``."""
+    HUGEPAGES_SHORT = "hugepages-short"
+    """Fewer hugepages at boot than requested; ``<size KiB>``, or ``<size KiB> node<N>`` if the line names a
+    NUMA node."""
+
+
+class KernelLogFact(NamedTuple):
+    """Fault that kernel-log lines of one code report about one location (a CPU, memory module, PCI
+    address)."""
+
+    code: KernelLogCode
+    location: str
+    """Faulty part, in the form that KernelLogCode defines for the code; empty: unknown."""
+    times: int
+    """Number of lines since boot, as far as the log was read."""
+    first: Instant
+    last: Instant
+    text: str
+    """Text of the newest line."""
+    values: tuple[str, ...] = ()
+    """Values parsed from the newest line; :mod:`agent.health.kernel_log.parse` lists them by code."""
+
+
+class KernelLogEntryId(NamedTuple):
+    """Identity of an entry (equal lines that are counted together) of the native kernel-log reader."""
+
+    pattern: int
+    first_us: int
+    """Time of the first line by the kernel log's clock [us]."""
+    first_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLogState:
+    """Faults that the kernel log has reported so far, with the lines at the last evaluation."""
+
+    facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
+    """Facts by code and location; only the newest facts of each code are kept."""
+    lines: tuple[LogLine, ...] = ()
+    """Lines that the kernel-log reader had at the last evaluation."""
+    counted: Mapping[KernelLogEntryId, int] = field(default_factory=dict)
+    """Number of lines of each entry at the last evaluation."""
+    caught_up_ns: int = 0
+    """CLOCK_MONOTONIC of the last evaluation with new lines [ns]; 0: lines from before the agent's start are
+    still being read."""
+
+    def select(
+        self, *codes: KernelLogCode, where: Callable[[str], bool] = lambda _: True
+    ) -> tuple[KernelLogFact, ...]:
+        """Return the facts with one of ``codes`` whose location ``where`` accepts, oldest first."""
+        found = (fact for fact in self.facts.values() if fact.code in codes and where(fact.location))
+        return tuple(sorted(found, key=lambda fact: (fact.first.mono_ns, fact.location)))
+
+
+_NO_LINES_RESULTS: Final[Mapping[SourceState, RuleResult]] = {
+    SourceState.ABSENT: RuleNotApplicable("no kernel log"),
+    SourceState.FAILING: RuleNotApplicable("the kernel log cannot be read"),
+    SourceState.STARTING: RuleNotEvaluated("the kernel log is still being read"),
+    SourceState.OK: OK,
+    SourceState.STALLED: OK,  # reported as a stalled source
+}
+
+
+def log_reader_state(log: LogSample | None) -> SourceState:
+    """Return the state of the kernel-log reader; ABSENT without a sample."""
+    return log.source.state if log else SourceState.ABSENT
+
+
+def no_log_lines_result(reader: SourceState) -> RuleResult:
+    """Return the result of a rule that reads only the kernel log and found no line: OK if the log is read,
+    not applicable if it cannot be, not evaluated while old lines are still being read."""
+    return _NO_LINES_RESULTS[reader]

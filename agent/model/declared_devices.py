@@ -1,0 +1,120 @@
+"""Devices that DRA drivers declare (each a part of the machine), and results of the drivers' own health
+checks."""
+
+from typing import NamedTuple
+
+from agent.model.cpuset import CpuSet
+from agent.model.health import Finding
+
+
+class DeclaredCpus(NamedTuple):
+    """CPUs that a driver declares as one device."""
+
+    cpus: CpuSet
+    numa: int | None
+    """NUMA node of the CPUs; None: the driver does not say."""
+    exclusive: bool
+    """True: only the claim's containers run on the CPUs, and these containers must not be throttled."""
+    isolated: bool
+    """True: the CPUs must be in the kernel's isolated set (``isolcpus``)."""
+
+
+class DeclaredHugepages(NamedTuple):
+    """Hugepages of one size on one NUMA node that a driver declares as one device."""
+
+    size_kib: int
+    pages: int
+    numa: int
+
+
+class DeclaredMemory(NamedTuple):
+    """Memory of one NUMA node that a driver declares as one device."""
+
+    size: int
+    """Size [bytes]; 0: the driver does not say."""
+    numa: int
+
+
+class DeclaredGpu(NamedTuple):
+    """GPU or MIG instance that a driver declares as one device."""
+
+    pci: str
+    """PCI address, ``0000:3b:00.0``; empty: ``uuid`` is set."""
+    uuid: str
+    """UUID of the GPU, ``GPU-...``, or of the MIG instance, ``MIG-...``; empty: ``pci`` is set."""
+    gi: int
+    """GPU instance; -1: the whole GPU."""
+    ci: int
+    """Compute instance; -1: the whole GPU."""
+
+
+class DeclaredPci(NamedTuple):
+    """PCI function other than a GPU that a driver declares as one device."""
+
+    address: str
+    driver: str
+    """Kernel driver that must be bound to the PCI function; empty: any or none."""
+
+
+class DeclaredOther(NamedTuple):
+    """Declared device that the agent cannot read: its health comes from the driver's checks and prepare
+    results."""
+
+
+DeclaredPart = DeclaredCpus | DeclaredHugepages | DeclaredMemory | DeclaredGpu | DeclaredPci | DeclaredOther
+
+
+class DriverDevice(NamedTuple):
+    """One device that a DRA driver declares to the agent."""
+
+    driver: str
+    pool: str
+    """Pool of the device; the Kubernetes node's name unless the driver sets another."""
+    name: str
+    part: DeclaredPart
+    lease_s: int
+    """Lease: how long the kubelet may use a health report [s]; 0: the configured default."""
+
+    @property
+    def subject(self) -> str:
+        """``<driver>/<pool>/<name>``: unique key of the device in the engine."""
+        return f"{self.driver}/{self.pool}/{self.name}"
+
+
+class DeclaredFile(NamedTuple):
+    """Content of one driver's declaration file, or the reason why the file is invalid."""
+
+    driver: str
+    devices: tuple[DriverDevice, ...]
+    """Declared devices; of an invalid file, the devices of its last valid version. Empty, from a valid file:
+    the driver's socket reports no devices at all, not even host devices."""
+    error: str = ""
+    """Error in the file, beginning with its path; empty: the file is valid."""
+
+
+Declarations = tuple[DeclaredFile, ...]
+"""Declaration files of all drivers, one for each driver."""
+
+
+class DriverCheckSample(NamedTuple):
+    """Last result of a health check that a DRA driver defines, for one device."""
+
+    check: str
+    """Name of the check: a DNS label."""
+    subject: str
+    """Checked device, ``<driver>/<pool>/<name>``."""
+    finding: Finding | None
+    """Fault that the check found; None: no fault, or no result (see ``no_result_reason``)."""
+    no_result_reason: str
+    """Reason why the check gave no result, such as a timeout or an exception; empty: the check gave a
+    result."""
+    passes: int
+    """Finished runs of the check; 0: the first one still runs."""
+    beat_ns: int
+    """CLOCK_MONOTONIC when the last run finished, or when the first one started [ns]."""
+    period_ns: int
+    """Time between two runs [ns]."""
+    raise_after: int
+    """Consecutive failing runs before the fault is raised."""
+    clear_after: int
+    """Consecutive passing runs before the fault is cleared."""

@@ -1,0 +1,88 @@
+"""Samples of memory, memory controllers, CPUs and pressure, which sources read less often than others."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agent.model.reading import Missing, Reading
+from agent.model.source_state import SourceSample
+
+
+class DimmSample(NamedTuple):
+    """Error counts of one memory module, or of one memory controller. Source:
+    ``/sys/devices/system/edac/mc``."""
+
+    controller: int
+    """Number N of ``mc<N>``."""
+    dimm: int | None
+    """Number N of ``dimm<N>`` or ``rank<N>``; None: the controller, whose counts include its modules."""
+    label: str
+    """Label, ``CPU_SrcID#0_MC#0_Chan#0_DIMM#0``, or the controller's name; empty if the firmware has none."""
+    location: str
+    """Location, ``channel 0 slot 1``; empty for a controller."""
+    correctable: Reading
+    """Correctable errors since the EDAC driver was loaded or the counters were reset."""
+    uncorrectable: Reading
+
+
+class NumaMemorySample(NamedTuple):
+    """Memory of one NUMA node. Source: ``/sys/devices/system/node/node<N>``."""
+
+    numa_node: int
+    total_kib: Reading
+    """``MemTotal`` of the NUMA node's meminfo [KiB]."""
+    poisoned: Reading
+    """Pages with hardware errors since boot: ``memory_failure/total``. Absent before Linux 6.4."""
+    blocks: Reading
+    """Number of memory blocks."""
+    blocks_offline: Reading
+
+
+class PerCpuSample(NamedTuple):
+    """Topology, frequency limits and machine-check count of one CPU. Source:
+    ``/sys/devices/system/cpu/cpu<N>``, ``/proc/interrupts``."""
+
+    cpu: int
+    core: Reading
+    """Id of the physical core: the lowest CPU number on it; kept while the CPU is offline."""
+    package: Reading
+    """Socket of the CPU, ``physical_package_id``; kept while the CPU is offline."""
+    max_khz: Reading
+    """Highest supported frequency: ``cpufreq/cpuinfo_max_freq`` [kHz]."""
+    cap_khz: Reading
+    """Highest frequency that the operator allows: ``cpufreq/scaling_max_freq`` [kHz]."""
+    machine_checks: Reading
+    """Machine-check exceptions since boot: row ``MCE`` of ``/proc/interrupts``."""
+
+
+class PressureSample(NamedTuple):
+    """Total time in which tasks waited for a resource since boot [us]. Source: ``/proc/pressure``."""
+
+    cpu_some: Reading
+    """Time in which at least one task waited for a CPU [us]."""
+    memory_full: Reading
+    """Time in which all tasks waited for memory [us]; ``io_full``: for I/O."""
+    io_full: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSample:
+    """Newest samples of memory, CPUs and pressure; the sources read them at different times."""
+
+    dimms: tuple[DimmSample, ...]
+    """Memory modules by controller, the controller first."""
+    numa: tuple[NumaMemorySample, ...]
+    cores: tuple[PerCpuSample, ...]
+    """CPUs that were online at least once since boot, by number."""
+    pressure: PressureSample
+    nodes_online: int | Missing
+    """Online NUMA nodes as a bit set: ``/sys/devices/system/node/online``."""
+    nodes_memory: int | Missing
+    """NUMA nodes with memory as a bit set: ``has_memory``."""
+    corrupted_kib: Reading
+    """``HardwareCorrupted`` of ``/proc/meminfo``: memory that the kernel took out of use [KiB]."""
+    surplus_failed: Reading
+    """``htlb_buddy_alloc_fail`` of ``/proc/vmstat``: failed hugepage allocations."""
+    smt_active: Reading
+    """``/sys/devices/system/cpu/smt/active``: 0 or 1."""
+    sources: tuple[SourceSample, ...]
+    """State of the sources ``edac``, ``memory``, ``cores`` and ``pressure``."""

@@ -1,0 +1,92 @@
+"""GPU faults that the agent stores, so that they outlive its restart until a reset, reboot or replacement."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from agent.model.gpu import MigSample
+from agent.model.health import Blame
+
+
+class Cure(StrEnum):
+    """Event that ends a stored GPU fault. A reboot ends every fault except REPLACE; a GPU reset ends those
+    with LINKS_UP, ACTION, NOTHING_PENDING or RESET."""
+
+    EXPIRES = "expires"
+    """Time ends the fault: it is reported for ten minutes."""
+    LINKS_UP = "links-up"
+    """All NVLinks that were up before are up again."""
+    ACTION = "action"
+    """For some time, the driver has requested no recovery action and no row remap was pending."""
+    NOTHING_PENDING = "nothing-pending"
+    """The reset that the driver requested was done."""
+    RESET = "reset"
+    """The GPU was reset."""
+    REBOOT = "reboot"
+    """The machine was rebooted."""
+    REPLACE = "replace"
+    """Another GPU is in the slot."""
+
+
+class KnownGpu(NamedTuple):
+    """A GPU that the machine has or had, with its stable number."""
+
+    number: int
+    """Number in the device name ``gpu-<number>``."""
+    uuid: str
+    bus: str
+    name: str
+    migs: tuple[MigSample, ...] = ()
+    """MIG instances when the GPU was last seen."""
+
+
+class PersistentFault(NamedTuple):
+    """A stored fault of one GPU, or of the NVLink fabric."""
+
+    uuid: str
+    """UUID of the GPU; empty: the fault concerns the NVLink fabric."""
+    code: str
+    """Code of the cause, ``gpu.xid.79``."""
+    gi: int
+    """GPU instance of the MIG device; WHOLE_GPU: the fault concerns the whole GPU."""
+    ci: int
+    """Compute instance of the MIG device; WHOLE_GPU: the fault concerns the whole GPU."""
+    times: int
+    """Number of occurrences."""
+    first_wall_s: float
+    last_wall_s: float
+    log_us: int
+    """Time in the kernel log of boot ``boot_id`` up to which lines are already counted [us]."""
+    boot_id: str
+    cure: Cure
+    healed: bool
+    """True: resolved, and stored only so that old kernel-log lines do not raise it again. False: active."""
+    evidence: str
+    advice: str
+    severity: int
+    """Value of :class:`agent.model.health.Severity`."""
+    texts: tuple[str, ...] = ()
+    """Newest kernel-log lines that reported the fault, the newest last."""
+    pids: tuple[int, ...] = ()
+    """Newest process ids that the lines in ``texts`` name."""
+    bursts_wall_s: tuple[float, ...] = ()
+    """Start times of the bursts of log lines in the day before ``last_wall_s`` [s since 1970]."""
+    earlier_boots: int = 0
+    """Number of earlier boots in which the fault occurred."""
+    healed_wall_s: float = 0.0
+    """Time when the fault was resolved [s since 1970]; 0: not resolved."""
+    blame: Blame = Blame.HARDWARE
+    before_us: bool = False
+    """True: it occurred while no agent ran, so that the agent may have missed its recovery."""
+    action: int = 0
+    """Recovery action that the driver last requested."""
+    counters: tuple[int, ...] = ()
+    """Last readings of the GPU counters that a reset clears; -1: not available."""
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentGpuState:
+    """GPUs and GPU faults that the agent stores. The default is the state at the first start."""
+
+    gpus: tuple[KnownGpu, ...] = ()
+    faults: tuple[PersistentFault, ...] = ()

@@ -1,0 +1,32 @@
+"""Constants of the protobuf wire format, and the decoder of its varints. Source: protobuf.dev, Encoding."""
+
+from typing import Final
+
+VARINT: Final = 0
+FIXED64: Final = 1
+LENGTH: Final = 2
+FIXED32: Final = 5
+"""The constants above are the wire types of protobuf fields; LENGTH has its size before the data."""
+FIXED_SIZES: Final = {FIXED64: 8, FIXED32: 4}
+"""Size of a fixed-width field [bytes], by wire type."""
+LAST_FIELD: Final = (1 << 29) - 1
+"""Largest field number."""
+
+
+def decode_varint(data: bytes, offset: int, place: str) -> tuple[int, int]:
+    """Decode the varint at an offset of ``data``; return the number and the offset after it.
+
+    Raises:
+        ValueError: There is no valid varint at the offset; the message begins with ``place``, the field's
+        name.
+    """
+    value = 0
+    for shift in range(0, 70, 7):
+        if offset >= len(data):
+            raise ValueError(f"{place}: message ends inside a varint")
+        byte = data[offset]
+        offset += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, offset
+    raise ValueError(f"{place}: varint is longer than 10 bytes")

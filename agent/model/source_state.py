@@ -1,0 +1,42 @@
+"""State of the agent's sources. A source reads one part of the machine periodically; a pass is one such
+reading."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class SourceState(StrEnum):
+    """State of a source after its last pass over the machine."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    """The machine does not have what the source reads."""
+    FAILING = "failing"
+    """At least one existing file or interface cannot be read."""
+    STARTING = "starting"
+    """The first pass is not finished."""
+    STALLED = "stalled"
+    """No pass finished for too long. The engine loop, which has a clock, sets this state."""
+
+
+class SourceSample(NamedTuple):
+    """State of one source, with the times of its passes."""
+
+    name: str
+    state: SourceState
+    beat_ns: int
+    """CLOCK_MONOTONIC at the end of the last finished pass; before the first one, at the source's start
+    [ns]."""
+    period_ns: int
+    """Time between two passes [ns]."""
+    failures: int
+    """Number of failed reads since the source started."""
+    detail: str
+    """Text of the last failure, or the reason why the source is absent; empty: no failure."""
+    passes: int = 0
+    """Finished passes since start."""
+    vital: bool = True
+    """True: the watchdog restarts the agent when the source stalls. False, for example, for NVML: a restarted
+    agent would hang in the same driver, and GPU rules report the stall."""
+    limit_ns: int = 0
+    """Age of the last finished pass at which the source is STALLED [ns]; 0: the default, some periods."""

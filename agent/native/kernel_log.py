@@ -1,0 +1,136 @@
+"""Reader of the kernel log: the C core's thread, and the lines that matched the caller's patterns."""
+
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from agent.errors import ProbeError
+from agent.model.kernel_messages import LogLine, LogSample
+from agent.model.reading import error_text
+from agent.model.time import NS
+from agent.native._core import ffi, lib
+from agent.native.published_tables import (
+    CopiedBytes,
+    PublicationReader,
+    RecordTable,
+    UnchangedBytesCache,
+    check_record_size,
+)
+from agent.native.sampler_records import printable_text, source_sample
+
+_HEAD_SIZE: Final = ffi.sizeof("struct dh_log")
+_LINE: Final = struct.Struct(f"=II4Q{lib.DH_LOG_TEXT}s{lib.DH_LOG_TEXT}s")
+_KEY_CAP: Final = lib.DH_LOG_KEY
+
+check_record_size("dh_log_line", _LINE)
+
+
+def match_pattern(pattern: str, text: str) -> tuple[str, ...] | None:
+    """Match a kernel log line against a pattern. Returns its fields without ``%*``; None: no match.
+
+    The last field is cut or missing if all fields, with one byte after each, exceed 256 bytes.
+    """
+    key = ffi.new("char[]", _KEY_CAP)
+    line = text.encode("ascii", "backslashreplace")
+    used = lib.dh_pattern_match(_pattern_bytes(pattern), line, len(line), key, _KEY_CAP)
+    if used < 0:
+        return None
+    return tuple(ffi.buffer(key, used)[:].decode("ascii").removesuffix("\n").split("\n")) if used else ()
+
+
+class KernelLogReader:
+    """Reader of the kernel log, which counts the lines that match a pattern.
+
+    Args:
+        path: ``/dev/kmsg``, or a file or FIFO with records in the same format.
+        patterns: Tried in order; the first match counts. drahealth.h documents their syntax: literal text and
+            ``%b %d %x %w %k %*``.
+        wake_fd: An eventfd, to stay open until :meth:`stop`. Becomes readable after a matching line.
+        any_facility: Also read messages from user space. For tests: any process that may write to the log
+            can then forge faults.
+
+    Raises:
+        ValueError: A pattern is invalid, or there are more than 128.
+        ProbeError: The kernel refused descriptors or memory.
+    """
+
+    def __init__(self, path: Path, patterns: Sequence[str], wake_fd: int, any_facility: bool) -> None:
+        if len(patterns) > lib.DH_PATTERN_MAX:
+            raise ValueError(f"{len(patterns)} kernel log patterns, limit {lib.DH_PATTERN_MAX}")
+        table = b"".join(_pattern_bytes(pattern) + b"\0" for pattern in patterns)
+        options = ffi.new(
+            "struct dh_kmsg_options *",
+            {
+                "size": ffi.sizeof("struct dh_kmsg_options"),
+                "version": lib.DH_VERSION,
+                "any_facility": int(any_facility),
+            },
+        )
+        out = ffi.new("struct dh_kmsg **")
+        code = lib.dh_kmsg_open(options, os.fsencode(path), table, len(table), wake_fd, out)
+        if code:
+            raise ProbeError(f"kernel log {path}: {os.strerror(-code) if -code < 4096 else f'code {code}'}")
+        self._path = path
+        self._kmsg = out[0]
+        self._lines = RecordTable(_LINE, _decode_line, lambda line: (line.first_us, line.seq))
+        self._publication = PublicationReader(
+            lambda buffer, size: lib.dh_kmsg_read(self._kmsg, buffer, size),
+            lib.dh_kmsg_size(self._kmsg),
+            UnchangedBytesCache(self._sample),
+            wake_fd,
+        )
+
+    def start(self) -> None:
+        """Start the thread, which begins with the oldest record that the kernel holds."""
+        code = lib.dh_kmsg_start(self._kmsg)
+        if code:
+            raise ProbeError(f"kernel log thread cannot be started: {os.strerror(-code)}")
+
+    def read(self) -> LogSample | None:
+        """Return the matching lines so far; None: not started.
+
+        Until the thread has reached the end of the log once, the source's state is "starting".
+        """
+        return self._publication.read()
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread. False: it still hangs in the kernel after ``timeout_s`` and is abandoned."""
+        kmsg, self._kmsg = self._kmsg, ffi.NULL
+        return kmsg == ffi.NULL or int(lib.dh_kmsg_stop(kmsg, int(timeout_s * NS))) == 0
+
+    def _sample(self, data: CopiedBytes) -> LogSample:
+        head = ffi.from_buffer("struct dh_log *", data)
+        detail = f"{self._path}: {error_text(head.err)}" if head.err else _losses_text(head)
+        return LogSample(
+            lines=self._lines.samples(data, _HEAD_SIZE, len(data)),
+            # a container may have no kernel log; NVML reports most of its faults too
+            source=source_sample(head, "kmsg", detail, vital=False),
+            lost=head.lost,
+        )
+
+
+def _losses_text(head: Any) -> str:
+    """Return how many kernel log records or kinds of lines were lost; empty: none."""
+    parts = [
+        (head.lost, "records were overwritten before they were read"),
+        (head.evicted, "kinds of lines were dropped for lack of room"),
+    ]
+    return ", ".join(f"{count} {text}" for count, text in parts if count)
+
+
+def _pattern_bytes(pattern: str) -> bytes:
+    """Return a valid pattern as bytes for the C core. Raises ValueError for an invalid pattern."""
+    if not pattern.isascii() or "\0" in pattern:
+        raise ValueError(f"kernel log pattern {pattern!r}: not ASCII, as the kernel log is")
+    raw = pattern.encode()
+    error = lib.dh_pattern_check(raw)
+    if error:
+        raise ValueError(f"kernel log pattern {pattern!r}: syntax error at character {error - 1}")
+    return raw
+
+
+def _decode_line(raw: tuple[Any, ...]) -> LogLine:
+    pattern, _, times, first_us, last_us, seq, first, last = raw
+    return LogLine(pattern, times, first_us, last_us, printable_text(first), printable_text(last), seq)

@@ -1,0 +1,213 @@
+"""Watch of machine state that changes rarely: the C core's thread, and the decoder of its records."""
+
+import errno
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from agent.errors import ConfigError, ProbeError
+from agent.model.machine_samples import (
+    DimmSample,
+    MachineSample,
+    NumaMemorySample,
+    PerCpuSample,
+    PressureSample,
+)
+from agent.model.reading import Reading
+from agent.model.source_state import SourceSample
+from agent.model.time import NS
+from agent.native._core import ffi, lib
+from agent.native.published_tables import (
+    CopiedBytes,
+    PublicationReader,
+    RecordTable,
+    UnchangedBytesCache,
+    check_record_size,
+)
+from agent.native.sampler_records import failure_text, printable_text, reading_of_member, source_sample
+
+_HEAD_SIZE: Final = ffi.sizeof("struct dh_machine_head")
+_DIMM: Final = struct.Struct(f"=QQIIiIQQ{lib.DH_LABEL_LEN}s{lib.DH_LABEL_LEN}s")
+_NUMA: Final = struct.Struct("=QQIi4Q")
+_CORE: Final = struct.Struct("=QQIi5Q")
+
+for _record, _layout in (("dh_dimm", _DIMM), ("dh_numa", _NUMA), ("dh_core", _CORE)):
+    check_record_size(_record, _layout)
+
+_SOURCE_NAMES: Final = {
+    lib.DH_MACHINE_EDAC: "edac",
+    lib.DH_MACHINE_MEMORY: "memory",
+    lib.DH_MACHINE_CORES: "cores",
+    lib.DH_MACHINE_PRESSURE: "pressure",
+}
+
+S = TypeVar("S")
+
+
+def field_name(field: int) -> str:
+    """Return the kernel's name of the file, or of the line in it, that a machine field is read from."""
+    name = lib.dh_machine_field_name(field)
+    return f"field {field}" if name == ffi.NULL else ffi.string(name).decode()
+
+
+class MachineWatch:
+    """Watch of memory, memory controllers (EDAC), pressure (PSI) and CPU cores, read rarely by one thread.
+
+    Args:
+        sysfs_root: ``/sys``, or a tree like it.
+        procfs_root: ``/proc``, or a tree like it.
+        wake_fd: An eventfd, to stay open until :meth:`stop`. Becomes readable when a value that a rule
+            evaluates has changed.
+        period_ns: Time between two reads of memory controllers [ns]: 10 ms to 1 h.
+        slow_ns: Time between two reads of memory and pressure [ns]; at least ``period_ns``.
+        rare_ns: Time between two reads of expensive files [ns]; at least ``slow_ns``.
+
+    Raises:
+        ConfigError: A time is out of range, or a root too long.
+        ProbeError: The kernel refused descriptors or memory.
+    """
+
+    def __init__(
+        self,
+        sysfs_root: Path,
+        procfs_root: Path,
+        wake_fd: int,
+        period_ns: int = NS,
+        slow_ns: int = 10 * NS,
+        rare_ns: int = 60 * NS,
+    ) -> None:
+        options = ffi.new(
+            "struct dh_machine_options *",
+            {
+                "size": ffi.sizeof("struct dh_machine_options"),
+                "version": lib.DH_VERSION,
+                "period_ns": period_ns,
+                "slow_ns": slow_ns,
+                "rare_ns": rare_ns,
+            },
+        )
+        out = ffi.new("struct dh_machine **")
+        roots = (os.fsencode(sysfs_root), os.fsencode(procfs_root))
+        code = lib.dh_machine_open(options, *roots, wake_fd, out)
+        if code == -errno.EINVAL:
+            times = ", ".join(f"{ns / NS:g} s" for ns in (period_ns, slow_ns, rare_ns))
+            raise ConfigError(f"machine watch: periods {times}: must be 10 ms to 1 h and not decrease")
+        if code == -errno.ENAMETOOLONG:
+            longest = max(roots, key=len)
+            raise ConfigError(
+                f"machine watch: root path {os.fsdecode(longest)!r} is {len(longest)} bytes, limit 200"
+            )
+        if code:
+            raise ProbeError(
+                f"machine watch: cannot be opened: {os.strerror(-code) if -code < 4096 else f'code {code}'}"
+            )
+        self._machine = out[0]
+        named = {lib.DH_MACHINE_SYSFS: sysfs_root, lib.DH_MACHINE_PROCFS: procfs_root}
+        self._publication = PublicationReader(
+            lambda buffer, size: lib.dh_machine_read(self._machine, buffer, size),
+            lib.dh_machine_size(self._machine),
+            UnchangedBytesCache(MachineDecoder(named).decode),
+            wake_fd,
+        )
+
+    def start(self) -> None:
+        """Start the thread; its first pass begins at once."""
+        code = lib.dh_machine_start(self._machine)
+        if code:
+            raise ProbeError(f"machine thread cannot be started: {os.strerror(-code)}")
+
+    def rescan_fileno(self) -> int:
+        """Return the eventfd for other threads to write to when CPUs, memory or NUMA nodes have changed."""
+        return int(lib.dh_machine_rescan_fd(self._machine))
+
+    def read(self) -> MachineSample | None:
+        """Return the newest values; None: not started. A source that was not read once is "starting"."""
+        return self._publication.read()
+
+    def run_pass(self) -> None:
+        """Read everything once on this thread, instead of :meth:`start`. For benchmarks and tests."""
+        if lib.dh_machine_pass(self._machine):
+            raise ProbeError("machine watch: a pass on this thread is impossible: its thread runs already")
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread. False: it still hangs in the kernel after ``timeout_s`` and is abandoned."""
+        machine, self._machine = self._machine, ffi.NULL
+        return machine == ffi.NULL or int(lib.dh_machine_stop(machine, int(timeout_s * NS))) == 0
+
+
+class MachineDecoder:
+    """Decoder of the C core's machine records into samples; unchanged records keep their sample."""
+
+    def __init__(self, roots: Mapping[int, Path]) -> None:
+        """Create the decoder. ``roots``: paths of sysfs and procfs, by the C core's field of the root."""
+        self._roots = roots
+        self._dimms = RecordTable(
+            _DIMM, _decode_dimm, lambda dimm: (dimm.controller, -1 if dimm.dimm is None else dimm.dimm)
+        )
+        self._numa = RecordTable(_NUMA, _decode_numa_node, lambda numa: (numa.numa_node,))
+        self._cores = RecordTable(_CORE, _decode_cpu_core, lambda core: (core.cpu,))
+
+    def decode(self, data: CopiedBytes) -> MachineSample:
+        """Decode one copy of all machine records, made by ``dh_machine_read()``."""
+        head = ffi.from_buffer("struct dh_machine_head *", data)
+        numa_at = _HEAD_SIZE + head.dimms * _DIMM.size
+        cores_at = numa_at + head.numas * _NUMA.size
+
+        def head_reading(value: int, field: int) -> Reading:
+            return reading_of_member(value, field, head.valid, head.seen, head.err)
+
+        return MachineSample(
+            dimms=self._dimms.samples(data, _HEAD_SIZE, numa_at),
+            numa=self._numa.samples(data, numa_at, cores_at),
+            cores=self._cores.samples(data, cores_at, len(data)),
+            pressure=PressureSample(
+                cpu_some=head_reading(head.psi_cpu_some_us, lib.DH_PSI_CPU),
+                memory_full=head_reading(head.psi_memory_full_us, lib.DH_PSI_MEMORY),
+                io_full=head_reading(head.psi_io_full_us, lib.DH_PSI_IO),
+            ),
+            nodes_online=head_reading(head.nodes_online, lib.DH_NODES_ONLINE),
+            nodes_memory=head_reading(head.nodes_memory, lib.DH_NODES_MEMORY),
+            corrupted_kib=head_reading(head.corrupted_kib, lib.DH_MEM_CORRUPTED),
+            surplus_failed=head_reading(head.surplus_failed, lib.DH_SURPLUS_FAILED),
+            smt_active=head_reading(head.smt_active, lib.DH_SMT_ACTIVE),
+            sources=tuple(self._source(head.source[i], name) for i, name in _SOURCE_NAMES.items()),
+        )
+
+    def _source(self, record: Any, name: str) -> SourceSample:
+        field, err = record.err_field, record.err
+        detail = failure_text(field_name(field), self._roots.get(field), err) if err else ""
+        return source_sample(record, name, detail, vital=False)  # everything else is watched without these
+
+
+def _decode_dimm(raw: tuple[Any, ...]) -> DimmSample:
+    valid, seen, controller, dimm, err, _, correctable, uncorrectable, label, location = raw
+    return DimmSample(
+        controller=controller,
+        dimm=None if dimm == lib.DH_CONTROLLER else dimm,
+        label=printable_text(label),
+        location=printable_text(location),
+        correctable=reading_of_member(correctable, lib.DH_DIMM_CE, valid, seen, err),
+        uncorrectable=reading_of_member(uncorrectable, lib.DH_DIMM_UE, valid, seen, err),
+    )
+
+
+def _decode_numa_node(raw: tuple[Any, ...]) -> NumaMemorySample:
+    valid, seen, node, err, total_kib, poisoned, blocks, blocks_offline = raw
+    return NumaMemorySample(
+        numa_node=node,
+        total_kib=reading_of_member(total_kib, lib.DH_NUMA_TOTAL, valid, seen, err),
+        poisoned=reading_of_member(poisoned, lib.DH_NUMA_POISONED, valid, seen, err),
+        blocks=reading_of_member(blocks, lib.DH_NUMA_BLOCKS, valid, seen, err),
+        blocks_offline=reading_of_member(blocks_offline, lib.DH_NUMA_BLOCKS, valid, seen, err),
+    )
+
+
+def _decode_cpu_core(raw: tuple[Any, ...]) -> PerCpuSample:
+    valid, seen, cpu, err, *values = raw
+    # members and fields have the same order
+    return PerCpuSample(
+        cpu,
+        *(reading_of_member(value, lib.DH_CORE_CORE + i, valid, seen, err) for i, value in enumerate(values)),
+    )

@@ -1,0 +1,174 @@
+"""Readers of the tables of records that the C core's threads publish; only changed records are decoded."""
+
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from agent.native._core import ffi, lib
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+_BLOCK: Final = 64  # records that are compared at once
+_TORN_MAX: Final = 10  # further torn copies in a row are of a writer that was stopped in a write
+_RELEASE_MIN: Final = 64 << 10  # bytes; less memory is not given back
+
+
+def check_record_size(struct_name: str, layout: struct.Struct) -> None:
+    """Raise ImportError if `layout` and the C core's struct differ in size, as after an upgrade."""
+    if layout.size != (size := ffi.sizeof(f"struct {struct_name}")):
+        raise ImportError(
+            f"C core: struct {struct_name} has {size} bytes, expected {layout.size}: rebuild it"
+        )
+
+
+class CopiedBytes(Protocol):
+    """Buffer that the C core has filled. The next read overwrites it; a slice is a copy that stays."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+class PublicationReader(Generic[T]):
+    """Reader of the newest table that one thread of the C core has published.
+
+    The buffer is as large as the largest table, but keeps only the memory that recent tables needed.
+
+    Args:
+        copy: Copies the table into a buffer of the given size; returns the bytes used, or a negative code.
+        max_size: Size of the largest table [bytes].
+        decode: Decodes the copied bytes into the result of :meth:`read`.
+        wake_fd: Eventfd that is written to when the caller must read again.
+    """
+
+    def __init__(
+        self,
+        copy: Callable[[Any, int], int],
+        max_size: int,
+        decode: Callable[[CopiedBytes], T],
+        wake_fd: int,
+    ) -> None:
+        self._copy = copy
+        self._decode = decode
+        self._wake_fd = wake_fd
+        self._memory = mmap.mmap(-1, max_size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._buffer = ffi.from_buffer(self._memory)
+        self._touched = 0
+        self._torn = 0
+        self._last: T | None = None
+
+    def read(self) -> T | None:
+        """Return the newest complete table, decoded; None: the thread was not started.
+
+        If the writer changes the table during the copy, the last result is returned again, and ``wake_fd`` is
+        written to so that the caller reads again.
+        """
+        used = self._copy(self._buffer, len(self._memory))
+        self._torn = self._torn + 1 if used == lib.DH_ETORN else 0
+        if 0 < self._torn <= _TORN_MAX:
+            os.eventfd_write(self._wake_fd, 1)  # the change behind the last wake may be missing in this copy
+        elif used >= 0:
+            self._last = self._decode(ffi.buffer(self._buffer, used))
+            if max(_RELEASE_MIN, used) < self._touched // 2:
+                self._memory.madvise(mmap.MADV_DONTNEED)
+                self._touched = 0
+            self._touched = max(self._touched, used)
+        return self._last
+
+
+class UnchangedBytesCache(Generic[T]):
+    """Decoder that returns its last value again while the bytes are unchanged."""
+
+    def __init__(self, decode: Callable[[CopiedBytes], T]) -> None:
+        self._decode = decode
+        self._raw = b""
+        self._value: T | None = None
+
+    def __call__(self, data: CopiedBytes) -> T:
+        raw = data[:]
+        if self._value is None or raw != self._raw:
+            self._raw, self._value = raw, self._decode(raw)
+        return self._value
+
+
+class StampedRecordTable(Generic[S]):
+    """Table of records with a 64-bit stamp, which is unique and grows whenever its record changes.
+
+    The C core copies all stamps, but only the records that are new to this reader. Arguments as for
+    :class:`RecordTable`.
+    """
+
+    def __init__(self, layout: struct.Struct, decode: Callable[[tuple[Any, ...]], S | None]) -> None:
+        self._layout = layout
+        self._decode = decode
+        self._known: dict[int, S | None] = {}
+        self._samples: tuple[S, ...] = ()
+        self.newest = 0
+        """Highest stamp read so far: the next copy contains exactly the records with higher stamps."""
+
+    def samples(self, data: CopiedBytes, start: int, count: int) -> tuple[S, ...]:
+        """Return the samples of ``count`` records. ``start``: offset of the stamps, before the records."""
+        with memoryview(data) as view:
+            records = start + 8 * count
+            stamps = view[start:records].cast("Q").tolist()
+            if stamps != list(self._known):
+                fresh = {raw[0]: self._decode(raw) for raw in self._layout.iter_unpack(view[records:])}
+                known = self._known | fresh
+                self._known = {stamp: known[stamp] for stamp in stamps}
+                self._samples = tuple(sample for sample in self._known.values() if sample is not None)
+                self.newest = max((self.newest, *fresh))
+        return self._samples
+
+
+class RecordTable(Generic[S]):
+    """Table of records of one kind, decoded into samples; unchanged records keep their sample.
+
+    Args:
+        layout: Layout of one record.
+        decode: Decodes a record; returns None for an unused one.
+        key: Sort key of the samples; without it they have the order of the records.
+    """
+
+    def __init__(
+        self,
+        layout: struct.Struct,
+        decode: Callable[[tuple[Any, ...]], S | None],
+        key: Callable[[S], tuple[int, ...]] | None = None,
+    ) -> None:
+        self._layout = layout
+        self._decode = decode
+        self._key = key
+        self._blocks: list[tuple[bytes, list[S | None]]] = []
+        self._samples: tuple[S, ...] = ()
+
+    def samples(self, data: CopiedBytes, start: int, end: int) -> tuple[S, ...]:
+        """Return the samples of the records between two offsets [bytes]."""
+        starts = range(start, end, _BLOCK * self._layout.size)
+        changed = len(starts) < len(self._blocks)
+        del self._blocks[len(starts) :]
+        for block, at in enumerate(starts):
+            changed |= self._update(block, data[at : min(at + starts.step, end)])
+        if changed:
+            samples = [sample for _, known in self._blocks for sample in known if sample is not None]
+            self._samples = tuple(sorted(samples, key=self._key) if self._key else samples)
+        return self._samples
+
+    def _update(self, block: int, raw: bytes) -> bool:
+        """Decode a block of consecutive records. Return whether any of them changed."""
+        before, known = self._blocks[block] if block < len(self._blocks) else (b"", [])
+        if raw == before:
+            return False
+        size = self._layout.size
+        samples = [
+            known[i]
+            if raw[at : at + size] == before[at : at + size]
+            else self._decode(self._layout.unpack_from(raw, at))
+            for i, at in enumerate(range(0, len(raw), size))
+        ]
+        self._blocks[block : block + 1] = [(raw, samples)]
+        return True

@@ -1,0 +1,397 @@
+"""NVML in a process of its own: what the vendor's library does to its process does not reach the agent.
+
+A child process (:mod:`agent.node.nvml_process_main`) has the C core's GPU threads, the library and pynvml.
+The threads publish their records in shared memory, which the agent maps read-only, and wake the agent through
+its eventfd. A socket pair carries the options, requests for a count or an inventory, and, by its end, the
+request to stop.
+
+If the child ends, its GPUs are reported as unreadable, with the signal or exit code, until the next child has
+read them. Latched faults stay, and the kernel log still reports new ones.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.errors import ProbeError
+from agent.model.gpu import GpuAttributes, GpuSample, NvmlSample, NvmlStatus
+from agent.model.reading import Absence, Missing
+from agent.model.source_state import SourceSample, SourceState
+from agent.model.time import NS
+from agent.native.gpu_watch import AttachedGpuWatch, GpuWatch, GpuWatchOptions, create_gpu_memory
+from agent.node.nvml_process_main import (
+    COUNT,
+    DESCRIPTORS,
+    INVENTORY,
+    MESSAGE_MAX,
+    decode_inventory,
+    encode_options,
+)
+from agent.sources.gpu_host import NvidiaPciDevices, read_nvidia_devices
+from agent.system.threads.loop_thread import set_thread_name
+
+MEMORY_MAX: Final = 256 << 20
+"""Limit of the child's private writable memory, thread stacks included [bytes]."""
+BACKOFF_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+"""Pause before each restart after a child that ended; the last one repeats [s]."""
+STABLE_S: Final = 600.0
+"""Lifetime after which the pauses begin again with the shortest [s]."""
+FIRST_PASS_S: Final = 2.0
+"""Longest wait for the first pass of a new child over all GPUs, before its records replace the last ones
+[s]."""
+INVENTORY_S: Final = 30.0
+"""Longest wait for an inventory [s]."""
+DRIVER_CHECK_S: Final = 20.0
+"""Interval of checks for a GPU driver while no child runs and no kernel event is received [s]."""
+PERIOD_NS: Final = 10 * NS
+"""Reported period of the source without a child, as that of the GPU watch's checks of the library [ns]."""
+_COPY_FD_MIN: Final = 16  # above the numbers that the child's descriptors get
+_START: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from agent.node.nvml_process_main import main; main()"
+)
+"""Program of the child: it imports the same files as the agent, wherever they are, and nothing else."""
+_UNREADABLE: Final = Missing(Absence.UNREADABLE)
+
+log = logging.getLogger(__name__)
+
+
+class _Child(NamedTuple):
+    """Running child process."""
+
+    pid: int
+    channel: socket.socket
+    watch: AttachedGpuWatch
+    started_ns: int
+
+
+class NvmlProcess:
+    """Child process with the GPU watch, and the thread that starts it again when it ends. Thread-safe.
+
+    The methods are those of :class:`agent.native.gpu_watch.GpuWatch`.
+
+    Args:
+        options: Library, periods and wake conditions.
+        procfs_root: Mount point of procfs; shows whether the GPU driver is loaded.
+        wake_fd: Eventfd that is written to when a value that a rule evaluates has changed.
+
+    Raises:
+        ConfigError: An option is out of range, or a path too long.
+        ProbeError: The kernel refused a descriptor or memory.
+    """
+
+    def __init__(self, options: GpuWatchOptions, procfs_root: Path, wake_fd: int) -> None:
+        GpuWatch(options, wake_fd).stop(
+            0
+        )  # checks the options: an error must be raised here, not in the child
+        self._options = options
+        self._procfs_root = procfs_root
+        self._wake_fd = os.dup(wake_fd)
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+        self._last: NvmlSample | None = None
+        """Newest sample of this child or an earlier one."""
+        self._end = ""
+        """How the last child ended; empty: none has ended."""
+        self._ends = 0
+        self._ended_ns = time.monotonic_ns()
+        self._has_driver = True
+        self._before: NvmlSample | None = None
+        """Last sample of the child before; None: this is the first."""
+        self._raw: NvmlSample | None = None
+        """Newest sample as this child published it."""
+        self._requests = threading.Lock()
+        self._stop = threading.Event()
+        self._check_driver = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dh-nvml", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, which starts the child if there is a GPU driver. Does not wait for NVML."""
+        self._thread.start()
+
+    def read(self) -> NvmlSample:
+        """Return the newest record of each GPU. Blocks up to 10 ms while the child is preempted in a
+        write."""
+        with self._lock:
+            found = self._read_child(self._child) if self._child else None
+            if found is None or not self._replaces_last(found):
+                return self._without_child()
+            self._last = self._continued(found)
+            return self._last
+
+    def _replaces_last(self, found: NvmlSample) -> bool:
+        """Return False while a child that follows another has not read all GPUs, for up to FIRST_PASS_S."""
+        assert self._child is not None
+        if self._before is None or time.monotonic_ns() - self._child.started_ns > FIRST_PASS_S * NS:
+            return True
+        return found.nvml.state is not SourceState.STARTING and all(gpu.passes for gpu in found.gpus)
+
+    def _continued(self, found: NvmlSample) -> NvmlSample:
+        """Return a sample of this child that continues the counts of the earlier one.
+
+        The start of a child is neither a reload of the driver nor the return of a lost GPU.
+        """
+        if found is self._raw and self._last is not None:
+            return self._last
+        self._raw = found
+        if self._before is None:
+            return found
+        handles = {gpu.uuid: gpu.handles - 1 for gpu in self._before.gpus if gpu.uuid}
+        gpus = tuple(replace(gpu, handles=gpu.handles + handles.get(gpu.uuid, 0)) for gpu in found.gpus)
+        return replace(found, gpus=gpus, generation=found.generation + max(0, self._before.generation - 1))
+
+    def _read_child(self, child: _Child) -> NvmlSample | None:
+        try:
+            return child.watch.read()
+        except (ValueError, LookupError) as error:
+            reason = str(error)
+            log.error("NVML process: its memory is invalid: %s; it is ended and started again", reason)  # noqa: TRY400
+            os.kill(child.pid, signal.SIGKILL)
+            return None
+
+    def _without_child(self) -> NvmlSample:
+        if not self._has_driver:
+            return _no_gpus(SourceState.ABSENT, self._ended_ns, "no NVIDIA driver, GPU or library")
+        if not self._end:
+            return _no_gpus(SourceState.STARTING, self._ended_ns)
+        times = f", {self._ends} times since the agent started" if self._ends > 1 else ""
+        reason = f"the NVML process {self._end}{times}"
+        if self._last is None:
+            failing = _no_gpus(SourceState.FAILING, time.monotonic_ns(), reason)
+            return replace(failing, err=NvmlStatus.UNKNOWN, process=reason)
+        return _unreadable(self._last, reason, self._ends)
+
+    def check_count(self) -> None:
+        """Request a count of the GPUs, because the PCI bus changed. Never blocks."""
+        with self._lock:
+            if self._child is None:
+                self._check_driver.set()
+                return
+            try:
+                self._child.channel.send(COUNT, socket.MSG_DONTWAIT)
+            except OSError:
+                log.debug("NVML process: it takes no request")
+
+    def read_inventory(self) -> tuple[GpuAttributes, ...]:
+        """Return the attributes of the GPUs, which the child reads with pynvml. Blocks up to 30 s.
+
+        Raises:
+            ProbeError: There is no child, it did not answer in time, or NVML failed.
+        """
+        with self._lock:
+            child = self._child
+            channel = child.channel.dup() if child else None
+        if channel is None:
+            raise ProbeError(
+                f"GPU inventory: there is no NVML process{': it ' + self._end if self._end else ''}"
+            )
+        if not self._requests.acquire(blocking=False):
+            channel.close()
+            raise ProbeError("GPU inventory: an earlier request has not returned")
+        try:
+            channel.settimeout(INVENTORY_S)
+            channel.send(INVENTORY)
+            return decode_inventory(channel.recv(MESSAGE_MAX))
+        except OSError as error:
+            raise ProbeError(f"GPU inventory: the NVML process did not answer: {error}") from None
+        finally:
+            channel.close()
+            self._requests.release()
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the child and the thread. Returns False if the child hangs in the kernel.
+
+        Blocks up to `timeout_s`.
+        """
+        self._stop.set()
+        self._check_driver.set()
+        with self._lock:
+            child = self._child
+            if child is not None:
+                child.channel.shutdown(socket.SHUT_RDWR)
+        if self._thread.ident is None:
+            return True
+        self._thread.join(timeout_s * 0.7)
+        with self._lock:
+            if self._child is not None:
+                os.kill(self._child.pid, signal.SIGKILL)
+        self._thread.join(timeout_s * 0.3)
+        return not self._thread.is_alive()
+
+    # --- the thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        set_thread_name(self._thread.name)
+        attempt = 0
+        while not self._stop.is_set():
+            if not self._find_driver():
+                self._check_driver.wait(DRIVER_CHECK_S)
+                self._check_driver.clear()
+                continue
+            started_ns = time.monotonic_ns()
+            end = self._run_child()
+            if self._stop.is_set():
+                return
+            attempt = 0 if time.monotonic_ns() - started_ns >= STABLE_S * NS else attempt
+            pause_s = BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
+            attempt += 1
+            log.error("NVML process: %s; its GPUs are Unknown, next start in %g s", end, pause_s)
+            self._wake()
+            self._stop.wait(pause_s)
+
+    def _find_driver(self) -> bool:
+        """Return whether a GPU, its driver or the configured library file exists. A change wakes the core."""
+        library = self._options.library
+        found = (
+            (self._procfs_root / "driver/nvidia/version").exists()
+            or ("/" in library and Path(library).exists())
+            or self._has_gpu_on_bus()
+        )
+        if found != self._has_driver:
+            with self._lock:
+                self._has_driver = found
+            self._wake()
+        return found
+
+    def _has_gpu_on_bus(self) -> bool:
+        bus = read_nvidia_devices(self._options.sysfs_root)
+        return isinstance(bus, NvidiaPciDevices) and bool(bus.gpus)
+
+    def _run_child(self) -> str:
+        """Run one child to its end. Return how it ended."""
+        try:
+            child = self._start_child()
+        except OSError as error:
+            return self._set_end(f"could not be started: {error}")
+        with self._lock:
+            self._child = child
+        self._wake()
+        # The error: this program ignores SIGCHLD, or waits for all its children elsewhere
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            self._child = None
+            end = self._set_end(_reap(child.pid))
+            self._before, self._raw = self._last, None
+            child.watch.close()
+            child.channel.close()
+        return end
+
+    def _set_end(self, end: str) -> str:
+        self._end, self._ended_ns = end, time.monotonic_ns()
+        self._ends += 1
+        return end
+
+    def _start_child(self) -> _Child:
+        if not sys.executable:
+            raise FileNotFoundError(errno.ENOENT, "this program names no Python interpreter (sys.executable)")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            memory_fd = create_gpu_memory()
+            try:
+                watch = AttachedGpuWatch(memory_fd, self._wake_fd)
+                try:
+                    ours.send(encode_options(self._options))
+                    pid = _spawn((theirs.fileno(), memory_fd, self._wake_fd))
+                except BaseException:
+                    watch.close()
+                    raise
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                os.close(memory_fd)
+        return _Child(pid, ours, watch, time.monotonic_ns())
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+
+def _spawn(sources: tuple[int, int, int]) -> int:
+    """Start the child, whose descriptors are `sources` and standard error. Return its process id."""
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _COPY_FD_MIN) for fd in sources]
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, 2, 1),
+        *((os.POSIX_SPAWN_DUP2, copy, fd) for copy, fd in zip(copies, DESCRIPTORS, strict=True)),
+    ]
+    paths = [str(Path(__file__).parents[2]), *filter(None, sys.path)]
+    arguments = ["-I", "-S", "-c", _START, json.dumps(paths), str(os.getpid()), str(MEMORY_MAX)]
+    try:
+        return os.posix_spawn(
+            sys.executable, ["drahealth-nvml", *arguments], os.environ, file_actions=actions, setsigmask=()
+        )
+    finally:
+        for copy in copies:
+            os.close(copy)
+
+
+def _reap(pid: int) -> str:
+    """Collect an ended child. Return how it ended, such as ``was killed by SIGSEGV``."""
+    try:
+        _, status = os.waitpid(pid, 0)
+    except ChildProcessError:
+        return "ended; its exit code is not known"
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _no_gpus(state: SourceState, since_ns: int, detail: str = "") -> NvmlSample:
+    """Return a sample without GPUs, whose library has the given state."""
+    library = SourceSample("nvml", state, since_ns, PERIOD_NS, 0, detail, vital=False)
+    return NvmlSample((), library, library._replace(name="nvml-events", state=SourceState.ABSENT, detail=""))
+
+
+def _unreadable(last: NvmlSample, reason: str, failures: int) -> NvmlSample:
+    """Return the last sample without readings, events and calls, for the time without a child.
+
+    Its sources do not stall: that there is no child was verified now.
+    """
+    now_ns = time.monotonic_ns()
+
+    def gpu(sample: GpuSample) -> GpuSample:
+        return replace(
+            sample,
+            status=NvmlStatus.UNINITIALIZED,
+            beat_ns=now_ns,
+            call="",
+            readings=dict.fromkeys(sample.readings, _UNREADABLE),
+            link_errors=(),
+            events={},
+            event_mask=0,
+            xids=(),
+        )
+
+    absent = last.events._replace(state=SourceState.ABSENT, detail="")
+    failing = last.nvml._replace(
+        state=SourceState.FAILING,
+        beat_ns=now_ns,
+        period_ns=PERIOD_NS,
+        failures=failures,
+        detail=reason,
+    )
+    return replace(
+        last,
+        gpus=tuple(gpu(sample) for sample in last.gpus),
+        nvml=failing,
+        events=absent,
+        err=NvmlStatus.UNKNOWN,
+        process=reason,
+        call="",
+    )

@@ -1,0 +1,142 @@
+"""Error text for the kubelet about a claim that was not prepared: one line, equal for equal failures.
+
+The kubelet shows the error of only one claim of a call. So each text names all failed claims of the call.
+Class, code, devices and the other claims always fit; the detail is cut first.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from agent.health.verdict import MAX_MESSAGE_BYTES, truncate_utf8
+from agent.model.prepare import ErrorClass, PrepareVerdict
+from agent.prepare.failure_kinds import RetryCondition, failure_kind
+from agent.prepare.normalize_text import sanitize
+
+CODE_BYTES: Final = 80
+DEVICES_BYTES: Final = 260
+REQUESTS_BYTES: Final = 80
+OTHERS_BYTES: Final = 320
+"""Limit of the list of other failed claims; 100 bytes are left for the summary."""
+OTHER_BYTES: Final = 200
+"""Limit of one other failed claim in that list, whose name alone can have 317 bytes."""
+END_BYTES: Final = 40
+"""Bytes that are kept at the end of a shortened claim name."""
+
+NODE_OR_DRIVER: Final = "the node or its driver must be fixed"
+CONSEQUENCE_TEXTS: Final[Mapping[ErrorClass, str]] = {
+    ErrorClass.UNKNOWN: "the kubelet retries",
+    ErrorClass.TRANSIENT: "the kubelet retries",
+    ErrorClass.BAD_CONFIG: "the claim must change",
+    ErrorClass.FAILED_DEVICE: "the device is Unhealthy, its taint is offered",
+    ErrorClass.PERMANENT: NODE_OR_DRIVER,
+}
+
+
+def kubelet_text(verdict: PrepareVerdict, others: Sequence[PrepareVerdict] = ()) -> str:
+    """Return the error text for the kubelet, at most 1,024 bytes of UTF-8.
+
+    Args:
+        others: Verdicts on all claims that failed in the same call; that on the claim itself is ignored.
+    """
+    return _format_text(
+        verdict, sorted({_describe_other_claim(other) for other in others if other.claim != verdict.claim})
+    )
+
+
+def kubelet_texts(verdicts: Sequence[PrepareVerdict]) -> list[str]:
+    """Return the :func:`kubelet_text` of each claim that failed in one call."""
+    own_entries = [_describe_other_claim(verdict) for verdict in verdicts]
+    counts = Counter(own_entries)
+    entries = sorted(counts)
+    index = {entry: at for at, entry in enumerate(entries)}
+    lines = []
+    for verdict, own in zip(verdicts, own_entries, strict=True):
+        at = index[own]
+        lines.append(
+            _format_text(verdict, entries if counts[own] > 1 else [*entries[:at], *entries[at + 1 :]])
+        )
+    return lines
+
+
+def _format_text(verdict: PrepareVerdict, others: Sequence[str]) -> str:
+    retry = failure_kind(verdict.code, verdict.error_class).retry
+    head = " ".join([
+        f"class={verdict.error_class}",
+        f"code={truncate_utf8(_escape_separators(verdict.code), CODE_BYTES)}",
+        *_format_field("device", map(str, verdict.devices), DEVICES_BYTES),
+        *_format_field("request", verdict.requests, REQUESTS_BYTES),
+        f"retry={retry}",
+    ])  # fmt: skip
+    tail = (
+        f" Other failing claims in this call: {_join_bounded(others, ', ', OTHERS_BYTES)}." if others else ""
+    )
+    is_fix_needed = retry is RetryCondition.AFTER_FIX
+    follows = f"; {NODE_OR_DRIVER if is_fix_needed else CONSEQUENCE_TEXTS[verdict.error_class]}."
+    room = MAX_MESSAGE_BYTES - _byte_count(f"[{head}] ") - _byte_count(follows) - _byte_count(tail)
+    summary = truncate_utf8(_strip_punctuation(sanitize(verdict.summary)) or "no reason given", room)
+    room -= _byte_count(summary) + 1
+    detail = sanitize(verdict.detail)
+    if detail and detail[-1] not in ".!?":
+        detail += "."
+    detail = f" {truncate_utf8(detail, room)}" if detail and room >= 16 else ""
+    return f"[{head}] {summary}{follows}{detail}{tail}"
+
+
+def _strip_punctuation(summary: str) -> str:
+    """Return the summary without its final punctuation; the dots of a cut summary stay."""
+    bare = summary.rstrip(".;, ")
+    return f"{bare}..." if bare and summary.endswith("...") else bare
+
+
+def _format_field(name: str, values: Iterable[str], limit: int) -> list[str]:
+    words = sorted({_escape_separators(value) for value in values})
+    return [f"{name}={_join_bounded(words, ',', limit)}"] if words else []
+
+
+def _describe_other_claim(verdict: PrepareVerdict) -> str:
+    """Describe another failed claim: its name, class, code and the broken device."""
+    words = [str(verdict.error_class), truncate_utf8(_escape_separators(verdict.code), CODE_BYTES)]
+    if verdict.error_class is ErrorClass.FAILED_DEVICE:
+        words += _format_field("device", map(str, verdict.devices), OTHER_BYTES // 2)
+    about = f" ({' '.join(words)})"
+    return _cut_middle(_escape_separators(str(verdict.claim)), OTHER_BYTES) + about
+
+
+def _cut_middle(name: str, limit: int) -> str:
+    """Cut the middle of a name that is too long: generated names differ at the end."""
+    data = name.encode()
+    if len(data) <= limit:
+        return name
+    return truncate_utf8(name, limit - END_BYTES) + data[-END_BYTES:].decode("utf-8", "ignore")
+
+
+def _join_bounded(words: Sequence[str], separator: str, limit: int) -> str:
+    """Join the words that fit within ``limit`` bytes, at least one, and append "and N more"."""
+    if len(words) <= limit and _byte_count(line := separator.join(words)) <= limit:
+        return line
+    count = 1
+    while count + 1 < len(words) and _byte_count(_join_with_count(words, separator, count + 1)) <= limit:
+        count += 1
+    line = _join_with_count(words, separator, count)
+    if _byte_count(line) <= limit:
+        return line
+    more = line[len(words[0]) :]
+    return truncate_utf8(words[0], limit - _byte_count(more)) + more
+
+
+def _join_with_count(words: Sequence[str], separator: str, count: int) -> str:
+    more = len(words) - count
+    return separator.join(words[:count]) + (f" and {more} more" if more else "")
+
+
+def _escape_separators(value: str) -> str:
+    """Replace spaces, brackets, commas and equal signs, which separate fields in the kubelet's text."""
+    return sanitize(value).translate(_PLAIN) or "-"
+
+
+_PLAIN: Final = str.maketrans({" ": "_", "[": "(", "]": ")", ",": "_", "=": "_"})
+
+
+def _byte_count(line: str) -> int:
+    return len(line.encode())

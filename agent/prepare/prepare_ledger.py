@@ -1,0 +1,263 @@
+"""Ledger of a driver's prepares: the last result of each claim, and faults that the driver reported.
+
+Decides when a repeated prepare gets its last failure from the cache. Pure: every function returns a new
+ledger. Times are wall clock, because the ledger outlives the process; a time in the future (the clock was
+set back) counts as expired.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from math import inf
+from typing import Final, NamedTuple
+
+from agent.model.claim import Claim, ClaimRef, DeviceRef
+from agent.model.health import DeviceHealth, Severity
+from agent.model.prepare import ErrorClass, LastPrepareResult, PrepareVerdict
+from agent.prepare import driver_faults as faults
+from agent.prepare.driver_faults import DriverFaults
+
+CLAIMS_MAX: Final = 1024
+"""Limit of claims in a ledger, many times those of a Kubernetes node; the oldest is dropped."""
+UNPREPARED_KEPT_S: Final = 86_400.0
+"""Time that the ledger keeps a claim after its unprepare [s]."""
+DRIVER_FAULT_CACHE_S: Final = 60
+"""Time that a failure is cached which only the driver reported [s]. At the kubelet's next retry, after 60 to
+90 s, the driver is called: nothing else can show that the device works."""
+CACHED_CLASSES: Final = frozenset({ErrorClass.BAD_CONFIG, ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT})
+"""Classes of failures that are cached; a failure of another class is tried again."""
+
+TEXT_MAX: Final = 2000
+"""Limit of each text of a verdict [characters]."""
+TEXTS_MAX: Final = 16
+"""Limit of evidence lines of a verdict."""
+HEALTH_FINGERPRINT_MAX: Final = 120
+
+UNPREPARE_EVIDENCE: Final = "while unpreparing"
+"""First line of evidence in the verdict of a failed unprepare."""
+
+
+class LedgerEntry(NamedTuple):
+    """Result of one claim's last prepare."""
+
+    outcome: LastPrepareResult
+    driver_version: str
+    """Version of the driver that prepared the claim."""
+    unprepared_wall_s: float = 0.0
+    """Time of the unprepare [s since 1970]; 0: not unprepared."""
+
+    @property
+    def changed_wall_s(self) -> float:
+        """Time of the claim's last prepare or unprepare [s since 1970]."""
+        return max(self.outcome.at_wall_s, self.unprepared_wall_s)
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareLedger:
+    """All claims and driver-reported faults of one driver; empty by default."""
+
+    claims: Mapping[str, LedgerEntry] = field(default_factory=dict)
+    """Entries by claim UID."""
+    driver_faults: DriverFaults = DriverFaults()  # noqa: RUF009  # a tuple
+
+
+def cached_failure(
+    ledger: PrepareLedger,
+    claim: Claim,
+    health_fingerprint: str | Callable[[], str],
+    now_wall_s: float,
+    driver_version: str,
+) -> PrepareVerdict | None:
+    """Return the cached verdict of the claim's last failed prepare; None: the driver must be called.
+
+    A failure is cached only for the same request: the claim has the same allocation and parameters, the
+    driver has the same version and, where a device is to blame, the state of the devices has not changed.
+
+    Args:
+        health_fingerprint: Result of :func:`health_fingerprint` for the claim's devices, or a function that
+            returns it and is called only for failed devices.
+    """
+    entry = ledger.claims.get(claim.uid)
+    if entry is None or (verdict := entry.outcome.verdict) is None:
+        return None
+    if verdict.error_class not in CACHED_CLASSES:
+        return None
+    if not 0 <= now_wall_s - verdict.last_wall_s < verdict.sticky_s or entry.driver_version != driver_version:
+        return None
+    if entry.outcome.fingerprint != claim.fingerprint:
+        return None
+    if verdict.error_class is ErrorClass.FAILED_DEVICE:
+        health = health_fingerprint if isinstance(health_fingerprint, str) else health_fingerprint()
+        return verdict if entry.outcome.generation == _health_and_faults(ledger, claim, health) else None
+    return verdict
+
+
+def health_fingerprint(devices: Iterable[DeviceHealth | None]) -> str:
+    """Return a short text that changes only if the health of the devices changes.
+
+    Args:
+        devices: Devices in the order of the claim, without driver-reported faults; None: not evaluated.
+    """
+    text = " ".join(map(_device_fingerprint, devices))
+    if len(text) <= HEALTH_FINGERPRINT_MAX:
+        return text
+    return sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _device_fingerprint(device: DeviceHealth | None) -> str:
+    if device is None:
+        return "?"
+    codes = {cause.code for cause in device.causes if cause.severity > Severity.INFO}
+    return ":".join([device.health.name.lower(), *sorted(codes)])
+
+
+def _health_and_faults(ledger: PrepareLedger, claim: Claim, health: str) -> str:
+    """Return the health fingerprint with the codes of active driver-reported faults appended."""
+    active = {(fault.device, fault.code) for fault in ledger.driver_faults.faults if not fault.expired_wall_s}
+    codes = sorted(code for device, code in active if device in _device_refs(claim))
+    # this separator is in the ledgers on disk
+    return " told:".join([health, *codes])  # verbatim
+
+
+def prepared_devices(ledger: PrepareLedger, claim: ClaimRef) -> tuple[DeviceRef, ...]:
+    """Return the devices of a claim at its last prepare; empty: the claim is not in the ledger."""
+    entry = ledger.claims.get(claim.uid)
+    return entry.outcome.devices if entry else ()
+
+
+def record_success(
+    ledger: PrepareLedger, claim: Claim, health_fingerprint: str, now_wall_s: float, driver_version: str = ""
+) -> PrepareLedger:
+    """Record a successful prepare; driver-reported faults of the claim's devices expire."""
+    devices = _device_refs(claim)
+    outcome = LastPrepareResult(claim.ref, claim.fingerprint, health_fingerprint, devices, now_wall_s, None)
+    ledger = replace(
+        ledger, driver_faults=faults.expire_faults_of_devices(ledger.driver_faults, devices, now_wall_s)
+    )
+    return _with_entry(ledger, LedgerEntry(outcome, driver_version), now_wall_s)
+
+
+def record_failure(
+    ledger: PrepareLedger,
+    claim: Claim,
+    health_fingerprint: str,
+    verdict: PrepareVerdict,
+    now_wall_s: float,
+    driver_version: str = "",
+    unhealthy: Collection[DeviceRef] = (),
+) -> tuple[PrepareLedger, PrepareVerdict]:
+    """Record a failed prepare. Returns the ledger, and the verdict with its count and first time.
+
+    Args:
+        unhealthy: Devices that the health engine reports Unhealthy: no fault is recorded for them.
+    """
+    verdict = _truncate_texts(verdict)
+    known = faults.record_faults(ledger.driver_faults, claim.ref, verdict, now_wall_s, unhealthy)
+    ledger = replace(ledger, driver_faults=known)
+    verdict = _with_count(ledger, claim, verdict, now_wall_s)
+    generation = _health_and_faults(ledger, claim, health_fingerprint)
+    outcome = LastPrepareResult(
+        claim.ref, claim.fingerprint, generation, _device_refs(claim), now_wall_s, verdict
+    )
+    return _with_entry(ledger, LedgerEntry(outcome, driver_version), now_wall_s), verdict
+
+
+def record_unprepare(ledger: PrepareLedger, claim: ClaimRef, now_wall_s: float) -> PrepareLedger:
+    """Record that a claim was unprepared; its entry is kept for :data:`UNPREPARED_KEPT_S`."""
+    entry = ledger.claims.get(claim.uid)
+    if entry is None:
+        return ledger
+    return _with_entry(ledger, entry._replace(unprepared_wall_s=now_wall_s), now_wall_s)
+
+
+def record_unprepare_failure(
+    ledger: PrepareLedger,
+    claim: Claim,
+    verdict: PrepareVerdict,
+    now_wall_s: float,
+    driver_version: str = "",
+    unhealthy: Collection[DeviceRef] = (),
+) -> tuple[PrepareLedger, PrepareVerdict]:
+    """Record a failed unprepare, like :func:`record_failure`, but never cache the failure."""
+    verdict = replace(verdict, evidence=(UNPREPARE_EVIDENCE, *verdict.evidence), sticky_s=0)
+    return record_failure(ledger, claim, "", verdict, now_wall_s, driver_version, unhealthy)
+
+
+def _device_refs(claim: Claim) -> tuple[DeviceRef, ...]:
+    return tuple(dict.fromkeys(device.ref for device in claim.devices))
+
+
+def _truncate_texts(verdict: PrepareVerdict) -> PrepareVerdict:
+    return replace(
+        verdict,
+        summary=verdict.summary[:TEXT_MAX],
+        detail=verdict.detail[:TEXT_MAX],
+        advice=verdict.advice[:TEXT_MAX],
+        evidence=tuple(text[:TEXT_MAX] for text in verdict.evidence[:TEXTS_MAX]),
+    )
+
+
+def _with_count(
+    ledger: PrepareLedger, claim: Claim, verdict: PrepareVerdict, now_wall_s: float
+) -> PrepareVerdict:
+    entry = ledger.claims.get(claim.uid)
+    before = entry.outcome.verdict if entry else None
+    first_wall_s, count = now_wall_s, 1
+    if (
+        entry
+        and before
+        and entry.outcome.fingerprint == claim.fingerprint
+        and _has_same_class_and_code(before, verdict)
+    ):
+        first_wall_s, count = before.first_wall_s, before.count + 1
+    sticky_s, known = verdict.sticky_s, ledger.driver_faults
+    if verdict.devices and all(
+        faults.has_active_fault(known, device, verdict.code) for device in verdict.devices
+    ):
+        sticky_s = min(sticky_s, DRIVER_FAULT_CACHE_S)
+    return replace(verdict, first_wall_s=first_wall_s, last_wall_s=now_wall_s, count=count, sticky_s=sticky_s)
+
+
+def _has_same_class_and_code(before: PrepareVerdict, verdict: PrepareVerdict) -> bool:
+    return (before.error_class, before.code) == (verdict.error_class, verdict.code)
+
+
+def expire_entries(ledger: PrepareLedger, now_wall_s: float) -> PrepareLedger:
+    """Remove claims unprepared long ago, and expire old driver-reported faults."""
+    known = faults.expire_old_faults(ledger.driver_faults, now_wall_s)
+    claims = {uid: entry for uid, entry in ledger.claims.items() if not _is_expired(entry, now_wall_s)}
+    if known == ledger.driver_faults and len(claims) == len(ledger.claims):
+        return ledger
+    return PrepareLedger(claims, known)
+
+
+def _is_expired(entry: LedgerEntry, now_wall_s: float) -> bool:
+    return bool(entry.unprepared_wall_s) and abs(now_wall_s - entry.unprepared_wall_s) >= UNPREPARED_KEPT_S
+
+
+def merge_ledgers(mine: PrepareLedger, theirs: PrepareLedger, now_wall_s: float) -> PrepareLedger:
+    """Merge the ledgers of two instances of a driver: the newest entry of each claim, and all faults."""
+    claims = dict(theirs.claims)
+    for uid, entry in mine.claims.items():
+        other = claims.get(uid)
+        if other is None or _recency(entry, now_wall_s) >= _recency(other, now_wall_s):
+            claims[uid] = entry
+    known = faults.merge_faults(mine.driver_faults, theirs.driver_faults)
+    return expire_entries(PrepareLedger(_keep_newest(claims, now_wall_s), known), now_wall_s)
+
+
+def _with_entry(ledger: PrepareLedger, entry: LedgerEntry, now_wall_s: float) -> PrepareLedger:
+    claims = {**ledger.claims, entry.outcome.claim.uid: entry}
+    return expire_entries(replace(ledger, claims=_keep_newest(claims, now_wall_s)), now_wall_s)
+
+
+def _keep_newest(claims: Mapping[str, LedgerEntry], now_wall_s: float) -> Mapping[str, LedgerEntry]:
+    if len(claims) <= CLAIMS_MAX:
+        return claims
+    ranked = sorted(claims.items(), key=lambda item: _recency(item[1], now_wall_s), reverse=True)
+    return dict(ranked[:CLAIMS_MAX])
+
+
+def _recency(entry: LedgerEntry, now_wall_s: float) -> float:
+    """Return the sort key of an entry, greater for newer ones; a time in the future sorts as oldest."""
+    return entry.changed_wall_s if entry.changed_wall_s <= now_wall_s else -inf

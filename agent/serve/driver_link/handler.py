@@ -1,0 +1,77 @@
+"""Interface between the driver link service and the handler of a driver's calls."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from agent.errors import DrahealthError
+from agent.model.claim import Claim
+from agent.model.prepare import PrepareVerdict
+from agent.model.taint import Taints
+from agent.system.threads.latest_value import LatestValue
+
+if TYPE_CHECKING:
+    from agent.prepare.evidence import Evidence
+
+
+class ClaimResult(NamedTuple):
+    """Success or failure of a prepare or unprepare of one claim, as its driver reports it."""
+
+    claim: Claim
+    evidence: "tuple[Evidence, ...] | None"
+    """None: success. Otherwise the evidence of the failure, the outermost error first; may be empty."""
+
+
+class SyncResult(NamedTuple):
+    """Result of a SyncDevices call, with which a driver declares its devices."""
+
+    devices: int
+    """Number of devices that the driver has declared."""
+    evaluated: bool
+    """Whether every declared device has a verdict; False: the verdicts follow on the health stream."""
+
+
+class DeviceDeclaration(NamedTuple):
+    """Device that a driver declares to the agent for evaluation."""
+
+    pool: str
+    """Name of the device's resource pool; empty: the name of the Kubernetes node."""
+    keys: Mapping[str, object]
+    """Keys of the device in a declaration file: ``{"name": "cpus-0", "kind": "cpu", ...}``."""
+
+
+class TooManyDevices(DrahealthError):
+    """The devices of all drivers together would be more than the maximum."""
+
+
+class DriverLinkHandler(Protocol):
+    """Handler of one driver's calls of the driver link. Thread-safe. May block while it writes to a disk."""
+
+    def sync(self, declarations: Sequence[DeviceDeclaration]) -> SyncResult:
+        """Replace the driver's declared devices.
+
+        Raises:
+            ConfigError: A device is not valid; names the device, the key, and the value.
+            TooManyDevices: The devices of all drivers together would be too many.
+            ResourceBusy: Another program wrote the driver's declaration file.
+        """
+
+    def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
+        """Return for each claim the known reason why its prepare would fail; None: no reason. Reads no
+        disk."""
+
+    def classify(self, claim: Claim, evidence: "Sequence[Evidence]") -> PrepareVerdict:
+        """Classify the evidence of a claim's failed prepare. Records nothing, reads no disk."""
+
+    def prepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+        """Record the results of prepares; return the verdict on each failure, None for each success."""
+
+    def unprepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+        """Record the results of unprepares; return the verdict on each failure, None for each success.
+
+        None also stands for a failure that the driver should report to the kubelet as success.
+        """
+
+    @property
+    def taints(self) -> LatestValue[Taints]:
+        """Taints of the driver's devices. Raises ConfigError if the driver's name cannot begin a taint's
+        key."""

@@ -1,0 +1,77 @@
+"""Messages of the agent to its service manager, systemd: ready, status, watchdog, stopping (sd_notify(3)).
+
+The daemon decides when to send which message. Sending never blocks and never raises an exception, because a
+manager that does not listen must not stop the agent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+STATUS_MAX_BYTES: Final = 2048  # systemd drops a datagram of more than 4,096 bytes (NOTIFY_BUFFER_MAX)
+
+
+class SystemdNotifier:
+    """Sender of messages to the service manager; without a manager it sends nothing. Thread-safe. Never
+    blocks."""
+
+    def __init__(self, address: str | None, watchdog_s: float | None = None) -> None:
+        """Create the sender.
+
+        Args:
+            address: Value of ``NOTIFY_SOCKET``: a path, or ``@name`` for an abstract socket. None: no
+            manager. watchdog_s: Time without a call of ``watchdog()`` after which the manager kills the
+            service [s].
+                None: the manager has no watchdog.
+        """
+        self.watchdog_s: Final = watchdog_s
+        self._socket: socket.socket | None = None
+        self._address = ""
+        if address is not None:
+            self._address = "\0" + address[1:] if address.startswith("@") else address
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    @classmethod
+    def from_environ(cls, environ: MutableMapping[str, str]) -> SystemdNotifier:
+        """Return a sender for the manager's variables, and remove them, so that no child process inherits
+        them.
+
+        An address that is no unix socket (``vsock:``) and a watchdog of another process are ignored.
+        """
+        address = environ.pop("NOTIFY_SOCKET", "")
+        limit_us = environ.pop("WATCHDOG_USEC", "")
+        pid = environ.pop("WATCHDOG_PID", str(os.getpid()))
+        watched = limit_us.isdecimal() and int(limit_us) > 0 and pid == str(os.getpid())
+        if not address.startswith(("/", "@")):
+            return cls(None)
+        return cls(address, int(limit_us) / 1e6 if watched else None)
+
+    def ready(self) -> None:
+        """Report that the agent has started; systemd may start the units that wait for it."""
+        self._send(b"READY=1")
+
+    def status(self, text: str) -> None:
+        """Send a text for ``systemctl status``; it is shortened to one line of STATUS_MAX_BYTES."""
+        line = " ".join(text.split()).encode("utf-8", "replace")[:STATUS_MAX_BYTES]
+        self._send(b"STATUS=" + line.decode("utf-8", "ignore").encode())
+
+    def watchdog(self) -> None:
+        """Restart the manager's watchdog timeout. Only a loop that stalls with the agent may call it."""
+        self._send(b"WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """Report that shutdown has begun."""
+        self._send(b"STOPPING=1")
+
+    def _send(self, message: bytes) -> None:
+        if self._socket is None:
+            return
+        with suppress(OSError, ValueError):  # no listener, no permission, or an address that is no valid path
+            # Not connect(2): the manager makes a new socket when it re-executes.
+            self._socket.sendto(message, self._address)

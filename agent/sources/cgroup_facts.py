@@ -1,0 +1,125 @@
+"""Reader of machine facts on which expected cgroup settings depend: cgroup version and driver, page sizes.
+
+The kubelet's configuration is not read: the quota period and its enforcement are assumed to be the defaults.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from agent.cgroup_audit.cgroup_paths import CgroupLevel, parse_path, pod_path, qos_path
+from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
+from agent.cgroup_audit.pod import Pod, QosClass
+from agent.errors import PermissionDenied, ProbeError
+from agent.native.cgroup_settings import CgroupSettingReader
+from agent.sources.pod_cgroups import qos_class_directories
+
+_SIZE: Final = re.compile(r"hugepages-([1-9][0-9]{0,15})kB", re.ASCII)
+_VERSION: Final = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:[.+-].*)?", re.ASCII)
+_COUNTS_FROM: Final = (1, 37)  # first kubelet that counts claims
+
+
+def read_hugepage_sizes(sysfs_root: Path) -> tuple[int, ...]:
+    """Read the sizes of hugepages that the kernel supports [KiB], ascending.
+
+    Raises:
+        ProbeError: The sizes cannot be listed.
+        PermissionDenied: This user may not list them.
+    """
+    top = sysfs_root / "kernel/mm/hugepages"
+    try:
+        names = os.listdir(top)
+    except FileNotFoundError:
+        return ()  # a kernel without hugepages
+    except OSError as error:
+        raise _list_error(top, error) from None
+    return tuple(sorted(int(match[1]) for match in map(_SIZE.fullmatch, names) if match))
+
+
+def read_cgroup_facts(
+    reader: CgroupSettingReader,
+    sizes_kib: tuple[int, ...],
+    root: str,
+    pods: Iterable[Pod],
+    kubelet_version: str,
+) -> NodeFacts | None:
+    """Read cgroup version, the kubelet's cgroup driver and page sizes; None: no kubelet has created cgroups.
+
+    Args:
+        reader: Reader of cgroup files.
+        sizes_kib: Result of :func:`read_hugepage_sizes`.
+        root: The kubelet's ``--cgroup-root``.
+        pods: Pods of the node. If both cgroup drivers have cgroups, the one with more pods is in use.
+        kubelet_version: Such as ``1.37.1``; empty: unknown, taken for 1.37 or newer.
+
+    Raises:
+        ValueError: ``kubelet_version`` is not a version.
+        ProbeError: A cgroup exists and cannot be opened.
+        PermissionDenied: This user may not open it.
+    """
+    drivers = [
+        driver
+        for driver in CgroupDriver
+        if reader.read(qos_path(QosClass.GUARANTEED, driver, root)) is not None
+    ]
+    if not drivers:
+        return None
+
+    def pods_of(driver: CgroupDriver) -> int:
+        paths = (pod_path(pod.cgroup_uid, pod.qos, driver, root) for pod in pods)
+        return sum(reader.read(path) is not None for path in paths)
+
+    return NodeFacts(
+        cgroup_version=reader.cgroup_version,
+        cgroup_driver=drivers[0] if len(drivers) == 1 else max(drivers, key=pods_of),
+        page_bytes=os.sysconf("SC_PAGE_SIZE"),
+        hugepages_kib=sizes_kib,
+        counts_claims=kubelet_counts_claims(kubelet_version),
+    )
+
+
+def kubelet_counts_claims(kubelet_version: str) -> bool:
+    """Return whether a kubelet of that version adds resources of ResourceClaims to the cgroups of pods.
+
+    Raises:
+        ValueError: ``kubelet_version`` is not a version.
+    """
+    if not kubelet_version:
+        return True
+    match = _VERSION.fullmatch(kubelet_version)
+    if match is None:
+        raise ValueError(
+            f"kubelet version {kubelet_version[:64]!r} is not a version, such as 1.37 or v1.36.2"
+        )
+    return (int(match[1]), int(match[2])) >= _COUNTS_FROM
+
+
+def pod_uids_with_cgroups(cgroupfs_root: Path, driver: CgroupDriver, root: str) -> frozenset[str]:
+    """Return the UIDs of pods that have cgroups; the UID of a static pod is that of its configuration.
+
+    Raises:
+        ProbeError: An existing directory cannot be listed.
+        PermissionDenied: This user may not list it.
+    """
+    return frozenset(_iter_pod_uids(cgroupfs_root, driver, root))
+
+
+def _iter_pod_uids(cgroupfs_root: Path, driver: CgroupDriver, root: str) -> Iterator[str]:
+    for directory, path in qos_class_directories(cgroupfs_root, (driver,), root):
+        try:
+            names = os.listdir(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise _list_error(directory, error) from None
+        for name in names:
+            cgroup = parse_path(f"{path}/{name}", root)
+            if cgroup is not None and cgroup.level is CgroupLevel.POD:
+                yield cgroup.pod_uid
+
+
+def _list_error(path: Path | str, error: OSError) -> ProbeError | PermissionDenied:
+    kind = PermissionDenied if isinstance(error, PermissionError) else ProbeError
+    return kind(f"{path}: {error.strerror}")

@@ -1,0 +1,301 @@
+"""Parser of one driver's declaration file: TOML text to devices.
+
+``KEYS_BY_KIND`` defines the keys of each kind of device; an unknown key is an error. Whether a declared
+device exists is decided by the rules. docs/declared-devices.md describes the format.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from agent.config.config import LEASE_MAX_S
+from agent.config.values import (
+    check_node_name,
+    number_within,
+    parse_bool,
+    parse_count,
+    parse_cpu_list,
+    parse_string,
+    parse_whole_seconds,
+    seconds_within,
+)
+from agent.errors import ConfigError, suggestion
+from agent.model.cpuset import CpuSet
+from agent.model.declared_devices import (
+    DeclaredCpus,
+    DeclaredGpu,
+    DeclaredHugepages,
+    DeclaredMemory,
+    DeclaredOther,
+    DeclaredPart,
+    DeclaredPci,
+    DriverDevice,
+)
+from agent.sources.pci import parse_pci_address
+
+LINE_BYTES: Final = 4096
+"""Length limit of a line [bytes]: tomllib takes an hour for a dotted key of 1 MiB."""
+VERSION: Final = 1
+DEVICES_MAX: Final = 4096
+NAME_BYTES: Final = 63
+LEASE_MIN_S: Final = 3
+NUMA_ID_MAX: Final = 1023
+"""Highest id of a NUMA node: the kernel's largest CONFIG_NODES_SHIFT is 10."""
+PAGES_MAX: Final = 2**40
+MIG_ID_MAX: Final = 255
+"""Highest id of a MIG GPU instance or compute instance."""
+_SIZE: Final = re.compile(r"([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti|Pi)")
+_UNITS: Final[Mapping[str, int]] = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+_UUID: Final = re.compile(r"(?:GPU|MIG)-[-/0-9A-Za-z]{1,91}")
+_KERNEL_DRIVER: Final = re.compile(r"[-.+\w]{1,63}", re.ASCII)
+
+
+class DeclarationKey(NamedTuple):
+    """Key that a device's TOML table may have, and how its value is converted."""
+
+    name: str
+    convert: Callable[[object], Any]
+    """Converts the value; raises ValueError or TypeError with the value and the limit."""
+    is_required: bool = False
+
+
+def _integer_within(low: int, high: int) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        count = parse_count(value)
+        number_within(low, high)(count)
+        return count
+
+    return read
+
+
+def _parse_size_bytes(value: object) -> int:
+    """Parse a size in Kubernetes' notation, such as ``1Gi`` [bytes]."""
+    found = _SIZE.fullmatch(parse_string(value))
+    if found is None:
+        raise ValueError(f"{value!r} is not a size; write a number and Ki, Mi, Gi, Ti or Pi, such as 2Mi")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _parse_page_size_kib(value: object) -> int:
+    size_kib = _parse_size_bytes(value) // 1024
+    if size_kib & (size_kib - 1):
+        raise ValueError(f"{value!r} is not a page size: {size_kib} KiB is not a power of two")
+    return size_kib
+
+
+def _parse_cpus(value: object) -> CpuSet:
+    cpus = parse_cpu_list(value)
+    if not cpus:
+        raise ValueError(f"{value!r} is an empty list of CPUs; name at least one, such as 0-3")
+    return cpus
+
+
+def _text_matching(pattern: re.Pattern[str], kind: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        text = parse_string(value)
+        if not pattern.fullmatch(text):
+            raise ValueError(f"{text!r} is not {kind}")
+        return text
+
+    return read
+
+
+def _parse_device_name(value: object) -> str:
+    name = parse_string(value)
+    if len(name) > NAME_BYTES:
+        raise ValueError(f"{name!r} is {len(name.encode())} bytes, limit {NAME_BYTES}")
+    return _text_matching(_LABEL, "a DNS label, such as gpu-3")(name)
+
+
+def _parse_lease_s(value: object) -> int:
+    seconds = parse_whole_seconds(value)
+    seconds_within(LEASE_MIN_S, LEASE_MAX_S)(seconds)
+    return seconds
+
+
+def _parse_pool(value: object) -> str:
+    pool = parse_string(value)
+    check_node_name(pool)
+    return pool
+
+
+def _parse_address(value: object) -> str:
+    return parse_pci_address(parse_string(value))
+
+
+# --- the format --------------------------------------------------------------------------------------------
+
+_NUMA: Final = DeclarationKey("numa", _integer_within(0, NUMA_ID_MAX))
+_UUID_KEY: Final = DeclarationKey("uuid", _text_matching(_UUID, "an NVIDIA UUID, such as GPU-... or MIG-..."))
+_DRIVER: Final = DeclarationKey("driver", _text_matching(_KERNEL_DRIVER, "a kernel driver, such as nvme"))
+
+_NAME: Final = DeclarationKey("name", _parse_device_name, is_required=True)
+_LEASE: Final = DeclarationKey("lease", _parse_lease_s)
+_POOL: Final = DeclarationKey("pool", _parse_pool)
+
+COMMON_KEYS: Final = (_NAME, DeclarationKey("kind", parse_string, is_required=True), _LEASE, _POOL)
+KEYS_BY_KIND: Final[Mapping[str, tuple[DeclarationKey, ...]]] = {
+    "cpu": (
+        DeclarationKey("cpus", _parse_cpus, is_required=True),
+        _NUMA,
+        DeclarationKey("exclusive", parse_bool),
+        DeclarationKey("isolated", parse_bool),
+    ),
+    "gpu": (
+        DeclarationKey("pci", _parse_address),
+        _UUID_KEY,
+        DeclarationKey("gi", _integer_within(0, MIG_ID_MAX)),
+        DeclarationKey("ci", _integer_within(0, MIG_ID_MAX)),
+    ),
+    "hugepages": (
+        DeclarationKey("size", _parse_page_size_kib, is_required=True),
+        DeclarationKey("pages", _integer_within(1, PAGES_MAX), is_required=True),
+        _NUMA._replace(is_required=True),
+    ),
+    "memory": (DeclarationKey("size", _parse_size_bytes), _NUMA._replace(is_required=True)),
+    "pci": (DeclarationKey("address", _parse_address, is_required=True), _DRIVER),
+}
+
+
+def _device_of_kind(kind: str, values: Mapping[str, Any]) -> DeclaredPart:
+    """Create the device of `kind` from the values of its keys."""
+    match kind:
+        case "cpu":
+            flags = values.get("exclusive", False), values.get("isolated", False)
+            return DeclaredCpus(values["cpus"], values.get("numa"), *flags)
+        case "hugepages":
+            return DeclaredHugepages(values["size"], values["pages"], values["numa"])
+        case "memory":
+            return DeclaredMemory(values.get("size", 0), values["numa"])
+        case "pci":
+            return DeclaredPci(values["address"], values.get("driver", ""))
+    if not {"pci", "uuid"} & values.keys():
+        raise ConfigError("GPU has neither 'pci' nor 'uuid'; give one of them")
+    if ("gi" in values) != ("ci" in values):
+        raise ConfigError("only one of 'gi' and 'ci' is given; a MIG instance needs both")
+    return DeclaredGpu(
+        values.get("pci", ""), values.get("uuid", ""), values.get("gi", -1), values.get("ci", -1)
+    )
+
+
+# --- one device --------------------------------------------------------------------------------------------
+
+
+def parse_declared_device(values: Mapping[str, object], driver: str, pool: str) -> DriverDevice:
+    """Create the device that a driver declares by the values of its keys.
+
+    Args:
+        values: Values by key. Without ``kind`` the device stands for no hardware of the host.
+        driver: Name of the DRA driver.
+        pool: Pool of a device that names no pool.
+
+    Raises:
+        ConfigError: The text names the device, the key, and the value with its limit.
+    """
+    try:
+        _converted_value({_POOL.name: pool}, _POOL)
+        if "kind" in values:
+            return _parse_device_table(values, driver, pool)
+        _check_keys_known(values, (_NAME.name, _LEASE.name))
+        return DriverDevice(
+            driver,
+            pool,
+            _converted_value(values, _NAME),
+            DeclaredOther(),
+            _converted_value(values, _LEASE) or 0,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"device {str(values.get('name'))[:NAME_BYTES]!r}: {error}") from None
+
+
+def _parse_device_table(row: Mapping[str, Any], driver: str, pool: str) -> DriverDevice:
+    name, kind, lease_s, own_pool = (_converted_value(row, key) for key in COMMON_KEYS)
+    if kind not in KEYS_BY_KIND:
+        raise ConfigError(f"kind: {kind!r} is not one of {', '.join(KEYS_BY_KIND)}")
+    keys = KEYS_BY_KIND[kind]
+    _check_keys_known(row, [key.name for key in (*COMMON_KEYS, *keys)], scope=f" of kind {kind!r}")
+    values = {key.name: value for key in keys if (value := _converted_value(row, key)) is not None}
+    return DriverDevice(driver, own_pool or pool, name, _device_of_kind(kind, values), lease_s or 0)
+
+
+# --- the file ----------------------------------------------------------------------------------------------
+
+
+def parse_declaration(data: bytes, driver: str, default_pool: str) -> tuple[DriverDevice, ...]:
+    """Parse the devices of one declaration file, in the file's order.
+
+    Args:
+        data: The whole file.
+        driver: Name of the DRA driver that declares the devices.
+        default_pool: Pool of devices that name no pool.
+
+    Raises:
+        ConfigError: The text names the device, the key, and the value with its limit, but not the file.
+    """
+    table = _parse_toml(data)
+    _check_keys_known(table, ("version", "pool", "device"))
+    version = _converted_value(table, DeclarationKey("version", parse_count, is_required=True))
+    if version != VERSION:
+        raise ConfigError(f"file format version {version} is not supported; write version = {VERSION}")
+    pool = _converted_value(table, _POOL) or default_pool
+    rows = table.get("device", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError("'device' is not a list of tables; write [[device]] above each device")
+    if len(rows) > DEVICES_MAX:
+        raise ConfigError(f"the file declares {len(rows)} devices, limit {DEVICES_MAX}")
+    devices = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            devices.append(_parse_device_table(row, driver, pool))
+        except ConfigError as error:
+            raise ConfigError(f"{device_label(number, row.get('name'))}: {error}") from None
+    _check_names_unique([device.name for device in devices])
+    return tuple(devices)
+
+
+def _check_names_unique(names: Sequence[str]) -> None:
+    numbers: dict[str, int] = {}
+    for number, name in enumerate(names, start=1):
+        other = numbers.setdefault(name, number)
+        if other != number:
+            raise ConfigError(f"{device_label(number, name)}: device {other} has the same name")
+
+
+def device_label(number: int, name: object) -> str:
+    """Return ``device 3 (gpu-2)`` for error texts: the number in the file, from 1, and the name if valid."""
+    is_name = isinstance(name, str) and len(name) <= NAME_BYTES and _LABEL.fullmatch(name)
+    return f"device {number} ({name})" if is_name else f"device {number}"
+
+
+def _converted_value(table: Mapping[str, Any], key: DeclarationKey) -> Any:
+    """Return the value of a key; None if the table does not have it."""
+    if key.name not in table:
+        if key.is_required:
+            raise ConfigError(f"required key {key.name!r} is missing")
+        return None
+    try:
+        return key.convert(table[key.name])
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{key.name}: {error}") from None
+
+
+def _check_keys_known(table: Mapping[str, Any], known: Collection[str], scope: str = "") -> None:
+    for name in table:
+        if name not in known:
+            raise ConfigError(f"unknown key {name!r}{scope}{suggestion(name[:NAME_BYTES], known)}")
+
+
+def _parse_toml(data: bytes) -> dict[str, Any]:
+    for number, line in enumerate(data.splitlines(), 1):
+        if len(line) > LINE_BYTES:
+            raise ConfigError(f"line {number} is {len(line)} bytes, limit {LINE_BYTES}")
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"is not UTF-8 text: byte {error.start} is invalid") from None
+    except ValueError as error:  # a too long integer raises a plain ValueError
+        raise ConfigError(f"is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError("is not readable TOML: arrays or tables are nested too deeply") from None

@@ -1,0 +1,126 @@
+"""Reader of pods and ResourceClaims in a file that kubectl wrote, in JSON or YAML.
+
+A file holds a List, one object, or a raw list of the API server; YAML may have several documents.
+agent.devices.consumers.kube_objects interprets the objects.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agent.errors import PermissionDenied, UsageError
+from agent.model.claim_sources import Origin, Provenance, SourceAnswer
+from agent.model.json_values import JsonObject
+from agent.model.time import Instant
+from agent.system.files import FileContent, ReadError, read_bounded
+
+FILE_BYTES: Final = 256 << 20
+"""Size limit of a file [bytes]: 5,000 complete pod objects are about 100 MiB."""
+POD: Final = "Pod"
+CLAIM: Final = "ResourceClaim"
+_ORIGINS: Final = {POD: Origin.PODS_FILE, CLAIM: Origin.CLAIMS_FILE}
+_GROUPS: Final = {POD: "v1", CLAIM: "resource.k8s.io/"}
+_COMMANDS: Final = {POD: "kubectl get pods -A -o json", CLAIM: "kubectl get resourceclaims -A -o json"}
+
+
+def read_objects(path: Path, kind: str, now: Instant) -> SourceAnswer[JsonObject]:
+    """Read and parse the objects of one kind in a file. Arguments and errors as :func:`parse_object_file`."""
+    return parse_object_file(path, read_object_file(path), kind, now)
+
+
+def read_object_file(path: Path) -> FileContent:
+    """Return the whole content of a file, at most FILE_BYTES. Blocks on the disk.
+
+    Raises:
+        UsageError: The file is absent or unreadable.
+        PermissionDenied: This user may not read the file.
+    """
+    try:
+        return read_bounded(path, FILE_BYTES)
+    except ReadError as error:
+        raise (PermissionDenied if error.is_forbidden else UsageError)(str(error)) from None
+
+
+def parse_object_file(path: Path, content: FileContent, kind: str, now: Instant) -> SourceAnswer[JsonObject]:
+    """Parse the objects of one kind and ignore objects of other kinds. 1,000 pods in YAML take a second.
+
+    Args:
+        path: Path of the file.
+        content: Content of the file; its modification time is the age of the objects.
+        kind: :data:`POD` or :data:`CLAIM`.
+        now: Time of the read.
+
+    Raises:
+        UsageError: The file is neither JSON nor YAML, or holds only objects of other kinds.
+    """
+    try:
+        found, others = parse_objects(content.data, kind)
+    except ValueError as error:
+        raise UsageError(f"file {path}: {error}; create it with: {_COMMANDS[kind]}") from None
+    if others and not found:
+        held = ", ".join(f"{count} {other}" for other, count in sorted(others.items()))
+        raise UsageError(f"file {path}: holds no {kind}, but {held}; create it with: {_COMMANDS[kind]}")
+    return SourceAnswer(Provenance(_ORIGINS[kind], now, content.written_s), found)
+
+
+def parse_objects(data: bytes, kind: str) -> tuple[tuple[JsonObject, ...], Mapping[str, int]]:
+    """Return the objects of `kind`, and the number of objects of each other kind.
+
+    Raises:
+        ValueError: The data is neither JSON nor YAML, or holds no objects.
+    """
+    found: list[JsonObject] = []
+    others: Counter[str] = Counter()
+    for document in _documents(data.removeprefix(b"\xef\xbb\xbf")):
+        for obj, obj_kind in _items(document):
+            if obj_kind == kind:
+                found.append(obj)
+            else:
+                others[obj_kind[:64] or "without a kind"] += 1
+    return tuple(found), others
+
+
+def _documents(text: bytes) -> Sequence[object]:
+    """Parse the JSON document, or the YAML documents that are not empty."""
+    if text.lstrip()[:1] not in {b"{", b"["}:  # kubectl's YAML never begins so
+        from agent.sources.yaml_text import parse_yaml
+
+        if documents := [document for document in parse_yaml(text) if document is not None]:
+            return documents
+        raise ValueError("is empty")
+    try:
+        return [msgspec.json.decode(text)]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("is not readable JSON: objects are nested too deeply") from None
+
+
+def _items(document: object) -> Iterable[tuple[JsonObject, str]]:
+    """Yield the objects, each with its kind. Objects of a raw list take the kind from the list."""
+    items: object = document
+    default = ""
+    if isinstance(document, dict):
+        kind = str(document.get("kind"))
+        if not kind.endswith("List"):
+            items = [document]
+        else:
+            items, default = document.get("items"), kind.removesuffix("List")
+            items = [] if items is None else items
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ValueError("holds neither an object nor a list of objects")
+    for item in items:
+        yield item, _kind(item, default)
+
+
+def _kind(obj: JsonObject, default: str) -> str:
+    """Return an object's kind; ``Pod of example.com/v1`` if the kind belongs to another API group."""
+    kind, version = obj.get("kind", default), obj.get("apiVersion")
+    kind = kind if isinstance(kind, str) else ""
+    group = _GROUPS.get(kind)
+    if group is None or version is None or str(version).startswith(group):
+        return kind
+    return f"{kind} of {version}"

@@ -1,0 +1,162 @@
+"""State file of GPU faults, and its background writer.
+
+A changed fault is written at once, changed event counts once a minute: a flood of events must not cause a
+thousand writes.
+"""
+
+import logging
+import threading
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from agent.model.gpu import WHOLE_GPU
+from agent.model.health import Severity
+from agent.model.persistent_faults import KnownGpu, PersistentFault, PersistentGpuState
+from agent.store import state_files
+from agent.store.state_files import StateWriteError, UnusableFile, decode_json, encode_json, struct_type_of
+
+FILE: Final = "gpu-faults.json"
+VERSION: Final = 1
+SIZE_MAX: Final = 1 << 20
+"""Size limit of the file: hundreds of times the faults of 32 GPUs [bytes]."""
+DEBOUNCE_S: Final = 0.2
+"""Changes within this time are written together [s]."""
+COUNTS_INTERVAL_S: Final = 60.0
+"""Interval at which changed event counts are written and a failed write is retried [s]."""
+
+log = logging.getLogger(__name__)
+
+_NATURAL: Final = msgspec.Meta(ge=0)
+_INSTANCE: Final = msgspec.Meta(ge=0, le=WHOLE_GPU)
+_GPU: Final = struct_type_of(KnownGpu, number=_NATURAL)
+_FAULT: Final = struct_type_of(
+    PersistentFault,
+    gi=_INSTANCE,
+    ci=_INSTANCE,
+    times=_NATURAL,
+    log_us=_NATURAL,
+    severity=msgspec.Meta(ge=int(min(Severity)), le=int(max(Severity))),
+)
+
+
+class _FaultsFile(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    gpus: list[_GPU]  # type: ignore[valid-type]  # made at run time from the model's
+    faults: list[_FAULT]  # type: ignore[valid-type]
+
+
+def load_gpu_faults(path: Path) -> tuple[PersistentGpuState, str]:
+    """Load the GPU faults and the problem of the file; empty: no problem. Raises nothing."""
+    return state_files.load_state_file(path, SIZE_MAX, decode_gpu_faults, PersistentGpuState())
+
+
+def decode_gpu_faults(data: bytes) -> PersistentGpuState:
+    """Decode the GPU faults from the content of the state file.
+
+    Raises:
+        UnusableFile: The content is not valid; the text has the reason and the JSON path.
+    """
+    file = decode_json(data, _FaultsFile, VERSION)
+    memory = PersistentGpuState(
+        gpus=tuple(KnownGpu(*msgspec.structs.astuple(gpu)) for gpu in file.gpus),
+        faults=tuple(PersistentFault(*msgspec.structs.astuple(fault)) for fault in file.faults),
+    )
+    numbers = [gpu.number for gpu in memory.gpus]
+    for number in numbers:
+        if numbers.count(number) > 1:
+            raise UnusableFile(
+                f"file has {numbers.count(number)} GPUs with number {number}; numbers must differ"
+            )
+    return memory
+
+
+def encode_gpu_faults(memory: PersistentGpuState) -> bytes:
+    """Encode GPU faults as the content of the state file."""
+    return encode_json(
+        {
+            "version": VERSION,
+            "gpus": [gpu._asdict() for gpu in memory.gpus],
+            "faults": [fault._asdict() for fault in memory.faults],
+        }
+    )
+
+
+def save_gpu_faults(path: Path, memory: PersistentGpuState) -> None:
+    """Write the state file of GPU faults. Blocks on the disk. Raises StateWriteError."""
+    state_files.replace_file(path, encode_gpu_faults(memory), SIZE_MAX)
+
+
+class GpuFaultWriter:
+    """Background writer of the GPU faults' state file: faults at once, event counts once a minute."""
+
+    def __init__(self, path: Path, saved: PersistentGpuState) -> None:
+        """Create the writer.
+
+        Args:
+            path: State file; the first write creates its directory.
+            saved: Content of the file now.
+        """
+        self._path = path
+        self._saved = saved
+        self._newest = saved
+        self._changed = trio.Event()
+        self._urgent = trio.Event()
+        self._writing = threading.Lock()
+        self._logged_errno: int | None = None
+
+    def set_newest(self, memory: PersistentGpuState) -> None:
+        """Replace the GPU faults to be written next. Core thread only. Never blocks."""
+        self._newest = memory
+        self._changed.set()
+        if _urgent_part(memory) != _urgent_part(self._saved):
+            self._urgent.set()
+
+    async def run(self) -> None:
+        """Write changed GPU faults until cancelled."""
+        while True:
+            await self._changed.wait()
+            with trio.move_on_after(COUNTS_INTERVAL_S):
+                await self._urgent.wait()
+            await trio.sleep(DEBOUNCE_S)
+            self._changed, self._urgent = trio.Event(), trio.Event()
+            if not await trio.to_thread.run_sync(self._write, abandon_on_cancel=True):
+                await trio.sleep(COUNTS_INTERVAL_S)
+                self._changed.set()
+                self._urgent.set()
+
+    def close(self, timeout_s: float) -> bool:
+        """Write pending changes. Returns False if the write takes longer than `timeout_s`."""
+        thread = threading.Thread(target=self._write, name="dh-faults", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _write(self) -> bool:
+        """Write changed faults. Returns False if the write failed. Waits for an abandoned write."""
+        with self._writing:
+            memory = self._newest
+            if memory == self._saved:
+                return True
+            try:
+                save_gpu_faults(self._path, memory)
+            except StateWriteError as error:
+                if error.errno != self._logged_errno:
+                    log.warning(
+                        "GPU fault file %s; GPU faults are lost on restart: make --state-dir writable",
+                        error,
+                    )
+                self._logged_errno = error.errno
+                return False
+            self._saved = memory
+            self._logged_errno = None
+            return True
+
+
+def _urgent_part(memory: PersistentGpuState) -> object:
+    """Return the part of the GPU faults whose change is written at once: all but counts and times."""
+    return memory.gpus, [
+        fault._replace(times=0, last_wall_s=0, log_us=0, texts=(), counters=()) for fault in memory.faults
+    ]

@@ -1,0 +1,249 @@
+"""History file (SQLite, bounded size): which pod used which device, and the device's health at the end.
+
+The file is opened for each write and closed again, so an operator can move it away. The journal mode is
+``DELETE``: readers of a write-ahead log need write access. ``EXTRA`` makes each transaction durable.
+"""
+
+import os
+import sqlite3
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.errors import DrahealthError, ResourceBusy
+from agent.model.device_usage import DeviceUsage, StoredUsages, UsageEndKind
+from agent.model.settings import TRACKED_USAGES_MAX, UsageHistoryLimits
+from agent.store.history_sqlite import (
+    INSERT_ENDED,
+    INSERT_RUNNING,
+    NEWER_VERSION,
+    check_version,
+    create_empty_file,
+    create_tables,
+    describe_sqlite_error,
+    last_write_s,
+    open_connection,
+    pragma_number,
+    row_from_use,
+    select_uses,
+)
+from agent.store.state_files import UnusableFile, make_directory, rename_unusable_file
+
+WRITE_WAIT_S: Final = 5.0
+"""Time that a write waits for the lock of a reader [s]."""
+READ_WAIT_S: Final = 2.0
+"""Time that a read waits for the lock of the writer [s]."""
+FULL_SHARE: Final = 0.9
+"""Share of the size limit from which the oldest uses are deleted, before SQLite refuses a write."""
+USES_PER_TRANSACTION: Final = 500
+"""Limit of device uses written in one transaction."""
+
+
+class HistoryError(DrahealthError):
+    """The history file could not be read or written; it is unchanged, or it was renamed."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"history file {path}: {reason}")
+
+
+class HistoryContent(NamedTuple):
+    """Device uses in the history file."""
+
+    running: tuple[DeviceUsage, ...]
+    """Uses that had not ended at the last write, newest first."""
+    ended: tuple[DeviceUsage, ...]
+    """Ended uses, newest end first."""
+    last_write_s: float
+    """Time of the agent's last write [s since 1970]; 0: never."""
+
+
+def read_history(path: Path, *, wait_s: float = READ_WAIT_S) -> HistoryContent:
+    """Read all device uses in the history file, also without a running agent.
+
+    Raises:
+        OSError: The file is absent, or this user may not read it.
+        UnusableFile: The file is not a history, or of a later version.
+        ResourceBusy: The agent holds the write lock for longer than `wait_s`.
+    """
+    if not _file_size(path):  # an agent is about to create it
+        return HistoryContent((), (), 0.0)
+    try:
+        return _read_content(path, "ro", wait_s)
+    except sqlite3.OperationalError as error:
+        code = error.sqlite_errorcode
+        if code & 0xFF == sqlite3.SQLITE_BUSY:
+            raise ResourceBusy(
+                f"history file {path}: locked by the agent's write for over {wait_s:g} s; try again"
+            ) from None
+        if code != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise UnusableFile(describe_sqlite_error(error)) from None
+    try:
+        return _read_content(path, "rw", wait_s)  # rolls back the transaction of a killed agent
+    except sqlite3.OperationalError as error:
+        raise UnusableFile(
+            f"the interrupted write of a killed agent cannot be rolled back: {describe_sqlite_error(error)}"
+        ) from None
+
+
+def _file_size(path: Path) -> int:
+    """Return the size of the history file; raises UnusableFile if the path is not a regular file."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        found = os.fstat(fd)
+    finally:
+        os.close(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise UnusableFile("is not a regular file")
+    return found.st_size
+
+
+def _read_content(path: Path, mode: str, wait_s: float) -> HistoryContent:
+    with open_connection(path, mode, wait_s) as db:
+        db.execute("BEGIN")  # one consistent snapshot
+        check_version(db)
+        running = select_uses(db, "SELECT * FROM running ORDER BY number DESC")
+        return HistoryContent(
+            running, select_uses(db, "SELECT * FROM ended ORDER BY number DESC"), last_write_s(db)
+        )
+
+
+class HistoryFile:
+    """History file, as opened by its only writer. Calls block on the disk."""
+
+    def __init__(self, path: Path, limits: UsageHistoryLimits, *, wait_s: float = WRITE_WAIT_S) -> None:
+        self._path = path
+        self._limits = limits
+        self._wait_s = wait_s
+        self._known_id: tuple[int, int] | None = None
+        """Device and inode of the file after the last read or write; None: there is no file."""
+
+    def content_if_replaced(self) -> StoredUsages | None:
+        """Return the content of the history file if the file was replaced or removed; None: it is the same.
+
+        Raises:
+            HistoryError: The file cannot be used and was renamed; or a later version of the agent wrote it,
+                and it is left unchanged.
+        """
+        file_id = self._file_id()
+        if file_id == self._known_id:
+            return None
+        self._known_id = None
+        if file_id is None:
+            return StoredUsages()
+        with self._open() as db:
+            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise UnusableFile(f"file is damaged: {found}")
+            over = "SELECT * FROM ended WHERE ending IN (?, ?) ORDER BY number DESC LIMIT ?"
+            content = StoredUsages(
+                running=select_uses(db, "SELECT * FROM running ORDER BY number"),
+                ended=select_uses(db, over, UsageEndKind.SUCCEEDED, UsageEndKind.FAILED, TRACKED_USAGES_MAX),
+                last_written_s=last_write_s(db),
+            )
+        self._known_id = self._file_id()
+        return content
+
+    def write_uses(
+        self,
+        changed: Collection[DeviceUsage],
+        merged_ids: Iterable[str],
+        now_wall_s: float,
+        *,
+        delete_by_age: bool,
+    ) -> None:
+        """Insert or update device uses, and delete old ones. Idempotent.
+
+        Args:
+            changed: Uses to insert or update.
+            merged_ids: Ids of uses to delete, because they were merged into others.
+            now_wall_s: Time of this write [s since 1970].
+            delete_by_age: True: uses beyond the age limit are deleted. False: the wall clock is not reliable.
+
+        Raises:
+            HistoryError: The disk refuses the write, or as in :meth:`content_if_replaced`.
+        """
+        rows = iter(changed)
+        with self._open() as db:
+            while batch := tuple(islice(rows, USES_PER_TRANSACTION)):
+                with _transaction(db):
+                    self._make_room(db)
+                    _insert_uses(db, batch)
+            with _transaction(db):
+                db.executemany("DELETE FROM running WHERE id = ?", ((id_,) for id_ in merged_ids))
+                db.execute("UPDATE agent SET left_s = ?", (now_wall_s,))
+                newest = "(SELECT max(number) FROM ended)"
+                db.execute(f"DELETE FROM ended WHERE number <= {newest} - ?", (self._limits.rows,))
+                if delete_by_age:
+                    db.execute("DELETE FROM ended WHERE noticed_s < ?", (now_wall_s - self._limits.age_s,))
+        self._known_id = self._file_id()
+
+    def _make_room(self, db: sqlite3.Connection) -> None:
+        """Delete the oldest ended uses, a tenth at a time, while the file is above :data:`FULL_SHARE`."""
+        pages = FULL_SHARE * pragma_number(db, "max_page_count")
+        newest, oldest = "(SELECT max(number) FROM ended)", "(SELECT min(number) FROM ended)"
+        tenth = f"DELETE FROM ended WHERE number <= {oldest} + ({newest} - {oldest}) / 10"
+        while pragma_number(db, "page_count") - pragma_number(db, "freelist_count") > pages:
+            if not db.execute(tenth).rowcount:
+                break
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """Open the history file, creating it if needed."""
+        try:
+            make_directory(self._path.parent)
+            create_empty_file(self._path)
+            with open_connection(self._path, "rw", self._wait_s) as db:
+                db.execute("PRAGMA journal_mode = DELETE")
+                db.execute("PRAGMA synchronous = EXTRA")
+                db.execute("PRAGMA temp_store = MEMORY")
+                pages = self._limits.size // pragma_number(db, "page_size")
+                db.execute(f"PRAGMA max_page_count = {pages}")
+                if not pragma_number(db, "schema_version"):
+                    create_tables(db)
+                check_version(db)
+                yield db
+        except UnusableFile as error:
+            raise HistoryError(self._path, f"{error}; {self._handle_corrupt(error)}") from None
+        except OSError as error:
+            raise HistoryError(self._path, error.strerror or str(error)) from None
+        except sqlite3.Error as error:
+            raise HistoryError(self._path, describe_sqlite_error(error)) from None
+
+    def _handle_corrupt(self, error: UnusableFile) -> str:
+        """Rename an unusable file and its journal; a newer version's file stays. Returns what was done."""
+        if error.kind == NEWER_VERSION:
+            return "the file is left unchanged, and no device use is recorded"
+        journal = self._path.with_name(f"{self._path.name}-journal")
+        try:
+            name = rename_unusable_file(self._path, error.kind)
+            with suppress(FileNotFoundError):
+                journal.rename(self._path.with_name(f"{name}-journal"))
+        except OSError as failure:
+            return f"the file could not be renamed: {failure.strerror}"
+        return f"renamed to {self._path.with_name(name)}"
+
+    def _file_id(self) -> tuple[int, int] | None:
+        try:
+            found = os.lstat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise HistoryError(self._path, error.strerror or str(error)) from None
+        return found.st_dev, found.st_ino
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Run a write transaction; after an exception, closing the file rolls it back."""
+    db.execute("BEGIN IMMEDIATE")
+    yield
+    db.execute("COMMIT")
+
+
+def _insert_uses(db: sqlite3.Connection, batch: Collection[DeviceUsage]) -> None:
+    db.executemany(INSERT_RUNNING, (row_from_use(use) for use in batch if not use.ended))
+    db.executemany(INSERT_ENDED, (row_from_use(use) for use in batch if use.ended))
+    db.executemany("DELETE FROM running WHERE id = ?", ((use.id,) for use in batch if use.ended))

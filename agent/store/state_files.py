@@ -1,0 +1,185 @@
+"""Reading and writing of state files: bounded reads, atomic replacement, renaming of unusable files.
+
+A crash at any moment leaves either the old file or the new one.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from errno import ENOENT
+from pathlib import Path
+from typing import Annotated, Final, TypeVar, get_type_hints
+
+import msgspec
+
+from agent.errors import DrahealthError
+from agent.system.files import ReadError, is_current_file, read_bounded, unlock_and_close
+
+UNUSABLE_FILES_MAX: Final = 5
+"""Limit of unusable files kept per name and kind; the oldest is overwritten."""
+WALL_MAX_S: Final = 253_402_300_799
+"""Largest valid time: the end of the year 9999 [s since 1970]."""
+
+T = TypeVar("T")
+
+
+class StateWriteError(DrahealthError):
+    """A state file could not be written; the old file is unchanged."""
+
+    def __init__(self, path: Path, size: int, errno: int, reason: str) -> None:
+        super().__init__(f"{path}: {size} bytes could not be written: {reason}")
+        self.path = path
+        self.size = size
+        self.errno = errno
+        """Error number of the failed system call; 0 if no system call failed."""
+
+
+class UnusableFile(Exception):
+    """A state file has content that the agent cannot use.
+
+    Args:
+        kind: Part of the name to which the file is renamed: ``<name>.<kind>-1``.
+    """
+
+    def __init__(self, reason: str, kind: str = "corrupt") -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+def load_state_file(path: Path, size_max: int, decode: Callable[[bytes], T], empty: T) -> tuple[T, str]:
+    """Load a state file. Returns its decoded content and a problem; empty: the file is fine or absent.
+
+    Returns `empty` if the file is absent or unusable. An unusable file is renamed ``<name>.corrupt-1``, or
+    ``.newer-1`` if a later version wrote it. Raises nothing.
+    """
+    try:
+        return decode(read_bounded(path, size_max).data), ""
+    except ReadError as error:
+        if error.errno == ENOENT:
+            return empty, ""
+        unusable = UnusableFile(error.reason)
+    except UnusableFile as error:
+        unusable = error
+    try:
+        outcome = f"renamed to {rename_unusable_file(path, unusable.kind)}"
+    except OSError as error:
+        outcome = f"could not be renamed: {error.strerror}; the next write replaces it"
+    return empty, f"{path}: {unusable}; {outcome}"
+
+
+def rename_unusable_file(path: Path, kind: str) -> str:
+    """Rename an unusable file to ``<name>.<kind>-1`` to ``-5``. Returns the new name. Raises OSError."""
+    names = [path.with_name(f"{path.name}.{kind}-{number}") for number in range(1, UNUSABLE_FILES_MAX + 1)]
+    free = next((name for name in names if not os.path.lexists(name)), None)
+    target = free or min(names, key=lambda name: name.lstat().st_mtime_ns)
+    path.rename(target)
+    return target.name
+
+
+class _Head(msgspec.Struct):
+    version: int
+
+
+def decode_json(data: bytes, kind: type[T], version: int) -> T:
+    """Decode the JSON of a state file strictly into an object of type `kind`.
+
+    Raises:
+        UnusableFile: The format version or the content is not valid; the text has the reason.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_Head).version
+        if found > version:
+            raise UnusableFile(
+                f"file has format version {found}, this agent reads up to {version}; update the agent",
+                "newer",
+            )
+        if found != version:
+            raise UnusableFile(f"file has the unknown format version {found}")
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = str(error)
+        text = text if text.startswith("JSON") else f"{text[:1].lower()}{text[1:]}"
+        raise UnusableFile(f"file cannot be parsed: {text}") from None
+
+
+def struct_type_of(model: type, **limits: object) -> type[msgspec.Struct]:
+    """Return a msgspec struct type with the fields of a named tuple; `limits`: value limits by field."""
+    fields = [
+        (name, Annotated[hint, limits[name]] if name in limits else hint)
+        for name, hint in get_type_hints(model).items()
+    ]
+    return msgspec.defstruct(model.__name__, fields, forbid_unknown_fields=True)
+
+
+def encode_json(document: object) -> bytes:
+    """Encode a document as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def replace_file(path: Path, data: bytes, size_max: int) -> None:
+    """Replace a state file atomically and durably. Blocks on the disk.
+
+    Raises:
+        StateWriteError: The directory or disk refuses the write, or `data` is larger than `size_max`.
+    """
+    if len(data) > size_max:
+        raise StateWriteError(path, len(data), 0, f"the limit is {size_max} bytes")
+    try:
+        make_directory(path.parent)
+        write_and_rename(path, data, temporary=path.with_name(path.name + ".new"), mode=0o600)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise StateWriteError(path, len(data), error.errno or 0, error.strerror or str(error)) from None
+
+
+def make_directory(directory: Path, mode: int = 0o700) -> None:
+    """Create a directory and its missing parents; nothing is world-writable. Raises OSError."""
+    try:
+        directory.mkdir(mode, exist_ok=True)
+    except FileNotFoundError:
+        make_directory(directory.parent, 0o755)
+        directory.mkdir(mode, exist_ok=True)
+
+
+def write_and_rename(path: Path, data: bytes, *, temporary: Path, mode: int) -> None:
+    """Write `data` to the file `temporary`, sync it and rename it to `path`. Waits for another writer.
+
+    Raises:
+        OSError: The write failed; `path` is unchanged.
+    """
+    with _locked_file(temporary) as fd:
+        try:
+            os.ftruncate(fd, 0)  # a file left by a killed agent...
+            os.fchmod(fd, mode)  # ...may have any mode
+            with open(fd, "wb", closefd=False) as file:
+                file.write(data)
+            os.fsync(fd)
+            temporary.rename(path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _locked_file(path: Path) -> Iterator[int]:
+    """Open a file for writing under an exclusive lock, which the kernel releases at process exit."""
+    while True:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if is_current_file(fd, path):  # else the previous holder has renamed it
+                yield fd
+                return
+        finally:
+            unlock_and_close(fd)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Sync a directory, which makes renames in it durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

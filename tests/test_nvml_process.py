@@ -1,0 +1,266 @@
+"""The process that calls NVML: what ends it does not end the agent, and its GPUs are unreadable meanwhile."""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+from patience import PATIENCE_S
+
+from agent.errors import ConfigError, ProbeError
+from agent.model.gpu import GpuField, NvmlSample, NvmlStatus
+from agent.model.reading import Missing
+from agent.model.source_state import SourceState
+from agent.model.time import NS
+from agent.native.gpu_watch import GpuWatchOptions
+from agent.node import nvml_process
+from agent.node.nvml_process import NvmlProcess
+from agent.node.nvml_process_main import decode_inventory, decode_options, encode_options
+from tests.fake_nvml import FakeNvml, fake_nvml
+
+MS: Final = NS // 1000
+QUICK: Final = GpuWatchOptions(period_ns=20 * MS, slow_ns=60 * MS, retry_ns=100 * MS)
+
+
+class Watched:
+    """An NVML process under test, with the eventfd that it writes to."""
+
+    def __init__(self, options: GpuWatchOptions, procfs_root: Path = Path("/proc")) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.nvml = NvmlProcess(options, procfs_root, self.wake_fd)
+        self.nvml.start()
+
+    def until(self, condition: Callable[[NvmlSample], bool]) -> NvmlSample:
+        """Return the first sample that meets a condition."""
+        end_s = time.monotonic() + PATIENCE_S
+        while not condition(sample := self.nvml.read()):
+            assert time.monotonic() < end_s, sample
+            select.select([self.wake_fd], [], [], 0.02)
+        return sample
+
+    def until_read(self, gpus: int) -> NvmlSample:
+        """Return the first sample in which so many GPUs were read completely."""
+        return self.until(
+            lambda s: len(s.gpus) == gpus and all(g.slow_passes and not g.status for g in s.gpus)
+        )
+
+    @property
+    def child(self) -> psutil.Process:
+        """Child process that runs now."""
+        return next(p for p in psutil.Process().children() if p.cmdline()[:1] == ["drahealth-nvml"])
+
+    def stop(self) -> bool:
+        """End the process. Returns False if it hangs."""
+        return self.nvml.stop(PATIENCE_S)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    made = fake_nvml(tmp_path, "profile h100 gpus=2")
+    monkeypatch.setenv("FAKE_NVML", str(made.scenario))
+    monkeypatch.setattr(nvml_process, "BACKOFF_S", (0.05,))
+    return made
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Watched]]:
+    """Start NVML processes, which end with the test."""
+    started: list[Watched] = []
+
+    def start_one(options: GpuWatchOptions, procfs_root: Path = Path("/proc")) -> Watched:
+        started.append(Watched(options, procfs_root))
+        return started[-1]
+
+    yield start_one
+    ends = [process.stop() for process in started]
+    assert all(ends)
+
+
+@pytest.fixture
+def watched(fake: FakeNvml, start: Callable[..., Watched]) -> Watched:
+    return start(replace(QUICK, library=str(fake.library)))
+
+
+def end_process(fake: FakeNvml, command: str) -> None:
+    """Send a command that ends the process, which may come before the answer or after it."""
+    with contextlib.suppress(ValueError, OSError):
+        fake.send(command)
+
+
+ENDS: Final = {
+    "crash segv": "was killed by SIGSEGV",
+    "crash bus": "was killed by SIGBUS",
+    "crash abort": "was killed by SIGABRT",
+    "crash exit 3": "ended with exit code 3",
+    "crash exit 0": "ended with exit code 0",
+}
+
+
+@pytest.mark.parametrize(("command", "end"), ENDS.items(), ids=list(ENDS))
+def test_ended_nvml_process_leaves_unreadable_gpus_until_the_next_has_read_them(
+    watched: Watched, fake: FakeNvml, command: str, end: str
+) -> None:
+    before = watched.until_read(2)
+    fake.scenario.write_text(fake.scenario.read_text() + "gpu 0 set temperature=77\n")
+    end_process(fake, command)
+    away = watched.until(lambda s: bool(s.process))
+    assert away.process == away.nvml.detail == f"the NVML process {end}"
+    assert away.nvml.state is SourceState.FAILING
+    assert [gpu.uuid for gpu in away.gpus] == [gpu.uuid for gpu in before.gpus]
+    assert {gpu.status for gpu in away.gpus} == {NvmlStatus.UNINITIALIZED}
+    assert all(isinstance(reading, Missing) for gpu in away.gpus for reading in gpu.readings.values())
+    after = watched.until(lambda s: not s.process)
+    assert all(gpu.passes for gpu in after.gpus)  # never a sample in which a known GPU was not read yet
+    assert watched.until_read(2).gpus[0][GpuField.TEMP] == 77
+    # the start of a process is neither a reload of the driver nor the return of a GPU
+    assert (after.generation, [gpu.handles for gpu in after.gpus]) == (1, [1, 1])
+
+
+def test_nvml_process_that_leaks_memory_is_ended_by_its_own_limit(
+    fake: FakeNvml, start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml_process, "MEMORY_MAX", 128 << 20)
+    watched = start(replace(QUICK, library=str(fake.library)))
+    watched.until_read(2)
+    end_process(fake, "leak 200")
+    assert watched.until(lambda s: bool(s.process)).process == "the NVML process was killed by SIGSEGV"
+
+
+def test_nvml_process_that_ends_again_and_again_is_counted(watched: Watched) -> None:
+    for times in (1, 2, 3):
+        watched.until_read(2)
+        watched.child.send_signal(signal.SIGKILL)
+        away = watched.until(lambda s: bool(s.process))
+        assert away.process.endswith(f"{times} times since the agent started") or times == 1
+    watched.until_read(2)
+
+
+def test_nvml_process_inherits_three_descriptors_and_standard_error_only(watched: Watched) -> None:
+    with open(os.devnull) as unrelated:  # open while the next child starts
+        watched.until_read(2)
+        watched.child.send_signal(signal.SIGKILL)
+        watched.until(lambda s: bool(s.process))
+        watched.until_read(2)
+        mine = os.fstat(unrelated.fileno())
+        fds = Path(f"/proc/{watched.child.pid}/fd")
+        links = {entry.name: os.readlink(entry) for entry in fds.iterdir()}
+        inherited = [name for name in links if int(name) <= 5]
+        assert sorted(inherited) == ["0", "1", "2", "3", "4", "5"]
+        assert links["0"] == os.devnull
+        assert links["1"] == links["2"]
+        assert "drahealth-gpus" in links["4"]
+        assert mine.st_rdev == os.stat(os.devnull).st_rdev
+
+
+def test_nvml_process_ignores_signals_of_the_terminal_and_loses_its_capabilities(watched: Watched) -> None:
+    watched.until_read(2)
+    child = watched.child
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        child.send_signal(number)
+    status = dict(
+        line.split(":\t", 1)
+        for line in Path(f"/proc/{child.pid}/status").read_text().splitlines()
+        if ":\t" in line
+    )
+    assert int(status["CapEff"], 16) & ~(1 << 21) == 0  # at most CAP_SYS_ADMIN
+    assert status["NoNewPrivs"] == "1"
+    assert child.is_running()
+    assert int(Path(f"/proc/{child.pid}/oom_score_adj").read_text()) == 500
+
+
+def test_nvml_process_ends_with_its_parent(fake: FakeNvml) -> None:
+    script = (
+        "import os, sys, time; from pathlib import Path; from agent.native.gpu_watch import GpuWatchOptions;"
+        "from agent.node.nvml_process import NvmlProcess;"
+        "n = NvmlProcess(GpuWatchOptions(library=sys.argv[1]), Path('/proc'), os.eventfd(0)); n.start();\n"
+        "while not n.read().gpus: time.sleep(0.01)\n"
+        "print(n._child.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    import subprocess
+    import sys
+
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(fake.library)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ran.returncode == -9, ran.stderr
+    end_s = time.monotonic() + PATIENCE_S
+    while psutil.pid_exists(int(ran.stdout)):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_inventory_is_read_by_the_nvml_process(watched: Watched) -> None:
+    watched.until_read(2)
+    assert [gpu.product for gpu in watched.nvml.read_inventory()] == ["NVIDIA H100 80GB HBM3"] * 2
+
+
+def test_inventory_without_nvml_process_is_an_error(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched.until_read(2)
+    monkeypatch.setattr(nvml_process, "BACKOFF_S", (PATIENCE_S,))
+    watched.child.send_signal(signal.SIGKILL)
+    watched.until(lambda s: bool(s.process))
+    with pytest.raises(ProbeError, match="there is no NVML process: it was killed by SIGKILL"):
+        watched.nvml.read_inventory()
+
+
+def test_node_without_gpu_driver_and_library_starts_no_process(
+    tmp_path: Path, start: Callable[..., Watched]
+) -> None:
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    options = replace(QUICK, library=str(tmp_path / "libnvidia-ml.so.1"), sysfs_root=tmp_path)
+    watched = start(options, procfs_root=tmp_path)
+    sample = watched.until(lambda s: s.nvml.state is SourceState.ABSENT)
+    assert (sample.gpus, sample.err) == ((), 0)
+    assert not [p for p in psutil.Process().children() if p.cmdline()[:1] == ["drahealth-nvml"]]
+
+
+def test_driver_that_is_loaded_later_starts_the_process(
+    fake: FakeNvml, tmp_path: Path, start: Callable[..., Watched]
+) -> None:
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    here = tmp_path / "libnvidia-ml.so.1"
+    watched = start(replace(QUICK, library=str(here), sysfs_root=tmp_path), procfs_root=tmp_path)
+    watched.until(lambda s: s.nvml.state is SourceState.ABSENT)
+    here.symlink_to(fake.library)
+    watched.nvml.check_count()  # the PCI bus changed
+    watched.until_read(2)
+
+
+def test_option_out_of_range_is_refused_before_the_process_starts() -> None:
+    with pytest.raises(ConfigError, match="not in 10 ms to 1 h"):
+        NvmlProcess(replace(QUICK, period_ns=1), Path("/proc"), os.eventfd(0))
+
+
+def test_options_pass_to_the_process_unchanged() -> None:
+    from agent.health.gpu.catalog import gpu_wakes
+    from agent.model.settings import GpuLimits
+
+    options = replace(QUICK, library="/a b/lib.so", wakes=gpu_wakes(GpuLimits()))
+    decoded = decode_options(encode_options(options))
+    assert decoded == replace(options, wakes=list(options.wakes))
+
+
+@pytest.mark.parametrize(
+    "answer", [b"{", b"[{}]", b'["x"]', b'"NVML is gone"', b"[3]", b'[{"uuid":1,"bus":2}]']
+)
+def test_invalid_inventory_answer_is_an_error(answer: bytes) -> None:
+    with pytest.raises(OSError, match=r"answer|NVML is gone"):
+        decode_inventory(answer)
+
+
+def test_empty_inventory_answer_is_that_of_an_ended_process() -> None:
+    with pytest.raises(OSError, match="it ended"):
+        decode_inventory(b"")
