@@ -112,7 +112,7 @@ def test_name_changes_when_its_edits_change(tmp_path: Path) -> None:
         (lambda: CdiDevice("gpu", nodes=(CdiNode("/dev/a", "null"),)), "'null' is not an absolute path"),
         (
             lambda: CdiDevice("gpu", nodes=(CdiNode("/dev/a", permissions="x"),)),
-            "permissions 'x' are not of",
+            "permissions 'x': only the letters",
         ),
         (lambda: CdiDevice("gpu", env={"A": "1"}, annotations={"a b": ""}), "'a b' is not an annotation key"),
     ],

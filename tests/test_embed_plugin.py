@@ -385,7 +385,7 @@ def test_lock_timeout_is_an_unrecorded_error(monitor: Monitor, driver: Driver, k
     for call in (kubelet.prepare, kubelet.unprepare):
         error = call(claim("next"), timeout_s=SHORT_S)["uid-next"].error
         assert "class=transient code=deadline" in error
-        assert "earlier calls of the driver have not finished in time" in error
+        assert "earlier prepares or unprepares of this driver still hang" in error
     assert monitor.tracker.outcomes() == ()
     assert (driver.prepared, driver.unprepared) == (["slow"], [])
     release.set()

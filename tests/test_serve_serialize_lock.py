@@ -65,7 +65,7 @@ def test_timed_out_waiter_leaves_other_waiters_in_place(lock: SerializeLock) -> 
             waiting: Future[str] = pool.submit(acquire, deadline())
             eventually(lambda: len(lock._waiters) == 2, "the thread waits")
             with pytest.raises(
-                TransientError, match="earlier calls of the driver have not finished in time"
+                TransientError, match="earlier prepares or unprepares of this driver still hang"
             ) as raised:
                 acquire(deadline(0.05))
             assert raised.value.code == "deadline"

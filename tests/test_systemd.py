@@ -329,7 +329,7 @@ def test_service_is_active_with_its_limits(results: Path) -> None:
     started = facts(results, "1-started")
     assert (started["ActiveState"], started["SubState"], started["NRestarts"]) == ("active", "running", "0")
     assert started["WatchdogUSec"] == "30s"
-    assert (started["MemoryMax"], started["TasksMax"]) == (str(128 << 20), "64")
+    assert (started["MemoryMax"], started["TasksMax"]) == (str(384 << 20), "64")
     assert started["LimitNOFILE"] == "4096"
 
 

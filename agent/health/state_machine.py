@@ -111,7 +111,7 @@ class Condition(NamedTuple):
 
     @property
     def is_cause(self) -> bool:
-        """True if the condition is a cause; False if it is only pending."""
+        """True if the fault is confirmed and counts in the verdict; False: it has not lasted long enough."""
         return self.phase in CAUSE_PHASES
 
 

@@ -117,7 +117,9 @@ class GpuWatch:
     def _run_here(self, function: Callable[[Any], int]) -> int:
         number = int(function(self._watch))
         if number < 0:
-            raise ProbeError("GPU watch: a pass on this thread is impossible: the threads run already")
+            raise ProbeError(
+                "GPU watch: GPUs cannot be read on this thread while its own threads run; stop them"
+            )
         return number
 
     def stop(self, timeout_s: float) -> bool:

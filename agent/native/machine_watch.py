@@ -129,7 +129,9 @@ class MachineWatch:
     def run_pass(self) -> None:
         """Read everything once on this thread, instead of :meth:`start`. For benchmarks and tests."""
         if lib.dh_machine_pass(self._machine):
-            raise ProbeError("machine watch: a pass on this thread is impossible: its thread runs already")
+            raise ProbeError(
+                "machine watch: the files cannot be read on this thread while its own runs; stop it"
+            )
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread. False: it still hangs in the kernel after ``timeout_s`` and is abandoned."""

@@ -129,7 +129,9 @@ class Sampler:
     def run_pass(self) -> None:
         """Read all files once on this thread, instead of :meth:`start`. For benchmarks and tests."""
         if lib.dh_sampler_pass(self._sampler):
-            raise ProbeError("sampler: a pass on this thread is impossible: its thread runs already")
+            raise ProbeError(
+                "sampler: the files cannot be read on this thread while its own thread runs; stop it first"
+            )
 
     def run_sweep(self) -> int:
         """Read, on this thread, the counters without notification of every cgroup; return their number."""

@@ -95,14 +95,23 @@ def main() -> NoReturn:
     try:
         _run(int(sys.argv[1]), int(sys.argv[2]))
     except (DrahealthError, OSError) as error:
-        sys.stderr.write(f"drahealth: NVML process: {error}\n")
-        sys.stderr.flush()
+        _report(str(error))
         os._exit(EXIT_FAILED)
     os._exit(0)  # a thread may hang in the driver, and the library's own exit handlers may hang too
 
 
+def _report(text: str) -> None:
+    sys.stderr.write(f"drahealth: NVML process: {text}\n")
+    sys.stderr.flush()
+
+
 def _run(parent: int, memory_max: int) -> None:
-    confine(parent, memory_max)
+    try:
+        confine(parent, memory_max)
+    except ProcessLookupError:
+        return  # the parent has ended already
+    except OSError as error:  # a filter of system calls may refuse it: better unconfined than no GPU
+        _report(f"not confined: {error}; it keeps the rights of the agent")
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_bytes(b"drahealth-nvml")
         Path("/proc/self/oom_score_adj").write_bytes(OOM_SCORE)

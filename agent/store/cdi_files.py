@@ -92,7 +92,8 @@ class CdiDevice:
                 _require_absolute(path)
             if not node.permissions or not set(node.permissions) <= set(PERMISSIONS):
                 raise ValueError(
-                    f"device file {node.path}: permissions {node.permissions!r} are not of {PERMISSIONS}"
+                    f"device file {node.path}: permissions {node.permissions!r}: "
+                    f"only the letters {PERMISSIONS} are allowed"
                 )
         for key in self.annotations:
             _require_match(key, _ANNOTATION, "an annotation key")

@@ -12,6 +12,7 @@ from agent.cli.scan.crosscheck import (
     check_document,
     cross_check,
     gpu_documents,
+    read_in_child,
     read_pynvml,
     render_check,
     render_gpus,
@@ -62,9 +63,9 @@ def _show_report(config: Config, args: Namespace) -> int:
     from agent.app.scan import scan_once
     from agent.sources.processes import read_node_processes
 
+    check = read_in_child(lambda: cross_check(config)) if args.backend == "both" else None
     report = scan_once(config)
     processes = read_node_processes(config.procfs_root)
-    check = cross_check(config) if args.backend == "both" else None
 
     def document() -> dict[str, Any]:
         backends = {"backends": check_document(check)} if check else {}
@@ -82,7 +83,7 @@ def _show_report(config: Config, args: Namespace) -> int:
 
 
 def _show_pynvml(config: Config, args: Namespace) -> int:
-    gpus = read_pynvml(config)
+    gpus = read_in_child(lambda: read_pynvml(config))
     document = {"apiVersion": API_VERSION, "node": config.node_name, "gpus": gpu_documents(gpus)}
     print_result(args, lambda: document, lambda style: render_gpus(gpus, style))
     return 0

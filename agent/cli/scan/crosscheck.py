@@ -10,14 +10,17 @@ its thread is abandoned.
 from __future__ import annotations
 
 import os
+import pickle
 import select
+import signal
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
 from agent.cli.output.json import ObjectKeys, encode_each
 from agent.cli.output.table import TextTable, TitledText, format_entries
@@ -254,6 +257,50 @@ def _hangs(gpu: GpuSample) -> bool:
 def _complete_passes(gpu: GpuSample) -> int:
     """Return how often all fields of a GPU were read; for a failing GPU, how often it was tried."""
     return gpu.passes if gpu.status else gpu.slow_passes
+
+
+def read_in_child(read: Callable[[], T]) -> T:
+    """Return the result of `read`, called in a child process, so that NVML can end only that process.
+
+    Must be called before the first thread is started, since a child has a copy of one thread only.
+
+    Raises:
+        ProbeError: `read` raised it, or the child ended before it had a result.
+    """
+    receiver, sender = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _send_result(sender, read)
+    os.close(sender)
+    with open(receiver, "rb") as stream:
+        data = stream.read()
+    _, status = os.waitpid(pid, 0)
+    if not data:
+        code = os.waitstatus_to_exitcode(status)
+        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        raise ProbeError(f"GPU readers: the process that called NVML {end}")
+    has_result, result = pickle.loads(data)
+    if not has_result:
+        raise ProbeError(result)
+    return result  # type: ignore[no-any-return]
+
+
+def _send_result(sender: int, read: Callable[[], T]) -> NoReturn:
+    """Write the result of `read` or the text of its error, and end this process."""
+    status = 1
+    try:
+        try:
+            answer: tuple[bool, object] = True, read()
+        except ProbeError as error:
+            answer = False, str(error)
+        data = pickle.dumps(answer)
+        with open(sender, "wb") as stream:
+            stream.write(data)
+        status = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(status)  # not exit: the handlers are the parent's, and the library's own may hang
 
 
 def read_within(seconds: float, read: Callable[[], T]) -> T:

@@ -144,7 +144,7 @@ def choose_driver_files(
     """Return the registration files of one driver, from all files in the directory of registration sockets.
 
     They are the files whose answer to GetInfo names the driver, and files without an answer whose name begins
-    with the driver's name. If no DRA driver answered, they are all sockets.
+    with the driver's name. If no DRA driver answered, all sockets of the directory are returned.
 
     Args:
         found: All files of the directory.

@@ -98,7 +98,7 @@ class Identities:
 
 
 def collect_identities(answers: SourceAnswers) -> Identities:
-    """Collect the names and UIDs of claims and pods that sources report together."""
+    """Collect the pairs of name and UID of claims and pods, from all answers that have both."""
     mirrors = {
         pod.mirror_uid: pod.ref.uid for answer in answers.pods for pod in answer.items if pod.mirror_uid
     }

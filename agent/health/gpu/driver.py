@@ -141,7 +141,7 @@ def evaluate_driver_reloads(view: GpuView) -> RuleResult:
 
 
 def evaluate_persistence_mode(view: GpuView) -> RuleResult:
-    """The driver shuts the GPU down whenever no process uses it.
+    """Persistence mode is off: the driver shuts the GPU down whenever no process uses it.
 
     Source: nvmlDeviceGetPersistenceMode [0 or 1].
     """

@@ -63,7 +63,11 @@ class SerializeLock:
             if turn.is_set():  # acquired at this moment
                 return
             self._waiters.remove(turn)
-        raise TransientError("earlier calls of the driver have not finished in time", code="deadline")
+        raise TransientError(
+            "earlier prepares or unprepares of this driver still hang, so this claim was not begun; "
+            "restart the driver if they never end",
+            code="deadline",
+        )
 
     def _release(self) -> None:
         with self._lock:

@@ -31,7 +31,8 @@ def devices_of_socket(report: Report, driver: str) -> Sequence[DeviceHealth]:
 
 
 class HealthFeed:
-    """Newest health of one socket's devices, and the publication in which each was last pending.
+    """Newest health of one socket's devices, and the publication in which each last became pending: read
+    again, changed or Unknown.
 
     Publications are numbered from 1. A subscriber remembers only the number of the last publication that it
     received, 0 if none. A subscriber that skips publications still receives every verdict that is current.

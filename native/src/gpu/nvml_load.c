@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gpu/nvml_load.h"
 
@@ -64,11 +65,16 @@ static const char *symbol_name(size_t offset)
 /*
  * Whether dlopen(3) failed because @path does not exist. It has no error code, only a text: "NAME: cannot
  * open shared object file: No such file ...". If a dependency of the library is missing, NAME is the
- * dependency.
+ * dependency. The text is the same for an existing file of another architecture, which the loader skips.
  */
 static bool is_absence(const char *path, const char *text)
 {
     return !strncmp(text, path, strlen(path)) && strstr(text, strerror(ENOENT));
+}
+
+static bool is_other_architecture(const char *path)
+{
+    return strchr(path, '/') && !access(path, F_OK);
 }
 
 int dh_nvml_load(struct dh_nvml *n, const char *path, char *err_text, size_t cap)
@@ -80,7 +86,12 @@ int dh_nvml_load(struct dh_nvml *n, const char *path, char *err_text, size_t cap
     if (!n->library) {
         text = dlerror();
         snprintf(err_text, cap, "%s", text ? text : path);
-        return is_absence(path, err_text) ? -ENOENT : -ELIBBAD;
+        if (!is_absence(path, err_text))
+            return -ELIBBAD;
+        if (!is_other_architecture(path))
+            return -ENOENT;
+        snprintf(err_text, cap, "%s: not a library of this architecture", path);
+        return -ELIBBAD;
     }
     for (size_t i = 0; i < sizeof(symbols) / sizeof(*symbols); i++)
         symbol_find(n, symbols[i].offset, symbols[i].name);

@@ -69,7 +69,7 @@ def rate_counters(group: CgroupSample) -> RateCounters:
 def next_rate_windows(
     before: RateWindows, old: RateCounters, new: RateCounters, evaluated_ns: int, now_ns: int, window_ns: int
 ) -> RateWindows:
-    """Return the windows over the rate counters of a cgroup whose sample has changed.
+    """Return the growth windows of a cgroup's rate counters, extended by the change from ``old`` to ``new``.
 
     Args:
         before: Windows after the last evaluation.
