@@ -121,6 +121,9 @@ def test_ended_nvml_process_leaves_unreadable_gpus_until_the_next_has_read_them(
     assert watched.until_read(2).gpus[0][GpuField.TEMP] == 77
     # the start of a process is neither a reload of the driver nor the return of a GPU
     assert (after.generation, [gpu.handles for gpu in after.gpus]) == (1, [1, 1])
+    # rules count passes: they never go back
+    assert all(now.passes > then.passes for now, then in zip(after.gpus, away.gpus, strict=True))
+    assert after.nvml.passes > before.nvml.passes
 
 
 def test_nvml_process_that_leaks_memory_is_ended_by_its_own_limit(

@@ -147,9 +147,14 @@ class NvmlProcess:
         self._raw = found
         if self._before is None:
             return found
-        handles = {gpu.uuid: gpu.handles - 1 for gpu in self._before.gpus if gpu.uuid}
-        gpus = tuple(replace(gpu, handles=gpu.handles + handles.get(gpu.uuid, 0)) for gpu in found.gpus)
-        return replace(found, gpus=gpus, generation=found.generation + max(0, self._before.generation - 1))
+        before = {gpu.uuid: gpu for gpu in self._before.gpus if gpu.uuid}
+        return replace(
+            found,
+            gpus=tuple(_continued_gpu(gpu, before.get(gpu.uuid)) for gpu in found.gpus),
+            nvml=_continued_source(found.nvml, self._before.nvml),
+            events=_continued_source(found.events, self._before.events),
+            generation=found.generation + max(0, self._before.generation - 1),
+        )
 
     def _read_child(self, child: _Child) -> NvmlSample | None:
         try:
@@ -358,6 +363,24 @@ def _no_gpus(state: SourceState, since_ns: int, detail: str = "") -> NvmlSample:
     return NvmlSample((), library, library._replace(name="nvml-events", state=SourceState.ABSENT, detail=""))
 
 
+def _continued_gpu(gpu: GpuSample, before: GpuSample | None) -> GpuSample:
+    """Return a GPU's sample whose counts continue those of the earlier child."""
+    if before is None:
+        return gpu
+    return replace(
+        gpu,
+        passes=before.passes + gpu.passes,
+        slow_passes=before.slow_passes + gpu.slow_passes,
+        handles=before.handles - 1 + gpu.handles,
+        overdue=before.overdue + gpu.overdue,
+        failures=before.failures + gpu.failures,
+    )
+
+
+def _continued_source(source: SourceSample, before: SourceSample) -> SourceSample:
+    return source._replace(passes=before.passes + source.passes, failures=before.failures + source.failures)
+
+
 def _unreadable(last: NvmlSample, reason: str, failures: int) -> NvmlSample:
     """Return the last sample without readings, events and calls, for the time without a child.
 
@@ -380,11 +403,7 @@ def _unreadable(last: NvmlSample, reason: str, failures: int) -> NvmlSample:
 
     absent = last.events._replace(state=SourceState.ABSENT, detail="")
     failing = last.nvml._replace(
-        state=SourceState.FAILING,
-        beat_ns=now_ns,
-        period_ns=PERIOD_NS,
-        failures=failures,
-        detail=reason,
+        state=SourceState.FAILING, beat_ns=now_ns, failures=last.nvml.failures + failures, detail=reason
     )
     return replace(
         last,

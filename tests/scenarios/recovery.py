@@ -4,20 +4,45 @@ from typing import Final
 
 from scenarios.row import Row
 from scenarios.steps import (
+    SOURCE_OK,
     also_unhealthy,
+    also_unknown,
+    crashed,
     healthy,
     in_checkpoint,
     kernel,
     logged,
+    never,
     nvml,
     passes_done,
     rebooted,
     restarted,
+    source,
     unhealthy,
+    unknown,
     xid_line,
 )
 
 CURES: Final = (
+    Row(
+        "a crash of NVML keeps latched faults, and the kernel log reports new ones meanwhile",
+        (
+            nvml("gpu 0 xid 79"),
+            unhealthy("gpu-0", "gpu.xid.79: "),
+            healthy("gpu-1"),
+            crashed("crash segv"),
+            also_unknown("gpu-0", "gpu.driver.process: the NVML process was killed by SIGSEGV"),
+            unknown("gpu-1", "gpu.driver.process: "),
+            kernel(xid_line(95, gpu=1)),
+            unhealthy("gpu-1", "gpu.xid.95: "),
+            source("nvml", SOURCE_OK),
+            passes_done(5),
+            unhealthy("gpu-0", "gpu.xid.79: "),
+            unhealthy("gpu-1", "gpu.xid.95: "),
+            never("gpu.driver.reloaded"),
+        ),
+        gpus=2,
+    ),
     Row(
         "a detected reset resolves a fault that needs one",
         (

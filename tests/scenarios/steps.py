@@ -3,6 +3,7 @@
 Devices are named in one string, ``"gpu-0 gpu-1"``; texts are the beginning of a message, which is a code.
 """
 
+import contextlib
 import json
 from typing import Final
 
@@ -20,6 +21,16 @@ FAULTS: Final = "run/state/gpu-faults.json"
 def nvml(*commands: str) -> Step:
     """Send commands to the fake NVML."""
     return Step(f"nvml: {'; '.join(commands)}", lambda stage: stage.machine.fake.send(*commands))
+
+
+def crashed(command: str) -> Step:
+    """End the process that calls NVML, as a broken library does. Its answer may be lost."""
+
+    def play(stage: Stage) -> None:
+        with contextlib.suppress(ValueError, OSError):
+            stage.machine.fake.send(command)
+
+    return Step(f"nvml: {command}", play)
 
 
 def kernel(*lines: str, times: int = 1, priority: int = 4) -> Step:
