@@ -218,10 +218,13 @@ def test_older_instance_is_mute_and_resends_all_after_newer_ended(
         assert names(watcher.next()) == ["b"]
 
 
-def test_newer_instance_resends_all_when_older_is_killed(kubelet_dir: Path) -> None:
+def test_newer_instance_resends_all_when_older_is_killed(
+    kubelet_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The kubelet has forgotten the driver's health at the end of the older one's stream."""
     directory = kubelet_dir / "plugins" / DRIVER
     directory.mkdir(parents=True)
+    caplog.set_level(logging.INFO)
     with (
         other_process(directory) as process,
         Serving(kubelet_dir, pod_uid="new") as new,
@@ -231,6 +234,7 @@ def test_newer_instance_resends_all_when_older_is_killed(kubelet_dir: Path) -> N
         assert names(watcher.next()) == ["a", "b"]
         new.latest.publish(report([device("a", verified=2), device("b")]))
         assert names(watcher.next()) == ["a"]
+        eventually(lambda: "another instance is running" in caplog.text, "the older one was seen")
         process.kill()
         assert names(watcher.next()) == ["a", "b"]
         assert names(watcher.next()) == ["a", "b"]
