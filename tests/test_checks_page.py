@@ -151,7 +151,8 @@ def test_try_it_kernel_log_lines_are_parsed():
         (text,) = re.findall(r'echo "(.*)" > /dev/kmsg', CHECKS[f"gpu.fabric.sxid.{code}"].try_command)
         line = xid_lines.parse_line(text)
         assert isinstance(line, xid_lines.SxidLine)
-        assert (line.code, line.fatal, line.link) == (code, True, 32)
+        stated = (True, 32) if SXIDS[code].states_severity else (None, None)
+        assert (line.code, line.fatal, line.link) == (code, *stated)
 
 
 def test_try_it_host_lines_match_their_rules():

@@ -462,3 +462,144 @@ def test_lines_dropped_by_reader_are_no_longer_counted() -> None:
 def test_simulated_gpu_has_healthy_readings() -> None:
     node = GpuNode(3, readings=H100)
     assert [(node.health(f"gpu-{n}"), node.codes(f"gpu-{n}")) for n in range(3)] == [(Health.HEALTHY, [])] * 3
+
+
+# --- lines of NVSwitches ------------------------------------------------------------------------------------
+
+HOT: Final = "nvidia-nvswitch{0}: SXid (PCI:0000:{0:02x}:00.0): 10004, NVSWITCH Temperature 95C | TSENSE WARN"
+COOL: Final = "nvidia-nvswitch{0}: SXid (PCI:0000:{0:02x}:00.0): 10005, Thermal slowdown Disengaged"
+SLOW: Final = "gpu.fabric.sxid.10004"
+ERROR: Final = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {}, {}"
+COMPANIONS: Final = (
+    "Severity 1 Engine instance 30 Sub-engine instance 00",
+    "Data {0x00000001, 0x00000000, 0x00000000, 0x00000000}",
+    "Data {0x00000002, 0x00000000, 0x00000000, 0x00000000}",
+)
+
+
+def sxid_times(node: GpuNode, code: int) -> list[int]:
+    node.evaluate()
+    faults = node.state.gpus.fault_log.faults.items()
+    return [fault.times for key, fault in faults if key.code == f"gpu.fabric.sxid.{code}"]
+
+
+def test_switch_that_shuts_down_makes_linked_gpus_unhealthy() -> None:
+    node = GpuNode(2)
+    node.log(ERROR.format(10006, "TSENSE OVERT Threshold reached. Shutting Down"))
+    assert [node.health(f"gpu-{number}") for number in (0, 1)] == [Health.UNHEALTHY] * 2
+    assert node.codes() == ["gpu.fabric.sxid.10006"]
+
+
+def test_thermal_slowdown_lasts_until_every_switch_has_ended_it() -> None:
+    node = GpuNode(1)
+    for switch in range(6):
+        node.log(HOT.format(switch))
+        node.wait(1)
+    assert node.cause(SLOW).severity is Severity.DEGRADED
+    for switch in range(5):
+        node.log(COOL.format(switch))
+        node.rest(20)
+        assert node.codes() == [SLOW]
+    node.log(COOL.format(5))
+    node.rest(20)
+    assert node.codes() == []
+    node.log(HOT.format(2))
+    node.rest(20)
+    assert node.codes() == [SLOW]
+
+
+def test_thermal_slowdown_at_two_switches_survives_restart_and_ends() -> None:
+    node = GpuNode(1)
+    for switch in (0, 1):
+        node.log(HOT.format(switch))
+    node.rest(5)
+    node.log(COOL.format(0))
+    node.rest(5)
+    node.restart()
+    assert node.codes() == [SLOW]
+    node.log(COOL.format(1))
+    node.rest(20)
+    assert node.codes() == []
+    node.restart()
+    assert node.codes() == []
+
+
+def test_thermal_slowdown_that_ended_before_the_start_is_no_cause() -> None:
+    node = GpuNode(1)
+    node.restart(evaluate=False)
+    node.log(HOT.format(0))
+    node.wait(60)
+    node.log(COOL.format(0))
+    node.wait(60)
+    node.next()
+    assert node.codes() == []
+
+
+def test_end_of_a_slowdown_that_is_not_known_is_no_cause() -> None:
+    node = GpuNode(1)
+    node.log(COOL.format(0))
+    node.rest(20)
+    assert node.codes() == []
+    assert sxid_times(node, 10005) == []
+
+
+def test_error_with_number_of_an_end_is_a_cause() -> None:
+    node = GpuNode(1)
+    node.log(ERROR.format(28001, "OSFP Thermal Warn Activated"))
+    node.log(ERROR.format(28002, "Fatal, Link 46 MC TS tag store ECC DBE"))
+    assert sorted(node.codes()) == ["gpu.fabric.sxid.28001", "gpu.fabric.sxid.28002"]
+
+
+def test_companion_lines_add_no_occurrence() -> None:
+    node = GpuNode(1)
+    for _ in range(3):
+        node.log(ERROR.format(20034, "Fatal, Link 30 LTSSM Fault Up"))
+        for companion in COMPANIONS:
+            node.log(ERROR.format(20034, companion))
+        node.rest(60)
+    assert sxid_times(node, 20034) == [3]
+    assert node.cause("gpu.fabric.sxid.20034").evidence.endswith("link 30, Fatal")
+
+
+def test_companion_line_in_the_next_evaluation_adds_no_occurrence() -> None:
+    node = GpuNode(1)
+    node.log(ERROR.format(20034, "Fatal, Link 30 LTSSM Fault Up"))
+    node.evaluate()
+    node.wait(0.001)
+    node.log(ERROR.format(20034, COMPANIONS[0]))
+    assert sxid_times(node, 20034) == [1]
+    node.rest(5)
+    node.restart()
+    assert sxid_times(node, 20034) == [1]
+
+
+def test_companion_line_stands_for_an_overwritten_line() -> None:
+    node = GpuNode(1)
+    for companion in COMPANIONS:
+        node.log(ERROR.format(12020, companion))
+    assert node.health() is Health.UNHEALTHY
+    assert sxid_times(node, 12020) == [1]
+
+
+def test_companion_with_more_severity_than_the_line_raises_the_severity() -> None:
+    node = GpuNode(1)
+    node.log(ERROR.format(12020, "Non-fatal, Link 30 egress sequence id error"))
+    assert node.cause("gpu.fabric.sxid.12020").severity is Severity.DEGRADED
+    node.wait(2)
+    node.log(ERROR.format(12020, COMPANIONS[0]))
+    assert node.cause("gpu.fabric.sxid.12020").severity is Severity.UNHEALTHY
+
+
+def test_companion_read_after_restart_does_not_raise_a_resolved_fault() -> None:
+    node = GpuNode(1)
+    node.log(ERROR.format(12020, "Fatal, Link 30 egress sequence id error"))
+    for companion in COMPANIONS:
+        node.wait(0.001)
+        node.log(ERROR.format(12020, companion))
+    node.rest(30)
+    node.reload()
+    node.rest(400)
+    assert "gpu.fabric.sxid.12020" not in node.codes()
+    node.restart()
+    node.rest(20)
+    assert "gpu.fabric.sxid.12020" not in node.codes()

@@ -103,6 +103,15 @@ CASES: Final[list[tuple[str, ParsedLine]]] = [
      SxidLine(3, "0000:c1:00.0", 20034, True, 30, "Link 30 LTSSM Fault Up")),
     (SX + "11001, Fatal, ingress invalid command",
      SxidLine(3, "0000:c1:00.0", 11001, True, None, "ingress invalid command")),
+    (SX + "12021, Correctable, Link 07 ECC", SxidLine(3, "0000:c1:00.0", 12021, False, 7, "Link 07 ECC")),
+    (SX + "26006, SOE HALTED", SxidLine(3, "0000:c1:00.0", 26006, None, None, "SOE HALTED")),
+    (SX + "10004, PMGR OVERT Threshold reached. Shutting Down",
+     SxidLine(3, "0000:c1:00.0", 10006, None, None, "PMGR OVERT Threshold reached. Shutting Down")),
+    (SX + "22013, Severity 0 Engine instance 60 Sub-engine instance 00",
+     SxidLine(3, "0000:c1:00.0", 22013, False, None,
+              "Severity 0 Engine instance 60 Sub-engine instance 00", is_companion=True)),
+    (SX + "22013, Data {0x00000000, 0x00000000}",
+     SxidLine(3, "0000:c1:00.0", 22013, None, None, "Data {0x00000000, 0x00000000}", is_companion=True)),
     # --- lost, without an XID
     (LOST.format("\\x0a"), GpuLostLine(BUS)),
     (LOST.format("\n"), GpuLostLine(BUS)),
@@ -134,8 +143,6 @@ SILENT: Final = [
     "NVRM: Xid (PCI:0000:3b:00 GPU-I:12345678901): 79, x",
     "[111.111] NVRM: Xid (PCI:0000:3b:00): 79, not at the start",
     "python[7]: NVRM: Xid (PCI:0000:3b:00): 79, not at the start",
-    SX + "22013, Severity 0 Engine instance 60 Sub-engine instance 00",
-    SX + "22013, Data {0x00000000, 0x00000000}",
     SX + "garbled, Fatal",
     "nvidia-nvswitch12345678901: SXid (PCI:0000:c1:00.0): 22013, Fatal, x",
     "NVRM: API mismatch: cut",
@@ -264,3 +271,15 @@ def test_unknown_recovery_action_is_not_none() -> None:
 def test_every_recovery_action_except_none_has_advice() -> None:
     assert [action for action in RecoveryAction if not action.advice] == [RecoveryAction.NONE]
     assert RecoveryAction.DRAIN_AND_RESET.text == "drain and reset"
+
+
+def test_main_line_and_companions_of_sxid_are_separate_entries() -> None:
+    details = (
+        "Fatal, Link 46 egress sequence id error",
+        "Non-fatal, Link 46 egress sequence id error",
+        "Severity 1 Engine instance 46 Sub-engine instance 00",
+        "Severity 0 Engine instance 46 Sub-engine instance 00",
+        "Data {0x00000001, 0x00000000}",
+        "without a severity",
+    )
+    assert len({kind_of(f"{SX}12020, {detail}") for detail in details}) == len(details)

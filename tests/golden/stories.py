@@ -19,6 +19,7 @@ from agent.cli.output.json import report_document
 from agent.devices.taints import TaintPolicy, TaintState, decide_taints, restore_taints
 from agent.engine.step import initial_state
 from agent.health.gpu.faults import checkpoint
+from agent.health.gpu.xid.sxid_table import SXIDS
 from agent.health.kernel_log.patterns import HOST_PATTERNS, compile_pattern
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.declared_devices import Declarations, DeclaredFile, DriverCheckSample
@@ -548,7 +549,8 @@ def xids() -> Steps:
                 yield f"{code} {bool(readings)}", brief(node.next(2))["devices"]
         elif code.startswith("gpu.fabric.sxid."):
             node = GpuNode(1)
-            node.log(f"nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {number}, Non-fatal, Link 28 something")
+            severity = "Non-fatal, Link 28 " if SXIDS[int(number)].states_severity else ""
+            node.log(f"nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {number}, {severity}something")
             yield code, brief(node.next(2))["devices"]
 
 

@@ -158,6 +158,28 @@ XIDS: Final = (
         gpus=2,
     ),
     Row(
+        "a switch shuts down, in a line without severity",
+        (
+            kernel(f"{SWITCH}10006, TSENSE OVERT Threshold reached. Shutting Down"),
+            unhealthy(BOTH, "gpu.fabric.sxid.10006: the switch shuts down: too hot: "),
+        ),
+        gpus=2,
+    ),
+    Row(
+        "companions of a switch's line are not counted",
+        (
+            kernel(
+                f"{SWITCH}20034, Fatal, Link 30 LTSSM Fault Up",
+                f"{SWITCH}20034, Severity 1 Engine instance 30 Sub-engine instance 00",
+                f"{SWITCH}20034, Data {{0x00000001, 0x00000000, 0x00000000, 0x00000000}}",
+            ),
+            degraded(BOTH, "gpu.fabric.sxid.20034: "),
+            passes_done(10),
+            in_checkpoint("gpu.fabric.sxid.20034", times=1),
+        ),
+        gpus=2,
+    ),
+    Row(
         "a switch corrects an error",
         (
             kernel(f"{SWITCH}11012, Non-fatal, Link 30 ecc"),

@@ -145,8 +145,10 @@ _PLAIN: Final = {XidEffect.ALWAYS: (Severity.UNHEALTHY, "always"), XidEffect.NEV
 _FATAL: Final[dict[SxidScope, str]] = {
     SxidScope.FABRIC: "if its line contains Fatal; else degraded",
     SxidScope.PORT: "if its line contains Fatal: a link is lost; else info",
+    SxidScope.SWITCH: "unless its line contains Fatal and names no link",
     SxidScope.NON_FATAL: "unless its line contains Fatal",
-    SxidScope.UNLISTED: "if its line contains Fatal; unhealthy if it names no link; else info",
+    SxidScope.UNLISTED: "if its line states no severity, or is Fatal; unhealthy if it is Fatal and names no "
+    "link; else info",
 }
 
 
@@ -193,14 +195,15 @@ def _sufficient_repair(row: XidRow) -> str:
 def sxid_check(row: SxidRow) -> CheckDescription:
     """Return the check of an SXid (NVSwitch error). Its ``why`` has the scope of the error."""
     decision = decide_sxid(row, None)
-    line = f"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): {row.code}, Fatal, Link 32 {row.meaning}"
+    severity = "Fatal, Link 32 " if row.states_severity else ""
+    line = f"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): {row.code}, {severity}{row.meaning}"
     return CheckDescription(
         f"{SXID_PREFIX}{row.code}",
         decision.severity,
         decision.blame,
         "kmsg",
         row.meaning,
-        f"{decision.severity.name.lower()} {_FATAL[row.scope]}",
+        f"{decision.severity.name.lower()} {_FATAL[row.scope] if row.states_severity else 'always'}",
         row.scope.value,
         decision.advice,
         f'echo "{line}" > /dev/kmsg',
@@ -298,7 +301,8 @@ def check_sections(limits: GpuLimits) -> tuple[CheckSection, ...]:
         CheckSection(
             "SXids",
             "`gpu.fabric.sxid.<N>`: errors of NVSwitches, from the kernel log. A switch belongs to no GPU, "
-            "so every GPU with NVLinks gets the verdict.",
+            "so every GPU with NVLinks gets the verdict. A number that is not listed comes from a newer "
+            "driver: degraded, or by the severity in its line.",
             tuple(map(sxid_check, sxids.SXIDS.values())),
             SXID_PREFIX,
             "verdict",

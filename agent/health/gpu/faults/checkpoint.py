@@ -198,7 +198,8 @@ def _is_reported_at_start(fault: Fault, limits: GpuLimits, now: Instant) -> bool
     """Return whether a fault is unresolved or in its probation, so that its cause is reported."""
     if fault.resolved is None:
         return True
-    held_ns = int(limits.probation_s * NS) + CLEARING_NS
+    was_unhealthy = fault.last_decision is not None and fault.last_decision.severity is Severity.UNHEALTHY
+    held_ns = (int(limits.probation_s * NS) if was_unhealthy else 0) + CLEARING_NS
     return now.mono_ns - fault.resolved.mono_ns < held_ns
 
 

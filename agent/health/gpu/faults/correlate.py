@@ -21,11 +21,14 @@ from agent.health.gpu.faults.fault_log import (
     occurred_near,
 )
 from agent.health.gpu.rule_state import GpuRuleState
+from agent.health.gpu.xid.decisions import decide_sxid
 from agent.health.gpu.xid.log_lines import SxidLine, XidLine
 from agent.health.gpu.xid.nvlink_decoder import RequiredAction, decode_nvlink5, grade_registers
 from agent.health.gpu.xid.row_types import XidEffect
+from agent.health.gpu.xid.sxid_table import SXID_ENDS, sxid_row
 from agent.health.gpu.xid.xid_table import ENDED_XIDS, xid_row
 from agent.model.gpu import WHOLE_GPU, GpuEvent
+from agent.model.health import Severity
 from agent.model.time import NS, Instant
 
 SAME_FAULT_NS: Final = 5 * NS
@@ -36,6 +39,8 @@ BURST_NS: Final = 60 * NS
 """Largest time between two occurrences of one burst [ns]."""
 FAULTS_MAX: Final = 64  # for each GPU
 KEPT_LINES: Final = 4
+KEPT_SWITCHES: Final = 16
+"""Largest number of switches at which one fault is followed to its end; machines have at most twelve."""
 KEPT_PIDS: Final = 16
 KEPT_BURSTS: Final = 16
 WAITING_MAX: Final = 64
@@ -45,9 +50,12 @@ def correlate(log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleSta
     """Return the fault log with new reports added, those of NVML first."""
     faults = dict(log.faults)
     waiting: list[Occurrence] = []
-    for new in sorted([*log.waiting, *occurrences], key=lambda new: (new.reporter, new.last.mono_ns)):
+    for new in sorted([*log.waiting, *occurrences], key=_report_order):
         if new.reporter is FaultReporter.NVML:
             _reassign_log_faults(faults, new, log.boot_id)
+        elif isinstance(new.line, SxidLine) and (new.line.ended or new.line.is_companion):
+            _apply_switch_remark(faults, new, new.line, log.boot_id)
+            continue
         elif (key := _matching_nvml_fault(faults, new)) is not None:
             new = new._replace(key=key)
         elif _must_wait_for_nvml(new, gpus, now):
@@ -58,6 +66,10 @@ def correlate(log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleSta
         faults[new.key] = with_occurrence(faults.get(new.key), new, log.boot_id)
     _mark_cancelled(faults)
     return replace(log, faults=_without_excess(faults), waiting=tuple(waiting[:WAITING_MAX]))
+
+
+def _report_order(new: Occurrence) -> tuple[int, int, int]:
+    return new.reporter, new.last.mono_ns, new.log_us
 
 
 def next_wait_end_ns(log: FaultLog) -> int | None:
@@ -131,6 +143,51 @@ def _must_wait_for_nvml(new: Occurrence, gpus: GpuRuleState, now: Instant) -> bo
     return now.mono_ns - new.read_ns < WAIT_FOR_NVML_NS
 
 
+# --- lines of NVSwitches that are no occurrences -----------------------------------------------------------
+
+
+def _apply_switch_remark(
+    faults: dict[FaultKey, Fault], new: Occurrence, line: SxidLine, boot_id: str
+) -> None:
+    """Apply a line that reports the end of a fault, or that accompanies the line of one.
+
+    A companion counts as an occurrence only if the line that it accompanies is missing, or is less severe.
+    """
+    fault = faults.get(new.key)
+    if fault is None:
+        if not line.ended:
+            faults[new.key] = with_occurrence(None, new, boot_id)
+        return
+    if line.ended:
+        fault = _ended_at_switch(fault, new, line)
+    elif not _has_line_of(fault, new, line):
+        fault = with_occurrence(fault, new, boot_id)
+    faults[new.key] = replace(fault, log_us=max(fault.log_us, new.log_us))
+
+
+def _has_line_of(fault: Fault, new: Occurrence, companion: SxidLine) -> bool:
+    """Return whether the fault occurred at the time of a companion, with a line that is as severe."""
+    first_ns, last_ns = fault.first.mono_ns - SAME_FAULT_NS, fault.last.mono_ns + SAME_FAULT_NS
+    if not first_ns <= new.last.mono_ns <= last_ns:
+        return False
+    line = fault.switch_line
+    return line is None or line.rank >= companion.rank
+
+
+def _ended_at_switch(fault: Fault, new: Occurrence, end: SxidLine) -> Fault:
+    """Return the fault without the switch at which it has ended; resolved, if it was the last switch."""
+    if fault.resolved:
+        return fault
+    kept = [
+        (line, text)
+        for line, text in zip(fault.lines, fault.texts, strict=False)
+        if not (isinstance(line, SxidLine) and line.bus == end.bus)
+    ]
+    if not kept:
+        return replace(fault, resolved=new.last)
+    return replace(fault, lines=tuple(line for line, _ in kept), texts=tuple(text for _, text in kept))
+
+
 # --- one fault ----------------------------------------------------------------------------------------------
 
 
@@ -147,9 +204,7 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
         fault = before
     earlier = fault.recent_reports if occurred_near(fault, new.last, SAME_FAULT_NS) else NO_REPORTS
     reports = _add_reports(earlier, new)
-    lines = (*fault.lines, new.line) if new.line else fault.lines
-    texts = (*fault.texts, new.text) if new.text else fault.texts
-    dropped = _least_needed_line(lines)
+    lines, texts = _with_line(fault, new)
     pids = fault.pids
     if isinstance(new.line, XidLine) and new.line.pid is not None and len(pids) < KEPT_PIDS:
         pids |= {new.line.pid}
@@ -160,8 +215,8 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
         times=fault.times + max(reports) - max(earlier),
         recent_reports=reports,
         log_us=max(fault.log_us, new.log_us),
-        lines=lines if len(lines) <= KEPT_LINES else (*lines[:dropped], *lines[dropped + 1 :]),
-        texts=texts if len(texts) <= KEPT_LINES else (*texts[:dropped], *texts[dropped + 1 :]),
+        lines=lines,
+        texts=texts,
         pids=pids,
         bursts=_bursts(before, new),
         followers=frozenset(),
@@ -169,6 +224,26 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
         boot_id=boot_id,
         earlier_boots=fault.earlier_boots + (fault.boot_id != boot_id),
     )
+
+
+def _with_line(fault: Fault, new: Occurrence) -> tuple[tuple[XidLine | SxidLine, ...], tuple[str, ...]]:
+    """Return the fault's log lines and their texts with a new one, the least needed dropped.
+
+    A fault that ends at each switch separately keeps one line of each switch.
+    """
+    kept_max = KEPT_LINES
+    if isinstance(new.line, SxidLine) and new.line.code in SXID_ENDS.values():
+        if any(isinstance(line, SxidLine) and line.bus == new.line.bus for line in fault.lines):
+            return fault.lines, fault.texts
+        kept_max = KEPT_SWITCHES
+    lines = (*fault.lines, new.line) if new.line else fault.lines
+    texts = (*fault.texts, new.text) if new.text else fault.texts
+    dropped = _least_needed_line(lines)
+    if len(lines) > kept_max:
+        lines = (*lines[:dropped], *lines[dropped + 1 :])
+    if len(texts) > kept_max:
+        texts = (*texts[:dropped], *texts[dropped + 1 :])
+    return lines, texts
 
 
 def _least_needed_line(lines: tuple[XidLine | SxidLine, ...]) -> int:
@@ -180,7 +255,7 @@ def _least_needed_line(lines: tuple[XidLine | SxidLine, ...]) -> int:
 def _line_severity(line: XidLine | SxidLine) -> int:
     """Return the severity that a log line states, as a number for comparison; 0: no severity."""
     if isinstance(line, SxidLine):
-        return int(line.fatal)
+        return line.rank
     if line.nvlink5:
         return (
             RequiredAction.RESET if line.nvlink5.fatal else decode_nvlink5(line.code, line.nvlink5).required
@@ -231,7 +306,8 @@ def _without_excess(faults: dict[FaultKey, Fault]) -> dict[FaultKey, Fault]:
 
 def _keep_priority(key: FaultKey, fault: Fault) -> tuple[bool, int, Instant]:
     mark = xid_row(fault.xid).effect if key.code.startswith(XID_PREFIX) else XidEffect.ALWAYS
-    if fault.switch_line and not fault.switch_line.fatal:
+    line = fault.switch_line
+    if line and decide_sxid(sxid_row(fault.xid), line).severity <= Severity.INFO:
         mark = XidEffect.NEVER
     return (
         not fault.resolved,

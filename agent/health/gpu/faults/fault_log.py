@@ -50,7 +50,8 @@ class FaultReporter(IntEnum):
     NVML = 0
     LOG = 1
     COMPANION_LINE = 2
-    """Log line "GPU has fallen off the bus", which accompanies XID 79."""
+    """Log line that accompanies the line of a fault: "GPU has fallen off the bus" with XID 79, "Severity" and
+    "Data" with an SXid."""
 
 
 ReportCounts = tuple[int, int, int]
@@ -97,9 +98,9 @@ class Fault:
 
     @property
     def switch_line(self) -> SxidLine | None:
-        """First fatal NVSwitch log line of the fault, else its first line; None: no line."""
+        """First of the most severe NVSwitch log lines of the fault; None: no line."""
         lines = [line for line in self.lines if isinstance(line, SxidLine)]
-        return max(lines, key=lambda line: line.fatal, default=None)
+        return max(lines, key=lambda line: (line.rank, not line.is_companion), default=None)
 
     @property
     def xid_lines(self) -> tuple[XidLine, ...]:

@@ -157,7 +157,7 @@ def _occurrences(
         first=instant_at_mono(line.first_us * 1000, now) if old and times == line.times else last,
         last=last,
         read_ns=now.mono_ns,
-        reporter=FaultReporter.COMPANION_LINE if isinstance(parsed, GpuLostLine) else FaultReporter.LOG,
+        reporter=FaultReporter.COMPANION_LINE if _is_companion(parsed) else FaultReporter.LOG,
         log_us=line.last_us,
         text=line.text,
         line=parsed if isinstance(parsed, XidLine | SxidLine) else None,
@@ -178,7 +178,7 @@ def _fault_key(fact: ParsedLine, by_bus: Mapping[str, int]) -> FaultKey | None:
     """Return the key of the fault that a log line reports; None: no fault, or an unknown GPU."""
     match fact:
         case SxidLine():
-            return FaultKey(SHARED, f"{SXID_PREFIX}{fact.code}")
+            return FaultKey(SHARED, f"{SXID_PREFIX}{fact.ended or fact.code}")
         case LinkSetupFailedLine():
             return FaultKey(SHARED, gpu_events.LINK_SETUP_FAILED)
         case VersionMismatchLine():
@@ -193,11 +193,17 @@ def _fault_key(fact: ParsedLine, by_bus: Mapping[str, int]) -> FaultKey | None:
             return None
 
 
+def _is_companion(fact: ParsedLine) -> bool:
+    return isinstance(fact, GpuLostLine) or (isinstance(fact, SxidLine) and fact.is_companion)
+
+
 def _has_bus(fact: ParsedLine) -> bool:
     return isinstance(fact, XidLine | GpuLostLine | InitFailedLine) and bool(fact.bus)
 
 
 def _xid_number(fact: ParsedLine) -> int:
-    if isinstance(fact, XidLine | SxidLine):
+    if isinstance(fact, SxidLine):
+        return fact.ended or fact.code
+    if isinstance(fact, XidLine):
         return fact.code
     return LOST_XID if isinstance(fact, GpuLostLine) else 0

@@ -3,11 +3,16 @@
 Decisions are repeated in every evaluation. An SXid gets one decision for all GPUs, by the scope in its table
 row and the severity in its log line:
 
-    scope           Fatal                                       Non-fatal
-    fabric-wide     UNHEALTHY                                   DEGRADED: the driver contradicts the table
-    one port        DEGRADED: its link is lost                  INFO
-    non-fatal       DEGRADED if it names a link, else UNHEALTHY INFO
-    not listed      DEGRADED if it names a link, else UNHEALTHY INFO
+    scope           Fatal                           no severity   Non-fatal
+    fabric-wide     UNHEALTHY                       UNHEALTHY     DEGRADED: the driver contradicts the table
+    one port        DEGRADED: its link is lost      DEGRADED      INFO
+    switch          DEGRADED if it names a link,    DEGRADED      INFO
+                    else UNHEALTHY
+    non-fatal       as switch                       INFO          INFO
+    not listed      as switch                       DEGRADED      INFO
+
+If only a companion line of an SXid is known, because its line was overwritten, it is UNHEALTHY only if it is
+fatal and fabric-wide: companions do not state whether an error is limited to a link.
 """
 
 from typing import Final
@@ -21,7 +26,7 @@ from agent.health.gpu.xid.conditions import (
 )
 from agent.health.gpu.xid.log_lines import SxidLine
 from agent.health.gpu.xid.row_types import XidAdvice, XidEffect, XidRow
-from agent.health.gpu.xid.sxid_table import SxidRow, SxidScope
+from agent.health.gpu.xid.sxid_table import RENUMBERED_SXIDS, SxidRow, SxidScope, unlisted_sxid_row
 from agent.model.health import Blame, Severity, XidOverride
 from agent.model.persistent_faults import Cure
 
@@ -73,37 +78,52 @@ def decide_xid(
 _SXID_SEVERITY: Final = {
     SxidScope.FABRIC: Severity.UNHEALTHY,
     SxidScope.PORT: Severity.DEGRADED,
+    SxidScope.SWITCH: Severity.DEGRADED,
     SxidScope.NON_FATAL: Severity.INFO,
     SxidScope.UNLISTED: Severity.DEGRADED,
 }
-"""Severity of an SXid without a log line, by scope."""
+"""Severity of an SXid without a log line, or whose line states no severity, by scope."""
 _SXID_ADVICE: Final = {Severity.UNHEALTHY: XidAdvice.RESET_FABRIC, Severity.DEGRADED: XidAdvice.CHECK_LINKS}
 
 
 def decide_sxid(row: SxidRow, line: SxidLine | None) -> FaultDecision:
     """Decide the severity, evidence, advice and cure of an SXid for all GPUs; ``line`` may be missing."""
+    if line and (line.is_companion or line.fatal is not None) and row.code in RENUMBERED_SXIDS:
+        row = unlisted_sxid_row(row.code)
     severity = _SXID_SEVERITY[row.scope] if line is None else _severity(row.scope, line)
     return FaultDecision(
         severity=severity,
         evidence=row.meaning if line is None else _evidence(row, line),
-        advice=_SXID_ADVICE.get(severity, XidAdvice.WATCH),
+        advice=_sxid_advice(row, severity),
         blame=Blame.HARDWARE,
         cure=Cure.EXPIRES if severity <= Severity.INFO else Cure.RESET,
     )
 
 
+def _sxid_advice(row: SxidRow, severity: Severity) -> XidAdvice:
+    if severity is Severity.DEGRADED and row.scope is SxidScope.SWITCH:
+        return XidAdvice.CHECK_SWITCH
+    return _SXID_ADVICE.get(severity, XidAdvice.WATCH)
+
+
 def _severity(scope: SxidScope, line: SxidLine) -> Severity:
+    if line.fatal is None:
+        severity = _SXID_SEVERITY[scope]
+        return min(severity, Severity.DEGRADED) if line.is_companion else severity
     if scope is SxidScope.FABRIC:
         return Severity.UNHEALTHY if line.fatal else Severity.DEGRADED
     if not line.fatal:
         return Severity.INFO
-    if scope is SxidScope.PORT or line.link is not None:
+    if scope is SxidScope.PORT or line.link is not None or line.is_companion:
         return Severity.DEGRADED
     return Severity.UNHEALTHY  # fatal, and not limited to a port
 
 
 def _evidence(row: SxidRow, line: SxidLine) -> str:
-    meaning = line.detail if row.scope is SxidScope.UNLISTED and line.detail else row.meaning
+    is_named_by_driver = row.scope is SxidScope.UNLISTED and line.fatal is not None and not line.is_companion
+    meaning = line.detail if is_named_by_driver and line.detail else row.meaning
     link = f", link {line.link}" if line.link is not None else ""
-    severity = "Fatal" if line.fatal else "Non-fatal"
-    return f"{meaning}: NVSwitch {line.switch} at {line.bus}{link}, {severity}"
+    place = f"{meaning}: NVSwitch {line.switch} at {line.bus}{link}"
+    if line.fatal is None:
+        return f"{place}: {line.detail}" if line.detail else place
+    return f"{place}, {'Fatal' if line.fatal else 'Non-fatal'}"

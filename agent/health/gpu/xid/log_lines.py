@@ -2,7 +2,8 @@
 
 agent.health.kernel_log.patterns describes the language of the patterns.
 
-Sources: NVIDIA's open kernel modules (kernel_rc.c, osinit.c), its XID catalog, and published lines.
+Sources: NVIDIA's open kernel modules (kernel_rc.c, osinit.c, src/common/nvswitch), its XID catalog, and
+published lines.
 """
 
 import re
@@ -12,6 +13,7 @@ from typing import Final, NamedTuple
 
 from agent.health.gpu.xid.nvlink_decoder import NVLINK5_CODES, Nvlink4Registers, Nvlink5Status
 from agent.health.gpu.xid.row_types import RecoveryAction
+from agent.health.gpu.xid.sxid_table import SWITCH_SHUTDOWN, SXID_ENDS
 from agent.health.kernel_log.patterns import compile_pattern
 from agent.model.gpu import WHOLE_GPU
 
@@ -29,10 +31,15 @@ _XID_TAILS: Final = (
     "%d, %*",
 )
 XID_PATTERNS: Final = tuple(head + tail for head in _XID_HEADS for tail in _XID_TAILS)
-SXID_PATTERNS: Final = (
-    "nvidia-nvswitch%d: SXid (PCI:%b): %d, Fatal, %*",
-    "nvidia-nvswitch%d: SXid (PCI:%b): %d, Non-fatal, %*",
-)
+_SXID_HEAD: Final = "nvidia-nvswitch%d: SXid (PCI:%b): %d, "
+_FATAL: Final = f"{_SXID_HEAD}Fatal, %*"
+_NOT_FATAL: Final = (f"{_SXID_HEAD}Non-fatal, %*", f"{_SXID_HEAD}Correctable, %*")
+# The driver prints these two after the line of a fault that it also records
+_SEVERITY: Final = f"{_SXID_HEAD}Severity %d %*"
+_DATA: Final = f"{_SXID_HEAD}Data {{%*"
+_SHUTDOWN: Final = f"{_SXID_HEAD}PMGR OVERT%*"
+_NO_SEVERITY: Final = f"{_SXID_HEAD}%*"
+SXID_PATTERNS: Final = (_FATAL, *_NOT_FATAL, _SEVERITY, _DATA, _SHUTDOWN, _NO_SEVERITY)
 LOST_PATTERNS: Final = (
     "NVRM: GPU %b: GPU has fallen off the bus%*",
     "NVRM: GPU at PCI:%b: GPU has fallen off the bus%*",
@@ -99,10 +106,25 @@ class SxidLine(NamedTuple):
     """Number of the NVSwitch, as in ``nvidia-nvswitch3``."""
     bus: str
     code: int
-    fatal: bool
-    """Whether the line contains ``Fatal``, not ``Non-fatal``."""
+    fatal: bool | None
+    """Whether the error is fatal: ``Fatal`` or ``Severity 1`` against ``Non-fatal``, ``Correctable`` or
+    ``Severity 0``; None: the line states no severity."""
     link: int | None
     detail: str
+    is_companion: bool = False
+    """True: the driver prints the line (``Severity ...`` or ``Data {...``) after the line of the error."""
+
+    @property
+    def ended(self) -> int:
+        """SXid whose end the line reports; 0: the line reports an error."""
+        return SXID_ENDS.get(self.code, 0) if self.fatal is None and not self.is_companion else 0
+
+    @property
+    def rank(self) -> int:
+        """Rank of the line among the lines of one error: the highest decides its severity."""
+        if self.fatal is None:
+            return 0 if self.is_companion else 2
+        return 3 if self.fatal else 1
 
 
 class GpuLostLine(NamedTuple):
@@ -234,13 +256,23 @@ def _xid(_: re.Match[str], text: str) -> ParsedLine:
     )
 
 
-def _sxid(match: re.Match[str], text: str, *, fatal: bool) -> ParsedLine:
-    switch, code = _int(match[1]), _int(match[3])
-    if switch is None or code is None:
+def _sxid(
+    match: re.Match[str], text: str, *, fatal: bool | None = None, is_companion: bool = False, code: int = 0
+) -> ParsedLine:
+    switch, printed = _int(match[1]), _int(match[3])
+    if switch is None or printed is None:
         return UnparsedLine(text)
-    found = _LINK.match(match[4])
+    detail = text[match.end(3) + len(", ") :] if fatal is None else match[4]
+    found = _LINK.match(detail)
     link = _int(found[1]) if found else None
-    return SxidLine(switch, normal_pci_address(match[2]), code, fatal, link, match[4].strip())
+    bus = normal_pci_address(match[2])
+    return SxidLine(switch, bus, code or printed, fatal, link, detail.strip(), is_companion)
+
+
+def _sxid_severity(match: re.Match[str], text: str) -> ParsedLine:
+    line = _sxid(match, text, is_companion=True)
+    fatal = {"0": False, "1": True}.get(match[4])
+    return line._replace(fatal=fatal) if isinstance(line, SxidLine) else line
 
 
 def _lost(match: re.Match[str], _: str) -> ParsedLine:
@@ -266,8 +298,12 @@ _TABLE: Final[tuple[tuple[re.Pattern[str], _Parser], ...]] = tuple(
     (compile_pattern(pattern), parser)
     for patterns, parser in (
         (XID_PATTERNS, _xid),
-        (SXID_PATTERNS[:1], partial(_sxid, fatal=True)),
-        (SXID_PATTERNS[1:], partial(_sxid, fatal=False)),
+        ((_FATAL,), partial(_sxid, fatal=True)),
+        (_NOT_FATAL, partial(_sxid, fatal=False)),
+        ((_SEVERITY,), _sxid_severity),
+        ((_DATA,), partial(_sxid, is_companion=True)),
+        ((_SHUTDOWN,), partial(_sxid, code=SWITCH_SHUTDOWN)),  # printed with the code of a slowdown
+        ((_NO_SEVERITY,), _sxid),
         (LOST_PATTERNS, _lost),
         (INIT_FAILED_PATTERNS, _init_failed),
         (MISMATCH_PATTERNS, _mismatch),

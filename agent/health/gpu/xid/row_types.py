@@ -124,6 +124,7 @@ class XidAdvice(StrEnum):
     CHECK_SEATING = "drain and reboot the node; if the fault recurs, reseat or replace the GPU"
     CHECK_COOLING = "check cooling and power; a GPU reset enables power smoothing again"
     RESET_FABRIC = "drain the node, reset all its GPUs and NVSwitches together, restart the Fabric Manager"
+    CHECK_SWITCH = "check cooling and firmware of the NVSwitch, and the log of the Fabric Manager"
     CHECK_LINKS = "check NVLink cables, bridges and switches, then reset the GPU"
     MATCH_DRIVERS = "use a guest driver and vGPU type that match the host's"
     ENABLE_ECC = "switch ECC on, then reboot the node or the virtual machine"
