@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from agent.engine.step import EngineState, step
+from agent.health.rules import RuleResult
 from agent.model.cpuset import CpuSet, parse_cpus
-from agent.model.health import DeviceHealth
+from agent.model.health import DeviceHealth, Finding
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
@@ -178,3 +179,8 @@ def codes(device: DeviceHealth) -> list[str]:
 def without_times(devices: Iterable[DeviceHealth]) -> list[DeviceHealth]:
     """Return the verdicts with the same time of verification."""
     return [device._replace(verified=Instant(0, 0.0)) for device in devices]
+
+
+def without_since(result: RuleResult) -> RuleResult:
+    """Return the result of a rule without the time at which a finding says that its fault began."""
+    return result._replace(since=None) if isinstance(result, Finding) else result

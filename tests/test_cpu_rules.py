@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pytest
-from paper import ABSENT, EIO, ENODEV, node_sample
+from paper import ABSENT, EIO, ENODEV, node_sample, without_since
 
 from agent.health.host.cpu.rules import CPU_RULES, DECLARED_CPU_RULES
 from agent.health.host.cpu.state import (
@@ -126,7 +126,7 @@ class PaperCpus:
 
     def result(self, code: str, after_s: float = 0) -> RuleResult:
         """Return the result of a rule."""
-        return ROWS[code].evaluate(self.view(after_s))
+        return without_since(ROWS[code].evaluate(self.view(after_s)))
 
 
 def cpu_sets(online: str, present: str = "0-3", isolated: str = "") -> CpuSetsSample:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
+import pytest
 from gpu_samples import pci_sample
 from hypothesis import given
 from hypothesis import strategies as st
@@ -422,3 +423,59 @@ def test_declared_devices_are_always_reported(story: list[Any]) -> None:
         subjects = {subject_of(device) for device in report.devices}
         assert reported & present <= subjects
         reported = subjects
+
+
+# --- times of the kernel log -----------------------------------------------------------------------------
+
+NIC: Final = pci_sample(0, "mlx5_core").address
+OLD_LINES: Final = {
+    "cpu.machine_check": "mce: [Hardware Error]: CPU 1: Machine Check: 0 Bank 5: be00000000800400",
+    "cpu.lockup.soft": "watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [cat:7]",
+    "cpu.lockup.hard": "watchdog: Watchdog detected hard LOCKUP on cpu 1",
+    "mem.poisoned": "Memory failure: 0x12345: recovery action for dirty LRU page: Recovered",
+    "mem.ecc.uncorrectable": "EDAC MC1: 1 UE memory read error on DIMM_A1 (channel:0 slot:0 page:0x0)",
+    "pci.aer.fatal": f"mlx5_core {NIC}: PCIe Bus Error: severity=Uncorrected (Fatal), type=x, (ID)",
+    "pci.aer.nonfatal": f"mlx5_core {NIC}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=x, (ID)",
+    "pci.fault": f"pcieport {NIC}: pciehp: Slot(1): Link Down",
+    "node.pci": f"mlx5_core {NIC}: PCIe Bus Error: severity=Uncorrected (Fatal), type=x, (ID)",
+    "node.nvme": "nvme nvme0: I/O 12 QID 3 timeout, aborting",
+    "node.read_only": "EXT4-fs (sda1): Remounting filesystem read-only",
+    "node.machine_check": "{1}[Hardware Error]: event severity: recoverable",
+    "node.hung_task": "INFO: task dd:7 blocked for more than 122 seconds.",
+    "node.rcu_stall": "rcu: INFO: rcu_preempt self-detected stall on CPU",
+    "node.oom": "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,global_oom,task=sh,pid=7",
+}  # fmt: skip
+
+
+def cause_since(report: Report, code: str) -> Instant:
+    """Return when the cause of any device, or the note, with a code began."""
+    of_devices = (cause for device in report.devices for cause in device.causes)
+    causes = (*of_devices, *(note.cause for note in report.notes))
+    return next(cause.since for cause in causes if cause.code == code)
+
+
+@pytest.mark.parametrize("code", OLD_LINES)
+def test_cause_from_old_log_line_has_the_time_of_its_first_line(code: str) -> None:
+    node = HostNode()
+    node.change(corrupted_kib=ABSENT, numa=(NumaMemorySample(0, 1 << 24, ABSENT, 128, 0),))
+    node.declare(nic=DeclaredPci(NIC, ""))
+    node.write(OLD_LINES[code])
+    first = node.now
+    node.wait(300)
+    (line,) = node.lines
+    node.lines = (line._replace(times=2, last_us=node.now_ns // 1000),)
+    node.wait(60)
+    assert cause_since(node.next(3), code) == first
+    node.lines = (node.lines[0]._replace(times=3, last_us=node.now_ns // 1000),)
+    assert cause_since(node.next(2), code) == first, "a further line"
+
+
+def test_cause_of_a_fault_that_was_over_has_the_time_of_the_new_line() -> None:
+    node = HostNode()
+    node.write(OLD_LINES["node.nvme"])
+    node.next(2)
+    node.wait(3600)
+    assert not node.next(5).notes
+    again = node.now
+    node.lines = (node.lines[0]._replace(times=2, last_us=node.now_ns // 1000),)
+    assert cause_since(node.next(2), "node.nvme") == again

@@ -603,3 +603,42 @@ def test_companion_read_after_restart_does_not_raise_a_resolved_fault() -> None:
     node.restart()
     node.rest(20)
     assert "gpu.fabric.sxid.12020" not in node.codes()
+
+
+# --- times of log lines -----------------------------------------------------------------------------------
+
+
+def test_fault_read_at_start_has_the_time_of_its_first_line_also_after_restart() -> None:
+    node = GpuNode(1)
+    node.restart(evaluate=False)
+    node.log_xid(0, 79)
+    first_s = node.wall_s
+    node.wait(500)
+    node.log_xid(0, 79)
+    node.wait(60)
+    node.next()
+    assert node.cause(XID_79).since.wall_s == pytest.approx(first_s, abs=0.01)
+    node.rest(30)
+    node.restart()
+    assert node.cause(XID_79).since.wall_s == pytest.approx(first_s, abs=0.01)
+
+
+def test_burst_between_two_evaluations_has_the_time_of_its_first_line() -> None:
+    node = GpuNode(1)
+    node.evaluate()
+    first_s = node.wall_s
+    for _ in range(5):
+        node.log_xid(0, 79)
+        node.wait(2)
+    assert node.cause(XID_79).since.wall_s == pytest.approx(first_s, abs=0.01)
+
+
+def test_line_that_waited_for_its_gpu_has_its_own_time() -> None:
+    node = GpuNode(1)
+    node.rest(20)
+    first_s = node.wall_s
+    node.log("NVRM: Xid (PCI:0000:fb:00): 79, pid=1, GPU has fallen off the bus.")
+    node.rest(20)
+    node.gpus[1] = node.gpus[0]
+    node.change(1, index=1, uuid="GPU-late", bus="0000:fb:00.0")
+    assert node.cause(XID_79, "gpu-1").since.wall_s == pytest.approx(first_s, abs=0.01)

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 from machine import HugepagePool, hugepages
-from paper import ABSENT, EIO, codes, cpus_sample, device_of, pool_sample
+from paper import ABSENT, EIO, codes, cpus_sample, device_of, pool_sample, without_since
 from patience import PATIENCE_S
 
 from agent.devices.inventory import hugepage_device, pools_by_device
@@ -316,7 +316,14 @@ def boot_results(seen: Snapshot, *lines: str) -> list[RuleResult]:
     """Return the results for the pool of each node."""
     past = state_after(seen, log=log_of(*lines))
     nodes = [pool.numa_node for pool in seen.pools if pool.numa_node is not None]
-    return [result_of(past, seen, SHORT, size_kib=GIB1, node=node) for node in nodes]
+    return [without_since(result_of(past, seen, SHORT, size_kib=GIB1, node=node)) for node in nodes]
+
+
+def test_boot_shortage_has_the_time_of_its_line() -> None:
+    seen = big(4, 2)
+    found = result_of(state_after(seen, log=log_of(ON_NODE_1)), seen, SHORT, size_kib=GIB1, node=1)
+    assert isinstance(found, Finding)
+    assert found.since == START
 
 
 def test_boot_shortage_counts_for_the_named_node() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from paper import ABSENT, EIO, ENODEV, cpus_sample, node_sample
+from paper import ABSENT, EIO, ENODEV, cpus_sample, node_sample, without_since
 from patience import PATIENCE_S
 
 from agent.health.host.memory.rules import DECLARED_MEMORY_RULES, MEMORY_RULES
@@ -155,7 +155,7 @@ class PaperMemory:
 
     def result(self, code: str, node: int = 0, after_s: float = 0) -> RuleResult:
         """Return the result of a rule for a NUMA node."""
-        return ROWS[code].evaluate(self.view(node, after_s))
+        return without_since(ROWS[code].evaluate(self.view(node, after_s)))
 
     def declared_result(self, code: str, size: int = 0, node: int = 0) -> RuleResult:
         """Return the result of a rule for declared memory."""
@@ -277,7 +277,8 @@ def test_numa_node_of_a_module_is_known_once_nodes_are() -> None:
     view = memory_rule_input(
         next_memory_state(past, log, seen, paper.settings, paper.now), seen, paper.settings, 0
     )
-    assert ROWS[LOST].evaluate(view) == bad(LOST, "mc0: 1 uncorrectable error in the kernel log")
+    fault = "mc0: 1 uncorrectable error in the kernel log"
+    assert without_since(ROWS[LOST].evaluate(view)) == bad(LOST, fault)
 
 
 def test_correctable_limit_and_window_follow_the_configuration() -> None:

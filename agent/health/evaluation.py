@@ -192,8 +192,8 @@ class Evaluation:
         condition = next_condition(previous, finding, row, source.passes, self.now, seen=seen)
         if condition is None:
             return
-        if since is not None and finding is not None:
-            condition = condition._replace(since=since)
+        if finding is not None and condition.finding is finding:
+            condition = condition._replace(since=since or finding.since or condition.since)
         self.conditions[subject, row.code] = condition
         record = self._record(subject)
         record.current[row.code] = condition

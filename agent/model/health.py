@@ -66,6 +66,9 @@ class Finding(NamedTuple):
     """Action for the operator; empty: the rule's advice applies."""
     blame: Blame | None = None
     """Part of the system in which the fault must be fixed; None: the rule's default applies."""
+    since: Instant | None = None
+    """Time at which the fault began, such as that of its first kernel-log line; None: the evaluation that
+    found it."""
 
 
 @dataclass(frozen=True, slots=True)

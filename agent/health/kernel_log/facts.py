@@ -1,6 +1,6 @@
 """Types of kernel-log facts: code, location and number of the lines that report a fault."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -74,6 +74,18 @@ class KernelLogFact(NamedTuple):
     """Text of the newest line."""
     values: tuple[str, ...] = ()
     """Values parsed from the newest line; :mod:`agent.health.kernel_log.parse` lists them by code."""
+    series_first: Instant | None = None
+    """Time of the first line after a pause in which the fault was over; None: no such pause."""
+
+    @property
+    def since(self) -> Instant:
+        """Time at which the fault that the newest line reports began: that of its first line."""
+        return self.series_first or self.first
+
+
+def earliest_line(facts: Iterable[KernelLogFact]) -> Instant | None:
+    """Return the time at which the first of the faults began; None without facts."""
+    return min((fact.since for fact in facts), default=None)
 
 
 class KernelLogEntryId(NamedTuple):

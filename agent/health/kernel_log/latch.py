@@ -10,7 +10,7 @@ from agent.health.kernel_log.parse import parse_host_line
 from agent.health.rate_window import CounterPoint, RateWindow, append_reading
 from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.source_state import SourceState
-from agent.model.time import Instant, instant_at_mono
+from agent.model.time import NS, Instant, instant_at_mono
 
 MAX_FACTS: Final = 64
 """Largest number of facts that are kept for one code; the newest are kept."""
@@ -21,6 +21,20 @@ LASTING_CODES: Final = frozenset(
 MAX_LASTING_FACTS: Final = 8192
 """Largest number of facts that are kept for a code in ``LASTING``: more than any machine has CPUs or memory
 modules."""
+
+_MINUTES_10, _HOUR, _DAY = 600 * NS, 3600 * NS, 86_400 * NS
+_PAUSE_NS: Final = {
+    **dict.fromkeys(
+        (KernelLogCode.AER_CORRECTED, KernelLogCode.AER_NONFATAL, KernelLogCode.AER_FATAL), _HOUR
+    ),
+    KernelLogCode.PCI_FAULT: _HOUR,
+    KernelLogCode.READ_ONLY: _DAY,
+    KernelLogCode.HARDWARE_ERROR: _DAY,
+    KernelLogCode.HARDWARE_ERROR_CORRECTED: _DAY,
+    KernelLogCode.MACHINE_CHECK_CORRECTED: _DAY,
+}
+"""Time without lines after which the next line reports a new fault, because rules no longer reported the
+last one then [ns]; other codes: ten minutes. Faults of LASTING_CODES have no pauses."""
 
 KernelLogFacts = Mapping[tuple[KernelLogCode, str], KernelLogFact]
 _LogTimeConverter = Callable[[int], Instant]
@@ -88,7 +102,13 @@ def _merge_facts(known: KernelLogFacts, new: Iterable[KernelLogFact]) -> KernelL
 
 def _merge_fact(known: KernelLogFact, new: KernelLogFact) -> KernelLogFact:
     newest = new if new.last >= known.last else known
-    return newest._replace(times=known.times + new.times, first=min(known.first, new.first))
+    first, since = min(known.first, new.first), min(known.since, new.since)
+    pause_ns = new.since.mono_ns - known.last.mono_ns
+    if known.code not in LASTING_CODES and pause_ns >= _PAUSE_NS.get(known.code, _MINUTES_10):
+        since = new.since
+    return newest._replace(
+        times=known.times + new.times, first=first, series_first=None if since == first else since
+    )
 
 
 def _drop_oldest_facts(facts: dict[tuple[KernelLogCode, str], KernelLogFact]) -> KernelLogFacts:

@@ -127,7 +127,8 @@ def _add_log_occurrences(
             continue
         parsed = parse_line(line.text)
         if key := _fault_key(parsed, by_bus):
-            occurrences.extend(_occurrences(key, parsed, line, line.times - before.get(at, 0), log, now))
+            times = line.times - before.get(at, 0)
+            occurrences.extend(_occurrences(key, parsed, line, times, log, now, waited=at in log.unclaimed))
         elif _has_bus(parsed):
             unclaimed |= {at}
     return replace(
@@ -141,20 +142,35 @@ def _add_log_occurrences(
 
 
 def _occurrences(
-    key: FaultKey, parsed: ParsedLine, line: LogLine, times: int, log: FaultLog, now: Instant
+    key: FaultKey,
+    parsed: ParsedLine,
+    line: LogLine,
+    times: int,
+    log: FaultLog,
+    now: Instant,
+    *,
+    waited: bool,
 ) -> Iterator[Occurrence]:
+    """Yield the new occurrences that a log line reports; none if they were counted before a restart.
+
+    Args:
+        times: Number of new lines.
+        waited: Whether the line is from an earlier evaluation, and its GPU was not known then.
+    """
     kept_us = log.checkpoint_us.get((key.gpu_number, key.code), 0)
     if line.last_us <= kept_us:
         return
     if line.first_us <= kept_us:
         times = 1  # how many of them were counted before a restart is not known
     old = log.newest_before_start_us is None or line.last_us <= log.newest_before_start_us
-    last = instant_at_mono(line.last_us * 1000, now) if old else _time_of_line(line, log, now)
+    earliest_ns = 0 if old or waited else log.previous_evaluation_ns
+    last = _time_of_line(line.last_us, earliest_ns, now)
+    first = _time_of_line(line.first_us, earliest_ns, now) if times == line.times else last
     yield Occurrence(
         key=key,
         xid=_xid_number(parsed),
         times=times,
-        first=instant_at_mono(line.first_us * 1000, now) if old and times == line.times else last,
+        first=min(first, last),
         last=last,
         read_ns=now.mono_ns,
         reporter=FaultReporter.COMPANION_LINE if _is_companion(parsed) else FaultReporter.LOG,
@@ -165,13 +181,17 @@ def _occurrences(
     )
 
 
-def _time_of_line(line: LogLine, log: FaultLog, now: Instant) -> Instant:
-    """Return the time of a new log line; ``now`` if the line's time is impossible.
+def _time_of_line(line_us: int, earliest_ns: int, now: Instant) -> Instant:
+    """Return the time of a log line; ``now`` if the line's time is impossible.
 
     The kernel log's clock is not adjusted like CLOCK_MONOTONIC, and is off by a minute after weeks.
+
+    Args:
+        line_us: Time by the kernel log's clock [us].
+        earliest_ns: Monotonic time before which the line cannot have been written [ns].
     """
-    line_ns = line.last_us * 1000
-    return instant_at_mono(line_ns, now) if log.previous_evaluation_ns <= line_ns <= now.mono_ns else now
+    line_ns = line_us * 1000
+    return instant_at_mono(line_ns, now) if earliest_ns <= line_ns <= now.mono_ns else now
 
 
 def _fault_key(fact: ParsedLine, by_bus: Mapping[str, int]) -> FaultKey | None:

@@ -157,6 +157,8 @@ class CpuLogFacts:
     facts: Mapping[tuple[KernelLogCode, str], KernelLogFact] = field(default_factory=dict)
     """All kernel-log facts from which this object was derived."""
     machine_checks: CpuSet = 0
+    began: Mapping[tuple[KernelLogCode, int], Instant] = field(default_factory=dict)
+    """Time at which a CPU's fault of one code began, by code and CPU."""
     lockups: tuple[CpuLockup, ...] = ()
     corrected: Mapping[int, RateWindow] = field(default_factory=dict)
     """Window over corrected machine checks, by CPU. Lines that name no CPU are left out: they repeat other
@@ -178,10 +180,12 @@ def next_cpu_log_facts(
     window_ns = window_s * NS
     checks = 0
     lockups: list[CpuLockup] = []
+    began: dict[tuple[KernelLogCode, int], Instant] = {}
     corrected: dict[int, RateWindow] = {}
     for fact in log.facts.values():
         if (cpu := _parse_cpu(fact.location)) is None:
             continue
+        began[fact.code, cpu] = fact.since
         match fact.code:
             case KernelLogCode.MACHINE_CHECK:
                 checks |= 1 << cpu
@@ -192,7 +196,7 @@ def next_cpu_log_facts(
                 corrected[cpu] = next_line_window(known, fact, now.mono_ns, window_ns)
             case _:
                 pass
-    return CpuLogFacts(log.facts, checks, tuple(lockups), corrected)
+    return CpuLogFacts(log.facts, checks, began, tuple(lockups), corrected)
 
 
 def recently_locked_cpus(facts: CpuLogFacts, code: KernelLogCode, now: Instant) -> CpuSet:

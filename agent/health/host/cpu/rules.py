@@ -5,7 +5,7 @@ from typing import Final
 
 from agent.health.host.cpu.facts import LOCKUP_HELD_S, FrequencyCap
 from agent.health.host.cpu.state import CpuRuleInput, format_cpu_set
-from agent.health.kernel_log.facts import no_log_lines_result
+from agent.health.kernel_log.facts import KernelLogCode, no_log_lines_result
 from agent.health.rules import (
     OK,
     CounterGrowth,
@@ -139,7 +139,8 @@ def detect_machine_check(view: CpuRuleInput) -> RuleResult:
     """
     if affected := view.machine_checks & view.cpus:
         evidence = f"uncorrected machine check on {format_cpu_set(affected)} since boot"
-        return Finding("cpu.machine_check", Severity.UNHEALTHY, evidence)
+        since = view.fault_since(KernelLogCode.MACHINE_CHECK, affected)
+        return Finding("cpu.machine_check", Severity.UNHEALTHY, evidence, since=since)
     counting = view.cpu_facts.machine_check_readers
     if isinstance(counting, int):
         return OK
@@ -161,11 +162,10 @@ def detect_corrected_machine_checks(view: CpuRuleInput) -> RuleResult:
     return no_log_lines_result(view.log_state)
 
 
-def _lockup_result(
-    view: CpuRuleInput, code: str, severity: Severity, locked: CpuSet, kind: str
-) -> RuleResult:
+def _lockup_result(view: CpuRuleInput, found: Finding, locked: CpuSet, line: KernelLogCode) -> RuleResult:
     if affected := locked & view.cpus:
-        return Finding(code, severity, f"{kind} lockup on {format_cpu_set(affected)}")
+        evidence = f"{found.evidence} on {format_cpu_set(affected)}"
+        return found._replace(evidence=evidence, since=view.fault_since(line, affected))
     return no_log_lines_result(view.log_state)
 
 
@@ -174,7 +174,8 @@ def detect_hard_lockup(view: CpuRuleInput) -> RuleResult:
 
     Source: lines of the kernel log, from the NMI watchdog.
     """
-    return _lockup_result(view, "cpu.lockup.hard", Severity.UNHEALTHY, view.hard_lockups, "hard")
+    found = Finding("cpu.lockup.hard", Severity.UNHEALTHY, "hard lockup")
+    return _lockup_result(view, found, view.hard_lockups, KernelLogCode.HARD_LOCKUP)
 
 
 def detect_soft_lockup(view: CpuRuleInput) -> RuleResult:
@@ -182,7 +183,8 @@ def detect_soft_lockup(view: CpuRuleInput) -> RuleResult:
 
     Source: lines of the kernel log, from the watchdog.
     """
-    return _lockup_result(view, "cpu.lockup.soft", Severity.DEGRADED, view.soft_lockups, "soft")
+    found = Finding("cpu.lockup.soft", Severity.DEGRADED, "soft lockup")
+    return _lockup_result(view, found, view.soft_lockups, KernelLogCode.SOFT_LOCKUP)
 
 
 FAULT_RULES: Final = (

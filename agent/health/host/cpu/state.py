@@ -140,9 +140,16 @@ class CpuRuleInput(NamedTuple):
     """CPUs of the machine with a recent hard lockup."""
     soft_lockups: CpuSet
     """CPUs of the machine with a recent soft lockup."""
+    faults_began: Mapping[tuple[KernelLogCode, int], Instant]
+    """Time at which a CPU's fault of one code began, by code and CPU; from the kernel log."""
     log_state: SourceState
     limits: HostLimits
     declared: DeclaredCpus | None
+
+    def fault_since(self, code: KernelLogCode, cpus: CpuSet) -> Instant | None:
+        """Return when the fault that the kernel log reports of ``cpus`` began; None: it reports none."""
+        began = (at for (of, cpu), at in self.faults_began.items() if of is code and cpus >> cpu & 1)
+        return min(began, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +303,7 @@ def _cpu_rule_input(
         corrected=state.corrected,
         hard_lockups=state.hard_lockups,
         soft_lockups=state.soft_lockups,
+        faults_began=state.log_facts.began,
         log_state=log_reader_state(snapshot.log),
         limits=settings.host,
         declared=None,

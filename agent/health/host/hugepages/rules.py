@@ -105,7 +105,7 @@ def detect_short_boot_allocation(view: PoolRuleInput) -> RuleResult:
     current = f", {pages} now" if pages != boot.allocated else ""
     requested = f"{boot.requested} pages of {format_page_size(view.size_kib)} requested at boot"
     evidence = f"{requested}, {boot.allocated} allocated{current}{scope}"
-    return Finding("mem.hugepages.short", Severity.DEGRADED, evidence)
+    return Finding("mem.hugepages.short", Severity.DEGRADED, evidence, since=boot.since)
 
 
 def detect_surplus_pages(view: PoolRuleInput) -> RuleResult:

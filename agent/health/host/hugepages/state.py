@@ -25,6 +25,8 @@ class IncompleteBootAllocation(NamedTuple):
     """Number of pages that the kernel could allocate."""
     machine_wide: bool
     """True: the numbers are for all NUMA nodes together, and the machine has several."""
+    since: Instant | None = None
+    """Time of the kernel-log line."""
 
 
 class DeclaredPageTotal(NamedTuple):
@@ -167,7 +169,7 @@ def _boot_allocation(
         return None
     requested, allocated = fact.values
     others = any(pool.size_kib == size_kib and pool.numa_node != node for pool in pools)
-    return IncompleteBootAllocation(int(requested), int(allocated), own is None and others)
+    return IncompleteBootAllocation(int(requested), int(allocated), own is None and others, fact.since)
 
 
 def declared_pages_rule_input(

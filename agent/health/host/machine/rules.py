@@ -14,7 +14,7 @@ from agent.health.host.machine.state import (
     LASTING_FAULT_HELD_S,
     MachineRuleInput,
 )
-from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, no_log_lines_result
+from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, earliest_line, no_log_lines_result
 from agent.health.rules import (
     Rule,
     RuleNotEvaluated,
@@ -58,7 +58,7 @@ def detect_nvme_fault(view: MachineRuleInput) -> RuleResult:
         return no_log_lines_result(view.log_state)
     errors = format_first_names([f"{fact.location}: {fact.values[0]}" for fact in facts])
     evidence = f"{errors}; {format_line_count(facts)}"
-    return Finding("node.nvme", Severity.DEGRADED, evidence)
+    return Finding("node.nvme", Severity.DEGRADED, evidence, since=earliest_line(facts))
 
 
 def detect_read_only_filesystem(view: MachineRuleInput) -> RuleResult:
@@ -70,7 +70,7 @@ def detect_read_only_filesystem(view: MachineRuleInput) -> RuleResult:
     if not facts:
         return no_log_lines_result(view.log_state)
     evidence = format_first_names([f"{fact.values[0]} on {fact.location}" for fact in facts])
-    return Finding("node.read_only", Severity.DEGRADED, evidence)
+    return Finding("node.read_only", Severity.DEGRADED, evidence, since=earliest_line(facts))
 
 
 def detect_pci_fault(view: MachineRuleInput) -> RuleResult:
@@ -85,7 +85,8 @@ def detect_pci_fault(view: MachineRuleInput) -> RuleResult:
         return no_log_lines_result(view.log_state)
     worst_first = sorted(facts, key=lambda fact: fact.code is not KernelLogCode.AER_FATAL)
     errors = [f"{fact.location}: {_AER_TEXTS.get(fact.code) or fact.values[0]}" for fact in worst_first]
-    return Finding("node.pci", Severity.DEGRADED, f"{format_first_names(errors)}; {format_line_count(facts)}")
+    evidence = f"{format_first_names(errors)}; {format_line_count(facts)}"
+    return Finding("node.pci", Severity.DEGRADED, evidence, since=earliest_line(facts))
 
 
 def detect_frequent_pci_corrections(view: MachineRuleInput) -> RuleResult:
@@ -114,10 +115,11 @@ def detect_unlocated_hardware_error(view: MachineRuleInput) -> RuleResult:
     uncorrected = [fact for fact in view.unlocated_errors if fact.code is KernelLogCode.HARDWARE_ERROR]
     if uncorrected:
         evidence = f"an uncorrected error of an unnamed part; {format_line_count(uncorrected)}"
-        return Finding("node.machine_check", Severity.DEGRADED, evidence)
+        return Finding("node.machine_check", Severity.DEGRADED, evidence, since=earliest_line(uncorrected))
     if view.unlocated_errors:
         evidence = f"corrected errors of an unnamed part; {format_line_count(view.unlocated_errors)}"
-        return Finding("node.machine_check", Severity.INFO, evidence)
+        since = earliest_line(view.unlocated_errors)
+        return Finding("node.machine_check", Severity.INFO, evidence, since=since)
     return no_log_lines_result(view.log_state)
 
 
@@ -286,7 +288,7 @@ def detect_hung_tasks(view: MachineRuleInput) -> RuleResult:
         return no_log_lines_result(view.log_state)
     tasks = format_first_names([fact.location for fact in facts])
     evidence = f"blocked for minutes: {tasks}; {format_line_count(facts)}"
-    return Finding("node.hung_task", Severity.DEGRADED, evidence)
+    return Finding("node.hung_task", Severity.DEGRADED, evidence, since=earliest_line(facts))
 
 
 def detect_rcu_stall(view: MachineRuleInput) -> RuleResult:
@@ -298,7 +300,7 @@ def detect_rcu_stall(view: MachineRuleInput) -> RuleResult:
     if not facts:
         return no_log_lines_result(view.log_state)
     evidence = f"{format_first_names([fact.values[0] for fact in facts])} stalled; {format_line_count(facts)}"
-    return Finding("node.rcu_stall", Severity.DEGRADED, evidence)
+    return Finding("node.rcu_stall", Severity.DEGRADED, evidence, since=earliest_line(facts))
 
 
 def detect_out_of_memory(view: MachineRuleInput) -> RuleResult:
@@ -312,7 +314,7 @@ def detect_out_of_memory(view: MachineRuleInput) -> RuleResult:
     constraint, task, _ = facts[-1].values
     killed = f", {task} was killed" if task else ""
     evidence = f"{_OOM_TEXTS.get(constraint, 'no memory left')}{killed}; {format_line_count(facts)}"
-    return Finding("node.oom", Severity.DEGRADED, evidence)
+    return Finding("node.oom", Severity.DEGRADED, evidence, since=earliest_line(facts))
 
 
 MACHINE_RULES: Final = (

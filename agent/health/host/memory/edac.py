@@ -109,6 +109,8 @@ class MemoryErrorLocation(NamedTuple):
     """Correctable errors within the window."""
     logged: bool = False
     """True: kernel-log lines are counted, because the EDAC driver has no counters."""
+    since: Instant | None = None
+    """Time of the first of these lines; None: counters are read."""
 
 
 class ErrorTotal(NamedTuple):
@@ -266,5 +268,10 @@ def _logged_locations(
             grown, uncorrectable = window_growth(lines[fact.location], window_s), 0
         grown = grown._replace(span_s=float(window_s))
         yield MemoryErrorLocation(
-            fact.location, controllers.label_nodes(fact.location), uncorrectable, grown, logged=True
+            fact.location,
+            controllers.label_nodes(fact.location),
+            uncorrectable,
+            grown,
+            logged=True,
+            since=fact.since,
         )

@@ -57,7 +57,8 @@ def detect_uncorrectable_errors(view: MemoryRuleInput) -> RuleResult:
             since = "in the kernel log" if location.logged else "since the EDAC driver was loaded"
             bad.append((location, f"{format_at_least(count)} uncorrectable {noun} {since}"))
     if bad:
-        return Finding("mem.ecc.uncorrectable", Severity.UNHEALTHY, _format_locations(bad))
+        began = min((location.since for location, _ in bad if location.since), default=None)
+        return Finding("mem.ecc.uncorrectable", Severity.UNHEALTHY, _format_locations(bad), since=began)
     for location in view.locations:
         if isinstance(location.uncorrectable, Missing) and not is_absent(location.uncorrectable):
             return RuleInputUnreadable(f"ue_count of {location.name}", location.uncorrectable)
@@ -126,7 +127,7 @@ def _poisoned_on_unknown_numa_node(view: MemoryRuleInput, kib: Reading) -> RuleR
         fault = f"{format_at_least(lines)} {noun} of memory failure in the kernel log"
     if fault:
         place = "" if view.is_only_numa_node else ", NUMA node unknown"
-        return Finding("mem.poisoned", Severity.UNHEALTHY, fault + place)
+        return Finding("mem.poisoned", Severity.UNHEALTHY, fault + place, since=view.failed_since)
     if isinstance(kib, int):
         return OK
     return missing_reading_result(

@@ -51,6 +51,8 @@ class MemoryRuleInput(NamedTuple):
     """Memory errors of the locations that belong, or may belong, to the NUMA node."""
     failure_lines: int
     """Number of kernel-log lines about pages with hardware errors on any NUMA node."""
+    failed_since: Instant | None
+    """Time of the first of these lines; None: no line."""
     correctable_errors: int
     """Smallest number of correctable errors within the window that is a fault."""
     correctable_window_s: int
@@ -66,6 +68,8 @@ class MemoryRuleState:
     """Number of memory blocks online at start, by NUMA node; only NUMA nodes that ever had memory."""
     failure_lines: int = 0
     """Number of kernel-log lines about pages with hardware errors."""
+    failed_since: Instant | None = None
+    """Time of the first of these lines; None: no line."""
     errors: EdacState = field(default_factory=EdacState)
     locations: Mapping[int, tuple[MemoryErrorLocation, ...]] = field(default_factory=dict)
     """Memory errors of the locations that may belong to a NUMA node, by NUMA node."""
@@ -80,9 +84,9 @@ def next_memory_state(
     blocks = {**_blocks_online(snapshot.machine), **_known(previous.blocks_online)}
     errors = next_edac_state(previous.errors, log, snapshot, settings.host, now)
     fact = log.facts.get((KernelLogCode.MEMORY_FAILURE, ""))
-    failures = fact.times if fact else 0
+    failures, failed_since = (fact.times, fact.since) if fact else (0, None)
     if errors is previous.errors and blocks.keys() == previous.blocks_online.keys():
-        return MemoryRuleState(blocks, failures, errors, previous.locations)
+        return MemoryRuleState(blocks, failures, failed_since, errors, previous.locations)
     locations = {
         node: tuple(
             location
@@ -91,7 +95,7 @@ def next_memory_state(
         )
         for node in blocks
     }
-    return MemoryRuleState(blocks, failures, errors, locations)
+    return MemoryRuleState(blocks, failures, failed_since, errors, locations)
 
 
 def _known(blocks: Mapping[int, Reading]) -> Mapping[int, Reading]:
@@ -126,6 +130,7 @@ def memory_rule_input(
         is_only_numa_node=len(state.blocks_online) == 1,
         locations=state.locations.get(numa_node, ()),
         failure_lines=state.failure_lines,
+        failed_since=state.failed_since,
         correctable_errors=limits.correctable_errors,
         correctable_window_s=limits.correctable_window_s,
     )

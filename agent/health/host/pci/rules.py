@@ -116,11 +116,9 @@ def detect_fatal_errors(view: PciRuleInput) -> RuleResult:
     Source: growth of ``aer_dev_fatal``, TOTAL_ERR_FATAL [count]; the kernel log.
     """
     found = Finding("pci.aer.fatal", Severity.UNHEALTHY, f"fatal PCIe errors: at least 1 in {HOUR}")
-    return (
-        found
-        if KernelLogCode.AER_FATAL in view.log_facts
-        else _error_counter_result(view, view.fatal, "aer_dev_fatal", found)
-    )
+    if fact := view.log_facts.get(KernelLogCode.AER_FATAL):
+        return found._replace(since=fact.since)
+    return _error_counter_result(view, view.fatal, "aer_dev_fatal", found)
 
 
 def detect_nonfatal_errors(view: PciRuleInput) -> RuleResult:
@@ -129,8 +127,8 @@ def detect_nonfatal_errors(view: PciRuleInput) -> RuleResult:
     Source: growth of ``aer_dev_nonfatal``, TOTAL_ERR_NONFATAL [count]; the kernel log.
     """
     found = Finding("pci.aer.nonfatal", Severity.DEGRADED, f"non-fatal PCIe errors: at least 1 in {HOUR}")
-    if KernelLogCode.AER_NONFATAL in view.log_facts:
-        return found
+    if fact := view.log_facts.get(KernelLogCode.AER_NONFATAL):
+        return found._replace(since=fact.since)
     return _error_counter_result(view, view.nonfatal, "aer_dev_nonfatal", found)
 
 
@@ -153,7 +151,8 @@ def detect_link_fault(view: PciRuleInput) -> RuleResult:
     if not isinstance(view.function, PciSample):
         return _not_on_bus_result(view)
     if fact := view.log_facts.get(KernelLogCode.PCI_FAULT):
-        return Finding("pci.fault", Severity.DEGRADED, f"the kernel log: {fact.text}")
+        evidence = f"the kernel log: {fact.text}"
+        return Finding("pci.fault", Severity.DEGRADED, evidence, since=fact.since)
     return no_log_lines_result(view.log_state)
 
 
