@@ -291,3 +291,15 @@ def test_failure_has_a_priority_only_for_the_journal():
     text = "Traceback\nValueError"
     assert LineFormatter(journal=True).format_failure(text) == "<3>Traceback\n<3>ValueError"
     assert LineFormatter(journal=False).format_failure(text) == text
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00e9"])
+def test_line_of_a_change_is_shorter_than_4_kib(letter: str):
+    causes = [replace(THROTTLED, evidence=letter * 3000) for _ in range(3)]
+    long = device("cpu-node0", *causes, message="", severity=Severity.INFO, serial="42")
+    note = NonDeviceCause("pod " + "p" * 300, replace(THROTTLED, evidence=letter * 9000))
+    lines = [str(change) for change in report_changes(None, report(long, notes=(note,)))]
+    sizes = [len(f"{line}\n".encode()) for line in lines]
+    assert len(lines) == 2
+    assert all(4000 < size <= 4096 for size in sizes)
+    assert all(line.endswith("...") for line in lines)

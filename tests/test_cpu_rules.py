@@ -469,6 +469,20 @@ def test_many_caps_are_summarized() -> None:
     )
 
 
+def test_long_list_of_caps_has_the_lowest() -> None:
+    paper = PaperCpus(
+        cores=tuple(capped(cpu, 3_000_000) for cpu in range(8)),
+        nodes=(node_sample(0, 0xFF),),
+        cpus=cpu_sets("0-7", "0-7"),
+    )
+    paper.view()
+    paper.cores = tuple(capped(cpu, 2_000_000 - cpu * 100_000) for cpu in range(8))
+    answer = paper.result("cpu.capped")
+    assert isinstance(answer, Finding)
+    assert answer.evidence.startswith("CPU 5 capped at 1.5 GHz, 3 GHz at start; CPU 6 capped at 1.4 GHz")
+    assert answer.evidence.endswith("CPU 7 capped at 1.3 GHz, 3 GHz at start; and 5 more")
+
+
 def test_offline_cpu_is_not_capped() -> None:
     paper = PaperCpus(cores=(capped(0, 3_500_000), capped(1, 3_500_000)))
     paper.view()

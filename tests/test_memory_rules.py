@@ -1,6 +1,7 @@
 """Memory rules: limits, missing readings, resets, and the NUMA node of an error."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -238,6 +239,14 @@ def test_long_list_of_modules_ends_with_the_remaining_count() -> None:
     assert isinstance(answer, Finding)
     assert answer.evidence.count("uncorrectable") == 4
     assert answer.evidence.endswith(", and 2 more")
+
+
+def test_long_list_of_modules_names_those_with_most_errors() -> None:
+    errors = (1, 1, 9, 1, 8, 7)
+    paper = PaperMemory(tuple(module(0, n, ue=count, label=f"DIMM_A{n}") for n, count in enumerate(errors)))
+    answer = paper.result(LOST)
+    assert isinstance(answer, Finding)
+    assert re.findall(r"DIMM_A\d", answer.evidence) == ["DIMM_A0", "DIMM_A2", "DIMM_A4", "DIMM_A5"]
 
 
 # --- correctable errors -----------------------------------------------------------------------------------

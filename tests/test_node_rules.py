@@ -131,6 +131,26 @@ def test_healthy_node_has_no_findings() -> None:
     assert [rule.evaluate(node.view()) for rule in MACHINE_RULES] == [OK] * len(MACHINE_RULES)
 
 
+def test_long_list_names_the_newest_faults_in_order_of_their_first_line() -> None:
+    node = Node()
+    for name in ("a", "b", "c", "d", "e"):
+        node.write(HUNG.format(name))
+        node.wait(10)
+    assert node.findings()["node.hung_task"].startswith("blocked for minutes: c, d, e, 2 more;")
+    node.write(HUNG.format("a"))
+    assert node.findings()["node.hung_task"].startswith("blocked for minutes: a, d, e, 2 more;")
+
+
+def test_long_list_of_pci_faults_names_an_old_fatal_error() -> None:
+    node = Node()
+    node.write(FATAL)
+    for slot in range(1, 6):
+        node.wait(10)
+        node.write(f"pcieport 0000:0{slot}:00.0: pciehp: Slot({slot}): Link Down")
+    evidence = node.findings()["node.pci"]
+    assert evidence.startswith("0000:3b:00.0: fatal error, 0000:04:00.0: Slot(4): Link Down, 0000:05:00.0")
+
+
 CASES: Final[list[tuple[Iterable[str], dict[str, str]]]] = [
     ([HUNG.format("dd")], {"node.hung_task": "blocked for minutes: dd; 1 line of the kernel log"}),
     ([HUNG.format(name) for name in ("a", "b", "c", "d", "e")],

@@ -295,6 +295,17 @@ def test_gpu_verdict_gains_only_the_pods_cause() -> None:
     assert of(report, "gpu-0", driver="").causes == ()
 
 
+def test_cause_of_many_pods_names_the_newest() -> None:
+    node = Node()
+    pods = [f"pod-{n}" for n in range(5)]
+    for pod in pods:
+        node.use_devices("cpus", pod=pod)
+    for count in range(1, len(pods)):
+        node.report_of_audit(*(QUOTA._replace(pod_uid=pod) for pod in pods[:count]))
+    (cause,) = of(node.report_of_audit(*(QUOTA._replace(pod_uid=pod) for pod in pods)), "cpus").causes
+    assert [pod for pod in pods if pod in cause.evidence] == pods[-3:]
+
+
 def test_same_finding_of_several_pods_is_one_cause_of_a_device() -> None:
     node = Node()
     pods = [f"pod-{n}" for n in range(5)]

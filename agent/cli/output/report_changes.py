@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from agent.cli.output.text import (
     BADGES,
@@ -20,11 +20,17 @@ from agent.cli.output.text import (
     parent_gpu,
     shorten_ids,
 )
+from agent.health.verdict import truncate_utf8
 from agent.model.health import Severity
 from agent.model.report import Report
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import rfc3339
+
+TEXT_MAX_BYTES: Final = 4096 - len("2026-11-21T10:04:04Z \n")
+"""Largest size of a log line without its time and line break [bytes]: a pipe takes 4 KiB as a whole."""
+_FINDING_MIN_BYTES: Final = 64
+"""Size to which a finding is cut at most [bytes]."""
 
 
 class ReportChange(NamedTuple):
@@ -47,10 +53,15 @@ class ReportChange(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Log line of the change, without the time."""
+        """Log line of the change, without the time: at most TEXT_MAX_BYTES, the finding cut if necessary."""
         aside = f"({self.details})" if self.details else ""
         finding = ": ".join(filter(None, (self.code, self.message)))
-        return shorten_ids(" ".join(filter(None, (self.subject, self.state, finding, aside))))
+        rest = " ".join(filter(None, (self.subject, self.state, aside)))
+        finding = truncate_utf8(
+            finding, max(TEXT_MAX_BYTES - len(rest.encode("utf-8", "replace")) - 1, _FINDING_MIN_BYTES)
+        )
+        text = shorten_ids(" ".join(filter(None, (self.subject, self.state, finding, aside))))
+        return truncate_utf8(text, TEXT_MAX_BYTES)
 
     def differs_from(self, other: ReportChange) -> bool:
         """Return whether severity or text differs from the earlier state `other`; only then is it logged."""

@@ -72,14 +72,17 @@ def detect_frequency_cap(view: CpuRuleInput) -> RuleResult:
 
 
 def _format_caps(caps: tuple[FrequencyCap, ...], online: CpuSet, when: str) -> str:
-    """Describe at most MAX_CAPS_LISTED frequency caps of online CPUs; empty if there is none. ``when`` says
-    which frequency was possible: ``at start`` or ``possible``."""
+    """Describe the MAX_CAPS_LISTED lowest frequency caps of online CPUs, in the order of the CPUs; empty if
+    there is none. ``when`` says which frequency was possible: ``at start`` or ``possible``."""
     affected = sorted((next(cpu_numbers(cap.cpus & online)), cap) for cap in caps if cap.cpus & online)
+    lowest = sorted((cap for _, cap in affected), key=lambda cap: cap.khz / max(cap.possible_khz, 1))
+    lowest = lowest[:MAX_CAPS_LISTED]
     texts = [
         f"{format_cpu_set(cap.cpus & online)} capped at {_ghz(cap.khz)}, {_ghz(cap.possible_khz)} {when}"
-        for _, cap in affected[:MAX_CAPS_LISTED]
+        for _, cap in affected
+        if cap in lowest
     ]
-    if rest := sum((cap.cpus & online).bit_count() for _, cap in affected[MAX_CAPS_LISTED:]):
+    if rest := sum((cap.cpus & online).bit_count() for _, cap in affected if cap not in lowest):
         texts.append(f"and {rest} more")
     return "; ".join(texts)
 

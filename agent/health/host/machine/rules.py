@@ -4,7 +4,7 @@ No device's health depends on their findings. CPUs, memory modules and declared 
 rules.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -29,12 +29,19 @@ MAX_NAMES_LISTED: Final = 3
 """Largest number of names that a message lists."""
 
 
-def format_first_names(names: Sequence[str]) -> str:
-    """Format the first MAX_NAMES_LISTED different names, and the number of the others: ``a, b, c, 2
-    more``."""
-    names = list(dict.fromkeys(names))
-    more = [f"{format_at_least(len(names) - MAX_NAMES_LISTED)} more"] if len(names) > MAX_NAMES_LISTED else []
-    return ", ".join([*names[:MAX_NAMES_LISTED], *more])
+def format_newest_names(
+    facts: Sequence[KernelLogFact],
+    name_of: Callable[[KernelLogFact], str],
+    is_worse: Callable[[KernelLogFact], bool] = lambda _: False,
+) -> str:
+    """Format different names of facts, and the number of the others: ``a, b, c, 2 more``. MAX_NAMES_LISTED
+    are named: those with the newest lines, the worse facts before the others, in the order of ``facts``."""
+    newest_first = sorted(facts, key=lambda fact: (not is_worse(fact), -fact.last.mono_ns))
+    chosen = list(dict.fromkeys(map(name_of, newest_first)))[:MAX_NAMES_LISTED]
+    names = dict.fromkeys(map(name_of, facts))
+    rest = len(names) - len(chosen)
+    more = [f"{format_at_least(rest)} more"] if rest else []
+    return ", ".join([*(name for name in names if name in chosen), *more])
 
 
 def format_line_count(facts: Sequence[KernelLogFact]) -> str:
@@ -56,7 +63,7 @@ def detect_nvme_fault(view: MachineRuleInput) -> RuleResult:
     facts = view.recent(FAULT_HELD_S, KernelLogCode.NVME)
     if not facts:
         return no_log_lines_result(view.log_state)
-    errors = format_first_names([f"{fact.location}: {fact.values[0]}" for fact in facts])
+    errors = format_newest_names(facts, lambda fact: f"{fact.location}: {fact.values[0]}")
     evidence = f"{errors}; {format_line_count(facts)}"
     return Finding("node.nvme", Severity.DEGRADED, evidence, since=earliest_line(facts))
 
@@ -69,8 +76,16 @@ def detect_read_only_filesystem(view: MachineRuleInput) -> RuleResult:
     facts = view.recent(LASTING_FAULT_HELD_S, KernelLogCode.READ_ONLY)
     if not facts:
         return no_log_lines_result(view.log_state)
-    evidence = format_first_names([f"{fact.values[0]} on {fact.location}" for fact in facts])
+    evidence = format_newest_names(facts, lambda fact: f"{fact.values[0]} on {fact.location}")
     return Finding("node.read_only", Severity.DEGRADED, evidence, since=earliest_line(facts))
+
+
+def _is_fatal(fact: KernelLogFact) -> bool:
+    return fact.code is KernelLogCode.AER_FATAL
+
+
+def _pci_error_text(fact: KernelLogFact) -> str:
+    return f"{fact.location}: {_AER_TEXTS.get(fact.code) or fact.values[0]}"
 
 
 def detect_pci_fault(view: MachineRuleInput) -> RuleResult:
@@ -83,9 +98,9 @@ def detect_pci_fault(view: MachineRuleInput) -> RuleResult:
     )
     if not facts:
         return no_log_lines_result(view.log_state)
-    worst_first = sorted(facts, key=lambda fact: fact.code is not KernelLogCode.AER_FATAL)
-    errors = [f"{fact.location}: {_AER_TEXTS.get(fact.code) or fact.values[0]}" for fact in worst_first]
-    evidence = f"{format_first_names(errors)}; {format_line_count(facts)}"
+    worst_first = sorted(facts, key=lambda fact: not _is_fatal(fact))
+    errors = format_newest_names(worst_first, _pci_error_text, _is_fatal)
+    evidence = f"{errors}; {format_line_count(facts)}"
     return Finding("node.pci", Severity.DEGRADED, evidence, since=earliest_line(facts))
 
 
@@ -98,9 +113,8 @@ def detect_frequent_pci_corrections(view: MachineRuleInput) -> RuleResult:
     if isinstance(grown.events, int) and grown.events >= CORRECTED_ERRORS:
         facts = view.recent(CORRECTED_WINDOW_S, KernelLogCode.AER_CORRECTED)
         rate = f"at least {CORRECTED_ERRORS} in {format_duration(CORRECTED_WINDOW_S)}"
-        evidence = (
-            f"corrected PCIe errors: {rate}, of {format_first_names([fact.location for fact in facts])}"
-        )
+        links = format_newest_names(facts, lambda fact: fact.location)
+        evidence = f"corrected PCIe errors: {rate}, of {links}"
         return Finding("node.pci.corrected", Severity.INFO, evidence)
     if grown.span_s < CORRECTED_WINDOW_S:
         return RuleNotEvaluated(f"needs {format_duration(CORRECTED_WINDOW_S)} of history")
@@ -286,7 +300,7 @@ def detect_hung_tasks(view: MachineRuleInput) -> RuleResult:
     facts = view.recent(FAULT_HELD_S, KernelLogCode.HUNG_TASK)
     if not facts:
         return no_log_lines_result(view.log_state)
-    tasks = format_first_names([fact.location for fact in facts])
+    tasks = format_newest_names(facts, lambda fact: fact.location)
     evidence = f"blocked for minutes: {tasks}; {format_line_count(facts)}"
     return Finding("node.hung_task", Severity.DEGRADED, evidence, since=earliest_line(facts))
 
@@ -299,7 +313,8 @@ def detect_rcu_stall(view: MachineRuleInput) -> RuleResult:
     facts = view.recent(FAULT_HELD_S, KernelLogCode.RCU_STALL)
     if not facts:
         return no_log_lines_result(view.log_state)
-    evidence = f"{format_first_names([fact.values[0] for fact in facts])} stalled; {format_line_count(facts)}"
+    flavours = format_newest_names(facts, lambda fact: fact.values[0])
+    evidence = f"{flavours} stalled; {format_line_count(facts)}"
     return Finding("node.rcu_stall", Severity.DEGRADED, evidence, since=earliest_line(facts))
 
 

@@ -31,10 +31,12 @@ TRY_SYSFS: Final = "in a copy of sysfs (--sysfs-root), "
 _LIMITS: Final = HostLimits()
 
 
-def _format_locations(bad: Sequence[tuple[MemoryErrorLocation, str]]) -> str:
+def _format_locations(bad: Sequence[tuple[MemoryErrorLocation, str, int]]) -> str:
+    """Format locations with their fault: those with most errors, in the order of ``bad``."""
+    most = sorted(range(len(bad)), key=lambda at: -bad[at][2])[:MAX_LOCATIONS_LISTED]
     texts = [
         f"{location.name}: {fault}" + ("" if location.numa_nodes is not None else " (NUMA node unknown)")
-        for location, fault in bad[:MAX_LOCATIONS_LISTED]
+        for location, fault, _ in map(bad.__getitem__, sorted(most))
     ]
     if len(bad) > MAX_LOCATIONS_LISTED:
         texts.append(f"and {len(bad) - MAX_LOCATIONS_LISTED} more")
@@ -55,9 +57,9 @@ def detect_uncorrectable_errors(view: MemoryRuleInput) -> RuleResult:
         if isinstance(count, int) and count:
             noun = "error" if count == 1 else "errors"
             since = "in the kernel log" if location.logged else "since the EDAC driver was loaded"
-            bad.append((location, f"{format_at_least(count)} uncorrectable {noun} {since}"))
+            bad.append((location, f"{format_at_least(count)} uncorrectable {noun} {since}", count))
     if bad:
-        began = min((location.since for location, _ in bad if location.since), default=None)
+        began = min((location.since for location, _, _ in bad if location.since), default=None)
         return Finding("mem.ecc.uncorrectable", Severity.UNHEALTHY, _format_locations(bad), since=began)
     for location in view.locations:
         if isinstance(location.uncorrectable, Missing) and not is_absent(location.uncorrectable):
@@ -79,7 +81,9 @@ def detect_frequent_correctable_errors(view: MemoryRuleInput) -> RuleResult:
     counted = [(location, *location.correctable) for location in view.locations]
     fault = f"at least {limit} correctable errors in {format_duration(window_s)}"
     bad = [
-        (location, fault) for location, events, _ in counted if isinstance(events, int) and events >= limit
+        (location, fault, events)
+        for location, events, _ in counted
+        if isinstance(events, int) and events >= limit
     ]
     if bad:
         return Finding("mem.ecc.correctable_rate", Severity.DEGRADED, _format_locations(bad))

@@ -52,10 +52,11 @@ class PodIssue(NamedTuple):
 
 
 def join_evidence(texts: Iterable[str]) -> str:
-    """Join the first MAX_LISTED different texts in alphabetical order, and the number of the others."""
-    kinds = sorted(set(texts))
+    """Join the first MAX_LISTED different texts, put into alphabetical order, and the number of the
+    others."""
+    kinds = list(dict.fromkeys(texts))
     more = [f"and {len(kinds) - MAX_LISTED} more"] if len(kinds) > MAX_LISTED else []
-    return "; ".join([*map(truncate_evidence, kinds[:MAX_LISTED]), *more])
+    return "; ".join([*map(truncate_evidence, sorted(kinds[:MAX_LISTED])), *more])
 
 
 def verdicts_with_pod_issues(
@@ -81,13 +82,15 @@ def verdicts_with_pod_issues(
 
 
 def _merge_causes(entries: Sequence[AffectedDevice]) -> Cause:
-    """Merge the causes of one code on one device; the evidence lists only those with the highest severity."""
+    """Merge the causes of one code on one device; the evidence lists only those with the highest severity, of
+    many the newest."""
     severity = max(entry.severity for entry in entries)
     worst = [entry for entry in entries if entry.severity is severity]
+    newest_first = sorted(worst, key=lambda entry: (-entry.pod_cause.since.mono_ns, entry.evidence))
     return replace(
         worst[0].pod_cause,
         severity=severity,
-        evidence=join_evidence(entry.evidence for entry in worst),
+        evidence=join_evidence(entry.evidence for entry in newest_first),
         since=min((entry.pod_cause.since for entry in worst), key=lambda since: since.mono_ns),
     )
 
@@ -216,7 +219,7 @@ def _provides(device: InventoryDevice, finding: PodFinding) -> bool:
 
 
 def _evidence(findings: Iterable[PodFinding]) -> str:
-    return join_evidence(finding.evidence for finding in findings)
+    return join_evidence(sorted(finding.evidence for finding in findings))
 
 
 def evaluate_pods(
