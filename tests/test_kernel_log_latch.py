@@ -228,3 +228,40 @@ def test_evaluations_change_nothing_in_place() -> None:
     before = replace(first, facts=dict(first.facts), counted=dict(first.counted))
     next_log_state(first, sample(line(FATAL.format(1), 3), line(FATAL.format(2))), at(START_S + 1))
     assert first == before
+
+
+def test_oom_lines_of_an_old_kernel_join_into_one_fact() -> None:
+    watch = LogLatch()
+    limit = line("Task in /pod/a killed as a result of limit of /pod", first=100)
+    victim = line("Memory cgroup out of memory: Kill process 7 (java) score 9", first=100.001, pattern=1)
+    (fact,) = watch.evaluate(victim, limit).facts.values()
+    assert (fact.location, fact.times, fact.values) == ("/pod", 1, ("memcg", "java", "/pod/a"))
+
+
+def test_oom_victim_much_later_than_a_limit_is_its_own_fact() -> None:
+    watch = LogLatch()
+    limit = line("Task in /pod/a killed as a result of limit of /pod", first=100)
+    victim = line("Memory cgroup out of memory: Kill process 7 (java) score 9", first=102, pattern=1)
+    watch.evaluate(limit, victim)
+    assert watch.fact(KernelLogCode.OOM_KILL, "/pod").values[1] == ""
+    assert watch.fact(KernelLogCode.OOM_VICTIM, "java").times == 1
+
+
+def test_newest_line_decides_when_lines_get_the_same_time() -> None:
+    """Lines get the time of the evaluation if the log's clock is off."""
+    watch = LogLatch()
+    watch.evaluate()
+    up = line("nfs: server a OK", first=102, pattern=1)
+    down = line("nfs: server a not responding, timed out", first=101)
+    watch.evaluate(up, down)
+    fact = watch.fact(KernelLogCode.NFS, "a")
+    assert (fact.last, fact.values) == (at(watch.second), ("up",))
+
+
+def test_flood_of_other_lines_keeps_the_fault_of_a_nic() -> None:
+    watch = LogLatch()
+    broken = "mlx5_core 0000:{:02x}:00.0: synd 0x8: unrecoverable hardware error"
+    watch.evaluate(*(line(broken.format(bus)) for bus in range(MAX_FACTS + 9)))
+    watch.evaluate(*(line(f"I/O error, dev dm-{n}, sector 1", first=watch.second) for n in range(500)))
+    assert len(watch.past.select(KernelLogCode.NIC_HARDWARE)) == MAX_FACTS + 9
+    assert len(watch.past.select(KernelLogCode.IO_ERROR)) == MAX_FACTS

@@ -227,6 +227,8 @@ def flood_of_faults(path: str) -> None:
 def test_every_known_line_becomes_a_fact(fifo: Path) -> None:
     with listener(fifo) as one, fifo.open("w") as f:
         for seq, (text, line) in enumerate(CASES):
+            if line.code is KernelLogCode.OOM_VICTIM:
+                continue  # it joins the line about the limit
             before = one.past.facts.get((line.code, line.location))
             f.write(record(seq, text))
             f.flush()

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from paper import ABSENT, EIO, cpus_sample
 
-from agent.health.host.machine.rules import MACHINE_RULES
+from agent.health.host.catalog import NODE_RULES
 from agent.health.host.machine.state import (
     MachineRuleInput,
     MachineRuleState,
@@ -28,7 +28,7 @@ from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 from agent.native.kernel_log import match_pattern
 
-RULES: Final = {rule.code: rule for rule in MACHINE_RULES}
+RULES: Final = {rule.code: rule for rule in NODE_RULES}
 DAY_S: Final = 86_400
 HUNG: Final = "INFO: task {}:7 blocked for more than 122 seconds."
 OOM: Final = (
@@ -110,7 +110,7 @@ class Node:
     def findings(self) -> dict[str, str]:
         """Return the evidence of the findings, by code."""
         view = self.view()
-        answers = (rule.evaluate(view) for rule in MACHINE_RULES)
+        answers = (rule.evaluate(view) for rule in NODE_RULES)
         return {answer.code: answer.evidence for answer in answers if isinstance(answer, Finding)}
 
 
@@ -128,7 +128,7 @@ def findings_of_lines(*lines: str) -> dict[str, str]:
 def test_healthy_node_has_no_findings() -> None:
     node = Node()
     node.wait(120)
-    assert [rule.evaluate(node.view()) for rule in MACHINE_RULES] == [OK] * len(MACHINE_RULES)
+    assert [rule.evaluate(node.view()) for rule in NODE_RULES] == [OK] * len(NODE_RULES)
 
 
 def test_long_list_names_the_newest_faults_in_order_of_their_first_line() -> None:
@@ -280,7 +280,7 @@ def test_part_with_later_errors_explains_the_first() -> None:
     assert node.findings() == {}
 
 
-KMSG_CODES: Final = [rule.code for rule in MACHINE_RULES if rule.source == "kmsg"]
+KMSG_CODES: Final = [rule.code for rule in NODE_RULES if rule.source == "kmsg"]
 
 
 @pytest.mark.parametrize(
@@ -496,3 +496,101 @@ def test_evaluations_change_nothing_in_place() -> None:
     stalls, corrected = dict(before.wait_totals), before.corrected_pci_errors
     node.wait(60, memory_full=0.5)
     assert (before.wait_totals, before.corrected_pci_errors) == (stalls, corrected)
+
+
+# --- faults that only the log reports ---------------------------------------------------------------------
+
+MLX5: Final = "mlx5_core 0000:41:00.0: "
+LOG_CASES: Final[list[tuple[Iterable[str], dict[str, tuple[Severity, str]]]]] = [
+    (["blk_update_request: I/O error, dev sda, sector 1", "critical medium error, dev sdb, sector 1",
+      "Buffer I/O error on dev sda1, logical block 0, async page read"],
+     {"node.io_error": (Severity.DEGRADED,
+                        "sda: I/O error, sdb: critical medium error; 3 lines of the kernel log")}),
+    (["md/raid1:md1: Disk failure on sda1, disabling device."],
+     {"node.raid": (Severity.DEGRADED, "md1 sda1: degraded; 1 line of the kernel log")}),
+    (["md/raid1:md1: Disk failure on sda1, disabling device.",
+      "md/raid0md0: Disk failure on nvme0n1p1 detected, failing array."],
+     {"node.raid": (Severity.UNHEALTHY,
+                    "md0 nvme0n1p1: failed, md1 sda1: degraded; 2 lines of the kernel log")}),
+    (["block nvme0n1: no available path - failing I/O"],
+     {"node.nvme.path": (Severity.DEGRADED, "nvme0n1: failing I/O; 1 line of the kernel log")}),
+    (["attempt to access beyond end of device"],
+     {"node.beyond_end": (Severity.DEGRADED, "a disk; 1 line of the kernel log")}),
+    (["EXT4-fs (sda1): I/O error while writing superblock", "EXT4-fs error (device sda1): f:1: x"],
+     {"node.filesystem": (Severity.DEGRADED, "EXT4 on sda1; 2 lines of the kernel log")}),
+    (["nfs: server a not responding, timed out", "nfs4_reclaim_open_state: Lock reclaim failed!"],
+     {"node.nfs": (Severity.DEGRADED, "a not responding, file locks lost; 2 lines of the kernel log")}),
+    (["BUG: unable to handle kernel NULL pointer dereference at 0000000000000078", "Oops: 0000 [#1] SMP"],
+     {"node.oops": (Severity.DEGRADED, "Oops; 2 lines of the kernel log")}),
+    (["nf_conntrack: table full, dropping packet", "VFS: file-max limit 1000 reached"],
+     {"node.table_full": (Severity.DEGRADED, "nf_conntrack, file-max; 2 lines of the kernel log")}),
+    (["unregister_netdevice: waiting for lo to become free. Usage count = 1"],
+     {"node.netdev_held": (Severity.DEGRADED, "lo; 1 line of the kernel log")}),
+    (["NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 0 timed out"],
+     {"node.tx_timeout": (Severity.DEGRADED, "eth0 (mlx5_core); 1 line of the kernel log")}),
+    (["nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context"],
+     {"node.peermem": (Severity.DEGRADED, "detected invalid context; 1 line of the kernel log")}),
+    (["python3[7]: segfault at 0 ip 00 sp 00 error 4 in libnccl.so.2[7f+1000]"],
+     {"node.nccl": (Severity.INFO, "python3; 1 line of the kernel log")}),
+    ([MLX5 + "Port module event: module 1, Cable unplugged"],
+     {"node.nic": (Severity.INFO, "0000:41:00.0: Cable unplugged; 1 line of the kernel log")}),
+    ([MLX5 + "Detected insufficient power on the PCIe slot (27W).",
+      MLX5 + "synd 0x8: unrecoverable hardware error"],
+     {"node.nic": (Severity.UNHEALTHY, "0000:41:00.0: unrecoverable hardware error, "
+                   "0000:41:00.0: insufficient power in its slot (27W); 2 lines of the kernel log")}),
+    # --- old kernels write an OOM kill at a cgroup's limit in several lines
+    (["Task in /a/b killed as a result of limit of /a",
+      "Memory cgroup out of memory: Kill process 7 (java) score 9 or sacrifice child",
+      "Killed process 7 (java) total-vm:1kB, anon-rss:1kB, file-rss:1kB"], {}),
+    (["Out of memory: Kill process 7 (java) score 9 or sacrifice child",
+      "Killed process 7 (java) total-vm:1kB, anon-rss:1kB, file-rss:1kB"],
+     {"node.oom": (Severity.DEGRADED, "no memory left, java was killed; 1 line of the kernel log")}),
+    ([FIRMWARE.format("fatal"), "{1}[Hardware Error]:   section_type: memory error"],
+     {"node.machine_check": (Severity.DEGRADED, "an uncorrected error of memory; 1 line of the kernel log")}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "findings"), LOG_CASES, ids=range(len(LOG_CASES)))
+def test_log_faults_have_findings(lines: Iterable[str], findings: dict[str, tuple[Severity, str]]) -> None:
+    node = Node()
+    for text in lines:
+        node.write(text)
+        node.now_s += 0.1
+    view = node.view()
+    found = [answer for rule in NODE_RULES if isinstance(answer := rule.evaluate(view), Finding)]
+    assert {one.code: (one.severity, one.evidence) for one in found} == findings
+
+
+def test_node_view_with_lines_about_a_nic_is_constant_while_facts_are() -> None:
+    """Equal views are not evaluated again."""
+    node = Node()
+    node.write(MLX5 + "synd 0x8: unrecoverable hardware error")
+    node.wait(200)
+    before = node.view()
+    node.wait(10)
+    assert node.view() == before
+
+
+@pytest.mark.parametrize(
+    ("code", "fault", "end"),
+    [
+        ("node.nfs", "nfs: server a not responding, still trying", "nfs: server a OK"),
+        ("node.nic", MLX5 + "Detected insufficient power on the PCIe slot (27W).",
+         MLX5 + "PCIe slot advertised sufficient power (75W)."),
+        ("node.nic", MLX5 + "Port module event[error]: module 0, Cable error, High Temperature",
+         MLX5 + "Port module event: module 0, Cable plugged"),
+        ("node.nic", MLX5 + "synd 0x1: firmware internal error", MLX5 + "health recovery succeeded"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("pause_s", [0.001, 3600])
+def test_log_line_about_an_end_clears_the_fault(code: str, fault: str, end: str, pause_s: float) -> None:
+    node = Node()
+    node.write(fault)
+    if pause_s > 1:
+        assert code in node.findings()
+    node.now_s += pause_s
+    node.write(end)
+    assert code not in node.findings()
+    node.now_s += pause_s
+    node.write(fault)
+    assert code in node.findings(), "a later line raises it again"

@@ -21,6 +21,7 @@ from agent.health.host.pci.state import (
     pci_rule_input,
 )
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
+from agent.health.kernel_log.parse import parse_host_line
 from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
 from agent.model.declared_devices import DeclaredFile, DeclaredPci, DriverDevice
 from agent.model.health import Blame, Finding, Severity
@@ -82,8 +83,14 @@ class Node:
         self.past = next_pci_rule_state(self.past, self.snapshot(), self.now)
         return self.view()
 
-    def write_line(self, code: KernelLogCode, location: str = NIC, text: str = "what happened") -> None:
-        fact = KernelLogFact(code, location, 1, self.now, self.now, text)
+    def write_line(
+        self,
+        code: KernelLogCode,
+        location: str = NIC,
+        text: str = "what happened",
+        values: tuple[str, ...] = (),
+    ) -> None:
+        fact = KernelLogFact(code, location, 1, self.now, self.now, text, values)
         self.log = KernelLogState({**self.log.facts, (code, location): fact})
 
 
@@ -375,6 +382,82 @@ def test_pci_fault_without_log_is_not_applicable(node: Node) -> None:
     assert result_of("pci.fault", node.view()) == RuleNotApplicable("the kernel log cannot be read")
     node.write_line(KernelLogCode.PCI_FAULT, text="Link Down")
     assert isinstance(result_of("pci.fault", node.view()), Finding), "facts survive an unreadable log"
+
+
+# --- faults of a NIC --------------------------------------------------------------------------------------
+
+DAY_S: Final = 86_400
+NIC_LINES: Final = [
+    (f"mlx5_core {NIC}: poll_health:852:(pid 0): device's health compromised - reached miss count",
+     "pci.nic.stopped", Severity.UNHEALTHY, "device's health compromised", DAY_S),
+    (f"mlx5_core {NIC}: print_health_info:458:(pid 0): synd 0x8: unrecoverable hardware error",
+     "pci.nic.stopped", Severity.UNHEALTHY, "unrecoverable hardware error", DAY_S),
+    (f"mlx5_core {NIC}: wait_func:1195:(pid 7): ENABLE_HCA(0x104) timeout. Will cause a leak of a command",
+     "pci.nic.stopped", Severity.UNHEALTHY, "ENABLE_HCA not answered", DAY_S),
+    (f"efa {NIC}: Device isn't ready, can't reset device",
+     "pci.nic.stopped", Severity.UNHEALTHY, "Device isn't ready", DAY_S),
+    ("infiniband rdmap94s0: Admin queue is closed",
+     "pci.nic.stopped", Severity.UNHEALTHY, "Admin queue is closed", DAY_S),
+    (f"mlx5_core {NIC}: Detected insufficient power on the PCIe slot (27W).",
+     "pci.nic.power", Severity.DEGRADED, "insufficient power in its slot (27W)", DAY_S),
+    (f"mlx5_core {NIC}: Port module event[error]: module 0, Cable error, High Temperature",
+     "pci.nic.module", Severity.DEGRADED, "Cable error, High Temperature", DAY_S),
+    (f"mlx5_core {NIC}: Port module event: module 0, Cable unplugged",
+     "pci.nic.module", Severity.INFO, "Cable unplugged", DAY_S),
+    (f"mlx5_core {NIC} eth0: NETDEV WATCHDOG: CPU: 5: transmit queue 0 timed out 5020 ms",
+     "pci.nic.tx_timeout", Severity.DEGRADED, "a transmit queue of eth0 hung", ERROR_WINDOW_S),
+    (f"mlx5_core {NIC} eth0: TX timeout detected",
+     "pci.nic.tx_timeout", Severity.DEGRADED, "a transmit queue of eth0 hung", ERROR_WINDOW_S),
+    (f"mlx5_core {NIC}: ACCESS_REG(0x805) op_mod(0x1) failed, status bad resource(0x5), syndrome (0x3)",
+     "pci.nic.register", Severity.INFO, "a register access failed: bad resource", ERROR_WINDOW_S),
+]  # fmt: skip
+
+
+def write_parsed(node: Node, text: str) -> None:
+    """Add the fact of a kernel-log line."""
+    parsed = parse_host_line(text)
+    assert parsed is not None
+    node.write_line(parsed.code, parsed.location, text, parsed.values)
+
+
+@pytest.mark.parametrize(("text", "code", "severity", "fault", "held_s"), NIC_LINES)
+def test_log_line_about_a_nic_is_a_finding_of_its_function(
+    node: Node, text: str, code: str, severity: Severity, fault: str, held_s: int
+) -> None:
+    write_parsed(node, text)
+    expected = Finding(code, severity, f"{fault}; the kernel log: {text}")
+    found = [answer for rule in PCI_RULES if isinstance(answer := rule.evaluate(node.view()), Finding)]
+    assert [without_since(finding) for finding in found] == [expected]
+    assert without_since(result_of(code, node.read(held_s - 1))) == expected
+    assert result_of(code, node.read(1)) is OK
+
+
+@pytest.mark.parametrize("text", [row[0] for row in NIC_LINES])
+def test_log_line_about_another_nic_is_no_finding(node: Node, text: str) -> None:
+    write_parsed(node, text.replace(NIC, "0000:01:00.0").replace("rdmap94s0", "rdmap1s0"))
+    assert [rule.code for rule in PCI_RULES if isinstance(rule.evaluate(node.view()), Finding)] == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "end"),
+    [
+        ("synd 0x1: firmware internal error", "health recovery succeeded"),
+        ("device's health compromised - reached miss count", "health revovery succeded"),
+        (
+            "Detected insufficient power on the PCIe slot (27W).",
+            "PCIe slot advertised sufficient power (75W).",
+        ),
+        ("Port module event: module 0, Cable unplugged", "Port module event: module 0, Cable plugged"),
+    ],
+)
+def test_log_line_about_an_end_clears_a_nic_until_the_next(node: Node, fault: str, end: str) -> None:
+    write_parsed(node, f"mlx5_core {NIC}: {fault}")
+    node.read(1)
+    write_parsed(node, f"mlx5_core {NIC}: {end}")
+    assert [rule.code for rule in PCI_RULES if isinstance(rule.evaluate(node.view()), Finding)] == []
+    node.read(1)
+    write_parsed(node, f"mlx5_core {NIC}: {fault}")
+    assert any(isinstance(rule.evaluate(node.view()), Finding) for rule in PCI_RULES)
 
 
 # --- what is remembered -----------------------------------------------------------------------------------

@@ -26,11 +26,10 @@ from agent.health.gpu.xid import xid_table as xids
 from agent.health.gpu.xid.decisions import decide_sxid
 from agent.health.gpu.xid.row_types import RepairAnswer, XidCondition, XidEffect, XidRow
 from agent.health.gpu.xid.sxid_table import SxidRow, SxidScope
-from agent.health.host.catalog import ALL_HOST_RULES, DECLARED_RULES, HOST_RULES
+from agent.health.host.catalog import ALL_HOST_RULES, DECLARED_RULES, HOST_RULES, NODE_RULES
 from agent.health.host.cgroup.rules import CGROUP_RULES
 from agent.health.host.cpu.rules import CPU_RULES
 from agent.health.host.hugepages.rules import POOL_RULES
-from agent.health.host.machine.rules import MACHINE_RULES
 from agent.health.host.memory.rules import MEMORY_RULES
 from agent.health.host.pod.rules import (
     POD_AUDIT_ROWS,
@@ -264,7 +263,7 @@ def check_sections(limits: GpuLimits) -> tuple[CheckSection, ...]:
             "The node",
             "Notes that belong to no device.",
             (
-                *map(_rule_check, MACHINE_RULES),
+                *map(_rule_check, NODE_RULES),
                 *map(_pod_audit_check, (UNLISTED_FINDINGS_ROW, PODS_UNREADABLE_ROW)),
             ),
         ),

@@ -8,6 +8,7 @@ from agent.devices.inventory import DeviceKind
 from agent.health.host.cgroup.rules import CGROUP_RULES
 from agent.health.host.cpu.rules import CPU_RULES, DECLARED_CPU_RULES
 from agent.health.host.hugepages.rules import DECLARED_POOL_RULES, POOL_RULES
+from agent.health.host.machine.log_rules import MACHINE_LOG_RULES
 from agent.health.host.machine.rules import MACHINE_RULES
 from agent.health.host.memory.rules import DECLARED_MEMORY_RULES, MEMORY_RULES
 from agent.health.host.pci.rules import PCI_RULES
@@ -39,8 +40,10 @@ MAIN_SOURCES: Final[Mapping[DeviceKind, tuple[str, ...]]] = {
 }
 """Names of the sources whose passes verify a device, by kind. If one of them stalls, the device is Unknown. A
 GPU that NVML has found has a source of its own."""
+NODE_RULES: Final = (*MACHINE_RULES, *MACHINE_LOG_RULES)
+"""Rules for the machine as a whole, whose findings are notes."""
 ALL_HOST_RULES: Final = tuple(
-    dict.fromkeys(chain(*HOST_RULES.values(), *DECLARED_RULES.values(), CGROUP_RULES, MACHINE_RULES))
+    dict.fromkeys(chain(*HOST_RULES.values(), *DECLARED_RULES.values(), CGROUP_RULES, NODE_RULES))
 )
 """All rules for the machine, its devices and the cgroups of pods, without duplicates."""
 

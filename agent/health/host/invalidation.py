@@ -10,8 +10,9 @@ from typing import Final, NamedTuple
 from agent.devices.inventory import DeviceKind, InventoryDevice
 from agent.health.host.cpu.facts import CpuFacts
 from agent.health.host.memory.edac import has_source_been_read
+from agent.health.host.pci.state import PCI_LOG_CODES
 from agent.health.host.state import HostRuleState
-from agent.health.kernel_log.facts import KernelLogCode, log_reader_state
+from agent.health.kernel_log.facts import log_reader_state
 from agent.model.cpuset import CpuSet, cpu_numbers
 from agent.model.declared_devices import DeclaredCpus, DriverDevice
 from agent.model.reading import Missing
@@ -21,7 +22,6 @@ from agent.model.time import Instant
 
 ALL_DEVICES: Final[CpuSet] = -1
 """Special set of CPUs: the change affects every device, or the device is affected by every change."""
-_PCI_CODES: Final = (KernelLogCode.AER_FATAL, KernelLogCode.AER_NONFATAL, KernelLogCode.PCI_FAULT)
 
 
 class SharedRuleInput(NamedTuple):
@@ -100,7 +100,7 @@ def _shared_memory_input(
 
 
 def _shared_pci_input(host: HostRuleState, snapshot: Snapshot, now: Instant) -> SharedRuleInput:
-    facts = host.kernel_log.select(*_PCI_CODES)
+    facts = host.kernel_log.select(*PCI_LOG_CODES)
     functions = "read" if isinstance(snapshot.pci, tuple) else snapshot.pci
     # facts expire with time
     expires = now if facts else None

@@ -6,8 +6,7 @@ from typing import Final
 
 from agent.devices.inventory import InventoryDevice, pools_by_device
 from agent.health.evaluation import Evaluation, row_with_code
-from agent.health.host.catalog import HOST_RULES, MAIN_SOURCES
-from agent.health.host.machine.rules import MACHINE_RULES
+from agent.health.host.catalog import HOST_RULES, MAIN_SOURCES, NODE_RULES
 from agent.health.host.machine.state import machine_rule_input
 from agent.health.host.state import HostRuleState, device_rule_input
 from agent.health.rules import STALLED, STALLED_ADVICE, Rule
@@ -103,6 +102,6 @@ def machine_causes(
 ) -> Iterator[NonDeviceCause]:
     """Evaluate the rules for the whole machine, and yield their causes."""
     view = machine_rule_input(host.machine, host.kernel_log, snapshot, evaluation.settings, evaluation.now)
-    evaluation.run_cached_rules(MACHINE_SUBJECT, MACHINE_RULES, view)
-    for cause in evaluation.causes(MACHINE_SUBJECT, partial(row_with_code, MACHINE_RULES)):
+    evaluation.run_cached_rules(MACHINE_SUBJECT, NODE_RULES, view)
+    for cause in evaluation.causes(MACHINE_SUBJECT, partial(row_with_code, NODE_RULES)):
         yield NonDeviceCause(MACHINE_SUBJECT, cause)

@@ -14,13 +14,23 @@ from agent.model.time import NS, Instant, instant_at_mono
 
 MAX_FACTS: Final = 64
 """Largest number of facts that are kept for one code; the newest are kept."""
+ONE_KILL_NS: Final = NS
+"""Largest time between the lines of one OOM kill [ns]."""
 LASTING_CODES: Final = frozenset(
-    {KernelLogCode.MACHINE_CHECK, KernelLogCode.MEMORY_FAILURE, KernelLogCode.EDAC_UNCORRECTED}
+    {
+        KernelLogCode.MACHINE_CHECK,
+        KernelLogCode.MEMORY_FAILURE,
+        KernelLogCode.EDAC_UNCORRECTED,
+        KernelLogCode.NIC_HEALTH,
+        KernelLogCode.NIC_HARDWARE,
+        KernelLogCode.NIC_COMMAND,
+        KernelLogCode.EFA,
+    }
 )
-"""Codes of faults that last until the machine restarts."""
+"""Codes of faults that make a device unhealthy: no flood may displace one."""
 MAX_LASTING_FACTS: Final = 8192
-"""Largest number of facts that are kept for a code in ``LASTING``: more than any machine has CPUs or memory
-modules."""
+"""Largest number of facts that are kept for a code in ``LASTING_CODES``: more than any machine has CPUs,
+memory modules or virtual functions of NICs."""
 
 _MINUTES_10, _HOUR, _DAY = 600 * NS, 3600 * NS, 86_400 * NS
 _PAUSE_NS: Final = {
@@ -66,14 +76,17 @@ def _log_time_converter(state: KernelLogState, now: Instant) -> _LogTimeConverte
 def _with_lines(
     previous: KernelLogState, lines: tuple[LogLine, ...], moment: _LogTimeConverter
 ) -> KernelLogState:
-    new: list[KernelLogFact] = []
+    grown: list[tuple[LogLine, int]] = []
     counted: dict[KernelLogEntryId, int] = {}
     for line in lines:
         entry = KernelLogEntryId(line.pattern, line.first_us, line.first_text)
         counted[entry] = line.times
         before = previous.counted.get(entry, 0)
         if line.times > before:
-            new.extend(_new_facts(line, before, moment))
+            grown.append((line, before))
+    # oldest first: of lines that get the same time, the newest states how things are now
+    grown.sort(key=lambda item: (item[0].last_us, item[0].seq))
+    new = [fact for line, before in grown for fact in _new_facts(line, before, moment)]
     return KernelLogState(_merge_facts(previous.facts, new) if new else previous.facts, lines, counted)
 
 
@@ -95,9 +108,30 @@ def _new_facts(line: LogLine, before: int, moment: _LogTimeConverter) -> Iterato
 def _merge_facts(known: KernelLogFacts, new: Iterable[KernelLogFact]) -> KernelLogFacts:
     facts = dict(known)
     for fact in new:
+        if fact.code is KernelLogCode.OOM_VICTIM and _add_victim(facts, fact):
+            continue
         before = facts.get((fact.code, fact.location))
         facts[fact.code, fact.location] = _merge_fact(before, fact) if before else fact
     return _drop_oldest_facts(facts)
+
+
+def _add_victim(facts: dict[tuple[KernelLogCode, str], KernelLogFact], victim: KernelLogFact) -> bool:
+    """Add the killed task to the fact of the cgroup's limit. Kernels before 5.0 write the limit and the task
+    in two lines within a moment. Return False if no line names the limit."""
+    limits = [
+        fact
+        for fact in facts.values()
+        if fact.code is KernelLogCode.OOM_KILL
+        and fact.location
+        and not fact.values[1]
+        and abs(victim.last.mono_ns - fact.last.mono_ns) <= ONE_KILL_NS
+    ]
+    if not limits:
+        return False
+    newest = max(limits, key=lambda fact: fact.last)
+    constraint, _, cgroup = newest.values
+    facts[newest.code, newest.location] = newest._replace(values=(constraint, victim.location, cgroup))
+    return True
 
 
 def _merge_fact(known: KernelLogFact, new: KernelLogFact) -> KernelLogFact:

@@ -8,12 +8,28 @@
     RCU stall                          the flavour, ``rcu_preempt``
     hung task                          duration [s]
     OOM kill                           the constraint, ``memcg``; the killed task and its cgroup
+    hardware section, OOM victim       none
     memory failure                     the outcome, ``Recovered``, and the kind of page
     EDAC                               number of errors that the line stands for
     AER                                the layer, ``Physical Layer``; none if firmware reported it
     PCI fault, NVMe                    the event
     read-only                          the filesystem's type, ``EXT4``
     hugepages                          number of pages requested and allocated
+    I/O error, NVMe path               the error, ``critical medium``; what the kernel does with the request
+    RAID                               ``failed`` if the array lost its data, else ``degraded``
+    beyond the end                     the task; empty in old kernels
+    filesystem                         the filesystem's type
+    NFS                                ``down``, ``up`` or ``locks lost``
+    panic, oops, peermem               the reason
+    table full                         none
+    interface held                     number of users
+    libnccl                            none
+    NIC health                         ``failed`` or ``recovered``, and the text
+    NIC hardware, command, register    the text
+    NIC power                          ``insufficient`` or ``sufficient``, and the watts
+    NIC module                         ``error``, ``unplugged`` or ``plugged``, and the text
+    EFA                                the text
+    transmit timeout                   the interface and the driver
 """
 
 import re
@@ -53,6 +69,8 @@ _OOM: Final = re.compile(
     r"oom-kill:constraint=CONSTRAINT_([A-Z_]{1,20}),"
     r"(?:.*?,(?:oom_memcg=([^,]*)|global_oom\b))?(?:.*?,task_memcg=([^,]*))?(?:.*?,task=([^,]*))?"
 )
+PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+"""PCI address in the form of sysfs, which locations have."""
 _ALREADY: Final = "already poisoned"
 _MODULE: Final = re.compile(r": ([0-9]{1,9}) [CU]E (?:.* )?on (.*?) ?\(")
 _LAYER: Final = re.compile(r", type=([^,]*),")
@@ -81,11 +99,21 @@ def _soft_lockup(match: _Match, text: str) -> _Parsed:
     return _numbered("cpu", match[1], *stuck.groups() if stuck else ())
 
 
-def _hard_lockup(match: _Match, _: str) -> _Parsed:
+_LOCKED: Final = re.compile(r"(?:NMI )?watchdog: (?:CPU[0-9]+: )?Watchdog detected")
+
+
+def _hard_lockup(match: _Match, text: str) -> _Parsed:
+    if not _LOCKED.match(text):
+        return None
     return _numbered("cpu", match.groups()[-2])
 
 
-def _rcu_stall(match: _Match, _: str) -> _Parsed:
+_STALLED: Final = re.compile(r"(?:rcu: )?INFO: rcu_[a-z_]+ (?:self-)?detected (?:expedited )?stall")
+
+
+def _rcu_stall(match: _Match, text: str) -> _Parsed:
+    if not _STALLED.match(text):
+        return None
     return "", (match[1],)
 
 
@@ -94,13 +122,26 @@ def _hung_task(_: _Match, text: str) -> _Parsed:
     return (hung[1], (hung[2],)) if hung else None
 
 
+_OLD_LIMIT: Final = re.compile(r"Task in (.*) killed as a result of limit of (.*)")
+_OLD_KILL: Final = re.compile(r"(?:Memory cgroup o|O)ut of memory: Kill process [0-9]+ \((.*)\)")
+
+
 def _oom_kill(_: _Match, text: str) -> _Parsed:
     """Parse an OOM kill, whose line may be cut; None if a cgroup's limit caused the kill but its name is
     missing."""
+    if limit := _OLD_LIMIT.match(text):
+        return _unescaped(limit[2].strip()), ("memcg", "", _unescaped(limit[1]))
+    if killed := _OLD_KILL.match(text):
+        return "", ("none", killed[1], "")
     found = _OOM.match(text)
     if found is None or (found[1] == "MEMCG" and not found[2]):
         return None
     return _unescaped(found[2] or ""), (found[1].lower(), found[4] or "", _unescaped(found[3] or ""))
+
+
+def _oom_victim(_: _Match, text: str) -> _Parsed:
+    found = _OLD_KILL.match(text)
+    return (found[1], ()) if found else None
 
 
 def _unescaped(cgroup: str) -> str:
@@ -133,11 +174,258 @@ def _pci_fault(match: _Match, text: str) -> _Parsed:
 
 def _nvme(match: _Match, text: str) -> _Parsed:
     event = re.split("[;:,]", text[match.end(1) + 2 :], maxsplit=1)[0]
+    if match.re.groups == 5 and not event.startswith(("Removing after ", "Disabling device after ")):
+        return None
     return _numbered("nvme", match[1], "I/O timeout" if event.startswith("I/O ") else event)
 
 
+_SHUT_DOWN: Final = re.compile(r"Shutting down filesystem|Filesystem has been shut down")
+_TYPES: Final = re.compile(r"(EXT[234]|XFS|BTRFS|FAT|F2FS)(?:-fs)? ")
+
+
+def _filesystem_type(text: str) -> str:
+    found = _TYPES.match(text)
+    return found[1] if found else ""
+
+
 def _read_only(match: _Match, text: str) -> _Parsed:
-    return match[1].rstrip(":"), (re.split("[ -]", text, maxsplit=1)[0],)
+    kind = _filesystem_type(text)
+    if not kind or (kind == "XFS" and match.re.groups == 4 and not _SHUT_DOWN.search(text)):
+        return None
+    return match.groups()[match[1].startswith(kind)].rstrip(":"), (kind,)
+
+
+_METADATA: Final = re.compile(r": metadata I/O error|: Metadata (?:corruption|CRC error) detected")
+
+
+def _filesystem(match: _Match, text: str) -> _Parsed:
+    if text.startswith("XFS") and not _METADATA.search(text):
+        return None
+    return match[1].rstrip(":"), (_filesystem_type(text),)
+
+
+_PARTITION: Final = re.compile(r"(?P<letters>(?:sd|vd|hd|xvd)[a-z]+)[0-9]+|(?P<digits>.*[0-9])p[0-9]+")
+_PATH_OF: Final = re.compile(r"(nvme[0-9]+)c[0-9]+(n[0-9]+)")
+_IO_ERROR: Final = re.compile(
+    r"(?:blk_update_request: |print_req_error: )?"
+    r"(I/O|critical medium|critical target|timeout|recoverable transport|protection) error, dev ([^,]*),"
+)
+_REMOVABLE: Final = re.compile(r"(?:fd|sr)[0-9]+")
+
+
+def _disk(device: str) -> str:
+    """Return the disk of a partition, and of one path to an NVMe disk: ``nvme0c1n1p2`` is on ``nvme0n1``."""
+    found = _PARTITION.fullmatch(device)
+    return _PATH_OF.sub(r"\1\2", (found["letters"] or found["digits"]) if found else device)
+
+
+def _io_error(_: _Match, text: str) -> _Parsed:
+    """Parse an I/O error; None for a drive without a medium, and for errors that are answers (a reservation
+    of another node, no space, an unsupported operation)."""
+    buffer = re.match(r"Buffer I/O error on dev ([^,]*),", text)
+    found = _IO_ERROR.match(text)
+    kind, device = ("I/O", buffer[1]) if buffer else (found[1], found[2]) if found else ("", "?")
+    return None if _REMOVABLE.fullmatch(device) or not kind else (_disk(device), (kind,))
+
+
+def _nvme_path(match: _Match, text: str) -> _Parsed:
+    found = re.match(r"block (nvme[^ :]*): no (?:usable|available) path - (.*)", text)
+    return (_disk(found[1]), (found[2],)) if found else None
+
+
+_ARRAY: Final = re.compile(r"md/(?:raid[0-9]*|linear):?(md[^:]*|dm-[0-9]+|[^:]+):?$")
+
+
+def _raid(match: _Match, text: str) -> _Parsed:
+    """Parse the loss of a disk; RAID 0 and linear arrays write no colon before the array's name."""
+    array = _ARRAY.match(f"md/{match[1]}")
+    if array is None:
+        return None
+    if match.re.groups == 2:  # "Cannot continue operation"
+        return array[1], ("failed",)
+    return f"{array[1]} {match[2]}", ("failed" if " failing array" in text else "degraded",)
+
+
+_BEYOND: Final = re.compile(
+    r"(?:(.{0,15}): )?attempt to access beyond end of device(?:\\x0a|\n)?(?:([^ :]+): rw=)?"
+)
+
+
+def _beyond_end(_: _Match, text: str) -> _Parsed:
+    """Parse an access behind the end of a disk; a task's name has at most 15 characters."""
+    found = _BEYOND.match(text)
+    task = found[1] or "" if found else ""
+    if found is None or ": " in task or task in {"kernel", "audit"}:
+        return None
+    return found[2] or "", (task,)
+
+
+def _nfs(match: _Match, text: str) -> _Parsed:
+    if match.re.groups < 4:
+        return ("", ("locks lost",)) if "4_reclaim_open_state: Lock" in text else None
+    if match[1] not in {"nfs:", "lockd:", "nfsacl:"}:
+        return None
+    if match[3] == "OK" and not match[4].strip():
+        return match[2], ("up",)
+    return (match[2], ("down",)) if match[4].startswith(" responding, ") else None
+
+
+def _panic(_: _Match, text: str) -> _Parsed:
+    return "", (text.removeprefix("Kernel panic - not syncing: ").strip(),)
+
+
+_OOPS: Final = re.compile(
+    r"BUG: (?:unable to handle |[Kk]ernel NULL pointer |kernel stack |stack guard page |Bad page |"
+    r"Bad rss-counter |KASAN: |KFENCE: )|Oops: .*\[#|general protection fault[,:].*\[#|kernel BUG at .*!|"
+    r"Unable to handle kernel (?:NULL pointer|paging request|access|read|write|execute|unknown)"
+)
+
+
+_ADDRESS: Final = re.compile(r"(?:[:,]| at| at virtual address) [0-9a-f]{4,}\b| \[#")
+
+
+def _oops(_: _Match, text: str) -> _Parsed:
+    if not _OOPS.match(text):
+        return None
+    return "", (_ADDRESS.split(text, maxsplit=1)[0],)
+
+
+def _table_full(_: _Match, text: str) -> _Parsed:
+    found = re.match(
+        r"(nf_conntrack): (?:nf_conntrack: )?table full|VFS: (file-max) limit [0-9]+ reached", text
+    )
+    return (found[1] or found[2], ()) if found else None
+
+
+def _netdev_held(match: _Match, text: str) -> _Parsed:
+    users = re.search(r"Usage count = ([0-9]{1,9})", text)
+    return match[1], (users[1] if users else "",)
+
+
+def _peermem(match: _Match, _: str) -> _Parsed:
+    return "", (match[2].strip(),)
+
+
+_NCCL: Final = re.compile(
+    r"(?:traps: )?((?:(?!: )[^\[]){1,15})\[[0-9]+\]:? "
+    r"(?:segfault at |general protection fault |trap [a-z ]+ ).* in libnccl[^ /]*\.so"
+)
+
+
+def _nccl(_: _Match, text: str) -> _Parsed:
+    found = _NCCL.match(text)
+    return (found[1], ()) if found else None
+
+
+_MLX5: Final = re.compile(r"mlx5_core [^ ]+: (?:[a-zA-Z0-9_]+:[0-9]+:(?:\(pid [0-9]+\):)? ?)?(.*)", re.DOTALL)
+_COMMAND: Final = re.compile(
+    r"(?:cmd\[[0-9]+\]: )?([A-Z0-9_]+|unknown command opcode)\(0x[0-9a-f]+\) "
+    r"(?:timeout\. |Async, timeout\. |canceled on out of queue timeout)"
+)
+_HEALTH: Final = re.compile(
+    r"(device's health compromised|health recovery f(?:ailed|low aborted)|health re[cv]overy succee?ded)"
+    r"|Health issue observed, ([^,]*), severity\(([0-9])\)"
+)
+_NOTICE: Final = 5
+"""Severity of a message that is no error, as of syslog."""
+_POWER: Final = re.compile(r"(Detected in|PCIe slot advertised )sufficient power[^(]*(?:\(([0-9]+W)\))?")
+_MODULE_EVENT: Final = re.compile(r"Port module event(\[error\])?: module [0-9]+, (.*)")
+
+
+def _nic_text(text: str) -> str:
+    """Return the text of a line of mlx5_core after the address, the function and the PID."""
+    found = _MLX5.match(text)
+    return found[1] if found else ""
+
+
+def _nic_health(match: _Match, text: str) -> _Parsed:
+    found = _HEALTH.match(_nic_text(text))
+    if found is None or (found[3] and int(found[3]) >= _NOTICE):
+        return None
+    what = found[1] or found[2]
+    state = "recovered" if " succe" in what else "failed"
+    return normal_pci_address(match[1]), (state, what)
+
+
+def _nic_hardware(match: _Match, text: str) -> _Parsed:
+    """Parse a syndrome of the firmware; it prints none without an error. An extended syndrome is a detail."""
+    found = re.match(r"synd 0x[0-9a-f]+: (.*)", _nic_text(text))
+    return (normal_pci_address(match[1]), (found[1].strip().rstrip("."),)) if found else None
+
+
+def _nic_command(match: _Match, text: str) -> _Parsed:
+    found = _COMMAND.match(_nic_text(text))
+    return (normal_pci_address(match[1]), (f"{found[1]} not answered",)) if found else None
+
+
+def _nic_register(match: _Match, text: str) -> _Parsed:
+    found = re.match(r"ACCESS_REG\(0x[0-9a-f]+\) .*failed, status ([a-z ]+)", _nic_text(text))
+    return (normal_pci_address(match[1]), (found[1],)) if found else None
+
+
+def _nic_power(match: _Match, text: str) -> _Parsed:
+    found = _POWER.match(_nic_text(text))
+    if found is None:
+        return None
+    state = "insufficient" if found[1] == "Detected in" else "sufficient"
+    return normal_pci_address(match[1]), (state, found[2] or "")
+
+
+def _nic_module(match: _Match, text: str) -> _Parsed:
+    found = _MODULE_EVENT.match(_nic_text(text))
+    if found is None:
+        return None
+    event = found[2].strip()
+    state = "error" if found[1] else event.rpartition(" ")[2]
+    parsed = normal_pci_address(match[1]), (state, event)
+    return parsed if state in {"error", "plugged", "unplugged", "disabled"} else None
+
+
+_EFA: Final = re.compile(
+    r"(?:efa ([0-9a-f:.]+)(?: [^ :]+)?|infiniband ([^ :]+)): "
+    r"(Wait for completion \(polling\) timeout|Admin queue is closed|Device isn't ready|"
+    r"Reset indication didn't turn|The device (?:sent a completion but|didn't send))"
+)
+_RDMA_NAME: Final = re.compile(r"rdma(?:P([0-9]{1,5}))?p([0-9]{1,3})s([0-9]{1,2})(?:f([0-7]))?")
+
+
+def _efa(_: _Match, text: str) -> _Parsed:
+    """Parse a line of an EFA. The name that udev gives it has the numbers of its PCI address in decimal."""
+    found = _EFA.match(text)
+    if found is None:
+        return None
+    name = _RDMA_NAME.fullmatch(found[2] or "")
+    location = found[2] or normal_pci_address(found[1])
+    if name:
+        domain, bus, slot, function = (int(number or 0) for number in name.groups())
+        location = f"{domain:04x}:{bus:02x}:{slot:02x}.{function}"
+    return location, (found[3],)
+
+
+_WATCHDOG: Final = re.compile(r"NETDEV WATCHDOG: ([^ ]+) \(([^)]*)\): transmit queue .*timed out")
+_NAMED_NETDEV: Final = re.compile(
+    r"([a-z0-9_-]+) ([^ ]+) ([^ ]+): (?:NETDEV WATCHDOG: CPU: [0-9]+: transmit queue .*timed out|TX timeout)"
+)
+
+
+def _tx_timeout(_: _Match, text: str) -> _Parsed:
+    """Parse a hanging transmit queue; the interface of a device on another bus is named by itself."""
+    if found := _WATCHDOG.match(text):
+        return found[1], (found[1], found[2])
+    if (found := _NAMED_NETDEV.match(text)) is None:
+        return None
+    address = normal_pci_address(found[2])
+    return (address if PCI_ADDRESS.fullmatch(address) else found[3]), (found[3], found[1])
+
+
+_SECTION: Final = re.compile(
+    r"\{[0-9]+\}\[Hardware Error\]: +section_type: (.*?)(?: error)?(?: section)?\s*$"
+)
+
+
+def _hardware_section(_: _Match, text: str) -> _Parsed:
+    found = _SECTION.match(text)
+    return (found[1], ()) if found else None
 
 
 def _hugepages_short(match: _Match, _: str) -> _Parsed:
@@ -164,6 +452,28 @@ _PARSERS: Final[Mapping[KernelLogCode, _LineParser]] = {
     KernelLogCode.EDAC_UNCORRECTED: _edac,
     KernelLogCode.NVME: _nvme,
     KernelLogCode.READ_ONLY: _read_only,
+    KernelLogCode.HARDWARE_SECTION: _hardware_section,
+    KernelLogCode.OOM_VICTIM: _oom_victim,
+    KernelLogCode.NVME_PATH: _nvme_path,
+    KernelLogCode.IO_ERROR: _io_error,
+    KernelLogCode.RAID: _raid,
+    KernelLogCode.BEYOND_END: _beyond_end,
+    KernelLogCode.FILESYSTEM: _filesystem,
+    KernelLogCode.NFS: _nfs,
+    KernelLogCode.PANIC: _panic,
+    KernelLogCode.OOPS: _oops,
+    KernelLogCode.TABLE_FULL: _table_full,
+    KernelLogCode.NETDEV_HELD: _netdev_held,
+    KernelLogCode.PEERMEM: _peermem,
+    KernelLogCode.NCCL: _nccl,
+    KernelLogCode.NIC_HEALTH: _nic_health,
+    KernelLogCode.NIC_HARDWARE: _nic_hardware,
+    KernelLogCode.NIC_COMMAND: _nic_command,
+    KernelLogCode.NIC_REGISTER: _nic_register,
+    KernelLogCode.NIC_POWER: _nic_power,
+    KernelLogCode.NIC_MODULE: _nic_module,
+    KernelLogCode.EFA: _efa,
+    KernelLogCode.TX_TIMEOUT: _tx_timeout,
     KernelLogCode.HUGEPAGES_SHORT: _hugepages_short,
     KernelLogCode.AER_CORRECTED: _aer,
     KernelLogCode.AER_FATAL: _aer,

@@ -12,8 +12,10 @@ A pattern is literal text and directives, matched from the start of a message; t
 The reader counts lines together if all directives except %* match the same text. So parts that differ between
 the lines of a flood (a process, a channel, an address) are matched by %*.
 
-The table holds texts of Linux 5.4 to 6.18. If the kernel logs a fault in several lines, only one is matched,
-so that the fault counts once: the summary of an OOM kill, the line of the device that has a PCIe error.
+The table holds texts of Linux 4.4 to 6.18. The reader has room for 128 patterns, so some of them match
+more than faults: :mod:`agent.health.kernel_log.parse` decides. If the kernel logs a fault in several lines,
+only one is matched, so that the fault counts once: the summary of an OOM kill, the line of the device that
+has a PCIe error.
 """
 
 import re
@@ -28,6 +30,9 @@ _AMD: Final = "[Hardware Error]: CPU:%d (%*) MC%*_STATUS["
 # Reports of firmware have a number in braces; a report without one is of the previous boot
 _GHES: Final = "{%*}[Hardware Error]: event severity: "
 _LOCKED: Final = "Watchdog detected hard LOCKUP on cpu %d"
+_STUCK: Final = "BUG: soft lockup - CPU#%d stuck for "
+_BEYOND: Final = "attempt to access beyond end of device"
+_MLX5: Final = "mlx5_core %b: %*"
 _AER: Final = "%* %b: %*PCIe Bus Error: severity="
 _SHORT: Final = "HugeTLB: allocating %d of page size %w %w failed"
 
@@ -40,23 +45,33 @@ HOST_PATTERNS_BY_CODE: Final[Mapping[KernelLogCode, tuple[str, ...]]] = {
     ),
     KernelLogCode.HARDWARE_ERROR: (f"{_GHES}fatal%*", f"{_GHES}recoverable%*"),
     KernelLogCode.HARDWARE_ERROR_CORRECTED: (f"{_GHES}corrected%*",),
-    KernelLogCode.SOFT_LOCKUP: ("watchdog: BUG: soft lockup - CPU#%d stuck for %*",),
+    KernelLogCode.HARDWARE_SECTION: ("{%*}[Hardware Error]: %*section_type: %k",),
+    KernelLogCode.SOFT_LOCKUP: (
+        f"watchdog: {_STUCK}%*",
+        f"NMI watchdog: {_STUCK}%*",  # before 4.17
+        f"{_STUCK}%*",  # before 4.6
+    ),
     KernelLogCode.HARD_LOCKUP: (
-        f"watchdog: {_LOCKED}%*",
-        f"watchdog: CPU%*: {_LOCKED}%*",  # 6.10 and later: the detecting CPU comes first
+        f"watchdog: %*{_LOCKED}%*",  # 6.10 and later: the detecting CPU comes first
         f"NMI watchdog: {_LOCKED}%*",  # before 6.5, on x86
     ),
     KernelLogCode.RCU_STALL: (
-        "rcu: INFO: %w self-detected stall on CPU%*",
-        "rcu: INFO: %w detected stalls on %*",
+        "rcu: INFO: %w %*detected stall%* on %*",  # and "self-detected"
         "rcu: INFO: %w detected expedited stalls on %*",
+        "INFO: %w %*detected stall%* on %*",  # before 4.20
     ),
     # Names contain blanks and colons, and the number after them varies, so all lines are one kind
     KernelLogCode.HUNG_TASK: (
         "INFO: task %* blocked for more than %*",
         "INFO: task %* blocked in I/O wait for more than %*",
     ),
-    KernelLogCode.OOM_KILL: ("oom-kill:constraint=%*,oom_memcg=%w,%*", "oom-kill:constraint=%w,%*"),
+    KernelLogCode.OOM_KILL: (
+        "oom-kill:constraint=%*,oom_memcg=%w,%*",
+        "oom-kill:constraint=%w,%*",
+        "Task in %* killed as a result of limit of %k",  # before 5.0, as the next one
+        "Out of memory: Kill process %*",
+    ),
+    KernelLogCode.OOM_VICTIM: ("Memory cgroup out of memory: Kill process %*",),
     KernelLogCode.MEMORY_FAILURE: ("Memory failure: %*: recovery action for %*: %w",),
     KernelLogCode.EDAC_CORRECTED: ("EDAC MC%d: %* CE %*on %w (%*", "EDAC MC%d: %* CE %*"),
     KernelLogCode.EDAC_UNCORRECTED: ("EDAC MC%d: %* UE %*on %w (%*", "EDAC MC%d: %* UE %*"),
@@ -64,14 +79,60 @@ HOST_PATTERNS_BY_CODE: Final[Mapping[KernelLogCode, tuple[str, ...]]] = {
         "nvme nvme%d: I/O %* timeout, %*",
         "nvme nvme%d: controller is down%*",
         "nvme nvme%d: Device not ready; %*",
-        "nvme nvme%d: Removing after probe failure%*",
-        "nvme nvme%d: Disabling device after reset failure%*",
+        "nvme nvme%d: %*ing %*after %* failure%*",  # Removing after probe, Disabling device after reset
     ),
+    KernelLogCode.NVME_PATH: ("block %w no %* path - %*",),
+    KernelLogCode.IO_ERROR: (
+        "Buffer I/O error on dev %w,%*",
+        "%* error, dev %w,%*",  # "critical medium"; before 5.16 after the name of a function
+    ),
+    KernelLogCode.RAID: ("md/%w Disk failure on %w%*", "md/%w Cannot continue operation%*"),
+    KernelLogCode.BEYOND_END: (f"{_BEYOND}%*", f"%*: {_BEYOND}%*"),  # 5.11 and later: the task comes first
     KernelLogCode.READ_ONLY: (
-        "EXT4-fs (%w): Remounting filesystem read-only%*",
-        "XFS (%w): %*Shutting down filesystem%*",
+        "%w (%w): Remounting filesystem read-only%*",
+        "XFS (%w): %*hut%* down%*",  # "Shutting down filesystem", "has been shut down due to"
         "BTRFS info (device %w%*): forced readonly%*",
         "FAT-fs (%w): Filesystem has been set read-only%*",
+    ),
+    KernelLogCode.FILESYSTEM: (
+        "EXT4-fs error (device %w%*",
+        "EXT4-fs (%w): %*I/O error %*superblock%*",
+        "XFS (%w): %*etadata %*",  # "Metadata corruption", "metadata I/O error"
+        "BTRFS error (device %w%* errs: wr %*",
+        "BTRFS critical (device %w%*",
+    ),
+    KernelLogCode.NFS: (
+        "%w server %w %w%*",  # "not responding", "OK"
+        "NFS: %w Lock reclaim failed%*",
+        "nfs4_reclaim_open_state: Lock reclaim failed%*",  # before 3.4
+    ),
+    KernelLogCode.PANIC: ("Kernel panic - not syncing: %*",),
+    KernelLogCode.OOPS: (
+        "BUG: %w %*",  # "unable to handle", "kernel NULL pointer"
+        "Oops: %*",
+        "general protection fault%*[#%*",
+        "kernel BUG at %*",
+        "Unable to handle kernel %*",  # arm64
+    ),
+    KernelLogCode.TABLE_FULL: (
+        "nf_conntrack: %*table full%*, dropping packet%*",
+        "VFS: file-max limit %* reached%*",
+    ),
+    KernelLogCode.NETDEV_HELD: ("unregister_netdevice: waiting for %w to become free%*",),
+    KernelLogCode.PEERMEM: ("nvidia-peermem %w ERROR %*",),
+    KernelLogCode.NCCL: ("%*: segfault at %* in libnccl%*", "traps: %* in libnccl%*"),
+    # A function of the driver, a line number and a PID may stand before the text
+    KernelLogCode.NIC_HEALTH: (f"{_MLX5}ealth %w%*",),  # "health compromised", "Health issue observed"
+    KernelLogCode.NIC_HARDWARE: (f"{_MLX5}synd %x%*",),
+    KernelLogCode.NIC_COMMAND: (f"{_MLX5} timeout.%*",),
+    KernelLogCode.NIC_REGISTER: (f"{_MLX5}ACCESS_REG(%*failed, status %*",),
+    KernelLogCode.NIC_POWER: (f"{_MLX5}sufficient power %*",),  # and "insufficient"
+    KernelLogCode.NIC_MODULE: (f"{_MLX5}Port module event%*: module %d, %*",),
+    KernelLogCode.EFA: ("efa %b%*: %w%*", "infiniband %w %*dmin %*"),
+    KernelLogCode.TX_TIMEOUT: (
+        "NETDEV WATCHDOG: %w (%*",
+        "%w %w%*: NETDEV WATCHDOG: CPU%*",  # 6.6 and later
+        "mlx5_core %b %w TX timeout detected%*",
     ),
     KernelLogCode.HUGEPAGES_SHORT: (
         f"{_SHORT} node%d.  Only allocated %d hugepages%*",

@@ -12,6 +12,7 @@ from agent.health.host.machine.state import (
     CORRECTED_WINDOW_S,
     FAULT_HELD_S,
     LASTING_FAULT_HELD_S,
+    RELATED_NS,
     MachineRuleInput,
 )
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, earliest_line, no_log_lines_result
@@ -127,8 +128,15 @@ def detect_unlocated_hardware_error(view: MachineRuleInput) -> RuleResult:
     Source: lines of the kernel log, from machine checks and firmware.
     """
     uncorrected = [fact for fact in view.unlocated_errors if fact.code is KernelLogCode.HARDWARE_ERROR]
+    sections = view.recent(LASTING_FAULT_HELD_S, KernelLogCode.HARDWARE_SECTION)
     if uncorrected:
-        evidence = f"an uncorrected error of an unnamed part; {format_line_count(uncorrected)}"
+        named = [
+            section
+            for section in sections
+            if any(abs(section.last.mono_ns - fact.last.mono_ns) <= RELATED_NS for fact in uncorrected)
+        ]
+        part = format_newest_names(named, lambda fact: fact.location) if named else "an unnamed part"
+        evidence = f"an uncorrected error of {part}; {format_line_count(uncorrected)}"
         return Finding("node.machine_check", Severity.DEGRADED, evidence, since=earliest_line(uncorrected))
     if view.unlocated_errors:
         evidence = f"corrected errors of an unnamed part; {format_line_count(view.unlocated_errors)}"

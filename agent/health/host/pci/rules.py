@@ -4,6 +4,8 @@ The links of GPUs have rules in agent.health.gpu.pcie."""
 from functools import partial
 from typing import Final
 
+from agent.health.host.machine.state import LASTING_FAULT_HELD_S
+from agent.health.host.pci.nic import STOPPED_CODES, nic_faults
 from agent.health.host.pci.state import ERROR_WINDOW_S, PciRuleInput
 from agent.health.kernel_log.facts import KernelLogCode, no_log_lines_result
 from agent.health.rules import (
@@ -24,6 +26,7 @@ from agent.model.reading import Absence, Missing
 CORRECTABLE_ERRORS: Final = 100
 """Number of correctable errors within the window that is a fault: a sound link has a few errors in a day."""
 HOUR: Final = format_duration(ERROR_WINDOW_S)
+DAY: Final = format_duration(LASTING_FAULT_HELD_S)
 NO_AER: Final = "no PCIe error counters: the kernel or the platform has no AER"
 BUS_NOT_READ: Final = RuleNotEvaluated("the PCI bus has not been read yet")
 OFF_THE_BUS: Final = RuleNotEvaluated("the PCI function is not on the PCI bus")
@@ -156,7 +159,60 @@ def detect_link_fault(view: PciRuleInput) -> RuleResult:
     return no_log_lines_result(view.log_state)
 
 
+def _nic_result(view: PciRuleInput, code: str, *log_codes: KernelLogCode) -> RuleResult:
+    """Return the worst fault that kernel-log lines with one of ``log_codes`` report about a NIC."""
+    if not isinstance(view.function, PciSample):
+        return _not_on_bus_result(view)
+    faults = [fault for fault in nic_faults(view.log_facts) if fault.fact.code in log_codes]
+    if not faults:
+        return no_log_lines_result(view.log_state)
+    worst = max(faults, key=lambda fault: (fault.severity, fault.fact.last.mono_ns))
+    evidence = f"{worst.text}; the kernel log: {worst.fact.text}"
+    return Finding(code, worst.severity, evidence, since=worst.fact.since)
+
+
+def detect_stopped_nic(view: PciRuleInput) -> RuleResult:
+    """A NIC has stopped: its firmware or hardware failed, or it does not answer its driver.
+
+    Source: lines of the kernel log, from mlx5_core and efa; a line about a recovery ends it.
+    """
+    return _nic_result(view, "pci.nic.stopped", *STOPPED_CODES)
+
+
+def detect_nic_tx_timeout(view: PciRuleInput) -> RuleResult:
+    """A transmit queue of the NIC hung.
+
+    Source: lines of the kernel log that name the PCI address, from the network watchdog and mlx5_core.
+    """
+    return _nic_result(view, "pci.nic.tx_timeout", KernelLogCode.TX_TIMEOUT)
+
+
+def detect_nic_power_shortage(view: PciRuleInput) -> RuleResult:
+    """The slot of the NIC does not supply enough power.
+
+    Source: lines of the kernel log, from mlx5_core; a line about sufficient power ends it.
+    """
+    return _nic_result(view, "pci.nic.power", KernelLogCode.NIC_POWER)
+
+
+def detect_nic_module_fault(view: PciRuleInput) -> RuleResult:
+    """The transceiver or cable of the NIC has an error, or is unplugged.
+
+    Source: lines of the kernel log, from mlx5_core; a line about a plugged cable ends it.
+    """
+    return _nic_result(view, "pci.nic.module", KernelLogCode.NIC_MODULE)
+
+
+def detect_nic_register_error(view: PciRuleInput) -> RuleResult:
+    """The NIC refused an access to a register.
+
+    Source: lines of the kernel log, from mlx5_core.
+    """
+    return _nic_result(view, "pci.nic.register", KernelLogCode.NIC_REGISTER)
+
+
 _RESEAT: Final = "reseat the card, check riser and cables; compare with other slots"
+_TRY_LINE: Final = "declare a PCI device, and for it: echo '<3>{}' > /dev/kmsg"
 _TRY_SYSFS_COPY: Final = "in a copy of sysfs (--sysfs-root) add {} to {} in bus/pci/devices/<address>/{}"
 
 _pci_rule = partial(Rule, severity=Severity.DEGRADED, blame=Blame.HARDWARE, source="pci")
@@ -229,5 +285,53 @@ PCI_RULES: Final = (
         evaluate=detect_link_fault,
         try_it="declare a PCI device, and for it or the port above it: "
         "echo '<3>pcieport <address>: pciehp: Slot(1): Link Down' > /dev/kmsg",
+    ),
+    _pci_rule(
+        code="pci.nic.stopped",
+        severity=Severity.UNHEALTHY,
+        threshold=f"a line in the last {DAY}, and no later line that it has recovered",
+        why="no traffic passes, and drivers hang that wait for it",
+        advice="reset the NIC or reboot the node; update its firmware; replace it if it happens again",
+        evaluate=detect_stopped_nic,
+        try_it=_TRY_LINE.format("mlx5_core <address>: synd 0x8: unrecoverable hardware error"),
+    ),
+    _pci_rule(
+        code="pci.nic.tx_timeout",
+        threshold=f"a line in the last {HOUR}",
+        why="the interface sent nothing for seconds; its driver resets it",
+        advice="check cable, firmware and the lines before it in the kernel log; reset the NIC",
+        evaluate=detect_nic_tx_timeout,
+        try_it=_TRY_LINE.format("mlx5_core <address> eth0: TX timeout detected"),
+    ),
+    _pci_rule(
+        code="pci.nic.power",
+        threshold=f"a line in the last {DAY}, and no later line about sufficient power",
+        why="the NIC may limit its speed, and transceivers may stay off",
+        advice="check the slot's power limit in the BIOS and with lspci -vv; use another slot",
+        evaluate=detect_nic_power_shortage,
+        try_it=_TRY_LINE.format("mlx5_core <address>: Detected insufficient power on the PCIe slot (27W)."),
+    ),
+    _pci_rule(
+        code="pci.nic.module",
+        threshold=f"a line in the last {DAY}, and no later line about a plugged cable; unplugged: info",
+        why="the port is down, or goes down when the transceiver gets too hot",
+        advice="see the transceiver's temperature in ethtool -m; clean, reseat or replace it",
+        evaluate=detect_nic_module_fault,
+        try_it=_TRY_LINE.format(
+            "mlx5_core <address>: Port module event[error]: module 0, Cable error, High Temperature"
+        ),
+    ),
+    _pci_rule(
+        code="pci.nic.register",
+        severity=Severity.INFO,
+        blame=Blame.CONFIGURATION,
+        threshold=f"a line in the last {HOUR}",
+        why="nothing fails: mostly a monitoring tool reads a register that the NIC does not have",
+        advice="none; to end the lines, update the tool that reads the register, or the firmware",
+        evaluate=detect_nic_register_error,
+        try_it=_TRY_LINE.format(
+            "mlx5_core <address>: ACCESS_REG(0x805) op_mod(0x1) failed, status bad resource(0x5), "
+            "syndrome (0x305684), err(-22)"
+        ),
     ),
 )

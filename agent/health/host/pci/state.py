@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from agent.health.host.machine.state import LASTING_FAULT_HELD_S
+from agent.health.host.pci.nic import HELD_FOR_A_DAY, NIC_CODES
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState, log_reader_state
 from agent.health.rate_window import WindowedCounter, next_counter
 from agent.health.rules import CounterGrowth
@@ -15,6 +17,14 @@ from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 
+PCI_LOG_CODES: Final = (
+    KernelLogCode.AER_FATAL,
+    KernelLogCode.AER_NONFATAL,
+    KernelLogCode.PCI_FAULT,
+    KernelLogCode.TX_TIMEOUT,
+    *NIC_CODES,
+)
+"""Codes of kernel-log lines that can name a declared PCI function."""
 ERROR_WINDOW_S: Final = 3600
 """Window in which link errors are counted [s]; long, because a bad contact causes errors with long pauses."""
 
@@ -45,8 +55,9 @@ class PciRuleInput(NamedTuple):
     nonfatal: CounterGrowth
     correctable: CounterGrowth
     log_facts: Mapping[KernelLogCode, KernelLogFact]
-    """Newest kernel-log fact of each code about the PCI function or its port, within ``WINDOW_S``; for a
-    function that is gone, within ``WINDOW_S`` before it was last on the bus."""
+    """Newest kernel-log fact of each code about the PCI function or its port, within ``WINDOW_S``, or
+    within a day for what a NIC's driver reports; for a function that is gone, within that time before it was
+    last on the bus."""
     log_state: SourceState
 
 
@@ -120,11 +131,15 @@ def _next_function_state(
 def _log_facts(
     log: KernelLogState, address: str, port: str, since_ns: int
 ) -> dict[KernelLogCode, KernelLogFact]:
-    codes = (KernelLogCode.AER_FATAL, KernelLogCode.AER_NONFATAL, KernelLogCode.PCI_FAULT)
-    keys = [*((code, address) for code in codes), (KernelLogCode.PCI_FAULT, port)]
+    keys = [*((code, address) for code in PCI_LOG_CODES), (KernelLogCode.PCI_FAULT, port)]
     found = (log.facts.get(key) for key in keys)
     facts = sorted((fact for fact in found if fact), key=lambda fact: fact.last.mono_ns)
-    return {fact.code: fact for fact in facts if fact.last.mono_ns > since_ns}
+    longer_ns = (LASTING_FAULT_HELD_S - ERROR_WINDOW_S) * NS
+    return {
+        fact.code: fact
+        for fact in facts
+        if fact.last.mono_ns > since_ns - (longer_ns if fact.code in HELD_FOR_A_DAY else 0)
+    }
 
 
 def pci_rule_input(
