@@ -8,7 +8,7 @@ from agent.config.config import Config, read_config
 from agent.devices.taints import TaintPolicy
 from agent.driver.taint_publisher import as_objects
 from agent.embed.checks import degraded, unhealthy, unknown
-from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Pci
+from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Nic, Pci
 from agent.embed.monitor import Monitor
 from agent.embed.plugin import Driver, PluginServer
 from agent.errors import ConfigError, DrahealthError
@@ -59,6 +59,7 @@ __all__ = [
     "Hugepages",
     "Memory",
     "Monitor",
+    "Nic",
     "Operation",
     "Parameters",
     "Pattern",

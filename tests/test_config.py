@@ -68,6 +68,12 @@ window = "30s"
 correctable = 10
 window = "12h"
 
+[nic]
+errors = 50
+error-window = "30m"
+link-downs = 2
+link-window = "5m"
+
 [pressure]
 percent = 20
 window = "5m"
@@ -186,6 +192,10 @@ def test_every_key_of_the_file_sets_its_field(setup):
         pods_audit_ns=0,
         correctable_errors=10,
         correctable_window_s=43_200,
+        nic_errors=50,
+        nic_error_window_s=1800,
+        nic_link_downs=2,
+        nic_link_window_s=300,
         pressure_percent=20,
         pressure_window_s=300,
         expect_cpus=0b1_0000_1111,
@@ -511,6 +521,8 @@ def test_embedding_program_gets_errors_with_file_and_key(setup):
         ('[history]\nage = "59m"', "history.age: 59m is below the limit of 1h"),
         ("[errors]\ncorrectable = 0", "errors.correctable: 0 is below the limit of 1"),
         ('[errors]\nwindow = "169h"', "errors.window: 169h is over the limit of 168h"),
+        ("[nic]\nlink-downs = 0", "nic.link-downs: 0 is below the limit of 1"),
+        ('[nic]\nerror-window = "30s"', "nic.error-window: 30s is below the limit of 1m"),
         ("[pressure]\npercent = 0", "pressure.percent: 0 is below the limit of 1"),
         ('[pressure]\nwindow = "2h"', "pressure.window: 2h is over the limit of 1h"),
         ("[throttle]\nevents = 0", "throttle.events: 0 is below the limit of 1"),

@@ -17,6 +17,7 @@ from agent.model.declared_devices import (
     DeclaredGpu,
     DeclaredHugepages,
     DeclaredMemory,
+    DeclaredNic,
     DeclaredPart,
     DeclaredPci,
     DriverDevice,
@@ -82,6 +83,8 @@ KINDS: Final[list[tuple[str, DeclaredPart]]] = [
         'kind = "pci"\naddress = "0000:3b:00.0"\ndriver = "mlx5_core"',
         DeclaredPci("0000:3b:00.0", "mlx5_core"),
     ),
+    ('kind = "nic"\npci = "0000:41:00.0"', DeclaredNic("0000:41:00.0", "")),
+    ('kind = "nic"\nrdma = "mlx5_0"', DeclaredNic("", "mlx5_0")),
 ]
 
 
@@ -114,7 +117,7 @@ def test_empty_declaration_is_valid() -> None:
 def test_documented_example_has_every_kind() -> None:
     example = PAGE.read_text().split("```toml\n")[1].split("```")[0]
     whats = {type(one.part) for one in parsed(example)}
-    assert whats == {DeclaredCpus, DeclaredGpu, DeclaredHugepages, DeclaredMemory, DeclaredPci}
+    assert whats == {DeclaredCpus, DeclaredGpu, DeclaredHugepages, DeclaredMemory, DeclaredPci, DeclaredNic}
 
 
 def memories(count: int) -> str:
@@ -162,7 +165,7 @@ GPU: Final = 'kind = "gpu"\npci = "0000:3b:00.0"\n'
 PAGES: Final = 'kind = "hugepages"\nnuma = 0\n'
 DEVICES: Final = [
     ("", "required key 'kind' is missing"),
-    ('kind = "fpga"', "kind: 'fpga' is not one of cpu, gpu, hugepages, memory, pci"),
+    ('kind = "fpga"', "kind: 'fpga' is not one of cpu, gpu, hugepages, memory, nic, pci"),
     ('kind = "cpu"', "required key 'cpus' is missing"),
     ('kind = "cpu"\ncpus = "8-15"\nnuna = 1', "unknown key 'nuna' of kind 'cpu'; did you mean 'numa'?"),
     ('kind = "memory"\nnuma = 0\ncpus = "1"', "unknown key 'cpus' of kind 'memory'"),
@@ -170,6 +173,9 @@ DEVICES: Final = [
     ('kind = "cpu"\ncpus = "8-8192"', "cpus: CPU range '8-8192' is empty or exceeds CPU 8191"),
     ('kind = "cpu"\ncpus = "8"\nnuma = 1024', "numa: 1024 is over the limit of 1023"),
     ('kind = "cpu"\ncpus = "8"\nexclusive = 1', "exclusive: 1 is neither true nor false"),
+    ('kind = "nic"', "NIC has neither 'pci' nor 'rdma'; give one of them"),
+    ('kind = "nic"\npci = "0000:41:00.0"\nrdma = "a"', "NIC has both 'pci' and 'rdma'; give one of them"),
+    ('kind = "nic"\nrdma = "../a"', "rdma: '../a' is not the name of an RDMA device, such as mlx5_0"),
     ('kind = "gpu"', "GPU has neither 'pci' nor 'uuid'; give one of them"),
     (GPU + "gi = 1", "only one of 'gi' and 'ci' is given; a MIG instance needs both"),
     (GPU + "gi = 256\nci = 0", "gi: 256 is over the limit of 255"),

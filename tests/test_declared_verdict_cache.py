@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from log_lines import CASES
+from nic_samples import NIC as HCA
+from nic_samples import PORT, nic_sample
 from paper import ABSENT, EIO, node_sample, pool_sample
-from test_engine_step_host import MACHINE_SOURCES, HostNode
+from test_engine_step_host import BUS_SOURCES, MACHINE_SOURCES, HostNode
 
 from agent.engine.step import step
 from agent.health.declared.verdict_cache import VerdictCache
@@ -20,6 +22,7 @@ from agent.model.declared_devices import (
     DeclaredFile,
     DeclaredHugepages,
     DeclaredMemory,
+    DeclaredNic,
     DeclaredOther,
     DeclaredPart,
     DeclaredPci,
@@ -40,6 +43,13 @@ CPUS: Final = range(6)
 """0 shares its core with 3, 1 with 4, 2 with 5."""
 ALL: Final = parse_cpus("0-5")
 NICS: Final = tuple(pci_sample(number, "mlx5_core") for number in range(2))
+HCA_PORTS: Final = (
+    PORT,
+    PORT._replace(state=1, phys_state=2),
+    PORT._replace(rate_mbps=100_000),
+    PORT._replace(link_downs=5),
+    PORT._replace(symbol_errors=EIO),
+)
 PARTS: Final[dict[str, DeclaredPart]] = {
     "core-0": DeclaredCpus(parse_cpus("0,3"), 0, exclusive=True, isolated=False),
     "core-1": DeclaredCpus(parse_cpus("1,4"), None, exclusive=True, isolated=True),
@@ -52,6 +62,8 @@ PARTS: Final[dict[str, DeclaredPart]] = {
     "pages-0": DeclaredHugepages(2048, 4, 0),
     "pages-1": DeclaredHugepages(2048, 6, 0),
     **{f"nic-{at}": DeclaredPci(nic.address, "") for at, nic in enumerate(NICS)},
+    "hca-0": DeclaredNic("", "mlx5_0"),
+    "hca-1": DeclaredNic(HCA, ""),
     "other": DeclaredOther(),
 }
 NEVER_CACHED: Final = {"other"}
@@ -104,9 +116,9 @@ class FullNode(HostNode):
         )
 
     def source(self, name: str) -> SourceSample:
-        if name != "pci":
+        if name not in BUS_SOURCES:
             return super().source(name)
-        if self.now_ns - self.bus_read[1] >= BUS_NS and "pci" not in self.stuck:
+        if self.now_ns - self.bus_read[1] >= BUS_NS and name not in self.stuck:
             self.read_bus()
         passes, beat_ns = self.bus_read
         state = self.states.get(name, SourceState.OK)
@@ -150,7 +162,9 @@ def test_unchanged_evaluation_reuses_declared_verdicts() -> None:
     before = {device.key: device for device in node.state.devices.values()}
     assert node.reevaluated() == set()
     for device in node.state.devices.values():
-        assert device.verified > before[device.key].verified or device.kind == "pci"  # read once a minute
+        assert (
+            device.verified > before[device.key].verified or device.kind in BUS_SOURCES
+        )  # read once a minute
 
 
 def test_unchanged_evaluation_reuses_host_results() -> None:
@@ -233,7 +247,7 @@ counts: Final = st.sampled_from([0, 1, 3, 11, ABSENT, EIO])
 stalls: Final = st.sampled_from([0, 1_000_000, 30_000_000, ABSENT, EIO])
 names: Final = st.sampled_from([*PARTS])
 cpu: Final = st.sampled_from(CPUS)
-SOURCES: Final = ("cpus", "throttle", "hugepages", *MACHINE_SOURCES, "pci", "kmsg")
+SOURCES: Final = ("cpus", "throttle", "hugepages", *MACHINE_SOURCES, *BUS_SOURCES, "kmsg")
 ONLINE: Final = [ALL, ALL, ALL & ~1, ALL & ~0b10]
 LINES: Final = [
     text
@@ -271,6 +285,9 @@ CHANGES: Final = {
     "bus": st.one_of(
         st.tuples(st.just("bus"), st.one_of(st.none(), st.just(EIO), st.sets(st.sampled_from(range(2))))),
         st.tuples(st.just("line"), st.sampled_from(BUS_LINES), st.just(1)),
+        st.tuples(
+            st.just("nics"), st.sampled_from([None, EIO, (), *((nic_sample(port),) for port in HCA_PORTS)])
+        ),
     ),
     "log": st.one_of(
         st.tuples(st.just("line"), st.sampled_from(LINES), st.sampled_from([1, 30])),
@@ -320,6 +337,9 @@ def happen(node: FullNode, what: str, how: Any) -> None:
         case "bus":
             seen: set[int] | Missing | None = how[0]
             node.functions = tuple(NICS[at] for at in sorted(seen)) if isinstance(seen, set) else seen
+            node.read_bus()
+        case "nics":
+            node.nics = how[0]
             node.read_bus()
         case "line":
             node.write(*how)

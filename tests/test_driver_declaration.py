@@ -17,6 +17,7 @@ from agent.model.declared_devices import (
     DeclaredGpu,
     DeclaredHugepages,
     DeclaredMemory,
+    DeclaredNic,
     DeclaredPci,
     DriverDevice,
 )
@@ -36,6 +37,7 @@ ROWS = (
     ),
     DeviceDeclaration("", {"name": "dimm", "kind": "memory", "size": "64Gi", "numa": 0, "lease": "90s"}),
     DeviceDeclaration("", {"name": "gpu", "kind": "gpu", "uuid": "MIG-1f0c", "gi": 1, "ci": 0}),
+    DeviceDeclaration("", {"name": "hca", "kind": "nic", "rdma": "mlx5_0"}),
     DeviceDeclaration("", {"name": "nic", "kind": "pci", "address": "0000:5e:00.1", "driver": "mlx5_core"}),
 )
 
@@ -48,12 +50,13 @@ def declared(directory: Path) -> tuple[DriverDevice, ...]:
 
 
 def test_declared_devices_are_read_back_by_the_agent(tmp_path: Path) -> None:
-    assert write_declaration(tmp_path / "devices.d", DRIVER, NODE, ROWS) == 5
+    assert write_declaration(tmp_path / "devices.d", DRIVER, NODE, ROWS) == len(ROWS)
     assert declared(tmp_path / "devices.d") == (
         DriverDevice(DRIVER, NODE, "set-0", DeclaredCpus(0b1_0000_0011, 0, True, False), 0),
         DriverDevice(DRIVER, "rack-1", "pages", DeclaredHugepages(2048, 512, 1), 0),
         DriverDevice(DRIVER, NODE, "dimm", DeclaredMemory(64 << 30, 0), 90),
         DriverDevice(DRIVER, NODE, "gpu", DeclaredGpu("", "MIG-1f0c", 1, 0), 0),
+        DriverDevice(DRIVER, NODE, "hca", DeclaredNic("", "mlx5_0"), 0),
         DriverDevice(DRIVER, NODE, "nic", DeclaredPci("0000:5e:00.1", "mlx5_core"), 0),
     )
 
@@ -123,7 +126,7 @@ def test_partial_file_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
     (tmp_path / f".{DRIVER}.toml.new").write_text("[[dev")
     assert read_declarations(tmp_path, (), NODE) == ()
     write_declaration(tmp_path, DRIVER, NODE, ROWS)
-    assert len(declared(tmp_path)) == 5
+    assert len(declared(tmp_path)) == len(ROWS)
     assert [path.name for path in tmp_path.iterdir()] == [f"{DRIVER}.toml"]
 
 
@@ -132,8 +135,8 @@ def test_invalid_value_is_named_and_changes_nothing(tmp_path: Path) -> None:
     wrong = DeviceDeclaration("", {"name": "set-1", "kind": "cpu", "cpus": "0-1", "numa": 1024})
     with pytest.raises(ConfigError) as caught:
         write_declaration(tmp_path, DRIVER, NODE, (*ROWS, wrong))
-    assert str(caught.value) == "device 6 (set-1): numa: 1024 is over the limit of 1023"
-    assert len(declared(tmp_path)) == 5
+    assert str(caught.value) == f"device {len(ROWS) + 1} (set-1): numa: 1024 is over the limit of 1023"
+    assert len(declared(tmp_path)) == len(ROWS)
 
 
 def test_oversized_declaration_is_rejected_with_numbers(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from typing import Any, Final
 
 import pytest
 
-from agent.embed.devices import Cpus, Device, DevicePart, Gpu, Hugepages, Memory, Pci
+from agent.embed.devices import Cpus, Device, DevicePart, Gpu, Hugepages, Memory, Nic, Pci
 from agent.errors import ConfigError
 from agent.model.declared_devices import (
     DeclaredCpus,
     DeclaredGpu,
     DeclaredHugepages,
     DeclaredMemory,
+    DeclaredNic,
     DeclaredOther,
     DeclaredPart,
     DeclaredPci,
@@ -47,6 +48,8 @@ PARTS: Final[list[tuple[DevicePart | None, str, DeclaredPart]]] = [
         'kind = "pci"\naddress = "0000:00:04.0"\ndriver = "nvme"',
         DeclaredPci("0000:00:04.0", "nvme"),
     ),
+    (Nic("0000:41:00.0"), 'kind = "nic"\npci = "0000:41:00.0"', DeclaredNic("0000:41:00.0", "")),
+    (Nic(rdma="mlx5_0"), 'kind = "nic"\nrdma = "mlx5_0"', DeclaredNic("", "mlx5_0")),
 ]
 
 
@@ -61,7 +64,7 @@ def test_part_has_the_keys_of_a_file(part: DevicePart | None, keys: str, what: D
 
 def test_every_kind_of_a_file_has_a_part() -> None:
     kinds = {type(what) for _, _, what in PARTS}
-    assert kinds >= {DeclaredCpus, DeclaredGpu, DeclaredHugepages, DeclaredMemory, DeclaredPci}
+    assert kinds >= {DeclaredCpus, DeclaredGpu, DeclaredHugepages, DeclaredMemory, DeclaredNic, DeclaredPci}
     assert len(kinds - {DeclaredOther}) == len(KEYS_BY_KIND)
 
 
@@ -92,8 +95,9 @@ WRONG: Final[list[tuple[dict[str, Any], str]]] = [
     ({"part": Memory("much")}, "device 'd-0': size: 'much' is not a size; "),
     ({"part": Gpu()}, "device 'd-0': GPU has neither 'pci' nor 'uuid'; give one of them"),
     ({"part": Gpu(uuid=UUID, gi=1)}, "device 'd-0': only one of 'gi' and 'ci'"),
+    ({"part": Nic()}, "device 'd-0': NIC has neither 'pci' nor 'rdma'; give one of them"),
     ({"part": Pci("nowhere")}, "device 'd-0': address: "),
-    ({"part": "0-3"}, "device 'd-0': part: '0-3' is not one of Cpus, Hugepages, Memory, Gpu, Pci"),
+    ({"part": "0-3"}, "device 'd-0': part: '0-3' is not one of Cpus, Hugepages, Memory, Gpu, Pci, Nic"),
 ]
 
 

@@ -10,6 +10,8 @@ from gpu_samples import pci_sample
 from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import CASES
+from nic_samples import NIC as HCA
+from nic_samples import PORT, nic_sample
 from paper import (
     ABSENT,
     EIO,
@@ -32,6 +34,7 @@ from agent.model.declared_devices import (
     DeclaredFile,
     DeclaredHugepages,
     DeclaredMemory,
+    DeclaredNic,
     DeclaredPart,
     DeclaredPci,
     DriverDevice,
@@ -45,6 +48,7 @@ from agent.model.machine_samples import (
     PerCpuSample,
     PressureSample,
 )
+from agent.model.nic import LinkLayer, NicPortSample, NicSample
 from agent.model.pci import PciSample
 from agent.model.reading import Missing, Reading
 from agent.model.report import Report
@@ -56,6 +60,7 @@ DRIVER: Final = "a.example.com"
 NIC: Final = "0000:1b:00.0"
 OTHER_NIC: Final = "0000:2b:00.0"
 MACHINE_SOURCES: Final = ("edac", "memory", "cores", "pressure")
+BUS_SOURCES: Final = ("pci", "nic")
 CPUS: Final = DeclaredCpus(0b10, 0, exclusive=True, isolated=False)
 
 
@@ -78,6 +83,7 @@ class HostNode(PaperNode):
         )
         self.slow_beats: dict[str, tuple[int, int]] = {}
         self.functions: tuple[PciSample, ...] | Missing | None = (pci_sample(0, "mlx5_core"),)
+        self.nics: tuple[NicSample, ...] | Missing | None = (nic_sample(),)
         self.lines: tuple[LogLine, ...] = ()
         self.reads_log = True
         self.files: tuple[DeclaredFile, ...] = ()
@@ -107,15 +113,21 @@ class HostNode(PaperNode):
         return SourceSample(name, state, beat_ns or self.started_ns, NS, 0, "", passes=passes, vital=False)
 
     def snapshot(self) -> Snapshot:
-        more = {name: self.source(name) for name in (*MACHINE_SOURCES, "pci", "kmsg")}
+        more = {name: self.source(name) for name in (*MACHINE_SOURCES, *BUS_SOURCES, "kmsg")}
         slow = tuple(more[name] for name in MACHINE_SOURCES)
         read = super().snapshot()
         return replace(
             read,
-            sources=(*read.sources, *(slow if self.machine else ()), more["pci"], more["kmsg"]),
+            sources=(
+                *read.sources,
+                *(slow if self.machine else ()),
+                *(more[n] for n in BUS_SOURCES),
+                more["kmsg"],
+            ),
             machine=replace(self.machine, sources=slow) if self.machine else None,
             log=LogSample(self.lines, more["kmsg"]) if self.reads_log else None,
             pci=self.functions,
+            nics=self.nics,
             declared=self.files,
         )
 
@@ -192,6 +204,90 @@ def test_later_numa_nodes_are_reported_and_compared() -> None:
     ]
 
 
+# --- NICs -------------------------------------------------------------------------------------------------
+
+DOWN: Final = {"state": 1, "phys_state": 2}
+
+
+BY_NAME: Final = DeclaredNic("", "mlx5_0")
+
+
+def node_with_nic(*ports: NicPortSample, part: DeclaredNic = BY_NAME) -> HostNode:
+    node = HostNode()
+    node.functions = (pci_sample(0, "mlx5_core")._replace(address=HCA),)
+    node.nics = (nic_sample(*ports),)
+    node.declare(hca=part)
+    assert declared(node.next(3), "hca").health is Health.HEALTHY
+    return node
+
+
+@pytest.mark.parametrize("part", [BY_NAME, DeclaredNic(HCA, "")], ids=["rdma", "pci"])
+def test_declared_nic_is_unhealthy_while_its_only_port_is_down(part: DeclaredNic) -> None:
+    node = node_with_nic(part=part)
+    node.nics = (nic_sample(PORT._replace(**DOWN)),)
+    device = declared(node.next(), "hca")
+    assert device.health is Health.UNHEALTHY
+    assert device.message.startswith("nic.port_down: port 1 is DOWN, physical state Polling")
+    node.nics = (nic_sample(),)
+    assert declared(node.next(5), "hca").health is Health.HEALTHY
+
+
+def test_declared_nic_with_one_down_port_is_healthy_and_names_the_port() -> None:
+    second = PORT._replace(number=2)
+    node = node_with_nic(PORT, second)
+    node.nics = (nic_sample(PORT, second._replace(**DOWN)),)
+    device = declared(node.next(), "hca")
+    assert (device.health, device.severity) == (Health.HEALTHY, Severity.DEGRADED)
+    assert device.message.startswith("nic.port_down: port 2 is DOWN")
+
+
+def test_ports_that_come_up_after_boot_leave_the_nic_healthy() -> None:
+    node = node_with_nic(PORT._replace(**DOWN), PORT._replace(number=2, **DOWN, link_downs=1))
+    for _ in range(12):
+        device = declared(node.next(5), "hca")
+        assert (device.health, device.causes) == (Health.HEALTHY, ())
+    node.nics = (nic_sample(PORT, PORT._replace(number=2, link_downs=1)),)
+    assert declared(node.next(5), "hca").causes == ()
+
+
+def test_nic_declared_by_name_has_faults_of_its_pci_function() -> None:
+    node = node_with_nic()
+    node.write(f"mlx5_core {HCA}: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer")
+    assert codes(declared(node.next(), "hca")) == ["pci.aer.fatal"]
+
+
+def test_nic_that_left_the_pci_bus_is_missing_once() -> None:
+    node = node_with_nic()
+    node.functions, node.nics = (), ()
+    device = declared(node.next(), "hca")
+    assert codes(device) == ["pci.missing"]
+    assert device.causes[0].evidence == f"{HCA} is no longer on the PCI bus"
+
+
+def test_nic_with_unbound_driver_is_gone() -> None:
+    node = node_with_nic()
+    node.functions, node.nics = (node.functions[0]._replace(driver=""),), ()
+    assert sorted(codes(declared(node.next(), "hca"))) == ["nic.missing", "pci.unbound"]
+
+
+@pytest.mark.parametrize(
+    "nics",
+    [EIO, (nic_sample()._replace(ports=EIO),), (nic_sample(PORT._replace(state=EIO)),),
+     (nic_sample(PORT._replace(symbol_errors=EIO)),)],
+    ids=["class", "ports", "state", "counter"],
+)  # fmt: skip
+def test_unreadable_nic_is_unknown(nics: tuple[NicSample, ...] | Missing) -> None:
+    node = node_with_nic()
+    node.nics = nics
+    assert declared(node.next(), "hca").health is Health.UNKNOWN
+
+
+def test_nic_is_unknown_while_its_source_is_stalled() -> None:
+    node = node_with_nic()
+    node.stuck.add("nic")
+    assert declared(node.next(10), "hca").health is Health.UNKNOWN
+
+
 # --- what comes and goes ----------------------------------------------------------------------------------
 
 
@@ -248,6 +344,24 @@ functions: Final = st.builds(
     st.just(""),
     *[readings] * 5,
 )
+ports: Final = st.builds(
+    NicPortSample,
+    st.integers(1, 2),
+    st.sampled_from(LinkLayer),
+    st.sampled_from([1, 2, 4, ABSENT, EIO]),
+    st.sampled_from([0, 2, 5, 6, EIO]),
+    *[readings] * 8,
+    st.sampled_from(["", "eth0"]),
+    st.booleans(),
+    st.sampled_from(["", "bond0"]),
+)
+nics: Final = st.builds(
+    NicSample,
+    st.sampled_from(["mlx5_0", "mlx5_1"]),
+    st.sampled_from(["", HCA]),
+    st.sampled_from(["", "1", "2"]),
+    st.one_of(st.just(EIO), st.lists(ports, max_size=2, unique_by=lambda port: port.number).map(tuple)),
+)
 whats: Final = st.one_of(
     st.builds(
         DeclaredCpus,
@@ -258,6 +372,8 @@ whats: Final = st.one_of(
     ),
     st.builds(DeclaredMemory, st.integers(0, 2**40), nodes),
     st.builds(DeclaredHugepages, st.sampled_from([2048, 1 << 20]), st.integers(1, 12), nodes),
+    st.builds(DeclaredNic, st.sampled_from([HCA]), st.just("")),
+    st.builds(DeclaredNic, st.just(""), st.sampled_from(["mlx5_0", "mlx5_1"])),
     st.builds(DeclaredPci, st.sampled_from([NIC, OTHER_NIC]), st.sampled_from(["", "mlx5_core"])),
 )
 
@@ -288,13 +404,21 @@ events: Final = st.one_of(
     st.tuples(st.just("group"), cpu_sets, counts, counts, readings, readings),
     st.tuples(st.just("bus"), st.one_of(st.sampled_from([None, ABSENT, EIO]), unlike(functions, "address"))),
     st.tuples(
+        st.just("nics"),
+        st.one_of(
+            st.sampled_from([None, EIO]),
+            st.lists(nics, max_size=2, unique_by=lambda nic: nic.name).map(tuple),
+        ),
+    ),
+    st.tuples(
         st.just("declare"), st.dictionaries(st.sampled_from(["one", "two", "three"]), whats, max_size=3)
     ),
     st.tuples(st.just("line"), st.sampled_from([text for text, _ in CASES]), st.integers(1, 200)),
     st.tuples(st.just("log"), st.booleans()),
-    st.tuples(st.just("state"), st.sampled_from([*MACHINE_SOURCES, "pci", "kmsg"]), states),
+    st.tuples(st.just("state"), st.sampled_from([*MACHINE_SOURCES, *BUS_SOURCES, "kmsg"]), states),
     st.tuples(
-        st.just("stuck"), st.sets(st.sampled_from(["cpus", "hugepages", *MACHINE_SOURCES, "pci", "kmsg"]))
+        st.just("stuck"),
+        st.sets(st.sampled_from(["cpus", "hugepages", *MACHINE_SOURCES, *BUS_SOURCES, "kmsg"])),
     ),
     st.tuples(st.just("pass")),
     st.tuples(st.just("wait"), st.sampled_from([0.01, 1, 30, 700, 90_000])),
@@ -322,6 +446,8 @@ def happen(node: HostNode, event: str, values: list[Any]) -> None:
             ]
         case "bus":
             node.functions = values[0]
+        case "nics":
+            node.nics = values[0]
         case "declare":
             node.declare(**values[0])
         case "line":
@@ -403,6 +529,8 @@ def unread(snapshot: Snapshot, kind: str) -> bool:
             return machine is not None and lost(machine.nodes_online)
         case "pci":
             return isinstance(bus, Missing) and bus == EIO
+        case "nic":
+            return isinstance(snapshot.nics, Missing)
     return False
 
 

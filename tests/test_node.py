@@ -4,14 +4,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from agents import PlainSysfs, threads_in_fifos
+from nic_samples import NIC, NicFiles, nic_sample
 from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.config.config import Config
 from agent.engine.step import initial_state, step
+from agent.model.nic import NicSample
 from agent.model.source_state import SourceState
 from agent.model.time import NS
 from agent.node.node_source import NodeSource, engine_settings, open_node_source
@@ -90,6 +93,36 @@ def test_single_scan_does_not_read_declarations(config: Config) -> None:
     node.start()
     eventually(lambda: states(node) != {} and not starting(node), "all have looked")
     assert DECLARED not in states(node)
+    assert node.stop(PATIENCE_S) == []
+
+
+async def test_declared_nic_is_read_with_its_pci_function(sysfs: PlainSysfs, config: Config) -> None:
+    """A NIC that is declared by its RDMA name has its PCI function in the next snapshots, also when gone."""
+    device = NicFiles(sysfs.root).add()
+    (config.runtime_dir / DECLARED).mkdir(mode=0o755)
+    declared = 'version = 1\n[[device]]\nname = "hca"\nkind = "nic"\nrdma = "mlx5_0"\n'
+    (config.runtime_dir / DECLARED / "nic.example.com.toml").write_text(declared)
+    node = opened(msgspec.structs.replace(config, gpu_slow_ns=NS))
+    node.start()
+
+    async def found(nics: tuple[NicSample, ...]) -> None:
+        """Wait for a snapshot with these NICs and the PCI function."""
+        while True:
+            snapshot = node.read()
+            if snapshot and snapshot.nics == nics and isinstance(snapshot.pci, tuple):
+                assert [function.address for function in snapshot.pci] == [NIC]
+                assert {"nic", "pci"} <= {source.name for source in snapshot.sources}
+                return
+            await trio.lowlevel.wait_readable(node.fileno())
+            node.clear()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.run_watchers)
+        with trio.fail_after(PATIENCE_S):
+            await found((nic_sample(),))
+            os.rename(sysfs.root / device, sysfs.root / "gone")
+            await found(())
+        nursery.cancel_scope.cancel()
     assert node.stop(PATIENCE_S) == []
 
 

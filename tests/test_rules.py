@@ -27,7 +27,7 @@ def test_codes_are_unique_and_dotted() -> None:
 def test_every_row_is_complete(rule: Rule) -> None:
     assert rule.severity in {Severity.INFO, Severity.DEGRADED, Severity.UNHEALTHY}
     assert rule.blame in Blame
-    assert rule.source in SAMPLED | {"edac", "memory", "cores", "pressure", "pci", "kmsg"}
+    assert rule.source in SAMPLED | {"edac", "memory", "cores", "pressure", "pci", "nic", "kmsg"}
     assert bool(rule.sampler_reads) == (rule.source in SAMPLED), "the others wake by themselves"
     assert all([rule.threshold, rule.why, rule.advice])
     assert rule.raise_after >= 1

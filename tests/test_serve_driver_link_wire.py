@@ -96,6 +96,10 @@ DEVICES = [
         {"pci": message("PciPart", address="a", driver="nvme")},
         DeviceDeclaration("", {"name": "d", "kind": "pci", "address": "a", "driver": "nvme"}),
     ),
+    (
+        {"nic": message("NicPart", rdma="mlx5_0")},
+        DeviceDeclaration("", {"name": "d", "kind": "nic", "rdma": "mlx5_0"}),
+    ),
 ]
 
 
@@ -325,7 +329,7 @@ INVALID = [
      f"outcomes[0].evidence[0].kind: {NO_EVIDENCE}"),
     # a declaration
     (sync_of(name="d"),
-     "devices[0].part: not set, or unknown to this agent; set one of cpus, hugepages, memory, gpu, pci"),
+     "devices[0].part: not set, or unknown to this agent; set one of cpus, hugepages, memory, gpu, pci, nic"),
     (sync_of(name="d" * 64, **PART), "devices[0].name: 64 bytes, limit 63"),
     (sync_of(name="d", pool="p" * 254, **PART), "devices[0].pool: 254 bytes, limit 253"),
     (sync_of(name="d", lease_s=-1, **PART), "devices[0].lease_s: -1 is not within 0 and 86399"),

@@ -173,6 +173,10 @@ SETTINGS: Final = (
     Setting("errors.window", "correctable_window_s", parse_whole_seconds, seconds_within(1, WEEK_S)),
     Setting("pressure.percent", "pressure_percent", parse_count, number_within(1, 100)),
     Setting("pressure.window", "pressure_window_s", parse_whole_seconds, seconds_within(10, 3600)),
+    Setting("nic.errors", "nic_errors", parse_count, number_within(1, 1_000_000)),
+    Setting("nic.error-window", "nic_error_window_s", parse_whole_seconds, seconds_within(60, 86400)),
+    Setting("nic.link-downs", "nic_link_downs", parse_count, number_within(1, 1000)),
+    Setting("nic.link-window", "nic_link_window_s", parse_whole_seconds, seconds_within(60, 86400)),
     Setting("gpu.watch", "gpu_watch", parse_bool),
     Setting("gpu.process", "gpu_process", parse_bool),
     Setting("gpu.slow-period", "gpu_slow_ns", parse_duration, duration_within(100 * MS, HOUR)),
@@ -252,6 +256,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     pressure_percent: int = 10
     """Limit of the share of ``pressure_window_s`` in which all tasks of the machine waited [%]."""
     pressure_window_s: int = 60
+    nic_errors: int = 120
+    """Limit of symbol errors, and of receive errors, of a NIC's port within ``nic_error_window_s``."""
+    nic_error_window_s: int = 3600
+    nic_link_downs: int = 3
+    """Limit of times that the link of a NIC's port goes down within ``nic_link_window_s``."""
+    nic_link_window_s: int = 600
     expect_gpus: int | None = None
     """Expected number of GPUs; None: the number when the agent starts."""
     gpu_watch: bool = True

@@ -16,6 +16,7 @@ from agent.model.declared_devices import (
     DeclaredGpu,
     DeclaredHugepages,
     DeclaredMemory,
+    DeclaredNic,
     DeclaredOther,
     DeclaredPci,
     DriverDevice,
@@ -38,6 +39,8 @@ class DeviceKind(StrEnum):
     HUGEPAGES = "hugepages"
     PCI = "pci"
     """Declared PCI function other than a GPU."""
+    NIC = "nic"
+    """Declared RDMA network adapter."""
     OTHER = "other"
     """Declared device that the agent cannot read."""
 
@@ -49,7 +52,8 @@ _ORDER: Final = {
     DeviceKind.MEMORY: 2,
     DeviceKind.HUGEPAGES: 3,
     DeviceKind.PCI: 4,
-    DeviceKind.OTHER: 5,
+    DeviceKind.NIC: 5,
+    DeviceKind.OTHER: 6,
 }
 
 
@@ -131,6 +135,7 @@ _KINDS: Final[Mapping[type, DeviceKind]] = {
     DeclaredMemory: DeviceKind.MEMORY,
     DeclaredHugepages: DeviceKind.HUGEPAGES,
     DeclaredPci: DeviceKind.PCI,
+    DeclaredNic: DeviceKind.NIC,
     DeclaredOther: DeviceKind.OTHER,
 }
 

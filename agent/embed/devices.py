@@ -64,7 +64,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Pci:
-    """PCI function of a declared device that is not a GPU, such as a network adapter."""
+    """PCI function of a declared device that is neither a GPU nor an RDMA network adapter."""
 
     address: str
     """PCI address, ``0000:3b:00.0``."""
@@ -72,13 +72,24 @@ class Pci:
     """Kernel driver that must be bound to the PCI function; empty: any driver or none."""
 
 
-DevicePart = Cpus | Hugepages | Memory | Gpu | Pci
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """RDMA network adapter of a declared device, identified by PCI address or RDMA name."""
+
+    pci: str = ""
+    """PCI address, ``0000:41:00.0``; set only without ``rdma``."""
+    rdma: str = ""
+    """RDMA name, ``mlx5_0``; set only without ``pci``."""
+
+
+DevicePart = Cpus | Hugepages | Memory | Gpu | Pci | Nic
 _KINDS: Final[Mapping[type, str]] = {
     Cpus: "cpu",
     Hugepages: "hugepages",
     Memory: "memory",
     Gpu: "gpu",
     Pci: "pci",
+    Nic: "nic",
 }
 
 

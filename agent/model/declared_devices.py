@@ -56,12 +56,29 @@ class DeclaredPci(NamedTuple):
     """Kernel driver that must be bound to the PCI function; empty: any or none."""
 
 
+class DeclaredNic(NamedTuple):
+    """RDMA network adapter (NIC) that a driver declares as one device."""
+
+    pci: str
+    """PCI address of its function; empty: ``rdma`` is set."""
+    rdma: str
+    """RDMA name, ``mlx5_0``; empty: ``pci`` is set."""
+
+
 class DeclaredOther(NamedTuple):
     """Declared device that the agent cannot read: its health comes from the driver's checks and prepare
     results."""
 
 
-DeclaredPart = DeclaredCpus | DeclaredHugepages | DeclaredMemory | DeclaredGpu | DeclaredPci | DeclaredOther
+DeclaredPart = (
+    DeclaredCpus
+    | DeclaredHugepages
+    | DeclaredMemory
+    | DeclaredGpu
+    | DeclaredPci
+    | DeclaredNic
+    | DeclaredOther
+)
 
 
 class DriverDevice(NamedTuple):
@@ -94,6 +111,12 @@ class DeclaredFile(NamedTuple):
 
 Declarations = tuple[DeclaredFile, ...]
 """Declaration files of all drivers, one for each driver."""
+
+
+def declared_nics(declarations: Declarations) -> frozenset[DeclaredNic]:
+    """Return the NICs that drivers declare."""
+    parts = (device.part for file in declarations for device in file.devices)
+    return frozenset(part for part in parts if isinstance(part, DeclaredNic))
 
 
 class DriverCheckSample(NamedTuple):

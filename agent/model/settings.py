@@ -29,7 +29,7 @@ class GpuLimits:
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
-    """Limits at which the rules for memory, CPUs, PCI devices and cgroups report a fault."""
+    """Limits at which the rules for memory, CPUs, NICs and cgroups report a fault."""
 
     correctable_errors: int = 24
     """Correctable errors within ``correctable_window_s`` that make a memory module or CPU degraded."""
@@ -40,6 +40,13 @@ class HostLimits:
     pressure_percent: int = 10
     """Share of time with all tasks waiting above which the Kubernetes node is reported [%]."""
     pressure_window_s: int = 60
+    nic_errors: int = 120
+    """Symbol errors, or receive errors, of a NIC's port within ``nic_error_window_s`` that make the NIC
+    degraded. The default is the rate up to which InfiniBand considers a link sound."""
+    nic_error_window_s: int = 3600
+    nic_link_downs: int = 3
+    """Times that a port's link goes down within ``nic_link_window_s`` that make the NIC degraded."""
+    nic_link_window_s: int = 600
 
 
 @dataclass(frozen=True, slots=True)

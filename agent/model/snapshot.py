@@ -9,6 +9,7 @@ from agent.model.declared_devices import Declarations, DriverCheckSample
 from agent.model.gpu import GpuSystemSample, NvmlSample
 from agent.model.kernel_messages import LogSample
 from agent.model.machine_samples import MachineSample
+from agent.model.nic import NicSample
 from agent.model.pci import PciSample
 from agent.model.pod_findings import PodsSample
 from agent.model.prepare import DriverFault
@@ -161,6 +162,8 @@ class Snapshot:
     """Samples of memory, CPUs and pressure; None: the agent does not read them."""
     pci: tuple[PciSample, ...] | Missing | None = None
     """GPUs and declared PCI functions, by address; None: not read yet."""
+    nics: tuple[NicSample, ...] | Missing | None = None
+    """Declared NICs, by RDMA name; None: not read yet."""
     declared: Declarations = ()
     checks: tuple[DriverCheckSample, ...] = ()
     """Results of the health checks that an embedding driver defines, one per check and device."""

@@ -93,6 +93,7 @@ class GpuPciWatcher:
         self._gpu_system = _UNREAD_HOST
         self._gpus: NvmlSample | None = None
         self._declared: Declarations = ()
+        self._nics: frozenset[str] = frozenset()
         self._declared_addresses: frozenset[str] = frozenset()
         self._has_uevents = False
         self._bus = _PciBusReading(beat_ns=time.monotonic_ns())
@@ -134,13 +135,19 @@ class GpuPciWatcher:
         return SourceSample("pci", state, bus.beat_ns, period_ns, 0, detail, passes=bus.passes, vital=False)
 
     def note_inputs(
-        self, gpus: NvmlSample | None, uevents: UeventSample | None = None, declared: Declarations = ()
+        self,
+        gpus: NvmlSample | None,
+        uevents: UeventSample | None = None,
+        declared: Declarations = (),
+        nics: frozenset[str] = frozenset(),
     ) -> None:
-        """Store the newest GPU samples, uevents and declared devices; a relevant change triggers a read."""
+        """Store the newest GPU samples, uevents, declared devices and PCI addresses of declared NICs; a
+        relevant change triggers a read."""
         watched = self._watches_bus()
         self._gpus = gpus
-        if declared is not self._declared:
-            self._declared, self._declared_addresses = declared, _declared_pci_addresses(declared)
+        if declared is not self._declared or nics != self._nics:
+            self._declared, self._nics = declared, nics
+            self._declared_addresses = _declared_pci_addresses(declared) | nics
         self._has_uevents = uevents is not None and uevents.source.state in (
             SourceState.OK,
             SourceState.STARTING,

@@ -32,6 +32,7 @@ from agent.native.sampler import Sampler, SamplerOptions
 from agent.native.uevents import UeventListener
 from agent.node.declaration_watcher import DeclarationWatcher
 from agent.node.gpu_pci_watcher import GpuPciWatcher
+from agent.node.nic_watcher import NicWatcher
 from agent.node.nvml_process import NvmlProcess
 from agent.sources.nvml import read_gpu_inventory
 
@@ -65,7 +66,7 @@ class PodsSource(Protocol):
 
 
 class NodeSource:
-    """All sources of the machine: the C core's threads, and the watchers of PCI bus, declarations and pods.
+    """All sources of the machine: threads of the C core, watchers of PCI bus, NICs, declarations and pods.
 
     Args:
         config: Root directories and periods.
@@ -108,6 +109,7 @@ class NodeSource:
             count_gpus=self._count_gpus,
             use_udev=use_udev,
         )
+        self._nics = NicWatcher(config.sysfs_root, config.gpu_slow_ns / NS)
         self._declared = (
             DeclarationWatcher(config.runtime_dir, config.node_name) if reads_declarations else None
         )
@@ -157,7 +159,8 @@ class NodeSource:
         machine = self._machine.read() if self._machine else None
         uevents = self._uevents.read() if self._uevents else None
         declared = self.declarations
-        self._host.note_inputs(gpus, uevents, declared)
+        self._nics.note_inputs(declared, uevents)
+        self._host.note_inputs(gpus, uevents, declared, self._nics.addresses)
         sources = [*snapshot.sources]
         if machine is not None:
             sources += machine.sources
@@ -165,8 +168,7 @@ class NodeSource:
             sources += [gpus.nvml, gpus.events]
         parts = (kmsg, uevents, self._declared)
         sources += [part.source for part in parts if part is not None]
-        if self._host.source is not None:
-            sources.append(self._host.source)
+        sources += [part.source for part in (self._host, self._nics) if part.source is not None]
         pods = self._pods.sample if self._pods else None
         if pods is not None:
             sources.append(pods.source)
@@ -177,6 +179,7 @@ class NodeSource:
             machine=machine,
             host=self._host.gpu_system,
             pci=self._host.pci,
+            nics=self._nics.nics,
             declared=declared,
             pods=pods,
             sources=tuple(sources),
@@ -195,9 +198,10 @@ class NodeSource:
         self._declared_by_caller = declarations
 
     async def run_watchers(self) -> None:
-        """Run the watchers of PCI bus, GPUs and declaration files until cancelled."""
+        """Run the watchers of PCI bus, GPUs, NICs and declaration files until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._host.run, self._wake)
+            nursery.start_soon(self._nics.run, self._wake)
             if self._declared is not None:
                 nursery.start_soon(self._declared.run, self._wake)
 
@@ -221,7 +225,8 @@ class NodeSource:
             ("sampler thread", self._sampler),
         ]
         hanging = [name for name, part in parts if part is not None and not part.stop(left_s())]
-        return [*hanging, *self._host.unfinished_reads(left_s())]
+        hanging += self._host.unfinished_reads(left_s())
+        return [*hanging, *self._nics.unfinished_reads(left_s())]
 
     def _read_inventory(self) -> tuple[GpuAttributes, ...]:
         """Read the attributes of the GPUs with pynvml, in the process that calls NVML. Blocks up to 30 s.
@@ -273,6 +278,10 @@ def engine_settings(config: Config) -> EngineSettings:
             throttled_window_s=config.throttled_window_s,
             pressure_percent=config.pressure_percent,
             pressure_window_s=config.pressure_window_s,
+            nic_errors=config.nic_errors,
+            nic_error_window_s=config.nic_error_window_s,
+            nic_link_downs=config.nic_link_downs,
+            nic_link_window_s=config.nic_link_window_s,
         ),
         gpu=GpuLimits(
             deadline_s=config.gpu_deadline_ns / NS,

@@ -27,6 +27,7 @@ from agent.model.declared_devices import (
     DeclaredGpu,
     DeclaredHugepages,
     DeclaredMemory,
+    DeclaredNic,
     DeclaredOther,
     DeclaredPart,
     DeclaredPci,
@@ -49,6 +50,7 @@ _SIZE: Final = re.compile(r"([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti|Pi)")
 _UNITS: Final[Mapping[str, int]] = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _UUID: Final = re.compile(r"(?:GPU|MIG)-[-/0-9A-Za-z]{1,91}")
+_RDMA_NAME: Final = re.compile(r"[-.\w]{1,63}", re.ASCII)
 _KERNEL_DRIVER: Final = re.compile(r"[-.+\w]{1,63}", re.ASCII)
 
 
@@ -155,6 +157,10 @@ KEYS_BY_KIND: Final[Mapping[str, tuple[DeclarationKey, ...]]] = {
         _NUMA._replace(is_required=True),
     ),
     "memory": (DeclarationKey("size", _parse_size_bytes), _NUMA._replace(is_required=True)),
+    "nic": (
+        DeclarationKey("pci", _parse_address),
+        DeclarationKey("rdma", _text_matching(_RDMA_NAME, "the name of an RDMA device, such as mlx5_0")),
+    ),
     "pci": (DeclarationKey("address", _parse_address, is_required=True), _DRIVER),
 }
 
@@ -171,6 +177,11 @@ def _device_of_kind(kind: str, values: Mapping[str, Any]) -> DeclaredPart:
             return DeclaredMemory(values.get("size", 0), values["numa"])
         case "pci":
             return DeclaredPci(values["address"], values.get("driver", ""))
+        case "nic":
+            if len(values) != 1:
+                both = "both 'pci' and 'rdma'" if values else "neither 'pci' nor 'rdma'"
+                raise ConfigError(f"NIC has {both}; give one of them")
+            return DeclaredNic(values.get("pci", ""), values.get("rdma", ""))
     if not {"pci", "uuid"} & values.keys():
         raise ConfigError("GPU has neither 'pci' nor 'uuid'; give one of them")
     if ("gi" in values) != ("ci" in values):

@@ -149,7 +149,8 @@ def _id_or_unknown(reading: Reading) -> int:
     return reading if isinstance(reading, int) else -1
 
 
-def _read_text(path: Path) -> str | Missing:
+def read_sysfs_text(path: Path) -> str | Missing:
+    """Read a sysfs file; Missing with ENODEV as absent: the device was removed meanwhile."""
     try:
         with path.open("rb") as file:
             return file.read(4096).decode("ascii")
@@ -161,7 +162,7 @@ def _read_text(path: Path) -> str | Missing:
 
 
 def _read_number(path: Path) -> Reading:
-    text = _read_text(path)
+    text = read_sysfs_text(path)
     if isinstance(text, Missing):
         return text
     try:
@@ -179,7 +180,7 @@ def _read_link_width(path: Path) -> Reading:
 
 
 def _read_aer_total(path: Path, name: str) -> Reading:
-    text = _read_text(path)
+    text = read_sysfs_text(path)
     return text if isinstance(text, Missing) else parse_aer_total(text, name)
 
 

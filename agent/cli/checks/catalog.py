@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from itertools import chain
 from typing import Final, NamedTuple
 
 from agent.embed.core_components import CORE_FAILED_ROW
@@ -236,8 +237,7 @@ def check_sections(limits: GpuLimits) -> tuple[CheckSection, ...]:
             (
                 *(
                     _rule_check(rule)
-                    for rules in DECLARED_RULES.values()
-                    for rule in rules
+                    for rule in dict.fromkeys(chain(*DECLARED_RULES.values()))
                     if not any(rule in host_rules for host_rules in HOST_RULES.values())
                 ),
                 *map(_rule_check, DECLARED_GPU_RULES),

@@ -1,6 +1,6 @@
 """Verdicts on devices that drivers declare, from the rules for the hardware that a device consists of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -19,9 +19,12 @@ from agent.health.evaluation import Evaluation, Subject, row_with_code
 from agent.health.gpu.state import GpuEvaluation
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS
 from agent.health.host.catalog import DECLARED_RULES
+from agent.health.host.nic.rules import NIC_RULES
+from agent.health.host.nic.state import NicRuleInput
+from agent.health.host.pci.rules import PCI_RULES
 from agent.health.host.state import HostRuleState, declared_rule_input
 from agent.health.host.verdicts import starting_sources, verdict_from_causes
-from agent.health.rules import CatalogRow, cause_from_row
+from agent.health.rules import CatalogRow, Rule, cause_from_row
 from agent.health.verdict import (
     PreviousVerdicts,
     lease_seconds,
@@ -119,7 +122,7 @@ def declared_verdicts(
                 view = declared_rule_input(
                     host_state, snapshot, pools, evaluation.settings, declared, evaluation.now
                 )
-                evaluation.run_rules(subject, rules, view)
+                _run_declared_rules(evaluation, subject, rules, view)
             more = _check_causes(evaluation, state, device, checks)
             found = verdict_from_causes(
                 evaluation, before, device, rules, more, _check_sources(checks, subject)
@@ -136,6 +139,18 @@ def declared_verdicts(
             found = _single_cause_verdict(evaluation, before, device, cause)
         verdicts[subject] = found._replace(timeout_s=with_lease(found.timeout_s, declared, before))
     return verdicts, cached.next_cache()
+
+
+def _run_declared_rules(
+    evaluation: Evaluation, subject: Subject, rules: Iterable[Rule], view: object
+) -> None:
+    """Evaluate the rules for a declared device; for a NIC also the PCI rules, for its PCI function."""
+    if not isinstance(view, NicRuleInput):
+        evaluation.run_rules(subject, rules, view)
+        return
+    evaluation.run_rules(subject, NIC_RULES, view)
+    if view.function is not None:
+        evaluation.run_rules(subject, PCI_RULES, view.function)
 
 
 def _single_cause_verdict(

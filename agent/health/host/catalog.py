@@ -11,6 +11,7 @@ from agent.health.host.hugepages.rules import DECLARED_POOL_RULES, POOL_RULES
 from agent.health.host.machine.log_rules import MACHINE_LOG_RULES
 from agent.health.host.machine.rules import MACHINE_RULES
 from agent.health.host.memory.rules import DECLARED_MEMORY_RULES, MEMORY_RULES
+from agent.health.host.nic.rules import NIC_RULES
 from agent.health.host.pci.rules import PCI_RULES
 from agent.health.rules import Rule
 from agent.model.time import NS
@@ -27,6 +28,7 @@ DECLARED_RULES: Final[Mapping[DeviceKind, tuple[Rule, ...]]] = {
     DeviceKind.MEMORY: DECLARED_MEMORY_RULES,
     DeviceKind.HUGEPAGES: DECLARED_POOL_RULES,
     DeviceKind.PCI: PCI_RULES,
+    DeviceKind.NIC: (*NIC_RULES, *PCI_RULES),
     DeviceKind.OTHER: (),
 }
 """Rules for devices that drivers declare, by kind; declared GPUs have the rules in agent.health.gpu."""
@@ -36,6 +38,7 @@ MAIN_SOURCES: Final[Mapping[DeviceKind, tuple[str, ...]]] = {
     DeviceKind.MEMORY: ("memory", "edac"),
     DeviceKind.HUGEPAGES: ("hugepages",),
     DeviceKind.PCI: ("pci",),
+    DeviceKind.NIC: ("nic",),
     DeviceKind.OTHER: (),
 }
 """Names of the sources whose passes verify a device, by kind. If one of them stalls, the device is Unknown. A

@@ -54,6 +54,9 @@ def shared_rule_input(
             return SharedRuleInput((pools, host.pools.declared_pages, host.pools.max_seen))
         case DeviceKind.PCI:
             return _shared_pci_input(host, snapshot, now)
+        case DeviceKind.NIC:
+            function = _shared_pci_input(host, snapshot, now)
+            return SharedRuleInput((host.nics, snapshot.nics, settings.host, *function.shared))
         case _:
             raise TypeError(f"devices of the kind {kind}: the host has no rules for them")
 

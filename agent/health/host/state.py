@@ -29,6 +29,13 @@ from agent.health.host.memory.state import (
     memory_rule_input,
     next_memory_state,
 )
+from agent.health.host.nic.state import (
+    NicRuleInput,
+    NicRuleState,
+    next_nic_state,
+    nic_address,
+    nic_rule_input,
+)
 from agent.health.host.pci.state import PciRuleInput, PciRuleState, next_pci_rule_state, pci_rule_input
 from agent.health.kernel_log.facts import KernelLogState
 from agent.health.kernel_log.latch import next_log_state
@@ -36,6 +43,7 @@ from agent.model.declared_devices import (
     DeclaredCpus,
     DeclaredHugepages,
     DeclaredMemory,
+    DeclaredNic,
     DeclaredPci,
     DriverDevice,
 )
@@ -59,6 +67,7 @@ class HostRuleState:
     cpus: CpuRuleState = field(default_factory=CpuRuleState)
     memory: MemoryRuleState = field(default_factory=MemoryRuleState)
     pools: PoolRuleState = field(default_factory=PoolRuleState)
+    nics: NicRuleState = field(default_factory=NicRuleState)
     pci: PciRuleState = field(default_factory=PciRuleState)
     groups: CgroupRuleState = field(default_factory=CgroupRuleState)
     machine: MachineRuleState = field(default_factory=MachineRuleState)
@@ -80,13 +89,15 @@ def next_host_state(
         return HostRuleState(devices=expected_devices(settings.expect_cpus, settings.expect_pools))
     known = previous.devices if previous.started else ()
     log = next_log_state(previous.kernel_log, snapshot.log, now)
+    nics = next_nic_state(previous.nics, snapshot, settings.host, now)
     return HostRuleState(
         devices=update_inventory(snapshot, known, settings.expect_pools),
         kernel_log=log,
         cpus=next_cpu_state(previous.cpus, log, snapshot, settings, now),
         memory=next_memory_state(previous.memory, log, snapshot, settings, now),
         pools=next_pool_state(previous.pools, log, snapshot, settings, now),
-        pci=next_pci_rule_state(previous.pci, snapshot, now),
+        nics=nics,
+        pci=next_pci_rule_state(previous.pci, snapshot, now, nics.addresses),
         groups=next_cgroup_state(previous.groups, snapshot, settings, now, started=previous.started),
         machine=next_machine_state(previous.machine, log, snapshot, settings, now),
         started=True,
@@ -118,7 +129,7 @@ def declared_rule_input(
     settings: EngineSettings,
     declared: DriverDevice,
     now: Instant,
-) -> CpuRuleInput | MemoryRuleInput | PoolRuleInput | PciRuleInput:
+) -> CpuRuleInput | MemoryRuleInput | PoolRuleInput | PciRuleInput | NicRuleInput:
     """Return the view (the rules' input) for a device that a driver declares. Raises TypeError for a GPU."""
     match declared.part:
         case DeclaredCpus():
@@ -129,6 +140,12 @@ def declared_rule_input(
             return declared_pages_rule_input(host.pools, pools, declared)
         case DeclaredPci(address, driver):
             return pci_rule_input(host.pci, host.kernel_log, snapshot, address, driver, now)
+        case DeclaredNic() as nic:
+            address = nic_address(host.nics, nic)
+            function = (
+                pci_rule_input(host.pci, host.kernel_log, snapshot, address, "", now) if address else None
+            )
+            return nic_rule_input(host.nics, snapshot, nic, settings.host, function)
         case _:
             kind = type(declared.part).__name__
             raise TypeError(f"declared device {declared.subject}: the host has no rules for a {kind}")

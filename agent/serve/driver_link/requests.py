@@ -78,6 +78,7 @@ KIND_OF_PART: Final = {
     "memory": "memory",
     "gpu": "gpu",
     "pci": "pci",
+    "nic": "nic",
 }
 """Kind of a device in a declaration file, by the field of the oneof ``part`` that is set."""
 

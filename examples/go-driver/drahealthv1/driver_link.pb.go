@@ -374,7 +374,7 @@ func (x *SyncDevicesReply) GetEvaluated() bool {
 	return false
 }
 
-// Device of the driver's ResourceSlice, and the CPUs, memory, GPU or PCI function of the machine behind it,
+// Device of the driver's ResourceSlice, and the CPUs, memory, GPU, NIC or PCI function of the machine behind it,
 // which the agent evaluates. A device that only the driver can evaluate is not declared: the driver reports
 // its health itself. The values are those of a declaration file, see docs/declared-devices.md.
 type DeclaredDevice struct {
@@ -394,6 +394,7 @@ type DeclaredDevice struct {
 	//	*DeclaredDevice_Memory
 	//	*DeclaredDevice_Gpu
 	//	*DeclaredDevice_Pci
+	//	*DeclaredDevice_Nic
 	Part          isDeclaredDevice_Part `protobuf_oneof:"part"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -502,6 +503,15 @@ func (x *DeclaredDevice) GetPci() *PciPart {
 	return nil
 }
 
+func (x *DeclaredDevice) GetNic() *NicPart {
+	if x != nil {
+		if x, ok := x.Part.(*DeclaredDevice_Nic); ok {
+			return x.Nic
+		}
+	}
+	return nil
+}
+
 type isDeclaredDevice_Part interface {
 	isDeclaredDevice_Part()
 }
@@ -526,6 +536,10 @@ type DeclaredDevice_Pci struct {
 	Pci *PciPart `protobuf:"bytes,8,opt,name=pci,proto3,oneof"`
 }
 
+type DeclaredDevice_Nic struct {
+	Nic *NicPart `protobuf:"bytes,9,opt,name=nic,proto3,oneof"`
+}
+
 func (*DeclaredDevice_Cpus) isDeclaredDevice_Part() {}
 
 func (*DeclaredDevice_Hugepages) isDeclaredDevice_Part() {}
@@ -535,6 +549,8 @@ func (*DeclaredDevice_Memory) isDeclaredDevice_Part() {}
 func (*DeclaredDevice_Gpu) isDeclaredDevice_Part() {}
 
 func (*DeclaredDevice_Pci) isDeclaredDevice_Part() {}
+
+func (*DeclaredDevice_Nic) isDeclaredDevice_Part() {}
 
 type CpusPart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -796,6 +812,61 @@ func (x *GpuPart) GetCi() int64 {
 	return 0
 }
 
+// RDMA network adapter (NIC). Exactly one of the two is set.
+type NicPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// PCI address: "0000:41:00.0".
+	Pci string `protobuf:"bytes,1,opt,name=pci,proto3" json:"pci,omitempty"`
+	// RDMA name: "mlx5_0".
+	Rdma          string `protobuf:"bytes,2,opt,name=rdma,proto3" json:"rdma,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NicPart) Reset() {
+	*x = NicPart{}
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NicPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NicPart) ProtoMessage() {}
+
+func (x *NicPart) ProtoReflect() protoreflect.Message {
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NicPart.ProtoReflect.Descriptor instead.
+func (*NicPart) Descriptor() ([]byte, []int) {
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *NicPart) GetPci() string {
+	if x != nil {
+		return x.Pci
+	}
+	return ""
+}
+
+func (x *NicPart) GetRdma() string {
+	if x != nil {
+		return x.Rdma
+	}
+	return ""
+}
+
 // Any other PCI function.
 type PciPart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -809,7 +880,7 @@ type PciPart struct {
 
 func (x *PciPart) Reset() {
 	*x = PciPart{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[7]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -821,7 +892,7 @@ func (x *PciPart) String() string {
 func (*PciPart) ProtoMessage() {}
 
 func (x *PciPart) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[7]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -834,7 +905,7 @@ func (x *PciPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PciPart.ProtoReflect.Descriptor instead.
 func (*PciPart) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{7}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PciPart) GetAddress() string {
@@ -859,7 +930,7 @@ type WatchTaintsRequest struct {
 
 func (x *WatchTaintsRequest) Reset() {
 	*x = WatchTaintsRequest{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[8]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -871,7 +942,7 @@ func (x *WatchTaintsRequest) String() string {
 func (*WatchTaintsRequest) ProtoMessage() {}
 
 func (x *WatchTaintsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[8]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -884,7 +955,7 @@ func (x *WatchTaintsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTaintsRequest.ProtoReflect.Descriptor instead.
 func (*WatchTaintsRequest) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{8}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{9}
 }
 
 type DeviceTaints struct {
@@ -897,7 +968,7 @@ type DeviceTaints struct {
 
 func (x *DeviceTaints) Reset() {
 	*x = DeviceTaints{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[9]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -909,7 +980,7 @@ func (x *DeviceTaints) String() string {
 func (*DeviceTaints) ProtoMessage() {}
 
 func (x *DeviceTaints) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[9]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -922,7 +993,7 @@ func (x *DeviceTaints) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceTaints.ProtoReflect.Descriptor instead.
 func (*DeviceTaints) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{9}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeviceTaints) GetDevices() []*TaintedDevice {
@@ -945,7 +1016,7 @@ type TaintedDevice struct {
 
 func (x *TaintedDevice) Reset() {
 	*x = TaintedDevice{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[10]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1028,7 @@ func (x *TaintedDevice) String() string {
 func (*TaintedDevice) ProtoMessage() {}
 
 func (x *TaintedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[10]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1041,7 @@ func (x *TaintedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaintedDevice.ProtoReflect.Descriptor instead.
 func (*TaintedDevice) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{10}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TaintedDevice) GetPool() string {
@@ -1010,7 +1081,7 @@ type DeviceTaint struct {
 
 func (x *DeviceTaint) Reset() {
 	*x = DeviceTaint{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[11]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1022,7 +1093,7 @@ func (x *DeviceTaint) String() string {
 func (*DeviceTaint) ProtoMessage() {}
 
 func (x *DeviceTaint) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[11]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1035,7 +1106,7 @@ func (x *DeviceTaint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceTaint.ProtoReflect.Descriptor instead.
 func (*DeviceTaint) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{11}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeviceTaint) GetKey() string {
@@ -1085,7 +1156,7 @@ type PrepareClaim struct {
 
 func (x *PrepareClaim) Reset() {
 	*x = PrepareClaim{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[12]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1097,7 +1168,7 @@ func (x *PrepareClaim) String() string {
 func (*PrepareClaim) ProtoMessage() {}
 
 func (x *PrepareClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[12]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1110,7 +1181,7 @@ func (x *PrepareClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareClaim.ProtoReflect.Descriptor instead.
 func (*PrepareClaim) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{12}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PrepareClaim) GetNamespace() string {
@@ -1162,7 +1233,7 @@ type ClaimedDevice struct {
 
 func (x *ClaimedDevice) Reset() {
 	*x = ClaimedDevice{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[13]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1245,7 @@ func (x *ClaimedDevice) String() string {
 func (*ClaimedDevice) ProtoMessage() {}
 
 func (x *ClaimedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[13]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1258,7 @@ func (x *ClaimedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimedDevice.ProtoReflect.Descriptor instead.
 func (*ClaimedDevice) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{13}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ClaimedDevice) GetRequest() string {
@@ -1238,7 +1309,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[14]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1250,7 +1321,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[14]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1263,7 +1334,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{14}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Evidence) GetKind() isEvidence_Kind {
@@ -1417,7 +1488,7 @@ type Errno struct {
 
 func (x *Errno) Reset() {
 	*x = Errno{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[15]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1500,7 @@ func (x *Errno) String() string {
 func (*Errno) ProtoMessage() {}
 
 func (x *Errno) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[15]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1513,7 @@ func (x *Errno) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Errno.ProtoReflect.Descriptor instead.
 func (*Errno) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{15}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Errno) GetNumber() int64 {
@@ -1486,7 +1557,7 @@ type NvmlReturn struct {
 
 func (x *NvmlReturn) Reset() {
 	*x = NvmlReturn{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[16]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1498,7 +1569,7 @@ func (x *NvmlReturn) String() string {
 func (*NvmlReturn) ProtoMessage() {}
 
 func (x *NvmlReturn) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[16]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1511,7 +1582,7 @@ func (x *NvmlReturn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NvmlReturn.ProtoReflect.Descriptor instead.
 func (*NvmlReturn) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{16}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NvmlReturn) GetCode() int64 {
@@ -1540,7 +1611,7 @@ type GrpcStatus struct {
 
 func (x *GrpcStatus) Reset() {
 	*x = GrpcStatus{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[17]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1623,7 @@ func (x *GrpcStatus) String() string {
 func (*GrpcStatus) ProtoMessage() {}
 
 func (x *GrpcStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[17]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1636,7 @@ func (x *GrpcStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrpcStatus.ProtoReflect.Descriptor instead.
 func (*GrpcStatus) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{17}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GrpcStatus) GetCode() int64 {
@@ -1598,7 +1669,7 @@ type HttpStatus struct {
 
 func (x *HttpStatus) Reset() {
 	*x = HttpStatus{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[18]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1681,7 @@ func (x *HttpStatus) String() string {
 func (*HttpStatus) ProtoMessage() {}
 
 func (x *HttpStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[18]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1694,7 @@ func (x *HttpStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HttpStatus.ProtoReflect.Descriptor instead.
 func (*HttpStatus) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{18}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *HttpStatus) GetStatus() int64 {
@@ -1666,7 +1737,7 @@ type Timeout struct {
 
 func (x *Timeout) Reset() {
 	*x = Timeout{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[19]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1678,7 +1749,7 @@ func (x *Timeout) String() string {
 func (*Timeout) ProtoMessage() {}
 
 func (x *Timeout) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[19]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1691,7 +1762,7 @@ func (x *Timeout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timeout.ProtoReflect.Descriptor instead.
 func (*Timeout) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{19}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Timeout) GetBy() string {
@@ -1726,7 +1797,7 @@ type DecodeError struct {
 
 func (x *DecodeError) Reset() {
 	*x = DecodeError{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[20]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1738,7 +1809,7 @@ func (x *DecodeError) String() string {
 func (*DecodeError) ProtoMessage() {}
 
 func (x *DecodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[20]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1751,7 +1822,7 @@ func (x *DecodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecodeError.ProtoReflect.Descriptor instead.
 func (*DecodeError) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{20}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DecodeError) GetBy() string {
@@ -1789,7 +1860,7 @@ type DriverReportedError struct {
 
 func (x *DriverReportedError) Reset() {
 	*x = DriverReportedError{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[21]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1801,7 +1872,7 @@ func (x *DriverReportedError) String() string {
 func (*DriverReportedError) ProtoMessage() {}
 
 func (x *DriverReportedError) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[21]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1814,7 +1885,7 @@ func (x *DriverReportedError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverReportedError.ProtoReflect.Descriptor instead.
 func (*DriverReportedError) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{21}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DriverReportedError) GetErrorClass() ErrorClass {
@@ -1889,7 +1960,7 @@ type PrepareVerdict struct {
 
 func (x *PrepareVerdict) Reset() {
 	*x = PrepareVerdict{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[22]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1901,7 +1972,7 @@ func (x *PrepareVerdict) String() string {
 func (*PrepareVerdict) ProtoMessage() {}
 
 func (x *PrepareVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[22]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1914,7 +1985,7 @@ func (x *PrepareVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareVerdict.ProtoReflect.Descriptor instead.
 func (*PrepareVerdict) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{22}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PrepareVerdict) GetErrorClass() ErrorClass {
@@ -2005,7 +2076,7 @@ type BlamedDevice struct {
 
 func (x *BlamedDevice) Reset() {
 	*x = BlamedDevice{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[23]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2088,7 @@ func (x *BlamedDevice) String() string {
 func (*BlamedDevice) ProtoMessage() {}
 
 func (x *BlamedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[23]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2101,7 @@ func (x *BlamedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlamedDevice.ProtoReflect.Descriptor instead.
 func (*BlamedDevice) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{23}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *BlamedDevice) GetDriver() string {
@@ -2064,7 +2135,7 @@ type CheckClaimsRequest struct {
 
 func (x *CheckClaimsRequest) Reset() {
 	*x = CheckClaimsRequest{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[24]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2076,7 +2147,7 @@ func (x *CheckClaimsRequest) String() string {
 func (*CheckClaimsRequest) ProtoMessage() {}
 
 func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[24]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2089,7 +2160,7 @@ func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsRequest.ProtoReflect.Descriptor instead.
 func (*CheckClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{24}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CheckClaimsRequest) GetClaims() []*PrepareClaim {
@@ -2109,7 +2180,7 @@ type CheckClaimsReply struct {
 
 func (x *CheckClaimsReply) Reset() {
 	*x = CheckClaimsReply{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[25]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2192,7 @@ func (x *CheckClaimsReply) String() string {
 func (*CheckClaimsReply) ProtoMessage() {}
 
 func (x *CheckClaimsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[25]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2205,7 @@ func (x *CheckClaimsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsReply.ProtoReflect.Descriptor instead.
 func (*CheckClaimsReply) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{25}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CheckClaimsReply) GetAnswers() []*ClaimAnswer {
@@ -2156,7 +2227,7 @@ type ClaimAnswer struct {
 
 func (x *ClaimAnswer) Reset() {
 	*x = ClaimAnswer{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[26]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2168,7 +2239,7 @@ func (x *ClaimAnswer) String() string {
 func (*ClaimAnswer) ProtoMessage() {}
 
 func (x *ClaimAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[26]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2181,7 +2252,7 @@ func (x *ClaimAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimAnswer.ProtoReflect.Descriptor instead.
 func (*ClaimAnswer) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{26}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ClaimAnswer) GetUid() string {
@@ -2210,7 +2281,7 @@ type ClassifyRequest struct {
 
 func (x *ClassifyRequest) Reset() {
 	*x = ClassifyRequest{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[27]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2222,7 +2293,7 @@ func (x *ClassifyRequest) String() string {
 func (*ClassifyRequest) ProtoMessage() {}
 
 func (x *ClassifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[27]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2235,7 +2306,7 @@ func (x *ClassifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassifyRequest.ProtoReflect.Descriptor instead.
 func (*ClassifyRequest) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{27}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ClassifyRequest) GetClaim() *PrepareClaim {
@@ -2261,7 +2332,7 @@ type ClassifyReply struct {
 
 func (x *ClassifyReply) Reset() {
 	*x = ClassifyReply{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[28]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2273,7 +2344,7 @@ func (x *ClassifyReply) String() string {
 func (*ClassifyReply) ProtoMessage() {}
 
 func (x *ClassifyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[28]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2286,7 +2357,7 @@ func (x *ClassifyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassifyReply.ProtoReflect.Descriptor instead.
 func (*ClassifyReply) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{28}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ClassifyReply) GetVerdict() *PrepareVerdict {
@@ -2307,7 +2378,7 @@ type ReportPrepareRequest struct {
 
 func (x *ReportPrepareRequest) Reset() {
 	*x = ReportPrepareRequest{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[29]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2319,7 +2390,7 @@ func (x *ReportPrepareRequest) String() string {
 func (*ReportPrepareRequest) ProtoMessage() {}
 
 func (x *ReportPrepareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[29]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2332,7 +2403,7 @@ func (x *ReportPrepareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPrepareRequest.ProtoReflect.Descriptor instead.
 func (*ReportPrepareRequest) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{29}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReportPrepareRequest) GetStep() Step {
@@ -2363,7 +2434,7 @@ type PrepareOutcome struct {
 
 func (x *PrepareOutcome) Reset() {
 	*x = PrepareOutcome{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[30]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2375,7 +2446,7 @@ func (x *PrepareOutcome) String() string {
 func (*PrepareOutcome) ProtoMessage() {}
 
 func (x *PrepareOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[30]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2388,7 +2459,7 @@ func (x *PrepareOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareOutcome.ProtoReflect.Descriptor instead.
 func (*PrepareOutcome) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{30}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PrepareOutcome) GetClaim() *PrepareClaim {
@@ -2424,7 +2495,7 @@ type ReportPrepareReply struct {
 
 func (x *ReportPrepareReply) Reset() {
 	*x = ReportPrepareReply{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[31]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2436,7 +2507,7 @@ func (x *ReportPrepareReply) String() string {
 func (*ReportPrepareReply) ProtoMessage() {}
 
 func (x *ReportPrepareReply) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[31]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2449,7 +2520,7 @@ func (x *ReportPrepareReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPrepareReply.ProtoReflect.Descriptor instead.
 func (*ReportPrepareReply) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{31}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReportPrepareReply) GetAnswers() []*ClaimAnswer {
@@ -2468,7 +2539,7 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\adevices\x18\x01 \x03(\v2\x1c.drahealth.v1.DeclaredDeviceR\adevices\"J\n" +
 	"\x10SyncDevicesReply\x12\x18\n" +
 	"\adevices\x18\x01 \x01(\x03R\adevices\x12\x1c\n" +
-	"\tevaluated\x18\x02 \x01(\bR\tevaluated\"\xce\x02\n" +
+	"\tevaluated\x18\x02 \x01(\bR\tevaluated\"\xf9\x02\n" +
 	"\x0eDeclaredDevice\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x17\n" +
@@ -2477,7 +2548,8 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\thugepages\x18\x05 \x01(\v2\x1b.drahealth.v1.HugepagesPartH\x00R\thugepages\x122\n" +
 	"\x06memory\x18\x06 \x01(\v2\x18.drahealth.v1.MemoryPartH\x00R\x06memory\x12)\n" +
 	"\x03gpu\x18\a \x01(\v2\x15.drahealth.v1.GpuPartH\x00R\x03gpu\x12)\n" +
-	"\x03pci\x18\b \x01(\v2\x15.drahealth.v1.PciPartH\x00R\x03pciB\x06\n" +
+	"\x03pci\x18\b \x01(\v2\x15.drahealth.v1.PciPartH\x00R\x03pci\x12)\n" +
+	"\x03nic\x18\t \x01(\v2\x15.drahealth.v1.NicPartH\x00R\x03nicB\x06\n" +
 	"\x04part\"z\n" +
 	"\bCpusPart\x12\x12\n" +
 	"\x04cpus\x18\x01 \x01(\tR\x04cpus\x12\x17\n" +
@@ -2499,7 +2571,10 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\x02gi\x18\x03 \x01(\x03H\x00R\x02gi\x88\x01\x01\x12\x13\n" +
 	"\x02ci\x18\x04 \x01(\x03H\x01R\x02ci\x88\x01\x01B\x05\n" +
 	"\x03_giB\x05\n" +
-	"\x03_ci\";\n" +
+	"\x03_ci\"/\n" +
+	"\aNicPart\x12\x10\n" +
+	"\x03pci\x18\x01 \x01(\tR\x03pci\x12\x12\n" +
+	"\x04rdma\x18\x02 \x01(\tR\x04rdma\";\n" +
 	"\aPciPart\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\"\x14\n" +
@@ -2660,7 +2735,7 @@ func file_drahealth_v1_driver_link_proto_rawDescGZIP() []byte {
 }
 
 var file_drahealth_v1_driver_link_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_drahealth_v1_driver_link_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_drahealth_v1_driver_link_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_drahealth_v1_driver_link_proto_goTypes = []any{
 	(TaintEffect)(0),             // 0: drahealth.v1.TaintEffect
 	(Operation)(0),               // 1: drahealth.v1.Operation
@@ -2673,31 +2748,32 @@ var file_drahealth_v1_driver_link_proto_goTypes = []any{
 	(*HugepagesPart)(nil),        // 8: drahealth.v1.HugepagesPart
 	(*MemoryPart)(nil),           // 9: drahealth.v1.MemoryPart
 	(*GpuPart)(nil),              // 10: drahealth.v1.GpuPart
-	(*PciPart)(nil),              // 11: drahealth.v1.PciPart
-	(*WatchTaintsRequest)(nil),   // 12: drahealth.v1.WatchTaintsRequest
-	(*DeviceTaints)(nil),         // 13: drahealth.v1.DeviceTaints
-	(*TaintedDevice)(nil),        // 14: drahealth.v1.TaintedDevice
-	(*DeviceTaint)(nil),          // 15: drahealth.v1.DeviceTaint
-	(*PrepareClaim)(nil),         // 16: drahealth.v1.PrepareClaim
-	(*ClaimedDevice)(nil),        // 17: drahealth.v1.ClaimedDevice
-	(*Evidence)(nil),             // 18: drahealth.v1.Evidence
-	(*Errno)(nil),                // 19: drahealth.v1.Errno
-	(*NvmlReturn)(nil),           // 20: drahealth.v1.NvmlReturn
-	(*GrpcStatus)(nil),           // 21: drahealth.v1.GrpcStatus
-	(*HttpStatus)(nil),           // 22: drahealth.v1.HttpStatus
-	(*Timeout)(nil),              // 23: drahealth.v1.Timeout
-	(*DecodeError)(nil),          // 24: drahealth.v1.DecodeError
-	(*DriverReportedError)(nil),  // 25: drahealth.v1.DriverReportedError
-	(*PrepareVerdict)(nil),       // 26: drahealth.v1.PrepareVerdict
-	(*BlamedDevice)(nil),         // 27: drahealth.v1.BlamedDevice
-	(*CheckClaimsRequest)(nil),   // 28: drahealth.v1.CheckClaimsRequest
-	(*CheckClaimsReply)(nil),     // 29: drahealth.v1.CheckClaimsReply
-	(*ClaimAnswer)(nil),          // 30: drahealth.v1.ClaimAnswer
-	(*ClassifyRequest)(nil),      // 31: drahealth.v1.ClassifyRequest
-	(*ClassifyReply)(nil),        // 32: drahealth.v1.ClassifyReply
-	(*ReportPrepareRequest)(nil), // 33: drahealth.v1.ReportPrepareRequest
-	(*PrepareOutcome)(nil),       // 34: drahealth.v1.PrepareOutcome
-	(*ReportPrepareReply)(nil),   // 35: drahealth.v1.ReportPrepareReply
+	(*NicPart)(nil),              // 11: drahealth.v1.NicPart
+	(*PciPart)(nil),              // 12: drahealth.v1.PciPart
+	(*WatchTaintsRequest)(nil),   // 13: drahealth.v1.WatchTaintsRequest
+	(*DeviceTaints)(nil),         // 14: drahealth.v1.DeviceTaints
+	(*TaintedDevice)(nil),        // 15: drahealth.v1.TaintedDevice
+	(*DeviceTaint)(nil),          // 16: drahealth.v1.DeviceTaint
+	(*PrepareClaim)(nil),         // 17: drahealth.v1.PrepareClaim
+	(*ClaimedDevice)(nil),        // 18: drahealth.v1.ClaimedDevice
+	(*Evidence)(nil),             // 19: drahealth.v1.Evidence
+	(*Errno)(nil),                // 20: drahealth.v1.Errno
+	(*NvmlReturn)(nil),           // 21: drahealth.v1.NvmlReturn
+	(*GrpcStatus)(nil),           // 22: drahealth.v1.GrpcStatus
+	(*HttpStatus)(nil),           // 23: drahealth.v1.HttpStatus
+	(*Timeout)(nil),              // 24: drahealth.v1.Timeout
+	(*DecodeError)(nil),          // 25: drahealth.v1.DecodeError
+	(*DriverReportedError)(nil),  // 26: drahealth.v1.DriverReportedError
+	(*PrepareVerdict)(nil),       // 27: drahealth.v1.PrepareVerdict
+	(*BlamedDevice)(nil),         // 28: drahealth.v1.BlamedDevice
+	(*CheckClaimsRequest)(nil),   // 29: drahealth.v1.CheckClaimsRequest
+	(*CheckClaimsReply)(nil),     // 30: drahealth.v1.CheckClaimsReply
+	(*ClaimAnswer)(nil),          // 31: drahealth.v1.ClaimAnswer
+	(*ClassifyRequest)(nil),      // 32: drahealth.v1.ClassifyRequest
+	(*ClassifyReply)(nil),        // 33: drahealth.v1.ClassifyReply
+	(*ReportPrepareRequest)(nil), // 34: drahealth.v1.ReportPrepareRequest
+	(*PrepareOutcome)(nil),       // 35: drahealth.v1.PrepareOutcome
+	(*ReportPrepareReply)(nil),   // 36: drahealth.v1.ReportPrepareReply
 }
 var file_drahealth_v1_driver_link_proto_depIdxs = []int32{
 	6,  // 0: drahealth.v1.SyncDevicesRequest.devices:type_name -> drahealth.v1.DeclaredDevice
@@ -2705,49 +2781,50 @@ var file_drahealth_v1_driver_link_proto_depIdxs = []int32{
 	8,  // 2: drahealth.v1.DeclaredDevice.hugepages:type_name -> drahealth.v1.HugepagesPart
 	9,  // 3: drahealth.v1.DeclaredDevice.memory:type_name -> drahealth.v1.MemoryPart
 	10, // 4: drahealth.v1.DeclaredDevice.gpu:type_name -> drahealth.v1.GpuPart
-	11, // 5: drahealth.v1.DeclaredDevice.pci:type_name -> drahealth.v1.PciPart
-	14, // 6: drahealth.v1.DeviceTaints.devices:type_name -> drahealth.v1.TaintedDevice
-	15, // 7: drahealth.v1.TaintedDevice.taints:type_name -> drahealth.v1.DeviceTaint
-	0,  // 8: drahealth.v1.DeviceTaint.effect:type_name -> drahealth.v1.TaintEffect
-	17, // 9: drahealth.v1.PrepareClaim.devices:type_name -> drahealth.v1.ClaimedDevice
-	19, // 10: drahealth.v1.Evidence.errno:type_name -> drahealth.v1.Errno
-	20, // 11: drahealth.v1.Evidence.nvml:type_name -> drahealth.v1.NvmlReturn
-	21, // 12: drahealth.v1.Evidence.grpc:type_name -> drahealth.v1.GrpcStatus
-	22, // 13: drahealth.v1.Evidence.http:type_name -> drahealth.v1.HttpStatus
-	23, // 14: drahealth.v1.Evidence.timeout:type_name -> drahealth.v1.Timeout
-	24, // 15: drahealth.v1.Evidence.decode_error:type_name -> drahealth.v1.DecodeError
-	25, // 16: drahealth.v1.Evidence.driver_error:type_name -> drahealth.v1.DriverReportedError
-	1,  // 17: drahealth.v1.Errno.operation:type_name -> drahealth.v1.Operation
-	1,  // 18: drahealth.v1.Timeout.operation:type_name -> drahealth.v1.Operation
-	2,  // 19: drahealth.v1.DriverReportedError.error_class:type_name -> drahealth.v1.ErrorClass
-	2,  // 20: drahealth.v1.PrepareVerdict.error_class:type_name -> drahealth.v1.ErrorClass
-	27, // 21: drahealth.v1.PrepareVerdict.devices:type_name -> drahealth.v1.BlamedDevice
-	16, // 22: drahealth.v1.CheckClaimsRequest.claims:type_name -> drahealth.v1.PrepareClaim
-	30, // 23: drahealth.v1.CheckClaimsReply.answers:type_name -> drahealth.v1.ClaimAnswer
-	26, // 24: drahealth.v1.ClaimAnswer.verdict:type_name -> drahealth.v1.PrepareVerdict
-	16, // 25: drahealth.v1.ClassifyRequest.claim:type_name -> drahealth.v1.PrepareClaim
-	18, // 26: drahealth.v1.ClassifyRequest.evidence:type_name -> drahealth.v1.Evidence
-	26, // 27: drahealth.v1.ClassifyReply.verdict:type_name -> drahealth.v1.PrepareVerdict
-	3,  // 28: drahealth.v1.ReportPrepareRequest.step:type_name -> drahealth.v1.Step
-	34, // 29: drahealth.v1.ReportPrepareRequest.outcomes:type_name -> drahealth.v1.PrepareOutcome
-	16, // 30: drahealth.v1.PrepareOutcome.claim:type_name -> drahealth.v1.PrepareClaim
-	18, // 31: drahealth.v1.PrepareOutcome.evidence:type_name -> drahealth.v1.Evidence
-	30, // 32: drahealth.v1.ReportPrepareReply.answers:type_name -> drahealth.v1.ClaimAnswer
-	4,  // 33: drahealth.v1.DriverLink.SyncDevices:input_type -> drahealth.v1.SyncDevicesRequest
-	12, // 34: drahealth.v1.DriverLink.WatchTaints:input_type -> drahealth.v1.WatchTaintsRequest
-	28, // 35: drahealth.v1.DriverLink.CheckClaims:input_type -> drahealth.v1.CheckClaimsRequest
-	31, // 36: drahealth.v1.DriverLink.Classify:input_type -> drahealth.v1.ClassifyRequest
-	33, // 37: drahealth.v1.DriverLink.ReportPrepare:input_type -> drahealth.v1.ReportPrepareRequest
-	5,  // 38: drahealth.v1.DriverLink.SyncDevices:output_type -> drahealth.v1.SyncDevicesReply
-	13, // 39: drahealth.v1.DriverLink.WatchTaints:output_type -> drahealth.v1.DeviceTaints
-	29, // 40: drahealth.v1.DriverLink.CheckClaims:output_type -> drahealth.v1.CheckClaimsReply
-	32, // 41: drahealth.v1.DriverLink.Classify:output_type -> drahealth.v1.ClassifyReply
-	35, // 42: drahealth.v1.DriverLink.ReportPrepare:output_type -> drahealth.v1.ReportPrepareReply
-	38, // [38:43] is the sub-list for method output_type
-	33, // [33:38] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	12, // 5: drahealth.v1.DeclaredDevice.pci:type_name -> drahealth.v1.PciPart
+	11, // 6: drahealth.v1.DeclaredDevice.nic:type_name -> drahealth.v1.NicPart
+	15, // 7: drahealth.v1.DeviceTaints.devices:type_name -> drahealth.v1.TaintedDevice
+	16, // 8: drahealth.v1.TaintedDevice.taints:type_name -> drahealth.v1.DeviceTaint
+	0,  // 9: drahealth.v1.DeviceTaint.effect:type_name -> drahealth.v1.TaintEffect
+	18, // 10: drahealth.v1.PrepareClaim.devices:type_name -> drahealth.v1.ClaimedDevice
+	20, // 11: drahealth.v1.Evidence.errno:type_name -> drahealth.v1.Errno
+	21, // 12: drahealth.v1.Evidence.nvml:type_name -> drahealth.v1.NvmlReturn
+	22, // 13: drahealth.v1.Evidence.grpc:type_name -> drahealth.v1.GrpcStatus
+	23, // 14: drahealth.v1.Evidence.http:type_name -> drahealth.v1.HttpStatus
+	24, // 15: drahealth.v1.Evidence.timeout:type_name -> drahealth.v1.Timeout
+	25, // 16: drahealth.v1.Evidence.decode_error:type_name -> drahealth.v1.DecodeError
+	26, // 17: drahealth.v1.Evidence.driver_error:type_name -> drahealth.v1.DriverReportedError
+	1,  // 18: drahealth.v1.Errno.operation:type_name -> drahealth.v1.Operation
+	1,  // 19: drahealth.v1.Timeout.operation:type_name -> drahealth.v1.Operation
+	2,  // 20: drahealth.v1.DriverReportedError.error_class:type_name -> drahealth.v1.ErrorClass
+	2,  // 21: drahealth.v1.PrepareVerdict.error_class:type_name -> drahealth.v1.ErrorClass
+	28, // 22: drahealth.v1.PrepareVerdict.devices:type_name -> drahealth.v1.BlamedDevice
+	17, // 23: drahealth.v1.CheckClaimsRequest.claims:type_name -> drahealth.v1.PrepareClaim
+	31, // 24: drahealth.v1.CheckClaimsReply.answers:type_name -> drahealth.v1.ClaimAnswer
+	27, // 25: drahealth.v1.ClaimAnswer.verdict:type_name -> drahealth.v1.PrepareVerdict
+	17, // 26: drahealth.v1.ClassifyRequest.claim:type_name -> drahealth.v1.PrepareClaim
+	19, // 27: drahealth.v1.ClassifyRequest.evidence:type_name -> drahealth.v1.Evidence
+	27, // 28: drahealth.v1.ClassifyReply.verdict:type_name -> drahealth.v1.PrepareVerdict
+	3,  // 29: drahealth.v1.ReportPrepareRequest.step:type_name -> drahealth.v1.Step
+	35, // 30: drahealth.v1.ReportPrepareRequest.outcomes:type_name -> drahealth.v1.PrepareOutcome
+	17, // 31: drahealth.v1.PrepareOutcome.claim:type_name -> drahealth.v1.PrepareClaim
+	19, // 32: drahealth.v1.PrepareOutcome.evidence:type_name -> drahealth.v1.Evidence
+	31, // 33: drahealth.v1.ReportPrepareReply.answers:type_name -> drahealth.v1.ClaimAnswer
+	4,  // 34: drahealth.v1.DriverLink.SyncDevices:input_type -> drahealth.v1.SyncDevicesRequest
+	13, // 35: drahealth.v1.DriverLink.WatchTaints:input_type -> drahealth.v1.WatchTaintsRequest
+	29, // 36: drahealth.v1.DriverLink.CheckClaims:input_type -> drahealth.v1.CheckClaimsRequest
+	32, // 37: drahealth.v1.DriverLink.Classify:input_type -> drahealth.v1.ClassifyRequest
+	34, // 38: drahealth.v1.DriverLink.ReportPrepare:input_type -> drahealth.v1.ReportPrepareRequest
+	5,  // 39: drahealth.v1.DriverLink.SyncDevices:output_type -> drahealth.v1.SyncDevicesReply
+	14, // 40: drahealth.v1.DriverLink.WatchTaints:output_type -> drahealth.v1.DeviceTaints
+	30, // 41: drahealth.v1.DriverLink.CheckClaims:output_type -> drahealth.v1.CheckClaimsReply
+	33, // 42: drahealth.v1.DriverLink.Classify:output_type -> drahealth.v1.ClassifyReply
+	36, // 43: drahealth.v1.DriverLink.ReportPrepare:output_type -> drahealth.v1.ReportPrepareReply
+	39, // [39:44] is the sub-list for method output_type
+	34, // [34:39] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_drahealth_v1_driver_link_proto_init() }
@@ -2761,10 +2838,11 @@ func file_drahealth_v1_driver_link_proto_init() {
 		(*DeclaredDevice_Memory)(nil),
 		(*DeclaredDevice_Gpu)(nil),
 		(*DeclaredDevice_Pci)(nil),
+		(*DeclaredDevice_Nic)(nil),
 	}
 	file_drahealth_v1_driver_link_proto_msgTypes[3].OneofWrappers = []any{}
 	file_drahealth_v1_driver_link_proto_msgTypes[6].OneofWrappers = []any{}
-	file_drahealth_v1_driver_link_proto_msgTypes[14].OneofWrappers = []any{
+	file_drahealth_v1_driver_link_proto_msgTypes[15].OneofWrappers = []any{
 		(*Evidence_Errno)(nil),
 		(*Evidence_Nvml)(nil),
 		(*Evidence_Grpc)(nil),
@@ -2780,7 +2858,7 @@ func file_drahealth_v1_driver_link_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_drahealth_v1_driver_link_proto_rawDesc), len(file_drahealth_v1_driver_link_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   32,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

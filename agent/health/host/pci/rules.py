@@ -1,5 +1,5 @@
 """Health rules for PCI functions that drivers declare: presence, bound driver, link width and link errors.
-The links of GPUs have rules in agent.health.gpu.pcie."""
+Declared NICs are evaluated by these rules too. The links of GPUs have rules in agent.health.gpu.pcie."""
 
 from functools import partial
 from typing import Final

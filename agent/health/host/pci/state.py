@@ -1,7 +1,7 @@
 """State that the rules for declared PCI functions carry between evaluations, and PciRuleInput, their
 input."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -10,7 +10,7 @@ from agent.health.host.pci.nic import HELD_FOR_A_DAY, NIC_CODES
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState, log_reader_state
 from agent.health.rate_window import WindowedCounter, next_counter
 from agent.health.rules import CounterGrowth
-from agent.model.declared_devices import DeclaredPci
+from agent.model.declared_devices import DeclaredNic, DeclaredPci
 from agent.model.pci import PciSample
 from agent.model.reading import Missing, Reading
 from agent.model.snapshot import Snapshot
@@ -92,8 +92,10 @@ class PciRuleState:
     """PCI functions on the bus at the last reading, by PCI address."""
 
 
-def next_pci_rule_state(previous: PciRuleState, snapshot: Snapshot, now: Instant) -> PciRuleState:
-    """Return the state of the PCI rules after a snapshot."""
+def next_pci_rule_state(
+    previous: PciRuleState, snapshot: Snapshot, now: Instant, nics: Collection[str] = ()
+) -> PciRuleState:
+    """Return the state of the PCI rules after a snapshot; ``nics``: PCI addresses of the declared NICs."""
     read_ns = next((source.beat_ns for source in snapshot.sources if source.name == "pci"), now.mono_ns)
     if not isinstance(snapshot.pci, tuple) or read_ns == previous.read_ns:
         return previous
@@ -103,6 +105,7 @@ def next_pci_rule_state(previous: PciRuleState, snapshot: Snapshot, now: Instant
     }
     parts = [device.part for file in snapshot.declared for device in file.devices]
     declared = {part.address for part in parts if isinstance(part, DeclaredPci)}
+    declared |= {part.pci for part in parts if isinstance(part, DeclaredNic)} | {*nics}
     gone = {address: previous.states[address] for address in declared & previous.states.keys()}
     return PciRuleState({**gone, **seen}, read_ns, {function.address: function for function in snapshot.pci})
 

@@ -110,7 +110,7 @@ class SyncDevicesReply(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class DeclaredDevice(betterproto.Message):
     """
-    Device of the driver's ResourceSlice, and the CPUs, memory, GPU or PCI function of the machine behind it,
+    Device of the driver's ResourceSlice, and the CPUs, memory, GPU, NIC or PCI function of the machine behind it,
      which the agent evaluates. A device that only the driver can evaluate is not declared: the driver reports
      its health itself. The values are those of a declaration file, see docs/declared-devices.md.
     """
@@ -131,6 +131,7 @@ class DeclaredDevice(betterproto.Message):
     memory: "MemoryPart" = betterproto.message_field(6, group="part")
     gpu: "GpuPart" = betterproto.message_field(7, group="part")
     pci: "PciPart" = betterproto.message_field(8, group="part")
+    nic: "NicPart" = betterproto.message_field(9, group="part")
 
 
 @dataclass(eq=False, repr=False)
@@ -183,6 +184,17 @@ class GpuPart(betterproto.Message):
     """GPU instance and compute instance, 0 to 255; both or none."""
 
     ci: Optional[int] = betterproto.int64_field(4, optional=True)
+
+
+@dataclass(eq=False, repr=False)
+class NicPart(betterproto.Message):
+    """RDMA network adapter (NIC). Exactly one of the two is set."""
+
+    pci: str = betterproto.string_field(1)
+    """PCI address: "0000:41:00.0"."""
+
+    rdma: str = betterproto.string_field(2)
+    """RDMA name: "mlx5_0"."""
 
 
 @dataclass(eq=False, repr=False)

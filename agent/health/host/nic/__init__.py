@@ -1,0 +1,1 @@
+"""Health rules for RDMA network adapters (NICs) that drivers declare."""
