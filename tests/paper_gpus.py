@@ -45,7 +45,11 @@ THIRD_BOOT: Final = "8d3e5182-a121-4f6f-b152-3f41516c7d8e"
 RESET: Final = (
     GpuField.RECOVERY_ACTION,
     GpuField.REMAP_PENDING,
-    *(field for field in GpuField if re.fullmatch("ecc_(un)?correctable(_dram|_sram)?", field)),
+    *(
+        field
+        for field in GpuField
+        if re.fullmatch("ecc_(un)?correctable(_dram|_sram)?|sram_(parity|secded)", field)
+    ),
 )
 """Readings that a reset clears."""
 _TABLE: Final = [

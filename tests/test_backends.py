@@ -230,6 +230,53 @@ def scan(fake: FakeNvml, *args: str) -> tuple[int, Any]:
     return done.returncode, json.loads(done.stdout)
 
 
+def put_gpus(sysfs: Path, *drivers: str) -> None:
+    for number, driver in enumerate(drivers):
+        device = sysfs / f"bus/pci/devices/0000:{number + 1}b:00.0"
+        device.mkdir(parents=True)
+        for name, text in (("vendor", "0x10de"), ("device", "0x2330"), ("class", "0x030200")):
+            (device / name).write_text(f"{text}\n")
+        if driver:
+            (device / "driver").symlink_to(f"../../drivers/{driver}")
+
+
+OTHER_MACHINE = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\xf7\x00" + bytes(4000)
+
+
+@pytest.mark.parametrize("content", [None, b"", OTHER_MACHINE], ids=["missing", "empty", "other machine"])
+def test_scan_without_usable_library_reports_bound_gpus_unknown(tmp_path, content):
+    library = tmp_path / "libnvidia-ml.so.1"
+    if content is not None:
+        library.write_bytes(content)
+    put_gpus(tmp_path / "sys", "nvidia", "nouveau", "", "vfio-pci", "nvidia")
+    code, report = scan(FakeNvml(library, library, library), "--sysfs-root", str(tmp_path / "sys"))
+    gpus = {
+        device["attributes"]["pciBusId"]: device for device in report["devices"] if device["kind"] == "gpu"
+    }
+    assert code == 3
+    assert sorted(gpus) == ["0000:1b:00.0", "0000:5b:00.0"]
+    for gpu in gpus.values():
+        (cause,) = gpu["causes"]
+        assert (gpu["health"], cause["code"]) == ("Unknown", "gpu.driver.init")
+        assert f"LIBRARY_NOT_FOUND (12): {library}: " in cause["evidence"]
+
+
+def test_scan_without_library_ignores_gpus_of_other_drivers(tmp_path):
+    put_gpus(tmp_path / "sys", "nouveau", "", "vfio-pci")
+    library = tmp_path / "none.so"
+    _, report = scan(FakeNvml(library, library, library), "--sysfs-root", str(tmp_path / "sys"))
+    assert [device for device in report["devices"] if device["kind"] == "gpu"] == []
+
+
+def test_scan_of_gpu_without_field_values_is_unknown(tmp_path):
+    fake = fake_nvml(tmp_path, "profile t4 gpus=1", "gpu 0 fail nvmlDeviceGetFieldValues 13")
+    code, report = scan(fake)
+    (gpu,) = [device for device in report["devices"] if device["kind"] == "gpu"]
+    assert (code, gpu["health"]) == (3, "Unknown")
+    assert [cause["code"] for cause in gpu["causes"]] == ["gpu.no_readings"]
+    assert "PCIe replays" in gpu["causes"][0]["evidence"]
+
+
 CHECK = """
 import json, sys
 from pathlib import Path

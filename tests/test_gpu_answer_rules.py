@@ -3,10 +3,10 @@
 from typing import Any, Final
 
 import pytest
-from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_view, hanging_view
+from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, T4, gpu_sample, gpu_set, gpu_view, hanging_view
 
 from agent.health.gpu.catalog import gpu_rules
-from agent.health.gpu.responsiveness import next_not_answering_change_ns
+from agent.health.gpu.responsiveness import FIELD_VALUES, next_not_answering_change_ns
 from agent.health.gpu.view import GpuView
 from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
 from agent.model.gpu import GpuField, NvmlStatus
@@ -40,6 +40,15 @@ OPENING: Final = gpu_view(
 PROBE_BAD: Final = Finding(
     SLOW, Severity.DEGRADED, "readings take at least 50 ms, and 10 times as long as others"
 )
+BLANK: Final = "gpu.no_readings"
+NO_FIELDS: Final = {field: ABSENT for fields in FIELD_VALUES.values() for field in fields}
+FIELDS_TEXT: Final = "recovery action, ECC errors, remapped rows, retired pages, PCIe replays, slowdown times"
+
+
+def blank(kinds: str) -> Finding:
+    return Finding(BLANK, Severity.UNKNOWN, f"NVML reports none of these: {kinds}")
+
+
 CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     # --- gpu.recovery_action
     (ACTION, gpu_view(), OK),
@@ -51,6 +60,15 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: EIO}), RuleInputUnreadable("recovery_action", EIO)),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: ABSENT}),
      RuleNotApplicable("drivers before 565 and older GPUs do not report it")),
+    # --- gpu.no_readings
+    (BLANK, gpu_view(), OK),
+    (BLANK, gpu_view(readings=T4), OK),
+    (BLANK, gpu_view({**NO_FIELDS, GpuField.PCIE_REPLAY: 0}), OK),
+    (BLANK, gpu_view({**NO_FIELDS, GpuField.PCIE_REPLAY: EIO}), OK),  # gpu.pcie.replay.unreadable
+    (BLANK, gpu_view(NO_FIELDS), blank(FIELDS_TEXT)),
+    (BLANK, gpu_view(dict.fromkeys(GpuField, ABSENT)),
+     blank(f"{FIELDS_TEXT}, ECC errors by memory, temperature, reasons for reduced clocks, PCIe link")),
+    (BLANK, gpu_view(sample=None), RuleNotEvaluated("needs the GPU")),
     # --- gpu.not_answering
     (SILENT, gpu_view(), OK),
     (SILENT, hanging_view(4.999), OK),

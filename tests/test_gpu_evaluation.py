@@ -114,7 +114,8 @@ def test_known_gpus_are_unknown_then_unhealthy_while_nvml_hangs() -> None:
 
 def test_gpus_of_bus_are_unknown_while_first_nvml_init_hangs() -> None:
     node = fresh_start(1)
-    node.host = GpuSystemSample(bus_gpus=(node.gpus[0].bus,))
+    bus = (node.gpus[0].bus,)
+    node.host = GpuSystemSample(bus_gpus=bus, bound_gpus=bus)
     node.rest(3)
     assert (node.health(), node.codes()) == (Health.UNKNOWN, ["gpu.unseen"])
     opened(node)
@@ -570,3 +571,31 @@ def test_second_evaluation_at_same_time_gives_same_gpu_verdicts(story: list[Any]
         node.read()
         first, second = node.evaluate(), node.evaluate()
         assert second.devices == first.devices
+
+
+@pytest.mark.parametrize(
+    ("field", "code", "events"),
+    [
+        ("ecc_correctable", "gpu.ecc.correctable_rate", 1000),
+        ("link_replay", "gpu.nvlink.errors", 1),
+        ("pcie_replay", "gpu.pcie.replay", 9),
+    ],
+)
+@pytest.mark.parametrize("reloaded", [False, True], ids=["counter reset", "driver reloaded"])
+def test_reset_of_the_counter_ends_its_cause(field: str, code: str, events: int, *, reloaded: bool) -> None:
+    node = GpuNode()
+    node.rest(20)
+    node.set_readings(0, **{field: events})
+    node.rest(5)
+    assert node.codes() == [code]
+    if reloaded:
+        node.lose(0, NvmlStatus.UNINITIALIZED)
+        node.rest(90)
+        node.recover(0)
+        node.rest(15)
+        codes = set(node.codes())
+    else:
+        node.set_readings(0, **{field: 0})
+        node.rest(15)
+        codes = set(node.codes())
+    assert code not in codes

@@ -1,14 +1,16 @@
 """Latched faults: affected devices, correlation of reports, and bounds in a flood."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import pytest
-from gpu_samples import H100
+from gpu_samples import H100, T4
 from paper_gpus import OLD_DRIVER, GpuNode
 
 from agent.health.gpu.faults.correlate import FAULTS_MAX, WAITING_MAX
-from agent.model.gpu import WHOLE_GPU, GpuEvent
+from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField
 from agent.model.health import Health, Severity, XidOverride
+from agent.model.reading import Reading
 from agent.model.time import NS
 
 XID_48, XID_45, XID_79 = "gpu.xid.48", "gpu.xid.45", "gpu.xid.79"
@@ -35,6 +37,32 @@ def test_xid_45_after_48_is_info_and_keeps_severity() -> None:
         (XID_48, Severity.UNHEALTHY),
         (XID_45, Severity.INFO),
     ]
+
+
+@pytest.mark.parametrize("readings", [H100, T4], ids=["h100", "t4"])
+def test_xid_of_instance_0_0_without_mig_names_the_gpu(readings: Mapping[GpuField, Reading]) -> None:
+    node = GpuNode(readings=readings)
+    node.nvml_xid(0, 48, gi=0, ci=0)
+    node.log_xid(0, 48)
+    node.log_xid(0, 63, instance=" GPU-I:00 GPU-CI:00")
+    assert "instance" not in " ".join(cause.evidence for cause in node.verdict().causes)
+    (fault,) = [fault for fault in node.checkpoint.faults if fault.code == XID_48]
+    assert (fault.times, fault.gi, fault.ci) == (1, WHOLE_GPU, WHOLE_GPU)
+
+
+def test_xid_of_instance_0_0_of_lost_gpu_names_the_gpu() -> None:
+    node = GpuNode()
+    node.rest(20)
+    node.lose(0)
+    node.nvml_xid(0, 79, gi=0, ci=0)
+    assert "instance" not in node.cause(XID_79).evidence
+
+
+def test_xid_of_instance_0_0_with_mig_names_the_instance() -> None:
+    node = GpuNode(1, migs={0: [(0, 0)]})
+    node.nvml_xid(0, 48, gi=0, ci=0)
+    assert node.verdict("gpu-0-mig-0-0").health is Health.UNHEALTHY
+    assert node.cause(XID_48).evidence.startswith("instance 0/0: ")
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45])

@@ -101,13 +101,19 @@ def test_devices_other_than_gpus_are_not_counted(machine):
     machine.device(
         "0000:06:00.0", "0x030200", driver=""
     )  # without a driver, so NVML should list it but does not
-    assert read_nvidia_devices(machine.sysfs) == NvidiaPciDevices(("0000:06:00.0",), nvswitches=1)
+    machine.device("0000:07:00.0", "0x030200", driver="nvidia")
+    gpus, bound = ("0000:06:00.0", "0000:07:00.0"), ("0000:07:00.0",)
+    assert read_nvidia_devices(machine.sysfs) == NvidiaPciDevices(gpus, bound, nvswitches=1)
+    read = machine.reader().read()
+    assert (read.bus_gpus, read.bound_gpus) == (gpus, bound)
 
 
 def test_device_removed_during_read_is_skipped(machine):
     (machine.sysfs / "bus/pci/devices/0000:01:00.0").symlink_to("../gone")
     machine.device("0000:02:00.0", "0x030200")
-    assert read_nvidia_devices(machine.sysfs) == NvidiaPciDevices(("0000:02:00.0",), nvswitches=0)
+    assert read_nvidia_devices(machine.sysfs) == NvidiaPciDevices(
+        ("0000:02:00.0",), ("0000:02:00.0",), nvswitches=0
+    )
 
 
 def test_machine_without_bus_is_missing_and_not_without_gpus(tmp_path):

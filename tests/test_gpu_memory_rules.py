@@ -34,12 +34,21 @@ NO_RETIREMENT: Final = RuleNotApplicable(
 FEW: Final = GpuLimits(correctable_errors=5, correctable_window_s=60)
 
 
-def errors(count: Reading, action: Reading = 0, dram: Reading = ABSENT, sram: Reading = ABSENT) -> GpuView:
+def errors(
+    count: Reading,
+    action: Reading = 0,
+    dram: Reading = ABSENT,
+    sram: Reading = ABSENT,
+    parity: Reading = ABSENT,
+    secded: Reading = ABSENT,
+) -> GpuView:
     return gpu_view({
         GpuField.ECC_UNCORRECTABLE: count,
         GpuField.RECOVERY_ACTION: action,
         GpuField.ECC_UNCORRECTABLE_DRAM: dram,
         GpuField.ECC_UNCORRECTABLE_SRAM: sram,
+        GpuField.SRAM_PARITY: parity,
+        GpuField.SRAM_SECDED: secded,
     })  # fmt: skip
 
 
@@ -75,15 +84,28 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (LOST, errors(1, action=1), lost("1 uncorrectable error", Severity.UNHEALTHY)),
     (LOST, errors(1, action=ABSENT), lost("1 uncorrectable error", Severity.UNHEALTHY)),
     (LOST, errors(1, action=EIO), lost("1 uncorrectable error", Severity.UNHEALTHY)),
+    (LOST, errors(0, dram=2), lost("2 uncorrectable errors in DRAM")),
+    (LOST, errors(0, sram=1), lost("1 uncorrectable error in SRAM")),
+    (LOST, errors(0, sram=0, parity=1), lost("1 uncorrectable error in SRAM (parity)")),
+    (LOST, errors(0, sram=0, secded=2), lost("2 uncorrectable errors in SRAM (SEC-DED)")),
+    (LOST, errors(0, action=1, parity=1),
+     lost("1 uncorrectable error in SRAM (parity)", Severity.UNHEALTHY)),
+    (LOST, errors(1, sram=1, parity=2, secded=1), lost("3 uncorrectable errors in SRAM (parity, SEC-DED)")),
+    (LOST, errors(5, dram=2, sram=3, secded=3), lost("5 uncorrectable errors in DRAM and SRAM (SEC-DED)")),
+    (LOST, errors(EIO, parity=1), lost("1 uncorrectable error in SRAM (parity)")),
+    (LOST, errors(0, parity=EIO), RuleInputUnreadable("sram_parity", EIO)),
     (LOST, errors(EIO), RuleInputUnreadable("ecc_uncorrectable", EIO)),
     (LOST, errors(ABSENT), RuleNotApplicable("the GPU has no ECC")),
+    (LOST, errors(ABSENT, dram=0), OK),
     (LOST, gpu_view({GpuField.ECC_MODE: 0, GpuField.ECC_UNCORRECTABLE: 2}), RuleNotApplicable("ECC is off")),
     # --- gpu.ecc.correctable_rate
     (RATE, corrected(999), OK),
     (RATE, corrected(1000),
-     Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 1000 in 1 h")),
+     Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 1000 in 1 h"
+             " (reported until 1 h after the last, or a reset)")),
     (RATE, corrected(CounterGrowth(1000, 3.0)),
-     Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 1000 in 1 h")),
+     Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 1000 in 1 h"
+             " (reported until 1 h after the last, or a reset)")),
     (RATE, corrected(CounterGrowth(999, 3599.0)), RuleNotEvaluated("needs 1 h of history")),
     (RATE, corrected(CounterGrowth(EIO, 0.0)), RuleInputUnreadable("ecc_correctable", EIO)),
     (RATE, corrected(CounterGrowth(ABSENT, 0.0)), RuleNotApplicable("the GPU has no ECC")),

@@ -1,6 +1,7 @@
 """State of GPUs for the rules: windows of counters, links, instances, and identity."""
 
 from dataclasses import replace
+from typing import Final
 
 import pytest
 from gpu_samples import ABSENT, ALL_UP, EIO, LIMITS, gpu_sample, gpu_set, pci_sample
@@ -21,9 +22,10 @@ WINDOW_S = 60
 
 
 def snapshot(
-    *gpus: GpuSample, host: GpuSystemSample | None = None, state: SourceState = SourceState.OK
+    *gpus: GpuSample, host: GpuSystemSample | None = None, state: SourceState = SourceState.OK, err: int = 0
 ) -> Snapshot:
-    return Snapshot(0, cpus_sample(), gpus=gpu_set(*gpus, state=state), host=host or GpuSystemSample())
+    nvml = gpu_set(*gpus, state=state, err=err)
+    return Snapshot(0, cpus_sample(), gpus=nvml, host=host or GpuSystemSample())
 
 
 def at(second: float) -> Instant:
@@ -68,9 +70,9 @@ def test_growth_covers_only_the_window() -> None:
     assert growth_after((100, 5), (130, 9), (160, 9), (191, 9)) == CounterGrowth(0, 60.0)
 
 
-def test_decreased_counter_starts_new_window() -> None:
-    assert growth_after((100, 50), (130, 3)) == CounterGrowth(0, 0.0)
-    assert growth_after((100, 50), (130, 3), (140, 5)) == CounterGrowth(2, 10.0)
+def test_decreased_counter_has_no_growth_in_its_window() -> None:
+    assert growth_after((100, 50), (130, 3)) == CounterGrowth(0, 60.0)
+    assert growth_after((100, 50), (130, 3), (140, 5)) == CounterGrowth(2, 60.0)
 
 
 def test_unreadable_counter_has_unknown_growth() -> None:
@@ -205,10 +207,36 @@ def test_gpus_from_bus_keep_numbers_when_nvml_recovers() -> None:
     assert state.samples[1] is only_second
 
 
-def test_absent_library_ignores_gpus_on_bus() -> None:
+UNLOADED: Final = [(SourceState.ABSENT, 0), (SourceState.ABSENT, 12), (SourceState.FAILING, 12)]
+"""States of the library that cannot be loaded, and NVML's return code."""
+
+
+@pytest.mark.parametrize(("state", "err"), UNLOADED)
+def test_gpus_without_library_count_if_bound_to_nvidia(state: SourceState, err: int) -> None:
+    host = GpuSystemSample(bus_gpus=("0000:1b:00.0", "0000:2b:00.0"), bound_gpus=("0000:2b:00.0",))
+    failed = snapshot(host=host, state=state, err=err)
+    found = next_gpu_rule_state(GpuRuleState(), failed, LIMITS, at(1))
+    assert [(gpu.number, gpu.bus) for gpu in found.registry] == [(0, "0000:2b:00.0")]
+    both = replace(host, bound_gpus=host.bus_gpus)
+    found = next_gpu_rule_state(found, snapshot(host=both, state=state, err=err), LIMITS, at(2))
+    assert [(gpu.number, gpu.bus) for gpu in found.registry] == [(0, "0000:2b:00.0"), (1, "0000:1b:00.0")]
+    none = replace(host, bound_gpus=())
+    found = next_gpu_rule_state(found, snapshot(host=none, state=state, err=err), LIMITS, at(3))
+    assert found.registry == ()
+
+
+def test_opening_library_counts_only_gpus_bound_to_nvidia() -> None:
+    host = GpuSystemSample(bus_gpus=("0000:1b:00.0", "0000:2b:00.0"), bound_gpus=("0000:2b:00.0",))
+    found = next_gpu_rule_state(
+        GpuRuleState(), snapshot(host=host, state=SourceState.STARTING), LIMITS, at(1)
+    )
+    assert [gpu.bus for gpu in found.registry] == ["0000:2b:00.0"]
+
+
+def test_driver_not_loaded_counts_gpus_without_driver() -> None:
     host = GpuSystemSample(bus_gpus=("0000:1b:00.0",))
-    absent = snapshot(host=host, state=SourceState.ABSENT)
-    assert next_gpu_rule_state(GpuRuleState(), absent, LIMITS, at(1)).registry == ()
+    failed = snapshot(host=host, state=SourceState.FAILING, err=9)
+    assert len(next_gpu_rule_state(GpuRuleState(), failed, LIMITS, at(1)).registry) == 1
 
 
 def test_gpus_without_uuid_keep_numbers_once_identified() -> None:

@@ -72,6 +72,7 @@ TRIGGERS: Final[Mapping[str, GpuView]] = {
     "gpu.lost": status(15),
     "gpu.reset_required": status(16),
     "gpu.failing": status(999),
+    "gpu.no_readings": gpu_view(dict.fromkeys(H100, ABSENT)),
     "gpu.probe.slow": gpu_view(sample=gpu_sample(probe_p50_ns=200_000_000)),
     "gpu.driver.process": gpu_view(gpu_set=gpu_set(process="the NVML process was killed by SIGSEGV")),
     "gpu.driver.init": library(9),
@@ -142,7 +143,7 @@ def test_every_row_is_complete(rule: Rule) -> None:
     assert rule.evaluate.__doc__
     assert "Source:" in rule.evaluate.__doc__
     assert rule.counts_growth == bool(rule.window_s)
-    assert rule.gpu_reads or rule.valid_when_stalled or rule.code == "gpu.probe.slow"
+    assert rule.gpu_reads or rule.valid_when_stalled or rule.code in {"gpu.probe.slow", "gpu.no_readings"}
 
 
 @by_code

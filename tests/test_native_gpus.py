@@ -55,6 +55,8 @@ SET: Final = {
     "ecc.sram.uncorrectable.aggregate": (GpuField.ECC_UNCORRECTABLE_SRAM_LIFE, 32),
     "ecc.dram.correctable.aggregate": (GpuField.ECC_CORRECTABLE_DRAM_LIFE, 33),
     "ecc.sram.correctable.aggregate": (GpuField.ECC_CORRECTABLE_SRAM_LIFE, 34),
+    "ecc.sram.parity.volatile": (GpuField.SRAM_PARITY, 27),
+    "ecc.sram.secded.volatile": (GpuField.SRAM_SECDED, 6),
     "ecc.sram.threshold": (GpuField.SRAM_THRESHOLD, 1),
     "fabric.state": (GpuField.FABRIC_STATE, 2),
     "fabric.status": (GpuField.FABRIC_STATUS, 999),
@@ -78,6 +80,7 @@ SET: Final = {
 }
 """Quantity of the fake, the field that reads it, and the expected value."""
 SUMS: Final = {
+    GpuField.SRAM_SECDED: 22 + 6,
     GpuField.ECC_UNCORRECTABLE: 43,
     GpuField.ECC_CORRECTABLE: 47,
     GpuField.ECC_UNCORRECTABLE_LIFE: 63,
@@ -101,7 +104,7 @@ LACKING: Final = {
     | AER
     | THROTTLE
     | {GpuField.FABRIC_SUMMARY, GpuField.FABRIC_HEALTH, GpuField.RECOVERY_ACTION, GpuField.MARGIN}
-    | {GpuField.SRAM_THRESHOLD},
+    | {GpuField.SRAM_THRESHOLD, GpuField.SRAM_PARITY, GpuField.SRAM_SECDED},
 }
 
 

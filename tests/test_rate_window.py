@@ -28,15 +28,15 @@ EIO: Final = Missing(Absence.UNREADABLE, 5)
 ABSENT: Final = Missing(Absence.ABSENT)
 
 
-def read(*readings: tuple[float, Reading]) -> RateWindow:
+def read(*readings: tuple[float, Reading], reset_ends: bool = False) -> RateWindow:
     window: RateWindow = ()
     for second, reading in readings:
-        window = append_reading(window, reading, int(second * NS), WINDOW_S * NS)
+        window = append_reading(window, reading, int(second * NS), WINDOW_S * NS, reset_ends=reset_ends)
     return window
 
 
-def grew(*readings: tuple[float, Reading]) -> CounterGrowth:
-    return window_growth(read(*readings), WINDOW_S)
+def grew(*readings: tuple[float, Reading], reset_ends: bool = False) -> CounterGrowth:
+    return window_growth(read(*readings, reset_ends=reset_ends), WINDOW_S)
 
 
 def seconds(window: RateWindow) -> list[float]:
@@ -98,6 +98,16 @@ def test_window_may_end_after_the_newest_point() -> None:
 def test_fallen_counter_restarts_the_window(reset: int) -> None:
     assert grew((100, 0), (110, 100), (120, reset)) == CounterGrowth(0, 0.0)
     assert grew((100, 0), (110, 100), (120, reset), (130, reset + 2)) == CounterGrowth(2, 10.0)
+
+
+@pytest.mark.parametrize("reset", [0, 3, 99])
+def test_reset_that_ends_the_events_fills_the_window(reset: int) -> None:
+    readings = ((100, 0), (110, 100), (120, reset))
+    assert grew(*readings, reset_ends=True) == CounterGrowth(0, 60.0)
+    assert grew(*readings, (130, reset + 2), reset_ends=True) == CounterGrowth(2, 60.0)
+    assert grew((100, 0), (110, 100), (500, reset), reset_ends=True) == CounterGrowth(0, 60.0)
+    assert grew((100, 5), (161, 5), reset_ends=True) == CounterGrowth(0, 60.0), "there was none in the gap"
+    assert grew((100, 5), (161, 500), reset_ends=True) == CounterGrowth(0, 0.0)
 
 
 @pytest.mark.parametrize("missing", [EIO, ABSENT])

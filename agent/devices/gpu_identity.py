@@ -23,11 +23,12 @@ def assign_gpu_numbers(
         known: GPUs with their previous numbers.
         samples: GPUs that NVML has listed since the agent started.
         expected_count: Expected number of GPUs; None: the largest number so far.
-        bus_addresses: PCI addresses of the machine's GPUs, used only if ``known`` and ``samples`` are empty.
+        bus_addresses: PCI addresses of the machine's GPUs, used only while neither ``known`` nor ``samples``
+            has a GPU that NVML listed.
     """
     registry = {gpu.number: gpu for gpu in known}
-    if not registry and not samples:
-        registry = {number: KnownGpu(number, "", address, "") for number, address in enumerate(bus_addresses)}
+    if not samples and not any(gpu.uuid for gpu in registry.values()):
+        _add_gpus_on_bus(registry, bus_addresses)
     if samples:  # NVML outranks the PCI bus, where a GPU can be bound to another driver
         buses = {sample.bus for sample in samples}
         registry = {number: gpu for number, gpu in registry.items() if gpu.uuid or gpu.bus in buses}
@@ -60,6 +61,16 @@ def replaced_gpu_numbers(before: Iterable[KnownGpu], now: Iterable[KnownGpu]) ->
     """Return the numbers that had a GPU with a UUID before, and now have another GPU or none."""
     uuids = {gpu.number: gpu.uuid for gpu in now}
     return frozenset(gpu.number for gpu in before if gpu.uuid and uuids.get(gpu.number, "") != gpu.uuid)
+
+
+def _add_gpus_on_bus(registry: dict[int, KnownGpu], bus_addresses: Iterable[str]) -> None:
+    """Add the GPUs that the PCI bus lists and the registry lacks: the driver binds to one after the other."""
+    known = {gpu.bus for gpu in registry.values()}
+    free = (number for number in count() if number not in registry or not registry[number].bus)
+    for address in bus_addresses:
+        if address not in known:
+            number = next(free)
+            registry[number] = KnownGpu(number, "", address, "")
 
 
 def _match_known_gpus(registry: dict[int, KnownGpu], samples: Iterable[GpuSample]) -> dict[int, int]:

@@ -1,7 +1,8 @@
 """Sliding window over the readings of a counter, from which the growth within the last minutes is computed.
 
 A window restarts with one point where the growth between two readings is unknown: the counter fell because it
-was reset, could not be read, or was not read for longer than the window.
+was reset, could not be read, or was not read for longer than the window. Where a reset ends what the counter
+counted (``reset_ends``), the window restarts as if the counter had stood at the new value for a whole window.
 
 A window keeps about twelve points. A point is dropped if its neighbours have the same value or are at most a
 twelfth of the window apart. The growth is the difference between the newest point and the first point inside
@@ -31,7 +32,9 @@ RateWindow = tuple[CounterPoint, ...]
 enough, the first point is at or before the beginning of the window."""
 
 
-def append_reading(window: RateWindow, reading: Reading, t_ns: int, window_ns: int) -> RateWindow:
+def append_reading(
+    window: RateWindow, reading: Reading, t_ns: int, window_ns: int, *, reset_ends: bool = False
+) -> RateWindow:
     """Return the window with the newest reading appended; empty if the reading is missing. A reading that was
     appended before is not added again.
 
@@ -40,6 +43,8 @@ def append_reading(window: RateWindow, reading: Reading, t_ns: int, window_ns: i
         reading: Value of the counter.
         t_ns: CLOCK_MONOTONIC of the reading, not before the last point [ns].
         window_ns: Longest window over which a growth will be computed [ns].
+        reset_ends: True: after a reset of the counter its earlier events are over, as after the reset of a
+            GPU. False: the growth is unknown until the window is full again.
     """
     if isinstance(reading, Missing):
         return ()
@@ -48,7 +53,10 @@ def append_reading(window: RateWindow, reading: Reading, t_ns: int, window_ns: i
     last_ns, last = window[-1]
     if t_ns == last_ns and reading == last:
         return window
-    if reading < last or t_ns - last_ns > window_ns:
+    is_gap = t_ns - last_ns > window_ns
+    if reset_ends and (reading < last or (is_gap and reading == last)):  # no event since the reset
+        return (CounterPoint(t_ns - window_ns, reading), CounterPoint(t_ns, reading))
+    if reading < last or is_gap:
         return (CounterPoint(t_ns, reading),)
     first, end = 0, len(window)
     if end > 1 and (reading == window[-2].value or t_ns - window[-2].t_ns <= window_ns // POINTS_PER_WINDOW):

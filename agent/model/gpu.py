@@ -75,6 +75,10 @@ class GpuField(StrEnum):
     ECC_UNCORRECTABLE_SRAM_LIFE = "ecc_uncorrectable_sram_life"
     ECC_CORRECTABLE_DRAM_LIFE = "ecc_correctable_dram_life"
     ECC_CORRECTABLE_SRAM_LIFE = "ecc_correctable_sram_life"
+    SRAM_PARITY = "sram_parity"
+    """Uncorrectable SRAM errors since the driver was loaded that parity detected."""
+    SRAM_SECDED = "sram_secded"
+    """Uncorrectable SRAM errors since the driver was loaded that SEC-DED codes detected."""
     SRAM_THRESHOLD = "sram_threshold"
     LINK_REPLAY = "link_replay"
     """Error count summed over the GPU's NVLinks; the six fields below are such sums too."""
@@ -267,3 +271,6 @@ class GpuSystemSample:
     inspect other processes."""
     boot_id: str = ""
     """Id of the machine's boot: ``/proc/sys/kernel/random/boot_id``."""
+    bound_gpus: tuple[str, ...] = ()
+    """PCI addresses of those GPUs that are bound to the driver ``nvidia``. Source: ``driver`` in the same
+    directory; empty while the bus cannot be read."""

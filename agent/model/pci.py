@@ -4,6 +4,8 @@ from typing import Final, NamedTuple
 
 from agent.model.reading import Reading
 
+NVIDIA_DRIVER: Final = "nvidia"
+"""Kernel driver through which NVML reaches a GPU."""
 PASSTHROUGH_DRIVER: Final = "vfio-pci"
 """Kernel driver of PCI functions passed through to a virtual machine; NVML does not list such GPUs."""
 

@@ -54,6 +54,7 @@ class _PciBusReading(NamedTuple):
 
     functions: tuple[PciSample, ...] | Missing | None = None
     gpus: tuple[str, ...] | Missing = ()
+    bound: tuple[str, ...] = ()
     requested: frozenset[str] = frozenset()
     """PCI addresses of declared devices that the read included."""
     beat_ns: int = 0
@@ -232,7 +233,9 @@ class GpuPciWatcher:
                     rechecks = RECHECKS - 1 if has_moved else max(0, rechecks - 1)
                     self._bus = bus
                     if self._has_gpus():
-                        self._set_gpu_system(replace(self._gpu_system, bus_gpus=bus.gpus), wake)
+                        self._set_gpu_system(
+                            replace(self._gpu_system, bus_gpus=bus.gpus, bound_gpus=bus.bound), wake
+                        )
                     if is_new or is_recheck:
                         wake()
             await _wait_for_event(woken, RECHECK_S if rechecks else self._bus_period_s())
@@ -240,8 +243,8 @@ class GpuPciWatcher:
     def _read_bus(self, addresses: frozenset[str]) -> _PciBusReading:
         bus = read_nvidia_devices(self._sysfs_root)
         functions = read_pci_functions(self._sysfs_root, addresses, udev=self._uses_udev)
-        gpus = bus if isinstance(bus, Missing) else bus.gpus
-        return _PciBusReading(functions, gpus, addresses, time.monotonic_ns(), self._bus.passes + 1)
+        gpus, bound = (bus, ()) if isinstance(bus, Missing) else (bus.gpus, bus.bound)
+        return _PciBusReading(functions, gpus, bound, addresses, time.monotonic_ns(), self._bus.passes + 1)
 
     def _reset_bus(self) -> None:
         """Discard the last bus read, and restart the time after which the source ``pci`` is stalled."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.model.gpu import GpuSystemSample, StuckProcess
-from agent.model.pci import PASSTHROUGH_DRIVER
+from agent.model.pci import NVIDIA_DRIVER, PASSTHROUGH_DRIVER
 from agent.model.reading import Absence, Missing
 from agent.sources.processes import psutil_procfs_root
 
@@ -30,6 +30,8 @@ class NvidiaPciDevices(NamedTuple):
 
     gpus: tuple[str, ...]
     """PCI addresses of GPUs, in NVML's order."""
+    bound: tuple[str, ...]
+    """PCI addresses of the GPUs that are bound to the driver ``nvidia``, in NVML's order."""
     nvswitches: int
     """Number of NVSwitches."""
 
@@ -74,6 +76,7 @@ class GpuSystemReader:
             }
         return GpuSystemSample(
             bus_gpus=bus if isinstance(bus, Missing) else bus.gpus,
+            bound_gpus=() if isinstance(bus, Missing) else bus.bound,
             fabric_manager=_fabric_manager_state(bus, processes),
             stuck=self._stuck_processes(),
             boot_id=read_boot_id(self._procfs_root),
@@ -120,16 +123,21 @@ def read_nvidia_devices(sysfs_root: Path) -> NvidiaPciDevices | Missing:
     Source: /sys/bus/pci/devices/*/{vendor,class,driver,physfn}. Missing: the PCI bus cannot be read.
     """
     devices = sysfs_root / "bus/pci/devices"
-    gpus, nvswitches = [], 0
+    drivers: dict[str, str] = {}
+    nvswitches = 0
     try:
         for address in os.listdir(devices):
             kind = _nvidia_pci_class(devices / address)
-            if kind in GPU_PCI_CLASSES and not _is_passed_through(devices / address):
-                gpus.append(address)
+            if kind in GPU_PCI_CLASSES and not (devices / address / "physfn").is_symlink():
+                driver = _bound_driver(devices / address)
+                if driver != PASSTHROUGH_DRIVER:
+                    drivers[address] = driver
             nvswitches += kind == NVSWITCH_PCI_CLASS
     except OSError as error:
         return missing_from_error(error)
-    return NvidiaPciDevices(tuple(sorted(gpus, key=pci_address_sort_key)), nvswitches)
+    gpus = tuple(sorted(drivers, key=pci_address_sort_key))
+    bound = tuple(address for address in gpus if drivers[address] == NVIDIA_DRIVER)
+    return NvidiaPciDevices(gpus, bound, nvswitches)
 
 
 def _nvidia_pci_class(device: Path) -> int:
@@ -146,13 +154,12 @@ def _nvidia_pci_class(device: Path) -> int:
         raise
 
 
-def _is_passed_through(device: Path) -> bool:
-    if (device / "physfn").is_symlink():
-        return True
+def _bound_driver(device: Path) -> str:
+    """Return the name of the driver that is bound to a PCI device; empty: none is bound."""
     try:
-        return os.path.basename(os.readlink(device / "driver")) == PASSTHROUGH_DRIVER
-    except FileNotFoundError:  # no driver is bound
-        return False
+        return os.path.basename(os.readlink(device / "driver"))
+    except FileNotFoundError:
+        return ""
 
 
 def pci_address_sort_key(address: str) -> tuple[int, str]:

@@ -164,10 +164,15 @@ def _temperature_threshold(name: str) -> FieldReader:
     return _by_function("nvmlDeviceGetTemperatureThreshold", f"NVML_TEMPERATURE_THRESHOLD_{name}")
 
 
-def _sram_threshold(gpu: _GpuHandle) -> FieldValue:
-    status = gpu.nvml.binding.c_nvmlEccSramErrorStatus_v1_t()
-    failure = gpu.call("nvmlDeviceGetSramEccErrorStatus", gpu.nvml.binding.byref(status))
-    return failure if isinstance(failure, NvmlFailure) else int(status.bThresholdExceeded != 0)
+def _sram_status(member: str) -> FieldReader:
+    """Return a reader of one member of the structure of SRAM errors by source."""
+
+    def read(gpu: _GpuHandle) -> FieldValue:
+        status = gpu.nvml.binding.c_nvmlEccSramErrorStatus_v1_t()
+        failure = gpu.call("nvmlDeviceGetSramEccErrorStatus", gpu.nvml.binding.byref(status))
+        return failure if isinstance(failure, NvmlFailure) else int(getattr(status, member))
+
+    return read
 
 
 def _fabric_member(member: str) -> FieldReader:
@@ -302,7 +307,9 @@ READERS: Final[Mapping[GpuField, FieldReader]] = {
     GpuField.ECC_UNCORRECTABLE_SRAM_LIFE: _ecc_of_memory("SRAM", "UNCORRECTED", "AGGREGATE"),
     GpuField.ECC_CORRECTABLE_DRAM_LIFE: _ecc_of_memory("DRAM", "CORRECTED", "AGGREGATE"),
     GpuField.ECC_CORRECTABLE_SRAM_LIFE: _ecc_of_memory("SRAM", "CORRECTED", "AGGREGATE"),
-    GpuField.SRAM_THRESHOLD: _sram_threshold,
+    GpuField.SRAM_PARITY: _sram_status("volatileUncParity"),
+    GpuField.SRAM_SECDED: _sram_status("volatileUncSecDed"),
+    GpuField.SRAM_THRESHOLD: _sram_status("bThresholdExceeded"),
     GpuField.LINK_REPLAY: _link_errors("ERROR_DL_REPLAY", "NVML_NVLINK_ERROR_DL_REPLAY"),
     GpuField.LINK_RECOVERY: _link_errors("ERROR_DL_RECOVERY", "NVML_NVLINK_ERROR_DL_RECOVERY"),
     GpuField.LINK_CRC: _link_errors("ERROR_DL_CRC", "NVML_NVLINK_ERROR_DL_CRC_FLIT"),

@@ -612,7 +612,9 @@ enum dh_gpu_field {
     DH_GPU_ECC_UNCORRECTABLE_SRAM_LIFE,
     DH_GPU_ECC_CORRECTABLE_DRAM_LIFE,
     DH_GPU_ECC_CORRECTABLE_SRAM_LIFE,
-    DH_GPU_SRAM_THRESHOLD,        /* nvmlDeviceGetSramEccErrorStatus; bThresholdExceeded, 0 or 1 */
+    DH_GPU_SRAM_PARITY,           /* nvmlDeviceGetSramEccErrorStatus; volatileUncParity, count */
+    DH_GPU_SRAM_SECDED,           /* volatileUncSecDed, count */
+    DH_GPU_SRAM_THRESHOLD,        /* bThresholdExceeded, 0 or 1 */
     DH_GPU_LINK_REPLAY,           /* FI 161 per link, else nvmlDeviceGetNvLinkErrorCounter; sum over links */
     DH_GPU_LINK_RECOVERY,         /* FI 162; sum */
     DH_GPU_LINK_CRC,              /* FI 163; sum */

@@ -77,6 +77,17 @@ MEMORY: Final = (
         branch=535,
     ),
     Row(
+        "uncorrectable SRAM errors that only the counters by source show",
+        (
+            nvml("gpu 0 set ecc.sram.parity.volatile=+1"),
+            degraded("gpu-0", "gpu.ecc.uncorrectable: 1 uncorrectable error in SRAM (parity) since"),
+            nvml("gpu 0 reset"),
+            healthy("gpu-0"),
+            nvml("gpu 0 set ecc.sram.secded.volatile=+1"),
+            degraded("gpu-0", "gpu.ecc.uncorrectable: 1 uncorrectable error in SRAM (SEC-DED) since"),
+        ),
+    ),
+    Row(
         "lifetime errors from before the driver's load do not count",
         (
             nvml("gpu 0 set ecc.dram.uncorrectable.aggregate=7 ecc.sram.correctable.aggregate=9"),
@@ -168,7 +179,8 @@ LINKS: Final = (
             nvml("gpu 0 set nvlink.4.replay=+1"),
             degraded(
                 "gpu-0",
-                "gpu.nvlink.errors: NVLink replays: at least 1 in 10 min; since the driver was loaded",
+                "gpu.nvlink.errors: NVLink replays: at least 1 in 10 min (reported until 10 min after the "
+                "last, or a reset); since the driver was loaded",
             ),
         ),
         profile="a100",

@@ -20,7 +20,7 @@ from agent.health.rules import (
 )
 from agent.model.gpu import GpuEvent, GpuField, NvmlStatus
 from agent.model.health import Blame, Finding, Severity
-from agent.model.pci import PASSTHROUGH_DRIVER
+from agent.model.pci import NVIDIA_DRIVER, PASSTHROUGH_DRIVER
 from agent.model.reading import Missing
 from agent.model.settings import GpuLimits
 from agent.model.source_state import SourceState
@@ -28,7 +28,6 @@ from agent.model.time import NS
 from agent.model.wake_conditions import GpuWakeCondition
 
 NO_XID_SOURCE_S: Final = 20  # longer than the pause before a failed registration for events is retried
-NVIDIA_DRIVER: Final = "nvidia"
 MAX_STUCK_LISTED: Final = 4  # a hang of one GPU blocks one process for each rank
 
 
@@ -52,14 +51,14 @@ def evaluate_nvml_init(view: GpuView) -> RuleResult:
     error = nvml_library_error(view.gpu_set)
     if error in (NvmlStatus.OK, NvmlStatus.MISMATCH) or view.gpu_set.process:
         return OK
-    advice = ""
+    evidence, advice = f"NVML cannot be used: {nvml_code_text(error)}", ""
     if error == NvmlStatus.LIBRARY_NOT_FOUND:
         advice = "install the driver's libnvidia-ml.so.1, or set its path (--nvml-library)"
+        if view.gpu_set.nvml.detail:
+            evidence += f": {view.gpu_set.nvml.detail}"
     elif error == NvmlStatus.DRIVER_NOT_LOADED:
         advice = "load the kernel module (modprobe nvidia); if that fails, read the kernel log"
-    return Finding(
-        "gpu.driver.init", Severity.UNKNOWN, f"NVML cannot be used: {nvml_code_text(error)}", advice
-    )
+    return Finding("gpu.driver.init", Severity.UNKNOWN, evidence, advice)
 
 
 def evaluate_version_mismatch(view: GpuView) -> RuleResult:

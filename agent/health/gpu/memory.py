@@ -18,6 +18,7 @@ from agent.health.gpu.xid.row_types import RecoveryAction
 from agent.health.rules import (
     OK,
     Rule,
+    RuleInputUnreadable,
     RuleNotApplicable,
     RuleResult,
     format_at_least,
@@ -34,10 +35,15 @@ RETIRED_PAGES: Final = 60
 NO_ECC: Final = "the GPU has no ECC"
 NO_REMAP: Final = "no row remapping: the GPU is older than Ampere, or has no ECC"
 NO_RETIREMENT: Final = "no page retirement: the GPU remaps rows (Ampere and later), or has no ECC"
-_PARTS: Final = (
-    ("DRAM", GpuField.ECC_UNCORRECTABLE_DRAM),
-    ("SRAM", GpuField.ECC_UNCORRECTABLE_SRAM),
+_SRAM_SOURCES: Final = (("parity", GpuField.SRAM_PARITY), ("SEC-DED", GpuField.SRAM_SECDED))
+UNCORRECTABLE_COUNTS: Final = (
+    GpuField.ECC_UNCORRECTABLE,
+    GpuField.ECC_UNCORRECTABLE_DRAM,
+    GpuField.ECC_UNCORRECTABLE_SRAM,
+    GpuField.SRAM_PARITY,
+    GpuField.SRAM_SECDED,
 )
+"""Counters of uncorrectable errors since the driver was loaded: all memories, by memory, by source."""
 
 
 def _ecc_off(view: GpuView) -> bool:
@@ -49,26 +55,52 @@ def _correctable(limits: GpuLimits) -> GrowthLimit:
     return GrowthLimit(GpuField.ECC_CORRECTABLE, events, window_s, "correctable memory errors")
 
 
+def _sram_sources(view: GpuView) -> str:
+    """Name the sources that count uncorrectable SRAM errors, ``SRAM (parity)``; empty: none does."""
+    found = [name for name, field in _SRAM_SOURCES if _count(view, field)]
+    return f"SRAM ({', '.join(found)})" if found else ""
+
+
+def _count(view: GpuView, field: GpuField) -> int:
+    """Return the count in a field; 0 if the field cannot be read."""
+    count = gpu_reading(view, field)
+    return 0 if isinstance(count, Missing) else count
+
+
+def _uncorrectable_errors(view: GpuView) -> tuple[int, list[str]]:
+    """Return the number of uncorrectable errors, and the memories that had them.
+
+    Each counter decides alone: the total and the counts by memory and by source are read at different times,
+    and drivers exist that leave some errors out of the total.
+    """
+    dram = _count(view, GpuField.ECC_UNCORRECTABLE_DRAM)
+    by_source = sum(_count(view, field) for _, field in _SRAM_SOURCES)
+    sram = max(_count(view, GpuField.ECC_UNCORRECTABLE_SRAM), by_source)
+    parts = (["DRAM"] if dram else []) + ([_sram_sources(view) or "SRAM"] if sram else [])
+    return max(_count(view, GpuField.ECC_UNCORRECTABLE), dram + sram), parts
+
+
 def evaluate_uncorrectable_errors(view: GpuView) -> RuleResult:
     """The GPU's memory has lost data since the driver was loaded.
 
     Degraded if the driver requests no recovery action, which means that it contained the error. Unhealthy if
     it requests one, or does not report the need.
 
-    Source: NVML field 4 [count]; by part of the memory from nvmlDeviceGetMemoryErrorCounter.
+    Source: NVML field 4, nvmlDeviceGetMemoryErrorCounter by memory, nvmlDeviceGetSramEccErrorStatus by source
+    of SRAM errors [count]; each of them decides.
     """
-    errors = gpu_reading(view, GpuField.ECC_UNCORRECTABLE)
     if _ecc_off(view):
         return RuleNotApplicable("ECC is off")
-    if isinstance(errors, Missing):
-        return missing_reading_result(GpuField.ECC_UNCORRECTABLE, errors, NO_ECC)
+    errors, parts = _uncorrectable_errors(view)
     if not errors:
-        return OK
-    parts = []
-    for name, field in _PARTS:
-        count = gpu_reading(view, field)
-        if isinstance(count, int) and count:
-            parts.append(name)
+        missing = [
+            missing_reading_result(field, reading, NO_ECC)
+            for field in UNCORRECTABLE_COUNTS
+            if isinstance(reading := gpu_reading(view, field), Missing)
+        ]
+        is_unread = len(missing) == len(UNCORRECTABLE_COUNTS)
+        unreadable = [result for result in missing if isinstance(result, RuleInputUnreadable)]
+        return unreadable[0] if unreadable else missing[0] if is_unread else OK
     where = f" in {' and '.join(parts)}" if parts else ""
     noun = "error" if errors == 1 else "errors"
     evidence = f"{format_at_least(errors)} uncorrectable {noun}{where} since the driver was loaded"
@@ -209,11 +241,9 @@ def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             code="gpu.ecc.uncorrectable",
             severity=Severity.UNHEALTHY,
             gpu_reads=(
-                GpuWakeCondition(GpuField.ECC_UNCORRECTABLE),
+                *map(GpuWakeCondition, UNCORRECTABLE_COUNTS),
                 GpuWakeCondition(GpuField.ECC_MODE),
                 GpuWakeCondition(GpuField.RECOVERY_ACTION),
-                GpuWakeCondition(GpuField.ECC_UNCORRECTABLE_DRAM),
-                GpuWakeCondition(GpuField.ECC_UNCORRECTABLE_SRAM),
             ),
             threshold="1 error since the driver was loaded; only degraded if the recovery action is none",
             why="a workload has lost data; unless the error was contained, the next workload may too",

@@ -14,7 +14,14 @@ from agent.health.gpu.view import (
     hardware_rule,
     worst_result,
 )
-from agent.health.rules import OK, Rule, RuleNotApplicable, RuleResult, missing_reading_result
+from agent.health.rules import (
+    OK,
+    Rule,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+    missing_reading_result,
+)
 from agent.model.cpuset import format_cpus
 from agent.model.gpu import GpuField
 from agent.model.health import Finding, Severity
@@ -81,6 +88,12 @@ def evaluate_link_errors(view: GpuView) -> RuleResult:
     ]
     found = [result.evidence for result in results if isinstance(result, Finding)]
     if not found:
+        if any(result is OK for result in results):  # a counter of 0 had no event, however short its history
+            results = [
+                result
+                for result, budget in zip(results, ERROR_LIMITS, strict=True)
+                if not isinstance(result, RuleNotEvaluated) or gpu_reading(view, budget.field) != 0
+            ]
         return worst_result(*results)
     evidence = ", ".join(found) + _worst_links_text(view.sample.link_errors if view.sample else ())
     return Finding("gpu.nvlink.errors", Severity.DEGRADED, evidence)

@@ -4,7 +4,7 @@ An NVML call can hang for ever, so these rules evaluate how long calls have been
 library, and for GPUs that NVML no longer lists, are in agent.health.gpu.driver.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from agent.health.gpu.view import (
@@ -27,7 +27,7 @@ from agent.health.rules import (
 )
 from agent.model.gpu import GpuField, NvmlStatus
 from agent.model.health import Blame, Finding, Severity
-from agent.model.reading import Missing
+from agent.model.reading import Missing, is_absent
 from agent.model.settings import GpuLimits
 from agent.model.time import NS
 from agent.model.wake_conditions import GpuWakeCondition
@@ -44,6 +44,28 @@ HANDLED_STATUSES: Final = frozenset(
     {NvmlStatus.OK, NvmlStatus.LOST, NvmlStatus.RESET_REQUIRED, NvmlStatus.GPU_NOT_FOUND}
 )
 """NVML return codes that are no error, or that another rule evaluates."""
+
+FIELD_VALUES: Final[Mapping[str, tuple[GpuField, ...]]] = {
+    "recovery action": (GpuField.RECOVERY_ACTION,),
+    "ECC errors": (GpuField.ECC_UNCORRECTABLE, GpuField.ECC_CORRECTABLE),
+    "remapped rows": (GpuField.REMAP_PENDING, GpuField.REMAP_FAILURE),
+    "retired pages": (GpuField.RETIRED_SBE, GpuField.RETIRED_DBE, GpuField.RETIRED_PENDING),
+    "PCIe replays": (GpuField.PCIE_REPLAY,),
+    "slowdown times": (
+        GpuField.SLOWED_SW_POWER,
+        GpuField.SLOWED_SW_THERMAL,
+        GpuField.SLOWED_HW_THERMAL,
+        GpuField.SLOWED_HW_BRAKE,
+    ),
+}
+"""Readings of nvmlDeviceGetFieldValues about faults, by kind. Every GPU supports some of them."""
+FUNCTION_VALUES: Final[Mapping[str, tuple[GpuField, ...]]] = {
+    "ECC errors by memory": (GpuField.ECC_UNCORRECTABLE_DRAM, GpuField.ECC_UNCORRECTABLE_SRAM),
+    "temperature": (GpuField.TEMP, GpuField.MARGIN),
+    "reasons for reduced clocks": (GpuField.CLOCK_REASONS,),
+    "PCIe link": (GpuField.PCIE_WIDTH, GpuField.PCIE_GEN),
+}
+"""Readings about faults that have functions of their own, by kind."""
 
 
 def evaluate_recovery_action(view: GpuView) -> RuleResult:
@@ -164,6 +186,27 @@ def evaluate_slow_answers(view: GpuView) -> RuleResult:
     return Finding("gpu.probe.slow", Severity.DEGRADED, evidence)
 
 
+def _absent_kinds(view: GpuView, kinds: Mapping[str, tuple[GpuField, ...]]) -> list[str]:
+    """Return the kinds of readings of which NVML reports none."""
+    return [
+        kind for kind, fields in kinds.items() if all(is_absent(gpu_reading(view, field)) for field in fields)
+    ]
+
+
+def evaluate_missing_readings(view: GpuView) -> RuleResult:
+    """NVML lists the GPU, but reports none of the readings that every GPU has and that show most faults.
+
+    Source: the values of nvmlDeviceGetFieldValues, all of them not supported.
+    """
+    if view.sample is None:
+        return RuleNotEvaluated("needs the GPU")
+    absent = _absent_kinds(view, FIELD_VALUES)
+    if len(absent) < len(FIELD_VALUES):
+        return OK
+    kinds = ", ".join([*absent, *_absent_kinds(view, FUNCTION_VALUES)])
+    return Finding("gpu.no_readings", Severity.UNKNOWN, f"NVML reports none of these: {kinds}")
+
+
 def responsiveness_rules(limits: GpuLimits) -> tuple[Rule, ...]:
     """Return the rules for a GPU's answers to NVML calls, with the configured limits in their texts."""
     watch_ns = gpu_probation_ns(limits)
@@ -227,6 +270,17 @@ def responsiveness_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             evaluate=evaluate_failing_calls,
             valid_when_stalled=True,
             try_it="gpu 0 fail nvmlDeviceGetFieldValues 999",
+        ),
+        Rule(
+            code="gpu.no_readings",
+            severity=Severity.UNKNOWN,
+            blame=Blame.DRIVER,
+            source="gpu",
+            threshold="no value of nvmlDeviceGetFieldValues is supported",
+            why="nothing shows most faults of the GPU, so that it would look healthy with any of them",
+            advice="compare with nvidia-smi -q; install the libnvidia-ml.so.1 of the loaded driver version",
+            evaluate=evaluate_missing_readings,
+            try_it="in the scenario of the agent's start: gpu 0 fail nvmlDeviceGetFieldValues 13",
         ),
         Rule(
             code="gpu.probe.slow",

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 from agent.devices.gpu_identity import assign_gpu_numbers
 from agent.devices.inventory import InventoryDevice, gpu_device, mig_device
 from agent.health.gpu.catalog import counter_windows_s
-from agent.health.gpu.view import GpuView, SeenGpuFeatures
+from agent.health.gpu.view import GpuView, SeenGpuFeatures, nvml_library_error
 from agent.health.rate_window import RateWindow, append_reading, counter_growth
 from agent.health.rules import CounterGrowth
-from agent.model.gpu import GpuField, GpuSample, MigSample, NvmlSample, NvmlStatus
+from agent.model.gpu import GpuField, GpuSample, GpuSystemSample, MigSample, NvmlSample, NvmlStatus
 from agent.model.persistent_faults import KnownGpu
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
@@ -70,10 +70,9 @@ def next_gpu_rule_state(
 ) -> GpuRuleState:
     """Return the state that GPU rules compare readings with after a snapshot."""
     gpus = snapshot.gpus or NO_GPUS
-    # Without the driver no GPU can be used; while NVML still opens, it will list the GPUs itself
-    ignore_bus = gpus.nvml.state is SourceState.ABSENT or len(gpus.gpus) < gpus.count
-    bus = snapshot.host.bus_gpus if isinstance(snapshot.host.bus_gpus, tuple) and not ignore_bus else ()
-    registry = assign_gpu_numbers(previous.registry, gpus.gpus, limits.expect, bus)
+    bus = _gpus_on_bus(gpus, snapshot.host)
+    known = _without_unbound(previous.registry, gpus, snapshot.host)
+    registry = assign_gpu_numbers(known, gpus.gpus, limits.expect, bus)
     samples = _samples_by_number(registry, gpus.gpus)
     manager = snapshot.host.fabric_manager is True
     per_gpu = {}
@@ -86,6 +85,35 @@ def next_gpu_rule_state(
         )
     registry = tuple(gpu._replace(migs=_present_migs(per_gpu[gpu.number])) for gpu in registry)
     return GpuRuleState(previous.registry if registry == previous.registry else registry, per_gpu, samples)
+
+
+def _is_library_open(gpus: NvmlSample) -> bool:
+    """Return whether the NVML library was loaded, even if the driver then refused to initialise."""
+    starting = gpus.nvml.state is SourceState.STARTING
+    return not starting and nvml_library_error(gpus) != NvmlStatus.LIBRARY_NOT_FOUND
+
+
+def _gpus_on_bus(gpus: NvmlSample, host: GpuSystemSample) -> tuple[str, ...]:
+    """Return the PCI addresses of GPUs that are devices although NVML lists none.
+
+    Without the library these are the GPUs bound to the driver ``nvidia``: a node whose GPUs have another
+    driver, or none, needs no library.
+    """
+    if len(gpus.gpus) < gpus.count:  # NVML will list them
+        return ()
+    if not _is_library_open(gpus):
+        return host.bound_gpus
+    return host.bus_gpus if isinstance(host.bus_gpus, tuple) else ()
+
+
+def _without_unbound(
+    known: tuple[KnownGpu, ...], gpus: NvmlSample, host: GpuSystemSample
+) -> tuple[KnownGpu, ...]:
+    """Return the known GPUs without those that only the PCI bus showed, and that lost the driver ``nvidia``
+    while the library cannot be loaded."""
+    if _is_library_open(gpus) or not isinstance(host.bus_gpus, tuple):
+        return known
+    return tuple(gpu for gpu in known if gpu.uuid or not gpu.bus or gpu.bus in host.bound_gpus)
 
 
 def _present_migs(state: PerGpuState) -> tuple[MigSample, ...]:
@@ -141,7 +169,9 @@ def _next_per_gpu(
         links_up=seen.links_up | (links if isinstance(links, int) else 0), ecc=seen.ecc or ecc == 1
     )
     new_windows = {
-        which: append_reading(before.windows.get(which, ()), sample[which], sample.beat_ns, window_s * NS)
+        which: append_reading(
+            before.windows.get(which, ()), sample[which], sample.beat_ns, window_s * NS, reset_ends=True
+        )
         for which, window_s in counter_windows_s(limits).items()
     }
     instances = _instances(before.instances, sample.migs, now)

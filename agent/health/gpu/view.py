@@ -106,6 +106,10 @@ def gpu_reading(view: GpuView, field: GpuField) -> Reading:
     return view.sample[field] if view.sample else NEVER_READ
 
 
+LONG_WINDOW_S: Final = 120
+"""Shortest window of a limit for which the evidence says until when the cause stays [s]."""
+
+
 class GrowthLimit(NamedTuple):
     """Limit for the growth of a GPU counter within a time window."""
 
@@ -122,6 +126,13 @@ class GrowthLimit(NamedTuple):
         return f"{self.events_text}: at least {self.events} in {format_duration(self.window_s)}"
 
     @property
+    def evidence(self) -> str:
+        """Evidence of reaching the limit; with a long window also until when the cause stays."""
+        if self.window_s < LONG_WINDOW_S:
+            return self.text
+        return f"{self.text} (reported until {format_duration(self.window_s)} after the last, or a reset)"
+
+    @property
     def wake(self) -> GpuWakeCondition:
         """Condition that wakes the engine: the counter grows by ``events`` within the window."""
         return GpuWakeCondition(self.field, GpuWakeMode.RISE, self.events, self.window_s * NS)
@@ -132,7 +143,7 @@ def growth_limit_result(
 ) -> RuleResult:
     """Return a finding if a counter has reached its limit; ``reason``: why a GPU may lack the counter."""
     grown = view.growth.get(budget.field, CounterGrowth(NEVER_READ, 0.0))
-    found = Finding(code, severity, budget.text)
+    found = Finding(code, severity, budget.evidence)
     return counter_limit_result(
         grown, budget.events, budget.window_s, found, counter=budget.field, reason=reason
     )

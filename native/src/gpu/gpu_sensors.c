@@ -94,16 +94,6 @@ static nvmlReturn_t errors(struct dh_gpu_slot *s, unsigned int arg, uint64_t *va
     return code;
 }
 
-static nvmlReturn_t sram_threshold(struct dh_gpu_slot *s, unsigned int arg, uint64_t *value)
-{
-    nvmlEccSramErrorStatus_t status = { .version = nvmlEccSramErrorStatus_v1 };
-    nvmlReturn_t code = CALL(DH_CALL_MEMORY, nvmlDeviceGetSramEccErrorStatus, &status);
-
-    (void)arg;
-    *value = status.bThresholdExceeded != 0;
-    return code;
-}
-
 static nvmlReturn_t utilization(struct dh_gpu_slot *s, unsigned int arg, uint64_t *value)
 {
     nvmlUtilization_t u = { 0 };
@@ -157,7 +147,6 @@ static const struct {
     { DH_GPU_ECC_UNCORRECTABLE_SRAM_LIFE, errors, ERRORS(UNC, LIFE, SRAM) },
     { DH_GPU_ECC_CORRECTABLE_DRAM_LIFE, errors, ERRORS(COR, LIFE, DRAM) },
     { DH_GPU_ECC_CORRECTABLE_SRAM_LIFE, errors, ERRORS(COR, LIFE, SRAM) },
-    { DH_GPU_SRAM_THRESHOLD, sram_threshold, 0 },
     { DH_GPU_PCIE_WIDTH, pcie_width, 0 },
     { DH_GPU_PCIE_GEN, pcie_gen, 0 },
     { DH_GPU_PSTATE, pstate, 0 },
@@ -183,6 +172,20 @@ static void ecc_mode(struct dh_gpu_slot *s)
     code = CALL(DH_CALL_MEMORY, nvmlDeviceGetEccMode, &current, &pending);
     dh_gpu_store(s, DH_GPU_ECC_MODE, (int)code, current == NVML_FEATURE_ENABLED);
     dh_gpu_store(s, DH_GPU_ECC_MODE_PENDING, (int)code, pending == NVML_FEATURE_ENABLED);
+}
+
+/* SRAM errors by source. A driver may count them here before, or without, the totals of all memories. */
+static void sram_status(struct dh_gpu_slot *s)
+{
+    nvmlEccSramErrorStatus_t status = { .version = nvmlEccSramErrorStatus_v1 };
+    int code;
+
+    if (!dh_gpu_is_due(s, DH_GPU_SRAM_THRESHOLD))
+        return;
+    code = (int)CALL(DH_CALL_MEMORY, nvmlDeviceGetSramEccErrorStatus, &status);
+    dh_gpu_store(s, DH_GPU_SRAM_PARITY, code, status.volatileUncParity);
+    dh_gpu_store(s, DH_GPU_SRAM_SECDED, code, status.volatileUncSecDed);
+    dh_gpu_store(s, DH_GPU_SRAM_THRESHOLD, code, status.bThresholdExceeded != 0);
 }
 
 /* Read the newest structure version that the driver supports. Each version extends the one before. */
@@ -260,6 +263,7 @@ void dh_gpu_read_sensors(struct dh_gpu_slot *s)
     }
     if (s->slow && !s->unreachable) {
         ecc_mode(s);
+        sram_status(s);
         fabric(s);
     }
 }

@@ -27,7 +27,7 @@ from agent.health.gpu.xid.nvlink_decoder import RequiredAction, decode_nvlink5, 
 from agent.health.gpu.xid.row_types import XidEffect
 from agent.health.gpu.xid.sxid_table import SXID_ENDS, sxid_row
 from agent.health.gpu.xid.xid_table import ENDED_XIDS, xid_row
-from agent.model.gpu import WHOLE_GPU, GpuEvent
+from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField
 from agent.model.health import Severity
 from agent.model.time import NS, Instant
 
@@ -51,6 +51,8 @@ def correlate(log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleSta
     faults = dict(log.faults)
     waiting: list[Occurrence] = []
     for new in sorted([*log.waiting, *occurrences], key=_report_order):
+        if is_placeholder_instance(new.key, gpus):
+            new = new._replace(key=new.key._replace(gi=WHOLE_GPU, ci=WHOLE_GPU))
         if new.reporter is FaultReporter.NVML:
             _reassign_log_faults(faults, new, log.boot_id)
         elif isinstance(new.line, SxidLine) and (new.line.ended or new.line.is_companion):
@@ -78,6 +80,15 @@ def next_wait_end_ns(log: FaultLog) -> int | None:
 
 
 # --- the same fault -----------------------------------------------------------------------------------------
+
+
+def is_placeholder_instance(key: FaultKey, gpus: GpuRuleState) -> bool:
+    """Return whether a key names instance 0/0 of a GPU without MIG, which some drivers report for the whole
+    GPU; False for a GPU that was not read yet."""
+    sample, state = gpus.samples.get(key.gpu_number), gpus.per_gpu.get(key.gpu_number)
+    if (key.gi, key.ci) != (0, 0) or sample is None or not sample.passes or state is None:
+        return False
+    return sample[GpuField.MIG_MODE] != 1 and not state.instances
 
 
 def _may_name_same_fault(left: FaultKey, right: FaultKey) -> bool:

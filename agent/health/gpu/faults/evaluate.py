@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from agent.health.gpu.faults import event_rows as gpu_events
+from agent.health.gpu.faults.correlate import is_placeholder_instance
 from agent.health.gpu.faults.fault_log import (
     DAY_NS,
     SHARED,
@@ -160,7 +161,7 @@ def gpu_findings(
         if decision.severity is Severity.OK or not (shared or key.gpu_number == number):
             continue
         since = faults[key].first
-        if key.gi != WHOLE_GPU:
+        if key.gi != WHOLE_GPU and not is_placeholder_instance(key, gpus):
             decision = decision._replace(evidence=f"{_instance(key)}: {decision.evidence}")
         if any(key.affects_only(mig) for mig in migs):
             of_instances.setdefault(key.code, []).append((decision.evidence, since))

@@ -256,7 +256,15 @@ def detect_offline_cpus(view: CpuRuleInput) -> RuleResult:
         return OK
     expected, origin = view.expected_online
     evidence = f"{format_cpu_set(gone)} offline, {origin}: {format_cpus(expected)}"
-    return Finding("cpu.offline", Severity.UNHEALTHY, evidence)
+    return Finding("cpu.offline", Severity.UNHEALTHY, evidence, _online_advice(gone))
+
+
+def _online_advice(cpus: int) -> str:
+    """Return how to set CPUs online, with the path of a single CPU or the numbers of several."""
+    single = cpus.bit_count() == 1
+    path = f"/sys/devices/system/cpu/cpu{format_cpus(cpus) if single else '<N>'}/online"
+    which = "" if single else f" of {format_cpu_set(cpus)}"
+    return f"write 1 to {path}{which}; if that fails, check for machine checks"
 
 
 def detect_missing_cpus(view: CpuRuleInput) -> RuleResult:
