@@ -13,7 +13,7 @@ from agent.embed.monitor import Monitor
 from agent.embed.plugin import Driver, PluginServer
 from agent.errors import ConfigError, DrahealthError
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
-from agent.model.health import DeviceHealth, Finding, Health, Severity
+from agent.model.health import DeviceHealth, Finding, Health, Repair, Severity
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 from agent.model.report import Report
 from agent.model.taint import Effect, Taint, Taints
@@ -69,6 +69,7 @@ __all__ = [
     "PrepareError",
     "PrepareVerdict",
     "PreparedDevice",
+    "Repair",
     "Report",
     "Scope",
     "Severity",

@@ -31,7 +31,7 @@ from agent.health.host.pod.rules import POD_AUDIT_ROWS
 from agent.health.kernel_log.facts import KernelLogCode
 from agent.health.kernel_log.parse import parse_host_line as host_line
 from agent.health.rules import STALLED, CatalogRow
-from agent.model.health import Severity
+from agent.model.health import Repair, Severity
 from agent.model.settings import GpuLimits
 
 LIMITS = GpuLimits()
@@ -229,7 +229,7 @@ def test_checks_page_has_every_check():
 
 def test_no_text_breaks_a_table_of_the_checks_page():
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4, 7}
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3, 4, 8}
 
 
 @pytest.mark.parametrize("name", ["gpu.md", "host.md", "declared-devices.md"])
@@ -265,6 +265,7 @@ def test_one_check_is_shown_in_full(capsys):
         "  when            the flag is set\n"
         "  why it matters  a bad row stays in use, and will lose data again\n"
         f"  what to do      {CHECKS['gpu.remap.failure'].advice}\n"
+        "  repair          replace-hardware\n"
         "  source          gpu\n"
         "  try it          gpu 0 set remap.failure=1\n"
     )
@@ -335,8 +336,17 @@ def test_json_has_every_field(capsys):
     (one,) = json.loads(output_of(capsys, "gpu.lost", "-o", "json"))["checks"]
     assert one["severity"] == "unhealthy"
     assert {key: type(value) for key, value in one.items()} == dict.fromkeys(
-        ("code", "group", "severity", "blame", "source", "what", "threshold", "why", "advice", "tryIt"), str
+        (
+            *("code", "group", "severity", "blame", "source", "what", "threshold", "why", "advice"),
+            *("repair", "tryIt"),
+        ),
+        str,
     )
+
+
+def test_page_explains_every_repair_in_order():
+    rows = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows == [repair.value for repair in Repair]
 
 
 def test_only_severities_are_coloured(capsys):

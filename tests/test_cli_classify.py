@@ -94,6 +94,7 @@ def test_json_has_every_field(command):
         "scope": "device",
         "summary": "NVML: GPU_IS_LOST (15)",
         "advice": "reboot the node; if the GPU stays lost, replace it",
+        "repair": "reboot-node",
         "retry": "after-repair",
         "stickySeconds": 86_400,
         "health": "Unhealthy",

@@ -1,13 +1,14 @@
 """Documents of ``-o json`` for reports and status."""
 
 import json
+from dataclasses import replace
 
 from cli_reports import BUSY, GPUS, NOW_S, SHRUNK, UNREADABLE, device, report
 from test_cli_render import STATUS
 
 from agent.cli.output.json import process_documents, report_document, status_document
-from agent.model.health import Health, Severity
-from agent.model.report import AgentStatus
+from agent.model.health import Health, Repair, Severity
+from agent.model.report import AgentStatus, RepairCount
 from agent.sources.processes import ProcessFacts
 
 
@@ -32,10 +33,24 @@ def test_unhealthy_device_has_its_causes_with_advice():
                 "evidence": "500 pages, 512 at start",
                 "advice": SHRUNK.advice,
                 "since": "2026-11-21T10:03:52Z",
+                "repair": "none",
             }
         ],
         "attributes": {},
+        "repair": "none",
     }
+
+
+def test_device_and_causes_have_their_repair():
+    reset, reboot = (replace(SHRUNK, repair=one) for one in (Repair.RESET_DEVICE, Repair.REBOOT_NODE))
+    sick, well = report_document(report(device("gpu-0", reset, reboot), device("gpu-1")))["devices"]
+    assert [cause["repair"] for cause in sick["causes"]] == ["reset-device", "reboot-node"]
+    assert (sick["repair"], well["repair"]) == ("reboot-node", "none")
+
+
+def test_repair_of_a_faulty_device_without_causes_is_null():
+    unhealthy = device("gpu-0", SHRUNK)._replace(causes=())
+    assert report_document(report(unhealthy))["devices"][0]["repair"] is None
 
 
 def test_device_has_its_hardware_attributes():
@@ -113,6 +128,10 @@ def test_processes_have_every_field():
 def test_status_has_every_field():
     document = status_document(STATUS)
     assert document["devices"] == {"unhealthy": 1, "ok": 2}
+    assert document["repairs"] == {}
+    counts = (RepairCount(Repair.REBOOT_NODE, 1), RepairCount(Repair.RESET_DEVICE, 7))
+    with_repairs = status_document(replace(STATUS, repairs=counts))
+    assert list(with_repairs["repairs"].items()) == [("reboot-node", 1), ("reset-device", 7)]
     assert document["lastReport"] == "2026-11-21T10:04:00Z"
     assert document["subscribers"][1] == {"socket": "drivers/gpu.example.com.sock", "streams": 2}
     assert document["core"]["wakes"] == 3

@@ -219,6 +219,7 @@ def test_json_has_every_field(node, capsys):
             "evidence": [],
             "confidence": 0.0,
             "advice": "reboot",
+            "repair": "none",
             "retryAfterSeconds": None,
             "health": None,
             "taint": None,

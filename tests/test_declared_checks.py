@@ -19,7 +19,7 @@ from agent.model.declared_devices import (
     DriverCheckSample,
     DriverDevice,
 )
-from agent.model.health import Blame, Finding, Health, Severity
+from agent.model.health import Blame, Finding, Health, Repair, Severity
 from agent.model.prepare import DriverFault
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
@@ -112,6 +112,21 @@ def test_check_finding_keeps_its_text_and_blames_driver() -> None:
     assert device.health is Health.UNHEALTHY
     assert device.message == "fw.stuck: firmware does not answer. Advice: reset it"
     assert device.causes[0].blame is Blame.DRIVER
+
+
+def test_check_finding_sets_the_repair_of_the_device() -> None:
+    assert device_of(Node().check(STUCK), "dev-0").repair is Repair.NONE
+    found = device_of(Node().check(STUCK._replace(repair=Repair.RESET_DEVICE)), "dev-0")
+    assert (found.causes[0].repair, found.repair) == (Repair.RESET_DEVICE, Repair.RESET_DEVICE)
+
+
+def test_driver_fault_sets_the_repair_of_the_device() -> None:
+    node = Node()
+    device = DeviceRef(DRIVER, "node-a", "dev-0")
+    node.faults = (
+        DriverFault(1, device, "fw.stuck", "?", "", node.wall_s, CLAIM, repair=Repair.REBOOT_NODE),
+    )
+    assert device_of(node.next(), "dev-0").repair is Repair.REBOOT_NODE
 
 
 def test_check_finding_is_raised_after_configured_passes() -> None:

@@ -27,7 +27,7 @@ from agent.embed.checks import (
 from agent.embed.devices import Device
 from agent.errors import ConfigError
 from agent.model.declared_devices import DriverCheckSample
-from agent.model.health import Finding, Severity
+from agent.model.health import Finding, Repair, Severity
 
 DRIVER: Final = "demo.example.com"
 BAD: Final = unhealthy("demo.bad", "1 of 2")
@@ -67,6 +67,12 @@ def test_finding_is_returned_unchanged(make: Callable[..., Finding], severity: S
     finding = make("demo.link_down", "0 of 4 lanes", "reseat the card")
     assert finding == Finding("demo.link_down", severity, "0 of 4 lanes", "reseat the card")
     assert result_from_answer(finding) == (finding, "", None)
+    assert make("demo.link_down", "0 of 4 lanes", repair=Repair.RESET_DEVICE).repair is Repair.RESET_DEVICE
+
+
+def test_finding_with_a_text_as_repair_is_rejected() -> None:
+    with pytest.raises(TypeError, match="repair is 'reboot', not one of none, restart-workload, "):
+        unhealthy("demo.link_down", "0 of 4 lanes", repair="reboot")  # type: ignore[arg-type]
 
 
 class Silent:

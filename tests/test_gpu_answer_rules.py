@@ -10,7 +10,7 @@ from agent.health.gpu.responsiveness import FIELD_VALUES, next_not_answering_cha
 from agent.health.gpu.view import GpuView
 from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
 from agent.model.gpu import GpuField, NvmlStatus
-from agent.model.health import Finding, Severity
+from agent.model.health import Finding, Repair, Severity
 from agent.model.settings import GpuLimits
 from agent.model.source_state import SourceState
 from agent.model.time import NS
@@ -23,7 +23,8 @@ SLOW: Final = "gpu.probe.slow"
 
 
 def silence(text: str, severity: Severity = Severity.UNKNOWN) -> Finding:
-    return Finding(SILENT, severity, f"nvmlDeviceGetFieldValues has not returned for more than {text}")
+    evidence = f"nvmlDeviceGetFieldValues has not returned for more than {text}"
+    return Finding(SILENT, severity, evidence, repair=Repair.NONE if severity is Severity.UNKNOWN else None)
 
 
 def status(code: int, **attributes: Any) -> GpuView:
@@ -54,9 +55,10 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (ACTION, gpu_view(), OK),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: 1}),
      Finding(ACTION, Severity.UNHEALTHY, "the driver requests: gpu reset",
-             "drain the GPU and reset it (nvidia-smi --gpu-reset)")),
+             "drain the GPU and reset it (nvidia-smi --gpu-reset)", repair=Repair.RESET_DEVICE)),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: 2}),
-     Finding(ACTION, Severity.UNHEALTHY, "the driver requests: node reboot", "drain and reboot the node")),
+     Finding(ACTION, Severity.UNHEALTHY, "the driver requests: node reboot", "drain and reboot the node",
+             repair=Repair.REBOOT_NODE)),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: EIO}), RuleInputUnreadable("recovery_action", EIO)),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: ABSENT}),
      RuleNotApplicable("drivers before 565 and older GPUs do not report it")),
@@ -85,7 +87,8 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (SILENT, hanging_view(11, limits=GpuLimits(deadline_s=8)), silence("10 s")),
     (SILENT, hanging_view(0.5, limits=GpuLimits(deadline_s=0.25)), silence("0.25 s")),
     (SILENT, hanging_view(45, limits=GpuLimits(dead_s=45)), silence("30 s", Severity.UNHEALTHY)),
-    (SILENT, OPENING, Finding(SILENT, Severity.UNKNOWN, "nvmlInit_v2 has not returned for more than 5 s")),
+    (SILENT, OPENING, Finding(SILENT, Severity.UNKNOWN, "nvmlInit_v2 has not returned for more than 5 s",
+                              repair=Repair.NONE)),
     # the library's thread looks at the count now and then: no affair of a GPU that answers
     (SILENT, gpu_view(gpu_set=gpu_set(call="nvmlInit_v2", call_ns=NOW_NS - 7 * NS)), OK),
     # --- gpu.lost, gpu.reset_required, gpu.failing

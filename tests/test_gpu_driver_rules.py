@@ -9,7 +9,7 @@ from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.view import GpuView
 from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
 from agent.model.gpu import GpuEvent, GpuField, GpuSample, GpuSystemSample, StuckProcess
-from agent.model.health import Finding, Severity
+from agent.model.health import Finding, Repair, Severity
 from agent.model.settings import GpuLimits
 from agent.model.source_state import SourceState
 
@@ -38,8 +38,8 @@ def stuck(*processes: tuple[int, str]) -> GpuView:
     return gpu_view(host=GpuSystemSample(stuck=tuple(StuckProcess(pid, name) for pid, name in processes)))
 
 
-def init_finding(text: str, advice: str = "") -> Finding:
-    return Finding(INIT, Severity.UNKNOWN, f"NVML cannot be used: {text}", advice)
+def init_finding(text: str, advice: str = "", repair: Repair | None = None) -> Finding:
+    return Finding(INIT, Severity.UNKNOWN, f"NVML cannot be used: {text}", advice, repair=repair)
 
 
 def missing_finding(text: str) -> Finding:
@@ -51,8 +51,8 @@ def unbound_view(driver: str, gpu: GpuSample | None = GONE, **attributes: Any) -
     return gpu_view(sample=gpu, **{"gpu_set": SEVEN, "pci_function": pci_sample(driver=driver), **attributes})
 
 
-def unbound_finding(text: str, advice: str) -> Finding:
-    return Finding(UNBOUND, Severity.UNHEALTHY, text, advice)
+def unbound_finding(text: str, advice: str, repair: Repair | None = None) -> Finding:
+    return Finding(UNBOUND, Severity.UNHEALTHY, text, advice, repair=repair)
 
 
 BIND: Final = "echo 0000:1b:00.0 > /sys/bus/pci/drivers/nvidia/bind"
@@ -67,7 +67,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (INIT, failing_library(9), init_finding("DRIVER_NOT_LOADED (9)", LOAD)),
     (INIT, failing_library(13), init_finding("FUNCTION_NOT_FOUND (13)")),
     (INIT, failing_library(999), init_finding("UNKNOWN (999)")),
-    (INIT, NO_LIBRARY, init_finding("LIBRARY_NOT_FOUND (12)", INSTALL)),
+    (INIT, NO_LIBRARY, init_finding("LIBRARY_NOT_FOUND (12)", INSTALL, Repair.NONE)),
     (INIT, STARTING, RuleNotEvaluated("NVML is being opened")),
     (MISMATCH, gpu_view(), OK),
     (MISMATCH, failing_library(9), OK),
@@ -90,12 +90,14 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
            f"unless this is intended: echo 0000:1b:00.0 > /sys/bus/pci/drivers/nouveau/unbind; {BIND}")),
     (UNBOUND, unbound_view("vfio-pci"),
      unbound_finding("0000:1b:00.0 is assigned to a virtual machine: vfio-pci is bound to it",
-           f"unless this is intended: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}")),
+           f"unless this is intended: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}",
+           Repair.NONE)),
     (UNBOUND, unbound_view("", gpu_set=gpu_set(state=SourceState.FAILING, err=9)),
      RuleNotEvaluated("NVML cannot be used")),
     (UNBOUND, unbound_view("vfio-pci", gpu_set=gpu_set(state=SourceState.FAILING, err=9)),
      unbound_finding("0000:1b:00.0 is assigned to a virtual machine: vfio-pci is bound to it",
-           f"unless this is intended: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}")),
+           f"unless this is intended: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}",
+           Repair.NONE)),
     # --- gpu.missing
     (MISSING, gpu_view(), OK),
     (MISSING, gpu_view(sample=gpu_sample(status=15)), OK),  # a lost GPU still counts

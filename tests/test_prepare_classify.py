@@ -32,7 +32,7 @@ from prepare_cases import (
 )
 
 from agent.health.verdict import kubelet_message
-from agent.model.health import Health, Severity
+from agent.model.health import Health, Repair, Severity
 from agent.model.prepare import ErrorClass, FaultTaint, Operation, PrepareVerdict, Scope
 from agent.model.taint import Effect
 from agent.prepare.classify import (
@@ -204,6 +204,21 @@ def test_worst_cause_counts_in_any_order() -> None:
     verdict = classify_unhealthy_devices(holding(ONE, XID._replace(causes=stalled.causes + XID.causes)))
     assert verdict is not None
     assert verdict.code == "gpu.xid.79"
+
+
+def test_verdict_has_the_worst_repair_of_the_unhealthy_devices() -> None:
+    causes = tuple(
+        replace(XID.causes[0], repair=repair) for repair in (Repair.RESET_DEVICE, Repair.REBOOT_NODE)
+    )
+    verdict = classify_unhealthy_devices(holding(ONE, XID._replace(causes=causes)))
+    assert verdict is not None
+    assert verdict.repair is Repair.REBOOT_NODE
+
+
+def test_unhealthy_device_without_causes_has_the_repair_of_the_kind() -> None:
+    verdict = classify_unhealthy_devices(holding(ONE, XID._replace(causes=())))
+    assert verdict is not None
+    assert (verdict.code, verdict.repair) == ("device.unhealthy", Repair.INSPECT_HARDWARE)
 
 
 def test_last_state_of_a_stopped_engine_is_ignored() -> None:

@@ -17,7 +17,7 @@ from prepare_samples import DRIVER, NOW, claim, ref, verdict
 from small_disk import run_on_small_disk
 
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.health import Health
+from agent.model.health import Health, Repair
 from agent.model.prepare import DriverFault, ErrorClass, FaultTaint, LastPrepareResult, PrepareVerdict, Scope
 from agent.model.taint import Effect
 from agent.prepare import prepare_ledger as books
@@ -80,6 +80,7 @@ verdicts = st.builds(
     times,
     times,
     st.integers(1, 2**40),
+    st.sampled_from(Repair),
 )
 
 
@@ -104,6 +105,7 @@ faults = st.builds(
     times,
     st.sampled_from([Health.UNKNOWN, Health.UNHEALTHY]),
     st.booleans(),
+    st.sampled_from(Repair),
 )
 
 
@@ -117,6 +119,13 @@ def test_any_ledger_survives_a_round_trip(entries, reported, driver, version):
     book = PrepareLedger({one.outcome.claim.uid: one for one in entries}, DriverFaults(tuple(reported), 100))
     found = decode_ledger(encode_ledger(LedgerFileContent(driver, version, book)))
     assert found == LedgerFileContent(driver, version, book)
+
+
+def test_ledger_of_a_version_without_repairs_is_loaded():
+    data = encode_ledger(LedgerFileContent(DRIVER, "1", FULL))
+    assert b"repair" not in data
+    (entry,) = (one for one in decode_ledger(data).ledger.claims.values() if one.outcome.verdict)
+    assert entry.outcome.verdict.repair is Repair.NONE
 
 
 def test_saved_ledger_is_loaded(tmp_path):

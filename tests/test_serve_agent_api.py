@@ -16,10 +16,11 @@ from wire.google import Watcher, message_class, watch_health
 from wire.raw import DATA, V1, WINDOW_UPDATE, RawClient, frame
 from wire.serving import DRIVER, Serving, at, device, eventually, report, unhealthy
 
-from agent.model.health import Severity
+from agent.model.health import Blame, Cause, Repair, Severity
 from agent.model.report import Report
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample, SourceState
+from agent.serve.agent_api.encode import REPAIRS
 
 WATCH = "/drahealth.v1.Agent/Watch"
 REPORT = message_class("drahealth.v1", "Report")
@@ -167,6 +168,22 @@ def test_status_summarizes_newest_report(serving: Serving) -> None:
     assert tallies == [(int(Severity.UNHEALTHY), 2), (int(Severity.DEGRADED), 1), (int(Severity.OK), 1)]
     assert (reply.sources[0].detail, reply.sources[0].failures) == ("online: EIO", 2)
     assert (reply.core.passes, reply.core.kernel_bytes, reply.groups) == (11, 4096, 3)
+
+
+def test_status_counts_devices_by_repair(serving: Serving) -> None:
+    repairs = [Repair.NONE, Repair.RESET_DEVICE, Repair.REBOOT_NODE, Repair.RESET_DEVICE]
+    cause = Cause("a.b", Severity.UNHEALTHY, Blame.HARDWARE, "", "", at(1))
+    serving.latest.publish(
+        Report(
+            "node-a",
+            at(1),
+            tuple(
+                device(f"d{n}", causes=(replace(cause, repair=repair),)) for n, repair in enumerate(repairs)
+            ),
+        )
+    )
+    found = [(count.repair, count.devices) for count in status(serving).repairs]
+    assert found == [(REPAIRS[Repair.REBOOT_NODE], 1), (REPAIRS[Repair.RESET_DEVICE], 2)]
 
 
 def test_shutdown_ends_stream_with_reason(serving: Serving) -> None:

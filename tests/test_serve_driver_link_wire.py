@@ -14,6 +14,7 @@ from wire.link import API, METHODS, RecordingHandler, claim, message
 from wire.random_messages import messages
 
 from agent.model.claim import Claim, ClaimDevice, DeviceRef
+from agent.model.health import Repair
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 from agent.model.taint import Effect
 from agent.prepare.classify import PrepareContext, classify_evidence
@@ -28,6 +29,7 @@ from agent.prepare.evidence import (
     NvmlCode,
     OperationTimeout,
 )
+from agent.serve.agent_api.encode import REPAIRS as AGENT_REPAIRS
 from agent.serve.driver_link import replies as wire
 from agent.serve.driver_link import requests
 from agent.serve.driver_link.handler import DeviceDeclaration
@@ -431,6 +433,7 @@ def test_verdict_is_encoded_with_all_fields() -> None:
         retry_after_s=5.0,
         first_wall_s=1_700_000_000.5,
         count=3,
+        repair=Repair.REBOOT_NODE,
     )
 
     class FixedVerdict(RecordingHandler):
@@ -453,6 +456,14 @@ def test_verdict_is_encoded_with_all_fields() -> None:
         1_700_000_000.5,
     )
     assert [(item.driver, item.pool, item.device) for item in received.devices] == [("d", "p", "gpu-0")]
+    assert received.repair == v1.DeviceRepair.REBOOT_NODE
+
+
+def test_repairs_have_the_same_numbers_in_both_apis() -> None:
+    assert {repair.name: number for repair, number in AGENT_REPAIRS.items()} == {
+        repair.name: int(repair) for repair in v1.DeviceRepair
+    }
+    assert list(wire.REPAIRS) == list(Repair)
 
 
 def test_reply_names_fewer_devices_to_stay_below_4_mib() -> None:

@@ -1,6 +1,6 @@
 """Encoding of Report and AgentStatus: equal after decoding, and readable by Google's protobuf."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -8,13 +8,22 @@ from hypothesis import strategies as st
 from wire.google import message_class
 from wire.serving import at, device
 
-from agent.model.health import Blame, Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
-from agent.model.report import AgentStatus, Report, SeverityCount, SocketSubscribers
+from agent.model.health import (
+    Blame,
+    Cause,
+    DeviceHealth,
+    Health,
+    NonDeviceCause,
+    NotApplicable,
+    Repair,
+    Severity,
+)
+from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, SocketSubscribers
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import Instant
 from agent.serve.agent_api.decode import decode_report, decode_status
-from agent.serve.agent_api.encode import BLAMES, STATES, encode_report, encode_status
+from agent.serve.agent_api.encode import BLAMES, REPAIRS, STATES, encode_report, encode_status
 from agent.serve.grpc.codec import Codec
 from agent.serve.grpc.gen.agent.drahealth import v1
 
@@ -23,7 +32,8 @@ COUNT = st.integers(0, (1 << 63) - 1)
 SMALL = st.integers(0, 1 << 40)
 INSTANT = st.builds(Instant, COUNT, st.floats(0, 1e12))
 SEVERITY = st.sampled_from(Severity)
-CAUSE = st.builds(Cause, TEXT, SEVERITY, st.sampled_from(Blame), TEXT, TEXT, INSTANT)
+REPAIR = st.sampled_from(Repair)
+CAUSE = st.builds(Cause, TEXT, SEVERITY, st.sampled_from(Blame), TEXT, TEXT, INSTANT, repair=REPAIR)
 CORE = st.builds(NativeCoreStats, *[SMALL] * len(NativeCoreStats.__slots__))
 SOURCE = st.builds(
     SourceSample,
@@ -51,6 +61,7 @@ STATUS = st.builds(
     *(TEXT, SMALL, st.floats(0, 1e12), st.floats(0, 1e9), SMALL, SMALL, SMALL, TEXT, INSTANT),
     *(st.integers(1, 1 << 40), few(st.builds(SeverityCount, SEVERITY, SMALL)), few(SOURCE), CORE, SMALL),
     few(st.builds(SocketSubscribers, TEXT, SMALL)),
+    few(st.builds(RepairCount, REPAIR, SMALL)),
 )
 
 
@@ -101,12 +112,15 @@ def test_google_protobuf_reads_joined_chunks_as_one_report() -> None:
     cause = Cause(
         "cpu.offline", Severity.UNHEALTHY, Blame.HARDWARE, "CPU 1 is offline", "bring it back", at(2)
     )
+    cause = replace(cause, repair=Repair.REBOOT_NODE)
     gpu = device("b")._replace(attributes=(("uuid", "GPU-1"), ("numaNode", "0")))
     report = Report("node-a", at(3), (device("a", causes=(cause,)), gpu), groups=7)
     message = message_class("drahealth.v1", "Report").FromString(encoded(report))
     assert [item.name for item in message.devices] == ["a", "b"]
     assert (message.node, message.groups, message.at.mono_ns) == ("node-a", 7, at(3).mono_ns)
     assert message.devices[0].causes[0].evidence == "CPU 1 is offline"
+    assert message.devices[0].causes[0].repair == message.devices[0].repair == REPAIRS[Repair.REBOOT_NODE]
+    assert message.devices[1].repair == REPAIRS[Repair.NONE] == 0
     assert [(item.name, item.value) for item in message.devices[1].attributes] == list(gpu.attributes)
 
 
@@ -135,6 +149,10 @@ def test_enums_of_model_and_messages_agree() -> None:
     assert {blame.name: v1.Blame(number).name for blame, number in BLAMES.items()} == {
         blame.name: blame.name for blame in Blame
     }
+    assert {repair.name: number for repair, number in REPAIRS.items()} == {
+        item.name: item.value for item in v1.Repair
+    }
+    assert list(REPAIRS) == list(Repair)
     assert {state.name: v1.SourceState(number).name for state, number in STATES.items()} == {
         state.name: state.name for state in SourceState
     }
@@ -149,6 +167,10 @@ def test_enums_of_model_and_messages_agree() -> None:
         ),
         (v1.Report(devices=[v1.Device(health=v1.Health.try_value(7))]), "Device.health: 7 is unknown"),
         (v1.Report(notes=[v1.Note(cause=v1.Cause())]), "Cause.blame: 0 is unknown"),
+        (
+            v1.Report(notes=[v1.Note(cause=v1.Cause(blame=v1.Blame(1), repair=v1.Repair.try_value(99)))]),
+            "Cause.repair: 99 is unknown",
+        ),
         (v1.Report(sources=[v1.Source()]), "Source.state: 0 is unknown"),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from agent.config.values import number_within, parse_count, seconds_within
 from agent.embed.devices import Device
 from agent.errors import ConfigError, unwrap_error
-from agent.model.health import Finding, Severity
+from agent.model.health import Finding, Repair, Severity
 from agent.prepare.normalize_text import exception_text, normalize, shorten
 
 EVERY_MIN_S: Final = 0.1
@@ -39,40 +39,44 @@ HealthCheckFunction = Callable[[Device], HealthCheckAnswer | Awaitable[HealthChe
 """Driver's function that checks the health of one device."""
 
 
-def unhealthy(code: str, evidence: str, advice: str = "") -> Finding:
+def unhealthy(code: str, evidence: str, advice: str = "", *, repair: Repair | None = None) -> Finding:
     """Return the finding of a device that cannot be used.
 
     Args:
         code: Stable dotted code of the driver, ``fpga.bank_locked``.
         evidence: One line with the compared numbers, but no times or counters: each change is a new report.
         advice: What the operator should do.
+        repair: Repair that ends the fault, for programs that act on reports; None: reported as NONE.
 
     Raises:
         ValueError: A text is too long, has several lines, or the code is not dotted.
+        TypeError: A text is not a string, or the repair is not a Repair.
     """
-    return _validated(Finding(code, Severity.UNHEALTHY, evidence, advice))
+    return _validated(Finding(code, Severity.UNHEALTHY, evidence, advice, repair=repair))
 
 
-def degraded(code: str, evidence: str, advice: str = "") -> Finding:
+def degraded(code: str, evidence: str, advice: str = "", *, repair: Repair | None = None) -> Finding:
     """Return the finding of a device that works worse than it should: it stays Healthy, with a message.
 
     Arguments and errors are those of :func:`unhealthy`.
     """
-    return _validated(Finding(code, Severity.DEGRADED, evidence, advice))
+    return _validated(Finding(code, Severity.DEGRADED, evidence, advice, repair=repair))
 
 
-def unknown(code: str, evidence: str, advice: str = "") -> Finding:
+def unknown(code: str, evidence: str, advice: str = "", *, repair: Repair | None = None) -> Finding:
     """Return the finding of a device whose health cannot be determined.
 
     Arguments and errors are those of :func:`unhealthy`.
     """
-    return _validated(Finding(code, Severity.UNKNOWN, evidence, advice))
+    return _validated(Finding(code, Severity.UNKNOWN, evidence, advice, repair=repair))
 
 
 def _validated(finding: Finding) -> Finding:
     _check_text("code", finding.code, CODE_BYTES)
     _check_text("evidence", finding.evidence, EVIDENCE_BYTES)
     _check_text("advice", finding.advice, ADVICE_BYTES)
+    if finding.repair is not None and not isinstance(finding.repair, Repair):
+        raise TypeError(f"finding: repair is {finding.repair!r}, not one of {', '.join(map(str, Repair))}")
     if not _CODE.fullmatch(finding.code):
         raise ValueError(f"finding code {finding.code!r} is not a dotted code, such as fpga.bank_locked")
     if not finding.evidence:

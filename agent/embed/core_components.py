@@ -18,10 +18,10 @@ from agent.driver.taint_publisher import TaintCallback, TaintPublisher
 from agent.engine.loop import EngineLoop, LoopTiming
 from agent.engine.step import initial_state
 from agent.health.gpu.faults.checkpoint import RestoredFaults, restore_faults
-from agent.health.rules import CatalogRow
+from agent.health.rules import CatalogRow, cause_from_row
 from agent.health.verdict import kubelet_message
 from agent.model.declared_devices import DriverDevice
-from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
+from agent.model.health import Blame, Cause, DeviceHealth, Health, Repair, Severity
 from agent.model.persistent_faults import PersistentGpuState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
@@ -173,6 +173,7 @@ CORE_FAILED_ROW: Final = CatalogRow(
     threshold="an exception in the core thread of an embedded monitor",
     why="the driver's devices are not evaluated any more",
     advice="restart the driver; its log has the traceback",
+    repair=Repair.NONE,
     try_it="let the clock of a monitor raise an exception",
 )
 
@@ -195,14 +196,7 @@ def failed_report(
         lease_s: Time that the health of a device in no earlier report is valid [s].
         now: Time of the failure.
     """
-    cause = Cause(
-        CORE_FAILED_ROW.code,
-        CORE_FAILED_ROW.severity,
-        CORE_FAILED_ROW.blame,
-        type(error).__name__,
-        CORE_FAILED_ROW.advice,
-        now,
-    )
+    cause = cause_from_row(CORE_FAILED_ROW, type(error).__name__, now)
     known = {health.key: health for health in last.devices} if last else {}
     for device in declared:
         key = (device.driver, device.pool, device.name)

@@ -22,7 +22,7 @@ from agent.health.state_machine import (
     next_change_ns,
     next_condition,
 )
-from agent.model.health import Cause, Finding, NotApplicable, Severity
+from agent.model.health import Cause, Finding, NotApplicable, Severity, repair_for_severity
 from agent.model.settings import EngineSettings
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
@@ -270,4 +270,5 @@ def _cause(row: CatalogRow, condition: Condition) -> Cause:
         finding.evidence,
         finding.advice or row.advice,
         condition.since,
+        repair=repair_for_severity(finding.repair or row.repair, finding.severity),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from agent.model.health import Blame, Cause, Finding, Severity
+from agent.model.health import Blame, Cause, Finding, Repair, Severity
 from agent.model.reading import Missing, Reading, is_absent
 from agent.model.time import NS, Instant
 from agent.model.wake_conditions import GpuWakeCondition, SamplerField, WakeCondition
@@ -127,6 +127,8 @@ class CatalogRow:
     """Consequence of the fault."""
     advice: str
     """Action for the operator."""
+    repair: Repair
+    """Repair that the advice describes."""
     try_it: str = ""
     """Instructions to provoke the fault, for operators."""
     raise_after: int = 1
@@ -175,9 +177,10 @@ def unreadable_row(rule: Rule) -> CatalogRow:
         threshold="it could be read before",
         why=rule.why,
         advice=GPU_UNREADABLE_ADVICE if rule.gpu_reads else UNREADABLE_ADVICE,
+        repair=Repair.NONE,
     )
 
 
 def cause_from_row(row: CatalogRow, evidence: str, since: Instant) -> Cause:
-    """Return a cause with the row's code, severity and advice. No passes are counted to raise or clear it."""
-    return Cause(row.code, row.severity, row.blame, evidence, row.advice, since)
+    """Return a cause with the row's code, severity, advice and repair. No passes raise or clear it."""
+    return Cause(row.code, row.severity, row.blame, evidence, row.advice, since, repair=row.repair)

@@ -1,5 +1,6 @@
 """Health of devices, and the findings and causes behind it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
@@ -44,6 +45,48 @@ class Blame(StrEnum):
     """The agent itself; the device has no known fault."""
 
 
+class Repair(StrEnum):
+    """Repair of a fault: the mildest of these actions that is expected to end it.
+
+    Members are in the order of :func:`worst_repair`: a later one interrupts more, or takes longer. An action
+    that a machine can execute comes before those that need a person.
+    """
+
+    NONE = "none"
+    """No repair of this list is needed or known: the advice says what to do, for example to change a
+    configuration."""
+    RESTART_WORKLOAD = "restart-workload"
+    """Restart the workloads that use the device."""
+    RESET_DEVICE = "reset-device"
+    """Stop the workloads that use the device, then reset it."""
+    RELOAD_DRIVER = "reload-driver"
+    """Drain the node, then load or bind the device's driver again, or start its services again."""
+    REBOOT_NODE = "reboot-node"
+    """Drain and reboot the node."""
+    INSPECT_HARDWARE = "inspect-hardware"
+    """Run a diagnostic, and check seat, cables, power and cooling."""
+    CONTACT_VENDOR = "contact-vendor"
+    """Ask the vendor's support: its documents decide what to do."""
+    REPLACE_HARDWARE = "replace-hardware"
+    """Replace the device or its part."""
+
+
+_REPAIR_RANKS: Final = {repair: rank for rank, repair in enumerate(Repair)}
+
+
+def worst_repair(repairs: Iterable[Repair]) -> Repair:
+    """Return the worst of several repairs, in the order of :class:`Repair`; NONE if there are none."""
+    return max(repairs, key=_REPAIR_RANKS.__getitem__, default=Repair.NONE)
+
+
+def repair_for_severity(repair: Repair, severity: Severity) -> Repair:
+    """Return ``repair`` as the repair of a fault of this severity: a device without a fault above INFO needs
+    none, only its workload can need a restart."""
+    if severity > Severity.INFO or repair is Repair.RESTART_WORKLOAD:
+        return repair
+    return Repair.NONE
+
+
 class XidOverride(StrEnum):
     """Severity that an operator sets for a GPU error (XID), instead of the one in the XID table."""
 
@@ -69,6 +112,8 @@ class Finding(NamedTuple):
     since: Instant | None = None
     """Time at which the fault began, such as that of its first kernel-log line; None: the evaluation that
     found it."""
+    repair: Repair | None = None
+    """Repair of the fault; None: the rule's repair applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +130,8 @@ class Cause:
     """True: only the device's driver reported the fault, after a failed prepare. False: a rule found it."""
     keep_away: bool = False
     """True: the device gets a taint although it has no known fault."""
+    repair: Repair = Repair.NONE
+    """Repair that is expected to end the fault."""
 
 
 class DeviceHealth(NamedTuple):
@@ -114,6 +161,13 @@ class DeviceHealth(NamedTuple):
     def key(self) -> tuple[str, str, str]:
         """(driver, pool, name) of the device; unique within a report."""
         return (self.driver, self.pool, self.device)
+
+    @property
+    def repair(self) -> Repair | None:
+        """Worst repair of the causes; None: not known, because the device has a fault without causes."""
+        if not self.causes and self.severity > Severity.OK:
+            return None
+        return worst_repair(cause.repair for cause in self.causes)
 
     def with_verification(self, verified: Instant, timeout_s: int) -> "DeviceHealth":
         """Return the same health with a new verification time and lease."""

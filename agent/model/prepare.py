@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.health import Health
+from agent.model.health import Health, Repair
 from agent.model.taint import Effect
 
 
@@ -93,6 +93,8 @@ class PrepareVerdict:
     last_wall_s: float = 0.0
     count: int = 1
     """Number of consecutive failures with this verdict."""
+    repair: Repair = Repair.NONE
+    """Worst repair of the devices that failed; NONE: none is needed or known."""
 
 
 class LastPrepareResult(NamedTuple):
@@ -127,6 +129,8 @@ class DriverFault(NamedTuple):
     """Health of the device. UNKNOWN: the driver or the machine is at fault, not the device."""
     keep_away: bool = True
     """True: the device gets a taint. False: it gets none."""
+    repair: Repair = Repair.NONE
+    """Repair of the device; NONE: none is needed or known."""
 
     @property
     def subject(self) -> str:

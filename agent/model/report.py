@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.model.health import DeviceHealth, NonDeviceCause, NotApplicable, Severity
+from agent.model.health import DeviceHealth, NonDeviceCause, NotApplicable, Repair, Severity
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample
 from agent.model.time import Instant
@@ -47,6 +47,13 @@ class SeverityCount(NamedTuple):
     devices: int
 
 
+class RepairCount(NamedTuple):
+    """Number of devices that need one repair."""
+
+    repair: Repair
+    devices: int
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
     """State of the agent's process, with facts of its newest report."""
@@ -75,3 +82,5 @@ class AgentStatus:
     """Number of watched cgroups of pods and containers."""
     subscribers: tuple[SocketSubscribers, ...] = ()
     """Number of open health streams by socket, including sockets without streams."""
+    repairs: tuple[RepairCount, ...] = ()
+    """Number of devices in the newest report by repair, worst first; devices that need none are left out."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from agent.devices.taint_keys import taint_id
 from agent.model.claim import DeviceRef
-from agent.model.health import DeviceHealth, Health
+from agent.model.health import DeviceHealth, Health, worst_repair
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.evidence import ErrorText, Evidence, HealthEngineEvidence
 from agent.prepare.evidence_scores import EvidenceScore, EvidenceWeight, PrepareContext, score_evidence
@@ -160,12 +160,13 @@ def health_engine_evidence(ref: DeviceRef, health: DeviceHealth) -> HealthEngine
     if not health.causes:
         return HealthEngineEvidence(ref, health.health, "device.unhealthy", health.message)
     worst = max(health.causes, key=lambda cause: cause.severity)  # the first of equals
-    return HealthEngineEvidence(ref, health.health, worst.code, worst.evidence, worst.advice)
+    return HealthEngineEvidence(ref, health.health, worst.code, worst.evidence, worst.advice, health.repair)
 
 
 def _score_unhealthy(unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore:
     """Return the score that blames Unhealthy devices for a failure."""
     first, *rest = unhealthy
+    repairs = [one.repair for one in unhealthy if one.repair is not None]
     return EvidenceScore(
         EvidenceWeight.DRIVER,
         first.code or "device.unhealthy",
@@ -176,6 +177,7 @@ def _score_unhealthy(unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore
         detail="; ".join(f"{one.device}: {one.code}: {sanitize(one.text)}" for one in rest),
         devices=tuple(one.device for one in unhealthy),
         advice=first.advice,
+        repair=worst_repair(repairs) if repairs else None,
     )
 
 
@@ -199,6 +201,7 @@ def _build_verdict(decisive: EvidenceScore, context: PrepareContext) -> PrepareV
         evidence=evidence,
         confidence=decisive.confidence,
         advice=decisive.advice or row.advice,
+        repair=row.repair if decisive.repair is None else decisive.repair,
         retry_after_s=decisive.retry_after_s,
         sticky_s=row.cached_s,
         health=row.health,

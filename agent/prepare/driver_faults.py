@@ -60,6 +60,7 @@ def record_faults(
             claim,
             health=health,
             keep_away=is_broken or verdict.taint is not None,
+            repair=verdict.repair,
         )
         for number, device in enumerate(new_devices, known.next_number)
     ]

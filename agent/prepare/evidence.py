@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from agent.model.claim import DeviceRef
-from agent.model.health import Health
+from agent.model.health import Health, Repair
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 
 NVML_NAMES: Final[Mapping[int, str]] = {
@@ -173,6 +173,8 @@ class HealthEngineEvidence(NamedTuple):
     """Code of the device's worst fault; empty: none."""
     text: str = ""
     advice: str = ""
+    repair: Repair | None = None
+    """Worst repair of the device's faults; None: not known."""
 
     def __str__(self) -> str:
         return f"health engine: {self.device} {self.health.name.capitalize()}{self.code and f', {self.code}'}"

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from agent.model.claim import Claim, DeviceRef
-from agent.model.health import DeviceHealth
+from agent.model.health import DeviceHealth, Repair
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 from agent.prepare import error_codes
 from agent.prepare.error_patterns import BUILTIN_PATTERNS, Pattern
@@ -91,6 +91,8 @@ class EvidenceScore(NamedTuple):
     retry_after_s: float | None = None
     scope: Scope | None = None
     advice: str = ""
+    repair: Repair | None = None
+    """Worst repair of ``devices``; None: that of the failure's kind."""
     verdict: PrepareVerdict | None = None
     """Verdict of an earlier classification; None: the failure was not classified before."""
 

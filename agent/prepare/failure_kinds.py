@@ -7,12 +7,14 @@ A code may occur in two classes: as a failure that may pass, and as one that has
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import Final
 
-from agent.model.health import Health
+from agent.health.gpu.faults.fault_log import XID_PREFIX
+from agent.health.gpu.xid.xid_table import xid_row
+from agent.model.health import Health, Repair
 from agent.model.prepare import ErrorClass, FaultTaint, Scope
 from agent.model.taint import Effect
 
@@ -63,6 +65,8 @@ class FailureKind:
     """Health that the claim's devices get from the failure; None: unchanged."""
     taint: FaultTaint | None = None
     """Taint that the claim's devices get from the failure; None: no taint."""
+    repair: Repair = Repair.NONE
+    """Repair of the claim's devices; NONE: they need none, or it is not known."""
 
     @property
     def cached_s(self) -> int:
@@ -84,9 +88,14 @@ def _unknown(code: str, why: str, advice: str, scope: Scope = Scope.DRIVER) -> F
 
 
 def _transient(
-    code: str, scope: Scope, why: str, advice: str, retry: RetryCondition = RetryCondition.LATER
+    code: str,
+    scope: Scope,
+    why: str,
+    advice: str,
+    retry: RetryCondition = RetryCondition.LATER,
+    repair: Repair = Repair.NONE,
 ) -> FailureKind:
-    return FailureKind(code, _C.TRANSIENT, scope, retry, why, advice)
+    return FailureKind(code, _C.TRANSIENT, scope, retry, why, advice, repair=repair)
 
 
 def _bad_config(code: str, why: str, advice: str) -> FailureKind:
@@ -94,9 +103,15 @@ def _bad_config(code: str, why: str, advice: str) -> FailureKind:
 
 
 def _failed_device(
-    code: str, why: str, advice: str, retry: RetryCondition = RetryCondition.AFTER_REPAIR
+    code: str,
+    why: str,
+    advice: str,
+    retry: RetryCondition = RetryCondition.AFTER_REPAIR,
+    repair: Repair = Repair.INSPECT_HARDWARE,
 ) -> FailureKind:
-    return FailureKind(code, _C.FAILED_DEVICE, _S.DEVICE, retry, why, advice, Health.UNHEALTHY, _KEEP_AWAY)
+    repair = Repair.RESET_DEVICE if retry is RetryCondition.AFTER_RESET else repair
+    consequences = (Health.UNHEALTHY, _KEEP_AWAY, repair)
+    return FailureKind(code, _C.FAILED_DEVICE, _S.DEVICE, retry, why, advice, *consequences)
 
 
 def _permanent(
@@ -106,8 +121,9 @@ def _permanent(
     advice: str,
     health: Health | None = None,
     taint: FaultTaint | None = None,
+    repair: Repair = Repair.NONE,
 ) -> FailureKind:
-    return FailureKind(code, _C.PERMANENT, scope, _R.AFTER_FIX, why, advice, health, taint)
+    return FailureKind(code, _C.PERMANENT, scope, _R.AFTER_FIX, why, advice, health, taint, repair)
 
 
 _WAIT: Final = "wait: the kubelet retries"
@@ -119,18 +135,22 @@ _INSTALL: Final = "mount the directory writable into the driver's container; the
 _GPU: Final = (
     _failed_device("gpu.xid.*", "the NVIDIA driver reported a fault that makes the GPU unusable",
                    "see drahealth checks CODE for the repair"),
-    *(_transient(f"gpu.xid.{code}", _S.CLAIM, "a program caused this fault, not the GPU", _APP)
+    *(_transient(f"gpu.xid.{code}", _S.CLAIM, "a program caused this fault, not the GPU", _APP,
+                 repair=xid_row(code).repair)
       for code in (13, 31, 43, 45, 68)),
     _failed_device("gpu.lost", "the GPU does not answer on the PCI bus",
-                   "reboot the node; if the GPU stays lost, replace it"),
+                   "reboot the node; if the GPU stays lost, replace it",
+                   repair=Repair.REBOOT_NODE),
     _transient("gpu.lost", _S.NODE, "one of the claim's GPUs is lost; it is not known which", _ONE_OF),
     _failed_device("gpu.missing", "a GPU has disappeared from the node",
-                   "reboot the node; if the GPU stays missing, replace it"),
+                   "reboot the node; if the GPU stays missing, replace it",
+                   repair=Repair.REBOOT_NODE),
     _failed_device("gpu.ecc.uncorrectable", "GPU memory lost data",
                    "reset the GPU; if it recurs, replace the GPU", _R.AFTER_RESET),
     _failed_device("gpu.remap.pending", "a bad memory row is remapped at the next reset",
                    "drain and reset the GPU", _R.AFTER_RESET),
-    _failed_device("gpu.remap.failure", "a bad memory row could not be remapped", "replace the GPU"),
+    _failed_device("gpu.remap.failure", "a bad memory row could not be remapped", "replace the GPU",
+                   repair=Repair.REPLACE_HARDWARE),
     _failed_device("gpu.reset_required", "the GPU accepts no work until it is reset",
                    "drain and reset the GPU", _R.AFTER_RESET),
     _transient("gpu.reset_required", _S.NODE,
@@ -140,15 +160,17 @@ _GPU: Final = (
                "check whether nvidia-smi lists the GPU"),
     FailureKind("gpu.driver.mismatch", _C.TRANSIENT, _S.NODE, _R.AFTER_FIX,
         "NVIDIA's library and kernel module have different versions: no new process can use a GPU", _RELOAD,
-        Health.UNKNOWN, _KEEP_AWAY),
+        Health.UNKNOWN, _KEEP_AWAY, Repair.RELOAD_DRIVER),
     _permanent("gpu.driver.mismatch", _S.NODE,
                "NVIDIA's library and kernel module still differ after a reload", _RELOAD, Health.UNKNOWN,
-               _KEEP_AWAY),
+               _KEEP_AWAY, Repair.RELOAD_DRIVER),
     FailureKind("gpu.driver.init", _C.TRANSIENT, _S.NODE, _R.AFTER_FIX,
         "NVML cannot be initialized: no GPU can be used",
-        "check that nvidia-smi answers; search the kernel log for NVRM", Health.UNKNOWN, _KEEP_AWAY),
+        "check that nvidia-smi answers; search the kernel log for NVRM", Health.UNKNOWN, _KEEP_AWAY,
+               Repair.RELOAD_DRIVER),
     _permanent("gpu.driver.init", _S.NODE, "NVML still cannot be initialized after the driver was reloaded",
-               "check that nvidia-smi answers; search the kernel log for NVRM", Health.UNKNOWN, _KEEP_AWAY),
+               "check that nvidia-smi answers; search the kernel log for NVRM", Health.UNKNOWN, _KEEP_AWAY,
+               Repair.RELOAD_DRIVER),
     _transient("gpu.busy", _S.DEVICE, "a process uses the GPU",
                "find the process with nvidia-smi and stop it", _R.AFTER_RELEASE),
     _transient("gpu.mig.reconfiguring", _S.DEVICE, "the GPU's MIG partitions are being changed", _WAIT),
@@ -165,9 +187,12 @@ _GPU: Final = (
 )  # fmt: skip
 
 _DEVICE: Final = (
-    _failed_device("pci.missing", "the PCI function is not on the bus", "reseat or replace the device"),
+    _failed_device("pci.missing", "the PCI function is not on the bus",
+                   "reboot the node; if it stays missing, reseat or replace the device",
+                   repair=Repair.REBOOT_NODE),
     _failed_device("pci.config_ff", "the PCI function reads as all ones: it fell off the bus",
-                   "reboot the node; if it recurs, replace the device"),
+                   "reboot the node; if it recurs, replace the device",
+                   repair=Repair.REBOOT_NODE),
     _transient("device.busy", _S.DEVICE, "a process holds the device",
                "find the process with fuser on the device node", _R.AFTER_RELEASE),
     _transient("device.gone", _S.DEVICE, "the device node is missing, or no device is behind it",
@@ -186,9 +211,12 @@ _DEVICE: Final = (
 )  # fmt: skip
 
 _HOST: Final = (
-    _failed_device("cpu.offline", "a CPU of the device is offline", "write 1 to its online file in sysfs"),
-    _failed_device("cpu.missing", "a CPU of the device does not exist", "declare CPUs that exist"),
-    _failed_device("cpu.machine_check", "the CPU reported an uncorrected error", "replace the CPU"),
+    _failed_device("cpu.offline", "a CPU of the device is offline", "write 1 to its online file in sysfs",
+                   repair=Repair.NONE),
+    _failed_device("cpu.missing", "a CPU of the device does not exist", "declare CPUs that exist",
+                   repair=Repair.NONE),
+    _failed_device("cpu.machine_check", "the CPU reported an uncorrected error", "replace the CPU",
+                   repair=Repair.REPLACE_HARDWARE),
     _failed_device("cpu.throttled.*", "the CPU is throttled because of its temperature", "check the cooling"),
     _transient("cpu.overlap", _S.NODE, "another claim still holds the CPUs",
                "wait for the other pod to end", _R.AFTER_RELEASE),
@@ -205,7 +233,8 @@ _HOST: Final = (
     _transient("mem.hugepages.insufficient", _S.NODE, "too few free hugepages",
                "free hugepages of the NUMA node", _R.AFTER_RELEASE),
     _failed_device("mem.hugepages.pool_shrunk", "the hugepage pool is smaller than published",
-                   "write the number back to nr_hugepages and read it"),
+                   "write the number back to nr_hugepages and read it",
+                   repair=Repair.NONE),
     _permanent("mem.hugepages.size_unsupported", _S.NODE, "the kernel has no hugepages of this size",
                "use another node, or boot with hugepagesz=", Health.UNKNOWN, _KEEP_AWAY),
     _permanent("cgroup.controller_missing", _S.NODE,
@@ -214,10 +243,13 @@ _HOST: Final = (
     _permanent("cgroup.version_unsupported", _S.NODE, "the node has the wrong cgroup version",
                "use another node", Health.UNKNOWN, _KEEP_AWAY),
     _failed_device("mem.numa.offline", "the NUMA node's memory is offline",
-                   "find out what took it offline; bring it online"),
-    _failed_device("mem.ecc.uncorrectable", "memory lost data", "replace the memory module"),
+                   "find out what took it offline; bring it online",
+                   repair=Repair.NONE),
+    _failed_device("mem.ecc.uncorrectable", "memory lost data", "replace the memory module",
+                   repair=Repair.REPLACE_HARDWARE),
     _failed_device("mem.poisoned", "the kernel offlined bad memory pages",
-                   "reboot; if it recurs, replace the memory module"),
+                   "reboot; if it recurs, replace the memory module",
+                   repair=Repair.REPLACE_HARDWARE),
 )  # fmt: skip
 
 _CDI: Final = (
@@ -318,4 +350,8 @@ def failure_kind(code: str, error_class: ErrorClass) -> FailureKind:
     parts = code.split(".")
     names = [code, *(".".join(parts[:count]) + FAMILY for count in range(len(parts) - 1, 0, -1))]
     found = (_ROWS.get((name, error_class)) for name in names)
-    return next((row for row in found if row is not None), DEFAULT_KINDS[error_class])
+    kind = next((row for row in found if row is not None), DEFAULT_KINDS[error_class])
+    number = code.removeprefix(XID_PREFIX)
+    if kind.code == f"{XID_PREFIX}*" and number.isascii() and number.isdecimal():
+        return replace(kind, repair=xid_row(int(number)).repair)
+    return kind

@@ -16,7 +16,7 @@ from msgspec import Meta
 from msgspec.structs import asdict, astuple
 
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.health import Health
+from agent.model.health import Health, Repair
 from agent.model.prepare import DriverFault, ErrorClass, FaultTaint, LastPrepareResult, PrepareVerdict, Scope
 from agent.model.taint import Effect
 from agent.prepare.driver_faults import DriverFaults
@@ -62,7 +62,7 @@ _Natural = Annotated[int, Meta(ge=0)]
 _Time = Annotated[float, Meta(ge=0, le=WALL_MAX_S)]
 
 
-class _VerdictRow(msgspec.Struct, forbid_unknown_fields=True):
+class _VerdictRow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     error_class: ErrorClass
     code: str
     scope: Scope
@@ -80,6 +80,7 @@ class _VerdictRow(msgspec.Struct, forbid_unknown_fields=True):
     first_wall_s: _Time
     last_wall_s: _Time
     count: Annotated[int, Meta(ge=1)]
+    repair: Repair = Repair.NONE
 
 
 class _EntryRow(msgspec.Struct, forbid_unknown_fields=True, rename={"unprepared_wall_s": "over_wall_s"}):
@@ -96,6 +97,7 @@ class _EntryRow(msgspec.Struct, forbid_unknown_fields=True, rename={"unprepared_
 class _FaultRow(
     msgspec.Struct,
     forbid_unknown_fields=True,
+    omit_defaults=True,
     rename={"reported_wall_s": "told_wall_s", "expired_wall_s": "excused_wall_s"},
 ):
     number: Annotated[int, Meta(ge=1)]
@@ -108,6 +110,7 @@ class _FaultRow(
     expired_wall_s: _Time
     health: Literal[0, 2]  # UNKNOWN, UNHEALTHY
     keep_away: bool
+    repair: Repair = Repair.NONE
 
 
 class _PreparesFile(

@@ -39,7 +39,7 @@ from agent.health.host.pod.rules import (
     PodAuditRow,
 )
 from agent.health.rules import STALLED, STALLED_ADVICE, CatalogRow, Rule, unreadable_row
-from agent.model.health import Blame, Severity
+from agent.model.health import Blame, Repair, Severity, repair_for_severity
 from agent.model.settings import GpuLimits
 
 
@@ -57,6 +57,8 @@ class CheckDescription(NamedTuple):
     why: str
     """Reason why the finding matters; for an XID, the mildest sufficient repair; for an SXid, its scope."""
     advice: str
+    repair: Repair
+    """Repair that the advice describes; a decision on readings can report another."""
     try_command: str = ""
     """Command of a fake-NVML scenario that provokes the finding, or a text that explains how; empty: none."""
 
@@ -166,6 +168,7 @@ def xid_check(row: XidRow) -> CheckDescription:
         f"{severity.name.lower()} {when}",
         _sufficient_repair(row),
         row.advice.value,
+        repair_for_severity(row.repair, severity),
         f"gpu 0 xid {row.code}",
     )
 
@@ -206,6 +209,7 @@ def sxid_check(row: SxidRow) -> CheckDescription:
         f"{decision.severity.name.lower()} {_FATAL[row.scope] if row.states_severity else 'always'}",
         row.scope.value,
         decision.advice,
+        decision.repair,
         f'echo "{line}" > /dev/kmsg',
     )
 
@@ -320,6 +324,7 @@ _STALLED_SOURCE: Final = CheckDescription(
     threshold="no finished pass for three periods and at least 2 s",
     why="the last known state of the device may be outdated",
     advice=STALLED_ADVICE,
+    repair=Repair.NONE,
 )
 
 
@@ -330,7 +335,16 @@ def _rule_check(rule: Rule) -> CheckDescription:
 def _catalog_check(row: CatalogRow, meaning: str, try_command: str | None = None) -> CheckDescription:
     command = row.try_it if try_command is None else try_command
     return CheckDescription(
-        row.code, row.severity, row.blame, row.source, meaning, row.threshold, row.why, row.advice, command
+        row.code,
+        row.severity,
+        row.blame,
+        row.source,
+        meaning,
+        row.threshold,
+        row.why,
+        row.advice,
+        repair_for_severity(row.repair, row.severity),
+        command,
     )
 
 
@@ -353,6 +367,7 @@ def _event_check(row: EventFaultRow) -> CheckDescription:
         f"NVML event {row.event:#x}, once" if row.event else "a kernel log line, once",
         row.why,
         row.advice,
+        repair_for_severity(row.repair, row.severity),
         f"gpu 0 event {row.event:#x}" if row.event else f'echo "{LOG_LINES[row.code]}" > /dev/kmsg',
     )
 

@@ -37,6 +37,22 @@ Blame names the part that needs a fix: hardware, driver, workload, configuration
 ends in `.unreadable` reports that the data of the check could be read before and cannot be read any more: the
 device is unknown, and the message has the file or the call and its error.
 
+The repair is the mildest of these actions that is expected to end the fault, for programs that act on
+reports. Each cause has one, and a device has the worst of its causes, in the order of this list. A GPU's
+repair follows the recovery action that the driver requests, if any. A finding of severity info needs no
+repair of the device, at most a restart of its workload.
+
+| repair | meaning |
+| --- | --- |
+| `none` | no repair of this list is needed or known: see the advice, for example to change a configuration |
+| `restart-workload` | restart the workloads that use the device |
+| `reset-device` | stop the workloads that use the device, then reset it |
+| `reload-driver` | drain the node, then load or bind the device's driver again, or start its services again |
+| `reboot-node` | drain and reboot the node |
+| `inspect-hardware` | run a diagnostic, and check seat, cables, power and cooling |
+| `contact-vendor` | ask the vendor's support: its documents decide what to do |
+| `replace-hardware` | replace the device or its part |
+
 The checks of GPUs can be tried without a GPU: `gpu 0 ...` and similar commands are for a fake NVML, see
 [fake-nvml.md](fake-nvml.md). An agent accepts lines that are written to `/dev/kmsg` by hand if it runs with
 `--kmsg-any-facility`.
@@ -75,6 +91,7 @@ def _facts(check: CheckDescription, group: CheckSection) -> Iterator[tuple[str, 
     yield group.threshold_title, check.threshold
     yield group.why_title, check.why
     yield "what to do", check.advice
+    yield "repair", check.repair
     yield "source", check.source
     if check.try_command:
         yield "try it", check.try_command
@@ -107,18 +124,20 @@ def _section(check: CheckDescription, group: CheckSection) -> str:
 
 
 def _table(group: CheckSection) -> str:
-    rows = [[group.title[:-1], "meaning", group.threshold_title, "blame", group.why_title, "what to do"]]
+    rows = [
+        [group.title[:-1], "meaning", group.threshold_title, "blame", group.why_title, "what to do", "repair"]
+    ]
     for check in group.checks:
         is_finding = check.severity > Severity.INFO
         severity = re.sub(r"^\w+", r"**\g<0>**", check.threshold) if is_finding else check.threshold
         number = check.code.removeprefix(group.prefix)
-        rows.append([number, check.meaning, severity, check.blame, check.why, check.advice])
+        rows.append([number, check.meaning, severity, check.blame, check.why, check.advice, check.repair])
     return markdown_table(rows)
 
 
 # --- JSON --------------------------------------------------------------------------------------------------
 
-CHECK: Final = ObjectKeys("severity blame source what:meaning threshold why advice tryIt:try_command")
+CHECK: Final = ObjectKeys("severity blame source what:meaning threshold why advice repair tryIt:try_command")
 
 
 def document(sections: Iterable[CheckSection]) -> dict[str, Any]:

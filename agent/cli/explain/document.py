@@ -64,7 +64,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
 # --- devices -----------------------------------------------------------------------------------------------
 
 TAINT: Final = ObjectKeys("key value effect timeAdded:added_wall_s")
-FAULT: Final = ObjectKeys("code evidence advice claim since:reported_wall_s", claim=CLAIM_REF)
+FAULT: Final = ObjectKeys("code evidence advice claim since:reported_wall_s repair", claim=CLAIM_REF)
 KUBELET_HEALTH: Final = ObjectKeys("health message heard?:updated_s leaseSeconds:lease_s")  # verbatim
 
 

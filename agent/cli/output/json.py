@@ -77,11 +77,11 @@ DEVICE_REF: Final = ObjectKeys("driver pool name:device")
 POD_REF: Final = ObjectKeys("namespace? name? uid?")
 CLAIM_REF: Final = ObjectKeys("namespace name uid?")
 REMEDIATION: Final = ObjectKeys("effect value")
-CAUSE: Final = ObjectKeys("code severity blame evidence advice since")
+CAUSE: Final = ObjectKeys("code severity blame evidence advice since repair")
 DEVICE: Final = ObjectKeys(
     """
     driver pool name:device kind health severity message since lastVerified:verified
-    timeoutSeconds:timeout_s causes attributes
+    timeoutSeconds:timeout_s causes attributes repair
     """,
     causes=encode_each(CAUSE),
     attributes=dict,
@@ -105,10 +105,11 @@ PROCESS: Final = ObjectKeys(
 STATUS: Final = ObjectKeys(
     """
     node version pid since:started_wall_s cpuSeconds:cpu_s rssBytes threads descriptors lastReport:at
-    reports:publications devices:tallies
+    reports:publications devices:tallies repairs
     """,
     cpuSeconds=lambda seconds: round(seconds, 3),
     devices=lambda tallies: {encode_by_type(tally.severity): tally.devices for tally in tallies},
+    repairs=lambda counts: {count.repair: count.devices for count in counts},
 )
 CORE: Final = ObjectKeys("passes wakes reads opens descriptors watches kernelBytes overflows")
 SUBSCRIBER: Final = ObjectKeys("socket streams")

@@ -220,7 +220,7 @@ def _patterns(verdict: PrepareVerdict, text: str, patterns: Sequence[Pattern]) -
     return match if code == verdict.code else f"{match}, but other evidence is stronger than {code}"
 
 
-VERDICT: Final = ObjectKeys("class:error_class code scope summary advice")
+VERDICT: Final = ObjectKeys("class:error_class code scope summary advice repair")
 EVIDENCE: Final = ObjectKeys("stickySeconds:sticky_s health taint evidence confidence", taint=REMEDIATION)
 
 

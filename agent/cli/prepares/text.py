@@ -312,7 +312,7 @@ def render_codes_markdown(rows: Iterable[FailureKind]) -> str:
 
 VERDICT: Final = ObjectKeys(
     """
-    class:error_class code scope requests devices summary detail evidence confidence advice
+    class:error_class code scope requests devices summary detail evidence confidence advice repair
     retryAfterSeconds:retry_after_s health taint count since:first_wall_s last:last_wall_s
     """,
     devices=encode_each(DEVICE_REF),
@@ -328,13 +328,13 @@ RECORD: Final = ObjectKeys(
 )
 FAULT: Final = ObjectKeys(
     """
-    driver:device.driver pool:device.pool name:device.device code evidence advice claim
+    driver:device.driver pool:device.pool name:device.device code evidence advice repair claim
     since:reported_wall_s excused?:expired_wall_s
     """,
     claim=ObjectKeys("namespace name uid"),
 )
 CODE: Final = ObjectKeys(
-    "code class:error_class scope retry stickySeconds:cached_s health taint why:explanation advice",
+    "code class:error_class scope retry stickySeconds:cached_s health taint why:explanation advice repair",
     taint=REMEDIATION,
 )
 

@@ -13,7 +13,7 @@ from typing import Final
 from agent.health.evaluation import Evaluation, Subject
 from agent.health.rules import CatalogRow
 from agent.model.declared_devices import DriverCheckSample
-from agent.model.health import Blame, Cause, Finding, Severity
+from agent.model.health import Blame, Cause, Finding, Repair, Severity
 from agent.model.source_state import SourceSample, SourceState
 
 UNCHECKED: Final = CatalogRow(
@@ -24,6 +24,7 @@ UNCHECKED: Final = CatalogRow(
     threshold="a declared device without a host part and without a check of its driver",
     why="no source reports the state of the device",
     advice="let the driver declare the host part of the device, or add a check for it",
+    repair=Repair.NONE,
     try_it="add a device without a part to a monitor, and no check",
 )
 CHECK_WITHOUT_RESULT: Final = CatalogRow(
@@ -34,6 +35,7 @@ CHECK_WITHOUT_RESULT: Final = CatalogRow(
     threshold="as many consecutive runs as the check is raised after, each timed out or with an exception",
     why="the driver's check of the device gave no result",
     advice="read the driver's log; the check, or what it calls, fails or hangs",
+    repair=Repair.NONE,
     try_it="raise an exception in a check",
 )
 _UNREADABLE: Final = "!"

@@ -13,7 +13,7 @@ from agent.health.declared.driver_checks import UNCHECKED, check_conditions_subj
 from agent.health.evaluation import Evaluation, Subject
 from agent.health.rules import CatalogRow
 from agent.health.verdict import PreviousVerdicts, replace_causes
-from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
+from agent.model.health import Blame, Cause, DeviceHealth, Health, Repair, Severity
 from agent.model.prepare import DriverFault
 from agent.model.time import NS, Instant
 
@@ -25,6 +25,7 @@ FAILED_DEVICE: Final = CatalogRow(
     threshold="a prepare failed and the driver reported the device as faulty, under this or its own code",
     why="the driver uses the device and reports it as faulty",
     advice="read the driver's log; the fault ends when the driver prepares the device again, or in 10 min",
+    repair=Repair.INSPECT_HARDWARE,
     try_it="raise FailedDevice in a driver's prepare",
 )
 REEVALUATE_NS: Final = NS
@@ -130,5 +131,6 @@ def _cause(open_fault: OpenDriverFault) -> Cause:
         fault.advice or FAILED_DEVICE.advice,
         open_fault.since,
         keep_away=fault.keep_away,
+        repair=fault.repair,
         driver_reported=True,
     )

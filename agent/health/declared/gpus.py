@@ -11,7 +11,7 @@ from agent.health.gpu.view import is_listing_gpus, nvml_code_text, nvml_library_
 from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult
 from agent.model.declared_devices import DeclaredGpu
 from agent.model.gpu import NvmlSample
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.persistent_faults import KnownGpu
 
 NO_LIBRARY_ADVICE: Final = (
@@ -72,7 +72,14 @@ def evaluate_gpu_not_found(view: DeclaredGpuView) -> RuleResult:
     name = " at ".join(filter(None, (declared.uuid, declared.pci)))
     if error := nvml_library_error(gpus):
         evidence = f"{name} cannot be checked: NVML returned {nvml_code_text(error)}"
-        return Finding("gpu.not_found", Severity.UNKNOWN, evidence, NO_LIBRARY_ADVICE, Blame.DRIVER)
+        return Finding(
+            "gpu.not_found",
+            Severity.UNKNOWN,
+            evidence,
+            NO_LIBRARY_ADVICE,
+            Blame.DRIVER,
+            repair=Repair.RELOAD_DRIVER,
+        )
     return Finding("gpu.not_found", Severity.UNHEALTHY, f"{name} is not among the {gpus.count} GPUs of NVML")
 
 
@@ -105,6 +112,7 @@ DECLARED_GPU_RULES: Final = (
         threshold="no GPU or instance with the declared UUID, or at the declared address",
         why="the driver publishes a device that this node does not have",
         advice="compare the declaration with nvidia-smi -L; let the driver declare the device again",
+        repair=Repair.NONE,
         evaluate=evaluate_gpu_not_found,
         try_it="in devices.d, declare a GPU with a UUID that no GPU has",
     ),
@@ -116,6 +124,7 @@ DECLARED_GPU_RULES: Final = (
         threshold="declared UUID and declared address belong to different GPUs",
         why="a claim would be prepared with another GPU than the allocated one",
         advice="a GPU was moved or replaced; let the driver declare its devices again",
+        repair=Repair.NONE,
         evaluate=evaluate_gpu_mismatch,
         try_it="in devices.d, declare a GPU with the PCI address of another",
     ),

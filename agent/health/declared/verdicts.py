@@ -33,7 +33,7 @@ from agent.health.verdict import (
     replace_causes,
 )
 from agent.model.declared_devices import DeclaredGpu
-from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, Severity
+from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, Repair, Severity
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceSample
 
@@ -45,6 +45,7 @@ REMOVED_DEVICE: Final = CatalogRow(
     threshold="the driver removed the device from its declaration less than 10 min ago",
     why="without a declaration the device cannot be evaluated",
     advice="delete pods that use the device, or let the driver declare it again",
+    repair=Repair.NONE,
     try_it="take a device out of a file in devices.d",
 )
 INVALID_FILE: Final = CatalogRow(
@@ -55,6 +56,7 @@ INVALID_FILE: Final = CatalogRow(
     threshold="a file in devices.d does not follow the format",
     why="the last valid declaration of the driver stays in effect",
     advice="fix the file, or the driver that writes it",
+    repair=Repair.NONE,
     try_it="write a key that does not exist into a file in devices.d",
 )
 NOT_EVALUATED_YET: Final = CatalogRow(
@@ -65,6 +67,7 @@ NOT_EVALUATED_YET: Final = CatalogRow(
     threshold="2 s after it was declared",
     why="no source has read the device",
     advice="wait for the first pass; if none finishes, see the sources in drahealth status",
+    repair=Repair.NONE,
     try_it="declare a PCI function, with a sysfs in which bus/pci/devices hangs",
 )
 UNWATCHED: Final = CatalogRow(
@@ -75,6 +78,7 @@ UNWATCHED: Final = CatalogRow(
     threshold="a driver declares a GPU while gpu.watch, or hardware in a driver's monitor, is false",
     why="GPU monitoring is off",
     advice="set gpu.watch in the configuration, or hardware in a driver's monitor",
+    repair=Repair.NONE,
     try_it="declare a GPU in devices.d, and start the agent with watch = false in [gpu]",
 )
 

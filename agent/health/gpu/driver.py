@@ -19,7 +19,7 @@ from agent.health.rules import (
     missing_reading_result,
 )
 from agent.model.gpu import GpuEvent, GpuField, NvmlStatus
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.pci import NVIDIA_DRIVER, PASSTHROUGH_DRIVER
 from agent.model.reading import Missing
 from agent.model.settings import GpuLimits
@@ -51,14 +51,15 @@ def evaluate_nvml_init(view: GpuView) -> RuleResult:
     error = nvml_library_error(view.gpu_set)
     if error in (NvmlStatus.OK, NvmlStatus.MISMATCH) or view.gpu_set.process:
         return OK
-    evidence, advice = f"NVML cannot be used: {nvml_code_text(error)}", ""
+    evidence, advice, repair = f"NVML cannot be used: {nvml_code_text(error)}", "", None
     if error == NvmlStatus.LIBRARY_NOT_FOUND:
+        repair = Repair.NONE
         advice = "install the driver's libnvidia-ml.so.1, or set its path (--nvml-library)"
         if view.gpu_set.nvml.detail:
             evidence += f": {view.gpu_set.nvml.detail}"
     elif error == NvmlStatus.DRIVER_NOT_LOADED:
         advice = "load the kernel module (modprobe nvidia); if that fails, read the kernel log"
-    return Finding("gpu.driver.init", Severity.UNKNOWN, evidence, advice)
+    return Finding("gpu.driver.init", Severity.UNKNOWN, evidence, advice, repair=repair)
 
 
 def evaluate_version_mismatch(view: GpuView) -> RuleResult:
@@ -122,9 +123,11 @@ def evaluate_unbound_gpu(view: GpuView) -> RuleResult:
     else:
         evidence = f"{function.driver} is bound to {name}, not {NVIDIA_DRIVER}"
         advice = f"unless this is intended: echo {function.address} > {unbind}; {bind}"
+    repair = None
     if function.driver == PASSTHROUGH_DRIVER:
+        repair = Repair.NONE  # usually intended, and the virtual machine would lose its GPU
         evidence = f"{name} is assigned to a virtual machine: {PASSTHROUGH_DRIVER} is bound to it"
-    return Finding("gpu.unbound", Severity.UNHEALTHY, evidence, advice)
+    return Finding("gpu.unbound", Severity.UNHEALTHY, evidence, advice, repair=repair)
 
 
 def evaluate_driver_reloads(view: GpuView) -> RuleResult:
@@ -193,6 +196,7 @@ def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             why="the state of all GPUs of the machine is not known; the kernel log still reports new faults",
             advice="none if it happens once: the agent starts the process again; if it repeats, read the "
             "agent's log and the NVRM lines in the kernel log, and update or reinstall the driver",
+            repair=Repair.NONE,
             evaluate=evaluate_nvml_process,
             valid_when_stalled=True,
             try_it="crash segv, or end the process drahealth-nvml",
@@ -205,6 +209,7 @@ def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="any return code except 0 and 18, or no library",
             why="the state of all GPUs of the node is not known",
             advice="check whether nvidia-smi works; read the NVRM lines in the kernel log",
+            repair=Repair.RELOAD_DRIVER,
             evaluate=evaluate_nvml_init,
             valid_when_stalled=True,
             try_it="init 9",
@@ -217,6 +222,7 @@ def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="NVML's return code 18",
             why="running programs continue; new ones cannot use a GPU",
             advice="drain the node and load the new kernel module, or reboot",
+            repair=Repair.RELOAD_DRIVER,
             evaluate=evaluate_version_mismatch,
             valid_when_stalled=True,
             try_it="init 18",
@@ -229,6 +235,7 @@ def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="any GPU that was present at start, or that the configuration expects (expect.gpus)",
             why="a claim may have a GPU that no program can reach",
             advice="check lspci; rescan the bus or reboot; if the GPU stays missing, reseat or replace it",
+            repair=Repair.REBOOT_NODE,
             evaluate=evaluate_missing_gpu,
             probation_ns=gpu_probation_ns(limits),
             valid_when_stalled=True,
@@ -242,6 +249,7 @@ def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="any GPU that NVML listed, that it does not list now, and that is on the bus",
             why="a claim may have a GPU that was taken away from its driver",
             advice="bind the GPU to the driver again",
+            repair=Repair.RELOAD_DRIVER,
             evaluate=evaluate_unbound_gpu,
             probation_ns=gpu_probation_ns(limits),
             valid_when_stalled=True,
@@ -256,6 +264,7 @@ def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="NVML initialised more than once",
             why="counters of the driver were reset; earlier faults may be repaired or hidden",
             advice="none, if the driver was updated on purpose",
+            repair=Repair.NONE,
             evaluate=evaluate_driver_reloads,
             valid_when_stalled=True,
             try_it="reload driver=575.57.08",
@@ -269,6 +278,7 @@ def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="mode 0",
             why="a first program waits seconds until the GPU is initialised, and error counts are lost",
             advice="run nvidia-persistenced",
+            repair=Repair.NONE,
             evaluate=evaluate_persistence_mode,
             try_it="gpu 0 set persistence=0",
         ),
@@ -280,6 +290,7 @@ def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="any process, in several samples",
             why="the process cannot be killed, its pod cannot end, and the next process may hang too",
             advice="read /proc/<pid>/stack and the kernel log; only a reboot ends a process that stays stuck",
+            repair=Repair.REBOOT_NODE,
             evaluate=evaluate_stuck_processes,
             valid_when_stalled=True,
             try_it="not with the fake NVML: needs a driver that keeps a process in state D",
@@ -292,6 +303,7 @@ def driver_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold=f"for {NO_XID_SOURCE_S} s",
             why="an XID reports most faults of a GPU, and only once; readings continue",
             advice="let the agent read /dev/kmsg (CAP_SYSLOG); see the sources in drahealth status",
+            repair=Repair.NONE,
             evaluate=evaluate_xid_sources,
             valid_when_stalled=True,
             raise_ns=NO_XID_SOURCE_S * NS,

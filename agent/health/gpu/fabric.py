@@ -17,7 +17,7 @@ from agent.health.rules import (
     missing_reading_result,
 )
 from agent.model.gpu import GpuField
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.reading import Absence, Missing
 from agent.model.settings import GpuLimits
 from agent.model.time import NS
@@ -175,6 +175,7 @@ def fabric_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="state 3 (completed) with any return code except 0",
             why="CUDA does not start on the GPU, or the GPU cannot reach the others",
             advice=check_manager + "; then reset the GPU",
+            repair=Repair.RESET_DEVICE,
             evaluate=evaluate_registration_status,
             probation_ns=watch_ns,
             try_it="gpu 0 set fabric.status=999",
@@ -188,6 +189,7 @@ def fabric_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold=f"state 2, or 1 where a manager is needed, for {JOIN_S} s",
             why="CUDA does not start on the GPU (error 802, system not yet initialized)",
             advice=check_manager,
+            repair=Repair.RELOAD_DRIVER,
             evaluate=evaluate_registration_state,
             raise_ns=JOIN_S * NS,
             probation_ns=watch_ns,
@@ -212,6 +214,7 @@ def fabric_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="not running where it ran, or where there are NVSwitches",
             why="existing connections continue; no link is repaired, and no GPU can rejoin after a reset",
             advice="start nvidia-fabricmanager; it must have the driver's version",
+            repair=Repair.RELOAD_DRIVER,
             evaluate=evaluate_fabric_manager,
             valid_when_stalled=True,
             try_it="run a copy of sleep(1) named nv-fabricmanager, and stop it",

@@ -25,7 +25,7 @@ from agent.health.rules import (
     missing_reading_result,
 )
 from agent.model.gpu import GpuField
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.reading import Missing
 from agent.model.settings import GpuLimits
 from agent.model.wake_conditions import GpuWakeCondition
@@ -222,6 +222,7 @@ def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="the flag is set",
             why="a bad row stays in use, and will lose data again",
             advice=replace,
+            repair=Repair.REPLACE_HARDWARE,
             evaluate=evaluate_remap_failure,
             probation_ns=watch_ns,
             try_it="gpu 0 set remap.failure=1",
@@ -233,6 +234,7 @@ def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="the flag is set; the vendor's GPU memory error manual lists the limits",
             why="on-chip memory has no spare rows, so errors in one place recur",
             advice=replace,
+            repair=Repair.REPLACE_HARDWARE,
             evaluate=evaluate_sram_threshold,
             probation_ns=watch_ns,
             try_it="gpu 0 set ecc.sram.threshold=1",
@@ -248,6 +250,7 @@ def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="1 error since the driver was loaded; only degraded if the recovery action is none",
             why="a workload has lost data; unless the error was contained, the next workload may too",
             advice=reset + "; if errors recur, run the vendor's field diagnostic",
+            repair=Repair.RESET_DEVICE,
             evaluate=evaluate_uncorrectable_errors,
             probation_ns=watch_ns,
             try_it="gpu 0 set ecc.dram.uncorrectable.volatile=+2",
@@ -259,6 +262,7 @@ def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold=f"{budget.text} (gpu.correctable-errors, gpu.correctable-window)",
             why="corrections cost time, and a cell that fails this often may soon fail uncorrectably",
             advice="monitor the rate; " + reset + " so that bad rows are remapped",
+            repair=Repair.RESET_DEVICE,
             evaluate=evaluate_correctable_rate,
             counts_growth=True,
             window_s=budget.window_s,
@@ -271,6 +275,7 @@ def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="the flag is set",
             why="only a reset remaps the bad row; another error before that may not be contained",
             advice=reset,
+            repair=Repair.RESET_DEVICE,
             evaluate=evaluate_pending_remap,
             try_it="gpu 0 set remap.pending=1",
         ),
@@ -281,6 +286,7 @@ def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold=f"{RETIRED_PAGES} pages of both kinds together",
             why="the table holds 64 pages; the next bad page stays in use",
             advice=replace,
+            repair=Repair.REPLACE_HARDWARE,
             evaluate=evaluate_retired_pages,
             try_it=f"with profile t4: gpu 0 set retired.dbe={RETIRED_PAGES}",
         ),
@@ -291,6 +297,7 @@ def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="the flag is set",
             why="the bad page is still in use until then",
             advice=reset,
+            repair=Repair.RESET_DEVICE,
             evaluate=evaluate_pending_retirement,
             try_it="with profile t4: gpu 0 set retired.pending=1",
         ),
@@ -303,6 +310,7 @@ def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="mode 0, now or after the next reset",
             why="errors are neither corrected nor counted: results may be wrong without notice",
             advice="run nvidia-smi --ecc-config=1, then reset the GPU, unless ECC is off on purpose",
+            repair=Repair.NONE,
             evaluate=evaluate_ecc_mode,
             try_it="gpu 0 set ecc.mode=0 ecc.mode_pending=0",
         ),

@@ -24,7 +24,7 @@ from agent.health.rules import (
 )
 from agent.model.cpuset import format_cpus
 from agent.model.gpu import GpuField
-from agent.model.health import Finding, Severity
+from agent.model.health import Finding, Repair, Severity
 from agent.model.reading import Missing
 from agent.model.settings import GpuLimits
 from agent.model.wake_conditions import GpuWakeCondition
@@ -120,6 +120,7 @@ def nvlink_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="any link that was up since the agent started",
             why="GPUs that communicate through the link can no longer do so, or only slowly",
             advice=cables,
+            repair=Repair.RESET_DEVICE,
             evaluate=evaluate_links_down,
             probation_ns=gpu_probation_ns(limits),
             try_it="gpu 0 set nvlink.4.state=0",
@@ -131,6 +132,7 @@ def nvlink_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold=RECOVERY_FAILED.text,
             why="the link was given up at least once, and its traffic was lost",
             advice=cables,
+            repair=Repair.RESET_DEVICE,
             evaluate=evaluate_failed_recoveries,
             counts_growth=True,
             window_s=RECOVERY_FAILED.window_s,
@@ -144,6 +146,7 @@ def nvlink_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="; ".join(budget.text for budget in ERROR_LIMITS),
             why="traffic between GPUs is slow and uneven, and all GPUs wait for the slowest",
             advice=cables,
+            repair=Repair.RESET_DEVICE,
             evaluate=evaluate_link_errors,
             counts_growth=True,
             window_s=window_s,

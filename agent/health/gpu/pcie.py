@@ -15,7 +15,7 @@ from agent.health.gpu.view import (
 )
 from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult, missing_reading_result
 from agent.model.gpu import GpuField
-from agent.model.health import Finding, Severity
+from agent.model.health import Finding, Repair, Severity
 from agent.model.reading import Missing
 from agent.model.settings import GpuLimits
 from agent.model.time import NS
@@ -127,6 +127,7 @@ def pcie_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold=FATAL.text,
             why="the link was reset; the workload has lost its GPU",
             advice="drain the GPU and reset it; " + reseat,
+            repair=Repair.RESET_DEVICE,
             evaluate=evaluate_fatal_errors,
             probation_ns=gpu_probation_ns(limits),
             counts_growth=True,

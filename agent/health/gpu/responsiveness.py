@@ -26,7 +26,7 @@ from agent.health.rules import (
     missing_reading_result,
 )
 from agent.model.gpu import GpuField, NvmlStatus
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.reading import Missing, is_absent
 from agent.model.settings import GpuLimits
 from agent.model.time import NS
@@ -82,7 +82,9 @@ def evaluate_recovery_action(view: GpuView) -> RuleResult:
         return OK
     requested = RecoveryAction(action)
     evidence = f"the driver requests: {requested.text}"
-    return Finding("gpu.recovery_action", Severity.UNHEALTHY, evidence, requested.advice)
+    return Finding(
+        "gpu.recovery_action", Severity.UNHEALTHY, evidence, requested.advice, repair=requested.repair
+    )
 
 
 def _oldest_open_call(view: GpuView) -> tuple[int, str] | None:
@@ -116,7 +118,9 @@ def evaluate_not_answering(view: GpuView) -> RuleResult:
         return OK
     dead = waiting_ns >= view.limits.dead_s * NS
     evidence = f"{name} has not returned for more than {format_duration(step_ns / NS)}"
-    return Finding(NOT_ANSWERING, Severity.UNHEALTHY if dead else Severity.UNKNOWN, evidence)
+    if not dead:  # most calls return
+        return Finding(NOT_ANSWERING, Severity.UNKNOWN, evidence, repair=Repair.NONE)
+    return Finding(NOT_ANSWERING, Severity.UNHEALTHY, evidence)
 
 
 def next_not_answering_change_ns(view: GpuView) -> int | None:
@@ -218,6 +222,7 @@ def responsiveness_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="any action except none",
             why="the driver cannot repair the GPU while it is in use",
             advice="do what the evidence names",
+            repair=Repair.RESET_DEVICE,
             evaluate=evaluate_recovery_action,
             probation_ns=watch_ns,
             try_it="gpu 0 set recovery_action=1",
@@ -232,6 +237,7 @@ def responsiveness_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             f"unhealthy after {format_duration(limits.dead_s)} (gpu.deadline, gpu.dead)",
             why="the state of the GPU is not known, and its workload probably hangs too",
             advice="read the NVRM lines in the kernel log; a call stuck in the driver ends only by reboot",
+            repair=Repair.REBOOT_NODE,
             evaluate=evaluate_not_answering,
             probation_ns=watch_ns,
             valid_when_stalled=True,
@@ -243,6 +249,7 @@ def responsiveness_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="NVML's return code 15, once",
             why="the GPU is not reachable; its workload has failed or will hang",
             advice="drain and reboot the node; if the GPU is lost again, reseat or replace it",
+            repair=Repair.REBOOT_NODE,
             evaluate=evaluate_lost_gpu,
             probation_ns=watch_ns,
             valid_when_stalled=True,
@@ -254,6 +261,7 @@ def responsiveness_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="NVML's return code 16, once",
             why="no new work can start on the GPU before a reset",
             advice="drain the GPU and reset it (nvidia-smi --gpu-reset)",
+            repair=Repair.RESET_DEVICE,
             evaluate=evaluate_reset_required,
             probation_ns=watch_ns,
             valid_when_stalled=True,
@@ -267,6 +275,7 @@ def responsiveness_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="any other return code for a pass as a whole",
             why="the state of the GPU is not known while its readings fail",
             advice="read the NVRM lines in the kernel log; check whether nvidia-smi works",
+            repair=Repair.RELOAD_DRIVER,
             evaluate=evaluate_failing_calls,
             valid_when_stalled=True,
             try_it="gpu 0 fail nvmlDeviceGetFieldValues 999",
@@ -279,6 +288,7 @@ def responsiveness_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold="no value of nvmlDeviceGetFieldValues is supported",
             why="nothing shows most faults of the GPU, so that it would look healthy with any of them",
             advice="compare with nvidia-smi -q; install the libnvidia-ml.so.1 of the loaded driver version",
+            repair=Repair.RELOAD_DRIVER,
             evaluate=evaluate_missing_readings,
             try_it="in the scenario of the agent's start: gpu 0 fail nvmlDeviceGetFieldValues 13",
         ),
@@ -290,6 +300,7 @@ def responsiveness_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             threshold=f"{SLOW_FACTOR} times the median of the other GPUs, and {SLOW_NS // 1_000_000} ms",
             why="a GPU that answers more and more slowly often hangs next",
             advice="read the NVRM lines in the kernel log; reset the GPU when its work has ended",
+            repair=Repair.RESET_DEVICE,
             evaluate=evaluate_slow_answers,
             raise_after=3,
             try_it="gpu 0 slow 60ms",

@@ -18,11 +18,11 @@ from agent.health.gpu.responsiveness import NOT_ANSWERING, next_not_answering_ch
 from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_views
 from agent.health.gpu.state import GpuEvaluation
 from agent.health.gpu.view import GpuView, is_listing_gpus
-from agent.health.rules import OK, CatalogRow, Rule, RuleNotEvaluated
+from agent.health.rules import OK, CatalogRow, Rule, RuleNotEvaluated, cause_from_row
 from agent.health.stalls import stall_cause
 from agent.health.verdict import PreviousVerdicts, lease_seconds, make_verdict, oldest_pass_time
 from agent.model.gpu import GpuAttributes, GpuSystemSample, MigSample, NvmlSample, NvmlStatus
-from agent.model.health import Blame, Cause, DeviceHealth, Finding, Severity
+from agent.model.health import Blame, Cause, DeviceHealth, Finding, Repair, Severity
 from agent.model.persistent_faults import KnownGpu
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
@@ -42,6 +42,7 @@ NOT_READ_YET: Final = CatalogRow(
     threshold="no pass over the GPU has finished since the agent started",
     why="the state of the GPU is not known",
     advice="wait for the first pass; if none finishes, see the sources in drahealth status",
+    repair=Repair.NONE,
 )
 REMOVED_INSTANCE: Final = CatalogRow(
     code="gpu.mig.gone",
@@ -51,6 +52,7 @@ REMOVED_INSTANCE: Final = CatalogRow(
     threshold="the instance existed, and was removed less than 10 min ago",
     why="a pod that still claims the instance has lost its device",
     advice="delete pods that claim it; publish the GPU's new instances",
+    repair=Repair.RESTART_WORKLOAD,
 )
 
 
@@ -68,11 +70,7 @@ def unread_gpu_causes(view: GpuView, since: Instant) -> tuple[Cause, ...]:
     if gpu.passes if gpu is not None else not is_listing_gpus(view.gpu_set):
         return ()
     evidence = "no pass over the GPU has finished yet"
-    return (
-        Cause(
-            NOT_READ_YET.code, NOT_READ_YET.severity, NOT_READ_YET.blame, evidence, NOT_READ_YET.advice, since
-        ),
-    )
+    return (cause_from_row(NOT_READ_YET, evidence, since),)
 
 
 def removed_instance_finding(rule_state: GpuRuleState, device: InventoryDevice) -> Finding | None:

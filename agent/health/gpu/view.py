@@ -20,7 +20,7 @@ from agent.health.rules import (
     format_duration,
 )
 from agent.model.gpu import GpuField, GpuSample, GpuSystemSample, NvmlSample, NvmlStatus
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.pci import PciSample
 from agent.model.reading import NEVER_READ, Reading
 from agent.model.settings import GpuLimits
@@ -149,8 +149,9 @@ def growth_limit_result(
     )
 
 
-hardware_rule: Final = partial(Rule, blame=Blame.HARDWARE, source="gpu")
-"""Create a rule for a fault of the hardware that readings of the GPU show."""
+hardware_rule: Final = partial(Rule, blame=Blame.HARDWARE, source="gpu", repair=Repair.INSPECT_HARDWARE)
+"""Create a rule for a fault of the hardware that readings of the GPU show; by default, someone must inspect
+it."""
 
 _RESULT_ORDER: Final = (Finding, RuleInputUnreadable, RuleNotEvaluated, type(OK), RuleNotApplicable)
 

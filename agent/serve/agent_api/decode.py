@@ -3,11 +3,11 @@
 from typing import Final, TypeVar
 
 from agent.model.health import Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
-from agent.model.report import AgentStatus, Report, SeverityCount, SocketSubscribers
+from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, SocketSubscribers
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample
 from agent.model.time import Instant
-from agent.serve.agent_api.encode import BLAMES, STATES
+from agent.serve.agent_api.encode import BLAMES, REPAIRS, STATES
 from agent.serve.grpc.gen.agent.drahealth import v1
 
 E = TypeVar("E")
@@ -15,6 +15,7 @@ E = TypeVar("E")
 _HEALTH_OF: Final = {int(health): health for health in Health}
 _SEVERITY_OF: Final = {int(severity): severity for severity in Severity}
 _BLAME_OF: Final = {number: blame for blame, number in BLAMES.items()}
+_REPAIR_OF: Final = {number: repair for repair, number in REPAIRS.items()}
 _STATE_OF: Final = {number: state for state, number in STATES.items()}
 
 
@@ -53,6 +54,10 @@ def decode_status(reply: v1.StatusReply) -> AgentStatus:
         core=_core_of(reply.core),
         groups=reply.groups,
         subscribers=tuple(SocketSubscribers(entry.socket, entry.streams) for entry in reply.subscribers),
+        repairs=tuple(
+            RepairCount(_enum_value(_REPAIR_OF, count.repair, "RepairCount.repair"), count.devices)
+            for count in reply.repairs
+        ),
     )
 
 
@@ -68,6 +73,7 @@ def _cause_of(cause: v1.Cause) -> Cause:
         evidence=cause.evidence,
         advice=cause.advice,
         since=_instant_of(cause.since),
+        repair=_enum_value(_REPAIR_OF, cause.repair, "Cause.repair"),
     )
 
 

@@ -8,7 +8,7 @@ device.
 from collections.abc import Iterator
 from typing import Final
 
-from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, NotApplicable
+from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, NotApplicable, Repair
 from agent.model.report import AgentStatus, Report
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample, SourceState
@@ -27,6 +27,16 @@ BLAMES: Final = {
     Blame.WORKLOAD: 3,
     Blame.CONFIGURATION: 4,
     Blame.AGENT: 5,
+}
+REPAIRS: Final = {
+    Repair.NONE: 0,
+    Repair.RESTART_WORKLOAD: 1,
+    Repair.RESET_DEVICE: 2,
+    Repair.RELOAD_DRIVER: 3,
+    Repair.REBOOT_NODE: 4,
+    Repair.INSPECT_HARDWARE: 5,
+    Repair.CONTACT_VENDOR: 6,
+    Repair.REPLACE_HARDWARE: 7,
 }
 STATES: Final = {
     SourceState.OK: 1,
@@ -62,6 +72,7 @@ def encode_status(status: AgentStatus) -> bytes:
     subscribers = (
         string_field(1, entry.socket) + int_field(2, entry.streams) for entry in status.subscribers
     )
+    repairs = (int_field(1, REPAIRS[count.repair]) + int_field(2, count.devices) for count in status.repairs)
     return b"".join(
         (
             string_field(1, status.version),
@@ -79,6 +90,7 @@ def encode_status(status: AgentStatus) -> bytes:
             message_field(13, _core(status.core)),
             int_field(14, status.groups),
             *(message_field(15, entry) for entry in subscribers),
+            *(message_field(16, count) for count in repairs),
         )
     )
 
@@ -105,6 +117,7 @@ def _device(device: DeviceHealth) -> bytes:
                 for name, value in device.attributes
             ),
             string_field(12, device.driver),
+            int_field(13, REPAIRS[device.repair] if device.repair else 0),
         )
     )
 
@@ -118,6 +131,7 @@ def _cause(cause: Cause) -> bytes:
             string_field(4, cause.evidence),
             string_field(5, cause.advice),
             message_field(6, _instant(cause.since)),
+            int_field(7, REPAIRS[cause.repair]),
         )
     )
 

@@ -14,7 +14,8 @@ from typing import Any, Final
 import grpclib.const
 import grpclib.server
 
-from agent.model.report import AgentStatus, Report, SeverityCount, SocketSubscribers
+from agent.model.health import Repair
+from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, SocketSubscribers
 from agent.serve.agent_api.encode import encode_report, encode_status
 from agent.serve.grpc.codec import EmptyRequest
 from agent.system.threads.latest_value import LatestValue
@@ -107,6 +108,7 @@ def collect_status(
     if report is None:
         return status
     tallies = Counter(device.severity for device in report.devices)
+    repairs = Counter(device.repair for device in report.devices)
     return replace(
         status,
         node=report.node,
@@ -118,4 +120,9 @@ def collect_status(
         sources=report.sources,
         core=report.core,
         groups=report.groups,
+        repairs=tuple(
+            RepairCount(repair, repairs[repair])
+            for repair in reversed(Repair)
+            if repair is not Repair.NONE and repairs[repair]
+        ),
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from agent.model.claim import Claim
+from agent.model.health import Repair
 from agent.model.prepare import PrepareVerdict
 from agent.model.taint import TAINTS_MAX, Effect, Taint, Taints
 from agent.prepare.kubelet_message import kubelet_text, kubelet_texts
@@ -24,6 +25,7 @@ MESSAGE_TAINTS_MAX: Final = 6144
 below 4 MiB, the default limit of gRPC clients."""
 
 EFFECTS: Final = {Effect[str(effect.name)]: int(effect) for effect in v1.TaintEffect if int(effect)}
+REPAIRS: Final = {Repair[str(repair.name)]: int(repair) for repair in v1.DeviceRepair}
 _CLASS_NUMBERS: Final = {error_class: number for number, error_class in ERROR_CLASSES.items()}
 
 
@@ -128,6 +130,7 @@ def _verdict(verdict: PrepareVerdict, text: str, devices_max: int) -> FieldValue
         "devices": [device._asdict() for device in verdict.devices[:devices_max]],
         "count": verdict.count if verdict.first_wall_s else 0,
         "first_s": verdict.first_wall_s,
+        "repair": REPAIRS[verdict.repair],
     }
 
 

@@ -225,6 +225,80 @@ func (ErrorClass) EnumDescriptor() ([]byte, []int) {
 	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{2}
 }
 
+// Repair of a device: the mildest of these actions that is expected to end its fault. A later one in this list
+// interrupts more, or takes longer.
+type DeviceRepair int32
+
+const (
+	// No repair of this list is needed or known: the advice says what to do.
+	DeviceRepair_DEVICE_REPAIR_NONE DeviceRepair = 0
+	// Restart the workloads that use the device.
+	DeviceRepair_DEVICE_REPAIR_RESTART_WORKLOAD DeviceRepair = 1
+	// Stop the workloads that use the device, then reset it.
+	DeviceRepair_DEVICE_REPAIR_RESET_DEVICE DeviceRepair = 2
+	// Drain the node, then load or bind the device's driver again, or start its services again.
+	DeviceRepair_DEVICE_REPAIR_RELOAD_DRIVER DeviceRepair = 3
+	// Drain and reboot the node.
+	DeviceRepair_DEVICE_REPAIR_REBOOT_NODE DeviceRepair = 4
+	// Run a diagnostic, and check seat, cables, power and cooling.
+	DeviceRepair_DEVICE_REPAIR_INSPECT_HARDWARE DeviceRepair = 5
+	// Ask the vendor's support.
+	DeviceRepair_DEVICE_REPAIR_CONTACT_VENDOR DeviceRepair = 6
+	// Replace the device or its part.
+	DeviceRepair_DEVICE_REPAIR_REPLACE_HARDWARE DeviceRepair = 7
+)
+
+// Enum value maps for DeviceRepair.
+var (
+	DeviceRepair_name = map[int32]string{
+		0: "DEVICE_REPAIR_NONE",
+		1: "DEVICE_REPAIR_RESTART_WORKLOAD",
+		2: "DEVICE_REPAIR_RESET_DEVICE",
+		3: "DEVICE_REPAIR_RELOAD_DRIVER",
+		4: "DEVICE_REPAIR_REBOOT_NODE",
+		5: "DEVICE_REPAIR_INSPECT_HARDWARE",
+		6: "DEVICE_REPAIR_CONTACT_VENDOR",
+		7: "DEVICE_REPAIR_REPLACE_HARDWARE",
+	}
+	DeviceRepair_value = map[string]int32{
+		"DEVICE_REPAIR_NONE":             0,
+		"DEVICE_REPAIR_RESTART_WORKLOAD": 1,
+		"DEVICE_REPAIR_RESET_DEVICE":     2,
+		"DEVICE_REPAIR_RELOAD_DRIVER":    3,
+		"DEVICE_REPAIR_REBOOT_NODE":      4,
+		"DEVICE_REPAIR_INSPECT_HARDWARE": 5,
+		"DEVICE_REPAIR_CONTACT_VENDOR":   6,
+		"DEVICE_REPAIR_REPLACE_HARDWARE": 7,
+	}
+)
+
+func (x DeviceRepair) Enum() *DeviceRepair {
+	p := new(DeviceRepair)
+	*p = x
+	return p
+}
+
+func (x DeviceRepair) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (DeviceRepair) Descriptor() protoreflect.EnumDescriptor {
+	return file_drahealth_v1_driver_link_proto_enumTypes[3].Descriptor()
+}
+
+func (DeviceRepair) Type() protoreflect.EnumType {
+	return &file_drahealth_v1_driver_link_proto_enumTypes[3]
+}
+
+func (x DeviceRepair) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use DeviceRepair.Descriptor instead.
+func (DeviceRepair) EnumDescriptor() ([]byte, []int) {
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{3}
+}
+
 type Step int32
 
 const (
@@ -259,11 +333,11 @@ func (x Step) String() string {
 }
 
 func (Step) Descriptor() protoreflect.EnumDescriptor {
-	return file_drahealth_v1_driver_link_proto_enumTypes[3].Descriptor()
+	return file_drahealth_v1_driver_link_proto_enumTypes[4].Descriptor()
 }
 
 func (Step) Type() protoreflect.EnumType {
-	return &file_drahealth_v1_driver_link_proto_enumTypes[3]
+	return &file_drahealth_v1_driver_link_proto_enumTypes[4]
 }
 
 func (x Step) Number() protoreflect.EnumNumber {
@@ -272,7 +346,7 @@ func (x Step) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Step.Descriptor instead.
 func (Step) EnumDescriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{3}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{4}
 }
 
 type SyncDevicesRequest struct {
@@ -1952,8 +2026,10 @@ type PrepareVerdict struct {
 	// in a reply: with more in all, each verdict has fewer. A reply is less than 4 MiB.
 	Devices []*BlamedDevice `protobuf:"bytes,9,rep,name=devices,proto3" json:"devices,omitempty"`
 	// Number of consecutive failures of the claim, and time of the first [s since 1970]; both 0: not recorded.
-	Count         int64   `protobuf:"varint,10,opt,name=count,proto3" json:"count,omitempty"`
-	FirstS        float64 `protobuf:"fixed64,11,opt,name=first_s,json=firstS,proto3" json:"first_s,omitempty"`
+	Count  int64   `protobuf:"varint,10,opt,name=count,proto3" json:"count,omitempty"`
+	FirstS float64 `protobuf:"fixed64,11,opt,name=first_s,json=firstS,proto3" json:"first_s,omitempty"`
+	// Repair of the devices that failed.
+	Repair        DeviceRepair `protobuf:"varint,12,opt,name=repair,proto3,enum=drahealth.v1.DeviceRepair" json:"repair,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2063,6 +2139,13 @@ func (x *PrepareVerdict) GetFirstS() float64 {
 		return x.FirstS
 	}
 	return 0
+}
+
+func (x *PrepareVerdict) GetRepair() DeviceRepair {
+	if x != nil {
+		return x.Repair
+	}
+	return DeviceRepair_DEVICE_REPAIR_NONE
 }
 
 type BlamedDevice struct {
@@ -2647,7 +2730,7 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\asummary\x18\x03 \x01(\tR\asummary\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x16\n" +
 	"\x06device\x18\x05 \x01(\tR\x06device\x12\"\n" +
-	"\rretry_after_s\x18\x06 \x01(\x01R\vretryAfterS\"\xea\x02\n" +
+	"\rretry_after_s\x18\x06 \x01(\x01R\vretryAfterS\"\x9e\x03\n" +
 	"\x0ePrepareVerdict\x129\n" +
 	"\verror_class\x18\x01 \x01(\x0e2\x18.drahealth.v1.ErrorClassR\n" +
 	"errorClass\x12\x12\n" +
@@ -2663,7 +2746,8 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\adevices\x18\t \x03(\v2\x1a.drahealth.v1.BlamedDeviceR\adevices\x12\x14\n" +
 	"\x05count\x18\n" +
 	" \x01(\x03R\x05count\x12\x17\n" +
-	"\afirst_s\x18\v \x01(\x01R\x06firstS\"R\n" +
+	"\afirst_s\x18\v \x01(\x01R\x06firstS\x122\n" +
+	"\x06repair\x18\f \x01(\x0e2\x1a.drahealth.v1.DeviceRepairR\x06repair\"R\n" +
 	"\fBlamedDevice\x12\x16\n" +
 	"\x06driver\x18\x01 \x01(\tR\x06driver\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x16\n" +
@@ -2709,7 +2793,16 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\x15ERROR_CLASS_TRANSIENT\x10\x01\x12\x1a\n" +
 	"\x16ERROR_CLASS_BAD_CONFIG\x10\x02\x12\x1d\n" +
 	"\x19ERROR_CLASS_FAILED_DEVICE\x10\x03\x12\x19\n" +
-	"\x15ERROR_CLASS_PERMANENT\x10\x04*B\n" +
+	"\x15ERROR_CLASS_PERMANENT\x10\x04*\x94\x02\n" +
+	"\fDeviceRepair\x12\x16\n" +
+	"\x12DEVICE_REPAIR_NONE\x10\x00\x12\"\n" +
+	"\x1eDEVICE_REPAIR_RESTART_WORKLOAD\x10\x01\x12\x1e\n" +
+	"\x1aDEVICE_REPAIR_RESET_DEVICE\x10\x02\x12\x1f\n" +
+	"\x1bDEVICE_REPAIR_RELOAD_DRIVER\x10\x03\x12\x1d\n" +
+	"\x19DEVICE_REPAIR_REBOOT_NODE\x10\x04\x12\"\n" +
+	"\x1eDEVICE_REPAIR_INSPECT_HARDWARE\x10\x05\x12 \n" +
+	"\x1cDEVICE_REPAIR_CONTACT_VENDOR\x10\x06\x12\"\n" +
+	"\x1eDEVICE_REPAIR_REPLACE_HARDWARE\x10\a*B\n" +
 	"\x04Step\x12\x14\n" +
 	"\x10STEP_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSTEP_PREPARE\x10\x01\x12\x12\n" +
@@ -2734,97 +2827,99 @@ func file_drahealth_v1_driver_link_proto_rawDescGZIP() []byte {
 	return file_drahealth_v1_driver_link_proto_rawDescData
 }
 
-var file_drahealth_v1_driver_link_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_drahealth_v1_driver_link_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
 var file_drahealth_v1_driver_link_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_drahealth_v1_driver_link_proto_goTypes = []any{
 	(TaintEffect)(0),             // 0: drahealth.v1.TaintEffect
 	(Operation)(0),               // 1: drahealth.v1.Operation
 	(ErrorClass)(0),              // 2: drahealth.v1.ErrorClass
-	(Step)(0),                    // 3: drahealth.v1.Step
-	(*SyncDevicesRequest)(nil),   // 4: drahealth.v1.SyncDevicesRequest
-	(*SyncDevicesReply)(nil),     // 5: drahealth.v1.SyncDevicesReply
-	(*DeclaredDevice)(nil),       // 6: drahealth.v1.DeclaredDevice
-	(*CpusPart)(nil),             // 7: drahealth.v1.CpusPart
-	(*HugepagesPart)(nil),        // 8: drahealth.v1.HugepagesPart
-	(*MemoryPart)(nil),           // 9: drahealth.v1.MemoryPart
-	(*GpuPart)(nil),              // 10: drahealth.v1.GpuPart
-	(*NicPart)(nil),              // 11: drahealth.v1.NicPart
-	(*PciPart)(nil),              // 12: drahealth.v1.PciPart
-	(*WatchTaintsRequest)(nil),   // 13: drahealth.v1.WatchTaintsRequest
-	(*DeviceTaints)(nil),         // 14: drahealth.v1.DeviceTaints
-	(*TaintedDevice)(nil),        // 15: drahealth.v1.TaintedDevice
-	(*DeviceTaint)(nil),          // 16: drahealth.v1.DeviceTaint
-	(*PrepareClaim)(nil),         // 17: drahealth.v1.PrepareClaim
-	(*ClaimedDevice)(nil),        // 18: drahealth.v1.ClaimedDevice
-	(*Evidence)(nil),             // 19: drahealth.v1.Evidence
-	(*Errno)(nil),                // 20: drahealth.v1.Errno
-	(*NvmlReturn)(nil),           // 21: drahealth.v1.NvmlReturn
-	(*GrpcStatus)(nil),           // 22: drahealth.v1.GrpcStatus
-	(*HttpStatus)(nil),           // 23: drahealth.v1.HttpStatus
-	(*Timeout)(nil),              // 24: drahealth.v1.Timeout
-	(*DecodeError)(nil),          // 25: drahealth.v1.DecodeError
-	(*DriverReportedError)(nil),  // 26: drahealth.v1.DriverReportedError
-	(*PrepareVerdict)(nil),       // 27: drahealth.v1.PrepareVerdict
-	(*BlamedDevice)(nil),         // 28: drahealth.v1.BlamedDevice
-	(*CheckClaimsRequest)(nil),   // 29: drahealth.v1.CheckClaimsRequest
-	(*CheckClaimsReply)(nil),     // 30: drahealth.v1.CheckClaimsReply
-	(*ClaimAnswer)(nil),          // 31: drahealth.v1.ClaimAnswer
-	(*ClassifyRequest)(nil),      // 32: drahealth.v1.ClassifyRequest
-	(*ClassifyReply)(nil),        // 33: drahealth.v1.ClassifyReply
-	(*ReportPrepareRequest)(nil), // 34: drahealth.v1.ReportPrepareRequest
-	(*PrepareOutcome)(nil),       // 35: drahealth.v1.PrepareOutcome
-	(*ReportPrepareReply)(nil),   // 36: drahealth.v1.ReportPrepareReply
+	(DeviceRepair)(0),            // 3: drahealth.v1.DeviceRepair
+	(Step)(0),                    // 4: drahealth.v1.Step
+	(*SyncDevicesRequest)(nil),   // 5: drahealth.v1.SyncDevicesRequest
+	(*SyncDevicesReply)(nil),     // 6: drahealth.v1.SyncDevicesReply
+	(*DeclaredDevice)(nil),       // 7: drahealth.v1.DeclaredDevice
+	(*CpusPart)(nil),             // 8: drahealth.v1.CpusPart
+	(*HugepagesPart)(nil),        // 9: drahealth.v1.HugepagesPart
+	(*MemoryPart)(nil),           // 10: drahealth.v1.MemoryPart
+	(*GpuPart)(nil),              // 11: drahealth.v1.GpuPart
+	(*NicPart)(nil),              // 12: drahealth.v1.NicPart
+	(*PciPart)(nil),              // 13: drahealth.v1.PciPart
+	(*WatchTaintsRequest)(nil),   // 14: drahealth.v1.WatchTaintsRequest
+	(*DeviceTaints)(nil),         // 15: drahealth.v1.DeviceTaints
+	(*TaintedDevice)(nil),        // 16: drahealth.v1.TaintedDevice
+	(*DeviceTaint)(nil),          // 17: drahealth.v1.DeviceTaint
+	(*PrepareClaim)(nil),         // 18: drahealth.v1.PrepareClaim
+	(*ClaimedDevice)(nil),        // 19: drahealth.v1.ClaimedDevice
+	(*Evidence)(nil),             // 20: drahealth.v1.Evidence
+	(*Errno)(nil),                // 21: drahealth.v1.Errno
+	(*NvmlReturn)(nil),           // 22: drahealth.v1.NvmlReturn
+	(*GrpcStatus)(nil),           // 23: drahealth.v1.GrpcStatus
+	(*HttpStatus)(nil),           // 24: drahealth.v1.HttpStatus
+	(*Timeout)(nil),              // 25: drahealth.v1.Timeout
+	(*DecodeError)(nil),          // 26: drahealth.v1.DecodeError
+	(*DriverReportedError)(nil),  // 27: drahealth.v1.DriverReportedError
+	(*PrepareVerdict)(nil),       // 28: drahealth.v1.PrepareVerdict
+	(*BlamedDevice)(nil),         // 29: drahealth.v1.BlamedDevice
+	(*CheckClaimsRequest)(nil),   // 30: drahealth.v1.CheckClaimsRequest
+	(*CheckClaimsReply)(nil),     // 31: drahealth.v1.CheckClaimsReply
+	(*ClaimAnswer)(nil),          // 32: drahealth.v1.ClaimAnswer
+	(*ClassifyRequest)(nil),      // 33: drahealth.v1.ClassifyRequest
+	(*ClassifyReply)(nil),        // 34: drahealth.v1.ClassifyReply
+	(*ReportPrepareRequest)(nil), // 35: drahealth.v1.ReportPrepareRequest
+	(*PrepareOutcome)(nil),       // 36: drahealth.v1.PrepareOutcome
+	(*ReportPrepareReply)(nil),   // 37: drahealth.v1.ReportPrepareReply
 }
 var file_drahealth_v1_driver_link_proto_depIdxs = []int32{
-	6,  // 0: drahealth.v1.SyncDevicesRequest.devices:type_name -> drahealth.v1.DeclaredDevice
-	7,  // 1: drahealth.v1.DeclaredDevice.cpus:type_name -> drahealth.v1.CpusPart
-	8,  // 2: drahealth.v1.DeclaredDevice.hugepages:type_name -> drahealth.v1.HugepagesPart
-	9,  // 3: drahealth.v1.DeclaredDevice.memory:type_name -> drahealth.v1.MemoryPart
-	10, // 4: drahealth.v1.DeclaredDevice.gpu:type_name -> drahealth.v1.GpuPart
-	12, // 5: drahealth.v1.DeclaredDevice.pci:type_name -> drahealth.v1.PciPart
-	11, // 6: drahealth.v1.DeclaredDevice.nic:type_name -> drahealth.v1.NicPart
-	15, // 7: drahealth.v1.DeviceTaints.devices:type_name -> drahealth.v1.TaintedDevice
-	16, // 8: drahealth.v1.TaintedDevice.taints:type_name -> drahealth.v1.DeviceTaint
+	7,  // 0: drahealth.v1.SyncDevicesRequest.devices:type_name -> drahealth.v1.DeclaredDevice
+	8,  // 1: drahealth.v1.DeclaredDevice.cpus:type_name -> drahealth.v1.CpusPart
+	9,  // 2: drahealth.v1.DeclaredDevice.hugepages:type_name -> drahealth.v1.HugepagesPart
+	10, // 3: drahealth.v1.DeclaredDevice.memory:type_name -> drahealth.v1.MemoryPart
+	11, // 4: drahealth.v1.DeclaredDevice.gpu:type_name -> drahealth.v1.GpuPart
+	13, // 5: drahealth.v1.DeclaredDevice.pci:type_name -> drahealth.v1.PciPart
+	12, // 6: drahealth.v1.DeclaredDevice.nic:type_name -> drahealth.v1.NicPart
+	16, // 7: drahealth.v1.DeviceTaints.devices:type_name -> drahealth.v1.TaintedDevice
+	17, // 8: drahealth.v1.TaintedDevice.taints:type_name -> drahealth.v1.DeviceTaint
 	0,  // 9: drahealth.v1.DeviceTaint.effect:type_name -> drahealth.v1.TaintEffect
-	18, // 10: drahealth.v1.PrepareClaim.devices:type_name -> drahealth.v1.ClaimedDevice
-	20, // 11: drahealth.v1.Evidence.errno:type_name -> drahealth.v1.Errno
-	21, // 12: drahealth.v1.Evidence.nvml:type_name -> drahealth.v1.NvmlReturn
-	22, // 13: drahealth.v1.Evidence.grpc:type_name -> drahealth.v1.GrpcStatus
-	23, // 14: drahealth.v1.Evidence.http:type_name -> drahealth.v1.HttpStatus
-	24, // 15: drahealth.v1.Evidence.timeout:type_name -> drahealth.v1.Timeout
-	25, // 16: drahealth.v1.Evidence.decode_error:type_name -> drahealth.v1.DecodeError
-	26, // 17: drahealth.v1.Evidence.driver_error:type_name -> drahealth.v1.DriverReportedError
+	19, // 10: drahealth.v1.PrepareClaim.devices:type_name -> drahealth.v1.ClaimedDevice
+	21, // 11: drahealth.v1.Evidence.errno:type_name -> drahealth.v1.Errno
+	22, // 12: drahealth.v1.Evidence.nvml:type_name -> drahealth.v1.NvmlReturn
+	23, // 13: drahealth.v1.Evidence.grpc:type_name -> drahealth.v1.GrpcStatus
+	24, // 14: drahealth.v1.Evidence.http:type_name -> drahealth.v1.HttpStatus
+	25, // 15: drahealth.v1.Evidence.timeout:type_name -> drahealth.v1.Timeout
+	26, // 16: drahealth.v1.Evidence.decode_error:type_name -> drahealth.v1.DecodeError
+	27, // 17: drahealth.v1.Evidence.driver_error:type_name -> drahealth.v1.DriverReportedError
 	1,  // 18: drahealth.v1.Errno.operation:type_name -> drahealth.v1.Operation
 	1,  // 19: drahealth.v1.Timeout.operation:type_name -> drahealth.v1.Operation
 	2,  // 20: drahealth.v1.DriverReportedError.error_class:type_name -> drahealth.v1.ErrorClass
 	2,  // 21: drahealth.v1.PrepareVerdict.error_class:type_name -> drahealth.v1.ErrorClass
-	28, // 22: drahealth.v1.PrepareVerdict.devices:type_name -> drahealth.v1.BlamedDevice
-	17, // 23: drahealth.v1.CheckClaimsRequest.claims:type_name -> drahealth.v1.PrepareClaim
-	31, // 24: drahealth.v1.CheckClaimsReply.answers:type_name -> drahealth.v1.ClaimAnswer
-	27, // 25: drahealth.v1.ClaimAnswer.verdict:type_name -> drahealth.v1.PrepareVerdict
-	17, // 26: drahealth.v1.ClassifyRequest.claim:type_name -> drahealth.v1.PrepareClaim
-	19, // 27: drahealth.v1.ClassifyRequest.evidence:type_name -> drahealth.v1.Evidence
-	27, // 28: drahealth.v1.ClassifyReply.verdict:type_name -> drahealth.v1.PrepareVerdict
-	3,  // 29: drahealth.v1.ReportPrepareRequest.step:type_name -> drahealth.v1.Step
-	35, // 30: drahealth.v1.ReportPrepareRequest.outcomes:type_name -> drahealth.v1.PrepareOutcome
-	17, // 31: drahealth.v1.PrepareOutcome.claim:type_name -> drahealth.v1.PrepareClaim
-	19, // 32: drahealth.v1.PrepareOutcome.evidence:type_name -> drahealth.v1.Evidence
-	31, // 33: drahealth.v1.ReportPrepareReply.answers:type_name -> drahealth.v1.ClaimAnswer
-	4,  // 34: drahealth.v1.DriverLink.SyncDevices:input_type -> drahealth.v1.SyncDevicesRequest
-	13, // 35: drahealth.v1.DriverLink.WatchTaints:input_type -> drahealth.v1.WatchTaintsRequest
-	29, // 36: drahealth.v1.DriverLink.CheckClaims:input_type -> drahealth.v1.CheckClaimsRequest
-	32, // 37: drahealth.v1.DriverLink.Classify:input_type -> drahealth.v1.ClassifyRequest
-	34, // 38: drahealth.v1.DriverLink.ReportPrepare:input_type -> drahealth.v1.ReportPrepareRequest
-	5,  // 39: drahealth.v1.DriverLink.SyncDevices:output_type -> drahealth.v1.SyncDevicesReply
-	14, // 40: drahealth.v1.DriverLink.WatchTaints:output_type -> drahealth.v1.DeviceTaints
-	30, // 41: drahealth.v1.DriverLink.CheckClaims:output_type -> drahealth.v1.CheckClaimsReply
-	33, // 42: drahealth.v1.DriverLink.Classify:output_type -> drahealth.v1.ClassifyReply
-	36, // 43: drahealth.v1.DriverLink.ReportPrepare:output_type -> drahealth.v1.ReportPrepareReply
-	39, // [39:44] is the sub-list for method output_type
-	34, // [34:39] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	29, // 22: drahealth.v1.PrepareVerdict.devices:type_name -> drahealth.v1.BlamedDevice
+	3,  // 23: drahealth.v1.PrepareVerdict.repair:type_name -> drahealth.v1.DeviceRepair
+	18, // 24: drahealth.v1.CheckClaimsRequest.claims:type_name -> drahealth.v1.PrepareClaim
+	32, // 25: drahealth.v1.CheckClaimsReply.answers:type_name -> drahealth.v1.ClaimAnswer
+	28, // 26: drahealth.v1.ClaimAnswer.verdict:type_name -> drahealth.v1.PrepareVerdict
+	18, // 27: drahealth.v1.ClassifyRequest.claim:type_name -> drahealth.v1.PrepareClaim
+	20, // 28: drahealth.v1.ClassifyRequest.evidence:type_name -> drahealth.v1.Evidence
+	28, // 29: drahealth.v1.ClassifyReply.verdict:type_name -> drahealth.v1.PrepareVerdict
+	4,  // 30: drahealth.v1.ReportPrepareRequest.step:type_name -> drahealth.v1.Step
+	36, // 31: drahealth.v1.ReportPrepareRequest.outcomes:type_name -> drahealth.v1.PrepareOutcome
+	18, // 32: drahealth.v1.PrepareOutcome.claim:type_name -> drahealth.v1.PrepareClaim
+	20, // 33: drahealth.v1.PrepareOutcome.evidence:type_name -> drahealth.v1.Evidence
+	32, // 34: drahealth.v1.ReportPrepareReply.answers:type_name -> drahealth.v1.ClaimAnswer
+	5,  // 35: drahealth.v1.DriverLink.SyncDevices:input_type -> drahealth.v1.SyncDevicesRequest
+	14, // 36: drahealth.v1.DriverLink.WatchTaints:input_type -> drahealth.v1.WatchTaintsRequest
+	30, // 37: drahealth.v1.DriverLink.CheckClaims:input_type -> drahealth.v1.CheckClaimsRequest
+	33, // 38: drahealth.v1.DriverLink.Classify:input_type -> drahealth.v1.ClassifyRequest
+	35, // 39: drahealth.v1.DriverLink.ReportPrepare:input_type -> drahealth.v1.ReportPrepareRequest
+	6,  // 40: drahealth.v1.DriverLink.SyncDevices:output_type -> drahealth.v1.SyncDevicesReply
+	15, // 41: drahealth.v1.DriverLink.WatchTaints:output_type -> drahealth.v1.DeviceTaints
+	31, // 42: drahealth.v1.DriverLink.CheckClaims:output_type -> drahealth.v1.CheckClaimsReply
+	34, // 43: drahealth.v1.DriverLink.Classify:output_type -> drahealth.v1.ClassifyReply
+	37, // 44: drahealth.v1.DriverLink.ReportPrepare:output_type -> drahealth.v1.ReportPrepareReply
+	40, // [40:45] is the sub-list for method output_type
+	35, // [35:40] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_drahealth_v1_driver_link_proto_init() }
@@ -2857,7 +2952,7 @@ func file_drahealth_v1_driver_link_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_drahealth_v1_driver_link_proto_rawDesc), len(file_drahealth_v1_driver_link_proto_rawDesc)),
-			NumEnums:      4,
+			NumEnums:      5,
 			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import gpu_device, mig_device
-from agent.health.gpu.faults.evaluate import is_latched_fault_code
+from agent.health.gpu.faults.evaluate import is_latched_fault_code, latched_fault_row
 from agent.health.gpu.faults.fault_log import LOST_CODE, NO_REPORTS, SHARED, Fault, FaultKey, FaultLog
 from agent.health.gpu.faults.recovery import VOLATILE_COUNTERS, RecoverySigns
 from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.conditions import FaultDecision
 from agent.health.gpu.xid.log_lines import SxidLine, XidLine, parse_line
 from agent.health.state_machine import Condition, ConditionPhase
-from agent.model.health import Finding, Severity
+from agent.model.health import Finding, Repair, Severity, repair_for_severity
 from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
 from agent.model.reading import Absence, Missing
 from agent.model.settings import GpuLimits
@@ -123,7 +123,10 @@ def restore_faults(kept: PersistentGpuState, boot_id: str, limits: GpuLimits, no
         key = FaultKey(number, saved.code, saved.gi, saved.ci)
         same_boot = bool(boot_id) and saved.boot_id == boot_id
         fault = _restored_fault(
-            saved, now, ended_by_reboot=bool(boot_id) and not same_boot and saved.cure is not Cure.REPLACE
+            saved,
+            limits,
+            now,
+            ended_by_reboot=bool(boot_id) and not same_boot and saved.cure is not Cure.REPLACE,
         )
         if fault.resolved and not same_boot and now.wall_s - saved.last_wall_s > _kept_for_s(saved.code):
             continue
@@ -163,7 +166,9 @@ def _per_gpu_state(gpu: KnownGpu) -> PerGpuState:
     return PerGpuState(uuid=gpu.uuid, instances=tuple(MigInstance(mig, None) for mig in gpu.migs))
 
 
-def _restored_fault(saved: PersistentFault, now: Instant, *, ended_by_reboot: bool) -> Fault:
+def _restored_fault(
+    saved: PersistentFault, limits: GpuLimits, now: Instant, *, ended_by_reboot: bool
+) -> Fault:
     parsed = [parse_line(text) for text in saved.texts]
     digits = saved.code.rpartition(".")[2]
     severity = Severity(saved.severity)
@@ -184,8 +189,17 @@ def _restored_fault(saved: PersistentFault, now: Instant, *, ended_by_reboot: bo
         boot_id=saved.boot_id,
         earlier_boots=saved.earlier_boots,
         resolved=resolved,
-        last_decision=FaultDecision(severity, saved.evidence, saved.advice, saved.blame, saved.cure),
+        last_decision=FaultDecision(
+            severity, saved.evidence, saved.advice, saved.blame, saved.cure, _restored_repair(saved, limits)
+        ),
     )
+
+
+def _restored_repair(saved: PersistentFault, limits: GpuLimits) -> Repair:
+    """Return the repair of a restored fault, which follows from its code, cure and severity."""
+    if saved.cure is Cure.REPLACE:
+        return Repair.REPLACE_HARDWARE
+    return repair_for_severity(latched_fault_row(saved.code, limits).repair, Severity(saved.severity))
 
 
 def _instant(wall_s: float, now: Instant) -> Instant:
@@ -206,7 +220,9 @@ def _is_reported_at_start(fault: Fault, limits: GpuLimits, now: Instant) -> bool
 def _raised_condition(fault: Fault, code: str) -> Condition:
     decision = fault.last_decision
     assert decision is not None, "a fault in the checkpoint has a decision"
-    finding = Finding(code, decision.severity, decision.evidence, decision.advice, decision.blame)
+    finding = Finding(
+        code, decision.severity, decision.evidence, decision.advice, decision.blame, repair=decision.repair
+    )
     return Condition(ConditionPhase.RAISED, finding, fault.first, 0, 0, 0)
 
 

@@ -86,7 +86,7 @@ def evaluate_faults(
             found[key] = decide_sxid(sxid_row(fault.xid), fault.switch_line)
         else:
             row = gpu_events.ROW_BY_CODE[key.code]
-            found[key] = FaultDecision(row.severity, row.meaning, row.advice, row.blame, row.cure)
+            found[key] = FaultDecision(row.severity, row.meaning, row.advice, row.blame, row.cure, row.repair)
     return found
 
 
@@ -194,7 +194,9 @@ def mig_findings(
 
 
 def _finding(code: str, decision: FaultDecision) -> Finding:
-    return Finding(code, decision.severity, decision.evidence, decision.advice, decision.blame)
+    return Finding(
+        code, decision.severity, decision.evidence, decision.advice, decision.blame, repair=decision.repair
+    )
 
 
 def _instance(key: FaultKey) -> str:
@@ -214,18 +216,31 @@ def latched_fault_row(code: str, limits: GpuLimits) -> CatalogRow:
     """Return the catalog row of a latched fault; a decision may have less severity and other advice."""
     if code.startswith(XID_PREFIX):
         xid = xid_row(int(code.removeprefix(XID_PREFIX)))
-        severity, blame, why, advice = (
+        severity, blame, why, advice, repair = (
             SEVERITY_OF_EFFECT[xid.effect],
             xid.blame,
             xid.meaning,
             xid.advice.value,
+            xid.repair,
         )
     elif code.startswith(SXID_PREFIX):
         sxid = decide_sxid(sxid_row(int(code.removeprefix(SXID_PREFIX))), None)
-        severity, blame, why, advice = sxid.severity, sxid.blame, sxid.evidence, sxid.advice
+        severity, blame, why, advice, repair = (
+            sxid.severity,
+            sxid.blame,
+            sxid.evidence,
+            sxid.advice,
+            sxid.repair,
+        )
     else:
         event = gpu_events.ROW_BY_CODE[code]
-        severity, blame, why, advice = event.severity, event.blame, event.why, event.advice
+        severity, blame, why, advice, repair = (
+            event.severity,
+            event.blame,
+            event.why,
+            event.advice,
+            event.repair,
+        )
     return CatalogRow(
         code=code,
         severity=severity,
@@ -234,5 +249,6 @@ def latched_fault_row(code: str, limits: GpuLimits) -> CatalogRow:
         threshold="once",
         why=why,
         advice=advice,
+        repair=repair,
         probation_ns=int(limits.probation_s * NS) if severity is Severity.UNHEALTHY else 0,
     )

@@ -17,7 +17,7 @@ from agent.health.gpu.xid.nvlink_decoder import (
 )
 from agent.health.gpu.xid.row_types import RecoveryAction, XidAdvice, XidCondition, XidEffect, XidRow
 from agent.health.gpu.xid.xid_table import ENDED_XIDS
-from agent.model.health import Blame, Severity
+from agent.model.health import Blame, Repair, Severity
 from agent.model.persistent_faults import Cure
 
 
@@ -64,13 +64,14 @@ class XidReadings(NamedTuple):
 
 
 class FaultDecision(NamedTuple):
-    """Decision on a latched fault: its severity, evidence and advice, and the event that ends it."""
+    """Decision on a latched fault: its severity, evidence, advice and repair, and the event that ends it."""
 
     severity: Severity
     evidence: str
     advice: str
     blame: Blame
     cure: Cure
+    repair: Repair
 
 
 def announced_action(lines: Sequence[XidLine]) -> RecoveryAction | None:
@@ -92,6 +93,8 @@ class XidConditionResult(NamedTuple):
     advice: str | None = None
     blame: Blame | None = None
     cure: Cure | None = None
+    repair: Repair | None = None
+    """Repair that ``advice`` describes; None with an XidAdvice: the repair of that."""
 
 
 _INFO, _DEGRADED, _UNHEALTHY = Severity.INFO, Severity.DEGRADED, Severity.UNHEALTHY
@@ -108,7 +111,9 @@ def _by_action(
         )
     if action is RecoveryAction.NONE:
         return XidConditionResult(none, "no recovery action is requested")
-    return XidConditionResult(requested, f"recovery action: {action.text}", action.advice)
+    return XidConditionResult(
+        requested, f"recovery action: {action.text}", action.advice, repair=action.repair
+    )
 
 
 def _plain(row: XidRow, _: XidOccurrences, __: XidReadings) -> XidConditionResult:

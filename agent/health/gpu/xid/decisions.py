@@ -25,9 +25,9 @@ from agent.health.gpu.xid.conditions import (
     XidReadings,
 )
 from agent.health.gpu.xid.log_lines import SxidLine
-from agent.health.gpu.xid.row_types import XidAdvice, XidEffect, XidRow
+from agent.health.gpu.xid.row_types import RecoveryAction, XidAdvice, XidEffect, XidRow
 from agent.health.gpu.xid.sxid_table import RENUMBERED_SXIDS, SxidRow, SxidScope, unlisted_sxid_row
-from agent.model.health import Blame, Severity, XidOverride
+from agent.model.health import Blame, Repair, Severity, XidOverride, repair_for_severity
 from agent.model.persistent_faults import Cure
 
 _OVERRIDES: Final = {
@@ -41,7 +41,7 @@ _OVERRIDES: Final = {
 def decide_xid(
     row: XidRow, fault: XidOccurrences, facts: XidReadings, override: XidOverride | None = None
 ) -> FaultDecision:
-    """Decide the severity, evidence, advice and cure of one XID on one GPU or MIG instance.
+    """Decide the severity, evidence, advice, repair and cure of one XID on one GPU or MIG instance.
 
     Args:
         row: Table row of the XID.
@@ -66,13 +66,32 @@ def decide_xid(
         cure = Cure.EXPIRES
     elif cure is Cure.EXPIRES:
         cure = Cure.RESET  # a suspicion stays until a reset, or until its bursts are a day old
+    advice, repair = _advice_and_repair(row, result, facts.requested_action)
     return FaultDecision(
         severity=severity,
         evidence=f"{row.meaning}: {result.why}" if result.why else row.meaning,
-        advice=row.advice if result.advice is None else result.advice,
+        advice=advice,
         blame=result.blame or row.blame,
         cure=cure,
+        repair=repair_for_severity(repair, severity),
     )
+
+
+_SOFTWARE_REPAIRS: Final = (Repair.RESET_DEVICE, Repair.RELOAD_DRIVER, Repair.REBOOT_NODE)
+
+
+def _advice_and_repair(
+    row: XidRow, result: XidConditionResult, requested: RecoveryAction | None
+) -> tuple[str, Repair]:
+    """Return the advice on an XID and its repair. A recovery action that the driver requests replaces another
+    reset or reboot; it does not replace an inspection or a replacement of the hardware."""
+    advice = row.advice if result.advice is None else result.advice
+    if result.repair is not None:
+        return advice, result.repair
+    repair = advice.repair if result.advice is not None and isinstance(advice, XidAdvice) else row.repair
+    if requested and repair in _SOFTWARE_REPAIRS and requested.repair is not repair:
+        return requested.advice, requested.repair
+    return advice, repair
 
 
 _SXID_SEVERITY: Final = {
@@ -87,16 +106,21 @@ _SXID_ADVICE: Final = {Severity.UNHEALTHY: XidAdvice.RESET_FABRIC, Severity.DEGR
 
 
 def decide_sxid(row: SxidRow, line: SxidLine | None) -> FaultDecision:
-    """Decide the severity, evidence, advice and cure of an SXid for all GPUs; ``line`` may be missing."""
+    """Decide the severity, evidence, advice, repair and cure of an SXid for all GPUs.
+
+    ``line`` may be missing.
+    """
     if line and (line.is_companion or line.fatal is not None) and row.code in RENUMBERED_SXIDS:
         row = unlisted_sxid_row(row.code)
     severity = _SXID_SEVERITY[row.scope] if line is None else _severity(row.scope, line)
+    advice = _sxid_advice(row, severity)
     return FaultDecision(
         severity=severity,
         evidence=row.meaning if line is None else _evidence(row, line),
-        advice=_sxid_advice(row, severity),
+        advice=advice,
         blame=Blame.HARDWARE,
         cure=Cure.EXPIRES if severity <= Severity.INFO else Cure.RESET,
+        repair=advice.repair,
     )
 
 

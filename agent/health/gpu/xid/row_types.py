@@ -3,7 +3,7 @@
 from enum import Enum, IntEnum, StrEnum, auto
 from typing import Final, NamedTuple
 
-from agent.model.health import Blame
+from agent.model.health import Blame, Repair
 from agent.model.persistent_faults import Cure
 
 
@@ -130,6 +130,35 @@ class XidAdvice(StrEnum):
     ENABLE_ECC = "switch ECC on, then reboot the node or the virtual machine"
     FOLLOW_ACTION = "see the GPU's recovery action (nvidia-smi -q); without one, monitor whether it recurs"
 
+    @property
+    def repair(self) -> Repair:
+        """Repair that the advice describes; of FOLLOW_ACTION, NONE."""
+        return REPAIR_BY_ADVICE[self]
+
+
+REPAIR_BY_ADVICE: Final = {
+    XidAdvice.CHECK_SWITCH: Repair.INSPECT_HARDWARE,
+    XidAdvice.NOTHING: Repair.NONE,
+    XidAdvice.CHECK_WORKLOAD: Repair.RESTART_WORKLOAD,
+    XidAdvice.FIND_ROOT: Repair.NONE,  # the repair of the fault that preceded it
+    XidAdvice.WATCH: Repair.NONE,
+    XidAdvice.RESET_GPU: Repair.RESET_DEVICE,
+    XidAdvice.RESET_LATER: Repair.RESET_DEVICE,
+    XidAdvice.REBOOT: Repair.REBOOT_NODE,
+    XidAdvice.RESTART_VM: Repair.REBOOT_NODE,
+    XidAdvice.DIAGNOSE: Repair.INSPECT_HARDWARE,
+    XidAdvice.REPLACE: Repair.REPLACE_HARDWARE,
+    XidAdvice.PLAN_REPLACE: Repair.REPLACE_HARDWARE,
+    XidAdvice.CHECK_POWER: Repair.INSPECT_HARDWARE,
+    XidAdvice.CHECK_SEATING: Repair.INSPECT_HARDWARE,
+    XidAdvice.CHECK_COOLING: Repair.RESET_DEVICE,
+    XidAdvice.RESET_FABRIC: Repair.REBOOT_NODE,  # a reset of single GPUs does not reset the switches
+    XidAdvice.CHECK_LINKS: Repair.RESET_DEVICE,
+    XidAdvice.MATCH_DRIVERS: Repair.NONE,
+    XidAdvice.ENABLE_ECC: Repair.REBOOT_NODE,
+    XidAdvice.FOLLOW_ACTION: Repair.NONE,
+}
+
 
 class XidRow(NamedTuple):
     """Row of the table of XIDs."""
@@ -143,6 +172,19 @@ class XidRow(NamedTuple):
     """Event that ends the fault; a fault of severity INFO always expires."""
     blame: Blame
     advice: XidAdvice
+
+    @property
+    def repair(self) -> Repair:
+        """Repair that the advice describes. If that is the driver's recovery action, the mildest repair that
+        NVIDIA's catalog calls enough, for GPUs whose driver reports no action."""
+        if self.advice is not XidAdvice.FOLLOW_ACTION:
+            return self.advice.repair
+        answers = (
+            (Repair.RESTART_WORKLOAD, self.repairs.app_restart),
+            (Repair.RESET_DEVICE, self.repairs.gpu_reset),
+            (Repair.REBOOT_NODE, self.repairs.reboot),
+        )
+        return next((repair for repair, answer in answers if answer is RepairAnswer.YES), Repair.NONE)
 
 
 class RecoveryAction(IntEnum):
@@ -179,6 +221,11 @@ class RecoveryAction(IntEnum):
         """Advice for operators; empty: no action is requested."""
         return ADVICE.get(self, f"see recovery action {self.value} in the driver's NVML manual")
 
+    @property
+    def repair(self) -> Repair:
+        """Repair that the action is; of an action that is not listed, CONTACT_VENDOR."""
+        return REPAIR_BY_ACTION.get(self, Repair.CONTACT_VENDOR)
+
 
 ADVICE: Final[dict[RecoveryAction, str]] = {
     RecoveryAction.NONE: "",
@@ -189,4 +236,14 @@ ADVICE: Final[dict[RecoveryAction, str]] = {
     RecoveryAction.RECOVER_IMEX_DOMAIN: "restart the IMEX domain that the node belongs to",
     RecoveryAction.BUS_RESET: "drain the GPU and reset its PCIe slot, or reboot the node",
     RecoveryAction.SYSTEM_REBOOT: "drain the node and power-cycle the whole system",
+}
+REPAIR_BY_ACTION: Final = {
+    RecoveryAction.NONE: Repair.NONE,
+    RecoveryAction.GPU_RESET: Repair.RESET_DEVICE,
+    RecoveryAction.NODE_REBOOT: Repair.REBOOT_NODE,
+    RecoveryAction.DRAIN_P2P: Repair.RESTART_WORKLOAD,
+    RecoveryAction.DRAIN_AND_RESET: Repair.RESET_DEVICE,
+    RecoveryAction.RECOVER_IMEX_DOMAIN: Repair.RELOAD_DRIVER,
+    RecoveryAction.BUS_RESET: Repair.RESET_DEVICE,
+    RecoveryAction.SYSTEM_REBOOT: Repair.REBOOT_NODE,
 }

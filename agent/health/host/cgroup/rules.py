@@ -14,7 +14,7 @@ from agent.health.host.cgroup.state import MEMORY_WINDOW_S, CgroupRuleInput
 from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.snapshot import HugetlbSample
 from agent.model.time import NS
@@ -158,7 +158,9 @@ def detect_memory_high_hits(view: CgroupRuleInput) -> RuleResult:
     return Finding("cgroup.memory.high", Severity.INFO, evidence)
 
 
-_cgroup_rule = partial(Rule, severity=Severity.INFO, blame=Blame.WORKLOAD, source="cgroups")
+_cgroup_rule = partial(
+    Rule, severity=Severity.INFO, blame=Blame.WORKLOAD, source="cgroups", repair=Repair.NONE
+)
 """Constructor of a cgroup rule; by default a hint about the workload."""
 HUGETLB_LIMIT_RULE: Final = _cgroup_rule(
     code="cgroup.hugetlb.max_hit",

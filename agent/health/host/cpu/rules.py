@@ -18,7 +18,7 @@ from agent.health.rules import (
     missing_reading_result,
 )
 from agent.model.cpuset import CpuSet, cpu_numbers, format_cpus
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.reading import NEVER_READ, Absence, Missing
 from agent.model.time import NS
 from agent.model.wake_conditions import SamplerField
@@ -91,7 +91,9 @@ def _ghz(khz: int) -> str:
     return f"{khz / 1e6:.7g} GHz"
 
 
-_cpu_rule = partial(Rule, severity=Severity.DEGRADED, blame=Blame.CONFIGURATION, source="cpus")
+_cpu_rule = partial(
+    Rule, severity=Severity.DEGRADED, blame=Blame.CONFIGURATION, source="cpus", repair=Repair.NONE
+)
 """Constructor of a CPU rule; by default about a configuration that degrades a device."""
 SPEED_RULES: Final = (
     _cpu_rule(
@@ -102,6 +104,7 @@ SPEED_RULES: Final = (
         threshold="10 events in 60 s (throttle.events, throttle.window)",
         why="the CPUs run slower than specified",
         advice="check fans, heat sinks and inlet temperature",
+        repair=Repair.INSPECT_HARDWARE,
         evaluate=detect_core_throttling,
         counts_growth=True,
         try_it="in a copy of sysfs (--sysfs-root), add 10 to cpu0/thermal_throttle/core_throttle_count",
@@ -114,6 +117,7 @@ SPEED_RULES: Final = (
         threshold="10 events in 60 s (throttle.events, throttle.window)",
         why="the whole socket runs slower than specified",
         advice="check fans, heat sinks and inlet temperature",
+        repair=Repair.INSPECT_HARDWARE,
         evaluate=detect_package_throttling,
         counts_growth=True,
         try_it="in a copy of sysfs (--sysfs-root), add 10 to cpu0/thermal_throttle/package_throttle_count",
@@ -200,6 +204,7 @@ FAULT_RULES: Final = (
         why="data was lost or a program was killed, and the faulty part is still in use",
         advice="drain the node; read the mce and EDAC lines of the kernel log and the BMC's event log; "
         "replace the part, then boot",
+        repair=Repair.REPLACE_HARDWARE,
         evaluate=detect_machine_check,
         try_it="echo '<0>mce: [Hardware Error]: CPU 1: Machine Check Exception: 5 Bank 4: b200000000070f0f' "
         "> /dev/kmsg",
@@ -211,6 +216,7 @@ FAULT_RULES: Final = (
         threshold="24 machine checks of one CPU in 1 d (errors.correctable, errors.window)",
         why="frequent corrected errors often precede uncorrectable ones",
         advice="read the mce lines of the kernel log; plan a replacement before errors are uncorrectable",
+        repair=Repair.INSPECT_HARDWARE,
         evaluate=detect_corrected_machine_checks,
         try_it="for i in $(seq 24); do echo '<6>mce: [Hardware Error]: CPU 1: Machine Check: 0 Bank 5: "
         "9c00000000010090' > /dev/kmsg; done",
@@ -223,6 +229,7 @@ FAULT_RULES: Final = (
         threshold=f"1 lockup in the last {format_duration(LOCKUP_HELD_S)}",
         why="nothing runs on the CPU any more, and what waits for it hangs",
         advice="reboot the node; if it recurs, check for firmware updates and machine checks",
+        repair=Repair.REBOOT_NODE,
         evaluate=detect_hard_lockup,
         try_it="echo '<0>watchdog: Watchdog detected hard LOCKUP on cpu 1' > /dev/kmsg",
     ),

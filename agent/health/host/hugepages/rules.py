@@ -20,7 +20,7 @@ from agent.health.rules import (
     format_duration,
     missing_reading_result,
 )
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.reading import Missing, is_absent
 from agent.model.time import NS
 from agent.model.wake_conditions import SamplerField
@@ -178,7 +178,9 @@ def detect_exhausted_pool(view: PoolRuleInput) -> RuleResult:
     return OK
 
 
-_pool_rule = partial(Rule, severity=Severity.INFO, blame=Blame.WORKLOAD, source="hugepages")
+_pool_rule = partial(
+    Rule, severity=Severity.INFO, blame=Blame.WORKLOAD, source="hugepages", repair=Repair.NONE
+)
 """Constructor of a hugepage rule; by default a hint about the workload."""
 _SHRUNK_RULE: Final = _pool_rule(
     code=SHRUNK_CODE,

@@ -18,7 +18,7 @@ from agent.health.host.machine.state import (
 from agent.health.host.pci.nic import HELD_FOR_A_DAY, NicFault, nic_faults
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, earliest_line, no_log_lines_result
 from agent.health.rules import Rule, RuleResult, format_duration
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 
 
 def _finding(
@@ -180,7 +180,14 @@ def detect_nic_fault(view: MachineRuleInput) -> RuleResult:
 
 _MOMENT: Final = f"a line in the last {format_duration(FAULT_HELD_S)}"
 _DAY: Final = f"a line in the last {format_duration(LASTING_FAULT_HELD_S)}"
-_log_rule = partial(Rule, severity=Severity.DEGRADED, blame=Blame.HARDWARE, source="kmsg", threshold=_MOMENT)
+_log_rule = partial(
+    Rule,
+    severity=Severity.DEGRADED,
+    blame=Blame.HARDWARE,
+    repair=Repair.INSPECT_HARDWARE,
+    source="kmsg",
+    threshold=_MOMENT,
+)
 """Constructor of a rule for kernel-log lines; by default about degraded hardware."""
 
 
@@ -205,6 +212,7 @@ MACHINE_LOG_RULES: Final = (
     ),
     _log_rule(
         code="node.raid",
+        repair=Repair.REPLACE_HARDWARE,
         severity=Severity.UNHEALTHY,
         threshold=f"{_DAY}; degraded while the array works without the disk",
         why="the next disk that fails takes the data with it, or this one has",
@@ -214,6 +222,7 @@ MACHINE_LOG_RULES: Final = (
     ),
     _log_rule(
         code="node.beyond_end",
+        repair=Repair.NONE,
         why="the filesystem or the partition table does not fit the disk, and reads return errors",
         advice="compare the sizes of the disk, the partition and the filesystem; check the filesystem",
         evaluate=detect_access_beyond_end,
@@ -229,6 +238,7 @@ MACHINE_LOG_RULES: Final = (
     ),
     _log_rule(
         code="node.nfs",
+        repair=Repair.NONE,
         blame=Blame.CONFIGURATION,
         threshold=f"{_DAY}, and no later line that the server is OK",
         why="processes that use its files hang and cannot be killed, or get errors",
@@ -238,6 +248,7 @@ MACHINE_LOG_RULES: Final = (
     ),
     _log_rule(
         code="node.oops",
+        repair=Repair.REBOOT_NODE,
         blame=Blame.DRIVER,
         threshold=_DAY,
         why="the kernel ended a task in the middle of its work: locks may stay held, data may be damaged",
@@ -247,6 +258,7 @@ MACHINE_LOG_RULES: Final = (
     ),
     _log_rule(
         code="node.table_full",
+        repair=Repair.NONE,
         blame=Blame.CONFIGURATION,
         why="new connections are dropped, or no process can open files",
         advice="find what fills it (conntrack -S, /proc/sys/fs/file-nr); raise its limit with sysctl",
@@ -255,6 +267,7 @@ MACHINE_LOG_RULES: Final = (
     ),
     _log_rule(
         code="node.netdev_held",
+        repair=Repair.NONE,
         blame=Blame.DRIVER,
         why="network namespaces cannot be removed; new pods may not start",
         advice="if the lines repeat, reboot the node; a leaked reference is a bug of the kernel",
@@ -280,6 +293,7 @@ MACHINE_LOG_RULES: Final = (
     ),
     _log_rule(
         code="node.peermem",
+        repair=Repair.RELOAD_DRIVER,
         blame=Blame.DRIVER,
         why="RDMA to GPU memory may fail; a few lines when a process is killed are harmless",
         advice="if the lines repeat, reload nvidia-peermem or restart the workload; use DMA-BUF instead",
@@ -288,6 +302,7 @@ MACHINE_LOG_RULES: Final = (
     ),
     _log_rule(
         code="node.nccl",
+        repair=Repair.NONE,
         severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         why="the job has ended; often another node's GPU or NIC failed first",

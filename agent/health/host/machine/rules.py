@@ -24,7 +24,7 @@ from agent.health.rules import (
     format_at_least,
     format_duration,
 )
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 
 MAX_NAMES_LISTED: Final = 3
 """Largest number of names that a message lists."""
@@ -145,7 +145,9 @@ def detect_unlocated_hardware_error(view: MachineRuleInput) -> RuleResult:
     return no_log_lines_result(view.log_state)
 
 
-_log_rule = partial(Rule, severity=Severity.DEGRADED, blame=Blame.HARDWARE, source="kmsg")
+_log_rule = partial(
+    Rule, severity=Severity.DEGRADED, blame=Blame.HARDWARE, source="kmsg", repair=Repair.INSPECT_HARDWARE
+)
 """Constructor of a rule for kernel-log lines; by default about degraded hardware."""
 HARDWARE_RULES: Final = (
     _log_rule(
@@ -178,6 +180,7 @@ HARDWARE_RULES: Final = (
         threshold=f"{CORRECTED_ERRORS} lines in {format_duration(CORRECTED_WINDOW_S)}",
         why="no data is lost, but each error repeats a transfer, and a link that degrades further fails",
         advice="reseat the device, check risers and cables; compare with other slots",
+        repair=Repair.NONE,
         evaluate=detect_frequent_pci_corrections,
         try_it="for i in $(seq 100); do echo '<4>nvme 0000:3b:00.0: PCIe Bus Error: severity=Corrected, "
         "type=Physical Layer' > /dev/kmsg; done",
@@ -215,6 +218,7 @@ LOG_RULES: Final = (
         threshold=f"a record in the last {format_duration(LASTING_FAULT_HELD_S)}",
         why="a fault that only the log reports, such as an XID or a machine check, may have been among them",
         advice="find out with dmesg what floods the log and stop it, or boot with a larger log_buf_len",
+        repair=Repair.NONE,
         evaluate=detect_lost_log_records,
         try_it=r"printf '6,1,1,-;one\n6,9,9,-;two\n' > /tmp/log; drahealth run --kmsg /tmp/log",
     ),
@@ -263,7 +267,13 @@ def detect_cpu_pressure(view: MachineRuleInput) -> RuleResult:
 
 
 _pressure_rule = partial(
-    Rule, severity=Severity.INFO, blame=Blame.WORKLOAD, source="pressure", counts_growth=True, window_s=60
+    Rule,
+    severity=Severity.INFO,
+    blame=Blame.WORKLOAD,
+    repair=Repair.NONE,
+    source="pressure",
+    counts_growth=True,
+    window_s=60,
 )
 """Constructor of a rule for the time that tasks wait (PSI); by default a hint about the workload."""
 PRESSURE_RULES: Final = (
@@ -347,6 +357,7 @@ MACHINE_RULES: Final = (
         threshold=f"a line in the last {format_duration(FAULT_HELD_S)}",
         why="they wait for a disk or a network filesystem that does not answer, and cannot be killed",
         advice="the stacks in the kernel log show what they wait for; repair that, or reboot the node",
+        repair=Repair.REBOOT_NODE,
         evaluate=detect_hung_tasks,
         try_it="echo '<3>INFO: task dd:456 blocked for more than 122 seconds.' > /dev/kmsg",
     ),
@@ -356,6 +367,7 @@ MACHINE_RULES: Final = (
         threshold=f"a line in the last {format_duration(FAULT_HELD_S)}",
         why="memory that RCU should free accumulates, and tasks that wait for the grace period hang",
         advice="the stacks in the kernel log show which CPU spins; in a virtual machine, check its host too",
+        repair=Repair.NONE,
         evaluate=detect_rcu_stall,
         try_it="echo '<3>rcu: INFO: rcu_preempt self-detected stall on CPU' > /dev/kmsg",
     ),
@@ -365,6 +377,7 @@ MACHINE_RULES: Final = (
         threshold=f"a line in the last {format_duration(FAULT_HELD_S)}",
         why="the kernel may kill any pod, and the node's own services",
         advice="set memory limits for pods, and the kubelet's reservations and eviction thresholds",
+        repair=Repair.NONE,
         evaluate=detect_out_of_memory,
         try_it="echo '<6>oom-kill:constraint=CONSTRAINT_NONE,global_oom,task_memcg=/,task=sh' > /dev/kmsg",
     ),

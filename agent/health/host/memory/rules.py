@@ -18,7 +18,7 @@ from agent.health.rules import (
     format_duration,
     missing_reading_result,
 )
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.reading import Missing, Reading, is_absent
 from agent.model.settings import HostLimits
 
@@ -139,7 +139,9 @@ def _poisoned_on_unknown_numa_node(view: MemoryRuleInput, kib: Reading) -> RuleR
     )
 
 
-_memory_rule = partial(Rule, severity=Severity.UNHEALTHY, blame=Blame.CONFIGURATION, source="memory")
+_memory_rule = partial(
+    Rule, severity=Severity.UNHEALTHY, blame=Blame.CONFIGURATION, source="memory", repair=Repair.NONE
+)
 """Constructor of a memory rule; by default about a configuration that makes a device unhealthy."""
 ERROR_RULES: Final = (
     _memory_rule(
@@ -149,6 +151,7 @@ ERROR_RULES: Final = (
         threshold="1 error since the EDAC driver was loaded, or its counters were reset",
         why="data was lost, and a module that has lost data is likely to lose more",
         advice="drain the node and replace the module; a reboot or mc<N>/reset_counters resets the count",
+        repair=Repair.REPLACE_HARDWARE,
         evaluate=detect_uncorrectable_errors,
         try_it=TRY_SYSFS + "write 1 to devices/system/edac/mc/mc0/ue_count",
     ),
@@ -158,6 +161,7 @@ ERROR_RULES: Final = (
         threshold="1 page since boot",
         why="processes that use such a page are killed; an access by the kernel is a panic",
         advice="drain the node, find the module in the kernel log (EDAC, machine checks) and replace it",
+        repair=Repair.REPLACE_HARDWARE,
         evaluate=detect_poisoned_pages,
         try_it=TRY_SYSFS + "write 1 to devices/system/node/node0/memory_failure/total",
     ),
@@ -170,6 +174,7 @@ ERROR_RULES: Final = (
         f"{format_duration(_LIMITS.correctable_window_s)} (errors.correctable, errors.window)",
         why="frequent corrected errors often precede uncorrectable ones",
         advice="replace the module at the next maintenance",
+        repair=Repair.REPLACE_HARDWARE,
         evaluate=detect_frequent_correctable_errors,
         counts_growth=True,
         window_s=_LIMITS.correctable_window_s,

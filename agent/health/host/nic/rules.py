@@ -20,7 +20,7 @@ from agent.health.rules import (
     counter_limit_result,
     format_duration,
 )
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.nic import LINK_UP, LinkLayer, NicPortSample, NicSample, physical_state_name, port_state_name
 from agent.model.reading import Missing, Reading, is_absent
 from agent.model.settings import HostLimits
@@ -352,12 +352,15 @@ _CHECK_CABLE: Final = "clean or replace cable and transceiver; compare with othe
 _TRY_SYSFS: Final = "in a copy of sysfs (--sysfs-root) {} in class/infiniband/<name>/ports/1/{}"
 _ERROR_WINDOW: Final = format_duration(_LIMITS.nic_error_window_s)
 
-_nic_rule = partial(Rule, severity=Severity.DEGRADED, blame=Blame.HARDWARE, source="nic")
+_nic_rule = partial(
+    Rule, severity=Severity.DEGRADED, blame=Blame.HARDWARE, repair=Repair.INSPECT_HARDWARE, source="nic"
+)
 """Constructor of a NIC rule; by default about degraded hardware."""
 NIC_RULES: Final = (
     _nic_rule(
         code="nic.missing",
         severity=Severity.UNHEALTHY,
+        repair=Repair.RELOAD_DRIVER,
         threshold="any declared NIC",
         why="a claim may hold a NIC that cannot be used",
         advice="check lspci and the kernel log; load the driver again, or reset the NIC; else replace it",
@@ -446,6 +449,7 @@ NIC_RULES: Final = (
         code="nic.no_link",
         severity=Severity.INFO,
         blame=Blame.CONFIGURATION,
+        repair=Repair.NONE,
         threshold=f"no port has had a link since boot, after {format_duration(BOOT_WAIT_S)}",
         why="a pod cannot communicate over the NIC",
         advice="connect a cable and enable the port, or take the NIC out of the declaration",

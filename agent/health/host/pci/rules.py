@@ -19,7 +19,7 @@ from agent.health.rules import (
     counter_limit_result,
     format_duration,
 )
-from agent.model.health import Blame, Finding, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
 
@@ -53,7 +53,9 @@ def detect_missing_function(view: PciRuleInput) -> RuleResult:
         return Finding("pci.missing", Severity.UNHEALTHY, evidence)
     advice = "correct the declaration, or check lspci and rescan the bus"
     evidence = f"no {view.address} on the PCI bus"
-    return Finding("pci.missing", Severity.UNHEALTHY, evidence, advice, Blame.CONFIGURATION)
+    return Finding(
+        "pci.missing", Severity.UNHEALTHY, evidence, advice, Blame.CONFIGURATION, repair=Repair.NONE
+    )
 
 
 def _not_on_bus_result(view: PciRuleInput) -> RuleNotEvaluated:
@@ -215,7 +217,9 @@ _RESEAT: Final = "reseat the card, check riser and cables; compare with other sl
 _TRY_LINE: Final = "declare a PCI device, and for it: echo '<3>{}' > /dev/kmsg"
 _TRY_SYSFS_COPY: Final = "in a copy of sysfs (--sysfs-root) add {} to {} in bus/pci/devices/<address>/{}"
 
-_pci_rule = partial(Rule, severity=Severity.DEGRADED, blame=Blame.HARDWARE, source="pci")
+_pci_rule = partial(
+    Rule, severity=Severity.DEGRADED, blame=Blame.HARDWARE, source="pci", repair=Repair.INSPECT_HARDWARE
+)
 """Constructor of a PCI rule; by default about degraded hardware."""
 PCI_RULES: Final = (
     _pci_rule(
@@ -224,6 +228,7 @@ PCI_RULES: Final = (
         threshold="any declared PCI function",
         why="a claim may hold a device that cannot be reached",
         advice="check lspci; rescan the bus or reboot; if it stays missing, reseat or replace it",
+        repair=Repair.REBOOT_NODE,
         evaluate=detect_missing_function,
         listed_first=True,
         try_it="declare a PCI device and echo 1 > /sys/bus/pci/devices/<address>/remove",
@@ -235,6 +240,7 @@ PCI_RULES: Final = (
         threshold="any other driver than declared, or than at start",
         why="the workload has lost the device, or another driver uses it now",
         advice="echo <address> > /sys/bus/pci/drivers/<driver>/bind, or correct the declaration",
+        repair=Repair.RELOAD_DRIVER,
         evaluate=detect_wrong_driver,
         try_it="declare a PCI device and echo <address> > /sys/bus/pci/devices/<address>/driver/unbind",
     ),
@@ -244,6 +250,7 @@ PCI_RULES: Final = (
         threshold=f"1 error in {HOUR}",
         why="the link was reset; the workload has lost the device",
         advice="drain the device and reset it; " + _RESEAT,
+        repair=Repair.RESET_DEVICE,
         evaluate=detect_fatal_errors,
         counts_growth=True,
         window_s=ERROR_WINDOW_S,

@@ -22,7 +22,7 @@ from agent.health.host.verdicts import MACHINE_SUBJECT
 from agent.health.rules import cause_from_row
 from agent.health.verdict import PreviousVerdicts, add_minor_causes
 from agent.model.claim import DeviceRef
-from agent.model.health import Cause, DeviceHealth, NonDeviceCause, Severity
+from agent.model.health import Cause, DeviceHealth, NonDeviceCause, Severity, repair_for_severity
 from agent.model.pod_findings import PodFinding, PodsSample, Resource
 from agent.model.settings import EngineSettings
 from agent.model.source_state import SourceSample
@@ -90,6 +90,7 @@ def _merge_causes(entries: Sequence[AffectedDevice]) -> Cause:
     return replace(
         worst[0].pod_cause,
         severity=severity,
+        repair=repair_for_severity(worst[0].pod_cause.repair, severity),
         evidence=join_evidence(entry.evidence for entry in newest_first),
         since=min((entry.pod_cause.since for entry in worst), key=lambda since: since.mono_ns),
     )
@@ -163,7 +164,7 @@ def audit_issues(found: Iterable[PodFindingGroup], pods: PodDeviceLookup) -> Ite
         row = POD_AUDIT_ROWS[group.code]
         used = pods.prepared_for(group.pod_uid)
         advice = next((finding.advice for finding in group.findings if finding.advice), row.advice)
-        cause = Cause(row.code, row.severity, row.blame, _evidence(group.findings), advice, group.since)
+        cause = replace(cause_from_row(row, _evidence(group.findings), group.since), advice=advice)
         pod_name = pods.message_name(group.pod_uid, group.container)
         pod_cause = NonDeviceCause(
             pods.report_name(group.pod_uid, group.container), cause, tuple(device.subject for device in used)

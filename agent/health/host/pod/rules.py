@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.health.rules import CatalogRow
-from agent.model.health import Blame, Severity
+from agent.model.health import Blame, Repair, Severity
 
 MAX_GROUPS: Final = 512
 """Largest number of finding groups (findings of one pod or container with one code) that are reported, worst
@@ -29,6 +29,7 @@ class PodAuditRow(CatalogRow):
     source: str = "pods"
     threshold: str = _AT_AUDIT
     advice: str = _FIND_WRITER
+    repair: Repair = Repair.NONE
 
 
 _ROWS: Final = (

@@ -60,6 +60,41 @@ class Blame(betterproto.Enum):
     """
 
 
+class Repair(betterproto.Enum):
+    """
+    Repair of a fault: the mildest of these actions that is expected to end it. Of several causes the device has
+     the worst repair, which is the last of them in this list.
+    """
+
+    NONE = 0
+    """
+    No repair of this list is needed or known: the advice says what to do.
+    """
+
+    RESTART_WORKLOAD = 1
+    """Restart the workloads that use the device."""
+
+    RESET_DEVICE = 2
+    """Stop the workloads that use the device, then reset it."""
+
+    RELOAD_DRIVER = 3
+    """
+    Drain the node, then load or bind the device's driver again, or start its services again.
+    """
+
+    REBOOT_NODE = 4
+    """Drain and reboot the node."""
+
+    INSPECT_HARDWARE = 5
+    """Run a diagnostic, and check seat, cables, power and cooling."""
+
+    CONTACT_VENDOR = 6
+    """Ask the vendor's support."""
+
+    REPLACE_HARDWARE = 7
+    """Replace the device or its part."""
+
+
 class SourceState(betterproto.Enum):
     UNSPECIFIED = 0
     OK = 1
@@ -117,6 +152,8 @@ class Cause(betterproto.Message):
     """Action for the operator."""
 
     since: "Instant" = betterproto.message_field(6)
+    repair: "Repair" = betterproto.enum_field(7)
+    """Repair that the advice describes."""
 
 
 @dataclass(eq=False, repr=False)
@@ -154,6 +191,9 @@ class Device(betterproto.Message):
 
     driver: str = betterproto.string_field(12)
     """Driver that declared the device; empty: the host's own device."""
+
+    repair: "Repair" = betterproto.enum_field(13)
+    """Worst repair of the causes."""
 
 
 @dataclass(eq=False, repr=False)
@@ -310,6 +350,14 @@ class Tally(betterproto.Message):
 
 
 @dataclass(eq=False, repr=False)
+class RepairCount(betterproto.Message):
+    """Number of devices that need one repair."""
+
+    repair: "Repair" = betterproto.enum_field(1)
+    devices: int = betterproto.int64_field(2)
+
+
+@dataclass(eq=False, repr=False)
 class StatusReply(betterproto.Message):
     version: str = betterproto.string_field(1)
     """Version of the agent."""
@@ -353,6 +401,11 @@ class StatusReply(betterproto.Message):
 
     subscribers: List["Subscribers"] = betterproto.message_field(15)
     """One entry per socket, also for sockets without a stream."""
+
+    repairs: List["RepairCount"] = betterproto.message_field(16)
+    """
+    Number of devices in the newest report per repair, the worst first, without devices that need none.
+    """
 
 
 class AgentStub(betterproto.ServiceStub):

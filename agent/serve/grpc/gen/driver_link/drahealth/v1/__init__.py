@@ -80,6 +80,41 @@ class ErrorClass(betterproto.Enum):
     """The Kubernetes node or the driver must change."""
 
 
+class DeviceRepair(betterproto.Enum):
+    """
+    Repair of a device: the mildest of these actions that is expected to end its fault. A later one in this list
+     interrupts more, or takes longer.
+    """
+
+    NONE = 0
+    """
+    No repair of this list is needed or known: the advice says what to do.
+    """
+
+    RESTART_WORKLOAD = 1
+    """Restart the workloads that use the device."""
+
+    RESET_DEVICE = 2
+    """Stop the workloads that use the device, then reset it."""
+
+    RELOAD_DRIVER = 3
+    """
+    Drain the node, then load or bind the device's driver again, or start its services again.
+    """
+
+    REBOOT_NODE = 4
+    """Drain and reboot the node."""
+
+    INSPECT_HARDWARE = 5
+    """Run a diagnostic, and check seat, cables, power and cooling."""
+
+    CONTACT_VENDOR = 6
+    """Ask the vendor's support."""
+
+    REPLACE_HARDWARE = 7
+    """Replace the device or its part."""
+
+
 class Step(betterproto.Enum):
     UNSPECIFIED = 0
     """Unset, or a value of another version: refused."""
@@ -454,6 +489,8 @@ class PrepareVerdict(betterproto.Message):
     """
 
     first_s: float = betterproto.double_field(11)
+    repair: "DeviceRepair" = betterproto.enum_field(12)
+    """Repair of the devices that failed."""
 
 
 @dataclass(eq=False, repr=False)
