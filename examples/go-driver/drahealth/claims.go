@@ -96,6 +96,10 @@ func (e *Error) Error() string { return e.text }
 
 func (e *Error) Unwrap() error { return e.Err }
 
+// Repair returns the repair that the agent expects to end the fault, for example of the device to reset.
+// NONE: no repair is needed or known, or the agent did not answer.
+func (e *Error) Repair() pb.DeviceRepair { return e.Verdict.GetRepair() }
+
 // newError returns an error with the agent's text, or else the driver's.
 func newError(verdict *pb.PrepareVerdict, err error) error {
 	text := verdict.GetText()

@@ -139,6 +139,29 @@ func TestPrepareErrorHasTheAgentsText(t *testing.T) {
 	})
 }
 
+func TestPrepareErrorHasTheAgentsRepair(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check = func(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {
+			verdict := &pb.PrepareVerdict{Text: "lost", Repair: pb.DeviceRepair_DEVICE_REPAIR_REBOOT_NODE}
+			return &pb.CheckClaimsReply{Answers: []*pb.ClaimAnswer{{Uid: "lost", Verdict: verdict}, {Uid: "bad"}}}, nil
+		}
+		a.report = hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
+		a.start()
+		results, err := c.Prepare(ctx, claims("lost", "bad"), prepares())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for uid, want := range map[string]pb.DeviceRepair{
+			"lost": pb.DeviceRepair_DEVICE_REPAIR_REBOOT_NODE, "bad": pb.DeviceRepair_DEVICE_REPAIR_NONE,
+		} {
+			var own *Error
+			if !errors.As(results[types.UID(uid)].Err, &own) || own.Repair() != want {
+				t.Errorf("claim %s: %v has not the repair %v", uid, results[types.UID(uid)].Err, want)
+			}
+		}
+	})
+}
+
 func TestPrepareWithHungAgentWaitsForTheBudgetOnce(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.check, a.report = hangs[*pb.CheckClaimsRequest, *pb.CheckClaimsReply], hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
