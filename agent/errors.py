@@ -33,6 +33,10 @@ class UsageError(DrahealthError):
     """The command line is invalid."""
 
 
+class FaultStillPresent(DrahealthError):
+    """A reading still shows a fault of a device whose faults are to be cleared; a later retry can help."""
+
+
 class AgentUnreachable(DrahealthError):
     """No agent or driver serves the socket, or the server stopped or does not speak the protocol."""
 

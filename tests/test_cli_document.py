@@ -65,7 +65,8 @@ def test_device_has_its_hardware_attributes():
 def test_report_has_its_keys_in_order():
     document = report_document(BUSY)
     assert list(document) == [
-        "apiVersion", "node", "at", "devices", "notes", "notApplicable", "notEvaluated", "sources", "cgroups"
+        "apiVersion", "node", "at", "devices", "notes", "notApplicable", "notEvaluated", "cleared", "sources",
+        "cgroups",
     ]  # fmt: skip
     assert document["apiVersion"] == "drahealth/v1"
     assert document["node"] == "worker-7"

@@ -17,6 +17,7 @@ from agent.errors import (
     AgentUnreachable,
     ConfigError,
     DrahealthError,
+    FaultStillPresent,
     PermissionDenied,
     ProbeError,
     ResourceBusy,
@@ -67,6 +68,7 @@ def test_every_severity_has_an_exit_code():
         (AgentUnreachable("x"), 69),
         (DrahealthError("x"), 70),
         (ResourceBusy("x"), 75),
+        (FaultStillPresent("x"), 75),
         (PermissionDenied("x"), 77),
         (PermissionError("x"), 77),
         (ConfigError("x"), 78),
@@ -113,13 +115,13 @@ def test_group_of_two_errors_is_shown_in_full(capsys):
     [
         (
             ["scna"],
-            "'scna' is not one of run, scan, watch, status, explain, audit, prepares, history, classify, "
-            "checks, conform; did you mean 'scan'?\ntry 'drahealth --help'",
+            "'scna' is not one of run, scan, watch, status, explain, clear, audit, prepares, history, "
+            "classify, checks, conform; did you mean 'scan'?\ntry 'drahealth --help'",
         ),
         (
             ["zzz"],
-            "'zzz' is not one of run, scan, watch, status, explain, audit, prepares, history, classify, "
-            "checks, conform\ntry 'drahealth --help'",
+            "'zzz' is not one of run, scan, watch, status, explain, clear, audit, prepares, history, "
+            "classify, checks, conform\ntry 'drahealth --help'",
         ),
         (["run", "--perid", "1s"], "'--perid' is not an argument of drahealth run; did you mean '--period'?"),
         (["run", "--driverr=x"], "'--driverr' is not an argument of drahealth run; did you mean '--driver'?"),

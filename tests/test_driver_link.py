@@ -2,6 +2,8 @@
 
 import fcntl
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -267,6 +269,34 @@ def test_driver_fault_outlives_the_agent_process(agent: Agent, driver: Driver, s
     with start(short_tmp) as restarted, restarted.kubelet() as kubelet:
         assert kubelet.next().devices[0].health == UNHEALTHY
         assert Driver(restarted).check(claim("a", "huge-0"))[0].verdict.error_class == FAILED_DEVICE
+
+
+def test_cleared_driver_fault_ends_and_stays_ended(
+    agent: Agent,
+    driver: Driver,
+    short_tmp: Path,  # noqa: F811
+) -> None:
+    driver.declare(pages("huge-0", 4))
+    driver.failed(
+        claim("a", "huge-0"), driver_error(FAILED_DEVICE, "dead", device="huge-0", code="huge.dead")
+    )
+    assert driver.check(claim("a", "huge-0"))[0].verdict.error_class == FAILED_DEVICE
+    with agent.kubelet() as kubelet, driver.taints() as taints:
+        wait_for_health(kubelet, "huge-0", UNHEALTHY)
+        name = f"{DRIVER}/node-1/huge-0"
+        command = [sys.executable, "-m", "agent", "clear", name, "--runtime-dir", str(short_tmp / "run")]
+        output = subprocess.check_output(command, text=True, timeout=PATIENCE_S, env=agent.environ)
+        assert output == f"{name}: latched fault huge.dead cleared\n"
+        wait_for_health(kubelet, "huge-0", HEALTHY)
+        wait_for_message(taints, lambda first: not first.devices[0].taints, "the taint is gone")
+    assert f"{name}: latched fault huge.dead cleared by uid" in agent.log
+    assert driver.check(claim("a", "huge-0"))[0].verdict.code == "", "the failure is no longer cached"
+    assert agent.end() == 0
+    with start(short_tmp) as restarted, restarted.kubelet() as kubelet:
+        assert kubelet.next().devices[0].health == HEALTHY
+        again = Driver(restarted)
+        again.failed(claim("a", "huge-0"), driver_error(FAILED_DEVICE, "dead", device="huge-0"))
+        wait_for_health(kubelet, "huge-0", UNHEALTHY)
 
 
 def test_bad_config_claim_is_refused_until_its_fingerprint_changes(driver: Driver) -> None:

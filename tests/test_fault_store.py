@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_disk import run_on_small_disk
 
+from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Blame, Severity
 from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
@@ -331,3 +332,10 @@ def test_agent_killed_during_save_leaves_a_complete_file(path, delay_ms):
     assert memory in (MEMORY, PersistentGpuState(faults=(FAULT._replace(texts=("x" * 50_000,)),)))
     save_gpu_faults(path, MEMORY)
     assert load_gpu_faults(path) == (MEMORY, "")
+
+
+def test_records_of_cleared_faults_are_stored_and_optional() -> None:
+    record = ClearedFault("gpu-3", "gpu.xid.79", 1_790_000_100.5, 0, 4711, 1000)
+    memory = PersistentGpuState(MEMORY.gpus, MEMORY.faults, (record,))
+    assert decode_gpu_faults(encode_gpu_faults(memory)) == memory
+    assert "cleared" not in json.loads(encode_gpu_faults(MEMORY)), "older agents read the file"

@@ -18,7 +18,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from agent.config.config import Config
+from agent.driver.clear_requests import ClearRequestQueue
 from agent.driver.driver_source import HostAndDriverSource
 from agent.driver.report_hub import ReportHub
 from agent.driver.sessions import DriverSessions
@@ -33,6 +34,7 @@ from agent.engine.loop import EngineLoop, LoopTiming
 from agent.engine.step import initial_state
 from agent.errors import ConfigError, PermissionDenied, ResourceBusy
 from agent.health.gpu.faults.checkpoint import restore_faults
+from agent.model.cleared_faults import ClearResult
 from agent.model.health import Health
 from agent.model.report import Report
 from agent.model.settings import UsageHistoryLimits
@@ -96,6 +98,7 @@ class Daemon:
         self._latest = self._hub.subscribe()
         self._unread_since_ns = 0  # publication of the oldest report that the I/O thread has not read
         self._source = HostAndDriverSource()
+        self._clear_requests = ClearRequestQueue(self._source.set_clear_requests)
         self._sessions = DriverSessions(config.drivers, config.state_dir, self._hub, self._open_session)
         self._servers = AgentServers(
             self._latest,
@@ -103,6 +106,7 @@ class Daemon:
             drivers=config.drivers,
             version=VERSION,
             open_handler=self._sessions.open,
+            clear_requests=self._clear_requests,
         )
         limits = UsageHistoryLimits(config.history_rows, config.history_age_s)
         self._recorder = HistoryRecorder(config.state_dir, limits=limits, drivers=config.drivers)
@@ -213,10 +217,20 @@ class Daemon:
         self._sessions.update_taints(report, report.at)
         self._hub.publish(report)
         yield_to_senders()
+        if report.clear_results:
+            self._answer_clear_requests(report.clear_results)
         self._pods.note_report(report)
         if self._on_report:
             self._on_report(report)
         self._notifier.status(status_line(report))
+
+    def _answer_clear_requests(self, results: Sequence[ClearResult]) -> None:
+        """Log the cleared faults, end those that drivers reported, and answer the operators."""
+        for result in results:
+            for fault in result.cleared:
+                log.info("%s: latched fault %s cleared by %s", fault.device, fault.code, fault.operator)
+            self._sessions.record_clear(result.driver_faults)
+        self._clear_requests.answer(results)
 
     def _notify_watchdog(self) -> None:
         """Notify systemd's watchdog, except while the I/O thread hangs and no client gets reports."""

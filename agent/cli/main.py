@@ -22,6 +22,7 @@ VERBS: Final = {
     "watch": "watch",
     "status": "status",
     "explain": "explain.command",
+    "clear": "clear",
     "audit": "audit.command",
     "prepares": "prepares.command",
     "history": "history.command",

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from agent.engine.loop import SnapshotSource
+from agent.model.cleared_faults import ClearRequest
 from agent.model.declared_devices import Declarations, DeclaredFile, DriverCheckSample, DriverDevice
 from agent.model.prepare import DriverFault
 from agent.model.reading import NEVER_READ
@@ -68,6 +69,7 @@ class HostAndDriverSource:
         self._declared: Declarations | None = (DeclaredFile(driver, ()),) if driver else None
         self._checks: dict[DriverCheckKey, DriverCheckSample] = {}
         self._faults: dict[str, tuple[DriverFault, ...]] = {}
+        self._clear_requests: tuple[ClearRequest, ...] = ()
 
     def open(self, host: SnapshotSource, on_declared: Callable[[Declarations], None] | None = None) -> None:
         """Use a source for the host's samples and for waking the engine loop.
@@ -102,6 +104,8 @@ class HostAndDriverSource:
         if snapshot is None:
             return None
         with self._lock:
+            if self._clear_requests:
+                snapshot = replace(snapshot, clear_requests=self._clear_requests)
             faults = tuple(fault for reported in self._faults.values() for fault in reported)
             if self._declared is not None:
                 checks = tuple(self._checks.values())
@@ -151,6 +155,13 @@ class HostAndDriverSource:
         with self._lock:
             self._faults[driver] = tuple(faults)
             self._wake()
+
+    def set_clear_requests(self, requests: Iterable[ClearRequest]) -> None:
+        """Replace the unanswered requests of operators to clear faults."""
+        with self._lock:
+            self._clear_requests = tuple(requests)
+            if self._clear_requests:
+                self._wake()
 
     @property
     def _opened(self) -> SnapshotSource:

@@ -200,6 +200,11 @@ class PrepareTracker:
         )
         self._report_faults()
 
+    def record_clear(self, cleared: Sequence[DriverFault]) -> None:
+        """End driver-reported faults that an operator cleared. Never blocks."""
+        self._writer.update(lambda ledger, now: (ledgers.record_clear(ledger, cleared, now), None))
+        self._report_faults()
+
     # --- unprepares ----------------------------------------------------------------------------------------
 
     def unprepare_failed(

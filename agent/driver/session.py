@@ -252,6 +252,10 @@ class DriverSession:
         """Update the driver's taints for a new report, before the report is published."""
         self._publisher.update(report, now)
 
+    def record_clear(self, cleared: Sequence[DriverFault]) -> None:
+        """End faults that the driver reported and an operator cleared. Never blocks."""
+        self._tracker.record_clear(cleared)
+
     async def run(self) -> None:
         """Put changed taints into the :attr:`taints` cell, and save them, until cancelled."""
         await self._publisher.run()

@@ -5,7 +5,7 @@ The module of a session is imported when a driver first calls, which saves memor
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ import trio
 
 from agent.config.config import DRIVERS
 from agent.driver.report_hub import ReportHub
+from agent.model.prepare import DriverFault
 from agent.model.report import Report
 from agent.model.time import Instant
 
@@ -72,6 +73,15 @@ class DriverSessions:
         """Update the taints of all drivers with a session for a new report. Core thread only."""
         for session in self._sessions.values():
             session.update_taints(report, now)
+
+    def record_clear(self, cleared: Iterable[DriverFault]) -> None:
+        """End driver-reported faults that an operator cleared. Core thread only. Never blocks."""
+        by_driver: dict[str, list[DriverFault]] = {}
+        for fault in cleared:
+            by_driver.setdefault(fault.device.driver, []).append(fault)
+        for driver, faults in by_driver.items():
+            if (session := self._sessions.get(driver)) is not None:
+                session.record_clear(faults)
 
     async def run(self) -> None:
         """Publish and save the taints of all sessions until cancelled. Core thread only."""

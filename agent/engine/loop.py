@@ -134,7 +134,7 @@ class EngineLoop:
             self._save_faults(self._saved_faults)
         visible = visible_state(report)
         changed = visible != self._published
-        if changed or now.mono_ns >= self._heartbeat_ns:
+        if changed or report.clear_results or now.mono_ns >= self._heartbeat_ns:
             self._publish(report)
             self._published = visible
             self._heartbeat_ns = now.mono_ns + int(
@@ -191,6 +191,7 @@ def visible_state(report: Report) -> tuple[object, ...]:
         list(map(_visible_fields, report.devices)),
         report.declaring,
         report.notes,
+        report.cleared,
         report.not_applicable,
         [source.name for source in report.sources if source.state is SourceState.STALLED],
     )

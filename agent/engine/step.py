@@ -8,6 +8,7 @@ replayed with the same reports. The rules and decisions are in these modules:
     health/gpu/faults/        GPU faults that are reported once, such as XIDs, and their end
     health/kernel_log/        facts that lines of the kernel log state about the host
     health/declared/          devices that drivers declare, their own checks and the faults they report
+    health/clear_faults.py    latched faults that operators clear
     health/stalls.py          stalled sources
     health/state_machine.py   when the finding of a rule becomes the cause of a verdict, and when it clears
     health/verdict.py         health, message and lease of a device
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent.devices.inventory import InventoryDevice
+from agent.health.clear_faults import ClearOutcome, clear_faults, reported_clears
 from agent.health.declared.driver_checks import check_conditions_subject, check_sources
 from agent.health.declared.driver_faults import DriverFaultState, update_driver_faults, with_driver_faults
 from agent.health.declared.state import DeclaredState, redeclared_devices, update_declared
@@ -26,7 +28,7 @@ from agent.health.declared.verdicts import declared_verdicts, invalid_file_notes
 from agent.health.evaluation import CachedOkResults, Conditions, Evaluation, Subject
 from agent.health.gpu.faults.checkpoint import RestoredFaults
 from agent.health.gpu.rule_state import gpu_devices, gpu_sources
-from agent.health.gpu.state import GpuEvaluation, GpuState, evaluate_gpus
+from agent.health.gpu.state import GpuEvaluation, GpuState, evaluate_gpus, recent_clears
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS, gpu_verdicts
 from agent.health.host.cgroup.state import cgroup_rule_inputs
 from agent.health.host.pod.attribution import evaluate_pods
@@ -68,6 +70,8 @@ class EngineState:
     """Time of the first evaluation; None before it."""
     evaluated: Instant | None = None
     """Time of the evaluation that produced this state; None before the first one."""
+    last_clear_request: int = 0
+    """Number of the newest answered request to clear faults."""
     lease_salt_s: int = 0
     """Number added to every lease [s]; see :func:`_lease_salt`."""
     due_ns: int | None = None
@@ -78,7 +82,7 @@ def initial_state(settings: EngineSettings, restored: RestoredFaults | None = No
     """Return the engine's state at the agent's start; ``restored``: GPU faults from the checkpoint."""
     if restored is None:
         return EngineState(settings)
-    gpus = GpuState(restored.gpus, restored.faults, restored.recovery_signs)
+    gpus = GpuState(restored.gpus, restored.faults, restored.recovery_signs, cleared=restored.cleared)
     return EngineState(settings, gpus=gpus, conditions=restored.conditions)
 
 
@@ -112,13 +116,23 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
     sources |= {name: with_stall(sources[name], stalled) for name in stalled}
     pods = next_pod_audit_state(state.pods, snapshot.pods, sources, now)
 
-    # 3. Run the rules and derive verdicts: the host's devices and GPUs, declared devices, driver-reported
-    # faults
-    evaluation = Evaluation(
-        settings, _previous_conditions(state, gpus, declared), sources, now, state.ok_cache
-    )
     starting = [source for source in sources.values() if source.state is SourceState.STARTING]
     is_late = now.mono_ns - started.mono_ns >= FIRST_PASS_WAIT_NS
+    is_starting = any(source.vital or not is_late for source in starting)
+
+    # 3. Clear the latched faults that operators state to be repaired; a later report answers early requests
+    conditions = _previous_conditions(state, gpus, declared)
+    clears = ClearOutcome(gpus, state.driver_faults, state.last_clear_request)
+    if snapshot.clear_requests and not is_starting:
+        clears = clear_faults(
+            snapshot.clear_requests, clears, conditions, state.devices, declared, snapshot, settings.gpu, now
+        )
+        conditions = {key: held for key, held in conditions.items() if key not in clears.dropped}
+    gpus = clears.gpus
+
+    # 4. Run the rules and derive verdicts: the host's devices and GPUs, declared devices, driver-reported
+    # faults
+    evaluation = Evaluation(settings, conditions, sources, now, state.ok_cache)
     _schedule_stall_detection(evaluation, starting, started, is_late=is_late)
     previous = PreviousVerdicts(started, state.evaluated, state.devices, stalled, _lease_salt(state, now))
     if not is_snapshot_incomplete(snapshot):
@@ -128,10 +142,10 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
     found, verdict_cache = declared_verdicts(
         evaluation, previous, declared, host, gpus, snapshot, own, state.verdict_cache
     )
-    driver_faults = update_driver_faults(evaluation, state.driver_faults, snapshot.driver_faults, found)
+    driver_faults = update_driver_faults(evaluation, clears.driver_faults, snapshot.driver_faults, found)
     found.update(with_driver_faults(evaluation, previous, driver_faults, declared.known, found))
 
-    # 4. Evaluate cgroups and pods, and add their causes to the devices they use
+    # 5. Evaluate cgroups and pods, and add their causes to the devices they use
     own_devices = sorted(own, key=InventoryDevice.sort_key)  # reported before declared devices
     known = {**{device.subject: device for device in own_devices}, **declared.known}
     devices = {device.subject: own[device] for device in own_devices} | found
@@ -142,7 +156,7 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
     devices.update(affected)
     notes = (*machine_causes(evaluation, host, snapshot), *pod_notes, *invalid_file_notes(declared))
 
-    # 5. Return the report and the next state
+    # 6. Return the report and the next state
     report = Report(
         node=settings.node,
         at=now,
@@ -154,7 +168,9 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
         sources=tuple(sources.values()),
         core=snapshot.core,
         groups=len(snapshot.groups),
-        starting=any(source.vital or not is_late for source in starting),
+        cleared=reported_clears(recent_clears(gpus.state.cleared, now), declared, gpus.state.rule_state),
+        clear_results=clears.results,
+        starting=is_starting,
     )
     if gpus.due_ns is not None:
         evaluation.due_ns.append(max(gpus.due_ns, now.mono_ns + STALL_RECHECK_NS // 10))
@@ -172,6 +188,7 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
         devices=devices,
         started=started,
         evaluated=now,
+        last_clear_request=clears.last_request,
         lease_salt_s=previous.lease_salt_s,
         due_ns=min(evaluation.due_ns, default=None),
     )

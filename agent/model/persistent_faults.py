@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import MigSample
 from agent.model.health import Blame
 
@@ -90,3 +91,5 @@ class PersistentGpuState:
 
     gpus: tuple[KnownGpu, ...] = ()
     faults: tuple[PersistentFault, ...] = ()
+    cleared: tuple[ClearedFault, ...] = ()
+    """Faults that operators cleared within a day, the oldest first."""

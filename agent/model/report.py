@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from agent.model.cleared_faults import ClearedFault, ClearResult
 from agent.model.health import DeviceHealth, NonDeviceCause, NotApplicable, Repair, Severity
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample
@@ -28,6 +29,10 @@ class Report:
     declaring: tuple[str, ...] = ()
     """Drivers that have declared devices since the agent started; their sockets report only declared
     devices."""
+    cleared: tuple[ClearedFault, ...] = ()
+    """Latched faults that operators cleared within a day, the oldest first."""
+    clear_results: tuple[ClearResult, ...] = ()
+    """Answers to the requests to clear faults that this evaluation handled."""
     starting: bool = False
     """True: incomplete, since a source is in its first pass over the machine. False: complete."""
 

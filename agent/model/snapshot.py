@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from agent.model.cleared_faults import ClearRequest
 from agent.model.cpuset import CpuSet
 from agent.model.declared_devices import Declarations, DriverCheckSample
 from agent.model.gpu import GpuSystemSample, NvmlSample
@@ -169,5 +170,7 @@ class Snapshot:
     """Results of the health checks that an embedding driver defines, one per check and device."""
     driver_faults: tuple[DriverFault, ...] = ()
     """Device faults that drivers reported while preparing claims."""
+    clear_requests: tuple[ClearRequest, ...] = ()
+    """Unanswered requests of operators to clear latched faults."""
     pods: PodsSample | None = None
     """Devices that pods use; None: the agent does not track them."""

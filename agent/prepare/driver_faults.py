@@ -89,6 +89,22 @@ def expire_faults_of_devices(
     )
 
 
+def expire_cleared_faults(
+    known: DriverFaults, cleared: Collection[DriverFault], now_wall_s: float
+) -> DriverFaults:
+    """Return the faults with those of the same numbers as ``cleared`` expired, because an operator cleared
+    them."""
+    numbers = {(fault.number, fault.reported_wall_s) for fault in cleared}
+    return known._replace(
+        faults=tuple(
+            fault._replace(expired_wall_s=now_wall_s)
+            if (fault.number, fault.reported_wall_s) in numbers and not fault.expired_wall_s
+            else fault
+            for fault in known.faults
+        )
+    )
+
+
 def expire_old_faults(known: DriverFaults, now_wall_s: float) -> DriverFaults:
     """Expire faults after :data:`FAULT_LIMIT_S`; drop faults that expired :data:`EXPIRED_KEPT_S` ago."""
     return known._replace(faults=tuple(_expired(known.faults, now_wall_s)))

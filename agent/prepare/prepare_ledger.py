@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from agent.model.claim import Claim, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Severity
-from agent.model.prepare import ErrorClass, LastPrepareResult, PrepareVerdict
+from agent.model.prepare import DriverFault, ErrorClass, LastPrepareResult, PrepareVerdict
 from agent.prepare import driver_faults as faults
 from agent.prepare.driver_faults import DriverFaults
 
@@ -135,6 +135,13 @@ def record_success(
         ledger, driver_faults=faults.expire_faults_of_devices(ledger.driver_faults, devices, now_wall_s)
     )
     return _with_entry(ledger, LedgerEntry(outcome, driver_version), now_wall_s)
+
+
+def record_clear(ledger: PrepareLedger, cleared: Collection[DriverFault], now_wall_s: float) -> PrepareLedger:
+    """Record that an operator cleared driver-reported faults, which expire."""
+    return replace(
+        ledger, driver_faults=faults.expire_cleared_faults(ledger.driver_faults, cleared, now_wall_s)
+    )
 
 
 def record_failure(

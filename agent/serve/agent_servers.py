@@ -16,7 +16,7 @@ from agent.errors import ConfigError
 from agent.model.health import DeviceHealth
 from agent.model.report import Report, SocketSubscribers
 from agent.native.health_encoder import WireHealth, encode_health_lists
-from agent.serve.agent_api.service import AgentService
+from agent.serve.agent_api.service import AgentService, ClearRequests
 from agent.serve.driver_link.handler import DriverLinkHandler
 from agent.serve.driver_link.service import DriverLinkRequestStream, DriverLinkService
 from agent.serve.grpc.server import HardenedServer
@@ -80,6 +80,7 @@ class AgentServers:
         version: str,
         encode_list: HealthListEncoder = encode_device_health,
         open_handler: Callable[[str], DriverLinkHandler] | None = None,
+        clear_requests: ClearRequests | None = None,
     ) -> None:
         """Create the missing directories (mode 0750) and all sockets; after an exception no socket remains.
 
@@ -94,6 +95,7 @@ class AgentServers:
             encode_list: Encoder of health lists.
             open_handler: Returns the handler of a driver's calls; called in a thread at the driver's first
                 call. None: the drivers' sockets have no driver link.
+            clear_requests: Queue of requests of operators to clear faults; None: faults cannot be cleared.
 
         Raises:
             ResourceBusy: Another process serves one of the sockets.
@@ -106,6 +108,7 @@ class AgentServers:
         self._version = version
         self._encode = encode_list
         self._open_handler = open_handler
+        self._clear_requests = clear_requests
         self._listeners: dict[str, UnixListener] = {}
         names = socket_names(drivers)
         for name in names:
@@ -146,7 +149,12 @@ class AgentServers:
 
         for driver, name in zip(self._drivers, self._listeners, strict=False):
             services[name] = HealthService(publisher.subscribers_of(driver))
-        services[AGENT_SOCKET] = AgentService(self._latest, version=self._version, subscribers=subscribers)
+        services[AGENT_SOCKET] = AgentService(
+            self._latest,
+            version=self._version,
+            subscribers=subscribers,
+            clear_requests=self._clear_requests,
+        )
         links: dict[str, DriverLinkService] = {}
         if self._open_handler is not None:
             for driver, name in zip(self._drivers, self._listeners, strict=False):

@@ -5,17 +5,24 @@ import errno
 import os
 import socket
 import stat
+import struct
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import ConfigError, PermissionDenied, ResourceBusy
 from agent.model.sockets import SOCKET_PATH_LIMIT
 
+if TYPE_CHECKING:
+    import asyncio.trsock
+
 SOCKET_MODE: Final = 0o660
 
 BACKLOG: Final = 100
+
+_UCRED: Final = struct.Struct("iII")
+"""Layout of the kernel's ``struct ucred``: pid, uid, gid."""
 
 NO_SOCKET: Final = "no such socket"
 NO_SERVER: Final = "no process serves this socket"
@@ -71,6 +78,20 @@ class UnixListener:
         """Close the socket, and remove the file if it is still this socket."""
         self.sock.close()
         self.remove()
+
+
+class PeerCredentials(NamedTuple):
+    """Process at the other end of a unix socket, as the kernel recorded it when it connected."""
+
+    pid: int
+    uid: int
+
+
+def peer_credentials(connection: "socket.socket | asyncio.trsock.TransportSocket") -> PeerCredentials:
+    """Return the process that connected. Raises OSError if the connection is closed."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(data)
+    return PeerCredentials(pid, uid)
 
 
 def make_socket_directory(path: Path, *, flag: str) -> None:

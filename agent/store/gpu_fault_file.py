@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 import trio
 
+from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Severity
 from agent.model.persistent_faults import KnownGpu, PersistentFault, PersistentGpuState
@@ -40,12 +41,14 @@ _FAULT: Final = struct_type_of(
     log_us=_NATURAL,
     severity=msgspec.Meta(ge=int(min(Severity)), le=int(max(Severity))),
 )
+_CLEARED: Final = struct_type_of(ClearedFault)
 
 
 class _FaultsFile(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     gpus: list[_GPU]  # type: ignore[valid-type]  # made at run time from the model's
     faults: list[_FAULT]  # type: ignore[valid-type]
+    cleared: list[_CLEARED] = []  # type: ignore[valid-type]
 
 
 def load_gpu_faults(path: Path) -> tuple[PersistentGpuState, str]:
@@ -63,6 +66,7 @@ def decode_gpu_faults(data: bytes) -> PersistentGpuState:
     memory = PersistentGpuState(
         gpus=tuple(KnownGpu(*msgspec.structs.astuple(gpu)) for gpu in file.gpus),
         faults=tuple(PersistentFault(*msgspec.structs.astuple(fault)) for fault in file.faults),
+        cleared=tuple(ClearedFault(*msgspec.structs.astuple(record)) for record in file.cleared),
     )
     numbers = [gpu.number for gpu in memory.gpus]
     for number in numbers:
@@ -75,13 +79,14 @@ def decode_gpu_faults(data: bytes) -> PersistentGpuState:
 
 def encode_gpu_faults(memory: PersistentGpuState) -> bytes:
     """Encode GPU faults as the content of the state file."""
-    return encode_json(
-        {
-            "version": VERSION,
-            "gpus": [gpu._asdict() for gpu in memory.gpus],
-            "faults": [fault._asdict() for fault in memory.faults],
-        }
-    )
+    content: dict[str, object] = {
+        "version": VERSION,
+        "gpus": [gpu._asdict() for gpu in memory.gpus],
+        "faults": [fault._asdict() for fault in memory.faults],
+    }
+    if memory.cleared:  # without it, earlier versions of the agent can read the file
+        content["cleared"] = [record._asdict() for record in memory.cleared]
+    return encode_json(content)
 
 
 def save_gpu_faults(path: Path, memory: PersistentGpuState) -> None:
@@ -157,6 +162,7 @@ class GpuFaultWriter:
 
 def _urgent_part(memory: PersistentGpuState) -> object:
     """Return the part of the GPU faults whose change is written at once: all but counts and times."""
-    return memory.gpus, [
+    faults = [
         fault._replace(times=0, last_wall_s=0, log_us=0, texts=(), counters=()) for fault in memory.faults
     ]
+    return memory.gpus, faults, memory.cleared

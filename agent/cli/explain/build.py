@@ -241,6 +241,8 @@ class SourceFactIndex:
         self._prepares = _grouped((record.outcome.claim.uid, record) for record in answers.prepares)
         notes = answers.report.notes if answers.report else ()
         self._notes_of_devices = _grouped((name, note) for note in notes for name in note.devices)
+        cleared = answers.report.cleared if answers.report else ()
+        self._cleared_of_devices = _grouped((record.device, record) for record in cleared)
         self._notes_of_pods = _grouped((pod_uid(note), note) for note in notes)
         from_files = [
             answer.items for answer in answers.consumers.pods if answer.provenance.origin is Origin.PODS_FILE
@@ -262,6 +264,7 @@ class SourceFactIndex:
             taints=None if tainted is None else tainted.get(ref, ()),
             driver_faults=self._driver_faults.get(ref, ()),
             notes=self._notes_of_devices.get(str(ref), ()),
+            cleared=self._cleared_of_devices.get(str(ref) if ref.driver else ref.device, ()),
         )
 
     def claim_facts(self, ref: ClaimRef) -> ClaimFacts:

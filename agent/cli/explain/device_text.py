@@ -128,6 +128,9 @@ def _device_facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fac
     for fault in device.driver_faults:
         when = f"{age_text(explanation, fault.reported_wall_s)} ago, while preparing {fault.claim}"
         yield "found broken", f"{fault.code}: {fault.evidence} ({when})", ("red",)
+    for record in device.cleared:
+        when = age_text(explanation, record.at_wall_s)
+        yield "cleared", f"{record.code}: {when} ago by {record.operator}", ()
     causes = device.reported.health.causes if device.reported else ()
     for note in device.notes:
         cause, subject = note.cause, _subject(note, explanation)

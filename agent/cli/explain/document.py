@@ -14,6 +14,7 @@ from agent.cli.output.json import (
     API_VERSION,
     CAUSE,
     CLAIM_REF,
+    CLEARED_FAULT,
     DEVICE,
     DEVICE_REF,
     POD_REF,
@@ -79,6 +80,7 @@ def _device(device: DeviceFacts, now_s: float) -> dict[str, Any]:
         "taints": None if device.taints is None else [TAINT(taint) for taint in device.taints],
         "foundBroken": [FAULT(fault) for fault in device.driver_faults],
         "notes": [_note(note) for note in device.notes],
+        "cleared": [CLEARED_FAULT(record) for record in device.cleared],
     }
 
 

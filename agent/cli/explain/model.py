@@ -13,6 +13,7 @@ from agent.cli.prepares.text import PrepareRecord
 from agent.devices.consumers.reservations import RefusedPod
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import KubeletHealthRecord, PodRef, Reservation, SourceAnswers
+from agent.model.cleared_faults import ClearedFault
 from agent.model.consumers import AffectedPod, ClaimView, Conflict, PodView
 from agent.model.device_usage import DeviceUsage
 from agent.model.health import DeviceHealth, Health, NonDeviceCause, Severity
@@ -146,6 +147,8 @@ class DeviceFacts:
     driver_faults: tuple[DriverFault, ...] = ()
     notes: tuple[NonDeviceCause, ...] = ()
     """Findings of the agent about the cgroups of pods that use the device."""
+    cleared: tuple[ClearedFault, ...] = ()
+    """Latched faults of the device that operators cleared within a day."""
 
     @property
     def severity(self) -> Severity:

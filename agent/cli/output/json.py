@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from agent.model.cleared_faults import NO_LOGIN_UID
 from agent.model.health import Health, Severity
 from agent.model.time import NS, Instant, rfc3339
 
 if TYPE_CHECKING:
+    from agent.model.cleared_faults import ClearedFault
     from agent.model.report import AgentStatus, Report
     from agent.model.source_state import SourceSample
     from agent.sources.processes import ProcessFacts
@@ -91,12 +93,17 @@ DEVICE: Final = ObjectKeys(
 
 RULE: Final = ObjectKeys("device code reason")
 NOTE: Final = ObjectKeys("subject devices")
+CLEARED_FAULT: Final = ObjectKeys(
+    "device code at:at_wall_s uid pid loginUID:login_uid",
+    loginUID=lambda uid: None if uid == NO_LOGIN_UID else uid,
+)
 REPORT: Final = ObjectKeys(
-    "node at devices notes notApplicable notEvaluated",
+    "node at devices notes notApplicable notEvaluated cleared",
     devices=encode_each(DEVICE),
     notes=encode_each(lambda note: {**NOTE(note), **CAUSE(note.cause)}),
     notApplicable=encode_each(RULE),
     notEvaluated=encode_each(RULE),
+    cleared=encode_each(CLEARED_FAULT),
 )
 CGROUPS: Final = ObjectKeys("dropped:groups_dropped unwatched")
 PROCESS: Final = ObjectKeys(
@@ -139,6 +146,11 @@ def status_document(status: AgentStatus) -> dict[str, Any]:
         "cgroups": {"watched": status.groups, **CGROUPS(status.core)},
         "subscribers": [SUBSCRIBER(subscriber) for subscriber in status.subscribers],
     }
+
+
+def clear_document(cleared: Iterable[ClearedFault]) -> dict[str, Any]:
+    """Return the faults that a command has cleared as JSON."""
+    return {"apiVersion": API_VERSION, "cleared": [CLEARED_FAULT(fault) for fault in cleared]}
 
 
 def _source(source: SourceSample, at: Instant | None) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class OpenDriverFault(NamedTuple):
     """Time at which the agent received the report."""
     verified: bool = False
     """Whether an evaluation after the report found the device without fault."""
+    cleared: bool = False
+    """Whether an operator cleared the fault, so that it is no cause until the ledger drops it."""
 
 
 DriverFaultKey = tuple[Subject, str, float]
@@ -107,6 +109,8 @@ def with_driver_faults(
     """
     reported: dict[str, dict[str, Cause]] = {}
     for open_fault in past.values():
+        if open_fault.cleared:
+            continue
         cause = _cause(open_fault)
         reported.setdefault(open_fault.fault.subject, {})[cause.code] = cause
     expired = {key[0] for key, open_fault in past.items() if open_fault.fault.expired_wall_s}

@@ -1,8 +1,8 @@
 """State of all GPUs between evaluations, and the function that updates it and decides on latched faults."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 from agent.devices.gpu_identity import replaced_gpu_numbers
 from agent.health.gpu.faults.checkpoint import build_checkpoint
@@ -13,10 +13,16 @@ from agent.health.gpu.faults.ingest import ingest_faults
 from agent.health.gpu.faults.recovery import RecoverySigns, resolve_faults, update_recovery_signs
 from agent.health.gpu.rule_state import GpuRuleState, next_gpu_rule_state
 from agent.health.gpu.xid.conditions import FaultDecision
+from agent.model.cleared_faults import ClearedFault
 from agent.model.persistent_faults import PersistentGpuState
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
+
+RECORD_KEPT_S: Final = 86_400.0
+"""Time for which the record of a cleared fault is kept and reported [s]."""
+RECORDS_MAX: Final = 256
+"""Largest number of records of cleared faults; the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,8 @@ class GpuState:
     checkpoint: PersistentGpuState = field(default_factory=PersistentGpuState)
     """Fault state that must survive a restart of the agent."""
     evaluated_ns: int = 0
+    cleared: tuple[ClearedFault, ...] = ()
+    """Records of faults, of all kinds of devices, that operators cleared within a day."""
 
 
 class GpuEvaluation(NamedTuple):
@@ -56,8 +64,21 @@ def evaluate_gpus(previous: GpuState, snapshot: Snapshot, limits: GpuLimits, now
     log, resolve_ns = resolve_faults(log, decisions, signs, now)
     decisions = {key: found for key, found in decisions.items() if not log.faults[key].resolved}
     due = [at for at in (resolve_ns, next_wait_end_ns(log)) if at is not None]
-    checkpoint = build_checkpoint(log, decisions, rule_state.registry, signs)
-    if checkpoint == previous.checkpoint:
-        checkpoint = previous.checkpoint  # the same object shows that nothing has to be written
-    state = GpuState(rule_state, log, signs, checkpoint, now.mono_ns)
+    cleared = recent_clears(previous.cleared, now)
+    state = GpuState(rule_state, log, signs, previous.checkpoint, now.mono_ns, cleared)
+    state = with_checkpoint(state, decisions)
     return GpuEvaluation(state, decisions, log.faults, replaced_numbers, min(due, default=None))
+
+
+def with_checkpoint(state: GpuState, decisions: Mapping[FaultKey, FaultDecision]) -> GpuState:
+    """Return the state with its checkpoint; the same object if the checkpoint has not changed."""
+    checkpoint = build_checkpoint(
+        state.fault_log, decisions, state.rule_state.registry, state.recovery_signs, state.cleared
+    )
+    return state if checkpoint == state.checkpoint else replace(state, checkpoint=checkpoint)
+
+
+def recent_clears(records: Sequence[ClearedFault], now: Instant) -> tuple[ClearedFault, ...]:
+    """Return the newest records that are younger than a day."""
+    kept = tuple(record for record in records if abs(now.wall_s - record.at_wall_s) < RECORD_KEPT_S)
+    return kept[-RECORDS_MAX:]

@@ -15,11 +15,12 @@ import betterproto
 from grpclib.const import Cardinality, Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from agent.errors import AgentUnreachable, PermissionDenied
+from agent.errors import AgentUnreachable, FaultStillPresent, PermissionDenied, UsageError
+from agent.model.cleared_faults import ClearedFault, ClearRefusal
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import AgentStatus, Report
 from agent.model.time import NS, Instant
-from agent.serve.agent_api.decode import decode_report, decode_status
+from agent.serve.agent_api.decode import decode_clear_reply, decode_report, decode_status
 from agent.serve.grpc.channel import UnixChannel
 from agent.serve.grpc.gen.agent.drahealth import v1 as agent_v1
 from agent.serve.grpc.gen.health_v1 import v1
@@ -165,6 +166,34 @@ async def fetch_status(socket: Path) -> AgentStatus:
                 return decode_status(await stub.status(agent_v1.StatusRequest()))
         finally:
             channel.close()
+
+
+async def clear_faults(socket: Path, device: str, code: str) -> tuple[ClearedFault, ...]:
+    """Clear the latched faults of a device, with a code if it is not empty; return the cleared faults.
+
+    Raises:
+        UsageError: The device is not known, has no such fault, or a reading decides the fault.
+        FaultStillPresent: A reading still shows a fault of the device.
+        AgentUnreachable: No agent serves the socket, or it gave no valid answer.
+        PermissionDenied: This process may not open the socket, or runs neither as root nor as the agent.
+    """
+    with _errors_with_socket(socket):
+        channel = UnixChannel(os.fspath(socket))
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                stub = agent_v1.AgentStub(channel)
+                result = decode_clear_reply(await stub.clear(agent_v1.ClearRequest(device, code)))
+        except GRPCError as error:
+            if error.status is Status.PERMISSION_DENIED:
+                raise PermissionDenied(f"{socket}: {error.message}") from None
+            raise
+        finally:
+            channel.close()
+    if result.refusal is None:
+        return result.cleared
+    if result.refusal is ClearRefusal.STILL_PRESENT:
+        raise FaultStillPresent(result.reason)
+    raise UsageError(result.reason)
 
 
 async def _agent_reports(channel: UnixChannel) -> AsyncGenerator[Report]:

@@ -2,12 +2,13 @@
 
 from typing import Final, TypeVar
 
+from agent.model.cleared_faults import ClearedFault, ClearResult
 from agent.model.health import Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
 from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, SocketSubscribers
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample
 from agent.model.time import Instant
-from agent.serve.agent_api.encode import BLAMES, REPAIRS, STATES
+from agent.serve.agent_api.encode import BLAMES, REFUSALS, REPAIRS, STATES
 from agent.serve.grpc.gen.agent.drahealth import v1
 
 E = TypeVar("E")
@@ -16,6 +17,7 @@ _HEALTH_OF: Final = {int(health): health for health in Health}
 _SEVERITY_OF: Final = {int(severity): severity for severity in Severity}
 _BLAME_OF: Final = {number: blame for blame, number in BLAMES.items()}
 _REPAIR_OF: Final = {number: repair for repair, number in REPAIRS.items()}
+_REFUSAL_OF: Final = {number: refusal for refusal, number in REFUSALS.items()}
 _STATE_OF: Final = {number: state for state, number in STATES.items()}
 
 
@@ -33,6 +35,20 @@ def decode_report(message: v1.Report) -> Report:
         sources=tuple(_source_of(source) for source in message.sources),
         core=_core_of(message.core),
         groups=message.groups,
+        cleared=tuple(map(_cleared_fault_of, message.cleared)),
+    )
+
+
+def decode_clear_reply(reply: v1.ClearReply) -> ClearResult:
+    """Convert a ClearReply message. Raises ValueError if the kind of the refusal is unknown."""
+    number = int(reply.refusal)
+    refusal = _enum_value(_REFUSAL_OF, number, "ClearReply.refusal") if number else None
+    return ClearResult(0, tuple(map(_cleared_fault_of, reply.cleared)), refusal=refusal, reason=reply.reason)
+
+
+def _cleared_fault_of(record: v1.ClearedFault) -> ClearedFault:
+    return ClearedFault(
+        record.device, record.code, record.at_wall_s, record.uid, record.pid, record.login_uid
     )
 
 

@@ -8,6 +8,7 @@ device.
 from collections.abc import Iterator
 from typing import Final
 
+from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearResult
 from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, NotApplicable, Repair
 from agent.model.report import AgentStatus, Report
 from agent.model.snapshot import NativeCoreStats
@@ -45,6 +46,11 @@ STATES: Final = {
     SourceState.STALLED: 4,
     SourceState.STARTING: 5,
 }
+REFUSALS: Final = {
+    ClearRefusal.UNKNOWN: 1,
+    ClearRefusal.NOT_LATCHED: 2,
+    ClearRefusal.STILL_PRESENT: 3,
+}
 _NEVER: Final = Instant(0, 0.0)
 
 
@@ -64,6 +70,8 @@ def encode_report(report: Report) -> Iterator[bytes]:
         yield message_field(7, _source(source))
     yield message_field(8, _core(report.core))
     yield int_field(9, report.groups)
+    for record in report.cleared:
+        yield message_field(10, _cleared_fault(record))
 
 
 def encode_status(status: AgentStatus) -> bytes:
@@ -91,6 +99,26 @@ def encode_status(status: AgentStatus) -> bytes:
             int_field(14, status.groups),
             *(message_field(15, entry) for entry in subscribers),
             *(message_field(16, count) for count in repairs),
+        )
+    )
+
+
+def encode_clear_reply(result: ClearResult) -> bytes:
+    """Return the encoded ClearReply message."""
+    cleared = b"".join(message_field(1, _cleared_fault(record)) for record in result.cleared)
+    refusal = REFUSALS[result.refusal] if result.refusal else 0
+    return cleared + int_field(2, refusal) + string_field(3, result.reason)
+
+
+def _cleared_fault(record: ClearedFault) -> bytes:
+    return b"".join(
+        (
+            string_field(1, record.device),
+            string_field(2, record.code),
+            double_field(3, record.at_wall_s),
+            int_field(4, record.uid),
+            int_field(5, record.pid),
+            int_field(6, record.login_uid),
         )
     )
 

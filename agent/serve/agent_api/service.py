@@ -1,4 +1,4 @@
-"""Service ``drahealth.v1.Agent`` for the command line: reports, and the status of the agent.
+"""Service ``drahealth.v1.Agent`` for the command line: reports, status of the agent, clears of faults.
 
 A report is encoded once for all clients, only while a client watches, and in steps between which the event
 loop serves the kubelet's streams.
@@ -8,23 +8,45 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpclib.const
 import grpclib.server
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 
+from agent.model.cleared_faults import NO_LOGIN_UID, ClearResult, Operator
 from agent.model.health import Repair
 from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, SocketSubscribers
-from agent.serve.agent_api.encode import encode_report, encode_status
+from agent.serve.agent_api.encode import encode_clear_reply, encode_report, encode_status
 from agent.serve.grpc.codec import EmptyRequest
+from agent.serve.grpc.wire.reader import SchemaField, read_by_schema
+from agent.serve.sockets import peer_credentials
 from agent.system.threads.latest_value import LatestValue
 
 STATUS: Final = "/drahealth.v1.Agent/Status"
 WATCH: Final = "/drahealth.v1.Agent/Watch"
 
+CLEAR: Final = "/drahealth.v1.Agent/Clear"
+CLEAR_ANSWER_S: Final = 1.0
+"""Longest time that a request to clear faults waits for the health engine [s]."""
+CLEAR_REQUEST: Final = {1: SchemaField("device"), 2: SchemaField("code")}
+CLEAR_TEXT_MAX: Final = 1024
+"""Limit of the device's name and of the code in a request to clear faults [characters]."""
+LOGIN_UID_UNSET: Final = (1 << 32) - 1
+"""Login uid in procfs of a process that no login started."""
+
 CHUNKS_AT_ONCE: Final = 16
 """Number of chunks of a report that are encoded, in 0.1 ms, before the event loop runs other tasks."""
+
+
+class ClearRequests(Protocol):
+    """Queue of requests to clear latched faults, which the health engine answers."""
+
+    def submit(self, device: str, code: str, operator: Operator) -> Future[ClearResult]:
+        """Add a request; cancelling the future withdraws it. Thread-safe. Never blocks."""
 
 
 class AgentService:
@@ -36,12 +58,15 @@ class AgentService:
         *,
         version: str,
         subscribers: Callable[[], tuple[SocketSubscribers, ...]],
+        clear_requests: ClearRequests | None = None,
     ) -> None:
+        """Create the service; without ``clear_requests`` it refuses to clear faults with UNIMPLEMENTED."""
         self.streams = 0
         """Number of open report streams."""
         self._latest = latest
         self._version = version
         self._subscribers = subscribers
+        self._clear_requests = clear_requests
         self._encoding = asyncio.Lock()
         self._encoded = (0, b"")
 
@@ -50,6 +75,7 @@ class AgentService:
         unary, streaming = grpclib.const.Cardinality.UNARY_UNARY, grpclib.const.Cardinality.UNARY_STREAM
         return {
             STATUS: grpclib.const.Handler(self._status, unary, EmptyRequest, bytes),
+            CLEAR: grpclib.const.Handler(self._clear, unary, bytes, bytes),
             WATCH: grpclib.const.Handler(self._watch, streaming, EmptyRequest, bytes),
         }
 
@@ -57,6 +83,34 @@ class AgentService:
         await stream.recv_message()
         status = collect_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
         await stream.send_message(encode_status(status))
+
+    async def _clear(self, stream: grpclib.server.Stream[bytes, bytes]) -> None:
+        data = await stream.recv_message()
+        operator = _operator(stream)
+        try:
+            request = read_by_schema(data or b"", CLEAR_REQUEST, "the request")
+        except ValueError as error:
+            raise GRPCError(Status.INVALID_ARGUMENT, str(error)) from None
+        device, code = request.get("device", ""), request.get("code", "")
+        if not device or max(len(device), len(code)) > CLEAR_TEXT_MAX:
+            raise GRPCError(
+                Status.INVALID_ARGUMENT,
+                f"device has {len(device)} characters and code {len(code)}; limit {CLEAR_TEXT_MAX}, "
+                "device must not be empty",
+            )
+        if self._clear_requests is None:
+            raise GRPCError(Status.UNIMPLEMENTED, "no health engine clears faults here")
+        if self._latest.peek()[1] is None:
+            raise GRPCError(Status.UNAVAILABLE, "the agent has not published its first report; try again")
+        answer = asyncio.wrap_future(self._clear_requests.submit(device, code, operator))
+        try:
+            result = await asyncio.wait_for(answer, CLEAR_ANSWER_S)
+        except TimeoutError:
+            raise GRPCError(
+                Status.DEADLINE_EXCEEDED,
+                f"the health engine did not answer within {CLEAR_ANSWER_S:g} s; try again",
+            ) from None
+        await stream.send_message(encode_clear_reply(result))
 
     async def _watch(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
         await stream.recv_message()
@@ -81,6 +135,31 @@ class AgentService:
                         await asyncio.sleep(0)
                 self._encoded = (version, b"".join(chunks))
             return self._encoded
+
+
+def _operator(stream: grpclib.server.Stream[Any, Any]) -> Operator:
+    """Return the process that sent a request. Raises GRPCError unless it runs as root or as the agent."""
+    connection = stream._stream._transport.get_extra_info("socket")
+    try:
+        peer = peer_credentials(connection)
+    except OSError as error:
+        raise GRPCError(Status.PERMISSION_DENIED, f"the caller is not known: {error.strerror}") from None
+    if peer.uid not in (0, os.geteuid()):
+        raise GRPCError(
+            Status.PERMISSION_DENIED,
+            f"uid {peer.uid} may not clear faults; run the command as root or as uid {os.geteuid()}",
+        )
+    return Operator(peer.uid, peer.pid, _login_uid(peer.pid))
+
+
+def _login_uid(pid: int) -> int:
+    """Return the login uid of a process; NO_LOGIN_UID if it has none, or procfs does not show it."""
+    try:
+        with open(f"/proc/{pid}/loginuid", encoding="ascii") as file:
+            uid = int(file.read(16))
+    except (OSError, ValueError):
+        return NO_LOGIN_UID
+    return NO_LOGIN_UID if uid == LOGIN_UID_UNSET else uid
 
 
 def collect_status(

@@ -5,7 +5,7 @@ replacement of the GPU ends. The checkpoint also has readings that show a reset,
 while the agent is stopped.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import gpu_device, mig_device
@@ -16,6 +16,7 @@ from agent.health.gpu.rule_state import GpuRuleState, MigInstance, PerGpuState
 from agent.health.gpu.xid.conditions import FaultDecision
 from agent.health.gpu.xid.log_lines import SxidLine, XidLine, parse_line
 from agent.health.state_machine import Condition, ConditionPhase
+from agent.model.cleared_faults import ClearedFault
 from agent.model.health import Finding, Repair, Severity, repair_for_severity
 from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
 from agent.model.reading import Absence, Missing
@@ -41,6 +42,8 @@ class RestoredFaults(NamedTuple):
     """Last readings of each GPU with an unresolved fault, by GPU number."""
     conditions: Mapping[tuple[str, str], Condition]
     """Raised conditions of the restored faults, by device name and finding code."""
+    cleared: tuple[ClearedFault, ...] = ()
+    """Faults that operators cleared within a day."""
 
 
 # --- save ---------------------------------------------------------------------------------------------------
@@ -51,8 +54,10 @@ def build_checkpoint(
     decisions: Mapping[FaultKey, FaultDecision],
     registry: tuple[KnownGpu, ...],
     signs: Mapping[int, RecoverySigns],
+    cleared: tuple[ClearedFault, ...] = (),
 ) -> PersistentGpuState:
-    """Return the content of the checkpoint: known GPUs, and latched faults above severity INFO."""
+    """Return the content of the checkpoint: known GPUs, latched faults above severity INFO, and ``cleared``
+    (the records of faults that operators cleared)."""
     uuids = {gpu.number: gpu.uuid for gpu in registry}
     kept = []
     for key, fault in log.faults.items():
@@ -64,7 +69,8 @@ def build_checkpoint(
             kept.append(_kept_fault(key, fault, decision, uuid, signs.get(key.gpu_number, RecoverySigns())))
     if len(kept) > KEPT_MAX:
         kept.sort(key=lambda fault: (fault.healed, -fault.severity, -fault.last_wall_s))
-    return PersistentGpuState(tuple(gpu for gpu in registry if gpu.uuid), tuple(sorted(kept[:KEPT_MAX])))
+    gpus = tuple(gpu for gpu in registry if gpu.uuid)
+    return PersistentGpuState(gpus, tuple(sorted(kept[:KEPT_MAX])), cleared)
 
 
 def _kept_fault(
@@ -116,6 +122,7 @@ def restore_faults(kept: PersistentGpuState, boot_id: str, limits: GpuLimits, no
     conditions: dict[tuple[str, str], Condition] = {}
     counted_us: dict[tuple[int, str], int] = {}
     signs: dict[int, RecoverySigns] = {}
+    cleared_s = {(record.device, record.code): record.at_wall_s for record in kept.cleared}
     for saved in kept.faults:
         number = numbers.get(saved.uuid) if saved.uuid else SHARED
         if number is None or not is_latched_fault_code(saved.code):
@@ -131,22 +138,30 @@ def restore_faults(kept: PersistentGpuState, boot_id: str, limits: GpuLimits, no
         if fault.resolved and not same_boot and now.wall_s - saved.last_wall_s > _kept_for_s(saved.code):
             continue
         faults[key] = fault
+        reported = [
+            device
+            for device in affected_devices(key, kept.gpus)
+            if not (saved.healed and cleared_s.get((device, saved.code), 0.0) >= saved.healed_wall_s)
+        ]
         if same_boot:
             at = number, saved.code
-            counted_us[at] = max(counted_us.get(at, 0), saved.log_us)
+            # what the log reports of a cleared fault was repaired, even if only NVML had reported it so far
+            cleared_us = fault.resolved.mono_ns // 1000 if fault.resolved and not reported else 0
+            counted_us[at] = max(counted_us.get(at, 0), saved.log_us, cleared_us)
             if not saved.healed:
                 signs[number] = _recovery_signs(saved)
         if _is_reported_at_start(fault, limits, now):
             conditions.update(
-                {
-                    (device, saved.code): _raised_condition(fault, saved.code)
-                    for device in _affected_devices(key, kept)
-                }
+                {(device, saved.code): _raised_condition(fault, saved.code) for device in reported}
             )
     per_gpu = {gpu.number: _per_gpu_state(gpu) for gpu in kept.gpus}
     gpus = GpuRuleState(registry=kept.gpus, per_gpu=per_gpu)
     return RestoredFaults(
-        gpus, FaultLog(boot_id, faults, registry=kept.gpus, checkpoint_us=counted_us), signs, conditions
+        gpus,
+        FaultLog(boot_id, faults, registry=kept.gpus, checkpoint_us=counted_us),
+        signs,
+        conditions,
+        kept.cleared,
     )
 
 
@@ -226,9 +241,9 @@ def _raised_condition(fault: Fault, code: str) -> Condition:
     return Condition(ConditionPhase.RAISED, finding, fault.first, 0, 0, 0)
 
 
-def _affected_devices(key: FaultKey, kept: PersistentGpuState) -> Iterator[str]:
+def affected_devices(key: FaultKey, gpus: Iterable[KnownGpu]) -> Iterator[str]:
     """Yield the names of the GPUs or MIG instances that a fault affects."""
-    for gpu in kept.gpus:
+    for gpu in gpus:
         if key.gpu_number not in (gpu.number, SHARED):
             continue
         named = [mig_device(gpu.number, mig.gi, mig.ci) for mig in gpu.migs if key.affects_only(mig)]

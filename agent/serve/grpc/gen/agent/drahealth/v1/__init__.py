@@ -22,6 +22,20 @@ if TYPE_CHECKING:
     from grpclib.metadata import Deadline
 
 
+class ClearRefusal(betterproto.Enum):
+    UNSPECIFIED = 0
+    """The faults are cleared."""
+
+    UNKNOWN = 1
+    """The device is not known, or has no such fault."""
+
+    NOT_LATCHED = 2
+    """A reading decides the fault, so that it ends with the reading."""
+
+    STILL_PRESENT = 3
+    """A reading still shows a fault of the device."""
+
+
 class Health(betterproto.Enum):
     """Health of a device, with the numbers of the kubelet's health API."""
 
@@ -121,6 +135,50 @@ class WatchRequest(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class StatusRequest(betterproto.Message):
     pass
+
+
+@dataclass(eq=False, repr=False)
+class ClearRequest(betterproto.Message):
+    device: str = betterproto.string_field(1)
+    """
+    Name, UUID or PCI address of the device, or "<driver>/<pool>/<name>".
+    """
+
+    code: str = betterproto.string_field(2)
+    """
+    Code of the only fault to clear; empty: all latched faults of the device.
+    """
+
+
+@dataclass(eq=False, repr=False)
+class ClearedFault(betterproto.Message):
+    """Latched fault of a device that an operator cleared."""
+
+    device: str = betterproto.string_field(1)
+    """
+    "<driver>/<pool>/<name>", the host's own devices by their names alone.
+    """
+
+    code: str = betterproto.string_field(2)
+    at_wall_s: float = betterproto.double_field(3)
+    """Time of the clear [s since 1970]."""
+
+    uid: int = betterproto.int64_field(4)
+    """User of the process that requested the clear."""
+
+    pid: int = betterproto.int64_field(5)
+    login_uid: int = betterproto.int64_field(6)
+    """User who logged in, before e.g. sudo; -1: not known."""
+
+
+@dataclass(eq=False, repr=False)
+class ClearReply(betterproto.Message):
+    cleared: List["ClearedFault"] = betterproto.message_field(1)
+    """Cleared faults, one for each device that reported them."""
+
+    refusal: "ClearRefusal" = betterproto.enum_field(2)
+    reason: str = betterproto.string_field(3)
+    """Reason of the refusal; empty: the faults are cleared."""
 
 
 @dataclass(eq=False, repr=False)
@@ -328,6 +386,11 @@ class Report(betterproto.Message):
     groups: int = betterproto.int64_field(9)
     """Number of watched cgroups of pods and containers."""
 
+    cleared: List["ClearedFault"] = betterproto.message_field(10)
+    """
+    Latched faults that operators cleared within a day, the oldest first.
+    """
+
 
 @dataclass(eq=False, repr=False)
 class Subscribers(betterproto.Message):
@@ -444,6 +507,23 @@ class AgentStub(betterproto.ServiceStub):
             metadata=metadata,
         )
 
+    async def clear(
+        self,
+        clear_request: "ClearRequest",
+        *,
+        timeout: Optional[float] = None,
+        deadline: Optional["Deadline"] = None,
+        metadata: Optional["MetadataLike"] = None
+    ) -> "ClearReply":
+        return await self._unary_unary(
+            "/drahealth.v1.Agent/Clear",
+            clear_request,
+            ClearReply,
+            timeout=timeout,
+            deadline=deadline,
+            metadata=metadata,
+        )
+
 
 class AgentBase(ServiceBase):
 
@@ -452,6 +532,9 @@ class AgentBase(ServiceBase):
         yield Report()
 
     async def status(self, status_request: "StatusRequest") -> "StatusReply":
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def clear(self, clear_request: "ClearRequest") -> "ClearReply":
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
     async def __rpc_watch(
@@ -471,6 +554,13 @@ class AgentBase(ServiceBase):
         response = await self.status(request)
         await stream.send_message(response)
 
+    async def __rpc_clear(
+        self, stream: "grpclib.server.Stream[ClearRequest, ClearReply]"
+    ) -> None:
+        request = await stream.recv_message()
+        response = await self.clear(request)
+        await stream.send_message(response)
+
     def __mapping__(self) -> Dict[str, grpclib.const.Handler]:
         return {
             "/drahealth.v1.Agent/Watch": grpclib.const.Handler(
@@ -484,5 +574,11 @@ class AgentBase(ServiceBase):
                 grpclib.const.Cardinality.UNARY_UNARY,
                 StatusRequest,
                 StatusReply,
+            ),
+            "/drahealth.v1.Agent/Clear": grpclib.const.Handler(
+                self.__rpc_clear,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                ClearRequest,
+                ClearReply,
             ),
         }

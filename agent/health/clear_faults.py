@@ -1,0 +1,363 @@
+"""Clears latched faults of devices on request of an operator, who states that they were repaired. Pure.
+
+Only faults that are remembered can be cleared: latched GPU faults, faults in their probation, and faults that
+a driver reported while it prepared a claim. A request clears all faults that it names, or none: it is refused
+while a reading shows a fault of the GPU, because the reading decides then.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from agent.devices.inventory import DeviceKind, InventoryDevice, gpu_device
+from agent.errors import suggestion
+from agent.health.declared.driver_faults import DriverFaultKey, DriverFaultState
+from agent.health.declared.gpus import find_host_device, find_host_gpu
+from agent.health.declared.state import DeclaredState
+from agent.health.evaluation import Conditions, Subject
+from agent.health.gpu.catalog import gpu_rules
+from agent.health.gpu.faults.checkpoint import affected_devices
+from agent.health.gpu.faults.evaluate import is_latched_fault_code
+from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey
+from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_views
+from agent.health.gpu.state import GpuEvaluation, recent_clears, with_checkpoint
+from agent.health.gpu.verdicts import is_answering
+from agent.health.gpu.view import GpuView
+from agent.health.gpu.xid.log_lines import normal_pci_address
+from agent.health.rules import unreadable_row
+from agent.health.state_machine import ConditionPhase
+from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearRequest, ClearResult
+from agent.model.declared_devices import DeclaredGpu
+from agent.model.gpu import WHOLE_GPU
+from agent.model.health import DeviceHealth, Finding, Severity
+from agent.model.persistent_faults import KnownGpu
+from agent.model.settings import GpuLimits
+from agent.model.snapshot import Snapshot
+from agent.model.time import Instant
+
+UNREPAIRED_CODES: Final = frozenset({"gpu.recovery_action", "gpu.remap.pending", "gpu.retired.pending"})
+"""Codes of readings that show an unfinished repair whatever their severity: the GPU has yet to be reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClearOutcome:
+    """State after the requests to clear faults, and the answers to them."""
+
+    gpus: GpuEvaluation
+    driver_faults: DriverFaultState
+    last_request: int
+    """Number of the newest handled request."""
+    dropped: frozenset[tuple[Subject, str]] = frozenset()
+    """Conditions that end at once, without clean passes and probation."""
+    results: tuple[ClearResult, ...] = ()
+
+
+class _Target(NamedTuple):
+    """Device of a request, with all of its names in reports."""
+
+    name: str
+    host_device: InventoryDevice | None
+    """GPU or MIG instance of the host; None: the device is something else."""
+    subjects: tuple[Subject, ...]
+    """Names of the device in reports: as the host's device, and as the device that drivers declare."""
+
+
+@dataclass(slots=True)
+class _Remembered:
+    """Faults of one device that only memory reports."""
+
+    latched: dict[FaultKey, tuple[Subject, ...]] = field(default_factory=dict)
+    """Latched faults, each with the names of the devices that report it."""
+    conditions: list[tuple[Subject, str]] = field(default_factory=list)
+    """Conditions of readings in their probation."""
+    driver_faults: list[DriverFaultKey] = field(default_factory=list)
+
+
+def clear_faults(
+    requests: Iterable[ClearRequest],
+    before: ClearOutcome,
+    conditions: Conditions,
+    known_devices: Mapping[Subject, DeviceHealth],
+    declared: DeclaredState,
+    snapshot: Snapshot,
+    limits: GpuLimits,
+    now: Instant,
+) -> ClearOutcome:
+    """Handle the requests that are newer than ``before.last_request``, in their order.
+
+    Args:
+        requests: Requests of operators; the source repeats a request until it is answered.
+        before: State of GPUs and driver-reported faults, with the new reports of this snapshot.
+        conditions: Conditions of the last evaluation.
+        known_devices: Verdicts of the last evaluation.
+        declared: Devices that drivers declare.
+        snapshot: Newest readings, which can refuse a request.
+        limits: Limits of the GPU rules.
+        now: Time of this evaluation.
+    """
+    outcome = before
+    for request in sorted(requests):
+        if request.number <= outcome.last_request:
+            continue
+        outcome = replace(outcome, last_request=request.number)
+        target = _find_target(request.device, outcome.gpus.state.rule_state, declared, known_devices)
+        if target is None:
+            names = [*known_devices, *declared.known]
+            reason = f"no device {request.device!r} is known{suggestion(request.device, names)}"
+            outcome = _refused(outcome, request, ClearRefusal.UNKNOWN, reason)
+            continue
+        found = _remembered(outcome, target, request.code, conditions)
+        if not (found.latched or found.conditions or found.driver_faults):
+            outcome = _refused(
+                outcome, request, *_nothing_to_clear(outcome, target, request.code, conditions)
+            )
+        elif reason := _shown_by_reading(outcome.gpus, found, target, conditions, snapshot, limits, now):
+            outcome = _refused(outcome, request, ClearRefusal.STILL_PRESENT, reason)
+        else:
+            outcome = _cleared(outcome, request, found, now)
+    return outcome
+
+
+def reported_clears(
+    records: Sequence[ClearedFault], declared: DeclaredState, gpus: GpuRuleState
+) -> tuple[ClearedFault, ...]:
+    """Return the records, and after each its copies for the devices that drivers declare for the GPU."""
+    if not records:
+        return ()
+    aliases: dict[Subject, list[Subject]] = {}
+    for subject in declared.devices:
+        if host := _declared_host_device(subject, declared, gpus):
+            aliases.setdefault(host.name, []).append(subject)
+    return tuple(
+        record._replace(device=device)
+        for record in records
+        for device in (record.device, *aliases.get(record.device, ()))
+    )
+
+
+# --- the device ---------------------------------------------------------------------------------------------
+
+
+def _find_target(
+    name: str, gpus: GpuRuleState, declared: DeclaredState, known_devices: Mapping[Subject, DeviceHealth]
+) -> _Target | None:
+    """Return the device with a name, UUID, PCI address or ``driver/pool/name``; None: no such device."""
+    host = None
+    if name in declared.known:
+        host = _declared_host_device(name, declared, gpus)
+        if host is None:
+            return _Target(name, None, (name,))
+    host = host or next((device for device in gpu_devices(gpus) if device.name == name), None)
+    host = host or _find_by_id(name, gpus.registry, list(gpu_devices(gpus)))
+    if host is None:
+        return _Target(name, None, (name,)) if name in known_devices else None
+    subjects = [s for s in declared.devices if _declared_host_device(s, declared, gpus) == host]
+    return _Target(host.name, host, (host.name, *subjects))
+
+
+def _declared_host_device(
+    subject: Subject, declared: DeclaredState, gpus: GpuRuleState
+) -> InventoryDevice | None:
+    device = declared.devices.get(subject)
+    if device is None or not isinstance(device.part, DeclaredGpu):
+        return None
+    return find_host_device(device.part, find_host_gpu(device.part, gpus.registry))
+
+
+def _find_by_id(
+    name: str, registry: Iterable[KnownGpu], devices: Sequence[InventoryDevice]
+) -> InventoryDevice | None:
+    address = normal_pci_address(name) if ":" in name else ""
+    for gpu in registry:
+        if name == gpu.uuid or (address and address == gpu.bus):
+            return gpu_device(gpu.number)
+        for mig in gpu.migs:
+            if name == mig.uuid:
+                return next(d for d in devices if (d.gpu_number, d.gi, d.ci) == (gpu.number, mig.gi, mig.ci))
+    return None
+
+
+# --- what can be cleared ------------------------------------------------------------------------------------
+
+
+def _remembered(outcome: ClearOutcome, target: _Target, code: str, conditions: Conditions) -> _Remembered:
+    """Return the faults of a device, with a code if it is not empty, that only memory reports."""
+    found = _Remembered()
+    found.driver_faults = [
+        key
+        for key, open_fault in outcome.driver_faults.items()
+        if key[0] in target.subjects and code in ("", open_fault.fault.code) and not open_fault.cleared
+    ]
+    host, gpus = target.host_device, outcome.gpus
+    if host is None:
+        return found
+    for key, fault in gpus.faults_by_key.items():
+        if code not in ("", key.code) or not _has_fault(host, key):
+            continue
+        affected = tuple(affected_devices(key, gpus.state.rule_state.registry))
+        raised = tuple(
+            name
+            for name in affected
+            if _is_reported(conditions, name, key.code) and (name, key.code) not in outcome.dropped
+        )
+        decision = gpus.decisions.get(key)
+        is_open = fault.resolved is None and decision is not None and decision.severity > Severity.INFO
+        if key.gpu_number == SHARED:  # not of a GPU without NVLinks
+            if host.name in raised:
+                found.latched[key] = raised
+        elif is_open or raised:
+            found.latched[key] = affected
+    found.conditions = [
+        (name, known_code)
+        for (name, known_code), condition in conditions.items()
+        if name == host.name
+        and code in ("", known_code)
+        and condition.phase is ConditionPhase.PROBATION
+        and not is_latched_fault_code(known_code)
+        and (name, known_code) not in outcome.dropped
+    ]
+    return found
+
+
+def _has_fault(device: InventoryDevice, key: FaultKey) -> bool:
+    """Return whether a fault is one of a device; a GPU has those of its MIG instances, too."""
+    if device.kind is DeviceKind.GPU:
+        return key.gpu_number in (device.gpu_number, SHARED)
+    return (key.gpu_number, key.gi) == (device.gpu_number, device.gi) and key.ci in (device.ci, WHOLE_GPU)
+
+
+def _is_reported(conditions: Conditions, name: Subject, code: str) -> bool:
+    condition = conditions.get((name, code))
+    return condition is not None and condition.is_cause and condition.finding.severity > Severity.INFO
+
+
+def _nothing_to_clear(
+    outcome: ClearOutcome, target: _Target, code: str, conditions: Conditions
+) -> tuple[ClearRefusal, str]:
+    """Return why no fault of a device can be cleared."""
+    held = {
+        known_code: condition.finding
+        for (name, known_code), condition in conditions.items()
+        if name in target.subjects and condition.is_cause
+    }
+    if not code:
+        shown = sorted(c for c, finding in held.items() if finding.severity > Severity.INFO)
+        by_readings = f"; readings decide {', '.join(shown)}" if shown else ""
+        return ClearRefusal.UNKNOWN, f"{target.name} has no latched fault{by_readings}"
+    host = target.host_device
+    if host is not None and host.kind is DeviceKind.MIG and is_latched_fault_code(code):
+        gpu = gpu_device(host.gpu_number).name
+        if _is_reported(conditions, gpu, code):
+            return ClearRefusal.UNKNOWN, f"{target.name} has {code} from {gpu}; name {gpu}"
+    if code in held and is_latched_fault_code(code):
+        return (
+            ClearRefusal.UNKNOWN,
+            f"{target.name}: {code} is for information only; nothing is to be cleared",
+        )
+    if code in held:
+        return (
+            ClearRefusal.NOT_LATCHED,
+            f"{target.name}: {code} is not latched: a reading decides it, and shows {held[code].evidence}",
+        )
+    rules = gpu_rules(GpuLimits()) if host is not None else ()
+    if any(code in (rule.code, unreadable_row(rule).code) for rule in rules):
+        return ClearRefusal.NOT_LATCHED, f"{target.name}: {code} is not latched: a reading decides it"
+    return ClearRefusal.UNKNOWN, f"{target.name} has no latched fault {code}"
+
+
+def _shown_by_reading(
+    gpus: GpuEvaluation,
+    found: _Remembered,
+    target: _Target,
+    conditions: Conditions,
+    snapshot: Snapshot,
+    limits: GpuLimits,
+    now: Instant,
+) -> str:
+    """Return what the readings of the GPUs with these faults still show; empty: no fault."""
+    host = target.host_device
+    if host is None or not (found.latched or found.conditions):
+        return ""
+    shared = [key.code for key in found.latched if key.gpu_number == SHARED]
+    views = gpu_views(gpus.state.rule_state, snapshot, limits, now)
+    for number, view in views.items():
+        name = gpu_device(number).name
+        has_shared = any(_is_reported(conditions, name, code) for code in shared)
+        if (number == host.gpu_number or has_shared) and (shown := _shown_fault(view, limits)):
+            return f"{name}: a reading still shows a fault: {shown}"
+    return ""
+
+
+def _shown_fault(view: GpuView, limits: GpuLimits) -> str:
+    """Return the fault that the readings of a GPU show, as code and evidence; empty: no fault."""
+    answering = is_answering(view)
+    for rule in gpu_rules(limits):
+        if not (answering or rule.valid_when_stalled):
+            continue
+        result = rule.evaluate(view)
+        if isinstance(result, Finding) and (
+            result.severity >= Severity.UNKNOWN or result.code in UNREPAIRED_CODES
+        ):
+            return f"{result.code}: {result.evidence}"
+    if answering:
+        return ""
+    return "it was not read yet" if view.sample is None or not view.sample.passes else "it does not answer"
+
+
+# --- the answers --------------------------------------------------------------------------------------------
+
+
+def _refused(
+    outcome: ClearOutcome, request: ClearRequest, refusal: ClearRefusal, reason: str
+) -> ClearOutcome:
+    result = ClearResult(request.number, refusal=refusal, reason=reason)
+    return replace(outcome, results=(*outcome.results, result))
+
+
+def _cleared(outcome: ClearOutcome, request: ClearRequest, found: _Remembered, now: Instant) -> ClearOutcome:
+    """Return the state without the faults that were found, and with their records."""
+    gpus = outcome.gpus
+    names: dict[tuple[Subject, str], None] = dict.fromkeys(found.conditions)
+    instances: set[tuple[Subject, str]] = set()
+    resolved: dict[FaultKey, Fault] = {}
+    for key, devices in found.latched.items():
+        names.update(dict.fromkeys((name, key.code) for name in devices))
+        if key.gpu_number != SHARED:  # the GPU reports faults of its instances, too
+            instances.add((gpu_device(key.gpu_number).name, key.code))
+        fault = gpus.faults_by_key[key]
+        decision = gpus.decisions.get(key) or fault.last_decision
+        resolved[key] = replace(fault, resolved=now, last_decision=decision)
+    dropped = outcome.dropped | names.keys() | instances
+    driver_faults = {
+        key: open_fault._replace(cleared=True) if key in found.driver_faults else open_fault
+        for key, open_fault in outcome.driver_faults.items()
+    }
+    names.update(dict.fromkeys((subject, code) for subject, code, _ in found.driver_faults))
+    operator, at_wall_s = request.operator, round(now.wall_s, 3)
+    records = tuple(
+        ClearedFault(device, code, at_wall_s, operator.uid, operator.pid, operator.login_uid)
+        for device, code in names
+    )
+    decisions = {key: decision for key, decision in gpus.decisions.items() if key not in resolved}
+    log = gpus.state.fault_log
+    state = replace(
+        gpus.state,
+        fault_log=replace(log, faults={**log.faults, **resolved}),
+        cleared=recent_clears((*gpus.state.cleared, *records), now),
+    )
+    result = ClearResult(
+        request.number,
+        records,
+        tuple(outcome.driver_faults[key].fault for key in found.driver_faults),
+    )
+    return replace(
+        outcome,
+        gpus=gpus._replace(
+            state=with_checkpoint(state, decisions),
+            decisions=decisions,
+            faults_by_key={**gpus.faults_by_key, **resolved},
+        ),
+        driver_faults=driver_faults,
+        dropped=dropped,
+        results=(*outcome.results, result),
+    )

@@ -1,0 +1,77 @@
+"""Requests of operators to clear latched faults, the answers, and the records of cleared faults."""
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from agent.model.prepare import DriverFault
+
+NO_LOGIN_UID: Final = -1
+"""Login uid of a process that no login started, or whose login uid is not readable."""
+
+
+class Operator(NamedTuple):
+    """Process that requests a clear, as the kernel identifies it."""
+
+    uid: int
+    pid: int
+    login_uid: int = NO_LOGIN_UID
+    """Uid of the user who logged in and then, for example, used sudo; NO_LOGIN_UID: not known."""
+
+    def __str__(self) -> str:
+        login = "" if self.login_uid == NO_LOGIN_UID else f", login uid {self.login_uid}"
+        return f"uid {self.uid} (pid {self.pid}{login})"
+
+
+class ClearRequest(NamedTuple):
+    """Statement of an operator that the latched faults of a device were repaired."""
+
+    number: int
+    """Number of the request; later requests have greater numbers."""
+    device: str
+    """Device name, UUID, PCI address, or ``driver/pool/name``."""
+    code: str
+    """Finding code of the only fault to clear; empty: all latched faults of the device."""
+    operator: Operator
+
+
+class ClearRefusal(StrEnum):
+    """Reason why a request clears no fault."""
+
+    UNKNOWN = "unknown"
+    """The device is not known, or has no such fault."""
+    NOT_LATCHED = "not-latched"
+    """A reading decides the fault, so that it ends with the reading."""
+    STILL_PRESENT = "still-present"
+    """A reading still shows a fault of the device."""
+
+
+class ClearedFault(NamedTuple):
+    """Record of a latched fault of one device that an operator cleared."""
+
+    device: str
+    code: str
+    at_wall_s: float
+    """Time of the clear [s since 1970]."""
+    uid: int
+    pid: int
+    login_uid: int = NO_LOGIN_UID
+
+    @property
+    def operator(self) -> Operator:
+        """Process that requested the clear."""
+        return Operator(self.uid, self.pid, self.login_uid)
+
+
+class ClearResult(NamedTuple):
+    """Answer to one request."""
+
+    number: int
+    """Number of the request."""
+    cleared: tuple[ClearedFault, ...] = ()
+    """Cleared faults; empty: the request is refused."""
+    driver_faults: tuple[DriverFault, ...] = ()
+    """Driver-reported faults among the cleared ones, which must end in the prepare ledgers, too."""
+    refusal: ClearRefusal | None = None
+    """Kind of the refusal; None: the faults are cleared."""
+    reason: str = ""
+    """Text of the refusal; empty: the faults are cleared."""
