@@ -16,7 +16,7 @@ from scenarios.stage import Stage
 from scenarios.steps import FAULTS
 
 DRIVER = "gpu.example.com"
-GPUS = Row("a repair", (), gpus=2)
+GPUS = Row("a repair", (), gpus=2, settings={"stream": {"heartbeat": "10s"}})  # no answer waits for it
 UNPRIVILEGED = """
 import os, sys
 from agent.cli.main import main

@@ -87,7 +87,7 @@ def test_absent_hardware_is_reported_as_not_applicable() -> None:
 
 def test_every_rule_names_a_source_of_the_engine() -> None:
     of_machine = {"edac", "memory", "cores", "pressure"}
-    assert {rule.source for rule in ALL_HOST_RULES} == {*SOURCES, *of_machine, "kmsg", "pci"}
+    assert {rule.source for rule in ALL_HOST_RULES} == {*SOURCES, *of_machine, "kmsg", "nic", "pci"}
 
 
 def test_verified_is_the_last_pass_of_the_slowest_source() -> None:

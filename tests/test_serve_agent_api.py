@@ -16,6 +16,7 @@ from wire.google import Watcher, message_class, watch_health
 from wire.raw import DATA, V1, WINDOW_UPDATE, RawClient, frame
 from wire.serving import DRIVER, Serving, at, device, eventually, report, unhealthy
 
+from agent.driver.clear_requests import ClearRequestQueue
 from agent.model.health import Blame, Cause, Repair, Severity
 from agent.model.report import Report
 from agent.model.snapshot import NativeCoreStats
@@ -193,3 +194,30 @@ def test_shutdown_ends_stream_with_reason(serving: Serving) -> None:
         with pytest.raises(grpc.RpcError) as raised:
             watcher.next()
         assert raised.value.details() == "agent shutting down"
+
+
+def clear(serving: Serving) -> grpc.RpcError:
+    """Return the error of a request to clear the faults of a device."""
+    request = message_class("drahealth.v1", "ClearRequest")(device="gpu-0")
+    with grpc.insecure_channel(f"unix:{serving.agent}") as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/drahealth.v1.Agent/Clear")(request.SerializeToString(), timeout=PATIENCE_S)
+    return caught.value
+
+
+def test_clear_before_first_report_is_unavailable(tmp_path: Path) -> None:
+    with Serving(tmp_path, clear_requests=ClearRequestQueue(lambda _: None)) as serving:
+        assert clear(serving).code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_clear_that_the_engine_does_not_answer_is_withdrawn(tmp_path: Path) -> None:
+    seen: list[int] = []
+    queue = ClearRequestQueue(lambda requests: seen.append(len(requests)))
+    with Serving(tmp_path, clear_requests=queue) as serving:
+        serving.publish(device("gpu-0"))
+        assert clear(serving).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert status(serving).publications == 1
+    assert seen == [1, 0]
+
+
+def test_clear_without_an_engine_is_unimplemented(serving: Serving) -> None:
+    assert clear(serving).code() is grpc.StatusCode.UNIMPLEMENTED

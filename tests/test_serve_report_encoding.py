@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from wire.google import message_class
 from wire.serving import at, device
 
+from agent.model.cleared_faults import NO_LOGIN_UID, ClearedFault, ClearRefusal, ClearResult
 from agent.model.health import (
     Blame,
     Cause,
@@ -22,8 +23,15 @@ from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, 
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import Instant
-from agent.serve.agent_api.decode import decode_report, decode_status
-from agent.serve.agent_api.encode import BLAMES, REPAIRS, STATES, encode_report, encode_status
+from agent.serve.agent_api.decode import decode_clear_reply, decode_report, decode_status
+from agent.serve.agent_api.encode import (
+    BLAMES,
+    REPAIRS,
+    STATES,
+    encode_clear_reply,
+    encode_report,
+    encode_status,
+)
 from agent.serve.grpc.codec import Codec
 from agent.serve.grpc.gen.agent.drahealth import v1
 
@@ -52,9 +60,14 @@ DEVICE = st.builds(
     few(st.tuples(TEXT, TEXT)),
     TEXT,
 )
+CLEARED = st.builds(
+    ClearedFault, TEXT, TEXT, st.floats(0, 1e12), SMALL, SMALL, st.integers(NO_LOGIN_UID, 1 << 32)
+)
 NOTE = st.builds(NonDeviceCause, TEXT, CAUSE, few(TEXT))
 REPORT = st.builds(
-    Report, TEXT, INSTANT, few(DEVICE), few(NOTE), few(RULE), few(RULE), few(SOURCE), CORE, SMALL
+    Report,
+    *(TEXT, INSTANT, few(DEVICE), few(NOTE), few(RULE), few(RULE), few(SOURCE), CORE, SMALL),
+    cleared=few(CLEARED),
 )
 STATUS = st.builds(
     AgentStatus,
@@ -177,3 +190,11 @@ def test_enums_of_model_and_messages_agree() -> None:
 def test_unknown_enum_value_raises_with_field_name(message: v1.Report, field: str) -> None:
     with pytest.raises(ValueError, match=field):
         decode_report(Codec().decode(bytes(message), v1.Report))
+
+
+@given(few(CLEARED), st.none() | st.sampled_from(ClearRefusal), TEXT)
+def test_clear_reply_is_equal_after_decoding(
+    cleared: tuple[ClearedFault, ...], refusal: ClearRefusal | None, reason: str
+) -> None:
+    result = ClearResult(0, cleared, refusal=refusal, reason=reason)
+    assert decode_clear_reply(v1.ClearReply().parse(encode_clear_reply(result))) == result

@@ -13,6 +13,7 @@ from patience import PATIENCE_S
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.time import NS, Instant
+from agent.serve.agent_api.service import ClearRequests
 from agent.serve.agent_servers import AgentServers
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
@@ -77,11 +78,19 @@ class ServerThread:
 class Serving(ServerThread):
     """Servers of one driver or more."""
 
-    def __init__(self, runtime_dir: Path, *other_drivers: str) -> None:
+    def __init__(
+        self, runtime_dir: Path, *other_drivers: str, clear_requests: ClearRequests | None = None
+    ) -> None:
         self.latest: LatestValue[Report] = LatestValue()
         self.failures = []
         drivers = [DRIVER, *other_drivers]
-        self.servers = AgentServers(self.latest, runtime_dir=runtime_dir, drivers=drivers, version="9.9.9")
+        self.servers = AgentServers(
+            self.latest,
+            runtime_dir=runtime_dir,
+            drivers=drivers,
+            version="9.9.9",
+            clear_requests=clear_requests,
+        )
         self.health, *self.others, self.agent = self.servers.paths
         self.thread = AsyncioThread(self.servers.run, on_failure=self.failures.append)
 
