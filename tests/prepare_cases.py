@@ -292,7 +292,7 @@ CASES = [
     Case("cgroup.controller_missing", P, stays("cgroup.controller_missing")),
     Case("cgroup.version_unsupported", P, stays("cgroup.version_unsupported")),
     Case("mem.hugepages.insufficient", T, passes("mem.hugepages.insufficient")),
-    Case("mem.hugepages.size_unsupported", P, stays("mem.hugepages.size_unsupported")),
+    Case("mem.hugepages.size_unsupported", B, users("mem.hugepages.size_unsupported")),
     # CDI files
     Case("cdi.write", T, full_disk),
     Case("cdi.write", P, failing(errno.EROFS, None, "/var/run/cdi/gpu.json")),

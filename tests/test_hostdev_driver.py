@@ -194,11 +194,11 @@ def test_impossible_request_is_bad_config(
     assert text in caught.value.summary
 
 
-def test_unsupported_hugepage_size_is_permanent(paper: Path) -> None:
+def test_unsupported_hugepage_size_is_bad_config(paper: Path) -> None:
     claim = claim_of(("r", PAGES), configs=[parameters_of("HugepagesParameters", size="16Gi")])
-    with pytest.raises(agent.PermanentError, match="this node has pages of 2Mi, 1Gi, not of 16Gi") as caught:
+    with pytest.raises(agent.BadConfig, match="this node has pages of 2Mi, 1Gi, not of 16Gi") as caught:
         requested_grant(claim, claim.devices[0], host_of(paper))
-    assert caught.value.code == "mem.hugepages.size_unsupported"
+    assert (caught.value.code, caught.value.requests) == ("mem.hugepages.size_unsupported", ("r",))
 
 
 @pytest.mark.parametrize(("pool_name", "device"), [(NODE, "gpu-9"), ("node-2", "gpu-3")])

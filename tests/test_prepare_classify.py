@@ -54,6 +54,7 @@ from agent.prepare.errors import (
 )
 from agent.prepare.evidence import ErrnoEvidence, ErrorText, HealthEngineEvidence, HttpStatus, NvmlCode
 from agent.prepare.extract_evidence import CHAIN_LENGTH_MAX, extract_evidence_chains
+from agent.prepare.failure_kinds import USER_CODES
 from agent.prepare.kubelet_message import kubelet_text
 from agent.prepare.normalize_text import SUMMARY_CHARS
 
@@ -584,6 +585,42 @@ def test_verdict_names_claim_requests_and_devices() -> None:
     assert verdict.claim == ONE.ref
     assert verdict.devices == (ref("a"), ref("b"))  # those that were to be prepared
     assert verdict.requests == ("r-a", "r-b")
+
+
+def test_verdict_names_only_devices_of_the_failed_requests() -> None:
+    claim = replace(TWO, devices=(*TWO.devices, TWO.devices[0]._replace(request="alt/b", device="gpu-2")))
+    for error in (BadConfig("3 of 2", requests=["r-gpu-1"]), PermanentError("no", requests=["r-gpu-1"])):
+        verdict = classify(error, PrepareContext(claim))
+        assert (verdict.devices, verdict.requests) == ((ref("gpu-1"),), ("r-gpu-1",))
+    verdict = classify(BadConfig("3 of 2", requests=["alt"]), PrepareContext(claim))
+    assert verdict.devices == (ref("gpu-2"),)
+    verdict = classify(BadConfig("no such request", requests=["other"]), PrepareContext(claim))
+    assert verdict.devices == ()
+    mismatch = PermanentError("570 and 580", code="gpu.driver.mismatch", requests=["r-gpu-0"])
+    verdict = classify(mismatch, PrepareContext(claim))
+    assert (verdict.devices, verdict.health) == ((ref("gpu-0"),), Health.UNKNOWN)
+
+
+@pytest.mark.parametrize("code", sorted(USER_CODES))
+def test_code_of_a_user_error_is_bad_config_in_any_lasting_class(code: str) -> None:
+    pattern = {"match": "no luck", "code": code, "class": "failed-device"}
+    for error in (
+        PermanentError("no luck", code=code),
+        FailedDevice("gpu-0", "no luck", code=code),
+        RuntimeError("no luck"),
+    ):
+        verdict = classify(error, PrepareContext(ONE, patterns=parse_patterns([pattern])))
+        assert (verdict.error_class, verdict.code) == (B, code)
+        assert (verdict.health, verdict.taint) == (None, None)
+        assert "the claim causes this code, neither a device nor the node" in verdict.evidence
+
+
+def test_text_that_quotes_the_user_touches_no_device() -> None:
+    verdict = classify(ValueError("unknown mode 'driver/library version mismatch'"), PrepareContext(ONE))
+    assert (verdict.error_class, verdict.code) == (T, "gpu.driver.mismatch")
+    assert (verdict.health, verdict.taint) == (None, None)
+    proven = classify(raised(nvml(18), NOWHERE), PrepareContext(ONE))
+    assert (proven.health, proven.taint) == (Health.UNKNOWN, FaultTaint(Effect.NO_SCHEDULE))
 
 
 def test_claim_without_devices_is_classified() -> None:

@@ -67,6 +67,17 @@ def test_only_failed_device_rows_are_unhealthy(row) -> None:
         assert row.taint.effect is Effect.NO_SCHEDULE
 
 
+def test_only_kinds_that_no_claim_can_cause_touch_devices() -> None:
+    others = (row for row in FAILURE_KINDS if row.error_class is not ErrorClass.FAILED_DEVICE)
+    assert {row.code for row in others if row.health is not None or row.taint} == {
+        "gpu.driver.init",
+        "gpu.driver.mismatch",
+        "state.checkpoint_corrupt",
+        "state.version_newer",
+        "backend.unreachable",
+    }
+
+
 @pytest.mark.parametrize("row", FAILURE_KINDS, ids=lambda row: f"{row.code} {row.error_class}")
 def test_only_lasting_classes_are_cached(row) -> None:
     lasts = {

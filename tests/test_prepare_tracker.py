@@ -107,6 +107,14 @@ def test_failure_is_saved_before_the_call_returns(driver):
     assert driver.engine.events == []
 
 
+@pytest.mark.parametrize("kind", [BadConfig, PermanentError])
+def test_page_size_that_does_not_exist_touches_no_device(driver, kind):
+    both = claim("a", "gpu-0", "gpu-1")
+    verdict = fails(driver.open(), kind("no 16Gi", code="mem.hugepages.size_unsupported"), both)
+    assert (verdict.error_class, verdict.health, verdict.taint) == (ErrorClass.BAD_CONFIG, None, None)
+    assert driver.engine.faults == ()
+
+
 def test_unhealthy_device_is_the_cause_and_no_fault_is_reported(driver):
     driver.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
     verdict = fails(driver.open(), OSError(errno.EIO, "Input/output error"))

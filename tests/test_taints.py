@@ -566,8 +566,8 @@ def test_page_has_every_reserved_key_and_effect() -> None:
 
 
 def test_keep_away_cause_of_a_driver_gives_a_taint() -> None:
-    """Without hugepages of that size the device works, but no claim for it can be prepared."""
-    for keep_away, expected_taint in ((True, (taint("mem.hugepages.size_unsupported"),)), (False, ())):
-        device = device_with([("mem.hugepages.size_unsupported", Severity.UNKNOWN)])
+    """With a mismatch of library and kernel module running programs continue, and no new one can start."""
+    for keep_away, expected_taint in ((True, (taint("gpu.driver.mismatch"),)), (False, ())):
+        device = device_with([("gpu.driver.mismatch", Severity.UNKNOWN)])
         cause = replace(device.causes[0], driver_reported=True, keep_away=keep_away)
         assert TaintTimeline().apply(0, report(device._replace(causes=(cause,)))) == expected_taint

@@ -73,7 +73,7 @@ class PrepareVerdict:
     requests: tuple[str, ...] = ()
     """Names of the claim's requests that failed."""
     devices: tuple[DeviceRef, ...] = ()
-    """Devices to blame; for a class that blames no device, the devices to be prepared."""
+    """Devices to blame; for a class that blames no device, the devices of ``requests``."""
     detail: str = ""
     """Further text. The same failure always gives the same text."""
     evidence: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from agent.devices.taint_keys import taint_id
-from agent.model.claim import DeviceRef
+from agent.model.claim import Claim, DeviceRef
 from agent.model.health import DeviceHealth, Health, worst_repair
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.evidence import ErrorText, Evidence, HealthEngineEvidence
@@ -186,9 +186,10 @@ def _build_verdict(decisive: EvidenceScore, context: PrepareContext) -> PrepareV
         return decisive.verdict
     claim, row = context.claim, failure_kind(decisive.code, decisive.error_class)
     is_device_failure = decisive.error_class is ErrorClass.FAILED_DEVICE
-    devices = decisive.devices if is_device_failure else tuple(device.ref for device in claim.devices)
+    devices = decisive.devices if is_device_failure else _requested_devices(claim, decisive.requests)
     requests = decisive.requests or tuple(device.request for device in claim.devices if device.ref in devices)
     evidence = decisive.evidence if context.engine_up else (*decisive.evidence, "health engine is down")
+    proven = is_device_failure or decisive.weight is not EvidenceWeight.TEXT  # a user's text may be quoted
     return PrepareVerdict(
         error_class=decisive.error_class,
         code=decisive.code,
@@ -204,6 +205,17 @@ def _build_verdict(decisive: EvidenceScore, context: PrepareContext) -> PrepareV
         repair=row.repair if decisive.repair is None else decisive.repair,
         retry_after_s=decisive.retry_after_s,
         sticky_s=row.cached_s,
-        health=row.health,
-        taint=row.taint and row.taint._replace(value=taint_id(decisive.code, domain="").value),
+        health=row.health if proven else None,
+        taint=row.taint._replace(value=taint_id(decisive.code, domain="").value)
+        if row.taint and proven
+        else None,
+    )
+
+
+def _requested_devices(claim: Claim, requests: Sequence[str]) -> tuple[DeviceRef, ...]:
+    """Return the devices of the named requests and their subrequests; without names all devices."""
+    return tuple(
+        device.ref
+        for device in claim.devices
+        if not requests or device.request in requests or device.request.partition("/")[0] in requests
     )

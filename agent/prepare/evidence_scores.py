@@ -34,7 +34,7 @@ from agent.prepare.evidence import (
     UnreadableCdiFile,
     WrongParameterValue,
 )
-from agent.prepare.failure_kinds import DEFAULT_KINDS, is_dotted_code
+from agent.prepare.failure_kinds import DEFAULT_KINDS, USER_CODES, is_dotted_code
 from agent.prepare.normalize_text import normalize, sanitize, shorten
 
 
@@ -114,6 +114,8 @@ OPERATION_TEXTS: Final[Mapping[Operation, str]] = {
 def score_evidence(piece: Evidence, context: PrepareContext) -> EvidenceScore:
     """Return the score of one piece of evidence, without regard to other evidence."""
     scored = _SCORERS[type(piece)](piece, context)
+    if scored.code in USER_CODES and scored.verdict is None:
+        scored = _blame_claim(scored)
     return scored._replace(evidence=(scored.evidence or (shorten(sanitize(str(piece))),)) + scored.notes)
 
 
@@ -357,6 +359,14 @@ def _match_patterns(scored: EvidenceScore, text: str, context: PrepareContext) -
         confidence=found.confidence, summary=sanitize(found.summary) or scored.summary,
     )  # fmt: skip
     return _blame_device(scored, (), context) if found.error_class is ErrorClass.FAILED_DEVICE else scored
+
+
+def _blame_claim(scored: EvidenceScore) -> EvidenceScore:
+    """Return bad-config for a code of what the user wrote, which a driver or a pattern named as lasting."""
+    if scored.error_class not in {ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT}:
+        return scored
+    notes = ("the claim causes this code, neither a device nor the node",)
+    return scored._replace(error_class=ErrorClass.BAD_CONFIG, devices=(), notes=notes)
 
 
 def _blame_device(

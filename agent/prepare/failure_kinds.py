@@ -3,6 +3,10 @@
 A code may occur in two classes: as a failure that may pass, and as one that has lasted. A code that ends in
 ``.*`` stands for all codes with this prefix. A code that is not listed uses the default of its class,
 :data:`DEFAULT_KINDS`.
+
+A kind has a health or a taint only if no claim can cause the failure: otherwise one user's claim would take
+working devices from all users. A cgroup controller or a permission can be missing for one claim alone,
+because of its parameters or its namespace, so these kinds leave the devices as they are.
 """
 
 import re
@@ -235,13 +239,12 @@ _HOST: Final = (
     _failed_device("mem.hugepages.pool_shrunk", "the hugepage pool is smaller than published",
                    "write the number back to nr_hugepages and read it",
                    repair=Repair.NONE),
-    _permanent("mem.hugepages.size_unsupported", _S.NODE, "the kernel has no hugepages of this size",
-               "use another node, or boot with hugepagesz=", Health.UNKNOWN, _KEEP_AWAY),
+    _bad_config("mem.hugepages.size_unsupported", "the node has no hugepages of the requested size",
+                "request the page size of the device, or none"),
     _permanent("cgroup.controller_missing", _S.NODE,
-               "a cgroup controller is disabled in the kernel or its command line", "enable the controller",
-               Health.UNKNOWN, _KEEP_AWAY),
+               "a cgroup controller is disabled in the kernel or its command line", "enable the controller"),
     _permanent("cgroup.version_unsupported", _S.NODE, "the node has the wrong cgroup version",
-               "use another node", Health.UNKNOWN, _KEEP_AWAY),
+               "use another node"),
     _failed_device("mem.numa.offline", "the NUMA node's memory is offline",
                    "find out what took it offline; bring it online",
                    repair=Repair.NONE),
@@ -284,9 +287,9 @@ _API: Final = (
                "the API server rejects the driver's token: it is expired or not valid yet",
                "check the driver's service account"),
     _permanent("api.forbidden", _S.DRIVER, "the API server denies the driver this request",
-               "grant the role to the driver's service account", Health.UNKNOWN),
+               "grant the role to the driver's service account"),
     _permanent("api.invalid", _S.DRIVER, "the API server rejected an object of the driver",
-               "update the driver", Health.UNKNOWN),
+               "update the driver"),
     _unknown("api.refused", "the API server returned an error that does not determine the cause",
              "update the driver"),
     _transient("http.unavailable", _S.DRIVER, "a server that the driver called is temporarily unavailable",
@@ -342,6 +345,8 @@ FAILURE_KINDS: Final = (*_GPU, *_DEVICE, *_HOST, *_CDI, *_CLAIM, *_API, *_DRIVER
 """All kinds of failures; each code occurs at most once per class."""
 
 _ROWS: Final = {(row.code, row.error_class): row for row in FAILURE_KINDS}
+USER_CODES: Final = frozenset(row.code for row in FAILURE_KINDS if row.error_class is ErrorClass.BAD_CONFIG)
+"""Codes of failures that follow from what the user wrote: never the fault of a device or of the node."""
 
 
 @cache

@@ -56,8 +56,9 @@ def requested_grant(claim: agent.Claim, device: agent.ClaimDevice, host: Host) -
     """Return the grant that a claim requests of an allocated device.
 
     Raises:
-        BadConfig: ``config.decode``, ``config.conflict``, ``cpu.opaque_cpuset.invalid``, ``config.invalid``.
-        PermanentError: ``device.unknown``, ``mem.hugepages.size_unsupported``.
+        BadConfig: ``config.decode``, ``config.conflict``, ``cpu.opaque_cpuset.invalid``, ``config.invalid``,
+            ``mem.hugepages.size_unsupported``.
+        PermanentError: ``device.unknown``.
     """
     found = host.find(device)
     parameters = _chosen_parameters(claim, device, found)
@@ -92,7 +93,7 @@ def _pages(
     if parameters.size and parse_size_kib(parameters.size) != parse_size_kib(part.size):
         sizes = sorted(host.page_sizes(), key=parse_size_kib)
         if parse_size_kib(parameters.size) not in map(parse_size_kib, sizes):
-            raise agent.PermanentError(
+            raise agent.BadConfig(
                 f"this node has pages of {', '.join(sizes)}, not of {parameters.size}",
                 code="mem.hugepages.size_unsupported",
                 requests=(device.request,),
