@@ -14,6 +14,7 @@ from patience import PATIENCE_S
 from agent.driver.driver_source import HostAndDriverSource, UnmonitoredHostSource
 from agent.embed.check_scheduler import MAX_THREADS, DriverCheckScheduler
 from agent.embed.checks import (
+    ADVICE_BYTES,
     EVIDENCE_BYTES,
     HealthCheck,
     HealthCheckFunction,
@@ -143,14 +144,32 @@ def test_exception_without_text_is_named_by_its_type() -> None:
         ("Demo.Bad", "x", "finding code 'Demo.Bad' is not a dotted code, such as fpga.bank_locked"),
         ("demo", "x", "finding code 'demo' is not a dotted code"),
         ("demo." + "x" * 100, "x", "code is 105 bytes, limit 100"),
-        ("demo.bad", "", "demo.bad: evidence is empty"),
-        ("demo.bad", "two\nlines", "is more than one line"),
-        ("demo.bad", "x" * (EVIDENCE_BYTES + 1), f"evidence is {EVIDENCE_BYTES + 1} bytes"),
     ],
 )
 def test_invalid_finding_is_rejected(code: str, evidence: str, text: str) -> None:
     with pytest.raises(ValueError, match=text.replace("[", r"\[")):
         unhealthy(code, evidence)
+
+
+@pytest.mark.parametrize("make", [unhealthy, degraded, unknown])
+@pytest.mark.parametrize(
+    ("evidence", "expected"),
+    [
+        ("0 of 4 lanes\n  link\tdown\x00", "0 of 4 lanes link down"),
+        ("x" * EVIDENCE_BYTES, "x" * EVIDENCE_BYTES),
+        ("ä" * EVIDENCE_BYTES, "ä" * ((EVIDENCE_BYTES - 3) // 2) + "..."),
+        ("\u2028\udcff\n", "?"),
+        ("\n", "the check gave no evidence"),
+        ("x" * 1_000_000, "x" * (EVIDENCE_BYTES - 3) + "..."),
+    ],
+)
+def test_unfit_evidence_is_cut_and_keeps_the_severity(
+    make: Callable[..., Finding], evidence: str, expected: str
+) -> None:
+    finding = make("demo.bad", evidence, evidence)
+    assert (finding.evidence, len(finding.advice.encode()) <= ADVICE_BYTES) == (expected, True)
+    raw = Finding("demo.bad", finding.severity, evidence, evidence)
+    assert result_from_answer(raw) == (finding, "", None)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ import pytest
 from grpclib.exceptions import GRPCError
 from hypothesis import given
 from hypothesis import strategies as st
+from prepare_cases import ONE
 from wire.google import described
 from wire.link import API, METHODS, RecordingHandler, claim, message
 from wire.random_messages import messages
 
 from agent.model.claim import Claim, ClaimDevice, DeviceRef
-from agent.model.health import Repair
+from agent.model.health import Health, Repair
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 from agent.model.taint import Effect
 from agent.prepare.classify import PrepareContext, classify_evidence
@@ -309,8 +310,6 @@ INVALID = [
     (evidence_of(grpc=message("GrpcStatus", code=17)), "evidence[0].grpc.code: 17 is not within 1 and 16"),
     (evidence_of(http=message("HttpStatus", status=200)),
      "evidence[0].http.status: 200 is not within 400 and 599"),
-    (evidence_of(driver_error=message("DriverReportedError", summary="ä" * 201)),
-     "evidence[0].driver_error.summary: 201 characters, limit 200"),
     (evidence_of(driver_error=message("DriverReportedError", retry_after_s=-1)),
      "evidence[0].driver_error.retry_after_s: -1.0 is not within 0 and 86400"),
     *(
@@ -363,6 +362,15 @@ def refusal(request: Any) -> tuple[str, str]:
 @pytest.mark.parametrize(("request_", "text"), INVALID, ids=[item[1][:60] for item in INVALID])
 def test_invalid_request_is_refused_with_place_and_limit(request_: Any, text: str) -> None:
     assert refusal(request_) == (grpc.StatusCode.INVALID_ARGUMENT.name, text)
+
+
+def test_report_with_a_long_summary_keeps_its_class() -> None:
+    error = message("DriverReportedError", error_class=3, device="gpu-0", summary="bank 3\n" + "ä" * 300)
+    found = classify_evidence(
+        evidence_given_for(message("Evidence", driver_error=error)), PrepareContext(ONE)
+    )
+    assert (found.error_class, found.health) == (ErrorClass.FAILED_DEVICE, Health.UNHEALTHY)
+    assert found.summary == "bank 3 " + "ä" * 190 + "..."
 
 
 @pytest.mark.parametrize(("request_", "text"), TOO_MANY, ids=[item[1] for item in TOO_MANY])

@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 from agent.config.values import number_within, parse_count, seconds_within
 from agent.embed.devices import Device
 from agent.errors import ConfigError, unwrap_error
+from agent.health.verdict import truncate_utf8
 from agent.model.health import Finding, Repair, Severity
-from agent.prepare.normalize_text import exception_text, normalize, shorten
+from agent.prepare.normalize_text import exception_text, normalize, sanitize, shorten
 
 EVERY_MIN_S: Final = 0.1
 EVERY_MAX_S: Final = 3600.0
@@ -27,10 +28,11 @@ NAME_BYTES: Final = 63
 CODE_BYTES: Final = 100
 EVIDENCE_BYTES: Final = 500
 ADVICE_BYTES: Final = 300
+NO_EVIDENCE: Final = "the check gave no evidence"
+"""Evidence of a finding without any."""
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _CODE: Final = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+")
-_LINE: Final = re.compile(r"[^\x00-\x1f\x7f\x85\u2028\u2029]*")
 _REPORTED: Final = (Severity.DEGRADED, Severity.UNKNOWN, Severity.UNHEALTHY)
 
 HealthCheckAnswer = Finding | bool | None
@@ -45,11 +47,12 @@ def unhealthy(code: str, evidence: str, advice: str = "", *, repair: Repair | No
     Args:
         code: Stable dotted code of the driver, ``fpga.bank_locked``.
         evidence: One line with the compared numbers, but no times or counters: each change is a new report.
-        advice: What the operator should do.
+            Cut to 500 bytes; line breaks and control characters become spaces.
+        advice: What the operator should do, in one line; cut to 300 bytes.
         repair: Repair that ends the fault, for programs that act on reports; None: reported as NONE.
 
     Raises:
-        ValueError: A text is too long, has several lines, or the code is not dotted.
+        ValueError: The code is not dotted, or is longer than 100 bytes.
         TypeError: A text is not a string, or the repair is not a Repair.
     """
     return _validated(Finding(code, Severity.UNHEALTHY, evidence, advice, repair=repair))
@@ -72,25 +75,22 @@ def unknown(code: str, evidence: str, advice: str = "", *, repair: Repair | None
 
 
 def _validated(finding: Finding) -> Finding:
-    _check_text("code", finding.code, CODE_BYTES)
-    _check_text("evidence", finding.evidence, EVIDENCE_BYTES)
-    _check_text("advice", finding.advice, ADVICE_BYTES)
+    """Return a finding with one short line of evidence and of advice: a text never costs the severity."""
+    for label, text in (("code", finding.code), ("evidence", finding.evidence), ("advice", finding.advice)):
+        _check_string(label, text)
     if finding.repair is not None and not isinstance(finding.repair, Repair):
         raise TypeError(f"finding: repair is {finding.repair!r}, not one of {', '.join(map(str, Repair))}")
+    if (size := len(finding.code.encode("utf-8", "replace"))) > CODE_BYTES:
+        raise ValueError(f"finding: code is {size} bytes, limit {CODE_BYTES}")
     if not _CODE.fullmatch(finding.code):
         raise ValueError(f"finding code {finding.code!r} is not a dotted code, such as fpga.bank_locked")
-    if not finding.evidence:
-        raise ValueError(f"finding {finding.code}: evidence is empty; give the compared numbers")
-    return finding
+    evidence = truncate_utf8(sanitize(finding.evidence), EVIDENCE_BYTES) or NO_EVIDENCE
+    return finding._replace(evidence=evidence, advice=truncate_utf8(sanitize(finding.advice), ADVICE_BYTES))
 
 
-def _check_text(label: str, text: object, limit: int) -> None:
+def _check_string(label: str, text: object) -> None:
     if not isinstance(text, str):
         raise TypeError(f"finding: {label} is a {type(text).__name__}, not a string")
-    if (size := len(text.encode("utf-8", "replace"))) > limit:
-        raise ValueError(f"finding: {label} is {size} bytes, limit {limit}")
-    if not _LINE.fullmatch(text):
-        raise ValueError(f"finding: {label} {text!r} is more than one line, or has control characters")
 
 
 # --- a check -----------------------------------------------------------------------------------------------

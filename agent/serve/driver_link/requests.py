@@ -31,7 +31,6 @@ from agent.serve.grpc.wire.reader import FieldLimits, FieldValues, TooManyEntrie
 
 NAME_BYTES: Final = 253
 TEXT_BYTES: Final = 4096
-SUMMARY_CHARS: Final = 200
 CLAIMS_MAX: Final = 256
 DEVICES_MAX: Final = 128
 """Maximum number of devices of a claim, four times that of Kubernetes. The largest request takes 11 MiB of
@@ -228,10 +227,8 @@ def _errno(values: FieldValues, _: str) -> Evidence:
     return ErrnoEvidence(number, _operation(values), values["path"], values["text"] or os.strerror(number))
 
 
-def _driver_error(values: FieldValues, field_path: str) -> Evidence:
+def _driver_error(values: FieldValues, _: str) -> Evidence:
     error_class, summary = ERROR_CLASSES[values["error_class"]], values["summary"]
-    if len(summary) > SUMMARY_CHARS:
-        raise _invalid(f"{field_path}.summary: {len(summary)} characters, limit {SUMMARY_CHARS}")
     if error_class is ErrorClass.UNKNOWN:
         return ErrorText(summary)
     return DriverReportedError(
