@@ -57,8 +57,10 @@ def test_long_names_with_different_ends_stay_distinct() -> None:
     verdicts = [verdict_of("n" * 230 + f"-{number:04}") for number in range(100)]
     lines = kubelet_texts(verdicts)
     assert lines == [kubelet_text(verdict, verdicts) for verdict in verdicts]
-    ends = re.compile(r": ns/n+\.\.\.n+-(000[01]) \(transient a\.b\) and 98 more\.$")
-    assert all(map(ends.search, lines))
+    for line in lines:
+        ends = re.findall(r"[:,] ns/n+\.\.\.n+-(000\d) \(transient a\.b\)", line)
+        assert len(set(ends)) == len(ends) == 4
+        assert line.endswith(" and 95 more.")
 
 
 def test_summary_has_no_full_stop_but_keeps_its_cut_mark() -> None:
@@ -127,6 +129,19 @@ def test_claims_that_do_not_fit_are_counted() -> None:
     assert re.fullmatch(r"(gpu\.example\.com/node1/gpu-\d\d,?)+ and 5\d more", found["device"])
     assert re.search(r"claim-000 \(transient a\.b\), .* and 1\d\d more\.$", line)
     assert len(line.encode()) <= MAX_MESSAGE_BYTES
+
+
+def test_other_claims_and_devices_fill_the_room() -> None:
+    claims = [verdict_of(f"claim-{number:02}") for number in range(60)]
+    for line in kubelet_texts(claims):
+        named = len(re.findall(r"ns/claim-\d\d \(transient a\.b\)", line))
+        assert line.endswith(f" and {59 - named} more.")
+        next_entry = len(", ns/claim-00 (transient a.b)")
+        assert MAX_MESSAGE_BYTES - next_entry < len(line.encode()) <= MAX_MESSAGE_BYTES
+    pool = "ip-10-0-130-22.eu-central-1.compute.internal"
+    devices = tuple(DeviceRef("gpu.example.com", pool, f"gpu-{number}") for number in range(8))
+    line = kubelet_text(verdict_of(devices=devices, requests=("gpus",)))
+    assert all(str(device) in line for device in devices)
 
 
 def test_detail_is_cut_before_the_summary() -> None:

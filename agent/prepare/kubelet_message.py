@@ -1,12 +1,13 @@
 """Error text for the kubelet about a claim that was not prepared: one line, equal for equal failures.
 
 The kubelet shows the error of only one claim of a call. So each text names all failed claims of the call.
-Class, code, devices and the other claims always fit; the detail is cut first.
+Class, code, devices and the other claims always fit; the detail is cut first. Lists have a limit that leaves
+room for the rest, and fill the room that the rest does not need: devices first, then requests, then claims.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.health.verdict import MAX_MESSAGE_BYTES, truncate_utf8
 from agent.model.prepare import ErrorClass, PrepareVerdict
@@ -17,7 +18,8 @@ CODE_BYTES: Final = 80
 DEVICES_BYTES: Final = 260
 REQUESTS_BYTES: Final = 80
 OTHERS_BYTES: Final = 320
-"""Limit of the list of other failed claims; 100 bytes are left for the summary."""
+"""Limit of the list of other failed claims; 100 bytes are left for the summary. The three lists may be longer
+where the summary and the detail leave room."""
 OTHER_BYTES: Final = 200
 """Limit of one other failed claim in that list, whose name alone can have 317 bytes."""
 END_BYTES: Final = 40
@@ -60,17 +62,39 @@ def kubelet_texts(verdicts: Sequence[PrepareVerdict]) -> list[str]:
 
 
 def _format_text(verdict: PrepareVerdict, others: Sequence[str]) -> str:
+    lists = {
+        "device": _BoundedList(_unique_words(map(str, verdict.devices)), ",", DEVICES_BYTES),
+        "request": _BoundedList(_unique_words(verdict.requests), ",", REQUESTS_BYTES),
+        "others": _BoundedList(others, ", ", OTHERS_BYTES),
+    }
+    joined = {name: _join_bounded(*each) for name, each in lists.items()}
+    line = _compose_text(verdict, **joined)
+    for name, each in lists.items():
+        spare = MAX_MESSAGE_BYTES - _byte_count(line)
+        if each.words and spare > 0:
+            joined[name] = _join_bounded(each.words, each.separator, _byte_count(joined[name]) + spare)
+            line = _compose_text(verdict, **joined)
+    return line
+
+
+class _BoundedList(NamedTuple):
+    """List in a text, and the bytes that it may always have."""
+
+    words: Sequence[str]
+    separator: str
+    limit: int
+
+
+def _compose_text(verdict: PrepareVerdict, *, device: str, request: str, others: str) -> str:
     retry = failure_kind(verdict.code, verdict.error_class).retry
     head = " ".join([
         f"class={verdict.error_class}",
         f"code={truncate_utf8(_escape_separators(verdict.code), CODE_BYTES)}",
-        *_format_field("device", map(str, verdict.devices), DEVICES_BYTES),
-        *_format_field("request", verdict.requests, REQUESTS_BYTES),
+        *([f"device={device}"] if device else []),
+        *([f"request={request}"] if request else []),
         f"retry={retry}",
     ])  # fmt: skip
-    tail = (
-        f" Other failing claims in this call: {_join_bounded(others, ', ', OTHERS_BYTES)}." if others else ""
-    )
+    tail = f" Other failing claims in this call: {others}." if others else ""
     is_fix_needed = retry is RetryCondition.AFTER_FIX
     follows = f"; {NODE_OR_DRIVER if is_fix_needed else CONSEQUENCE_TEXTS[verdict.error_class]}."
     room = MAX_MESSAGE_BYTES - _byte_count(f"[{head}] ") - _byte_count(follows) - _byte_count(tail)
@@ -89,16 +113,16 @@ def _strip_punctuation(summary: str) -> str:
     return f"{bare}..." if bare and summary.endswith("...") else bare
 
 
-def _format_field(name: str, values: Iterable[str], limit: int) -> list[str]:
-    words = sorted({_escape_separators(value) for value in values})
-    return [f"{name}={_join_bounded(words, ',', limit)}"] if words else []
+def _unique_words(values: Iterable[str]) -> list[str]:
+    return sorted({_escape_separators(value) for value in values})
 
 
 def _describe_other_claim(verdict: PrepareVerdict) -> str:
     """Describe another failed claim: its name, class, code and the broken device."""
     words = [str(verdict.error_class), truncate_utf8(_escape_separators(verdict.code), CODE_BYTES)]
-    if verdict.error_class is ErrorClass.FAILED_DEVICE:
-        words += _format_field("device", map(str, verdict.devices), OTHER_BYTES // 2)
+    if verdict.error_class is ErrorClass.FAILED_DEVICE and verdict.devices:
+        devices = _join_bounded(_unique_words(map(str, verdict.devices)), ",", OTHER_BYTES // 2)
+        words.append(f"device={devices}")
     about = f" ({' '.join(words)})"
     return _cut_middle(_escape_separators(str(verdict.claim)), OTHER_BYTES) + about
 
