@@ -183,6 +183,47 @@ def test_driver_reported_fault_is_cached_for_60_s_only(driver):
     assert tracker.cached_failure(A) is None
 
 
+@pytest.mark.parametrize("error", [BadConfig("no such mode"), PermanentError("no IOMMU")])
+def test_claim_prepared_on_the_device_ends_a_cached_failure(driver, error):
+    tracker = driver.open()
+    tracker.record_success(B)
+    driver.clock.now += 1
+    fails(tracker, error)
+    assert tracker.cached_failure(A), "an earlier success shows nothing"
+    driver.clock.now += 1
+    tracker.record_success(B)
+    assert tracker.cached_failure(A) is None
+    assert tracker.close(10)
+    assert driver.open().cached_failure(A) is None
+
+
+def test_claim_prepared_on_another_device_keeps_bad_config_cached(driver):
+    tracker, other = driver.open(), claim("b", "gpu-1")
+    fails(tracker, BadConfig("no such mode"))
+    driver.clock.now += 1
+    tracker.record_success(other)
+    assert tracker.cached_failure(A)
+
+
+def test_write_to_a_read_only_disk_is_tried_at_each_prepare(driver):
+    tracker = driver.open()
+    verdict = fails(tracker, OSError(errno.EROFS, "Read-only file system", "/var/run/cdi/gpu.json"))
+    assert (verdict.error_class, verdict.code) == (ErrorClass.PERMANENT, "cdi.write")
+    assert tracker.cached_failure(A) is None
+
+
+def test_any_prepared_claim_ends_a_fault_of_the_driver(driver):
+    tracker = driver.open()
+    fails(tracker, DEAD)
+    fails(tracker, PermanentError("damaged", code="state.checkpoint_corrupt"), claim("d", "gpu-2"))
+    driver.clock.now += 1
+    tracker.record_success(claim("c", "gpu-1"))
+    assert {fault.code: bool(fault.expired_wall_s) for fault in driver.engine.faults} == {
+        "state.checkpoint_corrupt": True,
+        "fpga.dead": False,
+    }
+
+
 def test_outcomes_are_sorted_newest_first(driver):
     tracker = driver.open()
     tracker.record_success(A)

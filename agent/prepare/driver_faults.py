@@ -11,7 +11,8 @@ from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.health.verdict import kubelet_message
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
-from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
+from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict, Scope
+from agent.prepare.failure_kinds import failure_kind
 
 FAULT_LIMIT_S: Final = 600.0
 """Time after which a driver-reported fault expires [s]."""
@@ -78,11 +79,14 @@ def has_active_fault(known: DriverFaults, device: DeviceRef, code: str) -> bool:
 def expire_faults_of_devices(
     known: DriverFaults, devices: Collection[DeviceRef], now_wall_s: float
 ) -> DriverFaults:
-    """Return the faults with those of ``devices`` expired, because the driver has prepared the devices."""
+    """Return the faults with those of ``devices`` expired, because the driver has prepared the devices.
+
+    Faults of the driver itself, such as its state file, expire on all devices.
+    """
     return known._replace(
         faults=tuple(
             fault._replace(expired_wall_s=now_wall_s)
-            if fault.device in devices and not fault.expired_wall_s
+            if (fault.device in devices or _concerns_driver(fault)) and not fault.expired_wall_s
             else fault
             for fault in known.faults
         )
@@ -103,6 +107,11 @@ def expire_cleared_faults(
             for fault in known.faults
         )
     )
+
+
+def _concerns_driver(fault: DriverFault) -> bool:
+    kind = failure_kind(fault.code, ErrorClass.PERMANENT)
+    return fault.health is Health.UNKNOWN and kind.scope is Scope.DRIVER
 
 
 def expire_old_faults(known: DriverFaults, now_wall_s: float) -> DriverFaults:

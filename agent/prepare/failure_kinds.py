@@ -71,11 +71,13 @@ class FailureKind:
     """Taint that the claim's devices get from the failure; None: no taint."""
     repair: Repair = Repair.NONE
     """Repair of the claim's devices; NONE: they need none, or it is not known."""
+    cacheable: bool = True
+    """False: each prepare calls the driver, because only a new try shows that the cause is repaired."""
 
     @property
     def cached_s(self) -> int:
         """Time that the failure answers repeated prepares from the cache [s]; 0: not cached."""
-        return NEGATIVE_CACHE_S[self.error_class]
+        return NEGATIVE_CACHE_S[self.error_class] if self.cacheable else 0
 
 
 def is_dotted_code(text: str) -> bool:
@@ -135,6 +137,11 @@ _APP: Final = "check the program that ran on the GPU before; no fault of the GPU
 _RELOAD: Final = "drain the node and load the matching kernel module, or reboot"
 _ONE_OF: Final = "wait: the health engine names the GPU after its next evaluation"
 _INSTALL: Final = "mount the directory writable into the driver's container; the driver must run as root"
+
+
+def _not_writable(code: str, scope: Scope, why: str) -> FailureKind:
+    return FailureKind(code, _C.PERMANENT, scope, _R.AFTER_FIX, why, _INSTALL, cacheable=False)
+
 
 _GPU: Final = (
     _failed_device("gpu.xid.*", "the NVIDIA driver reported a fault that makes the GPU unusable",
@@ -257,7 +264,7 @@ _HOST: Final = (
 
 _CDI: Final = (
     _transient("cdi.write", _S.NODE, "the CDI file could not be written", "free space in the CDI directory"),
-    _permanent("cdi.write", _S.NODE, "the CDI directory is not writable", _INSTALL),
+    _not_writable("cdi.write", _S.NODE, "the CDI directory is not writable"),
     _transient("cdi.dir_missing", _S.NODE, "the CDI directory does not exist",
                "create it, or mount it into the driver's container"),
     _transient("cdi.malformed", _S.DRIVER, "an existing CDI file cannot be parsed", "remove the file"),
@@ -310,7 +317,7 @@ _DRIVER: Final = (
     _transient("driver.cancelled", _S.CLAIM, "the driver cancelled the prepare", _WAIT),
     _transient("state.write", _S.DRIVER, "the driver's state could not be saved",
                "free space in its directory"),
-    _permanent("state.write", _S.DRIVER, "the driver's state directory is not writable", _INSTALL),
+    _not_writable("state.write", _S.DRIVER, "the driver's state directory is not writable"),
     _permanent("state.checkpoint_corrupt", _S.DRIVER, "the driver's saved state is corrupt",
                "drain the node, move the file away and restart the driver", Health.UNKNOWN),
     _permanent("state.version_newer", _S.DRIVER, "a newer version of the driver wrote its state",

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from agent.model.claim import Claim, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Severity
-from agent.model.prepare import DriverFault, ErrorClass, LastPrepareResult, PrepareVerdict
+from agent.model.prepare import DriverFault, ErrorClass, LastPrepareResult, PrepareVerdict, Scope
 from agent.prepare import driver_faults as faults
 from agent.prepare.driver_faults import DriverFaults
 
@@ -71,7 +71,8 @@ def cached_failure(
     """Return the cached verdict of the claim's last failed prepare; None: the driver must be called.
 
     A failure is cached only for the same request: the claim has the same allocation and parameters, the
-    driver has the same version and, where a device is to blame, the state of the devices has not changed.
+    driver has the same version and, where a device is to blame, the state of the devices has not changed. A
+    later success ends the others: of any claim for a fault of the node or driver, else of one on a device.
 
     Args:
         health_fingerprint: Result of :func:`health_fingerprint` for the claim's devices, or a function that
@@ -89,7 +90,19 @@ def cached_failure(
     if verdict.error_class is ErrorClass.FAILED_DEVICE:
         health = health_fingerprint if isinstance(health_fingerprint, str) else health_fingerprint()
         return verdict if entry.outcome.generation == _health_and_faults(ledger, claim, health) else None
-    return verdict
+    return None if _is_repaired(ledger, claim, verdict) else verdict
+
+
+def _is_repaired(ledger: PrepareLedger, claim: Claim, verdict: PrepareVerdict) -> bool:
+    """Return True if a claim was prepared after a failure whose cause it would have met, too."""
+    devices = set(_device_refs(claim))
+    concerns_all = verdict.scope in {Scope.NODE, Scope.DRIVER}
+    return any(
+        entry.outcome.verdict is None
+        and entry.outcome.at_wall_s > verdict.last_wall_s
+        and (concerns_all or not devices.isdisjoint(entry.outcome.devices))
+        for entry in ledger.claims.values()
+    )
 
 
 def health_fingerprint(devices: Iterable[DeviceHealth | None]) -> str:
