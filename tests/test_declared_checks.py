@@ -6,6 +6,7 @@ from typing import Final
 import pytest
 from paper import PaperNode, codes, device_of
 
+from agent.devices.taints import TaintPolicy, TaintState, decide_taints
 from agent.health.declared.driver_checks import check_sources
 from agent.health.declared.driver_faults import FAILED_DEVICE
 from agent.health.state_machine import CLEAN_MIN_NS
@@ -24,7 +25,7 @@ from agent.model.prepare import DriverFault
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceState
-from agent.model.time import NS
+from agent.model.time import NS, Instant
 from agent.serve.health.feed import devices_of_socket
 
 DRIVER: Final = "a.example.com"
@@ -603,6 +604,40 @@ def test_undeliverable_device_is_unknown_until_available() -> None:
     node.check()
     node.faults = (unknown._replace(expired_wall_s=node.wall_s),)
     assert health_and_codes(node.check()) == (Health.HEALTHY, [])
+
+
+def test_gpu_driver_fault_of_one_prepare_reaches_all_its_devices() -> None:
+    node = Node()
+    node.devices = tuple(f"dev-{number}" for number in range(8))
+    node.check()
+    fault = DriverFault(
+        1, DeviceRef(DRIVER, "node-a", "dev-3"), "gpu.driver.mismatch", "570 and 580", "", node.wall_s, CLAIM,
+        health=Health.UNKNOWN,
+    )  # fmt: skip
+    node.faults = (fault,)
+    report = node.evaluate()
+    found = {name: device_of(report, name) for name in node.devices}
+    for device in found.values():
+        (cause,) = [cause for cause in device.causes if cause.code == "gpu.driver.mismatch"]
+        assert (device.health, cause.keep_away) == (Health.UNKNOWN, True)
+    state = decide_taints(TaintState(), report, DRIVER, TaintPolicy(), Instant(NS, 1.0))
+    taints = {ref.device: {taint.key for taint in held} for ref, held in state.taints.devices.items()}
+    assert taints == {name: {f"{DRIVER}/gpu.driver.mismatch"} for name in node.devices}
+    node.faults = (fault._replace(code="driver.failed_device"),)
+    report = node.evaluate()
+    assert "driver.failed_device" in codes(device_of(report, "dev-3"))
+    assert "driver.failed_device" not in codes(device_of(report, "dev-4"))
+
+
+def test_taint_of_a_failed_prepare_joins_the_cause_of_a_check() -> None:
+    node = Node()
+    node.check(Finding("gpu.driver.mismatch", Severity.UNKNOWN, "570 and 580"))
+    device = DeviceRef(DRIVER, "node-a", "dev-0")
+    node.faults = (
+        DriverFault(1, device, "gpu.driver.mismatch", "?", "", node.wall_s, CLAIM, health=Health.UNKNOWN),
+    )
+    (cause,) = device_of(node.evaluate(), "dev-0").causes
+    assert (cause.evidence, cause.driver_reported, cause.keep_away) == ("570 and 580", False, True)
 
 
 def test_known_fault_stays_while_device_is_undeliverable() -> None:

@@ -6,9 +6,10 @@ evaluation with a pending fault, or without readings, does not count.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final, NamedTuple
 
-from agent.devices.inventory import InventoryDevice
+from agent.devices.inventory import DeviceKind, InventoryDevice
 from agent.health.declared.driver_checks import UNCHECKED, check_conditions_subject
 from agent.health.evaluation import Evaluation, Subject
 from agent.health.rules import CatalogRow
@@ -28,6 +29,9 @@ FAILED_DEVICE: Final = CatalogRow(
     repair=Repair.INSPECT_HARDWARE,
     try_it="raise FailedDevice in a driver's prepare",
 )
+GPU_DRIVER_CODES: Final = frozenset({"gpu.driver.mismatch", "gpu.driver.init"})
+"""Codes of faults of the NVIDIA driver: after one failed prepare no GPU of the machine can be prepared."""
+GPU_KINDS: Final = frozenset({DeviceKind.GPU, DeviceKind.MIG})
 REEVALUATE_NS: Final = NS
 SEVERITY_OF_HEALTH: Final = {Health.UNHEALTHY: Severity.UNHEALTHY, Health.UNKNOWN: Severity.UNKNOWN}
 
@@ -104,7 +108,7 @@ def with_driver_faults(
 
     Args:
         past: Driver-reported faults that have not ended; of several with one code, the newest counts.
-        devices: All declared devices.
+        devices: All declared devices. A fault of the GPU driver is a cause of all GPUs of its DRA driver.
         found: Verdicts by device, without driver-reported faults.
     """
     reported: dict[str, dict[str, Cause]] = {}
@@ -112,7 +116,8 @@ def with_driver_faults(
         if open_fault.cleared:
             continue
         cause = _cause(open_fault)
-        reported.setdefault(open_fault.fault.subject, {})[cause.code] = cause
+        for subject in _reached_devices(open_fault.fault, devices):
+            reported.setdefault(subject, {})[cause.code] = cause
     expired = {key[0] for key, open_fault in past.items() if open_fault.fault.expired_wall_s}
     for subject, causes in reported.items():
         if subject not in found:
@@ -122,7 +127,26 @@ def with_driver_faults(
             evaluation.due_ns.append(evaluation.now.mono_ns + REEVALUATE_NS)
         known = {cause.code: cause.severity for cause in health.causes}
         new = [cause for cause in causes.values() if known.get(cause.code, Severity.OK) < cause.severity]
-        yield subject, replace_causes(evaluation, before, device, health, [*health.causes, *new])
+        kept = [_with_keep_away(cause, causes.get(cause.code)) for cause in health.causes]
+        yield subject, replace_causes(evaluation, before, device, health, [*kept, *new])
+
+
+def _reached_devices(fault: DriverFault, devices: Mapping[Subject, InventoryDevice]) -> Iterator[Subject]:
+    """Yield the device of a fault, and for a fault of the GPU driver all GPUs of its DRA driver."""
+    yield fault.subject
+    origin = devices.get(fault.subject)
+    if origin is None or fault.code not in GPU_DRIVER_CODES:
+        return
+    kinds = GPU_KINDS if origin.kind in GPU_KINDS else {origin.kind}
+    for subject, device in devices.items():
+        if subject != fault.subject and device.driver == origin.driver and device.kind in kinds:
+            yield subject
+
+
+def _with_keep_away(cause: Cause, reported: Cause | None) -> Cause:
+    """Return a cause that a rule found, with the taint that a failed prepare with its code requires."""
+    needs_taint = reported is not None and reported.keep_away and cause.severity is Severity.UNKNOWN
+    return replace(cause, keep_away=True) if needs_taint else cause
 
 
 def _cause(open_fault: OpenDriverFault) -> Cause:
