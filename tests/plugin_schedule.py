@@ -25,6 +25,7 @@ SLOW: Final = frozenset(
         "conform/",
         "go_driver/test_conform.py",
         "go_driver/test_module.py",
+        "test_audit_real.py",
         "test_bench_suites.py",
         "test_fake_nvml_scenario.py",
         "test_guards.py",

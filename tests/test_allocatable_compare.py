@@ -128,6 +128,39 @@ def test_verdict_follows_from_actual_and_expected_value(
     assert bool(compared.consequence) is (expected in DRIFT_VERDICTS)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (SettingKind.QUOTA, 199_999, AuditVerdict.LOWER),
+        (SettingKind.QUOTA, 200_000, AuditVerdict.UNKNOWN),
+        (SettingKind.QUOTA, 700_000, AuditVerdict.UNKNOWN),
+        (SettingKind.MEMORY, GI, AuditVerdict.LOWER),
+        (SettingKind.MEMORY, 7 * GI, AuditVerdict.UNKNOWN),
+        (SettingKind.MEMORY, NO_LIMIT, AuditVerdict.UNKNOWN),
+    ],
+)
+def test_value_with_unknown_claim_amounts_is_lower_or_unknown(
+    kind: SettingKind, value: int, expected: AuditVerdict
+) -> None:
+    mine = pod(
+        container("c1", "cpu=1 memory=1Gi", "cpu=2 memory=2Gi"),
+        claims=[{"resourceClaimName": "x", "shape": "of 1.40"}],
+    )
+    groups = expected_pod_cgroups(mine, V2)
+    compared = compare_cgroups(groups, {groups[0].cgroup: ActualCgroup({SettingId(kind): value})}, 2)
+    assert [one.verdict for one in compared if one.setting.kind is kind and not one.cgroup.container] == [
+        expected
+    ]
+
+
+def test_container_without_a_limit_leaves_the_pods_limit_correct() -> None:
+    free = {SettingId(SettingKind.MEMORY): NO_LIMIT}
+    groups = expected_pod_cgroups(V08, V2)
+    found = compare_cgroups(groups, with_values(correct_groups(groups), "c1", free), 2)
+    memory = [one.verdict for one in found if one.setting.kind is SettingKind.MEMORY]
+    assert memory == [AuditVerdict.MATCH, AuditVerdict.UNLIMITED]
+
+
 def test_reason_names_the_weight_formula() -> None:
     weights = {
         value: compare_v08({SettingId(SettingKind.WEIGHT): value}, "c1")[SettingId(SettingKind.WEIGHT)]
@@ -396,7 +429,7 @@ def test_knob_with_unknown_expected_value_is_unknown() -> None:
     )
     assert weight.verdict is AuditVerdict.UNKNOWN
     assert "claim x" in weight.reason
-    assert format_expected(weight.expected) == "unknown"
+    assert format_expected(weight.expected) == "at least 39"
 
 
 # --- quiet time after a change

@@ -14,11 +14,14 @@ from agent.cgroup_audit.audit import (
     actual_cgroup,
     audit_pod_cgroups,
     audit_qos_cgroups,
+    confirmed_qos_comparisons,
+    qos_differences,
+    with_inherited_page_limits,
 )
-from agent.cgroup_audit.audit_verdicts import AuditVerdict
+from agent.cgroup_audit.audit_verdicts import DRIFT_VERDICTS, AuditVerdict, SettingComparison
 from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind
 from agent.cgroup_audit.node_facts import ExclusiveCpus
-from agent.cgroup_audit.pod import Pod
+from agent.cgroup_audit.pod import Pod, QosClass
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.errors import ProbeError
 from agent.model.cgroup import NO_LIMIT, CgroupSettings, HugepageLimits
@@ -201,6 +204,7 @@ def test_qos_class_weight_sums_its_pods_and_is_quiet_after_a_start() -> None:
         AuditVerdict.MATCH
     }
     more = audit_qos_cgroups([sample_pod(), sample_pod()], NODE, reads(tree), NOW)
+    assert qos_differences(more, NOW) is not None
     assert [found.verdict for found in more if found.setting.kind is SettingKind.WEIGHT] == [
         AuditVerdict.LOWER,
         AuditVerdict.MATCH,
@@ -213,6 +217,100 @@ def test_qos_class_weight_sums_its_pods_and_is_quiet_after_a_start() -> None:
         AuditVerdict.QUIET,
         AuditVerdict.MATCH,
     ]
+
+
+def qos_verdicts_after(apart_s: float, weights: tuple[int, int]) -> list[AuditVerdict]:
+    """Return the verdicts on the weight of Burstable in an audit, `apart_s` after an audit before it."""
+
+    def compared(weight: int, now_s: float) -> tuple[SettingComparison, ...]:
+        found = audit_qos_cgroups([sample_pod()], NODE, reads({TOP: knobs(weight=weight)}), now_s)
+        return tuple(one for one in found if one.cgroup.qos is QosClass.BURSTABLE)[:1]
+
+    earlier = qos_differences(compared(weights[0], NOW), NOW)
+    now_s = NOW + apart_s
+    found = confirmed_qos_comparisons(compared(weights[1], now_s), now_s, earlier)
+    return [one.verdict for one in found]
+
+
+@pytest.mark.parametrize(
+    ("apart_s", "weights", "verdict"),
+    [
+        (60, (10, 10), AuditVerdict.LOWER),
+        (60, (400, 10), AuditVerdict.LOWER),
+        (59, (10, 10), AuditVerdict.QUIET),
+        (60, (20, 10), AuditVerdict.QUIET),
+        (60, (10, 20), AuditVerdict.MATCH),
+    ],
+)
+def test_qos_weight_differs_only_if_wrong_in_two_audits_a_minute_apart(
+    apart_s: float, weights: tuple[int, int], verdict: AuditVerdict
+) -> None:
+    assert qos_verdicts_after(apart_s, weights) == [verdict]
+
+
+# --- hugepage limits that the runtime does not set ---------------------------------------------------------
+
+PAGES_2M = 64 << 20
+
+
+def pages(limit: int | Missing, of_2m: int | Missing | None = None) -> tuple[HugepageLimits, ...]:
+    """Return limits of all hugepage sizes; `of_2m`: that of 2 MiB, if it differs."""
+    two = limit if of_2m is None else of_2m
+    return tuple(
+        HugepageLimits(size, *2 * [two if size == 2048 else limit]) for size in SYSTEMD.hugepages_kib
+    )
+
+
+def page_pod(**more: object) -> Pod:
+    """Return a pod of two containers: c1 requests 64Mi of 2 MiB pages, c2 none."""
+    asks = container(
+        "c1", "cpu=500m memory=256Mi hugepages-2Mi=64Mi", "cpu=1 memory=512Mi hugepages-2Mi=64Mi"
+    )
+    states = [running_status("c1"), running_status("c2", "beef" * 16)]
+    return parse_pod(
+        pod_object(asks, container("c2"), qosClass="Burstable", containerStatuses=states, **more)
+    )
+
+
+def page_audit(of_pod: tuple[HugepageLimits, ...], *of_containers: tuple[HugepageLimits, ...]) -> PodAudit:
+    """Audit page_pod() with these hugepage limits; other settings are as expected."""
+    second = f"{POD}/cri-containerd-{'beef' * 16}.scope"
+    free = {"quota_us": NO_LIMIT, "memory": NO_LIMIT}
+    tree = {
+        POD: knobs(**free, pages=of_pod),
+        SCOPE: knobs(pages=of_containers[0]),
+        second: knobs(**free, weight=1, pages=of_containers[-1]),
+    }
+    return audit(tree, page_pod())
+
+
+NO_OWN_LIMITS = pytest.mark.parametrize("own", [NO_LIMIT, Missing(Absence.ABSENT)], ids=["max", "no-file"])
+
+
+@NO_OWN_LIMITS
+def test_page_limit_of_the_pod_is_compared_if_the_runtime_sets_none(own: int | Missing) -> None:
+    before = page_audit(pages(0, PAGES_2M), pages(own))
+    assert verdicts(before) & DRIFT_VERDICTS
+    (found,), is_inherited = with_inherited_page_limits([before])
+    assert is_inherited
+    assert verdicts(found) == {AuditVerdict.MATCH, AuditVerdict.NOT_MISSED}
+    spare = [one.cgroup.container for one in found.comparisons if one.verdict is AuditVerdict.NOT_MISSED]
+    assert spare == ["c2", "c2"]
+
+
+@NO_OWN_LIMITS
+def test_page_limit_of_the_pod_below_a_containers_is_lower(own: int | Missing) -> None:
+    (found,), _ = with_inherited_page_limits([page_audit(pages(0, 32 << 20), pages(own))])
+    lower = [one.cgroup.container for one in found.comparisons if one.verdict is AuditVerdict.LOWER]
+    assert lower == ["", "", "c1", "c1"]
+    assert verdicts(found) & DRIFT_VERDICTS == {AuditVerdict.LOWER}
+
+
+def test_container_without_page_limit_is_unlimited_if_others_have_one() -> None:
+    before = page_audit(pages(0, PAGES_2M), pages(NO_LIMIT), pages(0))
+    (found,), is_inherited = with_inherited_page_limits([before])
+    assert (found, is_inherited) == (before, False)
+    assert AuditVerdict.UNLIMITED in verdicts(found)
 
 
 def test_missing_knob_keeps_its_absence_in_the_actual_values() -> None:

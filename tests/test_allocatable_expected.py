@@ -1,5 +1,6 @@
 """Expected values of cgroup knobs, and the cases in which the expected value is unknown."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from allocatable_pods import (
     pod,
     pod_object,
     resources,
+    sidecar,
     values,
 )
 from hypothesis import given
@@ -102,11 +104,57 @@ def test_page_size_has_the_kernels_name(size_kib: int, name: str) -> None:
 # --- kubelet and runtime -----------------------------------------------------------------------------------
 
 
-def test_pod_weight_is_linear_first_container_weight_quadratic_first() -> None:
+def test_pod_weight_is_linear_and_container_weight_quadratic_first() -> None:
     groups = expected_pod_cgroups(pod(FULL), V2)
-    assert values(knob(groups, SettingKind.WEIGHT)) == [39, 100]
+    assert values(knob(groups, SettingKind.WEIGHT)) == [39]
     assert values(knob(groups, SettingKind.WEIGHT, "c1")) == [100, 39]
     assert [one.note for one in knob(groups, SettingKind.WEIGHT, "c1").accepted] == ["quadratic", "linear"]
+
+
+def test_quadratic_weight_of_a_pod_or_qos_class_is_not_accepted() -> None:
+    eight = pod(container("c1", "cpu=8"))
+    assert values(knob(expected_pod_cgroups(eight, V2), SettingKind.WEIGHT)) == [313]
+    (burstable, _) = expected_qos_cgroups([eight], V2)
+    assert values(burstable.settings[0]) == [313]
+    assert values(knob(expected_pod_cgroups(eight, V2), SettingKind.WEIGHT, "c1")) == [532, 313]
+
+
+def sidecar_pod(second: str = "", **more: Any) -> Pod:
+    """Return a Burstable pod with two sidecars, of which only the first has limits."""
+    init = [sidecar("s1", limits="cpu=1 memory=64Mi"), sidecar("s2", limits=second)]
+    return pod(container("c1", limits="cpu=2 memory=128Mi"), init=init, qosClass="Burstable", **more)
+
+
+@pytest.mark.parametrize(
+    ("counts", "quota", "memory"),
+    [
+        (True, [300_000], [192 * MI]),
+        (False, [NO_LIMIT], [NO_LIMIT]),
+        (None, [NO_LIMIT, 300_000], [NO_LIMIT, 192 * MI]),
+    ],
+)
+def test_sidecar_without_limit_after_a_limited_one_follows_the_kubelet(
+    counts: bool | None, quota: list[int], memory: list[int]
+) -> None:
+    groups = expected_pod_cgroups(sidecar_pod(), replace(V2, counts_earlier_sidecars=counts))
+    assert values(knob(groups, SettingKind.QUOTA)) == quota
+    assert values(knob(groups, SettingKind.MEMORY)) == memory
+    assert values(knob(groups, SettingKind.QUOTA, "s2")) == [NO_LIMIT]
+
+
+def test_init_container_without_limit_after_a_limited_sidecar_is_limited() -> None:
+    init = [sidecar("s1", limits="cpu=1"), container("i1")]
+    after = pod(container("c1", limits="cpu=2"), init=init, qosClass="Burstable")
+    before = pod(container("c1", limits="cpu=2"), init=[*reversed(init)], qosClass="Burstable")
+    no_app = pod(container("c1"), init=init, qosClass="Burstable")
+    old = replace(V2, counts_earlier_sidecars=True)
+    found = [exact(expected_pod_cgroups(one, old), SettingKind.QUOTA) for one in (after, before, no_app)]
+    assert found == [300_000, NO_LIMIT, NO_LIMIT]
+
+
+def test_pod_with_every_limit_has_one_value_for_all_kubelets() -> None:
+    groups = expected_pod_cgroups(sidecar_pod("cpu=1 memory=64Mi"), V2)
+    assert values(knob(groups, SettingKind.QUOTA)) == [400_000]
 
 
 def test_formulas_with_equal_results_give_one_accepted_value() -> None:
@@ -203,6 +251,27 @@ def test_unknown_claim_amount_is_ignored_where_it_has_no_effect() -> None:
     assert (
         unknown_knobs(uncounted, CgroupLevel.POD) == unknown_knobs(uncounted, CgroupLevel.CONTAINER) == set()
     )
+
+
+def test_pods_api_without_claim_amounts_gives_lower_bounds() -> None:
+    made = pod_object(container("c1", "cpu=1 memory=1Gi", "cpu=2 memory=2Gi"), phase="Running")
+    made["spec"]["resourceClaims"] = [{"name": "x", "resourceClaimName": "cpus"}]
+    del made["status"]["nodeAllocatableResourceClaimStatuses"]
+    groups = expected_pod_cgroups(parse_pod(made, from_kubelet=True), V2)
+    bounds = [knob(groups, kind) for kind in (SettingKind.WEIGHT, SettingKind.QUOTA, SettingKind.MEMORY)]
+    assert [(values(one), one.at_least) for one in bounds] == [([], 39), ([], 200_000), ([], 2 << 30)]
+    assert "pods API does not list the amounts of claims" in bounds[0].unknown_reason
+    assert "drahealth audit --pods FILE" in bounds[0].unknown_reason
+    from_server = expected_pod_cgroups(parse_pod(made), V2)
+    assert values(knob(from_server, SettingKind.QUOTA)) == [200_000]
+
+
+def test_best_effort_weight_is_unknown_if_claim_amounts_are() -> None:
+    made = pod_object(container("c1"), phase="Running")
+    made["spec"]["resourceClaims"] = [{"name": "x", "resourceClaimName": "cpus"}]
+    del made["status"]["nodeAllocatableResourceClaimStatuses"]
+    weight = knob(expected_pod_cgroups(parse_pod(made, from_kubelet=True), V2), SettingKind.WEIGHT)
+    assert (values(weight), weight.at_least) == ([], 1)
 
 
 def pod_with_pending_resize(**status: Any) -> Pod:

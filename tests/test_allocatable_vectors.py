@@ -114,7 +114,7 @@ def test_weight_under_a_pod_level_limit_accepts_code_and_kep() -> None:
 def test_arithmetic_names_amounts_claims_and_result() -> None:
     groups = expected_pod_cgroups(PODS["V08"], V2)
     assert knob(groups, SettingKind.WEIGHT).arithmetic == (
-        "2000m (c1) + 200m (claim x) = 2200m -> shares 2252 -> weight 86 (linear) or 187 (quadratic)"
+        "2000m (c1) + 200m (claim x) = 2200m -> shares 2252 -> weight 86"
     )
     assert knob(groups, SettingKind.QUOTA, "c1").arithmetic == (
         "4000m (limit) + 200m (claim x) = 4200m -> 420000 us of 100000"

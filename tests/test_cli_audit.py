@@ -5,7 +5,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -16,6 +18,8 @@ from allocatable_pods import UID
 from audit_samples import (
     CONTAINER,
     CONTAINER_KNOBS,
+    MAX,
+    UNUSED_KNOBS,
     Object,
     kep_pod,
     sysfs_tree,
@@ -55,6 +59,22 @@ class Node(NamedTuple):
 
     def write(self, *pods: Object) -> None:
         write_pod_list(self.pods, *pods)
+
+
+class Waits:
+    """Clock whose time passes only in :meth:`sleep`."""
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
+        self.seconds: list[float] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What happens during a wait."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.seconds.append(seconds)
+        self.now_s += seconds
+        self.meanwhile()
 
 
 def node_of(top: Path, *pods: Object, burstable: int = 274) -> Node:
@@ -101,7 +121,7 @@ def test_node_without_findings_has_one_line_per_pod(capsys, node):
 def test_many_pods_without_findings_are_listed_up_to_a_limit(capsys, tmp_path):
     uids = [f"11111111-2222-4333-8444-{number:012d}" for number in range(MAX_LISTED + 7)]
     pods = [kep_pod(f"p{number}", uid, f"{number:064x}") for number, uid in enumerate(uids)]
-    node = node_of(tmp_path, *pods, burstable=6900)
+    node = node_of(tmp_path, *pods, burstable=7383)
     write_cgroup(node.cgroups, systemd_path(uids[-1], f"{len(uids) - 1:064x}"), {"memory.max": "max"})
     code, out = run(capsys, node)
     assert code == 1
@@ -129,7 +149,7 @@ def test_finding_shows_arithmetic_and_consequence(capsys, node):
 def test_named_pod_is_shown_in_full(capsys, node):
     code, out = run(capsys, node, "default/p")
     assert code == 0
-    assert "    pod     memory limit                     9Gi         9Gi        match\n" in out
+    assert "    pod     memory limit                     9Gi        9Gi        match\n" in out
     assert "      4Gi (c1) + 5Gi (claim p-cpus) = 9Gi -> 9663676416 bytes\n" in out
     assert "QoS classes" not in out
 
@@ -160,6 +180,7 @@ def test_json_has_every_field(capsys, node):
     assert wrong == {
         "level": "pod",
         "qosClass": "Burstable",
+        "atLeast": None,
         "container": "",
         "knob": "memory limit",
         "sizeKiB": None,
@@ -265,12 +286,85 @@ def test_qos_classes_are_evaluated_only_if_all_pods_are_known(capsys, tmp_path):
     assert "QoS classes: not audited, their weight is the sum over all pods" in out
 
 
-def test_qos_class_with_a_wrong_weight_is_found(capsys, node):
-    write_cgroup(node.cgroups, "kubepods.slice/kubepods-burstable.slice", {"cpu.weight": 79})
+BURSTABLE: Final = "kubepods.slice/kubepods-burstable.slice"
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
+    """Clock of the audit that moves only while it waits."""
+    clock = Waits(time.time())
+    monkeypatch.setattr("agent.cli.audit.command.time.sleep", clock.sleep)
+    monkeypatch.setattr("agent.cli.audit.command.time.time", lambda: clock.now_s)
+    return clock
+
+
+def test_qos_class_wrong_in_two_audits_a_minute_apart_is_found(capsys, node, waits):
+    write_cgroup(node.cgroups, BURSTABLE, {"cpu.weight": 79})
+    code, out = run(capsys, node)
+    assert (code, waits.seconds) == (1, [61])
+    assert "▲ QoS classes  not as expected\n" in out
+    assert "    Burstable  cpu weight  274       79      lower\n" in out
+    assert "drahealth: QoS classes: a setting differs from its expected value; auditing again" in out
+
+
+def test_qos_class_that_the_kubelet_corrects_within_a_minute_matches(capsys, node, waits):
+    write_cgroup(node.cgroups, BURSTABLE, {"cpu.weight": 79})
+    waits.meanwhile = lambda: write_cgroup(node.cgroups, BURSTABLE, {"cpu.weight": 274})
+    code, out = run(capsys, node)
+    assert (code, waits.seconds) == (0, [61])
+    assert "● QoS classes  as expected\n" in out
+
+
+def test_qos_class_that_becomes_wrong_in_the_second_audit_is_quiet(capsys, node, waits):
+    write_cgroup(node.cgroups, BURSTABLE, {"cpu.weight": 79, "hugetlb.2MB.max": "max"})
+
+    def swap() -> None:
+        write_cgroup(node.cgroups, BURSTABLE, {"cpu.weight": 274, "hugetlb.2MB.max": 0})
+
+    waits.meanwhile = swap
+    code, out = run(capsys, node)
+    assert (code, waits.seconds) == (3, [61])
+    assert "seen once; the kubelet rewrites it about once a minute" in out
+
+
+def test_right_qos_classes_and_a_single_pod_need_no_second_audit(capsys, node, waits):
+    assert run(capsys, node)[0] == 0
+    write_cgroup(node.cgroups, BURSTABLE, {"cpu.weight": 79})
+    assert run(capsys, node, "default/p")[0] == 0
+    assert waits.seconds == []
+
+
+def test_listed_pod_without_a_cgroup_leaves_qos_classes_unaudited(capsys, node, waits):
+    node.write(kep_pod(), kep_pod("gone", OTHER, "beef" * 16))
+    out = run(capsys, node)[1]
+    assert f"1 pods are listed but have no cgroup: {OTHER}" in out
+    assert "QoS classes: not audited, their weight is the sum over all pods" in out
+    assert waits.seconds == []
+
+
+# --- hugepage limits that the container runtime does not set -----------------------------------------------
+
+
+def test_containerds_default_without_hugetlb_is_a_note_and_no_finding(capsys, node):
+    free = {name: MAX for name in UNUSED_KNOBS if name.startswith("hugetlb.")}
+    write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), free)
+    code, out = run(capsys, node)
+    assert code == 0
+    assert "● default/p  Burstable  as expected, 16 settings\n" in out
+    assert out.count("disable_hugetlb_controller") == 1
+    assert document(capsys, node)[1]["notes"] == [
+        "hugepages: the container runtime sets no limits on containers (containerd: "
+        "disable_hugetlb_controller, true by default); the limits of the pods are compared"
+    ]
+
+
+def test_pod_that_may_use_more_pages_than_requested_is_found(capsys, node):
+    free = {name: MAX for name in UNUSED_KNOBS if name.startswith("hugetlb.")}
+    write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), free)
+    write_cgroup(node.cgroups, systemd_path(UID), {"hugetlb.2MB.max": 64 << 20})
     code, out = run(capsys, node)
     assert code == 1
-    assert "▲ QoS classes  not as expected\n" in out
-    assert "    Burstable  cpu weight  274 or 477  79      lower\n" in out
+    assert "    pod     hugepages limit 2MB  0         64Mi    higher\n" in out
 
 
 def test_missing_kubelet_cgroups_exit_3(capsys, node):
@@ -441,6 +535,12 @@ def test_pods_of_one_node_define_the_node(capsys, node):
 def served(short_tmp: Path) -> Iterator[Node]:
     """A node whose kubelet serves its pod, which has no claim but requests CPU."""
     node = node_of(short_tmp, kep_pod())
+    with pods_api(node, kubelets_pod()):
+        yield node
+
+
+def kubelets_pod() -> Any:
+    """Return the pod of kep_pod() without its claim, as the kubelet lists it."""
     found = message_class("core", "Pod")()
     found.metadata.name, found.metadata.namespace, found.metadata.uid = "p", "default", UID
     found.status.phase, found.status.qosClass = "Running", "Burstable"
@@ -450,11 +550,17 @@ def served(short_tmp: Path) -> Iterator[Node]:
         container.resources.limits[resource].string = limits[1]
     state = found.status.containerStatuses.add(name="c1", containerID=f"containerd://{CONTAINER}")
     state.state.running.startedAt.seconds = 1_700_000_000
-    answer = message_class("v1alpha1", "ListPodsResponse")(pods=[found.SerializeToString()])
-    socket = short_tmp / "kubelet" / SOCKET
+    return found
+
+
+@contextmanager
+def pods_api(node: Node, pod: Any) -> Iterator[None]:
+    """Pods API of the node's kubelet that lists one pod."""
+    answer = message_class("v1alpha1", "ListPodsResponse")(pods=[pod.SerializeToString()])
+    socket = node.top / "kubelet" / SOCKET
     socket.parent.mkdir()
     with ListingApi(socket, LIST, lambda: answer):
-        yield node
+        yield
 
 
 def test_without_a_file_pods_come_from_the_kubelet(served):
@@ -475,6 +581,23 @@ def test_without_a_file_pods_come_from_the_kubelet(served):
         "1 pod: 1 as expected",
     ]
     assert done.returncode == 0
+
+
+def test_claim_amounts_that_the_kubelet_does_not_know_are_not_compared(capsys, short_tmp):
+    node = node_of(short_tmp, kep_pod())
+    found = kubelets_pod()
+    found.spec.resourceClaims.add(name="x", resourceClaimName="p-cpus")
+    with pods_api(node, found):
+        code, out = run(capsys, node, pods=False)
+        assert code == 3
+        assert "◌ default/p  Burstable  not evaluated\n" in out
+        assert "    pod     cpu quota                        at least 400000 us  900000 us  unknown\n" in out
+        assert "the API server does: drahealth audit --pods FILE" in out.replace("\n      ", " ")
+        assert not re.search("  (higher|unlimited|lower)\n", out)
+        write_cgroup(node.cgroups, systemd_path(), {"cpu.max": "399999 100000"})
+        code, out = run(capsys, node, pods=False)
+        assert code == 1
+        assert "    pod     cpu quota                        at least 400000 us  399999 us  lower\n" in out
 
 
 def test_without_pods_the_alternative_is_shown(capsys, node):

@@ -673,7 +673,7 @@ def test_cgroup_below_expected_allocation_is_found(audited: Kubelet, follow: Mak
         assert found_by(following) == [(UID, "c1", "cgroup.lower")]
         assert following.watch.sample is not None
         (found,) = following.watch.sample.findings
-    assert found.evidence.startswith("memory limit: 1Gi, expected 9Gi: ")
+    assert found.evidence.startswith("memory limit: 1Gi, expected at least 9Gi: ")
 
 
 def test_findings_of_removed_pod_are_dropped(audited: Kubelet, follow: Make) -> None:

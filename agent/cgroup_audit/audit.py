@@ -18,8 +18,13 @@ from agent.cgroup_audit.cgroup_paths import (
     pod_path,
     qos_path,
 )
-from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind, hugepage_size_name
-from agent.cgroup_audit.compare import compare_cgroups, since_change_s
+from agent.cgroup_audit.cgroup_settings import (
+    SettingId,
+    SettingKind,
+    hugepage_size_name,
+    normalize_limit,
+)
+from agent.cgroup_audit.compare import compare_cgroups, compare_inherited_limit, since_change_s
 from agent.cgroup_audit.expected_cgroups import (
     CgroupId,
     ExpectedCgroup,
@@ -31,9 +36,9 @@ from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
 from agent.cgroup_audit.pod import CPU, Pod, PodContainer, QosClass
 from agent.cgroup_audit.pod_risks import PodRisk, pod_risks
 from agent.errors import ProbeError
-from agent.model.cgroup import CgroupSettings
+from agent.model.cgroup import NO_LIMIT, CgroupSettings
 from agent.model.pod_findings import PodFinding, Resource
-from agent.model.reading import Missing, Reading
+from agent.model.reading import Absence, Missing, Reading
 
 VANISHED_CGROUP: Final = ActualCgroup(is_gone=True)
 
@@ -160,6 +165,45 @@ def audit_qos_cgroups(
     return _compare_with_second_read(groups, read_actual, node)
 
 
+QOS_REWRITE_S: Final = 60
+"""Interval in which the kubelet rewrites the cgroups of QoS classes [s]: in between, they are outdated after
+a deletion, a resize or its own restart."""
+
+
+class QosDifferences(NamedTuple):
+    """Settings of QoS classes that differed from their expected values in one audit."""
+
+    at_wall_s: float
+    """Time of the audit [s since 1970]."""
+    settings: frozenset[tuple[CgroupId, SettingId]]
+
+
+def qos_differences(compared: Sequence[SettingComparison], now_wall_s: float) -> QosDifferences | None:
+    """Return the settings of QoS classes that differ now; None: none does."""
+    found = frozenset((one.cgroup, one.setting) for one in compared if one.verdict in DRIFT_VERDICTS)
+    return QosDifferences(now_wall_s, found) if found else None
+
+
+def confirmed_qos_comparisons(
+    compared: Sequence[SettingComparison], now_wall_s: float, earlier: QosDifferences | None
+) -> tuple[SettingComparison, ...]:
+    """Change the verdict on a wrong setting of a QoS class to QUIET, unless an earlier audit found it wrong,
+    too, and the kubelet has rewritten it since.
+
+    Args:
+        earlier: Differences of an earlier audit; None: there was none.
+    """
+    is_rewritten = earlier is not None and now_wall_s - earlier.at_wall_s >= QOS_REWRITE_S
+    confirmed = earlier.settings if earlier is not None and is_rewritten else frozenset()
+    why = "seen once; the kubelet rewrites it about once a minute"
+    return tuple(
+        one._replace(verdict=AuditVerdict.QUIET, reason=f"{one.reason}; {why}", consequence="")
+        if one.verdict in DRIFT_VERDICTS and (one.cgroup, one.setting) not in confirmed
+        else one
+        for one in compared
+    )
+
+
 def _compare_with_second_read(
     groups: Sequence[ExpectedCgroup], read_actual: Callable[[CgroupId], ActualCgroup], node: AuditedNode
 ) -> tuple[SettingComparison, ...]:
@@ -198,6 +242,44 @@ def _without_hugepage_limits(group: ExpectedCgroup, node: AuditedNode) -> Expect
         one for one in group.settings if one.setting.kind not in _PAGES or _expects_more_than_zero(one)
     )
     return replace(group, settings=settings)
+
+
+def with_inherited_page_limits(audits: Sequence[PodAudit]) -> tuple[tuple[PodAudit, ...], bool]:
+    """Compare the pods' hugepage limits instead of the containers', if the container runtime sets none.
+
+    containerd sets none by default (``disable_hugetlb_controller``). The limit in effect is then the pod's.
+
+    Returns:
+        The audits, and True if the container runtime sets no hugepage limits.
+    """
+    own = [one for audit in audits for one in audit.comparisons if _is_container_page_limit(one)]
+    is_set = any(
+        not isinstance(one.actual, Missing) and normalize_limit(one.actual) != NO_LIMIT for one in own
+    )
+    if is_set or not any(_has_no_limit(one) for one in own):
+        return tuple(audits), False
+    return tuple(replace(one, comparisons=tuple(_inherited_limits(one))) for one in audits), True
+
+
+def _is_container_page_limit(compared: SettingComparison) -> bool:
+    return compared.setting.kind in _PAGES and compared.cgroup.level is CgroupLevel.CONTAINER
+
+
+def _has_no_limit(compared: SettingComparison) -> bool:
+    """Return True if a container's file has no limit, or does not exist in a cgroup that exists."""
+    if compared.verdict is AuditVerdict.VANISHED:
+        return False
+    if isinstance(compared.actual, Missing):
+        return compared.actual.absence is Absence.ABSENT
+    return normalize_limit(compared.actual) == NO_LIMIT
+
+
+def _inherited_limits(audit: PodAudit) -> Iterator[SettingComparison]:
+    pod_limits = {one.setting: one.actual for one in audit.comparisons if one.cgroup.level is CgroupLevel.POD}
+    for one in audit.comparisons:
+        limit = pod_limits.get(one.setting)
+        is_inherited = _is_container_page_limit(one) and one.expected.accepted and _has_no_limit(one)
+        yield compare_inherited_limit(one, limit) if is_inherited and isinstance(limit, int) else one
 
 
 def _expects_more_than_zero(setting: ExpectedSetting) -> bool:

@@ -50,7 +50,11 @@ def tighter_pod_limits(
     containers = [one for one in groups if (one.cgroup.level, one.cgroup.pod_uid) == mine_are]
     for setting in (one.setting for one in pod.settings if one.setting.kind in _POD_WIDE_LIMITS):
         mine = _expected_and_actual(pod, setting, actual)
-        theirs = [pair for one in containers if (pair := _expected_and_actual(one, setting, actual))]
+        theirs = [
+            _without_unlimited(pair)
+            for one in containers
+            if (pair := _expected_and_actual(one, setting, actual))
+        ]
         if mine is None or not theirs:
             continue
         for words, of in (("one of its containers has", max), ("its containers together have", _sum)):
@@ -80,6 +84,11 @@ def _expected_and_actual(
         # containers are rounded one by one, so their sum can exceed the pod
         return _Amounts(meant, Fraction(meant))
     return _Amounts(meant, normalize_limit(value) * _period_ratio(expected, read, value))
+
+
+def _without_unlimited(amounts: _Amounts) -> _Amounts:
+    """Replace a container's missing limit by its expected limit: it needs no more from the pod's limit."""
+    return amounts._replace(actual=Fraction(amounts.expected)) if amounts.actual >= NO_LIMIT else amounts
 
 
 def _period_ratio(expected: ExpectedSetting, read: ActualCgroup, value: int) -> Fraction:
@@ -121,6 +130,26 @@ def compare_cgroups(
     return tuple(found)
 
 
+def compare_inherited_limit(compared: SettingComparison, pod_limit: int) -> SettingComparison:
+    """Compare the pod's limit with the expected limit of a container that has no limit of its own.
+
+    The pod's limit is in effect for the container. It may exceed the container's, since the pod's other
+    containers share it.
+    """
+    expected, kind = compared.expected, compared.setting.kind
+    verdict, _ = _compare_number(expected, pod_limit)
+    why = f"no limit of its own; the pod's limit of {format_setting_value(kind, pod_limit)} is in effect"
+    if verdict is AuditVerdict.LOWER:
+        if compared.verdict is AuditVerdict.QUIET:
+            return compared
+        why = f"{why}, expected {format_expected(expected)}: {expected.arithmetic}"
+        return compared._replace(verdict=verdict, reason=why, consequence=CONSEQUENCES[verdict][kind])
+    if verdict not in {AuditVerdict.MATCH, AuditVerdict.ROUNDED}:
+        verdict = AuditVerdict.NOT_MISSED
+        why = f"{why} for all its containers"
+    return compared._replace(verdict=verdict, reason=why, consequence="")
+
+
 def since_change_s(pod: Pod, now_wall_s: float, container: str = "") -> float | None:
     """Return the time since the last start of a container or the last resize of its pod [s]; None: unknown.
 
@@ -150,7 +179,7 @@ def _compare_setting(
     if isinstance(reading, Missing):
         return result(*_compare_missing(expected, reading, read, version))
     if not expected.accepted:
-        return result(AuditVerdict.UNKNOWN, f"the expected value is unknown: {expected.unknown_reason}")
+        return result(*_compare_unknown(_with_actual_period(expected, read), reading))
     if expected.setting.kind in _CPU_SETS:
         return result(*_compare_cpus(expected, reading, version))
     return result(*_compare_number(_with_actual_period(expected, read), reading))
@@ -173,6 +202,15 @@ def _compare_missing(
     return AuditVerdict.MISSING, f"there is no {file.name}"
 
 
+def _compare_unknown(expected: ExpectedSetting, value: int) -> tuple[AuditVerdict, str]:
+    """Return UNKNOWN, or LOWER for a value that is too low whatever the unknown amounts are."""
+    why = f"the expected value is unknown: {expected.unknown_reason}"
+    if expected.at_least is None or normalize_limit(value) >= expected.at_least:
+        return AuditVerdict.UNKNOWN, why
+    text = format_setting_value(expected.setting.kind, value)
+    return AuditVerdict.LOWER, f"{text}, expected {format_expected(expected)}: {why}"
+
+
 def _with_actual_period(expected: ExpectedSetting, read: ActualCgroup) -> ExpectedSetting:
     """Scale an expected quota to the actual CFS period: a wrong period must not make the quota wrong, too."""
     period = read.values.get(SettingId(SettingKind.PERIOD))
@@ -186,6 +224,7 @@ def _with_actual_period(expected: ExpectedSetting, read: ActualCgroup) -> Expect
         expected,
         accepted=tuple(map(scaled, expected.accepted)),
         arithmetic=f"{expected.arithmetic}, scaled to a period of {period}",
+        at_least=None if expected.at_least is None else expected.at_least * period // expected.period_us,
         explained_wrong_values=tuple(map(scaled, expected.explained_wrong_values)),
     )
 
@@ -238,7 +277,10 @@ def _describe_comparison(expected: ExpectedSetting, value: int) -> str:
 
 
 def format_expected(expected: ExpectedSetting) -> str:
-    """Format the accepted values of a cgroup setting, joined by "or"; ``unknown`` if there is none."""
+    """Format the accepted values of a cgroup setting, joined by "or"; if there is none, the lowest correct
+    value, or ``unknown``."""
+    if not expected.accepted and expected.at_least:
+        return f"at least {format_setting_value(expected.setting.kind, expected.at_least)}"
     texts = [
         format_setting_value(expected.setting.kind, one.value)
         for one in expected.accepted

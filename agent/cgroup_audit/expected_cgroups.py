@@ -8,7 +8,7 @@ Source: kubelet v1.37.1, pkg/kubelet/cm (ResourceConfigForPod, QoS classes) and 
 (generateLinuxContainerResources).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -133,8 +133,12 @@ def _pod_settings(
     yield _pod_weight(pod, facts)
     by_kubelet = [one.container for one in exclusive if one.by_kubelet]
     lifted = f"{by_kubelet[0]} has exclusive CPUs from the kubelet" if by_kubelet else ""
-    yield from cpu_quota(_pod_limit(pod, CPU, facts), facts, lifted, _no_limit_text(pod, CPU))
-    yield memory_limit(_pod_limit(pod, MEMORY, facts), facts, _no_limit_text(pod, MEMORY))
+    for setting in cpu_quota(_pod_limit(pod, CPU, facts), facts, lifted, _no_limit_text(pod, CPU)):
+        yield _or_with_sidecars(
+            setting, pod, CPU, facts, lambda sums: next(iter(cpu_quota(sums, facts, lifted, "")))
+        )
+    memory = memory_limit(_pod_limit(pod, MEMORY, facts), facts, _no_limit_text(pod, MEMORY))
+    yield _or_with_sidecars(memory, pod, MEMORY, facts, lambda sums: memory_limit(sums, facts, ""))
     for size in facts.hugepages_kib:
         yield from hugepage_limits(size, _pod_pages(pod, size, facts))
 
@@ -144,7 +148,9 @@ def _pod_weight(pod: Pod, facts: NodeFacts) -> ExpectedSetting:
     if pod.qos is not QosClass.BEST_EFFORT:
         return cpu_weight(wanted, facts)
     least = minimum_weight("BestEffort: the least", facts)
-    if not isinstance(wanted.by_kubelet, ResourceSum) or not wanted.by_kubelet.total:
+    if isinstance(wanted.by_kubelet, UnknownAmount):
+        return unknown_setting(least.setting, wanted.by_kubelet.reason, least.accepted)
+    if not wanted.by_kubelet or not wanted.by_kubelet.total:
         return least
     return _or_by_text(least, cpu_weight(wanted, facts), wanted.by_kubelet.text)
 
@@ -161,9 +167,43 @@ def _or_by_text(expected: ExpectedSetting, by_text: ExpectedSetting, why: str) -
 
 
 def _pod_limit(pod: Pod, resource: str, facts: NodeFacts) -> ResourceSums:
-    if pod.qos is QosClass.BEST_EFFORT or (pod.qos is QosClass.BURSTABLE and not has_limit(pod, resource)):
+    is_limited = has_limit(pod, resource, count_earlier_sidecars=bool(facts.counts_earlier_sidecars))
+    if pod.qos is QosClass.BEST_EFFORT or (pod.qos is QosClass.BURSTABLE and not is_limited):
         return ResourceSums(None, None)
+    return _sum_limits(pod, resource, facts)
+
+
+def _sum_limits(pod: Pod, resource: str, facts: NodeFacts) -> ResourceSums:
     return resource_sums(lambda claims: pod_limits(pod, resource, with_claims=claims), facts)
+
+
+def _or_with_sidecars(
+    expected: ExpectedSetting,
+    pod: Pod,
+    resource: str,
+    facts: NodeFacts,
+    convert: Callable[[ResourceSums], ExpectedSetting],
+) -> ExpectedSetting:
+    """Add the limit of kubelets up to 1.36 to the accepted values, if the kubelet's version is unknown and
+    only such a kubelet sets one.
+
+    Args:
+        convert: Function that converts the sum of the pod's limits to the expected setting.
+    """
+    is_open = facts.counts_earlier_sidecars is None and pod.qos is QosClass.BURSTABLE
+    is_differing = not has_limit(pod, resource) and has_limit(pod, resource, count_earlier_sidecars=True)
+    if not is_open or not is_differing or not expected.accepted:
+        return expected
+    limited = convert(_sum_limits(pod, resource, facts))
+    if not limited.accepted:
+        return unknown_setting(expected.setting, limited.unknown_reason)
+    known = {option.value for option in expected.accepted}
+    others = tuple(
+        option._replace(note=f"{limited.arithmetic}, as kubelets up to 1.36 count sidecars")
+        for option in limited.accepted
+        if option.value not in known
+    )
+    return replace(expected, accepted=(*expected.accepted, *others))
 
 
 def _no_limit_text(pod: Pod, resource: str) -> str:

@@ -86,6 +86,8 @@ class ExpectedSetting:
     arithmetic: str
     unknown_reason: str = ""
     """Reason why the expected value is unknown; empty: it is known."""
+    at_least: int | None = None
+    """Lowest correct value if the expected value is unknown: the value without claims. None: unknown."""
     explained_wrong_values: tuple[AcceptedValue, ...] = ()
     """Wrong values whose cause is known, with the cause as note."""
     period_us: int = 0
@@ -106,9 +108,17 @@ def resource_sums(add: Callable[[bool], Amount], facts: NodeFacts) -> ResourceSu
     return ResourceSums(add(facts.counts_claims), add(False))
 
 
-def unknown_setting(setting: SettingId, reason: str) -> ExpectedSetting:
-    """Return a setting whose expected value is unknown for a reason."""
-    return ExpectedSetting(setting, (), "", reason)
+def unknown_setting(
+    setting: SettingId, reason: str, least: Iterable[AcceptedValue] = (), period_us: int = 0
+) -> ExpectedSetting:
+    """Return a setting whose expected value is unknown for a reason.
+
+    Args:
+        least: Values without claims, which only add to them; empty: unknown, too.
+        period_us: CFS period of a quota.
+    """
+    at_least = min((option.value for option in least), default=None)
+    return ExpectedSetting(setting, (), "", reason, at_least, period_us=period_us)
 
 
 def cpu_weight(sums: ResourceSums, facts: NodeFacts, *, by_runtime: bool = False) -> ExpectedSetting:
@@ -117,12 +127,12 @@ def cpu_weight(sums: ResourceSums, facts: NodeFacts, *, by_runtime: bool = False
     Args:
         by_runtime: True: the container runtime writes the weight. False: the kubelet.
     """
+    uncounted: tuple[AcceptedValue, ...] = ()
+    if not isinstance(sums.without_claims, UnknownAmount):
+        uncounted = _weight(sums.without_claims, facts, by_runtime).accepted
     if isinstance(sums.by_kubelet, UnknownAmount):
-        return unknown_setting(SettingId(SettingKind.WEIGHT), sums.by_kubelet.reason)
-    expected = _weight(sums.by_kubelet, facts, by_runtime)
-    if isinstance(sums.without_claims, UnknownAmount):
-        return expected
-    return _explain_without_claims(expected, _weight(sums.without_claims, facts, by_runtime).accepted)
+        return unknown_setting(SettingId(SettingKind.WEIGHT), sums.by_kubelet.reason, uncounted)
+    return _explain_without_claims(_weight(sums.by_kubelet, facts, by_runtime), uncounted)
 
 
 def minimum_weight(reason: str, facts: NodeFacts, *, by_runtime: bool = False) -> ExpectedSetting:
@@ -140,10 +150,10 @@ def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> Expec
     arithmetic = f"{text} -> shares {shares}"
     if facts.cgroup_version == 1:
         return ExpectedSetting(SettingId(SettingKind.WEIGHT), (AcceptedValue(shares),), arithmetic)
-    formulas = [(linear_weight(shares), "linear"), (quadratic_weight(shares), "quadratic")]
-    if runtimes:  # newer runtimes use the quadratic formula
-        formulas.reverse()
-    if formulas[0][0] == formulas[1][0]:
+    formulas = [(linear_weight(shares), "linear")]
+    if runtimes:  # newer runtimes use the quadratic formula, no kubelet does
+        formulas.insert(0, (quadratic_weight(shares), "quadratic"))
+    if formulas[0][0] == formulas[-1][0]:
         formulas = [(formulas[0][0], "")]
     options = tuple(AcceptedValue(weight, formula) for weight, formula in formulas)
     weights = " or ".join(f"{weight} ({formula})" if formula else str(weight) for weight, formula in formulas)
@@ -161,21 +171,20 @@ def cpu_quota(
         no_limit_text: Arithmetic text for a missing CPU limit.
     """
     setting, amount = SettingId(SettingKind.QUOTA), sums.by_kubelet
+    uncounted = _convert_known(sums.without_claims, lambda total: _accepted_quotas(total, facts))
     if not facts.enforces_quota:
         lifted_reason = "the kubelet sets no quotas"
     if lifted_reason:
         yield ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), f"no limit: {lifted_reason}")
     elif isinstance(amount, UnknownAmount):
-        yield unknown_setting(setting, amount.reason)
+        yield unknown_setting(setting, amount.reason, uncounted, facts.period_us)
     elif amount is None or not amount.total:
         yield ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), no_limit_text)
     else:
         options = _accepted_quotas(amount.total, facts)
         arithmetic = f"{amount.text} -> {options[0].value} us of {facts.period_us}"
         expected = ExpectedSetting(setting, options, arithmetic, period_us=facts.period_us)
-        yield _explain_without_claims(
-            expected, _convert_known(sums.without_claims, lambda total: _accepted_quotas(total, facts))
-        )
+        yield _explain_without_claims(expected, uncounted)
         yield ExpectedSetting(
             SettingId(SettingKind.PERIOD), (AcceptedValue(facts.period_us),), "the kubelet's period"
         )
@@ -196,38 +205,34 @@ def _accepted_quotas(amount: Quantity, facts: NodeFacts) -> tuple[AcceptedValue,
 def memory_limit(sums: ResourceSums, facts: NodeFacts, no_limit_text: str) -> ExpectedSetting:
     """Return the expected memory limit; ``no_limit_text`` is its arithmetic if there is no limit."""
     setting, amount = SettingId(SettingKind.MEMORY), sums.by_kubelet
+    uncounted = _convert_known(
+        sums.without_claims, lambda total: _page_rounded_limits(total, facts.page_bytes)
+    )
     if isinstance(amount, UnknownAmount):
-        return unknown_setting(setting, amount.reason)
+        return unknown_setting(setting, amount.reason, uncounted)
     if amount is None or not amount.total:
         return ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), no_limit_text)
     options = _page_rounded_limits(amount.total, facts.page_bytes)
     expected = ExpectedSetting(setting, options, f"{amount.text} -> {options[0].value} bytes")
-    return _explain_without_claims(
-        expected,
-        _convert_known(sums.without_claims, lambda total: _page_rounded_limits(total, facts.page_bytes)),
-    )
+    return _explain_without_claims(expected, uncounted)
 
 
 def hugepage_limits(size_kib: int, sums: ResourceSums) -> Iterable[ExpectedSetting]:
     """Yield the expected limits on use and reservation of one hugepage size; 0 without a request."""
     amount = sums.by_kubelet
+    uncounted = _convert_known(
+        sums.without_claims, lambda total: _page_rounded_limits(total, size_kib * 1024)
+    )
     for kind in (SettingKind.PAGES, SettingKind.RESERVED):
         setting = SettingId(kind, size_kib)
         if isinstance(amount, UnknownAmount):
-            yield unknown_setting(setting, amount.reason)
+            yield unknown_setting(setting, amount.reason, uncounted)
             continue
         options = _page_rounded_limits(amount.total if amount else ZERO, size_kib * 1024)
         text = amount.text if amount else f"no pages of {hugepage_size_name(size_kib)} requested"
         expected = ExpectedSetting(setting, options, f"{text} -> {options[0].value} bytes")
-        if sums.without_claims is None:
-            yield _explain_without_claims(expected, (AcceptedValue(0),))
-        else:
-            yield _explain_without_claims(
-                expected,
-                _convert_known(
-                    sums.without_claims, lambda total: _page_rounded_limits(total, size_kib * 1024)
-                ),
-            )
+        is_none = sums.without_claims is None
+        yield _explain_without_claims(expected, (AcceptedValue(0),) if is_none else uncounted)
 
 
 def _page_rounded_limits(amount: Quantity, page_bytes: int) -> tuple[AcceptedValue, ...]:

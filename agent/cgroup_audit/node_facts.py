@@ -35,6 +35,9 @@ class NodeFacts:
     counts_claims: bool = True
     """True: the kubelet adds the resources of claims to those of pods (from 1.37 on, with the feature gate
     DRANodeAllocatableResources, off by default). False: expected values exclude claims."""
+    counts_earlier_sidecars: bool | None = None
+    """True: an init container without a limit counts as limited if an earlier sidecar has one, as up to
+    Kubernetes 1.36. False: it does not, as from 1.37 on. None: unknown; both values are correct."""
 
 
 class ExclusiveCpus(NamedTuple):

@@ -90,14 +90,20 @@ _MAPPINGS: Final = ("mapping", "direct")
 """Fields with a claim's amounts in Kubernetes 1.37 and in KEP-5517; 1.36 has a map, ``resources``."""
 _PER_POD: Final = ("perPod", "perPodReference")
 _PER_CONTAINER: Final = ("perContainer", "perContainerReference")
+_NOT_IN_PODS_API: Final = (
+    "the kubelet's pods API does not list the amounts of claims; the API server does: "
+    "drahealth audit --pods FILE"
+)
 _AMOUNT_FIELDS: Final = frozenset({"resources", "overhead", *_MAPPINGS})
 
 
-def parse_pod(obj: JsonObject) -> Pod:
+def parse_pod(obj: JsonObject, *, from_kubelet: bool = False) -> Pod:
     """Parse a v1.Pod object.
 
     Args:
         obj: A v1.Pod, such as an item of ``kubectl get pods -o json``. ``kind`` is optional.
+        from_kubelet: True: the kubelet's own copy, whose status lacks what the scheduler and controllers
+            write: the amounts of claims are unknown. False: the API server's object.
 
     Raises:
         ProbeError: The object is not a valid pod; the text names the pod and the field.
@@ -108,14 +114,14 @@ def parse_pod(obj: JsonObject) -> Pod:
     if obj.get("kind") not in {None, "Pod"}:
         raise ProbeError(f"object of kind {format_short(obj.get('kind'))} is not a Pod")
     try:
-        return _parse_pod(obj)
+        return _parse_pod(obj, from_kubelet=from_kubelet)
     except ValueError as error:
         metadata = obj.get("metadata")
         name = metadata.get("name") if isinstance(metadata, Mapping) else None
         raise ProbeError(f"pod {format_short(name) if name else 'without a name'}: {error}") from None
 
 
-def _parse_pod(obj: JsonObject) -> Pod:
+def _parse_pod(obj: JsonObject, *, from_kubelet: bool) -> Pod:
     metadata, spec, status = (get_mapping(obj, key, "") for key in ("metadata", "spec", "status"))
     level = get_mapping(spec, "resources", "spec")
     claims = _claim_names(spec, status)
@@ -130,7 +136,7 @@ def _parse_pod(obj: JsonObject) -> Pod:
         pod_level_requests=resource_amounts(level, "requests", "spec.resources"),
         pod_level_limits=resource_amounts(level, "limits", "spec.resources"),
         claims=claims,
-        claim_resources=_parse_claim_resources(status, claims),
+        claim_resources=_parse_claim_resources(status, claims, from_kubelet=from_kubelet),
         phase=name_field(status, "phase", "status", ""),
         resize=_parse_resize(status),
     )
@@ -238,12 +244,14 @@ def _claim_names(spec: JsonObject, status: JsonObject) -> tuple[str, ...]:
 
 
 def _parse_claim_resources(
-    status: JsonObject, claims: tuple[str, ...]
+    status: JsonObject, claims: tuple[str, ...], *, from_kubelet: bool
 ) -> tuple[ClaimResources, ...] | UnknownAmount:
+    key = "nodeAllocatableResourceClaimStatuses"
     if claims and not status:
         return UnknownAmount("the object has no status, which contains the amounts of claims")
+    if claims and from_kubelet and status.get(key) is None:
+        return UnknownAmount(_NOT_IN_PODS_API)
     grants = []
-    key = "nodeAllocatableResourceClaimStatuses"
     for number, entry in enumerate(get_mappings(status, key, "status")):
         place = f"status.{key}[{number}]"
         name = name_field(entry, "resourceClaimName", place)

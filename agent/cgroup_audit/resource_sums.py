@@ -70,9 +70,24 @@ def pod_limits(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
     return _sum_terms(resource, terms)
 
 
-def has_limit(pod: Pod, resource: str) -> bool:
-    """Return True if the pod has a limit for a resource: a pod-level one, or one of each container."""
-    return bool(pod.pod_level_limits.get(resource)) or all(one.limits.get(resource) for one in pod.containers)
+def has_limit(pod: Pod, resource: str, *, count_earlier_sidecars: bool = False) -> bool:
+    """Return True if the pod has a limit for a resource: a pod-level one, or one of each container.
+
+    Args:
+        count_earlier_sidecars: True: an init container has a limit if it or a sidecar before it has one. Up
+            to 1.36, the kubelet sums the limits of sidecars before it looks for a missing one.
+    """
+    if pod.pod_level_limits.get(resource):
+        return True
+    has_limited_sidecar = False
+    for container in pod.containers:
+        is_limited = bool(container.limits.get(resource))
+        is_init = container.role is not ContainerRole.APP
+        if not is_limited and not (is_init and has_limited_sidecar):
+            return False
+        if count_earlier_sidecars and container.role is ContainerRole.SIDECAR:
+            has_limited_sidecar = has_limited_sidecar or is_limited
+    return True
 
 
 def container_request(pod: Pod, container: PodContainer) -> Amount:

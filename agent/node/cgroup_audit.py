@@ -5,7 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.cgroup_audit.audit import AuditedNode, PodAudit, audit_pod_cgroups, audit_qos_cgroups
+from agent.cgroup_audit.audit import (
+    AuditedNode,
+    PodAudit,
+    QosDifferences,
+    audit_pod_cgroups,
+    audit_qos_cgroups,
+    confirmed_qos_comparisons,
+    qos_differences,
+    with_inherited_page_limits,
+)
 from agent.cgroup_audit.audit_verdicts import SettingComparison
 from agent.cgroup_audit.cgroup_paths import qos_path
 from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
@@ -19,6 +28,10 @@ from agent.sources import kubelet_state
 from agent.sources.cgroup_facts import pod_uids_with_cgroups, read_cgroup_facts, read_hugepage_sizes
 
 _NAMED_MAX: Final = 4
+_NO_CONTAINER_PAGE_LIMITS: Final = (
+    "hugepages: the container runtime sets no limits on containers (containerd: disable_hugetlb_controller, "
+    "true by default); the limits of the pods are compared"
+)
 ExclusiveCpusByPod = Mapping[str, Mapping[str, CpuSet]]
 """Exclusive CPUs by pod UID (of a static pod: the UID of its configuration) and container name."""
 _NO_CPUS: Final[ExclusiveCpusByPod] = {}
@@ -45,10 +58,14 @@ class CgroupAuditReport:
     pods: tuple[PodAudit, ...] = ()
     qos_classes: tuple[SettingComparison, ...] = ()
     """Comparisons of the QoS classes' cgroups; empty: not requested, or not all pods are known."""
+    qos_differences: QosDifferences | None = None
+    """Differences of the QoS classes, to be confirmed by an audit a minute later; None: there are none."""
     unreadable: tuple[str, ...] = ()
     """Pods that could not be audited, each with the reason."""
     gaps: tuple[str, ...] = ()
     """Texts on facts that could not be read, and on comparisons that were skipped for that reason."""
+    notes: tuple[str, ...] = ()
+    """Texts on settings of the Kubernetes node that change what is compared."""
 
 
 def audit_cgroups(
@@ -60,6 +77,7 @@ def audit_cgroups(
     with_qos_classes: bool,
     all_listed: bool = True,
     driver_cpus: ExclusiveCpusByPod = _NO_CPUS,
+    earlier_qos: QosDifferences | None = None,
 ) -> CgroupAuditReport:
     """Compare the cgroup settings of the `audited` pods with their specs and claims. Blocks on the kernel.
 
@@ -71,6 +89,7 @@ def audit_cgroups(
         with_qos_classes: Whether to audit the QoS classes, too; their weight is the sum over all pods.
         all_listed: False if the caller knows that pods are missing in `pods`.
         driver_cpus: CPUs that DRA drivers gave to single containers.
+        earlier_qos: Differences of the QoS classes in an earlier audit; None: this is the first audit.
 
     Raises:
         ValueError: ``kubelet_version`` is not a version.
@@ -84,8 +103,9 @@ def audit_cgroups(
             top = f"{paths.cgroupfs_root} below {paths.cgroup_root}"
             return CgroupAuditReport(None, gaps=(f"no kubelet has created cgroups in {top}",))
         node = AuditedNode(facts, paths.cgroup_root, _has_hugetlb(reader, facts, paths.cgroup_root))
-        unlisted = pod_uids_with_cgroups(paths.cgroupfs_root, facts.cgroup_driver, paths.cgroup_root)
-        unlisted -= {pod.cgroup_uid for pod in pods}
+        existing = pod_uids_with_cgroups(paths.cgroupfs_root, facts.cgroup_driver, paths.cgroup_root)
+        unlisted = existing - {pod.cgroup_uid for pod in pods}
+        removed = {pod.cgroup_uid for pod in pods if _is_in_qos_sum(pod)} - existing
         by_kubelet, reason = _read_kubelet_exclusive(paths.kubelet_dir / kubelet_state.CPU_MANAGER_FILE)
 
         audits: list[PodAudit] = []
@@ -104,7 +124,7 @@ def audit_cgroups(
                 )
             except ProbeError as error:
                 unreadable.append(str(error))
-        all_listed = all_listed and not unlisted
+        all_listed = all_listed and not unlisted and not removed
         compared = (
             audit_qos_cgroups(pods, node, reader.read, now_wall_s) if with_qos_classes and all_listed else ()
         )
@@ -114,18 +134,30 @@ def audit_cgroups(
         else "",
         f"exclusive CPUs of the kubelet: {reason}" if reason else "",
         f"{len(unlisted)} pods have cgroups but are not listed: {_join_uids(unlisted)}" if unlisted else "",
+        f"{len(removed)} pods are listed but have no cgroup: {_join_uids(removed)}"
+        if removed and with_qos_classes
+        else "",
         "QoS classes: not audited, their weight is the sum over all pods"
         if with_qos_classes and not all_listed
         else "",
     ]
     shared = shared_claim_risks(pods)
+    results, is_inherited = with_inherited_page_limits(audits)
     return CgroupAuditReport(
         facts,
-        tuple(_add_shared_risks(pod, shared) for pod in audits),
-        compared,
+        tuple(_add_shared_risks(pod, shared) for pod in results),
+        confirmed_qos_comparisons(compared, now_wall_s, earlier_qos),
+        qos_differences(compared, now_wall_s),
         tuple(unreadable),
         tuple(filter(None, gaps)),
+        (_NO_CONTAINER_PAGE_LIMITS,) if is_inherited else (),
     )
+
+
+def _is_in_qos_sum(pod: Pod) -> bool:
+    """Return whether a pod's requests count for the weight of its QoS class, and it must have a cgroup."""
+    has_started = any(one.started_wall_s is not None for one in pod.containers)
+    return pod.is_active and has_started and pod.qos is QosClass.BURSTABLE
 
 
 def _exclusive_cpus(pod: Pod, exclusive: ExclusiveCpusByPod, *, by_kubelet: bool) -> Iterable[ExclusiveCpus]:

@@ -18,7 +18,8 @@ from agent.sources.pod_cgroups import qos_class_directories
 
 _SIZE: Final = re.compile(r"hugepages-([1-9][0-9]{0,15})kB", re.ASCII)
 _VERSION: Final = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:[.+-].*)?", re.ASCII)
-_COUNTS_FROM: Final = (1, 37)  # first kubelet that counts claims
+_CHANGED_IN: Final = (1, 37)
+"""First kubelet that counts claims, and that does not sum the limits of sidecars to find a missing one."""
 
 
 def read_hugepage_sizes(sysfs_root: Path) -> tuple[int, ...]:
@@ -77,6 +78,7 @@ def read_cgroup_facts(
         page_bytes=os.sysconf("SC_PAGE_SIZE"),
         hugepages_kib=sizes_kib,
         counts_claims=kubelet_counts_claims(kubelet_version),
+        counts_earlier_sidecars=not kubelet_counts_claims(kubelet_version) if kubelet_version else None,
     )
 
 
@@ -93,7 +95,7 @@ def kubelet_counts_claims(kubelet_version: str) -> bool:
         raise ValueError(
             f"kubelet version {kubelet_version[:64]!r} is not a version, such as 1.37 or v1.36.2"
         )
-    return (int(match[1]), int(match[2])) >= _COUNTS_FROM
+    return (int(match[1]), int(match[2])) >= _CHANGED_IN
 
 
 def pod_uids_with_cgroups(cgroupfs_root: Path, driver: CgroupDriver, root: str) -> frozenset[str]:

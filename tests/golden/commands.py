@@ -53,11 +53,16 @@ class Case(NamedTuple):
 
 
 def run(argv: list[str]) -> tuple[int, str, str]:
-    """Run a command line in this process at NOW_S; return exit code, output and complaints."""
+    """Run a command line in this process at NOW_S; return exit code, output and complaints.
+
+    An audit that waits for the kubelet takes no time; the clock then shows a later time.
+    """
     out, err = io.StringIO(), io.StringIO()
+    now_s = [NOW_S]
     with (
         patch.dict(os.environ, _environ(), clear=True),
-        patch("time.time", lambda: NOW_S),
+        patch("time.time", lambda: now_s[-1]),
+        patch("agent.cli.audit.command._wait_for_rewrite", lambda: now_s.append(NOW_S + 61)),
         redirect_stdout(out),
         redirect_stderr(err),
     ):

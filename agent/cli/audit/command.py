@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.cli.exits import EXIT_OF_SEVERITY
 from agent.cli.verb import Subcommand, add_output, add_settings, load_config, print_result
@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping
 
+    from agent.cgroup_audit.audit import QosDifferences
+    from agent.cli.audit.text import AuditReport
+    from agent.config.config import Config
     from agent.model.claim_sources import SourceAnswer
+
+SECOND_AUDIT: Final = (
+    "drahealth: QoS classes: a setting differs from its expected value; auditing again in a minute, because "
+    "the kubelet rewrites them once a minute"
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -49,9 +57,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    from agent.cli.audit.inputs import parse_pods, read_driver_cpus, select_pods
-    from agent.cli.audit.text import AuditReport, document, exit_of, render
-    from agent.node.cgroup_audit import AuditPaths, CgroupAuditReport, audit_cgroups
+    from agent.cli.audit.text import document, exit_of, render
     from agent.sources.cgroup_facts import kubelet_counts_claims
 
     config = load_config(args)
@@ -60,6 +66,39 @@ def main(args: Namespace) -> int:
     except ValueError as error:
         raise UsageError(f"--kubelet-version: {error}") from None
     answer = _read_pods(args, config.kubelet_dir)
+    try:
+        report = _audit(args, config, answer)
+        if differences := report.audit.qos_differences:
+            print(SECOND_AUDIT, file=sys.stderr)
+            _wait_for_rewrite()
+            if args.pods is None:  # a file keeps its content, and may be a pipe
+                answer = _read_pods(args, config.kubelet_dir)
+            report = _audit(args, config, answer, differences)
+    except ProbeError as error:
+        print(f"drahealth: {error}", file=sys.stderr)
+        return EXIT_OF_SEVERITY[Severity.UNKNOWN]
+    print_result(args, lambda: document(report), lambda style: render(report, style))
+    return exit_of(report)
+
+
+def _wait_for_rewrite() -> None:
+    """Wait until the kubelet has rewritten the cgroups of the QoS classes. Blocks for a minute."""
+    from agent.cgroup_audit.audit import QOS_REWRITE_S
+
+    time.sleep(QOS_REWRITE_S + 1)
+
+
+def _audit(
+    args: Namespace,
+    config: Config,
+    answer: SourceAnswer[Mapping[str, object]],
+    earlier_qos: QosDifferences | None = None,
+) -> AuditReport:
+    """Audit the selected pods and, without POD, the QoS classes; ``answer`` has the pod objects."""
+    from agent.cli.audit.inputs import parse_pods, read_driver_cpus, select_pods
+    from agent.cli.audit.text import AuditReport
+    from agent.node.cgroup_audit import AuditPaths, CgroupAuditReport, audit_cgroups
+
     node_pods = parse_pods(answer, config.node_name, several_nodes=args.pods is not None)
     now_s = time.time()
     if answer.absence is not None:
@@ -74,24 +113,19 @@ def main(args: Namespace) -> int:
             args.kubelet_version,
         )
         exclusive = read_driver_cpus(config, answer)
-        try:
-            result = audit_cgroups(
-                paths,
-                node_pods.pods,
-                selected,
-                now_s,
-                with_qos_classes=args.pod is None,
-                all_listed=not node_pods.invalid,
-                driver_cpus=exclusive.by_pod,
-            )
-        except ProbeError as error:
-            print(f"drahealth: {error}", file=sys.stderr)
-            return EXIT_OF_SEVERITY[Severity.UNKNOWN]
+        result = audit_cgroups(
+            paths,
+            node_pods.pods,
+            selected,
+            now_s,
+            with_qos_classes=args.pod is None,
+            all_listed=not node_pods.invalid,
+            driver_cpus=exclusive.by_pod,
+            earlier_qos=earlier_qos,
+        )
         result = replace(result, gaps=(*result.gaps, *exclusive.gaps))
     node = node_pods.node or config.node_name
-    report = AuditReport(node, answer, node_pods.invalid, result, now_s, in_full=args.pod is not None)
-    print_result(args, lambda: document(report), lambda style: render(report, style))
-    return exit_of(report)
+    return AuditReport(node, answer, node_pods.invalid, result, now_s, in_full=args.pod is not None)
 
 
 def _read_pods(args: Namespace, kubelet_dir: Path) -> SourceAnswer[Mapping[str, object]]:

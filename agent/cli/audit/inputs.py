@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.errors import ProbeError, UsageError, suggestion
+from agent.model.claim_sources import Origin
 from agent.model.declared_devices import DeclaredCpus
 from agent.model.json_values import JsonObject
 from agent.sources import declaration_directory
@@ -53,11 +54,12 @@ def parse_pods(answer: SourceAnswer[JsonObject], node: str, *, several_nodes: bo
         )
     selected = node if len(nodes) > 1 else "".join(nodes)
     pods, wrong = [], list(answer.invalid)
+    from_kubelet = answer.provenance.origin is Origin.PODS_API
     for obj in answer.items:
         if selected and _node(obj) != selected:
             continue
         try:
-            pods.append(parse_pod(obj))
+            pods.append(parse_pod(obj, from_kubelet=from_kubelet))
         except ProbeError as error:
             wrong.append(str(error))
     return NodePods(tuple(pods), tuple(wrong), selected)

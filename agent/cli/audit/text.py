@@ -130,6 +130,7 @@ def render(report: AuditReport, style: TextStyle) -> str:
         lines.append(f"{badge.coloured_sign(style)} QoS classes{GAP}{badge.coloured_word(style)}")
         lines += _comparison_table(audit.qos_classes, style, whole=report.in_full)
     entries = [*_unknown(report), *(TitledText("not known", clean(gap)) for gap in audit.gaps)]
+    entries += [TitledText("note", clean(note)) for note in audit.notes]
     if entries:
         lines += ["", *format_entries(entries, style)]
     return "\n".join([*lines, "", _summary_line(report, style)]) + "\n"
@@ -298,6 +299,7 @@ def document(report: AuditReport) -> dict[str, Any]:
         "classes": [_setting_document(comparison, facts) for comparison in audit.qos_classes],
         "unread": list(unaudited_pods(report)),
         "notKnown": list(audit.gaps),
+        "notes": list(audit.notes),
         "summary": dict(Counter(comparison.verdict.value for comparison in all_comparisons(audit))),
     }
 
@@ -311,6 +313,7 @@ def _setting_document(comparison: SettingComparison, facts: NodeFacts | None) ->
         "sizeKiB": comparison.setting.size_kib or None,
         "file": setting_file(comparison.setting, facts.cgroup_version).name if facts else None,
         "expected": [_json_value(comparison, option.value) for option in comparison.expected.accepted],
+        "atLeast": comparison.expected.at_least,
         "arithmetic": comparison.expected.arithmetic,
         "actual": None
         if isinstance(comparison.actual, Missing)

@@ -80,14 +80,14 @@ def audit_pods_with_claims(
 
     Args:
         paths: Root directories and kubelet version.
-        objects: All pods of the Kubernetes node as v1.Pod objects.
+        objects: All pods of the Kubernetes node as v1.Pod objects of the kubelet's pods API.
         driver_cpus: CPUs that DRA drivers gave to single containers.
         now_wall_s: Current time [s since 1970].
     """
     pods, unreadable = [], []
     for obj in objects:
         try:
-            pods.append(parse_pod(obj))
+            pods.append(parse_pod(obj, from_kubelet=True))
         except ProbeError as error:
             unreadable.append(str(error))
     chosen = [pod for pod in pods if pod.is_active and (pod.claims or pod.claim_resources)]
