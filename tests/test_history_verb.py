@@ -91,6 +91,13 @@ def test_every_ending_has_a_text() -> None:
     assert set(END_WORDS) == set(UsageEndKind)
 
 
+def test_document_names_the_words_of_the_table_and_of_json() -> None:
+    text = (Path(__file__).parent.parent / "docs/history.md").read_text()
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
+    documented = {json_word.strip(" `"): word.strip(" `") for word, json_word in rows}
+    assert documented == {str(kind): word for kind, word in END_WORDS.items()}
+
+
 def test_table_is_ascii_and_has_no_control_characters() -> None:
     odd = ended(1, owner="Job \x1b[2J", state=LOST._replace(evidence="\x07"))
     text = render((odd,), TextStyle(unicode=False), now_s=NOW_S, left_s=NOW_S)
