@@ -4,9 +4,11 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agents import short_tmp
@@ -25,6 +27,7 @@ from hung_file import hung_file
 from kubelet_files import DRIVER
 from prepare_samples import claim as driver_claim
 from prepare_samples import verdict
+from wire.kubelet_apis import message_class
 
 from agent.cli.explain.build import explain
 from agent.cli.explain.model import SourcePaths
@@ -521,6 +524,94 @@ def test_claim_not_created_yet_is_shown_at_its_pod(node: Node) -> None:
     assert code == 3
     assert "  claim gpus is not created yet, or not needed\n" in out
     assert "no claim of the pod is known\n" in out
+
+
+def kubelets_pod(*, template: bool = False, extended: str = "") -> Callable[[], Any]:
+    """Return an answer of the pods API: a running pod, whose claims' names the kubelet's copy lacks."""
+    found = message_class("core", "Pod")()
+    found.metadata.name, found.metadata.namespace, found.metadata.uid = "train", "team-a", "u-1"
+    found.spec.nodeName, found.status.phase = "node-1", "Running"
+    container = found.spec.containers.add(name="main", image="")
+    if template:
+        found.spec.resourceClaims.add(name="x")
+    if extended:
+        container.resources.limits[extended].string = "1"
+    return lambda: message_class("v1alpha1", "ListPodsResponse")(pods=[found.SerializeToString()])
+
+
+def test_claim_name_that_the_kubelet_lacks_is_not_called_uncreated(train: Node) -> None:
+    with train.sockets(listing(), kubelets_pod(template=True)):
+        _, out, _ = train.explain("pod", "train")
+    assert "claim x: its name is not in the pods API, but in the API server (--pods)" in out
+    assert "not created yet" not in out
+    assert "conflict" not in out
+
+
+@pytest.mark.parametrize(
+    ("resource", "conflicts"),
+    [
+        ("gpu.example.com/gpu", 0),
+        ("deviceclass.resource.kubernetes.io/gpu", 0),
+        ("requests.example.com/gpu", 1),
+        ("cpu", 1),
+        ("", 1),
+    ],
+)
+def test_claim_of_an_extended_resource_is_no_conflict(train: Node, resource: str, conflicts: int) -> None:
+    with train.sockets(listing(), kubelets_pod(extended=resource)):
+        _, document = train.document("pod", "train")
+    assert [one["kind"] for one in document["conflicts"]] == ["not-named"] * conflicts
+
+
+def pending(node_name: str = "node-1") -> dict[str, Any]:
+    """Return a pending pod that names the claim gpus."""
+    found = pod_object("new", "gpus", uid="u-9")
+    found["spec"]["nodeName"], found["status"]["phase"] = node_name, "Pending"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("place", "reserved_for", "refused"),
+    [("node-1", "u-2", True), ("node-1", "u-9", False), ("elsewhere", "u-2", False)],
+)
+def test_pending_pod_without_a_reservation_is_a_risk(
+    node: Node, monkeypatch: pytest.MonkeyPatch, place: str, reserved_for: str, refused: bool
+) -> None:
+    monkeypatch.setenv("DRAHEALTH_NODE_NAME", "node-1")
+    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=reserved(reserved_for)))
+    flags = ("--claims", claims, "--pods", node.saved("p.json", pending(place)))
+    _, out, _ = node.explain("pod", "new", *flags)
+    text = "team-a/new is refused team-a/gpus by the kubelet, and stays pending: the claim is not reserved"
+    assert (text in " ".join(out.split())) is refused
+
+
+def failed_prepare(node: Node) -> None:
+    """Store a failed prepare of the claim gpus, by gpu-0."""
+    now_s = time.time()
+    ref = replace(driver_claim("gpus", "gpu-0"), namespace="team-a", uid="c-gpus")
+    ledger, _ = ledgers.record_failure(PrepareLedger(), ref, "", XID, now_s - 60, "1.2")
+    node.driver_stores(ledger, now_s)
+
+
+def test_device_of_a_failed_prepare_is_shown_at_its_pod(node: Node) -> None:
+    failed_prepare(node)
+    node.prepared(prepared_claim("gpus", pods=["u-1"]))
+    node.health_state("Unhealthy", "gpu-0", message="XID 79")
+    code, out, _ = node.explain("pod", "u-1")
+    assert code == 2
+    assert "✖ gpu.example.com/node-1/gpu-0  Unhealthy" in out
+    assert "its prepare failed" in out
+
+
+def test_claim_known_from_a_failed_prepare_alone_is_shown(node: Node) -> None:
+    failed_prepare(node)
+    for name in ("team-a/gpus", "c-gpus"):
+        code, out, _ = node.explain("claim", name)
+        assert code == 3
+        assert "claim team-a/gpus  uid c-gpus" in out
+        assert "gpu.example.com/node-1/gpu-0" in out
+        assert "prepare    gpu.example.com: failed-device, gpu.xid.79: off the bus" in out
+        assert "no pod of the claim is known" in out
 
 
 def test_device_text_fits_an_ascii_terminal(node: Node) -> None:

@@ -195,6 +195,9 @@ class PodObject:
     """Containers in the order in which they start."""
     mirror_uid: str = ""
     """UID of a static pod's mirror pod in the API server; empty: not a static pod."""
+    lacks_claim_names: bool = False
+    """True: the object is the kubelet's own copy, which lacks the names of generated claims and of claims for
+    extended resources."""
 
     @property
     def controller(self) -> OwnerReference | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Final, TypeVar
 
@@ -31,7 +32,7 @@ from agent.devices.consumers.device_health_lookup import host_device
 from agent.devices.consumers.reservations import known_consumers, unmatched_reservations
 from agent.errors import PermissionDenied
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.claim_sources import ConsumerKind, Origin, PodRef
+from agent.model.claim_sources import ConsumerKind, Origin, PodRef, PreparedClaim, Provenance, SourceAnswer
 from agent.model.consumers import Conflict, ConsumerMap, PodView
 from agent.model.device_usage import DeviceUsage
 from agent.model.health import NonDeviceCause, Severity
@@ -61,6 +62,12 @@ def explain(kind: str, name: str, answers: NodeAnswers) -> Explanation:
         UsageError: Several objects have the name.
     """
     known = build_consumer_map(answers.consumers)
+    if unlisted := tuple(_claims_only_in_prepares(answers, known)):
+        prepared = (
+            *answers.consumers.prepared,
+            SourceAnswer(Provenance(Origin.DRIVER, answers.now), unlisted),
+        )
+        known = build_consumer_map(replace(answers.consumers, prepared=prepared))
     try:
         devices, claims, pods = _related_objects(kind, name, known, answers)
     except UnknownName as error:
@@ -85,11 +92,21 @@ def explain(kind: str, name: str, answers: NodeAnswers) -> Explanation:
         claims=tuple(map(index.claim_facts, claims)),
         pods=tuple(map(index.pod_facts, pods)),
         affected=tuple(uses),
-        risks=tuple(risk for risk in refused_pods(known) if risk.pod in pods and risk.claim in claims),
+        risks=tuple(
+            risk for risk in refused_pods(known, answers.node) if risk.pod in pods and risk.claim in claims
+        ),
         conflicts=tuple(_conflicts(known, claims, pods)),
         ended=tuple(islice(_ended_uses(kind, answers, devices, claims, pods), MAX_ENDED)),
         sources=answers.sources,
     )
+
+
+def _claims_only_in_prepares(answers: NodeAnswers, known: ConsumerMap) -> Iterator[PreparedClaim]:
+    """Yield the claims whose UID only a driver's record of prepares has: failed or unprepared ones."""
+    uids = {ref.uid for ref in known.claims}
+    for record in answers.prepares:
+        if record.claim.uid not in uids:
+            yield PreparedClaim(record.claim, waiting=(record.driver,) if record.state == "failing" else ())
 
 
 def _ended_uses(
@@ -132,7 +149,11 @@ def severity_of(explanation: Explanation) -> Severity:
     has_no_claims = all(pod.view.known is not None and not pod.view.known.claims for pod in explanation.pods)
     if explanation.kind == POD and not explanation.claims and has_no_claims:
         return Severity.OK
-    blank = [Severity.UNKNOWN for claim in explanation.claims if not claim.view.devices]
+    blank = [
+        Severity.UNKNOWN
+        for claim in explanation.claims
+        if not claim.view.devices and not claim.devices_of_failed_prepares
+    ]
     return max([*blank, *(device.severity for device in explanation.devices)], default=Severity.UNKNOWN)
 
 
@@ -155,8 +176,18 @@ def _related_objects(kind: str, name: str, known: ConsumerMap, answers: NodeAnsw
     else:
         claims = dict.fromkeys(find_claims(name, known))
         pods = dict.fromkeys(pod for claim in claims for pod in _pods_of(known, claim))
+    failed = _grouped(
+        (record.claim.uid, device)
+        for record in answers.prepares
+        if record.state == "failing"
+        for device in record.outcome.devices
+    )
     devices = dict.fromkeys(
-        ref for claim in claims for ref in sorted({edge.use.device for edge in known.claims[claim].devices})
+        ref
+        for claim in claims
+        for ref in sorted(
+            {*(edge.use.device for edge in known.claims[claim].devices), *failed.get(claim.uid, ())}
+        )
     )
     return devices, claims, pods
 

@@ -120,7 +120,14 @@ def _source_paths(args: Namespace) -> SourcePaths:
     kubelet_dir = config.kubelet_dir if not offline or "--kubelet-dir" in flags else None
     cgroupfs_root = config.cgroupfs_root if not offline or "--cgroupfs-root" in flags else None
     return SourcePaths(
-        runtime_dir, kubelet_dir, state_dir, args.pods, args.claims, cgroupfs_root, config.kubelet_cgroup_root
+        runtime_dir,
+        kubelet_dir,
+        state_dir,
+        args.pods,
+        args.claims,
+        cgroupfs_root,
+        config.kubelet_cgroup_root,
+        config.node_name,
     )
 
 

@@ -166,7 +166,7 @@ CONFLICT: Final = ObjectKeys(
     sayings=encode_each(ObjectKeys(f"{PROVENANCE_KEYS} text")),  # verbatim
 )
 RISK: Final = ObjectKeys(
-    "pod claim kubelets why:reason",
+    "pod claim kubelets why:reason pending:is_pending",
     pod=POD_REF,
     claim=CLAIM_REF,
     kubelets=lambda kubelets: kubelets.name.lower().replace("_", "-"),

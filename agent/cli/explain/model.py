@@ -58,6 +58,8 @@ class SourcePaths(NamedTuple):
     claims: Path | None = None
     cgroupfs_root: Path | None = None
     kubelet_cgroup_root: str = "/"
+    node: str = ""
+    """Name of this Kubernetes node."""
 
 
 # --- answers -----------------------------------------------------------------------------------------------
@@ -117,6 +119,8 @@ class NodeAnswers:
     usage: tuple[DeviceUsage, ...] = ()
     """Uses of devices by pods in the agent's history: running ones, then ended ones, newest first."""
     sources: tuple[SourceResult, ...] = ()
+    node: str = ""
+    """Name of this Kubernetes node; empty: unknown."""
 
 
 # --- explanation -------------------------------------------------------------------------------------------
@@ -180,6 +184,13 @@ class ClaimFacts:
     prepares: tuple[PrepareRecord, ...] = ()
     unmatched_reservations: tuple[Reservation, ...] | None = None
     """Reservations for pods that the file ``--pods`` does not contain; None: no such file is given."""
+
+    @property
+    def devices_of_failed_prepares(self) -> tuple[DeviceRef, ...]:
+        """Devices of failed prepares that no other source has for the claim."""
+        known = {edge.use.device for edge in self.view.devices}
+        failed = (record.outcome.devices for record in self.prepares if record.state == "failing")
+        return tuple(sorted({device for devices in failed for device in devices} - known))
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,7 @@ async def query_all_sources(paths: SourcePaths) -> NodeAnswers:
         taints=files.taints,
         usage=usage,
         sources=results,
+        node=paths.node,
     )
 
 

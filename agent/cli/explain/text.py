@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agent.cli.explain.model import ClaimFacts, DeviceFacts, Explanation, PodFacts
     from agent.cli.output.terminal import TextStyle
     from agent.cli.prepares.text import PrepareRecord
+    from agent.model.claim import DeviceRef
     from agent.model.claim_sources import PodRef, Provenance, Reservation
     from agent.model.consumers import ConsumerEdge, DeviceEdge
 
@@ -85,9 +86,13 @@ def _pod(pod: PodFacts, edges: Sequence[ConsumerEdge], style: TextStyle, first: 
         facts.append("claim not known to be prepared for it")
     name = str(ref) if not ref.name else f"pod {ref}"
     yield from _heading(name, facts, style, first)
+    named = {entry.name for obj, _ in pod.view.objects for entry in obj.claims if entry.claim}
     for entry in known.claims if known else ():
-        if not entry.claim:
+        if not entry.claim and entry.name not in named:
+            is_hidden = all(obj.lacks_claim_names for obj, _ in pod.view.objects)
             text = f"claim {entry.name} is not created yet, or not needed"
+            if is_hidden:
+                text = f"claim {entry.name}: its name is not in the pods API, but in the API server (--pods)"
             yield from wrap(clean(text), style, first=first + "  ", rest=first + "    ")
     for note in pod.notes:
         container = container_name(note, pod.view)
@@ -127,14 +132,16 @@ def _claim(claim: ClaimFacts, explanation: Explanation, style: TextStyle) -> Ite
     facts = [f"uid {view.ref.uid}" if view.ref.uid else "known by its name only"]
     yield from _heading(f"claim {view.ref}", [*facts, f"from {sources}"] if sources else facts, style)
     by_ref = {device.ref: device for device in explanation.devices}
-    edges_by_device: dict[object, list[DeviceEdge]] = {}
+    edges_by_device: dict[DeviceRef, list[DeviceEdge]] = {}
     for edge in view.devices:
         edges_by_device.setdefault(edge.use.device, []).append(edge)
     table = TextTable(indent=4)
-    for edges in edges_by_device.values():
-        device = by_ref[edges[0].use.device]
+    failed = {ref: ["its prepare failed"] for ref in claim.devices_of_failed_prepares}
+    for ref in (*edges_by_device, *failed):
+        device = by_ref[ref]
         badge = BADGES[device.severity]
-        text = Paragraph(clean("; ".join(_device_texts(device, edges, explanation))))
+        texts = [*failed.get(ref, ()), *_device_texts(device, edges_by_device.get(ref, ()), explanation)]
+        text = Paragraph(clean("; ".join(texts)))
         word = TableCell(badge.word.ljust(9), (badge.colour,))
         table.add(clean(full_device_name(device.ref)), word, sign=badge.coloured_sign(style), text=[text])
     yield from table.lines(style)
@@ -245,6 +252,8 @@ def _finding_entries(explanation: Explanation) -> list[TitledText]:
     entries += [TitledText("same pod?", clean(text)) for text in _possibly_same_pods(explanation)]
     for risk in explanation.risks:
         text = f"{risk.pod} would be refused {risk.claim} if its sandbox were created again: {risk.reason}"
+        if risk.is_pending:
+            text = f"{risk.pod} is refused {risk.claim} by the kubelet, and stays pending: {risk.reason}"
         entries.append(TitledText("risk", clean(f"{text} ({risk.kubelets})"), ("yellow",)))
     for conflict in explanation.conflicts:
         sides = "; ".join(

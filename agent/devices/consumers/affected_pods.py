@@ -16,7 +16,7 @@ from agent.devices.consumers.reservations import (
     find_refusal_by_uid,
 )
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.claim_sources import ConsumerKind, PodRef
+from agent.model.claim_sources import ConsumerKind, Origin, PodRef
 from agent.model.consumers import (
     AffectedPod,
     ClaimView,
@@ -146,17 +146,51 @@ def claims_by_name(known: ConsumerMap, namespace: str, name: str) -> tuple[Claim
     )
 
 
-def refused_pods(known: ConsumerMap) -> tuple[RefusedPod, ...]:
-    """Return the running pods that the kubelet would refuse after a reboot, because of their claims.
+def refused_pods(known: ConsumerMap, node: str = "") -> tuple[RefusedPod, ...]:
+    """Return the pods of this Kubernetes node that the kubelet refuses because of their claims: pending pods
+    now, running pods after a reboot.
 
     Only claims whose object a source has are evaluated.
+
+    Args:
+        node: Name of the Kubernetes node; empty: that of the pods with prepared claims.
     """
     newer: dict[tuple[str, str], list[str]] = {}
     for ref, claim in known.claims.items():
         if claim.objects:
             newer.setdefault((ref.namespace, ref.name), []).append(ref.uid)
+    nodes = _names_of_this_node(known) | ({node} - {""})
     found = (one for claim in known.claims.values() for one in _refused(known, claim, newer))
-    return tuple(sorted(found))
+    pending = (one for claim in known.claims.values() for one in _refused_pending(known, claim, nodes))
+    return tuple(sorted({*found, *pending}))
+
+
+def _names_of_this_node(known: ConsumerMap) -> frozenset[str]:
+    """Return the node in the objects of pods with prepared claims; they run on this Kubernetes node."""
+    pods = {
+        edge.consumer.pod
+        for claim in known.claims.values()
+        for edge in claim.consumers
+        if edge.consumer.pod and edge.relation in USE_ON_THIS_NODE
+    }
+    return frozenset(obj.node for pod in pods for obj, _ in known.pods[pod].objects if obj.node)
+
+
+def _refused_pending(known: ConsumerMap, claim: ClaimView, nodes: Collection[str]) -> Iterator[RefusedPod]:
+    """Yield the pending pods of this Kubernetes node that name a claim, and that the kubelet refuses.
+
+    Args:
+        nodes: Names of this Kubernetes node.
+    """
+    direct = direct_consumers(claim) if claim.objects else {}
+    for pod, edges in direct.items():
+        if any(edge.relation in USE_ON_THIS_NODE for edge in edges):
+            continue
+        view = known.pods[pod]
+        is_here = any(source.origin is Origin.PODS_API or obj.node in nodes for obj, source in view.objects)
+        found = _refusal(claim, view) if is_here and view.known and view.known.phase == "Pending" else None
+        if found is not None:
+            yield found._replace(pod=pod, is_pending=True)
 
 
 def _refused(
@@ -181,11 +215,14 @@ def _refused(
 
 
 def _refusal(claim: ClaimView, pod: PodView) -> RefusedPod | None:
-    obj, one = claim.objects[0][0], pod.known
-    if one is None:
+    obj = claim.objects[0][0]
+    if pod.known is None:
         return find_refusal_by_uid(pod.ref.uid, obj) if pod.ref.uid else None
-    named = [mine for mine in one.claims if mine.claim == claim.ref.name]
-    return find_refusal(one, named[0], obj) if named else None
+    for one, _ in pod.objects:  # the kubelet's object may lack the claim's name
+        for named in one.claims:
+            if named.claim == claim.ref.name:
+                return find_refusal(one, named, obj)
+    return None
 
 
 def _refusal_of_replaced_claim(claim: ClaimView, pod: PodView, uids: Sequence[str]) -> RefusedPod | None:

@@ -122,7 +122,7 @@ def _container_conflicts(pod: PodView, cgroups: Provenance) -> Iterator[Conflict
 def may_name_claim(pod: PodObject, claim: str) -> bool:
     """Return True if a pod's spec names the claim, or may name it: a generated claim's name can be
     unknown."""
-    return any(one.claim in {claim, ""} for one in pod.claims)
+    return pod.lacks_claim_names or any(one.claim in {claim, ""} for one in pod.claims)
 
 
 def _other_names(others: Iterable[tuple[PodObject, Provenance]]) -> Iterator[tuple[Provenance, str]]:

@@ -1,6 +1,7 @@
 """Parser of Pod and ResourceClaim objects: from decoded JSON, as in ``kubectl get -o json``, to the model."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
 from agent.devices.consumers.reservations import parse_reservations
@@ -10,6 +11,7 @@ from agent.model.claim_sources import (
     ClaimObject,
     ContainerClaim,
     ContainerObject,
+    Origin,
     OwnerReference,
     PodClaim,
     PodObject,
@@ -22,13 +24,16 @@ T = TypeVar("T")
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 """Annotation of a mirror pod with the static pod's UID in the kubelet."""
+_IMPLICIT_RESOURCES: Final = "deviceclass.resource.kubernetes.io/"
+"""Prefix of the extended resource that each DeviceClass provides."""
 INVALID_LISTED_MAX: Final = 16
 """Largest number of invalid objects whose error is listed."""
 
 
 def parse_pods(answer: SourceAnswer[JsonObject]) -> SourceAnswer[PodObject]:
     """Parse the Pod objects of an answer; the error of an invalid one is added to ``invalid``."""
-    return _parse_items(answer, parse_pod)
+    from_kubelet = answer.provenance.origin is Origin.PODS_API
+    return _parse_items(answer, partial(parse_pod, from_kubelet=from_kubelet))
 
 
 def parse_claims(answer: SourceAnswer[JsonObject]) -> SourceAnswer[ClaimObject]:
@@ -57,8 +62,12 @@ def _title(obj: JsonObject) -> str:
     return ascii(name)[:70] if isinstance(name, str) else "without a name"
 
 
-def parse_pod(obj: JsonObject) -> PodObject:
+def parse_pod(obj: JsonObject, *, from_kubelet: bool = False) -> PodObject:
     """Parse a v1.Pod object; fields that do not concern claims are ignored. An empty text counts as missing.
+
+    Args:
+        from_kubelet: True: the kubelet's own copy, whose status lacks what the scheduler and controllers
+            write. False: the API server's object.
 
     Raises ValueError with the name of the missing or invalid field.
     """
@@ -90,6 +99,19 @@ def parse_pod(obj: JsonObject) -> PodObject:
         claims=tuple(claims),
         containers=tuple(_containers(spec, status, used)),
         mirror_uid=uid if mirrored else "",
+        lacks_claim_names=from_kubelet
+        and (any(not one.claim for one in claims) or (not extended and _requests_extended_resources(spec))),
+    )
+
+
+def _requests_extended_resources(spec: JsonObject) -> bool:
+    """Return whether a container requests an extended resource; the scheduler may create a claim for it."""
+    return any(
+        name.startswith(_IMPLICIT_RESOURCES)
+        or ("/" in name and "kubernetes.io/" not in name and not name.startswith("requests."))
+        for key in ("initContainers", "containers")
+        for one in get_mappings(spec, key, "spec")
+        for name in get_mapping(get_mapping(one, "resources", key), "limits", key)
     )
 
 

@@ -112,14 +112,16 @@ class RefusingKubelets(StrEnum):
 
 
 class RefusedPod(NamedTuple):
-    """A running pod that the kubelet would refuse if it created the pod's sandbox again, such as after a
-    reboot."""
+    """A pod that the kubelet refuses when it creates the pod's sandbox: a pending pod, or a running pod after
+    a reboot."""
 
     pod: PodRef
     claim: ClaimRef
     kubelets: RefusingKubelets
     reason: str
     """Main reason of the refusal; a reason of all kubelets precedes a reason of some kubelets."""
+    is_pending: bool = False
+    """True: the pod is pending, and the kubelet refuses to start it. False: the pod runs."""
 
 
 def find_refusal(pod: PodObject, named: PodClaim, claim: ClaimObject) -> RefusedPod | None:
