@@ -31,7 +31,7 @@ from agent.cli.output.report_table import render_report
 from agent.cli.output.terminal import TextStyle, uses_colour
 from agent.cli.output.text import BADGES, clean, format_age, format_bytes, format_count, format_ranges
 from agent.cli.status import render_status
-from agent.model.health import NonDeviceCause, NotApplicable, Severity
+from agent.model.health import NonDeviceCause, NotApplicable, Repair, Severity
 from agent.model.report import AgentStatus, Report, SeverityCount, SocketSubscribers
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceState
@@ -95,6 +95,23 @@ def test_causes_are_all_shown_and_equal_advice_once():
     assert "cpu.throttled.core: 10 events or more in 60 s" in shown
     assert "cpu.throttled.package: 7 events" in shown
     assert shown.count(THROTTLED.advice) == 1
+
+
+def test_device_has_one_advice_of_the_cause_that_needs_most():
+    def cause(code, severity, repair, advice):
+        return replace(SHRUNK, code=code, severity=severity, repair=repair, advice=advice)
+
+    causes = (
+        cause("gpu.lost", Severity.UNHEALTHY, Repair.RESET_DEVICE, "reset the GPU"),
+        cause("gpu.pcie.width", Severity.DEGRADED, Repair.REPLACE_HARDWARE, "replace the riser"),
+        cause("gpu.xid.79", Severity.UNHEALTHY, Repair.REBOOT_NODE, "reboot the node"),
+        cause("gpu.ecc.off", Severity.INFO, Repair.NONE, "turn ECC on"),
+    )
+    shown = render(report(device("gpu-0", *causes)))
+    assert shown.count("→ ") == 1
+    assert "→ reboot the node\n" in shown
+    assert "then, if still reported: reset the GPU; replace the riser" in " ".join(shown.split())
+    assert "turn ECC on" not in shown
 
 
 def test_device_without_causes_shows_its_message():

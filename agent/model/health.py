@@ -74,6 +74,12 @@ class Repair(StrEnum):
 _REPAIR_RANKS: Final = {repair: rank for rank, repair in enumerate(Repair)}
 
 
+def most_needed_first(causes: Iterable["Cause"]) -> list["Cause"]:
+    """Return the causes above INFO, the severest first, of equal severity the one with the worst repair."""
+    severe = (cause for cause in causes if cause.severity > Severity.INFO)
+    return sorted(severe, key=lambda cause: (-cause.severity, -_REPAIR_RANKS[cause.repair]))
+
+
 def worst_repair(repairs: Iterable[Repair]) -> Repair:
     """Return the worst of several repairs, in the order of :class:`Repair`; NONE if there are none."""
     return max(repairs, key=_REPAIR_RANKS.__getitem__, default=Repair.NONE)

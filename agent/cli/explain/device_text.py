@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 from agent.cli.explain.build import container_name, pod_uid
 from agent.cli.explain.model import AGENT
 from agent.cli.explain.name_lookup import full_device_name
-from agent.cli.output.table import GAP, TextTable, TitledText, format_entries, wrap
+from agent.cli.output.table import GAP, TextTable, TitledText, advice_of_device, format_entries, wrap
 from agent.cli.output.text import BADGES, clean, format_age, format_count, hardware_identity, shorten_ids
 from agent.model.claim_sources import Origin
 from agent.model.consumers import AffectedPod
-from agent.model.health import DeviceHealth, Severity
+from agent.model.health import DeviceHealth, Severity, most_needed_first
 
 if TYPE_CHECKING:
     from agent.cli.explain.model import DeviceFacts, Explanation
@@ -108,9 +108,9 @@ def _causes(health: DeviceHealth, explanation: Explanation, style: TextStyle) ->
         text = f"{clean(cause.code)}: {evidence} ({age_text(explanation, cause.since.wall_s)} ago)"
         paint = () if cause.severity > Severity.INFO else ("dim",)
         yield from wrap(text, style, first=INDENT, rest=INDENT + "  ", paint=paint)
-        if cause.advice and cause.severity > Severity.INFO:
-            action = style.arrow + clean(cause.advice)
-            yield from wrap(action, style, first=INDENT, rest=INDENT + "  ", paint=("cyan",))
+    advices = (cause.advice for cause in most_needed_first(health.causes))
+    for paragraph in advice_of_device(advices, style):
+        yield from wrap(paragraph.text, style, first=INDENT, rest=INDENT + "  ", paint=paragraph.paint)
 
 
 def _device_facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:

@@ -16,7 +16,7 @@ from agent.cli.output.table import (
     TableCell,
     TextTable,
     TitledText,
-    advice,
+    advice_of_device,
     format_entries,
     wrap,
 )
@@ -36,7 +36,7 @@ from agent.cli.output.text import (
     parent_gpu,
     shorten_ids,
 )
-from agent.model.health import Severity
+from agent.model.health import Severity, most_needed_first
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant, rfc3339
 
@@ -198,17 +198,15 @@ def _message(device: DeviceHealth, style: TextStyle, advised: set[AdvisedCause])
     """
     if not device.causes:
         yield Paragraph(shorten_ids(device.message))
-    for i, cause in enumerate(device.causes):
+    for cause in device.causes:
         text = f"{clean(cause.code)}: {shorten_ids(cause.evidence)}"
         if cause.severity <= Severity.INFO:
             yield Paragraph(style.bullet + text, ("dim",), 2)
-            continue
-        yield Paragraph(text)
-        later = [other.advice for other in device.causes[i + 1 :]]
-        key = (cause.code, cause.evidence, cause.advice)
-        if cause.advice and cause.advice not in later and key not in advised:
-            yield advice(cause.advice, style)
-        advised.add(key)
+        else:
+            yield Paragraph(text)
+    keys = {(cause.code, cause.evidence, cause.advice): cause for cause in most_needed_first(device.causes)}
+    yield from advice_of_device((cause.advice for key, cause in keys.items() if key not in advised), style)
+    advised.update(keys)
     if device.severity > Severity.INFO:
         yield Paragraph(hardware_identity(device), ("dim",), 2)
 

@@ -36,6 +36,15 @@ def advice(text: str, style: TextStyle) -> Paragraph:
     return Paragraph(style.arrow + clean(text), ("cyan",), 2)
 
 
+def advice_of_device(advices: Iterable[str], style: TextStyle) -> Iterator[Paragraph]:
+    """Yield the advice for one device: the first with an arrow, then all others in one dim paragraph."""
+    first, *others = dict.fromkeys(filter(None, advices)) or ("",)
+    if first:
+        yield advice(first, style)
+    if others:
+        yield Paragraph(f"then, if still reported: {'; '.join(map(clean, others))}", ("dim",), 2)
+
+
 class _TableRow(NamedTuple):
     cells: tuple[TableCell, ...]
     sign: str
