@@ -170,6 +170,10 @@ QOS_REWRITE_S: Final = 60
 a deletion, a resize or its own restart."""
 
 
+REWRITTEN_VERDICTS: Final = DRIFT_VERDICTS - {AuditVerdict.MISSING}
+"""Verdicts on a setting that the kubelet's next rewrite may change; a missing file stays missing."""
+
+
 class QosDifferences(NamedTuple):
     """Settings of QoS classes that differed from their expected values in one audit."""
 
@@ -180,7 +184,7 @@ class QosDifferences(NamedTuple):
 
 def qos_differences(compared: Sequence[SettingComparison], now_wall_s: float) -> QosDifferences | None:
     """Return the settings of QoS classes that differ now; None: none does."""
-    found = frozenset((one.cgroup, one.setting) for one in compared if one.verdict in DRIFT_VERDICTS)
+    found = frozenset((one.cgroup, one.setting) for one in compared if one.verdict in REWRITTEN_VERDICTS)
     return QosDifferences(now_wall_s, found) if found else None
 
 
@@ -198,7 +202,7 @@ def confirmed_qos_comparisons(
     why = "seen once; the kubelet rewrites it about once a minute"
     return tuple(
         one._replace(verdict=AuditVerdict.QUIET, reason=f"{one.reason}; {why}", consequence="")
-        if one.verdict in DRIFT_VERDICTS and (one.cgroup, one.setting) not in confirmed
+        if one.verdict in REWRITTEN_VERDICTS and (one.cgroup, one.setting) not in confirmed
         else one
         for one in compared
     )
