@@ -263,7 +263,10 @@ def test_driver_returns_after_kubelet_directory_is_recreated(serving: Serving, k
 def test_socket_of_another_server_is_kept(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
     serving.paths.registration.unlink()
     other = UnixListener(serving.paths.registration)
-    eventually(lambda: "another process serves this socket" in caplog.text, "the error is logged")
-    assert other.is_intact()
-    other.close()
+    try:
+        # the driver may find the other server's socket before or after it has bound its own path
+        eventually(lambda: "plugin sockets: not created again" in caplog.text, "the error is logged")
+        assert other.is_intact()
+    finally:
+        other.close()
     eventually(serving.paths.registration.exists, "the socket is created when possible")
