@@ -50,8 +50,10 @@ def device(device_name: str = "gpu-0", **changes: object) -> DeviceEntry:
 
 
 def health_list(at_s: float, *devices: DeviceEntry, **changes: object) -> HealthList:
-    """Return a list of the devices, by default of two healthy ones."""
-    made = HealthList(at_s, 88, devices or (device("gpu-0"), device("gpu-1")))
+    """Return a list of the devices, by default of two healthy ones that were just checked."""
+    updated_s = int(WALL_S + at_s)
+    both = (device("gpu-0", updated_s=updated_s), device("gpu-1", updated_s=updated_s))
+    made = HealthList(at_s, 88, devices or both)
     return made._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -121,6 +123,7 @@ def session_record(**changes: object) -> SessionRecord:
         socket_size=len(SOCKET),
         window_s=WINDOW_S,
         began_wall_s=WALL_S,
+        recorded_s=WINDOW_S,
         versions=version_records(),
         second_kubelet=stream(health_list(0.1), health_list(10), opened_s=0.1, closed_s=18.0),
         stopped_reader=StoppedReader(stream(health_list(0.1), *map(health_list, (24.1, 30))), 0.1, 24.0),

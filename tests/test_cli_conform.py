@@ -75,18 +75,22 @@ def test_failed_check_comes_first_with_effect_and_advice():
 
 
 def test_last_line_counts_the_verdicts_that_occur():
-    assert shown(BAD).endswith("\n\n38 checks: 24 passed, 1 warning, 1 failed, 12 not run\n")
-    assert shown(GOOD).endswith("\n\n38 checks: 37 passed, 1 not run\n")
-    assert shown(NOTHING).endswith("\n\n38 checks: 38 not run\n")
+    assert shown(BAD).endswith("\n\n41 checks: 27 passed, 1 warning, 1 failed, 12 skipped\n")
+    assert shown(GOOD).endswith("\n\n41 checks: 40 passed, 1 skipped\n")
+    assert shown(NOTHING).endswith("\n\n41 checks: 29 not run, 12 skipped\n")
+
+
+def test_duration_shows_what_was_recorded_of_the_request():
+    assert shown(session_record(recorded_s=4.7)).startswith(f"{SOCKET}  recorded for 4s of 40s\n")
 
 
 def test_session_without_a_connection_states_it():
     assert shown(NOTHING).startswith("no service socket  no connection\n")
 
 
-def test_checks_not_run_are_grouped_by_reason():
-    (line,) = [line for line in shown(ALONE).splitlines() if line.startswith("◌")]
-    assert line.startswith("◌ not run, registration is tested with --plugin-dir only: registration.socket, ")
+def test_skipped_checks_are_grouped_by_reason():
+    (line,) = [line for line in shown(ALONE).splitlines() if line.startswith("○")]
+    assert line.startswith("○ skipped, registration is tested with --plugin-dir only: registration.socket, ")
     assert line.count("registration.") == 12
 
 
@@ -118,6 +122,7 @@ def test_driver_text_with_control_characters_is_cleaned():
         (session_record(versions=version_records([UNIMPLEMENTED]), directory=None), 1),
         (BAD, 2),
         (NOTHING, 3),
+        (session_record(second_kubelet=None), 3),
     ],
 )
 def test_worst_verdict_decides_the_exit_code(record, code):
@@ -136,7 +141,8 @@ def test_json_has_every_field_of_every_check():
         "socket": SOCKET,
         "pluginDir": None,
         "listenedSeconds": 40.0,
-        "summary": {"checks": 38, "passed": 24, "warned": 1, "failed": 1, "notRun": 12},
+        "requestedSeconds": 40.0,
+        "summary": {"checks": 41, "passed": 27, "warned": 1, "failed": 1, "notRun": 0, "skipped": 12},
     }
     assert [one["code"] for one in results] == [check.code for check in CHECKS]
     (failed,) = [one for one in results if one["result"] == "fail"]
@@ -149,7 +155,7 @@ def test_json_has_every_field_of_every_check():
         "the driver's devices, and again every 5 s.",
         "advice": "replace bytes that are not UTF-8 before sending",
     }
-    assert {one["advice"] for one in results if one["result"] in ("pass", "not run")} == {None}
+    assert {one["advice"] for one in results if one["result"] in ("pass", "skipped")} == {None}
 
 
 # --- the verb ----------------------------------------------------------------------------------------------
@@ -160,6 +166,8 @@ def test_json_has_every_field_of_every_check():
     [
         ([], "no driver is given: use --socket, --plugin-dir, or both\n"),
         (["--socket", "s", "--refuse"], "--refuse needs --plugin-dir\n"),
+        (["--socket", "s", "--no-notify"], "--no-notify needs --plugin-dir\n"),
+        (["--plugin-dir", "p", "--refuse", "--no-notify"], "--refuse and --no-notify exclude each other\n"),
         (["--socket", "s", "--driver", "d"], "--driver needs --plugin-dir\n"),
         (["--socket", "s", "--for", "1s"], "--for: 1s is not between 2s and 10m\n"),
         (["--socket", "s", "--for", "11m"], "--for: 11m is not between 2s and 10m\n"),
@@ -205,7 +213,7 @@ def test_socket_path_that_is_too_long_is_a_finding(capsys, tmp_path):
     results = {one["code"]: one["result"] for one in found["results"]}
     assert found["listenedSeconds"] == 0
     assert results.pop("socket.path") == "fail"
-    assert set(results.values()) == {"not run"}
+    assert set(results.values()) == {"not run", "skipped"}
 
 
 # --- the checks --------------------------------------------------------------------------------------------

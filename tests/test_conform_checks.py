@@ -103,6 +103,10 @@ def with_file_name(file: str, **changes: object) -> SessionRecord:
     return session_with_file(path=f"{KUBELET_DIR}/plugins_registry/{file}", **changes)
 
 
+EMPTY = session_record(
+    versions=both_versions(*(health_list(at_s)._replace(devices=(), size=0) for at_s in (0.01, 10, 20, 30)))
+)
+ZERO_OTHER = device("gpu-1", health=0)
 OTHER = stream(health_list(1.01, device("gpu-0")), opened_s=1.0, closed_s=6.0)
 LATER = stream(health_list(3.2), opened_s=1.0, closed_s=3.3)
 SECOND = registration()._replace(
@@ -115,18 +119,26 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (session_record(socket=""), "not run", "registration.get_info"),
     ],
     "health.v1": [
-        (session_record(versions=version_records([UNIMPLEMENTED])), "warn", "v1alpha1 is not"),
+        (
+            session_record(versions=version_records([UNIMPLEMENTED])),
+            "warn",
+            "not served (UNIMPLEMENTED); v1alpha1 is",
+        ),
         (
             session_record(versions=version_records([UNIMPLEMENTED], [UNIMPLEMENTED])),
             "fail",
-            "and so is v1alpha1",
+            "and neither is v1alpha1",
         ),
         (session_record(versions=version_records([silent_stream()])), "not run", "health.first_list"),
         (session_record(versions=()), "not run", "takes no connection"),
     ],
     "health.v1alpha1": [
-        (session_record(versions=version_records(None, [UNIMPLEMENTED])), "fail", "v1 is not"),
-        (session_record(versions=version_records([UNIMPLEMENTED], [UNIMPLEMENTED])), "fail", "and so is v1"),
+        (session_record(versions=version_records(None, [UNIMPLEMENTED])), "fail", "; v1 is"),
+        (
+            session_record(versions=version_records([UNIMPLEMENTED], [UNIMPLEMENTED])),
+            "fail",
+            "and neither is v1",
+        ),
     ],
     "health.unavailable": [
         (
@@ -144,6 +156,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "INTERNAL: bug; opened 2 times",
         ),
         (session_record(versions=version_records([UNIMPLEMENTED])), "pass", ""),
+        (session_record(versions=version_records(*[[UNIMPLEMENTED]] * 2)), "not run", "neither version is"),
         (
             session_record(
                 versions=version_records([ended_stream("", "a message of 5 bytes")._replace(goaway="x")])
@@ -155,6 +168,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "health.unknown_method": [
         (session_record(unknown_methods=(LATE,)), "warn", "call: DEADLINE_EXCEEDED: no answer within 5 s"),
         (session_record(unknown_methods=(OK,)), "warn", "call: OK"),
+        (session_record(unknown_methods=()), "not run", "no method was called"),
     ],
     "health.first_list": [
         (
@@ -186,11 +200,39 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "2 devices at once",
         ),
     ],
+    "health.devices": [
+        (EMPTY, "warn", "no device in 4 lists"),
+        (
+            session_record(
+                versions=both_versions(health_list(0.1)._replace(devices=(), decode_error="list: ends"))
+            ),
+            "not run",
+            "see health.decode",
+        ),
+        (session_record(), "pass", "2 devices"),
+    ],
+    "health.known": [
+        (reporting(health=0), "fail", "1 device, all Unknown for 40 s"),
+        (
+            session_record(versions=both_versions(health_list(0.1, device("gpu-0"), ZERO_OTHER))),
+            "warn",
+            "node-a/gpu-1: Unknown for 40 s",
+        ),
+        (
+            session_record(versions=both_versions(health_list(0.1, ZERO), health_list(9, SICK))),
+            "pass",
+            "1 device",
+        ),
+        (EMPTY, "not run", "no device"),
+    ],
     "health.heartbeat": [
         (reporting_at(0.1, 31), "fail", "node-a/gpu-0: 31 s without a report, its lease is 30 s"),
         (reporting_at(0.1), "fail", "40 s without a report"),
         (reporting_at(0.1, 9, 18, 27, 36, lease_s=0), "pass", "again after 9.0 s at most"),
         (reporting_at(0.1, 20, 30), "warn", "20 s without a report"),
+        (reporting_at(0.1, 15.4, 30.5), "pass", "again after 15 s at most"),
+        (reporting_at(0.1, 17.9, 35.7), "pass", "again after 18 s at most"),
+        (reporting_at(0.1, 18.2, 35.7), "warn", "18 s without a report"),
         (reporting_at(0.1, lease_s=60), "not run", "--for 65s is long enough"),
         (reporting_at(0.1, lease_s=86_400), "not run", "longer than the longest --for"),
         (reporting_at(0.1, health=0), "not run", "every device is Unknown"),
@@ -228,6 +270,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "warn",
             "node-a/gpu-0: 30 s, then 31 s",
         ),
+        (reporting_at(0.1), "not run", "no device was reported twice"),
         (
             session_record(
                 versions=both_versions(health_list(0.1, device(lease_s=3)), health_list(9, device(lease_s=4)))
@@ -242,10 +285,12 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (with_messages(b"2 pages", b"1 pages", b"1 pages"), "warn", "a number changed once"),
         (with_messages(b"a", b"b", b"c"), "warn", "another text in every list, 'a', then 'b'"),
         (with_messages(b"a", b"b", b"b"), "pass", ""),
+        (reporting_at(0.1), "not run", "no device was reported twice"),
         (
             session_record(
                 versions=both_versions(
-                    health_list(0.1, device()), health_list(9, SICK._replace(message=b"x"))
+                    health_list(0.1, device()),
+                    *(health_list(at_s, SICK._replace(message=b"x")) for at_s in (9, 18)),
                 )
             ),
             "pass",
@@ -272,6 +317,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "fail",
             "list 2 of 88 bytes: list: ends",
         ),
+        (EMPTY, "not run", "every list is empty"),
     ],
     "health.size": [
         (session_record(versions=both_versions(health_list(0.1, size=1 << 20))), "pass", "1,048,576 bytes"),
@@ -294,6 +340,8 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "warn",
             "more than 2 devices",
         ),
+        (EMPTY, "not run", "every list is empty"),
+        (session_record(versions=version_records(*[[UNIMPLEMENTED]] * 2)), "not run", "no list"),
     ],
     "health.rate": [
         (session_record(versions=both_versions(*map(health_list, range(801)))), "warn", "801 lists in 40 s"),
@@ -332,6 +380,20 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (reporting(updated_s=int(WALL_S * 1000)), "warn", "which is not in seconds"),
         (reporting(updated_s=int(WALL_S) + 3600), "warn", "ahead"),
         (reporting(updated_s=1), "pass", ""),
+    ],
+    "health.time.fresh": [
+        (
+            reporting(updated_s=int(WALL_S) - 3600),
+            "fail",
+            "node-a/gpu-0: last_updated_time is 3,600 s old, its lease is 30 s",
+        ),
+        (reporting(updated_s=int(WALL_S), lease_s=20), "fail", "is 30 s old, its lease is 20 s"),
+        (reporting(updated_s=int(WALL_S)), "warn", "is 20 s old, its lease is 30 s"),
+        (reporting(updated_s=int(WALL_S), lease_s=60), "pass", "30 s old at most"),
+        (session_record(), "pass", "10 ms old at most"),
+        (reporting(updated_s=0), "not run", "no Healthy or Unhealthy device"),
+        (reporting(health=0, updated_s=1), "not run", "no Healthy or Unhealthy device"),
+        (EMPTY, "not run", "no device"),
     ],
     "health.ends": [
         (
@@ -488,6 +550,14 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "the first stream received nothing in the 31 s since the second closed",
         ),
         (session_record(second_kubelet=None), "not run", "no two streams"),
+        (
+            with_leaver(
+                stream(health_list(0.2), opened_s=0.1, closed_s=18),
+                stream(*(health_list(at_s, device(lease_s=60), device("gpu-1")) for at_s in (0.1, 9))),
+            ),
+            "not run",
+            "no list in the 22 s since the second closed: try --for 120s",
+        ),
     ],
     "health.stopped_reader": [
         (
@@ -525,7 +595,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (with_file_name("plugin.sock"), "warn", "plugin.sock: the usual name is gpu.example.com-reg.sock"),
         (with_file_name("gpu.example.com-5c0a1b2c-reg.sock"), "pass", ""),
         (with_file_name("dra-AAAAAAAAAAAAAAAAAAAAAA-reg.sock"), "pass", ""),
-        (session_record(directory=None), "not run", "--plugin-dir"),
+        (session_record(directory=None), "skipped", "--plugin-dir"),
     ],
     "registration.get_info": [
         (session_with_file(get_info=OK._replace(took_s=0.6)), "warn", "answered after 600 ms"),
@@ -568,7 +638,12 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (
             session_record(versions=version_records([UNIMPLEMENTED])),
             "fail",
-            "v1.DRAResourceHealth: advertised, and UNIMPLEMENTED",
+            "v1.DRAResourceHealth: advertised, and not served (UNIMPLEMENTED)",
+        ),
+        (
+            session_record(versions=version_records(*[[UNIMPLEMENTED]] * 2)),
+            "warn",
+            "v1.DRAResourceHealth, v1alpha1.DRAResourceHealth: advertised, and not served",
         ),
         (
             with_info(versions=("v1.DRAPlugin",))._replace(
@@ -592,7 +667,8 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (session_with_registrations(registration(prepared=())), "not run", "no endpoint"),
     ],
     "registration.notify": [
-        (session_with_registrations(registration(notified=LATE)), "fail", "DEADLINE_EXCEEDED")
+        (session_with_registrations(registration(notified=LATE)), "fail", "DEADLINE_EXCEEDED"),
+        (session_with_registrations(registration(notified=None)), "skipped", "--no-notify"),
     ],
     "registration.again": [
         (
@@ -634,7 +710,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "fail",
             "registration after the refusal: DEADLINE",
         ),
-        (session_record(), "not run", "--refuse"),
+        (session_record(), "skipped", "--refuse"),
     ],
 }
 
@@ -654,7 +730,7 @@ def test_check_returns_verdict_and_observation(code, session, verdict, text):
 
 def test_good_driver_passes_all_checks_that_run():
     assert {result.check.code: result.verdict for result in run_checks(session_record())} == {
-        check.code: "not run" if check.code == "registration.refused" else "pass" for check in CHECKS
+        check.code: "skipped" if check.code == "registration.refused" else "pass" for check in CHECKS
     }
 
 
@@ -674,7 +750,22 @@ def test_empty_session_passes_no_check():
         unknown_methods=(),
         directory=None,
     )
-    assert {result.verdict for result in run_checks(nothing)} == {"not run"}
+    assert {result.verdict for result in run_checks(nothing)} == {"not run", "skipped"}
+
+
+def test_session_without_device_passes_no_check_of_devices():
+    results = {result.check.code: result.verdict for result in run_checks(EMPTY)}
+    passed = {code for code, verdict in results.items() if verdict == "pass" and code.startswith("health.")}
+    assert passed == {
+        "health.v1",
+        "health.v1alpha1",
+        "health.unavailable",
+        "health.unknown_method",
+        "health.first_list",
+        "health.rate",
+        "health.ends",
+        "health.goaway",
+    }
 
 
 def test_every_check_has_unique_code_and_all_texts():

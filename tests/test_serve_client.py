@@ -15,7 +15,9 @@ from typing import Any
 import grpc
 import grpclib.server
 import pytest
-from conform.frames import FrameServer
+from conform.frames import FrameServer, Peer
+from grpclib.const import Cardinality
+from grpclib.exceptions import StreamTerminatedError
 from hpack import Encoder
 from patience import PATIENCE_S
 from wire import raw
@@ -26,6 +28,7 @@ from agent.errors import AgentUnreachable, DrahealthError, PermissionDenied
 from agent.model.health import Health, Severity
 from agent.model.report import AgentStatus, Report
 from agent.serve.agent_api.client import fetch_status, watch_reports
+from agent.serve.grpc.channel import RawChannel
 from agent.serve.grpc.gen.health_v1alpha1 import v1alpha1
 
 V1 = "v1.DRAResourceHealth"
@@ -81,6 +84,37 @@ def first(path: Path, count: int = 1) -> list[Report]:
         raise AssertionError("watch_reports() ended by itself")
 
     return asyncio.run(main())
+
+
+def test_call_that_ends_early_leaves_no_cancellation_in_its_task(tmp_path: Path) -> None:
+    async def call(path: Path, timeout_s: float | None) -> int:
+        channel = RawChannel(str(path))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await channel.connect()
+                request = channel.request("/a/b", Cardinality.UNARY_STREAM, bytes, bytes, timeout=timeout_s)
+                with contextlib.suppress(TimeoutError, StreamTerminatedError):
+                    async with request as stream:
+                        await stream.send_message(b"", end=True)
+                        await stream.recv_message()
+        finally:
+            channel.close()
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    def closes_the_connection(peer: Peer) -> None:
+        peer.handshake()
+        peer.next_call()
+
+    def never_answers(peer: Peer) -> None:
+        peer.handshake()
+        peer.read_silently()
+
+    for behaviour, timeout_s in ((never_answers, 0.05), (closes_the_connection, None)):
+        path = tmp_path / f"{behaviour.__name__}.sock"
+        with FrameServer(path, behaviour):
+            assert asyncio.run(call(path, timeout_s)) == 0
 
 
 def refusal(path: Path, call: Callable[[Path], object] = first) -> str:

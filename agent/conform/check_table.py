@@ -14,48 +14,57 @@ from agent.conform import (
     health_service_checks,
     registration_checks,
 )
-from agent.conform.outcomes import CheckOutcome, CheckVerdict, not_run
+from agent.conform.outcomes import CheckOutcome, CheckVerdict, not_run, skipped
 from agent.conform.session_record import V1, V1ALPHA1, SessionRecord
 
 # ------------------------------------------------------------------------------------------
 
 
-def missing_socket(session: SessionRecord) -> str:
-    """Return why no service socket is known; empty: it is known."""
-    return "" if session.socket else "no service socket is known: see registration.get_info"
+def missing_socket(session: SessionRecord) -> CheckOutcome | None:
+    """Return why no service socket is known; None: it is known."""
+    return None if session.socket else not_run("no service socket is known: see registration.get_info")
 
 
-def missing_connection(session: SessionRecord) -> str:
-    """Return why no connection to the service socket succeeded; empty: one succeeded."""
-    return missing_socket(session) or ("" if session.versions else "the service socket takes no connection")
+def missing_connection(session: SessionRecord) -> CheckOutcome | None:
+    """Return why no connection to the service socket succeeded; None: one succeeded."""
+    missing = None if session.versions else not_run("the service socket takes no connection")
+    return missing_socket(session) or missing
 
 
-def missing_list(session: SessionRecord) -> str:
-    """Return why no health list was received; empty: a list was received."""
-    return missing_connection(session) or ("" if session.main.has_lists else "no list was received")
-
-
-def missing_versions(session: SessionRecord) -> str:
-    """Return why not both versions of the health API sent a list; empty: both did."""
-    silent = [version for version in (V1, V1ALPHA1) if not session.version(version).has_lists]
-    missing = f"no list was received of {' and '.join(silent)}" if silent else ""
+def missing_list(session: SessionRecord) -> CheckOutcome | None:
+    """Return why no health list was received; None: a list was received."""
+    missing = None if session.main.has_lists else not_run("no list was received")
     return missing_connection(session) or missing
 
 
-def missing_directory(session: SessionRecord) -> str:
-    """Return why registration was not tested; empty: it was tested."""
-    return "" if session.directory else "registration is tested with --plugin-dir only"
+def missing_device(session: SessionRecord) -> CheckOutcome | None:
+    """Return why no device was reported; None: a list has a device."""
+    streams = (stream for version in session.versions for stream in version.streams)
+    has_device = any(item.devices for stream in streams for item in stream.lists)
+    return missing_list(session) or (None if has_device else not_run("no device was reported"))
 
 
-def missing_get_info(session: SessionRecord) -> str:
-    """Return why no registration socket answered GetInfo; empty: one answered."""
+def missing_versions(session: SessionRecord) -> CheckOutcome | None:
+    """Return why not both versions of the health API reported a device; None: both did."""
+    silent = [version for version in (V1, V1ALPHA1) if not session.version(version).has_lists]
+    missing = not_run(f"no list was received of {' and '.join(silent)}") if silent else None
+    return missing_connection(session) or missing or missing_device(session)
+
+
+def missing_directory(session: SessionRecord) -> CheckOutcome | None:
+    """Return why registration was not tested; None: it was tested."""
+    return None if session.directory else skipped("registration is tested with --plugin-dir only")
+
+
+def missing_get_info(session: SessionRecord) -> CheckOutcome | None:
+    """Return why no registration socket answered GetInfo; None: one answered."""
     if session.directory and any(record.file.info for record in session.directory.registrations):
-        return ""
-    return missing_directory(session) or "no socket has answered GetInfo"
+        return None
+    return missing_directory(session) or not_run("no socket has answered GetInfo")
 
 
-def missing_get_info_or_connection(session: SessionRecord) -> str:
-    """Return why GetInfo or the connection to the service socket failed; empty: both succeeded."""
+def missing_get_info_or_connection(session: SessionRecord) -> CheckOutcome | None:
+    """Return why GetInfo or the connection to the service socket failed; None: both succeeded."""
     return missing_get_info(session) or missing_connection(session)
 
 
@@ -69,8 +78,8 @@ class ConformCheck(NamedTuple):
     """What happens in a kubelet if the driver lacks the property."""
     advice: str
     evaluate: Callable[[SessionRecord], CheckOutcome]
-    find_missing: Callable[[SessionRecord], str]
-    """Function that returns why the session record cannot be evaluated; empty: it can be."""
+    find_missing: Callable[[SessionRecord], CheckOutcome | None]
+    """Function that returns why the session record cannot be evaluated; None: it can be."""
 
     @property
     def method(self) -> str:
@@ -90,8 +99,7 @@ def run_checks(session: SessionRecord) -> tuple[CheckResult, ...]:
     """Evaluate every conformance check on a session record; return the results in the order of the table."""
     results = []
     for check in CHECKS:
-        missing = check.find_missing(session)
-        outcome = not_run(missing) if missing else check.evaluate(session)
+        outcome = check.find_missing(session) or check.evaluate(session)
         results.append(CheckResult(check, outcome.verdict, outcome.observation))
     return tuple(results)
 
@@ -110,7 +118,7 @@ CHECKS: Final = (
         "v1 of the health service exists",
         "Kubelets from 1.37 call v1 if it is advertised. Else they call v1alpha1, which will be removed in "
         "1.40.",
-        "also serve v1.DRAResourceHealth: the messages are the same bytes",
+        "serve v1.DRAResourceHealth: its messages are the same bytes as those of v1alpha1",
         health_service_checks.check_v1,
         missing_connection,
     ),
@@ -119,7 +127,7 @@ CHECKS: Final = (
         "v1alpha1 of the health service exists",
         "Kubelets 1.34 to 1.36 call only v1alpha1. They receive nothing, retry every 5 s without end, and "
         "log an error each time.",
-        "also serve v1alpha1.DRAResourceHealth: the messages are the same bytes",
+        "serve v1alpha1.DRAResourceHealth: its messages are the same bytes as those of v1",
         health_service_checks.check_v1alpha1,
         missing_connection,
     ),
@@ -157,7 +165,24 @@ CHECKS: Final = (
         "remembers 16,384 devices of a driver, and ignores all others.",
         "begin each stream with all devices",
         health_service_checks.check_all_devices_at_once,
+        missing_device,
+    ),
+    ConformCheck(
+        "health.devices",
+        "a device is reported",
+        "Without a device the kubelet has nothing to show, and most checks have nothing to look at.",
+        "test on a node with devices; a driver that has devices reports each, Unknown without a verdict",
+        health_list_checks.check_devices,
         missing_list,
+    ),
+    ConformCheck(
+        "health.known",
+        "each device is Healthy or Unhealthy within the session",
+        "A pod's status shows Unknown, the same as without a health service: a device that dies is never "
+        "noticed.",
+        "check the device; send Unknown only while no check has ended",
+        health_list_checks.check_known_health,
+        missing_device,
     ),
     ConformCheck(
         "health.heartbeat",
@@ -166,7 +191,7 @@ CHECKS: Final = (
         "sync, or when a list leaves the device out; never after a late list with the same verdict.",
         "send every device again at a third of its lease, as long as it is really checked",
         health_list_checks.check_heartbeat,
-        missing_list,
+        missing_device,
     ),
     ConformCheck(
         "health.lease",
@@ -176,7 +201,7 @@ CHECKS: Final = (
         "ignores leases: 30 s.",
         "use three times the heartbeat, at least 30 s",
         health_list_checks.check_lease,
-        missing_list,
+        missing_device,
     ),
     ConformCheck(
         "health.lease.stable",
@@ -185,7 +210,7 @@ CHECKS: Final = (
         "device is synced, at each list.",
         "send the same lease each time",
         health_list_checks.check_stable_lease,
-        missing_list,
+        missing_device,
     ),
     ConformCheck(
         "health.text.stable",
@@ -194,7 +219,7 @@ CHECKS: Final = (
         " device is synced, at each list.",
         "keep temperatures, counts and ages out of the message",
         health_list_checks.check_stable_text,
-        missing_list,
+        missing_device,
     ),
     ConformCheck(
         "health.message.size",
@@ -205,7 +230,7 @@ CHECKS: Final = (
         "pod's whole status.",
         "cut longer messages between two characters",
         health_list_checks.check_message_size,
-        missing_list,
+        missing_device,
     ),
     ConformCheck(
         "health.utf8",
@@ -214,7 +239,7 @@ CHECKS: Final = (
         "the driver's devices, and again every 5 s.",
         "replace bytes that are not UTF-8 before sending",
         health_list_checks.check_utf8,
-        missing_list,
+        missing_device,
     ),
     ConformCheck(
         "health.decode",
@@ -252,7 +277,7 @@ CHECKS: Final = (
         "is written and pods are synced at every list.",
         "send one entry for each pool and name",
         health_list_checks.check_duplicates,
-        missing_list,
+        missing_device,
     ),
     ConformCheck(
         "health.names",
@@ -261,7 +286,7 @@ CHECKS: Final = (
         "matches no device.",
         "take the names from the same table as the ResourceSlice",
         health_list_checks.check_device_names,
-        missing_list,
+        missing_device,
     ),
     ConformCheck(
         "health.enum",
@@ -269,7 +294,7 @@ CHECKS: Final = (
         "The kubelet treats any other number as Unknown.",
         "send 0 (Unknown), 1 (Healthy) or 2 (Unhealthy)",
         health_list_checks.check_health_values,
-        missing_list,
+        missing_device,
     ),
     ConformCheck(
         "health.time",
@@ -278,7 +303,16 @@ CHECKS: Final = (
         "unchanged.",
         "send the time of the last check, in whole seconds",
         health_list_checks.check_update_times,
-        missing_list,
+        missing_device,
+    ),
+    ConformCheck(
+        "health.time.fresh",
+        "last_updated_time is at most half a lease old, and never older than the lease",
+        "The kubelet counts the lease from receipt: a verdict that is sent again without a check never "
+        "expires, and hides a device that died.",
+        "send the time of the last check; if a check does not end, send Unknown or nothing",
+        health_list_checks.check_fresh_times,
+        missing_device,
     ),
     ConformCheck(
         "health.ends",
@@ -314,7 +348,7 @@ CHECKS: Final = (
         "connection or, after a restart, on a new one.",
         "remember what was sent for each stream, not for the process",
         concurrent_kubelet_checks.check_reconnect,
-        missing_list,
+        missing_device,
     ),
     ConformCheck(
         "health.two_kubelets",
@@ -322,7 +356,7 @@ CHECKS: Final = (
         "A kubelet that restarts connects before the driver notices the end of the old connection.",
         "give each stream its own state and its own context",
         concurrent_kubelet_checks.check_two_kubelets,
-        missing_list,
+        missing_device,
     ),
     ConformCheck(
         "health.stopped_reader",
@@ -331,7 +365,7 @@ CHECKS: Final = (
         "other streams.",
         "keep only the newest list for each stream, and send it in its own task",
         concurrent_kubelet_checks.check_stopped_reader,
-        missing_list,
+        missing_device,
     ),
     ConformCheck(
         "registration.socket",
@@ -391,7 +425,8 @@ CHECKS: Final = (
         "the advertised health services are those that are served",
         "Kubelets from 1.37 open the stream only if it was advertised, and after UNIMPLEMENTED not until "
         "the plugin registers again. Older kubelets open it in any case.",
-        "advertise both health services, and serve both",
+        "serve both health services and advertise both; a driver without health advertises none: for "
+        "kubeletplugin.Start that is the option HealthService(false)",
         registration_checks.check_advertised_health,
         missing_get_info_or_connection,
     ),

@@ -118,6 +118,12 @@ def check_two_kubelets(session: SessionRecord) -> CheckOutcome:
                 "since the second closed"
             )
         )
+    if not found and not after:
+        longer_s = LONGER_FACTOR * session.window_s
+        return not_run(
+            f"the first stream received no list in the {format_seconds(first.closed_s - left_s)} since the "
+            f"second closed: try --for {longer_s:.0f}s"
+        )
     known = format_count(len(last_reports_at([leaver], left_s)), "device")
     lists = format_count(after, "list")
     return worst_outcome(

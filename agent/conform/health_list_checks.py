@@ -14,6 +14,7 @@ from agent.conform.outcomes import (
     failed,
     format_count,
     format_seconds,
+    join_first,
     not_run,
     passed,
     warned,
@@ -56,6 +57,13 @@ LONG_LEASE_S: Final = 86_400
 """Longest lease at which a check does not warn [s]; SHORT_LEASE_S: longest lease that is too short."""
 MARGIN_S: Final = 5
 """Time by which a recommended session is longer than the lease [s]."""
+HEARTBEAT_FRACTION: Final = 0.6
+"""Fraction of the lease above which the time between two reports warns: half a lease, and a tenth for delays
+of a busy machine."""
+TIME_ROUNDING_S: Final = 2.0
+"""Age of last_updated_time that is not counted [s]: it is in whole seconds, and the list takes time."""
+REPORTED_ONCE: Final = "no device was reported twice: try a longer --for"
+EMPTY_LISTS: Final = "every list is empty"
 EXPIRING: Final = (1, 2)
 """Health values that become Unknown when the lease ends: Healthy (1) and Unhealthy (2)."""
 
@@ -88,6 +96,9 @@ def check_stable_text(session: SessionRecord) -> CheckOutcome:
                     f"{format_device(key)}: another text in every list, {_format_change(*changes[0])}"
                 )
 
+    compared = [pair for stream in session.main.streams for pair in consecutive_reports(stream)]
+    if not any(before.health == after.health for _, (_, before), (_, after) in compared):
+        return not_run(REPORTED_ONCE)
     return evaluate_streams(session, changing, passed("no text changed while the health stayed"))
 
 
@@ -149,6 +160,8 @@ def check_decodable(session: SessionRecord) -> CheckOutcome:
             if item.decode_error:
                 yield failed(f"list {number} of {item.size:,} bytes: {item.decode_error}")
 
+    if not _largest_list(session):
+        return not_run(EMPTY_LISTS)
     return evaluate_streams(session, broken, passed(format_count(count_lists(session.main), "list")))
 
 
@@ -170,8 +183,17 @@ def check_list_size(session: SessionRecord) -> CheckOutcome:
             elif item.is_truncated:
                 yield warned(f"more than {len(item.devices):,} devices in a list; the others were not read")
 
-    largest = max((item.size for stream in session.main.streams for item in stream.lists), default=0)
+    largest = _largest_list(session)
+    if not largest:
+        return not_run(EMPTY_LISTS if session.main.has_lists else "no list was received")
     return evaluate_streams(session, large, passed(f"{format_count(largest, 'byte')} at most"))
+
+
+def _largest_list(session: SessionRecord) -> int:
+    """Return the size of the largest list of all versions [bytes]; 0: no list was received, or all are
+    empty."""
+    streams = (stream for version in session.versions for stream in version.streams)
+    return max((item.size for stream in streams for item in stream.lists), default=0)
 
 
 def check_duplicates(session: SessionRecord) -> CheckOutcome:
@@ -249,6 +271,70 @@ def check_update_times(session: SessionRecord) -> CheckOutcome:
     return evaluate_streams(session, invalid, passed("seconds since 1970, none ahead"))
 
 
+def check_fresh_times(session: SessionRecord) -> CheckOutcome:
+    """Compares the age of each last_updated_time at receipt with the lease, unless the device is Unknown."""
+    oldest_s = 0.0
+
+    def old(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        nonlocal oldest_s
+        for item in stream.lists:
+            now_s = session.began_wall_s + item.received_s
+            for device in item.devices:
+                lease_s = effective_lease_s(device)
+                if device.health not in EXPIRING or not 0 < device.updated_s <= MILLISECONDS or not lease_s:
+                    continue
+                age_s = max(0.0, now_s - device.updated_s)
+                oldest_s = max(oldest_s, age_s)
+                text = (
+                    f"{format_device(device.key)}: last_updated_time is {age_s:,.0f} s old, "
+                    f"its lease is {lease_s:,.0f} s"
+                )
+                if age_s > lease_s + TIME_ROUNDING_S:
+                    yield failed(text)
+                elif age_s > lease_s / 2 + TIME_ROUNDING_S:
+                    yield warned(text)
+
+    outcome = evaluate_streams(session, old, passed(""))
+    if outcome.verdict is not CheckVerdict.PASS:
+        return outcome
+    reported = (
+        device
+        for version in session.versions
+        for stream in version.streams
+        for device in distinct_entries(stream)
+    )
+    if not any(device.health in EXPIRING and 0 < device.updated_s <= MILLISECONDS for device in reported):
+        return not_run("no Healthy or Unhealthy device has a last_updated_time in seconds")
+    return passed(f"{format_seconds(oldest_s)} old at most")
+
+
+def check_devices(session: SessionRecord) -> CheckOutcome:
+    """Counts the devices in all lists."""
+    streams = (stream for version in session.versions for stream in version.streams)
+    known = {key for stream in streams for key in reports_by_device(stream)}
+    if any(item.decode_error for stream in session.main.streams for item in stream.lists) and not known:
+        return not_run("no list can be decoded: see health.decode")
+    if not known:
+        return warned(f"no device in {format_count(count_lists(session.main), 'list')}")
+    return passed(format_count(len(known), "device"))
+
+
+def check_known_health(session: SessionRecord) -> CheckOutcome:
+    """Searches for devices that are Unknown in every list."""
+    healths: dict[RawDeviceKey, set[int]] = {}
+    for version in session.versions:
+        for stream in version.streams:
+            for device in distinct_entries(stream):
+                healths.setdefault(device.key, set()).add(device.health)
+    unknown = [key for key, reported in healths.items() if reported == {0}]
+    recorded = format_seconds(session.recorded_s)
+    if len(unknown) == len(healths):
+        return failed(f"{format_count(len(unknown), 'device')}, all Unknown for {recorded}")
+    if unknown:
+        return warned(f"{join_first(map(format_device, unknown))}: Unknown for {recorded}")
+    return passed(f"{format_count(len(healths), 'device')}")
+
+
 def check_heartbeat(session: SessionRecord) -> CheckOutcome:
     """Compares the time between two reports on a device, and since its last report, with its lease."""
     kept: list[float] = []
@@ -269,7 +355,7 @@ def check_heartbeat(session: SessionRecord) -> CheckOutcome:
                     yield failed(text)
                 elif len(reports) == 1:
                     waiting.append(lease_s)
-                elif gap_s > lease_s / 2:
+                elif gap_s > HEARTBEAT_FRACTION * lease_s:
                     yield warned(text)
                 else:
                     kept.append(gap_s)
@@ -323,5 +409,7 @@ def check_stable_lease(session: SessionRecord) -> CheckOutcome:
             if before.lease_s != after.lease_s and at_s - before_s <= effective_lease_s(before):
                 yield warned(f"{format_device(key)}: {before.lease_s:,} s, then {after.lease_s:,} s")
 
+    if not any(True for stream in session.main.streams for _ in consecutive_reports(stream)):
+        return not_run(REPORTED_ONCE)
     lists = format_count(count_lists(session.main), "list")
     return evaluate_streams(session, changed, passed(f"the same in {lists}"))

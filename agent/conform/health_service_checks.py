@@ -63,8 +63,8 @@ def _check_version(
     if not version.is_unimplemented:
         return not_run("neither a list nor UNIMPLEMENTED: see health.unavailable and health.first_list")
     if other.is_unimplemented:
-        return failed(f"UNIMPLEMENTED, and so is {other.version}")
-    return missing(f"UNIMPLEMENTED; {other.version} is not")
+        return failed(f"not served (UNIMPLEMENTED), and neither is {other.version}")
+    return missing(f"not served (UNIMPLEMENTED); {other.version} is")
 
 
 def check_unavailable(session: SessionRecord) -> CheckOutcome:
@@ -83,6 +83,8 @@ def check_unavailable(session: SessionRecord) -> CheckOutcome:
             found.append(
                 failed(f"{status}; opened {format_count(len(version.streams), 'time')}, never ready")
             )
+    if not found and all(version.is_unimplemented for version in session.versions):
+        return not_run("neither version is served: see health.v1 and health.v1alpha1")
     return worst_outcome(found, passed("no stream was refused"))
 
 
@@ -102,6 +104,8 @@ def check_unknown_method(session: SessionRecord) -> CheckOutcome:
         for result in session.unknown_methods
         if result.status != "UNIMPLEMENTED"
     ]
+    if not session.unknown_methods:
+        return not_run("no method was called")
     return worst_outcome(found, passed("UNIMPLEMENTED"))
 
 
@@ -164,6 +168,8 @@ def check_goaway(session: SessionRecord) -> CheckOutcome:
             effect = "its stream ended" if stream.ended else "its stream continued"
             status = describe_status("GOAWAY", stream.goaway)
             found.append(outcome(f"{status}, on a connection of {lasted}; {effect}"))
+    if not any(stream.lists for stream in session.streams):
+        return worst_outcome(found, not_run("no stream stayed open"))
     return worst_outcome(found, passed(f"none on {format_count(len(session.streams), 'stream')}"))
 
 
@@ -179,7 +185,7 @@ def check_list_rate(session: SessionRecord) -> CheckOutcome:
             yield warned(number)
 
     lists = format_count(count_lists(session.main), "list")
-    return evaluate_streams(session, fast, passed(f"{lists} in {format_seconds(session.window_s)}"))
+    return evaluate_streams(session, fast, passed(f"{lists} in {format_seconds(session.recorded_s)}"))
 
 
 def check_versions_agree(session: SessionRecord) -> CheckOutcome:

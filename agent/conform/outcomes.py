@@ -18,6 +18,8 @@ class CheckVerdict(StrEnum):
     """Verdict of a conformance check, from the best to the worst."""
 
     PASS = "pass"
+    SKIPPED = "skipped"
+    """The options of the session exclude the check."""
     NOT_RUN = "not run"
     """The session recorded nothing that the check could evaluate."""
     WARN = "warn"
@@ -33,7 +35,7 @@ class CheckOutcome(NamedTuple):
 
     verdict: CheckVerdict
     observation: str
-    """Behaviour of the driver, with numbers; for NOT_RUN: the reason why the check was not run."""
+    """Behaviour of the driver, with numbers; for SKIPPED and NOT_RUN: the reason."""
 
 
 def passed(observation: str) -> CheckOutcome:
@@ -49,6 +51,11 @@ def warned(observation: str) -> CheckOutcome:
 def failed(observation: str) -> CheckOutcome:
     """Return an outcome with verdict FAIL: kubelets lose the driver's health reports or registration."""
     return CheckOutcome(CheckVerdict.FAIL, observation)
+
+
+def skipped(reason: str) -> CheckOutcome:
+    """Return an outcome with verdict SKIPPED: the options of the session exclude the check."""
+    return CheckOutcome(CheckVerdict.SKIPPED, reason)
 
 
 def not_run(reason: str) -> CheckOutcome:

@@ -17,6 +17,7 @@ from agent.conform.outcomes import (
     not_run,
     passed,
     shorten,
+    skipped,
     warned,
     worst_outcome,
 )
@@ -216,7 +217,8 @@ def check_advertised_health(session: SessionRecord) -> CheckOutcome:
     for info in _get_info_answers(session):
         advertised = [service for service in HEALTH_SERVICES.values() if service in info.versions]
         if unserved := [service for service in advertised if service in missing]:
-            found.append(failed(f"{', '.join(unserved)}: advertised, and UNIMPLEMENTED"))
+            outcome = failed if served else warned
+            found.append(outcome(f"{', '.join(unserved)}: advertised, and not served (UNIMPLEMENTED)"))
         elif not advertised:
             found.append(
                 failed(f"{', '.join(served)}: served, and not advertised")
@@ -247,7 +249,9 @@ def check_prepare(session: SessionRecord) -> CheckOutcome:
 
 
 def check_notify(session: SessionRecord) -> CheckOutcome:
-    """Calls NotifyRegistrationStatus with success."""
+    """Calls NotifyRegistrationStatus with success; not with --no-notify."""
+    if not any(registration.notified for registration in _registrations(session)):
+        return skipped("--no-notify is given")
 
     def wrong(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
         if registration.notified is not None and not registration.notified.is_ok:
@@ -272,6 +276,8 @@ def check_repeated_get_info(session: SessionRecord) -> CheckOutcome:
         elif now.info != before:
             yield failed(f"{_describe_info(now.info)}; before: {_describe_info(before)}")
 
+    if not any(registration.second_file for registration in _registrations(session)):
+        return not_run("GetInfo was not called again")
     return _evaluate_files(session, other, "the same answer")
 
 
@@ -310,5 +316,5 @@ def check_refused_registration(session: SessionRecord) -> CheckOutcome:
             yield failed(f"registration after the refusal: {_describe_call(registration.refused.notified)}")
 
     if not any(registration.refused for registration in _registrations(session)):
-        return not_run("only with --refuse: some drivers exit then")
+        return skipped("only with --refuse: some drivers exit then")
     return _evaluate_files(session, ended, "it can be registered afterwards")

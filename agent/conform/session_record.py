@@ -208,8 +208,10 @@ class SessionRecord(NamedTuple):
     socket_size: int
     """Length of ``socket`` [bytes]."""
     window_s: float
-    """Duration of the session; 0: no socket accepted a connection."""
+    """Requested duration of the session; 0: no socket accepted a connection."""
     began_wall_s: float
+    recorded_s: float = 0.0
+    """Duration of the recording: shorter than ``window_s`` if the server ended all streams for good."""
     versions: tuple[VersionRecord, ...] = ()
     """Records of v1 and v1alpha1; none if the socket accepts no connection."""
     second_kubelet: StreamRecord | None = None

@@ -15,7 +15,7 @@ HEALTH_V1, HEALTH_V1ALPHA1 = SERVICES[2:]
 # --- versions -----------------------------------------------------------------------------------------------
 
 
-@fails("health.v1", also={"health.v1alpha1": "fail", "registration.health": "fail"})
+@fails("health.v1", also={"health.v1alpha1": "fail", "registration.health": "warn"})
 class AdvertisesUnservedHealth(Driver):
     """Advertises both services, and serves neither."""
 
@@ -144,7 +144,7 @@ class OmitsADevice(Driver):
 class HeartbeatCloseToLease(Driver):
     """Loses the lease with a single lost heartbeat."""
 
-    heartbeat_s = 3.0
+    heartbeat_s = 3.5
 
     def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
         return [ListedDevice(lease_s=5)]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from conform.faults import fails, warns
-from conform.lists import LEASE_S, ListedDevice, health_list
+from conform.lists import LEASE_S, UNKNOWN, ListedDevice, health_list
 from conform.servers import Driver, Stream
 
 DAY_S = 86_400
@@ -188,6 +188,40 @@ class DeviceNamedAsInNvml(ChangedDevice):
 @warns("health.names")
 class PoolNamedAsInWindows(ChangedDevice):
     listed = ListedDevice(pool=b"NODE_A")
+
+
+@warns("health.devices", for_s=2)
+class NoDevices(Driver):
+    """Sends empty lists."""
+
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        return ()
+
+
+@fails("health.known")
+class AlwaysUnknown(Driver):
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        return [ListedDevice(health=UNKNOWN)]
+
+
+@warns("health.known")
+class OneAlwaysUnknown(ChangedDevice):
+    listed = ListedDevice(health=UNKNOWN)
+
+
+@fails("health.time.fresh")
+class TimeOf2001(ChangedDevice):
+    """Reports Healthy without a check since 2001."""
+
+    listed = ListedDevice(at_s=1_000_000_000)
+
+
+@warns("health.time.fresh")
+class TimeOfAnOldCheck(Driver):
+    """Reports the verdict of a check that took place two thirds of a lease ago."""
+
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        return [ListedDevice(lease_s=30, at_s=int(time.time()) - 20)]
 
 
 @warns("health.enum")

@@ -20,6 +20,8 @@ THEMES: Final = (
     kubelets_faults,
     registration_faults,
 )  # importing them fills the table
+EXITS: Final = {"fail": 2, "warn": 1, "not run": 3}
+"""Exit code by result, the decisive result first."""
 GOOD: Final = Fault(Driver, {}, ("--refuse",), for_s=5)
 
 
@@ -50,7 +52,8 @@ def test_good_driver_passes_all_checks(runs: Runs, name: str) -> None:
 
 def exit_code(run: ConformRun) -> int:
     """Return the exit code for the worst result."""
-    return 2 if "fail" in run.not_passed.values() else 1 if run.not_passed else 0
+    results = set(run.results.values())
+    return next((code for result, code in EXITS.items() if result in results), 0)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -74,10 +77,34 @@ class _SendsEveryMinute(Driver):
 
 def test_check_without_enough_time_is_not_run() -> None:
     run = _run(Fault(_SendsEveryMinute, {}, (), for_s=2))
-    assert (run.code, run.not_passed) == (0, {})
+    assert (run.code, run.not_passed) == (3, {})
     assert run.results["health.heartbeat"] == "not run"
     assert "--for" in run.observation("health.heartbeat"), "recommends a duration"
-    assert run.results["registration.refused"] == "not run"
+    assert run.results["registration.refused"] == "skipped"
+    assert run.document["summary"]["skipped"] == 1
+
+
+def test_duration_is_what_was_recorded_if_all_streams_end_early() -> None:
+    fault = FAULTS["ServesNoHealth"]
+    run = _run(fault._replace(for_s=30))
+    assert run.document["requestedSeconds"] == 30
+    assert run.document["listenedSeconds"] < 30
+
+
+class _CountsRegistrations(Driver):
+    registrations = 0
+
+    def notify(self, status: bytes) -> None:
+        type(self).registrations += 1
+
+
+def test_no_notify_does_not_register_the_driver() -> None:
+    run = _run(Fault(_CountsRegistrations, {}, ("--no-notify",), for_s=2))
+    assert _CountsRegistrations.registrations == 0
+    assert run.results["registration.notify"] == "skipped"
+    assert run.results["registration.again"] == "pass"
+    _run(Fault(_CountsRegistrations, {}, (), for_s=2))
+    assert _CountsRegistrations.registrations == 1
 
 
 def test_every_check_has_a_driver_that_does_not_pass() -> None:

@@ -24,7 +24,7 @@ from conform.servers import Driver, DriverInfo, RefusedCall, Stream
 
 __all__ = ["short_tmp"]
 
-RESULTS: Final = {"pass", "warn", "fail", "not run"}
+RESULTS: Final = {"pass", "warn", "fail", "not run", "skipped"}
 CONTROL_TEXT: Final = "\x1b[2J\x1b]0;owned\x07\r\n\x9b31m\u202e\x00"
 UNPRIVILEGED: Final = 65534
 
@@ -305,6 +305,8 @@ def test_directory_removed_during_session_is_no_crash(short_tmp: Path) -> None:
         ("--socket", "/x", "--for", "soon"),
         ("--socket", "/x", "--driver", "a.example.com"),
         ("--refuse",),
+        ("--socket", "/x", "--no-notify"),
+        ("--plugin-dir", "/x", "--refuse", "--no-notify"),
     ],
 )
 def test_invalid_flags_exit_64(flags: tuple[str, ...]) -> None:

@@ -56,6 +56,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="report a failed registration to the driver once; some drivers exit then: not for production",
     )
+    parser.add_argument(
+        "--no-notify",
+        dest="notify",
+        action="store_false",
+        help="do not report to the driver that it is registered: without a kubelet, some drivers then begin "
+        "their work and publish ResourceSlices",
+    )
     parser.add_argument("--checks", action="store_true", help="list the checks instead; needs no driver")
     add_output(parser, markdown_with="--checks")
 
@@ -106,6 +113,10 @@ def _session_options(args: Namespace) -> SessionOptions:
     if args.plugin_dir is None and (args.driver is not None or args.refuse):
         flag = "--refuse" if args.refuse else "--driver"
         raise UsageError(f"{flag} needs --plugin-dir\n{HELP}")
+    if args.refuse and not args.notify:
+        raise UsageError(f"--refuse and --no-notify exclude each other\n{HELP}")
+    if args.plugin_dir is None and not args.notify:
+        raise UsageError(f"--no-notify needs --plugin-dir\n{HELP}")
     try:
         window_s = parse_duration(args.window) / S
     except ValueError as error:
@@ -119,6 +130,7 @@ def _session_options(args: Namespace) -> SessionOptions:
         kubelet_dir=_absolute(args.kubelet_dir),
         window_s=window_s,
         refuse=args.refuse,
+        notify=args.notify,
     )
 
 
@@ -133,8 +145,8 @@ VERB = Subcommand(
         "Acts as a kubelet, 1.34 to 1.37, towards any DRA driver: opens health streams, calls "
         "GetInfo, reports that the driver is registered, prepares no claims. This is harmless to a driver in "
         "use, except with --refuse; a kubelet may be attached at the same time. Exits with 0 if all checks "
-        "that could be run passed, 1 with a warning, 2 with a failure, 3 if no check could be run, 69 if the "
-        "socket is not served."
+        "that the options include passed, 1 with a warning, 2 with a failure, 3 if a check could not be run, "
+        "69 if the socket is not served."
     ),
     examples=(
         ("drahealth conform --socket /var/lib/kubelet/plugins/gpu.example.com/dra.sock", "health only"),

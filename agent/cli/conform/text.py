@@ -21,10 +21,17 @@ VERDICT_BADGES: Final = {
     CheckVerdict.WARN: Badge("▲", "!", "warn", "yellow"),
     CheckVerdict.PASS: Badge("●", "+", "pass", "green"),
     CheckVerdict.NOT_RUN: Badge("◌", "?", "not run", "magenta"),
+    CheckVerdict.SKIPPED: Badge("○", "-", "skipped", "dim"),
 }
 """Sign, word and colour of each verdict, worst first."""
 
-EXITS: Final = {CheckVerdict.FAIL: 2, CheckVerdict.WARN: 1, CheckVerdict.PASS: 0, CheckVerdict.NOT_RUN: 3}
+EXITS: Final = {
+    CheckVerdict.FAIL: 2,
+    CheckVerdict.WARN: 1,
+    CheckVerdict.NOT_RUN: 3,
+    CheckVerdict.PASS: 0,
+    CheckVerdict.SKIPPED: 3,
+}
 """Exit code by verdict; the first verdict that any check has decides."""
 
 GROUPS: Final = {
@@ -54,10 +61,15 @@ The checks are harmless to a driver in use: they open health streams, call GetIn
 registered, and prepare no claims. If a kubelet is attached, the driver has two clients. The exception is
 `--refuse`, which reports a failed registration once; some drivers exit then.
 
-A check passes, warns, fails, or is not run for a stated reason; a check that was not run never counts as
-passed. The exit code is 0 if all checks that were run passed, 1 with a warning, 2 with a failure, 3 if no
-check could be run, 64 for an invalid command line, 69 if the socket is not served, 77 if it may not be
-opened. `-o json` prints all results for programs.
+A check passes, warns, fails, is not run because there was nothing to look at, or is skipped because the
+options exclude it; the reason is stated. Neither counts as passed. The exit code is 0 if all checks that the
+options include passed, 1 with a warning, 2 with a failure, 3 if a check could not be run, 64 for an invalid
+command line, 69 if the socket is not served, 77 if it may not be opened. `-o json` prints all results for
+programs.
+
+Without a kubelet on the node, some drivers wait for their registration before they begin their work. The
+report that the driver is registered then starts them, and they publish ResourceSlices. `--no-notify` leaves
+this report out.
 
 The checks apply to kubelets 1.34 to 1.37, unless a text names a release.
 """
@@ -75,7 +87,7 @@ def exit_of(results: Iterable[CheckResult]) -> int:
 def render(record: SessionRecord, results: Sequence[CheckResult], style: TextStyle) -> str:
     """Return the results as text, worst first; warnings and failures with effect on a kubelet and advice."""
     socket = clean(record.socket or "no service socket")
-    duration = f"recorded for {format_age(record.window_s)}" if record.window_s else "no connection"
+    duration = _recorded_text(record)
     table = TextTable()
     for verdict in (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS):
         badge = VERDICT_BADGES[verdict]
@@ -85,17 +97,27 @@ def render(record: SessionRecord, results: Sequence[CheckResult], style: TextSty
                 text += [Paragraph(result.check.why, ("dim",)), advice(result.check.advice, style)]
             word = TableCell(badge.word, (badge.colour,))
             table.add(result.check.code, word, sign=badge.coloured_sign(style), text=text)
-    skipped = _not_run_lines([result for result in results if result.verdict is CheckVerdict.NOT_RUN], style)
-    lines = [f"{style.paint(socket, 'bold')}{GAP}{duration}", "", *table.lines(style), *skipped]
+    lines = [f"{style.paint(socket, 'bold')}{GAP}{duration}", "", *table.lines(style)]
+    for verdict in (CheckVerdict.NOT_RUN, CheckVerdict.SKIPPED):
+        lines += _reason_lines(results, verdict, style)
     return "\n".join([*lines, "", _summary_line(results, style)]) + "\n"
 
 
-def _not_run_lines(results: Sequence[CheckResult], style: TextStyle) -> Iterator[str]:
-    """Yield text lines on the conformance checks that were not run, one text for each reason."""
+def _recorded_text(record: SessionRecord) -> str:
+    if not record.window_s:
+        return "no connection"
+    recorded, requested = format_age(record.recorded_s), format_age(record.window_s)
+    return f"recorded for {recorded}" if recorded == requested else f"recorded for {recorded} of {requested}"
+
+
+def _reason_lines(results: Sequence[CheckResult], verdict: CheckVerdict, style: TextStyle) -> Iterator[str]:
+    """Yield text lines on the conformance checks with this verdict, one text for each reason."""
+    results = [result for result in results if result.verdict is verdict]
+    badge = VERDICT_BADGES[verdict]
     for reason in dict.fromkeys(result.observation for result in results):
         codes = ", ".join(result.check.code for result in results if result.observation == reason)
-        first, *rest = wrap(f"not run, {clean(reason)}: {codes}", style, first="  ", rest="    ")
-        yield f"{VERDICT_BADGES[CheckVerdict.NOT_RUN].coloured_sign(style)} {first[2:]}"
+        first, *rest = wrap(f"{badge.word}, {clean(reason)}: {codes}", style, first="  ", rest="    ")
+        yield f"{badge.coloured_sign(style)} {first[2:]}"
         yield from rest
 
 
@@ -110,6 +132,7 @@ def _summary_line(results: Sequence[CheckResult], style: TextStyle) -> str:
         CheckVerdict.WARN: format_count(counts[CheckVerdict.WARN], "warning"),
         CheckVerdict.FAIL: f"{counts[CheckVerdict.FAIL]} failed",
         CheckVerdict.NOT_RUN: f"{counts[CheckVerdict.NOT_RUN]} not run",
+        CheckVerdict.SKIPPED: f"{counts[CheckVerdict.SKIPPED]} skipped",
     }
     parts = [
         style.paint(text, VERDICT_BADGES[verdict].colour)
@@ -130,13 +153,15 @@ def document(record: SessionRecord, results: Sequence[CheckResult]) -> dict[str,
         "apiVersion": API_VERSION,
         "socket": record.socket or None,
         "pluginDir": record.directory.path if record.directory else None,
-        "listenedSeconds": record.window_s,
+        "listenedSeconds": round(record.recorded_s, 1),
+        "requestedSeconds": record.window_s,
         "summary": {
             "checks": len(results),
             "passed": counts[CheckVerdict.PASS],
             "warned": counts[CheckVerdict.WARN],
             "failed": counts[CheckVerdict.FAIL],
             "notRun": counts[CheckVerdict.NOT_RUN],
+            "skipped": counts[CheckVerdict.SKIPPED],
         },
         "results": [
             {**RESULT(result), "advice": result.check.advice if result.verdict in findings else None}

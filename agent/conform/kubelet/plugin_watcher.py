@@ -73,9 +73,9 @@ def _is_inside(path: str, directory: str) -> bool:
 
 
 async def register_plugin(
-    file: RegistrationFile, endpoint: PluginEndpoint | None, clock: SessionClock
+    file: RegistrationFile, endpoint: PluginEndpoint | None, clock: SessionClock, *, notify: bool
 ) -> RegistrationRecord:
-    """Report a successful registration to a driver that answered GetInfo, then call GetInfo again.
+    """Report a successful registration to a driver that answered GetInfo if `notify`; call GetInfo again.
 
     Meanwhile call NodePrepareResources without claims in each advertised version. Raises PermissionDenied if
     a socket may not be opened.
@@ -87,7 +87,7 @@ async def register_plugin(
     if endpoint is not None and not endpoint.error:
         prepares = [call_unary(endpoint.path, clock, PREPARE[version]) for version in versions]
     answers = asyncio.gather(*prepares)
-    notified = await _notify(file.path, clock, registered=True)
+    notified = await _notify(file.path, clock, registered=True) if notify else None
     again = await _get_info(file.path, None, clock)
     prepared = tuple(zip(versions, (answer for answer, _ in await answers), strict=False))
     return RegistrationRecord(file, endpoint, notified, again, prepared)

@@ -1,7 +1,8 @@
 """Conformance session with a DRA driver: acts as the kubelet towards the driver, and records its behaviour.
 
 Except for :attr:`SessionOptions.refuse` a session is harmless to a driver in use: it opens health streams,
-calls GetInfo, reports the driver as registered, and calls NodePrepareResources without claims.
+calls GetInfo, reports the driver as registered, and calls NodePrepareResources without claims. Without a
+kubelet on the node, that report may start a driver's work; :attr:`SessionOptions.notify` leaves it out.
 """
 
 import asyncio
@@ -48,6 +49,8 @@ class SessionOptions(NamedTuple):
     """Duration of the recording [s]."""
     refuse: bool
     """True: report once to the driver that its registration failed."""
+    notify: bool
+    """True: report to the driver that it is registered."""
 
 
 async def run_session(options: SessionOptions, on_begin: Callable[[str], None]) -> SessionRecord:
@@ -77,7 +80,10 @@ async def run_session(options: SessionOptions, on_begin: Callable[[str], None]) 
     endpoints = [await check_endpoint(file, options.kubelet_dir) for file in chosen]
     socket = options.socket or _newest_endpoint(chosen, endpoints)
     registering = asyncio.gather(
-        *(register_plugin(*pair, clock) for pair in zip(chosen, endpoints, strict=True))
+        *(
+            register_plugin(*pair, clock, notify=options.notify)
+            for pair in zip(chosen, endpoints, strict=True)
+        )
     )
     connects = socket == options.socket or any(
         endpoint and endpoint.path == socket and not endpoint.error for endpoint in endpoints

@@ -50,6 +50,7 @@ class StreamRecords(NamedTuple):
     stopped_reader: StoppedReader | None
     reopenings: tuple[Reopening, ...]
     unknown_methods: tuple[UnaryCallResult, ...]
+    recorded_s: float
 
 
 class SimulatedKubelets:
@@ -85,7 +86,14 @@ class SimulatedKubelets:
             VersionRecord(version, tuple(recorder.to_record() for recorder in recorders))
             for version, recorders in self._recorders.items()
         )
-        return StreamRecords(versions, self._leaver, self._stopped, tuple(self._reopenings), unknown)
+        return StreamRecords(
+            versions,
+            self._leaver,
+            self._stopped,
+            tuple(self._reopenings),
+            unknown,
+            min(self._clock.now_s(), self._window_s),
+        )
 
     async def _call_unknown(self) -> tuple[UnaryCallResult, ...]:
         return tuple([(await call_unary(self._socket, self._clock, method))[0] for method in UNKNOWN_METHODS])

@@ -13,6 +13,7 @@ and h2 4.4; the requirements pin the first and bound the second. Deficiencies th
   answer without a content-type, which grpclib's own client refuses;
 * a request that was reset at its arrival was kept for as long as its connection;
 * a peer that reads nothing kept a closing connection, and its descriptor, open without end;
+* a call that ended early left a cancellation in its task, at which a later timeout of that task failed;
 * any number of connections and requests was accepted, until no descriptors were left;
 * closing the server informed no client, left connections open, and from Python 3.12 hung.
 """
@@ -20,7 +21,7 @@ and h2 4.4; the requirements pin the first and bound the second. Deficiencies th
 import asyncio
 import struct
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import h2.exceptions
@@ -28,6 +29,7 @@ from grpclib import protocol, server
 from grpclib.const import Status
 from grpclib.encoding.base import GRPC_CONTENT_TYPE
 from grpclib.exceptions import GRPCError
+from grpclib.utils import Wrapper
 from h2.config import H2Configuration
 from h2.connection import ConnectionInputs, H2Connection
 from h2.events import Event, ResponseReceived
@@ -229,6 +231,18 @@ def _with_content_type(headers: Headers) -> Headers:
     return [*headers, ("content-type", GRPC_CONTENT_TYPE)]
 
 
+def _cancel_waiting_tasks(wrapper: Wrapper, error: Exception) -> None:
+    """Wake the tasks that wait within a wrapper of grpclib, which then raises `error` in them.
+
+    Replaces Wrapper.cancel(), which leaves one more cancellation in Task.cancelling(): a later
+    ``asyncio.timeout`` around the same task then raises CancelledError in place of TimeoutError.
+    """
+    tasks: set[asyncio.Task[Any]] = set(wrapper._tasks)
+    Wrapper.cancel(wrapper, error)
+    for task in tasks:
+        task.uncancel()
+
+
 class _Connection(protocol.Connection):
     stream_class: type[HardenedStream] = HardenedStream
     memory: RequestMemory | None = None
@@ -244,6 +258,8 @@ class _Connection(protocol.Connection):
         return events
 
     def create_stream(self, *, stream_id: int | None = None, wrapper: Any = None) -> HardenedStream:
+        if wrapper is not None:
+            wrapper.cancel = partial(_cancel_waiting_tasks, wrapper)
         stream = self.stream_class(
             self, self._connection, self._transport, stream_id=stream_id, wrapper=wrapper
         )
