@@ -14,6 +14,7 @@
 #include <ftw.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -55,6 +56,19 @@ static inline const char *fx_vpath(char out[FX_PATH], const char *format, va_lis
 
     fx_must(vsnprintf(out + n, FX_PATH - (size_t)n, format, args) < FX_PATH - n, "fx_vpath");
     return out;
+}
+
+/* Let every open(2) fail with EMFILE, or work again. Open descriptors stay usable. */
+static inline void fx_exhaust_descriptors(bool exhausted)
+{
+    static rlim_t before;
+    struct rlimit limit;
+
+    fx_must(!getrlimit(RLIMIT_NOFILE, &limit), "getrlimit");
+    if (exhausted)
+        before = limit.rlim_cur;
+    limit.rlim_cur = exhausted ? 0 : before;
+    fx_must(!setrlimit(RLIMIT_NOFILE, &limit), "setrlimit");
 }
 
 /* All functions take a path below the fixture's root as a printf format. */

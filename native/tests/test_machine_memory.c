@@ -326,6 +326,34 @@ static void test_cut_meminfo_row_is_a_failure(void)
     mx_close(&x);
 }
 
+/* A lack of descriptors tells nothing of a file: what never existed is absent again afterwards. */
+static void test_absent_files_are_absent_again_after_a_lack_of_descriptors(void)
+{
+    struct mx x = opened();
+
+    fx_write("MemTotal:       2000000 kB\n", "proc/meminfo");
+    fx_write("nr_free_pages 1\n", "proc/vmstat");
+    fx_write("0\n", NODE "/online");
+    total_write(0, 500);
+    mx_pass(&x);
+    CHECK_INT(mx_source(&x, DH_MACHINE_MEMORY)->state, DH_STATE_OK);
+    fx_exhaust_descriptors(true);
+    mx_rescan(&x);
+    fx_exhaust_descriptors(false);
+    CHECK_INT(mx_source(&x, DH_MACHINE_MEMORY)->state, DH_STATE_FAILING);
+    CHECK_U64(mx_numa(&x, 0)->valid, 0);
+    CHECK_INT(mx_numa(&x, 0)->err, EMFILE);
+    mx_rescan(&x);
+    CHECK_INT(mx_source(&x, DH_MACHINE_MEMORY)->state, DH_STATE_OK);
+    CHECK_U64(mx_numa(&x, 0)->seen, DH_MACHINE_BIT(DH_NUMA_TOTAL));
+    CHECK_U64(mx_numa(&x, 0)->valid, DH_MACHINE_BIT(DH_NUMA_TOTAL));
+    CHECK_U64(x.head->seen, DH_MACHINE_BIT(DH_NODES_ONLINE));
+    fx_remove(NODE "/node0/meminfo");
+    mx_rescan(&x);
+    CHECK_INT(mx_source(&x, DH_MACHINE_MEMORY)->state, DH_STATE_FAILING); /* what existed is lost, not absent */
+    mx_close(&x);
+}
+
 int main(void)
 {
     fx_begin();
@@ -343,5 +371,6 @@ int main(void)
     test_without_numa_all_memory_belongs_to_node_0();
     test_malformed_node_sets_are_failures();
     test_cut_meminfo_row_is_a_failure();
+    test_absent_files_are_absent_again_after_a_lack_of_descriptors();
     return check_done("test_machine_memory");
 }

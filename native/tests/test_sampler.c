@@ -497,6 +497,34 @@ static void test_unopenable_root_fails_its_sources(void)
     fx_remove("cg");
 }
 
+/* A lack of descriptors tells nothing of a file: what never existed is absent again afterwards. */
+static void test_absent_files_are_absent_again_after_a_lack_of_descriptors(void)
+{
+    struct fx f;
+
+    fx_remove(MM "/" KIB_2M "/resv_hugepages");
+    fx_remove(CPU "/isolated");
+    f = running();
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
+    fx_exhaust_descriptors(true);
+    fx_resync(&f);
+    fx_exhaust_descriptors(false);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_FAILING);
+    CHECK_INT(state_of(&f, DH_SOURCE_HUGEPAGES), DH_STATE_FAILING);
+    CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_FAILING);
+    CHECK(HAS(f.head->cpu_valid, DH_CPU_ONLINE)); /* its file is open */
+    CHECK(HAS(fx_node(&f, 0)->valid, DH_NODE_CPUS));
+    fx_elapse(&f, 2 * DH_NS);
+    fx_pass(&f);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
+    CHECK_INT(state_of(&f, DH_SOURCE_HUGEPAGES), DH_STATE_OK);
+    CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_ABSENT);
+    CHECK(!HAS(f.head->cpu_seen, DH_CPU_ISOLATED));
+    CHECK(!HAS(fx_pool(&f, 2048, DH_MACHINE)->seen, DH_POOL_RESERVED));
+    fx_close(&f);
+    machine_make();
+}
+
 /* Never read, but existing: unreadable, not absent, and retried in every pass. */
 static void test_file_unreadable_from_the_start_is_not_absent(void)
 {
@@ -998,6 +1026,7 @@ int main(void)
     test_kernel_without_numa_has_one_node();
     test_empty_sysfs_is_absent_until_mounted();
     test_unopenable_root_fails_its_sources();
+    test_absent_files_are_absent_again_after_a_lack_of_descriptors();
     test_file_unreadable_from_the_start_is_not_absent();
     test_unreadable_cpulist_is_invalid();
     test_nodes_beyond_the_table_fail_the_source();

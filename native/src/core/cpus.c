@@ -45,8 +45,12 @@ static bool set_read(struct dh_sampler *s, struct dh_cached_file *f, enum dh_fie
         }
         break;
     case DH_READ_FAILED:
-        if (!f->seen)
-            return false;
+        if (!f->seen) {
+            bool changed = dh_store_absence(s, &head->cpu_valid, &head->cpu_seen, field);
+
+            s->head_dirty |= changed;
+            return changed;
+        }
         break;
     }
     memset(words, 0, DH_CPU_WORDS * 8);
@@ -122,8 +126,13 @@ static void node_read(struct dh_sampler *s, void *arg, const char *name, size_t 
         node_add_cpus(s, node, cpus);
     else if (n >= 0)
         node_failed(s, node, DH_EPARSE);
-    else if (!dh_is_absence((int)-n) || node->seen & DH_FIELD_BIT(DH_NODE_CPUS))
+    else if (node->seen & DH_FIELD_BIT(DH_NODE_CPUS) ||
+             !(dh_is_absence((int)-n) || dh_is_own_failure((int)-n)))
         node_failed(s, node, (int)-n);
+    else if (dh_is_own_failure((int)-n)) { /* tried again in the next pass */
+        s->nodes_failed = true;
+        dh_source_failed(s, DH_SOURCE_CPUS, DH_NODE_CPUS, (int)-n);
+    }
 }
 
 static void nodes_list(struct dh_sampler *s)

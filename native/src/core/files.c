@@ -100,6 +100,9 @@ enum dh_read_result dh_cached_file_read(struct dh_sampler *s, struct dh_cached_f
         err = EFBIG; /* a cut text could parse as another number */
     if (err) {
         f->err = err;
+        if (dh_is_absence(err))
+            f->seen &= !f->assumed;
+        f->assumed = dh_is_own_failure(err) && (f->assumed || !f->seen);
         f->seen |= !dh_is_absence(err);
         return DH_READ_FAILED;
     }
@@ -109,6 +112,7 @@ enum dh_read_result dh_cached_file_read(struct dh_sampler *s, struct dh_cached_f
     f->len = (uint32_t)n;
     f->err = 0;
     f->seen = true;
+    f->assumed = false;
     return DH_READ_NEW;
 }
 

@@ -116,7 +116,7 @@ static bool member_read(struct dh_sampler *s, struct dh_pool *pool, struct dh_ca
         break;
     case DH_READ_FAILED:
         if (!f->seen)
-            return false;
+            return dh_store_absence(s, &pool->valid, &pool->seen, m->field);
         break;
     }
     if (f->err) {

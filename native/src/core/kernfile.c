@@ -13,6 +13,11 @@ bool dh_is_absence(int err)
     return err == ENOENT || err == ENODEV || err == ENOTDIR;
 }
 
+bool dh_is_own_failure(int err)
+{
+    return err == EMFILE || err == ENFILE || err == ENOMEM;
+}
+
 int64_t dh_file_read(int dir_fd, const char *path, char *buf, size_t cap, uint64_t *reads)
 {
     int fd = openat(dir_fd, path, O_RDONLY | O_CLOEXEC);

@@ -18,6 +18,12 @@
 bool dh_is_absence(int err);
 
 /*
+ * dh_is_own_failure() - return whether an errno means that this process, or the machine, has no descriptors or
+ * memory left. It tells nothing of the file, not even that it exists.
+ */
+bool dh_is_own_failure(int err);
+
+/*
  * dh_file_read() - open a file, read it once, and close it.
  * @dir_fd: directory of the relative @path
  * @buf:    @cap bytes; gets no NUL

@@ -96,6 +96,19 @@ bool dh_store_validity(struct dh_sampler *s, uint64_t *valid, uint64_t *seen, en
     return true;
 }
 
+/* Store that a member does not exist after all. Return: whether that changed. */
+bool dh_store_absence(struct dh_sampler *s, uint64_t *valid, uint64_t *seen, enum dh_field field)
+{
+    uint64_t bit = DH_FIELD_BIT(field);
+
+    if (!(*seen & bit))
+        return false;
+    *seen &= ~bit;
+    *valid &= ~bit;
+    dh_wake_if_watched(s, field);
+    return true;
+}
+
 /*
  * Store the outcome of reading one member: its value, or @err. A member that cannot be read is 0. The first
  * value of a counter becomes its base. Return: whether the record changed.

@@ -11,6 +11,7 @@ bool dh_store(struct dh_sampler *s, uint64_t *slot, enum dh_field field, uint64_
 bool dh_store_reading(struct dh_sampler *s, uint64_t *valid, uint64_t *seen, enum dh_field field,
                       uint64_t *slot, int err, uint64_t value);
 bool dh_store_validity(struct dh_sampler *s, uint64_t *valid, uint64_t *seen, enum dh_field field, bool ok);
+bool dh_store_absence(struct dh_sampler *s, uint64_t *valid, uint64_t *seen, enum dh_field field);
 void dh_wake_if_watched(struct dh_sampler *s, enum dh_field field);
 bool dh_field_rises(uint32_t field);
 void dh_rise_bases_renew(struct dh_sampler *s);

@@ -32,6 +32,7 @@ struct dh_cached_file {
     int fd;       /* -1: not open */
     int err;      /* errno of the last read, 0 after success */
     bool seen;    /* it exists or existed; a file that was never seen is probed from time to time */
+    bool assumed; /* `seen` is only assumed: every read so far failed for lack of descriptors or memory */
     uint32_t len; /* bytes in `last` */
     uint32_t cap;
     char *last;   /* text of the last successful read: equal bytes need no parsing */

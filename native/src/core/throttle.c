@@ -53,7 +53,7 @@ static int counter_read(struct dh_sampler *s, uint32_t cpu, int level)
     uint64_t value;
     int64_t n;
 
-    if (!t->has[level] && !s->probe_absent)
+    if (!t->has[level] && !t->err[level] && !s->probe_absent)
         return 0;
     snprintf(path, sizeof(path), "devices/system/cpu/cpu%u/thermal_throttle/%s", cpu, counter_file[level]);
     n = dh_sampler_read_file(s, s->sysfs_fd, path, text, sizeof(text));
@@ -65,6 +65,8 @@ static int counter_read(struct dh_sampler *s, uint32_t cpu, int level)
         n = DH_EPARSE;
     if (n < 0 && !t->has[level] && dh_is_absence((int)-n))
         return 0;
+    if (n < 0 && !t->has[level] && dh_is_own_failure((int)-n))
+        return (int)-n;
     t->has[level] = true;
     if (n < 0)
         return n == DH_EPARSE ? DH_EPARSE : (int)-n;
@@ -75,7 +77,8 @@ static int counter_read(struct dh_sampler *s, uint32_t cpu, int level)
     return 0;
 }
 
-static void node_pass(struct dh_sampler *s, struct dh_node *node)
+/* Read the counters of a node's CPUs. Return: whether each could be read. */
+static bool node_pass(struct dh_sampler *s, struct dh_node *node)
 {
     uint64_t total[2] = { 0, 0 };
     bool any[2] = { false, false }, changed = false;
@@ -114,6 +117,7 @@ static void node_pass(struct dh_sampler *s, struct dh_node *node)
                                     total[1]);
     if (changed)
         dh_node_mark_dirty(s, (uint32_t)(node - s->work->node));
+    return !err[0] && !err[1];
 }
 
 static struct dh_throttle cpu_record(const struct dh_cpu_throttle *from, uint32_t cpu)
@@ -162,6 +166,7 @@ bool dh_throttle_pass(struct dh_sampler *s)
     const uint64_t counters = DH_FIELD_BIT(DH_NODE_THROTTLE_CORE) | DH_FIELD_BIT(DH_NODE_THROTTLE_PACKAGE);
     struct dh_tables *t = s->work;
     uint64_t seen = 0, unreadable = 0;
+    bool failed = false;
 
     if (s->sysfs_fd < 0)
         return true;
@@ -171,13 +176,13 @@ bool dh_throttle_pass(struct dh_sampler *s)
     if (s->probe_absent)
         cpus_grow(s);
     for (uint32_t i = 0; i < t->head.nodes; i++) {
-        node_pass(s, &t->node[i]);
+        failed |= !node_pass(s, &t->node[i]);
         seen |= t->node[i].seen & counters;
         unreadable |= (t->node[i].seen & ~t->node[i].valid) & counters;
     }
     if (seen)
         cpus_publish(s);
     dh_source_state(s, DH_SOURCE_THROTTLE,
-                    unreadable ? DH_STATE_FAILING : seen ? DH_STATE_OK : DH_STATE_ABSENT);
+                    unreadable || failed ? DH_STATE_FAILING : seen ? DH_STATE_OK : DH_STATE_ABSENT);
     return true;
 }

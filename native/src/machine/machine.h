@@ -9,6 +9,8 @@ struct dh_machine_record {
     enum dh_machine_source source;
     uint64_t *valid;
     uint64_t *seen;
+    uint64_t *assumed; /* bits of `seen` that are only assumed: every read failed for lack of descriptors or
+                          memory */
     int32_t *err;
     bool *dirty; /* marks the record's table; NULL: the head, which is always published */
 };

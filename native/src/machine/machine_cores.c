@@ -79,7 +79,11 @@ static bool is_online(struct dh_machine *m, uint32_t cpu)
 static void core_store(struct dh_machine *m, struct dh_core *core, enum dh_machine_field field, uint64_t *slot,
                        int err, uint64_t value)
 {
-    const struct dh_machine_record r = { DH_MACHINE_CORES, &core->valid, &core->seen, &core->err,
+    const struct dh_machine_record r = { DH_MACHINE_CORES,
+                                         &core->valid,
+                                         &core->seen,
+                                         &m->core_assumed[core - m->work.core],
+                                         &core->err,
                                          &m->cores_dirty };
     bool was_seen = core->seen & DH_MACHINE_BIT(field);
 

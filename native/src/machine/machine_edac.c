@@ -82,7 +82,8 @@ static void name_read(struct dh_machine *m, struct dh_dimm *d, const char *file,
 static bool count_read(struct dh_machine *m, struct dh_dimm *d, enum dh_machine_field field, const char *file,
                        uint64_t *slot)
 {
-    struct dh_machine_record r = { DH_MACHINE_EDAC, &d->valid, &d->seen, &d->err, &m->dimms_dirty };
+    struct dh_machine_record r = { DH_MACHINE_EDAC, &d->valid, &d->seen, &m->dimm_assumed[d - m->work.dimm],
+                                   &d->err, &m->dimms_dirty };
     uint64_t value = 0;
     char path[96];
     int err = dh_machine_read_number(m, DH_ROOT_SYSFS, &value, "%s", file_path(m, d, file, path));

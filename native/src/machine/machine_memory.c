@@ -65,9 +65,10 @@ static void numas_find(struct dh_machine *m)
 
 static struct dh_machine_record numa_record(struct dh_machine *m, struct dh_numa *numa)
 {
-    bool *dirty = &m->numas_dirty;
-
-    return (struct dh_machine_record){ DH_MACHINE_MEMORY, &numa->valid, &numa->seen, &numa->err, dirty };
+    return (struct dh_machine_record){
+        DH_MACHINE_MEMORY, &numa->valid, &numa->seen, &m->numa_assumed[numa - m->work.numa],
+        &numa->err,        &m->numas_dirty
+    };
 }
 
 /* Read one row of a meminfo. The buffer exceeds a page: no kernel prints more into these files. */
@@ -163,6 +164,10 @@ static void blocks_store(struct dh_machine *m, struct dh_numa *numa, const struc
     const struct dh_machine_record r = numa_record(m, numa);
     bool had = numa->seen & DH_MACHINE_BIT(DH_NUMA_BLOCKS);
 
+    if (!scan->err && !scan->blocks && *r.assumed & DH_MACHINE_BIT(DH_NUMA_BLOCKS)) {
+        dh_machine_store(m, &r, DH_NUMA_BLOCKS, &numa->blocks, ENOENT, 0);
+        return;
+    }
     if (!scan->err && !scan->blocks && !had)
         return; /* a kernel without memory hotplug lists no blocks */
     dh_machine_store(m, &r, DH_NUMA_BLOCKS, &numa->blocks, scan->err, scan->blocks);

@@ -57,7 +57,7 @@ struct dh_machine_record dh_machine_head_record(struct dh_machine *m, enum dh_ma
 {
     struct dh_machine_head *head = &m->work.head;
 
-    return (struct dh_machine_record){ source, &head->valid, &head->seen, &head->err, NULL };
+    return (struct dh_machine_record){ source, &head->valid, &head->seen, &m->head_assumed, &head->err, NULL };
 }
 
 void dh_machine_failed(struct dh_machine *m, enum dh_machine_source source, enum dh_machine_field field,
@@ -100,14 +100,31 @@ void dh_machine_wake_deferred(struct dh_machine *m)
         wake_rate_limited(m, (uint32_t)__builtin_ctzll(deferred));
 }
 
+/* Store that a member does not exist after all, though it was assumed to. */
+static bool store_absence(struct dh_machine *m, const struct dh_machine_record *r, uint64_t bit)
+{
+    *r->assumed &= ~bit;
+    *r->seen &= ~bit;
+    if (r->dirty)
+        *r->dirty = true;
+    m->wake = true;
+    return true;
+}
+
 static bool store_failure(struct dh_machine *m, const struct dh_machine_record *r, enum dh_machine_field field,
                           uint64_t *slot, int err)
 {
     uint64_t bit = DH_MACHINE_BIT(field);
     bool changed = *r->valid & bit || !(*r->seen & bit);
 
+    if (dh_is_absence(err) && *r->assumed & bit)
+        return store_absence(m, r, bit);
     if (dh_is_absence(err) && !(*r->seen & bit))
         return false;
+    if (!dh_is_own_failure(err))
+        *r->assumed &= ~bit;
+    else if (!(*r->seen & bit))
+        *r->assumed |= bit;
     dh_machine_failed(m, r->source, field, err);
     if (r->dirty)
         *r->dirty |= changed || *r->err != err;
@@ -132,6 +149,7 @@ bool dh_machine_store(struct dh_machine *m, const struct dh_machine_record *r, e
     *slot = value;
     *r->seen |= bit;
     *r->valid |= bit;
+    *r->assumed &= ~bit;
     if (r->dirty)
         *r->dirty = true;
     if (!was_valid || fields[field].wake == WAKE_AT_ONCE)

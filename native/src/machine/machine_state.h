@@ -72,6 +72,7 @@ struct dh_machine {
     bool dimms_dirty, numas_dirty, cores_dirty; /* table to be published; the head always is */
 
     /* used by the sources only */
+    uint64_t head_assumed, dimm_assumed[DH_DIMM_MAX], numa_assumed[DH_NODE_MAX], core_assumed[DH_CORE_MAX];
     bool edac_failed;            /* a listing failed */
     bool rank[DH_DIMM_MAX];      /* by index of the record: the module's directory is rank<N>, not dimm<N> */
     struct dh_blocks blocks[DH_NODE_MAX];
