@@ -210,8 +210,6 @@ class SessionRecord(NamedTuple):
     window_s: float
     """Requested duration of the session; 0: no socket accepted a connection."""
     began_wall_s: float
-    recorded_s: float = 0.0
-    """Duration of the recording: shorter than ``window_s`` if the server ended all streams for good."""
     versions: tuple[VersionRecord, ...] = ()
     """Records of v1 and v1alpha1; none if the socket accepts no connection."""
     second_kubelet: StreamRecord | None = None
@@ -222,6 +220,8 @@ class SessionRecord(NamedTuple):
     """Results of calls to gRPC methods that do not exist."""
     directory: RegistryRecord | None = None
     """Record of the driver's registration; None: registration was not tested."""
+    recorded_s: float = 0.0
+    """Duration of the recording: shorter than ``window_s`` if the server ended all streams for good."""
 
     def version(self, version: str) -> VersionRecord:
         """Return the record of a version of the health API; it has no streams if nothing was recorded."""

@@ -54,7 +54,8 @@ def _with(value: V, *fields: tuple[int, Any]) -> V:
 def _list(
     at_s: float, *devices: DeviceEntry, size: int = 88, broken: str = "", cut: bool = False
 ) -> HealthList:
-    return HealthList(at_s, size, devices or (GPU, OTHER), broken, cut)
+    both = tuple(_with(device, (4, WALL_S + int(at_s))) for device in (GPU, OTHER))
+    return HealthList(at_s, size, devices or both, broken, cut)
 
 
 def _stream(
@@ -88,6 +89,7 @@ GOOD: Final = SessionRecord(
     ),
     (UnaryCallResult("call", 0.01, "UNIMPLEMENTED"),),
     RegistryRecord(REGISTRY, KUBELET_DIR, (REGISTERED,)),
+    WINDOW_S,
 )
 """A driver that does everything right."""
 STREAMS, LEAVER, STOPPED, REOPENINGS, UNKNOWN, DIRECTORY = range(4, 10)
@@ -105,7 +107,7 @@ def _both(*lists: HealthList, end: StreamEnd | None = None, goaway: str = "") ->
 
 def _device(position: int, value: Any) -> SessionRecord:
     """A driver that has this in one field of its only device, in each list."""
-    return _both(*(_list(at_s, _with(GPU, (position, value))) for at_s in TIMES))
+    return _both(*(_list(at_s, _with(GPU, (4, WALL_S + int(at_s)), (position, value))) for at_s in TIMES))
 
 
 def _registry(*records: RegistrationRecord) -> SessionRecord:
