@@ -134,7 +134,11 @@ def test_status_has_every_field():
     with_repairs = status_document(replace(STATUS, repairs=counts))
     assert list(with_repairs["repairs"].items()) == [("reboot-node", 1), ("reset-device", 7)]
     assert document["lastReport"] == "2026-11-21T10:04:00Z"
-    assert document["subscribers"][1] == {"socket": "drivers/gpu.example.com.sock", "streams": 2}
+    assert document["subscribers"][1] == {
+        "socket": "drivers/gpu.example.com.sock",
+        "streams": 2,
+        "connections": 3,
+    }
     assert document["core"]["wakes"] == 3
     assert status_document(AgentStatus("0.1.0", 42, NOW_S, 0.1, 1, 4, 31))["lastReport"] is None
 

@@ -444,7 +444,10 @@ STATUS = AgentStatus(
         passes=1000, wakes=3, reads=24_000, opens=31, descriptors=29, watches=1, kernel_bytes=49152
     ),
     groups=14,
-    subscribers=(SocketSubscribers("agent.sock", 1), SocketSubscribers("drivers/gpu.example.com.sock", 2)),
+    subscribers=(
+        SocketSubscribers("agent.sock", 1, 1),
+        SocketSubscribers("drivers/gpu.example.com.sock", 2, 3),
+    ),
 )
 
 
@@ -457,8 +460,8 @@ def test_status_shows_usage_and_subscribers():
         "  core         1,000 passes, 3 wake-ups, 24,000 reads, 31 opens, 29 descriptors, 1 watch, "
         "48.0 KiB in the kernel\n"
         "  reports      12 published, the last 4s ago\n"
-        "  subscribers  agent.sock: 1 stream\n"
-        "               drivers/gpu.example.com.sock: 2 streams\n"
+        "  subscribers  agent.sock: 1 stream, 1 connection\n"
+        "               drivers/gpu.example.com.sock: 2 streams, 3 connections\n"
         "  sources      cpus: ok\n"
         "  cgroups      14 watched\n"
     )

@@ -291,6 +291,16 @@ def test_sigterm_ends_the_streams_and_removes_the_sockets(agent: Agent, number: 
     assert not agent.agent_socket.exists()
 
 
+def test_sighup_is_ignored_and_logged(agent: Agent) -> None:
+    with agent.kubelet() as kubelet:
+        kubelet.next()
+        agent.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "agent: SIGHUP received: ignored" in agent.log, "the signal is logged")
+        wait_for_health(kubelet, POOL, HEALTHY)
+    assert agent.process.poll() is None
+    assert agent.end() == 0
+
+
 @pytest.mark.parametrize("thread", ["main", "others"])
 def test_exception_in_either_thread_ends_the_agent_with_traceback(agent: Agent, thread: str) -> None:
     with agent.kubelet() as kubelet:

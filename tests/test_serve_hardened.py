@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import itertools
 import random
+import resource
 import socket
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,13 +36,17 @@ from wire.raw import (
     message,
     request_headers,
 )
-from wire.serving import Serving, connections, device, eventually
+from wire.serving import Serving, at, connections, device, eventually
 
+from agent.serve import agent_servers
+from agent.serve.agent_api.client import fetch_status
+from agent.serve.agent_api.service import WATCH
 from agent.serve.agent_servers import encode_device_health
-from agent.serve.grpc.hardened import REQUEST_LIMIT, REQUESTS_LIMIT
-from agent.serve.grpc.server import CONNECTION_LIMIT, REQUEST_COUNT_LIMIT, HardenedServer
+from agent.serve.grpc import server
+from agent.serve.grpc.hardened import REQUEST_LIMIT, REQUESTS_LIMIT, UnsentMessages
+from agent.serve.grpc.server import CONNECTION_LIMIT, REQUEST_COUNT_LIMIT, HardenedServer, connection_limit
 from agent.serve.health.service import HealthPublisher, HealthService
-from agent.serve.sockets import UnixListener
+from agent.serve.sockets import PeerCredentials, UnixListener
 from agent.system.threads.latest_value import LatestValue
 
 PRIORITY_UPDATE = 0x10
@@ -320,15 +326,34 @@ def test_h2_buffers_received_bytes_where_hardened_reads_them() -> None:
     assert connection.incoming_buffer._data == b"\xff\xff\xff\0"
 
 
-def test_leaked_connections_are_limited(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+def test_leaked_connections_give_way_to_new_ones_idle_first(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
     with contextlib.ExitStack() as stack:
         leaked = []
         for _ in range(CONNECTION_LIMIT):
             leaked.append(stack.enter_context(RawClient(serving.health)))
             leaked[-1].next_frame()  # accepted; the queue holds fewer than the limit
-        leaked[-1].call()
-        assert listed(leaked[-1]) == ["cpu-node0"]
+        leaked[0].call()
+        assert listed(leaked[0]) == ["cpu-node0"]
         assert connections(serving.health) == CONNECTION_LIMIT
+        assert still_serves(serving)
+        read_to_the_end(leaked[1])
+        (logged,) = [record.getMessage() for record in caplog.records]
+        assert logged.startswith(
+            f"{serving.health}: limit of {CONNECTION_LIMIT} connections reached: closed 1 connections, idle"
+        )
+        serving.publish(device(verified=2))
+        assert listed(leaked[0]) == ["cpu-node0"], "a connection with a stream stays"
+
+
+def test_connections_with_streams_stay_and_new_ones_are_refused(serving: Serving) -> None:
+    with contextlib.ExitStack() as stack:
+        busy = []
+        for _ in range(CONNECTION_LIMIT):
+            busy.append(stack.enter_context(RawClient(serving.health)))
+            busy[-1].call()
+            assert listed(busy[-1]) == ["cpu-node0"]  # accepted; the queue holds fewer than the limit
         for _ in range(20):
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(PATIENCE_S)
@@ -337,14 +362,130 @@ def test_leaked_connections_are_limited(serving: Serving, caplog: pytest.LogCapt
                     while sock.recv(65_536):
                         pass
         eventually(lambda: connections(serving.health) == CONNECTION_LIMIT, "refused connections are closed")
-        (logged,) = [record.getMessage() for record in caplog.records]
-        assert logged.startswith(
-            f"{serving.health}: limit of {CONNECTION_LIMIT} connections reached; closed 1 new"
-        )
         serving.publish(device(verified=2))
-        assert listed(leaked[-1]) == ["cpu-node0"]
-        leaked[0].sock.close()
+        assert [listed(client) for client in busy] == [["cpu-node0"]] * CONNECTION_LIMIT
+        busy[0].sock.close()
         eventually(lambda: connections(serving.health) == CONNECTION_LIMIT - 1, "one connection has ended")
+        assert still_serves(serving)
+
+
+def test_user_with_most_connections_gives_way_to_another(serving: Serving, monkeypatch) -> None:
+    users = itertools.chain([1] * CONNECTION_LIMIT, itertools.repeat(2))
+    monkeypatch.setattr(server, "peer_credentials", lambda _: PeerCredentials(1, next(users)))
+    with contextlib.ExitStack() as stack:
+        busy = []
+        for _ in range(CONNECTION_LIMIT):
+            busy.append(stack.enter_context(RawClient(serving.health)))
+            busy[-1].call()
+            assert listed(busy[-1]) == ["cpu-node0"]  # accepted; the queue holds fewer than the limit
+        assert still_serves(serving)
+        read_to_the_end(busy[-1])
+
+
+def test_client_without_handshake_is_disconnected(serving: Serving, monkeypatch) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_S", 0.05)
+    with RawClient(serving.health) as client, socket.socket(socket.AF_UNIX) as silent:
+        client.call()
+        assert listed(client) == ["cpu-node0"]
+        silent.settimeout(PATIENCE_S)
+        silent.connect(str(serving.health))
+        with contextlib.suppress(ConnectionResetError):
+            while silent.recv(65_536):
+                pass
+        serving.publish(device(verified=2))
+        assert listed(client) == ["cpu-node0"]
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "sockets", "limit"),
+    [(1024, 2, 128), (1024, 9, 56), (64, 2, 16), (16, 40, 4), (resource.RLIM_INFINITY, 2, 128)],
+)
+def test_connection_limit_leaves_half_of_the_descriptors(monkeypatch, descriptors, sockets, limit) -> None:
+    monkeypatch.setattr(server.resource, "getrlimit", lambda _: (descriptors, descriptors))
+    assert connection_limit(sockets) == limit
+
+
+# --- messages that wait for clients -------------------------------------------------------------------------
+
+
+class _WriteBuffer:
+    """Write buffer of a connection."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def get_write_buffer_size(self) -> int:
+        return self._size
+
+
+class _WaitingStream:
+    """Stream that waits for its client, as far as UnsentMessages uses it."""
+
+    def __init__(self, buffered: int = 0) -> None:
+        self.error: GRPCError | None = None
+        self.write_buffer = _WriteBuffer(buffered)
+
+    def end_unread(self, error: GRPCError) -> None:
+        self.error = error
+
+
+def test_unsent_messages_above_the_limit_end_the_longest_wait() -> None:
+    asyncio.run(_fill_with_messages())
+
+
+async def _fill_with_messages() -> None:
+    unsent = UnsentMessages(100)
+    first, second, third, fourth = (_WaitingStream() for _ in range(4))
+    shared = bytes(40)
+    unsent.add(first, shared)
+    unsent.add(second, shared)
+    unsent.add(third, bytes(60))
+    assert [stream.error for stream in (first, second, third)] == [None] * 3, "equal objects count once"
+    unsent.add(fourth, bytes(30))
+    assert first.error is not None
+    assert first.error.status is Status.RESOURCE_EXHAUSTED
+    assert "take 130 bytes, limit 100" in str(first.error.message)
+    assert second.error is not None, "the message was still held"
+    assert (third.error, fourth.error) == (None, None)
+
+
+def test_unsent_messages_count_write_buffers_and_end_of_waits() -> None:
+    asyncio.run(_fill_write_buffers())
+
+
+async def _fill_write_buffers() -> None:
+    unsent = UnsentMessages(100)
+    first, second, third = _WaitingStream(), _WaitingStream(50), _WaitingStream()
+    unsent.add(first, bytes(60))
+    unsent.discard(first)
+    unsent.add(second, bytes(30))
+    assert (first.error, second.error) == (None, None)
+    unsent.add(third, bytes(30))
+    assert second.error is not None
+    assert third.error is None, "a single message is never refused"
+
+
+def test_stalled_readers_of_different_reports_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stream of a client that reads nothing holds another report of a megabyte."""
+    monkeypatch.setattr(agent_servers, "UnsentMessages", partial(UnsentMessages, 4 << 20))
+    many = [device(f"cpu-node{number}", message="x" * 500) for number in range(2000)]
+    with Serving(tmp_path) as serving:
+        with RawClient(serving.agent) as client:
+
+            def open_and_count(number: int) -> int:
+                serving.publish(*(one._replace(verified=at(number + 2)) for one in many))
+                client.call(2 * number + 1, path=WATCH)
+                return dict(asyncio.run(fetch_status(serving.agent)).subscribers)["agent.sock"]
+
+            opened = next(number for number in range(1000) if open_and_count(number) <= number)
+            assert opened >= 4, "four reports fit into the limit"
+            client.next_headers(1)
+            trailers = client.next_headers(1)
+            assert trailers["grpc-status"] == "8"
+            assert "limit 4194304; connect again" in trailers["grpc-message"]
+        serving.publish(device(verified=99))
         assert still_serves(serving)
 
 

@@ -49,6 +49,7 @@ from agent.serve.sockets import make_socket_directory
 from agent.sources.gpu_host import read_boot_id
 from agent.store import gpu_fault_file
 from agent.store.gpu_fault_file import GpuFaultWriter
+from agent.system.output import has_terminal
 from agent.system.threads.loop_thread import AsyncioThread
 from agent.system.timing import read_clocks
 from agent.version import VERSION
@@ -170,12 +171,18 @@ class Daemon:
             self._sessions.run,
             failure.wait,
         )
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             self._notifier.ready()  # after the receiver: from now on the service manager may send SIGTERM
             async with trio.open_nursery() as nursery:
                 for task in tasks:
                     nursery.start_soon(task)
                 async for number in signals:
+                    if number == signal.SIGHUP and not has_terminal():
+                        log.warning(
+                            "agent: SIGHUP received: ignored: the configuration is read at the start only; "
+                            "restart the agent to apply changes"
+                        )
+                        continue
                     log.info("agent: %s received; shutting down", signal.Signals(number).name)
                     nursery.cancel_scope.cancel()
                     break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from agent.cli.output.terminal import can_redraw, program_command
 from agent.cli.output.text import clean
 from agent.cli.verb import Subcommand, add_colour, add_settings, load_config
 from agent.config.config import Config
+from agent.system.output import has_terminal
 from agent.version import VERSION
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
+    if not has_terminal():  # before the agent handles signals: a reload by habit must not kill it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     config = load_config(args, needs_runtime_dir=True)
     from agent.app import daemon
 

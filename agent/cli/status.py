@@ -70,7 +70,9 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
         TitledText("reports", reports),
         *(
             TitledText(
-                "subscribers", f"{clean(subscriber.socket)}: {format_count(subscriber.streams, 'stream')}"
+                "subscribers",
+                f"{clean(subscriber.socket)}: {format_count(subscriber.streams, 'stream')}, "
+                f"{format_count(subscriber.connections, 'connection')}",
             )
             for subscriber in status.subscribers
         ),

@@ -38,11 +38,12 @@ class Report:
 
 
 class SocketSubscribers(NamedTuple):
-    """Number of health streams that are open on one socket."""
+    """Number of health streams and connections that are open on one socket."""
 
     socket: str
     """Path of the socket, relative to the agent's runtime directory."""
     streams: int
+    connections: int = 0
 
 
 class SeverityCount(NamedTuple):

@@ -19,6 +19,7 @@ from agent.native.health_encoder import WireHealth, encode_health_lists
 from agent.serve.agent_api.service import AgentService, ClearRequests
 from agent.serve.driver_link.handler import DriverLinkHandler
 from agent.serve.driver_link.service import DriverLinkRequestStream, DriverLinkService
+from agent.serve.grpc.hardened import UnsentMessages
 from agent.serve.grpc.server import HardenedServer
 from agent.serve.health.feed import HealthListEncoder
 from agent.serve.health.service import HealthPublisher, HealthService
@@ -143,9 +144,13 @@ class AgentServers:
         """
         publisher = HealthPublisher(self._latest, self._encode, self._drivers)
         services: dict[str, HealthService | AgentService] = {}
+        servers: dict[str, HardenedServer] = {}
 
         def subscribers() -> tuple[SocketSubscribers, ...]:
-            return tuple(SocketSubscribers(name, service.streams) for name, service in services.items())
+            return tuple(
+                SocketSubscribers(name, service.streams, len(servers[name].connections))
+                for name, service in services.items()
+            )
 
         for driver, name in zip(self._drivers, self._listeners, strict=False):
             services[name] = HealthService(publisher.subscribers_of(driver))
@@ -159,12 +164,13 @@ class AgentServers:
         if self._open_handler is not None:
             for driver, name in zip(self._drivers, self._listeners, strict=False):
                 links[name] = DriverLinkService(driver, partial(self._open_handler, driver))
-        servers = {
-            name: HardenedServer([service, links[name]], stream_class=DriverLinkRequestStream)
-            if name in links
-            else HardenedServer([service])
-            for name, service in services.items()
-        }
+        open_server = partial(HardenedServer, unsent=UnsentMessages(), sockets=len(services))
+        for name, service in services.items():
+            servers[name] = (
+                open_server([service, links[name]], stream_class=DriverLinkRequestStream)
+                if name in links
+                else open_server([service])
+            )
         try:
             for name, server in servers.items():
                 await server.listen(self._listeners[name].sock)

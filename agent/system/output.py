@@ -96,3 +96,8 @@ def _open_closed_descriptors() -> None:
         except OSError:
             # open() returns the lowest free number, which is fd
             os.open(os.devnull, os.O_RDONLY if fd else os.O_WRONLY)
+
+
+def has_terminal() -> bool:
+    """Return True if the process writes to a terminal, whose end it gets as SIGHUP."""
+    return any(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))

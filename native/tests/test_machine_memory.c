@@ -326,7 +326,7 @@ static void test_cut_meminfo_row_is_a_failure(void)
     mx_close(&x);
 }
 
-/* A lack of descriptors tells nothing of a file: what never existed is absent again afterwards. */
+/* A lack of descriptors says nothing of a file: what never existed is absent again afterwards. */
 static void test_absent_files_are_absent_again_after_a_lack_of_descriptors(void)
 {
     struct mx x = opened();

@@ -497,7 +497,7 @@ static void test_unopenable_root_fails_its_sources(void)
     fx_remove("cg");
 }
 
-/* A lack of descriptors tells nothing of a file: what never existed is absent again afterwards. */
+/* A lack of descriptors says nothing of a file: what never existed is absent again afterwards. */
 static void test_absent_files_are_absent_again_after_a_lack_of_descriptors(void)
 {
     struct fx f;

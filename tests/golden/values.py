@@ -111,7 +111,7 @@ def status() -> AgentStatus:
         SeverityCount(DEGRADED, 1),
         SeverityCount(OK, 3),
     )
-    subscribers = (SocketSubscribers(f"drivers/{DRIVER}.sock", 2), SocketSubscribers("agent.sock", 0))
+    subscribers = (SocketSubscribers(f"drivers/{DRIVER}.sock", 2, 3), SocketSubscribers("agent.sock", 0, 1))
     return AgentStatus(
         "0.1.0",
         4242,

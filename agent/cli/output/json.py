@@ -119,7 +119,7 @@ STATUS: Final = ObjectKeys(
     repairs=lambda counts: {count.repair: count.devices for count in counts},
 )
 CORE: Final = ObjectKeys("passes wakes reads opens descriptors watches kernelBytes overflows")
-SUBSCRIBER: Final = ObjectKeys("socket streams")
+SUBSCRIBER: Final = ObjectKeys("socket streams connections")
 
 
 def report_document(report: Report) -> dict[str, Any]:

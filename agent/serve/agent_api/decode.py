@@ -69,7 +69,9 @@ def decode_status(reply: v1.StatusReply) -> AgentStatus:
         sources=tuple(_source_of(source) for source in reply.sources),
         core=_core_of(reply.core),
         groups=reply.groups,
-        subscribers=tuple(SocketSubscribers(entry.socket, entry.streams) for entry in reply.subscribers),
+        subscribers=tuple(
+            SocketSubscribers(entry.socket, entry.streams, entry.connections) for entry in reply.subscribers
+        ),
         repairs=tuple(
             RepairCount(_enum_value(_REPAIR_OF, count.repair, "RepairCount.repair"), count.devices)
             for count in reply.repairs

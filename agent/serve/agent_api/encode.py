@@ -78,7 +78,8 @@ def encode_status(status: AgentStatus) -> bytes:
     """Return the encoded StatusReply message."""
     tallies = (int_field(1, tally.severity) + int_field(2, tally.devices) for tally in status.tallies)
     subscribers = (
-        string_field(1, entry.socket) + int_field(2, entry.streams) for entry in status.subscribers
+        string_field(1, entry.socket) + int_field(2, entry.streams) + int_field(3, entry.connections)
+        for entry in status.subscribers
     )
     repairs = (int_field(1, REPAIRS[count.repair]) + int_field(2, count.devices) for count in status.repairs)
     return b"".join(

@@ -22,6 +22,7 @@ from agent.model.health import Repair
 from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, SocketSubscribers
 from agent.serve.agent_api.encode import encode_clear_reply, encode_report, encode_status
 from agent.serve.grpc.codec import EmptyRequest
+from agent.serve.grpc.hardened import send_shared_message
 from agent.serve.grpc.wire.reader import SchemaField, read_by_schema
 from agent.serve.sockets import peer_credentials
 from agent.system.threads.latest_value import LatestValue
@@ -121,7 +122,7 @@ class AgentService:
             while True:
                 version, report = await self._latest.wait_newer(version)
                 version, data = await self._encoded_report(version, report)
-                await stream.send_message(data)
+                await send_shared_message(stream, data)
         finally:
             self.streams -= 1
 

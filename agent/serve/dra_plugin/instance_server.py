@@ -85,6 +85,8 @@ class RegistrationService(wire.RegistrationBase):
 SHUTTING_DOWN: Final = "driver shutting down"
 """Text of the UNAVAILABLE status with which streams end when the driver ends."""
 
+SOCKETS: Final = 2
+"""Number of sockets of an instance: the service and the registration."""
 CHECK_S: Final = 2.0
 """Interval of the checks of the sockets and the other instances [s]."""
 CHECK_WITH_OTHERS_S: Final = 1.0
@@ -151,8 +153,9 @@ class DriverInstanceServer:
                 [plugin, HealthService(publisher.subscribers_of(self._driver))],
                 codec=Codec(ENTRIES_LIMIT),
                 stream_class=DraPluginRequestStream,
+                sockets=SOCKETS,
             ),
-            HardenedServer([registration]),
+            HardenedServer([registration], sockets=SOCKETS),
             files,
         )
         try:

@@ -19,6 +19,7 @@ and h2 4.4; the requirements pin the first and bound the second. Deficiencies th
 """
 
 import asyncio
+import logging
 import struct
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -35,6 +36,10 @@ from h2.connection import ConnectionInputs, H2Connection
 from h2.events import Event, ResponseReceived
 from h2.exceptions import ProtocolError
 from h2.stream import StreamInputs
+
+from agent.system.timing import LogRateLimiter
+
+log = logging.getLogger(__name__)
 
 # --- DATA frames --------------------------------------------------------------------------------------------
 # h2 makes the frames of a message for each stream, and copies the data three times. Here they are made
@@ -94,11 +99,16 @@ REQUEST_LIMIT: Final = 64 << 10
 GRACE_S: Final = 0.2
 """Time that a closing connection may take to drain before it is aborted [s]."""
 
-WRITE_LIMIT: Final = 1 << 20
+WRITE_LIMIT: Final = 256 << 10
 """Amount of data that is written at once [bytes]; then the peer's unread data are checked."""
-UNREAD_LIMIT: Final = 2 * WRITE_LIMIT
+HEAD_SIZE: Final = (16 << 10) - PREFIX.size
+"""Part of a message that is sent together with its prefix, and copied for it [bytes]."""
+UNREAD_LIMIT: Final = 2 << 20
 """Amount of data in the write buffer at which the connection to a peer that does not read is aborted
 [bytes]."""
+UNSENT_LIMIT: Final = 24 << 20
+"""Maximum size of all data of a server's process that wait for clients to read [bytes]: a fifth of the memory
+limit in the systemd unit."""
 
 
 def h2_config(*, client_side: bool) -> H2Configuration:
@@ -121,6 +131,49 @@ class RequestMemory:
         self.used_bytes = 0
 
 
+class UnsentMessages:
+    """Messages of all servers of a process that wait for a client to read, with a limit on their memory.
+
+    Streams that wait with the same bytes object share its memory. Above the limit the stream that waits
+    longest is ended first. Event loop only.
+    """
+
+    def __init__(self, limit_bytes: int = UNSENT_LIMIT) -> None:
+        self._limit_bytes = limit_bytes
+        self._waiting: dict[HardenedStream, tuple[bytes, float]] = {}
+        """Message and start of the wait [s] by stream; the longest wait is first."""
+        self._log_limit = LogRateLimiter()
+
+    def add(self, stream: "HardenedStream", message: bytes) -> None:
+        """Count a message while its stream waits; end the streams that wait longest if it exceeds the limit.
+
+        Call :meth:`discard` after the wait.
+        """
+        now_s = asyncio.get_running_loop().time()
+        self._waiting[stream] = message, now_s
+        while (used := self._used_bytes()) > self._limit_bytes and len(self._waiting) > 1:
+            slowest, (_, since_s) = next(iter(self._waiting.items()))
+            del self._waiting[slowest]
+            text = (
+                f"the client has not read for {now_s - since_s:.1f} s, and data that wait for clients take "
+                f"{used} bytes, limit {self._limit_bytes}"
+            )
+            slowest.end_unread(
+                GRPCError(Status.RESOURCE_EXHAUSTED, f"{text}; connect again, and read faster")
+            )
+            if count := self._log_limit.tick():
+                log.warning("socket: stream ended: %s; %d streams ended in the last minute", text, count)
+
+    def discard(self, stream: "HardenedStream") -> None:
+        """Stop counting a stream's message."""
+        self._waiting.pop(stream, None)
+
+    def _used_bytes(self) -> int:
+        messages = {id(message): len(message) for message, _ in self._waiting.values()}
+        transports = {stream.write_buffer for stream in self._waiting}
+        return sum(messages.values()) + sum(transport.get_write_buffer_size() for transport in transports)
+
+
 class HardenedStream(protocol.Stream):
     """HTTP/2 stream that refuses messages above a size limit, and can send a message without waiting."""
 
@@ -128,6 +181,8 @@ class HardenedStream(protocol.Stream):
     compressed = Status.UNIMPLEMENTED
     memory: RequestMemory | None = None
     """Size of the server's open requests; None: a client's stream."""
+    unsent: UnsentMessages | None = None
+    """Messages that wait for clients; None: a client's stream."""
     _held = 0
 
     _at_prefix = True
@@ -186,13 +241,56 @@ class HardenedStream(protocol.Stream):
         """Send headers or trailers; add the content-type if an answer lacks it."""
         await super().send_headers(_with_content_type(headers), end_stream=end_stream)
 
-    async def send_data(self, data: bytes, end_stream: bool = False) -> None:
-        """Send all data; wait for the peer if its window has no room."""
-        last = max(0, len(data) - 1) // WRITE_LIMIT * WRITE_LIMIT
-        for offset in range(0, last + 1, WRITE_LIMIT):
-            chunk, ends = data[offset : offset + WRITE_LIMIT], end_stream and offset == last
-            if ends or not self.send_nowait(chunk):
-                await super().send_data(chunk, end_stream=ends)
+    async def send_data(self, data: bytes, end_stream: bool = False, *, offset: int = 0) -> None:
+        """Send all data from an offset; wait for the peer if its window has no room.
+
+        Copies only what is sent at once.
+        """
+        if end_stream:
+            await super().send_data(data[offset:], end_stream=True)
+            return
+        assert self.id is not None
+        while offset < len(data):
+            await self.connection.write_ready.wait()
+            window = self._h2_connection.local_flow_control_window(self.id)
+            size = min(window, WRITE_LIMIT, len(data) - offset)
+            if size > 0 and self.send_nowait(data[offset : offset + size]):
+                offset += size
+            else:
+                self.window_updated.clear()
+                await self.window_updated.wait()
+
+    async def send_shared_message(self, message: bytes) -> None:
+        """Send an encoded message with its prefix, without a copy while it waits for the peer.
+
+        Raises GRPCError if the peer reads too slowly: see :class:`UnsentMessages`.
+        """
+        if self.send_message_nowait(message):
+            return
+        if self.unsent is None:
+            await self._send_whole(message)
+            return
+        self.unsent.add(self, message)
+        try:
+            await self._send_whole(message)
+        finally:
+            self.unsent.discard(self)
+
+    async def _send_whole(self, message: bytes) -> None:
+        await self.send_data(PREFIX.pack(0, len(message)) + message[:HEAD_SIZE])
+        await self.send_data(message, offset=HEAD_SIZE)
+
+    @property
+    def write_buffer(self) -> asyncio.Transport:
+        """Transport of the stream's connection, whose write buffer all streams of the connection share."""
+        return self._transport
+
+    def end_unread(self, error: GRPCError) -> None:
+        """End a server's stream with a status; abort its connection if the peer does not read at all."""
+        if self._transport.get_write_buffer_size() or self.wrapper is None:
+            self._transport.abort()
+        else:
+            self.wrapper.cancel(error)
 
     def send_nowait(self, data: bytes) -> bool:
         """Send all data if the peer's window and the write buffer have room; return False if nothing was
@@ -201,6 +299,8 @@ class HardenedStream(protocol.Stream):
 
     def send_message_nowait(self, message: bytes) -> bool:
         """Send an encoded message with its prefix if there is room; return False if nothing was sent."""
+        if len(message) > WRITE_LIMIT:
+            return False
         return self._write_nowait(PREFIX.size + len(message), message_frames, message)
 
     def _write_nowait(self, size: int, make_frames: Callable[[bytes, int, int], bytes], data: bytes) -> bool:
@@ -212,6 +312,19 @@ class HardenedStream(protocol.Stream):
         before = connection.data_to_send()
         self._transport.write(before + make_frames(data, stream_id, connection.max_outbound_frame_size))
         return True
+
+
+async def send_shared_message(stream: server.Stream[Any, Any], message: bytes) -> None:
+    """Send an encoded message from the request's own task, after the initial metadata.
+
+    Streams of our servers that wait with the same bytes object share its memory; they raise GRPCError if the
+    client reads too slowly.
+    """
+    h2_stream = stream._stream
+    if isinstance(h2_stream, HardenedStream):
+        await h2_stream.send_shared_message(message)
+    else:  # a server of the driver
+        await stream.send_message(message)
 
 
 def send_message_nowait(stream: server.Stream[Any, Any], message: bytes) -> bool:
@@ -246,6 +359,7 @@ def _cancel_waiting_tasks(wrapper: Wrapper, error: Exception) -> None:
 class _Connection(protocol.Connection):
     stream_class: type[HardenedStream] = HardenedStream
     memory: RequestMemory | None = None
+    unsent: UnsentMessages | None = None
 
     def feed(self, data: bytes) -> list[Event]:
         """Return the HTTP/2 events in ``data``. Raises FrameTooLargeError as soon as a frame's header
@@ -264,6 +378,7 @@ class _Connection(protocol.Connection):
             self, self._connection, self._transport, stream_id=stream_id, wrapper=wrapper
         )
         stream.memory = self.memory
+        stream.unsent = self.unsent
         return stream
 
 
@@ -299,6 +414,7 @@ class HardenedProtocol(protocol.H2Protocol):
 
     stream_class: type[HardenedStream] = HardenedStream
     memory: RequestMemory | None = None
+    unsent: UnsentMessages | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -306,6 +422,7 @@ class HardenedProtocol(protocol.H2Protocol):
         connection = _Connection(self.connection._connection, transport, config=self.config)
         connection.stream_class = self.stream_class
         connection.memory = self.memory
+        connection.unsent = self.unsent
         self.transport = transport
         self.connection = connection
         self.processor: protocol.EventsProcessor = _Events(self.handler, connection, transport)

@@ -3,8 +3,11 @@
 import asyncio
 import logging
 import re
+import resource
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -22,13 +25,20 @@ from agent.serve.grpc.hardened import (
     HardenedStream,
     Headers,
     RequestMemory,
+    UnsentMessages,
     h2_config,
 )
+from agent.serve.sockets import peer_credentials
 from agent.system.timing import LogRateLimiter
 
 CONNECTION_LIMIT: Final = 128
-"""Maximum number of connections that one socket serves at a time. The kubelet needs one; four full sockets
-take half of the 1,024 descriptors that a process has by default."""
+"""Maximum number of connections that one socket serves at a time. The kubelet needs one."""
+CONNECTION_MIN: Final = 4
+"""Number of connections that a socket serves even if the process may open few descriptors."""
+CLOSING_LIMIT: Final = 16
+"""Number of connections that may be closing when a new one is accepted."""
+HANDSHAKE_S: Final = 10.0
+"""Time after which a connection is closed whose client has not sent the HTTP/2 preface [s]."""
 REQUEST_COUNT_LIMIT: Final = 1024
 """Maximum number of open requests on all connections of one socket; each holds 15 KiB while it waits."""
 
@@ -50,27 +60,61 @@ MIN_DEADLINE_S: Final = 0.001
 """Shortest deadline of a request [s]; a client's shorter deadline is extended to it."""
 
 
+def connection_limit(sockets: int) -> int:
+    """Return the number of connections that each of a process's sockets may serve at a time.
+
+    All sockets together take half of the descriptors that the process may open (RLIMIT_NOFILE): the others
+    are for its sources.
+    """
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return CONNECTION_LIMIT
+    return max(CONNECTION_MIN, min(CONNECTION_LIMIT, descriptors // 2 // sockets))
+
+
 class _ServerProtocol(HardenedProtocol):
     def __init__(self, handler: "_ConnectionHandler", config: Configuration, owner: "HardenedServer") -> None:
         super().__init__(handler, config, h2_config(client_side=False))
         self.stream_class = owner.stream_class
         self.memory = owner.memory
+        self.unsent = owner.unsent
         self.requests = handler
         self.lost = asyncio.get_running_loop().create_future()
+        self.uid = -1
+        """User of the client's process; -1: not known."""
+        self.ends = False
+        """True: the server ends the connection."""
         self._owner = owner
+        self._handshake_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        with suppress(OSError):
+            self.uid = peer_credentials(transport.get_extra_info("socket")).uid
         if not self._owner.admit_connection(self):
+            self.transport.abort()
+            return
+        loop = asyncio.get_running_loop()
+        self._handshake_timer = loop.call_later(HANDSHAKE_S, self._check_handshake)
+
+    def _check_handshake(self) -> None:
+        """Abort the connection if the client has not begun to speak HTTP/2."""
+        if self.connection._connection.incoming_buffer._preamble_len:
+            log.info(
+                "%s: no HTTP/2 preface in %g s: connection closed", _socket_name(self.transport), HANDSHAKE_S
+            )
             self.transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._owner.connections.discard(self)
+        self._owner.connections.pop(self, None)
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
         super().connection_lost(exc)
         self.lost.set_result(None)
 
     def send_goaway(self) -> None:
         """Send GOAWAY and close the connection after the write buffer is sent."""
+        self.ends = True
         if not self.transport.is_closing():
             self.connection._connection.close_connection()
             self.connection.flush()
@@ -85,6 +129,13 @@ class _ConnectionHandler(server.Handler):
     def __init__(self, owner: "HardenedServer", mapping: dict[str, Any], codec: Any, dispatch: Any) -> None:
         super().__init__(mapping, codec, None, dispatch)
         self._owner = owner
+        self.idle_since_s = asyncio.get_running_loop().time()
+        """Time at which the last request ended, or the connection was opened, on the event loop's clock."""
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no request is open."""
+        return not self._tasks
 
     def accept(self, stream: protocol.Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
         if self._refusal is not None:
@@ -110,6 +161,7 @@ class _ConnectionHandler(server.Handler):
         """Uncount an ended request, and reset its stream if no answer was sent."""
         assert isinstance(stream, HardenedStream)
         self._owner.requests -= 1
+        self.idle_since_s = asyncio.get_running_loop().time()
         stream.release_memory()
         never_begun = self._refusal is not None and stream.wrapper is None
         _reset(stream, _SAFE_TO_RETRY if never_begun else ErrorCodes.NO_ERROR)
@@ -156,6 +208,8 @@ class HardenedServer(server.Server):
         services: gRPC services of the socket.
         codec: Codec of the messages; None: Codec without a limit on entries.
         stream_class: Class of the request streams, which has the size limit of a request.
+        unsent: Messages that wait for clients, shared by all servers of the process; None: not shared.
+        sockets: Number of sockets that the process serves; they share its descriptors.
     """
 
     def __init__(
@@ -164,11 +218,16 @@ class HardenedServer(server.Server):
         *,
         codec: Codec | None = None,
         stream_class: type[HardenedStream] = HardenedStream,
+        unsent: UnsentMessages | None = None,
+        sockets: int = 1,
     ) -> None:
         super().__init__(services, codec=codec or Codec(), config=_SERVER_CONFIG)
         self.stream_class = stream_class
         self.memory = RequestMemory()
-        self.connections: set[_ServerProtocol] = set()
+        self.unsent = unsent or UnsentMessages()
+        self.connection_limit = connection_limit(sockets)
+        self.connections: dict[_ServerProtocol, None] = {}
+        """Open connections, the oldest first."""
         self.requests = 0
         """Number of open requests, both unary calls and streams."""
         self.stopping = False
@@ -180,15 +239,42 @@ class HardenedServer(server.Server):
 
     def admit_connection(self, connection: _ServerProtocol) -> bool:
         """Count a new connection; return False if it must be closed: too many are open, or the server
-        stops."""
-        full = len(self.connections) >= CONNECTION_LIMIT
-        self.connections.add(connection)  # a refused connection counts until it is closed
-        if full and (count := self._closed.tick()):
+        stops. An idle connection is ended in its place if there is one."""
+        others = sum(not one.ends for one in self.connections)
+        closing = len(self.connections) - others
+        self.connections[connection] = None
+        if self.stopping:
+            connection.ends = True
+            return False
+        if others < self.connection_limit and closing < CLOSING_LIMIT:
+            return True
+        ended = connection if closing >= CLOSING_LIMIT else self._choose_connection_to_end(connection)
+        ended.ends = True
+        if ended is not connection:
+            ended.send_goaway()
+        if count := self._closed.tick():
             log.warning(
-                "%s: limit of %d connections reached; closed %d new connections; a client may leak them",
-                _socket_name(connection.transport), CONNECTION_LIMIT, count,
+                "%s: limit of %d connections reached: closed %d connections, idle ones of the uid with most "
+                "connections first, the last of uid %d; a client may leak them",
+                _socket_name(connection.transport), self.connection_limit, count, ended.uid,
             )  # fmt: skip
-        return not (full or self.stopping)
+        return ended is not connection
+
+    def _choose_connection_to_end(self, new: _ServerProtocol) -> _ServerProtocol:
+        """Return the connection to end so that the limit holds; ``new`` if it must be refused itself.
+
+        That is the connection which is idle longest, of the uid that has most connections. Without an idle
+        one, that uid's newest connection gives way to another uid.
+        """
+        numbers = Counter(connection.uid for connection in self.connections if not connection.ends)
+        uid, _ = numbers.most_common(1)[0]
+        theirs = [one for one in self.connections if one.uid == uid and one is not new and not one.ends]
+        idle = [one for one in theirs if one.requests.is_idle]
+        if idle:
+            return min(idle, key=lambda one: one.requests.idle_since_s)
+        if theirs and numbers[uid] > numbers[new.uid] + 1:
+            return theirs[-1]
+        return new
 
     def admit_request(self, transport: asyncio.Transport) -> bool:
         """Count a new request; return True if it is accepted, False if there are too many."""

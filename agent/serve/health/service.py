@@ -14,7 +14,7 @@ import grpclib.server
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
 from agent.serve.grpc.codec import EmptyRequest
-from agent.serve.grpc.hardened import send_message_nowait
+from agent.serve.grpc.hardened import send_message_nowait, send_shared_message
 from agent.serve.health.feed import HealthFeed, HealthListEncoder, devices_of_socket
 from agent.system.threads.latest_value import LatestValue
 
@@ -92,7 +92,7 @@ class HealthSubscribers:
         while True:
             number, repeats = self._feed.number, self._resend_count
             for message in self._pending(subscriber):
-                await stream.send_message(message)
+                await send_shared_message(stream, message)
                 await asyncio.sleep(0)  # a peer that reads everything at once must not occupy the loop
             subscriber.number, subscriber.resend_count = number, repeats
             if (number, repeats) == (self._feed.number, self._resend_count):

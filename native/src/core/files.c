@@ -67,6 +67,15 @@ static void file_drop(struct dh_sampler *s, struct dh_cached_file *f)
     s->head_dirty = true;
 }
 
+static void read_failed(struct dh_cached_file *f, int err)
+{
+    f->err = err;
+    if (dh_is_absence(err))
+        f->seen &= !f->assumed;
+    f->assumed = dh_is_own_failure(err) && (f->assumed || !f->seen);
+    f->seen |= !dh_is_absence(err);
+}
+
 /*
  * Read a file that is kept open into f->last. DH_READ_SAME if its bytes equal those of the last successful
  * read, which is usual and needs no parsing. After DH_READ_FAILED f->err is a positive errno, and the next
@@ -99,11 +108,7 @@ enum dh_read_result dh_cached_file_read(struct dh_sampler *s, struct dh_cached_f
     if (!err && (uint32_t)n == f->cap)
         err = EFBIG; /* a cut text could parse as another number */
     if (err) {
-        f->err = err;
-        if (dh_is_absence(err))
-            f->seen &= !f->assumed;
-        f->assumed = dh_is_own_failure(err) && (f->assumed || !f->seen);
-        f->seen |= !dh_is_absence(err);
+        read_failed(f, err);
         return DH_READ_FAILED;
     }
     if (f->seen && !f->err && (uint32_t)n == f->len && !memcmp(buf, f->last, f->len))

@@ -402,6 +402,8 @@ class Subscribers(betterproto.Message):
     """
 
     streams: int = betterproto.int64_field(2)
+    connections: int = betterproto.int64_field(3)
+    """Open connections to the socket."""
 
 
 @dataclass(eq=False, repr=False)
