@@ -164,3 +164,12 @@ def test_skipped_publications_lose_no_device(
             known |= {entry.device: entry for entry in sent}
         number_read = number
         assert [known[entry.device] for entry in devices] == devices
+
+
+def test_report_is_repeatable_until_half_of_the_smallest_lease() -> None:
+    feed = HealthFeed(Encoder())
+    assert not feed.is_repeatable(0.0), "no device"
+    feed.publish([device("a", timeout_s=60), device("b", timeout_s=0)])
+    assert [feed.is_repeatable(age_s) for age_s in (0.0, 14.9, 15.0, 29.0)] == [True, True, False, False]
+    feed.publish([device("a", timeout_s=60)])
+    assert [feed.is_repeatable(age_s) for age_s in (29.9, 30.0)] == [True, False]

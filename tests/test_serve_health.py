@@ -228,6 +228,22 @@ def test_100_reconnects_leave_no_stream_or_descriptor(serving: Serving) -> None:
         assert names(bystander.next()) == ["a"]
 
 
+def test_end_of_one_stream_repeats_all_devices_on_the_others(serving: Serving) -> None:
+    """The kubelet forgets the health of a driver when the stream of one of its instances ends."""
+    serving.publish(device("a"), unhealthy("b"))
+    with watch_health(serving.health) as newer:
+        first = facts(newer.next())
+        with watch_health(serving.health) as older:
+            older.next()
+            serving.publish(device("a", verified=2), unhealthy("b"))
+            assert names(newer.next()) == ["a"]
+        for _ in range(2):  # once more, for a kubelet that forgets late
+            again = facts(newer.next())
+            assert [fact[:3] for fact in again] == [fact[:3] for fact in first]
+        serving.publish(device("a", verified=3), unhealthy("b"))
+        assert names(newer.next()) == ["a"], "repeats end"
+
+
 READER = """
 import sys
 from wire.raw import DATA, RawClient, frame, message, request_headers, WINDOW_UPDATE

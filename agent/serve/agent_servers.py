@@ -153,7 +153,7 @@ class AgentServers:
             )
 
         for driver, name in zip(self._drivers, self._listeners, strict=False):
-            services[name] = HealthService(publisher.subscribers_of(driver))
+            services[name] = HealthService(publisher.subscribers_of(driver), repeats_after_end=True)
         services[AGENT_SOCKET] = AgentService(
             self._latest,
             version=self._version,

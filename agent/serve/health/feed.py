@@ -17,6 +17,8 @@ from agent.model.report import Report
 HealthListEncoder = Callable[[Sequence[DeviceHealth], int], list[bytes]]
 """Function that encodes devices as messages within the size limit; the second argument is added to each
 lease [s]."""
+DEFAULT_LEASE_S: Final = 30
+"""Kubelet's lease of a device without its own [s]."""
 DeviceKey = tuple[str, str, str]
 """Driver, pool and name of a device."""
 _key_of: Final[Callable[[DeviceHealth], DeviceKey]] = attrgetter("driver", "pool", "device")
@@ -80,6 +82,13 @@ class HealthFeed:
             messages = tuple(self._encode(devices, extra_lease_s)) if devices else ()
             self._encoded[since_number, extra_lease_s] = messages
         return messages
+
+    def is_repeatable(self, age_s: float) -> bool:
+        """Whether the last report may be sent again ``age_s`` after its publication: only before half of the
+        smallest lease. Clients take a longer silence for a core that hangs, and a repeated list for a sign
+        of life."""
+        leases = (device.timeout_s or DEFAULT_LEASE_S for device in self._devices.values())
+        return age_s < min(leases, default=0) / 2
 
 
 def _is_changed(before: DeviceHealth, now: DeviceHealth) -> bool:

@@ -29,6 +29,10 @@ EXTRA_LEASE_S: Final = 2
 """Time that is added to the leases of every second stream [s]. It is not 1, because the leases of a delayed
 report already differ by a second from those of the report before."""
 
+REPEAT_S: Final = (0.1, 1.0)
+"""Times after the end of a stream at which the other streams get all devices again [s]. The kubelet forgets a
+driver's health when the stream of one instance ends, possibly a moment after the instance's stream here."""
+
 
 class HealthPublisher:
     """Task that publishes each new report to the health streams of every driver's socket."""
@@ -63,11 +67,13 @@ class HealthSubscribers:
         self._waiting: dict[_HealthSubscriber, asyncio.Future[None]] = {}
         self._muted = False
         self._resend_count = 0
+        self._published_s = 0.0
 
     def publish(self, devices: Sequence[DeviceHealth]) -> None:
         """Send the pending devices of a new report on every stream. Raises ValueError if a device appears
         twice."""
         self._feed.publish(devices)
+        self._published_s = asyncio.get_running_loop().time()
         if not self._muted:
             self._send_to_waiting()
 
@@ -80,6 +86,14 @@ class HealthSubscribers:
         self._muted = False
         self._resend_count += 1
         self._send_to_waiting()
+
+    def repeat_fresh(self) -> None:
+        """Send all devices again on every stream, unless muted or the last report is too old to be
+        repeated."""
+        age_s = asyncio.get_running_loop().time() - self._published_s
+        if not self._muted and self._feed.is_repeatable(age_s):
+            self._resend_count += 1
+            self._send_to_waiting()
 
     def _send_to_waiting(self) -> None:
         for subscriber, wake in tuple(self._waiting.items()):
@@ -141,12 +155,21 @@ class HealthService:
     or without :data:`EXTRA_LEASE_S`, for the whole stream, because a change would sync every pod again.
     """
 
-    def __init__(self, subscribers: HealthSubscribers) -> None:
+    def __init__(self, subscribers: HealthSubscribers, *, repeats_after_end: bool = False) -> None:
+        """
+        Args:
+            subscribers: Streams of the socket.
+            repeats_after_end: Whether the remaining streams get all devices again when one has ended. For a
+                socket whose streams belong to instances of one driver.
+        """
         self.streams = 0
         """Number of open health streams."""
         self._extra_lease_s = 0
         """Time that is added to the leases of the next stream [s]."""
         self._subscribers = subscribers
+        self._repeats_after_end = repeats_after_end
+        self._repeats_left = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
         """Return the handlers of the methods by path, for grpclib. They send encoded messages."""
@@ -165,3 +188,19 @@ class HealthService:
         finally:
             self.streams -= 1
             self._extra_lease_s = EXTRA_LEASE_S - extra_lease_s
+            if self._repeats_after_end and self.streams:
+                self._repeats_left = len(REPEAT_S)
+                self._schedule_repeat()
+
+    def _schedule_repeat(self) -> None:
+        """Schedule the next repeat, unless one is scheduled: many ended streams cause one repeat a second."""
+        if self._timer is None:
+            delay_s = REPEAT_S[-self._repeats_left]
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._repeat)
+
+    def _repeat(self) -> None:
+        self._timer = None
+        self._repeats_left -= 1
+        self._subscribers.repeat_fresh()
+        if self._repeats_left:
+            self._schedule_repeat()
