@@ -114,7 +114,7 @@ func run(o options) error {
 	helper, err := kubeletplugin.Start(ctx, d,
 		kubeletplugin.DriverName(o.driver),
 		kubeletplugin.NodeName(o.node),
-		kubeletplugin.KubeClient(client),
+		kubeletplugin.KubeClient(d.agent.KubeClient(client)),
 		kubeletplugin.PluginDataDirectoryPath(plugin),
 		kubeletplugin.RegistrarDirectoryPath(registry),
 		kubeletplugin.RollingUpdate(types.UID(o.podUID)),

@@ -10,6 +10,7 @@ from driver_scenarios.program import Program
 from kubelet import Pace
 from kubelet.history import UnprepareFailed
 
+from go_driver.api_server import RESOURCE
 from go_driver.node import CPU_0, CPU_1, GO, NODE, PAGES, Ask, GoNode, parameters
 
 WRONG = parameters("CpuParameters", cpus="9")
@@ -151,6 +152,25 @@ def test_failed_unprepare_of_an_unhealthy_device_succeeds(node: GoNode) -> None:
     (file / "in-the-way").rmdir()
     file.rmdir()
     node.kubelet.wait_gone(working)
+
+
+@pytest.mark.usefixtures("driver")
+def test_claim_that_cannot_be_fetched_has_a_class(node: GoNode) -> None:
+    """The kubeletplugin helper fetches claims before it calls the driver."""
+    claim = Ask("it", {"r": CPU_0})
+    pod = node.pod("it", claim)
+    stored = f"{RESOURCE}/namespaces/default/resourceclaims/it"
+    node.api.delete(stored, {})
+    node.kubelet.run_pod(pod)
+    node.kubelet.wait_for(lambda: any(e.count >= 2 for e in node.kubelet.events_of(pod)), "an event, twice")
+    (event,) = node.kubelet.events_of(pod)
+    assert event.message.partition(": rpc error: code = Unknown desc = ")[2] == (
+        "get resource claims: retrieve claim default/it: [class=transient code=claim.not_found retry=later]"
+        ' API server: 404 NotFound: resourceclaims "it" not found; the kubelet retries.'
+    )
+    node.api.add_claim(node.kubelet.claims["default", "it"])
+    node.kubelet.wait_running(pod)
+    node.end(pod)
 
 
 # --- without the agent --------------------------------------------------------------------------------------

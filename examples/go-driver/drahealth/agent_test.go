@@ -28,11 +28,12 @@ type fakeAgent struct {
 	pb.UnimplementedDriverLinkServer
 	healthv1.UnimplementedDRAResourceHealthServer
 
-	sync   func(context.Context, *pb.SyncDevicesRequest) error
-	check  func(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error)
-	report func(context.Context, *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error)
-	taints func(grpc.ServerStreamingServer[pb.DeviceTaints]) error
-	health func(grpc.ServerStreamingServer[healthv1.NodeWatchResourcesResponse]) error
+	sync     func(context.Context, *pb.SyncDevicesRequest) error
+	check    func(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error)
+	classify func(context.Context, *pb.ClassifyRequest) (*pb.ClassifyReply, error)
+	report   func(context.Context, *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error)
+	taints   func(grpc.ServerStreamingServer[pb.DeviceTaints]) error
+	health   func(grpc.ServerStreamingServer[healthv1.NodeWatchResourcesResponse]) error
 
 	mu       sync.Mutex
 	asked    []string
@@ -103,6 +104,14 @@ func (a *fakeAgent) CheckClaims(ctx context.Context, request *pb.CheckClaimsRequ
 		return nil, unimplemented()
 	}
 	return a.check(ctx, request)
+}
+
+func (a *fakeAgent) Classify(ctx context.Context, request *pb.ClassifyRequest) (*pb.ClassifyReply, error) {
+	a.note("classify")
+	if a.classify == nil {
+		return nil, unimplemented()
+	}
+	return a.classify(ctx, request)
 }
 
 func (a *fakeAgent) ReportPrepare(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -146,15 +144,8 @@ func (c *Client) Begin(ctx context.Context, claims []*resourceapi.ResourceClaim)
 	timed, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 	reply, err := c.link.CheckClaims(timed, request)
-	switch {
-	case err == nil:
-		c.doubt(0)
-		call.known = byUID(reply.GetAnswers())
-	case status.Code(err) == codes.Unavailable:
-		c.doubt(reconnectMax) // the connection's state changes a moment later
-	case status.Code(err) == codes.DeadlineExceeded && ctx.Err() == nil:
-		c.doubt(doubtTime)
-	}
+	c.noteAnswer(ctx, err)
+	call.known = byUID(reply.GetAnswers())
 	call.left -= time.Since(began)
 	return call
 }

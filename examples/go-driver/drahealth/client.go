@@ -24,8 +24,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
@@ -177,6 +179,18 @@ func (c *Client) doubt(pause time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.doubtful = time.Now().Add(pause)
+}
+
+// noteAnswer notes whether the agent answered a call with the deadline budget; ctx is the kubelet's.
+func (c *Client) noteAnswer(ctx context.Context, err error) {
+	switch code := status.Code(err); {
+	case code == codes.OK:
+		c.doubt(0)
+	case code == codes.Unavailable:
+		c.doubt(reconnectMax) // the connection's state changes a moment later
+	case code == codes.DeadlineExceeded && ctx.Err() == nil:
+		c.doubt(doubtTime)
+	}
 }
 
 // complain passes a recoverable error to OnError.
