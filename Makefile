@@ -77,7 +77,7 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, plain words
 .PHONY: format
 format: $(VENV)/.dev ## what ruff can mend by itself, and gofmt if it is here
 	@$(BIN)/ruff check --fix --quiet; $(BIN)/ruff format
-	@! command -v gofmt >/dev/null || gofmt -l -w examples/go-driver
+	@! command -v gofmt >/dev/null || gofmt -l -w go examples/go-driver
 
 .PHONY: native-test
 native-test: SKIPPED_BEFORE ?= /dev/null
@@ -126,10 +126,10 @@ wheel: $(VENV)/.dev ## dist/: source distribution and, from it, the abi3 wheel
 	@ls dist/*
 
 .PHONY: proto
-proto: $(VENV)/.dev ## regenerate agent/serve/grpc/gen from proto/, and the Go of the example if Go is here
+proto: $(VENV)/.dev ## regenerate agent/serve/grpc/gen from proto/, and that of the Go module if Go is here
 	@$(BIN)/python -m agent.serve.grpc.generate
 	@! command -v go >/dev/null || PROTOC="$(abspath $(BIN))/python -m grpc_tools.protoc" \
-	    sh examples/go-driver/drahealthv1/generate.sh .
+	    sh go/drahealthv1/generate.sh .
 
 .PHONY: requirements
 requirements: $(VENV)/.dev ## pin requirements/*.in again (UV_ARGS=--upgrade for the newest)

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, TypeAlias
 # --- tables ---------------------------------------------------------------------------------------------
 
 DEFAULT_PATHS: Final = (
-    "agent", "tests", "examples", "benchmarks", "native", "docs", "deploy", "tools", "proto/drahealth",
+    "agent", "go", "tests", "examples", "benchmarks", "native", "docs", "deploy", "tools", "proto/drahealth",
     "setup_build.py", "Makefile", "pyproject.toml", "requirements", ".ci",
 )  # fmt: skip
 """Files and directories that are searched for banned words, with the Markdown files of the top directory."""
@@ -793,9 +793,9 @@ def report(check: Check, result: Result) -> str:
 
 
 def directory_of(path: str) -> str:
-    """Return the directory that a file counts for: two levels of agent/, native/ and examples/, else one."""
+    """Return the directory that a file counts for: two levels of some of the directories, else one."""
     parts = path.split("/")
-    depth = 2 if parts[0] in ("agent", "native", "examples") else 1
+    depth = 2 if parts[0] in ("agent", "go", "native", "examples") else 1
     return "/".join(parts[: min(depth, len(parts) - 1)]) or "(top)"
 
 

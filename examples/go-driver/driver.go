@@ -10,7 +10,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
-	"drahealth.example.com/go-driver/drahealth"
+	"drahealth.example.com/go/drahealth"
 )
 
 // driver prepares claims for devices of the host. It keeps no state: the devices of a claim are in

@@ -17,7 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"drahealth.example.com/go-driver/drahealth"
+	"drahealth.example.com/go/drahealth"
 )
 
 const (

@@ -13,8 +13,8 @@ import (
 	"k8s.io/utils/cpuset"
 	"k8s.io/utils/ptr"
 
-	"drahealth.example.com/go-driver/drahealth"
-	"drahealth.example.com/go-driver/drahealthv1"
+	"drahealth.example.com/go/drahealth"
+	"drahealth.example.com/go/drahealthv1"
 )
 
 // sliceDevices is the number of devices per ResourceSlice: of more than 64, some would have to move to

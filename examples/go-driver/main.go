@@ -21,7 +21,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
-	"drahealth.example.com/go-driver/drahealth"
+	"drahealth.example.com/go/drahealth"
 )
 
 const (

@@ -9,7 +9,7 @@ import (
 	"k8s.io/utils/cpuset"
 	"sigs.k8s.io/json"
 
-	"drahealth.example.com/go-driver/drahealth"
+	"drahealth.example.com/go/drahealth"
 )
 
 // CPUParameters select CPUs of a device; default: all.

@@ -10,15 +10,27 @@ import pytest
 from agents import Agent
 from driver_scenarios.program import Program
 
-from go_driver.module import GoModule, go_module
+from go_driver.module import DRIVER, LIBRARY, GoModule, go_module
 from go_driver.node import CPU_0, CPU_1, PAGES, GoNode
 from go_driver.objects import Decode, decoder
 
 
 @pytest.fixture(scope="session")
 def go() -> GoModule:
-    """Go module that can be built here."""
-    return go_module()
+    """Go module of the driver, which can be built here."""
+    return go_module(DRIVER)
+
+
+@pytest.fixture(scope="session")
+def library() -> GoModule:
+    """Go module of the client library, which can be built here."""
+    return go_module(LIBRARY)
+
+
+@pytest.fixture(params=[LIBRARY, DRIVER], ids=lambda path: path.name)
+def module(request: pytest.FixtureRequest) -> GoModule:
+    """Each of the two Go modules."""
+    return go_module(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -1,57 +1,106 @@
-"""Go module: format, vet, tests, go.mod, generated code and README."""
+"""Go modules: format, vet, tests, go.mod, generated code, README, and use by another module."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from go_driver.module import SOURCE, GoModule
+from go_driver.module import DRIVER, LIBRARY, LIBRARY_PATH, GoModule
 
-GENERATED = SOURCE / "drahealthv1"
-WHAT_TO_COPY = "## What to copy"
-LINES_TO_COPY = 12
+GENERATED = LIBRARY / "drahealthv1"
+WHAT_TO_WRITE = "## What to write"
+LINES_TO_WRITE = 12
+USER = "gpu.example.com/driver"
+HELPER = "k8s.io/dynamic-resource-allocation"
 
 
-def test_module_is_formatted_by_gofmt(go: GoModule) -> None:
-    gofmt = Path(go.go("env", "GOROOT").stdout.strip(), "bin", "gofmt")
-    done = subprocess.run([gofmt, "-l", "-d", "."], cwd=SOURCE, capture_output=True, text=True, check=False)
+def test_module_is_formatted_by_gofmt(module: GoModule) -> None:
+    gofmt = Path(module.go("env", "GOROOT").stdout.strip(), "bin", "gofmt")
+    command = [gofmt, "-l", "-d", "."]
+    done = subprocess.run(command, cwd=module.directory, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_vet_finds_nothing(go: GoModule) -> None:
-    done = go.go("vet", "./...")
+def test_vet_finds_nothing(module: GoModule) -> None:
+    done = module.go("vet", "./...")
     assert done.returncode == 0, done.stderr
 
 
-def test_go_tests_pass(go: GoModule) -> None:
-    done = go.go("test", "-count=1", "./...")
+def test_go_tests_pass(module: GoModule) -> None:
+    done = module.go("test", "-count=1", "./...")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_go_mod_is_tidy(go: GoModule) -> None:
-    done = go.go("mod", "tidy", "-diff", GOFLAGS="-mod=mod")
+def test_go_mod_is_tidy(module: GoModule) -> None:
+    done = module.go("mod", "tidy", "-diff", GOFLAGS="-mod=mod")
     if done.returncode != 0 and not done.stdout.startswith("diff "):
         pytest.skip(f"modules of tests cannot be downloaded: {done.stderr.strip().splitlines()[-1]}")
     assert done.stdout == ""
 
 
-def test_generated_messages_match_the_proto(go: GoModule, tmp_path: Path) -> None:
+def test_generated_messages_match_the_proto(library: GoModule, tmp_path: Path) -> None:
     protoc = f"{sys.executable} -m grpc_tools.protoc"
     command = ["sh", str(GENERATED / "generate.sh"), str(tmp_path)]
     done = subprocess.run(
-        command, env={**go.environ, "PROTOC": protoc}, capture_output=True, text=True, check=False
+        command, env={**library.environ, "PROTOC": protoc}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     made = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert made == {path.name: path.read_text() for path in GENERATED.glob("*.pb.go")}
 
 
-def test_lines_to_copy_in_the_readme_are_in_the_driver() -> None:
+def test_library_requires_no_module_that_the_helper_does_not(library: GoModule) -> None:
+    """A driver with the kubeletplugin helper downloads nothing else."""
+    required = set(
+        library.go("list", "-m", "-f", "{{if not .Indirect}}{{.Path}}{{end}}", "all").stdout.split()
+    )
+    graph = [line.split() for line in library.go("mod", "graph").stdout.splitlines()]
+    of_helper = {to.partition("@")[0] for source, to in graph if source.startswith(f"{HELPER}@")}
+    assert required - of_helper == {LIBRARY_PATH, HELPER}
+
+
+def test_second_copy_of_the_messages_starts_no_panic(library: GoModule, tmp_path: Path) -> None:
+    """Protobuf's global registry refuses a second file of the same name, for example a vendored copy."""
+    user = library.used_by(USER, tmp_path / "driver")
+    shutil.copytree(GENERATED, user.directory / "copied")
+    (user.directory / "main.go").write_text(
+        f"""package main
+
+import (
+	one "{LIBRARY_PATH}/drahealthv1"
+	other "{USER}/copied"
+)
+
+func main() {{ println((&one.GpuPart{{Pci: "a"}}).String(), (&other.GpuPart{{Pci: "b"}}).String()) }}
+"""
+    )
+    done = user.go("run", "-mod=mod", ".")
+    assert done.returncode == 0, done.stderr
+
+
+def test_library_can_be_fetched_with_go_get(library: GoModule, tmp_path: Path) -> None:
+    """From a module proxy, as of its tag; the program is the example of the package's documentation."""
+    user = library.published(tmp_path / "proxy", tmp_path / "cache", version="v0.1.0").used_by(
+        USER, tmp_path / "driver", replaced=False
+    )
+    fetched = user.go("get", f"{LIBRARY_PATH}/drahealth@v0.1.0")
+    assert fetched.returncode == 0, fetched.stderr
+    example = (LIBRARY / "drahealth" / "example_driver_test.go").read_text()
+    program = example.replace("package drahealth_test", "package main").replace(
+        "func Example_driver", "func main"
+    )
+    (user.directory / "main.go").write_text(program)
+    built = user.go("build", "-mod=mod", "-o", str(tmp_path / "binary"), ".")
+    assert built.returncode == 0, built.stderr
+
+
+def test_lines_to_write_in_the_readme_are_in_the_driver() -> None:
     """Needs no Go."""
-    section = (SOURCE / "README.md").read_text().partition(f"{WHAT_TO_COPY}\n")[2].partition("\n## ")[0]
+    section = (LIBRARY / "README.md").read_text().partition(f"{WHAT_TO_WRITE}\n")[2].partition("\n## ")[0]
     (block,) = re.findall(r"^```go\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    assert len(block.splitlines()) <= LINES_TO_COPY
-    sources = [path.read_text() for path in sorted(SOURCE.rglob("*.go"))]
+    assert len(block.splitlines()) <= LINES_TO_WRITE
+    sources = [path.read_text() for path in sorted(DRIVER.rglob("*.go"))]
     assert any(block in source for source in sources), f"not in any file:\n{block}"

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"drahealth.example.com/go-driver/drahealthv1"
+	"drahealth.example.com/go/drahealthv1"
 )
 
 const (

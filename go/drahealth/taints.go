@@ -10,7 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	pb "drahealth.example.com/go-driver/drahealthv1"
+	pb "drahealth.example.com/go/drahealthv1"
 )
 
 // Taints are the taints of all devices of the driver, by pool and name, worst first.

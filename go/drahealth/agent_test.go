@@ -17,7 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 
-	pb "drahealth.example.com/go-driver/drahealthv1"
+	pb "drahealth.example.com/go/drahealthv1"
 )
 
 const driverName = "test.drahealth.example.com"

@@ -27,6 +27,7 @@ package drahealthv1
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
+	protoregistry "google.golang.org/protobuf/reflect/protoregistry"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
 	sync "sync"
@@ -2949,7 +2950,9 @@ func file_drahealth_v1_driver_link_proto_init() {
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
+		TypeRegistry: new(protoregistry.Types),
 		File: protoimpl.DescBuilder{
+			FileRegistry:  new(protoregistry.Files),
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_drahealth_v1_driver_link_proto_rawDesc), len(file_drahealth_v1_driver_link_proto_rawDesc)),
 			NumEnums:      5,

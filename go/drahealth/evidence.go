@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	pb "drahealth.example.com/go-driver/drahealthv1"
+	pb "drahealth.example.com/go/drahealthv1"
 )
 
 // Operations of the driver, for Doing: an errno has another meaning in each.

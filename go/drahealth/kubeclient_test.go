@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 
-	pb "drahealth.example.com/go-driver/drahealthv1"
+	pb "drahealth.example.com/go/drahealthv1"
 )
 
 // noClaims is an API server that has no claim: each fetch fails with err.

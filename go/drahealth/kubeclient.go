@@ -11,7 +11,7 @@ import (
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/util/watchlist"
 
-	pb "drahealth.example.com/go-driver/drahealthv1"
+	pb "drahealth.example.com/go/drahealthv1"
 )
 
 // KubeClient returns a client for kubeletplugin.KubeClient. The helper fetches the claims of a call before

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	pb "drahealth.example.com/go-driver/drahealthv1"
+	pb "drahealth.example.com/go/drahealthv1"
 )
 
 const (

@@ -31,7 +31,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
-	"drahealth.example.com/go-driver/drahealthv1"
+	"drahealth.example.com/go/drahealthv1"
 )
 
 const (

@@ -1,0 +1,3 @@
+package drahealth_test
+
+func Example_driver() {}
