@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -72,7 +75,7 @@ func (d *driver) prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([
 	}
 	ids, err := d.cdi.write(claim.UID, grants)
 	if err != nil {
-		return nil, drahealth.Doing(drahealth.CDI, err)
+		return nil, drahealth.Doing(drahealth.OpCDI, err)
 	}
 	devices := make([]kubeletplugin.Device, len(grants))
 	for i, one := range grants {
@@ -89,13 +92,11 @@ func (d *driver) prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([
 
 // unprepare releases the devices of a claim. It succeeds for a claim that was never prepared.
 func (d *driver) unprepare(_ context.Context, claim kubeletplugin.NamespacedObject) error {
-	return drahealth.Doing(drahealth.CDI, d.cdi.remove(claim.UID))
+	return drahealth.Doing(drahealth.OpCDI, d.cdi.remove(claim.UID))
 }
 
 // publish hands the ResourceSlices to the helper, which keeps them in the API server.
-func (d *driver) publish(ctx context.Context, helper *kubeletplugin.Helper, taints drahealth.Taints) {
+func (d *driver) publish(ctx context.Context, helper *kubeletplugin.Helper, taints drahealth.Taints) error {
 	pools := map[string]resourceslice.Pool{d.node: d.host.published(taints[d.node])}
-	if err := helper.PublishResources(ctx, resourceslice.DriverResources{Pools: pools}); err != nil {
-		d.HandleError(ctx, err, "publishing ResourceSlices")
-	}
+	return helper.PublishResources(ctx, resourceslice.DriverResources{Pools: pools})
 }

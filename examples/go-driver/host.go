@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -14,7 +17,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"drahealth.example.com/go/drahealth"
-	"drahealth.example.com/go/drahealthv1"
 )
 
 // sliceDevices is the number of devices per ResourceSlice: of more than 64, some would have to move to
@@ -104,16 +106,14 @@ func (h *host) find(name string) *hostDevice {
 
 // declared returns the devices for the agent: each as it is published, with the CPUs or hugepages that
 // it consists of.
-func (h *host) declared(pool string) []*drahealthv1.DeclaredDevice {
-	var all []*drahealthv1.DeclaredDevice
+func (h *host) declared(pool string) []drahealth.Device {
+	var all []drahealth.Device
 	for _, one := range h.devices {
-		device := &drahealthv1.DeclaredDevice{Name: one.name, Pool: pool}
+		device := drahealth.Device{Name: one.name, Pool: pool}
 		if one.pages > 0 {
-			pages := &drahealthv1.HugepagesPart{Size: one.size.String(), Pages: one.pages, Numa: one.numa}
-			device.Part = &drahealthv1.DeclaredDevice_Hugepages{Hugepages: pages}
+			device.Part = drahealth.Hugepages{Size: one.size.String(), Pages: one.pages, NUMA: int(one.numa)}
 		} else {
-			cpus := &drahealthv1.CpusPart{Cpus: one.cpus.String(), Numa: &one.numa}
-			device.Part = &drahealthv1.DeclaredDevice_Cpus{Cpus: cpus}
+			device.Part = drahealth.CPUs{List: one.cpus.String(), NUMA: new(int(one.numa))}
 		}
 		all = append(all, device)
 	}
@@ -159,7 +159,7 @@ func (h *host) check(device *hostDevice, wanted parameters) error {
 		}
 		cpus, err := cpuset.Parse(online)
 		if err != nil {
-			return drahealth.Doing(drahealth.Device, err)
+			return drahealth.Doing(drahealth.OpDevice, err)
 		}
 		if offline := wanted.cpus.Difference(cpus); !offline.IsEmpty() {
 			return drahealth.FailedDevice(device.name, "cpu.offline", "CPUs %s are not online", offline)
@@ -173,7 +173,7 @@ func (h *host) check(device *hostDevice, wanted parameters) error {
 	}
 	free, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return drahealth.Doing(drahealth.Device, err)
+		return drahealth.Doing(drahealth.OpDevice, err)
 	}
 	if free < wanted.pages {
 		return drahealth.Transient("mem.hugepages.insufficient",
@@ -185,5 +185,5 @@ func (h *host) check(device *hostDevice, wanted parameters) error {
 
 func (h *host) read(path string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(h.sysfs, path))
-	return strings.TrimSpace(string(data)), drahealth.Doing(drahealth.Device, err)
+	return strings.TrimSpace(string(data)), drahealth.Doing(drahealth.OpDevice, err)
 }

@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command go-driver is a DRA driver in Go that gets health, taints and classified errors from the
 // drahealth agent of its node. It allocates CPUs and hugepages; see README.md.
 package main
@@ -10,9 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"sync"
 	"syscall"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,12 +25,7 @@ import (
 	"drahealth.example.com/go/drahealth"
 )
 
-const (
-	version = "v0.1.0"
-	// firstTaints limits how long the first ResourceSlices wait for the agent, which has the earlier
-	// taints.
-	firstTaints = 5 * time.Second
-)
+const version = "v0.1.0"
 
 // options are the settings from the command line.
 type options struct {
@@ -103,12 +99,15 @@ func run(o options) error {
 	d := &driver{
 		name: o.driver, node: o.node, host: &o.host, cdi: cdiFiles{o.cdiDir, o.driver}, fatal: fatal,
 	}
-	d.agent = drahealth.New(o.driver,
+	d.agent, err = drahealth.New(o.driver,
 		drahealth.Socket(o.socket),
 		drahealth.Version(version),
 		drahealth.OnError(d.HandleError),
 	)
-	defer d.agent.Close()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.agent.Close() }()
 	d.agent.Declare(o.host.declared(o.node)...)
 
 	helper, err := kubeletplugin.Start(ctx, d,
@@ -126,34 +125,14 @@ func run(o options) error {
 	defer helper.Stop()
 	klog.InfoS("Serving devices", "driver", o.driver, "devices", len(o.host.devices))
 
-	d.publishTaints(ctx, helper, o.inform)
+	d.agent.WatchTaints(ctx, func(ctx context.Context, taints drahealth.Taints) error {
+		if !o.inform {
+			taints = taints.Without(resourceapi.DeviceTaintEffectNone)
+		}
+		return d.publish(ctx, helper, taints)
+	})
 	if stopped.Err() != nil {
 		return nil
 	}
 	return context.Cause(ctx)
-}
-
-// publishTaints publishes the ResourceSlices each time their taints change, until ctx is done.
-func (d *driver) publishTaints(ctx context.Context, helper *kubeletplugin.Helper, inform bool) {
-	var mu sync.Mutex
-	received := false
-	// Slices from before a restart may have taints. Publishing without taints before the agent has
-	// sent them would remove these. Without an agent the devices are published after firstTaints.
-	late := time.AfterFunc(firstTaints, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if !received {
-			d.publish(ctx, helper, nil)
-		}
-	})
-	defer late.Stop()
-	d.agent.WatchTaints(ctx, func(taints drahealth.Taints) {
-		mu.Lock()
-		defer mu.Unlock()
-		received = true
-		if !inform {
-			taints = taints.Without(resourceapi.DeviceTaintEffectNone)
-		}
-		d.publish(ctx, helper, taints)
-	})
 }

@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -42,7 +45,7 @@ func (d *driver) wanted(
 		}
 		decoded, err := d.decode(config.Opaque.Parameters.Raw)
 		if err != nil {
-			return parameters{}, drahealth.Doing(drahealth.Config, err)
+			return parameters{}, drahealth.Doing(drahealth.OpConfig, err)
 		}
 		switch decoded := decoded.(type) {
 		case *CPUParameters:

@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package drahealth
 
 import (
@@ -243,7 +246,10 @@ func withFakeClock(t *testing.T, test func(ctx context.Context, t *testing.T, a 
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		a := &fakeAgent{sync: func(context.Context, *pb.SyncDevicesRequest) error { return nil }}
-		c := New(driverName, append(options, func(c *Client) { c.dial = a.dial })...)
+		c, err := New(driverName, append(options, func(c *Client) { c.dial = a.dial })...)
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer a.stop()
 		defer c.Close()
 		defer cancel()
@@ -251,9 +257,6 @@ func withFakeClock(t *testing.T, test func(ctx context.Context, t *testing.T, a 
 	})
 }
 
-func cpu(name string) *pb.DeclaredDevice {
-	return &pb.DeclaredDevice{
-		Name: name, Pool: "node-1", LeaseS: 45,
-		Part: &pb.DeclaredDevice_Cpus{Cpus: &pb.CpusPart{Cpus: "0"}},
-	}
+func cpu(name string) Device {
+	return Device{Name: name, Pool: "node-1", Lease: 45 * time.Second, Part: CPUs{List: "0"}}
 }

@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package drahealth
 
 import (
@@ -12,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
 
 	pb "drahealth.example.com/go/drahealthv1"
 )
@@ -28,7 +32,7 @@ func (c *Client) Prepare(
 	claims []*resourceapi.ResourceClaim,
 	prepare func(context.Context, *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error),
 ) (map[types.UID]kubeletplugin.PrepareResult, error) {
-	call := c.Begin(ctx, claims)
+	call := c.StartPrepare(ctx, claims)
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for _, claim := range claims {
 		if err := call.Check(claim); err != nil {
@@ -37,13 +41,14 @@ func (c *Client) Prepare(
 		}
 		devices, err := prepare(ctx, claim)
 		results[claim.UID] = kubeletplugin.PrepareResult{Devices: devices}
+		warnSharedIDs(ctx, claim, devices)
 		if err != nil {
 			call.Fail(claim, err)
 		} else {
 			call.Done(claim)
 		}
 	}
-	for uid, err := range call.Finish() {
+	for uid, err := range call.Report() {
 		results[uid] = kubeletplugin.PrepareResult{Err: err}
 	}
 	return results, nil
@@ -65,7 +70,7 @@ func (c *Client) Unprepare(
 		outcomes = append(outcomes, &pb.PrepareOutcome{
 			Claim:    &pb.PrepareClaim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)},
 			Failed:   err != nil,
-			Evidence: Evidence(err),
+			Evidence: evidenceOf(err),
 		})
 	}
 	answers := c.report(ctx, pb.Step_STEP_UNPREPARE, outcomes, budget)
@@ -82,21 +87,43 @@ func (c *Client) Unprepare(
 	return results, nil
 }
 
+// warnSharedIDs logs devices of a claim that share their first CDI id: the pod's status shows one of them.
+func warnSharedIDs(ctx context.Context, claim *resourceapi.ResourceClaim, devices []kubeletplugin.Device) {
+	names := map[string]string{}
+	for _, device := range devices {
+		if len(device.CDIDeviceIDs) == 0 {
+			continue
+		}
+		id := device.CDIDeviceIDs[0]
+		if other, shared := names[id]; shared && other != device.DeviceName {
+			klog.FromContext(ctx).Info("Devices have the same first CDI id; the pod's status shows the health of one of them",
+				"claim", klog.KObj(claim), "devices", []string{other, device.DeviceName}, "id", id)
+		}
+		names[id] = device.DeviceName
+	}
+}
+
 // Error is why a claim is not prepared, or not unprepared.
 type Error struct {
-	Verdict *pb.PrepareVerdict // the agent's; nil: it did not answer
-	Err     error              // the driver's own; nil: the claim was not tried
+	Verdict *Verdict // the agent's; nil: it did not answer
+	Err     error    // the driver's own; nil: the claim was not tried
 	text    string
 }
 
 // Error returns the text for the kubelet: one line of at most 1,024 bytes.
 func (e *Error) Error() string { return e.text }
 
+// Unwrap returns the driver's own error.
 func (e *Error) Unwrap() error { return e.Err }
 
 // Repair returns the repair that the agent expects to end the fault, for example of the device to reset.
-// NONE: no repair is needed or known, or the agent did not answer.
-func (e *Error) Repair() pb.DeviceRepair { return e.Verdict.GetRepair() }
+// RepairNone: no repair is needed or known, or the agent did not answer.
+func (e *Error) Repair() Repair {
+	if e.Verdict == nil {
+		return RepairNone
+	}
+	return e.Verdict.Repair
+}
 
 // newError returns an error with the agent's text, or else the driver's.
 func newError(verdict *pb.PrepareVerdict, err error) error {
@@ -104,12 +131,12 @@ func newError(verdict *pb.PrepareVerdict, err error) error {
 	if text == "" && err != nil {
 		text = err.Error()
 	}
-	return &Error{verdict, err, cutBytes(cmp.Or(oneLine(text), verdict.GetCode(), "no reason given"), lineMax)}
+	return &Error{verdictOf(verdict), err, cutBytes(cmp.Or(oneLine(text), verdict.GetCode(), "no reason given"), lineMax)}
 }
 
 // Call is one call of PrepareResourceClaims, for drivers that cannot use Prepare, for example because
-// they prepare claims in parallel. Use Check for each claim, then Done or Fail, and one Finish at the
-// end.
+// they prepare claims in parallel. Use Check for each claim, then Done or Fail, and one Report at the
+// end. All methods are safe for concurrent use.
 type Call struct {
 	client *Client
 	ctx    context.Context
@@ -122,9 +149,9 @@ type Call struct {
 	outcomes []*pb.PrepareOutcome
 }
 
-// Begin requests the known blockers of the claims from the agent. Begin and Finish together block for
-// at most 500 ms, and not at all while the agent is known to be absent.
-func (c *Client) Begin(ctx context.Context, claims []*resourceapi.ResourceClaim) *Call {
+// StartPrepare requests the known blockers of the claims from the agent. StartPrepare and Report together
+// block for at most 500 ms, and not at all while the agent is known to be absent.
+func (c *Client) StartPrepare(ctx context.Context, claims []*resourceapi.ResourceClaim) *Call {
 	call := &Call{
 		client: c,
 		ctx:    ctx,
@@ -134,7 +161,7 @@ func (c *Client) Begin(ctx context.Context, claims []*resourceapi.ResourceClaim)
 	}
 	request := &pb.CheckClaimsRequest{}
 	for _, claim := range claims {
-		call.claims[claim.UID] = ClaimOf(claim, c.driver, c.version)
+		call.claims[claim.UID] = claimOf(claim, c.driver, c.version)
 		request.Claims = append(request.Claims, call.claims[claim.UID])
 	}
 	if len(claims) == 0 || c.absent() {
@@ -163,9 +190,13 @@ func (call *Call) Done(claim *resourceapi.ResourceClaim) {
 	call.ended(claim, &pb.PrepareOutcome{}, nil)
 }
 
-// Fail records that a claim was not prepared. more is evidence that is not in the error itself.
-func (call *Call) Fail(claim *resourceapi.ResourceClaim, err error, more ...*pb.Evidence) {
-	evidence := append(more[:len(more):len(more)], Evidence(err)...)
+// Fail records that a claim was not prepared. more are errors with evidence that err does not wrap.
+func (call *Call) Fail(claim *resourceapi.ResourceClaim, err error, more ...error) {
+	var evidence []*pb.Evidence
+	for _, one := range more {
+		evidence = append(evidence, evidenceOf(one)...)
+	}
+	evidence = append(evidence, evidenceOf(err)...)
 	evidence = evidence[:min(len(evidence), evidenceCount)]
 	call.ended(claim, &pb.PrepareOutcome{Failed: true, Evidence: evidence}, err)
 }
@@ -180,10 +211,10 @@ func (call *Call) ended(claim *resourceapi.ResourceClaim, outcome *pb.PrepareOut
 	}
 }
 
-// Finish reports the results to the agent and returns an error for each claim that failed. If the agent
-// answers in time, a device that failed is already Unhealthy. The report is sent in any case; Finish
+// Report reports the results to the agent and returns an error for each claim that failed. If the agent
+// answers in time, a device that failed is already Unhealthy. The report is sent in any case; Report
 // waits for the answer only if a claim failed and the agent is not known to be absent.
-func (call *Call) Finish() map[types.UID]error {
+func (call *Call) Report() map[types.UID]error {
 	call.mu.Lock()
 	defer call.mu.Unlock()
 	answers := call.client.report(call.ctx, pb.Step_STEP_PREPARE, call.outcomes, call.left)
@@ -194,9 +225,9 @@ func (call *Call) Finish() map[types.UID]error {
 	return errs
 }
 
-// ClaimOf returns the driver's part of a claim. Its fingerprint covers what the result depends on apart
+// claimOf returns the driver's part of a claim. Its fingerprint covers what the result depends on apart
 // from the devices: the driver's version and its opaque parameters.
-func ClaimOf(claim *resourceapi.ResourceClaim, driver, version string) *pb.PrepareClaim {
+func claimOf(claim *resourceapi.ResourceClaim, driver, version string) *pb.PrepareClaim {
 	prepared := &pb.PrepareClaim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}
 	if claim.Status.Allocation == nil {
 		return prepared

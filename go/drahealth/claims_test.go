@@ -1,16 +1,23 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package drahealth
 
 import (
 	"context"
 	"errors"
 	"net"
+	"reflect"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
+	"github.com/go-logr/logr/funcr"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	resourceapi "k8s.io/api/resource/v1"
@@ -18,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
 
 	pb "drahealth.example.com/go/drahealthv1"
 )
@@ -151,9 +159,7 @@ func TestPrepareErrorHasTheAgentsRepair(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for uid, want := range map[string]pb.DeviceRepair{
-			"lost": pb.DeviceRepair_DEVICE_REPAIR_REBOOT_NODE, "bad": pb.DeviceRepair_DEVICE_REPAIR_NONE,
-		} {
+		for uid, want := range map[string]Repair{"lost": RepairRebootNode, "bad": RepairNone} {
 			var own *Error
 			if !errors.As(results[types.UID(uid)].Err, &own) || own.Repair() != want {
 				t.Errorf("claim %s: %v has not the repair %v", uid, results[types.UID(uid)].Err, want)
@@ -471,7 +477,7 @@ func TestFingerprintChangesWithVersionAndParameters(t *testing.T) {
 	with := func(version string, configs ...resourceapi.DeviceAllocationConfiguration) string {
 		of := claim("a")
 		of.Status.Allocation.Devices.Config = configs
-		return ClaimOf(of, driverName, version).GetFingerprint()
+		return claimOf(of, driverName, version).GetFingerprint()
 	}
 	plain := with("v1")
 	if len(plain) != 64 || plain != with("v1") || plain != with("v1", opaque("other.example.com", `{}`)) {
@@ -487,11 +493,95 @@ func TestClaimOfHasOnlyTheDriversDevices(t *testing.T) {
 	shared := claim("a")
 	id := types.UID("share")
 	shared.Status.Allocation.Devices.Results[0].ShareID = &id
-	devices := ClaimOf(shared, driverName, "").GetDevices()
+	devices := claimOf(shared, driverName, "").GetDevices()
 	if len(devices) != 1 || devices[0].GetDevice() != "dev-a" || devices[0].GetShareId() != "share" || devices[0].GetRequest() != "r" {
 		t.Errorf("%v", devices)
 	}
-	if of := ClaimOf(&resourceapi.ResourceClaim{}, driverName, ""); of.GetDevices() != nil {
+	if of := claimOf(&resourceapi.ResourceClaim{}, driverName, ""); of.GetDevices() != nil {
 		t.Errorf("%v", of)
 	}
+}
+
+func TestVerdictHasAllFieldsOfTheMessage(t *testing.T) {
+	got := verdictOf(&pb.PrepareVerdict{
+		ErrorClass: pb.ErrorClass_ERROR_CLASS_FAILED_DEVICE, Code: "gpu.xid.79", Text: "text", Summary: "summary", Advice: "advice",
+		Evidence: []string{"first", "second"}, Confidence: 1, RetryAfterS: 1.5, Count: 3, FirstS: 1_790_000_000,
+		Devices: []*pb.BlamedDevice{{Driver: driverName, Pool: "node-1", Device: "gpu-3"}}, Repair: pb.DeviceRepair_DEVICE_REPAIR_RESET_DEVICE,
+	})
+	want := &Verdict{
+		Class: ClassFailedDevice, Code: "gpu.xid.79", Text: "text", Summary: "summary", Advice: "advice",
+		Evidence: []string{"first", "second"}, Confidence: 1, RetryAfter: 1500 * time.Millisecond, Count: 3, First: time.Unix(1_790_000_000, 0),
+		Devices: []DeviceRef{{driverName, "node-1", "gpu-3"}}, Repair: RepairResetDevice,
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, not %v", got, want)
+	}
+}
+
+func TestEveryClassAndRepairOfTheMessagesHasAName(t *testing.T) {
+	classes, repairs := map[Class]bool{}, map[Repair]bool{}
+	for number, name := range pb.ErrorClass_name {
+		class := classOf(pb.ErrorClass(number))
+		classes[class] = true
+		if want := strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(name, "ERROR_CLASS_")), "_", "-"); want != string(class) {
+			t.Errorf("%s is %s", name, class)
+		}
+	}
+	for number, name := range pb.DeviceRepair_name {
+		repair := repairOf(pb.DeviceRepair(number))
+		repairs[repair] = true
+		if want := strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(name, "DEVICE_REPAIR_")), "_", "-"); want != string(repair) {
+			t.Errorf("%s is %s", name, repair)
+		}
+	}
+	if classOf(99) != ClassUnknown || repairOf(99) != RepairNone {
+		t.Error("values of a later version")
+	}
+}
+
+func TestDevicesThatShareTheirFirstCDIIDAreLogged(t *testing.T) {
+	for _, one := range []struct {
+		devices []kubeletplugin.Device
+		want    int
+	}{
+		{[]kubeletplugin.Device{{DeviceName: "a", CDIDeviceIDs: []string{"x/gpu=1"}}, {DeviceName: "b", CDIDeviceIDs: []string{"x/gpu=1"}}}, 1},
+		{[]kubeletplugin.Device{{DeviceName: "a", CDIDeviceIDs: []string{"x/gpu=1"}}, {DeviceName: "b", CDIDeviceIDs: []string{"x/gpu=2", "x/gpu=1"}}}, 0},
+		{[]kubeletplugin.Device{{DeviceName: "a"}, {DeviceName: "b"}}, 0},
+	} {
+		withFakeClock(t, func(ctx context.Context, t *testing.T, _ *fakeAgent, c *Client) {
+			var logged strings.Builder
+			ctx = klog.NewContext(ctx, funcr.New(func(_, line string) { logged.WriteString(line) }, funcr.Options{}))
+			_, _ = c.Prepare(ctx, claims("it"), func(context.Context, *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+				return one.devices, nil
+			})
+			if got := strings.Count(logged.String(), "same first CDI id"); got != one.want {
+				t.Errorf("%v: %s", one.devices, logged.String())
+			}
+		})
+	}
+}
+
+func TestClaimsPreparedInParallelAreReportedTogether(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var reported *pb.ReportPrepareRequest
+		a.check = noBlockers
+		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+			reported = request
+			return answerReport(ctx, request)
+		}
+		a.start()
+		call := c.StartPrepare(ctx, claims("bad", "well"))
+		var running sync.WaitGroup
+		running.Go(func() { call.Fail(claim("bad"), errors.New("driver's own"), syscall.EIO) })
+		running.Go(func() { call.Done(claim("well")) })
+		running.Wait()
+		if errs := call.Report(); len(errs) != 1 || errs["bad"].Error() != "[class=transient] bad" {
+			t.Errorf("%v", errs)
+		}
+		for _, outcome := range reported.GetOutcomes() {
+			if outcome.GetFailed() && outcome.GetEvidence()[0].GetErrno().GetNumber() != int64(syscall.EIO) {
+				t.Errorf("%v", outcome)
+			}
+		}
+	})
 }

@@ -1,16 +1,33 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package drahealth gets the health of a DRA driver's devices and classified errors from the drahealth
-// agent of the node. Copy it into a driver together with drahealthv1, and change the import path of
-// drahealthv1.
+// agent of the node. It needs a driver with the kubeletplugin helper 0.37 or later
+// (k8s.io/dynamic-resource-allocation/kubeletplugin), and an agent that runs with --driver for it.
 //
-//	agent := drahealth.New("gpu.example.com", drahealth.Version("v1.2.3"))
+//	agent, err := drahealth.New("gpu.example.com", drahealth.Version("v1.2.3"))
 //	agent.Declare(devices...)        // the hardware of the driver's devices
 //	agent.WatchHealthStatus(...)     // the body of the driver's method of that name
 //	agent.Prepare(..., d.prepare)    // the body of PrepareResourceClaims; d.prepare prepares one claim
 //	agent.Unprepare(..., d.unprepare)
+//	agent.KubeClient(client)         // for kubeletplugin.KubeClient: errors of fetching claims have a class too
 //	agent.WatchTaints(...)           // the taints for the ResourceSlices
 //
 // A driver does not depend on the agent. While the agent is stopped, hung, or of an incompatible
 // version, claims are prepared without it and all devices become Unknown at once.
+//
+// # What blocks
+//
+// Prepare and Unprepare wait for the agent for at most 500 ms in one call of the kubelet, StartPrepare and
+// Report together as well, and a failed fetch of KubeClient's claims too. They do not wait at all while the
+// agent is known to be absent. WatchHealthStatus and WatchTaints block until their context is done. Close
+// waits for the client's goroutines. All other functions return at once.
+//
+// # Errors
+//
+// The agent classifies an error by what it wraps: errno and file, gRPC or API server status, timeouts,
+// marks of this package. An error that was formatted with %v is text only: audit the driver's error paths
+// for %v and %s, and use %w. Evidence shows what the agent gets.
 package drahealth
 
 import (
@@ -28,6 +45,7 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
@@ -37,6 +55,8 @@ import (
 const (
 	// runtimeDir is the default directory of the agent's sockets.
 	runtimeDir = "/run/drahealth"
+	// socketMax is the kernel's limit of a socket's path [bytes].
+	socketMax = 107
 	// reconnectMax is the longest pause before the next attempt to connect.
 	reconnectMax = time.Second
 	// connectTimeout limits a connection attempt: a stopped process accepts connections and sends
@@ -95,8 +115,12 @@ func OnError(handle func(ctx context.Context, err error, msg string)) Option {
 	return func(c *Client) { c.onError = handle }
 }
 
-// New returns a client. It does not connect and never blocks.
-func New(driver string, options ...Option) *Client {
+// New returns a client for a driver, named as in its ResourceSlices. It does not connect and never blocks.
+// It fails if the name or the path of the socket cannot be used.
+func New(driver string, options ...Option) (*Client, error) {
+	if wrong := validation.IsDNS1123Subdomain(driver); len(wrong) > 0 {
+		return nil, fmt.Errorf("drahealth: driver name %q: %s", driver, wrong[0])
+	}
 	c := &Client{
 		driver:     driver,
 		socket:     filepath.Join(runtimeDir, "drivers", driver+".sock"),
@@ -110,6 +134,9 @@ func New(driver string, options ...Option) *Client {
 	for _, option := range options {
 		option(c)
 	}
+	if len(c.socket) > socketMax {
+		return nil, fmt.Errorf("drahealth: socket path %q: %d bytes, limit %d", c.socket, len(c.socket), socketMax)
+	}
 	c.background, c.cancel = context.WithCancel(context.Background())
 	conn, err := grpc.NewClient("passthrough:///drahealth",
 		grpc.WithContextDialer(c.connect),
@@ -121,22 +148,27 @@ func New(driver string, options ...Option) *Client {
 		grpc.WithDisableServiceConfig(),
 	)
 	if err != nil {
-		panic(err) // only for invalid options: a bug in this file
+		return nil, fmt.Errorf("drahealth: gRPC client: %w", err)
 	}
 	c.conn = conn
 	c.link = drahealthv1.NewDriverLinkClient(conn)
-	return c
+	return c, nil
 }
 
 // Close stops the client's goroutines and waits for them. It aborts pending calls of the agent;
-// WatchHealthStatus reports Unknown until its ctx is done.
-func (c *Client) Close() {
+// WatchHealthStatus reports Unknown until its ctx is done. A second call does nothing.
+func (c *Client) Close() error {
 	c.mu.Lock()
+	closed := c.closed
 	c.closed = true
 	c.mu.Unlock()
+	if closed {
+		return nil
+	}
 	c.cancel()
-	_ = c.conn.Close() // fails only if closed before
+	err := c.conn.Close()
 	c.running.Wait()
+	return err
 }
 
 // inBackground starts a goroutine that must end with c.background; after Close it starts none.

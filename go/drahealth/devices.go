@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package drahealth
 
 import (
@@ -7,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"drahealth.example.com/go/drahealthv1"
+	pb "drahealth.example.com/go/drahealthv1"
 )
 
 const (
@@ -18,24 +21,126 @@ const (
 	declareMax = 30 * time.Second
 )
 
+// Device is a device of the driver's ResourceSlice and the part of the machine behind it, which the agent
+// evaluates. The limits of the values are those of docs/declared-devices.md; the agent checks them.
+type Device struct {
+	// Name is the name in the ResourceSlice.
+	Name string
+	// Pool is the name of the resource pool. For the agent an empty pool is the node's name, but while the
+	// agent is absent a device without a pool cannot be reported as Unknown.
+	Pool string
+	// Lease is how long the kubelet uses a verdict, in whole seconds; 0: the agent's default.
+	Lease time.Duration
+	// Part is CPUs, Hugepages, Memory, GPU, NIC or PCI.
+	Part Part
+}
+
+// Part is the part of the machine behind a device: CPUs, Hugepages, Memory, GPU, NIC or PCI.
+type Part interface{ setPart(*pb.DeclaredDevice) }
+
+// CPUs are CPUs of the machine.
+type CPUs struct {
+	List      string // in the kernel's list format, "0-3,8"
+	NUMA      *int   // NUMA node that the CPUs must be on; nil: any
+	Exclusive bool   // whether only the claim's pods use the CPUs; their containers must not be throttled then
+	Isolated  bool   // whether the CPUs must be isolated (isolcpus)
+}
+
+// Hugepages are pages of a NUMA node's hugepage pool.
+type Hugepages struct {
+	Size  string // of a page, as a Kubernetes quantity: "2Mi"
+	Pages int64
+	NUMA  int
+}
+
+// Memory is memory of a NUMA node.
+type Memory struct {
+	Size string // Kubernetes quantity, "64Gi"; empty: not specified
+	NUMA int
+}
+
+// GPU is a GPU, or an instance of a GPU. At least one of PCI and UUID is set.
+type GPU struct {
+	PCI    string // address, "0000:3b:00.0"
+	UUID   string // "GPU-..." for a GPU, "MIG-..." for an instance
+	GI, CI *int   // GPU instance and compute instance; both or none
+}
+
+// NIC is an RDMA network adapter. Exactly one of PCI and RDMA is set.
+type NIC struct {
+	PCI  string // address, "0000:41:00.0"
+	RDMA string // name, "mlx5_0"
+}
+
+// PCI is any other PCI function.
+type PCI struct {
+	Address string // "0000:5e:00.1"
+	Driver  string // kernel driver that must be bound to the function; empty: any, or none
+}
+
+func (p CPUs) setPart(device *pb.DeclaredDevice) {
+	cpus := &pb.CpusPart{Cpus: p.List, Numa: wide(p.NUMA), Exclusive: p.Exclusive, Isolated: p.Isolated}
+	device.Part = &pb.DeclaredDevice_Cpus{Cpus: cpus}
+}
+
+func (p Hugepages) setPart(device *pb.DeclaredDevice) {
+	pages := &pb.HugepagesPart{Size: p.Size, Pages: p.Pages, Numa: int64(p.NUMA)}
+	device.Part = &pb.DeclaredDevice_Hugepages{Hugepages: pages}
+}
+
+func (p Memory) setPart(device *pb.DeclaredDevice) {
+	device.Part = &pb.DeclaredDevice_Memory{Memory: &pb.MemoryPart{Size: p.Size, Numa: int64(p.NUMA)}}
+}
+
+func (p GPU) setPart(device *pb.DeclaredDevice) {
+	gpu := &pb.GpuPart{Pci: p.PCI, Uuid: p.UUID, Gi: wide(p.GI), Ci: wide(p.CI)}
+	device.Part = &pb.DeclaredDevice_Gpu{Gpu: gpu}
+}
+
+func (p NIC) setPart(device *pb.DeclaredDevice) {
+	device.Part = &pb.DeclaredDevice_Nic{Nic: &pb.NicPart{Pci: p.PCI, Rdma: p.RDMA}}
+}
+
+func (p PCI) setPart(device *pb.DeclaredDevice) {
+	device.Part = &pb.DeclaredDevice_Pci{Pci: &pb.PciPart{Address: p.Address, Driver: p.Driver}}
+}
+
+// wide converts an optional number.
+func wide(number *int) *int64 {
+	if number == nil {
+		return nil
+	}
+	return new(int64(*number))
+}
+
+// messageOf returns the device as the agent gets it. A lease is rounded up to whole seconds.
+func messageOf(device Device) *pb.DeclaredDevice {
+	lease := int64((device.Lease + time.Second - 1) / time.Second)
+	message := &pb.DeclaredDevice{Name: device.Name, Pool: device.Pool, LeaseS: lease}
+	if device.Part != nil {
+		device.Part.setPart(message)
+	}
+	return message
+}
+
 // declaration has the devices of one call of Declare. Only sync changes the other fields.
 type declaration struct {
-	devices  []*drahealthv1.DeclaredDevice
+	devices  []*pb.DeclaredDevice
 	reported bool // OnError got the agent's error
 	refused  bool // the agent will never accept it
 }
 
 // Declare sets all devices of the driver, which the agent evaluates from then on. They are declared
-// again on each new connection. The devices must not be changed afterwards.
-//
-// Set the pool of each device: for the agent an empty pool is the node's name, but while the agent is
-// absent a device without a pool cannot be reported as Unknown. A driver that writes devices.d does not
-// call Declare.
+// again on each new connection. A driver that writes devices.d does not call Declare.
 //
 // Declare returns at once. OnError gets the agent's refusal once; invalid devices are not declared again
 // until the next call. An agent that is too old for declarations is not an error.
-func (c *Client) Declare(devices ...*drahealthv1.DeclaredDevice) {
-	c.declared.Store(&declaration{devices: devices})
+func (c *Client) Declare(devices ...Device) {
+	declared := &declaration{devices: make([]*pb.DeclaredDevice, 0, len(devices))}
+	for _, device := range devices {
+		declared.devices = append(declared.devices, messageOf(device))
+	}
+	c.declared.Store(declared)
 	c.declareSoon()
 	c.declareOnce.Do(func() { c.inBackground(c.keepDeclared) })
 }
@@ -81,7 +186,7 @@ func (c *Client) sync(ctx context.Context) error {
 	if declared == nil || declared.refused {
 		return nil
 	}
-	_, err := c.link.SyncDevices(ctx, &drahealthv1.SyncDevicesRequest{Devices: declared.devices})
+	_, err := c.link.SyncDevices(ctx, &pb.SyncDevicesRequest{Devices: declared.devices})
 	switch status.Code(err) {
 	case codes.OK:
 		c.doubt(0)

@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package drahealth
 
 import (
@@ -14,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
@@ -143,14 +147,68 @@ func TestHealthOfOlderAgentWithoutDeclarationsIsForwarded(t *testing.T) {
 
 func TestMethodsOfClosedClientReturn(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		c.Close()
-		c.Close()
+		if err := errors.Join(c.Close(), c.Close()); err != nil {
+			t.Error(err)
+		}
 		c.Declare(cpu("a"))
 		results, err := c.Prepare(ctx, claims("well"), prepares("well"))
 		if err != nil || results["well"].Err != nil {
 			t.Errorf("%v, %v", results, err)
 		}
 	})
+}
+
+func TestPartsOfDevicesAreDeclared(t *testing.T) {
+	for _, one := range []struct {
+		device Device
+		want   *pb.DeclaredDevice
+	}{
+		{
+			Device{Name: "c", Pool: "p", Lease: 1500 * time.Millisecond, Part: CPUs{List: "0-3", NUMA: new(1), Exclusive: true, Isolated: true}},
+			&pb.DeclaredDevice{Name: "c", Pool: "p", LeaseS: 2, Part: &pb.DeclaredDevice_Cpus{
+				Cpus: &pb.CpusPart{Cpus: "0-3", Numa: new(int64(1)), Exclusive: true, Isolated: true}}},
+		},
+		{
+			Device{Part: Hugepages{Size: "2Mi", Pages: 8, NUMA: 1}},
+			&pb.DeclaredDevice{Part: &pb.DeclaredDevice_Hugepages{Hugepages: &pb.HugepagesPart{Size: "2Mi", Pages: 8, Numa: 1}}},
+		},
+		{
+			Device{Part: Memory{Size: "64Gi", NUMA: 1}},
+			&pb.DeclaredDevice{Part: &pb.DeclaredDevice_Memory{Memory: &pb.MemoryPart{Size: "64Gi", Numa: 1}}},
+		},
+		{
+			Device{Part: GPU{PCI: "0000:3b:00.0", UUID: "GPU-1", GI: new(1), CI: new(0)}},
+			&pb.DeclaredDevice{Part: &pb.DeclaredDevice_Gpu{Gpu: &pb.GpuPart{
+				Pci: "0000:3b:00.0", Uuid: "GPU-1", Gi: new(int64(1)), Ci: new(int64(0))}}},
+		},
+		{
+			Device{Part: NIC{PCI: "0000:41:00.0", RDMA: "mlx5_0"}},
+			&pb.DeclaredDevice{Part: &pb.DeclaredDevice_Nic{Nic: &pb.NicPart{Pci: "0000:41:00.0", Rdma: "mlx5_0"}}},
+		},
+		{
+			Device{Part: PCI{Address: "0000:5e:00.1", Driver: "vfio-pci"}},
+			&pb.DeclaredDevice{Part: &pb.DeclaredDevice_Pci{Pci: &pb.PciPart{Address: "0000:5e:00.1", Driver: "vfio-pci"}}},
+		},
+		{Device{Name: "without part"}, &pb.DeclaredDevice{Name: "without part"}},
+	} {
+		if got := messageOf(one.device); !proto.Equal(got, one.want) {
+			t.Errorf("%v\n  is declared as %v\n  not %v", one.device, got, one.want)
+		}
+	}
+}
+
+func TestClientWithUnusableNameOrSocketIsRefused(t *testing.T) {
+	for _, one := range []struct {
+		driver, socket, want string
+	}{
+		{"", "", `driver name ""`},
+		{"GPU.example.com", "", "lower case"},
+		{driverName, "/" + strings.Repeat("x", 107), "108 bytes, limit 107"},
+	} {
+		if c, err := New(one.driver, Socket(one.socket)); c != nil || err == nil || !strings.Contains(err.Error(), one.want) {
+			t.Errorf("%v is not %q", err, one.want)
+		}
+	}
 }
 
 // --- taints -----------------------------------------------------------------------------------------
@@ -198,13 +256,71 @@ func TestSlowPublishGetsTheNewestTaints(t *testing.T) {
 		}
 		a.start()
 		var published [][]string
-		go c.WatchTaints(ctx, func(taints Taints) {
+		go c.WatchTaints(ctx, func(_ context.Context, taints Taints) error {
 			published = append(published, slices.Sorted(maps.Keys(taints["node-1"])))
 			time.Sleep(time.Minute)
+			return nil
 		})
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		if len(published) != 2 || published[0][0] != "a" || published[1][0] != "d" {
+			t.Errorf("%v", published)
+		}
+	})
+}
+
+func TestUnpublishedTaintsArePublishedAgainAndReportedOnce(t *testing.T) {
+	var complaints []error
+	handle := OnError(func(_ context.Context, err error, _ string) { complaints = append(complaints, err) })
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		newer := make(chan bool)
+		a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error {
+			_ = stream.Send(tainted("a", pb.TaintEffect_TAINT_EFFECT_NO_SCHEDULE))
+			<-newer
+			_ = stream.Send(tainted("b", pb.TaintEffect_TAINT_EFFECT_NO_SCHEDULE))
+			<-stream.Context().Done()
+			return nil
+		}
+		a.start()
+		var published []string
+		go c.WatchTaints(ctx, func(_ context.Context, taints Taints) error {
+			published = append(published, slices.Sorted(maps.Keys(taints["node-1"]))[0])
+			if len(published) == 1 || len(published) == 2 || len(published) == 4 {
+				return errors.New("the API server is away")
+			}
+			return nil
+		})
+		time.Sleep(2 * second) // after 0 and 1 s
+		if !slices.Equal(published, []string{"a", "a"}) {
+			t.Errorf("%v", published)
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if !slices.Equal(published, []string{"a", "a", "a"}) || len(complaints) != 1 {
+			t.Errorf("%v, %v", published, complaints)
+		}
+		close(newer)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if !slices.Equal(published, []string{"a", "a", "a", "b", "b"}) || len(complaints) != 2 {
+			t.Errorf("%v, %v", published, complaints)
+		}
+	}, handle)
+}
+
+func TestDevicesWithoutAgentArePublishedOnceWithoutTaints(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var published []Taints
+		go c.WatchTaints(ctx, func(_ context.Context, taints Taints) error {
+			published = append(published, taints)
+			return nil
+		})
+		time.Sleep(firstTaints - 1)
+		if len(published) != 0 {
+			t.Errorf("%v", published)
+		}
+		time.Sleep(time.Hour)
+		if len(published) != 1 || published[0] != nil {
 			t.Errorf("%v", published)
 		}
 	})
@@ -219,7 +335,10 @@ func TestTaintsStayWhileTheAgentIsAbsent(t *testing.T) {
 		}
 		a.start()
 		number := 0
-		go c.WatchTaints(ctx, func(Taints) { number++ })
+		go c.WatchTaints(ctx, func(context.Context, Taints) error {
+			number++
+			return nil
+		})
 		synctest.Wait()
 		a.stop()
 		time.Sleep(time.Hour)
@@ -240,7 +359,7 @@ func TestTaintStreamThatKeepsEndingIsReopenedWithPauses(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error { return stream.Send(tainted("a")) }
 		a.start()
-		go c.WatchTaints(ctx, func(Taints) {})
+		go c.WatchTaints(ctx, func(context.Context, Taints) error { return nil })
 		time.Sleep(60 * second)
 		if streams := a.count("taints"); streams > 65 {
 			t.Errorf("%d streams in a minute", streams)
@@ -256,7 +375,12 @@ func TestAgentWithoutTaintsIsReportedOnce(t *testing.T) {
 			return status.Error(codes.FailedPrecondition, "the driver's name can begin no key")
 		}
 		a.start()
-		go c.WatchTaints(ctx, func(taints Taints) { t.Errorf("%v", taints) })
+		go c.WatchTaints(ctx, func(_ context.Context, taints Taints) error {
+			if taints != nil {
+				t.Errorf("%v", taints)
+			}
+			return nil
+		})
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if len(complaints) != 1 || a.count("taints") > 130 {

@@ -1,6 +1,10 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package drahealth
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,22 +14,31 @@ import (
 	"syscall"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	pb "drahealth.example.com/go/drahealthv1"
 )
 
-// Operations of the driver, for Doing: an errno has another meaning in each.
+// Operation is an operation of the driver, for Doing: an errno has another meaning in each.
+type Operation int32
+
+// The operations of a driver.
 const (
-	Device = pb.Operation_OPERATION_DEVICE // opening, reading or setting up the device itself
-	CDI    = pb.Operation_OPERATION_CDI    // writing a CDI file
-	State  = pb.Operation_OPERATION_STATE  // its own checkpoint
-	Config = pb.Operation_OPERATION_CONFIG // reading the claim's parameters
-	API    = pb.Operation_OPERATION_API    // requesting from the API server
-	Lock   = pb.Operation_OPERATION_LOCK   // waiting for its own lock
-	Cgroup = pb.Operation_OPERATION_CGROUP // writing a cgroup's file
+	OpDevice = Operation(pb.Operation_OPERATION_DEVICE) // opening, reading or setting up the device itself
+	OpCDI    = Operation(pb.Operation_OPERATION_CDI)    // writing a CDI file
+	OpState  = Operation(pb.Operation_OPERATION_STATE)  // its own checkpoint
+	OpConfig = Operation(pb.Operation_OPERATION_CONFIG) // reading the claim's parameters
+	OpAPI    = Operation(pb.Operation_OPERATION_API)    // requesting from the API server
+	OpLock   = Operation(pb.Operation_OPERATION_LOCK)   // waiting for its own lock
+	OpCgroup = Operation(pb.Operation_OPERATION_CGROUP) // writing a cgroup's file
 )
+
+// String returns the operation in one word, such as "cdi".
+func (o Operation) String() string {
+	return strings.ToLower(strings.TrimPrefix(pb.Operation(o).String(), "OPERATION_"))
+}
 
 const (
 	// evidenceCount is the agent's limit of pieces of evidence per failure.
@@ -34,9 +47,9 @@ const (
 	errorsMax = 64
 )
 
-// Doing marks an error with the operation that failed; nil stays nil. An error of Config without other
+// Doing marks an error with the operation that failed; nil stays nil. An error of OpConfig without other
 // evidence counts as invalid parameters of the user.
-func Doing(operation pb.Operation, err error) error {
+func Doing(operation Operation, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -44,7 +57,7 @@ func Doing(operation pb.Operation, err error) error {
 }
 
 type doing struct {
-	operation pb.Operation
+	operation Operation
 	error
 }
 
@@ -54,51 +67,60 @@ func (d *doing) Unwrap() error { return d.error }
 // including %w: one line with the compared numbers. The same facts must give the same text, without
 // times, addresses or counters, because Kubernetes throttles events with changing texts. The code is
 // dotted, stable, and chosen by the driver: "fpga.bank_locked".
+//
+// It does not change after its creation and may be a package variable.
 type ClassifiedError struct {
 	class  pb.ErrorClass
 	code   string
 	device string
 	after  time.Duration
+	origin *ClassifiedError // for errors.Is; nil: this one
 	error
 }
 
 // Transient returns an error that may pass with a retry.
 func Transient(code, format string, args ...any) *ClassifiedError {
-	return classified(pb.ErrorClass_ERROR_CLASS_TRANSIENT, code, "", format, args)
+	return classified(pb.ErrorClass_ERROR_CLASS_TRANSIENT, code, "", fmt.Errorf(format, args...))
 }
 
 // BadConfig returns an error for an invalid request of the user: the claim must change.
 func BadConfig(code, format string, args ...any) *ClassifiedError {
-	return classified(pb.ErrorClass_ERROR_CLASS_BAD_CONFIG, code, "", format, args)
+	return classified(pb.ErrorClass_ERROR_CLASS_BAD_CONFIG, code, "", fmt.Errorf(format, args...))
 }
 
 // FailedDevice returns an error for a failed device of the claim, which becomes Unhealthy and gets a
 // taint.
 func FailedDevice(device, code, format string, args ...any) *ClassifiedError {
-	return classified(pb.ErrorClass_ERROR_CLASS_FAILED_DEVICE, code, device, format, args)
+	return classified(pb.ErrorClass_ERROR_CLASS_FAILED_DEVICE, code, device, fmt.Errorf(format, args...))
 }
 
 // Permanent returns any other error that no retry can fix: the node or the driver must change.
 func Permanent(code, format string, args ...any) *ClassifiedError {
-	return classified(pb.ErrorClass_ERROR_CLASS_PERMANENT, code, "", format, args)
+	return classified(pb.ErrorClass_ERROR_CLASS_PERMANENT, code, "", fmt.Errorf(format, args...))
 }
 
-func classified(class pb.ErrorClass, code, device, format string, args []any) *ClassifiedError {
-	return &ClassifiedError{class: class, code: code, device: device, error: fmt.Errorf(format, args...)}
+func classified(class pb.ErrorClass, code, device string, err error) *ClassifiedError {
+	return &ClassifiedError{class: class, code: code, device: device, error: err}
 }
 
-// After sets the earliest time of a useful retry.
+// After returns a copy of the error with the earliest time of a useful retry. For errors.Is the copy is
+// the original.
 func (w *ClassifiedError) After(pause time.Duration) *ClassifiedError {
-	w.after = pause
-	return w
+	copied := *w
+	copied.after, copied.origin = pause, cmp.Or(w.origin, w)
+	return &copied
 }
 
+// Is reports whether target is the error of which this one is a copy.
+func (w *ClassifiedError) Is(target error) bool { return w.origin != nil && target == error(w.origin) }
+
+// Unwrap returns the error with the text, which may wrap others.
 func (w *ClassifiedError) Unwrap() error { return w.error }
 
-// Nvml marks an error with the return code of NVML and the device of the claim, "" if unknown. With
-// github.com/NVIDIA/go-nvml: drahealth.Nvml(int(ret), "gpu-3", ret). An error with a method
-// NvmlReturn() int has the same effect.
-func Nvml(code int, device string, err error) error {
+// NVMLReturn marks an error with the return code of NVML and the device of the claim, "" if unknown. With
+// github.com/NVIDIA/go-nvml: drahealth.NVMLReturn(int(ret), "gpu-3", ret). An error with a method
+// NVMLReturn() int has the same effect.
+func NVMLReturn(code int, device string, err error) error {
 	if err == nil {
 		err = fmt.Errorf("NVML returned %d", code)
 	}
@@ -112,12 +134,60 @@ type nvmlError struct {
 }
 
 func (e *nvmlError) Unwrap() error   { return e.error }
-func (e *nvmlError) NvmlReturn() int { return e.code }
+func (e *nvmlError) NVMLReturn() int { return e.code }
 
-// Evidence returns the evidence in an error, outermost first: marks of this package, errno with its
-// file, timeouts, gRPC or API server status, NVML return codes; the text comes last and has the least
-// weight. It follows Unwrap of one and of several errors.
-func Evidence(err error) []*pb.Evidence {
+// Evidence returns what the agent gets of an error, a line for each piece, for logs and for the driver's
+// tests. Outermost first: marks of this package, errno with its file, timeouts, gRPC or API server
+// status, NVML return codes; the text comes last and has the least weight. Errors that are wrapped count,
+// one or several; an error that was formatted with %v instead of %w is text only.
+func Evidence(err error) []string {
+	var lines []string
+	for _, one := range evidenceOf(err) {
+		lines = append(lines, lineOf(one))
+	}
+	return lines
+}
+
+func lineOf(evidence *pb.Evidence) string {
+	switch kind := evidence.GetKind().(type) {
+	case *pb.Evidence_DriverError:
+		e := kind.DriverError
+		line := fmt.Sprintf("driver-error class=%s code=%s", classOf(e.GetErrorClass()), e.GetCode())
+		if e.GetDevice() != "" {
+			line += " device=" + e.GetDevice()
+		}
+		if e.GetRetryAfterS() > 0 {
+			line += fmt.Sprintf(" retry-after=%gs", e.GetRetryAfterS())
+		}
+		return line + fmt.Sprintf(" summary=%q", e.GetSummary())
+	case *pb.Evidence_Errno:
+		e := kind.Errno
+		line := fmt.Sprintf("errno number=%d operation=%s", e.GetNumber(), Operation(e.GetOperation()))
+		if e.GetPath() != "" {
+			line += fmt.Sprintf(" path=%q", e.GetPath())
+		}
+		return line
+	case *pb.Evidence_Nvml:
+		line := fmt.Sprintf("nvml code=%d", kind.Nvml.GetCode())
+		if kind.Nvml.GetDevice() != "" {
+			line += " device=" + kind.Nvml.GetDevice()
+		}
+		return line
+	case *pb.Evidence_Grpc:
+		return fmt.Sprintf("grpc code=%s message=%q", codes.Code(kind.Grpc.GetCode()), kind.Grpc.GetMessage())
+	case *pb.Evidence_Http:
+		return fmt.Sprintf("http status=%d reason=%s", kind.Http.GetStatus(), kind.Http.GetReason())
+	case *pb.Evidence_Timeout:
+		return fmt.Sprintf("timeout by=%s operation=%s", kind.Timeout.GetBy(), Operation(kind.Timeout.GetOperation()))
+	case *pb.Evidence_DecodeError:
+		return fmt.Sprintf("decode-error by=%s text=%q", kind.DecodeError.GetBy(), kind.DecodeError.GetText())
+	default:
+		return fmt.Sprintf("text %q", evidence.GetText())
+	}
+}
+
+// evidenceOf returns the evidence in an error; see Evidence.
+func evidenceOf(err error) []*pb.Evidence {
 	if err == nil {
 		return nil
 	}
@@ -129,7 +199,7 @@ func Evidence(err error) []*pb.Evidence {
 
 // place is the operation and the path from the outer errors.
 type place struct {
-	operation pb.Operation
+	operation Operation
 	path      string
 }
 
@@ -160,7 +230,7 @@ func (w *walk) errors(err error, at place) {
 	if len(inner) == 0 {
 		w.late(err, at)
 	}
-	if _, marked := err.(*doing); marked && at.operation == Config && len(w.found) == before {
+	if _, marked := err.(*doing); marked && at.operation == OpConfig && len(w.found) == before {
 		w.add(&pb.Evidence{Kind: &pb.Evidence_DecodeError{DecodeError: &pb.DecodeError{
 			By: typeOf(err), Text: evidenceText(err.Error()),
 		}}})
@@ -186,7 +256,7 @@ func (w *walk) shown(err error, at place) {
 	case syscall.Errno:
 		if 1 <= e && e <= 4095 {
 			w.add(&pb.Evidence{Kind: &pb.Evidence_Errno{Errno: &pb.Errno{
-				Number: int64(e), Operation: at.operation, Path: evidenceText(at.path), Text: w.whole,
+				Number: int64(e), Operation: pb.Operation(at.operation), Path: evidenceText(at.path), Text: w.whole,
 			}}})
 		}
 	case *ClassifiedError:
@@ -213,8 +283,8 @@ func (w *walk) shown(err error, at place) {
 				Code: int64(reported.Code()), Message: evidenceText(reported.Message()),
 			}}})
 		}
-	case interface{ NvmlReturn() int }:
-		if code := e.NvmlReturn(); 1 <= code && code <= 999 {
+	case interface{ NVMLReturn() int }:
+		if code := e.NVMLReturn(); 1 <= code && code <= 999 {
 			reported := &pb.NvmlReturn{Code: int64(code)}
 			if named, ok := e.(*nvmlError); ok {
 				reported.Device = evidenceText(named.device)
@@ -239,7 +309,7 @@ func (w *walk) late(err error, at place) {
 		by = "os.ErrDeadlineExceeded"
 	}
 	w.add(&pb.Evidence{Kind: &pb.Evidence_Timeout{Timeout: &pb.Timeout{
-		By: by, Operation: at.operation, Text: w.whole,
+		By: by, Operation: pb.Operation(at.operation), Text: w.whole,
 	}}})
 }
 

@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package drahealth
 
 import (
@@ -28,7 +31,7 @@ func pathError(path string) error {
 
 // shown formats each piece of evidence as a short line.
 func shown(err error) (all []string) {
-	for _, one := range Evidence(err) {
+	for _, one := range evidenceOf(err) {
 		switch kind := one.GetKind().(type) {
 		case *pb.Evidence_Errno:
 			e := kind.Errno
@@ -70,28 +73,28 @@ func TestEvidenceOfEachKindOfError(t *testing.T) {
 	}{
 		{errors.New("bank is locked"), "text"},
 		{syscall.EBUSY, "errno 16 0 ; text"},
-		{fmt.Errorf("claim: %w", Doing(CDI, pathError("/cdi/a.json"))), "errno 28 2 /cdi/a.json; text"},
-		{Doing(CDI, Doing(State, pathError("/ledger"))), "errno 28 3 /ledger; text"},
+		{fmt.Errorf("claim: %w", Doing(OpCDI, pathError("/cdi/a.json"))), "errno 28 2 /cdi/a.json; text"},
+		{Doing(OpCDI, Doing(OpState, pathError("/ledger"))), "errno 28 3 /ledger; text"},
 		{&os.LinkError{Op: "rename", Old: "/cdi/.a", New: "/cdi/a", Err: syscall.EROFS}, "errno 30 0 /cdi/a; text"},
-		{Doing(API, refused), "errno 111 5 ; text"},
+		{Doing(OpAPI, refused), "errno 111 5 ; text"},
 		{errors.Join(pathError("/a"), pathError("/b")), "errno 28 0 /a; errno 28 0 /b; text"},
 		{fmt.Errorf("%w, %w", syscall.EIO, context.DeadlineExceeded), "errno 5 0 ; late context.DeadlineExceeded 0; text"},
-		{Doing(Lock, context.DeadlineExceeded), "late context.DeadlineExceeded 6; text"},
-		{Doing(Device, late), "late os.ErrDeadlineExceeded 1; text"},
+		{Doing(OpLock, context.DeadlineExceeded), "late context.DeadlineExceeded 6; text"},
+		{Doing(OpDevice, late), "late os.ErrDeadlineExceeded 1; text"},
 		{&net.DNSError{Err: "no answer", IsTimeout: true}, "late net.DNSError 0; text"},
 		{syscall.ETIMEDOUT, "errno 110 0 ; text"},
 		{context.Canceled, "text"},
 		{fmt.Errorf("x: %w", status.Error(codes.Unavailable, "closing")), "grpc 14 closing; text"},
 		{apierrors.NewConflict(claims, "it", errors.New("changed")), "http 409 Conflict true; text"},
 		{fmt.Errorf("get: %w", apierrors.NewNotFound(claims, "it")), "http 404 NotFound true; text"},
-		{fmt.Errorf("handle: %w", Nvml(15, "gpu-3", errors.New("GPU is lost"))), "nvml 15 gpu-3; text"},
-		{Nvml(999, "", nil), "nvml 999 ; text"},
-		{Nvml(0, "gpu-3", errors.New("it went well")), "text"},
+		{fmt.Errorf("handle: %w", NVMLReturn(15, "gpu-3", errors.New("GPU is lost"))), "nvml 15 gpu-3; text"},
+		{NVMLReturn(999, "", nil), "nvml 999 ; text"},
+		{NVMLReturn(0, "gpu-3", errors.New("it went well")), "text"},
 		{number, "text"},
-		{Doing(Config, number), "decode_error json.UnmarshalTypeError; text"},
-		{Doing(Config, errors.New("strict decoding error")), "decode_error decoder; text"},
-		{Doing(Config, BadConfig("fpga.mode", "mode 9, 0 to 3")), `word 2 fpga.mode "mode 9, 0 to 3"  0; text`},
-		{Doing(Config, pathError("/etc/x")), "errno 28 4 /etc/x; text"},
+		{Doing(OpConfig, number), "decode_error json.UnmarshalTypeError; text"},
+		{Doing(OpConfig, errors.New("strict decoding error")), "decode_error decoder; text"},
+		{Doing(OpConfig, BadConfig("fpga.mode", "mode 9, 0 to 3")), `word 2 fpga.mode "mode 9, 0 to 3"  0; text`},
+		{Doing(OpConfig, pathError("/etc/x")), "errno 28 4 /etc/x; text"},
 		{Transient("fpga.training", "link trains").After(90 * time.Second), `word 1 fpga.training "link trains"  90; text`},
 		{FailedDevice("fpga-0", "fpga.dead", "no answer: %w", syscall.EIO), `word 3 fpga.dead "no answer: input/output error" fpga-0 0; errno 5 0 ; text`},
 		{Permanent("fpga.firmware", "%w and %w", syscall.EIO, syscall.EBUSY), `word 4 fpga.firmware "input/output error and device or resource busy"  0; errno 5 0 ; errno 16 0 ; text`},
@@ -102,8 +105,44 @@ func TestEvidenceOfEachKindOfError(t *testing.T) {
 	}
 }
 
+func TestClassifiedErrorDoesNotChange(t *testing.T) {
+	training := Transient("fpga.training", "link trains")
+	later := training.After(time.Minute).After(90 * time.Second)
+	if got := shown(training)[0]; got != `word 1 fpga.training "link trains"  0` {
+		t.Errorf("After changed the error to %s", got)
+	}
+	if got := shown(later)[0]; got != `word 1 fpga.training "link trains"  90` {
+		t.Error(got)
+	}
+	if !errors.Is(later, training) || errors.Is(training, later) || errors.Is(later, Transient("fpga.training", "link trains")) {
+		t.Error("the copy is another error for errors.Is")
+	}
+}
+
+func TestEvidenceLinesHaveAllValues(t *testing.T) {
+	for _, one := range []struct {
+		err  error
+		want string
+	}{
+		{Doing(OpCDI, pathError("/cdi/a.json")), `errno number=28 operation=cdi path="/cdi/a.json"`},
+		{syscall.EBUSY, `errno number=16 operation=unspecified`},
+		{FailedDevice("gpu-3", "gpu.link", "link %d is down", 2), `driver-error class=failed-device code=gpu.link device=gpu-3 summary="link 2 is down"`},
+		{Transient("gpu.training", "links train").After(time.Minute), `driver-error class=transient code=gpu.training retry-after=60s summary="links train"`},
+		{NVMLReturn(15, "gpu-3", nil), "nvml code=15 device=gpu-3"},
+		{status.Error(codes.Unavailable, "closing"), `grpc code=Unavailable message="closing"`},
+		{apierrors.NewUnauthorized("no token"), "http status=401 reason=Unauthorized"},
+		{Doing(OpLock, context.DeadlineExceeded), "timeout by=context.DeadlineExceeded operation=lock"},
+		{Doing(OpConfig, errors.New("no JSON")), `decode-error by=decoder text="no JSON"`},
+		{errors.New("bank is locked"), `text "bank is locked"`},
+	} {
+		if got := Evidence(one.err)[0]; got != one.want {
+			t.Errorf("%v\n  shows %s\n  not   %s", one.err, got, one.want)
+		}
+	}
+}
+
 func TestEvidenceOfNilIsEmpty(t *testing.T) {
-	if Evidence(nil) != nil || Doing(CDI, nil) != nil {
+	if evidenceOf(nil) != nil || Doing(OpCDI, nil) != nil {
 		t.Error("nil has evidence")
 	}
 }
@@ -113,7 +152,7 @@ func TestEvidenceIsWithinTheAgentsLimits(t *testing.T) {
 	for range 30 {
 		many = append(many, pathError("/"+strings.Repeat("\u00fc", 5000)))
 	}
-	evidence := Evidence(errors.Join(many...))
+	evidence := evidenceOf(errors.Join(many...))
 	if len(evidence) != evidenceCount || evidence[evidenceCount-1].GetText() == "" {
 		t.Errorf("%d pieces, the last is %v", len(evidence), evidence[len(evidence)-1])
 	}
@@ -124,7 +163,7 @@ func TestEvidenceIsWithinTheAgentsLimits(t *testing.T) {
 			}
 		}
 	}
-	summary := Evidence(BadConfig("x.y", "%s", "\xff\n"+strings.Repeat("\u00fc", 300)))[0].GetDriverError().GetSummary()
+	summary := evidenceOf(BadConfig("x.y", "%s", "\xff\n"+strings.Repeat("\u00fc", 300)))[0].GetDriverError().GetSummary()
 	if utf8.RuneCountInString(summary) != summaryMax || !utf8.ValidString(summary) || strings.Contains(summary, "\n") {
 		t.Errorf("%q", summary)
 	}
@@ -137,7 +176,7 @@ func (endless) Error() string   { return "endless" }
 func (e endless) Unwrap() error { return e }
 
 func TestEvidenceOfEndlessChainEnds(t *testing.T) {
-	for want, err := range map[string]error{"text": endless{}, "decode_error drahealth.endless; text": Doing(Config, endless{})} {
+	for want, err := range map[string]error{"text": endless{}, "decode_error drahealth.endless; text": Doing(OpConfig, endless{})} {
 		if got := strings.Join(shown(err), "; "); got != want {
 			t.Errorf("shows %s, not %s", got, want)
 		}

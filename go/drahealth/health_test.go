@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package drahealth
 
 import (
@@ -64,7 +67,7 @@ func TestListsOfAnsweringAgentAreNotRepeated(t *testing.T) {
 
 func TestDeclaredDevicesAreUnknownAtOnceWithoutAgent(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		c.Declare(cpu("b"), cpu("a"), &pb.DeclaredDevice{Name: "of no pool"})
+		c.Declare(cpu("b"), cpu("a"), Device{Name: "of no pool"})
 		k := startKubelet(ctx, c)
 		k.expect(t, reportedHealth{0, "a", isUnknown, gone, 45 * second}, reportedHealth{0, "b", isUnknown, gone, 45 * second})
 		time.Sleep(25 * second)
@@ -337,7 +340,7 @@ func TestHealthIsForwardedWhileDeclarationFails(t *testing.T) {
 		a.start()
 		c.Declare(cpu("a"))
 		one, other := startKubelet(ctx, c), startKubelet(ctx, c)
-		go c.WatchTaints(ctx, func(Taints) {})
+		go c.WatchTaints(ctx, func(context.Context, Taints) error { return nil })
 		time.Sleep(syncTimeout + time.Millisecond)
 		for _, k := range []*kubelet{one, other} {
 			if got := k.received(t); len(got) == 0 || got[len(got)-1].health != isHealthy {
@@ -426,7 +429,10 @@ func firstText(t *testing.T, path string) string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	c := New(driverName, Socket(path))
+	c, err := New(driverName, Socket(path))
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer c.Close()
 	c.Declare(cpu("a"))
 	reports := make(chan kubeletplugin.DeviceHealthReport)

@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package drahealth
 
 import (
@@ -71,7 +74,7 @@ func (c *Client) classifyFetch(ctx context.Context, err error) error {
 	}
 	timed, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
-	reply, failure := c.link.Classify(timed, &pb.ClassifyRequest{Evidence: Evidence(Doing(API, err))})
+	reply, failure := c.link.Classify(timed, &pb.ClassifyRequest{Evidence: evidenceOf(Doing(OpAPI, err))})
 	c.noteAnswer(ctx, failure)
 	if reply.GetVerdict().GetText() == "" {
 		return err

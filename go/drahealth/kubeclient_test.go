@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package drahealth
 
 import (
@@ -62,7 +65,7 @@ func TestFailedFetchOfAClaimHasTheAgentsText(t *testing.T) {
 			if apierrors.IsNotFound(err) {
 				t.Errorf("the helper fetches the claim again: %v", err)
 			}
-			if one.status == 0 && (!errors.Is(err, syscall.ECONNREFUSED) || asked[0].GetErrno().GetOperation() != API) {
+			if one.status == 0 && (!errors.Is(err, syscall.ECONNREFUSED) || asked[0].GetErrno().GetOperation() != pb.Operation(OpAPI)) {
 				t.Errorf("%v of %v", err, asked)
 			}
 		})

@@ -1,3 +1,6 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package drahealth
 
 import (
@@ -11,6 +14,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	pb "drahealth.example.com/go/drahealthv1"
+)
+
+const (
+	// firstTaints is how long devices wait for their first taints. ResourceSlices from before a restart of
+	// the driver may have taints, which publishing without taints would remove.
+	firstTaints = 5 * time.Second
+	// publishMin and publishMax limit the pause before taints that could not be published are published
+	// again.
+	publishMin = time.Second
+	publishMax = 30 * time.Second
 )
 
 // Taints are the taints of all devices of the driver, by pool and name, worst first.
@@ -45,23 +58,42 @@ func (t Taints) Without(effect resourceapi.DeviceTaintEffect) Taints {
 }
 
 // WatchTaints calls publish, in the caller's goroutine, with all taints of the driver's devices: at the
-// start and after each change. They replace the published taints. While publish runs, newer taints
-// replace older ones that wait. While the agent is absent publish is not called, so that taints stay.
-// WatchTaints returns when ctx is done.
-func (c *Client) WatchTaints(ctx context.Context, publish func(Taints)) {
+// start and after each change. They replace the published taints. After an error publish is called again,
+// with pauses of 1 s to 30 s, and OnError gets the first of these errors. While publish runs, newer taints
+// replace older ones that wait. While the agent is absent publish is not called, so that taints stay. Only
+// if there are no taints within 5 s of the start, publish is called without any, so that the driver's
+// devices can be allocated without an agent. WatchTaints blocks until ctx is done.
+func (c *Client) WatchTaints(ctx context.Context, publish func(context.Context, Taints) error) {
 	var reader sync.WaitGroup
 	defer reader.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	newest := make(chan Taints, 1)
 	reader.Go(func() { c.readTaints(ctx, newest) })
+	var taints Taints
+	var again <-chan time.Time // nil: the taints are published
+	late := time.After(firstTaints)
+	pause := publishMin
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case taints := <-newest:
-			publish(taints)
+		case taints = <-newest:
+			late = nil
+		case <-late:
+		case <-again:
 		}
+		err := publish(ctx, taints)
+		switch {
+		case err == nil:
+			again, pause = nil, publishMin
+			continue
+		case ctx.Err() != nil:
+			return
+		case again == nil:
+			c.complain(ctx, err, "taints were not published; they are published again")
+		}
+		again, pause = time.After(pause), min(2*pause, publishMax)
 	}
 }
 

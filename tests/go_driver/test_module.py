@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from go_driver.module import DRIVER, LIBRARY, LIBRARY_PATH, GoModule
+from go_driver.module import DRIVER, LIBRARY, LIBRARY_PATH, ROOT, GoModule
 
 GENERATED = LIBRARY / "drahealthv1"
 WHAT_TO_WRITE = "## What to write"
@@ -50,6 +50,30 @@ def test_generated_messages_match_the_proto(library: GoModule, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     made = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert made == {path.name: path.read_text() for path in GENERATED.glob("*.pb.go")}
+
+
+@pytest.mark.parametrize("directory", [LIBRARY, DRIVER], ids=lambda path: path.name)
+def test_each_file_begins_with_its_licence(directory: Path) -> None:
+    """Needs no Go."""
+    assert (LIBRARY / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    written = [path for path in directory.rglob("*.go") if not path.name.endswith(".pb.go")]
+    licence = "// Copyright The drahealth Authors.\n// SPDX-License-Identifier: Apache-2.0\n\n"
+    assert [path for path in written if not path.read_text().startswith(licence)] == []
+
+
+@pytest.mark.parametrize("call", ["Transient(", "BadConfig(", "Permanent(", 'FailedDevice("gpu-3", '])
+def test_vet_finds_wrong_formats_of_classified_errors(library: GoModule, tmp_path: Path, call: str) -> None:
+    user = library.used_by(USER, tmp_path / "driver")
+    (user.directory / "main.go").write_text(
+        f"""package main
+
+import "{LIBRARY_PATH}/drahealth"
+
+func main() {{ println(drahealth.{call}"gpu.link", "link %d is down", "two").Error()) }}
+"""
+    )
+    done = user.go("vet", "-mod=mod", ".")
+    assert "format %d has arg" in done.stderr
 
 
 def test_library_requires_no_module_that_the_helper_does_not(library: GoModule) -> None:
