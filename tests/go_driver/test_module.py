@@ -121,6 +121,71 @@ def test_library_can_be_fetched_with_go_get(library: GoModule, tmp_path: Path) -
     assert built.returncode == 0, built.stderr
 
 
+README_PRELUDE = f"""package main
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	drahealthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+
+	"{LIBRARY_PATH}/drahealth"
+)
+
+// nvmlReturn is like nvml.Return of go-nvml.
+type nvmlReturn int32
+
+func (nvmlReturn) Error() string {{ return "" }}
+
+type driver struct {{
+	drahealthv1alpha1.UnimplementedDRAResourceHealthServer
+	agent            *drahealth.Client
+	conn             *grpc.ClientConn
+	prepare          func(context.Context, *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error)
+	unprepare        func(context.Context, kubeletplugin.NamespacedObject) error
+	unknownUntilBack func(drahealthv1alpha1.DRAResourceHealth_NodeWatchResourcesServer, error) error
+}}
+
+func (d *driver) HandleError(context.Context, error, string) {{}}
+
+// What the helper needs, and an older one.
+var _ kubeletplugin.DRAPlugin = &driver{{}}
+
+var _ drahealthv1alpha1.DRAResourceHealthServer = &driver{{}}
+
+var (
+	d                                             *driver
+	err                                           error
+	ret                                           nvmlReturn
+	version, nodeName, mode, modes, has, needs string
+	link                                          int
+	client                                        kubernetes.Interface
+)
+
+func main() {{}}
+"""
+
+
+def test_readme_blocks_compile(library: GoModule, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```go\n(.*?)^```$", (LIBRARY / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    methods = [block for block in blocks if "func (" in block]
+    statements = [block for block in blocks if "func (" not in block]
+    assert (len(methods), len(statements)) == (2, 2)
+    options = re.findall(r"`(kubeletplugin\.[^`]*)`", (LIBRARY / "README.md").read_text())
+    body = "".join([*statements, *(f"_ = {option}\n" for option in options)])
+    user = library.used_by(USER, tmp_path / "driver")
+    (user.directory / "main.go").write_text(
+        "\n".join([README_PRELUDE, *methods, f"func statements() {{\n{body}}}"])
+    )
+    done = user.go("vet", "-mod=mod", ".")
+    assert done.returncode == 0, done.stderr
+
+
 def test_lines_to_write_in_the_readme_are_in_the_driver() -> None:
     """Needs no Go."""
     section = (LIBRARY / "README.md").read_text().partition(f"{WHAT_TO_WRITE}\n")[2].partition("\n## ")[0]
