@@ -260,3 +260,25 @@ func withFakeClock(t *testing.T, test func(ctx context.Context, t *testing.T, a 
 func cpu(name string) Device {
 	return Device{Name: name, Pool: "node-1", Lease: 45 * time.Second, Part: CPUs{List: "0"}}
 }
+
+// journal records what goroutines did, for a test that reads it while they run.
+type journal[T any] struct {
+	mu  sync.Mutex
+	all []T
+}
+
+// add appends one entry and returns the number of entries.
+func (j *journal[T]) add(one T) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.all = append(j.all, one)
+	return len(j.all)
+}
+
+// entries waits until all goroutines are blocked, and returns what they did.
+func (j *journal[T]) entries() []T {
+	synctest.Wait()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Clone(j.all)
+}

@@ -211,7 +211,7 @@ func (call *Call) ended(claim *resourceapi.ResourceClaim, outcome *pb.PrepareOut
 	}
 }
 
-// Report reports the results to the agent and returns an error for each claim that failed. If the agent
+// Report sends the results to the agent and returns an error for each claim that failed. If the agent
 // answers in time, a device that failed is already Unhealthy. The report is sent in any case; Report
 // waits for the answer only if a claim failed and the agent is not known to be absent.
 func (call *Call) Report() map[types.UID]error {

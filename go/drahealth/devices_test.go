@@ -270,8 +270,8 @@ func TestSlowPublishGetsTheNewestTaints(t *testing.T) {
 }
 
 func TestUnpublishedTaintsArePublishedAgainAndReportedOnce(t *testing.T) {
-	var complaints []error
-	handle := OnError(func(_ context.Context, err error, _ string) { complaints = append(complaints, err) })
+	var complaints journal[error]
+	handle := OnError(func(_ context.Context, err error, _ string) { complaints.add(err) })
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		newer := make(chan bool)
 		a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error {
@@ -282,46 +282,44 @@ func TestUnpublishedTaintsArePublishedAgainAndReportedOnce(t *testing.T) {
 			return nil
 		}
 		a.start()
-		var published []string
+		var published journal[string]
 		go c.WatchTaints(ctx, func(_ context.Context, taints Taints) error {
-			published = append(published, slices.Sorted(maps.Keys(taints["node-1"]))[0])
-			if len(published) == 1 || len(published) == 2 || len(published) == 4 {
+			switch published.add(slices.Sorted(maps.Keys(taints["node-1"]))[0]) {
+			case 1, 2, 4:
 				return errors.New("the API server is away")
 			}
 			return nil
 		})
 		time.Sleep(2 * second) // after 0 and 1 s
-		if !slices.Equal(published, []string{"a", "a"}) {
-			t.Errorf("%v", published)
+		if got := published.entries(); !slices.Equal(got, []string{"a", "a"}) {
+			t.Errorf("%v", got)
 		}
 		time.Sleep(time.Hour)
-		synctest.Wait()
-		if !slices.Equal(published, []string{"a", "a", "a"}) || len(complaints) != 1 {
-			t.Errorf("%v, %v", published, complaints)
+		if got := published.entries(); !slices.Equal(got, []string{"a", "a", "a"}) || len(complaints.entries()) != 1 {
+			t.Errorf("%v, %v", got, complaints.entries())
 		}
 		close(newer)
 		time.Sleep(time.Hour)
-		synctest.Wait()
-		if !slices.Equal(published, []string{"a", "a", "a", "b", "b"}) || len(complaints) != 2 {
-			t.Errorf("%v, %v", published, complaints)
+		if got := published.entries(); !slices.Equal(got, []string{"a", "a", "a", "b", "b"}) || len(complaints.entries()) != 2 {
+			t.Errorf("%v, %v", got, complaints.entries())
 		}
 	}, handle)
 }
 
 func TestDevicesWithoutAgentArePublishedOnceWithoutTaints(t *testing.T) {
 	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		var published []Taints
+		var published journal[Taints]
 		go c.WatchTaints(ctx, func(_ context.Context, taints Taints) error {
-			published = append(published, taints)
+			published.add(taints)
 			return nil
 		})
 		time.Sleep(firstTaints - 1)
-		if len(published) != 0 {
-			t.Errorf("%v", published)
+		if got := published.entries(); len(got) != 0 {
+			t.Errorf("%v", got)
 		}
 		time.Sleep(time.Hour)
-		if len(published) != 1 || published[0] != nil {
-			t.Errorf("%v", published)
+		if got := published.entries(); len(got) != 1 || got[0] != nil {
+			t.Errorf("%v", got)
 		}
 	})
 }
