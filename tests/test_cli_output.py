@@ -11,6 +11,8 @@ import pytest
 from patience import PATIENCE_S
 from small_disk import run_on_small_disk
 
+from agent.system.output import describe_exit
+
 AGENT = [sys.executable, "-m", "agent"]
 BENCH = [sys.executable, "-m", "agent.bench"]
 VERBS = [
@@ -171,3 +173,17 @@ def test_bench_with_a_closed_pipe_exits_141():
     done = subprocess.run([*BENCH, "--help"], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("wait_status", "end"),
+    [
+        (0, "ended with exit code 0"),
+        (3 << 8, "ended with exit code 3"),
+        (11, "was killed by SIGSEGV"),
+        (11 | 0x80, "was killed by SIGSEGV"),  # with a core dump
+        (40, "was killed by signal 40"),  # a real-time signal has no name
+    ],
+)
+def test_end_of_a_process_is_described_by_exit_code_or_signal(wait_status, end):
+    assert describe_exit(wait_status) == end

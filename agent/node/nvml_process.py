@@ -39,6 +39,7 @@ from agent.node.nvml_process_main import (
     encode_options,
 )
 from agent.sources.gpu_host import NvidiaPciDevices, read_nvidia_devices
+from agent.system.output import describe_exit
 from agent.system.threads.loop_thread import set_thread_name
 
 MEMORY_MAX: Final = 256 << 20
@@ -348,13 +349,7 @@ def _reap(pid: int) -> str:
         _, status = os.waitpid(pid, 0)
     except ChildProcessError:
         return "ended; its exit code is not known"
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    return describe_exit(status)
 
 
 def _no_gpus(state: SourceState, since_ns: int, detail: str = "") -> NvmlSample:

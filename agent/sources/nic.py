@@ -7,7 +7,7 @@ counters, which may hang.
 import errno
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -68,60 +68,39 @@ def _read_nic(sysfs_root: Path, device: Path, address: str) -> NicSample:
 
 def _read_port(interfaces: Path, device: Path, number: int) -> NicPortSample:
     port = device / "ports" / str(number)
-    layer = read_sysfs_text(port / "link_layer")
-    rate, width = _read_rate(port / "rate")
-    state, phys_state = _read_state(port / "state"), _read_state(port / "phys_state")
-    if isinstance(layer, Missing):
-        return NicPortSample(
-            number,
-            LinkLayer.UNKNOWN,
-            state,
-            phys_state,
-            rate,
-            width,
-            link_downs=layer,
-            link_ups=layer,
-            symbol_errors=layer,
-            receive_errors=layer,
-            integrity_errors=layer,
-            buffer_overruns=layer,
-        )
-    if layer.strip() != LinkLayer.ETHERNET:
-        counters = port / "counters"
-        return NicPortSample(
-            number,
-            LinkLayer.INFINIBAND,
-            state,
-            phys_state,
-            rate,
-            width,
-            link_downs=_read_count(counters / "link_downed"),
-            link_ups=NEVER_READ,
-            symbol_errors=_read_count(counters / "symbol_error"),
-            receive_errors=_read_count(counters / "port_rcv_errors"),
-            integrity_errors=_read_count(counters / "local_link_integrity_errors"),
-            buffer_overruns=_read_count(counters / "excessive_buffer_overrun_errors"),
-        )
-    name = _interface(port, device, number)
+    text = read_sysfs_text(port / "link_layer")
+    error, layer = (text, LinkLayer.UNKNOWN) if isinstance(text, Missing) else (NEVER_READ, _link_layer(text))
+    name = _interface(port, device, number) if layer is LinkLayer.ETHERNET else ""
     interface = interfaces / name
-    read: Callable[[Path], Reading] = _read_count if name else lambda _: NEVER_READ
+
+    def count(infiniband: str, ethernet: str) -> Reading:
+        """Read a counter from its file of the link layer; an empty name: the link layer does not count it."""
+        if layer is LinkLayer.INFINIBAND and infiniband:
+            return _read_count(port / "counters" / infiniband)
+        return _read_count(interface / ethernet) if name and ethernet else error
+
+    rate, width = _read_rate(port / "rate")
     return NicPortSample(
         number,
-        LinkLayer.ETHERNET,
-        state,
-        phys_state,
+        layer,
+        _read_state(port / "state"),
+        _read_state(port / "phys_state"),
         rate,
         width,
-        link_downs=read(interface / "carrier_down_count"),
-        link_ups=read(interface / "carrier_up_count"),
-        symbol_errors=NEVER_READ,
-        receive_errors=read(interface / "statistics/rx_crc_errors"),
-        integrity_errors=NEVER_READ,
-        buffer_overruns=NEVER_READ,
+        link_downs=count("link_downed", "carrier_down_count"),
+        link_ups=count("", "carrier_up_count"),
+        symbol_errors=count("symbol_error", ""),
+        receive_errors=count("port_rcv_errors", "statistics/rx_crc_errors"),
+        integrity_errors=count("local_link_integrity_errors", ""),
+        buffer_overruns=count("excessive_buffer_overrun_errors", ""),
         interface=name,
         is_interface_up=not name or _is_interface_up(interface),
         working_bond=_working_bond(interfaces, name) if name else "",
     )
+
+
+def _link_layer(text: str) -> LinkLayer:
+    return LinkLayer.ETHERNET if text.strip() == LinkLayer.ETHERNET else LinkLayer.INFINIBAND
 
 
 def _read_state(path: Path) -> Reading:

@@ -1,4 +1,5 @@
-"""Unbuffered standard output and standard error: every write succeeds completely, or raises OutputError.
+"""Unbuffered standard output and standard error: every write succeeds completely, or raises OutputError; and
+the text that says how a process ended.
 
 Python's own streams keep unwritten data and retry at interpreter exit, where an error cannot be reported, and
 they ignore writes to a closed descriptor.
@@ -8,6 +9,7 @@ import io
 import logging
 import os
 import select
+import signal
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TextIO
@@ -53,6 +55,17 @@ def print_last_error(text: str) -> None:
     """Print a line on standard error; a failure to write is ignored."""
     with suppress(OutputError):
         sys.stderr.write(f"{text}\n")
+
+
+def describe_exit(wait_status: int) -> str:
+    """Return how a process ended, such as ``was killed by SIGSEGV``, from its status of waitpid(2)."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-code}"
 
 
 class DescriptorStream(io.BufferedIOBase):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import pickle
 import select
-import signal
 import threading
 import time
 import traceback
@@ -30,6 +29,7 @@ from agent.model.gpu import GpuField, GpuSample, NvmlSample
 from agent.model.reading import Missing, Reading
 from agent.model.source_state import SourceState
 from agent.model.time import NS
+from agent.system.output import describe_exit
 
 if TYPE_CHECKING:
     from agent.cli.output.terminal import TextStyle
@@ -276,9 +276,7 @@ def read_in_child(read: Callable[[], T]) -> T:
         data = stream.read()
     _, status = os.waitpid(pid, 0)
     if not data:
-        code = os.waitstatus_to_exitcode(status)
-        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        raise ProbeError(f"GPU readers: the process that called NVML {end}")
+        raise ProbeError(f"GPU readers: the process that called NVML {describe_exit(status)}")
     has_result, result = pickle.loads(data)
     if not has_result:
         raise ProbeError(result)

@@ -17,7 +17,7 @@ from agent.health.gpu.xid.conditions import FaultDecision
 from agent.health.gpu.xid.log_lines import SxidLine, XidLine, parse_line
 from agent.health.state_machine import Condition, ConditionPhase
 from agent.model.cleared_faults import ClearedFault
-from agent.model.health import Finding, Repair, Severity, repair_for_severity
+from agent.model.health import Repair, Severity, repair_for_severity
 from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
 from agent.model.reading import Absence, Missing
 from agent.model.settings import GpuLimits
@@ -235,10 +235,7 @@ def _is_reported_at_start(fault: Fault, limits: GpuLimits, now: Instant) -> bool
 def _raised_condition(fault: Fault, code: str) -> Condition:
     decision = fault.last_decision
     assert decision is not None, "a fault in the checkpoint has a decision"
-    finding = Finding(
-        code, decision.severity, decision.evidence, decision.advice, decision.blame, repair=decision.repair
-    )
-    return Condition(ConditionPhase.RAISED, finding, fault.first, 0, 0, 0)
+    return Condition(ConditionPhase.RAISED, decision.finding(code), fault.first, 0, 0, 0)
 
 
 def affected_devices(key: FaultKey, gpus: Iterable[KnownGpu]) -> Iterator[str]:

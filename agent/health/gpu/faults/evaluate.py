@@ -166,7 +166,7 @@ def gpu_findings(
         if any(key.affects_only(mig) for mig in migs):
             of_instances.setdefault(key.code, []).append((decision.evidence, since))
         elif key.code not in whole or decision.severity > whole[key.code].finding.severity:
-            whole[key.code] = LatchedFinding(_finding(key.code, decision), since)
+            whole[key.code] = LatchedFinding(decision.finding(key.code), since)
     for code, evidences in of_instances.items():
         if code not in whole:
             evidence = "; ".join(sorted(text for text, _ in evidences))
@@ -189,14 +189,8 @@ def mig_findings(
             continue
         worse = key.code not in found or decision.severity > found[key.code].finding.severity
         if decision.severity is not Severity.OK and worse:
-            found[key.code] = LatchedFinding(_finding(key.code, decision), faults[key].first)
+            found[key.code] = LatchedFinding(decision.finding(key.code), faults[key].first)
     return found
-
-
-def _finding(code: str, decision: FaultDecision) -> Finding:
-    return Finding(
-        code, decision.severity, decision.evidence, decision.advice, decision.blame, repair=decision.repair
-    )
 
 
 def _instance(key: FaultKey) -> str:

@@ -17,7 +17,7 @@ from agent.health.gpu.xid.nvlink_decoder import (
 )
 from agent.health.gpu.xid.row_types import RecoveryAction, XidAdvice, XidCondition, XidEffect, XidRow
 from agent.health.gpu.xid.xid_table import ENDED_XIDS
-from agent.model.health import Blame, Repair, Severity
+from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.persistent_faults import Cure
 
 
@@ -72,6 +72,10 @@ class FaultDecision(NamedTuple):
     blame: Blame
     cure: Cure
     repair: Repair
+
+    def finding(self, code: str) -> Finding:
+        """Return the finding that reports the fault with this code."""
+        return Finding(code, self.severity, self.evidence, self.advice, self.blame, repair=self.repair)
 
 
 def announced_action(lines: Sequence[XidLine]) -> RecoveryAction | None:

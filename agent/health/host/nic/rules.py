@@ -5,7 +5,7 @@ The PCI rules evaluate the NIC's PCI function, with the kernel-log facts about i
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.health.host.nic.state import BOOT_WAIT_S, NicPortRuleInput, NicRuleInput
 from agent.health.host.pci.rules import OFF_THE_BUS
@@ -22,7 +22,7 @@ from agent.health.rules import (
 )
 from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.nic import LINK_UP, LinkLayer, NicPortSample, NicSample, physical_state_name, port_state_name
-from agent.model.reading import Missing, Reading, is_absent
+from agent.model.reading import Missing, is_absent
 from agent.model.settings import HostLimits
 
 _LIMITS: Final = HostLimits()
@@ -196,37 +196,63 @@ def _ports_result(
     return next((OK for result in results if result is OK), results[0])
 
 
-def _counter_result(
-    port: NicPortRuleInput,
-    file: str,
-    reading: Reading,
-    counter: WindowedCounter,
-    maximum: int,
-    limit: int,
-    window_s: int,
-    code: str,
-    events: str,
-) -> RuleResult:
-    """Return the result of comparing the growth of one counter of a port with a limit.
+class _NicCounter(NamedTuple):
+    """Counter of a port that one rule compares with a limit."""
 
-    Args:
-        maximum: Value at which InfiniBand's counter stops counting.
-        events: Name of the counted events in the evidence.
-    """
+    field: str
+    """Name of the field in NicPortSample and NicPortCounters."""
+    infiniband_file: str
+    ethernet_file: str
+    """File that counts for Ethernet; empty: it is not counted there."""
+    maximum: int
+    """Value at which InfiniBand's counter stops counting."""
+    events: str
+    """Name of the counted events in texts."""
+
+
+def _counter_result(
+    view: NicRuleInput, code: str, counter: _NicCounter, limit: int, window_s: int
+) -> RuleResult:
+    """Return the result of comparing the growth of a counter with a limit, for each port of the NIC."""
+    return _ports_result(view, code, partial(_port_counter_result, code, counter, limit, window_s))
+
+
+def _port_counter_result(
+    code: str, counter: _NicCounter, limit: int, window_s: int, port: NicPortRuleInput
+) -> RuleResult:
     label = port.sample.label
-    evidence = f"{label}: {events}: at least {limit} in {format_duration(window_s)}"
+    is_ethernet = port.sample.link_layer is LinkLayer.ETHERNET
+    file = (is_ethernet and counter.ethernet_file) or counter.infiniband_file
+    evidence = f"{label}: {counter.events}: at least {limit} in {format_duration(window_s)}"
+    windowed: WindowedCounter = getattr(port.counters, counter.field)
     result = counter_limit_result(
-        counter.growth,
+        windowed.growth,
         limit,
         window_s,
         Finding(code, Severity.DEGRADED, evidence),
         counter=f"{file} of {label}",
-        reason=f"the port's driver does not count {events}",
+        reason=f"the port's driver does not count {counter.events}",
     )
-    is_stuck = port.sample.link_layer is LinkLayer.INFINIBAND and reading == maximum
+    is_infiniband = port.sample.link_layer is LinkLayer.INFINIBAND
+    is_stuck = is_infiniband and getattr(port.sample, counter.field) == counter.maximum
     if is_stuck and not isinstance(result, Finding):
-        return RuleNotEvaluated(f"{file} of {label} has its maximum of {maximum}; perfquery -R resets it")
+        return RuleNotEvaluated(
+            f"{file} of {label} has its maximum of {counter.maximum}; perfquery -R resets it"
+        )
     return result
+
+
+_LINK_DOWNS: Final = _NicCounter("link_downs", "link_downed", "carrier_down_count", 0xFF, "link went down")
+_SYMBOL_ERRORS: Final = _NicCounter("symbol_errors", "symbol_error", "", 0xFFFF, "symbol errors")
+_RECEIVE_ERRORS: Final = _NicCounter(
+    "receive_errors", "port_rcv_errors", "rx_crc_errors", 0xFFFF, "damaged packets"
+)
+_INTEGRITY_ERRORS: Final = _NicCounter(
+    "integrity_errors", "local_link_integrity_errors", "", 0xF, "link integrity errors"
+)
+_BUFFER_OVERRUNS: Final = _NicCounter(
+    "buffer_overruns", "excessive_buffer_overrun_errors", "", 0xF, "buffer overruns"
+)
 
 
 def detect_flapping_link(view: NicRuleInput) -> RuleResult:
@@ -236,22 +262,7 @@ def detect_flapping_link(view: NicRuleInput) -> RuleResult:
     (Ethernet) [count].
     """
     limits = view.limits
-
-    def evaluate(port: NicPortRuleInput) -> RuleResult:
-        is_ethernet = port.sample.link_layer is LinkLayer.ETHERNET
-        return _counter_result(
-            port,
-            "carrier_down_count" if is_ethernet else "link_downed",
-            port.sample.link_downs,
-            port.counters.link_downs,
-            0xFF,
-            limits.nic_link_downs,
-            limits.nic_link_window_s,
-            "nic.flapping",
-            "link went down",
-        )
-
-    return _ports_result(view, "nic.flapping", evaluate)
+    return _counter_result(view, "nic.flapping", _LINK_DOWNS, limits.nic_link_downs, limits.nic_link_window_s)
 
 
 def detect_symbol_errors(view: NicRuleInput) -> RuleResult:
@@ -260,21 +271,9 @@ def detect_symbol_errors(view: NicRuleInput) -> RuleResult:
     Source: growth of ``counters/symbol_error`` [count]; not for Ethernet.
     """
     limits = view.limits
-
-    def evaluate(port: NicPortRuleInput) -> RuleResult:
-        return _counter_result(
-            port,
-            "symbol_error",
-            port.sample.symbol_errors,
-            port.counters.symbol_errors,
-            0xFFFF,
-            limits.nic_errors,
-            limits.nic_error_window_s,
-            "nic.symbol_errors",
-            "symbol errors",
-        )
-
-    return _ports_result(view, "nic.symbol_errors", evaluate)
+    return _counter_result(
+        view, "nic.symbol_errors", _SYMBOL_ERRORS, limits.nic_errors, limits.nic_error_window_s
+    )
 
 
 def detect_receive_errors(view: NicRuleInput) -> RuleResult:
@@ -284,22 +283,9 @@ def detect_receive_errors(view: NicRuleInput) -> RuleResult:
     interface (Ethernet) [count].
     """
     limits = view.limits
-
-    def evaluate(port: NicPortRuleInput) -> RuleResult:
-        is_ethernet = port.sample.link_layer is LinkLayer.ETHERNET
-        return _counter_result(
-            port,
-            "rx_crc_errors" if is_ethernet else "port_rcv_errors",
-            port.sample.receive_errors,
-            port.counters.receive_errors,
-            0xFFFF,
-            limits.nic_errors,
-            limits.nic_error_window_s,
-            "nic.receive_errors",
-            "damaged packets",
-        )
-
-    return _ports_result(view, "nic.receive_errors", evaluate)
+    return _counter_result(
+        view, "nic.receive_errors", _RECEIVE_ERRORS, limits.nic_errors, limits.nic_error_window_s
+    )
 
 
 def detect_integrity_errors(view: NicRuleInput) -> RuleResult:
@@ -307,22 +293,7 @@ def detect_integrity_errors(view: NicRuleInput) -> RuleResult:
 
     Source: growth of ``counters/local_link_integrity_errors`` [count]; not for Ethernet.
     """
-    window_s = view.limits.nic_error_window_s
-
-    def evaluate(port: NicPortRuleInput) -> RuleResult:
-        return _counter_result(
-            port,
-            "local_link_integrity_errors",
-            port.sample.integrity_errors,
-            port.counters.integrity_errors,
-            0xF,
-            1,
-            window_s,
-            "nic.link_integrity",
-            "link integrity errors",
-        )
-
-    return _ports_result(view, "nic.link_integrity", evaluate)
+    return _counter_result(view, "nic.link_integrity", _INTEGRITY_ERRORS, 1, view.limits.nic_error_window_s)
 
 
 def detect_buffer_overruns(view: NicRuleInput) -> RuleResult:
@@ -330,22 +301,7 @@ def detect_buffer_overruns(view: NicRuleInput) -> RuleResult:
 
     Source: growth of ``counters/excessive_buffer_overrun_errors`` [count]; not for Ethernet.
     """
-    window_s = view.limits.nic_error_window_s
-
-    def evaluate(port: NicPortRuleInput) -> RuleResult:
-        return _counter_result(
-            port,
-            "excessive_buffer_overrun_errors",
-            port.sample.buffer_overruns,
-            port.counters.buffer_overruns,
-            0xF,
-            1,
-            window_s,
-            "nic.buffer_overruns",
-            "buffer overruns",
-        )
-
-    return _ports_result(view, "nic.buffer_overruns", evaluate)
+    return _counter_result(view, "nic.buffer_overruns", _BUFFER_OVERRUNS, 1, view.limits.nic_error_window_s)
 
 
 _CHECK_CABLE: Final = "clean or replace cable and transceiver; compare with other ports of the switch"

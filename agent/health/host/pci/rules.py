@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from agent.health.host.machine.state import LASTING_FAULT_HELD_S
-from agent.health.host.pci.nic import STOPPED_CODES, nic_faults
+from agent.health.host.pci.nic_log_faults import STOPPED_CODES, nic_faults
 from agent.health.host.pci.state import ERROR_WINDOW_S, PciRuleInput
 from agent.health.kernel_log.facts import KernelLogCode, no_log_lines_result
 from agent.health.rules import (

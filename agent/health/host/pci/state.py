@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from agent.health.host.machine.state import LASTING_FAULT_HELD_S
-from agent.health.host.pci.nic import HELD_FOR_A_DAY, NIC_CODES
+from agent.health.host.pci.nic_log_faults import HELD_FOR_A_DAY, NIC_CODES
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState, log_reader_state
 from agent.health.rate_window import WindowedCounter, next_counter
 from agent.health.rules import CounterGrowth
