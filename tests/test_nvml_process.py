@@ -23,6 +23,7 @@ from agent.native.gpu_watch import GpuWatchOptions
 from agent.node import nvml_process
 from agent.node.nvml_process import NvmlProcess
 from agent.node.nvml_process_main import decode_inventory, decode_options, encode_options
+from agent.sources.gpu_host import NvidiaPciDevices
 from tests.fake_nvml import FakeNvml, fake_nvml
 
 MS: Final = NS // 1000
@@ -228,6 +229,37 @@ def test_node_without_gpu_driver_and_library_starts_no_process(
     sample = watched.until(lambda s: s.nvml.state is SourceState.ABSENT)
     assert (sample.gpus, sample.err) == ((), 0)
     assert not [p for p in psutil.Process().children() if p.cmdline()[:1] == ["drahealth-nvml"]]
+
+
+class CountedProcfs:
+    """Mount point of a procfs without a GPU driver that counts the checks for the driver."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checks = 0
+
+    def __truediv__(self, name: str) -> Path:
+        self.checks += 1
+        return self.path / name
+
+
+def test_node_without_gpu_lists_the_pci_bus_at_start_and_after_events_only(
+    tmp_path: Path, start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[Path] = []
+
+    def list_bus(root: Path) -> NvidiaPciDevices:
+        listed.append(root)
+        return NvidiaPciDevices((), (), 0)
+
+    monkeypatch.setattr(nvml_process, "read_nvidia_devices", list_bus)
+    monkeypatch.setattr(nvml_process, "DRIVER_CHECK_S", 0.01)
+    procfs = CountedProcfs(tmp_path)
+    watched = start(replace(QUICK, library=str(tmp_path / "none.so")), procfs_root=procfs)
+    watched.until(lambda s: procfs.checks > 3)
+    assert len(listed) == 1
+    watched.nvml.check_count()  # the PCI bus changed
+    watched.until(lambda s: len(listed) == 2)
 
 
 def test_driver_that_is_loaded_later_starts_the_process(

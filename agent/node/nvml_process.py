@@ -54,7 +54,8 @@ FIRST_PASS_S: Final = 2.0
 INVENTORY_S: Final = 30.0
 """Longest wait for an inventory [s]."""
 DRIVER_CHECK_S: Final = 20.0
-"""Interval of checks for a GPU driver while no child runs and no kernel event is received [s]."""
+"""Interval of checks for a GPU driver while no child runs and no kernel event is received [s]. The PCI bus is
+listed at start and after an event only: a GPU without a driver cannot be read."""
 PERIOD_NS: Final = 10 * NS
 """Reported period of the source without a child, as that of the GPU watch's checks of the library [ns]."""
 _COPY_FD_MIN: Final = 16  # above the numbers that the child's descriptors get
@@ -240,11 +241,13 @@ class NvmlProcess:
     def _run(self) -> None:
         set_thread_name(self._thread.name)
         attempt = 0
+        is_bus_new = True
         while not self._stop.is_set():
-            if not self._find_driver():
-                self._check_driver.wait(DRIVER_CHECK_S)
+            if not self._find_driver(is_bus_new):
+                is_bus_new = self._check_driver.wait(DRIVER_CHECK_S)
                 self._check_driver.clear()
                 continue
+            is_bus_new = True
             started_ns = time.monotonic_ns()
             end = self._run_child()
             if self._stop.is_set():
@@ -256,13 +259,16 @@ class NvmlProcess:
             self._wake()
             self._stop.wait(pause_s)
 
-    def _find_driver(self) -> bool:
-        """Return whether a GPU, its driver or the configured library file exists. A change wakes the core."""
+    def _find_driver(self, is_bus_new: bool) -> bool:
+        """Return whether a GPU, its driver or the configured library file exists. A change wakes the core.
+
+        The PCI bus is listed only if it may have changed, since a large one has hundreds of functions.
+        """
         library = self._options.library
         found = (
             (self._procfs_root / "driver/nvidia/version").exists()
             or ("/" in library and Path(library).exists())
-            or self._has_gpu_on_bus()
+            or (is_bus_new and self._has_gpu_on_bus())
         )
         if found != self._has_driver:
             with self._lock:
