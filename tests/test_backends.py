@@ -18,6 +18,7 @@ from agent.cli.scan.crosscheck import (
     check_document,
     compare_gpus,
     compare_readings,
+    confirm_moved,
     gpu_documents,
     read_within,
     render_check,
@@ -138,6 +139,32 @@ def test_value_from_the_second_read_is_accepted():
         native(gpu(0, pcie_replay=1)), [reference_reader(0, pcie_replay=3)], native(gpu(0, pcie_replay=2))
     )
     assert "native 1, then 2, pynvml 3" in render_check(check, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("native_temps", "pynvml_temps", "agreement"),
+    [
+        ((0, 0, 0), (40, 40), FieldAgreement.DIFFERS),
+        ((0, 0, 0), (40, 41), FieldAgreement.MOVED),
+        ((40, 40, 41), (43, 43), FieldAgreement.MOVED),
+        ((40, 41, 41), (43, 43), FieldAgreement.MOVED),
+        ((40, 40, 43), (43, 43), FieldAgreement.MOVED),
+    ],
+)
+def test_field_with_a_constant_difference_has_not_moved(native_temps, pynvml_temps, agreement):
+    samples = [native(gpu(0, temp=temp)) for temp in native_temps]
+    first, second = ([reference_reader(0, temp=temp)] for temp in pynvml_temps)
+    check = compare_gpus(samples[0], first, samples[1])
+    assert [c.agreement for c in check.comparisons if c.field is GpuField.TEMP] == [FieldAgreement.MOVED]
+    confirmed = confirm_moved(check, compare_gpus(samples[1], second, samples[2]))
+    assert [c.agreement for c in confirmed.comparisons if c.field is GpuField.TEMP] == [agreement]
+    assert confirmed.differs == (agreement is FieldAgreement.DIFFERS)
+
+
+def test_moved_field_of_a_gpu_that_goes_away_stays_moved():
+    seen = native(gpu(0, temp=40))
+    check = compare_gpus(seen, [reference_reader(0, temp=44)], seen)
+    assert confirm_moved(check, compare_gpus(seen, "GPU is lost", seen)) == check
 
 
 def test_gpus_are_matched_by_uuid_in_any_order():
@@ -278,7 +305,7 @@ def test_scan_of_gpu_without_field_values_is_unknown(tmp_path):
 
 
 CHECK = """
-import json, sys
+import itertools, json, sys
 from pathlib import Path
 from agent.cli.scan.crosscheck import cross_check
 from agent.cli.scan.crosscheck import check_document
@@ -286,12 +313,19 @@ from agent.config.config import Config
 config = Config(
     node_name="n", nvml_library=sys.argv[1], sysfs_root=Path(sys.argv[2]), gpu_deadline_ns=500_000_000
 )
+if len(sys.argv) > 3:
+    from agent.model.gpu import GpuField
+    from agent.sources.nvml_reference import READERS
+    values = itertools.count(int(sys.argv[3]), int(sys.argv[4]))
+    READERS[GpuField.TEMP] = lambda gpu: next(values)
 print(json.dumps(check_document(cross_check(config))))
 """
 
 
-def check_of(fake: FakeNvml, sysfs: Path) -> Any:
-    command = [sys.executable, "-c", CHECK, str(fake.library), str(sysfs)]
+def check_of(fake: FakeNvml, sysfs: Path, *temps: int) -> Any:
+    """Return the comparison; with `temps` the reader of temperatures through pynvml is broken: it returns the
+    first value, and after each read adds the second."""
+    command = [sys.executable, "-c", CHECK, str(fake.library), str(sysfs), *map(str, temps)]
     done = subprocess.run(command, env=fake.env, cwd=REPOSITORY, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
@@ -318,6 +352,18 @@ def test_native_core_and_pynvml_read_the_same(tmp_path, profile, branch):
     assert (check["fields"], check["problems"], check["note"]) == ([], [], "")
     assert check["agrees"] + check["unread"] == 2 * len(GpuField)
     assert check["agrees"] > 60
+
+
+@pytest.mark.parametrize(("step", "agreement"), [(0, "differs"), (1, "moved")])
+def test_constant_difference_of_a_changing_field_is_no_movement(tmp_path, step, agreement):
+    check = check_of(fake_nvml(tmp_path, "profile h100"), tmp_path, 5, step)
+    (field,) = check["fields"]
+    assert (field["field"], field["standing"], field["native"], field["pynvml"]) == (
+        "temp",
+        agreement,
+        [33, 33],
+        5,
+    )
 
 
 def test_hung_gpu_is_not_read_with_pynvml(tmp_path):

@@ -1,7 +1,8 @@
 """Comparison of the GPU fields that the native core and pynvml read, for ``drahealth scan --backend``.
 
 The native core reads each field before and after pynvml. A value of pynvml agrees if it lies between both.
-If not, the field moved if it is one that changes all the time, else the readers differ.
+If not, the readers differ, unless the field is one that changes all the time: then both read it once more.
+The field moved if a value changed, and the readers differ if each has the same value as before.
 
 Either reader may hang in the NVIDIA driver. If the native core hangs, pynvml is not called; if pynvml hangs,
 its thread is abandoned.
@@ -69,7 +70,7 @@ class FieldAgreement(StrEnum):
     UNREAD = "unread"
     """Neither reader could read the field."""
     MOVED = "moved"
-    """The values differ, but the field changes all the time."""
+    """The values differ, but the field changed while they were read."""
     DIFFERS = "differs"
     """The values contradict each other: one reader is wrong."""
 
@@ -173,6 +174,31 @@ def compare_readings(field: GpuField, before: Reading, other: FieldValue, after:
     return FieldAgreement.MOVED if field in CHANGING_FIELDS else FieldAgreement.DIFFERS
 
 
+def confirm_moved(check: GpuReaderComparison, again: GpuReaderComparison) -> GpuReaderComparison:
+    """Return `check` in which fields that the next comparison `again` shows constant differ.
+
+    A field has moved only if a value of native core or pynvml has changed. A constant pair of values that
+    differ is a contradiction.
+    """
+    second = {(comparison.gpu, comparison.field): comparison for comparison in again.comparisons}
+    return check._replace(
+        comparisons=tuple(
+            comparison._replace(agreement=FieldAgreement.DIFFERS)
+            if comparison.agreement is FieldAgreement.MOVED
+            and _is_constant(comparison, second.get((comparison.gpu, comparison.field)))
+            else comparison
+            for comparison in check.comparisons
+        )
+    )
+
+
+def _is_constant(first: FieldComparison, second: FieldComparison | None) -> bool:
+    """Return whether both comparisons have the same values; False if there is no second one."""
+    if second is None or first.pynvml != second.pynvml:
+        return False
+    return len({*first.native_values, *second.native_values}) == 1
+
+
 # --- the readers -------------------------------------------------------------------------------------------
 
 
@@ -189,6 +215,8 @@ def read_pynvml(config: Config) -> list[ReferenceGpu]:
 
 def cross_check(config: Config) -> GpuReaderComparison:
     """Read the GPUs with the native core, pynvml and the native core again, and compare the readings.
+
+    If fields moved, pynvml and the native core read once more.
 
     Raises:
         ProbeError: The native core cannot be started, or reads nothing within LIMIT_S.
@@ -214,15 +242,23 @@ def cross_check(config: Config) -> GpuReaderComparison:
                 return GpuReaderComparison(
                     not_compared_reason=f"pynvml was not called: {name} does not answer {hanging.call}"
                 )
-            try:
-                pynvml: list[ReferenceGpu] | str = read_pynvml(config)
-            except ProbeError as error:
-                pynvml = str(error)
-            return compare_gpus(before, pynvml, _read_native(gpus, wake_fd, before))
+            pynvml, after = _read_pynvml_or_error(config), _read_native(gpus, wake_fd, before)
+            check = compare_gpus(before, pynvml, after)
+            if any(comparison.agreement is FieldAgreement.MOVED for comparison in check.comparisons):
+                pynvml, last = _read_pynvml_or_error(config), _read_native(gpus, wake_fd, after)
+                check = confirm_moved(check, compare_gpus(after, pynvml, last))
+            return check
         finally:
             gpus.stop(STOP_S)
     finally:
         os.close(wake_fd)
+
+
+def _read_pynvml_or_error(config: Config) -> list[ReferenceGpu] | str:
+    try:
+        return read_pynvml(config)
+    except ProbeError as error:
+        return str(error)
 
 
 def _read_native(gpus: GpuWatch, wake_fd: int, before: NvmlSample | None) -> NvmlSample:
