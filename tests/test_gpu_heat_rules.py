@@ -54,8 +54,13 @@ def reasons(bits: Reading) -> GpuView:
     return gpu_view({GpuField.CLOCK_REASONS: bits})
 
 
-def bad(code: str, text: str) -> Finding:
-    return Finding(code, Severity.DEGRADED, text)
+def bad(code: str, text: str, held: str = "1 min") -> Finding:
+    return Finding(code, Severity.DEGRADED, f"{text} (reported until {held} after the end)")
+
+
+def counted(code: str, text: str) -> Finding:
+    """Return the finding from a counter of the last minute."""
+    return bad(code, text, "at most 2 min")
 
 
 NONE: Final = CounterGrowth(ABSENT, 0.0)
@@ -89,13 +94,13 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (SLOWED, slowed(), OK),
     (SLOWED, slowed(TENTH - 1, TENTH - 1), OK),
     (SLOWED, slowed(TENTH),
-     bad(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
+     counted(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
     (SLOWED, slowed(0, TENTH),
-     bad(SLOWED, "clocks reduced by the driver because of heat for at least 10 % of 1 min")),
+     counted(SLOWED, "clocks reduced by the driver because of heat for at least 10 % of 1 min")),
     (SLOWED, slowed(0, 0, 0x60), OK),  # time is kept: the bits of the moment do not count
     (SLOWED, slowed(CounterGrowth(0, 59.0)), RuleNotEvaluated("needs 1 min of history")),
     (SLOWED, slowed(CounterGrowth(TENTH, 7.0)),
-     bad(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
+     counted(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
     (SLOWED, slowed(BROKEN, 0), RuleInputUnreadable("slowed_hw_thermal", EIO)),
     (SLOWED, slowed(NONE, NONE, 0x1), OK),
     (SLOWED, slowed(NONE, NONE, 0x40), bad(SLOWED, "clocks are reduced by the hardware because of heat")),
@@ -106,7 +111,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     # --- gpu.power.brake
     (BRAKE, braked(TENTH - 1), OK),
     (BRAKE, braked(TENTH),
-     bad(BRAKE, "clocks reduced by the external power brake for at least 10 % of 1 min")),
+     counted(BRAKE, "clocks reduced by the external power brake for at least 10 % of 1 min")),
     (BRAKE, braked(0, 0x80), OK),
     (BRAKE, braked(CounterGrowth(0, 1.0)), RuleNotEvaluated("needs 1 min of history")),
     (BRAKE, braked(BROKEN), RuleInputUnreadable("slowed_hw_brake", EIO)),

@@ -169,6 +169,26 @@ def test_relapse_keeps_since() -> None:
         assert (condition.phase, condition.since) == (ConditionPhase.RAISED, at(1))
 
 
+def test_unhealthy_cause_in_probation_says_that_it_is_over_and_until_when_it_stays() -> None:
+    for observations in ("bggg", "bgggggg", "bggg?g"):
+        condition = play(observations, WATCHED)
+        assert condition is not None
+        assert condition.finding.evidence == "CPU 1 offline (over; reported until 2023-11-14T22:14:24Z)"
+    for observations in ("bgg", "bgggb", "bgggbgg"):
+        condition = play(observations, WATCHED)
+        assert condition is not None
+        assert condition.finding == BAD
+
+
+def test_held_cause_that_is_not_unhealthy_keeps_its_text() -> None:
+    slow = BAD._replace(severity=Severity.DEGRADED)
+    condition = next_condition(None, slow, WATCHED, 1, at(1))
+    for second in (2, 3, 4):
+        condition = next_condition(condition, None, WATCHED, second, at(second))
+    assert condition is not None
+    assert (condition.phase, condition.finding) == (ConditionPhase.PROBATION, slow)
+
+
 def test_fault_during_probation_raises_at_once_and_restarts_clearing() -> None:
     rule = replace(WATCHED, raise_after=3)
     assert phase("bbbgggb", rule) is ConditionPhase.RAISED

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from agent.health.rules import CLEAN_MIN_NS, CatalogRow
 from agent.model.health import Finding, Health, Severity
-from agent.model.time import Instant
+from agent.model.time import NS, Instant, rfc3339
 
 
 class ConditionPhase(StrEnum):
@@ -161,10 +161,23 @@ def next_condition(
     if phase is ConditionPhase.PROBATION and condition.phase is not ConditionPhase.PROBATION:
         if not row.probation_ns or condition.finding.severity is Severity.UNKNOWN:
             return None  # an Unknown cause needs no probation once the readings are back
-        condition = condition._replace(run_start_ns=now.mono_ns)
+        held = _with_end_of_probation(condition.finding, row, now)
+        condition = condition._replace(run_start_ns=now.mono_ns, finding=held)
     if phase is ConditionPhase.CLEAR:
         return None
     return condition._replace(phase=phase, finding=finding or condition.finding, last_pass=pass_number)
+
+
+def _with_end_of_probation(finding: Finding, row: CatalogRow, now: Instant) -> Finding:
+    """Return the finding of a fault that is over since ``now``; that of an Unhealthy cause says until when it
+    is reported.
+
+    Other faults are held because their reading oscillates: each oscillation would change the text.
+    """
+    if finding.severity is not Severity.UNHEALTHY:
+        return finding
+    until = rfc3339(now.wall_s + row.probation_ns / NS)
+    return finding._replace(evidence=f"{finding.evidence} (over; reported until {until})")
 
 
 def _observe(

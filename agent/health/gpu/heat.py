@@ -46,6 +46,19 @@ HOLD_NS: Final = 60 * NS
 """Time for which a fault is held after the last bad pass, so that an oscillating value is one fault [ns]."""
 
 
+def _held_finding(code: str, evidence: str, window_s: int = 0) -> Finding:
+    """Return a finding whose evidence says for how long it stays after its end.
+
+    It names no time of day: that would change with each oscillation.
+
+    Args:
+        window_s: Window of the counter in which the finding was found [s]; 0: a reading of this moment.
+    """
+    held = format_duration(window_s + HOLD_NS // NS)
+    end = f"at most {held}" if window_s else held
+    return Finding(code, Severity.DEGRADED, f"{evidence} (reported until {end} after the end)")
+
+
 def _slowdown_budget(field: GpuField, events_text: str) -> GrowthLimit:
     return GrowthLimit(field, WINDOW_S * NS * SHARE_PERCENT // 100, WINDOW_S, events_text)
 
@@ -66,10 +79,10 @@ def evaluate_gpu_temperature(view: GpuView) -> RuleResult:
     margin = gpu_reading(view, GpuField.MARGIN)
     if isinstance(margin, int) and margin <= 0:
         evidence = "no margin left to the temperature at which clocks are reduced"
-        return Finding("gpu.thermal.over_limit", Severity.DEGRADED, evidence)
+        return _held_finding("gpu.thermal.over_limit", evidence)
     if isinstance(temp, int) and isinstance(limit, int) and temp >= limit:
         evidence = f"at or above the slowdown limit of {limit} C"
-        return Finding("gpu.thermal.over_limit", Severity.DEGRADED, evidence)
+        return _held_finding("gpu.thermal.over_limit", evidence)
     for field, reading in ((GpuField.MARGIN, margin), (GpuField.TEMP, temp)):
         if isinstance(reading, Missing) and reading.absence is Absence.UNREADABLE:
             return RuleInputUnreadable(field, reading)
@@ -92,7 +105,7 @@ def evaluate_memory_temperature(view: GpuView) -> RuleResult:
         )
     if temp < limit:
         return OK
-    return Finding("gpu.thermal.memory", Severity.DEGRADED, f"at or above the memory's limit of {limit} C")
+    return _held_finding("gpu.thermal.memory", f"at or above the memory's limit of {limit} C")
 
 
 def _clock_reason_result(view: GpuView, code: str, bits: int, evidence: str) -> RuleResult:
@@ -102,7 +115,7 @@ def _clock_reason_result(view: GpuView, code: str, bits: int, evidence: str) -> 
         return missing_reading_result(
             GpuField.CLOCK_REASONS, reasons, "the driver reports no reasons for reduced clocks"
         )
-    return Finding(code, Severity.DEGRADED, evidence) if reasons & bits else OK
+    return _held_finding(code, evidence) if reasons & bits else OK
 
 
 def _slowdown_result(view: GpuView, code: str, budget: GrowthLimit, bits: int, by: str) -> RuleResult:
@@ -111,7 +124,7 @@ def _slowdown_result(view: GpuView, code: str, budget: GrowthLimit, bits: int, b
     if isinstance(result, RuleNotApplicable):
         return _clock_reason_result(view, code, bits, f"clocks are reduced by {by}")
     if isinstance(result, Finding):
-        return Finding(code, Severity.DEGRADED, f"clocks reduced by {by} for at least {_SHARE_TEXT}")
+        return _held_finding(code, f"clocks reduced by {by} for at least {_SHARE_TEXT}", WINDOW_S)
     return result
 
 
