@@ -54,7 +54,7 @@ class GpuWakeMode(Enum):
     CHANGE = auto()
     """The reading changed."""
     RISE = auto()
-    """The reading grew by ``threshold`` within the window."""
+    """The reading grew by ``threshold`` within the window, or fell, because the counter was reset."""
     OVER = auto()
     """The reading reached the reading of the field ``limit``, or fell below it again."""
     BELOW = auto()

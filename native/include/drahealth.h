@@ -649,7 +649,8 @@ enum dh_gpu_field {
 /* When a change of a field wakes the reader, as enum dh_wake_mode and three more: */
 enum dh_gpu_wake_mode {
     DH_GPU_WAKE_CHANGE = 1, /* any change of value or validity */
-    DH_GPU_WAKE_RISE = 2,   /* the value grew by `threshold` since the window began, or validity changed */
+    DH_GPU_WAKE_RISE = 2,   /* the value grew by `threshold` since the window began, or fell (the counter
+                               was reset), or validity changed */
     DH_GPU_WAKE_OVER = 3,   /* the value reached the value of field `limit`, or fell below it again */
     DH_GPU_WAKE_BELOW = 4,  /* the signed value fell below `threshold`, or reached it again */
     DH_GPU_WAKE_BITS = 5    /* a bit of `threshold` changed */

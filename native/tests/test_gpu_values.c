@@ -115,7 +115,7 @@ static void test_validity_change_always_wakes(void)
     }
 }
 
-static void test_rise_counts_within_its_window(void)
+static void test_rise_counts_within_its_window_and_a_fall_wakes(void)
 {
     const struct dh_gpu_wake rise = {
         .field = DH_GPU_ECC_CORRECTABLE, .mode = DH_GPU_WAKE_RISE, .threshold = 10, .window_ns = 60 * DH_NS
@@ -127,7 +127,8 @@ static void test_rise_counts_within_its_window(void)
     } table[] = {
         { 105, 10, false }, { 109, 20, false }, { 110, 30, true },  { 119, 40, false }, { 120, 50, true },
         { 125, 70, false }, { 129, 80, false }, /* a new window, with a base of 125 or less */
-        { 3, 90, false },   { 12, 95, false },  { 13, 96, true },   /* it was reset to 3 */
+        { 3, 90, true },    { 12, 95, false },  { 13, 96, true },   /* it was reset to 3 */
+        { 12, 97, true },   { 12, 98, false },  { 0, 160, true },   { 9, 161, false }, /* and again */
     };
     struct dh_gpu before = gpu_with(DH_GPU_ECC_CORRECTABLE, 100, DH_GPU_TEMP, 0), now;
     struct dh_gpu_rise_base base = { 100, 1 };
@@ -219,7 +220,7 @@ int main(void)
     test_wake_mode_matches_its_own_changes();
     test_unreadable_limit_is_not_reached();
     test_validity_change_always_wakes();
-    test_rise_counts_within_its_window();
+    test_rise_counts_within_its_window_and_a_fall_wakes();
     test_every_field_and_call_has_a_name();
     test_throttle_times_have_an_id_only_in_drivers_with_them();
     test_options_out_of_range_are_refused();

@@ -15,15 +15,17 @@ static bool is_below(const struct dh_gpu *g, const struct dh_gpu_wake *wake)
 
 /*
  * Windows are consecutive: a burst across a border is found by the reader's own sliding window at its next
- * evaluation. A counter that fell was reset: its new value is the base, and no rise.
+ * evaluation. A counter that fell was reset, which ends the causes that it had: its new value is the base.
  */
-static bool has_risen(struct dh_gpu_rise_base *base, const struct dh_gpu_wake *wake, uint64_t before,
-                      uint64_t now, uint64_t now_ns)
+static bool has_risen_or_fallen(struct dh_gpu_rise_base *base, const struct dh_gpu_wake *wake,
+                                uint64_t before, uint64_t now, uint64_t now_ns)
 {
+    if (now < before) {
+        *base = (struct dh_gpu_rise_base){ now, now_ns };
+        return true;
+    }
     if (now_ns - base->since_ns >= wake->window_ns)
         *base = (struct dh_gpu_rise_base){ before, now_ns };
-    if (now < base->value)
-        base->value = now;
     if (now - base->value < wake->threshold)
         return false;
     base->value = now;
@@ -43,7 +45,7 @@ bool dh_gpu_wakes(const struct dh_gpu_wake *wake, struct dh_gpu_rise_base *base,
     case DH_GPU_WAKE_CHANGE:
         return was != is;
     case DH_GPU_WAKE_RISE:
-        return has_risen(base, wake, was, is, now_ns);
+        return has_risen_or_fallen(base, wake, was, is, now_ns);
     case DH_GPU_WAKE_OVER:
         return is_over(before, wake) != is_over(now, wake);
     case DH_GPU_WAKE_BELOW:
