@@ -132,6 +132,30 @@ static void test_lost_gpu_is_reported_and_found_again(void)
     gx_stop(&g);
 }
 
+/* Fields that are read rarely failed with it, and are read again before the GPU counts as readable. */
+static void test_gpu_that_answers_again_has_all_its_values(void)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, "profile h100 gpus=1");
+
+    o.slow_ns = 3600 * DH_NS;
+    gx_watch(&g, &o, NULL, 0);
+    gx_ready(&g, 1);
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_LINK_CRC) == 0);
+    gx_command(&g, "gpu 0 lost");
+    EVENTUALLY(gx_gpu(&g, 0)->status == NVML_ERROR_GPU_IS_LOST);
+    gx_command(&g, "gpu 0 fail all 16");
+    gx_command(&g, "gpu 0 back");
+    EVENTUALLY(gx_gpu(&g, 0)->status == NVML_ERROR_RESET_REQUIRED);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_LINK_CRC), -1);
+    gx_command(&g, "gpu 0 fail all 0");
+    EVENTUALLY(gx_gpu(&g, 0)->status == 0);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_LINK_CRC), 0);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_ECC_MODE), 1);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_TEMP_SHUTDOWN), 95);
+    gx_stop(&g);
+}
+
 static void test_gpu_lost_from_the_start_has_a_record(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2\ngpu 1 lost");
@@ -338,6 +362,7 @@ int main(void)
     test_unchanged_pass_makes_four_calls();
     test_links_are_read_by_function_without_field_support();
     test_lost_gpu_is_reported_and_found_again();
+    test_gpu_that_answers_again_has_all_its_values();
     test_gpu_lost_from_the_start_has_a_record();
     test_failed_field_is_no_lost_gpu();
     test_hung_gpu_delays_no_other();

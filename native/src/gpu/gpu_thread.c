@@ -178,8 +178,13 @@ static void pass(struct dh_gpu_slot *s)
     uint64_t handles = s->work.handles;
 
     s->slow = s->slow || is_due(s, s->slow_ns);
-    if (has_handle(s) && (!was_unreachable || s->work.handles != handles || is_back(s)))
+    if (has_handle(s) && (!was_unreachable || s->work.handles != handles || is_back(s))) {
         read_all(s);
+        if (status_before && !s->status && !s->slow) { /* the GPU answers again: slow fields failed with it */
+            retry_fields(s);
+            read_all(s);
+        }
+    }
     if (dh_nvml_session_is_stale(s->w, &s->caller))
         roll_back(s);
     else
