@@ -40,6 +40,7 @@ from agent.bench.result import (
 from agent.bench.run_size import FULL, QUICK, RunSize
 from agent.bench.suites import poll, poll_gpus
 from agent.bench.suites.decide import declare_cpus, snapshot_time, without_lowest_cpu
+from agent.bench.suites.detect import measure_gpu_faults
 from agent.bench.suites.poll import open_sampler, read_snapshot
 from agent.bench.suites.poll_gpus import GpuValues, check_call_counts, check_equal
 from agent.bench.suites.scale import describe_fit, fit_line, measure_explain_and_audit
@@ -115,6 +116,18 @@ def fake_gpus(number: int) -> Iterator[FakeNvml]:
         except FakeNvmlUnavailable as reason:
             pytest.skip(str(reason))
         yield fake
+
+
+def test_detect_compares_nvml_in_a_process_of_its_own_with_nvml_inside() -> None:
+    with fake_gpus(1):
+        outcome = SuiteOutcome()
+        measure_gpu_faults(TINY, outcome)
+    assert not outcome.skipped
+    assert [row.key for row in outcome.tables[0].rows] == [
+        "detect.nvml",
+        "detect.nvml.inside",
+        "detect.hang",
+    ]
 
 
 def test_poll_gpus_compares_all_values_of_all_gpus() -> None:

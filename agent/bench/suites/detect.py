@@ -39,36 +39,29 @@ FAULT_PATTERN: Final = r"(gpu-\d+).{1,24}?gpu\.(?:xid|not_answering)"
 
 
 def measure_gpu_faults(run_size: RunSize, outcome: SuiteOutcome) -> None:
-    """Measure NVML events and hanging NVML calls, each on a GPU without a fault."""
+    """Measure NVML events and hanging NVML calls, each on a GPU without a fault.
+
+    The agents call NVML in a process of its own and, for comparison of the events, in their own process.
+    """
     events: list[int] = []
+    events_inside: list[int] = []
     hangs: list[int] = []
     library = ""
-    for batch in split_into_batches(run_size.causes, GPUS // 2):
-        with contextlib.ExitStack() as stack:
-            directory = stack.enter_context(temporary_directory())
-            try:
-                fake = write_gpu_scenario(directory, GPUS)
-            except FakeNvmlUnavailable as reason:
-                outcome.skipped.append(f"detect: GPUs: {reason}")
-                return
-            flags = ["--period", f"{GPU_PERIOD_MS}ms", "--nvml-library", str(fake.library)]
-            flags += ["--cgroupfs-root", str(directory / "none")]
-            stack.enter_context(start_agent(directory, flags, GPU_CONFIG, fake.environment))
-            client = stack.enter_context(
-                start_subscriber(driver_socket(directory), HEALTH_METHOD, FAULT_PATTERN)
-            )
-            client.wait(lambda line: "found" in line)
-            control = stack.enter_context(fake.connect())
-            for gpu in range(len(batch)):
-                event = partial(control.send, f"gpu {gpu} xid {XID}")
-                events.append(measure_latency(client, event, partial(_names_gpu, gpu)).took_ns)
-            for gpu in range(GPUS // 2, GPUS // 2 + len(batch)):
-                hang = partial(_hang_call, control, gpu)
-                hangs.append(measure_latency(client, hang, partial(_names_gpu, gpu)).took_ns)
-                control.send(f"gpu {gpu} release")
-            library = client.library
+    try:
+        for batch in split_into_batches(run_size.causes, GPUS // 2):
+            library = _measure_agent(GPU_CONFIG, len(batch), events, hangs)
+            _measure_agent(f"{GPU_CONFIG}process = false\n", len(batch), events_inside, None)
+    except FakeNvmlUnavailable as reason:
+        outcome.skipped.append(f"detect: GPUs: {reason}")
+        return
     rows = (
         row_from_samples("detect.nvml", f"XID {XID} as an event of NVML", seconds_from_ns(events), "s"),
+        row_from_samples(
+            "detect.nvml.inside",
+            "the same with NVML inside the agent (gpu.process = false)",
+            seconds_from_ns(events_inside),
+            "s",
+        ),
         row_from_samples(
             "detect.hang", "NVML call that hangs: minus its deadline", seconds_from_ns(hangs), "s"
         ),
@@ -79,6 +72,34 @@ def measure_gpu_faults(run_size: RunSize, outcome: SuiteOutcome) -> None:
         f"the deadline is {DEADLINE_MS} ms; a hang includes 0 to {GPU_PERIOD_MS} ms until the next pass",
     )
     outcome.tables.append(ResultTable("GPU to client; fake NVML", rows, notes=notes))
+
+
+def _measure_agent(config: str, gpus: int, events: list[int], hangs: list[int] | None) -> str:
+    """Cause an event on each of so many GPUs of a new agent and, unless ``hangs`` is None, a hang on as many
+    others; append the latencies. Return the name of the subscriber's gRPC library.
+
+    Raises:
+        FakeNvmlUnavailable: The fake library cannot be built.
+    """
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(temporary_directory())
+        fake = write_gpu_scenario(directory, GPUS)
+        flags = ["--period", f"{GPU_PERIOD_MS}ms", "--nvml-library", str(fake.library)]
+        flags += ["--cgroupfs-root", str(directory / "none")]
+        stack.enter_context(start_agent(directory, flags, config, fake.environment))
+        client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, FAULT_PATTERN))
+        client.wait(lambda line: "found" in line)
+        control = stack.enter_context(fake.connect())
+        for gpu in range(gpus):
+            event = partial(control.send, f"gpu {gpu} xid {XID}")
+            events.append(measure_latency(client, event, partial(_names_gpu, gpu)).took_ns)
+        if hangs is None:
+            return client.library
+        for gpu in range(GPUS // 2, GPUS // 2 + gpus):
+            hang = partial(_hang_call, control, gpu)
+            hangs.append(measure_latency(client, hang, partial(_names_gpu, gpu)).took_ns)
+            control.send(f"gpu {gpu} release")
+        return client.library
 
 
 def _hang_call(control: FakeNvmlControl, gpu: int) -> int:
