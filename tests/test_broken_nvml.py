@@ -1,6 +1,7 @@
 """``drahealth scan`` on libraries that are broken: always a verdict and an exit code, never a signal."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,12 @@ def other_architecture(target: Path) -> Path:
     return target
 
 
+def directory(target: Path) -> Path:
+    """Create a directory, which the loader can open and not read."""
+    target.mkdir()
+    return target
+
+
 def written(content: bytes, mode: int = 0o644) -> Callable[[Path], Path]:
     def write(target: Path) -> Path:
         target.write_bytes(content)
@@ -54,9 +61,12 @@ def source(text: str) -> Callable[[Path], Path]:
     return lambda target: compiled(target, text)
 
 
-INIT: Final = "int nvmlInit_v2(void) {{ {body} }}\n" + "".join(
-    f"int {name}() {{{{ return 999; }}}}\n"
-    for name in ("nvmlShutdown", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2")
+INIT: Final = (
+    "int nvmlInit_v2(void) {{ {body} }}\nint nvmlInitWithFlags(unsigned f) {{ {body} }}\n"
+    + "".join(
+        f"int {name}() {{{{ return 999; }}}}\n"
+        for name in ("nvmlShutdown", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2")
+    )
 )
 HEAD: Final = "#define _GNU_SOURCE\n" + "".join(
     f"#include <{name}.h>\n" for name in ("signal", "stdlib", "sys/mman", "unistd")
@@ -64,8 +74,11 @@ HEAD: Final = "#define _GNU_SOURCE\n" + "".join(
 
 READ_BEHIND_END: Final = 'return *(volatile int *)mmap(0, 1, PROT_READ, MAP_SHARED, memfd_create("x", 0), 0);'
 
+LEAK: Final = "for (int i = 0; i < 600; i++) *(volatile char *)malloc(1 << 20) = 1; return 999;"
+
 LIBRARIES: Final[dict[str, tuple[Callable[[Path], Path], str]]] = {
     "empty file": (written(b""), "file too short"),
+    "directory": (directory, "cannot read file data: Is a directory"),
     "text": (written(b"not a library\n"), "file too short"),
     "zeros": (written(bytes(GOOD_ELF_BYTES)), "invalid ELF header"),
     "truncated": (truncated, ""),
@@ -85,14 +98,14 @@ LIBRARIES: Final[dict[str, tuple[Callable[[Path], Path], str]]] = {
     ),
     "abort in nvmlInit": (source(HEAD + INIT.format(body="abort();")), "killed by SIGABRT"),
     "SIGBUS in nvmlInit": (
-        source(
-            HEAD
-            + INIT.format(
-                body='return *(volatile int *)mmap(0, 1, PROT_READ, MAP_SHARED, memfd_create("x", 0), 0);'
-            )
-        ),
+        source(HEAD + INIT.format(body=READ_BEHIND_END)),
         "killed by SIGBUS",
     ),
+    "real-time signal in nvmlInit": (  # the C core blocks it; it ends the process of pynvml
+        source(HEAD + INIT.format(body="raise(40); return 999;")),
+        "UNKNOWN (999)",
+    ),
+    "leak in nvmlInit": (source(HEAD + INIT.format(body=LEAK)), "killed by SIGSEGV"),
     "exit in nvmlInit": (source(HEAD + INIT.format(body="_exit(3);")), "ended with exit code 3"),
     "error of nvmlInit": (source(HEAD + INIT.format(body="return 999;")), "UNKNOWN (999)"),
     "signal handlers": (
@@ -110,7 +123,8 @@ def machine(tmp_path: Path) -> MachineFiles:
 
 def scan(machine: MachineFiles, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "agent", "scan", "-o", "json", *machine.flags, *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    env = os.environ | machine.environ
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.parametrize(("make", "reason"), LIBRARIES.values(), ids=list(LIBRARIES))
@@ -134,4 +148,67 @@ def test_comparison_of_readers_with_a_broken_library_ends_with_an_exit_code(
     make(tmp_path / "libnvidia-ml.so.1")
     ran = scan(machine, "--backend", backend)
     assert ran.returncode == 3, (reason, ran.stderr)
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("library", "end"),
+    [("leak in nvmlInit", "SIGSEGV"), ("real-time signal in nvmlInit", "signal 40")],
+)
+def test_reader_that_its_library_ends_names_the_signal(
+    machine: MachineFiles, tmp_path: Path, library: str, end: str
+) -> None:
+    LIBRARIES[library][0](tmp_path / "libnvidia-ml.so.1")
+    ran = scan(machine, "--backend", "pynvml")
+    expected = f"drahealth: GPU readers: the process that called NVML was killed by {end}\n"
+    assert (ran.returncode, ran.stderr) == (3, expected)
+
+
+HANG: Final = source(HEAD + INIT.format(body="for (;;) pause();"))
+
+
+def test_scan_with_a_hanging_library_ends_with_an_unknown_gpu(machine: MachineFiles, tmp_path: Path) -> None:
+    HANG(tmp_path / "libnvidia-ml.so.1")
+    ran = scan(machine)
+    assert ran.returncode == 3, ran.stderr
+    assert {d["name"]: d["health"] for d in json.loads(ran.stdout)["devices"]}["gpu-0"] == "Unknown"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        ("both", "pynvml was not called: NVML does not answer nvmlInit"),
+        ("pynvml", "pynvml: no answer within 30 s; NVML hangs"),
+    ],
+)
+def test_comparison_of_readers_with_a_hanging_library_ends_with_its_reason(
+    machine: MachineFiles, tmp_path: Path, backend: str, reason: str
+) -> None:
+    HANG(tmp_path / "libnvidia-ml.so.1")
+    ran = scan(machine, "--backend", backend)
+    assert ran.returncode == 3, ran.stderr
+    assert reason in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("backend", ["native", "both", "pynvml"])
+def test_scan_with_endless_texts_ends_with_a_verdict(machine: MachineFiles, backend: str) -> None:
+    machine.scenario("endless on")
+    machine.install()
+    ran = scan(machine, "--backend", backend)
+    assert ran.returncode in (0, 1, 2, 3), ran.stderr
+    assert "Traceback" not in ran.stderr
+    document = json.loads(ran.stdout)
+    assert document.get("devices") or document["gpus"]
+
+
+@pytest.mark.parametrize("backend", ["native", "both", "pynvml"])
+@pytest.mark.parametrize("command", ["crash segv", "crash bus", "crash abort", "crash exit 0", "leak 600"])
+def test_scan_with_a_library_that_ends_its_process_later_ends_with_an_exit_code(
+    machine: MachineFiles, backend: str, command: str
+) -> None:
+    machine.scenario(f"at 20ms {command}")
+    machine.install()
+    ran = scan(machine, "--backend", backend)
+    assert ran.returncode in (0, 1, 2, 3), ran.stderr
     assert "Traceback" not in ran.stderr

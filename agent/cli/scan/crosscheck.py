@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import select
 import threading
 import time
@@ -42,6 +43,8 @@ PERIOD_NS: Final = NS // 10
 LIMIT_S: Final = 30.0
 """Time limit for one reading of all GPUs [s]: the driver takes seconds to initialise each unused GPU."""
 STOP_S: Final = 0.5
+MEMORY_MAX: Final = 512 << 20
+"""Limit of the writable memory of the child process, in which a library may leak memory [bytes]."""
 
 T = TypeVar("T")
 
@@ -237,6 +240,10 @@ def cross_check(config: Config) -> GpuReaderComparison:
         try:
             gpus.start()
             before = _read_native(gpus, wake_fd, None)
+            if before.call:
+                return GpuReaderComparison(
+                    not_compared_reason=f"pynvml was not called: NVML does not answer {before.call}"
+                )
             if hanging := next(filter(_hangs, before.gpus), None):
                 name = hanging.uuid or f"GPU {hanging.index}"
                 return GpuReaderComparison(
@@ -296,7 +303,8 @@ def _complete_passes(gpu: GpuSample) -> int:
 
 
 def read_in_child(read: Callable[[], T]) -> T:
-    """Return the result of `read`, called in a child process, so that NVML can end only that process.
+    """Return the result of `read`, called in a child process with limited memory, so that NVML can end only
+    that process.
 
     Must be called before the first thread is started, since a child has a copy of one thread only.
 
@@ -323,6 +331,8 @@ def _send_result(sender: int, read: Callable[[], T]) -> NoReturn:
     """Write the result of `read` or the text of its error, and end this process."""
     status = 1
     try:
+        with suppress(ValueError, OSError):  # a lower limit is set already
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_MAX, MEMORY_MAX))
         try:
             answer: tuple[bool, object] = True, read()
         except ProbeError as error:
