@@ -28,6 +28,7 @@ from kubelet_files import DRIVER
 from prepare_samples import claim as driver_claim
 from prepare_samples import verdict
 from wire.kubelet_apis import message_class
+from wire.kubelet_apis import pod as kubelet_pod
 
 from agent.cli.explain.build import explain
 from agent.cli.explain.model import SourcePaths
@@ -368,6 +369,17 @@ def test_recreated_claim_of_one_name_is_two_claims(train: Node) -> None:
     assert "claim team-a/gpus  uid c-gpus" in out
     assert "claim team-a/gpus  uid c-new" in out
     assert "conflict" in out
+
+
+def test_pod_created_again_may_use_the_old_device_only(train: Node) -> None:
+    def pods() -> Any:
+        return message_class("v1alpha1", "ListPodsResponse")(
+            pods=[kubelet_pod("u-2", "train-0", claims=["gpus"], phase="Pending")]
+        )
+
+    with train.sockets(listing(("train-0", "gpus", ["gpu-0", "gpu-1"])), pods):
+        _, document = train.document("gpu-0")
+    assert affected_pods(document) == [(None, "u-1", True), ("train-0", "u-2", False)]
 
 
 # --- missing sources ---------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from agent.devices.consumers.affected_pods import (
     refused_pods,
 )
 from agent.devices.consumers.consumer_map import build_consumer_map
+from agent.devices.consumers.current_uses import current_uses
 from agent.devices.consumers.reservations import RefusingKubelets
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
@@ -438,6 +439,56 @@ def test_ambiguous_claim_name_means_the_claim_the_kubelet_holds() -> None:
         )
     )
     assert [edge.claim.uid for edge in consumers.claims[ref("old", "gpus")].containers] == ["old"]
+
+
+def test_namesake_of_a_claim_is_not_prepared_for_the_new_pod() -> None:
+    """Case: a pod was deleted by force and created again with its claim. The kubelet holds the old claim, and
+    podresources lists it for the new pod by name."""
+    consumers = build_consumer_map(
+        source_answers(
+            checkpoint=[prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
+            podresources=[listed("web-0", listed_claim("gpus", use("gpu-0")))],
+            pods_api=[known_pod("p-2", "gpus", name="web-0", phase="Pending")],
+        )
+    )
+    assert affected_names(consumers) == [("pod p-1", True), ("team-a/web-0", False)]
+    assert {one.pod.uid for one in current_uses(consumers).values()} == {"p-1"}
+
+
+def test_listed_pod_of_two_namesakes_is_the_one_with_the_claim() -> None:
+    consumers = build_consumer_map(
+        source_answers(
+            checkpoint=[prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
+            podresources=[listed("web-0", listed_claim("gpus", use("gpu-0")))],
+            pods_api=[known_pod("p-1", "gpus", name="web-0"), known_pod("p-2", name="web-0")],
+        )
+    )
+    assert [(one.pod.ref.uid, one.is_certain) for one in affected_pods(consumers, device())] == [
+        ("p-1", True)
+    ]
+
+
+def test_pending_pod_proves_no_use_without_a_checkpoint() -> None:
+    listing = [listed("web-0", listed_claim("gpus", use("gpu-0")))]
+    for phase, is_certain in (("Pending", False), ("Running", True)):
+        pods = [known_pod("p-2", "gpus", name="web-0", phase=phase)]
+        consumers = build_consumer_map(source_answers(podresources=listing, pods_api=pods))
+        assert affected_names(consumers) == [("team-a/web-0", is_certain)]
+
+
+def test_pod_of_a_recreated_claim_has_the_devices_of_the_new_one() -> None:
+    consumers = build_consumer_map(
+        source_answers(
+            checkpoint=[prepared("old", use("gpu-0"), pods=["p-1"], name="gpus")],
+            pods_api=[known_pod("p-2", "gpus", name="web-0", phase="Pending")],
+            claims_file=[known_claim("new", use("gpu-1"), name="gpus", reserved=[for_pod("p-2", "web-0")])],
+        )
+    )
+    assert affected_names(consumers, "gpu-0") == [("pod p-1", True)]
+    assert affected_names(consumers, "gpu-1") == [("team-a/web-0", False)]
+    (risk,) = (one for one in refused_pods(consumers) if one.is_pending)
+    assert (risk.pod.uid, risk.claim.uid) == ("p-2", "new")
+    assert risk.reason == "the kubelet still has an older claim of this name, with UID old"
 
 
 def test_ambiguous_claim_name_without_a_checkpoint_stays_a_name() -> None:

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from agent.devices.consumers.affected_pods import affected_pods, refused_pods
 from agent.devices.consumers.consumer_map import build_consumer_map
+from agent.devices.consumers.current_uses import current_uses
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
     ConsumerKind,
@@ -35,7 +36,7 @@ from agent.model.claim_sources import (
     SourceAnswer,
     SourceAnswers,
 )
-from agent.model.consumers import ConsumerEdge, ConsumerMap, ContainerEdge, DeviceEdge, Relation
+from agent.model.consumers import ConsumerEdge, ConsumerMap, ContainerEdge, DeviceEdge
 
 T = TypeVar("T")
 
@@ -148,7 +149,8 @@ def facts_of_map(known: ConsumerMap) -> tuple[set[Fact], set[Fact], set[Fact]]:
         for edge in claim.devices:
             devices.add((_ref_text(edge), edge.use, edge.provenance))
         for edge in claim.consumers:
-            who = edge.consumer.name if edge.relation is Relation.LISTED else edge.consumer.uid
+            is_listed = edge.provenance.origin is Origin.PODRESOURCES
+            who = edge.consumer.name if is_listed else edge.consumer.uid
             consumers.add((_ref_text(edge), edge.consumer.kind, who, edge.provenance))
         for edge in claim.containers:
             pod = edge.pod.name if edge.requests is None else edge.pod.uid
@@ -218,6 +220,17 @@ def test_surely_affected_pod_has_a_prepared_or_listed_claim(answers: SourceAnswe
         for one in affected_pods(known, device):
             assert not one.is_certain or one.pod.ref.uid in uids or one.pod.ref.name in names
             assert one.claim in known.devices[device]
+
+
+@given(ANSWERS)
+def test_no_pod_uses_a_claim_that_the_kubelet_has_for_others(answers: SourceAnswers) -> None:
+    checkpoints = [one for one in answers.prepared if one.provenance.origin is Origin.CHECKPOINT]
+    held = {claim.ref.uid for answer in checkpoints for claim in answer.items}
+    used = {
+        (claim.ref.uid, uid) for answer in answers.prepared for claim in answer.items for uid in claim.pods
+    }
+    for one in current_uses(build_consumer_map(answers)).values():
+        assert one.claim.uid not in held or not one.pod.uid or (one.claim.uid, one.pod.uid) in used
 
 
 @given(ANSWERS)

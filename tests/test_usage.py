@@ -283,6 +283,30 @@ def test_pod_with_same_name_and_another_uid_is_another_use() -> None:
     assert old.id != new.id
 
 
+STORY = ((1, "Running"), (2, "Pending"))
+"""UID and phase of a pod before and after it is created again."""
+
+
+def test_pod_of_a_recreated_claim_never_uses_the_old_device() -> None:
+    """Case: a pod is deleted by force and created again with its claim; the kubelet first unprepares the old
+    claim, and meanwhile lists it in podresources for the new pod."""
+    observer = UsageObserver()
+    old_pod, new_pod = (known_pod(f"p-{one}", "gpus", name="web-0", phase=phase) for one, phase in STORY)
+    listing = [listed("web-0", listed_claim("gpus", use("gpu-0")))]
+    observer.observe(checkpoint_map(TRAIN, pods=[old_pod], listed=listing))
+    assert observer.observe(checkpoint_map(TRAIN, pods=[new_pod], listed=listing)) == ()
+    unreadable = source_answers(pods_api=[new_pod], podresources=listing)
+    assert observer.observe(build_consumer_map(unreadable)) == ()
+    new_claim = prepared("c-2", use("gpu-1", "gpus"), pods=["p-2"], name="gpus")
+    new_listing = [listed("web-0", listed_claim("gpus", use("gpu-1")))]
+    changed = observer.observe(checkpoint_map(new_claim, pods=[new_pod], listed=new_listing))
+    assert {(one.pod.uid, one.claim.uid, one.device.device, bool(one.ended)) for one in changed} == {
+        ("p-1", "c-1", "gpu-0", True),
+        ("p-2", "c-2", "gpu-1", False),
+    }
+    assert {one.pod.name for one in changed} == {"web-0"}
+
+
 def test_wall_clock_step_does_not_change_the_duration() -> None:
     observer = UsageObserver()
     observer.observe(checkpoint_map(TRAIN))

@@ -35,7 +35,7 @@ class Relation(StrEnum):
     RESERVED = "reserved"
     """The claim is reserved for the consumer, which need not run, or run on this node."""
     NAMED = "named"
-    """The pod's spec names the claim."""
+    """The pod's spec names the claim. Another claim of the same name may be meant."""
 
 
 class ClaimConsumer(NamedTuple):

@@ -159,9 +159,14 @@ def refused_pods(known: ConsumerMap, node: str = "") -> tuple[RefusedPod, ...]:
     for ref, claim in known.claims.items():
         if claim.objects:
             newer.setdefault((ref.namespace, ref.name), []).append(ref.uid)
+    held = {
+        (ref.namespace, ref.name): ref.uid
+        for ref, claim in known.claims.items()
+        if any(edge.provenance.origin is Origin.CHECKPOINT for edge in claim.consumers)
+    }
     nodes = _names_of_this_node(known) | ({node} - {""})
     found = (one for claim in known.claims.values() for one in _refused(known, claim, newer))
-    pending = (one for claim in known.claims.values() for one in _refused_pending(known, claim, nodes))
+    pending = (one for claim in known.claims.values() for one in _refused_pending(known, claim, nodes, held))
     return tuple(sorted({*found, *pending}))
 
 
@@ -176,11 +181,14 @@ def _names_of_this_node(known: ConsumerMap) -> frozenset[str]:
     return frozenset(obj.node for pod in pods for obj, _ in known.pods[pod].objects if obj.node)
 
 
-def _refused_pending(known: ConsumerMap, claim: ClaimView, nodes: Collection[str]) -> Iterator[RefusedPod]:
+def _refused_pending(
+    known: ConsumerMap, claim: ClaimView, nodes: Collection[str], held: Mapping[tuple[str, str], str]
+) -> Iterator[RefusedPod]:
     """Yield the pending pods of this Kubernetes node that name a claim, and that the kubelet refuses.
 
     Args:
         nodes: Names of this Kubernetes node.
+        held: UIDs of the claims in the kubelet's checkpoint, by (namespace, name).
     """
     direct = direct_consumers(claim) if claim.objects else {}
     for pod, edges in direct.items():
@@ -188,7 +196,13 @@ def _refused_pending(known: ConsumerMap, claim: ClaimView, nodes: Collection[str
             continue
         view = known.pods[pod]
         is_here = any(source.origin is Origin.PODS_API or obj.node in nodes for obj, source in view.objects)
-        found = _refusal(claim, view) if is_here and view.known and view.known.phase == "Pending" else None
+        if not (is_here and view.known and view.known.phase == "Pending"):
+            continue
+        found = _refusal(claim, view)
+        older = held.get((claim.ref.namespace, claim.ref.name), claim.ref.uid)
+        if found is None and older != claim.ref.uid:
+            why = f"the kubelet still has an older claim of this name, with UID {older}"
+            found = RefusedPod(pod, claim.ref, RefusingKubelets.ALL, why)
         if found is not None:
             yield found._replace(pod=pod, is_pending=True)
 

@@ -1,7 +1,8 @@
 """Edges of the consumer map: the relations between claims, devices, pods and containers that sources report.
 
 An object that a source reports without a UID gets the UID of the only known object with its name; the edge
-then has ``by_name``.
+then has ``by_name``. A pod that podresources lists with a claim which the kubelet has prepared for other pods
+only names the claim.
 """
 
 from collections.abc import Iterator
@@ -42,15 +43,15 @@ def _prepared(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
 def _listed(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
     for answer in answers.listed:
         for pod in answer.items:
-            consumer = names.pod_by_name(pod.namespace, pod.name)
             for container in pod.containers:
                 for claim in container.claims:
                     ref = names.claim_by_name(claim.namespace, claim.name)
+                    consumer = names.pod_of_claim(pod.namespace, pod.name, ref)
+                    is_others = names.is_prepared_for_others(ref, consumer)
+                    relation = Relation.NAMED if is_others else Relation.LISTED
                     for use in claim.devices:
                         yield DeviceEdge(ref, use, Relation.LISTED, answer.provenance, by_name=True)
-                    yield ConsumerEdge(
-                        ref, pod_consumer(consumer), Relation.LISTED, answer.provenance, by_name=True
-                    )
+                    yield ConsumerEdge(ref, pod_consumer(consumer), relation, answer.provenance, by_name=True)
                     yield ContainerEdge(ref, consumer, container.name, None, answer.provenance, by_name=True)
 
 
@@ -79,10 +80,10 @@ def _known_pods(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
             ref = names.pod_by_uid(pod.ref.uid)
             named = {one.name: one for one in pod.claims if one.claim}
             for one in named.values():
-                claim = names.claim_by_name(pod.ref.namespace, one.claim)
+                claim = names.claim_of_pod(pod.ref.namespace, one.claim, ref.uid)
                 yield ConsumerEdge(claim, pod_consumer(ref), Relation.NAMED, answer.provenance, by_name=True)
             for container, one, requests in _container_claims(pod, named):
-                claim = names.claim_by_name(pod.ref.namespace, one.claim)
+                claim = names.claim_of_pod(pod.ref.namespace, one.claim, ref.uid)
                 yield ContainerEdge(claim, ref, container, requests, answer.provenance, by_name=True)
 
 

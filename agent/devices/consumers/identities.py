@@ -2,6 +2,10 @@
 
 A name can be reused within seconds, so sources can disagree. A name gets a UID only if the most current
 sources agree on one UID; else the object is known by its name alone.
+
+The kubelet finds the claims of a pod by name. Podresources therefore lists a new pod with the devices of an
+older claim of the same name, until the older claim is unprepared. The UIDs in the checkpoint and in the
+reservations decide which claim the pod has.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -77,6 +81,12 @@ class Identities:
     pods: UidsAndNames
     mirrors: Mapping[str, str]
     """UID of a static pod in the kubelet, by the UID of its mirror pod in the API server."""
+    prepared_for: Mapping[str, frozenset[str]]
+    """UIDs of the pods for which the kubelet's checkpoint has a claim, by the claim's UID."""
+    reserved_for: Mapping[str, frozenset[str]]
+    """UIDs of the pods for which ResourceClaim objects are reserved, by the claim's UID."""
+    pending: frozenset[str]
+    """UIDs of the pods that are pending according to the kubelet."""
 
     def claim_by_uid(self, ref: ClaimRef) -> ClaimRef:
         """Return a claim's identity with the known name of its UID."""
@@ -87,6 +97,16 @@ class Identities:
         """Return a claim's identity from its name; with an empty UID if the name is ambiguous."""
         return ClaimRef(namespace, name, self.claims.uid_of((namespace, name)))
 
+    def claim_of_pod(self, namespace: str, name: str, pod_uid: str) -> ClaimRef:
+        """Return the identity of the claim that a pod's spec names: of several claims with the name, the one
+        that is prepared or else reserved for the pod's UID."""
+        uids = self.claims.by_name.get((namespace, name), {})
+        for pods_of in (self.prepared_for, self.reserved_for):
+            found = [uid for uid in uids if pod_uid in pods_of.get(uid, ())]
+            if len(found) == 1:
+                return ClaimRef(namespace, name, found[0])
+        return self.claim_by_name(namespace, name)
+
     def pod_by_uid(self, uid: str) -> PodRef:
         """Return a pod's identity from its UID; with an empty name if it is unknown."""
         uid = self.mirrors.get(uid, uid)
@@ -96,16 +116,50 @@ class Identities:
         """Return a pod's identity from its name; with an empty UID if the name is ambiguous."""
         return PodRef(namespace, name, self.pods.uid_of((namespace, name)))
 
+    def pod_of_claim(self, namespace: str, name: str, claim: ClaimRef) -> PodRef:
+        """Return the identity of a pod that podresources lists with a claim: of several pods with the name,
+        the one for which the checkpoint has the claim."""
+        uids = self.pods.by_name.get((namespace, name), {})
+        found = [uid for uid in uids if uid in self.prepared_for.get(claim.uid, ())]
+        return PodRef(namespace, name, found[0]) if len(found) == 1 else self.pod_by_name(namespace, name)
+
+    def is_prepared_for_others(self, claim: ClaimRef, pod: PodRef) -> bool:
+        """Return True if a claim that podresources lists for a pod is not prepared for the pod, according to
+        the checkpoint. If the checkpoint lacks the claim, True for a pending pod, for which nothing need be
+        prepared."""
+        uids = {pod.uid} if pod.uid else self.pods.by_name.get((pod.namespace, pod.name), {}).keys()
+        prepared_for = self.prepared_for.get(claim.uid)
+        return bool(uids) and (uids <= self.pending if prepared_for is None else not uids & prepared_for)
+
 
 def collect_identities(answers: SourceAnswers) -> Identities:
     """Collect the pairs of name and UID of claims and pods, from all answers that have both."""
     mirrors = {
         pod.mirror_uid: pod.ref.uid for answer in answers.pods for pod in answer.items if pod.mirror_uid
     }
+    prepared_for: dict[str, set[str]] = {}
+    for prepared in answers.prepared:
+        if prepared.provenance.origin is Origin.CHECKPOINT:
+            for held in prepared.items:
+                prepared_for.setdefault(held.ref.uid, set()).update(held.pods)
+    reserved_for: dict[str, set[str]] = {}
+    for claims in answers.claims:
+        for claim in claims.items:
+            uids = {one.uid for one in claim.reserved if one.kind is ConsumerKind.POD and one.uid}
+            reserved_for.setdefault(claim.ref.uid, set()).update(mirrors.get(uid, uid) for uid in uids)
     return Identities(
         UidsAndNames(_claims(answers)),
         UidsAndNames(_pods(answers, lambda uid: mirrors.get(uid, uid))),
         mirrors,
+        {uid: frozenset(pods) for uid, pods in prepared_for.items() if uid},
+        {uid: frozenset(pods) for uid, pods in reserved_for.items() if uid},
+        frozenset(
+            pod.ref.uid
+            for answer in answers.pods
+            if answer.provenance.origin is Origin.PODS_API
+            for pod in answer.items
+            if pod.phase == "Pending"
+        ),
     )
 
 
