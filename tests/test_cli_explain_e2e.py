@@ -13,6 +13,7 @@ from explain_node import Node as Kubelet
 from explain_node import claim_object, listing, pods_answer, reserved
 from kubelet_files import claim, device
 from patience import PATIENCE_S
+from wire.serving import Serving, unhealthy
 
 __all__ = ["short_tmp"]
 
@@ -170,6 +171,20 @@ def test_embedding_driver_is_read_on_its_own_socket(node: Kubelet, agent: Any) -
     code, out = explain(node, f"{NODE}/{PAGES}", *elsewhere, flags=["--kubelet-dir", str(node.kubelet)])
     assert code == 2
     assert f"from {plugin / 'dra.sock'}\n" in out
+
+
+def test_socket_of_an_embedding_driver_precedes_that_of_the_agent(node: Kubelet, agent: Any) -> None:
+    """Case: the agent also serves the driver's name, and reports host devices on that socket."""
+    allocated = {OTHER: {"Devices": [device("gpu-0", pool=NODE)]}}
+    node.prepared(claim("c-gpu", name="gpus", pods=["u-2"], drivers=allocated))
+    plugin = node.kubelet / "plugins" / OTHER
+    (plugin / "drahealth").mkdir(parents=True)
+    with Serving(node.root / "e") as driver:
+        (plugin / "dra.sock").symlink_to(driver.health)
+        driver.publish(unhealthy("gpu-0", "gpu.xid.79: 1 time")._replace(pool=NODE))
+        code, out = explain(node, f"{OTHER}/{NODE}/gpu-0")
+    assert code == 2
+    assert f"from {plugin / 'dra.sock'}\n    gpu.xid.79: 1 time\n" in out
 
 
 def test_foreign_driver_socket_is_not_read(node: Kubelet, agent: Any) -> None:

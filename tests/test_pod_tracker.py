@@ -23,22 +23,28 @@ from kubelet_files import DRIVER
 from patience import PATIENCE_S
 from wire.kubelet_apis import ListingApi, WatchApi, event, message_class
 from wire.kubelet_apis import pod as pod_bytes
-from wire.serving import descriptors, device, eventually, report
+from wire.serving import Serving, descriptors, device, eventually, report, unhealthy
 
 from agent.config.config import Config
 from agent.devices.consumers.consumer_map import build_consumer_map
+from agent.devices.consumers.device_health_lookup import with_embedding_drivers
 from agent.model.claim import DeviceRef
 from agent.model.consumers import ConsumerMap
+from agent.model.device_usage import DeviceState
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.report import Report
+from agent.model.settings import UsageHistoryLimits
 from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
+from agent.node.pods.history_recorder import FILE as HISTORY_FILE
+from agent.node.pods.history_recorder import HistoryRecorder
 from agent.node.pods.impact_log import LINES_MAX, impact_lines
 from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
 from agent.node.pods.poller import AUDIT_DELAY_S, PodPoller, PodsSourceState
 from agent.node.pods.tracker import MapRecorder, PodTracker
 from agent.serve.kubelet import pods_api
 from agent.sources import kubelet_state
+from agent.store.history_file import HistoryContent, read_history
 from agent.system.threads.with_timeout import HungGuard
 from agent.system.threads.worker_pool import LatestJob
 from agent.system.timing import read_clocks
@@ -574,6 +580,95 @@ def test_many_pods_of_one_device_are_cut_to_few_names(kubelet: Kubelet, follow: 
         following.take(bad("gpu-3"))
         eventually(lambda: bool(following.lines), "a line")
     assert following.lines[0].endswith("pod u-03 (claim team-a/gpus), and 12 more")
+
+
+# --- drivers that embed drahealth --------------------------------------------------------------------------
+
+
+@contextmanager
+def embedding_driver(kubelet: Kubelet) -> Iterator[Serving]:
+    """Serve the socket of a driver that embeds drahealth in the driver's plugin directory."""
+    plugin = kubelet.kubelet / "plugins" / DRIVER
+    (plugin / "drahealth").mkdir(parents=True, exist_ok=True)
+    with Serving(kubelet.root / "e") as serving:
+        (plugin / "dra.sock").symlink_to(serving.health)
+        yield serving
+
+
+def recorded(kubelet: Kubelet) -> HistoryContent:
+    path = kubelet.state / HISTORY_FILE
+    return read_history(path) if path.exists() else HistoryContent((), (), 0.0)
+
+
+LOST = unhealthy("gpu-0", "gpu.xid.79: 1 time")._replace(pool=NODE)
+
+
+@pytest.mark.parametrize("drivers", [(), (DRIVER,)])
+def test_pod_evicted_for_a_device_of_an_embedding_driver_is_recorded(
+    kubelet: Kubelet, follow: Make, drivers: tuple[str, ...]
+) -> None:
+    """Also if the agent serves the driver's name, and reports host devices under it."""
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    recorder = HistoryRecorder(kubelet.state, limits=UsageHistoryLimits(), drivers=drivers)
+    following = follow(recorder.record, drivers=drivers)
+    with embedding_driver(kubelet) as driver, following.running():
+        driver.publish(device("gpu-0", pool=NODE))
+        following.take(healthy("cpu-node0", driver=""))
+        eventually(lambda: bool(recorded(kubelet).running), "the use is recorded")
+        assert recorded(kubelet).running[0].state == DeviceState(Health.HEALTHY, Severity.OK)
+        driver.publish(LOST)
+        kubelet.prepared()
+        eventually(lambda: bool(recorded(kubelet).ended), "the end is recorded")
+    (use,) = recorded(kubelet).ended
+    assert use.state == DeviceState(Health.UNHEALTHY, Severity.UNHEALTHY, "", LOST.message)
+
+
+def test_driver_that_does_not_answer_keeps_its_logged_health(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    noted: list[Report] = []
+    following = follow(lambda _known, report, _now: noted.append(report))
+    with following.running():
+        with embedding_driver(kubelet) as driver:
+            driver.publish(LOST)
+            following.take()
+            eventually(lambda: len(following.lines) == 1, "a line")
+        (kubelet.kubelet / "plugins" / DRIVER / "dra.sock").unlink()
+        following.take(healthy("cpu-node0", driver=""))
+        eventually(lambda: [one.device for one in noted[-1].devices] == ["cpu-node0"], "the driver is away")
+        with embedding_driver(kubelet) as driver:
+            driver.publish(device("gpu-0", pool=NODE))
+            following.take()
+            eventually(lambda: len(following.lines) == 2, "another line")
+    name, pod = f"{DRIVER}/{NODE}/gpu-0", "pod u-1 (claim team-a/gpus)"
+    assert following.lines == [
+        f"{name} is Unhealthy: affects {pod}",
+        f"{name} is Healthy again; used by {pod}",
+    ]
+
+
+def test_driver_without_a_used_device_is_not_read(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared()
+    noted: list[Report] = []
+    following = follow(lambda _known, report, _now: noted.append(report))
+    with embedding_driver(kubelet) as driver, following.running():
+        driver.publish(LOST)
+        following.take()
+        eventually(lambda: bool(noted), "a poll with the report")
+    assert noted[-1].devices == ()
+
+
+def test_health_of_a_driver_replaces_an_unknown_verdict_only() -> None:
+    unknown = healthy("gpu-0")._replace(health=Health.UNKNOWN, severity=Severity.UNKNOWN)
+    of_agent = report([unknown, bad("gpu-1"), healthy("cpu-node0", driver="")])
+    sent = [device(name, pool=NODE) for name in ("gpu-0", "gpu-1", "gpu-2")]
+    found = {one.key: one for one in with_embedding_drivers(of_agent, {DRIVER: sent}).devices}
+    assert {key[2]: one.health for key, one in found.items()} == {
+        "gpu-0": Health.HEALTHY,
+        "gpu-1": Health.UNHEALTHY,
+        "gpu-2": Health.HEALTHY,
+        "cpu-node0": Health.HEALTHY,
+    }
+    assert [key[0] for key in found] == [DRIVER, DRIVER, "", DRIVER]
 
 
 # --- recording ----------------------------------------------------------------------------------------

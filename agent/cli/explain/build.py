@@ -28,7 +28,7 @@ from agent.cli.explain.name_lookup import UnknownName, find_claims, find_devices
 from agent.cli.history.text import claim_names, device_names, pod_names
 from agent.devices.consumers.affected_pods import affected_pods, group_members, is_group_member, refused_pods
 from agent.devices.consumers.consumer_map import build_consumer_map
-from agent.devices.consumers.device_health_lookup import host_device
+from agent.devices.consumers.device_health_lookup import best_known_health, host_device
 from agent.devices.consumers.reservations import known_consumers, unmatched_reservations
 from agent.errors import PermissionDenied
 from agent.model.claim import ClaimRef, DeviceRef
@@ -285,11 +285,12 @@ class SourceFactIndex:
 
     def device_facts(self, ref: DeviceRef) -> DeviceFacts:
         """Return everything that the sources report about the device `ref`."""
-        driver_reported = self._driver_reported.get(ref)
+        driver_reported, own = self._driver_reported.get(ref), self._reported.get(ref)
+        best = best_known_health(own and own.health, driver_reported and driver_reported.health)
         tainted = self._taints.get(ref.driver)
         return DeviceFacts(
             ref,
-            reported=self._reported.get(ref) or driver_reported,
+            reported=own if own and own.health is best else driver_reported,
             driver_reported=driver_reported,
             kubelet_health=self._beliefs.get(ref),
             taints=None if tainted is None else tainted.get(ref, ()),

@@ -6,8 +6,7 @@ If a source is missing, hangs or sends invalid data, the answers of the others a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -50,9 +49,9 @@ from agent.node.pods.queries import (
     find_drivers,
     prepared_claims,
     query_kubelet,
+    query_report,
     read_file,
 )
-from agent.serve.agent_api import client
 from agent.serve.kubelet import podresources, pods_api
 from agent.sources import kube_object_file, kubelet_state, pod_cgroups
 from agent.store import ledger_file, taint_file
@@ -120,11 +119,7 @@ async def query_all_sources(paths: SourcePaths) -> NodeAnswers:
     return NodeAnswers(
         now=read_clocks(),
         report=report,
-        driver_reports={
-            answer.driver: DriverSocketReport(str(answer.socket), answer.is_agents, answer.report)
-            for answer in reversed(sockets)
-            if answer.report
-        },
+        driver_reports=_driver_reports(sockets),
         consumers=SourceAnswers(
             prepared=(*kubelet.prepared, *files.prepared),
             listed=kubelet.listed,
@@ -158,6 +153,19 @@ class _SocketAnswer(NamedTuple):
     result: SourceResult
 
 
+def _driver_reports(answers: Iterable[_SocketAnswer]) -> dict[str, DriverSocketReport]:
+    """Return the report of each driver: of its own socket if that has devices, else of the agent's socket for
+    the driver."""
+    found: dict[str, DriverSocketReport] = {}
+    for driver, socket, is_agents, report, _ in answers:
+        if report is None:
+            continue
+        earlier = found.get(driver)
+        if earlier is None or (earlier.is_agents and not is_agents and report.devices):
+            found[driver] = DriverSocketReport(str(socket), is_agents, report)
+    return found
+
+
 async def _query_agent(runtime_dir: Path | None) -> tuple[Report | None, tuple[SourceResult, ...]]:
     if runtime_dir is None:
         return None, ()
@@ -172,8 +180,7 @@ async def _query_driver_socket(driver: DriverDirectory, socket: Path) -> _Socket
 async def _first_report(source: str, socket: Path) -> tuple[Report | None, SourceResult]:
     absence = Absence.UNREADABLE
     try:
-        async with asyncio.timeout(SOCKET_TIMEOUT_S), aclosing(client.watch_reports(socket)) as reports:
-            report = await anext(reports)
+        report = await query_report(socket)
     except TimeoutError:
         reason = timeout_text(socket, SOCKET_TIMEOUT_S)
     except DrahealthError as error:

@@ -1,14 +1,17 @@
 """Lookup of a device's health in a report, by the name that the DRA driver uses for the device.
 
-A driver without declared devices uses the names of host devices.
+A driver without declared devices uses the names of host devices. A driver that embeds drahealth reports its
+devices itself.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
 
 from agent.model.claim import DeviceRef
 from agent.model.device_usage import STATE_NOT_KNOWN, DeviceState
-from agent.model.health import DeviceHealth
+from agent.model.health import DeviceHealth, Health
 from agent.model.report import Report
+from agent.model.time import Instant
 
 
 def host_device(
@@ -42,6 +45,35 @@ def health_lookup(report: Report, served: Container[str]) -> Callable[[DeviceRef
         return known.get(host or device)
 
     return health_of
+
+
+def best_known_health(own: DeviceHealth | None, sent: DeviceHealth | None) -> DeviceHealth | None:
+    """Return the agent's health of a device, or the health that the device's driver sends if the agent's is
+    missing or Unknown; None: both are missing.
+
+    Args:
+        own: Health in the agent's report, with causes.
+        sent: Health from the driver's socket, without causes.
+    """
+    if own is None or (sent is not None and own.health is Health.UNKNOWN is not sent.health):
+        return sent
+    return own
+
+
+def with_embedding_drivers(report: Report, sent: Mapping[str, Iterable[DeviceHealth]]) -> Report:
+    """Return the agent's report with the devices of drivers that embed drahealth.
+
+    Args:
+        report: The agent's report.
+        sent: Devices that the driver's own socket reports, by driver. Their ``since`` is dropped: it is the
+            time of the read.
+    """
+    found = {device.key: device for device in report.devices}
+    for driver, devices in sent.items():
+        for device in devices:
+            named = device._replace(driver=driver, since=Instant(0, 0.0))
+            found[named.key] = best_known_health(found.get(named.key), named) or named
+    return replace(report, devices=tuple(found.values())) if sent else report
 
 
 def state_lookup(report: Report, served: Container[str]) -> Callable[[DeviceRef], DeviceState]:

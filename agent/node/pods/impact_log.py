@@ -90,8 +90,12 @@ def impact_lines(
         lines[False].append(
             f"{left_out} more devices in use have changed their health; run drahealth explain to see them"
         )
-    now_reported = {
+    now_reported: dict[DeviceRef, Health] = {
         ref: health for ref, health in now.items() if health is not Health.HEALTHY and ref not in unused
+    }
+    # of an embedding driver that does not answer, the last health counts
+    now_reported |= {
+        ref: last for ref, last in reported.items() if ref in consumers.devices and ref not in now
     }
     return ImpactLines(
         tuple(map(_printable, lines[False])), tuple(map(_printable, lines[True])), now_reported

@@ -16,6 +16,7 @@ from agent.cgroup_audit.audit_verdicts import AuditVerdict
 from agent.cgroup_audit.pod_parser import parse_pod
 from agent.config.config import Config
 from agent.devices.consumers.consumer_map import build_consumer_map
+from agent.devices.consumers.device_health_lookup import with_embedding_drivers
 from agent.devices.consumers.exclusive_cpus import exclusive_cpus
 from agent.devices.consumers.kube_objects import parse_pods
 from agent.errors import PermissionDenied, ProbeError
@@ -38,7 +39,13 @@ from agent.node.pods.impact_log import (
     prepared_devices_by_pod,
 )
 from agent.node.pods.kubelet_watch import PodList
-from agent.node.pods.queries import KubeletAnswers, query_drivers, query_kubelet
+from agent.node.pods.queries import (
+    DriverDirectory,
+    KubeletAnswers,
+    query_drivers,
+    query_embedded_health,
+    query_kubelet,
+)
 from agent.sources.pod_cgroups import live_pods_in_snapshot
 from agent.system.threads.with_timeout import HungGuard, timeout_text
 
@@ -135,6 +142,9 @@ class PodPoller:
             config.sysfs_root, config.cgroupfs_root, config.kubelet_cgroup_root, config.kubelet_dir
         )
         self._kubelet: KubeletAnswers | None = None
+        self._drivers: tuple[DriverDirectory, ...] = ()
+        self._drivers_in_use: frozenset[str] = frozenset()
+        """Drivers with a claimed device at the last call of :meth:`with_embedding_drivers`."""
         self._newest: ConsumerMap | None = None
         self._reliable: ConsumerMap | None = None
         """Newest consumer map that was built with a readable claims checkpoint; None: none yet."""
@@ -169,8 +179,8 @@ class PodPoller:
         )
         pods = parse_pods(kubelet.pods)
         live = (live_pods_in_snapshot(*core),) if core else ()
-        answers = SourceAnswers((kubelet.prepared, *drivers), (kubelet.listed,), (pods,), (), live)
-        self._kubelet = kubelet
+        answers = SourceAnswers((kubelet.prepared, *drivers.prepared), (kubelet.listed,), (pods,), (), live)
+        self._kubelet, self._drivers = kubelet, drivers.drivers
         self._newest = build_consumer_map(answers)
         if self._reliable is None or kubelet.prepared.absence is not Absence.UNREADABLE:
             self._reliable = self._newest
@@ -179,6 +189,14 @@ class PodPoller:
             self._names = {**known_before, **pod_names_by_uid(self._reliable)}
         self._track_pods(pods)
         return self._state()
+
+    async def with_embedding_drivers(self, report: Report) -> Report:
+        """Return a report of the agent with the devices of drivers that embed drahealth, read from their
+        sockets. Only drivers whose devices are in use, or were at the last call, are queried."""
+        claimed = self._newest.devices if self._newest else ()
+        before, self._drivers_in_use = self._drivers_in_use, frozenset(ref.driver for ref in claimed)
+        sent = await query_embedded_health(self._drivers, self._drivers_in_use | before)
+        return with_embedding_drivers(report, sent)
 
     async def audit_if_due(self, core: TimedSnapshot | None) -> PodsSourceState | None:
         """Audit the cgroups of pods with claims. Returns the new state; None: not due, or unknown pods."""

@@ -5,12 +5,14 @@ A source that is absent, hangs or returns invalid data yields an answer with tha
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from agent.config.config import DRIVERS
+from agent.errors import DrahealthError
 from agent.model.claim_sources import (
     AllocatedDevice,
     ListedPod,
@@ -19,8 +21,10 @@ from agent.model.claim_sources import (
     Provenance,
     SourceAnswer,
 )
+from agent.model.health import DeviceHealth
 from agent.model.json_values import JsonObject
 from agent.model.reading import Absence
+from agent.model.report import Report
 from agent.model.time import Instant
 from agent.serve.kubelet import podresources, pods_api
 from agent.sources import kubelet_state
@@ -167,10 +171,17 @@ async def query_pods(directory: Path) -> SourceAnswer[JsonObject]:
     return await query_socket(Origin.PODS_API, directory / pods_api.SOCKET, pods_api.list_pods)
 
 
-async def query_drivers(
-    kubelet_dir: Path, state_dir: Path, guard: HungGuard
-) -> tuple[SourceAnswer[PreparedClaim], ...]:
-    """Read the prepared claims of each driver that has a state file; one answer per driver."""
+class DriverAnswers(NamedTuple):
+    """Answers of the drivers' state files."""
+
+    prepared: tuple[SourceAnswer[PreparedClaim], ...]
+    """Prepared claims, one answer per driver."""
+    drivers: tuple[DriverDirectory, ...]
+    """Drivers found by their state directories."""
+
+
+async def query_drivers(kubelet_dir: Path, state_dir: Path, guard: HungGuard) -> DriverAnswers:
+    """Read the prepared claims of each driver that has a state file."""
     try:
         find = partial(find_drivers, kubelet_dir, state_dir)
         drivers, problems = await guard.run("drivers", find, DISK_TIMEOUT_S)
@@ -179,7 +190,48 @@ async def query_drivers(
     provenance = Provenance(Origin.DRIVER, read_clocks())
     failed = [SourceAnswer[PreparedClaim](provenance, (), Absence.UNREADABLE, reason) for reason in problems]
     answers = await asyncio.gather(*(read_prepared(driver.directory, guard) for driver in drivers))
-    return (*failed, *(answer for answer in answers if answer.absence is not Absence.ABSENT))
+    existing = (answer for answer in answers if answer.absence is not Absence.ABSENT)
+    return DriverAnswers((*failed, *existing), drivers)
+
+
+async def query_embedded_health(
+    drivers: Iterable[DriverDirectory], names: Collection[str]
+) -> Mapping[str, tuple[DeviceHealth, ...]]:
+    """Read the health of devices from the sockets of drivers that embed drahealth, by driver. A driver that
+    does not answer within 2 s is left out.
+
+    Args:
+        drivers: Drivers found by their state directories.
+        names: Names of the drivers to query.
+    """
+    sockets = [
+        (driver.name, socket)
+        for driver in drivers
+        if not driver.is_agents and driver.name in names
+        for socket in driver.sockets
+    ]
+    found = await asyncio.gather(*(_health_or_nothing(socket) for _, socket in sockets))
+    return {name: devices for (name, _), devices in reversed([*zip(sockets, found, strict=True)]) if devices}
+
+
+async def _health_or_nothing(socket: Path) -> tuple[DeviceHealth, ...]:
+    try:
+        return (await query_report(socket)).devices
+    except (TimeoutError, DrahealthError):  # the driver ended, starts, or serves no health
+        return ()
+
+
+async def query_report(socket: Path) -> Report:
+    """Return the current health report of the agent's or a driver's socket.
+
+    Raises:
+        TimeoutError: No report came within 2 s.
+        DrahealthError: As of :func:`agent.serve.agent_api.client.watch_reports`.
+    """
+    from agent.serve.agent_api.client import watch_reports  # an agent without embedding drivers saves it
+
+    async with asyncio.timeout(SOCKET_TIMEOUT_S), aclosing(watch_reports(socket)) as reports:
+        return await anext(reports)
 
 
 async def read_file(

@@ -165,6 +165,7 @@ class PodTracker:
         """Poll once; with a report, log affected pods and record the consumer map; then audit if due."""
         self._set_sample(*await poller.poll(self._core_snapshot))
         if report is not None:
+            report = await poller.with_embedding_drivers(report)
             poller.log_impact(report)
             if recording and poller.newest_map:
                 recording.submit(poller.newest_map, report, self._clock())
