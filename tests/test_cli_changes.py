@@ -145,6 +145,17 @@ def test_note_with_new_evidence_and_its_end_are_changes():
     assert (ended.text, ended.severity) == ("node over node.hung_task", Severity.OK)
 
 
+@pytest.mark.parametrize("container", ["", f" container {'c' * 64}"])
+def test_pod_name_that_comes_or_goes_is_no_change(container: str):
+    named = NonDeviceCause(f"pod u-1 (team-a/train-0){container}", HUNG)
+    unnamed = NonDeviceCause(f"pod u-1{container}", HUNG)
+    assert report_changes(report(notes=(named,)), report(notes=(unnamed,))) == []
+    assert report_changes(report(notes=(unnamed,)), report(notes=(named,))) == []
+    other = NonDeviceCause(f"pod u-2 (team-a/train-0){container}", HUNG)
+    states = [one.state for one in report_changes(report(notes=(named,)), report(notes=(other,)))]
+    assert states == ["Degraded", "over"]
+
+
 def test_new_source_is_a_change_only_if_it_fails():
     before = report(device("cpu-node0"), sources=(source("cpus"),))
     states = (SourceState.STARTING, SourceState.OK, SourceState.FAILING)

@@ -147,10 +147,19 @@ def _states(report: Report) -> dict[str, ReportChange]:
     for note in report.notes:
         cause = note.cause
         word = BADGES[cause.severity].word if cause.severity > Severity.INFO else "note"
-        states[f"note {note.subject} {cause.code}"] = ReportChange(
+        states[f"note {_without_pod_name(note.subject)} {cause.code}"] = ReportChange(
             at, note.subject, word, cause.severity, cause.evidence, cause.code
         )
     return states
+
+
+def _without_pod_name(subject: str) -> str:
+    """Return the subject of a note without the pod's name in brackets, which is known at times only."""
+    kind, _, rest = subject.partition(" ")
+    uid, _, rest = rest.partition(" ")
+    if kind != "pod" or not rest.startswith("("):
+        return subject
+    return f"pod {uid} {rest.partition(') ')[2]}".rstrip()
 
 
 def _severity(source: SourceSample) -> Severity:

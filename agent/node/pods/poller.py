@@ -185,8 +185,9 @@ class PodPoller:
         if self._reliable is None or kubelet.prepared.absence is not Absence.UNREADABLE:
             self._reliable = self._newest
             self._uses = prepared_devices_by_pod(self._reliable)
-            known_before = {uid: name for uid, name in self._names.items() if uid in self._uses}
-            self._names = {**known_before, **pod_names_by_uid(self._reliable)}
+            lists_all = kubelet.pods.absence is None  # else a pod without a name need not be gone
+            kept = {uid: name for uid, name in self._names.items() if not lists_all or uid in self._uses}
+            self._names = {**kept, **pod_names_by_uid(self._reliable)}
         self._track_pods(pods)
         return self._state()
 
