@@ -1,5 +1,7 @@
 """The health service in a driver's own grpclib server, read as a kubelet of either version reads it."""
 
+import asyncio
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from wire.serving import eventually
 from agent.embed.devices import Device
 from agent.embed.monitor import Monitor
 from agent.model.health import Finding, Health
+from agent.node.pods.queries import query_report
 
 __all__ = ["hardware", "short_tmp", "sysfs"]
 
@@ -70,6 +73,19 @@ def test_devices_verified_again_are_sent_again(hosting: Hosting) -> None:
         first, second = kubelet.next(), kubelet.next()
         assert names(second) == ["d-0"]
         assert second.devices[0].last_updated_time >= first.devices[0].last_updated_time
+
+
+def test_stream_that_its_client_ends_leaves_no_log_line(
+    monitor: Monitor, short_tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    service = monitor.health_service()
+    with Hosting(short_tmp / "dra.sock", service, monitor.codec) as hosting:
+        with watch_health(hosting.path) as kubelet:
+            kubelet.next()
+        assert asyncio.run(query_report(hosting.path)).devices
+        eventually(lambda: service.streams == 0, "the streams have ended")
+    assert [record.name for record in caplog.records if record.name.startswith("grpclib")] == []
 
 
 def test_supported_services_are_the_served_ones(monitor: Monitor) -> None:

@@ -1,5 +1,7 @@
 """Health stream as a kubelet sees it: Google's gRPC and protobuf, over the unix socket."""
 
+import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from wire.google import Watcher, message_class, names, watch_health
 from wire.serving import DRIVER, Serving, at, connections, device, eventually, unhealthy
 
 from agent.model.health import Health, Severity
+from agent.node.pods.queries import query_report
 
 TESTS = Path(__file__).parent
 
@@ -98,6 +101,19 @@ def test_leases_differ_from_those_of_the_stream_before(serving: Serving) -> None
             serving.publish(device("a", verified=stream + 2), device("b"))
             assert leases(kubelet.next()) == [lease], "no second change in the same stream"
         eventually(lambda: streams(serving) == 0, "the stream has ended")
+
+
+def test_stream_that_its_client_ends_leaves_no_log_line(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    serving.publish(device())
+    with watch_health(serving.health) as kubelet:
+        kubelet.next()
+    eventually(lambda: streams(serving) == 0, "the kubelet's stream has ended")
+    assert asyncio.run(query_report(serving.health)).devices
+    eventually(lambda: streams(serving) == 0, "the stream of explain has ended")
+    assert [record.name for record in caplog.records if record.name.startswith("grpclib")] == []
 
 
 def test_short_streams_do_not_prevent_different_leases(serving: Serving) -> None:

@@ -14,6 +14,7 @@ and h2 4.4; the requirements pin the first and bound the second. Deficiencies th
 * a request that was reset at its arrival was kept for as long as its connection;
 * a peer that reads nothing kept a closing connection, and its descriptor, open without end;
 * a call that ended early left a cancellation in its task, at which a later timeout of that task failed;
+* each stream that its client closed, the only way to end a health stream, left a line in the server's log;
 * any number of connections and requests was accepted, until no descriptors were left;
 * closing the server informed no client, left connections open, and from Python 3.12 hung.
 """
@@ -29,7 +30,7 @@ import h2.exceptions
 from grpclib import protocol, server
 from grpclib.const import Status
 from grpclib.encoding.base import GRPC_CONTENT_TYPE
-from grpclib.exceptions import GRPCError
+from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.utils import Wrapper
 from h2.config import H2Configuration
 from h2.connection import ConnectionInputs, H2Connection
@@ -174,6 +175,24 @@ class UnsentMessages:
         return sum(messages.values()) + sum(transport.get_write_buffer_size() for transport in transports)
 
 
+class ClientGone(GRPCError, StreamTerminatedError):
+    """Error with which a request ends whose client has reset it or has closed the connection.
+
+    grpclib logs a StreamTerminatedError unless it is a GRPCError.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(Status.CANCELLED, reason)
+
+
+def end_without_log(stream: server.Stream[Any, Any]) -> None:
+    """Let a request of any grpclib server end with :class:`ClientGone` if its client is gone. Call it in the
+    request's task when that is cancelled."""
+    wrapper = stream._stream.wrapper
+    if wrapper is not None and isinstance(wrapper._error, StreamTerminatedError):
+        wrapper._error = ClientGone(str(wrapper._error))
+
+
 class HardenedStream(protocol.Stream):
     """HTTP/2 stream that refuses messages above a size limit, and can send a message without waiting."""
 
@@ -230,6 +249,13 @@ class HardenedStream(protocol.Stream):
             )
         self.memory.used_bytes += size
         self._held += size
+
+    def __terminated__(self, reason: str) -> None:
+        """End a request, at a server, with :class:`ClientGone`."""
+        if self.wrapper is None or self.memory is None:
+            super().__terminated__(reason)
+        else:
+            self.wrapper.cancel(ClientGone(reason))
 
     def release_memory(self) -> None:
         """Subtract the request's size from the server's open requests, when the request has ended."""

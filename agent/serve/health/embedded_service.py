@@ -17,6 +17,7 @@ from grpclib.exceptions import GRPCError
 
 from agent.model.report import Report
 from agent.serve.grpc.codec import Codec
+from agent.serve.grpc.hardened import end_without_log
 from agent.serve.health.feed import HealthListEncoder
 from agent.serve.health.service import HealthPublisher, HealthService, HealthStream
 from agent.system.threads.latest_value import LatestValue
@@ -90,6 +91,7 @@ class EmbeddedHealthService:
             current = asyncio.current_task()
             if self._reason and not (current and current.cancelling()):
                 raise self._unavailable() from None
+            end_without_log(stream)
             raise
         finally:
             task.cancel()
