@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hostdev_driver
 import pytest
+import yaml
 from hostdev_driver.claims import ClaimFiles
 from hostdev_driver.containers import devices_for
 from hostdev_driver.driver import HostDriver
@@ -35,6 +37,23 @@ import agent
 from agent.prepare.errors import recorded_operation
 
 __all__ = ["paper"]
+
+EXAMPLE = Path(hostdev_driver.__file__).parent
+
+
+# --- deployment ------------------------------------------------------------------------------------------
+
+
+def test_container_with_a_read_only_root_has_a_writable_tmp() -> None:
+    """Where the image has gcc, ctypes.util.find_library() needs a temporary file, and Trio calls it."""
+    objects = yaml.safe_load_all((EXAMPLE / "deploy.yaml").read_text())
+    (pod,) = (one["spec"]["template"]["spec"] for one in objects if one["kind"] == "DaemonSet")
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    for container in pod["containers"]:
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        assert "emptyDir" in volumes[mounts["/tmp"]["name"]]
+        assert not mounts["/tmp"].get("readOnly")
 
 
 # --- what there is ---------------------------------------------------------------------------------------
