@@ -626,6 +626,119 @@ def test_claim_known_from_a_failed_prepare_alone_is_shown(node: Node) -> None:
         assert "no pod of the claim is known" in out
 
 
+# --- all claims --------------------------------------------------------------------------------------------
+
+
+def busy_node(node: Node) -> tuple[str, ...]:
+    """Create a node with a sick device, a shared one, a failed prepare, and claims of another node."""
+    node.prepared(
+        prepared_claim("gpus", "gpu-0", "gpu-1", pods=["u-1"]),
+        prepared_claim("nics", "nic-0", pods=["u-1", "u-2"]),
+    )
+    node.health_state("Unhealthy", "gpu-0", message="XID 79")
+    now_s = time.time()
+    ref = replace(driver_claim("late", "gpu-5"), namespace="team-a", uid="c-late")
+    ledger, _ = ledgers.record_failure(PrepareLedger(), ref, "", XID, now_s - 60, "1.2")
+    node.driver_stores(ledger, now_s)
+    job = {"apiGroup": "batch", "resource": "jobs", "name": "nightly", "uid": "j-9"}
+    claims = node.saved(
+        "c.json",
+        claim_object("nics", "nic-0", reserved_for=[*reserved("u-1", "u-2"), GROUP, job]),
+        claim_object("elsewhere", "gpu-7", reserved_for=reserved("u-7")),
+    )
+    return ("--claims", claims, *node.flags)
+
+
+def all_rows(out: str) -> list[list[str]]:
+    """Return the lines of the table, each as its cells after the sign."""
+    lines = out.split("\n\n")[1].splitlines()
+    starts = [lines[0].index(title) for title in lines[0].split()]
+    ends = [*starts[1:], None]
+    return [[line[a:b].strip() for a, b in zip(starts, ends, strict=True)] for line in lines[1:]]
+
+
+def test_all_claims_have_a_line_for_each_consumer(node: Node) -> None:
+    flags = busy_node(node)
+    with node.sockets(listing(), pods_answer(("u-1", ["gpus", "nics"]), ("u-2", ["nics"]))):
+        code, out, _ = node.bare("--all", *flags)
+    device = f"{DRIVER}/node-1"
+    assert code == 2
+    assert out.startswith("3 claims, 5 consumers, 4 devices: 1 Unhealthy, 3 Unknown\n")
+    assert all_rows(out) == [
+        ["team-a/gpus", "team-a/pod-u-1", "prepared", "", f"{device}/gpu-0, gpu-1", "Unhealthy"],
+        [
+            "team-a/late",
+            "no consumer is known",
+            "",
+            "",
+            f"{device}/gpu-5",
+            "Unknown; prepare fails (gpu.xid.79)",
+        ],
+        ["team-a/nics", "team-a/pod-u-1", "prepared", "", f"{device}/nic-0", "Unknown"],
+        ["team-a/nics", "team-a/pod-u-2", "prepared", "", f"{device}/nic-0", "Unknown"],
+        ["team-a/nics", "jobs.batch nightly", "reserved", "", f"{device}/nic-0", "Unknown"],
+        ["team-a/nics", "pod group workers", "reserved", "", f"{device}/nic-0", "Unknown"],
+    ]
+    assert "  elsewhere  1 claim that no source on this node has: left out\n" in out
+    assert "checkpoint: 2 claims" in out
+
+
+def test_all_claims_are_a_document_of_all_objects(node: Node) -> None:
+    flags = busy_node(node)
+    with node.sockets(listing(), pods_answer(("u-1", ["gpus", "nics"]), ("u-2", ["nics"]))):
+        code, out, _ = node.bare("--all", *flags, "-o", "json")
+    document = json.loads(out)
+    assert (code, document["kind"], document["severity"]) == (2, "all", "unhealthy")
+    assert [claim["name"] for claim in document["claims"]] == ["gpus", "late", "nics"]
+    assert [pod["uid"] for pod in document["pods"]] == ["u-1", "u-2"]
+    assert [one["name"] for one in document["devices"]] == ["gpu-0", "gpu-1", "gpu-5", "nic-0"]
+    assert {(one["device"]["name"], one["pod"]["uid"]) for one in document["hurt"]} == {
+        ("gpu-0", "u-1"),
+        ("gpu-1", "u-1"),
+        ("nic-0", "u-1"),
+        ("nic-0", "u-2"),
+    }
+
+
+def test_all_claims_of_files_alone_are_listed(node: Node) -> None:
+    claims = node.saved("c.json", claim_object("a", "gpu-0"), claim_object("b", reserved_for=reserved("u-1")))
+    code, out, _ = node.bare("--all", "--claims", claims)
+    assert code == 3
+    assert [row[:2] for row in all_rows(out)] == [
+        ["team-a/a", "no consumer is known"],
+        ["team-a/b", "team-a/pod-u-1"],
+    ]
+
+
+def test_all_without_claims_is_ok_unless_a_source_is_unreadable(node: Node) -> None:
+    node.prepared()
+    node.health_state("Healthy", "gpu-0")
+    code, out, _ = node.explain("--all")
+    assert (code, out.splitlines()[0]) == (0, "no claim on this node is known")
+    (node.kubelet / kubelet_state.CLAIMS_FILE).write_text("torn")
+    assert node.explain("--all")[0] == 3
+
+
+def test_all_names_orphans_with_their_claim(node: Node) -> None:
+    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=reserved("u-1")))
+    pods = node.saved("p.json", pod_object("other", uid="u-9"))
+    _, out, _ = node.bare("--all", "--claims", claims, "--pods", pods)
+    assert "orphaned?  team-a/gpus: 1 pod: no pod in --pods matches\n" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["--all", "gpu-0"], "--all explains all claims; leave out 'gpu-0'"),
+        ([], "no device, pod or claim is given"),
+    ],
+)
+def test_all_takes_no_name_and_a_name_is_needed_otherwise(node: Node, argv: list[str], error: str) -> None:
+    code, out, err = node.bare(*argv)
+    assert (code, out) == (64, "")
+    assert error in err
+
+
 def test_device_text_fits_an_ascii_terminal(node: Node) -> None:
     node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     node.health_state("Unhealthy", "gpu-0", message="word " * 60)

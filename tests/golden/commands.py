@@ -366,6 +366,8 @@ def _cases() -> dict[str, Case]:
         "explain-pod-kubelet-only": Case(kubelet, _explain("pod", "team-a/infer-0")),
         "explain-device-files-only": Case(dead, _explain("gpu-1")),
         "explain-objects-only": Case(dead, ("explain", "claim", "shared", *JSON, *files)),
+        "explain-all": Case(whole, (*_explain("--all"), *files)),
+        "explain-all-objects-only": Case(dead, ("explain", "--all", *JSON, *files)),
         "explain-unknown": Case(whole, _explain("pod", "team-a/train-9")),
         "explain-nothing": Case(nothing, _explain("gpu-0")),
         "audit-good": Case(audited(), ("audit", *AUDIT, *good)),

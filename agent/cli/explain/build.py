@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Final, TypeVar
@@ -41,11 +42,15 @@ from agent.model.reading import Absence
 DEVICE: Final = "device"
 POD: Final = "pod"
 CLAIM: Final = "claim"
+ALL: Final = "all"
 MAX_ENDED: Final = 5
 """Limit of ended device uses that are shown for a device, pod or claim that still exists."""
 
+_FILES: Final = frozenset({Origin.PODS_FILE, Origin.CLAIMS_FILE})
+
 K = TypeVar("K")
 V = TypeVar("V")
+_Concerned = tuple[dict[DeviceRef, None], dict[ClaimRef, None], dict[PodRef, None]]
 
 
 def explain(kind: str, name: str, answers: NodeAnswers) -> Explanation:
@@ -61,13 +66,7 @@ def explain(kind: str, name: str, answers: NodeAnswers) -> Explanation:
         PermissionDenied: No source knows the name, and this user may not read some sources.
         UsageError: Several objects have the name.
     """
-    known = build_consumer_map(answers.consumers)
-    if unlisted := tuple(_claims_only_in_prepares(answers, known)):
-        prepared = (
-            *answers.consumers.prepared,
-            SourceAnswer(Provenance(Origin.DRIVER, answers.now), unlisted),
-        )
-        known = build_consumer_map(replace(answers.consumers, prepared=prepared))
+    known = _consumer_map(answers)
     try:
         devices, claims, pods = _related_objects(kind, name, known, answers)
     except UnknownName as error:
@@ -84,6 +83,45 @@ def explain(kind: str, name: str, answers: NodeAnswers) -> Explanation:
         pods = {use.affected.pod.ref: None for use in uses}
     else:
         uses = [use for use in uses if use.affected.claim in claims and use.affected.pod.ref in pods]
+    ended = tuple(islice(_ended_uses(kind, answers, devices, claims, pods), MAX_ENDED))
+    return replace(_explanation(kind, answers, known, (devices, claims, pods), uses), ended=ended)
+
+
+def explain_all(answers: NodeAnswers) -> Explanation:
+    """Return the explanation of all claims on this Kubernetes node, with their devices and consumers.
+
+    Args:
+        answers: Answers of all sources.
+    """
+    known = _consumer_map(answers)
+    here = _claims_of_node(answers, known)
+    claims = dict.fromkeys(ref for ref in known.claims if ref in here)
+    pods = dict.fromkeys(pod for ref in claims for pod in _pods_of(known, ref))
+    devices = _devices_of_claims(answers, known, claims)
+    uses = [
+        DeviceConsumer(device, use)
+        for device in devices
+        for use in affected_pods(known, device)
+        if use.claim in claims
+    ]
+    found = _explanation(ALL, answers, known, (devices, claims, pods), uses)
+    return replace(found, claims_elsewhere=len(known.claims) - len(claims))
+
+
+def _consumer_map(answers: NodeAnswers) -> ConsumerMap:
+    """Return the map of claims, devices and pods, including claims that only a record of prepares has."""
+    known = build_consumer_map(answers.consumers)
+    unlisted = tuple(_claims_only_in_prepares(answers, known))
+    if not unlisted:
+        return known
+    prepared = (*answers.consumers.prepared, SourceAnswer(Provenance(Origin.DRIVER, answers.now), unlisted))
+    return build_consumer_map(replace(answers.consumers, prepared=prepared))
+
+
+def _explanation(
+    kind: str, answers: NodeAnswers, known: ConsumerMap, concerned: _Concerned, uses: Iterable[DeviceConsumer]
+) -> Explanation:
+    devices, claims, pods = concerned
     index = SourceFactIndex(answers, known)
     return Explanation(
         kind=kind,
@@ -96,9 +134,31 @@ def explain(kind: str, name: str, answers: NodeAnswers) -> Explanation:
             risk for risk in refused_pods(known, answers.node) if risk.pod in pods and risk.claim in claims
         ),
         conflicts=tuple(_conflicts(known, claims, pods)),
-        ended=tuple(islice(_ended_uses(kind, answers, devices, claims, pods), MAX_ENDED)),
         sources=answers.sources,
     )
+
+
+def _claims_of_node(answers: NodeAnswers, known: ConsumerMap) -> AbstractSet[ClaimRef]:
+    """Return the claims that a source on this Kubernetes node has, or that a pod of the node refers to; if
+    only files of objects answered, all claims."""
+    consumers = answers.consumers
+    answered = {one.provenance.origin for one in consumers.prepared if not one.absence}
+    answered |= {one.provenance.origin for one in consumers.listed if not one.absence}
+    answered |= {one.provenance.origin for one in consumers.pods if not one.absence}
+    if answered <= _FILES:
+        return known.claims.keys()
+    uids = {claim.ref.uid for answer in consumers.prepared for claim in answer.items}
+    uids |= {record.claim.uid for record in answers.prepares}
+    pods = {
+        ref for ref, view in known.pods.items() if any(obj.node == answers.node for obj, _ in view.objects)
+    }
+    return {
+        ref
+        for ref, claim in known.claims.items()
+        if (ref.uid and ref.uid in uids)
+        or any(edge.provenance.origin not in _FILES for edge in claim.devices)
+        or any(edge.provenance.origin not in _FILES or edge.consumer.pod in pods for edge in claim.consumers)
+    }
 
 
 def _claims_only_in_prepares(answers: NodeAnswers, known: ConsumerMap) -> Iterator[PreparedClaim]:
@@ -146,20 +206,27 @@ def severity_of(explanation: Explanation) -> Severity:
     """
     if explanation.ended and not (explanation.devices or explanation.claims or explanation.pods):
         return max(use.state.severity for use in explanation.ended)
+    if explanation.kind == ALL and not explanation.claims:
+        return Severity.UNKNOWN if any(map(_may_have_claims, explanation.sources)) else Severity.OK
     has_no_claims = all(pod.view.known is not None and not pod.view.known.claims for pod in explanation.pods)
     if explanation.kind == POD and not explanation.claims and has_no_claims:
         return Severity.OK
-    blank = [
-        Severity.UNKNOWN
-        for claim in explanation.claims
-        if not claim.view.devices and not claim.devices_of_failed_prepares
-    ]
+    blank = [Severity.UNKNOWN for claim in explanation.claims if not devices_of_claim(claim)]
     return max([*blank, *(device.severity for device in explanation.devices)], default=Severity.UNKNOWN)
 
 
-# --- which objects are concerned ---------------------------------------------------------------------------
+def devices_of_claim(claim: ClaimFacts) -> tuple[DeviceRef, ...]:
+    """Return the devices of a claim, then those that only its failed prepares name."""
+    refs = sorted({edge.use.device for edge in claim.view.devices})
+    return (*refs, *claim.devices_of_failed_prepares)
 
-_Concerned = tuple[dict[DeviceRef, None], dict[ClaimRef, None], dict[PodRef, None]]
+
+def _may_have_claims(result: SourceResult) -> bool:
+    """Return whether a source of the kubelet's claims exists and could not be read."""
+    return result.absence is Absence.UNREADABLE and result.source in {Origin.CHECKPOINT, Origin.PODRESOURCES}
+
+
+# --- which objects are concerned ---------------------------------------------------------------------------
 
 
 def _related_objects(kind: str, name: str, known: ConsumerMap, answers: NodeAnswers) -> _Concerned:
@@ -176,20 +243,26 @@ def _related_objects(kind: str, name: str, known: ConsumerMap, answers: NodeAnsw
     else:
         claims = dict.fromkeys(find_claims(name, known))
         pods = dict.fromkeys(pod for claim in claims for pod in _pods_of(known, claim))
+    return _devices_of_claims(answers, known, claims), claims, pods
+
+
+def _devices_of_claims(
+    answers: NodeAnswers, known: ConsumerMap, claims: Iterable[ClaimRef]
+) -> dict[DeviceRef, None]:
+    """Return the devices of claims, including those of prepares that fail."""
     failed = _grouped(
         (record.claim.uid, device)
         for record in answers.prepares
         if record.state == "failing"
         for device in record.outcome.devices
     )
-    devices = dict.fromkeys(
+    return dict.fromkeys(
         ref
         for claim in claims
         for ref in sorted(
             {*(edge.use.device for edge in known.claims[claim].devices), *failed.get(claim.uid, ())}
         )
     )
-    return devices, claims, pods
 
 
 def _all_devices(known: ConsumerMap, answers: NodeAnswers) -> Iterator[DeviceRef]:

@@ -35,8 +35,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar="DEVICE | pod POD | claim CLAIM",
-        nargs="+",
+        nargs="*",
         help="device: driver/pool/name, pool/name, name or CDI id; pod or claim: namespace/name, name or UID",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="all claims on the node, with a line for each consumer"
     )
     parser.add_argument(
         "--pods",
@@ -58,17 +61,18 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    kind, name = _kind_and_name(args.what)
+    kind, name = _kind_and_name(args.what, is_all=args.all)
     paths = _source_paths(args)
     import asyncio
 
-    from agent.cli.explain.build import explain, severity_of
+    from agent.cli.explain.build import ALL, explain, explain_all, severity_of
     from agent.cli.explain.document import document
     from agent.cli.explain.sources import query_all_sources
     from agent.cli.explain.text import render
 
     with _gc_disabled():
-        explanation = explain(kind, name, asyncio.run(query_all_sources(paths)))
+        answers = asyncio.run(query_all_sources(paths))
+        explanation = explain_all(answers) if kind == ALL else explain(kind, name, answers)
     print_result(args, lambda: document(explanation), lambda style: render(explanation, style))
     return EXIT_OF_SEVERITY[severity_of(explanation)]
 
@@ -85,9 +89,16 @@ def _gc_disabled() -> Iterator[None]:
             gc.enable()
 
 
-def _kind_and_name(words: list[str]) -> tuple[str, str]:
-    """Return kind (device, pod or claim) and name of the object to explain, from the arguments `words`."""
+def _kind_and_name(words: list[str], *, is_all: bool) -> tuple[str, str]:
+    """Return kind (device, pod or claim) and name of the object to explain, from the arguments `words`; for
+    ``--all`` the kind ``all`` without a name."""
+    if is_all and words:
+        raise UsageError(f"--all explains all claims; leave out {' '.join(words)!r}\n{HELP}")
     match words:
+        case [] if is_all:
+            return "all", ""
+        case []:
+            raise UsageError(f"no device, pod or claim is given, and not --all\n{HELP}")
         case [kind] if kind in KINDS:
             raise UsageError(f"no {kind} is given; write: drahealth explain {kind} NAMESPACE/NAME\n{HELP}")
         case [name]:
@@ -136,7 +147,8 @@ VERB = Subcommand(
     summary="show which pods a device affects, or the devices of a pod or claim",
     description=(
         "Reads all sources on the node in parallel, with a timeout of 2 s for a socket and 5 s for a file: "
-        "the agent and its history, the kubelet, cgroups, drivers; and names the source of each fact. Exits "
+        "the agent and its history, the kubelet, cgroups, drivers; and names the source of each fact. With "
+        "--all it lists all claims on the node with their consumers, the worst devices first. Exits "
         "with 0 if the worst device concerned is healthy, 1 if it is degraded, 2 if it is unhealthy, 3 if it "
         "is unknown; 64 if the name is not known, 69 if no source answers."
     ),

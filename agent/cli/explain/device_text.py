@@ -12,7 +12,7 @@ from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.output.table import GAP, TextTable, TitledText, advice_of_device, format_entries, wrap
 from agent.cli.output.text import BADGES, clean, format_age, format_count, hardware_identity, shorten_ids
 from agent.model.claim_sources import Origin
-from agent.model.consumers import AffectedPod
+from agent.model.consumers import AffectedPod, PodView
 from agent.model.health import DeviceHealth, Severity, most_needed_first
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _consumer_table(explanation: Explanation, style: TextStyle) -> Iterator[str]
     without_pods = [claim.view for claim in explanation.claims if claim.view.ref not in listed]
     for view in without_pods:
         sources = format_sources(edge.provenance for edge in view.devices)
-        table.add(_claim_name(view.ref), "no pod is known", "", "", sources, sign=unsure)
+        table.add(claim_name(view.ref), "no pod is known", "", "", sources, sign=unsure)
     yield from table.lines(style)
     if without_pods or not all(use.affected.is_certain for use in explanation.affected):
         yield style.paint("  ? may use it: no source has the claim prepared for it on this node", "dim")
@@ -204,19 +204,35 @@ def _consumer_cells(affected: AffectedPod) -> tuple[str, ...]:
         container.name if container.is_certain else f"{container.name}?" for container in affected.containers
     )
     sources = format_sources(edge.provenance for edge in affected.edges)
-    state = "no process" if affected.pod.running is False else ""
-    if affected.pod.known and affected.pod.has_ended:
-        state = affected.pod.known.phase
-    pod = f"{affected.pod.ref}{state and f' ({state})'}"
-    return (_claim_name(affected.claim), clean(pod), clean(containers), _owner(affected), sources)
+    owner = pod_owner(affected.pod, affected.group)
+    return (
+        claim_name(affected.claim),
+        pod_name_with_state(affected.pod),
+        clean(containers),
+        owner,
+        sources,
+    )
 
 
-def _owner(affected: AffectedPod) -> str:
-    known = affected.pod.known
+def pod_name_with_state(pod: PodView) -> str:
+    """Return the pod's name, with ``no process`` or the phase of an ended pod in brackets."""
+    state = "no process" if pod.running is False else ""
+    if pod.known and pod.has_ended:
+        state = pod.known.phase
+    return clean(f"{pod.ref}{state and f' ({state})'}")
+
+
+def pod_owner(pod: PodView, group: str = "") -> str:
+    """Return the controller and the pod group of a pod.
+
+    `group` is the pod group through which the pod uses a claim; empty: the group in the pod's object.
+    """
+    known = pod.known
     owner = known.controller if known else None
-    group = affected.group or (known.group if known else "")
+    group = group or (known.group if known else "")
     return clean(", ".join(filter(None, [str(owner or ""), group and f"pod group {group}"])))
 
 
-def _claim_name(ref: ClaimRef) -> str:
+def claim_name(ref: ClaimRef) -> str:
+    """Return the name of a claim, with a mark if its UID is not known."""
     return clean(str(ref) if ref.uid else f"{ref} (by name)")

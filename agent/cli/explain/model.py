@@ -213,10 +213,10 @@ class DeviceConsumer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Result of ``drahealth explain`` for one device, pod or claim."""
+    """Result of ``drahealth explain`` for one device, pod or claim, or for all claims on the node."""
 
     kind: str
-    """Kind of the explained object: ``device``, ``pod`` or ``claim``."""
+    """Kind of the explained object: ``device``, ``pod`` or ``claim``; ``all`` for all claims."""
     now: Instant
     devices: tuple[DeviceFacts, ...]
     claims: tuple[ClaimFacts, ...]
@@ -229,4 +229,6 @@ class Explanation:
     """Contradictions between sources."""
     ended: tuple[DeviceUsage, ...] = ()
     """Last ended uses of devices; all recorded uses if no source knows the explained object any more."""
+    claims_elsewhere: int = 0
+    """Number of claims that only a file of objects has, and that are left out of ``all``."""
     sources: tuple[SourceResult, ...] = ()

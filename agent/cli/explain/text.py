@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from agent.cli.explain.build import container_name
+from agent.cli.explain.all_text import all_lines
+from agent.cli.explain.build import ALL, container_name
 from agent.cli.explain.device_text import age_text, device_lines, format_sources, kubelet_health_facts
 from agent.cli.explain.model import CONSEQUENCES
 from agent.cli.explain.name_lookup import full_device_name
@@ -35,8 +36,9 @@ MAX_REQUESTS: Final = 6
 
 
 def render(explanation: Explanation, style: TextStyle) -> str:
-    render_lines = {"device": device_lines, "pod": _pod_lines, "claim": _claim_lines}[explanation.kind]
-    exists = explanation.devices or explanation.claims or explanation.pods
+    by_kind = {"device": device_lines, "pod": _pod_lines, "claim": _claim_lines, ALL: all_lines}
+    render_lines = by_kind[explanation.kind]
+    exists = explanation.kind == ALL or explanation.devices or explanation.claims or explanation.pods
     lines = list(render_lines(explanation, style)) if exists else ["no longer on this node; recorded use:"]
     if explanation.ended:
         heading = ["", "earlier use:"] if exists else []
@@ -212,8 +214,11 @@ def _claim_use_entries(claim: ClaimFacts, explanation: Explanation) -> Iterator[
             text = ", ".join(filter(None, [_reservations(obj.spec_reserved), any_pod]))
             yield TitledText("meant for", clean(f"{text}: ignored by every kubelet ({provenance.origin})"))
     if claim.unmatched_reservations:
-        text = f"{_reservations(claim.unmatched_reservations)}: no pod in --pods matches"
-        yield TitledText("orphaned?", clean(text), ("yellow",))
+        yield TitledText("orphaned?", clean(_orphans(claim)), ("yellow",))
+
+
+def _orphans(claim: ClaimFacts) -> str:
+    return f"{_reservations(claim.unmatched_reservations or ())}: no pod in --pods matches"
 
 
 def _reservations(reserved: Sequence[Reservation]) -> str:
@@ -249,6 +254,15 @@ def _prepare_entry(record: PrepareRecord, explanation: Explanation) -> TitledTex
 def _finding_entries(explanation: Explanation) -> list[TitledText]:
     """Return entries on consumers other than pods, pods that may be the same, risks and contradictions."""
     entries = [TitledText("consumer", clean(text)) for text in _other_consumers(explanation)]
+    if explanation.kind == ALL:
+        entries += [
+            TitledText("orphaned?", clean(f"{claim.view.ref}: {_orphans(claim)}"), ("yellow",))
+            for claim in explanation.claims
+            if claim.unmatched_reservations
+        ]
+    if explanation.claims_elsewhere:
+        count = format_count(explanation.claims_elsewhere, "claim")
+        entries.append(TitledText("elsewhere", f"{count} that no source on this node has: left out"))
     entries += [TitledText("same pod?", clean(text)) for text in _possibly_same_pods(explanation)]
     for risk in explanation.risks:
         text = f"{risk.pod} would be refused {risk.claim} if its sandbox were created again: {risk.reason}"
