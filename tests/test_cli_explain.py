@@ -123,6 +123,49 @@ def test_reservations_without_a_pod_are_named_as_orphaned(node: Node) -> None:
     assert "orphaned" not in out  # the kubelet knows the pods of its own node
 
 
+def workload(kind: str, name: str, uid: str, version: str) -> dict[str, Any]:
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"namespace": "team-a", "name": name, "uid": uid},
+    }
+
+
+def test_reservations_without_their_workload_are_named_as_orphaned(node: Node) -> None:
+    def entry(group: str, resource: str, name: str, uid: str) -> dict[str, str]:
+        return {"apiGroup": group, "resource": resource, "name": name, "uid": uid}
+
+    held = [
+        entry("batch", "jobs", "nightly", "j-1"),
+        entry("batch", "jobs", "gone", "j-2"),
+        entry("apps", "deployments", "web", "d-old"),  # created again since
+        entry("example.com", "trainings", "unknown", "t-1"),  # no object of the kind is given
+        *reserved("u-1"),
+    ]
+    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=held))
+    objects = (
+        pod_object("x", uid="u-1"),
+        workload("Job", "nightly", "j-1", "batch/v1"),
+        workload("Job", "gone", "j-2", "other.example.com/v1"),
+        workload("Deployment", "web", "d-new", "apps/v1"),
+    )
+    pods = node.saved("p.json", *objects)
+    _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods)
+    assert "orphaned?     jobs gone, deployments web: no object in --pods matches\n" in out
+    assert "pods-file: 1 pod, 3 other objects" in out
+    _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
+    assert [one["uid"] for one in json.loads(out)["claims"][0]["orphans"]] == ["j-2", "d-old"]
+
+
+def test_pod_group_whose_object_is_given_is_not_orphaned(node: Node) -> None:
+    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=[GROUP]))
+    group = workload("PodGroup", "workers", "g-1", "scheduling.k8s.io/v1alpha2")
+    for objects, is_orphaned in (((), True), ((group,), False)):
+        pods = node.saved("p.json", pod_object("x", uid="u-1"), *objects)
+        _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods)
+        assert ("orphaned?" in out) is is_orphaned
+
+
 def test_unreleased_fields_are_shown_and_ignored(node: Node) -> None:
     claim = claim_object("gpus", "gpu-0")
     claim["spec"] = {"reservedFor": {"apiGroup": "batch", "resource": "jobs", "name": "train", "uid": "j"}}

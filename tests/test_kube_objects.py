@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from agent.devices.consumers.kube_objects import parse_workloads
 from agent.errors import PermissionDenied, UsageError
-from agent.model.claim_sources import Origin
+from agent.model.claim_sources import Origin, WorkloadRef
 from agent.model.time import Instant
 from agent.sources.kube_object_file import (
     CLAIM,
@@ -68,6 +69,24 @@ def test_empty_list_is_valid() -> None:
 def test_same_kind_of_another_group_is_ignored() -> None:
     other = {**CLAIM_OBJECT, "apiVersion": "example.com/v1"}
     assert parse_objects(json.dumps(other).encode(), CLAIM) == ((), {"ResourceClaim of example.com/v1": 1})
+
+
+@pytest.mark.parametrize(
+    ("kind", "resource"),
+    [("Job", "jobs"), ("ReplicaSet", "replicasets"), ("NetworkPolicy", "networkpolicies"), ("Gas", "gases")],
+)
+def test_resource_of_a_workload_follows_from_its_kind(kind: str, resource: str) -> None:
+    metadata = {"namespace": "team-a", "name": "n", "uid": "u"}
+    (found,) = parse_workloads([({"apiVersion": "batch/v1", "metadata": metadata}, kind)])
+    assert found == WorkloadRef("batch", resource, "team-a", "n", "u")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"metadata": {"name": "n", "uid": "u"}}, {"apiVersion": "v1"}, {"apiVersion": "v1", "metadata": 1}],
+)
+def test_object_without_an_identity_is_no_workload(broken: dict[str, Any]) -> None:
+    assert parse_workloads([(broken, "Job")]) == ()
 
 
 def test_byte_order_mark_is_ignored() -> None:

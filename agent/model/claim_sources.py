@@ -265,6 +265,18 @@ class PodCgroup(NamedTuple):
     containers: tuple[ContainerCgroup, ...] = ()
 
 
+class WorkloadRef(NamedTuple):
+    """Identity of an object that is neither a pod nor a claim, such as a Job or a Deployment."""
+
+    api_group: str
+    """API group, such as ``batch``; empty: the core group."""
+    resource: str
+    """Resource name, such as ``jobs``."""
+    namespace: str
+    name: str
+    uid: str
+
+
 class KubeletHealthRecord(NamedTuple):
     """A device's health as the kubelet last wrote it to ``dra_health_state``."""
 

@@ -5,9 +5,9 @@ agent.devices.consumers.kube_objects interprets the objects.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -44,8 +44,22 @@ def read_object_file(path: Path) -> FileContent:
         raise (PermissionDenied if error.is_forbidden else UsageError)(str(error)) from None
 
 
+class ObjectFileContent(NamedTuple):
+    """Objects in a file: those of the expected kind, and the others."""
+
+    answer: SourceAnswer[JsonObject]
+    others: tuple[tuple[JsonObject, str], ...]
+    """Objects of other kinds, each with its kind."""
+
+
 def parse_object_file(path: Path, content: FileContent, kind: str, now: Instant) -> SourceAnswer[JsonObject]:
-    """Parse the objects of one kind and ignore objects of other kinds. 1,000 pods in YAML take a second.
+    """Parse the objects of one kind and ignore objects of other kinds. Arguments and errors as
+    :func:`parse_mixed_object_file`."""
+    return parse_mixed_object_file(path, content, kind, now).answer
+
+
+def parse_mixed_object_file(path: Path, content: FileContent, kind: str, now: Instant) -> ObjectFileContent:
+    """Parse the objects in a file. 1,000 pods in YAML take a second.
 
     Args:
         path: Path of the file.
@@ -57,13 +71,15 @@ def parse_object_file(path: Path, content: FileContent, kind: str, now: Instant)
         UsageError: The file is neither JSON nor YAML, or holds only objects of other kinds.
     """
     try:
-        found, others = parse_objects(content.data, kind)
+        objects = tuple(_typed_objects(content.data))
     except ValueError as error:
         raise UsageError(f"file {path}: {error}; create it with: {_COMMANDS[kind]}") from None
-    if others and not found:
-        held = ", ".join(f"{count} {other}" for other, count in sorted(others.items()))
+    found, counts = _select(objects, kind)
+    if counts and not found:
+        held = ", ".join(f"{count} {other}" for other, count in sorted(counts.items()))
         raise UsageError(f"file {path}: holds no {kind}, but {held}; create it with: {_COMMANDS[kind]}")
-    return SourceAnswer(Provenance(_ORIGINS[kind], now, content.written_s), found)
+    others = tuple(one for one in objects if one[1] != kind)
+    return ObjectFileContent(SourceAnswer(Provenance(_ORIGINS[kind], now, content.written_s), found), others)
 
 
 def parse_objects(data: bytes, kind: str) -> tuple[tuple[JsonObject, ...], Mapping[str, int]]:
@@ -72,14 +88,25 @@ def parse_objects(data: bytes, kind: str) -> tuple[tuple[JsonObject, ...], Mappi
     Raises:
         ValueError: The data is neither JSON nor YAML, or holds no objects.
     """
+    return _select(_typed_objects(data), kind)
+
+
+def _typed_objects(data: bytes) -> Iterator[tuple[JsonObject, str]]:
+    """Yield the objects in the content of a file, each with its kind."""
+    for document in _documents(data.removeprefix(b"\xef\xbb\xbf")):
+        yield from _items(document)
+
+
+def _select(
+    objects: Iterable[tuple[JsonObject, str]], kind: str
+) -> tuple[tuple[JsonObject, ...], Mapping[str, int]]:
     found: list[JsonObject] = []
     others: Counter[str] = Counter()
-    for document in _documents(data.removeprefix(b"\xef\xbb\xbf")):
-        for obj, obj_kind in _items(document):
-            if obj_kind == kind:
-                found.append(obj)
-            else:
-                others[obj_kind[:64] or "without a kind"] += 1
+    for obj, obj_kind in objects:
+        if obj_kind == kind:
+            found.append(obj)
+        else:
+            others[obj_kind[:64] or "without a kind"] += 1
     return tuple(found), others
 
 

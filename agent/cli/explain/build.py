@@ -351,7 +351,8 @@ class SourceFactIndex:
         from_files = [
             answer.items for answer in answers.consumers.pods if answer.provenance.origin is Origin.PODS_FILE
         ]
-        self._standing = known_consumers(chain.from_iterable(from_files)) if from_files else None
+        pods = chain.from_iterable(from_files)
+        self._standing = known_consumers(pods, answers.workloads) if from_files else None
         uses = [(claim, view.ref) for view in known.pods.values() for claim in view.claims]
         self._without_names = _grouped(use for use in uses if not use[1].name)
         self._without_uids = _grouped(use for use in uses if not use[1].uid)

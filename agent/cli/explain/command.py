@@ -45,8 +45,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--pods",
         metavar="FILE",
         type=Path,
-        help="output of 'kubectl get pods -A -o json' or yaml; of the sources on the node, then only those "
-        "that a flag names are read",
+        help="output of 'kubectl get pods -A -o json' or yaml, also of 'pods,jobs,deployments' or other "
+        "workloads; of the sources on the node, then only those that a flag names are read",
     )
     parser.add_argument(
         "--claims",

@@ -12,7 +12,13 @@ from typing import Final, NamedTuple
 from agent.cli.prepares.text import PrepareRecord
 from agent.devices.consumers.reservations import RefusedPod
 from agent.model.claim import DeviceRef
-from agent.model.claim_sources import KubeletHealthRecord, PodRef, Reservation, SourceAnswers
+from agent.model.claim_sources import (
+    KubeletHealthRecord,
+    PodRef,
+    Reservation,
+    SourceAnswers,
+    WorkloadRef,
+)
 from agent.model.cleared_faults import ClearedFault
 from agent.model.consumers import AffectedPod, ClaimView, Conflict, PodView
 from agent.model.device_usage import DeviceUsage
@@ -109,6 +115,8 @@ class NodeAnswers:
     """Health reports from the drivers' sockets, by driver."""
     consumers: SourceAnswers = field(default_factory=SourceAnswers)
     """Claims and pods that the kubelet, the drivers, cgroups and the operator's files list."""
+    workloads: tuple[WorkloadRef, ...] = ()
+    """Other objects than pods in the file ``--pods``."""
     kubelet_health: tuple[KubeletHealthRecord, ...] = ()
     """Health of each device as the kubelet last stored it."""
     prepares: tuple[PrepareRecord, ...] = ()
@@ -183,7 +191,7 @@ class ClaimFacts:
     view: ClaimView
     prepares: tuple[PrepareRecord, ...] = ()
     unmatched_reservations: tuple[Reservation, ...] | None = None
-    """Reservations for pods that the file ``--pods`` does not contain; None: no such file is given."""
+    """Reservations for objects that the file ``--pods`` does not contain; None: no such file is given."""
 
     @property
     def devices_of_failed_prepares(self) -> tuple[DeviceRef, ...]:

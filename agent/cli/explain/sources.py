@@ -25,7 +25,7 @@ from agent.cli.explain.model import (
 )
 from agent.cli.output.text import format_count
 from agent.cli.prepares.text import prepare_records
-from agent.devices.consumers.kube_objects import parse_claims, parse_pods
+from agent.devices.consumers.kube_objects import parse_claims, parse_pods, parse_workloads
 from agent.errors import AgentUnreachable, DrahealthError, PermissionDenied, ResourceBusy
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import (
@@ -36,8 +36,8 @@ from agent.model.claim_sources import (
     Provenance,
     SourceAnswer,
     SourceAnswers,
+    WorkloadRef,
 )
-from agent.model.json_values import JsonObject
 from agent.model.reading import Absence
 from agent.model.report import Report
 from agent.model.taint import Taint
@@ -100,9 +100,8 @@ async def query_all_sources(paths: SourcePaths) -> NodeAnswers:
     )
     (report, agent), sockets, (kubelet, beliefs, kubelet_results), (live, cgroups), stored, saved = answers
     files, (usage, history) = stored
-    objects, object_results = _parse_saved_files(
-        *saved
-    )  # after all queries: parsing YAML blocks the event loop
+    # after all queries: parsing YAML blocks the event loop
+    objects, workloads, object_results = _parse_saved_files(*saved)
     results = (
         *agent,
         *(answer.result for answer in sockets),
@@ -127,6 +126,7 @@ async def query_all_sources(paths: SourcePaths) -> NodeAnswers:
             claims=objects.claims,
             live=live,
         ),
+        workloads=workloads,
         kubelet_health=beliefs,
         prepares=prepare_records(files.prepares),
         driver_faults=tuple(
@@ -379,22 +379,27 @@ async def _read_saved_file(path: Path | None) -> _SavedFile | None:
 
 def _parse_saved_files(
     pods_file: _SavedFile | None, claims_file: _SavedFile | None
-) -> tuple[SourceAnswers, tuple[SourceResult, ...]]:
-    """Return the pods and claims in the files of ``--pods`` and ``--claims``."""
+) -> tuple[SourceAnswers, tuple[WorkloadRef, ...], tuple[SourceResult, ...]]:
+    """Return the pods and claims in the files of ``--pods`` and ``--claims``, and other objects in the
+    first."""
     answers, results = SourceAnswers(), []
+    workloads: tuple[WorkloadRef, ...] = ()
     if pods_file is not None:
-        pods = parse_pods(_parse(pods_file, kube_object_file.POD))
+        content = _parse(pods_file, kube_object_file.POD)
+        pods, workloads = parse_pods(content.answer), parse_workloads(content.others)
         answers = SourceAnswers(pods=(pods,))
-        results.append(_source_result(pods, pods_file.path, "pod"))
+        result = _source_result(pods, pods_file.path, "pod")
+        others = f", {format_count(len(workloads), 'other object')}" if workloads else ""
+        results.append(result._replace(found=f"{result.found}{others}"))
     if claims_file is not None:
-        claims = parse_claims(_parse(claims_file, kube_object_file.CLAIM))
+        claims = parse_claims(_parse(claims_file, kube_object_file.CLAIM).answer)
         answers = SourceAnswers(pods=answers.pods, claims=(claims,))
         results.append(_source_result(claims, claims_file.path, "claim"))
     else:
         reason = "no file is given; see --claims"
         results.append(SourceResult("claims-file", "", read_clocks(), absence=Absence.ABSENT, reason=reason))
-    return answers, tuple(results)
+    return answers, workloads, tuple(results)
 
 
-def _parse(saved: _SavedFile, kind: str) -> SourceAnswer[JsonObject]:
-    return kube_object_file.parse_object_file(saved.path, saved.file, kind, saved.read)
+def _parse(saved: _SavedFile, kind: str) -> kube_object_file.ObjectFileContent:
+    return kube_object_file.parse_mixed_object_file(saved.path, saved.file, kind, saved.read)

@@ -218,7 +218,9 @@ def _claim_use_entries(claim: ClaimFacts, explanation: Explanation) -> Iterator[
 
 
 def _orphans(claim: ClaimFacts) -> str:
-    return f"{_reservations(claim.unmatched_reservations or ())}: no pod in --pods matches"
+    unmatched = claim.unmatched_reservations or ()
+    noun = "object" if any(one.kind is ConsumerKind.OTHER for one in unmatched) else "pod"
+    return f"{_reservations(unmatched)}: no {noun} in --pods matches"
 
 
 def _reservations(reserved: Sequence[Reservation]) -> str:

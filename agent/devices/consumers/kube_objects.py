@@ -17,6 +17,7 @@ from agent.model.claim_sources import (
     PodObject,
     PodRef,
     SourceAnswer,
+    WorkloadRef,
 )
 from agent.model.json_values import JsonObject, get_mapping, get_mappings, get_required_text, get_text
 
@@ -191,6 +192,34 @@ def _allocated_device(result: JsonObject, place: str) -> AllocatedDevice:
     return AllocatedDevice(
         ref, (base_request(request),) if request else (), get_text(result, "shareID", place)
     )
+
+
+def parse_workloads(objects: Iterable[tuple[JsonObject, str]]) -> tuple[WorkloadRef, ...]:
+    """Return the identities of objects of any kind; objects without group, name or UID are left out.
+
+    Args:
+        objects: Objects, each with its kind.
+    """
+    found = []
+    for obj, kind in objects:
+        try:
+            metadata = get_mapping(obj, "metadata")
+            version = get_required_text(obj, "apiVersion", "object")
+            namespace = get_text(metadata, "namespace", "metadata")
+            name, uid = (get_required_text(metadata, key, "metadata") for key in ("name", "uid"))
+        except ValueError:
+            continue
+        group = version.rpartition("/")[0]
+        found.append(WorkloadRef(group, _resource_of_kind(kind), namespace, name, uid))
+    return tuple(found)
+
+
+def _resource_of_kind(kind: str) -> str:
+    """Return the resource name of a kind, by the rule with which Kubernetes' API machinery guesses it."""
+    singular = kind.lower()
+    if singular.endswith("s"):
+        return f"{singular}es"
+    return f"{singular[:-1]}ies" if singular.endswith("y") else f"{singular}s"
 
 
 def base_request(request: str) -> str:

@@ -21,6 +21,7 @@ from agent.model.claim_sources import (
     PodObject,
     PodRef,
     Reservation,
+    WorkloadRef,
 )
 from agent.model.json_values import get_text, raise_invalid, type_in_words
 
@@ -72,34 +73,50 @@ def reservations_by_kind(reserved: Iterable[Reservation]) -> ClaimReservations:
 
 
 class KnownConsumers(NamedTuple):
-    """Pods and pod groups that exist, to compare with reservations."""
+    """Pods, pod groups and other objects that exist, to compare with reservations."""
 
     uids: frozenset[tuple[str, str]]
     """(namespace, UID) of each pod."""
     groups: frozenset[tuple[str, str]]
     """(namespace, name) of each pod group that has pods."""
+    workloads: Mapping[tuple[str, str], frozenset[tuple[str, str]]]
+    """(namespace, UID) of each other object, by (API group, resource). A missing key: no object of the
+    resource is given, so that nothing is known about it."""
 
 
-def known_consumers(pods: Iterable[PodObject]) -> KnownConsumers:
-    """Return the pods and their pod groups, to compare with reservations."""
+def known_consumers(pods: Iterable[PodObject], workloads: Iterable[WorkloadRef] = ()) -> KnownConsumers:
+    """Return the pods, their pod groups and other objects, to compare with reservations."""
     known = tuple(pods)
     uids = ((pod.ref.namespace, uid) for pod in known for uid in (pod.ref.uid, pod.mirror_uid) if uid)
     groups = ((pod.ref.namespace, pod.group) for pod in known if pod.group)
-    return KnownConsumers(frozenset(uids), frozenset(groups))
+    given: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for one in workloads:
+        given.setdefault((one.api_group, one.resource), set()).add((one.namespace, one.uid))
+    return KnownConsumers(
+        frozenset(uids),
+        frozenset(groups),
+        {resource: frozenset(found) for resource, found in given.items()},
+    )
 
 
 def unmatched_reservations(claim: ClaimObject, known: KnownConsumers) -> tuple[Reservation, ...]:
-    """Return a claim's reservations for pods and pod groups that ``known`` does not have.
+    """Return a claim's reservations for objects that ``known`` does not have.
 
-    If ``known`` has all pods of the cluster, these reservations are orphaned.
+    If ``known`` has all objects of the cluster, these reservations are orphaned. Reservations for other
+    objects than pods and pod groups are left out unless ``known`` has objects of their resource.
     """
-    namespace = claim.ref.namespace
-    return tuple(
-        one
-        for one in claim.reserved
-        if (one.kind is ConsumerKind.POD and (namespace, one.uid) not in known.uids)
-        or (one.kind is ConsumerKind.POD_GROUP and (namespace, one.name) not in known.groups)
-    )
+    return tuple(one for one in claim.reserved if _is_unmatched(one, claim.ref.namespace, known))
+
+
+def _is_unmatched(one: Reservation, namespace: str, known: KnownConsumers) -> bool:
+    if one.kind is ConsumerKind.POD:
+        return (namespace, one.uid) not in known.uids
+    if one.kind is ConsumerKind.POD_GROUP and (namespace, one.name) in known.groups:
+        return False
+    given = known.workloads.get((one.api_group, one.resource))
+    if given is None:
+        return one.kind is ConsumerKind.POD_GROUP
+    return (namespace, one.uid) not in given
 
 
 class RefusingKubelets(StrEnum):
