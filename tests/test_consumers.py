@@ -486,6 +486,17 @@ def test_pod_of_a_recreated_claim_has_the_devices_of_the_new_one() -> None:
     )
     assert affected_names(consumers, "gpu-0") == [("pod p-1", True)]
     assert affected_names(consumers, "gpu-1") == [("team-a/web-0", False)]
+
+
+@pytest.mark.parametrize("pods", [["p-1"], []])
+def test_pending_pod_of_a_recreated_claim_is_refused_while_the_old_is_held(pods: list[str]) -> None:
+    consumers = build_consumer_map(
+        source_answers(
+            checkpoint=[prepared("old", use("gpu-0"), pods=pods, name="gpus")],
+            pods_api=[known_pod("p-2", "gpus", name="web-0", phase="Pending")],
+            claims_file=[known_claim("new", use("gpu-1"), name="gpus", reserved=[for_pod("p-2", "web-0")])],
+        )
+    )
     (risk,) = (one for one in refused_pods(consumers) if one.is_pending)
     assert (risk.pod.uid, risk.claim.uid) == ("p-2", "new")
     assert risk.reason == "the kubelet still has an older claim of this name, with UID old"

@@ -162,7 +162,8 @@ def refused_pods(known: ConsumerMap, node: str = "") -> tuple[RefusedPod, ...]:
     held = {
         (ref.namespace, ref.name): ref.uid
         for ref, claim in known.claims.items()
-        if any(edge.provenance.origin is Origin.CHECKPOINT for edge in claim.consumers)
+        if any(edge.provenance.origin is Origin.CHECKPOINT for edge in claim.devices)
+        or any(edge.provenance.origin is Origin.CHECKPOINT for edge in claim.consumers)
     }
     nodes = _names_of_this_node(known) | ({node} - {""})
     found = (one for claim in known.claims.values() for one in _refused(known, claim, newer))
