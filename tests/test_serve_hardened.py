@@ -477,7 +477,8 @@ def test_stalled_readers_of_different_reports_are_ended(
             def open_and_count(number: int) -> int:
                 serving.publish(*(one._replace(verified=at(number + 2)) for one in many))
                 client.call(2 * number + 1, path=WATCH)
-                return dict(asyncio.run(fetch_status(serving.agent)).subscribers)["agent.sock"]
+                subscribers = asyncio.run(fetch_status(serving.agent)).subscribers
+                return next(one.streams for one in subscribers if one.socket == "agent.sock")
 
             opened = next(number for number in range(1000) if open_and_count(number) <= number)
             assert opened >= 4, "four reports fit into the limit"

@@ -115,7 +115,7 @@ class RawClient:
             EOFError: The connection ended without such a frame.
         """
         while (received := self.next_frame()) is not None:
-            if received[0] == HEADERS and kind != HEADERS:
+            if received[0] == HEADERS and (kind, stream) != (HEADERS, received[2]):
                 self._decoder.decode(received[3])  # keeps the compression state
             if (received[0], received[2]) == (kind, stream):
                 return received[1], received[3]
