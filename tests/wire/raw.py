@@ -121,6 +121,10 @@ class RawClient:
                 return received[1], received[3]
         raise EOFError(f"connection ended before a frame of type {kind} in stream {stream}")
 
+    def decode_headers(self, payload: bytes) -> list[tuple[str, str]]:
+        """Decode the payload of a HEADERS frame; each must be decoded once, in the order of receipt."""
+        return list(self._decoder.decode(payload))
+
     def next_headers(self, stream: int = 1) -> dict[str, str]:
         """Return the next headers or trailers of that stream."""
         _, payload = self.next_of(HEADERS, stream)
