@@ -1,7 +1,7 @@
 """Sample claims, verdicts and health, and a fake health engine, for tests of prepares."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, DeviceRef
@@ -75,6 +75,8 @@ class FakeEngine:
     is_up: bool = True
     delivers: bool = True
     """False: faults are never delivered to all readers."""
+    publishes: bool = True
+    """False: taints are never published."""
     events: list[str] = field(default_factory=list)
     faults: tuple[DriverFault, ...] = ()
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -101,3 +103,8 @@ class FakeEngine:
         assert set(faults) <= set(self.faults)
         self.events.append("wait")
         return self.delivers
+
+    def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
+        if timeout_s:
+            self.events.append("taint")
+        return self.publishes

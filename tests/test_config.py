@@ -101,6 +101,7 @@ evict = ["gpu.xid.79", "mem.*"]
 quiet = "2m"
 tell-unknown = false  # verbatim
 inform = false
+wait = "500ms"
 
 [[prepare.patterns]]
 match = 'bank \d+ is locked'
@@ -228,6 +229,7 @@ def test_every_key_of_the_file_sets_its_field(setup):
         taint_quiet_s=120,
         taint_unknown=False,
         taint_inform=False,
+        taint_wait_s=0.5,
     )
 
 
@@ -543,6 +545,7 @@ def test_embedding_program_gets_errors_with_file_and_key(setup):
         ('[gpu]\ncorrectable-window = "0s"', "gpu.correctable-window: 0s is below the limit of 1s"),
         ("[gpu.xids]\n1000 = 'info'", "gpu.xids: 1000 is over the limit of 999"),
         ('[taints]\nquiet = "25h"', "taints.quiet: 25h is over the limit of 24h"),
+        ('[taints]\nwait = "11s"', "taints.wait: 11s is over the limit of 10s"),
         (65 * A_PATTERN, "prepare.patterns: 65 patterns, limit 64; remove some"),
         (
             A_PATTERN.replace("'x'", f"'{257 * 'x'}'"),

@@ -339,7 +339,7 @@ def test_taints_are_decided_before_the_report_is_published(agent: Agent) -> None
         assert agent.hub.report is not before
 
 
-async def test_failed_prepare_returns_after_health_and_taint_are_decided(
+async def test_failed_prepare_returns_after_health_and_taint_are_published(
     agent: Agent,
 ) -> None:
     async with agent.running():
@@ -350,7 +350,7 @@ async def test_failed_prepare_returns_after_health_and_taint_are_decided(
         assert found.health is Health.UNHEALTHY
         assert verdict is not None
         assert (verdict.code, verdict.count) == ("fpga.dead", 1)
-        await eventually_async(lambda: is_tainted(session))
+        assert is_tainted(session), "without the pauses between two messages"
         await eventually_async((agent.config.state_dir / DRIVERS / A / "taints.json").exists)
 
 

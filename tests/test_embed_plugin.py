@@ -28,6 +28,7 @@ from wire.raw import DATA, END_STREAM, RawClient, frame, message, request_header
 from wire.serving import device, eventually, report
 
 from agent.cli.main import main as drahealth
+from agent.config.config import Config
 from agent.embed.callback_runner import DriverCallbackRunner
 from agent.embed.checks import degraded
 from agent.embed.devices import Device
@@ -37,6 +38,7 @@ from agent.errors import ConfigError
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.model.health import Health
 from agent.model.report import Report
+from agent.model.taint import Taints
 from agent.prepare.errors import BadConfig, FailedDevice, TransientError
 from agent.prepare.step_runners import classified
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice
@@ -107,8 +109,8 @@ def monitor(kubelet_dir: Path) -> Iterator[Monitor]:
         yield monitor
 
 
-def new_monitor(kubelet_dir: Path) -> Monitor:
-    monitor = Monitor(DRIVER, hardware=False, state_dir=kubelet_dir / "state")
+def new_monitor(kubelet_dir: Path, config: Config | None = None) -> Monitor:
+    monitor = Monitor(DRIVER, hardware=False, state_dir=kubelet_dir / "state", config=config)
     monitor.add(Device("gpu-0", pool=NODE))
     monitor.check(every=0.1, timeout=5)(well)
     return monitor
@@ -237,6 +239,39 @@ def test_failed_device_is_unhealthy_before_the_kubelet_gets_the_error(
                 frames.append((found[2], b"it smokes" in found[3]))
     assert (1, True) in frames
     assert frames[-1] == (3, True)
+
+
+def test_failed_device_is_tainted_before_the_kubelet_gets_the_error(kubelet_dir: Path) -> None:
+    published: list[set[str]] = []
+    driver, monitor = Driver(), new_monitor(kubelet_dir)
+    monitor.on_taints(lambda taints: published.append(tainted_devices(taints)))
+    driver.behaviour["a"] = raising(FailedDevice("gpu-0", "it smokes"))
+    with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
+        until(monitor, "gpu-0", Health.HEALTHY)
+        eventually(lambda: published, "the first call, which no later one may follow at once")
+        assert "it smokes" in kubelet.prepare(claim("a"))["uid-a"].error
+        assert published[-1] == {"gpu-0"}
+
+
+def test_hung_taint_callback_delays_the_error_within_its_limit(
+    kubelet_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = threading.Event()
+    driver, monitor = Driver(), new_monitor(kubelet_dir, Config(node_name=NODE, taint_wait_s=0.1))
+    monitor.on_taints(lambda taints: release.wait())
+    driver.behaviour["a"] = raising(FailedDevice("gpu-0", "it smokes"))
+    try:
+        with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
+            until(monitor, "gpu-0", Health.HEALTHY)
+            assert "it smokes" in kubelet.prepare(claim("a"))["uid-a"].error
+            assert f"device {DRIVER}/{NODE}/gpu-0: taint not published within 0.1 s" in caplog.text
+            release.set()
+    finally:
+        release.set()
+
+
+def tainted_devices(taints: Taints) -> set[str]:
+    return {ref.device for ref, device_taints in taints.devices.items() if device_taints}
 
 
 def test_dead_device_does_not_block_the_unprepare(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:

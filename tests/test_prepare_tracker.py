@@ -91,10 +91,10 @@ class ReadingEngine(FakeEngine):
         super().report_faults(faults)
 
 
-def test_broken_device_is_saved_then_reported_then_delivered(driver):
+def test_broken_device_is_saved_reported_delivered_and_tainted(driver):
     engine = ReadingEngine(directory=driver.directory)
     verdict = fails(driver.open(engine=engine), DEAD)
-    assert engine.events == ["report", "wait"]
+    assert engine.events == ["report", "wait", "taint"]
     assert engine.seen == [engine.faults]
     (fault,) = engine.faults
     assert (fault.device, fault.code, fault.evidence) == (ref(), "fpga.dead", "no answer")
@@ -336,7 +336,7 @@ def test_several_failures_are_all_reported_before_the_wait(driver):
     tracker, other = driver.open(), claim("b", "gpu-1")
     verdict = [tracker.record_failure(of, tracker.classify(of, no_answer(of))) for of in (A, other)]
     tracker.wait_delivered(verdict)
-    assert driver.engine.events == ["report", "report", "wait"]
+    assert driver.engine.events == ["report", "report", "wait", "taint"]
 
 
 def test_cleared_fault_is_no_evidence_while_the_engine_still_has_it(driver):
@@ -429,7 +429,7 @@ def test_hung_disk_delays_only_the_first_failure(driver, caplog):
     tracker = driver.open()
     hanging = hang(driver.directory)
     fails(tracker, DEAD)
-    assert driver.engine.events == ["report", "wait"]  # the order goes on without the disk
+    assert driver.engine.events == ["report", "wait", "taint"]  # the order goes on without the disk
     for number in range(5):
         fails(tracker, BadConfig("no"), claim(str(number)))
     assert [record.levelno for record in caplog.records if "not written within" in record.message] == [
@@ -504,6 +504,24 @@ def test_undelivered_health_is_logged(driver, caplog):
     driver.engine.delivers = False
     assert fails(driver.open(), DEAD).code == "fpga.dead"
     assert f"device {ref()}: fault not delivered to all health streams within" in caplog.text
+
+
+def test_taint_of_a_device_that_the_engine_blames_is_waited_for(driver):
+    driver.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
+    fails(driver.open(), RuntimeError("no"))
+    assert driver.engine.events == ["taint"]
+
+
+@pytest.mark.parametrize("error", [BadConfig("no"), TransientError("busy"), RuntimeError("no")])
+def test_failure_without_a_broken_device_waits_for_no_taint(driver, error):
+    fails(driver.open(), error)
+    assert "taint" not in driver.engine.events
+
+
+def test_unpublished_taint_is_logged(driver, caplog):
+    driver.engine.publishes = False
+    assert fails(driver.open(), DEAD).code == "fpga.dead"
+    assert f"device {ref()}: taint not published within 2 s; the prepare returns" in caplog.text
 
 
 def test_closed_tracker_still_saves_changes(driver):

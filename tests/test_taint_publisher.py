@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 import trio
+import trio.testing
 from patience import PATIENCE_S
 from trio.testing import MockClock
 
@@ -350,6 +351,62 @@ async def test_hung_plain_callback_does_not_delay_the_shutdown(autojump_clock: M
         assert not returned.is_set()
     finally:
         go_on.set()
+
+
+# --- prepares that wait for a taint -----------------------------------------------------------------------
+
+
+async def waited(one: TaintPublisher, timeout_s: float = PATIENCE_S) -> bool:
+    """Wait like a failed prepare, in a thread, until the taints of the GPU are published."""
+    return await trio.to_thread.run_sync(one.wait_published, [GPU], timeout_s)
+
+
+async def test_waiting_prepare_gets_its_taint_published_at_once(mock_clock: MockClock) -> None:
+    """The fake clock does not run, so no pause can have ended."""
+    driver = Driver()
+    async with running(publisher(driver.publish)) as one:
+        one.update(report(), clock())
+        assert await waited(one)
+        one.update(report("gpu.xid.79"), clock())
+        assert await waited(one)
+        assert await waited(one), "they are published"
+    assert driver.calls == [(0.0, []), (0.0, ["xid"])]
+
+
+async def test_failed_callback_is_repeated_once_for_each_waiting_prepare(mock_clock: MockClock) -> None:
+    driver = Driver(*[failing("no API server")] * 3)
+    async with running(publisher(driver.publish)) as one:
+        one.update(report("gpu.xid.79"), clock())
+        for number in range(1, 4):
+            assert not await waited(one, 0.0)
+            await trio.testing.wait_all_tasks_blocked()
+            assert driver.calls == [(0.0, ["xid"])] * number
+        assert await waited(one)
+    assert len(driver.calls) == 4
+
+
+async def test_hung_callback_ends_the_wait_at_its_limit(mock_clock: MockClock) -> None:
+    driver = Driver(trio.sleep_forever)
+    async with running(publisher(driver.publish)) as one:
+        one.update(report("gpu.xid.79"), clock())
+        assert not await waited(one, 0.05)
+
+
+async def test_pause_after_a_hastened_call_is_the_usual_one(autojump_clock: MockClock) -> None:
+    driver = Driver()
+    async with running(publisher(driver.publish)) as one:
+        one.update(report("a"), clock())
+        assert await waited(one)
+        published_s = driver.calls[0][0]
+        one.update(report("a", "b"), clock())
+        await trio.sleep(1000)
+    assert driver.calls[1:] == [(published_s + MIN_INTERVAL_S + DEBOUNCE_S, ["a", "b"])]
+
+
+async def test_wait_without_a_callback_ends_at_once(mock_clock: MockClock) -> None:
+    one = publisher(None)
+    one.update(report("gpu.xid.79"), clock())
+    assert one.wait_published([GPU], 0.0)
 
 
 # --- restarts ---------------------------------------------------------------------------------------------

@@ -194,6 +194,7 @@ SETTINGS: Final = (
     Setting("taints.quiet", "taint_quiet_s", parse_whole_seconds, seconds_within(0, 86400)),
     Setting("taints.tell-unknown", "taint_unknown", parse_bool),
     Setting("taints.inform", "taint_inform", parse_bool),
+    Setting("taints.wait", "taint_wait_s", lambda v: parse_duration(v) / S, seconds_within(0, 10)),
 )  # fmt: skip
 
 
@@ -295,6 +296,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Whether Unknown devices are tainted ``unmonitored``, effect ``None``."""
     taint_inform: bool = True
     """Whether taints of effect ``None`` are published."""
+    taint_wait_s: float = 2.0
+    """Longest time for which an embedded driver's error about a failed device waits for its taint [s]."""
 
     def __post_init__(self) -> None:
         if self.state_dir == Path():

@@ -1,14 +1,15 @@
 """Tracker of a driver's prepares: classifies and records failures, and reports broken devices.
 
 If a prepare fails because a device is broken, the fault is saved on disk, the device becomes Unhealthy on the
-health streams, and it is tainted; then the prepare returns. A hung disk or a stopped engine delays the
-prepare by 3 s at most. agent.prepare defines the ledger and the classification.
+health streams, and its taint is published; then the prepare returns. A hung disk, a stopped engine and an
+unreachable API server delay the prepare by 5 s at most. agent.prepare defines the ledger and the
+classification.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -31,6 +32,8 @@ FailureEvidence = BaseException | Sequence[Evidence]
 
 DELIVERY_S: Final = 1.5
 """Longest time that a failed prepare waits until the health of a broken device is delivered [s]."""
+TAINT_WAIT_S: Final = 2.0
+"""Default of the longest time that a failed prepare waits until a broken device's taint is published [s]."""
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,9 @@ class HealthEngine(Protocol):
     def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
         """Block until all health streams have the health that follows from these faults; False: timeout."""
 
+    def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
+        """Publish the current taints of devices at once, and block until that is done; False: timeout."""
+
 
 class PrepareTracker:
     """Tracker of one driver's prepares: classifies failures, and records results in a ledger. Thread-safe."""
@@ -63,6 +69,7 @@ class PrepareTracker:
         *,
         version: str = "",
         patterns: Sequence[Pattern] = (),
+        taint_wait_s: float = TAINT_WAIT_S,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random_fraction,
@@ -75,6 +82,8 @@ class PrepareTracker:
             engine: Gets the restored faults at once; its health is read when a prepare fails, not before.
             version: Version of the driver; failures cached for another version are retried.
             patterns: Patterns for error texts, tried before the built-in ones.
+            taint_wait_s: Longest time that a failed prepare waits until a broken device's taint is published
+                [s].
             clock: Returns the seconds since 1970.
             monotonic: Returns a monotonic time [s].
             jitter: Returns a random number from 0 to 1.
@@ -86,6 +95,7 @@ class PrepareTracker:
         self._engine = engine
         self._version = version
         self._patterns = tuple(patterns)
+        self._taint_wait_s = taint_wait_s
         self._clock = clock
         self._reporting = threading.Lock()
         self._reported: tuple[DriverFault, ...] = ()
@@ -135,6 +145,7 @@ class PrepareTracker:
                 ledger, claim, fingerprint, verdict, now_wall_s, self._version, unhealthy
             )
 
+        self._engine.wait_tainted(verdict.devices, 0)  # only hastens the taints
         return self._writer.update(record)
 
     def classify(
@@ -157,8 +168,8 @@ class PrepareTracker:
     def record_failure_and_wait(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record a failed prepare, and wait until all health streams have the devices' health. Blocks up to 3
-        s.
+        """Record a failed prepare, and wait until all health streams have the devices' health and their
+        taints are published. Blocks up to 5 s.
 
         Args:
             error: Exception of a failure of class unknown; its traceback is logged at the first failure.
@@ -210,7 +221,7 @@ class PrepareTracker:
     def unprepare_failed(
         self, ref: ClaimRef, evidence: FailureEvidence, devices: Sequence[ClaimDevice] = ()
     ) -> PrepareVerdict | None:
-        """Record a failed unprepare, and return the verdict that the driver reports. Blocks up to 3 s.
+        """Record a failed unprepare, and return the verdict that the driver reports. Blocks up to 5 s.
 
         Args:
             devices: The claim's devices, used if the ledger has none for the claim.
@@ -283,7 +294,9 @@ class PrepareTracker:
     # --- delivery ------------------------------------------------------------------------------------------
 
     def wait_delivered(self, verdicts: Sequence[PrepareVerdict]) -> None:
-        """Block until all health streams have the health of the verdicts' broken devices, up to 1.5 s."""
+        """Block until all health streams have the health of the verdicts' broken devices, and their taints
+        are published. Blocks up to 3.5 s.
+        """
         broken = {(device, verdict.code) for verdict in verdicts for device in verdict.devices}
         faults = [
             fault
@@ -295,6 +308,13 @@ class PrepareTracker:
                 "device %s: fault not delivered to all health streams within %g s; the prepare returns",
                 faults[0].subject,
                 DELIVERY_S,
+            )
+        tainted = _tainted_devices(verdicts)
+        if tainted and self._engine.is_up and not self._engine.wait_tainted(tainted, self._taint_wait_s):
+            log.warning(
+                "device %s: taint not published within %g s; the prepare returns, publishing continues",
+                tainted[0],
+                self._taint_wait_s,
             )
 
     def _save_failure(
@@ -312,3 +332,13 @@ class PrepareTracker:
             if faults != self._reported:
                 self._reported = faults
                 self._engine.report_faults(faults)
+
+
+def _tainted_devices(verdicts: Sequence[PrepareVerdict]) -> list[DeviceRef]:
+    """Return the devices of verdicts that offer a taint."""
+    return sorted({
+        device
+        for verdict in verdicts
+        if verdict.error_class is ErrorClass.FAILED_DEVICE or verdict.taint is not None
+        for device in verdict.devices
+    })  # fmt: skip

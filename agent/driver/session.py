@@ -9,7 +9,7 @@ outlive the agent and all drivers have the same limits. agent.sources.declaratio
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from errno import EISDIR
 from pathlib import Path
 from typing import Final
@@ -296,3 +296,7 @@ class DriverSession:
         """
         reported = [fault for fault in faults if self._hub.health_of(fault.device)]
         return self._hub.wait_delivered(reported, timeout_s)
+
+    def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
+        """Put the current taints of devices into the :attr:`taints` cell at once; False: timeout."""
+        return self._publisher.wait_published(devices, timeout_s)

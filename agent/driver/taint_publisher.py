@@ -7,8 +7,10 @@ unreachable, delays no verdict.
 
 import inspect
 import logging
+import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,6 +18,7 @@ import trio
 
 from agent.config.config import Config
 from agent.devices.taints import TaintPolicy, decide_taints, restore_taints, taint_domain
+from agent.model.claim import DeviceRef
 from agent.model.report import Report
 from agent.model.taint import Taint, Taints
 from agent.model.time import NS, Instant, rfc3339
@@ -97,12 +100,41 @@ class TaintPublisher:
         self._reported = trio.Event()
         self._changed = trio.Event()
         self._unsaved = trio.Event()
+        self._urgent = trio.Event()
+        """Set while a failed prepare waits for taints that are not published yet: the next call is due."""
         self._limiter = trio.CapacityLimiter(1)  # a hung callback keeps only its own thread
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._publishing = threading.Condition()
+        self._published: Taints | None = None
+        """Taints of the last successful call of the callback; None: there was no such call."""
 
     @property
     def taints(self) -> Taints:
         """Current taints; before the first report the saved taints. Thread-safe."""
         return self._decided.taints
+
+    def wait_published(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
+        """Call the callback without delay, and block until it has succeeded with the devices' current taints.
+
+        Thread-safe. After a failed call the retries come at their usual pace.
+
+        Returns:
+            True: the taints are published, or the caller publishes them, without a callback. False: timeout.
+        """
+        if self._callback is None:
+            return True
+
+        def is_published() -> bool:
+            published, current = self._published, self.taints.devices
+            return published is not None and all(
+                published.devices.get(device, ()) == current.get(device, ()) for device in devices
+            )
+
+        with self._publishing:
+            if not is_published() and self._token is not None:
+                with suppress(trio.RunFinishedError):
+                    self._token.run_sync_soon(lambda: self._urgent.set())
+            return self._publishing.wait_for(is_published, timeout_s)
 
     def update(self, report: Report, now: Instant) -> None:
         """Decide the taints for a new report; reports of an unfinished start are ignored.
@@ -126,6 +158,7 @@ class TaintPublisher:
         The callback is called after the first report even if no device has a taint, because taints from
         before a restart must be removed.
         """
+        self._token = trio.lowlevel.current_trio_token()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._update_when_due)
             if self._callback is not None:
@@ -152,14 +185,16 @@ class TaintPublisher:
         logged, pause_s = "", RETRY_S
         while True:
             await self._changed.wait()
-            await trio.sleep(DEBOUNCE_S)
-            self._changed = trio.Event()
-            error = await self._call(callback, self.taints)
+            await self._pause(DEBOUNCE_S)
+            self._changed, self._urgent = trio.Event(), trio.Event()
+            taints = self.taints
+            error = await self._call(callback, taints)
             if error is None:
+                self._note_published(taints)
                 if logged:
                     log.info("driver %s: taints published after earlier failures", self._driver)
                 logged, pause_s = "", RETRY_S
-                await trio.sleep(MIN_INTERVAL_S)
+                await self._pause(MIN_INTERVAL_S)
                 continue
             text = traceback.format_exception_only(error)[-1].strip()
             if text != logged:
@@ -168,8 +203,20 @@ class TaintPublisher:
                 )
             logged = text
             self._changed.set()  # even if nothing changed: the failed call may have done a part
-            await trio.sleep(self._jitter() * pause_s)
+            await self._pause(self._jitter() * pause_s)
             pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep; shorter if a failed prepare waits for taints that are not published yet."""
+        with trio.move_on_after(seconds):
+            await self._urgent.wait()
+
+    def _note_published(self, taints: Taints) -> None:
+        if not self._changed.is_set():  # a request that came during the call has been met by it
+            self._urgent = trio.Event()
+        with self._publishing:
+            self._published = taints
+            self._publishing.notify_all()
 
     async def _call(self, callback: TaintCallback, taints: Taints) -> BaseException | None:
         """Call the driver's callback and wait for it; returns its error, None: success."""

@@ -5,7 +5,7 @@ After a failure of that thread every device is reported Unknown (:func:`failed_r
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from agent.engine.step import initial_state
 from agent.health.gpu.faults.checkpoint import RestoredFaults, restore_faults
 from agent.health.rules import CatalogRow, cause_from_row
 from agent.health.verdict import kubelet_message
+from agent.model.claim import DeviceRef
 from agent.model.declared_devices import DriverDevice
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Repair, Severity
 from agent.model.persistent_faults import PersistentGpuState
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class CoreComponents:
-    """Components of a monitor's core thread. Core thread only, except :attr:`taints`."""
+    """Components of a monitor's core thread. Core thread only, except taints and :meth:`wait_tainted`."""
 
     def __init__(
         self,
@@ -85,6 +86,13 @@ class CoreComponents:
     def taints(self) -> Taints:
         """Taints that the driver's devices should have now; no taints before :meth:`open`."""
         return self._publisher.taints if self._publisher else Taints()
+
+    def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
+        """Publish the current taints of devices at once, and block until that is done; False: timeout.
+
+        Thread-safe.
+        """
+        return self._publisher is None or self._publisher.wait_published(devices, timeout_s)
 
     def open(self, publish_taints: TaintCallback | None) -> Sequence[TrioTask]:
         """Open all components and start their threads. Returns the tasks that the core thread has to run.

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -155,6 +155,7 @@ class Monitor:
             self,
             version=version,
             patterns=(*patterns, *self._config.prepare_patterns),
+            taint_wait_s=self._config.taint_wait_s,
         )
 
     # --- identity ----------------------------------------------------------------------------------------
@@ -321,13 +322,20 @@ class Monitor:
         awaited = [fault for fault in faults if fault.device in declared]
         return self._hub.wait_delivered(awaited, timeout_s, self._has_stopped)
 
+    def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
+        """Call the function that publishes taints at once, and block until it has published the current
+        taints of devices; False: timeout. True without such a function. Called by the prepare tracker.
+        """
+        return self._components.wait_tainted(devices, timeout_s)
+
     # --- taints --------------------------------------------------------------------------------------------
 
     def on_taints(self, callback: TaintCallback) -> TaintCallback:
         """Set the function that publishes taints; works as a decorator. Called before :meth:`start`.
 
         The function is called when taints change, and repeated after an exception: a plain one in a worker
-        thread, an async one in the core thread's Trio loop.
+        thread, an async one in the core thread's Trio loop. A failed prepare that blames a device waits up to
+        ``taints.wait`` of the configuration until the function has published the device's taint.
         """
         with self._lock:
             if self._started:

@@ -77,7 +77,8 @@ class PrepareService(Protocol):
     def record_failure_and_wait(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record a failed prepare; wait until the kubelet has its devices' health. Blocks up to 3 s."""
+        """Record a failed prepare; wait until the kubelet has its devices' health and their taints are
+        published. Blocks up to 5 s."""
 
     def record_success(self, claim: Claim) -> None:
         """Record a successful prepare. Never blocks."""

@@ -150,7 +150,8 @@ type Call struct {
 }
 
 // StartPrepare requests the known blockers of the claims from the agent. StartPrepare and Report together
-// block for at most 500 ms, and not at all while the agent is known to be absent.
+// block for at most 500 ms, and not at all while the agent is known to be absent. Report waits longer only
+// for the taint of a device that failed, see TaintWait.
 func (c *Client) StartPrepare(ctx context.Context, claims []*resourceapi.ResourceClaim) *Call {
 	call := &Call{
 		client: c,
@@ -212,16 +213,23 @@ func (call *Call) ended(claim *resourceapi.ResourceClaim, outcome *pb.PrepareOut
 }
 
 // Report sends the results to the agent and returns an error for each claim that failed. If the agent
-// answers in time, a device that failed is already Unhealthy. The report is sent in any case; Report
-// waits for the answer only if a claim failed and the agent is not known to be absent.
+// answers in time, a device that failed is already Unhealthy, and Report waits until its taint is
+// published (see TaintWait). The report is sent in any case; Report waits for the answer only if a claim
+// failed and the agent is not known to be absent.
 func (call *Call) Report() map[types.UID]error {
 	call.mu.Lock()
 	defer call.mu.Unlock()
 	answers := call.client.report(call.ctx, pb.Step_STEP_PREPARE, call.outcomes, call.left)
 	errs := make(map[types.UID]error, len(call.failed))
+	var verdicts []*pb.PrepareVerdict
 	for uid, err := range call.failed {
+		verdicts = append(verdicts, answers[string(uid)].GetVerdict())
 		errs[uid] = newError(answers[string(uid)].GetVerdict(), err)
 	}
+	for _, blocked := range call.known {
+		verdicts = append(verdicts, blocked.GetVerdict())
+	}
+	call.client.waitTainted(call.ctx, verdicts)
 	return errs
 }
 

@@ -92,6 +92,8 @@ type Client struct {
 	undeclared  chan struct{} // capacity 1; full: devices are to be declared
 	syncing     chan struct{} // capacity 1; full: a declaration is in progress
 	reports     reports
+	published   published
+	taintWait   time.Duration
 
 	mu       sync.Mutex
 	closed   bool
@@ -127,6 +129,7 @@ func New(driver string, options ...Option) (*Client, error) {
 		onError:    func(ctx context.Context, err error, msg string) { klog.FromContext(ctx).Error(err, msg) },
 		undeclared: make(chan struct{}, 1),
 		syncing:    make(chan struct{}, 1),
+		taintWait:  taintWait,
 	}
 	c.dial = func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", c.socket)

@@ -386,3 +386,79 @@ func TestAgentWithoutTaintsIsReportedOnce(t *testing.T) {
 		}
 	}, handle)
 }
+
+// failedDevice answers a report with a failed device for each failed claim.
+func failedDevice(_ context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+	reply := &pb.ReportPrepareReply{}
+	for _, outcome := range request.GetOutcomes() {
+		device := outcome.GetClaim().GetDevices()[0]
+		reply.Answers = append(reply.Answers, &pb.ClaimAnswer{
+			Uid: outcome.GetClaim().GetUid(),
+			Verdict: &pb.PrepareVerdict{
+				Text:       "[class=failed-device]",
+				ErrorClass: pb.ErrorClass_ERROR_CLASS_FAILED_DEVICE,
+				Devices:    []*pb.BlamedDevice{{Driver: driverName, Pool: device.GetPool(), Device: device.GetDevice()}},
+			},
+		})
+	}
+	return reply, nil
+}
+
+func TestTaintIsPublishedBeforeTheErrorOfAFailedDevice(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check, a.report = noBlockers, failedDevice
+		a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error {
+			_ = stream.Send(tainted("dev-1", pb.TaintEffect_TAINT_EFFECT_NONE))
+			time.Sleep(10 * second)
+			_ = stream.Send(tainted("dev-1", pb.TaintEffect_TAINT_EFFECT_NO_SCHEDULE))
+			<-stream.Context().Done()
+			return nil
+		}
+		a.start()
+		began, calls := time.Now(), 0
+		go c.WatchTaints(ctx, func(context.Context, Taints) error {
+			calls++
+			time.Sleep(second) // the API server's time
+			return nil
+		})
+		time.Sleep(9*second + second/2)
+		results, _ := c.Prepare(ctx, claims("1"), prepares())
+		expectErrors(t, results, map[string]string{"1": "[class=failed-device]"})
+		if took := time.Since(began); took != 11*second || calls != 2 {
+			t.Errorf("the error came after %v and %d calls of publish", took, calls)
+		}
+		// a device whose taint is published delays no further claim
+		if _, err := c.Prepare(ctx, claims("1"), prepares()); err != nil || time.Since(began) != 11*second {
+			t.Errorf("the second error came after %v", time.Since(began))
+		}
+	})
+}
+
+func TestMissingTaintDelaysTheErrorUpToItsLimit(t *testing.T) {
+	var complaints []error
+	handle := OnError(func(_ context.Context, err error, _ string) { complaints = append(complaints, err) })
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check, a.report = noBlockers, failedDevice
+		a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error {
+			<-stream.Context().Done()
+			return nil
+		}
+		a.start()
+		prepare := func(want time.Duration) {
+			t.Helper()
+			began := time.Now()
+			results, _ := c.Prepare(ctx, claims("1"), prepares())
+			expectErrors(t, results, map[string]string{"1": "[class=failed-device]"})
+			if took := time.Since(began); took != want {
+				t.Errorf("the error came after %v, not %v", took, want)
+			}
+		}
+		prepare(0) // the driver publishes no taints
+		go c.WatchTaints(ctx, func(context.Context, Taints) error { return nil })
+		synctest.Wait()
+		prepare(3 * second)
+		if len(complaints) != 1 {
+			t.Errorf("%v", complaints)
+		}
+	}, handle, TaintWait(3*second))
+}

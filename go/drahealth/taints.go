@@ -58,14 +58,18 @@ func (t Taints) Without(effect resourceapi.DeviceTaintEffect) Taints {
 }
 
 // WatchTaints calls publish, in the caller's goroutine, with all taints of the driver's devices: at the
-// start and after each change. They replace the published taints. After an error publish is called again,
-// with pauses of 1 s to 30 s, and OnError gets the first of these errors. While publish runs, newer taints
-// replace older ones that wait. While the agent is absent publish is not called, so that taints stay. Only
-// if there are no taints within 5 s of the start, publish is called without any, so that the driver's
-// devices can be allocated without an agent. WatchTaints blocks until ctx is done.
+// start and after each change. They replace the published taints. When publish returns, the taints should
+// be in the API server, because an error about a failed device waits for that (see TaintWait). After an
+// error publish is called again, with pauses of 1 s to 30 s, and OnError gets the first of these errors.
+// While publish runs, newer taints replace older ones that wait. While the agent is absent publish is not
+// called, so that taints stay. Only if there are no taints within 5 s of the start, publish is called
+// without any, so that the driver's devices can be allocated without an agent. WatchTaints blocks until ctx
+// is done.
 func (c *Client) WatchTaints(ctx context.Context, publish func(context.Context, Taints) error) {
 	var reader sync.WaitGroup
 	defer reader.Wait()
+	c.published.watch(1)
+	defer c.published.watch(-1)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	newest := make(chan Taints, 1)
@@ -86,6 +90,7 @@ func (c *Client) WatchTaints(ctx context.Context, publish func(context.Context, 
 		err := publish(ctx, taints)
 		switch {
 		case err == nil:
+			c.published.set(taints)
 			again, pause = nil, publishMin
 			continue
 		case ctx.Err() != nil:

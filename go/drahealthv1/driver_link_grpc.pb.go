@@ -58,8 +58,9 @@ type DriverLinkClient interface {
 	// Declaring the same devices again is cheap: do so after each connection.
 	SyncDevices(ctx context.Context, in *SyncDevicesRequest, opts ...grpc.CallOption) (*SyncDevicesReply, error)
 	// Streams the taints that the driver should publish of its devices (KEP-5055): after the first evaluation,
-	// then after each change, at most once in five seconds. Each message is complete and replaces the earlier
-	// ones. A client that reads slowly skips messages, but never the last.
+	// then after each change, at most once in five seconds; at once if a prepare failed because of a device, so
+	// that its taint can be published before the kubelet gets the error. Each message is complete and replaces
+	// the earlier ones. A client that reads slowly skips messages, but never the last.
 	WatchTaints(ctx context.Context, in *WatchTaintsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeviceTaints], error)
 	// Returns the known reasons why claims cannot be prepared; to be called before a prepare. Takes
 	// microseconds and reads no file. A claim with an Unhealthy device is recorded as a failed prepare; nothing
@@ -69,9 +70,9 @@ type DriverLinkClient interface {
 	Classify(ctx context.Context, in *ClassifyRequest, opts ...grpc.CallOption) (*ClassifyReply, error)
 	// Records the results of the prepares or unprepares of all claims of one call of the kubelet, and returns
 	// the class of each failure. Before it answers, a device with proof of a fault is Unhealthy on the health
-	// stream, and its taint is decided. So a driver should send its error to the kubelet after this answer. The
-	// call takes milliseconds, and up to three seconds if a disk hangs. The results are recorded even if the
-	// driver does not wait for the answer.
+	// stream, and WatchTaints has its taint. So a driver should send its error to the kubelet after this answer,
+	// when it has published the taint. The call takes milliseconds, and up to five seconds if a disk hangs. The
+	// results are recorded even if the driver does not wait for the answer.
 	ReportPrepare(ctx context.Context, in *ReportPrepareRequest, opts ...grpc.CallOption) (*ReportPrepareReply, error)
 }
 
@@ -155,8 +156,9 @@ type DriverLinkServer interface {
 	// Declaring the same devices again is cheap: do so after each connection.
 	SyncDevices(context.Context, *SyncDevicesRequest) (*SyncDevicesReply, error)
 	// Streams the taints that the driver should publish of its devices (KEP-5055): after the first evaluation,
-	// then after each change, at most once in five seconds. Each message is complete and replaces the earlier
-	// ones. A client that reads slowly skips messages, but never the last.
+	// then after each change, at most once in five seconds; at once if a prepare failed because of a device, so
+	// that its taint can be published before the kubelet gets the error. Each message is complete and replaces
+	// the earlier ones. A client that reads slowly skips messages, but never the last.
 	WatchTaints(*WatchTaintsRequest, grpc.ServerStreamingServer[DeviceTaints]) error
 	// Returns the known reasons why claims cannot be prepared; to be called before a prepare. Takes
 	// microseconds and reads no file. A claim with an Unhealthy device is recorded as a failed prepare; nothing
@@ -166,9 +168,9 @@ type DriverLinkServer interface {
 	Classify(context.Context, *ClassifyRequest) (*ClassifyReply, error)
 	// Records the results of the prepares or unprepares of all claims of one call of the kubelet, and returns
 	// the class of each failure. Before it answers, a device with proof of a fault is Unhealthy on the health
-	// stream, and its taint is decided. So a driver should send its error to the kubelet after this answer. The
-	// call takes milliseconds, and up to three seconds if a disk hangs. The results are recorded even if the
-	// driver does not wait for the answer.
+	// stream, and WatchTaints has its taint. So a driver should send its error to the kubelet after this answer,
+	// when it has published the taint. The call takes milliseconds, and up to five seconds if a disk hangs. The
+	// results are recorded even if the driver does not wait for the answer.
 	ReportPrepare(context.Context, *ReportPrepareRequest) (*ReportPrepareReply, error)
 	mustEmbedUnimplementedDriverLinkServer()
 }

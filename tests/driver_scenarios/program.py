@@ -44,11 +44,11 @@ class Program:
         """Output so far."""
         return self.log_file.read_text()
 
-    def records(self, what: str) -> list[dict[str, Any]]:
-        """Return the complete JSON lines of one kind."""
+    def records(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return the complete JSON lines of these kinds."""
         lines = [line for line in self.log.splitlines(keepends=True) if line.startswith("{")]
         found = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [one for one in found if one["what"] == what]
+        return [one for one in found if one["what"] in kinds]
 
     def logs(self, words: str) -> None:
         """Wait until the output has a text."""
