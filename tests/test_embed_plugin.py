@@ -397,6 +397,60 @@ def test_claim_waiting_for_a_retry_releases_the_lock(driver: Driver, kubelet: Ku
     assert waiting.result().claims["uid-a"].error == ""
 
 
+def test_failed_claim_ends_the_retries_of_the_others(driver: Driver, kubelet: Kubelet) -> None:
+    """The pod cannot start: a retry would only delay the error that says what to change."""
+    driver.behaviour = {
+        "bad": raising(BadConfig("no such mode")),
+        "busy": raising(TransientError("is busy", code="cpu.overlap")),
+    }
+    answers = kubelet.prepare(claim("busy"), claim("good"), claim("bad"), timeout_s=20)
+    assert answers["uid-good"].error == ""
+    assert "class=transient code=cpu.overlap" in answers["uid-busy"].error, "not the end of the call's time"
+    assert "ns/bad (bad-config config.invalid)" in answers["uid-busy"].error
+    assert "class=bad-config code=config.invalid" in answers["uid-bad"].error
+
+
+def test_invalid_claim_of_a_call_ends_the_retries_of_the_others(driver: Driver, kubelet: Kubelet) -> None:
+    driver.behaviour["busy"] = raising(TransientError("is busy", code="cpu.overlap"))
+    answers = kubelet.prepare(claim("busy"), ClaimRef("ns", "", "uid-nameless"), timeout_s=20)
+    assert "code=cpu.overlap" in answers["uid-busy"].error
+    assert "name: is empty" in answers["uid-nameless"].error
+
+
+def test_failure_in_a_fetch_ends_with_the_other_claims(
+    monitor: Monitor, driver: Driver, kubelet_dir: Path
+) -> None:
+    def fetch(asked: ClaimRef) -> Claim:
+        if asked.name == "unread":
+            raise TransientError("too many requests", code="api.429")
+        return claim_of(asked)
+
+    driver.behaviour["bad"] = raising(BadConfig("no such mode"))
+    with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
+        answers = kubelet.prepare(claim("unread"), claim("bad"), timeout_s=20)
+    assert "code=api.429" in answers["uid-unread"].error
+
+
+def test_claim_is_retried_for_a_call_whose_other_claims_succeed(driver: Driver, kubelet: Kubelet) -> None:
+    """Another call with a failed claim shares the run, and does not end it."""
+    release = threading.Event()
+
+    def overlap() -> None:
+        if not release.is_set():
+            raise TransientError("is busy", code="cpu.overlap")
+
+    driver.behaviour = {"busy": overlap, "bad": raising(BadConfig("no such mode"))}
+    waiting = kubelet.prepare_async(claim("busy"), claim("good"))
+    eventually(lambda: "busy" in driver.prepared, "the first try")
+    other = kubelet.prepare_async(claim("busy"), claim("bad"))
+    eventually(lambda: "bad" in driver.prepared, "the failure of the other call")
+    tries = driver.prepared.count("busy")
+    eventually(lambda: driver.prepared.count("busy") > tries + 1, "further tries")
+    release.set()
+    assert {one.error for one in waiting.result().claims.values()} == {""}
+    assert other.result().claims["uid-busy"].error == ""
+
+
 def test_unfetchable_claim_delays_no_other(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
     release = threading.Event()
 

@@ -129,6 +129,35 @@ def test_transient_failure_beyond_the_window_is_one_failure(tracker, clock):
     assert (error.verdict.error_class, error.verdict.count) == (ErrorClass.TRANSIENT, 1)
 
 
+def test_failure_that_no_call_waits_for_is_not_retried(tracker):
+    handler = Handler(TransientError("busy"))
+    with pytest.raises(PrepareError, match="class=transient"):
+        run_blocking(prepare_steps(tracker, A, may_retry=lambda: False), handler)
+    assert handler.calls == 1
+
+
+def test_retries_end_when_the_last_call_stops_waiting(tracker):
+    handler, answers = Handler(TransientError("busy")), [True, True, True, False]
+    steps = prepare_steps(tracker, A, may_retry=lambda: answers.pop(0))
+    with pytest.raises(PrepareError, match="class=transient"):
+        run_blocking(steps, handler, sleep=lambda _: None)
+    assert handler.calls == 2
+    (outcome,) = tracker.outcomes()
+    assert outcome.verdict.count == 1
+
+
+class Handler:
+    """Prepare handler that always fails, and counts its calls."""
+
+    def __init__(self, error: Exception) -> None:
+        self.calls = 0
+        self._error = error
+
+    def __call__(self) -> None:
+        self.calls += 1
+        raise self._error
+
+
 def test_retry_after_beyond_the_window_is_not_tried(tracker, clock):
     assert play(tracker, clock, TransientError("busy", retry_after_s=RETRY_WINDOW_S + 1))[1] == []
     assert play(tracker, clock, TransientError("busy", retry_after_s=20))[1] == [20]

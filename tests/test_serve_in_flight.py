@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -20,11 +21,13 @@ class HangingDriver:
         self.released = asyncio.Event()
         self.calls: list[tuple[ClaimOperation, str]] = []
         self.running: dict[str, int] = {}
+        self.unawaited: dict[str, threading.Event] = {}
         self.maximum = 0
 
     async def run_claim(
-        self, kind: ClaimOperation, ref: ClaimRef, until_s: float
+        self, kind: ClaimOperation, ref: ClaimRef, until_s: float, unawaited: threading.Event
     ) -> tuple[PreparedDevice, ...]:
+        self.unawaited[ref.uid] = unawaited
         self.calls.append((kind, ref.uid))
         self.running[ref.uid] = self.running.get(ref.uid, 0) + 1
         self.maximum = max(self.maximum, self.running[ref.uid])
@@ -87,6 +90,24 @@ def test_run_behind_timed_out_run_waits_for_hanging_run() -> None:
         driver.released.set()
         assert (await hanging, await waiting) == ((), ())
         assert driver.maximum == 1
+
+    run(test)
+
+
+def test_run_is_unawaited_while_no_call_waits() -> None:
+    async def test(driver: HangingDriver, runs: InFlightClaims) -> None:
+        first, second = (runs.join_or_start(ClaimOperation.PREPARE, ref(), now() + 10) for _ in range(2))
+        await asyncio.sleep(0)
+        unawaited = driver.unawaited["u"]
+        seen = [unawaited.is_set()]
+        for task in (first, second):
+            runs.leave(task)
+            seen.append(unawaited.is_set())
+        runs.join_or_start(ClaimOperation.PREPARE, ref(), now() + 10)
+        assert [*seen, unawaited.is_set()] == [False, False, True, False]
+        driver.released.set()
+        await first
+        runs.leave(first)
 
     run(test)
 

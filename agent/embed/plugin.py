@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, TypeVar
 
 from agent.driver.prepare_tracker import PrepareTracker
 from agent.embed.callback_runner import LOOP_ENDED, DriverCallbackRunner
@@ -22,8 +22,8 @@ from agent.model.prepare import PrepareVerdict
 from agent.model.report import Report
 from agent.prepare.errors import DriverError, PrepareError, TransientError
 from agent.prepare.kubelet_message import kubelet_text
-from agent.prepare.prepare_steps import prepare_steps
-from agent.prepare.step_runners import run_blocking
+from agent.prepare.prepare_steps import PrepareService, prepare_steps
+from agent.prepare.step_runners import Steps, run_blocking
 from agent.serve.dra_plugin.in_flight import ClaimOperation
 from agent.serve.dra_plugin.instance_server import SHUTTING_DOWN, DriverInstanceServer, OnRegistration
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, validate_prepared_devices
@@ -32,6 +32,8 @@ from agent.serve.dra_plugin.sockets import plugin_paths
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from agent.system.threads.with_timeout import call_in_thread
+
+T = TypeVar("T")
 
 
 class Driver(Protocol):
@@ -70,19 +72,23 @@ class PrepareWorker:
         self.callbacks = callbacks
         self.stopping = False
 
-    async def run(self, kind: ClaimOperation, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
+    async def run(
+        self, kind: ClaimOperation, ref: ClaimRef, until_s: float, unawaited: threading.Event
+    ) -> tuple[PreparedDevice, ...]:
         """Prepare or unprepare a claim. Returns its prepared devices; none after an unprepare.
 
         Args:
             kind: PREPARE or UNPREPARE.
             ref: The claim.
             until_s: Latest time to wait for the serialize lock [s, monotonic clock].
+            unawaited: Set while no call of the kubelet waits: transient failures are then not retried.
 
         Raises:
             PrepareError: The call failed, or did not begin.
         """
-        work = self._prepare if kind is ClaimOperation.PREPARE else self._unprepare
-        return await call_in_thread(lambda: work(ref, until_s), name=f"dh-{kind}")
+        if kind is ClaimOperation.UNPREPARE:
+            return await call_in_thread(lambda: self._unprepare(ref, until_s), name="dh-unprepare")
+        return await call_in_thread(lambda: self._prepare(ref, until_s, unawaited), name="dh-prepare")
 
     def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
         """Classify a failure that happened outside the driver's functions."""
@@ -96,16 +102,21 @@ class PrepareWorker:
             return LOOP_ENDED
         return ""
 
-    def _prepare(self, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
+    def _prepare(
+        self, ref: ClaimRef, until_s: float, unawaited: threading.Event
+    ) -> tuple[PreparedDevice, ...]:
         tracker = self._monitor.tracker
         began = tracker.monotonic()
-        claim = run_blocking(
-            prepare_steps(_FetchTracker(tracker), self._recorded_claim(ref), began_s=began),
-            lambda: self._fetch_claim(ref),
-        )
-        return run_blocking(
-            prepare_steps(tracker, claim, began_s=began), lambda: self._call_prepare(claim, until_s)
-        )
+
+        def run(service: PrepareService, claim: Claim, handler: Callable[[], T]) -> T:
+            steps: Steps[T] = prepare_steps(
+                service, claim, began_s=began, may_retry=lambda: not unawaited.is_set()
+            )
+            return run_blocking(steps, handler, sleep=unawaited.wait)
+
+        fetching = _FetchTracker(tracker)
+        claim = run(fetching, self._recorded_claim(ref), lambda: self._fetch_claim(ref))
+        return run(tracker, claim, lambda: self._call_prepare(claim, until_s))
 
     def _recorded_claim(self, ref: ClaimRef) -> Claim:
         """Return the claim with the devices of its last recorded prepare, used until it is fetched."""

@@ -5,7 +5,8 @@ without an event loop. Cancellation and Ctrl-C are not failures of a claim: they
 recorded.
 
 A transient failure is retried within the same call: the kubelet waits 45 s for an answer and retries after 60
-to 90 s. A driver that used up the 45 s itself would miss the deadline of its own answer.
+to 90 s. A driver that used up the 45 s itself would miss the deadline of its own answer. The retries end when
+no call waits for the claim any more, because another claim of its pod failed.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -91,13 +92,20 @@ class PrepareService(Protocol):
 
 
 def prepare_steps(
-    tracker: PrepareService, claim: Claim, patterns: Sequence[Pattern] = (), *, began_s: float | None = None
+    tracker: PrepareService,
+    claim: Claim,
+    patterns: Sequence[Pattern] = (),
+    *,
+    began_s: float | None = None,
+    may_retry: Callable[[], bool] = lambda: True,
 ) -> Generator[Step, Any, Any]:
     """Yield the steps of the prepare of a claim; the generator returns the result of the driver's handler.
 
     Args:
         patterns: Patterns for error texts, tried before those of the tracker.
         began_s: Start of the kubelet's call, by :meth:`PrepareService.monotonic`; None: now.
+        may_retry: Returns whether a transient failure is still to be retried; called before and after each
+            pause.
 
     Raises:
         PrepareError: The claim could not be prepared; the failure is classified, recorded and delivered.
@@ -114,9 +122,11 @@ def prepare_steps(
             verdict = tracker.classify(claim, error, patterns)
             spent = tracker.monotonic() - began
             pause = None
-            if verdict.error_class is ErrorClass.TRANSIENT:
+            if verdict.error_class is ErrorClass.TRANSIENT and may_retry():
                 pause = retry_pause_s(tries, spent, tracker.jitter(), verdict.retry_after_s)
-            if pause is None:
+            if pause is not None:
+                yield PauseStep(pause)
+            if pause is None or not may_retry():
                 record = partial(tracker.record_failure_and_wait, claim, verdict, error)
                 verdict = yield RunInThreadStep(record)
                 raise PrepareError(verdict, kubelet_text(verdict)) from error
@@ -124,4 +134,3 @@ def prepare_steps(
             tracker.record_success(claim)
             return result
         tries += 1
-        yield PauseStep(pause)

@@ -23,11 +23,14 @@ T = TypeVar("T")
 Steps = Generator[Step, Any, T]
 
 
-def run_blocking(steps: Steps[T], handler: Callable[[], object]) -> T:
+def run_blocking(
+    steps: Steps[T], handler: Callable[[], object], sleep: Callable[[float], object] = time.sleep
+) -> T:
     """Run the steps of a prepare in the calling thread. Blocks until the last step has ended.
 
     Args:
         handler: Prepares the claim; called for each :class:`CallHandlerStep`.
+        sleep: Makes the pause of a :class:`PauseStep`; may end it early.
     """
     try:
         step = next(steps)
@@ -41,7 +44,7 @@ def run_blocking(steps: Steps[T], handler: Callable[[], object]) -> T:
                     else:
                         step = steps.send(result)
                 case PauseStep(seconds):
-                    time.sleep(seconds)
+                    sleep(seconds)
                     step = steps.send(None)
                 case _:
                     step = steps.send(step.function())

@@ -41,16 +41,19 @@ async def prepare(claim: agent.Claim) -> list[dra.Device]:
 class Plugin(dra_grpc.DRAPluginBase):
     async def NodePrepareResources(self, stream: Stream) -> None:
         response = dra.NodePrepareResourcesResponse()
-        for one in (await stream.recv_message()).claims:
-            try:
-                obj = json.loads((ROOT / "claims" / f"{one.name}.json").read_text())
-                claim = agent.parse_claim(obj, NAME, agent.ClaimRef(one.namespace, one.name, one.uid))
-                response.claims[one.uid].devices.extend(await prepare(claim))
-            except agent.PrepareError as error:
-                response.claims[one.uid].error = error.text
-            except Exception as error:  # there is no such claim now; the others of the call are not to blame
-                response.claims[one.uid].error = f"{type(error).__name__}: {error}"
+        claims = (await stream.recv_message()).claims
+        await asyncio.gather(*(self.prepare(one, response.claims[one.uid]) for one in claims))
         await stream.send_message(response)
+
+    async def prepare(self, one: dra.Claim, answer: dra.NodePrepareResourceResponse) -> None:
+        try:
+            obj = json.loads((ROOT / "claims" / f"{one.name}.json").read_text())
+            claim = agent.parse_claim(obj, NAME, agent.ClaimRef(one.namespace, one.name, one.uid))
+            answer.devices.extend(await prepare(claim))
+        except agent.PrepareError as error:
+            answer.error = error.text
+        except Exception as error:  # there is no such claim now; the others of the call are not to blame
+            answer.error = f"{type(error).__name__}: {error}"
 
     async def NodeUnprepareResources(self, stream: Stream) -> None:
         response = dra.NodeUnprepareResourcesResponse()

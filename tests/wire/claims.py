@@ -1,6 +1,7 @@
 """Fake claim handler behind a plugin service: prepares as configured, and records its calls."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -39,7 +40,9 @@ class FakeClaimHandler:
         self.unavailable = ""
         self._running = 0
 
-    async def run(self, kind: ClaimOperation, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
+    async def run(
+        self, kind: ClaimOperation, ref: ClaimRef, until_s: float, unawaited: threading.Event
+    ) -> tuple[PreparedDevice, ...]:
         """Handle a claim as configured."""
         self.calls.append((str(kind), ref.name))
         self._running += 1

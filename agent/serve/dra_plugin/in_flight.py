@@ -2,10 +2,12 @@
 
 The kubelet repeats a call after its timeout, while the driver may still work on the first one. So a run
 continues after the call that started it has ended, and the next call for the claim waits for the same run.
+A run for which no call waits makes no further tries.
 """
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -33,9 +35,11 @@ class ClaimOperation(StrEnum):
     UNPREPARE = "unprepare"
 
 
-ClaimRunner = Callable[[ClaimOperation, ClaimRef, float], Awaitable[tuple[PreparedDevice, ...]]]
-"""Function that prepares or unprepares one claim; the last argument is the event loop's time until which it
-may wait for other claims. Raises PrepareError."""
+ClaimRunner = Callable[
+    [ClaimOperation, ClaimRef, float, threading.Event], Awaitable[tuple[PreparedDevice, ...]]
+]
+"""Function that prepares or unprepares one claim. Its last arguments are the event loop's time until which it
+may wait for other claims, and an event that is set while no call waits for the run. Raises PrepareError."""
 
 ClassifyFailure = Callable[[ClaimRef, Exception], PrepareVerdict]
 """Function that returns the verdict on a failure of a claim that the driver's code did not raise."""
@@ -49,6 +53,10 @@ class _ClaimRun:
     ref: ClaimRef
     before: "_ClaimRun | None"
     """Earlier run of the claim for which this run waits; None: this run does not wait."""
+    calls: int = 0
+    """Number of the kubelet's calls that wait for the run."""
+    unawaited: threading.Event = field(default_factory=threading.Event)
+    """Set while no call waits for the run, so that it makes no further tries."""
     task: "asyncio.Task[ClaimOutcome]" = field(init=False)
 
     def unfinished_run(self) -> "_ClaimRun | None":
@@ -67,6 +75,7 @@ class InFlightClaims:
         self._runner = runner
         self._classify = classify
         self._last: dict[str, _ClaimRun] = {}
+        self._of_task: dict[asyncio.Task[ClaimOutcome], _ClaimRun] = {}
         self._slots = asyncio.Semaphore(RUNS_LIMIT)
         self._log_limit = LogRateLimiter()
 
@@ -76,19 +85,36 @@ class InFlightClaims:
         """Return the task of the claim's run for an operation; start a run if none is in progress.
 
         A new run first waits for the claim's run of the other operation, until ``until_s`` (the event loop's
-        time). The run itself has no time limit. The task never raises an exception.
+        time). The run itself has no time limit. The task never raises an exception. The caller calls
+        :meth:`leave` when it no longer waits for the run.
         """
-        last = self._last.get(ref.uid)
-        if last is not None and (last.operation, last.ref) == (operation, ref):
-            return last.task
-        run = _ClaimRun(operation, ref, last)
+        run = self._last.get(ref.uid)
+        if run is None or (run.operation, run.ref) != (operation, ref):
+            run = self._start(operation, ref, run, until_s)
+        run.calls += 1
+        run.unawaited.clear()
+        return run.task
+
+    def leave(self, task: "asyncio.Task[ClaimOutcome]") -> None:
+        """End a caller's wait for a run; without any caller the run continues, but makes no further tries."""
+        run = self._of_task.get(task)
+        if run is not None:  # else the run is finished
+            run.calls -= 1
+            if not run.calls:
+                run.unawaited.set()
+
+    def _start(
+        self, operation: ClaimOperation, ref: ClaimRef, before: _ClaimRun | None, until_s: float
+    ) -> _ClaimRun:
+        run = _ClaimRun(operation, ref, before)
         run.task = asyncio.create_task(self._run(run, until_s))
         run.task.add_done_callback(lambda _: self._forget(run))
-        self._last[ref.uid] = run
-        return run.task
+        self._last[ref.uid] = self._of_task[run.task] = run
+        return run
 
     def _forget(self, run: _ClaimRun) -> None:
         """Remove a finished run; if it never began, keep the run before it."""
+        del self._of_task[run.task]
         if self._last.get(run.ref.uid) is run:
             holder = run.unfinished_run()
             if holder is None:
@@ -100,7 +126,7 @@ class InFlightClaims:
         try:
             await self._begin(run, until_s)
             try:
-                return await self._runner(run.operation, run.ref, until_s)
+                return await self._runner(run.operation, run.ref, until_s, run.unawaited)
             finally:
                 self._slots.release()
         except PrepareError as error:

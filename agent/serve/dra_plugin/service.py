@@ -7,6 +7,7 @@ driver cannot prepare claims.
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
@@ -55,11 +56,12 @@ class ClaimHandler(Protocol):
     """Handler that prepares and unprepares claims. Called in the event loop, which it must not block."""
 
     async def run(
-        self, operation: ClaimOperation, ref: ClaimRef, until_s: float
+        self, operation: ClaimOperation, ref: ClaimRef, until_s: float, unawaited: threading.Event
     ) -> tuple[PreparedDevice, ...]:
         """Prepare or unprepare a claim; return its devices. Raises PrepareError.
 
-        May wait for other claims until ``until_s``, a time of the event loop.
+        May wait for other claims until ``until_s``, a time of the event loop. A transient failure is not
+        retried while ``unawaited`` is set.
         """
 
     def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
@@ -125,7 +127,10 @@ class DraPluginService:
         self, operation: ClaimOperation, claims: Iterable[ClaimRef], until_s: float
     ) -> dict[ClaimRef, ClaimOutcome]:
         """Run the operation on all claims; return each outcome, at ``until_s`` an error for unfinished
-        claims."""
+        claims.
+
+        The pod cannot start once a claim has failed, so then the others are no longer retried.
+        """
         validated = validate_claims(claims)
         outcomes: dict[ClaimRef, ClaimOutcome] = {
             ref: self._claims.classify(ref, DriverError(error, code=f"request.{error.partition(':')[0]}"))
@@ -135,7 +140,7 @@ class DraPluginService:
             ref: self._in_flight.join_or_start(operation, ref, until_s - REPORT_S) for ref in validated.claims
         }
         if runs:
-            await asyncio.wait(runs.values(), timeout=until_s - asyncio.get_running_loop().time())
+            await self._wait(runs.values(), until_s, has_failed=bool(outcomes))
         for ref, task in runs.items():
             if task.done() and not task.cancelled():
                 outcomes[ref] = task.result()
@@ -145,6 +150,30 @@ class DraPluginService:
                 if count := self._log_limit.tick():
                     log.warning("claim %s: %s; %d such claims", ref, late, count)
         return outcomes
+
+    async def _wait(
+        self, tasks: Iterable[asyncio.Task[ClaimOutcome]], until_s: float, *, has_failed: bool
+    ) -> None:
+        """Wait for runs until ``until_s``; their retries end when one has failed, or if ``has_failed``."""
+        tasks = list(tasks)
+        awaited = list(tasks)
+
+        def leave_all() -> None:
+            while awaited:
+                self._in_flight.leave(awaited.pop())
+
+        def leave_others(task: asyncio.Task[ClaimOutcome]) -> None:
+            if not task.cancelled() and isinstance(task.result(), PrepareVerdict):
+                leave_all()
+
+        for task in tasks:
+            task.add_done_callback(leave_others)
+        if has_failed:
+            leave_all()
+        try:
+            await asyncio.wait(tasks, timeout=until_s - asyncio.get_running_loop().time())
+        finally:  # also if the kubelet has cancelled its call
+            leave_all()
 
     def _encode(
         self, operation: ClaimOperation, module: ModuleType, outcomes: Mapping[ClaimRef, ClaimOutcome]
