@@ -79,6 +79,10 @@ class FakeEngine:
     """False: taints are never published."""
     events: list[str] = field(default_factory=list)
     faults: tuple[DriverFault, ...] = ()
+    newer: Mapping[DeviceRef, DeviceHealth] = field(default_factory=dict)
+    """State after the next evaluation; empty: unchanged."""
+    evaluated: list[list[DeviceRef]] = field(default_factory=list)
+    """Devices of each wait for an evaluation."""
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
@@ -103,6 +107,10 @@ class FakeEngine:
         assert set(faults) <= set(self.faults)
         self.events.append("wait")
         return self.delivers
+
+    def wait_evaluated(self, devices: Collection[DeviceRef], timeout_s: float) -> None:
+        self.evaluated.append(sorted(devices))
+        self.known = self.newer or self.known
 
     def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
         if timeout_s:

@@ -30,13 +30,13 @@ from wire.serving import device, eventually, report
 from agent.cli.main import main as drahealth
 from agent.config.config import Config
 from agent.embed.callback_runner import DriverCallbackRunner
-from agent.embed.checks import degraded
+from agent.embed.checks import degraded, unhealthy
 from agent.embed.devices import Device
 from agent.embed.monitor import Monitor
 from agent.embed.plugin import PluginServer
 from agent.errors import ConfigError
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
-from agent.model.health import Health
+from agent.model.health import Finding, Health
 from agent.model.report import Report
 from agent.model.taint import Taints
 from agent.prepare.errors import BadConfig, FailedDevice, TransientError
@@ -268,6 +268,62 @@ def test_hung_taint_callback_delays_the_error_within_its_limit(
             release.set()
     finally:
         release.set()
+
+
+class Link:
+    """Health check of a link; its next periodic run is an hour away."""
+
+    def __init__(self) -> None:
+        self.states = ["up"]
+        """Results of the next runs; the last one stays."""
+        self.runs = 0
+
+    def __call__(self, device: Device) -> Finding | None:
+        self.runs += 1
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        return None if state == "up" else unhealthy("card.link", f"link is {state}, not up")
+
+
+def checked_monitor(kubelet_dir: Path, link: Link) -> Monitor:
+    monitor = Monitor(DRIVER, hardware=False, state_dir=kubelet_dir / "state")
+    monitor.add(Device("gpu-0", pool=NODE))
+    monitor.check(every=3600, timeout=5, raise_after=3, name="link")(link)
+    return monitor
+
+
+def test_fault_that_the_engine_is_about_to_find_is_in_the_first_text(
+    kubelet_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    link, driver = Link(), Driver()
+
+    def break_link() -> None:
+        link.states = ["down"]
+        raise KeyError("speed")
+
+    driver.behaviour["a"] = break_link
+    monitor = checked_monitor(kubelet_dir, link)
+    with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
+        until(monitor, "gpu-0", Health.HEALTHY)
+        first, second = (kubelet.prepare(claim("a"))["uid-a"].error for _ in range(2))
+    assert "class=failed-device code=card.link" in first
+    assert first == second
+    assert "driver.bug.key_error" not in caplog.text
+
+
+def test_unconfirmed_fault_of_a_check_keeps_the_failures_class(kubelet_dir: Path) -> None:
+    link, driver = Link(), Driver()
+
+    def disturb_link() -> None:
+        link.states = ["down", "down", "up"]
+        raise KeyError("speed")
+
+    driver.behaviour["a"] = disturb_link
+    monitor = checked_monitor(kubelet_dir, link)
+    with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
+        until(monitor, "gpu-0", Health.HEALTHY)
+        assert "code=driver.bug.key_error" in kubelet.prepare(claim("a"))["uid-a"].error
+        assert link.states == ["up"], "the check ran until the fault was not confirmed"
+        assert until(monitor, "gpu-0", Health.HEALTHY)
 
 
 def tainted_devices(taints: Taints) -> set[str]:

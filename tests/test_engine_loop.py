@@ -73,6 +73,7 @@ class RecordingPublisher:
         self._publish_s = publish_s
         self.reports: list[tuple[float, Report]] = []
         self.alive: list[float] = []
+        self.evaluated: list[Report] = []
 
     def publish(self, report: Report) -> None:
         self.reports.append((trio.current_time() - self.start_s, report))
@@ -129,6 +130,7 @@ class Running:
             save_faults=lambda _: None,
             notify_watchdog=self.listener.notify_watchdog,
             jitter=lambda: jitter,
+            on_evaluated=self.listener.evaluated.append,
         )
 
     async def until(self, end_s: float, *story: tuple[float, object]) -> RecordingPublisher:
@@ -214,6 +216,13 @@ async def test_idle_loop_evaluates_at_heartbeats_only(autojump_clock: MockClock,
     published = await Running(source).until(60.5)
     assert published.times == [0, 10, 20, 30, 40, 50, 60]
     assert source.reads == len(published.times)
+
+
+async def test_unpublished_evaluations_are_noted(autojump_clock: MockClock, source: PaperSource) -> None:
+    wakes = [(second, source.wake) for second in (2.0, 4.0, 6.0)]
+    published = await Running(source).until(8, *wakes)
+    assert published.times == [0]
+    assert [report.at.mono_ns // NS for report in published.evaluated] == [0, 2, 4, 6]
 
 
 async def test_first_change_is_published_at_once(autojump_clock: MockClock, source: PaperSource) -> None:

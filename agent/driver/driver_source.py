@@ -6,7 +6,7 @@ engine loop reads the newest reports together with the host's newest samples in 
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -14,6 +14,7 @@ from typing import Final
 from agent.engine.loop import SnapshotSource
 from agent.model.cleared_faults import ClearRequest
 from agent.model.declared_devices import Declarations, DeclaredFile, DriverCheckSample, DriverDevice
+from agent.model.health import Severity
 from agent.model.prepare import DriverFault
 from agent.model.reading import NEVER_READ
 from agent.model.snapshot import CpuSetsSample, Snapshot
@@ -149,6 +150,22 @@ class HostAndDriverSource:
                 self._checks[key] = sample
                 if wake:
                     self._wake()
+
+    def failing_checks(self, subjects: Collection[str]) -> frozenset[DriverCheckKey]:
+        """Return the health checks of devices whose newest result is Unhealthy, raised or not."""
+        with self._lock:
+            return frozenset(
+                key
+                for key, sample in self._checks.items()
+                if sample.subject in subjects
+                and sample.finding is not None
+                and sample.finding.severity is Severity.UNHEALTHY
+            )
+
+    def request_evaluation(self) -> None:
+        """Wake the engine loop, so that it evaluates the newest samples."""
+        with self._lock:
+            self._wake()
 
     def set_driver_faults(self, driver: str, faults: Iterable[DriverFault]) -> None:
         """Replace the device faults that a driver reported."""

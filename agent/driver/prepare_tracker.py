@@ -35,6 +35,11 @@ DELIVERY_S: Final = 1.5
 TAINT_WAIT_S: Final = 2.0
 """Default of the longest time that a failed prepare waits until a broken device's taint is published [s]."""
 
+EVALUATION_WAIT_S: Final = 2.0
+"""Longest time that a failure without a proven cause waits for newer health of the claim's devices [s]."""
+OPEN_CLASSES: Final = frozenset({ErrorClass.UNKNOWN, ErrorClass.TRANSIENT})
+"""Classes of failures whose cause can be a fault that the health engine is about to find."""
+
 log = logging.getLogger(__name__)
 
 
@@ -53,6 +58,9 @@ class HealthEngine(Protocol):
 
     def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
         """Block until all health streams have the health that follows from these faults; False: timeout."""
+
+    def wait_evaluated(self, devices: Collection[DeviceRef], timeout_s: float) -> None:
+        """Block until the devices' health follows from readings newer than this call, or the timeout."""
 
     def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
         """Publish the current taints of devices at once, and block until that is done; False: timeout."""
@@ -165,6 +173,26 @@ class PrepareTracker:
             return classify(evidence, context)
         return classify_evidence(evidence, context)
 
+    def classify_by_newer_health(
+        self,
+        claim: Claim,
+        verdict: PrepareVerdict,
+        evidence: FailureEvidence,
+        patterns: Sequence[Pattern] = (),
+    ) -> PrepareVerdict:
+        """Classify a failure again when the health of the claim's devices is newer than the failure.
+
+        A fault that made the prepare fail is often found by the health engine a moment later. So a failure
+        without a proven cause waits for that, and the kubelet gets one text instead of two. Blocks up to 2 s.
+
+        Args:
+            verdict: Verdict on the failure by the health that is known now.
+        """
+        if verdict.error_class not in OPEN_CLASSES or not claim.devices or not self._engine.is_up:
+            return verdict
+        self._engine.wait_evaluated({device.ref for device in claim.devices}, EVALUATION_WAIT_S)
+        return self.classify(claim, evidence, patterns)
+
     def record_failure_and_wait(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
@@ -221,7 +249,7 @@ class PrepareTracker:
     def unprepare_failed(
         self, ref: ClaimRef, evidence: FailureEvidence, devices: Sequence[ClaimDevice] = ()
     ) -> PrepareVerdict | None:
-        """Record a failed unprepare, and return the verdict that the driver reports. Blocks up to 5 s.
+        """Record a failed unprepare, and return the verdict that the driver reports. Blocks up to 7 s.
 
         Args:
             devices: The claim's devices, used if the ledger has none for the claim.
@@ -233,7 +261,7 @@ class PrepareTracker:
             ClaimDevice("", *device) for device in ledgers.prepared_devices(self._writer.ledger, ref)
         )
         claim = Claim(*ref, devices=known or tuple(devices))
-        verdict = self.classify(claim, evidence)
+        verdict = self.classify_by_newer_health(claim, self.classify(claim, evidence), evidence)
         unhealthy = self._unhealthy_devices(claim)
         force_release = verdict.error_class is ErrorClass.FAILED_DEVICE or bool(unhealthy)
 

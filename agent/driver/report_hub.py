@@ -20,11 +20,17 @@ class ReportHub:
         self._health: tuple[Report | None, Mapping[DeviceRef, DeviceHealth]] = (None, {})
         """Devices of a report by their reference, and that report; updated at the first query of a device."""
         self._subscribers: list[LatestValue[Report]] = []
+        self._evaluated: Report | None = None
 
     @property
     def report(self) -> Report | None:
         """Newest health report; None: the first evaluation has not finished."""
         return self._report
+
+    @property
+    def evaluated(self) -> Report | None:
+        """Report of the newest evaluation, published or not; None: :meth:`note_evaluation` is not called."""
+        return self._evaluated
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
         """Return a device's health in the newest report; None: the report does not have the device."""
@@ -40,6 +46,12 @@ class ReportHub:
             self._report = report
             for subscriber in self._subscribers:
                 subscriber.publish(report)
+            self._changed.notify_all()
+
+    def note_evaluation(self, report: Report) -> None:
+        """Replace the report of the newest evaluation, and wake callers of :meth:`wait_until`."""
+        with self._changed:
+            self._evaluated = report
             self._changed.notify_all()
 
     def notify(self) -> None:
@@ -63,7 +75,8 @@ class ReportHub:
                 self._subscribers.remove(latest)
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Block until ``condition`` returns True after a report or :meth:`notify`; False: timeout."""
+        """Block until ``condition`` returns True after a report, an evaluation or :meth:`notify`; False:
+        timeout."""
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)
 

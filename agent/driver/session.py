@@ -297,6 +297,9 @@ class DriverSession:
         reported = [fault for fault in faults if self._hub.health_of(fault.device)]
         return self._hub.wait_delivered(reported, timeout_s)
 
+    def wait_evaluated(self, devices: Collection[DeviceRef], timeout_s: float) -> None:
+        """Return at once: a driver behind the socket waits for an answer for half a second only."""
+
     def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
         """Put the current taints of devices into the :attr:`taints` cell at once; False: timeout."""
         return self._publisher.wait_published(devices, timeout_s)

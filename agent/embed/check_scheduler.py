@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -149,7 +149,17 @@ class DriverCheckScheduler:
         with self._lock:
             if name and name not in self._checks:
                 raise ConfigError(f"health check {name!r} does not exist{suggestion(name, self._checks)}")
-            self._run_in_core(lambda: self._request_run(name))
+            self._run_in_core(lambda: self._request_run_for(lambda one: name in ("", one.check.name)))
+
+    def run_for_devices(self, subjects: Collection[str]) -> None:
+        """Run all health checks of some devices now, in addition to their periodic runs."""
+        with self._lock:
+            self._run_in_core(lambda: self._request_run_for(lambda one: one.declared.subject in subjects))
+
+    def run_again(self, keys: Collection[DriverCheckKey]) -> None:
+        """Run some health checks now, in addition to their periodic runs."""
+        with self._lock:
+            self._run_in_core(lambda: self._request_run_for(lambda one: one.key in keys))
 
     @property
     def declared_devices(self) -> Mapping[str, DriverDevice]:
@@ -209,9 +219,9 @@ class DriverCheckScheduler:
             self._tasks[added] = scope = trio.CancelScope()
             nursery.start_soon(self._run_periodically, added, scope, nursery)
 
-    def _request_run(self, name: str) -> None:
+    def _request_run_for(self, is_requested: Callable[[ScheduledCheck], bool]) -> None:
         for scheduled, requested in self._requests.items():
-            if name in ("", scheduled.check.name):
+            if is_requested(scheduled):
                 requested.set()
 
     async def _run_periodically(

@@ -56,6 +56,7 @@ class CoreComponents:
         policy: TaintPolicy,
         clock: Callable[[], Instant],
         publish: Callable[[Report], None],
+        on_evaluated: Callable[[Report], None],
     ) -> None:
         """Store the settings; :meth:`open` opens the components.
 
@@ -68,6 +69,7 @@ class CoreComponents:
             policy: Policy of the taints.
             clock: Returns wall clock and monotonic time.
             publish: Called with each report after its taints were decided.
+            on_evaluated: Called with the report of each evaluation, published or not.
         """
         self._driver = driver
         self._config = config
@@ -77,6 +79,7 @@ class CoreComponents:
         self._policy = policy
         self._clock = clock
         self._publish = publish
+        self._on_evaluated = on_evaluated
         self._publisher: TaintPublisher | None = None
         self._node: NodeSource | None = None
         self._empty: UnmonitoredHostSource | None = None
@@ -134,6 +137,7 @@ class CoreComponents:
             save_faults=save_faults,
             notify_watchdog=lambda: None,
             jitter=random_fraction,
+            on_evaluated=self._on_evaluated,
         )
         return [core.run, publisher.run, *tasks]
 

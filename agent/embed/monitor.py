@@ -45,6 +45,8 @@ from agent.system.timing import read_clocks
 
 STOPPED: Final = "health monitor stopped"
 """Message of the status UNAVAILABLE that clients get when the monitor stops."""
+REEVALUATE_S: Final = 0.1
+"""Interval of evaluations while a failed prepare waits for the health of its devices [s]."""
 STOP_S: Final = 2.0
 """Default timeout for stopping all threads [s]."""
 CHECKS_STOP_S: Final = 0.2
@@ -136,6 +138,7 @@ class Monitor:
             policy=policy,
             clock=clock,
             publish=self._hub.publish,
+            on_evaluated=self._hub.note_evaluation,
         )
         self._thread = TrioThread(
             lambda: [*self._components.open(self._callback), self._scheduler.run],
@@ -321,6 +324,38 @@ class Monitor:
         }
         awaited = [fault for fault in faults if fault.device in declared]
         return self._hub.wait_delivered(awaited, timeout_s, self._has_stopped)
+
+    def wait_evaluated(self, devices: Collection[DeviceRef], timeout_s: float) -> None:
+        """Block until the health of devices follows from readings that end after this call, or the timeout.
+
+        Their health checks run at once. A check that finds a fault runs again, until the fault is raised or
+        is not confirmed. Called by the prepare tracker.
+        """
+        began_ns, end_s = time.monotonic_ns(), time.monotonic() + timeout_s
+        subjects = {
+            device.subject
+            for device in self._scheduler.declared_devices.values()
+            if DeviceRef(device.driver, device.pool, device.name) in devices
+        }
+        if not subjects:
+            return
+
+        def is_settled() -> bool:
+            report = self._hub.evaluated
+            known = [one for one in report.devices if DeviceRef(*one.key) in devices] if report else []
+            return self._has_stopped() or all(
+                one.health is Health.UNHEALTHY
+                or (one.verified.mono_ns >= began_ns and not self._source.failing_checks({"/".join(one.key)}))
+                for one in known
+            )
+
+        self._scheduler.run_for_devices(subjects)
+        while (left_s := end_s - time.monotonic()) > 0:
+            self._source.request_evaluation()
+            if self._hub.wait_until(is_settled, min(REEVALUATE_S, left_s)):
+                return
+            if failing := self._source.failing_checks(subjects):
+                self._scheduler.run_again(failing)
 
     def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
         """Call the function that publishes taints at once, and block until it has published the current

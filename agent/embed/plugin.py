@@ -20,6 +20,7 @@ from agent.embed.monitor import Monitor
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.model.report import Report
+from agent.prepare.error_patterns import Pattern
 from agent.prepare.errors import DriverError, PrepareError, TransientError
 from agent.prepare.kubelet_message import kubelet_text
 from agent.prepare.prepare_steps import PrepareService, prepare_steps
@@ -193,6 +194,12 @@ class _FetchTracker:
 
     def cached_failure(self, claim: Claim) -> None:
         """Return None, no cached failure: the claim may have changed."""
+
+    def classify_by_newer_health(
+        self, claim: Claim, verdict: PrepareVerdict, evidence: BaseException, patterns: Sequence[Pattern] = ()
+    ) -> PrepareVerdict:
+        """Return the verdict unchanged: no device takes part in a fetch."""
+        return verdict
 
     def record_success(self, claim: Claim) -> None:
         """Record nothing: the claim is not prepared yet."""

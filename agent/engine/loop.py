@@ -75,6 +75,7 @@ class EngineLoop:
         save_faults: Callable[[PersistentGpuState], None],
         notify_watchdog: Callable[[], None],
         jitter: Callable[[], float],
+        on_evaluated: Callable[[Report], None] = lambda _: None,
     ) -> None:
         """Create a loop that has not evaluated yet.
 
@@ -87,6 +88,7 @@ class EngineLoop:
             save_faults: Called with the GPU faults that a restart must keep, when they change; must not
             block. notify_watchdog: Called after an evaluation in which all vital sources were alive.
             jitter: Returns a random number from 0 to 1.
+            on_evaluated: Called with the report of each evaluation, published or not; must not block.
         """
         self._source = source
         self._state = state
@@ -96,6 +98,7 @@ class EngineLoop:
         self._save_faults = save_faults
         self._notify_watchdog = notify_watchdog
         self._jitter = jitter
+        self._on_evaluated = on_evaluated
         self._published: tuple[object, ...] | None = None
         """Visible state (:func:`visible_state`) of the last published report; None before the first one."""
         self._saved_faults = state.gpus.checkpoint
@@ -142,6 +145,7 @@ class EngineLoop:
             )
             if changed:
                 self._changed_ns = now.mono_ns
+        self._on_evaluated(report)
         is_alive = _is_alive(report, now)
         if self._timing.watchdog_period_ns is not None and now.mono_ns >= self._watchdog_ns:
             self._watchdog_ns = now.mono_ns + self._timing.watchdog_period_ns

@@ -75,6 +75,15 @@ class PrepareService(Protocol):
     ) -> PrepareVerdict:
         """Classify the exception of a failed prepare. Never blocks."""
 
+    def classify_by_newer_health(
+        self,
+        claim: Claim,
+        verdict: PrepareVerdict,
+        evidence: BaseException,
+        patterns: Sequence[Pattern] = (),
+    ) -> PrepareVerdict:
+        """Classify a failure again when the health of the claim's devices is newer. Blocks up to 2 s."""
+
     def record_failure_and_wait(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
@@ -127,10 +136,21 @@ def prepare_steps(
             if pause is not None:
                 yield PauseStep(pause)
             if pause is None or not may_retry():
-                record = partial(tracker.record_failure_and_wait, claim, verdict, error)
+                record = partial(_record_failure, tracker, claim, verdict, error, patterns)
                 verdict = yield RunInThreadStep(record)
                 raise PrepareError(verdict, kubelet_text(verdict)) from error
         else:
             tracker.record_success(claim)
             return result
         tries += 1
+
+
+def _record_failure(
+    tracker: PrepareService,
+    claim: Claim,
+    verdict: PrepareVerdict,
+    error: Exception,
+    patterns: Sequence[Pattern],
+) -> PrepareVerdict:
+    verdict = tracker.classify_by_newer_health(claim, verdict, error, patterns)
+    return tracker.record_failure_and_wait(claim, verdict, error)
