@@ -21,9 +21,13 @@ from agents import (
     wait_for_health,
     wait_for_message,
 )
+from kubelet_files import checkpoint
+from kubelet_files import claim as saved_claim
 from patience import PATIENCE_S
 from wire.google import Watcher, message_class, names
 from wire.serving import eventually
+
+from agent.sources.kubelet_state import CLAIMS_FILE
 
 CONFIG = '[stream]\nlease = "3s"\n[taints]\nquiet = "0s"\n'
 
@@ -66,14 +70,13 @@ CDI = 2
 class Driver:
     """Driver at the other end of the socket, with Google's gRPC and protobuf."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, name: str = DRIVER) -> None:
         self.agent = agent
+        self.socket = agent.health_socket.with_name(f"{name}.sock")
 
     def __call__(self, method: str, request: Any, reply: str) -> Any:
         """Make a call on its own connection."""
-        with grpc.insecure_channel(
-            f"unix:{self.agent.health_socket}", [("grpc.use_local_subchannel_pool", 1)]
-        ) as channel:
+        with grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
             call = channel.unary_unary(
                 f"/drahealth.v1.DriverLink/{method}",
                 request_serializer=type(request).SerializeToString,
@@ -333,6 +336,26 @@ def test_failed_claims_of_one_call_name_each_other(driver: Driver) -> None:
     )
     assert "ns/b (transient cdi.write)" in first.verdict.text
     assert "ns/a (bad-config config.invalid)" in second.verdict.text
+
+
+def test_failed_claims_of_one_pods_drivers_name_each_other(short_tmp: Path, sysfs: PlainSysfs) -> None:  # noqa: F811
+    """The kubelet's checkpoint has the claims of a pod before it calls the pod's drivers."""
+    other, kubelet_dir = "other.example.com", short_tmp / "kubelet"
+    kubelet_dir.mkdir()
+    claims = [saved_claim(f"uid-{name}", name=name, namespace="ns", pods=["pod-1"]) for name in "ab"]
+    (kubelet_dir / CLAIMS_FILE).write_bytes(checkpoint(claims))
+    wrong = driver_error(BAD_CONFIG, "no such mode")
+    with start(short_tmp, "--driver", other, "--kubelet-dir", str(kubelet_dir)) as agent:
+        first, second = Driver(agent), Driver(agent, other)
+        assert "other drivers" not in first.failed(claim("a"), wrong).verdict.text
+        named = f"Failing claims of the pod's other drivers: ns/a ({DRIVER} bad-config config.invalid)."
+
+        def is_named() -> bool:
+            return named in second.failed(claim("b"), wrong).verdict.text
+
+        eventually(is_named, "the pod tracker has read the checkpoint")
+        [cached] = first.check(claim("a"))
+        assert f"ns/b ({other} bad-config config.invalid)" in cached.verdict.text
 
 
 def test_failed_unprepare_of_a_broken_device_has_no_verdict(driver: Driver) -> None:

@@ -13,17 +13,20 @@ from typing import Any, Final
 import msgspec
 import pytest
 import trio
+from claim_samples import prepared, source_answers
 from paper import PaperNode
 from patience import PATIENCE_S
 from prepare_samples import health
 from wire.serving import eventually
 
 from agent.config.config import DRIVERS, Config
+from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.driver.driver_source import HostAndDriverSource
 from agent.driver.report_hub import ReportHub
 from agent.driver.session import DriverSession
 from agent.driver.sessions import DriverSessions
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
+from agent.model.consumers import ConsumerMap
 from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredOther, DriverDevice
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
@@ -162,7 +165,10 @@ class Agent:
         self.declares = declares
         self.published: list[Report | None] = []
         """Published report at each update of a session's taints."""
-        self.sessions = DriverSessions([A, B], self.config.state_dir, self.hub, self._make)
+        self.consumers: ConsumerMap | None = None
+        self.sessions = DriverSessions(
+            [A, B], self.config.state_dir, self.hub, self._make, consumer_map=lambda: self.consumers
+        )
 
     def _make(self, driver: str, state_dir: Path) -> DriverSession:
         self.made.append(driver)
@@ -178,6 +184,7 @@ class Agent:
             state_dir=state_dir,
             declarations=lambda: self.declarations,
             on_faults=self.source.set_driver_faults,
+            other_failures=self.sessions.failures_at_other_drivers,
             clock=read_clocks,
         )
 
@@ -428,6 +435,27 @@ def test_devices_broken_together_are_waited_for_once(agent: Agent, caplog: pytes
     assert [record.message for record in caplog.records if "fault not delivered" in record.message] == [
         f"device {A}/{NODE}/dev-0: fault not delivered to all health streams within 1.5 s; the prepare returns"  # noqa: E501
     ]
+
+
+def other_failures(agent: Agent, driver: str, name: str) -> list[tuple[str, str]]:
+    found = agent.sessions.failures_at_other_drivers(driver, claim(driver, name).ref)
+    return [(one.driver, one.verdict.claim.name) for one in found]
+
+
+def test_failures_of_one_pods_drivers_are_known_to_each_other(agent: Agent) -> None:
+    """Claims a and b are of one pod, claim c is of another one; claim d has devices of both drivers."""
+    of_pods = [prepared("uid-a", pods=["p"]), prepared("uid-b", pods=["p"]), prepared("uid-c", pods=["q"])]
+    first, second = agent.sessions.open(A), agent.sessions.open(B)
+    first.prepared([ClaimResult(claim(A, name), (ErrorText("no"),)) for name in "ad"])
+    second.prepared([ClaimResult(claim(B, name), (ErrorText("no"),)) for name in "bcd"])
+    assert other_failures(agent, A, "a") == [], "the pods are not known yet"
+    assert other_failures(agent, A, "d") == [(B, "d")]
+    agent.consumers = build_consumer_map(source_answers(checkpoint=of_pods))
+    assert other_failures(agent, A, "a") == [(B, "b")]
+    assert other_failures(agent, B, "b") == [(A, "a")]
+    assert other_failures(agent, B, "c") == []
+    second.prepared([ClaimResult(claim(B, "b"), None)])
+    assert other_failures(agent, A, "a") == []
 
 
 def test_unprepare_is_released_for_a_device_named_only_by_the_call(agent: Agent) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prepare_cases import ONE, TWO, claim_of, health_of, holding, ref
 
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.prepare import ErrorClass, PrepareVerdict, Scope
+from agent.model.prepare import ErrorClass, OtherDriverFailure, PrepareVerdict, Scope
 from agent.prepare.classify import PrepareContext, classify, classify_unhealthy_devices
 from agent.prepare.errors import BadConfig, FailedDevice, TransientError
 from agent.prepare.kubelet_message import CONSEQUENCE_TEXTS, MAX_MESSAGE_BYTES, kubelet_text, kubelet_texts
@@ -103,6 +103,40 @@ def test_order_of_maps_does_not_change_the_text(claims: list[str], devices: list
     assert kubelet_text(verdict, [verdict_of(claim) for claim in claims]) == kubelet_text(
         ordered, [verdict_of(claim) for claim in sorted(claims)]
     )
+
+
+def elsewhere(*failures: tuple[str, str]) -> list[OtherDriverFailure]:
+    return [OtherDriverFailure(driver, verdict_of(claim)) for driver, claim in failures]
+
+
+def test_failures_at_other_drivers_follow_those_of_the_call() -> None:
+    others = elsewhere(("nic.example.com", "claim-n"), ("cpu.example.com", "claim-c"))
+    first, second = kubelet_texts(
+        [verdict_of("claim-a"), verdict_of("claim-b")],
+        lambda claim: others if claim.name == "claim-a" else [],
+    )
+    assert first.endswith(
+        "Other failing claims in this call: ns/claim-b (transient a.b). Failing claims of the pod's other"
+        " drivers: ns/claim-c (cpu.example.com transient a.b), ns/claim-n (nic.example.com transient a.b)."
+    )
+    assert second.endswith("Other failing claims in this call: ns/claim-a (transient a.b).")
+    assert first == kubelet_texts([verdict_of("claim-a"), verdict_of("claim-b")], lambda _: others[::-1])[0]
+
+
+def test_many_failures_at_other_drivers_leave_room_for_the_summary() -> None:
+    pool, device = "p" * 253, "d" * 63
+    devices = tuple(DeviceRef("x" * 63, pool, f"{device[:-1]}{digit}") for digit in range(3))
+    verdicts = [
+        replace(verdict_of(f"{'c' * 250}{number}"), devices=devices, code="c" * 100, summary="s" * 200,
+                requests=("r" * 63, "q" * 63))
+        for number in range(3)
+    ]  # fmt: skip
+    others = elsewhere(*(("x" * 63, f"{'n' * 250}{number}") for number in range(9)))
+    for line in kubelet_texts(verdicts, lambda _: others):
+        assert len(line.encode()) <= MAX_MESSAGE_BYTES
+        assert "] " + "s" * 90 in line
+        assert " and 1 more. Failing claims of the pod's other drivers: " in line
+        assert line.endswith(" and 8 more.")
 
 
 def test_each_text_names_all_other_failed_claims() -> None:

@@ -275,6 +275,23 @@ def test_failed_unprepare_uses_the_newer_health(driver):
     assert tracker.unprepare_failed(A.ref, KeyError("bank")) is None
 
 
+# --- failures that other drivers of a pod name --------------------------------------------------------------
+
+
+def test_recent_failures_are_the_last_results_only(driver):
+    tracker = driver.open()
+    for name in "abc":
+        fails(tracker, BadConfig("no"), claim(name))
+    tracker.record_success(claim("b"))
+    tracker.unprepared(claim("c").ref)
+    tracker.record_success(claim("d"))
+    tracker.unprepare_failed(claim("d").ref, RuntimeError("no"))
+    known = ["uid-d", "uid-c", "uid-b", "uid-a", "uid-x"]
+    assert [verdict.claim.name for verdict in tracker.recent_failures(known)] == ["a"]
+    driver.clock.now += 901
+    assert tracker.recent_failures(known) == []
+
+
 # --- known blockers, before a prepare --------------------------------------------------------------------
 
 

@@ -14,9 +14,9 @@ from wire.google import described
 from wire.link import API, METHODS, RecordingHandler, claim, message
 from wire.random_messages import messages
 
-from agent.model.claim import Claim, ClaimDevice, DeviceRef
+from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import Health, Repair
-from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
+from agent.model.prepare import ErrorClass, Operation, OtherDriverFailure, PrepareVerdict, Scope
 from agent.model.taint import Effect
 from agent.prepare.classify import PrepareContext, classify_evidence
 from agent.prepare.evidence import (
@@ -465,6 +465,21 @@ def test_verdict_is_encoded_with_all_fields() -> None:
     )
     assert [(item.driver, item.pool, item.device) for item in received.devices] == [("d", "p", "gpu-0")]
     assert received.repair == v1.DeviceRepair.REBOOT_NODE
+
+
+def test_texts_name_failures_at_other_drivers_of_the_pod() -> None:
+    handler = RecordingHandler()
+    failure = PrepareVerdict(ErrorClass.BAD_CONFIG, "nic.mtu", Scope.CLAIM, ClaimRef("ns", "n", "n"), "no")
+    handler.elsewhere["a"] = [OtherDriverFailure("nic.example.com", failure)]
+    handler.blocked_uids = {"a"}
+    named = " Failing claims of the pod's other drivers: ns/n (nic.example.com bad-config nic.mtu)."
+    outcome = {"claim": claim("a"), "failed": True}
+    texts = [
+        call("ReportPrepare", report_of(outcome, step=step), handler).answers[0].verdict.text
+        for step in (v1.Step.PREPARE, v1.Step.UNPREPARE)
+    ]
+    texts.append(call("CheckClaims", check_of(claim("a")), handler).answers[0].verdict.text)
+    assert [text.endswith(named) for text in texts] == [True, False, True]
 
 
 def test_repairs_have_the_same_numbers_in_both_apis() -> None:

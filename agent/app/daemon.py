@@ -100,7 +100,13 @@ class Daemon:
         self._unread_since_ns = 0  # publication of the oldest report that the I/O thread has not read
         self._source = HostAndDriverSource()
         self._clear_requests = ClearRequestQueue(self._source.set_clear_requests)
-        self._sessions = DriverSessions(config.drivers, config.state_dir, self._hub, self._open_session)
+        self._sessions = DriverSessions(
+            config.drivers,
+            config.state_dir,
+            self._hub,
+            self._open_session,
+            consumer_map=lambda: self._pods.newest_map,
+        )
         self._servers = AgentServers(
             self._latest,
             runtime_dir=config.runtime_dir,
@@ -214,6 +220,7 @@ class Daemon:
             state_dir=state_dir,
             declarations=lambda: self._node.declarations,
             on_faults=self._source.set_driver_faults,
+            other_failures=self._sessions.failures_at_other_drivers,
             clock=read_clocks,
         )
 

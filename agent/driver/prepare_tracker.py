@@ -9,7 +9,7 @@ classification.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -37,6 +37,9 @@ TAINT_WAIT_S: Final = 2.0
 
 EVALUATION_WAIT_S: Final = 2.0
 """Longest time that a failure without a proven cause waits for newer health of the claim's devices [s]."""
+RECENT_S: Final = 900.0
+"""Age up to which a failed prepare is named in the errors of a pod's other drivers [s]. A cached failure is
+tried again after ten minutes, and the kubelet retries every minute or so."""
 OPEN_CLASSES: Final = frozenset({ErrorClass.UNKNOWN, ErrorClass.TRANSIENT})
 """Classes of failures whose cause can be a fault that the health engine is about to find."""
 
@@ -293,6 +296,19 @@ class PrepareTracker:
             self._writer.ledger.claims.values(), key=lambda entry: entry.changed_wall_s, reverse=True
         )
         return tuple(entry.outcome for entry in entries)
+
+    def recent_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
+        """Return the verdicts on claims whose last prepare failed recently, in the order of their UIDs."""
+        claims, since_wall_s = self._writer.ledger.claims, self._clock() - RECENT_S
+        entries = [claims[uid] for uid in sorted(uids) if uid in claims]
+        return [
+            entry.outcome.verdict
+            for entry in entries
+            if entry.outcome.verdict is not None
+            and not entry.unprepared_wall_s
+            and entry.outcome.at_wall_s >= since_wall_s
+            and ledgers.UNPREPARE_EVIDENCE not in entry.outcome.verdict.evidence
+        ]
 
     def driver_faults(self) -> tuple[DriverFault, ...]:
         """Return all driver-reported faults, including recently expired ones (``expired_wall_s`` is set)."""

@@ -20,10 +20,10 @@ from agent.driver.prepare_tracker import PrepareTracker
 from agent.driver.report_hub import ReportHub
 from agent.driver.taint_publisher import TaintPublisher, taint_policy
 from agent.errors import ConfigError, ResourceBusy
-from agent.model.claim import Claim, DeviceRef
+from agent.model.claim import Claim, ClaimRef, DeviceRef
 from agent.model.declared_devices import Declarations
 from agent.model.health import DeviceHealth
-from agent.model.prepare import DriverFault, PrepareVerdict
+from agent.model.prepare import DriverFault, OtherDriverFailure, PrepareVerdict
 from agent.model.reading import Absence
 from agent.model.report import Report
 from agent.model.taint import Taints
@@ -143,6 +143,7 @@ class DriverSession:
         state_dir: Path,
         declarations: Callable[[], Declarations],
         on_faults: Callable[[str, Sequence[DriverFault]], None],
+        other_failures: Callable[[str, ClaimRef], Sequence[OtherDriverFailure]],
         clock: Callable[[], Instant],
     ) -> None:
         """Load the driver's saved prepare ledger and taints. Blocks while a disk hangs.
@@ -154,6 +155,7 @@ class DriverSession:
             state_dir: Directory of this driver's saved state.
             declarations: Returns the devices that all drivers declare.
             on_faults: Called with a driver's name and all its reported faults.
+            other_failures: Returns the failures at other drivers of the pods that use a driver's claim.
             clock: Returns the time on the monotonic and the wall clock.
         """
         self._driver = driver
@@ -163,6 +165,7 @@ class DriverSession:
         self._declared_dir = config.runtime_dir / DIRECTORY
         self._declarations = declarations
         self._on_faults = on_faults
+        self._other_failures = other_failures
         self._taints: LatestValue[Taints] = LatestValue()
         self._tracker = PrepareTracker(driver, state_dir, self, patterns=config.prepare_patterns)
         path = state_dir / taint_store.FILE
@@ -226,6 +229,14 @@ class DriverSession:
             Verdict on each failure; None: the driver reports success to the kubelet.
         """
         return [self._unprepared(result) for result in results]
+
+    def failures_at_other_drivers(self, claim: ClaimRef) -> Sequence[OtherDriverFailure]:
+        """Return recent failures at other drivers of the pods that use a claim."""
+        return self._other_failures(self._driver, claim)
+
+    def recent_failures(self, uids: Iterable[str]) -> list[PrepareVerdict]:
+        """Return the verdicts on claims whose last prepare failed recently."""
+        return self._tracker.recent_failures(uids)
 
     @property
     def taints(self) -> LatestValue[Taints]:

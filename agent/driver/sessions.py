@@ -14,12 +14,14 @@ import trio
 
 from agent.config.config import DRIVERS
 from agent.driver.report_hub import ReportHub
-from agent.model.prepare import DriverFault
+from agent.model.claim import ClaimRef
+from agent.model.prepare import DriverFault, OtherDriverFailure
 from agent.model.report import Report
 from agent.model.time import Instant
 
 if TYPE_CHECKING:
     from agent.driver.session import DriverSession
+    from agent.model.consumers import ConsumerMap
 
 
 class DriverSessions:
@@ -31,6 +33,7 @@ class DriverSessions:
         state_dir: Path,
         hub: ReportHub,
         open_session: "Callable[[str, Path], DriverSession]",
+        consumer_map: "Callable[[], ConsumerMap | None]" = lambda: None,
     ) -> None:
         """Create a collection without open sessions.
 
@@ -39,10 +42,12 @@ class DriverSessions:
             state_dir: The agent's state directory.
             hub: Hub with the newest report.
             open_session: Opens the session of a driver, given the driver's state directory.
+            consumer_map: Returns the newest map of claims and pods; None: not known yet.
         """
         self._directories = {driver: state_dir / DRIVERS / driver for driver in drivers}
         self._hub = hub
         self._open_session = open_session
+        self._consumer_map = consumer_map
         self._lock = threading.Lock()
         self._opening = {driver: threading.Lock() for driver in drivers}
         self._sessions: Mapping[str, DriverSession] = {}
@@ -68,6 +73,25 @@ class DriverSessions:
                         with suppress(trio.RunFinishedError):  # the agent ends
                             self._token.run_sync_soon(lambda: self._added.set())
         return session
+
+    def failures_at_other_drivers(self, driver: str, claim: ClaimRef) -> Sequence[OtherDriverFailure]:
+        """Return recent failures at all other drivers of the pods that use a driver's claim. Thread-safe.
+
+        The kubelet stops at the first driver that fails, so the pod's event has the error of only one.
+        """
+        others = {name: session for name, session in self._sessions.items() if name != driver}
+        if not others:
+            return ()
+        uids = {claim.uid}
+        if (known := self._consumer_map()) is not None:
+            from agent.devices.consumers.affected_pods import claims_used_with  # loaded with the map
+
+            uids |= claims_used_with(known, claim.uid)
+        return [
+            OtherDriverFailure(name, verdict)
+            for name, session in sorted(others.items())
+            for verdict in session.recent_failures(uids)
+        ]
 
     def update_taints(self, report: Report, now: Instant) -> None:
         """Update the taints of all drivers with a session for a new report. Core thread only."""

@@ -97,6 +97,13 @@ class PrepareVerdict:
     """Worst repair of the devices that failed; NONE: none is needed or known."""
 
 
+class OtherDriverFailure(NamedTuple):
+    """Failed prepare of a claim at another DRA driver of the same pod."""
+
+    driver: str
+    verdict: PrepareVerdict
+
+
 class LastPrepareResult(NamedTuple):
     """Result of the last prepare of one claim."""
 

@@ -1,16 +1,18 @@
 """Error text for the kubelet about a claim that was not prepared: one line, equal for equal failures.
 
-The kubelet shows the error of only one claim of a call. So each text names all failed claims of the call.
+The kubelet shows the error of only one claim of a call, and calls the pod's next driver only if this one
+succeeded. So each text names all failed claims of the call, and those that failed at the pod's other drivers.
 Class, code, devices and the other claims always fit; the detail is cut first. Lists have a limit that leaves
 room for the rest, and fill the room that the rest does not need: devices first, then requests, then claims.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from agent.health.verdict import MAX_MESSAGE_BYTES, truncate_utf8
-from agent.model.prepare import ErrorClass, PrepareVerdict
+from agent.model.claim import ClaimRef
+from agent.model.prepare import ErrorClass, OtherDriverFailure, PrepareVerdict
 from agent.prepare.failure_kinds import RetryCondition, failure_kind
 from agent.prepare.normalize_text import sanitize
 
@@ -20,6 +22,10 @@ REQUESTS_BYTES: Final = 80
 OTHERS_BYTES: Final = 320
 """Limit of the list of other failed claims; 100 bytes are left for the summary. The three lists may be longer
 where the summary and the detail leave room."""
+SHARED_OTHERS_BYTES: Final = 140
+ELSEWHERE_BYTES: Final = 120
+"""Limits of that list and of the list of claims that failed at other drivers, in a text with the second list;
+both with the second list's sentence are no longer than OTHERS_BYTES."""
 OTHER_BYTES: Final = 200
 """Limit of one other failed claim in that list, whose name alone can have 317 bytes."""
 END_BYTES: Final = 40
@@ -46,8 +52,15 @@ def kubelet_text(verdict: PrepareVerdict, others: Sequence[PrepareVerdict] = ())
     )
 
 
-def kubelet_texts(verdicts: Sequence[PrepareVerdict]) -> list[str]:
-    """Return the :func:`kubelet_text` of each claim that failed in one call."""
+def kubelet_texts(
+    verdicts: Sequence[PrepareVerdict],
+    elsewhere: Callable[[ClaimRef], Sequence[OtherDriverFailure]] = lambda _: (),
+) -> list[str]:
+    """Return the :func:`kubelet_text` of each claim that failed in one call.
+
+    Args:
+        elsewhere: Returns the failures at other drivers of the pods that use a claim.
+    """
     own_entries = [_describe_other_claim(verdict) for verdict in verdicts]
     counts = Counter(own_entries)
     entries = sorted(counts)
@@ -55,17 +68,20 @@ def kubelet_texts(verdicts: Sequence[PrepareVerdict]) -> list[str]:
     lines = []
     for verdict, own in zip(verdicts, own_entries, strict=True):
         at = index[own]
-        lines.append(
-            _format_text(verdict, entries if counts[own] > 1 else [*entries[:at], *entries[at + 1 :]])
-        )
+        others = entries if counts[own] > 1 else [*entries[:at], *entries[at + 1 :]]
+        at_drivers = {
+            _describe_other_claim(other.verdict, other.driver) for other in elsewhere(verdict.claim)
+        }
+        lines.append(_format_text(verdict, others, sorted(at_drivers)))
     return lines
 
 
-def _format_text(verdict: PrepareVerdict, others: Sequence[str]) -> str:
+def _format_text(verdict: PrepareVerdict, others: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
     lists = {
         "device": _BoundedList(_unique_words(map(str, verdict.devices)), ",", DEVICES_BYTES),
         "request": _BoundedList(_unique_words(verdict.requests), ",", REQUESTS_BYTES),
-        "others": _BoundedList(others, ", ", OTHERS_BYTES),
+        "others": _BoundedList(others, ", ", SHARED_OTHERS_BYTES if elsewhere else OTHERS_BYTES),
+        "elsewhere": _BoundedList(elsewhere, ", ", ELSEWHERE_BYTES),
     }
     joined = {name: _join_bounded(*each) for name, each in lists.items()}
     line = _compose_text(verdict, **joined)
@@ -85,7 +101,7 @@ class _BoundedList(NamedTuple):
     limit: int
 
 
-def _compose_text(verdict: PrepareVerdict, *, device: str, request: str, others: str) -> str:
+def _compose_text(verdict: PrepareVerdict, *, device: str, request: str, others: str, elsewhere: str) -> str:
     retry = failure_kind(verdict.code, verdict.error_class).retry
     head = " ".join([
         f"class={verdict.error_class}",
@@ -95,6 +111,7 @@ def _compose_text(verdict: PrepareVerdict, *, device: str, request: str, others:
         f"retry={retry}",
     ])  # fmt: skip
     tail = f" Other failing claims in this call: {others}." if others else ""
+    tail += f" Failing claims of the pod's other drivers: {elsewhere}." if elsewhere else ""
     is_fix_needed = retry is RetryCondition.AFTER_FIX
     follows = f"; {NODE_OR_DRIVER if is_fix_needed else CONSEQUENCE_TEXTS[verdict.error_class]}."
     room = MAX_MESSAGE_BYTES - _byte_count(f"[{head}] ") - _byte_count(follows) - _byte_count(tail)
@@ -117,9 +134,11 @@ def _unique_words(values: Iterable[str]) -> list[str]:
     return sorted({_escape_separators(value) for value in values})
 
 
-def _describe_other_claim(verdict: PrepareVerdict) -> str:
-    """Describe another failed claim: its name, class, code and the broken device."""
+def _describe_other_claim(verdict: PrepareVerdict, driver: str = "") -> str:
+    """Describe another failed claim: its name, the driver, class, code and the broken device."""
     words = [str(verdict.error_class), truncate_utf8(_escape_separators(verdict.code), CODE_BYTES)]
+    if driver:
+        words.insert(0, driver)
     if verdict.error_class is ErrorClass.FAILED_DEVICE and verdict.devices:
         devices = _join_bounded(_unique_words(map(str, verdict.devices)), ",", OTHER_BYTES // 2)
         words.append(f"device={devices}")

@@ -2570,7 +2570,7 @@ func (x *PrepareOutcome) GetFailed() bool {
 type ReportPrepareReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One answer for each outcome, in the order of the request. The text of each of several failures names all
-	// of them, because the kubelet shows only one. If a failed unprepare has no verdict, the driver should
+	// of them, and claims that failed at the pod's other drivers, because the kubelet shows only one. If a failed unprepare has no verdict, the driver should
 	// report success: nothing can be undone on a broken device, and the pod would never terminate.
 	Answers       []*ClaimAnswer `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
 	unknownFields protoimpl.UnknownFields

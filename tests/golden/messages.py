@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from agent.model.claim import Claim
-from agent.model.prepare import ErrorClass, PrepareVerdict
+from agent.model.claim import Claim, ClaimRef
+from agent.model.prepare import ErrorClass, OtherDriverFailure, PrepareVerdict
 from agent.native.health_encoder import WireHealth, encode_health_lists
 from agent.prepare.classify import PrepareContext, classify_evidence
 from agent.prepare.kubelet_message import kubelet_texts
@@ -208,6 +208,9 @@ class FixedLink:
     def classify(self, claim: Claim, evidence: Any) -> PrepareVerdict:
         self.given.append([claim, evidence])
         return classify_evidence(evidence, PrepareContext(claim))
+
+    def failures_at_other_drivers(self, claim: ClaimRef) -> list[OtherDriverFailure]:
+        return []
 
     def prepared(self, ended: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
         self.given.append(["prepared", *ended])

@@ -9,8 +9,8 @@ from typing import Any, Self
 import grpc
 from patience import PATIENCE_S
 
-from agent.model.claim import Claim
-from agent.model.prepare import PrepareVerdict
+from agent.model.claim import Claim, ClaimRef
+from agent.model.prepare import OtherDriverFailure, PrepareVerdict
 from agent.model.report import Report
 from agent.model.taint import Taints
 from agent.prepare.classify import PrepareContext, classify, classify_evidence
@@ -58,6 +58,8 @@ class RecordingHandler:
         """Event to wait for, by method."""
         self.blocked_uids: set[str] = set()
         """Uids of claims that must not be prepared."""
+        self.elsewhere: dict[str, list[OtherDriverFailure]] = {}
+        """Failures at other drivers of a pod, by the name of this driver's claim."""
         self.newest: LatestValue[Taints] = LatestValue()
 
     def hold(self, method: str) -> threading.Event:
@@ -87,6 +89,10 @@ class RecordingHandler:
         """Classify like the PrepareTracker without findings."""
         self._record("classify", (claim, tuple(evidence)))
         return classify_evidence(evidence, PrepareContext(claim, {}))
+
+    def failures_at_other_drivers(self, claim: ClaimRef) -> list[OtherDriverFailure]:
+        """Return the failures that a test sets for the claim's name."""
+        return self.elsewhere.get(claim.name, [])
 
     def prepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
         """Record the results."""

@@ -59,6 +59,17 @@ def _affected_by_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> 
                     yield _affected(member, claim, uses, [edge], of, sure=False, group=group)
 
 
+def claims_used_with(known: ConsumerMap, uid: str) -> frozenset[str]:
+    """Return the UIDs of all claims of the pods that use the claim with this UID, and have not ended."""
+    return frozenset(
+        claim.uid
+        for pod in known.pods.values()
+        if not pod.has_ended and any(claim.uid == uid for claim in pod.claims)
+        for claim in pod.claims
+        if claim.uid
+    )
+
+
 def direct_consumers(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
     """Return the pods that are consumers of a claim themselves, not through a pod group, with their edges."""
     found: dict[PodRef, list[ConsumerEdge]] = {}

@@ -67,6 +67,7 @@ class PodTracker:
         self._wake: Callable[[], None] = lambda: None
         self._began_ns = clock().mono_ns
         self._sample: PodsSample | None = None
+        self._map: ConsumerMap | None = None
         self._passes = 0
         self._failures = 0
         self._logged_error = ""
@@ -85,6 +86,11 @@ class PodTracker:
         if self._sample is None and self._clock().mono_ns - self._began_ns > START_LIMIT_S * NS:
             return PodsSample(self._source(SourceState.STARTING, "", self._began_ns))
         return self._sample
+
+    @property
+    def newest_map(self) -> "ConsumerMap | None":
+        """Newest map of claims, devices and pods; None: not known yet."""
+        return self._map
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
         """Store the newest snapshot, for its cgroups and declared devices. Never blocks."""
@@ -164,6 +170,7 @@ class PodTracker:
     ) -> None:
         """Poll once; with a report, log affected pods and record the consumer map; then audit if due."""
         self._set_sample(*await poller.poll(self._core_snapshot))
+        self._map = poller.newest_map
         if report is not None:
             report = await poller.with_embedding_drivers(report)
             poller.log_impact(report)

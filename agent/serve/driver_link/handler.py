@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from agent.errors import DrahealthError
-from agent.model.claim import Claim
-from agent.model.prepare import PrepareVerdict
+from agent.model.claim import Claim, ClaimRef
+from agent.model.prepare import OtherDriverFailure, PrepareVerdict
 from agent.model.taint import Taints
 from agent.system.threads.latest_value import LatestValue
 
@@ -70,6 +70,9 @@ class DriverLinkHandler(Protocol):
 
         None also stands for a failure that the driver should report to the kubelet as success.
         """
+
+    def failures_at_other_drivers(self, claim: ClaimRef) -> Sequence[OtherDriverFailure]:
+        """Return recent failures at other drivers of the pods that use a claim. Reads no disk."""
 
     @property
     def taints(self) -> LatestValue[Taints]:

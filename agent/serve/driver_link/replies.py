@@ -4,6 +4,7 @@ agent.serve.driver_link.requests decodes and checks the requests. Blocks while t
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from agent.model.claim import Claim
@@ -49,8 +50,9 @@ def handle_sync_devices(data: bytes, driver: str, open_handler: Callable[[], Dri
 
 def handle_check_claims(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
     """Handle ``CheckClaims``, like :func:`handle_sync_devices`."""
-    claims = requests.decode_check_claims(data, driver)
-    return _answers(v1.CheckClaimsReply, claims, open_handler().check(claims))
+    claims, handler = requests.decode_check_claims(data, driver), open_handler()
+    texts = partial(kubelet_texts, elsewhere=handler.failures_at_other_drivers)
+    return _answers(v1.CheckClaimsReply, claims, handler.check(claims), texts)
 
 
 def handle_classify(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
@@ -66,9 +68,11 @@ def handle_report_prepare(data: bytes, driver: str, open_handler: Callable[[], D
     """Handle ``ReportPrepare``, like :func:`handle_sync_devices`."""
     prepare_report = requests.decode_report_prepare(data, driver)
     handler = open_handler()
-    record = handler.unprepared if prepare_report.unprepare else handler.prepared
-    results = prepare_report.results
-    return _answers(v1.ReportPrepareReply, [result.claim for result in results], record(results))
+    claims, results = [result.claim for result in prepare_report.results], prepare_report.results
+    if prepare_report.unprepare:
+        return _answers(v1.ReportPrepareReply, claims, handler.unprepared(results), kubelet_texts)
+    texts = partial(kubelet_texts, elsewhere=handler.failures_at_other_drivers)
+    return _answers(v1.ReportPrepareReply, claims, handler.prepared(results), texts)
 
 
 METHODS: Final[Mapping[str, Callable[[bytes, str, Callable[[], DriverLinkHandler]], bytes]]] = {
@@ -104,10 +108,15 @@ def _taint(taint: Taint) -> FieldValues:
     }
 
 
-def _answers(kind: type[Any], claims: Sequence[Claim], verdicts: Sequence[PrepareVerdict | None]) -> bytes:
-    """Encode one answer per claim; the text of each of several failures names all of them."""
+def _answers(
+    kind: type[Any],
+    claims: Sequence[Claim],
+    verdicts: Sequence[PrepareVerdict | None],
+    texts_of: Callable[[Sequence[PrepareVerdict]], Sequence[str]],
+) -> bytes:
+    """Encode one answer per claim, with the texts that `texts_of` returns for the failures."""
     failed = [verdict for verdict in verdicts if verdict is not None]
-    texts = iter(kubelet_texts(failed))
+    texts = iter(texts_of(failed))
     maximum = _limit_per_item([len(verdict.devices) for verdict in failed], REPLY_DEVICES_MAX, DEVICES_MAX)
     answers: list[FieldValues] = []
     for claim, verdict in zip(claims, verdicts, strict=True):

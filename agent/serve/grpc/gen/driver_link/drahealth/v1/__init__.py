@@ -566,7 +566,7 @@ class ReportPrepareReply(betterproto.Message):
     answers: List["ClaimAnswer"] = betterproto.message_field(1)
     """
     One answer for each outcome, in the order of the request. The text of each of several failures names all
-     of them, because the kubelet shows only one. If a failed unprepare has no verdict, the driver should
+     of them, and claims that failed at the pod's other drivers, because the kubelet shows only one. If a failed unprepare has no verdict, the driver should
      report success: nothing can be undone on a broken device, and the pod would never terminate.
     """
 
