@@ -5,10 +5,12 @@ import fcntl
 import json
 import logging
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -395,6 +397,69 @@ def test_exceptions_of_the_claims_function_are_classified(
     assert "class=transient code=" in answers["uid-other"].error
     assert "function `claims` returned str, not a Claim" in answers["uid-wrong"].error
     assert driver.prepared == []
+
+
+class HttpError(Exception):
+    """Exception of an HTTP client that knows nothing of Kubernetes."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the server answered {status}")
+        self.status_code = status
+
+
+def refuse_connection() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        urllib.request.urlopen(f"http://127.0.0.1:{unused.getsockname()[1]}/")  # it does not listen
+
+
+async def refuse_async_connection() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        await asyncio.open_connection("127.0.0.1", unused.getsockname()[1])
+
+
+async def refuse_all_addresses() -> None:
+    """Fail as asyncio does for a host with several addresses."""
+    raise OSError("Multiple exceptions: [Errno 111] Connect call failed ('::1', 1), [Errno 111] Connect call")
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (raising(HttpError(404)), "claim.not_found"),
+        (raising(HttpError(429)), "api.429"),
+        (raising(HttpError(503)), "api.5xx"),
+        (raising(TimeoutError()), "api.timeout"),
+        (raising(ConnectionResetError()), "api.unreachable"),
+        (raising(socket.gaierror(-2, "Name or service not known")), "api.unreachable"),
+        (refuse_connection, "api.unreachable"),
+        (refuse_async_connection, "api.unreachable"),
+        (refuse_all_addresses, "api.unreachable"),
+    ],
+)
+def test_failed_fetch_is_classified_as_a_call_of_the_api_server(
+    monitor: Monitor, driver: Driver, kubelet_dir: Path, failure: Callable[[], Any], code: str
+) -> None:
+    def fetch(asked: ClaimRef) -> Any:
+        return failure() if asked.name == "unread" else claim_of(asked)
+
+    driver.behaviour["bad"] = raising(BadConfig("ends the retries"))
+    with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
+        error = kubelet.prepare(claim("unread"), claim("bad"))["uid-unread"].error
+    assert f"class=transient code={code} " in error
+
+
+def test_failed_fetch_with_a_missing_permission_is_permanent(
+    monitor: Monitor, driver: Driver, kubelet_dir: Path
+) -> None:
+    with serving(monitor, driver, kubelet_dir, lambda _: raising(HttpError(403))()) as kubelet:
+        assert "class=permanent code=api.forbidden " in kubelet.prepare(claim("a"))["uid-a"].error
+
+
+def test_bug_in_a_fetch_is_a_bug(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
+    with serving(monitor, driver, kubelet_dir, lambda _: raising(KeyError("metadata"))()) as kubelet:
+        assert "class=unknown code=driver.bug.key_error" in kubelet.prepare(claim("a"))["uid-a"].error
 
 
 def test_transient_fetch_failure_is_retried(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:

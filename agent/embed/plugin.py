@@ -18,10 +18,10 @@ from agent.driver.prepare_tracker import PrepareTracker
 from agent.embed.callback_runner import LOOP_ENDED, DriverCallbackRunner
 from agent.embed.monitor import Monitor
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
-from agent.model.prepare import PrepareVerdict
+from agent.model.prepare import Operation, PrepareVerdict
 from agent.model.report import Report
 from agent.prepare.error_patterns import Pattern
-from agent.prepare.errors import DriverError, PrepareError, TransientError
+from agent.prepare.errors import DriverError, PrepareError, TransientError, doing
 from agent.prepare.kubelet_message import kubelet_text
 from agent.prepare.prepare_steps import PrepareService, prepare_steps
 from agent.prepare.step_runners import Steps, run_blocking
@@ -129,7 +129,8 @@ class PrepareWorker:
 
     def _fetch_claim(self, ref: ClaimRef) -> Claim:
         self._check_stopping(ref)
-        claim = self.callbacks.call(self._claims, ref)
+        with doing(Operation.API):
+            claim = self.callbacks.call(self._claims, ref)
         if not isinstance(claim, Claim):
             raise DriverError(
                 f"function `claims` returned {type(claim).__name__}, not a Claim",
@@ -227,7 +228,9 @@ class PluginServer:
         monitor: Monitor that reports health and classifies failures. The driver starts it.
         driver: Prepares and unprepares claims.
         claims: Returns the claim that the kubelet names, usually from the API server; plain or async. Calls
-            may run concurrently. Its exceptions are classified like those of ``prepare``.
+            may run concurrently. Its exceptions are classified like those of ``prepare`` within
+            ``doing(Operation.API)``: a refused connection is ``api.unreachable``, status 404
+            ``claim.not_found``.
         kubelet_dir: The kubelet's directory, as the kubelet itself names it; None: the monitor's.
         plugin_dir: Directory of the driver's socket; None: ``plugins/<driver>`` in the kubelet's directory.
         registry_dir: Directory that the kubelet watches; None: ``plugins_registry`` in the kubelet's.

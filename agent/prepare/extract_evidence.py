@@ -209,8 +209,10 @@ def _timed_out(error: BaseException, mark: RecordedOperation | None) -> Evidence
 
 
 def _unconnected(error: BaseException, mark: RecordedOperation | None) -> Evidence | None:
-    # before _errno: these are OSErrors whose number is not the kernel's
-    if not _UNCONNECTED & _qualified_names(error):
+    # before _errno: these are OSErrors whose number is not the kernel's; the last has none, since asyncio
+    # joins the errors of a host's addresses to a text
+    is_joined = type(error) is OSError and error.errno is None and mark and mark.operation is Operation.API
+    if not (is_joined or _UNCONNECTED & _qualified_names(error)):
         return None
     return ConnectionFailure(type(error).__name__, exception_text(error), mark.operation if mark else None)
 
