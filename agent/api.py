@@ -17,7 +17,14 @@ from agent.model.health import DeviceHealth, Finding, Health, Repair, Severity
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 from agent.model.report import Report
 from agent.model.taint import Effect, Taint, Taints
-from agent.prepare.claim_parser import Parameters, configs_for, decode_parameters, parse_claim
+from agent.prepare.claim_parser import (
+    ParameterCheck,
+    Parameters,
+    check_parameters,
+    configs_for,
+    decode_parameters,
+    parse_claim,
+)
 from agent.prepare.error_patterns import Pattern
 from agent.prepare.errors import (
     BadConfig,
@@ -61,6 +68,7 @@ __all__ = [
     "Monitor",
     "Nic",
     "Operation",
+    "ParameterCheck",
     "Parameters",
     "Pattern",
     "Pci",
@@ -79,6 +87,7 @@ __all__ = [
     "TransientError",
     "WireMode",
     "as_objects",
+    "check_parameters",
     "classified",
     "configs_for",
     "decode_parameters",

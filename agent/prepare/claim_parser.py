@@ -1,4 +1,5 @@
-"""Parser of ResourceClaims into the claim that a driver prepares, and decoder of its opaque parameters.
+"""Parser of ResourceClaims into the claim that a driver prepares, and decoder of its opaque parameters, which
+can also be checked before a claim is allocated.
 
 The parser ignores results and parameters of other drivers, reservations and unknown fields. Every field that
 the driver relies on is validated; an error names the field. Parameters are decoded strictly: an unknown
@@ -6,8 +7,8 @@ version or a misspelled field is an error of the user, never ignored.
 """
 
 import json
-from collections.abc import Mapping
-from typing import Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -217,11 +218,8 @@ def decode_parameters(config: ClaimConfig, kinds: Mapping[str, type[P]]) -> P:
     Raises:
         BadConfig: Code ``config.decode``; the text has the kind and the wrong field.
     """
-    version, kind = (config.parameters.get(key) for key in ("apiVersion", "kind"))
-    for key, value in (("apiVersion", version), ("kind", kind)):
-        if not isinstance(value, str) or not value:
-            raise _undecodable(config, f"the parameters have no {key}")
-    name = f"{version}/{kind}"
+    name = _kind_of(config)
+    kind = name.rpartition("/")[2]
     if name not in kinds:
         summary = f"{name[:128]!a} is not one of the driver's kinds{suggestion(name[:128], kinds)}"
         raise _undecodable(config, summary, f"Known kinds: {', '.join(sorted(kinds))}")
@@ -230,6 +228,78 @@ def decode_parameters(config: ClaimConfig, kinds: Mapping[str, type[P]]) -> P:
         return msgspec.convert(fields, kinds[name])
     except msgspec.ValidationError as error:
         raise _undecodable(config, f"{kind}: {_one_line(str(error))}") from None
+
+
+class ParameterCheck(NamedTuple):
+    """Result of the check of one set of opaque parameters in an object that is not allocated yet."""
+
+    path: str
+    """Path of the parameters, ``spec.devices.config[0].opaque.parameters``."""
+    driver: str
+    """Name of the driver that the parameters are for."""
+    error: BadConfig | None
+    """Error with which a prepare would fail; None: the parameters can be decoded."""
+
+
+def check_parameters(
+    obj: Mapping[str, object], kinds: Mapping[str, type[P]] | None = None, driver: str = ""
+) -> tuple[ParameterCheck, ...]:
+    """Check the opaque parameters of an object like a prepare, but before anything is allocated.
+
+    Values that depend on the allocated device, such as a number of pages, remain unchecked.
+
+    Args:
+        obj: A ResourceClaim, ResourceClaimTemplate or DeviceClass.
+        kinds: Types of the driver as for :func:`decode_parameters`; None: check only what holds for every
+            driver, the size and the presence of ``apiVersion`` and ``kind``.
+        driver: Check only parameters for this driver; empty: all parameters.
+
+    Returns:
+        One result for each set of parameters, in the order of the object.
+
+    Raises:
+        ValueError: The object is of another kind, or not valid; with the path.
+    """
+    version, kind = obj.get("apiVersion"), obj.get("kind")
+    path = PARAMETER_KINDS.get(kind) if isinstance(kind, str) else None
+    if path is None or not isinstance(version, str) or not version.startswith(API_GROUP):
+        known = ", ".join(PARAMETER_KINDS)
+        raise ValueError(f"{format_short(kind)} of {format_short(version)} is none of {known} of {API_GROUP}")
+    owner: Mapping[str, object] = obj
+    for number, key in enumerate(path):
+        owner = get_mapping(owner, key, ".".join(path[:number]))
+    checks = []
+    for number, config in enumerate(get_mappings(owner, "config", ".".join(path))):
+        where = f"{'.'.join(path)}.config[{number}].opaque"
+        opaque = get_mapping(config, "opaque", where.removesuffix(".opaque"))
+        name = str(opaque.get("driver", ""))
+        if opaque and driver in {"", name}:
+            checks.append(_check_opaque(config, opaque.get("parameters"), f"{where}.parameters", name, kinds))
+    return tuple(checks)
+
+
+PARAMETER_KINDS: Final[Mapping[str, Sequence[str]]] = {
+    "ResourceClaim": ("spec", "devices"),
+    "ResourceClaimTemplate": ("spec", "spec", "devices"),
+    "DeviceClass": ("spec",),
+}
+"""Kinds of objects with opaque parameters, each with the path of the field that has the list ``config``."""
+
+
+def _check_opaque(
+    config: JsonObject, parameters: object, path: str, driver: str, kinds: Mapping[str, type[P]] | None
+) -> ParameterCheck:
+    requests = config.get("requests")
+    names = tuple(map(str, requests)) if isinstance(requests, list) else ()
+    try:
+        found = ClaimConfig("FromClaim", names, _validate_parameters(parameters, path))
+        if kinds is None:
+            _kind_of(found)
+        else:
+            decode_parameters(found, kinds)
+    except BadConfig as error:
+        return ParameterCheck(path, driver, error)
+    return ParameterCheck(path, driver, None)
 
 
 def configs_for(claim: Claim, request: str) -> tuple[ClaimConfig, ...]:
@@ -241,6 +311,15 @@ def configs_for(claim: Claim, request: str) -> tuple[ClaimConfig, ...]:
     """
     names = {request, request.partition("/")[0]}
     return tuple(config for config in claim.configs if not config.requests or names & set(config.requests))
+
+
+def _kind_of(config: ClaimConfig) -> str:
+    """Return ``<apiVersion>/<kind>`` of parameters. Raises BadConfig if one of the two is missing."""
+    version, kind = (config.parameters.get(key) for key in ("apiVersion", "kind"))
+    for key, value in (("apiVersion", version), ("kind", kind)):
+        if not isinstance(value, str) or not value:
+            raise _undecodable(config, f"the parameters have no {key}")
+    return f"{version}/{kind}"
 
 
 def _undecodable(config: ClaimConfig, summary: str, detail: str = "") -> BadConfig:

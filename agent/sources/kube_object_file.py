@@ -110,6 +110,12 @@ def _select(
     return tuple(found), others
 
 
+def parse_all_objects(data: bytes) -> tuple[JsonObject, ...]:
+    """Return the objects of all kinds. Raises ValueError like :func:`parse_objects`."""
+    documents = _documents(data.removeprefix(b"\xef\xbb\xbf"))
+    return tuple({"kind": kind, **obj} for document in documents for obj, kind in _items(document))
+
+
 def _documents(text: bytes) -> Sequence[object]:
     """Parse the JSON document, or the YAML documents that are not empty."""
     if text.lstrip()[:1] not in {b"{", b"["}:  # kubectl's YAML never begins so

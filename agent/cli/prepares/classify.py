@@ -1,4 +1,5 @@
-"""``drahealth classify``: classifies an error of preparing a claim that flags describe."""
+"""``drahealth classify``: classifies an error of preparing a claim that flags describe, or that a claim's
+parameters would cause."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION, REMEDIATION, ObjectKeys
@@ -55,6 +57,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--http", metavar="STATUS", type=_http, help="status of an HTTP response: 403 or FORBIDDEN", **numbers
     )
+    parser.add_argument(
+        "--parameters",
+        metavar="FILE",
+        type=Path,
+        help="check the opaque parameters of the ResourceClaims, templates and DeviceClasses in FILE instead",
+    )
+    parser.add_argument(
+        "--kinds",
+        metavar="MODULE:NAME",
+        help="with --parameters: the driver's types of parameters, a mapping in a Python module; without it "
+        "only size, apiVersion and kind are checked",
+    )
+    parser.add_argument("--driver", metavar="NAME", help="with --parameters: only those for this driver")
     add_output(parser)
     add_config(parser)
 
@@ -62,6 +77,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace) -> int:
     from agent.prepare.classify import PrepareContext, classify_evidence
 
+    if args.parameters is not None:
+        from agent.cli.prepares.parameters import check_file
+
+        if args.text or args.numbers or args.doing:
+            raise UsageError(f"--parameters classifies no other error: leave out TEXT and numbers{HELP}")
+        return check_file(args, document)
+    if args.kinds or args.driver:
+        raise UsageError(f"--kinds and --driver need --parameters{HELP}")
     doing = Operation(args.doing) if args.doing else None
     evidence = _failure_evidence(args.text, args.numbers, doing)
     config = load_config(args)
@@ -244,12 +267,16 @@ VERB = Subcommand(
     description=(
         "Classifies an error as a driver that embeds drahealth does, with the patterns of the configuration, "
         "and shows its class, consequence, advice and the line that the kubelet would get. All arguments "
-        "describe one error, with the outermost number first. Needs no agent and changes nothing. Exits "
-        "with 0."
+        "describe one error, with the outermost number first. With --parameters, decodes the opaque "
+        "parameters of claims that need not exist yet as the driver would. Needs no agent and changes "
+        "nothing. Exits with 0, or with 2 if parameters are wrong."
     ),
     examples=(
         ("drahealth classify --errno ENOSPC --doing cdi", "the disk was full when a CDI file was written"),
-        ("drahealth classify 'bank 3 is locked' --config my.toml", "test a pattern of the configuration"),
+        (
+            "drahealth classify --parameters claim.yaml --kinds hostdev_driver.parameters:KINDS",
+            "check a claim's parameters before it is created",
+        ),
     ),
     add_arguments=add_arguments,
     main=main,
