@@ -1,0 +1,192 @@
+"""Admission policy of the example driver: its rules agree with the types that decode the parameters.
+
+cel-go, the engine of the API server, evaluates the rules (``tests/admission``); the tests that need it are
+skipped without Go.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+from go_driver.module import SETTINGS
+from hostdev_driver.parameters import KINDS, VERSION
+
+from agent.prepare.claim_parser import check_parameters
+from agent.sources.yaml_text import parse_yaml
+
+ROOT: Final = Path(__file__).parents[1]
+PROGRAM: Final = ROOT / "tests" / "admission"
+POLICY_FILE: Final = ROOT / "examples" / "hostdev_driver" / "admission.yaml"
+DRIVER: Final = VERSION.partition("/")[0]
+ABSENT: Final = object()
+
+
+def given(kind: str, **fields: object) -> dict[str, Any]:
+    return {"apiVersion": VERSION, "kind": kind, **fields}
+
+
+PARAMETERS: Final[Mapping[str, object]] = {
+    "pages": given("HugepagesParameters", pages=3),
+    "no field": given("HugepagesParameters"),
+    "all pages": given("HugepagesParameters", pages=None, size=""),
+    "size": given("HugepagesParameters", size="1Gi"),
+    "no pages": given("HugepagesParameters", pages=0),
+    "negative pages": given("HugepagesParameters", pages=-1),
+    "half a page": given("HugepagesParameters", pages=1.5),
+    "pages as text": given("HugepagesParameters", pages="3"),
+    "pages as a boolean": given("HugepagesParameters", pages=True),
+    "size without a unit": given("HugepagesParameters", size="2"),
+    "size in bytes": given("HugepagesParameters", size=2_097_152),
+    "size of zero": given("HugepagesParameters", size="0Mi"),
+    "size with a fraction": given("HugepagesParameters", size="1.5Gi"),
+    "size of two lines": given("HugepagesParameters", size="2Mi\n"),
+    "size that is null": given("HugepagesParameters", size=None),
+    "unknown field": given("HugepagesParameters", page=3),
+    "field of another kind": given("HugepagesParameters", cpus="0"),
+    "CPUs": given("CpuParameters", cpus="0-3,8", exclusive=False),
+    "all CPUs": given("CpuParameters", cpus=None),
+    "CPUs as a number": given("CpuParameters", cpus=3),
+    "CPUs as a list": given("CpuParameters", cpus=[0, 1]),
+    "exclusive as text": given("CpuParameters", exclusive="yes"),
+    "exclusive that is null": given("CpuParameters", exclusive=None),
+    "CPUs with a typo": given("CpuParameters", cpu="0"),
+    "GPU": given("GpuParameters"),
+    "GPU with a field": given("GpuParameters", mig=True),
+    "unknown kind": given("HugepageParameters"),
+    "kind that is a number": {"apiVersion": VERSION, "kind": 1},
+    "no kind": {"apiVersion": VERSION, "pages": 3},
+    "another version": {**given("CpuParameters"), "apiVersion": f"{DRIVER}/v2"},
+    "no version": {"kind": "CpuParameters"},
+    "empty object": {},
+    "list": [given("CpuParameters")],
+    "text": "CpuParameters",
+    "null": None,
+    "absent": ABSENT,
+}
+
+
+def config(parameters: object, driver: str = DRIVER) -> dict[str, Any]:
+    opaque = {"driver": driver} if parameters is ABSENT else {"driver": driver, "parameters": parameters}
+    return {"opaque": opaque}
+
+
+def request(resource: str, *configs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of an admission request that creates an object with these configurations."""
+    kinds = {"resourceclaims": "ResourceClaim", "resourceclaimtemplates": "ResourceClaimTemplate",
+             "deviceclasses": "DeviceClass"}  # fmt: skip
+    devices = {"config": list(configs)} if configs else {}
+    specs = {"resourceclaims": {"devices": devices}, "resourceclaimtemplates": {"spec": {"devices": devices}},
+             "deviceclasses": devices}  # fmt: skip
+    obj = {"apiVersion": "resource.k8s.io/v1", "kind": kinds[resource], "spec": specs[resource]}
+    return {"request": {"resource": {"resource": resource}}, "object": obj}
+
+
+RESOURCES: Final = ("resourceclaims", "resourceclaimtemplates", "deviceclasses")
+
+
+@pytest.fixture(scope="module")
+def policy() -> Mapping[str, Any]:
+    """Return the policy; the file's second object is its binding."""
+    found: Any = parse_yaml(POLICY_FILE.read_bytes())
+    return found[0]
+
+
+Evaluate = Callable[[Sequence[Mapping[str, Any]]], list[list[str]]]
+
+
+@pytest.fixture(scope="module")
+def evaluate(policy: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Evaluate:
+    """Return a function that evaluates the policy's validations for some requests."""
+    if shutil.which("go") is None:
+        pytest.skip("Go is not installed: the rules are not evaluated")
+    binary, environ = tmp_path_factory.mktemp("admission") / "admission", os.environ | SETTINGS
+    download = _run(["go", "mod", "download"], environ)
+    if download.returncode != 0:
+        pytest.skip(f"Go modules cannot be downloaded: {download.stderr.strip().splitlines()[-1]}")
+    build = _run(["go", "build", "-o", str(binary), "."], environ)
+    assert build.returncode == 0, build.stderr
+
+    def evaluate(requests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        rules = {key: policy["spec"][key] for key in ("variables", "validations")}
+        done = _run([str(binary)], environ, json.dumps({**rules, "requests": requests}))
+        assert done.returncode == 0, done.stderr
+        results: list[list[str]] = json.loads(done.stdout)
+        texts = {text for result in results for text in result}
+        assert texts <= {"true", "false"}, "an error of an expression refuses every object"
+        return results
+
+    return evaluate
+
+
+def _run(
+    command: Sequence[str], environ: Mapping[str, str], text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=PROGRAM, env=dict(environ), input=text, capture_output=True, text=True, check=False
+    )
+
+
+def is_decodable(obj: Mapping[str, Any]) -> bool:
+    return all(check.error is None for check in check_parameters(obj, KINDS, DRIVER))
+
+
+# --- file --------------------------------------------------------------------------------------------------
+
+
+def test_policy_covers_all_objects_with_parameters(policy: Mapping[str, Any]) -> None:
+    found: Any = parse_yaml(POLICY_FILE.read_bytes())
+    [rule] = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert (policy["kind"], policy["spec"]["failurePolicy"]) == ("ValidatingAdmissionPolicy", "Fail")
+    assert (rule["apiGroups"], sorted(rule["resources"])) == (["resource.k8s.io"], sorted(RESOURCES))
+    assert found[1]["kind"] == "ValidatingAdmissionPolicyBinding"
+    assert found[1]["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    assert all(one["message"].isprintable() for one in policy["spec"]["validations"])
+
+
+def test_policy_lists_the_kinds_and_fields_of_the_types(policy: Mapping[str, Any]) -> None:
+    """Also without Go, a new field of a type needs a change of the policy."""
+    rules = "\n".join(one["expression"] for one in policy["spec"]["validations"])
+    lists = [sorted(re.findall(r"'(\w+)'", found)) for found in re.findall(r" in \[([^]]*)\]", rules)]
+    kinds = {name.rpartition("/")[2]: kind for name, kind in KINDS.items()}
+    fields = [
+        ["apiVersion", "kind", *(field.name for field in msgspec.structs.fields(kind))]
+        for kind in kinds.values()
+    ]
+    assert sorted(lists) == sorted(map(sorted, [list(kinds), *fields]))
+    assert f"== '{VERSION}'" in rules
+
+
+# --- rules -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resource", RESOURCES)
+def test_policy_refuses_what_the_types_cannot_decode(evaluate: Evaluate, resource: str) -> None:
+    requests = {name: request(resource, config(one)) for name, one in PARAMETERS.items()}
+    results = evaluate(list(requests.values()))
+    allowed = {name: set(result) == {"true"} for name, result in zip(requests, results, strict=True)}
+    assert allowed == {name: is_decodable(one["object"]) for name, one in requests.items()}
+    assert set(allowed.values()) == {True, False}
+
+
+@pytest.mark.parametrize("resource", RESOURCES)
+def test_policy_ignores_other_drivers_and_objects_without_parameters(
+    evaluate: Evaluate, resource: str
+) -> None:
+    wrong = config({"any": "thing"}, "gpu.example.com")
+    good = config(given("CpuParameters"))
+    requests = [request(resource), request(resource, {}), request(resource, wrong, good)]
+    assert [set(result) for result in evaluate(requests)] == [{"true"}] * 3
+    assert "false" in evaluate([request(resource, good, config(given("GpuParameters", mig=True)), wrong)])[0]
+
+
+def test_policy_names_one_reason_for_each_mistake(evaluate: Evaluate) -> None:
+    names = ("unknown kind", "unknown field", "no pages", "size without a unit", "CPUs as a number")
+    results = evaluate([request("resourceclaims", config(PARAMETERS[name])) for name in names])
+    assert [result.count("false") for result in results] == [1] * len(names)
