@@ -112,10 +112,11 @@ def test_unknown_claim_amounts_are_no_risk() -> None:
 
 
 def pod_with_shared_claim(
-    name: str, namespace: str = "default", phase: str = "Running", **amounts: str
+    name: str, namespace: str = "default", phase: str = "Running", declared: str = "", **amounts: str
 ) -> Pod:
     obj = pod_object(LIMITED_CONTAINER, claims=[claim("shared", "c1", **amounts)], phase=phase)
-    obj["metadata"] |= {"name": name, "namespace": namespace}
+    annotations = {"drahealth/shared-claims": declared} if declared else {}
+    obj["metadata"] |= {"name": name, "namespace": namespace, "annotations": annotations}
     return parse_pod(obj)
 
 
@@ -129,6 +130,25 @@ def test_claim_mapping_shared_by_pods_is_a_risk_for_each_pod() -> None:
     assert codes(risks) == ["claim.shared_mapping"] * 2
     assert [risk.pod for risk in risks] == ["default/b", "default/a"]
     assert {risk.description for risk in risks} == {"claim shared counts in full for default/a, default/b"}
+
+
+def test_mapping_that_all_pods_declare_as_shared_is_no_risk() -> None:
+    pods = [
+        pod_with_shared_claim("a", declared="other, shared", mapping="cpu=5"),
+        pod_with_shared_claim("b", declared="shared", mapping="cpu=5"),
+    ]
+    assert shared_claim_risks(pods) == ()
+
+
+def test_mapping_that_one_pod_does_not_declare_stays_a_risk() -> None:
+    pods = [
+        pod_with_shared_claim("a", declared="shared", mapping="cpu=5"),
+        pod_with_shared_claim("b", declared="others", mapping="cpu=5"),
+        pod_with_shared_claim("c", phase="Failed", mapping="cpu=5"),
+    ]
+    risks = shared_claim_risks(pods)
+    assert codes(risks) == ["claim.shared_mapping"] * 2
+    assert "drahealth/shared-claims" in risks[0].advice
 
 
 def test_shared_claim_overhead_is_no_risk() -> None:

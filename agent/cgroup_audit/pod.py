@@ -141,6 +141,8 @@ class Pod:
     """Resources that each claim adds; empty: no claim adds any."""
     phase: str = ""
     resize: UnfinishedResize | None = None
+    shared_claims: frozenset[str] = frozenset()
+    """Names of claims that the pod declares to share with other pods on purpose."""
 
     @property
     def known_claim_resources(self) -> tuple[ClaimResources, ...]:

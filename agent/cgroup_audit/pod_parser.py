@@ -24,7 +24,14 @@ from agent.cgroup_audit.pod import (
 )
 from agent.cgroup_audit.quantity import ZERO, Quantity, parse_quantity
 from agent.errors import ProbeError
-from agent.model.json_values import JsonObject, format_short, get_mapping, get_mappings, raise_invalid
+from agent.model.json_values import (
+    JsonObject,
+    format_short,
+    get_mapping,
+    get_mappings,
+    get_text,
+    raise_invalid,
+)
 
 
 def name_field(parent: JsonObject, key: str, place: str, default: str | None = None) -> str:
@@ -86,6 +93,8 @@ def parse_amounts(amounts: JsonObject, place: str) -> ResourceAmounts:
 
 _HASHES: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
 """Annotations of a static pod that hold the hash of its manifest."""
+SHARED_CLAIMS: Final = "drahealth/shared-claims"
+"""Annotation with the names of claims that pods share on purpose, separated by commas."""
 _MAPPINGS: Final = ("mapping", "direct")
 """Fields with a claim's amounts in Kubernetes 1.37 and in KEP-5517; 1.36 has a map, ``resources``."""
 _PER_POD: Final = ("perPod", "perPodReference")
@@ -139,7 +148,13 @@ def _parse_pod(obj: JsonObject, *, from_kubelet: bool) -> Pod:
         claim_resources=_parse_claim_resources(status, claims, from_kubelet=from_kubelet),
         phase=name_field(status, "phase", "status", ""),
         resize=_parse_resize(status),
+        shared_claims=_shared_claims(metadata),
     )
+
+
+def _shared_claims(metadata: JsonObject) -> frozenset[str]:
+    text = get_text(get_mapping(metadata, "annotations", "metadata"), SHARED_CLAIMS, "metadata.annotations")
+    return frozenset(name for part in text.split(",") if (name := part.strip()))
 
 
 def _cgroup_uid(metadata: JsonObject) -> str:

@@ -31,7 +31,8 @@ ADVICE: Final[Mapping[str, str]] = {
     "claim.best_effort": "give one of its containers a small request, so that the pod is Burstable",
     "claim.not_counted": "enable the gate DRANodeAllocatableResources of kubelets from 1.37 on",
     "claim.over_pod_level": "raise spec.resources by the resources of the claims, which it includes",
-    "claim.shared_mapping": "give each pod its own claim; the scheduler should have refused the second pod",
+    "claim.shared_mapping": "give each pod its own claim; if the pods share it on purpose, list it in the "
+    "annotation drahealth/shared-claims of each",
     "claim.starved": "give the container a CPU request: within a pod, claims do not count for the weight",
     "cpus.exclusive_quota": "remove the container's CPU limit, or raise it to the number of its CPUs",
     "cpus.exclusive_throttled": "remove the container's CPU limit: its cpuset limits it already",
@@ -66,7 +67,10 @@ def pod_risks(
 
 
 def shared_claim_risks(pods: Iterable[Pod]) -> tuple[PodRisk, ...]:
-    """Return a risk for each pod that shares a claim with another pod, so that its resources count twice."""
+    """Return a risk for each pod that shares a claim with another pod, so that its resources count twice.
+
+    Claims that each of their active pods declares as shared on purpose are no risk.
+    """
     users: dict[tuple[str, str], list[Pod]] = {}
     for pod in pods:
         for grant in pod.known_claim_resources:
@@ -76,7 +80,7 @@ def shared_claim_risks(pods: Iterable[Pod]) -> tuple[PodRisk, ...]:
     return tuple(
         PodRisk(code, str(pod), "", f"claim {claim} counts in full for {_pod_names(sharers)}", ADVICE[code])
         for (_, claim), sharers in users.items()
-        if len(sharers) > 1
+        if len(sharers) > 1 and not all(claim in pod.shared_claims for pod in sharers)
         for pod in sharers
     )
 

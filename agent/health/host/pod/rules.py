@@ -105,7 +105,8 @@ _ROWS: Final = (
         description="Several pods share a claim that counts as CPU, memory or hugepages.",
         threshold=_AT_ANY_AUDIT,
         why="each pod gets all of it in its cgroup, but it exists once",
-        advice="give each pod its own claim; the scheduler should have refused the second pod",
+        advice="give each pod its own claim; if the pods share it on purpose, list it in the annotation "
+        "drahealth/shared-claims of each",
         try_it="name one claim that gives CPU in two pods",
     ),
     PodAuditRow(
