@@ -34,13 +34,27 @@ POD_KNOBS: Final[Files] = {
     **UNUSED_KNOBS,
 }
 """Files of the cgroup of kep_pod()."""
-CONTAINER_KNOBS: Final[Files] = {**POD_KNOBS, "cpu.weight": 174}
+CONTAINER_KNOBS: Final[Files] = {
+    **POD_KNOBS,
+    "cpu.weight": 174,
+    "memory.high": MAX,
+    "memory.swap.max": 0,
+}
 CLASS_KNOBS: Final[Files] = {
     "cgroup.controllers": "cpuset cpu memory hugetlb",
     "cpu.weight": 1,
+    "memory.max": MAX,
+    "memory.low": 0,
     **{name: MAX for name in UNUSED_KNOBS if name.startswith("hugetlb.")},
 }
 SIZES: Final = (2048, 1048576)
+KUBEPODS_KNOBS: Final[Files] = {
+    "cgroup.controllers": "cpuset cpu memory hugetlb",
+    "cpu.weight": 313,
+    "memory.max": 64 * GI,
+    "memory.min": 0,
+}
+"""Files of the cgroup kubepods of a node with 8 CPUs and 64 GiB, of which nothing is reserved."""
 
 
 def kep_pod(
@@ -92,7 +106,7 @@ def v2_tree(root: Path, pods: Iterable[Object], burstable: int) -> Path:
         burstable: CPU weight of the Burstable class.
     """
     write_cgroup(root, "", {"cgroup.controllers": "cpuset cpu memory hugetlb"})
-    write_cgroup(root, "kubepods.slice", {"cgroup.controllers": "cpuset cpu memory hugetlb"})
+    write_cgroup(root, "kubepods.slice", KUBEPODS_KNOBS)
     write_cgroup(root, "kubepods.slice/kubepods-besteffort.slice", CLASS_KNOBS)
     write_cgroup(root, "kubepods.slice/kubepods-burstable.slice", {**CLASS_KNOBS, "cpu.weight": burstable})
     for one in pods:
@@ -104,7 +118,35 @@ def v2_tree(root: Path, pods: Iterable[Object], burstable: int) -> Path:
 
 
 def sysfs_tree(root: Path) -> Path:
-    """Create a ``/sys`` with hugepages of 2 MiB and 1 GiB; return its root."""
+    """Create a ``/sys`` with hugepages of 2 MiB and 1 GiB and 8 CPUs; return its root."""
+    (root / "devices/system/cpu").mkdir(parents=True)
+    for name in ("online", "present"):
+        (root / "devices/system/cpu" / name).write_text("0-7\n")
     for size in SIZES:
         (root / f"kernel/mm/hugepages/hugepages-{size}kB").mkdir(parents=True)
     return root
+
+
+def procfs_tree(root: Path, config: str = "", *flags: str, swap_kib: int = 0) -> Path:
+    """Create a ``/proc`` of a machine with 64 GiB, with the process of a kubelet; return its root.
+
+    Args:
+        config: Fields of the kubelet's configuration file, as YAML.
+        flags: Flags of the kubelet other than ``--config``.
+    """
+    (root / "77").mkdir(parents=True)
+    (root / "meminfo").write_text(f"MemTotal:       {64 << 20} kB\nSwapTotal:      {swap_kib} kB\n")
+    (root / "77/comm").write_text("kubelet\n")
+    arguments = ("/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml", *flags)
+    (root / "77/cmdline").write_bytes(b"".join(one.encode() + b"\0" for one in arguments))
+    (root / "77/root/var/lib/kubelet").mkdir(parents=True)
+    text = f"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{config}"
+    (root / "77/root/var/lib/kubelet/config.yaml").write_text(text)
+    return root
+
+
+def write_process(procfs: Path, pid: int, score: int, started: int = 100) -> None:
+    """Write a process with an OOM score; ``started``: its start time in clock ticks."""
+    (procfs / str(pid)).mkdir(parents=True)
+    (procfs / f"{pid}/oom_score_adj").write_text(f"{score}\n")
+    (procfs / f"{pid}/stat").write_text(f"{pid} (a (b) c) S {'0 ' * 18}{started} 0 0\n")

@@ -109,5 +109,5 @@ def test_pod_level_risk_has_no_resource() -> None:
     assert [(one.code, one.container, one.resource) for one in risks] == [("claim.best_effort", "", None)]
 
 
-def test_every_knob_has_a_resource() -> None:
-    assert RESOURCE_BY_SETTING.keys() == set(SettingKind)
+def test_every_knob_but_the_oom_score_has_a_resource() -> None:
+    assert RESOURCE_BY_SETTING.keys() == set(SettingKind) - {SettingKind.OOM_SCORE}

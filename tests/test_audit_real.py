@@ -297,3 +297,28 @@ def test_pods_without_hugetlb_controller_have_no_hugepage_findings(tmp_path: Pat
         _, document = audit(tree, write_pod_list(tmp_path / "pods.json", OBJECT), "--all")
     missing = [one["sizeKiB"] for one in document["pods"][0]["knobs"] if one["verdict"] == "missing"]
     assert missing == [2048] * 4
+
+
+def test_oom_score_of_a_real_process_is_compared(tmp_path: Path) -> None:
+    pods, config = write_pod_list(tmp_path / "pods.json", OBJECT), tmp_path / "config.json"
+    config.write_text("{}")
+    more = ("p", "--kubelet-config", str(config))
+    with tree_of_a_pod(False) as tree, subprocess.Popen(["sleep", "120"]) as process:
+        try:
+            procs = CGROUPFS / "memory" / tree.directory("burstable", UID, CONTAINER) / "cgroup.procs"
+            procs.write_text(f"{process.pid}")
+            score = Path(f"/proc/{process.pid}/oom_score_adj")
+            score.write_text("1000")
+            code, wrong = audit(tree, pods, *more)
+            (found,) = [knob for knob in wrong["pods"][0]["knobs"] if knob["knob"] == "OOM score"]
+            score.write_text(f"{found['expected'][0]}")
+            _, right = audit(tree, pods, *more)
+        finally:
+            process.kill()
+    assert code == 1
+    assert (found["actual"], found["verdict"]) == (1000, "higher")
+    assert 3 <= found["expected"][0] < 1000
+    (now,) = [knob for knob in right["pods"][0]["knobs"] if knob["knob"] == "OOM score"]
+    assert now["verdict"] == "match"
+    swap = [knob for knob in right["pods"][0]["knobs"] if knob["knob"] == "swap limit"]
+    assert [knob["expected"] for knob in swap] == [[LIMIT, KEPT]]

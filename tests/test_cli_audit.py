@@ -18,15 +18,18 @@ from allocatable_pods import UID
 from audit_samples import (
     CONTAINER,
     CONTAINER_KNOBS,
+    GI,
     MAX,
     UNUSED_KNOBS,
     Object,
     kep_pod,
+    procfs_tree,
     sysfs_tree,
     systemd_path,
     v2_tree,
     write_cgroup,
     write_pod_list,
+    write_process,
 )
 from kubelet_files import DRIVER, checkpoint, claim, device, devices
 from patience import PATIENCE_S
@@ -54,7 +57,7 @@ class Node(NamedTuple):
         pods_flags = ["--pods", str(self.pods)] if pods else []
         roots = ["--cgroupfs-root", str(self.cgroups), "--sysfs-root", str(self.top / "sys")]
         roots += ["--kubelet-dir", str(self.top / "kubelet"), "--node-name", "n1"]
-        roots += ["--runtime-dir", str(self.top / "run")]
+        roots += ["--runtime-dir", str(self.top / "run"), "--procfs-root", str(self.top / "proc")]
         return ["audit", *roots, *pods_flags, "--color", "never", *more]
 
     def write(self, *pods: Object) -> None:
@@ -79,6 +82,7 @@ class Waits:
 
 def node_of(top: Path, *pods: Object, burstable: int = 274) -> Node:
     sysfs_tree(top / "sys")
+    procfs_tree(top / "proc")
     v2_tree(top / "cgroup", pods, burstable)
     (top / "kubelet").mkdir()
     (top / "kubelet/cpu_manager_state").write_text('{"policyName":"none","defaultCpuSet":"","checksum":1}')
@@ -111,8 +115,9 @@ def test_node_without_findings_has_one_line_per_pod(capsys, node):
     assert re.fullmatch(r"n1  cgroup v2, systemd  1 pod in a file, \d+s old", head)
     assert rest == [
         "",
-        "● default/p  Burstable  as expected, 16 settings",
+        "● default/p  Burstable  as expected, 18 settings",
         "● QoS classes  as expected",
+        "● node cgroups  as expected",
         "",
         "1 pod: 1 as expected",
     ]
@@ -126,7 +131,7 @@ def test_many_pods_without_findings_are_listed_up_to_a_limit(capsys, tmp_path):
     code, out = run(capsys, node)
     assert code == 1
     assert out.splitlines()[2] == f"▲ default/p{len(uids) - 1}  Burstable  not as expected"
-    assert out.count("as expected, 16 settings") == MAX_LISTED
+    assert out.count("as expected, 18 settings") == MAX_LISTED
     assert "\n● 6 more  as expected\n" in out
     assert f"{len(uids)} pods: 1 not as expected, {len(uids) - 1} as expected" in out
 
@@ -170,10 +175,11 @@ def test_json_has_every_field(capsys, node):
         "pageBytes": 4096,
         "hugepageSizesKiB": [2048, 1048576],
         "countsClaims": True,
+        "kubeletConfig": "/var/lib/kubelet/config.yaml",
     }
     assert found["source"]["origin"] == "pods-file"
     assert found["unread"] == found["notKnown"] == []
-    assert found["summary"] == {"match": 25, "unlimited": 1}
+    assert found["summary"] == {"match": 33, "unlimited": 1}
     (pod,) = found["pods"]
     assert (pod["name"], pod["claims"]) == ("p", ["p-cpus"])
     (wrong,) = [knob for knob in pod["knobs"] if knob["verdict"] != "match"]
@@ -304,7 +310,10 @@ def test_qos_class_wrong_in_two_audits_a_minute_apart_is_found(capsys, node, wai
     assert (code, waits.seconds) == (1, [61])
     assert "▲ QoS classes  not as expected\n" in out
     assert "    Burstable  cpu weight  274       79      lower\n" in out
-    assert "drahealth: QoS classes: a setting differs from its expected value; auditing again" in out
+    assert (
+        "drahealth: QoS classes and kubepods: a setting differs from its expected value; auditing again"
+        in out
+    )
 
 
 def test_qos_class_that_the_kubelet_corrects_within_a_minute_matches(capsys, node, waits):
@@ -350,7 +359,7 @@ def test_containerds_default_without_hugetlb_is_a_note_and_no_finding(capsys, no
     write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), free)
     code, out = run(capsys, node)
     assert code == 0
-    assert "● default/p  Burstable  as expected, 16 settings\n" in out
+    assert "● default/p  Burstable  as expected, 18 settings\n" in out
     assert out.count("disable_hugetlb_controller") == 1
     assert document(capsys, node)[1]["notes"] == [
         "hugepages: the container runtime sets no limits on containers (containerd: "
@@ -489,6 +498,130 @@ def test_invalid_declaration_is_named(capsys, driven):
     assert f"exclusive CPUs of drivers: declaration file {path}: file format version 7" in out
 
 
+# --- memory QoS, swap, OOM scores and node cgroups ----------------------------------------------------------
+
+TIERED: Final = (
+    "featureGates: {MemoryQoS: true, DRANodeAllocatableResources: true}\n"
+    "memoryReservationPolicy: TieredReservation\n"
+)
+
+
+def configured(node: Node, config: str) -> None:
+    (node.top / "proc/77/root/var/lib/kubelet/config.yaml").write_text(config)
+
+
+def test_wrong_memory_qos_is_found_with_its_arithmetic(capsys, node):
+    configured(node, f"{TIERED}memoryThrottlingFactor: 0.5\n")
+    files = {"memory.min": 0, "memory.low": 2 * GI, "memory.high": 4 * GI}
+    write_cgroup(node.cgroups, systemd_path(), {**files, "memory.low": 7 * GI})
+    write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), files)
+    code, out = run(capsys, node, "p", "--kubelet-version", "1.37")
+    assert code == 1
+    assert re.search(r"^    c1 +memory high +5632Mi +4Gi +lower$", out, re.MULTILINE)
+    assert "2Gi (request) + 0.5 * (9Gi (limit) - 2Gi) -> 5905580032 bytes" in out
+    assert "→ it is throttled before it uses its allocation" in out
+    assert out.count("  lower") == 1
+
+
+def test_leftover_throttling_limit_is_found(capsys, node):
+    write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), {"memory.high": GI})
+    code, out = run(capsys, node)
+    assert code == 1
+    assert re.search(r"^    c1 +memory high +unlimited +1Gi +limited$", out, re.MULTILINE)
+
+
+def test_oom_score_is_compared_with_that_of_the_first_process(capsys, node):
+    write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), {"cgroup.procs": 901})
+    write_process(node.top / "proc", 901, 1000)
+    code, out = run(capsys, node)
+    assert code == 1
+    assert re.search(r"^    c1 +OOM score +891 +1000 +higher$", out, re.MULTILINE)
+    assert "1000 - 1000 * 7Gi (request) / 64Gi -> 891" in out
+    write_process_score(node, 891)
+    assert run(capsys, node)[0] == 0
+
+
+def write_process_score(node: Node, score: int) -> None:
+    (node.top / "proc/901/oom_score_adj").write_text(f"{score}\n")
+
+
+def test_container_that_may_swap_is_found(capsys, node):
+    write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), {"memory.swap.max": MAX})
+    code, out = run(capsys, node)
+    assert code == 1
+    assert re.search(r"^    c1 +swap limit +0 +unlimited +unlimited$", out, re.MULTILINE)
+
+
+def test_wrong_protection_of_kubepods_is_found_by_the_second_audit(capsys, node, waits):
+    write_cgroup(node.cgroups, "kubepods.slice", {"memory.min": GI})
+    code, out = run(capsys, node)
+    assert (code, waits.seconds) == (1, [61])
+    assert re.search(r"^    kubepods +memory min +0 +1Gi +higher$", out, re.MULTILINE)
+
+
+def test_protection_that_the_kubelet_rewrites_is_no_finding(capsys, node, waits):
+    write_cgroup(node.cgroups, "kubepods.slice", {"memory.min": GI})
+    waits.meanwhile = lambda: write_cgroup(node.cgroups, "kubepods.slice", {"memory.min": 0})
+    assert run(capsys, node)[0] == 0
+
+
+def test_wrong_limit_of_kubepods_is_found_at_once(capsys, node, waits):
+    write_cgroup(node.cgroups, "kubepods.slice", {"memory.max": MAX})
+    code, out = run(capsys, node)
+    assert (code, waits.seconds) == (1, [])
+    assert "▲ node cgroups  not as expected\n" in out
+    assert re.search(r"^    kubepods +memory limit +64Gi +unlimited +unlimited$", out, re.MULTILINE)
+    assert "64Gi of memory - 0 reserved -> 68719476736 bytes" in out
+
+
+def test_reserved_cgroup_is_compared_with_the_reservation(capsys, node):
+    configured(
+        node,
+        "enforceNodeAllocatable: [kube-reserved]\nkubeReserved: {cpu: 500m, memory: 1Gi}\n"
+        "kubeReservedCgroup: /kube.slice\nfeatureGates: {MemoryQoS: false}\n",
+    )
+    write_cgroup(
+        node.cgroups, "kube.slice", {"cpu.weight": 20, "memory.max": GI, "cgroup.controllers": "cpu memory"}
+    )
+    code, found = document(capsys, node)
+    assert code == 0
+    kube = [(one["file"], one["actual"]) for one in found["nodeCgroups"] if one["name"] == "kube-reserved"]
+    assert kube == [("cpu.weight", 20), ("memory.max", GI)]
+
+
+def test_unknown_configuration_is_named_and_changes_no_exit_code(capsys, node):
+    (node.top / "proc/77/comm").write_text("k3s-server\n")
+    code, out = run(capsys, node)
+    assert code == 0
+    text = " ".join(out.split())
+    assert "configuration of the kubelet: no process named kubelet; memory QoS, swap limits and node" in text
+    assert "kubectl get --raw /api/v1/nodes/NODE/proxy/configz" in text
+    assert "as expected, 16 settings" in out
+
+
+def test_configuration_from_a_file_replaces_that_of_the_process(capsys, node):
+    (node.top / "proc/77/comm").write_text("k3s-server\n")
+    (node.top / "configz").write_text('{"kubeletconfig": {"memorySwap": {"swapBehavior": "LimitedSwap"}}}')
+    code, found = document(capsys, node, "--kubelet-config", str(node.top / "configz"))
+    assert code == 0
+    (swap,) = [knob for knob in found["pods"][0]["knobs"] if knob["knob"] == "swap limit"]
+    assert swap["arithmetic"] == "2Gi (request) / 64Gi * 0 of swap -> 0 bytes"
+    assert found["cgroups"]["kubeletConfig"] == str(node.top / "configz")
+
+
+def test_gate_in_the_configuration_decides_whether_claims_count(capsys, node):
+    configured(node, "featureGates: {DRANodeAllocatableResources: false}\n")
+    _, found = document(capsys, node)
+    assert found["cgroups"]["countsClaims"] is False
+
+
+def test_quota_period_of_the_configuration_is_expected(capsys, node):
+    configured(node, "cpuCFSQuotaPeriod: 50ms\n")
+    for path in (systemd_path(), systemd_path(UID, CONTAINER)):
+        write_cgroup(node.cgroups, path, {"cpu.max": "450000 50000"})
+    assert run(capsys, node)[0] == 0
+
+
 # --- refused arguments, and pods of several nodes -----------------------------------------------------------
 
 
@@ -498,6 +631,7 @@ def test_invalid_declaration_is_named(capsys, driven):
         (("unknown",), "no pod 'unknown' among the 1 pods of this node"),
         (("default/o",), "did you mean 'default/p'?"),
         (("--kubelet-version", "new"), "--kubelet-version: kubelet version 'new' is not a version"),
+        (("--kubelet-config", "/nonexistent"), "/nonexistent: No such file or directory"),
         (("--pods", "/nonexistent"), "/nonexistent: No such file or directory"),
     ],
 )
@@ -575,8 +709,9 @@ def test_without_a_file_pods_come_from_the_kubelet(served):
     assert done.stdout.splitlines() == [
         "n1  cgroup v2, systemd  1 pod in the kubelet's pods API",
         "",
-        "● default/p  Burstable  as expected, 16 settings",
+        "● default/p  Burstable  as expected, 18 settings",
         "● QoS classes  as expected",
+        "● node cgroups  as expected",
         "",
         "1 pod: 1 as expected",
     ]

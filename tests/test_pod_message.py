@@ -95,7 +95,15 @@ def test_pod_encoded_by_kubernetes_decodes_to_its_json() -> None:
 
 def test_sample_pod_has_every_decoded_field() -> None:
     missing = set(shape_fields(SHAPE)) - set(present_fields(fields_read(pod_json(), SHAPE), SHAPE))
-    assert [name for _, name in missing] == ["resources"]
+    assert sorted(name for _, name in missing) == ["priorityClassName", "resources"]
+
+
+def test_priority_class_of_a_pod_is_decoded() -> None:
+    spec = field(24, b"system-node-critical") + varint(25 << 3) + varint(2_000_001_000)
+    assert decode_pod(field(2, spec))["spec"] == {
+        "priorityClassName": "system-node-critical",
+        "priority": 2_000_001_000,
+    }
 
 
 def test_claim_resources_of_1_36_are_decoded() -> None:

@@ -17,8 +17,10 @@ from agent.cgroup_audit.cgroup_paths import (
     parse_path,
     pod_path,
     qos_path,
+    reserved_path,
 )
 from agent.cgroup_audit.cgroup_settings import (
+    PROTECTIONS,
     SettingId,
     SettingKind,
     hugepage_size_name,
@@ -26,12 +28,15 @@ from agent.cgroup_audit.cgroup_settings import (
 )
 from agent.cgroup_audit.compare import compare_cgroups, compare_inherited_limit, since_change_s
 from agent.cgroup_audit.expected_cgroups import (
+    KUBEPODS,
     CgroupId,
     ExpectedCgroup,
+    expected_node_cgroups,
     expected_pod_cgroups,
     expected_qos_cgroups,
 )
 from agent.cgroup_audit.expected_values import ExpectedSetting
+from agent.cgroup_audit.kubelet_config import KUBE_RESERVED
 from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
 from agent.cgroup_audit.pod import CPU, Pod, PodContainer, QosClass
 from agent.cgroup_audit.pod_risks import PodRisk, pod_risks
@@ -59,6 +64,11 @@ def actual_cgroup(settings: CgroupSettings | None, since_change_s: float | None)
         SettingId(SettingKind.MEMORY): settings.memory,
         SettingId(SettingKind.CPUS): settings.cpus,
         SettingId(SettingKind.EFFECTIVE): settings.effective,
+        SettingId(SettingKind.HIGH): settings.high,
+        SettingId(SettingKind.MIN): settings.min,
+        SettingId(SettingKind.LOW): settings.low,
+        SettingId(SettingKind.SWAP): settings.swap,
+        SettingId(SettingKind.OOM_SCORE): settings.oom_score,
         **_hugepage_readings(settings),
     }
     return ActualCgroup(values, settings.controllers, since_change_s=since_change_s)
@@ -165,6 +175,31 @@ def audit_qos_cgroups(
     return _compare_with_second_read(groups, read_actual, node)
 
 
+def audit_node_cgroups(
+    pods: Sequence[Pod] | None, node: AuditedNode, read_cgroup: ReadCgroup
+) -> tuple[SettingComparison, ...]:
+    """Compare the cgroup of all pods, and those of reserved resources, with the kubelet's configuration.
+
+    Args:
+        pods: All pods of the Kubernetes node; None: not all are known.
+    """
+
+    def read_actual(group: CgroupId) -> ActualCgroup:
+        return actual_cgroup(read_cgroup(node_cgroup_path(group.name, node), False), None)
+
+    return _compare_with_second_read(expected_node_cgroups(pods, node.facts), read_actual, node)
+
+
+def node_cgroup_path(name: str, node: AuditedNode) -> str:
+    """Return the path of a cgroup of the node by its name: kubepods, kube-reserved or system-reserved."""
+    kubelet = node.facts.kubelet
+    if name == KUBEPODS or kubelet is None:
+        return qos_path(QosClass.GUARANTEED, node.facts.cgroup_driver, node.root)
+    is_kube = name == KUBE_RESERVED
+    cgroup = kubelet.kube_reserved_cgroup if is_kube else kubelet.system_reserved_cgroup
+    return reserved_path(cgroup, node.facts.cgroup_driver)
+
+
 QOS_REWRITE_S: Final = 60
 """Interval in which the kubelet rewrites the cgroups of QoS classes [s]: in between, they are outdated after
 a deletion, a resize or its own restart."""
@@ -175,7 +210,8 @@ REWRITTEN_VERDICTS: Final = DRIFT_VERDICTS - {AuditVerdict.MISSING}
 
 
 class QosDifferences(NamedTuple):
-    """Settings of QoS classes that differed from their expected values in one audit."""
+    """Settings of QoS classes, and protections of kubepods, that differed from their expected values in one
+    audit."""
 
     at_wall_s: float
     """Time of the audit [s since 1970]."""
@@ -183,16 +219,16 @@ class QosDifferences(NamedTuple):
 
 
 def qos_differences(compared: Sequence[SettingComparison], now_wall_s: float) -> QosDifferences | None:
-    """Return the settings of QoS classes that differ now; None: none does."""
-    found = frozenset((one.cgroup, one.setting) for one in compared if one.verdict in REWRITTEN_VERDICTS)
+    """Return the settings that differ now and that the kubelet rewrites; None: none does."""
+    found = frozenset((one.cgroup, one.setting) for one in compared if _may_be_rewritten(one))
     return QosDifferences(now_wall_s, found) if found else None
 
 
 def confirmed_qos_comparisons(
     compared: Sequence[SettingComparison], now_wall_s: float, earlier: QosDifferences | None
 ) -> tuple[SettingComparison, ...]:
-    """Change the verdict on a wrong setting of a QoS class to QUIET, unless an earlier audit found it wrong,
-    too, and the kubelet has rewritten it since.
+    """Change the verdict on a wrong setting that the kubelet rewrites to QUIET, unless an earlier audit found
+    it wrong, too, and the kubelet has rewritten it since.
 
     Args:
         earlier: Differences of an earlier audit; None: there was none.
@@ -202,10 +238,19 @@ def confirmed_qos_comparisons(
     why = "seen once; the kubelet rewrites it about once a minute"
     return tuple(
         one._replace(verdict=AuditVerdict.QUIET, reason=f"{one.reason}; {why}", consequence="")
-        if one.verdict in REWRITTEN_VERDICTS and (one.cgroup, one.setting) not in confirmed
+        if _may_be_rewritten(one) and (one.cgroup, one.setting) not in confirmed
         else one
         for one in compared
     )
+
+
+def _may_be_rewritten(compared: SettingComparison) -> bool:
+    """Return whether the kubelet's next rewrite may change a wrong setting.
+
+    It writes weight and memory limit of kubepods and of reservations at its start only.
+    """
+    is_rewritten = compared.cgroup.level is CgroupLevel.QOS or compared.setting.kind in PROTECTIONS
+    return compared.verdict in REWRITTEN_VERDICTS and is_rewritten
 
 
 def _compare_with_second_read(
@@ -316,18 +361,23 @@ RESOURCE_BY_SETTING: Final = {
     SettingKind.MEMORY: Resource.MEMORY,
     SettingKind.PAGES: Resource.HUGEPAGES,
     SettingKind.RESERVED: Resource.HUGEPAGES,
+    SettingKind.HIGH: Resource.MEMORY,
+    SettingKind.MIN: Resource.MEMORY,
+    SettingKind.LOW: Resource.MEMORY,
+    SettingKind.SWAP: Resource.MEMORY,
 }
-"""Resource by the cgroup setting that limits it."""
+"""Resource by the cgroup setting that limits it; an OOM score limits none."""
 _OF_CPUS: Final = ("claim.starved", "cpus.")
 """Code prefixes of risks that concern only CPUs."""
 
 
 def audit_findings(audit: PodAudit) -> Iterator[PodFinding]:
-    """Yield a finding for each wrong cgroup setting of a pod, then for each of its risks."""
+    """Yield a finding for each wrong cgroup setting of a pod that limits a resource, then for each of its
+    risks."""
     uid = audit.pod.cgroup_uid
     for one in audit.comparisons:
-        if one.verdict in DRIFT_VERDICTS:
-            what, size_kib = one.setting
+        what, size_kib = one.setting
+        if one.verdict in DRIFT_VERDICTS and what in RESOURCE_BY_SETTING:
             code, who = f"cgroup.{one.verdict}", one.cgroup.container
             yield PodFinding(uid, who, code, _evidence(one), "", RESOURCE_BY_SETTING[what], size_kib)
     for risk in audit.risks:

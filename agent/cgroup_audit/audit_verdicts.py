@@ -16,7 +16,7 @@ class ActualCgroup:
     """Values that were read from one cgroup."""
 
     values: Mapping[SettingId, Reading] = field(default_factory=dict)
-    """Value by setting: limits in bytes or us, NO_LIMIT if there is none; CPU sets as bit sets."""
+    """Value by setting: limits in bytes or us, NO_LIMIT if there is none; CPU sets as bit sets; scores."""
     controllers: frozenset[str] | None = None
     """Controllers that are enabled in the cgroup; None: not read."""
     is_gone: bool = False
@@ -76,6 +76,11 @@ _LESS: Final = {
     SettingKind.RESERVED: "mapping allocated pages fails with ENOMEM",
     SettingKind.CPUS: "it is excluded from allocated CPUs",
     SettingKind.EFFECTIVE: "it cannot run on allocated CPUs",
+    SettingKind.HIGH: "it is throttled before it uses its allocation",
+    SettingKind.MIN: "the kernel may reclaim memory that its requests protect",
+    SettingKind.LOW: "the kernel reclaims memory that its requests protect as early as that of others",
+    SettingKind.SWAP: "less of its memory can be swapped, so it runs out of memory earlier",
+    SettingKind.OOM_SCORE: "when memory runs out, others are killed before it although it is due",
 }
 _MORE: Final = {
     SettingKind.WEIGHT: "on a busy node it takes CPU time from others",
@@ -86,6 +91,11 @@ _MORE: Final = {
     SettingKind.RESERVED: "it can reserve pages allocated to others",
     SettingKind.CPUS: "it may run on CPUs allocated to others",
     SettingKind.EFFECTIVE: "it runs on CPUs allocated to others",
+    SettingKind.HIGH: "it is not throttled before it reaches its limit",
+    SettingKind.MIN: "memory that it did not request is kept from others",
+    SettingKind.LOW: "memory that it did not request is reclaimed after that of others",
+    SettingKind.SWAP: "more of its memory is swapped than allocated",
+    SettingKind.OOM_SCORE: "when memory runs out, it is killed before others although it is not due",
 }
 CONSEQUENCES: Final[Mapping[AuditVerdict, Mapping[SettingKind, str]]] = {
     AuditVerdict.LOWER: _LESS,

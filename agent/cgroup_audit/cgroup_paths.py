@@ -17,6 +17,8 @@ from agent.cgroup_audit.pod import QosClass
 class CgroupLevel(StrEnum):
     """Level of a cgroup in the tree of the cgroup kubepods, which holds all pods."""
 
+    NODE = "node"
+    """Cgroup of the node: kubepods, or one that the kubelet reserves resources for."""
     QOS = "qos"
     """Cgroup that holds the pods of a QoS class. Guaranteed pods are directly in kubepods."""
     POD = "pod"
@@ -80,6 +82,17 @@ def parse_path(path: str, root: str = "/") -> CgroupOwner | None:
             if path.startswith(f"{top}/"):
                 return _owner_below(path[len(top) + 1 :].split("/"), top.rpartition("/")[2], qos, driver)
     return None
+
+
+def reserved_path(name: str, driver: CgroupDriver) -> str:
+    """Return the path of a cgroup for which the kubelet reserves resources.
+
+    Args:
+        name: ``kubeReservedCgroup`` or ``systemReservedCgroup``, such as ``/system.slice``.
+    """
+    if driver is CgroupDriver.CGROUPFS:
+        return "/" + "/".join(_split_path(name))
+    return _join_path(name.rpartition("/")[2].removesuffix(".slice").split("-"), driver)
 
 
 def _owner_below(parts: list[str], top: str, qos: QosClass, driver: CgroupDriver) -> CgroupOwner | None:

@@ -22,6 +22,16 @@ class SettingKind(StrEnum):
     RESERVED = "hugepages reservation limit"
     CPUS = "cpus"
     EFFECTIVE = "effective cpus"
+    HIGH = "memory high"
+    """``memory.high``: above it, the kernel throttles and reclaims. v2 only."""
+    MIN = "memory min"
+    """``memory.min``: memory that the kernel never reclaims. v2 only."""
+    LOW = "memory low"
+    """``memory.low``: memory that the kernel reclaims last. v2 only."""
+    SWAP = "swap limit"
+    """``memory.swap.max``; in v1, the limit on memory and swap together."""
+    OOM_SCORE = "OOM score"
+    """``oom_score_adj`` of the container's first process."""
 
 
 class SettingId(NamedTuple):
@@ -48,7 +58,26 @@ _FILES: Final[dict[SettingKind, tuple[str, str, str]]] = {  # controller, name i
     SettingKind.RESERVED: ("hugetlb", "hugetlb.{}.rsvd.limit_in_bytes", "hugetlb.{}.rsvd.max"),
     SettingKind.CPUS: ("cpuset", "cpuset.cpus", "cpuset.cpus"),
     SettingKind.EFFECTIVE: ("cpuset", "cpuset.effective_cpus", "cpuset.cpus.effective"),
+    SettingKind.HIGH: ("memory", "memory.high", "memory.high"),
+    SettingKind.MIN: ("memory", "memory.min", "memory.min"),
+    SettingKind.LOW: ("memory", "memory.low", "memory.low"),
+    SettingKind.SWAP: ("memory", "memory.memsw.limit_in_bytes", "memory.swap.max"),
+    SettingKind.OOM_SCORE: ("", "oom_score_adj", "oom_score_adj"),
 }
+BYTES: Final = frozenset(
+    {
+        SettingKind.MEMORY,
+        SettingKind.PAGES,
+        SettingKind.RESERVED,
+        SettingKind.HIGH,
+        SettingKind.MIN,
+        SettingKind.LOW,
+        SettingKind.SWAP,
+    }
+)
+"""Kinds of settings whose value is an amount of memory [bytes]."""
+PROTECTIONS: Final = frozenset({SettingKind.MIN, SettingKind.LOW})
+"""Kinds of settings that protect memory from reclaim, so that 0 is the absence of a setting."""
 
 
 def setting_file(setting: SettingId, version: int) -> SettingFile:
@@ -84,6 +113,6 @@ def format_setting_value(kind: SettingKind, value: int) -> str:
         return f"CPUs {format_cpus(value)}"
     if value == NO_LIMIT:
         return "unlimited"
-    if kind in {SettingKind.MEMORY, SettingKind.PAGES, SettingKind.RESERVED}:
+    if kind in BYTES:
         return format_bytes(value)
     return f"{value} us" if kind in {SettingKind.QUOTA, SettingKind.PERIOD} else str(value)

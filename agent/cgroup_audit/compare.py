@@ -19,6 +19,7 @@ from agent.cgroup_audit.audit_verdicts import (
 )
 from agent.cgroup_audit.cgroup_paths import CgroupLevel
 from agent.cgroup_audit.cgroup_settings import (
+    PROTECTIONS,
     UNLIMITED_FROM,
     SettingId,
     SettingKind,
@@ -31,7 +32,7 @@ from agent.cgroup_audit.expected_values import AcceptedValue, ExpectedSetting
 from agent.cgroup_audit.pod import Pod
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
-from agent.model.reading import NEVER_READ, Absence, Missing
+from agent.model.reading import NEVER_READ, Absence, Missing, is_absent
 
 _POD_WIDE_LIMITS: Final = (SettingKind.QUOTA, SettingKind.MEMORY, SettingKind.PAGES, SettingKind.RESERVED)
 """Cgroup settings for which the pod's limit also bounds its containers."""
@@ -123,11 +124,19 @@ def compare_cgroups(
         read = actual.get(group.cgroup)
         tight = tighter_pod_limits(group, expected, actual) if group.cgroup.level is CgroupLevel.POD else {}
         for setting in group.settings:
+            if _has_no_process(setting, read):
+                continue
             compared = _compare_setting(group.cgroup, setting, read, cgroup_version)
             found.append(
                 _quiet_after_change(_with_tighter_pod(compared, tight.get(setting.setting, "")), group, read)
             )
     return tuple(found)
+
+
+def _has_no_process(expected: ExpectedSetting, read: ActualCgroup | None) -> bool:
+    """Return whether the OOM score of a cgroup without a visible process would be compared."""
+    is_score = expected.setting.kind is SettingKind.OOM_SCORE and read is not None and not read.is_gone
+    return is_score and read is not None and is_absent(read.values.get(expected.setting, NEVER_READ))
 
 
 def compare_inherited_limit(compared: SettingComparison, pod_limit: int) -> SettingComparison:
@@ -193,6 +202,11 @@ def _compare_missing(
         return AuditVerdict.VANISHED, f"{file.name} and its cgroup are gone"
     if expected.accepted and expected.accepted[0].value == NO_LIMIT:
         return AuditVerdict.NOT_MISSED, f"there is no {file.name}, and no limit is expected"
+    is_zero = bool(expected.accepted) and expected.accepted[0].value == 0
+    if expected.setting.kind in PROTECTIONS and is_zero:
+        return AuditVerdict.NOT_MISSED, f"there is no {file.name}, and no protection is expected"
+    if expected.setting.kind is SettingKind.SWAP and reading.absence is Absence.ABSENT:
+        return AuditVerdict.NOT_MISSED, f"there is no {file.name}: the kernel does not limit swap"
     if read.controllers is not None and file.controller not in read.controllers:
         return AuditVerdict.MISSING, f"the controller {file.controller} is not enabled"
     if reading.absence is Absence.UNREADABLE:
@@ -240,6 +254,8 @@ def _compare_number(expected: ExpectedSetting, value: int) -> tuple[AuditVerdict
     why += next(
         (f"; {text} is {one.note}" for one in expected.explained_wrong_values if one.value == value), ""
     )
+    if expected.doubt:
+        return AuditVerdict.UNKNOWN, f"{why}; {expected.doubt}"
     return _verdict_on_wrong_value(expected, value), why
 
 

@@ -1,8 +1,7 @@
 """Expected settings of the cgroups of pods and QoS classes: each value with its arithmetic.
 
 If the text of KEP-5517 (claims count as pod resources) and the released kubelet differ, both values are
-accepted, the kubelet's first. Swap, memory QoS
-(memory.min, low and high) and OOM scores are not compared.
+accepted, the kubelet's first.
 
 Source: kubelet v1.37.1, pkg/kubelet/cm (ResourceConfigForPod, QoS classes) and pkg/kubelet/kuberuntime
 (generateLinuxContainerResources).
@@ -10,10 +9,20 @@ Source: kubelet v1.37.1, pkg/kubelet/cm (ResourceConfigForPod, QoS classes) and 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from agent.cgroup_audit.cgroup_paths import CgroupLevel
 from agent.cgroup_audit.cgroup_settings import SettingId, SettingKind, format_bytes
+from agent.cgroup_audit.expected_memory import (
+    accept_either,
+    class_memory_qos,
+    container_memory_qos,
+    container_swap,
+    oom_score,
+    pod_memory_qos,
+    swap_with_memory,
+)
 from agent.cgroup_audit.expected_values import (
     AcceptedValue,
     ExpectedSetting,
@@ -23,12 +32,30 @@ from agent.cgroup_audit.expected_values import (
     hugepage_limits,
     memory_limit,
     minimum_weight,
+    page_rounded_limits,
     resource_sums,
     unknown_setting,
+    weight_from_millicores,
+)
+from agent.cgroup_audit.kubelet_config import (
+    KUBE_RESERVED,
+    MEMORY_QOS_DEFAULT_FROM,
+    PODS,
+    SYSTEM_RESERVED,
+    KubeletConfig,
 )
 from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
-from agent.cgroup_audit.pod import CPU, HUGEPAGES, MEMORY, Pod, PodContainer, QosClass, UnknownAmount
-from agent.cgroup_audit.quantity import MILLI, ZERO, Quantity, parse_quantity
+from agent.cgroup_audit.pod import (
+    CPU,
+    HUGEPAGES,
+    MEMORY,
+    Pod,
+    PodContainer,
+    QosClass,
+    ResourceAmounts,
+    UnknownAmount,
+)
+from agent.cgroup_audit.quantity import MILLI, NANO, ZERO, Quantity, parse_quantity
 from agent.cgroup_audit.resource_sums import (
     Amount,
     ResourceSum,
@@ -55,9 +82,11 @@ class CgroupId(NamedTuple):
     level: CgroupLevel
     qos: QosClass
     pod_uid: str = ""
-    """Pod UID in the cgroup's name; empty: the cgroup of a QoS class."""
+    """Pod UID in the cgroup's name; empty: the cgroup of a QoS class or of the node."""
     container: str = ""
     """Name of the container in its pod; empty: the pod's cgroup."""
+    name: str = ""
+    """Name of a cgroup of the node, such as ``kubepods``; empty: another level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +125,7 @@ def expected_qos_cgroups(pods: Iterable[Pod], facts: NodeFacts) -> tuple[Expecte
     Args:
         pods: All pods of the Kubernetes node; ended pods are ignored.
     """
+    pods = tuple(pods)
     burstable = [pod for pod in pods if pod.is_active and pod.qos is QosClass.BURSTABLE]
     wanted = resource_sums(lambda claims: _sum_cpu_requests(burstable, claims), facts)
     weights = (
@@ -110,9 +140,107 @@ def expected_qos_cgroups(pods: Iterable[Pod], facts: NodeFacts) -> tuple[Expecte
         for setting in (SettingKind.PAGES, SettingKind.RESERVED)
     )
     return tuple(
-        ExpectedCgroup(CgroupId(CgroupLevel.QOS, qos), (weight, *pages), QOS_QUIET_S)
+        ExpectedCgroup(
+            CgroupId(CgroupLevel.QOS, qos),
+            (weight, *pages, *_class_memory(qos, pods, facts)),
+            QOS_QUIET_S,
+        )
         for qos, weight in weights
     )
+
+
+def _class_memory(qos: QosClass, pods: Iterable[Pod], facts: NodeFacts) -> Iterable[ExpectedSetting]:
+    if facts.kubelet is not None and not facts.kubelet.reserves_qos_memory:
+        setting = SettingId(SettingKind.MEMORY)
+        yield ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), "QoS classes have no memory limit")
+    yield from class_memory_qos(qos, partial(_sum_memory_requests, tuple(pods), facts), facts)
+
+
+KUBEPODS: Final = "kubepods"
+"""Name of the cgroup that holds all pods."""
+
+
+def expected_node_cgroups(pods: Sequence[Pod] | None, facts: NodeFacts) -> tuple[ExpectedCgroup, ...]:
+    """Return the expected settings of kubepods, and of the cgroups for which the configuration reserves
+    resources; empty if the kubelet's configuration is unknown.
+
+    Args:
+        pods: All pods of the Kubernetes node; None: not all are known, so sums over them are left out.
+    """
+    if facts.kubelet is None:
+        return ()
+    groups = [(KUBEPODS, tuple(_kubepods_settings(pods, facts, facts.kubelet)))]
+    kubelet = facts.kubelet
+    if kubelet.kube_reserved_cgroup != kubelet.system_reserved_cgroup:  # else the values of one are lost
+        for name, amounts in (
+            (KUBE_RESERVED, kubelet.kube_reserved),
+            (SYSTEM_RESERVED, kubelet.system_reserved),
+        ):
+            groups.append((name, tuple(_reserved_settings(name, amounts, facts, kubelet))))
+    return tuple(
+        ExpectedCgroup(CgroupId(CgroupLevel.NODE, QosClass.GUARANTEED, name=name), settings, QOS_QUIET_S)
+        for name, settings in groups
+        if settings
+    )
+
+
+def _kubepods_settings(
+    pods: Sequence[Pod] | None, facts: NodeFacts, kubelet: KubeletConfig
+) -> Iterable[ExpectedSetting]:
+    is_enforced = kubelet.has_qos_cgroups and PODS in kubelet.enforced
+    if options := [_allocatable_weight(count, facts, is_enforced) for count in facts.cpu_counts]:
+        yield accept_either(options)
+    if facts.memory_bytes is not None:
+        reserved = facts.reserved(MEMORY).value if is_enforced else 0
+        total = Quantity(max(0, facts.memory_bytes - reserved) * NANO)
+        text = f"{format_bytes(facts.memory_bytes)} of memory - {format_bytes(reserved)} reserved"
+        yield _memory_of_node(SettingKind.MEMORY, total, text, facts)
+    if pods is not None:
+        sums = partial(_sum_memory_requests, tuple(pods), facts)
+        yield from class_memory_qos(QosClass.GUARANTEED, sums, facts)
+
+
+def _allocatable_weight(cpus: int, facts: NodeFacts, is_enforced: bool) -> ExpectedSetting:
+    reserved = facts.reserved(CPU).milli if is_enforced else 0
+    text = f"{cpus} CPUs - {reserved}m reserved"
+    return weight_from_millicores(max(0, cpus * 1000 - reserved), text, facts)
+
+
+def _reserved_settings(
+    name: str, amounts: ResourceAmounts, facts: NodeFacts, kubelet: KubeletConfig
+) -> Iterable[ExpectedSetting]:
+    """Yield the expected settings of a cgroup of reserved resources, if the configuration enforces them."""
+    is_whole = name in kubelet.enforced
+    if not is_whole and f"{name}-compressible" not in kubelet.enforced:
+        return
+    if CPU in amounts:
+        yield weight_from_millicores(amounts[CPU].milli, f"{amounts[CPU].milli}m of {name}", facts)
+    if not is_whole or MEMORY not in amounts:
+        return
+    memory, text = amounts[MEMORY], f"{format_bytes(amounts[MEMORY].value)} of {name}"
+    yield _memory_of_node(SettingKind.MEMORY, memory, text, facts)
+    minor = facts.kubelet_minor
+    gates = kubelet.possible_gate("MemoryQoS", minor is None or minor >= MEMORY_QOS_DEFAULT_FROM)
+    if facts.cgroup_version == 2 and gates == (True,) and (minor is not None or "MemoryQoS" in kubelet.gates):
+        yield _memory_of_node(SettingKind.MIN, memory, text, facts)
+
+
+def _memory_of_node(kind: SettingKind, total: Quantity, text: str, facts: NodeFacts) -> ExpectedSetting:
+    options = page_rounded_limits(total, facts.page_bytes)
+    return ExpectedSetting(SettingId(kind), options, f"{text} -> {options[0].value} bytes")
+
+
+def _sum_memory_requests(pods: Sequence[Pod], facts: NodeFacts, classes: Sequence[QosClass]) -> Amount:
+    """Sum the memory requests of the active pods of QoS classes."""
+    total, count = ZERO, 0
+    for pod in pods:
+        if pod.is_active and pod.qos in classes:
+            amount = pod_requests(pod, MEMORY, with_claims=facts.counts_claims)
+            if isinstance(amount, UnknownAmount):
+                return UnknownAmount(f"pod {pod}: {amount.reason}")
+            total += Quantity(amount.total.value * NANO) if amount else ZERO
+            count += 1
+    return ResourceSum(total, f"{format_bytes(total.value)} ({'1 pod' if count == 1 else f'{count} pods'})")
 
 
 def _sum_cpu_requests(pods: Sequence[Pod], claims: bool) -> Amount:
@@ -139,6 +267,7 @@ def _pod_settings(
         )
     memory = memory_limit(_pod_limit(pod, MEMORY, facts), facts, _no_limit_text(pod, MEMORY))
     yield _or_with_sidecars(memory, pod, MEMORY, facts, lambda sums: memory_limit(sums, facts, ""))
+    yield from pod_memory_qos(pod, facts)
     for size in facts.hugepages_kib:
         yield from hugepage_limits(size, _pod_pages(pod, size, facts))
 
@@ -226,7 +355,12 @@ def _container_settings(
     yield _container_weight(pod, container, facts)
     lifted = "it has exclusive CPUs from the kubelet" if any(one.by_kubelet for one in exclusive) else ""
     yield from cpu_quota(_container_limit(pod, container, CPU, facts), facts, lifted, "no limit")
-    yield memory_limit(_container_limit(pod, container, MEMORY, facts), facts, "no limit")
+    memory = memory_limit(_container_limit(pod, container, MEMORY, facts), facts, "no limit")
+    yield memory
+    yield from container_memory_qos(pod, container, facts)
+    yield from swap_with_memory(memory, facts)
+    yield from container_swap(pod, container, facts)
+    yield from oom_score(pod, container, facts)
     for size in facts.hugepages_kib:
         yield from hugepage_limits(size, _container_pages(pod, container, size, facts))
     if exclusive:

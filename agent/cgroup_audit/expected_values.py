@@ -92,6 +92,8 @@ class ExpectedSetting:
     """Wrong values whose cause is known, with the cause as note."""
     period_us: int = 0
     """CFS period of a quota [us]; 0 for other settings."""
+    doubt: str = ""
+    """Reason why another value may be correct, too, so that it has the verdict UNKNOWN; empty: none is."""
 
 
 class ResourceSums(NamedTuple):
@@ -132,7 +134,7 @@ def cpu_weight(sums: ResourceSums, facts: NodeFacts, *, by_runtime: bool = False
         uncounted = _weight(sums.without_claims, facts, by_runtime).accepted
     if isinstance(sums.by_kubelet, UnknownAmount):
         return unknown_setting(SettingId(SettingKind.WEIGHT), sums.by_kubelet.reason, uncounted)
-    return _explain_without_claims(_weight(sums.by_kubelet, facts, by_runtime), uncounted)
+    return explain_without_claims(_weight(sums.by_kubelet, facts, by_runtime), uncounted)
 
 
 def minimum_weight(reason: str, facts: NodeFacts, *, by_runtime: bool = False) -> ExpectedSetting:
@@ -144,6 +146,11 @@ def _weight(amount: Amount, facts: NodeFacts, runtimes: bool) -> ExpectedSetting
     if amount is None or isinstance(amount, UnknownAmount):
         return minimum_weight("no request", facts, by_runtime=runtimes)
     return _weighted(shares_from_millicores(amount.total.milli), amount.text, facts, runtimes)
+
+
+def weight_from_millicores(milli: int, text: str, facts: NodeFacts) -> ExpectedSetting:
+    """Return the CPU weight or shares that the kubelet writes for an amount of CPU, with its text."""
+    return _weighted(shares_from_millicores(milli), text, facts, runtimes=False)
 
 
 def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> ExpectedSetting:
@@ -184,7 +191,7 @@ def cpu_quota(
         options = _accepted_quotas(amount.total, facts)
         arithmetic = f"{amount.text} -> {options[0].value} us of {facts.period_us}"
         expected = ExpectedSetting(setting, options, arithmetic, period_us=facts.period_us)
-        yield _explain_without_claims(expected, uncounted)
+        yield explain_without_claims(expected, uncounted)
         yield ExpectedSetting(
             SettingId(SettingKind.PERIOD), (AcceptedValue(facts.period_us),), "the kubelet's period"
         )
@@ -206,36 +213,35 @@ def memory_limit(sums: ResourceSums, facts: NodeFacts, no_limit_text: str) -> Ex
     """Return the expected memory limit; ``no_limit_text`` is its arithmetic if there is no limit."""
     setting, amount = SettingId(SettingKind.MEMORY), sums.by_kubelet
     uncounted = _convert_known(
-        sums.without_claims, lambda total: _page_rounded_limits(total, facts.page_bytes)
+        sums.without_claims, lambda total: page_rounded_limits(total, facts.page_bytes)
     )
     if isinstance(amount, UnknownAmount):
         return unknown_setting(setting, amount.reason, uncounted)
     if amount is None or not amount.total:
         return ExpectedSetting(setting, (AcceptedValue(NO_LIMIT),), no_limit_text)
-    options = _page_rounded_limits(amount.total, facts.page_bytes)
+    options = page_rounded_limits(amount.total, facts.page_bytes)
     expected = ExpectedSetting(setting, options, f"{amount.text} -> {options[0].value} bytes")
-    return _explain_without_claims(expected, uncounted)
+    return explain_without_claims(expected, uncounted)
 
 
 def hugepage_limits(size_kib: int, sums: ResourceSums) -> Iterable[ExpectedSetting]:
     """Yield the expected limits on use and reservation of one hugepage size; 0 without a request."""
     amount = sums.by_kubelet
-    uncounted = _convert_known(
-        sums.without_claims, lambda total: _page_rounded_limits(total, size_kib * 1024)
-    )
+    uncounted = _convert_known(sums.without_claims, lambda total: page_rounded_limits(total, size_kib * 1024))
     for kind in (SettingKind.PAGES, SettingKind.RESERVED):
         setting = SettingId(kind, size_kib)
         if isinstance(amount, UnknownAmount):
             yield unknown_setting(setting, amount.reason, uncounted)
             continue
-        options = _page_rounded_limits(amount.total if amount else ZERO, size_kib * 1024)
+        options = page_rounded_limits(amount.total if amount else ZERO, size_kib * 1024)
         text = amount.text if amount else f"no pages of {hugepage_size_name(size_kib)} requested"
         expected = ExpectedSetting(setting, options, f"{text} -> {options[0].value} bytes")
         is_none = sums.without_claims is None
-        yield _explain_without_claims(expected, (AcceptedValue(0),) if is_none else uncounted)
+        yield explain_without_claims(expected, (AcceptedValue(0),) if is_none else uncounted)
 
 
-def _page_rounded_limits(amount: Quantity, page_bytes: int) -> tuple[AcceptedValue, ...]:
+def page_rounded_limits(amount: Quantity, page_bytes: int) -> tuple[AcceptedValue, ...]:
+    """Return the values that are correct for an amount of memory: exact, and rounded to whole pages."""
     exact, kept = amount.value, whole_pages(amount.value, page_bytes)
     if exact == kept:
         return (AcceptedValue(exact),)
@@ -251,7 +257,7 @@ def _convert_known(
     return () if amount is None or isinstance(amount, UnknownAmount) else options(amount.total)
 
 
-def _explain_without_claims(expected: ExpectedSetting, uncounted: Iterable[AcceptedValue]) -> ExpectedSetting:
+def explain_without_claims(expected: ExpectedSetting, uncounted: Iterable[AcceptedValue]) -> ExpectedSetting:
     """Add the values of a kubelet that does not count claims to the explained wrong values."""
     right = {option.value for option in expected.accepted}
     why = "the value of a kubelet that does not count claims"

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from agent.cgroup_audit.kubelet_config import KubeletConfig, MemoryQos, possible_memory_qos
+from agent.cgroup_audit.pod import MEMORY
+from agent.cgroup_audit.quantity import ZERO, Quantity
 from agent.model.cpuset import CpuSet
 
 PAGE_BYTES: Final = 4096
@@ -38,6 +41,43 @@ class NodeFacts:
     counts_earlier_sidecars: bool | None = None
     """True: an init container without a limit counts as limited if an earlier sidecar has one, as up to
     Kubernetes 1.36. False: it does not, as from 1.37 on. None: unknown; both values are correct."""
+    kubelet: KubeletConfig | None = None
+    """Configuration of the kubelet; None: unknown, so values that depend on it are not compared."""
+    kubelet_minor: int | None = None
+    """Minor version of the kubelet, such as 37; None: unknown."""
+    memory_bytes: int | None = None
+    """Memory of the machine, ``MemTotal``; None: unknown."""
+    swap_bytes: int | None = None
+    """Swap space of the machine, ``SwapTotal``; None: unknown."""
+    cpu_counts: tuple[int, ...] = ()
+    """Numbers of CPUs that the kubelet may have found at its start: online, present. Empty: unknown."""
+
+    @property
+    def memory_qos(self) -> tuple[MemoryQos, ...]:
+        """Ways in which the kubelet may set memory QoS; empty: unknown, or cgroup v1, which has none."""
+        if self.kubelet is None or self.cgroup_version == 1:
+            return ()
+        return possible_memory_qos(self.kubelet, self.kubelet_minor)
+
+    @property
+    def kubelet_source(self) -> str:
+        """Source of the kubelet's configuration; empty: it is unknown."""
+        return self.kubelet.source if self.kubelet else ""
+
+    def reserved(self, resource: str) -> Quantity:
+        """Return the amount of CPU or memory that the configuration reserves for kubelet and system."""
+        if self.kubelet is None:
+            return ZERO
+        return self.kubelet.kube_reserved.get(resource, ZERO) + self.kubelet.system_reserved.get(
+            resource, ZERO
+        )
+
+    @property
+    def allocatable_memory(self) -> int | None:
+        """Memory of all pods together, without the eviction threshold [bytes]; None: unknown."""
+        if self.kubelet is None or self.memory_bytes is None:
+            return None
+        return max(0, self.memory_bytes - self.reserved(MEMORY).value)
 
 
 class ExclusiveCpus(NamedTuple):

@@ -141,6 +141,12 @@ class Pod:
     """Resources that each claim adds; empty: no claim adds any."""
     phase: str = ""
     resize: UnfinishedResize | None = None
+    is_critical: bool = False
+    """True: a static pod, or one of a priority of the system's."""
+    is_node_critical: bool = False
+    """True: a critical pod of the class system-node-critical, which the kernel kills last."""
+    is_changed: bool = False
+    """True: its spec changed after it was created, so that running containers may have older values."""
     shared_claims: frozenset[str] = frozenset()
     """Names of claims that the pod declares to share with other pods on purpose."""
 

@@ -93,8 +93,12 @@ def parse_amounts(amounts: JsonObject, place: str) -> ResourceAmounts:
 
 _HASHES: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
 """Annotations of a static pod that hold the hash of its manifest."""
+_STATIC_SOURCE: Final = "kubernetes.io/config.source"
+"""Annotation with the origin of a pod: ``api``, or else that of a static pod."""
 SHARED_CLAIMS: Final = "drahealth/shared-claims"
 """Annotation with the names of claims that pods share on purpose, separated by commas."""
+_SYSTEM_PRIORITY: Final = 2_000_000_000
+"""Lowest priority of critical pods (system-cluster-critical)."""
 _MAPPINGS: Final = ("mapping", "direct")
 """Fields with a claim's amounts in Kubernetes 1.37 and in KEP-5517; 1.36 has a map, ``resources``."""
 _PER_POD: Final = ("perPod", "perPodReference")
@@ -134,6 +138,7 @@ def _parse_pod(obj: JsonObject, *, from_kubelet: bool) -> Pod:
     metadata, spec, status = (get_mapping(obj, key, "") for key in ("metadata", "spec", "status"))
     level = get_mapping(spec, "resources", "spec")
     claims = _claim_names(spec, status)
+    is_critical = _is_critical(metadata, spec)
     return Pod(
         namespace=name_field(metadata, "namespace", "metadata", "default"),
         name=name_field(metadata, "name", "metadata"),
@@ -148,8 +153,27 @@ def _parse_pod(obj: JsonObject, *, from_kubelet: bool) -> Pod:
         claim_resources=_parse_claim_resources(status, claims, from_kubelet=from_kubelet),
         phase=name_field(status, "phase", "status", ""),
         resize=_parse_resize(status),
+        is_critical=is_critical,
+        is_node_critical=is_critical and spec.get("priorityClassName") == "system-node-critical",
+        is_changed=_integer_field(metadata, "generation", "metadata") > 1,
         shared_claims=_shared_claims(metadata),
     )
+
+
+def _is_critical(metadata: JsonObject, spec: JsonObject) -> bool:
+    annotations = get_mapping(metadata, "annotations", "metadata")
+    is_static = annotations.get(_STATIC_SOURCE, "api") != "api" or any(key in annotations for key in _HASHES)
+    return is_static or _integer_field(spec, "priority", "spec") >= _SYSTEM_PRIORITY
+
+
+def _integer_field(parent: JsonObject, key: str, place: str) -> int:
+    """Return the whole number in a field; 0: the field is missing."""
+    value = parent.get(key)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise_invalid(f"{place}.{key}", f"{format_short(value)} is not a whole number")
+    return value
 
 
 def _shared_claims(metadata: JsonObject) -> frozenset[str]:

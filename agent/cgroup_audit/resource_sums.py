@@ -51,6 +51,11 @@ def pod_requests(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
     return _sum_terms(resource, terms)
 
 
+def containers_request(pod: Pod, resource: str) -> Amount:
+    """Sum the requests of a pod's containers, without pod-level requests, claims and overhead."""
+    return _sum_terms(resource, _containers_terms(pod, resource, _effective_requests(pod, resource)))
+
+
 def pod_limits(pod: Pod, resource: str, *, with_claims: bool) -> Amount:
     """Sum the limits and overhead of a pod for one resource. Requires :func:`has_limit`.
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from agent.model.reading import Reading
+from agent.model.reading import NEVER_READ, Reading
 
 NO_LIMIT: Final = 2**64 - 1
 """Value of a limit that is not set: the cgroup file contains ``max`` (v2) or -1 (v1)."""
@@ -40,3 +40,13 @@ class CgroupSettings:
     effective: Reading
     """``cpuset.cpus.effective`` as a bit set: the CPUs that the tasks can use."""
     pages: tuple[HugepageLimits, ...]
+    high: Reading = NEVER_READ
+    """``memory.high`` [bytes]; ``NO_LIMIT``: no limit."""
+    min: Reading = NEVER_READ
+    """``memory.min`` [bytes]."""
+    low: Reading = NEVER_READ
+    """``memory.low`` [bytes]."""
+    swap: Reading = NEVER_READ
+    """``memory.swap.max`` [bytes]; in v1, the limit on memory and swap together. ``NO_LIMIT``: no limit."""
+    oom_score: Reading = NEVER_READ
+    """``oom_score_adj`` of the oldest process in the cgroup and below."""

@@ -9,6 +9,7 @@ from agent.cgroup_audit.audit import (
     AuditedNode,
     PodAudit,
     QosDifferences,
+    audit_node_cgroups,
     audit_pod_cgroups,
     audit_qos_cgroups,
     confirmed_qos_comparisons,
@@ -16,21 +17,38 @@ from agent.cgroup_audit.audit import (
     with_inherited_page_limits,
 )
 from agent.cgroup_audit.audit_verdicts import SettingComparison
-from agent.cgroup_audit.cgroup_paths import qos_path
+from agent.cgroup_audit.cgroup_paths import CgroupLevel, parse_path, qos_path
+from agent.cgroup_audit.expected_memory import TIE_BREAK_GATE
 from agent.cgroup_audit.node_facts import ExclusiveCpus, NodeFacts
 from agent.cgroup_audit.pod import Pod, QosClass
 from agent.cgroup_audit.pod_risks import PodRisk, shared_claim_risks
 from agent.config.config import KUBELET_DIR
 from agent.errors import ProbeError
+from agent.model.cgroup import CgroupSettings
 from agent.model.cpuset import CpuSet
 from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources import kubelet_state
-from agent.sources.cgroup_facts import pod_uids_with_cgroups, read_cgroup_facts, read_hugepage_sizes
+from agent.sources.cgroup_facts import (
+    pod_uids_with_cgroups,
+    read_cgroup_facts,
+    read_hugepage_sizes,
+    read_machine_size,
+)
+from agent.sources.cgroup_memory import CgroupMemoryReader
+from agent.sources.kubelet_config_files import (
+    COMMAND,
+    KubeletConfigResult,
+    read_config_file,
+    read_running_config,
+)
 
 _NAMED_MAX: Final = 4
 _NO_CONTAINER_PAGE_LIMITS: Final = (
     "hugepages: the container runtime sets no limits on containers (containerd: disable_hugetlb_controller, "
     "true by default); the limits of the pods are compared"
+)
+_HIDDEN_PROCESSES: Final = (
+    "OOM scores: not compared, the processes of containers are in another pid namespace (pods: hostPID)"
 )
 ExclusiveCpusByPod = Mapping[str, Mapping[str, CpuSet]]
 """Exclusive CPUs by pod UID (of a static pod: the UID of its configuration) and container name."""
@@ -38,7 +56,7 @@ _NO_CPUS: Final[ExclusiveCpusByPod] = {}
 
 
 class AuditPaths(NamedTuple):
-    """Root directories and kubelet version that an audit of cgroups needs."""
+    """Root directories, kubelet version and configuration that an audit of cgroups needs."""
 
     sysfs_root: Path = Path("/sys")
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
@@ -47,6 +65,9 @@ class AuditPaths(NamedTuple):
     kubelet_dir: Path = KUBELET_DIR
     kubelet_version: str = ""
     """Version such as ``1.37.1``; empty: unknown."""
+    procfs_root: Path = Path("/proc")
+    kubelet_config: Path | None = None
+    """File with the kubelet's configuration in effect; None: read from the kubelet's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +79,9 @@ class CgroupAuditReport:
     pods: tuple[PodAudit, ...] = ()
     qos_classes: tuple[SettingComparison, ...] = ()
     """Comparisons of the QoS classes' cgroups; empty: not requested, or not all pods are known."""
+    node_cgroups: tuple[SettingComparison, ...] = ()
+    """Comparisons of kubepods and of cgroups of reserved resources; empty: not requested, or the kubelet's
+    configuration is unknown."""
     qos_differences: QosDifferences | None = None
     """Differences of the QoS classes, to be confirmed by an audit a minute later; None: there are none."""
     unreadable: tuple[str, ...] = ()
@@ -86,19 +110,30 @@ def audit_cgroups(
         pods: All known pods of the Kubernetes node.
         audited: Pods to audit.
         now_wall_s: Current time [s since 1970].
-        with_qos_classes: Whether to audit the QoS classes, too; their weight is the sum over all pods.
+        with_qos_classes: Whether to audit the QoS classes and the node's cgroups, too; the weight of QoS
+            classes is the sum over all pods.
         all_listed: False if the caller knows that pods are missing in `pods`.
         driver_cpus: CPUs that DRA drivers gave to single containers.
         earlier_qos: Differences of the QoS classes in an earlier audit; None: this is the first audit.
 
     Raises:
         ValueError: ``kubelet_version`` is not a version.
+        UsageError: The file ``kubelet_config`` cannot be used.
         ProbeError: Cgroups or hugepage sizes cannot be read.
         PermissionDenied: This user may not read them.
     """
     sizes_kib = read_hugepage_sizes(paths.sysfs_root)
+    kubelet = _read_kubelet_config(paths)
     with CgroupSettingReader(paths.cgroupfs_root, sizes_kib) as reader:
-        facts = read_cgroup_facts(reader, sizes_kib, paths.cgroup_root, pods, paths.kubelet_version)
+        facts = read_cgroup_facts(
+            reader,
+            sizes_kib,
+            paths.cgroup_root,
+            pods,
+            paths.kubelet_version,
+            kubelet.config,
+            read_machine_size(paths.procfs_root, paths.sysfs_root),
+        )
         if facts is None:
             top = f"{paths.cgroupfs_root} below {paths.cgroup_root}"
             return CgroupAuditReport(None, gaps=(f"no kubelet has created cgroups in {top}",))
@@ -107,6 +142,16 @@ def audit_cgroups(
         unlisted = existing - {pod.cgroup_uid for pod in pods}
         removed = {pod.cgroup_uid for pod in pods if _is_in_qos_sum(pod)} - existing
         by_kubelet, reason = _read_kubelet_exclusive(paths.kubelet_dir / kubelet_state.CPU_MANAGER_FILE)
+
+        memory = CgroupMemoryReader(paths.cgroupfs_root, paths.procfs_root, facts.cgroup_version)
+
+        def read(path: str, exclusive_cpus: bool) -> CgroupSettings | None:
+            settings = reader.read(path, exclusive_cpus)
+            if settings is None:
+                return None
+            owner = parse_path(path, paths.cgroup_root)
+            is_container = owner is not None and owner.level is CgroupLevel.CONTAINER
+            return memory.add_memory(settings, path, with_oom_score=is_container)
 
         audits: list[PodAudit] = []
         unreadable: list[str] = []
@@ -118,16 +163,13 @@ def audit_cgroups(
             is_known = by_kubelet is not None
             try:
                 audits.append(
-                    audit_pod_cgroups(
-                        pod, node, reader.read, now_wall_s, own, exclusive_cpus_complete=is_known
-                    )
+                    audit_pod_cgroups(pod, node, read, now_wall_s, own, exclusive_cpus_complete=is_known)
                 )
             except ProbeError as error:
                 unreadable.append(str(error))
         all_listed = all_listed and not unlisted and not removed
-        compared = (
-            audit_qos_cgroups(pods, node, reader.read, now_wall_s) if with_qos_classes and all_listed else ()
-        )
+        compared = audit_qos_cgroups(pods, node, read, now_wall_s) if with_qos_classes and all_listed else ()
+        of_node = audit_node_cgroups(pods if all_listed else None, node, read) if with_qos_classes else ()
     gaps = [
         "hugepages: pods have no hugetlb controller, so no limit applies"
         if sizes_kib and not node.has_hugetlb
@@ -140,6 +182,8 @@ def audit_cgroups(
         "QoS classes: not audited, their weight is the sum over all pods"
         if with_qos_classes and not all_listed
         else "",
+        *_kubelet_gaps(kubelet),
+        _HIDDEN_PROCESSES if memory.has_hidden_processes else "",
     ]
     shared = shared_claim_risks(pods)
     results, is_inherited = with_inherited_page_limits(audits)
@@ -147,11 +191,32 @@ def audit_cgroups(
         facts,
         tuple(_add_shared_risks(pod, shared) for pod in results),
         confirmed_qos_comparisons(compared, now_wall_s, earlier_qos),
-        qos_differences(compared, now_wall_s),
+        confirmed_qos_comparisons(of_node, now_wall_s, earlier_qos),
+        qos_differences((*compared, *of_node), now_wall_s),
         tuple(unreadable),
         tuple(filter(None, gaps)),
         (_NO_CONTAINER_PAGE_LIMITS,) if is_inherited else (),
     )
+
+
+def _read_kubelet_config(paths: AuditPaths) -> KubeletConfigResult:
+    if paths.kubelet_config is not None:
+        return KubeletConfigResult(read_config_file(paths.kubelet_config))
+    return read_running_config(paths.procfs_root)
+
+
+def _kubelet_gaps(kubelet: KubeletConfigResult) -> Iterable[str]:
+    """Yield texts on settings that are not compared, with the source that would show what is expected."""
+    if kubelet.config is None:
+        yield (
+            f"configuration of the kubelet: {kubelet.reason}; memory QoS, swap limits and node cgroups are "
+            f"not compared (--kubelet-config FILE takes the output of {COMMAND})"
+        )
+        return
+    if kubelet.config.reserves_qos_memory:
+        yield "memory limits of QoS classes: not compared, qosReserved sets them by the use of memory"
+    if any(kubelet.config.possible_gate(TIE_BREAK_GATE, default=False)):
+        yield f"OOM scores of Burstable pods: not compared, the gate {TIE_BREAK_GATE} may be on"
 
 
 def _is_in_qos_sum(pod: Pod) -> bool:

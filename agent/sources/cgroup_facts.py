@@ -1,23 +1,28 @@
-"""Reader of machine facts on which expected cgroup settings depend: cgroup version and driver, page sizes.
-
-The kubelet's configuration is not read: the quota period and its enforcement are assumed to be the defaults.
+"""Reader of machine facts on which expected cgroup settings depend: cgroup version and driver, page sizes,
+memory, swap space and CPUs.
 """
 
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.cgroup_audit.cgroup_paths import CgroupLevel, parse_path, pod_path, qos_path
-from agent.cgroup_audit.node_facts import CgroupDriver, NodeFacts
+from agent.cgroup_audit.kubelet_config import KubeletConfig
+from agent.cgroup_audit.node_facts import PERIOD_US, CgroupDriver, NodeFacts
 from agent.cgroup_audit.pod import Pod, QosClass
 from agent.errors import PermissionDenied, ProbeError
+from agent.model.cpuset import cpu_numbers, parse_cpus
 from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources.pod_cgroups import qos_class_directories
+from agent.system.files import ReadError, read_bounded
 
 _SIZE: Final = re.compile(r"hugepages-([1-9][0-9]{0,15})kB", re.ASCII)
 _VERSION: Final = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:[.+-].*)?", re.ASCII)
+_MEMINFO: Final = re.compile(r"^(MemTotal|SwapTotal): +([0-9]{1,15}) kB$", re.ASCII | re.MULTILINE)
+_TEXT_BYTES: Final = 1 << 16
+_CLAIMS_GATE: Final = "DRANodeAllocatableResources"
 _CHANGED_IN: Final = (1, 37)
 """First kubelet that counts claims, and that does not sum the limits of sidecars to find a missing one."""
 
@@ -39,12 +44,50 @@ def read_hugepage_sizes(sysfs_root: Path) -> tuple[int, ...]:
     return tuple(sorted(int(match[1]) for match in map(_SIZE.fullmatch, names) if match))
 
 
+class MachineSize(NamedTuple):
+    """Memory, swap space and CPUs of the machine; None or empty: unknown."""
+
+    memory_bytes: int | None = None
+    swap_bytes: int | None = None
+    cpu_counts: tuple[int, ...] = ()
+    """Numbers of online and of present CPUs, without duplicates."""
+
+
+def read_machine_size(procfs_root: Path, sysfs_root: Path) -> MachineSize:
+    """Read memory, swap space and CPUs of the machine."""
+    found = dict(_MEMINFO.findall(_read_text(procfs_root / "meminfo")))
+    counts = [_count_cpus(sysfs_root / "devices/system/cpu" / name) for name in ("online", "present")]
+    memory, swap = found.get("MemTotal"), found.get("SwapTotal")
+    return MachineSize(
+        int(memory) * 1024 if memory else None,
+        int(swap) * 1024 if swap else None,
+        tuple(dict.fromkeys(filter(None, counts))),
+    )
+
+
+def _count_cpus(path: Path) -> int:
+    """Return the number of CPUs in a list of the kernel; 0: it is unreadable."""
+    try:
+        return len(list(cpu_numbers(parse_cpus(_read_text(path)))))
+    except ValueError:
+        return 0
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_bounded(path, _TEXT_BYTES).data.decode("ascii", "replace")
+    except ReadError:
+        return ""
+
+
 def read_cgroup_facts(
     reader: CgroupSettingReader,
     sizes_kib: tuple[int, ...],
     root: str,
     pods: Iterable[Pod],
     kubelet_version: str,
+    kubelet: KubeletConfig | None = None,
+    machine: MachineSize | None = None,
 ) -> NodeFacts | None:
     """Read cgroup version, the kubelet's cgroup driver and page sizes; None: no kubelet has created cgroups.
 
@@ -54,6 +97,9 @@ def read_cgroup_facts(
         root: The kubelet's ``--cgroup-root``.
         pods: Pods of the node. If both cgroup drivers have cgroups, the one with more pods is in use.
         kubelet_version: Such as ``1.37.1``; empty: unknown, taken for 1.37 or newer.
+        kubelet: Configuration of the kubelet; None: unknown, the period and enforcement of quotas are
+            assumed to be the defaults.
+        machine: Memory and CPUs of the machine; None: unknown.
 
     Raises:
         ValueError: ``kubelet_version`` is not a version.
@@ -72,14 +118,32 @@ def read_cgroup_facts(
         paths = (pod_path(pod.cgroup_uid, pod.qos, driver, root) for pod in pods)
         return sum(reader.read(path) is not None for path in paths)
 
+    size = machine or MachineSize()
+    minor = _parse_version(kubelet_version)[1] if kubelet_version else None
     return NodeFacts(
         cgroup_version=reader.cgroup_version,
         cgroup_driver=drivers[0] if len(drivers) == 1 else max(drivers, key=pods_of),
         page_bytes=os.sysconf("SC_PAGE_SIZE"),
         hugepages_kib=sizes_kib,
-        counts_claims=kubelet_counts_claims(kubelet_version),
+        period_us=kubelet.period_us if kubelet else PERIOD_US,
+        enforces_quota=kubelet.enforces_quota if kubelet else True,
+        counts_claims=_counts_claims(kubelet_version, kubelet),
         counts_earlier_sidecars=not kubelet_counts_claims(kubelet_version) if kubelet_version else None,
+        kubelet=kubelet,
+        kubelet_minor=minor,
+        memory_bytes=size.memory_bytes,
+        swap_bytes=size.swap_bytes,
+        cpu_counts=size.cpu_counts,
     )
+
+
+def _counts_claims(kubelet_version: str, kubelet: KubeletConfig | None) -> bool:
+    """Return whether the kubelet may count claims: its version, then its gate, which is off by default in
+    1.37."""
+    if kubelet is None or not kubelet_counts_claims(kubelet_version):
+        return kubelet_counts_claims(kubelet_version)
+    is_off = bool(kubelet_version) and _parse_version(kubelet_version) == _CHANGED_IN
+    return True in kubelet.possible_gate(_CLAIMS_GATE, default=not is_off)
 
 
 def kubelet_counts_claims(kubelet_version: str) -> bool:
@@ -88,14 +152,16 @@ def kubelet_counts_claims(kubelet_version: str) -> bool:
     Raises:
         ValueError: ``kubelet_version`` is not a version.
     """
-    if not kubelet_version:
-        return True
+    return not kubelet_version or _parse_version(kubelet_version) >= _CHANGED_IN
+
+
+def _parse_version(kubelet_version: str) -> tuple[int, int]:
     match = _VERSION.fullmatch(kubelet_version)
     if match is None:
         raise ValueError(
             f"kubelet version {kubelet_version[:64]!r} is not a version, such as 1.37 or v1.36.2"
         )
-    return (int(match[1]), int(match[2])) >= _CHANGED_IN
+    return int(match[1]), int(match[2])
 
 
 def pod_uids_with_cgroups(cgroupfs_root: Path, driver: CgroupDriver, root: str) -> frozenset[str]:

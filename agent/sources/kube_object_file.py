@@ -93,7 +93,7 @@ def parse_objects(data: bytes, kind: str) -> tuple[tuple[JsonObject, ...], Mappi
 
 def _typed_objects(data: bytes) -> Iterator[tuple[JsonObject, str]]:
     """Yield the objects in the content of a file, each with its kind."""
-    for document in _documents(data.removeprefix(b"\xef\xbb\xbf")):
+    for document in parse_documents(data):
         yield from _items(document)
 
 
@@ -112,12 +112,16 @@ def _select(
 
 def parse_all_objects(data: bytes) -> tuple[JsonObject, ...]:
     """Return the objects of all kinds. Raises ValueError like :func:`parse_objects`."""
-    documents = _documents(data.removeprefix(b"\xef\xbb\xbf"))
-    return tuple({"kind": kind, **obj} for document in documents for obj, kind in _items(document))
+    return tuple({"kind": kind, **obj} for obj, kind in _typed_objects(data))
 
 
-def _documents(text: bytes) -> Sequence[object]:
-    """Parse the JSON document, or the YAML documents that are not empty."""
+def parse_documents(data: bytes) -> Sequence[object]:
+    """Parse the JSON document, or the YAML documents that are not empty.
+
+    Raises:
+        ValueError: The data is neither JSON nor YAML, or holds no document.
+    """
+    text = data.removeprefix(b"\xef\xbb\xbf")
     if text.lstrip()[:1] not in {b"{", b"["}:  # kubectl's YAML never begins so
         from agent.sources.yaml_text import parse_yaml
 

@@ -287,10 +287,18 @@ PLACES: Final = (
 )
 AUDIT: Final = (
     *(*RUNTIME, "--kubelet-dir", "{root}/kubelet", "--cgroupfs-root", "{root}/cgroup"),
-    *("--sysfs-root", "{root}/sys", "--node-name", "n1"),
+    *("--sysfs-root", "{root}/sys", "--procfs-root", "{root}/proc", "--node-name", "n1"),
 )
 PREPARES: Final = (*JSON, "--kubelet-dir", "{root}/kubelet", "--state-dir", "{root}/state")
 HISTORY: Final = (*JSON, "--state-dir", "{root}/state")
+KUBELET: Final = {
+    "proc/meminfo": "MemTotal:       67108864 kB\nSwapTotal:       8388608 kB\n",
+    "proc/77/comm": "kubelet\n",
+    "proc/77/cmdline": "/usr/bin/kubelet\0--config=/etc/kubelet.yaml\0--system-reserved=memory=1Gi\0",
+    "proc/77/root/etc/kubelet.yaml": "kind: KubeletConfiguration\nmemorySwap: {swapBehavior: LimitedSwap}\n"
+    "memoryThrottlingFactor: 0.9\nmemoryReservationPolicy: TieredReservation\n",
+}
+"""Process of a kubelet that sets memory QoS and swap limits."""
 SICK: Final = {
     "sys/devices/system/cpu/online": "0-2\n",
     "sys/devices/system/node/node1/memory1/state": "offline\n",
@@ -376,6 +384,7 @@ def _cases() -> dict[str, Case]:
         "audit-pod": Case(audited(), ("audit", "default/q", *AUDIT, *everything)),
         "audit-young": Case(audited(), ("audit", "young", *AUDIT, *everything)),
         "audit-gone": Case(audited(), ("audit", "r", *AUDIT, *everything)),
+        "audit-kubelet": Case(audited(KUBELET), ("audit", *AUDIT, *good)),
         "audit-old-kubelet": Case(audited(), ("audit", "--kubelet-version", "1.36.2", *AUDIT, *good)),
         "audit-nothing": Case(nothing, ("audit", *AUDIT)),
         "prepares": Case(remembered, ("prepares", *PREPARES)),

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from agent.model.claim_sources import SourceAnswer
 
 SECOND_AUDIT: Final = (
-    "drahealth: QoS classes: a setting differs from its expected value; auditing again in a minute, because "
-    "the kubelet rewrites them once a minute"
+    "drahealth: QoS classes and kubepods: a setting differs from its expected value; auditing again in a "
+    "minute, because the kubelet rewrites them once a minute"
 )
 
 
@@ -48,10 +48,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         default="",
         help="before 1.37, resources of claims are not expected in cgroups (default: 1.37 or later)",
     )
+    parser.add_argument(
+        "--kubelet-config",
+        metavar="FILE",
+        type=Path,
+        help="the kubelet's configuration in effect: its endpoint configz, or a KubeletConfiguration "
+        "(default: from the files and flags of its process)",
+    )
     add_output(parser)
     add_settings(
         parser,
-        *("--node-name", "--sysfs-root", "--cgroupfs-root", "--kubelet-cgroup-root"),
+        *("--node-name", "--sysfs-root", "--procfs-root", "--cgroupfs-root", "--kubelet-cgroup-root"),
         *("--kubelet-dir", "--runtime-dir"),
     )
 
@@ -111,6 +118,8 @@ def _audit(
             config.kubelet_cgroup_root,
             config.kubelet_dir,
             args.kubelet_version,
+            config.procfs_root,
+            args.kubelet_config,
         )
         exclusive = read_driver_cpus(config, answer)
         result = audit_cgroups(
@@ -145,10 +154,11 @@ VERB = Subcommand(
     name="audit",
     summary="compare the cgroups of pods with the values that follow from the pod specs",
     description=(
-        "Compares the cgroups of pods that have claims with the values that follow from the pods' objects: "
-        "CPU weight and quota, memory, hugepages, CPUs; shows the arithmetic. Changes nothing. Exits with 0 "
-        "if all values are as expected, 1 if one is not, 3 if none is wrong but some could not be evaluated, "
-        "for example because a container started within the last 30 s or no pod objects are available."
+        "Compares the cgroups of pods that have claims with the values that follow from the pods' objects "
+        "and the kubelet's configuration: CPU weight and quota, memory, swap, hugepages, CPUs, OOM scores; "
+        "shows the arithmetic. Changes nothing. Exits with 0 if all values are as expected, 1 if one is not, "
+        "3 if none is wrong but some could not be evaluated, for example because a container started within "
+        "the last 30 s or no pod objects are available."
     ),
     examples=(
         ("drahealth audit", "pods with claims, from the kubelet's pods API"),

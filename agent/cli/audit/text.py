@@ -90,10 +90,11 @@ def unaudited_pods(report: AuditReport) -> tuple[str, ...]:
 
 
 def all_comparisons(audit: CgroupAuditReport) -> Iterator[SettingComparison]:
-    """Yield the comparisons of actual with expected cgroup settings, of all pods and QoS classes."""
+    """Yield the comparisons of actual with expected cgroup settings: of pods, QoS classes and the node."""
     for pod in audit.pods:
         yield from pod.comparisons
     yield from audit.qos_classes
+    yield from audit.node_cgroups
 
 
 def _badge(compared: Iterable[SettingComparison]) -> Badge:
@@ -112,7 +113,7 @@ def render(report: AuditReport, style: TextStyle) -> str:
     """Return the audit as text: the findings of each pod or, with ``report.in_full``, every comparison."""
     audit = report.audit
     lines = [_headline(report, style)]
-    if audit.pods or audit.qos_classes:
+    if audit.pods or audit.qos_classes or audit.node_cgroups:
         lines.append("")
     pods, more = _pods_to_list(audit.pods)
     for pod in pods:
@@ -125,10 +126,11 @@ def render(report: AuditReport, style: TextStyle) -> str:
     if more:
         number = style.paint(f"{more} more", "bold")
         lines.append(f"{EXPECTED.coloured_sign(style)} {number}{GAP}{EXPECTED.coloured_word(style)}")
-    if audit.qos_classes:
-        badge = _badge(audit.qos_classes)
-        lines.append(f"{badge.coloured_sign(style)} QoS classes{GAP}{badge.coloured_word(style)}")
-        lines += _comparison_table(audit.qos_classes, style, whole=report.in_full)
+    for title, compared in (("QoS classes", audit.qos_classes), ("node cgroups", audit.node_cgroups)):
+        if compared:
+            badge = _badge(compared)
+            lines.append(f"{badge.coloured_sign(style)} {title}{GAP}{badge.coloured_word(style)}")
+            lines += _comparison_table(compared, style, whole=report.in_full)
     entries = [*_unknown(report), *(TitledText("not known", clean(gap)) for gap in audit.gaps)]
     entries += [TitledText("note", clean(note)) for note in audit.notes]
     if entries:
@@ -203,6 +205,7 @@ def _vanished_once(compared: Iterable[SettingComparison]) -> Iterator[SettingCom
 def _cells(comparison: SettingComparison) -> tuple[str, str, str, str]:
     name = clean(comparison.cgroup.container) if comparison.cgroup.level is CgroupLevel.CONTAINER else "pod"
     name = comparison.cgroup.qos if comparison.cgroup.level is CgroupLevel.QOS else name
+    name = comparison.cgroup.name or name
     if comparison.verdict is AuditVerdict.VANISHED:
         return name, "all", "", ""
     size = f" {hugepage_size_name(comparison.setting.size_kib)}" if comparison.setting.size_kib else ""
@@ -263,7 +266,8 @@ def _without_huge_limit(comparison: SettingComparison, value: int) -> int:
 # --- JSON --------------------------------------------------------------------------------------------------
 
 FACTS: Final = ObjectKeys(
-    "version:cgroup_version driver:cgroup_driver pageBytes hugepageSizesKiB:hugepages_kib countsClaims"
+    "version:cgroup_version driver:cgroup_driver pageBytes hugepageSizesKiB:hugepages_kib countsClaims "
+    "kubeletConfig?:kubelet_source"
 )
 SOURCE: Final = ObjectKeys(
     """
@@ -297,6 +301,10 @@ def document(report: AuditReport) -> dict[str, Any]:
             for pod in audit.pods
         ],
         "classes": [_setting_document(comparison, facts) for comparison in audit.qos_classes],
+        "nodeCgroups": [
+            {"name": comparison.cgroup.name, **_setting_document(comparison, facts)}
+            for comparison in audit.node_cgroups
+        ],
         "unread": list(unaudited_pods(report)),
         "notKnown": list(audit.gaps),
         "notes": list(audit.notes),

@@ -139,7 +139,11 @@ class PodPoller:
         self._guard = guard
         self._pod_list = pod_list
         self._paths = AuditPaths(
-            config.sysfs_root, config.cgroupfs_root, config.kubelet_cgroup_root, config.kubelet_dir
+            config.sysfs_root,
+            config.cgroupfs_root,
+            config.kubelet_cgroup_root,
+            config.kubelet_dir,
+            procfs_root=config.procfs_root,
         )
         self._kubelet: KubeletAnswers | None = None
         self._drivers: tuple[DriverDirectory, ...] = ()

@@ -38,6 +38,7 @@ _METADATA: Final[MessageSchema] = {
     1: SchemaField("name"),
     3: SchemaField("namespace"),
     5: SchemaField("uid"),
+    7: SchemaField("generation", FieldType.INTEGER),
     8: SchemaField("creationTimestamp", FieldType.TIME),
     9: SchemaField("deletionTimestamp", FieldType.TIME),
     11: SchemaField("labels", is_map=True),
@@ -58,6 +59,8 @@ _SPEC: Final[MessageSchema] = {
     2: SchemaField("containers", _CONTAINER, repeated=True),
     10: SchemaField("nodeName"),
     20: SchemaField("initContainers", _CONTAINER, repeated=True),
+    24: SchemaField("priorityClassName"),
+    25: SchemaField("priority", FieldType.INTEGER),
     32: SchemaField("overhead", FieldType.QUANTITY, is_map=True),
     39: SchemaField(
         "resourceClaims",

@@ -1,0 +1,297 @@
+"""Settings of a kubelet's configuration that decide cgroup values, and the parser of a KubeletConfiguration.
+
+The configuration comes from the kubelet's files and flags, or from its endpoint ``/configz``, which shows the
+configuration in effect.
+
+Source: kubelet v1.37.1, pkg/kubelet/apis/config (fields, defaults), cmd/kubelet/app (flags, reserved CPUs).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from agent.cgroup_audit.pod import CPU, ResourceAmounts
+from agent.cgroup_audit.pod_parser import name_list, parse_amounts
+from agent.cgroup_audit.quantity import parse_quantity
+from agent.model.cpuset import cpu_numbers, parse_cpus
+from agent.model.json_values import JsonObject, format_short, get_mapping, get_text, raise_invalid
+
+PODS: Final = "pods"
+"""Word in ``enforceNodeAllocatable``: pods together get no more than the node's allocatable resources."""
+KUBE_RESERVED: Final = "kube-reserved"
+SYSTEM_RESERVED: Final = "system-reserved"
+"""Words in ``enforceNodeAllocatable``: the cgroup of reserved resources has limits, too."""
+TIERED: Final = "TieredReservation"
+"""Value of ``memoryReservationPolicy``: Guaranteed pods get memory.min, Burstable pods memory.low."""
+LIMITED_SWAP: Final = "LimitedSwap"
+_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|µs|ms|s)", re.ASCII | re.IGNORECASE)
+_MICROSECONDS: Final = {"us": 1, "µs": 1, "ms": 1000, "s": 1_000_000}
+
+
+class MemoryQos(NamedTuple):
+    """Way in which a kubelet sets ``memory.high``, ``memory.min`` and ``memory.low`` (KEP-2570)."""
+
+    throttling_factor: float | None = None
+    """Position of ``memory.high`` between request (0) and limit (1); None: ``memory.high`` is not set."""
+    reserves: bool = False
+    """True: requests are protected from reclaim."""
+    is_tiered: bool = True
+    """True: Guaranteed pods have ``memory.min``, Burstable ones ``memory.low``. False: all have
+    ``memory.min``, as up to 1.35."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletConfig:
+    """Settings of a kubelet's configuration that decide cgroup values; the defaults are the kubelet's."""
+
+    source: str
+    """Description of the source, such as the path of the file."""
+    gates: Mapping[str, bool] = field(default_factory=dict)
+    """Feature gates that are set explicitly."""
+    throttling_factor: float | None = None
+    """``memoryThrottlingFactor``; None: not set."""
+    reservation_policy: str = ""
+    """``memoryReservationPolicy``, which exists from 1.36 on; empty: not set."""
+    swap_behavior: str = ""
+    """``memorySwap.swapBehavior``; empty: the default, NoSwap."""
+    enforced: tuple[str, ...] = (PODS,)
+    """``enforceNodeAllocatable``."""
+    kube_reserved: ResourceAmounts = field(default_factory=dict)
+    system_reserved: ResourceAmounts = field(default_factory=dict)
+    kube_reserved_cgroup: str = ""
+    system_reserved_cgroup: str = ""
+    has_qos_cgroups: bool = True
+    """``cgroupsPerQOS``."""
+    enforces_quota: bool = True
+    """``cpuCFSQuota``."""
+    period_us: int = 100_000
+    """``cpuCFSQuotaPeriod`` [us]."""
+
+    @property
+    def reserves_qos_memory(self) -> bool:
+        """True: requests may limit the memory of lower QoS classes (``qosReserved``, an alpha gate)."""
+        return self.gates.get("QOSReserved", False)
+
+    def possible_gate(self, gate: str, default: bool) -> tuple[bool, ...]:
+        """Return the possible values of a feature gate; ``default`` is the gate's default in the release."""
+        if gate in self.gates:
+            return (self.gates[gate],)
+        groups = {self.gates[name] for name in ("AllAlpha", "AllBeta") if name in self.gates}
+        return tuple(dict.fromkeys((default, *sorted(groups))))
+
+
+def parse_kubelet_config(obj: JsonObject, source: str) -> KubeletConfig:
+    """Parse a KubeletConfiguration, or the answer of the kubelet's endpoint ``/configz``.
+
+    Raises:
+        ValueError: A field is invalid; the text names it.
+    """
+    obj = get_mapping(obj, "kubeletconfig") or obj
+    kind = obj.get("kind")
+    if kind not in {None, "KubeletConfiguration"}:
+        raise_invalid("kind", f"{format_short(kind)} is not KubeletConfiguration")
+    system = dict(_reserved_amounts(obj, "systemReserved"))
+    kube = dict(_reserved_amounts(obj, "kubeReserved"))
+    if cpus := get_text(obj, "reservedSystemCPUs", ""):
+        system[CPU] = parse_quantity(str(_count_cpus(cpus)))
+        kube.pop(CPU, None)
+    return KubeletConfig(
+        source,
+        gates=_parse_gates(obj),
+        throttling_factor=_parse_factor(obj),
+        reservation_policy=get_text(obj, "memoryReservationPolicy", ""),
+        swap_behavior=get_text(get_mapping(obj, "memorySwap"), "swapBehavior", "memorySwap"),
+        enforced=_parse_enforced(obj),
+        kube_reserved=kube,
+        system_reserved=system,
+        kube_reserved_cgroup=get_text(obj, "kubeReservedCgroup", ""),
+        system_reserved_cgroup=get_text(obj, "systemReservedCgroup", ""),
+        has_qos_cgroups=_flag(obj, "cgroupsPerQOS", default=True),
+        enforces_quota=_flag(obj, "cpuCFSQuota", default=True),
+        period_us=_parse_period(obj),
+    )
+
+
+def _reserved_amounts(obj: JsonObject, key: str) -> ResourceAmounts:
+    return parse_amounts(get_mapping(obj, key), key)
+
+
+def _count_cpus(text: str) -> int:
+    try:
+        return len(list(cpu_numbers(parse_cpus(text))))
+    except ValueError:
+        raise_invalid("reservedSystemCPUs", f"{format_short(text)} is not a list of CPUs, such as 0-3")
+
+
+def _parse_gates(obj: JsonObject) -> Mapping[str, bool]:
+    gates = get_mapping(obj, "featureGates")
+    for name, value in gates.items():
+        if not isinstance(value, bool):
+            raise_invalid(f"featureGates.{name}", f"{format_short(value)} is neither true nor false")
+    return {name: bool(value) for name, value in gates.items()}
+
+
+def _parse_factor(obj: JsonObject) -> float | None:
+    value = obj.get("memoryThrottlingFactor")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise_invalid("memoryThrottlingFactor", f"{format_short(value)} is not a number above 0 and up to 1")
+    return float(value)
+
+
+def _parse_enforced(obj: JsonObject) -> tuple[str, ...]:
+    if obj.get("enforceNodeAllocatable") is None:
+        return (PODS,)
+    return name_list(obj, "enforceNodeAllocatable", "KubeletConfiguration")
+
+
+def _flag(obj: JsonObject, key: str, *, default: bool) -> bool:
+    value = obj.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise_invalid(key, f"{format_short(value)} is neither true nor false")
+    return value
+
+
+def _parse_period(obj: JsonObject) -> int:
+    text = obj.get("cpuCFSQuotaPeriod")
+    if text is None:
+        return 100_000
+    match = _DURATION.fullmatch(str(text))
+    if match is None:
+        raise_invalid("cpuCFSQuotaPeriod", f"{format_short(text)} is not a duration, such as 100ms")
+    return int(float(match[1]) * _MICROSECONDS[match[2].lower()]) or 100_000
+
+
+# --- flags -------------------------------------------------------------------------------------------------
+
+FILE_FLAG: Final = "config"
+DIRECTORY_FLAG: Final = "config-dir"
+_FIELDS: Final = {
+    "cgroups-per-qos": "cgroupsPerQOS",
+    "cpu-cfs-quota": "cpuCFSQuota",
+    "cpu-cfs-quota-period": "cpuCFSQuotaPeriod",
+    "enforce-node-allocatable": "enforceNodeAllocatable",
+    "feature-gates": "featureGates",
+    "kube-reserved": "kubeReserved",
+    "kube-reserved-cgroup": "kubeReservedCgroup",
+    "reserved-cpus": "reservedSystemCPUs",
+    "system-reserved": "systemReserved",
+    "system-reserved-cgroup": "systemReservedCgroup",
+}
+"""Field of the configuration that each flag of the kubelet sets."""
+_SWITCHES: Final = frozenset({"cgroups-per-qos", "cpu-cfs-quota"})
+"""Flags that need no value."""
+_LISTS: Final = frozenset({"enforce-node-allocatable"})
+_MAPS: Final = frozenset({"feature-gates", "kube-reserved", "system-reserved"})
+
+
+def parse_flags(arguments: list[str]) -> dict[str, str]:
+    """Return the kubelet's flags that decide cgroup values, by name; a repeated map is joined.
+
+    Args:
+        arguments: Command line of the kubelet's process, without the program.
+    """
+    known = {FILE_FLAG, DIRECTORY_FLAG, *_FIELDS}
+    flags: dict[str, str] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            break
+        name, has_value, value = argument.lstrip("-").partition("=")
+        if not argument.startswith("-") or name not in known:
+            continue
+        if not has_value:
+            value = "true" if name in _SWITCHES else next(rest, "")
+        flags[name] = f"{flags[name]},{value}" if name in _MAPS and name in flags else value
+    return flags
+
+
+def with_flags(obj: JsonObject, flags: Mapping[str, str]) -> JsonObject:
+    """Return a KubeletConfiguration changed by flags, which take precedence; feature gates are added.
+
+    Raises:
+        ValueError: A flag's value is invalid.
+    """
+    changed = dict(obj)
+    for name, text in flags.items():
+        if name in _FIELDS:
+            changed[_FIELDS[name]] = _flag_value(name, text, obj)
+    return changed
+
+
+def _flag_value(name: str, text: str, obj: JsonObject) -> object:
+    if name in _SWITCHES:
+        return _bool_of(name, text)
+    if name in _LISTS:
+        return [] if text in {"", "none"} else text.split(",")
+    if name not in _MAPS:
+        return text
+    pairs = dict(_pair_of(name, part) for part in text.split(",") if part)
+    if name != "feature-gates":
+        return pairs
+    return {**get_mapping(obj, "featureGates"), **{gate: _bool_of(name, on) for gate, on in pairs.items()}}
+
+
+def merge_configs(base: JsonObject, other: JsonObject) -> JsonObject:
+    """Merge a drop-in file into a KubeletConfiguration: maps are merged, other values replaced."""
+    merged = dict(base)
+    for key, value in other.items():
+        mine = merged.get(key)
+        is_map = isinstance(mine, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge_configs(get_mapping(base, key), get_mapping(other, key)) if is_map else value
+    return merged
+
+
+def _bool_of(name: str, text: str) -> bool:
+    if text.lower() not in {"true", "false", "t", "f", "1", "0"}:
+        raise ValueError(f"--{name}: {format_short(text)} is neither true nor false")
+    return text.lower() in {"true", "t", "1"}
+
+
+def _pair_of(name: str, part: str) -> tuple[str, str]:
+    key, equals, value = part.partition("=")
+    if not equals:
+        raise ValueError(f"--{name}: {format_short(part)} is not NAME=VALUE")
+    return key.strip(), value.strip()
+
+
+# --- memory QoS --------------------------------------------------------------------------------------------
+
+_DEFAULT_FACTOR: Final = 0.9
+"""``memoryThrottlingFactor`` up to 1.36, if it is not set; from 1.37 on there is no default."""
+_TIERED_FROM: Final = 36
+MEMORY_QOS_DEFAULT_FROM: Final = 37
+"""First minor version with the gate MemoryQoS on by default, and without a default factor."""
+
+
+def possible_memory_qos(config: KubeletConfig, minor: int | None) -> tuple[MemoryQos, ...]:
+    """Return the ways in which the kubelet may set memory QoS, the most likely first.
+
+    Args:
+        minor: Minor version of the kubelet, such as 37; None: unknown, each supported one is possible.
+    """
+    minors: tuple[int, ...] = (
+        (MEMORY_QOS_DEFAULT_FROM, _TIERED_FROM, _TIERED_FROM - 1) if minor is None else (minor,)
+    )
+    if config.reservation_policy:
+        minors = tuple(max(one, _TIERED_FROM) for one in minors)  # older kubelets refuse the field
+    found = [
+        _memory_qos(config, one, is_on)
+        for one in minors
+        for is_on in config.possible_gate("MemoryQoS", one >= MEMORY_QOS_DEFAULT_FROM)
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _memory_qos(config: KubeletConfig, minor: int, is_on: bool) -> MemoryQos:
+    if not is_on:
+        return MemoryQos()
+    default = None if minor >= MEMORY_QOS_DEFAULT_FROM else _DEFAULT_FACTOR
+    factor = default if config.throttling_factor is None else config.throttling_factor
+    if minor < _TIERED_FROM:
+        return MemoryQos(factor, reserves=True, is_tiered=False)
+    return MemoryQos(factor, reserves=config.reservation_policy == TIERED)
