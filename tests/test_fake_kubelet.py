@@ -306,6 +306,7 @@ def test_plugin_service_follows_the_advertised_order(services: list[str], expect
 def test_health_v1_is_preferred_in_any_order(services: list[str], expected: str | None) -> None:
     """TestPickHealthService"""
     assert VERSIONS["1.37"].health_service(services) == expected
+    assert VERSIONS["1.38"].health_service(services) == expected
     assert VERSIONS["1.36"].health_service(services) == "v1alpha1.DRAResourceHealth"
 
 
@@ -329,6 +330,10 @@ def test_later_kubelets_refuse_untrusted_input(driver: str, endpoint: str, text:
     for method in (plugins.validate, plugins.register):
         with pytest.raises(ValueError, match=text):
             method(driver, endpoint, SERVICES)
+
+
+def test_kubelets_refuse_untrusted_input_from_138_on() -> None:
+    assert [name for name, version in VERSIONS.items() if version.validates_input] == ["1.38"]
 
 
 @pytest.mark.parametrize(
@@ -455,7 +460,9 @@ def test_kubelet_1_36_retries_unimplemented_health_forever(short_tmp: Path, vers
         assert kubelet.history.of(StreamEnded)[0].logged
 
 
-@pytest.mark.parametrize(("version", "count"), [("1.34", 0), ("1.35", 0), ("1.36", 1), ("1.37", 1)])
+@pytest.mark.parametrize(
+    ("version", "count"), [("1.34", 0), ("1.35", 0), ("1.36", 1), ("1.37", 1), ("1.38", 1)]
+)
 def test_feature_gate_is_enabled_from_1_36(short_tmp: Path, version: str, count: int) -> None:
     with (
         FakeKubelet(short_tmp, version=version, pace=FAST) as kubelet,

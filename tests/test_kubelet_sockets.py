@@ -438,6 +438,20 @@ def test_watch_waits_for_absent_kubelet(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_watch_waits_out_a_rate_limit_and_keeps_the_pods(socket: Path) -> None:
+    async def story(watching: Watching, api: WatchApi) -> None:
+        say(await opened(api), event("ADDED", pod("u-1")), SYNCED, SLOW_CLIENT)
+        await watching.until(lambda answer: bool(answer.invalid))
+        for _ in range(2):
+            say(await opened(api), RATE_LIMIT)
+            answer = await watching.until(lambda answer: "RESOURCE_EXHAUSTED" in str(answer.invalid))
+            assert (uids(answer), watching.watch.is_current) == (["u-1"], False)
+        say(await opened(api), event("ADDED", pod("u-2")), SYNCED)
+        assert (await watching.until(lambda answer: uids(answer) == ["u-2"])).is_complete
+
+    watched(socket, story)
+
+
 def test_watch_gives_up_on_kubelet_that_never_completes_its_list(socket: Path) -> None:
     async def run() -> None:
         watching = Watching(socket, sync_s=0.05)

@@ -44,6 +44,7 @@ def test_unlistable_hugepage_sizes_are_an_error(tmp_path: Path) -> None:
         ("", True),
         ("1.37", True),
         ("v1.37.2", True),
+        ("1.38.0", True),
         ("1.38.0-alpha.1", True),
         ("v2.0.0", True),
         ("1.36.9", False),

@@ -122,7 +122,7 @@ def parse_pod(obj: JsonObject, *, from_kubelet: bool = False) -> Pod:
         ProbeError: The object is not a valid pod; the text names the pod and the field.
 
     Source:
-        ``metadata``, ``spec`` and ``status`` of v1.Pod, 1.34 to 1.37.
+        ``metadata``, ``spec`` and ``status`` of v1.Pod, 1.34 to 1.38.
     """
     if obj.get("kind") not in {None, "Pod"}:
         raise ProbeError(f"object of kind {format_short(obj.get('kind'))} is not a Pod")

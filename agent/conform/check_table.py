@@ -1,6 +1,6 @@
 """Table of the conformance checks of a DRA driver.
 
-Numbers such as 1.36 are releases of the kubelet; a text without a release applies to 1.34 to 1.37.
+Numbers such as 1.36 are releases of the kubelet; a text without a release applies to 1.34 to 1.38.
 """
 
 from __future__ import annotations
@@ -397,7 +397,7 @@ CHECKS: Final = (
     ConformCheck(
         "registration.name",
         "the driver's name is a DNS subdomain of at most 63 bytes",
-        "Kubelets after 1.37 refuse other names; the API server refuses a ResourceSlice of such a driver. "
+        "Kubelets from 1.38 refuse other names; the API server refuses a ResourceSlice of such a driver. "
         "Both distinguish upper and lower case: GPU.example.com is another driver than gpu.example.com.",
         "use your own domain in lower case, such as gpu.example.com",
         registration_checks.check_driver_name,
@@ -406,7 +406,7 @@ CHECKS: Final = (
     ConformCheck(
         "registration.endpoint",
         "the endpoint is an absolute path in the kubelet's directory, and takes connections",
-        "The kubelet connects as soon as it has registered the plugin. Kubelets after 1.37 refuse paths "
+        "The kubelet connects as soon as it has registered the plugin. Kubelets from 1.38 refuse paths "
         "that are relative, too long, or outside of their directory.",
         "serve <kubelet's directory>/plugins/<driver>/dra.sock before the registration socket exists",
         registration_checks.check_endpoint,
@@ -458,7 +458,7 @@ CHECKS: Final = (
         "registration.several",
         "no two registration sockets name the same endpoint",
         "The same driver with the same endpoint twice is an error. Two endpoints are a rolling update: "
-        "prepare goes to the newest that is connected; kubelets up to 1.37.1 merge the health of both, and "
+        "prepare goes to the newest that is connected; kubelets up to 1.38 merge the health of both, and "
         "forget it when either stream ends.",
         "remove the socket of an instance that has ended; during an update only the newer instance should "
         "send health",

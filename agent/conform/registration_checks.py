@@ -298,7 +298,7 @@ def check_endpoints_differ(session: SessionRecord) -> CheckOutcome:
     if len(by_endpoint) > 1:
         return warned(
             f"{format_count(len(by_endpoint), 'endpoint')}, as in a rolling update: "
-            "kubelets up to 1.37.1 use all"
+            "kubelets up to 1.38 use all"
         )
     return passed(f"{format_count(len(by_endpoint), 'endpoint')}")
 

@@ -133,7 +133,7 @@ class EndpointRelative(_WithEndpoint):
 
 @fails("registration.endpoint")
 class EndpointOutside(_WithEndpoint):
-    """Serves outside of the kubelet's directory, which kubelets after 1.37 refuse."""
+    """Serves outside of the kubelet's directory, which kubelets from 1.38 refuse."""
 
     @property
     def service(self) -> Path:

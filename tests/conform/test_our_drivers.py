@@ -108,7 +108,7 @@ DRIVERS: Final[dict[str, Callable[[], ConformRun]]] = {
     "agent": _agent,
 }
 KNOWN: Final[dict[str, dict[str, str]]] = {
-    # kubelets up to 1.37.1 use both; therefore our older instance is mute
+    # kubelets up to 1.38 use both; therefore our older instance is mute
     "hostdev in a rolling update": {"registration.several": "warn"},
 }
 OWN: Final = "own server"

@@ -94,7 +94,7 @@ def test_strict_kubelet_accepts_the_driver(
     make_node: Callable[..., Node],
 ) -> None:
     """e2e_node: registration"""
-    node = make_node(version="1.37", validates_input=True)
+    node = make_node(version="1.38")
     node.hostdev("--pod-uid", "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0")
     node.kubelet.wait_registered(HOSTDEV)
     node.end(node.running("it", BOTH))

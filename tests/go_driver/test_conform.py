@@ -48,7 +48,7 @@ def test_driver_without_agent_fails_only_since_nothing_is_known(node: GoNode) ->
 
 
 def test_two_instances_give_only_the_expected_warning(node: GoNode) -> None:
-    """Kubelets up to 1.37.1 read the health of both instances, and kubeletplugin cannot mute one of them."""
+    """Kubelets up to 1.38 read the health of both instances, and kubeletplugin cannot mute one of them."""
     node.agent(config=FREQUENT)
     node.driver("--pod-uid", "pod-old")
     node.wait_healthy(PAGES, CPU_0, CPU_1)

@@ -1,7 +1,7 @@
 """A simulated kubelet, as a DRA plugin sees it: registration, health streams, prepare calls and pods.
 
 It uses grpcio and imports none of this project's code, so that a mistake in the agent is not repeated here.
-It follows the sources of kubelet 1.34 to 1.37. Where those sources leave a detail open, a comment marks the
+It follows the sources of kubelet 1.34 to 1.38. Where those sources leave a detail open, a comment marks the
 assumption. It does not run containers.
 """
 

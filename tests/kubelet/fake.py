@@ -41,7 +41,6 @@ class FakeKubelet:
         version: str = "1.36",
         pace: Pace | None = None,
         health: bool | None = None,
-        validates_input: bool = False,
         seed: int = 0,
     ) -> None:
         """Args:
@@ -49,14 +48,12 @@ class FakeKubelet:
         version: One of :data:`kubelet.versions.VERSIONS`.
         pace: The kubelet's durations. Default: those of the real kubelet.
         health: Overrides that version's default for the feature gate ResourceHealthStatus.
-        validates_input: Reject names and endpoints that kubelets after 1.37 will reject.
         seed: Seeds every random choice.
         """
         self.root = root
         self.version = VERSIONS[version]
         self.pace = pace if pace is not None else Pace()
         self.health_on = self.version.health_on if health is None else health
-        self.validates_input = validates_input
         self.clock = Clock()
         """Used for leases and events. A test may advance it."""
         self.history = History()
@@ -247,7 +244,7 @@ class _KubeletProcess:
             pace,
             history,
             self._open_stream,
-            validates_input=kubelet.validates_input,
+            validates_input=kubelet.version.validates_input,
         )
         rng = random.Random(kubelet.rng.random())
         self.preparer = Preparer(self.plugins, self.infos, kubelet.claims, history, rng)

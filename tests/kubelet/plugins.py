@@ -139,7 +139,7 @@ class Plugins:
         pace: The kubelet's durations.
         history: Receives an entry for each event.
         open_stream: Opens a plugin's health stream. Returns None where the kubelet opens none.
-        validates_input: Check names and endpoints as kubelets after 1.37 will.
+        validates_input: Check names and endpoints as kubelets from 1.38 on.
         """
         self._root = root
         self._calls = calls
@@ -271,7 +271,7 @@ class Plugins:
 
 
 def check_driver(driver: str) -> None:
-    """Checks for a DNS subdomain of at most 63 characters in any case, as kubelets after 1.37 will.
+    """Checks for a DNS subdomain of at most 63 characters in any case, as kubelets from 1.38 on.
 
     Raises:
         ValueError: the name is invalid.

@@ -26,6 +26,8 @@ class Version:
     """Whether ``health_check_timeout_seconds`` is read, since 1.35."""
     reads_message: bool
     """Whether ``message`` is read and shown in the pod's status, since 1.36."""
+    validates_input: bool = False
+    """Whether registrations with invalid driver names or endpoints are refused, since 1.38."""
 
     def health_service(self, advertised: Sequence[str]) -> str | None:
         """Returns the service to call. The kubelet's preference decides, not the order of the plugin's
@@ -41,6 +43,15 @@ VERSIONS: Final = {
     "1.35": Version(False, (HEALTH_V1ALPHA1,), False, False, reads_timeout=True, reads_message=False),
     "1.36": Version(True, (HEALTH_V1ALPHA1,), False, False, reads_timeout=True, reads_message=True),
     "1.37": Version(True, (HEALTH_V1, HEALTH_V1ALPHA1), True, True, reads_timeout=True, reads_message=True),
+    "1.38": Version(
+        True,
+        (HEALTH_V1, HEALTH_V1ALPHA1),
+        True,
+        True,
+        reads_timeout=True,
+        reads_message=True,
+        validates_input=True,
+    ),
 }
 
 

@@ -142,7 +142,7 @@ VERB = Subcommand(
     name="conform",
     summary="check the health service and registration of a DRA driver",
     description=(
-        "Acts as a kubelet, 1.34 to 1.37, towards any DRA driver: opens health streams, calls "
+        "Acts as a kubelet, 1.34 to 1.38, towards any DRA driver: opens health streams, calls "
         "GetInfo, reports that the driver is registered, prepares no claims. This is harmless to a driver in "
         "use, except with --refuse; a kubelet may be attached at the same time. Exits with 0 if all checks "
         "that the options include passed, 1 with a warning, 2 with a failure, 3 if a check could not be run, "

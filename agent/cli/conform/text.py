@@ -71,7 +71,7 @@ Without a kubelet on the node, some drivers wait for their registration before t
 report that the driver is registered then starts them, and they publish ResourceSlices. `--no-notify` leaves
 this report out.
 
-The checks apply to kubelets 1.34 to 1.37, unless a text names a release.
+The checks apply to kubelets 1.34 to 1.38, unless a text names a release.
 """
 
 

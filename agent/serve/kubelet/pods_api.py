@@ -2,7 +2,8 @@
 
 Kubernetes has the API since 1.36, with the feature gate PodsAPI, which is on by default since 1.37. A static
 pod has the UID of its configuration; mirror pods are not listed. The kubelet ends a stream whose reader is a
-hundred events behind.
+hundred events behind. From 1.38 on it also limits the rate of new streams, with RESOURCE_EXHAUSTED: the watch
+waits as after any failure, and the pods are listed meanwhile.
 
 Source: ``pods/v1alpha1/api.proto`` of k8s.io/kubelet; kubelet ``apis/pods/server.go`` as of 1.36 and 1.37.
 """
