@@ -446,6 +446,14 @@ def test_device_with_driver_fault_has_normal_lease() -> None:
     assert leases[0] == leases[1]
 
 
+def test_removed_device_with_a_driver_fault_stays_unhealthy() -> None:
+    node = Node()
+    node.check()
+    node.fail()
+    node.devices = ()
+    assert health_and_codes(node.next()) == (Health.UNHEALTHY, ["driver.failed_device", "declared.gone"])
+
+
 def test_driver_advice_is_used_if_present() -> None:
     node = Node()
     node.check()

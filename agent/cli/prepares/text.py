@@ -246,7 +246,10 @@ them, and what to do. This page is the output of `drahealth prepares --codes -o 
 
 A pod's event shows them on one line, `[class=... code=... device=... request=... retry=...]`, followed by the
 error and its consequence. `drahealth prepares --codes CODE` explains the code; `drahealth checks CODE`
-explains one that belongs to a check. `retry` states what must happen before another attempt can succeed:
+explains one that belongs to a check. An event without this line comes from a failure before the driver was
+called: the kubelet's own (the driver is not registered, the claim is not allocated or not reserved for the
+pod), or one of the driver's helper, which fetches the claims first (`retrieve claim`). `retry` states what
+must happen before another attempt can succeed:
 
 * `later`: only time has to pass;
 * `after-release`: another consumer releases what the claim needs;
@@ -254,7 +257,10 @@ explains one that belongs to a check. `retry` states what must happen before ano
 * `after-fix`: the node or the driver is fixed;
 * `never`: the claim must change.
 
-The kubelet retries in any case, until the pod is deleted.
+The kubelet retries in any case, 60 to 90 s later and after changes of the pod, until the pod is deleted. A
+lasting failure answers these calls without another attempt: `permanent`, and a failed device that only the
+driver reported, for 60 s, so that the kubelet's regular retry is an attempt; `bad-config` for 10 minutes;
+another failed device until its state changes, for a day at most.
 
 A code may be in two classes: for a failure that may pass, and for the same failure once it is shown to be
 permanent. A code that ends in `.*` is a family. Drivers can report codes of their own, which are handled like
