@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import hostdev_driver
 import pytest
@@ -12,10 +13,21 @@ import yaml
 from hostdev_driver.claims import ClaimFiles
 from hostdev_driver.containers import devices_for
 from hostdev_driver.driver import HostDriver
-from hostdev_driver.grants import Grant, Holdings, check_pages, held, hold, release, unheld_pages
-from hostdev_driver.host import Host, format_cpus, format_size, parse_cpus, parse_size_kib
+from hostdev_driver.grants import Grant, Holdings, check_pages, held, hold, release, taken_pages
+from hostdev_driver.host import (
+    CpuPlace,
+    Hardware,
+    Host,
+    Pool,
+    find_hardware,
+    format_cpus,
+    format_size,
+    parse_cpus,
+    parse_size_kib,
+)
 from hostdev_driver.ledger import Ledger
 from hostdev_driver.parameters import requested_grant
+from hostdev_driver.saved_hardware import offered_hardware, read_boot_id
 from hostdev_samples import (
     DRIVER,
     NODE,
@@ -288,12 +300,151 @@ def test_missing_pool_has_no_free_pages(paper: Path) -> None:
     assert mark.operation is agent.Operation.DEVICE
 
 
-def test_pages_held_by_the_claim_need_not_be_free(paper: Path) -> None:
+def test_pages_that_claims_use_are_not_taken(paper: Path) -> None:
     host = host_of(paper)
     holdings: Holdings = hold({}, claim_of(), (page_grant(500),))
-    assert unheld_pages({}, host, "2Mi", 0) == 512
-    assert unheld_pages(holdings, host, "2Mi", 0) == 12
-    assert unheld_pages(holdings, host, "1Gi", 0) == 2
+    pool(paper / "sys", 0, 2048, 512, free=12)
+    assert taken_pages(holdings, host, "2Mi", 0) == 0
+    assert taken_pages(holdings, host, "1Gi", 0) == 0
+    pool(paper / "sys", 0, 2048, 512, free=9)
+    assert taken_pages(holdings, host, "2Mi", 0) == 3
+    assert taken_pages({}, host, "2Mi", 0) == 503
+
+
+@pytest.mark.parametrize(
+    ("pages", "free", "taken"),
+    [
+        (400, 400, 0),  # the pool shrank
+        (0, 0, 0),
+        (400, 390, 10),  # it shrank, and others use 10
+        (600, 520, 0),  # it grew: others use 80, and enough are left
+        (400, 410, 0),  # it shrank between two reads
+    ],
+)
+def test_pages_that_the_pool_lacks_are_not_taken(paper: Path, pages: int, free: int, taken: int) -> None:
+    host = host_of(paper)
+    pool(paper / "sys", 0, 2048, pages, free=free)
+    assert taken_pages({}, host, "2Mi", 0) == taken
+
+
+# --- hardware that outlives the driver -------------------------------------------------------------------
+
+
+def offered(paper: Path, holdings: Holdings | None = None, boot_id: str = "boot-1", **more: Any) -> Hardware:
+    """Return what a driver offers that starts now."""
+    found = find_hardware(paper / "sys", paper / "proc")
+    return offered_hardware(paper / "hardware.json", found, holdings or {}, boot_id=boot_id, **more)
+
+
+TWO_MI = Pool(0, 2048)
+
+
+def test_lost_hardware_stays_offered_after_a_restart(paper: Path) -> None:
+    before = host_of(paper, cpus_each=1, hardware=offered(paper))
+    pool(paper / "sys", 0, 2048, 300)
+    shutil.rmtree(paper / "sys/devices/system/node/node0/hugepages/hugepages-1048576kB")
+    write(paper / "sys/devices/system/cpu/online", "0,2-6")
+    write(paper / "sys/devices/system/node/node0/cpulist", "0,4-5")  # of CPUs that are online
+    shutil.rmtree(paper / "sys/devices/system/cpu/cpu1/topology")
+    write(paper / "sys/devices/system/cpu/cpu5/topology/thread_siblings_list", 5)
+    shutil.rmtree(paper / "proc/driver")
+    assert parts(host_of(paper, cpus_each=1)) != parts(before)
+    assert parts(host_of(paper, cpus_each=1, hardware=offered(paper))) == parts(before)
+    assert parts(host_of(paper, cpus_each=1, hardware=offered(paper))) == parts(before), "and the next one"
+
+
+def test_added_hardware_is_offered_after_a_restart(paper: Path) -> None:
+    offered(paper)
+    pool(paper / "sys", 0, 2048, 600)
+    gpu(paper, "0000:5e:00.0", 4)
+    write(paper / "sys/devices/system/cpu/online", "0-7")
+    again = offered(paper)
+    assert (again.pages[TWO_MI], again.gpus["0000:5e:00.0"]) == (600, 4)
+    assert again.cpus[7] == CpuPlace(1, 7)
+
+
+@pytest.mark.parametrize("boot_id", ["boot-2", ""])
+def test_boot_ends_the_memory_of_hardware_that_no_claim_holds(paper: Path, boot_id: str) -> None:
+    offered(paper)
+    pool(paper / "sys", 0, 2048, 300)
+    write(paper / "sys/devices/system/cpu/online", "0-5")
+    shutil.rmtree(paper / "proc/driver")
+    assert offered(paper, boot_id=boot_id) == find_hardware(paper / "sys", paper / "proc")
+
+
+def test_hardware_that_claims_hold_stays_offered_over_a_boot(paper: Path) -> None:
+    grants = (
+        page_grant(400),
+        cpu_grant("5-6", exclusive=True),
+        Grant(request="g", pool=NODE, device="gpu-3"),
+    )
+    holdings = hold({}, claim_of(), grants)
+    offered(paper, holdings)
+    pool(paper / "sys", 0, 2048, 300)
+    write(paper / "sys/devices/system/cpu/online", "0-5")
+    shutil.rmtree(paper / "proc/driver")
+    for boot_id in ("boot-2", "boot-3"):
+        again = offered(paper, holdings, boot_id)
+        assert again.pages[TWO_MI] == 400
+        assert set(again.cpus) == {0, 1, 2, 3, 4, 5, 6}
+        assert again.gpus == {"0000:3b:00.0": 3}
+    assert offered(paper, boot_id="boot-4") == find_hardware(paper / "sys", paper / "proc"), "released"
+
+
+def test_pages_of_the_ledger_are_offered_without_a_saved_file(paper: Path) -> None:
+    pool(paper / "sys", 0, 2048, 300)
+    holdings = hold({}, claim_of(), (page_grant(200),))
+    assert offered(paper, holdings, shares=2).pages[TWO_MI] == 400, "200 in each of two shares"
+
+
+def test_given_pool_sizes_outrank_found_and_saved_ones(paper: Path) -> None:
+    offered(paper)
+    given = {TWO_MI: 300, Pool(1, 1 << 20): 2}
+    assert offered(paper, given=given).pages == {TWO_MI: 300, Pool(0, 1 << 20): 2, Pool(1, 2048): 0} | given
+    assert offered(paper).pages[TWO_MI] == 512, "given sizes are not saved"
+    held = hold({}, claim_of(), (page_grant(400),))
+    assert offered(paper, held, given=given).pages[TWO_MI] == 400, "a claim holds more"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b'{"version": 1, "boot_id": "boot-1", "pag',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"version": 2, "boot_id": "boot-1"}',
+        b'{"version": 1, "boot_id": "boot-1", "cpus": [["0", 1]]}',
+        b" " * (1 << 20) + b'{"version": 1, "boot_id": "boot-1"}',
+    ],
+    ids=["empty", "torn", "binary", "nested", "newer", "mistyped", "large"],
+)
+def test_unusable_hardware_file_is_logged_and_replaced(
+    paper: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = offered(paper)
+    (paper / "hardware.json").write_bytes(data)
+    assert offered(paper) == whole
+    assert f"{paper / 'hardware.json'}: not usable: " in caplog.text
+    caplog.clear()
+    pool(paper / "sys", 0, 2048, 300)
+    assert offered(paper) == whole
+    assert not caplog.records
+    assert [path.name for path in paper.glob(".*")] == []
+
+
+def test_unwritable_hardware_file_is_logged(
+    tmp_path: Path, paper: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = find_hardware(paper / "sys", paper / "proc")
+    (tmp_path / "state").write_text("a file where a directory should be")
+    assert offered_hardware(tmp_path / "state/hardware.json", found, {}, boot_id="boot-1") == found
+    assert "could not be written: " in caplog.text
+
+
+def test_boot_id_of_a_real_host_is_known() -> None:
+    assert read_boot_id(Path("/proc"))
+    assert read_boot_id(Path("/nowhere")) == ""
 
 
 # --- the ledger on disk ------------------------------------------------------------------------------------
@@ -496,7 +647,7 @@ def test_help_names_every_argument() -> None:
         "--cdi-dir",
     ):
         assert name in done.stdout
-    for name in ("--claims", "--api-server", "--pod-uid", "--sysfs-root", "--state-dir", "--hugepage-shares"):
+    for name in ("--claims", "--api-server", "--pod-uid", "--sysfs-root", "--state-dir", "--hugepages"):
         assert name in done.stdout
 
 
@@ -506,6 +657,8 @@ def test_help_names_every_argument() -> None:
         ((), 78, "KUBERNETES_SERVICE_HOST and _PORT are not set"),
         (("--reserved-cpus", "x"), 2, "'x' is not a CPU number or range"),
         (("--hugepage-shares", "0"), 2, "0 is not 1 to 4096"),
+        (("--hugepages", "2Mi=64"), 2, "'2Mi=64' is not NODE:SIZE=PAGES, such as 0:2Mi=64"),
+        (("--hugepages", "0:2mb=64"), 2, "'2mb' is not a size"),
     ],
 )
 def test_invalid_arguments_are_explained(tmp_path: Path, args: tuple[str, ...], code: int, text: str) -> None:

@@ -6,14 +6,17 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import agent
 from hostdev_driver.api import ApiServer
 from hostdev_driver.arguments import parser
 from hostdev_driver.claims import ClaimApi, ClaimFiles
 from hostdev_driver.driver import HostDriver
-from hostdev_driver.host import Host
+from hostdev_driver.grants import Holdings
+from hostdev_driver.host import Hardware, Host, find_hardware
 from hostdev_driver.ledger import Ledger
+from hostdev_driver.saved_hardware import offered_hardware, read_boot_id
 from hostdev_driver.slices import Publisher
 
 REFRESH_S = 60.0
@@ -54,6 +57,7 @@ def _run(options: argparse.Namespace, stop: threading.Event, failed: Callable[[B
     driver, kubelet_dir = options.driver_name, options.kubelet_dir
     plugin_dir = options.plugin_dir or kubelet_dir / "plugins" / driver
     state_dir = options.state_dir or plugin_dir
+    ledger = Ledger(state_dir / "ledger.json")
     host = Host(
         options.node_name,
         options.sysfs_root,
@@ -61,6 +65,7 @@ def _run(options: argparse.Namespace, stop: threading.Event, failed: Callable[[B
         shares=options.hugepage_shares,
         cpus_each=options.cpus_each,
         reserved=options.reserved_cpus,
+        hardware=_hardware(options, ledger, state_dir / "hardware.json"),
     )
     config = agent.Config(
         node_name=options.node_name, sysfs_root=options.sysfs_root, procfs_root=options.procfs_root
@@ -73,7 +78,7 @@ def _run(options: argparse.Namespace, stop: threading.Event, failed: Callable[[B
         policy=agent.TaintPolicy(evict=frozenset(options.evict)),
         on_error=failed,
     )
-    hostdev = HostDriver(monitor, host, Ledger(state_dir / "ledger.json"), options.cdi_dir)
+    hostdev = HostDriver(monitor, host, ledger, options.cdi_dir)
     api = _api(options)
     claims = ClaimApi(api, driver) if api and not options.claims else ClaimFiles(options.claims, driver)
     slices = Publisher(api, driver, host) if api else None
@@ -93,6 +98,23 @@ def _run(options: argparse.Namespace, stop: threading.Event, failed: Callable[[B
         while not stop.wait(REFRESH_S):
             if slices:
                 slices.refresh()
+
+
+def _hardware(options: argparse.Namespace, ledger: Ledger, saved: Path) -> Hardware:
+    """Return the hardware to offer: what the host has, what it had before, and what claims hold."""
+    holdings: Holdings = {}
+    try:
+        holdings = ledger.read()
+    except (agent.PermanentError, OSError) as error:  # each claim fails with it, too
+        log.warning("%s", error)
+    return offered_hardware(
+        saved,
+        find_hardware(options.sysfs_root, options.procfs_root),
+        holdings,
+        boot_id=read_boot_id(options.procfs_root),
+        shares=options.hugepage_shares,
+        given=dict(options.hugepages),
+    )
 
 
 def _api(options: argparse.Namespace) -> ApiServer | None:

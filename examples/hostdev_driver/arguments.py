@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hostdev_driver.host import parse_cpus
+from hostdev_driver.host import Pool, parse_cpus, parse_size_kib
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,6 +35,17 @@ def _count(text: str) -> int:
 def _cpus(text: str) -> frozenset[int]:
     try:
         return frozenset(parse_cpus(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _pool_size(text: str) -> tuple[Pool, int]:
+    node, _, pool = text.partition(":")
+    size, _, pages = pool.partition("=")
+    if not (node.isdecimal() and pages.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NODE:SIZE=PAGES, such as 0:2Mi=64")
+    try:
+        return Pool(int(node), parse_size_kib(size)), int(pages)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -89,6 +100,14 @@ ARGUMENTS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
             "default": 1,
             "metavar": "N",
             "help": "devices per hugepage pool; default: 1",
+        },
+        "--hugepages": {
+            "type": _pool_size,
+            "action": "append",
+            "default": [],
+            "metavar": "NODE:SIZE=PAGES",
+            "help": "size of a NUMA node's pool, such as 0:2Mi=64; may be repeated; default: the largest "
+            "since boot",
         },
         "--cpus-each": {
             "type": _count,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import agent
 from hostdev_driver.containers import devices_for
-from hostdev_driver.grants import unheld_pages
+from hostdev_driver.grants import taken_pages
 from hostdev_driver.host import Host
 from hostdev_driver.ledger import Ledger
 from hostdev_driver.parameters import requested_grant
@@ -41,6 +41,6 @@ class HostDriver:
         pages."""
         assert isinstance(device.part, agent.Hugepages)
         size, numa = device.part.size, device.part.numa
-        if self.host.free_pages(size, numa) >= unheld_pages(self.ledger.read(), self.host, size, numa):
+        if not taken_pages(self.ledger.read(), self.host, size, numa):
             return None
         return agent.degraded("hostdev.pages_taken", f"pages of {size} that no claim holds are in use")

@@ -106,20 +106,27 @@ def check_pages(grants: Iterable[Grant], host: Host) -> None:
             )
 
 
-def unheld_pages(holdings: Holdings, host: Host, size: str, numa: int) -> int:
-    """Return the pages of a pool that no claim holds; they should be free for the next claim."""
+def taken_pages(holdings: Holdings, host: Host, size: str, numa: int) -> int:
+    """Return the pages of a pool that others than claims use, if too few are free for the next claims.
+
+    Pages that the pool lacks are not taken: drahealth reports a pool that shrank.
+
+    Raises:
+        OSError: A count cannot be read.
+    """
     parts = (one.device.part for one in host.found.values())
-    all_pages = sum(
+    offered = sum(
         part.pages
         for part in parts
         if isinstance(part, agent.Hugepages) and (part.size, part.numa) == (size, numa)
     )
-    taken = sum(
+    held_by_claims = sum(
         grant.pages
         for _, grant in _grants(holdings)
         if grant.pages and parse_size_kib(grant.size) == parse_size_kib(size) and grant.numa == numa
     )
-    return max(all_pages - taken, 0)
+    used, free = host.read_pool(size, numa)
+    return max(used - held_by_claims, 0) if free < offered - held_by_claims else 0
 
 
 def _grants(holdings: Holdings) -> Iterator[tuple[Holding, Grant]]:

@@ -1,11 +1,13 @@
 """Devices of the host, found in sysfs once when the driver starts.
 
 A device is a share of a NUMA node's hugepage pool, some of its CPUs, or a GPU. Names are stable over restarts
-while the hardware is the same. drahealth determines the health of the devices.
+while the hardware is the same. Hardware that an earlier instance of the driver found stays offered, so that
+its loss is a fault of the device (see hostdev_driver.saved_hardware). drahealth determines the health of the
+devices.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,6 +26,33 @@ class Found(NamedTuple):
     """Paths of the device nodes."""
 
 
+class CpuPlace(NamedTuple):
+    """Place of a CPU in the host; the kernel no longer reports it when the CPU is offline."""
+
+    numa: int | None
+    """NUMA node; None: the kernel has no NUMA."""
+    core: int
+    """Lowest CPU of the same physical core."""
+
+
+class Pool(NamedTuple):
+    """Hugepage pool of one page size on one NUMA node."""
+
+    numa: int
+    size_kib: int
+
+
+class Hardware(NamedTuple):
+    """Hardware that devices consist of."""
+
+    pages: Mapping[Pool, int] = {}
+    """Number of pages of each hugepage pool."""
+    cpus: Mapping[int, CpuPlace] = {}
+    """Places of the CPUs, by number."""
+    gpus: Mapping[str, int] = {}
+    """Numbers of the GPUs' device nodes, by PCI address."""
+
+
 class Host:
     """Devices of the host at the start of the driver.
 
@@ -34,6 +63,7 @@ class Host:
         shares: Number of devices per hugepage pool.
         cpus_each: Number of CPUs per device; 0: all CPUs of a NUMA node are one device.
         reserved: CPUs that are never offered.
+        hardware: Hardware of the devices; None: what the host has now.
     """
 
     def __init__(
@@ -45,13 +75,15 @@ class Host:
         shares: int = 1,
         cpus_each: int = 0,
         reserved: Set[int] = frozenset(),
+        hardware: Hardware | None = None,
     ) -> None:
         self.pool = pool
         self._sysfs = sysfs
+        hardware = hardware or find_hardware(sysfs, procfs)
         found = [
-            *_find_hugepages(pool, sysfs, shares),
-            *_find_cpus(pool, sysfs, cpus_each, reserved),
-            *_find_gpus(pool, sysfs, procfs),
+            *_hugepage_devices(pool, hardware.pages, shares),
+            *_cpu_devices(pool, hardware.cpus, cpus_each, reserved),
+            *_gpu_devices(pool, hardware.gpus),
         ]
         self.found = {one.device.name: one for one in found}
 
@@ -82,20 +114,45 @@ class Host:
             OSError: The count cannot be read.
         """
         with agent.doing(agent.Operation.DEVICE):
-            return _number(_pools(self._sysfs)[numa] / f"hugepages-{parse_size_kib(size)}kB/free_hugepages")
+            return _number(self._pool_directory(size, numa) / "free_hugepages")
+
+    def read_pool(self, size: str, numa: int) -> tuple[int, int]:
+        """Return the pages in use and the free pages of a pool, which may change its size meanwhile.
+
+        Raises:
+            OSError: A count cannot be read.
+        """
+        with agent.doing(agent.Operation.DEVICE):
+            directory = self._pool_directory(size, numa)
+            before = _number(directory / "nr_hugepages")
+            free = _number(directory / "free_hugepages")
+            after = _number(directory / "nr_hugepages")
+        # a page that the kernel removes from the pool meanwhile is neither free nor in use
+        return max(min(before, after) - free, 0), free
+
+    def _pool_directory(self, size: str, numa: int) -> Path:
+        return _pools(self._sysfs).get(numa, self._sysfs) / f"hugepages-{parse_size_kib(size)}kB"
+
+
+def find_hardware(sysfs: Path, procfs: Path) -> Hardware:
+    """Return the hardware that the host has now."""
+    pages = {
+        Pool(numa, size_kib): _number(path / "nr_hugepages")
+        for numa, directory in _pools(sysfs).items()
+        for size_kib, path in _numbered(directory, r"hugepages-(\d+)kB").items()
+    }
+    return Hardware(pages, _find_cpus(sysfs), dict(_find_gpus(sysfs, procfs)))
 
 
 # --- hugepages ---------------------------------------------------------------------------------------------
 
 
-def _find_hugepages(pool: str, sysfs: Path, shares: int) -> Iterator[Found]:
-    for numa, directory in sorted(_pools(sysfs).items()):
-        for size_kib in sorted(_numbered(directory, r"hugepages-(\d+)kB")):
-            pages = _number(directory / f"hugepages-{size_kib}kB/nr_hugepages") // shares
-            size = format_size(size_kib)
-            for share in range(shares if pages else 0):
-                name = f"hugepages-{size.lower()}-node{numa}-{share}"
-                yield Found(agent.Device(name, agent.Hugepages(size, pages=pages, numa=numa), pool=pool))
+def _hugepage_devices(pool: str, pages_of: Mapping[Pool, int], shares: int) -> Iterator[Found]:
+    for (numa, size_kib), all_pages in sorted(pages_of.items()):
+        pages, size = all_pages // shares, format_size(size_kib)
+        for share in range(shares if pages else 0):
+            name = f"hugepages-{size.lower()}-node{numa}-{share}"
+            yield Found(agent.Device(name, agent.Hugepages(size, pages=pages, numa=numa), pool=pool))
 
 
 def _pools(sysfs: Path) -> dict[int, Path]:
@@ -129,18 +186,31 @@ def parse_size_kib(size: str) -> int:
 # --- CPUs --------------------------------------------------------------------------------------------------
 
 
-def _find_cpus(pool: str, sysfs: Path, each: int, reserved: Set[int]) -> Iterator[Found]:
+def _find_cpus(sysfs: Path) -> dict[int, CpuPlace]:
+    """Return the places of the CPUs that are online."""
     cpus = sysfs / "devices/system/cpu"
-    usable = parse_cpus(_text(cpus / "online")) - reserved
+    online = parse_cpus(_text(cpus / "online"))
     nodes = _numbered(sysfs / "devices/system/node", r"node(\d+)")
-    lists = {numa: parse_cpus(_text(path / "cpulist")) for numa, path in nodes.items()} or {0: usable}
-    for numa, members in sorted(lists.items()):
+    lists: dict[int | None, set[int]] = {
+        numa: parse_cpus(_text(path / "cpulist")) for numa, path in nodes.items()
+    }
+    return {
+        cpu: CpuPlace(numa, min(_siblings(cpus, cpu)))
+        for numa, members in (lists or {None: online}).items()
+        for cpu in members & online
+    }
+
+
+def _cpu_devices(pool: str, places: Mapping[int, CpuPlace], each: int, reserved: Set[int]) -> Iterator[Found]:
+    usable = {cpu: place for cpu, place in places.items() if cpu not in reserved}
+    for numa in sorted({place.numa for place in usable.values()}, key=lambda numa: numa or 0):
+        members = [cpu for cpu, place in usable.items() if place.numa == numa]
         # sort CPUs by core, so that two devices share a core only if the numbers require it
-        ordered = sorted(members & usable, key=lambda cpu: (min(_siblings(cpus, cpu)), cpu))
-        step = each or max(len(ordered), 1)
-        for number, first in enumerate(range(0, len(ordered) - (each or 1) + 1, step)):
-            part = agent.Cpus(format_cpus(ordered[first : first + step]), numa=numa if nodes else None)
-            yield Found(agent.Device(f"cpus-node{numa}-{number}", part, pool=pool))
+        ordered = sorted(members, key=lambda cpu: (usable[cpu].core, cpu))
+        step = each or len(ordered)
+        for number, first in enumerate(range(0, len(ordered) - step + 1, step)):
+            part = agent.Cpus(format_cpus(ordered[first : first + step]), numa=numa)
+            yield Found(agent.Device(f"cpus-node{numa or 0}-{number}", part, pool=pool))
 
 
 def _siblings(cpus: Path, cpu: int) -> set[int]:
@@ -179,7 +249,13 @@ def format_cpus(cpus: Iterable[int]) -> str:
 # --- GPUs --------------------------------------------------------------------------------------------------
 
 
-def _find_gpus(pool: str, sysfs: Path, procfs: Path) -> Iterator[Found]:
+def _gpu_devices(pool: str, gpus: Mapping[str, int]) -> Iterator[Found]:
+    for address, minor in sorted(gpus.items()):
+        nodes = (f"/dev/nvidia{minor}", "/dev/nvidiactl", "/dev/nvidia-uvm")
+        yield Found(agent.Device(f"gpu-{minor}", agent.Gpu(pci=address), pool=pool), nodes)
+
+
+def _find_gpus(sysfs: Path, procfs: Path) -> Iterator[tuple[str, int]]:
     """Find GPUs bound to the NVIDIA driver; a GPU passed to a virtual machine is not offered."""
     for information in sorted(procfs.glob("driver/nvidia/gpus/*/information")):
         address = information.parent.name
@@ -190,8 +266,7 @@ def _find_gpus(pool: str, sysfs: Path, procfs: Path) -> Iterator[Found]:
             and _text(function / "vendor") == NVIDIA
             and _text(function / "class").startswith(DISPLAY_CLASS)
         ):
-            nodes = (f"/dev/nvidia{minor[1]}", "/dev/nvidiactl", "/dev/nvidia-uvm")
-            yield Found(agent.Device(f"gpu-{minor[1]}", agent.Gpu(pci=address), pool=pool), nodes)
+            yield address, int(minor[1])
 
 
 # --- files -------------------------------------------------------------------------------------------------

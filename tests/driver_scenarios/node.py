@@ -70,7 +70,7 @@ class Node:
         self.claims = root / "claims"
         self.fates = root / "fates.json"
         self.claims.mkdir()
-        (root / "proc").mkdir()
+        self.reboot("boot-1")
         self.sysfs = PlainSysfs(root / "sys")
         (root / "kubelet" / "plugins_registry").mkdir(parents=True)
         self.kubelet = FakeKubelet(root / "kubelet", **{"pace": Pace.fast(), **kubelet})
@@ -111,6 +111,12 @@ class Node:
         program = Program(module, *flags, log_file=log_file, within=within)
         self._programs.append(program)
         return program
+
+    def reboot(self, boot_id: str) -> None:
+        """Set the boot id that the drivers read."""
+        file = self.root / "proc/sys/kernel/random/boot_id"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{boot_id}\n")
 
     def fate(self, **of_claims: Sequence[str]) -> None:
         """Set which claims fail at the failing driver from now on; all others are prepared."""

@@ -86,6 +86,29 @@ def test_ended_driver_unregisters_and_the_next_one_continues(node: Node, hostdev
     assert node.cdi_files() == set()
 
 
+@pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
+def test_shrunk_pool_of_a_claim_stays_unhealthy_after_a_restart(
+    node: Node, hostdev: Program, boot_id: str
+) -> None:
+    pod = node.running("it", Ask("it", {"pages": PAGES}))
+    node.sysfs.resize(5)
+    node.kubelet.wait_health(HOSTDEV, NODE, PAGES, "Unhealthy")
+    hostdev.end(signal.SIGKILL)
+    node.reboot(boot_id)
+    node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the end of the stream")
+    since = len(node.kubelet.history)
+    again = node.hostdev()
+
+    def changes() -> list[str]:
+        return [one.health for one in node.kubelet.history.of(Changed, since=since) if one.device == PAGES]
+
+    assert node.kubelet.wait_for(changes, "the health from the next instance") == ["Unhealthy"]
+    assert "mem.hugepages.pool_shrunk: " in node.kubelet.health(HOSTDEV, NODE, PAGES).message
+    node.sysfs.resize(8)
+    node.wait_resources(pod, [("Healthy", "")])
+    assert "WARNING" not in again.log
+
+
 def test_driver_reported_fault_and_taint_time_survive_a_restart(node: Node, failing: Program) -> None:
     node.fate(it=BROKEN)
     pod = node.run("it", Ask("it", {"r": "thing-0"}), driver=SICK)

@@ -60,6 +60,30 @@ def test_only_the_newest_instance_sends_and_the_old_stream_stays(update: Update)
     node.end(pod)
 
 
+def test_new_instance_inherits_a_shrunk_pool(make_node: Callable[..., Node]) -> None:
+    """No claim holds the pages; the old instance still runs when the new one begins."""
+    node = make_node(version="1.37")
+    node.hostdev("--pod-uid", OLD_POD)
+    node.wait_healthy(PAGES)
+    node.sysfs.resize(5)
+    node.kubelet.wait_health(HOSTDEV, "node-1", PAGES, "Unhealthy")
+    since = len(node.kubelet.history)
+    node.hostdev("--pod-uid", NEW_POD)
+    node.kubelet.wait_for(
+        lambda: [
+            one
+            for one in node.kubelet.history.of(Message, since=since)
+            if one.endpoint.endswith(f"dra-{NEW_POD}.sock")
+        ],
+        "a list of the new instance",
+    )
+    now = node.kubelet.health(HOSTDEV, "node-1", PAGES)
+    assert now.health == "Unhealthy"
+    assert now.message.startswith("mem.hugepages.pool_shrunk: ")
+    changes = node.kubelet.history.of(Changed, since=since)
+    assert [one for one in changes if one.device == PAGES and one.health == "Healthy"] == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_new_instance_resends_everything_after_the_old_one_ends(
     update: Update, number: signal.Signals
