@@ -332,6 +332,30 @@ def test_next_agent_replaces_stale_sockets_after_a_kill(agent: Agent, flags: lis
         assert second.end() == 0
 
 
+def test_shrunk_pool_stays_unhealthy_after_a_restart_until_it_is_accepted(
+    agent: Agent, flags: list[str], sysfs: PlainSysfs
+) -> None:
+    stored = agent.directory / "run/state/gpu-faults.json"
+    eventually(lambda: stored.exists() and POOL in stored.read_text(), "values at start are stored")
+    with agent.kubelet() as kubelet:
+        sysfs.resize(5)
+        before = wait_for_health(kubelet, POOL, UNHEALTHY)
+    agent.process.kill()
+    agent.process.wait()
+    with Agent(agent.directory, *flags, expect="Unhealthy") as second, second.kubelet() as kubelet:
+        again = entry(kubelet.next(), POOL)
+        assert (again.health, again.message) == (UNHEALTHY, before.message)
+        assert again.message.startswith("mem.hugepages.pool_shrunk: 5 pages of 2mi, 8 at start. ")
+        places = ["--runtime-dir", str(agent.directory / "run")]
+        command = [sys.executable, "-m", "agent", "clear", POOL, *places]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert done.stdout == f"{POOL}: fault mem.hugepages.pool_shrunk cleared\n", done.stderr
+        wait_for_health(kubelet, POOL, HEALTHY)
+        assert second.end() == 0
+    with Agent(agent.directory, *flags) as third, third.kubelet() as kubelet:
+        assert entry(kubelet.next(), POOL).health == HEALTHY
+
+
 def test_directory_in_place_of_a_socket_is_named(short_tmp: Path, flags: list[str]) -> None:
     (short_tmp / "run" / "drivers" / f"{DRIVER}.sock").mkdir(parents=True)
     with Agent(short_tmp, *flags, expect="is not a socket") as agent:

@@ -289,10 +289,10 @@ def test_cleared_driver_fault_ends_and_stays_ended(
         name = f"{DRIVER}/node-1/huge-0"
         command = [sys.executable, "-m", "agent", "clear", name, "--runtime-dir", str(short_tmp / "run")]
         output = subprocess.check_output(command, text=True, timeout=PATIENCE_S, env=agent.environ)
-        assert output == f"{name}: latched fault huge.dead cleared\n"
+        assert output == f"{name}: fault huge.dead cleared\n"
         wait_for_health(kubelet, "huge-0", HEALTHY)
         wait_for_message(taints, lambda first: not first.devices[0].taints, "the taint is gone")
-    assert f"{name}: latched fault huge.dead cleared by uid" in agent.log
+    assert f"{name}: fault huge.dead cleared by uid" in agent.log
     assert driver.check(claim("a", "huge-0"))[0].verdict.code == "", "the failure is no longer cached"
     assert agent.end() == 0
     with start(short_tmp) as restarted, restarted.kubelet() as kubelet:

@@ -127,7 +127,7 @@ class Running:
             timing=LoopTiming(heartbeat_s, int(coalesce_s * NS), watchdog_s),
             clock=lambda: Instant(int(trio.current_time() * NS), 1_700_000_000.0),
             publish=self.listener.publish,
-            save_faults=lambda _: None,
+            save_state=lambda _: None,
             notify_watchdog=self.listener.notify_watchdog,
             jitter=lambda: jitter,
             on_evaluated=self.listener.evaluated.append,

@@ -25,19 +25,22 @@ from paper import (
     without_times,
 )
 
-from agent.engine.step import EngineState, step
+from agent.engine.step import EngineState, initial_state, step
 from agent.health.host.catalog import ALL_HOST_RULES
 from agent.health.host.cpu.rules import CPU_RULES
 from agent.health.host.hugepages.rules import POOL_RULES
 from agent.health.rules import CLEAN_PASSES, STALLED
 from agent.health.state_machine import HEALTH_OF_SEVERITY
 from agent.model.health import Blame, Health, Severity
+from agent.model.persistent_faults import PersistentState
 from agent.model.reading import Missing
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
+from agent.serve.health.service import EXTRA_LEASE_S
+from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
 
 CPU: Final = "cpu-node0"
 POOL: Final = "hugepages-2mi-node0"
@@ -773,6 +776,21 @@ def test_gap_longer_than_the_lease_toggles_the_lease_salt() -> None:
     assert device_of(node.next(), POOL).timeout_s == 31
     node.wait(31)
     assert device_of(node.next(), POOL).timeout_s == 30
+
+
+def test_two_runs_in_a_row_have_no_lease_in_common() -> None:
+    saved, leases = PersistentState(), list[set[int]]()
+    for _ in range(4):
+        node = node_with_pool()
+        node.state = initial_state(EngineSettings("node-a"), saved=saved)
+        first = device_of(node.next(), POOL).timeout_s
+        node.wait(40)
+        salted = device_of(node.next(), POOL).timeout_s
+        leases.append({lease + extra for lease in (first, salted) for extra in (0, EXTRA_LEASE_S)})
+        saved = decode_gpu_faults(encode_gpu_faults(node.state.checkpoint))
+    assert leases[0] == {30, 31, 32, 33}
+    assert [leases[i] & leases[i + 1] for i in range(3)] == [set()] * 3
+    assert max(map(max, leases)) == 37
 
 
 # --- whatever happens -----------------------------------------------------------------------------------

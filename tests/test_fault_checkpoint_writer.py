@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ import trio
 from trio.lowlevel import Task
 from trio.testing import MockClock
 
-from agent.model.persistent_faults import KnownGpu, PersistentGpuState
+from agent.model.persistent_faults import KnownGpu, PersistentState
 from agent.store.gpu_fault_file import GpuFaultWriter, load_gpu_faults
 
-ONE = PersistentGpuState((KnownGpu(0, "GPU-0", "0000:1b:00.0", "H100"),))
-TWO = PersistentGpuState((*ONE.gpus, KnownGpu(1, "GPU-1", "0000:43:00.0", "H100")))
+ONE = PersistentState((KnownGpu(0, "GPU-0", "0000:1b:00.0", "H100"),))
+TWO = PersistentState((*ONE.gpus, KnownGpu(1, "GPU-1", "0000:43:00.0", "H100")))
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ async def until(claim: Callable[[], object]) -> None:
 
 
 async def test_updated_faults_are_written(path: Path, autojump_clock: MockClock) -> None:
-    writer = GpuFaultWriter(path, PersistentGpuState())
+    writer = GpuFaultWriter(path, PersistentState())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run)
         writer.set_newest(ONE)
@@ -62,7 +63,7 @@ async def test_unusable_directory_is_logged_once_and_retried(
     path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.parent.write_text("in the way")
-    writer = GpuFaultWriter(path, PersistentGpuState())
+    writer = GpuFaultWriter(path, PersistentState())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run)
         for memory in (ONE, TWO) * 10:  # other sizes appear in the error text
@@ -76,8 +77,23 @@ async def test_unusable_directory_is_logged_once_and_retried(
     assert f"{path}: " in caplog.text
 
 
+async def test_start_of_a_later_instance_is_not_uncounted(path: Path, autojump_clock: MockClock) -> None:
+    """Two instances of a driver in a rolling update have the same file."""
+    old, new = GpuFaultWriter(path, PersistentState()), GpuFaultWriter(path, PersistentState())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(old.run)
+        nursery.start_soon(new.run)
+        old.set_newest(replace(ONE, runs=1))
+        await until(lambda: load_gpu_faults(path)[0].runs == 1)
+        new.set_newest(replace(ONE, runs=2))
+        await until(lambda: load_gpu_faults(path)[0].runs == 2)
+        old.set_newest(replace(TWO, runs=1))
+        await until(lambda: load_gpu_faults(path)[0] == replace(TWO, runs=2))
+        nursery.cancel_scope.cancel()
+
+
 def test_last_update_is_written_at_close(path: Path) -> None:
-    writer = GpuFaultWriter(path, PersistentGpuState())
+    writer = GpuFaultWriter(path, PersistentState())
     writer.set_newest(ONE)
     assert writer.close(10)
     assert load_gpu_faults(path)[0] == ONE
@@ -92,7 +108,7 @@ def test_close_does_not_wait_for_hung_disk(path: Path) -> None:
     path.parent.mkdir()
     hanging = path.with_name(f"{path.name}.new")
     os.mkfifo(hanging)  # opening a FIFO waits for a reader
-    writer = GpuFaultWriter(path, PersistentGpuState())
+    writer = GpuFaultWriter(path, PersistentState())
     writer.set_newest(ONE)
     assert not writer.close(0.05)
     os.close(os.open(hanging, os.O_RDONLY | os.O_NONBLOCK))
@@ -102,7 +118,7 @@ def test_writes_are_serialized_and_the_newest_is_last(path: Path) -> None:
     path.parent.mkdir()
     hanging = path.with_name(f"{path.name}.new")
     os.mkfifo(hanging)
-    writer = GpuFaultWriter(path, PersistentGpuState())
+    writer = GpuFaultWriter(path, PersistentState())
     writer.set_newest(ONE)
     assert not writer.close(0.05)
     writer.set_newest(TWO)

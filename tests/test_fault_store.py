@@ -17,7 +17,7 @@ from small_disk import run_on_small_disk
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Blame, Severity
-from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
+from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentState
 from agent.store.gpu_fault_file import (
     SIZE_MAX,
     decode_gpu_faults,
@@ -45,7 +45,7 @@ FAULT = PersistentFault(
     severity=Severity.UNHEALTHY,
     texts=("NVRM: Xid (PCI:0000:3b:00): 79",),
 )
-MEMORY = PersistentGpuState(
+MEMORY = PersistentState(
     (GPU,), (FAULT, FAULT._replace(uuid="", code="fabric.sxid.20034", healed=True, texts=()))
 )
 
@@ -112,12 +112,12 @@ faults = st.lists(
 
 @given(gpus, faults)
 def test_any_fault_memory_survives_a_round_trip(gpus, faults):
-    memory = PersistentGpuState(tuple(gpus), tuple(faults))
+    memory = PersistentState(tuple(gpus), tuple(faults))
     assert decode_gpu_faults(encode_gpu_faults(memory)) == memory
 
 
 def test_first_start_has_no_faults_and_no_problem(path):
-    assert load_gpu_faults(path) == (PersistentGpuState(), "")
+    assert load_gpu_faults(path) == (PersistentState(), "")
     assert not path.parent.exists()
 
 
@@ -179,7 +179,7 @@ def test_random_bytes_give_memory_or_corrupt_file(data):
             changed(evidence=None),
             "file cannot be parsed: expected `str`, got `null` - at `$.faults[0].evidence`",
         ),
-        (encode_gpu_faults(PersistentGpuState((GPU, GPU))), "file has 2 GPUs with number 3"),
+        (encode_gpu_faults(PersistentState((GPU, GPU))), "file has 2 GPUs with number 3"),
         (b"\xff\xfe{}", "file cannot be parsed: "),
         (b" " * (SIZE_MAX + 1), "file is 1048577 bytes, limit 1048576"),
     ],
@@ -187,17 +187,17 @@ def test_random_bytes_give_memory_or_corrupt_file(data):
 def test_corrupt_file_is_set_aside_with_reason(path, data, reason):
     write(path, data)
     memory, problem = load_gpu_faults(path)
-    assert memory == PersistentGpuState()
+    assert memory == PersistentState()
     assert problem.startswith(f"{path}: {reason}")
     assert problem.endswith("; renamed to gpu-faults.json.corrupt-1")
     assert path.with_name("gpu-faults.json.corrupt-1").read_bytes() == data
-    assert load_gpu_faults(path) == (PersistentGpuState(), "")
+    assert load_gpu_faults(path) == (PersistentState(), "")
 
 
 def test_file_of_later_version_is_set_aside_as_newer(path):
     write(path, b'{"version": 2, "devices": {}}')
     words = f"{path}: file has format version 2, this agent reads up to 1; update the agent; renamed to gpu-faults.json.newer-1"  # noqa: E501
-    assert load_gpu_faults(path) == (PersistentGpuState(), words)
+    assert load_gpu_faults(path) == (PersistentState(), words)
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
@@ -241,16 +241,16 @@ def locked(path: Path):
 
 def test_unwritable_directory_is_named_and_old_file_stays(locked):
     with pytest.raises(StateWriteError, match=r"could not be written: Permission denied") as caught:
-        save_gpu_faults(locked, PersistentGpuState())
+        save_gpu_faults(locked, PersistentState())
     assert (caught.value.path, caught.value.errno) == (locked, errno.EACCES)
-    assert caught.value.size == len(encode_gpu_faults(PersistentGpuState()))
+    assert caught.value.size == len(encode_gpu_faults(PersistentState()))
 
 
 def test_unreadable_file_stays_in_place(locked):
     words = (
         f"{locked}: Permission denied; could not be renamed: Permission denied; the next write replaces it"
     )
-    assert load_gpu_faults(locked) == (PersistentGpuState(), words)
+    assert load_gpu_faults(locked) == (PersistentState(), words)
 
 
 def test_file_in_place_of_directory_is_named(tmp_path):
@@ -264,21 +264,21 @@ def test_oversized_memory_is_refused_before_writing(path):
     save_gpu_faults(path, MEMORY)
     long = FAULT._replace(texts=("x" * SIZE_MAX,))
     with pytest.raises(StateWriteError, match=r"10[0-9]{5} bytes could not be written: the limit is 1048576"):
-        save_gpu_faults(path, PersistentGpuState(faults=(long,)))
+        save_gpu_faults(path, PersistentState(faults=(long,)))
     assert load_gpu_faults(path) == (MEMORY, "")
 
 
 FULL_DISK = """
 import errno, os, sys
 from pathlib import Path
-from agent.model.persistent_faults import PersistentGpuState
+from agent.model.persistent_faults import PersistentState
 from agent.store.gpu_fault_file import load_gpu_faults as load, save_gpu_faults as save
 from agent.store.state_files import StateWriteError
 sys.path.insert(0, {tests!r})
 from test_fault_store import FAULT, MEMORY
 path = Path({directory!r}, "gpu-faults.json")
 save(path, MEMORY)
-large = PersistentGpuState(faults=(FAULT._replace(texts=("x" * 200_000,)),))
+large = PersistentState(faults=(FAULT._replace(texts=("x" * 200_000,)),))
 try:
     save(path, large)
 except StateWriteError as error:
@@ -307,10 +307,10 @@ SAVER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from agent.model.persistent_faults import PersistentGpuState
+from agent.model.persistent_faults import PersistentState
 from agent.store.gpu_fault_file import save_gpu_faults as save
 from test_fault_store import FAULT, MEMORY
-other = PersistentGpuState(faults=(FAULT._replace(texts=("x" * 50_000,)),))
+other = PersistentState(faults=(FAULT._replace(texts=("x" * 50_000,)),))
 save(Path({path!r}), MEMORY)
 print("saving", flush=True)
 while True:
@@ -329,13 +329,13 @@ def test_agent_killed_during_save_leaves_a_complete_file(path, delay_ms):
         saver.send_signal(signal.SIGKILL)
     memory, problem = load_gpu_faults(path)
     assert problem == ""
-    assert memory in (MEMORY, PersistentGpuState(faults=(FAULT._replace(texts=("x" * 50_000,)),)))
+    assert memory in (MEMORY, PersistentState(faults=(FAULT._replace(texts=("x" * 50_000,)),)))
     save_gpu_faults(path, MEMORY)
     assert load_gpu_faults(path) == (MEMORY, "")
 
 
 def test_records_of_cleared_faults_are_stored_and_optional() -> None:
     record = ClearedFault("gpu-3", "gpu.xid.79", 1_790_000_100.5, 0, 4711, 1000)
-    memory = PersistentGpuState(MEMORY.gpus, MEMORY.faults, (record,))
+    memory = PersistentState(MEMORY.gpus, MEMORY.faults, (record,))
     assert decode_gpu_faults(encode_gpu_faults(memory)) == memory
     assert "cleared" not in json.loads(encode_gpu_faults(MEMORY)), "older agents read the file"

@@ -9,7 +9,7 @@ from paper_gpus import FIRST_BOOT, OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 from agent.health.gpu.faults.checkpoint import KEPT_MAX, build_checkpoint, restore_faults
 from agent.model.gpu import WHOLE_GPU, NvmlStatus
 from agent.model.health import Health, Severity, XidOverride
-from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
+from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentState
 from agent.model.settings import GpuLimits
 from agent.model.source_state import SourceState
 from agent.model.time import Instant
@@ -368,7 +368,7 @@ def kept_fault(**fields: object) -> PersistentFault:
     ],
 )
 def test_unknown_entry_of_checkpoint_is_left_out(fields: dict[str, object]) -> None:
-    memory = PersistentGpuState((KnownGpu(0, "GPU-0", "", ""),), (kept_fault(**fields),))
+    memory = PersistentState((KnownGpu(0, "GPU-0", "", ""),), (kept_fault(**fields),))
     restored = restore_faults(
         decode_gpu_faults(encode_gpu_faults(memory)), FIRST_BOOT, GpuLimits(), Instant(10**12, 1.7e9)
     )
@@ -377,7 +377,7 @@ def test_unknown_entry_of_checkpoint_is_left_out(fields: dict[str, object]) -> N
 
 @pytest.mark.parametrize("wall_s", [-1e300, 0.0, 1e18, 1e300])
 def test_impossible_times_in_checkpoint_are_accepted(wall_s: float) -> None:
-    memory = PersistentGpuState(
+    memory = PersistentState(
         (KnownGpu(0, "GPU-0", "", ""),),
         (kept_fault(first_wall_s=wall_s, last_wall_s=wall_s, bursts_wall_s=(wall_s,)),),
     )

@@ -143,13 +143,16 @@ class Daemon:
             log.warning("%s", problem)
         self._checkpoint = GpuFaultWriter(path, saved)
         boot_id = read_boot_id(config.procfs_root)
+        restored = restore_faults(saved, boot_id, settings.gpu, read_clocks())
+        state = initial_state(settings, restored, saved, boot_id)
+        self._checkpoint.set_newest(state.checkpoint)
         self._core = EngineLoop(
             source=self._source,
-            state=initial_state(settings, restore_faults(saved, boot_id, settings.gpu, read_clocks())),
+            state=state,
             timing=LoopTiming(config.heartbeat_s, config.coalesce_ns, self._notifier.watchdog_s),
             clock=read_clocks,
             publish=self._publish,
-            save_faults=self._checkpoint.set_newest,
+            save_state=self._checkpoint.set_newest,
             notify_watchdog=self._notify_watchdog,
             jitter=random.random,
         )
@@ -242,7 +245,7 @@ class Daemon:
         """Log the cleared faults, end those that drivers reported, and answer the operators."""
         for result in results:
             for fault in result.cleared:
-                log.info("%s: latched fault %s cleared by %s", fault.device, fault.code, fault.operator)
+                log.info("%s: fault %s cleared by %s", fault.device, fault.code, fault.operator)
             self._sessions.record_clear(result.driver_faults)
         self._clear_requests.answer(results)
 

@@ -170,7 +170,7 @@ async def _count_minute(source: _IdleSource) -> int:
         timing=LoopTiming(config.heartbeat_s, config.coalesce_ns, watchdog_s=None),
         clock=_mock_time,
         publish=_discard,
-        save_faults=_discard,
+        save_state=_discard,
         notify_watchdog=lambda: None,
         jitter=lambda: 0.0,
     )

@@ -100,7 +100,7 @@ def main(flags: Mapping[str, str | list[str]]) -> None:
         timing=LoopTiming(config.heartbeat_s, config.coalesce_ns, None),
         clock=read_clocks,
         publish=source.publish,
-        save_faults=lambda _: None,
+        save_state=lambda _: None,
         notify_watchdog=lambda: None,
         jitter=random.random,
     )

@@ -1,4 +1,4 @@
-"""``drahealth clear``: clears latched faults of a device that were repaired."""
+"""``drahealth clear``: clears remembered faults of a device that were repaired."""
 
 from __future__ import annotations
 
@@ -41,23 +41,25 @@ def main(args: Namespace) -> int:
 
 def render_cleared(cleared: Iterable[ClearedFault]) -> str:
     """Return one line for each cleared fault."""
-    return "".join(f"{clean(fault.device)}: latched fault {clean(fault.code)} cleared\n" for fault in cleared)
+    return "".join(f"{clean(fault.device)}: fault {clean(fault.code)} cleared\n" for fault in cleared)
 
 
 VERB = Subcommand(
     name="clear",
-    summary="clear latched faults of a device after its repair",
+    summary="clear remembered faults of a device after its repair",
     description=(
-        "States that a device was repaired: clears faults that no reading shows and that the agent "
-        "remembers, such as XIDs, faults in their probation, and faults that a driver reported. The agent "
-        "records who cleared them. A new occurrence is reported as usual. Only root and the user of the "
-        "agent may clear faults. Exits with 0 if the faults are cleared; 64 if the device or the fault is "
-        "not known, or a reading decides the fault; 69 if no agent answers; 75 if a reading still shows a "
-        "fault of the device, then nothing is cleared; 77 for other users."
+        "States that a device was repaired, or is right as it is: clears faults that no reading shows and "
+        "that the agent remembers, such as XIDs, faults in their probation, and faults that a driver "
+        "reported; and faults of readings that differ from those at start, such as the size of a hugepage "
+        "pool, which are then compared with what the device has now. The agent records who cleared them. A "
+        "new occurrence is reported as usual. Only root and the user of the agent may clear faults. Exits "
+        "with 0 if the faults are cleared; 64 if the device or the fault is not known, or a reading decides "
+        "the fault; 69 if no agent answers; 75 if a reading still shows a fault of the device, then nothing "
+        "is cleared; 77 for other users."
     ),
     examples=(
         ("drahealth clear gpu-3", "clear all latched faults of a GPU"),
-        ("drahealth clear gpu-3 --code gpu.xid.79", "clear one of them"),
+        ("drahealth clear hugepages-2mi-node0", "accept the pool's size now"),
     ),
     add_arguments=add_arguments,
     main=main,

@@ -16,14 +16,14 @@ from agent.devices.taints import TaintPolicy
 from agent.driver.driver_source import HostAndDriverSource, UnmonitoredHostSource
 from agent.driver.taint_publisher import TaintCallback, TaintPublisher
 from agent.engine.loop import EngineLoop, LoopTiming
-from agent.engine.step import initial_state
-from agent.health.gpu.faults.checkpoint import RestoredFaults, restore_faults
+from agent.engine.step import EngineState, initial_state
+from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.health.rules import CatalogRow, cause_from_row
 from agent.health.verdict import kubelet_message
 from agent.model.claim import DeviceRef
 from agent.model.declared_devices import DriverDevice
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Repair, Severity
-from agent.model.persistent_faults import PersistentGpuState
+from agent.model.persistent_faults import PersistentState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.taint import Taints
@@ -108,7 +108,7 @@ class CoreComponents:
             ProbeError: The kernel refused descriptors or memory.
         """
         settings = engine_settings(self._config)
-        tasks, restored, save_faults = self._open_checkpoint(settings)
+        tasks, state, save_state = self._open_checkpoint(settings)
         if self._hardware:
             # udev=False: looking for libudev starts a process, which a driver that reaps children would find
             node = open_node_source(
@@ -130,11 +130,11 @@ class CoreComponents:
         )
         core = EngineLoop(
             source=self._source,
-            state=initial_state(settings, restored),
+            state=state,
             timing=LoopTiming(self._config.heartbeat_s, self._config.coalesce_ns, watchdog_s=None),
             clock=self._clock,
             publish=lambda report: self._publish_with_taints(report, publisher),
-            save_faults=save_faults,
+            save_state=save_state,
             notify_watchdog=lambda: None,
             jitter=random_fraction,
             on_evaluated=self._on_evaluated,
@@ -159,17 +159,23 @@ class CoreComponents:
 
     def _open_checkpoint(
         self, settings: EngineSettings
-    ) -> tuple[list[TrioTask], RestoredFaults | None, Callable[[PersistentGpuState], None]]:
-        """Load the fault checkpoint. Returns its task, the restored faults and a function to save faults."""
-        if not self._hardware or self._directory is None:
-            return [], None, lambda _: None
+    ) -> tuple[list[TrioTask], EngineState, Callable[[PersistentState], None]]:
+        """Load the checkpoint. Returns its task, the state of the engine and a function to save state."""
+        if self._directory is None:
+            return [], initial_state(settings), lambda _: None
         path = self._directory / gpu_fault_file.FILE
         saved, problem = gpu_fault_file.load_gpu_faults(path)
         if problem:
             log.warning("%s", problem)
         checkpoint = self._checkpoint = GpuFaultWriter(path, saved)
-        restored = restore_faults(saved, read_boot_id(self._config.procfs_root), settings.gpu, self._clock())
-        return [checkpoint.run], restored, checkpoint.set_newest
+        if self._hardware:
+            boot_id = read_boot_id(self._config.procfs_root)
+            restored = restore_faults(saved, boot_id, settings.gpu, self._clock())
+            state = initial_state(settings, restored, saved, boot_id)
+        else:
+            state = initial_state(settings, saved=saved)
+        checkpoint.set_newest(state.checkpoint)
+        return [checkpoint.run], state, checkpoint.set_newest
 
     def _publish_with_taints(self, report: Report, publisher: TaintPublisher) -> None:
         """Decide the taints of a report, then publish the report."""

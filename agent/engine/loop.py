@@ -15,7 +15,7 @@ import trio
 from agent.engine.step import EngineState, step
 from agent.health.stalls import is_stalled
 from agent.model.health import DeviceHealth
-from agent.model.persistent_faults import PersistentGpuState
+from agent.model.persistent_faults import PersistentState
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceState
@@ -72,7 +72,7 @@ class EngineLoop:
         timing: LoopTiming,
         clock: Callable[[], Instant],
         publish: Callable[[Report], None],
-        save_faults: Callable[[PersistentGpuState], None],
+        save_state: Callable[[PersistentState], None],
         notify_watchdog: Callable[[], None],
         jitter: Callable[[], float],
         on_evaluated: Callable[[Report], None] = lambda _: None,
@@ -85,8 +85,8 @@ class EngineLoop:
             timing: Heartbeat, debounce and watchdog intervals.
             clock: Returns the time on the monotonic and the wall clock.
             publish: Called with each report to publish; must not block.
-            save_faults: Called with the GPU faults that a restart must keep, when they change; must not
-            block. notify_watchdog: Called after an evaluation in which all vital sources were alive.
+            save_state: Called with the state that a restart must keep, when it changes; must not block.
+            notify_watchdog: Called after an evaluation in which all vital sources were alive.
             jitter: Returns a random number from 0 to 1.
             on_evaluated: Called with the report of each evaluation, published or not; must not block.
         """
@@ -95,13 +95,13 @@ class EngineLoop:
         self._timing = timing
         self._clock = clock
         self._publish = publish
-        self._save_faults = save_faults
+        self._save_state = save_state
         self._notify_watchdog = notify_watchdog
         self._jitter = jitter
         self._on_evaluated = on_evaluated
         self._published: tuple[object, ...] | None = None
         """Visible state (:func:`visible_state`) of the last published report; None before the first one."""
-        self._saved_faults = state.gpus.checkpoint
+        self._saved_state = state.checkpoint
         self._changed_ns = -(10**18)  # long ago: the first change is published at once
         self._throttled_until_ns = 0
         self._heartbeat_ns = 0
@@ -132,9 +132,9 @@ class EngineLoop:
         if report.starting:
             self._postpone(now)
             return
-        if self._state.gpus.checkpoint is not self._saved_faults:
-            self._saved_faults = self._state.gpus.checkpoint
-            self._save_faults(self._saved_faults)
+        if self._state.checkpoint is not self._saved_state:
+            self._saved_state = self._state.checkpoint
+            self._save_state(self._saved_state)
         visible = visible_state(report)
         changed = visible != self._published
         if changed or report.clear_results or now.mono_ns >= self._heartbeat_ns:

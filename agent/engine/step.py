@@ -9,13 +9,14 @@ replayed with the same reports. The rules and decisions are in these modules:
     health/kernel_log/        facts that lines of the kernel log state about the host
     health/declared/          devices that drivers declare, their own checks and the faults they report
     health/clear_faults.py    latched faults that operators clear
+    health/start_values.py    values at start, which outlive the agent within a boot
     health/stalls.py          stalled sources
     health/state_machine.py   when the finding of a rule becomes the cause of a verdict, and when it clears
     health/verdict.py         health, message and lease of a device
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.devices.inventory import InventoryDevice
@@ -36,8 +37,17 @@ from agent.health.host.pod.state import PodAuditState, next_pod_audit_state
 from agent.health.host.state import HostRuleState, is_snapshot_incomplete, next_host_state
 from agent.health.host.verdicts import evaluate_host, host_verdicts, machine_causes
 from agent.health.stalls import SourceStall, find_stalls, stall_limit_ns, with_stall
+from agent.health.start_values import (
+    Basis,
+    collect_start_values,
+    restored_host_state,
+    start_basis,
+    values_of_boot,
+    with_seen_features,
+)
 from agent.health.verdict import PreviousVerdicts
 from agent.model.health import DeviceHealth
+from agent.model.persistent_faults import PersistentState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
@@ -45,6 +55,9 @@ from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 STALL_RECHECK_NS: Final = NS
+RUN_LEASE_S: Final = 4
+"""Seconds that every second run of the agent adds to each lease. The salt of a run and the difference between
+its streams are smaller, so that two runs in a row have no lease in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +87,44 @@ class EngineState:
     """Number of the newest answered request to clear faults."""
     lease_salt_s: int = 0
     """Number added to every lease [s]; see :func:`_lease_salt`."""
+    checkpoint: PersistentState = field(default_factory=PersistentState)
+    """State that must survive a restart of the agent."""
+    start_basis: Basis = ()
+    """Values from which ``checkpoint.start`` was made."""
     due_ns: int | None = None
     """Monotonic time of the next evaluation, unless a source wakes the engine earlier [ns]; None: no time."""
 
 
-def initial_state(settings: EngineSettings, restored: RestoredFaults | None = None) -> EngineState:
-    """Return the engine's state at the agent's start; ``restored``: GPU faults from the checkpoint."""
-    if restored is None:
-        return EngineState(settings)
-    gpus = GpuState(restored.gpus, restored.faults, restored.recovery_signs, cleared=restored.cleared)
-    return EngineState(settings, gpus=gpus, conditions=restored.conditions)
+def initial_state(
+    settings: EngineSettings,
+    restored: RestoredFaults | None = None,
+    saved: PersistentState | None = None,
+    boot_id: str = "",
+) -> EngineState:
+    """Return the engine's state at the agent's start.
+
+    Args:
+        settings: Settings of the engine.
+        restored: GPU faults from the checkpoint; None: GPUs begin without state.
+        saved: Content of the checkpoint; None: it begins empty, and is not a new run.
+        boot_id: Boot ID of the running kernel, whose values at start are restored; empty: unknown.
+    """
+    state = EngineState(settings)
+    if restored is not None:
+        gpus = GpuState(
+            restored.gpus, restored.faults, restored.recovery_signs, restored.saved, cleared=restored.cleared
+        )
+        state = replace(state, gpus=gpus, conditions=restored.conditions)
+    if saved is None:
+        return state
+    start = values_of_boot(saved.start, boot_id)
+    seen = with_seen_features(state.gpus.rule_state, start.gpus)
+    return replace(
+        state,
+        host=restored_host_state(start),
+        gpus=replace(state.gpus, rule_state=seen, checkpoint=saved.gpu_part),
+        checkpoint=replace(saved, start=start, runs=saved.runs + 1),
+    )
 
 
 def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineState, Report]:
@@ -122,25 +163,30 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
 
     # 3. Clear the latched faults that operators state to be repaired; a later report answers early requests
     conditions = _previous_conditions(state, gpus, declared)
-    clears = ClearOutcome(gpus, state.driver_faults, state.last_clear_request)
+    clears = ClearOutcome(gpus, host, state.driver_faults, state.last_clear_request)
+    verdict_cache, ok_cache = state.verdict_cache, state.ok_cache
     if snapshot.clear_requests and not is_starting:
         clears = clear_faults(
-            snapshot.clear_requests, clears, conditions, state.devices, declared, snapshot, settings.gpu, now
+            snapshot.clear_requests, clears, conditions, state.devices, declared, snapshot, settings, now
         )
         conditions = {key: held for key, held in conditions.items() if key not in clears.dropped}
-    gpus = clears.gpus
+        verdict_cache, ok_cache = VerdictCache(), {}
+    gpus, host = clears.gpus, clears.host
 
     # 4. Run the rules and derive verdicts: the host's devices and GPUs, declared devices, driver-reported
     # faults
-    evaluation = Evaluation(settings, conditions, sources, now, state.ok_cache)
+    evaluation = Evaluation(settings, conditions, sources, now, ok_cache)
     _schedule_stall_detection(evaluation, starting, started, is_late=is_late)
-    previous = PreviousVerdicts(started, state.evaluated, state.devices, stalled, _lease_salt(state, now))
+    lease_salt_s = _lease_salt(state, now)
+    previous = PreviousVerdicts(
+        started, state.evaluated, state.devices, stalled, lease_salt_s + _run_lease_s(state.checkpoint)
+    )
     if not is_snapshot_incomplete(snapshot):
         evaluate_host(evaluation, host, snapshot)
     own = dict(host_verdicts(evaluation, previous, host))
     own.update(gpu_verdicts(evaluation, previous, gpus, snapshot))
     found, verdict_cache = declared_verdicts(
-        evaluation, previous, declared, host, gpus, snapshot, own, state.verdict_cache
+        evaluation, previous, declared, host, gpus, snapshot, own, verdict_cache
     )
     driver_faults = update_driver_faults(evaluation, clears.driver_faults, snapshot.driver_faults, found)
     found.update(with_driver_faults(evaluation, previous, driver_faults, declared.known, found))
@@ -174,6 +220,7 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
     )
     if gpus.due_ns is not None:
         evaluation.due_ns.append(max(gpus.due_ns, now.mono_ns + STALL_RECHECK_NS // 10))
+    basis, checkpoint = _next_checkpoint(state, host, gpus.state)
     state = EngineState(
         settings,
         host=host,
@@ -189,10 +236,34 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
         started=started,
         evaluated=now,
         last_clear_request=clears.last_request,
-        lease_salt_s=previous.lease_salt_s,
+        lease_salt_s=lease_salt_s,
+        checkpoint=checkpoint,
+        start_basis=basis,
         due_ns=min(evaluation.due_ns, default=None),
     )
     return state, report
+
+
+def _next_checkpoint(
+    state: EngineState, host: HostRuleState, gpus: GpuState
+) -> tuple[Basis, PersistentState]:
+    """Return the state to store, the same object if it has not changed, and the basis of its values."""
+    before, basis = state.checkpoint, start_basis(host, gpus.rule_state)
+    start = before.start
+    if host.started and basis != state.start_basis:
+        start = collect_start_values(start.boot_id, host, gpus.rule_state, state.settings)
+    if start == before.start and gpus.checkpoint is state.gpus.checkpoint:
+        return basis, before
+    return basis, replace(gpus.checkpoint, start=start, runs=before.runs)
+
+
+def _run_lease_s(checkpoint: PersistentState) -> int:
+    """Return the number that this run of the agent adds to each lease [s].
+
+    If kubelet and agent end together, the kubelet loads its last verdicts, which have expired. A first list
+    with the same leases would renew them without updating the pods.
+    """
+    return RUN_LEASE_S * (max(checkpoint.runs - 1, 0) % 2)
 
 
 def _schedule_stall_detection(

@@ -1,15 +1,22 @@
-"""Clears latched faults of devices on request of an operator, who states that they were repaired. Pure.
+"""Clears remembered faults of devices on request of an operator, who states that they were repaired. Pure.
 
-Only faults that are remembered can be cleared: latched GPU faults, faults in their probation, and faults that
-a driver reported while it prepared a claim. A request clears all faults that it names, or none: it is refused
-while a reading shows a fault of the GPU, because the reading decides then.
+Only faults that depend on what is remembered can be cleared: latched GPU faults, faults in their probation,
+faults that a driver reported while it prepared a claim, and readings that differ from those at start, which
+are then compared with what the device has now. A request clears all faults that it names, or none: it is
+refused while a reading shows another fault of the GPU, because the reading decides then.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from agent.devices.inventory import DeviceKind, InventoryDevice, gpu_device
+from agent.devices.inventory import (
+    DeviceKind,
+    InventoryDevice,
+    declared_device,
+    gpu_device,
+    pools_by_device,
+)
 from agent.errors import suggestion
 from agent.health.declared.driver_faults import DriverFaultKey, DriverFaultState
 from agent.health.declared.gpus import find_host_device, find_host_gpu
@@ -19,19 +26,23 @@ from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.faults.checkpoint import affected_devices
 from agent.health.gpu.faults.evaluate import is_latched_fault_code
 from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey
-from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_views
+from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_views, restart_gpu
 from agent.health.gpu.state import GpuEvaluation, recent_clears, with_checkpoint
 from agent.health.gpu.verdicts import is_answering
 from agent.health.gpu.view import GpuView
 from agent.health.gpu.xid.log_lines import normal_pci_address
-from agent.health.rules import unreadable_row
+from agent.health.host.catalog import DECLARED_RULES, HOST_RULES
+from agent.health.host.nic.state import NicRuleInput
+from agent.health.host.state import HostRuleState, declared_rule_input, device_rule_input
+from agent.health.rules import Rule, RuleInputUnreadable, RuleResult, unreadable_row
+from agent.health.start_values import restart_declared_part, restart_host_device
 from agent.health.state_machine import ConditionPhase
 from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearRequest, ClearResult
 from agent.model.declared_devices import DeclaredGpu
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import DeviceHealth, Finding, Severity
 from agent.model.persistent_faults import KnownGpu
-from agent.model.settings import GpuLimits
+from agent.model.settings import EngineSettings, GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
 
@@ -44,6 +55,7 @@ class ClearOutcome:
     """State after the requests to clear faults, and the answers to them."""
 
     gpus: GpuEvaluation
+    host: HostRuleState
     driver_faults: DriverFaultState
     last_request: int
     """Number of the newest handled request."""
@@ -71,6 +83,13 @@ class _Remembered:
     conditions: list[tuple[Subject, str]] = field(default_factory=list)
     """Conditions of readings in their probation."""
     driver_faults: list[DriverFaultKey] = field(default_factory=list)
+    from_start: list[tuple[Subject, str]] = field(default_factory=list)
+    """Conditions of readings that differ from those at start."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the device has no such fault."""
+        return not (self.latched or self.conditions or self.driver_faults or self.from_start)
 
 
 def clear_faults(
@@ -80,19 +99,19 @@ def clear_faults(
     known_devices: Mapping[Subject, DeviceHealth],
     declared: DeclaredState,
     snapshot: Snapshot,
-    limits: GpuLimits,
+    settings: EngineSettings,
     now: Instant,
 ) -> ClearOutcome:
     """Handle the requests that are newer than ``before.last_request``, in their order.
 
     Args:
         requests: Requests of operators; the source repeats a request until it is answered.
-        before: State of GPUs and driver-reported faults, with the new reports of this snapshot.
+        before: State of GPUs, the host and driver-reported faults, with this snapshot.
         conditions: Conditions of the last evaluation.
         known_devices: Verdicts of the last evaluation.
         declared: Devices that drivers declare.
         snapshot: Newest readings, which can refuse a request.
-        limits: Limits of the GPU rules.
+        settings: Settings of the rules.
         now: Time of this evaluation.
     """
     outcome = before
@@ -107,14 +126,23 @@ def clear_faults(
             outcome = _refused(outcome, request, ClearRefusal.UNKNOWN, reason)
             continue
         found = _remembered(outcome, target, request.code, conditions)
-        if not (found.latched or found.conditions or found.driver_faults):
+        restarted = _restarted(outcome, target, declared, snapshot, settings)
+        found.from_start = [
+            key
+            for key in _reading_faults(outcome, target, request.code, conditions)
+            if _ends_with(key[1], target, declared, outcome, restarted, snapshot, settings, now)
+        ]
+        accepted = restarted if found.from_start else outcome
+        if found.is_empty:
             outcome = _refused(
                 outcome, request, *_nothing_to_clear(outcome, target, request.code, conditions)
             )
-        elif reason := _shown_by_reading(outcome.gpus, found, target, conditions, snapshot, limits, now):
+        elif reason := _shown_by_reading(
+            accepted.gpus, found, target, conditions, snapshot, settings.gpu, now
+        ):
             outcome = _refused(outcome, request, ClearRefusal.STILL_PRESENT, reason)
         else:
-            outcome = _cleared(outcome, request, found, now)
+            outcome = _cleared(accepted, request, found, now)
     return outcome
 
 
@@ -231,6 +259,100 @@ def _is_reported(conditions: Conditions, name: Subject, code: str) -> bool:
     return condition is not None and condition.is_cause and condition.finding.severity > Severity.INFO
 
 
+# --- readings that differ from those at start ---------------------------------------------------------------
+
+
+def _reading_faults(
+    outcome: ClearOutcome, target: _Target, code: str, conditions: Conditions
+) -> Iterator[tuple[Subject, str]]:
+    """Yield the raised faults of a device that readings show; without a code only those above INFO."""
+    for key, condition in conditions.items():
+        subject, known_code = key
+        named = code == known_code if code else condition.finding.severity > Severity.INFO
+        if subject == target.name and named and condition.is_cause and key not in outcome.dropped:
+            yield key
+
+
+def _restarted(
+    outcome: ClearOutcome,
+    target: _Target,
+    declared: DeclaredState,
+    snapshot: Snapshot,
+    settings: EngineSettings,
+) -> ClearOutcome:
+    """Return the state in which what a device has now is what it had at start."""
+    gpu = target.host_device
+    if gpu is not None:
+        if gpu.kind is not DeviceKind.GPU or snapshot.gpus is None:
+            return outcome
+        state = outcome.gpus.state
+        rule_state = restart_gpu(state.rule_state, gpu.gpu_number, snapshot.host)
+        return replace(outcome, gpus=outcome.gpus._replace(state=replace(state, rule_state=rule_state)))
+    if target.name in declared.devices:
+        part = declared.devices[target.name].part
+        return replace(outcome, host=restart_declared_part(outcome.host, snapshot, part))
+    device = next((device for device in outcome.host.devices if device.name == target.name), None)
+    if device is None:
+        return outcome
+    return replace(outcome, host=restart_host_device(outcome.host, snapshot, settings, device))
+
+
+def _ends_with(
+    code: str,
+    target: _Target,
+    declared: DeclaredState,
+    before: ClearOutcome,
+    restarted: ClearOutcome,
+    snapshot: Snapshot,
+    settings: EngineSettings,
+    now: Instant,
+) -> bool:
+    """Return whether a fault is less severe in the state `restarted` than in `before`, or not found."""
+    if restarted is before:
+        return False
+    was, is_now = (
+        _result(code, target, declared, outcome, snapshot, settings, now) for outcome in (before, restarted)
+    )
+    if not isinstance(was, Finding) or isinstance(is_now, RuleInputUnreadable):
+        return False
+    return not isinstance(is_now, Finding) or is_now.severity < was.severity
+
+
+def _result(
+    code: str,
+    target: _Target,
+    declared: DeclaredState,
+    outcome: ClearOutcome,
+    snapshot: Snapshot,
+    settings: EngineSettings,
+    now: Instant,
+) -> RuleResult | None:
+    """Return the result of the rule with a code for a device; None: there is no such rule or device."""
+    gpu, pools = target.host_device, pools_by_device(snapshot)
+    rules: Sequence[Rule]
+    view: object
+    if gpu is not None:
+        rules = gpu_rules(settings.gpu)
+        view = gpu_views(outcome.gpus.state.rule_state, snapshot, settings.gpu, now).get(gpu.gpu_number)
+    elif target.name in declared.devices:
+        device = declared.devices[target.name]
+        rules = DECLARED_RULES[declared_device(device).kind]
+        view = None
+        if rules:
+            view = declared_rule_input(outcome.host, snapshot, pools, settings, device, now)
+            if isinstance(view, NicRuleInput) and code.startswith("pci."):
+                view = view.function
+    else:
+        known = next((device for device in outcome.host.devices if device.name == target.name), None)
+        rules = HOST_RULES[known.kind] if known else ()
+        view = device_rule_input(outcome.host, snapshot, pools, settings, known, now) if known else None
+    rule = next((rule for rule in rules if rule.code == code), None)
+    return rule.evaluate(view) if rule and view is not None else None
+
+
+# --- refusals -----------------------------------------------------------------------------------------------
+
+
 def _nothing_to_clear(
     outcome: ClearOutcome, target: _Target, code: str, conditions: Conditions
 ) -> tuple[ClearRefusal, str]:
@@ -317,7 +439,7 @@ def _refused(
 def _cleared(outcome: ClearOutcome, request: ClearRequest, found: _Remembered, now: Instant) -> ClearOutcome:
     """Return the state without the faults that were found, and with their records."""
     gpus = outcome.gpus
-    names: dict[tuple[Subject, str], None] = dict.fromkeys(found.conditions)
+    names: dict[tuple[Subject, str], None] = dict.fromkeys([*found.conditions, *found.from_start])
     instances: set[tuple[Subject, str]] = set()
     resolved: dict[FaultKey, Fault] = {}
     for key, devices in found.latched.items():

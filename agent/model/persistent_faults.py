@@ -1,12 +1,14 @@
-"""GPU faults that the agent stores, so that they outlive its restart until a reset, reboot or replacement."""
+"""State that outlives the agent: GPU faults until a reset, reboot or replacement, and values at start until a
+reboot."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import MigSample
 from agent.model.health import Blame
+from agent.model.start_values import StartValues
 
 
 class Cure(StrEnum):
@@ -86,10 +88,19 @@ class PersistentFault(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PersistentGpuState:
-    """GPUs and GPU faults that the agent stores. The default is the state at the first start."""
+class PersistentState:
+    """GPUs, GPU faults and values at start that the agent stores. The default is the state at the first
+    start."""
 
     gpus: tuple[KnownGpu, ...] = ()
     faults: tuple[PersistentFault, ...] = ()
     cleared: tuple[ClearedFault, ...] = ()
     """Faults that operators cleared within a day, the oldest first."""
+    start: StartValues = field(default_factory=StartValues)
+    runs: int = 0
+    """Number of starts of the agent with this file."""
+
+    @property
+    def gpu_part(self) -> "PersistentState":
+        """The GPUs and GPU faults alone."""
+        return PersistentState(self.gpus, self.faults, self.cleared)

@@ -1,4 +1,4 @@
-"""State file of GPU faults, and its background writer.
+"""State file of GPU faults and of values at start, and its background writer.
 
 A changed fault is written at once, changed event counts once a minute: a flood of events must not cause a
 thousand writes.
@@ -6,18 +6,22 @@ thousand writes.
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import trio
 
 from agent.model.cleared_faults import ClearedFault
+from agent.model.cpuset import parse_cpus
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Severity
-from agent.model.persistent_faults import KnownGpu, PersistentFault, PersistentGpuState
+from agent.model.persistent_faults import KnownGpu, PersistentFault, PersistentState
+from agent.model.start_values import StartValues
 from agent.store import state_files
 from agent.store.state_files import StateWriteError, UnusableFile, decode_json, encode_json, struct_type_of
+from agent.system.files import ReadError, read_bounded
 
 FILE: Final = "gpu-faults.json"
 VERSION: Final = 1
@@ -49,24 +53,28 @@ class _FaultsFile(msgspec.Struct, forbid_unknown_fields=True):
     gpus: list[_GPU]  # type: ignore[valid-type]  # made at run time from the model's
     faults: list[_FAULT]  # type: ignore[valid-type]
     cleared: list[_CLEARED] = []  # type: ignore[valid-type]
+    start: StartValues = StartValues()
+    runs: Annotated[int, _NATURAL] = 0
 
 
-def load_gpu_faults(path: Path) -> tuple[PersistentGpuState, str]:
+def load_gpu_faults(path: Path) -> tuple[PersistentState, str]:
     """Load the GPU faults and the problem of the file; empty: no problem. Raises nothing."""
-    return state_files.load_state_file(path, SIZE_MAX, decode_gpu_faults, PersistentGpuState())
+    return state_files.load_state_file(path, SIZE_MAX, decode_gpu_faults, PersistentState())
 
 
-def decode_gpu_faults(data: bytes) -> PersistentGpuState:
+def decode_gpu_faults(data: bytes) -> PersistentState:
     """Decode the GPU faults from the content of the state file.
 
     Raises:
         UnusableFile: The content is not valid; the text has the reason and the JSON path.
     """
     file = decode_json(data, _FaultsFile, VERSION)
-    memory = PersistentGpuState(
+    memory = PersistentState(
         gpus=tuple(KnownGpu(*msgspec.structs.astuple(gpu)) for gpu in file.gpus),
         faults=tuple(PersistentFault(*msgspec.structs.astuple(fault)) for fault in file.faults),
         cleared=tuple(ClearedFault(*msgspec.structs.astuple(record)) for record in file.cleared),
+        start=file.start,
+        runs=file.runs,
     )
     numbers = [gpu.number for gpu in memory.gpus]
     for number in numbers:
@@ -74,10 +82,20 @@ def decode_gpu_faults(data: bytes) -> PersistentGpuState:
             raise UnusableFile(
                 f"file has {numbers.count(number)} GPUs with number {number}; numbers must differ"
             )
+    _check_cpu_lists(file.start)
     return memory
 
 
-def encode_gpu_faults(memory: PersistentGpuState) -> bytes:
+def _check_cpu_lists(start: StartValues) -> None:
+    lists = [start.isolated or "", *(of.online for of in start.cpus), *(of.cpus for of in start.frequencies)]
+    try:
+        for cpus in lists:
+            parse_cpus(cpus)
+    except ValueError as error:
+        raise UnusableFile(f"file has an invalid list of CPUs: {error}") from None
+
+
+def encode_gpu_faults(memory: PersistentState) -> bytes:
     """Encode GPU faults as the content of the state file."""
     content: dict[str, object] = {
         "version": VERSION,
@@ -86,10 +104,14 @@ def encode_gpu_faults(memory: PersistentGpuState) -> bytes:
     }
     if memory.cleared:  # without it, earlier versions of the agent can read the file
         content["cleared"] = [record._asdict() for record in memory.cleared]
+    if memory.start != StartValues():
+        content["start"] = memory.start
+    if memory.runs:
+        content["runs"] = memory.runs
     return encode_json(content)
 
 
-def save_gpu_faults(path: Path, memory: PersistentGpuState) -> None:
+def save_gpu_faults(path: Path, memory: PersistentState) -> None:
     """Write the state file of GPU faults. Blocks on the disk. Raises StateWriteError."""
     state_files.replace_file(path, encode_gpu_faults(memory), SIZE_MAX)
 
@@ -97,7 +119,7 @@ def save_gpu_faults(path: Path, memory: PersistentGpuState) -> None:
 class GpuFaultWriter:
     """Background writer of the GPU faults' state file: faults at once, event counts once a minute."""
 
-    def __init__(self, path: Path, saved: PersistentGpuState) -> None:
+    def __init__(self, path: Path, saved: PersistentState) -> None:
         """Create the writer.
 
         Args:
@@ -112,7 +134,7 @@ class GpuFaultWriter:
         self._writing = threading.Lock()
         self._logged_errno: int | None = None
 
-    def set_newest(self, memory: PersistentGpuState) -> None:
+    def set_newest(self, memory: PersistentState) -> None:
         """Replace the GPU faults to be written next. Core thread only. Never blocks."""
         self._newest = memory
         self._changed.set()
@@ -142,9 +164,11 @@ class GpuFaultWriter:
     def _write(self) -> bool:
         """Write changed faults. Returns False if the write failed. Waits for an abandoned write."""
         with self._writing:
-            memory = self._newest
+            memory = newest = self._newest
             if memory == self._saved:
                 return True
+            # the next instance of a driver, in a rolling update, has counted its start already
+            memory = replace(memory, runs=max(memory.runs, _saved_runs(self._path)))
             try:
                 save_gpu_faults(self._path, memory)
             except StateWriteError as error:
@@ -155,14 +179,22 @@ class GpuFaultWriter:
                     )
                 self._logged_errno = error.errno
                 return False
-            self._saved = memory
+            self._saved = replace(memory, runs=newest.runs)
             self._logged_errno = None
             return True
 
 
-def _urgent_part(memory: PersistentGpuState) -> object:
+def _saved_runs(path: Path) -> int:
+    """Return the number of starts in the file; 0: it has none, or is not usable. Raises nothing."""
+    try:
+        return decode_gpu_faults(read_bounded(path, SIZE_MAX).data).runs
+    except (ReadError, UnusableFile):
+        return 0
+
+
+def _urgent_part(memory: PersistentState) -> object:
     """Return the part of the GPU faults whose change is written at once: all but counts and times."""
     faults = [
         fault._replace(times=0, last_wall_s=0, log_us=0, texts=(), counters=()) for fault in memory.faults
     ]
-    return memory.gpus, faults, memory.cleared
+    return memory.gpus, faults, memory.cleared, memory.start, memory.runs

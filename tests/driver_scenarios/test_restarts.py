@@ -198,6 +198,25 @@ def test_restarted_kubelet_shows_the_same_state(node: Node, graceful: bool) -> N
     assert node.cdi_files() == set()
 
 
+def test_kubelet_and_driver_that_died_together_show_the_same_state(node: Node, hostdev: Program) -> None:
+    """The kubelet loads the last list, which has expired: an equal one would change nothing."""
+    pod, driver = node.running("it", Ask("it", {"cpu": CPU_1})), hostdev
+    for _ in range(3):
+        node.kubelet.stop(graceful=False)
+        driver.end(signal.SIGKILL)
+        node.kubelet.clock.advance(60)  # every lease is over
+        seen = len(node.kubelet.history)
+        node.kubelet.start()
+        driver = node.hostdev()
+        node.kubelet.wait_for(
+            lambda since=seen: (
+                {one.device for one in node.kubelet.history.of(Changed, since=since)} == {PAGES, CPU_0, CPU_1}
+            ),
+            "a change of every device",
+        )
+        node.wait_resources(pod, [("Healthy", "")])
+
+
 @pytest.mark.usefixtures("hostdev")
 def test_prepare_survives_a_kubelet_restart(node: Node) -> None:
     """e2e_node: retry after kubelet restart; in progress at restart"""

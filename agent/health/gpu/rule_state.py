@@ -164,10 +164,8 @@ def _next_per_gpu(
     if sample.beat_ns == before.read_ns and seen is before.seen:
         instances = _instances(before.instances, sample.migs, now)
         return before if instances == before.instances else replace(before, instances=instances)
-    links, ecc = sample[GpuField.LINKS_UP], sample[GpuField.ECC_MODE]
-    seen = seen._replace(
-        links_up=seen.links_up | (links if isinstance(links, int) else 0), ecc=seen.ecc or ecc == 1
-    )
+    now_seen = _features(sample)
+    seen = seen._replace(links_up=seen.links_up | now_seen.links_up, ecc=seen.ecc or now_seen.ecc)
     new_windows = {
         which: append_reading(
             before.windows.get(which, ()), sample[which], sample.beat_ns, window_s * NS, reset_ends=True
@@ -177,6 +175,19 @@ def _next_per_gpu(
     instances = _instances(before.instances, sample.migs, now)
     growth = _growth(new_windows, sample, limits)
     return PerGpuState(gpu.uuid, seen, sample.beat_ns, new_windows, growth, instances)
+
+
+def _features(sample: GpuSample) -> SeenGpuFeatures:
+    links = sample[GpuField.LINKS_UP]
+    return SeenGpuFeatures(links if isinstance(links, int) else 0, sample[GpuField.ECC_MODE] == 1)
+
+
+def restart_gpu(state: GpuRuleState, number: int, host: GpuSystemSample) -> GpuRuleState:
+    """Return the state after the features that a GPU has now were accepted instead of those seen before."""
+    sample = state.samples.get(number)
+    seen = _features(sample) if sample else SeenGpuFeatures()
+    seen = seen._replace(fabric_manager=host.fabric_manager is True)
+    return replace(state, per_gpu={**state.per_gpu, number: replace(state.per_gpu[number], seen=seen)})
 
 
 def _growth(

@@ -14,7 +14,7 @@ from agent.health.gpu.faults.recovery import RecoverySigns, resolve_faults, upda
 from agent.health.gpu.rule_state import GpuRuleState, next_gpu_rule_state
 from agent.health.gpu.xid.conditions import FaultDecision
 from agent.model.cleared_faults import ClearedFault
-from agent.model.persistent_faults import PersistentGpuState
+from agent.model.persistent_faults import PersistentState
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
@@ -32,8 +32,8 @@ class GpuState:
     rule_state: GpuRuleState = field(default_factory=GpuRuleState)
     fault_log: FaultLog = field(default_factory=FaultLog)
     recovery_signs: Mapping[int, RecoverySigns] = field(default_factory=dict)
-    checkpoint: PersistentGpuState = field(default_factory=PersistentGpuState)
-    """Fault state that must survive a restart of the agent."""
+    checkpoint: PersistentState = field(default_factory=PersistentState)
+    """GPUs and GPU faults that must survive a restart of the agent."""
     evaluated_ns: int = 0
     cleared: tuple[ClearedFault, ...] = ()
     """Records of faults, of all kinds of devices, that operators cleared within a day."""

@@ -3,9 +3,17 @@ input.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from agent.devices.inventory import DeviceKind, InventoryDevice, expected_devices, update_inventory
+from agent.devices.inventory import (
+    DeviceKind,
+    InventoryDevice,
+    cpu_device,
+    expected_devices,
+    memory_device,
+    parse_pool_name,
+    update_inventory,
+)
 from agent.health.host.cgroup.state import CgroupRuleState, next_cgroup_state
 from agent.health.host.cpu.state import (
     CpuRuleInput,
@@ -13,6 +21,7 @@ from agent.health.host.cpu.state import (
     declared_cpu_rule_input,
     next_cpu_state,
     numa_cpu_rule_input,
+    with_gained_cpus,
 )
 from agent.health.host.hugepages.state import (
     PoolRuleInput,
@@ -20,6 +29,7 @@ from agent.health.host.hugepages.state import (
     declared_pages_rule_input,
     next_pool_state,
     pool_rule_input,
+    with_gained_pages,
 )
 from agent.health.host.machine.state import MachineRuleState, next_machine_state
 from agent.health.host.memory.state import (
@@ -83,11 +93,19 @@ def is_snapshot_incomplete(snapshot: Snapshot) -> bool:
 def next_host_state(
     previous: HostRuleState, snapshot: Snapshot, settings: EngineSettings, now: Instant
 ) -> HostRuleState:
-    """Return the state of the host's rules after a snapshot; only the expected devices while it is
-    incomplete."""
+    """Return the state of the host's rules after a snapshot; while it is incomplete the state at start, with
+    the expected devices only."""
     if is_snapshot_incomplete(snapshot):
-        return HostRuleState(devices=expected_devices(settings.expect_cpus, settings.expect_pools))
-    known = previous.devices if previous.started else ()
+        devices = expected_devices(settings.expect_cpus, settings.expect_pools)
+        return replace(HostRuleState() if previous.started else previous, devices=devices)
+    known = previous.devices
+    if not previous.started:
+        known = _devices_at_start(previous)
+        previous = replace(
+            previous,
+            cpus=with_gained_cpus(previous.cpus, snapshot),
+            pools=with_gained_pages(previous.pools, snapshot),
+        )
     log = next_log_state(previous.kernel_log, snapshot.log, now)
     nics = next_nic_state(previous.nics, snapshot, settings.host, now)
     return HostRuleState(
@@ -102,6 +120,14 @@ def next_host_state(
         machine=next_machine_state(previous.machine, log, snapshot, settings, now),
         started=True,
     )
+
+
+def _devices_at_start(state: HostRuleState) -> tuple[InventoryDevice, ...]:
+    """Return the devices of the values at start that an earlier agent stored: some may be gone."""
+    found = [cpu_device(node) for node, cpus in state.cpus.expected.items() if cpus]
+    found += [memory_device(node) for node in state.memory.blocks_online]
+    found += [pool for name in state.pools.expected if (pool := parse_pool_name(name)) is not None]
+    return tuple(sorted(found, key=InventoryDevice.sort_key))
 
 
 def device_rule_input(

@@ -18,7 +18,7 @@ from agent.health.gpu.xid.log_lines import SxidLine, XidLine, parse_line
 from agent.health.state_machine import Condition, ConditionPhase
 from agent.model.cleared_faults import ClearedFault
 from agent.model.health import Repair, Severity, repair_for_severity
-from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentGpuState
+from agent.model.persistent_faults import Cure, KnownGpu, PersistentFault, PersistentState
 from agent.model.reading import Absence, Missing
 from agent.model.settings import GpuLimits
 from agent.model.time import NS, Instant
@@ -44,6 +44,8 @@ class RestoredFaults(NamedTuple):
     """Raised conditions of the restored faults, by device name and finding code."""
     cleared: tuple[ClearedFault, ...] = ()
     """Faults that operators cleared within a day."""
+    saved: PersistentState = PersistentState()
+    """GPUs and GPU faults as the checkpoint has them."""
 
 
 # --- save ---------------------------------------------------------------------------------------------------
@@ -55,7 +57,7 @@ def build_checkpoint(
     registry: tuple[KnownGpu, ...],
     signs: Mapping[int, RecoverySigns],
     cleared: tuple[ClearedFault, ...] = (),
-) -> PersistentGpuState:
+) -> PersistentState:
     """Return the content of the checkpoint: known GPUs, latched faults above severity INFO, and ``cleared``
     (the records of faults that operators cleared)."""
     uuids = {gpu.number: gpu.uuid for gpu in registry}
@@ -70,7 +72,7 @@ def build_checkpoint(
     if len(kept) > KEPT_MAX:
         kept.sort(key=lambda fault: (fault.healed, -fault.severity, -fault.last_wall_s))
     gpus = tuple(gpu for gpu in registry if gpu.uuid)
-    return PersistentGpuState(gpus, tuple(sorted(kept[:KEPT_MAX])), cleared)
+    return PersistentState(gpus, tuple(sorted(kept[:KEPT_MAX])), cleared)
 
 
 def _kept_fault(
@@ -108,7 +110,7 @@ def _kept_fault(
 # --- restore ------------------------------------------------------------------------------------------------
 
 
-def restore_faults(kept: PersistentGpuState, boot_id: str, limits: GpuLimits, now: Instant) -> RestoredFaults:
+def restore_faults(kept: PersistentState, boot_id: str, limits: GpuLimits, now: Instant) -> RestoredFaults:
     """Return the state of latched faults at the agent's start.
 
     Args:
@@ -162,6 +164,7 @@ def restore_faults(kept: PersistentGpuState, boot_id: str, limits: GpuLimits, no
         signs,
         conditions,
         kept.cleared,
+        kept.gpu_part,
     )
 
 

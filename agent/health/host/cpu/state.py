@@ -2,7 +2,7 @@
 CPUs of one NUMA node, or for the CPUs that a driver declares as one device."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agent.health.host.cpu.facts import (
@@ -16,12 +16,13 @@ from agent.health.host.cpu.facts import (
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogState, log_reader_state
 from agent.health.rate_window import WindowedCounter, next_counter
 from agent.health.rules import CounterGrowth
-from agent.model.cpuset import CpuSet, cpu_numbers, format_cpus
+from agent.model.cpuset import CpuSet, cpu_numbers, format_cpus, parse_cpus
 from agent.model.declared_devices import DeclaredCpus, DriverDevice
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading
 from agent.model.settings import EngineSettings, HostLimits
 from agent.model.snapshot import CpuThrottleSample, NumaCpuSample, Snapshot
 from agent.model.source_state import SourceState
+from agent.model.start_values import CpusAtStart, FrequencyAtStart, StartValues
 from agent.model.time import Instant
 
 
@@ -243,6 +244,75 @@ def _expected_online(
     if expected:
         expected[min(expected)] |= settings.expect_cpus & ~owned
     return expected
+
+
+def cpus_at_start(state: CpuRuleState) -> Iterator[CpusAtStart]:
+    """Yield the CPUs of each NUMA node that should be online."""
+    for node, cpus in sorted(state.expected.items()):
+        yield CpusAtStart(node, _cpu_list(cpus))
+
+
+def frequencies_at_start(state: CpuRuleState) -> Iterator[FrequencyAtStart]:
+    """Yield the maximum frequencies at start, each with its CPUs."""
+    cpus_of: dict[int, CpuSet] = {}
+    for cpu, khz in state.cpu_facts.start_khz.items():
+        cpus_of[khz] = cpus_of.get(khz, 0) | 1 << cpu
+    for khz, cpus in sorted(cpus_of.items()):
+        yield FrequencyAtStart(khz, _cpu_list(cpus))
+
+
+def _cpu_list(cpus: CpuSet) -> str:
+    return format_cpus(cpus) if cpus else ""
+
+
+def restored_cpu_state(start: StartValues) -> CpuRuleState:
+    """Return the state of the CPU rules with the values at start that an earlier agent stored."""
+    start_khz = {cpu: khz for khz, cpus in start.frequencies for cpu in cpu_numbers(parse_cpus(cpus))}
+    return CpuRuleState(
+        expected={node: parse_cpus(online) for node, online in start.cpus},
+        isolated_start=NEVER_READ if start.isolated is None else parse_cpus(start.isolated),
+        smt_start=NEVER_READ if start.smt is None else start.smt,
+        cpu_facts=CpuFacts(start_khz=start_khz),
+    )
+
+
+def with_gained_cpus(state: CpuRuleState, snapshot: Snapshot) -> CpuRuleState:
+    """Return the state at the first snapshot of an agent: CPUs that were set online, or isolated, while none
+    ran count as such at start."""
+    online, isolated = snapshot.cpus.online, snapshot.cpus.isolated
+    expected = state.expected
+    if expected and isinstance(online, int):
+        of_node = _cpus_by_numa_node(snapshot)
+        expected = {node: cpus | of_node.get(node, 0) & online for node, cpus in expected.items()}
+    if isinstance(isolated, int) and isinstance(state.isolated_start, int):
+        isolated |= state.isolated_start
+    return replace(state, expected=expected, isolated_start=isolated)
+
+
+def restart_cpus(
+    state: CpuRuleState, snapshot: Snapshot, cpus: CpuSet, numa_node: int | None = None
+) -> CpuRuleState:
+    """Return the state after the values of these CPUs now were accepted as those at start.
+
+    Args:
+        numa_node: NUMA node whose online CPUs are accepted, too; None: no node.
+    """
+    expected, isolated, machine = state.expected, snapshot.cpus.isolated, snapshot.machine
+    if numa_node is not None and numa_node in expected and isinstance(snapshot.cpus.online, int):
+        expected = {**expected, numa_node: expected[numa_node] & snapshot.cpus.online}
+    if isinstance(isolated, int) and isinstance(state.isolated_start, int):
+        isolated = state.isolated_start & ~cpus | isolated & cpus
+    caps = {core.cpu: core.cap_khz for core in (machine.cores if machine else ())}
+    start_khz = state.cpu_facts.start_khz
+    now_khz = {cpu: khz for cpu in cpu_numbers(cpus) if isinstance(khz := caps.get(cpu), int)}
+    facts = replace(state.cpu_facts, samples=(), start_khz={**start_khz, **now_khz})
+    return replace(
+        state,
+        expected=expected,
+        isolated_start=isolated if isinstance(isolated, int) else state.isolated_start,
+        smt_start=machine.smt_active if machine else state.smt_start,
+        cpu_facts=next_cpu_facts(facts, machine.cores) if machine else state.cpu_facts,
+    )
 
 
 def numa_cpu_rule_input(

@@ -1,7 +1,7 @@
 """State that the hugepage rules carry between evaluations, and PoolRuleInput, the input of these rules."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import InventoryDevice, hugepage_device, pools_by_device
@@ -10,6 +10,7 @@ from agent.model.declared_devices import Declarations, DeclaredHugepages, Driver
 from agent.model.reading import NEVER_READ, Missing, Reading, is_absent
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import HugepagePoolSample, Snapshot
+from agent.model.start_values import PoolAtStart
 from agent.model.time import NS, Instant
 
 ALLOC_FAILED_NS: Final = 600 * NS
@@ -119,6 +120,46 @@ def next_pool_state(
         log=log,
         alloc_failures=failed,
         alloc_failed_ns=now.mono_ns if grew else previous.alloc_failed_ns,
+    )
+
+
+def pools_at_start(state: PoolRuleState, configured: Collection[str]) -> Iterator[PoolAtStart]:
+    """Yield the values at start of each pool; those that the configuration sets are not of the machine."""
+    for device in sorted({*state.expected, *state.max_seen}):
+        pages = state.expected.get(device, NEVER_READ)
+        if isinstance(pages, Missing) or device in configured:
+            pages = -1
+        yield PoolAtStart(device, pages, state.max_seen.get(device, -1))
+
+
+def restored_pool_state(pools: Iterable[PoolAtStart]) -> PoolRuleState:
+    """Return the state of the hugepage rules with the values at start that an earlier agent stored."""
+    return PoolRuleState(
+        expected={pool.device: pool.pages for pool in pools if pool.pages >= 0},
+        max_seen={pool.device: pool.max_seen for pool in pools if pool.max_seen >= 0},
+    )
+
+
+def with_gained_pages(state: PoolRuleState, snapshot: Snapshot) -> PoolRuleState:
+    """Return the state at the first snapshot of an agent: pages that were added while none ran count as pages
+    at start."""
+    grown = {
+        device.name: pages
+        for device, pool in pools_by_device(snapshot).items()
+        if isinstance(known := state.expected.get(device.name), int)
+        if isinstance(pages := persistent_pages(pool), int) and pages > known
+    }
+    return replace(state, expected={**state.expected, **grown}) if grown else state
+
+
+def restart_pool(state: PoolRuleState, snapshot: Snapshot, device: str) -> PoolRuleState:
+    """Return the state after a pool's size now was accepted as its size at start."""
+    pool = next((pool for known, pool in pools_by_device(snapshot).items() if known.name == device), None)
+    pages = persistent_pages(pool) if pool else 0
+    if isinstance(pages, Missing):
+        return state
+    return replace(
+        state, expected={**state.expected, device: pages}, max_seen={**state.max_seen, device: pages}
     )
 
 

@@ -1,7 +1,7 @@
 """State that the memory rules carry between evaluations, and MemoryRuleInput, the input of these rules."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agent.health.host.memory.edac import (
@@ -17,6 +17,7 @@ from agent.model.machine_samples import MachineSample, NumaMemorySample
 from agent.model.reading import NEVER_READ, Missing, Reading
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
+from agent.model.start_values import MemoryAtStart
 from agent.model.time import Instant
 
 
@@ -111,6 +112,29 @@ def _blocks_online(machine: MachineSample) -> Mapping[int, Reading]:
         for numa in machine.numa
         if having >> numa.numa_node & 1
     }
+
+
+def memory_at_start(state: MemoryRuleState) -> Iterator[MemoryAtStart]:
+    """Yield the values at start of each NUMA node that had memory."""
+    for node, online in sorted(state.blocks_online.items()):
+        yield MemoryAtStart(node, online if isinstance(online, int) else -1)
+
+
+def restored_memory_state(memory: Iterable[MemoryAtStart]) -> MemoryRuleState:
+    """Return the state of the memory rules with the values at start that an earlier agent stored."""
+    return MemoryRuleState(
+        {node: online if online >= 0 else NEVER_READ for node, online in memory},
+        locations={node: () for node, _ in memory},
+    )
+
+
+def restart_memory(state: MemoryRuleState, snapshot: Snapshot, numa_node: int) -> MemoryRuleState:
+    """Return the state after the memory of a NUMA node now was accepted as its memory at start."""
+    if snapshot.machine is None or numa_node not in state.blocks_online:
+        return state
+    known = {node: online for node, online in state.blocks_online.items() if node != numa_node}
+    now = _blocks_online(snapshot.machine)
+    return replace(state, blocks_online={**known, **{n: now[n] for n in now if n == numa_node}})
 
 
 def memory_rule_input(

@@ -1,7 +1,7 @@
 """State that the rules for declared NICs carry between evaluations, and NicRuleInput, their input."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from agent.health.host.pci.state import PciRuleInput
@@ -11,6 +11,7 @@ from agent.model.nic import LINK_UP, NicPortSample, NicSample
 from agent.model.reading import NEVER_READ, Missing, Reading
 from agent.model.settings import HostLimits
 from agent.model.snapshot import Snapshot
+from agent.model.start_values import NicAtStart, NicPortAtStart
 from agent.model.time import NS, Instant
 
 BOOT_WAIT_S: Final = 300
@@ -92,6 +93,8 @@ class NicRuleState:
     states: Mapping[DeclaredNic, _NicState] = field(default_factory=dict)
     read_ns: int = 0
     """CLOCK_MONOTONIC of the last reading of the NICs [ns]."""
+    restored: Mapping[DeclaredNic, _NicState] = field(default_factory=dict)
+    """States that an earlier agent stored, of NICs that are not declared yet."""
 
     @property
     def addresses(self) -> frozenset[str]:
@@ -107,12 +110,67 @@ def next_nic_state(
         return previous
     read_ns = next((source.beat_ns for source in snapshot.sources if source.name == "nic"), now.mono_ns)
     parts = declared_nics(snapshot.declared)
-    states = {part: previous.states[part] for part in parts & previous.states.keys()}
+    known = {**previous.restored, **previous.states}
+    states = {part: known[part] for part in parts & known.keys()}
     for part in parts:
         nic = find_nic(snapshot.nics, part)
         if nic is not None and (part not in states or read_ns != previous.read_ns):
             states[part] = _next_nic_state(states.get(part), nic, limits, read_ns)
-    return NicRuleState(states, read_ns)
+    restored = {part: state for part, state in previous.restored.items() if part not in parts}
+    return NicRuleState(states, read_ns, restored)
+
+
+def nics_at_start(state: NicRuleState) -> Iterator[NicAtStart]:
+    """Yield the best state since start of each known NIC."""
+    for declared, nic in sorted({**state.restored, **state.states}.items()):
+        ports = tuple(
+            NicPortAtStart(
+                number,
+                port.first_ns,
+                port.was_active,
+                port.rate_mbps if isinstance(port.rate_mbps, int) else -1,
+                port.width if isinstance(port.width, int) else -1,
+            )
+            for number, port in sorted(nic.ports.items())
+        )
+        yield NicAtStart(declared.pci, declared.rdma, nic.name, nic.address, nic.guid, ports)
+
+
+def restored_nic_state(nics: Iterable[NicAtStart]) -> NicRuleState:
+    """Return the state of the NIC rules that an earlier agent stored."""
+    return NicRuleState(
+        restored={
+            DeclaredNic(nic.declared_pci, nic.declared_rdma): _NicState(
+                nic.name, nic.address, nic.guid, {port.number: _restored_port(port) for port in nic.ports}
+            )
+            for nic in nics
+        }
+    )
+
+
+def _restored_port(port: NicPortAtStart) -> _NicPortState:
+    return _NicPortState(
+        port.first_ns,
+        port.was_active,
+        port.rate_mbps if port.rate_mbps >= 0 else NEVER_READ,
+        port.width if port.width >= 0 else NEVER_READ,
+    )
+
+
+def restart_nic(state: NicRuleState, snapshot: Snapshot, declared: DeclaredNic) -> NicRuleState:
+    """Return the state after the ports of a NIC now were accepted as those at start."""
+    nic = find_nic(snapshot.nics, declared) if isinstance(snapshot.nics, tuple) else None
+    known = state.states.get(declared)
+    if known is None or nic is None or not isinstance(nic.ports, tuple):
+        return state
+    ports = {
+        port.number: known.ports[port.number]._replace(
+            was_active=port.is_active, rate_mbps=port.rate_mbps, width=port.width
+        )
+        for port in nic.ports
+        if port.number in known.ports
+    }
+    return replace(state, states={**state.states, declared: known._replace(ports=ports)})
 
 
 def find_nic(nics: tuple[NicSample, ...], declared: DeclaredNic) -> NicSample | None:

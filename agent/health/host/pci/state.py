@@ -1,8 +1,8 @@
 """State that the rules for declared PCI functions carry between evaluations, and PciRuleInput, their
 input."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from agent.health.host.machine.state import LASTING_FAULT_HELD_S
@@ -12,9 +12,10 @@ from agent.health.rate_window import WindowedCounter, next_counter
 from agent.health.rules import CounterGrowth
 from agent.model.declared_devices import DeclaredNic, DeclaredPci
 from agent.model.pci import PciSample
-from agent.model.reading import Missing, Reading
+from agent.model.reading import NEVER_READ, Missing, Reading
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceState
+from agent.model.start_values import PciAtStart
 from agent.model.time import NS, Instant
 
 PCI_LOG_CODES: Final = (
@@ -90,6 +91,8 @@ class PciRuleState:
     """CLOCK_MONOTONIC of the last reading of the PCI bus [ns]."""
     functions: Mapping[str, PciSample] = field(default_factory=dict)
     """PCI functions on the bus at the last reading, by PCI address."""
+    restored: Mapping[str, PciAtStart] = field(default_factory=dict)
+    """Values at start that an earlier agent stored, of functions that are not in ``states`` yet."""
 
 
 def next_pci_rule_state(
@@ -100,14 +103,58 @@ def next_pci_rule_state(
     if not isinstance(snapshot.pci, tuple) or read_ns == previous.read_ns:
         return previous
     seen = {
-        function.address: _next_function_state(previous.states.get(function.address), function, read_ns)
+        function.address: _next_function_state(_known_state(previous, function.address), function, read_ns)
         for function in snapshot.pci
     }
     parts = [device.part for file in snapshot.declared for device in file.devices]
     declared = {part.address for part in parts if isinstance(part, DeclaredPci)}
     declared |= {part.pci for part in parts if isinstance(part, DeclaredNic)} | {*nics}
     gone = {address: previous.states[address] for address in declared & previous.states.keys()}
-    return PciRuleState({**gone, **seen}, read_ns, {function.address: function for function in snapshot.pci})
+    return PciRuleState(
+        {**gone, **seen},
+        read_ns,
+        {function.address: function for function in snapshot.pci},
+        {address: start for address, start in previous.restored.items() if address not in seen},
+    )
+
+
+def _known_state(state: PciRuleState, address: str) -> _PciFunctionState | None:
+    """Return the state of a function, also one that an earlier agent stored."""
+    if address in state.states:
+        return state.states[address]
+    start = state.restored.get(address)
+    if start is None:
+        return None
+    values = PciStartValues(start.driver, start.width if start.width >= 0 else NEVER_READ)
+    return _PciFunctionState((start.vendor, start.device), values, "")
+
+
+def pci_at_start(state: PciRuleState) -> Iterator[PciAtStart]:
+    """Yield the values at start of each known PCI function."""
+    known = {
+        address: PciAtStart(
+            address,
+            *of_function.identity,
+            of_function.start.driver,
+            of_function.start.width if isinstance(of_function.start.width, int) else -1,
+        )
+        for address, of_function in state.states.items()
+    }
+    yield from (start for _, start in sorted({**state.restored, **known}.items()))
+
+
+def restored_pci_state(functions: Iterable[PciAtStart]) -> PciRuleState:
+    """Return the state of the PCI rules with the values at start that an earlier agent stored."""
+    return PciRuleState(restored={start.address: start for start in functions})
+
+
+def restart_pci(state: PciRuleState, address: str) -> PciRuleState:
+    """Return the state after the values of a PCI function now were accepted as those at start."""
+    function, known = state.functions.get(address), state.states.get(address)
+    if function is None or known is None:
+        return state
+    now = known._replace(start=PciStartValues(function.driver, function.width))
+    return replace(state, states={**state.states, address: now})
 
 
 def _next_function_state(

@@ -1,0 +1,144 @@
+"""Values of the machine at start: what the engine stores of them, restores after a restart of the agent, and
+replaces when an operator accepts what the machine has now. Pure.
+
+An agent without stored values would take what a fault left as the values at start, and the fault would end
+although nothing was repaired. A reboot ends stored values; the configuration's ``[expect]`` outranks them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from agent.devices.inventory import DeviceKind, InventoryDevice
+from agent.health.gpu.rule_state import GpuRuleState
+from agent.health.gpu.view import SeenGpuFeatures
+from agent.health.host.cpu.state import (
+    cpus_at_start,
+    frequencies_at_start,
+    restart_cpus,
+    restored_cpu_state,
+)
+from agent.health.host.hugepages.state import pools_at_start, restart_pool, restored_pool_state
+from agent.health.host.memory.state import memory_at_start, restart_memory, restored_memory_state
+from agent.health.host.nic.state import nic_address, nics_at_start, restart_nic, restored_nic_state
+from agent.health.host.pci.state import pci_at_start, restart_pci, restored_pci_state
+from agent.health.host.state import HostRuleState
+from agent.model.cpuset import format_cpus
+from agent.model.declared_devices import DeclaredCpus, DeclaredNic, DeclaredPart, DeclaredPci
+from agent.model.reading import Missing
+from agent.model.settings import EngineSettings
+from agent.model.snapshot import Snapshot
+from agent.model.start_values import GpuAtStart, StartValues
+
+STORED_MAX: Final = 1024
+"""Largest number of stored PCI functions, and of NICs."""
+
+Basis = tuple[object, ...]
+"""Values from which stored values at start are made; equal values give equal results."""
+
+
+def start_basis(host: HostRuleState, gpus: GpuRuleState) -> Basis:
+    """Return the parts of the rules' state that :func:`collect_start_values` uses."""
+    cpus, pools = host.cpus, host.pools
+    return (
+        cpus.expected,
+        cpus.isolated_start,
+        cpus.smt_start,
+        cpus.cpu_facts.start_khz,
+        host.memory.blocks_online,
+        pools.expected,
+        pools.max_seen,
+        host.pci.states,
+        host.pci.restored,
+        host.nics.states,
+        host.nics.restored,
+        [gpus.per_gpu[gpu.number].seen for gpu in gpus.registry],
+        gpus.registry,
+    )
+
+
+def collect_start_values(
+    boot_id: str, host: HostRuleState, gpus: GpuRuleState, settings: EngineSettings
+) -> StartValues:
+    """Return the values at start to store, without those that the configuration sets."""
+    isolated, smt = host.cpus.isolated_start, host.cpus.smt_start
+    seen = [(gpu.uuid, gpus.per_gpu[gpu.number].seen) for gpu in gpus.registry if gpu.uuid]
+    return StartValues(
+        boot_id=boot_id,
+        cpus=tuple(cpus_at_start(host.cpus)) if settings.expect_cpus is None else (),
+        isolated=None if isinstance(isolated, Missing) else format_cpus(isolated) if isolated else "",
+        smt=None if isinstance(smt, Missing) else smt,
+        frequencies=tuple(frequencies_at_start(host.cpus)),
+        memory=tuple(memory_at_start(host.memory)),
+        pools=tuple(pools_at_start(host.pools, settings.expect_pools)),
+        pci=tuple(pci_at_start(host.pci))[:STORED_MAX],
+        nics=tuple(nics_at_start(host.nics))[:STORED_MAX],
+        gpus=tuple(GpuAtStart(uuid, *features) for uuid, features in seen if features != SeenGpuFeatures()),
+    )
+
+
+def values_of_boot(stored: StartValues, boot_id: str) -> StartValues:
+    """Return the stored values if they are of the running boot, else no values of this boot.
+
+    Args:
+        boot_id: Boot ID of the running kernel; empty: unknown, stored values may be of another boot.
+    """
+    return stored if boot_id and stored.boot_id == boot_id else StartValues(boot_id)
+
+
+def restored_host_state(start: StartValues) -> HostRuleState:
+    """Return the state of the host's rules when an agent starts."""
+    return HostRuleState(
+        cpus=restored_cpu_state(start),
+        memory=restored_memory_state(start.memory),
+        pools=restored_pool_state(start.pools),
+        nics=restored_nic_state(start.nics),
+        pci=restored_pci_state(start.pci),
+    )
+
+
+def with_seen_features(gpus: GpuRuleState, stored: Iterable[GpuAtStart]) -> GpuRuleState:
+    """Return the state of the GPU rules with the features that the GPUs showed before the agent started."""
+    seen = {gpu.uuid: SeenGpuFeatures(gpu.links_up, gpu.ecc, gpu.fabric_manager) for gpu in stored}
+    per_gpu = {
+        number: replace(state, seen=seen[state.uuid]) if state.uuid in seen else state
+        for number, state in gpus.per_gpu.items()
+    }
+    return replace(gpus, per_gpu=per_gpu)
+
+
+# --- accept what the machine has now ------------------------------------------------------------------------
+
+
+def restart_host_device(
+    host: HostRuleState, snapshot: Snapshot, settings: EngineSettings, device: InventoryDevice
+) -> HostRuleState:
+    """Return the state after the values of a device of the host now were accepted as those at start. What the
+    configuration sets stays expected."""
+    match device.kind:
+        case DeviceKind.CPU:
+            node = device.numa_node
+            cpus = host.cpus.expected.get(node, 0) | host.cpus.numa_cpus.get(node, 0)
+            observed = node if settings.expect_cpus is None else None
+            return replace(host, cpus=restart_cpus(host.cpus, snapshot, cpus, observed))
+        case DeviceKind.MEMORY:
+            return replace(host, memory=restart_memory(host.memory, snapshot, device.numa_node))
+        case DeviceKind.HUGEPAGES if device.name not in settings.expect_pools:
+            return replace(host, pools=restart_pool(host.pools, snapshot, device.name))
+        case _:
+            return host
+
+
+def restart_declared_part(host: HostRuleState, snapshot: Snapshot, part: DeclaredPart) -> HostRuleState:
+    """Return the state after the values of a declared part of the host now were accepted as those at start.
+    What the driver declares stays expected."""
+    match part:
+        case DeclaredCpus():
+            return replace(host, cpus=restart_cpus(host.cpus, snapshot, part.cpus))
+        case DeclaredPci():
+            return replace(host, pci=restart_pci(host.pci, part.address))
+        case DeclaredNic():
+            pci = restart_pci(host.pci, nic_address(host.nics, part))
+            return replace(host, nics=restart_nic(host.nics, snapshot, part), pci=pci)
+        case _:
+            return host

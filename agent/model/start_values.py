@@ -1,0 +1,105 @@
+"""Values of the machine that rules call "at start": those when an agent first read them in the running boot.
+
+The agent stores them, so that a fault does not end because the agent is restarted.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class CpusAtStart(NamedTuple):
+    """CPUs of one NUMA node that were online at start."""
+
+    numa_node: int
+    online: str
+    """CPUs in the kernel's list format."""
+
+
+class FrequencyAtStart(NamedTuple):
+    """CPUs whose maximum frequency was the same at start."""
+
+    khz: int
+    cpus: str
+
+
+class MemoryAtStart(NamedTuple):
+    """Memory of one NUMA node at start."""
+
+    numa_node: int
+    blocks_online: int
+
+
+class PoolAtStart(NamedTuple):
+    """Hugepage pool at start."""
+
+    device: str
+    """Device name of the pool, ``hugepages-2mi-node0``."""
+    pages: int
+    """Number of persistent pages at start; -1: the configuration sets what is expected."""
+    max_seen: int
+    """Largest number of persistent pages since start."""
+
+
+class PciAtStart(NamedTuple):
+    """PCI function when it was first seen."""
+
+    address: str
+    vendor: int
+    device: int
+    driver: str
+    """Kernel driver that was bound; empty: none."""
+    width: int
+    """Number of PCIe lanes; -1: unknown."""
+
+
+class NicPortAtStart(NamedTuple):
+    """Best state of one port of a NIC since start."""
+
+    number: int
+    first_ns: int
+    """CLOCK_MONOTONIC of the port's first reading [ns]."""
+    was_active: bool
+    rate_mbps: int
+    """Highest data rate [Mb/s]; -1: unknown."""
+    width: int
+    """Highest number of lanes; -1: unknown."""
+
+
+class NicAtStart(NamedTuple):
+    """Declared NIC that exists or existed since start."""
+
+    declared_pci: str
+    declared_rdma: str
+    name: str
+    address: str
+    guid: str
+    ports: tuple[NicPortAtStart, ...]
+
+
+class GpuAtStart(NamedTuple):
+    """Features that a GPU showed since start."""
+
+    uuid: str
+    links_up: int
+    """Bit set of the NVLinks that were up."""
+    ecc: bool
+    fabric_manager: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartValues:
+    """Values of the machine at start, in one boot. The default is the state before the first reading."""
+
+    boot_id: str = ""
+    """Boot in which the values were read; empty: unknown."""
+    cpus: tuple[CpusAtStart, ...] = ()
+    isolated: str | None = None
+    """CPUs that were isolated, in the kernel's list format; None: not read."""
+    smt: int | None = None
+    """State of simultaneous multithreading, 1: on, 0: off; None: not read."""
+    frequencies: tuple[FrequencyAtStart, ...] = ()
+    memory: tuple[MemoryAtStart, ...] = ()
+    pools: tuple[PoolAtStart, ...] = ()
+    pci: tuple[PciAtStart, ...] = ()
+    nics: tuple[NicAtStart, ...] = ()
+    gpus: tuple[GpuAtStart, ...] = ()

@@ -1,0 +1,349 @@
+"""Values at start over restarts of the agent: kept within a boot, configured, and accepted by operators."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+from gpu_samples import ALL_UP, pci_sample
+from nic_samples import NIC, PORT, nic_sample
+from paper import ABSENT, cpus_sample, pool_sample
+from paper_gpus import FIRST_BOOT, SECOND_BOOT, GpuNode
+
+from agent.engine.step import initial_state
+from agent.health.gpu.faults.checkpoint import restore_faults
+from agent.model.cleared_faults import ClearRefusal, ClearRequest, ClearResult, Operator
+from agent.model.declared_devices import (
+    DeclaredFile,
+    DeclaredHugepages,
+    DeclaredNic,
+    DeclaredPart,
+    DeclaredPci,
+    DriverDevice,
+)
+from agent.model.health import Health, Severity
+from agent.model.machine_samples import MachineSample, NumaMemorySample, PerCpuSample, PressureSample
+from agent.model.persistent_faults import PersistentState
+from agent.model.reading import Absence, Missing
+from agent.model.report import Report
+from agent.model.settings import EngineSettings
+from agent.model.snapshot import Snapshot
+from agent.model.source_state import SourceSample, SourceState
+from agent.model.start_values import StartValues
+from agent.model.time import NS
+from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
+from agent.store.state_files import UnusableFile
+
+DRIVER: Final = "a.example.com"
+ROOT: Final = Operator(0, 4711, 1000)
+UNREAD: Final = Missing(Absence.UNREADABLE, 5)
+FUNCTION: Final = "0000:3b:00.0"
+POOL, CPU, MEMORY = "hugepages-2mi-node0", "cpu-node0", "memory-node0"
+
+
+def memory(blocks_offline: int = 0) -> NumaMemorySample:
+    return NumaMemorySample(0, 1 << 20, 0, 8, blocks_offline)
+
+
+def core(cpu: int, cap_khz: int = 3_000_000) -> PerCpuSample:
+    return PerCpuSample(cpu, cpu, 0, 3_000_000, cap_khz, ABSENT)
+
+
+class Node(GpuNode):
+    """Node with CPUs, memory, a pool, a GPU, and a PCI function and a NIC that a driver declares."""
+
+    numa = memory()
+    cores = (core(0), core(1))
+    smt = 1
+    function = pci_sample()._replace(address=FUNCTION)
+    nic = nic_sample()
+
+    def __init__(self) -> None:
+        self.declared: dict[str, DeclaredPart] = {
+            "pci-0": DeclaredPci(FUNCTION, ""),
+            "nic-0": DeclaredNic(NIC, ""),
+        }
+        self.requests: tuple[ClearRequest, ...] = ()
+        super().__init__(1)
+        self.restore()
+        self._start(PersistentState())
+
+    def snapshot(self) -> Snapshot:
+        read = super().snapshot()
+        names = ("edac", "memory", "cores", "pressure", "pci", "nic")
+        sources = tuple(
+            SourceSample(name, SourceState.OK, self.now_ns, NS, 0, "", passes=self.passes, vital=False)
+            for name in names
+        )
+        machine = MachineSample(
+            dimms=(),
+            numa=(self.numa,),
+            cores=self.cores,
+            pressure=PressureSample(*[ABSENT] * len(PressureSample._fields)),
+            nodes_online=1,
+            nodes_memory=1,
+            corrupted_kib=0,
+            surplus_failed=0,
+            smt_active=self.smt,
+            sources=sources[:4],
+        )
+        devices = [DriverDevice(DRIVER, "node-a", name, part, 0) for name, part in self.declared.items()]
+        return replace(
+            read,
+            machine=machine,
+            pci=(self.function, pci_sample(driver="mlx5_core")._replace(address=NIC)),
+            nics=(self.nic,),
+            sources=(*read.sources, *sources),
+            declared=(DeclaredFile(DRIVER, tuple(devices)),),
+            clear_requests=self.requests,
+        )
+
+    def restore(self) -> None:
+        """Give each device what it has at start."""
+        self.cpus = cpus_sample()._replace(isolated=0b10)
+        self.numa = memory()
+        self.cores = (core(0), core(1))
+        self.smt = 1
+        self.function = pci_sample()._replace(address=FUNCTION)
+        self.nic = nic_sample()
+        self.pool(pool_sample(64))
+        self.set_readings(0, links_up=ALL_UP)
+
+    def lose(self) -> None:
+        """Take something from each device."""
+        self.cpus = cpus_sample(0b01)
+        self.numa = memory(2)
+        self.cores = (core(0, 2_000_000), core(1))
+        self.smt = 0
+        self.pool(pool_sample(40))
+        self.function = self.function._replace(driver="vfio-pci", width=4)
+        self.nic = nic_sample(PORT._replace(state=1, phys_state=3))
+        self.set_readings(0, links_up=0b1)
+
+    def start_again(
+        self, boot_id: str = FIRST_BOOT, settings: EngineSettings | None = None, passes: int = 4
+    ) -> Report:
+        """Let the next agent start with the stored state, and evaluate some passes."""
+        kept = decode_gpu_faults(encode_gpu_faults(self.state.checkpoint))
+        self.boot_id, self.settings = boot_id, settings or self.settings
+        self._start(kept)
+        passed, self.passes = self.passes, 0
+        self.evaluate()  # no source has finished a pass
+        self.passes = passed
+        return self.next(passes)
+
+    def _start(self, kept: PersistentState) -> None:
+        restored = restore_faults(kept, self.boot_id, self.settings.gpu, self.now)
+        self.state = initial_state(self.settings, restored, kept, self.boot_id)
+
+    def clear(self, device: str, code: str = "") -> ClearResult:
+        """Request a clear, evaluate once, and return the answer."""
+        number = self.state.last_clear_request + 1
+        self.requests = (ClearRequest(number, device, code, ROOT),)
+        (result,) = self.next().clear_results
+        self.requests = ()
+        return result
+
+
+def found(report: Report, lowest: Severity = Severity.INFO) -> dict[str, set[str]]:
+    """Return the codes of the causes of each device."""
+    return {
+        device.device: {cause.code for cause in device.causes if cause.severity >= lowest}
+        for device in report.devices
+        if any(cause.severity >= lowest for cause in device.causes)
+    }
+
+
+LOST: Final = {
+    CPU: {"cpu.offline", "cpu.isolation", "cpu.capped", "cpu.smt"},
+    MEMORY: {"mem.blocks.offline"},
+    POOL: {"mem.hugepages.pool_shrunk"},
+    "pci-0": {"pci.unbound", "pci.link_width"},
+    "nic-0": {"nic.port_down"},
+    "gpu-0": {"gpu.nvlink.down"},
+}
+
+
+def test_faults_against_start_survive_a_restart_of_the_agent() -> None:
+    node = Node()
+    assert found(node.next(4)) == {}
+    node.lose()
+    before = node.next(4)
+    assert found(before) == LOST
+    for _ in range(2):
+        again = node.start_again()
+        assert found(again) == LOST
+        texts = [[cause.evidence for cause in device.causes] for device in again.devices]
+        assert texts == [[cause.evidence for cause in device.causes] for device in before.devices]
+    node.restore()
+    assert found(node.next(80), Severity.DEGRADED) == {}
+
+
+@pytest.mark.parametrize("boot_id", [SECOND_BOOT, ""])
+def test_values_of_another_boot_are_no_values_at_start(boot_id: str) -> None:
+    node = Node()
+    node.next(4)
+    node.lose()
+    node.next(4)
+    report = node.start_again(boot_id)
+    # the number of blocks that are offline, and a port that could have a link, need no values at start
+    assert found(report, Severity.DEGRADED).keys() <= {"nic-0"}
+    assert node.state.checkpoint.start.boot_id == boot_id
+
+
+def test_device_that_is_gone_is_reported_after_a_restart() -> None:
+    node = Node()
+    node.next(4)
+    node.pools.clear()
+    node.next(4)
+    report = node.start_again()
+    assert found(report)[POOL] == {"mem.hugepages.pool_shrunk"}
+
+
+def test_gains_count_from_the_next_start_of_the_agent() -> None:
+    node = Node()
+    node.cpus = cpus_sample(0b01)
+    node.next(4)
+    node.cpus = cpus_sample()
+    node.pool(pool_sample(96))
+    node.next(4)
+    assert found(node.start_again()) == {}
+    node.cpus = cpus_sample(0b01)
+    node.pool(pool_sample(64))
+    assert found(node.next(4)) == {CPU: {"cpu.offline"}, POOL: {"mem.hugepages.pool_shrunk"}}
+
+
+def test_configured_values_outrank_those_at_start() -> None:
+    node = Node()
+    node.next(4)
+    node.lose()
+    node.next(4)
+    expecting = replace(node.settings, expect_cpus=0b01, expect_pools={POOL: 40})
+    report = node.start_again(settings=expecting)
+    assert "cpu.offline" not in found(report).get(CPU, set())
+    assert POOL not in found(report)
+    assert node.state.checkpoint.start.cpus == (), "the configuration's values are not of the machine"
+    assert [pool.pages for pool in node.state.checkpoint.start.pools] == [-1]
+
+
+# --- what operators accept -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_clear_accepts_what_the_device_has_now(name: str) -> None:
+    node = Node()
+    node.next(4)
+    node.lose()
+    node.next(4)
+    subject = f"{DRIVER}/node-a/{name}" if name in node.declared else name
+    result = node.clear(subject)
+    assert result.refusal is None, result.reason
+    shown = LOST[name] - {"cpu.smt"}
+    assert {(fault.device, fault.code) for fault in result.cleared} == {(subject, code) for code in shown}
+    for report in (node.evaluate(), node.next(4), node.start_again()):
+        others = {device: codes for device, codes in LOST.items() if device != name}
+        assert found(report, Severity.DEGRADED) == {
+            device: codes - {"cpu.smt"} for device, codes in others.items()
+        }
+        assert {fault.code for fault in report.cleared} == shown
+
+
+def test_accepted_values_are_the_new_start() -> None:
+    node = Node()
+    node.next(4)
+    node.pool(pool_sample(40))
+    node.next(4)
+    node.clear(POOL)
+    node.pool(pool_sample(39))
+    report = node.next(4)
+    assert found(report) == {POOL: {"mem.hugepages.pool_shrunk"}}
+    (cause,) = next(device for device in report.devices if device.device == POOL).causes
+    assert cause.evidence == "39 pages of 2mi, 40 at start"
+
+
+def test_info_cause_is_accepted_only_by_its_code() -> None:
+    node = Node()
+    node.next(4)
+    node.smt = 0
+    node.next(4)
+    assert node.clear(CPU).refusal is ClearRefusal.UNKNOWN
+    assert node.clear(CPU, "cpu.smt").refusal is None
+    assert found(node.next()) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "declared", "evidence"),
+    [
+        ({"expect_pools": {POOL: 64}}, {}, "40 pages of 2mi, 64 configured"),
+        ({}, {"pages-0": DeclaredHugepages(2048, 64, 0)}, "40 pages of 2mi on NUMA node 0, 64 declared"),
+    ],
+)
+def test_configured_and_declared_values_cannot_be_cleared(
+    settings: dict[str, Any], declared: dict[str, DeclaredPart], evidence: str
+) -> None:
+    node = Node()
+    node.declared |= declared
+    node.start_again(settings=replace(node.settings, **settings))
+    node.pool(pool_sample(40))
+    node.next(4)
+    subject = f"{DRIVER}/node-a/pages-0" if declared else POOL
+    result = node.clear(subject, "mem.hugepages.pool_shrunk")
+    assert result.refusal is ClearRefusal.NOT_LATCHED
+    assert evidence in result.reason
+    report = node.next()
+    assert next(one for one in report.devices if one.device in subject.split("/")).health is Health.UNHEALTHY
+
+
+def test_unreadable_values_cannot_be_accepted() -> None:
+    node = Node()
+    node.next(4)
+    node.pool(pool_sample(40))
+    node.next(4)
+    node.pool(pool_sample(UNREAD))
+    assert node.clear(POOL).refusal is not None
+    node.pool(pool_sample(40))
+    assert found(node.next(4)) == {POOL: {"mem.hugepages.pool_shrunk"}}
+
+
+# --- what is stored --------------------------------------------------------------------------------------
+
+
+def test_stored_values_change_only_with_the_values_at_start() -> None:
+    node = Node()
+    node.next(4)
+    before = node.state.checkpoint
+    node.lose()
+    node.next(4)
+    assert node.state.checkpoint.start is before.start
+    node.pool(pool_sample(65))
+    node.next()
+    assert node.state.checkpoint.start.pools[0].max_seen == 65
+
+
+def test_machine_that_was_not_read_stores_nothing() -> None:
+    node = Node()
+    node.passes = 0
+    assert node.evaluate().starting
+    assert node.state.checkpoint.start == StartValues(FIRST_BOOT)
+
+
+Damage = Callable[[bytes], bytes]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b'"0-1"', b'"0-9999"'),
+        lambda data: data.replace(b'"runs": 1', b'"runs": -1'),
+        lambda data: data.replace(b'"smt": 1', b'"smt": "on"'),
+    ],
+)
+def test_invalid_stored_values_make_the_file_unusable(damage: Damage) -> None:
+    node = Node()
+    node.next(4)
+    data = encode_gpu_faults(node.state.checkpoint)
+    assert decode_gpu_faults(data) == node.state.checkpoint
+    damaged = damage(data)
+    assert damaged != data
+    with pytest.raises(UnusableFile, match="file"):
+        decode_gpu_faults(damaged)
