@@ -154,7 +154,9 @@ def test_sigstopped_agent_keeps_its_clients_and_continues(agent: Agent) -> None:
         eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "stopped")
         assert_silent(kubelet, 2.5)  # eight heartbeats
         agent.process.send_signal(signal.SIGCONT)
-        wait_for_health(kubelet, POOL, HEALTHY)
+        for _ in range(5):
+            assert {one.health for one in kubelet.next().devices} == {HEALTHY}
+        assert "stalled" not in agent.log
         assert agent.end() == 0
 
 

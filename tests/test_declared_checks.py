@@ -206,6 +206,15 @@ def test_unfinished_check_does_not_make_device_healthy() -> None:
     assert health_and_codes(node.next(3)) == (Health.UNKNOWN, ["declared.unseen"])
 
 
+def test_check_that_stalls_is_unknown_with_its_limit() -> None:
+    node = Node()
+    node.check()
+    node.wait(60)
+    device = device_of(node.evaluate(), "dev-0")
+    assert codes(device) == ["source.stalled"]
+    assert device.causes[0].evidence == "check.firmware: no pass for more than 15 s"
+
+
 def test_check_is_reported_as_source() -> None:
     report = Node().check(unread="no answer within 2 s")
     source = next(source for source in report.sources if source.name == "check.firmware")

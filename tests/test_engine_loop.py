@@ -7,11 +7,12 @@ from itertools import pairwise
 import pytest
 import trio
 from paper import PaperNode, device_of, pool_sample
+from paper_gpus import GpuNode
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from agent.engine.loop import EngineLoop, LoopTiming
+from agent.engine.loop import LATE_REREADS, REREAD_PAUSE_S, EngineLoop, LoopTiming, stalls_of
 from agent.engine.step import EngineState
-from agent.model.health import Health
+from agent.model.health import Health, Severity
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
@@ -31,6 +32,7 @@ class PaperSource:
         self.reads = 0
         self.blank = False
         self.hangs = False
+        self.stopped_until_s = 0.0
         self._fd = os.eventfd(0, os.EFD_NONBLOCK)
 
     def fileno(self) -> int:
@@ -51,6 +53,8 @@ class PaperSource:
             return None
         if self.hangs and not self.node.passes:
             return self.node.starting()
+        if trio.current_time() < self.stopped_until_s:
+            return self.node.snapshot()
         while self.node.now_ns + NS <= trio.current_time() * NS or not self.node.passes:
             self.node.read()
         return self.node.snapshot()
@@ -182,7 +186,7 @@ async def test_hanging_first_pass_is_published_late_without_watchdog(
 
     source.hangs = True
     published = await Running(source, watchdog_s=4).until(30, (20.5, go_on))
-    assert published.times[0] == pytest.approx(3)
+    assert published.times[0] == pytest.approx(3 + REREAD_PAUSE_S)
     assert {state.state for state in published.reports[0][1].sources} == {SourceState.STALLED}
     assert min(published.alive) > 20.5
     assert published.verdicts_since(20.5) == [Health.HEALTHY]
@@ -302,9 +306,68 @@ async def test_stall_is_published_at_a_heartbeat_and_its_end_soon(
 
     published = await Running(source).until(60, (11, hang), (44.5, go_on))
     verdicts = list(zip(published.times, published.verdicts, strict=True))
-    assert next(t for t, verdict in verdicts if verdict is Health.UNKNOWN) == 20
+    assert next(t for t, verdict in verdicts if verdict is Health.UNKNOWN) == 20 + REREAD_PAUSE_S
     healthy_again = next(t for t, verdict in verdicts if verdict is Health.HEALTHY and t > 20)
     assert 44.5 < healthy_again <= 48, "three passes, a second apart"
+
+
+class Stop:
+    """Stop of agent and machine for 60 s, after which the sources finish their next pass with a delay."""
+
+    def __init__(self, source: PaperSource, clock: MockClock, delay_s: float) -> None:
+        self._source, self._clock, self._delay_s = source, clock, delay_s
+
+    def __call__(self) -> None:
+        self._clock.jump(60)
+        self._source.stopped_until_s = trio.current_time() + self._delay_s
+
+
+@pytest.mark.parametrize("delay_s", [0.1, LATE_REREADS * REREAD_PAUSE_S])
+async def test_stop_of_the_agent_is_no_stall_of_its_sources(
+    autojump_clock: MockClock, source: PaperSource, delay_s: float
+) -> None:
+    published = await Running(source).until(200, (12, Stop(source, autojump_clock, delay_s)))
+    assert {*published.verdicts} == {Health.HEALTHY}
+    assert [stalls_of(report) for _, report in published.reports if stalls_of(report)] == []
+    (late,) = [t for t in published.times if 72 <= t < 75]
+    assert late <= 72 + delay_s + REREAD_PAUSE_S
+
+
+async def test_change_after_a_stop_of_the_agent_is_published_without_a_stall(
+    autojump_clock: MockClock, source: PaperSource
+) -> None:
+    """The wake of one source comes before the pass of the others, and the loop is not late."""
+
+    def stop() -> None:
+        autojump_clock.jump(5)
+        source.stopped_until_s = trio.current_time() + 0.1
+        source.shrink(9)
+
+    published = await Running(source).until(30, (1, stop))
+    assert published.times[:2] == [0, 6 + REREAD_PAUSE_S]
+    assert published.verdicts_since(0) == [Health.UNHEALTHY]
+
+
+async def test_source_that_hangs_after_a_stop_of_the_agent_is_stalled(
+    autojump_clock: MockClock, source: PaperSource
+) -> None:
+    def stop() -> None:
+        Stop(source, autojump_clock, 0)()
+        source.node.stuck = {"hugepages"}
+
+    published = await Running(source).until(200, (12, stop))
+    verdicts = zip(published.times, published.verdicts, strict=True)
+    assert next(t for t, found in verdicts if found is Health.UNKNOWN) == 72 + LATE_REREADS * REREAD_PAUSE_S
+
+
+def test_gpu_that_does_not_answer_is_a_stall_by_its_severity() -> None:
+    node = GpuNode(2)
+    assert stalls_of(node.next()) == set()
+    node.hang(1)
+    node.rest(10)
+    assert ("gpu-1", Severity.UNKNOWN) in stalls_of(node.evaluate())
+    node.rest(60)
+    assert ("gpu-1", Severity.UNHEALTHY) in stalls_of(node.evaluate())
 
 
 async def test_watchdog_is_notified_at_twice_the_required_rate(

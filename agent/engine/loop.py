@@ -3,6 +3,9 @@
 The loop evaluates when the snapshot source reports a change, when a waiting time of a fault ends, and at each
 heartbeat. It publishes a report when devices or notes changed, and at each heartbeat. agent.engine.step
 computes the report.
+
+After a stop of the agent (SIGSTOP, a frozen cgroup) or of the machine, the last passes of all sources are old
+although none of them hangs. So the loop reads again before it reports a new stall, more often if it was late.
 """
 
 from collections.abc import Callable
@@ -13,8 +16,9 @@ from typing import Final, Protocol
 import trio
 
 from agent.engine.step import EngineState, step
+from agent.health.gpu.responsiveness import NOT_ANSWERING
 from agent.health.stalls import is_stalled
-from agent.model.health import DeviceHealth
+from agent.model.health import DeviceHealth, Severity
 from agent.model.persistent_faults import PersistentState
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
@@ -24,6 +28,16 @@ from agent.model.time import NS, Instant
 JITTER: Final = 0.1  # share by which heartbeats come early, so that nodes publish at different times
 MAX_DUTY_CYCLE: Final = 4
 """Shortest pause after an evaluation, in multiples of its run time: 4 limits the loop to 20 % of a CPU."""
+
+REREAD_PAUSE_S: Final = 0.25
+"""Pause before the sources are read again because one seems to be stalled [s]."""
+LATE_REREADS: Final = 8
+"""Largest number of further reads if the loop itself was late."""
+LATE_NS: Final = NS // 2
+"""Delay of a wake after which the agent or the machine may have been stopped [ns]."""
+
+Stall = tuple[str, Severity]
+"""Source that is stalled, or GPU that does not answer, and the severity."""
 
 _TIMES: Final = frozenset({"since", "verified"})
 _visible_fields: Final = itemgetter(
@@ -99,6 +113,8 @@ class EngineLoop:
         self._notify_watchdog = notify_watchdog
         self._jitter = jitter
         self._on_evaluated = on_evaluated
+        self._stalls: frozenset[Stall] = frozenset()
+        """Stalls in the last evaluation."""
         self._published: tuple[object, ...] | None = None
         """Visible state (:func:`visible_state`) of the last published report; None before the first one."""
         self._saved_state = state.checkpoint
@@ -112,7 +128,8 @@ class EngineLoop:
         now_ns = self._clock().mono_ns
         self._heartbeat_ns, self._watchdog_ns = now_ns, now_ns
         while True:
-            if await self._wait():
+            wake_ns = self._next_wake_ns()
+            if await self._wait(wake_ns):
                 await self._debounce()
             self._source.clear()
             snapshot = self._source.read()
@@ -120,15 +137,25 @@ class EngineLoop:
             if snapshot is None:
                 self._postpone(now)
             else:
-                self._evaluate(snapshot, now)
+                rereads = LATE_REREADS if now.mono_ns - wake_ns > LATE_NS else 1
+                await self._evaluate(snapshot, now, rereads)
 
     def _postpone(self, now: Instant) -> None:
         """Postpone heartbeat and watchdog while the sources have not finished their first pass."""
         self._heartbeat_ns = now.mono_ns + int(self._timing.heartbeat_s * NS)
         self._watchdog_ns = now.mono_ns + (self._timing.watchdog_period_ns or 0)
 
-    def _evaluate(self, snapshot: Snapshot, now: Instant) -> None:
-        self._state, report = step(self._state, snapshot, now)
+    async def _evaluate(self, snapshot: Snapshot, now: Instant, rereads: int) -> None:
+        """Evaluate a snapshot and publish the report; up to `rereads` newer snapshots instead if a stall is
+        new."""
+        state, report = step(self._state, snapshot, now)
+        while rereads and not stalls_of(report) <= self._stalls:
+            rereads -= 1
+            await trio.sleep(REREAD_PAUSE_S)
+            self._source.clear()
+            snapshot, now = self._source.read() or snapshot, self._clock()
+            state, report = step(self._state, snapshot, now)
+        self._state, self._stalls = state, stalls_of(report)
         if report.starting:
             self._postpone(now)
             return
@@ -153,11 +180,13 @@ class EngineLoop:
                 self._notify_watchdog()
         self._throttled_until_ns = now.mono_ns + (MAX_DUTY_CYCLE + 1) * (self._clock().mono_ns - now.mono_ns)
 
-    async def _wait(self) -> bool:
+    def _next_wake_ns(self) -> int:
+        """Return the time of the next evaluation, if the source does not wake the loop earlier."""
+        due_ns, publish_ns = self._state.due_ns, self._next_publish_ns()
+        return publish_ns if due_ns is None else min(publish_ns, due_ns)
+
+    async def _wait(self, until_ns: int) -> bool:
         """Wait until the source wakes the loop (True) or the next evaluation is due (False)."""
-        until_ns = self._next_publish_ns()
-        if self._state.due_ns is not None:
-            until_ns = min(until_ns, self._state.due_ns)
         with trio.move_on_after(self._remaining_s(until_ns)):
             await trio.lowlevel.wait_readable(self._source.fileno())
             return True
@@ -177,6 +206,19 @@ class EngineLoop:
 
     def _remaining_s(self, until_ns: int) -> float:
         return max(0.0, (until_ns - self._clock().mono_ns) / NS)
+
+
+def stalls_of(report: Report) -> frozenset[Stall]:
+    """Return the stalled sources and the GPUs that do not answer: what old readings alone can show."""
+    stalled = [source.name for source in report.sources if source.state is SourceState.STALLED]
+    hung = [
+        (device.device, cause.severity)
+        for device in report.devices
+        if device.causes
+        for cause in device.causes
+        if cause.code == NOT_ANSWERING
+    ]
+    return frozenset([*((name, Severity.UNKNOWN) for name in stalled), *hung])
 
 
 def _is_alive(report: Report, now: Instant) -> bool:

@@ -63,6 +63,6 @@ def with_stall(source: SourceSample, stalled: Mapping[str, SourceStall]) -> Sour
 
 def stall_cause(source: SourceSample, stalled: Mapping[str, SourceStall], now: Instant) -> Cause:
     """Return the cause with which a stalled source makes a device Unknown."""
-    evidence = f"{source.name}: {source.detail}"
+    evidence = f"{source.name}: {with_stall(source, stalled).detail}"
     since = stalled[source.name].since if source.name in stalled else now
     return Cause(STALLED, Severity.UNKNOWN, Blame.AGENT, evidence, STALLED_ADVICE, since)
