@@ -7,9 +7,10 @@ import pytest
 from paper import PaperNode, codes, device_of
 
 from agent.devices.taints import TaintPolicy, TaintState, decide_taints
-from agent.health.declared.driver_checks import check_sources
+from agent.engine.step import initial_state
+from agent.health.declared.driver_checks import STORED_MAX, check_sources, open_check_faults
 from agent.health.declared.driver_faults import FAILED_DEVICE
-from agent.health.state_machine import CLEAN_MIN_NS
+from agent.health.state_machine import CLEAN_MIN_NS, Condition, ConditionPhase
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import (
@@ -21,12 +22,15 @@ from agent.model.declared_devices import (
     DriverDevice,
 )
 from agent.model.health import Blame, Finding, Health, Repair, Severity
+from agent.model.persistent_faults import PersistentState
 from agent.model.prepare import DriverFault
 from agent.model.report import Report
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
 from agent.serve.health.feed import devices_of_socket
+from agent.store.gpu_fault_file import decode_gpu_faults, encode_gpu_faults
 
 DRIVER: Final = "a.example.com"
 STUCK: Final = Finding("fw.stuck", Severity.UNHEALTHY, "firmware does not answer", "reset it")
@@ -213,6 +217,66 @@ def test_check_that_stalls_is_unknown_with_its_limit() -> None:
     device = device_of(node.evaluate(), "dev-0")
     assert codes(device) == ["source.stalled"]
     assert device.causes[0].evidence == "check.firmware: no pass for more than 15 s"
+
+
+def restarted(node: Node, boot_id: str = "boot-1") -> Report:
+    """Let the next driver start with the stored state, before its checks have run."""
+    kept = decode_gpu_faults(encode_gpu_faults(node.state.checkpoint))
+    node.state = initial_state(EngineSettings("node-a"), saved=kept, boot_id=boot_id)
+    for name, sample in node.checks.items():
+        node.checks[name] = sample._replace(passes=0, finding=None, beat_ns=node.now_ns)
+    return node.next()
+
+
+@pytest.mark.parametrize("part", [None, DeclaredCpus(parse_cpus("1"), 0, exclusive=False, isolated=False)])
+def test_check_finding_survives_a_restart_of_the_driver(part: DeclaredPart | None) -> None:
+    node = Node(part)
+    restarted(node)
+    for _ in range(3):
+        report = node.check(STUCK, raise_after=3, clear_after=2)
+    cause = device_of(report, "dev-0").causes[0]
+    restarted(node)
+    node.next(10)
+    report = node.check(STUCK, raise_after=3, clear_after=2)
+    assert device_of(report, "dev-0").causes == (cause,), "at once, and since it began"
+    restarted(node)
+    assert health_and_codes(node.check(None, raise_after=3, clear_after=2))[0] is Health.UNHEALTHY
+    assert health_and_codes(node.check(None, raise_after=3, clear_after=2)) == (Health.HEALTHY, [])
+    assert node.state.checkpoint.checks == ()
+
+
+@pytest.mark.parametrize("boot_id", ["boot-2", ""])
+def test_check_finding_of_another_boot_is_not_restored(boot_id: str) -> None:
+    node = Node()
+    restarted(node)
+    node.check(STUCK)
+    restarted(node, boot_id)
+    assert health_and_codes(node.check(STUCK, raise_after=3)) == (Health.HEALTHY, [])
+
+
+def test_finding_of_a_removed_check_ends_with_the_restart() -> None:
+    node = Node()
+    restarted(node)
+    node.check(STUCK)
+    node.checks.clear()
+    restarted(node)
+    assert health_and_codes(node.check(None, name="other")) == (Health.HEALTHY, [])
+    assert node.state.checkpoint.checks == ()
+
+
+def test_stored_check_findings_are_limited_to_the_most_severe() -> None:
+    conditions: dict[tuple[str, str], Condition] = {}
+    for number in range(STORED_MAX + 50):
+        severity = Severity.UNHEALTHY if number >= 50 else Severity.DEGRADED
+        finding = STUCK._replace(severity=severity)
+        conditions[f"check:a/b/dev-{number}", "firmware/fw.stuck"] = Condition(
+            ConditionPhase.RAISED, finding, Instant(1, 2.0), 1, 1, 1
+        )
+    stored = open_check_faults(conditions)
+    assert len(stored) == STORED_MAX
+    assert {fault.severity for fault in stored} == {Severity.UNHEALTHY}
+    memory = PersistentState(checks=stored)
+    assert decode_gpu_faults(encode_gpu_faults(memory)) == memory
 
 
 def test_check_is_reported_as_source() -> None:

@@ -26,6 +26,7 @@ from agent.model.health import Blame, Cause, DeviceHealth, Health, Repair, Sever
 from agent.model.persistent_faults import PersistentState
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
+from agent.model.start_values import StartValues
 from agent.model.taint import Taints
 from agent.model.time import Instant
 from agent.node.node_source import SOURCES_STOP_S, NodeSource, engine_settings, open_node_source
@@ -168,12 +169,14 @@ class CoreComponents:
         if problem:
             log.warning("%s", problem)
         checkpoint = self._checkpoint = GpuFaultWriter(path, saved)
+        boot_id = read_boot_id(self._config.procfs_root)
         if self._hardware:
-            boot_id = read_boot_id(self._config.procfs_root)
             restored = restore_faults(saved, boot_id, settings.gpu, self._clock())
             state = initial_state(settings, restored, saved, boot_id)
         else:
-            state = initial_state(settings, saved=saved)
+            # values at start of an earlier monitor with hardware are not of this one
+            own = replace(saved, start=StartValues(saved.start.boot_id))
+            state = initial_state(settings, saved=own, boot_id=boot_id)
         checkpoint.set_newest(state.checkpoint)
         return [checkpoint.run], state, checkpoint.set_newest
 

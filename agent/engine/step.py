@@ -21,7 +21,12 @@ from typing import Final
 
 from agent.devices.inventory import InventoryDevice
 from agent.health.clear_faults import ClearOutcome, clear_faults, reported_clears
-from agent.health.declared.driver_checks import check_conditions_subject, check_sources
+from agent.health.declared.driver_checks import (
+    check_conditions_subject,
+    check_sources,
+    open_check_faults,
+    restored_check_conditions,
+)
 from agent.health.declared.driver_faults import DriverFaultState, update_driver_faults, with_driver_faults
 from agent.health.declared.state import DeclaredState, redeclared_devices, update_declared
 from agent.health.declared.verdict_cache import VerdictCache
@@ -119,11 +124,13 @@ def initial_state(
         return state
     start = values_of_boot(saved.start, boot_id)
     seen = with_seen_features(state.gpus.rule_state, start.gpus)
+    checks = saved.checks if start is saved.start else ()
     return replace(
         state,
+        conditions={**state.conditions, **restored_check_conditions(checks)},
         host=restored_host_state(start),
         gpus=replace(state.gpus, rule_state=seen, checkpoint=saved.gpu_part),
-        checkpoint=replace(saved, start=start, runs=saved.runs + 1),
+        checkpoint=replace(saved, start=start, checks=checks, runs=saved.runs + 1),
     )
 
 
@@ -220,7 +227,7 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
     )
     if gpus.due_ns is not None:
         evaluation.due_ns.append(max(gpus.due_ns, now.mono_ns + STALL_RECHECK_NS // 10))
-    basis, checkpoint = _next_checkpoint(state, host, gpus.state)
+    basis, checkpoint = _next_checkpoint(state, host, gpus.state, evaluation.conditions)
     state = EngineState(
         settings,
         host=host,
@@ -245,16 +252,18 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
 
 
 def _next_checkpoint(
-    state: EngineState, host: HostRuleState, gpus: GpuState
+    state: EngineState, host: HostRuleState, gpus: GpuState, conditions: Conditions
 ) -> tuple[Basis, PersistentState]:
     """Return the state to store, the same object if it has not changed, and the basis of its values."""
     before, basis = state.checkpoint, start_basis(host, gpus.rule_state)
     start = before.start
     if host.started and basis != state.start_basis:
         start = collect_start_values(start.boot_id, host, gpus.rule_state, state.settings)
-    if start == before.start and gpus.checkpoint is state.gpus.checkpoint:
+    checks = open_check_faults(conditions)
+    same = (start, checks) == (before.start, before.checks)
+    if same and gpus.checkpoint is state.gpus.checkpoint:
         return basis, before
-    return basis, replace(gpus.checkpoint, start=start, runs=before.runs)
+    return basis, replace(gpus.checkpoint, start=start, checks=checks, runs=before.runs)
 
 
 def _run_lease_s(checkpoint: PersistentState) -> int:

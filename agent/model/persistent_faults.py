@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from agent.model.cleared_faults import ClearedFault
 from agent.model.gpu import MigSample
-from agent.model.health import Blame
+from agent.model.health import Blame, Repair, Severity
 from agent.model.start_values import StartValues
 
 
@@ -87,16 +87,35 @@ class PersistentFault(NamedTuple):
     """Last readings of the GPU counters that a reset clears; -1: not available."""
 
 
+class PersistentCheckFault(NamedTuple):
+    """Raised fault of a device that a driver's health check found."""
+
+    device: str
+    """Device as ``driver/pool/name``."""
+    check: str
+    code: str
+    severity: Severity
+    evidence: str
+    advice: str
+    blame: Blame | None
+    repair: Repair | None
+    since_ns: int
+    """CLOCK_MONOTONIC at which the fault began [ns]."""
+    since_wall_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class PersistentState:
-    """GPUs, GPU faults and values at start that the agent stores. The default is the state at the first
-    start."""
+    """GPUs, GPU faults, faults of drivers' checks and values at start that the agent stores. The default is
+    the state at the first start."""
 
     gpus: tuple[KnownGpu, ...] = ()
     faults: tuple[PersistentFault, ...] = ()
     cleared: tuple[ClearedFault, ...] = ()
     """Faults that operators cleared within a day, the oldest first."""
     start: StartValues = field(default_factory=StartValues)
+    checks: tuple[PersistentCheckFault, ...] = ()
+    """Faults that health checks of the driver found, in the boot of ``start``."""
     runs: int = 0
     """Number of starts of the agent with this file."""
 

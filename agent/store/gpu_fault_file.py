@@ -17,7 +17,12 @@ from agent.model.cleared_faults import ClearedFault
 from agent.model.cpuset import parse_cpus
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Severity
-from agent.model.persistent_faults import KnownGpu, PersistentFault, PersistentState
+from agent.model.persistent_faults import (
+    KnownGpu,
+    PersistentCheckFault,
+    PersistentFault,
+    PersistentState,
+)
 from agent.model.start_values import StartValues
 from agent.store import state_files
 from agent.store.state_files import StateWriteError, UnusableFile, decode_json, encode_json, struct_type_of
@@ -54,6 +59,7 @@ class _FaultsFile(msgspec.Struct, forbid_unknown_fields=True):
     faults: list[_FAULT]  # type: ignore[valid-type]
     cleared: list[_CLEARED] = []  # type: ignore[valid-type]
     start: StartValues = StartValues()
+    checks: list[PersistentCheckFault] = []
     runs: Annotated[int, _NATURAL] = 0
 
 
@@ -74,6 +80,7 @@ def decode_gpu_faults(data: bytes) -> PersistentState:
         faults=tuple(PersistentFault(*msgspec.structs.astuple(fault)) for fault in file.faults),
         cleared=tuple(ClearedFault(*msgspec.structs.astuple(record)) for record in file.cleared),
         start=file.start,
+        checks=tuple(file.checks),
         runs=file.runs,
     )
     numbers = [gpu.number for gpu in memory.gpus]
@@ -106,6 +113,8 @@ def encode_gpu_faults(memory: PersistentState) -> bytes:
         content["cleared"] = [record._asdict() for record in memory.cleared]
     if memory.start != StartValues():
         content["start"] = memory.start
+    if memory.checks:
+        content["checks"] = memory.checks
     if memory.runs:
         content["runs"] = memory.runs
     return encode_json(content)
@@ -197,4 +206,5 @@ def _urgent_part(memory: PersistentState) -> object:
     faults = [
         fault._replace(times=0, last_wall_s=0, log_us=0, texts=(), counters=()) for fault in memory.faults
     ]
-    return memory.gpus, faults, memory.cleared, memory.start, memory.runs
+    checks = [(fault.device, fault.check, fault.code, fault.severity) for fault in memory.checks]
+    return memory.gpus, faults, memory.cleared, memory.start, memory.runs, checks

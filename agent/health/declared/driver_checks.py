@@ -10,11 +10,14 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from agent.health.evaluation import Evaluation, Subject
+from agent.health.evaluation import Conditions, Evaluation, Subject
 from agent.health.rules import CatalogRow
+from agent.health.state_machine import Condition, ConditionPhase
 from agent.model.declared_devices import DriverCheckSample
 from agent.model.health import Blame, Cause, Finding, Repair, Severity
+from agent.model.persistent_faults import PersistentCheckFault
 from agent.model.source_state import SourceSample, SourceState
+from agent.model.time import Instant
 
 UNCHECKED: Final = CatalogRow(
     code="declared.unchecked",
@@ -42,6 +45,10 @@ _UNREADABLE: Final = "!"
 """Finding code of a health check that returned no result; drivers cannot use this code."""
 NEVER_BY_TIME_NS: Final = 1 << 62
 """Clearing time that never ends [ns]: a fault from a health check clears after a number of good runs."""
+
+STORED_MAX: Final = 256
+"""Largest number of stored faults; the most severe are stored."""
+_SUBJECT: Final = "check:"
 
 CheckSamplesByDevice = Mapping[Subject, Sequence[DriverCheckSample]]
 """Samples (newest results) of health checks by device."""
@@ -78,7 +85,54 @@ def check_conditions_subject(subject: Subject) -> Subject:
 
     It differs from the device's own, because a driver's finding codes can equal the agent's.
     """
-    return f"check:{subject}"
+    return f"{_SUBJECT}{subject}"
+
+
+def open_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, ...]:
+    """Return the raised faults that health checks found, to be stored."""
+    found = [
+        PersistentCheckFault(
+            subject.removeprefix(_SUBJECT),
+            key.partition("/")[0],
+            condition.finding.code,
+            condition.finding.severity,
+            condition.finding.evidence,
+            condition.finding.advice,
+            condition.finding.blame,
+            condition.finding.repair,
+            condition.since.mono_ns,
+            condition.since.wall_s,
+        )
+        for (subject, key), condition in conditions.items()
+        if subject.startswith(_SUBJECT) and condition.is_cause and condition.finding.code != _UNREADABLE
+    ]
+    return tuple(sorted(found, key=lambda fault: (-fault.severity, fault[:3]))[:STORED_MAX])
+
+
+def restored_check_conditions(faults: Iterable[PersistentCheckFault]) -> Conditions:
+    """Return the conditions of stored faults. Each is a cause until its check has passed often enough, or no
+    longer exists."""
+    return {
+        (check_conditions_subject(fault.device), f"{fault.check}/{fault.code}"): Condition(
+            ConditionPhase.RAISED,
+            Finding(
+                fault.code, fault.severity, fault.evidence, fault.advice, fault.blame, repair=fault.repair
+            ),
+            Instant(fault.since_ns, fault.since_wall_s),
+            0,
+            0,
+            0,
+        )
+        for fault in faults
+    }
+
+
+def keep_restored_faults(evaluation: Evaluation, subject: Subject) -> None:
+    """Keep the restored faults of a device whose checks have not run since the start."""
+    own = check_conditions_subject(subject)
+    for code in evaluation.previous_codes(own):
+        if evaluation.previous[own, code].last_pass == 0:
+            evaluation.repeat_finding(own, code, passes=0)
 
 
 def evaluate_driver_checks(

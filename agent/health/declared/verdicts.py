@@ -10,6 +10,7 @@ from agent.health.declared.driver_checks import (
     CheckSamplesByDevice,
     device_check_source,
     evaluate_driver_checks,
+    keep_restored_faults,
     samples_by_device,
 )
 from agent.health.declared.gpus import DECLARED_GPU_RULES, DeclaredGpuView, find_host_device, find_host_gpu
@@ -132,6 +133,8 @@ def declared_verdicts(
                 evaluation, before, device, rules, more, _check_sources(checks, subject)
             )
             cached.store(subject, device.kind, found, begin)
+        else:
+            keep_restored_faults(evaluation, subject)
         if found is None:
             late_ns = state.since[subject].mono_ns + FIRST_PASS_WAIT_NS
             if evaluation.now.mono_ns < late_ns and subject not in before.devices:
