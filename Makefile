@@ -35,7 +35,7 @@ help: ## list the targets
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 3 * n : 12)))
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 # Skipped steps before pytest; pytest's last line names them.
-test test-all: export SKIPPED_BEFORE := build/skipped
+test test-all test-kubelet: export SKIPPED_BEFORE := build/skipped
 # Bytecode cache: tests start hundreds of Python processes, each of which would compile the agent again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -77,7 +77,7 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, plain words
 .PHONY: format
 format: $(VENV)/.dev ## what ruff can mend by itself, and gofmt if it is here
 	@$(BIN)/ruff check --fix --quiet; $(BIN)/ruff format
-	@! command -v gofmt >/dev/null || gofmt -l -w go examples/go-driver
+	@! command -v gofmt >/dev/null || gofmt -l -w go examples/go-driver tests/kubelet_real/go
 
 .PHONY: native-test
 native-test: SKIPPED_BEFORE ?= /dev/null
@@ -99,6 +99,18 @@ before-pytest: $(VENV)/.dev $(VENV)/.core
 test-vm: $(VENV)/.dev $(VENV)/.core ## the agent in an emulated machine: cgroup v2, NUMA, hardware errors (1 min)
 	@requirements/system vm $(BIN)/python
 	@$(BIN)/python -m pytest -rP tests/vm
+
+# Versions of the kubelet whose code `make kubelets` builds.
+KUBELETS ?= 1.36 1.37
+
+.PHONY: kubelets
+kubelets: $(VENV)/.dev
+	@$(BIN)/python tests/kubelet_real/build.py $(KUBELETS)
+
+.PHONY: test-kubelet
+test-kubelet: $(VENV)/.core kubelets ## the kubelet's own code, where Go is: the same claims as of the fake kubelet (5 min, 10 at first)
+	@: >$(SKIPPED_BEFORE)
+	@$(PYTEST) -m kubelet_real $(PYTEST_ARGS)
 
 .PHONY: fuzz
 fuzz: ## the C parsers, FUZZ_SECONDS each (needs clang)

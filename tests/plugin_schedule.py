@@ -131,6 +131,7 @@ SPREAD: Final = frozenset(
         "test_daemon.py",
         "test_driver_link.py",
         "test_embed_processes.py",
+        "test_fake_kubelet.py",
         "test_pod_tracker.py",
         "test_regressions.py",
     }
@@ -163,6 +164,10 @@ def rank(path: str) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "live: needs processes or the real machine; make check leaves it out")
     config.addinivalue_line("markers", "slow: takes long by its nature; only make test-all runs it")
+    config.addinivalue_line(
+        "markers",
+        "kubelet_real: needs the kubelet's own code, which make test-kubelet builds",
+    )
 
 
 class GroupScheduling(LoadScopeScheduling):

@@ -1,14 +1,19 @@
-"""The fake kubelet against a plugin on grpcio: registration, connection, health streams, prepare, restarts.
+"""The kubelet against a plugin on grpcio: registration, connection, health streams, prepare, restarts.
+
+Tests run with the fake kubelet, and with the kubelet's own code where ``make test-kubelet`` has built it.
 
 A test that covers cases of upstream's tests names them: kubelet ``cm/dra/plugin/*_test.go`` and
 ``cm/dra/manager_test.go``. Not covered are TestPrepareResources' pod groups and extended resources, and
 TestGRPCConnUsableAfterIdle, because gRPC decides about the half hour until a connection is idle.
 """
 
+import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,16 +23,16 @@ import pytest
 from agents import short_tmp
 from kubelet import FakeKubelet, Pace, Pod, PreparedDevice, ResourceHealth, allocated_claim
 from kubelet.calls import Calls
+from kubelet.health import cut_message, shown
 from kubelet.history import (
-    Called,
-    Changed,
     Cleared,
     Connected,
     Deregistered,
     Disconnected,
     EventWritten,
+    HealthChanged,
     History,
-    Message,
+    PodsNotified,
     Registered,
     RegistrationFailed,
     SlicesWiped,
@@ -36,24 +41,48 @@ from kubelet.history import (
     StreamRefused,
     UnprepareFailed,
 )
+from kubelet.pace import NS
 from kubelet.plugins import Plugins
 from kubelet.sample import HEALTHY, SERVICES, UNHEALTHY, SamplePlugin, one_device, sleeping
 from kubelet.versions import VERSIONS, plugin_service
+from kubelet_real.implementations import implementations
 from patience import PATIENCE_S
 
 __all__ = ["short_tmp"]  # a fixture
 
 DRIVER: Final = "a.example.com"
 FAST: Final = Pace.fast()
+LEASE_S: Final = 5
+"""Lease of devices that a test lets expire."""
 PREPARE: Final = "NodePrepareResources"
 UNPREPARE: Final = "NodeUnprepareResources"
 EVENT: Final = "Failed to prepare dynamic resources: prepare dynamic resources: "
 
 
+MakeKubelet = Callable[..., FakeKubelet]
+
+
+@pytest.fixture(params=implementations("1.36", "1.37"))
+def make_kubelet(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[MakeKubelet]:
+    """Factory of a running kubelet. Its arguments are durations; the real kubelet has its own."""
+    with ExitStack() as stack:
+        version, new = request.param
+
+        def make(**pace: Any) -> FakeKubelet:
+            kubelet = new(version)(short_tmp, version=version, pace=replace(FAST, **pace))
+            return stack.enter_context(kubelet)
+
+        yield make
+
+
 @pytest.fixture
-def kubelet(short_tmp: Path) -> Iterator[FakeKubelet]:
-    with FakeKubelet(short_tmp, pace=FAST) as fake:
-        yield fake
+def kubelet(make_kubelet: MakeKubelet) -> FakeKubelet:
+    return make_kubelet()
+
+
+def only(*versions: str) -> pytest.MarkDecorator:
+    """Run a test with these versions of the kubelet only."""
+    return pytest.mark.parametrize("make_kubelet", implementations(*versions), indirect=True)
 
 
 @pytest.fixture
@@ -70,7 +99,7 @@ def plugin(kubelet: FakeKubelet, sample: SamplePlugin) -> SamplePlugin:
     sample.serve()
     sample.register()
     kubelet.wait_registered(DRIVER)
-    kubelet.wait_for(lambda: sample.opened, "a health stream")
+    kubelet.wait_for(lambda: sample.opened and sample.statuses, "a health stream and a registration status")
     return sample
 
 
@@ -104,9 +133,9 @@ def test_plugin_registers_in_four_steps(kubelet: FakeKubelet, plugin: SamplePlug
     assert kubelet.plugins[0].service == "v1.DRAPlugin"
 
 
-def test_plugin_older_than_the_kubelet_is_found(short_tmp: Path) -> None:
-    with SamplePlugin(short_tmp, DRIVER), FakeKubelet(short_tmp, pace=FAST) as kubelet:
-        kubelet.wait_registered(DRIVER)
+def test_plugin_older_than_the_kubelet_is_found(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
+    with SamplePlugin(short_tmp, DRIVER):
+        make_kubelet().wait_registered(DRIVER)
 
 
 def test_socket_in_a_new_directory_is_found(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
@@ -128,8 +157,9 @@ def test_hidden_names_and_regular_files_are_ignored(kubelet: FakeKubelet, sample
     hidden.registration = registry / ".hidden-reg.sock"
     with hidden, sample:
         kubelet.wait_registered(DRIVER)
-    assert hidden.get_info_calls == []
-    assert kubelet.history.of(RegistrationFailed) == []
+        kubelet.wait_for(lambda: sample.statuses, "the registration status")
+        assert hidden.get_info_calls == []
+        assert kubelet.history.of(RegistrationFailed) == []
 
 
 def test_removed_socket_deregisters_and_ends_the_connection(
@@ -142,7 +172,7 @@ def test_removed_socket_deregisters_and_ends_the_connection(
     kubelet.wait_for(lambda: plugin.connections() == 0, "the connection's end")
     assert kubelet.plugins == []
     assert [ended.code for ended in kubelet.history.of(StreamEnded)] == [grpc.StatusCode.CANCELLED]
-    assert not kubelet.history.of(StreamEnded)[0].logged
+    assert kubelet.history.of(StreamEnded)[0].logged
 
 
 def test_recreated_socket_is_another_plugin(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
@@ -167,17 +197,17 @@ def test_renamed_socket_is_not_noticed(kubelet: FakeKubelet, plugin: SamplePlugi
     assert kubelet.wait_registered(DRIVER)
 
 
-def test_getinfo_has_a_deadline_and_is_retried(short_tmp: Path) -> None:
+def test_getinfo_has_a_deadline_and_is_retried(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
     """e2e: registration after GetInfo failure"""
-    with FakeKubelet(short_tmp, pace=replace(FAST, get_info_s=0.2)) as kubelet:
-        sample = SamplePlugin(short_tmp, DRIVER)
-        sample.get_info = sleeping(0.5)
-        with sample:
-            assert "using RPC GetInfo" in registration_error(kubelet)
-            assert "code = DeadlineExceeded" in registration_error(kubelet)
-            sample.get_info = sleeping(0)
-            kubelet.wait_registered(DRIVER)
-        assert sample.statuses == [(True, "")]
+    kubelet = make_kubelet(get_info_s=0.2)
+    sample = SamplePlugin(short_tmp, DRIVER)
+    sample.get_info = sleeping(kubelet.pace.get_info_s + 0.3)
+    with sample:
+        assert "using RPC GetInfo" in registration_error(kubelet)
+        assert "code = DeadlineExceeded" in registration_error(kubelet)
+        sample.get_info = sleeping(0)
+        kubelet.wait_registered(DRIVER)
+        kubelet.wait_for(lambda: sample.statuses == [(True, "")], "the registration status")
 
 
 def test_plugin_whose_notify_fails_is_deregistered_and_retried(
@@ -192,11 +222,10 @@ def test_plugin_whose_notify_fails_is_deregistered_and_retried(
     sample.notify = refuse
     with sample:
         assert "failed to send registration status" in registration_error(kubelet)
+        kubelet.wait_for(lambda: len(sample.statuses) == 2, "another attempt")
         kubelet.wait_registered(DRIVER)
-    assert [type(one) for one in kubelet.history if isinstance(one, (Deregistered, Registered))][:2] == [
-        Deregistered,
-        Registered,
-    ]
+        kinds = [type(one) for one in kubelet.history if isinstance(one, (Deregistered, Registered))]
+        assert kinds[-2:] == [Deregistered, Registered]
 
 
 @pytest.mark.parametrize(
@@ -219,9 +248,11 @@ def test_unusable_plugin_is_notified_of_the_reason(
     for name, value in change.items():
         setattr(sample, name, value)
     with sample:
-        assert text in registration_error(kubelet)
-        assert text in sample.statuses[0].error
-        assert not sample.statuses[0].registered
+        error, status = registration_error(kubelet), sample.statuses[0]
+        assert text in status.error
+        assert not status.registered
+        start = f"RegisterPlugin error -- failed to send error at socket {sample.registration}, err: "
+        assert error == f"{start}{status.error}"
 
 
 def test_second_registration_of_an_endpoint_is_refused(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
@@ -233,16 +264,16 @@ def test_second_registration_of_an_endpoint_is_refused(kubelet: FakeKubelet, plu
     assert kubelet.wait_registered(DRIVER)
 
 
-def test_socket_without_a_server_is_retried_with_backoff(short_tmp: Path) -> None:
-    with FakeKubelet(short_tmp, pace=replace(FAST, dial_s=0.05)) as kubelet:
-        with socket.socket(socket.AF_UNIX) as unserved:
-            unserved.bind(str(short_tmp / "plugins_registry" / "reg.sock"))
-        failed = kubelet.history
-        kubelet.wait_for(lambda: len(failed.of(RegistrationFailed)) == 6, "six failures")
-        assert {"dial failed" in one.error for one in failed.of(RegistrationFailed)} == {True}
-        times = failed.times(RegistrationFailed)
-        for number, wait_s in enumerate((0.05, 0.1, 0.2, 0.4, 0.4)):
-            assert times[number + 1] - times[number] >= wait_s
+def test_socket_without_a_server_is_retried_with_backoff(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
+    kubelet = make_kubelet(dial_s=0.05)
+    with socket.socket(socket.AF_UNIX) as unserved:
+        unserved.bind(str(short_tmp / "plugins_registry" / "reg.sock"))
+    failed = kubelet.history
+    kubelet.wait_for(lambda: len(failed.of(RegistrationFailed)) == 4, "four failures")
+    assert {"dial failed" in one.error for one in failed.of(RegistrationFailed)} == {True}
+    times = failed.times(RegistrationFailed)
+    for number in range(3):
+        assert times[number + 1] - times[number] >= kubelet.pace.backoff_first_s * 2**number
 
 
 # --- the plugin manager without gRPC --------------------------------------------------------------------
@@ -367,29 +398,30 @@ def test_slices_are_wiped_at_start_and_after_a_long_disconnect(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
     """TestConnectionHandling/wipe-on-disconnect"""
-    assert kubelet.history.of(SlicesWiped) == [SlicesWiped("")]
+    kubelet.wait_for(lambda: kubelet.history.of(SlicesWiped) == [SlicesWiped("")], "the first wipe")
     plugin.registration.rename(kubelet.root / "kept")  # so that it stays registered
     plugin.stop()
     kubelet.wait_for(lambda: SlicesWiped(DRIVER) in kubelet.history.of(SlicesWiped), "slices wiped")
     lost, wiped = kubelet.history.times(Disconnected)[0], kubelet.history.times(SlicesWiped)[1]
-    assert wiped - lost >= FAST.wipe_s
+    assert wiped - lost >= kubelet.pace.wipe_s
     assert kubelet.history.of(Deregistered) == []
 
 
-def test_slices_are_not_wiped_after_a_short_disconnect(short_tmp: Path) -> None:
+def test_slices_are_not_wiped_after_a_short_disconnect(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
     """TestConnectionHandling/no-wipe-on-reconnect"""
-    with (
-        FakeKubelet(short_tmp, pace=replace(FAST, wipe_s=30)) as kubelet,
-        SamplePlugin(short_tmp, DRIVER) as one,
-    ):
+    kubelet = make_kubelet(wipe_s=30)
+    with SamplePlugin(short_tmp, DRIVER) as one:
         kubelet.wait_registered(DRIVER)
+        kubelet.wait_for(lambda: one.statuses, "the registration status")
         one.registration.rename(short_tmp / "kept")
         one.stop()
         kubelet.wait_for(lambda: kubelet.history.of(Disconnected), "the end of the connection")
         one.serve()
         kubelet.wait_for(lambda: len(kubelet.history.of(Connected)) == 2, "another connection")
         assert kubelet.history.of(SlicesWiped) == [SlicesWiped("")]
-        assert kubelet.prepare_pod(add_pod(kubelet, "gpu-0")) is None
+        pod = add_pod(kubelet, "gpu-0")
+        kubelet.run_pod(pod)
+        kubelet.wait_running(pod)
 
 
 def test_message_over_4_mib_ends_the_stream(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
@@ -407,11 +439,11 @@ def test_message_over_4_mib_ends_the_stream(kubelet: FakeKubelet, plugin: Sample
 def test_health_list_reaches_the_cache(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """TestPlugin_WatchResources"""
     plugin.send_health(
-        {"name": "gpu-0", "health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": 20}
+        {"name": "gpu-0", "health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": LEASE_S}
     )
     found = kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Unhealthy")
-    assert (found.message, found.lease_ns) == ("hot", 20_000_000_000)
-    kubelet.clock.advance(21)
+    assert (found.message, found.lease_ns) == ("hot", LEASE_S * NS)
+    kubelet.pass_time(LEASE_S + 0.5)
     assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
 
 
@@ -435,7 +467,7 @@ def test_ended_stream_clears_health_and_is_reopened(
     assert kubelet.history.of(Cleared) == [Cleared(DRIVER)]
     assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
     ended, opened = kubelet.history.times(StreamEnded)[0], kubelet.history.times(StreamOpened)[1]
-    assert opened - ended >= FAST.stream_retry_s
+    assert opened - ended >= kubelet.pace.stream_retry_s
     assert plugin.connections() == 1
 
 
@@ -448,26 +480,42 @@ def test_unreachable_plugin_opens_no_stream_and_clears_nothing(
     assert len(kubelet.history.of(Cleared)) == len(kubelet.history.of(StreamEnded)) == 1
 
 
-@pytest.mark.parametrize("version", ["1.34", "1.35", "1.36"])
-def test_kubelet_1_36_retries_unimplemented_health_forever(short_tmp: Path, version: str) -> None:
+@only("1.36")
+def test_kubelet_1_36_retries_unimplemented_health_forever(
+    kubelet: FakeKubelet, sample: SamplePlugin
+) -> None:
+    assert_retries_unimplemented(kubelet, sample)
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.35"])
+def test_older_kubelets_retry_unimplemented_health_forever(short_tmp: Path, version: str) -> None:
     with FakeKubelet(short_tmp, version=version, pace=FAST, health=True) as kubelet:
-        sample = SamplePlugin(short_tmp, DRIVER)
-        sample.services = ["v1.DRAPlugin"]
-        sample.health_status = grpc.StatusCode.UNIMPLEMENTED
-        with sample:
-            kubelet.wait_for(lambda: len(sample.opened) == 3, "three streams")
-        assert set(sample.opened) == {"v1alpha1"}
-        assert kubelet.history.of(StreamEnded)[0].logged
+        assert_retries_unimplemented(kubelet, SamplePlugin(short_tmp, DRIVER))
 
 
-@pytest.mark.parametrize(
-    ("version", "count"), [("1.34", 0), ("1.35", 0), ("1.36", 1), ("1.37", 1), ("1.38", 1)]
-)
-def test_feature_gate_is_enabled_from_1_36(short_tmp: Path, version: str, count: int) -> None:
-    with (
-        FakeKubelet(short_tmp, version=version, pace=FAST) as kubelet,
-        SamplePlugin(short_tmp, DRIVER) as one,
-    ):
+def assert_retries_unimplemented(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
+    sample.services = ["v1.DRAPlugin"]
+    sample.health_status = grpc.StatusCode.UNIMPLEMENTED
+    with sample:
+        kubelet.wait_for(lambda: len(sample.opened) == 3, "three streams")
+    assert set(sample.opened) == {"v1alpha1"}
+    assert kubelet.history.of(StreamEnded)[0].logged
+
+
+def test_feature_gate_is_enabled_from_1_36(kubelet: FakeKubelet) -> None:
+    assert_status_and_streams(kubelet, 1)
+
+
+@pytest.mark.parametrize(("version", "count"), [("1.34", 0), ("1.35", 0), ("1.38", 1)])
+def test_feature_gate_of_releases_without_real_kubelet_is_on_from_1_36(
+    short_tmp: Path, version: str, count: int
+) -> None:
+    with FakeKubelet(short_tmp, version=version, pace=FAST) as kubelet:
+        assert_status_and_streams(kubelet, count)
+
+
+def assert_status_and_streams(kubelet: FakeKubelet, count: int) -> None:
+    with SamplePlugin(kubelet.root, DRIVER) as one:
         pod = add_pod(kubelet, "gpu-0")
         kubelet.wait_registered(DRIVER)
         kubelet.run_pod(pod)
@@ -475,50 +523,53 @@ def test_feature_gate_is_enabled_from_1_36(short_tmp: Path, version: str, count:
         kubelet.wait_for(lambda: len(one.opened) == count, "streams")
 
 
-def test_kubelet_1_37_calls_v1(short_tmp: Path) -> None:
-    with FakeKubelet(short_tmp, version="1.37", pace=FAST) as kubelet, SamplePlugin(short_tmp, DRIVER) as one:
+@only("1.37")
+def test_kubelet_1_37_calls_v1(kubelet: FakeKubelet) -> None:
+    with SamplePlugin(kubelet.root, DRIVER) as one:
         kubelet.wait_for(lambda: one.opened, "a stream")
         one.send_health({"name": "gpu-0", "health": HEALTHY})
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
         assert one.opened == ["v1"]
 
 
-def test_kubelet_1_37_opens_only_advertised_streams(short_tmp: Path) -> None:
+@only("1.37")
+def test_kubelet_1_37_opens_only_advertised_streams(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
     """TestHealthStreamRequiresAdvertisedService"""
-    with FakeKubelet(short_tmp, version="1.37", pace=FAST) as kubelet:
-        sample = SamplePlugin(short_tmp, DRIVER)
-        sample.services = ["v1.DRAPlugin"]
-        with sample:
-            kubelet.wait_registered(DRIVER)
-            kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
-        assert sample.opened == []
-        assert kubelet.history.of(StreamOpened) == []
+    sample.services = ["v1.DRAPlugin"]
+    with sample:
+        kubelet.wait_registered(DRIVER)
+        kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
+    assert sample.opened == []
+    assert kubelet.history.of(StreamOpened) == []
 
 
-def test_kubelet_1_37_stops_at_unimplemented_until_reregistration(short_tmp: Path) -> None:
+@only("1.37")
+def test_kubelet_1_37_stops_at_unimplemented_until_reregistration(
+    short_tmp: Path, make_kubelet: MakeKubelet
+) -> None:
     """TestUnimplementedHealthStreamIsNotRetried, TestHealthStreamUnimplemented"""
-    pace = replace(FAST, stream_retry_s=0.01)
-    with FakeKubelet(short_tmp, version="1.37", pace=pace) as kubelet:
-        sample = SamplePlugin(short_tmp, DRIVER)
-        sample.health_status = grpc.StatusCode.UNIMPLEMENTED
-        with sample:
-            kubelet.wait_for(lambda: kubelet.history.of(StreamEnded), "the stream's end")
-            for _ in range(20):  # time for a retry, with calls on the same connection
-                kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
-                kubelet.unprepare_pod(add_pod(kubelet, "gpu-0"))
-            assert sample.opened == ["v1"]
-            sample.health_status = None
-            sample.unregister()
-            sample.register()
-            kubelet.wait_for(lambda: len(sample.opened) == 2, "another stream")
+    kubelet = make_kubelet(stream_retry_s=0.01)
+    sample = SamplePlugin(short_tmp, DRIVER)
+    sample.health_status = grpc.StatusCode.UNIMPLEMENTED
+    with sample:
+        kubelet.wait_for(lambda: kubelet.history.of(StreamEnded), "the stream's end")
+        second = SamplePlugin(short_tmp, "b.example.com")
+        second.health_status = grpc.StatusCode.UNAVAILABLE
+        with second:  # retried after the same time, with calls on the first connection meanwhile
+            kubelet.wait_for(lambda: len(second.opened) == 2, "another stream of the other plugin")
+            kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
+            kubelet.unprepare_pod(add_pod(kubelet, "gpu-0"))
+        assert sample.opened == ["v1"]
+        sample.health_status = None
+        sample.unregister()
+        sample.register()
+        kubelet.wait_for(lambda: len(sample.opened) == 2, "another stream")
 
 
-def test_kubelet_1_37_retries_unavailable(short_tmp: Path) -> None:
-    with FakeKubelet(short_tmp, version="1.37", pace=FAST) as kubelet:
-        sample = SamplePlugin(short_tmp, DRIVER)
-        sample.health_status = grpc.StatusCode.UNAVAILABLE
-        with sample:
-            kubelet.wait_for(lambda: len(sample.opened) == 2, "two streams")
+def test_kubelet_retries_unavailable_health(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
+    sample.health_status = grpc.StatusCode.UNAVAILABLE
+    with sample:
+        kubelet.wait_for(lambda: len(sample.opened) == 2, "two streams")
 
 
 def test_end_of_old_instance_clears_health_from_the_new_one(
@@ -532,6 +583,156 @@ def test_end_of_old_instance_clears_health_from_the_new_one(
         plugin.unregister()
         kubelet.wait_for(lambda: kubelet.history.of(Cleared), "the cleared health")
         assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
+
+
+# --- health lists ---------------------------------------------------------------------------------------
+
+
+def send_and_wait(kubelet: FakeKubelet, plugin: SamplePlugin, *devices: dict[str, Any]) -> None:
+    """Sends a health list and waits until the kubelet has stored it, shown by a last device of its own."""
+    last = f"last-{len(kubelet.history)}"
+    plugin.send_health(*devices, {"name": last, "health": HEALTHY})
+    kubelet.wait_health(DRIVER, "node-a", last, "Healthy")
+
+
+@pytest.mark.parametrize("seconds", [10, 0, -5, 86_400, 10_000_000_000])
+def test_lease_is_30_s_for_0_or_less_and_overflows(
+    kubelet: FakeKubelet, plugin: SamplePlugin, seconds: int
+) -> None:
+    """TestBuildDeviceHealth"""
+    send_and_wait(
+        kubelet, plugin, {"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": seconds}
+    )
+    found = kubelet.health(DRIVER, "node-a", "gpu-0")
+    if seconds == 10_000_000_000:
+        assert found.health == "Unknown"
+    else:
+        assert (found.health, found.lease_ns) == ("Healthy", (seconds if seconds > 0 else 30) * NS)
+
+
+def test_undefined_health_number_is_unknown_with_its_message(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    """TestToDeviceHealthStatus"""
+    send_and_wait(kubelet, plugin, {"name": "gpu-0", "health": 99, "message": "new"})
+    found = kubelet.health(DRIVER, "node-a", "gpu-0")
+    assert (found.health, found.message) == ("Unknown", "new")
+
+
+def test_entry_without_names_is_accepted(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    plugin.send_health({"name": "", "health": UNHEALTHY}, pool="")
+    kubelet.wait_health(DRIVER, "", "", "Unhealthy")
+
+
+@pytest.mark.parametrize("text", ["x" * 1024, "x" * 1025, "x" + 700 * "\u00e9", 700 * "\u00e9"])
+def test_message_in_the_status_is_cut_at_1024_bytes(
+    kubelet: FakeKubelet, plugin: SamplePlugin, text: str
+) -> None:
+    """TestTruncateHealthMessage; a cut character is shown as the replacement character."""
+    send_and_wait(kubelet, plugin, {"name": "gpu-0", "health": UNHEALTHY, "message": text})
+    assert kubelet.health(DRIVER, "node-a", "gpu-0").message.encode(errors="surrogateescape").decode(
+        errors="replace"
+    ) == shown(cut_message(text))
+
+
+def test_repeated_list_is_no_change_and_contradictions_are(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    """TestHandleWatchResourcesStream/NoActualStateChange"""
+    healthy, unhealthy = {"name": "gpu-0", "health": HEALTHY}, {"name": "gpu-0", "health": UNHEALTHY}
+    for devices in ([healthy], [healthy], [healthy, unhealthy], [healthy, unhealthy]):
+        send_and_wait(kubelet, plugin, *devices)
+    counts = [entry.count for entry in kubelet.history.of(HealthChanged)]
+    assert counts == [2, 1, 2, 3]  # with the last device of each list
+    assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unhealthy"
+
+
+@pytest.mark.parametrize("field", ["health", "message", "health_check_timeout_seconds"])
+def test_each_compared_field_makes_a_change(kubelet: FakeKubelet, plugin: SamplePlugin, field: str) -> None:
+    fields = {"name": "gpu-0", "health": HEALTHY, "message": "", "health_check_timeout_seconds": 30}
+    other = {"health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": 31}[field]
+    for devices in (fields, fields | {"last_updated_time": 1}, fields | {field: other}):
+        send_and_wait(kubelet, plugin, devices)
+    assert [entry.count for entry in kubelet.history.of(HealthChanged)] == [2, 1, 2]
+
+
+def test_device_missing_in_lists_becomes_unknown_after_its_lease(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    """TestUpdateHealthInfo; 1.37 removes the device from the cache."""
+    kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
+    send_and_wait(
+        kubelet, plugin, {"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": LEASE_S}
+    )
+    kubelet.wait_for(lambda: kubelet.history.of(PodsNotified), "the notified pod")
+    kubelet.pass_time(LEASE_S + 0.5)
+    send_and_wait(kubelet, plugin)
+    assert kubelet.history.of(HealthChanged)[-1].count == 2
+    kubelet.wait_for(lambda: len(kubelet.history.of(PodsNotified)) == 2, "another notification")
+    assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
+    stored = json.loads((kubelet.root / "dra_health_state").read_text())[DRIVER]["Devices"]
+    assert ("node-a/gpu-0" in stored) is (kubelet.version.device_limit is None)
+
+
+def test_devices_beyond_the_limit_of_a_driver_are_ignored(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    count = 16_400
+    plugin.send_health(*({"name": f"gpu-{number}", "health": HEALTHY} for number in range(count)))
+    kubelet.wait_for(lambda: kubelet.history.of(HealthChanged), "a list")
+    limit = kubelet.version.device_limit
+    assert kubelet.history.of(HealthChanged)[0].count == (limit or count)
+    last = kubelet.health(DRIVER, "node-a", f"gpu-{count - 1}").health
+    assert last == ("Unknown" if limit else "Healthy")
+
+
+def test_change_notifies_all_pods_of_the_device_and_no_other(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    """TestHandleWatchResourcesStream/{HealthChangeForAllocatedDevice,NonAllocatedDeviceChange,
+    HealthChangeForMultiplePodsWithSharedDevice}
+    """
+    for uid in ("pod", "other"):
+        kubelet.prepare_pod(add_pod(kubelet, "gpu-0", uid=uid))
+    kubelet.prepare_pod(add_pod(kubelet, "gpu-1", uid="third"))
+    send_and_wait(kubelet, plugin, {"name": "gpu-2", "health": UNHEALTHY})
+    assert kubelet.history.of(PodsNotified) == []
+    send_and_wait(kubelet, plugin, {"name": "gpu-0", "health": UNHEALTHY})
+    kubelet.wait_for(lambda: kubelet.history.of(PodsNotified), "notified pods")
+    assert kubelet.history.of(PodsNotified) == [PodsNotified(frozenset({"pod", "other"}))]
+
+
+@pytest.mark.parametrize(
+    ("use", "names"),
+    [
+        ("mine", {"example.com/a=0", f"{DRIVER}/node-a/nic-0"}),
+        ("mine/gpu", {"example.com/a=0"}),
+        ("mine/gpu/big", {"example.com/a=0"}),
+        ("mine/nic", {f"{DRIVER}/node-a/nic-0"}),
+        ("mine/none", set()),
+    ],
+)
+def test_container_shows_the_devices_of_its_request(
+    kubelet: FakeKubelet, plugin: SamplePlugin, use: str, names: set[str]
+) -> None:
+    """TestUpdateAllocatedResourcesStatus{,_Subrequest}, TestBuildResourceHealth"""
+    shared = {"pool_name": "node-a", "request_names": ["gpu"], "cdi_device_ids": ["example.com/a=0", "x/y=1"]}
+    plugin.prepare = lambda claim: [
+        {"device_name": "gpu-0", **shared},
+        {"device_name": "gpu-1", **shared},
+        {"device_name": "nic-0", "pool_name": "node-a", "request_names": ["nic"]},
+    ]
+    kubelet.add_claim(allocated_claim("c", "uid-c", ("gpu", DRIVER, "node-a", "gpu-0"), pods=["pod"]))
+    plugin.send_health(
+        *({"name": name, "health": HEALTHY, "message": name} for name in ("gpu-0", "gpu-1", "nic-0"))
+    )
+    kubelet.wait_health(DRIVER, "node-a", "nic-0", "Healthy")
+    pod = Pod("pod", {"mine": "c"}, {"main": (use,), "plain": ()})
+    kubelet.run_pod(pod)
+    resources = kubelet.wait_running(pod).resources
+    assert set(resources) == {"main"}
+    found = resources["main"].get(f"claim:{use}", ())
+    assert {entry.resource_id for entry in found} == names
+    messages = {entry.resource_id: entry.message for entry in found}
+    assert messages.get("example.com/a=0", "gpu-0") == "gpu-0"  # the first device with that id
 
 
 # --- prepare --------------------------------------------------------------------------------------------
@@ -551,20 +752,20 @@ def test_all_claims_of_a_driver_are_prepared_in_one_call(kubelet: FakeKubelet, p
 
 
 @pytest.mark.parametrize("service", ["v1beta1.DRAPlugin", "v1.DRAPlugin"])
-def test_both_versions_of_the_plugin_service_work(short_tmp: Path, service: str) -> None:
+def test_both_versions_of_the_plugin_service_work(
+    kubelet: FakeKubelet, sample: SamplePlugin, service: str
+) -> None:
     """TestGRPCMethods/{v1beta1,v1}"""
-    with FakeKubelet(short_tmp, pace=FAST) as kubelet:
-        sample = SamplePlugin(short_tmp, DRIVER)
-        sample.services = [service]
-        with sample:
-            kubelet.wait_registered(DRIVER)
-            pod = add_pod(kubelet, "gpu-0")
-            kubelet.prepare_pod(pod)
-            kubelet.unprepare_pod(pod)
-        assert [(call.service, call.method) for call in sample.calls] == [
-            (service, PREPARE),
-            (service, UNPREPARE),
-        ]
+    sample.services = [service]
+    with sample:
+        kubelet.wait_registered(DRIVER)
+        pod = add_pod(kubelet, "gpu-0")
+        kubelet.prepare_pod(pod)
+        kubelet.unprepare_pod(pod)
+    assert [(call.service, call.method) for call in sample.calls] == [
+        (service, PREPARE),
+        (service, UNPREPARE),
+    ]
 
 
 def test_share_id_is_recorded(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
@@ -630,17 +831,19 @@ def test_advertised_service_that_is_not_served(kubelet: FakeKubelet, sample: Sam
         server.stop(0).wait()
 
 
-def test_call_has_the_kubelets_deadline(short_tmp: Path) -> None:
+def test_call_has_the_kubelets_deadline(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
     """TestGRPCWithTimeoutEnforced, TestPrepareResources/should_timeout"""
-    with (
-        FakeKubelet(short_tmp, pace=replace(FAST, call_s=0.2)) as kubelet,
-        SamplePlugin(short_tmp, DRIVER) as one,
-    ):
+    kubelet = make_kubelet(call_s=0.2)
+    with SamplePlugin(short_tmp, DRIVER) as one:
         kubelet.wait_registered(DRIVER)
-        one.prepare = sleeping(0.6)
+        ended = threading.Event()
+        one.prepare = lambda claim: ended.wait() and one_device(claim)  # type: ignore[return-value,assignment]
+        start_s = time.monotonic()
         error = prepare_error(kubelet, add_pod(kubelet, "gpu-0"))
+        took_s = time.monotonic() - start_s
+        ended.set()
         assert error == f"{PREPARE}: rpc error: code = DeadlineExceeded desc = context deadline exceeded"
-        assert kubelet.history.of(Called)[0].took_s >= 0.2
+        assert took_s >= kubelet.pace.call_s
 
 
 def test_prepare_can_fail_before_the_driver_is_called(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
@@ -676,7 +879,7 @@ def test_prepared_claim_is_not_prepared_again(kubelet: FakeKubelet, plugin: Samp
     assert [[claim[1] for claim in call.claims] for call in plugin.calls] == [["gpu-0"], ["gpu-1"]]
 
 
-def test_retry_appends_devices_returned_before_the_error(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_retry_appends_or_replaces_devices_by_version(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     plugin.amend = lambda response: response.claims["uid-gpu-1"].MergeFrom(
         type(response.claims["uid-gpu-1"])(error="later")
     )
@@ -687,7 +890,7 @@ def test_retry_appends_devices_returned_before_the_error(kubelet: FakeKubelet, p
     kubelet.prepare_pod(pod)
     info = kubelet.claim_info("gpu-0")
     assert info is not None
-    assert len(info.drivers[DRIVER]) > 1
+    assert (len(info.drivers[DRIVER]) > 1) is not kubelet.version.replaces_devices
     assert len(set(info.drivers[DRIVER])) == 1
 
 
@@ -707,11 +910,11 @@ def test_second_driver_is_not_called_after_an_error(kubelet: FakeKubelet, plugin
         )
         kubelet.add_claim(both)
         plugin.prepare = other.prepare = lambda claim: "no"
-        for _ in range(10):
+        tries = 0
+        while not (plugin.calls and other.calls):  # in random order, seldom the same one first for long
             prepare_error(kubelet, Pod("pod", {"c": "c"}))
-        assert len(plugin.calls) + len(other.calls) == 10
-        assert plugin.calls
-        assert other.calls
+            tries += 1
+            assert len(plugin.calls) + len(other.calls) == tries < 200
 
 
 def test_pods_are_prepared_in_parallel(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
@@ -763,6 +966,28 @@ def test_failed_unprepare_keeps_the_pod_until_it_succeeds(kubelet: FakeKubelet, 
     kubelet.wait_gone(pod)
 
 
+def test_unprepare_of_a_pod_that_was_refused_spares_the_claim_from_1_37(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
+    refused = Pod("refused", {"c": "gpu-0"})
+    assert "is not allowed to use ResourceClaim" in prepare_error(kubelet, refused)
+    kubelet.unprepare_pod(refused)
+    expected = [PREPARE] if kubelet.version.checks_pod else [PREPARE, UNPREPARE]
+    assert [call.method for call in plugin.calls] == expected
+
+
+@only("1.37")
+def test_claim_that_is_being_unprepared_refuses_new_pods(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    pod, later = add_pod(kubelet, "gpu-0"), add_pod(kubelet, "gpu-0", uid="other")
+    kubelet.run_pod(pod)
+    kubelet.wait_running(pod)
+    plugin.unprepare = lambda claim: "busy"
+    kubelet.delete_pod(pod)
+    kubelet.wait_for(lambda: kubelet.history.of(UnprepareFailed), "a failed unprepare")
+    assert prepare_error(kubelet, later) == "ResourceClaim gpu-0 is being unprepared"
+
+
 def test_claim_never_prepared_is_not_unprepared(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     kubelet.unprepare_pod(add_pod(kubelet, "gpu-0"))
     assert plugin.calls == []
@@ -782,15 +1007,15 @@ def test_failing_pod_gets_one_event_with_a_count(kubelet: FakeKubelet, plugin: S
     assert event.message == f"{EVENT}{PREPARE} failed for ResourceClaim gpu-0: no pages"
     assert kubelet.pod_status(pod).phase == "Pending"
     first, second = kubelet.history.times(EventWritten)[:2]
-    assert second - first >= FAST.resync_s[0]
+    assert second - first >= kubelet.pace.resync_s[0]
     plugin.prepare = one_device
     kubelet.wait_running(pod)
     assert len(kubelet.events) == 1
 
 
-def test_every_pod_event_retries_the_prepare(short_tmp: Path) -> None:
-    patient = replace(FAST, resync_s=(600, 900))
-    with FakeKubelet(short_tmp, pace=patient) as kubelet, SamplePlugin(short_tmp, DRIVER) as one:
+def test_every_pod_event_retries_the_prepare(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
+    kubelet = make_kubelet(resync_s=(600, 900))
+    with SamplePlugin(short_tmp, DRIVER) as one:
         kubelet.wait_registered(DRIVER)
         one.prepare = lambda claim: "no"
         pod = add_pod(kubelet, "gpu-0")
@@ -816,11 +1041,11 @@ def test_pod_status_follows_the_health_of_its_devices(kubelet: FakeKubelet, plug
         kubelet.wait_for(shows(health, message), f"{health} in the status")
 
 
-def test_expired_lease_is_shown_only_at_the_next_resync(short_tmp: Path) -> None:
-    patient = replace(FAST, resync_s=(600, 900))
-    with FakeKubelet(short_tmp, pace=patient) as kubelet, SamplePlugin(short_tmp, DRIVER) as one:
+def test_expired_lease_is_shown_only_at_the_next_resync(short_tmp: Path, make_kubelet: MakeKubelet) -> None:
+    kubelet = make_kubelet(resync_s=(600, 900))
+    with SamplePlugin(short_tmp, DRIVER) as one:
         kubelet.wait_for(lambda: one.opened, "a stream")
-        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": 20})
+        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": LEASE_S})
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
         kubelet.wait_registered(DRIVER)
         pod = add_pod(kubelet, "gpu-0")
@@ -830,11 +1055,11 @@ def test_expired_lease_is_shown_only_at_the_next_resync(short_tmp: Path) -> None
         def shown() -> str:
             return kubelet.pod_status(pod).resources["main"]["claim:my-gpu-0"][0].health
 
-        kubelet.clock.advance(21)
+        kubelet.pass_time(LEASE_S + 0.5)
         assert (kubelet.health(DRIVER, "node-a", "gpu-0").health, shown()) == ("Unknown", "Healthy")
-        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": 20})
+        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": LEASE_S})
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
-        kubelet.clock.advance(21)
+        kubelet.pass_time(LEASE_S + 0.5)
         kubelet.sync_pod(pod)
         kubelet.wait_for(lambda: shown() == "Unknown", "Unknown in the status")
 
@@ -843,16 +1068,18 @@ def test_expired_lease_is_shown_only_at_the_next_resync(short_tmp: Path) -> None
 
 
 def send_unhealthy(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    plugin.send_health({"name": "gpu-0", "health": UNHEALTHY, "message": "hot"})
+    plugin.send_health(
+        {"name": "gpu-0", "health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": LEASE_S}
+    )
     kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Unhealthy")
 
 
-def test_graceful_stop_clears_the_cache(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_stopped_kubelet_keeps_or_clears_the_cache(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    """The end of the process races with the end of its streams, so either may be found."""
     send_unhealthy(kubelet, plugin)
+    kept = json.loads((kubelet.root / "dra_health_state").read_text())
     kubelet.stop()
-    assert (kubelet.root / "dra_health_state").read_text() == "{}"
-    kubelet.start()
-    assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
+    assert json.loads((kubelet.root / "dra_health_state").read_text()) in ({}, kept)
 
 
 def test_cache_after_a_crash_makes_the_same_list_no_change(
@@ -860,22 +1087,21 @@ def test_cache_after_a_crash_makes_the_same_list_no_change(
 ) -> None:
     send_unhealthy(kubelet, plugin)
     kubelet.stop(graceful=False)
-    kubelet.clock.advance(31)
+    kubelet.pass_time(LEASE_S + 0.5)
     seen = len(kubelet.history)
     kubelet.start()
     assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
     kubelet.wait_for(lambda: len(plugin.opened) == 2, "another stream")
     send_unhealthy(kubelet, plugin)
-    assert len(kubelet.history.of(Message, since=seen)) == 1
-    assert kubelet.history.of(Changed, since=seen) == []
+    assert kubelet.history.of(HealthChanged, since=seen) == []
 
 
 def test_restarted_kubelet_registers_the_plugin_again(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """e2e: registration after kubelet restart"""
     kubelet.restart()
     kubelet.wait_registered(DRIVER)
-    assert plugin.statuses == [(True, ""), (True, "")]
-    assert kubelet.history.of(SlicesWiped) == [SlicesWiped(""), SlicesWiped("")]
+    kubelet.wait_for(lambda: plugin.statuses == [(True, ""), (True, "")], "the second status")
+    kubelet.wait_for(lambda: kubelet.history.of(SlicesWiped) == 2 * [SlicesWiped("")], "two wipes")
     assert kubelet.history.of(Deregistered) == []
 
 
@@ -893,7 +1119,7 @@ def test_second_pod_of_a_claim_is_prepared_the_first_not_again(
     assert [call.method for call in plugin.calls] == [PREPARE, PREPARE]
     info = kubelet.claim_info("gpu-0")
     assert info is not None
-    assert len(info.drivers[DRIVER]) == 2
+    assert len(info.drivers[DRIVER]) == (1 if kubelet.version.replaces_devices else 2)
     assert kubelet.wait_running(second).resources["main"]["claim:my-gpu-0"] == (
         ResourceHealth("example.com/gpu=gpu-0", "Unknown"),
     )
@@ -931,7 +1157,6 @@ def test_pending_call_ends_with_the_kubelet_and_is_repeated(
     kubelet.run_pod(pod)
     kubelet.wait_for(lambda: plugin.calls, "a call")
     kubelet.stop(graceful=False)
-    assert "code = Canceled" in kubelet.history.of(Called)[0].error
     assert kubelet.events == []
     proceed.set()
     kubelet.start()

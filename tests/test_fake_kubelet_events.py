@@ -1,22 +1,44 @@
-"""How the fake kubelet counts, combines and rate-limits events, as client-go does."""
+"""How a kubelet counts, combines and rate-limits events: the fake one, and client-go's own code."""
 
-from typing import Final
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import pytest
-from kubelet.events import BURST, EventStore, Recorder
+from agents import short_tmp
+from kubelet.events import BURST, Event, EventStore, Recorder
 from kubelet.history import History
 from kubelet.pace import NS
+from kubelet_real.implementations import MARKS, binary_of
+from kubelet_real.program import Program
+
+__all__ = ["short_tmp"]  # a fixture
 
 REASON: Final = "FailedPrepareDynamicResources"
+
+
+class Warns(Protocol):
+    """A recorder of one process of the kubelet."""
+
+    def warn(self, pod: str, reason: str, message: str) -> None: ...
 
 
 class RecorderSetup:
     """A recorder, its store and a manual clock."""
 
     def __init__(self) -> None:
-        self.now_ns = 0
+        self.now_ns = NS
         self.store = EventStore(lambda: self.now_ns, History())
-        self.recorder = Recorder(self.store, lambda: self.now_ns)
+        self.restart()
+
+    def restart(self) -> None:
+        """Replace the recorder, as a restart of the kubelet does."""
+        self.recorder = self.new_recorder()
+
+    def new_recorder(self) -> Warns:
+        return Recorder(self.store, lambda: self.now_ns)
 
     def warn(self, message: str, pod: str = "pod") -> None:
         self.recorder.warn(pod, REASON, message)
@@ -29,9 +51,49 @@ class RecorderSetup:
         return {event.message: event.count for event in self.store.all()}
 
 
-@pytest.fixture
-def events() -> RecorderSetup:
-    return RecorderSetup()
+class RealSetup(RecorderSetup):
+    """The same with client-go's correlator, which decides what the recorder writes."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._numbers = itertools.count()
+        super().__init__()
+
+    def new_recorder(self) -> Warns:
+        return _Correlator(self, self._program, next(self._numbers))
+
+
+class _Correlator:
+    def __init__(self, setup: RecorderSetup, program: Program, number: int) -> None:
+        self._setup, self._program, self._number = setup, program, number
+
+    def warn(self, pod: str, reason: str, message: str) -> None:
+        """Write the event unless the correlator drops it."""
+        given = {"metadata": {"namespace": "default", "name": f"pod-{pod}", "uid": pod}}
+        found: dict[str, Any] | None = self._program.call(
+            "correlate",
+            Correlator=self._number,
+            NowNs=self._setup.now_ns,
+            Pod=given,
+            Reason=reason,
+            Message=message,
+        )
+        if found is not None:
+            now_ns, count = self._setup.now_ns, found["count"]
+            event = Event(pod, found["reason"], found["message"], count, now_ns, now_ns)
+            self._setup.store.write(found["metadata"]["name"], event)
+
+
+@pytest.fixture(params=["fake", *(pytest.param(version, marks=MARKS) for version in ("1.36", "1.37"))])
+def events(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[RecorderSetup]:
+    if request.param == "fake":
+        yield RecorderSetup()
+        return
+    with ExitStack() as stack:
+        nowhere = ("--node", "node-1", "--server", "http://127.0.0.1:9")
+        program = Program(binary_of(request.param), short_tmp, *nowhere, on_event=lambda _: None)
+        stack.callback(program.end, graceful=True)
+        yield RealSetup(program)
 
 
 def test_repeated_text_is_one_event_with_a_count(events: RecorderSetup) -> None:
@@ -85,6 +147,6 @@ def test_event_expires_an_hour_after_its_last_write(events: RecorderSetup) -> No
 
 def test_restarted_kubelet_counts_from_one(events: RecorderSetup) -> None:
     events.warn("no pages")
-    events.recorder = Recorder(events.store, lambda: events.now_ns)
+    events.restart()
     events.warn("no pages")
     assert [event.count for event in events.store.all()] == [1, 1]

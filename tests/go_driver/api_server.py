@@ -1,8 +1,9 @@
-"""Fake API server for client-go: ResourceClaims, ResourceSlices and nodes, over plain HTTP.
+"""Fake API server for client-go: ResourceClaims, ResourceSlices, nodes and events, over plain HTTP.
 
-It supports list, watch (also with ``sendInitialEvents``), create, update and delete, and refuses missing and
-existing objects, version conflicts and invalid taints. It has no other API versions than resource.k8s.io/v1,
-no patches and no authorization. A resource version is the number of the last change.
+It supports list, watch (also with ``sendInitialEvents``), create, update, merge patch and delete, and
+refuses missing and existing objects, version conflicts and invalid taints. It has no other API versions than
+resource.k8s.io/v1, no lists in patches and no authorization. A resource version is the number of the last
+change.
 """
 
 import json
@@ -21,7 +22,12 @@ from go_driver.objects import Decode
 
 RESOURCE: Final = "/apis/resource.k8s.io/v1"
 SLICES: Final = f"{RESOURCE}/resourceslices"
-KINDS: Final = {"resourceslices": "ResourceSlice", "resourceclaims": "ResourceClaim", "nodes": "Node"}
+KINDS: Final = {
+    "resourceslices": "ResourceSlice",
+    "resourceclaims": "ResourceClaim",
+    "nodes": "Node",
+    "events": "Event",
+}
 EFFECTS: Final = ("None", "NoSchedule", "NoExecute")
 DEVICES_MAX, TAINTED_MAX = 128, 64
 INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
@@ -170,6 +176,19 @@ class ApiServer:
             self._notify("DELETED", path, stored)
             return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
+    def delete_all(self, path: str, selector: Mapping[str, str]) -> dict[str, Any]:
+        """Delete all objects of a collection that match a field selector."""
+        with self._changed:
+            for found, obj in self._selected(path, selector):
+                del self._objects[found]
+                self._notify("DELETED", found, obj)
+            return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+
+    def patch(self, path: str, change: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge a change into an object."""
+        with self._changed:
+            return self._store(path.rpartition("/")[0], _merged(self.get(path), change))
+
     def watch(self, path: str, selector: Mapping[str, str], query: Mapping[str, str]) -> Iterator[bytes]:
         """Yield watch events of a collection as JSON lines: initial objects if requested, then changes."""
         since = query.get("resourceVersion", "")
@@ -251,6 +270,17 @@ def _check_slice(devices: list[dict[str, Any]], now: str) -> None:
             taint.setdefault("timeAdded", now)
 
 
+def _merged(old: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with the members of a merge patch; None removes a member."""
+    merged = dict(old)
+    for key, value in change.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merged(merged.get(key, {}), value) if isinstance(value, dict) else value
+    return merged
+
+
 def _has(obj: Mapping[str, Any], selector: Mapping[str, str]) -> bool:
     """Return whether fields such as ``spec.nodeName`` have these values."""
     for field, expected in selector.items():
@@ -295,7 +325,7 @@ def _handler_of(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             else:
                 self.reply(*self.ask(url.path, selector, body))
 
-        do_GET = do_POST = do_PUT = do_DELETE = answer
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
 
         def ask(self, path: str, selector: Mapping[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
             try:
@@ -313,6 +343,10 @@ def _handler_of(api: ApiServer) -> type[BaseHTTPRequestHandler]:
                     return api.create(path, body)
                 case "PUT":
                     return api.update(path, body)
+                case "PATCH":
+                    return api.patch(path, body)
+                case "DELETE" if collection:
+                    return api.delete_all(path, selector)
                 case "DELETE":
                     return api.delete(path, body)
             raise ApiError(405, "MethodNotAllowed", f"{self.command} {path}")

@@ -71,10 +71,11 @@ class ClaimInfo:
     pods: set[str] = field(default_factory=set)
     """The uids of the pods that use the claim."""
     drivers: dict[str, list[PreparedDevice]] = field(default_factory=dict)
-    """The devices that each driver returned, in order. Every prepare that succeeds for the claim appends
-    again."""
+    """The devices that each driver returned, in order."""
     prepared: bool = False
     """Does not survive a restart of the kubelet."""
+    unpreparing: bool = False
+    """Whether the unprepare for its last pod has begun. Does not survive a restart either."""
 
 
 def new_claim_info(claim: Mapping[str, Any]) -> ClaimInfo:

@@ -3,11 +3,11 @@
 import queue
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from patience import PATIENCE_S
 
@@ -18,9 +18,10 @@ from kubelet.health import DeviceHealth, HealthCache
 from kubelet.history import History, UnprepareFailed
 from kubelet.pace import Clock, Pace
 from kubelet.plugins import Plugin, Plugins
-from kubelet.pods import Pod, PodRecord, PodStatus, Worker, WorkerContext
+from kubelet.pods import Pod, PodPreparer, PodRecord, PodStatus, Worker, WorkerContext
 from kubelet.prepare import Preparer
 from kubelet.registry import Registry
+from kubelet.status import ResourceHealth, allocated_resources
 from kubelet.streams import HealthManager, HealthStream
 from kubelet.versions import VERSIONS
 
@@ -63,7 +64,7 @@ class FakeKubelet:
         self.store = EventStore(self.clock.now_ns, self.history)
         self.pods: dict[str, PodRecord] = {}
         self.rng = random.Random(seed)
-        self._process: _KubeletProcess | None = None
+        self._process: KubeletProcess | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -81,11 +82,15 @@ class FakeKubelet:
         """Starts the kubelet."""
         assert self._process is None, "the kubelet runs already"
         self.root.mkdir(parents=True, exist_ok=True)
-        self._process = _KubeletProcess(self)
+        self._process = self._new_process()
 
     def stop(self, *, graceful: bool = True) -> None:
-        """Stops the kubelet. After a crash (``graceful=False``) its health file keeps the last known
-        health.
+        """Stops the kubelet.
+
+        Args:
+            graceful: The cancelled streams clear the health file before the process ends. That is a race:
+                of 16 real kubelets that got SIGTERM, one cleared it. After a crash (``False``) the file
+                keeps the last known health.
         """
         process, self._process = self._running, None
         process.end(graceful=graceful)
@@ -136,12 +141,16 @@ class FakeKubelet:
         """Returns the events of one pod."""
         return [event for event in self.events if event.pod == pod.uid]
 
+    def pass_time(self, seconds: float) -> None:
+        """Lets leases and events grow older."""
+        self.clock.advance(seconds)
+
     # --- the kubelet's state ----------------------------------------------------------------------------
 
     @property
     def plugins(self) -> list[Plugin]:
         """The registered plugins."""
-        return self._running.plugins.all()
+        return list(self._running.plugins)
 
     @property
     def cache(self) -> HealthCache:
@@ -154,8 +163,7 @@ class FakeKubelet:
 
     def claim_info(self, name: str, namespace: str = "default") -> ClaimInfo | None:
         """Returns the stored state of a claim, or None without one."""
-        with self._running.infos.locked() as infos:
-            return infos.get((namespace, name))
+        return self._running.claim_info(namespace, name)
 
     # --- direct calls, and waiting ----------------------------------------------------------------------
 
@@ -191,7 +199,7 @@ class FakeKubelet:
 
         def registered() -> list[Plugin] | None:
             found = [plugin for plugin in self.plugins if plugin.driver == driver]
-            notified = self._running.registry.registered()
+            notified = self._running.notified()
             ready = all(one.connected and (driver, one.endpoint) in notified for one in found)
             return found if ready and len(found) == count else None
 
@@ -220,13 +228,46 @@ class FakeKubelet:
         self.wait_for(lambda: pod.uid not in self.pods, f"pod {pod.uid} gone")
 
     @property
-    def _running(self) -> "_KubeletProcess":
+    def _running(self) -> "KubeletProcess":
         assert self._process is not None, "the kubelet does not run"
         return self._process
 
+    def _new_process(self) -> "KubeletProcess":
+        return _FakeProcess(self)
 
-class _KubeletProcess:
-    """One process of the kubelet."""
+
+class KubeletProcess(Protocol):
+    """One process of the kubelet, as :class:`FakeKubelet` uses it."""
+
+    workers: dict[str, Worker]
+
+    @property
+    def plugins(self) -> Sequence[Any]:
+        """The registered plugins."""
+
+    @property
+    def cache(self) -> Any:
+        """The cache of device health."""
+
+    @property
+    def preparer(self) -> PodPreparer:
+        """Prepares claims in the caller's thread."""
+
+    def notified(self) -> set[tuple[str, str]]:
+        """Returns driver and endpoint of each plugin that was notified of its registration."""
+
+    def claim_info(self, namespace: str, name: str) -> ClaimInfo | None:
+        """Returns the stored state of a claim, or None without one."""
+
+    def start_worker(self, record: PodRecord) -> None:
+        """Starts the worker of a pod."""
+
+    def end(self, *, graceful: bool) -> None:
+        """Ends the process and its workers."""
+
+
+class _FakeProcess:
+    """One process of the fake kubelet."""
 
     def __init__(self, kubelet: FakeKubelet) -> None:
         self._kubelet = kubelet
@@ -236,9 +277,9 @@ class _KubeletProcess:
         self._all_workers: list[Worker] = []
         pace, history, now_ns = kubelet.pace, kubelet.history, kubelet.clock.now_ns
         self.infos = ClaimInfos(kubelet.root / "dra_manager_state")
-        self.cache = HealthCache(kubelet.root / "dra_health_state", now_ns)
+        self.cache = HealthCache(kubelet.root / "dra_health_state", now_ns, kubelet.version.device_limit)
         self._manager = HealthManager(self.cache, self.infos, kubelet.version, history)
-        self.plugins = Plugins(
+        self._plugins = Plugins(
             kubelet.root,
             self._calls,
             pace,
@@ -247,16 +288,13 @@ class _KubeletProcess:
             validates_input=kubelet.version.validates_input,
         )
         rng = random.Random(kubelet.rng.random())
-        self.preparer = Preparer(self.plugins, self.infos, kubelet.claims, history, rng)
+        self.preparer = Preparer(self._plugins, self.infos, kubelet.claims, history, kubelet.version, rng)
         self._context = WorkerContext(
             preparer=self.preparer,
-            infos=self.infos,
-            cache=self.cache,
             recorder=Recorder(kubelet.store, now_ns),
             history=history,
             pace=pace,
-            version=kubelet.version,
-            health_on=kubelet.health_on,
+            resources=self._resources,
             on_gone=self._remove_pod,
         )
         self._threads = [
@@ -267,7 +305,21 @@ class _KubeletProcess:
             thread.start()
         for record in list(kubelet.pods.values()):
             self.start_worker(record)
-        self.registry = Registry(kubelet.root / "plugins_registry", self.plugins, self._calls, pace, history)
+        self.registry = Registry(kubelet.root / "plugins_registry", self._plugins, self._calls, pace, history)
+
+    @property
+    def plugins(self) -> Sequence[Plugin]:
+        """The registered plugins."""
+        return self._plugins.all()
+
+    def notified(self) -> set[tuple[str, str]]:
+        """Returns driver and endpoint of each plugin that was notified of its registration."""
+        return self.registry.registered()
+
+    def claim_info(self, namespace: str, name: str) -> ClaimInfo | None:
+        """Returns the stored state of a claim, or None without one."""
+        with self.infos.locked() as infos:
+            return infos.get((namespace, name))
 
     def start_worker(self, record: PodRecord) -> None:
         """Starts the worker of a pod."""
@@ -283,11 +335,27 @@ class _KubeletProcess:
             worker.end()
         self._calls.end()
         self.registry.end()
-        self.plugins.end()
+        self._plugins.end()
         with suppress(queue.Full):  # a full queue: the updates thread is not blocked in get()
             self._manager.updates.put_nowait(None)
         for thread in [*self._threads, *self._all_workers]:
             thread.join()
+
+    def _resources(self, pod: Pod) -> dict[str, dict[str, tuple[ResourceHealth, ...]]]:
+        if not self._kubelet.health_on:
+            return {}
+        with self.infos.locked() as infos:
+            claims = {
+                local_name: infos[pod.namespace, name]
+                for local_name, name in pod.claims.items()
+                if (pod.namespace, name) in infos
+            }
+            messages = self._kubelet.version.reads_message
+            return {
+                container: allocated_resources(uses, claims, self.cache, messages=messages)
+                for container, uses in pod.containers.items()
+                if uses
+            }
 
     def _open_stream(self, plugin: Plugin) -> HealthStream | None:
         kubelet = self._kubelet

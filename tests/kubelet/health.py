@@ -76,12 +76,14 @@ def cut_message(message: str) -> str:
 class HealthCache:
     """The health of all drivers' devices. Every method is thread-safe."""
 
-    def __init__(self, file: Path | None, now_ns: Callable[[], int]) -> None:
+    def __init__(self, file: Path | None, now_ns: Callable[[], int], device_limit: int | None = None) -> None:
         """Args:
-        file: Keeps the cache when the kubelet crashes. A readable file is loaded.
+        file: Keeps the cache when the kubelet ends. A readable file is loaded.
         now_ns: Returns the time since 1970. A test may advance it.
+        device_limit: See :class:`kubelet.versions.Version`.
         """
         self._file = file
+        self._device_limit = device_limit
         self._now_ns = now_ns
         self._lock = threading.Lock()
         self._drivers: dict[str, dict[str, DeviceHealth]] = {}
@@ -106,7 +108,7 @@ class HealthCache:
         Returns:
             The changed entries in the order of discovery. First come entries that are new or whose health,
             message or lease differs from the stored one, stale or not. Then come devices missing in the
-            list whose lease has expired; they become Unknown.
+            list whose lease has expired and that were not Unknown; they become Unknown.
         """
         with self._lock:
             now_ns = self._now_ns()
@@ -115,15 +117,23 @@ class HealthCache:
             for device in devices:
                 taken = replace(device, updated_ns=now_ns)
                 before = held.get(taken.key)
+                if before is None and self._device_limit is not None and len(held) >= self._device_limit:
+                    continue
                 if before is None or before.compared != taken.compared:
                     changed.append(taken)
                 held[taken.key] = taken
             listed = {device.key for device in devices}
-            for key, device in held.items():
-                if key not in listed and device.health != "Unknown" and device.stale(now_ns):
+            removed = 0
+            for key, device in list(held.items()):
+                if key in listed or not device.stale(now_ns):
+                    continue
+                if device.health != "Unknown":
                     held[key] = replace(device, health="Unknown", message="", updated_ns=now_ns)
                     changed.append(held[key])
-            if changed:
+                if self._device_limit is not None:
+                    del held[key]
+                    removed += 1
+            if changed or removed:
                 self._save()
             return changed
 

@@ -76,8 +76,16 @@ class Message(NamedTuple):
     """DeviceHealth messages of Google's protobuf."""
 
 
+class HealthChanged(NamedTuple):
+    """A health list changed devices in the cache. The kubelet writes its file and notifies pods."""
+
+    driver: str
+    count: int
+    """The number of changes, two or more for a device that the list contains twice."""
+
+
 class Changed(NamedTuple):
-    """A device changed in the cache. The kubelet writes its file and notifies pods."""
+    """A device changed in the cache."""
 
     driver: str
     pool: str
@@ -94,7 +102,7 @@ class StreamEnded(NamedTuple):
     code: grpc.StatusCode
     details: str
     logged: bool
-    """Whether the kubelet logs it as an error: the stream ended neither in order nor by the kubelet."""
+    """Whether the kubelet logs it as an error, as it does when it cancels the stream itself."""
 
 
 class Cleared(NamedTuple):
@@ -164,6 +172,7 @@ Entry = (
     | StreamOpened
     | StreamRefused
     | Message
+    | HealthChanged
     | Changed
     | StreamEnded
     | Cleared

@@ -6,18 +6,13 @@ are prepared, and its containers end at once when it is deleted.
 
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-from kubelet.claims import ClaimInfo, ClaimInfos
-from kubelet.events import Recorder
-from kubelet.health import HealthCache
 from kubelet.history import History, PodSynced, UnprepareFailed
 from kubelet.pace import Pace
-from kubelet.prepare import Preparer
-from kubelet.status import ResourceHealth, allocated_resources
-from kubelet.versions import Version
+from kubelet.status import ResourceHealth
 
 FAILED: Final = "FailedPrepareDynamicResources"
 
@@ -59,18 +54,33 @@ class PodRecord:
     deleted: bool = False
 
 
+class PodPreparer(Protocol):
+    """Prepares and unprepares the claims of a pod: its uid, its namespace and the claims' names.
+
+    Each method raises ValueError with the kubelet's text, without its prefix "prepare dynamic resources".
+    """
+
+    def prepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None: ...
+
+    def unprepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None: ...
+
+
+class EventRecorder(Protocol):
+    """Records a Warning event for a pod: its uid, the reason and the message."""
+
+    def warn(self, pod: str, reason: str, message: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
     """The objects that every worker uses."""
 
-    preparer: Preparer
-    infos: ClaimInfos
-    cache: HealthCache
-    recorder: Recorder
+    preparer: PodPreparer
+    recorder: EventRecorder
     history: History
     pace: Pace
-    version: Version
-    health_on: bool
+    resources: Callable[[Pod], Mapping[str, Mapping[str, tuple[ResourceHealth, ...]]]]
+    """Returns ``allocatedResourcesStatus`` of a pod's containers."""
     on_gone: Callable[[str], None]
     """Called with the uid of a pod that has ended."""
 
@@ -134,24 +144,8 @@ class Worker:
         if self._ended:
             return
         phase = "Running" if self._record.sandbox else "Pending"
-        self._record.status = PodStatus(phase, self._resources() if context.health_on else {})
+        self._record.status = PodStatus(phase, context.resources(pod))
         context.history.add(PodSynced(pod.uid, phase))
-
-    def _resources(self) -> dict[str, dict[str, tuple[ResourceHealth, ...]]]:
-        pod, context = self._record.pod, self._context
-        with context.infos.locked() as infos:
-            claims: dict[str, ClaimInfo] = {
-                local_name: infos[pod.namespace, name]
-                for local_name, name in pod.claims.items()
-                if (pod.namespace, name) in infos
-            }
-            return {
-                container: allocated_resources(
-                    uses, claims, context.cache, messages=context.version.reads_message
-                )
-                for container, uses in pod.containers.items()
-                if uses
-            }
 
     def _terminate(self) -> bool:
         """Unprepares the pod's claims and returns whether that succeeded."""

@@ -13,6 +13,7 @@ from kubelet.calls import CallFailed, dra_message
 from kubelet.claims import ClaimInfo, ClaimInfos, PreparedDevice, new_claim_info
 from kubelet.history import Called, History
 from kubelet.plugins import Plugin, Plugins
+from kubelet.versions import Version
 
 ClaimObjects = Mapping[tuple[str, str], Mapping[str, Any]]
 """The API server's claims by namespace and name."""
@@ -27,6 +28,7 @@ class Preparer:
         infos: ClaimInfos,
         objects: ClaimObjects,
         history: History,
+        version: Version,
         rng: random.Random,
     ) -> None:
         """Args:
@@ -34,12 +36,14 @@ class Preparer:
         infos: The stored state of claims.
         objects: The API server's claims.
         history: Receives an entry for each call.
+        version: The release of the kubelet.
         rng: Shuffles where Go iterates over a map.
         """
         self._plugins = plugins
         self._infos = infos
         self._objects = objects
         self._history = history
+        self._version = version
         self._rng = rng
 
     def prepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
@@ -64,6 +68,8 @@ class Preparer:
                         f"old ResourceClaim with same name {new_info.name} and different UID {info.uid} still"
                         " exists (previous pod force-deleted?!)"
                     )
+                if info.unpreparing and self._version.checks_pod:
+                    raise ValueError(f"ResourceClaim {info.name} is being unprepared")
                 info.pods.add(pod)
                 self._infos.save()
                 if info.prepared:
@@ -75,7 +81,10 @@ class Preparer:
             response = self._call("NodePrepareResources", plugin, batch)
             for info, result in self._results("NodePrepareResources", batch, response):
                 with self._infos.locked():
-                    info.drivers.setdefault(plugin.driver, []).extend(map(_device, result.devices))
+                    devices = info.drivers.setdefault(plugin.driver, [])
+                    if self._version.replaces_devices:
+                        devices.clear()
+                    devices.extend(map(_device, result.devices))
         with self._infos.locked():
             for info in new:
                 info.prepared = True
@@ -97,12 +106,13 @@ class Preparer:
         with self._infos.locked() as infos:
             for name in claims:
                 info = infos.get((namespace, name))
-                if info is None:
+                if info is None or (self._version.checks_pod and pod not in info.pods):
                     continue
                 if len(info.pods) > 1:
                     info.pods.discard(pod)
                     continue
                 last.append(info)
+                info.unpreparing = True
                 for driver in info.drivers:
                     batches.setdefault(driver, []).append(info)
         for driver, batch in self._shuffled(batches.items()):

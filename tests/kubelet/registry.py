@@ -214,15 +214,19 @@ class Registry:
             ) from error
         endpoint, services = info.endpoint or str(path), tuple(info.supported_versions)
         if info.type != "DRAPlugin":
-            self._refuse(channel, f"no handler registered for plugin type: {info.type} at socket {path}")
+            self._refuse(
+                channel, path, f"no handler registered for plugin type: {info.type} at socket {path}"
+            )
         try:
             self._handler.validate(info.name, endpoint, services)
         except ValueError as error:
-            self._refuse(channel, f"plugin validation failed with err: {error}")
+            self._refuse(channel, path, f"plugin validation failed with err: {error}")
         try:
             self._handler.register(info.name, endpoint, services)
         except ValueError as error:
-            self._refuse(channel, f"plugin registration failed with err: {error}")
+            reason = f"RegisterPlugin error -- plugin registration failed with err: {error}"
+            self._notify(channel, reason)
+            raise ValueError(reason) from None
         with self._lock:
             self._actual[path] = RegisteredPlugin(identity, info.name, endpoint)
         try:
@@ -237,10 +241,11 @@ class Registry:
                 self._notified[path] = self._actual[path]
         self._history.add(Registered(info.name, endpoint, services))
 
-    def _refuse(self, channel: grpc.Channel, reason: str) -> None:
+    def _refuse(self, channel: grpc.Channel, path: Path, reason: str) -> None:
+        """Notifies the plugin. The kubelet's own error says that this failed, although it did not."""
         error = f"RegisterPlugin error -- {reason}"
         self._notify(channel, error)
-        raise ValueError(error)
+        raise ValueError(f"RegisterPlugin error -- failed to send error at socket {path}, err: {error}")
 
     def _notify(self, channel: grpc.Channel, error: str) -> None:
         status = message_class(REGISTRATION, "RegistrationStatus")(plugin_registered=not error, error=error)

@@ -15,6 +15,7 @@ from kubelet.health import HealthCache, read_device, shown
 from kubelet.history import (
     Changed,
     Cleared,
+    HealthChanged,
     History,
     Message,
     NotificationDropped,
@@ -49,6 +50,8 @@ class HealthManager:
         for device in changed:
             message_text = shown(device.message)
             self._history.add(Changed(driver, device.pool, device.device, device.health, message_text))
+        if changed:
+            self._history.add(HealthChanged(driver, len(changed)))
         names = {(device.pool, device.device) for device in changed}
         with self._claims.locked() as infos:
             pods = frozenset(
@@ -146,6 +149,7 @@ class HealthStream:
             code, details = error.code(), error.details()
         finally:
             self._manager.clear(plugin.driver)
-        orderly = self._stopped.is_set() or code is grpc.StatusCode.OK
-        self._history.add(StreamEnded(plugin.driver, plugin.endpoint, code, details, not orderly))
-        return not (code is grpc.StatusCode.UNIMPLEMENTED and self._version.unimplemented_ends)
+        over = code is grpc.StatusCode.UNIMPLEMENTED and self._version.unimplemented_ends
+        logged = not over and code is not grpc.StatusCode.OK
+        self._history.add(StreamEnded(plugin.driver, plugin.endpoint, code, details, logged))
+        return not over

@@ -1,7 +1,7 @@
 """How releases of the kubelet differ in their use of a plugin's health service, as data."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 PLUGIN_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
@@ -26,8 +26,16 @@ class Version:
     """Whether ``health_check_timeout_seconds`` is read, since 1.35."""
     reads_message: bool
     """Whether ``message`` is read and shown in the pod's status, since 1.36."""
-    validates_input: bool = False
+    validates_input: bool
     """Whether registrations with invalid driver names or endpoints are refused, since 1.38."""
+    replaces_devices: bool
+    """Whether the devices of a prepare replace those of an earlier one. Older kubelets append."""
+    checks_pod: bool
+    """Whether an unprepare skips claims that the pod does not use, and a claim that is being unprepared
+    refuses new pods."""
+    device_limit: int | None
+    """Devices per driver in the health cache; further ones are ignored. Such a kubelet also removes devices
+    that a list lacks after their lease."""
 
     def health_service(self, advertised: Sequence[str]) -> str | None:
         """Returns the service to call. The kubelet's preference decides, not the order of the plugin's
@@ -38,20 +46,35 @@ class Version:
         return next((service for service in self.health_services if service in advertised), None)
 
 
+_V1_34: Final = Version(
+    health_on=False,
+    health_services=(HEALTH_V1ALPHA1,),
+    requires_advertised=False,
+    unimplemented_ends=False,
+    reads_timeout=False,
+    reads_message=False,
+    validates_input=False,
+    replaces_devices=False,
+    checks_pod=False,
+    device_limit=None,
+)
+_V1_35: Final = replace(_V1_34, reads_timeout=True)
+_V1_36: Final = replace(_V1_35, health_on=True, reads_message=True)
+_V1_37: Final = replace(
+    _V1_36,
+    health_services=(HEALTH_V1, HEALTH_V1ALPHA1),
+    requires_advertised=True,
+    unimplemented_ends=True,
+    replaces_devices=True,
+    checks_pod=True,
+    device_limit=16_384,
+)
 VERSIONS: Final = {
-    "1.34": Version(False, (HEALTH_V1ALPHA1,), False, False, reads_timeout=False, reads_message=False),
-    "1.35": Version(False, (HEALTH_V1ALPHA1,), False, False, reads_timeout=True, reads_message=False),
-    "1.36": Version(True, (HEALTH_V1ALPHA1,), False, False, reads_timeout=True, reads_message=True),
-    "1.37": Version(True, (HEALTH_V1, HEALTH_V1ALPHA1), True, True, reads_timeout=True, reads_message=True),
-    "1.38": Version(
-        True,
-        (HEALTH_V1, HEALTH_V1ALPHA1),
-        True,
-        True,
-        reads_timeout=True,
-        reads_message=True,
-        validates_input=True,
-    ),
+    "1.34": _V1_34,
+    "1.35": _V1_35,
+    "1.36": _V1_36,
+    "1.37": _V1_37,
+    "1.38": replace(_V1_37, validates_input=True),
 }
 
 
