@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from driver_scenarios.node import CPU_0, CPU_1, PAGES, SICK, Node
+from driver_scenarios.node import CPU_0, CPU_1, FAKE, PAGES, REAL, SICK, Node
 from driver_scenarios.program import Program
 
 
@@ -24,10 +24,11 @@ def make_node() -> Iterator[Callable[..., Node]]:
         yield make
 
 
-@pytest.fixture
-def node(make_node: Callable[..., Node]) -> Node:
-    """Return a node with a kubelet 1.36 and no driver."""
-    return make_node(version="1.36")
+@pytest.fixture(params=[FAKE, *REAL])
+def node(request: pytest.FixtureRequest, make_node: Callable[..., Node]) -> Node:
+    """Return a node without a driver, with the fake kubelet 1.36 and with real ones."""
+    version, real = request.param
+    return make_node(version=version, real=real)
 
 
 @pytest.fixture

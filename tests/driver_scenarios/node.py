@@ -5,14 +5,17 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+import pytest
 from agents import PlainSysfs
 from kubelet import FakeKubelet, Pace, Pod, allocated_claim
 from kubelet.events import Event
 from kubelet.history import Called
+from kubelet_real.implementations import MARKS, real_kubelet
 
 from driver_scenarios.program import Program
 
@@ -52,17 +55,25 @@ def parameters(kind: str, *requests: str, **fields: object) -> dict[str, Any]:
     }
 
 
+FAKE: Final = pytest.param(("1.36", False), id="fake-1.36")
+REAL: Final = [
+    pytest.param((version, True), id=f"real-{version}", marks=MARKS) for version in ("1.36", "1.37")
+]
+"""Kubelets of the fixture ``node``: the version, and whether the kubelet's own code runs."""
+fake_only: Final = pytest.mark.parametrize("node", [FAKE], indirect=True)
+"""Mark of tests that read messages, which the real kubelet does not show, or that are about the machine."""
 UNKNOWN: Final = "prepare failed: [class=unknown"
 
 
 class Node:
     """One node. The context runs its kubelet; its end kills all drivers that still run."""
 
-    def __init__(self, root: Path, **kubelet: Any) -> None:
+    def __init__(self, root: Path, *, real: bool = False, **kubelet: Any) -> None:
         """Create the node's directories.
 
         Args:
             root: Directory of all files; short enough for the path of a socket.
+            real: The kubelet's own code runs, where it is built.
             kubelet: Arguments of the kubelet other than its directory; its pace is fast.
         """
         self.root = root
@@ -73,7 +84,10 @@ class Node:
         self.reboot("boot-1")
         self.sysfs = PlainSysfs(root / "sys")
         (root / "kubelet" / "plugins_registry").mkdir(parents=True)
-        self.kubelet = FakeKubelet(root / "kubelet", **{"pace": Pace.fast(), **kubelet})
+        new = real_kubelet(kubelet["version"]) if real else FakeKubelet
+        # The real kubelet wipes after 30 s; a pod that fails so long must need fewer than 25 events.
+        pace = replace(Pace.fast(), resync_s=(2.0, 3.0)) if real else Pace.fast()
+        self.kubelet: FakeKubelet = new(root / "kubelet", **{"pace": pace, **kubelet})
         self._programs: list[Program] = []
 
     def __enter__(self) -> Self:

@@ -16,7 +16,7 @@ from explain_node import Node as Kubelet
 from wire.link import Driver, message
 from wire.serving import eventually
 
-from driver_scenarios.node import CPU_1, HOSTDEV, NODE, PAGES, SICK, Ask, Node, parameters
+from driver_scenarios.node import CPU_1, HOSTDEV, NODE, PAGES, SICK, Ask, Node, fake_only, parameters
 from driver_scenarios.program import Program
 
 __all__ = ["short_tmp"]
@@ -48,6 +48,7 @@ def uses_of(found: Any) -> set[tuple[str, str, str]]:
     return {(one["name"], one["source"], one["relation"]) for one in claim["devices"]}
 
 
+@fake_only
 def test_prepared_claims_are_in_the_drivers_record(node: Node, hostdev: Program) -> None:
     pod = node.running("it", BOTH)
     node.kubelet.wait_for(lambda: explain(node, "claim", "default/both")[0] == 0, "the record is written")
@@ -66,6 +67,7 @@ def test_prepared_claims_are_in_the_drivers_record(node: Node, hostdev: Program)
     assert found["claims"] == []
 
 
+@fake_only
 def test_claim_is_in_use_only_after_a_successful_prepare(node: Node, failing: Program) -> None:
     name = f"{SICK}/{NODE}/thing-0"
     node.fate(it=["odd", "no light"])

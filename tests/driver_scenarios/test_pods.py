@@ -2,32 +2,37 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from kubelet import ResourceHealth
 from kubelet.history import Called, Connected, StreamOpened
+from kubelet_real.implementations import MARKS
 
 from driver_scenarios.node import CPU_1, HOSTDEV, NODE, PAGES, Ask, Node, parameters
 
+ALPHA, V1 = "v1alpha1.DRAResourceHealth", "v1.DRAResourceHealth"
 KUBELETS = [
-    ("1.34", True, "v1alpha1.DRAResourceHealth"),
-    ("1.35", True, "v1alpha1.DRAResourceHealth"),
-    ("1.36", None, "v1alpha1.DRAResourceHealth"),
-    ("1.37", None, "v1.DRAResourceHealth"),
+    pytest.param({"version": "1.34", "health": True}, ALPHA, id="1.34"),
+    pytest.param({"version": "1.35", "health": True}, ALPHA, id="1.35"),
+    pytest.param({"version": "1.36"}, ALPHA, id="1.36"),
+    pytest.param({"version": "1.37"}, V1, id="1.37"),
+    pytest.param({"version": "1.36", "real": True}, ALPHA, id="real-1.36", marks=MARKS),
+    pytest.param({"version": "1.37", "real": True}, V1, id="real-1.37", marks=MARKS),
 ]
-"""Release, the gate ResourceHealthStatus if it must be set, and the health service that is called."""
+"""Kubelet, with the gate ResourceHealthStatus if it must be set, and the health service that it calls."""
 ADVICE = (
     ". Advice: write the number to nr_hugepages and read it back; if it stays lower, free memory or reboot"
 )
 BOTH = Ask("both", {"pages": PAGES, "cpu": CPU_1}, [parameters("HugepagesParameters", "pages", pages=4)])
 
 
-@pytest.mark.parametrize(("version", "gate", "service"), KUBELETS, ids=[one[0] for one in KUBELETS])
+@pytest.mark.parametrize(("kubelet", "service"), KUBELETS)
 def test_pod_runs_from_prepare_to_unprepare(
-    make_node: Callable[..., Node], version: str, gate: bool | None, service: str
+    make_node: Callable[..., Node], kubelet: dict[str, Any], service: str
 ) -> None:
     """e2e_node: one connection for all calls; one connection for service and health"""
-    node = make_node(version=version, health=gate)
+    node = make_node(**kubelet)
     node.hostdev()
     (plugin,) = node.kubelet.wait_registered(HOSTDEV)
     node.wait_healthy(PAGES, CPU_1)
@@ -62,12 +67,13 @@ def test_pod_runs_from_prepare_to_unprepare(
     assert order[1].service == service
 
 
-@pytest.mark.parametrize(("version", "messages"), [("1.35", False), ("1.37", True)])
+@pytest.mark.parametrize(("kubelet", "_"), KUBELETS[1:])
 def test_unhealthy_device_is_shown_in_its_pods_status_only(
-    make_node: Callable[..., Node], version: str, messages: bool
+    make_node: Callable[..., Node], kubelet: dict[str, Any], _: str
 ) -> None:
     """e2e_node: transitions Healthy, Unhealthy, Healthy"""
-    node = make_node(version=version, health=True)
+    node = make_node(**kubelet)
+    messages = node.kubelet.version.reads_message
     node.hostdev()
     node.wait_healthy(PAGES, CPU_1)
     pod = node.running("it", BOTH)

@@ -185,7 +185,7 @@ def test_restarted_kubelet_shows_the_same_state(node: Node, graceful: bool) -> N
     """
     pod = node.running("it", Ask("it", {"cpu": CPU_1}))
     node.kubelet.stop(graceful=graceful)
-    node.kubelet.pass_time(60)  # every lease is over
+    node.kubelet.pass_time(33)  # every lease is over
     seen = len(node.kubelet.history)
     node.kubelet.start()
     node.kubelet.wait_registered(HOSTDEV)

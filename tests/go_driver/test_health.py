@@ -2,10 +2,12 @@
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from agents import Agent, wait_for_health
 from kubelet.history import Changed, Registered, StreamEnded, StreamOpened
+from kubelet_real.implementations import MARKS
 from wire.google import watch_health
 
 from go_driver.node import CPU_0, CPU_1, GO, NODE, PAGES, SHORT, Ask, GoNode
@@ -24,17 +26,21 @@ def health_changes(node: GoNode, device: str, since: int) -> list[tuple[str, str
 
 
 @pytest.mark.parametrize(
-    ("version", "service"),
+    ("kubelet", "service"),
     [
-        ("1.34", "v1alpha1.DRAResourceHealth"),
-        ("1.36", "v1alpha1.DRAResourceHealth"),
-        ("1.37", "v1.DRAResourceHealth"),
+        pytest.param({"version": "1.34", "health": True}, "v1alpha1.DRAResourceHealth", id="1.34"),
+        pytest.param({"version": "1.36"}, "v1alpha1.DRAResourceHealth", id="1.36"),
+        pytest.param({"version": "1.37"}, "v1.DRAResourceHealth", id="1.37"),
+        pytest.param(
+            {"version": "1.36", "real": True}, "v1alpha1.DRAResourceHealth", id="real-1.36", marks=MARKS
+        ),
+        pytest.param({"version": "1.37", "real": True}, "v1.DRAResourceHealth", id="real-1.37", marks=MARKS),
     ],
 )
 def test_each_kubelet_version_gets_the_agents_health(
-    make_node: Callable[..., GoNode], version: str, service: str
+    make_node: Callable[..., GoNode], kubelet: dict[str, Any], service: str
 ) -> None:
-    node = make_node(version=version, health=True)
+    node = make_node(**kubelet)
     node.agent()
     node.driver()
     node.wait_healthy(PAGES, CPU_0, CPU_1)

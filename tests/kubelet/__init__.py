@@ -2,7 +2,8 @@
 
 It uses grpcio and imports none of this project's code, so that a mistake in the agent is not repeated here.
 It follows the sources of kubelet 1.34 to 1.38. Where those sources leave a detail open, a comment marks the
-assumption. It does not run containers.
+assumption. It does not run containers. ``kubelet_real`` runs those sources of 1.36 and 1.37 with the same
+interface, and the tests of the fake kubelet with both.
 """
 
 from kubelet.claims import PreparedDevice, allocated_claim
