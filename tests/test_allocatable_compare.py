@@ -359,6 +359,25 @@ def test_knob_of_a_disabled_controller_is_missing() -> None:
     assert compared.consequence
 
 
+@pytest.mark.parametrize(
+    ("requests", "expected"), [("", AuditVerdict.UNKNOWN), ("hugepages-2Mi=4Mi", AuditVerdict.MISSING)]
+)
+def test_disabled_controller_is_missing_only_for_known_requests(
+    requests: str, expected: AuditVerdict
+) -> None:
+    mine = pod(
+        container("c1", f"cpu=1 memory=1Gi {requests}", f"cpu=1 memory=1Gi {requests}"),
+        claims=[{"resourceClaimName": "x", "shape": "of 1.40"}],
+    )
+    groups, pages = expected_pod_cgroups(mine, V2), SettingId(SettingKind.PAGES, 2048)
+    actual = ActualCgroup({pages: ABSENT}, controllers=frozenset({"cpu", "memory"}))
+    compared = compare_cgroups(groups, {groups[0].cgroup: actual}, 2)
+    (found,) = [one for one in compared if one.setting == pages and not one.cgroup.container]
+    assert found.verdict is expected
+    assert found.reason.startswith("the controller hugetlb is not enabled")
+    assert bool(found.consequence) is (expected is AuditVerdict.MISSING)
+
+
 @pytest.mark.parametrize(("facts", "file"), [(V1, "memory.limit_in_bytes"), (V2, "memory.max")])
 def test_knob_without_its_file_is_missing(facts: NodeFacts, file: str) -> None:
     compared = compare_v08({SettingId(SettingKind.MEMORY): ABSENT}, "c1", facts)[

@@ -208,7 +208,10 @@ def _compare_missing(
     if expected.setting.kind is SettingKind.SWAP and reading.absence is Absence.ABSENT:
         return AuditVerdict.NOT_MISSED, f"there is no {file.name}: the kernel does not limit swap"
     if read.controllers is not None and file.controller not in read.controllers:
-        return AuditVerdict.MISSING, f"the controller {file.controller} is not enabled"
+        why = f"the controller {file.controller} is not enabled"
+        if not expected.accepted and not expected.at_least:
+            return AuditVerdict.UNKNOWN, f"{why}; the expected value is unknown: {expected.unknown_reason}"
+        return AuditVerdict.MISSING, why
     if reading.absence is Absence.UNREADABLE:
         return AuditVerdict.MISSING, f"{file.name} cannot be read: {reading}"
     if expected.setting.kind is SettingKind.RESERVED:
