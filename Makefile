@@ -135,6 +135,7 @@ bench-check: $(VENV)/.dev $(VENV)/.core ## hold the agent to benchmarks/budgets.
 bench-doc: $(VENV)/.dev $(VENV)/.core ## measure this machine in full for docs/performance.md and its plot (10 min)
 	@mkdir -p build
 	@$(BIN)/python -m agent.bench --md --plot docs/performance.svg >build/performance.md
+	@sed -n '/^## A whole node/,$$p' docs/performance.md >>build/performance.md # the times of make test-node
 	@mv build/performance.md docs/performance.md
 
 .PHONY: wheel

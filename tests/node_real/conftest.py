@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -11,11 +11,21 @@ from typing import Final
 import pytest
 import yaml
 from driver_scenarios.program import Program
+from go_driver.module import go_module
 from machine import HugepagePool, hugepages
 
 from node_real.node import ADMIN_TOKEN, NODE, SERVICE_IP, RealNode
 from node_real.programs import BINARIES, build
-from node_real.workloads import CLAIMS, PODS, SLICE, deploy_objects
+from node_real.workloads import (
+    CLAIMS,
+    GO_CLASS,
+    GO_DRIVER,
+    PODS,
+    RESOURCE,
+    SLICE,
+    deploy_objects,
+    device_class,
+)
 
 POOL_PAGES: Final = 32
 SHARES: Final = 4
@@ -88,41 +98,78 @@ def save_logs(node: RealNode) -> None:
     logs = BINARIES / "logs"
     shutil.rmtree(logs, ignore_errors=True)
     shutil.copytree(node.directory / "logs", logs)
+    for file in (node.directory / "log" / "pods").glob("*/*/*.log"):
+        shutil.copy(file, logs / f"{file.parent.parent.name}-{file.name}")
 
 
-@pytest.fixture(scope="session")
-def start_driver(node: RealNode) -> Iterator[Callable[..., Program]]:
-    """Start the example driver as a process of the node; ended with the session."""
-    started: list[Program] = []
-    token = node.directory / "driver-token"
-    token.write_text(ADMIN_TOKEN)
+class DriverProcess:
+    """The example driver as a process of the node. It outlives tests: claims end before their driver."""
 
-    def start(*flags: str) -> Program:
-        api = ("--api-server", f"https://{SERVICE_IP}", "--api-token", str(token))
-        ca = ("--api-ca", str(node.directory / "pki" / "apiserver.crt"))
+    def __init__(self, node: RealNode) -> None:
+        self._node = node
+        self._token = node.directory / "driver-token"
+        self._token.write_text(ADMIN_TOKEN)
+        self._flags: tuple[str, ...] = ()
+        self._program: Program | None = None
+
+    def start(self, *flags: str) -> None:
+        """Start the driver, unless it runs with these flags."""
+        if self._program is not None and self._flags == flags:
+            return
+        self.stop()
+        api = ("--api-server", f"https://{SERVICE_IP}", "--api-token", str(self._token))
+        ca = ("--api-ca", str(self._node.directory / "pki" / "apiserver.crt"))
         devices = ("--node-name", NODE, "--hugepage-shares", str(SHARES))
-        program = node.program("hostdev_driver", *api, *ca, *devices, *flags)
-        started.append(program)
-        node.api.wait(SLICE, lambda _: True, "published")
-        return program
+        self._flags, self._program = flags, self._node.program("hostdev_driver", *api, *ca, *devices, *flags)
+        self._program.logs("registered with the kubelet")
+        self._node.api.wait(SLICE, lambda _: True, "published")
 
-    try:
-        yield start
-    finally:
-        for program in started:
-            program.close()
+    def stop(self) -> None:
+        """End the driver, if it runs."""
+        if self._program is not None:
+            self._program.end()
+            self._program = None
 
 
 @pytest.fixture(scope="session")
-def driver(start_driver: Callable[..., Program]) -> Program:
-    """The example driver as a process of the node."""
-    return start_driver()
+def driver_process(node: RealNode) -> Iterator[DriverProcess]:
+    """The example driver, not started; it ends after the last test."""
+    process = DriverProcess(node)
+    yield process
+    process.stop()
 
 
 @pytest.fixture
-def clean(node: RealNode) -> Iterator[None]:
-    """Delete all pods, then all claims, after the test: a claim's end needs its driver."""
+def driver(driver_process: DriverProcess) -> None:
+    """The example driver as a running process of the node."""
+    driver_process.start()
+
+
+@pytest.fixture(scope="session")
+def go_driver(node: RealNode, agent: None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The example driver in Go as a process of the node, linked to the agent; two devices of the pool."""
+    binary = tmp_path_factory.mktemp("go") / "go-driver"
+    go_module().build(binary)
+    pages = f"2Mi:{POOL_PAGES // SHARES}"
+    socket_file = f"/run/drahealth/drivers/{GO_DRIVER}.sock"
+    node.spawn(
+        "go-driver", str(binary), "--kubeconfig", str(node.directory / "admin.conf"), "--node-name", NODE,
+        "--hugepages", pages, "--hugepages", pages, "--drahealth-socket", socket_file,
+    )  # fmt: skip
+    node.api.call("POST", f"{RESOURCE}/deviceclasses", device_class(GO_CLASS, GO_DRIVER))
+
+
+@pytest.fixture(scope="session")
+def agent(node: RealNode) -> None:
+    """The agent, with the paths of any node."""
+    node.start_agent()
+
+
+@pytest.fixture
+def clean(node: RealNode, pool: HugepagePool) -> Iterator[None]:
+    """Restore the pool, delete all pods, then all claims, after the test: a claim's end needs its driver."""
     yield
+    pool.resize(POOL_PAGES)
     for kind in (PODS, CLAIMS):
         for one in node.api.call("GET", kind)["items"]:
             node.api.delete(f"{kind}/{one['metadata']['name']}")

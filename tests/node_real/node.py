@@ -30,9 +30,10 @@ from wire.serving import eventually
 
 START_S: Final = 10 * PATIENCE_S
 """Limit of the control plane's start: minutes on a small machine."""
-WAIT_S: Final = 4 * PATIENCE_S
+WAIT_S: Final = 3 * PATIENCE_S
 """Limit of a wait for an object: taints are removed a minute after their cause."""
 NODE: Final = "node-1"
+GO_DRIVER: Final = "godev.drahealth.example.com"
 SERVICE_IP: Final = "10.96.0.1"
 """Address of the API server for pods, the first of the services."""
 NODE_IP: Final = "10.100.0.1"
@@ -332,7 +333,9 @@ class RealNode:
 
     def drahealth(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> Any:
         """Return the JSON that the command line prints on the node."""
-        return json.loads(self.run(sys.executable, "-m", "agent", *arguments, "-o", "json", codes=codes))
+        root = f"DRAHEALTH_KUBELET_CGROUP_ROOT={self.cgroup_root}"
+        command = ("env", root, sys.executable, "-m", "agent", *arguments, "-o", "json")
+        return json.loads(self.run(*command, codes=codes))
 
     def log(self, name: str) -> str:
         """Return the output of a program."""
@@ -447,6 +450,12 @@ class RealNode:
             f"--config={d}/kubelet.yaml", f"--kubeconfig={d}/kubelet.conf",
             f"--hostname-override={NODE}", f"--node-ip={NODE_IP}",
         )  # fmt: skip
+
+    def start_agent(self) -> None:
+        """Start the agent with the drivers of the examples, and wait for its first verdicts."""
+        identity = ("--node-name", NODE, "--kubelet-cgroup-root", self.cgroup_root, "--table", "never")
+        self.spawn("agent", sys.executable, "-m", "agent", "run", "--driver", GO_DRIVER, *identity)
+        self._wait_for("agent", (self.directory / "run" / "drahealth" / "agent.sock").exists, "its socket")
 
     def _wait_for(self, name: str, condition: Callable[[], bool], event: str) -> None:
         def holds() -> bool:

@@ -1,14 +1,15 @@
 """Objects for the API server: the example driver's, and pods with claims; and conditions to wait for."""
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import yaml
-from machine import HugepagePool
 
-from node_real.node import NODE, RealNode
-from node_real.programs import IMAGE
+from node_real.node import GO_DRIVER, NODE, RealNode
+from node_real.programs import HOST_IMAGE, IMAGE, ROOT
 
 DRIVER: Final = "hostdev.drahealth.example.com"
 DEPLOY: Final = Path(__file__).parents[2] / "examples" / "hostdev_driver" / "deploy.yaml"
@@ -19,11 +20,48 @@ SLICE: Final = f"{RESOURCE}/resourceslices/{NODE}-{DRIVER}-0"
 PAGES: Final = "hostdev-hugepages"
 CPUS: Final = "hostdev-cpus"
 """DeviceClasses of deploy.yaml."""
+GO_CLASS: Final = "godev"
+__all__ = ["GO_DRIVER"]
 
 
 def deploy_objects() -> list[dict[str, Any]]:
     """Return the objects of the example driver's deploy.yaml."""
     return list(yaml.safe_load_all(DEPLOY.read_text()))
+
+
+def device_class(name: str, driver: str) -> dict[str, Any]:
+    """Return the DeviceClass of all devices of a driver."""
+    selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+    return {"metadata": {"name": name}, "spec": {"selectors": [selector]}}
+
+
+def daemon_set(node: RealNode, *arguments: str) -> dict[str, Any]:
+    """Return deploy.yaml's DaemonSet with an image of this machine: its Python, and the source tree.
+
+    All else is as deployed: the service account, the security context, the paths and the rolling update.
+    """
+    found = next(one for one in deploy_objects() if one["kind"] == "DaemonSet")
+    spec = found["spec"]["template"]["spec"]
+    container = spec["containers"][0]
+    container["image"] = HOST_IMAGE
+    container["command"] = [sys.executable, "-m", "hostdev_driver", *arguments]
+    paths = [ROOT, ROOT / "examples"]
+    container["env"].append({"name": "PYTHONPATH", "value": os.pathsep.join(map(str, paths))})
+    container["env"].append({"name": "PYTHONDONTWRITEBYTECODE", "value": "1"})
+    places = {
+        Path("/usr"),
+        Path("/etc/ld.so.cache"),
+        ROOT,
+        Path(sys.prefix).resolve(),
+        Path(sys.base_prefix).resolve(),
+    }
+    for number, place in enumerate(sorted(places)):
+        if any(place != other and place.is_relative_to(other) for other in places):
+            continue
+        spec["volumes"].append({"name": f"host-{number}", "hostPath": {"path": str(place)}})
+        mount = {"name": f"host-{number}", "mountPath": str(place), "readOnly": True}
+        container["volumeMounts"].append(mount)
+    return found
 
 
 def create_claim(
@@ -101,8 +139,3 @@ def events_of(node: RealNode, pod: str, reason: str) -> list[str]:
     chosen = f"fieldSelector=involvedObject.name%3D{pod},reason%3D{reason}"
     items = node.api.call("GET", f"/api/v1/namespaces/default/events?{chosen}")["items"]
     return [one["message"] for one in items]
-
-
-def shrink(pool: HugepagePool, pages: int) -> None:
-    """Set the size of the machine's pool, as an operator or a service on the node does by mistake."""
-    pool.resize(pages)
