@@ -14,12 +14,11 @@ from driver_scenarios.program import Program
 from go_driver.module import go_module
 from machine import HugepagePool, hugepages
 
-from node_real.node import ADMIN_TOKEN, NODE, SERVICE_IP, RealNode
+from node_real.node import ADMIN_TOKEN, GO_DRIVER, NODE, SERVICE_IP, RealNode
 from node_real.programs import BINARIES, build
 from node_real.workloads import (
     CLAIMS,
     GO_CLASS,
-    GO_DRIVER,
     PODS,
     RESOURCE,
     SLICE,

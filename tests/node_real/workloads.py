@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from node_real.node import GO_DRIVER, NODE, RealNode
+from node_real.node import NODE, RealNode
 from node_real.programs import HOST_IMAGE, IMAGE, ROOT
 
 DRIVER: Final = "hostdev.drahealth.example.com"
@@ -21,7 +21,6 @@ PAGES: Final = "hostdev-hugepages"
 CPUS: Final = "hostdev-cpus"
 """DeviceClasses of deploy.yaml."""
 GO_CLASS: Final = "godev"
-__all__ = ["GO_DRIVER"]
 
 
 def deploy_objects() -> list[dict[str, Any]]:
