@@ -82,8 +82,8 @@ MISTAKES: Final = {
     ),
     "an evaluation every second": Mistake(
         "agent/engine/loop.py",
-        "        until_ns = self._next_publish_ns()\n",
-        "        until_ns = min(self._next_publish_ns(), self._clock().mono_ns + NS)\n",
+        "        due_ns, publish_ns = self._state.due_ns, self._next_publish_ns()\n",
+        "        due_ns, publish_ns = self._clock().mono_ns + NS, self._next_publish_ns()\n",
         ("wakeups.quiet_minute",),
     ),
     "an evaluation that retains memory": Mistake(
