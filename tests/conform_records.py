@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from agent.conform.session_record import (
     V1,
     V1ALPHA1,
+    CdiFile,
+    CdiSnapshot,
+    ClaimReply,
+    ClaimSessionRecord,
+    ConformClaim,
     DeviceEntry,
     HealthList,
     PluginEndpoint,
     PluginInfo,
+    PrepareCall,
+    PrepareStage,
     RegistrationFile,
     RegistrationRecord,
     RegistryRecord,
     Reopening,
+    ReturnedDevice,
     SessionRecord,
     StoppedReader,
     StreamEnd,
@@ -22,6 +30,7 @@ from agent.conform.session_record import (
     UnaryCallResult,
     VersionRecord,
 )
+from agent.model.claim import ClaimRef
 
 WINDOW_S = 40.0
 WALL_S = 1_760_000_000.0
@@ -114,6 +123,98 @@ def session_with_registrations(*registrations: RegistrationRecord, **changes: ob
     """Return the session of a good driver with these registrations."""
     directory = RegistryRecord(f"{KUBELET_DIR}/plugins_registry", KUBELET_DIR, registrations)
     return session_record(directory=directory, **changes)
+
+
+TRAIN = ClaimRef("team-a", "train", "uid-train")
+INFER = ClaimRef("team-a", "infer", "uid-infer")
+BAD_1 = ClaimRef("team-a", "bad-1", "uid-bad-1")
+BAD_2 = ClaimRef("team-a", "bad-2", "uid-bad-2")
+GHOST = ClaimRef("team-a", "ghost", "uid-ghost")
+KIND = "example.com/gpu"
+DEVICES = {
+    TRAIN.uid: (
+        ReturnedDevice(("gpus",), "node-a", "gpu-0", (f"{KIND}=train-0",)),
+        ReturnedDevice(("gpus",), "node-a", "gpu-1", (f"{KIND}=train-1",)),
+    ),
+    INFER.uid: (ReturnedDevice(("one/large",), "node-a", "gpu-1", (f"{KIND}=infer-1",)),),
+}
+ERRORS = {
+    BAD_1.uid: "[bad] no such card; also failed: team-a/bad-2",
+    BAD_2.uid: "[bad] no such card; also failed: team-a/bad-1",
+    GHOST.uid: "no claim of this UID",
+}
+UNPREPARES = (
+    PrepareStage.UNKNOWN,
+    PrepareStage.UNPREPARED,
+    PrepareStage.UNPREPARED_AGAIN,
+    PrepareStage.LOST_DEVICE,
+    PrepareStage.DELETED_CLAIM,
+    PrepareStage.CLEANUP,
+)
+
+
+def prepared(*claims: ClaimRef, **replies: object) -> PrepareCall:
+    """Return a prepare of these claims; `replies` replaces replies, by name of the claim: devices, or a text
+    as the error."""
+    made = []
+    for claim in claims:
+        reply = replies.get(claim.name.replace("-", "_"), ERRORS.get(claim.uid, DEVICES.get(claim.uid, ())))
+        text = reply if isinstance(reply, str) else ""
+        made.append(ClaimReply(claim.uid, () if text else reply, text))  # type: ignore[arg-type]
+    return PrepareCall(claims, OK, tuple(made))
+
+
+def unprepared(*claims: ClaimRef, error: str = "") -> PrepareCall:
+    """Return an unprepare of these claims, with the same error for each."""
+    return PrepareCall(claims, OK, tuple(ClaimReply(claim.uid, (), error) for claim in claims))
+
+
+def cdi_file(*names: str, path: str = "/var/run/cdi/gpu.json", **changes: object) -> CdiFile:
+    """Return a CDI file that defines devices, with changes of its document."""
+    devices = [{"name": name, "containerEdits": {"env": ["A=1"]}} for name in names]
+    return CdiFile(path, {"cdiVersion": "0.6.0", "kind": KIND, "devices": devices, **changes})
+
+
+CLAIM_FILES = CdiSnapshot((cdi_file("train-0", "train-1", "infer-1"),))
+
+
+def claim_record(
+    calls: Mapping[PrepareStage, tuple[PrepareCall, ...]] | None = None, **changes: object
+) -> ClaimSessionRecord:
+    """Return the record of a good driver that prepared two claims, with other calls of some stages."""
+    both = (prepared(TRAIN, INFER),)
+    good = {stage: (unprepared(TRAIN, INFER),) if stage in UNPREPARES else both for stage in PrepareStage}
+    good |= {
+        PrepareStage.UNKNOWN: (unprepared(GHOST),),
+        PrepareStage.ALONE: (prepared(TRAIN), prepared(INFER)),
+        PrepareStage.AT_ONCE: both * 2,
+        PrepareStage.MISSING: (prepared(GHOST),),
+        PrepareStage.OTHER_UID: (prepared(GHOST),),
+        PrepareStage.BAD: (prepared(BAD_1, BAD_2, TRAIN, INFER),) * 2,
+    }
+    devices = {
+        ref.uid: tuple((one.requests[0], one.pool, one.name) for one in DEVICES[ref.uid])
+        for ref in (TRAIN, INFER)
+    }
+    made = ClaimSessionRecord(
+        version="v1.DRAPlugin",
+        claims=tuple(ConformClaim(ref, devices[ref.uid]) for ref in (TRAIN, INFER)),
+        bad_claims=(BAD_1, BAD_2),
+        calls=good | dict(calls or {}),
+        omitted={},
+        cdi_prepared=CLAIM_FILES,
+        cdi_before_bad=CLAIM_FILES,
+        cdi_after_bad=CLAIM_FILES,
+        cdi_rebooted=CLAIM_FILES,
+    )
+    return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def session_with_claims(
+    calls: Mapping[PrepareStage, tuple[PrepareCall, ...]] | None = None, **changes: object
+) -> SessionRecord:
+    """Return the session of a good driver that prepared claims, with other calls of some stages."""
+    return session_record(prepare=claim_record(calls, **changes))
 
 
 def session_record(**changes: object) -> SessionRecord:

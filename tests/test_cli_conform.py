@@ -1,25 +1,35 @@
 """``drahealth conform`` as a command: output, exit codes, and its page of the documentation."""
 
+import hashlib
 import json
 import re
 from pathlib import Path
 
 import pytest
 from conform_records import (
+    CLAIM_FILES,
+    DEVICES,
+    INFER,
     SOCKET,
+    TRAIN,
     UNIMPLEMENTED,
     both_versions,
     device,
     health_list,
+    prepared,
     session_record,
+    session_with_claims,
     version_records,
 )
 
 from agent.cli.conform.text import (
     EXITS,
     GROUPS,
+    PROFILE,
+    badge,
     document,
     exit_of,
+    profile,
     render,
     render_checks,
     render_checks_markdown,
@@ -28,7 +38,7 @@ from agent.cli.main import main
 from agent.cli.output.terminal import TextStyle
 from agent.conform.check_table import CHECKS, run_checks
 from agent.conform.outcomes import CheckVerdict
-from agent.conform.session_record import SessionRecord
+from agent.conform.session_record import CdiSnapshot, PrepareStage, SessionRecord
 
 PAGE = Path(__file__).parent.parent / "docs" / "conform.md"
 
@@ -75,9 +85,9 @@ def test_failed_check_comes_first_with_effect_and_advice():
 
 
 def test_last_line_counts_the_verdicts_that_occur():
-    assert shown(BAD).endswith("\n\n41 checks: 27 passed, 1 warning, 1 failed, 12 skipped\n")
-    assert shown(GOOD).endswith("\n\n41 checks: 40 passed, 1 skipped\n")
-    assert shown(NOTHING).endswith("\n\n41 checks: 29 not run, 12 skipped\n")
+    assert shown(BAD).endswith("\n\n68 checks: 27 passed, 1 warning, 1 failed, 39 skipped\n")
+    assert shown(GOOD).endswith("\n\n68 checks: 40 passed, 28 skipped\n")
+    assert shown(NOTHING).endswith("\n\n68 checks: 29 not run, 39 skipped\n")
 
 
 def test_duration_shows_what_was_recorded_of_the_request():
@@ -89,7 +99,8 @@ def test_session_without_a_connection_states_it():
 
 
 def test_skipped_checks_are_grouped_by_reason():
-    (line,) = [line for line in shown(ALONE).splitlines() if line.startswith("○")]
+    line, other = [line for line in shown(ALONE).splitlines() if line.startswith("○")]
+    assert other.startswith("○ skipped, claims are prepared with --prepare only: prepare.first, ")
     assert line.startswith("○ skipped, registration is tested with --plugin-dir only: registration.socket, ")
     assert line.count("registration.") == 12
 
@@ -142,7 +153,14 @@ def test_json_has_every_field_of_every_check():
         "pluginDir": None,
         "listenedSeconds": 40.0,
         "requestedSeconds": 40.0,
-        "summary": {"checks": 41, "passed": 27, "warned": 1, "failed": 1, "notRun": 0, "skipped": 12},
+        "summary": {"checks": 68, "passed": 27, "warned": 1, "failed": 1, "notRun": 0, "skipped": 39},
+        "profile": None,
+        "badge": {
+            "schemaVersion": 1,
+            "label": "drahealth-conform/1",
+            "message": "no profile",
+            "color": "red",
+        },
     }
     assert [one["code"] for one in results] == [check.code for check in CHECKS]
     (failed,) = [one for one in results if one["result"] == "fail"]
@@ -156,6 +174,49 @@ def test_json_has_every_field_of_every_check():
         "advice": "replace bytes that are not UTF-8 before sending",
     }
     assert {one["advice"] for one in results if one["result"] in ("pass", "skipped")} == {None}
+
+
+# --- the profile -------------------------------------------------------------------------------------------
+
+CHECKS_OF_PROFILE_1 = "f167ac9d9f2f1bf9"
+"""Digest of the codes of all checks of the profile."""
+
+
+def test_profile_has_its_own_version_for_each_set_of_checks():
+    digest = hashlib.sha256("\n".join(check.code for check in CHECKS).encode()).hexdigest()[:16]
+    assert (PROFILE, digest) == ("drahealth-conform/1", CHECKS_OF_PROFILE_1), (
+        "the set of checks changed: raise the number of PROFILE with the next release, then change the digest"
+    )
+
+
+def test_profile_has_the_areas_in_which_all_checks_passed():
+    found = profile(run_checks(session_with_claims()))
+    assert found["text"] == "drahealth-conform/1: kubelet 1.37, health, registration, prepare"
+    assert found["skipped"] == ["registration.refused"]
+    assert profile(run_checks(GOOD))["areas"] == ["health", "registration"]
+    assert profile(run_checks(ALONE))["areas"] == ["health"]
+    assert profile(run_checks(NOTHING)) is None
+
+
+def test_profile_omits_an_area_with_a_warning_or_without_a_result():
+    shared = DEVICES[TRAIN.uid][0]
+    warned = {PrepareStage.FIRST: (prepared(TRAIN, INFER, infer=(shared._replace(name="gpu-1"),)),)}
+    assert profile(run_checks(session_with_claims(warned)))["areas"] == ["health", "registration"]
+    unread = session_with_claims(cdi_unprepared=CdiSnapshot((), "directory /cdi: gone"))
+    assert profile(run_checks(unread))["areas"] == ["health", "registration"]
+
+
+@pytest.mark.parametrize(
+    ("record", "colour"),
+    [
+        (session_with_claims(), "brightgreen"),
+        (session_record(second_kubelet=None), "lightgrey"),
+        (session_with_claims(cdi_unprepared=CLAIM_FILES), "red"),
+        (NOTHING, "lightgrey"),
+    ],
+)
+def test_badge_has_the_colour_of_the_worst_result(record, colour):
+    assert badge(run_checks(record))["color"] == colour
 
 
 # --- the verb ----------------------------------------------------------------------------------------------
@@ -173,6 +234,23 @@ def test_json_has_every_field_of_every_check():
         (["--socket", "s", "--for", "11m"], "--for: 11m is not between 2s and 10m\n"),
         (["--socket", "s", "--for", "soon"], "--for: 'soon' is not a duration"),
         (["--socket", "s", "-o", "markdown"], "-o markdown is only possible with --checks\n"),
+        (["--plugin-dir", "p", "--claims", "c"], "--claims needs --prepare\n"),
+        (["--plugin-dir", "p", "--cdi-dir", "c"], "--cdi-dir needs --prepare\n"),
+        (
+            ["--socket", "s", "--prepare"],
+            "--prepare needs --plugin-dir, where the driver's name is registered\n",
+        ),
+        (["--plugin-dir", "p", "--prepare"], "--prepare needs claims: use --claims, --device, or both\n"),
+        (
+            ["--plugin-dir", "p", "--prepare", "--claims", "c", "--claim-command", "c"],
+            "--claim-command needs --device\n",
+        ),
+        (
+            ["--plugin-dir", "p", "--prepare", "--device", "a/b", "--remove-cdi"],
+            "--remove-cdi needs --restart-command: a reboot also restarts the driver\n",
+        ),
+        (["--plugin-dir", "p", "--prepare", "--device", "gpu-0"], "--device: 'gpu-0' is not POOL/NAME\n"),
+        (["--plugin-dir", "p", "--prepare", "--claims", "/none"], "/none: "),
         (["--sockte", "s"], "'--sockte' is not an argument of drahealth conform; did you mean '--socket'?"),
     ],
 )

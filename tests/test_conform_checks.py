@@ -4,23 +4,35 @@ import struct
 
 import pytest
 from conform_records import (
+    BAD_1,
+    BAD_2,
+    CLAIM_FILES,
+    DEVICES,
+    GHOST,
+    INFER,
     INFO,
+    KIND,
     KUBELET_DIR,
     LATE,
     OK,
     SOCKET,
+    TRAIN,
     UNIMPLEMENTED,
     WALL_S,
     both_versions,
+    cdi_file,
     device,
     ended_stream,
     health_list,
+    prepared,
     registration,
     session_record,
+    session_with_claims,
     session_with_file,
     session_with_registrations,
     silent_stream,
     stream,
+    unprepared,
     version_records,
 )
 from hypothesis import given
@@ -30,8 +42,12 @@ from wire.google import message_class
 from agent.conform.check_table import CHECKS, run_checks
 from agent.conform.health_list_decoder import DEVICES_LIMIT, FIELDS_LIMIT, decode_health_list
 from agent.conform.kubelet.session import choose_driver_files
-from agent.conform.outcomes import ITEMS_SHOWN, format_seconds, join_first
+from agent.conform.outcomes import ITEMS_SHOWN, format_seconds, join_first, not_run, skipped
 from agent.conform.session_record import (
+    CdiFile,
+    CdiSnapshot,
+    PrepareCall,
+    PrepareStage,
     RefusalRecord,
     RegistrationFile,
     Reopening,
@@ -70,6 +86,31 @@ def reporting_at(*seconds: float, lease_s: int = 30, health: int = 1) -> Session
             *(health_list(at_s, device(lease_s=lease_s, health=health)) for at_s in seconds)
         )
     )
+
+
+def at_stage(stage: PrepareStage, *calls: PrepareCall) -> SessionRecord:
+    """Return the session of a good driver with other calls of one stage."""
+    return session_with_claims({stage: calls})
+
+
+def first_prepare(call: PrepareCall) -> SessionRecord:
+    return at_stage(PrepareStage.FIRST, call)
+
+
+def returning(**changes: object) -> SessionRecord:
+    """Return the session of a driver that returns the device of the claim ``infer`` with these changes."""
+    [device_] = DEVICES[INFER.uid]
+    return first_prepare(prepared(TRAIN, INFER, infer=(device_._replace(**changes),)))
+
+
+def bad_replies(**replies: object) -> SessionRecord:
+    """Return the session of a driver that answers so in both calls with bad claims."""
+    return at_stage(PrepareStage.BAD, *[prepared(BAD_1, BAD_2, TRAIN, INFER, **replies)] * 2)
+
+
+def bad_calls(**changes: object) -> SessionRecord:
+    call = prepared(BAD_1, BAD_2, TRAIN, INFER)._replace(**changes)
+    return at_stage(PrepareStage.BAD, call, call)
 
 
 def with_leaver(leaver: StreamRecord, *streams: StreamRecord) -> SessionRecord:
@@ -712,6 +753,257 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         ),
         (session_record(), "skipped", "--refuse"),
     ],
+    "prepare.first": [
+        (session_with_claims(), "pass", "2 claims with v1.DRAPlugin"),
+        (
+            first_prepare(prepared(TRAIN, INFER, train="no such card")),
+            "fail",
+            "team-a/train: no such card",
+        ),
+        (first_prepare(prepared(TRAIN)._replace(result=LATE)), "fail", "team-a/train: DEADLINE_EXCEEDED"),
+        (first_prepare(prepared(TRAIN)._replace(claims=(TRAIN, INFER))), "fail", "infer: no answer"),
+        (session_record(), "skipped", "--prepare"),
+        (
+            session_with_claims(omitted={PrepareStage.FIRST: not_run("the service socket is away")}),
+            "not run",
+            "away",
+        ),
+    ],
+    "prepare.answers": [
+        (session_with_claims(), "pass", "one answer for each claim"),
+        (
+            at_stage(PrepareStage.AGAIN, prepared(TRAIN)._replace(claims=(TRAIN, INFER))),
+            "fail",
+            "again: no answer for team-a/infer",
+        ),
+        (
+            at_stage(PrepareStage.ALONE, prepared(TRAIN, GHOST)._replace(claims=(TRAIN,))),
+            "fail",
+            "alone: answer for 'uid-ghost', which was not requested",
+        ),
+        (
+            at_stage(PrepareStage.ALONE, prepared(TRAIN, TRAIN)._replace(claims=(TRAIN,))),
+            "fail",
+            "several answers for uid-train",
+        ),
+        (
+            at_stage(PrepareStage.UNPREPARED, unprepared(TRAIN)._replace(decode_error="claim 0: not UTF-8")),
+            "fail",
+            "unprepared: claim 0: not UTF-8",
+        ),
+    ],
+    "prepare.devices": [
+        (session_with_claims(), "pass", "3 devices, as allocated"),
+        (returning(requests=("one",)), "pass", "3 devices"),
+        (returning(requests=()), "pass", "3 devices"),
+        (returning(requests=("two",)), "fail", "team-a/infer: node-a/gpu-1 is not of request 'two'"),
+        (returning(pool="node-b"), "fail", "team-a/infer: node-b/gpu-1 is not allocated to it"),
+        (
+            first_prepare(prepared(TRAIN, INFER, infer=())),
+            "warn",
+            "team-a/infer: node-a/gpu-1 is allocated and was not returned",
+        ),
+    ],
+    "prepare.health": [
+        (session_with_claims(), "pass", "3 devices in the health lists"),
+        (returning(name="gpu-7"), "fail", "node-a/gpu-7 is in no health list"),
+        (
+            session_with_claims()._replace(
+                versions=(), reopenings=(), second_kubelet=None, stopped_reader=None
+            ),
+            "not run",
+            "no device was reported",
+        ),
+    ],
+    "prepare.first_cdi_id": [
+        (session_with_claims(), "pass", "3 ids"),
+        (
+            returning(cdi_ids=(f"{KIND}=train-0",)),
+            "warn",
+            "node-a/gpu-0; node-a/gpu-1 share example.com/gpu=train-0",
+        ),
+        (returning(cdi_ids=(f"{KIND}=train-1",)), "pass", "2 ids"),
+        (first_prepare(prepared(TRAIN, INFER, train=(), infer=())), "pass", "no CDI ids"),
+    ],
+    "prepare.cdi_ids": [
+        (session_with_claims(), "pass", "3 ids in CDI files"),
+        (
+            session_with_claims(cdi_prepared=CdiSnapshot((cdi_file("train-0", "train-1"),))),
+            "fail",
+            "no CDI file defines example.com/gpu=infer-1",
+        ),
+        (returning(cdi_ids=("gpu-1",)), "fail", "'gpu-1' has no ="),
+        (
+            session_with_claims(cdi_prepared=CdiSnapshot((), "directory /cdi: No such file or directory")),
+            "not run",
+            "/cdi: No such file or directory; see --cdi-dir",
+        ),
+        (first_prepare(prepared(TRAIN, INFER, train=(), infer=())), "pass", "no CDI ids"),
+    ],
+    "prepare.cdi_files": [
+        (session_with_claims(), "pass", "1 CDI file"),
+        (
+            session_with_claims(cdi_prepared=CdiSnapshot((cdi_file("train-0", name="x"),))),
+            "fail",
+            "/var/run/cdi/gpu.json: name: is not a field of CDI",
+        ),
+        (
+            session_with_claims(
+                cdi_prepared=CdiSnapshot((CdiFile("/cdi/a.json", None, "is not valid JSON"),))
+            ),
+            "fail",
+            "/cdi/a.json: is not valid JSON",
+        ),
+        (session_with_claims(cdi_prepared=CdiSnapshot()), "not run", "see prepare.cdi_ids"),
+    ],
+    "prepare.again": [
+        (session_with_claims(), "pass", "the same answer"),
+        (
+            at_stage(PrepareStage.AGAIN, prepared(TRAIN, INFER, infer=DEVICES[TRAIN.uid][:1])),
+            "fail",
+            "team-a/infer: node-a/gpu-0 example.com/gpu=train-0, was node-a/gpu-1 example.com/gpu=infer-1",
+        ),
+        (
+            at_stage(PrepareStage.AGAIN, prepared(TRAIN, INFER, train=DEVICES[TRAIN.uid][::-1])),
+            "pass",
+            "the same answer",
+        ),
+        (at_stage(PrepareStage.AGAIN, prepared(TRAIN, INFER, infer="is prepared")), "fail", "is prepared"),
+    ],
+    "prepare.second_pod": [
+        (session_with_claims(), "pass", "the same answer in 2 calls"),
+        (at_stage(PrepareStage.ALONE, prepared(TRAIN, train=())), "fail", "team-a/train: no device, was"),
+    ],
+    "prepare.two_calls": [
+        (session_with_claims(), "pass", "both calls"),
+        (
+            at_stage(PrepareStage.AT_ONCE, prepared(TRAIN, INFER), prepared(TRAIN, INFER, infer="busy")),
+            "fail",
+            "team-a/infer: busy",
+        ),
+    ],
+    "prepare.missing_claim": [
+        (session_with_claims(), "pass", "no claim of this UID"),
+        (at_stage(PrepareStage.MISSING, prepared(GHOST, ghost=())), "fail", "prepared without an error"),
+        (at_stage(PrepareStage.MISSING, prepared(GHOST)._replace(result=LATE)), "pass", "DEADLINE"),
+    ],
+    "prepare.other_uid": [
+        (session_with_claims(), "pass", "no claim of this UID"),
+        (at_stage(PrepareStage.OTHER_UID, prepared(GHOST, ghost=())), "fail", "prepared without an error"),
+    ],
+    "prepare.bad_claim": [
+        (session_with_claims(), "pass", "errors for 2 claims, none for the others"),
+        (bad_calls(result=LATE), "warn", "the whole call failed with DEADLINE_EXCEEDED"),
+        (bad_replies(infer="not now"), "fail", "team-a/infer: not now"),
+        (bad_replies(bad_1=()), "fail", "team-a/bad-1: no error"),
+    ],
+    "prepare.rollback": [
+        (session_with_claims(), "pass", "nothing was left"),
+        (
+            session_with_claims(
+                cdi_after_bad=CdiSnapshot((*CLAIM_FILES.files, cdi_file("bad-1", path="/cdi/bad.json")))
+            ),
+            "fail",
+            "left after the failure: /cdi/bad.json; example.com/gpu=bad-1",
+        ),
+        (session_with_claims(cdi_after_bad=CdiSnapshot((), "directory /cdi: gone")), "not run", "gone"),
+    ],
+    "prepare.errors.stable": [
+        (session_with_claims(), "pass", "the same text"),
+        (
+            at_stage(
+                PrepareStage.BAD,
+                prepared(BAD_1, bad_1="attempt 1"),
+                prepared(BAD_1, bad_1="attempt 2"),
+            ),
+            "fail",
+            "team-a/bad-1: 'attempt 2', was 'attempt 1'",
+        ),
+        (bad_replies(bad_1=(), bad_2=()), "not run", "see prepare.bad_claim"),
+    ],
+    "prepare.errors.text": [
+        (session_with_claims(), "pass", "6 errors"),
+        (bad_replies(bad_1="x" * 1025), "warn", "1,025 bytes, limit 1,024"),
+        (bad_replies(bad_1="two\nlines"), "warn", "line breaks or control characters: 'two\\nlines'"),
+    ],
+    "prepare.errors.names": [
+        (session_with_claims(), "pass", "each error names the others"),
+        (bad_replies(bad_1="wrong"), "warn", "the error of team-a/bad-1 does not name team-a/bad-2"),
+        (bad_calls(result=LATE), "not run", "see prepare.bad_claim"),
+        (session_with_claims(bad_claims=(BAD_1,)), "skipped", "two claims in --bad-claims"),
+    ],
+    "prepare.deadline": [
+        (session_with_claims(), "pass", "answered after 10 ms at most"),
+        (
+            at_stage(PrepareStage.AGAIN, prepared(TRAIN)._replace(result=OK._replace(took_s=11.0))),
+            "warn",
+            "again: answered after 11 s",
+        ),
+        (
+            at_stage(PrepareStage.UNPREPARED, unprepared(TRAIN)._replace(result=LATE._replace(took_s=45.0))),
+            "fail",
+            "unprepared: no answer within 45 s",
+        ),
+    ],
+    "prepare.restart": [
+        (session_with_claims(), "pass", "the same answer"),
+        (at_stage(PrepareStage.RESTARTED, prepared(TRAIN, train="lost")), "fail", "team-a/train: lost"),
+    ],
+    "prepare.reboot": [
+        (session_with_claims(), "pass", "3 ids in CDI files"),
+        (session_with_claims(cdi_rebooted=CdiSnapshot()), "fail", "no CDI file defines"),
+        (
+            session_with_claims(
+                {PrepareStage.REBOOTED: (prepared(TRAIN, train="lost"),)},
+                cdi_rebooted=CdiSnapshot((), "gone"),
+            ),
+            "fail",
+            "team-a/train: lost",
+        ),
+    ],
+    "prepare.after_unprepare": [
+        (session_with_claims(), "pass", "prepared again"),
+        (at_stage(PrepareStage.RELEASED, prepared(TRAIN, train="was released")), "fail", "was released"),
+    ],
+    "unprepare.all": [
+        (session_with_claims(), "pass", "2 claims"),
+        (at_stage(PrepareStage.UNPREPARED, unprepared(TRAIN, error="busy")), "fail", "team-a/train: busy"),
+    ],
+    "unprepare.again": [
+        (session_with_claims(), "pass", "no error"),
+        (at_stage(PrepareStage.UNPREPARED_AGAIN, unprepared(TRAIN, error="not prepared")), "fail", "not p"),
+    ],
+    "unprepare.unknown": [
+        (session_with_claims(), "pass", "no error"),
+        (at_stage(PrepareStage.UNKNOWN, unprepared(GHOST, error="never prepared")), "fail", "never prepared"),
+    ],
+    "unprepare.cdi": [
+        (session_with_claims(), "pass", "3 ids gone"),
+        (
+            session_with_claims(cdi_unprepared=CdiSnapshot((cdi_file("train-0"),))),
+            "fail",
+            "still defined: example.com/gpu=train-0",
+        ),
+        (
+            session_with_claims(cdi_before=CLAIM_FILES, cdi_unprepared=CLAIM_FILES),
+            "pass",
+            "0 ids gone",
+        ),
+        (session_with_claims(cdi_unprepared=CdiSnapshot((), "directory /cdi: gone")), "not run", "gone"),
+    ],
+    "unprepare.lost_device": [
+        (session_with_claims(), "pass", "no error"),
+        (at_stage(PrepareStage.LOST_DEVICE, unprepared(TRAIN, error="no device")), "fail", "no device"),
+        (
+            session_with_claims(omitted={PrepareStage.LOST_DEVICE: skipped("only with --device-command")}),
+            "skipped",
+            "--device-command",
+        ),
+    ],
+    "unprepare.deleted_claim": [
+        (session_with_claims(), "pass", "no error"),
+        (at_stage(PrepareStage.DELETED_CLAIM, unprepared(TRAIN, error="not found")), "fail", "not found"),
+    ],
 }
 
 
@@ -729,7 +1021,7 @@ def test_check_returns_verdict_and_observation(code, session, verdict, text):
 
 
 def test_good_driver_passes_all_checks_that_run():
-    assert {result.check.code: result.verdict for result in run_checks(session_record())} == {
+    assert {result.check.code: result.verdict for result in run_checks(session_with_claims())} == {
         check.code: "skipped" if check.code == "registration.refused" else "pass" for check in CHECKS
     }
 

@@ -12,10 +12,12 @@ from agent.conform import (
     concurrent_kubelet_checks,
     health_list_checks,
     health_service_checks,
+    prepare_checks,
     registration_checks,
 )
 from agent.conform.outcomes import CheckOutcome, CheckVerdict, not_run, skipped
-from agent.conform.session_record import V1, V1ALPHA1, SessionRecord
+from agent.conform.prepare_checks import missing_prepared_claims, missing_stage
+from agent.conform.session_record import V1, V1ALPHA1, PrepareStage, SessionRecord
 
 # ------------------------------------------------------------------------------------------
 
@@ -472,6 +474,238 @@ CHECKS: Final = (
         "log the error, and keep serving",
         registration_checks.check_refused_registration,
         missing_get_info,
+    ),
+    ConformCheck(
+        "prepare.first",
+        "claims are prepared",
+        "The pod stays in ContainerCreating. The kubelet repeats the call every 60 to 90 s, without end.",
+        "read the claim from the API server, and prepare the devices of its allocation",
+        prepare_checks.check_first_prepare,
+        missing_stage(PrepareStage.FIRST),
+    ),
+    ConformCheck(
+        "prepare.answers",
+        "each call gets one answer for each claim, by UID, and no other",
+        "A claim without an answer, or an answer for another UID, fails the whole call: the pod "
+        "does not start, or does not end.",
+        "answer each UID of the request, also with an error",
+        prepare_checks.check_answers,
+        missing_stage(PrepareStage.FIRST),
+    ),
+    ConformCheck(
+        "prepare.devices",
+        "the devices and requests are those of the allocation",
+        "The kubelet selects a container's CDI ids by the request names, and finds a device's "
+        "health by pool and name. With other names the container starts without the device, or "
+        "its health is never shown.",
+        "return pool, device and request as in status.allocation of the claim",
+        prepare_checks.check_devices,
+        missing_prepared_claims,
+    ),
+    ConformCheck(
+        "prepare.health",
+        "prepared devices are in the health lists under the same names",
+        "The kubelet compares pool and name exactly: the health of a device with other names is "
+        "never shown in a pod's status.",
+        "take the names of health and prepare from the table of the ResourceSlice",
+        prepare_checks.check_health_names,
+        missing_prepared_claims,
+    ),
+    ConformCheck(
+        "prepare.first_cdi_id",
+        "each device has its own first CDI id",
+        "The pod's status shows a device under its first CDI id, and only one device for each id:"
+        " a failed device behind a healthy one is never seen.",
+        "give each device a CDI id of its own, and return it first",
+        prepare_checks.check_first_cdi_id,
+        missing_prepared_claims,
+    ),
+    ConformCheck(
+        "prepare.cdi_ids",
+        "every CDI id is valid and defined in a CDI file when prepare returns",
+        "The container runtime cannot resolve the id: the containers do not start.",
+        "write the CDI file before the answer, atomically, with a name that ends in .json",
+        prepare_checks.check_cdi_ids,
+        missing_prepared_claims,
+    ),
+    ConformCheck(
+        "prepare.cdi_files",
+        "CDI files are valid",
+        "Runtimes ignore an invalid file, with an unknown field or a version older than its "
+        "features, and the containers do not start.",
+        "validate the file against the CDI specification",
+        prepare_checks.check_cdi_files,
+        missing_prepared_claims,
+    ),
+    ConformCheck(
+        "prepare.again",
+        "the same claim gets the same answer again",
+        "A kubelet that restarts forgets what is prepared, and prepares the claims of all running"
+        " pods again. An error stops the pod's next container, another answer changes its "
+        "devices.",
+        "return what was prepared; an existing prepare is no error",
+        prepare_checks.check_repeated_prepare,
+        missing_stage(PrepareStage.AGAIN),
+    ),
+    ConformCheck(
+        "prepare.second_pod",
+        "a claim gets the same answer in a call with other claims",
+        "Pods may share a claim. The kubelet prepares it with the other claims of whichever pod starts.",
+        "prepare each claim by itself, independent of the other claims of the call",
+        prepare_checks.check_second_pod,
+        missing_stage(PrepareStage.ALONE),
+    ),
+    ConformCheck(
+        "prepare.two_calls",
+        "two calls at once get the same answer",
+        "The kubelet gives up after 45 s and calls again, and a restarted kubelet does not know "
+        "about calls in progress: the driver then works on both.",
+        "let the second call wait for the first, and return its result",
+        prepare_checks.check_concurrent_prepares,
+        missing_stage(PrepareStage.AT_ONCE),
+    ),
+    ConformCheck(
+        "prepare.missing_claim",
+        "a claim that does not exist is not prepared",
+        "The kubelet's cache may be old. A driver that prepares a deleted claim takes devices "
+        "that the scheduler gives to others.",
+        "read the claim in each call, and answer with an error if it does not exist",
+        prepare_checks.check_missing_claim,
+        missing_stage(PrepareStage.MISSING),
+    ),
+    ConformCheck(
+        "prepare.other_uid",
+        "a claim with another UID is not prepared",
+        "The claim was deleted and created again: its allocation belongs to another claim of that name.",
+        "compare the UID of the request with that of the claim",
+        prepare_checks.check_other_uid,
+        missing_stage(PrepareStage.OTHER_UID),
+    ),
+    ConformCheck(
+        "prepare.bad_claim",
+        "a bad claim has an error of its own, and does not fail the others",
+        "The error of a whole call does not name its claim. An error of a good claim hides the "
+        "bad one, since the pod's event shows only one of them.",
+        "return an error for each claim that failed, and devices for all others",
+        prepare_checks.check_bad_claims,
+        missing_stage(PrepareStage.BAD),
+    ),
+    ConformCheck(
+        "prepare.rollback",
+        "a claim that failed leaves no CDI file",
+        "What a failed prepare leaves is not removed if the pod is never started: files add up, "
+        "and ids refer to devices of others.",
+        "undo all steps of a claim before its error is returned",
+        prepare_checks.check_rollback,
+        missing_stage(PrepareStage.BAD),
+    ),
+    ConformCheck(
+        "prepare.errors.stable",
+        "the same failure has the same text",
+        "Events with the same text are counted; each other text is a new event, and the API "
+        "server drops them after a few.",
+        "keep times, addresses and counts out of the text",
+        prepare_checks.check_stable_errors,
+        missing_stage(PrepareStage.BAD),
+    ),
+    ConformCheck(
+        "prepare.errors.text",
+        "an error is one line of at most 1,024 bytes",
+        "The text is shown in one line of kubectl describe, and an event holds 1,024 bytes.",
+        "write the cause first, in one line",
+        prepare_checks.check_error_text,
+        missing_stage(PrepareStage.BAD),
+    ),
+    ConformCheck(
+        "prepare.errors.names",
+        "the error of a claim names the other claims that failed",
+        "The kubelet stops at the first error, in random order: of several failures the operator sees one.",
+        "append the names of the other failed claims of the call",
+        prepare_checks.check_error_names,
+        missing_stage(PrepareStage.BAD),
+    ),
+    ConformCheck(
+        "prepare.deadline",
+        "prepare and unprepare are answered within 45 s, best within 10 s",
+        "The kubelet gives up after 45 s, and the pod waits for its next attempt, 60 to 90 s later.",
+        "limit each step in time; continue in the background, and let the next call join",
+        prepare_checks.check_deadline,
+        missing_stage(PrepareStage.FIRST),
+    ),
+    ConformCheck(
+        "prepare.restart",
+        "the same claim gets the same answer after a restart of the driver",
+        "A driver is updated while pods run. What it kept in memory only is lost: devices are "
+        "given away twice, or the claim cannot be prepared again.",
+        "store what is prepared, or derive it from the claim",
+        prepare_checks.check_restart,
+        missing_stage(PrepareStage.RESTARTED),
+    ),
+    ConformCheck(
+        "prepare.reboot",
+        "CDI files are written again after a reboot",
+        "/var/run is empty after a reboot, while claims and pods exist: their containers do not "
+        "start without the files.",
+        "write the CDI files at each prepare, also of a claim that is prepared",
+        prepare_checks.check_reboot,
+        missing_stage(PrepareStage.REBOOTED),
+    ),
+    ConformCheck(
+        "prepare.after_unprepare",
+        "a claim can be prepared again after its unprepare",
+        "The next pod that uses the claim does not start.",
+        "forget the claim at its unprepare",
+        prepare_checks.check_prepare_after_unprepare,
+        missing_stage(PrepareStage.RELEASED),
+    ),
+    ConformCheck(
+        "unprepare.all",
+        "claims are unprepared",
+        "The pod stays in Terminating. The kubelet repeats the call without end.",
+        "release the devices, and answer without an error",
+        prepare_checks.check_unprepare,
+        missing_stage(PrepareStage.UNPREPARED),
+    ),
+    ConformCheck(
+        "unprepare.again",
+        "a second unprepare is no error",
+        "The kubelet repeats the call if it did not receive the answer, or was restarted.",
+        "treat a claim that is not prepared as unprepared",
+        prepare_checks.check_repeated_unprepare,
+        missing_stage(PrepareStage.UNPREPARED_AGAIN),
+    ),
+    ConformCheck(
+        "unprepare.unknown",
+        "unprepare of an unknown claim is no error",
+        "The kubelet also unprepares claims whose prepare failed or never began; with an error "
+        "the pod stays in Terminating.",
+        "treat a claim that was never prepared as unprepared",
+        prepare_checks.check_unknown_unprepare,
+        missing_stage(PrepareStage.UNKNOWN),
+    ),
+    ConformCheck(
+        "unprepare.cdi",
+        "the CDI ids of a claim are gone after unprepare",
+        "Containers can still be given the devices by these ids, and files add up.",
+        "remove the claim's CDI file",
+        prepare_checks.check_unprepared_cdi,
+        missing_stage(PrepareStage.UNPREPARED),
+    ),
+    ConformCheck(
+        "unprepare.lost_device",
+        "unprepare succeeds without the device",
+        "A pod on a failed device cannot be deleted: it stays in Terminating until the node is rebooted.",
+        "release what the driver recorded; skip steps that need the device",
+        prepare_checks.check_lost_device,
+        missing_stage(PrepareStage.LOST_DEVICE),
+    ),
+    ConformCheck(
+        "unprepare.deleted_claim",
+        "unprepare succeeds without the claim",
+        "A claim that was deleted by force is no longer in the API server; its pod stays in Terminating.",
+        "identify the claim by its UID, and read nothing from the API server",
+        prepare_checks.check_deleted_claim,
+        missing_stage(PrepareStage.DELETED_CLAIM),
     ),
 )
 """All conformance checks, in the order in which a kubelet depends on them."""

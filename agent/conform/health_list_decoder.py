@@ -29,7 +29,7 @@ _DEVICE: Final = {IDENTIFIER: LENGTH, HEALTH: VARINT, UPDATED: VARINT, LEASE: VA
 _IDENTIFIER: Final = {POOL: LENGTH, NAME: LENGTH}
 
 
-class _TooManyFields(Exception):
+class TooManyFields(Exception):
     """The list has more protobuf fields than are decoded."""
 
 
@@ -45,14 +45,14 @@ def decode_health_list(data: bytes, at_s: float, decoded_entries: dict[bytes, De
     devices: list[DeviceEntry] = []
     fields = count(1)
     try:
-        for _, value in _decode_fields(data, _LIST, "list", fields):
+        for _, value in decode_fields(data, _LIST, "list", fields):
             if len(devices) == DEVICES_LIMIT:
                 return HealthList(at_s, len(data), tuple(devices), is_truncated=True)
-            entry = _bytes(value)
+            entry = as_bytes(value)
             if entry not in decoded_entries:
                 decoded_entries[entry] = _decode_entry(entry, f"device {len(devices)}", fields)
             devices.append(decoded_entries[entry])
-    except _TooManyFields:
+    except TooManyFields:
         return HealthList(at_s, len(data), tuple(devices), is_truncated=True)
     except ValueError as error:
         return HealthList(at_s, len(data), (), decode_error=str(error))
@@ -63,35 +63,35 @@ def _decode_entry(data: bytes, place: str, field_counter: Iterator[int]) -> Devi
     """Decode an entry of a health list. As in protobuf, the last of repeated fields counts."""
     values: dict[int, int | bytes] = {}
     identifier: dict[int, int | bytes] = {}
-    for number, value in _decode_fields(data, _DEVICE, place, field_counter):
+    for number, value in decode_fields(data, _DEVICE, place, field_counter):
         values[number] = value
         if number == IDENTIFIER:
             identifier |= dict(
-                _decode_fields(_bytes(value), _IDENTIFIER, f"{place}: identifier", field_counter)
+                decode_fields(as_bytes(value), _IDENTIFIER, f"{place}: identifier", field_counter)
             )
     return DeviceEntry(
         has_identifier=IDENTIFIER in values,
-        pool=_bytes(identifier.get(POOL, b"")),
-        name=_bytes(identifier.get(NAME, b"")),
+        pool=as_bytes(identifier.get(POOL, b"")),
+        name=as_bytes(identifier.get(NAME, b"")),
         health=_signed(values.get(HEALTH, 0), 32),
         updated_s=_signed(values.get(UPDATED, 0), 64),
         lease_s=_signed(values.get(LEASE, 0), 64),
-        message=_bytes(values.get(MESSAGE, b"")),
+        message=as_bytes(values.get(MESSAGE, b"")),
     )
 
 
-def _decode_fields(
+def decode_fields(
     data: bytes, wire_types: Mapping[int, int], place: str, field_counter: Iterator[int]
 ) -> Iterator[tuple[int, int | bytes]]:
     """Yield number and value of each field of a message whose number is in `wire_types`.
 
-    Raises ValueError, beginning with `place`, if the message is invalid, and _TooManyFields if
+    Raises ValueError, beginning with `place`, if the message is invalid, and TooManyFields if
     `field_counter` passes FIELDS_LIMIT.
     """
     offset = 0
     while offset < len(data):
         if next(field_counter) > FIELDS_LIMIT:
-            raise _TooManyFields
+            raise TooManyFields
         tag, offset = decode_varint(data, offset, place)
         number, wire_type = tag >> 3, tag & 7
         if not 0 < number <= LAST_FIELD:
@@ -118,7 +118,7 @@ def _decode_fields(
             yield number, value
 
 
-def _bytes(value: int | bytes) -> bytes:
+def as_bytes(value: int | bytes) -> bytes:
     assert isinstance(value, bytes)  # the field's wire type was checked
     return value
 

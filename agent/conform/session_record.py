@@ -5,7 +5,12 @@ Times are seconds since the session began, unless a name contains ``wall``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import Final, NamedTuple
+
+from agent.conform.outcomes import CheckOutcome, describe_status
+from agent.model.claim import ClaimRef
 
 V1: Final = "v1"
 V1ALPHA1: Final = "v1alpha1"
@@ -200,6 +205,146 @@ class RegistryRecord(NamedTuple):
     registrations: tuple[RegistrationRecord, ...]
 
 
+class PrepareStage(StrEnum):
+    """Stage of a session that prepares claims, in the order in which the stages run."""
+
+    UNKNOWN = "unknown"
+    """Unprepares a claim that was never prepared."""
+    FIRST = "first"
+    """Prepares all claims in one call."""
+    AGAIN = "again"
+    """Repeats the first call."""
+    ALONE = "alone"
+    """Prepares each claim in a call of its own."""
+    AT_ONCE = "at once"
+    """Prepares all claims in two calls at the same time."""
+    MISSING = "missing"
+    """Prepares a claim that does not exist."""
+    OTHER_UID = "other uid"
+    """Prepares a claim by its name and another UID."""
+    BAD = "bad"
+    """Prepares bad claims and the good ones, in two equal calls."""
+    RESTARTED = "restarted"
+    """Prepares all claims after a restart of the driver."""
+    REBOOTED = "rebooted"
+    """Prepares all claims after their CDI files were removed and the driver was restarted."""
+    UNPREPARED = "unprepared"
+    """Unprepares all claims in one call."""
+    UNPREPARED_AGAIN = "unprepared again"
+    """Repeats the unprepare."""
+    RELEASED = "released"
+    """Prepares all claims after their unprepare."""
+    LOST_DEVICE = "lost device"
+    """Unprepares all claims after their devices were removed."""
+    DELETED_CLAIM = "deleted claim"
+    """Unprepares all claims after the claims were deleted."""
+    CLEANUP = "cleanup"
+    """Unprepares whatever may still be prepared."""
+
+
+class ReturnedDevice(NamedTuple):
+    """Device of a claim, as the driver's answer to a prepare has it."""
+
+    requests: tuple[str, ...]
+    pool: str
+    name: str
+    cdi_ids: tuple[str, ...] = ()
+    share_id: str = ""
+
+
+class ClaimReply(NamedTuple):
+    """Answer for one claim of a prepare or unprepare call."""
+
+    uid: str
+    devices: tuple[ReturnedDevice, ...] = ()
+    """Prepared devices; empty for an unprepare."""
+    error: str = ""
+    """Error of the claim; empty: success."""
+
+
+class PrepareCall(NamedTuple):
+    """Prepare or unprepare call with the driver's answer."""
+
+    claims: tuple[ClaimRef, ...]
+    """Claims of the request."""
+    result: UnaryCallResult
+    answers: tuple[ClaimReply, ...] = ()
+    """Answers in the order in which the driver sent them."""
+    decode_error: str = ""
+    """Reason why the answer cannot be decoded; empty: it is a valid message."""
+
+    def answer(self, uid: str) -> ClaimReply | None:
+        """Return the last answer for a claim, which is the one that counts; None: there is none."""
+        return next((answer for answer in reversed(self.answers) if answer.uid == uid), None)
+
+    def error_of(self, claim: ClaimRef) -> str:
+        """Return why the call failed for a claim, with the gRPC status if the whole call failed; empty: it
+        succeeded."""
+        if not self.result.is_ok:
+            return describe_status(self.result.status, self.result.text)
+        if self.decode_error:
+            return f"the answer is not valid: {self.decode_error}"
+        answer = self.answer(claim.uid)
+        return answer.error if answer else "no answer for this claim"
+
+
+class CdiFile(NamedTuple):
+    """CDI file with its decoded content."""
+
+    path: str
+    document: object
+    """Decoded JSON or YAML; None: the file cannot be read."""
+    error: str = ""
+    """Reason why the file cannot be read; empty: it was read."""
+
+
+class CdiSnapshot(NamedTuple):
+    """All CDI files at one time."""
+
+    files: tuple[CdiFile, ...] = ()
+    error: str = ""
+    """Reason why no directory of CDI files could be listed; empty: one was listed."""
+
+
+class ConformClaim(NamedTuple):
+    """Claim that a session prepares, with the devices that were allocated to it."""
+
+    ref: ClaimRef
+    devices: tuple[tuple[str, str, str], ...]
+    """(request, pool, device) of each allocated device of the driver."""
+
+
+NO_CDI: Final = CdiSnapshot()
+
+
+class ClaimSessionRecord(NamedTuple):
+    """Record of preparing and unpreparing claims."""
+
+    version: str
+    """Advertised service that was called, such as ``v1.DRAPlugin``; empty: none."""
+    claims: tuple[ConformClaim, ...]
+    bad_claims: tuple[ClaimRef, ...]
+    """Claims whose prepare must fail."""
+    calls: Mapping[PrepareStage, tuple[PrepareCall, ...]]
+    """Calls of each stage that ran."""
+    omitted: Mapping[PrepareStage, CheckOutcome]
+    """Outcome of the checks of each stage that did not run, with the reason."""
+    cdi_before: CdiSnapshot = NO_CDI
+    """CDI files before the first prepare."""
+    cdi_prepared: CdiSnapshot = NO_CDI
+    """CDI files after the first prepare."""
+    cdi_before_bad: CdiSnapshot = NO_CDI
+    """CDI files before bad claims were prepared."""
+    cdi_after_bad: CdiSnapshot = NO_CDI
+    cdi_rebooted: CdiSnapshot = NO_CDI
+    """CDI files after the prepare that followed their removal."""
+    cdi_unprepared: CdiSnapshot = NO_CDI
+
+    def first_call(self, stage: PrepareStage) -> PrepareCall:
+        """Return the first call of a stage that ran."""
+        return self.calls[stage][0]
+
+
 class SessionRecord(NamedTuple):
     """Everything that a session with a driver recorded."""
 
@@ -222,6 +367,8 @@ class SessionRecord(NamedTuple):
     """Record of the driver's registration; None: registration was not tested."""
     recorded_s: float = 0.0
     """Duration of the recording: shorter than ``window_s`` if the server ended all streams for good."""
+    prepare: ClaimSessionRecord | None = None
+    """Record of preparing claims; None: claims were not prepared."""
 
     def version(self, version: str) -> VersionRecord:
         """Return the record of a version of the health API; it has no streams if nothing was recorded."""

@@ -78,9 +78,10 @@ def conform(*flags: object, output: str = "json") -> ConformRun:
 
 
 def conform_driver(driver: Driver, *flags: object, for_s: int) -> ConformRun:
-    """Run the command against all sockets of a driver."""
+    """Run the command against all sockets of a driver; ``{root}`` in a flag is the kubelet's directory."""
+    given = [str(flag).format(root=driver.root) for flag in flags]
     return conform(
-        "--plugin-dir", driver.registry, "--kubelet-dir", driver.root, "--for", f"{for_s}s", *flags
+        "--plugin-dir", driver.registry, "--kubelet-dir", driver.root, "--for", f"{for_s}s", *given
     )
 
 

@@ -188,9 +188,14 @@ class Driver:
     def plugin_handlers(self) -> list[grpc.GenericRpcHandler]:
         """Return the handlers of its DRAPlugin services."""
         return [
-            _service(f"{DRA}.{version}.DRAPlugin", {"NodePrepareResources": self._prepares(version)})
+            _service(f"{DRA}.{version}.DRAPlugin", self.plugin_methods(version))
             for version in self.plugin_versions
         ]
+
+    def plugin_methods(self, version: str) -> Mapping[str, Callable[[bytes], bytes]]:
+        """Return the methods of its DRAPlugin service by name; each takes a request and returns the
+        answer."""
+        return {"NodePrepareResources": self._prepares(version)}
 
     def registration_handler(self) -> grpc.GenericRpcHandler:
         """Return the handler of its registration."""

@@ -8,9 +8,10 @@ from typing import Final
 
 import pytest
 
-from conform import health_faults, kubelets_faults, list_faults, registration_faults
+from conform import health_faults, kubelets_faults, list_faults, prepare_faults, registration_faults
 from conform.faults import FAULTS, Fault
 from conform.lists import ListedDevice
+from conform.preparing import CLAIMS, DEVICE, MADE, RESTART, PreparingDriver
 from conform.running import TIMED, ConformRun, Runs, checked_run, concurrent_runs, conform, conform_driver
 from conform.servers import Driver, Stream
 
@@ -19,10 +20,17 @@ THEMES: Final = (
     list_faults,
     kubelets_faults,
     registration_faults,
+    prepare_faults,
 )  # importing them fills the table
 EXITS: Final = {"fail": 2, "warn": 1, "not run": 3}
 """Exit code by result, the decisive result first."""
-GOOD: Final = Fault(Driver, {}, ("--refuse",), for_s=5)
+GOOD: Final = {
+    "good": Fault(Driver, {}, ("--refuse",), for_s=5),
+    "good, with claims": Fault(PreparingDriver, {}, CLAIMS, for_s=5),
+    "good, with all that can happen": Fault(
+        PreparingDriver, {}, ("--refuse", *CLAIMS, *RESTART, "--remove-cdi", *DEVICE, *MADE), for_s=5
+    ),
+}
 
 
 def _run(fault: Fault) -> ConformRun:
@@ -35,15 +43,15 @@ def _run(fault: Fault) -> ConformRun:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
-    """Start a run for each fault, and for the good driver."""
-    faults = {"good": GOOD, **FAULTS}
+    """Start a run for each fault, and for the good drivers."""
+    faults = {**GOOD, **FAULTS}
     with concurrent_runs(request, {name: partial(_run, fault) for name, fault in faults.items()}) as started:
         yield started
 
 
-@pytest.mark.parametrize("name", ["good"])
+@pytest.mark.parametrize("name", GOOD)
 def test_good_driver_passes_all_checks(runs: Runs, name: str) -> None:
-    run = checked_run(runs, name, partial(_run, GOOD), {})
+    run = checked_run(runs, name, partial(_run, GOOD[name]), {})
     assert run.matches({}), run.not_passed
     assert {code for code, result in run.results.items() if result == "not run"} <= TIMED
     assert run.errors == ""
@@ -81,7 +89,8 @@ def test_check_without_enough_time_is_not_run() -> None:
     assert run.results["health.heartbeat"] == "not run"
     assert "--for" in run.observation("health.heartbeat"), "recommends a duration"
     assert run.results["registration.refused"] == "skipped"
-    assert run.document["summary"]["skipped"] == 1
+    skipped = {code for code, result in run.results.items() if result == "skipped"}
+    assert {code.partition(".")[0] for code in skipped} == {"registration", "prepare", "unprepare"}
 
 
 def test_duration_is_what_was_recorded_if_all_streams_end_early() -> None:

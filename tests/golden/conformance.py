@@ -8,15 +8,23 @@ from agent.conform.check_table import run_checks
 from agent.conform.session_record import (
     V1,
     V1ALPHA1,
+    CdiFile,
+    CdiSnapshot,
+    ClaimReply,
+    ClaimSessionRecord,
+    ConformClaim,
     DeviceEntry,
     HealthList,
     PluginEndpoint,
     PluginInfo,
+    PrepareCall,
+    PrepareStage,
     RefusalRecord,
     RegistrationFile,
     RegistrationRecord,
     RegistryRecord,
     Reopening,
+    ReturnedDevice,
     SessionRecord,
     StoppedReader,
     StreamEnd,
@@ -24,6 +32,7 @@ from agent.conform.session_record import (
     UnaryCallResult,
     VersionRecord,
 )
+from agent.model.claim import ClaimRef
 
 V = TypeVar("V", bound=NamedTuple)
 
@@ -93,6 +102,7 @@ GOOD: Final = SessionRecord(
 )
 """A driver that does everything right."""
 STREAMS, LEAVER, STOPPED, REOPENINGS, UNKNOWN, DIRECTORY = range(4, 10)
+PREPARE: Final = 11
 """Positions in it."""
 
 
@@ -116,6 +126,46 @@ def _registry(*records: RegistrationRecord) -> SessionRecord:
 
 def _introduced(*fields: tuple[int, Any]) -> SessionRecord:
     return _registry(_with(REGISTERED, (0, _with(REGISTRATION, *fields))))
+
+
+CLAIM: Final = ClaimRef("team-a", "train", "uid-1")
+BAD: Final = ClaimRef("team-a", "bad", "uid-2")
+FILES: Final = CdiSnapshot(
+    (
+        CdiFile(
+            "/var/run/cdi/gpu.json",
+            {
+                "cdiVersion": "0.6.0",
+                "kind": "example.com/gpu",
+                "devices": [{"name": "gpu-0", "containerEdits": {"env": ["GPU=0"]}}],
+            },
+        ),
+    )
+)
+RETURNED: Final = ClaimReply(
+    "uid-1", (ReturnedDevice(("gpus",), "node-a", "gpu-0", ("example.com/gpu=gpu-0",)),)
+)
+
+
+def _claims(**of_stages: PrepareCall) -> SessionRecord:
+    """A driver that prepares a claim; other calls of some stages, by name."""
+    good = PrepareCall((CLAIM,), OK, (RETURNED,))
+    ended = PrepareCall((CLAIM,), OK, (ClaimReply("uid-1"),))
+    refused = PrepareCall((BAD,), OK, (ClaimReply("uid-2", (), "no claim of this UID"),))
+    both = PrepareCall((BAD, CLAIM), OK, (*refused.answers, *good.answers))
+    calls = {
+        stage: (good, good) if stage in {PrepareStage.AT_ONCE, PrepareStage.AGAIN} else (good,)
+        for stage in PrepareStage
+    }
+    for stage in list(PrepareStage):
+        if stage.name.startswith(("UN", "LOST", "DELETED", "CLEANUP")):
+            calls[stage] = (ended,)
+    calls[PrepareStage.MISSING] = calls[PrepareStage.OTHER_UID] = (refused,)
+    calls[PrepareStage.BAD] = (both, both)
+    calls |= {PrepareStage[name]: (call, call) for name, call in of_stages.items()}
+    claims = (ConformClaim(CLAIM, (("gpus", "node-a", "gpu-0"),)),)
+    record = ClaimSessionRecord("v1.DRAPlugin", claims, (BAD,), calls, {}, CdiSnapshot(), FILES, FILES, FILES)
+    return _with(GOOD, (PREPARE, record._replace(cdi_rebooted=FILES)))
 
 
 OBSERVATIONS: Final[Mapping[str, SessionRecord]] = {
@@ -191,10 +241,15 @@ OBSERVATIONS: Final[Mapping[str, SessionRecord]] = {
     "prepares nothing": _registry(_with(REGISTERED, (4, ()))),
     "refused": _registry(_with(REGISTERED, (5, RefusalRecord(OK, OK, OK)))),
     "refused and gone": _registry(_with(REGISTERED, (5, RefusalRecord(OK, LATE, LATE)))),
+    "claims": _claims(),
+    "claim refused": _claims(FIRST=PrepareCall((CLAIM,), OK, (ClaimReply("uid-1", (), "no such card"),))),
+    "claim without an answer": _claims(AGAIN=PrepareCall((CLAIM,), OK)),
+    "claim late": _claims(AGAIN=PrepareCall((CLAIM,), LATE)),
+    "claim of an answer that is not valid": _claims(AGAIN=PrepareCall((CLAIM,), OK, (), "not UTF-8")),
     "two": _registry(REGISTERED, _with(REGISTERED, (0, _with(REGISTRATION, (0, f"{REGISTRY}/2-reg.sock"))))),
 }
 
-WHOLE: Final = ("good", "health alone", "nothing", "no UTF-8", "no answer")
+WHOLE: Final = ("good", "health alone", "nothing", "no UTF-8", "no answer", "claims")
 """Observations of which the whole document is compared; of the others the result of each check."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,8 +18,23 @@ from agent.errors import UsageError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from agent.conform.kubelet.prepare_session import PrepareOptions
     from agent.conform.kubelet.session import SessionOptions
+    from agent.model.json_values import JsonObject
 
+CDI_DIRS: Final = ("/var/run/cdi", "/etc/cdi")
+"""Directories in which container runtimes search for CDI files."""
+PREPARE_FLAGS: Final = {
+    "claims": "--claims",
+    "bad_claims": "--bad-claims",
+    "devices": "--device",
+    "claim_command": "--claim-command",
+    "restart_command": "--restart-command",
+    "device_command": "--device-command",
+    "cdi_dirs": "--cdi-dir",
+    "remove_cdi": "--remove-cdi",
+}
+"""Flags that are only possible with --prepare, by attribute."""
 HELP: Final = "try 'drahealth conform --help'"
 
 
@@ -63,8 +79,62 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="do not report to the driver that it is registered: without a kubelet, some drivers then begin "
         "their work and publish ResourceSlices",
     )
+    _add_prepare_arguments(parser)
     parser.add_argument("--checks", action="store_true", help="list the checks instead; needs no driver")
     add_output(parser, markdown_with="--checks")
+
+
+def _add_prepare_arguments(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "claims", "The driver reads the claims itself, so they must exist. All are unprepared at the end."
+    )
+    group.add_argument("--prepare", action="store_true", help="also prepare and unprepare claims")
+    group.add_argument(
+        "--claims", metavar="FILE", type=Path, help="allocated ResourceClaims that no pod uses, JSON or YAML"
+    )
+    group.add_argument(
+        "--bad-claims",
+        metavar="FILE",
+        type=Path,
+        help="allocated ResourceClaims that the driver must refuse (default: claims that do not exist)",
+    )
+    group.add_argument(
+        "--device",
+        dest="devices",
+        metavar="POOL/NAME",
+        action="append",
+        default=[],
+        help="make a claim for this device, which no pod may use; repeatable",
+    )
+    group.add_argument(
+        "--claim-command",
+        metavar="CMD",
+        default="",
+        help="'CMD create' and 'CMD delete' create and delete the claim on their standard input, of --device",
+    )
+    group.add_argument(
+        "--restart-command", metavar="CMD", default="", help="restart the driver with this command"
+    )
+    group.add_argument(
+        "--device-command",
+        metavar="CMD",
+        default="",
+        help="'CMD remove' and 'CMD restore' remove and restore the devices of the claims",
+    )
+    group.add_argument(
+        "--cdi-dir",
+        dest="cdi_dirs",
+        metavar="DIR",
+        type=Path,
+        action="append",
+        default=[],
+        help=f"directory of CDI files; repeatable (default: {' and '.join(CDI_DIRS)})",
+    )
+    group.add_argument(
+        "--remove-cdi",
+        action="store_true",
+        help="remove the CDI files of the claims before a restart, as a reboot does; needs --restart-command",
+    )
 
 
 def main(args: Namespace) -> int:
@@ -86,7 +156,11 @@ def main(args: Namespace) -> int:
     from agent.conform.check_table import run_checks
     from agent.conform.kubelet.session import run_session
 
-    record = asyncio.run(run_session(options, lambda socket: _print_start(socket, options)))
+    if options.prepare is not None:
+        # as Ctrl-C: claims are unprepared before the end
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    session = run_session(options, lambda socket: _print_start(socket, options), _print_warning)
+    record = asyncio.run(session)
     results = run_checks(record)
     print_result(args, lambda: document(record, results), lambda style: render(record, results, style))
     return exit_of(results)
@@ -96,6 +170,10 @@ def _print_start(socket: str, options: SessionOptions) -> None:
     if sys.stderr.isatty():
         duration = format_duration(options.window_s * S)
         print(f"recording {clean(socket)} for {duration}, press Ctrl-C to stop", file=sys.stderr)
+
+
+def _print_warning(text: str) -> None:
+    print(f"drahealth: {clean(text)}", file=sys.stderr)
 
 
 def _session_options(args: Namespace) -> SessionOptions:
@@ -131,7 +209,60 @@ def _session_options(args: Namespace) -> SessionOptions:
         window_s=window_s,
         refuse=args.refuse,
         notify=args.notify,
+        prepare=_prepare_options(args),
     )
+
+
+def _prepare_options(args: Namespace) -> PrepareOptions | None:
+    """Return the options of preparing claims; None without ``--prepare``. Reads the files of claims.
+
+    Raises:
+        UsageError: The flags contradict each other, or a file cannot be used.
+        PermissionDenied: A file may not be read.
+    """
+    from agent.conform.kubelet.prepare_session import PrepareOptions
+
+    given = (name for name in PREPARE_FLAGS if getattr(args, name))
+    if not args.prepare:
+        if (name := next(given, None)) is not None:
+            raise UsageError(f"{PREPARE_FLAGS[name]} needs --prepare\n{HELP}")
+        return None
+    if args.plugin_dir is None:
+        raise UsageError(f"--prepare needs --plugin-dir, where the driver's name is registered\n{HELP}")
+    if not (args.claims or args.devices):
+        raise UsageError(f"--prepare needs claims: use --claims, --device, or both\n{HELP}")
+    if args.claim_command and not args.devices:
+        raise UsageError(f"--claim-command needs --device\n{HELP}")
+    if args.remove_cdi and not args.restart_command:
+        raise UsageError(f"--remove-cdi needs --restart-command: a reboot also restarts the driver\n{HELP}")
+    return PrepareOptions(
+        claims=_read_claims(args.claims),
+        bad_claims=_read_claims(args.bad_claims),
+        devices=tuple(map(_parse_device, args.devices)),
+        claim_command=args.claim_command,
+        device_command=args.device_command,
+        restart_command=args.restart_command,
+        cdi_dirs=tuple(map(_absolute, args.cdi_dirs)) or CDI_DIRS,
+        remove_cdi=args.remove_cdi,
+    )
+
+
+def _read_claims(path: Path | None) -> tuple[JsonObject, ...]:
+    if path is None:
+        return ()
+    from agent.sources.kube_object_file import CLAIM, read_objects
+    from agent.system.timing import read_clocks
+
+    if not (found := read_objects(path, CLAIM, read_clocks()).items):
+        raise UsageError(f"file {path}: holds no claim")
+    return found
+
+
+def _parse_device(text: str) -> tuple[str, str]:
+    pool, slash, name = text.rpartition("/")
+    if not (pool and slash and name):
+        raise UsageError(f"--device: {text!r} is not POOL/NAME\n{HELP}")
+    return pool, name
 
 
 def _absolute(path: Path | None) -> str:
@@ -140,13 +271,13 @@ def _absolute(path: Path | None) -> str:
 
 VERB = Subcommand(
     name="conform",
-    summary="check the health service and registration of a DRA driver",
+    summary="check the health service, registration and prepares of a DRA driver",
     description=(
         "Acts as a kubelet, 1.34 to 1.38, towards any DRA driver: opens health streams, calls "
-        "GetInfo, reports that the driver is registered, prepares no claims. This is harmless to a driver in "
-        "use, except with --refuse; a kubelet may be attached at the same time. Exits with 0 if all checks "
-        "that the options include passed, 1 with a warning, 2 with a failure, 3 if a check could not be run, "
-        "69 if the socket is not served."
+        "GetInfo, reports that the driver is registered, and with --prepare prepares and unprepares claims. "
+        "This is harmless to a driver in use, except with --refuse and --prepare; a kubelet may be attached "
+        "at the same time. Exits with 0 if all checks that the options include passed, 1 with a warning, 2 "
+        "with a failure, 3 if a check could not be run, 69 if the socket is not served."
     ),
     examples=(
         ("drahealth conform --socket /var/lib/kubelet/plugins/gpu.example.com/dra.sock", "health only"),

@@ -34,10 +34,26 @@ EXITS: Final = {
 }
 """Exit code by verdict; the first verdict that any check has decides."""
 
+PROFILE: Final = "drahealth-conform/1"
+"""Name and version of the set of checks that a profile stands for. The number rises with each change of the
+set, so that an older result is never taken for a newer one."""
+KUBELET: Final = "1.37"
+"""Newest kubelet whose behaviour the checks describe."""
+AREAS: Final = {
+    "health": ("socket", "health"),
+    "registration": ("registration",),
+    "prepare": ("prepare", "unprepare"),
+}
+"""Areas of a profile, with the first parts of the codes of their checks."""
+BADGE_COLOURS: Final = {0: "brightgreen", 1: "yellow", 2: "red", 3: "lightgrey"}
+"""Colour of the badge by exit code."""
+
 GROUPS: Final = {
     "socket": "The service socket",
     "health": "The health stream",
     "registration": "Registration",
+    "prepare": "Prepare",
+    "unprepare": "Unprepare",
 }
 """Titles in the list of conformance checks, by the first part of the check's code."""
 
@@ -57,9 +73,9 @@ The first command checks health only, on any socket that serves it: a driver's, 
 40 s unless `--for` is given, which is longer than a device's default lease in the kubelet; for longer leases,
 the result states the time to use.
 
-The checks are harmless to a driver in use: they open health streams, call GetInfo, report that the driver is
-registered, and prepare no claims. If a kubelet is attached, the driver has two clients. The exception is
-`--refuse`, which reports a failed registration once; some drivers exit then.
+Without `--prepare` the checks are harmless to a driver in use: they open health streams, call GetInfo,
+report that the driver is registered, and prepare no claims. If a kubelet is attached, the driver has two
+clients. The exception is `--refuse`, which reports a failed registration once; some drivers exit then.
 
 A check passes, warns, fails, is not run because there was nothing to look at, or is skipped because the
 options exclude it; the reason is stated. Neither counts as passed. The exit code is 0 if all checks that the
@@ -72,6 +88,39 @@ report that the driver is registered then starts them, and they publish Resource
 this report out.
 
 The checks apply to kubelets 1.34 to 1.38, unless a text names a release.
+
+## Claims
+
+```
+drahealth conform --plugin-dir /var/lib/kubelet/plugins_registry --prepare --claims claims.yaml
+```
+
+`--prepare` prepares and unprepares claims after the health streams were recorded. A kubelet sends a driver
+only the name and the UID of a claim; the driver reads the claim itself, usually from the API server. So the
+claims must exist, with their allocation:
+
+* `--claims FILE` has allocated ResourceClaims, in JSON or YAML. Claims that are reserved for a pod are
+  refused, since unprepare would take the devices from the pod. An allocation without a pod can be written
+  by an administrator: `kubectl create -f claim.yaml`, then `kubectl replace --subresource=status -f
+  allocated-claim.yaml`.
+* `--device POOL/NAME`, repeatable, makes a claim for a device that no pod uses. `--claim-command CMD`
+  creates it: `CMD create` gets the claim as JSON on its standard input and may print the created one, whose
+  UID then counts; `CMD delete` gets the same claim later. Without the command the driver must know the
+  claim in another way.
+
+Two claims with devices of the driver show more than one. `--bad-claims FILE` has allocated claims that the
+driver must refuse, such as claims with invalid parameters; without it, claims that do not exist are used. A
+driver on the Go package kubeletplugin fails the whole call for those, which is a warning, because the
+package reads the claims before the driver sees them.
+
+Everything that was prepared is unprepared at the end, also after an error or Ctrl-C, and claims that were
+made are deleted. What needs more is asked for by flags:
+
+* `--restart-command CMD` restarts the driver and ends when the old process has ended: `systemctl restart
+  gpu-driver`.
+* `--remove-cdi` removes the CDI files that the first prepare wrote, before a restart, as a reboot does.
+  `--cdi-dir DIR`, repeatable, is where the CDI files are (default: /var/run/cdi and /etc/cdi).
+* `--device-command CMD` removes the devices of the claims (`CMD remove`) and restores them (`CMD restore`).
 """
 
 
@@ -163,10 +212,44 @@ def document(record: SessionRecord, results: Sequence[CheckResult]) -> dict[str,
             "notRun": counts[CheckVerdict.NOT_RUN],
             "skipped": counts[CheckVerdict.SKIPPED],
         },
+        "profile": profile(results),
+        "badge": badge(results),
         "results": [
             {**RESULT(result), "advice": result.check.advice if result.verdict in findings else None}
             for result in results
         ],
+    }
+
+
+def profile(results: Iterable[CheckResult]) -> dict[str, Any] | None:
+    """Return the versioned profile: the areas without a warning, a failure or a check that was not run.
+
+    Skipped checks do not count; their codes are listed. None: no area qualifies.
+    """
+    results = list(results)
+    areas, skipped = [], []
+    for area, heads in AREAS.items():
+        members = [result for result in results if result.check.code.partition(".")[0] in heads]
+        verdicts = {result.verdict for result in members}
+        if CheckVerdict.PASS in verdicts and verdicts <= {CheckVerdict.PASS, CheckVerdict.SKIPPED}:
+            areas.append(area)
+            skipped += [result.check.code for result in members if result.verdict is CheckVerdict.SKIPPED]
+    if not areas:
+        return None
+    text = f"{PROFILE}: {', '.join([f'kubelet {KUBELET}', *areas])}"
+    return {"name": PROFILE, "kubelet": KUBELET, "areas": areas, "skipped": skipped, "text": text}
+
+
+def badge(results: Iterable[CheckResult]) -> dict[str, Any]:
+    """Return the profile in the JSON format that shields.io shows as a badge."""
+    results = list(results)
+    found, code = profile(results), exit_of(results)
+    message = found["text"].partition(": ")[2] if found else "no profile"
+    return {
+        "schemaVersion": 1,
+        "label": PROFILE,
+        "message": message,
+        "color": BADGE_COLOURS[code] if found else BADGE_COLOURS[max(code, 2)],
     }
 
 

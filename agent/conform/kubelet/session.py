@@ -3,12 +3,14 @@
 Except for :attr:`SessionOptions.refuse` a session is harmless to a driver in use: it opens health streams,
 calls GetInfo, reports the driver as registered, and calls NodePrepareResources without claims. Without a
 kubelet on the node, that report may start a driver's work; :attr:`SessionOptions.notify` leaves it out.
+With :attr:`SessionOptions.prepare` it then prepares and unprepares claims.
 """
 
 import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, NamedTuple
 
 from agent.conform.kubelet.plugin_watcher import (
@@ -17,9 +19,10 @@ from agent.conform.kubelet.plugin_watcher import (
     refuse_registration,
     register_plugin,
 )
+from agent.conform.kubelet.prepare_session import READY_S, PrepareOptions, PrepareSession, omit_all
 from agent.conform.kubelet.simulated_kubelets import SimulatedKubelets, StreamRecords
 from agent.conform.kubelet.unary_calls import SessionClock, connect_error
-from agent.conform.outcomes import shorten
+from agent.conform.outcomes import not_run, shorten
 from agent.conform.registration_checks import PLUGIN_TYPE
 from agent.conform.session_record import (
     PluginEndpoint,
@@ -33,6 +36,8 @@ from agent.model.sockets import SOCKET_PATH_LIMIT
 from agent.serve.sockets import NO_SERVER, NO_SOCKET
 
 SOCKET_SUFFIX: Final = ".sock"
+LOCATE_S: Final = 0.2
+"""Pause between two searches for a restarted driver [s]."""
 
 
 class SessionOptions(NamedTuple):
@@ -51,21 +56,27 @@ class SessionOptions(NamedTuple):
     """True: report once to the driver that its registration failed."""
     notify: bool
     """True: report to the driver that it is registered."""
+    prepare: PrepareOptions | None = None
+    """Claims to prepare after the recording; None: no claims are prepared."""
 
 
-async def run_session(options: SessionOptions, on_begin: Callable[[str], None]) -> SessionRecord:
+async def run_session(
+    options: SessionOptions, on_begin: Callable[[str], None], warn: Callable[[str], None] = lambda text: None
+) -> SessionRecord:
     """Act as the kubelet towards a driver, and return the record. Takes ``window_s`` and up to 10 s, or 20 s
-    with ``refuse``.
+    with ``refuse``, and the time of ``prepare``.
 
     Args:
         options: Driver to test, and duration.
         on_begin: Called with the service socket's path before the health streams are opened, if it can be
         used.
+        warn: Called with a text on each claim that stays prepared.
 
     Raises:
         AgentUnreachable: No process serves the socket, or the directory has no registration socket.
         PermissionDenied: A socket or the directory may not be opened.
-        UsageError: The directory does not exist, or has several drivers and ``driver`` is empty.
+        UsageError: The directory does not exist, or has several drivers and ``driver`` is empty; or a claim
+            cannot be prepared.
     """
     asyncio.get_running_loop().set_exception_handler(_handle_loop_error)
     clock, began_wall_s = SessionClock(), time.time()
@@ -79,22 +90,29 @@ async def run_session(options: SessionOptions, on_begin: Callable[[str], None]) 
     chosen = await _find_driver_files(options, clock) if options.plugin_dir else ()
     endpoints = [await check_endpoint(file, options.kubelet_dir) for file in chosen]
     socket = options.socket or _newest_endpoint(chosen, endpoints)
-    registering = asyncio.gather(
-        *(
-            register_plugin(*pair, clock, notify=options.notify)
-            for pair in zip(chosen, endpoints, strict=True)
-        )
-    )
     connects = socket == options.socket or any(
         endpoint and endpoint.path == socket and not endpoint.error for endpoint in endpoints
     )
     usable = bool(socket) and connects and _is_path_short_enough(socket)
-    if usable:
-        on_begin(socket)
-    recording = _record_streams(socket if usable else "", options.window_s)
-    streams, registrations = await asyncio.gather(recording, registering)
-    if options.refuse:
-        registrations = [await _refuse_registration(registration, clock) for registration in registrations]
+    async with AsyncExitStack() as stack:
+        preparing = _make_prepare_session(options, chosen, clock, warn)
+        if preparing is not None:
+            await stack.enter_async_context(preparing)
+        if usable:
+            on_begin(socket)
+        registering = asyncio.gather(
+            *(
+                register_plugin(*pair, clock, notify=options.notify)
+                for pair in zip(chosen, endpoints, strict=True)
+            )
+        )
+        recording = _record_streams(socket if usable else "", options.window_s)
+        streams, registrations = await asyncio.gather(recording, registering)
+        if options.refuse:
+            registrations = [await _refuse_registration(each, clock) for each in registrations]
+        prepare = await preparing.run(socket if usable else "") if preparing else None
+    if options.prepare is not None and prepare is None:
+        prepare = omit_all(not_run("no socket has answered GetInfo"))
     directory = RegistryRecord(options.plugin_dir, options.kubelet_dir, tuple(registrations))
     return SessionRecord(
         socket=socket,
@@ -102,8 +120,44 @@ async def run_session(options: SessionOptions, on_begin: Callable[[str], None]) 
         window_s=options.window_s if streams else 0.0,
         began_wall_s=began_wall_s,
         directory=directory if options.plugin_dir else None,
+        prepare=prepare,
         **(streams._asdict() if streams else {}),
     )
+
+
+def _make_prepare_session(
+    options: SessionOptions,
+    chosen: Sequence[RegistrationFile],
+    clock: SessionClock,
+    warn: Callable[[str], None],
+) -> PrepareSession | None:
+    """Return the session that prepares claims, for the newest registration of the driver; None: the options
+    exclude it, or no registration socket answered GetInfo."""
+    infos = [(file.ctime_ns, file.info) for file in chosen if file.info is not None]
+    if options.prepare is None or not infos:
+        return None
+    _, info = max(infos, key=lambda pair: pair[0])
+
+    async def locate() -> str:
+        return await _wait_for_driver(options._replace(driver=info.name), clock)
+
+    return PrepareSession(options.prepare, info.name, info.versions, clock, locate, warn)
+
+
+async def _wait_for_driver(options: SessionOptions, clock: SessionClock) -> str:
+    """Wait until a service socket of the driver takes a connection; return its path, or nothing after
+    READY_S."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(READY_S):
+            while True:
+                with suppress(AgentUnreachable, UsageError):
+                    chosen = await _find_driver_files(options, clock)
+                    endpoints = [await check_endpoint(file, options.kubelet_dir) for file in chosen]
+                    usable = [one if one and not one.error else None for one in endpoints]
+                    if socket := _newest_endpoint(chosen, usable):
+                        return socket
+                await asyncio.sleep(LOCATE_S)
+    return ""
 
 
 def _handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

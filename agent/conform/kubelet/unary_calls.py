@@ -47,13 +47,12 @@ def describe_error(error: Exception) -> str:
 
 
 async def call_unary(
-    path: str, clock: SessionClock, method: str, request: bytes = b""
+    path: str, clock: SessionClock, method: str, request: bytes = b"", timeout_s: float = CALL_S
 ) -> tuple[UnaryCallResult, bytes]:
     """Call a gRPC method of the server at `path`, on a new connection; return the result and the encoded
     answer.
 
-    Without an answer, the bytes are empty. Takes at most CALL_S. Errors of the server are in the result.
-
+    Without an answer, the bytes are empty. Takes at most `timeout_s`. Errors of the server are in the result.
 
     Raises PermissionDenied: the socket may not be opened.
     """
@@ -61,10 +60,10 @@ async def call_unary(
     status, text = "OK", ""
     channel = RawChannel(path)
     try:
-        async with asyncio.timeout(CALL_S):
+        async with asyncio.timeout(timeout_s):
             await channel.connect()
             began_s = clock.now_s()
-            request_stream = channel.request(method, Cardinality.UNARY_UNARY, bytes, bytes, timeout=CALL_S)
+            request_stream = channel.request(method, Cardinality.UNARY_UNARY, bytes, bytes, timeout=timeout_s)
             async with request_stream as stream:
                 await stream.send_message(request, end=True)
                 answer = await stream.recv_message()
@@ -74,7 +73,7 @@ async def call_unary(
     except ResponseTooLarge as error:
         status, text = "", str(error)
     except TimeoutError:
-        status, text = "DEADLINE_EXCEEDED", f"no answer within {CALL_S:g} s"
+        status, text = "DEADLINE_EXCEEDED", f"no answer within {timeout_s:g} s"
     except GRPCError as error:
         status, text = error.status.name, error.message or ""
     except PermissionError as error:
