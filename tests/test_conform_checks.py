@@ -940,6 +940,11 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "again: answered after 11 s",
         ),
         (
+            at_stage(PrepareStage.MISSING, prepared(GHOST)._replace(result=OK._replace(took_s=28.0))),
+            "pass",
+            "answered after 28 s at most",
+        ),
+        (
             at_stage(PrepareStage.UNPREPARED, unprepared(TRAIN)._replace(result=LATE._replace(took_s=45.0))),
             "fail",
             "unprepared: no answer within 45 s",

@@ -626,7 +626,7 @@ CHECKS: Final = (
     ),
     ConformCheck(
         "prepare.deadline",
-        "prepare and unprepare are answered within 45 s, best within 10 s",
+        "prepare and unprepare are answered within 45 s, with success best within 10 s",
         "The kubelet gives up after 45 s, and the pod waits for its next attempt, 60 to 90 s later.",
         "limit each step in time; continue in the background, and let the next call join",
         prepare_checks.check_deadline,

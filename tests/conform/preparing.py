@@ -1,7 +1,7 @@
 """Good DRA driver that also prepares claims, from which drivers with faults in that derive.
 
 It keeps nothing but its claims: an answer follows from the claim, and each claim has one CDI file. A command
-``{root}/act WORD`` calls its method of that name while it serves, such as ``restart``.
+``{root}/act WORD`` calls its method of that name, such as ``restart``, while it serves.
 """
 
 import json
@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from wire.google import message_class
 
+from conform.actions import Actions
 from conform.lists import field
 from conform.servers import DRA, Driver
 
@@ -22,14 +23,6 @@ DEVICE: Final = ("--device-command", "{root}/act")
 MADE: Final = ("--device", "node-a/gpu-0", "--claim-command", "{root}/act")
 """Flags for a claim that the session makes."""
 KIND: Final = "example.com/gpu"
-POLL_S: Final = 0.02
-ACT: Final = """\
-#!/bin/sh
-cat > "{root}/input"
-touch "{root}/ask-$1"
-while [ -e "{root}/ask-$1" ]; do sleep 0.05; done
-"""
-"""Script that writes its standard input to a file, and waits until the driver has done what it asks for."""
 
 
 class ClaimError(Exception):
@@ -93,9 +86,8 @@ class PreparingDriver(Driver):
         self.removed = False
         """Whether the devices are removed."""
         (root / "claims.json").write_text(json.dumps({"kind": "List", "items": objects}))
-        act = root / "act"
-        act.write_text(ACT.format(root=root))
-        act.chmod(0o755)
+        names = ("restart", "remove", "restore", "create", "delete")
+        self._actions = Actions(root, {name: getattr(self, name) for name in names})
 
     # --- answers ----------------------------------------------------------------------------------------
 
@@ -194,25 +186,16 @@ class PreparingDriver(Driver):
 
     def serve(self) -> None:
         super().serve()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._act)
-        self._thread.start()
+        self._actions.__enter__()
 
     def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
+        self._actions.__exit__(None, None, None)
         self.stop_serving()
 
     def stop_serving(self) -> None:
         """Stop the servers, as the end of the process does."""
         super().stop()
         self._servers.clear()
-
-    def _act(self) -> None:
-        while not self._stopped.wait(POLL_S):
-            for path in self.root.glob("ask-*"):
-                getattr(self, path.name.removeprefix("ask-"))((self.root / "input").read_text())
-                path.unlink()
 
     def plugin_methods(self, version: str) -> Mapping[str, Callable[[bytes], bytes]]:
         request = message_class(f"{DRA}.{version}", "NodePrepareResourcesRequest")

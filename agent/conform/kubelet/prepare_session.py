@@ -26,6 +26,7 @@ from agent.conform.session_record import (
     ConformClaim,
     PrepareCall,
     PrepareStage,
+    UnaryCallResult,
 )
 from agent.errors import UsageError
 from agent.model.claim import ClaimRef
@@ -174,6 +175,8 @@ class PrepareSession:
         self._cdi: dict[str, CdiSnapshot] = {}
         self._held: dict[str, ClaimRef] = {}
         """Claims that may be prepared, by UID."""
+        self._running = set[asyncio.Future[tuple[UnaryCallResult, bytes]]]()
+        """Calls without an answer; they outlive an interruption."""
         self._is_device_removed = False
 
     async def __aenter__(self) -> Self:
@@ -221,6 +224,9 @@ class PrepareSession:
 
         Never raises an error of the driver or of a command: a text on what is left goes to `warn`.
         """
+        if self._running:  # the driver may still prepare, which an unprepare before its end would not undo
+            self._warn(f"waiting up to {DEADLINE_S:g} s for the driver, to unprepare; Ctrl-C ends at once")
+            await asyncio.wait(self._running)
         if self._is_device_removed:
             await self._restore_device()
         if self._held:
@@ -257,12 +263,12 @@ class PrepareSession:
 
     async def _run_bad_stages(self, refs: Sequence[ClaimRef]) -> None:
         """Prepare claims that must fail, and unprepare them as the kubelet does."""
-        for stage, ref in (
-            (PrepareStage.MISSING, _invented_claim("missing")),
-            (PrepareStage.OTHER_UID, refs[0]._replace(uid=str(uuid.uuid4()))),
-        ):
-            await self._prepare(stage, [ref])
-            await self._unprepare(PrepareStage.CLEANUP, [ref])
+        missing, renewed = _invented_claim("missing"), refs[0]._replace(uid=str(uuid.uuid4()))
+        await asyncio.gather(  # at once, since drivers repeat their attempts for up to half a minute
+            self._prepare(PrepareStage.MISSING, [missing]),
+            self._prepare(PrepareStage.OTHER_UID, [renewed]),
+        )
+        await self._unprepare(PrepareStage.CLEANUP, [missing, renewed])
         await self._take_cdi("before_bad")
         for _ in range(2):
             await self._prepare(PrepareStage.BAD, [*self._bad, *refs])
@@ -376,7 +382,12 @@ class PrepareSession:
 
     async def _call(self, stage: PrepareStage, method: str, refs: Sequence[ClaimRef]) -> PrepareCall:
         path = f"/{SERVICES[self._version]}/{method}"
-        result, data = await call_unary(self._socket, self._clock, path, encode_claims(refs), DEADLINE_S)
+        running = asyncio.ensure_future(
+            call_unary(self._socket, self._clock, path, encode_claims(refs), DEADLINE_S)
+        )
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        result, data = await asyncio.shield(running)
         call = PrepareCall(tuple(refs), result)
         if result.is_ok:
             try:
