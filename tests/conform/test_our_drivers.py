@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,14 @@ from typing import Any, Final
 
 import pytest
 from agents import Agent, PlainSysfs
-from driver_scenarios.node import CPU_0, CPU_1, HOSTDEV, PAGES, Node
-from test_embed_processes import Program, config_of, generated
+from driver_scenarios.node import CPU_0, CPU_1, HOSTDEV, NODE, PAGES, Node
+from kubelet import allocated_claim
+from test_embed_processes import CARD, Program, config_of, generated
+from test_embed_processes import PAGES as PAGES_DRIVER
 from wire.plugin import Kubelet
 from wire.serving import eventually
 
+from conform.actions import Actions
 from conform.running import ConformRun, Runs, checked_run, concurrent_runs, conform
 
 __all__ = ["generated"]
@@ -30,10 +33,33 @@ def _directory() -> Iterator[Path]:
         yield Path(directory)
 
 
-def _conform_all(kubelet_dir: Path) -> ConformRun:
+def _conform_all(kubelet_dir: Path, *flags: object) -> ConformRun:
     """Run conform against everything that is registered."""
     registry = kubelet_dir / "plugins_registry"
-    return conform("--plugin-dir", registry, "--kubelet-dir", kubelet_dir, "--refuse", *DURATION)
+    return conform("--plugin-dir", registry, "--kubelet-dir", kubelet_dir, "--refuse", *DURATION, *flags)
+
+
+def _claim_flags(
+    root: Path, driver: str, *claims: tuple[str, Sequence[str]], file: str
+) -> tuple[object, ...]:
+    """Write claims, each a name with its devices, to the files that a driver reads; return the flags for
+    them."""
+    objects = [
+        allocated_claim(
+            name,
+            f"uid-{name}",
+            *(
+                (f"r{at}", driver, NODE if driver == HOSTDEV else "node-a", device)
+                for at, device in enumerate(devices)
+            ),
+            pods=[],
+        )
+        for name, devices in claims
+    ]
+    for obj in objects:
+        (root / "claims" / file.format(**obj["metadata"])).write_text(json.dumps(obj))
+    (root / "given.json").write_text(json.dumps(objects))
+    return "--prepare", "--claims", root / "given.json", "--cdi-dir", root / "cdi"
 
 
 # --- the example --------------------------------------------------------------------------------------------
@@ -47,10 +73,36 @@ def _hostdev_socket() -> ConformRun:
 
 
 def _hostdev() -> ConformRun:
+    """Run conform with claims, restarts, a device that is removed, and a claim that is made and deleted."""
     with _directory() as root, Node(root, version="1.37") as node:
-        node.hostdev()
+        programs = [node.hostdev()]
         node.wait_healthy(PAGES, CPU_0, CPU_1)
-        return _conform_all(node.kubelet.root)
+
+        def restart(text: str) -> None:
+            programs[-1].end()
+            programs.append(node.hostdev())
+            node.wait_healthy(PAGES, CPU_0, CPU_1)
+
+        def create(text: str) -> None:
+            node.claim_file(json.loads(text)["metadata"]["name"]).write_text(text)
+
+        def delete(text: str) -> None:
+            node.claim_file(json.loads(text)["metadata"]["name"]).unlink()
+
+        actions = {
+            "restart": restart,
+            "create": create,
+            "delete": delete,
+            "remove": lambda text: node.sysfs.resize(0),
+            "restore": lambda text: node.sysfs.resize(8),
+        }
+        claims = ("pages", [PAGES]), ("cpus", [CPU_0])
+        flags = _claim_flags(root, HOSTDEV, *claims, file="{namespace}_{name}.json")
+        act = root / "act"
+        more = ("--restart-command", f"{act} restart", "--remove-cdi", "--device-command", act)
+        made = ("--device", f"{NODE}/{CPU_1}", "--claim-command", act)
+        with Actions(root, actions):
+            return _conform_all(node.kubelet.root, *flags, *more, *made)
 
 
 def _hostdev_rolling() -> ConformRun:
@@ -66,16 +118,25 @@ def _hostdev_rolling() -> ConformRun:
 # --- drahealth in other programs ----------------------------------------------------------------------------
 
 
-def _embedded(name: str, prepare: Callable[[Path], object] = lambda root: None, **options: Any) -> ConformRun:
+def _embedded(
+    name: str,
+    prepare: Callable[[Path], object] = lambda root: None,
+    driver: str = CARD,
+    devices: Sequence[str] = ("card-0", "card-1"),
+    **options: Any,
+) -> ConformRun:
     with _directory() as root:
         for directory in ("plugins_registry", "claims", "held"):
             (root / directory).mkdir()
         for card in ("card-0", "card-1"):
             (root / card).write_text("up\n")
         prepare(root)
+        (root / "cdi").mkdir()
+        claims = ("all", devices), ("one", devices[:1])
+        flags = _claim_flags(root, driver, *claims, file="{name}.json")
         with Program(root, name, **options):
             _wait_registration(root)
-            return _conform_all(root)
+            return _conform_all(root, *flags)
 
 
 def _wait_registration(root: Path) -> None:
@@ -104,22 +165,27 @@ DRIVERS: Final[dict[str, Callable[[], ConformRun]]] = {
     "hostdev in a rolling update": _hostdev_rolling,
     "asyncio": partial(_embedded, "asyncio_driver.py"),
     "trio": partial(_embedded, "trio_driver.py"),
-    "threads": partial(_embedded, "threaded_driver.py", config_of),
+    "threads": partial(_embedded, "threaded_driver.py", config_of, PAGES_DRIVER, ["pages-0"]),
     "agent": _agent,
 }
 KNOWN: Final[dict[str, dict[str, str]]] = {
     # kubelets up to 1.38 use both; therefore our older instance is mute
     "hostdev in a rolling update": {"registration.several": "warn"},
+    # it writes the errors of claims that do not exist itself
+    "own server": {"prepare.errors.names": "warn"},
 }
 OWN: Final = "own server"
 
+
+PREPARING: Final = ("hostdev", "asyncio", "trio", "threads", OWN)
+"""Drivers that conform also prepares claims with."""
 
 Work = dict[str, Callable[[], ConformRun]]
 
 
 @pytest.fixture(scope="module")
 def work(generated: Path) -> Work:
-    return {**DRIVERS, OWN: partial(_embedded, "own_server_driver.py", path=generated)}
+    return {**DRIVERS, OWN: partial(_embedded, "own_server_driver.py", devices=["card-0"], path=generated)}
 
 
 @pytest.fixture(scope="module")
@@ -134,4 +200,8 @@ def test_our_driver_passes_all_checks(runs: Runs, work: Work, name: str) -> None
     run = checked_run(runs, name, work[name], expected)
     assert run.matches(expected), json.dumps(run.document, indent=1)
     assert run.results["health.heartbeat"] == "pass", "the session was long enough"
+    if name in PREPARING:
+        assert run.results["unprepare.all"] == "pass"
+    if name == "hostdev":
+        assert not any(result == "skipped" for result in run.results.values())
     assert run.errors == ""

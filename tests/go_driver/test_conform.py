@@ -2,11 +2,13 @@
 
 import json
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from conform.running import conform
+from kubelet import allocated_claim
 
-from go_driver.node import CPU_0, CPU_1, GO, PAGES, GoNode
+from go_driver.node import CPU_0, CPU_1, GO, NODE, PAGES, GoNode, parameters
 
 FREQUENT = '[stream]\nheartbeat = "500ms"\n'
 """Agent configuration with a short heartbeat and the default leases."""
@@ -55,3 +57,33 @@ def test_two_instances_give_only_the_expected_warning(node: GoNode) -> None:
     node.driver("--pod-uid", "pod-new")
     node.kubelet.wait_registered(GO, count=2)
     check(node, warned=["registration.several"])
+
+
+def test_driver_prepares_claims_as_a_kubelet_expects(node: GoNode) -> None:
+    """The driver gets bad claims with invalid parameters: kubeletplugin reads claims before the driver does,
+    and fails the whole call for claims that do not exist."""
+    node.agent(config=FREQUENT)
+    node.driver()
+    node.wait_healthy(PAGES, CPU_0, CPU_1)
+    wrong = parameters("CpuParameters", cpus="9")
+    given = [claim(node, "pages", PAGES), claim(node, "cpu", CPU_0)]
+    bad = [claim(node, f"bad-{number}", CPU_1, wrong) for number in range(2)]
+    for name, objects in {"given": given, "bad": bad}.items():
+        (node.root / f"{name}.json").write_text(json.dumps(objects))
+    files = ("--claims", node.root / "given.json", "--bad-claims", node.root / "bad.json")
+    registry = ("--plugin-dir", node.kubelet.root / "plugins_registry", "--kubelet-dir", node.kubelet.root)
+    flags = (*registry, "--for", "5s", "--prepare", "--cdi-dir", node.cdi)
+    report = conform(*flags, *files)
+    assert report.matches({}), json.dumps(report.document, indent=1)
+    assert report.results["unprepare.cdi"] == "pass"
+    assert report.errors == ""
+    report = conform(*flags, *files[:2])
+    assert report.matches({"prepare.bad_claim": "warn"}), json.dumps(report.document, indent=1)
+    assert "the whole call failed with" in report.observation("prepare.bad_claim")
+
+
+def claim(node: GoNode, name: str, device: str, *config: Mapping[str, Any]) -> dict[str, Any]:
+    """Add an allocated claim that no pod uses to the API server, and return it."""
+    made = allocated_claim(name, f"uid-{name}", ("r", GO, NODE, device), pods=[], config=config)
+    node.api.add_claim(made)
+    return made
