@@ -211,6 +211,34 @@ def test_second_agent_on_the_directory_is_refused(node, agent):
     assert f"another agent (pid {agent.pid}) serves it; stop that agent" in done.stderr
 
 
+def test_second_agent_on_the_state_of_a_removed_directory_is_refused(node, short_tmp):
+    state = ("--state-dir", str(short_tmp / "state"))
+    with started(*node.run_args(), *state, stream="stderr") as agent:
+        line_with(agent.stderr, "hugepages-2mi-node0 Healthy")
+        node.runtime_dir.rename(short_tmp / "gone")
+        other = ("--runtime-dir", str(short_tmp / "other"))
+        done = subprocess.run([*node.run_args(), *state, *other], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (
+            75,
+            f"drahealth: state directory {short_tmp}/state: another agent (pid {agent.pid}) uses it; "
+            "stop that agent\n",
+        )
+
+
+@pytest.mark.parametrize("directory", ["run", "state"])
+def test_directory_that_all_users_may_write_is_refused(node, short_tmp, directory):
+    unsafe = short_tmp / "unsafe"
+    unsafe.mkdir()
+    unsafe.chmod(0o777)
+    flag = {"run": "--runtime-dir", "state": "--state-dir"}[directory]
+    done = subprocess.run([*node.run_args(), flag, str(unsafe)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        78,
+        f"drahealth: {unsafe}: has mode 0777: all users may write to it; run chmod o-w on it, or choose "
+        f"another directory with {flag}\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "error"),
     [

@@ -1,18 +1,22 @@
 """Unix sockets: their mode, stale sockets that are replaced, and served sockets that are kept."""
 
 import os
+import shutil
 import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from wire.serving import Serving, eventually
 
 from agent.errors import ConfigError, PermissionDenied, ResourceBusy
 from agent.model.sockets import SOCKET_PATH_LIMIT
 from agent.serve.agent_servers import AgentServers
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory
+from agent.system.directories import DirectoryLock, LockHeld
 from agent.system.threads.latest_value import LatestValue
 
 
@@ -130,6 +134,122 @@ def test_file_in_place_of_directory_is_named_in_error(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=f"^{path}: {why}$"):
             make_socket_directory(path, flag="--runtime-dir")
+
+
+# --- who can replace the files ------------------------------------------------------------------------------
+
+
+def test_world_writable_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o1777)
+    with pytest.raises(ConfigError) as raised:
+        servers(tmp_path / "run", "a")
+    assert str(raised.value) == (
+        f"{tmp_path}/run: has mode 1777: all users may write to it; run chmod o-w on it, or choose another "
+        "directory with --runtime-dir"
+    )
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change an owner")
+def test_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    os.chown(tmp_path / "run", 65_534, 65_534)
+    why = "belongs to uid 65534, who can replace its files; it must belong to root, or choose another"
+    with pytest.raises(ConfigError, match=f"run: {why} directory with --runtime-dir"):
+        servers(tmp_path / "run", "a")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    os.chown(tmp_path / "link", 65_534, 65_534, follow_symlinks=False)
+    with pytest.raises(ConfigError, match=f"link: {why}"):
+        servers(tmp_path / "link", "a")
+
+
+def test_drivers_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(tmp_path / "elsewhere" / "precious.sock"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "drivers").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="run/drivers: is a symbolic link; remove it, or choose another"):
+        servers(tmp_path / "run", "a")
+    servers(tmp_path / "run").close()
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["precious.sock"]
+
+
+def test_own_link_to_the_runtime_directory_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "private")
+    servers(tmp_path / "run", "a").close()
+    assert (tmp_path / "private" / "drivers").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("symbolic link", OSError), ("second name", ValueError), ("FIFO", ValueError), ("served", LockHeld)],
+)
+def test_lock_file_that_is_not_the_agents_is_kept(tmp_path: Path, kind: str, error: type[Exception]) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / "agent.lock"
+    if kind == "symbolic link":
+        path.symlink_to(tmp_path / "precious")
+    elif kind == "second name":
+        path.hardlink_to(tmp_path / "precious")
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    first = DirectoryLock(tmp_path / "run") if kind == "served" else None
+    with pytest.raises(error):
+        DirectoryLock(tmp_path / "run")
+    assert (tmp_path / "precious").read_text() == "precious"
+    if first is not None:
+        assert path.read_text() == f"{os.getpid()}\n"
+        first.close()
+
+
+# --- sockets of the agent -----------------------------------------------------------------------------------
+
+
+def test_removed_sockets_and_lock_are_created_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def is_connected(path: Path) -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(path)) == 0
+
+    run = tmp_path / "run"
+    make_socket_directory(run, flag="--runtime-dir")
+    lock = DirectoryLock(run)
+    serving = Serving(run, locks=[lock])
+    with serving:
+        for remove in (
+            serving.health.unlink,
+            partial(shutil.rmtree, run / "drivers"),
+            partial(shutil.rmtree, run),
+        ):
+            eventually(lambda: is_connected(serving.health) and is_connected(serving.agent), "served")
+            caplog.clear()
+            remove()
+            eventually(lambda: is_connected(serving.health) and is_connected(serving.agent), "served again")
+            eventually(lambda: f"socket {serving.health}: was removed by another" in caplog.text, "logged")
+        eventually(lambda: f"lock file {run}/agent.lock: was removed by another" in caplog.text, "logged")
+        with pytest.raises(LockHeld):
+            DirectoryLock(run)
+        assert stat.S_IMODE(run.stat().st_mode) == 0o750
+    assert not serving.health.exists()
+    lock.close()
+
+
+def test_socket_that_cannot_be_restored_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving = Serving(tmp_path / "run")
+    with serving:
+        eventually(serving.health.exists, "served")
+        serving.health.unlink()
+        serving.health.write_text("file of another program")
+        failure = f"sockets in {tmp_path}/run: not created again: {serving.health}: is not a socket"
+        eventually(lambda: failure in caplog.text, "logged")
+    assert caplog.text.count("not created again") == 1
+    assert serving.health.read_text() == "file of another program"
 
 
 def servers(runtime_dir: Path, *drivers: str) -> AgentServers:

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.store.state_files import UnusableFile, decode_json, load_state_file, make_directory, replace_file
+from agent.store.state_files import UnusableFile, decode_json, load_state_file, replace_file
+from agent.system.directories import make_directory
 
 LIMIT = 1 << 20
 

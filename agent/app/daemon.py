@@ -8,18 +8,16 @@ I/O thread (asyncio), which sends the report. An exception in either thread ends
 traceback: half an agent would report wrong health to the kubelet.
 """
 
-import fcntl
 import gc
 import logging
 import os
 import random
 import signal
-import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +47,15 @@ from agent.serve.sockets import make_socket_directory
 from agent.sources.gpu_host import read_boot_id
 from agent.store import gpu_fault_file
 from agent.store.gpu_fault_file import GpuFaultWriter
+from agent.system.directories import (
+    LOCK_FILE,
+    DirectoryLock,
+    LockHeld,
+    UnsafeDirectory,
+    check_directory,
+    make_directory,
+    open_error_reason,
+)
 from agent.system.output import has_terminal
 from agent.system.threads.loop_thread import AsyncioThread
 from agent.system.timing import read_clocks
@@ -78,20 +85,26 @@ def run(config: Config, on_report: Callable[[Report], None] | None = None) -> No
         on_report: Called with each published health report, in the core thread; must not block.
 
     Raises:
-        ResourceBusy: Another agent holds the runtime directory, or a socket.
+        ResourceBusy: Another agent holds the runtime directory, the state directory, or a socket.
         ConfigError: A directory, socket or root cannot be used.
         PermissionDenied: The runtime directory is not writable.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    with _directory_lock(config.runtime_dir):
-        Daemon(config, on_report).serve()
+    with _directory_locks(config) as locks:
+        Daemon(config, on_report, locks).serve()
 
 
 class Daemon:
     """The running agent: owner of all its parts, which starts and stops them."""
 
-    def __init__(self, config: Config, on_report: Callable[[Report], None] | None) -> None:
-        """Create all parts; no thread is started. Raises the same errors as :func:`run`."""
+    def __init__(
+        self,
+        config: Config,
+        on_report: Callable[[Report], None] | None,
+        locks: Sequence[DirectoryLock],
+    ) -> None:
+        """Create all parts; no thread is started. ``locks`` are those of the agent's directories. Raises the
+        same errors as :func:`run`."""
         self._config = config
         self._on_report = on_report
         self._notifier = SystemdNotifier.from_environ(os.environ)
@@ -114,6 +127,7 @@ class Daemon:
             version=VERSION,
             open_handler=self._sessions.open,
             clear_requests=self._clear_requests,
+            locks=locks,
         )
         limits = UsageHistoryLimits(config.history_rows, config.history_age_s)
         self._recorder = HistoryRecorder(config.state_dir, limits=limits, drivers=config.drivers)
@@ -293,36 +307,56 @@ def yield_to_senders() -> None:
 
 
 @contextmanager
-def _directory_lock(runtime_dir: Path) -> Iterator[None]:
-    """Hold the lock of the runtime directory in a ``with`` block, so that only one agent serves it."""
-    path = runtime_dir / "agent.lock"
-    make_socket_directory(runtime_dir, flag="--runtime-dir")
+def _directory_locks(config: Config) -> Iterator[list[DirectoryLock]]:
+    """Hold the locks of the runtime and the state directory in a ``with`` block, so that only one agent
+    serves the sockets and writes the state.
+
+    A state directory that cannot be created or written has no lock: then the agent keeps its state in memory.
+    """
+    with ExitStack() as held:
+        make_socket_directory(config.runtime_dir, flag="--runtime-dir")
+        try:
+            locks = [_lock_directory(config.runtime_dir, "runtime directory", "serves it")]
+            held.callback(locks[0].close)
+        except PermissionError as error:
+            raise PermissionDenied(
+                f"{error.filename}: the lock file cannot be opened: {error.strerror}; choose another "
+                "--runtime-dir"
+            ) from error
+        except OSError as error:
+            reason = open_error_reason(error)
+            raise ConfigError(
+                f"{config.runtime_dir / LOCK_FILE}: the lock file cannot be opened: {reason}"
+            ) from error
+        try:
+            make_directory(config.state_dir)
+            check_directory(config.state_dir)
+            if not os.path.samefile(config.state_dir, config.runtime_dir):
+                locks.append(_lock_directory(config.state_dir, "state directory", "uses it"))
+                held.callback(locks[1].close)
+        except UnsafeDirectory as error:
+            raise ConfigError(
+                f"{config.state_dir}: {error}, or choose another directory with --state-dir"
+            ) from None
+        except OSError as error:
+            log.warning(
+                "state directory %s: not locked: %s; a second agent with this state is not detected",
+                config.state_dir,
+                open_error_reason(error),
+            )
+        yield locks
+
+
+def _lock_directory(directory: Path, name: str, use: str) -> DirectoryLock:
+    """Lock a directory of the agent; ``name`` and ``use`` describe it in errors. Raises OSError, too."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except PermissionError as error:
-        raise PermissionDenied(
-            f"{path}: the lock file cannot be opened: {error.strerror}; choose another --runtime-dir"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"{path}: the lock file cannot be opened: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise ConfigError(f"{path}: the lock file is not a regular file; remove it")
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(fd)
+        return DirectoryLock(directory)
+    except LockHeld as error:
         raise ResourceBusy(
-            f"runtime directory {runtime_dir}: another agent (pid {holder}) serves it; stop that agent"
+            f"{name} {directory}: another agent (pid {error.pid}) {use}; stop that agent"
         ) from None
-    try:
-        with suppress(OSError):  # on a full disk a second agent cannot name the first one
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(fd)
+    except ValueError as error:
+        raise ConfigError(f"{directory / LOCK_FILE}: the lock file {error}; remove it") from None
 
 
 def status_line(report: Report) -> str:

@@ -5,17 +5,21 @@
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from agent.config.config import DRIVERS
 from agent.config.values import check_driver_names
-from agent.errors import ConfigError
+from agent.errors import ConfigError, DrahealthError, ProbeError
 from agent.model.health import DeviceHealth
 from agent.model.report import Report, SocketSubscribers
 from agent.native.health_encoder import WireHealth, encode_health_lists
+from agent.native.uevents import watch_directory
 from agent.serve.agent_api.service import AgentService, ClearRequests
 from agent.serve.driver_link.handler import DriverLinkHandler
 from agent.serve.driver_link.service import DriverLinkRequestStream, DriverLinkService
@@ -24,7 +28,9 @@ from agent.serve.grpc.server import HardenedServer
 from agent.serve.health.feed import HealthListEncoder
 from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory, remove_stale_sockets
+from agent.system.directories import DirectoryLock, LockHeld
 from agent.system.threads.latest_value import LatestValue
+from agent.system.timing import LogRateLimiter
 
 SHUTTING_DOWN: Final = "agent shutting down"
 """Text of the UNAVAILABLE status with which streams end when the agent ends."""
@@ -33,6 +39,15 @@ AGENT_SOCKET: Final = "agent.sock"
 
 LEASE_LIMIT_S: Final = 86_400
 """Longest lease that is sent [s]: one that overflows the kubelet's 64-bit nanoseconds would end at once."""
+
+CHECK_S: Final = 60.0
+"""Interval of checks whether the sockets' files exist, in addition to the checks after a change [s]."""
+UNWATCHED_CHECK_S: Final = 10.0
+"""Interval of these checks while a directory cannot be watched, or a file could not be created again [s]."""
+DEBOUNCE_S: Final = 0.5
+"""Pause after a check [s], so that constant changes cause no constant checks."""
+
+log = logging.getLogger(__name__)
 
 
 def encode_device_health(devices: Sequence[DeviceHealth], extra_lease_s: int = 0) -> list[bytes]:
@@ -82,11 +97,11 @@ class AgentServers:
         encode_list: HealthListEncoder = encode_device_health,
         open_handler: Callable[[str], DriverLinkHandler] | None = None,
         clear_requests: ClearRequests | None = None,
+        locks: Sequence[DirectoryLock] = (),
     ) -> None:
         """Create the missing directories (mode 0750) and all sockets; after an exception no socket remains.
 
-        Removes the sockets of drivers that are no longer configured. The caller holds the runtime
-        directory's lock.
+        Removes the sockets of drivers that are no longer configured.
 
         Args:
             latest: Reports to serve.
@@ -97,6 +112,8 @@ class AgentServers:
             open_handler: Returns the handler of a driver's calls; called in a thread at the driver's first
                 call. None: the drivers' sockets have no driver link.
             clear_requests: Queue of requests of operators to clear faults; None: faults cannot be cleared.
+            locks: Locks of the agent's directories, which the caller holds. Their files are created again,
+                like the sockets, if another process removes them.
 
         Raises:
             ResourceBusy: Another process serves one of the sockets.
@@ -110,13 +127,16 @@ class AgentServers:
         self._encode = encode_list
         self._open_handler = open_handler
         self._clear_requests = clear_requests
+        self._runtime_dir = runtime_dir
+        self._locks = tuple(locks)
+        self._log_limit = LogRateLimiter()
         self._listeners: dict[str, UnixListener] = {}
         names = socket_names(drivers)
         for name in names:
             check_path_length(runtime_dir / name, flag="--runtime-dir")
         try:
+            self._make_directories()
             for name in names:
-                make_socket_directory((runtime_dir / name).parent, flag="--runtime-dir")
                 self._listeners[name] = UnixListener(runtime_dir / name)
             remove_stale_sockets(runtime_dir / DRIVERS, keep=self.paths)
         except BaseException:
@@ -175,8 +195,71 @@ class AgentServers:
             for name, server in servers.items():
                 await server.listen(self._listeners[name].sock)
             ready()
-            await publisher.run()
+            keeper = asyncio.create_task(self._keep_files(servers))
+            try:
+                await asyncio.gather(publisher.run(), keeper)
+            finally:
+                keeper.cancel()
         finally:
             await asyncio.gather(*(server.stop(SHUTTING_DOWN) for server in servers.values()))
             await asyncio.gather(*(link.close() for link in links.values()))
             self.close()
+
+    # --- the files while the agent runs ---------------------------------------------------------------------
+
+    def _make_directories(self) -> None:
+        """Create the missing directories of the sockets, and check who can replace their files."""
+        make_socket_directory(self._runtime_dir, flag="--runtime-dir")
+        if self._drivers:
+            make_socket_directory(self._runtime_dir / DRIVERS, flag="--runtime-dir", accepts_link=False)
+
+    async def _keep_files(self, servers: dict[str, HardenedServer]) -> None:
+        """Create sockets and lock files again that another process removes, until cancelled."""
+        while True:
+            await self._restore_files(servers)  # first: a directory that is missing cannot be watched
+            with self._watched_directories() as (changed, is_watched):
+                is_complete = await self._restore_files(servers)  # removed before the watch
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(
+                        changed.wait(), CHECK_S if is_watched and is_complete else UNWATCHED_CHECK_S
+                    )
+            await asyncio.sleep(DEBOUNCE_S)
+
+    @contextmanager
+    def _watched_directories(self) -> Iterator[tuple[asyncio.Event, bool]]:
+        """Watch the directories of the sockets in a ``with`` block. Yields the event that a change sets, and
+        False if a directory cannot be watched."""
+        loop, changed, watches = asyncio.get_running_loop(), asyncio.Event(), list[int]()
+        directories = {listener.path.parent for listener in self._listeners.values()}
+        try:
+            with suppress(ProbeError):
+                for directory in directories:
+                    watches.append(watch_directory(directory))
+                    loop.add_reader(watches[-1], changed.set)
+            yield changed, len(watches) == len(directories)
+        finally:
+            for watch in watches:
+                loop.remove_reader(watch)
+                os.close(watch)
+
+    async def _restore_files(self, servers: dict[str, HardenedServer]) -> bool:
+        """Create the removed files again; return False, after a log line once a minute, if one failed."""
+        try:
+            if not all(listener.is_intact() for listener in self._listeners.values()):
+                self._make_directories()
+            for lock in self._locks:
+                if lock.ensure():
+                    log.warning("lock file %s: was removed by another process; created again", lock.path)
+            for name, listener in self._listeners.items():
+                if not listener.is_intact():
+                    self._listeners[name] = UnixListener(listener.path)
+                    await servers[name].listen(self._listeners[name].sock)
+                    log.warning("socket %s: was removed by another process; created again", listener.path)
+        except (DrahealthError, LockHeld, OSError, ValueError) as error:
+            if count := self._log_limit.tick():
+                log.warning(
+                    "sockets in %s: not created again: %s; %d attempts; will retry",
+                    self._runtime_dir, error, count,
+                )  # fmt: skip
+            return False
+        return True

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import ConfigError, PermissionDenied, ResourceBusy
 from agent.model.sockets import SOCKET_PATH_LIMIT
+from agent.system.directories import UnsafeDirectory, check_directory, make_directory
 
 if TYPE_CHECKING:
     import asyncio.trsock
@@ -94,17 +95,22 @@ def peer_credentials(connection: "socket.socket | asyncio.trsock.TransportSocket
     return PeerCredentials(pid, uid)
 
 
-def make_socket_directory(path: Path, *, flag: str) -> None:
-    """Create a directory for sockets (mode 0750) and its parents, unless they exist.
+def make_socket_directory(path: Path, *, flag: str, accepts_link: bool = True) -> None:
+    """Create a directory for sockets (mode 0750) and its parents, unless they exist, and check that no other
+    user can replace its files.
 
     ``flag`` is the command-line flag that an error text recommends to choose another directory.
+    ``accepts_link`` is False for a directory that must not be a symbolic link.
 
     Raises:
-        ConfigError: The directory cannot be created.
+        ConfigError: The directory cannot be created, or another user can replace its files.
         PermissionDenied: This process may not create the directory.
     """
     try:
-        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        make_directory(path, 0o750)
+        check_directory(path, accepts_link=accepts_link)
+    except UnsafeDirectory as error:
+        raise ConfigError(f"{path}: {error}, or choose another directory with {flag}") from None
     except PermissionError as error:
         raise PermissionDenied(
             f"{path}: may not create this directory; choose another with {flag}"
@@ -144,7 +150,10 @@ def remove_stale_sockets(directory: Path, *, keep: Collection[Path]) -> None:
     """Remove sockets (``*.sock``) of this user on which no server listens, except the paths in ``keep``.
 
     For example the socket of a driver that is no longer configured. A socket that cannot be removed stays.
+    All stay if the directory is a symbolic link.
     """
+    if directory.is_symlink():
+        return
     for path in directory.glob("*.sock"):
         with suppress(OSError, ResourceBusy, ConfigError):
             if path not in keep and path.lstat().st_uid == os.geteuid():

@@ -30,7 +30,8 @@ from agent.store.history_sqlite import (
     row_from_use,
     select_uses,
 )
-from agent.store.state_files import UnusableFile, make_directory, rename_unusable_file
+from agent.store.state_files import UnusableFile, rename_unusable_file
+from agent.system.directories import make_directory
 
 WRITE_WAIT_S: Final = 5.0
 """Time that a write waits for the lock of a reader [s]."""

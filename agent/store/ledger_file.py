@@ -23,6 +23,7 @@ from agent.prepare.driver_faults import DriverFaults
 from agent.prepare.prepare_ledger import LedgerEntry, PrepareLedger, merge_ledgers
 from agent.store import state_files
 from agent.store.state_files import WALL_MAX_S, StateWriteError, UnusableFile
+from agent.system.directories import make_directory
 from agent.system.files import unlock_and_close
 
 FILE: Final = "prepares.json"
@@ -258,7 +259,7 @@ def save_ledger(
     """
     path = directory / FILE
     try:
-        state_files.make_directory(directory)
+        make_directory(directory)
         with _locked(directory / LOCK):
             stored, problem = load_ledger(directory, driver)
             merged = merge_ledgers(ledger, stored, now_wall_s)

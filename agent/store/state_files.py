@@ -14,6 +14,7 @@ from typing import Annotated, Final, TypeVar, get_type_hints
 import msgspec
 
 from agent.errors import DrahealthError
+from agent.system.directories import make_directory
 from agent.system.files import ReadError, is_current_file, read_bounded, unlock_and_close
 
 UNUSABLE_FILES_MAX: Final = 5
@@ -131,15 +132,6 @@ def replace_file(path: Path, data: bytes, size_max: int) -> None:
         _sync_directory(path.parent)
     except OSError as error:
         raise StateWriteError(path, len(data), error.errno or 0, error.strerror or str(error)) from None
-
-
-def make_directory(directory: Path, mode: int = 0o700) -> None:
-    """Create a directory and its missing parents; nothing is world-writable. Raises OSError."""
-    try:
-        directory.mkdir(mode, exist_ok=True)
-    except FileNotFoundError:
-        make_directory(directory.parent, 0o755)
-        directory.mkdir(mode, exist_ok=True)
 
 
 def write_and_rename(path: Path, data: bytes, *, temporary: Path, mode: int) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from agent.model.report import Report
 from agent.model.time import NS, Instant
 from agent.serve.agent_api.service import ClearRequests
 from agent.serve.agent_servers import AgentServers
+from agent.system.directories import DirectoryLock
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 
@@ -79,7 +80,11 @@ class Serving(ServerThread):
     """Servers of one driver or more."""
 
     def __init__(
-        self, runtime_dir: Path, *other_drivers: str, clear_requests: ClearRequests | None = None
+        self,
+        runtime_dir: Path,
+        *other_drivers: str,
+        clear_requests: ClearRequests | None = None,
+        locks: Sequence[DirectoryLock] = (),
     ) -> None:
         self.latest: LatestValue[Report] = LatestValue()
         self.failures = []
@@ -90,6 +95,7 @@ class Serving(ServerThread):
             drivers=drivers,
             version="9.9.9",
             clear_requests=clear_requests,
+            locks=locks,
         )
         self.health, *self.others, self.agent = self.servers.paths
         self.thread = AsyncioThread(self.servers.run, on_failure=self.failures.append)

@@ -87,7 +87,7 @@ class SerializeLock:
 
     def _try_lock(self) -> int | None:
         """Return the descriptor of the locked file; None: another instance holds the lock."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.stat(self._path), os.fstat(fd)):  # else it was removed meanwhile
