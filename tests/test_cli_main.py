@@ -147,6 +147,7 @@ def test_mistyped_command_line_exits_64_with_a_suggestion(capsys, argv, error):
     [
         (["run", "--period", "5ms"], 78, "--period: 5ms is below the limit of 10ms"),
         (["run", "--driver", "A_b"], 78, "--driver: driver name 'A_b' is not a DNS subdomain"),
+        (["scan", "--config", ""], 64, "--config: the path is empty; name a file or omit the flag"),
         (["scan", "--config", "/none.toml"], 78, "configuration file /none.toml: No such file or directory"),
         (["status", "--runtime-dir", "/none"], 69, "/none/agent.sock: no such socket; is the agent running?"),
         (["watch", "--runtime-dir", "/none"], 69, "/none/agent.sock: no such socket; is the agent running?"),

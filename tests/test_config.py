@@ -375,6 +375,42 @@ def test_invalid_toml_is_refused_with_line(setup, text, words):
     assert setup.refusal(text) == words
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"[throttle]\nevents = {'1' * 4301}\n", "FILE:2: line is 4310 bytes, limit 4096; split it"),
+        (
+            f"[throttle]\nevents = {'[' * 2000}",
+            "FILE: arrays or tables are nested too deeply; remove brackets",
+        ),
+        (f"agent = 0x{'f' * 4000}", "FILE: agent: a very large number is not a table; write [agent]"),
+        (f"a{'.a' * 2048} = 1", "FILE:1: line is 4101 bytes, limit 4096; split it"),
+        ("#\n" * (1 << 17) + "#", "configuration file FILE: file is 262145 bytes, limit 262144"),
+    ],
+    ids=["digits", "brackets", "hexadecimal digits", "dotted key", "size"],
+)
+def test_file_that_costs_too_much_is_refused(setup, text, words):
+    assert setup.refusal(text) == words
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "device"])
+def test_file_that_never_ends_is_refused(tmp_path, kind):
+    file = tmp_path / "config.toml"
+    if kind == "FIFO":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=r"config\.toml: is not a regular file"):
+        load({}, {}, file=file)
+
+
+def test_more_than_64_drivers_are_refused(setup):
+    drivers = [f"d{number}.example.com" for number in range(30_000)]
+    assert setup.load(DRIVER=",".join(drivers[:64])).drivers == tuple(drivers[:64])
+    with pytest.raises(ConfigError, match="30000 drivers are given, limit 64; name fewer drivers"):
+        setup.load(DRIVER=",".join(drivers))
+
+
 def test_binary_file_is_refused_with_byte_offset(setup):
     setup.file.write_bytes(b"[agent]\n\xff")
     with pytest.raises(ConfigError, match="byte 8 is not UTF-8"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.cli.output.terminal import COLOURS, style_of
 from agent.config.config import CONFIG_VARIABLE, DEFAULT_FILE, SETTINGS, load, load_runtime_dir
+from agent.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace, _ActionsContainer
@@ -100,7 +101,13 @@ def flags_of(args: Namespace) -> dict[str, object]:
 
 
 def config_file_of(args: Namespace) -> Path | None:
-    """Return the configuration file from ``--config`` or the environment; None if neither names one."""
+    """Return the configuration file from ``--config`` or the environment; None if neither names one.
+
+    Raises:
+        UsageError: ``--config`` is empty, for example from an unset variable in a script.
+    """
+    if args.config == "":
+        raise UsageError("--config: the path is empty; name a file or omit the flag")
     path = args.config if args.config is not None else os.environ.get(CONFIG_VARIABLE)
     return Path(path) if path else None
 

@@ -49,10 +49,16 @@ from agent.config.values import (
 from agent.errors import ConfigError, PermissionDenied, suggestion
 from agent.model.cpuset import CpuSet
 from agent.model.health import XidOverride
+from agent.model.reading import Absence
+from agent.system.files import ReadError, read_bounded
 
 if TYPE_CHECKING:
     from agent.prepare.error_patterns import Pattern
 
+FILE_BYTES: Final = 256 << 10
+"""Largest accepted configuration file [bytes]."""
+LINE_BYTES: Final = 4096
+"""Longest accepted line of it [bytes]: the time to read a dotted key grows with the square of its length."""
 DEFAULT_FILE: Final = Path("/etc/drahealth/config.toml")
 RUNTIME_DIR: Final = Path("/run/drahealth")
 STATE_DIR: Final = Path("/var/lib/drahealth")
@@ -445,25 +451,29 @@ def _check_variables(environ: Mapping[str, str]) -> None:
 
 def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
     try:
-        text = path.read_bytes().decode()
-    except FileNotFoundError as error:
-        if not must_exist:
+        data = b"" if path == Path(os.devnull) else read_bounded(path, FILE_BYTES).data
+    except ReadError as error:
+        if error.absence is Absence.ABSENT and not must_exist:
             return {}
-        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
-    except PermissionError as error:
-        raise PermissionDenied(f"configuration file {path}: {error.strerror}") from None
-    except OSError as error:
-        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
+        refusal = PermissionDenied if error.is_forbidden else ConfigError
+        raise refusal(f"configuration file {path}: {error.reason}") from None
+    try:
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"configuration file {path}: byte {error.start} is not UTF-8") from None
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if len(line) > LINE_BYTES:
+            raise ConfigError(f"{path}:{number}: line is {len(line)} bytes, limit {LINE_BYTES}; split it")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         # tomllib: "<problem> (at line 2, column 5)", or "<problem> (at end of document)"
         problem, _, where = str(error).rpartition(" (at ")
         found = re.match(r"line (\d+)", where)
-        line = found[1] if found else str(text.count("\n") + 1)
-        raise ConfigError(f"{path}:{line}: {problem[:1].lower()}{problem[1:]}") from None
+        line_number = found[1] if found else str(text.count("\n") + 1)
+        raise ConfigError(f"{path}:{line_number}: {problem[:1].lower()}{problem[1:]}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: arrays or tables are nested too deeply; remove brackets") from None
 
 
 def _known_settings(
@@ -485,6 +495,14 @@ def _known_settings(
             hint = f"; did you mean {elsewhere!r}?" if elsewhere else suggestion(name, known)
             raise ConfigError(f"{path}: {key}: no such setting{hint}")
         elif not isinstance(value, Mapping):
-            raise ConfigError(f"{path}: {key}: {value!r} is not a table; write [{key}]")
+            raise ConfigError(f"{path}: {key}: {_shown(value)} is not a table; write [{key}]")
         else:
             yield from _known_settings(value, path, f"{key}.")
+
+
+def _shown(value: object) -> str:
+    """Return a value for an error text; Python refuses the decimal digits of a very large number."""
+    try:
+        return f"{value!r}"
+    except ValueError:
+        return "a very large number"

@@ -23,6 +23,8 @@ S: Final = 1000 * MS
 HOUR: Final = 3600 * S
 UNITS: Final = {"h": HOUR, "m": 60 * S, "s": S, "ms": MS, "us": 1000, "ns": 1}
 
+DRIVERS_MAX: Final = 64
+"""Largest number of DRA drivers: each has a socket, and all sockets share the agent's descriptors."""
 ROOT_BYTES: Final = 200  # size of a root in the native core's options
 LIBRARY_BYTES: Final = 4000  # size of the library's name there
 XID_MAX: Final = 999  # NVML's code for an unknown XID; real codes are far below
@@ -191,7 +193,9 @@ def check_driver_name(name: str) -> None:
 
 
 def check_driver_names(names: tuple[str, ...]) -> None:
-    """Check the names of DRA drivers: each must be valid and may occur once."""
+    """Check the names of DRA drivers: at most DRIVERS_MAX, each valid and given once."""
+    if len(names) > DRIVERS_MAX:
+        raise ValueError(f"{len(names)} drivers are given, limit {DRIVERS_MAX}; name fewer drivers")
     for name in names:
         check_driver_name(name)
         if names.count(name) > 1:
