@@ -6,7 +6,6 @@ imported at first use, because most commands do not need it. Type checkers read 
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 
 from agent.version import VERSION as __version__
 
@@ -14,6 +13,8 @@ __all__ = ["__version__"]
 
 
 def __getattr__(name: str) -> object:
+    from importlib.util import find_spec  # loads more modules than the start of the command line needs
+
     # "from agent import module" calls this function first and must not import the API
     if not name.startswith("_") and not find_spec(f"{__name__}.{name}"):
         api = import_module("agent.api")

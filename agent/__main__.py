@@ -5,14 +5,12 @@ interrupt the cleanup, and a thread that hangs in a library could block it forev
 """
 
 import os
-import signal
-import traceback
-from typing import Final, NoReturn
 
-INTERRUPTED: Final = 128 + signal.SIGINT
+INTERRUPTED = 130
+"""Exit code of a shell for a command that SIGINT ended."""
 
 
-def process() -> NoReturn:
+def process() -> None:
     """Run the command line, then end the process with its exit code."""
     try:
         # imported inside the try: imports take half the time of most commands, and Ctrl-C may come meanwhile
@@ -24,6 +22,8 @@ def process() -> NoReturn:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception:  # an error outside main's own handling
+        import traceback
+
         traceback.print_exc()
         code = os.EX_SOFTWARE
     os._exit(code)

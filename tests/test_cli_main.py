@@ -1,7 +1,9 @@
 """The command itself: help, suggestions, and the exit code of each error."""
 
+import errno
 import os
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -100,6 +102,61 @@ def test_unexpected_exception_shows_its_traceback(capsys):
     err = capsys.readouterr().err
     assert "in fails" in err
     assert err.endswith("drahealth: this is a bug in drahealth; please report it with the lines above\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            OSError(errno.EMFILE, "Too many open files"),
+            r"too many open files: .* \(RLIMIT_NOFILE\); raise it",
+        ),
+        (OSError(errno.ENFILE, "x"), "too many open files on this machine; raise the sysctl fs.file-max"),
+        (RuntimeError("can't start new thread"), "the kernel started no further thread: a limit of tasks"),
+        (MemoryError(), "out of memory: raise MemoryMax="),
+        (OSError(errno.ENOMEM, "x"), "out of memory: raise MemoryMax="),
+    ],
+)
+def test_lack_of_resources_is_no_bug(capsys, error, words):
+    assert report_error(ExceptionGroup("tasks", [error, ExceptionGroup("inner", [error])])) == INTERNAL
+    assert re.fullmatch(rf"drahealth: {words}.*\n", capsys.readouterr().err)
+
+
+def test_bug_beside_a_lack_of_resources_shows_its_traceback(capsys):
+    assert report_error(ExceptionGroup("tasks", [MemoryError(), ValueError("y")])) == INTERNAL
+    assert "ValueError: y" in capsys.readouterr().err
+
+
+def test_agent_with_32_descriptors_names_the_limit(tmp_path):
+    limits = (resource.RLIMIT_NOFILE, (32, 32))
+    program = f"""
+import os, resource, sys
+resource.setrlimit{limits}
+os.execv(sys.executable, [sys.executable, "-m", "agent", "run", "--runtime-dir", {str(tmp_path / "run")!r}])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == INTERNAL
+    assert "Traceback" not in done.stderr
+    assert re.search("[Tt]oo many open files", done.stderr)
+
+
+@pytest.mark.parametrize("module", ["typing", "traceback", "argparse", "agent.cli.main"])
+def test_ctrl_c_during_imports_prints_nothing(module):
+    program = f"""
+import os, runpy, signal, sys
+class Interrupt:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+assert {module!r} not in sys.modules
+sys.meta_path.insert(0, Interrupt)
+runpy.run_module("agent", run_name="__main__", alter_sys=True)
+"""
+    command = [sys.executable, "-S", "-c", program]  # without site, which may load modules
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_group_of_two_errors_is_shown_in_full(capsys):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import re
+import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -114,12 +116,42 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report_error(error: BaseException, write: Callable[[str], None] = print_last_error) -> int:
-    """Print the text of `error` with `write`, for a bug with a traceback, and return the exit code for it."""
+    """Print the text of `error` with `write`, for a bug with a traceback, and return the exit code for it.
+
+    A lack of descriptors, threads or memory is no bug: its text names the limit.
+    """
     root = unwrap_error(error)
     for kind, code in EXIT_OF_ERROR:
         if isinstance(root, kind):
             if isinstance(root, Exception) and not isinstance(root, OutputPipeClosed):
                 write(f"drahealth: {root}")
             return code
+    if lack := missing_resource(error):
+        write(f"drahealth: {lack}")
+        return INTERNAL
     write("".join(traceback.format_exception(error)) + BUG)
     return INTERNAL
+
+
+def missing_resource(error: BaseException) -> str:
+    """Return what the kernel refused to this process, with the limit and its setting; empty: `error`, or one
+    error of the group `error`, has another reason."""
+    if isinstance(error, BaseExceptionGroup):
+        lacks = [missing_resource(one) for one in error.exceptions]
+        return lacks[0] if all(lacks) else ""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"too many open files: this process may open {limit} (RLIMIT_NOFILE); raise it with "
+            "LimitNOFILE= in the unit, or ulimit -n"
+        )
+    if isinstance(error, OSError) and error.errno == errno.ENFILE:
+        return "too many open files on this machine; raise the sysctl fs.file-max, or stop what leaks files"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return (
+            "the kernel started no further thread: a limit of tasks or of memory is reached; raise it with "
+            "TasksMax= in the unit, the container's limit of pids, or ulimit -u"
+        )
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return "out of memory: raise MemoryMax= in the unit, or the container's limit of memory"
+    return ""
