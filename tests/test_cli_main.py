@@ -122,7 +122,7 @@ def test_lack_of_resources_is_no_bug(capsys, error, words):
     assert re.fullmatch(rf"drahealth: {words}.*\n", capsys.readouterr().err)
 
 
-def test_bug_beside_a_lack_of_resources_shows_its_traceback(capsys):
+def test_bug_with_a_lack_of_resources_shows_its_traceback(capsys):
     assert report_error(ExceptionGroup("tasks", [MemoryError(), ValueError("y")])) == INTERNAL
     assert "ValueError: y" in capsys.readouterr().err
 
