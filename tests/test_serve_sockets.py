@@ -34,6 +34,12 @@ def test_socket_mode_is_0660_with_any_umask(tmp_path: Path, umask: int) -> None:
     listener.close()
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o077], indirect=True, ids=oct)
+def test_directory_mode_is_0750_with_any_umask(tmp_path: Path, umask: int) -> None:
+    make_socket_directory(tmp_path / "a" / "run", flag="--runtime-dir")
+    assert [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("a", "a/run")] == [0o755, 0o750]
+
+
 def test_client_that_connects_before_accept_waits(tmp_path: Path) -> None:
     listener = UnixListener(tmp_path / "a.sock")
     with socket.socket(socket.AF_UNIX) as client:

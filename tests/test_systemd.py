@@ -18,8 +18,10 @@ import sysconfig
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import agents
 import fake_nvml
 import pytest
+from agents import Agent, short_tmp
 from hung_file import hung_file
 from patience import PATIENCE_S
 
@@ -33,6 +35,7 @@ DRIVER = "test.drahealth.example"
 COMMAND_PATH = "/opt/drahealth/bin/drahealth"
 GPUS = "--nvml-library /opt/nvml/libnvidia-ml.so.1"
 CAP_SYSLOG = 1 << 34
+__all__ = ["short_tmp"]
 
 # --- the unit as text ---------------------------------------------------------------------------------------
 
@@ -87,8 +90,55 @@ def test_invalid_line_in_the_unit_is_found(installed: Path) -> None:
 
 
 def test_sandbox_is_below_the_exposure_threshold(installed: Path) -> None:
-    printed = analyze("security", "--offline=true", "--threshold=30", "--no-pager", installed)
+    printed = analyze("security", "--offline=true", "--threshold=19", "--no-pager", installed)
     assert "Overall exposure level" in printed
+
+
+def allowed_system_calls() -> set[str]:
+    """Return the system calls that the unit's filter allows, as the machine's systemd reads its groups."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+
+    def members(name: str) -> set[str]:
+        if not name.startswith("@"):
+            return {name}
+        lines = (line.strip() for line in analyze("syscall-filter", name).splitlines()[1:])
+        return set().union(*(members(line) for line in lines if line and not line.startswith("#")))
+
+    allowed = members("@default")
+    for line in re.findall(r"^SystemCallFilter=(.*)$", UNIT.read_text(), re.MULTILINE):
+        calls = set().union(*map(members, line.removeprefix("~").split()))
+        allowed = allowed - calls if line.startswith("~") else allowed | calls
+    return allowed
+
+
+def test_filter_allows_no_call_that_the_agent_never_makes() -> None:
+    dangerous = {"add_key", "bpf", "io_uring_setup", "mknodat", "mount", "ptrace", "setns", "setuid", "shmat"}
+    dangerous |= {"chown", "process_vm_readv", "sched_setscheduler", "syslog", "unshare", "userfaultfd"}
+    assert not dangerous & allowed_system_calls()
+
+
+def test_filter_allows_every_call_of_an_agent_at_work(short_tmp: Path) -> None:
+    """With GPUs in a process of their own, clients, declarations, a history, and sockets that vanish."""
+    allowed = allowed_system_calls()
+    trace = short_tmp / "trace"
+    tracer = ["strace", "-f", "-qq", "-e", "signal=none", "-o", str(trace)]
+    if shutil.which("strace") is None or subprocess.run([*tracer, "true"], check=False).returncode != 0:
+        pytest.skip("strace is not installed or may not trace")
+    flags = ["--nvml-library", str(fake_nvml.library()), "--node-name", "traced"]
+    with Agent(short_tmp, *flags, wrapper=tracer, expect="gpu-0 ") as agent:
+        run = short_tmp / "run"
+        for verb in (["status"], ["watch", "--once"], ["history"]):
+            command = [sys.executable, "-m", "agent", *verb, "--runtime-dir", str(run)]
+            subprocess.run(command, capture_output=True, check=False, cwd=REPOSITORY)
+        (run / "devices.d" / f"{agents.DRIVER}.toml").write_text("version = 1\n")
+        (run / "agent.sock").unlink()
+        agent.wait_for_log("was removed by another process; created again")
+        os.kill(int((run / "agent.lock").read_text()), signal.SIGTERM)
+        assert agent.process.wait(PATIENCE_S) == 0
+    called = set(re.findall(r"^[0-9]+ +([a-z_0-9]+)\(", trace.read_text(), re.MULTILINE))
+    assert {"memfd_create", "capset", "accept4", "inotify_add_watch", "fsync"} <= called
+    assert called <= allowed
 
 
 def test_sandbox_allows_unix_and_netlink_sockets_only() -> None:
@@ -143,7 +193,9 @@ changed() { while [ "$(show "$1")" = "$2" ]; do sleep 0.05; done; }
 changed StatusText "first pass over the node has not finished"
 facts 1-started
 cat "/proc/$(show MainPID)/status" >1-process
-stat -c '%a %U %n' /run/drahealth /run/drahealth/agent.sock /run/drahealth/drivers/*.sock >1-sockets
+cd /run/drahealth
+stat -c '%a %U %n' "$PWD" "$PWD"/drivers agent.sock drivers/*.sock >/results/1-sockets
+cd /results
 /opt/drahealth/bin/drahealth status -o json >1-status 2>1-status-err
 echo $? >1-status-rc
 until /opt/drahealth/bin/drahealth watch --once | grep -q 'gpu-0 *Healthy'; do sleep 0.05; done
@@ -340,8 +392,9 @@ def test_systemctl_status_shows_device_summary(results: Path) -> None:
 def test_sockets_exist_when_the_service_is_up(results: Path) -> None:
     assert (results / "1-sockets").read_text().splitlines() == [
         "750 root /run/drahealth",
-        "660 root /run/drahealth/agent.sock",
-        f"660 root /run/drahealth/drivers/{DRIVER}.sock",
+        "750 root /run/drahealth/drivers",
+        "660 root agent.sock",
+        f"660 root drivers/{DRIVER}.sock",
     ]
 
 
@@ -390,8 +443,8 @@ def test_only_gpus_and_kernel_log_devices_are_allowed(results: Path) -> None:
 
 
 def test_gpu_fault_checkpoint_is_readable_by_root_only(results: Path) -> None:
-    assert (results / "1-state").read_text().splitlines() == [
-        "drwx------ 0 ", "-rw------- 0 gpu-faults.json"
+    assert sorted((results / "1-state").read_text().splitlines()) == [
+        "-rw------- 0 agent.lock", "-rw------- 0 gpu-faults.json", "drwx------ 0 "
     ]  # fmt: skip
 
 

@@ -31,12 +31,21 @@ class LockHeld(Exception):
 
 
 def make_directory(directory: Path, mode: int = 0o700) -> None:
-    """Create a directory and its missing parents; nothing is world-writable. Raises OSError."""
+    """Create a directory with exactly this mode, whatever the umask, and its missing parents with mode 0755.
+
+    An existing directory is kept as it is. Raises OSError.
+    """
     try:
-        directory.mkdir(mode, exist_ok=True)
+        directory.mkdir(mode)
     except FileNotFoundError:
         make_directory(directory.parent, 0o755)
-        directory.mkdir(mode, exist_ok=True)
+        make_directory(directory, mode)
+        return
+    except FileExistsError:
+        if not directory.is_dir():
+            raise
+        return
+    directory.chmod(mode)
 
 
 def check_directory(path: Path, *, accepts_link: bool = True) -> None:
