@@ -1,14 +1,15 @@
 """History file: real SQLite on real disks, concurrent readers, damage and full disks."""
 
 import os
+import random
 import signal
 import sqlite3
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,14 +218,42 @@ def without_a_column(path: Path) -> None:
         db.execute("ALTER TABLE running DROP COLUMN owner")
 
 
+def with_an_empty_value(path: Path) -> None:
+    """Set a column to NULL that never is, as a changed byte in the file does."""
+    kept(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_master SET sql = replace(sql, 'told_by TEXT NOT NULL', 'told_by TEXT')")
+        db.commit()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE running SET told_by = NULL")
+
+
+def with_a_changed_text(path: Path) -> None:
+    """Change one letter of a name, which leaves a valid database with valid values."""
+    kept(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE running SET device_device = device_device || 'x'")
+
+
+def with_a_schema_that_is_no_text(path: Path) -> None:
+    """SQLite quotes the schema in its error message."""
+    kept(HistoryFile(path, UsageHistoryLimits()), device_usage(active=True))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"CREATE TABLE running", b"CREATE \xff\xfe\xfdLE running", 1))
+
+
 @pytest.mark.parametrize(
     ("make", "reason", "kind"),
     [
+        (with_an_empty_value, "file cannot be parsed: checksum of record 1 is wrong", "corrupt"),
+        (with_a_changed_text, "file cannot be parsed: checksum of record 1 is wrong", "corrupt"),
+        (with_a_schema_that_is_no_text, "file cannot be parsed: SQLite reports damage in bytes", "corrupt"),
         (scribbled, "file cannot be parsed: file is not a database", "corrupt"),
         (damaged, "", "corrupt"),
         (of_another_application, "file is not a history file of drahealth", "foreign"),
-        (with_strange_rows, "file cannot be parsed: 'well' is not a valid Health", "corrupt"),
-        (without_a_column, "file cannot be parsed: No item with that key", "corrupt"),
+        (with_strange_rows, "file cannot be parsed: checksum of record 1 is wrong", "corrupt"),
+        (without_a_column, "file cannot be parsed: checksum of record 1 is wrong", "corrupt"),
         (os.mkdir, "is not a regular file", "corrupt"),
         (os.mkfifo, "is not a regular file", "corrupt"),
         (lambda path: path.symlink_to("/dev/null"), "is not a regular file", "corrupt"),
@@ -243,6 +272,56 @@ def test_unusable_file_is_set_aside_and_created_again(path, make, reason, kind) 
     assert history.content_if_replaced() is None
     kept(history, device_usage(1, active=True))
     assert [one.id for one in read_history(path).running] == ["run-1"]
+
+
+@pytest.mark.parametrize(
+    "make", [scribbled, damaged, with_an_empty_value, with_a_changed_text, with_a_schema_that_is_no_text]
+)
+def test_reader_of_a_damaged_file_gets_one_error(path: Path, make: Callable[[Path], None]) -> None:
+    path.parent.mkdir()
+    make(path)
+    with pytest.raises(UnusableFile):
+        read_history(path)
+
+
+def test_any_damage_is_found_or_harmless(path: Path) -> None:
+    """A changed byte leaves the content, or the file is set aside and recording goes on."""
+    whole = path.with_name("whole")
+    uses = [device_usage(number, active=number % 2 == 0, state=LOST) for number in range(12)]
+    kept(HistoryFile(whole, UsageHistoryLimits()), *uses)
+    data, content = whole.read_bytes(), read_history(whole)
+    chance = random.Random(5)
+    for _ in range(80):
+        damage = bytearray(data)
+        for _ in range(chance.choice((1, 2, 8, 64))):
+            at_byte = chance.randrange(len(data) if chance.random() < 0.6 else 4096)
+            damage[at_byte] = chance.choice((0, 0xFF, chance.randrange(256)))
+        path.write_bytes(damage)
+        with suppress(UnusableFile):
+            assert read_history(path) in (content, ((), (), 0.0))
+        history = HistoryFile(path, UsageHistoryLimits())
+        with suppress(HistoryError):
+            history.content_if_replaced()
+        with suppress(HistoryError):
+            kept(history, device_usage(99, active=True))
+        kept(history, device_usage(99, active=True))
+        assert "run-99" in [one.id for one in read_history(path).running]
+
+
+def test_file_without_checksums_gets_them(history: HistoryFile, path: Path) -> None:
+    kept(history, device_usage(1, active=True), device_usage(2))
+    with closing(sqlite3.connect(path)) as db, db:
+        for table in ("running", "ended"):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
+    before = read_history(path)
+    later = HistoryFile(path, UsageHistoryLimits())
+    assert later.content_if_replaced() is not None
+    assert read_history(path) == before
+    kept(later, device_usage(3))
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE ended SET owner = 'other'")
+    with pytest.raises(UnusableFile, match="checksum of record 2 is wrong"):
+        read_history(path)
 
 
 def test_damage_while_running_is_noticed_by_next_write(history: HistoryFile, path: Path) -> None:

@@ -20,6 +20,8 @@ from agent.store.history_sqlite import (
     INSERT_ENDED,
     INSERT_RUNNING,
     NEWER_VERSION,
+    add_checksums,
+    check_ended_rows,
     check_version,
     create_empty_file,
     create_tables,
@@ -74,7 +76,7 @@ def read_history(path: Path, *, wait_s: float = READ_WAIT_S) -> HistoryContent:
     try:
         return _read_content(path, "ro", wait_s)
     except sqlite3.OperationalError as error:
-        code = error.sqlite_errorcode
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF == sqlite3.SQLITE_BUSY:
             raise ResourceBusy(
                 f"history file {path}: locked by the agent's write for over {wait_s:g} s; try again"
@@ -135,9 +137,10 @@ class HistoryFile:
         if file_id is None:
             return StoredUsages()
         with self._open() as db:
-            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
-            if found != "ok":
-                raise UnusableFile(f"file is damaged: {found}")
+            found = db.execute("PRAGMA quick_check(1)").fetchone()
+            if found is None or found[0] != "ok":
+                raise UnusableFile(f"file is damaged: {found and found[0]}")
+            check_ended_rows(db)  # all of them: a reader lists them all
             over = "SELECT * FROM ended WHERE ending IN (?, ?) ORDER BY number DESC LIMIT ?"
             content = StoredUsages(
                 running=select_uses(db, "SELECT * FROM running ORDER BY number"),
@@ -205,6 +208,7 @@ class HistoryFile:
                 if not pragma_number(db, "schema_version"):
                     create_tables(db)
                 check_version(db)
+                add_checksums(db)
                 yield db
         except UnusableFile as error:
             raise HistoryError(self._path, f"{error}; {self._handle_corrupt(error)}") from None

@@ -3,10 +3,11 @@
 import os
 import sqlite3
 import stat
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import Origin, PodRef
@@ -14,6 +15,8 @@ from agent.model.device_usage import DeviceState, DeviceUsage, UsageEnd, UsageEn
 from agent.model.health import Health, Severity
 from agent.model.time import Instant
 from agent.store.state_files import UnusableFile
+
+Number = TypeVar("Number", int, float)
 
 TEXT_MAX: Final = 512
 """Length to which texts in a row are cut [characters]."""
@@ -36,11 +39,17 @@ _ENDED: Final = (
     "lasted_s REAL NOT NULL",
 )
 
+NO_CHECKSUM: Final = -1
+"""Checksum of the rows of a file to which the column was added."""
+_CHECKSUM: Final = f"checksum INTEGER NOT NULL DEFAULT {NO_CHECKSUM}"
+_RUNNING_COLUMNS: Final = (*_COMMON, _CHECKSUM)
+_ENDED_COLUMNS: Final = (*_COMMON, *_ENDED, _CHECKSUM)
+
 SCHEMA_STATEMENTS: Final = (
     "CREATE TABLE agent (left_s REAL NOT NULL)",
     "INSERT INTO agent VALUES (0)",
-    f"CREATE TABLE running (number INTEGER PRIMARY KEY, {', '.join(_COMMON)})",
-    f"CREATE TABLE ended (number INTEGER PRIMARY KEY, {', '.join((*_COMMON, *_ENDED))})",
+    f"CREATE TABLE running (number INTEGER PRIMARY KEY, {', '.join(_RUNNING_COLUMNS)})",
+    f"CREATE TABLE ended (number INTEGER PRIMARY KEY, {', '.join(_ENDED_COLUMNS)})",
 )
 """Schema of format version 1. Rows are ordered by number, because the wall clock can be set back."""
 
@@ -55,8 +64,8 @@ def _insert_statement(table: str, columns: Iterable[str]) -> str:
     )
 
 
-INSERT_RUNNING: Final = _insert_statement("running", _COMMON)
-INSERT_ENDED: Final = _insert_statement("ended", (*_COMMON, *_ENDED))
+INSERT_RUNNING: Final = _insert_statement("running", _RUNNING_COLUMNS)
+INSERT_ENDED: Final = _insert_statement("ended", _ENDED_COLUMNS)
 
 
 def row_from_use(use: DeviceUsage) -> tuple[object, ...]:
@@ -77,7 +86,17 @@ def row_from_use(use: DeviceUsage) -> tuple[object, ...]:
         " ".join(use.maybe),
         *(use.ended or ()),
     )
-    return tuple(_truncate(value) if isinstance(value, str) else value for value in values)
+    stored = tuple(_truncate(value) if isinstance(value, str) else value for value in values)
+    return (*stored, _checksum(stored))
+
+
+def _checksum(values: Iterable[object]) -> int:
+    """Return the CRC-32 of the values of a record, which finds damage inside of them that SQLite cannot find.
+
+    SQLite returns a number as integer or float, whatever the column's type, so both count as float.
+    """
+    parts = (f"{float(value)!r}" if isinstance(value, int | float) else f"{value!r}" for value in values)
+    return zlib.crc32("\n".join(parts).encode())
 
 
 def _truncate(text: str) -> str:
@@ -86,6 +105,7 @@ def _truncate(text: str) -> str:
 
 def use_from_row(row: sqlite3.Row) -> DeviceUsage:
     """Convert a row of running or ended uses to a device use. Raises ValueError, TypeError if damaged."""
+    _check_row(row)
     sources = tuple(map(Origin, row["told_by"].split()))
     if not sources:
         raise ValueError("row without a source of the use")
@@ -108,6 +128,22 @@ def use_from_row(row: sqlite3.Row) -> DeviceUsage:
     )
 
 
+def _check_row(row: sqlite3.Row) -> None:
+    *values, checksum = tuple(row)[1:]
+    has_checksum = row.keys()[-1] == "checksum" and checksum != NO_CHECKSUM
+    if has_checksum and checksum != _checksum(values):
+        raise ValueError(f"checksum of record {row['number']} is wrong")
+
+
+def check_ended_rows(db: sqlite3.Connection) -> None:
+    """Raise UnusableFile if the checksum of an ended use is wrong."""
+    try:
+        for row in db.execute("SELECT * FROM ended"):
+            _check_row(row)
+    except (ValueError, TypeError) as error:
+        raise UnusableFile(f"file cannot be parsed: {error}") from None
+
+
 def _state_from_row(row: sqlite3.Row, prefix: str) -> DeviceState:
     health, severity, code, evidence, since_s = (row[f"{prefix}_{name}"] for name in _STATE)
     return DeviceState(Health(health), Severity(severity), code, evidence, float(since_s))
@@ -124,8 +160,18 @@ APPLICATION_ID: Final = 0x64726168
 NEWER_VERSION: Final = "newer"
 FOREIGN_FILE: Final = "foreign"
 
-_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
-"""SQLite error codes of a damaged file; SQLITE_ERROR: a missing table or column."""
+_DAMAGED: Final = frozenset(
+    {
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_FORMAT,
+        sqlite3.SQLITE_ERROR,  # a missing table or column
+        sqlite3.SQLITE_CONSTRAINT,  # the schema in the file is not that of create_tables()
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_TOOBIG,
+    }
+)
+"""SQLite error codes of a damaged file."""
 
 
 def create_empty_file(path: Path) -> None:
@@ -165,9 +211,11 @@ def open_connection(path: Path, mode: str, wait_s: float) -> Iterator[sqlite3.Co
         db.text_factory = lambda data: data.decode(errors="replace")
         yield db
     except sqlite3.Error as error:
-        if error.sqlite_errorcode & 0xFF in _DAMAGED:
+        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _DAMAGED:
             raise UnusableFile(f"file cannot be parsed: {error}") from None
         raise
+    except UnicodeDecodeError:  # of SQLite's message, which quotes the file
+        raise UnusableFile("file cannot be parsed: SQLite reports damage in bytes that are no text") from None
     finally:
         db.close()
 
@@ -181,6 +229,13 @@ def create_tables(db: sqlite3.Connection) -> None:
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {VERSION}")
     db.execute("COMMIT")
+
+
+def add_checksums(db: sqlite3.Connection) -> None:
+    """Add the column of the checksums to the tables of a file that has none."""
+    for table in ("running", "ended"):
+        if all(name != "checksum" for _, name, *_ in db.execute(f"PRAGMA table_info({table})")):
+            db.execute(f"ALTER TABLE {table} ADD COLUMN {_CHECKSUM}")
 
 
 def check_version(db: sqlite3.Connection) -> None:
@@ -198,24 +253,30 @@ def check_version(db: sqlite3.Connection) -> None:
 
 
 def pragma_number(db: sqlite3.Connection, pragma: str) -> int:
-    """Return the value of a numeric SQLite pragma."""
-    return int(db.execute(f"PRAGMA {pragma}").fetchone()[0])
+    """Return the value of a numeric SQLite pragma. Raises UnusableFile if it is no number."""
+    return _first_number(db, f"PRAGMA {pragma}", int)
+
+
+def _first_number(db: sqlite3.Connection, query: str, kind: Callable[[Any], Number]) -> Number:
+    try:
+        return kind(db.execute(query).fetchone()[0] or 0)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UnusableFile(f"file cannot be parsed: {query}: {error}") from None
 
 
 def last_write_s(db: sqlite3.Connection) -> float:
     """Return the time of the agent's last write [s since 1970]; 0: never."""
-    (left_s,) = db.execute("SELECT max(left_s) FROM agent").fetchone()
-    return float(left_s or 0)
+    return _first_number(db, "SELECT max(left_s) FROM agent", float)
 
 
 def select_uses(db: sqlite3.Connection, query: str, *values: object) -> tuple[DeviceUsage, ...]:
     """Return the device uses that a query selects. Raises UnusableFile if a row cannot be converted."""
     try:
         return tuple(use_from_row(row) for row in db.execute(query, values))
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise UnusableFile(f"file cannot be parsed: {error}") from None
 
 
 def describe_sqlite_error(error: sqlite3.Error) -> str:
     """Return the message and error name of an SQLite error."""
-    return f"{error} ({error.sqlite_errorname})"
+    return f"{error} ({getattr(error, 'sqlite_errorname', 'no SQLite error')})"
