@@ -17,6 +17,7 @@ from agent.model.reading import Absence
 from agent.model.time import Instant
 from agent.sources.kubelet_state import (
     ATTEMPTS,
+    CLAIMS_MAX,
     CLAIMS_MAX_BYTES,
     RETRY_PAUSE_S,
     IncompleteCheckpoint,
@@ -235,6 +236,36 @@ def test_answer_has_modification_time_of_file(tmp_path: Path) -> None:
     assert answer.provenance == (Origin.CHECKPOINT, NOW, 1_600_000_000.0)
     assert [one.ref.uid for one in answer.items] == ["u"]
     assert answer.is_complete
+
+
+def test_claims_above_the_limit_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "dra_manager_state"
+    path.write_bytes(checkpoint([claim(f"u-{number}") for number in range(CLAIMS_MAX + 7)]))
+    answer = read_claims_checkpoint(path, NOW, no_pause)
+    assert len(answer.items) == CLAIMS_MAX == 8192
+    assert answer.invalid == (
+        f"claims checkpoint {path}: has 8199 claims, limit 8192; the pods of 7 claims are not known",
+    )
+    assert not answer.is_complete, "no use of a device ends because its claim is left out"
+
+
+def test_damaged_claim_above_the_limit_is_not_decoded(tmp_path: Path) -> None:
+    """It costs neither memory nor the claims before it."""
+    path = tmp_path / "dra_manager_state"
+    wrong = [{**claim("u"), "ClaimUID": 5}]
+    path.write_bytes(checkpoint([claim(f"u-{number}") for number in range(CLAIMS_MAX)] + wrong))
+    assert len(read_claims_checkpoint(path, NOW, no_pause).items) == CLAIMS_MAX
+    path.write_bytes(checkpoint(wrong))
+    assert "key Data cannot be parsed" in read_claims_checkpoint(path, NOW, no_pause).reason
+
+
+def test_file_above_the_size_limit_is_unreadable(tmp_path: Path) -> None:
+    path = tmp_path / "dra_manager_state"
+    with path.open("wb") as file:
+        file.truncate((32 << 20) + 1)
+    answer = read_claims_checkpoint(path, NOW, no_pause)
+    assert (answer.absence, answer.items) == (Absence.UNREADABLE, ())
+    assert answer.reason.endswith("file is 33554433 bytes, limit 33554432")
 
 
 def test_absent_file_is_absent_and_not_empty(tmp_path: Path) -> None:

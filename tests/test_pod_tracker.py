@@ -404,6 +404,21 @@ def test_unreadable_checkpoint_keeps_last_known_uses(kubelet: Kubelet, follow: M
         assert following.state is SourceState.OK
 
 
+def test_claims_above_the_limit_are_reported(
+    kubelet: Kubelet, follow: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelet_state, "CLAIMS_MAX", 1)  # thousands of claims would take the test's time
+    kubelet.prepared(*(prepared_claim(f"c-{number}", "gpu-0", pods=[f"u-{number}"]) for number in range(3)))
+    following = follow()
+    file = kubelet.kubelet / kubelet_state.CLAIMS_FILE
+    with following.running():
+        following.until_uses({"u-0": ["gpu-0"]})
+        assert (following.state, following.detail) == (
+            SourceState.FAILING,
+            f"claims checkpoint {file}: has 3 claims, limit 1; the pods of 2 claims are not known",
+        )
+
+
 def test_fifo_instead_of_checkpoint_does_not_block(kubelet: Kubelet, follow: Make) -> None:
     file = kubelet.kubelet / kubelet_state.CLAIMS_FILE
     os.mkfifo(file)

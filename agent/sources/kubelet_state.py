@@ -43,7 +43,9 @@ from agent.system.files import ReadError, read_bounded
 CLAIMS_FILE: Final = CHECKPOINT
 """Name of the file in the kubelet's directory; owned by root, mode 0600."""
 CLAIMS_CHECKPOINT_KIND: Final = "DRACheckpoint"
-CLAIMS_MAX_BYTES: Final = 64 << 20
+CLAIMS_MAX_BYTES: Final = 32 << 20
+CLAIMS_MAX: Final = 8192
+"""Largest number of claims that are kept: a kubelet has a few per pod, and each takes 4 KiB in the agent."""
 ATTEMPTS: Final = 3
 RETRY_PAUSE_S: Final = 0.05
 """Pause between attempts to read an incomplete file; the kubelet writes one within milliseconds [s]."""
@@ -78,7 +80,8 @@ class _ClaimInfo(msgspec.Struct):
 
 class _ClaimList(msgspec.Struct):
     kind: str = ""
-    ClaimInfoStateList: list[_ClaimInfo] | None = None
+    ClaimInfoStateList: list[msgspec.Raw] | None = None
+    """Each a _ClaimInfo, decoded only as far as it is kept."""
 
 
 class _Checkpoint(msgspec.Struct):
@@ -97,13 +100,14 @@ def read_claims_checkpoint(
         pause: Waits the given seconds before an incomplete file is read again.
 
     Returns:
-        The claims; ABSENT if the kubelet has never run with claims, UNREADABLE with the reason.
+        The first CLAIMS_MAX claims, and a text if there are more; ABSENT if the kubelet has never run with
+        claims, UNREADABLE with the reason.
     """
     reason = ""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             file = read_bounded(path, CLAIMS_MAX_BYTES)
-            claims = parse_claims_checkpoint(file.data)
+            claims, left_out = _parse_claims(file.data)
         except ReadError as error:
             return SourceAnswer(Provenance(Origin.CHECKPOINT, now), (), error.absence, str(error))
         except IncompleteCheckpoint as error:
@@ -114,17 +118,27 @@ def read_claims_checkpoint(
             reason = f"claims checkpoint {path}: {error}"
             break
         else:
-            return SourceAnswer(Provenance(Origin.CHECKPOINT, now, file.written_s), claims)
+            problem = (
+                f"claims checkpoint {path}: has {CLAIMS_MAX + left_out} claims, limit {CLAIMS_MAX}; the pods "
+                f"of {left_out} claims are not known"
+            )
+            written = Provenance(Origin.CHECKPOINT, now, file.written_s)
+            return SourceAnswer(written, claims, invalid=(problem,) if left_out else ())
     return SourceAnswer(Provenance(Origin.CHECKPOINT, now), (), Absence.UNREADABLE, reason)
 
 
 def parse_claims_checkpoint(data: bytes) -> tuple[PreparedClaim, ...]:
-    """Parse the claims in a claims checkpoint; entries of the same claim are merged.
+    """Parse the first CLAIMS_MAX claims in a claims checkpoint; entries of the same claim are merged.
 
     Raises:
-        TornCheckpoint: The file is incomplete, or its checksum is wrong; the text has both checksums.
+        IncompleteCheckpoint: The file is incomplete, or its checksum is wrong; the text has both checksums.
         ValueError: The file is another checkpoint, or has an unknown format.
     """
+    return _parse_claims(data)[0]
+
+
+def _parse_claims(data: bytes) -> tuple[tuple[PreparedClaim, ...], int]:
+    """Parse the claims as in :func:`parse_claims_checkpoint`. Returns also the number of those left out."""
     try:
         envelope = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -144,12 +158,20 @@ def parse_claims_checkpoint(data: bytes) -> tuple[PreparedClaim, ...]:
         raise ValueError(f"key Data cannot be parsed: {error}") from None
     if content.kind != CLAIMS_CHECKPOINT_KIND:
         raise ValueError(f"key kind is {content.kind[:64]!r}, expected {CLAIMS_CHECKPOINT_KIND!r}")
+    entries = content.ClaimInfoStateList or []
     claims: dict[ClaimRef, PreparedClaim] = {}
-    for info in content.ClaimInfoStateList or ():
-        claim = _prepared_claim(info)
+    for entry in entries[:CLAIMS_MAX]:
+        claim = _prepared_claim(_decode_claim(entry))
         before = claims.get(claim.ref)
         claims[claim.ref] = _merge_claims(before, claim) if before else claim
-    return tuple(claims.values())
+    return tuple(claims.values()), max(0, len(entries) - CLAIMS_MAX)
+
+
+def _decode_claim(entry: msgspec.Raw) -> _ClaimInfo:
+    try:
+        return msgspec.json.decode(entry, type=_ClaimInfo)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"key Data cannot be parsed: {error}") from None
 
 
 def _prepared_claim(info: _ClaimInfo) -> PreparedClaim:

@@ -269,6 +269,7 @@ class PodPoller:
             )
         answers = (kubelet.prepared, kubelet.pods)
         problems = [answer.reason for answer in answers if answer.absence is Absence.UNREADABLE]
+        problems += kubelet.prepared.invalid
         problems += [self._last_audit.problem] if self._last_audit.problem else []
         detail = "; ".join(problems or self._last_audit.unreadable[:PROBLEMS_MAX])
         if not problems and kubelet.pods.absence and self._config.pods_audit_ns:
