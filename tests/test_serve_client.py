@@ -7,6 +7,7 @@ import random
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +28,7 @@ from wire.serving import DRIVER, Serving, at, device, eventually, report, unheal
 from agent.errors import AgentUnreachable, DrahealthError, PermissionDenied
 from agent.model.health import Health, Severity
 from agent.model.report import AgentStatus, Report
-from agent.serve.agent_api.client import fetch_status, watch_reports
+from agent.serve.agent_api.client import fetch_status, first_report, watch_reports
 from agent.serve.grpc.channel import RawChannel
 from agent.serve.grpc.gen.health_v1alpha1 import v1alpha1
 
@@ -194,6 +195,70 @@ def test_shutdown_of_agent_is_reported(tmp_path: Path, which: str) -> None:
                     await asyncio.to_thread(serving.thread.stop)
 
         assert refusal(path, lambda _: asyncio.run(main())) == "UNAVAILABLE: agent shutting down"
+
+
+@contextlib.contextmanager
+def slow_proxy(path: Path, target: Path, chunk: int, pause_s: float) -> Iterator[Path]:
+    """Serve a socket that passes one connection on, and the server's bytes in chunks with pauses."""
+
+    def upload(client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(1 << 16):
+                server.sendall(data)
+
+    def run() -> None:
+        with (
+            contextlib.suppress(OSError),
+            listener.accept()[0] as client,
+            socket.socket(socket.AF_UNIX) as server,
+        ):
+            server.connect(str(target))
+            uploading = threading.Thread(target=upload, args=(client, server), daemon=True)
+            uploading.start()
+            while data := server.recv(chunk):
+                client.sendall(data)
+                ended.wait(pause_s)
+
+    ended = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield path
+        ended.set()
+
+
+def test_report_that_arrives_slowly_is_read(tmp_path: Path) -> None:
+    """Longer than both timeouts in all, without a pause as long as one of them."""
+    with Serving(tmp_path) as serving:
+        serving.publish(*(device(f"device-{number}") for number in range(300)))
+        with slow_proxy(tmp_path / "slow.sock", serving.agent, 400, 0.05) as slow:
+            began_s = time.monotonic()
+            found = asyncio.run(first_report(slow, first_byte_s=PATIENCE_S, silence_s=1.5))
+            assert time.monotonic() - began_s > 1.5, "a fixed timeout would have ended it"
+    assert len(found.devices) == 300
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_server_that_stops_sending_is_a_timeout(tmp_path: Path, begins: bool) -> None:
+    def answer() -> None:
+        with listener.accept()[0] as client:
+            client.sendall(bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))  # empty SETTINGS
+            while client.recv(1 << 16):
+                pass
+
+    path = tmp_path / "silent.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=answer)
+        if begins:
+            thread.start()
+        with pytest.raises(TimeoutError):
+            asyncio.run(first_report(path, first_byte_s=PATIENCE_S if begins else 0.1, silence_s=0.1))
+        if begins:
+            thread.join(PATIENCE_S)
 
 
 def test_abandoned_stream_is_closed(tmp_path: Path) -> None:

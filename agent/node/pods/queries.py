@@ -6,7 +6,6 @@ A source that is absent, hangs or returns invalid data yields an answer with tha
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -225,13 +224,12 @@ async def query_report(socket: Path) -> Report:
     """Return the current health report of the agent's or a driver's socket.
 
     Raises:
-        TimeoutError: No report came within 2 s.
+        TimeoutError: The report did not begin within 2 s, or stopped.
         DrahealthError: As of :func:`agent.serve.agent_api.client.watch_reports`.
     """
-    from agent.serve.agent_api.client import watch_reports  # an agent without embedding drivers saves it
+    from agent.serve.agent_api.client import first_report  # an agent without embedding drivers saves it
 
-    async with asyncio.timeout(SOCKET_TIMEOUT_S), aclosing(watch_reports(socket)) as reports:
-        return await anext(reports)
+    return await first_report(socket, first_byte_s=SOCKET_TIMEOUT_S)
 
 
 async def read_file(

@@ -7,6 +7,7 @@ problem.
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -116,13 +117,18 @@ M = TypeVar("M", bound=betterproto.Message)
 
 STATUS_TIMEOUT_S: Final = 5.0
 """Timeout of :func:`fetch_status` [s]."""
+SILENCE_S: Final = 3.0
+"""Longest pause of a server that has begun to answer [s]: it may encode a report on a busy machine."""
+TRANSFER_S: Final = 60.0
+"""Longest time for a report, from a server that never pauses for long [s]."""
 
 
-async def watch_reports(socket: Path) -> AsyncGenerator[Report]:
+async def watch_reports(socket: Path, channel: UnixChannel | None = None) -> AsyncGenerator[Report]:
     """Yield the current report of a socket, and each later one, without end.
 
     From an agent's own socket these are complete reports. From a driver's socket, which serves the health
-    API v1 or v1alpha1, they hold only the devices of :class:`MergedHealth`, without causes.
+    API v1 or v1alpha1, they hold only the devices of :class:`MergedHealth`, without causes. ``channel``, if
+    given, is the connection to use, which is closed at the end.
 
     Raises:
         AgentUnreachable: No process serves the socket, or its server stopped, serves none of these APIs, or
@@ -130,7 +136,7 @@ async def watch_reports(socket: Path) -> AsyncGenerator[Report]:
         PermissionDenied: This process may not open the socket.
     """
     with _errors_with_socket(socket):
-        channel = UnixChannel(os.fspath(socket))
+        channel = channel or UnixChannel(os.fspath(socket))
         try:
             for reports in (
                 _agent_reports(channel),
@@ -148,6 +154,39 @@ async def watch_reports(socket: Path) -> AsyncGenerator[Report]:
             raise AgentUnreachable(f"{socket}: server has neither drahealth.v1.Agent nor a DRA health API")
         finally:
             channel.close()
+
+
+async def first_report(socket: Path, *, first_byte_s: float, silence_s: float = SILENCE_S) -> Report:
+    """Return the current report of a socket, however long its transfer takes while the server sends.
+
+    A report of thousands of devices takes seconds on a busy machine. A fixed timeout would count them, and
+    the time in which this process decodes other answers, as a server that hangs.
+
+    Args:
+        socket: Socket as in :func:`watch_reports`, whose errors are raised.
+        first_byte_s: Time in which the server must send its first byte [s].
+        silence_s: Longest pause between its bytes afterwards [s].
+
+    Raises:
+        TimeoutError: The server sends nothing for one of these times, or no report within TRANSFER_S.
+    """
+    channel = UnixChannel(os.fspath(socket))
+    async with contextlib.aclosing(watch_reports(socket, channel)) as reports:
+        reading = asyncio.ensure_future(anext(reports))
+        try:
+            end_s = time.monotonic() + TRANSFER_S
+            received, pause_s = 0, first_byte_s
+            while time.monotonic() < end_s:
+                await asyncio.wait({reading}, timeout=pause_s)
+                if reading.done():
+                    return reading.result()
+                if channel.received_bytes == received:
+                    break
+                received, pause_s = channel.received_bytes, silence_s
+            raise TimeoutError
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
 
 
 async def fetch_status(socket: Path) -> AgentStatus:

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 import h2.exceptions
@@ -62,6 +63,12 @@ class KubeletStream(SizeReportingStream):
 
 class _ClientProtocol(HardenedProtocol):
     stream_class = ClientStream
+    on_data: Callable[[int], None] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if self.on_data is not None:
+            self.on_data(len(data))
+        super().data_received(data)
 
 
 class UnixChannel(client.Channel):
@@ -71,6 +78,8 @@ class UnixChannel(client.Channel):
         super().__init__(path=path, codec=Codec())
         self._h2_config = h2_config(client_side=True)
         self._stream_class = stream_class
+        self.received_bytes = 0
+        """Number of bytes that the server has sent, which shows that it works on an answer."""
 
     async def __connect__(self) -> protocol.H2Protocol:
         connected = await super().__connect__()
@@ -81,7 +90,11 @@ class UnixChannel(client.Channel):
     def _protocol_factory(self) -> protocol.H2Protocol:
         made = _ClientProtocol(client.Handler(), self._config, self._h2_config)
         made.stream_class = self._stream_class
+        made.on_data = self._count_received
         return made
+
+    def _count_received(self, size: int) -> None:
+        self.received_bytes += size
 
 
 # --- for conformance checks of servers ----------------------------------------------------------------------
