@@ -7,6 +7,7 @@ import random
 import resource
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from hyperframe.frame import PingFrame
 from patience import PATIENCE_S
 from wire.google import message_class, names, watch_health
 from wire.raw import (
@@ -42,7 +44,15 @@ from agent.serve import agent_servers
 from agent.serve.agent_api.service import WATCH
 from agent.serve.agent_servers import encode_device_health
 from agent.serve.grpc import server
-from agent.serve.grpc.hardened import REQUEST_LIMIT, REQUESTS_LIMIT, UnsentMessages
+from agent.serve.grpc.hardened import (
+    CONTROL_FRAMES_BURST,
+    CONTROL_FRAMES_PER_S,
+    REQUEST_LIMIT,
+    REQUESTS_LIMIT,
+    ControlFrameBudget,
+    TooManyControlFrames,
+    UnsentMessages,
+)
 from agent.serve.grpc.server import CONNECTION_LIMIT, REQUEST_COUNT_LIMIT, HardenedServer, connection_limit
 from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.sockets import PeerCredentials, UnixListener
@@ -635,6 +645,65 @@ def test_peer_that_pings_without_reading_is_disconnected(serving: Serving) -> No
 
     with RawClient(serving.health) as client, pytest.raises(ConnectionError):
         flood(client)
+
+
+def goaway_of(client: RawClient, flood: bytes) -> int:
+    """Send until the server ends the connection, and read at the same time; return the code of its GOAWAY."""
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client.send(flood)
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    _, payload = client.next_of(GOAWAY, 0)
+    client.sock.close()
+    sending.join(PATIENCE_S)
+    return int(struct.unpack(">II", payload)[1])
+
+
+@pytest.mark.parametrize("kind", ["ping", "settings", "window", "reset"])
+def test_flood_of_control_frames_ends_with_enhance_your_calm(
+    serving: Serving, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    floods = {
+        "ping": frame(PING, 0, 0, bytes(8)) * 64,
+        "settings": frame(SETTINGS, 0, 0) * 64,
+        "window": frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1)) * 64,
+        "reset": frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)) * 64,
+    }
+    with watch_health(serving.health) as other, RawClient(serving.health) as client:
+        assert names(other.next()) == ["cpu-node0"]
+        client.call()
+        listed(client)
+        assert goaway_of(client, floods[kind]) == ENHANCE_YOUR_CALM
+        serving.publish(device(verified=9))
+        assert names(other.next()) == ["cpu-node0"]
+    assert caplog.text.count("control frames (PING, RST_STREAM and others) at once and 100/s") == 1
+
+
+def test_requests_that_are_reset_at_once_end_with_enhance_your_calm(serving: Serving) -> None:
+    """A client may open and reset any number of streams without ever having many open."""
+    with RawClient(serving.health) as client:
+        cancel = struct.pack(">I", CANCEL)
+        flood = b"".join(
+            client.encoded(stream, request_headers()) + frame(RST_STREAM, 0, stream, cancel)
+            for stream in range(1, 8001, 2)
+        )
+        assert goaway_of(client, flood) == ENHANCE_YOUR_CALM
+
+
+def test_control_frames_at_the_allowed_rate_are_handled() -> None:
+    now_s, exceeded = 0.0, list[bool]()
+    budget = ControlFrameBudget(lambda: exceeded.append(True), lambda: now_s)
+    for _ in range(20_000):
+        assert budget.charge_frame(lambda frame: frame, 1.0, PingFrame(0)) is not None
+        now_s += 1 / CONTROL_FRAMES_PER_S
+    assert not exceeded
+    with pytest.raises(TooManyControlFrames):
+        budget.charge_frame(lambda frame: frame, 2.0 * CONTROL_FRAMES_BURST, PingFrame(0))
+    assert exceeded == [True]
 
 
 def test_stuck_peers_do_not_delay_shutdown(tmp_path: Path) -> None:

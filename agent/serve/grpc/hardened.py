@@ -15,6 +15,7 @@ and h2 4.4; the requirements pin the first and bound the second. Deficiencies th
 * a peer that reads nothing kept a closing connection, and its descriptor, open without end;
 * a call that ended early left a cancellation in its task, at which a later timeout of that task failed;
 * each stream that its client closed, the only way to end a health stream, left a line in the server's log;
+* a peer could ping or reset requests ten thousands of times a second without a consequence;
 * any number of connections and requests was accepted, until no descriptors were left;
 * closing the server informed no client, left connections open, and from Python 3.12 hung.
 """
@@ -22,6 +23,7 @@ and h2 4.4; the requirements pin the first and bound the second. Deficiencies th
 import asyncio
 import logging
 import struct
+import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -34,9 +36,18 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.utils import Wrapper
 from h2.config import H2Configuration
 from h2.connection import ConnectionInputs, H2Connection
+from h2.errors import ErrorCodes
 from h2.events import Event, ResponseReceived
 from h2.exceptions import ProtocolError
 from h2.stream import StreamInputs
+from hyperframe.frame import (
+    Frame,
+    PingFrame,
+    PriorityFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 
 from agent.system.timing import LogRateLimiter
 
@@ -90,6 +101,12 @@ def message_frames(message: bytes, stream_id: int, limit: int) -> bytes:
 
 
 Headers = list[tuple[str, str]]
+
+CONTROL_FRAMES_BURST: Final = 2048
+"""Number of control frames that a peer may send at once: a full socket's requests, all cancelled, and as many
+pings."""
+CONTROL_FRAMES_PER_S: Final = 100
+"""Number of control frames that a peer may send for long [1/s]; a kubelet sends less than one."""
 
 REQUESTS_LIMIT: Final = 4 << 20
 """Maximum size of all open requests of a server together [bytes]."""
@@ -382,6 +399,50 @@ def _cancel_waiting_tasks(wrapper: Wrapper, error: Exception) -> None:
         task.uncancel()
 
 
+class TooManyControlFrames(ProtocolError):
+    """The peer sent more control frames than its budget."""
+
+    error_code = ErrorCodes.ENHANCE_YOUR_CALM
+
+
+class ControlFrameBudget:
+    """Budget of one peer's frames that cost the server work and carry no message, as in other gRPC servers.
+
+    It begins with :data:`CONTROL_FRAMES_BURST` and is refilled with time. A message has no cost, so a busy
+    peer keeps its connection.
+    """
+
+    COSTS: Final[dict[type[Frame], float]] = {
+        PingFrame: 1.0,
+        RstStreamFrame: 1.0,
+        SettingsFrame: 1.0,
+        PriorityFrame: 1.0,
+        WindowUpdateFrame: 1 / 16,  # a peer that reads large reports sends many
+    }
+
+    def __init__(
+        self, on_exceeded: Callable[[], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Create a full budget; ``on_exceeded`` is called before the connection ends."""
+        self._on_exceeded = on_exceeded
+        self._clock = clock
+        self._left = float(CONTROL_FRAMES_BURST)
+        self._refilled_s = clock()
+
+    def charge_frame(self, handle: Callable[[Frame], Any], cost: float, frame: Frame) -> Any:
+        """Charge a frame and handle it. Raises TooManyControlFrames if the budget is exceeded."""
+        self._left -= cost
+        if self._left < 0:
+            now_s = self._clock()
+            refill = (now_s - self._refilled_s) * CONTROL_FRAMES_PER_S
+            self._left = min(CONTROL_FRAMES_BURST, self._left + refill)
+            self._refilled_s = now_s
+            if self._left < 0:
+                self._on_exceeded()
+                raise TooManyControlFrames("too many control frames")
+        return handle(frame)
+
+
 class _Connection(protocol.Connection):
     stream_class: type[HardenedStream] = HardenedStream
     memory: RequestMemory | None = None
@@ -389,8 +450,12 @@ class _Connection(protocol.Connection):
 
     def feed(self, data: bytes) -> list[Event]:
         """Return the HTTP/2 events in ``data``. Raises FrameTooLargeError as soon as a frame's header
-        announces too many bytes."""
-        events = super().feed(data)
+        announces too many bytes. The peer gets GOAWAY with the code of the error."""
+        try:
+            events = super().feed(data)
+        except ProtocolError:
+            self.flush()
+            raise
         pending: bytearray = self._connection.incoming_buffer._data
         size, limit = int.from_bytes(pending[:3]), self._connection.max_inbound_frame_size
         if len(pending) >= 3 and size > limit:
@@ -452,6 +517,12 @@ class HardenedProtocol(protocol.H2Protocol):
         self.transport = transport
         self.connection = connection
         self.processor: protocol.EventsProcessor = _Events(self.handler, connection, transport)
+
+    def limit_control_frames(self, budget: ControlFrameBudget) -> None:
+        """Charge each control frame of the peer to a budget, before h2 handles it."""
+        table = self.connection._connection._frame_dispatch_table
+        for kind, cost in ControlFrameBudget.COSTS.items():
+            table[kind] = partial(budget.charge_frame, table[kind], cost)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -20,7 +20,10 @@ from h2.errors import ErrorCodes
 
 from agent.serve.grpc.codec import Codec
 from agent.serve.grpc.hardened import (
+    CONTROL_FRAMES_BURST,
+    CONTROL_FRAMES_PER_S,
     GRACE_S,
+    ControlFrameBudget,
     HardenedProtocol,
     HardenedStream,
     Headers,
@@ -89,6 +92,7 @@ class _ServerProtocol(HardenedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.limit_control_frames(ControlFrameBudget(partial(self._owner.log_control_frames, self)))
         with suppress(OSError):
             self.uid = peer_credentials(transport.get_extra_info("socket")).uid
         if not self._owner.admit_connection(self):
@@ -231,7 +235,7 @@ class HardenedServer(server.Server):
         self.requests = 0
         """Number of open requests, both unary calls and streams."""
         self.stopping = False
-        self._closed, self._refused = LogRateLimiter(), LogRateLimiter()
+        self._closed, self._refused, self._calmed = LogRateLimiter(), LogRateLimiter(), LogRateLimiter()
 
     def _protocol_factory(self) -> _ServerProtocol:
         handler = _ConnectionHandler(self, self._mapping, self._codec, self.__dispatch__)
@@ -286,6 +290,17 @@ class HardenedServer(server.Server):
                 _socket_name(transport), REQUEST_COUNT_LIMIT, count,
             )  # fmt: skip
         return not full
+
+    def log_control_frames(self, connection: _ServerProtocol) -> None:
+        """Log that a connection is closed because of its client's control frames, at most once a minute."""
+        connection.ends = True
+        if count := self._calmed.tick():
+            log.warning(
+                "%s: connection of uid %d closed: more than %d control frames (PING, RST_STREAM and others) "
+                "at once and %d/s; closed %d such connections; a client pings or cancels without need",
+                _socket_name(connection.transport), connection.uid,
+                CONTROL_FRAMES_BURST, CONTROL_FRAMES_PER_S, count,
+            )  # fmt: skip
 
     async def listen(self, sock: socket.socket) -> None:
         """Serve the listening socket; replaces the socket of an earlier call, whose connections stay open.
