@@ -52,6 +52,44 @@ def test_abandoned_calls_run_in_order() -> None:
     assert done == ["remove", "leave"]
 
 
+def test_shutdown_of_a_cancelled_task_goes_on_after_a_hung_call() -> None:
+    """The asyncio.timeout of Python 3.11.0 to 3.11.2 raises CancelledError in a cancelled task."""
+    release, done = threading.Event(), list[str]()
+
+    async def serve(worker: SerialWorker) -> None:
+        try:
+            await worker.call(release.wait)
+        finally:
+            await worker.finish(lambda: done.append("remove"))
+            await worker.finish(lambda: done.append("leave"))
+            done.append("goodbye")
+
+    async def main() -> SerialWorker:
+        worker = SerialWorker()
+        serving = asyncio.create_task(serve(worker))
+        await asyncio.sleep(0)
+        serving.cancel()
+        await asyncio.wait([serving])
+        assert serving.cancelled()
+        return worker
+
+    worker = asyncio.run(main())
+    assert done == ["goodbye"]
+    release.set()
+    ends(worker)
+    assert done == ["goodbye", "remove", "leave"]
+
+
+def test_error_of_the_last_call_is_raised() -> None:
+    async def main() -> None:
+        worker = SerialWorker()
+        with pytest.raises(FileNotFoundError):
+            await worker.finish(Path("/no/such/file").read_bytes)
+        ends(worker)
+
+    asyncio.run(main())
+
+
 def test_slow_disk_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         worker = SerialWorker(slow_s=0.01)

@@ -3,7 +3,7 @@ hangs."""
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -60,6 +60,26 @@ async def run_with_timeout(function: Callable[[], T], timeout_s: float) -> T:
     """
     async with asyncio.timeout(timeout_s):
         return await call_in_thread(function, "dh-pods-file")
+
+
+async def wait_at_shutdown(call: Coroutine[Any, Any, object], timeout_s: float) -> bool:
+    """Wait until a coroutine ends, in a task that may have been cancelled; return False at the timeout.
+
+    The coroutine begins even with a timeout of zero, and is cancelled at the timeout. In a cancelled task,
+    ``asyncio.timeout`` of Python 3.11.0 to 3.11.2 raises CancelledError in place of TimeoutError, which would
+    end the rest of a shutdown.
+
+    Raises:
+        Exception: The coroutine raised it.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        done, _ = await asyncio.wait([task], timeout=timeout_s)
+    finally:
+        task.cancel()  # no effect if it is done
+    if done:
+        task.result()
+    return bool(done)
 
 
 def timeout_text(path: object, timeout_s: float) -> str:

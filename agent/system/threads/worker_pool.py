@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Final, Generic, ParamSpec, TypeVar
 
+from agent.system.threads.with_timeout import wait_at_shutdown
 from agent.system.timing import LogRateLimiter
 
 T = TypeVar("T")
@@ -72,9 +73,8 @@ class WorkerPool:
     async def finish(self, timeout_s: float) -> None:
         """Wait until all queued calls have ended, or until the timeout. Only for a pool with one thread."""
         if self._threads:
-            with suppress(TimeoutError, PoolFull):
-                async with asyncio.timeout(timeout_s):
-                    await self.call(lambda: None)
+            with suppress(PoolFull):
+                await wait_at_shutdown(self.call(lambda: None), timeout_s)
 
     def close(self) -> None:
         """End the threads once they have run all queued calls. Never blocks."""
@@ -162,10 +162,7 @@ class SerialWorker:
     async def finish(self, function: Callable[[], object]) -> None:
         """Queue a last call at shutdown and wait for it 0.8 s; after one such wait timed out, do not wait
         again."""
-        try:
-            async with asyncio.timeout(0.0 if self._hangs else SHUTDOWN_S):
-                await self.call(function)
-        except TimeoutError:
+        if not await wait_at_shutdown(self.call(function), 0.0 if self._hangs else SHUTDOWN_S):
             self._hangs = True
 
     def close(self) -> None:
