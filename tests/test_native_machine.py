@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+from private_mounts import within_mounts
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.machine_samples import MachineSample
@@ -270,11 +271,8 @@ print(json.dumps([[list(dimm) for dimm in sample.dimms], len(sample.numa)]))
 
 def test_controllers_in_an_overlay_of_the_real_sysfs(tmp_path: Path) -> None:
     write(tmp_path, controller(0, correctable=7, modules=1))
-    mount = 'mount -t overlay -o "lowerdir=$1:/sys" overlay /sys'
-    apart = ["unshare", "-m", "sh", "-c"]
-    if subprocess.run([*apart, mount, "sh", str(tmp_path)], capture_output=True, check=False).returncode:
-        pytest.skip("no overlay may be mounted over /sys")
-    command = [*apart, f'{mount} && exec "$2" -c "$3"', "sh", str(tmp_path), sys.executable, READ_ONCE]
+    mounted = within_mounts('mount -t overlay -o "lowerdir=$1:/sys" overlay /sys', tmp_path)
+    command = [*mounted, sys.executable, "-c", READ_ONCE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     dimms, nodes = json.loads(done.stdout)
     assert dimms == [

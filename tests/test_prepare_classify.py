@@ -30,6 +30,7 @@ from prepare_cases import (
     unknown_value,
     while_,
 )
+from private_mounts import within_mounts
 
 from agent.health.verdict import kubelet_message
 from agent.model.health import Health, Repair, Severity
@@ -729,13 +730,9 @@ except OSError as error:
     [("size=64k", "cdi.write transient ENOSPC"), ("ro", "cdi.write permanent EROFS")],
 )
 def test_full_or_read_only_filesystem_is_classified(tmp_path: Path, options: str, output: str) -> None:
-    mount = f'mount -t tmpfs -o {options} none "$0" && exec "$1" -c "$2" "$0"'
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount, tmp_path, sys.executable, WRITE],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if "unshare" in done.stderr or "mount:" in done.stderr:
-        pytest.skip(f"no private mounts here: {done.stderr.strip()}")
+    mounted = within_mounts('mount -t tmpfs -o "$2" none "$1"', tmp_path, options)
+    command = [*mounted, sys.executable, "-c", WRITE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == (output, "")
 
 

@@ -19,6 +19,7 @@ from hostdev_driver.driver import HostDriver
 from hostdev_driver.host import Host
 from hostdev_driver.ledger import Ledger
 from machine import hugepages, kubepods_tree
+from private_mounts import within_mounts
 from wire.serving import eventually
 
 import agent
@@ -88,8 +89,9 @@ def container(stage: Stage, pages: int) -> subprocess.Popen[str]:
     at.mkdir()
     script = 'mount -t "$1" -o "$2" "$3" "$4" && shift 4 && exec "$@"'
     words = (mount["type"], ",".join(mount["options"]), mount["hostPath"], str(at))
+    mounted = within_mounts('mount -t tmpfs none "$1"', at)
     runs = (sys.executable, "-c", CONTAINER_RUNS, str(stage.group / "cgroup.procs"), str(2 << 20), str(pages))
-    command = ["unshare", "-m", "sh", "-c", script, "sh", *words, *runs, str(at / "pages")]
+    command = [*mounted, "sh", "-c", script, "sh", *words, *runs, str(at / "pages")]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

@@ -1,12 +1,12 @@
 """Counters and states in sysfs: the real one with files bound over it, and one of plain files."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
 from agents import HEALTHY, UNHEALTHY
+from private_mounts import within_mounts
 
 from host_scenarios.declarations import device
 from host_scenarios.figures import Figures
@@ -16,9 +16,7 @@ from host_scenarios.stage import OWNER, Stage
 
 OVERLAY: Final = "a file laid over the real /sys"
 PAPER: Final = "emulated, with an event of the real kernel"
-LAY_OVER: Final = """
-mount --make-rprivate / && mount -t overlay overlay -o "lowerdir=$0:/sys" /sys && exec "$@"
-"""
+LAY_OVER: Final = 'mount --make-rprivate /; mount -t overlay overlay -o "lowerdir=$1:/sys" /sys'
 MODULE: Final = "CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
 EDAC: Final = "devices/system/edac/mc/mc0"
 CPU0: Final = "devices/system/cpu/cpu0"
@@ -65,10 +63,7 @@ def laid(directory: Path, figures: Figures) -> Iterator[Laid]:
         (files / path).parent.mkdir(parents=True, exist_ok=True)
         (files / path).write_text(f"{text}\n")
     (own / "cgroup").mkdir()
-    within = ["unshare", "-m", "sh", "-c", LAY_OVER, str(files)]
-    tried = subprocess.run([*within, "true"], capture_output=True, text=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"may lay nothing over /sys: {tried.stderr.strip()}")
+    within = within_mounts(LAY_OVER, files)
     flags = ["--cgroupfs-root", str(own / "cgroup"), "--nvml-library", "/nonexistent"]
     with Stage(
         own,
