@@ -67,5 +67,6 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'name'?`` with the known name closest to ``word``; empty if none is close."""
     from difflib import get_close_matches  # needed only for wrong input
 
-    near = get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    names = {name.lstrip("-"): name for name in known}  # every flag begins with two equal characters
+    near = get_close_matches(word.lstrip("-"), names, n=1)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""

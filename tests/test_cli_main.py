@@ -189,6 +189,9 @@ def test_group_of_two_errors_is_shown_in_full(capsys):
             "'jsn' is not one of table, json; did you mean 'json'?\ntry 'drahealth scan --help'",
         ),
         (["run", "--peri", "1s"], "'--peri' is not an argument of drahealth run; did you mean '--period'?"),
+        (["run", "--foo"], "'--foo' is not an argument of drahealth run\ntry 'drahealth run --help'"),
+        (["watch", "--foo"], "'--foo' is not an argument of drahealth watch\ntry"),
+        (["help", "scna"], "'scna' is not one of run, scan"),
         ([], "the following arguments are required: VERB"),
         (["scan", "--config"], "argument --config: expected one argument"),
     ],
@@ -237,7 +240,9 @@ def test_version_is_printed(capsys):
 # --- help --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("argv", [["--help"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["help"], ["help", "scan"], *([verb, "--help"] for verb in VERBS)], ids=" ".join
+)
 def test_help_starts_with_two_examples(capsys, argv):
     assert main(argv) == 0
     lines = capsys.readouterr().out.splitlines()

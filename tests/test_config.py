@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -701,6 +702,38 @@ def test_user_without_xdg_runtime_dir_must_set_runtime_dir():
     for needs_one in (load_runtime_dir, load):
         with pytest.raises(ConfigError, match=r"XDG_RUNTIME_DIR is not set; set it with --runtime-dir"):
             needs_one({}, {})
+
+
+@pytest.fixture
+def users_directory(unprivileged):
+    """Directory of an ordinary user, as which the test runs."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        yield Path(directory)
+
+
+@pytest.mark.parametrize("environ", [True, False], ids=["with XDG_RUNTIME_DIR", "without"])
+def test_user_without_an_agent_gets_the_directory_of_roots_agent(users_directory, environ):
+    variables = {"XDG_RUNTIME_DIR": str(users_directory)} if environ else {}
+    system = users_directory / "system"
+    system.mkdir()
+    (system / "agent.sock").touch()
+    assert load_runtime_dir({}, variables, system_dir=system) == system
+
+
+def test_user_with_an_agent_gets_its_directory(users_directory):
+    system, own = users_directory / "system", users_directory / "drahealth"
+    for directory in (system, own):
+        directory.mkdir()
+        (directory / "agent.sock").touch()
+    assert load_runtime_dir({}, {"XDG_RUNTIME_DIR": str(users_directory)}, system_dir=system) == own
+
+
+def test_user_who_may_not_look_gets_the_directory_of_roots_agent(users_directory):
+    system = users_directory / "system"
+    system.mkdir(mode=0)
+    found = load_runtime_dir({}, {"XDG_RUNTIME_DIR": str(users_directory)}, system_dir=system)
+    system.chmod(0o700)
+    assert found == system
 
 
 @pytest.mark.usefixtures("unprivileged")

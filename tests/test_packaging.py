@@ -245,3 +245,45 @@ def packages() -> set[str]:
         for path in children
         if path.stem != "__init__" and (path.suffix == ".py" or any(path.rglob("*.py")))
     }
+
+
+# --- requirements/system ----------------------------------------------------------------------------------
+
+
+def run_system_script(directory: Path, uid: int, apt_get: str | None) -> subprocess.CompletedProcess[str]:
+    """Run requirements/system without a compiler on PATH, as if by a user, with this apt-get (None: none)."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    programs = {"id": f"echo {uid}"} | ({"apt-get": apt_get} if apt_get is not None else {})
+    for name, text in programs.items():
+        (directory / name).write_text(f"#!{bash}\n{text}\n")
+        (directory / name).chmod(0o755)
+    return subprocess.run(
+        [bash, REPOSITORY / "requirements/system", "run", sys.executable],
+        env={"PATH": str(directory)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_missing_packages_of_a_user_give_a_command_that_works(tmp_path: Path) -> None:
+    done = run_system_script(tmp_path, 1000, "exit 1")
+    assert done.returncode == 1
+    command = "as root: apt-get update && apt-get install --yes --no-install-recommends gcc"
+    assert command in done.stderr
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_missing_packages_without_apt_name_no_apt(tmp_path: Path, uid: int) -> None:
+    done = run_system_script(tmp_path, uid, None)
+    assert done.returncode == 1
+    assert done.stderr.startswith("missing system packages: gcc")
+    assert "apt" not in done.stderr
+
+
+def test_output_of_apt_is_shown_only_after_a_failure(tmp_path: Path) -> None:
+    good = run_system_script(tmp_path, 0, "echo unpacking")
+    assert (good.returncode, good.stderr) == (0, "")
+    assert good.stdout.startswith("== system packages: gcc")
+    assert "unpacking" not in good.stdout
+    bad = run_system_script(tmp_path, 0, "echo no space; exit 100")
+    assert bad.returncode == 1
+    assert bad.stderr.startswith("no space\nrequirements/system: apt could not install gcc")

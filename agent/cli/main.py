@@ -90,6 +90,9 @@ def parse(argv: Sequence[str]) -> tuple[Subcommand, argparse.Namespace]:
     Raises:
         UsageError: An argument is not valid; the text suggests a similar one.
     """
+    if argv and argv[0] == "help":
+        named = list(argv[1:2])
+        argv = named if named and named[0] not in VERBS else [*named, "--help"]
     first = [word for word in argv[:1] if word in VERBS]
     parser, parsers = build_parser(first or VERBS)
     args, unknown = parser.parse_known_args(argv)

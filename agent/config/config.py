@@ -387,13 +387,37 @@ def load_runtime_dir(
     *,
     file: Path | None = None,
     default_file: Path = DEFAULT_FILE,
+    system_dir: Path = RUNTIME_DIR,
 ) -> Path:
-    """Return the runtime directory that :func:`load` would set, for commands that connect to the agent.
+    """Return the runtime directory of the agent that a command connects to.
+
+    That is the directory that :func:`load` would set. A user whose own default has no agent gets that of
+    root's agent, ``system_dir``, if one is there or this user may not see whether it is.
 
     Arguments and errors are those of :func:`load`, but the limits of other settings are not checked.
     """
     given = _collect_values(flags, environ, file, default_file)
-    return given["runtime_dir"][0] if "runtime_dir" in given else _default_runtime_dir(environ)
+    if "runtime_dir" in given:
+        directory: Path = given["runtime_dir"][0]
+        return directory
+    try:
+        own = _default_runtime_dir(environ)
+    except ConfigError:
+        if _has_agent_socket(system_dir):
+            return system_dir
+        raise
+    return own if _has_agent_socket(own) or not _has_agent_socket(system_dir) else system_dir
+
+
+def _has_agent_socket(runtime_dir: Path) -> bool:
+    """Return whether an agent has served this directory, or this user may not look."""
+    try:
+        (runtime_dir / "agent.sock").stat()
+    except PermissionError:
+        return True  # the connection fails with this reason
+    except OSError:
+        return False
+    return True
 
 
 def _default_runtime_dir(environ: Mapping[str, str]) -> Path:
