@@ -323,7 +323,15 @@ def test_watch_once_prints_a_table_and_exits(node, agent):
     done = cli("watch", "--once", node.agent_socket)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("worker-7  2 devices: 2 healthy\n")
+    assert "SINCE  VERIFIED" in done.stdout
     assert cli("watch", "--once", "-o", "json", node.driver_socket).returncode == 0
+
+
+def test_watch_once_of_a_driver_socket_shows_no_time_of_change(node, agent):
+    done = cli("watch", "--once", node.driver_socket)
+    assert done.returncode == 0
+    assert "VERIFIED" in done.stdout
+    assert "SINCE" not in done.stdout, "the kubelet's API has none"
 
 
 def test_watch_once_of_a_stopped_agent_exits_69(node, agent):

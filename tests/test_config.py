@@ -728,7 +728,7 @@ def test_user_with_an_agent_gets_its_directory(users_directory):
     assert load_runtime_dir({}, {"XDG_RUNTIME_DIR": str(users_directory)}, system_dir=system) == own
 
 
-def test_user_who_may_not_look_gets_the_directory_of_roots_agent(users_directory):
+def test_user_without_permission_gets_the_directory_of_roots_agent(users_directory):
     system = users_directory / "system"
     system.mkdir(mode=0)
     found = load_runtime_dir({}, {"XDG_RUNTIME_DIR": str(users_directory)}, system_dir=system)

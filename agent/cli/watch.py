@@ -73,7 +73,9 @@ async def _print_first_report(socket: Path, args: Namespace) -> int:
             f"socket {socket}: the server closed the stream before the first health report"
         )
     print_result(
-        args, lambda: report_document(report), lambda style: render_report(report, style, now_s=time.time())
+        args,
+        lambda: report_document(report),
+        lambda style: render_report(report, style, now_s=time.time(), has_since=bool(report.sources)),
     )
     return exit_of_severities(device.severity for device in report.devices)
 

@@ -75,6 +75,7 @@ def render_report(
     now_s: float | None = None,
     processes: Sequence[ProcessFacts] = (),
     worst_first: bool = False,
+    has_since: bool = True,
 ) -> str:
     """Return the health report as text: headline, table of devices, notes and footer.
 
@@ -82,9 +83,10 @@ def render_report(
         now_s: Present wall time, from which ages are computed [s since 1970]; None: ages are left out.
         processes: Processes that the footer lists.
         worst_first: Sort devices by severity, not by name; for a window that is too small for all devices.
+        has_since: False: the times of the last changes are not known, as in a driver's first list.
     """
     lines = [headline(default_pool(report), Counter(d.severity for d in report.devices), style)]
-    if devices := list(_devices(report, style, now_s, worst_first=worst_first)):
+    if devices := list(_devices(report, style, now_s, worst_first=worst_first, has_since=has_since)):
         lines += ["", *devices]
     if notes := list(_notes(report, style, now_s)):
         lines += ["", style.paint("  NOTES", "dim"), *notes]
@@ -149,7 +151,9 @@ def _findings(device: DeviceHealth) -> set[tuple[str, str]]:
     return {("", device.message)} if device.message else set()
 
 
-def _devices(report: Report, style: TextStyle, now_s: float | None, *, worst_first: bool) -> Iterator[str]:
+def _devices(
+    report: Report, style: TextStyle, now_s: float | None, *, worst_first: bool, has_since: bool
+) -> Iterator[str]:
     """Yield the table of devices; if there are none, the reasons of the sources that discover devices."""
     default, folds = default_pool(report), fold_instances(report.devices)
     if not folds:
@@ -158,7 +162,7 @@ def _devices(report: Report, style: TextStyle, now_s: float | None, *, worst_fir
         return
     if worst_first:
         folds.sort(key=lambda fold: fold.device.severity, reverse=True)
-    titles = ["NAME", "HEALTH", *([] if now_s is None else ["SINCE", "VERIFIED"])]
+    titles = ["NAME", "HEALTH", *([] if now_s is None else ["SINCE"] * has_since + ["VERIFIED"])]
     table = TextTable(*titles, text_title="MESSAGE", min_text_width=MIN_MESSAGE_WIDTH)
     owner_above, advised = "", set[AdvisedCause]()
     for device, instances in folds:
@@ -170,7 +174,7 @@ def _devices(report: Report, style: TextStyle, now_s: float | None, *, worst_fir
         ages = []
         if now_s is not None:
             verified = f"{format_age(now_s - device.verified.wall_s)} ago"
-            ages = [format_age(now_s - device.since.wall_s), verified]
+            ages = [format_age(now_s - device.since.wall_s)] * has_since + [verified]
         table.add(
             clean(device.device) if owner else device_name(device, default),
             TableCell(badge.word, (badge.colour,)),
