@@ -23,6 +23,7 @@ TESTS: Final = Path(__file__).parent
 SLOW: Final = frozenset(
     {
         "conform/",
+        "faults/test_failing_calls.py",
         "go_driver/test_conform.py",
         "go_driver/test_module.py",
         "test_audit_real.py",
