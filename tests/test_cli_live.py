@@ -3,7 +3,9 @@
 import fcntl
 import os
 import pty
+import signal
 import struct
+import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -94,9 +96,54 @@ def test_frame_fits_the_height_and_counts_hidden_lines():
     text = "\n".join(f"line {n}" for n in range(50))
     drawn = screen_update(text, 20)
     assert drawn.count("\n") == 18
-    assert drawn.endswith("  … 32 more lines; enlarge the window\x1b[K" + BELOW)
+    assert drawn.endswith("  … 32 more lines; arrow keys scroll, q quits\x1b[K" + BELOW)
     assert "line 49" in screen_update(text, 51)
     assert "line 49" in screen_update(text, None)
+
+
+def test_frame_begins_with_the_first_line_and_ends_with_the_last():
+    text = "\n".join(f"line {n}" for n in range(50))
+    drawn = screen_update(text, 20, first=5)
+    assert drawn.startswith(f"{HOME}line 5\x1b")
+    assert "… 27 more lines" in drawn
+    assert screen_update(text, 20, first=99).startswith(f"{HOME}line 32\x1b")
+    assert "line 0\x1b" in screen_update(text, None, first=5)
+
+
+def test_keys_scroll_the_table_and_the_terminals_mode_returns():
+    # a session of its own, whose terminal has it in the foreground
+    program = """if True:
+        import os, sys, time
+        from agent.cli.output.live_table import LiveTable
+        from agent.cli.output.terminal import TextStyle
+        head = lambda _: "".join(f"line {n}\\n" for n in range(50))
+        style = TextStyle(width=80, height=10)
+        table = LiveTable(sys.stdout, lambda: style, head=head, keyboard=0)
+        try:
+            while True:
+                time.sleep(0.1)
+        except KeyboardInterrupt:
+            table.close()
+            os.write(1, b"ended by a key")
+    """
+    pid, master = pty.fork()
+    if not pid:
+        os.execv(sys.executable, [sys.executable, "-c", program])
+    terminal = Terminal.__new__(Terminal)
+    terminal.master, terminal.seen = master, ""
+    try:
+        terminal.read_until("more lines")
+        for key, line in ((b"\x1b[B", "line 1"), (b"\x1b[6~", "line 11"), (b"\x1b[A", "line 10")):
+            os.write(master, key)
+            terminal.read_until(f"{HOME}{line}\x1b")
+        os.write(master, b"q")
+        terminal.read_until("ended by a key")
+        line_mode = termios.ICANON | termios.ECHO
+        assert termios.tcgetattr(master)[3] & line_mode == line_mode
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(master)
 
 
 def test_log_stays_in_a_window_too_small_for_the_table():
@@ -113,7 +160,7 @@ def test_worst_devices_come_first_in_a_small_window(terminal):
     healthy = [device(f"gpu-{n}") for n in range(40)]
     table = terminal.table()
     table.show(report(*healthy, device("gpu-40", THROTTLED), device("gpu-41", SHRUNK)))
-    seen = terminal.read_until("enlarge the window")
+    seen = terminal.read_until("more lines")
     assert seen.index("gpu-41") < seen.index("gpu-40") < seen.index("gpu-0")
     table.show(report(*healthy[:3], device("gpu-40", THROTTLED), device("gpu-41", SHRUNK)))
     terminal.read_until("5 devices")

@@ -84,7 +84,7 @@ async def _show_live_table(socket: Path, colour: str) -> None:
     from agent.serve.agent_api import client
 
     def head(style: TextStyle) -> str:
-        return style.paint(f"{clean(str(socket))}, press Ctrl-C to stop", "dim") + "\n"
+        return style.paint(f"{clean(str(socket))}, press q or Ctrl-C to stop", "dim") + "\n"
 
     table = live_table(colour, head=head)
     try:

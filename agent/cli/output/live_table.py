@@ -1,15 +1,20 @@
 """Live table of the newest health report on a terminal, redrawn one to four times a second.
 
-A window that is too small shows the worst devices and the newest log lines.
+A window that is too small shows the worst devices and the newest log lines; arrow keys scroll, and q quits.
 """
 
 import logging
 import os
+import signal
 import sys
+import termios
+import threading
 import time
+import tty
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, TextIO
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from agent.cli.output.log import ReportPrinter, message_of
 from agent.cli.output.report_table import render_report
@@ -18,26 +23,38 @@ from agent.cli.output.text import clean
 from agent.errors import OutputError
 from agent.system.output import write_all
 
+if TYPE_CHECKING:
+    from agent.model.report import Report
+
 ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # the alternate screen, no cursor, long lines cut
 LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 HOME: Final = "\x1b[H"
 END_OF_LINE: Final = "\x1b[K\r\n"
 BELOW: Final = "\x1b[J"
 
+SCROLL_LINES: Final = {
+    b"\x1b[A": -1, b"\x1b[B": 1, b"\x1bOA": -1, b"\x1bOB": 1, b"k": -1, b"j": 1,
+    b"\x1b[5~": -10, b"\x1b[6~": 10, b" ": 10,
+}  # fmt: skip
+"""Number of lines that a key moves the table: arrows, k, j, page up, page down, space."""
+
 MIN_PERIOD_S: Final = 0.25
 MAX_PERIOD_S: Final = 1.0
 
 
-def screen_update(text: str, height: int | None, log: Sequence[str] = ()) -> str:
+def screen_update(text: str, height: int | None, log: Sequence[str] = (), first: int = 0) -> str:
     """Return the terminal output that replaces the screen's content by `text` and, below it, `log`.
 
-    If both do not fit into `height` lines, the text is cut and the newest log lines stay.
+    If both do not fit into `height` lines, the text is cut and the newest log lines stay. The text then
+    begins with line `first`, or with an earlier one so that its last lines fill the screen.
     """
     lines = text.rstrip("\n").split("\n")
     if height is not None and len(lines) + len(log) >= height:
         log = log[-(height // 2) :]
         shown = max(0, height - 2 - len(log))
-        lines = [*lines[:shown], f"  … {len(lines) - shown} more lines; enlarge the window"]
+        first = max(0, min(first, len(lines) - shown))
+        more = f"  … {len(lines) - shown - first} more lines; arrow keys scroll, q quits"
+        lines = [*lines[first : first + shown], more]
     return HOME + END_OF_LINE.join([*lines, *log]) + "\x1b[K" + BELOW
 
 
@@ -48,9 +65,19 @@ class LiveTable(ReportPrinter):
     """
 
     def __init__(
-        self, stream: TextIO, style: Callable[[], TextStyle], *, head: Callable[[TextStyle], str]
+        self,
+        stream: TextIO,
+        style: Callable[[], TextStyle],
+        *,
+        head: Callable[[TextStyle], str],
+        keyboard: int | None = None,
     ) -> None:
-        """Draw on `stream`, below the text of `head`; `style` is called each time, as windows are resized."""
+        """Draw on `stream`, below the text of `head`; `style` is called each time, as windows are resized.
+
+        `keyboard` is the descriptor of a terminal whose keys scroll the table; None: it is not scrolled.
+        """
+        self._keyboard = keyboard
+        self._first_line = 0
         self._stream = stream
         self._style = style
         self._head = head
@@ -62,25 +89,65 @@ class LiveTable(ReportPrinter):
 
     def _run(self) -> None:
         try:
+            before = self._start_keyboard()
             self._write(ENTER)
             try:
                 self._draw_until_closed()
             finally:
+                if before is not None and self._keyboard is not None:
+                    with suppress(termios.error):
+                        termios.tcsetattr(self._keyboard, termios.TCSANOW, before)
                 self._write(LEAVE)
             self._write("\n".join([self._table(self._style()).rstrip("\n"), *self._log_lines(), ""]))
         except OutputError as error:
             self.output_error = error
 
     def _draw_until_closed(self) -> None:
-        is_closed, shown = False, None
+        is_closed, shown, first = False, None, 0
         while not is_closed:
             style = self._style()
             self._write(self._frame(style))
             drawn_at = time.monotonic()
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closed or self._report is not shown, MAX_PERIOD_S)  # noqa: B023
-                self._changed.wait_for(lambda: self._is_closed, MIN_PERIOD_S - (time.monotonic() - drawn_at))
-                is_closed, shown = self._is_closed, self._report
+                self._changed.wait_for(lambda: self._has_news(shown, first), MAX_PERIOD_S)  # noqa: B023
+                pause_s = 0.0 if self._first_line != first else MIN_PERIOD_S - (time.monotonic() - drawn_at)
+                self._changed.wait_for(lambda: self._is_closed or self._first_line != first, pause_s)  # noqa: B023
+                is_closed, shown, first = self._is_closed, self._report, self._first_line
+
+    def _has_news(self, shown: "Report | None", first: int) -> bool:
+        return self._is_closed or self._report is not shown or self._first_line != first
+
+    # --- keys ----------------------------------------------------------------------------------------------
+
+    def _start_keyboard(self) -> "list[Any] | None":
+        """Let keys arrive without Enter, and read them in a thread; return the terminal's former mode.
+
+        Does nothing, and returns None, in the background: reading would stop the process.
+        """
+        if self._keyboard is None:
+            return None
+        try:
+            if os.tcgetpgrp(self._keyboard) != os.getpgrp():
+                return None
+            before = termios.tcgetattr(self._keyboard)
+            tty.setcbreak(self._keyboard, termios.TCSANOW)
+        except (OSError, termios.error):
+            return None
+        threading.Thread(target=self._read_keys, args=(self._keyboard,), name="dh-keys", daemon=True).start()
+        return before
+
+    def _read_keys(self, keyboard: int) -> None:
+        """Scroll the table, and turn q into Ctrl-C, until the table is closed or the terminal is gone."""
+        with suppress(OSError):
+            while (key := os.read(keyboard, 16)) and not self._is_closed:
+                if key in {b"q", b"Q"}:
+                    os.kill(os.getpid(), signal.SIGINT)
+                elif lines := SCROLL_LINES.get(key):
+                    with self._changed:
+                        self._first_line = max(0, self._first_line + lines)
+                        self._changed.notify_all()
+
+    # --- text ----------------------------------------------------------------------------------------------
 
     def _frame(self, style: TextStyle) -> str:
         """Return the screen: devices by name or, if they do not fit the window, the worst first."""
@@ -88,7 +155,12 @@ class LiveTable(ReportPrinter):
         whole = head + self._table(style)
         if style.height is not None and whole.count("\n") + len(log) >= style.height:
             whole = head + self._table(style, worst_first=True)
-        return screen_update(whole, style.height, log)
+            # the next key upward moves at once
+            most = whole.count("\n") + 2 - (style.height - min(len(log), style.height // 2))
+            self._first_line = min(self._first_line, max(0, most))
+        else:
+            self._first_line = 0
+        return screen_update(whole, style.height, log, self._first_line)
 
     def _table(self, style: TextStyle, *, worst_first: bool = False) -> str:
         report = self._report
@@ -120,4 +192,7 @@ class TableLogHandler(logging.Handler):
 def live_table(colour: str, *, head: Callable[[TextStyle], str]) -> LiveTable:
     """Return a live table on standard output."""
     sys.stdout.flush()
-    return LiveTable(sys.stdout, lambda: style_of(sys.stdout, colour, os.environ), head=head)
+    keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+    return LiveTable(
+        sys.stdout, lambda: style_of(sys.stdout, colour, os.environ), head=head, keyboard=keyboard
+    )
