@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from agents import short_tmp
+from other_user import skip_unless_user_can_change
 from patience import PATIENCE_S
 from scenarios.row import OK, SICK, Row
 from scenarios.stage import Stage
@@ -144,8 +145,7 @@ def test_wrong_request_is_refused_with_the_reason(stage: Stage, argv: list[str],
 
 
 def test_other_user_may_not_clear_faults(stage: Stage) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can change its user")
+    skip_unless_user_can_change()
     break_gpu(stage)
     for path in (stage.directory, stage.directory / "run"):
         path.chmod(0o755)

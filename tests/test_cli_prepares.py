@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from other_user import become_other_user
 from prepare_samples import DRIVER, NOW, claim, verdict
 
 from agent.cli.main import main
@@ -310,7 +311,7 @@ def locked(node: Node) -> Iterator[Path]:
     plugins.chmod(0)
     before = os.geteuid()
     if before == 0:
-        os.seteuid(65534)
+        become_other_user()
     yield plugins
     os.seteuid(before)
     plugins.chmod(0o700)

@@ -1,6 +1,5 @@
 """``drahealth explain`` and ``audit`` as an unprivileged user: sources without permission are named."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from explain_node import Node, pod_object, prepared_claim
+from other_user import skip_unless_user_can_change
 
 from agent.prepare.prepare_ledger import PrepareLedger
 from agent.serve.kubelet import podresources, pods_api
@@ -39,8 +39,7 @@ class Output(NamedTuple):
 
 def run_unprivileged(verb: str, *argv: str) -> Output:
     """Run the command as user 65534."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can change its user")
+    skip_unless_user_can_change()
     run = [sys.executable, "-c", UNPRIVILEGED, verb, *argv]
     done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
     return Output(done.returncode, done.stdout, done.stderr)

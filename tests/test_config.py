@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from other_user import become_other_user
 
 import agent
 from agent.config.config import SETTINGS, Config, load, load_runtime_dir, read_config
@@ -148,7 +149,7 @@ def unprivileged():
     """Run the test as a user without privileges, even if root runs the tests."""
     before = os.geteuid()
     if before == 0:
-        os.seteuid(65534)
+        become_other_user()
     yield
     os.seteuid(before)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from other_user import become_other_user
 from small_disk import run_on_small_disk
 
 from agent.model.cleared_faults import ClearedFault
@@ -232,7 +233,7 @@ def locked(path: Path):
     path.parent.chmod(0)
     before = os.geteuid()
     if before == 0:
-        os.seteuid(65534)
+        become_other_user()
     yield path
     os.seteuid(before)
     path.parent.chmod(0o700)

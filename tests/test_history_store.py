@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from claim_samples import at
+from other_user import become_other_user
 from small_disk import run_on_small_disk
 from usage_samples import GOOD, LOST, SLOW, device_usage
 
@@ -389,7 +390,7 @@ def test_read_leaves_no_file_and_needs_no_write_permission(history: HistoryFile,
     if before == 0:
         for parent in path.parents[1:-2]:
             os.chmod(parent, 0o755)
-        os.seteuid(65534)
+        become_other_user()
     try:
         assert len(read_history(path).ended) == 1
     finally:

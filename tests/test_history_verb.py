@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from claim_samples import NAMESPACE, at
 from explain_node import Node, listing, pods_answer, prepared_claim
+from other_user import become_other_user
 from usage_samples import GOOD, LOST, SLOW, device_usage
 
 from agent.cli.history.text import END_WORDS, render
@@ -294,7 +295,7 @@ def unreadable(node: Recorded) -> Iterator[Recorded]:
     before = os.geteuid()
     if before == 0:
         node.state.chmod(0o700)
-        os.seteuid(65534)
+        become_other_user()
     yield node
     os.seteuid(before)
 

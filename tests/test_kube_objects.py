@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from other_user import become_other_user
 
 from agent.devices.consumers.kube_objects import parse_workloads
 from agent.errors import PermissionDenied, UsageError
@@ -181,7 +182,7 @@ def test_unreadable_file_is_a_permission_error(tmp_path: Path) -> None:
     before = os.geteuid()
     directory.chmod(0)
     if before == 0:
-        os.seteuid(65534)
+        become_other_user()
     try:
         with pytest.raises(PermissionDenied, match=r"pods\.json: Permission denied"):
             read_objects(directory / "pods.json", POD, NOW)

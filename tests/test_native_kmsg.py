@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from machine import machine_lock
+from other_user import skip_unless_user_can_change
 from own_process import in_own_process, resident
 from patience import PATIENCE_S
 from wire.serving import descriptors
@@ -177,8 +178,7 @@ assert kmsg.stop(60)
 
 
 def read_as_other_user(path: Path) -> str:
-    if os.geteuid() != 0:
-        pytest.skip("only root can change the user")
+    skip_unless_user_can_change()
     done = subprocess.run(
         [sys.executable, "-c", AS_OTHER_USER, str(path)],
         capture_output=True,

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from other_user import become_other_user
 from prepare_samples import DRIVER, NOW, claim, ref, verdict
 from small_disk import run_on_small_disk
 
@@ -322,7 +323,7 @@ def locked(tmp_path: Path):
     directory.chmod(0)
     before = os.geteuid()
     if before == 0:
-        os.seteuid(65534)
+        become_other_user()
     yield directory
     os.seteuid(before)
     directory.chmod(0o700)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from other_user import become_other_user
 
 from agent.model.reading import Absence
 from agent.system.files import FileContent, ReadError, read_bounded
@@ -65,7 +66,8 @@ def locked(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "file"
     path.touch(mode=0)
     before = os.geteuid()
-    os.seteuid(before or 65534)
+    if before == 0:
+        become_other_user()
     yield path
     os.seteuid(before)
 

@@ -20,6 +20,7 @@ from conform.frames import FrameServer, Peer
 from grpclib.const import Cardinality
 from grpclib.exceptions import StreamTerminatedError
 from hpack import Encoder
+from other_user import become_other_user
 from patience import PATIENCE_S
 from wire import raw
 from wire.google import message_class
@@ -494,7 +495,7 @@ def test_socket_without_permission_raises_permission_denied() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as directory, Serving(Path(directory)) as serving:
         Path(directory).chmod(0o755)
         serving.agent.chmod(0o600)  # we stay in root's group
-        os.seteuid(65_534)
+        become_other_user()
         try:
             assert refusal(serving.agent) == "may not open this socket (Permission denied)"
         finally:

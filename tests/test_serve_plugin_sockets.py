@@ -15,6 +15,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from other_user import become_other_user
 from patience import PATIENCE_S
 from wire.claims import DRIVER, Serving
 from wire.google import names, watch_health
@@ -189,7 +190,7 @@ def test_second_instance_without_own_uid_is_refused(serving: Serving, kubelet_di
 def test_unwritable_directory_raises_permission_denied(kubelet_dir: Path) -> None:
     kubelet_dir.chmod(0o755)
     serving = Serving(kubelet_dir)
-    os.seteuid(65_534)
+    become_other_user()
     try:
         with pytest.raises(
             PermissionDenied, match="may not create this directory; choose another with --plugin-dir"

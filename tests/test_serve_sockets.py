@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from other_user import become_other_user
 from wire.serving import Serving, eventually
 
 from agent.errors import ConfigError, PermissionDenied, ResourceBusy
@@ -349,7 +350,7 @@ def test_only_stale_sockets_of_former_drivers_are_removed(tmp_path: Path) -> Non
 def test_unwritable_directory_raises_permission_denied() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         Path(directory).chmod(0o755)
-        os.seteuid(65_534)
+        become_other_user()
         try:
             with pytest.raises(PermissionDenied, match="may not create this socket"):
                 UnixListener(Path(directory) / "a.sock")

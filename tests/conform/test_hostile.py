@@ -14,6 +14,7 @@ from typing import Final
 import grpc
 import pytest
 from agents import short_tmp
+from other_user import become_other_user
 
 from agent.cli.main import main
 from conform.frames import Behaviour, FrameServer
@@ -26,7 +27,6 @@ __all__ = ["short_tmp"]
 
 RESULTS: Final = {"pass", "warn", "fail", "not run", "skipped"}
 CONTROL_TEXT: Final = "\x1b[2J\x1b]0;owned\x07\r\n\x9b31m\u202e\x00"
-UNPRIVILEGED: Final = 65534
 
 
 def is_clean(text: str) -> bool:
@@ -204,7 +204,7 @@ def unprivileged() -> Iterator[None]:
     assert main(["conform", "--socket", "/nowhere"]) == 69  # imports modules before the loss of permissions
     before = os.geteuid()
     if before == 0:
-        os.seteuid(UNPRIVILEGED)
+        become_other_user()
     yield
     os.seteuid(before)
 
