@@ -251,8 +251,8 @@ def test_socket_that_cannot_be_restored_is_logged_once(
     serving = Serving(tmp_path / "run")
     with serving:
         eventually(serving.health.exists, "served")
-        serving.health.unlink()
-        serving.health.write_text("file of another program")
+        (tmp_path / "file").write_text("file of another program")
+        (tmp_path / "file").replace(serving.health)  # at once: the agent never finds the path free
         failure = f"sockets in {tmp_path}/run: not created again: {serving.health}: is not a socket"
         eventually(lambda: failure in caplog.text, "logged")
     assert caplog.text.count("not created again") == 1
