@@ -1,17 +1,18 @@
 """Public API for DRA drivers written in Python; docs/embedding.md is its guide.
 
-All other modules of :mod:`agent` may change at any time. The names are available as ``agent.Monitor`` and so
-on. Nothing here has state of its own, handles signals, configures logging or changes an event loop's policy.
+Drivers use the names as ``drahealth.Monitor`` and so on; all other modules of :mod:`agent` may change at any
+time. Nothing here has state of its own, configures logging or changes an event loop's policy, and only
+:meth:`PluginServer.run` handles signals.
 """
 
 from agent.config.config import Config, read_config
 from agent.devices.taints import TaintPolicy
-from agent.driver.taint_publisher import as_objects
+from agent.driver.taint_publisher import taint_objects
 from agent.embed.checks import degraded, unhealthy, unknown
 from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Nic, Pci
 from agent.embed.monitor import Monitor
 from agent.embed.plugin import Driver, PluginServer
-from agent.errors import ConfigError, DrahealthError
+from agent.errors import ConfigError, DrahealthError, PermissionDeniedError, ResourceBusyError
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Finding, Health, Repair, Severity
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
@@ -25,11 +26,11 @@ from agent.prepare.claim_parser import (
     decode_parameters,
     parse_claim,
 )
-from agent.prepare.error_patterns import Pattern
+from agent.prepare.error_patterns import ErrorPattern
 from agent.prepare.errors import (
-    BadConfig,
+    BadConfigError,
     DriverError,
-    FailedDevice,
+    FailedDeviceError,
     PermanentError,
     PrepareError,
     TransientError,
@@ -37,10 +38,10 @@ from agent.prepare.errors import (
 )
 from agent.prepare.step_runners import classified
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode
-from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, remove_spec, write_spec
+from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, remove_cdi_spec, write_cdi_spec
 
 __all__ = [
-    "BadConfig",
+    "BadConfigError",
     "CdiDevice",
     "CdiMount",
     "CdiNode",
@@ -59,7 +60,8 @@ __all__ = [
     "DriverError",
     "Effect",
     "ErrorClass",
-    "FailedDevice",
+    "ErrorPattern",
+    "FailedDeviceError",
     "Finding",
     "Gpu",
     "Health",
@@ -70,15 +72,16 @@ __all__ = [
     "Operation",
     "ParameterCheck",
     "Parameters",
-    "Pattern",
     "Pci",
     "PermanentError",
+    "PermissionDeniedError",
     "PluginServer",
     "PrepareError",
     "PrepareVerdict",
     "PreparedDevice",
     "Repair",
     "Report",
+    "ResourceBusyError",
     "Scope",
     "Severity",
     "Taint",
@@ -86,7 +89,6 @@ __all__ = [
     "Taints",
     "TransientError",
     "WireMode",
-    "as_objects",
     "check_parameters",
     "classified",
     "configs_for",
@@ -95,8 +97,9 @@ __all__ = [
     "doing",
     "parse_claim",
     "read_config",
-    "remove_spec",
+    "remove_cdi_spec",
+    "taint_objects",
     "unhealthy",
     "unknown",
-    "write_spec",
+    "write_cdi_spec",
 ]

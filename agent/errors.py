@@ -11,8 +11,8 @@ class DrahealthError(Exception):
     """Base class of all errors that an operator or a caller can fix."""
 
 
-class ConfigError(DrahealthError):
-    """A setting is invalid, or does not fit this machine."""
+class ConfigError(DrahealthError, ValueError):
+    """A setting or an argument is invalid, or does not fit this machine."""
 
     def __init__(self, text: str, *, key: str = "") -> None:
         """Create the error; ``key`` is the setting's key in the file, e.g. ``agent.period``, or empty."""
@@ -21,7 +21,7 @@ class ConfigError(DrahealthError):
         self.key = key
 
 
-class ResourceBusy(DrahealthError):
+class ResourceBusyError(DrahealthError):
     """A lock, socket or file is held by another process; a later retry can help."""
 
 
@@ -41,7 +41,7 @@ class AgentUnreachable(DrahealthError):
     """No agent or driver serves the socket, or the server stopped or does not speak the protocol."""
 
 
-class PermissionDenied(DrahealthError):
+class PermissionDeniedError(DrahealthError):
     """The user who runs the process lacks a permission."""
 
 

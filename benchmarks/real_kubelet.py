@@ -30,7 +30,7 @@ from hostdev_driver.claims import ClaimFiles  # noqa: E402
 from kubelet import Pod  # noqa: E402
 from kubelet_real.kubelet import RealKubelet  # noqa: E402
 
-import agent  # noqa: E402
+import drahealth  # noqa: E402
 
 DRIVER: Final = "card.example.com"
 CHECK_S: Final = 0.1
@@ -48,10 +48,10 @@ Case = tuple[Node, Pod, Switch]
 class Cards:
     """Driver whose claims always succeed."""
 
-    def prepare(self, claim: agent.Claim) -> list[agent.PreparedDevice]:
-        return [agent.PreparedDevice((one.request,), one.pool, one.device, ()) for one in claim.devices]
+    def prepare(self, claim: drahealth.Claim) -> list[drahealth.PreparedDevice]:
+        return [drahealth.PreparedDevice((one.request,), one.pool, one.device, ()) for one in claim.devices]
 
-    def unprepare(self, ref: agent.ClaimRef) -> None:
+    def unprepare(self, ref: drahealth.ClaimRef) -> None:
         """Nothing was set up."""
 
 
@@ -60,18 +60,22 @@ def run_driver(kubelet: Path, claims: Path, fault: Path, count: int) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     state = kubelet / "plugins" / DRIVER / "drahealth"
-    monitor = agent.Monitor(DRIVER, hardware=False, state_dir=state, config=agent.Config(node_name=NODE))
-    monitor.add(*(agent.Device(f"card-{number}") for number in range(count)))
+    monitor = drahealth.Monitor(
+        DRIVER, hardware=False, state_dir=state, config=drahealth.Config(node_name=NODE)
+    )
+    monitor.add(*(drahealth.Device(f"card-{number}") for number in range(count)))
 
-    @monitor.check(every=CHECK_S, timeout=5, devices="card-0", raise_after=1, clear_after=1)
-    def link(device: agent.Device) -> agent.Finding | None:
-        return agent.unhealthy("card.link_down", "no link") if fault.exists() else None
+    @monitor.check(every_s=CHECK_S, timeout_s=5, devices="card-0", raise_after=1, clear_after=1)
+    def link(device: drahealth.Device) -> drahealth.Finding | None:
+        return drahealth.unhealthy("card.link_down", "no link") if fault.exists() else None
 
-    @monitor.check(every=SLOW_S, timeout=5)
-    def exists(device: agent.Device) -> bool:
+    @monitor.check(every_s=SLOW_S, timeout_s=5)
+    def exists(device: drahealth.Device) -> bool:
         return True
 
-    server = agent.PluginServer(monitor, Cards(), claims=ClaimFiles(claims, DRIVER), kubelet_dir=kubelet)
+    server = drahealth.PluginServer(
+        monitor, Cards(), get_claim=ClaimFiles(claims, DRIVER), kubelet_dir=kubelet
+    )
     with monitor, server:
         stop.wait()
 

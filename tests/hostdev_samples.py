@@ -7,11 +7,11 @@ import pytest
 from hostdev_driver.host import Host
 from hostdev_driver.parameters import VERSION
 
-import agent
+import drahealth
 
 DRIVER = "hostdev.drahealth.example.com"
 NODE = "node-1"
-REF = agent.ClaimRef("team-a", "train", "uid-1")
+REF = drahealth.ClaimRef("team-a", "train", "uid-1")
 
 
 def claim_object(**metadata: str) -> dict[str, Any]:
@@ -72,16 +72,16 @@ def parts(host: Host) -> dict[str, object]:
 
 def claim_of(
     *devices: tuple[str, str], uid: str = "uid-1", configs: Any = (), name: str = "c"
-) -> agent.Claim:
+) -> drahealth.Claim:
     """A claim that was given devices, each for a request."""
-    return agent.Claim(
+    return drahealth.Claim(
         "team-a",
         name,
         uid,
-        devices=tuple(agent.ClaimDevice(request, DRIVER, NODE, device) for request, device in devices),
+        devices=tuple(drahealth.ClaimDevice(request, DRIVER, NODE, device) for request, device in devices),
         configs=tuple(configs),
     )
 
 
-def parameters_of(kind: str, *requests: str, **fields: object) -> agent.ClaimConfig:
-    return agent.ClaimConfig("FromClaim", requests, {"apiVersion": VERSION, "kind": kind, **fields})
+def parameters_of(kind: str, *requests: str, **fields: object) -> drahealth.ClaimConfig:
+    return drahealth.ClaimConfig("FromClaim", requests, {"apiVersion": VERSION, "kind": kind, **fields})

@@ -26,7 +26,14 @@ from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.prepare import ErrorClass, Operation, Scope
 from agent.model.time import Instant
 from agent.prepare.classify import PrepareContext
-from agent.prepare.errors import BadConfig, DriverError, FailedDevice, PermanentError, TransientError, doing
+from agent.prepare.errors import (
+    BadConfigError,
+    DriverError,
+    FailedDeviceError,
+    PermanentError,
+    TransientError,
+    doing,
+)
 
 DRIVER = "gpu.example.com"
 U, T, B, F, P = ErrorClass
@@ -39,7 +46,7 @@ def ref(name: str) -> DeviceRef:
 
 def claim_of(*names: str, configs: tuple[ClaimConfig, ...] = (), name: str = "claim-a") -> Claim:
     devices = tuple(ClaimDevice(f"r-{one}", DRIVER, "node1", one) for one in names)
-    return Claim("ns", name, f"uid-{name}", devices, configs)
+    return Claim("ns", name, f"uid-{name}", devices=devices, configs=configs)
 
 
 ONE = claim_of("gpu-0")
@@ -223,7 +230,7 @@ def api(status: int, reason: str = "") -> Callable[[Path], object]:
 
 
 def failed(code: str, name: str = "gpu-0") -> Callable[[Path], object]:
-    return raising(FailedDevice(name, "broken", code=code))
+    return raising(FailedDeviceError(name, "broken", code=code))
 
 
 def passes(code: str) -> Callable[[Path], object]:
@@ -231,7 +238,7 @@ def passes(code: str) -> Callable[[Path], object]:
 
 
 def users(code: str) -> Callable[[Path], object]:
-    return raising(BadConfig("3 pages, limit 2", code=code))
+    return raising(BadConfigError("3 pages, limit 2", code=code))
 
 
 def stays(code: str, scope: Scope = Scope.NODE) -> Callable[[Path], object]:

@@ -21,7 +21,9 @@ def ref(name: str = "gpu-0") -> DeviceRef:
 def claim(name: str = "a", *devices: str, mode: str = "shared") -> Claim:
     """Return a claim of these devices, by default of ``gpu-0``."""
     given = tuple(ClaimDevice("gpus", *ref(device)) for device in devices or ("gpu-0",))
-    return Claim("team", name, f"uid-{name}", given, (ClaimConfig("FromClaim", (), {"mode": mode}),))
+    return Claim(
+        "team", name, f"uid-{name}", devices=given, configs=(ClaimConfig("FromClaim", (), {"mode": mode}),)
+    )
 
 
 def verdict(

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from private_mounts import within_mounts
 
-from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, remove_spec, write_spec
+from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, remove_cdi_spec, write_cdi_spec
 
 KIND = "example.com/gpu"
 UID = "0f5a1c7e-1111-4222-8333-444455556666"
@@ -30,11 +30,13 @@ def only_file(directory: Path) -> Path:
 def test_file_has_the_edits_of_each_device(tmp_path: Path) -> None:
     pages = CdiDevice(
         "pages",
-        mounts=(CdiMount("hugetlbfs", "/dev/hugepages", ("pagesize=2M", "size=4M"), "hugetlbfs"),),
+        mounts=(
+            CdiMount("hugetlbfs", "/dev/hugepages", options=("pagesize=2M", "size=4M"), type="hugetlbfs"),
+        ),
         annotations={"example.com/pages": "2"},
     )
-    renamed = CdiDevice("node", nodes=(CdiNode("/dev/gpu0", "/dev/null", "rwm"),))
-    ids = write_spec(tmp_path, KIND, UID, [GPU, pages, renamed])
+    renamed = CdiDevice("node", nodes=(CdiNode("/dev/gpu0", host_path="/dev/null", permissions="rwm"),))
+    ids = write_cdi_spec(tmp_path, KIND, UID, [GPU, pages, renamed])
     file = only_file(tmp_path)
     assert file.name == f"example.com-gpu_{UID}.json"
     assert file.stat().st_mode & 0o777 == 0o644
@@ -77,17 +79,17 @@ def test_file_has_the_edits_of_each_device(tmp_path: Path) -> None:
 
 
 def test_every_device_has_its_own_id_with_the_claim_uid(tmp_path: Path) -> None:
-    ids = write_spec(tmp_path, KIND, UID, [GPU, CdiDevice("gpu-4", env={"GPU": "4"})])
+    ids = write_cdi_spec(tmp_path, KIND, UID, [GPU, CdiDevice("gpu-4", env={"GPU": "4"})])
     assert len(set(ids)) == 2
     for name, id_ in zip(["gpu-3", "gpu-4"], ids, strict=True):
         assert re.fullmatch(rf"{KIND}={UID}-{name}-[0-9a-f]{{8}}", id_)
 
 
 def test_name_changes_when_its_edits_change(tmp_path: Path) -> None:
-    first = write_spec(tmp_path, KIND, UID, [CdiDevice("cpus", env={"CPUS": "0-1"})])
-    remove_spec(tmp_path, KIND, UID)
-    then = write_spec(tmp_path, KIND, UID, [CdiDevice("cpus", env={"CPUS": "2-3"})])
-    again = write_spec(tmp_path, KIND, UID, [CdiDevice("cpus", env={"CPUS": "0-1"})])
+    first = write_cdi_spec(tmp_path, KIND, UID, [CdiDevice("cpus", env={"CPUS": "0-1"})])
+    remove_cdi_spec(tmp_path, KIND, UID)
+    then = write_cdi_spec(tmp_path, KIND, UID, [CdiDevice("cpus", env={"CPUS": "2-3"})])
+    again = write_cdi_spec(tmp_path, KIND, UID, [CdiDevice("cpus", env={"CPUS": "0-1"})])
     assert first == again
     assert first != then
 
@@ -109,7 +111,10 @@ def test_name_changes_when_its_edits_change(tmp_path: Path) -> None:
         (lambda: CdiDevice("gpu", mounts=(CdiMount("/x", "x"),)), "'x' is not an absolute path"),
         (lambda: CdiDevice("gpu", mounts=(CdiMount("/x", "/../x"),)), "'/../x' is not an absolute path"),
         (lambda: CdiDevice("gpu", nodes=(CdiNode("dev/null"),)), "'dev/null' is not an absolute path"),
-        (lambda: CdiDevice("gpu", nodes=(CdiNode("/dev/a", "null"),)), "'null' is not an absolute path"),
+        (
+            lambda: CdiDevice("gpu", nodes=(CdiNode("/dev/a", host_path="null"),)),
+            "'null' is not an absolute path",
+        ),
         (
             lambda: CdiDevice("gpu", nodes=(CdiNode("/dev/a", permissions="x"),)),
             "permissions 'x': only the letters",
@@ -127,7 +132,7 @@ def test_invalid_device_is_refused_at_construction(make: Callable[[], CdiDevice]
 )
 def test_invalid_vendor_class_is_refused(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ValueError, match="is not a CDI vendor/class"):
-        write_spec(tmp_path, kind, UID, [GPU])
+        write_cdi_spec(tmp_path, kind, UID, [GPU])
     assert not list(tmp_path.iterdir())
 
 
@@ -138,14 +143,14 @@ def test_invalid_vendor_class_is_refused(tmp_path: Path, kind: str) -> None:
 )
 def test_uid_cannot_escape_the_directory(tmp_path_factory: pytest.TempPathFactory, uid: str) -> None:
     with pytest.raises(ValueError, match="is not a claim UID"):
-        remove_spec(tmp_path_factory.getbasetemp(), KIND, uid)
+        remove_cdi_spec(tmp_path_factory.getbasetemp(), KIND, uid)
 
 
 def test_spec_without_devices_or_with_duplicates_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"CDI file .*: no devices; runtimes refuse such a file"):
-        write_spec(tmp_path, KIND, UID, [])
+        write_cdi_spec(tmp_path, KIND, UID, [])
     with pytest.raises(ValueError, match="2 devices are named gpu-3"):
-        write_spec(
+        write_cdi_spec(
             tmp_path, KIND, UID, [GPU, CdiDevice("gpu-3", env={"GPU": "3"}, nodes=(CdiNode("/dev/null"),))]
         )
     assert not list(tmp_path.iterdir())
@@ -155,36 +160,36 @@ def test_spec_without_devices_or_with_duplicates_is_refused(tmp_path: Path) -> N
 
 
 def test_unchanged_spec_is_not_rewritten(tmp_path: Path) -> None:
-    ids = write_spec(tmp_path, KIND, UID, [GPU])
+    ids = write_cdi_spec(tmp_path, KIND, UID, [GPU])
     before = only_file(tmp_path).stat()
-    assert write_spec(tmp_path, KIND, UID, [GPU]) == ids
+    assert write_cdi_spec(tmp_path, KIND, UID, [GPU]) == ids
     after = only_file(tmp_path).stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
 def test_spec_lost_by_reboot_is_written_again(tmp_path: Path) -> None:
     directory = tmp_path / "cdi"
-    ids = write_spec(directory, KIND, UID, [GPU])
+    ids = write_cdi_spec(directory, KIND, UID, [GPU])
     only_file(directory).unlink()
     directory.rmdir()
-    assert write_spec(directory, KIND, UID, [GPU]) == ids
+    assert write_cdi_spec(directory, KIND, UID, [GPU]) == ids
     assert only_file(directory).stat().st_size
 
 
 @pytest.mark.parametrize("left", ["", '{"cdiVersion": "0.6', "directory"])
 def test_foreign_file_at_path_is_replaced_or_reported(tmp_path: Path, left: str) -> None:
-    write_spec(tmp_path, KIND, UID, [GPU])
+    write_cdi_spec(tmp_path, KIND, UID, [GPU])
     file = only_file(tmp_path)
     good = file.read_bytes()
     file.unlink()
     if left == "directory":
         file.mkdir()
         with pytest.raises(IsADirectoryError):
-            write_spec(tmp_path, KIND, UID, [GPU])
+            write_cdi_spec(tmp_path, KIND, UID, [GPU])
         assert only_file(tmp_path) == file  # and no partial file
     else:
         file.write_text(left)
-        write_spec(tmp_path, KIND, UID, [GPU])
+        write_cdi_spec(tmp_path, KIND, UID, [GPU])
         assert file.read_bytes() == good
 
 
@@ -194,13 +199,13 @@ def test_symbolic_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     precious.write_text("precious")
     link = tmp_path / "cdi" / f"example.com-gpu_{UID}.json"
     link.symlink_to(precious)
-    write_spec(tmp_path / "cdi", KIND, UID, [GPU])
+    write_cdi_spec(tmp_path / "cdi", KIND, UID, [GPU])
     assert precious.read_text() == "precious"
     assert not link.is_symlink()
 
 
 def test_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
-    write_spec(tmp_path, KIND, UID, [GPU])
+    write_cdi_spec(tmp_path, KIND, UID, [GPU])
     file, stop, seen = only_file(tmp_path), threading.Event(), set()
 
     def read() -> None:
@@ -211,7 +216,7 @@ def test_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
     reader.start()
     try:
         for number in range(200):
-            write_spec(
+            write_cdi_spec(
                 tmp_path, KIND, UID, [CdiDevice("gpu-3", env={"GPU": "x" * (1 + number % 2 * 60_000)})]
             )
     finally:
@@ -222,26 +227,26 @@ def test_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
 
 
 def test_removal_of_absent_spec_succeeds(tmp_path: Path) -> None:
-    write_spec(tmp_path, KIND, UID, [GPU])
-    remove_spec(tmp_path, KIND, UID)
+    write_cdi_spec(tmp_path, KIND, UID, [GPU])
+    remove_cdi_spec(tmp_path, KIND, UID)
     assert not list(tmp_path.iterdir())
-    remove_spec(tmp_path, KIND, UID)
-    remove_spec(tmp_path / "never-was", KIND, UID)
+    remove_cdi_spec(tmp_path, KIND, UID)
+    remove_cdi_spec(tmp_path / "never-was", KIND, UID)
 
 
 def test_directory_without_parent_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        write_spec(tmp_path / "typo" / "cdi", KIND, UID, [GPU])
+        write_cdi_spec(tmp_path / "typo" / "cdi", KIND, UID, [GPU])
 
 
 # Fills a tmpfs in its own mount namespace, and prints the result of writing a CDI file there.
 FULL = """
 import sys
 from pathlib import Path
-from agent.store.cdi_files import CdiDevice, write_spec
+from agent.store.cdi_files import CdiDevice, write_cdi_spec
 here = Path(sys.argv[1])
 device = CdiDevice("gpu-3", env={"GPU": "3"})
-write_spec(here, "example.com/gpu", "before", [device])
+write_cdi_spec(here, "example.com/gpu", "before", [device])
 old = {path.name for path in here.iterdir()}
 try:
     with open(here / "ballast", "wb") as file:
@@ -249,7 +254,7 @@ try:
 except OSError:
     pass
 try:
-    write_spec(here, "example.com/gpu", "after", [device])
+    write_cdi_spec(here, "example.com/gpu", "after", [device])
 except OSError as error:
     print(error.errno, sorted({path.name for path in here.iterdir()} - old))
 """

@@ -11,7 +11,7 @@ import pytest
 from agent.cli.main import main
 from agent.model.claim import ClaimConfig
 from agent.prepare.claim_parser import Parameters, check_parameters, decode_parameters
-from agent.prepare.errors import BadConfig
+from agent.prepare.errors import BadConfigError
 
 CARD: Final = "card.example.com"
 VERSION: Final = f"{CARD}/v1"
@@ -86,11 +86,11 @@ def test_check_has_the_error_of_the_prepare(given: object) -> None:
         )
 
 
-def decoding_error(given: Mapping[str, object]) -> BadConfig | None:
+def decoding_error(given: Mapping[str, object]) -> BadConfigError | None:
     """Return the error with which a prepare would fail."""
     try:
         decode_parameters(ClaimConfig("FromClaim", ("r",), given), KINDS)
-    except BadConfig as error:
+    except BadConfigError as error:
         return error
     return None
 
@@ -149,7 +149,7 @@ def run(
 ) -> Callable[..., tuple[int, str, str]]:
     """Return a function that runs the command on objects, in a directory with a driver's module."""
     (tmp_path / "card_kinds.py").write_text(
-        "import agent\n\n\nclass CardParameters(agent.Parameters, frozen=True):\n    mode: str\n\n\n"
+        "import drahealth\n\n\nclass CardParameters(drahealth.Parameters, frozen=True):\n    mode: str\n\n\n"
         f"KINDS = {{'{VERSION}/CardParameters': CardParameters}}\nNOT_KINDS = [1]\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -200,7 +200,7 @@ def test_command_exits_with_0_for_correct_parameters(run: Run) -> None:
         (("--kinds", "card_kinds:NONE"), "--kinds card_kinds:NONE: AttributeError"),
         (
             ("--kinds", "card_kinds:NOT_KINDS"),
-            "is not a mapping of '<apiVersion>/<kind>' to agent.Parameters",
+            "is not a mapping of '<apiVersion>/<kind>' to drahealth.Parameters",
         ),
         (("--errno", "ENOSPC"), "--parameters classifies no other error"),
     ],

@@ -18,7 +18,7 @@ from agent.prepare.claim_parser import (
     decode_parameters,
     parse_claim,
 )
-from agent.prepare.errors import BadConfig, DriverError, TransientError
+from agent.prepare.errors import BadConfigError, DriverError, TransientError
 
 DRIVER = "gpu.example.com"
 BRACES = len('{"text":""}')
@@ -241,7 +241,7 @@ def test_malformed_claim_is_transient_and_names_the_field(
 )
 def test_invalid_parameters_are_bad_config(parameters: Any, text: str) -> None:
     error = refused(claim_of([result("g", "gpu-3")], [opaque(parameters)]))
-    assert isinstance(error, BadConfig)
+    assert isinstance(error, BadConfigError)
     assert error.code == "config.decode"
     assert error.summary == f"status.allocation.devices.config[0].opaque.parameters: {text}"
 
@@ -341,7 +341,7 @@ def test_parameters_are_decoded_into_the_drivers_type() -> None:
     ],
 )
 def test_unknown_parameters_are_rejected_by_name(fields: dict[str, Any], text: str) -> None:
-    with pytest.raises(BadConfig) as caught:
+    with pytest.raises(BadConfigError) as caught:
         decode_parameters(config("g", **fields), KINDS)
     assert caught.value.code == "config.decode"
     assert caught.value.requests == ("g",)
@@ -351,7 +351,7 @@ def test_unknown_parameters_are_rejected_by_name(fields: dict[str, Any], text: s
 def test_suggestion_comes_before_the_list_of_kinds() -> None:
     kinds = {f"accelerators.example.com/v1alpha1/{word * 5}Parameters": GpuParameters for word in "ABCDE"}
     (*_, last) = kinds
-    with pytest.raises(BadConfig) as caught:
+    with pytest.raises(BadConfigError) as caught:
         decode_parameters(
             config(apiVersion="accelerators.example.com/v1alpha1", kind="EEEEParameters"), kinds
         )

@@ -20,9 +20,9 @@ from agent.errors import (
     ConfigError,
     DrahealthError,
     FaultStillPresent,
-    PermissionDenied,
+    PermissionDeniedError,
     ProbeError,
-    ResourceBusy,
+    ResourceBusyError,
     UsageError,
 )
 from agent.model.health import Severity
@@ -69,9 +69,9 @@ def test_every_severity_has_an_exit_code():
         (UsageError("x"), 64),
         (AgentUnreachable("x"), 69),
         (DrahealthError("x"), 70),
-        (ResourceBusy("x"), 75),
+        (ResourceBusyError("x"), 75),
         (FaultStillPresent("x"), 75),
-        (PermissionDenied("x"), 77),
+        (PermissionDeniedError("x"), 77),
         (PermissionError("x"), 77),
         (ConfigError("x"), 78),
         (ProbeError("x"), 70),
@@ -309,8 +309,8 @@ from agent.serve.health.service import HealthService
 from agent.serve.grpc.codec import Codec, EmptyRequest
 Codec().decode(b"", EmptyRequest)
 print(*sys.modules)
-import agent
-print(agent.Monitor.__module__)
+import drahealth
+print(drahealth.Monitor.__module__)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules, module = done.stdout.splitlines()

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from other_user import become_other_user
 
-import agent
+import drahealth
 from agent.config.config import SETTINGS, Config, load, load_runtime_dir, read_config
 from agent.config.values import format_duration, parse_duration
-from agent.errors import ConfigError, PermissionDenied
+from agent.errors import ConfigError, PermissionDeniedError
 from agent.model.health import XidOverride
 from agent.model.prepare import ErrorClass
-from agent.prepare.error_patterns import Pattern
+from agent.prepare.error_patterns import ErrorPattern
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
@@ -218,14 +218,14 @@ def test_every_key_of_the_file_sets_its_field(setup):
         history_rows=50,
         history_age_s=86_400,
         prepare_patterns=(
-            Pattern(
+            ErrorPattern(
                 re.compile(r"bank \d+ is locked"),
                 "fpga.bank_locked",
                 ErrorClass.TRANSIENT,
                 "the bank is in use",
                 0.5,
             ),
-            Pattern(re.compile("no such bitstream"), "fpga.bitstream", ErrorClass.BAD_CONFIG, "", 0.5),
+            ErrorPattern(re.compile("no such bitstream"), "fpga.bitstream", ErrorClass.BAD_CONFIG, "", 0.5),
         ),
         taint_evict=frozenset({"gpu.xid.79", "mem.*"}),
         taint_quiet_s=120,
@@ -360,7 +360,7 @@ def test_absent_requested_file_is_an_error(tmp_path):
 def test_unreadable_file_is_permission_denied_requested_or_default(locked_directory, unprivileged):
     secret = locked_directory / "config.toml"
     for file in ({"file": secret}, {"default_file": secret}):
-        with pytest.raises(PermissionDenied, match=r"config.toml: Permission denied"):
+        with pytest.raises(PermissionDeniedError, match=r"config.toml: Permission denied"):
             load({}, {"XDG_RUNTIME_DIR": "/run/user/1"}, **file)
 
 
@@ -512,7 +512,7 @@ def test_embedding_program_reads_one_file_and_no_environment(setup, monkeypatch)
     monkeypatch.setenv("DRAHEALTH_PERIOD", "2s")
     monkeypatch.setenv("DRAHEALTH_OF_ANOTHER_PROGRAM", "1")
     setup.file.write_text(A_PATTERN)
-    (pattern,) = agent.read_config(setup.file).prepare_patterns
+    (pattern,) = drahealth.read_config(setup.file).prepare_patterns
     assert pattern.code == "a.b"
     assert read_config(setup.file).period_ns == 10**9
 
@@ -525,10 +525,10 @@ def test_embedding_program_needs_no_runtime_dir(monkeypatch):
 
 def test_embedding_program_gets_errors_with_file_and_key(setup):
     setup.file.write_text(f"{A_PATTERN}clas = 'x'")
-    with pytest.raises(agent.ConfigError) as caught:
+    with pytest.raises(drahealth.ConfigError) as caught:
         read_config(setup.file)
     assert str(caught.value).startswith(f"{setup.file}: prepare.patterns: pattern 1: unknown key 'clas'")
-    with pytest.raises(agent.ConfigError, match=r"none.toml: No such file or directory"):
+    with pytest.raises(drahealth.ConfigError, match=r"none.toml: No such file or directory"):
         read_config(setup.file.with_name("none.toml"))
 
 

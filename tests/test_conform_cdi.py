@@ -11,7 +11,7 @@ from wire.google import message_class
 from agent.conform.cdi_schema import cdi_ids, invalid_cdi, invalid_cdi_id
 from agent.conform.prepare_decoder import decode_answers
 from agent.conform.session_record import ClaimReply, ReturnedDevice
-from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, write_spec
+from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, write_cdi_spec
 
 EVERYTHING = {
     "cdiVersion": "1.1.0",
@@ -71,7 +71,7 @@ def test_files_of_this_project_are_valid(tmp_path):
         nodes=(CdiNode("/dev/nvidia0", "/dev/nvidia1"),),
         annotations={"a": "b"},
     )
-    ids = write_spec(tmp_path, "example.com/gpu", "uid-1", [device])
+    ids = write_cdi_spec(tmp_path, "example.com/gpu", "uid-1", [device])
     (file,) = tmp_path.iterdir()
     document = json.loads(file.read_text())
     assert (invalid_cdi(document), cdi_ids(document)) == ("", set(ids))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_disk import run_on_small_disk
 
 from agent.driver.session import declaration_text, write_declaration
-from agent.errors import ConfigError, ResourceBusy
+from agent.errors import ConfigError, ResourceBusyError
 from agent.model.declared_devices import (
     DeclaredCpus,
     DeclaredGpu,
@@ -91,7 +91,7 @@ def test_file_is_writable_by_the_agent_only_whatever_the_umask(tmp_path: Path) -
 def test_foreign_file_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / f"{DRIVER}.toml"
     path.write_text("version = 1\n")
-    with pytest.raises(ResourceBusy) as caught:
+    with pytest.raises(ResourceBusyError) as caught:
         write_declaration(tmp_path, DRIVER, NODE, ROWS)
     problem = "not written by drahealth; remove it to declare devices over the socket"
     assert str(caught.value) == f"declaration file {path}: {problem}"
@@ -117,7 +117,7 @@ def test_foreign_object_in_place_of_the_file_is_not_replaced(
     path = tmp_path / f"{DRIVER}.toml"
     make(path)
     before = path.lstat()
-    with pytest.raises(ResourceBusy, match="not written by drahealth"):
+    with pytest.raises(ResourceBusyError, match="not written by drahealth"):
         write_declaration(tmp_path, DRIVER, NODE, ROWS)
     assert path.lstat().st_ino == before.st_ino
 

@@ -34,7 +34,7 @@ from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.taint import Effect
 from agent.model.time import NS, Instant
-from agent.prepare.error_patterns import Pattern
+from agent.prepare.error_patterns import ErrorPattern
 from agent.prepare.evidence import DriverReportedError, ErrnoEvidence, ErrorText
 from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration, TooManyDevices
 from agent.store.ledger_file import FILE, load_ledger
@@ -234,7 +234,7 @@ def agent(tmp_path: Path, host: Host) -> Agent:
 
 def claim(driver: str, name: str = "a") -> Claim:
     """Return a claim of the driver's only device."""
-    return Claim("ns", name, f"uid-{name}", (ClaimDevice("r", driver, NODE, "dev-0"),))
+    return Claim("ns", name, f"uid-{name}", devices=(ClaimDevice("r", driver, NODE, "dev-0"),))
 
 
 def failed(session: DriverSession, driver: str, *names: str) -> list[PrepareVerdict | None]:
@@ -491,7 +491,7 @@ def test_devices_are_not_evaluated_before_a_report_has_them(agent: Agent) -> Non
 
 
 async def test_configuration_applies_to_every_driver(agent: Agent) -> None:
-    pattern = Pattern(re.compile("bank_locked"), "fpga.bank_locked", ErrorClass.PERMANENT)
+    pattern = ErrorPattern(re.compile("bank_locked"), "fpga.bank_locked", ErrorClass.PERMANENT)
     settings = {"taint_evict": frozenset({"gpu.xid.79"}), "prepare_patterns": (pattern,)}
     agent.config = msgspec.structs.replace(agent.config, **settings)
     session = agent.sessions.open(A)

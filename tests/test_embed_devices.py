@@ -36,8 +36,8 @@ PARTS: Final[list[tuple[DevicePart | None, str, DeclaredPart]]] = [
         DeclaredHugepages(2048, 4, 1),
     ),
     (Memory(), 'kind = "memory"\nnuma = 0', DeclaredMemory(0, 0)),
-    (Memory("1Gi", numa=1), 'kind = "memory"\nsize = "1Gi"\nnuma = 1', DeclaredMemory(1 << 30, 1)),
-    (Gpu("0000:3b:00.0"), 'kind = "gpu"\npci = "0000:3b:00.0"', DeclaredGpu("0000:3b:00.0", "", -1, -1)),
+    (Memory(size="1Gi", numa=1), 'kind = "memory"\nsize = "1Gi"\nnuma = 1', DeclaredMemory(1 << 30, 1)),
+    (Gpu(pci="0000:3b:00.0"), 'kind = "gpu"\npci = "0000:3b:00.0"', DeclaredGpu("0000:3b:00.0", "", -1, -1)),
     (
         Gpu(uuid=UUID, gi=0, ci=1),
         f'kind = "gpu"\nuuid = "{UUID}"\ngi = 0\nci = 1',
@@ -48,7 +48,7 @@ PARTS: Final[list[tuple[DevicePart | None, str, DeclaredPart]]] = [
         'kind = "pci"\naddress = "0000:00:04.0"\ndriver = "nvme"',
         DeclaredPci("0000:00:04.0", "nvme"),
     ),
-    (Nic("0000:41:00.0"), 'kind = "nic"\npci = "0000:41:00.0"', DeclaredNic("0000:41:00.0", "")),
+    (Nic(pci="0000:41:00.0"), 'kind = "nic"\npci = "0000:41:00.0"', DeclaredNic("0000:41:00.0", "")),
     (Nic(rdma="mlx5_0"), 'kind = "nic"\nrdma = "mlx5_0"', DeclaredNic("", "mlx5_0")),
 ]
 
@@ -88,11 +88,11 @@ WRONG: Final[list[tuple[dict[str, Any], str]]] = [
     ({"part": Cpus("3-1")}, "device 'd-0': cpus: "),
     ({"part": Cpus("0", numa=5000)}, "device 'd-0': numa: 5000 is over the limit of 1023"),
     (
-        {"part": Hugepages("3Mi", 4)},
+        {"part": Hugepages("3Mi", pages=4)},
         "device 'd-0': size: '3Mi' is not a page size: 3072 KiB is not a power of two",
     ),
-    ({"part": Hugepages("2Mi", 0)}, "device 'd-0': pages: 0 is below the limit of 1"),
-    ({"part": Memory("much")}, "device 'd-0': size: 'much' is not a size; "),
+    ({"part": Hugepages("2Mi", pages=0)}, "device 'd-0': pages: 0 is below the limit of 1"),
+    ({"part": Memory(size="much")}, "device 'd-0': size: 'much' is not a size; "),
     ({"part": Gpu()}, "device 'd-0': GPU has neither 'pci' nor 'uuid'; give one of them"),
     ({"part": Gpu(uuid=UUID, gi=1)}, "device 'd-0': only one of 'gi' and 'ci'"),
     ({"part": Nic()}, "device 'd-0': NIC has neither 'pci' nor 'rdma'; give one of them"),

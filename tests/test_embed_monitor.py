@@ -29,7 +29,7 @@ from agent.model.health import Blame, Finding, Health
 from agent.model.prepare import DriverFault
 from agent.model.taint import Effect, Taints
 from agent.model.time import Instant
-from agent.prepare.errors import FailedDevice
+from agent.prepare.errors import FailedDeviceError
 
 __all__ = ["short_tmp"]
 
@@ -73,7 +73,7 @@ def test_checks_determine_the_health_of_a_device() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
 
-    @monitor.check(every=0.1, timeout=5, raise_after=1, clear_after=1)
+    @monitor.check(every_s=0.1, timeout_s=5, raise_after=1, clear_after=1)
     def link(_: Device) -> Finding | None:
         return answer[0]
 
@@ -96,7 +96,7 @@ def test_fault_is_reported_after_raise_after_results_in_a_row() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
 
-    @monitor.check(every=0.1, timeout=60, raise_after=3, clear_after=3)
+    @monitor.check(every_s=0.1, timeout_s=60, raise_after=3, clear_after=3)
     def link(_: Device) -> Finding | None:
         if len(answers) == 1:
             sixth.set()
@@ -115,7 +115,7 @@ def test_hung_check_makes_only_its_device_unknown(gate: threading.Event) -> None
     monitor = monitor_of()
     monitor.add(Device("d-0"), Device("d-1"))
 
-    @monitor.check(every=0.1, timeout=0.1, raise_after=1, clear_after=1)
+    @monitor.check(every_s=0.1, timeout_s=0.1, raise_after=1, clear_after=1)
     def link(device: Device) -> bool:
         return device.name == "d-1" or gate.wait()
 
@@ -135,15 +135,15 @@ def test_raising_check_ends_no_thread() -> None:
         def __str__(self) -> str:
             raise SystemExit
 
-    @monitor.check(every=0.1, timeout=5, devices="d-0", raise_after=1)
+    @monitor.check(every_s=0.1, timeout_s=5, devices="d-0", raise_after=1)
     def plain(_: Device) -> None:
         raise SystemExit(1)
 
-    @monitor.check(every=0.1, timeout=5, devices="d-2", raise_after=1)
+    @monitor.check(every_s=0.1, timeout_s=5, devices="d-2", raise_after=1)
     async def speechless(_: Device) -> None:
         raise Ending
 
-    @monitor.check(every=0.1, timeout=5, devices="d-1", raise_after=1)
+    @monitor.check(every_s=0.1, timeout_s=5, devices="d-1", raise_after=1)
     async def in_loop(_: Device) -> None:
         raise KeyboardInterrupt
 
@@ -168,7 +168,7 @@ def test_device_without_checks_is_unknown() -> None:
 def test_devices_can_be_added_and_removed_at_run_time() -> None:
     with monitor_of() as monitor:
         assert monitor.wait_ready(PATIENCE_S)
-        monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
+        monitor.check(every_s=0.1, timeout_s=5, name="well")(lambda _: None)
         monitor.add(Device("d-0"), Device("d-1", pool="rack-1"))
         until(monitor, "d-0", Health.HEALTHY)
         monitor.remove("d-0")
@@ -181,7 +181,7 @@ def test_devices_can_be_added_and_removed_at_run_time() -> None:
 def test_check_decorator_returns_the_function() -> None:
     monitor = monitor_of()
 
-    @monitor.check(every=1, timeout=1)
+    @monitor.check(every_s=1, timeout_s=1)
     def link(_: Device) -> bool:
         """Looks."""
         return True
@@ -194,10 +194,10 @@ def test_check_decorator_returns_the_function() -> None:
     ("make", "text"),
     [
         (lambda: Monitor("Not A Driver"), "driver name 'Not A Driver' is not a DNS subdomain"),
-        (lambda: monitor_of().check(every=0.01, timeout=1)(lambda _: None), "not a DNS label"),
+        (lambda: monitor_of().check(every_s=0.01, timeout_s=1)(lambda _: None), "not a DNS label"),
         (
-            lambda: monitor_of().check(every=0.01, timeout=1, name="x")(print),
-            "check 'x': every: 10ms is below",
+            lambda: monitor_of().check(every_s=0.01, timeout_s=1, name="x")(print),
+            "check 'x': every_s: 10ms is below",
         ),
         (lambda: monitor_of().recheck("x"), "health check 'x' does not exist"),
         (lambda: monitor_of().remove("x"), "device 'x' does not exist"),
@@ -214,14 +214,14 @@ def test_invalid_arguments_are_rejected_at_once(make: Callable[[], object], text
 def test_require_healthy_raises_only_for_unhealthy_devices() -> None:
     monitor = monitor_of()
     monitor.add(Device("bad"), Device("well"), Device("unseen"))
-    monitor.check(every=0.1, timeout=5, devices="bad", raise_after=1, name="bad")(lambda _: BAD)
-    monitor.check(every=0.1, timeout=5, devices="well", name="well")(lambda _: None)
+    monitor.check(every_s=0.1, timeout_s=5, devices="bad", raise_after=1, name="bad")(lambda _: BAD)
+    monitor.check(every_s=0.1, timeout_s=5, devices="well", name="well")(lambda _: None)
     monitor.require_healthy("bad")  # not evaluated yet
     with monitor:
         until(monitor, "bad", Health.UNHEALTHY)
         until(monitor, "well", Health.HEALTHY)
         for device in ("bad", ref("bad"), ClaimDevice("req-0", *ref("bad"))):
-            with pytest.raises(FailedDevice, match="1 of 2") as raised:
+            with pytest.raises(FailedDeviceError, match="1 of 2") as raised:
                 monitor.require_healthy(device)
             assert (raised.value.device, raised.value.code) == (ref("bad"), "demo.bad")
         for other in ("well", "unseen", "no-such-device", ref("well"), ref("no-such-device")):
@@ -231,7 +231,7 @@ def test_require_healthy_raises_only_for_unhealthy_devices() -> None:
 def test_device_of_a_failed_prepare_is_unhealthy_after_the_wait() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
-    monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
+    monitor.check(every_s=0.1, timeout_s=5, name="well")(lambda _: None)
     with monitor:
         until(monitor, "d-0", Health.HEALTHY)
         monitor.report_faults([fault("d-0")])
@@ -246,7 +246,7 @@ def test_device_of_a_failed_prepare_is_unhealthy_after_the_wait() -> None:
 def test_require_healthy_ignores_driver_reported_faults() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
-    monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
+    monitor.check(every_s=0.1, timeout_s=5, name="well")(lambda _: None)
     with monitor:
         monitor.report_faults([fault("d-0")])
         until(monitor, "d-0", Health.UNHEALTHY, "demo.dead")
@@ -266,7 +266,7 @@ def test_taints_are_passed_to_the_callback() -> None:
     published: list[Taints] = []
     monitor = monitor_of()
     monitor.add(Device("d-0"))
-    monitor.check(every=0.1, timeout=5, raise_after=1, name="bad")(lambda _: BAD)
+    monitor.check(every_s=0.1, timeout_s=5, raise_after=1, name="bad")(lambda _: BAD)
     assert monitor.taints == Taints()
     monitor.on_taints(published.append)
     with monitor:
@@ -352,7 +352,7 @@ def test_failed_core_makes_every_device_unknown() -> None:
         clock=clock, on_error=lambda error: errors.append((error, threading.current_thread().name))
     )
     monitor.add(Device("d-0"), Device("d-1"))
-    monitor.check(every=0.1, timeout=5, devices="d-0", name="well")(lambda _: None)
+    monitor.check(every_s=0.1, timeout_s=5, devices="d-0", name="well")(lambda _: None)
     with monitor:
         until(monitor, "d-0", Health.HEALTHY)
         clock.broken = True
@@ -445,7 +445,7 @@ def test_two_monitors_are_independent(hardware: Any) -> None:
     )
     for monitor in (one, other):
         monitor.add(Device("d-0"))
-        monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
+        monitor.check(every_s=0.1, timeout_s=5, name="well")(lambda _: None)
     with one, other:
         until(one, "d-0", Health.HEALTHY)
         eventually(lambda: other.report is not None and len(other.report.devices) == 1, "one device")
@@ -459,7 +459,7 @@ def test_blocked_asyncio_loop_does_not_delay_verdicts() -> None:
     async def program() -> bool:
         monitor = monitor_of()
         monitor.add(Device("d-0"))
-        monitor.check(every=0.1, timeout=5, raise_after=2, name="bad")(lambda _: BAD)
+        monitor.check(every_s=0.1, timeout_s=5, raise_after=2, name="bad")(lambda _: BAD)
         async with monitor:
             until(monitor, "d-0", Health.UNHEALTHY)  # blocks the loop
         return monitor.is_up
@@ -470,7 +470,7 @@ def test_blocked_asyncio_loop_does_not_delay_verdicts() -> None:
 async def test_blocked_trio_loop_does_not_delay_verdicts() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
-    monitor.check(every=0.1, timeout=5, raise_after=2, name="bad")(lambda _: BAD)
+    monitor.check(every_s=0.1, timeout_s=5, raise_after=2, name="bad")(lambda _: BAD)
     async with monitor:
         until(monitor, "d-0", Health.UNHEALTHY)  # blocks the loop
     assert not monitor.is_up
@@ -516,7 +516,7 @@ def test_stop_before_start_is_final() -> None:
 def test_hung_check_is_abandoned_and_logged(gate: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
-    monitor.check(every=0.1, timeout=0.1, raise_after=1, name="hangs")(lambda _: gate.wait())
+    monitor.check(every_s=0.1, timeout_s=0.1, raise_after=1, name="hangs")(lambda _: gate.wait())
     with monitor:
         until(monitor, "d-0", Health.UNKNOWN, "check.hangs.unreadable")
         assert not monitor.stop()
@@ -534,7 +534,7 @@ def test_hung_core_is_not_up_and_is_abandoned(
     monitor.add(Device("d-0"))
     blocks = threading.Event()
 
-    @monitor.check(every=0.1, timeout=5)
+    @monitor.check(every_s=0.1, timeout_s=5)
     async def check(_: Device) -> None:
         if blocks.is_set():
             gate.wait()  # what no async function may do
@@ -567,7 +567,7 @@ def test_stop_in_the_core_thread_is_rejected() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
 
-    @monitor.check(every=0.1, timeout=5)
+    @monitor.check(every_s=0.1, timeout_s=5)
     async def ends(_: Device) -> None:
         try:
             monitor.stop()

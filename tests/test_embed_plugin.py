@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -41,7 +42,7 @@ from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.model.health import Finding, Health
 from agent.model.report import Report
 from agent.model.taint import Taints
-from agent.prepare.errors import BadConfig, FailedDevice, TransientError
+from agent.prepare.errors import BadConfigError, FailedDeviceError, TransientError
 from agent.prepare.step_runners import classified
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice
 from agent.serve.dra_plugin.serialize_lock import FILE
@@ -57,7 +58,10 @@ def claim_of(asked: ClaimRef) -> Claim:
 
 
 def prepared(of: Claim) -> list[PreparedDevice]:
-    return [PreparedDevice((), one.pool, one.device, (f"example.com/gpu={of.uid}",)) for one in of.devices]
+    return [
+        PreparedDevice(pool=one.pool, device=one.device, cdi_ids=(f"example.com/gpu={of.uid}",))
+        for one in of.devices
+    ]
 
 
 class Driver:
@@ -114,7 +118,7 @@ def monitor(kubelet_dir: Path) -> Iterator[Monitor]:
 def new_monitor(kubelet_dir: Path, config: Config | None = None) -> Monitor:
     monitor = Monitor(DRIVER, hardware=False, state_dir=kubelet_dir / "state", config=config)
     monitor.add(Device("gpu-0", pool=NODE))
-    monitor.check(every=0.1, timeout=5)(well)
+    monitor.check(every_s=0.1, timeout_s=5)(well)
     return monitor
 
 
@@ -129,7 +133,7 @@ def driver() -> Driver:
 
 @pytest.fixture
 def server(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> Iterator[PluginServer]:
-    with PluginServer(monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir) as server:
+    with PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir) as server:
         yield server
 
 
@@ -143,7 +147,7 @@ def serving(
 ) -> Iterator[Kubelet]:
     """A server of that driver, and a kubelet that calls it."""
     with (
-        PluginServer(monitor, driver, claims=claims, kubelet_dir=kubelet_dir, **options) as server,
+        PluginServer(monitor, driver, get_claim=claims, kubelet_dir=kubelet_dir, **options) as server,
         Kubelet(server.paths.service) as kubelet,
     ):
         yield kubelet
@@ -184,7 +188,7 @@ def test_health_and_prepares_use_the_same_device_names(
 
 def test_each_failure_is_classified_and_recorded(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
     driver.behaviour = {
-        "bad": raising(BadConfig("no such mode")),
+        "bad": raising(BadConfigError("no such mode")),
         "bug": raising(KeyError("mode")),
         "busy": raising(TransientError("is busy", retry_after_s=3600)),
     }
@@ -203,7 +207,7 @@ def test_each_failure_is_classified_and_recorded(monitor: Monitor, driver: Drive
 
 
 def test_cached_failure_is_answered_without_calling_the_driver(driver: Driver, kubelet: Kubelet) -> None:
-    driver.behaviour["bad"] = raising(BadConfig("no such mode"))
+    driver.behaviour["bad"] = raising(BadConfigError("no such mode"))
     first, second = (kubelet.prepare(claim("bad"))["uid-bad"].error for _ in range(2))
     assert first == second
     assert driver.prepared == ["bad"]
@@ -226,7 +230,7 @@ def test_failed_device_is_unhealthy_before_the_kubelet_gets_the_error(
 ) -> None:
     """On one connection the order of frames is the order of delivery."""
     until(monitor, "gpu-0", Health.HEALTHY)
-    driver.behaviour["a"] = raising(FailedDevice("gpu-0", "it smokes"))
+    driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
     request = encode_field(1, encode_field(1, b"ns") + encode_field(2, b"uid-a") + encode_field(3, b"a"))
     with RawClient(server.paths.service) as client:
         client.call(1)
@@ -247,7 +251,7 @@ def test_failed_device_is_tainted_before_the_kubelet_gets_the_error(kubelet_dir:
     published: list[set[str]] = []
     driver, monitor = Driver(), new_monitor(kubelet_dir)
     monitor.on_taints(lambda taints: published.append(tainted_devices(taints)))
-    driver.behaviour["a"] = raising(FailedDevice("gpu-0", "it smokes"))
+    driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
     with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
         until(monitor, "gpu-0", Health.HEALTHY)
         eventually(lambda: published, "the first call, which no later one may follow at once")
@@ -261,7 +265,7 @@ def test_hung_taint_callback_delays_the_error_within_its_limit(
     release = threading.Event()
     driver, monitor = Driver(), new_monitor(kubelet_dir, Config(node_name=NODE, taint_wait_s=0.1))
     monitor.on_taints(lambda taints: release.wait())
-    driver.behaviour["a"] = raising(FailedDevice("gpu-0", "it smokes"))
+    driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
     try:
         with monitor, serving(monitor, driver, kubelet_dir) as kubelet:
             until(monitor, "gpu-0", Health.HEALTHY)
@@ -289,7 +293,7 @@ class Link:
 def checked_monitor(kubelet_dir: Path, link: Link) -> Monitor:
     monitor = Monitor(DRIVER, hardware=False, state_dir=kubelet_dir / "state")
     monitor.add(Device("gpu-0", pool=NODE))
-    monitor.check(every=3600, timeout=5, raise_after=3, name="link")(link)
+    monitor.check(every_s=3600, timeout_s=5, raise_after=3, name="link")(link)
     return monitor
 
 
@@ -334,7 +338,7 @@ def tainted_devices(taints: Taints) -> set[str]:
 
 def test_dead_device_does_not_block_the_unprepare(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
     kubelet.prepare(claim("a"))
-    driver.behaviour["a"] = raising(FailedDevice("gpu-0", "it smokes"))
+    driver.behaviour["a"] = raising(FailedDeviceError("gpu-0", "it smokes"))
     assert kubelet.unprepare(claim("a"))["uid-a"].error == ""
     driver.behaviour["b"] = raising(TransientError("is busy"))
     kubelet.prepare(claim("c"))
@@ -347,7 +351,7 @@ def test_verdict_of_the_handler_is_kept(monitor: Monitor, kubelet_dir: Path) -> 
         @classified(monitor)
         def prepare(self, of: Claim) -> Sequence[PreparedDevice]:
             self.prepared.append(of.name)
-            raise BadConfig("no such mode", code="config.conflict")
+            raise BadConfigError("no such mode", code="config.conflict")
 
     driver = Judging()
     with serving(monitor, driver, kubelet_dir) as kubelet:
@@ -364,8 +368,11 @@ def test_verdict_of_the_handler_is_kept(monitor: Monitor, kubelet_dir: Path) -> 
     ("answer", "words"),
     [
         (None, "code=driver.bug.answer"),
-        ([PreparedDevice((), NODE, "gpu-7")], f"{NODE}/gpu-7: is not a device of the claim"),
-        ([PreparedDevice((), NODE, "gpu-0", ("gpu-0",))], "'gpu-0' is not <vendor>/<class>=<name>"),
+        ([PreparedDevice(pool=NODE, device="gpu-7")], f"{NODE}/gpu-7: is not a device of the claim"),
+        (
+            [PreparedDevice(pool=NODE, device="gpu-0", cdi_ids=("gpu-0",))],
+            "'gpu-0' is not <vendor>/<class>=<name>",
+        ),
     ],
 )
 def test_invalid_answer_is_a_driver_bug(
@@ -395,7 +402,7 @@ def test_exceptions_of_the_claims_function_are_classified(
         answers = kubelet.prepare(claim("refused"), claim("other"), claim("wrong"), timeout_s=SHORT_S)
     assert "class=transient code=api.429" in answers["uid-refused"].error
     assert "class=transient code=" in answers["uid-other"].error
-    assert "function `claims` returned str, not a Claim" in answers["uid-wrong"].error
+    assert "function `get_claim` returned str, not a Claim" in answers["uid-wrong"].error
     assert driver.prepared == []
 
 
@@ -444,7 +451,7 @@ def test_failed_fetch_is_classified_as_a_call_of_the_api_server(
     def fetch(asked: ClaimRef) -> Any:
         return failure() if asked.name == "unread" else claim_of(asked)
 
-    driver.behaviour["bad"] = raising(BadConfig("ends the retries"))
+    driver.behaviour["bad"] = raising(BadConfigError("ends the retries"))
     with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
         error = kubelet.prepare(claim("unread"), claim("bad"))["uid-unread"].error
     assert f"class=transient code={code} " in error
@@ -521,7 +528,7 @@ def test_claim_waiting_for_a_retry_releases_the_lock(driver: Driver, kubelet: Ku
 def test_failed_claim_ends_the_retries_of_the_others(driver: Driver, kubelet: Kubelet) -> None:
     """The pod cannot start: a retry would only delay the error that says what to change."""
     driver.behaviour = {
-        "bad": raising(BadConfig("no such mode")),
+        "bad": raising(BadConfigError("no such mode")),
         "busy": raising(TransientError("is busy", code="cpu.overlap")),
     }
     answers = kubelet.prepare(claim("busy"), claim("good"), claim("bad"), timeout_s=20)
@@ -546,7 +553,7 @@ def test_failure_in_a_fetch_ends_with_the_other_claims(
             raise TransientError("too many requests", code="api.429")
         return claim_of(asked)
 
-    driver.behaviour["bad"] = raising(BadConfig("no such mode"))
+    driver.behaviour["bad"] = raising(BadConfigError("no such mode"))
     with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
         answers = kubelet.prepare(claim("unread"), claim("bad"), timeout_s=20)
     assert "code=api.429" in answers["uid-unread"].error
@@ -560,7 +567,7 @@ def test_claim_is_retried_for_a_call_whose_other_claims_succeed(driver: Driver, 
         if not release.is_set():
             raise TransientError("is busy", code="cpu.overlap")
 
-    driver.behaviour = {"busy": overlap, "bad": raising(BadConfig("no such mode"))}
+    driver.behaviour = {"busy": overlap, "bad": raising(BadConfigError("no such mode"))}
     waiting = kubelet.prepare_async(claim("busy"), claim("good"))
     eventually(lambda: "busy" in driver.prepared, "the first try")
     other = kubelet.prepare_async(claim("busy"), claim("bad"))
@@ -642,7 +649,7 @@ class AsyncDriver:
     async def prepare(self, of: Claim) -> Sequence[PreparedDevice]:
         await self._note()
         if of.name == "bad":
-            raise BadConfig("no such mode")
+            raise BadConfigError("no such mode")
         return prepared(of)
 
     async def unprepare(self, asked: ClaimRef) -> None:
@@ -672,7 +679,7 @@ def test_asyncio_functions_run_in_the_drivers_loop(kubelet_dir: Path) -> None:
 
     async def main() -> None:
         monitor = new_monitor(kubelet_dir)
-        server = PluginServer(monitor, driver, claims=driver.claims, kubelet_dir=kubelet_dir)
+        server = PluginServer(monitor, driver, get_claim=driver.claims, kubelet_dir=kubelet_dir)
         async with monitor, server:
             loop = asyncio.get_running_loop()
             assert await loop.run_in_executor(KUBELETS, whole_life, server.paths.service) == WHOLE_LIFE
@@ -684,7 +691,7 @@ def test_asyncio_functions_run_in_the_drivers_loop(kubelet_dir: Path) -> None:
 async def test_trio_functions_run_in_the_drivers_loop(kubelet_dir: Path) -> None:
     driver = AsyncDriver(trio.lowlevel.checkpoint)
     monitor = new_monitor(kubelet_dir)
-    server = PluginServer(monitor, driver, claims=driver.claims, kubelet_dir=kubelet_dir)
+    server = PluginServer(monitor, driver, get_claim=driver.claims, kubelet_dir=kubelet_dir)
     async with monitor, server:
         assert await trio.to_thread.run_sync(whole_life, server.paths.service) == WHOLE_LIFE
     assert driver.threads == {threading.get_ident()}
@@ -694,18 +701,21 @@ def test_async_functions_without_a_loop_get_a_new_one(kubelet_dir: Path) -> None
     driver = AsyncDriver(lambda: asyncio.sleep(0))
     with (
         new_monitor(kubelet_dir) as monitor,
-        PluginServer(monitor, driver, claims=driver.claims, kubelet_dir=kubelet_dir) as server,
+        PluginServer(monitor, driver, get_claim=driver.claims, kubelet_dir=kubelet_dir) as server,
     ):
         assert whole_life(server.paths.service) == WHOLE_LIFE
     assert threading.get_ident() not in driver.threads
 
 
 def test_plain_functions_run_in_claim_threads_in_any_program(kubelet_dir: Path, driver: Driver) -> None:
-    driver.behaviour["bad"] = raising(BadConfig("no such mode"))
+    driver.behaviour["bad"] = raising(BadConfigError("no such mode"))
 
     async def main() -> None:
         monitor = new_monitor(kubelet_dir)
-        async with monitor, PluginServer(monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir) as server:
+        async with (
+            monitor,
+            PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir) as server,
+        ):
             loop = asyncio.get_running_loop()
             assert await loop.run_in_executor(KUBELETS, whole_life, server.paths.service) == WHOLE_LIFE
 
@@ -715,7 +725,7 @@ def test_plain_functions_run_in_claim_threads_in_any_program(kubelet_dir: Path, 
 
 async def test_cancelled_trio_driver_unregisters(kubelet_dir: Path, driver: Driver) -> None:
     monitor = new_monitor(kubelet_dir)
-    server = PluginServer(monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir)
+    server = PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
     with trio.CancelScope() as scope:
         async with monitor, server:
             assert server.paths.registration.exists()
@@ -752,14 +762,14 @@ def test_blocked_asyncio_loop_delays_neither_health_nor_answers(
         monitor = new_monitor(kubelet_dir)
         turning = [0]
 
-        @monitor.check(every=0.1, timeout=5, raise_after=1, clear_after=1)
+        @monitor.check(every_s=0.1, timeout_s=5, raise_after=1, clear_after=1)
         def turns(device: Device) -> object:
             turning[0] += 1
             return degraded("test.turns", f"turn {turning[0]}")
 
         async with (
             monitor,
-            PluginServer(monitor, driver, claims=driver.claims, kubelet_dir=kubelet_dir) as server,
+            PluginServer(monitor, driver, get_claim=driver.claims, kubelet_dir=kubelet_dir) as server,
         ):
             await asyncio.get_running_loop().run_in_executor(KUBELETS, life, server.paths.service)
 
@@ -768,7 +778,7 @@ def test_blocked_asyncio_loop_delays_neither_health_nor_answers(
 
 def test_driver_with_an_ended_loop_is_unavailable(kubelet_dir: Path, monitor: Monitor) -> None:
     driver = AsyncDriver(lambda: asyncio.sleep(0))
-    server = PluginServer(monitor, driver, claims=driver.claims, kubelet_dir=kubelet_dir)
+    server = PluginServer(monitor, driver, get_claim=driver.claims, kubelet_dir=kubelet_dir)
 
     async def forgets_to_stop() -> None:
         server.start()
@@ -827,7 +837,7 @@ def test_loop_close_during_a_prepare_is_transient() -> None:
 
 def test_stop_during_start_leaves_no_server(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
     for number in range(20):
-        server = PluginServer(monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir)
+        server = PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
         starting = KUBELETS.submit(server.start)
         time.sleep(number * 0.0002)
         assert server.stop(PATIENCE_S)
@@ -852,7 +862,7 @@ async def test_trio_program_with_hung_threads_can_stop_the_server(kubelet_dir: P
     with trio.fail_after(PATIENCE_S):
         async with (
             new_monitor(kubelet_dir) as monitor,
-            PluginServer(monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir) as server,
+            PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir) as server,
         ):
             async with trio.open_nursery() as nursery:
                 for _ in range(int(limiter.total_tokens)):
@@ -866,7 +876,7 @@ async def test_trio_program_with_hung_threads_can_stop_the_server(kubelet_dir: P
 
 def test_repeatedly_cancelled_asyncio_program_stops_the_server(kubelet_dir: Path, driver: Driver) -> None:
     async def main(monitor: Monitor) -> None:
-        server = PluginServer(monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir)
+        server = PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
         up = asyncio.Event()
 
         async def serve() -> None:
@@ -937,7 +947,7 @@ def test_stop_in_the_drivers_loop_is_rejected_in_favor_of_aclose(
 
     async def main() -> None:
         monitor = new_monitor(kubelet_dir)
-        server = PluginServer(monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir)
+        server = PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
         assert server.stop(), "there is nothing to stop"
         monitor.start()
         server.start()
@@ -957,10 +967,10 @@ def test_state_is_saved_below_the_kubelets_directory(
     kubelet_dir: Path, driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The kubelet's directory is given once, to the monitor."""
-    driver.behaviour["a"] = raising(BadConfig("no such mode"))
+    driver.behaviour["a"] = raising(BadConfigError("no such mode"))
     with (
         Monitor(DRIVER, hardware=False, kubelet_dir=kubelet_dir) as monitor,
-        PluginServer(monitor, driver, claims=claim_of) as server,
+        PluginServer(monitor, driver, get_claim=claim_of) as server,
         Kubelet(server.paths.service) as kubelet,
     ):
         assert server.paths.service == kubelet_dir / "plugins" / DRIVER / "dra.sock"
@@ -1001,7 +1011,7 @@ def test_failed_server_calls_on_error_and_ends_nothing_else(driver: Driver, kube
     failures: list[BaseException] = []
     with ManualMonitor(DRIVER, hardware=False, state_dir=None) as monitor:
         server = PluginServer(
-            monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir, on_error=failures.append
+            monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir, on_error=failures.append
         )
         server.start()
 
@@ -1024,9 +1034,11 @@ def test_failed_server_calls_on_error_and_ends_nothing_else(driver: Driver, kube
 def test_start_error_is_raised_and_leaves_nothing(monitor: Monitor, driver: Driver, tmp_path: Path) -> None:
     before = ours()
     with pytest.raises(ConfigError, match="no such directory; set the kubelet's registration directory with"):
-        PluginServer(monitor, driver, claims=claim_of, kubelet_dir=Path(tempfile.mkdtemp(dir="/tmp"))).start()
+        PluginServer(
+            monitor, driver, get_claim=claim_of, kubelet_dir=Path(tempfile.mkdtemp(dir="/tmp"))
+        ).start()
     with pytest.raises(ConfigError, match="is a relative path; give --kubelet-dir an absolute path"):
-        PluginServer(monitor, driver, claims=claim_of, kubelet_dir=Path("kubelet"))
+        PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=Path("kubelet"))
     eventually(lambda: ours() <= before, "no thread is left")
 
 
@@ -1035,7 +1047,7 @@ def test_registration_status_reaches_the_driver(monitor: Monitor, driver: Driver
     server = PluginServer(
         monitor,
         driver,
-        claims=claim_of,
+        get_claim=claim_of,
         kubelet_dir=kubelet_dir,
         on_status=lambda registered, error: statuses.append((registered, error)),
     )
@@ -1064,7 +1076,51 @@ def test_process_state_is_unchanged(monitor: Monitor, driver: Driver, kubelet_di
 
 def test_server_with_an_unstarted_monitor_is_rejected(kubelet_dir: Path, driver: Driver) -> None:
     """The server would register, with every device Unknown."""
-    server = PluginServer(new_monitor(kubelet_dir), driver, claims=claim_of)
+    server = PluginServer(new_monitor(kubelet_dir), driver, get_claim=claim_of)
     with pytest.raises(RuntimeError, match="the monitor does not run; start it first"):
         server.start()
     assert not server.paths.registration.exists()
+
+
+# --- the loop of a plain program ----------------------------------------------------------------------------
+
+
+def test_run_ends_on_sigterm_and_restores_the_handlers(kubelet_dir: Path, driver: Driver) -> None:
+    monitor = new_monitor(kubelet_dir)
+    server = PluginServer(monitor, driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+
+    def end() -> None:
+        eventually(lambda: server.paths.registration.exists(), "the driver is registered")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    server.run()
+    ending.join()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert not [path for path in kubelet_dir.rglob("*") if path.is_socket()]
+    assert not monitor.is_up
+
+
+def test_run_raises_the_failure_of_the_server(kubelet_dir: Path, driver: Driver) -> None:
+    server = PluginServer(new_monitor(kubelet_dir), driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
+    failure = OSError("no descriptors")
+
+    def fail() -> None:
+        eventually(lambda: server.paths.registration.exists(), "the driver is registered")
+        server._fail(failure)
+
+    failing = threading.Thread(target=fail)
+    failing.start()
+    with pytest.raises(RuntimeError, match="the plugin server failed") as caught:
+        server.run()
+    failing.join()
+    assert caught.value.__cause__ is failure
+    assert not [path for path in kubelet_dir.rglob("*") if path.is_socket()]
+
+
+def test_run_outside_the_main_thread_is_refused(kubelet_dir: Path, driver: Driver) -> None:
+    server = PluginServer(new_monitor(kubelet_dir), driver, get_claim=claim_of, kubelet_dir=kubelet_dir)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="only the main thread"):
+        pool.submit(server.run).result()

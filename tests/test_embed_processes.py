@@ -37,7 +37,7 @@ from wire.google import PROTO, message_class, names, watch_health
 from wire.plugin import Kubelet, claim
 from wire.serving import eventually
 
-import agent
+import drahealth
 from agent.model.time import Instant
 
 __all__ = ["short_tmp"]
@@ -57,7 +57,7 @@ class Program:
 
     def __init__(self, root: Path, name: str, *args: str, path: Path = EMBEDDED) -> None:
         self.errors = root / "stderr"
-        environ = os.environ | {"NODE_NAME": NODE, "PYTHONPATH": str(path)}
+        environ = os.environ | {"NODE_NAME": NODE, "PYTHONPATH": f"{path}:{EMBEDDED.parents[1]}"}
         command = [sys.executable, "-X", "dev", "-W", "error", str(EMBEDDED / name), str(root), *args]
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors, env=environ)
@@ -228,7 +228,7 @@ def config_of(root: Path) -> PlainSysfs:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_threaded_program_ends_by_its_own_signal_handler(
+def test_plain_program_ends_on_a_signal_and_removes_its_sockets(
     root: Path, kubelet: FakeKubelet, number: signal.Signals
 ) -> None:
     sysfs = config_of(root)
@@ -252,13 +252,11 @@ def test_threaded_program_ends_by_its_own_signal_handler(
 
 def test_threaded_program_leaves_nothing_after_its_stop(root: Path, kubelet: FakeKubelet) -> None:
     config_of(root)
-    stop, before = threading.Event(), set(threading.enumerate())
-    running = threading.Thread(target=threaded_driver.run, args=(root, stop))
-    running.start()
-    kubelet.wait_registered(PAGES)
-    kubelet.wait_running(run_pod(kubelet, "a", "pages-0", PAGES))
-    stop.set()
-    running.join()
+    before = set(threading.enumerate())
+    monitor, server = threaded_driver.build(root)
+    with monitor, server:
+        kubelet.wait_registered(PAGES)
+        kubelet.wait_running(run_pod(kubelet, "a", "pages-0", PAGES))
     nothing_is_left(root)
     kubelet.stop()
     # Trio keeps a thread that has nothing to do for ten seconds
@@ -314,7 +312,7 @@ class Own(betterproto.Message):
 
 
 def test_codec_encodes_messages_of_the_drivers_services() -> None:
-    codec = agent.Monitor(CARD, hardware=False, state_dir=None).codec
+    codec = drahealth.Monitor(CARD, hardware=False, state_dir=None).codec
     own = Own(numbers=[1, 300], data=b"\xff")
     assert codec.decode(codec.encode(own, Own), Own) == own
     message = message_class("pluginregistration", "PluginInfo")(name=CARD)
@@ -371,20 +369,20 @@ class Cards:
         self.begun = threading.Event()
         self._hang = hang
 
-    def claim(self, ref: agent.ClaimRef) -> agent.Claim:
-        return agent.Claim(*ref, devices=(agent.ClaimDevice("it", self.driver, NODE, "card-0"),))
+    def claim(self, ref: drahealth.ClaimRef) -> drahealth.Claim:
+        return drahealth.Claim(*ref, devices=(drahealth.ClaimDevice("it", self.driver, NODE, "card-0"),))
 
-    def prepare(self, of: agent.Claim) -> Any:
+    def prepare(self, of: drahealth.Claim) -> Any:
         if of.name == "hangs" and self._hang is not None:
             self.begun.set()
             return self._hang()
-        return [agent.PreparedDevice((), one.pool, one.device) for one in of.devices]
+        return [drahealth.PreparedDevice(pool=one.pool, device=one.device) for one in of.devices]
 
-    def unprepare(self, ref: agent.ClaimRef) -> None:
+    def unprepare(self, ref: drahealth.ClaimRef) -> None:
         """Do nothing: there is no state to undo."""
 
 
-Part = agent.Monitor | agent.PluginServer
+Part = drahealth.Monitor | drahealth.PluginServer
 States = list[dict[str, Any]]
 """Process states in the program's loop: before, within and after."""
 
@@ -451,22 +449,22 @@ def gate() -> Iterator[threading.Event]:
     made.set()
 
 
-def monitor_of(root: Path, driver: str = CARD, **changes: Any) -> agent.Monitor:
+def monitor_of(root: Path, driver: str = CARD, **changes: Any) -> drahealth.Monitor:
     """Return a monitor without hardware and with a healthy card, with these changes."""
-    given = {"config": agent.Config(node_name=NODE, heartbeat_s=0.5), "hardware": False} | changes
-    monitor = agent.Monitor(driver, kubelet_dir=root, **given)
-    monitor.add(agent.Device("card-0"))
-    monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
+    given = {"config": drahealth.Config(node_name=NODE, heartbeat_s=0.5), "hardware": False} | changes
+    monitor = drahealth.Monitor(driver, kubelet_dir=root, **given)
+    monitor.add(drahealth.Device("card-0"))
+    monitor.check(every_s=0.1, timeout_s=5, name="well")(lambda _: None)
     return monitor
 
 
-def server_of(monitor: agent.Monitor, cards: Cards | None = None) -> agent.PluginServer:
+def server_of(monitor: drahealth.Monitor, cards: Cards | None = None) -> drahealth.PluginServer:
     cards = cards or Cards(driver=monitor.driver)
-    return agent.PluginServer(monitor, cards, claims=cards.claim)
+    return drahealth.PluginServer(monitor, cards, get_claim=cards.claim)
 
 
-def health_of(monitor: agent.Monitor) -> agent.Health | None:
-    found = monitor.health_of(agent.DeviceRef(monitor.driver, NODE, "card-0"))
+def health_of(monitor: drahealth.Monitor) -> drahealth.Health | None:
+    found = monitor.health_of(drahealth.DeviceRef(monitor.driver, NODE, "card-0"))
     return found and found.health
 
 
@@ -494,7 +492,7 @@ def test_core_failure_is_logged_and_the_driver_continues(host: Host, root: Path)
 
     def life() -> None:
         with Kubelet(server.paths.service) as kubelet, watch_health(server.paths.service) as watcher:
-            eventually(lambda: health_of(monitor) is agent.Health.HEALTHY, "it is well")
+            eventually(lambda: health_of(monitor) is drahealth.Health.HEALTHY, "it is well")
             clock.broken = True
             while not (entry := watcher.next().devices[0]).message.startswith("agent.failed: OSError"):
                 assert entry.health == 1
@@ -514,7 +512,7 @@ def test_two_monitors_in_one_process_are_independent(host: Host, root: Path) -> 
 
     def life() -> None:
         for monitor, server in zip(monitors, servers, strict=True):
-            eventually(lambda found=monitor: health_of(found) is agent.Health.HEALTHY, "it is well")
+            eventually(lambda found=monitor: health_of(found) is drahealth.Health.HEALTHY, "it is well")
             with Kubelet(server.paths.registration) as kubelet, watch_health(server.paths.service) as watcher:
                 assert kubelet.get_info().name == monitor.driver
                 assert names(watcher.next()) == ["card-0"]
@@ -541,13 +539,13 @@ def test_stop_does_not_wait_for_hung_checks_and_prepares(
     monitor = monitor_of(root)
     looking = threading.Barrier(3)
 
-    @monitor.check(every=0.1, timeout=0.1)
-    def plain(_: agent.Device) -> None:
+    @monitor.check(every_s=0.1, timeout_s=0.1)
+    def plain(_: drahealth.Device) -> None:
         looking.wait()
         gate.wait()
 
-    @monitor.check(every=0.1, timeout=0.1)
-    async def in_core(_: agent.Device) -> None:
+    @monitor.check(every_s=0.1, timeout_s=0.1)
+    async def in_core(_: drahealth.Device) -> None:
         await trio.to_thread.run_sync(looking.wait)
         await trio.to_thread.run_sync(gate.wait)  # cannot be cancelled
 
@@ -578,23 +576,24 @@ CARELESS: Final = """
 import asyncio, gc, sys, time
 from pathlib import Path
 import trio
-import agent
+import drahealth
 
 class Cards:
     def claim(self, ref):
-        return agent.Claim(*ref, devices=(agent.ClaimDevice("it", "card.example.com", "node-a", "card-0"),))
+        device = drahealth.ClaimDevice("it", "card.example.com", "node-a", "card-0")
+        return drahealth.Claim(*ref, devices=(device,))
     def prepare(self, claim):
         time.sleep(3600)
     def unprepare(self, ref):
         pass
 
 root, hardware, end = Path(sys.argv[1]), sys.argv[2] == "True", sys.argv[3]
-config = agent.Config(node_name="node-a")
-monitor = agent.Monitor("card.example.com", config=config, hardware=hardware, kubelet_dir=root)
-monitor.add(agent.Device("card-0"), agent.Device("card-1"))
-monitor.check(every=0.1, timeout=0.1, devices="card-0", name="hangs")(lambda device: time.sleep(3600))
-monitor.check(every=0.1, timeout=5, devices="card-1", name="well")(lambda device: None)
-server = agent.PluginServer(monitor, Cards(), claims=Cards().claim)
+config = drahealth.Config(node_name="node-a")
+monitor = drahealth.Monitor("card.example.com", config=config, hardware=hardware, kubelet_dir=root)
+monitor.add(drahealth.Device("card-0"), drahealth.Device("card-1"))
+monitor.check(every_s=0.1, timeout_s=0.1, devices="card-0", name="hangs")(lambda device: time.sleep(3600))
+monitor.check(every_s=0.1, timeout_s=5, devices="card-1", name="well")(lambda device: None)
+server = drahealth.PluginServer(monitor, Cards(), get_claim=Cards().claim)
 
 def start():
     monitor.start()
@@ -686,16 +685,16 @@ sys.path.insert(0, sys.argv[2])
 from embedded.process_state import process_state
 
 before = process_state()
-import agent
-agent.Monitor
+import drahealth
+drahealth.Monitor
 assert process_state() == before
 
 FORKS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 sys.addaudithook(lambda event, arguments: event in FORKS and begun.append(f"{event} {arguments!r}"))
 begun, looks = [], []
-monitor = agent.Monitor("card.example.com", hardware=sys.argv[1] == "True", state_dir=None)
-monitor.add(agent.Device("card-0"))
-monitor.check(every=0.1, timeout=5, name="well")(looks.append)
+monitor = drahealth.Monitor("card.example.com", hardware=sys.argv[1] == "True", state_dir=None)
+monitor.add(drahealth.Device("card-0"))
+monitor.check(every_s=0.1, timeout_s=5, name="well")(looks.append)
 with monitor:
     while len(looks) < 20:
         time.sleep(0.01)
@@ -713,10 +712,10 @@ def test_import_changes_nothing_and_starts_no_process(hardware: bool) -> None:
 
 FORKED: Final = """
 import os, sys
-import agent
+import drahealth
 
 def monitor():
-    return agent.Monitor("card.example.com", hardware=False, state_dir=None)
+    return drahealth.Monitor("card.example.com", hardware=False, state_dir=None)
 
 with monitor() as before:
     assert before.wait_ready(60)
@@ -750,9 +749,9 @@ def test_all_code_of_the_guide_is_tested(block: str) -> None:
 
 def test_guide_names_only_existing_names() -> None:
     text = GUIDE.read_text()
-    for name in set(re.findall(r"\bagent\.([a-z_]+|[A-Z]\w+)\b", text)) - {"failed", "sock"}:
-        assert hasattr(agent, name), name
+    for name in set(re.findall(r"\bdrahealth\.([a-z_]+|[A-Z]\w+)\b", text)):
+        assert hasattr(drahealth, name), name
     for name in set(re.findall(r"\bmonitor\.([a-z_]+)", text)):
-        assert hasattr(agent.Monitor, name), name
+        assert hasattr(drahealth.Monitor, name), name
     for file in re.findall(r"\]\(([^)]+)\)", text):
         assert (GUIDE.parent / file.partition("#")[0]).exists(), file

@@ -19,7 +19,7 @@ from other_user import become_other_user
 from small_disk import run_on_small_disk
 from usage_samples import GOOD, LOST, SLOW, device_usage
 
-from agent.errors import ResourceBusy
+from agent.errors import ResourceBusyError
 from agent.model.claim_sources import Origin, PodRef
 from agent.model.device_usage import DeviceUsage, StoredUsages, UsageEnd, UsageEndKind
 from agent.model.settings import UsageHistoryLimits
@@ -430,7 +430,7 @@ def test_endless_writer_is_reported_as_busy(history: HistoryFile, path: Path) ->
     kept(history, device_usage(1))
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(ResourceBusy, match=r"locked by the agent's write for over 0\.05 s"):
+        with pytest.raises(ResourceBusyError, match=r"locked by the agent's write for over 0\.05 s"):
             read_history(path, wait_s=0.05)
 
 

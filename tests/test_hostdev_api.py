@@ -20,7 +20,7 @@ from hostdev_driver.claims import ClaimApi
 from hostdev_driver.slices import DEVICES_MAX, Publisher, devices_of
 from hostdev_samples import DRIVER, NODE, REF, claim_object, host_of, paper
 
-import agent
+import drahealth
 from agent.prepare.classify import PrepareContext, classify
 from agent.prepare.errors import recorded_operation
 
@@ -155,11 +155,11 @@ def test_claim_is_requested_by_name_with_the_current_token(tmp_path: Path, fake:
 
 def test_missing_or_recreated_claim_is_transient(fake: FakeApi) -> None:
     claims = ClaimApi(ApiServer(fake.url, fake.ca), DRIVER)
-    with pytest.raises(agent.TransientError) as caught:
+    with pytest.raises(drahealth.TransientError) as caught:
         claims(REF)
     assert caught.value.code == "claim.not_found"
     fake.objects[CLAIM_PATH] = claim_object(uid="uid-2")
-    with pytest.raises(agent.TransientError) as caught:
+    with pytest.raises(drahealth.TransientError) as caught:
         claims(REF)
     assert caught.value.code == "claim.uid_mismatch"
 
@@ -167,23 +167,23 @@ def test_missing_or_recreated_claim_is_transient(fake: FakeApi) -> None:
 @pytest.mark.parametrize(
     ("status", "reason", "code", "error_class"),
     [
-        (401, "Unauthorized", "api.unauthorized", agent.ErrorClass.TRANSIENT),
-        (403, "Forbidden", "api.forbidden", agent.ErrorClass.PERMANENT),
-        (409, "Conflict", "api.conflict", agent.ErrorClass.TRANSIENT),
-        (422, "Invalid", "api.invalid", agent.ErrorClass.PERMANENT),
-        (429, "TooManyRequests", "api.429", agent.ErrorClass.TRANSIENT),
-        (503, "ServiceUnavailable", "api.5xx", agent.ErrorClass.TRANSIENT),
+        (401, "Unauthorized", "api.unauthorized", drahealth.ErrorClass.TRANSIENT),
+        (403, "Forbidden", "api.forbidden", drahealth.ErrorClass.PERMANENT),
+        (409, "Conflict", "api.conflict", drahealth.ErrorClass.TRANSIENT),
+        (422, "Invalid", "api.invalid", drahealth.ErrorClass.PERMANENT),
+        (429, "TooManyRequests", "api.429", drahealth.ErrorClass.TRANSIENT),
+        (503, "ServiceUnavailable", "api.5xx", drahealth.ErrorClass.TRANSIENT),
     ],
 )
 def test_refusal_is_classified_by_status_and_reason(
-    fake: FakeApi, status: int, reason: str, code: str, error_class: agent.ErrorClass
+    fake: FakeApi, status: int, reason: str, code: str, error_class: drahealth.ErrorClass
 ) -> None:
     fake.refuse = {"GET": (status, reason)}
     with pytest.raises(ApiError) as caught:
         ClaimApi(ApiServer(fake.url, fake.ca), DRIVER)(REF)
     assert (caught.value.status, caught.value.reason) == (status, reason)
     assert str(caught.value) == f"{status} {reason}: {reason} it is"
-    verdict = classify(caught.value, PrepareContext(agent.Claim(*REF)))
+    verdict = classify(caught.value, PrepareContext(drahealth.Claim(*REF)))
     assert (verdict.code, verdict.error_class) == (code, error_class)
     assert verdict.summary == f"API server: {status} {reason}: {reason} it is"
 
@@ -193,7 +193,7 @@ def test_untrusted_api_server_is_rejected(fake: FakeApi) -> None:
         ClaimApi(ApiServer(fake.url), DRIVER)(REF)
     mark = recorded_operation(caught.value)
     assert mark is not None
-    assert mark.operation is agent.Operation.API
+    assert mark.operation is drahealth.Operation.API
     assert not fake.calls
 
 
@@ -204,26 +204,26 @@ def test_unreachable_api_server_is_an_api_error(fake: FakeApi) -> None:
         ApiServer(url).call("GET", "/api")
     mark = recorded_operation(caught.value)
     assert mark is not None
-    assert mark.operation is agent.Operation.API
+    assert mark.operation is drahealth.Operation.API
     assert caught.value.errno == errno.ECONNREFUSED
 
 
 @pytest.mark.parametrize("url", ["", "10.0.0.1:6443", "ftp://host", "https://"])
 def test_invalid_url_is_an_operator_error(url: str) -> None:
-    with pytest.raises(agent.ConfigError, match="is not a URL of an API server"):
+    with pytest.raises(drahealth.ConfigError, match="is not a URL of an API server"):
         ApiServer(url)
 
 
 # --- ResourceSlices --------------------------------------------------------------------------------------
 
 
-def taints_of(**devices: agent.Taint) -> agent.Taints:
-    return agent.Taints(
-        {agent.DeviceRef(DRIVER, NODE, name.replace("_", "-")): (one,) for name, one in devices.items()}
+def taints_of(**devices: drahealth.Taint) -> drahealth.Taints:
+    return drahealth.Taints(
+        {drahealth.DeviceRef(DRIVER, NODE, name.replace("_", "-")): (one,) for name, one in devices.items()}
     )
 
 
-XID = agent.Taint(f"{DRIVER}/xid", "79", agent.Effect.NO_SCHEDULE, 1_700_000_000)
+XID = drahealth.Taint(f"{DRIVER}/xid", "79", drahealth.Effect.NO_SCHEDULE, 1_700_000_000)
 
 
 def test_slice_has_the_attributes_for_selectors(fake: FakeApi, paper: Path) -> None:
@@ -258,7 +258,7 @@ def test_unchanged_slices_stay_and_changed_ones_are_replaced(fake: FakeApi, pape
     publisher = Publisher(ApiServer(fake.url, fake.ca), DRIVER, host_of(paper))
     publisher.refresh()
     assert not fake.calls  # no devices were published yet
-    publisher.publish(agent.Taints())
+    publisher.publish(drahealth.Taints())
     assert fake.writes() == ["POST"]
     publisher.refresh()
     assert fake.writes() == []
@@ -278,7 +278,7 @@ def test_only_device_changes_need_a_new_generation(fake: FakeApi, paper: Path) -
         (one,) = fake.slices().values()
         return int(one["spec"]["pool"]["generation"])
 
-    Publisher(api, DRIVER, host_of(paper)).publish(agent.Taints())
+    Publisher(api, DRIVER, host_of(paper)).publish(drahealth.Taints())
     Publisher(api, DRIVER, host_of(paper)).publish(taints_of(gpu_3=XID))
     assert generation() == 1
     Publisher(api, DRIVER, host_of(paper, shares=2)).publish(taints_of(gpu_3=XID))
@@ -293,7 +293,7 @@ def test_slices_stay_within_the_limit_for_tainted_devices(fake: FakeApi, paper: 
     ours = [one["spec"] for name, one in sorted(fake.slices().items()) if name != "of-another"]
     assert [len(spec["devices"]) for spec in ours] == [DEVICES_MAX, DEVICES_MAX, 150 + 3 - 2 * DEVICES_MAX]
     assert {spec["pool"]["resourceSliceCount"] for spec in ours} == {3}
-    Publisher(api, DRIVER, host_of(paper)).publish(agent.Taints())
+    Publisher(api, DRIVER, host_of(paper)).publish(drahealth.Taints())
     left = fake.slices()
     assert left.keys() == {"of-another", f"{NODE}-{DRIVER}-0"}
     assert left[f"{NODE}-{DRIVER}-0"]["spec"]["pool"] == {
@@ -308,13 +308,13 @@ def test_publish_error_is_raised_for_the_retry(fake: FakeApi, paper: Path, metho
     publisher = Publisher(ApiServer(fake.url, fake.ca), DRIVER, host_of(paper))
     fake.refuse = {method: (409, "Conflict")}
     with pytest.raises(ApiError):
-        publisher.publish(agent.Taints())
+        publisher.publish(drahealth.Taints())
     publisher.refresh()  # raises nothing
     fake.refuse = {}
-    publisher.publish(agent.Taints())
+    publisher.publish(drahealth.Taints())
     assert len(fake.slices()) == 1
 
 
 def test_taints_of_other_drivers_are_ignored(paper: Path) -> None:
-    taints = agent.Taints({agent.DeviceRef("gpu.example.com", NODE, "gpu-3"): (XID,)})
+    taints = drahealth.Taints({drahealth.DeviceRef("gpu.example.com", NODE, "gpu-3"): (XID,)})
     assert not any("taints" in device for device in devices_of(host_of(paper), taints, DRIVER))

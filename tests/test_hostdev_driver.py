@@ -46,7 +46,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from private_mounts import within_mounts
 
-import agent
+import drahealth
 from agent.prepare.errors import recorded_operation
 
 __all__ = ["paper"]
@@ -74,18 +74,18 @@ def test_container_with_a_read_only_root_has_a_writable_tmp() -> None:
 
 def test_every_pool_numa_node_and_gpu_is_a_device(paper: Path) -> None:
     assert parts(host_of(paper)) == {
-        "hugepages-2mi-node0-0": agent.Hugepages("2Mi", pages=512, numa=0),
-        "hugepages-1gi-node0-0": agent.Hugepages("1Gi", pages=2, numa=0),
-        "cpus-node0-0": agent.Cpus("0-1,4-5", numa=0),
-        "cpus-node1-0": agent.Cpus("2-3,6", numa=1),
-        "gpu-3": agent.Gpu(pci="0000:3b:00.0"),
+        "hugepages-2mi-node0-0": drahealth.Hugepages("2Mi", pages=512, numa=0),
+        "hugepages-1gi-node0-0": drahealth.Hugepages("1Gi", pages=2, numa=0),
+        "cpus-node0-0": drahealth.Cpus("0-1,4-5", numa=0),
+        "cpus-node1-0": drahealth.Cpus("2-3,6", numa=1),
+        "gpu-3": drahealth.Gpu(pci="0000:3b:00.0"),
     }
 
 
 def test_pool_is_divided_evenly_and_the_rest_stays(paper: Path) -> None:
     found = parts(host_of(paper, shares=3))
     assert [found[f"hugepages-2mi-node0-{share}"] for share in range(3)] == [
-        agent.Hugepages("2Mi", 170, 0)
+        drahealth.Hugepages("2Mi", pages=170, numa=0)
     ] * 3
     assert not [name for name in found if name.startswith("hugepages-1gi")]  # 2 pages for 3 are none each
 
@@ -93,9 +93,9 @@ def test_pool_is_divided_evenly_and_the_rest_stays(paper: Path) -> None:
 def test_cpus_of_a_core_stay_together_and_reserved_ones_out(paper: Path) -> None:
     found = parts(host_of(paper, cpus_each=2))
     assert [part for name, part in found.items() if name.startswith("cpus")] == [
-        agent.Cpus("0,4", numa=0),
-        agent.Cpus("1,5", numa=0),
-        agent.Cpus("2,6", numa=1),
+        drahealth.Cpus("0,4", numa=0),
+        drahealth.Cpus("1,5", numa=0),
+        drahealth.Cpus("2,6", numa=1),
     ]  # and CPU 3, whose sibling is offline, is too few for a device
     found = parts(host_of(paper, reserved={0, 4, 1, 5}))
     assert [name for name in found if name.startswith("cpus")] == ["cpus-node1-0"]
@@ -107,8 +107,8 @@ def test_kernel_without_numa_has_one_node(tmp_path: Path) -> None:
     write(tmp_path / "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 3)
     host = host_of(tmp_path)
     assert parts(host) == {
-        "hugepages-2mi-node0-0": agent.Hugepages("2Mi", pages=4, numa=0),
-        "cpus-node0-0": agent.Cpus("0-1"),
+        "hugepages-2mi-node0-0": drahealth.Hugepages("2Mi", pages=4, numa=0),
+        "cpus-node0-0": drahealth.Cpus("0-1"),
     }
     assert host.free_pages("2Mi", 0) == 3
 
@@ -122,7 +122,7 @@ def test_gpus_without_the_nvidia_driver_are_ignored(paper: Path) -> None:
 
 
 def test_real_host_offers_its_online_cpus() -> None:
-    cpus = [part for part in parts(Host(NODE)).values() if isinstance(part, agent.Cpus)]
+    cpus = [part for part in parts(Host(NODE)).values() if isinstance(part, drahealth.Cpus)]
     online = parse_cpus(Path("/sys/devices/system/cpu/online").read_text())
     assert set().union(*(parse_cpus(part.cpus) for part in cpus)) == online
 
@@ -217,10 +217,10 @@ PAGES, CPUS = "hugepages-2mi-node0-0", "cpus-node1-0"
     ],
 )
 def test_impossible_request_is_bad_config(
-    paper: Path, device: str, config: agent.ClaimConfig, code: str, text: str
+    paper: Path, device: str, config: drahealth.ClaimConfig, code: str, text: str
 ) -> None:
     claim = claim_of(("r", device), configs=[config])
-    with pytest.raises(agent.BadConfig) as caught:
+    with pytest.raises(drahealth.BadConfigError) as caught:
         requested_grant(claim, claim.devices[0], host_of(paper))
     assert caught.value.code == code
     assert text in caught.value.summary
@@ -228,7 +228,9 @@ def test_impossible_request_is_bad_config(
 
 def test_unsupported_hugepage_size_is_bad_config(paper: Path) -> None:
     claim = claim_of(("r", PAGES), configs=[parameters_of("HugepagesParameters", size="16Gi")])
-    with pytest.raises(agent.BadConfig, match="this node has pages of 2Mi, 1Gi, not of 16Gi") as caught:
+    with pytest.raises(
+        drahealth.BadConfigError, match="this node has pages of 2Mi, 1Gi, not of 16Gi"
+    ) as caught:
         requested_grant(claim, claim.devices[0], host_of(paper))
     assert (caught.value.code, caught.value.requests) == ("mem.hugepages.size_unsupported", ("r",))
 
@@ -237,9 +239,9 @@ def test_unsupported_hugepage_size_is_bad_config(paper: Path) -> None:
 def test_unknown_device_is_reported_as_device_unknown(paper: Path, pool_name: str, device: str) -> None:
     claim = claim_of()
     with pytest.raises(
-        agent.PermanentError, match=f"{DRIVER}/{pool_name}/{device} is not on this node"
+        drahealth.PermanentError, match=f"{DRIVER}/{pool_name}/{device} is not on this node"
     ) as caught:
-        requested_grant(claim, agent.ClaimDevice("r", DRIVER, pool_name, device), host_of(paper))
+        requested_grant(claim, drahealth.ClaimDevice("r", DRIVER, pool_name, device), host_of(paper))
     assert caught.value.code == "device.unknown"
 
 
@@ -260,7 +262,7 @@ def test_cpus_are_shared_only_if_both_claims_agree(mine: bool, theirs: bool, con
     if not conflict:
         assert held(hold(holdings, second, (cpu_grant("2-5", exclusive=mine),)), second)
         return
-    with pytest.raises(agent.TransientError) as caught:
+    with pytest.raises(drahealth.TransientError) as caught:
         hold(holdings, second, (cpu_grant("2-5", exclusive=mine),))
     assert caught.value.code == "cpu.overlap"
     assert caught.value.summary == "CPUs 2-3 of d are still held by claim team-a/first"
@@ -284,7 +286,7 @@ def test_pages_in_use_are_transient(paper: Path) -> None:
     host = host_of(paper)
     pool(paper / "sys", 0, 2048, 512, free=100)
     check_pages([page_grant(60), page_grant(40, "s")], host)
-    with pytest.raises(agent.TransientError) as caught:
+    with pytest.raises(drahealth.TransientError) as caught:
         check_pages([page_grant(60), page_grant(41, "s")], host)
     assert caught.value.code == "mem.hugepages.insufficient"
     assert caught.value.summary == "101 pages of 2Mi needed on NUMA node 0, 100 are free"
@@ -298,7 +300,7 @@ def test_missing_pool_has_no_free_pages(paper: Path) -> None:
         check_pages([page_grant(1)], host)
     mark = recorded_operation(caught.value)
     assert mark is not None
-    assert mark.operation is agent.Operation.DEVICE
+    assert mark.operation is drahealth.Operation.DEVICE
 
 
 def test_pages_that_claims_use_are_not_taken(paper: Path) -> None:
@@ -478,10 +480,10 @@ def test_corrupt_ledger_grants_nothing_and_is_not_changed(
     path = tmp_path / "ledger.json"
     path.write_bytes(data)
     ledger = Ledger(path)
-    with pytest.raises(agent.PermanentError, match=text) as caught:
+    with pytest.raises(drahealth.PermanentError, match=text) as caught:
         ledger.hold(claim_of(), (page_grant(1),), host_of(paper))
     assert caught.value.code == code
-    assert caught.value.scope is agent.Scope.DRIVER
+    assert caught.value.scope is drahealth.Scope.DRIVER
     assert path.read_bytes() == data
     path.unlink()  # read and removed
     assert ledger.hold(claim_of(), (page_grant(1),), host_of(paper)) == (page_grant(1),)
@@ -494,7 +496,7 @@ def test_unsaved_grant_is_not_held(tmp_path: Path, paper: Path) -> None:
         ledger.hold(claim_of(), (page_grant(1),), host_of(paper))
     mark = recorded_operation(caught.value)
     assert mark is not None
-    assert mark.operation is agent.Operation.STATE
+    assert mark.operation is drahealth.Operation.STATE
     (tmp_path / "state").unlink()
     assert ledger.read() == {}
 
@@ -542,7 +544,9 @@ def test_kernel_accepts_the_mount_options(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hostdev(tmp_path: Path, paper: Path) -> HostDriver:
-    monitor = agent.Monitor(DRIVER, config=agent.Config(node_name=NODE), hardware=False, state_dir=None)
+    monitor = drahealth.Monitor(
+        DRIVER, config=drahealth.Config(node_name=NODE), hardware=False, state_dir=None
+    )
     return HostDriver(monitor, host_of(paper), Ledger(tmp_path / "ledger.json"), tmp_path / "cdi")
 
 
@@ -573,7 +577,7 @@ def test_failed_cdi_write_causes_no_second_grant(tmp_path: Path, hostdev: HostDr
         hostdev.prepare(claim_of(("c", CPUS)))
     mark = recorded_operation(caught.value)
     assert mark is not None
-    assert mark.operation is agent.Operation.CDI
+    assert mark.operation is drahealth.Operation.CDI
     (tmp_path / "cdi").unlink()
     assert hostdev.prepare(claim_of(("c", CPUS)))
 
@@ -584,7 +588,7 @@ def test_use_of_unclaimed_pages_is_reported(paper: Path, hostdev: HostDriver) ->
     pool(paper / "sys", 0, 2048, 512, free=511)
     finding = hostdev.pages_left(device)
     assert finding is not None
-    assert (finding.code, finding.severity) == ("hostdev.pages_taken", agent.Severity.DEGRADED)
+    assert (finding.code, finding.severity) == ("hostdev.pages_taken", drahealth.Severity.DEGRADED)
     hostdev.ledger.hold(claim_of(), (page_grant(1),), hostdev.host)
     assert hostdev.pages_left(device) is None
 
@@ -594,7 +598,7 @@ def test_use_of_unclaimed_pages_is_reported(paper: Path, hostdev: HostDriver) ->
 
 def test_claims_file_has_the_format_of_kubectl(tmp_path: Path) -> None:
     (tmp_path / "team-a_train.json").write_text(json.dumps(claim_object()))
-    assert ClaimFiles(tmp_path, DRIVER)(REF).devices == (agent.ClaimDevice("g", DRIVER, NODE, "gpu-3"),)
+    assert ClaimFiles(tmp_path, DRIVER)(REF).devices == (drahealth.ClaimDevice("g", DRIVER, NODE, "gpu-3"),)
 
 
 @pytest.mark.parametrize(
@@ -611,7 +615,7 @@ def test_claims_file_has_the_format_of_kubectl(tmp_path: Path) -> None:
 def test_missing_or_invalid_claim_file_is_transient(tmp_path: Path, data: bytes | None, code: str) -> None:
     if data is not None:
         (tmp_path / "team-a_train.json").write_bytes(data)
-    with pytest.raises(agent.TransientError) as caught:
+    with pytest.raises(drahealth.TransientError) as caught:
         ClaimFiles(tmp_path, DRIVER)(REF)
     assert caught.value.code == code
 

@@ -12,7 +12,7 @@ import pytest
 from other_user import become_other_user
 
 from agent.devices.consumers.kube_objects import parse_workloads
-from agent.errors import PermissionDenied, UsageError
+from agent.errors import PermissionDeniedError, UsageError
 from agent.model.claim_sources import Origin, WorkloadRef
 from agent.model.time import Instant
 from agent.sources.kube_object_file import (
@@ -184,7 +184,7 @@ def test_unreadable_file_is_a_permission_error(tmp_path: Path) -> None:
     if before == 0:
         become_other_user()
     try:
-        with pytest.raises(PermissionDenied, match=r"pods\.json: Permission denied"):
+        with pytest.raises(PermissionDeniedError, match=r"pods\.json: Permission denied"):
             read_objects(directory / "pods.json", POD, NOW)
     finally:
         os.seteuid(before)

@@ -19,7 +19,16 @@ from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).parent.parent
 CORE = "agent/native/_core.abi3.so"
-SHIPPED = ("agent", "native", "proto", "pyproject.toml", "setup_build.py", "MANIFEST.in", "LICENSE")
+SHIPPED = (
+    "agent",
+    "drahealth",
+    "native",
+    "proto",
+    "pyproject.toml",
+    "setup_build.py",
+    "MANIFEST.in",
+    "LICENSE",
+)
 
 
 def pyproject() -> dict[str, Any]:
@@ -69,8 +78,11 @@ def test_wheel_is_for_python_3_11_and_later(wheel: Path) -> None:
 
 def test_wheel_has_exactly_the_modules_and_the_core(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    modules = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "agent").rglob("*.py")}
-    assert names == modules | {CORE, "agent/__init__.pyi", "agent/py.typed"}
+    roots = ("agent", "drahealth")
+    modules = {
+        str(path.relative_to(REPOSITORY)) for root in roots for path in (REPOSITORY / root).rglob("*.py")
+    }
+    assert names == modules | {CORE, "agent/py.typed", "drahealth/py.typed"}
 
 
 def test_core_of_the_wheel_can_be_imported(wheel: Path, tmp_path: Path) -> None:

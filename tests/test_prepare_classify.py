@@ -45,9 +45,9 @@ from agent.prepare.classify import (
 )
 from agent.prepare.error_patterns import parse_patterns
 from agent.prepare.errors import (
-    BadConfig,
+    BadConfigError,
     DriverError,
-    FailedDevice,
+    FailedDeviceError,
     PermanentError,
     PrepareError,
     TransientError,
@@ -113,18 +113,18 @@ def test_failed_device_is_unhealthy_with_a_taint() -> None:
 
 
 def test_driver_report_of_an_unhealthy_device_gives_the_engine_cause() -> None:
-    verdict = classify(FailedDevice("gpu-0", "no answer", code="fw.stuck"), holding(ONE, XID))
+    verdict = classify(FailedDeviceError("gpu-0", "no answer", code="fw.stuck"), holding(ONE, XID))
     assert (verdict.code, verdict.summary) == ("gpu.xid.79", "GPU has fallen off the bus")
     assert "driver reports failed-device, fw.stuck" in verdict.evidence
     both = replace(ONE, devices=(*ONE.devices, ONE.devices[0]._replace(request="b")))
-    named = FailedDevice("gpu-0", "no answer", requests=["b"])
+    named = FailedDeviceError("gpu-0", "no answer", requests=["b"])
     assert classify(named, holding(both, XID)).requests == ("b",)
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (BadConfig("3 of 2"), "config.invalid"),
+        (BadConfigError("3 of 2"), "config.invalid"),
         (PermanentError("no IOMMU"), "driver.permanent"),
         (raised(while_(Operation.CONFIG, bad_json), NOWHERE), "config.decode"),
         (raised(failing(errno.EROFS, Operation.CDI), NOWHERE), "cdi.write"),
@@ -174,7 +174,7 @@ def test_unhealthy_device_named_by_the_driver_is_blamed_first(
 ) -> None:
     claim, engine = claim_of("gpu-0", "gpu-1", "gpu-2"), {"gpu-0": "gpu.lost", "gpu-1": "gpu.xid.79"}
     known = [health_of(device, code) for device, code in engine.items()]
-    verdict = classify(FailedDevice(name, "no answer", code="fw.stuck"), holding(claim, *known))
+    verdict = classify(FailedDeviceError(name, "no answer", code="fw.stuck"), holding(claim, *known))
     assert (verdict.code, verdict.devices) == (engine.get(name, "fw.stuck"), (ref(name),))
     assert verdict.requests == (f"r-{name}",)
     others = [f"{ref(one)} is also Unhealthy: {engine[one]}" for one in engine if one != name]
@@ -182,7 +182,7 @@ def test_unhealthy_device_named_by_the_driver_is_blamed_first(
 
 
 def test_driver_fault_gives_the_same_text_before_and_after_the_engine() -> None:
-    error = FailedDevice("gpu-1", "no answer", code="fw.stuck", detail="3 tries")
+    error = FailedDeviceError("gpu-1", "no answer", code="fw.stuck", detail="3 tries")
     first = classify(error, holding(TWO, XID, health_of("gpu-1")))
     again = classify(error, holding(TWO, XID, health_of("gpu-1", "fw.stuck", first.summary)))
     assert kubelet_text(again) == kubelet_text(first)
@@ -190,14 +190,16 @@ def test_driver_fault_gives_the_same_text_before_and_after_the_engine() -> None:
 
 
 def test_faults_of_several_devices_give_a_stable_text() -> None:
-    errors = [FailedDevice(name, "no answer", code="fw.stuck", detail="d") for name in ("gpu-1", "gpu-0")]
+    errors = [
+        FailedDeviceError(name, "no answer", code="fw.stuck", detail="d") for name in ("gpu-1", "gpu-0")
+    ]
     first = classify(ExceptionGroup("", errors), holding(TWO))
     held = [health_of(name, "fw.stuck", first.summary) for name in ("gpu-0", "gpu-1")]
     assert kubelet_text(classify(ExceptionGroup("", errors), holding(TWO, *held))) == kubelet_text(first)
 
 
 def test_driver_detail_is_not_mixed_with_the_engine_cause() -> None:
-    error = FailedDevice("gpu-0", "no answer", code="fw.stuck", detail="3 tries")
+    error = FailedDeviceError("gpu-0", "no answer", code="fw.stuck", detail="3 tries")
     assert classify(error, holding(ONE, XID)).detail == ""
 
 
@@ -234,7 +236,7 @@ def test_device_of_two_requests_fails_both_requests() -> None:
     twice = replace(ONE, devices=(*ONE.devices, ONE.devices[0]._replace(request="admin", admin=True)))
     for verdict in (
         classify(raised(nvml(15), NOWHERE), PrepareContext(twice)),
-        classify(FailedDevice("gpu-0", "broken"), PrepareContext(twice)),
+        classify(FailedDeviceError("gpu-0", "broken"), PrepareContext(twice)),
         classify(RuntimeError("no"), holding(twice, XID)),
     ):
         assert (verdict.error_class, verdict.devices) == (F, (ref("gpu-0"),))
@@ -262,60 +264,64 @@ def test_stopped_engine_blames_no_device() -> None:
 def test_driver_report_overrides_a_healthy_engine_state(
     name: object,
 ) -> None:
-    error = FailedDevice(name, "no answer in 3 tries", code="fw.stuck")  # type: ignore[arg-type]
+    error = FailedDeviceError(name, "no answer in 3 tries", code="fw.stuck")  # type: ignore[arg-type]
     verdict = classify(error, holding(TWO, health_of("gpu-0"), health_of("gpu-1")))
     assert (verdict.error_class, verdict.code, verdict.devices) == (F, "fw.stuck", (ref("gpu-1"),))
     assert (verdict.health, verdict.requests, verdict.confidence) == (Health.UNHEALTHY, ("r-gpu-1",), 1.0)
 
 
 def test_two_broken_devices_keep_their_own_texts() -> None:
-    verdict = classify(FailedDevice("gpu-1", "no answer", code="fw.stuck"), holding(TWO, XID))
+    verdict = classify(FailedDeviceError("gpu-1", "no answer", code="fw.stuck"), holding(TWO, XID))
     assert (verdict.code, verdict.devices) == ("fw.stuck", (ref("gpu-1"),))
     assert verdict.detail == "gpu.example.com/node1/gpu-0 is also Unhealthy: gpu.xid.79"
 
 
 def test_device_outside_the_claim_is_not_blamed() -> None:
-    verdict = classify(FailedDevice("gpu-9", "broken"), PrepareContext(ONE))
+    verdict = classify(FailedDeviceError("gpu-9", "broken"), PrepareContext(ONE))
     assert (verdict.error_class, verdict.health, verdict.taint) == (U, None, None)
     assert "the claim has no device 'gpu-9'" in verdict.evidence
 
 
 def test_device_ref_counts_for_this_driver_only() -> None:
     parent = ref("gpu-0")
-    assert classify(FailedDevice(parent, "broken"), PrepareContext(claim_of("mig-1"))).devices == (parent,)
-    assert classify(FailedDevice(parent, "broken"), PrepareContext(claim_of())).devices == (parent,)
+    assert classify(FailedDeviceError(parent, "broken"), PrepareContext(claim_of("mig-1"))).devices == (
+        parent,
+    )
+    assert classify(FailedDeviceError(parent, "broken"), PrepareContext(claim_of())).devices == (parent,)
     others = parent._replace(driver="net.example.com")
-    verdict = classify(FailedDevice(others, "broken"), PrepareContext(ONE))
+    verdict = classify(FailedDeviceError(others, "broken"), PrepareContext(ONE))
     assert (verdict.error_class, verdict.health) == (U, None)
     assert "net.example.com/node1/gpu-0 belongs to another driver" in verdict.evidence
 
 
 def test_device_name_in_two_pools_blames_neither() -> None:
     other = replace(ONE, devices=(*ONE.devices, ONE.devices[0]._replace(pool="node2")))
-    assert classify(FailedDevice("gpu-0", "broken"), PrepareContext(other)).health is None
-    assert classify(FailedDevice("node2/gpu-0", "broken"), PrepareContext(other)).devices[0].pool == "node2"
+    assert classify(FailedDeviceError("gpu-0", "broken"), PrepareContext(other)).health is None
+    assert (
+        classify(FailedDeviceError("node2/gpu-0", "broken"), PrepareContext(other)).devices[0].pool == "node2"
+    )
 
 
 def test_program_xid_is_never_a_device_failure() -> None:
-    verdict = classify(FailedDevice("gpu-0", "XID 31", code="gpu.xid.31"), PrepareContext(ONE))
+    verdict = classify(FailedDeviceError("gpu-0", "XID 31", code="gpu.xid.31"), PrepareContext(ONE))
     assert (verdict.error_class, verdict.code, verdict.health, verdict.taint) == (T, "gpu.xid.31", None, None)
 
 
 def test_invalid_driver_code_is_replaced_and_noted() -> None:
-    verdict = classify(BadConfig("no", code="Bad Code"), PrepareContext(ONE))
+    verdict = classify(BadConfigError("no", code="Bad Code"), PrepareContext(ONE))
     assert verdict.code == "config.invalid"
     assert "code 'Bad Code' is not a dotted code" in verdict.evidence
 
 
 def test_driver_texts_are_not_normalized() -> None:
-    error = BadConfig("asked for 10s at 0xdeadbeef", detail="d", requests=["b", "a"], retry_after_s=7)
+    error = BadConfigError("asked for 10s at 0xdeadbeef", detail="d", requests=["b", "a"], retry_after_s=7)
     verdict = classify(error, PrepareContext(TWO))
     assert (verdict.summary, verdict.detail) == ("asked for 10s at 0xdeadbeef", "d")
     assert (verdict.requests, verdict.retry_after_s) == (("a", "b"), 7)
 
 
 def test_earlier_verdict_is_kept() -> None:
-    first = classify(BadConfig("3 of 2"), PrepareContext(ONE))
+    first = classify(BadConfigError("3 of 2"), PrepareContext(ONE))
     error = PrepareError(first, kubelet_text(first))
     assert classify(error, holding(ONE, XID)) is first
     assert classify(chained(RuntimeError("wrapped"), error), PrepareContext(ONE)) is first
@@ -429,11 +435,14 @@ def test_only_the_engine_makes_a_device_unhealthy_in_place() -> None:
     [
         (chained(RuntimeError("not written"), OSError(errno.ENOSPC, "full")), "os.enospc"),
         (chained(TransientError("later", code="a.b"), ValueError("x")), "a.b"),
-        (chained(TransientError("later", code="a.b"), BadConfig("x")), "a.b"),
+        (chained(TransientError("later", code="a.b"), BadConfigError("x")), "a.b"),
         (chained(TransientError("later", code="a.b"), OSError(errno.EROFS, "no", "/etc/cdi/a")), "a.b"),
         (chained(DriverError("no", code="a.b"), OSError(errno.EROFS, "no", "/etc/cdi")), "cdi.write"),
         (chained(DriverError("no", code="a.b"), OSError(errno.EBUSY, "no")), "a.b"),
-        (chained(FailedDevice("gpu-9", "no"), OSError(errno.EBUSY, "no", "/dev/nvidia0")), "device.busy"),
+        (
+            chained(FailedDeviceError("gpu-9", "no"), OSError(errno.EBUSY, "no", "/dev/nvidia0")),
+            "device.busy",
+        ),
         (chained(ValueError("x"), KeyError("y")), "driver.bug.value_error"),
         (chained(TimeoutError(), OSError(errno.EROFS, "no", "/etc/cdi/a")), "cdi.write"),
         (
@@ -456,7 +465,7 @@ def test_handled_exception_is_not_the_cause() -> None:
 
 def test_handled_exception_is_never_lasting() -> None:
     error = RuntimeError("no luck")
-    error.__context__ = BadConfig("x")
+    error.__context__ = BadConfigError("x")
     assert classify(error, PrepareContext(ONE)).error_class is U
     for before in (
         TransientError("busy"),
@@ -472,8 +481,8 @@ def test_handled_exception_is_never_lasting() -> None:
 
 
 ORDER = [
-    FailedDevice("gpu-0", "broken", code="fw.stuck"),
-    BadConfig("3 of 2"),
+    FailedDeviceError("gpu-0", "broken", code="fw.stuck"),
+    BadConfigError("3 of 2"),
     PermanentError("no IOMMU"),
     ValueError("bug"),
     TransientError("busy"),
@@ -496,25 +505,28 @@ def test_order_of_child_failures_does_not_change_the_text(errors: list[Exception
 
 
 def test_same_fault_of_two_devices_names_both() -> None:
-    errors = [FailedDevice(name, "broken", code="fw.stuck") for name in ("gpu-1", "gpu-0")]
+    errors = [FailedDeviceError(name, "broken", code="fw.stuck") for name in ("gpu-1", "gpu-0")]
     verdict = classify(ExceptionGroup("", errors), PrepareContext(TWO))
     assert verdict.devices == (ref("gpu-0"), ref("gpu-1"))
     assert verdict.requests == ("r-gpu-0", "r-gpu-1")
 
 
 def test_different_faults_of_two_devices_name_both() -> None:
-    errors = [FailedDevice("gpu-1", "no", code="fw.a"), FailedDevice("gpu-0", "no", code="fw.b")]
+    errors = [FailedDeviceError("gpu-1", "no", code="fw.a"), FailedDeviceError("gpu-0", "no", code="fw.b")]
     verdict = classify(ExceptionGroup("", errors), PrepareContext(TWO))
     assert (verdict.code, verdict.devices) == ("fw.a", (ref("gpu-1"),))
     assert verdict.detail == f"{ref('gpu-0')} is also broken: fw.b"
-    more = [FailedDevice("gpu-0", "no", code="fw.c"), *errors]
+    more = [FailedDeviceError("gpu-0", "no", code="fw.c"), *errors]
     assert classify(ExceptionGroup("", more), PrepareContext(TWO)).detail == verdict.detail
     verdict = classify(ExceptionGroup("", [errors[0], RuntimeError("no")]), holding(TWO, XID))
     assert (verdict.code, verdict.detail) == ("fw.a", f"{ref('gpu-0')} is also Unhealthy: gpu.xid.79")
 
 
 def test_stronger_failure_of_a_class_is_reported() -> None:
-    errors = [raised(while_(Operation.CONFIG, bad_json), NOWHERE), BadConfig("3 of 2", code="fpga.banks")]
+    errors = [
+        raised(while_(Operation.CONFIG, bad_json), NOWHERE),
+        BadConfigError("3 of 2", code="fpga.banks"),
+    ]
     assert classify(BaseExceptionGroup("", errors), PrepareContext(ONE)).code == "fpga.banks"
 
 
@@ -524,7 +536,7 @@ def test_driver_sets_the_scope_of_a_permanent_failure() -> None:
 
 
 def test_failure_without_requests_fails_all_requests() -> None:
-    errors = [FailedDevice("gpu-0", "no", requests=["r-gpu-0"]), FailedDevice("gpu-1", "no")]
+    errors = [FailedDeviceError("gpu-0", "no", requests=["r-gpu-0"]), FailedDeviceError("gpu-1", "no")]
     assert classify(ExceptionGroup("", errors), PrepareContext(TWO)).requests == ("r-gpu-0", "r-gpu-1")
 
 
@@ -535,7 +547,7 @@ async def test_members_of_a_group_are_classified_one_by_one() -> None:
     async def both() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fail, TransientError("busy"))
-            nursery.start_soon(fail, BadConfig("3 of 2"))
+            nursery.start_soon(fail, BadConfigError("3 of 2"))
 
     with pytest.raises(ExceptionGroup) as caught:
         await both()
@@ -582,7 +594,7 @@ def test_chain_of_handled_exceptions_is_bounded() -> None:
 
 
 def test_verdict_names_claim_requests_and_devices() -> None:
-    verdict = classify(BadConfig("3 of 2"), PrepareContext(claim_of("b", "a")))
+    verdict = classify(BadConfigError("3 of 2"), PrepareContext(claim_of("b", "a")))
     assert verdict.claim == ONE.ref
     assert verdict.devices == (ref("a"), ref("b"))  # those that were to be prepared
     assert verdict.requests == ("r-a", "r-b")
@@ -590,12 +602,12 @@ def test_verdict_names_claim_requests_and_devices() -> None:
 
 def test_verdict_names_only_devices_of_the_failed_requests() -> None:
     claim = replace(TWO, devices=(*TWO.devices, TWO.devices[0]._replace(request="alt/b", device="gpu-2")))
-    for error in (BadConfig("3 of 2", requests=["r-gpu-1"]), PermanentError("no", requests=["r-gpu-1"])):
+    for error in (BadConfigError("3 of 2", requests=["r-gpu-1"]), PermanentError("no", requests=["r-gpu-1"])):
         verdict = classify(error, PrepareContext(claim))
         assert (verdict.devices, verdict.requests) == ((ref("gpu-1"),), ("r-gpu-1",))
-    verdict = classify(BadConfig("3 of 2", requests=["alt"]), PrepareContext(claim))
+    verdict = classify(BadConfigError("3 of 2", requests=["alt"]), PrepareContext(claim))
     assert verdict.devices == (ref("gpu-2"),)
-    verdict = classify(BadConfig("no such request", requests=["other"]), PrepareContext(claim))
+    verdict = classify(BadConfigError("no such request", requests=["other"]), PrepareContext(claim))
     assert verdict.devices == ()
     mismatch = PermanentError("570 and 580", code="gpu.driver.mismatch", requests=["r-gpu-0"])
     verdict = classify(mismatch, PrepareContext(claim))
@@ -607,7 +619,7 @@ def test_code_of_a_user_error_is_bad_config_in_any_lasting_class(code: str) -> N
     pattern = {"match": "no luck", "code": code, "class": "failed-device"}
     for error in (
         PermanentError("no luck", code=code),
-        FailedDevice("gpu-0", "no luck", code=code),
+        FailedDeviceError("gpu-0", "no luck", code=code),
         RuntimeError("no luck"),
     ):
         verdict = classify(error, PrepareContext(ONE, patterns=parse_patterns([pattern])))
@@ -636,7 +648,9 @@ def test_failure_without_text_has_the_summary_of_its_row() -> None:
 
 
 @given(
-    st.text(max_size=3000), st.text(max_size=3000), st.sampled_from([TransientError, BadConfig, RuntimeError])
+    st.text(max_size=3000),
+    st.text(max_size=3000),
+    st.sampled_from([TransientError, BadConfigError, RuntimeError]),
 )
 def test_summary_is_one_short_line(summary: str, detail: str, kind: type[Exception]) -> None:
     error = kind(summary) if kind is RuntimeError else kind(summary, detail=detail)  # type: ignore[call-arg]

@@ -12,8 +12,8 @@ from prepare_samples import FakeEngine, claim
 from agent.driver.prepare_tracker import PrepareTracker
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import ErrorClass
-from agent.prepare.error_patterns import Pattern
-from agent.prepare.errors import BadConfig, PrepareError
+from agent.prepare.error_patterns import ErrorPattern
+from agent.prepare.errors import BadConfigError, PrepareError
 from agent.prepare.step_runners import classified
 
 A = claim("a")
@@ -60,11 +60,11 @@ def test_method_can_be_decorated_with_a_monitor(tracker):
     class Driver:
         @classified(Monitor(tracker))
         def prepare(self, claim: Claim) -> str:
-            raise BadConfig("no")
+            raise BadConfigError("no")
 
         @classified(Monitor(tracker))
         async def prepare_async(self, claim: Claim) -> str:
-            raise BadConfig("no")
+            raise BadConfigError("no")
 
     with pytest.raises(PrepareError):
         Driver().prepare(A)
@@ -81,9 +81,9 @@ class Request:
 
 
 def test_claim_function_gets_the_handler_arguments(tracker):
-    @classified(tracker, claim=lambda request, **_: Claim(request.namespace, request.name, request.uid))
+    @classified(tracker, get_claim=lambda request, **_: Claim(request.namespace, request.name, request.uid))
     def prepare(request: Request, *, reason: str) -> None:
-        raise BadConfig(reason)
+        raise BadConfigError(reason)
 
     with pytest.raises(PrepareError, match="why not"):
         prepare(Request("team", "x", "u1"), reason="why not")
@@ -95,10 +95,10 @@ def test_claim_function_gets_the_handler_arguments(tracker):
     [
         (
             Request("team", "x", "u1"),
-            "was given a Request, not an agent.Claim; pass classified(claim=...)",
+            "was given a Request, not an drahealth.Claim; pass classified(get_claim=...)",
         ),
-        (A.ref, "was given a ClaimRef, not an agent.Claim"),
-        ("x", "was given no claim, not an agent.Claim"),
+        (A.ref, "was given a ClaimRef, not an drahealth.Claim"),
+        ("x", "was given no claim, not an drahealth.Claim"),
     ],
 )
 def test_handler_without_a_claim_argument_raises_type_error(given, error_text):
@@ -112,7 +112,7 @@ def test_handler_without_a_claim_argument_raises_type_error(given, error_text):
 
 
 def test_handler_patterns_are_used(tracker):
-    locked = Pattern(re.compile("bank .* is locked"), "fpga.bank_locked", ErrorClass.PERMANENT)
+    locked = ErrorPattern(re.compile("bank .* is locked"), "fpga.bank_locked", ErrorClass.PERMANENT)
 
     @classified(tracker, patterns=[locked])
     def prepare(claim: Claim) -> None:
@@ -141,7 +141,7 @@ def test_twice_decorated_handler_is_classified_once(tracker):
     @classified(other)
     @classified(tracker)
     def prepare(claim: Claim) -> None:
-        raise BadConfig("no")
+        raise BadConfigError("no")
 
     with pytest.raises(PrepareError):
         prepare(A)

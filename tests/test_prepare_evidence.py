@@ -20,8 +20,8 @@ from prepare_cases import ApiException, HTTPStatusError, Response, health_of, re
 from agent.model.prepare import ErrorClass, Operation, Scope
 from agent.prepare.classify import health_engine_evidence
 from agent.prepare.errors import (
-    BadConfig,
-    FailedDevice,
+    BadConfigError,
+    FailedDeviceError,
     PermanentError,
     RecordedOperation,
     TransientError,
@@ -167,9 +167,9 @@ def test_validation_errors_are_found_by_class_name() -> None:
 
 
 def test_driver_error_is_read_completely() -> None:
-    error = BadConfig("3 of 2", code="a.b", detail="more", requests=["r"], retry_after_s=5)
+    error = BadConfigError("3 of 2", code="a.b", detail="more", requests=["r"], retry_after_s=5)
     assert only(error) == (DriverReportedError(ErrorClass.BAD_CONFIG, "a.b", "3 of 2", "more", ("r",), 5),)
-    assert only(FailedDevice(ref("a"), "broken"))[0].device == ref("a")
+    assert only(FailedDeviceError(ref("a"), "broken"))[0].device == ref("a")
     assert only(PermanentError("no", scope=Scope.DRIVER))[0].scope is Scope.DRIVER
 
 
@@ -180,7 +180,7 @@ def test_driver_error_without_texts_keeps_its_class() -> None:
 
     (word,) = only(Forgetful())
     assert (word.error_class, word.code, word.summary) == (ErrorClass.TRANSIENT, "driver.transient", "")
-    (word,) = only(BadConfig(ValueError("3 of 2"), code=7, requests=[1]))  # type: ignore[arg-type, list-item]
+    (word,) = only(BadConfigError(ValueError("3 of 2"), code=7, requests=[1]))  # type: ignore[arg-type, list-item]
     assert (word.summary, word.code, word.requests) == ("3 of 2", "7", ("1",))
 
 
@@ -390,7 +390,7 @@ async def test_group_has_one_failure_for_each_member() -> None:
 
     async def both() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(fail, BadConfig("a"))
+            nursery.start_soon(fail, BadConfigError("a"))
             nursery.start_soon(fail, OSError(errno.EIO, "b"))
 
     with pytest.raises(BaseExceptionGroup) as caught:

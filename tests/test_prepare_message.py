@@ -11,7 +11,7 @@ from prepare_cases import ONE, TWO, claim_of, health_of, holding, ref
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.prepare import ErrorClass, OtherDriverFailure, PrepareVerdict, Scope
 from agent.prepare.classify import PrepareContext, classify, classify_unhealthy_devices
-from agent.prepare.errors import BadConfig, FailedDevice, TransientError
+from agent.prepare.errors import BadConfigError, FailedDeviceError, TransientError
 from agent.prepare.kubelet_message import CONSEQUENCE_TEXTS, MAX_MESSAGE_BYTES, kubelet_text, kubelet_texts
 
 HEAD = re.compile(
@@ -35,7 +35,7 @@ def test_text_matches_the_documented_format() -> None:
     )
     assert verdict is not None
     other = classify(
-        BadConfig("no profile 9g.90gb", code="gpu.mig.profile_invalid"),
+        BadConfigError("no profile 9g.90gb", code="gpu.mig.profile_invalid"),
         PrepareContext(claim_of("gpu-1", name="claim-b")),
     )
     assert kubelet_text(verdict, [other, verdict]) == (
@@ -70,7 +70,7 @@ def test_summary_has_no_full_stop_but_keeps_its_cut_mark() -> None:
 
 def test_failed_device_of_another_claim_is_named() -> None:
     other = classify(
-        FailedDevice("gpu-1", "broken", code="fw.stuck"),
+        FailedDeviceError("gpu-1", "broken", code="fw.stuck"),
         PrepareContext(replace(TWO, name="claim-b", uid="b")),
     )
     assert "ns/claim-b (failed-device fw.stuck device=gpu.example.com/node1/gpu-1)." in kubelet_text(

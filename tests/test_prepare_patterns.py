@@ -17,7 +17,7 @@ from agent.prepare.error_patterns import (
     PATTERN_CHARS,
     PATTERNS_MAX,
     SEARCH_CHARS,
-    Pattern,
+    ErrorPattern,
     parse_patterns,
 )
 from agent.prepare.normalize_text import SUMMARY_CHARS, TEXT_CHARS, TEXT_MASKS, normalize, sanitize, shorten
@@ -159,7 +159,7 @@ LOCKED = {"match": r"bank \d+ is locked", "code": "fpga.bank_locked", "class": "
 
 def test_configured_pattern_is_parsed() -> None:
     (pattern,) = parse_patterns([{**LOCKED, "summary": "a bank is locked"}])
-    assert pattern == Pattern(
+    assert pattern == ErrorPattern(
         re.compile(LOCKED["match"]), "fpga.bank_locked", ErrorClass.TRANSIENT, "a bank is locked", 0.5
     )
 

@@ -15,7 +15,7 @@ from prepare_samples import NOW, FakeEngine, claim
 from agent.driver.prepare_tracker import PrepareTracker
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass, PrepareVerdict
-from agent.prepare.errors import BadConfig, FailedDevice, PrepareError, TransientError
+from agent.prepare.errors import BadConfigError, FailedDeviceError, PrepareError, TransientError
 from agent.prepare.prepare_steps import (
     FIRST_PAUSE_S,
     MAX_PAUSE_S,
@@ -92,7 +92,7 @@ def test_result_of_the_handler_is_returned_and_recorded(tracker, clock):
 
 
 def test_failure_is_raised_with_verdict_text_and_cause(tracker, clock):
-    culprit = BadConfig("mode 'x' is none of a, b")
+    culprit = BadConfigError("mode 'x' is none of a, b")
     error, pauses = play(tracker, clock, culprit)
     assert isinstance(error, PrepareError)
     assert error.verdict.error_class is ErrorClass.BAD_CONFIG
@@ -103,12 +103,12 @@ def test_failure_is_raised_with_verdict_text_and_cause(tracker, clock):
 
 
 def test_cached_failure_is_raised_without_a_call(tracker, clock):
-    first, _ = play(tracker, clock, BadConfig("no"))
+    first, _ = play(tracker, clock, BadConfigError("no"))
     again, _ = play(tracker, clock, AssertionError("called again"))
     assert again.text == first.text
 
 
-@pytest.mark.parametrize("error", [BadConfig("no"), ValueError("no"), FailedDevice("gpu-0", "no")])
+@pytest.mark.parametrize("error", [BadConfigError("no"), ValueError("no"), FailedDeviceError("gpu-0", "no")])
 def test_only_transient_failures_are_retried_within_the_call(tracker, clock, error):
     found, pauses = play(tracker, clock, error)
     assert pauses == []
@@ -164,7 +164,7 @@ def test_retry_after_beyond_the_window_is_not_tried(tracker, clock):
 
 
 def test_classified_failure_is_not_classified_again(tracker, clock):
-    error, _ = play(tracker, clock, BadConfig("no"))
+    error, _ = play(tracker, clock, BadConfigError("no"))
     other = PrepareTracker("gpu.example.com", None, FakeEngine())
     found, _ = play(other, clock, error)
     assert found is error
@@ -249,7 +249,7 @@ def test_prepare_succeeds_in_every_kind_of_program(program, quick):
 @PROGRAMS
 def test_prepare_fails_in_every_kind_of_program(program, quick):
     def handler() -> None:
-        raise FailedDevice("gpu-0", "no answer")
+        raise FailedDeviceError("gpu-0", "no answer")
 
     with pytest.raises(PrepareError, match=r"class=failed-device code=driver\.failed_device"):
         program(quick, handler)
@@ -293,7 +293,7 @@ def test_delivery_of_a_failure_does_not_block_asyncio():
     tracker = SlowTracker()
 
     async def call() -> None:
-        raise BadConfig("no")
+        raise BadConfigError("no")
 
     async def main() -> None:
         task = asyncio.create_task(run_asyncio(prepare_steps(tracker, A), call))
@@ -310,7 +310,7 @@ async def test_delivery_of_a_failure_does_not_block_trio():
     tracker = SlowTracker()
 
     async def call() -> None:
-        raise BadConfig("no")
+        raise BadConfigError("no")
 
     async with trio.open_nursery() as nursery:
 
@@ -329,7 +329,7 @@ def test_hung_threads_do_not_delay_the_delivery_of_a_failure(quick):
     end = threading.Event()
 
     async def call() -> None:
-        raise BadConfig("no")
+        raise BadConfigError("no")
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -11,7 +11,13 @@ from agent.model.taint import Effect
 from agent.prepare import error_codes
 from agent.prepare.classify import PrepareContext, classify
 from agent.prepare.error_patterns import BUILTIN_PATTERNS
-from agent.prepare.errors import BadConfig, DriverError, FailedDevice, PermanentError, TransientError
+from agent.prepare.errors import (
+    BadConfigError,
+    DriverError,
+    FailedDeviceError,
+    PermanentError,
+    TransientError,
+)
 from agent.prepare.evidence_scores import APPLICATION_XIDS
 from agent.prepare.failure_kinds import (
     DEFAULT_KINDS,
@@ -94,8 +100,8 @@ def test_default_rows_match_the_driver_exceptions() -> None:
     words = {
         ErrorClass.UNKNOWN: DriverError,
         ErrorClass.TRANSIENT: TransientError,
-        ErrorClass.BAD_CONFIG: BadConfig,
-        ErrorClass.FAILED_DEVICE: FailedDevice,
+        ErrorClass.BAD_CONFIG: BadConfigError,
+        ErrorClass.FAILED_DEVICE: FailedDeviceError,
         ErrorClass.PERMANENT: PermanentError,
     }
     assert {kind: row.code for kind, row in DEFAULT_KINDS.items()} == {

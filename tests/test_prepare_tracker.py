@@ -17,12 +17,18 @@ from agent.model.claim import Claim
 from agent.model.health import Severity
 from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
 from agent.prepare.driver_faults import FAULT_LIMIT_S
-from agent.prepare.errors import BadConfig, FailedDevice, PermanentError, PrepareError, TransientError
+from agent.prepare.errors import (
+    BadConfigError,
+    FailedDeviceError,
+    PermanentError,
+    PrepareError,
+    TransientError,
+)
 from agent.prepare.evidence import ErrnoEvidence
 from agent.store.ledger_file import FILE, load_ledger
 
 A, B = claim("a"), claim("b")
-DEAD = FailedDevice("gpu-0", "no answer", code="fpga.dead")
+DEAD = FailedDeviceError("gpu-0", "no answer", code="fpga.dead")
 
 
 class Clock:
@@ -102,12 +108,12 @@ def test_broken_device_is_saved_reported_delivered_and_tainted(driver):
 
 
 def test_failure_is_saved_before_the_call_returns(driver):
-    verdict = fails(driver.open(), BadConfig("no"))
+    verdict = fails(driver.open(), BadConfigError("no"))
     assert driver.saved() == {"a": verdict}
     assert driver.engine.events == []
 
 
-@pytest.mark.parametrize("kind", [BadConfig, PermanentError])
+@pytest.mark.parametrize("kind", [BadConfigError, PermanentError])
 def test_page_size_that_does_not_exist_touches_no_device(driver, kind):
     both = claim("a", "gpu-0", "gpu-1")
     verdict = fails(driver.open(), kind("no 16Gi", code="mem.hugepages.size_unsupported"), both)
@@ -141,7 +147,7 @@ def test_close_saves_unsaved_changes(driver):
 def test_concurrent_failures_are_all_saved(driver):
     tracker = driver.open()
     claims = [claim(str(number)) for number in range(12)]
-    threads = [threading.Thread(target=fails, args=(tracker, BadConfig("no"), one)) for one in claims]
+    threads = [threading.Thread(target=fails, args=(tracker, BadConfigError("no"), one)) for one in claims]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -153,7 +159,7 @@ def test_concurrent_failures_are_all_saved(driver):
 
 
 def test_same_request_gets_the_same_text_after_a_restart(driver):
-    first = fails(driver.open(), BadConfig("mode 'x' is not one of a, b"))
+    first = fails(driver.open(), BadConfigError("mode 'x' is not one of a, b"))
     again = driver.open().cached_failure(A)
     assert isinstance(again, PrepareError)
     assert again.verdict == first
@@ -183,7 +189,7 @@ def test_driver_reported_fault_is_cached_for_60_s_only(driver):
     assert tracker.cached_failure(A) is None
 
 
-@pytest.mark.parametrize("error", [BadConfig("no such mode"), PermanentError("no IOMMU")])
+@pytest.mark.parametrize("error", [BadConfigError("no such mode"), PermanentError("no IOMMU")])
 def test_claim_prepared_on_the_device_ends_a_cached_failure(driver, error):
     tracker = driver.open()
     tracker.record_success(B)
@@ -199,7 +205,7 @@ def test_claim_prepared_on_the_device_ends_a_cached_failure(driver, error):
 
 def test_claim_prepared_on_another_device_keeps_bad_config_cached(driver):
     tracker, other = driver.open(), claim("b", "gpu-1")
-    fails(tracker, BadConfig("no such mode"))
+    fails(tracker, BadConfigError("no such mode"))
     driver.clock.now += 1
     tracker.record_success(other)
     assert tracker.cached_failure(A)
@@ -228,7 +234,7 @@ def test_outcomes_are_sorted_newest_first(driver):
     tracker = driver.open()
     tracker.record_success(A)
     driver.clock.now += 1
-    fails(tracker, BadConfig("no"), B)
+    fails(tracker, BadConfigError("no"), B)
     assert [outcome.claim for outcome in tracker.outcomes()] == [B.ref, A.ref]
 
 
@@ -251,7 +257,7 @@ def test_failure_of_healthy_devices_keeps_its_class(driver):
     assert driver.engine.evaluated == [[ref()]]
 
 
-@pytest.mark.parametrize("error", [BadConfig("no"), PermanentError("no"), DEAD])
+@pytest.mark.parametrize("error", [BadConfigError("no"), PermanentError("no"), DEAD])
 def test_failure_with_a_proven_cause_waits_for_no_evaluation(driver, error):
     newer(driver.open(), error)
     assert driver.engine.evaluated == []
@@ -281,7 +287,7 @@ def test_failed_unprepare_uses_the_newer_health(driver):
 def test_recent_failures_are_the_last_results_only(driver):
     tracker = driver.open()
     for name in "abc":
-        fails(tracker, BadConfig("no"), claim(name))
+        fails(tracker, BadConfigError("no"), claim(name))
     tracker.record_success(claim("b"))
     tracker.unprepared(claim("c").ref)
     tracker.record_success(claim("d"))
@@ -302,7 +308,7 @@ def test_claim_without_known_cause_has_no_blocker(driver):
 
 def test_cached_failure_is_a_blocker(driver):
     tracker = driver.open()
-    verdict = fails(tracker, BadConfig("no such mode"))
+    verdict = fails(tracker, BadConfigError("no such mode"))
     assert tracker.known_blocker(A) == verdict
     assert tracker.known_blocker(B) is None
 
@@ -387,8 +393,8 @@ def test_engine_after_restart_gets_saved_faults_and_their_expiry(driver):
     until(lambda: engine.faults[0].expired_wall_s)  # without another prepare
 
 
-def no_answer(of: Claim) -> FailedDevice:
-    return FailedDevice(of.devices[0].device, "no answer", code="fpga.dead")
+def no_answer(of: Claim) -> FailedDeviceError:
+    return FailedDeviceError(of.devices[0].device, "no answer", code="fpga.dead")
 
 
 def test_several_failures_are_all_reported_before_the_wait(driver):
@@ -424,7 +430,7 @@ def test_cleared_fault_is_no_evidence_while_the_engine_still_has_it(driver):
 def test_two_instances_share_their_faults_and_outcomes(driver):
     old, new = driver.open(engine=FakeEngine()), driver.open()
     fails(old, DEAD)
-    fails(new, BadConfig("no"), B)
+    fails(new, BadConfigError("no"), B)
     assert [fault.code for fault in driver.engine.faults] == ["fpga.dead"]
     assert {outcome.claim.name for outcome in new.outcomes()} == {"a", "b"}
 
@@ -491,7 +497,7 @@ def test_hung_disk_delays_only_the_first_failure(driver, caplog):
     fails(tracker, DEAD)
     assert driver.engine.events == ["report", "wait", "taint"]  # the order goes on without the disk
     for number in range(5):
-        fails(tracker, BadConfig("no"), claim(str(number)))
+        fails(tracker, BadConfigError("no"), claim(str(number)))
     assert [record.levelno for record in caplog.records if "not written within" in record.message] == [
         logging.WARNING
     ]
@@ -506,7 +512,7 @@ def test_write_error_is_logged_once(driver, caplog):
     tracker = driver.open()
     caplog.clear()
     for number in range(5):
-        assert fails(tracker, BadConfig("no"), claim(str(number))).count == 1
+        assert fails(tracker, BadConfigError("no"), claim(str(number))).count == 1
     warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert warnings[0].startswith(f"{driver.directory / FILE}: ")
@@ -527,7 +533,7 @@ def test_without_directory_nothing_is_saved_which_is_logged_once(caplog):
     driver = DriverRuns(None)
     tracker = driver.open()
     before = set(threading.enumerate())
-    fails(tracker, BadConfig("no"))
+    fails(tracker, BadConfigError("no"))
     assert tracker.cached_failure(A)
     assert set(threading.enumerate()) <= before
     assert tracker.close(0)
@@ -572,7 +578,7 @@ def test_taint_of_a_device_that_the_engine_blames_is_waited_for(driver):
     assert driver.engine.events == ["taint"]
 
 
-@pytest.mark.parametrize("error", [BadConfig("no"), TransientError("busy"), RuntimeError("no")])
+@pytest.mark.parametrize("error", [BadConfigError("no"), TransientError("busy"), RuntimeError("no")])
 def test_failure_without_a_broken_device_waits_for_no_taint(driver, error):
     fails(driver.open(), error)
     assert "taint" not in driver.engine.events
@@ -587,7 +593,7 @@ def test_unpublished_taint_is_logged(driver, caplog):
 def test_closed_tracker_still_saves_changes(driver):
     tracker = driver.open()
     assert tracker.close(10)
-    fails(tracker, BadConfig("no"))
+    fails(tracker, BadConfigError("no"))
     assert set(driver.saved()) == {"a"}
 
 

@@ -26,7 +26,7 @@ from wire import raw
 from wire.google import message_class
 from wire.serving import DRIVER, Serving, at, device, eventually, report, unhealthy
 
-from agent.errors import AgentUnreachable, DrahealthError, PermissionDenied
+from agent.errors import AgentUnreachable, DrahealthError, PermissionDeniedError
 from agent.model.health import Health, Severity
 from agent.model.report import AgentStatus, Report
 from agent.serve.agent_api.client import fetch_status, first_report, watch_reports
@@ -123,7 +123,7 @@ def refusal(path: Path, call: Callable[[Path], object] = first) -> str:
     """Return the text of the error without the socket, with which it must begin."""
     with pytest.raises(DrahealthError) as raised:
         call(path)
-    assert type(raised.value) in (AgentUnreachable, PermissionDenied)
+    assert type(raised.value) in (AgentUnreachable, PermissionDeniedError)
     prefix, _, text = str(raised.value).partition(": ")
     assert prefix == str(path)
     return text

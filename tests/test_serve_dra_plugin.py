@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -18,7 +19,7 @@ from wire.serving import eventually
 
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.prepare.classify import PrepareContext, classify
-from agent.prepare.errors import BadConfig, DriverError, TransientError
+from agent.prepare.errors import BadConfigError, DriverError, TransientError
 from agent.prepare.kubelet_message import kubelet_text, kubelet_texts
 from agent.serve.dra_plugin.in_flight import ClaimOperation
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, validate_prepared_devices
@@ -62,7 +63,10 @@ def test_unprepared_claim_has_no_error(serving: Serving, kubelet: Kubelet, versi
 
 def test_share_id_is_sent_in_v1_and_not_in_v1beta1(serving: Serving, kubelet: Kubelet) -> None:
     async def shared(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
-        return (PreparedDevice((), "p", "d", (), "share-1"), PreparedDevice((), "p", "e"))
+        return (
+            PreparedDevice(pool="p", device="d", share_id="share-1"),
+            PreparedDevice(pool="p", device="e"),
+        )
 
     serving.claims.behaviour["a"] = shared
     with_share, without = kubelet.prepare(claim("a"))["uid-a"].devices
@@ -76,7 +80,7 @@ def test_call_without_claims_has_empty_answer(kubelet: Kubelet) -> None:
 
 
 def test_every_claim_of_the_request_is_in_the_answer(serving: Serving, kubelet: Kubelet) -> None:
-    serving.claims.fail("bad", BadConfig("no such mode"))
+    serving.claims.fail("bad", BadConfigError("no such mode"))
     claims = [claim("good"), claim("bad"), claim("Wrong"), ("ns", "empty", "")]
     assert set(kubelet.prepare(*claims)) == {"uid-good", "uid-bad", "uid-Wrong", ""}
     assert set(kubelet.unprepare(*claims)) == {"uid-good", "uid-bad", "uid-Wrong", ""}
@@ -87,7 +91,7 @@ def test_every_claim_of_the_request_is_in_the_answer(serving: Serving, kubelet: 
 
 def test_every_error_text_names_all_failed_claims(serving: Serving, kubelet: Kubelet) -> None:
     """The kubelet shows any one of them."""
-    serving.claims.fail("a", BadConfig("no such mode"))
+    serving.claims.fail("a", BadConfigError("no such mode"))
     serving.claims.fail("b", TransientError("is busy", code="device.busy"))
     answers = kubelet.prepare(claim("a"), claim("b"), claim("c"))
     assert "class=bad-config code=config.invalid" in answers["uid-a"].error
@@ -99,7 +103,7 @@ def test_every_error_text_names_all_failed_claims(serving: Serving, kubelet: Kub
 
 def test_error_texts_are_independent_of_the_order_of_claims(serving: Serving, kubelet: Kubelet) -> None:
     for name in ("a", "b", "c"):
-        serving.claims.fail(name, BadConfig(f"no mode {name}"))
+        serving.claims.fail(name, BadConfigError(f"no mode {name}"))
     names = [claim(name) for name in ("a", "b", "c")]
     first, second = kubelet.prepare(*names), kubelet.prepare(*reversed(names))
     assert {uid: answer.error for uid, answer in first.items()} == {
@@ -115,7 +119,7 @@ def test_error_class_number_is_sent_only_in_its_modes(
     tmp_path: Path, mode: WireMode, expected: list[tuple[int, int]]
 ) -> None:
     with Serving(tmp_path, wire=mode) as serving, Kubelet(serving.paths.service) as kubelet:
-        serving.claims.fail("bad", BadConfig("no such mode"))
+        serving.claims.fail("bad", BadConfigError("no such mode"))
         serving.claims.fail("busy", TransientError("is busy"))
         answers = kubelet.prepare(claim("bad"), claim("busy"), claim("good"))
         assert unknown_fields(answers["uid-bad"]) == expected
@@ -139,7 +143,7 @@ def test_internal_error_fails_only_its_claim(
 
 def test_too_large_answer_becomes_an_error_of_its_claim(serving: Serving, kubelet: Kubelet) -> None:
     async def endless(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
-        return tuple(PreparedDevice((), "p" * 1000, f"d{n}") for n in range(5000))
+        return tuple(PreparedDevice(pool="p" * 1000, device=f"d{n}") for n in range(5000))
 
     serving.claims.behaviour["a"] = endless
     answers = kubelet.prepare(claim("a"), claim("b"))
@@ -164,7 +168,7 @@ def test_unavailable_handler_answers_unavailable_with_reason(
 def test_kubelet_texts_equal_kubelet_text_of_each_verdict(facts: list[tuple[str, str, int]]) -> None:
     """Also for two claims of one name and different uids."""
     verdicts = [
-        classify(BadConfig(text, code=f"config.c{kind}"), PrepareContext(Claim("ns", name, f"u{n}"), {}))
+        classify(BadConfigError(text, code=f"config.c{kind}"), PrepareContext(Claim("ns", name, f"u{n}"), {}))
         for n, (name, text, kind) in enumerate(facts)
     ]
     assert kubelet_texts(verdicts) == [kubelet_text(verdict, verdicts) for verdict in verdicts]
@@ -406,7 +410,7 @@ CLAIM = Claim(
     "ns",
     "c",
     "u",
-    (
+    devices=(
         ClaimDevice("gpu/big", "d", "pool", "gpu-0"),
         ClaimDevice("net", "d", "pool", "nic-0", "share-1"),
     ),
@@ -414,7 +418,8 @@ CLAIM = Claim(
 
 
 def prepared(**changes: object) -> PreparedDevice:
-    return PreparedDevice((), "pool", "gpu-0", ("example.com/gpu=a",))._replace(**changes)  # type: ignore[arg-type]
+    device = PreparedDevice(pool="pool", device="gpu-0", cdi_ids=("example.com/gpu=a",))
+    return replace(device, **changes)  # type: ignore[arg-type]
 
 
 def test_valid_answer_is_returned_unchanged() -> None:

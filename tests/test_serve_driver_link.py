@@ -17,7 +17,7 @@ from wire.google import described, message_class, watch_health
 from wire.link import API, Driver, Serving, claim, message
 from wire.serving import eventually
 
-from agent.errors import ConfigError, PermissionDenied, ResourceBusy
+from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.claim import DeviceRef
 from agent.model.taint import Effect, Taint, Taints
 from agent.serve.driver_link.handler import TooManyDevices
@@ -291,7 +291,7 @@ def test_shutdown_waits_for_reports_and_not_for_hanging_disk(tmp_path: Path) -> 
 
 FAILURES = [
     (ConfigError("device 'a': numa: 5000"), Status.INVALID_ARGUMENT, "device 'a': numa: 5000"),
-    (ResourceBusy("/d/x.toml: not ours"), Status.FAILED_PRECONDITION, "/d/x.toml: not ours"),
+    (ResourceBusyError("/d/x.toml: not ours"), Status.FAILED_PRECONDITION, "/d/x.toml: not ours"),
     (TooManyDevices("2 devices and 4095 of other drivers"),
      Status.RESOURCE_EXHAUSTED, "2 devices and 4095 of other drivers"),
     (
@@ -302,7 +302,7 @@ FAILURES = [
     (OSError(28, "No space left on device", "/d/x"),
      Status.RESOURCE_EXHAUSTED, "/d/x: No space left on device"),
     (OSError(5, "Input/output error", "/d/x"), Status.UNAVAILABLE, "/d/x: Input/output error"),
-    (PermissionDenied("/d: may not write"), Status.UNAVAILABLE, "/d: may not write"),
+    (PermissionDeniedError("/d: may not write"), Status.UNAVAILABLE, "/d: may not write"),
     (LookupError("secret"), Status.INTERNAL, "internal error: LookupError; see the agent's log"),
     (SystemExit(3), Status.INTERNAL, "internal error: SystemExit; see the agent's log"),
     (ConfigError("ä" * 5000), Status.INVALID_ARGUMENT, "ä" * 510 + "..."),

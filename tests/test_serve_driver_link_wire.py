@@ -143,7 +143,7 @@ def test_claim_has_driver_of_the_socket_and_own_fingerprint() -> None:
     sent = [claim("a", "gpu-0"), claim("b", "gpu-0", fingerprint="x"), claim("c", "gpu-0", fingerprint="y")]
     call("CheckClaims", message("CheckClaimsRequest", claims=sent), handler)
     ((_, claims),) = handler.calls
-    assert claims[0] == Claim("ns", "a", "a", (ClaimDevice("r", "gpu.example.com", "p", "gpu-0"),))
+    assert claims[0] == Claim("ns", "a", "a", devices=(ClaimDevice("r", "gpu.example.com", "p", "gpu-0"),))
     assert len({item.fingerprint for item in claims}) == 3
 
 
@@ -491,7 +491,7 @@ def test_repairs_have_the_same_numbers_in_both_apis() -> None:
 
 def test_reply_names_fewer_devices_to_stay_below_4_mib() -> None:
     devices = [ClaimDevice("r", "d" * 63, "p" * 253, f"{number:063d}") for number in range(128)]
-    context = PrepareContext(Claim("ns", "c", "u", tuple(devices)), {})
+    context = PrepareContext(Claim("ns", "c", "u", devices=tuple(devices)), {})
     verdict = classify_evidence([ErrorText("x" * 5000)], context)
 
     class FixedVerdict(RecordingHandler):

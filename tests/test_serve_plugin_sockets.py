@@ -22,7 +22,7 @@ from wire.google import names, watch_health
 from wire.plugin import Kubelet, claim
 from wire.serving import device, eventually, report
 
-from agent.errors import ConfigError, PermissionDenied, ResourceBusy
+from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.sockets import SOCKET_PATH_LIMIT
 from agent.serve.dra_plugin.sockets import plugin_paths
 from agent.serve.sockets import UnixListener
@@ -180,7 +180,7 @@ def test_stale_sockets_of_former_driver_are_replaced(kubelet_dir: Path) -> None:
 
 def test_second_instance_without_own_uid_is_refused(serving: Serving, kubelet_dir: Path) -> None:
     second = Serving(kubelet_dir)
-    with pytest.raises(ResourceBusy, match="another process serves this socket"):
+    with pytest.raises(ResourceBusyError, match="another process serves this socket"):
         second.thread.start()
     with Kubelet(serving.paths.registration) as kubelet:
         assert kubelet.get_info().name == DRIVER
@@ -193,7 +193,7 @@ def test_unwritable_directory_raises_permission_denied(kubelet_dir: Path) -> Non
     become_other_user()
     try:
         with pytest.raises(
-            PermissionDenied, match="may not create this directory; choose another with --plugin-dir"
+            PermissionDeniedError, match="may not create this directory; choose another with --plugin-dir"
         ):
             serving.thread.start()
     finally:

@@ -13,7 +13,7 @@ import pytest
 from other_user import become_other_user
 from wire.serving import Serving, eventually
 
-from agent.errors import ConfigError, PermissionDenied, ResourceBusy
+from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.sockets import SOCKET_PATH_LIMIT
 from agent.serve.agent_servers import AgentServers
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory
@@ -60,7 +60,7 @@ def test_stale_socket_is_replaced(tmp_path: Path) -> None:
 
 def test_served_socket_raises_busy(tmp_path: Path) -> None:
     first = UnixListener(tmp_path / "a.sock")
-    with pytest.raises(ResourceBusy, match=r"a\.sock: another process serves this socket"):
+    with pytest.raises(ResourceBusyError, match=r"a\.sock: another process serves this socket"):
         UnixListener(tmp_path / "a.sock")
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(tmp_path / "a.sock"))
@@ -72,7 +72,7 @@ def test_served_socket_with_full_queue_raises_busy(tmp_path: Path) -> None:
         busy.bind(str(tmp_path / "a.sock"))
         busy.listen(0)
         waiting.connect(str(tmp_path / "a.sock"))
-        with pytest.raises(ResourceBusy, match="another process serves this socket"):
+        with pytest.raises(ResourceBusyError, match="another process serves this socket"):
             UnixListener(tmp_path / "a.sock")
 
 
@@ -308,7 +308,7 @@ def test_failure_of_one_socket_removes_all_sockets(tmp_path: Path) -> None:
 
 def test_second_agent_on_same_directory_is_refused(tmp_path: Path) -> None:
     first = servers(tmp_path, "a")
-    with pytest.raises(ResourceBusy, match="another process serves this socket"):
+    with pytest.raises(ResourceBusyError, match="another process serves this socket"):
         servers(tmp_path, "b")
     assert first.paths[-1].exists()
     assert not (tmp_path / "drivers" / "b.sock").exists()
@@ -352,9 +352,9 @@ def test_unwritable_directory_raises_permission_denied() -> None:
         Path(directory).chmod(0o755)
         become_other_user()
         try:
-            with pytest.raises(PermissionDenied, match="may not create this socket"):
+            with pytest.raises(PermissionDeniedError, match="may not create this socket"):
                 UnixListener(Path(directory) / "a.sock")
-            with pytest.raises(PermissionDenied, match="may not create this directory"):
+            with pytest.raises(PermissionDeniedError, match="may not create this directory"):
                 servers(Path(directory), "a")
         finally:
             os.seteuid(0)

@@ -26,7 +26,7 @@ from hung_file import hung_file
 from patience import PATIENCE_S
 
 from agent.cli.exits import EXIT_OF_ERROR
-from agent.errors import ConfigError, PermissionDenied, ResourceBusy, UsageError
+from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError, UsageError
 from agent.serve.grpc.server import CONNECTION_LIMIT
 
 REPOSITORY = Path(__file__).parent.parent
@@ -74,9 +74,9 @@ def setting(name: str) -> str:
 
 def test_unit_restarts_always_except_after_permanent_errors() -> None:
     codes = dict(EXIT_OF_ERROR)
-    permanent = {codes[error] for error in (UsageError, PermissionDenied, ConfigError)}
+    permanent = {codes[error] for error in (UsageError, PermissionDeniedError, ConfigError)}
     assert {int(code) for code in setting("RestartPreventExitStatus").split()} == permanent
-    assert codes[ResourceBusy] not in permanent
+    assert codes[ResourceBusyError] not in permanent
     assert (setting("Restart"), setting("StartLimitIntervalSec")) == ("on-failure", "0")
 
 

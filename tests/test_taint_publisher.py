@@ -21,7 +21,7 @@ from agent.driver.taint_publisher import (
     RETRY_MAX_S,
     TaintCallback,
     TaintPublisher,
-    as_objects,
+    taint_objects,
 )
 from agent.errors import ConfigError
 from agent.health.state_machine import HEALTH_OF_SEVERITY
@@ -481,7 +481,7 @@ def test_driver_name_without_a_valid_key_prefix_is_rejected() -> None:
 
 
 def test_as_objects_has_the_format_of_a_resource_slice() -> None:
-    assert as_objects((XID, XID._replace(value="", effect=Effect.NONE))) == [
+    assert taint_objects((XID, XID._replace(value="", effect=Effect.NONE))) == [
         {
             "key": "gpu.example.com/xid",
             "value": "79",

@@ -30,7 +30,7 @@ from agent.driver.report_hub import ReportHub
 from agent.driver.sessions import DriverSessions
 from agent.engine.loop import EngineLoop, LoopTiming
 from agent.engine.step import initial_state
-from agent.errors import ConfigError, PermissionDenied, ResourceBusy
+from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.model.cleared_faults import ClearResult
 from agent.model.health import Health
@@ -85,9 +85,9 @@ def run(config: Config, on_report: Callable[[Report], None] | None = None) -> No
         on_report: Called with each published health report, in the core thread; must not block.
 
     Raises:
-        ResourceBusy: Another agent holds the runtime directory, the state directory, or a socket.
+        ResourceBusyError: Another agent holds the runtime directory, the state directory, or a socket.
         ConfigError: A directory, socket or root cannot be used.
-        PermissionDenied: The runtime directory is not writable.
+        PermissionDeniedError: The runtime directory is not writable.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with _directory_locks(config) as locks:
@@ -319,7 +319,7 @@ def _directory_locks(config: Config) -> Iterator[list[DirectoryLock]]:
             locks = [_lock_directory(config.runtime_dir, "runtime directory", "serves it")]
             held.callback(locks[0].close)
         except PermissionError as error:
-            raise PermissionDenied(
+            raise PermissionDeniedError(
                 f"{error.filename}: the lock file cannot be opened: {error.strerror}; choose another "
                 "--runtime-dir"
             ) from error
@@ -352,7 +352,7 @@ def _lock_directory(directory: Path, name: str, use: str) -> DirectoryLock:
     try:
         return DirectoryLock(directory)
     except LockHeld as error:
-        raise ResourceBusy(
+        raise ResourceBusyError(
             f"{name} {directory}: another agent (pid {error.pid}) {use}; stop that agent"
         ) from None
     except ValueError as error:

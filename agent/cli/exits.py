@@ -16,8 +16,8 @@ from agent.errors import (
     FaultStillPresent,
     OutputError,
     OutputPipeClosed,
-    PermissionDenied,
-    ResourceBusy,
+    PermissionDeniedError,
+    ResourceBusyError,
     UsageError,
 )
 from agent.model.health import Severity
@@ -41,9 +41,9 @@ EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (AgentUnreachable, 69),
     (OutputPipeClosed, 141),
     (OutputError, 74),
-    (ResourceBusy, 75),
+    (ResourceBusyError, 75),
     (FaultStillPresent, 75),
-    (PermissionDenied, NOT_ALLOWED),
+    (PermissionDeniedError, NOT_ALLOWED),
     (PermissionError, NOT_ALLOWED),
     (ConfigError, 78),
     (DrahealthError, INTERNAL),

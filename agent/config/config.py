@@ -46,14 +46,15 @@ from agent.config.values import (
     split_values,
     unless_zero,
 )
-from agent.errors import ConfigError, PermissionDenied, suggestion
+from agent.errors import ConfigError, PermissionDeniedError, suggestion
 from agent.model.cpuset import CpuSet
 from agent.model.health import XidOverride
 from agent.model.reading import Absence
 from agent.system.files import ReadError, read_bounded
+from agent.system.paths import StrPath, as_path
 
 if TYPE_CHECKING:
-    from agent.prepare.error_patterns import Pattern
+    from agent.prepare.error_patterns import ErrorPattern
 
 FILE_BYTES: Final = 256 << 10
 """Largest accepted configuration file [bytes]."""
@@ -114,7 +115,7 @@ class Setting(NamedTuple):
         return PREFIX + self.flag.removeprefix("--").replace("-", "_").upper()
 
 
-def _read_patterns(value: object) -> tuple["Pattern", ...]:
+def _read_patterns(value: object) -> tuple["ErrorPattern", ...]:
     from agent.prepare.error_patterns import parse_patterns  # 4 ms, only if configured
 
     return parse_patterns(value)
@@ -292,7 +293,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Number of ended device uses that are kept; 0: no history is written."""
     history_age_s: int = 30 * 86_400
     """Age up to which ended device uses are kept [s]."""
-    prepare_patterns: tuple["Pattern", ...] = ()
+    prepare_patterns: tuple["ErrorPattern", ...] = ()
     """Patterns of prepare errors set by the operator; matched before the built-in patterns."""
     taint_evict: frozenset[str] = frozenset()
     """Codes and code families whose taints evict pods (``NoExecute``)."""
@@ -352,7 +353,7 @@ def load(
 
     Raises:
         ConfigError: A value is not valid; the text has the flag, the variable, or the file and key.
-        PermissionDenied: This user may not read the file.
+        PermissionDeniedError: This user may not read the file.
     """
     given = _collect_values(flags, environ, file, default_file)
     fields = {field: value for field, (value, _) in given.items()}
@@ -371,14 +372,14 @@ def load(
         raise ConfigError(f"{origin}: {error.text}") from None
 
 
-def read_config(file: Path) -> Config:
+def read_config(file: StrPath) -> Config:
     """Load the configuration from one file only, for a driver that embeds drahealth and has its own flags.
 
     Raises:
         ConfigError: A value is not valid; the text has the file and the key.
-        PermissionDenied: This user may not read the file.
+        PermissionDeniedError: This user may not read the file.
     """
-    return load({}, {}, file=file, needs_runtime_dir=False)
+    return load({}, {}, file=as_path("file", file), needs_runtime_dir=False)
 
 
 def load_runtime_dir(
@@ -479,7 +480,7 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
     except ReadError as error:
         if error.absence is Absence.ABSENT and not must_exist:
             return {}
-        refusal = PermissionDenied if error.is_forbidden else ConfigError
+        refusal = PermissionDeniedError if error.is_forbidden else ConfigError
         raise refusal(f"configuration file {path}: {error.reason}") from None
     try:
         text = data.decode()

@@ -32,7 +32,7 @@ _EVICTED: Final = re.compile(r"[^\s*]+(\.\*)?")
 _RANK: Final = {Effect.NONE: 0, Effect.NO_SCHEDULE: 1, Effect.NO_EXECUTE: 2}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaintPolicy:
     """Operator's policy: which faults of devices become which taints. Raises ConfigError if a value is
     invalid.

@@ -20,7 +20,7 @@ from agent.model.prepare import DriverFault, ErrorClass, LastPrepareResult, Prep
 from agent.prepare import prepare_ledger as ledgers
 from agent.prepare.classify import PrepareContext, classify, classify_evidence, classify_unhealthy_devices
 from agent.prepare.driver_faults import health_without_faults
-from agent.prepare.error_patterns import Pattern
+from agent.prepare.error_patterns import ErrorPattern
 from agent.prepare.errors import PrepareError
 from agent.prepare.evidence import Evidence
 from agent.prepare.kubelet_message import kubelet_text
@@ -79,7 +79,7 @@ class PrepareTracker:
         engine: HealthEngine,
         *,
         version: str = "",
-        patterns: Sequence[Pattern] = (),
+        patterns: Sequence[ErrorPattern] = (),
         taint_wait_s: float = TAINT_WAIT_S,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -160,7 +160,7 @@ class PrepareTracker:
         return self._writer.update(record)
 
     def classify(
-        self, claim: Claim, evidence: FailureEvidence, patterns: Sequence[Pattern] = ()
+        self, claim: Claim, evidence: FailureEvidence, patterns: Sequence[ErrorPattern] = ()
     ) -> PrepareVerdict:
         """Classify a failure by its evidence and the health of the claim's devices; records nothing.
 
@@ -181,7 +181,7 @@ class PrepareTracker:
         claim: Claim,
         verdict: PrepareVerdict,
         evidence: FailureEvidence,
-        patterns: Sequence[Pattern] = (),
+        patterns: Sequence[ErrorPattern] = (),
     ) -> PrepareVerdict:
         """Classify a failure again when the health of the claim's devices is newer than the failure.
 

@@ -19,7 +19,7 @@ from agent.devices.taints import reported_devices
 from agent.driver.prepare_tracker import PrepareTracker
 from agent.driver.report_hub import ReportHub
 from agent.driver.taint_publisher import TaintPublisher, taint_policy
-from agent.errors import ConfigError, ResourceBusy
+from agent.errors import ConfigError, ResourceBusyError
 from agent.model.claim import Claim, ClaimRef, DeviceRef
 from agent.model.declared_devices import Declarations
 from agent.model.health import DeviceHealth
@@ -60,7 +60,7 @@ def write_declaration(
 
     Raises:
         ConfigError: A value is wrong; names the device, the key, the value and its limit.
-        ResourceBusy: The driver's file exists, and the agent did not write it.
+        ResourceBusyError: The driver's file exists, and the agent did not write it.
         StateWriteError: The file could not be written.
     """
     path = directory / f"{driver}{SUFFIX}"
@@ -82,7 +82,7 @@ def write_declaration(
 def _read_own_file(path: Path) -> bytes:
     """Return the content of a declaration file that the agent wrote; empty: there is no file.
 
-    Raises OSError, or ResourceBusy if the agent did not write the file.
+    Raises OSError, or ResourceBusyError if the agent did not write the file.
     """
     try:
         found = read_bounded(path, FILE_BYTES).data
@@ -93,7 +93,7 @@ def _read_own_file(path: Path) -> bytes:
             raise OSError(error.errno, error.reason) from None
         found = b""
     if path.is_symlink() or not found.startswith(OWN_FILE_MARK.encode()):
-        raise ResourceBusy(
+        raise ResourceBusyError(
             f"declaration file {path}: not written by drahealth; remove it to declare devices over the socket"
         )
     return found
@@ -182,7 +182,7 @@ class DriverSession:
         Raises:
             ConfigError: A value is wrong; names the device, the key, the value and its limit.
             TooManyDevices: All drivers together declare too many devices.
-            ResourceBusy: The driver's file exists, and the agent did not write it.
+            ResourceBusyError: The driver's file exists, and the agent did not write it.
             StateWriteError: The file could not be written.
         """
         others = sum(len(file.devices) for file in self._declarations() if file.driver != self._driver)

@@ -289,7 +289,7 @@ async def _await_safely(awaitable: Awaitable[object]) -> BaseException | None:
     )
 
 
-def as_objects(taints: Iterable[Taint]) -> list[dict[str, str]]:
+def taint_objects(taints: Iterable[Taint]) -> list[dict[str, str]]:
     """Convert a device's taints to the JSON objects of ``spec.devices[].taints`` in a ResourceSlice."""
     return [
         {

@@ -132,9 +132,9 @@ class HealthCheck:
                 f"health check {self.name!r}: devices: {patterns!r} is not a pattern of device names"
             )
         count = number_within(1, COUNT_MAX)
-        self._check_setting("every", self.every_s, _read_seconds, seconds_within(EVERY_MIN_S, EVERY_MAX_S))
+        self._check_setting("every_s", self.every_s, _read_seconds, seconds_within(EVERY_MIN_S, EVERY_MAX_S))
         self._check_setting(
-            "timeout", self.timeout_s, _read_seconds, seconds_within(TIMEOUT_MIN_S, TIMEOUT_MAX_S)
+            "timeout_s", self.timeout_s, _read_seconds, seconds_within(TIMEOUT_MIN_S, TIMEOUT_MAX_S)
         )
         self._check_setting("raise_after", self.raise_after, parse_count, count)
         self._check_setting("clear_after", self.clear_after, parse_count, count)

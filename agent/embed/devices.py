@@ -4,7 +4,7 @@ The fields are the keys of a declaration file, and the same code validates them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Final
 
 from agent.errors import ConfigError
@@ -18,6 +18,7 @@ class Cpus:
 
     cpus: str
     """CPUs in the kernel's list format, ``0-3,8``."""
+    _: KW_ONLY
     numa: int | None = None
     """NUMA node that all CPUs must belong to; None: any."""
     exclusive: bool = False
@@ -32,13 +33,14 @@ class Hugepages:
 
     size: str
     """Page size as a Kubernetes quantity, ``2Mi``."""
+    _: KW_ONLY
     pages: int
     """Number of pages."""
     numa: int = 0
     """NUMA node of the pages."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Memory of one NUMA node that a declared device consists of."""
 
@@ -48,7 +50,7 @@ class Memory:
     """NUMA node of the memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """GPU or MIG instance of a declared device, identified by PCI address, UUID or both."""
 
@@ -68,11 +70,12 @@ class Pci:
 
     address: str
     """PCI address, ``0000:3b:00.0``."""
+    _: KW_ONLY
     driver: str = ""
     """Kernel driver that must be bound to the PCI function; empty: any driver or none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Nic:
     """RDMA network adapter of a declared device, identified by PCI address or RDMA name."""
 
@@ -105,6 +108,7 @@ class Device:
     """Name in the driver's ResourceSlice: a DNS label."""
     part: DevicePart | None = None
     """Hardware of the device; None: only the driver's health checks determine its health."""
+    _: KW_ONLY
     pool: str = ""
     """Pool in the ResourceSlice; empty: the name of the Kubernetes node."""
     lease_s: int = 0

@@ -34,11 +34,12 @@ from agent.model.prepare import DriverFault
 from agent.model.report import Report
 from agent.model.taint import Taints
 from agent.model.time import NS, Instant
-from agent.prepare.error_patterns import Pattern
-from agent.prepare.errors import FailedDevice
+from agent.prepare.error_patterns import ErrorPattern
+from agent.prepare.errors import FailedDeviceError
 from agent.serve.agent_servers import encode_device_health
 from agent.serve.grpc.codec import Codec
 from agent.serve.health.embedded_service import SERVICES, EmbeddedCodec, EmbeddedHealthService
+from agent.system.paths import StrPath, as_path
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import TrioThread
 from agent.system.timing import read_clocks
@@ -84,9 +85,9 @@ class Monitor:
         version: str = "",
         config: Config | None = None,
         hardware: bool = True,
-        kubelet_dir: Path = KUBELET_DIR,
-        state_dir: Path | DefaultStateDir | None = DEFAULT_DIRECTORY,
-        patterns: Sequence[Pattern] = (),
+        kubelet_dir: StrPath = KUBELET_DIR,
+        state_dir: StrPath | DefaultStateDir | None = DEFAULT_DIRECTORY,
+        patterns: Sequence[ErrorPattern] = (),
         policy: TaintPolicy | None = None,
         on_error: Callable[[BaseException], None] | None = None,
         clock: Callable[[], Instant] = read_clocks,
@@ -115,15 +116,19 @@ class Monitor:
             check_driver_name(driver)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        _check_type("config", config, Config)
-        _check_type("kubelet_dir", kubelet_dir, Path)
-        _check_type("state_dir", None if state_dir is DEFAULT_DIRECTORY else state_dir, Path)
+        if config is not None and not isinstance(config, Config):
+            raise ConfigError(f"argument config: {config!r} is not a Config")
+        root = as_path("kubelet_dir", kubelet_dir) or KUBELET_DIR
         config = config or Config(node_name=os.uname().nodename.lower())
         policy = policy or taint_policy(config)
         taint_domain(driver, policy)
-        directory = default_state_dir(kubelet_dir, driver) if state_dir is DEFAULT_DIRECTORY else state_dir
+        directory = (
+            default_state_dir(root, driver)
+            if isinstance(state_dir, DefaultStateDir)
+            else as_path("state_dir", state_dir)
+        )
         self._driver = driver
-        self._kubelet_dir = kubelet_dir
+        self._kubelet_dir = root
         self._config = config
         self._on_error = on_error
         self._hub = ReportHub()
@@ -205,8 +210,8 @@ class Monitor:
     def check(
         self,
         *,
-        every: float,
-        timeout: float,
+        every_s: float,
+        timeout_s: float,
         devices: str | Sequence[str] = "*",
         raise_after: int = 3,
         clear_after: int = 3,
@@ -216,12 +221,12 @@ class Monitor:
 
         The function gets a :class:`Device`. A plain function is called in a worker thread, an async one in
         the core thread's Trio loop, which it must not block. It returns None or True for no fault, or the
-        result of :func:`agent.unhealthy`, :func:`agent.degraded` or :func:`agent.unknown`. After any other
-        answer, an exception or a timeout the device is Unknown.
+        result of :func:`drahealth.unhealthy`, :func:`drahealth.degraded` or :func:`drahealth.unknown`. After
+        any other answer, an exception or a timeout the device is Unknown.
 
         Args:
-            every: Period [s], 0.1 to 3600.
-            timeout: Longest duration of a call [s], 0.01 to 3600; the next call waits for its return.
+            every_s: Period [s], 0.1 to 3600.
+            timeout_s: Longest duration of a call [s], 0.01 to 3600; the next call waits for its return.
             devices: One or more shell patterns of device names; they also match devices added later.
             raise_after: Failing calls in a row before a fault is reported, 1 to 1000.
             clear_after: Passing calls in a row before a fault is cleared, 1 to 1000.
@@ -236,8 +241,8 @@ class Monitor:
                 HealthCheck(
                     name=name or default_check_name(function),
                     function=function,
-                    every_s=every,
-                    timeout_s=timeout,
+                    every_s=every_s,
+                    timeout_s=timeout_s,
                     devices=as_patterns(devices),
                     raise_after=raise_after,
                     clear_after=clear_after,
@@ -281,14 +286,14 @@ class Monitor:
         return self._hub.health_of(device)
 
     def require_healthy(self, device: DeviceRef | ClaimDevice | str) -> None:
-        """Raise FailedDevice if a device is Unhealthy. For prepare handlers.
+        """Raise FailedDeviceError if a device is Unhealthy. For prepare handlers.
 
         Args:
             device: The device; a name alone stands for an added device.
 
         Raises:
-            FailedDevice: The device is Unhealthy; with code and evidence of the cause. Faults that an earlier
-                prepare reported do not count: only the next prepare shows whether they have passed.
+            FailedDeviceError: The device is Unhealthy; with code and evidence of the cause. Faults that an
+                earlier prepare reported do not count: only the next prepare shows whether they have passed.
         """
         if isinstance(device, str):
             declared = self._scheduler.declared_devices.get(device)
@@ -300,7 +305,7 @@ class Monitor:
             return
         for cause in found.causes:
             if cause.severity is Severity.UNHEALTHY and not cause.driver_reported:
-                raise FailedDevice(ref, cause.evidence, code=cause.code)
+                raise FailedDeviceError(ref, cause.evidence, code=cause.code)
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Block until the first health report. Returns False after the timeout, or if the monitor failed."""
@@ -532,9 +537,3 @@ class Monitor:
         if not self._tracker.close(left_s()):
             hung.append("ledger writer")
         return hung
-
-
-def _check_type(name: str, value: object, kind: type) -> None:
-    """Raise ConfigError if an argument is neither None nor of the type `kind`."""
-    if value is not None and not isinstance(value, kind):
-        raise ConfigError(f"argument {name}: {value!r} is not a {kind.__name__}")

@@ -7,10 +7,11 @@ neither health reports nor other answers.
 import asyncio
 import inspect
 import logging
+import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
@@ -20,7 +21,7 @@ from agent.embed.monitor import Monitor
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.model.prepare import Operation, PrepareVerdict
 from agent.model.report import Report
-from agent.prepare.error_patterns import Pattern
+from agent.prepare.error_patterns import ErrorPattern
 from agent.prepare.errors import DriverError, PrepareError, TransientError, doing
 from agent.prepare.kubelet_message import kubelet_text
 from agent.prepare.prepare_steps import PrepareService, prepare_steps
@@ -30,6 +31,7 @@ from agent.serve.dra_plugin.instance_server import SHUTTING_DOWN, DriverInstance
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, validate_prepared_devices
 from agent.serve.dra_plugin.serialize_lock import SerializeLock
 from agent.serve.dra_plugin.sockets import plugin_paths
+from agent.system.paths import StrPath, as_path
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from agent.system.threads.with_timeout import call_in_thread
@@ -54,7 +56,7 @@ class PrepareWorker:
         self,
         monitor: Monitor,
         driver: Driver,
-        fetch_claim: Callable[[ClaimRef], Claim | Awaitable[Claim]],
+        get_claim: Callable[[ClaimRef], Claim | Awaitable[Claim]],
         serialize_lock: SerializeLock | None,
     ) -> None:
         self.stopping = False
@@ -63,9 +65,9 @@ class PrepareWorker:
         """Runner of the driver's functions."""
         self._monitor = monitor
         self._driver = driver
-        self._claims = fetch_claim
+        self._get_claim = get_claim
         self._serial = serialize_lock
-        functions = (driver.prepare, driver.unprepare, fetch_claim)
+        functions = (driver.prepare, driver.unprepare, get_claim)
         self._needs_loop = any(map(inspect.iscoroutinefunction, functions))
 
     def start(self, callbacks: DriverCallbackRunner) -> None:
@@ -130,15 +132,16 @@ class PrepareWorker:
     def _fetch_claim(self, ref: ClaimRef) -> Claim:
         self._check_stopping(ref)
         with doing(Operation.API):
-            claim = self.callbacks.call(self._claims, ref)
+            claim = self.callbacks.call(self._get_claim, ref)
         if not isinstance(claim, Claim):
             raise DriverError(
-                f"function `claims` returned {type(claim).__name__}, not a Claim",
+                f"function `get_claim` returned {type(claim).__name__}, not a Claim",
                 code="driver.bug.answer",
             )
         if claim.ref != ref:
             raise TransientError(
-                f"function `claims` returned claim {claim.ref} (UID {claim.uid}), not {ref} (UID {ref.uid})",
+                f"function `get_claim` returned claim {claim.ref} (UID {claim.uid}), "
+                f"not {ref} (UID {ref.uid})",
                 code="claim.uid_mismatch",
             )
         return claim
@@ -197,7 +200,11 @@ class _FetchTracker:
         """Return None, no cached failure: the claim may have changed."""
 
     def classify_by_newer_health(
-        self, claim: Claim, verdict: PrepareVerdict, evidence: BaseException, patterns: Sequence[Pattern] = ()
+        self,
+        claim: Claim,
+        verdict: PrepareVerdict,
+        evidence: BaseException,
+        patterns: Sequence[ErrorPattern] = (),
     ) -> PrepareVerdict:
         """Return the verdict unchanged: no device takes part in a fetch."""
         return verdict
@@ -227,8 +234,8 @@ class PluginServer:
     Args:
         monitor: Monitor that reports health and classifies failures. The driver starts it.
         driver: Prepares and unprepares claims.
-        claims: Returns the claim that the kubelet names, usually from the API server; plain or async. Calls
-            may run concurrently. Its exceptions are classified like those of ``prepare`` within
+        get_claim: Returns the claim that the kubelet names, usually from the API server; plain or async.
+            Calls may run concurrently. Its exceptions are classified like those of ``prepare`` within
             ``doing(Operation.API)``: a refused connection is ``api.unreachable``, status 404
             ``claim.not_found``.
         kubelet_dir: The kubelet's directory, as the kubelet itself names it; None: the monitor's.
@@ -248,10 +255,10 @@ class PluginServer:
         monitor: Monitor,
         driver: Driver,
         *,
-        claims: Callable[[ClaimRef], Claim | Awaitable[Claim]],
-        kubelet_dir: Path | None = None,
-        plugin_dir: Path | None = None,
-        registry_dir: Path | None = None,
+        get_claim: Callable[[ClaimRef], Claim | Awaitable[Claim]],
+        kubelet_dir: StrPath | None = None,
+        plugin_dir: StrPath | None = None,
+        registry_dir: StrPath | None = None,
         pod_uid: str = "",
         wire: WireMode = WireMode.NONE,
         serialize: bool = True,
@@ -261,9 +268,9 @@ class PluginServer:
         """Create a server that is not started. Raises ConfigError if a socket path is too long or invalid."""
         self.paths = plugin_paths(
             monitor.driver,
-            kubelet_dir=kubelet_dir or monitor.kubelet_dir,
-            plugin_dir=plugin_dir,
-            registry_dir=registry_dir,
+            kubelet_dir=as_path("kubelet_dir", kubelet_dir) or monitor.kubelet_dir,
+            plugin_dir=as_path("plugin_dir", plugin_dir),
+            registry_dir=as_path("registry_dir", registry_dir),
             pod_uid=pod_uid,
         )
         """Paths of the server's sockets."""
@@ -271,7 +278,7 @@ class PluginServer:
         """Exception that ended the server; None: there was none."""
         self._monitor = monitor
         self._worker = PrepareWorker(
-            monitor, driver, claims, SerializeLock(self.paths.plugin_dir) if serialize else None
+            monitor, driver, get_claim, SerializeLock(self.paths.plugin_dir) if serialize else None
         )
         self._pod_uid = pod_uid
         self._wire = wire
@@ -281,6 +288,9 @@ class PluginServer:
         self._latest: LatestValue[Report] | None = None
         self._plugin: DriverInstanceServer | None = None
         self._thread: AsyncioThread | None = None
+        self._ended: SimpleQueue[object] = SimpleQueue()
+        """Signals and failures that end :meth:`run`. A signal handler may call put() at any moment; the lock
+        of an Event is not reentrant."""
 
     def start(self, timeout_s: float = START_S) -> None:
         """Start the server and block until the kubelet can find the driver.
@@ -288,9 +298,9 @@ class PluginServer:
         A stopped server can be started again.
 
         Raises:
-            ResourceBusy: Another instance serves one of the sockets; see ``pod_uid``.
+            ResourceBusyError: Another instance serves one of the sockets; see ``pod_uid``.
             ConfigError: A directory or socket cannot be used.
-            PermissionDenied: A directory or socket cannot be created.
+            PermissionDeniedError: A directory or socket cannot be created.
             RuntimeError: The server runs already or was stopped meanwhile, or the monitor was not started.
             TimeoutError: The server was not ready within ``timeout_s``.
         """
@@ -317,6 +327,25 @@ class PluginServer:
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
         """Stop like :meth:`stop`, called from an asyncio or Trio task; also works in a cancelled task."""
         return await DriverCallbackRunner().run_blocking(lambda: self._stop(timeout_s))
+
+    def run(self) -> None:
+        """Run the monitor and the server of a program without an event loop until SIGTERM or SIGINT.
+
+        Blocks until a signal, or until the server fails; its sockets are then removed. A failed monitor does
+        not end it, because claims can still be prepared. The signals' handlers are restored at the end.
+
+        Raises:
+            RuntimeError: The caller is not the main thread, or the server failed; ``__cause__`` is then
+                :attr:`failure`. Also for the reasons of :meth:`start` and :meth:`Monitor.start`.
+            ResourceBusyError, ConfigError, PermissionDeniedError, TimeoutError: As in :meth:`start`.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("plugin server: run() handles signals, so only the main thread may call it")
+        self._ended = SimpleQueue()
+        with _signals(self._ended), self._monitor, self:
+            self._ended.get()
+        if self.failure is not None:
+            raise RuntimeError(f"driver {self._monitor.driver}: the plugin server failed") from self.failure
 
     def _stop(self, timeout_s: float = STOP_S) -> bool:
         with self._lock:
@@ -401,8 +430,22 @@ class PluginServer:
         )
         if self._latest is not None:
             self._monitor.unsubscribe(self._latest)
+        self._ended.put(error)
         if self._on_error is not None:
             try:
                 self._on_error(error)
             except BaseException:
                 log.exception("driver %s: on_error raised an exception; it is ignored", self._monitor.driver)
+
+
+@contextmanager
+def _signals(received: SimpleQueue[object]) -> Iterator[None]:
+    """Put SIGTERM and SIGINT into a queue instead of their effect. Main thread only."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for number in before:
+            signal.signal(number, lambda given, _frame: received.put(given))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

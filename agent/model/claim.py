@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 
@@ -69,6 +69,7 @@ class Claim:
     namespace: str
     name: str
     uid: str
+    _: KW_ONLY
     devices: tuple[ClaimDevice, ...] = ()
     """Devices of this driver, in the order of the allocation."""
     configs: tuple[ClaimConfig, ...] = ()

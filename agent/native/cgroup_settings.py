@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from agent.errors import PermissionDenied, ProbeError
+from agent.errors import PermissionDeniedError, ProbeError
 from agent.model.cgroup import CgroupSettings, HugepageLimits
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading, error_text
 from agent.native._core import ffi, lib
@@ -30,7 +30,7 @@ class CgroupSettingReader:
 
     Raises:
         ProbeError: No cgroup hierarchy is mounted, or one cannot be opened.
-        PermissionDenied: The user may not open a hierarchy.
+        PermissionDeniedError: The user may not open a hierarchy.
     """
 
     def __init__(self, cgroupfs_root: Path, hugepage_sizes_kib: Sequence[int]) -> None:
@@ -64,7 +64,7 @@ class CgroupSettingReader:
 
         Raises:
             ProbeError: The cgroup exists and cannot be opened.
-            PermissionDenied: The user may not open it.
+            PermissionDeniedError: The user may not open it.
         """
         code = lib.dh_knobs_read(self._reader, os.fsencode(path), exclusive_cpus, self._record)
         if code == -errno.ENOENT:
@@ -88,8 +88,8 @@ class CgroupSettingReader:
         self.close()
 
 
-def _open_error(subject: str, code: int) -> PermissionDenied | ProbeError:
-    kind = PermissionDenied if -code in {errno.EACCES, errno.EPERM} else ProbeError
+def _open_error(subject: str, code: int) -> PermissionDeniedError | ProbeError:
+    kind = PermissionDeniedError if -code in {errno.EACCES, errno.EPERM} else ProbeError
     return kind(f"{subject}: {error_text(-code if -code < 4096 else code)}")
 
 

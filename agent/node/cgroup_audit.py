@@ -120,7 +120,7 @@ def audit_cgroups(
         ValueError: ``kubelet_version`` is not a version.
         UsageError: The file ``kubelet_config`` cannot be used.
         ProbeError: Cgroups or hugepage sizes cannot be read.
-        PermissionDenied: This user may not read them.
+        PermissionDeniedError: This user may not read them.
     """
     sizes_kib = read_hugepage_sizes(paths.sysfs_root)
     kubelet = _read_kubelet_config(paths)

@@ -22,7 +22,7 @@ from agent.model.json_values import (
     raise_invalid,
     type_in_words,
 )
-from agent.prepare.errors import BadConfig, TransientError
+from agent.prepare.errors import BadConfigError, TransientError
 
 API_GROUP: Final = "resource.k8s.io/"
 """API group of claims; its versions v1beta1, v1beta2 and v1 have the same format of allocations."""
@@ -50,7 +50,7 @@ def parse_claim(obj: Mapping[str, object], driver: str, ref: ClaimRef | None = N
         TransientError: ``claim.unallocated``, ``claim.uid_mismatch``, ``claim.no_result_for_driver``: the
             claim has changed or is about to change. ``claim.malformed``, with the path: the object is not a
             ResourceClaim; reading it again may help.
-        BadConfig: ``config.decode``: the parameters are not an object, or exceed the API server's limit.
+        BadConfigError: ``config.decode``: the parameters are not an object, or exceed the API server's limit.
 
     Source:
         ``metadata``, ``status.allocation.devices.results[]`` and ``.config[]`` of resource.k8s.io.
@@ -138,16 +138,16 @@ def _parse_config(config: JsonObject, opaque: JsonObject, path: str) -> ClaimCon
 
 def _validate_parameters(value: object, path: str) -> JsonObject:
     if not isinstance(value, Mapping):
-        raise BadConfig(f"{path}: is {type_in_words(value)}, not an object", code="config.decode")
+        raise BadConfigError(f"{path}: is {type_in_words(value)}, not an object", code="config.decode")
     if not _fits_depth(value, DEPTH_MAX):
-        raise BadConfig(f"{path}: is nested deeper than {DEPTH_MAX} levels", code="config.decode")
+        raise BadConfigError(f"{path}: is nested deeper than {DEPTH_MAX} levels", code="config.decode")
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError):  # not from JSON: a YAML date, a key that is not a string
-        raise BadConfig(f"{path}: has values that JSON cannot represent", code="config.decode") from None
+        raise BadConfigError(f"{path}: has values that JSON cannot represent", code="config.decode") from None
     size = len(text.encode(errors="surrogatepass"))
     if size > PARAMETERS_MAX_BYTES:
-        raise BadConfig(
+        raise BadConfigError(
             f"{path}: parameters of {size} bytes, limit {PARAMETERS_MAX_BYTES}", code="config.decode"
         )
     return value
@@ -216,7 +216,7 @@ def decode_parameters(config: ClaimConfig, kinds: Mapping[str, type[P]]) -> P:
         kinds: Types by ``<apiVersion>/<kind>``, e.g. ``gpu.example.com/v1/GpuParameters``.
 
     Raises:
-        BadConfig: Code ``config.decode``; the text has the kind and the wrong field.
+        BadConfigError: Code ``config.decode``; the text has the kind and the wrong field.
     """
     name = _kind_of(config)
     kind = name.rpartition("/")[2]
@@ -237,7 +237,7 @@ class ParameterCheck(NamedTuple):
     """Path of the parameters, ``spec.devices.config[0].opaque.parameters``."""
     driver: str
     """Name of the driver that the parameters are for."""
-    error: BadConfig | None
+    error: BadConfigError | None
     """Error with which a prepare would fail; None: the parameters can be decoded."""
 
 
@@ -297,7 +297,7 @@ def _check_opaque(
             _kind_of(found)
         else:
             decode_parameters(found, kinds)
-    except BadConfig as error:
+    except BadConfigError as error:
         return ParameterCheck(path, driver, error)
     return ParameterCheck(path, driver, None)
 
@@ -314,7 +314,7 @@ def configs_for(claim: Claim, request: str) -> tuple[ClaimConfig, ...]:
 
 
 def _kind_of(config: ClaimConfig) -> str:
-    """Return ``<apiVersion>/<kind>`` of parameters. Raises BadConfig if one of the two is missing."""
+    """Return ``<apiVersion>/<kind>`` of parameters. Raises BadConfigError if one of the two is missing."""
     version, kind = (config.parameters.get(key) for key in ("apiVersion", "kind"))
     for key, value in (("apiVersion", version), ("kind", kind)):
         if not isinstance(value, str) or not value:
@@ -322,8 +322,8 @@ def _kind_of(config: ClaimConfig) -> str:
     return f"{version}/{kind}"
 
 
-def _undecodable(config: ClaimConfig, summary: str, detail: str = "") -> BadConfig:
-    return BadConfig(summary, code="config.decode", detail=detail, requests=config.requests)
+def _undecodable(config: ClaimConfig, summary: str, detail: str = "") -> BadConfigError:
+    return BadConfigError(summary, code="config.decode", detail=detail, requests=config.requests)
 
 
 def _one_line(text: str) -> str:

@@ -25,7 +25,7 @@ _KEYS: Final = ("match", "code", "class", "summary")
 _CLASSES: Final = tuple(map(str, ErrorClass))
 
 
-class Pattern(NamedTuple):
+class ErrorPattern(NamedTuple):
     """Regular expression for error texts, with the code and class of a failure whose text matches."""
 
     match: re.Pattern[str]
@@ -41,8 +41,8 @@ class Pattern(NamedTuple):
         return self.match.search(text[:SEARCH_CHARS]) is not None
 
 
-def _builtin(match: str, code: str) -> Pattern:
-    return Pattern(re.compile(match, re.IGNORECASE), code, ErrorClass.TRANSIENT)
+def _builtin(match: str, code: str) -> ErrorPattern:
+    return ErrorPattern(re.compile(match, re.IGNORECASE), code, ErrorClass.TRANSIENT)
 
 
 BUILTIN_PATTERNS: Final = (
@@ -62,7 +62,7 @@ BUILTIN_PATTERNS: Final = (
 """Built-in patterns, tried after those of the configuration."""
 
 
-def parse_patterns(value: object) -> tuple[Pattern, ...]:
+def parse_patterns(value: object) -> tuple[ErrorPattern, ...]:
     """Parse the tables ``[[prepare.patterns]]`` of the configuration: match, code, class, optional summary.
 
     Raises:
@@ -76,7 +76,7 @@ def parse_patterns(value: object) -> tuple[Pattern, ...]:
     return tuple(_parse_pattern(f"pattern {number}", entry) for number, entry in enumerate(value, 1))
 
 
-def _parse_pattern(entry_name: str, entry: object) -> Pattern:
+def _parse_pattern(entry_name: str, entry: object) -> ErrorPattern:
     if not isinstance(entry, Mapping):
         raise TypeError(f"{entry_name}: {entry!r} is not a table of {', '.join(_KEYS)}")
     for key in entry:
@@ -90,7 +90,7 @@ def _parse_pattern(entry_name: str, entry: object) -> Pattern:
             f"{entry_name}: class {name!r} is not one of {', '.join(_CLASSES)}{suggestion(name, _CLASSES)}"
         )
     summary = _required_text(entry_name, entry, "summary") if "summary" in entry else ""
-    return Pattern(_compile_safe(entry_name, match), code, ErrorClass(name), summary, 0.5)
+    return ErrorPattern(_compile_safe(entry_name, match), code, ErrorClass(name), summary, 0.5)
 
 
 def _required_text(entry_name: str, entry: Mapping[object, object], key: str) -> str:

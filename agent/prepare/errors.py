@@ -51,13 +51,13 @@ class TransientError(DriverError):
     default_code = "driver.transient"
 
 
-class BadConfig(DriverError):
+class BadConfigError(DriverError):
     """Error in the claim: the user's request can never be satisfied."""
 
     default_code = "config.invalid"
 
 
-class FailedDevice(DriverError):
+class FailedDeviceError(DriverError):
     """Failure because a device of the claim is broken; the device becomes Unhealthy.
 
     Args:

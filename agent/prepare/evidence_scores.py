@@ -13,7 +13,7 @@ from agent.model.claim import Claim, DeviceRef
 from agent.model.health import DeviceHealth, Repair
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 from agent.prepare import error_codes
-from agent.prepare.error_patterns import BUILTIN_PATTERNS, Pattern
+from agent.prepare.error_patterns import BUILTIN_PATTERNS, ErrorPattern
 from agent.prepare.evidence import (
     ConnectionFailure,
     DecodeFailure,
@@ -68,7 +68,7 @@ class PrepareContext:
     """Operation that failed, used if neither the exception nor a path shows the operation."""
     engine_up: bool = True
     """True: the health engine runs. False: ``health`` is outdated and ignored."""
-    patterns: tuple[Pattern, ...] = ()
+    patterns: tuple[ErrorPattern, ...] = ()
     """Operator's patterns for error texts, tried before the built-in ones."""
 
 

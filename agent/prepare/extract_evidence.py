@@ -16,9 +16,9 @@ from agent.errors import AgentUnreachable
 from agent.model.claim import DeviceRef
 from agent.model.prepare import ErrorClass, Operation, Scope
 from agent.prepare.errors import (
-    BadConfig,
+    BadConfigError,
     DriverError,
-    FailedDevice,
+    FailedDeviceError,
     PermanentError,
     PrepareError,
     RecordedOperation,
@@ -64,8 +64,8 @@ PATH_OPERATIONS: Final[Mapping[str, Operation]] = {
 
 DRIVER_ERROR_CLASSES: Final[tuple[tuple[type[DriverError], ErrorClass], ...]] = (
     (TransientError, ErrorClass.TRANSIENT),
-    (BadConfig, ErrorClass.BAD_CONFIG),
-    (FailedDevice, ErrorClass.FAILED_DEVICE),
+    (BadConfigError, ErrorClass.BAD_CONFIG),
+    (FailedDeviceError, ErrorClass.FAILED_DEVICE),
     (PermanentError, ErrorClass.PERMANENT),
     (DriverError, ErrorClass.UNKNOWN),
 )

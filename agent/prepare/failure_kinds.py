@@ -209,7 +209,7 @@ _DEVICE: Final = (
     _transient("device.gone", _S.DEVICE, "the device node is missing, or no device is behind it",
                "check whether the device is bound to its kernel driver"),
     _transient("device.io", _S.DEVICE, "reading or writing the device failed",
-               "check the kernel log; for a broken device the driver should raise FailedDevice"),
+               "check the kernel log; for a broken device the driver should report a failed device"),
     _transient("device.timeout", _S.DEVICE, "the device did not answer in time", "check the kernel log"),
     _unknown("device.denied", "the kernel denies the driver access to the device",
              "check the device node's owner and the container's device permissions", _S.NODE),

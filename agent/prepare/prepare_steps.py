@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass, PrepareVerdict
-from agent.prepare.error_patterns import Pattern
+from agent.prepare.error_patterns import ErrorPattern
 from agent.prepare.errors import PrepareError
 from agent.prepare.kubelet_message import kubelet_text
 
@@ -71,7 +71,7 @@ class PrepareService(Protocol):
         """Return the cached failure of the claim's last prepare; None: the handler must be called."""
 
     def classify(
-        self, claim: Claim, error: BaseException, patterns: Sequence[Pattern] = ()
+        self, claim: Claim, error: BaseException, patterns: Sequence[ErrorPattern] = ()
     ) -> PrepareVerdict:
         """Classify the exception of a failed prepare. Never blocks."""
 
@@ -80,7 +80,7 @@ class PrepareService(Protocol):
         claim: Claim,
         verdict: PrepareVerdict,
         evidence: BaseException,
-        patterns: Sequence[Pattern] = (),
+        patterns: Sequence[ErrorPattern] = (),
     ) -> PrepareVerdict:
         """Classify a failure again when the health of the claim's devices is newer. Blocks up to 2 s."""
 
@@ -103,7 +103,7 @@ class PrepareService(Protocol):
 def prepare_steps(
     tracker: PrepareService,
     claim: Claim,
-    patterns: Sequence[Pattern] = (),
+    patterns: Sequence[ErrorPattern] = (),
     *,
     began_s: float | None = None,
     may_retry: Callable[[], bool] = lambda: True,
@@ -150,7 +150,7 @@ def _record_failure(
     claim: Claim,
     verdict: PrepareVerdict,
     error: Exception,
-    patterns: Sequence[Pattern],
+    patterns: Sequence[ErrorPattern],
 ) -> PrepareVerdict:
     verdict = tracker.classify_by_newer_health(claim, verdict, error, patterns)
     return tracker.record_failure_and_wait(claim, verdict, error)

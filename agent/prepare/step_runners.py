@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 from agent.model.claim import Claim, ClaimRef
-from agent.prepare.error_patterns import Pattern
+from agent.prepare.error_patterns import ErrorPattern
 from agent.prepare.prepare_steps import CallHandlerStep, PauseStep, PrepareService, Step, prepare_steps
 
 P = ParamSpec("P")
@@ -140,7 +140,7 @@ async def _in_thread(function: Callable[[], object]) -> object:
 
 @runtime_checkable
 class HasPrepareTracker(Protocol):
-    """Object with a prepare tracker, such as agent.Monitor."""
+    """Object with a prepare tracker, such as drahealth.Monitor."""
 
     @property
     def tracker(self) -> PrepareService:
@@ -150,8 +150,8 @@ class HasPrepareTracker(Protocol):
 def classified(
     tracker_or_monitor: PrepareService | HasPrepareTracker,
     *,
-    claim: Callable[..., Claim] | None = None,
-    patterns: Sequence[Pattern] = (),
+    get_claim: Callable[..., Claim] | None = None,
+    patterns: Sequence[ErrorPattern] = (),
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a prepare handler of one claim: a function or a method, plain or async.
 
@@ -161,8 +161,8 @@ def classified(
 
     Args:
         tracker_or_monitor: Monitor of the driver, or its prepare tracker.
-        claim: Returns the claim from the handler's arguments; None: the first argument that is an
-            :class:`agent.Claim`.
+        get_claim: Returns the claim from the handler's arguments; None: the first argument that is an
+            :class:`drahealth.Claim`.
         patterns: Patterns for the handler's error texts, in addition to those of the monitor.
 
     Raises:
@@ -172,7 +172,9 @@ def classified(
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         def steps(*args: P.args, **kwargs: P.kwargs) -> Steps[Any]:
-            prepared = claim(*args, **kwargs) if claim else _find_claim(function, (*args, *kwargs.values()))
+            prepared = (
+                get_claim(*args, **kwargs) if get_claim else _find_claim(function, (*args, *kwargs.values()))
+            )
             tracker: PrepareService = (
                 tracker_or_monitor.tracker
                 if isinstance(tracker_or_monitor, HasPrepareTracker)
@@ -212,7 +214,7 @@ def _find_claim(function: Callable[..., object], arguments: Iterable[object]) ->
     similar = next((one for one in given if all(hasattr(one, key) for key in ClaimRef._fields)), None)
     found = f"a {type(similar).__qualname__}" if similar is not None else "no claim"
     raise TypeError(
-        f"prepare handler {name}() was given {found}, not an agent.Claim; pass classified(claim=...)"
+        f"prepare handler {name}() was given {found}, not an drahealth.Claim; pass classified(get_claim=...)"
     )
 
 

@@ -116,10 +116,10 @@ class AgentServers:
                 like the sockets, if another process removes them.
 
         Raises:
-            ResourceBusy: Another process serves one of the sockets.
+            ResourceBusyError: Another process serves one of the sockets.
             ConfigError: A driver's name is not valid, a socket's path is too long, or a file that is not a
                 socket is there.
-            PermissionDenied: This process may not create a directory or a socket.
+            PermissionDeniedError: This process may not create a directory or a socket.
         """
         self._latest = latest
         self._drivers = tuple(drivers)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.errors import ConfigError, PermissionDenied, ResourceBusy
+from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.sockets import SOCKET_PATH_LIMIT
 from agent.system.directories import UnsafeDirectory, check_directory, make_directory
 
@@ -41,9 +41,9 @@ class UnixListener:
         """Create the socket at a path in an existing directory, and listen. Replaces a stale socket.
 
         Raises:
-            ResourceBusy: Another process serves a socket at the path.
+            ResourceBusyError: Another process serves a socket at the path.
             ConfigError: The path is too long, or a file that is not a socket is there.
-            PermissionDenied: This process may not create the file.
+            PermissionDeniedError: This process may not create the file.
         """
         self.path = path
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -57,11 +57,11 @@ class UnixListener:
             self.sock.listen(BACKLOG)
         except PermissionError as error:
             self.sock.close()
-            raise PermissionDenied(f"{path}: may not create this socket ({error.strerror})") from error
+            raise PermissionDeniedError(f"{path}: may not create this socket ({error.strerror})") from error
         except OSError as error:
             self.sock.close()
             raise ConfigError(f"{path}: cannot create this socket ({error.strerror})") from error
-        except (ResourceBusy, ConfigError):
+        except (ResourceBusyError, ConfigError):
             self.sock.close()
             raise
 
@@ -104,7 +104,7 @@ def make_socket_directory(path: Path, *, flag: str, accepts_link: bool = True) -
 
     Raises:
         ConfigError: The directory cannot be created, or another user can replace its files.
-        PermissionDenied: This process may not create the directory.
+        PermissionDeniedError: This process may not create the directory.
     """
     try:
         make_directory(path, 0o750)
@@ -112,7 +112,7 @@ def make_socket_directory(path: Path, *, flag: str, accepts_link: bool = True) -
     except UnsafeDirectory as error:
         raise ConfigError(f"{path}: {error}, or choose another directory with {flag}") from None
     except PermissionError as error:
-        raise PermissionDenied(
+        raise PermissionDeniedError(
             f"{path}: may not create this directory; choose another with {flag}"
         ) from error
     except FileExistsError as error:
@@ -155,7 +155,7 @@ def remove_stale_sockets(directory: Path, *, keep: Collection[Path]) -> None:
     if directory.is_symlink():
         return
     for path in directory.glob("*.sock"):
-        with suppress(OSError, ResourceBusy, ConfigError):
+        with suppress(OSError, ResourceBusyError, ConfigError):
             if path not in keep and path.lstat().st_uid == os.geteuid():
                 _remove_stale(path)
 
@@ -172,7 +172,7 @@ def _remove_stale(path: Path) -> None:
     """Remove the socket at a path if no server listens on it; do nothing if there is no file.
 
     Raises:
-        ResourceBusy: A server listens on it.
+        ResourceBusyError: A server listens on it.
         ConfigError: The file is not a socket.
     """
     try:
@@ -186,6 +186,6 @@ def _remove_stale(path: Path) -> None:
     if code == errno.ECONNREFUSED:
         path.unlink(missing_ok=True)
     elif code in (0, errno.EAGAIN):  # accepted, or waiting in a full queue
-        raise ResourceBusy(f"{path}: another process serves this socket")
+        raise ResourceBusyError(f"{path}: another process serves this socket")
     elif code != errno.ENOENT:  # gone meanwhile
         raise OSError(code, os.strerror(code))

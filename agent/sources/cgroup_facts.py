@@ -12,7 +12,7 @@ from agent.cgroup_audit.cgroup_paths import CgroupLevel, parse_path, pod_path, q
 from agent.cgroup_audit.kubelet_config import KubeletConfig
 from agent.cgroup_audit.node_facts import PERIOD_US, CgroupDriver, NodeFacts
 from agent.cgroup_audit.pod import Pod, QosClass
-from agent.errors import PermissionDenied, ProbeError
+from agent.errors import PermissionDeniedError, ProbeError
 from agent.model.cpuset import cpu_numbers, parse_cpus
 from agent.native.cgroup_settings import CgroupSettingReader
 from agent.sources.pod_cgroups import qos_class_directories
@@ -32,7 +32,7 @@ def read_hugepage_sizes(sysfs_root: Path) -> tuple[int, ...]:
 
     Raises:
         ProbeError: The sizes cannot be listed.
-        PermissionDenied: This user may not list them.
+        PermissionDeniedError: This user may not list them.
     """
     top = sysfs_root / "kernel/mm/hugepages"
     try:
@@ -104,7 +104,7 @@ def read_cgroup_facts(
     Raises:
         ValueError: ``kubelet_version`` is not a version.
         ProbeError: A cgroup exists and cannot be opened.
-        PermissionDenied: This user may not open it.
+        PermissionDeniedError: This user may not open it.
     """
     drivers = [
         driver
@@ -169,7 +169,7 @@ def pod_uids_with_cgroups(cgroupfs_root: Path, driver: CgroupDriver, root: str) 
 
     Raises:
         ProbeError: An existing directory cannot be listed.
-        PermissionDenied: This user may not list it.
+        PermissionDeniedError: This user may not list it.
     """
     return frozenset(_iter_pod_uids(cgroupfs_root, driver, root))
 
@@ -188,6 +188,6 @@ def _iter_pod_uids(cgroupfs_root: Path, driver: CgroupDriver, root: str) -> Iter
                 yield cgroup.pod_uid
 
 
-def _list_error(path: Path | str, error: OSError) -> ProbeError | PermissionDenied:
-    kind = PermissionDenied if isinstance(error, PermissionError) else ProbeError
+def _list_error(path: Path | str, error: OSError) -> ProbeError | PermissionDeniedError:
+    kind = PermissionDeniedError if isinstance(error, PermissionError) else ProbeError
     return kind(f"{path}: {error.strerror}")

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from agent.errors import PermissionDenied, UsageError
+from agent.errors import PermissionDeniedError, UsageError
 from agent.model.claim_sources import Origin, Provenance, SourceAnswer
 from agent.model.json_values import JsonObject
 from agent.model.time import Instant
@@ -36,12 +36,12 @@ def read_object_file(path: Path) -> FileContent:
 
     Raises:
         UsageError: The file is absent or unreadable.
-        PermissionDenied: This user may not read the file.
+        PermissionDeniedError: This user may not read the file.
     """
     try:
         return read_bounded(path, FILE_BYTES)
     except ReadError as error:
-        raise (PermissionDenied if error.is_forbidden else UsageError)(str(error)) from None
+        raise (PermissionDeniedError if error.is_forbidden else UsageError)(str(error)) from None
 
 
 class ObjectFileContent(NamedTuple):

@@ -18,7 +18,7 @@ from agent.cgroup_audit.kubelet_config import (
     parse_kubelet_config,
     with_flags,
 )
-from agent.errors import PermissionDenied, UsageError
+from agent.errors import PermissionDeniedError, UsageError
 from agent.model.json_values import JsonObject
 from agent.sources.kube_object_file import parse_documents
 from agent.system.files import ReadError, read_bounded
@@ -42,12 +42,12 @@ def read_config_file(path: Path) -> KubeletConfig:
 
     Raises:
         UsageError: The file is absent, unreadable or not a configuration of a kubelet.
-        PermissionDenied: This user may not read the file.
+        PermissionDeniedError: This user may not read the file.
     """
     try:
         return parse_kubelet_config(_read_document(path), str(path))
     except ReadError as error:
-        raise (PermissionDenied if error.is_forbidden else UsageError)(str(error)) from None
+        raise (PermissionDeniedError if error.is_forbidden else UsageError)(str(error)) from None
     except ValueError as error:
         raise UsageError(f"file {path}: {error}; create it with: {COMMAND}") from None
 

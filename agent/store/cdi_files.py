@@ -13,13 +13,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from agent.model.prepare import Operation
 from agent.prepare.errors import doing
 from agent.store.state_files import write_and_rename
+from agent.system.paths import StrPath
 
 VERSION: Final = "0.6.0"
 """CDI version of the files: the oldest with annotations; runtimes refuse versions newer than their own."""
@@ -33,21 +34,25 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _ANNOTATION: Final = re.compile(r"(?:[a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
-class CdiMount(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CdiMount:
     """Mount that a CDI device adds to a container."""
 
     host_path: str
     """Source of the mount: a path, or the file system's name for one without a device, such as tmpfs."""
     container_path: str
+    _: KW_ONLY
     options: tuple[str, ...] = ()
     type: str = ""
     """File system type; empty: a bind mount."""
 
 
-class CdiNode(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CdiNode:
     """Device file (such as ``/dev/nvidia0``) that a CDI device adds to a container."""
 
     path: str
+    _: KW_ONLY
     host_path: str = ""
     """Path on the host; empty: the same path."""
     permissions: str = "rw"
@@ -64,6 +69,7 @@ class CdiDevice:
 
     name: str
     """Name of the device in the driver; the CDI file adds the claim's UID and a digest."""
+    _: KW_ONLY
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[CdiMount, ...] = ()
     nodes: tuple[CdiNode, ...] = ()
@@ -111,8 +117,8 @@ class CdiDevice:
         return edits
 
 
-def write_spec(
-    directory: Path, vendor_class: str, claim_uid: str, devices: Sequence[CdiDevice]
+def write_cdi_spec(
+    directory: StrPath, vendor_class: str, claim_uid: str, devices: Sequence[CdiDevice]
 ) -> tuple[str, ...]:
     """Write the CDI file of a claim, at each prepare: a reboot clears the directory. Idempotent.
 
@@ -147,7 +153,7 @@ def write_spec(
     return tuple(f"{vendor_class}={name}" for name in names)
 
 
-def remove_spec(directory: Path, vendor_class: str, claim_uid: str) -> None:
+def remove_cdi_spec(directory: StrPath, vendor_class: str, claim_uid: str) -> None:
     """Remove the CDI file of a claim. A missing file is no error.
 
     Raises:
@@ -159,10 +165,10 @@ def remove_spec(directory: Path, vendor_class: str, claim_uid: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _path(directory: Path, vendor_class: str, claim_uid: str) -> Path:
+def _path(directory: StrPath, vendor_class: str, claim_uid: str) -> Path:
     _require_match(vendor_class, _CLASS, "a CDI vendor/class")
     _require_match(claim_uid, _UID, "a claim UID")
-    return directory / f"{vendor_class.replace('/', '-')}_{claim_uid}.json"
+    return Path(directory) / f"{vendor_class.replace('/', '-')}_{claim_uid}.json"
 
 
 def _unique_name(claim_uid: str, device: CdiDevice) -> str:

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.errors import DrahealthError, ResourceBusy
+from agent.errors import DrahealthError, ResourceBusyError
 from agent.model.device_usage import DeviceUsage, StoredUsages, UsageEndKind
 from agent.model.settings import TRACKED_USAGES_MAX, UsageHistoryLimits
 from agent.store.history_sqlite import (
@@ -69,7 +69,7 @@ def read_history(path: Path, *, wait_s: float = READ_WAIT_S) -> HistoryContent:
     Raises:
         OSError: The file is absent, or this user may not read it.
         UnusableFile: The file is not a history, or of a later version.
-        ResourceBusy: The agent holds the write lock for longer than `wait_s`.
+        ResourceBusyError: The agent holds the write lock for longer than `wait_s`.
     """
     if not _file_size(path):  # an agent is about to create it
         return HistoryContent((), (), 0.0)
@@ -78,7 +78,7 @@ def read_history(path: Path, *, wait_s: float = READ_WAIT_S) -> HistoryContent:
     except sqlite3.OperationalError as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF == sqlite3.SQLITE_BUSY:
-            raise ResourceBusy(
+            raise ResourceBusyError(
                 f"history file {path}: locked by the agent's write for over {wait_s:g} s; try again"
             ) from None
         if code != sqlite3.SQLITE_READONLY_ROLLBACK:

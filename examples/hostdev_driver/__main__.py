@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import agent
+import drahealth
 from hostdev_driver.api import ApiServer
 from hostdev_driver.arguments import parser
 from hostdev_driver.claims import ClaimApi, ClaimFiles
@@ -45,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
     try:
         _run(options, stop, failed)
-    except agent.ConfigError as error:
+    except drahealth.ConfigError as error:
         log.error("%s", error)  # noqa: TRY400  # an operator's error needs no traceback
         return EXIT_CONFIG
     for failure in failures:
@@ -67,15 +67,15 @@ def _run(options: argparse.Namespace, stop: threading.Event, failed: Callable[[B
         reserved=options.reserved_cpus,
         hardware=_hardware(options, ledger, state_dir / "hardware.json"),
     )
-    config = agent.Config(
+    config = drahealth.Config(
         node_name=options.node_name, sysfs_root=options.sysfs_root, procfs_root=options.procfs_root
     )
-    monitor = agent.Monitor(
+    monitor = drahealth.Monitor(
         driver,
         config=config,
         kubelet_dir=kubelet_dir,
         state_dir=state_dir / "drahealth",
-        policy=agent.TaintPolicy(evict=frozenset(options.evict)),
+        policy=drahealth.TaintPolicy(evict=frozenset(options.evict)),
         on_error=failed,
     )
     hostdev = HostDriver(monitor, host, ledger, options.cdi_dir)
@@ -84,10 +84,10 @@ def _run(options: argparse.Namespace, stop: threading.Event, failed: Callable[[B
     slices = Publisher(api, driver, host) if api else None
     if slices:
         monitor.on_taints(slices.publish)
-    server = agent.PluginServer(
+    server = drahealth.PluginServer(
         monitor,
         hostdev,
-        claims=claims,
+        get_claim=claims,
         plugin_dir=plugin_dir,
         registry_dir=options.registry_dir,
         pod_uid=options.pod_uid,
@@ -105,7 +105,7 @@ def _hardware(options: argparse.Namespace, ledger: Ledger, saved: Path) -> Hardw
     holdings: Holdings = {}
     try:
         holdings = ledger.read()
-    except (agent.PermanentError, OSError) as error:  # each claim fails with it, too
+    except (drahealth.PermanentError, OSError) as error:  # each claim fails with it, too
         log.warning("%s", error)
     return offered_hardware(
         saved,

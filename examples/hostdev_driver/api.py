@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-import agent
+import drahealth
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S: Final = 10.0
@@ -46,7 +46,9 @@ class ApiServer:
     def __init__(self, url: str, ca: Path | None = None, token: Path | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise agent.ConfigError(f"{url!r} is not a URL of an API server, such as https://10.0.0.1:6443")
+            raise drahealth.ConfigError(
+                f"{url!r} is not a URL of an API server, such as https://10.0.0.1:6443"
+            )
         self._host, self._port = parts.hostname, parts.port
         self._tls = ssl.create_default_context(cafile=ca) if parts.scheme == "https" else None
         self._token = token
@@ -60,7 +62,7 @@ class ApiServer:
         """
         host, port = (os.environ.get(f"KUBERNETES_SERVICE_{word}", "") for word in ("HOST", "PORT"))
         if not host or not port:
-            raise agent.ConfigError(
+            raise drahealth.ConfigError(
                 "KUBERNETES_SERVICE_HOST and _PORT are not set: not in a pod? see --api-server"
             )
         address = f"[{host}]" if ":" in host else host
@@ -74,7 +76,7 @@ class ApiServer:
             OSError: The server is unreachable, or did not answer in time.
             http.client.HTTPException, json.JSONDecodeError: The answer is not from an API server.
         """
-        with agent.doing(agent.Operation.API, path):
+        with drahealth.doing(drahealth.Operation.API, path):
             status, reason, data = self._exchange(method, path, body)
             if 200 <= status < 300:
                 return _object(data)

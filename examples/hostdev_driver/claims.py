@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-import agent
+import drahealth
 from hostdev_driver.api import ApiError, ApiServer, path_of
 
 CLAIMS: Final = ("apis", "resource.k8s.io", "v1", "namespaces")
@@ -19,11 +19,11 @@ class ClaimApi:
         self._api = api
         self._driver = driver
 
-    def __call__(self, ref: agent.ClaimRef) -> agent.Claim:
+    def __call__(self, ref: drahealth.ClaimRef) -> drahealth.Claim:
         """Return the current claim.
 
         Raises:
-            TransientError: ``claim.not_found``, or as :func:`agent.parse_claim`.
+            TransientError: ``claim.not_found``, or as :func:`drahealth.parse_claim`.
             ApiError, OSError: As :meth:`ApiServer.call`.
         """
         try:
@@ -31,8 +31,10 @@ class ClaimApi:
         except ApiError as error:
             if error.status != NOT_FOUND:
                 raise
-            raise agent.TransientError(f"the API server has no claim {ref}", code="claim.not_found") from None
-        return agent.parse_claim(obj, self._driver, ref)
+            raise drahealth.TransientError(
+                f"the API server has no claim {ref}", code="claim.not_found"
+            ) from None
+        return drahealth.parse_claim(obj, self._driver, ref)
 
 
 class ClaimFiles:
@@ -42,11 +44,11 @@ class ClaimFiles:
         self._directory = directory
         self._driver = driver
 
-    def __call__(self, ref: agent.ClaimRef) -> agent.Claim:
+    def __call__(self, ref: drahealth.ClaimRef) -> drahealth.Claim:
         """Return the claim in its file.
 
         Raises:
-            TransientError: ``claim.not_found``, or as :func:`agent.parse_claim`.
+            TransientError: ``claim.not_found``, or as :func:`drahealth.parse_claim`.
             OSError: The file cannot be read.
         """
         path = self._directory / f"{ref.namespace}_{ref.name}.json"
@@ -54,9 +56,9 @@ class ClaimFiles:
             with open(path, "rb") as file:
                 obj = json.loads(file.read(FILE_BYTES))
         except FileNotFoundError:
-            raise agent.TransientError(f"{path} does not exist", code="claim.not_found") from None
+            raise drahealth.TransientError(f"{path} does not exist", code="claim.not_found") from None
         except (ValueError, RecursionError) as error:
-            raise agent.TransientError(f"{path}: is not JSON: {error}", code="claim.malformed") from None
+            raise drahealth.TransientError(f"{path}: is not JSON: {error}", code="claim.malformed") from None
         if not isinstance(obj, dict):
-            raise agent.TransientError(f"{path}: is not an object", code="claim.malformed")
-        return agent.parse_claim(obj, self._driver, ref)
+            raise drahealth.TransientError(f"{path}: is not an object", code="claim.malformed")
+        return drahealth.parse_claim(obj, self._driver, ref)

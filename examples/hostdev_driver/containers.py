@@ -7,14 +7,14 @@ cgroup limit: cpusets and hugetlb limits belong to the container runtime and the
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import agent
+import drahealth
 from hostdev_driver.grants import Grant
 from hostdev_driver.host import format_cpus, parse_size_kib
 
 PAGES_AT: Final = "/dev/hugepages"
 
 
-def devices_for(grants: Sequence[Grant]) -> list[agent.CdiDevice]:
+def devices_for(grants: Sequence[Grant]) -> list[drahealth.CdiDevice]:
     """Return one CDI device per grant, in order.
 
     A container gets all devices of a request or none, and only one value of a variable that several devices
@@ -23,13 +23,13 @@ def devices_for(grants: Sequence[Grant]) -> list[agent.CdiDevice]:
     return [_device(grant, [one for one in grants if one.request == grant.request]) for grant in grants]
 
 
-def _device(grant: Grant, of_request: Sequence[Grant]) -> agent.CdiDevice:
+def _device(grant: Grant, of_request: Sequence[Grant]) -> drahealth.CdiDevice:
     parts = [grant.request.replace("/", "."), grant.device, grant.share_id]
-    return agent.CdiDevice(
+    return drahealth.CdiDevice(
         name=".".join(filter(None, parts)),
         env=_variables(of_request),
         mounts=tuple(_mounts(grant)),
-        nodes=tuple(agent.CdiNode(path) for path in grant.nodes),
+        nodes=tuple(drahealth.CdiNode(path) for path in grant.nodes),
     )
 
 
@@ -42,8 +42,8 @@ def _variables(grants: Sequence[Grant]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if value}
 
 
-def _mounts(grant: Grant) -> Iterable[agent.CdiMount]:
+def _mounts(grant: Grant) -> Iterable[drahealth.CdiMount]:
     if grant.pages:
         size = parse_size_kib(grant.size)
         options = ("nosuid", "nodev", f"pagesize={size}K", f"size={grant.pages * size}K", "mode=1777")
-        yield agent.CdiMount("hugetlbfs", f"{PAGES_AT}/{grant.device}", options, "hugetlbfs")
+        yield drahealth.CdiMount("hugetlbfs", f"{PAGES_AT}/{grant.device}", options=options, type="hugetlbfs")

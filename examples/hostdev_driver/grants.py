@@ -5,7 +5,7 @@ from typing import Final, Self
 
 import msgspec
 
-import agent
+import drahealth
 from hostdev_driver.host import Host, format_cpus, parse_size_kib
 
 RELEASE_S: Final = 60.0
@@ -54,13 +54,13 @@ Holdings = Mapping[str, Holding]
 """Holdings by the claim's UID."""
 
 
-def held(holdings: Holdings, claim: agent.Claim) -> tuple[Grant, ...]:
+def held(holdings: Holdings, claim: drahealth.Claim) -> tuple[Grant, ...]:
     """Return what the claim holds already; nothing if its allocation has changed."""
     holding = holdings.get(claim.uid)
     return holding.grants if holding and holding.fingerprint == claim.fingerprint else ()
 
 
-def hold(holdings: Holdings, claim: agent.Claim, grants: tuple[Grant, ...]) -> Holdings:
+def hold(holdings: Holdings, claim: drahealth.Claim, grants: tuple[Grant, ...]) -> Holdings:
     """Return the holdings in which the claim holds only these grants.
 
     Raises:
@@ -71,7 +71,7 @@ def hold(holdings: Holdings, claim: agent.Claim, grants: tuple[Grant, ...]) -> H
         for holding, theirs in _grants(others):
             shared = grant.cpus & theirs.cpus
             if shared and (grant.exclusive or theirs.exclusive):
-                raise agent.TransientError(
+                raise drahealth.TransientError(
                     f"CPUs {format_cpus(shared)} of {grant.device} are still held by claim {holding.claim}",
                     code="cpu.overlap",
                     requests=(grant.request,),
@@ -98,7 +98,7 @@ def check_pages(grants: Iterable[Grant], host: Host) -> None:
     for (size, numa), of_pool in needed.items():
         pages, free = sum(grant.pages for grant in of_pool), host.free_pages(size, numa)
         if free < pages:
-            raise agent.TransientError(
+            raise drahealth.TransientError(
                 f"{pages} pages of {size} needed on NUMA node {numa}, {free} are free",
                 code="mem.hugepages.insufficient",
                 requests=tuple(dict.fromkeys(grant.request for grant in of_pool)),
@@ -118,7 +118,7 @@ def taken_pages(holdings: Holdings, host: Host, size: str, numa: int) -> int:
     offered = sum(
         part.pages
         for part in parts
-        if isinstance(part, agent.Hugepages) and (part.size, part.numa) == (size, numa)
+        if isinstance(part, drahealth.Hugepages) and (part.size, part.numa) == (size, numa)
     )
     held_by_claims = sum(
         grant.pages

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import agent
+import drahealth
 
 NVIDIA: Final = "0x10de"
 DISPLAY_CLASS: Final = "0x03"
@@ -21,7 +21,7 @@ _UNITS: Final = ("Ki", "Mi", "Gi", "Ti")
 class Found(NamedTuple):
     """Device of the host with its device nodes."""
 
-    device: agent.Device
+    device: drahealth.Device
     nodes: tuple[str, ...] = ()
     """Paths of the device nodes."""
 
@@ -88,24 +88,24 @@ class Host:
         self.found = {one.device.name: one for one in found}
 
     @property
-    def devices(self) -> list[agent.Device]:
+    def devices(self) -> list[drahealth.Device]:
         """Devices to publish and to monitor."""
         return [one.device for one in self.found.values()]
 
-    def find(self, device: agent.ClaimDevice) -> Found:
+    def find(self, device: drahealth.ClaimDevice) -> Found:
         """Return the device that is allocated to a claim.
 
         Raises:
             PermanentError: ``device.unknown``: the claim was allocated from an outdated ResourceSlice.
         """
         if device.pool != self.pool or device.device not in self.found:
-            raise agent.PermanentError(f"{device.ref} is not on this node", code="device.unknown")
+            raise drahealth.PermanentError(f"{device.ref} is not on this node", code="device.unknown")
         return self.found[device.device]
 
     def page_sizes(self) -> set[str]:
         """Return the sizes of offered hugepages."""
         parts = (one.device.part for one in self.found.values())
-        return {part.size for part in parts if isinstance(part, agent.Hugepages)}
+        return {part.size for part in parts if isinstance(part, drahealth.Hugepages)}
 
     def free_pages(self, size: str, numa: int) -> int:
         """Return the free pages of a pool.
@@ -113,7 +113,7 @@ class Host:
         Raises:
             OSError: The count cannot be read.
         """
-        with agent.doing(agent.Operation.DEVICE):
+        with drahealth.doing(drahealth.Operation.DEVICE):
             return _number(self._pool_directory(size, numa) / "free_hugepages")
 
     def read_pool(self, size: str, numa: int) -> tuple[int, int]:
@@ -122,7 +122,7 @@ class Host:
         Raises:
             OSError: A count cannot be read.
         """
-        with agent.doing(agent.Operation.DEVICE):
+        with drahealth.doing(drahealth.Operation.DEVICE):
             directory = self._pool_directory(size, numa)
             before = _number(directory / "nr_hugepages")
             free = _number(directory / "free_hugepages")
@@ -152,7 +152,7 @@ def _hugepage_devices(pool: str, pages_of: Mapping[Pool, int], shares: int) -> I
         pages, size = all_pages // shares, format_size(size_kib)
         for share in range(shares if pages else 0):
             name = f"hugepages-{size.lower()}-node{numa}-{share}"
-            yield Found(agent.Device(name, agent.Hugepages(size, pages=pages, numa=numa), pool=pool))
+            yield Found(drahealth.Device(name, drahealth.Hugepages(size, pages=pages, numa=numa), pool=pool))
 
 
 def _pools(sysfs: Path) -> dict[int, Path]:
@@ -209,8 +209,8 @@ def _cpu_devices(pool: str, places: Mapping[int, CpuPlace], each: int, reserved:
         ordered = sorted(members, key=lambda cpu: (usable[cpu].core, cpu))
         step = each or len(ordered)
         for number, first in enumerate(range(0, len(ordered) - step + 1, step)):
-            part = agent.Cpus(format_cpus(ordered[first : first + step]), numa=numa)
-            yield Found(agent.Device(f"cpus-node{numa or 0}-{number}", part, pool=pool))
+            part = drahealth.Cpus(format_cpus(ordered[first : first + step]), numa=numa)
+            yield Found(drahealth.Device(f"cpus-node{numa or 0}-{number}", part, pool=pool))
 
 
 def _siblings(cpus: Path, cpu: int) -> set[int]:
@@ -252,7 +252,7 @@ def format_cpus(cpus: Iterable[int]) -> str:
 def _gpu_devices(pool: str, gpus: Mapping[str, int]) -> Iterator[Found]:
     for address, minor in sorted(gpus.items()):
         nodes = (f"/dev/nvidia{minor}", "/dev/nvidiactl", "/dev/nvidia-uvm")
-        yield Found(agent.Device(f"gpu-{minor}", agent.Gpu(pci=address), pool=pool), nodes)
+        yield Found(drahealth.Device(f"gpu-{minor}", drahealth.Gpu(pci=address), pool=pool), nodes)
 
 
 def _find_gpus(sysfs: Path, procfs: Path) -> Iterator[tuple[str, int]]:

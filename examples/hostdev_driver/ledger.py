@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-import agent
+import drahealth
 from hostdev_driver.grants import Grant, Holding, Holdings, check_pages, held, hold, release
 from hostdev_driver.host import Host
 
@@ -47,7 +47,7 @@ class Ledger:
         with self._lock:
             return self._read()
 
-    def hold(self, claim: agent.Claim, grants: tuple[Grant, ...], host: Host) -> tuple[Grant, ...]:
+    def hold(self, claim: drahealth.Claim, grants: tuple[Grant, ...], host: Host) -> tuple[Grant, ...]:
         """Record these grants for the claim, unless it holds some already; returns what it holds.
 
         Raises:
@@ -75,7 +75,7 @@ class Ledger:
                 self._write(release(holdings, uid))
 
     def _read(self) -> Holdings:
-        with agent.doing(agent.Operation.STATE, self._path):
+        with drahealth.doing(drahealth.Operation.STATE, self._path):
             try:
                 return _decode(self._path, self._path.read_bytes())
             except FileNotFoundError:
@@ -84,7 +84,7 @@ class Ledger:
     def _write(self, holdings: Holdings) -> None:
         data = msgspec.json.encode(_File(VERSION, dict(holdings)))
         new = self._path.with_name(f".{self._path.name}.new")
-        with agent.doing(agent.Operation.STATE, self._path):
+        with drahealth.doing(drahealth.Operation.STATE, self._path):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(new, "wb") as file:
                 file.write(data)
@@ -97,13 +97,13 @@ def _decode(path: Path, data: bytes) -> Holdings:
     try:
         version = msgspec.json.decode(data, type=_Head).version
         if version > VERSION:
-            raise agent.PermanentError(
+            raise drahealth.PermanentError(
                 f"{path} has version {version}, this driver reads version {VERSION}",
                 code="state.version_newer",
-                scope=agent.Scope.DRIVER,
+                scope=drahealth.Scope.DRIVER,
             )
         return msgspec.json.decode(data, type=_File).claims
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise agent.PermanentError(
-            f"{path} is damaged: {error}", code="state.checkpoint_corrupt", scope=agent.Scope.DRIVER
+        raise drahealth.PermanentError(
+            f"{path} is damaged: {error}", code="state.checkpoint_corrupt", scope=drahealth.Scope.DRIVER
         ) from None

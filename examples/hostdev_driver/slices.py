@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
-import agent
+import drahealth
 from hostdev_driver.api import ApiServer, path_of
 from hostdev_driver.host import Found, Host, format_size, parse_cpus, parse_size_kib
 
@@ -31,9 +31,9 @@ class Publisher:
         self._driver = driver
         self._host = host
         self._lock = threading.Lock()
-        self._taints: agent.Taints | None = None
+        self._taints: drahealth.Taints | None = None
 
-    def publish(self, taints: agent.Taints) -> None:
+    def publish(self, taints: drahealth.Taints) -> None:
         """Publish the slices with these taints; ``Monitor.on_taints`` retries after an exception.
 
         Raises:
@@ -53,7 +53,7 @@ class Publisher:
             except Exception as error:  # e.g. the API server is unreachable; the driver goes on
                 log.warning("ResourceSlices could not be refreshed: %s", error)
 
-    def _publish(self, taints: agent.Taints) -> None:
+    def _publish(self, taints: drahealth.Taints) -> None:
         existing = self._existing()
         wanted = self._wanted(devices_of(self._host, taints, self._driver), existing)
         for name, spec in wanted.items():
@@ -91,7 +91,9 @@ class Publisher:
     def _name(self, number: int) -> str:
         name = f"{self._host.pool}-{self._driver}-{number}"
         if len(name) > NAME_BYTES:
-            raise agent.ConfigError(f"{name!r} is {len(name)} bytes, limit {NAME_BYTES} for a ResourceSlice")
+            raise drahealth.ConfigError(
+                f"{name!r} is {len(name)} bytes, limit {NAME_BYTES} for a ResourceSlice"
+            )
         return name
 
     def _slice(
@@ -114,13 +116,13 @@ class Publisher:
         }
 
 
-def devices_of(host: Host, taints: agent.Taints, driver: str) -> list[dict[str, Any]]:
+def devices_of(host: Host, taints: drahealth.Taints, driver: str) -> list[dict[str, Any]]:
     """Return all devices in the format of a ResourceSlice."""
     found = []
     for name, one in host.found.items():
         device = {"name": name, **_facts(one)}
-        if tainted := taints.devices.get(agent.DeviceRef(driver, host.pool, name)):
-            device["taints"] = agent.as_objects(tainted)
+        if tainted := taints.devices.get(drahealth.DeviceRef(driver, host.pool, name)):
+            device["taints"] = drahealth.taint_objects(tainted)
         found.append(device)
     return found
 
@@ -128,7 +130,7 @@ def devices_of(host: Host, taints: agent.Taints, driver: str) -> list[dict[str, 
 def _facts(found: Found) -> dict[str, Any]:
     """Return the attributes and the capacity of a device, for selectors of claims."""
     part = found.device.part
-    if isinstance(part, agent.Hugepages):
+    if isinstance(part, drahealth.Hugepages):
         size = {"value": format_size(part.pages * parse_size_kib(part.size))}
         return {
             "attributes": {
@@ -138,13 +140,13 @@ def _facts(found: Found) -> dict[str, Any]:
             },
             "capacity": {"pages": {"value": str(part.pages)}, "memory": size},
         }
-    if isinstance(part, agent.Cpus):
+    if isinstance(part, drahealth.Cpus):
         node = {} if part.numa is None else {"numaNode": {"int": part.numa}}
         return {
             "attributes": {"kind": {"string": "cpu"}, **node},
             "capacity": {"cpus": {"value": str(len(parse_cpus(part.cpus)))}},
         }
-    assert isinstance(part, agent.Gpu)
+    assert isinstance(part, drahealth.Gpu)
     return {"attributes": {"kind": {"string": "gpu"}, "pciAddress": {"string": part.pci}}}
 
 

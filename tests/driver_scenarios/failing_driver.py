@@ -17,7 +17,7 @@ from typing import Final
 
 from hostdev_driver.claims import ClaimFiles
 
-import agent
+import drahealth
 
 DRIVER: Final = "sick.example.com"
 NODE: Final = "node-1"
@@ -32,19 +32,19 @@ class Odd(Exception):
 
 
 def busy(text: str) -> Exception:
-    return agent.TransientError(text, retry_after_s=HOUR_S)
+    return drahealth.TransientError(text, retry_after_s=HOUR_S)
 
 
 def broken(device: str, text: str) -> Exception:
-    return agent.FailedDevice(device, text, code="thing.broken")
+    return drahealth.FailedDeviceError(device, text, code="thing.broken")
 
 
 RAISED: Final[Mapping[str, Callable[..., Exception]]] = {
     "odd": Odd,
     "busy": busy,
     "broken": broken,
-    "bad": agent.BadConfig,
-    "permanent": agent.PermanentError,
+    "bad": drahealth.BadConfigError,
+    "permanent": drahealth.PermanentError,
 }
 
 
@@ -56,22 +56,22 @@ def write_record(what: str, **fields: object) -> None:
 class FailingDriver:
     """Driver that fails claims as the file FATES says."""
 
-    def __init__(self, monitor: agent.Monitor, state: Path, fates: Path) -> None:
+    def __init__(self, monitor: drahealth.Monitor, state: Path, fates: Path) -> None:
         self._monitor = monitor
         self._state = state
         self._fates = fates
-        self._classified = agent.classified(monitor)(self._prepare)
+        self._classified = drahealth.classified(monitor)(self._prepare)
 
-    def prepare(self, claim: agent.Claim) -> list[agent.PreparedDevice]:
+    def prepare(self, claim: drahealth.Claim) -> list[drahealth.PreparedDevice]:
         """Prepare, and record the state of a broken device before the kubelet gets the error."""
         try:
             return self._classified(claim)
-        except agent.PrepareError as error:
-            if error.verdict.error_class is agent.ErrorClass.FAILED_DEVICE:
+        except drahealth.PrepareError as error:
+            if error.verdict.error_class is drahealth.ErrorClass.FAILED_DEVICE:
                 self._record_broken(error.verdict)
             raise
 
-    def _record_broken(self, verdict: agent.PrepareVerdict) -> None:
+    def _record_broken(self, verdict: drahealth.PrepareVerdict) -> None:
         known = map(self._monitor.health_of, verdict.devices)
         write_record(
             "broken",
@@ -81,17 +81,20 @@ class FailingDriver:
             tainted=tainted(self._monitor.taints),
         )
 
-    def _prepare(self, claim: agent.Claim) -> list[agent.PreparedDevice]:
+    def _prepare(self, claim: drahealth.Claim) -> list[drahealth.PreparedDevice]:
         write_record("prepare", claim=claim.name)
         self._fail_on_request(claim.name, ANY_CLAIM)
         return [
-            agent.PreparedDevice(
-                (one.request,), one.pool, one.device, (f"{DRIVER}/thing={claim.uid}-{one.device}",)
+            drahealth.PreparedDevice(
+                requests=(one.request,),
+                pool=one.pool,
+                device=one.device,
+                cdi_ids=(f"{DRIVER}/thing={claim.uid}-{one.device}",),
             )
             for one in claim.devices
         ]
 
-    def unprepare(self, ref: agent.ClaimRef) -> None:
+    def unprepare(self, ref: drahealth.ClaimRef) -> None:
         write_record("unprepare", claim=ref.name)
         self._fail_on_request(f"un{ref.name}")
 
@@ -103,12 +106,12 @@ class FailingDriver:
                 raise RAISED[kind](*arguments)
 
 
-def tainted(taints: agent.Taints) -> dict[str, list[dict[str, str]]]:
+def tainted(taints: drahealth.Taints) -> dict[str, list[dict[str, str]]]:
     """Return the taints of tainted devices in the format of a ResourceSlice."""
-    return {ref.device: agent.as_objects(some) for ref, some in taints.devices.items() if some}
+    return {ref.device: drahealth.taint_objects(some) for ref, some in taints.devices.items() if some}
 
 
-def healthy(device: agent.Device) -> bool:
+def healthy(device: drahealth.Device) -> bool:
     return True
 
 
@@ -118,17 +121,17 @@ def main(arguments: list[str]) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     state = kubelet / "plugins" / DRIVER / "drahealth"
-    monitor = agent.Monitor(
-        DRIVER, hardware=False, state_dir=state, config=agent.Config(node_name=NODE), on_error=failed
+    monitor = drahealth.Monitor(
+        DRIVER, hardware=False, state_dir=state, config=drahealth.Config(node_name=NODE), on_error=failed
     )
-    monitor.add(*map(agent.Device, DEVICES))
-    monitor.check(every=0.2, timeout=5)(healthy)
+    monitor.add(*map(drahealth.Device, DEVICES))
+    monitor.check(every_s=0.2, timeout_s=5)(healthy)
     monitor.on_taints(lambda taints: write_record("taints", tainted=tainted(taints)))
     failing = FailingDriver(monitor, state, fates)
-    server = agent.PluginServer(
+    server = drahealth.PluginServer(
         monitor,
         failing,
-        claims=ClaimFiles(claims, DRIVER),
+        get_claim=ClaimFiles(claims, DRIVER),
         kubelet_dir=kubelet,
         serialize=arguments[3:] != ["at-once"],
         on_error=failed,

@@ -22,7 +22,7 @@ from machine import hugepages, kubepods_tree
 from private_mounts import within_mounts
 from wire.serving import eventually
 
-import agent
+import drahealth
 from driver_scenarios.node import HOSTDEV, NODE, PAGES, Ask, Node, fake_only, parameters
 
 POD: Final = "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0"
@@ -56,7 +56,7 @@ class Stage(NamedTuple):
     group: Path
 
     @property
-    def monitor(self) -> agent.Monitor:
+    def monitor(self) -> drahealth.Monitor:
         """The driver's."""
         return self.driver.monitor
 
@@ -69,12 +69,12 @@ def stage(node: Node) -> Iterator[Stage]:
         stack.enter_context(hugepages(2048, POOL_PAGES))
         pods = stack.enter_context(kubepods_tree(hugetlb=True))
         state = node.root / "state"
-        config = agent.Config(node_name=NODE, kubelet_cgroup_root=pods.cgroup_root)
-        monitor = agent.Monitor(HOSTDEV, config=config, state_dir=state)
+        config = drahealth.Config(node_name=NODE, kubelet_cgroup_root=pods.cgroup_root)
+        monitor = drahealth.Monitor(HOSTDEV, config=config, state_dir=state)
         driver = HostDriver(monitor, Host(NODE), Ledger(state / "ledger.json"), node.cdi)
         stack.enter_context(monitor)
         claims = ClaimFiles(node.claims, HOSTDEV)
-        server = agent.PluginServer(monitor, driver, claims=claims, kubelet_dir=node.kubelet.root)
+        server = drahealth.PluginServer(monitor, driver, get_claim=claims, kubelet_dir=node.kubelet.root)
         stack.enter_context(server)
         node.wait_healthy(PAGES)
         yield Stage(node, driver, pods.make("burstable", POD, CONTAINER))

@@ -11,12 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-import agent
+import drahealth
 
 NAME = "card.example.com"
 
 
-class CardParameters(agent.Parameters, frozen=True):
+class CardParameters(drahealth.Parameters, frozen=True):
     flash_s: float = 0
 
     def __post_init__(self) -> None:
@@ -28,33 +28,36 @@ class Cards:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def claim(self, ref: agent.ClaimRef) -> agent.Claim:
+    def claim(self, ref: drahealth.ClaimRef) -> drahealth.Claim:
         text = (self.root / "claims" / f"{ref.name}.json").read_text()
-        return agent.parse_claim(json.loads(text), NAME, ref)
+        return drahealth.parse_claim(json.loads(text), NAME, ref)
 
-    async def prepare(self, claim: agent.Claim) -> list[agent.PreparedDevice]:
+    async def prepare(self, claim: drahealth.Claim) -> list[drahealth.PreparedDevice]:
         for config in claim.configs:
-            parameters = agent.decode_parameters(config, {f"{NAME}/v1/CardParameters": CardParameters})
+            parameters = drahealth.decode_parameters(config, {f"{NAME}/v1/CardParameters": CardParameters})
             time.sleep(parameters.flash_s)  # noqa: ASYNC251, RUF100  # it holds up this loop, and no health
-        return [agent.PreparedDevice((one.request,), one.pool, one.device) for one in claim.devices]
+        return [
+            drahealth.PreparedDevice(requests=(one.request,), pool=one.pool, device=one.device)
+            for one in claim.devices
+        ]
 
-    async def unprepare(self, ref: agent.ClaimRef) -> None:
+    async def unprepare(self, ref: drahealth.ClaimRef) -> None:
         await asyncio.sleep(0)
 
 
 async def main(root: Path) -> None:
-    config = agent.Config(node_name=os.environ["NODE_NAME"])
-    monitor = agent.Monitor(NAME, config=config, hardware=False, kubelet_dir=root)
-    monitor.add(agent.Device("card-0"), agent.Device("card-1"))
+    config = drahealth.Config(node_name=os.environ["NODE_NAME"])
+    monitor = drahealth.Monitor(NAME, config=config, hardware=False, kubelet_dir=root)
+    monitor.add(drahealth.Device("card-0"), drahealth.Device("card-1"))
 
-    @monitor.check(every=0.5, timeout=5, devices="card-*")
-    def link(device: agent.Device) -> agent.Finding | None:
+    @monitor.check(every_s=0.5, timeout_s=5, devices="card-*")
+    def link(device: drahealth.Device) -> drahealth.Finding | None:
         text = (root / device.name).read_text().strip()
-        return None if text == "up" else agent.unhealthy("card.link", f"link is {text}, not up")
+        return None if text == "up" else drahealth.unhealthy("card.link", f"link is {text}, not up")
 
     stop, cards = asyncio.Event(), Cards(root)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with monitor, agent.PluginServer(monitor, cards, claims=cards.claim):
+    async with monitor, drahealth.PluginServer(monitor, cards, get_claim=cards.claim):
         await stop.wait()
 
 

@@ -8,25 +8,25 @@ import os
 import sys
 from pathlib import Path
 
-import agent
+import drahealth
 
 NAME, ROOT = "card.example.com", Path(sys.argv[1])
-config = agent.Config(node_name=os.environ["NODE_NAME"])
-monitor = agent.Monitor(NAME, version="1.4", config=config, hardware=False, kubelet_dir=ROOT)
-monitor.add(agent.Device("card-0"), agent.Device("card-1"))
+config = drahealth.Config(node_name=os.environ["NODE_NAME"])
+monitor = drahealth.Monitor(NAME, version="1.4", config=config, hardware=False, kubelet_dir=ROOT)
+monitor.add(drahealth.Device("card-0"), drahealth.Device("card-1"))
 
 
-@agent.classified(monitor)
-def prepare(claim: agent.Claim) -> None:
+@drahealth.classified(monitor)
+def prepare(claim: drahealth.Claim) -> None:
     for device in claim.devices:
-        with agent.doing(agent.Operation.DEVICE, device.device):
+        with drahealth.doing(drahealth.Operation.DEVICE, device.device):
             link = (ROOT / device.device).read_text().strip()
         if link == "training":
-            raise agent.TransientError("link is still training", code="card.training", retry_after_s=60)
+            raise drahealth.TransientError("link is still training", code="card.training", retry_after_s=60)
         if link != "up":
-            raise agent.FailedDevice(device, f"link is {link}, not up", code="card.link")
+            raise drahealth.FailedDeviceError(device, f"link is {link}, not up", code="card.link")
     if claim.configs:
-        raise agent.BadConfig(f"cards have no parameters, the claim has {len(claim.configs)}")
+        raise drahealth.BadConfigError(f"cards have no parameters, the claim has {len(claim.configs)}")
 
 
 def main(names: list[str]) -> None:
@@ -35,8 +35,8 @@ def main(names: list[str]) -> None:
         for name in names:
             obj = json.loads((ROOT / "claims" / f"{name}.json").read_text())
             try:
-                prepare(agent.parse_claim(obj, NAME))
-            except agent.PrepareError as error:
+                prepare(drahealth.parse_claim(obj, NAME))
+            except drahealth.PrepareError as error:
                 sys.stdout.write(f"{name}: {error.text}\n")
 
 

@@ -16,24 +16,24 @@ from grpclib.server import Server, Stream
 from plugin_registration.v1 import plugin_registration_v1_grpc as registration_grpc
 from plugin_registration.v1 import plugin_registration_v1_pb2 as registration
 
-import agent
+import drahealth
 
 NAME, ROOT = "card.example.com", Path(sys.argv[1])
-config = agent.Config(node_name=os.environ["NODE_NAME"])
-monitor = agent.Monitor(NAME, config=config, hardware=False, kubelet_dir=ROOT)
-monitor.add(agent.Device("card-0"))
+config = drahealth.Config(node_name=os.environ["NODE_NAME"])
+monitor = drahealth.Monitor(NAME, config=config, hardware=False, kubelet_dir=ROOT)
+monitor.add(drahealth.Device("card-0"))
 
 
-@monitor.check(every=0.5, timeout=5)
-def link(device: agent.Device) -> agent.Finding | None:
+@monitor.check(every_s=0.5, timeout_s=5)
+def link(device: drahealth.Device) -> drahealth.Finding | None:
     text = (ROOT / device.name).read_text().strip()
-    return None if text == "up" else agent.unhealthy("card.link", f"link is {text}, not up")
+    return None if text == "up" else drahealth.unhealthy("card.link", f"link is {text}, not up")
 
 
-@agent.classified(monitor)
-async def prepare(claim: agent.Claim) -> list[dra.Device]:
+@drahealth.classified(monitor)
+async def prepare(claim: drahealth.Claim) -> list[dra.Device]:
     if claim.configs:
-        raise agent.BadConfig(f"cards have no parameters, the claim has {len(claim.configs)}")
+        raise drahealth.BadConfigError(f"cards have no parameters, the claim has {len(claim.configs)}")
     given = claim.devices
     return [dra.Device(request_names=[d.request], pool_name=d.pool, device_name=d.device) for d in given]
 
@@ -48,9 +48,9 @@ class Plugin(dra_grpc.DRAPluginBase):
     async def prepare(self, one: dra.Claim, answer: dra.NodePrepareResourceResponse) -> None:
         try:
             obj = json.loads((ROOT / "claims" / f"{one.name}.json").read_text())
-            claim = agent.parse_claim(obj, NAME, agent.ClaimRef(one.namespace, one.name, one.uid))
+            claim = drahealth.parse_claim(obj, NAME, drahealth.ClaimRef(one.namespace, one.name, one.uid))
             answer.devices.extend(await prepare(claim))
-        except agent.PrepareError as error:
+        except drahealth.PrepareError as error:
             answer.error = error.text
         except Exception as error:  # there is no such claim now; the others of the call are not to blame
             answer.error = f"{type(error).__name__}: {error}"
@@ -58,7 +58,7 @@ class Plugin(dra_grpc.DRAPluginBase):
     async def NodeUnprepareResources(self, stream: Stream) -> None:
         response = dra.NodeUnprepareResourcesResponse()
         for one in (await stream.recv_message()).claims:
-            monitor.tracker.unprepared(agent.ClaimRef(one.namespace, one.name, one.uid))
+            monitor.tracker.unprepared(drahealth.ClaimRef(one.namespace, one.name, one.uid))
             response.claims[one.uid].SetInParent()
         await stream.send_message(response)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-import agent
+import drahealth
 
 NAME = "card.example.com"
 
@@ -20,32 +20,36 @@ class Cards:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    async def claim(self, ref: agent.ClaimRef) -> agent.Claim:
+    async def claim(self, ref: drahealth.ClaimRef) -> drahealth.Claim:
         text = await trio.Path(self.root, "claims", f"{ref.name}.json").read_text()
-        return agent.parse_claim(json.loads(text), NAME, ref)
+        return drahealth.parse_claim(json.loads(text), NAME, ref)
 
-    async def prepare(self, claim: agent.Claim) -> list[agent.PreparedDevice]:
-        cards = [agent.CdiDevice(one.device, env={"CARD": one.device}) for one in claim.devices]
-        kind = f"{NAME}/card"
-        ids = await trio.to_thread.run_sync(agent.write_spec, self.root / "cdi", kind, claim.uid, cards)
-        given = zip(claim.devices, ids, strict=True)
-        return [agent.PreparedDevice((one.request,), one.pool, one.device, (id_,)) for one, id_ in given]
+    async def prepare(self, claim: drahealth.Claim) -> list[drahealth.PreparedDevice]:
+        cards = [drahealth.CdiDevice(one.device, env={"CARD": one.device}) for one in claim.devices]
+        write, directory = drahealth.write_cdi_spec, self.root / "cdi"
+        ids = await trio.to_thread.run_sync(write, directory, f"{NAME}/card", claim.uid, cards)
+        return [
+            drahealth.PreparedDevice(
+                requests=(one.request,), pool=one.pool, device=one.device, cdi_ids=(id_,)
+            )
+            for one, id_ in zip(claim.devices, ids, strict=True)
+        ]
 
-    async def unprepare(self, ref: agent.ClaimRef) -> None:
-        await trio.to_thread.run_sync(agent.remove_spec, self.root / "cdi", f"{NAME}/card", ref.uid)
+    async def unprepare(self, ref: drahealth.ClaimRef) -> None:
+        await trio.to_thread.run_sync(drahealth.remove_cdi_spec, self.root / "cdi", f"{NAME}/card", ref.uid)
 
-    async def link(self, device: agent.Device) -> agent.Finding | None:
+    async def link(self, device: drahealth.Device) -> drahealth.Finding | None:
         link = (await trio.Path(self.root, device.name).read_text()).strip()
-        return None if link == "up" else agent.unhealthy("card.link", f"link is {link}, not up")
+        return None if link == "up" else drahealth.unhealthy("card.link", f"link is {link}, not up")
 
 
 async def run(root: Path) -> None:
-    config = agent.Config(node_name=os.environ["NODE_NAME"])
-    monitor = agent.Monitor(NAME, config=config, hardware=False, kubelet_dir=root)
-    monitor.add(agent.Device("card-0"), agent.Device("card-1"))
+    config = drahealth.Config(node_name=os.environ["NODE_NAME"])
+    monitor = drahealth.Monitor(NAME, config=config, hardware=False, kubelet_dir=root)
+    monitor.add(drahealth.Device("card-0"), drahealth.Device("card-1"))
     cards = Cards(root)
-    monitor.check(every=0.5, timeout=5)(cards.link)
-    async with monitor, agent.PluginServer(monitor, cards, claims=cards.claim):
+    monitor.check(every_s=0.5, timeout_s=5)(cards.link)
+    async with monitor, drahealth.PluginServer(monitor, cards, get_claim=cards.claim):
         await trio.sleep_forever()
 
 

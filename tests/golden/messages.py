@@ -83,9 +83,12 @@ async def _registration() -> pluginregistration.PluginInfo:
 def _prepared() -> tuple[PreparedDevice, ...]:
     return (
         PreparedDevice(
-            ("gpus", "gpus/first"), POOL, "gpu-0", ("example.com/gpu=gpu-0", "example.com/gpu=all")
+            requests=("gpus", "gpus/first"),
+            pool=POOL,
+            device="gpu-0",
+            cdi_ids=("example.com/gpu=gpu-0", "example.com/gpu=all"),
         ),
-        PreparedDevice((), POOL, "gpu-1", (), "share-1"),
+        PreparedDevice(pool=POOL, device="gpu-1", share_id="share-1"),
     )
 
 

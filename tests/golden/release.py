@@ -141,17 +141,19 @@ def write_cdi(directory: Path) -> list[str]:
     devices = [
         cdi_files.CdiDevice(
             name,
-            env,
-            tuple(
-                cdi_files.CdiMount(host, inside, tuple(options), kind)
+            env=env,
+            mounts=tuple(
+                cdi_files.CdiMount(host, inside, options=tuple(options), type=kind)
                 for host, inside, options, kind in mounts
             ),
-            tuple(cdi_files.CdiNode(*node) for node in nodes),
-            annotations,
+            nodes=tuple(
+                cdi_files.CdiNode(path, host_path=host, permissions=letters) for path, host, letters in nodes
+            ),
+            annotations=annotations,
         )
         for name, env, mounts, nodes, annotations in given["devices"]
     ]
-    return list(cdi_files.write_spec(directory, given["vendor_class"], given["claim"], devices))
+    return list(cdi_files.write_cdi_spec(directory, given["vendor_class"], given["claim"], devices))
 
 
 def write_release() -> None:

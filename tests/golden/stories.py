@@ -559,7 +559,13 @@ def xids() -> Steps:
 
 def _claim(name: str, *devices: str) -> Claim:
     given = tuple(ClaimDevice("gpus", DRIVER, values.POOL, device) for device in devices)
-    return Claim("team-a", name, f"uid-{name}", given, (ClaimConfig("FromClaim", (), {"mode": "shared"}),))
+    return Claim(
+        "team-a",
+        name,
+        f"uid-{name}",
+        devices=given,
+        configs=(ClaimConfig("FromClaim", (), {"mode": "shared"}),),
+    )
 
 
 def _known(name: str, *codes: str) -> DeviceHealth:
@@ -623,7 +629,12 @@ def tainted() -> Steps:
     codes = [check["code"] for check in load(DOCUMENTS / "checks.json")["document"]["checks"]]
     policies = {
         "default": TaintPolicy(),
-        "evict": TaintPolicy(frozenset({"gpu.lost", "gpu.xid.*"}), 5, "health.example.com", False),
+        "evict": TaintPolicy(
+            evict=frozenset({"gpu.lost", "gpu.xid.*"}),
+            quiet_s=5,
+            domain="health.example.com",
+            report_unknown=False,
+        ),
         "silent": TaintPolicy(inform=False),
     }
     for name, policy in policies.items():

@@ -54,7 +54,11 @@ class FakeClaimHandler:
                 return await behaviour(kind, ref)
             if kind is ClaimOperation.UNPREPARE:
                 return ()
-            return (PreparedDevice(("r",), "pool", ref.name, (f"example.com/gpu={ref.uid}",)),)
+            return (
+                PreparedDevice(
+                    requests=("r",), pool="pool", device=ref.name, cdi_ids=(f"example.com/gpu={ref.uid}",)
+                ),
+            )
         finally:
             self._running -= 1
             self.finished.append((str(kind), ref.name))
@@ -74,7 +78,7 @@ class FakeClaimHandler:
 
         async def handle(kind: ClaimOperation, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
             await asyncio.shield(asyncio.wrap_future(held))
-            return () if kind is ClaimOperation.UNPREPARE else (PreparedDevice((), "pool", ref.name),)
+            return () if kind is ClaimOperation.UNPREPARE else (PreparedDevice(pool="pool", device=ref.name),)
 
         self.behaviour[name] = handle
         return held

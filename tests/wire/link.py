@@ -14,7 +14,7 @@ from agent.model.prepare import OtherDriverFailure, PrepareVerdict
 from agent.model.report import Report
 from agent.model.taint import Taints
 from agent.prepare.classify import PrepareContext, classify, classify_evidence
-from agent.prepare.errors import BadConfig
+from agent.prepare.errors import BadConfigError
 from agent.prepare.evidence import Evidence
 from agent.serve.agent_servers import AgentServers
 from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration, DriverLinkHandler, SyncResult
@@ -79,7 +79,7 @@ class RecordingHandler:
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
         """Return a verdict on each blocked claim."""
         self._record("check", list(claims))
-        error = BadConfig("no such mode")
+        error = BadConfigError("no such mode")
         return [
             classify(error, PrepareContext(item, {})) if item.uid in self.blocked_uids else None
             for item in claims

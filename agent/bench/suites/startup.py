@@ -36,7 +36,7 @@ from agent.bench.run_size import RunSize
 
 PROGRAMS: Final = {
     "floor": ("lower bound: an interpreter that does nothing", "pass"),
-    "import": ("import agent: the library of drivers", "import agent"),
+    "import": ("import drahealth: the library of drivers", "import drahealth"),
     "help": ("drahealth --help", drahealth_program("--help")),
     "psutil": ("import psutil", "import psutil"),
     "grpc": ("import grpc: grpcio, which the agent does not use", "import grpc"),

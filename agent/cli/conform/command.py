@@ -218,7 +218,7 @@ def _prepare_options(args: Namespace) -> PrepareOptions | None:
 
     Raises:
         UsageError: The flags contradict each other, or a file cannot be used.
-        PermissionDenied: A file may not be read.
+        PermissionDeniedError: A file may not be read.
     """
     from agent.conform.kubelet.prepare_session import PrepareOptions
 

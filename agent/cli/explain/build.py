@@ -31,7 +31,7 @@ from agent.devices.consumers.affected_pods import affected_pods, group_members, 
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.device_health_lookup import best_known_health, host_device
 from agent.devices.consumers.reservations import known_consumers, unmatched_reservations
-from agent.errors import PermissionDenied
+from agent.errors import PermissionDeniedError
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import ConsumerKind, Origin, PodRef, PreparedClaim, Provenance, SourceAnswer
 from agent.model.consumers import Conflict, ConsumerMap, PodView
@@ -63,7 +63,7 @@ def explain(kind: str, name: str, answers: NodeAnswers) -> Explanation:
 
     Raises:
         UnknownName: No source knows the name; the text lists the sources that did not answer.
-        PermissionDenied: No source knows the name, and this user may not read some sources.
+        PermissionDeniedError: No source knows the name, and this user may not read some sources.
         UsageError: Several objects have the name.
     """
     known = _consumer_map(answers)
@@ -75,7 +75,7 @@ def explain(kind: str, name: str, answers: NodeAnswers) -> Explanation:
         missing = [result for result in answers.sources if _may_know(result)]
         unavailable = (f"{result.source}: {result.reason}" for result in missing)
         text = "\n  not available: ".join([str(error), *unavailable])
-        raise (PermissionDenied if any(result.is_denied for result in missing) else UnknownName)(
+        raise (PermissionDeniedError if any(result.is_denied for result in missing) else UnknownName)(
             text
         ) from None
     uses = [DeviceConsumer(device, use) for device in devices for use in affected_pods(known, device)]

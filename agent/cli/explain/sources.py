@@ -26,7 +26,7 @@ from agent.cli.explain.model import (
 from agent.cli.output.text import format_count
 from agent.cli.prepares.text import prepare_records
 from agent.devices.consumers.kube_objects import parse_claims, parse_pods, parse_workloads
-from agent.errors import AgentUnreachable, DrahealthError, PermissionDenied, ResourceBusy
+from agent.errors import AgentUnreachable, DrahealthError, PermissionDeniedError, ResourceBusyError
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import (
     KubeletHealthRecord,
@@ -79,7 +79,7 @@ async def query_all_sources(paths: SourcePaths) -> NodeAnswers:
     Raises:
         UsageError: ``--pods`` or ``--claims`` names a file that cannot be used.
         AgentUnreachable: No source answered; the text has the reason for each.
-        PermissionDenied: No source answered, and this user may not read some of them or a named file.
+        PermissionDeniedError: No source answered, and this user may not read some of them or a named file.
     """
     try:
         find = partial(find_drivers, paths.kubelet_dir, paths.state_dir, paths.runtime_dir)
@@ -113,7 +113,7 @@ async def query_all_sources(paths: SourcePaths) -> NodeAnswers:
     )
     if all(result.absence for result in results if result.place):
         reasons = [f"  {result.source}: {result.reason}" for result in results if result.place]
-        kind = PermissionDenied if any(result.is_denied for result in results) else AgentUnreachable
+        kind = PermissionDeniedError if any(result.is_denied for result in results) else AgentUnreachable
         raise kind("\n".join(["no source on this node answered:", *reasons]))
     return NodeAnswers(
         now=read_clocks(),
@@ -303,7 +303,7 @@ async def _read_state_file(
         absence, reason = Absence.ABSENT, f"{path}: no such file"
     except OSError as error:
         reason = f"{path}: {error.strerror}"
-    except (ResourceBusy, UnusableFile) as error:
+    except (ResourceBusyError, UnusableFile) as error:
         reason = f"{path}: {error}"
     else:
         return content, SourceResult(source, str(path), read_clocks(), written_s, found)

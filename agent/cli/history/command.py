@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.cli.verb import Subcommand, add_output, add_settings, load_config, print_result
 from agent.config.values import parse_duration
-from agent.errors import DrahealthError, PermissionDenied, UsageError, suggestion
+from agent.errors import DrahealthError, PermissionDeniedError, UsageError, suggestion
 from agent.model.health import Severity
 from agent.model.time import NS
 
@@ -82,7 +82,7 @@ def _read_history(path: Path) -> HistoryContent | None:
     except FileNotFoundError:
         return None
     except PermissionError as error:
-        raise PermissionDenied(f"history file {path}: cannot be read: {error.strerror}") from None
+        raise PermissionDeniedError(f"history file {path}: cannot be read: {error.strerror}") from None
     except OSError as error:
         raise DrahealthError(f"history file {path}: cannot be read: {error.strerror}") from None
     except UnusableFile as error:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from agent.cli.output.terminal import TextStyle
     from agent.model.prepare import PrepareVerdict
-    from agent.prepare.error_patterns import Pattern
+    from agent.prepare.error_patterns import ErrorPattern
     from agent.prepare.evidence import ErrnoEvidence, Evidence, GrpcStatus, HttpStatus, NvmlCode
 
 CLAIM: Final = Claim(
-    "<namespace>", "<claim>", "<uid>", (ClaimDevice("<request>", "<driver>", "<pool>", "<device>"),)
+    "<namespace>", "<claim>", "<uid>", devices=(ClaimDevice("<request>", "<driver>", "<pool>", "<device>"),)
 )
 """Claim that the error is assumed to belong to. It has one device, so that the failed one is known."""
 ERRNO_MAX: Final = 4095
@@ -192,7 +192,7 @@ def _without_separators(name: str) -> str:
 # --- result ------------------------------------------------------------------------------------------------
 
 
-def render(verdict: PrepareVerdict, style: TextStyle, text: str, patterns: Sequence[Pattern]) -> str:
+def render(verdict: PrepareVerdict, style: TextStyle, text: str, patterns: Sequence[ErrorPattern]) -> str:
     """Return the verdict on the error as text: code, class, reasons, advice, the line for the kubelet."""
     from agent.cli.prepares.text import CLASS_COLOURS, CLASSES
     from agent.prepare.kubelet_message import kubelet_text
@@ -212,7 +212,7 @@ def render(verdict: PrepareVerdict, style: TextStyle, text: str, patterns: Seque
     return "\n".join(lines) + "\n"
 
 
-def _facts(verdict: PrepareVerdict, text: str, patterns: Sequence[Pattern]) -> Iterator[tuple[str, str]]:
+def _facts(verdict: PrepareVerdict, text: str, patterns: Sequence[ErrorPattern]) -> Iterator[tuple[str, str]]:
     from agent.cli.prepares.text import consequence
     from agent.prepare.failure_kinds import FAMILY, failure_kind
 
@@ -231,7 +231,7 @@ def _facts(verdict: PrepareVerdict, text: str, patterns: Sequence[Pattern]) -> I
         yield "patterns", _patterns(verdict, text, patterns)
 
 
-def _patterns(verdict: PrepareVerdict, text: str, patterns: Sequence[Pattern]) -> str:
+def _patterns(verdict: PrepareVerdict, text: str, patterns: Sequence[ErrorPattern]) -> str:
     """Return which pattern of the configuration matches `text`, and whether it decided the verdict."""
     from agent.prepare.normalize_text import sanitize
 

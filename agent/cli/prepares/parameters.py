@@ -77,7 +77,7 @@ def load_kinds(name: str) -> Mapping[str, type[Parameters]]:
     if not isinstance(found, Mapping) or not all(
         isinstance(kind, type) and issubclass(kind, Parameters) for kind in found.values()
     ):
-        raise UsageError(f"--kinds {name}: is not a mapping of '<apiVersion>/<kind>' to agent.Parameters")
+        raise UsageError(f"--kinds {name}: is not a mapping of '<apiVersion>/<kind>' to drahealth.Parameters")
     return found
 
 

@@ -19,7 +19,7 @@ from agent.conform.session_record import (
     RegistrationRecord,
     UnaryCallResult,
 )
-from agent.errors import PermissionDenied, UsageError
+from agent.errors import PermissionDeniedError, UsageError
 from agent.model.sockets import SOCKET_PATH_LIMIT
 from agent.serve.grpc.codec import Codec
 from agent.serve.grpc.gen.registration_v1 import pluginregistration as wire
@@ -45,7 +45,7 @@ async def find_plugins(directory: str, clock: SessionClock) -> tuple[Registratio
 
     Raises:
         UsageError: The directory does not exist.
-        PermissionDenied: The directory, or a socket in it, may not be opened.
+        PermissionDeniedError: The directory, or a socket in it, may not be opened.
     """
     found = list(_list_files(directory))
     return tuple(await asyncio.gather(*(_get_info(path, status, clock) for path, status in found)))
@@ -54,7 +54,7 @@ async def find_plugins(directory: str, clock: SessionClock) -> tuple[Registratio
 async def check_endpoint(file: RegistrationFile, kubelet_dir: str) -> PluginEndpoint | None:
     """Connect to the service socket that a driver's answer to GetInfo names; None: there was no answer.
 
-    Raises PermissionDenied: the endpoint may not be opened.
+    Raises PermissionDeniedError: the endpoint may not be opened.
     """
     if file.info is None:
         return None
@@ -77,8 +77,8 @@ async def register_plugin(
 ) -> RegistrationRecord:
     """Report a successful registration to a driver that answered GetInfo if `notify`; call GetInfo again.
 
-    Meanwhile call NodePrepareResources without claims in each advertised version. Raises PermissionDenied if
-    a socket may not be opened.
+    Meanwhile call NodePrepareResources without claims in each advertised version. Raises
+    PermissionDeniedError if a socket may not be opened.
     """
     if file.info is None:
         return RegistrationRecord(file)
@@ -96,7 +96,7 @@ async def register_plugin(
 async def refuse_registration(path: str, clock: SessionClock) -> RefusalRecord:
     """Report to a driver that its registration failed, call GetInfo, then report that it succeeded.
 
-    Raises PermissionDenied if the socket may not be opened.
+    Raises PermissionDeniedError if the socket may not be opened.
     """
     refused = await _notify(path, clock, registered=False)
     info, _ = await call_unary(path, clock, GET_INFO)
@@ -107,7 +107,7 @@ def _list_files(directory: str) -> Iterator[tuple[str, os.stat_result]]:
     try:
         os.listdir(directory)
     except PermissionError as error:
-        raise PermissionDenied(
+        raise PermissionDeniedError(
             f"directory {directory}: may not be listed: {error.strerror}; run as root"
         ) from None
     except OSError as error:

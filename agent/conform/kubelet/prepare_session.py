@@ -200,7 +200,7 @@ class PrepareSession:
     async def run(self, socket: str) -> ClaimSessionRecord:
         """Prepare and unprepare the claims at a service socket; empty: no socket takes a connection.
 
-        Raises PermissionDenied: the socket may not be opened.
+        Raises PermissionDeniedError: the socket may not be opened.
         """
         self._socket = socket
         if not self._version:

@@ -74,7 +74,7 @@ async def run_session(
 
     Raises:
         AgentUnreachable: No process serves the socket, or the directory has no registration socket.
-        PermissionDenied: A socket or the directory may not be opened.
+        PermissionDeniedError: A socket or the directory may not be opened.
         UsageError: The directory does not exist, or has several drivers and ``driver`` is empty; or a claim
             cannot be prepared.
     """

@@ -77,7 +77,7 @@ class SimulatedKubelets:
         """Run all simulated kubelets for ``window_s`` (up to 7 s longer if a stream ended at first), and
         return records.
 
-        Raises PermissionDenied: the socket may not be opened.
+        Raises PermissionDeniedError: the socket may not be opened.
         """
         unknown, *_ = await asyncio.gather(
             self._call_unknown(), self._watch_version(V1), self._watch_version(V1ALPHA1), self._run_visitors()

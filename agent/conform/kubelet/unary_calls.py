@@ -8,7 +8,7 @@ from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.conform.session_record import UnaryCallResult
-from agent.errors import PermissionDenied
+from agent.errors import PermissionDeniedError
 from agent.serve.grpc.channel import RawChannel, ResponseTooLarge
 from agent.serve.sockets import connection_failure_reason
 
@@ -54,7 +54,7 @@ async def call_unary(
 
     Without an answer, the bytes are empty. Takes at most `timeout_s`. Errors of the server are in the result.
 
-    Raises PermissionDenied: the socket may not be opened.
+    Raises PermissionDeniedError: the socket may not be opened.
     """
     began_s, data = clock.now_s(), b""
     status, text = "OK", ""
@@ -77,7 +77,9 @@ async def call_unary(
     except GRPCError as error:
         status, text = error.status.name, error.message or ""
     except PermissionError as error:
-        raise PermissionDenied(f"socket {path}: may not be opened: {error.strerror}; run as root") from None
+        raise PermissionDeniedError(
+            f"socket {path}: may not be opened: {error.strerror}; run as root"
+        ) from None
     except PEER_FAULTS as error:
         status, text = "", describe_error(error)
     finally:
@@ -88,7 +90,7 @@ async def call_unary(
 async def connect_error(path: str) -> str:
     """Return the reason why a connection to a socket fails; empty: the connection succeeds.
 
-    Raises PermissionDenied: the socket may not be opened.
+    Raises PermissionDeniedError: the socket may not be opened.
     """
     channel = RawChannel(path)
     try:
@@ -97,7 +99,9 @@ async def connect_error(path: str) -> str:
     except TimeoutError:
         return f"accepted no connection within {CONNECT_S:g} s"
     except PermissionError as error:
-        raise PermissionDenied(f"socket {path}: may not be opened: {error.strerror}; run as root") from None
+        raise PermissionDeniedError(
+            f"socket {path}: may not be opened: {error.strerror}; run as root"
+        ) from None
     except OSError as error:
         return connection_failure_reason(path, error)
     except PEER_FAULTS as error:

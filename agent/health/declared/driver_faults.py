@@ -27,7 +27,7 @@ FAILED_DEVICE: Final = CatalogRow(
     why="the driver uses the device and reports it as faulty",
     advice="read the driver's log; the fault ends when the driver prepares the device again, or in 10 min",
     repair=Repair.INSPECT_HARDWARE,
-    try_it="raise FailedDevice in a driver's prepare",
+    try_it="report a failed device in a driver's prepare",
 )
 GPU_DRIVER_CODES: Final = frozenset({"gpu.driver.mismatch", "gpu.driver.init"})
 """Codes of faults of the NVIDIA driver: after one failed prepare no GPU of the machine can be prepared."""

@@ -19,7 +19,7 @@ from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.device_health_lookup import with_embedding_drivers
 from agent.devices.consumers.exclusive_cpus import exclusive_cpus
 from agent.devices.consumers.kube_objects import parse_pods
-from agent.errors import PermissionDenied, ProbeError
+from agent.errors import PermissionDeniedError, ProbeError
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import PodObject, SourceAnswer, SourceAnswers
 from agent.model.consumers import ConsumerMap
@@ -104,7 +104,7 @@ def audit_pods_with_claims(
         found = audit_cgroups(
             paths, pods, chosen, now_wall_s, with_qos_classes=False, driver_cpus=driver_cpus
         )
-    except (ProbeError, PermissionDenied) as error:
+    except (ProbeError, PermissionDeniedError) as error:
         return ClaimPodsAudit(problem=str(error))
     if found.facts is None:
         return ClaimPodsAudit(problem="; ".join(found.gaps))

@@ -16,7 +16,7 @@ import betterproto
 from grpclib.const import Cardinality, Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from agent.errors import AgentUnreachable, FaultStillPresent, PermissionDenied, UsageError
+from agent.errors import AgentUnreachable, FaultStillPresent, PermissionDeniedError, UsageError
 from agent.model.cleared_faults import ClearedFault, ClearRefusal
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import AgentStatus, Report
@@ -133,7 +133,7 @@ async def watch_reports(socket: Path, channel: UnixChannel | None = None) -> Asy
     Raises:
         AgentUnreachable: No process serves the socket, or its server stopped, serves none of these APIs, or
             sent an invalid message.
-        PermissionDenied: This process may not open the socket.
+        PermissionDeniedError: This process may not open the socket.
     """
     with _errors_with_socket(socket):
         channel = channel or UnixChannel(os.fspath(socket))
@@ -195,7 +195,7 @@ async def fetch_status(socket: Path) -> AgentStatus:
     Raises:
         AgentUnreachable: No process serves the socket, or it sent no valid answer within
             :data:`STATUS_TIMEOUT_S`.
-        PermissionDenied: This process may not open the socket.
+        PermissionDeniedError: This process may not open the socket.
     """
     with _errors_with_socket(socket):
         channel = UnixChannel(os.fspath(socket))
@@ -214,7 +214,7 @@ async def clear_faults(socket: Path, device: str, code: str) -> tuple[ClearedFau
         UsageError: The device is not known, has no such fault, or a reading decides the fault.
         FaultStillPresent: A reading still shows a fault of the device.
         AgentUnreachable: No agent serves the socket, or it gave no valid answer.
-        PermissionDenied: This process may not open the socket, or runs neither as root nor as the agent.
+        PermissionDeniedError: This process may not open the socket, or runs neither as root nor as the agent.
     """
     with _errors_with_socket(socket):
         channel = UnixChannel(os.fspath(socket))
@@ -224,7 +224,7 @@ async def clear_faults(socket: Path, device: str, code: str) -> tuple[ClearedFau
                 result = decode_clear_reply(await stub.clear(agent_v1.ClearRequest(device, code)))
         except GRPCError as error:
             if error.status is Status.PERMISSION_DENIED:
-                raise PermissionDenied(f"{socket}: {error.message}") from None
+                raise PermissionDeniedError(f"{socket}: {error.message}") from None
             raise
         finally:
             channel.close()
@@ -281,11 +281,11 @@ async def _messages_or_expiry(
 
 @contextlib.contextmanager
 def _errors_with_socket(socket: Path) -> Iterator[None]:
-    """Convert the exceptions of a connection to AgentUnreachable or PermissionDenied with the socket."""
+    """Convert the exceptions of a connection to AgentUnreachable or PermissionDeniedError with the socket."""
     try:
         yield
     except PermissionError as error:
-        raise PermissionDenied(f"{socket}: may not open this socket ({error.strerror})") from None
+        raise PermissionDeniedError(f"{socket}: may not open this socket ({error.strerror})") from None
     except TimeoutError:
         raise AgentUnreachable(f"{socket}: no answer within {STATUS_TIMEOUT_S:g} s") from None
     except OSError as error:

@@ -127,9 +127,9 @@ class DriverInstanceServer:
         and two seconds more, even if a disk hangs.
 
         Raises:
-            ResourceBusy: Another instance serves one of the sockets.
+            ResourceBusyError: Another instance serves one of the sockets.
             ConfigError: A directory or socket cannot be used.
-            PermissionDenied: This process may not create a directory or socket.
+            PermissionDeniedError: This process may not create a directory or socket.
             ValueError: A report names a device twice.
         """
         make_socket_directory(self._paths.plugin_dir, flag="--plugin-dir")

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.errors import ConfigError, PermissionDenied
+from agent.errors import ConfigError, PermissionDeniedError
 from agent.system.files import is_current_file, unlock_and_close
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class LeaderElection:
 
         Raises:
             ConfigError: The file cannot be created there.
-            PermissionDenied: This process may not create the file.
+            PermissionDeniedError: This process may not create the file.
         """
         self._directory = directory
         self._pod_uid = pod_uid
@@ -57,7 +57,9 @@ class LeaderElection:
         try:
             self._fd = self._create()
         except PermissionError as error:
-            raise PermissionDenied(f"{self._path}: may not create this file ({error.strerror})") from error
+            raise PermissionDeniedError(
+                f"{self._path}: may not create this file ({error.strerror})"
+            ) from error
         except OSError as error:
             raise ConfigError(f"{self._path}: cannot create this file ({error.strerror})") from error
 

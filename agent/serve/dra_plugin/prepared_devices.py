@@ -3,8 +3,9 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass
@@ -18,10 +19,11 @@ _NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.:]*[A-Za-z0-9])?"
 _CDI_ID: Final = re.compile(rf"(?=[A-Za-z]){_CDI_PART}/(?=[A-Za-z]){_CDI_PART}={_NAME}")
 
 
-class PreparedDevice(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedDevice:
     """Device that the driver prepared for a claim."""
 
-    requests: tuple[str, ...]
+    requests: tuple[str, ...] = ()
     """Requests of the claim that the device serves; empty: all. The kubelet receives ``gpu`` for the
     subrequest ``gpu/big``, because containers name only the request."""
     pool: str
@@ -81,7 +83,7 @@ def validate_prepared_devices(claim: Claim, answer: object) -> tuple[PreparedDev
             ", ".join(missing),
         )
     return tuple(
-        device._replace(requests=tuple(dict.fromkeys(map(_base, device.requests)))) for device in answer
+        replace(device, requests=tuple(dict.fromkeys(map(_base, device.requests)))) for device in answer
     )
 
 

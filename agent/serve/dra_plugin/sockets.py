@@ -138,10 +138,10 @@ class PluginSockets:
         """Create the driver's directory (mode 0750) and both sockets, and serve them.
 
         Raises:
-            ResourceBusy: Another process serves one of the sockets.
+            ResourceBusyError: Another process serves one of the sockets.
             ConfigError: The kubelet's registration directory does not exist, or a file that is not a socket
                 has a socket's path.
-            PermissionDenied: This process may not create the directory or a socket.
+            PermissionDeniedError: This process may not create the directory or a socket.
         """
         await self._files.call(self._make_directory)
         if not await self._files.call(self._paths.registry_dir.is_dir):

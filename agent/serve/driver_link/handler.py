@@ -52,7 +52,7 @@ class DriverLinkHandler(Protocol):
         Raises:
             ConfigError: A device is not valid; names the device, the key, and the value.
             TooManyDevices: The devices of all drivers together would be too many.
-            ResourceBusy: Another program wrote the driver's declaration file.
+            ResourceBusyError: Another program wrote the driver's declaration file.
         """
 
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:

@@ -178,7 +178,7 @@ def _claim(values: FieldValues, driver: str, field_path: str) -> Claim:
         )
     fingerprint = values["fingerprint"]
     configs = (ClaimConfig("", (), {"fingerprint": fingerprint}),) if fingerprint else ()
-    return Claim(values["namespace"], values["name"], values["uid"], tuple(devices), configs)
+    return Claim(values["namespace"], values["name"], values["uid"], devices=tuple(devices), configs=configs)
 
 
 def _check_names(values: FieldValues, names: Iterable[str], field_path: str) -> None:

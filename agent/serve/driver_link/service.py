@@ -17,7 +17,7 @@ import grpclib.server
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from agent.errors import ConfigError, DrahealthError, ResourceBusy
+from agent.errors import ConfigError, DrahealthError, ResourceBusyError
 from agent.model.taint import Taints
 from agent.serve.driver_link.handler import DriverLinkHandler, TooManyDevices
 from agent.serve.grpc.hardened import HardenedStream
@@ -175,7 +175,7 @@ class DriverLinkService:
             return error
         except ConfigError as error:
             return _grpc_error(Status.INVALID_ARGUMENT, error)
-        except ResourceBusy as error:
+        except ResourceBusyError as error:
             return _grpc_error(Status.FAILED_PRECONDITION, error)
         except (DrahealthError, OSError) as error:
             exhausted = isinstance(error, TooManyDevices) or getattr(error, "errno", None) in _EXHAUSTED
