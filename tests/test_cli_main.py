@@ -173,12 +173,12 @@ def test_group_of_two_errors_is_shown_in_full(capsys):
         (
             ["scna"],
             "'scna' is not one of run, scan, watch, status, explain, clear, audit, prepares, history, "
-            "classify, checks, conform; did you mean 'scan'?\ntry 'drahealth --help'",
+            "classify, checks, conform, new-driver; did you mean 'scan'?\ntry 'drahealth --help'",
         ),
         (
             ["zzz"],
             "'zzz' is not one of run, scan, watch, status, explain, clear, audit, prepares, history, "
-            "classify, checks, conform\ntry 'drahealth --help'",
+            "classify, checks, conform, new-driver\ntry 'drahealth --help'",
         ),
         (["run", "--perid", "1s"], "'--perid' is not an argument of drahealth run; did you mean '--period'?"),
         (["run", "--driverr=x"], "'--driverr' is not an argument of drahealth run; did you mean '--driver'?"),
@@ -270,8 +270,8 @@ def test_every_flag_is_in_the_reference_with_its_verbs():
     for line in REFERENCE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if flags := re.findall(r"`(--[a-z-]+)`", cells[0]):
-            (verbs,) = (cell for cell in cells if re.fullmatch(r"all|(`[a-z]+`(, )?)+", cell))
-            rows[flags[0]] = set(parsers) if verbs == "all" else set(re.findall(r"\w+", verbs))
+            (verbs,) = (cell for cell in cells if re.fullmatch(r"all|(`[a-z][a-z-]*`(, )?)+", cell))
+            rows[flags[0]] = set(parsers) if verbs == "all" else set(re.findall(r"[\w-]+", verbs))
     assert rows == verbs_of
 
 

@@ -31,6 +31,7 @@ VERBS: Final = {
     "classify": "prepares.classify",
     "checks": "checks.command",
     "conform": "conform.command",
+    "new-driver": "new_driver.command",
 }
 """Module of each subcommand, relative to this package. A command loads only the module of its subcommand."""
 

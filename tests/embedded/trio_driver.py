@@ -30,7 +30,10 @@ class Cards:
         ids = await trio.to_thread.run_sync(write, directory, f"{NAME}/card", claim.uid, cards)
         return [
             drahealth.PreparedDevice(
-                requests=(one.request,), pool=one.pool, device=one.device, cdi_ids=(id_,)
+                requests=(one.request,),
+                pool=one.pool,
+                device=one.device,
+                cdi_ids=(id_,),
             )
             for one, id_ in zip(claim.devices, ids, strict=True)
         ]
