@@ -23,6 +23,7 @@ sys.path[:0] = [str(TOP / "tests"), str(TOP / "examples")]
 
 from driver_scenarios.node import NODE, PAGES, Ask, Node  # noqa: E402
 from driver_scenarios.program import Program  # noqa: E402
+from go_driver.module import DRIVER as GO_DRIVER  # noqa: E402
 from go_driver.module import go_module  # noqa: E402
 from go_driver.node import GoNode  # noqa: E402
 from go_driver.objects import decoder  # noqa: E402
@@ -118,7 +119,7 @@ def pool_driver(root: Path, version: str) -> Iterator[Case]:
 @contextmanager
 def go_driver(root: Path, version: str) -> Iterator[Case]:
     """Run the agent, the Go driver and a pod that uses a hugepage pool of plain files."""
-    module, binary, messages = go_module(), root / "go-driver", root / "messages"
+    module, binary, messages = go_module(GO_DRIVER), root / "go-driver", root / "messages"
     messages.mkdir()
     module.build(binary)
     decode = decoder(module.directories(), messages)

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 import yaml
 from driver_scenarios.program import Program
-from go_driver.module import go_module
+from go_driver.module import DRIVER, go_module
 from machine import HugepagePool, hugepages
 
 from node_real.node import ADMIN_TOKEN, GO_DRIVER, NODE, SERVICE_IP, RealNode
@@ -148,7 +148,7 @@ def driver(driver_process: DriverProcess) -> None:
 def go_driver(node: RealNode, agent: None, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The example driver in Go as a process of the node, linked to the agent; two devices of the pool."""
     binary = tmp_path_factory.mktemp("go") / "go-driver"
-    go_module().build(binary)
+    go_module(DRIVER).build(binary)
     pages = f"2Mi:{POOL_PAGES // SHARES}"
     socket_file = f"/run/drahealth/drivers/{GO_DRIVER}.sock"
     node.spawn(
