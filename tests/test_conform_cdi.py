@@ -67,8 +67,8 @@ def test_files_of_this_project_are_valid(tmp_path):
     device = CdiDevice(
         "gpu-0",
         env={"GPU": "0"},
-        mounts=(CdiMount("/a", "/b", ("ro",), "bind"),),
-        nodes=(CdiNode("/dev/nvidia0", "/dev/nvidia1"),),
+        mounts=(CdiMount("/a", "/b", options=("ro",), type="bind"),),
+        nodes=(CdiNode("/dev/nvidia0", host_path="/dev/nvidia1"),),
         annotations={"a": "b"},
     )
     ids = write_cdi_spec(tmp_path, "example.com/gpu", "uid-1", [device])

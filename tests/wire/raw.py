@@ -5,6 +5,7 @@ Built on h2's codec and a blocking socket, without any of its checks on what is 
 
 import socket
 import struct
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -105,7 +106,8 @@ class RawClient:
         payload = bytes(self._received[9 : 9 + size])
         del self._received[: 9 + size]
         if kind == SETTINGS and not flags & ACK:
-            self.send(frame(SETTINGS, ACK, 0))
+            with suppress(BrokenPipeError):  # the server has closed the connection; what it sent can be read
+                self.send(frame(SETTINGS, ACK, 0))
         return kind, flags, stream, payload
 
     def next_of(self, kind: int, stream: int) -> tuple[int, bytes]:

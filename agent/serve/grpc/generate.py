@@ -44,7 +44,9 @@ def generate(out: Path) -> None:
         (out / name).mkdir()
         command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={PROTO}"]
         command += [f"--plugin=protoc-gen-python_betterproto={plugin}"]
-        subprocess.run([*command, f"--python_betterproto_out={out / name}", proto], check=True)
+        # in the output directory: betterproto leaves out __init__.py where the working directory has one
+        target = (out / name).resolve()
+        subprocess.run([*command, f"--python_betterproto_out={target}", proto], check=True, cwd=target)
         (out / name / "__init__.py").write_text(INIT)
 
 
