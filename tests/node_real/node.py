@@ -367,7 +367,7 @@ class RealNode:
         (d / "containerd.toml").write_text(
             CONTAINERD.format(
                 directory=d, binaries=self.binaries, snapshotter="overlayfs",
-                restrict=json.dumps(not _may_lower_oom_score()),
+                restrict=json.dumps(not may_lower_oom_score()),
             )
         )  # fmt: skip
         (d / "kubelet.yaml").write_text(yaml.safe_dump(self._kubelet_config()))
@@ -477,7 +477,7 @@ def is_ready(node: Mapping[str, Any]) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
-def _may_lower_oom_score() -> bool:
+def may_lower_oom_score() -> bool:
     """Return whether this process has CAP_SYS_RESOURCE."""
     status = Path("/proc/self/status").read_text()
     return bool(int(status.partition("CapEff:")[2].split()[0], 16) >> 24 & 1)
