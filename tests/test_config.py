@@ -3,7 +3,9 @@
 import os
 import re
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import given
@@ -682,6 +684,9 @@ def test_invalid_pool_name_is_refused_as_node_name(setup, name):
 
 # --- the runtime directory ---------------------------------------------------------------------------------
 
+NO_AGENT: Final = Path("/proc/self/no-agent")
+"""Directory of root's agent for tests in which root runs none; /run/drahealth may have one."""
+
 
 def test_client_needs_runtime_dir_but_no_valid_node_name():
     flags = {"--runtime-dir": "/run/here"}
@@ -695,12 +700,13 @@ def test_runtime_dir_of_root_is_below_run():
 
 @pytest.mark.usefixtures("unprivileged")
 def test_runtime_dir_of_user_is_below_xdg_runtime_dir():
-    assert load_runtime_dir({}, {"XDG_RUNTIME_DIR": "/run/user/1"}) == Path("/run/user/1/drahealth")
+    variables = {"XDG_RUNTIME_DIR": "/run/user/1"}
+    assert load_runtime_dir({}, variables, system_dir=NO_AGENT) == Path("/run/user/1/drahealth")
 
 
 @pytest.mark.usefixtures("unprivileged")
 def test_user_without_xdg_runtime_dir_must_set_runtime_dir():
-    for needs_one in (load_runtime_dir, load):
+    for needs_one in (partial(load_runtime_dir, system_dir=NO_AGENT), load):
         with pytest.raises(ConfigError, match=r"XDG_RUNTIME_DIR is not set; set it with --runtime-dir"):
             needs_one({}, {})
 

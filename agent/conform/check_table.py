@@ -41,8 +41,7 @@ def missing_list(session: SessionRecord) -> CheckOutcome | None:
 
 def missing_device(session: SessionRecord) -> CheckOutcome | None:
     """Return why no device was reported; None: a list has a device."""
-    streams = (stream for version in session.versions for stream in version.streams)
-    has_device = any(item.devices for stream in streams for item in stream.lists)
+    has_device = any(item.devices for stream in session.watched_streams for item in stream.lists)
     return missing_list(session) or (None if has_device else not_run("no device was reported"))
 
 

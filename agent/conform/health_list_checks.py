@@ -192,8 +192,7 @@ def check_list_size(session: SessionRecord) -> CheckOutcome:
 def _largest_list(session: SessionRecord) -> int:
     """Return the size of the largest list of all versions [bytes]; 0: no list was received, or all are
     empty."""
-    streams = (stream for version in session.versions for stream in version.streams)
-    return max((item.size for stream in streams for item in stream.lists), default=0)
+    return max((item.size for stream in session.watched_streams for item in stream.lists), default=0)
 
 
 def check_duplicates(session: SessionRecord) -> CheckOutcome:
@@ -273,18 +272,19 @@ def check_update_times(session: SessionRecord) -> CheckOutcome:
 
 def check_fresh_times(session: SessionRecord) -> CheckOutcome:
     """Compares the age of each last_updated_time at receipt with the lease, unless the device is Unknown."""
-    oldest_s = 0.0
+    ages: list[float] = []
 
     def old(stream: StreamRecord) -> Iterator[CheckOutcome]:
-        nonlocal oldest_s
         for item in stream.lists:
             now_s = session.began_wall_s + item.received_s
             for device in item.devices:
-                lease_s = effective_lease_s(device)
-                if device.health not in EXPIRING or not 0 < device.updated_s <= MILLISECONDS or not lease_s:
+                if device.health not in EXPIRING or not 0 < device.updated_s <= MILLISECONDS:
                     continue
                 age_s = max(0.0, now_s - device.updated_s)
-                oldest_s = max(oldest_s, age_s)
+                ages.append(age_s)
+                lease_s = effective_lease_s(device)
+                if not lease_s:
+                    continue
                 text = (
                     f"{format_device(device.key)}: last_updated_time is {age_s:,.0f} s old, "
                     f"its lease is {lease_s:,.0f} s"
@@ -297,21 +297,14 @@ def check_fresh_times(session: SessionRecord) -> CheckOutcome:
     outcome = evaluate_streams(session, old, passed(""))
     if outcome.verdict is not CheckVerdict.PASS:
         return outcome
-    reported = (
-        device
-        for version in session.versions
-        for stream in version.streams
-        for device in distinct_entries(stream)
-    )
-    if not any(device.health in EXPIRING and 0 < device.updated_s <= MILLISECONDS for device in reported):
+    if not ages:
         return not_run("no Healthy or Unhealthy device has a last_updated_time in seconds")
-    return passed(f"{format_seconds(oldest_s)} old at most")
+    return passed(f"{format_seconds(max(ages))} old at most")
 
 
 def check_devices(session: SessionRecord) -> CheckOutcome:
     """Counts the devices in all lists."""
-    streams = (stream for version in session.versions for stream in version.streams)
-    known = {key for stream in streams for key in reports_by_device(stream)}
+    known = {key for stream in session.watched_streams for key in reports_by_device(stream)}
     if any(item.decode_error for stream in session.main.streams for item in stream.lists) and not known:
         return not_run("no list can be decoded: see health.decode")
     if not known:
@@ -322,10 +315,9 @@ def check_devices(session: SessionRecord) -> CheckOutcome:
 def check_known_health(session: SessionRecord) -> CheckOutcome:
     """Searches for devices that are Unknown in every list."""
     healths: dict[RawDeviceKey, set[int]] = {}
-    for version in session.versions:
-        for stream in version.streams:
-            for device in distinct_entries(stream):
-                healths.setdefault(device.key, set()).add(device.health)
+    for stream in session.watched_streams:
+        for device in distinct_entries(stream):
+            healths.setdefault(device.key, set()).add(device.health)
     unknown = [key for key, reported in healths.items() if reported == {0}]
     recorded = format_seconds(session.recorded_s)
     if len(unknown) == len(healths):

@@ -383,11 +383,19 @@ class SessionRecord(NamedTuple):
         return second if second.has_lists and not first.has_lists else first
 
     @property
+    def watched_streams(self) -> tuple[StreamRecord, ...]:
+        """Health streams that were recorded for as long as they were open, of both versions."""
+        return tuple(stream for version in self.versions for stream in version.streams)
+
+    @property
     def streams(self) -> tuple[StreamRecord, ...]:
         """All recorded health streams."""
         visitors = [self.second_kubelet, self.stopped_reader.stream if self.stopped_reader else None]
-        watched = [stream for version in self.versions for stream in version.streams]
-        return (*watched, *filter(None, visitors), *(reopening.stream for reopening in self.reopenings))
+        return (
+            *self.watched_streams,
+            *filter(None, visitors),
+            *(reopening.stream for reopening in self.reopenings),
+        )
 
     @property
     def other(self) -> VersionRecord:
