@@ -7,7 +7,7 @@ from typing import Any, Final
 from agent.health.gpu.catalog import counter_windows_s
 from agent.health.gpu.view import GpuView, SeenGpuFeatures
 from agent.health.rules import CounterGrowth
-from agent.model.gpu import GpuField, GpuSample, GpuSystemSample, NvmlSample
+from agent.model.gpu import GpuField, GpuOsSample, GpuSample, NvmlSample
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.settings import GpuLimits
@@ -156,7 +156,7 @@ def gpu_view(
         name="gpu-0",
         seen=SeenGpuFeatures(links_up=ALL_UP, ecc=True, fabric_manager=True),
         gpu_set=gpu_set(gpu, *others),
-        host=GpuSystemSample(bus_gpus=tuple(each.bus for each in (gpu, *others)), fabric_manager=True),
+        host=GpuOsSample(bus_gpus=tuple(each.bus for each in (gpu, *others)), fabric_manager=True),
         growth=growth,
         siblings_p50_ns=(400_000,) * 7,
         limits=limits,

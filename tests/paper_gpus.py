@@ -20,8 +20,8 @@ from agent.model.gpu import (
     EventCount,
     GpuEvent,
     GpuField,
+    GpuOsSample,
     GpuSample,
-    GpuSystemSample,
     MigSample,
     NvmlSample,
     NvmlStatus,
@@ -129,7 +129,7 @@ class GpuNode(PaperNode):
         for number, instances in (migs or {}).items():
             self.partition(number, *instances)
         self.hanging: set[int] = set()
-        self.host = GpuSystemSample(fabric_manager=True)
+        self.host = GpuOsSample(fabric_manager=True)
         self.next()
 
     @property

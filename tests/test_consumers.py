@@ -28,7 +28,7 @@ from agent.devices.consumers.affected_pods import (
 )
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.current_uses import current_uses
-from agent.devices.consumers.reservations import RefusingKubelets
+from agent.devices.consumers.reservations import KubeletsRefusingPod
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
     ConsumerKind,
@@ -582,7 +582,7 @@ def test_pod_without_its_reservation_would_be_refused() -> None:
         )
     )
     (risk,) = refused_pods(consumers)
-    assert (risk.pod, risk.claim, risk.kubelets) == (POD, ref("c"), RefusingKubelets.ALL)
+    assert (risk.pod, risk.claim, risk.kubelets) == (POD, ref("c"), KubeletsRefusingPod.ALL)
 
 
 def test_group_member_would_be_refused_by_kubelets_without_groups() -> None:
@@ -593,7 +593,7 @@ def test_group_member_would_be_refused_by_kubelets_without_groups() -> None:
             claims_file=[known_claim("c", use(), reserved=[for_group("workers")])],
         )
     )
-    assert [one.kubelets for one in refused_pods(consumers)] == [RefusingKubelets.WITHOUT_GROUPS]
+    assert [one.kubelets for one in refused_pods(consumers)] == [KubeletsRefusingPod.WITHOUT_GROUPS]
 
 
 def test_pod_of_another_node_is_not_refused() -> None:

@@ -20,7 +20,7 @@ from wire.kubelet_apis import (
 from agent.devices.consumers.affected_pods import affected_pods, pods_by_name, refused_pods
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.kube_objects import parse_claims, parse_pods
-from agent.devices.consumers.reservations import RefusingKubelets
+from agent.devices.consumers.reservations import KubeletsRefusingPod
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import Origin, PodRef, SourceAnswer, SourceAnswers
 from agent.model.consumers import ConsumerMap, ContainerUse
@@ -151,7 +151,7 @@ def test_every_edge_has_its_origin_and_time(known: ConsumerMap) -> None:
 
 def test_only_the_pod_without_a_reservation_would_be_refused(known: ConsumerMap) -> None:
     (risk,) = refused_pods(known)
-    assert (risk.pod.uid, risk.claim.name, risk.kubelets) == ("u-0", SHARED, RefusingKubelets.ALL)
+    assert (risk.pod.uid, risk.claim.name, risk.kubelets) == ("u-0", SHARED, KubeletsRefusingPod.ALL)
 
 
 def test_node_without_sockets_gives_uids_and_missing_sources(tmp_path: Path) -> None:

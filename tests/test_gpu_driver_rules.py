@@ -8,7 +8,7 @@ from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_vi
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.view import GpuView
 from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
-from agent.model.gpu import GpuEvent, GpuField, GpuSample, GpuSystemSample, StuckProcess
+from agent.model.gpu import GpuEvent, GpuField, GpuOsSample, GpuSample, StuckProcess
 from agent.model.health import Finding, Repair, Severity
 from agent.model.settings import GpuLimits
 from agent.model.source_state import SourceState
@@ -35,7 +35,7 @@ def failing_library(err: int) -> GpuView:
 
 
 def stuck(*processes: tuple[int, str]) -> GpuView:
-    return gpu_view(host=GpuSystemSample(stuck=tuple(StuckProcess(pid, name) for pid, name in processes)))
+    return gpu_view(host=GpuOsSample(stuck=tuple(StuckProcess(pid, name) for pid, name in processes)))
 
 
 def init_finding(text: str, advice: str = "", repair: Repair | None = None) -> Finding:
@@ -106,11 +106,11 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
      missing_finding("not among the 7 GPUs of NVML; 8 expected by configuration")),
     (MISSING, gpu_view(sample=GONE, gpu_set=SEVEN),
      missing_finding("not among the 7 GPUs of NVML; 0000:1b:00.0 is still on the PCI bus")),
-    (MISSING, gpu_view(sample=GONE, gpu_set=SEVEN, host=GpuSystemSample(bus_gpus=("0000:2b:00.0",))),
+    (MISSING, gpu_view(sample=GONE, gpu_set=SEVEN, host=GpuOsSample(bus_gpus=("0000:2b:00.0",))),
      missing_finding("not among the 7 GPUs of NVML; 0000:1b:00.0 is no longer on the PCI bus")),
-    (MISSING, unbound_view("vfio-pci", host=GpuSystemSample(bus_gpus=("0000:2b:00.0",))),
+    (MISSING, unbound_view("vfio-pci", host=GpuOsSample(bus_gpus=("0000:2b:00.0",))),
      missing_finding("not among the 7 GPUs of NVML; 0000:1b:00.0 is still on the PCI bus")),
-    (MISSING, gpu_view(sample=GONE, gpu_set=SEVEN, host=GpuSystemSample(bus_gpus=EIO)),
+    (MISSING, gpu_view(sample=GONE, gpu_set=SEVEN, host=GpuOsSample(bus_gpus=EIO)),
      missing_finding("not among the 7 GPUs of NVML")),
     (MISSING, STARTING, RuleNotEvaluated("NVML is being opened")),
     (MISSING, NO_LIBRARY, RuleNotEvaluated("NVML cannot be used")),
@@ -141,7 +141,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (STUCK, stuck(), OK),
     (
         STUCK,
-        gpu_view(host=GpuSystemSample(stuck=ABSENT)),
+        gpu_view(host=GpuOsSample(stuck=ABSENT)),
         RuleNotApplicable("the agent may not inspect other processes (CAP_SYS_PTRACE)"),
     ),
     (STUCK, stuck((12, "python")), Finding(STUCK, Severity.DEGRADED, "stuck in the driver: python (12)")),
@@ -150,7 +150,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (STUCK, stuck(*((pid, "rank") for pid in range(1, 9))),
      Finding(STUCK, Severity.DEGRADED,
              "stuck in the driver: rank (1), rank (2), rank (3), rank (4) and 4 more")),
-    (STUCK, gpu_view(sample=None, host=GpuSystemSample(stuck=(StuckProcess(5, "nvidia-smi"),))),
+    (STUCK, gpu_view(sample=None, host=GpuOsSample(stuck=(StuckProcess(5, "nvidia-smi"),))),
      Finding(STUCK, Severity.DEGRADED, "stuck in the driver: nvidia-smi (5)")),
 ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from agent.engine.loop import visible_state
 from agent.engine.step import FIRST_PASS_WAIT_NS, EngineState, initial_state, step
 from agent.health.gpu.verdicts import NOT_READ_YET
 from agent.health.rules import CLEAN_PASSES, STALLED
-from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuSystemSample, NvmlStatus
+from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuOsSample, NvmlStatus
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
@@ -115,7 +115,7 @@ def test_known_gpus_are_unknown_then_unhealthy_while_nvml_hangs() -> None:
 def test_gpus_of_bus_are_unknown_while_first_nvml_init_hangs() -> None:
     node = fresh_start(1)
     bus = (node.gpus[0].bus,)
-    node.host = GpuSystemSample(bus_gpus=bus, bound_gpus=bus)
+    node.host = GpuOsSample(bus_gpus=bus, bound_gpus=bus)
     node.rest(3)
     assert (node.health(), node.codes()) == (Health.UNKNOWN, ["gpu.unseen"])
     opened(node)
@@ -141,7 +141,7 @@ def test_gpus_of_new_library_are_reported_with_first_samples() -> None:
     node = GpuNode()
     gpus, node.gpus = node.gpus, {}
     node.nvml = node.nvml._replace(state=SourceState.ABSENT)
-    node.host = GpuSystemSample(bus_gpus=tuple(gpu.bus for gpu in gpus.values()))
+    node.host = GpuOsSample(bus_gpus=tuple(gpu.bus for gpu in gpus.values()))
     node.state = initial_state(node.settings)
     node.rest(5)
     node.nvml = node.nvml._replace(state=SourceState.OK)

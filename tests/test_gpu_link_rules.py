@@ -16,7 +16,7 @@ from agent.health.rules import (
     RuleNotEvaluated,
     RuleResult,
 )
-from agent.model.gpu import GpuField, GpuSystemSample
+from agent.model.gpu import GpuField, GpuOsSample
 from agent.model.health import Finding, Severity
 from agent.model.reading import Missing, Reading
 
@@ -98,7 +98,7 @@ def fabric(
     state: Reading, status: Reading = 0, *, manager: bool | Missing = True, seen: SeenGpuFeatures = STRANGER
 ) -> GpuView:
     changed = {GpuField.FABRIC_STATE: state, GpuField.FABRIC_STATUS: status}
-    return gpu_view(changed, seen=seen, host=GpuSystemSample(fabric_manager=manager))
+    return gpu_view(changed, seen=seen, host=GpuOsSample(fabric_manager=manager))
 
 
 def mask(bits: Reading, summary: Reading = 1) -> GpuView:
@@ -106,7 +106,7 @@ def mask(bits: Reading, summary: Reading = 1) -> GpuView:
 
 
 def managed(running: bool | Missing, *, before: bool = False) -> GpuView:
-    return gpu_view(seen=SeenGpuFeatures(fabric_manager=before), host=GpuSystemSample(fabric_manager=running))
+    return gpu_view(seen=SeenGpuFeatures(fabric_manager=before), host=GpuOsSample(fabric_manager=running))
 
 
 IDLE: Final = RuleNotEvaluated("needs load: an idle link slows down")

@@ -10,7 +10,7 @@ from paper_gpus import GpuNode
 
 from agent.health.gpu.rule_state import REMOVED_NS, GpuRuleState, gpu_devices, gpu_views, next_gpu_rule_state
 from agent.health.rules import CounterGrowth
-from agent.model.gpu import GpuField, GpuSample, GpuSystemSample, MigSample, NvmlStatus
+from agent.model.gpu import GpuField, GpuOsSample, GpuSample, MigSample, NvmlStatus
 from agent.model.reading import Reading
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
@@ -22,10 +22,10 @@ WINDOW_S = 60
 
 
 def snapshot(
-    *gpus: GpuSample, host: GpuSystemSample | None = None, state: SourceState = SourceState.OK, err: int = 0
+    *gpus: GpuSample, host: GpuOsSample | None = None, state: SourceState = SourceState.OK, err: int = 0
 ) -> Snapshot:
     nvml = gpu_set(*gpus, state=state, err=err)
-    return Snapshot(0, cpus_sample(), gpus=nvml, host=host or GpuSystemSample())
+    return Snapshot(0, cpus_sample(), gpus=nvml, host=host or GpuOsSample())
 
 
 def at(second: float) -> Instant:
@@ -54,7 +54,7 @@ def test_pci_function_is_matched_only_for_gpus_listed_by_nvml() -> None:
     for pci in (None, EIO):
         views = gpu_views(state, replace(snapshot(*known), pci=pci), LIMITS, at(2))
         assert [view.pci_function for view in views.values()] == [None, None]
-    by_bus = snapshot(host=GpuSystemSample(bus_gpus=(functions[0].address,)), state=SourceState.FAILING)
+    by_bus = snapshot(host=GpuOsSample(bus_gpus=(functions[0].address,)), state=SourceState.FAILING)
     state = next_gpu_rule_state(GpuRuleState(), by_bus, LIMITS, at(1))
     [view] = gpu_views(state, replace(by_bus, pci=functions), LIMITS, at(2)).values()
     assert view.pci_function is None
@@ -197,7 +197,7 @@ def test_missing_gpu_does_not_rename_other_gpus() -> None:
 
 def test_gpus_from_bus_keep_numbers_when_nvml_recovers() -> None:
     buses = ("0000:1b:00.0", "0000:2b:00.0")
-    host = GpuSystemSample(bus_gpus=buses)
+    host = GpuOsSample(bus_gpus=buses)
     failing = snapshot(host=host, state=SourceState.FAILING)
     state = next_gpu_rule_state(GpuRuleState(), failing, LIMITS, at(1))
     assert [(gpu.number, gpu.bus) for gpu in state.registry] == [(0, buses[0]), (1, buses[1])]
@@ -213,7 +213,7 @@ UNLOADED: Final = [(SourceState.ABSENT, 0), (SourceState.ABSENT, 12), (SourceSta
 
 @pytest.mark.parametrize(("state", "err"), UNLOADED)
 def test_gpus_without_library_count_if_bound_to_nvidia(state: SourceState, err: int) -> None:
-    host = GpuSystemSample(bus_gpus=("0000:1b:00.0", "0000:2b:00.0"), bound_gpus=("0000:2b:00.0",))
+    host = GpuOsSample(bus_gpus=("0000:1b:00.0", "0000:2b:00.0"), bound_gpus=("0000:2b:00.0",))
     failed = snapshot(host=host, state=state, err=err)
     found = next_gpu_rule_state(GpuRuleState(), failed, LIMITS, at(1))
     assert [(gpu.number, gpu.bus) for gpu in found.registry] == [(0, "0000:2b:00.0")]
@@ -226,7 +226,7 @@ def test_gpus_without_library_count_if_bound_to_nvidia(state: SourceState, err: 
 
 
 def test_opening_library_counts_only_gpus_bound_to_nvidia() -> None:
-    host = GpuSystemSample(bus_gpus=("0000:1b:00.0", "0000:2b:00.0"), bound_gpus=("0000:2b:00.0",))
+    host = GpuOsSample(bus_gpus=("0000:1b:00.0", "0000:2b:00.0"), bound_gpus=("0000:2b:00.0",))
     found = next_gpu_rule_state(
         GpuRuleState(), snapshot(host=host, state=SourceState.STARTING), LIMITS, at(1)
     )
@@ -234,7 +234,7 @@ def test_opening_library_counts_only_gpus_bound_to_nvidia() -> None:
 
 
 def test_driver_not_loaded_counts_gpus_without_driver() -> None:
-    host = GpuSystemSample(bus_gpus=("0000:1b:00.0",))
+    host = GpuOsSample(bus_gpus=("0000:1b:00.0",))
     failed = snapshot(host=host, state=SourceState.FAILING, err=9)
     assert len(next_gpu_rule_state(GpuRuleState(), failed, LIMITS, at(1)).registry) == 1
 

@@ -36,7 +36,7 @@ from agent.health.rules import (
     format_at_least,
     format_duration,
 )
-from agent.model.gpu import GpuField, GpuSystemSample, StuckProcess
+from agent.model.gpu import GpuField, GpuOsSample, StuckProcess
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Reading
 from agent.model.settings import GpuLimits
@@ -81,7 +81,7 @@ TRIGGERS: Final[Mapping[str, GpuView]] = {
     "gpu.unbound": gpu_view(sample=gpu_sample(status=28), pci_function=pci_sample(driver="")),
     "gpu.driver.reloaded": gpu_view(gpu_set=gpu_set(generation=2)),
     "gpu.driver.persistence_off": read(persistence=0),
-    "gpu.driver.stuck_process": gpu_view(host=GpuSystemSample(stuck=(StuckProcess(4711, "python"),))),
+    "gpu.driver.stuck_process": gpu_view(host=GpuOsSample(stuck=(StuckProcess(4711, "python"),))),
     "gpu.driver.deaf": gpu_view(is_log_readable=False),
     "gpu.remap.failure": read(remap_failure=1),
     "gpu.ecc.sram_threshold": read(sram_threshold=1),
@@ -97,7 +97,7 @@ TRIGGERS: Final[Mapping[str, GpuView]] = {
     "gpu.fabric.status": read(fabric_status=999),
     "gpu.fabric.state": read(fabric_state=2),
     "gpu.fabric.health": read(fabric_health=0x19A),
-    "gpu.fabric.manager": gpu_view(host=GpuSystemSample(fabric_manager=False)),
+    "gpu.fabric.manager": gpu_view(host=GpuOsSample(fabric_manager=False)),
     "gpu.pcie.aer.fatal": grown(aer_fatal=1),
     "gpu.pcie.aer.nonfatal": grown(aer_nonfatal=1),
     "gpu.pcie.aer.correctable": grown(aer_correctable=100),

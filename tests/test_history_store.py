@@ -21,7 +21,7 @@ from usage_samples import GOOD, LOST, SLOW, device_usage
 
 from agent.errors import ResourceBusyError
 from agent.model.claim_sources import Origin, PodRef
-from agent.model.device_usage import DeviceUsage, StoredUsages, UsageEnd, UsageEndKind
+from agent.model.device_usage import PodDeviceUsage, StoredUsages, UsageEnd, UsageEndKind
 from agent.model.settings import UsageHistoryLimits
 from agent.store.history_file import HistoryError, HistoryFile, read_history
 from agent.store.state_files import UnusableFile
@@ -39,11 +39,11 @@ def history(path: Path) -> HistoryFile:
     return HistoryFile(path, UsageHistoryLimits())
 
 
-def kept(history: HistoryFile, *uses: DeviceUsage, merged: tuple[str, ...] = (), second: int = 5) -> None:
+def kept(history: HistoryFile, *uses: PodDeviceUsage, merged: tuple[str, ...] = (), second: int = 5) -> None:
     history.write_uses(uses, merged, at(second).wall_s, delete_by_age=False)
 
 
-def as_read(use: DeviceUsage) -> DeviceUsage:
+def as_read(use: PodDeviceUsage) -> PodDeviceUsage:
     """Return the use as the file has it, without the monotonic clock of the agent that wrote it."""
     return replace(use, began=replace(use.began, mono_ns=0), resumed=True)
 

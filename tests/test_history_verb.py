@@ -18,7 +18,7 @@ from agent.cli.history.text import END_WORDS, render
 from agent.cli.main import main
 from agent.cli.output.terminal import TextStyle
 from agent.model.claim_sources import PodRef
-from agent.model.device_usage import DeviceUsage, UsageEnd, UsageEndKind
+from agent.model.device_usage import PodDeviceUsage, UsageEnd, UsageEndKind
 from agent.model.settings import UsageHistoryLimits
 from agent.node.pods.history_recorder import FILE
 from agent.store.history_file import HistoryFile
@@ -32,7 +32,7 @@ def ended(
     ago_s: float = 60,
     lasted_s: float = 3600,
     **more: Any,
-) -> DeviceUsage:
+) -> PodDeviceUsage:
     """Return a usage that ended `ago_s` ago."""
     end = UsageEnd(ending, NOW_S - ago_s - 5, NOW_S - ago_s, lasted_s)
     return device_usage(number, ended=end, **more)
@@ -44,7 +44,7 @@ RECOVERED = ended(3, state=GOOD, worst=SLOW, owner="")
 RUNS = device_usage(4, active=True, before=True)
 
 
-def shown(*uses: DeviceUsage, **more: Any) -> str:
+def shown(*uses: PodDeviceUsage, **more: Any) -> str:
     return render(uses, TextStyle(), now_s=NOW_S, left_s=NOW_S - 30, **more)
 
 
@@ -121,7 +121,7 @@ class Recorded:
     def path(self) -> Path:
         return self.state / FILE
 
-    def store(self, *uses: DeviceUsage) -> None:
+    def store(self, *uses: PodDeviceUsage) -> None:
         HistoryFile(self.path, UsageHistoryLimits()).write_uses(uses, (), NOW_S, delete_by_age=False)
 
     def run(self, *argv: str) -> tuple[int, str, str]:

@@ -23,8 +23,8 @@ from wire.serving import eventually
 from agent.config.config import Config
 from agent.health.rules import CLEAN_PASSES
 from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredPci, DriverDevice
-from agent.model.gpu import GpuAttributes, GpuSystemSample
-from agent.model.kernel_messages import Subsystem, UeventSample
+from agent.model.gpu import GpuAttributes, GpuOsSample
+from agent.model.kernel_messages import Subsystem, UeventCounts
 from agent.model.reading import Missing
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
@@ -63,7 +63,7 @@ def plug_in(machine: Config, bus: str, pci_class: str) -> None:
     (device / "class").write_text(f"{pci_class}\n")
 
 
-def host_of(machine: Config) -> GpuSystemSample:
+def host_of(machine: Config) -> GpuOsSample:
     watch = GpuPciWatcher(machine.sysfs_root, machine.procfs_root, 60, read_inventory=tuple)
     watch.start_single_read().join(PATIENCE_S)
     return watch.gpu_system
@@ -81,7 +81,7 @@ def flags_of(machine: Config) -> list[str]:
 
 def test_host_without_gpu_is_not_scanned_for_processes(machine: Config) -> None:
     plug_in(machine, "0000:05:00.0", "0x068000")
-    assert host_of(machine) == GpuSystemSample()
+    assert host_of(machine) == GpuOsSample()
 
 
 def test_gpu_on_bus_enables_process_scan(machine: Config) -> None:
@@ -157,9 +157,9 @@ def declared(*addresses: str) -> Declarations:
     return (DeclaredFile("d.example.com", tuple(devices)),)
 
 
-def events(count: int, state: SourceState = SourceState.OK) -> UeventSample:
+def events(count: int, state: SourceState = SourceState.OK) -> UeventCounts:
     source = SourceSample("uevents", state, 0, NS, 0, "", vital=False)
-    return UeventSample(source, {Subsystem.PCI: count})
+    return UeventCounts(source, {Subsystem.PCI: count})
 
 
 class PciWatcher:
@@ -241,7 +241,7 @@ def test_gpu_watch_disabled_still_finds_declared_devices(machine: Config) -> Non
     watcher = PciWatcher(machine, gpus=False)
     watcher.watch.note_inputs(None, None, declared(NIC))
     watcher.watch.start_single_read().join(PATIENCE_S)
-    assert watcher.watch.gpu_system == GpuSystemSample()
+    assert watcher.watch.gpu_system == GpuOsSample()
     assert NIC in watcher.drivers
 
 
@@ -343,7 +343,7 @@ async def test_flapping_device_is_read_at_growing_intervals(
 
 @pytest.mark.parametrize("uevents", [None, events(0, SourceState.ABSENT), events(0, SourceState.FAILING)])
 async def test_bus_without_kernel_events_is_read_every_ten_seconds(
-    machine: Config, autojump_clock: MockClock, uevents: UeventSample | None
+    machine: Config, autojump_clock: MockClock, uevents: UeventCounts | None
 ) -> None:
     nic = plug_nic(machine)
     watcher = PciWatcher(machine)

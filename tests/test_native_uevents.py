@@ -20,7 +20,7 @@ from netns import Injector, netns, run_in_user_namespace
 from patience import PATIENCE_S
 
 from agent.errors import ProbeError
-from agent.model.kernel_messages import Subsystem, UeventSample
+from agent.model.kernel_messages import Subsystem, UeventCounts
 from agent.model.source_state import SourceState
 from agent.native.uevents import UeventListener, watch_directory
 
@@ -34,12 +34,12 @@ class Listener:
         self.uevents = UeventListener(self.fd, [self.poke_fd])
         self.uevents.start()
 
-    def read(self) -> UeventSample:
+    def read(self) -> UeventCounts:
         sample = self.uevents.read()
         assert sample is not None
         return sample
 
-    def until(self, what: Callable[[UeventSample], bool]) -> UeventSample:
+    def until(self, what: Callable[[UeventCounts], bool]) -> UeventCounts:
         """Return the first sample that fulfils the condition; waits on the eventfd only."""
         deadline = time.monotonic() + PATIENCE_S
         while not what(sample := self.read()):
@@ -72,7 +72,7 @@ def injector() -> Iterator[Injector]:
         yield injector
 
 
-def has_changed(subsystem: Subsystem, times: int = 1) -> Callable[[UeventSample], bool]:
+def has_changed(subsystem: Subsystem, times: int = 1) -> Callable[[UeventCounts], bool]:
     """Return a condition: at least so many events of a subsystem were counted."""
     return lambda sample: sample.changes[subsystem] >= times
 

@@ -14,7 +14,7 @@ from nic_samples import ABSENT, NIC, NicFiles, nic_sample
 from patience import PATIENCE_S
 
 from agent.model.declared_devices import Declarations, DeclaredFile, DeclaredNic, DriverDevice
-from agent.model.kernel_messages import Subsystem, UeventSample
+from agent.model.kernel_messages import Subsystem, UeventCounts
 from agent.model.nic import LinkLayer, NicPortSample, NicSample
 from agent.model.reading import Absence, Missing
 from agent.model.source_state import SourceSample, SourceState
@@ -228,9 +228,9 @@ def declarations(*parts: DeclaredNic) -> Declarations:
     return (DeclaredFile("d.example.com", tuple(devices)),)
 
 
-def uevents(count: int) -> UeventSample:
+def uevents(count: int) -> UeventCounts:
     source = SourceSample("uevents", SourceState.OK, 0, NS, 0, "", vital=False)
-    return UeventSample(source, {Subsystem.PCI: count})
+    return UeventCounts(source, {Subsystem.PCI: count})
 
 
 class WatchedNics:

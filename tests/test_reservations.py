@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.devices.consumers.kube_objects import parse_claim_object
 from agent.devices.consumers.reservations import (
     RESERVED_MAX,
-    RefusingKubelets,
+    KubeletsRefusingPod,
     find_refusal,
     find_refusal_by_uid,
     known_consumers,
@@ -113,7 +113,7 @@ def test_fields_of_kep_5194_are_parsed_and_prevent_no_refusal() -> None:
     assert claim.any_pod
     found = find_refusal(pod(), NAMED, claim)  # no Kubernetes release has these fields
     assert found is not None
-    assert found.kubelets is RefusingKubelets.ALL
+    assert found.kubelets is KubeletsRefusingPod.ALL
 
 
 # --- orphans -----------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_pod_with_a_reservation_is_not_refused() -> None:
 def test_pod_without_a_reservation_is_refused_by_all_kubelets() -> None:
     found = find_refusal(pod(), NAMED, reserved(pod_entry(1), pod_entry(2), JOB))
     assert found is not None
-    assert found.kubelets is RefusingKubelets.ALL
+    assert found.kubelets is KubeletsRefusingPod.ALL
     assert found.reason == "the claim is not reserved for the pod, but for 2 pods and 1 other"
     unreserved = find_refusal(pod(), NAMED, reserved())
     assert unreserved is not None
@@ -162,7 +162,7 @@ def test_pod_without_a_reservation_is_refused_by_all_kubelets() -> None:
 def test_group_reservation_is_refused_by_kubelets_without_groups() -> None:
     found = find_refusal(pod(group="workers"), NAMED, reserved(GROUP))
     assert found is not None
-    assert found.kubelets is RefusingKubelets.WITHOUT_GROUPS
+    assert found.kubelets is KubeletsRefusingPod.WITHOUT_GROUPS
 
 
 def test_pod_reserved_itself_and_by_group_is_not_refused() -> None:
@@ -172,7 +172,7 @@ def test_pod_reserved_itself_and_by_group_is_not_refused() -> None:
 def test_reservation_for_another_group_does_not_count() -> None:
     found = find_refusal(pod(group="others"), NAMED, reserved(GROUP))
     assert found is not None
-    assert found.kubelets is RefusingKubelets.ALL
+    assert found.kubelets is KubeletsRefusingPod.ALL
 
 
 def test_kubelet_matches_the_uid_of_any_kind_of_entry() -> None:
@@ -194,7 +194,7 @@ def test_claim_from_a_template_must_be_owned_by_the_pod() -> None:
     for other in (old, claim):
         found = find_refusal(pod(), MADE, other)
         assert found is not None
-        assert found.kubelets is RefusingKubelets.ALL
+        assert found.kubelets is KubeletsRefusingPod.ALL
 
 
 @pytest.mark.parametrize(
@@ -202,18 +202,24 @@ def test_claim_from_a_template_must_be_owned_by_the_pod() -> None:
     [
         (
             OwnerReference("scheduling.k8s.io/v1alpha2", "PodGroup", "workers", "g", True),
-            RefusingKubelets.WITHOUT_GROUPS,
+            KubeletsRefusingPod.WITHOUT_GROUPS,
         ),
-        (OwnerReference("scheduling.k8s.io/v1alpha2", "PodGroup", "others", "g", True), RefusingKubelets.ALL),
-        (OwnerReference("scheduling.volcano.sh/v1", "PodGroup", "workers", "g", True), RefusingKubelets.ALL),
+        (
+            OwnerReference("scheduling.k8s.io/v1alpha2", "PodGroup", "others", "g", True),
+            KubeletsRefusingPod.ALL,
+        ),
+        (
+            OwnerReference("scheduling.volcano.sh/v1", "PodGroup", "workers", "g", True),
+            KubeletsRefusingPod.ALL,
+        ),
         (
             OwnerReference("scheduling.k8s.io/v1alpha2", "Workload", "workers", "g", True),
-            RefusingKubelets.ALL,
+            KubeletsRefusingPod.ALL,
         ),
     ],
 )
 def test_claim_owned_by_the_pod_group_needs_kubelet_with_groups(
-    owner: OwnerReference, kubelets: RefusingKubelets
+    owner: OwnerReference, kubelets: KubeletsRefusingPod
 ) -> None:
     claim = ClaimObject(REF, True, reserved=reserved(pod_entry()).reserved, owner=owner)
     found = find_refusal(pod(group="workers"), MADE, claim)
@@ -239,7 +245,7 @@ def test_pod_without_an_object_is_refused_only_if_certain() -> None:
     )  # the pod may belong to the group
     found = find_refusal_by_uid("p-0", reserved(pod_entry(1)))
     assert found is not None
-    assert (found.pod, found.kubelets) == (PodRef(uid="p-0"), RefusingKubelets.ALL)
+    assert (found.pod, found.kubelets) == (PodRef(uid="p-0"), KubeletsRefusingPod.ALL)
 
 
 ENTRIES = st.lists(
@@ -273,8 +279,8 @@ def test_refusals_equal_those_of_the_kubelet(entries: list[dict[str, str]], grou
     old = kubelet_accepts(entries, "p-0", group, gate=False)
     new = kubelet_accepts(entries, "p-0", group, gate=True)
     assert (kubelets is None) is old
-    assert (kubelets is RefusingKubelets.WITHOUT_GROUPS) is (new and not old)
-    assert (kubelets is RefusingKubelets.ALL) is (not new)
+    assert (kubelets is KubeletsRefusingPod.WITHOUT_GROUPS) is (new and not old)
+    assert (kubelets is KubeletsRefusingPod.ALL) is (not new)
 
 
 @given(ENTRIES)

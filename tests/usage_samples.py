@@ -9,7 +9,7 @@ from agent.devices.consumers.usage import UsageState, UsageUpdate, update_usages
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import ListedPod, Origin, PodObject, PodRef, PreparedClaim, SourceAnswers
 from agent.model.consumers import ConsumerMap
-from agent.model.device_usage import DeviceState, DeviceUsage, UsageEnd, UsageEndKind
+from agent.model.device_usage import DeviceState, PodDeviceUsage, UsageEnd, UsageEndKind
 from agent.model.health import Health, Severity
 from agent.model.reading import Absence
 from agent.model.time import Instant
@@ -55,13 +55,13 @@ class UsageObserver:
         self.uses = uses or UsageState("run")
         self.second = first - 1
         self.step = UsageUpdate(self.uses, (), ())
-        self.ended: list[DeviceUsage] = []
+        self.ended: list[PodDeviceUsage] = []
 
     @property
     def now(self) -> Instant:
         return at(self.second)
 
-    def observe(self, map_: ConsumerMap, state: DeviceState = GOOD) -> tuple[DeviceUsage, ...]:
+    def observe(self, map_: ConsumerMap, state: DeviceState = GOOD) -> tuple[PodDeviceUsage, ...]:
         """Step to a consumer map; return the usages that began, changed or ended."""
         self.second += 1
         self.step = update_usages(self.uses, map_, lambda _: state, self.now)
@@ -69,13 +69,13 @@ class UsageObserver:
         self.ended += [one for one in self.step.changed if one.ended]
         return self.step.changed
 
-    def observe_one(self, map_: ConsumerMap, state: DeviceState = GOOD) -> DeviceUsage:
+    def observe_one(self, map_: ConsumerMap, state: DeviceState = GOOD) -> PodDeviceUsage:
         """Step to a consumer map; return the only usage that changed."""
         (changed,) = self.observe(map_, state)
         return changed
 
 
-def device_usage(number: int = 1, *, active: bool = False, **more: object) -> DeviceUsage:
+def device_usage(number: int = 1, *, active: bool = False, **more: object) -> PodDeviceUsage:
     """Return a usage of one hour that has ended, or still runs if ``active``."""
     values: dict[str, object] = {
         "id": f"run-{number}",
@@ -94,4 +94,4 @@ def device_usage(number: int = 1, *, active: bool = False, **more: object) -> De
         if active
         else UsageEnd(UsageEndKind.RELEASED, at(3599).wall_s, at(3600).wall_s, 3600.0),
     }
-    return DeviceUsage(**{**values, **more})  # type: ignore[arg-type]
+    return PodDeviceUsage(**{**values, **more})  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from agent.model.report import Report
 from agent.model.taint import Taints
 from agent.model.time import NS, Instant
 from agent.prepare.evidence import Evidence
-from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration, SyncResult, TooManyDevices
+from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration, SyncDevicesResult, TooManyDevices
 from agent.sources.declaration_directory import DIRECTORY, FILE_BYTES, SUFFIX
 from agent.sources.declaration_file import DEVICES_MAX, LINE_BYTES, VERSION, device_label, parse_declaration
 from agent.store import taint_file as taint_store
@@ -176,7 +176,7 @@ class DriverSession:
 
     # --- calls of the driver -----------------------------------------------------------------------------
 
-    def sync(self, devices: Sequence[DeviceDeclaration]) -> SyncResult:
+    def sync(self, devices: Sequence[DeviceDeclaration]) -> SyncDevicesResult:
         """Replace the driver's declared devices, and wait up to 2 s for their first verdicts.
 
         Raises:
@@ -202,7 +202,7 @@ class DriverSession:
                 return False
             return wanted == {DeviceRef(*device.key) for device in reported_devices(report, self._driver)}
 
-        return SyncResult(declared, self._hub.wait_until(is_evaluated, FIRST_VERDICTS_S))
+        return SyncDevicesResult(declared, self._hub.wait_until(is_evaluated, FIRST_VERDICTS_S))
 
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
         """Return for each claim the verdict that a prepare is known to have; None: it may succeed."""

@@ -58,7 +58,7 @@ class UsageEnd(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceUsage:
+class PodDeviceUsage:
     """Usage of one device by one pod through one claim, with the device's states meanwhile."""
 
     id: str
@@ -94,8 +94,8 @@ class DeviceUsage:
 class StoredUsages(NamedTuple):
     """Usages that an earlier run of the agent stored."""
 
-    running: tuple[DeviceUsage, ...] = ()
-    ended: tuple[DeviceUsage, ...] = ()
+    running: tuple[PodDeviceUsage, ...] = ()
+    ended: tuple[PodDeviceUsage, ...] = ()
     """Ended usages that a source still listed at the last write; they do not count as new usages."""
     last_written_s: float = 0.0
     """Time of the last write [s since 1970]; 0: nothing was stored."""

@@ -258,7 +258,7 @@ class StuckProcess(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GpuSystemSample:
+class GpuOsSample:
     """State of GPUs from other sources than NVML: psutil and sysfs."""
 
     inventory: tuple[GpuAttributes, ...] = ()

@@ -54,7 +54,7 @@ class Subsystem(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class UeventSample:
+class UeventCounts:
     """Number of device events (uevents) since the agent started. Source: NETLINK_KOBJECT_UEVENT, messages of
     the kernel only."""
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from agent.model.cleared_faults import ClearRequest
 from agent.model.cpuset import CpuSet
 from agent.model.declared_devices import Declarations, DriverCheckSample
-from agent.model.gpu import GpuSystemSample, NvmlSample
+from agent.model.gpu import GpuOsSample, NvmlSample
 from agent.model.kernel_messages import LogSample
 from agent.model.machine_samples import MachineSample
 from agent.model.nic import NicSample
@@ -156,7 +156,7 @@ class Snapshot:
     core: NativeCoreStats = field(default_factory=NativeCoreStats)
     gpus: NvmlSample | None = None
     """State of NVML and the GPUs; None: GPU monitoring is off."""
-    host: GpuSystemSample = field(default_factory=GpuSystemSample)
+    host: GpuOsSample = field(default_factory=GpuOsSample)
     log: LogSample | None = None
     """Kernel log; None: the agent does not read it."""
     machine: MachineSample | None = None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.errors import ProbeError
-from agent.model.kernel_messages import Subsystem, UeventSample
+from agent.model.kernel_messages import Subsystem, UeventCounts
 from agent.model.reading import error_text
 from agent.model.source_state import SourceState
 from agent.model.time import NS
@@ -52,7 +52,7 @@ class UeventListener:
         if code:
             raise ProbeError(f"uevent thread cannot be started: {os.strerror(-code)}")
 
-    def read(self) -> UeventSample | None:
+    def read(self) -> UeventCounts | None:
         """Return the number of events by subsystem, and the state of the source; None: not started."""
         return self._publication.read()
 
@@ -78,12 +78,12 @@ def watch_directory(path: Path) -> int:
     return fd
 
 
-def _decode_sample(data: CopiedBytes) -> UeventSample:
+def _decode_sample(data: CopiedBytes) -> UeventCounts:
     record = ffi.from_buffer("struct dh_uevent_sample *", data)
     changes = {subsystem: record.changes[i] for i, subsystem in _SUBSYSTEMS.items()}
     detail = _detail_text(record) + (_POLLED if SOURCE_STATES[record.state] is SourceState.ABSENT else "")
     # not vital: devices are also polled
-    return UeventSample(source_sample(record, "uevents", detail, vital=False), changes)
+    return UeventCounts(source_sample(record, "uevents", detail, vital=False), changes)
 
 
 def _detail_text(record: Any) -> str:

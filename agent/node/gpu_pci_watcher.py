@@ -18,8 +18,8 @@ import trio
 
 from agent.errors import ProbeError
 from agent.model.declared_devices import Declarations, DeclaredGpu, DeclaredPci
-from agent.model.gpu import GpuAttributes, GpuSystemSample, NvmlSample
-from agent.model.kernel_messages import Subsystem, UeventSample
+from agent.model.gpu import GpuAttributes, GpuOsSample, NvmlSample
+from agent.model.kernel_messages import Subsystem, UeventCounts
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
 from agent.model.source_state import SourceSample, SourceState
@@ -42,7 +42,7 @@ RECHECK_S: Final = 1.0
 HOST_READ: Final = "read of GPU processes"
 INVENTORY_READ: Final = "read of the GPU inventory"
 BUS_READ: Final = "read of the PCI bus"
-_UNREAD_HOST: Final = GpuSystemSample()
+_UNREAD_HOST: Final = GpuOsSample()
 """Value of the GPU facts before the first read."""
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class GpuPciWatcher:
         self._logged: dict[str, str] = {}
 
     @property
-    def gpu_system(self) -> GpuSystemSample:
+    def gpu_system(self) -> GpuOsSample:
         """Newest GPU processes, GPU inventory and GPUs on the bus."""
         return self._gpu_system
 
@@ -138,7 +138,7 @@ class GpuPciWatcher:
     def note_inputs(
         self,
         gpus: NvmlSample | None,
-        uevents: UeventSample | None = None,
+        uevents: UeventCounts | None = None,
         declared: Declarations = (),
         nics: frozenset[str] = frozenset(),
     ) -> None:
@@ -258,7 +258,7 @@ class GpuPciWatcher:
             return float("inf")
         return self._every_s if self._has_uevents else min(NO_EVENTS_POLL_S, self._every_s)
 
-    def _read_gpu_system(self) -> GpuSystemSample | None:
+    def _read_gpu_system(self) -> GpuOsSample | None:
         """Read the GPU facts; None, without reading processes: the machine never had a GPU."""
         if not self._has_gpus():
             bus = read_nvidia_devices(self._sysfs_root)
@@ -304,7 +304,7 @@ class GpuPciWatcher:
         self._logged.pop(name, None)
         return found
 
-    def _set_gpu_system(self, host: GpuSystemSample, wake: Callable[[], None]) -> None:
+    def _set_gpu_system(self, host: GpuOsSample, wake: Callable[[], None]) -> None:
         if host != self._gpu_system:
             self._gpu_system = host
             wake()

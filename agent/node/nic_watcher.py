@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import trio
 
 from agent.model.declared_devices import Declarations, DeclaredNic, declared_nics
-from agent.model.kernel_messages import Subsystem, UeventSample
+from agent.model.kernel_messages import Subsystem, UeventCounts
 from agent.model.nic import NicSample
 from agent.model.reading import Missing
 from agent.model.source_state import SourceSample, SourceState
@@ -82,7 +82,7 @@ class NicWatcher:
         period_ns = int(self._period_s * NS)
         return SourceSample("nic", state, beat_ns, period_ns, 0, detail, passes=passes, vital=False)
 
-    def note_inputs(self, declared: Declarations, uevents: UeventSample | None = None) -> None:
+    def note_inputs(self, declared: Declarations, uevents: UeventCounts | None = None) -> None:
         """Store the newest declared devices and uevents; a relevant change triggers a read."""
         if declared is not self._declarations:
             self._declarations, parts = declared, declared_nics(declared)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.model.gpu import GpuSystemSample, StuckProcess
+from agent.model.gpu import GpuOsSample, StuckProcess
 from agent.model.pci import NVIDIA_DRIVER, PASSTHROUGH_DRIVER
 from agent.model.reading import Absence, Missing
 from agent.sources.processes import psutil_procfs_root
@@ -60,7 +60,7 @@ class GpuSystemReader:
         self._procfs_root = procfs_root
         self._reads_asleep: dict[SleepingProcess, int] = {}
 
-    def read(self) -> GpuSystemSample:
+    def read(self) -> GpuOsSample:
         """Read GPUs on the bus, fabric manager, stuck processes and boot id; leave the inventory empty.
 
         ``fabric_manager`` is False only if NVSwitches require it and it does not run; Missing if it is not
@@ -74,7 +74,7 @@ class GpuSystemReader:
             self._reads_asleep = {
                 process: self._reads_asleep.get(process, 0) + 1 for process in processes.sleeping
             }
-        return GpuSystemSample(
+        return GpuOsSample(
             bus_gpus=bus if isinstance(bus, Missing) else bus.gpus,
             bound_gpus=() if isinstance(bus, Missing) else bus.bound,
             fabric_manager=_fabric_manager_state(bus, processes),

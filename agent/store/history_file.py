@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.errors import DrahealthError, ResourceBusyError
-from agent.model.device_usage import DeviceUsage, StoredUsages, UsageEndKind
+from agent.model.device_usage import PodDeviceUsage, StoredUsages, UsageEndKind
 from agent.model.settings import TRACKED_USAGES_MAX, UsageHistoryLimits
 from agent.store.history_sqlite import (
     INSERT_ENDED,
@@ -55,9 +55,9 @@ class HistoryError(DrahealthError):
 class HistoryContent(NamedTuple):
     """Device uses in the history file."""
 
-    running: tuple[DeviceUsage, ...]
+    running: tuple[PodDeviceUsage, ...]
     """Uses that had not ended at the last write, newest first."""
-    ended: tuple[DeviceUsage, ...]
+    ended: tuple[PodDeviceUsage, ...]
     """Ended uses, newest end first."""
     last_write_s: float
     """Time of the agent's last write [s since 1970]; 0: never."""
@@ -152,7 +152,7 @@ class HistoryFile:
 
     def write_uses(
         self,
-        changed: Collection[DeviceUsage],
+        changed: Collection[PodDeviceUsage],
         merged_ids: Iterable[str],
         now_wall_s: float,
         *,
@@ -248,7 +248,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("COMMIT")
 
 
-def _insert_uses(db: sqlite3.Connection, batch: Collection[DeviceUsage]) -> None:
+def _insert_uses(db: sqlite3.Connection, batch: Collection[PodDeviceUsage]) -> None:
     db.executemany(INSERT_RUNNING, (row_from_use(use) for use in batch if not use.ended))
     db.executemany(INSERT_ENDED, (row_from_use(use) for use in batch if use.ended))
     db.executemany("DELETE FROM running WHERE id = ?", ((use.id,) for use in batch if use.ended))

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import Origin, PodRef
-from agent.model.device_usage import DeviceState, DeviceUsage, UsageEnd, UsageEndKind
+from agent.model.device_usage import DeviceState, PodDeviceUsage, UsageEnd, UsageEndKind
 from agent.model.health import Health, Severity
 from agent.model.time import Instant
 from agent.store.state_files import UnusableFile
@@ -68,7 +68,7 @@ INSERT_RUNNING: Final = _insert_statement("running", _RUNNING_COLUMNS)
 INSERT_ENDED: Final = _insert_statement("ended", _ENDED_COLUMNS)
 
 
-def row_from_use(use: DeviceUsage) -> tuple[object, ...]:
+def row_from_use(use: PodDeviceUsage) -> tuple[object, ...]:
     """Convert a device use to the values of :data:`INSERT_RUNNING`, or of INSERT_ENDED if it has ended."""
     values = (
         use.id,
@@ -103,13 +103,13 @@ def _truncate(text: str) -> str:
     return text[:TEXT_MAX].encode(errors="replace").decode()  # SQLite refuses half of a surrogate pair
 
 
-def use_from_row(row: sqlite3.Row) -> DeviceUsage:
+def use_from_row(row: sqlite3.Row) -> PodDeviceUsage:
     """Convert a row of running or ended uses to a device use. Raises ValueError, TypeError if damaged."""
     _check_row(row)
     sources = tuple(map(Origin, row["told_by"].split()))
     if not sources:
         raise ValueError("row without a source of the use")
-    return DeviceUsage(
+    return PodDeviceUsage(
         id=row["id"],
         pod=PodRef(*(row[f"pod_{name}"] for name in PodRef._fields)),
         claim=ClaimRef(*(row[f"claim_{name}"] for name in ClaimRef._fields)),
@@ -269,7 +269,7 @@ def last_write_s(db: sqlite3.Connection) -> float:
     return _first_number(db, "SELECT max(left_s) FROM agent", float)
 
 
-def select_uses(db: sqlite3.Connection, query: str, *values: object) -> tuple[DeviceUsage, ...]:
+def select_uses(db: sqlite3.Connection, query: str, *values: object) -> tuple[PodDeviceUsage, ...]:
     """Return the device uses that a query selects. Raises UnusableFile if a row cannot be converted."""
     try:
         return tuple(use_from_row(row) for row in db.execute(query, values))

@@ -12,7 +12,7 @@ from typing import Any, Final
 from agent.driver.session import declaration_text, write_declaration
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import Origin, PodRef
-from agent.model.device_usage import DeviceState, DeviceUsage, UsageEnd, UsageEndKind
+from agent.model.device_usage import DeviceState, PodDeviceUsage, UsageEnd, UsageEndKind
 from agent.model.health import Health, Severity
 from agent.model.settings import UsageHistoryLimits
 from agent.model.time import Instant
@@ -83,9 +83,9 @@ def write_history(path: Path) -> None:
     )
 
 
-def _use(given: dict[str, Any]) -> DeviceUsage:
+def _use(given: dict[str, Any]) -> PodDeviceUsage:
     ended = given["ended"]
-    return DeviceUsage(
+    return PodDeviceUsage(
         given["id"],
         PodRef(*given["pod"]),
         ClaimRef(*given["claim"]),

@@ -23,7 +23,7 @@ from agent.health.gpu.xid.sxid_table import SXIDS
 from agent.health.kernel_log.patterns import HOST_PATTERNS, compile_pattern
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.declared_devices import Declarations, DeclaredFile, DriverCheckSample
-from agent.model.gpu import GpuAttributes, GpuEvent, GpuField, GpuSystemSample, StuckProcess
+from agent.model.gpu import GpuAttributes, GpuEvent, GpuField, GpuOsSample, StuckProcess
 from agent.model.health import DeviceHealth, Finding, Health, Severity
 from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.machine_samples import (
@@ -494,12 +494,12 @@ def announced() -> Steps:
     node = GpuNode(2, expect=3)
     buses = tuple(gpu.bus for gpu in node.gpus.values())
     for name, known in {
-        "no fabric manager": GpuSystemSample((), buses, False),
-        "unknown to NVML": GpuSystemSample((), (*buses, "0000:9b:00.0"), True),
-        "off the bus": GpuSystemSample((), buses[:1], True),
-        "stuck process": GpuSystemSample((), buses, True, (StuckProcess(4242, "python"),)),
-        "nothing known": GpuSystemSample((), EIO, EIO, EIO),
-        "inventory": GpuSystemSample(
+        "no fabric manager": GpuOsSample((), buses, False),
+        "unknown to NVML": GpuOsSample((), (*buses, "0000:9b:00.0"), True),
+        "off the bus": GpuOsSample((), buses[:1], True),
+        "stuck process": GpuOsSample((), buses, True, (StuckProcess(4242, "python"),)),
+        "nothing known": GpuOsSample((), EIO, EIO, EIO),
+        "inventory": GpuOsSample(
             (GpuAttributes("GPU-00000000", buses[0], "s1", "H100", "570", "v1", "Hopper", 1),), buses
         ),
     }.items():

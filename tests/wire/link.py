@@ -17,7 +17,12 @@ from agent.prepare.classify import PrepareContext, classify, classify_evidence
 from agent.prepare.errors import BadConfigError
 from agent.prepare.evidence import Evidence
 from agent.serve.agent_servers import AgentServers
-from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration, DriverLinkHandler, SyncResult
+from agent.serve.driver_link.handler import (
+    ClaimResult,
+    DeviceDeclaration,
+    DriverLinkHandler,
+    SyncDevicesResult,
+)
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from wire.google import Watcher, described, message_class
@@ -71,10 +76,10 @@ class RecordingHandler:
         for holds in self.holds.values():
             holds.set()
 
-    def sync(self, rows: Sequence[DeviceDeclaration]) -> SyncResult:
+    def sync(self, rows: Sequence[DeviceDeclaration]) -> SyncDevicesResult:
         """Record the declaration."""
         self._record("sync", list(rows))
-        return SyncResult(len(rows), evaluated=True)
+        return SyncDevicesResult(len(rows), evaluated=True)
 
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
         """Return a verdict on each blocked claim."""

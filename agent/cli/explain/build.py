@@ -35,7 +35,7 @@ from agent.errors import PermissionDeniedError
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import ConsumerKind, Origin, PodRef, PreparedClaim, Provenance, SourceAnswer
 from agent.model.consumers import Conflict, ConsumerMap, PodView
-from agent.model.device_usage import DeviceUsage
+from agent.model.device_usage import PodDeviceUsage
 from agent.model.health import NonDeviceCause, Severity
 from agent.model.reading import Absence
 
@@ -175,7 +175,7 @@ def _ended_uses(
     devices: Container[DeviceRef],
     claims: Iterable[ClaimRef],
     pods: Iterable[PodRef],
-) -> Iterator[DeviceUsage]:
+) -> Iterator[PodDeviceUsage]:
     """Yield the ended uses of devices, recorded in the history, that concern the given objects."""
     uids_of = {POD: {ref.uid for ref in pods}, CLAIM: {ref.uid for ref in claims}}
     for use in answers.usage:
@@ -185,7 +185,7 @@ def _ended_uses(
             yield use
 
 
-def _recorded_uses(kind: str, name: str, answers: NodeAnswers) -> tuple[DeviceUsage, ...]:
+def _recorded_uses(kind: str, name: str, answers: NodeAnswers) -> tuple[PodDeviceUsage, ...]:
     """Return the uses of devices in the history that concern the device, pod or claim `name`."""
     names_of = {POD: pod_names, CLAIM: claim_names, DEVICE: device_names}[kind]
     found = tuple(use for use in answers.usage if name in names_of(use))

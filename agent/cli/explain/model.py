@@ -21,7 +21,7 @@ from agent.model.claim_sources import (
 )
 from agent.model.cleared_faults import ClearedFault
 from agent.model.consumers import AffectedPod, ClaimView, Conflict, PodView
-from agent.model.device_usage import DeviceUsage
+from agent.model.device_usage import PodDeviceUsage
 from agent.model.health import DeviceHealth, Health, NonDeviceCause, Severity
 from agent.model.prepare import DriverFault
 from agent.model.reading import Absence
@@ -124,7 +124,7 @@ class NodeAnswers:
     """Faults of devices that drivers reported and that have not expired."""
     taints: Mapping[str, Mapping[DeviceRef, tuple[Taint, ...]]] = field(default_factory=dict)
     """Taints that drivers publish, by driver and device; devices without taints are left out."""
-    usage: tuple[DeviceUsage, ...] = ()
+    usage: tuple[PodDeviceUsage, ...] = ()
     """Uses of devices by pods in the agent's history: running ones, then ended ones, newest first."""
     sources: tuple[SourceResult, ...] = ()
     node: str = ""
@@ -235,7 +235,7 @@ class Explanation:
     """Pods that the kubelet would refuse if it created their sandbox again."""
     conflicts: tuple[Conflict, ...] = ()
     """Contradictions between sources."""
-    ended: tuple[DeviceUsage, ...] = ()
+    ended: tuple[PodDeviceUsage, ...] = ()
     """Last ended uses of devices; all recorded uses if no source knows the explained object any more."""
     claims_elsewhere: int = 0
     """Number of claims that only a file of objects has, and that are left out of ``all``."""

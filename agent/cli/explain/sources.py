@@ -68,7 +68,7 @@ from agent.system.threads.with_timeout import (
 from agent.system.timing import read_clocks
 
 if TYPE_CHECKING:
-    from agent.model.device_usage import DeviceUsage
+    from agent.model.device_usage import PodDeviceUsage
 
 T = TypeVar("T")
 
@@ -338,7 +338,9 @@ def _file_results(
         yield SourceResult(source, directories[0], read_clocks(), absence=Absence.ABSENT, reason=reason)
 
 
-async def _query_history(state_dir: Path | None) -> tuple[tuple[DeviceUsage, ...], tuple[SourceResult, ...]]:
+async def _query_history(
+    state_dir: Path | None,
+) -> tuple[tuple[PodDeviceUsage, ...], tuple[SourceResult, ...]]:
     """Read the uses of devices by pods from the agent's history; empty: there is no history file."""
     if state_dir is None:
         return (), ()
@@ -346,7 +348,7 @@ async def _query_history(state_dir: Path | None) -> tuple[tuple[DeviceUsage, ...
     return usage or (), () if result.absence is Absence.ABSENT else (result,)
 
 
-def _read_history(path: Path) -> tuple[tuple[DeviceUsage, ...], str, float]:
+def _read_history(path: Path) -> tuple[tuple[PodDeviceUsage, ...], str, float]:
     path.lstat()
     from agent.store.history_file import read_history  # loads SQLite, which is not needed without the file
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
-    from agent.model.device_usage import DeviceUsage
+    from agent.model.device_usage import PodDeviceUsage
     from agent.store.history_file import HistoryContent
 
 MAX_SHOWN: Final = 40
@@ -90,8 +90,8 @@ def _read_history(path: Path) -> HistoryContent | None:
 
 
 def _matching_uses(
-    args: Namespace, uses: Iterable[DeviceUsage], since_s: float | None
-) -> Iterator[DeviceUsage]:
+    args: Namespace, uses: Iterable[PodDeviceUsage], since_s: float | None
+) -> Iterator[PodDeviceUsage]:
     """Yield the uses of devices that match ``--pod``, ``--claim``, ``--device``, ``--since`` and ``--bad``.
 
     Raises:
@@ -110,8 +110,11 @@ def _matching_uses(
 
 
 def _uses_by_name(
-    kind: str, name: str, uses: tuple[DeviceUsage, ...], names_of: Callable[[DeviceUsage], Iterator[str]]
-) -> tuple[DeviceUsage, ...]:
+    kind: str,
+    name: str,
+    uses: tuple[PodDeviceUsage, ...],
+    names_of: Callable[[PodDeviceUsage], Iterator[str]],
+) -> tuple[PodDeviceUsage, ...]:
     found = tuple(use for use in uses if name in names_of(use))
     if not found:
         known = {known_name for use in uses for known_name in names_of(use)}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.cli.output.terminal import TextStyle
-    from agent.model.device_usage import DeviceState, DeviceUsage
+    from agent.model.device_usage import DeviceState, PodDeviceUsage
 
 END_WORDS: Final = {
     UsageEndKind.RELEASED: "released",
@@ -36,7 +36,7 @@ EMPTY_HINTS: Final = (
 # --- names -------------------------------------------------------------------------------------------------
 
 
-def pod_names(use: DeviceUsage) -> Iterator[str]:
+def pod_names(use: PodDeviceUsage) -> Iterator[str]:
     """Yield the names that find the pod of a use: namespace/name, name, UID, and possible names."""
     if use.pod.name:
         yield str(use.pod)
@@ -47,14 +47,14 @@ def pod_names(use: DeviceUsage) -> Iterator[str]:
         yield name.partition("/")[2]
 
 
-def claim_names(use: DeviceUsage) -> Iterator[str]:
+def claim_names(use: PodDeviceUsage) -> Iterator[str]:
     """Yield the names that find the claim of a use: namespace/name, name, UID."""
     yield str(use.claim)
     yield use.claim.name
     yield from filter(None, [use.claim.uid])
 
 
-def device_names(use: DeviceUsage) -> Iterator[str]:
+def device_names(use: PodDeviceUsage) -> Iterator[str]:
     """Yield the names that find the device of a use: driver/pool/name, pool/name, name."""
     yield full_device_name(use.device)
     yield f"{use.device.pool}/{use.device.device}"
@@ -65,7 +65,7 @@ def device_names(use: DeviceUsage) -> Iterator[str]:
 
 
 def render(
-    uses: Sequence[DeviceUsage], style: TextStyle, *, now_s: float, left_s: float, hidden: int = 0
+    uses: Sequence[PodDeviceUsage], style: TextStyle, *, now_s: float, left_s: float, hidden: int = 0
 ) -> str:
     """Return the table of uses.
 
@@ -92,7 +92,7 @@ def render_none(path: Path, style: TextStyle) -> str:
     return "\n".join(["nothing is recorded", "", *format_entries(entries, style)]) + "\n"
 
 
-def _headline(uses: Sequence[DeviceUsage], hidden: int) -> str:
+def _headline(uses: Sequence[PodDeviceUsage], hidden: int) -> str:
     running = sum(use.ended is None for use in uses)
     bad = sum(use.state.severity > Severity.INFO for use in uses if use.ended)
     count = format_count(len(uses), "use of a device", "uses of devices")
@@ -101,7 +101,7 @@ def _headline(uses: Sequence[DeviceUsage], hidden: int) -> str:
     return f"{shown}: {running:,} running, {len(uses) - running:,} ended{unhealthy}"
 
 
-def usage_lines(uses: Sequence[DeviceUsage], style: TextStyle, now_s: float) -> Iterator[str]:
+def usage_lines(uses: Sequence[PodDeviceUsage], style: TextStyle, now_s: float) -> Iterator[str]:
     """Yield a table with one line for each use of a device, and below it the device's faults."""
     table = TextTable("ENDED", "LASTED", "POD", "OWNER", "CLAIM", "DEVICE", "HOW", "STATE", text_below=True)
     for use in uses:
@@ -123,14 +123,14 @@ def usage_lines(uses: Sequence[DeviceUsage], style: TextStyle, now_s: float) -> 
     return table.lines(style)
 
 
-def pod_name(use: DeviceUsage) -> str:
+def pod_name(use: PodDeviceUsage) -> str:
     """Return the pod's name; if it is not known, possible names with question marks, else the UID."""
     if use.pod.name or not use.maybe:
         return clean(str(use.pod))
     return clean(" or ".join(f"{name}?" for name in use.maybe))
 
 
-def _findings(use: DeviceUsage) -> Iterator[str]:
+def _findings(use: PodDeviceUsage) -> Iterator[str]:
     """Yield the faults of the device during a use, and a remark if the time of the use's end is uncertain."""
     if use.state.severity > Severity.INFO:
         yield _state_text(use.state)
@@ -163,7 +163,7 @@ USE: Final = ObjectKeys(
 )
 
 
-def document(uses: Sequence[DeviceUsage], path: Path, left_s: float) -> dict[str, Any]:
+def document(uses: Sequence[PodDeviceUsage], path: Path, left_s: float) -> dict[str, Any]:
     """Return the uses of devices as JSON. Later versions only add keys."""
     return {
         "apiVersion": API_VERSION,

@@ -10,8 +10,8 @@ from typing import Final
 
 from agent.devices.consumers.conflicts import may_name_claim
 from agent.devices.consumers.reservations import (
+    KubeletsRefusingPod,
     RefusedPod,
-    RefusingKubelets,
     find_refusal,
     find_refusal_by_uid,
 )
@@ -214,7 +214,7 @@ def _refused_pending(
         older = held.get((claim.ref.namespace, claim.ref.name), claim.ref.uid)
         if found is None and older != claim.ref.uid:
             why = f"the kubelet still has an older claim of this name, with UID {older}"
-            found = RefusedPod(pod, claim.ref, RefusingKubelets.ALL, why)
+            found = RefusedPod(pod, claim.ref, KubeletsRefusingPod.ALL, why)
         if found is not None:
             yield found._replace(pod=pod, is_pending=True)
 
@@ -255,4 +255,4 @@ def _refusal_of_replaced_claim(claim: ClaimView, pod: PodView, uids: Sequence[st
     if not uids or not claim.ref.uid or (pod.known and pod.known.has_ended):
         return None
     why = f"the claim with this name now has UID {uids[0]}; the kubelet holds {claim.ref.uid}"
-    return RefusedPod(pod.ref, claim.ref, RefusingKubelets.ALL, why)
+    return RefusedPod(pod.ref, claim.ref, KubeletsRefusingPod.ALL, why)

@@ -31,7 +31,7 @@ are ``<namespace>/<name>``."""
 
 
 class CurrentUse(NamedTuple):
-    """One pod's current use of one device. Fields as in :class:`agent.model.device_usage.DeviceUsage`."""
+    """One pod's current use of one device. Fields as in :class:`agent.model.device_usage.PodDeviceUsage`."""
 
     pod: PodRef
     claim: ClaimRef

@@ -119,7 +119,7 @@ def _is_unmatched(one: Reservation, namespace: str, known: KnownConsumers) -> bo
     return (namespace, one.uid) not in given
 
 
-class RefusingKubelets(StrEnum):
+class KubeletsRefusingPod(StrEnum):
     """Kubelet versions and feature gates that refuse a pod."""
 
     ALL = "all kubelets"
@@ -134,7 +134,7 @@ class RefusedPod(NamedTuple):
 
     pod: PodRef
     claim: ClaimRef
-    kubelets: RefusingKubelets
+    kubelets: KubeletsRefusingPod
     reason: str
     """Main reason of the refusal; a reason of all kubelets precedes a reason of some kubelets."""
     is_pending: bool = False
@@ -154,7 +154,7 @@ def find_refusal(pod: PodObject, named: PodClaim, claim: ClaimObject) -> Refused
     reasons = list(_refusal_reasons(pod, named, claim))
     if not reasons:
         return None
-    kubelets, why = min(reasons, key=lambda reason: reason[0] is not RefusingKubelets.ALL)
+    kubelets, why = min(reasons, key=lambda reason: reason[0] is not KubeletsRefusingPod.ALL)
     return RefusedPod(pod.ref, claim.ref, kubelets, why)
 
 
@@ -169,31 +169,31 @@ def find_refusal_by_uid(uid: str, claim: ClaimObject) -> RefusedPod | None:
         why = f"the claim is not reserved for the pod, but for {_format_reserved(claim)}"
     else:
         return None
-    return RefusedPod(PodRef(uid=uid), claim.ref, RefusingKubelets.ALL, why)
+    return RefusedPod(PodRef(uid=uid), claim.ref, KubeletsRefusingPod.ALL, why)
 
 
 def _refusal_reasons(
     pod: PodObject, named: PodClaim, claim: ClaimObject
-) -> Iterable[tuple[RefusingKubelets, str]]:
+) -> Iterable[tuple[KubeletsRefusingPod, str]]:
     if not claim.allocated:
-        yield RefusingKubelets.ALL, "the claim is not allocated"
+        yield KubeletsRefusingPod.ALL, "the claim is not allocated"
     owner = claim.owner
     if named.template and (owner is None or owner.uid != pod.ref.uid):
         is_group = owner is not None and owner.api_version.startswith(f"{SCHEDULING_GROUP}/")
         if is_group and owner and owner.kind == "PodGroup" and owner.name == pod.group != "":
-            yield RefusingKubelets.WITHOUT_GROUPS, f"the claim belongs to pod group {owner.name}"
+            yield KubeletsRefusingPod.WITHOUT_GROUPS, f"the claim belongs to pod group {owner.name}"
         else:
             yield (
-                RefusingKubelets.ALL,
+                KubeletsRefusingPod.ALL,
                 f"the claim was created for {owner or 'an unknown owner'}, not for the pod",
             )
     if _is_reserved_for(claim, pod.ref.uid):
         return
     if pod.group and any(one.name == pod.group for one in reservations_by_kind(claim.reserved).groups):
-        yield RefusingKubelets.WITHOUT_GROUPS, f"the claim is reserved for pod group {pod.group}"
+        yield KubeletsRefusingPod.WITHOUT_GROUPS, f"the claim is reserved for pod group {pod.group}"
     else:
         yield (
-            RefusingKubelets.ALL,
+            KubeletsRefusingPod.ALL,
             f"the claim is not reserved for the pod, but for {_format_reserved(claim)}",
         )
 

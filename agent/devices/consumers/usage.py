@@ -20,7 +20,7 @@ from agent.devices.consumers.current_uses import (
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import Origin
 from agent.model.consumers import ConsumerMap
-from agent.model.device_usage import DeviceState, DeviceUsage, StoredUsages, UsageEnd, UsageEndKind
+from agent.model.device_usage import DeviceState, PodDeviceUsage, StoredUsages, UsageEnd, UsageEndKind
 from agent.model.settings import TRACKED_USAGES_MAX
 from agent.model.time import NS, Instant
 
@@ -28,7 +28,7 @@ from agent.model.time import NS, Instant
 class ActiveUsage(NamedTuple):
     """Usage that has not ended."""
 
-    use: DeviceUsage
+    use: PodDeviceUsage
     seen: Instant | None
     """Time at which a source last listed the usage; None: not since the agent started."""
 
@@ -57,7 +57,7 @@ class UsageUpdate(NamedTuple):
     """Result of one update of the usages."""
 
     usages: UsageState
-    changed: tuple[DeviceUsage, ...]
+    changed: tuple[PodDeviceUsage, ...]
     """Usages that began, changed or ended."""
     merged: tuple[str, ...]
     """Ids of usages that were merged into another one."""
@@ -156,7 +156,7 @@ def _new_usage(
     id_: str, one: CurrentUse, observed: _Observed, complete_before: frozenset[Origin]
 ) -> ActiveUsage:
     state = observed.state_of(one.device)
-    use = DeviceUsage(
+    use = PodDeviceUsage(
         id=id_,
         pod=one.pod,
         claim=one.claim,
@@ -192,7 +192,7 @@ def _next_usage(previous: ActiveUsage, one: CurrentUse | None, observed: _Observ
     return ActiveUsage(use, seen)
 
 
-def _with_current_use(use: DeviceUsage, one: CurrentUse) -> DeviceUsage:
+def _with_current_use(use: PodDeviceUsage, one: CurrentUse) -> PodDeviceUsage:
     """Update a usage from its current use; values that sources no longer report stay."""
     pod = one.pod if one.pod.name or not use.pod.name else use.pod
     return replace(
@@ -211,7 +211,7 @@ def _weakest_source_rank(sources: tuple[Origin, ...]) -> int:
     return max(map(USE_SOURCE_RANKS.__getitem__, sources))
 
 
-def _with_device_state(use: DeviceUsage, state: DeviceState) -> DeviceUsage:
+def _with_device_state(use: PodDeviceUsage, state: DeviceState) -> PodDeviceUsage:
     return replace(use, state=state, worst=_worse(use.worst, state)) if state != use.state else use
 
 
@@ -230,7 +230,9 @@ def _ending_without_report(previous: ActiveUsage, observed: _Observed) -> UsageE
     return UsageEndKind.RELEASED if previous.seen else UsageEndKind.AWAY
 
 
-def _usage_end(ending: UsageEndKind, use: DeviceUsage, seen: Instant | None, observed: _Observed) -> UsageEnd:
+def _usage_end(
+    ending: UsageEndKind, use: PodDeviceUsage, seen: Instant | None, observed: _Observed
+) -> UsageEnd:
     now = observed.now
     if seen is None:
         return UsageEnd(ending, observed.left_s, now.wall_s, max(0.0, observed.left_s - use.began.wall_s))
@@ -256,7 +258,7 @@ def _match_usages(
     return found, tuple(merged)
 
 
-def _merge_usages(first: DeviceUsage, later: DeviceUsage) -> DeviceUsage:
+def _merge_usages(first: PodDeviceUsage, later: PodDeviceUsage) -> PodDeviceUsage:
     return replace(
         later,
         id=first.id,

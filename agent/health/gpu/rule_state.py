@@ -15,7 +15,7 @@ from agent.health.gpu.catalog import counter_windows_s
 from agent.health.gpu.view import GpuView, SeenGpuFeatures, nvml_library_error
 from agent.health.rate_window import RateWindow, append_reading, counter_growth
 from agent.health.rules import CounterGrowth
-from agent.model.gpu import GpuField, GpuSample, GpuSystemSample, MigSample, NvmlSample, NvmlStatus
+from agent.model.gpu import GpuField, GpuOsSample, GpuSample, MigSample, NvmlSample, NvmlStatus
 from agent.model.persistent_faults import KnownGpu
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
@@ -93,7 +93,7 @@ def _is_library_open(gpus: NvmlSample) -> bool:
     return not starting and nvml_library_error(gpus) != NvmlStatus.LIBRARY_NOT_FOUND
 
 
-def _gpus_on_bus(gpus: NvmlSample, host: GpuSystemSample) -> tuple[str, ...]:
+def _gpus_on_bus(gpus: NvmlSample, host: GpuOsSample) -> tuple[str, ...]:
     """Return the PCI addresses of GPUs that are devices although NVML lists none.
 
     Without the library these are the GPUs bound to the driver ``nvidia``: a node whose GPUs have another
@@ -107,7 +107,7 @@ def _gpus_on_bus(gpus: NvmlSample, host: GpuSystemSample) -> tuple[str, ...]:
 
 
 def _without_unbound(
-    known: tuple[KnownGpu, ...], gpus: NvmlSample, host: GpuSystemSample
+    known: tuple[KnownGpu, ...], gpus: NvmlSample, host: GpuOsSample
 ) -> tuple[KnownGpu, ...]:
     """Return the known GPUs without those that only the PCI bus showed, and that lost the driver ``nvidia``
     while the library cannot be loaded."""
@@ -182,7 +182,7 @@ def _features(sample: GpuSample) -> SeenGpuFeatures:
     return SeenGpuFeatures(links if isinstance(links, int) else 0, sample[GpuField.ECC_MODE] == 1)
 
 
-def restart_gpu(state: GpuRuleState, number: int, host: GpuSystemSample) -> GpuRuleState:
+def restart_gpu(state: GpuRuleState, number: int, host: GpuOsSample) -> GpuRuleState:
     """Return the state after the features that a GPU has now were accepted instead of those seen before."""
     sample = state.samples.get(number)
     seen = _features(sample) if sample else SeenGpuFeatures()

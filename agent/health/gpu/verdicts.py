@@ -21,7 +21,7 @@ from agent.health.gpu.view import GpuView, is_listing_gpus
 from agent.health.rules import OK, CatalogRow, Rule, RuleNotEvaluated, cause_from_row
 from agent.health.stalls import stall_cause
 from agent.health.verdict import PreviousVerdicts, lease_seconds, make_verdict, oldest_pass_time
-from agent.model.gpu import GpuAttributes, GpuSystemSample, MigSample, NvmlSample, NvmlStatus
+from agent.model.gpu import GpuAttributes, GpuOsSample, MigSample, NvmlSample, NvmlStatus
 from agent.model.health import Blame, Cause, DeviceHealth, Finding, Repair, Severity
 from agent.model.persistent_faults import KnownGpu
 from agent.model.settings import GpuLimits
@@ -86,7 +86,7 @@ def removed_instance_finding(rule_state: GpuRuleState, device: InventoryDevice) 
 
 
 def gpu_attributes(
-    rule_state: GpuRuleState, gpus: NvmlSample | None, host: GpuSystemSample, device: InventoryDevice
+    rule_state: GpuRuleState, gpus: NvmlSample | None, host: GpuOsSample, device: InventoryDevice
 ) -> tuple[tuple[str, str], ...]:
     """Return the known attributes of a GPU or MIG instance (UUID, product, driver ...), as (name, value)."""
     known = next(gpu for gpu in rule_state.registry if gpu.number == device.gpu_number)

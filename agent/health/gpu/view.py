@@ -19,7 +19,7 @@ from agent.health.rules import (
     counter_limit_result,
     format_duration,
 )
-from agent.model.gpu import GpuField, GpuSample, GpuSystemSample, NvmlSample, NvmlStatus
+from agent.model.gpu import GpuField, GpuOsSample, GpuSample, NvmlSample, NvmlStatus
 from agent.model.health import Blame, Finding, Repair, Severity
 from agent.model.pci import PciSample
 from agent.model.reading import NEVER_READ, Reading
@@ -49,7 +49,7 @@ class GpuView(NamedTuple):
     """Name of the device, ``gpu-3``."""
     seen: SeenGpuFeatures
     gpu_set: NvmlSample
-    host: GpuSystemSample
+    host: GpuOsSample
     growth: Mapping[GpuField, CounterGrowth]
     """Growth of each counter over its window in :func:`agent.health.gpu.catalog.windows`."""
     siblings_p50_ns: tuple[int, ...]

@@ -19,7 +19,7 @@ from agent.model.time import NS, Instant
 if TYPE_CHECKING:
     from agent.devices.consumers.usage import UsageState
     from agent.model.consumers import ConsumerMap
-    from agent.model.device_usage import DeviceUsage
+    from agent.model.device_usage import PodDeviceUsage
     from agent.store.history_file import HistoryFile
 
 FILE: Final = "history.sqlite"
@@ -52,7 +52,7 @@ class HistoryRecorder:
         self._drivers = frozenset(drivers)
         self._uses: UsageState | None = None
         self._file: HistoryFile | None = None
-        self._pending: dict[str, DeviceUsage] = {}
+        self._pending: dict[str, PodDeviceUsage] = {}
         self._merged: set[str] = set()
         self._dropped = 0
         self._now = Instant(0, 0)
@@ -101,7 +101,7 @@ class HistoryRecorder:
 
     # --- memory ----------------------------------------------------------------------------------------
 
-    def _queue(self, changed: "Iterable[DeviceUsage]") -> None:
+    def _queue(self, changed: "Iterable[PodDeviceUsage]") -> None:
         """Queue uses of devices for the next write; beyond the row limit drop the oldest ended uses."""
         for use in changed:
             self._pending.pop(use.id, None)

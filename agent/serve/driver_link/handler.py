@@ -21,7 +21,7 @@ class ClaimResult(NamedTuple):
     """None: success. Otherwise the evidence of the failure, the outermost error first; may be empty."""
 
 
-class SyncResult(NamedTuple):
+class SyncDevicesResult(NamedTuple):
     """Result of a SyncDevices call, with which a driver declares its devices."""
 
     devices: int
@@ -46,7 +46,7 @@ class TooManyDevices(DrahealthError):
 class DriverLinkHandler(Protocol):
     """Handler of one driver's calls of the driver link. Thread-safe. May block while it writes to a disk."""
 
-    def sync(self, declarations: Sequence[DeviceDeclaration]) -> SyncResult:
+    def sync(self, declarations: Sequence[DeviceDeclaration]) -> SyncDevicesResult:
         """Replace the driver's declared devices.
 
         Raises:
