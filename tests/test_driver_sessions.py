@@ -52,6 +52,8 @@ class Host:
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.snapshot: Snapshot | None = PaperNode().snapshot()
+        self.opened: list[HostAndDriverSource] = []
+        """Sources that wake the descriptor, also from threads that outlive the test."""
 
     def fileno(self) -> int:
         return self.descriptor
@@ -75,12 +77,15 @@ class Host:
 def host() -> Iterator[Host]:
     made = Host()
     yield made
+    for source in made.opened:
+        source.close()
     os.close(made.descriptor)
 
 
 def opened(host: Host) -> HostAndDriverSource:
     source = HostAndDriverSource()
     source.open(host)
+    host.opened.append(source)
     return source
 
 
