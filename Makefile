@@ -123,6 +123,12 @@ fuzz: ## the C parsers, FUZZ_SECONDS each (needs clang)
 	@requirements/system fuzz $(PYTHON)
 	@$(MAKE) -C native -j$$(nproc) --silent fuzz
 
+.PHONY: docs
+docs: $(VENV)/.docs $(VENV)/.core ## the documentation site, in build/site; a warning, such as a dead link, is an error
+	@echo "== sphinx"
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html --conf-dir docs . build/site
+	@echo "build/site/index.html"
+
 .PHONY: bench
 bench: $(VENV)/.core ## measure this machine (BENCH_ARGS="--quick")
 	@$(BIN)/python -m agent.bench $(BENCH_ARGS)
@@ -152,7 +158,7 @@ proto: $(VENV)/.dev ## regenerate agent/serve/grpc/gen from proto/, and that of 
 
 .PHONY: requirements
 requirements: $(VENV)/.dev ## pin requirements/*.in again (UV_ARGS=--upgrade for the newest)
-	@for name in run dev; do $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	@for name in run dev docs; do $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --custom-compile-command "make requirements" $(UV_ARGS) \
 	    requirements/$$name.in -o requirements/$$name.txt; done
 
@@ -183,6 +189,11 @@ PIP_FAILED = { echo "make: pip could not install requirements/$(1).txt; its reas
 $(VENV)/.run: requirements/run.txt $(VENV)/pyvenv.cfg
 	@echo "== Python packages to run"
 	@$(PIP) install --require-hashes --no-deps -r $< || $(call PIP_FAILED,run)
+	@touch $@
+
+$(VENV)/.docs: requirements/docs.txt $(VENV)/.dev
+	@echo "== Python packages of the documentation"
+	@$(PIP) install --require-hashes --no-deps -r $< || $(call PIP_FAILED,docs)
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.run
