@@ -150,6 +150,16 @@ wheel: $(VENV)/.dev ## dist/: source distribution and, from it, the abi3 wheel
 	@$(BIN)/python -m build --no-isolation >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	@ls dist/*
 
+.PHONY: packages
+packages: wheel ## dist/: deb and rpm for this distribution's Python; Go builds nfpm, which writes them
+	@deploy/packages/build dist/*.whl
+	@ls dist/*
+
+.PHONY: test-packages
+test-packages: packages ## the deb in a fresh Debian under systemd: install, upgrade, remove, purge (2 min)
+	@requirements/system packages $(BIN)/python
+	@$(BIN)/python -m pytest tests/packages $(PYTEST_ARGS)
+
 .PHONY: proto
 proto: $(VENV)/.dev ## regenerate agent/serve/grpc/gen from proto/, and that of the Go module if Go is here
 	@$(BIN)/python -m agent.serve.grpc.generate
@@ -158,7 +168,7 @@ proto: $(VENV)/.dev ## regenerate agent/serve/grpc/gen from proto/, and that of 
 
 .PHONY: requirements
 requirements: $(VENV)/.dev ## pin requirements/*.in again (UV_ARGS=--upgrade for the newest)
-	@for name in run dev docs; do $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	@for name in run dev docs package; do $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --custom-compile-command "make requirements" $(UV_ARGS) \
 	    requirements/$$name.in -o requirements/$$name.txt; done
 

@@ -185,11 +185,12 @@ def test_runtime_requirements_match_the_distribution() -> None:
     declared = {str(Requirement(line)) for line in pyproject()["project"]["dependencies"]}
     backend = {str(Requirement(line)) for line in pyproject()["build-system"]["requires"]}
     assert wanted("run.in") == declared | backend
-    extra = {str(Requirement(line)) for line in pyproject()["project"]["optional-dependencies"]["bench"]}
-    assert extra <= wanted("dev.in")
+    extras = pyproject()["project"]["optional-dependencies"]
+    assert {str(Requirement(line)) for extra in extras.values() for line in extra} <= wanted("dev.in")
+    assert wanted("package.in") == declared | {str(Requirement(line)) for line in extras["http"]}
 
 
-@pytest.mark.parametrize("name", ["run", "dev"])
+@pytest.mark.parametrize("name", ["run", "dev", "package"])
 def test_pins_satisfy_the_requirements(name: str) -> None:
     pins = pinned(f"{name}.txt")
     for requirement in map(Requirement, wanted(f"{name}.in")):
@@ -197,11 +198,12 @@ def test_pins_satisfy_the_requirements(name: str) -> None:
 
 
 def test_tests_use_the_runtime_pins() -> None:
-    run, dev = pinned("run.txt"), pinned("dev.txt")
-    assert run.items() <= dev.items()
+    dev = pinned("dev.txt")
+    assert pinned("run.txt").items() <= dev.items()
+    assert pinned("package.txt").items() <= dev.items()
 
 
-@pytest.mark.parametrize("name", ["run.txt", "dev.txt"])
+@pytest.mark.parametrize("name", ["run.txt", "dev.txt", "docs.txt", "package.txt"])
 def test_pins_name_no_index(name: str) -> None:
     assert "://" not in (REPOSITORY / "requirements" / name).read_text()
 
