@@ -5,6 +5,7 @@ time. Nothing here has state of its own, configures logging or changes an event 
 :meth:`PluginServer.run` handles signals.
 """
 
+from agent.config.api_access import ApiAccess
 from agent.config.config import Config, read_config
 from agent.devices.taints import TaintPolicy
 from agent.driver.taint_publisher import taint_objects
@@ -12,7 +13,17 @@ from agent.embed.checks import degraded, unhealthy, unknown
 from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Nic, Pci
 from agent.embed.monitor import Monitor
 from agent.embed.plugin import Driver, PluginServer
-from agent.errors import ConfigError, DrahealthError, PermissionDeniedError, ResourceBusyError
+from agent.embed.slice_publisher import SlicePublisher
+from agent.embed.slices import SliceDevice
+from agent.errors import (
+    ApiError,
+    ApiForbiddenError,
+    ApiUnreachableError,
+    ConfigError,
+    DrahealthError,
+    PermissionDeniedError,
+    ResourceBusyError,
+)
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Finding, Health, Repair, Severity
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
@@ -38,9 +49,18 @@ from agent.prepare.errors import (
 )
 from agent.prepare.step_runners import classified
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode
+from agent.serve.kube_api.api_server import ApiServer, path_of
+from agent.serve.kube_api.claim_reader import ClaimReader
+from agent.serve.kube_api.object_watch import ObjectList, ObjectWatch, WatchEvent, WatchEventKind
+from agent.sources.kubeconfig import find_api_access
 from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, remove_cdi_spec, write_cdi_spec
 
 __all__ = [
+    "ApiAccess",
+    "ApiError",
+    "ApiForbiddenError",
+    "ApiServer",
+    "ApiUnreachableError",
     "BadConfigError",
     "CdiDevice",
     "CdiMount",
@@ -48,6 +68,7 @@ __all__ = [
     "Claim",
     "ClaimConfig",
     "ClaimDevice",
+    "ClaimReader",
     "ClaimRef",
     "Config",
     "ConfigError",
@@ -69,6 +90,8 @@ __all__ = [
     "Memory",
     "Monitor",
     "Nic",
+    "ObjectList",
+    "ObjectWatch",
     "Operation",
     "ParameterCheck",
     "Parameters",
@@ -84,10 +107,14 @@ __all__ = [
     "ResourceBusyError",
     "Scope",
     "Severity",
+    "SliceDevice",
+    "SlicePublisher",
     "Taint",
     "TaintPolicy",
     "Taints",
     "TransientError",
+    "WatchEvent",
+    "WatchEventKind",
     "WireMode",
     "check_parameters",
     "classified",
@@ -95,7 +122,9 @@ __all__ = [
     "decode_parameters",
     "degraded",
     "doing",
+    "find_api_access",
     "parse_claim",
+    "path_of",
     "read_config",
     "remove_cdi_spec",
     "taint_objects",

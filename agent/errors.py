@@ -45,6 +45,39 @@ class PermissionDeniedError(DrahealthError):
     """The user who runs the process lacks a permission."""
 
 
+class ApiUnreachableError(DrahealthError):
+    """The API server is unreachable or not trusted, did not answer in time, or sent no object."""
+
+
+class ApiError(DrahealthError):
+    """The API server answered a call with an error."""
+
+    def __init__(self, status: int, reason: str, message: str, body: bytes = b"") -> None:
+        super().__init__(f"{status} {reason}: {message}" if message else f"{status} {reason}")
+        self.status = status
+        """HTTP status."""
+        self.reason = reason
+        """Reason of the API server's Status, such as ``NotFound``; else the phrase of the HTTP status."""
+        self.body = body
+        """Complete answer, normally a ``Status`` object."""
+
+
+class ApiForbiddenError(ApiError):
+    """The API server refuses a call: the role lacks a verb, or an admission policy denies the object."""
+
+    def __init__(
+        self, status: int, reason: str, message: str, body: bytes = b"", *, verb: str, resource: str
+    ) -> None:
+        """Create the error for a verb and a resource, as they are written in a role."""
+        super().__init__(
+            status, reason, f"{verb} of {resource}: {message}; check that the role has this verb", body
+        )
+        self.verb = verb
+        """Verb of the role's rule, such as ``create``."""
+        self.resource = resource
+        """Resource with its API group, such as ``resourceslices.resource.k8s.io``."""
+
+
 class OutputError(DrahealthError):
     """Standard output or standard error cannot be written.
 

@@ -32,6 +32,7 @@ SLOW: Final = frozenset(
         "test_fake_nvml_scenario.py",
         "test_guards.py",
         "test_packaging.py",
+        "test_real_kube_api.py",
         "test_regressions.py",
         "test_systemd.py",
         "vm/",
@@ -72,6 +73,7 @@ LIVE: Final = frozenset(
         "test_gpu_scenarios.py",
         "test_host_watcher.py",
         "test_klog_real.py",
+        "test_kube_api.py",
         "test_kubelet_sockets.py",
         "test_driver_sessions.py",
         "test_native_cores.py",
@@ -89,6 +91,7 @@ LIVE: Final = frozenset(
         "test_serve_hardened.py",
         "test_serve_leader.py",
         "test_serve_plugin_sockets.py",
+        "test_slice_publisher.py",
         "test_store_files.py",
     }
 )

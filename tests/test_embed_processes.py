@@ -30,6 +30,7 @@ from agents import PlainSysfs, short_tmp
 from embedded import threaded_driver
 from embedded.process_state import process_state
 from grpc_tools import protoc
+from kube_api import FakeKubeApi, certificate, kube_api, write_kubeconfig
 from kubelet import FakeKubelet, Pace, Pod, allocated_claim
 from kubelet.history import Called, Message
 from patience import PATIENCE_S
@@ -40,7 +41,7 @@ from wire.serving import eventually
 import drahealth
 from agent.model.time import Instant
 
-__all__ = ["short_tmp"]
+__all__ = ["certificate", "kube_api", "short_tmp"]
 
 EMBEDDED: Final = Path(__file__).parent / "embedded"
 NODE: Final = "node-a"
@@ -248,6 +249,39 @@ def test_plain_program_ends_on_a_signal_and_removes_its_sockets(
         assert code == 0
         assert "Traceback" not in log
         nothing_is_left(root)
+
+
+def test_driver_with_all_its_work_at_the_api_server(
+    root: Path, kubelet: FakeKubelet, kube_api: FakeKubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claims from the API server, slices with taints to it, and an end on SIGTERM, in 60 lines."""
+    assert len((EMBEDDED / "cluster_driver.py").read_text().splitlines()) <= 60
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(root / "kubeconfig", kube_api, token="driver")))
+    kube_api.add_node(NODE)
+    for name, device in (("a", "card-0"), ("b", "card-1")):
+        kube_api.add_claim(allocate(root, name, device))
+
+    def tainted() -> list[str]:
+        devices = [one for obj in kube_api.slices(CARD) for one in obj["spec"]["devices"]]
+        return [one["name"] for one in devices if one.get("taints")]
+
+    with Program(root, "cluster_driver.py") as driver:
+        kubelet.wait_registered(CARD)
+        pod = run_pod(kubelet, "a", "card-0")
+        shown(kubelet, pod, "Healthy")
+        kubelet.wait_for(lambda: kube_api.slices(CARD), "slice")
+        (root / "card-1").write_text("down\n")
+        failed = run_pod(kubelet, "b", "card-1")
+        [event] = kubelet.wait_for(lambda: kubelet.events_of(failed), "an event")
+        assert "class=failed-device code=card.link" in event.message
+        assert tainted() == ["card-1"]
+        kube_api.wipe(CARD)
+        kubelet.wait_for(lambda: tainted() == ["card-1"], "slice is published again")
+        code, errors = driver.end()
+        assert (code, "Traceback" in errors, "Warning" in errors) == (0, False, False), errors
+    nothing_is_left(root)
+    assert tainted() == ["card-1"]
+    assert {call.token for call in kube_api.calls} == {"Bearer driver"}
 
 
 def test_threaded_program_leaves_nothing_after_its_stop(root: Path, kubelet: FakeKubelet) -> None:

@@ -647,7 +647,7 @@ def test_help_names_every_argument() -> None:
         "--cdi-dir",
     ):
         assert name in done.stdout
-    for name in ("--claims", "--api-server", "--pod-uid", "--sysfs-root", "--state-dir", "--hugepages"):
+    for name in ("--claims", "--kubeconfig", "--pod-uid", "--sysfs-root", "--state-dir", "--hugepages"):
         assert name in done.stdout
 
 

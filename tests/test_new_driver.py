@@ -52,7 +52,6 @@ def test_new_driver_passes_a_strict_type_check(made: Path) -> None:
         "--cache-dir",
         str(made / "cache"),
         "driver.py",
-        "cluster.py",
         "test_driver.py",
     )
 
@@ -62,7 +61,7 @@ def test_manifests_allow_what_the_driver_calls(made: Path) -> None:
     verbs = {rule["resources"][0]: set(rule["verbs"]) for rule in objects["ClusterRole"]["rules"]}
     assert verbs == {
         "resourceclaims": {"get"},
-        "resourceslices": {"get", "create", "update"},
+        "resourceslices": {"list", "watch", "create", "update", "delete"},
         "nodes": {"get"},
     }
     assert DRIVER in objects["DeviceClass"]["spec"]["selectors"][0]["cel"]["expression"]

@@ -41,6 +41,25 @@ def test_internal_package_has_no_public_names() -> None:
     assert "module 'agent' has no attribute 'Monitor'" in done.stderr
 
 
+LIBRARIES = "asyncio, betterproto, cffi, grpclib.server, h2.connection, msgspec, ssl, trio"
+LATER = ["http.client", "jinja2", "pynvml", "psutil", "pyudev", "sqlite3", "starlette", "yaml"]
+"""Modules that are imported only when there is something for them."""
+
+
+def test_import_takes_16_mib_more_than_its_libraries() -> None:
+    program = f"""
+import sys, {LIBRARIES}
+def pages(): return int(open("/proc/self/statm").read().split()[1])
+before = pages()
+import drahealth
+print((pages() - before) * 4096, *(name for name in {LATER} if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    size, *later = done.stdout.split()
+    assert int(size) < 16 << 20
+    assert later == []
+
+
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_every_name_of_a_guide_is_exported(guide: Path) -> None:
     code = re.findall(r"^```python\n(.*?)^```$|(`[^`\n]+`)", guide.read_text(), re.DOTALL | re.MULTILINE)
@@ -107,7 +126,8 @@ def test_directories_may_be_strings_or_path_objects(name: str) -> None:
 
 
 VALUES = (
-    "CdiDevice CdiMount CdiNode Claim Cpus Device Gpu Hugepages Memory Nic Pci PreparedDevice TaintPolicy"
+    "ApiAccess CdiDevice CdiMount CdiNode Claim Cpus Device Gpu Hugepages Memory Nic Pci PreparedDevice "
+    "SliceDevice TaintPolicy"
 )
 
 

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import (
     AgentUnreachable,
+    ApiError,
+    ApiForbiddenError,
+    ApiUnreachableError,
     ConfigError,
     DrahealthError,
     FaultStillPresent,
@@ -39,6 +42,9 @@ NOT_ALLOWED: Final = 77
 EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (UsageError, 64),
     (AgentUnreachable, 69),
+    (ApiForbiddenError, NOT_ALLOWED),
+    (ApiError, 69),
+    (ApiUnreachableError, 69),
     (OutputPipeClosed, 141),
     (OutputError, 74),
     (ResourceBusyError, 75),

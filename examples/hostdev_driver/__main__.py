@@ -6,21 +6,19 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import drahealth
-from hostdev_driver.api import ApiServer
 from hostdev_driver.arguments import parser
-from hostdev_driver.claims import ClaimApi, ClaimFiles
+from hostdev_driver.claims import ClaimFiles
 from hostdev_driver.driver import HostDriver
 from hostdev_driver.grants import Holdings
 from hostdev_driver.host import Hardware, Host, find_hardware
 from hostdev_driver.ledger import Ledger
 from hostdev_driver.saved_hardware import offered_hardware, read_boot_id
-from hostdev_driver.slices import Publisher
+from hostdev_driver.slices import slice_device
 
-REFRESH_S = 60.0
-"""Interval of checks of the ResourceSlices, which the kubelet deletes when it starts [s]."""
 EXIT_FAILED = 70
 EXIT_CONFIG = 78
 
@@ -79,25 +77,24 @@ def _run(options: argparse.Namespace, stop: threading.Event, failed: Callable[[B
         on_error=failed,
     )
     hostdev = HostDriver(monitor, host, ledger, options.cdi_dir)
-    api = _api(options)
-    claims = ClaimApi(api, driver) if api and not options.claims else ClaimFiles(options.claims, driver)
-    slices = Publisher(api, driver, host) if api else None
-    if slices:
-        monitor.on_taints(slices.publish)
+    api = None
+    if options.kubeconfig or not options.claims:
+        api = drahealth.ApiServer(drahealth.find_api_access(options.kubeconfig))
+    devices = [slice_device(one) for one in host.found.values()]
+    slices = drahealth.SlicePublisher(api, monitor, devices) if api else nullcontext()
+    claims = drahealth.ClaimReader(api, driver) if api and not options.claims else None
     server = drahealth.PluginServer(
         monitor,
         hostdev,
-        get_claim=claims,
+        get_claim=claims or ClaimFiles(options.claims, driver),
         plugin_dir=plugin_dir,
         registry_dir=options.registry_dir,
         pod_uid=options.pod_uid,
         on_error=failed,
     )
-    with monitor, server:
+    with monitor, slices, server:
         log.info("%s offers %s", driver, ", ".join(host.found) or "no device")
-        while not stop.wait(REFRESH_S):
-            if slices:
-                slices.refresh()
+        stop.wait()
 
 
 def _hardware(options: argparse.Namespace, ledger: Ledger, saved: Path) -> Hardware:
@@ -115,12 +112,6 @@ def _hardware(options: argparse.Namespace, ledger: Ledger, saved: Path) -> Hardw
         shares=options.hugepage_shares,
         given=dict(options.hugepages),
     )
-
-
-def _api(options: argparse.Namespace) -> ApiServer | None:
-    if options.api_server:
-        return ApiServer(options.api_server, options.api_ca, options.api_token)
-    return None if options.claims else ApiServer.of_cluster()
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m hostdev_driver",
         description="A DRA driver for this host's hugepages, CPUs and GPUs.",
-        epilog="In a pod it reads claims from the API server and publishes ResourceSlices. With --claims it "
-        "needs no API server, and publishes nothing unless --api-server names one.",
+        epilog="It reads claims from the API server and publishes ResourceSlices. With --claims it needs no "
+        "API server, and publishes nothing unless --kubeconfig names one.",
     )
     for title, arguments in ARGUMENTS.items():
         group = result.add_argument_group(title)
@@ -86,13 +86,11 @@ ARGUMENTS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     },
     "source of claims": {
         "--claims": _directory(None, "files <namespace>_<name>.json; default: the API server"),
-        "--api-server": {"metavar": "URL", "help": "default: the API server of the pod's cluster"},
-        "--api-ca": {
+        "--kubeconfig": {
             "type": Path,
             "metavar": "FILE",
-            "help": "CA certificates of the API server; default: the system's",
+            "help": "API server; default: that of the pod's cluster, else of $KUBECONFIG or ~/.kube/config",
         },
-        "--api-token": {"type": Path, "metavar": "FILE", "help": "bearer token; default: none"},
     },
     "offered devices": {
         "--hugepage-shares": {

@@ -1,40 +1,12 @@
-"""Sources of the claims that the kubelet names: the API server, or files."""
+"""Claims from files, for a driver without an API server."""
 
 import json
 from pathlib import Path
 from typing import Final
 
 import drahealth
-from hostdev_driver.api import ApiError, ApiServer, path_of
 
-CLAIMS: Final = ("apis", "resource.k8s.io", "v1", "namespaces")
 FILE_BYTES: Final = 4 << 20
-NOT_FOUND: Final = 404
-
-
-class ClaimApi:
-    """Claims from the API server, read at each call."""
-
-    def __init__(self, api: ApiServer, driver: str) -> None:
-        self._api = api
-        self._driver = driver
-
-    def __call__(self, ref: drahealth.ClaimRef) -> drahealth.Claim:
-        """Return the current claim.
-
-        Raises:
-            TransientError: ``claim.not_found``, or as :func:`drahealth.parse_claim`.
-            ApiError, OSError: As :meth:`ApiServer.call`.
-        """
-        try:
-            obj = self._api.call("GET", path_of(*CLAIMS, ref.namespace, "resourceclaims", ref.name))
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
-            raise drahealth.TransientError(
-                f"the API server has no claim {ref}", code="claim.not_found"
-            ) from None
-        return drahealth.parse_claim(obj, self._driver, ref)
 
 
 class ClaimFiles:

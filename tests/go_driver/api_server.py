@@ -8,6 +8,7 @@ change.
 
 import json
 import socket
+import ssl
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
@@ -90,6 +91,11 @@ class ApiServer:
     def url(self) -> str:
         """URL of the server."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def admit(self, method: str, target: str, token: str) -> str:
+        """Return the target of a request: its path with the query. A subclass may record it, replace it, or
+        refuse it with an ApiError."""
+        return target
 
     # --- for tests ----------------------------------------------------------------------------------------
 
@@ -296,6 +302,12 @@ def _event(kind: str, obj: Mapping[str, Any]) -> bytes:
     return json.dumps({"type": kind, "object": obj}).encode() + b"\n"
 
 
+def _status(error: ApiError) -> dict[str, Any]:
+    """Return the Status object of an error."""
+    failure = {"status": "Failure", "reason": error.reason, "message": str(error)}
+    return {"apiVersion": "v1", "kind": "Status", "code": error.status} | failure
+
+
 def _handler_of(api: ApiServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -310,12 +322,16 @@ def _handler_of(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             super().finish()
 
         def handle(self) -> None:
-            with suppress(ConnectionError):  # a killed client resets its connection
+            with suppress(ConnectionError, ssl.SSLError):  # a killed client, one that does not trust it
                 super().handle()
 
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            url = urlsplit(self.path)
+            try:
+                url = urlsplit(api.admit(self.command, self.path, self.headers.get("Authorization", "")))
+            except ApiError as error:
+                self.reply(error.status, _status(error))
+                return
             query = {key: values[0] for key, values in parse_qs(url.query).items()}
             selector = dict(
                 expected.split("=") for expected in query.get("fieldSelector", "").split(",") if expected
@@ -331,8 +347,7 @@ def _handler_of(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             try:
                 return 200, self.do(path, selector, api.decode(body))
             except ApiError as error:
-                failure = {"status": "Failure", "reason": error.reason, "message": str(error)}
-                return error.status, {"apiVersion": "v1", "kind": "Status", "code": error.status} | failure
+                return error.status, _status(error)
 
         def do(self, path: str, selector: Mapping[str, str], body: dict[str, Any]) -> dict[str, Any]:
             collection = path.rpartition("/")[2] in KINDS and path.startswith(("/api/v1/", RESOURCE))

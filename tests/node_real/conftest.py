@@ -14,7 +14,7 @@ from driver_scenarios.program import Program
 from go_driver.module import DRIVER, go_module
 from machine import HugepagePool, hugepages
 
-from node_real.node import ADMIN_TOKEN, GO_DRIVER, NODE, SERVICE_IP, RealNode
+from node_real.node import GO_DRIVER, NODE, RealNode
 from node_real.programs import BINARIES, build
 from node_real.workloads import (
     CLAIMS,
@@ -106,8 +106,6 @@ class DriverProcess:
 
     def __init__(self, node: RealNode) -> None:
         self._node = node
-        self._token = node.directory / "driver-token"
-        self._token.write_text(ADMIN_TOKEN)
         self._flags: tuple[str, ...] = ()
         self._program: Program | None = None
 
@@ -116,10 +114,9 @@ class DriverProcess:
         if self._program is not None and self._flags == flags:
             return
         self.stop()
-        api = ("--api-server", f"https://{SERVICE_IP}", "--api-token", str(self._token))
-        ca = ("--api-ca", str(self._node.directory / "pki" / "apiserver.crt"))
+        api = ("--kubeconfig", str(self._node.directory / "admin.conf"))
         devices = ("--node-name", NODE, "--hugepage-shares", str(SHARES))
-        self._flags, self._program = flags, self._node.program("hostdev_driver", *api, *ca, *devices, *flags)
+        self._flags, self._program = flags, self._node.program("hostdev_driver", *api, *devices, *flags)
         self._program.logs("registered with the kubelet")
         self._node.api.wait(SLICE, lambda _: True, "published")
 

@@ -23,10 +23,13 @@ from typing import Any, Final, Self
 import pytest
 import yaml
 from driver_scenarios.program import Program
-from hostdev_driver.api import ApiError, ApiServer
 from machine import CGROUPFS, kubepods_tree, unified_root
 from patience import PATIENCE_S
 from wire.serving import eventually
+
+from agent.config.api_access import ApiAccess
+from agent.errors import ApiError
+from agent.serve.kube_api.api_server import ApiServer
 
 START_S: Final = 10 * PATIENCE_S
 """Limit of the control plane's start: minutes on a small machine."""
@@ -141,7 +144,7 @@ class UnixApi(ApiServer):
     """Client of the API server through ``kubectl proxy``, whose socket is reachable from other namespaces."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("http://localhost")
+        super().__init__(ApiAccess("http://localhost"))
         self.path = path
 
     def _connect(self) -> http.client.HTTPConnection:

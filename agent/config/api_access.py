@@ -1,0 +1,65 @@
+"""Address and credentials of a Kubernetes API server."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from agent.errors import ConfigError
+from agent.system.paths import StrPath
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Directory of a pod's service account: its token and the CA of the API server."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAccess:
+    """Address and credentials of an API server. Files are read at each call, because they are rotated.
+
+    Raises:
+        ConfigError: The URL is not that of an API server.
+    """
+
+    url: str
+    """``https://host:port``, or ``http://`` for a local proxy."""
+    _: KW_ONLY
+    ca_file: StrPath | None = None
+    """CA certificates of the API server; None: ``ca_data``."""
+    ca_data: str = ""
+    """CA certificates in PEM; empty and without a file: those of the system."""
+    token_file: StrPath | None = None
+    """File with the bearer token; None: ``token``."""
+    token: str = field(default="", repr=False)
+    """Bearer token; empty: no token."""
+    client_certificate: bytes = field(default=b"", repr=False)
+    """Certificate of the user with its key, in PEM; empty: no certificate."""
+    server_name: str = ""
+    """Name in the API server's certificate; empty: that of the URL."""
+    insecure: bool = False
+    """Whether the API server's certificate is not verified."""
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is no number
+            is_valid = False
+        if not is_valid:
+            raise ConfigError(
+                f"{self.url!r} is not a URL of an API server, such as https://10.0.0.1:6443"
+            ) from None
+
+
+def pod_access(
+    environ: Mapping[str, str] = os.environ, directory: Path = SERVICE_ACCOUNT
+) -> ApiAccess | None:
+    """Return the access of a pod's service account; None: the process does not run in a pod."""
+    host, port = (environ.get(f"KUBERNETES_SERVICE_{word}", "") for word in ("HOST", "PORT"))
+    if not host or not port:
+        return None
+    address = f"[{host}]" if ":" in host else host
+    return ApiAccess(
+        f"https://{address}:{port}", ca_file=directory / "ca.crt", token_file=directory / "token"
+    )

@@ -1,0 +1,313 @@
+"""Client of one Kubernetes API server over HTTPS, on the standard library.
+
+Every call opens a connection: a driver makes a few calls for each prepare, and idle connections would outlive
+credentials and API servers. All functions block, up to TIMEOUT_S for the connect and for each read; async
+programs call them in threads, as the plugin server and the monitor do with plain functions.
+"""
+
+import os
+import re
+import ssl
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from agent.config.api_access import ApiAccess
+from agent.errors import ApiError, ApiForbiddenError, ApiUnreachableError, ConfigError
+from agent.model.json_values import JsonObject
+from agent.model.prepare import Operation
+from agent.prepare.errors import doing
+from agent.serve.kube_api.object_watch import ObjectList, ObjectWatch, OpenStream
+from agent.version import VERSION
+
+if TYPE_CHECKING:  # imported with the first call: the agent never needs it
+    from http.client import HTTPConnection
+
+TIMEOUT_S: Final = 10.0
+"""Timeout of the connect and of each read [s]; the kubelet waits 45 s for a prepare."""
+ANSWER_BYTES: Final = 64 << 20
+"""Largest accepted answer [bytes]; a page of 500 of the largest objects that etcd usually has is smaller."""
+PAGE_OBJECTS: Final = 500
+"""Objects of one page of a list."""
+DRA_GROUP: Final = "resource.k8s.io"
+DRA_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
+"""Known versions of the group of claims and slices, best first."""
+NOT_FOUND: Final = 404
+NOT_SERVED: Final = 503
+"""Status of the error for an API group that the server does not have; 404 would be a missing object."""
+FORBIDDEN: Final = 403
+
+_RESOURCE: Final = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))/[^/]+(?:/namespaces/[^/]+(?=/))?/(?P<resource>[^/?]+)"
+    r"(?P<name>/[^/?]+)?(?P<part>/[^/?]+)?(?:\?(?P<query>.*))?"
+)
+_VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+class ApiServer:
+    """Client of one API server. Thread-safe. Calls block up to 10 s for the connect and for each read."""
+
+    def __init__(self, access: ApiAccess) -> None:
+        """Create a client; nothing is called yet.
+
+        Raises:
+            ConfigError: The CA file or a certificate cannot be used.
+        """
+        self._access = access
+        parts = urlsplit(access.url)
+        self._host, self._port = parts.hostname or "", parts.port
+        self._is_tls, self._prefix = parts.scheme == "https", parts.path.rstrip("/")
+        self._version = ""
+        self._tls_lock = threading.Lock()
+        self._tls: ssl.SSLContext | None = None
+        self._ca_changed = 0.0
+        try:
+            self._tls_context()
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise ConfigError(f"API server {access.url}: certificates cannot be used: {error}") from error
+
+    @property
+    def url(self) -> str:
+        """URL of the API server."""
+        return self._access.url
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    def call(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """Call the API server and return the object in its answer.
+
+        Args:
+            method: ``GET``, ``POST``, ``PUT``, ``PATCH`` (a merge patch) or ``DELETE``.
+            path: Path of the object or list, with its query; see :func:`path_of`.
+            body: Object to send; None: no body.
+
+        Raises:
+            ApiForbiddenError: The role lacks the verb, or an admission policy denies the object.
+            ApiError: Another answer with an error status.
+            ApiUnreachableError: The server is unreachable or not trusted, or did not answer in time.
+            OSError: The token's file cannot be read.
+        """
+        with doing(Operation.API, path):
+            data = b"" if body is None else msgspec.json.encode(body)
+            connection = self._open(method, path, data)
+            try:
+                return self._receive(connection, method, path)
+            finally:
+                connection.close()
+
+    def list_objects(self, path: str, field_selector: str = "") -> ObjectList:
+        """Return all objects of a list, read in pages. Raises as :meth:`call`."""
+        items: list[dict[str, Any]] = []
+        query = {"fieldSelector": field_selector, "limit": str(PAGE_OBJECTS), "continue": ""}
+        while True:
+            chosen = urlencode({key: value for key, value in query.items() if value})
+            page = self.call("GET", f"{path}?{chosen}")
+            metadata, kind = page.get("metadata") or {}, str(page.get("kind", "")).removesuffix("List")
+            common = {"apiVersion": page.get("apiVersion"), "kind": kind}  # which items of a list lack
+            items += [common | item for item in page.get("items") or []]
+            if not (following := metadata.get("continue")):
+                return ObjectList(items, str(metadata.get("resourceVersion", "")))
+            query["continue"] = str(following)
+
+    def watch(self, path: str, field_selector: str = "") -> ObjectWatch:
+        """Return a watch of the objects of a list, which resumes after interruptions."""
+        return ObjectWatch(self, path, field_selector)
+
+    # --- versions of the group resource.k8s.io ------------------------------------------------------------
+
+    def dra_version(self) -> str:
+        """Return the best version of ``resource.k8s.io`` that the API server has and drahealth knows.
+
+        It is read once; :meth:`forget_dra_version` has it read again.
+
+        Raises:
+            ApiError: The API server has no known version, or as :meth:`call`.
+            ApiUnreachableError, OSError: As :meth:`call`.
+        """
+        if not self._version:
+            with doing(Operation.API, f"/apis/{DRA_GROUP}"):
+                self._version = self._read_dra_version()
+        return self._version
+
+    def _read_dra_version(self) -> str:
+        try:
+            group = self.call("GET", f"/apis/{DRA_GROUP}")
+            served = {one.get("version") for one in group.get("versions") or []}
+        except ApiForbiddenError:  # discovery is closed here; v1 is in all supported releases
+            return DRA_VERSIONS[0]
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            served = set()
+        for version in DRA_VERSIONS:
+            if version in served:
+                return version
+        names = ", ".join(sorted(map(str, served))) or "none"
+        raise ApiError(
+            NOT_SERVED,
+            "NotServed",
+            f"the API server has no known version of {DRA_GROUP}, but {names}; known are "
+            f"{', '.join(DRA_VERSIONS)}: Kubernetes 1.32 or later with DynamicResourceAllocation",
+        )
+
+    def forget_dra_version(self) -> None:
+        """Read the version of ``resource.k8s.io`` again at its next use, after an update of the cluster."""
+        self._version = ""
+
+    def dra_path(self, *parts: str) -> str:
+        """Return a path in the API group of claims and slices. Raises as :meth:`dra_version`."""
+        return path_of("apis", DRA_GROUP, self.dra_version(), *parts)
+
+    # --- connections ----------------------------------------------------------------------------------------
+
+    def open_stream(self, path: str) -> OpenStream:
+        """Return the open answer to a GET whose body has no end; the caller closes it.
+
+        Raises as :meth:`call`.
+        """
+        with doing(Operation.API, path):
+            connection = self._open("GET", path, b"")
+            used = connection.sock
+            try:
+                answer = connection.getresponse()
+                refused = answer.read(ANSWER_BYTES) if answer.status != 200 else None
+            except (OSError, _protocol_error()) as error:
+                connection.close()
+                raise self._unreachable(error) from error
+            if refused is not None:
+                connection.close()
+                raise _refusal("GET", path, answer.status, answer.reason, refused)
+            return OpenStream(connection, used, answer)
+
+    def _open(self, method: str, path: str, data: bytes) -> "HTTPConnection":
+        """Open a connection and send a request."""
+        headers = {"Accept": "application/json", "User-Agent": f"drahealth/{VERSION}"}
+        if self._access.token_file is not None:
+            headers["Authorization"] = f"Bearer {Path(self._access.token_file).read_text().strip()}"
+        elif self._access.token:
+            headers["Authorization"] = f"Bearer {self._access.token}"
+        if data:
+            kind = "merge-patch+json" if method == "PATCH" else "json"
+            headers["Content-Type"] = f"application/{kind}"
+        try:
+            connection = self._connect()
+            try:
+                connection.request(method, self._prefix + path, data or None, headers)
+            except BaseException:
+                connection.close()
+                raise
+        except (OSError, ValueError, _protocol_error()) as error:  # ValueError: a certificate in a bad file
+            raise self._unreachable(error) from error
+        return connection
+
+    def _receive(self, connection: "HTTPConnection", method: str, path: str) -> dict[str, Any]:
+        try:
+            answer = connection.getresponse()
+            data = answer.read(ANSWER_BYTES + 1)
+        except (OSError, _protocol_error()) as error:
+            raise self._unreachable(error) from error
+        if len(data) > ANSWER_BYTES:
+            raise ApiUnreachableError(
+                f"API server {self.url}: answer to {path} is more than {ANSWER_BYTES} bytes"
+            )
+        if not 200 <= answer.status < 300:
+            raise _refusal(method, path, answer.status, answer.reason, data)
+        try:
+            return _decode_object(data)
+        except ValueError as error:
+            raise ApiUnreachableError(
+                f"API server {self.url}: answer to {path} is no object, but {data[:64]!r}; "
+                "is this an API server?"
+            ) from error
+
+    def _connect(self) -> "HTTPConnection":
+        from http.client import HTTPConnection, HTTPSConnection
+
+        context = self._tls_context()
+        if context is None:
+            return HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        if not self._access.server_name:
+            return HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=context)
+        connection = HTTPConnection(self._host, self._port or 443, timeout=TIMEOUT_S)
+        connection.connect()
+        connection.sock = context.wrap_socket(connection.sock, server_hostname=self._access.server_name)
+        return connection
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        """Return the TLS settings, made again after a change of the CA file; None: the URL is of HTTP."""
+        if not self._is_tls:
+            return None
+        access = self._access
+        with self._tls_lock:
+            changed = os.stat(access.ca_file).st_mtime if access.ca_file is not None else 0.0
+            if self._tls is None or changed != self._ca_changed:
+                self._tls, self._ca_changed = _make_context(access), changed
+            return self._tls
+
+    def _unreachable(self, error: Exception) -> ApiUnreachableError:
+        reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error)
+        return ApiUnreachableError(f"API server {self.url}: {reason or type(error).__name__}")
+
+
+def path_of(*parts: str) -> str:
+    """Return a URL path with quoted parts."""
+    return "".join(f"/{quote(part, safe='')}" for part in parts)
+
+
+def verb_and_resource(method: str, path: str) -> tuple[str, str]:
+    """Return verb and resource of a call as they are written in a role, such as ``list`` and
+    ``resourceslices.resource.k8s.io``."""
+    found = _RESOURCE.fullmatch(path)
+    if found is None:
+        return method.lower(), path
+    group, query = found["group"], found["query"] or ""
+    verb = _VERBS.get(method) or ("get" if found["name"] else "watch" if "watch=" in query else "list")
+    return verb, f"{found['resource']}{found['part'] or ''}{f'.{group}' if group else ''}"
+
+
+def _refusal(method: str, path: str, status: int, reason: str, data: bytes) -> ApiError:
+    """Return the error for an answer whose status is not 2xx."""
+    try:
+        answer: JsonObject = _decode_object(data)
+    except ValueError:
+        answer = {}
+    reason, message = str(answer.get("reason") or reason), str(answer.get("message") or "")
+    if status != FORBIDDEN:
+        return ApiError(status, reason, message, data)
+    verb, resource = verb_and_resource(method, path)
+    return ApiForbiddenError(status, reason, message, data, verb=verb, resource=resource)
+
+
+def _decode_object(data: bytes) -> dict[str, Any]:
+    """Decode a JSON object. Raises ValueError if the data are something else."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except RecursionError:
+        raise ValueError("objects are nested too deeply") from None
+
+
+def _make_context(access: ApiAccess) -> ssl.SSLContext:
+    """Return the TLS settings of an access. Raises OSError or ValueError: a certificate cannot be used."""
+    context = ssl.create_default_context(cafile=access.ca_file, cadata=access.ca_data or None)
+    if access.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if access.client_certificate:
+        fd = os.memfd_create("drahealth-certificate")  # ssl reads only files; this one is on no disk
+        try:
+            os.write(fd, access.client_certificate)
+            context.load_cert_chain(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+    return context
+
+
+def _protocol_error() -> type[Exception]:
+    """Return the base class of errors in HTTP answers."""
+    from http.client import HTTPException
+
+    return HTTPException

@@ -1,0 +1,241 @@
+"""Watch of a list of Kubernetes objects that resumes after every interruption.
+
+A watch begins with the complete list and continues with each change. After a lost connection it resumes from
+the last version that it has seen; if the API server no longer has that version (410 Gone), it lists again.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from urllib.parse import urlencode
+
+import msgspec
+
+from agent.errors import ApiError, ApiUnreachableError
+from agent.system.timing import random_fraction
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection, HTTPResponse
+
+STREAM_S: Final = 300
+"""Time after which the API server ends a stream, which is then resumed [s]."""
+RETRY_S: Final = 1.0
+"""Shortest pause before a resumption, doubled after each failure [s]."""
+RETRY_MAX_S: Final = 30.0
+EVENT_BYTES: Final = 16 << 20
+"""Largest accepted event [bytes]."""
+GONE: Final = 410
+LASTING: Final = frozenset({400, 401, 403, 404, 405, 422})
+"""Statuses that end a watch with an exception: another attempt has the same answer."""
+KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""Socket options with which a dead connection is found within half a minute."""
+
+log = logging.getLogger(__name__)
+
+
+class ObjectList(NamedTuple):
+    """Objects of a list, and the version of the API server's data that the list shows."""
+
+    items: list[dict[str, Any]]
+    resource_version: str
+
+
+class OpenStream:
+    """Open answer of the API server. The connection itself may forget its socket and answer."""
+
+    def __init__(self, connection: "HTTPConnection", used: socket.socket, answer: "HTTPResponse") -> None:
+        self.socket = used
+        self.answer = answer
+        self._connection = connection
+
+    def close(self) -> None:
+        """Close answer and connection."""
+        self.answer.close()
+        self._connection.close()
+
+
+class WatchEventKind(StrEnum):
+    """Kind of a watch event."""
+
+    LISTED = "listed"
+    """The complete list; it replaces all earlier events."""
+    CHANGED = "changed"
+    """An object was created or updated."""
+    DELETED = "deleted"
+
+
+class WatchEvent(NamedTuple):
+    """Event of a watch."""
+
+    kind: WatchEventKind
+    objects: tuple[dict[str, Any], ...]
+    """All objects of the list, or the object that was changed or deleted, in its last version."""
+
+
+class WatchedServer(Protocol):
+    """Client of the API server, as a watch uses it."""
+
+    @property
+    def url(self) -> str:
+        """URL of the API server."""
+
+    def list_objects(self, path: str, field_selector: str = "") -> ObjectList:
+        """Return all objects of a list."""
+
+    def open_stream(self, path: str) -> OpenStream:
+        """Return the open answer to a GET whose body has no end."""
+
+
+class ObjectWatch:
+    """Watch of the objects of a list: an iterator for one thread, which any thread closes.
+
+    ``for event in watch`` blocks until the next event and ends after :meth:`close`. An API server that is
+    unreachable is tried again, with growing pauses.
+
+    Raises:
+        ApiForbiddenError: The role lacks the verb ``list`` or ``watch``. Raised by the iteration.
+        ApiError: The API server refuses the watch for another lasting reason. Raised by the iteration.
+    """
+
+    def __init__(
+        self,
+        api: WatchedServer,
+        path: str,
+        field_selector: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api = api
+        self._path = path
+        self._selector = field_selector
+        self._clock = clock
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+
+    def __iter__(self) -> Iterator[WatchEvent]:
+        version, pause_s, logged = "", RETRY_S, ""
+        while not self._closed.is_set():
+            failure, began_s = "", self._clock()
+            try:
+                if not version:
+                    items, version = self._api.list_objects(self._path, self._selector)
+                    yield WatchEvent(WatchEventKind.LISTED, tuple(items))
+                for event, newest in self._stream(version):
+                    version, pause_s = newest or version, RETRY_S
+                    if event is not None:
+                        yield event
+                    if self._closed.is_set():
+                        return
+            except ApiError as error:
+                if error.status in LASTING:
+                    raise
+                version = "" if error.status == GONE else version
+                failure = "" if error.status == GONE else str(error)
+            except (ApiUnreachableError, OSError) as error:
+                failure = str(error)
+            if self._closed.is_set():
+                return
+            if failure and failure != logged:
+                log.warning("watch of %s: interrupted: %s; will resume", self._path, failure)
+            logged = failure
+            if self._clock() - began_s > RETRY_MAX_S:  # a stream that ends in its time, also without an event
+                pause_s = RETRY_S
+            self._closed.wait(pause_s * (0.5 + random_fraction()))
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    def close(self) -> None:
+        """End the iteration, also while it waits for an event. Thread-safe. Never blocks."""
+        self._closed.set()
+        with self._lock:
+            if self._socket is not None:
+                with suppress(OSError):  # not SSLSocket.shutdown, which takes the reader's state away
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def _stream(self, version: str) -> Iterator[tuple[WatchEvent | None, str]]:
+        """Yield the events since a version, each with its version; None for a bookmark.
+
+        Raises ApiError (410 if the version is too old), ApiUnreachableError, OSError.
+        """
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(STREAM_S),
+            "fieldSelector": self._selector,
+        }
+        chosen = urlencode({key: value for key, value in query.items() if value})
+        stream = self._api.open_stream(f"{self._path}?{chosen}")
+        try:
+            self._keep(stream.socket)
+            while line := self._read_line(stream.answer):
+                yield _parse_event(line)
+        finally:
+            with self._lock:
+                self._socket = None
+            stream.close()
+
+    def _keep(self, used: socket.socket) -> None:
+        """Prepare the stream's socket for long waits, and keep it for :meth:`close`."""
+        used.settimeout(STREAM_S + 60.0)
+        for level, option, value in KEEPALIVE:
+            with suppress(OSError):  # no TCP socket
+                used.setsockopt(level, option, value)
+        with self._lock:
+            self._socket = used
+        if self._closed.is_set():
+            self.close()
+
+    def _read_line(self, answer: "HTTPResponse") -> bytes:
+        """Return the next line of the stream; empty at its end, also after :meth:`close`."""
+        from http.client import HTTPException
+
+        try:
+            line = answer.readline(EVENT_BYTES + 1)
+        except (OSError, ValueError, HTTPException) as error:
+            if self._closed.is_set():
+                return b""
+            raise ApiUnreachableError(f"API server {self._api.url}: stream ended: {error}") from error
+        if len(line) > EVENT_BYTES:
+            raise ApiUnreachableError(f"API server {self._api.url}: event of more than {EVENT_BYTES} bytes")
+        return line
+
+
+class _WireEvent(msgspec.Struct):
+    """Event of a watch in the API server's format."""
+
+    type: str
+    object: dict[str, Any]
+
+
+def _parse_event(line: bytes) -> tuple[WatchEvent | None, str]:
+    """Return the event of a line, None for a bookmark, and its version.
+
+    Raises:
+        ApiError: The API server ends the watch with an error.
+        ApiUnreachableError: The line is no event.
+    """
+    try:
+        event = msgspec.json.decode(line, type=_WireEvent)
+    except (ValueError, RecursionError) as error:
+        raise ApiUnreachableError(f"event of a watch cannot be read: {error}") from error
+    obj = event.object
+    if event.type == "ERROR":
+        code = obj.get("code")
+        status = code if isinstance(code, int) else 500
+        raise ApiError(status, str(obj.get("reason", "")), str(obj.get("message", "")), line)
+    metadata = obj.get("metadata")
+    version = str(metadata.get("resourceVersion", "")) if isinstance(metadata, dict) else ""
+    if event.type == "BOOKMARK":
+        return None, version
+    kind = WatchEventKind.DELETED if event.type == "DELETED" else WatchEventKind.CHANGED
+    return WatchEvent(kind, (obj,)), version

@@ -1,0 +1,302 @@
+"""The client and the publisher of slices with Kubernetes' own API server and etcd."""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+import pytest
+import yaml
+from kubelet.claims import allocated_claim
+from patience import PATIENCE_S
+from real_kube_api import RealKubeApi, real_kube_api
+from wire.serving import eventually
+
+import drahealth
+from agent.embed import slice_publisher
+
+ROOT: Final = Path(__file__).parents[1]
+DRIVER, NODE = "card.example.com", "node-1"
+CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+SLICES: Final = "/apis/resource.k8s.io/v1/resourceslices"
+DEPLOYED: Final = ROOT / "examples/hostdev_driver/deploy.yaml"
+TAINTS: Final = tuple(
+    drahealth.Taint(f"{DRIVER}/cause-{number}", "7", effect, 1_700_000_000)
+    for number, effect in enumerate(drahealth.Effect)
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKubeApi]:
+    with real_kube_api(tmp_path_factory.mktemp("kube-api")) as server:
+        server.create("/api/v1/nodes", "Node", NODE)
+        yield server
+
+
+def driver_rules() -> list[Mapping[str, Any]]:
+    """Return the rules of the example's role."""
+    (role,) = (one for one in yaml.safe_load_all(DEPLOYED.read_text()) if one["kind"] == "ClusterRole")
+    rules: list[Mapping[str, Any]] = role["rules"]
+    return rules
+
+
+@pytest.fixture(scope="module")
+def access(server: RealKubeApi) -> drahealth.ApiAccess:
+    """Access with the role of the example driver, and no more."""
+    return server.service_account("driver", driver_rules())
+
+
+def monitor_in(root: Path, driver: str = DRIVER) -> drahealth.Monitor:
+    config = drahealth.Config(node_name=NODE)
+    return drahealth.Monitor(driver, config=config, hardware=False, kubelet_dir=root)
+
+
+@pytest.fixture
+def publisher(
+    server: RealKubeApi, access: drahealth.ApiAccess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[drahealth.SlicePublisher]:
+    monkeypatch.setattr(slice_publisher, "RETRY_S", 0.1)
+    devices = [
+        drahealth.SliceDevice(f"card-{n}", attributes={"n": n}, capacity={"m": "1024Mi"}) for n in range(70)
+    ]
+    publisher = drahealth.SlicePublisher(drahealth.ApiServer(access), monitor_in(tmp_path), devices)
+    with publisher:
+        yield publisher
+    publisher._deleted = False
+    publisher.delete()
+    assert not slices(server)
+
+
+def slices(server: RealKubeApi, driver: str = DRIVER) -> list[dict[str, Any]]:
+    found = server.admin.list_objects(SLICES, f"spec.driver={driver}").items
+    return sorted(found, key=lambda obj: str(obj["metadata"]["name"]))
+
+
+def taints_of(*names: str) -> drahealth.Taints:
+    return drahealth.Taints({drahealth.DeviceRef(DRIVER, NODE, name): TAINTS for name in names})
+
+
+def tainted(server: RealKubeApi) -> dict[str, list[str]]:
+    devices = [device for obj in slices(server) for device in obj["spec"]["devices"]]
+    return {one["name"]: [taint["effect"] for taint in one["taints"]] for one in devices if one.get("taints")}
+
+
+def versions(server: RealKubeApi) -> list[str]:
+    return [obj["metadata"]["resourceVersion"] for obj in slices(server)]
+
+
+def test_slices_are_accepted_updated_and_left_alone(
+    server: RealKubeApi, publisher: drahealth.SlicePublisher
+) -> None:
+    publisher.publish(drahealth.Taints())
+    first, second = slices(server)
+    assert [len(obj["spec"]["devices"]) for obj in (first, second)] == [64, 6]
+    assert first["spec"]["pool"] == {"name": NODE, "generation": 1, "resourceSliceCount": 2}
+    before = versions(server)
+    publisher.publish(drahealth.Taints())
+    assert versions(server) == before
+    publisher.publish(taints_of("card-69"))
+    assert tainted(server) == {"card-69": ["None", "NoSchedule", "NoExecute"]}
+    assert versions(server)[0] == before[0]
+    assert slices(server)[1]["spec"]["pool"]["generation"] == 1
+    publisher.publish(drahealth.Taints())
+    assert tainted(server) == {}
+
+
+def test_taint_on_each_device_of_a_full_slice_is_accepted(
+    server: RealKubeApi, publisher: drahealth.SlicePublisher
+) -> None:
+    publisher.publish(taints_of(*(f"card-{number}" for number in range(70))))
+    assert len(tainted(server)) == 70
+
+
+def test_second_publisher_takes_over_without_a_change(
+    server: RealKubeApi, access: drahealth.ApiAccess, publisher: drahealth.SlicePublisher, tmp_path: Path
+) -> None:
+    publisher.set_devices([drahealth.SliceDevice("card-0", attributes={"n": 1})])
+    publisher.publish(taints_of("card-0"))
+    before = versions(server)
+    device = drahealth.SliceDevice("card-0", attributes={"n": 1})
+    other = drahealth.SlicePublisher(drahealth.ApiServer(access), monitor_in(tmp_path / "other"), [device])
+    other.publish(taints_of("card-0"))
+    assert versions(server) == before
+
+
+def test_deleted_and_changed_slices_are_restored(
+    server: RealKubeApi, publisher: drahealth.SlicePublisher
+) -> None:
+    publisher.publish(taints_of("card-0"))
+    admin = server.admin
+    admin.call("DELETE", f"{SLICES}?fieldSelector=spec.driver%3D{DRIVER}")
+    eventually(lambda: len(slices(server)) == 2, "slices are published again")
+    (changed, _) = slices(server)
+    changed["spec"]["devices"][0]["taints"] = []
+    admin.call("PUT", f"{SLICES}/{changed['metadata']['name']}", changed)
+    eventually(lambda: "card-0" in tainted(server), "taint is published again")
+
+
+def test_slices_are_repaired_after_a_restart_of_the_api_server(
+    server: RealKubeApi, publisher: drahealth.SlicePublisher
+) -> None:
+    publisher.publish(drahealth.Taints())
+    server.stop_server()
+    with pytest.raises(drahealth.ApiUnreachableError, match="Connection refused"):
+        publisher.publish(taints_of("card-0"))
+    server.start_server()
+    server.admin.call("DELETE", f"{SLICES}?fieldSelector=spec.driver%3D{DRIVER}")
+    eventually(lambda: "card-0" in tainted(server), "slices are published again", 3 * PATIENCE_S)
+
+
+def test_missing_verb_is_named_as_in_the_role(server: RealKubeApi, tmp_path: Path) -> None:
+    rules = [rule for rule in driver_rules() if rule["resources"] != ["resourceslices"]]
+    access = server.service_account("no-slices", rules)
+    publisher = drahealth.SlicePublisher(drahealth.ApiServer(access), monitor_in(tmp_path))
+    with pytest.raises(drahealth.ApiForbiddenError) as caught:
+        publisher.publish(drahealth.Taints())
+    assert (caught.value.verb, caught.value.resource) == ("list", "resourceslices.resource.k8s.io")
+    assert 'cannot list resource "resourceslices"' in str(caught.value)
+
+
+def test_role_of_the_example_has_no_verb_that_is_not_used(server: RealKubeApi, tmp_path: Path) -> None:
+    """Without any one of its verbs the driver fails, or says that it cannot watch."""
+    whole = [
+        (rule["apiGroups"], rule["resources"], verb) for rule in driver_rules() for verb in rule["verbs"]
+    ]
+    for number, missing in enumerate(whole):
+        rules = [
+            {"apiGroups": groups, "resources": resources, "verbs": [verb]}
+            for groups, resources, verb in whole
+            if (groups, resources, verb) != missing
+        ]
+        driver = f"d{number}.example.com"
+        api = drahealth.ApiServer(server.service_account(f"without-{number}", rules))
+        monitor = monitor_in(tmp_path / str(number), driver)
+        publisher = drahealth.SlicePublisher(api, monitor, [drahealth.SliceDevice("a")])
+        with pytest.raises(drahealth.ApiForbiddenError) as caught:
+            use_all_verbs(api, publisher, driver)
+        assert caught.value.verb == missing[2], missing
+        for obj in slices(server, driver):
+            server.admin.call("DELETE", f"{SLICES}/{obj['metadata']['name']}")
+
+
+def use_all_verbs(api: drahealth.ApiServer, publisher: drahealth.SlicePublisher, driver: str) -> None:
+    """Make all calls of a driver."""
+    with suppress(drahealth.TransientError):
+        drahealth.ClaimReader(api, driver)(drahealth.ClaimRef("default", "missing", "uid-1"))
+    publisher.publish(drahealth.Taints())
+    publisher.set_devices([drahealth.SliceDevice("b")])
+    publisher.publish(drahealth.Taints())
+    publisher.delete()
+    for _ in api.watch(SLICES, f"spec.driver={driver},spec.nodeName={NODE}"):
+        pass
+
+
+def test_claim_is_read_with_its_allocation(server: RealKubeApi, access: drahealth.ApiAccess) -> None:
+    created = create_claim(server, "one")
+    ref = drahealth.ClaimRef("default", "one", created["metadata"]["uid"])
+    read = drahealth.ClaimReader(drahealth.ApiServer(access), DRIVER)
+    assert [(one.request, one.device) for one in read(ref).devices] == [("it", "card-0")]
+    server.admin.call("DELETE", f"{CLAIMS}/one")
+    with pytest.raises(drahealth.TransientError) as caught:
+        read(ref)
+    assert caught.value.code == "claim.not_found"
+
+
+def create_claim(server: RealKubeApi, name: str) -> dict[str, Any]:
+    """Create a claim and write its allocation, as the scheduler does."""
+    claim = allocated_claim(name, "", ("it", DRIVER, NODE, "card-0"), pods=[])
+    del claim["metadata"]["uid"], claim["status"]["reservedFor"]
+    claim["spec"] = {"devices": {"requests": [{"name": "it", "exactly": {"deviceClassName": "card"}}]}}
+    created = server.admin.call("POST", CLAIMS, claim)
+    return server.admin.call("PUT", f"{CLAIMS}/{name}/status", created | {"status": claim["status"]})
+
+
+class Events:
+    """Events of a watch, collected by a thread: kind and names."""
+
+    def __init__(self, watch: drahealth.ObjectWatch) -> None:
+        self.watch = watch
+        self._events: SimpleQueue[tuple[str, list[str]]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for event in self.watch:
+            self._events.put((str(event.kind), [obj["metadata"]["name"] for obj in event.objects]))
+
+    def next(self) -> tuple[str, list[str]]:
+        return self._events.get(timeout=3 * PATIENCE_S)
+
+    def end(self) -> None:
+        self.watch.close()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+
+def test_watch_survives_a_restart_of_the_api_server(server: RealKubeApi) -> None:
+    path = "/api/v1/namespaces/default/configmaps"
+
+    def create(name: str) -> None:
+        server.create(path, "ConfigMap", name)
+
+    create("a")
+    events = Events(server.admin.watch(path, "metadata.name!=kube-root-ca.crt"))
+    assert events.next() == ("listed", ["a"])
+    create("b")
+    assert events.next() == ("changed", ["b"])
+    server.stop_server()
+    server.start_server()
+    create("c")
+    assert events.next() in (("changed", ["c"]), ("listed", ["a", "b"]), ("listed", ["a", "b", "c"]))
+    server.admin.call("DELETE", f"{path}/b")
+    found = events.next()
+    while found[0] != "deleted":
+        found = events.next()
+    assert found == ("deleted", ["b"])
+    events.end()
+
+
+def test_expired_version_of_a_watch_is_410(server: RealKubeApi) -> None:
+    path = "/api/v1/namespaces/default/configmaps"
+    watch = server.admin.watch(path)
+    with pytest.raises(drahealth.ApiError) as caught:
+        next(watch._stream("1"))
+    assert caught.value.status == 410
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+def test_beta_version_is_accepted(tmp_path: Path, version: str) -> None:
+    flags = f"--runtime-config=resource.k8s.io/{version}=true,resource.k8s.io/v1=false"
+    with real_kube_api(tmp_path, flags) as server:
+        assert server.admin.dra_version() == version
+        server.create("/api/v1/nodes", "Node", NODE)
+        device = drahealth.SliceDevice("card-0", attributes={"n": 1}, capacity={"m": "1Gi"})
+        publisher = drahealth.SlicePublisher(server.admin, monitor_in(tmp_path), [device])
+        publisher.publish(taints_of("card-0"))
+        (found,) = server.admin.list_objects(server.admin.dra_path("resourceslices")).items
+        device_fields = found["spec"]["devices"][0]
+        assert len((device_fields.get("basic") or device_fields)["taints"]) == 3
+        before = found["metadata"]["resourceVersion"]
+        publisher.publish(taints_of("card-0"))
+        (found,) = server.admin.list_objects(server.admin.dra_path("resourceslices")).items
+        assert found["metadata"]["resourceVersion"] == before
+        publisher.publish(drahealth.Taints())
+        assert "taints" not in json.dumps(
+            server.admin.list_objects(server.admin.dra_path("resourceslices")).items[0]["spec"]
+        )
+
+
+def test_feature_gate_that_is_off_drops_taints_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with real_kube_api(tmp_path, "--feature-gates=DRADeviceTaints=false,DRADeviceTaintRules=false") as server:
+        server.create("/api/v1/nodes", "Node", NODE)
+        publisher = drahealth.SlicePublisher(
+            server.admin, monitor_in(tmp_path), [drahealth.SliceDevice("card-0")]
+        )
+        for _ in range(2):
+            publisher.publish(taints_of("card-0"))
+        assert caplog.text.count("its feature gate DRADeviceTaints is off") == 1
+        (found,) = slices(server)
+        assert found["metadata"]["generation"] == 1
