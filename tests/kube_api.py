@@ -63,6 +63,8 @@ class FakeKubeApi(ApiServer):
         self.calls.append(call)
         if (error := self.refuse(call)) is not None:
             raise error
+        if method == "PUT":
+            target = target.removesuffix("/status")
         version = urlsplit(target).path.removeprefix(f"{GROUP}/").partition("/")[0]
         if not target.startswith(f"{GROUP}/"):
             return target
@@ -75,6 +77,14 @@ class FakeKubeApi(ApiServer):
             names = [{"groupVersion": f"{GROUP[6:]}/{one}", "version": one} for one in self.versions]
             return {"kind": "APIGroup", "apiVersion": "v1", "name": GROUP[6:], "versions": names}
         return super().get(path)
+
+    def all_of(self, path: str, selector: Mapping[str, str]) -> dict[str, Any]:
+        if path != f"{RESOURCE}/resourceclaims":
+            return super().all_of(path, selector)
+        with self._changed:
+            items = [obj for name, obj in self._objects.items() if "/resourceclaims/" in name]
+        kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimList"}
+        return kind | {"metadata": {"resourceVersion": str(self.version)}, "items": items}
 
     def watch(self, path: str, selector: Mapping[str, str], query: Mapping[str, str]) -> Iterator[bytes]:
         if int(query.get("resourceVersion") or 0) < self.oldest:

@@ -21,6 +21,7 @@ from conform_records import (
     session_with_claims,
     version_records,
 )
+from kube_api import FakeKubeApi, forbid, write_kubeconfig
 
 from agent.cli.conform.text import (
     EXITS,
@@ -240,11 +241,23 @@ def test_badge_has_the_colour_of_the_worst_result(record, colour):
             ["--socket", "s", "--prepare"],
             "--prepare needs --plugin-dir, where the driver's name is registered\n",
         ),
-        (["--plugin-dir", "p", "--prepare"], "--prepare needs claims: use --claims, --device, or both\n"),
+        (
+            ["--plugin-dir", "p", "--prepare"],
+            "--prepare needs claims: use --claims, --device, --slices or --kubeconfig\n",
+        ),
         (
             ["--plugin-dir", "p", "--prepare", "--claims", "c", "--claim-command", "c"],
-            "--claim-command needs --device\n",
+            "--claim-command needs --device or --slices\n",
         ),
+        (
+            ["--plugin-dir", "p", "--prepare", "--kubeconfig", "k", "--slices", "s", "--claim-command", "c"],
+            "--claim-command and --kubeconfig exclude each other\n",
+        ),
+        (["--plugin-dir", "p", "--slices", "s"], "--slices needs --prepare\n"),
+        (["--plugin-dir", "p", "--kubeconfig", "s"], "--kubeconfig needs --prepare\n"),
+        (["--plugin-dir", "p", "--node-name", "s"], "--node-name needs --prepare\n"),
+        (["--plugin-dir", "p", "--prepare", "--slices", "/none"], "/none: No such file or directory\n"),
+        (["--plugin-dir", "p", "--prepare", "--slices", "/dev/null"], "/dev/null: is not a regular file\n"),
         (
             ["--plugin-dir", "p", "--prepare", "--device", "a/b", "--remove-cdi"],
             "--remove-cdi needs --restart-command: a reboot also restarts the driver\n",
@@ -259,6 +272,47 @@ def test_invalid_argument_exits_64_and_is_named(capsys, argv, error):
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"drahealth: {error}")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "is empty"),
+        ('{"kind": "Pod"}', "holds no ResourceSlice"),
+    ],
+)
+def test_file_without_slices_names_the_command_that_makes_it(capsys, tmp_path, text, error):
+    file = tmp_path / "slices.json"
+    file.write_text(text)
+    assert main(["conform", "--plugin-dir", "p", "--prepare", "--slices", str(file)]) == 64
+    assert capsys.readouterr().err == (
+        f"drahealth: file {file}: {error}; create it with: "
+        "kubectl get resourceslices,resourceclaims -A -o json\n"
+    )
+
+
+def test_api_server_that_cannot_be_reached_exits_69(capsys, tmp_path):
+    with FakeKubeApi(None) as gone:
+        kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", gone)
+    assert main(["conform", "--plugin-dir", "p", "--prepare", "--kubeconfig", str(kubeconfig)]) == 69
+    assert capsys.readouterr().err == f"drahealth: API server {gone.url}: Connection refused\n"
+
+
+def test_missing_verb_at_the_api_server_exits_77(capsys, tmp_path):
+    with FakeKubeApi(None) as api:
+        api.refuse = forbid("GET", "resourceclaims")
+        kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", api)
+        assert main(["conform", "--plugin-dir", "p", "--prepare", "--kubeconfig", str(kubeconfig)]) == 77
+    assert "403 Forbidden: list of resourceclaims.resource.k8s.io: " in capsys.readouterr().err
+
+
+def test_cluster_without_slices_is_named(capsys, tmp_path):
+    with FakeKubeApi(None) as api:
+        kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", api)
+        assert main(["conform", "--plugin-dir", "p", "--prepare", "--kubeconfig", str(kubeconfig)]) == 64
+    assert capsys.readouterr().err == (
+        f"drahealth: --kubeconfig: the API server {api.url} has no ResourceSlice; does a driver run?\n"
+    )
 
 
 def test_socket_that_does_not_exist_exits_69(capsys, tmp_path):

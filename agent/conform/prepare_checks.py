@@ -484,7 +484,7 @@ def check_lost_device(session: SessionRecord) -> CheckOutcome:
 
 
 def check_deleted_claim(session: SessionRecord) -> CheckOutcome:
-    """Deletes the claims with the command of --claim-command, then unprepares them."""
+    """Deletes the claims that were made with --kubeconfig or --claim-command, then unprepares them."""
     return _all_succeeded(session, PrepareStage.DELETED_CLAIM, "no error")
 
 

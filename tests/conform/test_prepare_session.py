@@ -9,9 +9,12 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from go_driver.api_server import SLICES
+from go_driver.api_server import ApiError as Refusal
+from kube_api import FakeKubeApi, forbid, write_kubeconfig
 from patience import PATIENCE_S
 
 from conform.preparing import (
@@ -166,3 +169,96 @@ def test_failed_restart_command_is_a_reason(driver: ObservedDriver) -> None:
     assert found.code == 3
     assert found.observation("prepare.restart") == "--restart-command: 'exit 4' exited with 4"
     assert found.results["unprepare.all"] == "pass"
+
+
+# --- claims that the session makes -----------------------------------------------------------------------
+
+
+def slices_file(driver: ObservedDriver, *devices: str) -> str:
+    """Write the ResourceSlices of a driver, and a claim that holds gpu-9, as kubectl writes them."""
+    spec = {
+        "driver": driver.name,
+        "nodeName": "node-a",
+        "pool": {"name": "node-a", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": name} for name in devices],
+    }
+    items = [{"kind": "ResourceSlice", "spec": spec}, claim_object("held", ("it", "gpu-9"))]
+    path = driver.root / "slices.json"
+    path.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": items}))
+    return str(path)
+
+
+def test_claims_are_made_for_free_devices_of_a_file(driver: ObservedDriver) -> None:
+    made = ("--claim-command", f"{driver.root}/act", "--cdi-dir", str(driver.cdi))
+    found = run(driver, "--prepare", "--slices", slices_file(driver, "gpu-0", "gpu-1", "gpu-9"), *made)
+    results = {code: result for code, result in found.results.items() if "prepare" in code}
+    assert results["prepare.first"] == results["unprepare.deleted_claim"] == "pass", found.errors
+    assert results["prepare.devices"] == "pass"
+    assert driver.calls > 0
+    assert set(driver.claims) == {"train", "infer"}
+
+
+def test_lack_of_free_devices_is_named_and_nothing_is_prepared(driver: ObservedDriver) -> None:
+    found = run(driver, "--prepare", "--slices", slices_file(driver, "gpu-9"))
+    assert found.code == 64
+    assert found.errors == f"drahealth: --slices: no device of {driver.name} is free: 1 in claims\n"
+    assert driver.calls == 0
+
+
+class ApiDriver(ObservedDriver):
+    """Driver that reads its claims from an API server."""
+
+    api: FakeKubeApi
+
+    def find_claim(self, claim: Asked) -> Any:
+        try:
+            found = self.api.get(
+                f"/apis/resource.k8s.io/v1/namespaces/{claim.namespace}/resourceclaims/{claim.name}"
+            )
+        except Refusal as error:
+            raise ClaimError(str(error)) from None
+        if found["metadata"]["uid"] != claim.uid:
+            raise ClaimError(f"claim {claim} was created again")
+        return found
+
+
+def test_claims_are_made_at_the_api_server_and_deleted() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
+        FakeKubeApi(None) as api,
+        ApiDriver(Path(directory)) as driver,
+    ):
+        driver.api = api
+        items = json.loads(Path(slices_file(driver, "gpu-0", "gpu-1", "gpu-2")).read_text())["items"]
+        api.create(SLICES, items[0] | {"metadata": {"name": "one"}})
+        held = items[1] | {"spec": {}}
+        api.add_claim(held)
+        kubeconfig = write_kubeconfig(driver.root / "kubeconfig", api, token="me")
+        found = run(driver, "--prepare", "--kubeconfig", str(kubeconfig), "--cdi-dir", str(driver.cdi))
+        assert found.errors == ""
+        assert found.results["prepare.first"] == found.results["unprepare.deleted_claim"] == "pass"
+        assert found.not_passed.keys() <= {"prepare.errors.names", "health.heartbeat", "health.v1"}
+        claims = api.all_of("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims", {})["items"]
+        assert [one["metadata"]["name"] for one in claims] == ["held"]
+        assert {call.token for call in api.calls} == {"Bearer me"}
+
+
+def test_claim_that_is_half_made_is_deleted() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
+        FakeKubeApi(None) as api,
+        ApiDriver(Path(directory)) as driver,
+    ):
+        driver.api = api
+        api.create(
+            SLICES,
+            json.loads(Path(slices_file(driver, "gpu-0")).read_text())["items"][0]
+            | {"metadata": {"name": "one"}},
+        )
+        api.refuse = forbid("PUT", "/status")
+        kubeconfig = write_kubeconfig(driver.root / "kubeconfig", api)
+        found = run(driver, "--prepare", "--kubeconfig", str(kubeconfig))
+        assert found.code == 77
+        assert "update of resourceclaims/status.resource.k8s.io" in found.errors
+        assert not api.all_of("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims", {})["items"]
+        assert driver.calls == 0

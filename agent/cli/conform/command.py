@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agent.conform.kubelet.prepare_session import PrepareOptions
     from agent.conform.kubelet.session import SessionOptions
     from agent.model.json_values import JsonObject
+    from agent.serve.kube_api.api_server import ApiServer
 
 CDI_DIRS: Final = ("/var/run/cdi", "/etc/cdi")
 """Directories in which container runtimes search for CDI files."""
@@ -28,6 +29,9 @@ PREPARE_FLAGS: Final = {
     "claims": "--claims",
     "bad_claims": "--bad-claims",
     "devices": "--device",
+    "slices": "--slices",
+    "kubeconfig": "--kubeconfig",
+    "node_name": "--node-name",
     "claim_command": "--claim-command",
     "restart_command": "--restart-command",
     "device_command": "--device-command",
@@ -35,6 +39,7 @@ PREPARE_FLAGS: Final = {
     "remove_cdi": "--remove-cdi",
 }
 """Flags that are only possible with --prepare, by attribute."""
+SLICES_COMMAND: Final = "kubectl get resourceslices,resourceclaims -A -o json"
 HELP: Final = "try 'drahealth conform --help'"
 
 
@@ -107,10 +112,31 @@ def _add_prepare_arguments(parser: ArgumentParser) -> None:
         help="make a claim for this device, which no pod may use; repeatable",
     )
     group.add_argument(
+        "--slices",
+        metavar="FILE",
+        type=Path,
+        help="make claims for free devices of these ResourceSlices, JSON or YAML; claims in the file hold "
+        "theirs",
+    )
+    group.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        type=Path,
+        help="create and delete claims at this API server; without --slices and --device for free devices of "
+        "its ResourceSlices",
+    )
+    group.add_argument(
+        "--node-name",
+        metavar="NAME",
+        default="",
+        help="node whose ResourceSlices count, if there are several (default: this host's name)",
+    )
+    group.add_argument(
         "--claim-command",
         metavar="CMD",
         default="",
-        help="'CMD create' and 'CMD delete' create and delete the claim on their standard input, of --device",
+        help="'CMD create' and 'CMD delete' create and delete the claim on their standard input, of --device "
+        "and --slices",
     )
     group.add_argument(
         "--restart-command", metavar="CMD", default="", help="restart the driver with this command"
@@ -229,13 +255,20 @@ def _prepare_options(args: Namespace) -> PrepareOptions | None:
         return None
     if args.plugin_dir is None:
         raise UsageError(f"--prepare needs --plugin-dir, where the driver's name is registered\n{HELP}")
-    if not (args.claims or args.devices):
-        raise UsageError(f"--prepare needs claims: use --claims, --device, or both\n{HELP}")
-    if args.claim_command and not args.devices:
-        raise UsageError(f"--claim-command needs --device\n{HELP}")
+    if not (args.claims or args.devices or args.slices or args.kubeconfig):
+        raise UsageError(f"--prepare needs claims: use --claims, --device, --slices or --kubeconfig\n{HELP}")
+    if args.claim_command and not (args.devices or args.slices):
+        raise UsageError(f"--claim-command needs --device or --slices\n{HELP}")
+    if args.claim_command and args.kubeconfig:
+        raise UsageError(f"--claim-command and --kubeconfig exclude each other\n{HELP}")
     if args.remove_cdi and not args.restart_command:
         raise UsageError(f"--remove-cdi needs --restart-command: a reboot also restarts the driver\n{HELP}")
+    slices, other_claims, api = _read_slices(args)
     return PrepareOptions(
+        slices=slices,
+        other_claims=other_claims,
+        node=args.node_name or os.uname().nodename.lower(),
+        api=api,
         claims=_read_claims(args.claims),
         bad_claims=_read_claims(args.bad_claims),
         devices=tuple(map(_parse_device, args.devices)),
@@ -245,6 +278,44 @@ def _prepare_options(args: Namespace) -> PrepareOptions | None:
         cdi_dirs=tuple(map(_absolute, args.cdi_dirs)) or CDI_DIRS,
         remove_cdi=args.remove_cdi,
     )
+
+
+def _read_slices(
+    args: Namespace,
+) -> tuple[tuple[JsonObject, ...], tuple[JsonObject, ...], ApiServer | None]:
+    """Return the ResourceSlices from which devices are chosen, the claims that hold devices, and the API
+    server of the made claims.
+
+    Raises:
+        UsageError: The file cannot be used, or has no slice.
+        PermissionDeniedError: The file may not be read.
+        ConfigError, ApiError, ApiUnreachableError: The API server cannot be used.
+    """
+    api = None
+    if args.kubeconfig is not None:
+        from agent.serve.kube_api.api_server import ApiServer
+        from agent.sources.kubeconfig import find_api_access
+
+        api = ApiServer(find_api_access(args.kubeconfig))
+    if args.slices is not None:
+        from agent.sources.kube_object_file import parse_all_objects, read_object_file
+
+        try:
+            objects = parse_all_objects(read_object_file(args.slices).data)
+        except ValueError as error:
+            raise UsageError(f"file {args.slices}: {error}; create it with: {SLICES_COMMAND}") from None
+        slices = tuple(obj for obj in objects if obj.get("kind") == "ResourceSlice")
+        if not slices:
+            raise UsageError(f"file {args.slices}: holds no ResourceSlice; create it with: {SLICES_COMMAND}")
+        return slices, tuple(obj for obj in objects if obj.get("kind") == "ResourceClaim"), api
+    if api is None or args.devices:
+        return (), (), api
+    from agent.conform.kubelet.api_claims import read_slices_and_claims
+
+    found, claims = read_slices_and_claims(api)
+    if not found:
+        raise UsageError(f"--kubeconfig: the API server {api.url} has no ResourceSlice; does a driver run?")
+    return tuple(found), tuple(claims), api
 
 
 def _read_claims(path: Path | None) -> tuple[JsonObject, ...]:

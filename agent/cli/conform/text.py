@@ -80,8 +80,8 @@ clients. The exception is `--refuse`, which reports a failed registration once; 
 A check passes, warns, fails, is not run because there was nothing to look at, or is skipped because the
 options exclude it; the reason is stated. Neither counts as passed. The exit code is 0 if all checks that the
 options include passed, 1 with a warning, 2 with a failure, 3 if a check could not be run, 64 for an invalid
-command line, 69 if the socket is not served, 77 if it may not be opened. `-o json` prints all results for
-programs.
+command line, 69 if the socket is not served or the API server has an error, 77 if the socket may not be
+opened or the API server refuses a call. `-o json` prints all results for programs.
 
 Without a kubelet on the node, some drivers wait for their registration before they begin their work. The
 report that the driver is registered then starts them, and they publish ResourceSlices. `--no-notify` leaves
@@ -103,10 +103,19 @@ claims must exist, with their allocation:
   refused, since unprepare would take the devices from the pod. An allocation without a pod can be written
   by an administrator: `kubectl create -f claim.yaml`, then `kubectl replace --subresource=status -f
   allocated-claim.yaml`.
-* `--device POOL/NAME`, repeatable, makes a claim for a device that no pod uses. `--claim-command CMD`
-  creates it: `CMD create` gets the claim as JSON on its standard input and may print the created one, whose
-  UID then counts; `CMD delete` gets the same claim later. Without the command the driver must know the
-  claim in another way.
+* `--kubeconfig FILE` makes claims for two free devices of the driver's ResourceSlices, creates them with
+  their allocation at the API server, and deletes them at the end. The user of the file needs `list` of
+  `resourceslices` and of all `resourceclaims`, `create` and `delete` of `resourceclaims` in the namespace
+  `default`, and `update` of `resourceclaims/status`: an administrator. Tokens and certificates are used, not
+  programs for credentials.
+* `--slices FILE` chooses the devices from ResourceSlices that were saved with `kubectl get
+  resourceslices,resourceclaims -A -o json`. Free is a device without a taint that keeps pods off, that no
+  claim of the file holds and that shares no counters. If the slices are of several nodes, `--node-name`
+  names the node.
+* `--device POOL/NAME`, repeatable, names a device that no pod uses.
+* Without `--kubeconfig`, `--claim-command CMD` creates the claims of `--slices` and `--device`: `CMD create`
+  gets the claim as JSON on its standard input and may print the created one, whose UID then counts; `CMD
+  delete` gets the same claim later. Without both the driver must know the claim in another way.
 
 Two claims with devices of the driver show more than one. `--bad-claims FILE` has allocated claims that the
 driver must refuse, such as claims with invalid parameters; without it, claims that do not exist are used. A

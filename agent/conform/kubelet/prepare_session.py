@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Self
 import msgspec
 
 from agent.conform.cdi_schema import cdi_ids
+from agent.conform.kubelet.api_claims import create_claim, delete_claim
 from agent.conform.kubelet.unary_calls import SessionClock, call_unary
 from agent.conform.outcomes import CheckOutcome, not_run, shorten, skipped
 from agent.conform.prepare_checks import DEADLINE_S
@@ -28,12 +29,14 @@ from agent.conform.session_record import (
     PrepareStage,
     UnaryCallResult,
 )
+from agent.conform.slice_devices import choose_devices
 from agent.errors import UsageError
 from agent.model.claim import ClaimRef
 from agent.model.json_values import JsonObject, get_mapping, get_required_text
 from agent.prepare.claim_parser import parse_claim
 from agent.prepare.errors import DriverError
 from agent.serve.grpc.wire.writer import message_field, string_field
+from agent.serve.kube_api.api_server import ApiServer
 from agent.sources.yaml_text import parse_yaml
 from agent.system.files import ReadError, read_bounded
 
@@ -68,6 +71,14 @@ class PrepareOptions(NamedTuple):
     """Allocated ResourceClaims whose prepare must fail; empty: claims that do not exist."""
     devices: tuple[tuple[str, str], ...]
     """(pool, name) of each device for which a claim is made."""
+    slices: tuple[JsonObject, ...]
+    """ResourceSlices, from whose devices of the driver some are chosen for claims; empty: none are chosen."""
+    other_claims: tuple[JsonObject, ...]
+    """ResourceClaims whose devices are not chosen."""
+    node: str
+    """Name of the Kubernetes node whose devices are chosen, if the slices are of several."""
+    api: ApiServer | None
+    """API server in which made claims are created and deleted; None: ``claim_command`` is run."""
     claim_command: str
     """Command that gets ``create`` or ``delete``, and the ResourceClaim on its standard input."""
     device_command: str
@@ -180,9 +191,14 @@ class PrepareSession:
         self._is_device_removed = False
 
     async def __aenter__(self) -> Self:
-        """Create the claims of ``--device``. Raises UsageError: the command failed."""
+        """Create the claims of chosen and given devices.
+
+        Raises:
+            UsageError: No device is free, or the command failed.
+            ApiError, ApiUnreachableError: The API server did not create a claim.
+        """
         try:
-            for number, (pool, name) in enumerate(self._options.devices):
+            for number, (pool, name) in enumerate((*self._options.devices, *self._chosen_devices())):
                 obj = make_claim(self._driver, pool, name, number)
                 self._objects.append(obj)
                 self._objects[-1] = obj = await self._create(obj)
@@ -191,6 +207,16 @@ class PrepareSession:
             await self.clean_up()
             raise
         return self
+
+    def _chosen_devices(self) -> tuple[tuple[str, str], ...]:
+        options = self._options
+        if not options.slices:
+            return ()
+        try:
+            return choose_devices(options.slices, options.other_claims, self._driver, options.node)
+        except ValueError as error:
+            flag = "--slices" if options.api is None else "--kubeconfig"
+            raise UsageError(f"{flag}: {error}") from None
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -339,7 +365,8 @@ class PrepareSession:
         made = {str(get_mapping(obj, "metadata").get("uid")) for obj in self._objects}
         own = [ref for ref in refs if ref.uid in made]
         if not own:
-            self._omitted[PrepareStage.DELETED_CLAIM] = skipped("only with --device and --claim-command")
+            made_by = "only with claims that are made with --kubeconfig or --claim-command"
+            self._omitted[PrepareStage.DELETED_CLAIM] = skipped(made_by)
         elif not await self._is_prepared_again(own):
             reason = not_run("the claims were not prepared again after the device was restored")
             self._omitted[PrepareStage.DELETED_CLAIM] = reason
@@ -403,7 +430,19 @@ class PrepareSession:
     # --- commands -------------------------------------------------------------------------------------------
 
     async def _create(self, obj: JsonObject) -> JsonObject:
-        """Create a claim with the command; return the created one. Raises UsageError: the command failed."""
+        """Create a claim at the API server or with the command; return the created one.
+
+        Raises:
+            UsageError: The command failed.
+            ApiError, ApiUnreachableError: The API server did not create the claim.
+        """
+        if (api := self._options.api) is not None:
+            creating = asyncio.ensure_future(asyncio.to_thread(create_claim, api, obj))
+            try:
+                return await asyncio.shield(creating)
+            except asyncio.CancelledError:
+                await asyncio.wait([creating])  # what is created is deleted
+                raise
         if not self._options.claim_command:
             return obj
         output = bytearray()
@@ -424,11 +463,14 @@ class PrepareSession:
         failures = []
         while self._objects:
             obj = self._objects.pop()
-            if self._options.claim_command:
+            failure = ""
+            if (api := self._options.api) is not None:
+                failure = await asyncio.to_thread(delete_claim, api, obj)
+            elif self._options.claim_command:
                 failure = await self._run_command(
                     f"{self._options.claim_command} delete", "--claim-command", msgspec.json.encode(obj)
                 )
-                failures += [failure] if failure else []
+            failures += [failure] if failure else []
         return failures
 
     async def _run_command(
