@@ -28,6 +28,7 @@ SLOW: Final = frozenset(
         "go_driver/test_module.py",
         "test_audit_real.py",
         "test_bench_suites.py",
+        "test_conform_in_ci.py",
         "test_dependency_ranges.py",
         "test_fake_nvml_scenario.py",
         "test_guards.py",
