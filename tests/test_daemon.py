@@ -406,7 +406,7 @@ os._exit(0)
 
 def test_agent_has_one_thread_for_each_job(agent: Agent) -> None:
     jobs = [
-        *("dh-kmsg", "dh-machine", "dh-nvml", "dh-pods", "dh-sampler", "dh-uevents"),
+        *("dh-history", "dh-kmsg", "dh-machine", "dh-nvml", "dh-pods", "dh-sampler", "dh-uevents"),
     ]
 
     def native() -> list[str]:

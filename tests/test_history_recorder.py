@@ -19,10 +19,10 @@ from agent.model.consumers import ConsumerMap
 from agent.model.device_usage import UsageEndKind
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
-from agent.model.settings import UsageHistoryLimits
+from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.time import NS, Instant
-from agent.node.pods.history_recorder import FILE, HistoryRecorder
-from agent.store.history_file import HistoryContent, read_history
+from agent.node.pods.history_recorder import HistoryRecorder
+from agent.store.history_file import HistoryContent, HistoryFile, read_history
 
 HERE = Path(__file__).parent
 NO_PODS = checkpoint_map()
@@ -58,8 +58,9 @@ class Agent:
     """Recorder side of one agent run."""
 
     def __init__(self, state: Path, limits: UsageHistoryLimits | None = None, first: int = 1000) -> None:
-        self.recorder = HistoryRecorder(state, limits=limits or UsageHistoryLimits())
-        self.path = state / FILE
+        limits = limits or UsageHistoryLimits()
+        self.path = state / HISTORY_FILE
+        self.recorder = HistoryRecorder(HistoryFile(self.path, limits), limits=limits)
         self.second = first
 
     def take(self, map_: ConsumerMap, *sick: str, after_s: int = 20, now: Instant | None = None) -> None:
@@ -117,25 +118,10 @@ def test_zero_rows_disable_the_record(state: Path) -> None:
     assert not state.exists()
 
 
-def test_node_without_device_use_creates_no_file_and_skips_sqlite(tmp_path: Path) -> None:
-    program = f"""
-import sys
-sys.path.insert(0, {str(HERE)!r})
-from pathlib import Path
-from claim_samples import at
-from usage_samples import checkpoint_map
-from agent.model.report import Report
-from agent.model.settings import UsageHistoryLimits
-from agent.node.pods.history_recorder import HistoryRecorder
-recorder = HistoryRecorder(Path({str(tmp_path)!r}), limits=UsageHistoryLimits())
-recorder.record(checkpoint_map(), Report("node-1", at(1)), at(1))
-assert recorder.close(10)
-print("sqlite3" in sys.modules, list(Path({str(tmp_path)!r}).iterdir()))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=HERE.parent, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False []\n"
+def test_node_without_device_use_creates_no_file(agent: Agent) -> None:
+    agent.take(NO_PODS)
+    assert agent.recorder.close(10)
+    assert not agent.path.exists()
 
 
 # --- agent restarts ----------------------------------------------------------------------------
@@ -200,11 +186,11 @@ def test_killed_agent_loses_no_written_use(state: Path, ended: int) -> None:
         assert process.stdout
         process.stdout.readline()
         try:
-            while len(read_history(state / FILE).ended) < ended:
+            while len(read_history(state / HISTORY_FILE).ended) < ended:
                 pass
         finally:
             process.send_signal(signal.SIGKILL)
-    before = read_history(state / FILE)
+    before = read_history(state / HISTORY_FILE)
     assert len(before.running) == 30
     following = Agent(state, first=100_000)
     following.take(NO_PODS)

@@ -15,15 +15,22 @@ from pathlib import Path
 
 import pytest
 from claim_samples import at
+from golden.files import RELEASE
 from other_user import become_other_user
 from small_disk import run_on_small_disk
 from usage_samples import GOOD, LOST, SLOW, device_usage
+from verdict_samples import GPU, HEALTHY, OTHER_GPU, STALLED, START_S, SimulatedNode, node_with
+from verdict_samples import HOT as VERDICT_HOT
+from verdict_samples import LOST as VERDICT_LOST
 
 from agent.errors import ResourceBusyError
 from agent.model.claim_sources import Origin, PodRef
 from agent.model.device_usage import PodDeviceUsage, StoredUsages, UsageEnd, UsageEndKind
+from agent.model.health import Severity
 from agent.model.settings import UsageHistoryLimits
-from agent.store.history_file import HistoryError, HistoryFile, read_history
+from agent.model.verdict_history import GONE, RecordedCause, StoredVerdicts
+from agent.store.history_file import HistoryError, HistoryFile, read_history, read_verdicts
+from agent.store.observed_mark import mark_path, write_mark
 from agent.store.state_files import UnusableFile
 
 HERE = Path(__file__).parent
@@ -323,6 +330,126 @@ def test_file_without_checksums_gets_them(history: HistoryFile, path: Path) -> N
         db.execute("UPDATE ended SET owner = 'other'")
     with pytest.raises(UnusableFile, match="checksum of record 2 is wrong"):
         read_history(path)
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------
+
+
+def kept_verdicts(history: HistoryFile, node: SimulatedNode, *, oldest_s: float | None = None) -> None:
+    """Write everything that a simulated node recorded; with `oldest_s`, delete older records by age."""
+    now_s = node.wall_s if oldest_s is None else oldest_s + UsageHistoryLimits().age_s
+    history.write_verdicts(node.periods, node.changes, now_s, delete_by_age=oldest_s is not None)
+
+
+def test_verdicts_survive_a_round_trip(history: HistoryFile, path: Path) -> None:
+    node = node_with([(HEALTHY, 60), (VERDICT_LOST, 60), (VERDICT_HOT, 60), (GONE, 60)])
+    node.change(OTHER_GPU, STALLED)
+    kept_verdicts(history, node)
+    assert read_verdicts(path) == node.stored
+    kept_verdicts(history, node)
+    assert read_verdicts(path) == node.stored
+
+
+def test_file_of_the_release_gets_the_tables_of_verdicts(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes((RELEASE / "history.sqlite").read_bytes())
+    uses = read_history(path)
+    assert read_verdicts(path) == StoredVerdicts()
+    node = node_with([(HEALTHY, 60), (VERDICT_LOST, 60)])
+    history = HistoryFile(path, UsageHistoryLimits())
+    assert history.verdicts_if_replaced() == StoredVerdicts()
+    kept_verdicts(history, node)
+    assert read_verdicts(path) == node.stored
+    assert read_history(path) == uses
+
+
+def test_long_texts_of_causes_are_cut(history: HistoryFile, path: Path) -> None:
+    cause = RecordedCause("gpu.xid.79", Severity.UNHEALTHY, "\ud800" + "x" * 5000)
+    kept_verdicts(history, node_with([(VERDICT_LOST._replace(causes=(cause,)), 60)]))
+    (change,) = read_verdicts(path).changes
+    assert change.verdict.causes[0].evidence == "?" + "x" * 511
+
+
+def test_row_limit_keeps_the_verdict_of_each_device_at_the_limit(path: Path) -> None:
+    history = HistoryFile(path, UsageHistoryLimits(rows=4))
+    node = node_with([(HEALTHY, 60)])
+    node.change(OTHER_GPU, VERDICT_HOT)
+    node.follow(*[(VERDICT_LOST, 60), (HEALTHY, 60)] * 10)
+    kept_verdicts(history, node)
+    assert [one.device for one in read_verdicts(path).changes] == [OTHER_GPU, *[GPU] * 5]
+
+
+def test_row_limit_forgets_devices_that_are_gone(path: Path) -> None:
+    history = HistoryFile(path, UsageHistoryLimits(rows=4))
+    node = node_with([(HEALTHY, 60)])
+    node.follow((VERDICT_HOT, 60), (GONE, 60), device=OTHER_GPU)
+    node.follow(*[(VERDICT_LOST, 60), (HEALTHY, 60)] * 10)
+    kept_verdicts(history, node)
+    assert {one.device for one in read_verdicts(path).changes} == {GPU}
+
+
+def test_age_limit_keeps_the_verdict_at_the_limit(history: HistoryFile, path: Path) -> None:
+    node = node_with([(HEALTHY, 100), (VERDICT_LOST, 100), (VERDICT_HOT, 100), (HEALTHY, 100)])
+    node.stop(10)
+    node.start()
+    node.run(500)
+    kept_verdicts(history, node, oldest_s=START_S + 250)
+    assert [one.verdict for one in read_verdicts(path).changes] == [VERDICT_HOT, HEALTHY]
+    assert len(read_verdicts(path).periods) == 2
+    kept_verdicts(HistoryFile(path, UsageHistoryLimits()), node, oldest_s=START_S + 450)
+    assert [one.id for one in read_verdicts(path).periods] == ["run-2"]
+
+
+def test_full_file_deletes_the_oldest_changes(path: Path) -> None:
+    history = HistoryFile(path, UsageHistoryLimits(size=1 << 20, rows=100_000))
+    node = node_with([(HEALTHY, 1)])
+    wordy = VERDICT_LOST.causes[0]._replace(evidence="x" * 512)
+    steps = [(VERDICT_LOST._replace(causes=(wordy,)), 1), (HEALTHY, 1)]
+    for _ in range(20):
+        node.follow(*steps * 200)
+        history.write_verdicts(node.periods, node.changes[-400:], node.wall_s, delete_by_age=False)
+    changes = read_verdicts(path).changes
+    assert 1000 < len(changes) < 3000
+    assert changes[-1].at_s == node.wall_s - 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE verdicts SET state = 'well'",
+        "UPDATE verdicts SET causes = '[[1, 2]]'",
+        "UPDATE observed SET lasted_s = lasted_s + 1",
+        "ALTER TABLE verdicts DROP COLUMN offset_s",
+        "DROP TABLE observed",
+    ],
+)
+def test_damaged_verdicts_are_set_aside(history: HistoryFile, path: Path, damage: str) -> None:
+    kept_verdicts(history, node_with([(HEALTHY, 60), (VERDICT_LOST, 60)]))
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(damage)
+    with pytest.raises(UnusableFile):
+        read_verdicts(path)
+    later = HistoryFile(path, UsageHistoryLimits())
+    with pytest.raises(HistoryError, match="renamed to"):
+        later.verdicts_if_replaced()
+    assert later.verdicts_if_replaced() == StoredVerdicts()
+
+
+def test_mark_is_the_end_of_the_newest_period(history: HistoryFile, path: Path) -> None:
+    node = node_with([(HEALTHY, 60)])
+    kept_verdicts(history, node)
+    node.run(600)
+    write_mark(mark_path(path), node.periods[-1])
+    assert read_verdicts(path).periods == node.stored.periods
+    assert stat.S_IMODE(mark_path(path).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("content", [b"", b"run-1 660.0", b"run-1 660.0 1.0 0000dead", b"\xff" * 128])
+def test_damaged_mark_is_ignored(history: HistoryFile, path: Path, content: bytes) -> None:
+    node = node_with([(HEALTHY, 60)])
+    kept_verdicts(history, node)
+    mark_path(path).write_bytes(content)
+    assert read_verdicts(path) == node.stored
 
 
 def test_damage_while_running_is_noticed_by_next_write(history: HistoryFile, path: Path) -> None:

@@ -19,8 +19,7 @@ from agent.cli.main import main
 from agent.cli.output.terminal import TextStyle
 from agent.model.claim_sources import PodRef
 from agent.model.device_usage import PodDeviceUsage, UsageEnd, UsageEndKind
-from agent.model.settings import UsageHistoryLimits
-from agent.node.pods.history_recorder import FILE
+from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.store.history_file import HistoryFile
 
 NOW_S = at(3660).wall_s
@@ -119,7 +118,7 @@ class Recorded:
 
     @property
     def path(self) -> Path:
-        return self.state / FILE
+        return self.state / HISTORY_FILE
 
     def store(self, *uses: PodDeviceUsage) -> None:
         HistoryFile(self.path, UsageHistoryLimits()).write_uses(uses, (), NOW_S, delete_by_age=False)
@@ -284,7 +283,7 @@ def test_unusable_file_is_named_and_not_changed(node: Recorded, make: Any, reaso
     code, out, err = node.run()
     assert (code, out) == (70, "")
     assert err == f"drahealth: history file {node.path}: {reason}\n"
-    assert [one.name for one in node.state.iterdir()] == [FILE]
+    assert [one.name for one in node.state.iterdir()] == [HISTORY_FILE]
 
 
 @pytest.fixture
@@ -312,7 +311,7 @@ def test_unreadable_file_exits_77_and_is_named(unreadable: Recorded) -> None:
 @pytest.fixture
 def kubelet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Node:
     node = Node(tmp_path, capsys)
-    HistoryFile(node.state / FILE, UsageHistoryLimits()).write_uses(
+    HistoryFile(node.state / HISTORY_FILE, UsageHistoryLimits()).write_uses(
         (TRAINED, BROKE, RUNS), (), NOW_S, delete_by_age=False
     )
     node.prepared(prepared_claim("other", "gpu-2", pods=["u-other"]))
@@ -359,7 +358,7 @@ def test_failed_pod_that_exists_shows_its_end(kubelet: Node, subject: tuple[str,
 
 
 def test_corrupt_record_costs_only_its_own_content(kubelet: Node) -> None:
-    (kubelet.state / FILE).write_bytes(b"scribble" * 1000)
+    (kubelet.state / HISTORY_FILE).write_bytes(b"scribble" * 1000)
     code, document = kubelet.document("gpu.example.com/node-1/gpu-2")
     assert code == 3
     (result,) = (one for one in document["sources"] if one["source"] == "history")

@@ -33,10 +33,9 @@ from agent.model.consumers import ConsumerMap
 from agent.model.device_usage import DeviceState
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.report import Report
-from agent.model.settings import UsageHistoryLimits
+from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
-from agent.node.pods.history_recorder import FILE as HISTORY_FILE
 from agent.node.pods.history_recorder import HistoryRecorder
 from agent.node.pods.impact_log import LINES_MAX, impact_lines
 from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
@@ -44,7 +43,7 @@ from agent.node.pods.poller import AUDIT_DELAY_S, PodPoller, PodsSourceState
 from agent.node.pods.tracker import MapRecorder, PodTracker
 from agent.serve.kubelet import pods_api
 from agent.sources import kubelet_state
-from agent.store.history_file import HistoryContent, read_history
+from agent.store.history_file import HistoryContent, HistoryFile, read_history
 from agent.system.threads.with_timeout import HungGuard
 from agent.system.threads.worker_pool import LatestJob
 from agent.system.timing import read_clocks
@@ -641,7 +640,8 @@ def test_pod_evicted_for_a_device_of_an_embedding_driver_is_recorded(
 ) -> None:
     """Also if the agent serves the driver's name, and reports host devices under it."""
     kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-    recorder = HistoryRecorder(kubelet.state, limits=UsageHistoryLimits(), drivers=drivers)
+    history = HistoryFile(kubelet.state / HISTORY_FILE, UsageHistoryLimits())
+    recorder = HistoryRecorder(history, limits=UsageHistoryLimits(), drivers=drivers)
     following = follow(recorder.record, drivers=drivers)
     with embedding_driver(kubelet) as driver, following.running():
         driver.publish(device("gpu-0", pool=NODE))

@@ -35,18 +35,20 @@ from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.model.cleared_faults import ClearResult
 from agent.model.health import Health
 from agent.model.report import Report
-from agent.model.settings import UsageHistoryLimits
+from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.source_state import SourceState
 from agent.model.time import NS
 from agent.node.node_source import SOURCES_STOP_S, engine_settings, open_node_source
 from agent.node.pods.history_recorder import HistoryRecorder
 from agent.node.pods.tracker import PodTracker
+from agent.node.verdict_recorder import VerdictRecorder
 from agent.serve.agent_servers import AgentServers
 from agent.serve.sd_notify import SystemdNotifier
 from agent.serve.sockets import make_socket_directory
 from agent.sources.gpu_host import read_boot_id
 from agent.store import gpu_fault_file
 from agent.store.gpu_fault_file import GpuFaultWriter
+from agent.store.history_file import HistoryFile
 from agent.system.directories import (
     LOCK_FILE,
     DirectoryLock,
@@ -130,7 +132,8 @@ class Daemon:
             locks=locks,
         )
         limits = UsageHistoryLimits(config.history_rows, config.history_age_s)
-        self._recorder = HistoryRecorder(config.state_dir, limits=limits, drivers=config.drivers)
+        history = HistoryFile(config.state_dir / HISTORY_FILE, limits)
+        self._recorder = HistoryRecorder(history, limits=limits, drivers=config.drivers)
         record = self._recorder.record if config.history_rows else None
         self._pods = PodTracker(config, clock=read_clocks, record=record)
         settings = engine_settings(config)
@@ -157,6 +160,9 @@ class Daemon:
             log.warning("%s", problem)
         self._checkpoint = GpuFaultWriter(path, saved)
         boot_id = read_boot_id(config.procfs_root)
+        self._verdict_recorder = VerdictRecorder(
+            history, limits=limits, boot_id=boot_id, heartbeat_s=config.heartbeat_s
+        )
         restored = restore_faults(saved, boot_id, settings.gpu, read_clocks())
         state = initial_state(settings, restored, saved, boot_id)
         self._checkpoint.set_newest(state.checkpoint)
@@ -224,6 +230,8 @@ class Daemon:
                 hung.append("fault checkpoint writer")
             if not self._recorder.close(max(MIN_STOP_S, end_s - time.monotonic())):
                 hung.append("history recorder")
+            if not self._verdict_recorder.close(max(MIN_STOP_S, end_s - time.monotonic())):
+                hung.append("verdict recorder")
             for part in hung:
                 log.warning("shutdown: %s did not stop in time; abandoning its thread", part)
 
@@ -251,6 +259,8 @@ class Daemon:
         if report.clear_results:
             self._answer_clear_requests(report.clear_results)
         self._pods.note_report(report)
+        if self._config.history_rows:
+            self._verdict_recorder.note_report(report)
         if self._on_report:
             self._on_report(report)
         self._notifier.status(status_line(report))

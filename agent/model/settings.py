@@ -1,4 +1,4 @@
-"""Settings of the engine: limits of the rules, expected devices, names; limits of the usage history."""
+"""Settings of the engine: limits of the rules, expected devices, names; limits of the history."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -76,12 +76,17 @@ TRACKED_USAGES_MAX: Final = 20_000
 stored."""
 
 
+HISTORY_FILE: Final = "history.sqlite"
+"""Name of the history file in the state directory."""
+
+
 class UsageHistoryLimits(NamedTuple):
-    """Limits on the stored usages (device used by a pod) that have ended."""
+    """Limits on the stored usages (device used by a pod) that have ended, and on the stored changes of
+    verdicts."""
 
     rows: int = 10_000
-    """Largest number of stored usages; 0: nothing is stored."""
+    """Largest number of stored usages, and of stored changes; 0: nothing is stored."""
     age_s: int = 30 * 86_400
-    """Time after its end at which a stored usage is deleted [s]."""
+    """Time after its end at which a stored usage is deleted, and age at which a change is [s]."""
     size: int = 64 << 20
     """Largest size of the history file [bytes]; the default number of usages takes at most half of it."""

@@ -1,48 +1,62 @@
-"""History file (SQLite, bounded size): which pod used which device, and the device's health at the end.
+"""History file (SQLite, bounded size): which pod used which device, and how the verdicts on devices changed.
 
 The file is opened for each write and closed again, so an operator can move it away. The journal mode is
 ``DELETE``: readers of a write-ahead log need write access. ``EXTRA`` makes each transaction durable.
+The model of device uses is imported late: an agent without a kubelet does not need it.
 """
+
+from __future__ import annotations
 
 import os
 import sqlite3
 import stat
-from collections.abc import Collection, Iterable, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from agent.errors import DrahealthError, ResourceBusyError
-from agent.model.device_usage import PodDeviceUsage, StoredUsages, UsageEndKind
 from agent.model.settings import TRACKED_USAGES_MAX, UsageHistoryLimits
+from agent.model.verdict_history import ObservedPeriod, StoredVerdicts, VerdictChange
 from agent.store.history_sqlite import (
-    INSERT_ENDED,
-    INSERT_RUNNING,
     NEWER_VERSION,
     add_checksums,
-    check_ended_rows,
     check_version,
     create_empty_file,
-    create_tables,
     describe_sqlite_error,
     last_write_s,
     open_connection,
     pragma_number,
-    row_from_use,
-    select_uses,
 )
+from agent.store.observed_mark import extend_newest_period, mark_path, read_mark
 from agent.store.state_files import UnusableFile, rename_unusable_file
+from agent.store.verdict_sqlite import (
+    create_verdict_tables,
+    delete_oldest_verdicts,
+    delete_verdicts_by_age,
+    delete_verdicts_by_count,
+    insert_verdicts,
+    select_verdicts,
+)
 from agent.system.directories import make_directory
+
+if TYPE_CHECKING:
+    from agent.model.device_usage import PodDeviceUsage, StoredUsages
+
+T = TypeVar("T")
 
 WRITE_WAIT_S: Final = 5.0
 """Time that a write waits for the lock of a reader [s]."""
 READ_WAIT_S: Final = 2.0
 """Time that a read waits for the lock of the writer [s]."""
 FULL_SHARE: Final = 0.9
-"""Share of the size limit from which the oldest uses are deleted, before SQLite refuses a write."""
+"""Share of the size limit from which the oldest records are deleted, before SQLite refuses a write."""
 USES_PER_TRANSACTION: Final = 500
 """Limit of device uses written in one transaction."""
+CHANGES_PER_TRANSACTION: Final = 100
+"""Limit of changed verdicts written in one transaction: with the longest causes, 3 MiB."""
 
 
 class HistoryError(DrahealthError):
@@ -71,10 +85,21 @@ def read_history(path: Path, *, wait_s: float = READ_WAIT_S) -> HistoryContent:
         UnusableFile: The file is not a history, or of a later version.
         ResourceBusyError: The agent holds the write lock for longer than `wait_s`.
     """
-    if not _file_size(path):  # an agent is about to create it
-        return HistoryContent((), (), 0.0)
+    return _read_file(path, _select_content, HistoryContent((), (), 0.0), wait_s)
+
+
+def read_verdicts(path: Path, *, wait_s: float = READ_WAIT_S) -> StoredVerdicts:
+    """Read the verdict history, also without a running agent. Raises the same errors as read_history()."""
+    stored = _read_file(path, select_verdicts, StoredVerdicts(), wait_s)
+    return extend_newest_period(stored, read_mark(mark_path(path)))
+
+
+def _read_file(path: Path, select: Callable[[sqlite3.Connection], T], empty: T, wait_s: float) -> T:
+    """Return what `select` reads in one transaction; `empty`: an agent is about to create the file."""
+    if not _file_size(path):
+        return empty
     try:
-        return _read_content(path, "ro", wait_s)
+        return _read_snapshot(path, "ro", select, wait_s)
     except sqlite3.OperationalError as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF == sqlite3.SQLITE_BUSY:
@@ -84,7 +109,7 @@ def read_history(path: Path, *, wait_s: float = READ_WAIT_S) -> HistoryContent:
         if code != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise UnusableFile(describe_sqlite_error(error)) from None
     try:
-        return _read_content(path, "rw", wait_s)  # rolls back the transaction of a killed agent
+        return _read_snapshot(path, "rw", select, wait_s)  # rolls back the transaction of a killed agent
     except sqlite3.OperationalError as error:
         raise UnusableFile(
             f"the interrupted write of a killed agent cannot be rolled back: {describe_sqlite_error(error)}"
@@ -103,25 +128,40 @@ def _file_size(path: Path) -> int:
     return found.st_size
 
 
-def _read_content(path: Path, mode: str, wait_s: float) -> HistoryContent:
+def _read_snapshot(path: Path, mode: str, select: Callable[[sqlite3.Connection], T], wait_s: float) -> T:
     with open_connection(path, mode, wait_s) as db:
         db.execute("BEGIN")  # one consistent snapshot
         check_version(db)
-        running = select_uses(db, "SELECT * FROM running ORDER BY number DESC")
-        return HistoryContent(
-            running, select_uses(db, "SELECT * FROM ended ORDER BY number DESC"), last_write_s(db)
-        )
+        return select(db)
+
+
+def _select_content(db: sqlite3.Connection) -> HistoryContent:
+    from agent.store.usage_sqlite import select_uses
+
+    return HistoryContent(
+        select_uses(db, "SELECT * FROM running ORDER BY number DESC"),
+        select_uses(db, "SELECT * FROM ended ORDER BY number DESC"),
+        last_write_s(db),
+    )
 
 
 class HistoryFile:
-    """History file, as opened by its only writer. Calls block on the disk."""
+    """History file, as opened by its only writer. Thread-safe. Calls block on the disk."""
 
     def __init__(self, path: Path, limits: UsageHistoryLimits, *, wait_s: float = WRITE_WAIT_S) -> None:
         self._path = path
         self._limits = limits
         self._wait_s = wait_s
+        self._lock = threading.Lock()
         self._known_id: tuple[int, int] | None = None
-        """Device and inode of the file after the last read or write; None: there is no file."""
+        """Device and inode of the file after the last read or write of uses; None: there is no file."""
+        self._known_verdicts_id: tuple[int, int] | None = None
+        """The same after the last read or write of verdicts."""
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return self._path
 
     def content_if_replaced(self) -> StoredUsages | None:
         """Return the content of the history file if the file was replaced or removed; None: it is the same.
@@ -130,6 +170,9 @@ class HistoryFile:
             HistoryError: The file cannot be used and was renamed; or a later version of the agent wrote it,
                 and it is left unchanged.
         """
+        from agent.model.device_usage import StoredUsages, UsageEndKind
+        from agent.store.usage_sqlite import check_ended_rows, select_uses
+
         file_id = self._file_id()
         if file_id == self._known_id:
             return None
@@ -137,9 +180,7 @@ class HistoryFile:
         if file_id is None:
             return StoredUsages()
         with self._open() as db:
-            found = db.execute("PRAGMA quick_check(1)").fetchone()
-            if found is None or found[0] != "ok":
-                raise UnusableFile(f"file is damaged: {found and found[0]}")
+            _check_database(db)
             check_ended_rows(db)  # all of them: a reader lists them all
             over = "SELECT * FROM ended WHERE ending IN (?, ?) ORDER BY number DESC LIMIT ?"
             content = StoredUsages(
@@ -184,18 +225,66 @@ class HistoryFile:
                     db.execute("DELETE FROM ended WHERE noticed_s < ?", (now_wall_s - self._limits.age_s,))
         self._known_id = self._file_id()
 
+    def verdicts_if_replaced(self) -> StoredVerdicts | None:
+        """Return the verdict history if the file was replaced or removed; None: it is the same. Raises as
+        :meth:`content_if_replaced`."""
+        file_id = self._file_id()
+        if file_id == self._known_verdicts_id and file_id is not None:
+            return None
+        self._known_verdicts_id = None
+        if file_id is None:
+            return StoredVerdicts()
+        with self._open() as db:
+            _check_database(db)
+            stored = select_verdicts(db)
+        self._known_verdicts_id = self._file_id()
+        return extend_newest_period(stored, read_mark(mark_path(self._path)))
+
+    def write_verdicts(
+        self,
+        periods: Collection[ObservedPeriod],
+        changes: Collection[VerdictChange],
+        now_wall_s: float,
+        *,
+        delete_by_age: bool,
+    ) -> None:
+        """Insert or update observed periods and changes of verdicts, and delete old ones. Idempotent.
+
+        Arguments and errors are those of :meth:`write_uses`.
+        """
+        rows = iter(changes)
+        with self._open() as db:
+            with _transaction(db):
+                create_verdict_tables(db)
+                insert_verdicts(db, periods, ())
+            while batch := tuple(islice(rows, CHANGES_PER_TRANSACTION)):
+                with _transaction(db):
+                    self._make_room(db)
+                    insert_verdicts(db, (), batch)
+            with _transaction(db):
+                delete_verdicts_by_count(db, self._limits.rows)
+                if delete_by_age:
+                    delete_verdicts_by_age(db, now_wall_s - self._limits.age_s)
+        self._known_verdicts_id = self._file_id()
+
     def _make_room(self, db: sqlite3.Connection) -> None:
-        """Delete the oldest ended uses, a tenth at a time, while the file is above :data:`FULL_SHARE`."""
+        """Delete the oldest records, a tenth at a time, while the file is above :data:`FULL_SHARE`."""
         pages = FULL_SHARE * pragma_number(db, "max_page_count")
         newest, oldest = "(SELECT max(number) FROM ended)", "(SELECT min(number) FROM ended)"
         tenth = f"DELETE FROM ended WHERE number <= {oldest} + ({newest} - {oldest}) / 10"
         while pragma_number(db, "page_count") - pragma_number(db, "freelist_count") > pages:
-            if not db.execute(tenth).rowcount:
+            if not db.execute(tenth).rowcount + delete_oldest_verdicts(db):
                 break
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """Open the history file, creating it if needed."""
+        """Open the history file, creating it if needed, and hold the lock: the file may be renamed at the
+        end."""
+        with self._lock, self._opened() as db:
+            yield db
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
         try:
             make_directory(self._path.parent)
             create_empty_file(self._path)
@@ -206,6 +295,8 @@ class HistoryFile:
                 pages = self._limits.size // pragma_number(db, "page_size")
                 db.execute(f"PRAGMA max_page_count = {pages}")
                 if not pragma_number(db, "schema_version"):
+                    from agent.store.usage_sqlite import create_tables
+
                     create_tables(db)
                 check_version(db)
                 add_checksums(db)
@@ -220,7 +311,7 @@ class HistoryFile:
     def _handle_corrupt(self, error: UnusableFile) -> str:
         """Rename an unusable file and its journal; a newer version's file stays. Returns what was done."""
         if error.kind == NEWER_VERSION:
-            return "the file is left unchanged, and no device use is recorded"
+            return "the file is left unchanged, and nothing is recorded"
         journal = self._path.with_name(f"{self._path.name}-journal")
         try:
             name = rename_unusable_file(self._path, error.kind)
@@ -240,6 +331,13 @@ class HistoryFile:
         return found.st_dev, found.st_ino
 
 
+def _check_database(db: sqlite3.Connection) -> None:
+    """Raise UnusableFile if SQLite finds damage in the file."""
+    found = db.execute("PRAGMA quick_check(1)").fetchone()
+    if found is None or found[0] != "ok":
+        raise UnusableFile(f"file is damaged: {found and found[0]}")
+
+
 @contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
     """Run a write transaction; after an exception, closing the file rolls it back."""
@@ -249,6 +347,8 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _insert_uses(db: sqlite3.Connection, batch: Collection[PodDeviceUsage]) -> None:
+    from agent.store.usage_sqlite import INSERT_ENDED, INSERT_RUNNING, row_from_use
+
     db.executemany(INSERT_RUNNING, (row_from_use(use) for use in batch if not use.ended))
     db.executemany(INSERT_ENDED, (row_from_use(use) for use in batch if use.ended))
     db.executemany("DELETE FROM running WHERE id = ?", ((use.id,) for use in batch if use.ended))

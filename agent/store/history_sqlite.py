@@ -1,4 +1,4 @@
-"""SQLite access to the history file: schema, connection, format version, conversion of rows."""
+"""SQLite access to the history file: connection, format version, checksums of records."""
 
 import os
 import sqlite3
@@ -9,11 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.claim_sources import Origin, PodRef
-from agent.model.device_usage import DeviceState, PodDeviceUsage, UsageEnd, UsageEndKind
-from agent.model.health import Health, Severity
-from agent.model.time import Instant
 from agent.store.state_files import UnusableFile
 
 Number = TypeVar("Number", int, float)
@@ -21,40 +16,12 @@ Number = TypeVar("Number", int, float)
 TEXT_MAX: Final = 512
 """Length to which texts in a row are cut [characters]."""
 
-_STATE: Final = ("health", "severity", "code", "evidence", "since_s")
-_COMMON: Final = (
-    "id TEXT NOT NULL UNIQUE",
-    *(f"pod_{name} TEXT NOT NULL" for name in PodRef._fields),
-    *(f"claim_{name} TEXT NOT NULL" for name in ClaimRef._fields),
-    *(f"device_{name} TEXT NOT NULL" for name in DeviceRef._fields),
-    "began_s REAL NOT NULL",
-    "before INTEGER NOT NULL",
-    *(f"{prefix}_{name} NOT NULL" for prefix in ("state", "worst") for name in _STATE),
-    *(f"{name} TEXT NOT NULL" for name in ("told_by", "requests", "containers", "owner", "maybe")),
-)
-_ENDED: Final = (
-    "ending TEXT NOT NULL",
-    "seen_s REAL NOT NULL",
-    "noticed_s REAL NOT NULL",
-    "lasted_s REAL NOT NULL",
-)
-
 NO_CHECKSUM: Final = -1
 """Checksum of the rows of a file to which the column was added."""
-_CHECKSUM: Final = f"checksum INTEGER NOT NULL DEFAULT {NO_CHECKSUM}"
-_RUNNING_COLUMNS: Final = (*_COMMON, _CHECKSUM)
-_ENDED_COLUMNS: Final = (*_COMMON, *_ENDED, _CHECKSUM)
-
-SCHEMA_STATEMENTS: Final = (
-    "CREATE TABLE agent (left_s REAL NOT NULL)",
-    "INSERT INTO agent VALUES (0)",
-    f"CREATE TABLE running (number INTEGER PRIMARY KEY, {', '.join(_RUNNING_COLUMNS)})",
-    f"CREATE TABLE ended (number INTEGER PRIMARY KEY, {', '.join(_ENDED_COLUMNS)})",
-)
-"""Schema of format version 1. Rows are ordered by number, because the wall clock can be set back."""
+CHECKSUM_COLUMN: Final = f"checksum INTEGER NOT NULL DEFAULT {NO_CHECKSUM}"
 
 
-def _insert_statement(table: str, columns: Iterable[str]) -> str:
+def insert_statement(table: str, columns: Iterable[str]) -> str:
     """Return the SQL statement that inserts a row, or updates the row with the same id."""
     names = [column.partition(" ")[0] for column in columns]
     values = ", ".join("?" * len(names))
@@ -64,33 +31,7 @@ def _insert_statement(table: str, columns: Iterable[str]) -> str:
     )
 
 
-INSERT_RUNNING: Final = _insert_statement("running", _RUNNING_COLUMNS)
-INSERT_ENDED: Final = _insert_statement("ended", _ENDED_COLUMNS)
-
-
-def row_from_use(use: PodDeviceUsage) -> tuple[object, ...]:
-    """Convert a device use to the values of :data:`INSERT_RUNNING`, or of INSERT_ENDED if it has ended."""
-    values = (
-        use.id,
-        *use.pod,
-        *use.claim,
-        *use.device,
-        use.began.wall_s,
-        use.before,
-        *use.state,
-        *use.worst,
-        " ".join(use.sources),
-        " ".join(use.requests),
-        " ".join(use.containers),
-        use.owner,
-        " ".join(use.maybe),
-        *(use.ended or ()),
-    )
-    stored = tuple(_truncate(value) if isinstance(value, str) else value for value in values)
-    return (*stored, _checksum(stored))
-
-
-def _checksum(values: Iterable[object]) -> int:
+def row_checksum(values: Iterable[object]) -> int:
     """Return the CRC-32 of the values of a record, which finds damage inside of them that SQLite cannot find.
 
     SQLite returns a number as integer or float, whatever the column's type, so both count as float.
@@ -99,59 +40,17 @@ def _checksum(values: Iterable[object]) -> int:
     return zlib.crc32("\n".join(parts).encode())
 
 
-def _truncate(text: str) -> str:
+def truncate(text: str) -> str:
+    """Return a text cut to TEXT_MAX characters, as SQLite accepts it."""
     return text[:TEXT_MAX].encode(errors="replace").decode()  # SQLite refuses half of a surrogate pair
 
 
-def use_from_row(row: sqlite3.Row) -> PodDeviceUsage:
-    """Convert a row of running or ended uses to a device use. Raises ValueError, TypeError if damaged."""
-    _check_row(row)
-    sources = tuple(map(Origin, row["told_by"].split()))
-    if not sources:
-        raise ValueError("row without a source of the use")
-    return PodDeviceUsage(
-        id=row["id"],
-        pod=PodRef(*(row[f"pod_{name}"] for name in PodRef._fields)),
-        claim=ClaimRef(*(row[f"claim_{name}"] for name in ClaimRef._fields)),
-        device=DeviceRef(*(row[f"device_{name}"] for name in DeviceRef._fields)),
-        began=Instant(0, float(row["began_s"])),
-        before=bool(row["before"]),
-        state=_state_from_row(row, "state"),
-        worst=_state_from_row(row, "worst"),
-        sources=sources,
-        requests=tuple(row["requests"].split()),
-        containers=tuple(row["containers"].split()),
-        owner=row["owner"],
-        maybe=tuple(row["maybe"].split()),
-        resumed=True,
-        ended=_end_from_row(row) if "ending" in row.keys() else None,  # noqa: SIM118  # a row is not a mapping
-    )
-
-
-def _check_row(row: sqlite3.Row) -> None:
+def check_row(row: sqlite3.Row) -> None:
+    """Raise ValueError if the checksum of a record is wrong."""
     *values, checksum = tuple(row)[1:]
     has_checksum = row.keys()[-1] == "checksum" and checksum != NO_CHECKSUM
-    if has_checksum and checksum != _checksum(values):
+    if has_checksum and checksum != row_checksum(values):
         raise ValueError(f"checksum of record {row['number']} is wrong")
-
-
-def check_ended_rows(db: sqlite3.Connection) -> None:
-    """Raise UnusableFile if the checksum of an ended use is wrong."""
-    try:
-        for row in db.execute("SELECT * FROM ended"):
-            _check_row(row)
-    except (ValueError, TypeError) as error:
-        raise UnusableFile(f"file cannot be parsed: {error}") from None
-
-
-def _state_from_row(row: sqlite3.Row, prefix: str) -> DeviceState:
-    health, severity, code, evidence, since_s = (row[f"{prefix}_{name}"] for name in _STATE)
-    return DeviceState(Health(health), Severity(severity), code, evidence, float(since_s))
-
-
-def _end_from_row(row: sqlite3.Row) -> UsageEnd:
-    times = (float(row[name]) for name in ("seen_s", "noticed_s", "lasted_s"))
-    return UsageEnd(UsageEndKind(row["ending"]), *times)
 
 
 VERSION: Final = 1
@@ -220,22 +119,11 @@ def open_connection(path: Path, mode: str, wait_s: float) -> Iterator[sqlite3.Co
         db.close()
 
 
-def create_tables(db: sqlite3.Connection) -> None:
-    """Create the history tables in an empty file, in one transaction."""
-    db.execute("BEGIN IMMEDIATE")
-    if not pragma_number(db, "application_id") and not pragma_number(db, "schema_version"):
-        for statement in SCHEMA_STATEMENTS:
-            db.execute(statement)
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        db.execute(f"PRAGMA user_version = {VERSION}")
-    db.execute("COMMIT")
-
-
 def add_checksums(db: sqlite3.Connection) -> None:
     """Add the column of the checksums to the tables of a file that has none."""
     for table in ("running", "ended"):
         if all(name != "checksum" for _, name, *_ in db.execute(f"PRAGMA table_info({table})")):
-            db.execute(f"ALTER TABLE {table} ADD COLUMN {_CHECKSUM}")
+            db.execute(f"ALTER TABLE {table} ADD COLUMN {CHECKSUM_COLUMN}")
 
 
 def check_version(db: sqlite3.Connection) -> None:
@@ -267,14 +155,6 @@ def _first_number(db: sqlite3.Connection, query: str, kind: Callable[[Any], Numb
 def last_write_s(db: sqlite3.Connection) -> float:
     """Return the time of the agent's last write [s since 1970]; 0: never."""
     return _first_number(db, "SELECT max(left_s) FROM agent", float)
-
-
-def select_uses(db: sqlite3.Connection, query: str, *values: object) -> tuple[PodDeviceUsage, ...]:
-    """Return the device uses that a query selects. Raises UnusableFile if a row cannot be converted."""
-    try:
-        return tuple(use_from_row(row) for row in db.execute(query, values))
-    except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
-        raise UnusableFile(f"file cannot be parsed: {error}") from None
 
 
 def describe_sqlite_error(error: sqlite3.Error) -> str:

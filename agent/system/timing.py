@@ -1,16 +1,44 @@
-"""Clocks, random numbers for delays, and a rate limit for log lines."""
+"""Clocks, trust in the wall clock, random numbers for delays, and a rate limit for log lines."""
 
 import time
 from collections.abc import Callable
 from random import SystemRandom
 from typing import Final
 
-from agent.model.time import Instant
+from agent.model.time import NS, Instant
 
 
 def read_clocks() -> Instant:
     """Return the current time on the monotonic and the wall clock."""
     return Instant(time.monotonic_ns(), time.time())
+
+
+def read_boot_clock() -> float:
+    """Return the time since boot, also that in which the machine slept [s]."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+CLOCK_STEP_S: Final = 60.0
+"""Difference between wall clock and monotonic clock from which the wall clock was set [s]."""
+CLOCK_TRUST_S: Final = 3600.0
+"""Time since the wall clock was set after which old records may be deleted [s]."""
+
+
+class WallClockTrust:
+    """Observer of the wall clock that knows when it was last set. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._offset_s, self._step_ns = 0.0, 0
+
+    def note(self, now: Instant) -> None:
+        """Compare the wall clock with the monotonic clock."""
+        offset_s = now.wall_s - now.mono_ns / NS
+        if abs(offset_s - self._offset_s) > CLOCK_STEP_S:
+            self._offset_s, self._step_ns = offset_s, now.mono_ns
+
+    def is_trusted(self, now: Instant) -> bool:
+        """Return whether the wall clock has not been set for CLOCK_TRUST_S."""
+        return now.mono_ns - self._step_ns >= CLOCK_TRUST_S * NS
 
 
 random_fraction: Final = SystemRandom().random

@@ -17,13 +17,13 @@ from agent.cli.exits import EXIT_OF_ERROR, EXIT_OF_SEVERITY
 from agent.cli.main import VERBS
 from agent.config.config import SETTINGS, Config
 from agent.config.config import load as load_config
-from agent.node.pods import history_recorder
+from agent.model.settings import HISTORY_FILE
 from agent.serve import agent_servers
 from agent.serve.agent_api import service as agent_api
 from agent.serve.dra_plugin import serialize_lock
 from agent.serve.driver_link import service as driver_link
 from agent.sources import declaration_directory, kubelet_state
-from agent.store import gpu_fault_file, ledger_file, taint_file
+from agent.store import gpu_fault_file, ledger_file, observed_mark, taint_file
 from golden.commands import run
 from golden.files import INPUTS, load
 from golden.plain import plain
@@ -135,7 +135,8 @@ def file_names() -> dict[str, Any]:
         "prepares": [ledger_file.FILE, ledger_file.LOCK, ledger_file.VERSION],
         "taints": [taint_file.FILE, taint_file.VERSION],
         "locks": [serialize_lock.FILE],
-        "history": history_recorder.FILE,
+        "history": HISTORY_FILE,
+        "observed": observed_mark.mark_path(Path(HISTORY_FILE)).name,
         "declarations": [declaration_directory.DIRECTORY, declaration_directory.SUFFIX],
         "kubelet": [kubelet_state.CLAIMS_FILE, kubelet_state.HEALTH_FILE],
         "sockets": list(agent_servers.socket_names(["a.example.com"])),

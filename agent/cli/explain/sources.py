@@ -40,9 +40,9 @@ from agent.model.claim_sources import (
 )
 from agent.model.reading import Absence
 from agent.model.report import Report
+from agent.model.settings import HISTORY_FILE
 from agent.model.taint import Taint
 from agent.model.time import Instant
-from agent.node.pods.history_recorder import FILE as HISTORY_FILE
 from agent.node.pods.queries import (
     DriverDirectories,
     DriverDirectory,

@@ -11,6 +11,7 @@ from agent.cli.verb import Subcommand, add_output, add_settings, load_config, pr
 from agent.config.values import parse_duration
 from agent.errors import DrahealthError, PermissionDeniedError, UsageError, suggestion
 from agent.model.health import Severity
+from agent.model.settings import HISTORY_FILE
 from agent.model.time import NS
 
 if TYPE_CHECKING:
@@ -43,12 +44,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace) -> int:
     from agent.cli.history.text import document, render, render_none
-    from agent.node.pods.history_recorder import FILE
 
     now_s = time.time()
     since_s = now_s - _duration_s(args.since) if args.since is not None else None
     config = load_config(args)
-    path = config.state_dir / FILE
+    path = config.state_dir / HISTORY_FILE
     record = _read_history(path)
     found = tuple(_matching_uses(args, (*record.running, *record.ended), since_s)) if record else ()
 

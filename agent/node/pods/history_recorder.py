@@ -1,37 +1,31 @@
 """Recorder of which pod used which device and when: compares successive consumer maps, writes a SQLite file.
 
 Uses of devices that cannot be written yet are queued in memory, up to a limit. Imports that take memory are
-late: SQLite once a device is or was in use, the rest with the first map.
+late: with the first map.
 """
 
 import logging
 import os
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import DrahealthError
 from agent.model.report import Report
 from agent.model.settings import TRACKED_USAGES_MAX, UsageHistoryLimits
 from agent.model.time import NS, Instant
+from agent.store.history_file import HistoryFile
+from agent.system.timing import WallClockTrust
 
 if TYPE_CHECKING:
     from agent.devices.consumers.usage import UsageState
     from agent.model.consumers import ConsumerMap
     from agent.model.device_usage import PodDeviceUsage
-    from agent.store.history_file import HistoryFile
 
-FILE: Final = "history.sqlite"
-"""File name in the state directory."""
 RUNNING_WRITE_S: Final = 300.0
 """Interval of writes while a device is in use, so that the file shows until when the agent saw it [s]."""
 RETRY_S: Final = 10.0
 """Time between two attempts after a failed write [s]."""
-CLOCK_STEP_S: Final = 60.0
-"""Difference between wall clock and monotonic clock from which the wall clock was set [s]."""
-CLOCK_TRUST_S: Final = 3600.0
-"""Time since the wall clock was set after which old rows may be deleted [s]."""
 
 log = logging.getLogger(__name__)
 
@@ -39,25 +33,24 @@ log = logging.getLogger(__name__)
 class HistoryRecorder:
     """Recorder of uses of devices by pods, with a queue of uses that are not written yet. Thread-safe."""
 
-    def __init__(self, state_dir: Path, *, limits: UsageHistoryLimits, drivers: Iterable[str] = ()) -> None:
+    def __init__(self, file: HistoryFile, *, limits: UsageHistoryLimits, drivers: Iterable[str] = ()) -> None:
         """Create the recorder.
 
         Args:
-            state_dir: State directory of the agent; created by the first write.
+            file: History file; created by the first write.
             limits: Limits of the history file; 0 rows: nothing is recorded.
             drivers: DRA drivers whose health the agent serves.
         """
-        self._path = state_dir / FILE
+        self._file = file
         self._limits = limits
         self._drivers = frozenset(drivers)
         self._uses: UsageState | None = None
-        self._file: HistoryFile | None = None
         self._pending: dict[str, PodDeviceUsage] = {}
         self._merged: set[str] = set()
         self._dropped = 0
         self._now = Instant(0, 0)
         self._last_write_ns = self._retry_ns = 0
-        self._clock_offset_s, self._clock_step_ns = 0.0, 0
+        self._wall_clock = WallClockTrust()
         self._logged_error = ""
         self._logged_left_out = False
         self._lock = threading.Lock()
@@ -76,7 +69,7 @@ class HistoryRecorder:
         from agent.devices.consumers.usage import UsageState, update_usages
 
         with self._lock:
-            self._note_clock_step(now)
+            self._wall_clock.note(now)
             uses = self._resume_from_file(self._uses or UsageState(os.urandom(6).hex()))
             step = update_usages(uses, consumers, state_lookup(report, self._drivers), now)
             self._uses, self._now = step.usages, now
@@ -113,11 +106,6 @@ class HistoryRecorder:
             del self._pending[id_]
             self._dropped += 1
 
-    def _note_clock_step(self, now: Instant) -> None:
-        clock_s = now.wall_s - now.mono_ns / NS
-        if abs(clock_s - self._clock_offset_s) > CLOCK_STEP_S:
-            self._clock_offset_s, self._clock_step_ns = clock_s, now.mono_ns
-
     def _log_left_out(self, left_out: int) -> None:
         if left_out and not self._logged_left_out:
             log.warning(
@@ -133,10 +121,8 @@ class HistoryRecorder:
         """Return the current uses of devices, continued from the file if this agent has not read it yet."""
         from agent.devices.consumers.usage import resume_usages
 
-        if self._file is None and not os.path.lexists(self._path):
-            return uses
         try:
-            content = self._open_file().content_if_replaced()
+            content = self._file.content_if_replaced()
         except DrahealthError as error:
             self._log_error(error)
         else:
@@ -147,10 +133,10 @@ class HistoryRecorder:
         return uses
 
     def _write(self) -> None:
-        by_age = self._now.mono_ns - self._clock_step_ns >= CLOCK_TRUST_S * NS
+        by_age = self._wall_clock.is_trusted(self._now)
         changed = tuple(self._pending.values())
         try:
-            self._open_file().write_uses(changed, self._merged, self._now.wall_s, delete_by_age=by_age)
+            self._file.write_uses(changed, self._merged, self._now.wall_s, delete_by_age=by_age)
         except DrahealthError as error:
             self._log_error(error)
             self._retry_ns = self._now.mono_ns + round(RETRY_S * NS)
@@ -158,7 +144,7 @@ class HistoryRecorder:
         if self._dropped:
             log.warning(
                 "history %s: %d ended uses of devices were lost while the file could not be written",
-                self._path,
+                self._file.path,
                 self._dropped,
             )
         self._pending.clear()
@@ -171,10 +157,3 @@ class HistoryRecorder:
                 "history: not written: %s; uses of devices are kept in memory; see --state-dir", error
             )
         self._logged_error = str(error)
-
-    def _open_file(self) -> "HistoryFile":
-        if self._file is None:
-            from agent.store.history_file import HistoryFile  # SQLite takes 1 MB
-
-            self._file = HistoryFile(self._path, self._limits)
-        return self._file

@@ -1,0 +1,337 @@
+"""Recorder of changed verdicts: compares successive health reports, and writes the changes to a file.
+
+Every report is compared when it is published, in the core thread; the thread ``dh-history`` writes, so a full
+or hung disk delays no verdict. Changes wait in memory until they are written. If too many wait, the present
+period of observation ends before the first change that is dropped, and a new one begins after the next write:
+the time between counts as not observed, and no interval has a wrong state.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from agent.errors import DrahealthError
+from agent.health.verdict_changes import SeenVerdict, changed_verdicts, see_devices
+from agent.model.claim import DeviceRef
+from agent.model.report import Report
+from agent.model.settings import UsageHistoryLimits
+from agent.model.time import NS, Instant
+from agent.model.verdict_history import (
+    GONE,
+    ObservedPeriod,
+    RecordedState,
+    RecordedVerdict,
+    StoredVerdicts,
+    VerdictChange,
+)
+from agent.store.history_file import HistoryFile
+from agent.store.observed_mark import mark_path, write_mark
+from agent.system.threads.loop_thread import set_thread_name
+from agent.system.timing import WallClockTrust, read_boot_clock
+
+WRITE_S: Final = 300.0
+"""Interval of writes to the history file without a change [s]. The mark shows the time of the last report."""
+PAUSE_S: Final = 0.5
+"""Shortest time between two writes: a device whose verdict changes all the time costs two a second [s]."""
+RETRY_S: Final = 10.0
+"""Time between two attempts after a failed write [s]."""
+SILENT_HEARTBEATS: Final = 3
+"""Number of heartbeats without a report after which the time since the last one counts as not observed."""
+
+log = logging.getLogger(__name__)
+
+
+class _Job(NamedTuple):
+    """Content of one write."""
+
+    periods: tuple[ObservedPeriod, ...]
+    changes: tuple[VerdictChange, ...]
+    now: Instant
+    by_age: bool
+
+
+class VerdictRecorder:
+    """Recorder of changed verdicts, with a queue of changes that are not written yet. Thread-safe."""
+
+    def __init__(
+        self,
+        file: HistoryFile,
+        *,
+        limits: UsageHistoryLimits,
+        boot_id: str,
+        heartbeat_s: float,
+        boot_clock: Callable[[], float] = read_boot_clock,
+    ) -> None:
+        """Create the recorder; the first report starts its thread.
+
+        Args:
+            file: History file; created by the first write.
+            limits: Limits of the history file.
+            boot_id: Boot of the machine; empty: unknown.
+            heartbeat_s: Longest time between two reports of a running agent [s].
+            boot_clock: Returns the time since boot, with the time in which the machine slept [s].
+        """
+        self._file = file
+        self._limits = limits
+        self._boot_id = boot_id
+        self._silence_s = SILENT_HEARTBEATS * heartbeat_s
+        self._boot_clock = boot_clock
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        # --- guarded by the condition ---
+        self._run_id = os.urandom(6).hex()
+        self._period_count = 0
+        self._change_count = 0
+        self._period: ObservedPeriod | None = None
+        self._seen: dict[DeviceRef, SeenVerdict] = {}
+        self._last: dict[DeviceRef, RecordedVerdict] = {}
+        """Newest verdict on each device, as queued or written."""
+        self._periods: dict[str, ObservedPeriod] = {}
+        """Periods to write."""
+        self._pending: list[VerdictChange] = []
+        self._dropped = 0
+        self._now = Instant(0, 0)
+        self._wall_clock = WallClockTrust()
+        self._has_news = False
+        # --- the thread's own ---
+        self._stored: dict[DeviceRef, VerdictChange] | None = None
+        """Newest change of each present device in the history file; None: the file has not been read yet."""
+        self._written_ns = self._retry_ns = -(10**18)
+        self._logged_error = ""
+        self._logged_mark_error = False
+
+    # --- called by the core ----------------------------------------------------------------------------
+
+    def note_report(self, report: Report) -> None:
+        """Queue the changes since the last report, and wake the thread. Never blocks."""
+        if report.starting:
+            return
+        with self._changed:
+            if self._closing:
+                return
+            seen = see_devices(self._seen, report.devices)
+            boot_s = self._boot_clock()
+            if self._dropped:
+                self._dropped += sum(1 for _ in changed_verdicts(_verdicts(self._seen), _verdicts(seen)))
+                self._seen, self._now = seen, report.at
+            else:
+                self._observe(seen, report.at, boot_s)
+            self._wall_clock.note(report.at)
+            self._has_news = True
+            self._changed.notify()
+            if self._thread is None:
+                self._start_thread()
+
+    def close(self, timeout_s: float) -> bool:
+        """Write the queued changes and end the thread. False: the disk takes longer than `timeout_s`."""
+        with self._changed:
+            if self._period and not self._dropped:
+                self._extend_period(self._now.wall_s, self._boot_clock(), is_end=True)
+            self._closing = True
+            self._changed.notify()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="dh-history", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the next report tries again
+            self._log_error(f"no thread: {error}")
+            return
+        self._thread = thread
+
+    # --- memory ----------------------------------------------------------------------------------------
+
+    def _observe(self, seen: dict[DeviceRef, SeenVerdict], at: Instant, boot_s: float) -> None:
+        """Queue the changes from the last report to one with the verdicts in `seen`."""
+        period = self._period
+        is_first = period is None or not 0 <= boot_s - _end_boot_s(period) <= self._silence_s
+        now = {ref: one.verdict for ref, one in seen.items()}
+        changed = list(changed_verdicts(self._last, now)) if is_first or seen != self._seen else []
+        if len(self._pending) + len(changed) > max(self._limits.rows, len(seen)) and self._pending:
+            self._dropped = len(changed)
+            self._seen, self._now = seen, at
+            return
+        if is_first:
+            self._begin_period(at, boot_s)
+        offset_s = self._extend_period(at.wall_s, boot_s)
+        assert self._period is not None
+        for ref, verdict in changed:
+            before = self._last.get(ref)
+            state = before.state if before else None if is_first else RecordedState.ABSENT
+            self._pending.append(
+                VerdictChange(
+                    self._period.id,
+                    self._change_count,
+                    ref,
+                    state,
+                    verdict,
+                    at.wall_s,
+                    0.0 if is_first else offset_s,
+                )
+            )
+            self._change_count += 1
+        self._seen, self._last, self._now = seen, now, at
+
+    def _begin_period(self, at: Instant, boot_s: float) -> None:
+        self._period_count += 1
+        self._change_count = 0
+        id_ = f"{self._run_id}-{self._period_count}"
+        self._period = ObservedPeriod(id_, self._boot_id, boot_s, 0.0, at.wall_s)
+        self._periods[id_] = self._period
+
+    def _extend_period(self, wall_s: float, boot_s: float, *, is_end: bool = False) -> float:
+        """Set the end of the present period; return the time since its begin [s]."""
+        assert self._period is not None
+        lasted_s = boot_s - self._period.began_boot_s
+        if is_end:  # up to now, unless the agent was stopped since its last report
+            later_s = lasted_s - self._period.lasted_s
+            if not 0 <= later_s <= self._silence_s:
+                return self._period.lasted_s
+            wall_s += later_s
+        self._period = self._period._replace(lasted_s=lasted_s, ended_s=wall_s)
+        self._periods[self._period.id] = self._period
+        return lasted_s
+
+    # --- in the thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        set_thread_name("dh-history")
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._has_news or self._closing)
+                self._has_news = False
+                is_last = self._closing
+                job = self._next_job()
+            try:
+                self._handle(job, is_last=is_last)
+            except Exception:  # a bug here must not stop the next write
+                log.exception("history: changes of verdicts not written; the agent tries again")
+                self._retry_ns = job.now.mono_ns + round(RETRY_S * NS)
+            if is_last:
+                return
+
+    def _next_job(self) -> _Job:
+        return _Job(
+            tuple(self._periods.values()),
+            tuple(self._pending),
+            self._now,
+            self._wall_clock.is_trusted(self._now),
+        )
+
+    def _handle(self, job: _Job, *, is_last: bool) -> None:
+        """Write the changes, or only the mark if there is none."""
+        now_ns = job.now.mono_ns
+        is_due = bool(job.changes) or len(job.periods) > 1 or now_ns - self._written_ns >= WRITE_S * NS
+        if is_last or (is_due and now_ns >= self._retry_ns):
+            self._write(job.now)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing, PAUSE_S)
+        elif job.periods:
+            self._write_mark(job.periods[-1])
+
+    def _write(self, now: Instant) -> None:
+        try:
+            stored = self._file.verdicts_if_replaced()
+            with self._changed:
+                if stored is not None:
+                    self._merge_stored(stored)
+                job = self._next_job()
+            self._file.write_verdicts(job.periods, job.changes, job.now.wall_s, delete_by_age=job.by_age)
+        except DrahealthError as error:
+            self._log_error(str(error))
+            self._retry_ns = now.mono_ns + round(RETRY_S * NS)
+            return
+        self._written_ns, self._logged_error = now.mono_ns, ""
+        with self._changed:
+            dropped = self._forget_written(job)
+        if dropped:
+            log.warning(
+                "history %s: %d changes of verdicts were lost while the file could not be written: limit of "
+                "%d; the time from the first of them until now counts as not observed",
+                self._file.path,
+                dropped,
+                max(self._limits.rows, len(self._seen)),
+            )
+
+    def _merge_stored(self, stored: StoredVerdicts) -> None:
+        """Queue what a file lacks that this recorder has not read or written yet."""
+        if self._stored is not None:  # the file was removed, or a damaged one was renamed
+            changes = {(one.period, one.number): one for one in (*self._stored.values(), *self._pending)}
+            self._pending = list(changes.values())
+            return
+        self._stored = {one.device: one for one in stored.changes}
+        gone = {ref for ref, one in self._stored.items() if one.verdict == GONE}
+        for ref in gone:
+            del self._stored[ref]
+        if stored.periods:  # with its end from the mark
+            newest = stored.periods[-1]
+            self._periods = {newest.id: newest, **self._periods}
+        self._pending = list(self._continue_stored(self._stored))
+
+    def _continue_stored(self, stored: Mapping[DeviceRef, VerdictChange]) -> Iterator[VerdictChange]:
+        """Yield the queued changes, those of the first report compared with the newest ones in the file."""
+        first = next(one for one in self._periods.values() if one.id.startswith(self._run_id))
+        reported = {one.device for one in self._pending if one.period == first.id and one.before is None}
+        for number, (ref, _) in enumerate(sorted(stored.items()), 1):
+            if ref not in reported:
+                at_s = first.ended_s - first.lasted_s
+                yield VerdictChange(first.id, -number, ref, stored[ref].verdict.state, GONE, at_s, 0.0)
+        for one in self._pending:
+            known = stored.get(one.device) if one.before is None else None
+            if known is None:
+                yield one
+            elif not one.verdict.is_same(known.verdict):
+                yield one._replace(before=known.verdict.state)
+
+    def _forget_written(self, job: _Job) -> int:
+        """Remove what was written from the queue; return how many changes were dropped before."""
+        assert self._stored is not None
+        for one in job.changes:
+            if one.verdict == GONE:
+                self._stored.pop(one.device, None)
+            else:
+                self._stored[one.device] = one
+        del self._pending[: len(job.changes)]
+        self._periods = {one.id: one for one in self._periods.values() if one is self._period}
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            self._period = None  # the next report begins another one
+        return dropped
+
+    def _log_error(self, error: str) -> None:
+        if error != self._logged_error:
+            log.warning(
+                "history: not written: %s; changes of verdicts are kept in memory; see --state-dir", error
+            )
+        self._logged_error = error
+
+    def _write_mark(self, period: ObservedPeriod) -> None:
+        try:
+            write_mark(mark_path(self._file.path), period)
+        except OSError as error:
+            if not self._logged_mark_error:
+                log.warning(
+                    "history mark %s: not written: %s; after a kill of the agent, up to %g s count as not "
+                    "observed",
+                    mark_path(self._file.path),
+                    error.strerror,
+                    WRITE_S,
+                )
+            self._logged_mark_error = True
+        else:
+            self._logged_mark_error = False
+
+
+def _verdicts(seen: dict[DeviceRef, SeenVerdict]) -> dict[DeviceRef, RecordedVerdict]:
+    return {ref: one.verdict for ref, one in seen.items()}
+
+
+def _end_boot_s(period: ObservedPeriod) -> float:
+    return period.began_boot_s + period.lasted_s

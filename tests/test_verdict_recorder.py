@@ -1,0 +1,399 @@
+"""Recorder of changed verdicts: on real files, over restarts, and on disks that refuse writes."""
+
+import logging
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from claim_samples import at
+from small_disk import run_on_small_disk
+from wire.serving import eventually
+
+from agent.health.availability import Timeline, device_segments, listed_changes, summarize
+from agent.health.state_machine import HEALTH_OF_SEVERITY
+from agent.model.health import Blame, Cause, DeviceHealth, Severity
+from agent.model.report import Report
+from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
+from agent.model.time import NS, Instant
+from agent.model.verdict_history import ClockReading, RecordedState, StoredVerdicts
+from agent.node.verdict_recorder import VerdictRecorder
+from agent.store.history_file import HistoryFile, read_verdicts
+from agent.store.observed_mark import mark_path
+
+HERE = Path(__file__).parent
+OK, BAD, LOST, HOT, UNKNOWN = "", "gpu.xid.79", "gpu.lost", "gpu.heat", "source.stalled"
+SEVERITIES = {
+    BAD: Severity.UNHEALTHY,
+    LOST: Severity.UNHEALTHY,
+    HOT: Severity.DEGRADED,
+    UNKNOWN: Severity.UNKNOWN,
+}
+HEARTBEAT_S = 10.0
+
+
+def device(name: str, code: str = OK, evidence: str = "1 time") -> DeviceHealth:
+    """Return a device with one cause, or with none."""
+    severity = SEVERITIES.get(code, Severity.OK)
+    causes = (Cause(code, severity, Blame.HARDWARE, evidence, "", at(1)),) if code else ()
+    health = HEALTH_OF_SEVERITY[severity]
+    return DeviceHealth("node-1", name, "gpu", health, severity, "", at(1), at(2), 30, causes=causes)
+
+
+class Agent:
+    """One run of an agent, whose clocks the test moves."""
+
+    def __init__(
+        self,
+        state: Path,
+        *,
+        limits: UsageHistoryLimits | None = None,
+        second: int = 1000,
+        boot: str = "boot-1",
+        wait_s: float = 5.0,
+    ) -> None:
+        limits = limits or UsageHistoryLimits()
+        self.path = state / HISTORY_FILE
+        self.boot_s = float(second)
+        self.wall_step_s = 0.0
+        self.boot = boot
+        self.recorder = VerdictRecorder(
+            HistoryFile(self.path, limits, wait_s=wait_s),
+            limits=limits,
+            boot_id=boot,
+            heartbeat_s=HEARTBEAT_S,
+            boot_clock=lambda: self.boot_s,
+        )
+
+    def report(self, *devices: DeviceHealth, after_s: float = 10, starting: bool = False) -> None:
+        """Publish a report, a heartbeat after the last one."""
+        self.boot_s += after_s
+        now = at(0)
+        instant = Instant(int(self.boot_s * NS), now.wall_s + self.boot_s + self.wall_step_s)
+        self.recorder.note_report(Report("node-1", instant, devices, starting=starting))
+
+    def follow(self, *codes: str, name: str = "gpu-3") -> None:
+        """Publish a report for each code of the device's cause."""
+        for code in codes:
+            self.report(device(name, code))
+
+    def stop(self) -> None:
+        assert self.recorder.close(60)
+
+    @property
+    def clocks(self) -> ClockReading:
+        return ClockReading(at(0).wall_s + self.boot_s + self.wall_step_s, self.boot_s, self.boot)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def agent(state: Path) -> Iterator[Agent]:
+    agent = Agent(state)
+    yield agent
+    agent.stop()
+
+
+def stored_states(agent: Agent) -> list[tuple[str, str | None, str]]:
+    """Return device, state before and state after of each stored change."""
+    return [(one.device.device, one.before, one.verdict.state) for one in read_verdicts(agent.path).changes]
+
+
+def lasted(agent: Agent) -> list[tuple[str, float]]:
+    """Return the listed changes, the oldest first: state and duration."""
+    stored = read_verdicts(agent.path)
+    timeline = Timeline(stored.periods, agent.clocks)
+    found = listed_changes(device_segments(stored, timeline))
+    return [(one.verdict.state, pytest.approx(one.end_s - one.begin_s)) for one in reversed(found)]
+
+
+# --- changes -----------------------------------------------------------------------------------------------
+
+
+def test_changes_are_recorded_with_causes_and_durations(agent: Agent) -> None:
+    agent.follow(OK, OK, BAD, BAD, OK)
+    agent.stop()
+    assert stored_states(agent) == [
+        ("gpu-3", None, "healthy"),
+        ("gpu-3", "healthy", "unhealthy"),
+        ("gpu-3", "unhealthy", "healthy"),
+    ]
+    assert lasted(agent) == [("unhealthy", 20), ("healthy", 0)]
+    (cause,) = read_verdicts(agent.path).changes[1].verdict.causes
+    assert cause == (BAD, Severity.UNHEALTHY, "1 time")
+
+
+def test_new_evidence_is_no_change_and_another_code_is(agent: Agent) -> None:
+    agent.report(device("gpu-3", BAD))
+    agent.report(device("gpu-3", BAD, "2 times"))
+    agent.report(device("gpu-3", LOST))
+    agent.stop()
+    assert [one.verdict.causes[0].code for one in read_verdicts(agent.path).changes] == [BAD, LOST]
+
+
+def test_incomplete_report_is_not_recorded(agent: Agent) -> None:
+    agent.report(starting=True)
+    agent.stop()
+    assert not agent.path.exists()
+
+
+def test_device_that_vanishes_is_absent_until_it_returns(agent: Agent) -> None:
+    agent.follow(OK)
+    agent.report()
+    agent.follow(OK)
+    agent.stop()
+    assert stored_states(agent)[1:] == [("gpu-3", "healthy", "absent"), ("gpu-3", "absent", "healthy")]
+
+
+def test_change_is_in_the_file_while_the_agent_runs(agent: Agent) -> None:
+    agent.follow(OK, BAD)
+    eventually(lambda: agent.path.exists() and len(stored_states(agent)) == 2, "the change is written")
+
+
+# --- restarts ----------------------------------------------------------------------------------------------
+
+
+def test_restart_without_a_change_adds_no_row(agent: Agent, state: Path) -> None:
+    agent.follow(OK, BAD)
+    agent.stop()
+    following = Agent(state, second=2000)
+    following.follow(BAD, BAD)
+    following.stop()
+    assert len(stored_states(agent)) == 2
+    assert len(read_verdicts(agent.path).periods) == 2
+
+
+def test_change_while_the_agent_was_away_is_found_at_start(agent: Agent, state: Path) -> None:
+    agent.report(device("gpu-3"), device("gpu-4"))
+    agent.stop()
+    following = Agent(state, second=2000)
+    following.follow(BAD)
+    following.stop()
+    changes = read_verdicts(agent.path).changes[-2:]
+    assert [(one.device.device, one.before, one.verdict.state, one.offset_s) for one in changes] == [
+        ("gpu-4", RecordedState.HEALTHY, RecordedState.ABSENT, 0.0),
+        ("gpu-3", RecordedState.HEALTHY, RecordedState.UNHEALTHY, 0.0),
+    ]
+
+
+def test_time_between_two_runs_is_not_observed(agent: Agent, state: Path) -> None:
+    agent.follow(OK, OK)
+    agent.stop()
+    following = Agent(state, second=2000)
+    following.follow(OK, OK)
+    following.stop()
+    stored = read_verdicts(agent.path)
+    timeline = Timeline(stored.periods, following.clocks)
+    (one,) = summarize(device_segments(stored, timeline), timeline).devices
+    assert one.observed_s[RecordedState.HEALTHY] == pytest.approx(20)
+    assert one.not_observed_s == pytest.approx(2010 - 1020)
+
+
+LIFE = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+from pathlib import Path
+from test_verdict_recorder import Agent, BAD, OK
+agent = Agent(Path(sys.argv[1]))
+for number in range(10_000):
+    agent.follow(OK if number % 2 else BAD)
+    print(number, flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def life(state: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Run a process whose device changes with each line of its input."""
+    command = [sys.executable, "-c", LIFE, str(state)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=HERE.parent) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("changes", [1, 2, 5])
+def test_killed_agent_loses_no_written_change_and_doubles_none(state: Path, changes: int) -> None:
+    with life(state) as process:
+        assert process.stdin
+        assert process.stdout
+        for number in range(changes):
+            assert process.stdout.readline() == f"{number}\n"
+            path = state / HISTORY_FILE
+            eventually(
+                lambda: path.exists() and len(read_verdicts(path).changes) == number + 1,  # noqa: B023
+                "the change is written",
+            )
+            process.stdin.write("\n")
+            process.stdin.flush()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    before = read_verdicts(state / HISTORY_FILE)
+    following = Agent(state, second=100_000)
+    following.follow(OK)
+    following.stop()
+    after = read_verdicts(state / HISTORY_FILE)
+    assert after.changes[: len(before.changes)] == before.changes
+    keys = [(one.period, one.number) for one in after.changes]
+    assert len(set(keys)) == len(keys)
+    assert after.periods[:-1] == before.periods
+    begins = [one.begin_s for one in lasting(after, following)]
+    assert begins == sorted(begins)
+
+
+def lasting(stored: StoredVerdicts, agent: Agent) -> list:
+    timeline = Timeline(stored.periods, agent.clocks)
+    return [one for known in device_segments(stored, timeline).values() for one in known]
+
+
+def test_killed_quiet_agent_was_observed_until_its_last_report(state: Path) -> None:
+    agent = Agent(state)
+    agent.follow(OK)
+    eventually(lambda: agent.path.exists() and bool(stored_states(agent)), "the first report is written")
+    for _ in range(5):
+        agent.follow(OK)
+    eventually(lambda: read_verdicts(agent.path).periods[-1].lasted_s == 50, "the mark is written")
+    following = Agent(state, second=5000)
+    following.follow(OK)
+    following.stop()
+    mark_path(agent.path).unlink()
+    assert [one.lasted_s for one in read_verdicts(agent.path).periods] == [50, 0]
+    agent.recorder.close(60)
+
+
+# --- clocks ------------------------------------------------------------------------------------------------
+
+
+def test_silence_of_the_agent_is_not_observed(agent: Agent) -> None:
+    """A stopped process, a frozen cgroup, or a machine that slept."""
+    agent.follow(OK)
+    agent.report(device("gpu-3", BAD), after_s=3600)
+    agent.stop()
+    stored = read_verdicts(agent.path)
+    assert len(stored.periods) == 2
+    assert Timeline(stored.periods, agent.clocks).unobserved_s(0, agent.clocks.wall_s) > 3600
+    assert stored.changes[-1].before is RecordedState.HEALTHY
+    assert stored.changes[-1].offset_s == 0
+
+
+@pytest.mark.parametrize("step_s", [-86_400.0, 86_400.0])
+def test_wall_clock_that_is_set_changes_no_duration(agent: Agent, step_s: float) -> None:
+    agent.follow(OK, BAD)
+    agent.wall_step_s = step_s
+    agent.follow(BAD, OK, OK)
+    agent.stop()
+    assert lasted(agent) == [("unhealthy", 20), ("healthy", 10)]
+
+
+# --- disks -------------------------------------------------------------------------------------------------
+
+
+def test_unusable_directory_is_logged_once_and_changes_are_kept(
+    agent: Agent, state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state.write_text("in the way")
+    agent.follow(OK, BAD)
+    eventually(lambda: bool(caplog.records), "the failed write is logged")
+    agent.follow(OK, BAD, OK)
+    state.unlink()
+    agent.follow(OK, OK)
+    agent.stop()
+    assert [state for _, _, state in stored_states(agent)] == ["healthy", "unhealthy"] * 2 + ["healthy"]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert f"{agent.path}: File exists; changes of verdicts are kept in memory" in caplog.text
+
+
+def test_changes_beyond_the_limit_are_counted_and_not_observed(
+    state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = Agent(state, limits=UsageHistoryLimits(rows=3))
+    state.write_text("in the way")
+    agent.follow(OK, BAD, OK, BAD, OK, BAD)
+    eventually(lambda: bool(caplog.records), "the failed write is logged")
+    state.unlink()
+    agent.follow(BAD)
+    eventually(lambda: "were lost" in caplog.text, "the loss is logged")
+    agent.follow(HOT, OK)
+    agent.stop()
+    assert "3 changes of verdicts were lost while the file could not be written: limit of 3" in caplog.text
+    stored = read_verdicts(agent.path)
+    assert [one.verdict.state for one in stored.changes][-2:] == ["degraded", "healthy"]
+    timeline = Timeline(stored.periods, agent.clocks)
+    (one,) = summarize(device_segments(stored, timeline), timeline).devices
+    assert one.not_observed_s >= 40
+    assert one.observed_s[RecordedState.UNHEALTHY] <= 10
+
+
+def test_removed_file_is_created_again_with_all_verdicts(agent: Agent) -> None:
+    agent.report(device("gpu-3", BAD), device("gpu-4"))
+    eventually(lambda: agent.path.exists() and len(stored_states(agent)) == 2, "the report is written")
+    agent.path.unlink()
+    agent.report(device("gpu-3", BAD), device("gpu-4", HOT))
+    agent.stop()
+    assert stored_states(agent) == [
+        ("gpu-3", None, "unhealthy"),
+        ("gpu-4", None, "healthy"),
+        ("gpu-4", "healthy", "degraded"),
+    ]
+
+
+def test_damaged_file_is_renamed_and_verdicts_are_kept(
+    agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent.follow(OK)
+    eventually(lambda: agent.path.exists() and bool(stored_states(agent)), "the report is written")
+    agent.path.write_bytes(b"no database at all, " * 500)
+    agent.follow(BAD)
+    eventually(lambda: "corrupt-1" in caplog.text, "the damage is logged")
+    agent.follow(BAD, BAD)
+    agent.stop()
+    assert stored_states(agent) == [("gpu-3", None, "healthy"), ("gpu-3", "healthy", "unhealthy")]
+
+
+def test_hung_disk_delays_no_report_and_no_stop(state: Path) -> None:
+    agent = Agent(state, wait_s=3600)
+    agent.follow(OK)
+    eventually(lambda: agent.path.exists() and bool(stored_states(agent)), "the report is written")
+    with closing(sqlite3.connect(agent.path, isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        agent.follow(*[BAD, OK] * 50)
+        assert not agent.recorder.close(0.05)
+        db.execute("ROLLBACK")
+    assert agent.recorder.close(60)
+    assert len(stored_states(agent)) == 101
+
+
+def test_full_disk_loses_no_change_within_the_limit(tmp_path: Path) -> None:
+    program = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+from pathlib import Path
+from test_verdict_recorder import Agent, BAD, OK, stored_states
+from wire.serving import eventually
+agent = Agent(Path({str(tmp_path)!r}))
+agent.follow(OK)
+eventually(lambda: agent.path.exists() and bool(stored_states(agent)), "written")
+ballast = Path({str(tmp_path)!r}, "ballast")
+with open(ballast, "wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        pass
+agent.follow(*[BAD, OK] * 20)
+eventually(lambda: bool(agent.recorder._logged_error), "refused")
+ballast.unlink()
+agent.follow(OK, OK)
+agent.stop()
+print(len(stored_states(agent)))
+"""
+    assert run_on_small_disk(program, tmp_path) == ["41"]
