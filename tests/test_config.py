@@ -754,14 +754,14 @@ def test_scan_by_user_needs_no_runtime_dir():
 @pytest.mark.parametrize(
     ("text", "ns"),
     [("0s", 0), ("1ns", 1), ("10us", 10_000), ("100ms", 10**8), ("1.5s", 1_500_000_000), ("2m", 120 * 10**9),
-     (" 1 h ", 3600 * 10**9)],
+     (" 1 h ", 3600 * 10**9), ("7d", 7 * 86400 * 10**9)],
 )  # fmt: skip
 def test_duration_is_a_number_and_a_unit(text, ns):
     assert parse_duration(text) == ns
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1", "s", "-1s", "1e3s", "1 s s", "1m30s", "0x1s", "٣s", "inf s", 1, None, "1d"]
+    "text", ["", "1", "s", "-1s", "1e3s", "1 s s", "1m30s", "0x1s", "٣s", "inf s", 1, None, "1w"]
 )
 def test_other_text_is_no_duration(text):
     with pytest.raises(ValueError, match="is not a duration"):

@@ -1,5 +1,7 @@
 """The agent as a process on a sysfs of plain files: start, failures and shutdown."""
 
+import json
+import os
 import signal
 import socket
 import subprocess
@@ -34,6 +36,7 @@ from wire.google import names
 from wire.serving import device, eventually, report, unhealthy
 
 from agent.app.daemon import status_line
+from agent.cli.main import main
 from agent.model.health import DeviceHealth, Health
 from agent.model.source_state import SourceSample, SourceState
 
@@ -402,6 +405,27 @@ os._exit(0)
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert int(done.stdout.split()[0]) > 10_000
+
+
+def test_history_has_the_changes_of_killed_and_restarted_agents(
+    short_tmp: Path, sysfs: PlainSysfs, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def changes() -> list[tuple[str, str]]:
+        state = ["--state-dir", str(short_tmp / "run/state"), "--config", os.devnull]
+        assert main(["history", "--changes", *state, "-o", "json"]) == 0
+        listed = json.loads(capsys.readouterr().out)["changes"]
+        return [(one["from"], one["to"]) for one in reversed(listed) if one["device"]["name"] == POOL]
+
+    with Agent(short_tmp, *flags, config=STREAM) as agent:
+        eventually(lambda: (short_tmp / "run/state/history.sqlite").exists(), "the first report is written")
+        sysfs.resize(7)
+        eventually(lambda: changes() == [("healthy", "unhealthy")], "the change is written")
+        agent.end(signal.SIGKILL)
+    sysfs.resize(8)
+    with Agent(short_tmp, *flags, config=STREAM) as agent:
+        eventually(lambda: len(changes()) == 2, "the end of the fault is written")
+        assert agent.end() == 0
+    assert changes() == [("healthy", "unhealthy"), ("unhealthy", "healthy")]
 
 
 def test_agent_has_one_thread_for_each_job(agent: Agent) -> None:

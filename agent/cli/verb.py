@@ -62,10 +62,13 @@ def add_config(parser: _ActionsContainer) -> None:
     )
 
 
-def add_output(parser: ArgumentParser, markdown_with: str | None = None) -> None:
-    """Add ``-o`` and ``--color``; ``-o markdown`` if `markdown_with` is the flag it needs, or empty: none."""
-    formats = ("table", "json") if markdown_with is None else ("table", "json", "markdown")
-    note = f"; markdown only with {markdown_with}" if markdown_with else ""
+def add_output(parser: ArgumentParser, markdown_with: str | None = None, *more: str, note: str = "") -> None:
+    """Add ``-o`` and ``--color``; ``-o markdown`` if `markdown_with` is the flag it needs, or empty: none.
+
+    `more` has further formats, and `note` what to know of them.
+    """
+    formats = ("table", "json", *more) if markdown_with is None else ("table", "json", "markdown", *more)
+    note = f"; markdown only with {markdown_with}" if markdown_with else note
     parser.add_argument(
         "-o", "--output", choices=formats, default="table", help=f"output format{note} (default: table)"
     )

@@ -21,6 +21,7 @@ from agent.model.health import XidOverride
 MS: Final = 1_000_000
 S: Final = 1000 * MS
 HOUR: Final = 3600 * S
+DAY: Final = 24 * HOUR
 UNITS: Final = {"h": HOUR, "m": 60 * S, "s": S, "ms": MS, "us": 1000, "ns": 1}
 
 DRIVERS_MAX: Final = 64
@@ -39,12 +40,12 @@ def parse_duration(value: object) -> int:
     """Parse a duration such as ``"100ms"`` or ``"1.5s"`` into nanoseconds.
 
     Raises:
-        ValueError: The text is not one number and one unit (ns, us, ms, s, m, h).
+        ValueError: The text is not one number and one unit (ns, us, ms, s, m, h, d).
     """
-    found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) *(ns|us|ms|s|m|h)", str(value).strip())
+    found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) *(ns|us|ms|s|m|h|d)", str(value).strip())
     if found is None:
         raise ValueError(f"{value!r} is not a duration; write a number and its unit, such as 100ms or 1s")
-    return int(Decimal(found[1]) * UNITS[found[2]])
+    return int(Decimal(found[1]) * {"d": DAY, **UNITS}[found[2]])
 
 
 def format_duration(ns: float) -> str:

@@ -15,8 +15,14 @@ from unittest.mock import patch
 
 import fake_nvml
 import grpc
+import verdict_samples as samples
+from verdict_samples import SimulatedNode
 
 from agent.cli.main import main
+from agent.model.claim import DeviceRef
+from agent.model.settings import UsageHistoryLimits
+from agent.model.verdict_history import GONE
+from agent.store.history_file import HistoryFile
 from golden.compare import VOLATILE, masked
 from golden.files import INPUTS, MESSAGES, RELEASE, load, plant, temporary_root
 
@@ -225,6 +231,24 @@ def release_files(root: Path) -> None:
 
 
 @contextmanager
+def observed(root: Path) -> Iterator[None]:
+    """The history of a week in which a GPU failed, and flapped."""
+    gpu, other = DeviceRef("", "node-1", "gpu-3"), DeviceRef("", "node-1", "gpu-4")
+    node = SimulatedNode(wall_s=NOW_S - 7 * 86_400)
+    node.start((gpu, samples.HEALTHY), (other, samples.HOT))
+    node.follow((samples.HEALTHY, 86_400), (samples.LOST, 7200), device=gpu)
+    node.stop(600)
+    node.reboot()
+    node.start((gpu, samples.HEALTHY))
+    node.follow((samples.HEALTHY, 86_400), *[(samples.STALLED, 60), (samples.HEALTHY, 300)] * 4, device=gpu)
+    node.follow((GONE, 3600), device=other)
+    node.run(NOW_S - node.wall_s - 60)
+    file = HistoryFile(root / "state/history.sqlite", UsageHistoryLimits())
+    file.write_verdicts(node.periods, node.changes, NOW_S, delete_by_age=False)
+    yield
+
+
+@contextmanager
 def remembered(root: Path) -> Iterator[None]:
     """The files of the release before, and nothing that runs."""
     release_files(root)
@@ -291,6 +315,7 @@ AUDIT: Final = (
 )
 PREPARES: Final = (*JSON, "--kubelet-dir", "{root}/kubelet", "--state-dir", "{root}/state")
 HISTORY: Final = (*JSON, "--state-dir", "{root}/state")
+OBSERVED: Final = (*HISTORY, "--procfs-root", "{root}/proc")
 KUBELET: Final = {
     "proc/meminfo": "MemTotal:       67108864 kB\nSwapTotal:       8388608 kB\n",
     "proc/77/comm": "kubelet\n",
@@ -401,6 +426,10 @@ def _cases() -> dict[str, Case]:
         "history-device": Case(remembered, ("history", "--device", "node-1/gpu-1", *HISTORY)),
         "history-claim": Case(remembered, ("history", "--claim", "c-3", *HISTORY)),
         "history-unknown": Case(remembered, ("history", "--claim", "none", *HISTORY)),
+        "history-changes": Case(observed, ("history", "--changes", *OBSERVED)),
+        "history-changes-since": Case(observed, ("history", "--since", "6d", *OBSERVED)),
+        "history-summary": Case(observed, ("history", "--summary", *OBSERVED)),
+        "history-flapping": Case(observed, ("history", "--flapping", "--since", "7d", *OBSERVED)),
         "history-none": Case(nothing, ("history", *HISTORY)),
         "checks": Case(nothing, ("checks", *JSON)),
         "checks-xid": Case(nothing, ("checks", "gpu.xid.79", *JSON)),

@@ -187,9 +187,14 @@ def _ended_uses(
 
 def _recorded_uses(kind: str, name: str, answers: NodeAnswers) -> tuple[PodDeviceUsage, ...]:
     """Return the uses of devices in the history that concern the device, pod or claim `name`."""
-    names_of = {POD: pod_names, CLAIM: claim_names, DEVICE: device_names}[kind]
-    found = tuple(use for use in answers.usage if name in names_of(use))
+    found = tuple(use for use in answers.usage if name in _names(kind, use))
     return found[:MAX_ENDED] if kind == DEVICE else found
+
+
+def _names(kind: str, use: PodDeviceUsage) -> Iterator[str]:
+    if kind == DEVICE:
+        return device_names(use.device)
+    return pod_names(use) if kind == POD else claim_names(use)
 
 
 def _may_know(result: SourceResult) -> bool:

@@ -1,11 +1,13 @@
-"""``drahealth history``: lists which pod used which device, and the device's health when the use ended."""
+"""``drahealth history``: lists how verdicts on devices changed and which pod used which device, and computes
+the availability of devices."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from agent.cli.verb import Subcommand, add_output, add_settings, load_config, print_result
 from agent.config.values import parse_duration
@@ -13,56 +15,201 @@ from agent.errors import DrahealthError, PermissionDeniedError, UsageError, sugg
 from agent.model.health import Severity
 from agent.model.settings import HISTORY_FILE
 from agent.model.time import NS
+from agent.model.verdict_history import ClockReading
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
+    from agent.health.availability import Segment
+    from agent.model.claim import DeviceRef
     from agent.model.device_usage import PodDeviceUsage
+    from agent.model.verdict_history import StoredVerdicts
     from agent.store.history_file import HistoryContent
 
+T = TypeVar("T")
+
 MAX_SHOWN: Final = 40
-"""Limit of lines in the table without ``--all``."""
+"""Limit of lines in each table without ``--all``."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--pod", metavar="POD", help="only this pod: namespace/name, name or UID")
-    parser.add_argument("--claim", metavar="CLAIM", help="only this claim: namespace/name, name or UID")
+    views = parser.add_mutually_exclusive_group()
+    views.add_argument("--changes", action="store_true", help="only the changes of verdicts on devices")
+    views.add_argument("--uses", action="store_true", help="only the uses of devices by pods")
+    views.add_argument(
+        "--summary", action="store_true", help="the availability and the faults of each device, and the rules"
+    )
+    views.add_argument(
+        "--flapping",
+        action="store_true",
+        help="as --summary, only devices that stopped being usable 3 times within an hour",
+    )
+    parser.add_argument("--pod", metavar="POD", help="only uses by this pod: namespace/name, name or UID")
+    parser.add_argument(
+        "--claim", metavar="CLAIM", help="only uses by this claim: namespace/name, name or UID"
+    )
     parser.add_argument(
         "--device", metavar="DEVICE", help="only this device: driver/pool/name, pool/name or name"
     )
     parser.add_argument(
-        "--since", metavar="TIME", help="only uses that continue or ended within this time, such as 1h"
+        "--since",
+        metavar="TIME",
+        help="only changes, and uses that continue or ended, within this time, such as 1h or 7d",
     )
     parser.add_argument(
-        "--bad", action="store_true", help="only uses during which the device was not always healthy"
+        "--bad",
+        action="store_true",
+        help="only changes to a worse state than Healthy, and uses during which the device was not always "
+        "healthy",
     )
     parser.add_argument("--all", action="store_true", help=f"show all, not only the newest {MAX_SHOWN}")
-    add_output(parser)
-    add_settings(parser, "--state-dir")
+    add_output(parser, None, "csv", note="; csv only with --changes, --uses, --summary or --flapping")
+    add_settings(parser, "--state-dir", "--procfs-root")
 
 
 def main(args: Namespace) -> int:
-    from agent.cli.history.text import document, render, render_none
-
+    _check_views(args)
     now_s = time.time()
-    since_s = now_s - _duration_s(args.since) if args.since is not None else None
+    age_s = _duration_s(args.since) if args.since is not None else None
     config = load_config(args)
     path = config.state_dir / HISTORY_FILE
-    record = _read_history(path)
-    found = tuple(_matching_uses(args, (*record.running, *record.ended), since_s)) if record else ()
+    if args.summary or args.flapping:
+        _print_summary(args, path, _Now(now_s, age_s, config.procfs_root))
+    else:
+        _print_lists(args, path, _Now(now_s, age_s, config.procfs_root))
+    return 0
+
+
+class _Now(NamedTuple):
+    """Time of the command, and the time up to which it goes back."""
+
+    wall_s: float
+    age_s: float | None
+    procfs_root: Path
+
+    @property
+    def since_s(self) -> float | None:
+        """Begin of the time that is shown [s since 1970]; None: the whole history."""
+        return None if self.age_s is None else self.wall_s - self.age_s
+
+    def clocks(self) -> ClockReading:
+        from agent.sources.gpu_host import read_boot_id
+        from agent.system.timing import read_boot_clock
+
+        return ClockReading(self.wall_s, read_boot_clock(), read_boot_id(self.procfs_root))
+
+
+def _check_views(args: Namespace) -> None:
+    """Raise UsageError if the flags contradict each other."""
+    hint = "\ntry 'drahealth history --help'"
+    views = [name for name in ("changes", "uses", "summary", "flapping") if getattr(args, name)]
+    for name in ("pod", "claim"):
+        if getattr(args, name) is not None and views and not args.uses:
+            raise UsageError(f"--{name} selects uses: omit --{views[0]}{hint}")
+    if args.bad and (args.summary or args.flapping):
+        raise UsageError(f"--bad selects changes and uses: omit --{views[0]}{hint}")
+    if args.output == "csv" and not views:
+        raise UsageError(f"-o csv is one table: add --changes, --uses, --summary or --flapping{hint}")
+
+
+# --- lists -------------------------------------------------------------------------------------------------
+
+
+def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
+    """Print the changes of verdicts and the uses of devices, or what the flags select of them."""
+    from agent.cli.history.text import document, render, render_none, uses_csv
+    from agent.cli.history.verdicts_text import change_document, changes_csv, render_changes
+    from agent.health.availability import Timeline, device_segments, listed_changes
+    from agent.store.history_file import read_history, read_verdicts
+
+    wants_uses, of_pods = not args.changes, args.pod is not None or args.claim is not None
+    wants_changes = not args.uses and not of_pods
+    record = _read_history(path, read_history) if wants_uses or args.device is not None else None
+    verdicts = _read_history(path, read_verdicts) if wants_changes or args.device is not None else None
+    devices = _selected_devices(args.device, record, verdicts)
+    uses = tuple(_matching_uses(args, record, devices, now.since_s)) if wants_uses and record else ()
+    timeline = Timeline(verdicts.periods if verdicts else (), now.clocks())
+    changes: list[Segment] = []
+    if wants_changes and verdicts:
+        found = listed_changes(device_segments(verdicts, timeline), now.since_s)
+        changes = [one for one in found if _is_selected(one.change.device, devices) and _is_bad(args, one)]
+    if args.output == "csv":
+        sys.stdout.write(changes_csv(changes, timeline) if args.changes else uses_csv(uses))
+        return
+
+    def as_document() -> dict[str, Any]:
+        written_s = [record.last_write_s] if record else []
+        written_s += [one.ended_s for one in verdicts.periods] if verdicts else []
+        left_s = max(written_s, default=0.0)
+        listed = [change_document(one, timeline) for one in changes]
+        return {
+            **document(uses if wants_uses else None, path, left_s),
+            **({} if args.uses else {"changes": listed}),
+        }
 
     def text(style: TextStyle) -> str:
-        if record is None:
+        if record is None and verdicts is None:
             return render_none(path, style)
-        if not found:
-            return "no recorded use matches\n"
-        shown = found if args.all else found[:MAX_SHOWN]
-        hidden = len(found) - len(shown)
-        return render(shown, style, now_s=now_s, left_s=record.last_write_s, hidden=hidden)
+        tables = []
+        if changes:
+            newest = changes if args.all else changes[:MAX_SHOWN]
+            tables.append(render_changes(newest, style, hidden=len(changes) - len(newest)))
+        if uses and record:
+            shown = uses if args.all else uses[:MAX_SHOWN]
+            hidden = len(uses) - len(shown)
+            tables.append(render(shown, style, now_s=now.wall_s, left_s=record.last_write_s, hidden=hidden))
+        return "\n".join(tables) or _nothing_matches(wants_changes, wants_uses)
 
-    print_result(args, lambda: document(found, path, record.last_write_s if record else 0), text)
-    return 0
+    print_result(args, as_document, text)
+
+
+def _nothing_matches(wants_changes: bool, wants_uses: bool) -> str:
+    kinds = [name for name, is_wanted in (("change", wants_changes), ("use", wants_uses)) if is_wanted]
+    return f"no recorded {' or '.join(kinds)} matches\n"
+
+
+def _is_bad(args: Namespace, one: Segment) -> bool:
+    from agent.cli.history.verdicts_text import SEVERITIES
+
+    return not args.bad or SEVERITIES[one.verdict.state] > Severity.INFO
+
+
+# --- availability ------------------------------------------------------------------------------------------
+
+
+def _print_summary(args: Namespace, path: Path, now: _Now) -> None:
+    """Print the availability of devices, and the activity of rules."""
+    from agent.cli.history.text import render_none
+    from agent.cli.history.verdicts_text import render_summary, summary_csv, summary_document
+    from agent.health.availability import Timeline, device_segments, summarize
+    from agent.store.history_file import read_verdicts
+
+    verdicts = _read_history(path, read_verdicts)
+    timeline = Timeline(verdicts.periods if verdicts else (), now.clocks())
+    segments = device_segments(verdicts, timeline) if verdicts else {}
+    devices = _selected_devices(args.device, None, verdicts)
+    selected = {device: known for device, known in segments.items() if _is_selected(device, devices)}
+    summary = summarize(selected, timeline, now.since_s)
+    if args.flapping:
+        flapping = {one.device for one in summary.devices if one.is_flapping}
+        selected = {device: known for device, known in selected.items() if device in flapping}
+        summary = summarize(selected, timeline, now.since_s)
+    if args.output == "csv":
+        sys.stdout.write(summary_csv(summary))
+        return
+
+    def text(style: TextStyle) -> str:
+        if verdicts is None or not segments:
+            return render_none(path, style)
+        if not summary.devices:
+            return "no device flaps\n" if args.flapping else "no recorded device matches\n"
+        return render_summary(summary, style)
+
+    print_result(args, lambda: summary_document(summary, path), text)
+
+
+# --- selection ---------------------------------------------------------------------------------------------
 
 
 def _duration_s(text: str) -> float:
@@ -72,13 +219,12 @@ def _duration_s(text: str) -> float:
         raise UsageError(f"--since: {error}\ntry 'drahealth history --help'") from None
 
 
-def _read_history(path: Path) -> HistoryContent | None:
-    """Return the recorded uses of devices by pods from the history file `path`; None: no such file."""
-    from agent.store.history_file import read_history
+def _read_history(path: Path, read: Callable[[Path], T]) -> T | None:
+    """Return what `read` reads from the history file `path`; None: no such file."""
     from agent.store.state_files import UnusableFile
 
     try:
-        return read_history(path)
+        return read(path)
     except FileNotFoundError:
         return None
     except PermissionError as error:
@@ -89,51 +235,85 @@ def _read_history(path: Path) -> HistoryContent | None:
         raise DrahealthError(f"history file {path}: {error}") from None
 
 
-def _matching_uses(
-    args: Namespace, uses: Iterable[PodDeviceUsage], since_s: float | None
-) -> Iterator[PodDeviceUsage]:
-    """Yield the uses of devices that match ``--pod``, ``--claim``, ``--device``, ``--since`` and ``--bad``.
+def _all_uses(record: HistoryContent | None) -> tuple[PodDeviceUsage, ...]:
+    return (*record.running, *record.ended) if record else ()
+
+
+def _selected_devices(
+    name: str | None, record: HistoryContent | None, verdicts: StoredVerdicts | None
+) -> frozenset[DeviceRef] | None:
+    """Return the devices with the name of ``--device``; None: all.
 
     Raises:
-        UsageError: No recorded use has the given pod, claim or device; the text suggests a similar name.
+        UsageError: Nothing is recorded of a device with that name; the text suggests a similar name.
     """
-    from agent.cli.history.text import claim_names, device_names, pod_names
+    from agent.cli.history.text import device_names
 
-    found = tuple(uses)
-    for kind, names_of in (("pod", pod_names), ("claim", claim_names), ("device", device_names)):
+    if name is None or (record is None and verdicts is None):
+        return None
+    devices = {use.device for use in _all_uses(record)}
+    devices |= {change.device for change in (verdicts.changes if verdicts else ())}
+    names = {device: device_names(device) for device in devices}
+    return frozenset(_with_name(f"nothing is recorded of device {name!r}", name, names))
+
+
+def _is_selected(device: DeviceRef, devices: frozenset[DeviceRef] | None) -> bool:
+    return devices is None or device in devices
+
+
+def _matching_uses(
+    args: Namespace,
+    record: HistoryContent,
+    devices: frozenset[DeviceRef] | None,
+    since_s: float | None,
+) -> Iterator[PodDeviceUsage]:
+    """Yield the uses that match ``--pod``, ``--claim``, ``--since`` and ``--bad``, of `devices`.
+
+    Raises:
+        UsageError: No recorded use has the given pod or claim; the text suggests a similar name.
+    """
+    from agent.cli.history.text import claim_names, pod_names
+
+    found = {use.id: use for use in _all_uses(record)}
+    for kind, names_of in (("pod", pod_names), ("claim", claim_names)):
         if (name := getattr(args, kind)) is not None:
-            found = _uses_by_name(kind, name, found, names_of)
-    for use in found:
+            names = {id_: names_of(use) for id_, use in found.items()}
+            ids = _with_name(f"no use of {kind} {name!r} is recorded", name, names)
+            found = {id_: found[id_] for id_ in ids}
+    for use in found.values():
         is_recent = since_s is None or use.ended is None or use.ended.noticed_s >= since_s
-        if is_recent and (use.worst.severity > Severity.INFO or not args.bad):
+        is_bad = use.worst.severity > Severity.INFO or not args.bad
+        if is_recent and is_bad and _is_selected(use.device, devices):
             yield use
 
 
-def _uses_by_name(
-    kind: str,
-    name: str,
-    uses: tuple[PodDeviceUsage, ...],
-    names_of: Callable[[PodDeviceUsage], Iterator[str]],
-) -> tuple[PodDeviceUsage, ...]:
-    found = tuple(use for use in uses if name in names_of(use))
+def _with_name(problem: str, name: str, names: Mapping[T, Iterable[str]]) -> list[T]:
+    """Return the keys of `names` that have the name `name`.
+
+    Raises:
+        UsageError: There is none; the text is `problem` and a similar name.
+    """
+    known = {key: set(own) for key, own in names.items()}
+    found = [key for key, own in known.items() if name in own]
     if not found:
-        known = {known_name for use in uses for known_name in names_of(use)}
-        raise UsageError(f"no use of {kind} {name!r} is recorded{suggestion(name, known)}")
+        raise UsageError(f"{problem}{suggestion(name, set().union(*known.values()))}")
     return found
 
 
 VERB = Subcommand(
     name="history",
-    summary="list which pods used which devices, and the devices' state at the end",
+    summary="list changes of verdicts and which pods used which devices; compute availability",
     description=(
-        "Lists the device usage that the agent has recorded, including pods that are gone. Reads a file and "
-        "needs no running agent. Exits with 0 if the file was read, 64 if nothing is recorded for the given "
+        "Lists what the agent has recorded: how the verdicts on devices changed, and which pod used which "
+        "device, including pods that are gone. --summary computes the availability of each device. Reads a "
+        "file and needs no running agent. Exits with 0 if the file was read, 64 if nothing is recorded for "
+        "the given "
         "name, 70 if the file cannot be used, 75 if the agent keeps it locked for more than 2 s, 77 if this "
         "user may not read it."
     ),
     examples=(
-        ("drahealth history --bad --since 24h", "pods with unhealthy devices in the last day"),
-        ("drahealth history --pod team-a/train-0", "the devices that a pod used, even if it is gone"),
+        ("drahealth history --device gpu-3 --since 7d", "what happened to a device, and which pods it had"),
+        ("drahealth history --summary --since 30d", "the availability and the faults of all devices"),
     ),
     add_arguments=add_arguments,
     main=main,

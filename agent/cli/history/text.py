@@ -1,4 +1,4 @@
-"""Output of ``drahealth history``: recorded uses of devices by pods, as a table and as JSON. Pure."""
+"""Output of ``drahealth history``: recorded uses of devices by pods, as a table, JSON and CSV. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.explain.name_lookup import full_device_name
+from agent.cli.output.csv_text import format_csv
 from agent.cli.output.json import API_VERSION, DEVICE_REF, POD_REF, ObjectKeys
 from agent.cli.output.table import Paragraph, TextTable, TitledText, format_entries
 from agent.cli.output.text import BADGES, clean, format_age, format_count, shorten_ids
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.cli.output.terminal import TextStyle
+    from agent.model.claim import DeviceRef
     from agent.model.device_usage import DeviceState, PodDeviceUsage
 
 END_WORDS: Final = {
@@ -27,7 +29,7 @@ END_WORDS: Final = {
     UsageEndKind.AWAY: "unseen",
 }
 EMPTY_HINTS: Final = (
-    TitledText("written by", "the agent, where a kubelet prepares claims: [history] in its configuration"),
+    TitledText("written by", "the agent: [history] in its configuration"),
     TitledText("elsewhere", "--state-dir for another agent's record"),
 )
 """Hints for an operator if no history file exists."""
@@ -54,11 +56,11 @@ def claim_names(use: PodDeviceUsage) -> Iterator[str]:
     yield from filter(None, [use.claim.uid])
 
 
-def device_names(use: PodDeviceUsage) -> Iterator[str]:
-    """Yield the names that find the device of a use: driver/pool/name, pool/name, name."""
-    yield full_device_name(use.device)
-    yield f"{use.device.pool}/{use.device.device}"
-    yield use.device.device
+def device_names(device: DeviceRef) -> Iterator[str]:
+    """Yield the names that find a device: driver/pool/name, pool/name, name."""
+    yield full_device_name(device)
+    yield f"{device.pool}/{device.device}"
+    yield device.device
 
 
 # --- table -------------------------------------------------------------------------------------------------
@@ -163,11 +165,38 @@ USE: Final = ObjectKeys(
 )
 
 
-def document(uses: Sequence[PodDeviceUsage], path: Path, left_s: float) -> dict[str, Any]:
-    """Return the uses of devices as JSON. Later versions only add keys."""
+def document(uses: Sequence[PodDeviceUsage] | None, path: Path, left_s: float) -> dict[str, Any]:
+    """Return the uses of devices as JSON; None: without them. Later versions only add keys."""
     return {
         "apiVersion": API_VERSION,
         "file": str(path),
         "lastWritten": rfc3339(left_s) if left_s > 0 else None,
-        "uses": [USE(use) for use in uses],
+        **({} if uses is None else {"uses": [USE(use) for use in uses]}),
     }
+
+
+USE_COLUMNS: Final = (
+    "pod_namespace", "pod_name", "pod_uid", "owner", "claim_namespace", "claim_name", "claim_uid", "driver",
+    "pool", "device", "began", "began_before", "health", "severity", "code", "worst_severity", "worst_code",
+    "how", "last_seen", "noticed", "lasted_seconds",
+)  # fmt: skip
+
+
+def uses_csv(uses: Sequence[PodDeviceUsage]) -> str:
+    """Return the uses of devices as CSV, with a line of titles; an empty value is not known, or not yet."""
+    return format_csv(USE_COLUMNS, map(_csv_row, map(USE, uses)))
+
+
+def _csv_row(use: dict[str, Any]) -> list[object]:
+    state, worst, ended = use["state"], use["worst"], use["ended"] or {}
+    return [
+        *use["pod"].values(),
+        use["owner"],
+        *use["claim"].values(),
+        *use["device"].values(),
+        use["began"],
+        str(use["beganBefore"]).lower(),
+        *(state[key] for key in ("health", "severity", "code")),
+        *(worst[key] for key in ("severity", "code")),
+        *(ended.get(key) for key in ("how", "lastSeen", "noticed", "lastedSeconds")),
+    ]
