@@ -4,7 +4,7 @@ from itertools import pairwise
 from math import inf, isclose
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from verdict_samples import GPU, HEALTHY, HOT, LOST, OTHER_GPU, STALLED, SimulatedNode, node_with
 
@@ -46,11 +46,12 @@ def availability(node: SimulatedNode, last_s: float | None = None) -> DeviceAvai
 moves = st.one_of(
     st.tuples(st.just("run"), st.integers(0, 100_000)),
     st.tuples(st.just("change"), st.sampled_from([GPU, OTHER_GPU]), st.sampled_from(VERDICTS)),
-    st.tuples(st.just("restart"), st.integers(0, 100_000)),
+    st.tuples(st.just("restart"), st.integers(0, 100_000), st.integers(-10_000_000, 10_000_000)),
     st.tuples(st.just("clock"), st.integers(-10_000_000, 10_000_000)),
 )
 
 
+@settings(max_examples=100)  # each takes a millisecond
 @given(st.lists(moves, max_size=30), st.integers(0, 100_000))
 def test_restarts_and_clock_steps_leave_exact_times_in_each_state(moves: list, away_s: int) -> None:
     node = SimulatedNode()
@@ -62,7 +63,9 @@ def test_restarts_and_clock_steps_leave_exact_times_in_each_state(moves: list, a
             case "change":
                 node.change(*values)
             case "restart":
-                node.stop(*values)
+                away, step = values
+                node.stop(away)
+                node.set_wall_clock(step)
                 node.start()
             case "clock":
                 node.set_wall_clock(*values)
@@ -71,6 +74,7 @@ def test_restarts_and_clock_steps_leave_exact_times_in_each_state(moves: list, a
     segments = device_segments(node.stored, timeline)
     for one in summarize(segments, timeline).devices:
         assert one.observed_s == pytest.approx(node.true_s[one.device], abs=1e-3)
+        assert one.not_observed_s == pytest.approx(node.away_s[one.device], abs=1e-3)
         assert sum(one.observed_s.values()) + one.not_observed_s == pytest.approx(one.total_s, abs=1e-3)
 
 
@@ -91,6 +95,7 @@ changes = st.lists(
 clocks = st.builds(ClockReading, times, times, st.sampled_from(["", "boot-1", "boot-2"]))
 
 
+@settings(max_examples=100)
 @given(periods, changes, clocks, st.none() | st.floats(0, 1e9))
 def test_times_of_any_history_sum_to_the_wall_time(given, changed, now, last_s) -> None:
     """Also of a history with clocks that were set, reboots, and deleted periods."""
@@ -125,6 +130,16 @@ def test_time_over_a_reboot_is_not_observed() -> None:
     one = availability(node)
     assert one.not_observed_s == pytest.approx(600)
     assert one.observed_s[RecordedState.HEALTHY] == pytest.approx(2 * HOUR_S)
+
+
+@pytest.mark.parametrize("step_s", [-1e7, 1e7])
+def test_wall_clock_set_while_the_agent_is_away_changes_no_time(step_s: float) -> None:
+    node = node_with([(HEALTHY, HOUR_S)])
+    node.stop(600)
+    node.set_wall_clock(step_s)
+    node.start()
+    node.run(HOUR_S)
+    assert availability(node).not_observed_s == pytest.approx(600)
 
 
 def test_wall_clock_that_is_wrong_until_after_boot_adds_no_time() -> None:

@@ -76,10 +76,10 @@ class Agent:
         instant = Instant(int(self.boot_s * NS), now.wall_s + self.boot_s + self.wall_step_s)
         self.recorder.note_report(Report("node-1", instant, devices, starting=starting))
 
-    def follow(self, *codes: str, name: str = "gpu-3") -> None:
+    def follow(self, *codes: str, after_s: float = 10) -> None:
         """Publish a report for each code of the device's cause."""
         for code in codes:
-            self.report(device(name, code))
+            self.report(device("gpu-3", code), after_s=after_s)
 
     def stop(self) -> None:
         assert self.recorder.close(60)
@@ -317,10 +317,10 @@ def test_changes_beyond_the_limit_are_counted_and_not_observed(
 ) -> None:
     agent = Agent(state, limits=UsageHistoryLimits(rows=3))
     state.write_text("in the way")
-    agent.follow(OK, BAD, OK, BAD, OK, BAD)
+    agent.follow(OK, BAD, OK, BAD, OK, BAD, after_s=1)
     eventually(lambda: bool(caplog.records), "the failed write is logged")
     state.unlink()
-    agent.follow(BAD)
+    agent.follow(BAD, after_s=12)
     eventually(lambda: "were lost" in caplog.text, "the loss is logged")
     agent.follow(HOT, OK)
     agent.stop()
@@ -329,8 +329,8 @@ def test_changes_beyond_the_limit_are_counted_and_not_observed(
     assert [one.verdict.state for one in stored.changes][-2:] == ["degraded", "healthy"]
     timeline = Timeline(stored.periods, agent.clocks)
     (one,) = summarize(device_segments(stored, timeline), timeline).devices
-    assert one.not_observed_s >= 40
-    assert one.observed_s[RecordedState.UNHEALTHY] <= 10
+    assert one.not_observed_s >= 15
+    assert one.observed_s[RecordedState.UNHEALTHY] <= 11
 
 
 def test_removed_file_is_created_again_with_all_verdicts(agent: Agent) -> None:

@@ -34,7 +34,8 @@ STALLED: Final = RecordedVerdict(
 class SimulatedNode:
     """A node whose agent, clocks and devices a test moves; records periods and changes as the agent does.
 
-    `true_s` counts for each device the seconds that it was in each state while the agent ran.
+    `true_s` counts for each device the seconds that it was in each state while the agent ran, and `away_s`
+    those in which the agent did not run.
     """
 
     def __init__(self, *, wall_s: float = START_S) -> None:
@@ -45,8 +46,7 @@ class SimulatedNode:
         self.changes: list[VerdictChange] = []
         self.verdicts: dict[DeviceRef, RecordedVerdict] = {}
         self.true_s: dict[DeviceRef, dict[RecordedState, float]] = {}
-        self.away_s = 0.0
-        """Time in which the agent did not run, since the first record of a device."""
+        self.away_s: dict[DeviceRef, float] = {}
 
     def start(self, *verdicts: tuple[DeviceRef, RecordedVerdict]) -> None:
         """Start the agent; its first report has these verdicts."""
@@ -63,6 +63,7 @@ class SimulatedNode:
             return
         period = self.periods[-1]
         self.verdicts[device] = verdict
+        self.away_s.setdefault(device, 0.0)
         self.true_s.setdefault(device, dict.fromkeys(RecordedState, 0.0))
         offset_s = self.boot_s - period.began_boot_s
         state = before.state if before else RecordedState.ABSENT if offset_s else None
@@ -82,7 +83,8 @@ class SimulatedNode:
     def stop(self, seconds: float) -> None:
         """Let time pass without the agent."""
         self._pass_time(seconds)
-        self.away_s += seconds if self.verdicts else 0.0
+        for device in self.verdicts:
+            self.away_s[device] += seconds
 
     def reboot(self) -> None:
         """Start the clock since boot at zero."""
