@@ -32,6 +32,7 @@ VERBS: Final = {
     "checks": "checks.command",
     "conform": "conform.command",
     "new-driver": "new_driver.command",
+    "bundle": "bundle.command",
 }
 """Module of each subcommand, relative to this package. A command loads only the module of its subcommand."""
 

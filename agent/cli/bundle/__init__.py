@@ -1,0 +1,1 @@
+"""``drahealth bundle``: an archive of what a bug report needs, without secrets."""
