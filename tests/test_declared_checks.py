@@ -658,12 +658,12 @@ def test_check_source_has_worst_state_and_oldest_time() -> None:
         return DriverCheckSample("link", f"{DRIVER}/node-a/{name}", None, unread, passes, beat_ns, NS, 1, 1)
 
     well, first, bad = sample("a", "", 9, 100), sample("b", "", 0, 50), sample("c", "hung", 7, 70)
-    (source,) = check_sources([well, bad])
+    (source,) = check_sources([well, bad], Instant(0, 0.0))
     assert (source.state, source.beat_ns, source.passes) == (SourceState.FAILING, 70, 7)
     assert (source.detail, source.vital) == ("hung", False)
-    (source,) = check_sources([well, first])
+    (source,) = check_sources([well, first], Instant(0, 0.0))
     assert (source.state, source.beat_ns, source.passes) == (SourceState.OK, 50, 0)
-    (source,) = check_sources([first])
+    (source,) = check_sources([first], Instant(0, 0.0))
     assert source.state is SourceState.STARTING
 
 

@@ -176,6 +176,47 @@ def test_declarations_outlive_the_agent_process(agent: Agent, driver: Driver, sh
         assert names(kubelet.next()) == ["huge-0"]
 
 
+def check_result(finding: Any = None, **fields: Any) -> Any:
+    outcome = {"no_fault": message("NoFault")} if finding is None else {"finding": finding}
+    given = {"check": "link", "device": "card-0", "every_s": 1, "raise_after": 1, "clear_after": 1}
+    return message("CheckResult", **given, **outcome, **fields)
+
+
+def report_checks(driver: Driver, *results: Any) -> None:
+    driver("ReportChecks", message("ReportChecksRequest", results=results), "ReportChecksReply")
+
+
+def test_results_of_driver_checks_reach_the_kubelet_and_expire(agent: Agent, driver: Driver) -> None:
+    report_checks(driver, check_result(lease_s=60))
+    reply = driver.declare(message("DeclaredDevice", name="card-0", checks=["link"]))
+    assert (reply.devices, reply.evaluated) == (1, True)
+    with agent.kubelet() as kubelet:
+        wait_for_health(kubelet, "card-0", HEALTHY)
+        down = message("CheckFinding", code="card.link", severity=3, evidence="link is down")
+        report_checks(driver, check_result(down, lease_s=60))
+        assert wait_for_health(kubelet, "card-0", UNHEALTHY).message.startswith("card.link: link is down")
+        report_checks(driver, check_result(lease_s=60))
+        wait_for_health(kubelet, "card-0", HEALTHY)
+        report_checks(driver, check_result(lease_s=3))
+        verdict = wait_for_health(kubelet, "card-0", UNKNOWN)
+    assert verdict.message.startswith("check.link.expired: no result of the driver for more than 3 s")
+
+
+def test_restarted_agent_waits_for_results_of_driver_checks(
+    agent: Agent,
+    driver: Driver,
+    short_tmp: Path,  # noqa: F811
+) -> None:
+    report_checks(driver, check_result(lease_s=60))
+    driver.declare(pages("card-0", 4, checks=["link"]))
+    agent.end(signal.SIGKILL)
+    with start(short_tmp) as restarted, restarted.kubelet() as kubelet:
+        first = next(one for one in kubelet.next().devices if one.device.device_name == "card-0")
+        assert (first.health, first.message.partition(":")[0]) == (UNKNOWN, "check.link.expired")
+        report_checks(Driver(restarted), check_result(lease_s=60, age_s=1))
+        wait_for_health(kubelet, "card-0", HEALTHY)
+
+
 def test_sync_does_not_wait_for_removed_devices(agent: Agent, driver: Driver) -> None:
     """A removed device is reported as Unknown for a while; the answer is about the remaining devices."""
     driver.declare(pages("huge-0", 4), pages("huge-1", 4))

@@ -189,6 +189,7 @@ class Agent:
             state_dir=state_dir,
             declarations=lambda: self.declarations,
             on_faults=self.source.set_driver_faults,
+            on_checks=self.source.set_reported_checks,
             other_failures=self.sessions.failures_at_other_drivers,
             clock=read_clocks,
         )

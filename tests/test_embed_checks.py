@@ -11,11 +11,10 @@ import pytest
 import trio
 from patience import PATIENCE_S
 
+from agent.driver.check_results import ADVICE_BYTES, EVIDENCE_BYTES
 from agent.driver.driver_source import HostAndDriverSource, UnmonitoredHostSource
 from agent.embed.check_scheduler import MAX_THREADS, DriverCheckScheduler
 from agent.embed.checks import (
-    ADVICE_BYTES,
-    EVIDENCE_BYTES,
     HealthCheck,
     HealthCheckFunction,
     default_check_name,

@@ -15,7 +15,7 @@ from wire.link import API, METHODS, RecordingHandler, claim, message
 from wire.random_messages import messages
 
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
-from agent.model.health import Health, Repair
+from agent.model.health import Finding, Health, Repair, Severity
 from agent.model.prepare import ErrorClass, Operation, OtherDriverFailure, PrepareVerdict, Scope
 from agent.model.taint import Effect
 from agent.prepare.classify import PrepareContext, classify_evidence
@@ -33,7 +33,7 @@ from agent.prepare.evidence import (
 from agent.serve.agent_api.encode import REPAIRS as AGENT_REPAIRS
 from agent.serve.driver_link import replies as wire
 from agent.serve.driver_link import requests
-from agent.serve.driver_link.handler import DeviceDeclaration
+from agent.serve.driver_link.handler import DeviceDeclaration, DriverCheckResult
 from agent.serve.driver_link.requests import ERROR_CLASSES, KIND_OF_PART, LIMITS, OPERATIONS
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 
@@ -133,6 +133,50 @@ def test_last_part_of_merged_devices_counts() -> None:
     data = b"\x0a" + bytes([len(both)]) + both
     wire.handle_sync_devices(data, "d", lambda: handler)
     assert handler.calls == [("sync", [DeviceDeclaration("", {"name": "d", "kind": "pci", "address": "a"})])]
+
+
+def test_device_with_checks_needs_no_part() -> None:
+    handler = RecordingHandler()
+    device = message("DeclaredDevice", name="d", checks=["link", "memory"])
+    call("SyncDevices", message("SyncDevicesRequest", devices=[device]), handler)
+    assert handler.calls == [("sync", [DeviceDeclaration("", {"name": "d", "checks": ["link", "memory"]})])]
+
+
+# --- results of checks --------------------------------------------------------------------------------------
+
+DOWN = {"code": "card.link", "evidence": "down", "advice": "reset it"}
+OUTCOMES: list[tuple[dict[str, Any], Finding | None, str]] = [
+    ({"no_fault": message("NoFault")}, None, ""),
+    ({"no_result": "hangs"}, None, "hangs"),
+    ({"no_result": ""}, None, "the driver gave no reason"),
+    ({}, None, "the driver gave no reason"),
+    *(
+        ({"finding": message("CheckFinding", severity=number, repair=2, **DOWN)},
+         Finding("card.link", severity, "down", "reset it", repair=Repair.RESET_DEVICE), "")
+        for number, severity in enumerate(
+            (Severity.UNKNOWN, Severity.DEGRADED, Severity.UNKNOWN, Severity.UNHEALTHY, Severity.UNKNOWN)
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "finding", "reason"), OUTCOMES)
+def test_check_result_without_known_outcome_is_never_no_fault(
+    fields: dict[str, Any], finding: Finding | None, reason: str
+) -> None:
+    handler = RecordingHandler()
+    call("ReportChecks", results_of(run=4, age_s=1.5, **fields), handler)
+    ((_, [found]),) = handler.calls
+    assert found == DriverCheckResult("c", "", "d", finding, reason, 5.0, 15.0, 1.5, 3, 3, 4)
+
+
+def test_check_result_keeps_the_driver_settings() -> None:
+    handler = RecordingHandler()
+    call("ReportChecks", results_of(pool="p", lease_s=60, raise_after=1, clear_after=2), handler)
+    call("ReportChecks", results_of(every_s=0.1), handler)
+    ((_, [given]), (_, [fast])) = handler.calls
+    assert (given.pool, given.lease_s, given.raise_after, given.clear_after) == ("p", 60.0, 1, 2)
+    assert fast.lease_s == 2.0
 
 
 # --- claims -------------------------------------------------------------------------------------------------
@@ -262,6 +306,11 @@ def sync_of(**fields: Any) -> Any:
     return message("SyncDevicesRequest", devices=[message("DeclaredDevice", **fields)])
 
 
+def results_of(**fields: Any) -> Any:
+    result = message("CheckResult", **{"check": "c", "device": "d", "every_s": 5, **fields})
+    return message("ReportChecksRequest", results=[result])
+
+
 TEXT = message("Evidence", text="x")
 PART = {"pci": message("PciPart", address="a")}
 
@@ -330,10 +379,27 @@ INVALID = [
      f"outcomes[0].evidence[0].kind: {NO_EVIDENCE}"),
     # a declaration
     (sync_of(name="d"),
-     "devices[0].part: not set, or unknown to this agent; set one of cpus, hugepages, memory, gpu, pci, nic"),
+     "devices[0].part: not set, or unknown to this agent; set one of cpus, hugepages, memory, gpu, pci, nic, "
+     "or checks"),
     (sync_of(name="d" * 64, **PART), "devices[0].name: 64 bytes, limit 63"),
     (sync_of(name="d", pool="p" * 254, **PART), "devices[0].pool: 254 bytes, limit 253"),
     (sync_of(name="d", lease_s=-1, **PART), "devices[0].lease_s: -1 is not within 0 and 86399"),
+    # results of checks
+    (results_of(check="c" * 64), "results[0].check: 64 bytes, limit 63"),
+    (results_of(pool="p" * 254), "results[0].pool: 254 bytes, limit 253"),
+    (results_of(device="d" * 64), "results[0].device: 64 bytes, limit 63"),
+    (results_of(every_s=0.05), "results[0].every_s: 0.05 is not within 0.1 and 3600"),
+    (results_of(lease_s=86_401), "results[0].lease_s: 86401.0 is not within 0 and 86400"),
+    (results_of(age_s=-1), "results[0].age_s: -1.0 is not within 0 and 1000000000.0"),
+    (results_of(raise_after=1001), "results[0].raise_after: 1001 is not within 0 and 1000"),
+    (results_of(clear_after=-1), "results[0].clear_after: -1 is not within 0 and 1000"),
+    (results_of(run=-1), f"results[0].run: -1 is not within 0 and {1 << 62}"),
+    (results_of(no_result="x" * 4097), "results[0].no_result: 4097 bytes, limit 4096"),
+    *(
+        (results_of(finding=message("CheckFinding", **{name: "x" * (limit + 1)})),
+         f"results[0].finding.{name}: {limit + 1} bytes, limit {limit}")
+        for name, limit in (("code", 100), ("evidence", 4096), ("advice", 4096))
+    ),
 ]  # fmt: skip
 
 TOO_MANY = [
@@ -346,6 +412,9 @@ TOO_MANY = [
      "outcomes[0].evidence: 17 entries, limit 16"),
     (message("SyncDevicesRequest", devices=[message("DeclaredDevice")] * 4097),
      "devices: 4097 entries, limit 4096"),
+    (sync_of(name="d", checks=["c"] * 9), "devices[0].checks: 9 entries, limit 8"),
+    (message("ReportChecksRequest", results=[message("CheckResult")] * 4097),
+     "results: 4097 entries, limit 4096"),
 ]  # fmt: skip
 
 

@@ -245,6 +245,7 @@ class Daemon:
             state_dir=state_dir,
             declarations=lambda: self._node.declarations,
             on_faults=self._source.set_driver_faults,
+            on_checks=self._source.set_reported_checks,
             other_failures=self._sessions.failures_at_other_drivers,
             clock=read_clocks,
         )

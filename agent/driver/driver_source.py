@@ -69,6 +69,7 @@ class HostAndDriverSource:
         self._lock = threading.Lock()
         self._declared: Declarations | None = (DeclaredFile(driver, ()),) if driver else None
         self._checks: dict[DriverCheckKey, DriverCheckSample] = {}
+        self._reported_checks: dict[str, tuple[DriverCheckSample, ...]] = {}
         self._faults: dict[str, tuple[DriverFault, ...]] = {}
         self._clear_requests: tuple[ClearRequest, ...] = ()
 
@@ -111,6 +112,9 @@ class HostAndDriverSource:
             if self._declared is not None:
                 checks = tuple(self._checks.values())
                 return replace(snapshot, declared=self._declared, checks=checks, driver_faults=faults)
+            if self._reported_checks:
+                checks = tuple(sample for reported in self._reported_checks.values() for sample in reported)
+                snapshot = replace(snapshot, checks=checks)
         return replace(snapshot, driver_faults=faults) if faults else snapshot
 
     # --- drivers: thread-safe ------------------------------------------------------------------------------
@@ -150,6 +154,17 @@ class HostAndDriverSource:
                 self._checks[key] = sample
                 if wake:
                     self._wake()
+
+    def set_reported_checks(self, driver: str, samples: Iterable[DriverCheckSample], wake: bool) -> None:
+        """Replace the results of the checks that a driver reports over its socket.
+
+        Args:
+            wake: Whether the engine loop reads the samples at once, and not at its next wake.
+        """
+        with self._lock:
+            self._reported_checks[driver] = tuple(samples)
+            if wake:
+                self._wake()
 
     def failing_checks(self, subjects: Collection[str]) -> frozenset[DriverCheckKey]:
         """Return the health checks of devices whose newest result is Unhealthy, raised or not."""

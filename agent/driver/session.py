@@ -16,12 +16,13 @@ from typing import Final
 
 from agent.config.config import Config
 from agent.devices.taints import reported_devices
+from agent.driver.check_results import ReportedChecks
 from agent.driver.prepare_tracker import PrepareTracker
 from agent.driver.report_hub import ReportHub
 from agent.driver.taint_publisher import TaintPublisher, taint_policy
 from agent.errors import ConfigError, ResourceBusyError
 from agent.model.claim import Claim, ClaimRef, DeviceRef
-from agent.model.declared_devices import Declarations
+from agent.model.declared_devices import Declarations, DriverCheckSample
 from agent.model.health import DeviceHealth
 from agent.model.prepare import DriverFault, OtherDriverFailure, PrepareVerdict
 from agent.model.reading import Absence
@@ -29,7 +30,13 @@ from agent.model.report import Report
 from agent.model.taint import Taints
 from agent.model.time import NS, Instant
 from agent.prepare.evidence import Evidence
-from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration, SyncDevicesResult, TooManyDevices
+from agent.serve.driver_link.handler import (
+    ClaimResult,
+    DeviceDeclaration,
+    DriverCheckResult,
+    SyncDevicesResult,
+    TooManyDevices,
+)
 from agent.sources.declaration_directory import DIRECTORY, FILE_BYTES, SUFFIX
 from agent.sources.declaration_file import DEVICES_MAX, LINE_BYTES, VERSION, device_label, parse_declaration
 from agent.store import taint_file as taint_store
@@ -144,6 +151,7 @@ class DriverSession:
         state_dir: Path,
         declarations: Callable[[], Declarations],
         on_faults: Callable[[str, Sequence[DriverFault]], None],
+        on_checks: Callable[[str, Sequence[DriverCheckSample], bool], None],
         other_failures: Callable[[str, ClaimRef], Sequence[OtherDriverFailure]],
         clock: Callable[[], Instant],
     ) -> None:
@@ -156,6 +164,8 @@ class DriverSession:
             state_dir: Directory of this driver's saved state.
             declarations: Returns the devices that all drivers declare.
             on_faults: Called with a driver's name and all its reported faults.
+            on_checks: Called with a driver's name, the newest results of all checks that it reports, and
+                whether they count at once.
             other_failures: Returns the failures at other drivers of the pods that use a driver's claim.
             clock: Returns the time on the monotonic and the wall clock.
         """
@@ -167,6 +177,7 @@ class DriverSession:
         self._declarations = declarations
         self._on_faults = on_faults
         self._other_failures = other_failures
+        self._checks = ReportedChecks(driver, config.node_name, on_checks)
         self._taints: LatestValue[Taints] = LatestValue()
         self._tracker = PrepareTracker(driver, state_dir, self, patterns=config.prepare_patterns)
         path = state_dir / taint_store.FILE
@@ -203,6 +214,14 @@ class DriverSession:
             return wanted == {DeviceRef(*device.key) for device in reported_devices(report, self._driver)}
 
         return SyncDevicesResult(declared, self._hub.wait_until(is_evaluated, FIRST_VERDICTS_S))
+
+    def report_checks(self, results: Sequence[DriverCheckResult]) -> None:
+        """Replace the newest results of the driver's own checks. Never blocks.
+
+        Raises:
+            ConfigError: A name or a finding is not valid; names the result and the value.
+        """
+        self._checks.report(results)
 
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
         """Return for each claim the verdict that a prepare is known to have; None: it may succeed."""

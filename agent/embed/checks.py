@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from agent.config.values import number_within, parse_count, seconds_within
+from agent.driver.check_results import validated_finding
 from agent.embed.devices import Device
 from agent.errors import ConfigError, unwrap_error
-from agent.health.verdict import truncate_utf8
 from agent.model.health import Finding, Repair, Severity
-from agent.prepare.normalize_text import exception_text, normalize, sanitize, shorten
+from agent.prepare.normalize_text import exception_text, normalize, shorten
 
 EVERY_MIN_S: Final = 0.1
 EVERY_MAX_S: Final = 3600.0
@@ -25,14 +25,7 @@ TIMEOUT_MIN_S: Final = 0.01
 TIMEOUT_MAX_S: Final = 3600.0
 COUNT_MAX: Final = 1000
 NAME_BYTES: Final = 63
-CODE_BYTES: Final = 100
-EVIDENCE_BYTES: Final = 500
-ADVICE_BYTES: Final = 300
-NO_EVIDENCE: Final = "the check gave no evidence"
-"""Evidence of a finding without any."""
-
 _NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
-_CODE: Final = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+")
 _REPORTED: Final = (Severity.DEGRADED, Severity.UNKNOWN, Severity.UNHEALTHY)
 
 HealthCheckAnswer = Finding | bool | None
@@ -55,7 +48,7 @@ def unhealthy(code: str, evidence: str, advice: str = "", *, repair: Repair | No
         ValueError: The code is not dotted, or is longer than 100 bytes.
         TypeError: A text is not a string, or the repair is not a Repair.
     """
-    return _validated(Finding(code, Severity.UNHEALTHY, evidence, advice, repair=repair))
+    return validated_finding(Finding(code, Severity.UNHEALTHY, evidence, advice, repair=repair))
 
 
 def degraded(code: str, evidence: str, advice: str = "", *, repair: Repair | None = None) -> Finding:
@@ -63,7 +56,7 @@ def degraded(code: str, evidence: str, advice: str = "", *, repair: Repair | Non
 
     Arguments and errors are those of :func:`unhealthy`.
     """
-    return _validated(Finding(code, Severity.DEGRADED, evidence, advice, repair=repair))
+    return validated_finding(Finding(code, Severity.DEGRADED, evidence, advice, repair=repair))
 
 
 def unknown(code: str, evidence: str, advice: str = "", *, repair: Repair | None = None) -> Finding:
@@ -71,26 +64,7 @@ def unknown(code: str, evidence: str, advice: str = "", *, repair: Repair | None
 
     Arguments and errors are those of :func:`unhealthy`.
     """
-    return _validated(Finding(code, Severity.UNKNOWN, evidence, advice, repair=repair))
-
-
-def _validated(finding: Finding) -> Finding:
-    """Return a finding with one short line of evidence and of advice: a text never costs the severity."""
-    for label, text in (("code", finding.code), ("evidence", finding.evidence), ("advice", finding.advice)):
-        _check_string(label, text)
-    if finding.repair is not None and not isinstance(finding.repair, Repair):
-        raise TypeError(f"finding: repair is {finding.repair!r}, not one of {', '.join(map(str, Repair))}")
-    if (size := len(finding.code.encode("utf-8", "replace"))) > CODE_BYTES:
-        raise ValueError(f"finding: code is {size} bytes, limit {CODE_BYTES}")
-    if not _CODE.fullmatch(finding.code):
-        raise ValueError(f"finding code {finding.code!r} is not a dotted code, such as fpga.bank_locked")
-    evidence = truncate_utf8(sanitize(finding.evidence), EVIDENCE_BYTES) or NO_EVIDENCE
-    return finding._replace(evidence=evidence, advice=truncate_utf8(sanitize(finding.advice), ADVICE_BYTES))
-
-
-def _check_string(label: str, text: object) -> None:
-    if not isinstance(text, str):
-        raise TypeError(f"finding: {label} is a {type(text).__name__}, not a string")
+    return validated_finding(Finding(code, Severity.UNKNOWN, evidence, advice, repair=repair))
 
 
 # --- a check -----------------------------------------------------------------------------------------------
@@ -199,7 +173,7 @@ def result_from_answer(answer: object) -> HealthCheckResult:
         return HealthCheckResult()
     if isinstance(answer, Finding) and answer.severity in _REPORTED:
         try:
-            return HealthCheckResult(_validated(answer))
+            return HealthCheckResult(validated_finding(answer))
         except (ValueError, TypeError) as error:
             return result_from_error(error)
     if inspect.iscoroutine(answer):

@@ -24,6 +24,7 @@ from agent.health.clear_faults import ClearOutcome, clear_faults, reported_clear
 from agent.health.declared.driver_checks import (
     check_conditions_subject,
     check_sources,
+    declared_check_samples,
     open_check_faults,
     restored_check_conditions,
 )
@@ -151,13 +152,16 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
     started = state.started or now
     host = next_host_state(state.host, snapshot, settings, now)
     declared = update_declared(state.declared, snapshot.declared, now)
+    checks = declared_check_samples(snapshot.checks, declared.checked, declared.since)
+    if checks is not snapshot.checks:
+        snapshot = replace(snapshot, checks=checks)
     gpus = evaluate_gpus(state.gpus, snapshot, settings.gpu, now)
 
     # 2. Mark the sources that are stalled
     read = (
         *snapshot.sources,
         *gpu_sources(gpus.state.rule_state, snapshot.gpus, settings.gpu),
-        *check_sources(snapshot.checks),
+        *check_sources(snapshot.checks, now),
     )
     stalled = find_stalls(state.stalled, read, now)
     sources = {source.name: source for source in read}

@@ -91,6 +91,8 @@ class DriverDevice(NamedTuple):
     part: DeclaredPart
     lease_s: int
     """Lease: how long the kubelet may use a health report [s]; 0: the configured default."""
+    checks: tuple[str, ...] = ()
+    """Names of the checks whose results the driver reports over its socket; without them it is Unknown."""
 
     @property
     def subject(self) -> str:
@@ -141,3 +143,5 @@ class DriverCheckSample(NamedTuple):
     """Consecutive failing runs before the fault is raised."""
     clear_after: int
     """Consecutive passing runs before the fault is cleared."""
+    lease_ns: int = 0
+    """Age above which the result no longer counts [ns]; 0: never, because the check runs in this process."""

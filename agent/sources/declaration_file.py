@@ -44,6 +44,8 @@ LEASE_MIN_S: Final = 3
 NUMA_ID_MAX: Final = 1023
 """Highest id of a NUMA node: the kernel's largest CONFIG_NODES_SHIFT is 10."""
 PAGES_MAX: Final = 2**40
+CHECKS_MAX: Final = 8
+"""Largest number of checks that a driver runs on one device."""
 MIG_ID_MAX: Final = 255
 """Highest id of a MIG GPU instance or compute instance."""
 _SIZE: Final = re.compile(r"([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti|Pi)")
@@ -105,10 +107,15 @@ def _text_matching(pattern: re.Pattern[str], kind: str) -> Callable[[object], st
 
 
 def _parse_device_name(value: object) -> str:
+    return parse_label(value, "gpu-3")
+
+
+def parse_label(value: object, example: str) -> str:
+    """Return a DNS label of at most 63 bytes. Raises ValueError or TypeError with the value and the limit."""
     name = parse_string(value)
     if len(name) > NAME_BYTES:
         raise ValueError(f"{name!r} is {len(name.encode())} bytes, limit {NAME_BYTES}")
-    return _text_matching(_LABEL, "a DNS label, such as gpu-3")(name)
+    return _text_matching(_LABEL, f"a DNS label, such as {example}")(name)
 
 
 def _parse_lease_s(value: object) -> int:
@@ -121,6 +128,17 @@ def _parse_pool(value: object) -> str:
     pool = parse_string(value)
     check_node_name(pool)
     return pool
+
+
+def _parse_checks(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list of names of checks")
+    if len(value) > CHECKS_MAX:
+        raise ValueError(f"{len(value)} checks, limit {CHECKS_MAX}")
+    names = tuple(parse_label(name, "link-up") for name in value)
+    if len({*names}) < len(names):
+        raise ValueError(f"{', '.join(names)}: name each check once")
+    return names
 
 
 def _parse_address(value: object) -> str:
@@ -137,7 +155,9 @@ _NAME: Final = DeclarationKey("name", _parse_device_name, is_required=True)
 _LEASE: Final = DeclarationKey("lease", _parse_lease_s)
 _POOL: Final = DeclarationKey("pool", _parse_pool)
 
-COMMON_KEYS: Final = (_NAME, DeclarationKey("kind", parse_string, is_required=True), _LEASE, _POOL)
+_CHECKS: Final = DeclarationKey("checks", _parse_checks)
+
+COMMON_KEYS: Final = (_NAME, DeclarationKey("kind", parse_string), _LEASE, _POOL, _CHECKS)
 KEYS_BY_KIND: Final[Mapping[str, tuple[DeclarationKey, ...]]] = {
     "cpu": (
         DeclarationKey("cpus", _parse_cpus, is_required=True),
@@ -222,13 +242,19 @@ def parse_declared_device(values: Mapping[str, object], driver: str, pool: str) 
 
 
 def _parse_device_table(row: Mapping[str, Any], driver: str, pool: str) -> DriverDevice:
-    name, kind, lease_s, own_pool = (_converted_value(row, key) for key in COMMON_KEYS)
+    name, kind, lease_s, own_pool, checks = (_converted_value(row, key) for key in COMMON_KEYS)
+    if kind is None and checks:
+        _check_keys_known(row, [key.name for key in COMMON_KEYS], scope=" of a device without kind")
+        return DriverDevice(driver, own_pool or pool, name, DeclaredOther(), lease_s or 0, checks)
+    if kind is None:
+        raise ConfigError("required key 'kind' is missing")
     if kind not in KEYS_BY_KIND:
         raise ConfigError(f"kind: {kind!r} is not one of {', '.join(KEYS_BY_KIND)}")
     keys = KEYS_BY_KIND[kind]
     _check_keys_known(row, [key.name for key in (*COMMON_KEYS, *keys)], scope=f" of kind {kind!r}")
     values = {key.name: value for key in keys if (value := _converted_value(row, key)) is not None}
-    return DriverDevice(driver, own_pool or pool, name, _device_of_kind(kind, values), lease_s or 0)
+    part = _device_of_kind(kind, values)
+    return DriverDevice(driver, own_pool or pool, name, part, lease_s or 0, checks or ())
 
 
 # --- the file ----------------------------------------------------------------------------------------------

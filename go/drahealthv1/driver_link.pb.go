@@ -94,6 +94,62 @@ func (TaintEffect) EnumDescriptor() ([]byte, []int) {
 	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{0}
 }
 
+type CheckSeverity int32
+
+const (
+	// Unset, or a severity of a later version: handled like unknown.
+	CheckSeverity_CHECK_SEVERITY_UNSPECIFIED CheckSeverity = 0
+	// The device works worse than it should: Healthy, with a message.
+	CheckSeverity_CHECK_SEVERITY_DEGRADED CheckSeverity = 1
+	// The health cannot be determined.
+	CheckSeverity_CHECK_SEVERITY_UNKNOWN CheckSeverity = 2
+	// The device cannot be used.
+	CheckSeverity_CHECK_SEVERITY_UNHEALTHY CheckSeverity = 3
+)
+
+// Enum value maps for CheckSeverity.
+var (
+	CheckSeverity_name = map[int32]string{
+		0: "CHECK_SEVERITY_UNSPECIFIED",
+		1: "CHECK_SEVERITY_DEGRADED",
+		2: "CHECK_SEVERITY_UNKNOWN",
+		3: "CHECK_SEVERITY_UNHEALTHY",
+	}
+	CheckSeverity_value = map[string]int32{
+		"CHECK_SEVERITY_UNSPECIFIED": 0,
+		"CHECK_SEVERITY_DEGRADED":    1,
+		"CHECK_SEVERITY_UNKNOWN":     2,
+		"CHECK_SEVERITY_UNHEALTHY":   3,
+	}
+)
+
+func (x CheckSeverity) Enum() *CheckSeverity {
+	p := new(CheckSeverity)
+	*p = x
+	return p
+}
+
+func (x CheckSeverity) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CheckSeverity) Descriptor() protoreflect.EnumDescriptor {
+	return file_drahealth_v1_driver_link_proto_enumTypes[1].Descriptor()
+}
+
+func (CheckSeverity) Type() protoreflect.EnumType {
+	return &file_drahealth_v1_driver_link_proto_enumTypes[1]
+}
+
+func (x CheckSeverity) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CheckSeverity.Descriptor instead.
+func (CheckSeverity) EnumDescriptor() ([]byte, []int) {
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{1}
+}
+
 // Operation of the driver that failed; the class of an errno depends on it.
 type Operation int32
 
@@ -150,11 +206,11 @@ func (x Operation) String() string {
 }
 
 func (Operation) Descriptor() protoreflect.EnumDescriptor {
-	return file_drahealth_v1_driver_link_proto_enumTypes[1].Descriptor()
+	return file_drahealth_v1_driver_link_proto_enumTypes[2].Descriptor()
 }
 
 func (Operation) Type() protoreflect.EnumType {
-	return &file_drahealth_v1_driver_link_proto_enumTypes[1]
+	return &file_drahealth_v1_driver_link_proto_enumTypes[2]
 }
 
 func (x Operation) Number() protoreflect.EnumNumber {
@@ -163,7 +219,7 @@ func (x Operation) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Operation.Descriptor instead.
 func (Operation) EnumDescriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{1}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{2}
 }
 
 type ErrorClass int32
@@ -210,11 +266,11 @@ func (x ErrorClass) String() string {
 }
 
 func (ErrorClass) Descriptor() protoreflect.EnumDescriptor {
-	return file_drahealth_v1_driver_link_proto_enumTypes[2].Descriptor()
+	return file_drahealth_v1_driver_link_proto_enumTypes[3].Descriptor()
 }
 
 func (ErrorClass) Type() protoreflect.EnumType {
-	return &file_drahealth_v1_driver_link_proto_enumTypes[2]
+	return &file_drahealth_v1_driver_link_proto_enumTypes[3]
 }
 
 func (x ErrorClass) Number() protoreflect.EnumNumber {
@@ -223,7 +279,7 @@ func (x ErrorClass) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ErrorClass.Descriptor instead.
 func (ErrorClass) EnumDescriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{2}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{3}
 }
 
 // Repair of a device: the mildest of these actions that is expected to end its fault. A later one in this list
@@ -284,11 +340,11 @@ func (x DeviceRepair) String() string {
 }
 
 func (DeviceRepair) Descriptor() protoreflect.EnumDescriptor {
-	return file_drahealth_v1_driver_link_proto_enumTypes[3].Descriptor()
+	return file_drahealth_v1_driver_link_proto_enumTypes[4].Descriptor()
 }
 
 func (DeviceRepair) Type() protoreflect.EnumType {
-	return &file_drahealth_v1_driver_link_proto_enumTypes[3]
+	return &file_drahealth_v1_driver_link_proto_enumTypes[4]
 }
 
 func (x DeviceRepair) Number() protoreflect.EnumNumber {
@@ -297,7 +353,7 @@ func (x DeviceRepair) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DeviceRepair.Descriptor instead.
 func (DeviceRepair) EnumDescriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{3}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{4}
 }
 
 type Step int32
@@ -334,11 +390,11 @@ func (x Step) String() string {
 }
 
 func (Step) Descriptor() protoreflect.EnumDescriptor {
-	return file_drahealth_v1_driver_link_proto_enumTypes[4].Descriptor()
+	return file_drahealth_v1_driver_link_proto_enumTypes[5].Descriptor()
 }
 
 func (Step) Type() protoreflect.EnumType {
-	return &file_drahealth_v1_driver_link_proto_enumTypes[4]
+	return &file_drahealth_v1_driver_link_proto_enumTypes[5]
 }
 
 func (x Step) Number() protoreflect.EnumNumber {
@@ -347,7 +403,7 @@ func (x Step) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Step.Descriptor instead.
 func (Step) EnumDescriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{4}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{5}
 }
 
 type SyncDevicesRequest struct {
@@ -450,8 +506,8 @@ func (x *SyncDevicesReply) GetEvaluated() bool {
 }
 
 // Device of the driver's ResourceSlice, and the CPUs, memory, GPU, NIC or PCI function of the machine behind it,
-// which the agent evaluates. A device that only the driver can evaluate is not declared: the driver reports
-// its health itself. The values are those of a declaration file, see docs/declared-devices.md.
+// which the agent evaluates, and the driver's own checks of it. The values are those of a declaration file, see
+// docs/declared-devices.md.
 type DeclaredDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A DNS label, at most 63 bytes; unique among the driver's devices.
@@ -460,7 +516,8 @@ type DeclaredDevice struct {
 	Pool string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Lease: time for which the kubelet uses a verdict [s], 3 to 86,399; 0: the default lease.
 	LeaseS int64 `protobuf:"varint,3,opt,name=lease_s,json=leaseS,proto3" json:"lease_s,omitempty"`
-	// Exactly one is set.
+	// At most one is set; unset: only the driver's own checks evaluate the device, and checks is not empty. An
+	// agent without ReportChecks refuses a device without a part.
 	//
 	// Types that are valid to be assigned to Part:
 	//
@@ -470,7 +527,10 @@ type DeclaredDevice struct {
 	//	*DeclaredDevice_Gpu
 	//	*DeclaredDevice_Pci
 	//	*DeclaredDevice_Nic
-	Part          isDeclaredDevice_Part `protobuf_oneof:"part"`
+	Part isDeclaredDevice_Part `protobuf_oneof:"part"`
+	// Names of the driver's own checks of the device, whose results ReportChecks has; at most 8 DNS labels. An
+	// agent without ReportChecks ignores them: its verdicts are those of the part alone.
+	Checks        []string `protobuf:"bytes,10,rep,name=checks,proto3" json:"checks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -583,6 +643,13 @@ func (x *DeclaredDevice) GetNic() *NicPart {
 		if x, ok := x.Part.(*DeclaredDevice_Nic); ok {
 			return x.Nic
 		}
+	}
+	return nil
+}
+
+func (x *DeclaredDevice) GetChecks() []string {
+	if x != nil {
+		return x.Checks
 	}
 	return nil
 }
@@ -1212,6 +1279,389 @@ func (x *DeviceTaint) GetTimeAddedS() int64 {
 	return 0
 }
 
+type ReportChecksRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 4,096.
+	Results       []*CheckResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportChecksRequest) Reset() {
+	*x = ReportChecksRequest{}
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportChecksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportChecksRequest) ProtoMessage() {}
+
+func (x *ReportChecksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportChecksRequest.ProtoReflect.Descriptor instead.
+func (*ReportChecksRequest) Descriptor() ([]byte, []int) {
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ReportChecksRequest) GetResults() []*CheckResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type ReportChecksReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportChecksReply) Reset() {
+	*x = ReportChecksReply{}
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportChecksReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportChecksReply) ProtoMessage() {}
+
+func (x *ReportChecksReply) ProtoReflect() protoreflect.Message {
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportChecksReply.ProtoReflect.Descriptor instead.
+func (*ReportChecksReply) Descriptor() ([]byte, []int) {
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{14}
+}
+
+// Result of one run of a check on one device.
+type CheckResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the check, as in DeclaredDevice.checks.
+	Check string `protobuf:"bytes,1,opt,name=check,proto3" json:"check,omitempty"`
+	// Pool of the device; empty: the name of the Kubernetes node.
+	Pool   string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
+	Device string `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
+	// Time between two runs [s], 0.1 to 3,600.
+	EveryS float64 `protobuf:"fixed64,4,opt,name=every_s,json=everyS,proto3" json:"every_s,omitempty"`
+	// Lease: time for which the result counts [s], at most 86,400; 0: three periods, and at least two seconds.
+	LeaseS float64 `protobuf:"fixed64,5,opt,name=lease_s,json=leaseS,proto3" json:"lease_s,omitempty"`
+	// Age of the result when it is sent [s]. A result that is sent again has its real age.
+	AgeS float64 `protobuf:"fixed64,6,opt,name=age_s,json=ageS,proto3" json:"age_s,omitempty"`
+	// Number of consecutive runs with a fault that raise it, and of runs without it that clear it; at most 1,000;
+	// 0: 3.
+	RaiseAfter int64 `protobuf:"varint,7,opt,name=raise_after,json=raiseAfter,proto3" json:"raise_after,omitempty"`
+	ClearAfter int64 `protobuf:"varint,8,opt,name=clear_after,json=clearAfter,proto3" json:"clear_after,omitempty"`
+	// Number of the run, from 1, since the driver started. A result with the number of the previous one, sent
+	// again, is not counted. 0: each result is a run.
+	Run int64 `protobuf:"varint,9,opt,name=run,proto3" json:"run,omitempty"`
+	// Unset, or a kind of a later version: the run has no result.
+	//
+	// Types that are valid to be assigned to Outcome:
+	//
+	//	*CheckResult_NoFault
+	//	*CheckResult_Finding
+	//	*CheckResult_NoResult
+	Outcome       isCheckResult_Outcome `protobuf_oneof:"outcome"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckResult) Reset() {
+	*x = CheckResult{}
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckResult) ProtoMessage() {}
+
+func (x *CheckResult) ProtoReflect() protoreflect.Message {
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckResult.ProtoReflect.Descriptor instead.
+func (*CheckResult) Descriptor() ([]byte, []int) {
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *CheckResult) GetCheck() string {
+	if x != nil {
+		return x.Check
+	}
+	return ""
+}
+
+func (x *CheckResult) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *CheckResult) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *CheckResult) GetEveryS() float64 {
+	if x != nil {
+		return x.EveryS
+	}
+	return 0
+}
+
+func (x *CheckResult) GetLeaseS() float64 {
+	if x != nil {
+		return x.LeaseS
+	}
+	return 0
+}
+
+func (x *CheckResult) GetAgeS() float64 {
+	if x != nil {
+		return x.AgeS
+	}
+	return 0
+}
+
+func (x *CheckResult) GetRaiseAfter() int64 {
+	if x != nil {
+		return x.RaiseAfter
+	}
+	return 0
+}
+
+func (x *CheckResult) GetClearAfter() int64 {
+	if x != nil {
+		return x.ClearAfter
+	}
+	return 0
+}
+
+func (x *CheckResult) GetRun() int64 {
+	if x != nil {
+		return x.Run
+	}
+	return 0
+}
+
+func (x *CheckResult) GetOutcome() isCheckResult_Outcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return nil
+}
+
+func (x *CheckResult) GetNoFault() *NoFault {
+	if x != nil {
+		if x, ok := x.Outcome.(*CheckResult_NoFault); ok {
+			return x.NoFault
+		}
+	}
+	return nil
+}
+
+func (x *CheckResult) GetFinding() *CheckFinding {
+	if x != nil {
+		if x, ok := x.Outcome.(*CheckResult_Finding); ok {
+			return x.Finding
+		}
+	}
+	return nil
+}
+
+func (x *CheckResult) GetNoResult() string {
+	if x != nil {
+		if x, ok := x.Outcome.(*CheckResult_NoResult); ok {
+			return x.NoResult
+		}
+	}
+	return ""
+}
+
+type isCheckResult_Outcome interface {
+	isCheckResult_Outcome()
+}
+
+type CheckResult_NoFault struct {
+	NoFault *NoFault `protobuf:"bytes,10,opt,name=no_fault,json=noFault,proto3,oneof"`
+}
+
+type CheckResult_Finding struct {
+	Finding *CheckFinding `protobuf:"bytes,11,opt,name=finding,proto3,oneof"`
+}
+
+type CheckResult_NoResult struct {
+	// Reason why the run has no result, at most 4 KiB: a timeout, an error. After raise_after such runs the device
+	// is Unknown; faults that were raised before stay.
+	NoResult string `protobuf:"bytes,12,opt,name=no_result,json=noResult,proto3,oneof"`
+}
+
+func (*CheckResult_NoFault) isCheckResult_Outcome() {}
+
+func (*CheckResult_Finding) isCheckResult_Outcome() {}
+
+func (*CheckResult_NoResult) isCheckResult_Outcome() {}
+
+type NoFault struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NoFault) Reset() {
+	*x = NoFault{}
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NoFault) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NoFault) ProtoMessage() {}
+
+func (x *NoFault) ProtoReflect() protoreflect.Message {
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NoFault.ProtoReflect.Descriptor instead.
+func (*NoFault) Descriptor() ([]byte, []int) {
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{16}
+}
+
+// Fault that a check found.
+type CheckFinding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Stable dotted code of the driver, "fpga.bank_locked", at most 100 bytes.
+	Code     string        `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	Severity CheckSeverity `protobuf:"varint,2,opt,name=severity,proto3,enum=drahealth.v1.CheckSeverity" json:"severity,omitempty"`
+	// One line with the compared numbers, but without times or counters, since each change is reported to the
+	// kubelet. Cut to 500 bytes.
+	Evidence string `protobuf:"bytes,3,opt,name=evidence,proto3" json:"evidence,omitempty"`
+	// Action for the operator, one line; cut to 300 bytes.
+	Advice string `protobuf:"bytes,4,opt,name=advice,proto3" json:"advice,omitempty"`
+	// Repair of the device.
+	Repair        DeviceRepair `protobuf:"varint,5,opt,name=repair,proto3,enum=drahealth.v1.DeviceRepair" json:"repair,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckFinding) Reset() {
+	*x = CheckFinding{}
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckFinding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckFinding) ProtoMessage() {}
+
+func (x *CheckFinding) ProtoReflect() protoreflect.Message {
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckFinding.ProtoReflect.Descriptor instead.
+func (*CheckFinding) Descriptor() ([]byte, []int) {
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *CheckFinding) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *CheckFinding) GetSeverity() CheckSeverity {
+	if x != nil {
+		return x.Severity
+	}
+	return CheckSeverity_CHECK_SEVERITY_UNSPECIFIED
+}
+
+func (x *CheckFinding) GetEvidence() string {
+	if x != nil {
+		return x.Evidence
+	}
+	return ""
+}
+
+func (x *CheckFinding) GetAdvice() string {
+	if x != nil {
+		return x.Advice
+	}
+	return ""
+}
+
+func (x *CheckFinding) GetRepair() DeviceRepair {
+	if x != nil {
+		return x.Repair
+	}
+	return DeviceRepair_DEVICE_REPAIR_NONE
+}
+
 // Part of a ResourceClaim that belongs to this driver. Names and uid are at most 253 bytes each, and
 // printable.
 type PrepareClaim struct {
@@ -1231,7 +1681,7 @@ type PrepareClaim struct {
 
 func (x *PrepareClaim) Reset() {
 	*x = PrepareClaim{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[13]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1693,7 @@ func (x *PrepareClaim) String() string {
 func (*PrepareClaim) ProtoMessage() {}
 
 func (x *PrepareClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[13]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1706,7 @@ func (x *PrepareClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareClaim.ProtoReflect.Descriptor instead.
 func (*PrepareClaim) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{13}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PrepareClaim) GetNamespace() string {
@@ -1308,7 +1758,7 @@ type ClaimedDevice struct {
 
 func (x *ClaimedDevice) Reset() {
 	*x = ClaimedDevice{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[14]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1770,7 @@ func (x *ClaimedDevice) String() string {
 func (*ClaimedDevice) ProtoMessage() {}
 
 func (x *ClaimedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[14]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1783,7 @@ func (x *ClaimedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimedDevice.ProtoReflect.Descriptor instead.
 func (*ClaimedDevice) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{14}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ClaimedDevice) GetRequest() string {
@@ -1384,7 +1834,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[15]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1396,7 +1846,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[15]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1409,7 +1859,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{15}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Evidence) GetKind() isEvidence_Kind {
@@ -1563,7 +2013,7 @@ type Errno struct {
 
 func (x *Errno) Reset() {
 	*x = Errno{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[16]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +2025,7 @@ func (x *Errno) String() string {
 func (*Errno) ProtoMessage() {}
 
 func (x *Errno) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[16]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +2038,7 @@ func (x *Errno) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Errno.ProtoReflect.Descriptor instead.
 func (*Errno) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{16}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Errno) GetNumber() int64 {
@@ -1632,7 +2082,7 @@ type NvmlReturn struct {
 
 func (x *NvmlReturn) Reset() {
 	*x = NvmlReturn{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[17]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1644,7 +2094,7 @@ func (x *NvmlReturn) String() string {
 func (*NvmlReturn) ProtoMessage() {}
 
 func (x *NvmlReturn) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[17]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1657,7 +2107,7 @@ func (x *NvmlReturn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NvmlReturn.ProtoReflect.Descriptor instead.
 func (*NvmlReturn) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{17}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *NvmlReturn) GetCode() int64 {
@@ -1686,7 +2136,7 @@ type GrpcStatus struct {
 
 func (x *GrpcStatus) Reset() {
 	*x = GrpcStatus{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[18]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1698,7 +2148,7 @@ func (x *GrpcStatus) String() string {
 func (*GrpcStatus) ProtoMessage() {}
 
 func (x *GrpcStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[18]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1711,7 +2161,7 @@ func (x *GrpcStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrpcStatus.ProtoReflect.Descriptor instead.
 func (*GrpcStatus) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{18}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GrpcStatus) GetCode() int64 {
@@ -1744,7 +2194,7 @@ type HttpStatus struct {
 
 func (x *HttpStatus) Reset() {
 	*x = HttpStatus{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[19]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1756,7 +2206,7 @@ func (x *HttpStatus) String() string {
 func (*HttpStatus) ProtoMessage() {}
 
 func (x *HttpStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[19]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1769,7 +2219,7 @@ func (x *HttpStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HttpStatus.ProtoReflect.Descriptor instead.
 func (*HttpStatus) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{19}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HttpStatus) GetStatus() int64 {
@@ -1812,7 +2262,7 @@ type Timeout struct {
 
 func (x *Timeout) Reset() {
 	*x = Timeout{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[20]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1824,7 +2274,7 @@ func (x *Timeout) String() string {
 func (*Timeout) ProtoMessage() {}
 
 func (x *Timeout) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[20]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1837,7 +2287,7 @@ func (x *Timeout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timeout.ProtoReflect.Descriptor instead.
 func (*Timeout) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{20}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Timeout) GetBy() string {
@@ -1872,7 +2322,7 @@ type DecodeError struct {
 
 func (x *DecodeError) Reset() {
 	*x = DecodeError{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[21]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +2334,7 @@ func (x *DecodeError) String() string {
 func (*DecodeError) ProtoMessage() {}
 
 func (x *DecodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[21]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +2347,7 @@ func (x *DecodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecodeError.ProtoReflect.Descriptor instead.
 func (*DecodeError) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{21}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DecodeError) GetBy() string {
@@ -1935,7 +2385,7 @@ type DriverReportedError struct {
 
 func (x *DriverReportedError) Reset() {
 	*x = DriverReportedError{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[22]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1947,7 +2397,7 @@ func (x *DriverReportedError) String() string {
 func (*DriverReportedError) ProtoMessage() {}
 
 func (x *DriverReportedError) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[22]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1960,7 +2410,7 @@ func (x *DriverReportedError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverReportedError.ProtoReflect.Descriptor instead.
 func (*DriverReportedError) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{22}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DriverReportedError) GetErrorClass() ErrorClass {
@@ -2037,7 +2487,7 @@ type PrepareVerdict struct {
 
 func (x *PrepareVerdict) Reset() {
 	*x = PrepareVerdict{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[23]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2049,7 +2499,7 @@ func (x *PrepareVerdict) String() string {
 func (*PrepareVerdict) ProtoMessage() {}
 
 func (x *PrepareVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[23]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2062,7 +2512,7 @@ func (x *PrepareVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareVerdict.ProtoReflect.Descriptor instead.
 func (*PrepareVerdict) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{23}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PrepareVerdict) GetErrorClass() ErrorClass {
@@ -2160,7 +2610,7 @@ type BlamedDevice struct {
 
 func (x *BlamedDevice) Reset() {
 	*x = BlamedDevice{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[24]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2622,7 @@ func (x *BlamedDevice) String() string {
 func (*BlamedDevice) ProtoMessage() {}
 
 func (x *BlamedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[24]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2635,7 @@ func (x *BlamedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlamedDevice.ProtoReflect.Descriptor instead.
 func (*BlamedDevice) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{24}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *BlamedDevice) GetDriver() string {
@@ -2219,7 +2669,7 @@ type CheckClaimsRequest struct {
 
 func (x *CheckClaimsRequest) Reset() {
 	*x = CheckClaimsRequest{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[25]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2231,7 +2681,7 @@ func (x *CheckClaimsRequest) String() string {
 func (*CheckClaimsRequest) ProtoMessage() {}
 
 func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[25]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2244,7 +2694,7 @@ func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsRequest.ProtoReflect.Descriptor instead.
 func (*CheckClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{25}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CheckClaimsRequest) GetClaims() []*PrepareClaim {
@@ -2264,7 +2714,7 @@ type CheckClaimsReply struct {
 
 func (x *CheckClaimsReply) Reset() {
 	*x = CheckClaimsReply{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[26]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2276,7 +2726,7 @@ func (x *CheckClaimsReply) String() string {
 func (*CheckClaimsReply) ProtoMessage() {}
 
 func (x *CheckClaimsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[26]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2289,7 +2739,7 @@ func (x *CheckClaimsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsReply.ProtoReflect.Descriptor instead.
 func (*CheckClaimsReply) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{26}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CheckClaimsReply) GetAnswers() []*ClaimAnswer {
@@ -2311,7 +2761,7 @@ type ClaimAnswer struct {
 
 func (x *ClaimAnswer) Reset() {
 	*x = ClaimAnswer{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[27]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2323,7 +2773,7 @@ func (x *ClaimAnswer) String() string {
 func (*ClaimAnswer) ProtoMessage() {}
 
 func (x *ClaimAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[27]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2336,7 +2786,7 @@ func (x *ClaimAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimAnswer.ProtoReflect.Descriptor instead.
 func (*ClaimAnswer) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{27}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ClaimAnswer) GetUid() string {
@@ -2365,7 +2815,7 @@ type ClassifyRequest struct {
 
 func (x *ClassifyRequest) Reset() {
 	*x = ClassifyRequest{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[28]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2377,7 +2827,7 @@ func (x *ClassifyRequest) String() string {
 func (*ClassifyRequest) ProtoMessage() {}
 
 func (x *ClassifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[28]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2390,7 +2840,7 @@ func (x *ClassifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassifyRequest.ProtoReflect.Descriptor instead.
 func (*ClassifyRequest) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{28}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ClassifyRequest) GetClaim() *PrepareClaim {
@@ -2416,7 +2866,7 @@ type ClassifyReply struct {
 
 func (x *ClassifyReply) Reset() {
 	*x = ClassifyReply{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[29]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2428,7 +2878,7 @@ func (x *ClassifyReply) String() string {
 func (*ClassifyReply) ProtoMessage() {}
 
 func (x *ClassifyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[29]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2441,7 +2891,7 @@ func (x *ClassifyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassifyReply.ProtoReflect.Descriptor instead.
 func (*ClassifyReply) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{29}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ClassifyReply) GetVerdict() *PrepareVerdict {
@@ -2462,7 +2912,7 @@ type ReportPrepareRequest struct {
 
 func (x *ReportPrepareRequest) Reset() {
 	*x = ReportPrepareRequest{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[30]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2474,7 +2924,7 @@ func (x *ReportPrepareRequest) String() string {
 func (*ReportPrepareRequest) ProtoMessage() {}
 
 func (x *ReportPrepareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[30]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2487,7 +2937,7 @@ func (x *ReportPrepareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPrepareRequest.ProtoReflect.Descriptor instead.
 func (*ReportPrepareRequest) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{30}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReportPrepareRequest) GetStep() Step {
@@ -2518,7 +2968,7 @@ type PrepareOutcome struct {
 
 func (x *PrepareOutcome) Reset() {
 	*x = PrepareOutcome{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[31]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +2980,7 @@ func (x *PrepareOutcome) String() string {
 func (*PrepareOutcome) ProtoMessage() {}
 
 func (x *PrepareOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[31]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2543,7 +2993,7 @@ func (x *PrepareOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareOutcome.ProtoReflect.Descriptor instead.
 func (*PrepareOutcome) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{31}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PrepareOutcome) GetClaim() *PrepareClaim {
@@ -2579,7 +3029,7 @@ type ReportPrepareReply struct {
 
 func (x *ReportPrepareReply) Reset() {
 	*x = ReportPrepareReply{}
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[32]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +3041,7 @@ func (x *ReportPrepareReply) String() string {
 func (*ReportPrepareReply) ProtoMessage() {}
 
 func (x *ReportPrepareReply) ProtoReflect() protoreflect.Message {
-	mi := &file_drahealth_v1_driver_link_proto_msgTypes[32]
+	mi := &file_drahealth_v1_driver_link_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +3054,7 @@ func (x *ReportPrepareReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPrepareReply.ProtoReflect.Descriptor instead.
 func (*ReportPrepareReply) Descriptor() ([]byte, []int) {
-	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{32}
+	return file_drahealth_v1_driver_link_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReportPrepareReply) GetAnswers() []*ClaimAnswer {
@@ -2623,7 +3073,7 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\adevices\x18\x01 \x03(\v2\x1c.drahealth.v1.DeclaredDeviceR\adevices\"J\n" +
 	"\x10SyncDevicesReply\x12\x18\n" +
 	"\adevices\x18\x01 \x01(\x03R\adevices\x12\x1c\n" +
-	"\tevaluated\x18\x02 \x01(\bR\tevaluated\"\xf9\x02\n" +
+	"\tevaluated\x18\x02 \x01(\bR\tevaluated\"\x91\x03\n" +
 	"\x0eDeclaredDevice\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x17\n" +
@@ -2633,7 +3083,9 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\x06memory\x18\x06 \x01(\v2\x18.drahealth.v1.MemoryPartH\x00R\x06memory\x12)\n" +
 	"\x03gpu\x18\a \x01(\v2\x15.drahealth.v1.GpuPartH\x00R\x03gpu\x12)\n" +
 	"\x03pci\x18\b \x01(\v2\x15.drahealth.v1.PciPartH\x00R\x03pci\x12)\n" +
-	"\x03nic\x18\t \x01(\v2\x15.drahealth.v1.NicPartH\x00R\x03nicB\x06\n" +
+	"\x03nic\x18\t \x01(\v2\x15.drahealth.v1.NicPartH\x00R\x03nic\x12\x16\n" +
+	"\x06checks\x18\n" +
+	" \x03(\tR\x06checksB\x06\n" +
 	"\x04part\"z\n" +
 	"\bCpusPart\x12\x12\n" +
 	"\x04cpus\x18\x01 \x01(\tR\x04cpus\x12\x17\n" +
@@ -2674,7 +3126,34 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x121\n" +
 	"\x06effect\x18\x03 \x01(\x0e2\x19.drahealth.v1.TaintEffectR\x06effect\x12 \n" +
 	"\ftime_added_s\x18\x04 \x01(\x03R\n" +
-	"timeAddedS\"\xab\x01\n" +
+	"timeAddedS\"J\n" +
+	"\x13ReportChecksRequest\x123\n" +
+	"\aresults\x18\x01 \x03(\v2\x19.drahealth.v1.CheckResultR\aresults\"\x13\n" +
+	"\x11ReportChecksReply\"\x80\x03\n" +
+	"\vCheckResult\x12\x14\n" +
+	"\x05check\x18\x01 \x01(\tR\x05check\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06device\x18\x03 \x01(\tR\x06device\x12\x17\n" +
+	"\aevery_s\x18\x04 \x01(\x01R\x06everyS\x12\x17\n" +
+	"\alease_s\x18\x05 \x01(\x01R\x06leaseS\x12\x13\n" +
+	"\x05age_s\x18\x06 \x01(\x01R\x04ageS\x12\x1f\n" +
+	"\vraise_after\x18\a \x01(\x03R\n" +
+	"raiseAfter\x12\x1f\n" +
+	"\vclear_after\x18\b \x01(\x03R\n" +
+	"clearAfter\x12\x10\n" +
+	"\x03run\x18\t \x01(\x03R\x03run\x122\n" +
+	"\bno_fault\x18\n" +
+	" \x01(\v2\x15.drahealth.v1.NoFaultH\x00R\anoFault\x126\n" +
+	"\afinding\x18\v \x01(\v2\x1a.drahealth.v1.CheckFindingH\x00R\afinding\x12\x1d\n" +
+	"\tno_result\x18\f \x01(\tH\x00R\bnoResultB\t\n" +
+	"\aoutcome\"\t\n" +
+	"\aNoFault\"\xc3\x01\n" +
+	"\fCheckFinding\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\tR\x04code\x127\n" +
+	"\bseverity\x18\x02 \x01(\x0e2\x1b.drahealth.v1.CheckSeverityR\bseverity\x12\x1a\n" +
+	"\bevidence\x18\x03 \x01(\tR\bevidence\x12\x16\n" +
+	"\x06advice\x18\x04 \x01(\tR\x06advice\x122\n" +
+	"\x06repair\x18\x05 \x01(\x0e2\x1a.drahealth.v1.DeviceRepairR\x06repair\"\xab\x01\n" +
 	"\fPrepareClaim\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
@@ -2778,7 +3257,12 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\x18TAINT_EFFECT_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11TAINT_EFFECT_NONE\x10\x01\x12\x1c\n" +
 	"\x18TAINT_EFFECT_NO_SCHEDULE\x10\x02\x12\x1b\n" +
-	"\x17TAINT_EFFECT_NO_EXECUTE\x10\x03*\xb7\x01\n" +
+	"\x17TAINT_EFFECT_NO_EXECUTE\x10\x03*\x86\x01\n" +
+	"\rCheckSeverity\x12\x1e\n" +
+	"\x1aCHECK_SEVERITY_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17CHECK_SEVERITY_DEGRADED\x10\x01\x12\x1a\n" +
+	"\x16CHECK_SEVERITY_UNKNOWN\x10\x02\x12\x1c\n" +
+	"\x18CHECK_SEVERITY_UNHEALTHY\x10\x03*\xb7\x01\n" +
 	"\tOperation\x12\x19\n" +
 	"\x15OPERATION_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OPERATION_DEVICE\x10\x01\x12\x11\n" +
@@ -2807,14 +3291,15 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\x04Step\x12\x14\n" +
 	"\x10STEP_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSTEP_PREPARE\x10\x01\x12\x12\n" +
-	"\x0eSTEP_UNPREPARE\x10\x022\xa6\x03\n" +
+	"\x0eSTEP_UNPREPARE\x10\x022\xfc\x03\n" +
 	"\n" +
 	"DriverLink\x12Q\n" +
 	"\vSyncDevices\x12 .drahealth.v1.SyncDevicesRequest\x1a\x1e.drahealth.v1.SyncDevicesReply\"\x00\x12O\n" +
 	"\vWatchTaints\x12 .drahealth.v1.WatchTaintsRequest\x1a\x1a.drahealth.v1.DeviceTaints\"\x000\x01\x12Q\n" +
 	"\vCheckClaims\x12 .drahealth.v1.CheckClaimsRequest\x1a\x1e.drahealth.v1.CheckClaimsReply\"\x00\x12H\n" +
 	"\bClassify\x12\x1d.drahealth.v1.ClassifyRequest\x1a\x1b.drahealth.v1.ClassifyReply\"\x00\x12W\n" +
-	"\rReportPrepare\x12\".drahealth.v1.ReportPrepareRequest\x1a .drahealth.v1.ReportPrepareReply\"\x00b\x06proto3"
+	"\rReportPrepare\x12\".drahealth.v1.ReportPrepareRequest\x1a .drahealth.v1.ReportPrepareReply\"\x00\x12T\n" +
+	"\fReportChecks\x12!.drahealth.v1.ReportChecksRequest\x1a\x1f.drahealth.v1.ReportChecksReply\"\x00b\x06proto3"
 
 var (
 	file_drahealth_v1_driver_link_proto_rawDescOnce sync.Once
@@ -2828,99 +3313,112 @@ func file_drahealth_v1_driver_link_proto_rawDescGZIP() []byte {
 	return file_drahealth_v1_driver_link_proto_rawDescData
 }
 
-var file_drahealth_v1_driver_link_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_drahealth_v1_driver_link_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_drahealth_v1_driver_link_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_drahealth_v1_driver_link_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_drahealth_v1_driver_link_proto_goTypes = []any{
 	(TaintEffect)(0),             // 0: drahealth.v1.TaintEffect
-	(Operation)(0),               // 1: drahealth.v1.Operation
-	(ErrorClass)(0),              // 2: drahealth.v1.ErrorClass
-	(DeviceRepair)(0),            // 3: drahealth.v1.DeviceRepair
-	(Step)(0),                    // 4: drahealth.v1.Step
-	(*SyncDevicesRequest)(nil),   // 5: drahealth.v1.SyncDevicesRequest
-	(*SyncDevicesReply)(nil),     // 6: drahealth.v1.SyncDevicesReply
-	(*DeclaredDevice)(nil),       // 7: drahealth.v1.DeclaredDevice
-	(*CpusPart)(nil),             // 8: drahealth.v1.CpusPart
-	(*HugepagesPart)(nil),        // 9: drahealth.v1.HugepagesPart
-	(*MemoryPart)(nil),           // 10: drahealth.v1.MemoryPart
-	(*GpuPart)(nil),              // 11: drahealth.v1.GpuPart
-	(*NicPart)(nil),              // 12: drahealth.v1.NicPart
-	(*PciPart)(nil),              // 13: drahealth.v1.PciPart
-	(*WatchTaintsRequest)(nil),   // 14: drahealth.v1.WatchTaintsRequest
-	(*DeviceTaints)(nil),         // 15: drahealth.v1.DeviceTaints
-	(*TaintedDevice)(nil),        // 16: drahealth.v1.TaintedDevice
-	(*DeviceTaint)(nil),          // 17: drahealth.v1.DeviceTaint
-	(*PrepareClaim)(nil),         // 18: drahealth.v1.PrepareClaim
-	(*ClaimedDevice)(nil),        // 19: drahealth.v1.ClaimedDevice
-	(*Evidence)(nil),             // 20: drahealth.v1.Evidence
-	(*Errno)(nil),                // 21: drahealth.v1.Errno
-	(*NvmlReturn)(nil),           // 22: drahealth.v1.NvmlReturn
-	(*GrpcStatus)(nil),           // 23: drahealth.v1.GrpcStatus
-	(*HttpStatus)(nil),           // 24: drahealth.v1.HttpStatus
-	(*Timeout)(nil),              // 25: drahealth.v1.Timeout
-	(*DecodeError)(nil),          // 26: drahealth.v1.DecodeError
-	(*DriverReportedError)(nil),  // 27: drahealth.v1.DriverReportedError
-	(*PrepareVerdict)(nil),       // 28: drahealth.v1.PrepareVerdict
-	(*BlamedDevice)(nil),         // 29: drahealth.v1.BlamedDevice
-	(*CheckClaimsRequest)(nil),   // 30: drahealth.v1.CheckClaimsRequest
-	(*CheckClaimsReply)(nil),     // 31: drahealth.v1.CheckClaimsReply
-	(*ClaimAnswer)(nil),          // 32: drahealth.v1.ClaimAnswer
-	(*ClassifyRequest)(nil),      // 33: drahealth.v1.ClassifyRequest
-	(*ClassifyReply)(nil),        // 34: drahealth.v1.ClassifyReply
-	(*ReportPrepareRequest)(nil), // 35: drahealth.v1.ReportPrepareRequest
-	(*PrepareOutcome)(nil),       // 36: drahealth.v1.PrepareOutcome
-	(*ReportPrepareReply)(nil),   // 37: drahealth.v1.ReportPrepareReply
+	(CheckSeverity)(0),           // 1: drahealth.v1.CheckSeverity
+	(Operation)(0),               // 2: drahealth.v1.Operation
+	(ErrorClass)(0),              // 3: drahealth.v1.ErrorClass
+	(DeviceRepair)(0),            // 4: drahealth.v1.DeviceRepair
+	(Step)(0),                    // 5: drahealth.v1.Step
+	(*SyncDevicesRequest)(nil),   // 6: drahealth.v1.SyncDevicesRequest
+	(*SyncDevicesReply)(nil),     // 7: drahealth.v1.SyncDevicesReply
+	(*DeclaredDevice)(nil),       // 8: drahealth.v1.DeclaredDevice
+	(*CpusPart)(nil),             // 9: drahealth.v1.CpusPart
+	(*HugepagesPart)(nil),        // 10: drahealth.v1.HugepagesPart
+	(*MemoryPart)(nil),           // 11: drahealth.v1.MemoryPart
+	(*GpuPart)(nil),              // 12: drahealth.v1.GpuPart
+	(*NicPart)(nil),              // 13: drahealth.v1.NicPart
+	(*PciPart)(nil),              // 14: drahealth.v1.PciPart
+	(*WatchTaintsRequest)(nil),   // 15: drahealth.v1.WatchTaintsRequest
+	(*DeviceTaints)(nil),         // 16: drahealth.v1.DeviceTaints
+	(*TaintedDevice)(nil),        // 17: drahealth.v1.TaintedDevice
+	(*DeviceTaint)(nil),          // 18: drahealth.v1.DeviceTaint
+	(*ReportChecksRequest)(nil),  // 19: drahealth.v1.ReportChecksRequest
+	(*ReportChecksReply)(nil),    // 20: drahealth.v1.ReportChecksReply
+	(*CheckResult)(nil),          // 21: drahealth.v1.CheckResult
+	(*NoFault)(nil),              // 22: drahealth.v1.NoFault
+	(*CheckFinding)(nil),         // 23: drahealth.v1.CheckFinding
+	(*PrepareClaim)(nil),         // 24: drahealth.v1.PrepareClaim
+	(*ClaimedDevice)(nil),        // 25: drahealth.v1.ClaimedDevice
+	(*Evidence)(nil),             // 26: drahealth.v1.Evidence
+	(*Errno)(nil),                // 27: drahealth.v1.Errno
+	(*NvmlReturn)(nil),           // 28: drahealth.v1.NvmlReturn
+	(*GrpcStatus)(nil),           // 29: drahealth.v1.GrpcStatus
+	(*HttpStatus)(nil),           // 30: drahealth.v1.HttpStatus
+	(*Timeout)(nil),              // 31: drahealth.v1.Timeout
+	(*DecodeError)(nil),          // 32: drahealth.v1.DecodeError
+	(*DriverReportedError)(nil),  // 33: drahealth.v1.DriverReportedError
+	(*PrepareVerdict)(nil),       // 34: drahealth.v1.PrepareVerdict
+	(*BlamedDevice)(nil),         // 35: drahealth.v1.BlamedDevice
+	(*CheckClaimsRequest)(nil),   // 36: drahealth.v1.CheckClaimsRequest
+	(*CheckClaimsReply)(nil),     // 37: drahealth.v1.CheckClaimsReply
+	(*ClaimAnswer)(nil),          // 38: drahealth.v1.ClaimAnswer
+	(*ClassifyRequest)(nil),      // 39: drahealth.v1.ClassifyRequest
+	(*ClassifyReply)(nil),        // 40: drahealth.v1.ClassifyReply
+	(*ReportPrepareRequest)(nil), // 41: drahealth.v1.ReportPrepareRequest
+	(*PrepareOutcome)(nil),       // 42: drahealth.v1.PrepareOutcome
+	(*ReportPrepareReply)(nil),   // 43: drahealth.v1.ReportPrepareReply
 }
 var file_drahealth_v1_driver_link_proto_depIdxs = []int32{
-	7,  // 0: drahealth.v1.SyncDevicesRequest.devices:type_name -> drahealth.v1.DeclaredDevice
-	8,  // 1: drahealth.v1.DeclaredDevice.cpus:type_name -> drahealth.v1.CpusPart
-	9,  // 2: drahealth.v1.DeclaredDevice.hugepages:type_name -> drahealth.v1.HugepagesPart
-	10, // 3: drahealth.v1.DeclaredDevice.memory:type_name -> drahealth.v1.MemoryPart
-	11, // 4: drahealth.v1.DeclaredDevice.gpu:type_name -> drahealth.v1.GpuPart
-	13, // 5: drahealth.v1.DeclaredDevice.pci:type_name -> drahealth.v1.PciPart
-	12, // 6: drahealth.v1.DeclaredDevice.nic:type_name -> drahealth.v1.NicPart
-	16, // 7: drahealth.v1.DeviceTaints.devices:type_name -> drahealth.v1.TaintedDevice
-	17, // 8: drahealth.v1.TaintedDevice.taints:type_name -> drahealth.v1.DeviceTaint
+	8,  // 0: drahealth.v1.SyncDevicesRequest.devices:type_name -> drahealth.v1.DeclaredDevice
+	9,  // 1: drahealth.v1.DeclaredDevice.cpus:type_name -> drahealth.v1.CpusPart
+	10, // 2: drahealth.v1.DeclaredDevice.hugepages:type_name -> drahealth.v1.HugepagesPart
+	11, // 3: drahealth.v1.DeclaredDevice.memory:type_name -> drahealth.v1.MemoryPart
+	12, // 4: drahealth.v1.DeclaredDevice.gpu:type_name -> drahealth.v1.GpuPart
+	14, // 5: drahealth.v1.DeclaredDevice.pci:type_name -> drahealth.v1.PciPart
+	13, // 6: drahealth.v1.DeclaredDevice.nic:type_name -> drahealth.v1.NicPart
+	17, // 7: drahealth.v1.DeviceTaints.devices:type_name -> drahealth.v1.TaintedDevice
+	18, // 8: drahealth.v1.TaintedDevice.taints:type_name -> drahealth.v1.DeviceTaint
 	0,  // 9: drahealth.v1.DeviceTaint.effect:type_name -> drahealth.v1.TaintEffect
-	19, // 10: drahealth.v1.PrepareClaim.devices:type_name -> drahealth.v1.ClaimedDevice
-	21, // 11: drahealth.v1.Evidence.errno:type_name -> drahealth.v1.Errno
-	22, // 12: drahealth.v1.Evidence.nvml:type_name -> drahealth.v1.NvmlReturn
-	23, // 13: drahealth.v1.Evidence.grpc:type_name -> drahealth.v1.GrpcStatus
-	24, // 14: drahealth.v1.Evidence.http:type_name -> drahealth.v1.HttpStatus
-	25, // 15: drahealth.v1.Evidence.timeout:type_name -> drahealth.v1.Timeout
-	26, // 16: drahealth.v1.Evidence.decode_error:type_name -> drahealth.v1.DecodeError
-	27, // 17: drahealth.v1.Evidence.driver_error:type_name -> drahealth.v1.DriverReportedError
-	1,  // 18: drahealth.v1.Errno.operation:type_name -> drahealth.v1.Operation
-	1,  // 19: drahealth.v1.Timeout.operation:type_name -> drahealth.v1.Operation
-	2,  // 20: drahealth.v1.DriverReportedError.error_class:type_name -> drahealth.v1.ErrorClass
-	2,  // 21: drahealth.v1.PrepareVerdict.error_class:type_name -> drahealth.v1.ErrorClass
-	29, // 22: drahealth.v1.PrepareVerdict.devices:type_name -> drahealth.v1.BlamedDevice
-	3,  // 23: drahealth.v1.PrepareVerdict.repair:type_name -> drahealth.v1.DeviceRepair
-	18, // 24: drahealth.v1.CheckClaimsRequest.claims:type_name -> drahealth.v1.PrepareClaim
-	32, // 25: drahealth.v1.CheckClaimsReply.answers:type_name -> drahealth.v1.ClaimAnswer
-	28, // 26: drahealth.v1.ClaimAnswer.verdict:type_name -> drahealth.v1.PrepareVerdict
-	18, // 27: drahealth.v1.ClassifyRequest.claim:type_name -> drahealth.v1.PrepareClaim
-	20, // 28: drahealth.v1.ClassifyRequest.evidence:type_name -> drahealth.v1.Evidence
-	28, // 29: drahealth.v1.ClassifyReply.verdict:type_name -> drahealth.v1.PrepareVerdict
-	4,  // 30: drahealth.v1.ReportPrepareRequest.step:type_name -> drahealth.v1.Step
-	36, // 31: drahealth.v1.ReportPrepareRequest.outcomes:type_name -> drahealth.v1.PrepareOutcome
-	18, // 32: drahealth.v1.PrepareOutcome.claim:type_name -> drahealth.v1.PrepareClaim
-	20, // 33: drahealth.v1.PrepareOutcome.evidence:type_name -> drahealth.v1.Evidence
-	32, // 34: drahealth.v1.ReportPrepareReply.answers:type_name -> drahealth.v1.ClaimAnswer
-	5,  // 35: drahealth.v1.DriverLink.SyncDevices:input_type -> drahealth.v1.SyncDevicesRequest
-	14, // 36: drahealth.v1.DriverLink.WatchTaints:input_type -> drahealth.v1.WatchTaintsRequest
-	30, // 37: drahealth.v1.DriverLink.CheckClaims:input_type -> drahealth.v1.CheckClaimsRequest
-	33, // 38: drahealth.v1.DriverLink.Classify:input_type -> drahealth.v1.ClassifyRequest
-	35, // 39: drahealth.v1.DriverLink.ReportPrepare:input_type -> drahealth.v1.ReportPrepareRequest
-	6,  // 40: drahealth.v1.DriverLink.SyncDevices:output_type -> drahealth.v1.SyncDevicesReply
-	15, // 41: drahealth.v1.DriverLink.WatchTaints:output_type -> drahealth.v1.DeviceTaints
-	31, // 42: drahealth.v1.DriverLink.CheckClaims:output_type -> drahealth.v1.CheckClaimsReply
-	34, // 43: drahealth.v1.DriverLink.Classify:output_type -> drahealth.v1.ClassifyReply
-	37, // 44: drahealth.v1.DriverLink.ReportPrepare:output_type -> drahealth.v1.ReportPrepareReply
-	40, // [40:45] is the sub-list for method output_type
-	35, // [35:40] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	21, // 10: drahealth.v1.ReportChecksRequest.results:type_name -> drahealth.v1.CheckResult
+	22, // 11: drahealth.v1.CheckResult.no_fault:type_name -> drahealth.v1.NoFault
+	23, // 12: drahealth.v1.CheckResult.finding:type_name -> drahealth.v1.CheckFinding
+	1,  // 13: drahealth.v1.CheckFinding.severity:type_name -> drahealth.v1.CheckSeverity
+	4,  // 14: drahealth.v1.CheckFinding.repair:type_name -> drahealth.v1.DeviceRepair
+	25, // 15: drahealth.v1.PrepareClaim.devices:type_name -> drahealth.v1.ClaimedDevice
+	27, // 16: drahealth.v1.Evidence.errno:type_name -> drahealth.v1.Errno
+	28, // 17: drahealth.v1.Evidence.nvml:type_name -> drahealth.v1.NvmlReturn
+	29, // 18: drahealth.v1.Evidence.grpc:type_name -> drahealth.v1.GrpcStatus
+	30, // 19: drahealth.v1.Evidence.http:type_name -> drahealth.v1.HttpStatus
+	31, // 20: drahealth.v1.Evidence.timeout:type_name -> drahealth.v1.Timeout
+	32, // 21: drahealth.v1.Evidence.decode_error:type_name -> drahealth.v1.DecodeError
+	33, // 22: drahealth.v1.Evidence.driver_error:type_name -> drahealth.v1.DriverReportedError
+	2,  // 23: drahealth.v1.Errno.operation:type_name -> drahealth.v1.Operation
+	2,  // 24: drahealth.v1.Timeout.operation:type_name -> drahealth.v1.Operation
+	3,  // 25: drahealth.v1.DriverReportedError.error_class:type_name -> drahealth.v1.ErrorClass
+	3,  // 26: drahealth.v1.PrepareVerdict.error_class:type_name -> drahealth.v1.ErrorClass
+	35, // 27: drahealth.v1.PrepareVerdict.devices:type_name -> drahealth.v1.BlamedDevice
+	4,  // 28: drahealth.v1.PrepareVerdict.repair:type_name -> drahealth.v1.DeviceRepair
+	24, // 29: drahealth.v1.CheckClaimsRequest.claims:type_name -> drahealth.v1.PrepareClaim
+	38, // 30: drahealth.v1.CheckClaimsReply.answers:type_name -> drahealth.v1.ClaimAnswer
+	34, // 31: drahealth.v1.ClaimAnswer.verdict:type_name -> drahealth.v1.PrepareVerdict
+	24, // 32: drahealth.v1.ClassifyRequest.claim:type_name -> drahealth.v1.PrepareClaim
+	26, // 33: drahealth.v1.ClassifyRequest.evidence:type_name -> drahealth.v1.Evidence
+	34, // 34: drahealth.v1.ClassifyReply.verdict:type_name -> drahealth.v1.PrepareVerdict
+	5,  // 35: drahealth.v1.ReportPrepareRequest.step:type_name -> drahealth.v1.Step
+	42, // 36: drahealth.v1.ReportPrepareRequest.outcomes:type_name -> drahealth.v1.PrepareOutcome
+	24, // 37: drahealth.v1.PrepareOutcome.claim:type_name -> drahealth.v1.PrepareClaim
+	26, // 38: drahealth.v1.PrepareOutcome.evidence:type_name -> drahealth.v1.Evidence
+	38, // 39: drahealth.v1.ReportPrepareReply.answers:type_name -> drahealth.v1.ClaimAnswer
+	6,  // 40: drahealth.v1.DriverLink.SyncDevices:input_type -> drahealth.v1.SyncDevicesRequest
+	15, // 41: drahealth.v1.DriverLink.WatchTaints:input_type -> drahealth.v1.WatchTaintsRequest
+	36, // 42: drahealth.v1.DriverLink.CheckClaims:input_type -> drahealth.v1.CheckClaimsRequest
+	39, // 43: drahealth.v1.DriverLink.Classify:input_type -> drahealth.v1.ClassifyRequest
+	41, // 44: drahealth.v1.DriverLink.ReportPrepare:input_type -> drahealth.v1.ReportPrepareRequest
+	19, // 45: drahealth.v1.DriverLink.ReportChecks:input_type -> drahealth.v1.ReportChecksRequest
+	7,  // 46: drahealth.v1.DriverLink.SyncDevices:output_type -> drahealth.v1.SyncDevicesReply
+	16, // 47: drahealth.v1.DriverLink.WatchTaints:output_type -> drahealth.v1.DeviceTaints
+	37, // 48: drahealth.v1.DriverLink.CheckClaims:output_type -> drahealth.v1.CheckClaimsReply
+	40, // 49: drahealth.v1.DriverLink.Classify:output_type -> drahealth.v1.ClassifyReply
+	43, // 50: drahealth.v1.DriverLink.ReportPrepare:output_type -> drahealth.v1.ReportPrepareReply
+	20, // 51: drahealth.v1.DriverLink.ReportChecks:output_type -> drahealth.v1.ReportChecksReply
+	46, // [46:52] is the sub-list for method output_type
+	40, // [40:46] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_drahealth_v1_driver_link_proto_init() }
@@ -2939,6 +3437,11 @@ func file_drahealth_v1_driver_link_proto_init() {
 	file_drahealth_v1_driver_link_proto_msgTypes[3].OneofWrappers = []any{}
 	file_drahealth_v1_driver_link_proto_msgTypes[6].OneofWrappers = []any{}
 	file_drahealth_v1_driver_link_proto_msgTypes[15].OneofWrappers = []any{
+		(*CheckResult_NoFault)(nil),
+		(*CheckResult_Finding)(nil),
+		(*CheckResult_NoResult)(nil),
+	}
+	file_drahealth_v1_driver_link_proto_msgTypes[20].OneofWrappers = []any{
 		(*Evidence_Errno)(nil),
 		(*Evidence_Nvml)(nil),
 		(*Evidence_Grpc)(nil),
@@ -2955,8 +3458,8 @@ func file_drahealth_v1_driver_link_proto_init() {
 			FileRegistry:  new(protoregistry.Files),
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_drahealth_v1_driver_link_proto_rawDesc), len(file_drahealth_v1_driver_link_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   33,
+			NumEnums:      6,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -43,6 +43,7 @@ const (
 	DriverLink_CheckClaims_FullMethodName   = "/drahealth.v1.DriverLink/CheckClaims"
 	DriverLink_Classify_FullMethodName      = "/drahealth.v1.DriverLink/Classify"
 	DriverLink_ReportPrepare_FullMethodName = "/drahealth.v1.DriverLink/ReportPrepare"
+	DriverLink_ReportChecks_FullMethodName  = "/drahealth.v1.DriverLink/ReportChecks"
 )
 
 // DriverLinkClient is the client API for DriverLink service.
@@ -74,6 +75,12 @@ type DriverLinkClient interface {
 	// when it has published the taint. The call takes milliseconds, and up to five seconds if a disk hangs. The
 	// results are recorded even if the driver does not wait for the answer.
 	ReportPrepare(ctx context.Context, in *ReportPrepareRequest, opts ...grpc.CallOption) (*ReportPrepareReply, error)
+	// Reports results of the driver's own checks of its devices, at the end of each run of a check. A result counts
+	// for the device that names the check in SyncDevices, and until its lease ends: without a newer result the
+	// device is then Unknown, and so it is while the agent has no result, for example after its restart. So a
+	// driver sends its newest results again on each new connection. Results that came before the declaration
+	// count, too; results of undeclared devices or checks have no effect. Reads no file.
+	ReportChecks(ctx context.Context, in *ReportChecksRequest, opts ...grpc.CallOption) (*ReportChecksReply, error)
 }
 
 type driverLinkClient struct {
@@ -143,6 +150,16 @@ func (c *driverLinkClient) ReportPrepare(ctx context.Context, in *ReportPrepareR
 	return out, nil
 }
 
+func (c *driverLinkClient) ReportChecks(ctx context.Context, in *ReportChecksRequest, opts ...grpc.CallOption) (*ReportChecksReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportChecksReply)
+	err := c.cc.Invoke(ctx, DriverLink_ReportChecks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // DriverLinkServer is the server API for DriverLink service.
 // All implementations must embed UnimplementedDriverLinkServer
 // for forward compatibility.
@@ -172,6 +189,12 @@ type DriverLinkServer interface {
 	// when it has published the taint. The call takes milliseconds, and up to five seconds if a disk hangs. The
 	// results are recorded even if the driver does not wait for the answer.
 	ReportPrepare(context.Context, *ReportPrepareRequest) (*ReportPrepareReply, error)
+	// Reports results of the driver's own checks of its devices, at the end of each run of a check. A result counts
+	// for the device that names the check in SyncDevices, and until its lease ends: without a newer result the
+	// device is then Unknown, and so it is while the agent has no result, for example after its restart. So a
+	// driver sends its newest results again on each new connection. Results that came before the declaration
+	// count, too; results of undeclared devices or checks have no effect. Reads no file.
+	ReportChecks(context.Context, *ReportChecksRequest) (*ReportChecksReply, error)
 	mustEmbedUnimplementedDriverLinkServer()
 }
 
@@ -196,6 +219,9 @@ func (UnimplementedDriverLinkServer) Classify(context.Context, *ClassifyRequest)
 }
 func (UnimplementedDriverLinkServer) ReportPrepare(context.Context, *ReportPrepareRequest) (*ReportPrepareReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReportPrepare not implemented")
+}
+func (UnimplementedDriverLinkServer) ReportChecks(context.Context, *ReportChecksRequest) (*ReportChecksReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReportChecks not implemented")
 }
 func (UnimplementedDriverLinkServer) mustEmbedUnimplementedDriverLinkServer() {}
 func (UnimplementedDriverLinkServer) testEmbeddedByValue()                    {}
@@ -301,6 +327,24 @@ func _DriverLink_ReportPrepare_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _DriverLink_ReportChecks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportChecksRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DriverLinkServer).ReportChecks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DriverLink_ReportChecks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DriverLinkServer).ReportChecks(ctx, req.(*ReportChecksRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // DriverLink_ServiceDesc is the grpc.ServiceDesc for DriverLink service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -323,6 +367,10 @@ var DriverLink_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReportPrepare",
 			Handler:    _DriverLink_ReportPrepare_Handler,
+		},
+		{
+			MethodName: "ReportChecks",
+			Handler:    _DriverLink_ReportChecks_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -20,6 +20,7 @@ from agent.serve.agent_servers import AgentServers
 from agent.serve.driver_link.handler import (
     ClaimResult,
     DeviceDeclaration,
+    DriverCheckResult,
     DriverLinkHandler,
     SyncDevicesResult,
 )
@@ -80,6 +81,10 @@ class RecordingHandler:
         """Record the declaration."""
         self._record("sync", list(rows))
         return SyncDevicesResult(len(rows), evaluated=True)
+
+    def report_checks(self, results: Sequence[DriverCheckResult]) -> None:
+        """Record the results."""
+        self._record("report_checks", list(results))
 
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
         """Return a verdict on each blocked claim."""

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from agent.embed.core_components import CORE_FAILED_ROW
-from agent.health.declared.driver_checks import CHECK_WITHOUT_RESULT, UNCHECKED
+from agent.health.declared.driver_checks import CHECK_EXPIRED, CHECK_WITHOUT_RESULT, UNCHECKED
 from agent.health.declared.driver_faults import FAILED_DEVICE
 from agent.health.declared.gpus import DECLARED_GPU_RULES
 from agent.health.declared.verdicts import INVALID_FILE, UNWATCHED
@@ -250,6 +250,7 @@ def check_sections(limits: GpuLimits) -> tuple[CheckSection, ...]:
                 _catalog_check(DECLARED_GONE, "Its driver no longer declares the device."),
                 _catalog_check(UNCHECKED, "No check covers the device."),
                 _catalog_check(CHECK_WITHOUT_RESULT, "A check of the driver could not be run."),
+                _catalog_check(CHECK_EXPIRED, "A check of the driver is no longer reported."),
                 _catalog_check(
                     FAILED_DEVICE, "The driver found the device broken while it prepared a claim."
                 ),

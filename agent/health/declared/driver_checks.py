@@ -7,7 +7,6 @@ affect the others.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from operator import attrgetter
 from typing import Final
 
 from agent.health.evaluation import Conditions, Evaluation, Subject
@@ -17,7 +16,7 @@ from agent.model.declared_devices import DriverCheckSample
 from agent.model.health import Blame, Cause, Finding, Repair, Severity
 from agent.model.persistent_faults import PersistentCheckFault
 from agent.model.source_state import SourceSample, SourceState
-from agent.model.time import Instant
+from agent.model.time import NS, Instant
 
 UNCHECKED: Final = CatalogRow(
     code="declared.unchecked",
@@ -41,8 +40,25 @@ CHECK_WITHOUT_RESULT: Final = CatalogRow(
     repair=Repair.NONE,
     try_it="raise an exception in a check",
 )
+CHECK_EXPIRED: Final = CatalogRow(
+    code="check.<name>.expired",
+    severity=Severity.UNKNOWN,
+    blame=Blame.DRIVER,
+    source="any",
+    threshold="no result of a declared check over the driver's socket within the lease of the last one",
+    why="the driver no longer reports the result of its check of the device",
+    advice="see whether the driver runs, and read its log; the check, or the whole driver, hangs",
+    repair=Repair.NONE,
+    try_it="stop a driver that reports its checks to the agent",
+)
 _UNREADABLE: Final = "!"
 """Finding code of a health check that returned no result; drivers cannot use this code."""
+_EXPIRED: Final = "?"
+"""Finding code of a health check whose last result is too old; drivers cannot use this code."""
+FIRST_RESULT_NS: Final = 2 * NS
+"""Time that a driver has for the first result of a check after it declared the device [ns]."""
+NEVER_STALLED_NS: Final = 1 << 62
+"""Stall limit of a check with a lease [ns]: the lease ends for each device on its own."""
 NEVER_BY_TIME_NS: Final = 1 << 62
 """Clearing time that never ends [ns]: a fault from a health check clears after a number of good runs."""
 
@@ -62,22 +78,80 @@ def samples_by_device(samples: Iterable[DriverCheckSample]) -> CheckSamplesByDev
     return found
 
 
-def check_sources(samples: Iterable[DriverCheckSample]) -> Iterable[SourceSample]:
+def declared_check_samples(
+    samples: tuple[DriverCheckSample, ...],
+    checked: Mapping[Subject, Sequence[str]],
+    since: Mapping[Subject, Instant],
+) -> tuple[DriverCheckSample, ...]:
+    """Return the samples of the checks that count: those of this process, and one for each declared check.
+
+    Args:
+        samples: Newest results of all checks.
+        checked: Names of the declared checks by device. Reported results of other checks are ignored.
+        since: Time of each device's declaration. A check without a result has two seconds from then on.
+    """
+    reported = {(sample.subject, sample.check): sample for sample in samples if sample.lease_ns}
+    if not (reported or checked):
+        return samples
+    own = [sample for sample in samples if not sample.lease_ns]
+    declared = [
+        reported.get((subject, name)) or _awaited_sample(name, subject, since[subject])
+        for subject, names in checked.items()
+        for name in names
+    ]
+    return (*own, *declared)
+
+
+def _awaited_sample(check: str, subject: Subject, since: Instant) -> DriverCheckSample:
+    """Return the sample that stands for a declared check until the driver has reported a result."""
+    return DriverCheckSample(
+        check,
+        subject,
+        finding=None,
+        no_result_reason="",
+        passes=0,
+        beat_ns=since.mono_ns,
+        period_ns=NS,
+        raise_after=1,
+        clear_after=1,
+        lease_ns=FIRST_RESULT_NS,
+    )
+
+
+def expiry_reason(sample: DriverCheckSample, now: Instant) -> str:
+    """Return why the result of a check is too old to count; empty: it counts."""
+    if not sample.lease_ns or now.mono_ns - sample.beat_ns <= sample.lease_ns:
+        return ""
+    if not sample.passes:
+        return "the driver has not reported a result"
+    return f"no result of the driver for more than {sample.lease_ns / NS:g} s"
+
+
+def check_sources(samples: Iterable[DriverCheckSample], now: Instant) -> Iterable[SourceSample]:
     """Yield one source per health check: failing if it fails for any device, as old as its oldest run."""
-    for check, group in groupby(sorted(samples, key=attrgetter("check")), key=attrgetter("check")):
+    for name, group in groupby(sorted(samples, key=_source_name), key=_source_name):
         of_check = list(group)
-        unread = [sample for sample in of_check if sample.no_result_reason]
+        reasons = [sample.no_result_reason or expiry_reason(sample, now) for sample in of_check]
+        unread = [reason for reason in reasons if reason]
         state = SourceState.FAILING if unread else SourceState.OK
+        is_starting = all(not (sample.passes or sample.lease_ns) for sample in of_check)
         yield SourceSample(
-            f"check.{check}",
-            SourceState.STARTING if all(not sample.passes for sample in of_check) else state,
+            name,
+            SourceState.STARTING if is_starting else state,
             min(sample.beat_ns for sample in of_check),
             of_check[0].period_ns,
             len(unread),
-            unread[0].no_result_reason if unread else "",
+            unread[0] if unread else "",
             passes=min(sample.passes for sample in of_check),
             vital=False,
+            limit_ns=NEVER_STALLED_NS if of_check[0].lease_ns else 0,
         )
+
+
+def _source_name(sample: DriverCheckSample) -> str:
+    """Return the name of a check's source; with the driver, if drivers report their checks over sockets."""
+    driver = f"{sample.subject.partition('/')[0]}/" if sample.lease_ns else ""
+    return f"check.{driver}{sample.check}"
 
 
 def check_conditions_subject(subject: Subject) -> Subject:
@@ -104,7 +178,9 @@ def open_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, ...
             condition.since.wall_s,
         )
         for (subject, key), condition in conditions.items()
-        if subject.startswith(_SUBJECT) and condition.is_cause and condition.finding.code != _UNREADABLE
+        if subject.startswith(_SUBJECT)
+        and condition.is_cause
+        and condition.finding.code not in (_UNREADABLE, _EXPIRED)
     ]
     return tuple(sorted(found, key=lambda fault: (-fault.severity, fault[:3]))[:STORED_MAX])
 
@@ -142,12 +218,16 @@ def evaluate_driver_checks(
     own = check_conditions_subject(subject)
     for sample in samples:
         source = device_check_source(sample)
-        seen = bool(sample.passes) and not sample.no_result_reason  # a check without passes has not run yet
-        found = (
-            Finding(_UNREADABLE, Severity.UNKNOWN, sample.no_result_reason)
-            if sample.no_result_reason
-            else sample.finding
-        )
+        expired = expiry_reason(sample, evaluation.now)
+        # a check without passes has not run yet
+        seen = bool(sample.passes) and not (sample.no_result_reason or expired)
+        found = sample.finding
+        if expired:
+            found = Finding(_EXPIRED, Severity.UNKNOWN, expired)
+        elif sample.no_result_reason:
+            found = Finding(_UNREADABLE, Severity.UNKNOWN, sample.no_result_reason)
+        if sample.lease_ns and not expired:
+            evaluation.due_ns.append(sample.beat_ns + sample.lease_ns + 1)
         prefix = f"{sample.check}/"
         keys = {code for code in evaluation.previous_codes(own) if code.startswith(prefix)}
         key = prefix + found.code if found else ""
@@ -161,7 +241,7 @@ def evaluate_driver_checks(
 def device_check_source(sample: DriverCheckSample) -> SourceSample:
     """Convert the sample of a health check of one device to a source, whose passes verify the device."""
     return SourceSample(
-        f"check.{sample.check}",
+        _source_name(sample),
         SourceState.FAILING if sample.no_result_reason else SourceState.OK,
         sample.beat_ns,
         sample.period_ns,
@@ -173,11 +253,12 @@ def device_check_source(sample: DriverCheckSample) -> SourceSample:
 
 
 def _row(sample: DriverCheckSample, key: str) -> CatalogRow:
+    expires = key.endswith(f"/{_EXPIRED}")  # at once, and the next result ends it
     return replace(
         CHECK_WITHOUT_RESULT,
         code=key,
-        raise_after=sample.raise_after,
-        clear_after=sample.clear_after,
+        raise_after=1 if expires else sample.raise_after,
+        clear_after=1 if expires else sample.clear_after,
         clear_ns=NEVER_BY_TIME_NS,
     )
 
@@ -187,4 +268,6 @@ def _public_row(key: str) -> CatalogRow:
     check, _, code = key.partition("/")
     if code == _UNREADABLE:
         return replace(CHECK_WITHOUT_RESULT, code=f"check.{check}.unreadable")
+    if code == _EXPIRED:
+        return replace(CHECK_EXPIRED, code=f"check.{check}.expired")
     return replace(CHECK_WITHOUT_RESULT, code=code, advice="")

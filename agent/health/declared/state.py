@@ -49,6 +49,8 @@ class DeclaredState:
     """All reported devices, including removed ones, by subject in report order."""
     kinds: Mapping[DeviceKind, InventoryDevice] = field(default_factory=dict)
     """One reported device of each kind."""
+    checked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the checks whose results drivers report over their sockets, by subject."""
 
 
 def update_declared(past: DeclaredState, declarations: Declarations, now: Instant) -> DeclaredState:
@@ -87,6 +89,7 @@ def update_declared(past: DeclaredState, declarations: Declarations, now: Instan
         tuple(sorted(declaring)),
         {device.subject: device for device in known},
         {device.kind: device for device in known},
+        {subject: device.checks for subject, device in devices.items() if device.checks},
     )
 
 

@@ -10,6 +10,7 @@ from agent.health.declared.driver_checks import (
     CheckSamplesByDevice,
     device_check_source,
     evaluate_driver_checks,
+    expiry_reason,
     keep_restored_faults,
     samples_by_device,
 )
@@ -33,7 +34,7 @@ from agent.health.verdict import (
     oldest_pass_time,
     replace_causes,
 )
-from agent.model.declared_devices import DeclaredGpu
+from agent.model.declared_devices import DeclaredGpu, DriverCheckSample
 from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, Repair, Severity
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceSample
@@ -119,8 +120,13 @@ def declared_verdicts(
             verdicts[subject] = _single_cause_verdict(evaluation, before, device, cause)
             continue
         if isinstance(declared.part, DeclaredGpu):
-            found = _gpu_verdict(evaluation, before, device, declared.part, gpus, snapshot, host)
-            found = found and _with_check_causes(evaluation, before, device, found, checks)
+            found = None
+            if subject in before.devices or not _awaits_first_result(evaluation, checks.get(subject, ())):
+                found = _gpu_verdict(evaluation, before, device, declared.part, gpus, snapshot, host)
+            if found is not None:
+                found = _with_check_causes(evaluation, before, device, found, checks)
+            else:
+                keep_restored_faults(evaluation, subject)
         elif not _is_not_evaluated(evaluation, before, state, device, checks):
             rules, begin = DECLARED_RULES[device.kind], evaluation.list_lengths()
             if rules:
@@ -192,7 +198,7 @@ def _with_check_causes(
     """Return the verdict on a device with the causes from the driver's health checks added."""
     sources = _check_sources(checks, device.subject)
     more = evaluate_driver_checks(evaluation, device.subject, checks.get(device.subject, ()))
-    if not sources:
+    if not (sources or more):
         return found
     checked = replace_causes(evaluation, before, device, found, [*found.causes, *more])
     verified = min(found.verified, oldest_pass_time(sources, evaluation.now))
@@ -246,7 +252,8 @@ def _is_not_evaluated(
 ) -> bool:
     """Return whether a source has yet to read the device for the first time since its last declaration."""
     samples = checks.get(device.subject, ())
-    if device.kind is DeviceKind.OTHER and samples and not any(sample.passes for sample in samples):
+    unchecked = [sample for sample in samples if not (sample.passes or expiry_reason(sample, evaluation.now))]
+    if device.kind is DeviceKind.OTHER and samples and len(unchecked) == len(samples):
         return True  # only health checks read the device, and none has a result yet
     previous = before.devices.get(device.subject)
     is_new = (
@@ -254,5 +261,15 @@ def _is_not_evaluated(
         or state.since[device.subject] == evaluation.now
         or any(cause.code == NOT_EVALUATED_YET.code for cause in previous.causes)
     )
-    unchecked = any(not sample.passes for sample in samples)
-    return is_new and (unchecked or bool(starting_sources(evaluation, device)))
+    return is_new and bool(unchecked or starting_sources(evaluation, device))
+
+
+def _awaits_first_result(evaluation: Evaluation, samples: Iterable[DriverCheckSample]) -> bool:
+    """Return whether the driver still has time to report the first result of one of its checks."""
+    awaited = [
+        sample
+        for sample in samples
+        if sample.lease_ns and not (sample.passes or expiry_reason(sample, evaluation.now))
+    ]
+    evaluation.due_ns += [sample.beat_ns + sample.lease_ns + 1 for sample in awaited]
+    return bool(awaited)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from agent.errors import DrahealthError
 from agent.model.claim import Claim, ClaimRef
+from agent.model.health import Finding
 from agent.model.prepare import OtherDriverFailure, PrepareVerdict
 from agent.model.taint import Taints
 from agent.system.threads.latest_value import LatestValue
@@ -39,6 +40,29 @@ class DeviceDeclaration(NamedTuple):
     """Keys of the device in a declaration file: ``{"name": "cpus-0", "kind": "cpu", ...}``."""
 
 
+class DriverCheckResult(NamedTuple):
+    """Result of one run of a driver's own check on one device, as the driver reports it."""
+
+    check: str
+    pool: str
+    """Name of the device's resource pool; empty: the name of the Kubernetes node."""
+    device: str
+    finding: Finding | None
+    """Fault that the check found; None: no fault, or no result."""
+    no_result_reason: str
+    """Reason why the run has no result; empty: it has one."""
+    every_s: float
+    """Time between two runs [s]."""
+    lease_s: float
+    """Time for which the result counts [s]."""
+    age_s: float
+    """Age of the result [s]."""
+    raise_after: int
+    clear_after: int
+    run: int
+    """Number of the run; a result with the number of the previous one was sent again. 0: not numbered."""
+
+
 class TooManyDevices(DrahealthError):
     """The devices of all drivers together would be more than the maximum."""
 
@@ -53,6 +77,13 @@ class DriverLinkHandler(Protocol):
             ConfigError: A device is not valid; names the device, the key, and the value.
             TooManyDevices: The devices of all drivers together would be too many.
             ResourceBusyError: Another program wrote the driver's declaration file.
+        """
+
+    def report_checks(self, results: Sequence[DriverCheckResult]) -> None:
+        """Replace the newest results of the driver's own checks. Reads no disk.
+
+        Raises:
+            ConfigError: A name or a finding is not valid; names the result and the value.
         """
 
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:

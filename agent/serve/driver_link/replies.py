@@ -48,6 +48,13 @@ def handle_sync_devices(data: bytes, driver: str, open_handler: Callable[[], Dri
     return encode_message(v1.SyncDevicesReply, synced._asdict())
 
 
+def handle_report_checks(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
+    """Handle ``ReportChecks``, like :func:`handle_sync_devices`."""
+    results = requests.decode_report_checks(data)
+    open_handler().report_checks(results)
+    return encode_message(v1.ReportChecksReply, {})
+
+
 def handle_check_claims(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
     """Handle ``CheckClaims``, like :func:`handle_sync_devices`."""
     claims, handler = requests.decode_check_claims(data, driver), open_handler()
@@ -77,6 +84,7 @@ def handle_report_prepare(data: bytes, driver: str, open_handler: Callable[[], D
 
 METHODS: Final[Mapping[str, Callable[[bytes, str, Callable[[], DriverLinkHandler]], bytes]]] = {
     "SyncDevices": handle_sync_devices,
+    "ReportChecks": handle_report_checks,
     "CheckClaims": handle_check_claims,
     "Classify": handle_classify,
     "ReportPrepare": handle_report_prepare,

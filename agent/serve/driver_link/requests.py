@@ -11,6 +11,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice
+from agent.model.health import Finding, Repair, Severity
 from agent.model.prepare import ErrorClass, Operation
 from agent.prepare.evidence import (
     DecodeFailure,
@@ -25,7 +26,7 @@ from agent.prepare.evidence import (
 )
 from agent.prepare.failure_kinds import DEFAULT_KINDS
 from agent.prepare.normalize_text import sanitize
-from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration
+from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration, DriverCheckResult
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 from agent.serve.grpc.wire.reader import FieldLimits, FieldValues, TooManyEntries, read_message
 
@@ -40,7 +41,21 @@ _SHOWN_CHARS: Final = 64  # length of a wrong value in an error text
 
 LIMITS: Final[FieldLimits] = {
     v1.SyncDevicesRequest: {"devices": 4096},
-    v1.DeclaredDevice: {"name": 63, "pool": NAME_BYTES, "lease_s": (0, 86_399)},
+    v1.DeclaredDevice: {"name": 63, "pool": NAME_BYTES, "lease_s": (0, 86_399), "checks": 8},
+    v1.ReportChecksRequest: {"results": 4096},
+    v1.CheckResult: {
+        "check": 63,
+        "pool": NAME_BYTES,
+        "device": 63,
+        "every_s": (0.1, 3600),
+        "lease_s": (0, 86_400),
+        "age_s": (0, 1e9),
+        "raise_after": (0, 1000),
+        "clear_after": (0, 1000),
+        "run": (0, 1 << 62),
+        "no_result": TEXT_BYTES,
+    },
+    v1.CheckFinding: {"code": 100, "evidence": TEXT_BYTES, "advice": TEXT_BYTES},
     v1.CheckClaimsRequest: {"claims": CLAIMS_MAX},
     v1.ClassifyRequest: {"evidence": EVIDENCE_MAX},
     v1.ReportPrepareRequest: {"outcomes": CLAIMS_MAX},
@@ -82,6 +97,16 @@ KIND_OF_PART: Final = {
 """Kind of a device in a declaration file, by the field of the oneof ``part`` that is set."""
 
 ERROR_CLASSES: Final = {int(number): ErrorClass[str(number.name)] for number in v1.ErrorClass}
+SEVERITIES: Final = {
+    v1.CheckSeverity.DEGRADED: Severity.DEGRADED,
+    v1.CheckSeverity.UNHEALTHY: Severity.UNHEALTHY,
+}
+"""Severities of findings by their numbers; all other numbers stand for UNKNOWN."""
+REPAIR_OF_NUMBER: Final = {int(number): Repair[str(number.name)] for number in v1.DeviceRepair}
+RUNS_DEFAULT: Final = 3
+LEASE_PERIODS: Final = 3
+LEASE_MIN_S: Final = 2.0
+"""Default lease of a result: LEASE_PERIODS periods of its check, and at least this [s]."""
 OPERATIONS: Final = {int(number): Operation[str(number.name)] for number in v1.Operation if int(number)}
 
 
@@ -100,6 +125,11 @@ def decode_sync_devices(data: bytes) -> list[DeviceDeclaration]:
     """Decode the devices of a SyncDevices request."""
     devices = _read(data, v1.SyncDevicesRequest)["devices"]
     return [_declaration(device, f"devices[{number}]") for number, device in enumerate(devices)]
+
+
+def decode_report_checks(data: bytes) -> list[DriverCheckResult]:
+    """Decode the results of a ReportChecks request."""
+    return [_check_result(values) for values in _read(data, v1.ReportChecksRequest)["results"]]
 
 
 def decode_check_claims(data: bytes, driver: str) -> list[Claim]:
@@ -155,14 +185,42 @@ def _invalid(text: str) -> GRPCError:
 
 def _declaration(device: FieldValues, field_path: str) -> DeviceDeclaration:
     part = next((name for name in KIND_OF_PART if name in device), None)
-    if part is None:
+    if part is None and not device["checks"]:
         raise _invalid(
-            f"{field_path}.part: not set, or unknown to this agent; set one of {', '.join(KIND_OF_PART)}"
+            f"{field_path}.part: not set, or unknown to this agent; set one of {', '.join(KIND_OF_PART)}, or "
+            "checks"
         )
-    lease = {"lease": f"{device['lease_s']}s"} if device["lease_s"] else {}
-    keys = {name: value for name, value in device[part].items() if value != ""}
-    return DeviceDeclaration(
-        device["pool"], {"name": device["name"], "kind": KIND_OF_PART[part], **lease, **keys}
+    keys: dict[str, object] = {"name": device["name"]}
+    if part is not None:
+        keys["kind"] = KIND_OF_PART[part]
+    if device["lease_s"]:
+        keys["lease"] = f"{device['lease_s']}s"
+    if device["checks"]:
+        keys["checks"] = list(device["checks"])
+    if part is not None:
+        keys |= {name: value for name, value in device[part].items() if value != ""}
+    return DeviceDeclaration(device["pool"], keys)
+
+
+def _check_result(values: FieldValues) -> DriverCheckResult:
+    finding = None
+    if (found := values.get("finding")) is not None:
+        severity = SEVERITIES.get(found["severity"], Severity.UNKNOWN)
+        repair = REPAIR_OF_NUMBER[found["repair"]]
+        finding = Finding(found["code"], severity, found["evidence"], found["advice"], repair=repair)
+    has_result = finding is not None or "no_fault" in values
+    return DriverCheckResult(
+        values["check"],
+        values["pool"],
+        values["device"],
+        finding=finding,
+        no_result_reason="" if has_result else values.get("no_result") or "the driver gave no reason",
+        every_s=values["every_s"],
+        lease_s=values["lease_s"] or max(LEASE_PERIODS * values["every_s"], LEASE_MIN_S),
+        age_s=values["age_s"],
+        raise_after=values["raise_after"] or RUNS_DEFAULT,
+        clear_after=values["clear_after"] or RUNS_DEFAULT,
+        run=values["run"],
     )
 
 

@@ -67,6 +67,7 @@ class DriverLinkService:
         self._opening = threading.Lock()
         self._queries = WorkerPool("dh-link", QUERY_THREADS)
         self._declarations = WorkerPool("dh-link", 1)
+        self._checks = WorkerPool("dh-link", 1)  # one thread: the newest result of a check must win
         self._reports = WorkerPool("dh-link", 1)  # one thread: the last report of a claim must win
         self._taints = WorkerPool("dh-link", 1)
         self._encoding = asyncio.Lock()
@@ -79,6 +80,7 @@ class DriverLinkService:
         unary, streaming = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
         pools = {
             "SyncDevices": self._declarations,
+            "ReportChecks": self._checks,
             "CheckClaims": self._queries,
             "Classify": self._queries,
             "ReportPrepare": self._reports,
@@ -93,7 +95,7 @@ class DriverLinkService:
         """Wait at most :data:`DRAIN_S` for pending reports, then end the threads. Call it after the server
         stopped."""
         await self._reports.finish(DRAIN_S)
-        for pool in (self._queries, self._declarations, self._reports, self._taints):
+        for pool in (self._queries, self._declarations, self._checks, self._reports, self._taints):
             pool.close()
 
     async def _serve(

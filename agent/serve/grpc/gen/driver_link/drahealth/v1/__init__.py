@@ -33,6 +33,20 @@ class TaintEffect(betterproto.Enum):
     NO_EXECUTE = 3
 
 
+class CheckSeverity(betterproto.Enum):
+    UNSPECIFIED = 0
+    """Unset, or a severity of a later version: handled like unknown."""
+
+    DEGRADED = 1
+    """The device works worse than it should: Healthy, with a message."""
+
+    UNKNOWN = 2
+    """The health cannot be determined."""
+
+    UNHEALTHY = 3
+    """The device cannot be used."""
+
+
 class Operation(betterproto.Enum):
     """
     Operation of the driver that failed; the class of an errno depends on it.
@@ -146,8 +160,8 @@ class SyncDevicesReply(betterproto.Message):
 class DeclaredDevice(betterproto.Message):
     """
     Device of the driver's ResourceSlice, and the CPUs, memory, GPU, NIC or PCI function of the machine behind it,
-     which the agent evaluates. A device that only the driver can evaluate is not declared: the driver reports
-     its health itself. The values are those of a declaration file, see docs/declared-devices.md.
+     which the agent evaluates, and the driver's own checks of it. The values are those of a declaration file, see
+     docs/declared-devices.md.
     """
 
     name: str = betterproto.string_field(1)
@@ -167,6 +181,11 @@ class DeclaredDevice(betterproto.Message):
     gpu: "GpuPart" = betterproto.message_field(7, group="part")
     pci: "PciPart" = betterproto.message_field(8, group="part")
     nic: "NicPart" = betterproto.message_field(9, group="part")
+    checks: List[str] = betterproto.string_field(10)
+    """
+    Names of the driver's own checks of the device, whose results ReportChecks has; at most 8 DNS labels. An
+     agent without ReportChecks ignores them: its verdicts are those of the part alone.
+    """
 
 
 @dataclass(eq=False, repr=False)
@@ -283,6 +302,91 @@ class DeviceTaint(betterproto.Message):
     Time of the decision [s since 1970]; unchanged, also across restarts, while key, value and effect are the
      same. Publish it as timeAdded, from which tolerations count.
     """
+
+
+@dataclass(eq=False, repr=False)
+class ReportChecksRequest(betterproto.Message):
+    results: List["CheckResult"] = betterproto.message_field(1)
+    """At most 4,096."""
+
+
+@dataclass(eq=False, repr=False)
+class ReportChecksReply(betterproto.Message):
+    pass
+
+
+@dataclass(eq=False, repr=False)
+class CheckResult(betterproto.Message):
+    """Result of one run of a check on one device."""
+
+    check: str = betterproto.string_field(1)
+    """Name of the check, as in DeclaredDevice.checks."""
+
+    pool: str = betterproto.string_field(2)
+    """Pool of the device; empty: the name of the Kubernetes node."""
+
+    device: str = betterproto.string_field(3)
+    every_s: float = betterproto.double_field(4)
+    """Time between two runs [s], 0.1 to 3,600."""
+
+    lease_s: float = betterproto.double_field(5)
+    """
+    Lease: time for which the result counts [s], at most 86,400; 0: three periods, and at least two seconds.
+    """
+
+    age_s: float = betterproto.double_field(6)
+    """
+    Age of the result when it is sent [s]. A result that is sent again has its real age.
+    """
+
+    raise_after: int = betterproto.int64_field(7)
+    """
+    Number of consecutive runs with a fault that raise it, and of runs without it that clear it; at most 1,000;
+     0: 3.
+    """
+
+    clear_after: int = betterproto.int64_field(8)
+    run: int = betterproto.int64_field(9)
+    """
+    Number of the run, from 1, since the driver started. A result with the number of the previous one, sent
+     again, is not counted. 0: each result is a run.
+    """
+
+    no_fault: "NoFault" = betterproto.message_field(10, group="outcome")
+    finding: "CheckFinding" = betterproto.message_field(11, group="outcome")
+    no_result: str = betterproto.string_field(12, group="outcome")
+    """
+    Reason why the run has no result, at most 4 KiB: a timeout, an error. After raise_after such runs the device
+     is Unknown; faults that were raised before stay.
+    """
+
+
+@dataclass(eq=False, repr=False)
+class NoFault(betterproto.Message):
+    pass
+
+
+@dataclass(eq=False, repr=False)
+class CheckFinding(betterproto.Message):
+    """Fault that a check found."""
+
+    code: str = betterproto.string_field(1)
+    """
+    Stable dotted code of the driver, "fpga.bank_locked", at most 100 bytes.
+    """
+
+    severity: "CheckSeverity" = betterproto.enum_field(2)
+    evidence: str = betterproto.string_field(3)
+    """
+    One line with the compared numbers, but without times or counters, since each change is reported to the
+     kubelet. Cut to 500 bytes.
+    """
+
+    advice: str = betterproto.string_field(4)
+    """Action for the operator, one line; cut to 300 bytes."""
+
+    repair: "DeviceRepair" = betterproto.enum_field(5)
+    """Repair of the device."""
 
 
 @dataclass(eq=False, repr=False)
@@ -658,6 +762,23 @@ class DriverLinkStub(betterproto.ServiceStub):
             metadata=metadata,
         )
 
+    async def report_checks(
+        self,
+        report_checks_request: "ReportChecksRequest",
+        *,
+        timeout: Optional[float] = None,
+        deadline: Optional["Deadline"] = None,
+        metadata: Optional["MetadataLike"] = None
+    ) -> "ReportChecksReply":
+        return await self._unary_unary(
+            "/drahealth.v1.DriverLink/ReportChecks",
+            report_checks_request,
+            ReportChecksReply,
+            timeout=timeout,
+            deadline=deadline,
+            metadata=metadata,
+        )
+
 
 class DriverLinkBase(ServiceBase):
 
@@ -683,6 +804,11 @@ class DriverLinkBase(ServiceBase):
     async def report_prepare(
         self, report_prepare_request: "ReportPrepareRequest"
     ) -> "ReportPrepareReply":
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def report_checks(
+        self, report_checks_request: "ReportChecksRequest"
+    ) -> "ReportChecksReply":
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
     async def __rpc_sync_devices(
@@ -723,6 +849,13 @@ class DriverLinkBase(ServiceBase):
         response = await self.report_prepare(request)
         await stream.send_message(response)
 
+    async def __rpc_report_checks(
+        self, stream: "grpclib.server.Stream[ReportChecksRequest, ReportChecksReply]"
+    ) -> None:
+        request = await stream.recv_message()
+        response = await self.report_checks(request)
+        await stream.send_message(response)
+
     def __mapping__(self) -> Dict[str, grpclib.const.Handler]:
         return {
             "/drahealth.v1.DriverLink/SyncDevices": grpclib.const.Handler(
@@ -754,5 +887,11 @@ class DriverLinkBase(ServiceBase):
                 grpclib.const.Cardinality.UNARY_UNARY,
                 ReportPrepareRequest,
                 ReportPrepareReply,
+            ),
+            "/drahealth.v1.DriverLink/ReportChecks": grpclib.const.Handler(
+                self.__rpc_report_checks,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                ReportChecksRequest,
+                ReportChecksReply,
             ),
         }
