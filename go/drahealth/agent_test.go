@@ -33,6 +33,7 @@ type fakeAgent struct {
 
 	sync     func(context.Context, *pb.SyncDevicesRequest) error
 	check    func(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error)
+	checks   func(context.Context, *pb.ReportChecksRequest) error
 	classify func(context.Context, *pb.ClassifyRequest) (*pb.ClassifyReply, error)
 	report   func(context.Context, *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error)
 	taints   func(grpc.ServerStreamingServer[pb.DeviceTaints]) error
@@ -107,6 +108,14 @@ func (a *fakeAgent) CheckClaims(ctx context.Context, request *pb.CheckClaimsRequ
 		return nil, unimplemented()
 	}
 	return a.check(ctx, request)
+}
+
+func (a *fakeAgent) ReportChecks(ctx context.Context, request *pb.ReportChecksRequest) (*pb.ReportChecksReply, error) {
+	a.note("checks")
+	if a.checks == nil {
+		return nil, unimplemented()
+	}
+	return &pb.ReportChecksReply{}, a.checks(ctx, request)
 }
 
 func (a *fakeAgent) Classify(ctx context.Context, request *pb.ClassifyRequest) (*pb.ClassifyReply, error) {

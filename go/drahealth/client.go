@@ -6,7 +6,8 @@
 // (k8s.io/dynamic-resource-allocation/kubeletplugin), and an agent that runs with --driver for it.
 //
 //	agent, err := drahealth.New("gpu.example.com", drahealth.Version("v1.2.3"))
-//	agent.Declare(devices...)        // the hardware of the driver's devices
+//	agent.Check(check)               // a check of the driver's own, run periodically on its devices
+//	agent.Declare(devices...)        // the driver's devices, and the hardware behind them
 //	agent.WatchHealthStatus(...)     // the body of the driver's method of that name
 //	agent.Prepare(..., d.prepare)    // the body of PrepareResourceClaims; d.prepare prepares one claim
 //	agent.Unprepare(..., d.unprepare)
@@ -21,7 +22,7 @@
 // Prepare and Unprepare wait for the agent for at most 500 ms in one call of the kubelet, StartPrepare and
 // Report together as well, and a failed fetch of KubeClient's claims too. They do not wait at all while the
 // agent is known to be absent. WatchHealthStatus and WatchTaints block until their context is done. Close
-// waits for the client's goroutines. All other functions return at once.
+// waits for the client's goroutines, but not for a check that ignores its context. All other functions return at once.
 //
 // # Errors
 //
@@ -87,6 +88,7 @@ type Client struct {
 	cancel     context.CancelFunc
 	running    sync.WaitGroup
 
+	checks      *checks
 	declared    atomic.Pointer[declaration]
 	declareOnce sync.Once
 	undeclared  chan struct{} // capacity 1; full: devices are to be declared
@@ -130,6 +132,7 @@ func New(driver string, options ...Option) (*Client, error) {
 		undeclared: make(chan struct{}, 1),
 		syncing:    make(chan struct{}, 1),
 		taintWait:  taintWait,
+		checks:     newChecks(),
 	}
 	c.dial = func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", c.socket)

@@ -21,7 +21,7 @@ const (
 	declareMax = 30 * time.Second
 )
 
-// Device is a device of the driver's ResourceSlice and the part of the machine behind it, which the agent
+// Device is a device of the driver's ResourceSlice, and the part of the machine behind it, which the agent
 // evaluates. The limits of the values are those of docs/declared-devices.md; the agent checks them.
 type Device struct {
 	// Name is the name in the ResourceSlice.
@@ -31,7 +31,8 @@ type Device struct {
 	Pool string
 	// Lease is how long the kubelet uses a verdict, in whole seconds; 0: the agent's default.
 	Lease time.Duration
-	// Part is CPUs, Hugepages, Memory, GPU, NIC or PCI.
+	// Part is CPUs, Hugepages, Memory, GPU, NIC or PCI; nil: only the driver's own checks evaluate the device,
+	// see Check.
 	Part Part
 }
 
@@ -136,13 +137,7 @@ type declaration struct {
 // Declare returns at once. OnError gets the agent's refusal once; invalid devices are not declared again
 // until the next call. An agent that is too old for declarations is not an error.
 func (c *Client) Declare(devices ...Device) {
-	declared := &declaration{devices: make([]*pb.DeclaredDevice, 0, len(devices))}
-	for _, device := range devices {
-		declared.devices = append(declared.devices, messageOf(device))
-	}
-	c.declared.Store(declared)
-	c.declareSoon()
-	c.declareOnce.Do(func() { c.inBackground(c.keepDeclared) })
+	c.redeclare(append([]Device{}, devices...))
 }
 
 func (c *Client) declareSoon() {
@@ -168,6 +163,15 @@ func (c *Client) keepDeclared() {
 			case <-time.After(pause):
 			}
 		}
+	}
+}
+
+// declareAgain declares the devices and sends the results of checks before a stream begins: the agent may be a
+// new one.
+func (c *Client) declareAgain(ctx context.Context) {
+	c.checks.resend()
+	if c.sync(ctx) != nil {
+		c.declareSoon()
 	}
 }
 

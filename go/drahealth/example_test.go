@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"os"
 	"time"
 
@@ -69,6 +70,35 @@ func ExampleTaints_Without() {
 		fmt.Println(taint.Key)
 	}
 	// Output: gpu.example.com/lost
+}
+
+// A check of the driver's own: the device file must be a character device. Check comes before Declare.
+func ExampleClient_Check() {
+	agent, err := drahealth.New("card.example.com")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer agent.Close()
+	err = agent.Check(drahealth.HealthCheck{
+		Name: "device-file", Every: 5 * time.Second, Timeout: 2 * time.Second, RaiseAfter: 1,
+		Run: func(_ context.Context, device drahealth.Device) (*drahealth.Finding, error) {
+			path := "/dev/" + device.Name
+			info, err := os.Stat(path)
+			switch {
+			case errors.Is(err, os.ErrNotExist):
+				return drahealth.Unhealthy("card.missing", "%s does not exist", path), nil
+			case err != nil:
+				return nil, err // no result: the device becomes Unknown
+			case info.Mode()&os.ModeCharDevice == 0:
+				return drahealth.Unhealthy("card.no_device", "%s is not a character device", path), nil
+			}
+			return nil, nil
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	agent.Declare(drahealth.Device{Name: "card-0", Pool: "node-1"})
 }
 
 // A driver that prepares claims in parallel.

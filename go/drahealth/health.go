@@ -45,6 +45,7 @@ func (c *Client) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 			if got.err != nil {
 				updates = relay.lost(reasonOf(got.err), c.declared.Load(), time.Now())
 			} else {
+				got.devices = c.checks.hide(got.devices, time.Now())
 				updates = relay.received(got, time.Now())
 			}
 		case <-timer.C:
@@ -97,9 +98,7 @@ func (c *Client) readHealth(ctx context.Context, lists chan<- list) {
 
 // readStream reads one stream until it ends.
 func (c *Client) readStream(ctx context.Context, lists chan<- list) error {
-	if c.sync(ctx) != nil {
-		c.declareSoon()
-	}
+	c.declareAgain(ctx)
 	stream, err := healthv1.NewDRAResourceHealthClient(c.conn).NodeWatchResources(ctx, &healthv1.NodeWatchResourcesRequest{})
 	if err != nil {
 		return err

@@ -124,9 +124,7 @@ func (c *Client) readTaints(ctx context.Context, newest chan Taints) {
 }
 
 func (c *Client) readTaintStream(ctx context.Context, newest chan Taints) error {
-	if c.sync(ctx) != nil {
-		c.declareSoon()
-	}
+	c.declareAgain(ctx)
 	stream, err := c.link.WatchTaints(ctx, &pb.WatchTaintsRequest{})
 	if err != nil {
 		return err

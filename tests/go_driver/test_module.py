@@ -76,6 +76,21 @@ func main() {{ println(drahealth.{call}"gpu.link", "link %d is down", "two").Err
     assert "format %d has arg" in done.stderr
 
 
+@pytest.mark.parametrize("severity", ["Unhealthy", "Degraded", "Unknown"])
+def test_vet_finds_wrong_formats_of_findings(library: GoModule, tmp_path: Path, severity: str) -> None:
+    user = library.used_by(USER, tmp_path / "driver")
+    (user.directory / "main.go").write_text(
+        f"""package main
+
+import "{LIBRARY_PATH}/drahealth"
+
+func main() {{ println(drahealth.{severity}("gpu.link", "link %d is down", "two").Evidence) }}
+"""
+    )
+    done = user.go("vet", "-mod=mod", ".")
+    assert "format %d has arg" in done.stderr
+
+
 def test_library_requires_no_module_that_the_helper_does_not(library: GoModule) -> None:
     """A driver with the kubeletplugin helper downloads nothing else."""
     required = set(
@@ -153,6 +168,8 @@ type driver struct {{
 
 func (d *driver) HandleError(context.Context, error, string) {{}}
 
+func linkState(context.Context, string) (string, error) {{ return "up", nil }}
+
 // What the helper needs, and an older one.
 var _ kubeletplugin.DRAPlugin = &driver{{}}
 
@@ -175,7 +192,7 @@ def test_readme_blocks_compile(library: GoModule, tmp_path: Path) -> None:
     blocks = re.findall(r"^```go\n(.*?)^```$", (LIBRARY / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     methods = [block for block in blocks if "func (" in block]
     statements = [block for block in blocks if "func (" not in block]
-    assert (len(methods), len(statements)) == (2, 2)
+    assert (len(methods), len(statements)) == (2, 3)
     options = re.findall(r"`(kubeletplugin\.[^`]*)`", (LIBRARY / "README.md").read_text())
     body = "".join([*statements, *(f"_ = {option}\n" for option in options)])
     user = library.used_by(USER, tmp_path / "driver")

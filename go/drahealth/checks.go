@@ -1,0 +1,537 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package drahealth
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	pb "drahealth.example.com/go/drahealthv1"
+)
+
+const (
+	// everyMin and everyMax limit the period of a check.
+	everyMin = 100 * time.Millisecond
+	everyMax = time.Hour
+	// countMax limits RaiseAfter and ClearAfter.
+	countMax = 1000
+	// checksMax limits the checks of a driver: the agent has this limit for each device.
+	checksMax = 8
+	// runsMax limits the checks that run at once; a hung one frees its slot at its timeout.
+	runsMax = 16
+	// batchMax limits the results of one request, which is below the agent's 512 KiB with the longest texts.
+	batchMax = 128
+	// reportChecksTimeout limits a call with results.
+	reportChecksTimeout = 5 * time.Second
+	// leaseMin is the shortest lease of a result.
+	leaseMin = 3 * time.Second
+	// noAnswerInTime is the reason of a run that did not end within the check's timeout.
+	noAnswerInTime = "no answer within the check's timeout"
+	// noChecks is the message of a device with checks that an agent without ReportChecks takes for Healthy.
+	noChecks = "drahealth agent does not know the driver's own checks: update the agent"
+)
+
+// Severity is the effect of a Finding on its device.
+type Severity int
+
+const (
+	// SeverityUnknown: the health cannot be determined.
+	SeverityUnknown Severity = iota
+	// SeverityDegraded: the device works worse than it should; Healthy, with a message.
+	SeverityDegraded
+	// SeverityUnhealthy: the device cannot be used.
+	SeverityUnhealthy
+)
+
+// Finding is a fault that a check found.
+type Finding struct {
+	// Code is a stable dotted code of the driver, "fpga.bank_locked".
+	Code     string
+	Severity Severity
+	// Evidence is one line with the compared numbers, but without times, addresses or counters: each change
+	// of the text is reported to the kubelet. The agent cuts it to 500 bytes.
+	Evidence string
+	// Advice is what the operator should do; may be empty.
+	Advice string
+	// Repair is the repair that ends the fault, for programs that act on reports.
+	Repair Repair
+}
+
+// Unhealthy returns the finding of a device that cannot be used; the format is that of fmt.Sprintf.
+func Unhealthy(code, format string, args ...any) *Finding {
+	return &Finding{Code: code, Severity: SeverityUnhealthy, Evidence: fmt.Sprintf(format, args...)}
+}
+
+// Degraded returns the finding of a device that works worse than it should: it stays Healthy, with a message.
+func Degraded(code, format string, args ...any) *Finding {
+	return &Finding{Code: code, Severity: SeverityDegraded, Evidence: fmt.Sprintf(format, args...)}
+}
+
+// Unknown returns the finding of a device whose health cannot be determined.
+func Unknown(code, format string, args ...any) *Finding {
+	return &Finding{Code: code, Severity: SeverityUnknown, Evidence: fmt.Sprintf(format, args...)}
+}
+
+// HealthCheck is a check of the driver's own, which the client runs periodically on each device.
+type HealthCheck struct {
+	// Name is a DNS label.
+	Name string
+	// Every is the time between two runs, 100 ms to an hour.
+	Every time.Duration
+	// Timeout is the longest duration of a run; 0: Every. The context of Run ends then. A run that ignores
+	// that has no result, and no other run begins until it has returned.
+	Timeout time.Duration
+	// Devices returns whether a device is checked; nil: all declared devices are.
+	Devices func(Device) bool
+	// RaiseAfter is the number of consecutive runs with a fault that raise it, ClearAfter that of runs
+	// without it that clear it; 0: 3.
+	RaiseAfter, ClearAfter int
+	// Run checks a device. It returns nil, nil for no fault. After an error the run has no result: after
+	// RaiseAfter such runs the device is Unknown, and a fault that was raised before stays. Runs of
+	// several devices may be concurrent.
+	Run func(context.Context, Device) (*Finding, error)
+}
+
+// Check runs a check on the devices of Declare, present and later ones, until the client is closed, and
+// reports the results to the agent. It is called before Declare, so that no device is reported before its first
+// result.
+//
+// A result has a lease of three periods and the timeout. If the driver, or the check, stops, its devices
+// become Unknown when the lease ends, and never stay Healthy. So they are while the agent has no result, and
+// with an agent that is too old for checks, of which OnError gets an error.
+func (c *Client) Check(check HealthCheck) error {
+	check.Timeout = cmp.Or(check.Timeout, check.Every)
+	if err := c.checks.add(check); err != nil {
+		return fmt.Errorf("drahealth: check %q: %w", check.Name, err)
+	}
+	c.checks.start.Do(func() { c.inBackground(c.sendResults) })
+	c.redeclare(nil)
+	return nil
+}
+
+// checkKey identifies a check of a device.
+type checkKey struct {
+	check string
+	device
+}
+
+// result is the newest result of a check of a device.
+type result struct {
+	outcome
+	check  *HealthCheck
+	number int64 // of the run
+	ended  time.Time
+}
+
+// checks has the driver's checks and their newest results.
+type checks struct {
+	start  sync.Once
+	wake   chan struct{} // capacity 1; full: results are to be sent
+	slots  chan struct{} // capacity runsMax; one entry for each run
+	mu     sync.Mutex
+	all    []HealthCheck
+	given  []Device // the devices of Declare; nil: not called
+	runs   map[checkKey]*checkRun
+	newest map[checkKey]result
+	unsent map[checkKey]bool
+	absent bool // the agent does not have ReportChecks
+	failed bool // OnError got the agent's refusal of a result
+}
+
+// checkRun is a check of a device that runs periodically.
+type checkRun struct {
+	check  HealthCheck
+	device Device
+	cancel context.CancelFunc
+}
+
+func newChecks() *checks {
+	return &checks{
+		wake: make(chan struct{}, 1), slots: make(chan struct{}, runsMax),
+		runs: map[checkKey]*checkRun{}, newest: map[checkKey]result{}, unsent: map[checkKey]bool{},
+	}
+}
+
+// add adds a check, or returns what is wrong with it.
+func (k *checks) add(check HealthCheck) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	wrong := validation.IsDNS1123Label(check.Name)
+	switch {
+	case len(wrong) > 0:
+		return errors.New("name: " + wrong[0])
+	case check.Every < everyMin || check.Every > everyMax:
+		return fmt.Errorf("every %s is not within %s and %s", check.Every, everyMin, everyMax)
+	case check.Timeout < 0 || check.Timeout > everyMax:
+		return fmt.Errorf("timeout %s is not within 0 and %s", check.Timeout, everyMax)
+	case min(check.RaiseAfter, check.ClearAfter) < 0 || max(check.RaiseAfter, check.ClearAfter) > countMax:
+		return fmt.Errorf("raise after %d, clear after %d: not within 0 and %d", check.RaiseAfter, check.ClearAfter, countMax)
+	case check.Run == nil:
+		return errors.New("has no function Run")
+	case slices.ContainsFunc(k.all, func(other HealthCheck) bool { return other.Name == check.Name }):
+		return errors.New("the name is taken")
+	case len(k.all) == checksMax:
+		return fmt.Errorf("the driver has %d checks already", checksMax)
+	}
+	k.all = append(k.all, check)
+	return nil
+}
+
+// redeclare declares devices with the names of their checks, and starts and ends checks accordingly. Nil
+// devices are those of the last call of Declare, if there was one.
+func (c *Client) redeclare(devices []Device) {
+	k := c.checks
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if devices != nil {
+		k.given = devices
+	} else if k.given == nil {
+		return
+	}
+	declared := &declaration{devices: make([]*pb.DeclaredDevice, 0, len(k.given))}
+	wanted := map[checkKey]bool{}
+	for _, one := range k.given {
+		message := messageOf(one)
+		for _, check := range k.all {
+			if check.Devices != nil && !check.Devices(one) {
+				continue
+			}
+			key := checkKey{check.Name, device{one.Pool, one.Name}}
+			message.Checks = append(message.Checks, check.Name)
+			wanted[key] = true
+			if run := k.runs[key]; run != nil {
+				run.device = one
+				continue
+			}
+			ctx, cancel := context.WithCancel(c.background)
+			run := &checkRun{check: check, device: one, cancel: cancel}
+			k.runs[key] = run
+			c.inBackground(func() { c.runPeriodically(ctx, key, run) })
+		}
+		declared.devices = append(declared.devices, message)
+	}
+	for key, run := range k.runs {
+		if !wanted[key] {
+			run.cancel()
+			delete(k.runs, key)
+			delete(k.newest, key)
+			delete(k.unsent, key)
+		}
+	}
+	c.declared.Store(declared)
+	c.declareSoon()
+	c.declareOnce.Do(func() { c.inBackground(c.keepDeclared) })
+}
+
+// runPeriodically runs a check of a device until ctx is done. The length of the first period is random, so
+// that the checks of many devices do not run at once.
+func (c *Client) runPeriodically(ctx context.Context, key checkKey, run *checkRun) {
+	every := run.check.Every
+	due := time.Now()
+	period := every/2 + rand.N(every/2+1)
+	var hung <-chan outcome // the last run has not returned
+	for number := int64(1); ; number++ {
+		var found outcome
+		found, hung = c.runOnce(ctx, run, hung)
+		if ctx.Err() != nil {
+			return
+		}
+		c.checks.set(key, run, result{found, &run.check, number, time.Now()})
+		due = due.Add(period)
+		period = every
+		if late := time.Since(due); late > 0 {
+			due = due.Add(late.Truncate(every) + every)
+		}
+		if !sleep(ctx, time.Until(due)) {
+			return
+		}
+	}
+}
+
+// outcome is what a run of a check returned.
+type outcome struct {
+	finding *Finding
+	err     error
+}
+
+// runOnce runs a check, unless its last run has not returned. It returns a channel with the outcome of a
+// run that did not return in time.
+func (c *Client) runOnce(ctx context.Context, run *checkRun, hung <-chan outcome) (outcome, <-chan outcome) {
+	late := outcome{err: errors.New(noAnswerInTime)}
+	if hung != nil {
+		select {
+		case <-hung: // a result that is too late does not count
+		default:
+			return late, hung
+		}
+	}
+	waited := time.NewTimer(run.check.Every)
+	defer waited.Stop()
+	select {
+	case c.checks.slots <- struct{}{}:
+		defer func() { <-c.checks.slots }()
+	case <-waited.C:
+		return outcome{err: fmt.Errorf("not run: %d checks are running", runsMax)}, nil
+	case <-ctx.Done():
+		return outcome{}, nil
+	}
+	timed, cancel := context.WithTimeout(ctx, run.check.Timeout)
+	returned := make(chan outcome, 1)
+	go func() {
+		defer cancel()
+		finding, err := run.check.Run(timed, c.checks.deviceOf(run))
+		returned <- outcome{finding, err}
+	}()
+	select {
+	case found := <-returned:
+		if found.err != nil && timed.Err() == context.DeadlineExceeded {
+			found = late // whatever the error says: the text must be the same each time
+		}
+		return found, nil
+	case <-timed.Done():
+		return late, returned
+	}
+}
+
+func (k *checks) deviceOf(run *checkRun) Device {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return run.device
+}
+
+// set replaces the newest result, unless the device is no longer checked.
+func (k *checks) set(key checkKey, run *checkRun, newest result) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.runs[key] == run {
+		k.newest[key] = newest
+		k.unsent[key] = true
+		k.sendSoon()
+	}
+}
+
+// resend sends all newest results again: the agent may be a new one, which has none.
+func (k *checks) resend() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for key := range k.newest {
+		k.unsent[key] = true
+	}
+	k.sendSoon()
+}
+
+func (k *checks) sendSoon() {
+	select {
+	case k.wake <- struct{}{}:
+	default: // sending is already due
+	}
+}
+
+// take returns results that are to be sent, with their ages, and their keys.
+func (k *checks) take() (keys []checkKey, results []*pb.CheckResult) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for key := range k.unsent {
+		if len(keys) == batchMax {
+			break
+		}
+		delete(k.unsent, key)
+		keys = append(keys, key)
+		results = append(results, messageOfResult(key, k.newest[key]))
+	}
+	return keys, results
+}
+
+// putBack marks results as unsent.
+func (k *checks) putBack(keys []checkKey) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, key := range keys {
+		if _, known := k.newest[key]; known {
+			k.unsent[key] = true
+		}
+	}
+}
+
+func messageOfResult(key checkKey, newest result) *pb.CheckResult {
+	check := newest.check
+	message := &pb.CheckResult{
+		Check:      key.check,
+		Pool:       key.pool,
+		Device:     key.name,
+		EveryS:     check.Every.Seconds(),
+		LeaseS:     max(3*check.Every+check.Timeout, leaseMin).Seconds(),
+		AgeS:       time.Since(newest.ended).Seconds(),
+		RaiseAfter: int64(check.RaiseAfter),
+		ClearAfter: int64(check.ClearAfter),
+		Run:        newest.number,
+	}
+	switch found := newest.finding; {
+	case newest.err != nil:
+		message.Outcome = &pb.CheckResult_NoResult{NoResult: cutBytes(oneLine(newest.err.Error()), evidenceMax)}
+	case found == nil:
+		message.Outcome = &pb.CheckResult_NoFault{NoFault: &pb.NoFault{}}
+	default:
+		message.Outcome = &pb.CheckResult_Finding{Finding: &pb.CheckFinding{
+			Code:     found.Code,
+			Severity: severityOf(found.Severity),
+			Evidence: cutBytes(oneLine(found.Evidence), evidenceMax),
+			Advice:   cutBytes(oneLine(found.Advice), evidenceMax),
+			Repair:   messageOfRepair(found.Repair),
+		}}
+	}
+	return message
+}
+
+func severityOf(severity Severity) pb.CheckSeverity {
+	switch severity {
+	case SeverityDegraded:
+		return pb.CheckSeverity_CHECK_SEVERITY_DEGRADED
+	case SeverityUnhealthy:
+		return pb.CheckSeverity_CHECK_SEVERITY_UNHEALTHY
+	default:
+		return pb.CheckSeverity_CHECK_SEVERITY_UNKNOWN
+	}
+}
+
+// messageOfRepair is the inverse of repairOf.
+func messageOfRepair(repair Repair) pb.DeviceRepair {
+	for number := range pb.DeviceRepair_name {
+		if repairOf(pb.DeviceRepair(number)) == repair {
+			return pb.DeviceRepair(number)
+		}
+	}
+	return pb.DeviceRepair_DEVICE_REPAIR_NONE
+}
+
+// sendResults sends new results until the client is closed, and again after an error that can pass.
+func (c *Client) sendResults() {
+	pause := retryMin
+	for {
+		select {
+		case <-c.background.Done():
+			return
+		case <-c.checks.wake:
+		}
+		for keys, results := c.checks.take(); len(keys) > 0; keys, results = c.checks.take() {
+			if err := c.sendBatch(results); err == nil {
+				pause = retryMin
+				continue
+			}
+			c.checks.putBack(keys)
+			if !sleep(c.background, pause) {
+				return
+			}
+			pause = min(2*pause, retryMax)
+		}
+	}
+}
+
+// sendBatch sends results. It returns an error if a repetition can help.
+func (c *Client) sendBatch(results []*pb.CheckResult) error {
+	ctx, cancel := context.WithTimeout(c.background, reportChecksTimeout)
+	defer cancel()
+	_, err := c.link.ReportChecks(ctx, &pb.ReportChecksRequest{Results: results})
+	switch code := status.Code(err); code {
+	case codes.OK:
+		c.checks.answered(false)
+		return nil
+	case codes.Unimplemented:
+		if c.checks.answered(true) {
+			c.complain(ctx, err, noChecks)
+			c.disconnect() // the agent sends all devices again
+		}
+		return nil
+	case codes.InvalidArgument:
+		return c.sendEach(ctx, results, err)
+	default:
+		return err
+	}
+}
+
+// sendEach sends results one at a time, because the agent refuses a request with a result that is not valid.
+// A refused result becomes one without a result, with the agent's text, so that its device is Unknown.
+func (c *Client) sendEach(ctx context.Context, results []*pb.CheckResult, refusal error) error {
+	if len(results) > 1 {
+		for _, one := range results {
+			if err := c.sendBatch([]*pb.CheckResult{one}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if c.checks.refused() {
+		c.complain(ctx, refusal, "the drahealth agent refused the result of a check")
+	}
+	one := results[0]
+	if _, again := one.GetOutcome().(*pb.CheckResult_NoResult); again {
+		return nil
+	}
+	text := "result refused: " + status.Convert(refusal).Message()
+	one.Outcome = &pb.CheckResult_NoResult{NoResult: cutBytes(oneLine(text), evidenceMax)}
+	return c.sendBatch(results)
+}
+
+// answered notes whether the agent has ReportChecks; it returns true if it was not known that it has not.
+func (k *checks) answered(absent bool) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	is := absent && !k.absent
+	k.absent = absent
+	return is
+}
+
+// refused notes a refused result; it returns true for the first one.
+func (k *checks) refused() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	first := !k.failed
+	k.failed = true
+	return first
+}
+
+// hide makes the devices of a list Unknown that have checks which the agent does not know, and adds those that
+// the list does not have, because the agent may have refused them.
+func (k *checks) hide(devices []kubeletplugin.DeviceHealth, now time.Time) []kubeletplugin.DeviceHealth {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.absent {
+		return devices
+	}
+	missing := map[device]bool{} // a device without a pool has the node's name as pool
+	for key := range k.runs {
+		missing[key.device] = true
+	}
+	for at := range devices {
+		one := &devices[at]
+		for _, key := range []device{{one.PoolName, one.DeviceName}, {"", one.DeviceName}} {
+			if missing[key] {
+				delete(missing, key)
+				if one.Health == kubeletplugin.HealthStatusHealthy {
+					one.Health, one.Message = kubeletplugin.HealthStatusUnknown, noChecks
+				}
+			}
+		}
+	}
+	for key := range missing {
+		if key.pool != "" {
+			devices = append(devices, kubeletplugin.DeviceHealth{
+				PoolName: key.pool, DeviceName: key.name, Health: kubeletplugin.HealthStatusUnknown,
+				LastUpdated: now, HealthCheckTimeout: defaultLease, Message: noChecks,
+			})
+		}
+	}
+	return devices
+}

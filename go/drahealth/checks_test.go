@@ -1,0 +1,403 @@
+// Copyright The drahealth Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package drahealth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	pb "drahealth.example.com/go/drahealthv1"
+)
+
+// card is a device that only the driver's checks evaluate.
+func card(name string) Device { return Device{Name: name, Pool: "node-1"} }
+
+// reported records the results that the agent receives.
+type reported struct{ journal[*pb.CheckResult] }
+
+func (r *reported) take(_ context.Context, request *pb.ReportChecksRequest) error {
+	for _, one := range request.GetResults() {
+		r.add(one)
+	}
+	return nil
+}
+
+// texts returns a line for each result.
+func (r *reported) texts() (lines []string) {
+	for _, one := range r.entries() {
+		text := "no fault"
+		switch outcome := one.GetOutcome().(type) {
+		case *pb.CheckResult_NoResult:
+			text = outcome.NoResult
+		case *pb.CheckResult_Finding:
+			text = outcome.Finding.GetCode() + " " + outcome.Finding.GetEvidence()
+		}
+		lines = append(lines, fmt.Sprintf("%s %d: %s", one.GetDevice(), one.GetRun(), text))
+	}
+	return lines
+}
+
+func add(t *testing.T, c *Client, check HealthCheck) {
+	t.Helper()
+	if err := c.Check(check); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCheckRunsOnEachDeviceAndItsResultsAreReported(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		var declared journal[*pb.SyncDevicesRequest]
+		a.checks = r.take
+		a.sync = func(_ context.Context, request *pb.SyncDevicesRequest) error {
+			declared.add(request)
+			return nil
+		}
+		a.start()
+		add(t, c, HealthCheck{
+			Name: "link", Every: 10 * second, Timeout: 2 * second, RaiseAfter: 1,
+			Devices: func(device Device) bool { return device.Name != "other" },
+			Run: func(_ context.Context, device Device) (*Finding, error) {
+				switch device.Name {
+				case "bad":
+					finding := Unhealthy("card.link", "link %d is down", 2)
+					finding.Advice, finding.Repair = "reset it", RepairResetDevice
+					return finding, nil
+				case "sick":
+					return nil, errors.New("no driver")
+				}
+				return nil, nil
+			},
+		})
+		c.Declare(card("good"), card("bad"), card("sick"), card("other"))
+		got := r.texts()
+		slices.Sort(got)
+		if want := []string{"bad 1: card.link link 2 is down", "good 1: no fault", "sick 1: no driver"}; !slices.Equal(got, want) {
+			t.Errorf("reported %q, not %q", got, want)
+		}
+		for _, one := range r.entries() {
+			if one.GetDevice() == "bad" {
+				one.AgeS = 0
+				want := &pb.CheckResult{
+					Check: "link", Pool: "node-1", Device: "bad", EveryS: 10, LeaseS: 32, RaiseAfter: 1, Run: 1,
+					Outcome: &pb.CheckResult_Finding{Finding: &pb.CheckFinding{
+						Code: "card.link", Severity: pb.CheckSeverity_CHECK_SEVERITY_UNHEALTHY,
+						Evidence: "link 2 is down", Advice: "reset it",
+						Repair: pb.DeviceRepair_DEVICE_REPAIR_RESET_DEVICE,
+					}},
+				}
+				if !proto.Equal(one, want) {
+					t.Errorf("reported %v, not %v", one, want)
+				}
+			}
+		}
+		newest := declared.entries()[len(declared.entries())-1]
+		var checked []string
+		for _, one := range newest.GetDevices() {
+			checked = append(checked, one.GetName()+"="+strings.Join(one.GetChecks(), ","))
+		}
+		if want := []string{"good=link", "bad=link", "sick=link", "other="}; !slices.Equal(checked, want) {
+			t.Errorf("declared %q, not %q", checked, want)
+		}
+		time.Sleep(40 * second)
+		if runs := len(r.entries()); runs < 4*3 || runs > 5*3 {
+			t.Errorf("%d runs of three devices in 40 s", runs)
+		}
+	})
+}
+
+func TestHungCheckHasNoResultInEachPeriodAndIsNotCalledTwice(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		var calls atomic.Int32
+		release := make(chan struct{})
+		a.checks = r.take
+		a.start()
+		add(t, c, HealthCheck{
+			Name: "link", Every: 10 * second, Timeout: 2 * second,
+			Run: func(context.Context, Device) (*Finding, error) {
+				if calls.Add(1) == 1 {
+					<-release // ignores its context
+				}
+				return nil, nil
+			},
+		})
+		c.Declare(card("a"))
+		time.Sleep(35 * second)
+		got := r.texts()
+		if len(got) < 4 || calls.Load() != 1 {
+			t.Errorf("%d calls, reported %q", calls.Load(), got)
+		}
+		for _, line := range got {
+			if !strings.HasSuffix(line, noAnswerInTime) {
+				t.Errorf("reported %q", line)
+			}
+		}
+		close(release)
+		time.Sleep(11 * second)
+		if got := r.texts(); !strings.HasSuffix(got[len(got)-1], "no fault") || calls.Load() < 2 {
+			t.Errorf("after its return: %d calls, reported %q", calls.Load(), got)
+		}
+	})
+}
+
+func TestCheckThatReturnsItsContextsErrorHasTheSameTextAsAHungOne(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = r.take
+		a.start()
+		add(t, c, HealthCheck{Name: "link", Every: second, Run: func(ctx context.Context, _ Device) (*Finding, error) {
+			<-ctx.Done()
+			return nil, fmt.Errorf("after %s: %w", time.Now(), ctx.Err())
+		}})
+		c.Declare(card("a"))
+		time.Sleep(5 * second)
+		for _, line := range r.texts() {
+			if !strings.HasSuffix(line, noAnswerInTime) {
+				t.Errorf("reported %q", line)
+			}
+		}
+	})
+}
+
+func TestNewAgentGetsTheNewestResultsWithTheirAge(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = r.take
+		a.health = sendLists(healthy("a"))
+		a.start()
+		add(t, c, HealthCheck{Name: "link", Every: time.Hour, Run: func(context.Context, Device) (*Finding, error) {
+			return nil, nil
+		}})
+		c.Declare(card("a"))
+		k := startKubelet(ctx, c)
+		synctest.Wait()
+		time.Sleep(60 * second)
+		a.stop()
+		before := len(r.entries())
+		time.Sleep(60 * second)
+		a.start()
+		time.Sleep(5 * second)
+		all := r.entries()
+		newest := all[len(all)-1]
+		if len(all) == before || newest.GetRun() != 1 || newest.GetAgeS() < 119 || newest.GetAgeS() > 126 {
+			t.Errorf("%d results before the restart, then %v", before, all[before:])
+		}
+		k.received(t)
+	})
+}
+
+func TestResultsOfAnAbsentAgentAreReplacedByNewerOnes(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		var runs atomic.Int64
+		a.checks = r.take
+		add(t, c, HealthCheck{Name: "link", Every: 10 * second, Run: func(context.Context, Device) (*Finding, error) {
+			return Degraded("card.slow", "run %d", runs.Add(1)), nil
+		}})
+		c.Declare(card("a"))
+		time.Sleep(95 * second)
+		a.start()
+		newest := runs.Load()
+		time.Sleep(3 * second)
+		if got := r.entries(); len(got) == 0 || got[0].GetRun() < newest {
+			t.Errorf("reported %v, the newest run was %d", got, newest)
+		}
+	})
+}
+
+func TestDevicesWithChecksAreUnknownWithAnAgentThatDoesNotKnowThem(t *testing.T) {
+	var complaints journal[string]
+	note := OnError(func(_ context.Context, err error, msg string) { complaints.add(msg) })
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendLists(healthy("a"), healthy("b"))
+		a.start()
+		add(t, c, HealthCheck{
+			Name: "link", Every: 10 * second, Devices: func(device Device) bool { return device.Name == "a" },
+			Run: func(context.Context, Device) (*Finding, error) { return nil, nil },
+		})
+		c.Declare(cpu("a"), cpu("b"))
+		k := startKubelet(ctx, c)
+		time.Sleep(5 * second)
+		newest := map[string]reportedHealth{}
+		for _, one := range k.received(t) {
+			newest[one.device] = one
+		}
+		if a, b := newest["a"], newest["b"]; a.health != kubeletplugin.HealthStatusUnknown || a.text != noChecks ||
+			b.health != kubeletplugin.HealthStatusHealthy {
+			t.Errorf("the kubelet has %v", newest)
+		}
+		a.stop()
+		a.checks = func(context.Context, *pb.ReportChecksRequest) error { return nil }
+		a.start()
+		time.Sleep(15 * second)
+		a.stop()
+		a.start()
+		time.Sleep(5 * second)
+		for _, one := range k.received(t) {
+			newest[one.device] = one
+		}
+		if newest["a"].health != kubeletplugin.HealthStatusHealthy {
+			t.Errorf("after the agent's update the kubelet has %v", newest)
+		}
+		if got, want := complaints.entries(), []string{noChecks}; !slices.Equal(got, want) {
+			t.Errorf("OnError got %q, not %q", got, want)
+		}
+	}, note)
+}
+
+func TestDevicesThatAnOldAgentRefusesAreUnknownWithTheReason(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.sync = func(context.Context, *pb.SyncDevicesRequest) error {
+			return status.Error(codes.InvalidArgument, "devices[0].part: not set, or unknown to this agent")
+		}
+		a.health = sendEvery(10*second, healthy("cpu-node0"), healthy("cpu-node0"))
+		a.start()
+		add(t, c, HealthCheck{Name: "link", Every: 10 * second, Run: func(context.Context, Device) (*Finding, error) {
+			return nil, nil
+		}})
+		c.Declare(card("a"))
+		k := startKubelet(ctx, c)
+		time.Sleep(25 * second)
+		var newest reportedHealth
+		for _, one := range k.received(t) {
+			if one.device == "a" {
+				newest = one
+			}
+		}
+		if newest.health != kubeletplugin.HealthStatusUnknown || newest.text != noChecks || newest.lease != defaultLease {
+			t.Errorf("the kubelet has %v", newest)
+		}
+	})
+}
+
+func TestRefusedResultBecomesNoResult(t *testing.T) {
+	var complaints journal[string]
+	note := OnError(func(_ context.Context, err error, msg string) { complaints.add(msg) })
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = func(ctx context.Context, request *pb.ReportChecksRequest) error {
+			for _, one := range request.GetResults() {
+				if one.GetFinding().GetCode() == "nodots" {
+					return status.Error(codes.InvalidArgument, "finding code 'nodots' is not a dotted code")
+				}
+			}
+			return r.take(ctx, request)
+		}
+		a.start()
+		add(t, c, HealthCheck{Name: "link", Every: 10 * second, Run: func(_ context.Context, device Device) (*Finding, error) {
+			if device.Name == "a" {
+				return Unhealthy("nodots", "x"), nil
+			}
+			return nil, nil
+		}})
+		c.Declare(card("a"), card("b"))
+		time.Sleep(25 * second)
+		seen := map[string]bool{}
+		for _, line := range r.texts() {
+			device, _, _ := strings.Cut(line, " ")
+			_, text, _ := strings.Cut(line, ": ")
+			seen[device+": "+text] = true
+		}
+		if want := "a: result refused: finding code 'nodots' is not a dotted code"; len(seen) != 2 || !seen[want] || !seen["b: no fault"] {
+			t.Errorf("reported %v", seen)
+		}
+		if got := complaints.entries(); len(got) != 1 {
+			t.Errorf("OnError got %q", got)
+		}
+	}, note)
+}
+
+func TestRemovedDeviceIsNoLongerChecked(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		a.checks = r.take
+		a.start()
+		var runs atomic.Int64
+		add(t, c, HealthCheck{Name: "link", Every: second, Run: func(_ context.Context, device Device) (*Finding, error) {
+			runs.Add(1)
+			return Unknown("card.part", "%v", device.Part), nil
+		}})
+		c.Declare(card("a"), card("b"))
+		time.Sleep(5 * second)
+		c.Declare(Device{Name: "a", Pool: "node-1", Part: PCI{Address: "0000:01:00.0"}})
+		time.Sleep(2 * second)
+		before, ran := len(r.texts()), runs.Load()
+		time.Sleep(5 * second)
+		if more := runs.Load() - ran; more > 6 {
+			t.Errorf("%d runs in 5 s", more)
+		}
+		for _, line := range r.texts()[before:] {
+			if !strings.HasPrefix(line, "a ") || !strings.HasSuffix(line, "{0000:01:00.0 }") {
+				t.Errorf("reported %q", line)
+			}
+		}
+	})
+}
+
+func TestHungChecksDoNotDelayOthersForLongerThanTheirTimeout(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var r reported
+		release := make(chan struct{})
+		defer close(release)
+		a.checks = r.take
+		a.start()
+		add(t, c, HealthCheck{
+			Name: "link", Every: 20 * second, Timeout: 2 * second,
+			Run: func(_ context.Context, device Device) (*Finding, error) {
+				if strings.HasPrefix(device.Name, "hung") {
+					<-release
+				}
+				return nil, nil
+			},
+		})
+		devices := []Device{card("well")}
+		for number := range 32 {
+			devices = append(devices, card(fmt.Sprintf("hung-%d", number)))
+		}
+		c.Declare(devices...)
+		time.Sleep(6 * second)
+		if got := r.texts(); !slices.Contains(got, "well 1: no fault") || len(got) != len(devices) {
+			t.Errorf("reported %q", got)
+		}
+	})
+}
+
+func TestWrongCheckIsAnError(t *testing.T) {
+	run := func(context.Context, Device) (*Finding, error) { return nil, nil }
+	withFakeClock(t, func(_ context.Context, t *testing.T, _ *fakeAgent, c *Client) {
+		add(t, c, HealthCheck{Name: "taken", Every: second, Run: run})
+		for want, check := range map[string]HealthCheck{
+			"name: ":                   {Name: "Link", Every: second, Run: run},
+			"every 1ms is not within":  {Name: "a", Every: time.Millisecond, Run: run},
+			"timeout 2h0m0s":           {Name: "a", Every: second, Timeout: 2 * time.Hour, Run: run},
+			"raise after -1":           {Name: "a", Every: second, RaiseAfter: -1, Run: run},
+			"has no function Run":      {Name: "a", Every: second},
+			"the name is taken":        {Name: "taken", Every: second, Run: run},
+			"clear after 1001: not wi": {Name: "a", Every: second, ClearAfter: 1001, Run: run},
+		} {
+			if err := c.Check(check); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%q is not in %v", want, err)
+			}
+		}
+		for number := range checksMax - 1 {
+			add(t, c, HealthCheck{Name: fmt.Sprintf("n-%d", number), Every: second, Run: run})
+		}
+		if err := c.Check(HealthCheck{Name: "more", Every: second, Run: run}); err == nil {
+			t.Error("a check too many is accepted")
+		}
+	})
+}
