@@ -1,6 +1,7 @@
 """``drahealth new-driver``: the new driver's own tests pass, and its files agree with each other."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,15 +10,16 @@ import pytest
 import yaml
 
 from agent.cli.main import main as drahealth
-from agent.cli.new_driver.command import driver_files
+from agent.cli.new_driver.command import GO_MODULE, LANGUAGES, driver_files
 
 REPOSITORY = Path(__file__).parents[1]
 DRIVER = "card.example.com"
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
-    assert drahealth(["new-driver", DRIVER, "--directory", str(tmp_path / "made")]) == 0
+@pytest.fixture(params=[DRIVER, "3d-card.example.com"])
+def made(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """New driver in Python."""
+    assert drahealth(["new-driver", request.param, "--directory", str(tmp_path / "made")]) == 0
     return tmp_path / "made"
 
 
@@ -56,23 +58,27 @@ def test_new_driver_passes_a_strict_type_check(made: Path) -> None:
     )
 
 
-def test_manifests_allow_what_the_driver_calls(made: Path) -> None:
-    objects = {obj["kind"]: obj for obj in yaml.safe_load_all((made / "deploy.yaml").read_text())}
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_manifests_allow_what_the_driver_calls(language: str) -> None:
+    files = driver_files(DRIVER, "card", language)
+    objects = {obj["kind"]: obj for obj in yaml.safe_load_all(files["deploy.yaml"])}
     verbs = {rule["resources"][0]: set(rule["verbs"]) for rule in objects["ClusterRole"]["rules"]}
-    assert verbs == {
-        "resourceclaims": {"get"},
-        "resourceslices": {"list", "watch", "create", "update", "delete"},
-        "nodes": {"get"},
-    }
+    slice_verbs = {"list", "watch", "create", "update", "delete"} | ({"get"} if language == "go" else set())
+    assert verbs == {"resourceclaims": {"get"}, "resourceslices": slice_verbs, "nodes": {"get"}}
     assert DRIVER in objects["DeviceClass"]["spec"]["selectors"][0]["cel"]["expression"]
     (container,) = objects["DaemonSet"]["spec"]["template"]["spec"]["containers"]
     assert {entry["name"] for entry in container["env"]} == {"NODE_NAME", "POD_UID"}
-    assert "/driver/driver.py" in (made / "Containerfile").read_text()
+    assert "/driver" in files["Containerfile"]
 
 
-def test_no_mark_of_a_template_is_left(made: Path) -> None:
-    assert not [path.name for path in made.iterdir() if path.is_file() and "@LABEL@" in path.read_text()]
-    assert not [name for name, text in driver_files(DRIVER, "card", "python").items() if "@DRIVER@" in text]
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_mark_of_a_template_is_left(language: str) -> None:
+    files = driver_files(DRIVER, "card", language)
+    assert not [name for name, text in files.items() if re.search(r"@[A-Z_]+@", text)]
+
+
+def test_version_of_the_go_module_is_the_one_that_its_readme_tags() -> None:
+    assert f"git tag -a go/{GO_MODULE} " in (REPOSITORY / "go" / "README.md").read_text()
 
 
 def test_existing_directory_is_refused_and_unchanged(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

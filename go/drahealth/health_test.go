@@ -443,3 +443,16 @@ func firstText(t *testing.T, path string) string {
 	}
 	return text
 }
+
+func TestDeviceOfAnAgentThatNeverAnsweredHasTheDefaultLease(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, _ *fakeAgent, c *Client) {
+		c.Declare(card("a"))
+		k := startKubelet(ctx, c)
+		time.Sleep(5 * second)
+		for _, one := range k.received(t) {
+			if one.lease != defaultLease { // 0 would be another lease than the agent's: a change at the kubelet
+				t.Errorf("the kubelet received %v", one)
+			}
+		}
+	})
+}

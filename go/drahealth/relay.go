@@ -126,7 +126,7 @@ func (s *relay) unknown(declared *declaration, now time.Time) [][]kubeletplugin.
 		for _, one := range declared.devices {
 			key := device{one.GetPool(), one.GetName()}
 			if _, reported := s.leases[key]; !reported && key.pool != "" {
-				s.leases[key] = seconds(one.GetLeaseS())
+				s.leases[key] = cmp.Or(seconds(one.GetLeaseS()), defaultLease) // a lease that changes is a change
 			}
 		}
 	}

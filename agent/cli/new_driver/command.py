@@ -13,7 +13,11 @@ from agent.version import VERSION
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-LANGUAGES: Final = ("python",)
+LANGUAGES: Final = ("python", "go")
+GO_MODULE: Final = "v0.2.0"
+"""Version of the Go module that a driver in Go requires; the repository has the tag ``go/v0.2.0``."""
+LABEL_LENGTH: Final = 48
+"""Largest length of the label that begins the names of devices and objects, themselves DNS labels."""
 SUFFIX: Final = ".template"
 
 
@@ -39,7 +43,7 @@ def main(args: Namespace) -> int:
         check_driver_name(args.driver)
     except ValueError as error:
         raise UsageError(f"NAME: {error}") from None
-    label = args.driver.partition(".")[0]
+    label = args.driver.partition(".")[0][:LABEL_LENGTH].rstrip("-")
     directory = args.directory or Path(f"{label}-driver")
     files = driver_files(args.driver, label, args.language)
     try:
@@ -64,7 +68,14 @@ def driver_files(driver: str, label: str, language: str) -> dict[str, str]:
         label: First label of the name, which begins the names of devices and Kubernetes objects.
         language: One of :data:`LANGUAGES`.
     """
-    values = {"@DRIVER@": driver, "@LABEL@": label, "@VERSION@": VERSION}
+    code = label.replace("-", "_")
+    values = {
+        "@DRIVER@": driver,
+        "@LABEL@": label,
+        "@CODE@": code if code[0].isalpha() else f"d{code}",  # as finding codes must begin
+        "@VERSION@": VERSION,
+        "@GO_MODULE@": GO_MODULE,
+    }
     files = {}
     for template in (resources.files(__package__) / language).iterdir():
         text = template.read_text()
@@ -78,13 +89,13 @@ VERB: Final = Subcommand(
     name="new-driver",
     summary="write a new DRA driver with its tests, image and manifests",
     description=(
-        "Writes a directory with a DRA driver that works: its tests, which include drahealth conform, a "
-        "Containerfile and Kubernetes manifests. Its devices are placeholders to be replaced. Nothing that "
-        "exists is changed."
+        "Writes a directory with a DRA driver that works, in Python or Go: its tests, which include "
+        "drahealth conform, a Containerfile and Kubernetes manifests. Its devices are placeholders to be "
+        "replaced. Nothing that exists is changed."
     ),
     examples=(
-        ("drahealth new-driver card.example.com", "a driver in card-driver/"),
-        ("drahealth new-driver card.example.com --directory /src/card", "a driver in another directory"),
+        ("drahealth new-driver card.example.com", "a driver in Python, in card-driver/"),
+        ("drahealth new-driver card.example.com --language go", "a driver in Go"),
     ),
     add_arguments=add_arguments,
     main=main,
