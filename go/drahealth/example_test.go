@@ -72,14 +72,15 @@ func ExampleTaints_Without() {
 	// Output: gpu.example.com/lost
 }
 
-// A check of the driver's own: the device file must be a character device. Check comes before Declare.
+// A check of the driver's own: the device file must be a character device. Check comes before Declare. The
+// function of a check can be tested without an agent.
 func ExampleClient_Check() {
 	agent, err := drahealth.New("card.example.com")
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer agent.Close()
-	err = agent.Check(drahealth.HealthCheck{
+	check := drahealth.HealthCheck{
 		Name: "device-file", Every: 5 * time.Second, Timeout: 2 * time.Second, RaiseAfter: 1,
 		Run: func(_ context.Context, device drahealth.Device) (*drahealth.Finding, error) {
 			path := "/dev/" + device.Name
@@ -94,11 +95,16 @@ func ExampleClient_Check() {
 			}
 			return nil, nil
 		},
-	})
-	if err != nil {
+	}
+	if err := agent.Check(check); err != nil {
 		log.Fatal(err)
 	}
-	agent.Declare(drahealth.Device{Name: "card-0", Pool: "node-1"})
+	card := drahealth.Device{Name: "card-0", Pool: "node-1"}
+	agent.Declare(card)
+
+	finding, err := check.Run(context.Background(), card)
+	fmt.Println(finding.Code, finding.Evidence, err)
+	// Output: card.missing /dev/card-0 does not exist <nil>
 }
 
 // A driver that prepares claims in parallel.

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -89,12 +90,12 @@ class GoNode(Node):
         """Driver's socket for the kubelet."""
         return self.kubelet.root / "plugins" / GO / "dra.sock"
 
-    def driver(self, *flags: str, real: bool = False, pages: int = 8) -> Program:
-        """Start the Go driver with three devices: two CPUs and the hugepages."""
+    def driver(self, *flags: str, real: bool = False, pages: int = 8, devices: Sequence[str] = ()) -> Program:
+        """Start the Go driver with the devices of these flags, by default two CPUs and the hugepages."""
         directories = ("--kubelet-dir", str(self.kubelet.root), "--cdi-dir", str(self.cdi))
         agent = ("--drahealth-socket", str(self.socket))
         identity = ("--api-server", self.api.url, "--node-name", NODE, "--driver-name", GO)
-        devices = ("--cpus", "0", "--cpus", "1", "--hugepages", f"2Mi:{pages}")
+        devices = devices or ("--cpus", "0", "--cpus", "1", "--hugepages", f"2Mi:{pages}")
         host = () if real else ("--sysfs-root", str(self.sysfs.root))
         log_file = self.root / f"log-{len(self._programs)}"
         program = GoProgram(

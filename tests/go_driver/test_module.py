@@ -176,19 +176,25 @@ var _ kubeletplugin.DRAPlugin = &driver{{}}
 var _ drahealthv1alpha1.DRAResourceHealthServer = &driver{{}}
 
 var (
-	d                                             *driver
-	err                                           error
-	ret                                           nvmlReturn
+	d                                          = &driver{{}}
+	err                                        error
+	ret                                        nvmlReturn
 	version, nodeName, mode, modes, has, needs string
-	link                                          int
-	client                                        kubernetes.Interface
+	link                                       int
+	client                                     kubernetes.Interface
 )
 
-func main() {{}}
+func main() {{
+	statements()
+	if err != nil {{
+		panic(err)
+	}}
+	println("closed:", d.agent.Close() == nil)
+}}
 """
 
 
-def test_readme_blocks_compile(library: GoModule, tmp_path: Path) -> None:
+def test_readme_blocks_compile_and_run(library: GoModule, tmp_path: Path) -> None:
     blocks = re.findall(r"^```go\n(.*?)^```$", (LIBRARY / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     methods = [block for block in blocks if "func (" in block]
     statements = [block for block in blocks if "func (" not in block]
@@ -201,6 +207,14 @@ def test_readme_blocks_compile(library: GoModule, tmp_path: Path) -> None:
     )
     done = user.go("vet", "-mod=mod", ".")
     assert done.returncode == 0, done.stderr
+    done = user.go("run", "-mod=mod", ".")
+    assert (done.returncode, done.stderr) == (0, "closed: true\n")
+
+
+def test_go_doc_prints_the_reference(library: GoModule) -> None:
+    done = library.go("doc", f"{LIBRARY_PATH}/drahealth")
+    assert done.returncode == 0, done.stderr
+    assert "type HealthCheck struct" in done.stdout
 
 
 def test_lines_to_write_in_the_readme_are_in_the_driver() -> None:

@@ -1,16 +1,20 @@
 """Claims through the Go driver: errors with the agent's text, and no claim that waits for an agent."""
 
+import json
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import yaml
 from agents import Agent
 from driver_scenarios.program import Program
 from kubelet import Pace
 from kubelet.history import UnprepareFailed
 
 from go_driver.api_server import RESOURCE
+from go_driver.module import DRIVER
 from go_driver.node import CPU_0, CPU_1, GO, NODE, PAGES, Ask, GoNode, parameters
 
 WRONG = parameters("CpuParameters", cpus="9")
@@ -214,3 +218,21 @@ def test_hung_agent_delays_no_claim_beyond_the_deadline(make_node: Callable[...,
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     node.kubelet.wait_for(lambda: any(BAD in event.message for event in node.failures(wrong)), "the class")
     node.end(wrong)
+
+
+@pytest.mark.usefixtures("agent")
+def test_command_and_parameters_of_the_readme_work(node: GoNode) -> None:
+    readme = (DRIVER / "README.md").read_text()
+    (command,) = re.findall(r"^\./go-driver (.*)$", readme, re.MULTILINE)
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    given, _, kubeconfig = command.partition(" --kubeconfig ")
+    assert kubeconfig, "replaced by the address of the API server"
+    node.driver(devices=given.split())
+    node.wait_healthy(PAGES)
+    values = yaml.safe_load(block)
+    wanted = parameters(values.pop("kind"), **values)
+    pod = node.running("it", Ask("it", {"pages": PAGES}, (wanted,)))
+    (file,) = node.cdi.glob("*.json")
+    (device,) = json.loads(file.read_text())["devices"]
+    assert f"size={values['pages'] * 2048}K" in device["containerEdits"]["mounts"][0]["options"]
+    node.end(pod)
