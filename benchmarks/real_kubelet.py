@@ -50,7 +50,10 @@ class Cards:
     """Driver whose claims always succeed."""
 
     def prepare(self, claim: drahealth.Claim) -> list[drahealth.PreparedDevice]:
-        return [drahealth.PreparedDevice((one.request,), one.pool, one.device, ()) for one in claim.devices]
+        return [
+            drahealth.PreparedDevice(requests=(one.request,), pool=one.pool, device=one.device)
+            for one in claim.devices
+        ]
 
     def unprepare(self, ref: drahealth.ClaimRef) -> None:
         """Nothing was set up."""
