@@ -62,6 +62,7 @@ LIVE: Final = frozenset(
         "test_daemon.py",
         "test_driver_link.py",
         "test_embed_processes.py",
+        "test_kubelet_implementations.py",
         "test_new_driver.py",
         "test_embed_monitor.py",
         "test_embed_plugin.py",

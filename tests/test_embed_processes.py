@@ -32,7 +32,8 @@ from embedded.process_state import process_state
 from grpc_tools import protoc
 from kube_api import FakeKubeApi, certificate, kube_api, write_kubeconfig
 from kubelet import FakeKubelet, Pace, Pod, allocated_claim
-from kubelet.history import Called, Message
+from kubelet.history import Called
+from kubelet_real.implementations import implementations
 from patience import PATIENCE_S
 from wire.google import PROTO, message_class, names, watch_health
 from wire.plugin import Kubelet, claim
@@ -93,9 +94,10 @@ def root(short_tmp: Path) -> Path:
     return short_tmp
 
 
-@pytest.fixture
-def kubelet(root: Path) -> Iterator[FakeKubelet]:
-    with FakeKubelet(root, pace=Pace.fast()) as kubelet:
+@pytest.fixture(params=implementations("1.36", "1.37"))
+def kubelet(request: pytest.FixtureRequest, root: Path) -> Iterator[FakeKubelet]:
+    version, new = request.param
+    with new(version)(root, version=version, pace=Pace.fast()) as kubelet:
         yield kubelet
 
 
@@ -171,7 +173,6 @@ def test_health_is_sent_while_an_asyncio_loop_blocks_for_30_s(root: Path, kubele
             kubelet.wait_health(CARD, NODE, card, "Healthy")
         given = {"apiVersion": f"{CARD}/v1", "kind": "CardParameters", "flash_s": 30}
         pod = run_pod(kubelet, "a", "card-0", parameters=given)
-        seen = len(kubelet.history)
         (root / "card-1").write_text("down\n")
         kubelet.wait_health(CARD, NODE, "card-1", "Unhealthy")
         with Kubelet(root / "plugins_registry" / f"{CARD}-reg.sock") as other:
@@ -179,12 +180,15 @@ def test_health_is_sent_while_an_asyncio_loop_blocks_for_30_s(root: Path, kubele
         with watch_health(Path(plugin.endpoint)) as watcher:
             assert sorted(names(watcher.next())) == ["card-0", "card-1"]
 
-        def heartbeats() -> list[Message]:
-            lists = kubelet.history.of(Message, since=seen)
-            healthy = [one for one in lists if any(_is_healthy(entry, "card-0") for entry in one.devices)]
-            return healthy if len(healthy) >= 3 else []
+        received_ns: set[int] = set()
 
-        kubelet.wait_for(heartbeats, "card-0 is verified again and again", 29)
+        def is_verified_again() -> bool:
+            device = kubelet.health(CARD, NODE, "card-0")
+            assert device.health == "Healthy"
+            received_ns.add(device.updated_ns)
+            return len(received_ns) >= 3
+
+        kubelet.wait_for(is_verified_again, "card-0 is verified again and again", 29)
         assert kubelet.history.of(Called) == [], "the driver is at it, all this time"
         kubelet.wait_for(lambda: kubelet.history.of(Called), "an answer within the kubelet's 45 s")
         [call] = kubelet.history.of(Called)
@@ -199,10 +203,6 @@ def test_health_is_sent_while_an_asyncio_loop_blocks_for_30_s(root: Path, kubele
             r"Executing <.*agent/embed/callback_runner.py.*> took [3-9]\d\.\d+ seconds", held
         ), "asyncio's own word"
         nothing_is_left(root)
-
-
-def _is_healthy(entry: Any, name: str) -> bool:
-    return bool(entry.device.device_name == name and entry.health == 1)
 
 
 def test_invalid_parameters_are_named_in_the_pods_event(root: Path, kubelet: FakeKubelet) -> None:

@@ -9,7 +9,8 @@ from typing import Final
 import grpc
 import pytest
 from kubelet import FakeKubelet, Pace
-from kubelet.history import Changed, Cleared, Message, RegistrationFailed, StreamEnded
+from kubelet.history import Changed, Cleared, HealthChanged, RegistrationFailed, StreamEnded
+from kubelet_real.implementations import NewKubelet, implementations
 
 from conform.faults import FAULTS
 from conform.health_faults import AdvertisesUnservedHealth, EndsStreams, SendsOneList
@@ -27,6 +28,7 @@ from conform.servers import Driver
 POOL: Final = "node-a"
 
 Trouble = Callable[[FakeKubelet], bool]
+Implementation = tuple[str, Callable[[str], NewKubelet]]
 
 
 def ended(*codes: grpc.StatusCode) -> Trouble:
@@ -40,8 +42,8 @@ def ended(*codes: grpc.StatusCode) -> Trouble:
 
 
 def writes_at_every_list(kubelet: FakeKubelet) -> bool:
-    """Return whether the kubelet wrote its file and synced pods at every list, without any change."""
-    return len(kubelet.history.of(Message)) >= 4 and kubelet.cache.saves >= 4
+    """Return whether the kubelet wrote its file and searched pods at every list, without any change."""
+    return len(kubelet.history.of(HealthChanged)) >= 4
 
 
 def reported_and_expired(kubelet: FakeKubelet) -> bool:
@@ -94,12 +96,40 @@ def test_driver_that_fails_also_disturbs_a_kubelet(runs: Runs, name: str) -> Non
     assert runs[name].result().results[FAULTS[name].code] == "fail"
 
 
-def test_good_driver_does_not_disturb_a_kubelet() -> None:
+REAL: Final = implementations("1.36", "1.37")[2:]
+
+
+@pytest.mark.parametrize("implementation", REAL)
+@pytest.mark.parametrize("faulty", TROUBLE, ids=lambda faulty: faulty.__name__)
+def test_driver_that_fails_also_disturbs_a_real_kubelet(
+    faulty: type[Driver], implementation: Implementation
+) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
+        faulty(Path(directory)),
+        _kubelet(Path(directory), implementation) as kubelet,
+    ):
+        kubelet.wait_for(lambda: TROUBLE[faulty](kubelet), f"trouble with {faulty.__name__}")
+
+
+@pytest.mark.parametrize("implementation", implementations("1.36", "1.37"))
+def test_good_driver_does_not_disturb_a_kubelet(implementation: Implementation) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
         Driver(Path(directory)) as driver,
-        FakeKubelet(Path(directory), version="1.37", pace=Pace.fast()) as kubelet,
+        _kubelet(Path(directory), implementation) as kubelet,
     ):
-        kubelet.wait_for(lambda: len(kubelet.history.of(Message)) >= 4, "four lists")
-        assert kubelet.health(driver.name, POOL, "gpu-0").health == "Healthy"
+        received_ns: set[int] = set()
+
+        def has_four_lists() -> bool:
+            device = kubelet.health(driver.name, POOL, "gpu-0")
+            received_ns.update([device.updated_ns] if device.health == "Healthy" else [])
+            return len(received_ns) >= 4
+
+        kubelet.wait_for(has_four_lists, "four lists")
         assert not any(trouble(kubelet) for trouble in TROUBLE.values())
+
+
+def _kubelet(root: Path, implementation: Implementation) -> FakeKubelet:
+    version, new = implementation
+    return new(version)(root, version=version, pace=Pace.fast())

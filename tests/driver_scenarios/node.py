@@ -60,8 +60,6 @@ REAL: Final = [
     pytest.param((version, True), id=f"real-{version}", marks=MARKS) for version in ("1.36", "1.37")
 ]
 """Kubelets of the fixture ``node``: the version, and whether the kubelet's own code runs."""
-fake_only: Final = pytest.mark.parametrize("node", [FAKE], indirect=True)
-"""Mark of tests that read messages, which the real kubelet does not show, or that are about the machine."""
 UNKNOWN: Final = "prepare failed: [class=unknown"
 
 
@@ -77,6 +75,8 @@ class Node:
             kubelet: Arguments of the kubelet other than its directory; its pace is fast.
         """
         self.root = root
+        self.is_real = real
+        """Whether the kubelet's own code runs, so that its checkpoint is that of a kubelet."""
         self.cdi = root / "cdi"
         self.claims = root / "claims"
         self.fates = root / "fates.json"

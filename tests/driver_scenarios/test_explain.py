@@ -1,6 +1,6 @@
-"""Users of a device, from the prepare records in the files of real drivers.
+"""Users of a device, from the prepare records in the files of real drivers and a real kubelet's checkpoint.
 
-The fake kubelet has no checkpoint of a real kubelet, so claims have no other source here.
+The fake kubelet writes no such checkpoint, so its claims have no other source here.
 """
 
 import json
@@ -16,7 +16,7 @@ from explain_node import Node as Kubelet
 from wire.link import Driver, message
 from wire.serving import eventually
 
-from driver_scenarios.node import CPU_1, HOSTDEV, NODE, PAGES, SICK, Ask, Node, fake_only, parameters
+from driver_scenarios.node import CPU_1, HOSTDEV, NODE, PAGES, SICK, Ask, Node, parameters
 from driver_scenarios.program import Program
 
 __all__ = ["short_tmp"]
@@ -48,12 +48,17 @@ def uses_of(found: Any) -> set[tuple[str, str, str]]:
     return {(one["name"], one["source"], one["relation"]) for one in claim["devices"]}
 
 
-@fake_only
+def prepared(node: Node, *devices: str) -> set[tuple[str, str, str]]:
+    """Return the sources of a claim's prepared devices: the driver's record, a real kubelet's checkpoint."""
+    sources = ("driver", "checkpoint") if node.is_real else ("driver",)
+    return {(device, source, "prepared") for device in devices for source in sources}
+
+
 def test_prepared_claims_are_in_the_drivers_record(node: Node, hostdev: Program) -> None:
     pod = node.running("it", BOTH)
     node.kubelet.wait_for(lambda: explain(node, "claim", "default/both")[0] == 0, "the record is written")
     _, found = explain(node, "claim", "default/both")
-    assert uses_of(found) == {(PAGES, "driver", "prepared"), (CPU_1, "driver", "prepared")}
+    assert uses_of(found) == prepared(node, PAGES, CPU_1)
     assert {one["name"]: one["verdict"]["health"] for one in found["devices"]} == {
         PAGES: "Healthy",
         CPU_1: "Healthy",
@@ -67,7 +72,6 @@ def test_prepared_claims_are_in_the_drivers_record(node: Node, hostdev: Program)
     assert found["claims"] == []
 
 
-@fake_only
 def test_claim_is_in_use_only_after_a_successful_prepare(node: Node, failing: Program) -> None:
     name = f"{SICK}/{NODE}/thing-0"
     node.fate(it=["odd", "no light"])
@@ -79,7 +83,7 @@ def test_claim_is_in_use_only_after_a_successful_prepare(node: Node, failing: Pr
     node.kubelet.wait_running(pod)
     node.wait_prepared("it")
     _, found = explain(node, name)
-    assert uses_of(found) == {("thing-0", "driver", "prepared")}
+    assert uses_of(found) == prepared(node, "thing-0")
 
 
 # --- a driver linked to the agent--------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from driver_scenarios.node import (
     TEXT_LIMIT,
     Ask,
     Node,
-    fake_only,
     parameters,
 )
 from driver_scenarios.program import Program
@@ -208,7 +207,6 @@ def texts_of(node: Node, names: Sequence[str], tries: int) -> dict[str, set[str]
     return texts
 
 
-@fake_only
 def test_every_text_names_all_failed_claims_in_any_order(node: Node, failing: Program) -> None:
     node.fate(a=["bad", "no such mode"], b=["busy", "in use"], c=["odd", "full moon"])
     found = texts_of(node, ["a", "b", "c", "fine"], 24)
@@ -234,7 +232,6 @@ def test_every_text_names_all_failed_claims_in_any_order(node: Node, failing: Pr
     }
 
 
-@fake_only
 def test_thousand_failed_claims_fit_in_one_readable_answer(node: Node) -> None:
     """Well within 4 MiB, whatever their names."""
     node.failing("at-once")

@@ -106,11 +106,12 @@ def test_strict_kubelet_accepts_the_driver(
     node.end(node.running("it", BOTH))
 
 
+@pytest.mark.parametrize(("kubelet", "_"), KUBELETS[2:])
 def test_concurrent_pods_are_prepared_and_shown_separately(
-    make_node: Callable[..., Node],
+    make_node: Callable[..., Node], kubelet: dict[str, Any], _: str
 ) -> None:
     """e2e_node: concurrent pods and health"""
-    node = make_node(version="1.36")
+    node = make_node(**kubelet)
     node.hostdev("--hugepage-shares", "8")
     shares = [PAGES.removesuffix("0") + str(share) for share in range(8)]
     node.wait_healthy(*shares)

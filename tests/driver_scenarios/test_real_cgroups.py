@@ -23,7 +23,7 @@ from private_mounts import within_mounts
 from wire.serving import eventually
 
 import drahealth
-from driver_scenarios.node import HOSTDEV, NODE, PAGES, Ask, Node, fake_only, parameters
+from driver_scenarios.node import HOSTDEV, NODE, PAGES, Ask, Node, parameters
 
 POD: Final = "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0"
 CONTAINER: Final = "c" * 64
@@ -102,7 +102,6 @@ def notes(stage: Stage) -> list[tuple[str, str, str]]:
     return [(note.subject, note.cause.code, note.cause.evidence) for note in report.notes]
 
 
-@fake_only
 def test_container_using_all_claimed_pages_has_no_finding(stage: Stage) -> None:
     (stage.group / "hugetlb.2MB.max").write_text(f"{CLAIMED * 2}M")
     pod = stage.node.running(
@@ -118,7 +117,6 @@ def test_container_using_all_claimed_pages_has_no_finding(stage: Stage) -> None:
     stage.node.end(pod)
 
 
-@fake_only
 def test_container_limit_below_its_claim_is_a_note_only(
     stage: Stage,
 ) -> None:
@@ -138,7 +136,6 @@ def test_container_limit_below_its_claim_is_a_note_only(
     stage.node.end(pod)
 
 
-@fake_only
 def test_use_of_unclaimed_pages_is_reported_for_the_device(stage: Stage) -> None:
     """A process of the host's takes one: the device works, and says that the next claim may find too few."""
     (stage.group / "hugetlb.2MB.max").write_text("max")

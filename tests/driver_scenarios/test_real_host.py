@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from machine import HugepagePool, held_hugepages, hotplug, hugepages
 
-from driver_scenarios.node import CPU_1, HOSTDEV, NODE, PAGES, Ask, Node, fake_only, parameters
+from driver_scenarios.node import CPU_1, HOSTDEV, NODE, PAGES, Ask, Node, parameters
 
 POOL_PAGES = 4
 SOME = [parameters("HugepagesParameters", pages=POOL_PAGES)]
@@ -23,7 +23,6 @@ def pool(node: Node) -> Iterator[HugepagePool]:
         yield pool
 
 
-@fake_only
 def test_pages_of_another_process_are_waited_for(node: Node, pool: HugepagePool) -> None:
     """e2e_node: prepare fails then succeeds"""
     with held_hugepages(pool, 0):
@@ -40,7 +39,6 @@ def test_pages_of_another_process_are_waited_for(node: Node, pool: HugepagePool)
     node.end(pod)
 
 
-@fake_only
 def test_claim_of_a_shrunk_pool_fails_with_its_health_text(node: Node, pool: HugepagePool) -> None:
     """e2e_node: transitions Healthy, Unhealthy, Healthy"""
     running = node.running(
@@ -65,7 +63,6 @@ def test_claim_of_a_shrunk_pool_fails_with_its_health_text(node: Node, pool: Hug
     node.end(running, pod)
 
 
-@fake_only
 def test_offline_cpu_fails_only_claims_of_its_device(node: Node) -> None:
     with hotplug(1) as cpu:
         node.hostdev(real=True)

@@ -13,7 +13,19 @@ import pytest
 from kubelet import Pace, Pod
 from kubelet.history import Called, Changed, Cleared, SlicesWiped, StreamEnded, StreamOpened
 
-from driver_scenarios.node import CPU_0, CPU_1, HOSTDEV, NODE, PAGES, SICK, Ask, Node, parameters
+from driver_scenarios.node import (
+    CPU_0,
+    CPU_1,
+    FAKE,
+    HOSTDEV,
+    NODE,
+    PAGES,
+    REAL,
+    SICK,
+    Ask,
+    Node,
+    parameters,
+)
 from driver_scenarios.program import Program
 
 BROKEN = ["broken", "thing-0", "bank 3 is dark"]
@@ -162,9 +174,11 @@ def test_prepare_after_a_kill_gives_the_same_result(node: Node, hostdev: Program
     assert node.cdi_files() == set()
 
 
-def test_slices_survive_a_quick_restart(make_node: Callable[..., Node]) -> None:
+@pytest.mark.parametrize("kubelet", [FAKE, *REAL])
+def test_slices_survive_a_quick_restart(make_node: Callable[..., Node], kubelet: tuple[str, bool]) -> None:
     """e2e_node: ResourceSlice survival of a quick restart; ResourceSlice removal at startup"""
-    node = make_node(pace=replace(Pace.fast(), wipe_s=30.0))
+    version, real = kubelet
+    node = make_node(version=version, real=real, pace=replace(Pace.fast(), wipe_s=30.0))
     driver = node.hostdev()
     node.wait_healthy(CPU_0)
     driver.end()
@@ -294,9 +308,13 @@ def test_removed_service_socket_is_created_for_the_next_kubelet(node: Node) -> N
     node.end(pod)
 
 
-def test_stopped_driver_is_registered_when_it_continues(make_node: Callable[..., Node]) -> None:
+@pytest.mark.parametrize("kubelet", [FAKE, *REAL])
+def test_stopped_driver_is_registered_when_it_continues(
+    make_node: Callable[..., Node], kubelet: tuple[str, bool]
+) -> None:
     """e2e_node: registration after GetInfo failure"""
-    node = make_node(pace=replace(Pace.fast(), dial_s=1.0))
+    version, real = kubelet
+    node = make_node(version=version, real=real, pace=replace(Pace.fast(), dial_s=1.0))
     driver = node.hostdev()
     node.wait_healthy(CPU_0)
     node.kubelet.stop()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from agents import Agent
+from driver_scenarios.node import REAL
 from driver_scenarios.program import Program
 
 from go_driver.module import DRIVER, LIBRARY, GoModule, go_module
@@ -59,10 +60,11 @@ def make_node(binary: Path, decode: Decode) -> Iterator[Callable[..., GoNode]]:
         yield make
 
 
-@pytest.fixture
-def node(make_node: Callable[..., GoNode]) -> GoNode:
-    """Node with a kubelet 1.37, without agent and driver."""
-    return make_node(version="1.37")
+@pytest.fixture(params=[pytest.param(("1.37", False), id="fake-1.37"), *REAL])
+def node(request: pytest.FixtureRequest, make_node: Callable[..., GoNode]) -> GoNode:
+    """Node with the fake kubelet 1.37 and with real ones, without agent and driver."""
+    version, real = request.param
+    return make_node(version=version, real=real)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Restarts of the Go driver and of the kubelet: no state is lost, and no file is left."""
 
 import signal
-from collections.abc import Callable
 
 import pytest
 from driver_scenarios.program import Program
@@ -63,10 +62,9 @@ def test_restarted_kubelet_shows_the_same_state(node: GoNode, graceful: bool) ->
     node.end(pod)
 
 
-def test_old_instance_stops_in_a_rolling_update_without_loss(make_node: Callable[..., GoNode]) -> None:
+def test_old_instance_stops_in_a_rolling_update_without_loss(node: GoNode) -> None:
     """Rolling update: the kubelet clears all health when the first stream ends, and gets it again from the
     other instance before a lease expires."""
-    node = make_node(version="1.37")
     node.agent(config=SHORT)
     old = node.driver("--pod-uid", OLD_POD)
     node.wait_healthy(PAGES, CPU_0, CPU_1)
@@ -78,7 +76,8 @@ def test_old_instance_stops_in_a_rolling_update_without_loss(make_node: Callable
     assert old.end() == 0
     node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the clear")
     (ended,) = node.kubelet.history.of(StreamEnded)
-    assert ended.endpoint.endswith(f"dra-{OLD_POD}.sock")
+    if not node.is_real:  # a real kubelet does not show which of a driver's streams ended
+        assert ended.endpoint.endswith(f"dra-{OLD_POD}.sock")
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     node.wait_resources(pod, [("Healthy", ""), ("Healthy", "")])
     node.sysfs.resize(7)

@@ -1,6 +1,6 @@
 """The kubelets that a test runs with: the fake one, and the real one of each version where it is built."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +13,41 @@ from kubelet_real.kubelet import RealKubelet
 
 MARKS: Final = (pytest.mark.kubelet_real, pytest.mark.slow)
 """Marks of a test that needs the real kubelet."""
+_NO_SOURCES: Final = "the test is about releases other than 1.36 and 1.37, whose sources are not built"
+_PART: Final = "a function of the fake kubelet alone; what follows from it is tested with both:"
+FAKE_ONLY: Final[Mapping[str, str]] = {
+    "driver_scenarios/test_pods.py::test_pods_run_without_the_health_feature_gate": _NO_SOURCES,
+    "driver_scenarios/test_pods.py::test_strict_kubelet_accepts_the_driver": _NO_SOURCES,
+    "driver_scenarios/test_rolling_update.py::test_new_instance_inherits_a_shrunk_pool": (
+        "a kubelet does not show which instance sent a list; node_real/test_node.py rolls a DaemonSet instead"
+    ),
+    "go_driver/test_prepare.py::test_hung_agent_delays_no_claim_beyond_the_deadline": (
+        "the kubelet's deadline of 45 s cannot be set, and would prove less than the fake one of 5 s"
+    ),
+    "test_fake_kubelet.py::test_older_kubelets_retry_unimplemented_health_forever": _NO_SOURCES,
+    "test_fake_kubelet.py::test_feature_gate_of_releases_without_real_kubelet_is_on_from_1_36": _NO_SOURCES,
+    "test_fake_kubelet.py::test_later_kubelets_refuse_untrusted_input": _NO_SOURCES,
+    "test_fake_kubelet.py::test_kubelets_refuse_untrusted_input_from_138_on": _NO_SOURCES,
+    "test_fake_kubelet.py::test_later_kubelets_accept_sockets_in_their_directory": _NO_SOURCES,
+    "test_fake_kubelet.py::test_the_newest_endpoint_of_a_driver_is_used": (
+        f"{_PART} driver_scenarios/test_rolling_update.py"
+    ),
+    "test_fake_kubelet.py::test_deregistered_plugin_is_removed": (
+        f"{_PART} test_removed_socket_deregisters_and_ends_the_connection"
+    ),
+    "test_fake_kubelet.py::test_plugin_service_follows_the_advertised_order": (
+        f"{_PART} test_both_versions_of_the_plugin_service_work"
+    ),
+    "test_fake_kubelet.py::test_health_v1_is_preferred_in_any_order": f"{_PART} test_kubelet_1_37_calls_v1",
+    "test_fake_kubelet_health.py::test_older_kubelets_ignore_newer_fields": _NO_SOURCES,
+    "test_fake_kubelet_health.py::test_status_without_the_messages_gate_shows_health_alone": (
+        "the program runs with the default feature gates of its release"
+    ),
+    "test_fake_kubelet_health.py::test_new_claim_has_every_driver_of_its_allocation": (
+        f"{_PART} test_prepare_can_fail_before_the_driver_is_called"
+    ),
+}
+"""Tests of the fake kubelet that cannot run with the real one, with the reason."""
 NewKubelet = Callable[..., FakeKubelet]
 """Called with the kubelet's directory, and ``version`` and ``pace``."""
 

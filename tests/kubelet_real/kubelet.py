@@ -5,18 +5,21 @@ workers are those of the fake kubelet, and the API server is ours. The durations
 those of the pod workers. What the kubelet does is read from its log and its API requests.
 """
 
+import base64
 import json
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import grpc
 from go_driver.api_server import SLICES, ApiServer
 from kubelet import FakeKubelet, Pace, Pod, PreparedDevice, ResourceHealth
+from kubelet.calls import DRA_PACKAGES
 from kubelet.claims import ClaimInfo
 from kubelet.events import Event, EventStore
 from kubelet.fake import KubeletProcess
@@ -40,9 +43,11 @@ from kubelet.history import (
     StreamRefused,
     UnprepareFailed,
 )
+from kubelet.pace import NS
 from kubelet.pods import PodRecord, Worker, WorkerContext
 from kubelet.versions import HEALTH_V1ALPHA1, PLUGIN_SERVICES, plugin_service
 from patience import PATIENCE_S
+from wire.google import message_class
 
 from kubelet_real.program import ProcessEndedError, Program
 
@@ -54,7 +59,6 @@ PERIOD_S: Final = 60.0
 BACKOFF: Final = re.compile(
     r'Operation for "(?P<socket>.*)" failed\. No retries permitted until .*\. Error: (?P<error>.*)', re.DOTALL
 )
-UID: Final = re.compile(r'uid:"([^"]*)"')
 STATUS: Final = re.compile(r"rpc error: code = (\w+) desc = (.*)", re.DOTALL)
 
 
@@ -234,62 +238,47 @@ class _RealProcess:
     def get(self, driver: str, pool: str, device: str) -> DeviceHealth:
         """Returns the current health of a device."""
         found = self._program.call("health", Driver=driver, Pool=pool, Device=device)
-        return DeviceHealth(pool, device, found["Health"], 0, found["HealthCheckTimeout"], found["Message"])
+        received = datetime.fromisoformat(found["LastUpdated"])
+        received_ns = round(received.timestamp() * NS) if found["Health"] != "Unknown" else 0
+        lease_ns = found["HealthCheckTimeout"]
+        return DeviceHealth(pool, device, found["Health"], received_ns, lease_ns, found["Message"])
 
     def claim_info(self, namespace: str, name: str) -> ClaimInfo | None:
         """Returns the stored state of a claim, or None without one."""
         try:
-            [found] = self._program.call("claims", Pod=_pod("", namespace, {name: name}, {"main": (name,)}))
+            [found] = self._program.call(
+                "claims", Pod=pod_object("", namespace, {name: name}, {"main": (name,)})
+            )
         except ProcessEndedError:
             raise
         except ValueError:
             return None
-        return ClaimInfo(
-            namespace,
-            name,
-            found["ClaimUID"],
-            set(found["PodUIDs"]),
-            {
-                driver: list(map(_device, kept["Devices"] or ()))
-                for driver, kept in found["DriverState"].items()
-            },
-            found["Prepared"],
-        )
+        return claim_info(found)
 
     def prepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
         """Prepares the claims of a pod."""
         active = [{"metadata": {"uid": uid}} for uid in {*self._kubelet.pods, pod}]
-        given = _pod(pod, namespace, {name: name for name in claims}, {})
+        given = pod_object(pod, namespace, {name: name for name in claims}, {})
         _unprefixed(
             "prepare dynamic resources: ", lambda: self._program.call("prepare", Pod=given, Pods=active)
         )
 
     def unprepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
         """Unprepares the claims of a pod."""
-        given = _pod(pod, namespace, {name: name for name in claims}, {})
+        given = pod_object(pod, namespace, {name: name for name in claims}, {})
         _unprefixed("unprepare dynamic resources: ", lambda: self._program.call("unprepare", Pod=given))
 
     def warn(self, pod: str, reason: str, message: str) -> None:
         """Records a Warning event for a pod."""
-        self._program.call("event", Pod=_pod(pod, "default", {}, {}), Reason=reason, Message=message)
+        self._program.call("event", Pod=pod_object(pod, "default", {}, {}), Reason=reason, Message=message)
 
     def _resources(self, pod: Pod) -> dict[str, dict[str, tuple[ResourceHealth, ...]]]:
         try:
-            given = _pod(pod.uid, pod.namespace, pod.claims, pod.containers)
+            given = pod_object(pod.uid, pod.namespace, pod.claims, pod.containers)
             statuses = self._program.call("status", Pod=given)
         except ProcessEndedError:  # the pod's worker ends too
             return {}
-        return {
-            status["name"]: {
-                kept["name"]: tuple(
-                    ResourceHealth(one["resourceID"], one["health"], one.get("message", ""))
-                    for one in kept["resources"]
-                )
-                for kept in status.get("allocatedResourcesStatus", ())
-            }
-            for status in statuses or ()
-            if pod.containers[status["name"]]
-        }
+        return {name: found for name, found in resources_of(statuses).items() if pod.containers[name]}
 
     def _remove_pod(self, pod: str) -> None:
         self.workers.pop(pod, None)
@@ -350,13 +339,16 @@ class _RealProcess:
                 self._find_changes(driver)
                 add(HealthChanged(driver, values["changedDevicesCount"]))
             case "Calling NodePrepareResources rpc" | "Calling NodeUnprepareResource rpc":
-                self._requests[endpoint] = tuple(UID.findall(values["request"])), time.monotonic()
+                # the request of an unprepare has the same fields
+                request = _message("NodePrepareResourcesRequest", values["request"])
+                self._requests[endpoint] = tuple(one.uid for one in request.claims), time.monotonic()
             case "Done calling NodePrepareResources rpc" | "Done calling NodeUnprepareResources rpc":
                 method = message.split()[2]
                 services = plugin_service(self._services.get(endpoint, PLUGIN_SERVICES))
                 claims, start_s = self._requests[endpoint]
                 took_s = time.monotonic() - start_s
-                add(Called(method, *endpoint, services, claims, values["err"] or "", None, took_s))
+                answer = _message(f"{method}Response", values["response"]) if values["response"] else None
+                add(Called(method, *endpoint, services, claims, values["err"] or "", answer, took_s))
             case "Sending health update notification for pods":
                 add(PodsNotified(frozenset(values["pods"])))
             case "DRA health update channel is full, discarding pod update notification":
@@ -408,6 +400,11 @@ def _unprefixed(prefix: str, call: Callable[[], object]) -> None:
         ) from None
 
 
+def _message(name: str, wire: str) -> Any:
+    """Return a message of the DRAPlugin service that the kubelet logged."""
+    return message_class(DRA_PACKAGES["v1.DRAPlugin"], name).FromString(base64.b64decode(wire))
+
+
 def _status(text: str) -> tuple[grpc.StatusCode, str]:
     """Return the status of a gRPC error, by its text."""
     found = STATUS.fullmatch(text)
@@ -415,6 +412,31 @@ def _status(text: str) -> tuple[grpc.StatusCode, str]:
         return grpc.StatusCode.UNKNOWN, text
     code = "CANCELLED" if found[1] == "Canceled" else re.sub(r"(?<!^)([A-Z])", r"_\1", found[1]).upper()
     return grpc.StatusCode[code], found[2]
+
+
+def claim_info(kept: Mapping[str, Any]) -> ClaimInfo:
+    """Return the state of a claim that the program reports."""
+    drivers = {
+        driver: list(map(_device, one["Devices"] or ())) for driver, one in kept["DriverState"].items()
+    }
+    pods = set(kept["PodUIDs"])
+    return ClaimInfo(kept["Namespace"], kept["ClaimName"], kept["ClaimUID"], pods, drivers, kept["Prepared"])
+
+
+def resources_of(
+    statuses: Sequence[Mapping[str, Any]] | None,
+) -> dict[str, dict[str, tuple[ResourceHealth, ...]]]:
+    """Return the health in the container statuses that the program reports, by container and entry."""
+    return {
+        status["name"]: {
+            entry["name"]: tuple(
+                ResourceHealth(one["resourceID"], one["health"], one.get("message", ""))
+                for one in entry["resources"]
+            )
+            for entry in status.get("allocatedResourcesStatus", ())
+        }
+        for status in statuses or ()
+    }
 
 
 def _device(kept: Mapping[str, Any]) -> PreparedDevice:
@@ -427,7 +449,7 @@ def _device(kept: Mapping[str, Any]) -> PreparedDevice:
     )
 
 
-def _pod(
+def pod_object(
     uid: str, namespace: str, claims: Mapping[str, str], containers: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
     """Return a pod's object for the program."""

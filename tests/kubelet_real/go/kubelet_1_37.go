@@ -8,8 +8,15 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
+	healthapi "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/dra"
 	"k8s.io/kubernetes/pkg/kubelet/pluginmanager/cache"
+)
+
+// Messages of the health API, in the version that the kubelet's manager handles.
+type (
+	watchResponse = healthapi.NodeWatchResourcesResponse
+	deviceHealth  = healthapi.DeviceHealth
 )
 
 // The DRA manager's handler; reports each registration and its end.

@@ -2,8 +2,10 @@ package main
 
 import (
 	"fmt"
+	"reflect"
 
 	"github.com/go-logr/logr"
+	"google.golang.org/protobuf/proto"
 )
 
 // Sink that reports each line of the kubelet's log with its values.
@@ -45,11 +47,20 @@ func (s *logSink) write(message string, line fields, values []any) {
 	s.out.write(line)
 }
 
-// Return a value that JSON can hold: numbers and lists of texts as they are, all others as text.
+// Return a value that JSON can hold: numbers and lists of texts as they are, messages as on the wire, all others as text.
 func text(value any) any {
 	switch value := value.(type) {
 	case nil, bool, int, string, []string:
 		return value
+	case proto.Message:
+		if reflect.ValueOf(value).IsNil() {
+			return nil
+		}
+		wire, err := proto.Marshal(value)
+		if err != nil {
+			return err.Error()
+		}
+		return wire
 	case error:
 		return value.Error()
 	default:

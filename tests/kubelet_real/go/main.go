@@ -33,6 +33,7 @@ import (
 	"k8s.io/klog/v2"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/dra"
+	"k8s.io/kubernetes/pkg/kubelet/cm/dra/state"
 	"k8s.io/kubernetes/pkg/kubelet/config"
 	"k8s.io/kubernetes/pkg/kubelet/pluginmanager"
 )
@@ -70,6 +71,12 @@ type command struct {
 	Message    string
 	Correlator int
 	NowNs      int64
+	// The rest is for managers without plugins; 0 is the kubelet's own manager.
+	Manager int
+	Root    string
+	Claims  []state.ClaimInfoState
+	Wire    []byte
+	Seconds float64
 }
 
 // Kubelet without pods of its own.
@@ -78,6 +85,7 @@ type kubelet struct {
 	manager     *dra.Manager
 	recorder    record.EventRecorder
 	correlators correlators
+	managers    managers
 
 	mutex sync.Mutex
 	pods  []*v1.Pod
@@ -178,13 +186,18 @@ func (k *kubelet) serve(ctx context.Context, cancel context.CancelFunc) {
 func (k *kubelet) run(ctx context.Context, given command) {
 	answer := fields{"id": given.ID}
 	var err error
+	if given.Manager != 0 {
+		answer["result"], err = k.managers.run(ctx, given)
+		k.answer(answer, err)
+		return
+	}
 	switch given.Do {
 	case "prepare":
 		err = k.manager.PrepareResources(ctx, given.Pod)
 	case "unprepare":
 		err = k.manager.UnprepareResources(ctx, given.Pod)
 	case "status":
-		answer["result"] = k.status(ctx, given.Pod)
+		answer["result"] = containerStatuses(ctx, k.manager, given.Pod)
 	case "claims":
 		answer["result"], err = claims(k.manager, given.Pod)
 	case "health":
@@ -199,6 +212,10 @@ func (k *kubelet) run(ctx context.Context, given command) {
 	default:
 		err = fmt.Errorf("%s: unknown command", given.Do)
 	}
+	k.answer(answer, err)
+}
+
+func (k *kubelet) answer(answer fields, err error) {
 	if err != nil {
 		answer["error"] = err.Error()
 	}
@@ -206,12 +223,12 @@ func (k *kubelet) run(ctx context.Context, given command) {
 }
 
 // Return the container statuses that the kubelet would write for a pod whose containers run.
-func (k *kubelet) status(ctx context.Context, pod *v1.Pod) []v1.ContainerStatus {
+func containerStatuses(ctx context.Context, manager *dra.Manager, pod *v1.Pod) []v1.ContainerStatus {
 	status := v1.PodStatus{}
 	for i := range pod.Spec.Containers {
 		status.ContainerStatuses = append(status.ContainerStatuses, v1.ContainerStatus{Name: pod.Spec.Containers[i].Name})
 	}
-	updateStatus(klog.FromContext(ctx), k.manager, pod, &status)
+	updateStatus(klog.FromContext(ctx), manager, pod, &status)
 	return status.ContainerStatuses
 }
 

@@ -20,8 +20,7 @@ import (
 func getHealthInfo(cache unsafe.Pointer, driver, pool, device string) state.DeviceHealth
 
 func health(manager *dra.Manager, driver, pool, device string) state.DeviceHealth {
-	cache := reflect.ValueOf(manager).Elem().FieldByName("healthInfoCache")
-	return getHealthInfo(cache.UnsafePointer(), driver, pool, device)
+	return getHealthInfo(cacheOf(manager), driver, pool, device)
 }
 
 // State of a claim, with whether this process of the kubelet has prepared it.
