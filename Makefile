@@ -113,7 +113,7 @@ test-kubelet: $(VENV)/.core kubelets ## the kubelet's own code, where Go is: the
 	@$(PYTEST) -m kubelet_real $(PYTEST_ARGS)
 
 .PHONY: test-node
-test-node: $(VENV)/.dev $(VENV)/.core ## a whole node: Kubernetes, containerd, pods (5 min; the first time 15, for Go's compiler)
+test-node: $(VENV)/.dev $(VENV)/.core ## a whole node: Kubernetes, containerd, pods (10 min; the first time 20, for Go's compiler)
 	@requirements/system node $(BIN)/python
 	@$(BIN)/python -m pytest tests/node_real $(PYTEST_ARGS)
 	@cat build/node-real/times.md 2>/dev/null || true

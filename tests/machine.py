@@ -266,6 +266,29 @@ def _hugetlb_handed_on(root: Path) -> Iterator[None]:
 
 
 @contextmanager
+def hugetlb_for_v1(root: Path) -> Iterator[None]:
+    """No group of cgroup v2 has the hugetlb controller, so v1 can mount it; as before afterwards.
+
+    Without the controller in cgroup v2, or if v1 has it already, nothing changes.
+    """
+    control, controllers = root / "cgroup.subtree_control", root / "cgroup.controllers"
+    with machine_lock():
+        if "hugetlb" not in control.read_text().split():
+            yield
+            return
+        _write_or_skip(control, "-hugetlb")
+        try:
+            yield
+        finally:
+            deadline = time.monotonic() + PATIENCE_S
+            while "hugetlb" not in controllers.read_text().split():  # the v1 hierarchy ends with its mounts
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"{controllers} lacks hugetlb: a v1 hierarchy is still mounted")
+                time.sleep(0.02)
+            control.write_text("+hugetlb")
+
+
+@contextmanager
 def kubepods_tree(
     *controllers: str, unified: bool = True, hugetlb: bool = False, systemd: bool = False
 ) -> Iterator[Kubepods]:

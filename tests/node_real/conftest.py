@@ -1,6 +1,7 @@
 """Fixtures: the node, the machine's hugepages, the driver, and the table of times."""
 
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -120,10 +121,10 @@ class DriverProcess:
         self._program.logs("registered with the kubelet")
         self._node.api.wait(SLICE, lambda _: True, "published")
 
-    def stop(self) -> None:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End the driver, if it runs."""
         if self._program is not None:
-            self._program.end()
+            self._program.end(number)
             self._program = None
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 import pytest
 import yaml
 from driver_scenarios.program import Program
-from machine import CGROUPFS, kubepods_tree, unified_root
+from machine import CGROUPFS, hugetlb_for_v1, kubepods_tree, unified_root
 from patience import PATIENCE_S
 from wire.serving import eventually
 
@@ -63,6 +63,20 @@ MOUNTS: Final = {
     "drahealth": "/var/lib/drahealth",
 }
 
+# Mounts the hierarchy of hugetlb. The kernel refuses while removed groups of cgroup v2 have the controller.
+MOUNT_HUGETLB: Final = "timeout 20 sh -c 'until mount -t cgroup -o hugetlb cgroup $0; do sleep 0.1; done'"
+
+# Removes the node's groups of that hierarchy, whose processes are gone. The hierarchy ends with a mount that
+# ends when it has no groups; the kernel needs a moment for their removal.
+REMOVE_HUGETLB: Final = """
+mkdir -p "$1"
+{mount_hugetlb} "$1" || exit 0
+[ ! -e "$1$2" ] || timeout 20 sh -c 'until find "$0" -depth -type d -delete; do sleep 0.1; done' "$1$2"
+umount "$1"
+"""
+
+REMOVALS: Final = 30
+
 # The cgroup v1 hierarchies, with that of hugetlb where cgroup v2 can spare it, replace those of the machine.
 NAMESPACE: Final = """
 set -eu
@@ -83,7 +97,7 @@ if [ ! -e /sys/fs/cgroup/cgroup.controllers ]; then
     done
     if [ ! -e cgroups/hugetlb ]; then
         mkdir cgroups/hugetlb
-        mount -t cgroup -o hugetlb cgroup cgroups/hugetlb || rmdir cgroups/hugetlb
+        {mount_hugetlb} cgroups/hugetlb || rmdir cgroups/hugetlb
     fi
     mount --move cgroups /sys/fs/cgroup
     [ ! -e /sys/fs/cgroup/hugetlb ] || mkdir "/sys/fs/cgroup/hugetlb$1"
@@ -113,6 +127,7 @@ state = "/run/containerd"
 [plugins.'io.containerd.cri.v1.runtime']
   disable_apparmor = true
   restrict_oom_score_adj = {restrict}
+  disable_hugetlb_controller = {without_hugetlb}
   [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
@@ -244,6 +259,8 @@ class RealNode:
         v1 = [] if v2 == CGROUPFS else [
             one.name for one in CGROUPFS.iterdir() if not one.is_symlink() and (one / "tasks").exists()
         ]  # fmt: skip
+        if self._mounts_hugetlb:
+            self._stack.enter_context(hugetlb_for_v1(v2))
         tree = self._stack.enter_context(kubepods_tree(*v1))
         self.cgroup_root = tree.cgroup_root
         top = v2 / tree.cgroup_root.strip("/")
@@ -251,13 +268,15 @@ class RealNode:
         self._programs_group.mkdir()
         for hierarchy in tree.roots[1:]:
             _copy_cpuset(hierarchy, hierarchy / tree.cgroup_root.strip("/"))
+        if self._mounts_hugetlb:
+            self._stack.callback(self._remove_hugetlb)
         self._stack.callback(self._kill_all, top)
         self._make_files()
         self._enter_namespaces()
-        self._stack.callback(self._remove_hugetlb)
         self._start_control_plane()
         self.times["API server"] = time.monotonic() - began
-        self._start_containerd()
+        self.start_containerd()
+        self._import_images()
         self.start_kubelet()
         self.api.wait(f"/api/v1/nodes/{NODE}", is_ready, "Ready")
         self.times["node Ready"] = time.monotonic() - began
@@ -276,8 +295,9 @@ class RealNode:
         mounts = [f"mkdir -p {inside}; mount --bind {name} {inside}" for name, inside in MOUNTS.items()]
         tunables = [f"mount --bind tunables/{Path(name).name} /proc/sys/{name}" for name in TUNABLES]
         script = NAMESPACE.format(
-            service=SERVICE_IP, node=NODE_IP, mounts="\n".join(mounts), tunables="\n".join(tunables)
-        )
+            service=SERVICE_IP, node=NODE_IP, mounts="\n".join(mounts), tunables="\n".join(tunables),
+            mount_hugetlb=MOUNT_HUGETLB,
+        )  # fmt: skip
         holder = self._popen(
             "namespaces",
             ["unshare", "-m", "-n", "sh", "-c", script, "sh", str(self.directory), self.cgroup_root],
@@ -352,8 +372,20 @@ class RealNode:
 
     def _make_files(self) -> None:
         d = self.directory
-        for name in (*MOUNTS, "logs", "tunables", "cgroups", "pki", "cni", "etcd", "containerd", "manifests"):
+        for name in (
+            *MOUNTS,
+            "bin",
+            "logs",
+            "tunables",
+            "cgroups",
+            "pki",
+            "cni",
+            "etcd",
+            "containerd",
+            "manifests",
+        ):
             (d / name).mkdir()
+        (d / "bin" / "kubelet").symlink_to(self._kubernetes)  # the audit finds its process by this name
         for name, value in TUNABLES.items():
             (d / "tunables" / Path(name).name).write_text(f"{value}\n")
         (d / "cni" / "node.conflist").write_text(json.dumps(CNI))
@@ -367,12 +399,6 @@ class RealNode:
         subprocess.run(
             ["openssl", "genrsa", "-out", str(d / "pki" / "sa.key"), "2048"], check=True, capture_output=True
         )
-        (d / "containerd.toml").write_text(
-            CONTAINERD.format(
-                directory=d, binaries=self.binaries, snapshotter="overlayfs",
-                restrict=json.dumps(not may_lower_oom_score()),
-            )
-        )  # fmt: skip
         (d / "kubelet.yaml").write_text(yaml.safe_dump(self._kubelet_config()))
 
     def _kubelet_config(self) -> dict[str, Any]:
@@ -435,21 +461,39 @@ class RealNode:
         except OSError:
             return False
 
-    def _start_containerd(self) -> None:
-        config = ("--config", str(self.directory / "containerd.toml"))
+    def start_containerd(self, *, hugetlb: bool = False) -> None:
+        """Start containerd. Its default is to set no hugetlb limits of containers."""
+        config = self.directory / "containerd.toml"
+        config.write_text(
+            CONTAINERD.format(
+                directory=self.directory, binaries=self.binaries, snapshotter="overlayfs",
+                restrict=json.dumps(not may_lower_oom_score()), without_hugetlb=json.dumps(not hugetlb),
+            )
+        )  # fmt: skip
         path = f"PATH={self.binaries}:{os.environ['PATH']}"
-        self.spawn("containerd", "env", path, str(self.binaries / "containerd"), *config)
-        socket_file = self.directory / "run" / "containerd" / "containerd.sock"
-        self._wait_for("containerd", socket_file.exists, "its socket")
+        self.spawn("containerd", "env", path, str(self.binaries / "containerd"), "--config", str(config))
+        self._wait_for("containerd", self._containerd_answers, "an answer")
+
+    def _containerd_answers(self) -> bool:
+        return (
+            subprocess.run([*self.within, *self._ctr, "version"], capture_output=True, check=False).returncode
+            == 0
+        )
+
+    @property
+    def _ctr(self) -> tuple[str, ...]:
+        return (str(self.binaries / "ctr"), "-n", "k8s.io")
+
+    def _import_images(self) -> None:
         for image in ("pause", "host"):
             file = str(self.binaries / f"{image}.tar")
-            self.run(str(self.binaries / "ctr"), "-n", "k8s.io", "images", "import", file)
+            self.run(*self._ctr, "images", "import", file)
 
     def start_kubelet(self) -> None:
         """Start the kubelet."""
         d = self.directory
         self.spawn(
-            "kubelet", "env", f"PATH={self.binaries}:{os.environ['PATH']}", self._kubernetes, "kubelet",
+            "kubelet", "env", f"PATH={self.binaries}:{os.environ['PATH']}", f"{d}/bin/kubelet", "kubelet",
             f"--config={d}/kubelet.yaml", f"--kubeconfig={d}/kubelet.conf",
             f"--hostname-override={NODE}", f"--node-ip={NODE_IP}",
         )  # fmt: skip
@@ -457,8 +501,17 @@ class RealNode:
     def start_agent(self) -> None:
         """Start the agent with the drivers of the examples, and wait for its first verdicts."""
         identity = ("--node-name", NODE, "--kubelet-cgroup-root", self.cgroup_root, "--table", "never")
-        self.spawn("agent", sys.executable, "-m", "agent", "run", "--driver", GO_DRIVER, *identity)
+        config = self.directory / "agent.toml"
+        config.write_text('[pods]\naudit = "10s"\n')
+        files = ("--config", str(config))
+        self.spawn("agent", sys.executable, "-m", "agent", "run", "--driver", GO_DRIVER, *identity, *files)
         self._wait_for("agent", (self.directory / "run" / "drahealth" / "agent.sock").exists, "its socket")
+
+    def has_hugetlb(self) -> bool:
+        """Return whether pods can have hugetlb limits."""
+        v1 = "[ -e /sys/fs/cgroup/hugetlb ]"
+        v2 = "grep -qsw hugetlb /sys/fs/cgroup/cgroup.controllers"
+        return self.run("sh", "-c", f"{v1} || {v2} && echo yes || true") == "yes\n"
 
     def _wait_for(self, name: str, condition: Callable[[], bool], event: str) -> None:
         def holds() -> bool:
@@ -468,10 +521,52 @@ class RealNode:
 
         eventually(holds, f"{name}: {event}", START_S)
 
+    @property
+    def _mounts_hugetlb(self) -> bool:
+        """Whether the node has a v1 hierarchy of hugetlb that the machine has not."""
+        return unified_root() != CGROUPFS and not (CGROUPFS / "hugetlb").exists()
+
     def _remove_hugetlb(self) -> None:
-        """Remove the cgroups of the hierarchy that only the namespace has."""
-        top = f"/sys/fs/cgroup/hugetlb{self.cgroup_root}"
-        self.run("sh", "-c", f"[ ! -e {top} ] || find {top} -depth -type d -delete")
+        """Remove the node's cgroups of the hierarchy that it mounted, and the hierarchy.
+
+        A container that systemd starts meanwhile mounts all hierarchies, and keeps them until it ends.
+        """
+        script = REMOVE_HUGETLB.format(mount_hugetlb=MOUNT_HUGETLB)
+        command = [
+            "unshare",
+            "-m",
+            "sh",
+            "-euc",
+            script,
+            "sh",
+            str(self.directory / "hugetlb"),
+            self.cgroup_root,
+        ]
+
+        for _ in range(REMOVALS):
+            subprocess.run(command, check=True)
+            with suppress(AssertionError):
+                eventually(lambda: hugetlb_hierarchy() == 0, "no hierarchy of hugetlb", 1)
+                return
+            if is_hugetlb_mounted():
+                return
+        raise AssertionError("the cgroup v1 hierarchy of hugetlb, which the node mounted, remains")
+
+
+def hugetlb_hierarchy() -> int:
+    """Return the number of the cgroup v1 hierarchy that has hugetlb, 0 without one."""
+    rows = [line.split() for line in Path("/proc/cgroups").read_text().splitlines()]
+    return next((int(row[1]) for row in rows if row[0] == "hugetlb"), 0)
+
+
+def is_hugetlb_mounted() -> bool:
+    """Return whether a process has a mount of the cgroup v1 hierarchy of hugetlb."""
+    for mounts in Path("/proc").glob("[0-9]*/mounts"):
+        with suppress(OSError):  # the process has ended
+            lines = [line.split() for line in mounts.read_text().splitlines()]
+            if any(kind == "cgroup" and "hugetlb" in options.split(",") for _, _, kind, options, *_ in lines):
+                return True
+    return False
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:

@@ -11,7 +11,9 @@ from wire.serving import eventually
 
 from node_real.conftest import POOL_PAGES, SHARES, DriverProcess, Times
 from node_real.node import WAIT_S, RealNode, may_lower_oom_score
+from node_real.programs import kubernetes_version
 from node_real.workloads import (
+    CLAIMS,
     GO_CLASS,
     PAGES,
     PODS,
@@ -30,6 +32,8 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 APPS: Final = "/apis/apps/v1/namespaces/hostdev"
 SHRUNK: Final = "mem.hugepages.pool_shrunk"
+AT_FIRST: Final = f", {POOL_PAGES} declared"
+"""Part of a message that names the pool's size before it shrank."""
 
 
 def running_pod(node: RealNode, name: str, device_class: str = PAGES) -> str:
@@ -93,14 +97,18 @@ def prepare_failures(node: RealNode, pod: str) -> list[str]:
 
 
 def test_pool_shrunk_pod_evicted_if_the_code_evicts(
-    node: RealNode, driver_process: DriverProcess, pool: HugepagePool, times: Times
+    node: RealNode, driver_process: DriverProcess, agent: None, pool: HugepagePool, times: Times
 ) -> None:
     driver_process.start("--evict", SHRUNK)
     pod = running_pod(node, "evicted")
     uid = node.api.call("GET", pod)["metadata"]["uid"]
+    wait_uses(node, "default/evicted", {uid: None})
     with times.measure("pool shrunk to the pod deleted by eviction"):
         pool.resize(POOL_PAGES // 2)
         eventually(lambda: is_gone(node, pod, uid), "the pod evicted", WAIT_S)
+    eventually(lambda: end_of(use_of(node, uid)) is not None, "the end of the use in the history", WAIT_S)
+    worst = use_of(node, uid)["worst"]
+    assert (worst["health"], SHRUNK in worst["evidence"]) == ("Unhealthy", True), worst
 
 
 def test_kubelet_restarted_status_follows_the_pool(
@@ -113,6 +121,22 @@ def test_kubelet_restarted_status_follows_the_pool(
     with times.measure("kubelet started to Unhealthy in the pod's status"):
         node.start_kubelet()
         found = node.api.wait(pod, has_health("Unhealthy", SHRUNK), "Unhealthy after the restart")
+    assert found["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_kubelet_and_driver_killed_together_status_follows_the_pool(
+    node: RealNode, driver_process: DriverProcess, pool: HugepagePool, times: Times
+) -> None:
+    driver_process.start()
+    pod = running_pod(node, "rebooted")
+    node.api.wait(pod, has_health("Healthy"), "Healthy")
+    node.stop("kubelet", signal.SIGKILL)
+    driver_process.stop(signal.SIGKILL)
+    pool.resize(POOL_PAGES // 2)
+    with times.measure("kubelet and driver started to Unhealthy in the pod's status"):
+        node.start_kubelet()
+        driver_process.start()
+        found = node.api.wait(pod, has_health("Unhealthy", AT_FIRST), "Unhealthy after the restarts")
     assert found["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
@@ -149,6 +173,34 @@ def test_pod_deleted_and_made_again_history_has_both_uses(
         wait_uses(node, "default/again", {uids[0]: ENDED, uids[1]: None})
 
 
+def test_claim_made_again_with_its_name_is_another_in_history_and_explain(
+    node: RealNode, go_driver: None
+) -> None:
+    first = running_pod(node, "renewed", GO_CLASS)
+    old = node.api.call("GET", first)["metadata"]["uid"]
+    wait_uses(node, "default/renewed", {old: None})
+    old_device = allocated_device(node, "renewed")
+    node.api.delete(first, grace_s=0)
+    node.api.delete(f"{CLAIMS}/renewed")
+    running_pod(node, "in-between", GO_CLASS)  # has the old device
+    second = running_pod(node, "renewed", GO_CLASS)
+    new = node.api.call("GET", second)["metadata"]["uid"]
+    new_device = allocated_device(node, "renewed")
+    assert new_device != old_device
+    wait_uses(node, "default/renewed", {old: ENDED, new: None})
+    assert [use_of(node, uid)["device"]["name"] for uid in (old, new)] == [old_device, new_device]
+    explained = node.drahealth("explain", "pod", "default/renewed")
+    assert [device["name"] for device in explained["devices"]] == [new_device]
+    assert explained["conflicts"] == []
+
+
+def allocated_device(node: RealNode, claim: str) -> str:
+    """Return the device that the scheduler allocated to a claim."""
+    status = node.api.call("GET", f"{CLAIMS}/{claim}")["status"]
+    (result,) = status["allocation"]["devices"]["results"]
+    return str(result["device"])
+
+
 ENDED: Final = "ended"
 
 
@@ -162,6 +214,12 @@ def end_of(use: Mapping[str, Any]) -> str | None:
         return None
     how = str(use["ended"]["how"])
     return ENDED if how in {"released", "succeeded"} else how
+
+
+def use_of(node: RealNode, uid: str) -> Any:
+    """Return the only use in the history of a pod with this UID."""
+    (use,) = [use for use in node.drahealth("history")["uses"] if use["pod"]["uid"] == uid]
+    return use
 
 
 def is_of(use: Mapping[str, Any], pod: str) -> bool:
@@ -220,9 +278,8 @@ def test_audit_all_qos_classes_as_expected(node: RealNode, go_driver: None) -> N
     for name in ("burstable", "guaranteed"):
         node.api.wait(f"{PODS}/{name}", phase_is("Running"), "Running")
     eventually(lambda: "quiet" not in audit_verdicts(node), "the audit without recent starts", WAIT_S)
-    # the pods API lacks the amounts of claims
     settings = audited_settings(node)
-    odd = [knob for knob in settings if knob["verdict"] not in EXPECTED | {"unknown"}]
+    odd = [knob for knob in settings if knob["verdict"] not in EXPECTED]
     if not may_lower_oom_score():  # containerd keeps its own score then, which the audit finds
         odd = [knob for knob in odd if (knob["knob"], knob["verdict"]) != ("OOM score", "higher")]
     assert odd == []
@@ -240,8 +297,15 @@ def audit_verdicts(node: RealNode) -> set[str]:
 
 def audited_settings(node: RealNode) -> list[dict[str, Any]]:
     """Return all settings of all pods and QoS classes, with their verdicts."""
-    found = node.drahealth("audit", "--all", codes=(0, 1, 3))
-    return [*(knob for pod in found["pods"] for knob in pod["knobs"]), *found["classes"]]
+    found = audit(node)
+    knobs = [knob for pod in found["pods"] for knob in pod["knobs"]]
+    return [*knobs, *found["classes"], *found["nodeCgroups"]]
+
+
+def audit(node: RealNode) -> Any:
+    """Return the audit of all pods; the kubelet's version says that it does not count claims."""
+    version = kubernetes_version().removeprefix("v")
+    return node.drahealth("audit", "--all", "--kubelet-version", version, codes=(0, 1, 3))
 
 
 def is_gone(node: RealNode, path: str, uid: str) -> bool:
@@ -250,7 +314,7 @@ def is_gone(node: RealNode, path: str, uid: str) -> bool:
     return found is None or found["metadata"]["uid"] != uid
 
 
-def test_daemon_set_rolled_health_never_unhealthy_and_followed(
+def test_daemon_set_rolled_twice_health_follows_and_the_fault_stays(
     node: RealNode, driver_process: DriverProcess, pool: HugepagePool, times: Times
 ) -> None:
     driver_process.stop()
@@ -268,6 +332,14 @@ def test_daemon_set_rolled_health_never_unhealthy_and_followed(
     with times.measure("pool shrunk to Unhealthy through the new pod"):
         pool.resize(POOL_PAGES // 2)
         node.api.wait(pod, has_health("Unhealthy", SHRUNK), "Unhealthy")
+    with times.measure("DaemonSet changed during the fault to the new pod alone"):
+        again = daemon_set(node, f"--hugepage-shares={SHARES}", "--log-level=info")
+        node.kubectl("apply", "-f", "-", text=json.dumps(again))
+        node.api.wait(objects, is_rolled_out, "rolled out")
+    assert not has_health("Healthy")(node.api.call("GET", pod))
+    pool.resize(POOL_PAGES // 4)  # another text, which only the newest pod can have sent
+    fault = f"{POOL_PAGES // 4} pages of 2mi on NUMA node 0{AT_FIRST}"
+    node.api.wait(pod, has_health("Unhealthy", fault), "Unhealthy")
 
 
 def is_rolled_out(daemon_set: Mapping[str, Any]) -> bool:
