@@ -173,12 +173,12 @@ def test_group_of_two_errors_is_shown_in_full(capsys):
         (
             ["scna"],
             "'scna' is not one of run, scan, watch, status, explain, clear, audit, prepares, history, "
-            "classify, checks, conform, new-driver, bundle; did you mean 'scan'?\ntry 'drahealth --help'",
+            "classify, checks, conform, new-driver, bundle, config; did you mean 'scan'?\ntry 'drahealth --help'",
         ),
         (
             ["zzz"],
             "'zzz' is not one of run, scan, watch, status, explain, clear, audit, prepares, history, "
-            "classify, checks, conform, new-driver, bundle\ntry 'drahealth --help'",
+            "classify, checks, conform, new-driver, bundle, config\ntry 'drahealth --help'",
         ),
         (["run", "--perid", "1s"], "'--perid' is not an argument of drahealth run; did you mean '--period'?"),
         (["run", "--driverr=x"], "'--driverr' is not an argument of drahealth run; did you mean '--driver'?"),

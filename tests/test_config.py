@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from other_user import become_other_user
 
 import drahealth
-from agent.config.config import SETTINGS, Config, load, load_runtime_dir, read_config
+from agent.config.config import (
+    SETTINGS,
+    Config,
+    LoadedConfig,
+    ValueOrigin,
+    ValueOriginKind,
+    load,
+    load_runtime_dir,
+    load_with_origins,
+    read_config,
+)
 from agent.config.values import format_duration, parse_duration
 from agent.errors import ConfigError, PermissionDeniedError
 from agent.model.health import XidOverride
@@ -121,6 +131,9 @@ class = "bad-config"
 
 
 A_PATTERN = "[[prepare.patterns]]\nmatch = 'x'\ncode = 'a.b'\nclass = 'transient'\n"
+
+
+A_POOL = "hugepages-2mi-node0 = 512\n"
 
 
 class Setup:
@@ -773,6 +786,126 @@ def test_formatted_duration_parses_back(ns):
     text = format_duration(ns)
     if re.fullmatch(r"[0-9]{1,12}[a-z]+", text):  # longer numbers are refused
         assert parse_duration(text) == ns
+
+
+# --- drop-ins and origins ------------------------------------------------------------------------------
+
+
+class DropIns:
+    """Default file and its drop-ins in a temporary directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.file = directory / "config.toml"
+        self.directory = directory / "config.d"
+        self.directory.mkdir()
+
+    def write(self, **files: str) -> None:
+        for name, text in files.items():
+            (self.directory / f"{name}.toml").write_text(text)
+
+    def load(self, flags: dict[str, object] | None = None, **environ: str) -> LoadedConfig:
+        return load_with_origins(
+            flags or {}, {f"DRAHEALTH_{k}": v for k, v in environ.items()}, default_file=self.file
+        )
+
+    def refusal(self) -> str:
+        with pytest.raises(ConfigError) as caught:
+            self.load()
+        return str(caught.value).replace(str(self.directory), "D").replace(str(self.file), "FILE")
+
+
+@pytest.fixture
+def drop_ins(tmp_path: Path) -> DropIns:
+    return DropIns(tmp_path)
+
+
+def test_drop_ins_replace_values_in_the_order_of_their_names(drop_ins):
+    drop_ins.file.write_text('[throttle]\nevents = 1\n[pods]\nperiod = "5s"')
+    drop_ins.write(b="[throttle]\nevents = 3", a="[throttle]\nevents = 2\n[pressure]\npercent = 20")
+    config = drop_ins.load().config
+    assert (config.throttle_events, config.pressure_percent, config.pods_period_ns) == (3, 20, 5 * 10**9)
+
+
+def test_drop_ins_merge_tables_and_join_patterns_newest_first(drop_ins):
+    drop_ins.file.write_text(
+        '[gpu.xids]\n31 = "ignore"\n63 = "info"\n[expect.hugepages]\n' + A_POOL + A_PATTERN
+    )
+    drop_ins.write(a='[gpu.xids]\n63 = "degraded"\n' + A_PATTERN.replace("a.b", "c.d"))
+    config = drop_ins.load().config
+    assert config.gpu_xids == {31: XidOverride.IGNORE, 63: XidOverride.DEGRADED}
+    assert config.expect_pools == {"hugepages-2mi-node0": 512}
+    assert [pattern.code for pattern in config.prepare_patterns] == ["c.d", "a.b"]
+
+
+def test_patterns_of_all_files_together_are_limited(drop_ins):
+    drop_ins.write(a=40 * A_PATTERN, b=40 * A_PATTERN)
+    assert drop_ins.refusal() == "D/a.toml, D/b.toml: prepare.patterns: 80 patterns, limit 64; remove some"
+
+
+def test_other_files_of_the_drop_in_directory_are_ignored(drop_ins):
+    for name in ("a.toml.bak", ".a.toml", "README"):
+        (drop_ins.directory / name).write_text("[wrong]\nkey = 1")
+    assert drop_ins.load().files == ()
+
+
+def test_drop_ins_do_not_apply_to_a_requested_file(drop_ins):
+    drop_ins.write(a="[throttle]\nevents = 2")
+    drop_ins.file.write_text("")
+    assert load({}, {}, file=drop_ins.file).throttle_events == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[throttle]\nevents = 0", "D/a.toml: throttle.events: 0 is below the limit of 1"),
+        ("[throttle]\nwrong = 0", "D/a.toml: throttle.wrong: no such setting"),
+        ("[throttle]\nevents = ", "D/a.toml:2: invalid value"),
+        (
+            '[stream]\nlease = "3s"',
+            "FILE: stream.heartbeat: 10s is over a third of stream.lease (3s); lower it",
+        ),
+    ],
+    ids=["limit", "unknown", "syntax", "together"],
+)
+def test_error_of_a_drop_in_names_its_file(drop_ins, text, words):
+    drop_ins.file.write_text('[stream]\nheartbeat = "10s"')
+    drop_ins.write(a=text)
+    assert drop_ins.refusal() == words
+
+
+def test_too_many_drop_ins_are_refused(drop_ins):
+    drop_ins.write(**{f"f{number}": "" for number in range(65)})
+    assert drop_ins.refusal() == "configuration directory D: 65 files, limit 64; join some"
+
+
+@pytest.fixture
+def locked_drop_ins():
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # other users may enter /tmp
+        directory = Path(name)
+        directory.chmod(0o755)
+        files = DropIns(directory)
+        files.directory.chmod(0)
+        yield files
+        files.directory.chmod(0o700)
+
+
+def test_unreadable_drop_in_directory_is_permission_denied(locked_drop_ins, unprivileged):
+    with pytest.raises(PermissionDeniedError, match=r"config\.d: Permission denied"):
+        locked_drop_ins.load()
+
+
+def test_each_value_has_its_origin(drop_ins):
+    drop_ins.file.write_text('[gpu.xids]\n31 = "ignore"')
+    drop_ins.write(a='[gpu.xids]\n32 = "ignore"', b="[throttle]\nevents = 2")
+    loaded = drop_ins.load({"--period": "2s"}, NODE_NAME="n")
+    file, a, b = drop_ins.file, *(str(drop_ins.directory / f"{name}.toml") for name in "ab")
+    assert loaded.origins == {
+        "gpu.xids": ValueOrigin(ValueOriginKind.FILE, f"{file}, {a}"),
+        "throttle.events": ValueOrigin(ValueOriginKind.FILE, b),
+        "agent.node-name": ValueOrigin(ValueOriginKind.VARIABLE, "DRAHEALTH_NODE_NAME"),
+        "agent.period": ValueOrigin(ValueOriginKind.FLAG, "--period"),
+    }
+    assert list(map(str, loaded.files)) == [str(file), a, b]
 
 
 # --- the reference -----------------------------------------------------------------------------------------

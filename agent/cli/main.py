@@ -33,6 +33,7 @@ VERBS: Final = {
     "conform": "conform.command",
     "new-driver": "new_driver.command",
     "bundle": "bundle.command",
+    "config": "config.command",
 }
 """Module of each subcommand, relative to this package. A command loads only the module of its subcommand."""
 

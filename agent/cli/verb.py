@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.cli.output.terminal import COLOURS, style_of
-from agent.config.config import CONFIG_VARIABLE, DEFAULT_FILE, SETTINGS, load, load_runtime_dir
+from agent.config.config import CONFIG_VARIABLE, SETTINGS, load_runtime_dir, load_with_origins
+from agent.config.files import DEFAULT_FILE, DROP_INS
 from agent.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace, _ActionsContainer
 
     from agent.cli.output.terminal import TextStyle
-    from agent.config.config import Config
+    from agent.config.config import Config, LoadedConfig
 
 
 class Subcommand(NamedTuple):
@@ -58,7 +59,9 @@ def add_settings(parser: ArgumentParser, *flags: str) -> None:
 
 def add_config(parser: _ActionsContainer) -> None:
     parser.add_argument(
-        "--config", metavar="FILE", help=f"configuration file (default: {DEFAULT_FILE}, if it exists)"
+        "--config",
+        metavar="FILE",
+        help=f"the only configuration file (default: {DEFAULT_FILE} and {DROP_INS}/*.toml next to it)",
     )
 
 
@@ -117,7 +120,14 @@ def config_file_of(args: Namespace) -> Path | None:
 
 def load_config(args: Namespace, *, needs_runtime_dir: bool = False) -> Config:
     """Load the configuration from the command line, the environment and the configuration file."""
-    return load(flags_of(args), os.environ, file=config_file_of(args), needs_runtime_dir=needs_runtime_dir)
+    return load_with_origins_of(args, needs_runtime_dir=needs_runtime_dir).config
+
+
+def load_with_origins_of(args: Namespace, *, needs_runtime_dir: bool = False) -> LoadedConfig:
+    """Load the configuration like :func:`load_config`, with the origin of each value."""
+    return load_with_origins(
+        flags_of(args), os.environ, file=config_file_of(args), needs_runtime_dir=needs_runtime_dir
+    )
 
 
 def agent_socket_of(args: Namespace) -> Path:

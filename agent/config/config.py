@@ -1,21 +1,25 @@
-"""Configuration of the agent: read from flags, environment variables and one TOML file, and validated.
+"""Configuration of the agent: read from flags, environment variables and TOML files, and validated.
 
-Each entry of ``SETTINGS`` describes one setting. Flags win over variables, variables over the file, the file
-over the defaults. An unknown key or a value out of range is an error: an agent with a misread
-configuration would report wrong health to the kubelet.
+Each entry of ``SETTINGS`` describes one setting. Flags win over variables, variables over the files, a
+drop-in over the files before it, the files over the defaults. An unknown key or a value out of range is an
+error: an agent with a misread configuration would report wrong health to the kubelet.
 
-agent.config.values parses and checks single values.
+agent.config.files reads the files, agent.config.value_kinds and agent.config.values convert and check single
+values.
 """
 
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from agent.config import value_kinds as kinds
+from agent.config.files import DEFAULT_FILE, read_config_files
+from agent.config.value_kinds import ValueKind
 from agent.config.values import (
     HOUR,
     MS,
@@ -30,37 +34,18 @@ from agent.config.values import (
     duration_within,
     format_duration,
     number_within,
-    parse_bool,
-    parse_cgroup_root,
-    parse_count,
-    parse_cpu_list,
-    parse_driver_names,
-    parse_duration,
-    parse_hugepage_pools,
-    parse_library,
-    parse_path,
-    parse_string,
-    parse_whole_seconds,
-    parse_xid_overrides,
     seconds_within,
     split_values,
     unless_zero,
 )
-from agent.errors import ConfigError, PermissionDeniedError, suggestion
+from agent.errors import ConfigError, suggestion
 from agent.model.cpuset import CpuSet
 from agent.model.health import XidOverride
-from agent.model.reading import Absence
-from agent.system.files import ReadError, read_bounded
 from agent.system.paths import StrPath, as_path
 
 if TYPE_CHECKING:
     from agent.prepare.error_patterns import ErrorPattern
 
-FILE_BYTES: Final = 256 << 10
-"""Largest accepted configuration file [bytes]."""
-LINE_BYTES: Final = 4096
-"""Longest accepted line of it [bytes]: the time to read a dotted key grows with the square of its length."""
-DEFAULT_FILE: Final = Path("/etc/drahealth/config.toml")
 RUNTIME_DIR: Final = Path("/run/drahealth")
 STATE_DIR: Final = Path("/var/lib/drahealth")
 KUBELET_DIR: Final = Path("/var/lib/kubelet")
@@ -96,18 +81,27 @@ class Setting(NamedTuple):
     """Key in the file: ``agent.period`` is ``period`` in ``[agent]``."""
     field: str
     """Name of the field in :class:`Config` that holds the value."""
-    parse: Callable[[object], object]
-    """Converts the value in file, variable or flag to the field's type; raises ValueError or TypeError."""
+    kind: ValueKind
+    """Type of the value: its parser, its form in a file, and its JSON schema."""
     check_limits: Callable[[Any], None] = lambda _: None
     """Raises ValueError, with value and limit in its text, if the value is out of range."""
     flag: str = ""
     """Command-line flag; empty: the setting can only be set in the file."""
     metavar: str = ""
     help: str = ""
+    """Meaning of the setting, for ``--help`` and the JSON schema."""
     is_repeatable: bool = False
     """Whether the flag may be repeated and the variable may hold several values."""
     is_switch: bool = False
     """Whether the setting is a boolean whose flag takes no value; its variable is 1, 0, true or false."""
+    is_fixed: bool = False
+    """Whether only a restart of the agent applies a change: a reload of the configuration refuses it."""
+
+    @property
+    def parse(self) -> Callable[[object], object]:
+        """Function that converts the value in file, variable or flag to the field's type; raises ValueError
+        or TypeError."""
+        return self.kind.parse
 
     @property
     def variable(self) -> str:
@@ -115,93 +109,116 @@ class Setting(NamedTuple):
         return PREFIX + self.flag.removeprefix("--").replace("-", "_").upper()
 
 
-def _read_patterns(value: object) -> tuple["ErrorPattern", ...]:
-    from agent.prepare.error_patterns import parse_patterns  # 4 ms, only if configured
-
-    return parse_patterns(value)
-
-
-def _read_evict(value: object) -> frozenset[str]:
-    from agent.devices.taints import TaintPolicy  # imported only if configured
-
-    try:
-        return TaintPolicy(evict=frozenset(parse_driver_names(value))).evict
-    except ConfigError as error:
-        raise ValueError(error.text) from None
-    except TypeError:
-        raise TypeError(f"{value!r} is not a list of codes") from None
-
-
 SETTINGS: Final = (
-    Setting("agent.drivers", "drivers", parse_driver_names, check_driver_names, "--driver", "NAME",
-            "serve the kubelet's health API for this DRA driver; may be given again", is_repeatable=True),
-    Setting("agent.node-name", "node_name", parse_string, check_node_name, "--node-name", "NAME",
-            "the DRA pool of the node's devices (default: the host name)"),
-    Setting("agent.period", "period_ns", parse_duration, duration_within(10 * MS, HOUR), "--period", "TIME",
-            "how often the node is checked, 10ms to 1h (default: 1s)"),
-    Setting("agent.runtime-dir", "runtime_dir", parse_path, flag="--runtime-dir", metavar="DIR",
-            help="directory of the sockets (default: /run/drahealth; not root: $XDG_RUNTIME_DIR/drahealth)"),
-    Setting("agent.state-dir", "state_dir", parse_path, flag="--state-dir", metavar="DIR",
+    Setting("agent.drivers", "drivers", kinds.NAMES, check_driver_names, "--driver", "NAME",
+            "serve the kubelet's health API for this DRA driver; may be given again", is_repeatable=True,
+            is_fixed=True),
+    Setting("agent.node-name", "node_name", kinds.TEXT, check_node_name, "--node-name", "NAME",
+            "the DRA pool of the node's devices (default: the host name)", is_fixed=True),
+    Setting("agent.period", "period_ns", kinds.DURATION, duration_within(10 * MS, HOUR), "--period", "TIME",
+            "how often the node is checked, 10ms to 1h (default: 1s)", is_fixed=True),
+    Setting("agent.runtime-dir", "runtime_dir", kinds.PATH, flag="--runtime-dir", metavar="DIR",
+            help="directory of the sockets (default: /run/drahealth; not root: $XDG_RUNTIME_DIR/drahealth)",
+            is_fixed=True),
+    Setting("agent.state-dir", "state_dir", kinds.PATH, flag="--state-dir", metavar="DIR",
             help="directory of state kept over restarts (default: /var/lib/drahealth, or state/ in another "
-            "--runtime-dir)"),
-    Setting("roots.sysfs", "sysfs_root", parse_path, check_path_length, "--sysfs-root", "DIR",
-            "where sysfs is mounted (default: /sys)"),
-    Setting("roots.procfs", "procfs_root", parse_path, check_path_length, "--procfs-root", "DIR",
-            "where procfs is mounted (default: /proc)"),
-    Setting("roots.cgroupfs", "cgroupfs_root", parse_path, check_path_length, "--cgroupfs-root", "DIR",
-            "where the cgroup tree or trees are mounted (default: /sys/fs/cgroup)"),
-    Setting("roots.kubelet-cgroup", "kubelet_cgroup_root", parse_cgroup_root, check_path_length,
-            "--kubelet-cgroup-root", "GROUP", "the kubelet's own --cgroup-root (default: /)"),
-    Setting("roots.nvml-library", "nvml_library", parse_library, check_library_length, "--nvml-library",
-            "LIBRARY", "NVIDIA's management library, a name or a path (default: libnvidia-ml.so.1)"),
-    Setting("roots.kmsg", "kmsg", parse_path, check_path_length, "--kmsg", "FILE",
-            "the kernel log (default: /dev/kmsg)"),
-    Setting("roots.kmsg-any-facility", "kmsg_any_facility", parse_bool, flag="--kmsg-any-facility",
-            help="also accept kernel log lines written by processes: for tests", is_switch=True),
-    Setting("stream.lease", "lease_s", parse_whole_seconds, seconds_within(3, LEASE_MAX_S)),
-    Setting("stream.heartbeat", "heartbeat_s", lambda v: parse_duration(v) / S, seconds_within(0.1, 60)),
-    Setting("stream.coalesce", "coalesce_ns", parse_duration, duration_within(0, 10 * S)),
-    Setting("cgroups.sweep", "sweep_ns", parse_duration, duration_within(100 * MS, HOUR)),
-    Setting("cgroups.resync", "resync_ns", parse_duration, duration_within(100 * MS, 24 * HOUR)),
-    Setting("cgroups.max-groups", "group_max", parse_count, number_within(1, GROUPS_MAX)),
-    Setting("cgroups.throttled-percent", "throttled_percent", parse_count, number_within(1, 100)),
-    Setting("cgroups.throttled-window", "throttled_window_s", parse_whole_seconds, seconds_within(10, 3600)),
-    Setting("pods.kubelet-dir", "kubelet_dir", parse_path, flag="--kubelet-dir", metavar="DIR",
-            help="where the kubelet has its files and sockets (default: /var/lib/kubelet)"),
-    Setting("pods.period", "pods_period_ns", parse_duration, duration_within(S, HOUR)),
-    Setting("pods.audit", "pods_audit_ns", parse_duration,
-            unless_zero(duration_within(10 * S, 24 * HOUR))),
-    Setting("expect.cpus", "expect_cpus", parse_cpu_list),
-    Setting("expect.hugepages", "expect_pools", parse_hugepage_pools, check_hugepage_pools),
-    Setting("expect.gpus", "expect_gpus", parse_count, number_within(0, GPUS_MAX)),
-    Setting("throttle.events", "throttle_events", parse_count, number_within(1, 1_000_000)),
-    Setting("throttle.window", "throttle_window_s", parse_whole_seconds, seconds_within(1, 86400)),
-    Setting("errors.correctable", "correctable_errors", parse_count, number_within(1, 1_000_000)),
-    Setting("errors.window", "correctable_window_s", parse_whole_seconds, seconds_within(1, WEEK_S)),
-    Setting("pressure.percent", "pressure_percent", parse_count, number_within(1, 100)),
-    Setting("pressure.window", "pressure_window_s", parse_whole_seconds, seconds_within(10, 3600)),
-    Setting("nic.errors", "nic_errors", parse_count, number_within(1, 1_000_000)),
-    Setting("nic.error-window", "nic_error_window_s", parse_whole_seconds, seconds_within(60, 86400)),
-    Setting("nic.link-downs", "nic_link_downs", parse_count, number_within(1, 1000)),
-    Setting("nic.link-window", "nic_link_window_s", parse_whole_seconds, seconds_within(60, 86400)),
-    Setting("gpu.watch", "gpu_watch", parse_bool),
-    Setting("gpu.process", "gpu_process", parse_bool),
-    Setting("gpu.slow-period", "gpu_slow_ns", parse_duration, duration_within(100 * MS, HOUR)),
-    Setting("gpu.deadline", "gpu_deadline_ns", parse_duration, duration_within(100 * MS, 600 * S)),
-    Setting("gpu.dead", "gpu_dead_ns", parse_duration, duration_within(100 * MS, 24 * HOUR)),
-    Setting("gpu.probation", "gpu_probation_ns", parse_duration, duration_within(0, 24 * HOUR)),
-    Setting("gpu.correctable-errors", "gpu_correctable_errors", parse_count, number_within(1, 1_000_000)),
-    Setting("gpu.correctable-window", "gpu_correctable_window_s", parse_whole_seconds,
-            seconds_within(1, 86400)),
-    Setting("gpu.xids", "gpu_xids", parse_xid_overrides, check_xids),
-    Setting("history.rows", "history_rows", parse_count, number_within(0, 100_000)),
-    Setting("history.age", "history_age_s", parse_whole_seconds, seconds_within(3600, YEAR_S)),
-    Setting("prepare.patterns", "prepare_patterns", _read_patterns),
-    Setting("taints.evict", "taint_evict", _read_evict),
-    Setting("taints.quiet", "taint_quiet_s", parse_whole_seconds, seconds_within(0, 86400)),
-    Setting("taints.tell-unknown", "taint_unknown", parse_bool),
-    Setting("taints.inform", "taint_inform", parse_bool),
-    Setting("taints.wait", "taint_wait_s", lambda v: parse_duration(v) / S, seconds_within(0, 10)),
+            "--runtime-dir)", is_fixed=True),
+    Setting("roots.sysfs", "sysfs_root", kinds.PATH, check_path_length, "--sysfs-root", "DIR",
+            "where sysfs is mounted (default: /sys)", is_fixed=True),
+    Setting("roots.procfs", "procfs_root", kinds.PATH, check_path_length, "--procfs-root", "DIR",
+            "where procfs is mounted (default: /proc)", is_fixed=True),
+    Setting("roots.cgroupfs", "cgroupfs_root", kinds.PATH, check_path_length, "--cgroupfs-root", "DIR",
+            "where the cgroup tree or trees are mounted (default: /sys/fs/cgroup)", is_fixed=True),
+    Setting("roots.kubelet-cgroup", "kubelet_cgroup_root", kinds.CGROUP, check_path_length,
+            "--kubelet-cgroup-root", "GROUP", "the kubelet's own --cgroup-root (default: /)", is_fixed=True),
+    Setting("roots.nvml-library", "nvml_library", kinds.LIBRARY, check_library_length, "--nvml-library",
+            "LIBRARY", "NVIDIA's management library, a name or a path (default: libnvidia-ml.so.1)",
+            is_fixed=True),
+    Setting("roots.kmsg", "kmsg", kinds.PATH, check_path_length, "--kmsg", "FILE",
+            "the kernel log (default: /dev/kmsg)", is_fixed=True),
+    Setting("roots.kmsg-any-facility", "kmsg_any_facility", kinds.SWITCH, flag="--kmsg-any-facility",
+            help="also accept kernel log lines written by processes: for tests", is_switch=True,
+            is_fixed=True),
+    Setting("stream.lease", "lease_s", kinds.SECONDS, seconds_within(3, LEASE_MAX_S),
+            help="how long the kubelet may use a verdict"),
+    Setting("stream.heartbeat", "heartbeat_s", kinds.FRACTIONAL_SECONDS, seconds_within(0.1, 60),
+            help="verified devices are sent again this often, a third of the lease at most"),
+    Setting("stream.coalesce", "coalesce_ns", kinds.DURATION, duration_within(0, 10 * S),
+            help="changes within this time are sent together"),
+    Setting("cgroups.sweep", "sweep_ns", kinds.DURATION, duration_within(100 * MS, HOUR),
+            help="interval of reads of the counters without kernel events", is_fixed=True),
+    Setting("cgroups.resync", "resync_ns", kinds.DURATION, duration_within(100 * MS, 24 * HOUR),
+            help="all files are read again after this time, with or without events", is_fixed=True),
+    Setting("cgroups.max-groups", "group_max", kinds.COUNT, number_within(1, GROUPS_MAX),
+            help="limit of watched cgroups of pods and containers", is_fixed=True),
+    Setting("cgroups.throttled-percent", "throttled_percent", kinds.COUNT, number_within(1, 100),
+            help="a container throttled in more of its CPU periods than this is slow"),
+    Setting("cgroups.throttled-window", "throttled_window_s", kinds.SECONDS, seconds_within(10, 3600),
+            help="window of throttled-percent"),
+    Setting("pods.kubelet-dir", "kubelet_dir", kinds.PATH, flag="--kubelet-dir", metavar="DIR",
+            help="where the kubelet has its files and sockets (default: /var/lib/kubelet)", is_fixed=True),
+    Setting("pods.period", "pods_period_ns", kinds.DURATION, duration_within(S, HOUR),
+            help="all sources of pods are read again after this time, even without a change"),
+    Setting("pods.audit", "pods_audit_ns", kinds.DURATION, unless_zero(duration_within(10 * S, 24 * HOUR)),
+            help="interval of the audit of pods with claims; 0s: never"),
+    Setting("expect.cpus", "expect_cpus", kinds.CPUS,
+            help="CPUs that must be online; default: those online when the agent starts"),
+    Setting("expect.hugepages", "expect_pools", kinds.POOLS, check_hugepage_pools,
+            help="expected pages by hugepage device; default: their number when the agent starts"),
+    Setting("expect.gpus", "expect_gpus", kinds.COUNT, number_within(0, GPUS_MAX),
+            help="expected number of GPUs; default: the number when the agent starts"),
+    Setting("throttle.events", "throttle_events", kinds.COUNT, number_within(1, 1_000_000),
+            help="thermal-throttle events of a NUMA node that make it degraded"),
+    Setting("throttle.window", "throttle_window_s", kinds.SECONDS, seconds_within(1, 86400),
+            help="window of events"),
+    Setting("errors.correctable", "correctable_errors", kinds.COUNT, number_within(1, 1_000_000),
+            help="correctable errors of a memory module or CPU that make it degraded"),
+    Setting("errors.window", "correctable_window_s", kinds.SECONDS, seconds_within(1, WEEK_S),
+            help="window of correctable"),
+    Setting("pressure.percent", "pressure_percent", kinds.COUNT, number_within(1, 100),
+            help="share of time in which all tasks wait for memory or I/O"),
+    Setting("pressure.window", "pressure_window_s", kinds.SECONDS, seconds_within(10, 3600),
+            help="window of percent"),
+    Setting("nic.errors", "nic_errors", kinds.COUNT, number_within(1, 1_000_000),
+            help="symbol errors, or damaged packets, of a port that make it degraded"),
+    Setting("nic.error-window", "nic_error_window_s", kinds.SECONDS, seconds_within(60, 86400),
+            help="window of errors"),
+    Setting("nic.link-downs", "nic_link_downs", kinds.COUNT, number_within(1, 1000),
+            help="times that a port's link goes down that make it degraded"),
+    Setting("nic.link-window", "nic_link_window_s", kinds.SECONDS, seconds_within(60, 86400),
+            help="window of link-downs"),
+    Setting("gpu.watch", "gpu_watch", kinds.SWITCH, help="whether GPUs are monitored", is_fixed=True),
+    Setting("gpu.process", "gpu_process", kinds.SWITCH,
+            help="whether NVML is called by a process of its own", is_fixed=True),
+    Setting("gpu.slow-period", "gpu_slow_ns", kinds.DURATION, duration_within(100 * MS, HOUR),
+            help="interval of slow readings, at least a period", is_fixed=True),
+    Setting("gpu.deadline", "gpu_deadline_ns", kinds.DURATION, duration_within(100 * MS, 600 * S),
+            help="a call of NVML that takes longer makes its GPU Unknown", is_fixed=True),
+    Setting("gpu.dead", "gpu_dead_ns", kinds.DURATION, duration_within(100 * MS, 24 * HOUR),
+            help="and Unhealthy after this time, more than the deadline"),
+    Setting("gpu.probation", "gpu_probation_ns", kinds.DURATION, duration_within(0, 24 * HOUR),
+            help="a recovered GPU stays Unhealthy without a fault for so long"),
+    Setting("gpu.correctable-errors", "gpu_correctable_errors", kinds.COUNT, number_within(1, 1_000_000),
+            help="correctable memory errors of a GPU that make it degraded"),
+    Setting("gpu.correctable-window", "gpu_correctable_window_s", kinds.SECONDS, seconds_within(1, 86400),
+            help="window of correctable-errors"),
+    Setting("gpu.xids", "gpu_xids", kinds.XIDS, check_xids,
+            help="severity of an XID instead of that in the catalog"),
+    Setting("history.rows", "history_rows", kinds.COUNT, number_within(0, 100_000),
+            help="ended uses of devices that are kept; 0: nothing is recorded", is_fixed=True),
+    Setting("history.age", "history_age_s", kinds.SECONDS, seconds_within(3600, YEAR_S),
+            help="how long ended uses are kept", is_fixed=True),
+    Setting("prepare.patterns", "prepare_patterns", kinds.PATTERNS,
+            help="texts of prepare errors and their classes"),
+    Setting("taints.evict", "taint_evict", kinds.CODES,
+            help="codes, or families such as gpu.xid.*, whose pods are evicted"),
+    Setting("taints.quiet", "taint_quiet_s", kinds.SECONDS, seconds_within(0, 86400),
+            help="time for which a cause must be gone before its taint is removed"),
+    Setting("taints.tell-unknown", "taint_unknown", kinds.SWITCH,
+            help="taint devices that are Unknown for a minute"),
+    Setting("taints.inform", "taint_inform", kinds.SWITCH, help="publish taints of effect None"),
+    Setting("taints.wait", "taint_wait_s", kinds.FRACTIONAL_SECONDS, seconds_within(0, 10),
+            help="an embedded driver's error about a failed device waits so long for its taint"),
 )  # fmt: skip
 
 
@@ -335,6 +352,40 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 # --- loading -----------------------------------------------------------------------------------------------
 
 
+class ValueOriginKind(StrEnum):
+    """Kind of the place that a value comes from."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    VARIABLE = "variable"
+    FLAG = "flag"
+
+
+class ValueOrigin(NamedTuple):
+    """Place that a setting's value comes from."""
+
+    kind: ValueOriginKind
+    name: str = ""
+    """Path of the file, or several separated by commas; name of the variable or flag; empty: the default."""
+
+    def in_error(self, key: str) -> str:
+        """Return the place for an error text, with the setting's `key` where the place has several values."""
+        return f"{self.name}: {key}" if self.kind is ValueOriginKind.FILE else self.name or key
+
+
+DEFAULT: Final = ValueOrigin(ValueOriginKind.DEFAULT)
+
+
+class LoadedConfig(NamedTuple):
+    """Configuration, with the place that each of its values comes from."""
+
+    config: Config
+    origins: Mapping[str, ValueOrigin]
+    """Origins by key of the setting; a key that is missing has its default."""
+    files: tuple[Path, ...]
+    """Files that were read."""
+
+
 def load(
     flags: Mapping[str, object],
     environ: Mapping[str, str],
@@ -343,19 +394,34 @@ def load(
     default_file: Path = DEFAULT_FILE,
     needs_runtime_dir: bool = True,
 ) -> Config:
-    """Load the configuration of this process from flags, environment and file.
+    """Load the configuration of this process; see :func:`load_with_origins`."""
+    return load_with_origins(
+        flags, environ, file=file, default_file=default_file, needs_runtime_dir=needs_runtime_dir
+    ).config
+
+
+def load_with_origins(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    *,
+    file: Path | None = None,
+    default_file: Path = DEFAULT_FILE,
+    needs_runtime_dir: bool = True,
+) -> LoadedConfig:
+    """Load the configuration of this process from flags, environment and files.
 
     Args:
         flags: Values of the command line by flag, e.g. ``--period``.
         environ: The environment; an empty variable counts as unset.
-        file: File given by the operator, which must exist; None: ``default_file``, which need not exist.
+        file: File given by the operator, which must exist and is the only one; None: ``default_file`` and
+            the drop-ins next to it, which need not exist.
         needs_runtime_dir: True: a missing runtime directory is an error, because the caller serves sockets.
 
     Raises:
         ConfigError: A value is not valid; the text has the flag, the variable, or the file and key.
-        PermissionDeniedError: This user may not read the file.
+        PermissionDeniedError: This user may not read a file.
     """
-    given = _collect_values(flags, environ, file, default_file)
+    given, files = _collect_values(flags, environ, file, default_file)
     fields = {field: value for field, (value, _) in given.items()}
     if needs_runtime_dir and "runtime_dir" not in fields:
         fields["runtime_dir"] = _default_runtime_dir(environ)
@@ -365,11 +431,13 @@ def load(
         fields.setdefault("gpu_slow_ns", max(10 * S, fields["period_ns"]))
     fields.setdefault("node_name", os.uname().nodename.lower())
     try:
-        return Config(**fields)
+        config = Config(**fields)
     except ConfigError as error:
         field = next(s.field for s in SETTINGS if s.key == error.key)
-        _, origin = given.get(field, (None, error.key))
-        raise ConfigError(f"{origin}: {error.text}") from None
+        _, origin = given.get(field, (None, DEFAULT))
+        raise ConfigError(f"{origin.in_error(error.key)}: {error.text}") from None
+    origins = {setting.key: given[setting.field][1] for setting in SETTINGS if setting.field in given}
+    return LoadedConfig(config, origins, files)
 
 
 def read_config(file: StrPath) -> Config:
@@ -397,7 +465,7 @@ def load_runtime_dir(
 
     Arguments and errors are those of :func:`load`, but the limits of other settings are not checked.
     """
-    given = _collect_values(flags, environ, file, default_file)
+    given, _ = _collect_values(flags, environ, file, default_file)
     if "runtime_dir" in given:
         directory: Path = given["runtime_dir"][0]
         return directory
@@ -434,28 +502,37 @@ def _default_runtime_dir(environ: Mapping[str, str]) -> Path:
 
 def _collect_values(
     flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None, default_file: Path
-) -> dict[str, tuple[Any, str]]:
-    """Return the value of each field that is set, with its origin (flag, variable, or file and key)."""
-    given: dict[str, tuple[Any, str]] = {}
+) -> tuple[dict[str, tuple[Any, ValueOrigin]], tuple[Path, ...]]:
+    """Return the value of each field that is set, with its origin, and the paths of the files that were
+    read."""
+    given: dict[str, tuple[Any, ValueOrigin]] = {}
 
-    def take(setting: Setting, value: object, origin: str) -> None:
+    def take(setting: Setting, value: object, origin: ValueOrigin) -> None:
         try:
-            given[setting.field] = setting.parse(value), origin
+            parsed = setting.parse(value)
+            merge = setting.kind.merge
+            if merge is not None and setting.field in given:
+                before, place = given[setting.field]
+                origin = origin._replace(name=f"{place.name}, {origin.name}")
+                parsed = merge(before, parsed)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{origin}: {error}") from None
+            raise ConfigError(f"{origin.in_error(setting.key)}: {error}") from None
+        given[setting.field] = parsed, origin
 
     _check_variables(environ)
-    path = file or default_file
-    for setting, value in _known_settings(_read_toml(path, must_exist=file is not None), path):
-        take(setting, value, f"{path}: {setting.key}")
+    read = read_config_files(file, default_file)
+    for path, table in read:
+        for setting, value in _known_settings(table, path):
+            take(setting, value, ValueOrigin(ValueOriginKind.FILE, str(path)))
     for setting in SETTINGS:
         if not setting.flag:
             continue
-        if value := environ.get(setting.variable):
-            take(setting, _value_of_variable(setting, value), setting.variable)
+        if text := environ.get(setting.variable):
+            origin = ValueOrigin(ValueOriginKind.VARIABLE, setting.variable)
+            take(setting, _value_of_variable(setting, text), origin)
         if setting.flag in flags:
-            take(setting, flags[setting.flag], setting.flag)
-    return given
+            take(setting, flags[setting.flag], ValueOrigin(ValueOriginKind.FLAG, setting.flag))
+    return given, tuple(path for path, _ in read)
 
 
 def _value_of_variable(setting: Setting, text: str) -> object:
@@ -472,33 +549,6 @@ def _check_variables(environ: Mapping[str, str]) -> None:
             names = [variable.removeprefix(PREFIX) for variable in known]
             near = suggestion(name.removeprefix(PREFIX), names)
             raise ConfigError(f"environment variable {name}: there is no such setting{near}")
-
-
-def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
-    try:
-        data = b"" if path == Path(os.devnull) else read_bounded(path, FILE_BYTES).data
-    except ReadError as error:
-        if error.absence is Absence.ABSENT and not must_exist:
-            return {}
-        refusal = PermissionDeniedError if error.is_forbidden else ConfigError
-        raise refusal(f"configuration file {path}: {error.reason}") from None
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"configuration file {path}: byte {error.start} is not UTF-8") from None
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if len(line) > LINE_BYTES:
-            raise ConfigError(f"{path}:{number}: line is {len(line)} bytes, limit {LINE_BYTES}; split it")
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        # tomllib: "<problem> (at line 2, column 5)", or "<problem> (at end of document)"
-        problem, _, where = str(error).rpartition(" (at ")
-        found = re.match(r"line (\d+)", where)
-        line_number = found[1] if found else str(text.count("\n") + 1)
-        raise ConfigError(f"{path}:{line_number}: {problem[:1].lower()}{problem[1:]}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: arrays or tables are nested too deeply; remove brackets") from None
 
 
 def _known_settings(

@@ -71,9 +71,14 @@ def parse_patterns(value: object) -> tuple[ErrorPattern, ...]:
     """
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise TypeError(f"{value!r} is not a list of patterns; begin each with [[prepare.patterns]]")
-    if len(value) > PATTERNS_MAX:
-        raise ValueError(f"{len(value)} patterns, limit {PATTERNS_MAX}; remove some")
+    check_pattern_count(value)
     return tuple(_parse_pattern(f"pattern {number}", entry) for number, entry in enumerate(value, 1))
+
+
+def check_pattern_count(patterns: Sequence[object]) -> None:
+    """Check that there are at most PATTERNS_MAX patterns; raises ValueError."""
+    if len(patterns) > PATTERNS_MAX:
+        raise ValueError(f"{len(patterns)} patterns, limit {PATTERNS_MAX}; remove some")
 
 
 def _parse_pattern(entry_name: str, entry: object) -> ErrorPattern:

@@ -1,0 +1,93 @@
+"""Files of the configuration: the main file and its drop-ins, read within limits and parsed as TOML."""
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from agent.errors import ConfigError, PermissionDeniedError
+from agent.model.reading import Absence
+from agent.system.files import ReadError, read_bounded
+
+FILE_BYTES: Final = 256 << 10
+"""Largest accepted configuration file [bytes]."""
+LINE_BYTES: Final = 4096
+"""Longest accepted line of it [bytes]: the time to read a dotted key grows with the square of its length."""
+DEFAULT_FILE: Final = Path("/etc/drahealth/config.toml")
+DROP_INS: Final = "config.d"
+"""Directory of drop-ins, next to the default file: files ``*.toml``, read in the order of their names."""
+DROP_INS_MAX: Final = 64
+"""Largest number of drop-ins."""
+
+
+class ConfigFile(NamedTuple):
+    """Parsed configuration file."""
+
+    path: Path
+    table: dict[str, Any]
+
+
+def read_config_files(file: Path | None, default_file: Path = DEFAULT_FILE) -> tuple[ConfigFile, ...]:
+    """Read the configuration files, in the order in which later ones replace values of earlier ones.
+
+    Args:
+        file: File given by the operator, which must exist and is the only one; None: ``default_file`` and
+            its drop-ins, which need not exist.
+
+    Raises:
+        ConfigError: A file is unreadable, too large or no TOML; the text has the file and the line.
+        PermissionDeniedError: This user may not read a file.
+    """
+    if file is not None:
+        return (ConfigFile(file, _read_toml(file, must_exist=True) or {}),)
+    found = [(default_file, _read_toml(default_file, must_exist=False))]
+    found += [
+        (path, _read_toml(path, must_exist=False)) for path in _drop_ins(default_file.parent / DROP_INS)
+    ]
+    return tuple(ConfigFile(path, table) for path, table in found if table is not None)
+
+
+def _drop_ins(directory: Path) -> list[Path]:
+    """Return the paths of the drop-ins; none if the directory does not exist."""
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".toml") and name[0] != ".")
+    except FileNotFoundError:
+        return []
+    except PermissionError as error:
+        raise PermissionDeniedError(f"configuration directory {directory}: {error.strerror}") from None
+    except OSError as error:
+        raise ConfigError(f"configuration directory {directory}: {error.strerror}") from None
+    if len(names) > DROP_INS_MAX:
+        raise ConfigError(
+            f"configuration directory {directory}: {len(names)} files, limit {DROP_INS_MAX}; join some"
+        )
+    return [directory / name for name in names]
+
+
+def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any] | None:
+    """Read and parse one file; None: it does not exist, and need not."""
+    try:
+        data = b"" if path == Path(os.devnull) else read_bounded(path, FILE_BYTES).data
+    except ReadError as error:
+        if error.absence is Absence.ABSENT and not must_exist:
+            return None
+        refusal = PermissionDeniedError if error.is_forbidden else ConfigError
+        raise refusal(f"configuration file {path}: {error.reason}") from None
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"configuration file {path}: byte {error.start} is not UTF-8") from None
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if len(line) > LINE_BYTES:
+            raise ConfigError(f"{path}:{number}: line is {len(line)} bytes, limit {LINE_BYTES}; split it")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        # tomllib: "<problem> (at line 2, column 5)", or "<problem> (at end of document)"
+        problem, _, where = str(error).rpartition(" (at ")
+        found = re.match(r"line (\d+)", where)
+        line_number = found[1] if found else str(text.count("\n") + 1)
+        raise ConfigError(f"{path}:{line_number}: {problem[:1].lower()}{problem[1:]}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: arrays or tables are nested too deeply; remove brackets") from None

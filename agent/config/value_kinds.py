@@ -1,0 +1,155 @@
+"""Kinds of configuration values: how a value is parsed, written in a file, and described by a JSON schema."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from agent.config.values import (
+    MS,
+    S,
+    format_duration,
+    parse_bool,
+    parse_cgroup_root,
+    parse_count,
+    parse_cpu_list,
+    parse_driver_names,
+    parse_duration,
+    parse_hugepage_pools,
+    parse_library,
+    parse_path,
+    parse_string,
+    parse_whole_seconds,
+    parse_xid_overrides,
+)
+from agent.errors import ConfigError
+from agent.model.cpuset import format_cpus
+from agent.model.health import XidOverride
+from agent.model.prepare import ErrorClass
+
+if TYPE_CHECKING:
+    from agent.prepare.error_patterns import ErrorPattern
+
+
+class ValueKind(NamedTuple):
+    """Kind of a configuration value."""
+
+    parse: Callable[[object], object]
+    """Converts the value in file, variable or flag to the field's type; raises ValueError or TypeError."""
+    show: Callable[[Any], Any]
+    """Converts the field's value to the value that a file has for it."""
+    schema: Mapping[str, Any]
+    """JSON schema of the value in a file."""
+    merge: Callable[[Any, Any], Any] | None = None
+    """Joins the values of two files, the later one second; None: the later value replaces the earlier one."""
+
+
+def _fractional_seconds(value: object) -> float:
+    return parse_duration(value) / S
+
+
+def _show_fractional_seconds(seconds: float) -> str:
+    return format_duration(int(seconds * S) // MS * MS)  # not more than the value, which may be a limit
+
+
+def _parse_patterns(value: object) -> tuple["ErrorPattern", ...]:
+    from agent.prepare.error_patterns import parse_patterns  # 4 ms, only if configured
+
+    return parse_patterns(value)
+
+
+def _join_patterns(
+    earlier: tuple["ErrorPattern", ...], later: tuple["ErrorPattern", ...]
+) -> tuple["ErrorPattern", ...]:
+    from agent.prepare.error_patterns import check_pattern_count
+
+    joined = later + earlier  # the first match decides, and a later file takes precedence
+    check_pattern_count(joined)
+    return joined
+
+
+def _show_patterns(patterns: tuple["ErrorPattern", ...]) -> list[dict[str, str]]:
+    return [
+        {"match": pattern.match.pattern, "code": pattern.code, "class": str(pattern.error_class)}
+        | ({"summary": pattern.summary} if pattern.summary else {})
+        for pattern in patterns
+    ]
+
+
+def _parse_codes(value: object) -> frozenset[str]:
+    from agent.devices.taints import TaintPolicy  # imported only if configured
+
+    try:
+        return TaintPolicy(evict=frozenset(parse_driver_names(value))).evict
+    except ConfigError as error:
+        raise ValueError(error.text) from None
+    except TypeError:
+        raise TypeError(f"{value!r} is not a list of codes") from None
+
+
+def _merge_tables(earlier: Mapping[Any, Any], later: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {**earlier, **later}
+
+
+_DURATION_SCHEMA: Final = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *(ns|us|ms|s|m|h)$"}
+_TEXT_SCHEMA: Final = {"type": "string"}
+_NAMES_SCHEMA: Final = {"type": "array", "items": {"type": "string"}}
+
+DURATION: Final = ValueKind(parse_duration, format_duration, _DURATION_SCHEMA)
+"""Duration, in nanoseconds."""
+SECONDS: Final = ValueKind(parse_whole_seconds, lambda s: format_duration(s * S), _DURATION_SCHEMA)
+"""Duration of whole seconds, in seconds."""
+FRACTIONAL_SECONDS: Final = ValueKind(_fractional_seconds, _show_fractional_seconds, _DURATION_SCHEMA)
+"""Duration, in seconds."""
+COUNT: Final = ValueKind(parse_count, int, {"type": "integer"})
+SWITCH: Final = ValueKind(parse_bool, bool, {"type": "boolean"})
+TEXT: Final = ValueKind(parse_string, str, _TEXT_SCHEMA)
+PATH: Final = ValueKind(parse_path, str, _TEXT_SCHEMA)
+LIBRARY: Final = ValueKind(parse_library, str, _TEXT_SCHEMA)
+"""Name or path of a library."""
+CGROUP: Final = ValueKind(parse_cgroup_root, str, _TEXT_SCHEMA)
+"""Path from the root of the cgroup tree."""
+CPUS: Final = ValueKind(
+    parse_cpu_list, format_cpus, {"type": "string", "pattern": r"^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}
+)
+"""Set of CPUs in the kernel's list format."""
+NAMES: Final = ValueKind(parse_driver_names, list, _NAMES_SCHEMA)
+"""List of names of DRA drivers."""
+CODES: Final = ValueKind(_parse_codes, sorted, _NAMES_SCHEMA)
+"""List of finding codes and of their families."""
+POOLS: Final = ValueKind(
+    parse_hugepage_pools,
+    dict,
+    {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
+    _merge_tables,
+)
+"""Table of pages by hugepage device."""
+XIDS: Final = ValueKind(
+    parse_xid_overrides,
+    lambda xids: {str(code): str(severity) for code, severity in sorted(xids.items())},
+    {
+        "type": "object",
+        "patternProperties": {"^[1-9][0-9]{0,2}$": {"enum": [str(override) for override in XidOverride]}},
+        "additionalProperties": False,
+    },
+    _merge_tables,
+)
+"""Table of severities by XID."""
+PATTERNS: Final = ValueKind(
+    _parse_patterns,
+    _show_patterns,
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "match": _TEXT_SCHEMA,
+                "code": _TEXT_SCHEMA,
+                "class": {"enum": [str(name) for name in ErrorClass]},
+                "summary": _TEXT_SCHEMA,
+            },
+            "required": ["match", "code", "class"],
+            "additionalProperties": False,
+        },
+    },
+    _join_patterns,
+)
+"""List of patterns of prepare errors."""

@@ -1,0 +1,168 @@
+"""``drahealth config``: values with origins, checked files, and a JSON schema that agrees with the parser."""
+
+import json
+import re
+import tomllib
+from typing import Any
+
+import pytest
+from test_config import EVERYTHING
+
+from agent.cli.main import main
+from agent.config.config import SETTINGS, load, read_config
+from agent.config.schema import config_schema
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("DRAHEALTH_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture
+def everything(tmp_path):
+    path = tmp_path / "all.toml"
+    path.write_text(EVERYTHING)
+    return path
+
+
+def violations(value: Any, schema: dict[str, Any], place: str = "") -> list[str]:
+    """Return what a value has against a schema of the keywords that :func:`config_schema` uses."""
+    kinds = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
+    if "enum" in schema:
+        return [] if value in schema["enum"] else [f"{place}: {value!r} not in {schema['enum']}"]
+    kind = schema["type"]
+    if not isinstance(value, kinds[kind]) or (kind == "integer" and isinstance(value, bool)):
+        return [f"{place}: {value!r} is no {kind}"]
+    found: list[str] = []
+    if kind == "object":
+        found += [f"{place}: {name} missing" for name in schema.get("required", ()) if name not in value]
+        for name, inner in value.items():
+            by_pattern = [s for p, s in schema.get("patternProperties", {}).items() if re.search(p, name)]
+            inner_schema = schema.get("properties", {}).get(name) or next(iter(by_pattern), None)
+            inner_schema = inner_schema or schema["additionalProperties"]
+            if inner_schema is False:
+                found.append(f"{place}: {name} unknown")
+            else:
+                found += violations(inner, inner_schema, f"{place}.{name}")
+    elif kind == "array":
+        found += [text for inner in value for text in violations(inner, schema["items"], f"{place}[]")]
+    elif kind == "string" and not re.search(schema.get("pattern", ""), value):
+        found.append(f"{place}: {value!r} does not match")
+    elif kind == "integer" and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+        found.append(f"{place}: {value!r} out of range")
+    return found
+
+
+def test_shown_configuration_is_a_file_with_the_same_values(everything, tmp_path, capsys):
+    assert main(["config", "--config", str(everything)]) == 0
+    shown = tmp_path / "shown.toml"
+    shown.write_text(capsys.readouterr().out)
+    assert read_config(shown) == read_config(everything)
+
+
+def test_shown_defaults_are_a_file_with_the_same_values(tmp_path, capsys):
+    assert main(["config", "--config", "/dev/null"]) == 0
+    shown = tmp_path / "shown.toml"
+    shown.write_text(capsys.readouterr().out)
+    config = load({}, {"XDG_RUNTIME_DIR": str(tmp_path)}, file=shown)
+    assert config == load({}, {"XDG_RUNTIME_DIR": str(tmp_path)}, default_file=tmp_path / "absent")
+
+
+def test_derived_heartbeat_is_shown_within_its_limit(tmp_path, capsys):
+    (tmp_path / "a.toml").write_text('[stream]\nlease = "20s"')
+    assert main(["config", "--config", str(tmp_path / "a.toml")]) == 0
+    shown = tmp_path / "shown.toml"
+    shown.write_text(capsys.readouterr().out)
+    assert read_config(shown).heartbeat_s == 6.666
+
+
+def test_each_shown_value_has_its_origin(everything, capsys, monkeypatch):
+    monkeypatch.setenv("DRAHEALTH_NODE_NAME", "worker-8")
+    assert main(["config", "--config", str(everything), "--period", "2s"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    origins = {name.strip(): origin for name, _, origin in (line.partition("# ") for line in lines) if name}
+    assert origins['node-name = "worker-8"'] == "DRAHEALTH_NODE_NAME"
+    assert origins['period = "2s"'] == "--period"
+    assert origins["[gpu.xids]"] == origins["events = 3"] == str(everything)
+
+
+def test_document_has_all_settings_with_origin(everything, capsys):
+    assert main(["config", "-o", "json", "--config", str(everything), "--period", "2s"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["files"] == [str(everything)]
+    settings = {entry.pop("key"): entry for entry in document["settings"]}
+    assert settings.keys() == {setting.key for setting in SETTINGS}
+    assert settings["agent.period"] == {
+        "value": "2s",
+        "origin": {"kind": "flag", "name": "--period"},
+        "reloads": False,
+    }
+    assert settings["throttle.window"] == {
+        "value": "30s",
+        "origin": {"kind": "file", "name": str(everything)},
+        "reloads": True,
+    }
+
+
+def test_check_of_a_valid_file_succeeds(everything, capsys):
+    assert main(["config", "check", str(everything)]) == 0
+    assert capsys.readouterr().out == f"{everything}: valid\n"
+
+
+def test_check_of_an_invalid_file_names_key_and_limit(tmp_path, capsys):
+    file = tmp_path / "a.toml"
+    file.write_text("[throttle]\nevents = 0")
+    assert main(["config", "check", str(file)]) == 78
+    assert f"{file}: throttle.events: 0 is below the limit of 1" in capsys.readouterr().err
+
+
+def test_check_without_file_checks_what_an_agent_would_read(everything, capsys):
+    assert main(["config", "check", "--config", str(everything), "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"valid": True, "files": [str(everything)]}
+    assert main(["config", "check", "--config", str(everything), "--period", "1ms"]) == 78
+    assert "--period: 1ms is below the limit of 10ms" in capsys.readouterr().err
+
+
+def test_file_without_check_is_refused(everything, capsys):
+    assert main(["config", "show", str(everything)]) == 64
+    assert "name the file with --config" in capsys.readouterr().err
+
+
+def test_schema_accepts_a_file_with_every_key(capsys):
+    assert main(["config", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert violations(tomllib.loads(EVERYTHING), schema) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[throttle]\nevents = 0",
+        "[throttle]\nevents = true",
+        "[throttle]\nwrong = 1",
+        "[gpu]\nwatch = 1",
+        '[gpu.xids]\n31 = "fatal"',
+        '[gpu.xids]\n1000 = "info"',
+        "[agent]\nperiod = 1",
+        '[agent]\nperiod = "1 d"',
+        "[agent]\ndrivers = [1]",
+        '[[prepare.patterns]]\nmatch = "x"',
+    ],
+)
+def test_schema_and_parser_refuse_the_same_file(tmp_path, text):
+    file = tmp_path / "a.toml"
+    file.write_text(text)
+    assert violations(tomllib.loads(text), config_schema())
+    assert main(["config", "check", str(file)]) == 78
+
+
+def test_schema_has_meaning_and_default_of_each_setting():
+    for setting in SETTINGS:
+        leaf: dict[str, Any] = config_schema()
+        for name in setting.key.split("."):
+            leaf = leaf["properties"][name]
+        assert leaf["description"]
+        if "default" in leaf:
+            assert setting.kind.show(setting.parse(leaf["default"])) == leaf["default"]
