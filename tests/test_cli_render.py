@@ -32,7 +32,7 @@ from agent.cli.output.terminal import TextStyle, uses_colour
 from agent.cli.output.text import BADGES, clean, format_age, format_bytes, format_count, format_ranges
 from agent.cli.status import render_status
 from agent.model.health import NonDeviceCause, NotApplicable, Repair, Severity
-from agent.model.report import AgentStatus, Report, SeverityCount, SocketSubscribers
+from agent.model.report import AgentStatus, ConfigReload, Report, SeverityCount, SocketSubscribers
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceState
 
@@ -465,6 +465,25 @@ def test_status_shows_usage_and_subscribers():
         "  sources      cpus: ok\n"
         "  cgroups      14 watched\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("reload", "line"),
+    [
+        (
+            ConfigReload(NOW_S - 60, "", ("a.b: 1 to 2", "c: 3 to 4")),
+            "reloaded 60s ago: a.b: 1 to 2; c: 3 to 4",
+        ),
+        (ConfigReload(NOW_S - 60), "reloaded 60s ago: no setting has changed"),
+        (
+            ConfigReload(NOW_S - 60, "f: bad"),
+            "not reloaded 60s ago: f: bad; the configuration in effect stays",
+        ),
+    ],
+)
+def test_status_shows_the_last_reload(reload, line):
+    shown = " ".join(render_status(replace(STATUS, config_reload=reload), PLAIN, now_s=NOW_S).split())
+    assert f"config {line} subscribers" in shown
 
 
 def test_status_of_a_new_agent_has_no_report():

@@ -6,10 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -296,14 +298,75 @@ def test_sigterm_ends_the_streams_and_removes_the_sockets(agent: Agent, number: 
     assert not agent.agent_socket.exists()
 
 
-def test_sighup_is_ignored_and_logged(agent: Agent) -> None:
+def status_of(agent: Agent) -> dict[str, Any]:
+    """Return the document of ``drahealth status``."""
+    command = [sys.executable, "-m", "agent", "status", "-o", "json", "--config", os.devnull]
+    command += ["--runtime-dir", str(agent.directory / "run")]
+    shown = subprocess.run(command, capture_output=True, check=False, env=agent.environ)
+    document: dict[str, Any] = json.loads(shown.stdout)
+    return document
+
+
+def test_sighup_reloads_the_configuration_and_keeps_streams(agent: Agent, sysfs: PlainSysfs) -> None:
+    with agent.kubelet() as kubelet, agent.watch_reports() as onlooker:
+        sysfs.resize(7)
+        assert wait_for_health(kubelet, POOL, UNHEALTHY)
+        onlooker.next()
+        (agent.directory / "config.toml").write_text(
+            STREAM + 'lease = "77s"\n[expect]\ncpus = "0-5"\n' + RESYNC
+        )
+        agent.process.send_signal(signal.SIGHUP)
+        # each list until then has the fault of the pool, and no device is Unknown
+        while True:
+            message = kubelet.next()
+            assert entry(message, POOL).health == UNHEALTHY
+            assert UNKNOWN not in {device.health for device in message.devices}
+            if entry(message, CPU).health == UNHEALTHY:
+                break
+        assert entry(message, CPU).health_check_timeout_seconds >= 77
+        wait_for_message(onlooker, lambda report: report.devices, "a report on the open stream")
+    agent.wait_for_log("configuration: reloaded: ")
+    assert 'stream.lease: "30s" to "77s"; expect.cpus: unset to "0-5"' in agent.log
+    reload = status_of(agent)["configReload"]
+    assert (reload["error"], len(reload["changes"])) == ("", 2)
+    assert agent.end() == 0
+
+
+def test_refused_reload_keeps_the_configuration_and_is_in_the_status(agent: Agent) -> None:
+    assert status_of(agent)["configReload"] is None
     with agent.kubelet() as kubelet:
         kubelet.next()
-        agent.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "agent: SIGHUP received: ignored" in agent.log, "the signal is logged")
+        file = agent.directory / "config.toml"
+        for text, words in (
+            ("[throttle]\nevents = 0", f"{file}: throttle.events: 0 is below the limit of 1"),
+            (
+                STREAM + RESYNC + '[roots]\nkmsg = "/x"',
+                f'{file}: roots.kmsg: "/dev/kmsg" to "/x": only a restart',
+            ),
+        ):
+            file.write_text(text)
+            agent.process.send_signal(signal.SIGHUP)
+            agent.wait_for_log(f"configuration: not reloaded: {words}")
+        eventually(lambda: status_of(agent)["configReload"]["error"].startswith(words), "the last reload")
         wait_for_health(kubelet, POOL, HEALTHY)
-    assert agent.process.poll() is None
     assert agent.end() == 0
+
+
+def test_systemd_gets_reloading_and_ready_of_a_reload(short_tmp: Path, flags: list[str]) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(short_tmp / "notify"))
+        manager.settimeout(PATIENCE_S)
+        environ = {"NOTIFY_SOCKET": str(short_tmp / "notify")}
+        with Agent(short_tmp, *flags, environ=environ) as agent:
+            while manager.recv(4096) != b"READY=1":
+                pass
+            sent_us = time.monotonic_ns() // 1000
+            agent.process.send_signal(signal.SIGHUP)
+            while not (message := manager.recv(4096)).startswith(b"RELOADING=1\nMONOTONIC_USEC="):
+                pass
+            assert sent_us <= int(message.rpartition(b"=")[2]) <= time.monotonic_ns() // 1000
+            while manager.recv(4096) != b"READY=1":
+                pass
 
 
 @pytest.mark.parametrize("thread", ["main", "others"])

@@ -258,6 +258,22 @@ def test_only_sessions_with_saved_state_are_restored(agent: Agent) -> None:
     assert agent.made == [B]
 
 
+def test_reloaded_configuration_reaches_open_and_opening_sessions(agent: Agent) -> None:
+    agent.sessions.open(A)
+    agent.held[B] = threading.Event()
+    opening = threading.Thread(target=agent.sessions.open, args=(B,))
+    opening.start()
+    eventually(lambda: B in agent.made, "the session is being opened")
+    pattern = ErrorPattern(re.compile("odd"), "fpga.odd", ErrorClass.TRANSIENT)
+    agent.sessions.reconfigure(Config(node_name=NODE, prepare_patterns=(pattern,)))
+    agent.held[B].set()
+    opening.join(PATIENCE_S)
+    evidence = ErrorText("odd")
+    for driver in (A, B):
+        session = agent.sessions.open(driver)
+        assert session.classify(claim(driver), [evidence]).code == "fpga.odd"
+
+
 def test_saved_faults_are_in_the_first_snapshot(agent: Agent, host: Host) -> None:
     failed(agent.sessions.open(A), A)
     failed(agent.sessions.open(B), B)

@@ -805,6 +805,16 @@ def test_cgroup_below_expected_allocation_is_found(audited: Kubelet, follow: Mak
     assert found.evidence.startswith("memory limit: 1Gi, expected at least 9Gi: ")
 
 
+def test_reloaded_audit_interval_starts_and_ends_audits(audited: Kubelet, follow: Make) -> None:
+    following = follow(pods_audit_ns=0, pods_period_ns=3600 * 10**9)
+    with pods_api_listing(audited, [its_pod()]), following.running():
+        eventually(lambda: following.passes >= 1, "a poll")
+        following.watch.reconfigure(config_of(audited, pods_audit_ns=10 * 10**9))
+        eventually(lambda: bool(found_by(following)), "a finding, without the wait for an hour")
+        following.watch.reconfigure(config_of(audited, pods_audit_ns=0))
+        eventually(lambda: not found_by(following), "no audit would end it")
+
+
 def test_findings_of_removed_pod_are_dropped(audited: Kubelet, follow: Make) -> None:
     following, pods = follow(pods_period_ns=10**9), [its_pod()]
     with pods_api_listing(audited, pods), following.running():

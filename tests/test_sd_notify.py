@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,14 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
 @pytest.fixture
 def notifier(manager: Manager) -> SystemdNotifier:
     return SystemdNotifier.from_environ({"NOTIFY_SOCKET": manager.address})
+
+
+def test_reloading_has_its_time_in_the_same_datagram(manager: Manager, notifier: SystemdNotifier) -> None:
+    before_us = time.monotonic_ns() // 1000
+    notifier.reloading()
+    name, _, usec = manager.next_message().decode().partition("\nMONOTONIC_USEC=")
+    assert name == "RELOADING=1"
+    assert before_us <= int(usec) <= time.monotonic_ns() // 1000
 
 
 def test_messages_arrive_in_the_form_of_systemd(manager: Manager, notifier: SystemdNotifier) -> None:

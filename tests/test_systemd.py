@@ -66,6 +66,21 @@ def test_unit_is_valid_for_systemd(installed: Path) -> None:
     assert all(unknown.fullmatch(line) for line in complaints), complaints
 
 
+def test_drop_in_for_later_versions_sends_one_signal(installed: Path) -> None:
+    drop_in = (UNIT.parent / f"{UNIT.name}.d" / "notify-reload.conf").read_text()
+    assert re.findall(r"^[^#\n].*$", drop_in, re.MULTILINE) == [
+        "[Service]",
+        "Type=notify-reload",
+        "ExecReload=",  # else systemd would send the signal, and run the unit's command, too
+    ]
+    version = int(analyze("--version").split()[1])
+    if version < 253:
+        pytest.skip("systemd before 253 does not know notify-reload")
+    (installed.parent / f"{installed.name}.d").mkdir()
+    (installed.parent / f"{installed.name}.d" / "notify-reload.conf").write_text(drop_in)
+    assert "notify-reload" not in analyze("verify", "--man=no", installed)
+
+
 def setting(name: str) -> str:
     """Return the value of a setting of the unit."""
     (value,) = re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
@@ -202,6 +217,16 @@ until /opt/drahealth/bin/drahealth watch --once | grep -q 'gpu-0 *Healthy'; do s
 until grep -qs '"vbios"' 1-report; do /opt/drahealth/bin/drahealth watch --once -o json >1-report; done
 show DeviceAllow >1-devices
 find /var/lib/drahealth -printf '%M %U %P\n' >1-state
+
+# A reload: the command only sends the signal, as with Type=notify.
+show MainPID >1-pid
+mkdir -p /etc/drahealth/config.d
+printf '[throttle]\nevents = 5\n' >/etc/drahealth/config.d/10-test.toml
+systemctl reload drahealth
+until /opt/drahealth/bin/drahealth status | grep -q 'throttle.events: 10 to 5'; do sleep 0.05; done
+changed ActiveState reloading
+facts 1-reloaded
+rm -r /etc/drahealth/config.d
 
 # A frozen agent: systemd must miss its watchdog, end it and start another.
 mkdir -p /etc/systemd/system/drahealth.service.d
@@ -396,6 +421,16 @@ def test_sockets_exist_when_the_service_is_up(results: Path) -> None:
         "660 root agent.sock",
         f"660 root drivers/{DRIVER}.sock",
     ]
+
+
+def test_reload_applies_a_drop_in_without_a_restart(results: Path) -> None:
+    reloaded = facts(results, "1-reloaded")
+    assert (reloaded["ActiveState"], reloaded["SubState"], reloaded["NRestarts"]) == (
+        "active",
+        "running",
+        "0",
+    )
+    assert reloaded["MainPID"] == (results / "1-pid").read_text().strip()
 
 
 def test_agent_answers_in_the_sandbox(results: Path) -> None:

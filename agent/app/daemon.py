@@ -1,5 +1,7 @@
 """Daemon of ``drahealth run``: creates all parts, runs the core loop, handles signals, and stops all parts.
 
+SIGHUP reloads the configuration, unless the agent runs on a terminal; see agent.app.reload.
+
     sampler thread (C) --eventfd--> Trio: step() --Latest--> asyncio thread: sockets
              linked drivers --------^          +--> on_report: a table or a log, with a thread of its own
 
@@ -23,7 +25,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from agent.config.config import Config
+from agent.app.reload import ConfigReloader
+from agent.config.config import Config, LoadedConfig
 from agent.driver.clear_requests import ClearRequestQueue
 from agent.driver.driver_source import HostAndDriverSource
 from agent.driver.report_hub import ReportHub
@@ -76,7 +79,11 @@ IO_STUCK_NS: Final = 2 * NS  # normally the I/O thread reads a report within mic
 log = logging.getLogger(__name__)
 
 
-def run(config: Config, on_report: Callable[[Report], None] | None = None) -> None:
+def run(
+    config: Config,
+    on_report: Callable[[Report], None] | None = None,
+    load: Callable[[], LoadedConfig] | None = None,
+) -> None:
     """Run the agent until SIGTERM or SIGINT.
 
     Threads that hang at the end are abandoned and logged. The process should then end with :func:`os._exit`,
@@ -85,6 +92,7 @@ def run(config: Config, on_report: Callable[[Report], None] | None = None) -> No
     Args:
         config: Configuration of the agent.
         on_report: Called with each published health report, in the core thread; must not block.
+        load: Loads the configuration again for a reload, in a thread; None: a reload changes nothing.
 
     Raises:
         ResourceBusyError: Another agent holds the runtime directory, the state directory, or a socket.
@@ -93,7 +101,7 @@ def run(config: Config, on_report: Callable[[Report], None] | None = None) -> No
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with _directory_locks(config) as locks:
-        Daemon(config, on_report, locks).serve()
+        Daemon(config, on_report, load or (lambda: LoadedConfig(config, {}, ())), locks).serve()
 
 
 class Daemon:
@@ -103,10 +111,11 @@ class Daemon:
         self,
         config: Config,
         on_report: Callable[[Report], None] | None,
+        load: Callable[[], LoadedConfig],
         locks: Sequence[DirectoryLock],
     ) -> None:
-        """Create all parts; no thread is started. ``locks`` are those of the agent's directories. Raises the
-        same errors as :func:`run`."""
+        """Create all parts; no thread is started. ``load`` loads the configuration again, ``locks`` are those
+        of the agent's directories. Raises the same errors as :func:`run`."""
         self._config = config
         self._on_report = on_report
         self._notifier = SystemdNotifier.from_environ(os.environ)
@@ -129,6 +138,7 @@ class Daemon:
             version=VERSION,
             open_handler=self._sessions.open,
             clear_requests=self._clear_requests,
+            config_reload=lambda: self._reloader.last,
             locks=locks,
         )
         limits = UsageHistoryLimits(config.history_rows, config.history_age_s)
@@ -169,13 +179,14 @@ class Daemon:
         self._core = EngineLoop(
             source=self._source,
             state=state,
-            timing=LoopTiming(config.heartbeat_s, config.coalesce_ns, self._notifier.watchdog_s),
+            timing=self._loop_timing(config),
             clock=read_clocks,
             publish=self._publish,
             save_state=self._checkpoint.set_newest,
             notify_watchdog=self._notify_watchdog,
             jitter=random.random,
         )
+        self._reloader = ConfigReloader(config, load, self._reconfigure, self._notifier, time.time)
         self._io_failure = _IoFailure()
         self._io = AsyncioThread(self._servers.run, on_failure=self._io_failure.set)
 
@@ -198,6 +209,7 @@ class Daemon:
             self._node.run_watchers,
             self._checkpoint.run,
             self._sessions.run,
+            self._reloader.run,
             failure.wait,
         )
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
@@ -207,14 +219,21 @@ class Daemon:
                     nursery.start_soon(task)
                 async for number in signals:
                     if number == signal.SIGHUP and not has_terminal():
-                        log.warning(
-                            "agent: SIGHUP received: ignored: the configuration is read at the start only; "
-                            "restart the agent to apply changes"
-                        )
+                        self._reloader.request()
                         continue
                     log.info("agent: %s received; shutting down", signal.Signals(number).name)
                     nursery.cancel_scope.cancel()
                     break
+
+    def _loop_timing(self, config: Config) -> LoopTiming:
+        return LoopTiming(config.heartbeat_s, config.coalesce_ns, self._notifier.watchdog_s)
+
+    def _reconfigure(self, config: Config) -> None:
+        """Apply a reloaded configuration, between two evaluations. Core thread only."""
+        self._config = config
+        self._sessions.reconfigure(config)
+        self._pods.reconfigure(config)
+        self._core.reconfigure(engine_settings(config), self._loop_timing(config))
 
     def _stop(self) -> None:
         end_s = time.monotonic() + STOP_S

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.cli.main import report_error
@@ -13,7 +14,7 @@ from agent.cli.output.live_table import TableLogHandler, live_table
 from agent.cli.output.log import LineFormatter, ReportLog, install_log_handler, is_journal
 from agent.cli.output.terminal import can_redraw, program_command
 from agent.cli.output.text import clean
-from agent.cli.verb import Subcommand, add_colour, add_settings, load_config
+from agent.cli.verb import Subcommand, add_colour, add_settings, load_with_origins_of
 from agent.config.config import Config
 from agent.system.output import has_terminal
 from agent.version import VERSION
@@ -36,16 +37,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    if not has_terminal():  # before the agent handles signals: a reload by habit must not kill it
+    if not has_terminal():  # before the agent handles signals: a reload during the start must not kill it
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    config = load_config(args, needs_runtime_dir=True)
+    load = partial(load_with_origins_of, args, needs_runtime_dir=True)
+    config = load().config
     from agent.app import daemon
 
     if args.table == "always" or (args.table == "auto" and can_redraw(sys.stdout, os.environ)):
         table = live_table(args.color, head=lambda style: socket_help(config, program_command(), style))
         install_log_handler(TableLogHandler(table))
         try:
-            daemon.run(config, on_report=table.show)
+            daemon.run(config, on_report=table.show, load=load)
         finally:
             table.close()
         return 0
@@ -53,7 +55,7 @@ def main(args: Namespace) -> int:
     report_log = ReportLog(sys.stderr, lines)
     install_log_handler(report_log.queue)
     try:
-        daemon.run(config, on_report=report_log.show)
+        daemon.run(config, on_report=report_log.show, load=load)
     except BaseException as error:  # through the queue: a failing agent does not wait for the log's reader
         return report_error(error, write=lambda text: report_log.queue.write(lines.format_failure(text)))
     finally:

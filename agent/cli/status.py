@@ -15,9 +15,10 @@ from agent.cli.verb import Subcommand, add_output, add_settings, agent_socket_of
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator
 
     from agent.cli.output.terminal import TextStyle
-    from agent.model.report import AgentStatus
+    from agent.model.report import AgentStatus, ConfigReload
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -68,6 +69,7 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
         TitledText("usage", ", ".join(usage)),
         TitledText("core", ", ".join(core_usage)),
         TitledText("reports", reports),
+        *_config_reload(status.config_reload, now_s),
         *(
             TitledText(
                 "subscribers",
@@ -80,6 +82,16 @@ def render_status(status: AgentStatus, style: TextStyle, *, now_s: float) -> str
         cgroup_entry(status.groups, core),
     ]
     return "\n".join([headline(status.node, counts, style), "", *format_entries(entries, style)]) + "\n"
+
+
+def _config_reload(reload: ConfigReload | None, now_s: float) -> Iterator[TitledText]:
+    """Yield the result of the last reload of the configuration, if there was one."""
+    if reload is not None:
+        age = f"{format_age(now_s - reload.at_wall_s)} ago"
+        text = f"reloaded {age}: {'; '.join(reload.changes) or 'no setting has changed'}"
+        if reload.error:
+            text = f"not reloaded {age}: {reload.error}; the configuration in effect stays"
+        yield TitledText("config", clean(text))
 
 
 VERB = Subcommand(

@@ -159,6 +159,10 @@ class PrepareTracker:
         self._engine.wait_tainted(verdict.devices, 0)  # only hastens the taints
         return self._writer.update(record)
 
+    def set_patterns(self, patterns: Sequence[ErrorPattern]) -> None:
+        """Replace the patterns for error texts, for failures from now on. Thread-safe."""
+        self._patterns = tuple(patterns)
+
     def classify(
         self, claim: Claim, evidence: FailureEvidence, patterns: Sequence[ErrorPattern] = ()
     ) -> PrepareVerdict:

@@ -283,6 +283,13 @@ class DriverSession:
         """Update the driver's taints for a new report, before the report is published."""
         self._publisher.update(report, now)
 
+    def reconfigure(self, config: Config) -> None:
+        """Apply a reloaded configuration: lease, patterns of prepare errors, taints. Thread-safe. Never
+        blocks."""
+        self._lease_ns = config.lease_s * NS
+        self._tracker.set_patterns(config.prepare_patterns)
+        self._publisher.set_policy(taint_policy(config))
+
     def record_clear(self, cleared: Sequence[DriverFault]) -> None:
         """End faults that the driver reported and an operator cleared. Never blocks."""
         self._tracker.record_clear(cleared)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from agent.config.config import DRIVERS
+from agent.config.config import DRIVERS, Config
 from agent.driver.report_hub import ReportHub
 from agent.model.claim import ClaimRef
 from agent.model.prepare import DriverFault, OtherDriverFailure
@@ -51,6 +51,8 @@ class DriverSessions:
         self._lock = threading.Lock()
         self._opening = {driver: threading.Lock() for driver in drivers}
         self._sessions: Mapping[str, DriverSession] = {}
+        self._reloaded: Config | None = None
+        """Configuration of the last reload; None: there was none."""
         self._added = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
 
@@ -69,6 +71,8 @@ class DriverSessions:
                 session = self._open_session(driver, self._directories[driver])
                 with self._lock:
                     self._sessions = {**self._sessions, driver: session}
+                    if self._reloaded is not None:  # perhaps while the session was opened
+                        session.reconfigure(self._reloaded)
                     if self._token is not None:
                         with suppress(trio.RunFinishedError):  # the agent ends
                             self._token.run_sync_soon(lambda: self._added.set())
@@ -92,6 +96,14 @@ class DriverSessions:
             for name, session in sorted(others.items())
             for verdict in session.recent_failures(uids)
         ]
+
+    def reconfigure(self, config: Config) -> None:
+        """Apply a reloaded configuration to all sessions, also to those that are opened later. Never
+        blocks."""
+        with self._lock:
+            self._reloaded = config
+            for session in self._sessions.values():
+                session.reconfigure(config)
 
     def update_taints(self, report: Report, now: Instant) -> None:
         """Update the taints of all drivers with a session for a new report. Core thread only."""

@@ -108,6 +108,10 @@ class TaintPublisher:
         self._published: Taints | None = None
         """Taints of the last successful call of the callback; None: there was no such call."""
 
+    def set_policy(self, policy: TaintPolicy) -> None:
+        """Replace the operator's taint policy; the next report's taints follow it. Thread-safe."""
+        self._policy = policy
+
     @property
     def taints(self) -> Taints:
         """Current taints; before the first report the saved taints. Thread-safe."""

@@ -8,6 +8,7 @@ After a stop of the agent (SIGSTOP, a frozen cgroup) or of the machine, the last
 although none of them hangs. So the loop reads again before it reports a new stall, more often if it was late.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -15,12 +16,13 @@ from typing import Final, Protocol
 
 import trio
 
-from agent.engine.step import EngineState, step
+from agent.engine.step import EngineState, step, with_settings
 from agent.health.gpu.responsiveness import NOT_ANSWERING
 from agent.health.stalls import is_stalled
 from agent.model.health import DeviceHealth, Severity
 from agent.model.persistent_faults import PersistentState
 from agent.model.report import Report
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
@@ -139,6 +141,14 @@ class EngineLoop:
             else:
                 rereads = LATE_REREADS if now.mono_ns - wake_ns > LATE_NS else 1
                 await self._evaluate(snapshot, now, rereads)
+
+    def reconfigure(self, settings: EngineSettings, timing: LoopTiming) -> None:
+        """Replace settings and intervals between two evaluations; the next one follows at once."""
+        now = self._clock()
+        self._state = with_settings(self._state, settings, now)
+        self._timing = timing
+        self._heartbeat_ns = now.mono_ns
+        os.eventfd_write(self._source.fileno(), 1)
 
     def _postpone(self, now: Instant) -> None:
         """Postpone heartbeat and watchdog while the sources have not finished their first pass."""

@@ -9,6 +9,7 @@ replayed with the same reports. The rules and decisions are in these modules:
     health/kernel_log/        facts that lines of the kernel log state about the host
     health/declared/          devices that drivers declare, their own checks and the faults they report
     health/clear_faults.py    latched faults that operators clear
+    health/changed_settings.py  state after a change of the settings
     health/start_values.py    values at start, which outlive the agent within a boot
     health/stalls.py          stalled sources
     health/state_machine.py   when the finding of a rule becomes the cause of a verdict, and when it clears
@@ -20,6 +21,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.devices.inventory import InventoryDevice
+from agent.health.changed_settings import (
+    conditions_with_settings,
+    gpus_with_settings,
+    host_with_settings,
+)
 from agent.health.clear_faults import ClearOutcome, clear_faults, reported_clears
 from agent.health.declared.driver_checks import (
     check_conditions_subject,
@@ -132,6 +138,24 @@ def initial_state(
         host=restored_host_state(start),
         gpus=replace(state.gpus, rule_state=seen, checkpoint=saved.gpu_part),
         checkpoint=replace(saved, start=start, checks=checks, runs=saved.runs + 1),
+    )
+
+
+def with_settings(state: EngineState, settings: EngineSettings, now: Instant) -> EngineState:
+    """Return the state after the settings have changed between two steps. Raised, latched and pending faults
+    stay, and so do the values at start, except where the settings replace them."""
+    before, gpus = state.settings, state.gpus.rule_state
+    rule_state = gpus_with_settings(gpus, before.gpu, settings.gpu)
+    return replace(
+        state,
+        settings=settings,
+        host=host_with_settings(state.host, before, settings),
+        gpus=replace(state.gpus, rule_state=rule_state),
+        conditions=conditions_with_settings(state.conditions, gpus, before.gpu, settings.gpu, now),
+        verdict_cache=VerdictCache(),
+        ok_cache={},
+        start_basis=(),
+        due_ns=now.mono_ns,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from agent.health.rules import CLEAN_MIN_NS, CatalogRow
 from agent.model.health import Finding, Health, Severity
-from agent.model.time import NS, Instant, rfc3339
+from agent.model.time import NS, Instant, instant_at_mono, rfc3339
 
 
 class ConditionPhase(StrEnum):
@@ -168,6 +168,18 @@ def next_condition(
     return condition._replace(phase=phase, finding=finding or condition.finding, last_pass=pass_number)
 
 
+def with_probation_of(condition: Condition, row: CatalogRow, now: Instant) -> Condition:
+    """Return a condition in probation after the probation time in its catalog row has changed: its text has
+    the new end."""
+    finding = condition.finding
+    finding = finding._replace(evidence=finding.evidence.partition(_OVER)[0])
+    ended = instant_at_mono(condition.run_start_ns, now)
+    return condition._replace(finding=_with_end_of_probation(finding, row, ended))
+
+
+_OVER: Final = " (over; reported until "
+
+
 def _with_end_of_probation(finding: Finding, row: CatalogRow, now: Instant) -> Finding:
     """Return the finding of a fault that is over since ``now``; that of an Unhealthy cause says until when it
     is reported.
@@ -177,7 +189,7 @@ def _with_end_of_probation(finding: Finding, row: CatalogRow, now: Instant) -> F
     if finding.severity is not Severity.UNHEALTHY:
         return finding
     until = rfc3339(now.wall_s + row.probation_ns / NS)
-    return finding._replace(evidence=f"{finding.evidence} (over; reported until {until})")
+    return finding._replace(evidence=f"{finding.evidence}{_OVER}{until})")
 
 
 def _observe(

@@ -60,6 +60,17 @@ class RepairCount(NamedTuple):
     devices: int
 
 
+class ConfigReload(NamedTuple):
+    """Result of a reload of the configuration."""
+
+    at_wall_s: float
+    """Time of the end of the reload [s since 1970]."""
+    error: str = ""
+    """Reason why the earlier configuration stays in effect; empty: the reload succeeded."""
+    changes: tuple[str, ...] = ()
+    """Settings that changed, with both values: ``throttle.events: 10 to 5``."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
     """State of the agent's process, with facts of its newest report."""
@@ -90,3 +101,5 @@ class AgentStatus:
     """Number of open health streams by socket, including sockets without streams."""
     repairs: tuple[RepairCount, ...] = ()
     """Number of devices in the newest report by repair, worst first; devices that need none are left out."""
+    config_reload: ConfigReload | None = None
+    """Last reload of the configuration; None: none since the start."""

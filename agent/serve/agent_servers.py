@@ -17,7 +17,7 @@ from agent.config.config import DRIVERS
 from agent.config.values import check_driver_names
 from agent.errors import ConfigError, DrahealthError, ProbeError
 from agent.model.health import DeviceHealth
-from agent.model.report import Report, SocketSubscribers
+from agent.model.report import ConfigReload, Report, SocketSubscribers
 from agent.native.health_encoder import WireHealth, encode_health_lists
 from agent.native.uevents import watch_directory
 from agent.serve.agent_api.service import AgentService, ClearRequests
@@ -97,6 +97,7 @@ class AgentServers:
         encode_list: HealthListEncoder = encode_device_health,
         open_handler: Callable[[str], DriverLinkHandler] | None = None,
         clear_requests: ClearRequests | None = None,
+        config_reload: Callable[[], ConfigReload | None] = lambda: None,
         locks: Sequence[DirectoryLock] = (),
     ) -> None:
         """Create the missing directories (mode 0750) and all sockets; after an exception no socket remains.
@@ -112,6 +113,7 @@ class AgentServers:
             open_handler: Returns the handler of a driver's calls; called in a thread at the driver's first
                 call. None: the drivers' sockets have no driver link.
             clear_requests: Queue of requests of operators to clear faults; None: faults cannot be cleared.
+            config_reload: Returns the last reload of the configuration; None: there was none.
             locks: Locks of the agent's directories, which the caller holds. Their files are created again,
                 like the sockets, if another process removes them.
 
@@ -127,6 +129,7 @@ class AgentServers:
         self._encode = encode_list
         self._open_handler = open_handler
         self._clear_requests = clear_requests
+        self._config_reload = config_reload
         self._runtime_dir = runtime_dir
         self._locks = tuple(locks)
         self._log_limit = LogRateLimiter()
@@ -179,6 +182,7 @@ class AgentServers:
             version=self._version,
             subscribers=subscribers,
             clear_requests=self._clear_requests,
+            config_reload=self._config_reload,
         )
         links: dict[str, DriverLinkService] = {}
         if self._open_handler is not None:

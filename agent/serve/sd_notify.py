@@ -1,4 +1,5 @@
-"""Messages of the agent to its service manager, systemd: ready, status, watchdog, stopping (sd_notify(3)).
+"""Messages of the agent to its service manager, systemd: ready, reloading, status, watchdog, stopping
+(sd_notify(3)).
 
 The daemon decides when to send which message. Sending never blocks and never raises an exception, because a
 manager that does not listen must not stop the agent.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -53,8 +55,14 @@ class SystemdNotifier:
         return cls(address, int(limit_us) / 1e6 if watched else None)
 
     def ready(self) -> None:
-        """Report that the agent has started; systemd may start the units that wait for it."""
+        """Report that the agent has started, or that a reload has ended; systemd may start the units that
+        wait for it."""
         self._send(b"READY=1")
+
+    def reloading(self) -> None:
+        """Report that a reload of the configuration has begun; :meth:`ready` reports its end."""
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._send(b"RELOADING=1\nMONOTONIC_USEC=%d" % now_us)  # one datagram: systemd reads both together
 
     def status(self, text: str) -> None:
         """Send a text for ``systemctl status``; it is shortened to one line of STATUS_MAX_BYTES."""

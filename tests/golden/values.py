@@ -9,7 +9,7 @@ from typing import Final
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Blame, Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
 from agent.model.prepare import ErrorClass, FaultTaint, PrepareVerdict, Scope
-from agent.model.report import AgentStatus, Report, SeverityCount, SocketSubscribers
+from agent.model.report import AgentStatus, ConfigReload, Report, SeverityCount, SocketSubscribers
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.taint import Effect, Taint, Taints
@@ -128,6 +128,7 @@ def status() -> AgentStatus:
         CORE,
         214,
         subscribers,
+        config_reload=ConfigReload(NOW_S - 60, "", ("throttle.events: 10 to 5",)),
     )
 
 

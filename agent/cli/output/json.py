@@ -120,6 +120,7 @@ STATUS: Final = ObjectKeys(
 )
 CORE: Final = ObjectKeys("passes wakes reads opens descriptors watches kernelBytes overflows")
 SUBSCRIBER: Final = ObjectKeys("socket streams connections")
+CONFIG_RELOAD: Final = ObjectKeys("at:at_wall_s error changes", at=rfc3339)
 
 
 def report_document(report: Report) -> dict[str, Any]:
@@ -145,6 +146,7 @@ def status_document(status: AgentStatus) -> dict[str, Any]:
         "core": CORE(status.core),
         "cgroups": {"watched": status.groups, **CGROUPS(status.core)},
         "subscribers": [SUBSCRIBER(subscriber) for subscriber in status.subscribers],
+        "configReload": CONFIG_RELOAD(status.config_reload) if status.config_reload else None,
     }
 
 

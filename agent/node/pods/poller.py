@@ -162,6 +162,14 @@ class PodPoller:
         self._audit_ns = clock().mono_ns
         self._reported: HealthByDevice = {}
 
+    def reconfigure(self, config: Config) -> None:
+        """Apply the intervals of a reloaded configuration from the next poll on."""
+        if config.pods_audit_ns != self._config.pods_audit_ns:
+            self._audit_ns = min(self._audit_ns, self._clock().mono_ns + config.pods_audit_ns)
+            if not config.pods_audit_ns:  # no later audit would end these findings
+                self._last_audit = ClaimPodsAudit()
+        self._config = config
+
     @property
     def newest_map(self) -> ConsumerMap | None:
         """Newest consumer map, even if a source was unreadable; None: no map yet."""

@@ -107,6 +107,12 @@ class PodTracker:
             if self._waker is not None:
                 self._waker.notify()
 
+    def reconfigure(self, config: Config) -> None:
+        """Apply the intervals of a reloaded configuration. Never blocks."""
+        self._config = config
+        if self._waker is not None:
+            self._waker.notify()
+
     def start(self, wake: Callable[[], None]) -> None:
         """Start the thread, which calls `wake` when the sample has changed."""
         self._wake = wake
@@ -152,12 +158,16 @@ class PodTracker:
         ):
             while not self._ended.is_set():
                 began_s, healths, report = time.thread_time(), self._healths, self._report
+                config = self._config
+                poller.reconfigure(config)
                 try:
                     await kubelet_dir.has_changed()  # a later change triggers the next poll
                     with gc_control.paused_during(lambda: poller.size):
                         await self._poll_once(poller, report, recording)
                     await _pause(MIN_PAUSE_S, began_s)
-                    await self._wait_for_change(waker, kubelet_dir, pod_list, poller.next_due_in_s(), healths)
+                    await self._wait_for_change(
+                        waker, kubelet_dir, pod_list, poller.next_due_in_s(), (healths, config)
+                    )
                 except Exception as error:  # a bug here must not stop the agent's verdicts
                     self._report_bug(f"internal error of drahealth: {error!r}")
                     await _pause(min(RETRY_S, self._config.pods_period_ns / NS), began_s)
@@ -185,11 +195,12 @@ class PodTracker:
         kubelet_dir: "KubeletDirWatcher",
         pod_list: "PodList",
         seconds: float,
-        healths: object,
+        known: tuple[object, Config],
     ) -> None:
-        """Wait until `seconds` have passed, the kubelet's state changes, or a device's health changes."""
+        """Wait until `seconds` have passed, the kubelet's state changes, or health or configuration differ
+        from those in `known`."""
         until_s = time.monotonic() + seconds
-        while (left_s := until_s - time.monotonic()) > 0 and self._healths == healths:
+        while (left_s := until_s - time.monotonic()) > 0 and (self._healths, self._config) == known:
             await waker.wait(left_s if kubelet_dir.is_watched else min(left_s, RETRY_S))
             await asyncio.sleep(DEBOUNCE_S)
             waker.clear()

@@ -4,7 +4,14 @@ from typing import Final, TypeVar
 
 from agent.model.cleared_faults import ClearedFault, ClearResult
 from agent.model.health import Cause, DeviceHealth, Health, NonDeviceCause, NotApplicable, Severity
-from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, SocketSubscribers
+from agent.model.report import (
+    AgentStatus,
+    ConfigReload,
+    RepairCount,
+    Report,
+    SeverityCount,
+    SocketSubscribers,
+)
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample
 from agent.model.time import Instant
@@ -76,7 +83,12 @@ def decode_status(reply: v1.StatusReply) -> AgentStatus:
             RepairCount(_enum_value(_REPAIR_OF, count.repair, "RepairCount.repair"), count.devices)
             for count in reply.repairs
         ),
+        config_reload=_config_reload_of(reply.config_reload) if reply.config_reload.at_wall_s else None,
     )
+
+
+def _config_reload_of(reload: v1.ConfigReload) -> ConfigReload:
+    return ConfigReload(reload.at_wall_s, reload.error, tuple(reload.changes))
 
 
 def _instant_of(instant: v1.Instant) -> Instant:

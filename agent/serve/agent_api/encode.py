@@ -10,7 +10,7 @@ from typing import Final
 
 from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearResult
 from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, NotApplicable, Repair
-from agent.model.report import AgentStatus, Report
+from agent.model.report import AgentStatus, ConfigReload, Report
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import Instant
@@ -100,8 +100,14 @@ def encode_status(status: AgentStatus) -> bytes:
             int_field(14, status.groups),
             *(message_field(15, entry) for entry in subscribers),
             *(message_field(16, count) for count in repairs),
+            *((message_field(17, _config_reload(status.config_reload)),) if status.config_reload else ()),
         )
     )
+
+
+def _config_reload(reload: ConfigReload) -> bytes:
+    changes = (string_field(3, change) for change in reload.changes)
+    return b"".join((double_field(1, reload.at_wall_s), string_field(2, reload.error), *changes))
 
 
 def encode_clear_reply(result: ClearResult) -> bytes:

@@ -19,7 +19,14 @@ from grpclib.exceptions import GRPCError
 
 from agent.model.cleared_faults import NO_LOGIN_UID, ClearResult, Operator
 from agent.model.health import Repair
-from agent.model.report import AgentStatus, RepairCount, Report, SeverityCount, SocketSubscribers
+from agent.model.report import (
+    AgentStatus,
+    ConfigReload,
+    RepairCount,
+    Report,
+    SeverityCount,
+    SocketSubscribers,
+)
 from agent.serve.agent_api.encode import encode_clear_reply, encode_report, encode_status
 from agent.serve.grpc.codec import EmptyRequest
 from agent.serve.grpc.hardened import send_shared_message
@@ -60,14 +67,19 @@ class AgentService:
         version: str,
         subscribers: Callable[[], tuple[SocketSubscribers, ...]],
         clear_requests: ClearRequests | None = None,
+        config_reload: Callable[[], ConfigReload | None] = lambda: None,
     ) -> None:
-        """Create the service; without ``clear_requests`` it refuses to clear faults with UNIMPLEMENTED."""
+        """Create the service; without ``clear_requests`` it refuses to clear faults with UNIMPLEMENTED.
+
+        ``config_reload`` returns the last reload of the configuration; None: there was none.
+        """
         self.streams = 0
         """Number of open report streams."""
         self._latest = latest
         self._version = version
         self._subscribers = subscribers
         self._clear_requests = clear_requests
+        self._config_reload = config_reload
         self._encoding = asyncio.Lock()
         self._encoded = (0, b"")
 
@@ -83,7 +95,7 @@ class AgentService:
     async def _status(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
         await stream.recv_message()
         status = collect_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
-        await stream.send_message(encode_status(status))
+        await stream.send_message(encode_status(replace(status, config_reload=self._config_reload())))
 
     async def _clear(self, stream: grpclib.server.Stream[bytes, bytes]) -> None:
         data = await stream.recv_message()

@@ -472,6 +472,23 @@ class StatusReply(betterproto.Message):
     Number of devices in the newest report per repair, the worst first, without devices that need none.
     """
 
+    config_reload: "ConfigReload" = betterproto.message_field(17)
+    """Last reload of the configuration; absent if there was none."""
+
+
+@dataclass(eq=False, repr=False)
+class ConfigReload(betterproto.Message):
+    at_wall_s: float = betterproto.double_field(1)
+    """Time of the end of the reload [s since 1970]."""
+
+    error: str = betterproto.string_field(2)
+    """
+    Reason why the earlier configuration stays in effect; empty: the reload succeeded.
+    """
+
+    changes: List[str] = betterproto.string_field(3)
+    """Settings that changed, with both values: "throttle.events: 10 to 5"."""
+
 
 class AgentStub(betterproto.ServiceStub):
     async def watch(

@@ -1,0 +1,86 @@
+"""Reload of the configuration while the agent runs: read, checked and applied as a whole, or not at all."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from agent.config.changes import SettingChange, check_reloadable, config_changes
+from agent.config.config import Config, LoadedConfig
+from agent.errors import ConfigError, DrahealthError
+from agent.model.report import ConfigReload
+from agent.serve.sd_notify import SystemdNotifier
+
+READ_S: Final = 10.0
+"""Longest time to read the configuration files [s]; a hung disk must not leave systemd waiting."""
+
+log = logging.getLogger(__name__)
+
+
+class ConfigReloader:
+    """Reader and checker of a changed configuration, on request. Core thread only, except :attr:`last`."""
+
+    def __init__(
+        self,
+        config: Config,
+        load: Callable[[], LoadedConfig],
+        apply: Callable[[Config], None],
+        notifier: SystemdNotifier,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """Create the reloader.
+
+        Args:
+            config: Configuration in effect.
+            load: Loads the configuration; called in a thread. Raises DrahealthError.
+            apply: Applies a checked configuration; must not block or fail.
+            notifier: Notified of the begin and the end of a reload.
+            wall_clock: Returns the current time [s since 1970].
+        """
+        self._config = config
+        self._load = load
+        self._apply = apply
+        self._notifier = notifier
+        self._wall_clock = wall_clock
+        self._requested = trio.Event()
+        self._limiter = trio.CapacityLimiter(1)  # a hung disk keeps only one thread
+        self.last: ConfigReload | None = None
+        """Result of the last reload; None: there was none. Thread-safe."""
+
+    def request(self) -> None:
+        """Reload soon. Requests during a reload lead to one more."""
+        self._requested.set()
+
+    async def run(self) -> None:
+        """Reload at each request, until cancelled."""
+        while True:
+            await self._requested.wait()
+            self._requested = trio.Event()
+            self._notifier.reloading()
+            changes: tuple[str, ...] = ()
+            refusal = ""
+            try:
+                changes = tuple(map(str, await self._reload()))
+            except (DrahealthError, OSError) as error:
+                refusal = str(error)
+            if refusal:
+                log.error("configuration: not reloaded: %s; the configuration in effect stays", refusal)
+            else:
+                log.info("configuration: reloaded: %s", "; ".join(changes) or "no setting has changed")
+            self.last = ConfigReload(self._wall_clock(), refusal, changes)
+            self._notifier.ready()
+
+    async def _reload(self) -> tuple[SettingChange, ...]:
+        """Read, check and apply the configuration; return the changes."""
+        loaded = None
+        with trio.move_on_after(READ_S):
+            loaded = await trio.to_thread.run_sync(self._load, abandon_on_cancel=True, limiter=self._limiter)
+        if loaded is None:
+            raise ConfigError(f"the files were not read within {READ_S:g} s; check the disk")
+        check_reloadable(self._config, loaded)
+        changes = config_changes(self._config, loaded.config)
+        if changes:
+            self._apply(loaded.config)
+            self._config = loaded.config
+        return changes

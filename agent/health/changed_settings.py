@@ -1,0 +1,154 @@
+"""State of the rules after the engine's settings have changed: what no longer fits them begins again.
+
+Raised and latched faults stay. A counter whose window becomes shorter begins a new window, because a long
+window has too few points; until it is full, the counter's rule does not decide, and a raised fault stays. A
+longer window continues. A device whose expectation is removed is compared with its state now, as at a start.
+"""
+
+from dataclasses import replace
+
+from agent.health.evaluation import Conditions
+from agent.health.gpu.catalog import counter_windows_s, gpu_rules
+from agent.health.gpu.rule_state import GpuRuleState, gpu_devices
+from agent.health.gpu.verdicts import gpu_catalog_row
+from agent.health.host.cpu.state import CpuRuleState, CpuThrottleCounters
+from agent.health.host.hugepages.state import PoolRuleState
+from agent.health.host.memory.edac import EdacState
+from agent.health.host.nic.state import NicPortCounters, NicRuleState
+from agent.health.host.state import HostRuleState
+from agent.health.rate_window import RateWindow, WindowedCounter
+from agent.health.state_machine import ConditionPhase, with_probation_of
+from agent.model.settings import EngineSettings, GpuLimits, HostLimits
+from agent.model.time import Instant
+
+_UNREAD_NS = -1
+"""Time of a reading that no new reading equals: the next evaluation computes the growth of counters again."""
+
+
+def _restarted(window: RateWindow, before_s: int, after_s: int) -> RateWindow:
+    """Return the window of a counter after its length has changed."""
+    return window if after_s >= before_s else window[-1:]
+
+
+def _restarted_counter(counter: WindowedCounter, before_s: int, after_s: int) -> WindowedCounter:
+    return counter._replace(window=_restarted(counter.window, before_s, after_s))
+
+
+# --- the host -----------------------------------------------------------------------------------------------
+
+
+def host_with_settings(host: HostRuleState, before: EngineSettings, after: EngineSettings) -> HostRuleState:
+    """Return the state of the host's rules after a change of the settings from ``before`` to ``after``."""
+    unexpected = before.expect_pools.keys() - after.expect_pools.keys()
+    return replace(
+        host,
+        devices=tuple(device for device in host.devices if device.name not in unexpected),
+        cpus=_cpus(host.cpus, before, after),
+        pools=_pools(host.pools, unexpected),
+        memory=replace(host.memory, errors=_edac(host.memory.errors, before.host, after.host)),
+        nics=_nics(host.nics, before.host, after.host),
+    )
+
+
+def _cpus(state: CpuRuleState, before: EngineSettings, after: EngineSettings) -> CpuRuleState:
+    if before.expect_cpus is not None and after.expect_cpus is None:
+        state = replace(state, expected={})
+    window_s = (before.throttle_window_s, after.throttle_window_s)
+    if window_s[0] == window_s[1]:
+        return state
+
+    def restarted(counters: CpuThrottleCounters) -> CpuThrottleCounters:
+        return CpuThrottleCounters(
+            _UNREAD_NS,
+            _restarted_counter(counters.core, *window_s),
+            _restarted_counter(counters.package, *window_s),
+        )
+
+    return replace(
+        state,
+        node_throttle={node: restarted(counters) for node, counters in state.node_throttle.items()},
+        declared_throttle={
+            name: known._replace(throttled=restarted(known.throttled))
+            for name, known in state.declared_throttle.items()
+        },
+    )
+
+
+def _pools(state: PoolRuleState, unexpected: set[str]) -> PoolRuleState:
+    if not unexpected:
+        return state
+    expected = {name: pages for name, pages in state.expected.items() if name not in unexpected}
+    return replace(state, expected=expected)
+
+
+def _edac(state: EdacState, before: HostLimits, after: HostLimits) -> EdacState:
+    window_s = (before.correctable_window_s, after.correctable_window_s)
+    if window_s[0] == window_s[1]:
+        return state
+    counters = {
+        key: total._replace(window=_restarted(total.window, *window_s))
+        for key, total in state.counters.items()
+    }
+    return replace(state, sources=(), counters=counters)  # without sources: computed again
+
+
+def _nics(state: NicRuleState, before: HostLimits, after: HostLimits) -> NicRuleState:
+    errors_s = (before.nic_error_window_s, after.nic_error_window_s)
+    link_s = (before.nic_link_window_s, after.nic_link_window_s)
+    if errors_s[0] == errors_s[1] and link_s[0] == link_s[1]:
+        return state
+
+    def restarted(counters: NicPortCounters) -> NicPortCounters:
+        return NicPortCounters(
+            _restarted_counter(counters.link_downs, *link_s),
+            *(_restarted_counter(counter, *errors_s) for counter in counters[1:]),
+        )
+
+    states = {
+        declared: nic._replace(
+            ports={
+                number: port._replace(counters=restarted(port.counters)) for number, port in nic.ports.items()
+            }
+        )
+        for declared, nic in state.states.items()
+    }
+    return replace(state, states=states, read_ns=_UNREAD_NS)
+
+
+# --- GPUs ---------------------------------------------------------------------------------------------------
+
+
+def gpus_with_settings(state: GpuRuleState, before: GpuLimits, after: GpuLimits) -> GpuRuleState:
+    """Return the state of the GPU rules after a change of their limits from ``before`` to ``after``."""
+    if before.expect != after.expect:  # GPUs that only the expectation added
+        state = replace(state, registry=tuple(gpu for gpu in state.registry if gpu.uuid or gpu.bus))
+    windows_s = {
+        field: (length_s, counter_windows_s(after)[field])
+        for field, length_s in counter_windows_s(before).items()
+    }
+    if all(old_s == new_s for old_s, new_s in windows_s.values()):
+        return state
+    per_gpu = {
+        number: replace(
+            gpu,
+            read_ns=_UNREAD_NS,
+            windows={field: _restarted(window, *windows_s[field]) for field, window in gpu.windows.items()},
+        )
+        for number, gpu in state.per_gpu.items()
+    }
+    return replace(state, per_gpu=per_gpu)
+
+
+def conditions_with_settings(
+    conditions: Conditions, gpus: GpuRuleState, before: GpuLimits, after: GpuLimits, now: Instant
+) -> Conditions:
+    """Return the conditions after a change of the GPU limits: a probation that has begun gets its new end."""
+    if before.probation_s == after.probation_s:
+        return conditions
+    rules, names = gpu_rules(after), {device.name for device in gpu_devices(gpus)}
+    changed = {
+        (subject, code): with_probation_of(condition, gpu_catalog_row(rules, after, code), now)
+        for (subject, code), condition in conditions.items()
+        if condition.phase is ConditionPhase.PROBATION and subject in names
+    }
+    return {**conditions, **changed}
