@@ -26,8 +26,9 @@ from agent.config.config import (
 )
 from agent.config.values import format_duration, parse_duration
 from agent.errors import ConfigError, PermissionDeniedError
-from agent.model.health import XidOverride
+from agent.model.health import Severity, XidOverride
 from agent.model.prepare import ErrorClass
+from agent.model.settings import RuleOverride
 from agent.prepare.error_patterns import ErrorPattern
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "configuration.md"
@@ -105,6 +106,15 @@ correctable-window = "2h"
 [gpu.xids]
 31 = "ignore"
 "63" = "unhealthy"
+
+[[rules]]
+code = "gpu.ecc.*"
+device = "gpu-3"
+severity = "info"
+
+[[rules]]
+code = "cpu.throttled.core"
+limit = 5
 
 [history]
 rows = 50
@@ -230,6 +240,10 @@ def test_every_key_of_the_file_sets_its_field(setup):
         gpu_correctable_errors=50,
         gpu_correctable_window_s=7200,
         gpu_xids={31: XidOverride.IGNORE, 63: XidOverride.UNHEALTHY},
+        rules=(
+            RuleOverride("gpu.ecc.*", "gpu-3", severity=Severity.INFO),
+            RuleOverride("cpu.throttled.core", limit=5),
+        ),
         history_rows=50,
         history_age_s=86_400,
         prepare_patterns=(
@@ -837,6 +851,12 @@ def test_drop_ins_merge_tables_and_join_patterns_newest_first(drop_ins):
     assert [pattern.code for pattern in config.prepare_patterns] == ["c.d", "a.b"]
 
 
+def test_drop_ins_join_rules_in_their_order(drop_ins):
+    drop_ins.file.write_text('[[rules]]\ncode = "cpu.smt"\noff = true')
+    drop_ins.write(a='[[rules]]\ncode = "cpu.smt"\noff = false')
+    assert [rule.off for rule in drop_ins.load().config.rules] == [True, False]
+
+
 def test_patterns_of_all_files_together_are_limited(drop_ins):
     drop_ins.write(a=40 * A_PATTERN, b=40 * A_PATTERN)
     assert drop_ins.refusal() == "D/a.toml, D/b.toml: prepare.patterns: 80 patterns, limit 64; remove some"
@@ -934,6 +954,15 @@ def test_reference_pattern_is_valid_when_uncommented(setup):
     (pattern,) = setup.load(text).prepare_patterns
     assert pattern.matches("bank 3 is locked")
     assert pattern.summary
+
+
+def test_reference_rule_is_valid_when_uncommented(setup):
+    _, commented = example().split("# [[rules]]")
+    (rule,) = setup.load(
+        "[[rules]]" + re.sub(r"^# ", "", commented.partition("\n\n")[0], flags=re.MULTILINE)
+    ).rules
+    assert None not in (rule.off, rule.severity, rule.probation_s, rule.limit)
+    assert rule.device
 
 
 def example() -> str:

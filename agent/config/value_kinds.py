@@ -24,6 +24,7 @@ from agent.errors import ConfigError
 from agent.model.cpuset import format_cpus
 from agent.model.health import XidOverride
 from agent.model.prepare import ErrorClass
+from agent.model.settings import RuleOverride
 
 if TYPE_CHECKING:
     from agent.prepare.error_patterns import ErrorPattern
@@ -72,6 +73,30 @@ def _show_patterns(patterns: tuple["ErrorPattern", ...]) -> list[dict[str, str]]
         | ({"summary": pattern.summary} if pattern.summary else {})
         for pattern in patterns
     ]
+
+
+def _parse_rules(value: object) -> tuple[RuleOverride, ...]:
+    from agent.config.rule_tables import parse_rules  # needs the tables of all rules, only if configured
+
+    return parse_rules(value)
+
+
+def _join_rules(
+    earlier: tuple[RuleOverride, ...], later: tuple[RuleOverride, ...]
+) -> tuple[RuleOverride, ...]:
+    from agent.config.rule_tables import check_rule_count
+
+    joined = earlier + later  # the last entry decides
+    check_rule_count(joined)
+    return joined
+
+
+def _show_rules(rules: tuple[RuleOverride, ...]) -> list[dict[str, Any]]:
+    if not rules:
+        return []
+    from agent.config.rule_tables import show_rules
+
+    return show_rules(rules)
 
 
 def _parse_codes(value: object) -> frozenset[str]:
@@ -153,3 +178,25 @@ PATTERNS: Final = ValueKind(
     _join_patterns,
 )
 """List of patterns of prepare errors."""
+RULES: Final = ValueKind(
+    _parse_rules,
+    _show_rules,
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "code": _TEXT_SCHEMA,
+                "device": _TEXT_SCHEMA,
+                "off": {"type": "boolean"},
+                "severity": {"enum": ["info", "degraded", "unhealthy"]},
+                "probation": _DURATION_SCHEMA,
+                "limit": {"type": "integer", "minimum": 1, "maximum": 1_000_000},
+            },
+            "required": ["code"],
+            "additionalProperties": False,
+        },
+    },
+    _join_rules,
+)
+"""List of changes of rules."""

@@ -151,7 +151,7 @@ def with_settings(state: EngineState, settings: EngineSettings, now: Instant) ->
         settings=settings,
         host=host_with_settings(state.host, before, settings),
         gpus=replace(state.gpus, rule_state=rule_state),
-        conditions=conditions_with_settings(state.conditions, gpus, before.gpu, settings.gpu, now),
+        conditions=conditions_with_settings(state.conditions, gpus, before, settings, now),
         verdict_cache=VerdictCache(),
         ok_cache={},
         start_basis=(),

@@ -17,7 +17,9 @@ from agent.health.host.memory.edac import EdacState
 from agent.health.host.nic.state import NicPortCounters, NicRuleState
 from agent.health.host.state import HostRuleState
 from agent.health.rate_window import RateWindow, WindowedCounter
-from agent.health.state_machine import ConditionPhase, with_probation_of
+from agent.health.rule_changes import RuleChange, RuleChanges
+from agent.health.state_machine import Condition, ConditionPhase, with_probation_time
+from agent.model.health import Severity
 from agent.model.settings import EngineSettings, GpuLimits, HostLimits
 from agent.model.time import Instant
 
@@ -140,15 +142,40 @@ def gpus_with_settings(state: GpuRuleState, before: GpuLimits, after: GpuLimits)
 
 
 def conditions_with_settings(
-    conditions: Conditions, gpus: GpuRuleState, before: GpuLimits, after: GpuLimits, now: Instant
+    conditions: Conditions, gpus: GpuRuleState, before: EngineSettings, after: EngineSettings, now: Instant
 ) -> Conditions:
-    """Return the conditions after a change of the GPU limits: a probation that has begun gets its new end."""
-    if before.probation_s == after.probation_s:
+    """Return the conditions after a change of the settings: a probation that has begun gets its new end, and
+    a milder severity that the operator sets applies at once, without a probation of the severer one."""
+    if before.rules == after.rules and before.gpu.probation_s == after.gpu.probation_s:
         return conditions
-    rules, names = gpu_rules(after), {device.name for device in gpu_devices(gpus)}
-    changed = {
-        (subject, code): with_probation_of(condition, gpu_catalog_row(rules, after, code), now)
-        for (subject, code), condition in conditions.items()
-        if condition.phase is ConditionPhase.PROBATION and subject in names
-    }
-    return {**conditions, **changed}
+    gpu_names = {device.name for device in gpu_devices(gpus)}
+    old_changes, new_changes = RuleChanges(before.rules), RuleChanges(after.rules)
+    changed = {}
+    for (subject, code), condition in conditions.items():
+        old, new = old_changes.of(subject, code), new_changes.of(subject, code)
+        if old.severity is not new.severity:
+            condition = _with_milder_severity(condition, new.severity)
+        if condition.phase is ConditionPhase.PROBATION:
+            is_gpu = subject in gpu_names
+            old_ns, new_ns = (
+                _probation_ns(change, code, settings.gpu if is_gpu else None)
+                for change, settings in ((old, before), (new, after))
+            )
+            if new_ns and old_ns != new_ns:
+                condition = with_probation_time(condition, new_ns, now)
+        changed[subject, code] = condition
+    return changed
+
+
+def _with_milder_severity(condition: Condition, severity: Severity | None) -> Condition:
+    finding = condition.finding
+    if severity is None or finding.severity is Severity.UNKNOWN or severity >= finding.severity:
+        return condition
+    return condition._replace(finding=finding._replace(severity=severity))
+
+
+def _probation_ns(change: RuleChange, code: str, limits: GpuLimits | None) -> int:
+    """Return the probation time of a code; ``limits`` are those of GPUs, None: no GPU."""
+    if change.probation_ns is not None:
+        return change.probation_ns
+    return gpu_catalog_row(gpu_rules(limits), limits, code).probation_ns if limits is not None else 0

@@ -34,6 +34,7 @@ from agent.health.gpu.xid.log_lines import normal_pci_address
 from agent.health.host.catalog import DECLARED_RULES, HOST_RULES
 from agent.health.host.nic.state import NicRuleInput
 from agent.health.host.state import HostRuleState, declared_rule_input, device_rule_input
+from agent.health.rule_changes import RuleChanges, evaluate_rule, with_severity
 from agent.health.rules import Rule, RuleInputUnreadable, RuleResult, unreadable_row
 from agent.health.start_values import restart_declared_part, restart_host_device
 from agent.health.state_machine import ConditionPhase
@@ -137,9 +138,7 @@ def clear_faults(
             outcome = _refused(
                 outcome, request, *_nothing_to_clear(outcome, target, request.code, conditions)
             )
-        elif reason := _shown_by_reading(
-            accepted.gpus, found, target, conditions, snapshot, settings.gpu, now
-        ):
+        elif reason := _shown_by_reading(accepted.gpus, found, target, conditions, snapshot, settings, now):
             outcome = _refused(outcome, request, ClearRefusal.STILL_PRESENT, reason)
         else:
             outcome = _cleared(accepted, request, found, now)
@@ -347,7 +346,9 @@ def _result(
         rules = HOST_RULES[known.kind] if known else ()
         view = device_rule_input(outcome.host, snapshot, pools, settings, known, now) if known else None
     rule = next((rule for rule in rules if rule.code == code), None)
-    return rule.evaluate(view) if rule and view is not None else None
+    if rule is None or view is None:
+        return None
+    return evaluate_rule(rule, view, RuleChanges(settings.rules).of(target.name, code).limit)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------
@@ -393,7 +394,7 @@ def _shown_by_reading(
     target: _Target,
     conditions: Conditions,
     snapshot: Snapshot,
-    limits: GpuLimits,
+    settings: EngineSettings,
     now: Instant,
 ) -> str:
     """Return what the readings of the GPUs with these faults still show; empty: no fault."""
@@ -401,22 +402,26 @@ def _shown_by_reading(
     if host is None or not (found.latched or found.conditions):
         return ""
     shared = [key.code for key in found.latched if key.gpu_number == SHARED]
-    views = gpu_views(gpus.state.rule_state, snapshot, limits, now)
+    views = gpu_views(gpus.state.rule_state, snapshot, settings.gpu, now)
     for number, view in views.items():
         name = gpu_device(number).name
         has_shared = any(_is_reported(conditions, name, code) for code in shared)
-        if (number == host.gpu_number or has_shared) and (shown := _shown_fault(view, limits)):
+        if (number == host.gpu_number or has_shared) and (shown := _shown_fault(view, settings)):
             return f"{name}: a reading still shows a fault: {shown}"
     return ""
 
 
-def _shown_fault(view: GpuView, limits: GpuLimits) -> str:
+def _shown_fault(view: GpuView, settings: EngineSettings) -> str:
     """Return the fault that the readings of a GPU show, as code and evidence; empty: no fault."""
     answering = is_answering(view)
-    for rule in gpu_rules(limits):
-        if not (answering or rule.valid_when_stalled):
+    changes = RuleChanges(settings.rules)
+    for rule in gpu_rules(settings.gpu):
+        change = changes.of(view.name, rule.code)
+        if change.is_off or not (answering or rule.valid_when_stalled):
             continue
-        result = rule.evaluate(view)
+        result = evaluate_rule(rule, view, change.limit)
+        if isinstance(result, Finding):
+            result = with_severity(result, change.severity, rule)
         if isinstance(result, Finding) and (
             result.severity >= Severity.UNKNOWN or result.code in UNREPAIRED_CODES
         ):

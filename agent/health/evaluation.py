@@ -3,8 +3,15 @@ conditions become causes of verdicts."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from agent.health.rule_changes import (
+    RuleChange,
+    RuleChanges,
+    evaluate_rule,
+    with_probation,
+    with_severity,
+)
 from agent.health.rules import (
     OK,
     CatalogRow,
@@ -27,6 +34,8 @@ from agent.model.settings import EngineSettings
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
+RULE_OFF: Final = "turned off by the configuration"
+"""Reason that is listed for a rule that the operator has turned off."""
 Subject = str
 """Name of the device that a condition concerns; ``group:<id>`` for a cgroup, ``node`` for the machine."""
 Conditions = Mapping[tuple[Subject, str], Condition]
@@ -82,10 +91,13 @@ class Evaluation:
     """Rules that could not decide yet, with the reason."""
     due_ns: list[int] = field(default_factory=list)
     """Times at which the next evaluation is needed even if no source wakes the engine [ns]."""
+    rule_changes: RuleChanges = field(init=False)
+    """Changes of rules by the operator."""
     _subjects: dict[Subject, SubjectConditions] = field(default_factory=dict)
     """Conditions of the devices and cgroups with conditions or findings; the others have no entry."""
 
     def __post_init__(self) -> None:
+        self.rule_changes = RuleChanges(self.settings.rules)
         for subject, code in self.previous:
             self._record(subject).previous_codes.append(code)
 
@@ -123,8 +135,17 @@ class Evaluation:
     def run_rules(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
         """Evaluate the rules whose sources exist with ``view`` (their input), and apply their results."""
         for rule in rules:
-            if rule.source in self.sources:
-                self.apply_result(subject, rule, rule.evaluate(view))
+            if rule.source in self.sources and (change := self.change_of(subject, rule)) is not None:
+                self.apply_result(subject, rule, evaluate_rule(rule, view, change.limit))
+
+    def change_of(self, subject: Subject, rule: Rule) -> RuleChange | None:
+        """Return the operator's changes of a rule for a subject; None: the rule is off, and is listed as not
+        applicable."""
+        change = self.rule_changes.of(subject, rule.code)
+        if not change.is_off:
+            return change
+        self.not_applicable.append(NotApplicable(subject, rule.code, RULE_OFF))
+        return None
 
     def run_cached_rules(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
         """Evaluate the rules like :meth:`run_rules`, but reuse the last results if they had no finding and
@@ -187,6 +208,13 @@ class Evaluation:
             valid_when_stalled: True: the finding counts although the source is stalled.
             since: Time when the fault began, if known more exactly than the evaluation's time.
         """
+        change = self.rule_changes.of(subject, row.code)
+        if change.is_off:
+            return
+        if change.probation_ns is not None:
+            row = with_probation(row, change.probation_ns)
+        if finding is not None:
+            finding = with_severity(finding, change.severity, row)
         seen = seen and (valid_when_stalled or source.state is not SourceState.STALLED)
         previous = self.previous.get((subject, row.code))
         condition = next_condition(previous, finding, row, source.passes, self.now, seen=seen)

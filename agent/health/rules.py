@@ -161,6 +161,9 @@ class Rule(CatalogRow):
     """True: the rule evaluates the growth of a counter within a window."""
     window_s: int = 0
     """Length of that window [s]; 0: the configured window of throttle events."""
+    limit_in_view: str = ""
+    """Field of the view with the rule's limit, ``throttle_events`` or ``limits.nic_errors``; empty: the rule
+    has no limit that an operator can set."""
     valid_when_stalled: bool = False
     """True: findings count although the source is stalled, for example that a GPU does not answer."""
 

@@ -161,26 +161,25 @@ def next_condition(
     if phase is ConditionPhase.PROBATION and condition.phase is not ConditionPhase.PROBATION:
         if not row.probation_ns or condition.finding.severity is Severity.UNKNOWN:
             return None  # an Unknown cause needs no probation once the readings are back
-        held = _with_end_of_probation(condition.finding, row, now)
+        held = _with_end_of_probation(condition.finding, row.probation_ns, now)
         condition = condition._replace(run_start_ns=now.mono_ns, finding=held)
     if phase is ConditionPhase.CLEAR:
         return None
     return condition._replace(phase=phase, finding=finding or condition.finding, last_pass=pass_number)
 
 
-def with_probation_of(condition: Condition, row: CatalogRow, now: Instant) -> Condition:
-    """Return a condition in probation after the probation time in its catalog row has changed: its text has
-    the new end."""
+def with_probation_time(condition: Condition, probation_ns: int, now: Instant) -> Condition:
+    """Return a condition in probation after its probation time has changed: its text has the new end."""
     finding = condition.finding
     finding = finding._replace(evidence=finding.evidence.partition(_OVER)[0])
     ended = instant_at_mono(condition.run_start_ns, now)
-    return condition._replace(finding=_with_end_of_probation(finding, row, ended))
+    return condition._replace(finding=_with_end_of_probation(finding, probation_ns, ended))
 
 
 _OVER: Final = " (over; reported until "
 
 
-def _with_end_of_probation(finding: Finding, row: CatalogRow, now: Instant) -> Finding:
+def _with_end_of_probation(finding: Finding, probation_ns: int, now: Instant) -> Finding:
     """Return the finding of a fault that is over since ``now``; that of an Unhealthy cause says until when it
     is reported.
 
@@ -188,7 +187,7 @@ def _with_end_of_probation(finding: Finding, row: CatalogRow, now: Instant) -> F
     """
     if finding.severity is not Severity.UNHEALTHY:
         return finding
-    until = rfc3339(now.wall_s + row.probation_ns / NS)
+    until = rfc3339(now.wall_s + probation_ns / NS)
     return finding._replace(evidence=f"{finding.evidence}{_OVER}{until})")
 
 

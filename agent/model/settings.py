@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from agent.model.cpuset import CpuSet
-from agent.model.health import XidOverride
+from agent.model.health import Severity, XidOverride
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,24 @@ class HostLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleOverride:
+    """Operator's change of one rule, or of a family of rules; None: this property is not changed."""
+
+    code: str
+    """Finding code, or a family of codes: ``gpu.ecc.*``."""
+    device: str = ""
+    """Pattern of device names with ``*`` and ``?``; empty: all devices, and what concerns no device."""
+    off: bool | None = None
+    """True: the rule is not evaluated."""
+    severity: Severity | None = None
+    """INFO, DEGRADED or UNHEALTHY, instead of the severity that the rule decides."""
+    probation_s: int | None = None
+    """Time for which a cleared cause is still reported [s]."""
+    limit: int | None = None
+    """Limit of the rule, in its unit."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Settings of the engine, which evaluates the rules."""
 
@@ -69,6 +87,8 @@ class EngineSettings:
     """Expected number of hugepages by device name; other pools must keep their size at the agent's start."""
     host: HostLimits = field(default_factory=HostLimits)
     gpu: GpuLimits = field(default_factory=GpuLimits)
+    rules: tuple[RuleOverride, ...] = ()
+    """Changes of rules; of several entries for a code and device, the last one decides."""
 
 
 TRACKED_USAGES_MAX: Final = 20_000

@@ -296,7 +296,7 @@ def check_sections(limits: GpuLimits) -> tuple[CheckSection, ...]:
             "third column has the severity; an XID of severity info is reported, and the device stays "
             "healthy. A number that is not listed comes from a newer driver: degraded, unless the driver "
             "reports that no recovery is needed. The configuration can change the severity of each "
-            "(`[gpu.xids]`).",
+            "(`[gpu.xids]` or `[[rules]]`).",
             tuple(map(xid_check, xids.XIDS.values())),
             XID_PREFIX,
             "verdict",

@@ -18,6 +18,7 @@ from agent.health.gpu.responsiveness import NOT_ANSWERING, next_not_answering_ch
 from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_views
 from agent.health.gpu.state import GpuEvaluation
 from agent.health.gpu.view import GpuView, is_listing_gpus
+from agent.health.rule_changes import evaluate_rule
 from agent.health.rules import OK, CatalogRow, Rule, RuleNotEvaluated, cause_from_row
 from agent.health.stalls import stall_cause
 from agent.health.verdict import PreviousVerdicts, lease_seconds, make_verdict, oldest_pass_time
@@ -132,7 +133,10 @@ def evaluate_gpu(
     """Run the rules for one GPU, and update its conditions (raised and pending faults), latched ones too."""
     answering, had_no_conditions = is_answering(view), not evaluation.previous_codes(device.name)
     for rule in rules:
-        result = rule.evaluate(view) if answering or rule.valid_when_stalled else NOT_ANSWERING_RESULT
+        if (change := evaluation.change_of(device.name, rule)) is None:
+            continue
+        is_valid = answering or rule.valid_when_stalled
+        result = evaluate_rule(rule, view, change.limit) if is_valid else NOT_ANSWERING_RESULT
         if result is OK and had_no_conditions and not rule.counts_growth:
             continue  # the most frequent case, and nothing changes
         rule_source = source if rule.source == "gpu" else evaluation.sources.get(rule.source, source)

@@ -293,6 +293,7 @@ CGROUP_RULES: Final = (
         why="the container waits for the rest of each such period",
         advice="raise or remove the container's CPU limit, or let the workload use fewer threads",
         evaluate=detect_throttling,
+        limit_in_view="limits.throttled_percent",
         try_it="in a container with a CPU limit of 200m, run: timeout 60 sh -c 'while :; do :; done'",
     ),
     EXCLUSIVE_THROTTLED,

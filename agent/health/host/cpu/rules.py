@@ -107,6 +107,7 @@ SPEED_RULES: Final = (
         repair=Repair.INSPECT_HARDWARE,
         evaluate=detect_core_throttling,
         counts_growth=True,
+        limit_in_view="throttle_events",
         try_it="in a copy of sysfs (--sysfs-root), add 10 to cpu0/thermal_throttle/core_throttle_count",
     ),
     _cpu_rule(
@@ -120,6 +121,7 @@ SPEED_RULES: Final = (
         repair=Repair.INSPECT_HARDWARE,
         evaluate=detect_package_throttling,
         counts_growth=True,
+        limit_in_view="throttle_events",
         try_it="in a copy of sysfs (--sysfs-root), add 10 to cpu0/thermal_throttle/package_throttle_count",
     ),
     _cpu_rule(

@@ -283,6 +283,7 @@ PRESSURE_RULES: Final = (
         why="the node spends its time on reclaim and is close to OOM kills",
         advice="find the pod by memory.pressure in its cgroup; give it a limit, or the node fewer pods",
         evaluate=detect_memory_pressure,
+        limit_in_view="limits.pressure_percent",
         try_it="in a pod without a limit, use all memory that is left and go on using it",
     ),
     _pressure_rule(
@@ -291,6 +292,7 @@ PRESSURE_RULES: Final = (
         why="the disks are too slow for the load, or one of them fails",
         advice="find the pod by io.pressure in its cgroup, and the disk with iostat -x",
         evaluate=detect_io_pressure,
+        limit_in_view="limits.pressure_percent",
         try_it="write more than the disk can take: dd if=/dev/zero of=file oflag=direct, several at once",
     ),
     _pressure_rule(

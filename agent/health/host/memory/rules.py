@@ -178,6 +178,7 @@ ERROR_RULES: Final = (
         evaluate=detect_frequent_correctable_errors,
         counts_growth=True,
         window_s=_LIMITS.correctable_window_s,
+        limit_in_view="correctable_errors",
         try_it=TRY_SYSFS + f"add {_LIMITS.correctable_errors} to devices/system/edac/mc/mc0/ce_count",
     ),
 )

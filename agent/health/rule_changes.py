@@ -1,0 +1,127 @@
+"""Operator's changes of rules: which rules are off, and their severity, probation and limit, by code and
+device."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from agent.health.gpu.faults.fault_log import XID_PREFIX
+from agent.health.rules import CatalogRow, Rule, RuleResult
+from agent.model.health import Finding, Severity, XidOverride
+from agent.model.settings import RuleOverride
+from agent.model.time import NS
+
+FAMILY: Final = ".*"
+"""End of a code that stands for all codes which begin with the part before it: ``gpu.ecc.*``."""
+CHECKS: Final = "check:"
+"""Prefix of the subject of a driver's own checks of a device."""
+
+
+class RuleChange(NamedTuple):
+    """Changes of one rule for one device; None: as in the catalog."""
+
+    is_off: bool = False
+    severity: Severity | None = None
+    probation_ns: int | None = None
+    limit: int | None = None
+
+
+NO_CHANGE: Final = RuleChange()
+
+
+def matches_code(pattern: str, code: str) -> bool:
+    """Return whether a code, or a family of codes such as ``gpu.ecc.*``, includes a code."""
+    return pattern == code or (pattern.endswith(FAMILY) and code.startswith(pattern[:-1]))
+
+
+class RuleChanges:
+    """Lookup of the changes of rules, which keeps the entries of each code for one evaluation."""
+
+    def __init__(self, overrides: Sequence[RuleOverride]) -> None:
+        self._overrides = overrides
+        self._by_code: dict[str, tuple[RuleOverride, ...]] = {}
+
+    def of(self, subject: str, code: str) -> RuleChange:
+        """Return the changes of a code for a subject. Of several entries the last one decides, for each
+        property alone."""
+        if not self._overrides:
+            return NO_CHANGE
+        entries = self._by_code.get(code)
+        if entries is None:
+            entries = tuple(entry for entry in self._overrides if matches_code(entry.code, code))
+            self._by_code[code] = entries
+        change, name = NO_CHANGE, subject.removeprefix(CHECKS)
+        for entry in entries:
+            if entry.device and not fnmatchcase(name, entry.device):
+                continue
+            change = RuleChange(
+                change.is_off if entry.off is None else entry.off,
+                change.severity if entry.severity is None else entry.severity,
+                change.probation_ns if entry.probation_s is None else entry.probation_s * NS,
+                change.limit if entry.limit is None else entry.limit,
+            )
+        return change
+
+
+def evaluate_rule(rule: Rule, view: Any, limit: int | None) -> RuleResult:
+    """Return the result of a rule for a view (its input), with another limit unless ``limit`` is None."""
+    if limit is None or not rule.limit_in_view:
+        return rule.evaluate(view)
+    *of_limits, name = rule.limit_in_view.split(".")
+    if of_limits:
+        return rule.evaluate(view._replace(limits=replace(view.limits, **{name: limit})))
+    return rule.evaluate(view._replace(**{name: limit}))
+
+
+@lru_cache(1024)
+def with_probation(row: CatalogRow, probation_ns: int) -> CatalogRow:
+    """Return a catalog row with another probation time."""
+    return replace(row, probation_ns=probation_ns)
+
+
+def with_severity(finding: Finding, severity: Severity | None, row: CatalogRow) -> Finding:
+    """Return a finding with the severity that the operator set.
+
+    What cannot be read stays Unknown, and a finding that is only information about another device, such as
+    the fault of one MIG instance for its GPU, stays one.
+    """
+    only_informs = finding.severity is Severity.INFO and row.severity is not Severity.INFO
+    if severity is None or finding.severity is Severity.UNKNOWN or only_informs:
+        return finding
+    return finding._replace(severity=severity)
+
+
+_XID_SEVERITIES: Final = {
+    Severity.INFO: XidOverride.INFO,
+    Severity.DEGRADED: XidOverride.DEGRADED,
+    Severity.UNHEALTHY: XidOverride.UNHEALTHY,
+}
+
+
+def xid_overrides(overrides: Iterable[RuleOverride]) -> dict[int, XidOverride]:
+    """Return the severities of XIDs that entries for one XID and all devices set: they decide on an XID
+    before its readings do, like ``[gpu.xids]``."""
+    found: dict[int, XidOverride] = {}
+    for entry in overrides:
+        number = entry.code.removeprefix(XID_PREFIX)
+        if entry.device or number == entry.code or not number.isdecimal():
+            continue
+        if entry.off:
+            found[int(number)] = XidOverride.IGNORE
+        elif entry.severity is not None:
+            found[int(number)] = _XID_SEVERITIES[entry.severity]
+    return found
+
+
+def lowest_limit(overrides: Iterable[RuleOverride], codes: Iterable[str], limit: int) -> int:
+    """Return the lowest of a limit and the limits that entries set for any of the codes: the growth of a
+    counter at which the native core must wake the engine."""
+    known = tuple(codes)
+    set_limits = (
+        entry.limit
+        for entry in overrides
+        if entry.limit is not None and any(matches_code(entry.code, code) for code in known)
+    )
+    return min([limit, *set_limits])
