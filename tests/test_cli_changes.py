@@ -1,6 +1,7 @@
 """Changes between two reports, and the lines of the log."""
 
 import io
+import json
 import logging
 import os
 from dataclasses import replace
@@ -24,8 +25,15 @@ from cli_reports import (
     source,
 )
 
-from agent.cli.output.log import LEVEL_OF_SEVERITY, PRIORITIES, LineFormatter, is_journal
-from agent.cli.output.report_changes import report_changes
+from agent.cli.output.log import (
+    CHANGE,
+    LEVEL_OF_SEVERITY,
+    PRIORITIES,
+    LineFormatter,
+    is_journal,
+    log_formatter,
+)
+from agent.cli.output.report_changes import ReportChange, report_changes
 from agent.model.health import NonDeviceCause, Severity
 from agent.model.report import Report
 from agent.model.snapshot import NativeCoreStats
@@ -302,6 +310,59 @@ def test_failure_has_a_priority_only_for_the_journal():
     text = "Traceback\nValueError"
     assert LineFormatter(journal=True).format_failure(text) == "<3>Traceback\n<3>ValueError"
     assert LineFormatter(journal=False).format_failure(text) == text
+
+
+# --- lines as JSON -----------------------------------------------------------------------------------------
+
+
+def entry(record: logging.LogRecord, *, journal: bool = False) -> dict[str, object]:
+    """Return the object of a record's line, without the priority for the journal."""
+    line = log_formatter("json", journal=journal).format(record)
+    assert "\n" not in line
+    found: dict[str, object] = json.loads(line[3:] if journal else line)
+    return found
+
+
+def test_json_line_has_time_level_text_and_logger():
+    record = logging.LogRecord(
+        "agent.example", logging.WARNING, "f", 1, "%s: two\nlines \udc80", ("a",), None
+    )
+    record.created = 1_795_255_444.5
+    assert entry(record) == {
+        "time": "2026-11-21T10:04:04.500Z",
+        "level": "warning",
+        "message": "a: two\nlines \udc80",
+        "logger": "agent.example",
+    }
+
+
+@pytest.mark.parametrize(("level", "priority"), [(logging.INFO, 6), (logging.WARNING, 4), (logging.ERROR, 3)])
+def test_json_line_for_the_journal_keeps_its_priority(level, priority):
+    record = logging.LogRecord("a", level, "f", 1, "text", (), None)
+    assert log_formatter("json", journal=True).format(record).startswith(f"<{priority}>{{")
+    assert entry(record, journal=True)["message"] == "text"
+
+
+def test_json_line_of_an_error_has_the_traceback():
+    info = (ValueError, ValueError("broken"), None)
+    found = entry(logging.LogRecord("a", logging.ERROR, "f", 1, "text", (), info))
+    assert str(found["exception"]).endswith("ValueError: broken")
+
+
+def test_json_line_of_the_error_that_ends_the_agent_is_one_entry():
+    line = log_formatter("json", journal=False).format_failure("drahealth: two\nlines")
+    found = json.loads(line)
+    assert (found["level"], found["message"]) == ("error", "drahealth: two\nlines")
+
+
+@pytest.mark.parametrize(("code", "more"), [("", {}), ("node.oom", {"code": "node.oom"})])
+def test_json_line_of_a_change_names_object_state_and_severity(code, more):
+    change = ReportChange(0.0, "gpu-0", "Unhealthy", Severity.UNHEALTHY, "gpu.lost: text", code)
+    record = logging.makeLogRecord({"msg": change.text, CHANGE: change, "levelno": logging.ERROR})
+    found = entry(record)
+    named = {"object": "gpu-0", "state": "Unhealthy", "severity": "unhealthy"} | more
+    assert {key: found.get(key) for key in ("object", "state", "severity", "code") if key in found} == named
+    assert found["message"] == change.text
 
 
 @pytest.mark.parametrize("letter", ["a", "\u00e9"])

@@ -198,6 +198,18 @@ def test_run_for_the_journal_logs_priorities(node):
             process.kill()
 
 
+def test_run_with_json_log_writes_an_object_per_line(node):
+    with subprocess.Popen(
+        [*node.run_args(), "--log-format", "json"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            found = json.loads(line_with(process.stderr, '"object": "hugepages-2mi-node0"'))
+        finally:
+            process.kill()
+    assert (found["state"], found["severity"], found["level"]) == ("Healthy", "ok", "info")
+
+
 def test_refused_agent_does_not_wait_for_the_log_reader(node, agent):
     with unread_pipe() as stderr:
         assert (

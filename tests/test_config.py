@@ -38,6 +38,7 @@ EVERYTHING = r"""
 node-name = "worker-7"
 drivers = ["gpu.example.com", "cpu.example.com"]
 period = "250ms"
+log-format = "json"
 runtime-dir = "/run/elsewhere"
 state-dir = "/var/elsewhere"
 
@@ -198,6 +199,7 @@ def test_every_key_of_the_file_sets_its_field(setup):
         node_name="worker-7",
         drivers=("gpu.example.com", "cpu.example.com"),
         period_ns=250_000_000,
+        log_format="json",
         runtime_dir=Path("/run/elsewhere"),
         state_dir=Path("/var/elsewhere"),
         sysfs_root=Path("/host/sys"),
@@ -281,7 +283,12 @@ def test_flag_wins_over_variable_and_variable_over_file(setup):
 
 @pytest.mark.parametrize("setting", [s for s in SETTINGS if s.flag], ids=lambda s: s.flag)
 def test_every_flag_has_an_equivalent_variable(setup, setting):
-    values = {"--driver": "gpu.example.com", "--period": "20ms", "--node-name": "worker-8"}
+    values = {
+        "--driver": "gpu.example.com",
+        "--period": "20ms",
+        "--node-name": "worker-8",
+        "--log-format": "json",
+    }
     value = "1" if setting.is_switch else values.get(setting.flag, "/some/where")
     given = [value] if setting.is_repeatable else True if setting.is_switch else value
     by_flag = setup.load(flags={setting.flag: given})

@@ -190,6 +190,7 @@ FIXED_VALUES = {
     "agent.drivers": ("a.example.com",),
     "agent.node-name": "other",
     "agent.period": 2 * 10**9,
+    "agent.log-format": "json",
     "roots.kubelet-cgroup": "/other",
     "roots.nvml-library": "other.so",
     "roots.kmsg-any-facility": True,

@@ -124,6 +124,8 @@ SETTINGS: Final = (
     Setting("agent.state-dir", "state_dir", kinds.PATH, flag="--state-dir", metavar="DIR",
             help="directory of state kept over restarts (default: /var/lib/drahealth, or state/ in another "
             "--runtime-dir)", is_fixed=True),
+    Setting("agent.log-format", "log_format", kinds.LOG_FORMAT, flag="--log-format", metavar="FORMAT",
+            help="format of the log, text or json (default: text)", is_fixed=True),
     Setting("roots.sysfs", "sysfs_root", kinds.PATH, check_path_length, "--sysfs-root", "DIR",
             "where sysfs is mounted (default: /sys)", is_fixed=True),
     Setting("roots.procfs", "procfs_root", kinds.PATH, check_path_length, "--procfs-root", "DIR",
@@ -256,6 +258,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path = Path()
     """Directory of state kept over restarts. Default: :data:`STATE_DIR`, or ``state`` in a runtime directory
     other than :data:`RUNTIME_DIR`, so that a second agent does not use the state of the node's own."""
+    log_format: str = "text"
+    """Format of the log: ``text`` or ``json``."""
     drivers: tuple[str, ...] = ()
     heartbeat_s: float = 10
     """Interval at which the health of verified devices is sent again [s]."""

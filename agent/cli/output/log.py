@@ -1,8 +1,9 @@
-"""The log of ``drahealth run``: plain lines on standard error, with priorities for the journal.
+"""The log of ``drahealth run``: lines of text or JSON on standard error, with priorities for the journal.
 
 The rest of the agent only calls ``logging``. No thread of the agent waits for a slow reader of the log.
 """
 
+import json
 import logging
 import os
 import threading
@@ -11,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Final, NamedTuple, TextIO
 
 from agent.cli.output.report_changes import ReportChange, report_changes
@@ -47,6 +49,9 @@ WINDOW_S: Final = 10.0
 CLOSE_TIMEOUT_S: Final = 0.5
 """Longest time that closing waits for output [s]: the agent must end within 2 s of its signal."""
 
+CHANGE: Final = "report_change"
+"""Attribute of a log record with the change of a report that it is about."""
+
 LOG: Final = logging.getLogger(__name__)
 
 
@@ -82,6 +87,49 @@ class LineFormatter(logging.Formatter):
     def format_failure(self, text: str) -> str:
         """Return `text` of the error that ends the agent; for the journal with a priority on each line."""
         return _with_priority(text.splitlines(), logging.ERROR) if self._journal else text
+
+
+class JsonLineFormatter(logging.Formatter):
+    """Formatter of log records as one JSON object each, on one line; in the journal after a priority."""
+
+    def __init__(self, *, journal: bool) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        change: ReportChange | None = getattr(record, CHANGE, None)
+        entry = {
+            "time": _rfc3339_ms(record.created),
+            "level": record.levelname.lower(),
+            "message": message_of(record),
+            "logger": record.name,
+        }
+        if change is not None:
+            entry |= {
+                "object": change.subject,
+                "state": change.state,
+                "severity": change.severity.name.lower(),
+            }
+            entry |= {"code": change.code} if change.code else {}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        line = json.dumps(entry)  # ASCII only, so that no encoding of the output can damage it
+        return _with_priority([line], record.levelno) if self._journal else line
+
+    def format_failure(self, text: str) -> str:
+        """Return `text` of the error that ends the agent, as an entry of its own."""
+        error = {"levelno": logging.ERROR, "levelname": "ERROR", "name": "agent", "msg": text}
+        return self.format(logging.makeLogRecord(error))
+
+
+def _rfc3339_ms(wall_s: float) -> str:
+    """Format a wall time as RFC 3339 in UTC, to the millisecond."""
+    return f"{datetime.fromtimestamp(wall_s, UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+
+
+def log_formatter(name: str, *, journal: bool) -> LineFormatter | JsonLineFormatter:
+    """Return the formatter of the log format with this name, ``text`` or ``json``."""
+    return JsonLineFormatter(journal=journal) if name == "json" else LineFormatter(journal=journal)
 
 
 def _with_priority(lines: Iterable[str], levelno: int) -> str:
@@ -288,7 +336,7 @@ class ReportLog(ReportPrinter):
                     new = report_changes(logged, report)
                     logged = report
                 for change in limit.changes_to_log(new, time.monotonic()):
-                    LOG.log(LEVEL_OF_SEVERITY[change.severity], "%s", change.text)
+                    LOG.log(LEVEL_OF_SEVERITY[change.severity], "%s", change.text, extra={CHANGE: change})
                     self._write()
             except Exception:  # an error in drahealth costs this report, not the log
                 LOG.exception(
