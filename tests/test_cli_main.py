@@ -1,6 +1,7 @@
 """The command itself: help, suggestions, and the exit code of each error."""
 
 import errno
+import json
 import os
 import re
 import resource
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import trio
 from cli_reports import BUSY
 
 from agent import __version__
@@ -173,12 +175,13 @@ def test_group_of_two_errors_is_shown_in_full(capsys):
         (
             ["scna"],
             "'scna' is not one of run, scan, watch, status, explain, clear, audit, prepares, history, "
-            "classify, checks, conform, new-driver, bundle, config; did you mean 'scan'?\ntry 'drahealth --help'",
+            "classify, checks, conform, new-driver, bundle, config, completion, version; did you mean "
+            "'scan'?\ntry 'drahealth --help'",
         ),
         (
             ["zzz"],
             "'zzz' is not one of run, scan, watch, status, explain, clear, audit, prepares, history, "
-            "classify, checks, conform, new-driver, bundle, config\ntry 'drahealth --help'",
+            "classify, checks, conform, new-driver, bundle, config, completion, version\ntry 'drahealth --help'",
         ),
         (["run", "--perid", "1s"], "'--perid' is not an argument of drahealth run; did you mean '--period'?"),
         (["run", "--driverr=x"], "'--driverr' is not an argument of drahealth run; did you mean '--driver'?"),
@@ -235,6 +238,21 @@ def test_config_flag_overrides_the_environment(capsys, monkeypatch):
 def test_version_is_printed(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"drahealth {__version__}\n"
+
+
+def test_version_verb_shows_one_line(capsys):
+    assert main(["version"]) == 0
+    python = ".".join(map(str, sys.version_info[:3]))
+    assert capsys.readouterr().out.startswith(f"drahealth {__version__}, Python {python}, Linux ")
+
+
+def test_version_document_names_required_libraries(capsys):
+    assert main(["version", "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["version"] == __version__
+    assert document["kernel"] == os.uname().release
+    assert {"trio", "grpclib"} <= document["libraries"].keys()
+    assert document["libraries"]["trio"] == trio.__version__
 
 
 # --- help --------------------------------------------------------------------------------------------------

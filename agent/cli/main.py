@@ -34,6 +34,8 @@ VERBS: Final = {
     "new-driver": "new_driver.command",
     "bundle": "bundle.command",
     "config": "config.command",
+    "completion": "completion",
+    "version": "version",
 }
 """Module of each subcommand, relative to this package. A command loads only the module of its subcommand."""
 

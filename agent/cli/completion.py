@@ -1,0 +1,118 @@
+"""``drahealth completion``: prints a script that completes verbs, flags and their values in a shell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from agent.cli.verb import Subcommand
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+SHELLS: Final = ("bash", "zsh")
+
+ZSH_HEAD: Final = """\
+#compdef drahealth
+autoload -U +X bashcompinit && bashcompinit
+"""
+
+SCRIPT: Final = """\
+_drahealth() {{
+    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}} verb= words= i
+    if [[ $cur == = ]]; then
+        cur=
+    elif [[ $prev == = ]]; then
+        prev=${{COMP_WORDS[COMP_CWORD - 2]}}
+    fi
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case ${{COMP_WORDS[i]}} in
+            {verbs}) verb=${{COMP_WORDS[i]}}; break ;;
+        esac
+    done
+    case $verb:$prev in
+{values}
+        *)
+            case $verb:$cur in
+{flags}
+            esac ;;
+    esac
+    COMPREPLY=()
+    if [[ -n $words ]]; then
+        COMPREPLY=($(compgen -W "$words" -- "$cur"))
+    fi
+}}
+complete -o bashdefault -o default -F _drahealth drahealth
+"""
+"""Completion function of bash. Without words, the shell completes names of files."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=" or ".join(SHELLS))
+
+
+def main(args: Namespace) -> int:
+    from agent.cli.main import build_parser
+
+    parser, parsers = build_parser()
+    print((ZSH_HEAD if args.shell == "zsh" else "") + completion_script(parser, parsers), end="")
+    return 0
+
+
+def completion_script(parser: ArgumentParser, parsers: Mapping[str, ArgumentParser]) -> str:
+    """Return the completion function for bash, from the parsers of ``drahealth`` and of its subcommands."""
+    flags = [f"                {verb}:-*) words={_quoted(_flags(sub))} ;;" for verb, sub in parsers.items()]
+    flags.append(f"                :-*) words={_quoted(_flags(parser))} ;;")
+    for verb, sub in parsers.items():
+        if words := list(_argument_values(sub)):
+            flags.append(f"                {verb}:*) words={_quoted(words)} ;;")
+    flags.append(f"                :*) words={_quoted([*parsers, 'help'])} ;;")
+    values = [
+        f"        {'|'.join(f'{verb}:{flag}' for flag in names)}) words={_quoted(choices)} ;;"
+        for verb, sub in parsers.items()
+        for names, choices in _flag_values(sub)
+    ]
+    return SCRIPT.format(verbs="|".join(parsers), values="\n".join(values), flags="\n".join(flags))
+
+
+def _flags(parser: ArgumentParser) -> list[str]:
+    """Return the long flags of a parser, and its short ones that have no long form."""
+    found: list[str] = []
+    for action in parser._actions:
+        long = [name for name in action.option_strings if name.startswith("--")]
+        found += long or action.option_strings
+    return found
+
+
+def _flag_values(parser: ArgumentParser) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the names and the values of each flag with a fixed set of values."""
+    for action in parser._actions:
+        if action.option_strings and action.choices:
+            yield list(action.option_strings), [str(choice) for choice in action.choices]
+
+
+def _argument_values(parser: ArgumentParser) -> Iterator[str]:
+    """Yield the values of arguments that are no flags and have a fixed set of values."""
+    for action in parser._actions:
+        if not action.option_strings and action.choices:
+            yield from map(str, action.choices)
+
+
+def _quoted(words: list[str]) -> str:
+    return f'"{" ".join(words)}"'
+
+
+VERB = Subcommand(
+    name="completion",
+    summary="print the completion script of a shell",
+    description=(
+        "Prints a script with which bash or zsh completes verbs, flags and their values. It is made from the "
+        "same tables as --help."
+    ),
+    examples=(
+        ("drahealth completion bash", "for /usr/share/bash-completion/completions/drahealth"),
+        ("drahealth completion zsh", "for ~/.zshrc, after compinit"),
+    ),
+    add_arguments=add_arguments,
+    main=main,
+)
