@@ -160,6 +160,10 @@ test-packages: packages ## the deb in a fresh Debian under systemd: install, upg
 	@requirements/system packages $(BIN)/python
 	@$(BIN)/python -m pytest tests/packages $(PYTEST_ARGS)
 
+.PHONY: man
+man: $(VENV)/.dev ## build/man: manual pages, for packages of distributions
+	@$(BIN)/python tools/man_pages.py build/man
+
 .PHONY: proto
 proto: $(VENV)/.dev ## regenerate agent/serve/grpc/gen from proto/, and that of the Go module if Go is here
 	@$(BIN)/python -m agent.serve.grpc.generate
