@@ -502,6 +502,19 @@ def test_binary_file_is_refused_with_byte_offset(setup):
             "[taints]\nevict = ['gpu *']",
             "taints.evict: 'gpu *' is neither a code, such as gpu.xid.79, nor a family, such as gpu.xid.*",
         ),
+        (
+            "[agent]\nlog-format = 'jsn'",
+            "agent.log-format: 'jsn' is not one of text, json; did you mean 'json'?",
+        ),
+        (
+            "[[rules]]\ncode = 'cpu.offlin'\noff = true",
+            "rules: rule 1: code: no rule that can be changed has the code 'cpu.offlin'; "
+            "did you mean 'cpu.offline'?",
+        ),
+        (
+            "[rules]\ncode = 'cpu.offline'",
+            "rules: {'code': 'cpu.offline'} is not a list of rules; begin each with [[rules]]",
+        ),
         ("[taints]\ninform = 'no'", "taints.inform: 'no' is neither true nor false"),
         (
             "[prepare.patterns]\nmatch = 'x'",

@@ -14,6 +14,7 @@ import trio.testing
 from patience import PATIENCE_S
 from trio.testing import MockClock
 
+from agent.devices.taints import TaintPolicy
 from agent.driver.taint_publisher import (
     CALL_S,
     DEBOUNCE_S,
@@ -184,6 +185,16 @@ async def test_taints_can_be_read_without_a_callback(autojump_clock: MockClock) 
 
 
 # --- who is called -----------------------------------------------------------------------------------------
+
+
+async def test_changed_policy_applies_to_the_next_report(autojump_clock: MockClock) -> None:
+    one = publisher(None)
+    async with running(one):
+        one.update(report("gpu.xid.79"), clock())
+        one.set_policy(TaintPolicy(evict=frozenset({"gpu.xid.79"})))
+        one.update(report("gpu.xid.79"), clock())
+    effects = {taint.effect for taint in one.taints.devices[GPU]}
+    assert effects == {Effect.NO_EXECUTE}
 
 
 async def test_plain_callback_is_called_in_a_thread(autojump_clock: MockClock) -> None:

@@ -28,6 +28,7 @@ from agent.config.values import (
     check_driver_names,
     check_hugepage_pools,
     check_library_length,
+    check_log_format,
     check_node_name,
     check_path_length,
     check_xids,
@@ -124,8 +125,8 @@ SETTINGS: Final = (
     Setting("agent.state-dir", "state_dir", kinds.PATH, flag="--state-dir", metavar="DIR",
             help="directory of state kept over restarts (default: /var/lib/drahealth, or state/ in another "
             "--runtime-dir)", is_fixed=True),
-    Setting("agent.log-format", "log_format", kinds.LOG_FORMAT, flag="--log-format", metavar="FORMAT",
-            help="format of the log, text or json (default: text)", is_fixed=True),
+    Setting("agent.log-format", "log_format", kinds.LOG_FORMAT, check_log_format, "--log-format", "FORMAT",
+            "format of the log, text or json (default: text)", is_fixed=True),
     Setting("roots.sysfs", "sysfs_root", kinds.PATH, check_path_length, "--sysfs-root", "DIR",
             "where sysfs is mounted (default: /sys)", is_fixed=True),
     Setting("roots.procfs", "procfs_root", kinds.PATH, check_path_length, "--procfs-root", "DIR",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent.config.values import (
+    LOG_FORMATS,
     MS,
     S,
     format_duration,
@@ -20,7 +21,7 @@ from agent.config.values import (
     parse_whole_seconds,
     parse_xid_overrides,
 )
-from agent.errors import ConfigError, suggestion
+from agent.errors import ConfigError
 from agent.model.cpuset import format_cpus
 from agent.model.health import XidOverride
 from agent.model.prepare import ErrorClass
@@ -114,15 +115,6 @@ def _merge_tables(earlier: Mapping[Any, Any], later: Mapping[Any, Any]) -> dict[
     return {**earlier, **later}
 
 
-LOG_FORMATS: Final = ("text", "json")
-
-
-def _parse_log_format(value: object) -> str:
-    if (name := parse_string(value)) not in LOG_FORMATS:
-        raise ValueError(f"{name!r} is not one of {', '.join(LOG_FORMATS)}{suggestion(name, LOG_FORMATS)}")
-    return name
-
-
 _DURATION_SCHEMA: Final = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *(ns|us|ms|s|m|h)$"}
 _TEXT_SCHEMA: Final = {"type": "string"}
 _NAMES_SCHEMA: Final = {"type": "array", "items": {"type": "string"}}
@@ -136,7 +128,7 @@ FRACTIONAL_SECONDS: Final = ValueKind(_fractional_seconds, _show_fractional_seco
 COUNT: Final = ValueKind(parse_count, int, {"type": "integer"})
 SWITCH: Final = ValueKind(parse_bool, bool, {"type": "boolean"})
 TEXT: Final = ValueKind(parse_string, str, _TEXT_SCHEMA)
-LOG_FORMAT: Final = ValueKind(_parse_log_format, str, {"type": "string", "enum": list(LOG_FORMATS)})
+LOG_FORMAT: Final = ValueKind(parse_string, str, {"type": "string", "enum": list(LOG_FORMATS)})
 """Format of the log."""
 PATH: Final = ValueKind(parse_path, str, _TEXT_SCHEMA)
 LIBRARY: Final = ValueKind(parse_library, str, _TEXT_SCHEMA)

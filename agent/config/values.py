@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.devices.inventory import canonical_pool_name, parse_pool_name
+from agent.errors import suggestion
 from agent.model.cpuset import CpuSet, parse_cpus
 from agent.model.health import XidOverride
 
@@ -31,6 +32,7 @@ LIBRARY_BYTES: Final = 4000  # size of the library's name there
 XID_MAX: Final = 999  # NVML's code for an unknown XID; real codes are far below
 SWITCH_VALUES: Final = {"1": True, "true": True, "0": False, "false": False}
 """Texts that the environment variable of a boolean setting may have, with their values."""
+LOG_FORMATS: Final = ("text", "json")
 _LABELS: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 
 # --- readers: value in TOML, flag or variable to the field's value -----------------------------------------
@@ -210,6 +212,12 @@ def check_node_name(name: str) -> None:
     if not all(re.fullmatch(_LABELS, part) for part in name.split("/")):
         rule = "DNS subdomains, with '/' between them"
         raise ValueError(f"{name!r} cannot name a DRA pool, whose name is {rule}; see --node-name")
+
+
+def check_log_format(name: str) -> None:
+    """Check the name of a log format; raises ValueError."""
+    if name not in LOG_FORMATS:
+        raise ValueError(f"{name!r} is not one of {', '.join(LOG_FORMATS)}{suggestion(name, LOG_FORMATS)}")
 
 
 def check_path_length(path: Path | str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from agent.health.rule_changes import (
+    NO_CHANGE,
     RuleChange,
     RuleChanges,
     evaluate_rule,
@@ -141,6 +142,8 @@ class Evaluation:
     def change_of(self, subject: Subject, rule: Rule) -> RuleChange | None:
         """Return the operator's changes of a rule for a subject; None: the rule is off, and is listed as not
         applicable."""
+        if not self.settings.rules:
+            return NO_CHANGE  # the usual case, at little cost
         change = self.rule_changes.of(subject, rule.code)
         if not change.is_off:
             return change
@@ -208,13 +211,14 @@ class Evaluation:
             valid_when_stalled: True: the finding counts although the source is stalled.
             since: Time when the fault began, if known more exactly than the evaluation's time.
         """
-        change = self.rule_changes.of(subject, row.code)
-        if change.is_off:
-            return
-        if change.probation_ns is not None:
-            row = with_probation(row, change.probation_ns)
-        if finding is not None:
-            finding = with_severity(finding, change.severity, row)
+        if self.settings.rules:
+            change = self.rule_changes.of(subject, row.code)
+            if change.is_off:
+                return
+            if change.probation_ns is not None:
+                row = with_probation(row, change.probation_ns)
+            if finding is not None:
+                finding = with_severity(finding, change.severity, row)
         seen = seen and (valid_when_stalled or source.state is not SourceState.STALLED)
         previous = self.previous.get((subject, row.code))
         condition = next_condition(previous, finding, row, source.passes, self.now, seen=seen)
