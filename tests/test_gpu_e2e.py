@@ -1,13 +1,14 @@
 """End-to-end tests outside the scenario table: streams that end during a hang, and the real kernel log."""
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
 import pytest
-from agents import print_figure, short_tmp, stream_end, wait_for_health
+from agents import HEALTHY, UNHEALTHY, print_figure, short_tmp, stream_end, wait_for_health
 from machine import machine_lock
 from scenarios.row import INFO, Row
 from scenarios.stage import Stage
@@ -56,6 +57,23 @@ def test_sigterm_during_hang_ends_every_stream_cleanly(stages: Stages, lock: str
     assert "did not stop in time" not in agent.log  # the process that hangs in NVML is killed
     assert "Traceback" not in agent.log
     assert not agent.health_socket.exists()
+
+
+def test_reload_keeps_gpus_and_latched_faults(stages: Stages) -> None:
+    stage = stages(Row("a fault", (), gpus=2, settings={"gpu": {"probation": "1h"}}))
+    agent = stage.agent
+    with agent.kubelet() as kubelet:
+        stage.machine.fake.send("gpu 0 xid 79")
+        wait_for_health(kubelet, "gpu-0", UNHEALTHY)
+        file = agent.directory / "config.toml"
+        file.write_text(file.read_text() + '\n[[rules]]\ncode = "gpu.xid.79"\ndevice = "gpu-1"\noff = true\n')
+        agent.process.send_signal(signal.SIGHUP)
+        agent.wait_for_log("configuration: reloaded: rules: [] to ")
+        for number in range(3):  # the list after the reload, and two heartbeats
+            message = kubelet.next()
+            found = {one.device.device_name: one.health for one in message.devices}
+            assert (found["gpu-0"], found["gpu-1"]) == (UNHEALTHY, HEALTHY), number
+    assert "source.stalled" not in agent.log
 
 
 def log_line(code: int) -> None:

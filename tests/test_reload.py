@@ -1,7 +1,6 @@
 """Reload of the configuration: applied as a whole or not at all; systemd, log and status get the result."""
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from agent.app.reload import READ_S, ConfigReloader
-from agent.config.changes import check_reloadable, config_changes
+from agent.config.changes import VALUE_CHARS, check_reloadable, config_changes
 from agent.config.config import SETTINGS, Config, LoadedConfig, load_with_origins
 from agent.errors import ConfigError
 from agent.model.report import ConfigReload
+from agent.model.settings import RuleOverride
 from agent.serve.sd_notify import SystemdNotifier
 
 NOW_S = 1_700_000_000.0
@@ -225,4 +225,11 @@ def test_changes_show_values_as_in_a_file() -> None:
         "expect.gpus: unset to 8",
         'taints.wait: "2s" to "500ms"',
     ]
-    assert os.sep not in "".join(map(str, config_changes(before, before)))
+    assert config_changes(before, before) == ()
+
+
+def test_long_value_is_cut_in_the_text_of_a_change() -> None:
+    rules = tuple(RuleOverride("cpu.smt", f"device-{number}", off=True) for number in range(64))
+    (change,) = config_changes(Config(node_name="n"), Config(node_name="n", rules=rules))
+    assert len(str(change)) <= len("rules: [] to ") + VALUE_CHARS
+    assert str(change).endswith("...")

@@ -1,10 +1,13 @@
 """Differences between two configurations, for a reload: their text, and those that need a restart. Pure."""
 
 import json
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from agent.config.config import SETTINGS, Config, LoadedConfig, Setting
 from agent.errors import ConfigError
+
+VALUE_CHARS: Final = 200
+"""Longest text of a value in a log line [characters]; tables of rules can be long."""
 
 
 class SettingChange(NamedTuple):
@@ -42,7 +45,8 @@ def check_reloadable(before: Config, loaded: LoadedConfig) -> None:
 
 
 def _text(setting: Setting, value: Any) -> str:
-    """Return a value as a file has it; ``unset`` without a value."""
+    """Return a value as a file has it, at most VALUE_CHARS of it; ``unset`` without a value."""
     if value is None:
         return "unset"
-    return json.dumps(setting.kind.show(value), ensure_ascii=False)
+    text = json.dumps(setting.kind.show(value), ensure_ascii=False)
+    return text if len(text) <= VALUE_CHARS else f"{text[: VALUE_CHARS - 3]}..."
