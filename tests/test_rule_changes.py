@@ -11,14 +11,17 @@ from agent.config.config import Config
 from agent.config.rule_tables import parse_rules, show_rules
 from agent.engine.step import with_settings
 from agent.health.evaluation import RULE_OFF
-from agent.health.gpu.catalog import gpu_rules
-from agent.health.host.catalog import ALL_HOST_RULES
+from agent.health.gpu.catalog import gpu_rules, gpu_wakes
+from agent.health.gpu.view import GpuView
+from agent.health.host.catalog import ALL_HOST_RULES, sampler_wakes
 from agent.health.host.cpu.state import CpuRuleInput
 from agent.health.host.memory.state import MemoryRuleInput
-from agent.health.rule_changes import NO_CHANGE, RuleChange, RuleChanges, lowest_limit, xid_overrides
+from agent.health.rule_changes import NO_CHANGE, RuleChange, RuleChanges, xid_overrides
+from agent.model.gpu import GpuField
 from agent.model.health import Health, Severity, XidOverride
 from agent.model.settings import EngineSettings, GpuLimits, HostLimits, RuleOverride
 from agent.model.time import NS
+from agent.model.wake_conditions import SamplerField
 from agent.node.node_source import engine_settings
 
 CPU: Final = "cpu-node0"
@@ -220,16 +223,38 @@ def test_limit_of_one_gpu_differs_from_that_of_others() -> None:
 )
 def test_field_of_each_limit_exists(rule: Any) -> None:
     *of_limits, name = rule.limit_in_view.split(".")
-    limits = GpuLimits() if rule.code.startswith("gpu.") else HostLimits()
-    views = {"cpu": CpuRuleInput, "mem": MemoryRuleInput}
-    assert name in (dir(limits) if of_limits else views[rule.code.partition(".")[0]]._fields)
+    views = {"cpu": CpuRuleInput, "mem": MemoryRuleInput, "gpu": GpuView}
+    assert name in (dir(HostLimits()) if of_limits else views[rule.code.partition(".")[0]]._fields)
+
+
+@pytest.mark.parametrize(
+    ("code", "reading"), [("gpu.pcie.replay", "pcie_replay"), ("gpu.ecc.correctable_rate", "ecc_correctable")]
+)
+def test_limit_of_a_gpu_counter_decides_between_limit_and_limit_less_one(code: str, reading: str) -> None:
+    node = GpuNode(correctable_window_s=60)
+    set_rules(node, RuleOverride(code, limit=4))
+    node.rest(130)
+    start = node.gpus[0].readings[GpuField(reading)]
+    assert isinstance(start, int)
+    node.set_readings(0, **{reading: start + 3})
+    node.next()
+    assert node.codes() == []
+    node.set_readings(0, **{reading: start + 4})
+    node.next()
+    assert node.codes() == [code]
 
 
 def test_core_wakes_the_engine_for_the_lowest_limit() -> None:
-    rules = (RuleOverride("cpu.throttled.*", "cpu-node1", limit=4), RuleOverride("nic.flapping", limit=1))
-    assert lowest_limit(rules, [THROTTLED], 10) == 4
-    assert lowest_limit(rules, [THROTTLED], 2) == 2
-    assert lowest_limit(rules, ["gpu.ecc.correctable_rate"], 1000) == 1000
+    rules = (
+        RuleOverride("cpu.throttled.*", "cpu-node1", limit=4),
+        RuleOverride("gpu.pcie.replay", "gpu-1", limit=2),
+        RuleOverride("nic.flapping", limit=1),
+    )
+    events = {wake.field: wake.threshold for wake in sampler_wakes(10, 60, rules)}
+    assert events[SamplerField.NODE_THROTTLE_CORE] == events[SamplerField.NODE_THROTTLE_PACKAGE] == 4
+    gpu_events = {wake.field: wake.threshold for wake in gpu_wakes(GpuLimits(), rules)}
+    assert gpu_events[GpuField.PCIE_REPLAY] == 2
+    assert gpu_events[GpuField.ECC_CORRECTABLE] == GpuLimits().correctable_errors
 
 
 # --- XIDs ---------------------------------------------------------------------------------------------------

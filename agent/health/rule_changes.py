@@ -115,13 +115,10 @@ def xid_overrides(overrides: Iterable[RuleOverride]) -> dict[int, XidOverride]:
     return found
 
 
-def lowest_limit(overrides: Iterable[RuleOverride], codes: Iterable[str], limit: int) -> int:
-    """Return the lowest of a limit and the limits that entries set for any of the codes: the growth of a
-    counter at which the native core must wake the engine."""
-    known = tuple(codes)
+def lowest_limit(overrides: Iterable[RuleOverride], code: str, limit: int) -> int:
+    """Return the lowest of a limit and the limits that entries set for a code: the growth of a counter at
+    which the native core must wake the engine."""
     set_limits = (
-        entry.limit
-        for entry in overrides
-        if entry.limit is not None and any(matches_code(entry.code, code) for code in known)
+        entry.limit for entry in overrides if entry.limit is not None and matches_code(entry.code, code)
     )
     return min([limit, *set_limits])

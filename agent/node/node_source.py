@@ -19,7 +19,7 @@ from agent.health.gpu.catalog import gpu_wakes
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
 from agent.health.host.catalog import sampler_wakes
 from agent.health.kernel_log.patterns import HOST_PATTERNS
-from agent.health.rule_changes import lowest_limit, xid_overrides
+from agent.health.rule_changes import xid_overrides
 from agent.model.declared_devices import Declarations
 from agent.model.gpu import GpuAttributes
 from agent.model.pod_findings import PodsSample
@@ -45,8 +45,6 @@ MEMORY_PERIOD_NS: Final = 5 * NS
 """Interval of memory and pressure reads [ns]; shorter than a heartbeat, so that each has new values."""
 EXPENSIVE_PERIOD_NS: Final = 60 * NS
 """Interval of reads that are expensive for the kernel [ns]."""
-THROTTLE_CODES: Final = ("cpu.throttled.core", "cpu.throttled.package")
-"""Codes of the rules whose limit is the number of throttle events."""
 STOP_MIN_S: Final = 0.05
 """Time that each thread has to stop even if an earlier thread used up the timeout [s]."""
 
@@ -256,14 +254,7 @@ def _gpu_options(config: Config, limits: GpuLimits, period_ns: int) -> GpuWatchO
         period_ns=period_ns,
         slow_ns=max(config.gpu_slow_ns, period_ns),
         deadline_ns=int(limits.deadline_s * NS),
-        wakes=gpu_wakes(
-            replace(
-                limits,
-                correctable_errors=lowest_limit(
-                    config.rules, ("gpu.ecc.correctable_rate",), limits.correctable_errors
-                ),
-            )
-        ),
+        wakes=gpu_wakes(limits, config.rules),
     )
 
 
@@ -322,9 +313,7 @@ def open_sampler(config: Config, period_ns: int) -> Sampler:
             sweep_ns=config.sweep_ns,
             resync_ns=config.resync_ns,
             group_max=config.group_max,
-            wakes=sampler_wakes(
-                lowest_limit(config.rules, THROTTLE_CODES, config.throttle_events), config.throttle_window_s
-            ),
+            wakes=sampler_wakes(config.throttle_events, config.throttle_window_s, config.rules),
         )
     )
 

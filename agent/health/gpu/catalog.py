@@ -10,9 +10,10 @@ from agent.health.gpu.memory import memory_rules
 from agent.health.gpu.nvlink import nvlink_rules
 from agent.health.gpu.pcie import pcie_rules
 from agent.health.gpu.responsiveness import responsiveness_rules
+from agent.health.rule_changes import lowest_limit
 from agent.health.rules import Rule
 from agent.model.gpu import GpuField
-from agent.model.settings import GpuLimits
+from agent.model.settings import GpuLimits, RuleOverride
 from agent.model.time import NS
 from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 
@@ -47,13 +48,16 @@ def _merge_wakes(first: GpuWakeCondition, second: GpuWakeCondition) -> GpuWakeCo
     return GpuWakeCondition(first.field)  # any change, which includes both
 
 
-def gpu_wakes(limits: GpuLimits) -> tuple[GpuWakeCondition, ...]:
+def gpu_wakes(limits: GpuLimits, overrides: tuple[RuleOverride, ...] = ()) -> tuple[GpuWakeCondition, ...]:
     """Return the changes of GPU fields for which the native core must wake the engine, at most one per field.
 
-    Other fields do not wake the engine, and a counter does so only when it reaches a limit.
+    Other fields do not wake the engine, and a counter does so only when it reaches a limit: that of its rule,
+    or a lower one that the operator sets for some GPU (``overrides``).
     """
     found: dict[GpuField, GpuWakeCondition] = {}
     for rule in gpu_rules(limits):
         for wake in rule.gpu_reads:
+            if rule.limit_in_view and wake.mode is GpuWakeMode.RISE:
+                wake = wake._replace(threshold=lowest_limit(overrides, rule.code, wake.threshold))
             found[wake.field] = _merge_wakes(found.get(wake.field, wake), wake)
     return tuple(found.values())

@@ -266,7 +266,7 @@ def memory_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             evaluate=evaluate_correctable_rate,
             counts_growth=True,
             window_s=budget.window_s,
-            limit_in_view="limits.correctable_errors",
+            limit_in_view="rule_limit",
             try_it=f"gpu 0 set ecc.dram.correctable.volatile=+{budget.events}",
         ),
         hardware_rule(

@@ -136,6 +136,7 @@ def nvlink_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             evaluate=evaluate_failed_recoveries,
             counts_growth=True,
             window_s=RECOVERY_FAILED.window_s,
+            limit_in_view="rule_limit",
             try_it="in the scenario set recoveries_failed=0 on every link, as on NVLink 5; "
             "then: gpu 0 set nvlink.4.recoveries_failed=1",
         ),

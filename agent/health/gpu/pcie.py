@@ -132,6 +132,7 @@ def pcie_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             probation_ns=gpu_probation_ns(limits),
             counts_growth=True,
             window_s=FATAL.window_s,
+            limit_in_view="rule_limit",
             try_it=aer.format(FATAL.events, "TOTAL_ERR_FATAL", "aer_dev_fatal"),
         ),
         hardware_rule(
@@ -144,6 +145,7 @@ def pcie_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             evaluate=evaluate_nonfatal_errors,
             counts_growth=True,
             window_s=NONFATAL.window_s,
+            limit_in_view="rule_limit",
             try_it=aer.format(NONFATAL.events, "TOTAL_ERR_NONFATAL", "aer_dev_nonfatal"),
         ),
         hardware_rule(
@@ -156,6 +158,7 @@ def pcie_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             evaluate=evaluate_correctable_errors,
             counts_growth=True,
             window_s=CORRECTABLE.window_s,
+            limit_in_view="rule_limit",
             try_it=aer.format(CORRECTABLE.events, "TOTAL_ERR_COR", "aer_dev_correctable"),
         ),
         hardware_rule(
@@ -168,6 +171,7 @@ def pcie_rules(limits: GpuLimits) -> tuple[Rule, ...]:
             evaluate=evaluate_replays,
             counts_growth=True,
             window_s=REPLAYS.window_s,
+            limit_in_view="rule_limit",
             try_it=f"gpu 0 set pcie.replay=+{REPLAYS.events}",
         ),
         hardware_rule(

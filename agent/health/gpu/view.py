@@ -60,6 +60,8 @@ class GpuView(NamedTuple):
     """Whether the kernel log can be read."""
     pci_function: PciSample | None = None
     """PCI function of the GPU; None: not found on the bus, or NVML never listed the GPU."""
+    rule_limit: int | None = None
+    """Limit that the operator sets for the growth of the evaluated rule's counter; None: the rule's own."""
 
 
 # fmt: off
@@ -142,6 +144,8 @@ def growth_limit_result(
     view: GpuView, budget: GrowthLimit, code: str, severity: Severity, reason: str
 ) -> RuleResult:
     """Return a finding if a counter has reached its limit; ``reason``: why a GPU may lack the counter."""
+    if view.rule_limit is not None:
+        budget = budget._replace(events=view.rule_limit)
     grown = view.growth.get(budget.field, CounterGrowth(NEVER_READ, 0.0))
     found = Finding(code, severity, budget.evidence)
     return counter_limit_result(

@@ -13,7 +13,9 @@ from agent.health.host.machine.rules import MACHINE_RULES
 from agent.health.host.memory.rules import DECLARED_MEMORY_RULES, MEMORY_RULES
 from agent.health.host.nic.rules import NIC_RULES
 from agent.health.host.pci.rules import PCI_RULES
+from agent.health.rule_changes import lowest_limit
 from agent.health.rules import Rule
+from agent.model.settings import RuleOverride
 from agent.model.time import NS
 from agent.model.wake_conditions import SamplerField, WakeCondition
 
@@ -51,12 +53,15 @@ ALL_HOST_RULES: Final = tuple(
 """All rules for the machine, its devices and the cgroups of pods, without duplicates."""
 
 
-def sampler_wakes(throttle_events: int, throttle_window_s: int) -> tuple[WakeCondition, ...]:
+def sampler_wakes(
+    throttle_events: int, throttle_window_s: int, overrides: tuple[RuleOverride, ...] = ()
+) -> tuple[WakeCondition, ...]:
     """Return the changes of readings for which the native sampler must wake the evaluation engine.
 
     Args:
         throttle_events: Growth of a thermal-throttle counter that wakes the engine.
         throttle_window_s: Window of that growth [s].
+        overrides: Changes of rules by the operator, which may have lower limits.
     """
     found: dict[SamplerField, WakeCondition] = {}
     for rule in ALL_HOST_RULES:
@@ -66,5 +71,6 @@ def sampler_wakes(throttle_events: int, throttle_window_s: int) -> tuple[WakeCon
             elif not rule.counts_growth:
                 found[field] = WakeCondition(field)  # any change, which includes any threshold
             else:
-                found.setdefault(field, WakeCondition(field, throttle_events, throttle_window_s * NS))
+                limit = lowest_limit(overrides, rule.code, throttle_events)
+                found.setdefault(field, WakeCondition(field, limit, throttle_window_s * NS))
     return tuple(found.values())
