@@ -15,6 +15,7 @@ from golden.commands import agent_running
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.cli.bundle import command
 from agent.cli.bundle.command import BundleFile, collect_files
 from agent.cli.bundle.redaction import REDACTED, redact
 from agent.cli.main import main
@@ -191,6 +192,17 @@ def test_invalid_configuration_is_in_the_archive(machine: Machine) -> None:
     files = machine.files()
     assert files["config.toml"].data == b"period = ["
     assert "exit code 78" in files["status.json"].remarks
+
+
+def test_drop_ins_of_the_default_configuration_are_in_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "DEFAULT_FILE", tmp_path / "config.toml")
+    (tmp_path / "config.d").mkdir()
+    (tmp_path / "config.d" / "10-period.toml").write_text('[agent]\nperiod = "2s"\n')
+    files = {file.name: file for file in command.configuration_files(None)}
+    assert files["config.toml"].remarks == ("no such file",)
+    assert b'period = "2s"' in files["config.d/10-period.toml"].data
 
 
 def test_standard_output_gets_only_the_archive(machine: Machine) -> None:

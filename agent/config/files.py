@@ -43,13 +43,16 @@ def read_config_files(file: Path | None, default_file: Path = DEFAULT_FILE) -> t
         return (ConfigFile(file, _read_toml(file, must_exist=True) or {}),)
     found = [(default_file, _read_toml(default_file, must_exist=False))]
     found += [
-        (path, _read_toml(path, must_exist=False)) for path in _drop_ins(default_file.parent / DROP_INS)
+        (path, _read_toml(path, must_exist=False)) for path in list_drop_ins(default_file.parent / DROP_INS)
     ]
     return tuple(ConfigFile(path, table) for path, table in found if table is not None)
 
 
-def _drop_ins(directory: Path) -> list[Path]:
-    """Return the paths of the drop-ins; none if the directory does not exist."""
+def list_drop_ins(directory: Path) -> list[Path]:
+    """Return the paths of the drop-ins; none if the directory does not exist.
+
+    Raises ConfigError or PermissionDeniedError if the directory cannot be listed or has too many files.
+    """
     try:
         names = sorted(name for name in os.listdir(directory) if name.endswith(".toml") and name[0] != ".")
     except FileNotFoundError:

@@ -25,8 +25,9 @@ from agent.cli.output.table import Paragraph, TextTable
 from agent.cli.output.terminal import style_of
 from agent.cli.output.text import clean, format_bytes, format_count
 from agent.cli.verb import Subcommand, add_colour, add_settings, config_file_of, flags_of
-from agent.config.config import CONFIG_VARIABLE, DEFAULT_FILE, FILE_BYTES, SETTINGS
-from agent.errors import OutputError
+from agent.config.config import CONFIG_VARIABLE, SETTINGS
+from agent.config.files import DEFAULT_FILE, DROP_INS, FILE_BYTES, list_drop_ins
+from agent.errors import ConfigError, OutputError, PermissionDeniedError
 from agent.model.reading import Absence
 from agent.model.time import rfc3339
 from agent.system.files import ReadError, read_bounded
@@ -128,7 +129,7 @@ def collect_files(
         timeout_s: Time after which a command is killed [s].
     """
     yield _file("versions.json", "versions of drahealth, libraries and kernel", _versions())
-    yield _config(config_file)
+    yield from configuration_files(config_file)
     collector = _Collector(environ, timeout_s)
     yield collector.collect("status.json", "state of the agent's process", "status", "-o", "json")
     report = collector.collect("report.json", "newest report of the agent", "watch", "--once", "-o", "json")
@@ -210,15 +211,28 @@ def _file(name: str, content: str, data: bytes, *remarks: str) -> BundleFile:
     )
 
 
-def _config(given: Path | None) -> BundleFile:
-    """Return the configuration file, also if it is not valid."""
-    path = given or DEFAULT_FILE
+def configuration_files(given: Path | None) -> Iterator[BundleFile]:
+    """Yield the configuration file and, of the default one, the drop-ins, also if they are not valid."""
+    yield _config_file("config.toml", given or DEFAULT_FILE)
+    if given is not None:
+        return
+    directory = DEFAULT_FILE.parent / DROP_INS
+    try:
+        paths = list_drop_ins(directory)
+    except (ConfigError, PermissionDeniedError) as error:
+        yield _file(DROP_INS, f"drop-ins in {directory}", b"", str(error))
+        return
+    for path in paths:
+        yield _config_file(f"{DROP_INS}/{path.name}", path)
+
+
+def _config_file(name: str, path: Path) -> BundleFile:
     content = f"configuration file {path}"
     try:
-        return _file("config.toml", content, read_bounded(path, FILE_BYTES).data)
+        return _file(name, content, read_bounded(path, FILE_BYTES).data)
     except ReadError as error:
         remark = "no such file" if error.absence is Absence.ABSENT else error.reason
-        return _file("config.toml", content, b"", remark)
+        return _file(name, content, b"", remark)
 
 
 def _versions() -> bytes:
