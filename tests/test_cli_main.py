@@ -181,7 +181,8 @@ def test_group_of_two_errors_is_shown_in_full(capsys):
         (
             ["zzz"],
             "'zzz' is not one of run, scan, watch, status, explain, clear, audit, prepares, history, "
-            "classify, checks, conform, new-driver, bundle, config, completion, version\ntry 'drahealth --help'",
+            "classify, checks, conform, new-driver, bundle, config, completion, version\n"
+            "try 'drahealth --help'",
         ),
         (["run", "--perid", "1s"], "'--perid' is not an argument of drahealth run; did you mean '--period'?"),
         (["run", "--driverr=x"], "'--driverr' is not an argument of drahealth run; did you mean '--driver'?"),
