@@ -1,4 +1,4 @@
-"""Effective user of a test that may not do what root may."""
+"""Another user in a test: owner of a file, or effective user that may not do what root may."""
 
 import os
 from pathlib import Path
@@ -17,6 +17,14 @@ def become_other_user() -> None:
         os.seteuid(OTHER_USER)
     except PermissionError as error:
         pytest.skip(f"root may not change its user here: {error.strerror}")
+
+
+def give_to_other_user(path: Path) -> None:
+    """Make another user the owner of a file or link, and skip the test where this process may not."""
+    try:
+        os.chown(path, OTHER_USER, -1, follow_symlinks=False)
+    except PermissionError as error:
+        pytest.skip(f"only root with CAP_CHOWN can change an owner: {error.strerror}")
 
 
 def skip_unless_user_can_change() -> None:

@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from other_user import give_to_other_user
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.cpuset import parse_cpus
@@ -343,10 +344,7 @@ def test_file_writable_by_others_is_refused(directory: Path, mode: int) -> None:
 
 def test_file_of_another_user_is_refused(directory: Path) -> None:
     path = write(directory)
-    try:
-        os.chown(path, 65534, -1)
-    except PermissionError:
-        pytest.skip("only root can give a file away")
+    give_to_other_user(path)
     assert refused(directory, path) == "belongs to user id 65534; must belong to user id 0"
 
 
