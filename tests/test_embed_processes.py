@@ -763,7 +763,11 @@ with monitor() as before:
 
 def test_forked_child_needs_its_own_monitor() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED],  # of fork() with threads
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

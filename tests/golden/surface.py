@@ -41,10 +41,10 @@ def flags() -> dict[str, Any]:
     for verb in ("", *VERBS):
         code, out, _ = run([*filter(None, [verb]), "--help"])
         usage, _, options = out.partition("usage:")[2].partition("\n\n")
-        named = re.findall(r"^  (--?[a-z][a-z-]*)(?:[^,\n]*, (--[a-z-]+))?", options, re.MULTILINE)
+        heads = re.findall(r"^  (-.*?)(?:  |$)", options, re.MULTILINE)
         found[verb] = {
             "exit": code,
-            "flags": sorted({flag for pair in named for flag in pair if flag}),
+            "flags": sorted({flag for head in heads for flag in re.findall(r"(?:^|, )(--?[a-z-]+)", head)}),
             "choices": sorted(re.findall(r"(--?[a-z-]+) \{([^}]*)\}", re.sub(r"\s+", " ", usage))),
         }
     return found
