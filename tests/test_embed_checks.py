@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 import trio
+from no_threads import no_threads
 from patience import PATIENCE_S
 
 from agent.driver.check_results import ADVICE_BYTES, EVIDENCE_BYTES
@@ -404,6 +405,15 @@ async def test_check_without_a_thread_for_a_period_has_no_result(gate: threading
         "",
         "no free thread within 0.1 s: 16 health checks are running",
     }
+
+
+async def test_check_whose_thread_is_refused_has_no_result_until_the_next_run() -> None:
+    async with looking(check_of(lambda _: None)) as found:
+        await found.until(lambda checks: checks["d-0"].passes >= 1)
+        with no_threads():
+            seen = await found.until(lambda checks: bool(checks["d-0"].no_result_reason))
+        assert seen["d-0"].no_result_reason == "can't start new thread: dh-check"
+        await found.until(lambda checks: not checks["d-0"].no_result_reason)
 
 
 async def test_hung_async_check_is_cancelled_at_its_deadline() -> None:

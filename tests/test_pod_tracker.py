@@ -21,6 +21,7 @@ from explain_node import Node as Kubelet
 from explain_node import listing, pods_answer, prepared_claim, silent_servers
 from hung_file import hung_file
 from kubelet_files import DRIVER
+from no_threads import no_threads
 from patience import PATIENCE_S
 from wire.kubelet_apis import ListingApi, WatchApi, event, message_class
 from wire.kubelet_apis import pod as pod_bytes
@@ -379,16 +380,6 @@ def test_recording_without_free_thread_is_retried() -> None:
         handing.submit(1)
     handing.submit(2)
     eventually(lambda: taken == [2], "the newest is taken")
-
-
-@contextmanager
-def no_threads() -> Iterator[None]:
-    """Make the start of threads fail for lack of stack memory."""
-    before = threading.stack_size(1 << 50)
-    try:
-        yield
-    finally:
-        threading.stack_size(before)
 
 
 def test_unreadable_checkpoint_keeps_last_known_uses(kubelet: Kubelet, follow: Make) -> None:

@@ -17,6 +17,7 @@ from agent.prepare.driver_faults import next_expiry_wall_s
 from agent.prepare.prepare_ledger import PrepareLedger
 from agent.store import ledger_file
 from agent.store.state_files import StateWriteError
+from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
 
 MAX_DISK_WAIT_S: Final = 1.5
 """Longest time that a caller waits for a read or write of the ledger file [s]."""
@@ -100,7 +101,7 @@ class LedgerWriter:
             if late.is_set():
                 self._on_faults_changed()
 
-        threading.Thread(target=read, name="dh-ledger", daemon=True).start()
+        DaemonThread(read, "dh-ledger").start()
         if not done.wait(MAX_DISK_WAIT_S):
             late.set()
             log.warning(
@@ -157,10 +158,10 @@ class LedgerWriter:
         """Start the writer thread if it has work; returns True if it runs. Caller holds the lock."""
         self._changed.notify_all()
         if self._thread is None and self._wait_s() is not None:
-            self._thread = threading.Thread(target=self._run, name="dh-ledger", daemon=True)
+            self._thread = DaemonThread(self._run, "dh-ledger")
             try:
                 self._thread.start()
-            except RuntimeError as error:  # the process may not start another thread
+            except ThreadStartError as error:
                 self._thread = None
                 log.warning(
                     "driver %s: cannot start the thread that saves prepare results: %s", self._driver, error

@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,6 +25,7 @@ from agent.model.taint import Taint, Taints
 from agent.model.time import NS, Instant, rfc3339
 from agent.store.state_files import StateWriteError
 from agent.store.taint_file import load_taints, save_taints
+from agent.system.threads.trio_calls import call_in_thread_when_possible
 from agent.system.timing import random_fraction
 
 DEBOUNCE_S: Final = 1.0
@@ -102,7 +104,6 @@ class TaintPublisher:
         self._unsaved = trio.Event()
         self._urgent = trio.Event()
         """Set while a failed prepare waits for taints that are not published yet: the next call is due."""
-        self._limiter = trio.CapacityLimiter(1)  # a hung callback keeps only its own thread
         self._token: trio.lowlevel.TrioToken | None = None
         self._publishing = threading.Condition()
         self._published: Taints | None = None
@@ -229,8 +230,8 @@ class TaintPublisher:
         else:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._log_hang)
-                result = await trio.to_thread.run_sync(
-                    _call_safely, callback, taints, abandon_on_cancel=True, limiter=self._limiter
+                result = await call_in_thread_when_possible(
+                    partial(_call_safely, callback, taints), "dh-taints"
                 )
                 nursery.cancel_scope.cancel()
         return result.error if result.awaitable is None else await _await_safely(result.awaitable)
@@ -253,7 +254,7 @@ class TaintPublisher:
             self._unsaved = trio.Event()
             saved = self._decided.stored_taints
             try:
-                await trio.to_thread.run_sync(save_taints, path, saved, abandon_on_cancel=True)
+                await call_in_thread_when_possible(partial(save_taints, path, saved), "dh-taints")
             except StateWriteError as error:
                 if error.errno != logged_errno:
                     log.warning("%s; new taints get another timeAdded after a restart; retrying", error)

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 import trio
 
 from agent.prepare.errors import DriverError, TransientError
-from agent.system.threads.with_timeout import call_in_thread
+from agent.system.threads import trio_calls, with_timeout
 
 T = TypeVar("T")
 
@@ -78,10 +78,9 @@ class DriverCallbackRunner:
         The task waits for the function even if the task is cancelled meanwhile.
         """
         if self._trio is not None:
-            limiter = trio.CapacityLimiter(1)  # hung calls may hold all tokens of the default limiter
             with trio.CancelScope(shield=True):
-                return await trio.to_thread.run_sync(function, limiter=limiter)
-        calling = asyncio.ensure_future(call_in_thread(function, name="dh-wait"))
+                return await trio_calls.call_in_thread(function, "dh-wait")
+        calling = asyncio.ensure_future(with_timeout.call_in_thread(function, "dh-wait"))
         cancelled: asyncio.CancelledError | None = None
         while not calling.done():
             try:

@@ -6,7 +6,6 @@ every period counts as a run without a result. The tasks run in the core thread.
 
 import inspect
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,6 +21,8 @@ from agent.embed.devices import Device
 from agent.errors import ConfigError, suggestion
 from agent.model.declared_devices import DriverCheckSample, DriverDevice
 from agent.model.time import NS
+from agent.system.threads.daemon_thread import ThreadStartError
+from agent.system.threads.trio_calls import call_in_thread
 from agent.system.timing import random_fraction
 
 MAX_THREADS: Final = 16
@@ -101,7 +102,6 @@ class DriverCheckScheduler:
         self._requests: dict[ScheduledCheck, trio.Event] = {}
         self._calls: dict[tuple[HealthCheck, Device], _CheckCall] = {}
         self._slots = trio.CapacityLimiter(MAX_THREADS)
-        self._unlimited = trio.CapacityLimiter(math.inf)
 
     # --- thread-safe ---------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class DriverCheckScheduler:
         last = self._calls.get(key)
         if last is not None and not last.returned.is_set():
             return no_answer
-        call = _CheckCall(check, scheduled.device, self._unlimited)
+        call = _CheckCall(check, scheduled.device)
         if not check.is_async:
             with trio.move_on_after(check.every_s) as waiting:
                 await self._slots.acquire_on_behalf_of(call)
@@ -291,7 +291,7 @@ class DriverCheckScheduler:
 class _CheckCall:
     """One call of a health check."""
 
-    def __init__(self, check: HealthCheck, device: Device, limiter: trio.CapacityLimiter) -> None:
+    def __init__(self, check: HealthCheck, device: Device) -> None:
         self.returned = threading.Event()
         """Set when the function has returned, or was never called."""
         self.result: HealthCheckResult | None = None
@@ -299,7 +299,6 @@ class _CheckCall:
         self.scope = trio.CancelScope()
         self._check = check
         self._device = device
-        self._limiter = limiter
         self._begun = False
 
     def __str__(self) -> str:
@@ -312,12 +311,9 @@ class _CheckCall:
                 if self._check.is_async:
                     self.result = await self._call_async()
                 else:
-                    self.result = await trio.to_thread.run_sync(
-                        self._call_plain,
-                        thread_name="dh-check",
-                        abandon_on_cancel=True,
-                        limiter=self._limiter,
-                    )
+                    self.result = await call_in_thread(self._call_plain, "dh-check")
+        except ThreadStartError as error:
+            self.result = HealthCheckResult(unread=str(error))
         finally:
             if not self._begun:
                 self.returned.set()

@@ -21,6 +21,7 @@ from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.native.uevents import watch_directory
 from agent.sources.declaration_directory import DIRECTORY, read_declarations
+from agent.system.threads.trio_calls import call_in_thread_when_possible
 
 DEBOUNCE_S: Final = 0.1
 """Delay of a read after a change [s]; further changes within it cause no other read."""
@@ -97,7 +98,7 @@ class DeclarationWatcher:
         """Watch the directory until cancelled, and call `wake` when the declarations have changed."""
         while True:
             # a hanging call may be abandoned: the descriptor is closed with the process
-            watched = await trio.to_thread.run_sync(self._try_watch, abandon_on_cancel=True)
+            watched = await call_in_thread_when_possible(self._try_watch, "dh-declared")
             if watched is None:
                 await self._read_and_store(wake)
                 await trio.sleep(POLL_S)
@@ -122,7 +123,7 @@ class DeclarationWatcher:
     async def _read_and_store(self, wake: Callable[[], None]) -> _DirectoryIdentity | None:
         """Read and store the declarations. Returns the identity of the directory; None: there is none."""
         read = partial(read_declarations, self._directory, self._declarations, self._node)
-        result = await trio.to_thread.run_sync(partial(self._read_now, read), abandon_on_cancel=True)
+        result = await call_in_thread_when_possible(partial(self._read_now, read), "dh-declared")
         is_changed = not self._passes
         if result.declarations is not None and result.declarations != self._declarations:
             self._declarations, is_changed = result.declarations, True

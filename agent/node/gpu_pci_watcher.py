@@ -26,6 +26,8 @@ from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.sources.gpu_host import GpuSystemReader, NvidiaPciDevices, read_nvidia_devices
 from agent.sources.pci import read_pci_functions
+from agent.system.threads.daemon_thread import DaemonThread
+from agent.system.threads.trio_calls import call_in_thread_when_possible
 
 IDLE_FACTOR: Final = 10
 """Factor by which a machine without GPUs is read less often; a new GPU in NVML triggers a read at once."""
@@ -174,7 +176,7 @@ class GpuPciWatcher:
                 bus = self._run_read(BUS_READ, partial(self._read_bus, self._declared_addresses))
                 self._bus = bus or self._bus
 
-        thread = threading.Thread(target=read, name="host", daemon=True)
+        thread = DaemonThread(read, "dh-host")
         thread.start()
         return thread
 
@@ -287,7 +289,7 @@ class GpuPciWatcher:
             await _wait_for_event(woken, self._every_s if has_failed else float("inf"))
 
     async def _in_thread(self, name: str, read: Callable[[], T]) -> T | None:
-        return await trio.to_thread.run_sync(partial(self._run_read, name, read), abandon_on_cancel=True)
+        return await call_in_thread_when_possible(partial(self._run_read, name, read), "dh-host")
 
     def _run_read(self, name: str, read: Callable[[], T]) -> T | None:
         """Return the result of `read`; None: it failed. A new reason is logged."""

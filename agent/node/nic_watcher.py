@@ -7,6 +7,7 @@ NIC's firmware. A uevent about a PCI device triggers a read. Without declared NI
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,6 +20,7 @@ from agent.model.reading import Missing
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.sources.nic import RDMA_CLASS, read_nics
+from agent.system.threads.trio_calls import call_in_thread_when_possible
 
 DEBOUNCE_S: Final = 0.1
 """Delay of a read after a uevent or a new declaration [s]."""
@@ -103,7 +105,7 @@ class NicWatcher:
             began_s = trio.current_time()
             if self._declared:
                 before, was_unread = self._reading.nics, self.nics is None
-                read = await trio.to_thread.run_sync(self._read, self._declared, abandon_on_cancel=True)
+                read = await call_in_thread_when_possible(partial(self._read, self._declared), "dh-nics")
                 self._reading = read
                 nics = read.nics if isinstance(read.nics, tuple) else ()
                 names = {part.rdma for part in self._declared}

@@ -40,6 +40,7 @@ from agent.node.nvml_process_main import (
 )
 from agent.sources.gpu_host import NvidiaPciDevices, read_nvidia_devices
 from agent.system.output import describe_exit
+from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.loop_thread import set_thread_name
 
 MEMORY_MAX: Final = 256 << 20
@@ -116,7 +117,7 @@ class NvmlProcess:
         self._requests = threading.Lock()
         self._stop = threading.Event()
         self._check_driver = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dh-nvml", daemon=True)
+        self._thread = DaemonThread(self._run, "dh-nvml")
 
     def start(self) -> None:
         """Start the thread, which starts the child if there is a GPU driver. Does not wait for NVML."""

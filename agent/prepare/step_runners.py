@@ -7,11 +7,10 @@ import asyncio
 import functools
 import inspect
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from contextlib import suppress
-from typing import Any, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
+from functools import partial
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 from agent.model.claim import Claim, ClaimRef
 from agent.prepare.error_patterns import ErrorPattern
@@ -20,6 +19,8 @@ from agent.prepare.prepare_steps import CallHandlerStep, PauseStep, PrepareServi
 P = ParamSpec("P")
 T = TypeVar("T")
 
+THREAD: Final = "dh-prepare"
+"""Name of a thread that runs a step of a prepare."""
 Steps = Generator[Step, Any, T]
 
 
@@ -54,19 +55,18 @@ def run_blocking(
 
 async def run_asyncio(steps: Steps[T], handler: Callable[[], Awaitable[object]]) -> T:
     """Run the steps of a prepare in an asyncio task."""
-    return await _run_in_loop(steps, handler, asyncio.sleep, _in_thread)
+    from agent.system.threads.with_timeout import call_in_thread
+
+    return await _run_in_loop(steps, handler, asyncio.sleep, partial(call_in_thread, name=THREAD))
 
 
 async def run_trio(steps: Steps[T], handler: Callable[[], Awaitable[object]]) -> T:
     """Run the steps of a prepare in a Trio task."""
     import trio
 
-    async def in_thread(function: Callable[[], object]) -> object:
-        # a limiter of its own: hung handlers may hold all tokens of the default one
-        limiter = trio.CapacityLimiter(1)
-        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
+    from agent.system.threads.trio_calls import call_in_thread
 
-    return await _run_in_loop(steps, handler, trio.sleep, in_thread)
+    return await _run_in_loop(steps, handler, trio.sleep, partial(call_in_thread, name=THREAD))
 
 
 async def run_async(steps: Steps[T], handler: Callable[[], Awaitable[object]]) -> T:
@@ -110,32 +110,6 @@ def _in_trio() -> bool:
     except RuntimeError:  # no asyncio loop runs in this thread
         task = None
     return task is None and trio.lowlevel.in_trio_task()
-
-
-async def _in_thread(function: Callable[[], object]) -> object:
-    """Call a function in a new thread: hung calls may hold all threads of the loop's executor."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[object] = loop.create_future()
-
-    def settle(result: object, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
-
-    def work() -> None:
-        result, failure = None, None
-        try:
-            result = function()
-        except BaseException as error:
-            failure = error
-        with suppress(RuntimeError):  # the loop is closed: there is no waiter left
-            loop.call_soon_threadsafe(settle, result, failure)
-
-    threading.Thread(target=work, name="dh-prepare", daemon=True).start()
-    return await done
 
 
 @runtime_checkable

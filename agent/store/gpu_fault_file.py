@@ -27,6 +27,8 @@ from agent.model.start_values import StartValues
 from agent.store import state_files
 from agent.store.state_files import StateWriteError, UnusableFile, decode_json, encode_json, struct_type_of
 from agent.system.files import ReadError, read_bounded
+from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
+from agent.system.threads.trio_calls import call_in_thread_when_possible
 
 FILE: Final = "gpu-faults.json"
 VERSION: Final = 1
@@ -158,15 +160,19 @@ class GpuFaultWriter:
                 await self._urgent.wait()
             await trio.sleep(DEBOUNCE_S)
             self._changed, self._urgent = trio.Event(), trio.Event()
-            if not await trio.to_thread.run_sync(self._write, abandon_on_cancel=True):
+            if not await call_in_thread_when_possible(self._write, "dh-faults"):
                 await trio.sleep(COUNTS_INTERVAL_S)
                 self._changed.set()
                 self._urgent.set()
 
     def close(self, timeout_s: float) -> bool:
         """Write pending changes. Returns False if the write takes longer than `timeout_s`."""
-        thread = threading.Thread(target=self._write, name="dh-faults", daemon=True)
-        thread.start()
+        thread = DaemonThread(self._write, "dh-faults")
+        try:
+            thread.start()
+        except ThreadStartError:  # here a hung disk would block, but without the write the changes are lost
+            self._write()
+            return True
         thread.join(timeout_s)
         return not thread.is_alive()
 

@@ -1,13 +1,14 @@
 /* Preloaded library that fails one call of the C library: of the process's calls of a kind, the n-th.
  *
  * FAIL_CALL is <kind>:<n>:<errno>, FAIL_BELOW the directory whose files count: calls on other files are those of
- * the interpreter. A call without a file (socket, and mmap in the main thread) counts from the first open below
- * the directory on.
+ * the interpreter. A call without a file (socket, mmap, thread) counts from the first open below the directory
+ * on.
  * The failed call is written into the file FAIL_MARK, so that a test knows that n was reached. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -79,10 +80,8 @@ static int fails_at(const char *kind, int at, const char *path) {
     return fails(kind, whole);
 }
 
-/* Python's Thread.start() waits without end for a thread that has no memory for its first lines, so memory is
- * refused to the main thread only. */
-static int fails_in_main_thread(const char *kind) {
-    return atomic_load(&begun) && syscall(SYS_gettid) == getpid() && fails(kind, kind);
+static int fails_from_begin(const char *kind) {
+    return atomic_load(&begun) && fails(kind, kind);
 }
 
 #define REAL(name) __typeof__(name) *real = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
@@ -148,15 +147,20 @@ int renameat(int from_at, const char *from, int to_at, const char *to) {
 
 int socket(int domain, int type, int protocol) {
     REAL(socket);
-    return atomic_load(&begun) && fails("socket", "socket") ? -1 : real(domain, type, protocol);
+    return fails_from_begin("socket") ? -1 : real(domain, type, protocol);
 }
 
 void *mmap(void *at, size_t size, int prot, int flags, int fd, off_t offset) {
     REAL(mmap);
-    return fails_in_main_thread("mmap") ? MAP_FAILED : real(at, size, prot, flags, fd, offset);
+    return fails_from_begin("mmap") ? MAP_FAILED : real(at, size, prot, flags, fd, offset);
 }
 
 void *mmap64(void *at, size_t size, int prot, int flags, int fd, off64_t offset) {
     REAL(mmap64);
-    return fails_in_main_thread("mmap") ? MAP_FAILED : real(at, size, prot, flags, fd, offset);
+    return fails_from_begin("mmap") ? MAP_FAILED : real(at, size, prot, flags, fd, offset);
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *), void *with) {
+    REAL(pthread_create);
+    return fails_from_begin("thread") ? errno : real(thread, how, run, with);
 }

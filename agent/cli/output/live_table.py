@@ -8,12 +8,12 @@ import os
 import signal
 import sys
 import termios
-import threading
 import time
 import tty
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from agent.cli.output.log import ReportPrinter, message_of
@@ -22,6 +22,7 @@ from agent.cli.output.terminal import TextStyle, style_of
 from agent.cli.output.text import clean
 from agent.errors import OutputError
 from agent.system.output import write_all
+from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
 
 if TYPE_CHECKING:
     from agent.model.report import Report
@@ -133,7 +134,11 @@ class LiveTable(ReportPrinter):
             tty.setcbreak(self._keyboard, termios.TCSANOW)
         except (OSError, termios.error):
             return None
-        threading.Thread(target=self._read_keys, args=(self._keyboard,), name="dh-keys", daemon=True).start()
+        try:
+            DaemonThread(partial(self._read_keys, self._keyboard), "dh-keys").start()
+        except ThreadStartError:  # the table is shown without keys
+            termios.tcsetattr(self._keyboard, termios.TCSANOW, before)
+            return None
         return before
 
     def _read_keys(self, keyboard: int) -> None:

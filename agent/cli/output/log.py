@@ -21,6 +21,7 @@ from agent.errors import OutputError
 from agent.model.health import Severity
 from agent.model.report import Report
 from agent.model.time import rfc3339
+from agent.system.threads.daemon_thread import DaemonThread
 
 PRIORITIES: Final = (
     (logging.CRITICAL, 2),
@@ -221,7 +222,7 @@ class ReportPrinter(ABC):
         self._is_closed = False
         self._changed = threading.Condition(lock)
         # A daemon thread: one that hangs in its output must not keep the process alive.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = DaemonThread(self._run, name)
         self._thread.start()
 
     def show(self, report: Report) -> None:

@@ -14,7 +14,6 @@ import os
 import pickle
 import resource
 import select
-import threading
 import time
 import traceback
 from collections import Counter
@@ -32,6 +31,7 @@ from agent.model.reading import Missing, Reading
 from agent.model.source_state import SourceState
 from agent.model.time import NS
 from agent.system.output import describe_exit
+from agent.system.threads.daemon_thread import DaemonThread
 
 if TYPE_CHECKING:
     from agent.cli.output.terminal import TextStyle
@@ -362,7 +362,7 @@ def read_within(seconds: float, read: Callable[[], T]) -> T:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="pynvml", daemon=True)
+    thread = DaemonThread(run, "pynvml")
     thread.start()
     thread.join(seconds)
     if errors:

@@ -8,6 +8,7 @@ import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -39,6 +40,7 @@ from agent.serve.grpc.wire.writer import message_field, string_field
 from agent.serve.kube_api.api_server import ApiServer
 from agent.sources.yaml_text import parse_yaml
 from agent.system.files import ReadError, read_bounded
+from agent.system.threads.with_timeout import call_in_thread
 
 SERVICES: Final = {
     "v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",
@@ -425,7 +427,7 @@ class PrepareSession:
         return call
 
     async def _take_cdi(self, name: str) -> None:
-        self._cdi[name] = await asyncio.to_thread(read_cdi_files, self._options.cdi_dirs)
+        self._cdi[name] = await call_in_thread(partial(read_cdi_files, self._options.cdi_dirs), "dh-cdi")
 
     # --- commands -------------------------------------------------------------------------------------------
 

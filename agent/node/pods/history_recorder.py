@@ -16,6 +16,7 @@ from agent.model.settings import TRACKED_USAGES_MAX, UsageHistoryLimits
 from agent.model.time import NS, Instant
 from agent.store.history_file import HistoryFile
 from agent.system.timing import WallClockTrust
+from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
 
 if TYPE_CHECKING:
     from agent.devices.consumers.usage import UsageState
@@ -82,8 +83,12 @@ class HistoryRecorder:
 
     def close(self, timeout_s: float) -> bool:
         """Write the queued uses of devices. False: the disk takes longer than `timeout_s`."""
-        thread = threading.Thread(target=self._write_queued, name="dh-recorder", daemon=True)
-        thread.start()
+        thread = DaemonThread(self._write_queued, "dh-recorder")
+        try:
+            thread.start()
+        except ThreadStartError:  # here a hung disk would block, but without the write the uses are lost
+            self._write_queued()
+            return True
         thread.join(timeout_s)
         return not thread.is_alive()
 

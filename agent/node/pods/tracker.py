@@ -19,6 +19,7 @@ from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
+from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.loop_thread import set_thread_name
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class PodTracker:
         self._report: Report | None = None
         self._healths: object = None
         self._core_snapshot: tuple[Snapshot, Instant] | None = None
-        self._thread = threading.Thread(target=self._run, name="dh-pods", daemon=True)
+        self._thread = DaemonThread(self._run, "dh-pods")
         self._ended = threading.Event()
         self._waker: _Waker | None = None
 

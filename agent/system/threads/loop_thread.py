@@ -14,6 +14,7 @@ from typing import Any, Final
 import trio
 
 from agent.errors import unwrap_error
+from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.timing import LogRateLimiter
 
 ACCEPT_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -36,7 +37,7 @@ class LoopThread(ABC):
         """Create a thread that is not started; it calls ``on_failure`` with the exception that ended the
         loop."""
         self._on_failure = on_failure
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = DaemonThread(self._run, name)
         self._lock = threading.Lock()  # guards the state shared by start, stop and the thread
         self._stopping = False
 

@@ -2,10 +2,11 @@
 hangs."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
+
+from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
 
 T = TypeVar("T")
 
@@ -21,7 +22,7 @@ async def call_in_thread(function: Callable[[], T], name: str) -> T:
 
     Raises:
         RuntimeError: The function raised StopIteration, which no future accepts, or an exception that is not
-            an Exception.
+            an Exception. ThreadStartError: the thread could not be started.
         Exception: The function raised it.
     """
     loop = asyncio.get_running_loop()
@@ -49,7 +50,7 @@ async def call_in_thread(function: Callable[[], T], name: str) -> T:
         with suppress(RuntimeError):  # the loop is closed: there is no waiter left
             loop.call_soon_threadsafe(settle, result, failure)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    DaemonThread(run, name).start()
     return await done
 
 
@@ -111,6 +112,6 @@ class HungGuard:
 
         try:
             return await run_with_timeout(call, timeout_s)
-        except RuntimeError:  # no thread could be started
+        except ThreadStartError:
             self._hanging.discard(key)
             raise

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Final, Generic, ParamSpec, TypeVar
 
+from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
 from agent.system.threads.with_timeout import wait_at_shutdown
 from agent.system.timing import LogRateLimiter
 
@@ -58,7 +59,9 @@ class WorkerPool:
         If the caller is cancelled before the function begins, the function is called only with
         ``run_even_if_abandoned``.
 
-        Raises PoolFull: the queue is full.
+        Raises:
+            PoolFull: The queue is full.
+            ThreadStartError: The pool has no thread, and none could be started.
         """
         done: Future[T] = Future()
         work = partial(_run, function, done)
@@ -98,8 +101,12 @@ class WorkerPool:
                 )
             if waiting >= self._idle and self._threads < self._threads_max:
                 name = f"{self._name}-{next(_numbers)}"
-                threading.Thread(target=self._run_thread, name=name, daemon=True).start()
-                self._threads += 1
+                try:
+                    DaemonThread(self._run_thread, name).start()
+                    self._threads += 1
+                except ThreadStartError:
+                    if not self._threads:  # otherwise the call waits for one of these
+                        raise
             self._waiting.append(work)
             self._changed.notify()
 
@@ -194,7 +201,7 @@ class LatestJob(Generic[P]):
         with self._lock:
             self._next = partial(self._run_job, *args, **kwargs)
             if not self._is_busy:
-                threading.Thread(target=self._run, name="dh-pods-record", daemon=True).start()
+                DaemonThread(self._run, "dh-pods-record").start()
                 self._is_busy = True  # after start(), which may fail
 
     def _run(self) -> None:

@@ -1,0 +1,70 @@
+"""Blocking calls of Trio tasks. Each call runs in its own thread, which is abandoned with a cancelled task.
+
+``trio.to_thread`` waits without end in the event loop if a new thread has no memory for its first call.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, Final, TypeVar
+
+import trio
+
+from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
+from agent.system.timing import LogRateLimiter
+
+T = TypeVar("T")
+
+RETRY_FIRST_S: Final = 0.1
+"""Pause after the first failed start of a thread, doubled after each further one [s]."""
+RETRY_MAX_S: Final = 10.0
+"""Limit of that doubling [s]."""
+
+log = logging.getLogger(__name__)
+_complaints: Final = LogRateLimiter()
+
+
+async def call_in_thread(function: Callable[[], T], name: str) -> T:
+    """Call a function in a new daemon thread and return its result, or raise its exception.
+
+    If the task is cancelled, the thread goes on and its result is dropped.
+
+    Raises:
+        ThreadStartError: The thread could not be started.
+    """
+    token, ended, context = trio.lowlevel.current_trio_token(), trio.Event(), copy_context()
+    result: Any = None
+    failure: BaseException | None = None
+
+    def run() -> None:
+        nonlocal result, failure
+        try:
+            result = context.run(function)
+        except BaseException as error:
+            failure = error
+        with suppress(trio.RunFinishedError):  # there is no waiter left
+            token.run_sync_soon(ended.set)
+
+    DaemonThread(run, name).start()
+    await ended.wait()
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            failure = None  # no reference cycle with its traceback
+    returned: T = result
+    return returned
+
+
+async def call_in_thread_when_possible(function: Callable[[], T], name: str) -> T:
+    """Like :func:`call_in_thread`, but try again until the thread can be started. For periodic work."""
+    pause_s = RETRY_FIRST_S
+    while True:
+        try:
+            return await call_in_thread(function, name)
+        except ThreadStartError as error:
+            if times := _complaints.tick():
+                log.warning("thread %s: not started, attempt %d: %s; trying again", name, times, error)
+        await trio.sleep(pause_s)
+        pause_s = min(2 * pause_s, RETRY_MAX_S)

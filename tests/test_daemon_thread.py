@@ -1,0 +1,81 @@
+"""Threads that the kernel refuses, or that have no memory: an error or a retry, and never a hang."""
+
+import errno
+import subprocess
+import sys
+import textwrap
+from typing import Final
+
+import pytest
+from faults.failing_node import FailingNode, library, node
+from patience import PATIENCE_S
+
+__all__ = ["library", "node"]
+THREADS: Final = {
+    "a thread": """
+        thread = DaemonThread(lambda: print("ran"), "dh-test")
+        try:
+            thread.start()
+        except ThreadStartError as error:
+            print(error, threading.enumerate() == [threading.main_thread()])
+            thread = DaemonThread(lambda: print("ran"), "dh-test")
+            thread.start()
+        thread.join()
+        """,
+    "a call of a Trio task": """
+        logging.basicConfig(stream=sys.stdout, format="%(message)s")
+        print(trio.run(call_in_thread_when_possible, lambda: "ran", "dh-test"))
+        """,
+    "a call in a pool with a thread": """
+        async def main():
+            pool, release = WorkerPool("dh-test", threads=2), threading.Event()
+            first = asyncio.ensure_future(pool.call(release.wait))
+            await asyncio.sleep(0)
+            open(sys.argv[1]).close()
+            second = asyncio.ensure_future(pool.call(lambda: "ran"))
+            await asyncio.sleep(0)
+            release.set()
+            print(await second)
+        asyncio.run(main())
+        """,
+    "the last write of faults": """
+        path = Path(sys.argv[1]).parent / "gpu-faults.json"
+        writer = GpuFaultWriter(path, PersistentState())
+        writer.set_newest(PersistentState(runs=7))
+        assert writer.close(0)
+        print("ran", load_gpu_faults(path)[0].runs)
+        """,
+}
+"""Programs that start a thread; each prints ``ran`` also if the kernel refuses the first thread."""
+IMPORTS: Final = """
+import asyncio, logging, sys, threading, trio
+from pathlib import Path
+from agent.model.persistent_faults import PersistentState
+from agent.store.gpu_fault_file import GpuFaultWriter, load_gpu_faults
+from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
+from agent.system.threads.trio_calls import call_in_thread_when_possible
+from agent.system.threads.worker_pool import WorkerPool
+if "WorkerPool(" not in PROGRAM:
+    open(sys.argv[1]).close()
+"""
+
+
+@pytest.mark.parametrize(("call", "error"), [("thread", errno.EAGAIN), ("mmap", errno.ENOMEM)])
+@pytest.mark.parametrize("what", THREADS)
+def test_thread_that_cannot_start_neither_hangs_nor_loses_work(
+    node: FailingNode, what: str, call: str, error: int
+) -> None:
+    """Memory is refused to the new thread: the first mapping is the stack of its interpreter."""
+    begin = node.root / "begin"
+    begin.touch()
+    program = textwrap.dedent(THREADS[what])
+    done = subprocess.run(
+        [sys.executable, "-c", f"PROGRAM = {program!r}{IMPORTS}{program}", begin],
+        env=node.environ(call, 1, error), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert "ran" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert node.failed_call() == call
+    if what == "a thread":
+        assert done.stdout.startswith("can't start new thread"), done.stdout
+        assert "True" in done.stdout, "no trace of the failed thread"
