@@ -436,6 +436,12 @@ async def test_published_taints_are_saved(path: Path, autojump_clock: MockClock)
         await until(lambda: load_taints(path)[0] == Taints())
 
 
+async def test_taints_decided_right_before_the_end_are_saved(path: Path, mock_clock: MockClock) -> None:
+    async with running(publisher(None, path=path)) as one:
+        one.update(report("gpu.xid.79"), clock())
+    assert load_taints(path)[0] == Taints({GPU: (XID,)})
+
+
 async def test_restart_keeps_time_added(path: Path, autojump_clock: MockClock) -> None:
     save_taints(path, Taints({GPU: (OLD_XID,)}))
     taken: list[Taints] = []

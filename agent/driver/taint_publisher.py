@@ -25,7 +25,8 @@ from agent.model.taint import Taint, Taints
 from agent.model.time import NS, Instant, rfc3339
 from agent.store.state_files import StateWriteError
 from agent.store.taint_file import load_taints, save_taints
-from agent.system.threads.trio_calls import call_in_thread_when_possible
+from agent.system.threads.daemon_thread import ThreadStartError
+from agent.system.threads.trio_calls import call_in_thread, call_in_thread_when_possible
 from agent.system.timing import random_fraction
 
 DEBOUNCE_S: Final = 1.0
@@ -40,6 +41,8 @@ RETRY_MAX_S: Final = 60.0
 """Limit of that doubling [s]."""
 SAVE_RETRY_S: Final = 60.0
 """Delay after a failed write of the taint file [s]."""
+SAVE_END_S: Final = 0.5
+"""Limit for the write of the taint file at the end [s]."""
 
 TaintCallback = Callable[[Taints], object]
 """Function of the driver that publishes taints. A plain function is called in a thread; an async function
@@ -97,6 +100,7 @@ class TaintPublisher:
             log.warning("%s; all taints get a new timeAdded", problem)
         self._decided = restore_taints(saved, driver, self._policy)
         self._saved = saved
+        self._writing = threading.Lock()
         self._report: Report | None = None
         """Newest report of a finished start; None: no such report."""
         self._reported = trio.Event()
@@ -247,22 +251,35 @@ class TaintPublisher:
     # --- disk ----------------------------------------------------------------------------------------------
 
     async def _save(self, path: Path) -> None:
-        """Save changed taints until cancelled, one write at a time."""
+        """Save changed taints until cancelled, one write at a time, and at the end the last change."""
         logged_errno: int | None = None
-        while True:
-            await self._unsaved.wait()
-            self._unsaved = trio.Event()
-            saved = self._decided.stored_taints
-            try:
-                await call_in_thread_when_possible(partial(save_taints, path, saved), "dh-taints")
-            except StateWriteError as error:
-                if error.errno != logged_errno:
-                    log.warning("%s; new taints get another timeAdded after a restart; retrying", error)
-                logged_errno = error.errno
-                await trio.sleep(SAVE_RETRY_S)
-                self._unsaved.set()
-            else:
-                self._saved, logged_errno = saved, None
+        try:
+            while True:
+                await self._unsaved.wait()
+                self._unsaved = trio.Event()
+                write = partial(self._write, path)
+                try:
+                    await call_in_thread_when_possible(write, "dh-taints")
+                except StateWriteError as error:
+                    if error.errno != logged_errno:
+                        log.warning("%s; new taints get another timeAdded after a restart; retrying", error)
+                    logged_errno = error.errno
+                    await trio.sleep(SAVE_RETRY_S)
+                    self._unsaved.set()
+                else:
+                    logged_errno = None
+        finally:
+            if self._decided.stored_taints != self._saved:
+                with trio.move_on_after(SAVE_END_S, shield=True), suppress(StateWriteError, ThreadStartError):
+                    await call_in_thread(partial(self._write, path), "dh-taints")
+
+    def _write(self, path: Path) -> None:
+        """Write changed taints. Waits for an abandoned write. Raises StateWriteError."""
+        with self._writing:
+            taints = self._decided.stored_taints
+            if taints != self._saved:
+                save_taints(path, taints)
+                self._saved = taints
 
 
 class _CallResult(NamedTuple):
