@@ -161,6 +161,25 @@ runpy.run_module("agent", run_name="__main__", alter_sys=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_scan_runs_no_program_even_without_a_temporary_directory(tmp_path):
+    """Neither ldconfig nor gcc, which the search for a library of an imported package would run."""
+    program = """
+import runpy, sys
+def note(event, arguments):
+    if event in {"subprocess.Popen", "os.posix_spawn", "os.fork", "tempfile.mkstemp"}:
+        print(event, arguments, file=sys.stderr, flush=True)
+sys.addaudithook(note)
+sys.argv = ["drahealth", "scan", "-o", "json", "--nvml-library", "/nonexistent", "--kmsg", "/dev/null"]
+runpy.run_module("agent", run_name="__main__", alter_sys=True)
+"""
+    environ = os.environ | {"PATH": str(tmp_path), "TMPDIR": str(tmp_path / "missing")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environ
+    )
+    assert done.stdout.startswith("{"), done.stderr
+    assert done.stderr == ""
+
+
 def test_group_of_two_errors_is_shown_in_full(capsys):
     assert report_error(ExceptionGroup("both", [ConfigError("x"), ValueError("y")])) == INTERNAL
     assert "ConfigError: x" in capsys.readouterr().err

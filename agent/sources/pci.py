@@ -67,7 +67,7 @@ def read_pci_functions(
 # --- list of PCI functions: address to model ---------------------------------------------------------------
 
 
-@cache  # finding the library starts a process
+@cache  # in the process of a driver, finding the library runs ldconfig
 def _udev_context() -> Any:
     """Return a context of libudev; None: libudev is not available. The import is late: it takes 0.8 MiB."""
     try:

@@ -1,0 +1,36 @@
+"""Shared libraries that imported packages search, found without running programs.
+
+``ctypes.util.find_library`` runs ldconfig, or else gcc with a temporary file. Trio and pyudev call it at
+their import: each command would start a program, and fail where gcc is, but neither ldconfig nor a writable
+temporary directory.
+"""
+
+import ctypes.util
+import os
+from typing import Final
+
+FILES: Final = {"pthread": "libpthread.so.0", "udev": "libudev.so.1"}
+"""File names of libraries, which are part of their binary interface."""
+
+
+def find_libraries_by_name() -> None:
+    """Replace ``ctypes.util.find_library`` in this process: the dynamic linker searches the known libraries.
+
+    Only for a process of drahealth itself, before it imports Trio. Without glibc, nothing is replaced.
+    """
+    try:
+        os.confstr("CS_GNU_LIBC_VERSION")
+    except (ValueError, OSError):
+        return
+    search = ctypes.util.find_library
+
+    def find_library(name: str) -> str | None:
+        if name not in FILES:
+            return search(name)
+        try:
+            ctypes.CDLL(FILES[name])
+        except OSError:
+            return None
+        return FILES[name]
+
+    ctypes.util.find_library = find_library
