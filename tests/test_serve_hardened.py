@@ -124,6 +124,18 @@ def test_unread_headers_may_have_any_value(serving: Serving, header: tuple[bytes
         assert listed(client) == ["cpu-node0"]
 
 
+@pytest.mark.parametrize("name", [b":method", b":path"])
+def test_request_without_a_pseudo_header_is_reset(
+    serving: Serving, caplog: pytest.LogCaptureFixture, name: bytes
+) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, [header for header in request_headers() if header[0] != name])
+        assert client.next_of(RST_STREAM, 1) == (0, b"\0\0\0\1")  # PROTOCOL_ERROR
+        client.call(stream=3)
+        assert client.next_headers(3)[":status"] == "200"
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("authority", [b"localhost", b"%2Frun%2Fa.sock", b"", None])
 def test_any_authority_is_accepted(serving: Serving, authority: bytes | None) -> None:
     headers = [header for header in request_headers() if header[0] != b":authority"]

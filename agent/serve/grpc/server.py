@@ -55,7 +55,7 @@ _SERVER_CONFIG: Final = Configuration(
 
 # All other metadata are dropped, because grpclib raises an exception for a "-bin" header that is no base64.
 _REQUEST_HEADERS: Final = frozenset({":method", ":path", "te", "content-type", "grpc-timeout"})
-
+_PSEUDO_HEADERS: Final = frozenset({":method", ":path"})
 
 _SAFE_TO_RETRY: Final = ErrorCodes.REFUSED_STREAM  # gRPC: UNAVAILABLE, and the request was not processed
 _TIMEOUT: Final = re.compile(r"[0-9]{1,8}[HMSmun]")
@@ -144,6 +144,10 @@ class _ConnectionHandler(server.Handler):
     def accept(self, stream: protocol.Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
         if self._refusal is not None:
             _reset(stream, _SAFE_TO_RETRY)
+            release_stream()
+            return
+        if not {name for name, _ in headers} >= _PSEUDO_HEADERS:  # a KeyError in grpclib; h2 accepts it
+            _reset(stream, ErrorCodes.PROTOCOL_ERROR)
             release_stream()
             return
         if not self._owner.admit_request(stream._transport):
