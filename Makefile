@@ -118,10 +118,12 @@ test-node: $(VENV)/.dev $(VENV)/.core ## a whole node: Kubernetes, containerd, p
 	@$(BIN)/python -m pytest tests/node_real $(PYTEST_ARGS)
 	@cat build/node-real/times.md 2>/dev/null || true
 
+FUZZ_SECONDS ?= 20
 .PHONY: fuzz
-fuzz: ## the C parsers, FUZZ_SECONDS each (needs clang)
+fuzz: $(VENV)/.dev $(VENV)/.core ## all parsers, FUZZ_SECONDS each: those in C (needs clang), then those in Python
 	@requirements/system fuzz $(PYTHON)
-	@$(MAKE) -C native -j$$(nproc) --silent fuzz
+	@$(MAKE) -C native -j$$(nproc) --silent fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
+	@cd tests && PYTHONPATH=.. ../$(BIN)/python -m faults.fuzz --seconds $(FUZZ_SECONDS)
 
 .PHONY: docs
 docs: $(VENV)/.docs $(VENV)/.core ## the documentation site, in build/site; a warning, such as a dead link, is an error

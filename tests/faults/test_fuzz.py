@@ -1,0 +1,36 @@
+"""Parsers with their valid inputs, the saved inputs of former bugs, and a few random ones."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faults.fuzz import CORPUS, Target, fuzz, inputs_of, open_targets, outcome
+
+NAMES = [
+    "http2", "link-SyncDevices", "link-CheckClaims", "link-Classify", "link-ReportPrepare", "conform-prepare",
+    "conform-health", "checkpoint", "kubelet-health", "cpu-manager", "declaration", "history", "gpu-faults",
+    "ledger", "taints",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def targets() -> Iterator[dict[str, Target]]:
+    with open_targets() as targets:
+        yield targets
+
+
+def test_every_target_is_listed_and_every_corpus_has_a_target(targets: dict[str, Target]) -> None:
+    assert list(targets) == NAMES
+    assert {path.name for path in CORPUS.iterdir()} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parser_raises_only_the_errors_of_its_contract(
+    targets: dict[str, Target], name: str, tmp_path: Path
+) -> None:
+    inputs = inputs_of(name, targets[name])
+    for data in inputs:
+        outcome(targets[name], data)
+    assert outcome(targets[name], inputs[0]).find(":") < 0, "the first input is valid"
+    assert fuzz(name, targets[name], seconds=0.1, seed=1, found=tmp_path) > 0
