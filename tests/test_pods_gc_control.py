@@ -57,3 +57,12 @@ def test_cycles_of_large_polls_are_collected_eventually() -> None:
             weakref.finalize(Cycle(), gone.append, number)
         assert not gone or number == GC_FREEZES_MAX - 1
     assert gone == list(range(GC_FREEZES_MAX)), "each of them, and none before its time"
+
+
+def test_memory_is_given_back_after_large_polls_only() -> None:
+    trims: list[int] = []
+    control = GcControl(lambda: trims.append(size))
+    for size in (10, 8000, 7000, 8000, 5, 5, 5, 5, 5, 300, 5, 200):
+        with control.paused_during(lambda: size):  # noqa: B023
+            pass
+    assert trims == [5, 5, 5, 5]

@@ -156,6 +156,10 @@ def test_filter_allows_every_call_of_an_agent_at_work(short_tmp: Path) -> None:
     assert called <= allowed
 
 
+def test_unit_uses_the_allocator_that_gives_memory_back() -> None:
+    assert setting("Environment") == "PYTHONMALLOC=malloc"
+
+
 def test_sandbox_allows_unix_and_netlink_sockets_only() -> None:
     assert setting("RestrictAddressFamilies").split() == ["AF_UNIX", "AF_NETLINK"]
 

@@ -41,6 +41,7 @@ from agent.model.report import Report
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.source_state import SourceState
 from agent.model.time import NS
+from agent.native.heap import use_one_heap_arena
 from agent.node.node_source import SOURCES_STOP_S, engine_settings, open_node_source
 from agent.node.pods.history_recorder import HistoryRecorder
 from agent.node.pods.tracker import PodTracker
@@ -192,6 +193,7 @@ class Daemon:
 
     def serve(self) -> None:
         """Start all threads, run the core loop until SIGTERM or SIGINT, then stop all parts."""
+        use_one_heap_arena()
         try:
             self._io.start()
             self._node.start()

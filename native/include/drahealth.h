@@ -1144,6 +1144,24 @@ int64_t dh_health_encode(const struct dh_health *list, uint32_t n, const uint8_t
  */
 int dh_confine(int parent, uint64_t memory_bytes);
 
+/*
+ * dh_heap_one_arena() - let all threads of this process share one arena of the C library's heap.
+ *
+ * Each thread would otherwise keep the free memory of an arena of its own.
+ *
+ * Threads: before others have allocated memory.
+ * Blocks: no.
+ */
+void dh_heap_one_arena(void);
+
+/*
+ * dh_heap_trim() - give free pages of the C library's heap back to the kernel.
+ *
+ * Threads: any.
+ * Blocks: other threads that allocate memory, for milliseconds with a large heap.
+ */
+void dh_heap_trim(void);
+
 /* cffi: end */
 
 #endif

@@ -30,6 +30,7 @@ from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceState
 from agent.model.time import NS, Instant
+from agent.native.heap import trim_heap
 from agent.node.cgroup_audit import AuditPaths, ExclusiveCpusByPod, audit_cgroups
 from agent.node.pods.impact_log import (
     HealthByDevice,
@@ -296,13 +297,17 @@ class GcControl:
     times with the GIL held, and stall the engine loop for a quarter of a second each time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trim: Callable[[], None] = trim_heap) -> None:
+        """Create the control; `trim` gives free memory back to the kernel."""
         self._large_rounds = 0
+        self._trim = trim
+        self._peak = 0
+        """Size of the largest poll, halved by each poll of less than half of it."""
 
     @contextmanager
     def paused_during(self, size: Callable[[], int]) -> Iterator[None]:
         """Disable the garbage collector while the context is open; afterwards freeze the objects of a large
-        poll.
+        poll, and give memory back that smaller polls no longer need.
 
         ``size``: returns the number of claims and pods.
         """
@@ -313,6 +318,11 @@ class GcControl:
             if size() >= GC_FREEZE_SIZE:
                 self._freeze()
             gc.enable()
+            if size() >= self._peak // 2:
+                self._peak = max(self._peak, size())
+            elif self._peak >= GC_FREEZE_SIZE:  # several times: the last large map may still be in use
+                self._peak //= 2
+                self._trim()
 
     def _freeze(self) -> None:
         self._large_rounds += 1
