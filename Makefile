@@ -131,6 +131,12 @@ docs: $(VENV)/.docs $(VENV)/.core ## the documentation site, in build/site; a wa
 	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html --conf-dir docs . build/site
 	@echo "build/site/index.html"
 
+.PHONY: reliability
+reliability: before-pytest ## run the test of every fault for docs/reliability.md (40 min)
+	@$(PYTEST) --junitxml build/reliability.xml $$($(BIN)/python -m tests.faults --tests) $(PYTEST_ARGS)
+	@$(BIN)/python -m tests.faults --markdown build/reliability.xml >build/reliability.md
+	@mv build/reliability.md docs/reliability.md
+
 .PHONY: bench
 bench: $(VENV)/.core ## measure this machine (BENCH_ARGS="--quick")
 	@$(BIN)/python -m agent.bench $(BENCH_ARGS)

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from faults import Fault, markdown, read_faults
+from faults import Fault, markdown, read_faults, read_figures, read_results, unproven
 
 TESTS = Path(__file__).parent
 THEMES = {
@@ -39,4 +39,26 @@ def test_table_has_a_hundred_different_faults_of_every_theme() -> None:
 
 def test_reliability_page_is_current() -> None:
     page = TESTS.parent / "docs/reliability.md"
-    assert page.read_text("utf-8") == markdown(read_faults())
+    assert page.read_text("utf-8") == markdown(read_faults(), read_figures())
+
+
+def test_rows_without_a_passed_test_are_listed(tmp_path: Path) -> None:
+    results = tmp_path / "results.xml"
+    results.write_text(
+        """<testsuites><testsuite>
+        <testcase classname="tests.test_a" name="test_passes"/>
+        <testcase classname="tests.test_a" name="test_one_passes[x]"/>
+        <testcase classname="tests.test_a" name="test_one_passes[y]"><skipped message="no"/></testcase>
+        <testcase classname="tests.deep.test_b" name="test_skips"><skipped message="no"/></testcase>
+        <testcase classname="tests.test_a" name="test_fails[x]"/>
+        <testcase classname="tests.test_a" name="test_fails[y]"><failure message="bad"/></testcase>
+        </testsuite></testsuites>"""
+    )
+    tests = ("test_a.py::test_passes", "test_a.py::test_one_passes", "deep/test_b.py::test_skips")
+    tests += ("test_a.py::test_fails", "test_a.py::test_is_gone")
+    faults = [Fault("disk", f"fault {number}", "promise", test) for number, test in enumerate(tests)]
+    assert unproven(faults, read_results([results])) == [
+        "fault 2: skipped: deep/test_b.py::test_skips",
+        "fault 3: failure: test_a.py::test_fails",
+        "fault 4: did not run: test_a.py::test_is_gone",
+    ]

@@ -1,9 +1,15 @@
 """Faults that tests inject into the agent and drivers: what is injected, the promise, and the test."""
 
+import json
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+from xml.etree import ElementTree
 
 TABLE: Final = Path(__file__).with_name("faults.txt")
+FIGURES: Final = Path(__file__).with_name("figures.json")
+"""Figures of the long runs, by name: ``soak`` and ``kills``."""
 
 
 class Fault(NamedTuple):
@@ -22,14 +28,55 @@ def read_faults() -> list[Fault]:
     return [Fault(*(cell.strip() for cell in line.split("|"))) for line in lines if not line.startswith("#")]
 
 
-def markdown(faults: list[Fault]) -> str:
+def read_figures() -> dict[str, dict[str, Any]]:
+    """Return the saved figures of the long runs."""
+    figures: dict[str, dict[str, Any]] = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}
+    return figures
+
+
+def save_figures(run: str, figures: dict[str, Any]) -> None:
+    """Replace the saved figures of one long run."""
+    FIGURES.write_text(json.dumps(read_figures() | {run: figures}, indent=2) + "\n", "utf-8")
+
+
+def read_results(paths: Iterable[Path]) -> dict[str, list[str]]:
+    """Return the outcomes of tests by the name in the table, from pytest's JUnit files.
+
+    An outcome is ``passed``, ``skipped``, ``failure`` or ``error``; a test with parameters has several.
+    """
+    outcomes = defaultdict(list)
+    for path in paths:
+        for case in ElementTree.parse(path).iter("testcase"):
+            file = case.get("classname", "").removeprefix("tests.").replace(".", "/")
+            name = case.get("name", "").partition("[")[0]
+            marks = [child.tag for child in case if child.tag in {"skipped", "failure", "error"}]
+            outcomes[f"{file}.py::{name}"].append(marks[0] if marks else "passed")
+    return outcomes
+
+
+def unproven(faults: list[Fault], results: dict[str, list[str]]) -> list[str]:
+    """Return the rows whose test did not run, was skipped, or failed in any case."""
+    problems = []
+    for fault in faults:
+        outcomes = results.get(fault.test, [])
+        if failed := {"failure", "error"} & set(outcomes):
+            problems.append(f"{fault.injected}: {', '.join(sorted(failed))}: {fault.test}")
+        elif "passed" not in outcomes:
+            problems.append(f"{fault.injected}: {'skipped' if outcomes else 'did not run'}: {fault.test}")
+    return problems
+
+
+def markdown(faults: list[Fault], figures: dict[str, dict[str, Any]]) -> str:
     """Return docs/reliability.md."""
     lines = [
         "# Reliability",
         "",
         f"Each of these {len(faults)} faults is injected by a test, which shows the promise. Generated from",
-        "`tests/faults/faults.txt` with `python -m tests.faults --markdown`.",
+        "`tests/faults/faults.txt` with `make reliability`, which runs these tests, and fails for a row",
+        "whose test failed, was skipped or did not run.",
     ]
+    if figures:
+        lines += ["", "## Long runs", "", *_figure_lines(figures)]
     for theme in dict.fromkeys(fault.theme for fault in faults):
         title = theme[0].upper() + theme[1:]
         lines += ["", f"## {title}", "", "| fault | promise | test |", "|---|---|---|"]
@@ -37,3 +84,23 @@ def markdown(faults: list[Fault]) -> str:
             f"| {one.injected} | {one.promise} | `{one.test}` |" for one in faults if one.theme == theme
         ]
     return "\n".join(lines) + "\n"
+
+
+def _figure_lines(figures: dict[str, dict[str, Any]]) -> Iterable[str]:
+    """Yield a table of the long runs."""
+    yield "An agent on a node with 8 GPUs, whose pods, faults, subscribers and failed prepares come and go."
+    yield "Memory, descriptors and threads are read every half minute, when the load rests, after the first"
+    yield "quarter of the run."
+    yield ""
+    yield "| command | length | result |"
+    yield "|---|---|---|"
+    if soak := figures.get("soak"):
+        grown = ", ".join(f"{name} {soak[f'{name}_growth']:+g}" for name in ("descriptors", "threads"))
+        memory = f"{soak['rss_first_mib']} to {soak['rss_last_mib']} MiB, {soak['rss_slope_mib_h']:+g} MiB/h"
+        length = f"{soak['seconds'] / 60:.0f} min, {soak['events']} events"
+        yield f"| `make soak` | {length} | resident memory {memory}; {grown} |"
+    if kills := figures.get("kills"):
+        yield (
+            f"| `make kills` | {kills['seconds'] / 60:.0f} min, {kills['kills']} SIGKILLs | "
+            f"{kills['prepares']} prepares and {kills['usages']} usages recorded, {kills['lost']} lost |"
+        )

@@ -1,25 +1,34 @@
-"""Command that prints the faults: ``python -m tests.faults --list`` or ``--markdown``."""
+"""Command that prints the faults and their tests: ``python -m tests.faults --list``."""
 
 import argparse
 import sys
+from pathlib import Path
 
-from . import markdown, read_faults
+from . import markdown, read_faults, read_figures, read_results, unproven
 
 
 def main() -> None:
-    """Print one line per fault, or docs/reliability.md."""
+    """Print one line per fault, the tests, or docs/reliability.md."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.faults", description="Print the faults of the tests."
     )
     form = parser.add_mutually_exclusive_group(required=True)
     form.add_argument("--list", action="store_true", help="one line per fault")
-    form.add_argument("--markdown", action="store_true", help="the text of docs/reliability.md")
+    form.add_argument("--tests", action="store_true", help="the tests, as arguments for pytest")
+    form.add_argument(
+        "--markdown", nargs="+", type=Path, metavar="JUNIT", help="docs/reliability.md, if every test passed"
+    )
     args = parser.parse_args()
+    faults = read_faults()
     if args.markdown:
-        sys.stdout.write(markdown(read_faults()))
-        return
-    for fault in read_faults():
-        sys.stdout.write(f"{fault.theme}: {fault.injected}: {fault.promise} ({fault.test})\n")
+        if problems := unproven(faults, read_results(args.markdown)):
+            raise SystemExit("\n".join([*problems, f"{len(problems)} of {len(faults)} faults are not shown"]))
+        sys.stdout.write(markdown(faults, read_figures()))
+    elif args.tests:
+        sys.stdout.write("".join(f"tests/{test}\n" for test in dict.fromkeys(one.test for one in faults)))
+    else:
+        for fault in faults:
+            sys.stdout.write(f"{fault.theme}: {fault.injected}: {fault.promise} ({fault.test})\n")
 
 
 main()
