@@ -137,6 +137,16 @@ reliability: before-pytest ## run the test of every fault for docs/reliability.m
 	@$(BIN)/python -m tests.faults --markdown build/reliability.xml >build/reliability.md
 	@mv build/reliability.md docs/reliability.md
 
+SOAK_S ?= 3600
+.PHONY: soak
+soak: $(VENV)/.dev $(VENV)/.core ## what grows under load: figures for docs/reliability.md (SOAK_S=3600)
+	@cd tests && PYTHONPATH=.. ../$(BIN)/python -m faults.soak --seconds $(SOAK_S) --save
+
+KILLS ?= 1000
+.PHONY: kills
+kills: $(VENV)/.dev $(VENV)/.core ## an agent under load, killed KILLS times: what is lost (1000: 25 min)
+	@cd tests && PYTHONPATH=.. ../$(BIN)/python -m faults.kills --kills $(KILLS) --save
+
 .PHONY: bench
 bench: $(VENV)/.core ## measure this machine (BENCH_ARGS="--quick")
 	@$(BIN)/python -m agent.bench $(BENCH_ARGS)

@@ -1,0 +1,163 @@
+"""Command that runs an agent under load for an hour and measures what grows: ``python -m faults.soak``.
+
+Every half minute the load rests, all clients disconnect, and memory, descriptors and threads of the agent are
+read. After a warm-up, their slopes must be within their limits. The result is printed as one line of JSON,
+which ``--save`` stores for docs/reliability.md.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from statistics import linear_regression, median
+from typing import Any, Final, NamedTuple
+
+import psutil
+
+from faults import save_figures
+from faults.busy_node import BusyNode
+
+REST_EVERY_S: Final = 30.0
+REST_S: Final = 3.0
+EVENT_EVERY_S: Final = 0.25
+WARM_UP: Final = 0.25
+"""Part of the run before its figures count."""
+RSS_MAX_MIB_H: Final = 0.5
+MIB: Final = 1 << 20
+
+
+class Sample(NamedTuple):
+    """Resources of the agent at one moment of rest."""
+
+    at_s: float
+    rss_mib: float
+    descriptors: int
+    threads: int
+
+
+def read_sample(process: psutil.Process, began_s: float) -> Sample:
+    """Return the lowest of five readings, between which periodic work begins and ends."""
+    samples = []
+    for _ in range(5):
+        with process.oneshot():
+            samples.append((process.memory_info().rss / MIB, process.num_fds(), process.num_threads()))
+        time.sleep(REST_S / 5)
+    rss, descriptors, threads = map(min, zip(*samples, strict=True))
+    return Sample(time.monotonic() - began_s, rss, int(descriptors), int(threads))
+
+
+def slope_per_h(samples: list[Sample], values: list[float]) -> float:
+    """Return the slope of the least-squares line [1/h]."""
+    return linear_regression([one.at_s for one in samples], values).slope * 3600
+
+
+def evaluate(samples: list[Sample], seconds: float) -> dict[str, Any]:
+    """Return the figures of a run after its warm-up."""
+    steady = [one for one in samples if one.at_s > seconds * WARM_UP]
+    third = max(1, len(steady) // 3)
+
+    def growth(values: list[int]) -> float:
+        return median(values[-third:]) - median(values[:third])
+
+    return {
+        "seconds": round(seconds),
+        "samples": len(steady),
+        "rss_first_mib": round(steady[0].rss_mib, 1),
+        "rss_last_mib": round(steady[-1].rss_mib, 1),
+        "rss_slope_mib_h": round(slope_per_h(steady, [one.rss_mib for one in steady]), 2),
+        "descriptors": max(one.descriptors for one in steady),
+        "descriptors_growth": growth([one.descriptors for one in steady]),
+        "threads": max(one.threads for one in steady),
+        "threads_growth": growth([one.threads for one in steady]),
+    }
+
+
+def failures(figures: dict[str, Any]) -> list[str]:
+    """Return what exceeds its limit."""
+    problems = []
+    if figures["rss_slope_mib_h"] > RSS_MAX_MIB_H:
+        problems.append(f"memory grows by {figures['rss_slope_mib_h']} MiB/h, limit {RSS_MAX_MIB_H}")
+    problems += [
+        f"{name} grew by {figures[f'{name}_growth']}"
+        for name in ("descriptors", "threads")
+        if figures[f"{name}_growth"] > 0
+    ]
+    return problems
+
+
+def soak(directory: Path, seconds: float, seed: int) -> tuple[list[Sample], int, int]:
+    """Run an agent under load; return the samples, the number of events, and the agent's exit code.
+
+    Raises RuntimeError: the agent ended, or logged a traceback.
+    """
+    node = BusyNode(directory, seed, prepared_claims=100)
+    log_file = directory / "log"
+    began_s = time.monotonic()
+    samples: list[Sample] = []
+    events = 0
+    with log_file.open("ab") as log:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "agent", "run", *node.flags],
+            env=node.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        process = psutil.Process(agent.pid)
+        while not node.driver_socket.exists():
+            if agent.poll() is not None:
+                raise RuntimeError(f"the agent ended with {agent.returncode}: {log_file.read_text()}")
+            time.sleep(0.1)
+        rest_s = began_s + REST_EVERY_S
+        while (now_s := time.monotonic()) < began_s + seconds:
+            if agent.poll() is not None or "Traceback" in (text := log_file.read_text()):
+                raise RuntimeError(f"the agent failed: {agent.returncode}: {text[-4000:]}")
+            log_file.write_bytes(b"")
+            if now_s >= rest_s:
+                node.close_subscribers()
+                time.sleep(REST_S)
+                samples.append(read_sample(process, began_s))
+                rest_s = time.monotonic() + REST_EVERY_S
+            node.one_event()
+            node.aer()
+            node.change_subscribers()
+            events += 1
+            time.sleep(EVENT_EVERY_S)
+        node.close_subscribers()
+        agent.terminate()
+        return samples, events, agent.wait(60)
+    finally:
+        node.close_subscribers()
+        with suppress(ProcessLookupError):
+            agent.kill()
+        agent.wait()
+
+
+def main() -> None:
+    """Run the soak; exit code 1: something grows."""
+    parser = argparse.ArgumentParser(
+        prog="python -m faults.soak", description="Measure what grows under load."
+    )
+    parser.add_argument("--seconds", type=float, default=3600.0, help="length of the run (default: 3600)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the load (default: 1)")
+    parser.add_argument("--samples", type=Path, help="file for all samples, as CSV")
+    parser.add_argument("--save", action="store_true", help="store the figures for docs/reliability.md")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory:
+        samples, events, code = soak(Path(directory), args.seconds, args.seed)
+    if args.samples:
+        rows = (",".join(map(str, one)) for one in samples)
+        args.samples.write_text("\n".join([",".join(Sample._fields), *rows, ""]))
+    figures = evaluate(samples, args.seconds) | {"events": events, "exit_code": code}
+    sys.stdout.write(json.dumps(figures) + "\n")
+    if args.save:
+        save_figures("soak", figures)
+    problems = failures(figures) + ([f"the agent ended with exit code {code}"] if code else [])
+    if problems:
+        raise SystemExit("; ".join(problems))
+
+
+if __name__ == "__main__":
+    main()
