@@ -113,13 +113,15 @@ def test_frame_begins_with_the_first_line_and_ends_with_the_last():
 def test_keys_scroll_the_table_and_the_terminals_mode_returns():
     # a session of its own, whose terminal has it in the foreground
     program = """if True:
-        import os, sys, time
+        import os, sys, threading, time
         from agent.cli.output.live_table import LiveTable
         from agent.cli.output.terminal import TextStyle
-        head = lambda _: "".join(f"line {n}\\n" for n in range(50))
+        begun = threading.Event()  # no key comes before the handler of Ctrl-C
+        head = lambda _: begun.wait() and "".join(f"line {n}\\n" for n in range(50))
         style = TextStyle(width=80, height=10)
         table = LiveTable(sys.stdout, lambda: style, head=head, keyboard=0)
         try:
+            begun.set()
             while True:
                 time.sleep(0.1)
         except KeyboardInterrupt:
