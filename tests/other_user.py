@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-OTHER_USER: Final = 65_534
+OTHER_USER: Final = 65_534 if os.geteuid() != 65_534 else 65_533
 CHANGES_USER: Final = 1 << 6 | 1 << 7
 """Capabilities CAP_SETGID and CAP_SETUID."""
 

@@ -228,8 +228,16 @@ def test_mistyped_command_line_exits_64_with_a_suggestion(capsys, argv, error):
 @pytest.mark.parametrize(
     ("argv", "code", "error"),
     [
-        (["run", "--period", "5ms"], 78, "--period: 5ms is below the limit of 10ms"),
-        (["run", "--driver", "A_b"], 78, "--driver: driver name 'A_b' is not a DNS subdomain"),
+        (
+            ["run", "--runtime-dir", "/none", "--period", "5ms"],
+            78,
+            "--period: 5ms is below the limit of 10ms",
+        ),
+        (
+            ["run", "--runtime-dir", "/none", "--driver", "A_b"],
+            78,
+            "--driver: driver name 'A_b' is not a DNS subdomain",
+        ),
         (["scan", "--config", ""], 64, "--config: the path is empty; name a file or omit the flag"),
         (["scan", "--config", "/none.toml"], 78, "configuration file /none.toml: No such file or directory"),
         (["status", "--runtime-dir", "/none"], 69, "/none/agent.sock: no such socket; is the agent running?"),

@@ -156,7 +156,8 @@ class Setup:
     def load(self, text: str = "", flags: dict[str, object] | None = None, **environ: str) -> Config:
         """Load with this file, these flags and these variables, named without ``DRAHEALTH_``."""
         self.file.write_text(text)
-        return load(flags or {}, {f"DRAHEALTH_{k}": v for k, v in environ.items()}, file=self.file)
+        variables = {f"DRAHEALTH_{k}": v for k, v in environ.items()}
+        return load(flags or {}, variables, file=self.file, needs_runtime_dir=False)
 
     def refusal(self, text: str = "", flags: dict[str, object] | None = None, **environ: str) -> str:
         """Return the error text, with ``FILE`` for the path of the file."""
@@ -360,7 +361,7 @@ def test_longer_period_raises_default_slow_period(setup):
 
 @given(st.integers(3, 86399))
 def test_shorter_lease_lowers_default_heartbeat(lease):
-    config = load({}, {}, file=_file_with(f'[stream]\nlease = "{lease}s"'))
+    config = read_config(_file_with(f'[stream]\nlease = "{lease}s"'))
     assert config.lease_s == lease
     assert config.heartbeat_s == min(10, lease / 3)
 
@@ -383,9 +384,9 @@ def _hypothesis_file(tmp_path_factory):
 
 def test_absent_default_file_is_ignored(tmp_path):
     default = tmp_path / "config.toml"
-    assert load({}, {}, default_file=default).period_ns == 10**9
+    assert load({}, {}, default_file=default, needs_runtime_dir=False).period_ns == 10**9
     default.write_text('[agent]\nperiod = "2s"')
-    assert load({}, {}, default_file=default).period_ns == 2 * 10**9
+    assert load({}, {}, default_file=default, needs_runtime_dir=False).period_ns == 2 * 10**9
 
 
 def test_absent_requested_file_is_an_error(tmp_path):
