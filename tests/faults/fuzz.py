@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -24,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from explain_node import prepared_claim
 from grpclib import GRPCError
 from hpack import Encoder
-from kubelet_files import checkpoint, crc32
+from kubelet_files import checkpoint
 from patience import PATIENCE_S
 from usage_samples import device_usage
 from wire.google import message_class
@@ -83,7 +84,7 @@ class Target(NamedTuple):
 def _of_checkpoint(data: bytes) -> object:
     """Parse claims whose checksum is right, so that all fields are reached."""
     text = data.decode("utf-8", "replace")
-    envelope = {"Data": text, "Checksum": crc32(text.encode())}
+    envelope = {"Data": text, "Checksum": zlib.crc32(text.encode())}
     return parse_claims_checkpoint(json.dumps(envelope).encode())
 
 

@@ -140,7 +140,13 @@ def kill_one(node: BusyNode, forks: Forks, kept: Kept, chance: random.Random) ->
     pid = forks.start()
     until_s = time.monotonic() + PATIENCE_S
     while not (uid := node.fail_a_prepare()):
-        if time.monotonic() > until_s:
+        if not Path(f"/proc/{pid}").exists():
+            if (code := forks.wait()) != os.EX_TEMPFAIL:
+                raise RuntimeError(f"the agent ended with {code}")
+            pid = (
+                forks.start()
+            )  # a child of the last one, forked right before the kill, still held the directory
+        elif time.monotonic() > until_s:
             os.kill(pid, signal.SIGKILL)
             raise RuntimeError("the agent does not answer")
         time.sleep(0.01)
