@@ -143,9 +143,7 @@ def kill_one(node: BusyNode, forks: Forks, kept: Kept, chance: random.Random) ->
         if not Path(f"/proc/{pid}").exists():
             if (code := forks.wait()) != os.EX_TEMPFAIL:
                 raise RuntimeError(f"the agent ended with {code}")
-            pid = (
-                forks.start()
-            )  # a child of the last one, forked right before the kill, still held the directory
+            pid = forks.start()  # the directory was held; the unit tries again, too
         elif time.monotonic() > until_s:
             os.kill(pid, signal.SIGKILL)
             raise RuntimeError("the agent does not answer")
