@@ -1,9 +1,11 @@
 """Threads that the kernel refuses, or that have no memory: an error or a retry, and never a hang."""
 
 import errno
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -11,6 +13,7 @@ from faults.failing_node import FailingNode, library, node
 from patience import PATIENCE_S
 
 __all__ = ["library", "node"]
+AGENT: Final = Path(__file__).parent.parent / "agent"
 THREADS: Final = {
     "a thread": """
         thread = DaemonThread(lambda: print("ran"), "dh-test")
@@ -79,3 +82,16 @@ def test_thread_that_cannot_start_neither_hangs_nor_loses_work(
     if what == "a thread":
         assert done.stdout.startswith("can't start new thread"), done.stdout
         assert "True" in done.stdout, "no trace of the failed thread"
+
+
+def test_agent_starts_no_other_python_thread() -> None:
+    """``threading.Thread`` and ``trio.to_thread`` wait without end for a thread without memory."""
+    others = re.compile(r"threading\.Thread\(|trio\.to_thread")
+    sources = (path for path in AGENT.rglob("*.py") if path.relative_to(AGENT).parts[0] != "bench")
+    found = {
+        f"{path.relative_to(AGENT)}: {line.strip()}"
+        for path in sources
+        for line in path.read_text().splitlines()
+        if others.search(line) and not line.lstrip().startswith(("#", '"', "`"))
+    }
+    assert found == set()

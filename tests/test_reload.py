@@ -150,13 +150,18 @@ async def test_hung_disk_ends_the_reload_with_an_error(setup: Setup, autojump_cl
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(setup.reloader.run)
-            for number in (1, 2):  # the second waits for the thread of the first, not in a thread of its own
-                setup.reloader.request()
-                await wait_all_tasks_blocked()
-                autojump_clock.jump(READ_S)
-                await setup.notifier.wait_messages(2 * number)
-                assert setup.reloader.last is not None
-                assert setup.reloader.last.error == "the files were not read within 10 s; check the disk"
+            setup.reloader.request()
+            await wait_all_tasks_blocked()
+            autojump_clock.jump(READ_S)
+            await setup.notifier.wait_messages(2)
+            assert setup.reloader.last is not None
+            assert setup.reloader.last.error == "the files were not read within 10 s; check the disk"
+
+            setup.reloader.request()  # no second thread hangs
+            await setup.notifier.wait_messages(4)
+            assert setup.reloader.last.error == (
+                "the files are still being read for the last reload; check the disk"
+            )
             nursery.cancel_scope.cancel()
     finally:
         release.set()
@@ -166,13 +171,14 @@ async def test_hung_disk_ends_the_reload_with_an_error(setup: Setup, autojump_cl
 def test_request_during_a_reload_leads_to_one_more(setup: Setup) -> None:
     async def main() -> None:
         loads = 0
+        token = trio.lowlevel.current_trio_token()
 
         def load() -> LoadedConfig:
             nonlocal loads
             loads += 1
             if loads == 1:  # both arrive while the files are read
                 for _ in range(2):
-                    trio.from_thread.run_sync(setup.reloader.request)
+                    trio.from_thread.run_sync(setup.reloader.request, trio_token=token)
             return setup.read()
 
         setup.load = load

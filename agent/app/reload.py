@@ -11,6 +11,8 @@ from agent.config.config import Config, LoadedConfig
 from agent.errors import ConfigError, DrahealthError
 from agent.model.report import ConfigReload
 from agent.serve.sd_notify import SystemdNotifier
+from agent.system.threads.daemon_thread import ThreadStartError
+from agent.system.threads.trio_calls import call_in_thread
 
 READ_S: Final = 10.0
 """Longest time to read the configuration files [s]; a hung disk must not leave systemd waiting."""
@@ -44,7 +46,8 @@ class ConfigReloader:
         self._notifier = notifier
         self._wall_clock = wall_clock
         self._requested = trio.Event()
-        self._limiter = trio.CapacityLimiter(1)  # a hung disk keeps only one thread
+        self._is_reading = False
+        """True: a read of the files has not returned; a hung disk keeps only one thread."""
         self.last: ConfigReload | None = None
         """Result of the last reload; None: there was none. Thread-safe."""
 
@@ -62,7 +65,7 @@ class ConfigReloader:
             refusal = ""
             try:
                 changes = tuple(map(str, await self._reload()))
-            except (DrahealthError, OSError) as error:
+            except (DrahealthError, OSError, ThreadStartError) as error:
                 refusal = str(error)
             if refusal:
                 log.error("configuration: not reloaded: %s; the configuration in effect stays", refusal)
@@ -73,9 +76,11 @@ class ConfigReloader:
 
     async def _reload(self) -> tuple[SettingChange, ...]:
         """Read, check and apply the configuration; return the changes."""
+        if self._is_reading:
+            raise ConfigError("the files are still being read for the last reload; check the disk")
         loaded = None
         with trio.move_on_after(READ_S):
-            loaded = await trio.to_thread.run_sync(self._load, abandon_on_cancel=True, limiter=self._limiter)
+            loaded = await call_in_thread(self._read, "dh-reload")
         if loaded is None:
             raise ConfigError(f"the files were not read within {READ_S:g} s; check the disk")
         check_reloadable(self._config, loaded)
@@ -84,3 +89,10 @@ class ConfigReloader:
             self._apply(loaded.config)
             self._config = loaded.config
         return changes
+
+    def _read(self) -> LoadedConfig:
+        self._is_reading = True
+        try:
+            return self._load()
+        finally:
+            self._is_reading = False

@@ -19,6 +19,7 @@ from agent.model.json_values import JsonObject
 from agent.model.taint import Taints
 from agent.serve.kube_api.api_server import DRA_GROUP, NOT_FOUND, ApiServer, path_of
 from agent.serve.kube_api.object_watch import ObjectWatch, WatchEvent, WatchEventKind
+from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.timing import random_fraction
 
@@ -83,7 +84,7 @@ class SlicePublisher:
         self._due = False
         """Whether the slices must be compared."""
         self._stopping = False
-        self._threads: list[threading.Thread] = []
+        self._threads: list[DaemonThread] = []
         self._watch: ObjectWatch | None = None
         monitor.on_taints(self.publish)
 
@@ -244,6 +245,7 @@ class SlicePublisher:
 
         Raises:
             RuntimeError: The publisher was started before.
+            ThreadStartError: The kernel started no further thread.
         """
         with self._state:
             if self._threads or self._stopping:
@@ -251,7 +253,7 @@ class SlicePublisher:
                     f"slices of {self._driver}: can be started only once; create another publisher"
                 )
             self._threads = [
-                threading.Thread(target=function, name=name, daemon=True)
+                DaemonThread(function, name)
                 for name, function in (("dh-slices", self._repair), ("dh-slices-watch", self._follow))
             ]
         for thread in self._threads:

@@ -28,6 +28,7 @@ from agent.model.verdict_history import (
 )
 from agent.store.history_file import HistoryFile
 from agent.store.observed_mark import mark_path, write_mark
+from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.timing import WallClockTrust, read_boot_clock
 
@@ -138,10 +139,10 @@ class VerdictRecorder:
         return not self._thread.is_alive()
 
     def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._run, name="dh-history", daemon=True)
+        thread = DaemonThread(self._run, "dh-history")
         try:
             thread.start()
-        except RuntimeError as error:  # the next report tries again
+        except ThreadStartError as error:  # the next report tries again
             self._log_error(f"no thread: {error}")
             return
         self._thread = thread

@@ -15,8 +15,8 @@ from agent.model.report import Report
 from agent.model.settings import TRACKED_USAGES_MAX, UsageHistoryLimits
 from agent.model.time import NS, Instant
 from agent.store.history_file import HistoryFile
-from agent.system.timing import WallClockTrust
 from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
+from agent.system.timing import WallClockTrust
 
 if TYPE_CHECKING:
     from agent.devices.consumers.usage import UsageState
