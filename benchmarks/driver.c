@@ -4,7 +4,8 @@
  *   driver pass    SYSFS CGROUPFS N   passes while the clock does not advance
  *   driver second  SYSFS CGROUPFS N   seconds of ten passes each, as an agent at 10 Hz has them
  *   driver still   SYSFS CGROUPFS N   minutes of them, after three in which nothing changed
- *   driver sweep   SYSFS CGROUPFS N   sweeps over all groups
+ *   driver sweep   SYSFS CGROUPFS N   sweeps over all groups, whose files were opened before and are held
+ *   driver opens   SYSFS CGROUPFS N   the same, if no file may be held
  *   driver machine SYSFS PROCFS N     passes over the machine while the clock does not advance
  *   driver minute  SYSFS PROCFS N     minutes of sixty such passes each
  *   driver uevent  X X N              device events of other subsystems, each received by itself
@@ -33,6 +34,7 @@
 #include "uevent/uevents.h"
 
 #define NS DH_NS
+#define HELD_BYTES (4ull << 20) /* the agent's default */
 
 static uint64_t now_ns = 1000 * NS;
 static uint64_t allocations;
@@ -89,7 +91,7 @@ static void end(void)
     (void)getppid();
 }
 
-static struct dh_sampler *sampler_make(const char *sysfs, const char *cgroupfs)
+static struct dh_sampler *sampler_make(const char *sysfs, const char *cgroupfs, uint64_t held_bytes)
 {
     struct dh_options options = {
         .size = sizeof(options),
@@ -98,14 +100,15 @@ static struct dh_sampler *sampler_make(const char *sysfs, const char *cgroupfs)
         .sweep_ns = 10 * NS,
         .resync_ns = 3600 * NS,
         .group_max = 1024,
+        .held_bytes = held_bytes,
     };
     struct dh_sampler *s;
     int err = dh_sampler_open(&options, sysfs, cgroupfs, "/", NULL, 0, &s);
 
     if (err)
         fail("open", err);
-    /* three seconds: all is found, and read again when it is a second old */
-    for (int i = 0; i < 30; i++, now_ns += NS / 10)
+    /* thirteen seconds: all is found, read again when it is a second old, and swept once */
+    for (int i = 0; i < 130; i++, now_ns += NS / 10)
         if ((err = dh_sampler_pass(s)))
             fail("pass", err);
     begin();
@@ -123,17 +126,17 @@ static void passes(struct dh_sampler *s, long n, uint64_t step_ns)
 
 static void pass(const char *sysfs, const char *cgroupfs, long n)
 {
-    passes(sampler_make(sysfs, cgroupfs), n, 0);
+    passes(sampler_make(sysfs, cgroupfs, HELD_BYTES), n, 0);
 }
 
 static void second(const char *sysfs, const char *cgroupfs, long n)
 {
-    passes(sampler_make(sysfs, cgroupfs), 10 * n, NS / 10);
+    passes(sampler_make(sysfs, cgroupfs, HELD_BYTES), 10 * n, NS / 10);
 }
 
 static void still(const char *sysfs, const char *cgroupfs, long n)
 {
-    struct dh_sampler *s = sampler_make(sysfs, cgroupfs);
+    struct dh_sampler *s = sampler_make(sysfs, cgroupfs, HELD_BYTES);
 
     for (int i = 0; i < 1800; i++, now_ns += NS / 10)
         if (dh_sampler_pass(s))
@@ -142,10 +145,8 @@ static void still(const char *sysfs, const char *cgroupfs, long n)
     passes(s, 600 * n, NS / 10);
 }
 
-static void sweep(const char *sysfs, const char *cgroupfs, long n)
+static void sweeps(struct dh_sampler *s, long n)
 {
-    struct dh_sampler *s = sampler_make(sysfs, cgroupfs);
-
     for (; n; n--) {
         int64_t groups = dh_sampler_sweep(s);
 
@@ -154,6 +155,16 @@ static void sweep(const char *sysfs, const char *cgroupfs, long n)
     }
     end();
     dh_sampler_stop(s, 0);
+}
+
+static void sweep(const char *sysfs, const char *cgroupfs, long n)
+{
+    sweeps(sampler_make(sysfs, cgroupfs, HELD_BYTES), n);
+}
+
+static void opens(const char *sysfs, const char *cgroupfs, long n)
+{
+    sweeps(sampler_make(sysfs, cgroupfs, 0), n);
 }
 
 /* Open a watch with the periods of an agent: a second, ten, a minute. */
@@ -327,6 +338,7 @@ static const struct {
     void (*run)(const char *a, const char *b, long n);
 } parts[] = {
     { "pass", pass },       { "second", second }, { "still", still },   { "sweep", sweep },
+    { "opens", opens },
     { "machine", machine }, { "minute", minute }, { "uevent", uevent }, { "knobs", knobs },
     { "gpus", gpus },       { "gpu_minute", gpu_minute },               { "encode", encode },
 };

@@ -4,6 +4,7 @@ In tests of kernel notifications the next sweep is an hour away.
 """
 
 import select
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any, Final
 import pytest
 from agents import Agent, short_tmp, wait_for_message
 from machine import Kubepods, cpu_load, kubepods_tree, machine_lock, oom_kill
+from own_process import in_own_process
 from patience import PATIENCE_S
 from wire.google import Watcher
 from wire.serving import descriptors
@@ -216,3 +218,116 @@ def test_memory_kill_is_a_note_without_a_sweep(short_tmp: Path) -> None:
             tree.remove(QOS, POD)
             gone = wait_for_message(onlooker, lambda picture: picture.groups == 0, "no group any more")
             assert note.cause.code in [one.cause.code for one in gone.notes if one.subject == note.subject]
+
+
+# --- descriptors that stay open between two reads ---------------------------------------------------------
+
+
+@contextmanager
+def swept(tree: Kubepods, **options: Any) -> Iterator[Sampler]:
+    """Sampler that only passes and sweeps of the test read."""
+    sampler = Sampler(
+        SamplerOptions(kubelet_cgroup_root=tree.cgroup_root, sweep_ns=HOUR_NS, resync_ns=HOUR_NS, **options)
+    )
+    try:
+        sampler.run_pass()
+        sampler.run_sweep()
+        yield sampler
+    finally:
+        assert sampler.stop(PATIENCE_S)
+
+
+def sweep_once(sampler: Sampler) -> tuple[Snapshot, int]:
+    """Sweep all groups; return the snapshot and the number of opened files and directories."""
+    before = sampler.read()
+    sampler.run_sweep()
+    after = sampler.read()
+    assert before is not None
+    assert after is not None
+    return after, after.core.opens - before.core.opens
+
+
+def test_held_descriptor_reads_what_the_kernel_has_now() -> None:
+    with kubepods_tree("memory", "freezer", unified=False) as tree:
+        memory = tree.make(QOS, POD, CONTAINER)
+        freezer = tree.roots[1] / tree.directory(QOS, POD, CONTAINER)
+        (memory / "memory.limit_in_bytes").write_text(f"{LIMIT}\n")
+        with swept(tree) as sampler:
+            for kills, state in enumerate(("FROZEN", "THAWED", "FROZEN"), start=1):
+                oom_kill(memory)
+                (freezer / "freezer.state").write_text(f"{state}\n")
+                snapshot, opens = sweep_once(sampler)
+                assert says(mem_oom_kill=kills, frozen=int(state == "FROZEN"))(snapshot)
+                assert opens == 0
+            (freezer / "freezer.state").write_text("THAWED\n")
+
+
+def test_group_recreated_under_its_name_is_opened_again() -> None:
+    with kubepods_tree("memory", "freezer", unified=False) as tree:
+        tree.make(QOS, POD, CONTAINER)
+        with swept(tree) as sampler:  # no thread reads the events of the two directories
+            assert sweep_once(sampler)[1] == 0
+            tree.remove(QOS, POD, CONTAINER)
+            memory = tree.make(QOS, POD, CONTAINER)
+            (memory / "memory.limit_in_bytes").write_text(f"{LIMIT}\n")
+            oom_kill(memory)
+            snapshot, opens = sweep_once(sampler)
+            assert opens > 0
+            assert says(mem_oom_kill=1, frozen=0)(snapshot)
+            assert snapshot.sources[-1].failures == 0
+            assert sweep_once(sampler)[1] == 0
+
+
+def test_held_descriptors_of_removed_groups_are_closed() -> None:
+    with kubepods_tree("memory", unified=False) as tree, watched(tree, NS // 5) as sampler:
+        empty = until(sampler, lambda _: True).core.descriptors
+        tree.make(QOS, POD, CONTAINER)
+        eventfds = 3  # of the pod, and their epoll with its timer
+        until(sampler, lambda one: one.core.descriptors == empty + eventfds + 4, woken=False)
+        tree.remove(QOS, POD)
+        until(sampler, lambda one: one.core.descriptors == empty + eventfds - 1, woken=False)
+
+
+def test_kernel_notifies_about_a_file_whose_descriptor_is_held() -> None:
+    with kubepods_tree() as tree, watched(tree) as sampler:
+        group = tree.make(QOS, POD, CONTAINER)
+        before = until(sampler, says(populated=0), woken=False).core.descriptors
+        with subprocess.Popen(["sleep", "600"]) as member:
+            for populated, procs in ((1, group), (0, tree.roots[0])) * 4:
+                (procs / "cgroup.procs").write_text(f"{member.pid}\n")
+                snapshot = until(sampler, says(populated=populated), woken=False)
+            member.kill()
+        assert snapshot.core.descriptors > before
+
+
+GROUPS: Final = 100
+
+
+def check_kernel_memory(own_group: str, cgroup_root: str) -> None:
+    """Compare, in a process of its own, the kernel's account of its cgroup with the agent's estimate."""
+    account = Path(own_group, "memory.kmem.usage_in_bytes")
+    Path(own_group, "cgroup.procs").write_text("0\n")
+    sampler = Sampler(SamplerOptions(kubelet_cgroup_root=cgroup_root, sweep_ns=HOUR_NS, resync_ns=HOUR_NS))
+    sampler.run_pass()
+    sampler.run_lower_bound(sweep=True, opens=True)
+    before, charged = sampler.read(), int(account.read_text())
+    sampler.run_sweep()
+    after = sampler.read()
+    charged = int(account.read_text()) - charged
+    assert before is not None
+    assert after is not None
+    held = after.core.descriptors - before.core.descriptors
+    assert held == 2 * GROUPS, held
+    estimate = after.core.kernel_bytes - before.core.kernel_bytes
+    assert 0.85 < estimate / charged < 1.15, (estimate, charged)
+
+
+def test_estimated_memory_of_held_descriptors_is_what_the_kernel_charges() -> None:
+    with kubepods_tree("memory", unified=False) as tree:
+        for number in range(GROUPS - 1):
+            tree.make(QOS, POD, f"{number:064}")
+        own = tree.roots[0] / tree.cgroup_root.strip("/") / "own"
+        own.mkdir()
+        if not (own / "memory.kmem.usage_in_bytes").exists():
+            pytest.skip("the kernel does not account its memory by cgroup")
+        in_own_process(check_kernel_memory, own, tree.cgroup_root)

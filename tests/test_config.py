@@ -24,7 +24,7 @@ from agent.config.config import (
     load_with_origins,
     read_config,
 )
-from agent.config.values import format_duration, parse_duration
+from agent.config.values import format_duration, format_size, parse_duration, parse_size
 from agent.errors import ConfigError, PermissionDeniedError
 from agent.model.health import Severity, XidOverride
 from agent.model.prepare import ErrorClass
@@ -60,6 +60,7 @@ coalesce = "0s"
 sweep = "1m"
 resync = "1h"
 max-groups = 10
+held-memory = "512KiB"
 throttled-percent = 50
 throttled-window = "2m"
 
@@ -216,6 +217,7 @@ def test_every_key_of_the_file_sets_its_field(setup):
         sweep_ns=60 * 10**9,
         resync_ns=3600 * 10**9,
         group_max=10,
+        held_bytes=512 << 10,
         throttled_percent=50,
         throttled_window_s=120,
         kubelet_dir=Path("/var/lib/other"),
@@ -602,6 +604,7 @@ def test_embedding_program_gets_errors_with_file_and_key(setup):
         ('[cgroups]\nresync = "25h"', "cgroups.resync: 25h is over the limit of 24h"),
         ("[cgroups]\nmax-groups = 0", "cgroups.max-groups: 0 is below the limit of 1"),
         ("[cgroups]\nmax-groups = 16385", "cgroups.max-groups: 16385 is over the limit of 16384"),
+        ('[cgroups]\nheld-memory = "33MiB"', "cgroups.held-memory: 33MiB is over the limit of 32MiB"),
         ("[cgroups]\nthrottled-percent = 101", "cgroups.throttled-percent: 101 is over the limit of 100"),
         ('[cgroups]\nthrottled-window = "9s"', "cgroups.throttled-window: 9s is below the limit of 10s"),
         ('[pods]\nperiod = "999ms"', "pods.period: 999ms is below the limit of 1s"),
@@ -989,3 +992,28 @@ def test_reference_rule_is_valid_when_uncommented(setup):
 def example() -> str:
     (found,) = re.findall(r"```toml\n(.*?)```", REFERENCE.read_text(), re.DOTALL)
     return found
+
+
+# --- sizes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("0", 0), (0, 0), ("1KiB", 1024), (" 4 MiB ", 4 << 20), ("2GiB", 2 << 30)]
+)
+def test_size_is_a_whole_number_and_its_unit(text: object, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "4", 4, "4MB", "4 mib", "1.5MiB", "-1MiB", "MiB", "4MiB 1KiB", "9999999999999KiB", True]
+)
+def test_other_text_is_no_size(text: object) -> None:
+    with pytest.raises(ValueError, match="is not a size; write a whole number and its unit, such as 4MiB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0"), (1000, "1000"), (1536, "1536"), (3 << 10, "3KiB"), (4 << 20, "4MiB")]
+)
+def test_size_is_shown_in_its_largest_unit(size: int, text: str) -> None:
+    assert format_size(size) == text

@@ -26,6 +26,7 @@ from hung_file import hung_file
 from patience import PATIENCE_S
 
 from agent.cli.exits import EXIT_OF_ERROR
+from agent.config.config import HELD_MAX, Config
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError, UsageError
 from agent.serve.grpc.server import CONNECTION_LIMIT
 
@@ -97,6 +98,14 @@ def test_unit_restarts_always_except_after_permanent_errors() -> None:
 
 def test_descriptor_limit_allows_full_sockets_of_many_drivers() -> None:
     assert int(setting("LimitNOFILE")) >= 16 * CONNECTION_LIMIT + 1024
+
+
+def test_limits_of_the_unit_allow_the_cgroup_files_that_stay_open() -> None:
+    others = 256 + 128  # DH_CG_OTHER_FDS of the core, in the half that is not for connections
+    per_file = 4096 + 512  # dh_open_file_bytes() of the core
+    assert (int(setting("LimitNOFILE")) // 2 - others) * per_file >= Config(node_name="node").held_bytes
+    agent_mib, nvml_mib = 71, 256
+    assert int(setting("MemoryMax").removesuffix("M")) >= agent_mib + nvml_mib + (HELD_MAX >> 20)
 
 
 def test_invalid_line_in_the_unit_is_found(installed: Path) -> None:

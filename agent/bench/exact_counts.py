@@ -65,6 +65,7 @@ WORKLOADS: Final = (
     DriverWorkload(f"second_{GROUPS}_groups", "second", 10, GROUPS),
     DriverWorkload(f"still_{GROUPS}_groups", "still", 1, GROUPS),
     DriverWorkload(f"sweep_{GROUPS}_groups", "sweep", 5, GROUPS),
+    DriverWorkload(f"opens_{GROUPS}_groups", "opens", 5, GROUPS),
     DriverWorkload("machine", "machine", 100),
     DriverWorkload(f"machine_{CONTROLLERS}_controllers", "machine", 100, controllers=CONTROLLERS),
     DriverWorkload(f"minute_{CONTROLLERS}_controllers", "minute", 5, controllers=CONTROLLERS),

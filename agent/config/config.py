@@ -36,6 +36,7 @@ from agent.config.values import (
     format_duration,
     number_within,
     seconds_within,
+    size_within,
     split_values,
     unless_zero,
 )
@@ -72,6 +73,8 @@ WEEK_S: Final = 7 * 86_400
 YEAR_S: Final = 365 * 86_400
 GROUPS_MAX: Final = 16_384
 """Upper limit of watched cgroups: more would exceed the memory limit of the systemd unit."""
+HELD_MAX: Final = 32 << 20
+"""Upper limit of kernel memory for descriptors of cgroup files [bytes]: it counts to the same limit."""
 GPUS_MAX: Final = 32
 """Largest number of GPUs that the native core watches."""
 
@@ -155,6 +158,8 @@ SETTINGS: Final = (
             help="all files are read again after this time, with or without events", is_fixed=True),
     Setting("cgroups.max-groups", "group_max", kinds.COUNT, number_within(1, GROUPS_MAX),
             help="limit of watched cgroups of pods and containers", is_fixed=True),
+    Setting("cgroups.held-memory", "held_bytes", kinds.SIZE, size_within(0, HELD_MAX),
+            help="kernel memory for cgroup files that stay open; 0: none stays open", is_fixed=True),
     Setting("cgroups.throttled-percent", "throttled_percent", kinds.COUNT, number_within(1, 100),
             help="a container throttled in more of its CPU periods than this is slow"),
     Setting("cgroups.throttled-window", "throttled_window_s", kinds.SECONDS, seconds_within(10, 3600),
@@ -245,6 +250,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Interval between two reads of all cgroup files, including those with notifications [ns]."""
     group_max: int = 4096
     """Limit of watched cgroups of pods and containers."""
+    held_bytes: int = 4 << 20
+    """Limit of kernel memory for descriptors of cgroup files that stay open between two reads [bytes]."""
     sysfs_root: Path = Path("/sys")
     procfs_root: Path = Path("/proc")
     cgroupfs_root: Path = Path("/sys/fs/cgroup")

@@ -8,6 +8,7 @@ from agent.config.values import (
     MS,
     S,
     format_duration,
+    format_size,
     parse_bool,
     parse_cgroup_root,
     parse_count,
@@ -17,6 +18,7 @@ from agent.config.values import (
     parse_hugepage_pools,
     parse_library,
     parse_path,
+    parse_size,
     parse_string,
     parse_whole_seconds,
     parse_xid_overrides,
@@ -115,7 +117,7 @@ def _merge_tables(earlier: Mapping[Any, Any], later: Mapping[Any, Any]) -> dict[
     return {**earlier, **later}
 
 
-_DURATION_SCHEMA: Final = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *(ns|us|ms|s|m|h)$"}
+_DURATION_SCHEMA: Final = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *(ns|us|ms|s|m|h|d)$"}
 _TEXT_SCHEMA: Final = {"type": "string"}
 _NAMES_SCHEMA: Final = {"type": "array", "items": {"type": "string"}}
 
@@ -125,6 +127,9 @@ SECONDS: Final = ValueKind(parse_whole_seconds, lambda s: format_duration(s * S)
 """Duration of whole seconds, in seconds."""
 FRACTIONAL_SECONDS: Final = ValueKind(_fractional_seconds, _show_fractional_seconds, _DURATION_SCHEMA)
 """Duration, in seconds."""
+SIZE: Final = ValueKind(
+    parse_size, format_size, {"type": "string", "pattern": r"^(0|[0-9]{1,12} *(KiB|MiB|GiB))$"}
+)
 COUNT: Final = ValueKind(parse_count, int, {"type": "integer"})
 SWITCH: Final = ValueKind(parse_bool, bool, {"type": "boolean"})
 TEXT: Final = ValueKind(parse_string, str, _TEXT_SCHEMA)

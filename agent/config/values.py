@@ -23,6 +23,7 @@ MS: Final = 1_000_000
 S: Final = 1000 * MS
 HOUR: Final = 3600 * S
 DAY: Final = 24 * HOUR
+SIZES: Final = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 UNITS: Final = {"h": HOUR, "m": 60 * S, "s": S, "ms": MS, "us": 1000, "ns": 1}
 
 DRIVERS_MAX: Final = 64
@@ -54,6 +55,26 @@ def format_duration(ns: float) -> str:
     """Format a duration [ns] as a whole number of the largest possible unit: ``10ms``, ``90s``, ``1h``."""
     unit = next((u for u, size in UNITS.items() if ns >= size and ns % size == 0), "ns")
     return f"{ns / UNITS[unit]:.0f}{unit}" if ns else "0s"
+
+
+def parse_size(value: object) -> int:
+    """Parse a size such as ``"4MiB"`` into bytes.
+
+    Raises:
+        ValueError: The text is not a whole number and one unit (KiB, MiB, GiB), or 0.
+    """
+    if str(value).strip() == "0":
+        return 0
+    found = re.fullmatch(r"([0-9]{1,12}) *(KiB|MiB|GiB)", str(value).strip())
+    if found is None:
+        raise ValueError(f"{value!r} is not a size; write a whole number and its unit, such as 4MiB")
+    return int(found[1]) * SIZES[found[2]]
+
+
+def format_size(size: int) -> str:
+    """Format a size [bytes] as a whole number of the largest possible unit: ``4MiB``, ``0``."""
+    unit = next((u for u, unit_size in SIZES.items() if size >= unit_size and size % unit_size == 0), "")
+    return f"{size // SIZES.get(unit, 1)}{unit}"
 
 
 def parse_whole_seconds(value: object) -> int:
@@ -176,6 +197,11 @@ def seconds_within(low_s: float, high_s: float) -> Callable[[Any], None]:
 def number_within(low: int, high: int) -> Callable[[Any], None]:
     """Return a check that raises ValueError unless a number is from `low` to `high`."""
     return partial(_check_range, str, low, high)
+
+
+def size_within(low: int, high: int) -> Callable[[Any], None]:
+    """Return a check that raises ValueError unless a size is from `low` to `high` [bytes]."""
+    return partial(_check_range, format_size, low, high)
 
 
 def unless_zero(check: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -313,6 +313,7 @@ def open_sampler(config: Config, period_ns: int) -> Sampler:
             sweep_ns=config.sweep_ns,
             resync_ns=config.resync_ns,
             group_max=config.group_max,
+            held_bytes=config.held_bytes,
             wakes=sampler_wakes(config.throttle_events, config.throttle_window_s, config.rules),
         )
     )

@@ -95,6 +95,8 @@ struct dh_options {
     uint64_t resync_ns;  /* everything, notified files included, is read once in this time */
     uint32_t group_max;  /* capacity of the group table, 1 to 65,536 */
     uint32_t reserved;   /* 0 */
+    uint64_t held_bytes; /* kernel memory for descriptors of group files that stay open; 0 = none stays open.
+                            Fewer stay open if RLIMIT_NOFILE is low */
 };
 
 /* The sources of the sampler. */
@@ -283,16 +285,25 @@ uint64_t dh_sampler_notified_ns(const struct dh_sampler *s);
  */
 int dh_sampler_pass(struct dh_sampler *s);
 
+/* The system calls of dh_sampler_lower_bound(). */
+enum dh_bare {
+    DH_BARE_PASS,  /* those of a pass without a sweep */
+    DH_BARE_SWEEP, /* and those of one whole sweep: pread for files whose descriptors stay open; openat, read
+                      and close for others */
+    DH_BARE_OPENS, /* as DH_BARE_SWEEP, with openat, read and close for all files */
+    DH_BARE_NUM
+};
+
 /*
  * dh_sampler_lower_bound() - make the bare system calls of a pass without changes: the same reads and nothing
  * else.
- * @sweep: also the opens, reads and closes of one whole sweep over the groups
+ * @bare: enum dh_bare
  *
  * For benchmarks, after at least one dh_sampler_pass().
  *
- * Return: the number of reads; -EBUSY if the thread runs.
+ * Return: the number of reads; -EBUSY if the thread runs; -EINVAL.
  */
-int64_t dh_sampler_lower_bound(struct dh_sampler *s, int sweep);
+int64_t dh_sampler_lower_bound(struct dh_sampler *s, uint32_t bare);
 
 /*
  * dh_sampler_sweep() - read every group's counters without notification now, on the caller's thread.

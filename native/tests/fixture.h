@@ -186,6 +186,7 @@ static inline struct dh_options fx_options(void)
     o.period_ns = DH_NS;
     o.sweep_ns = 10 * DH_NS;
     o.resync_ns = 60 * DH_NS;
+    o.held_bytes = 4 << 20;
     return o;
 }
 
@@ -244,6 +245,22 @@ static inline void fx_elapse(struct fx *f, uint64_t ns)
         f->s->cgroups->group[i].born_ns -= ns;
     for (uint32_t i = 0; i < DH_FIELD_NUM; i++)
         f->s->base_ns[i] -= ns;
+}
+
+/*
+ * Let the held descriptors of removed files fail, as those of cgroupfs do; the files here could still be read
+ * through them. The errno differs.
+ */
+static inline void fx_fail_removed(struct fx *f)
+{
+    const struct dh_cgroups *c = f->s->cgroups;
+    int dir = open(fx_root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    struct stat st;
+
+    for (uint32_t i = 0; i < c->held_used; i++)
+        if (c->held[i].fd >= 0 && !fstat(c->held[i].fd, &st) && !st.st_nlink)
+            fx_must(dup3(dir, c->held[i].fd, O_CLOEXEC) >= 0, "dup3");
+    close(dir);
 }
 
 /* Run a pass that reads everything. */

@@ -754,6 +754,7 @@ static void test_missing_file_of_a_live_group_is_unreadable(void)
     CHECK(fx_woken(&f));
 
     fx_remove("cg/" POD "/cpu.stat"); /* the failure of a removed group is gone too */
+    fx_fail_removed(&f);
     dh_sampler_sweep(f.s);
     dh_sampler_sweep(f.s);
     fx_pass(&f);

@@ -78,7 +78,7 @@ static void test_lower_bound_equals_the_reads_of_a_sweep(void)
     CHECK_U64(f.s->reads - reads, 4); /* cpu.stat: the other file is watched */
     CHECK_U64(f.s->opens - opens, 4 + 1); /* and the pod's directory */
     CHECK_INT(dh_sampler_lower_bound(f.s, 1) - dh_sampler_lower_bound(f.s, 0), 4);
-    CHECK_INT(fx_count("/proc/self/fd"), descriptors); /* the directory is closed again */
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors + 4); /* the files are held, the directory is not */
     CHECK_INT(f.s->cgroups->base_pod, 0);
     fx_close(&f);
     fx_remove("cg");
@@ -119,11 +119,12 @@ static void test_pod_removed_in_the_middle_of_a_sweep(void)
     c->base_pod = c->group[slot].parent;
     memset(c->base_fd, -1, sizeof(c->base_fd));
     CHECK(dh_cg_base_dir(f.s, slot, 0, &skip) == c->base_fd[0] && skip == strlen(POD) + 1);
-    CHECK(dh_cg_file_read(f.s, slot, file));
+    CHECK(dh_cg_file_read(f.s, slot, file, true));
     fx_remove("cg/" POD);
-    CHECK(!dh_cg_file_read(f.s, slot, file)); /* the group is gone */
+    fx_fail_removed(&f);
+    CHECK(!dh_cg_file_read(f.s, slot, file, true)); /* the group is gone */
     machine_make(2);
-    CHECK(dh_cg_file_read(f.s, slot, file)); /* the new directory is not below the open one: a first failed
+    CHECK(dh_cg_file_read(f.s, slot, file, true)); /* the new directory is not below the open one: a first failed
                                                 read */
     close(c->base_fd[0]);
     c->base_pod = 0;

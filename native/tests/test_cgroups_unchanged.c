@@ -196,6 +196,7 @@ static void test_missing_file_is_checked_in_the_next_sweep(void)
     f = running();
     passes(&f, UNCHANGED_LIMIT);
     fx_remove("cg/" POD "/cpu.stat", 0);
+    fx_fail_removed(&f);
     passes(&f, MINUTE + SWEEP);
     CHECK(HAS(group(&f, 0, "")->seen & ~group(&f, 0, "")->valid, DH_GROUP_CPU_THROTTLED));
     stat_write(0, 3);

@@ -299,6 +299,27 @@ static void test_keys(void)
 #define SOME "some avg10=0.61 avg60=0.96 avg300=0.91 total=1589741918\n"
 #define FULL "full avg10=0.00 avg60=0.00 avg300=0.00 total=42\n"
 
+static void test_digest_differs_for_each_change_of_a_byte(void)
+{
+    static const char text[] = "nr_periods 30\nnr_throttled 3\nthrottled_usec 500\n";
+    uint64_t digests[sizeof(text)];
+
+    for (size_t n = 0; n < sizeof(text); n++) { /* every length has its own */
+        char *copy = check_copy(text, n);
+
+        digests[n] = dh_text_digest(copy, n);
+        CHECK(digests[n] != 0 && digests[n] == dh_text_digest(text, n));
+        for (size_t i = 0; i < n; i++) {
+            CHECK(digests[i] != digests[n]);
+            copy[i] ^= 1;
+            CHECK(dh_text_digest(copy, n) != digests[n]);
+            copy[i] ^= 1;
+        }
+        free(copy);
+    }
+    CHECK(dh_text_digest("\0\0", 2) != dh_text_digest("\0", 1));
+}
+
 static void test_pressure(void)
 {
     static const struct {
@@ -694,6 +715,7 @@ int main(void)
     test_cpu_max();
     test_cpus();
     test_keys();
+    test_digest_differs_for_each_change_of_a_byte();
     test_pressure();
     test_kib();
     test_numbered();

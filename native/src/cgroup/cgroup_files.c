@@ -343,25 +343,20 @@ static void unreadable_count(struct dh_sampler *s, uint32_t slot)
 }
 
 /*
- * Read one file of one group into its record. Return: false if the group is gone.
+ * Store the @n bytes that were read of a file, or the -errno of a read. Return: false if the group is gone.
  *
  * A file that never existed stays absent. ENOENT and ENODEV from a file that existed mean that the group is
  * being removed, unless its directory still exists in the next read: the kernel removes the files first. A
  * removed file has also lost its watch, so until the next resync the sweep checks whether it is back.
  */
-bool dh_cg_file_read(struct dh_sampler *s, uint32_t slot, uint32_t file)
+static bool text_store(struct dh_sampler *s, uint32_t slot, uint32_t file, const char *text, int64_t n)
 {
     struct dh_cgroups *c = s->cgroups;
     const struct dh_cg_file *f = &c->file[file];
     struct dh_cg_group *p = &c->group[slot];
     const uint64_t bit = DH_CG_FILE_BIT(file);
-    char path[DH_CG_PATH + 64], text[8192]; /* fits every second of DH_GROUP_CPU_WORDS' CPUs: 4.5 KiB */
-    size_t skip;
-    int64_t n;
-    int found = 0, dir = dh_cg_base_dir(s, slot, f->hier, &skip);
+    int found = 0;
 
-    dh_cg_path(s, slot, file, path);
-    n = dh_sampler_read_file(s, dir, path + skip, text, sizeof(text));
     if (n == -ENOENT || n == -ENODEV) {
         if (!dh_cg_dir_exists(s, slot, f->hier))
             return false;
@@ -378,6 +373,7 @@ bool dh_cg_file_read(struct dh_sampler *s, uint32_t slot, uint32_t file)
         found = cpus_parse(s, slot, text, (size_t)n);
     else if (n >= 0)
         found = numbers_parse(s, slot, f, text, (size_t)n);
+    dh_cg_held_note(c, slot, file, text, n >= 0 && found > 0 ? (size_t)n : 0);
     if (n >= 0 && found > 0) {
         p->present |= bit;
         p->missed &= ~bit;
@@ -388,6 +384,48 @@ bool dh_cg_file_read(struct dh_sampler *s, uint32_t slot, uint32_t file)
     }
     unreadable_count(s, slot);
     return true;
+}
+
+/* Open a file by its name and read it. @fd: its descriptor, or -1. Return: bytes read, or -errno. */
+static int64_t open_read(struct dh_sampler *s, uint32_t slot, uint32_t file, char *text, size_t cap, int *fd)
+{
+    char path[DH_CG_PATH + 64];
+    size_t skip;
+    int dir = dh_cg_base_dir(s, slot, s->cgroups->file[file].hier, &skip);
+
+    dh_cg_path(s, slot, file, path);
+    s->opens++;
+    *fd = openat(dir, path + skip, O_RDONLY | O_CLOEXEC);
+    return *fd < 0 ? -errno : dh_fd_read(*fd, text, cap, &s->reads);
+}
+
+/*
+ * Read one file of one group into its record; with @hold, its descriptor may stay open. Return: false if the
+ * group is gone.
+ */
+bool dh_cg_file_read(struct dh_sampler *s, uint32_t slot, uint32_t file, bool hold)
+{
+    char text[8192]; /* fits every second of DH_GROUP_CPU_WORDS' CPUs: 4.5 KiB */
+    const struct dh_cg_held *held = dh_cg_held_find(s->cgroups, slot, file);
+    bool present;
+    int fd;
+    int64_t n;
+
+    if (held) {
+        n = dh_fd_read(held->fd, text, sizeof(text), &s->reads);
+        if (n > 0 && held->digest == dh_text_digest(text, (size_t)n))
+            return true;
+        if (n >= 0)
+            return text_store(s, slot, file, text, n);
+        dh_cg_held_drop(s, slot, DH_CG_FILE_BIT(file)); /* ENODEV: another group may have its name by now */
+    }
+    n = open_read(s, slot, file, text, sizeof(text), &fd);
+    present = text_store(s, slot, file, text, n);
+    if (fd >= 0 && hold && present && n >= 0)
+        dh_cg_held_offer(s, slot, file, fd);
+    else if (fd >= 0)
+        close(fd);
+    return present;
 }
 
 /* Clear what a group had in a hierarchy that it left: absent, not unreadable. */

@@ -1,6 +1,23 @@
 /* cgroup_marks.c - marks on a group's files: due to be read, or without a watch. */
 #include "cgroup/cgroups.h"
 
+/* Return the files of a group about which the kernel notifies, also by a notification about its pod. */
+uint64_t dh_cg_watched(const struct dh_cgroups *c, uint32_t slot)
+{
+    const struct dh_cg_group *p = &c->group[slot];
+
+    return p->watched | (p->parent ? c->group[p->parent - 1].watched & ~c->local : 0);
+}
+
+/* Return the files of a group that did not change lately, and that not every sweep reads. */
+uint64_t dh_cg_still(const struct dh_cgroups *c, uint32_t slot)
+{
+    const struct dh_cg_group *p = &c->group[slot];
+    uint64_t silent = p->oom_registered ? c->swept | c->oom : c->swept;
+
+    return (silent | dh_cg_watched(c, slot)) & ~(p->active | p->was_active);
+}
+
 /* Mark a pod's file as due: it is read for the pod and its containers. The kernel notified about it. */
 void dh_cg_mark_due(struct dh_sampler *s, uint32_t slot, uint32_t file)
 {

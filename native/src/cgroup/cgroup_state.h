@@ -3,6 +3,7 @@
  *
  *   cgroup_files.c  the files of a group, and how their text becomes members of its record
  *   cgroup_hiers.c  the hierarchies of cgroup_mounts.h, and the directories that will contain kubepods
+ *   cgroup_held.c   descriptors that stay open between two reads
  *   cgroup_tree.c   pods and containers, their creation and removal
  *   cgroup_marks.c  marks on a group's files: due, without a watch
  *   cgroup_oom.c    notifications of cgroup v1 about pods that ran out of memory
@@ -25,6 +26,8 @@
 #define DH_CG_VALUES 4
 #define DH_CG_OOM_FDS 256  /* eventfds; a process may have 1,024 descriptors and needs the others for
                               connections */
+#define DH_CG_OTHER_FDS (DH_CG_OOM_FDS + 128) /* descriptors for what is no connection and no held file */
+#define DH_CG_HELD_MAX 65536
 
 enum dh_cg_read {
     DH_CG_SWEPT,    /* without notification: read in every sweep while it changes */
@@ -73,6 +76,15 @@ struct dh_cg_dir {
     char path[DH_CG_PATH];
 };
 
+/* A descriptor that stays open. Links are indices plus one; 0 is none. */
+struct dh_cg_held {
+    int fd; /* -1: unused */
+    uint32_t slot;
+    uint32_t file;
+    uint32_t next;   /* of the same group, or unused */
+    uint64_t digest; /* of the text that was parsed last; 0 = none. Equal text needs no parsing */
+};
+
 /* Links are slots plus one; 0 is none. */
 struct dh_cg_group {
     uint64_t present;    /* files that exist or existed */
@@ -82,9 +94,11 @@ struct dh_cg_group {
     uint64_t pending;    /* notified, not yet read */
     uint64_t active;     /* files that changed, or could not be read, since the last whole sweep */
     uint64_t was_active; /* the same for the sweep period before */
+    uint64_t held;       /* files with an open descriptor */
     uint64_t key;        /* hash of the path, in dh_cgroups.by_path */
     uint64_t born_ns;
     uint32_t parent, child, next;
+    uint32_t held_first; /* index plus one in dh_cgroups.held; 0 = none */
     uint32_t sweeps;
     uint32_t dropped; /* of a pod: its containers without room in the table */
     uint8_t hiers;    /* bit per hierarchy that contains it; 0 = free slot */
@@ -117,6 +131,10 @@ struct dh_cgroups {
     int64_t sweep_debt;       /* groups by which the sweep is late (or, if negative, early), times sweep_ns */
     uint32_t base_pod;        /* slot + 1 of the pod that is being swept; 0 = none */
     int base_fd[DH_CG_HIERS]; /* the pod's directories, O_PATH, opened when first needed; -1 = not yet */
+    struct dh_cg_held *held;  /* held_max entries, of which the first held_used were used */
+    uint32_t held_max, held_used, held_num;
+    uint32_t held_free;       /* first unused entry below held_used, plus one */
+    uint32_t held_hand;       /* where the next search for a file of lower rank begins */
     uint64_t slice_ns;        /* time since the last slice of the sweep */
     uint64_t retry_ns;        /* when missing directories were last checked */
     int oom_timer_fd;         /* timer of the second read after an OOM; exists with dh_sampler.oom_fd */

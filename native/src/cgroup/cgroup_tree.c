@@ -242,7 +242,7 @@ void dh_cg_watch_ended(struct dh_sampler *s, uint64_t watch)
     s->cgroups->group[watch_index(watch)].watched &= ~bit;
 }
 
-/* Drop the watches of a group in a hierarchy. */
+/* Drop the watches and close the descriptors of a group in a hierarchy. */
 static void drop_watches(struct dh_sampler *s, uint32_t slot, uint8_t hier)
 {
     struct dh_cgroups *c = s->cgroups;
@@ -264,6 +264,7 @@ static void drop_watches(struct dh_sampler *s, uint32_t slot, uint8_t hier)
         dh_cg_count_unwatched(s, true, false);
     p->watched &= ~bits;
     p->unwatched &= ~bits;
+    dh_cg_held_drop(s, slot, bits);
     dh_cg_oom_unwatch(s, slot, hier);
 }
 
@@ -333,7 +334,10 @@ void dh_cg_group_read(struct dh_sampler *s, uint32_t slot, uint8_t hier)
         return;
     }
     for (uint32_t i = 0; i < c->files; i++) {
-        if (c->file[i].hier == hier && !dh_cg_file_read(s, slot, i)) {
+        if (c->file[i].hier != hier)
+            continue;
+        dh_cg_held_drop(s, slot, DH_CG_FILE_BIT(i)); /* another file may have its name by now */
+        if (!dh_cg_file_read(s, slot, i, false)) {
             dh_cg_group_leave(s, slot, hier);
             return;
         }

@@ -78,6 +78,8 @@ int dh_cgroups_make(struct dh_sampler *s)
     if (!c->pending || dh_map_make(&c->by_path, s->opt.group_max) ||
         dh_map_make(&c->by_wd, s->opt.group_max * 5 + DH_CG_DIRS))
         return -ENOMEM;
+    if (dh_cg_held_make(s))
+        return -ENOMEM;
     inotify_open(s);
     return 0;
 }
@@ -91,6 +93,7 @@ void dh_cgroups_free(struct dh_sampler *s)
     for (uint32_t i = 0; i < c->hiers; i++)
         close(c->hier[i].fd);
     dh_cg_oom_free(s);
+    dh_cg_held_free(s);
     if (c->group)
         munmap(c->group, group_bytes(s));
     dh_map_free(&c->by_path);
@@ -133,10 +136,9 @@ static uint64_t swept_files(const struct dh_sampler *s, uint32_t slot)
 {
     const struct dh_cgroups *c = s->cgroups;
     const struct dh_cg_group *p = &c->group[slot];
-    uint64_t watched = p->watched | (p->parent ? c->group[p->parent - 1].watched & ~c->local : 0);
     uint64_t mask = 0;
 
-    for (uint64_t m = p->present & ~watched; m; m &= m - 1) {
+    for (uint64_t m = p->present & ~dh_cg_watched(c, slot); m; m &= m - 1) {
         const struct dh_cg_file *f = &c->file[__builtin_ctzll(m)];
 
         if (f->spec->read != DH_CG_RARE && !size_idle(s, f))
@@ -151,11 +153,7 @@ static uint64_t swept_files(const struct dh_sampler *s, uint32_t slot)
  */
 static uint64_t active_files(const struct dh_sampler *s, uint32_t slot)
 {
-    const struct dh_cgroups *c = s->cgroups;
-    const struct dh_cg_group *p = &c->group[slot];
-    uint64_t silent = p->oom_registered ? c->swept | c->oom : c->swept;
-
-    return swept_files(s, slot) & ~(silent & ~(p->active | p->was_active));
+    return swept_files(s, slot) & ~dh_cg_still(s->cgroups, slot);
 }
 
 static uint64_t limits_of(const struct dh_cgroups *c, const struct dh_cg_file *counter)
@@ -186,7 +184,7 @@ static bool files_read(struct dh_sampler *s, uint32_t slot, uint64_t files)
         const struct dh_cg_file *f = &c->file[__builtin_ctzll(files)];
 
         s->wake = false;
-        present = dh_cg_file_read(s, slot, (uint32_t)(f - c->file));
+        present = dh_cg_file_read(s, slot, (uint32_t)(f - c->file), true);
         files &= files - 1;
         if (s->wake) {
             woke = true;
@@ -210,8 +208,8 @@ static void sweep_group(struct dh_sampler *s, uint32_t slot, bool whole)
             dh_cg_pod_list(s, slot, h);
 }
 
-/* Read the same files and nothing else: the lower bound of a sweep. */
-static int64_t read_group_bare(struct dh_sampler *s, uint32_t slot)
+/* Read the same files and nothing else: the lower bound of a sweep. With @opens, held files are opened too. */
+static int64_t read_group_bare(struct dh_sampler *s, uint32_t slot, bool opens)
 {
     struct dh_cgroups *c = s->cgroups;
     int64_t reads = 0;
@@ -220,8 +218,14 @@ static int64_t read_group_bare(struct dh_sampler *s, uint32_t slot)
         uint32_t file = (uint32_t)__builtin_ctzll(m);
         char path[DH_CG_PATH + 64], text[8192];
         size_t skip;
-        int dir = dh_cg_base_dir(s, slot, c->file[file].hier, &skip);
+        const struct dh_cg_held *held = opens ? NULL : dh_cg_held_find(c, slot, file);
+        int dir;
 
+        if (held) {
+            reads += pread(held->fd, text, sizeof(text), 0) >= 0;
+            continue;
+        }
+        dir = dh_cg_base_dir(s, slot, c->file[file].hier, &skip);
         dh_cg_path(s, slot, file, path);
         reads += dh_sampler_read_file(s, dir, path + skip, text, sizeof(text)) >= 0;
     }
@@ -262,13 +266,13 @@ static void age_activity(struct dh_cg_group *p)
     p->active = 0;
 }
 
-enum sweep_kind { POD_SWEEP, POD_WHOLE, POD_RESYNC, POD_BARE };
+enum sweep_kind { POD_SWEEP, POD_WHOLE, POD_RESYNC, POD_BARE, POD_BARE_OPENS };
 
-/* Sweep one pod and its containers. Adds up its groups. Return: for POD_BARE, the number of reads. */
+/* Sweep one pod and its containers. Adds up its groups. Return: in a bare sweep, the number of reads. */
 static int64_t pod_sweep(struct dh_sampler *s, uint32_t pod, enum sweep_kind kind, uint32_t *groups)
 {
     struct dh_cgroups *c = s->cgroups;
-    bool ages = kind != POD_BARE && is_whole_sweep(c, pod);
+    bool bare = kind == POD_BARE || kind == POD_BARE_OPENS, ages = !bare && is_whole_sweep(c, pod);
     int64_t reads = 0;
 
     base_dir_open(c, pod);
@@ -276,11 +280,11 @@ static int64_t pod_sweep(struct dh_sampler *s, uint32_t pod, enum sweep_kind kin
         if (slot != pod + 1)
             next = c->group[slot - 1].next;
         ++*groups;
-        c->group[slot - 1].sweeps += kind != POD_BARE;
+        c->group[slot - 1].sweeps += !bare;
         if (ages)
             age_activity(&c->group[slot - 1]);
-        if (kind == POD_BARE)
-            reads += read_group_bare(s, slot - 1);
+        if (bare)
+            reads += read_group_bare(s, slot - 1, kind == POD_BARE_OPENS);
         else if (kind == POD_RESYNC)
             resync_group(s, slot - 1);
         else
@@ -297,15 +301,30 @@ static bool is_pod(const struct dh_cgroups *c, uint32_t slot)
     return c->group[slot].hiers && !c->group[slot].parent;
 }
 
-int64_t dh_cgroups_sweep(struct dh_sampler *s, bool bare)
+/* Sweep all pods. @groups: their groups, added up. Return: in a bare sweep, the number of reads. */
+static int64_t all_sweep(struct dh_sampler *s, enum sweep_kind kind, uint32_t *groups)
 {
     int64_t reads = 0;
-    uint32_t groups = 0;
 
     for (uint32_t slot = 0; slot < s->work->head.groups; slot++)
         if (is_pod(s->cgroups, slot))
-            reads += pod_sweep(s, slot, bare ? POD_BARE : POD_WHOLE, &groups);
-    return bare ? reads : groups;
+            reads += pod_sweep(s, slot, kind, groups);
+    return reads;
+}
+
+int64_t dh_cgroups_sweep(struct dh_sampler *s)
+{
+    uint32_t groups = 0;
+
+    all_sweep(s, POD_WHOLE, &groups);
+    return groups;
+}
+
+int64_t dh_cgroups_lower_bound(struct dh_sampler *s, bool opens)
+{
+    uint32_t groups = 0;
+
+    return all_sweep(s, opens ? POD_BARE_OPENS : POD_BARE, &groups);
 }
 
 /* Whether no watch reports that a pod or one of its containers is created or removed. */

@@ -23,6 +23,17 @@ bool dh_is_absence(int err);
  */
 bool dh_is_own_failure(int err);
 
+/* dh_open_file_bytes() - return the kernel memory of an open file that was read. */
+size_t dh_open_file_bytes(void);
+
+/*
+ * dh_fd_read() - read an open file once, from its start.
+ * @buf, @reads: as for dh_file_read()
+ *
+ * Return: as dh_file_read().
+ */
+int64_t dh_fd_read(int fd, char *buf, size_t cap, uint64_t *reads);
+
 /*
  * dh_file_read() - open a file, read it once, and close it.
  * @dir_fd: directory of the relative @path

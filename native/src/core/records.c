@@ -12,11 +12,10 @@
 #include "core/sampler.h"
 
 /*
- * Measured kernel memory behind one watch (with the inode and dentry that it pins) and one open file. An
- * eventfd with its registrations costs as much as a watch.
+ * Measured kernel memory behind one watch, with the inode and dentry that it pins. An eventfd with its
+ * registrations costs as much.
  */
 #define WATCH_BYTES 760
-#define DESCRIPTOR_BYTES 4400
 
 static struct dh_tables *tables_map(size_t bytes)
 {
@@ -308,7 +307,7 @@ static void publish_dirty(struct dh_sampler *s)
     s->node_dirty = 0;
     s->group_dirty_num = 0;
     from->head.kernel_bytes = (from->head.watches + s->oom_fds) * WATCH_BYTES +
-                              (from->head.descriptors - s->oom_fds) * DESCRIPTOR_BYTES;
+                              (from->head.descriptors - s->oom_fds) * dh_open_file_bytes();
     if (s->head_dirty)
         dh_words_store(&to->head, &from->head, sizeof(from->head));
 }

@@ -387,21 +387,23 @@ int64_t dh_sampler_sweep(struct dh_sampler *s)
     if (s->worker.running)
         return -EBUSY;
     s->now_ns = dh_now_ns();
-    groups = dh_cgroups_sweep(s, false);
+    groups = dh_cgroups_sweep(s);
     dh_sampler_publish(s);
     dh_sampler_notify(s);
     return groups;
 }
 
-int64_t dh_sampler_lower_bound(struct dh_sampler *s, int sweep)
+int64_t dh_sampler_lower_bound(struct dh_sampler *s, uint32_t bare)
 {
     int64_t reads;
 
     if (s->worker.running)
         return -EBUSY;
+    if (bare >= DH_BARE_NUM)
+        return -EINVAL;
     reads = dh_cached_file_read_bare(&s->online) + dh_hugepages_lower_bound(s);
-    if (sweep)
-        reads += dh_cgroups_sweep(s, true);
+    if (bare != DH_BARE_PASS)
+        reads += dh_cgroups_lower_bound(s, bare == DH_BARE_OPENS);
     return reads;
 }
 

@@ -453,3 +453,24 @@ int dh_text_container(const char *name, size_t n, char id[DH_NAME_LEN])
     memcpy(id, text.s, text.n);
     return 0;
 }
+
+static uint64_t mix(uint64_t digest, uint64_t word)
+{
+    digest = (digest ^ word) * 0xff51afd7ed558ccdull;
+    return digest ^ digest >> 32;
+}
+
+uint64_t dh_text_digest(const char *text, size_t n)
+{
+    uint64_t digest = n, word;
+    size_t at = 0;
+
+    for (; n - at >= sizeof(word); at += sizeof(word)) {
+        memcpy(&word, text + at, sizeof(word));
+        digest = mix(digest, word);
+    }
+    for (word = 1; at < n; at++)
+        word = word << 8 | (unsigned char)text[at];
+    digest = mix(digest, word);
+    return digest ? digest : 1;
+}

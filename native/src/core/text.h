@@ -170,4 +170,10 @@ int dh_text_pod(const char *name, size_t n, char uid[DH_UID_LEN]);
  */
 int dh_text_container(const char *name, size_t n, char id[DH_NAME_LEN]);
 
+/*
+ * dh_text_digest() - return a number that differs for different texts, never 0. Two texts of which one is a
+ * later one of the same file have the same digest with a chance of 2^-64.
+ */
+uint64_t dh_text_digest(const char *text, size_t n);
+
 #endif
