@@ -17,7 +17,7 @@ from agent.bench.budgets import FILE
 from agent.bench.file_trees import temporary_directory, write_sysfs
 from agent.bench.guards import (
     KINDS,
-    RATIO_GROUPS,
+    RATIOS,
     BudgetGuard,
     GuardContext,
     GuardResult,
@@ -53,7 +53,7 @@ def test_each_exact_budget_has_a_guard() -> None:
     names = set(KINDS["instructions"].names)
     for baselines in BUDGETS["instructions"].values():
         assert set(baselines) == names | {f"{name}_calls" for name in names}
-    assert RATIO_GROUPS.keys() <= BUDGETS["ratio"].keys()
+    assert RATIOS.keys() <= BUDGETS["ratio"].keys()
 
 
 def test_guard_without_budget_raises(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from agent.bench import budgets, exact_counts, idle_counts
 from agent.bench.budgets import FILE
 from agent.bench.exact_counts import DriverProgram
 from agent.bench.file_trees import real_or_file_tree, temporary_directory
+from agent.bench.python_readers import sweep_files
 from agent.bench.result import MeasurementError
+from agent.bench.suites import poll
 from agent.bench.suites.encode import health_entries
-from agent.bench.suites.poll import open_sampler
 from agent.bench.timing import Contender, MedianInterval, paired_ratio, time_contenders
 from agent.native.health_encoder import encode_health_lists
 
@@ -37,13 +38,28 @@ WAKEUP_COUNTERS: Final[Mapping[str, Callable[[], int]]] = {
     "quiet_minute": idle_counts.count_evaluations,
 }
 MESSAGE_DEVICES: Final = {f"health_{devices}_devices": devices for devices in (8, 128, 1000)}
-RATIO_GROUPS: Final = {
-    "poll.pass.warm.core": 0,
-    "poll.groups100.warm.core": 100,
-    "poll.groups1000.warm.core": 1000,
+
+
+class GuardedRatio(NamedTuple):
+    """Two ways to read the machine's files and cgroups, whose times are compared."""
+
+    groups: int
+    """Number of cgroups."""
+    timed: str = "core"
+    reference: str = "floor"
+    """Contender whose time is the unit."""
+
+
+RATIOS: Final = {
+    "poll.pass.warm.core": GuardedRatio(0),
+    "poll.groups100.warm.core": GuardedRatio(100),
+    "poll.groups1000.warm.core": GuardedRatio(1000),
+    "poll.groups100.half_to_its_calls": GuardedRatio(100, "half", "half_floor"),
+    "poll.groups100.core_to_openat": GuardedRatio(100, "core", "opens_floor"),
+    "poll.groups100.core_to_python": GuardedRatio(100, "core", "good"),
 }
-"""Number of cgroups that the C core reads, by key of the guarded result row. Rows ``situ`` have no guard,
-because the pauses between their passes take minutes."""
+"""Guarded ratios by their keys; one of a result row has its key. Rows ``situ`` have no guard, because the
+pauses between their passes take minutes."""
 
 
 class GuardResult(NamedTuple):
@@ -169,14 +185,12 @@ def _exact_result(measured: float, budget: float) -> GuardResult:
 
 def _check_ratio(context: GuardContext, name: str) -> GuardResult:
     budget = float(context.budget("ratio", name))
-    measured = _measure_ratio_to_lower_bound(RATIO_GROUPS[name])
+    measured = _measure_ratio(RATIOS[name])
     for _ in range(RATIO_TRIES - 1):
         if measured.median <= budget * (1 + RATIO_TOLERANCE):
             break
-        measured = min(
-            measured, _measure_ratio_to_lower_bound(RATIO_GROUPS[name]), key=lambda ratio: ratio.median
-        )
-    value = f"{measured.median:.2f}x the lower bound [{measured.low:.2f}, {measured.high:.2f}]"
+        measured = min(measured, _measure_ratio(RATIOS[name]), key=lambda ratio: ratio.median)
+    value = f"{measured.median:.2f}x {RATIOS[name].reference} [{measured.low:.2f}, {measured.high:.2f}]"
     return GuardResult(
         value,
         f"{budget:.2f}x, or {RATIO_TOLERANCE:.0%} over",
@@ -184,23 +198,23 @@ def _check_ratio(context: GuardContext, name: str) -> GuardResult:
     )
 
 
-def _measure_ratio_to_lower_bound(groups: int) -> MedianInterval:
-    with contextlib.ExitStack() as stack:
-        tree = stack.enter_context(real_or_file_tree(groups))[0] if groups else None
-        sampler = open_sampler(tree)
+def _measure_ratio(guarded: GuardedRatio) -> MedianInterval:
+    with poll.raised_descriptor_limit(), contextlib.ExitStack() as stack:
+        tree = stack.enter_context(real_or_file_tree(guarded.groups))[0] if guarded.groups else None
+        sampler = poll.open_sampler(tree)
         stack.callback(sampler.stop, 1.0)
-
-        def core() -> None:
-            sampler.run_pass()
-            if groups:
-                sampler.run_sweep()
-
-        contenders = [
-            Contender("core", "", core),
-            Contender("floor", "", lambda: sampler.run_lower_bound(sweep=groups > 0)),
-        ]
-        timed = time_contenders(contenders, rounds=ROUNDS, limit_s=LIMIT_S).timed
-        return paired_ratio(timed["core"], timed["floor"])
+        if tree:
+            sampler.run_sweep()
+            files = sweep_files(tree, poll.read_snapshot(sampler))
+            contenders = poll.cgroup_contenders(tree, sampler, files, stack)
+        else:
+            contenders = [
+                Contender("core", "", sampler.run_pass),
+                Contender("floor", "", lambda: sampler.run_lower_bound(sweep=False)),
+            ]
+        pair = [one for one in contenders if one.key in {guarded.timed, guarded.reference}]
+        timed = time_contenders(pair, rounds=ROUNDS, limit_s=LIMIT_S).timed
+        return paired_ratio(timed[guarded.timed], timed[guarded.reference])
 
 
 BUILD_TOOLS: Final = ("cc", "gcc", "make")
@@ -211,7 +225,7 @@ KINDS: Final[Mapping[str, GuardKind]] = {
     "system_calls": GuardKind((*BUILD_TOOLS, "strace"), tuple(WORKLOADS_BY_NAME), _check_system_calls),
     "instructions": GuardKind((*BUILD_TOOLS, "valgrind"), tuple(WORKLOADS_BY_NAME), _check_instructions),
     "wakeups": GuardKind((), tuple(WAKEUP_COUNTERS), _check_wakeups),
-    "ratio": GuardKind((), tuple(RATIO_GROUPS), _check_ratio),
+    "ratio": GuardKind((), tuple(RATIOS), _check_ratio),
 }
 """Kinds of guards in the order in which they are checked: quick ones first."""
 

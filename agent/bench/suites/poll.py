@@ -4,10 +4,11 @@ Warm: passes back to back, as in a profiler. In situ: one pass after 100 ms of s
 10 Hz; caches are cold, and a pass takes two to nine times as long.
 """
 
+import contextlib
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -37,7 +38,10 @@ SYSFS: Final = Path("/sys")
 COLD_LIMIT_S: Final = 60.0
 LOWER_BOUND: Final = "lower bound: bare system calls"
 CALL_NOTE: Final = "core and lower bound include one call from Python each (0.2 us)"
-DESCRIPTOR_KIB: Final = 4.4  # kernel memory of a descriptor after its first read: its seq_file buffer
+DESCRIPTOR_BYTES: Final = os.sysconf("SC_PAGESIZE") + 512
+"""Kernel memory of a descriptor after its first read, as the C core counts it [bytes]."""
+HELD_ALL: Final = 64 << 20
+"""Kernel memory that is enough for the descriptors of all files [bytes]."""
 
 
 def run(run_size: RunSize) -> SuiteOutcome:
@@ -53,8 +57,13 @@ def run(run_size: RunSize) -> SuiteOutcome:
     return outcome
 
 
-def open_sampler(tree: CgroupTree | None) -> Sampler:
-    """Return a C sampler after its first pass; the benchmark runs all further passes and sweeps."""
+def open_sampler(tree: CgroupTree | None, held_bytes: int = HELD_ALL) -> Sampler:
+    """Return a C sampler after its first pass; the benchmark runs all further passes and sweeps.
+
+    Args:
+        tree: Cgroups to read; None: none.
+        held_bytes: Kernel memory for descriptors of cgroup files, which the first sweep opens.
+    """
     sampler = Sampler(
         SamplerOptions(
             sysfs_root=SYSFS,
@@ -63,10 +72,53 @@ def open_sampler(tree: CgroupTree | None) -> Sampler:
             period_ns=NS // 100,
             sweep_ns=3600 * NS,
             resync_ns=3600 * NS,
+            held_bytes=held_bytes,
         )
     )
     sampler.run_pass()
     return sampler
+
+
+def cgroup_contenders(
+    tree: CgroupTree, sampler: Sampler, files: Sequence[ReadFile], stack: contextlib.ExitStack
+) -> list[Contender]:
+    """Return the contenders that read all files of a sweep: the C core, with all and with half of the files
+    held, the bare system calls of both, those that open each file, and good Python.
+
+    Args:
+        tree: Cgroups.
+        sampler: Sampler over `tree` that may hold all files; it has made a sweep.
+        files: Files of the sweep.
+        stack: Closes what the contenders use.
+
+    Raises:
+        OSError: Too few descriptors for good Python.
+    """
+    half = open_sampler(tree, len(files) // 2 * DESCRIPTOR_BYTES)
+    stack.callback(half.stop, 1.0)
+    half.run_sweep()
+    good = KeptDescriptorReader(files)
+    stack.callback(good.close)
+    mib = len(files) * DESCRIPTOR_BYTES / (1 << 20)
+    return [
+        Contender("core", "core: a pass, and a sweep of held files", lambda: _pass_and_sweep(sampler)),
+        Contender("floor", LOWER_BOUND, lambda: sampler.run_lower_bound(sweep=True)),
+        Contender(
+            "opens_floor",
+            "bare system calls: openat, read and close of the same files",
+            lambda: sampler.run_lower_bound(sweep=True, opens=True),
+        ),
+        Contender("half", "core: half of the files are held", lambda: _pass_and_sweep(half)),
+        Contender("half_floor", "bare system calls of that", lambda: half.run_lower_bound(sweep=True)),
+        Contender(
+            "good", f"good Python: {len(files)} kept descriptors ({mib:.1f} MiB of kernel memory)", good
+        ),
+    ]
+
+
+def _pass_and_sweep(sampler: Sampler) -> None:
+    sampler.run_pass()
+    sampler.run_sweep()
 
 
 def read_snapshot(sampler: Sampler) -> Snapshot:
@@ -124,45 +176,37 @@ def check_read_counts(workload: str, core: int, lower_bound: int, files: int) ->
 
 
 def _measure_cgroups(run_size: RunSize, outcome: SuiteOutcome, tree: CgroupTree) -> None:
-    sampler = open_sampler(tree)
-    before = read_snapshot(sampler)
-    if len(before.groups) != len(tree.groups):
-        raise ResultMismatch(
-            f"sweep: {len(tree.groups)} cgroups exist, the C core found {len(before.groups)}"
-        )
-    files = sweep_files(tree, before)
-    machine = machine_files(SYSFS)
-    sampler.run_sweep()
-    snapshot = read_snapshot(sampler)
-    reads = snapshot.core.reads - before.core.reads
-    check_read_counts("sweep", reads, sampler.run_lower_bound(sweep=True) - len(machine), len(files))
-    plain = ReopeningReader(files)
-    if (unique := len(plain())) != len(files):
-        raise ResultMismatch(
-            f"sweep: values of {len(files)} files have only {unique} keys; not all can be compared"
-        )
-    values = flatten_values(plain())
-    check_equal("sweep", sweep_values(snapshot, values), values)
-
-    def pass_and_sweep() -> None:
-        sampler.run_pass()
-        sampler.run_sweep()
-
-    contenders = [
-        Contender("core", "core: a pass, and a sweep with openat", pass_and_sweep),
-        Contender("floor", LOWER_BOUND, lambda: sampler.run_lower_bound(sweep=True)),
-    ]
-    notes = [f"{len(values)} values equal; {reads} opens and reads, and {len(machine)} of the global pass"]
     count = len(tree.groups)
-    with _raised_descriptor_limit(len(files) + 256):
-        good = _open_good_reader(files, outcome, count)
-        if good:
-            check_equal("sweep", values, flatten_values(good()))
-            kib = len(files) * DESCRIPTOR_KIB
-            label = f"good Python: {len(files)} kept descriptors ({kib / 1024:.1f} MiB of kernel memory)"
-            contenders.append(Contender("good", label, good))
+    with raised_descriptor_limit(), contextlib.ExitStack() as stack:
+        sampler = open_sampler(tree)
+        stack.callback(sampler.stop, 1.0)
+        before = read_snapshot(sampler)
+        if len(before.groups) != count:
+            raise ResultMismatch(f"sweep: {count} cgroups exist, the C core found {len(before.groups)}")
+        files = sweep_files(tree, before)
+        machine = machine_files(SYSFS)
+        sampler.run_sweep()
+        snapshot = read_snapshot(sampler)
+        reads = snapshot.core.reads - before.core.reads
+        check_read_counts("sweep", reads, sampler.run_lower_bound(sweep=True) - len(machine), len(files))
+        plain = ReopeningReader(files)
+        if (unique := len(plain())) != len(files):
+            raise ResultMismatch(
+                f"sweep: values of {len(files)} files have only {unique} keys; not all can be compared"
+            )
+        values = flatten_values(plain())
+        check_equal("sweep", sweep_values(snapshot, values), values)
+        if (held := snapshot.core.descriptors - before.core.descriptors) != len(files):
+            outcome.skipped.append(f"poll: {count} cgroups: only {held} of {len(files)} files can be held")
+            return
+        try:
+            contenders = cgroup_contenders(tree, sampler, files, stack)
+        except OSError as error:
+            outcome.skipped.append(f"poll: {count} cgroups: {os.strerror(error.errno or 0)}")
+            return
         contenders.append(Contender("plain", "plain Python: open, read, parse", plain))
-        notes += [
+        notes = [
+            f"{len(values)} values equal; {reads} reads, and {len(machine)} of the global pass",
             "psutil and pynvml do not read cgroups",
             "good and plain Python without the files of the global pass",
             CALL_NOTE,
@@ -171,28 +215,13 @@ def _measure_cgroups(run_size: RunSize, outcome: SuiteOutcome, tree: CgroupTree)
         _measure_warm_and_cold(
             run_size, outcome, f"groups{count}", section, f"{count} cgroups, ", contenders, notes
         )
-        if good:
-            good.close()
-    sampler.stop(1.0)
 
 
-def _open_good_reader(
-    files: Sequence[ReadFile], outcome: SuiteOutcome, count: int
-) -> KeptDescriptorReader | None:
-    try:
-        return KeptDescriptorReader(files)
-    except OSError as error:
-        outcome.skipped.append(f"poll: good Python over {count} cgroups: {os.strerror(error.errno or 0)}")
-        return None
-
-
-@contextmanager
-def _raised_descriptor_limit(descriptors: int) -> Iterator[None]:
-    """Raise the descriptor limit of this process within the block, up to the hard limit."""
+@contextlib.contextmanager
+def raised_descriptor_limit() -> Iterator[None]:
+    """Raise the descriptor limit of this process to the hard limit within the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = descriptors if hard == resource.RLIM_INFINITY else min(descriptors, hard)
-    if soft != resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         yield
     finally:
