@@ -78,6 +78,12 @@ class RecordingPublisher:
         self.reports: list[tuple[float, Report]] = []
         self.alive: list[float] = []
         self.evaluated: list[Report] = []
+        self.repeated: list[float] = []
+        """Times of the reports that repeat the one before."""
+
+    def repeat(self, report: Report) -> None:
+        self.publish(report)
+        self.repeated.append(self.times[-1])
 
     def publish(self, report: Report) -> None:
         self.reports.append((trio.current_time() - self.start_s, report))
@@ -135,6 +141,7 @@ class Running:
             notify_watchdog=self.listener.notify_watchdog,
             jitter=lambda: jitter,
             on_evaluated=self.listener.evaluated.append,
+            repeat=self.listener.repeat,
         )
 
     async def until(self, end_s: float, *story: tuple[float, object]) -> RecordingPublisher:
@@ -269,6 +276,12 @@ async def test_wake_without_change_is_not_published(autojump_clock: MockClock, s
 async def test_change_postpones_the_heartbeat(autojump_clock: MockClock, source: PaperSource) -> None:
     published = await Running(source).until(25, (7, lambda: source.shrink(9)))
     assert published.times == [0, 7, 17]
+
+
+async def test_only_heartbeats_repeat_a_report(autojump_clock: MockClock, source: PaperSource) -> None:
+    published = await Running(source).until(31, (15, lambda: source.shrink(4)))
+    assert published.times == [0.0, 10.0, 15.0, 25.0]
+    assert published.repeated == [10.0, 25.0]
 
 
 @pytest.mark.parametrize(("jitter", "every_s"), [(0, 10), (0.5, 9.5), (1, 9)])

@@ -98,6 +98,13 @@ MISTAKES: Final = {
         "        due_ns, publish_ns = self._clock().mono_ns + NS, self._next_publish_ns()\n",
         ("wakeups.quiet_minute",),
     ),
+    "a heartbeat wakes the core thread twice": Mistake(
+        "agent/app/daemon.py",
+        "        self._note_report(report)\n        self._publish_to_clients(report)\n",
+        "        self._note_report(report)\n        self._publish_to_clients(report)\n"
+        "        yield_to_senders()\n",
+        ("heartbeat_waits.core",),
+    ),
     "an evaluation that retains memory": Mistake(
         "agent/engine/step.py",
         "    settings = state.settings\n    started = ",

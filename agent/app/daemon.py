@@ -183,6 +183,7 @@ class Daemon:
             timing=self._loop_timing(config),
             clock=read_clocks,
             publish=self._publish,
+            repeat=self._repeat,
             save_state=self._checkpoint.set_newest,
             notify_watchdog=self._notify_watchdog,
             jitter=random.random,
@@ -273,13 +274,25 @@ class Daemon:
 
     def _publish(self, report: Report) -> None:
         """Publish a health report: to the drivers' taints, then to the sockets, then to all other users."""
+        self._publish_to_clients(report)
+        yield_to_senders()
+        if report.clear_results:
+            self._answer_clear_requests(report.clear_results)
+        self._note_report(report)
+
+    def _repeat(self, report: Report) -> None:
+        """Publish a report that repeats the last one: to the sockets last, so that the core thread leaves the
+        interpreter to the I/O thread without a second wake."""
+        self._note_report(report)
+        self._publish_to_clients(report)
+
+    def _publish_to_clients(self, report: Report) -> None:
         if self._latest.is_delivered():
             self._unread_since_ns = report.at.mono_ns
         self._sessions.update_taints(report, report.at)
         self._hub.publish(report)
-        yield_to_senders()
-        if report.clear_results:
-            self._answer_clear_requests(report.clear_results)
+
+    def _note_report(self, report: Report) -> None:
         self._pods.note_report(report)
         if self._config.history_rows:
             self._verdict_recorder.note_report(report)

@@ -174,6 +174,10 @@ def _check_wakeups(context: GuardContext, name: str) -> GuardResult:
     return _exact_result(WAKEUP_COUNTERS[name](), context.budget("wakeups", name))
 
 
+def _check_heartbeat_waits(context: GuardContext, name: str) -> GuardResult:
+    return _exact_result(idle_counts.count_heartbeat_waits()[name], context.budget("heartbeat_waits", name))
+
+
 def _check_message_bytes(context: GuardContext, name: str) -> GuardResult:
     measured = sum(len(message) for message in encode_health_lists(health_entries(MESSAGE_DEVICES[name])))
     return _exact_result(measured, context.budget("bytes", name))
@@ -225,6 +229,7 @@ KINDS: Final[Mapping[str, GuardKind]] = {
     "system_calls": GuardKind((*BUILD_TOOLS, "strace"), tuple(WORKLOADS_BY_NAME), _check_system_calls),
     "instructions": GuardKind((*BUILD_TOOLS, "valgrind"), tuple(WORKLOADS_BY_NAME), _check_instructions),
     "wakeups": GuardKind((), tuple(WAKEUP_COUNTERS), _check_wakeups),
+    "heartbeat_waits": GuardKind(("strace",), idle_counts.HEARTBEAT_THREADS, _check_heartbeat_waits),
     "ratio": GuardKind((), tuple(RATIOS), _check_ratio),
 }
 """Kinds of guards in the order in which they are checked: quick ones first."""

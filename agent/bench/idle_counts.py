@@ -1,17 +1,20 @@
 """Exact counts of an idle agent: wakeups of Python, and memory that evaluations retain.
 
 The C core makes real passes at its shortest period, so that one minute of an agent at 10 Hz takes six
-seconds. The engine loop runs on a mock clock.
+seconds. The engine loop runs on a mock clock; the waits of a heartbeat are those of a whole agent.
 """
 
 import contextlib
 import gc
 import os
+import re
 import select
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -19,6 +22,7 @@ import trio
 from trio.testing import MockClock
 
 from agent.bench.file_trees import temporary_directory, write_cgroup_files, write_sysfs
+from agent.bench.processes import driver_socket, start_agent
 from agent.bench.result import MeasurementError
 from agent.config.config import Config
 from agent.engine.loop import EngineLoop, LoopTiming
@@ -76,6 +80,69 @@ def count_evaluations() -> int:
         return trio.run(_count_minute, source, clock=MockClock(autojump_threshold=0))
     finally:
         os.close(source.fileno())
+
+
+HEARTBEATS: Final = 12
+HEARTBEAT_THREADS: Final = ("core", "io")
+"""Threads whose waits are counted: the core thread (Trio) and the I/O thread (asyncio)."""
+_WAIT: Final = re.compile(r"(?:epoll_p?wait2?|p?poll|p?select[6]?|clock_nanosleep)\(")
+_NO_WAIT: Final = re.compile(r", 0(?:, NULL, 8)?\) +=")
+_CORE_BEAT: Final = re.compile(r"sendto\(.* = 1$")
+"""The core thread wakes the I/O thread, with a byte."""
+_IO_BEAT: Final = re.compile(r"recvfrom\(.* = 1$")
+"""The I/O thread takes that byte."""
+
+
+def count_heartbeat_waits() -> Mapping[str, float]:
+    """Count how often each thread of HEARTBEAT_THREADS waits in the kernel per heartbeat of an agent without
+    clients. Waits for Python's interpreter lock are not counted.
+
+    The result is the median over HEARTBEATS, since the machine may delay an agent so that it reads again.
+
+    Raises:
+        SamplerStalled: The agent has too few heartbeats.
+    """
+    with temporary_directory() as root:
+        tree = write_cgroup_files(root / "cgroup", GROUPS)
+        flags = ["--cgroupfs-root", str(tree.cgroupfs)]
+        with start_agent(root, flags, config='[stream]\nheartbeat = "250ms"\n') as pid:
+            deadline = time.monotonic() + STALL_S
+            while not driver_socket(root).exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            command = ["strace", "-ff", "-qq", "-o", str(root / "strace"), "-p", str(pid)]
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as tracer:
+                try:
+                    return _read_heartbeat_waits(root, pid, tracer)
+                finally:
+                    tracer.terminate()
+
+
+def _read_heartbeat_waits(root: Path, pid: int, tracer: "subprocess.Popen[bytes]") -> Mapping[str, float]:
+    """Return the waits per heartbeat of the process `pid`, whose system calls strace writes to `root`."""
+    deadline = time.monotonic() + STALL_S + HEARTBEATS
+    while time.monotonic() < deadline:
+        time.sleep(0.25)
+        if tracer.poll() is not None:
+            raise MeasurementError(
+                f"strace: ended with status {tracer.returncode}; it may not trace the agent"
+            )
+        by_thread = {file.suffix: file.read_text(errors="replace") for file in root.glob("strace.*")}
+        core = _waits_between(_CORE_BEAT, by_thread.pop(f".{pid}", ""))
+        io = max((_waits_between(_IO_BEAT, text) for text in by_thread.values()), key=len, default=[])
+        if min(len(core), len(io)) >= HEARTBEATS:
+            return {"core": median(core), "io": median(io)}
+    raise SamplerStalled(f"agent: fewer than {HEARTBEATS} heartbeats in {STALL_S + HEARTBEATS:g} s")
+
+
+def _waits_between(beat: re.Pattern[str], text: str) -> list[int]:
+    """Return the number of waits between each two heartbeats in the system calls of a thread."""
+    counts: list[int] = []
+    for line in text.splitlines():
+        if beat.match(line):
+            counts.append(0)
+        elif counts and _WAIT.match(line) and not _NO_WAIT.search(line):
+            counts[-1] += 1
+    return counts[:-1]
 
 
 def count_retained_blocks() -> float:

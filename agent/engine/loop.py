@@ -92,6 +92,7 @@ class EngineLoop:
         notify_watchdog: Callable[[], None],
         jitter: Callable[[], float],
         on_evaluated: Callable[[Report], None] = lambda _: None,
+        repeat: Callable[[Report], None] | None = None,
     ) -> None:
         """Create a loop that has not evaluated yet.
 
@@ -105,12 +106,15 @@ class EngineLoop:
             notify_watchdog: Called after an evaluation in which all vital sources were alive.
             jitter: Returns a random number from 0 to 1.
             on_evaluated: Called with the report of each evaluation, published or not; must not block.
+            repeat: Called instead of `publish` with a report that repeats the last one, for which no client
+                waits. Default: `publish`.
         """
         self._source = source
         self._state = state
         self._timing = timing
         self._clock = clock
         self._publish = publish
+        self._repeat = repeat or publish
         self._save_state = save_state
         self._notify_watchdog = notify_watchdog
         self._jitter = jitter
@@ -174,8 +178,9 @@ class EngineLoop:
             self._save_state(self._saved_state)
         visible = visible_state(report)
         changed = visible != self._published
-        if changed or report.clear_results or now.mono_ns >= self._heartbeat_ns:
-            self._publish(report)
+        urgent = changed or bool(report.clear_results)
+        if urgent or now.mono_ns >= self._heartbeat_ns:
+            (self._publish if urgent else self._repeat)(report)
             self._published = visible
             self._heartbeat_ns = now.mono_ns + int(
                 self._timing.heartbeat_s * NS * (1 - JITTER * self._jitter())
