@@ -53,10 +53,12 @@ class GuardedRatio(NamedTuple):
 RATIOS: Final = {
     "poll.pass.warm.core": GuardedRatio(0),
     "poll.groups100.warm.core": GuardedRatio(100),
+    "poll.groups500.warm.core": GuardedRatio(500),
     "poll.groups1000.warm.core": GuardedRatio(1000),
     "poll.groups100.half_to_its_calls": GuardedRatio(100, "half", "half_floor"),
     "poll.groups100.core_to_openat": GuardedRatio(100, "core", "opens_floor"),
     "poll.groups100.core_to_python": GuardedRatio(100, "core", "good"),
+    "poll.groups500.core_to_python": GuardedRatio(500, "core", "good"),
 }
 """Guarded ratios by their keys; one of a result row has its key. Rows ``situ`` have no guard, because the
 pauses between their passes take minutes."""

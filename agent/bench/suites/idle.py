@@ -1,7 +1,8 @@
-"""Cost of an idle agent: 10 Hz, 500 cgroups, one subscriber, and no changes.
+"""Cost of an idle agent: 10 Hz, 500 cgroups, 8 GPUs, one subscriber, and no changes.
 
 CPU time is the scheduler's account of each thread (schedstat); wakeups are voluntary context switches. Both
-include the threads that live from the start to the end of the measurement.
+include the threads that live from the start to the end of the measurement, also those of the process that
+calls NVML.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from agent.bench.fake_nvml import FakeNvmlUnavailable, write_gpu_scenario
 from agent.bench.file_trees import real_or_file_tree, temporary_directory
 from agent.bench.processes import (
     HEALTH_METHOD,
@@ -33,6 +35,7 @@ from agent.model.report import AgentStatus
 from agent.serve.agent_api.client import fetch_status
 
 GROUPS: Final = 500
+GPUS: Final = 8
 PERIOD_MS: Final = 100
 LOWER_BOUND: Final = "lower bound: a bare timerfd thread of the same period"
 READY_S: Final = 60.0
@@ -42,6 +45,7 @@ SAMPLER: Final = "dh-sampler"
 LABELS: Final = {
     SAMPLER: "the C sampler",
     "C": "all other C threads",
+    "nvml": "the process that calls NVML",
     "main": "the Trio thread",
     "I/O": "the asyncio thread",
 }
@@ -67,9 +71,17 @@ def run(run_size: RunSize) -> SuiteOutcome:
             outcome.skipped.append(f"idle: {reason}; measured on {tree.backend}")
         flags = ["--period", f"{PERIOD_MS}ms", "--cgroupfs-root", str(tree.cgroupfs)]
         flags += ["--kubelet-cgroup-root", tree.kubelet_root]
+        environment: Mapping[str, str] = {}
+        try:
+            fake = write_gpu_scenario(directory, GPUS)
+        except FakeNvmlUnavailable as unavailable:
+            outcome.skipped.append(f"idle: without GPUs: {unavailable}")
+        else:
+            flags += ["--nvml-library", str(fake.library)]
+            environment = fake.environment
         bound = lower_bound.pid if lower_bound else None
         with (
-            start_agent(directory, flags) as pid,
+            start_agent(directory, flags, environment=environment) as pid,
             start_subscriber(driver_socket(directory), HEALTH_METHOD, "$^") as client,
         ):
             client.wait(lambda line: "found" in line)
@@ -86,11 +98,15 @@ def run(run_size: RunSize) -> SuiteOutcome:
             if run_size.settle_s < NEW_GROUP_S:  # a key without a budget
                 rows[0] = replace(rows[0], key="idle.cpu.new", label=f"{rows[0].label}; all cgroups are new")
             rows.append(_row("heartbeats", "heartbeats in this time", heartbeats, "1"))
+            rows += _heartbeat_rows(before, after, heartbeats)
             rows += _memory_rows(pid)
             rows += _call_rows(run_size, outcome, pid)
             # last: the request costs the agent an import, 20 ms and some memory
             rows += _status_rows(asyncio.run(fetch_status(agent_socket(directory))))
-        title = f"{duration_s:.0f} s without changes; period {PERIOD_MS} ms, {GROUPS} cgroups, {tree.backend}"
+        title = (
+            f"{duration_s:.0f} s without changes; period {PERIOD_MS} ms, {GROUPS} cgroups, "
+            f"{GPUS if environment else 0} GPUs, {tree.backend}"
+        )
         notes = (
             "one subscriber of a driver's socket; a heartbeat every 9 to 10 s",
             client.library,
@@ -124,15 +140,23 @@ def _wait_for_watches(pid: int) -> None:
         time.sleep(0.1)
 
 
-def read_threads(pid: int) -> Mapping[int, ThreadUsage]:
-    """Read CPU time and wakeups of all threads of a process."""
-    found = {}
+def read_threads(pid: int, role: str = "") -> Mapping[int, ThreadUsage]:
+    """Read CPU time and wakeups of all threads of a process, and of its child processes.
+
+    Args:
+        pid: Process.
+        role: Name of all its threads; empty: each has its own.
+    """
+    found: dict[int, ThreadUsage] = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a kernel without CONFIG_PROC_CHILDREN
+            for child in (task / "children").read_text().split():
+                found |= read_threads(int(child), "nvml")
         fields = dict(
             line.split(":\t") for line in (task / "status").read_text().splitlines() if ":\t" in line
         )
         run_ns = int((task / "schedstat").read_text().split()[0])
-        name = _thread_role(fields["Name"], is_main=task.name == str(pid))
+        name = role or _thread_role(fields["Name"], is_main=task.name == str(pid))
         found[int(task.name)] = ThreadUsage(name, run_ns, int(fields["voluntary_ctxt_switches"]))
     return found
 
@@ -173,6 +197,22 @@ def _cpu_rows(
         _row(f"wakeups.{name}", label.format(LABELS[name]), wakeups[name], "1") for name in sorted(wakeups)
     ]
     return rows
+
+
+def _heartbeat_rows(
+    before: Mapping[int, ThreadUsage], after: Mapping[int, ThreadUsage], heartbeats: int
+) -> list[ResultRow]:
+    """Return the wakeups of Python per heartbeat, by thread, also for Python's interpreter and for answers of
+    the subscriber."""
+    wakeups = dict.fromkeys(("main", "I/O"), 0)
+    for tid in before.keys() & after.keys():
+        if (name := after[tid].name) in wakeups:
+            wakeups[name] += after[tid].wakeups - before[tid].wakeups
+    return [
+        _row(f"beat.{name}", f"  wakeups of {LABELS[name]} per heartbeat", number / heartbeats, "1")
+        for name, number in wakeups.items()
+        if heartbeats
+    ]
 
 
 _STRACE_LINE: Final = re.compile(r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+) +(?:\d+ +)?(\w+)$", re.M)
