@@ -146,7 +146,7 @@ def test_schema_accepts_a_file_with_every_key(capsys):
         '[gpu.xids]\n31 = "fatal"',
         '[gpu.xids]\n1000 = "info"',
         "[agent]\nperiod = 1",
-        '[agent]\nperiod = "1 d"',
+        '[agent]\nperiod = "1 week"',
         "[agent]\ndrivers = [1]",
         '[[prepare.patterns]]\nmatch = "x"',
     ],

@@ -203,6 +203,7 @@ FIXED_VALUES = {
     "cgroups.sweep": 10**9,
     "cgroups.resync": 10**9,
     "cgroups.max-groups": 1,
+    "cgroups.held-memory": 0,
     "gpu.watch": False,
     "gpu.process": False,
     "gpu.slow-period": 20 * 10**9,
