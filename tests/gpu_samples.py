@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from agent.health.gpu.catalog import counter_windows_s
-from agent.health.gpu.view import GpuView, SeenGpuFeatures
+from agent.health.gpu.rule_input import GpuRuleInput, SeenGpuFeatures
 from agent.health.rules import CounterGrowth
 from agent.model.gpu import GpuField, GpuOsSample, GpuSample, NvmlSample
 from agent.model.pci import PciSample
@@ -132,7 +132,7 @@ def gpu_view(
     limits: GpuLimits = LIMITS,
     readings: Mapping[GpuField, Reading] = H100,
     **attributes: Any,
-) -> GpuView:
+) -> GpuRuleInput:
     """Return the view of gpu-0, one of eight GPUs.
 
     Args:
@@ -151,7 +151,7 @@ def gpu_view(
             else CounterGrowth(by, float(counter_windows_s(limits)[field]))
         )
     others = [gpu_sample(number=number) for number in range(1, 8)]
-    healthy = GpuView(
+    healthy = GpuRuleInput(
         sample=gpu,
         name="gpu-0",
         seen=SeenGpuFeatures(links_up=ALL_UP, ecc=True, fabric_manager=True),
@@ -165,7 +165,7 @@ def gpu_view(
     return healthy._replace(**attributes)
 
 
-def hanging_view(age_s: float, call: str = "nvmlDeviceGetFieldValues", **attributes: Any) -> GpuView:
+def hanging_view(age_s: float, call: str = "nvmlDeviceGetFieldValues", **attributes: Any) -> GpuRuleInput:
     """Return the view of a GPU whose NVML call has hung for ``age_s``."""
     gpu = gpu_sample(call=call, call_ns=NOW_NS - int(age_s * NS))
     return gpu_view(sample=gpu, **attributes)

@@ -16,7 +16,7 @@ from agent.health.host.cgroup.state import (
     exclusive_cpu_devices,
     exclusive_devices_of_cgroup,
 )
-from agent.health.rules import CLEAN_PASSES, OK, RuleNotEvaluated, RuleResult
+from agent.health.rules import CLEAN_PASSES, OK, RuleInconclusive, RuleResult
 from agent.model.cpuset import parse_cpus
 from agent.model.declared_devices import DeclaredCpus, DeclaredFile, DriverDevice
 from agent.model.health import Finding, NonDeviceCause, Severity
@@ -145,7 +145,7 @@ CASES: Final[list[tuple[str, CgroupRuleInput, RuleResult]]] = [
     (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=1)), info(FROZEN, "frozen")),
     (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=ABSENT)), OK),
     (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=EIO)),
-     RuleNotEvaluated("whether it is still frozen cannot be read")),
+     RuleInconclusive("whether it is still frozen cannot be read")),
     (FROZEN, CgroupRuleInput(POD._replace(frozen=1), containers=(of(SIZES,
      group=CONTAINER._replace(frozen=1)),)),
      OK),

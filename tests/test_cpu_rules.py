@@ -21,9 +21,9 @@ from agent.health.kernel_log.parse import parse_host_line
 from agent.health.rules import (
     OK,
     CounterGrowth,
+    RuleInconclusive,
     RuleInputUnreadable,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
 )
 from agent.model.cpuset import parse_cpus
@@ -176,14 +176,14 @@ CASES: Final[list[tuple[str, CpuRuleInput, RuleResult]]] = [
      bad("cpu.throttled.core", "at least 10 core thermal-throttle events in 60 s")),
     ("cpu.throttled.core", core(10, 0.5),
      bad("cpu.throttled.core", "at least 10 core thermal-throttle events in 60 s")),
-    ("cpu.throttled.core", core(9, 59.9), RuleNotEvaluated("needs 1 min of history")),
+    ("cpu.throttled.core", core(9, 59.9), RuleInconclusive("needs 1 min of history")),
     ("cpu.throttled.core", core(ABSENT, 0.0),
      RuleNotApplicable("the CPUs have no thermal_throttle counters")),
     ("cpu.throttled.core", core(EIO, 0.0), RuleInputUnreadable("core_throttle_count", EIO)),
     ("cpu.throttled.package", package(9), OK),
     ("cpu.throttled.package", package(10_000),
      bad("cpu.throttled.package", "at least 10 package thermal-throttle events in 60 s")),
-    ("cpu.throttled.package", package(0, 0.0), RuleNotEvaluated("needs 1 min of history")),
+    ("cpu.throttled.package", package(0, 0.0), RuleInconclusive("needs 1 min of history")),
     ("cpu.throttled.package", package(ABSENT, 0.0),
      RuleNotApplicable("the CPUs have no thermal_throttle counters")),
     ("cpu.throttled.package", package(EIO, 0.0), RuleInputUnreadable("package_throttle_count", EIO)),
@@ -215,7 +215,7 @@ def test_view_has_result(code: str, view: CpuRuleInput, answer: RuleResult) -> N
 @pytest.mark.parametrize("code", [code for code, rule in ROWS.items() if rule.counts_growth])
 def test_every_rate_has_cases_without_window_and_counters(code: str) -> None:
     kinds = {type(answer) for named, _, answer in CASES if named == code}
-    assert kinds >= {RuleNotEvaluated, RuleNotApplicable, RuleInputUnreadable}
+    assert kinds >= {RuleInconclusive, RuleNotApplicable, RuleInputUnreadable}
 
 
 @pytest.mark.parametrize("events", [10, 11, 500])
@@ -400,7 +400,7 @@ def test_device_redeclared_with_other_cpus_restarts_its_window() -> None:
     paper.declare("0")
     paper.view()
     paper.declare("1")
-    assert paper.result("cpu.throttled.core", 60) == RuleNotEvaluated("needs 1 min of history")
+    assert paper.result("cpu.throttled.core", 60) == RuleInconclusive("needs 1 min of history")
 
 
 def test_removed_declaration_drops_its_counters() -> None:
@@ -418,7 +418,7 @@ def test_removed_declaration_drops_its_counters() -> None:
         ((), RuleNotApplicable("the CPUs have no thermal_throttle counters")),
         (((ABSENT, 0), (ABSENT, 0)), RuleNotApplicable("the CPUs have no thermal_throttle counters")),
         (((0, 0), (EIO, 0)), RuleInputUnreadable("core_throttle_count", EIO)),
-        (((0, 0), (ABSENT, 0)), RuleNotEvaluated("needs 1 min of history")),
+        (((0, 0), (ABSENT, 0)), RuleInconclusive("needs 1 min of history")),
     ],
 )
 def test_missing_throttle_counters_are_not_zero(
@@ -714,7 +714,7 @@ UNHEARD: Final[list[tuple[SourceState | None, RuleResult]]] = [
     (None, RuleNotApplicable("no kernel log")),
     (SourceState.ABSENT, RuleNotApplicable("no kernel log")),
     (SourceState.FAILING, RuleNotApplicable("the kernel log cannot be read")),
-    (SourceState.STARTING, RuleNotEvaluated("the kernel log is still being read")),
+    (SourceState.STARTING, RuleInconclusive("the kernel log is still being read")),
 ]
 
 

@@ -9,7 +9,7 @@ from paper import PaperNode, codes, group_sample, pool_sample
 from paper_gpus import GpuNode
 
 from agent.devices.inventory import gpu_device
-from agent.health.declared.gpus import DeclaredGpuView, evaluate_gpu_mismatch
+from agent.health.declared.gpus import DeclaredGpuRuleInput, evaluate_gpu_mismatch
 from agent.health.declared.state import REMOVED_MAX
 from agent.health.rules import OK
 from agent.model.cpuset import parse_cpus
@@ -326,9 +326,9 @@ def test_gpu_in_wrong_slot_is_unhealthy_and_both_are_named() -> None:
 def test_gpu_with_unknown_address_has_no_mismatch() -> None:
     known = KnownGpu(0, "GPU-1", "", "H100")
     what = gpu(pci=GPU_0, uuid="GPU-1")
-    assert evaluate_gpu_mismatch(DeclaredGpuView(what, known, gpu_device(0), gpu_set())) is OK
+    assert evaluate_gpu_mismatch(DeclaredGpuRuleInput(what, known, gpu_device(0), gpu_set())) is OK
     elsewhere = evaluate_gpu_mismatch(
-        DeclaredGpuView(what, known._replace(bus="0000:ff:00.0"), gpu_device(0), gpu_set())
+        DeclaredGpuRuleInput(what, known._replace(bus="0000:ff:00.0"), gpu_device(0), gpu_set())
     )
     assert isinstance(elsewhere, Finding)
 

@@ -21,7 +21,7 @@ from wire.serving import eventually
 
 from agent.config.config import DRIVERS, Config
 from agent.devices.consumers.consumer_map import build_consumer_map
-from agent.driver.driver_source import HostAndDriverSource
+from agent.driver.merged_snapshot_source import HostAndDriverSource
 from agent.driver.report_hub import ReportHub
 from agent.driver.session import DriverSession
 from agent.driver.sessions import DriverSessions
@@ -36,7 +36,7 @@ from agent.model.taint import Effect
 from agent.model.time import NS, Instant
 from agent.prepare.error_patterns import ErrorPattern
 from agent.prepare.evidence import DriverReportedError, ErrnoEvidence, ErrorText
-from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration, TooManyDevices
+from agent.serve.driver_link.handler_interface import ClaimResult, DeviceDeclaration, TooManyDevices
 from agent.store.ledger_file import FILE, load_ledger
 from agent.system.timing import read_clocks
 

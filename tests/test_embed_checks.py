@@ -13,7 +13,7 @@ from no_threads import no_threads
 from patience import PATIENCE_S
 
 from agent.driver.check_results import ADVICE_BYTES, EVIDENCE_BYTES
-from agent.driver.driver_source import HostAndDriverSource, UnmonitoredHostSource
+from agent.driver.merged_snapshot_source import HostAndDriverSource, UnmonitoredHostSource
 from agent.embed.check_scheduler import MAX_THREADS, DriverCheckScheduler
 from agent.embed.checks import (
     HealthCheck,

@@ -7,8 +7,8 @@ from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, T4, gpu_sample, gpu_set, gp
 
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.responsiveness import FIELD_VALUES, next_not_answering_change_ns
-from agent.health.gpu.view import GpuView
-from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.health.gpu.rule_input import GpuRuleInput
+from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.gpu import GpuField, NvmlStatus
 from agent.model.health import Finding, Repair, Severity
 from agent.model.settings import GpuLimits
@@ -27,11 +27,11 @@ def silence(text: str, severity: Severity = Severity.UNKNOWN) -> Finding:
     return Finding(SILENT, severity, evidence, repair=Repair.NONE if severity is Severity.UNKNOWN else None)
 
 
-def status(code: int, **attributes: Any) -> GpuView:
+def status(code: int, **attributes: Any) -> GpuRuleInput:
     return gpu_view(sample=gpu_sample(status=code), **attributes)
 
 
-def probe(own_ns: int, *others_ns: int) -> GpuView:
+def probe(own_ns: int, *others_ns: int) -> GpuRuleInput:
     return gpu_view(sample=gpu_sample(probe_p50_ns=own_ns), siblings_p50_ns=others_ns)
 
 
@@ -50,7 +50,7 @@ def blank(kinds: str) -> Finding:
     return Finding(BLANK, Severity.UNKNOWN, f"NVML reports none of these: {kinds}")
 
 
-CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
+CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     # --- gpu.recovery_action
     (ACTION, gpu_view(), OK),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: 1}),
@@ -70,7 +70,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (BLANK, gpu_view(NO_FIELDS), blank(FIELDS_TEXT)),
     (BLANK, gpu_view(dict.fromkeys(GpuField, ABSENT)),
      blank(f"{FIELDS_TEXT}, ECC errors by memory, temperature, reasons for reduced clocks, PCIe link")),
-    (BLANK, gpu_view(sample=None), RuleNotEvaluated("needs the GPU")),
+    (BLANK, gpu_view(sample=None), RuleInconclusive("needs the GPU")),
     # --- gpu.not_answering
     (SILENT, gpu_view(), OK),
     (SILENT, hanging_view(4.999), OK),
@@ -97,7 +97,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     ("gpu.lost", status(NvmlStatus.RESET_REQUIRED), OK),
     ("gpu.lost", status(NvmlStatus.LOST),
      Finding("gpu.lost", Severity.UNHEALTHY, "NVML returned GPU_IS_LOST (15)")),
-    ("gpu.lost", status(NvmlStatus.UNINITIALIZED), RuleNotEvaluated("NVML returned UNINITIALIZED (1)")),
+    ("gpu.lost", status(NvmlStatus.UNINITIALIZED), RuleInconclusive("NVML returned UNINITIALIZED (1)")),
     ("gpu.reset_required", gpu_view(), OK),
     ("gpu.reset_required", gpu_view(sample=None), OK),
     ("gpu.reset_required", status(NvmlStatus.LOST), OK),
@@ -120,15 +120,15 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (SLOW, probe(50 * MS - 1, 5 * MS, 5 * MS), OK),
     (SLOW, probe(50 * MS, 5 * MS + 1, 5 * MS), OK),
     (SLOW, probe(50 * MS, 1 * MS, 1 * MS, 900 * MS), PROBE_BAD),  # another one that is slow hides nothing
-    (SLOW, probe(0, 5 * MS, 5 * MS), RuleNotEvaluated("needs a reading")),
-    (SLOW, probe(50 * MS, 5 * MS), RuleNotEvaluated("needs 2 other GPUs that answer")),
+    (SLOW, probe(0, 5 * MS, 5 * MS), RuleInconclusive("needs a reading")),
+    (SLOW, probe(50 * MS, 5 * MS), RuleInconclusive("needs 2 other GPUs that answer")),
     (SLOW, gpu_view(siblings_p50_ns=(), gpu_set=gpu_set(gpu_sample())),
      RuleNotApplicable("fewer than 2 other GPUs to compare with")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer: RuleResult) -> None:
+def test_rule_returns_expected_result_for_view(code: str, view: GpuRuleInput, answer: RuleResult) -> None:
     assert ROWS[code].evaluate(view) == answer
 
 

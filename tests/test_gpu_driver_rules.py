@@ -6,8 +6,8 @@ import pytest
 from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_view, pci_sample
 
 from agent.health.gpu.catalog import gpu_rules
-from agent.health.gpu.view import GpuView
-from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.health.gpu.rule_input import GpuRuleInput
+from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.gpu import GpuEvent, GpuField, GpuOsSample, GpuSample, StuckProcess
 from agent.model.health import Finding, Repair, Severity
 from agent.model.settings import GpuLimits
@@ -30,11 +30,11 @@ STARTING: Final = gpu_view(sample=None, gpu_set=gpu_set(state=SourceState.STARTI
 NO_LIBRARY: Final = gpu_view(sample=None, gpu_set=gpu_set(state=SourceState.ABSENT))
 
 
-def failing_library(err: int) -> GpuView:
+def failing_library(err: int) -> GpuRuleInput:
     return gpu_view(sample=None, gpu_set=gpu_set(state=SourceState.FAILING, err=err))
 
 
-def stuck(*processes: tuple[int, str]) -> GpuView:
+def stuck(*processes: tuple[int, str]) -> GpuRuleInput:
     return gpu_view(host=GpuOsSample(stuck=tuple(StuckProcess(pid, name) for pid, name in processes)))
 
 
@@ -46,7 +46,7 @@ def missing_finding(text: str) -> Finding:
     return Finding(MISSING, Severity.UNHEALTHY, text)
 
 
-def unbound_view(driver: str, gpu: GpuSample | None = GONE, **attributes: Any) -> GpuView:
+def unbound_view(driver: str, gpu: GpuSample | None = GONE, **attributes: Any) -> GpuRuleInput:
     """Return the view of a GPU that NVML no longer lists, bound to this driver on the bus."""
     return gpu_view(sample=gpu, **{"gpu_set": SEVEN, "pci_function": pci_sample(driver=driver), **attributes})
 
@@ -58,7 +58,7 @@ def unbound_finding(text: str, advice: str, repair: Repair | None = None) -> Fin
 BIND: Final = "echo 0000:1b:00.0 > /sys/bus/pci/drivers/nvidia/bind"
 INSTALL: Final = "install the driver's libnvidia-ml.so.1, or set its path (--nvml-library)"
 LOAD: Final = "load the kernel module (modprobe nvidia); if that fails, read the kernel log"
-CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
+CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     # --- gpu.driver.init, gpu.driver.mismatch
     (INIT, gpu_view(), OK),
     (INIT, failing_library(18), OK),
@@ -68,18 +68,18 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (INIT, failing_library(13), init_finding("FUNCTION_NOT_FOUND (13)")),
     (INIT, failing_library(999), init_finding("UNKNOWN (999)")),
     (INIT, NO_LIBRARY, init_finding("LIBRARY_NOT_FOUND (12)", INSTALL, Repair.NONE)),
-    (INIT, STARTING, RuleNotEvaluated("NVML is being opened")),
+    (INIT, STARTING, RuleInconclusive("NVML is being opened")),
     (MISMATCH, gpu_view(), OK),
     (MISMATCH, failing_library(9), OK),
     (MISMATCH, NO_LIBRARY, OK),
-    (MISMATCH, STARTING, RuleNotEvaluated("NVML is being opened")),
+    (MISMATCH, STARTING, RuleInconclusive("NVML is being opened")),
     (MISMATCH, failing_library(18),
      Finding(MISMATCH, Severity.UNKNOWN, "library and kernel module have different driver versions")),
     # --- gpu.unbound
     (UNBOUND, unbound_view("nvidia"), OK),
     (UNBOUND, unbound_view("", gpu_sample()), OK),  # a listed GPU has a driver, whatever the bus reports
     (UNBOUND, unbound_view("", gpu_sample(status=15)), OK),
-    (UNBOUND, gpu_view(sample=GONE, gpu_set=SEVEN), RuleNotEvaluated("not found on the PCI bus")),
+    (UNBOUND, gpu_view(sample=GONE, gpu_set=SEVEN), RuleInconclusive("not found on the PCI bus")),
     (UNBOUND, unbound_view(""), unbound_finding("no driver is bound to 0000:1b:00.0", BIND)),
     (UNBOUND, unbound_view("", pci_function=pci_sample(driver="", model="GH100 [H100 SXM5 80GB]")),
      unbound_finding("no driver is bound to 0000:1b:00.0 (GH100 [H100 SXM5 80GB])", BIND)),
@@ -93,7 +93,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
            f"unless this is intended: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}",
            Repair.NONE)),
     (UNBOUND, unbound_view("", gpu_set=gpu_set(state=SourceState.FAILING, err=9)),
-     RuleNotEvaluated("NVML cannot be used")),
+     RuleInconclusive("NVML cannot be used")),
     (UNBOUND, unbound_view("vfio-pci", gpu_set=gpu_set(state=SourceState.FAILING, err=9)),
      unbound_finding("0000:1b:00.0 is assigned to a virtual machine: vfio-pci is bound to it",
            f"unless this is intended: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}",
@@ -112,11 +112,11 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
      missing_finding("not among the 7 GPUs of NVML; 0000:1b:00.0 is still on the PCI bus")),
     (MISSING, gpu_view(sample=GONE, gpu_set=SEVEN, host=GpuOsSample(bus_gpus=EIO)),
      missing_finding("not among the 7 GPUs of NVML")),
-    (MISSING, STARTING, RuleNotEvaluated("NVML is being opened")),
-    (MISSING, NO_LIBRARY, RuleNotEvaluated("NVML cannot be used")),
-    (MISSING, failing_library(9), RuleNotEvaluated("NVML cannot be used")),
+    (MISSING, STARTING, RuleInconclusive("NVML is being opened")),
+    (MISSING, NO_LIBRARY, RuleInconclusive("NVML cannot be used")),
+    (MISSING, failing_library(9), RuleInconclusive("NVML cannot be used")),
     (MISSING, gpu_view(sample=None, gpu_set=gpu_set(*EIGHT[1:], call="nvmlDeviceGetCount_v2", call_ns=NOW_NS)),  # noqa: E501
-     RuleNotEvaluated("NVML is still listing its GPUs")),
+     RuleInconclusive("NVML is still listing its GPUs")),
     # --- gpu.driver.reloaded
     (RELOADED, gpu_view(), OK),
     (RELOADED, NO_LIBRARY._replace(gpu_set=gpu_set(generation=0)), OK),
@@ -136,7 +136,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (DEAF, gpu_view(is_log_readable=False, sample=gpu_sample(event_mask=int(GpuEvent.XID))), OK),
     (DEAF, gpu_view(is_log_readable=False, sample=gpu_sample(event_mask=int(GpuEvent.DOUBLE_BIT_ECC))),
      Finding(DEAF, Severity.DEGRADED, "neither NVML's events nor the kernel log report its XIDs")),
-    (DEAF, gpu_view(is_log_readable=False, sample=None), RuleNotEvaluated("needs the GPU")),
+    (DEAF, gpu_view(is_log_readable=False, sample=None), RuleInconclusive("needs the GPU")),
     # --- gpu.driver.stuck_process
     (STUCK, stuck(), OK),
     (
@@ -156,7 +156,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer: RuleResult) -> None:
+def test_rule_returns_expected_result_for_view(code: str, view: GpuRuleInput, answer: RuleResult) -> None:
     assert ROWS[code].evaluate(view) == answer
 
 

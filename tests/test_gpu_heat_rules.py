@@ -7,13 +7,13 @@ from gpu_samples import ABSENT, EIO, LIMITS, T4, gpu_view
 
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.heat import HOLD_NS
-from agent.health.gpu.view import GpuView
+from agent.health.gpu.rule_input import GpuRuleInput
 from agent.health.rules import (
     OK,
     CounterGrowth,
+    RuleInconclusive,
     RuleInputUnreadable,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
 )
 from agent.model.gpu import GpuField
@@ -31,26 +31,26 @@ TENTH: Final = 6 * NS
 """10 % of a minute."""
 
 
-def heat(temp: Reading, limit: Reading = 89, margin: Reading = 54) -> GpuView:
+def heat(temp: Reading, limit: Reading = 89, margin: Reading = 54) -> GpuRuleInput:
     return gpu_view({GpuField.TEMP: temp, GpuField.TEMP_SLOWDOWN: limit, GpuField.MARGIN: margin})
 
 
-def memory(temp: Reading, limit: Reading = 95) -> GpuView:
+def memory(temp: Reading, limit: Reading = 95) -> GpuRuleInput:
     return gpu_view({GpuField.MEM_TEMP: temp, GpuField.TEMP_MEM_MAX: limit})
 
 
 def slowed(
     hardware: CounterGrowth | int = 0, driver: CounterGrowth | int = 0, reasons: Reading = 0
-) -> GpuView:
+) -> GpuRuleInput:
     grown = {GpuField.SLOWED_HW_THERMAL: hardware, GpuField.SLOWED_SW_THERMAL: driver}
     return gpu_view({GpuField.CLOCK_REASONS: reasons}, grown=grown)
 
 
-def braked(growth: CounterGrowth | int, reasons: Reading = 0) -> GpuView:
+def braked(growth: CounterGrowth | int, reasons: Reading = 0) -> GpuRuleInput:
     return gpu_view({GpuField.CLOCK_REASONS: reasons}, grown={GpuField.SLOWED_HW_BRAKE: growth})
 
 
-def reasons(bits: Reading) -> GpuView:
+def reasons(bits: Reading) -> GpuRuleInput:
     return gpu_view({GpuField.CLOCK_REASONS: bits})
 
 
@@ -66,7 +66,7 @@ def counted(code: str, text: str) -> Finding:
 NONE: Final = CounterGrowth(ABSENT, 0.0)
 BROKEN: Final = CounterGrowth(EIO, 0.0)
 NO_REASONS: Final = RuleNotApplicable("the driver reports no reasons for reduced clocks")
-CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
+CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     # --- gpu.thermal.over_limit
     (HOT, heat(33), OK),
     (HOT, heat(88), OK),
@@ -98,7 +98,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (SLOWED, slowed(0, TENTH),
      counted(SLOWED, "clocks reduced by the driver because of heat for at least 10 % of 1 min")),
     (SLOWED, slowed(0, 0, 0x60), OK),  # time is kept: the bits of the moment do not count
-    (SLOWED, slowed(CounterGrowth(0, 59.0)), RuleNotEvaluated("needs 1 min of history")),
+    (SLOWED, slowed(CounterGrowth(0, 59.0)), RuleInconclusive("needs 1 min of history")),
     (SLOWED, slowed(CounterGrowth(TENTH, 7.0)),
      counted(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
     (SLOWED, slowed(BROKEN, 0), RuleInputUnreadable("slowed_hw_thermal", EIO)),
@@ -113,7 +113,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (BRAKE, braked(TENTH),
      counted(BRAKE, "clocks reduced by the external power brake for at least 10 % of 1 min")),
     (BRAKE, braked(0, 0x80), OK),
-    (BRAKE, braked(CounterGrowth(0, 1.0)), RuleNotEvaluated("needs 1 min of history")),
+    (BRAKE, braked(CounterGrowth(0, 1.0)), RuleInconclusive("needs 1 min of history")),
     (BRAKE, braked(BROKEN), RuleInputUnreadable("slowed_hw_brake", EIO)),
     (BRAKE, braked(NONE, 0x40), OK),
     (BRAKE, braked(NONE, 0x80), bad(BRAKE, "clocks are reduced by the external power brake")),
@@ -129,7 +129,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer: RuleResult) -> None:
+def test_rule_returns_expected_result_for_view(code: str, view: GpuRuleInput, answer: RuleResult) -> None:
     assert ROWS[code].evaluate(view) == answer
 
 

@@ -7,13 +7,13 @@ from gpu_samples import ABSENT, ALL_UP, EIO, LIMITS, T4, gpu_sample, gpu_view
 
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.nvlink import ERROR_LIMITS
-from agent.health.gpu.view import GpuView, GrowthLimit, SeenGpuFeatures
+from agent.health.gpu.rule_input import GpuRuleInput, GrowthLimit, SeenGpuFeatures
 from agent.health.rules import (
     OK,
     CounterGrowth,
+    RuleInconclusive,
     RuleInputUnreadable,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
 )
 from agent.model.gpu import GpuField, GpuOsSample
@@ -34,7 +34,7 @@ MANAGER: Final = "gpu.fabric.manager"
 
 NONE: Final = CounterGrowth(ABSENT, 0.0)
 BROKEN: Final = CounterGrowth(EIO, 0.0)
-Cases = list[tuple[str, GpuView, RuleResult]]
+Cases = list[tuple[str, GpuRuleInput, RuleResult]]
 STRANGER: Final = SeenGpuFeatures()
 """Nothing has been seen up or running."""
 NO_LINK: Final = RuleNotApplicable("the driver reports no PCIe link: a virtual machine, or an integrated GPU")
@@ -53,11 +53,11 @@ def broken(code: str, text: str) -> Finding:
     return Finding(code, Severity.UNHEALTHY, text)
 
 
-def width(now: Reading, most: Reading = 16) -> GpuView:
+def width(now: Reading, most: Reading = 16) -> GpuRuleInput:
     return gpu_view({GpuField.PCIE_WIDTH: now, GpuField.PCIE_WIDTH_MAX: most})
 
 
-def gen(now: Reading, most: Reading = 5, busy: Reading = 90, pstate: Reading = 0) -> GpuView:
+def gen(now: Reading, most: Reading = 5, busy: Reading = 90, pstate: Reading = 0) -> GpuRuleInput:
     return gpu_view({
         GpuField.PCIE_GEN: now,
         GpuField.PCIE_GEN_MAX: most,
@@ -66,7 +66,7 @@ def gen(now: Reading, most: Reading = 5, busy: Reading = 90, pstate: Reading = 0
     })  # fmt: skip
 
 
-def grown(field: GpuField, growth: CounterGrowth | int) -> GpuView:
+def grown(field: GpuField, growth: CounterGrowth | int) -> GpuRuleInput:
     return gpu_view(grown={field: growth})
 
 
@@ -79,37 +79,37 @@ def aer(name: str, field: GpuField, events: int, window: str, what: str, severit
     return [
         (code, grown(field, events - 1), OK),
         (code, grown(field, events), bad(code, text, severity)),
-        (code, grown(field, CounterGrowth(0, 1.0)), RuleNotEvaluated(f"needs {window} of history")),
+        (code, grown(field, CounterGrowth(0, 1.0)), RuleInconclusive(f"needs {window} of history")),
         (code, grown(field, BROKEN), RuleInputUnreadable(field, EIO)),
         (code, grown(field, NONE), NO_AER),
     ]
 
 
-def links(up: Reading, before: int = ALL_UP, mig: Reading = 0) -> GpuView:
+def links(up: Reading, before: int = ALL_UP, mig: Reading = 0) -> GpuRuleInput:
     changed = {GpuField.LINKS_UP: up, GpuField.MIG_MODE: mig}
     return gpu_view(changed, seen=SeenGpuFeatures(links_up=before))
 
 
-def noisy(by: dict[GpuField, CounterGrowth | int], counts: tuple[int, ...] = ()) -> GpuView:
+def noisy(by: dict[GpuField, CounterGrowth | int], counts: tuple[int, ...] = ()) -> GpuRuleInput:
     return gpu_view(grown=by)._replace(sample=gpu_sample(link_errors=counts))
 
 
 def fabric(
     state: Reading, status: Reading = 0, *, manager: bool | Missing = True, seen: SeenGpuFeatures = STRANGER
-) -> GpuView:
+) -> GpuRuleInput:
     changed = {GpuField.FABRIC_STATE: state, GpuField.FABRIC_STATUS: status}
     return gpu_view(changed, seen=seen, host=GpuOsSample(fabric_manager=manager))
 
 
-def mask(bits: Reading, summary: Reading = 1) -> GpuView:
+def mask(bits: Reading, summary: Reading = 1) -> GpuRuleInput:
     return gpu_view({GpuField.FABRIC_HEALTH: bits, GpuField.FABRIC_SUMMARY: summary})
 
 
-def managed(running: bool | Missing, *, before: bool = False) -> GpuView:
+def managed(running: bool | Missing, *, before: bool = False) -> GpuRuleInput:
     return gpu_view(seen=SeenGpuFeatures(fabric_manager=before), host=GpuOsSample(fabric_manager=running))
 
 
-IDLE: Final = RuleNotEvaluated("needs load: an idle link slows down")
+IDLE: Final = RuleInconclusive("needs load: an idle link slows down")
 RAN: Final = SeenGpuFeatures(fabric_manager=True)
 HELD: Final = " (reported until 10 min after the last, or a reset)"
 
@@ -140,7 +140,7 @@ CASES: Final[Cases] = [
     # --- gpu.pcie.replay, gpu.pcie.aer.*
     (REPLAY, grown(GpuField.PCIE_REPLAY, 8), OK),
     (REPLAY, grown(GpuField.PCIE_REPLAY, 9), bad(REPLAY, "PCIe replays: at least 9 in 1 min")),
-    (REPLAY, grown(GpuField.PCIE_REPLAY, CounterGrowth(8, 59.9)), RuleNotEvaluated("needs 1 min of history")),
+    (REPLAY, grown(GpuField.PCIE_REPLAY, CounterGrowth(8, 59.9)), RuleInconclusive("needs 1 min of history")),
     (REPLAY, grown(GpuField.PCIE_REPLAY, BROKEN), RuleInputUnreadable("pcie_replay", EIO)),
     (REPLAY, grown(GpuField.PCIE_REPLAY, NONE), RuleNotApplicable("the driver counts no replays")),
     *aer("correctable", GpuField.AER_CORRECTABLE, 100, "1 min", "correctable PCIe errors", Severity.DEGRADED),
@@ -171,7 +171,7 @@ CASES: Final[Cases] = [
      bad(ERRORS, f"NVLink recoveries: at least 1 in 10 min{HELD}")),
     (ERRORS, noisy({GpuField.LINK_REPLAY: CounterGrowth(0, 599.0)}), OK),  # it counted nothing, ever
     (ERRORS, gpu_view({GpuField.LINK_REPLAY: 7}, grown={GpuField.LINK_REPLAY: CounterGrowth(0, 599.0)}),
-     RuleNotEvaluated("needs 10 min of history")),
+     RuleInconclusive("needs 10 min of history")),
     (ERRORS, noisy({GpuField.LINK_REPLAY: BROKEN}), RuleInputUnreadable("link_replay", EIO)),
     (ERRORS, noisy({GpuField.LINK_REPLAY: NONE}), OK),  # the other kinds are counted
     (ERRORS, noisy({GpuField.LINK_REPLAY: BROKEN, GpuField.LINK_CRC: 6_000}),
@@ -181,7 +181,7 @@ CASES: Final[Cases] = [
     (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, 1),
      bad(GIVEN_UP, f"NVLink recoveries that failed: at least 1 in 10 min{HELD}")),
     (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, CounterGrowth(0, 9.0)),
-     RuleNotEvaluated("needs 10 min of history")),
+     RuleInconclusive("needs 10 min of history")),
     (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, BROKEN), RuleInputUnreadable("link_recovery_failed", EIO)),  # noqa: E501
     (GIVEN_UP, gpu_view(readings=T4), RuleNotApplicable("the driver counts no such errors")),
     # --- gpu.fabric.state, gpu.fabric.status
@@ -236,7 +236,7 @@ CASES: Final[Cases] = [
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer: RuleResult) -> None:
+def test_rule_returns_expected_result_for_view(code: str, view: GpuRuleInput, answer: RuleResult) -> None:
     assert ROWS[code].evaluate(view) == answer
 
 

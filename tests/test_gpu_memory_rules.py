@@ -6,13 +6,13 @@ import pytest
 from gpu_samples import ABSENT, EIO, LIMITS, T4, gpu_view
 
 from agent.health.gpu.catalog import gpu_rules
-from agent.health.gpu.view import GpuView, SeenGpuFeatures
+from agent.health.gpu.rule_input import GpuRuleInput, SeenGpuFeatures
 from agent.health.rules import (
     OK,
     CounterGrowth,
+    RuleInconclusive,
     RuleInputUnreadable,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
 )
 from agent.model.gpu import GpuField
@@ -41,7 +41,7 @@ def errors(
     sram: Reading = ABSENT,
     parity: Reading = ABSENT,
     secded: Reading = ABSENT,
-) -> GpuView:
+) -> GpuRuleInput:
     return gpu_view({
         GpuField.ECC_UNCORRECTABLE: count,
         GpuField.RECOVERY_ACTION: action,
@@ -56,16 +56,16 @@ def lost(text: str, severity: Severity = Severity.DEGRADED) -> Finding:
     return Finding(LOST, severity, f"{text} since the driver was loaded")
 
 
-def corrected(growth: CounterGrowth | int, limits: GpuLimits = LIMITS) -> GpuView:
+def corrected(growth: CounterGrowth | int, limits: GpuLimits = LIMITS) -> GpuRuleInput:
     return gpu_view(grown={GpuField.ECC_CORRECTABLE: growth}, limits=limits)
 
 
-def mode(now: Reading, pending: Reading, *, at_start: bool = False) -> GpuView:
+def mode(now: Reading, pending: Reading, *, at_start: bool = False) -> GpuRuleInput:
     changed = {GpuField.ECC_MODE: now, GpuField.ECC_MODE_PENDING: pending}
     return gpu_view(changed, seen=SeenGpuFeatures(ecc=at_start))
 
 
-def pages(sbe: Reading, dbe: Reading) -> GpuView:
+def pages(sbe: Reading, dbe: Reading) -> GpuRuleInput:
     return gpu_view({GpuField.RETIRED_SBE: sbe, GpuField.RETIRED_DBE: dbe}, readings=T4)
 
 
@@ -73,7 +73,7 @@ def off(text: str) -> Finding:
     return Finding(OFF, Severity.INFO, text)
 
 
-CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
+CASES: Final[list[tuple[str, GpuRuleInput, RuleResult]]] = [
     # --- gpu.ecc.uncorrectable
     (LOST, errors(0), OK),
     (LOST, errors(1), lost("1 uncorrectable error")),
@@ -106,7 +106,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (RATE, corrected(CounterGrowth(1000, 3.0)),
      Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 1000 in 1 h"
              " (reported until 1 h after the last, or a reset)")),
-    (RATE, corrected(CounterGrowth(999, 3599.0)), RuleNotEvaluated("needs 1 h of history")),
+    (RATE, corrected(CounterGrowth(999, 3599.0)), RuleInconclusive("needs 1 h of history")),
     (RATE, corrected(CounterGrowth(EIO, 0.0)), RuleInputUnreadable("ecc_correctable", EIO)),
     (RATE, corrected(CounterGrowth(ABSENT, 0.0)), RuleNotApplicable("the GPU has no ECC")),
     (RATE, corrected(4, FEW), OK),
@@ -158,7 +158,7 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer: RuleResult) -> None:
+def test_rule_returns_expected_result_for_view(code: str, view: GpuRuleInput, answer: RuleResult) -> None:
     assert ROWS[code].evaluate(view) == answer
 
 

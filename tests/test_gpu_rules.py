@@ -24,15 +24,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.health.gpu.catalog import counter_windows_s, gpu_rules, gpu_wakes
-from agent.health.gpu.view import GpuView, SeenGpuFeatures, nvml_code_text, worst_result
+from agent.health.gpu.rule_input import GpuRuleInput, SeenGpuFeatures, nvml_code_text, worst_result
 from agent.health.host.catalog import ALL_HOST_RULES
 from agent.health.rules import (
     OK,
     CounterGrowth,
     Rule,
+    RuleInconclusive,
     RuleInputUnreadable,
     RuleNotApplicable,
-    RuleNotEvaluated,
     format_at_least,
     format_duration,
 )
@@ -48,25 +48,25 @@ RULES: Final = gpu_rules(LIMITS)
 ROWS: Final = {rule.code: rule for rule in RULES}
 
 
-def read(**changed: Reading) -> GpuView:
+def read(**changed: Reading) -> GpuRuleInput:
     """An H100 of which these readings are otherwise."""
     return gpu_view({GpuField(name): value for name, value in changed.items()})
 
 
-def grown(**by: int) -> GpuView:
+def grown(**by: int) -> GpuRuleInput:
     """An H100 of which these counters have grown."""
     return gpu_view(grown={GpuField(name): value for name, value in by.items()})
 
 
-def status(code: int) -> GpuView:
+def status(code: int) -> GpuRuleInput:
     return gpu_view(sample=gpu_sample(status=code))
 
 
-def library(err: int) -> GpuView:
+def library(err: int) -> GpuRuleInput:
     return gpu_view(sample=None, gpu_set=gpu_set(state=SourceState.FAILING, err=err))
 
 
-TRIGGERS: Final[Mapping[str, GpuView]] = {
+TRIGGERS: Final[Mapping[str, GpuRuleInput]] = {
     "gpu.recovery_action": read(recovery_action=1),
     "gpu.not_answering": hanging_view(7),
     "gpu.lost": status(15),
@@ -199,13 +199,13 @@ def test_unread_gpu_is_evaluated_by_rules_that_need_no_answer(rule: Rule) -> Non
     if rule.valid_when_stalled:
         assert isinstance(answer, Finding) == (rule.code == "gpu.missing")
     else:
-        assert isinstance(answer, RuleNotApplicable | RuleNotEvaluated)
+        assert isinstance(answer, RuleNotApplicable | RuleInconclusive)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.counts_growth], ids=lambda rule: rule.code)
 def test_counter_without_history_is_not_evaluated(rule: Rule) -> None:
     growth = {field: CounterGrowth(0, 0.0) for field in counter_windows_s(LIMITS)}
-    assert isinstance(rule.evaluate(gpu_view(growth=growth)), RuleNotEvaluated)
+    assert isinstance(rule.evaluate(gpu_view(growth=growth)), RuleInconclusive)
 
 
 # --- every view ---------------------------------------------------------------------------------------------
@@ -214,10 +214,10 @@ readings = st.one_of(
     st.just(ABSENT), st.just(EIO), st.integers(0, 20), st.integers(-10, 200), st.integers(0, 2**64 - 1)
 )
 every_readings = st.fixed_dictionaries(dict.fromkeys(GpuField, readings))
-answers = Finding | RuleInputUnreadable | RuleNotEvaluated | RuleNotApplicable | None
+answers = Finding | RuleInputUnreadable | RuleInconclusive | RuleNotApplicable | None
 
 
-def view_of(values: Mapping[GpuField, Reading], by: int, code: int, links: int) -> GpuView:
+def view_of(values: Mapping[GpuField, Reading], by: int, code: int, links: int) -> GpuRuleInput:
     growth = {
         field: unchanged._replace(events=by) if isinstance(unchanged.events, int) else unchanged
         for field, unchanged in flat_growth(LIMITS, values).items()
@@ -237,7 +237,7 @@ views = st.builds(
 
 
 @given(views)
-def test_every_rule_returns_a_result_for_every_view(view: GpuView) -> None:
+def test_every_rule_returns_a_result_for_every_view(view: GpuRuleInput) -> None:
     for rule in RULES:
         answer = rule.evaluate(view)
         assert isinstance(answer, answers)
@@ -252,7 +252,7 @@ UNWATCHED: Final = sorted(set(GpuField) - {wake.field for wake in gpu_wakes(LIMI
 
 @given(views, st.sampled_from(UNWATCHED), readings)
 def test_reading_that_does_not_wake_engine_changes_no_result(
-    view: GpuView, field: GpuField, value: Reading
+    view: GpuRuleInput, field: GpuField, value: Reading
 ) -> None:
     assert view.sample
     other = view._replace(sample=replace(view.sample, readings={**view.sample.readings, field: value}))
@@ -323,7 +323,7 @@ def test_text_of_growing_count_changes_rarely(counts: list[int]) -> None:
 
 def test_worst_result_prefers_findings_then_unknown_results() -> None:
     bad, blind = Finding("x", Severity.INFO), RuleInputUnreadable("x", EIO)
-    young, none = RuleNotEvaluated("x"), RuleNotApplicable("x")
+    young, none = RuleInconclusive("x"), RuleNotApplicable("x")
     assert worst_result(none, OK, young, blind, bad) is bad
     assert worst_result(none, OK, young, blind) is blind
     assert worst_result(none, OK, young) is young

@@ -29,7 +29,7 @@ from agent.health.host.hugepages.state import (
 )
 from agent.health.kernel_log.facts import KernelLogFact, KernelLogState
 from agent.health.kernel_log.parse import parse_host_line
-from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.declared_devices import DeclaredFile, DeclaredHugepages, DriverDevice
 from agent.model.health import Finding
 from agent.model.machine_samples import MachineSample, PressureSample
@@ -49,7 +49,7 @@ FULL: Final = "mem.hugepages.exhausted"
 MISSING: Final = "mem.hugepages.missing"
 MIB2: Final = 2048
 GIB1: Final = 1 << 20
-UNREAD: Final = RuleNotEvaluated("nr_hugepages or surplus_hugepages cannot be read")
+UNREAD: Final = RuleInconclusive("nr_hugepages or surplus_hugepages cannot be read")
 
 
 def bad(code: str, evidence: str) -> Finding:
@@ -156,7 +156,7 @@ CASES: Final[list[tuple[str, PoolRuleInput, RuleResult]]] = [
     (FAILED, lacking(5, lately=True, overcommit=0), OK),
     (FAILED, lacking(5, lately=True, overcommit=ABSENT), OK),
     (FAILED, lacking(ABSENT), RuleNotApplicable("no htlb_buddy_alloc_fail in /proc/vmstat")),
-    (FAILED, lacking(EIO, lately=True), RuleNotEvaluated("htlb_buddy_alloc_fail cannot be read")),
+    (FAILED, lacking(EIO, lately=True), RuleInconclusive("htlb_buddy_alloc_fail cannot be read")),
     (FAILED, NO_POOL, OK),
     # free pages
     (FULL, using(64, 1), OK),

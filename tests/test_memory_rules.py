@@ -22,7 +22,7 @@ from agent.health.host.memory.state import (
 )
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
 from agent.health.kernel_log.parse import parse_host_line
-from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.declared_devices import DeclaredMemory, DriverDevice
 from agent.model.health import Finding, Severity
 from agent.model.machine_samples import (
@@ -53,8 +53,8 @@ A1: Final = "CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
 B1: Final = "CPU_SrcID#1_MC#0_Chan#0_DIMM#0"
 SINCE: Final = "since the EDAC driver was loaded"
 NO_COUNTERS: Final = RuleNotApplicable("the machine has no EDAC error counters")
-NOT_YET: Final = RuleNotEvaluated("the machine's memory has not been read yet")
-NO_MEMORY: Final = RuleNotEvaluated("the NUMA node has no memory")
+NOT_YET: Final = RuleInconclusive("the machine's memory has not been read yet")
+NO_MEMORY: Final = RuleInconclusive("the NUMA node has no memory")
 UNKNOWN: Final = " (NUMA node unknown)"
 
 
@@ -264,12 +264,12 @@ def grown(ce: Reading, *, limits: HostLimits | None = None, after_s: float = HOU
 @pytest.mark.parametrize(
     ("ce", "answer"),
     [
-        (123, RuleNotEvaluated("needs 1 d of history")),
+        (123, RuleInconclusive("needs 1 d of history")),
         (124, often(f"mc0 {A1}")),
         (100_000, often(f"mc0 {A1}")),
         (EIO, RuleInputUnreadable(f"ce_count of mc0 {A1}", EIO)),
-        (0, RuleNotEvaluated("needs 1 d of history")),  # a reset is no growth
-        (99, RuleNotEvaluated("needs 1 d of history")),
+        (0, RuleInconclusive("needs 1 d of history")),  # a reset is no growth
+        (99, RuleInconclusive("needs 1 d of history")),
     ],
 )
 def test_correctable_errors_within_the_window_have_result(ce: Reading, answer: RuleResult) -> None:
@@ -292,10 +292,10 @@ def test_numa_node_of_a_module_is_known_once_nodes_are() -> None:
 
 def test_correctable_limit_and_window_follow_the_configuration() -> None:
     few = HostLimits(correctable_errors=3, correctable_window_s=90)
-    assert grown(102, limits=few, after_s=60) == RuleNotEvaluated("needs 90 s of history")
+    assert grown(102, limits=few, after_s=60) == RuleInconclusive("needs 90 s of history")
     assert grown(102, limits=few, after_s=90) is OK
     assert grown(103, limits=few, after_s=90) == often(f"mc0 {A1}", limit=3, window="90 s")
-    too_rare = RuleNotEvaluated("needs 90 s of history")
+    too_rare = RuleInconclusive("needs 90 s of history")
     assert grown(103, limits=few, after_s=91) == too_rare, "it may be from before the window, or within it"
 
 
@@ -305,7 +305,7 @@ def test_slow_correctable_errors_are_no_rate(every_s: int, answer: RuleResult) -
     for count in range(30 * DAY // every_s):
         paper.dimms = (module(0, 0, count),)
         results.append(paper.result(RATE, after_s=every_s))
-    assert set(results) == {RuleNotEvaluated("needs 1 d of history"), answer}
+    assert set(results) == {RuleInconclusive("needs 1 d of history"), answer}
 
 
 def test_burst_leaves_the_window_and_one_after_a_reset_counts() -> None:
@@ -339,14 +339,14 @@ def test_errors_spread_over_modules_are_no_finding() -> None:
         controller(0, 160),
         *(module(0, n, 20, label=label) for n, label in enumerate(labels)),
     )
-    assert paper.result(RATE, after_s=HOUR) == RuleNotEvaluated("needs 1 d of history")
+    assert paper.result(RATE, after_s=HOUR) == RuleInconclusive("needs 1 d of history")
 
 
 def test_errors_without_a_module_count_for_the_controller() -> None:
     paper = PaperMemory((controller(0, 0, name="F19h"), module(0, 0, 0)))
     paper.view()
     paper.dimms = (controller(0, 33, name="F19h"), module(0, 0, 10))
-    assert paper.result(RATE, after_s=HOUR) == RuleNotEvaluated("needs 1 d of history")
+    assert paper.result(RATE, after_s=HOUR) == RuleInconclusive("needs 1 d of history")
     paper.dimms = (controller(0, 34, name="F19h"), module(0, 0, 10))
     assert paper.result(RATE, after_s=HOUR) == often("mc0 (F19h)")
 
@@ -386,7 +386,7 @@ def test_log_lines_do_not_count_if_the_controller_does() -> None:
     paper.write_lines(KernelLogCode.EDAC_UNCORRECTED, f"mc0 {A1}")
     paper.write_lines(KernelLogCode.EDAC_CORRECTED, f"mc0 {A1}", 1_000)
     assert paper.result(LOST) is OK, "the counters were reset since"
-    assert paper.result(RATE) == RuleNotEvaluated("needs 1 d of history")
+    assert paper.result(RATE) == RuleInconclusive("needs 1 d of history")
     paper.write_lines(KernelLogCode.EDAC_UNCORRECTED, "mc1")
     assert paper.result(LOST) == lost("mc1: 1 uncorrectable error in the kernel log")
 
@@ -658,7 +658,7 @@ def test_unreadable_size_is_not_too_small(kib: Reading, answer: RuleResult) -> N
 
 def test_unreadable_nodes_are_reported_by_one_rule() -> None:
     paper = PaperMemory(online=EIO)
-    assert paper.declared_result(MISSING, GIB) == RuleNotEvaluated("node/online cannot be read")
+    assert paper.declared_result(MISSING, GIB) == RuleInconclusive("node/online cannot be read")
     assert isinstance(paper.declared_result(OFFLINE, GIB), RuleInputUnreadable)
 
 
@@ -748,7 +748,7 @@ def test_memory_of_this_machine_has_no_findings() -> None:
         assert [
             answer
             for answer in answers.values()
-            if isinstance(answer, RuleInputUnreadable | RuleNotEvaluated)
+            if isinstance(answer, RuleInputUnreadable | RuleInconclusive)
         ] == []
 
 

@@ -18,7 +18,7 @@ from agent.health.host.nic.state import (
 from agent.health.host.pci.rules import OFF_THE_BUS
 from agent.health.host.pci.state import PciRuleState, pci_rule_input
 from agent.health.kernel_log.facts import KernelLogState
-from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.declared_devices import DeclaredFile, DeclaredNic, DriverDevice
 from agent.model.health import Blame, Finding, Severity
 from agent.model.nic import NicPortSample, NicSample
@@ -323,7 +323,7 @@ def test_slower_link_is_degraded_until_it_is_fast_again(changed: dict[str, Any],
 
 def test_rate_of_a_down_port_is_not_compared() -> None:
     node = node_with_history()
-    assert isinstance(result_of("nic.rate", node.read(state=1, rate_mbps=10_000)), RuleNotEvaluated)
+    assert isinstance(result_of("nic.rate", node.read(state=1, rate_mbps=10_000)), RuleInconclusive)
     assert result_of("nic.rate", node.read(state=4, rate_mbps=400_000)) is OK
 
 
@@ -376,7 +376,7 @@ def test_nic_errors_expire_with_the_window(code, field, limit, file, text, maxim
 @each_counter
 def test_nic_counter_with_a_high_first_value_is_no_fault(code, field, limit, file, text, maximum) -> None:
     node = Node(port(1, **{field: maximum - limit}))
-    assert isinstance(result_of(code, node.read()), RuleNotEvaluated)
+    assert isinstance(result_of(code, node.read()), RuleInconclusive)
     assert findings(node.read_for(HOUR)) == {}
     assert isinstance(result_of(code, node.read(**{field: maximum})), Finding)
 
@@ -386,7 +386,7 @@ def test_reset_nic_counter_is_no_fault(code, field, limit, file, text, maximum) 
     node = Node(port(1, **{field: maximum - 1}))
     node.read()
     node.read_for(HOUR)
-    assert isinstance(result_of(code, node.read(**{field: 0})), RuleNotEvaluated)
+    assert isinstance(result_of(code, node.read(**{field: 0})), RuleInconclusive)
     assert isinstance(result_of(code, node.read(**{field: limit})), Finding)
 
 
@@ -394,7 +394,7 @@ def test_reset_nic_counter_is_no_fault(code, field, limit, file, text, maximum) 
 def test_nic_counter_at_its_maximum_is_not_evaluated(code, field, limit, file, text, maximum) -> None:
     node = node_with_history(port(1, **{field: maximum}))
     reason = f"{file} of port 1 has its maximum of {maximum}; perfquery -R resets it"
-    assert result_of(code, node.view()) == RuleNotEvaluated(reason)
+    assert result_of(code, node.view()) == RuleInconclusive(reason)
 
 
 @each_counter

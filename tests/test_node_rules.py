@@ -17,7 +17,7 @@ from agent.health.host.machine.state import (
 from agent.health.kernel_log.facts import KernelLogState
 from agent.health.kernel_log.latch import next_log_state
 from agent.health.kernel_log.patterns import HOST_PATTERNS
-from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.health import Finding, Severity
 from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.machine_samples import MachineSample, PressureSample
@@ -289,7 +289,7 @@ KMSG_CODES: Final = [rule.code for rule in NODE_RULES if rule.source == "kmsg"]
         (None, RuleNotApplicable("no kernel log")),
         (SourceState.ABSENT, RuleNotApplicable("no kernel log")),
         (SourceState.FAILING, RuleNotApplicable("the kernel log cannot be read")),
-        (SourceState.STARTING, RuleNotEvaluated("the kernel log is still being read")),
+        (SourceState.STARTING, RuleInconclusive("the kernel log is still being read")),
     ],
 )
 def test_unread_log_has_result(state: SourceState | None, answer: RuleResult) -> None:
@@ -334,7 +334,7 @@ def test_corrected_pci_errors_above_the_hourly_limit_are_found() -> None:
     node.write(CORRECTED.format(1), 60)
     node.wait(600)
     node.write(CORRECTED.format(2), 39)
-    assert node.answer("node.pci.corrected") == RuleNotEvaluated("needs 1 h of history")
+    assert node.answer("node.pci.corrected") == RuleInconclusive("needs 1 h of history")
     node.write(CORRECTED.format(2))
     evidence = "corrected PCIe errors: at least 100 in 1 h, of 0000:01:00.0, 0000:02:00.0"
     assert node.answer("node.pci.corrected") == Finding("node.pci.corrected", Severity.INFO, evidence)
@@ -354,7 +354,7 @@ def test_corrected_pci_errors_before_the_start_are_no_rate() -> None:
     node = Node()
     node.log, node.past = KernelLogState(), MachineRuleState()
     node.write(CORRECTED.format(1), 5000)
-    assert node.answer("node.pci.corrected") == RuleNotEvaluated("needs 1 h of history")
+    assert node.answer("node.pci.corrected") == RuleInconclusive("needs 1 h of history")
 
 
 def test_corrected_pci_errors_read_at_the_start_are_no_rate() -> None:
@@ -392,9 +392,9 @@ def test_pressure_is_found_from_its_limit(resource: str, field: str, share: floa
 @pytest.mark.parametrize("resource", ["memory", "io", "cpu"])
 def test_pressure_needs_a_full_window(resource: str) -> None:
     node = Node()
-    assert node.answer(f"node.pressure.{resource}") == RuleNotEvaluated("needs 1 min of history")
+    assert node.answer(f"node.pressure.{resource}") == RuleInconclusive("needs 1 min of history")
     node.wait(50)
-    assert node.answer(f"node.pressure.{resource}") == RuleNotEvaluated("needs 1 min of history")
+    assert node.answer(f"node.pressure.{resource}") == RuleInconclusive("needs 1 min of history")
     node.wait(10)
     assert node.answer(f"node.pressure.{resource}") is OK
 
@@ -447,7 +447,7 @@ def test_time_without_readings_is_no_pressure() -> None:
     node.wait(60)
     node.now_s += 3600
     node.waited["memory_full"] = 10**9
-    assert node.answer("node.pressure.memory") == RuleNotEvaluated("needs 1 min of history")
+    assert node.answer("node.pressure.memory") == RuleInconclusive("needs 1 min of history")
 
 
 def test_fallen_total_is_no_pressure() -> None:

@@ -22,7 +22,7 @@ from agent.health.host.pci.state import (
 )
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, KernelLogState
 from agent.health.kernel_log.parse import parse_host_line
-from agent.health.rules import OK, RuleInputUnreadable, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.health.rules import OK, RuleInconclusive, RuleInputUnreadable, RuleNotApplicable, RuleResult
 from agent.model.declared_devices import DeclaredFile, DeclaredPci, DriverDevice
 from agent.model.health import Blame, Finding, Severity
 from agent.model.kernel_messages import LogSample
@@ -43,7 +43,7 @@ DECLARED: Final = (
         "nic.example.com", (DriverDevice("nic.example.com", "n", "nic-0", DeclaredPci(NIC, ""), 0),)
     ),
 )
-HISTORY: Final = RuleNotEvaluated("needs 1 h of history")
+HISTORY: Final = RuleInconclusive("needs 1 h of history")
 
 
 class Node:

@@ -9,7 +9,7 @@ import pytest
 import trio
 from prepare_samples import FakeEngine, claim
 
-from agent.driver.prepare_tracker import PrepareTracker
+from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import ErrorClass
 from agent.prepare.error_patterns import ErrorPattern
@@ -17,12 +17,12 @@ from agent.prepare.errors import BadConfigError, PrepareError
 from agent.prepare.step_runners import classified
 
 A = claim("a")
-TRACKER = PrepareTracker("gpu.example.com", None, FakeEngine())
+TRACKER = PrepareFailureTracker("gpu.example.com", None, FakeEngine())
 
 
 @pytest.fixture
-def tracker() -> PrepareTracker:
-    return PrepareTracker("gpu.example.com", None, FakeEngine())
+def tracker() -> PrepareFailureTracker:
+    return PrepareFailureTracker("gpu.example.com", None, FakeEngine())
 
 
 def test_decorated_function_keeps_its_metadata():
@@ -53,7 +53,7 @@ def test_decorated_async_function_stays_async():
 class Monitor:
     """Anything with a tracker."""
 
-    tracker: PrepareTracker
+    tracker: PrepareFailureTracker
 
 
 def test_method_can_be_decorated_with_a_monitor(tracker):
@@ -136,7 +136,7 @@ def test_plain_handler_with_awaitable_result_fails(tracker):
 
 
 def test_twice_decorated_handler_is_classified_once(tracker):
-    other = PrepareTracker("gpu.example.com", None, FakeEngine())
+    other = PrepareFailureTracker("gpu.example.com", None, FakeEngine())
 
     @classified(other)
     @classified(tracker)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from prepare_samples import NOW, FakeEngine, claim
 
-from agent.driver.prepare_tracker import PrepareTracker
+from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.errors import BadConfigError, FailedDeviceError, PrepareError, TransientError
@@ -48,13 +48,13 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def tracker(clock: ManualClock) -> PrepareTracker:
-    return PrepareTracker(
+def tracker(clock: ManualClock) -> PrepareFailureTracker:
+    return PrepareFailureTracker(
         "gpu.example.com", None, FakeEngine(), clock=lambda: NOW, monotonic=clock, jitter=lambda: 1.0
     )
 
 
-def play(tracker: PrepareTracker, clock: ManualClock, *answers: object) -> tuple[object, list[float]]:
+def play(tracker: PrepareFailureTracker, clock: ManualClock, *answers: object) -> tuple[object, list[float]]:
     """Runs a prepare whose handler gives these answers, the last for ever.
 
     Returns:
@@ -165,7 +165,7 @@ def test_retry_after_beyond_the_window_is_not_tried(tracker, clock):
 
 def test_classified_failure_is_not_classified_again(tracker, clock):
     error, _ = play(tracker, clock, BadConfigError("no"))
-    other = PrepareTracker("gpu.example.com", None, FakeEngine())
+    other = PrepareFailureTracker("gpu.example.com", None, FakeEngine())
     found, _ = play(other, clock, error)
     assert found is error
     assert other.outcomes() == ()
@@ -197,11 +197,11 @@ def test_pause_is_fully_random():
 # --- the three kinds of callers ----------------------------------------------------------------------------
 
 
-def in_plain(tracker: PrepareTracker, handler: Callable[[], object]) -> object:
+def in_plain(tracker: PrepareFailureTracker, handler: Callable[[], object]) -> object:
     return run_blocking(prepare_steps(tracker, A), handler)
 
 
-def in_asyncio(tracker: PrepareTracker, handler: Callable[[], object], run=run_asyncio) -> object:
+def in_asyncio(tracker: PrepareFailureTracker, handler: Callable[[], object], run=run_asyncio) -> object:
     async def call() -> object:
         await asyncio.sleep(0)
         return handler()
@@ -209,7 +209,7 @@ def in_asyncio(tracker: PrepareTracker, handler: Callable[[], object], run=run_a
     return asyncio.run(run(prepare_steps(tracker, A), call))
 
 
-def in_trio(tracker: PrepareTracker, handler: Callable[[], object], run=run_trio) -> object:
+def in_trio(tracker: PrepareFailureTracker, handler: Callable[[], object], run=run_trio) -> object:
     async def call() -> object:
         await trio.lowlevel.checkpoint()
         return handler()
@@ -217,11 +217,11 @@ def in_trio(tracker: PrepareTracker, handler: Callable[[], object], run=run_trio
     return trio.run(run, prepare_steps(tracker, A), call)
 
 
-def in_some_asyncio(tracker: PrepareTracker, handler: Callable[[], object]) -> object:
+def in_some_asyncio(tracker: PrepareFailureTracker, handler: Callable[[], object]) -> object:
     return in_asyncio(tracker, handler, run_async)
 
 
-def in_some_trio(tracker: PrepareTracker, handler: Callable[[], object]) -> object:
+def in_some_trio(tracker: PrepareFailureTracker, handler: Callable[[], object]) -> object:
     return in_trio(tracker, handler, run_async)
 
 
@@ -229,9 +229,9 @@ PROGRAMS = pytest.mark.parametrize("program", [in_plain, in_asyncio, in_trio, in
 
 
 @pytest.fixture
-def quick() -> PrepareTracker:
+def quick() -> PrepareFailureTracker:
     """Return a tracker with the real clock and the shortest pauses."""
-    return PrepareTracker("gpu.example.com", None, FakeEngine(), jitter=lambda: 0.0)
+    return PrepareFailureTracker("gpu.example.com", None, FakeEngine(), jitter=lambda: 0.0)
 
 
 @PROGRAMS
@@ -273,7 +273,7 @@ def test_stop_iteration_of_a_handler_is_a_failure(program, quick):
         program(quick, lambda: next(iter(())))
 
 
-class SlowTracker(PrepareTracker):
+class SlowTracker(PrepareFailureTracker):
     """Tracker whose disk is slow."""
 
     def __init__(self) -> None:
@@ -361,7 +361,7 @@ def test_cancelled_asyncio_task_is_not_recorded(quick):
 
 
 async def test_trio_task_can_be_cancelled_during_a_pause():
-    tracker = PrepareTracker("gpu.example.com", None, FakeEngine(), jitter=lambda: 1.0)
+    tracker = PrepareFailureTracker("gpu.example.com", None, FakeEngine(), jitter=lambda: 1.0)
 
     async def call() -> None:
         raise TransientError("busy", retry_after_s=25)
@@ -375,7 +375,7 @@ async def test_trio_task_can_be_cancelled_during_a_pause():
 
 def test_trio_task_inside_asyncio_is_detected():
     """Trio as the guest of a loop of asyncio's: both run in this thread."""
-    tracker = PrepareTracker("gpu.example.com", None, FakeEngine(), jitter=lambda: 0.0)
+    tracker = PrepareFailureTracker("gpu.example.com", None, FakeEngine(), jitter=lambda: 0.0)
 
     async def call() -> str:
         await trio.lowlevel.checkpoint()  # asyncio would not understand it

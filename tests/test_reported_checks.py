@@ -10,7 +10,7 @@ from paper import PaperNode, codes, device_of
 from paper_gpus import GpuNode
 
 from agent.driver.check_results import RESULTS_MAX, ReportedChecks
-from agent.driver.driver_source import HostAndDriverSource, UnmonitoredHostSource
+from agent.driver.merged_snapshot_source import HostAndDriverSource, UnmonitoredHostSource
 from agent.driver.session import declaration_text, write_declaration
 from agent.engine.step import initial_state, step
 from agent.errors import ConfigError
@@ -31,7 +31,7 @@ from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceState
 from agent.model.time import NS
-from agent.serve.driver_link.handler import DeviceDeclaration, DriverCheckResult
+from agent.serve.driver_link.handler_interface import DeviceDeclaration, DriverCheckResult
 from agent.sources.declaration_directory import read_declarations
 from agent.sources.declaration_file import parse_declaration
 

@@ -10,9 +10,9 @@ from agent.devices.consumers.kube_objects import parse_claim_object
 from agent.devices.consumers.reservations import (
     RESERVED_MAX,
     KubeletsRefusingPod,
+    existing_reservation_targets,
     find_refusal,
     find_refusal_by_uid,
-    known_consumers,
     parse_reservations,
     reservations_by_kind,
     unmatched_reservations,
@@ -121,25 +121,29 @@ def test_fields_of_kep_5194_are_parsed_and_prevent_no_refusal() -> None:
 
 def test_reservations_without_a_pod_or_group_are_unmatched() -> None:
     claim = reserved(pod_entry(0), pod_entry(1), GROUP, {**GROUP, "name": "gone"}, JOB)
-    orphans = unmatched_reservations(claim, known_consumers([pod(0), pod(7, group="workers")]))
+    orphans = unmatched_reservations(claim, existing_reservation_targets([pod(0), pod(7, group="workers")]))
     assert [one.name for one in orphans] == ["train-1", "gone"]
 
 
 def test_pod_of_another_namespace_matches_no_reservation() -> None:
     other_namespace = PodObject(PodRef("team-b", "x", "p-0"), group="workers")
-    orphans = unmatched_reservations(reserved(GROUP, pod_entry()), known_consumers([other_namespace]))
+    orphans = unmatched_reservations(
+        reserved(GROUP, pod_entry()), existing_reservation_targets([other_namespace])
+    )
     assert [one.name for one in orphans] == ["workers", "train-0"]
 
 
 def test_mirror_pod_matches_the_reservation_for_its_uid() -> None:
     """The scheduler reserves for the API server's object; the kubelet knows the pod by its config hash."""
     mirror = PodObject(PodRef("team-a", "train-0", "0badcafe"), mirror_uid="p-0")
-    assert unmatched_reservations(reserved(pod_entry(0)), known_consumers([mirror])) == ()
+    assert unmatched_reservations(reserved(pod_entry(0)), existing_reservation_targets([mirror])) == ()
 
 
 def test_reservation_for_a_group_with_a_pods_uid_is_unmatched() -> None:
     claim = reserved({**GROUP, "uid": "p-0"})
-    assert [one.name for one in unmatched_reservations(claim, known_consumers([pod(0)]))] == ["workers"]
+    assert [one.name for one in unmatched_reservations(claim, existing_reservation_targets([pod(0)]))] == [
+        "workers"
+    ]
 
 
 # --- refusals of the kubelet -------------------------------------------------------------------------------

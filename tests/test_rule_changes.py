@@ -12,7 +12,7 @@ from agent.config.rule_tables import parse_rules, show_rules
 from agent.engine.step import with_settings
 from agent.health.evaluation import RULE_OFF
 from agent.health.gpu.catalog import gpu_rules, gpu_wakes
-from agent.health.gpu.view import GpuView
+from agent.health.gpu.rule_input import GpuRuleInput
 from agent.health.host.catalog import ALL_HOST_RULES, sampler_wakes
 from agent.health.host.cpu.state import CpuRuleInput
 from agent.health.host.memory.state import MemoryRuleInput
@@ -223,7 +223,7 @@ def test_limit_of_one_gpu_differs_from_that_of_others() -> None:
 )
 def test_field_of_each_limit_exists(rule: Any) -> None:
     *of_limits, name = rule.limit_in_view.split(".")
-    views = {"cpu": CpuRuleInput, "mem": MemoryRuleInput, "gpu": GpuView}
+    views = {"cpu": CpuRuleInput, "mem": MemoryRuleInput, "gpu": GpuRuleInput}
     assert name in (dir(HostLimits()) if of_limits else views[rule.code.partition(".")[0]]._fields)
 
 

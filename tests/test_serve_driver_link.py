@@ -20,7 +20,7 @@ from wire.serving import eventually
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.model.claim import DeviceRef
 from agent.model.taint import Effect, Taint, Taints
-from agent.serve.driver_link.handler import TooManyDevices
+from agent.serve.driver_link.handler_interface import TooManyDevices
 from agent.serve.driver_link.service import QUERY_THREADS, DriverLinkService
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 from agent.store.state_files import StateWriteError

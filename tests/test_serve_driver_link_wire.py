@@ -33,7 +33,7 @@ from agent.prepare.evidence import (
 from agent.serve.agent_api.encode import REPAIRS as AGENT_REPAIRS
 from agent.serve.driver_link import replies as wire
 from agent.serve.driver_link import requests
-from agent.serve.driver_link.handler import DeviceDeclaration, DriverCheckResult
+from agent.serve.driver_link.handler_interface import DeviceDeclaration, DriverCheckResult
 from agent.serve.driver_link.requests import ERROR_CLASSES, KIND_OF_PART, LIMITS, OPERATIONS
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 

@@ -28,7 +28,7 @@ import trio
 from agent.app.reload import ConfigReloader
 from agent.config.config import Config, LoadedConfig
 from agent.driver.clear_requests import ClearRequestQueue
-from agent.driver.driver_source import HostAndDriverSource
+from agent.driver.merged_snapshot_source import HostAndDriverSource
 from agent.driver.report_hub import ReportHub
 from agent.driver.sessions import DriverSessions
 from agent.engine.loop import EngineLoop, LoopTiming

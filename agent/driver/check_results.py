@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from agent.driver.driver_source import DriverCheckKey
+from agent.driver.merged_snapshot_source import DriverCheckKey
 from agent.errors import ConfigError
 from agent.health.verdict import truncate_utf8
 from agent.model.declared_devices import DriverCheckSample
 from agent.model.health import Finding, Repair
 from agent.model.time import NS
 from agent.prepare.normalize_text import normalize, sanitize, shorten
-from agent.serve.driver_link.handler import DriverCheckResult
+from agent.serve.driver_link.handler_interface import DriverCheckResult
 from agent.sources.declaration_file import CHECKS_MAX, DEVICES_MAX, parse_label
 
 CODE_BYTES: Final = 100

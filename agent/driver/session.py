@@ -17,7 +17,7 @@ from typing import Final
 from agent.config.config import Config
 from agent.devices.taints import reported_devices
 from agent.driver.check_results import ReportedChecks
-from agent.driver.prepare_tracker import PrepareTracker
+from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.driver.report_hub import ReportHub
 from agent.driver.taint_publisher import TaintPublisher, taint_policy
 from agent.errors import ConfigError, ResourceBusyError
@@ -30,7 +30,7 @@ from agent.model.report import Report
 from agent.model.taint import Taints
 from agent.model.time import NS, Instant
 from agent.prepare.evidence import Evidence
-from agent.serve.driver_link.handler import (
+from agent.serve.driver_link.handler_interface import (
     ClaimResult,
     DeviceDeclaration,
     DriverCheckResult,
@@ -179,7 +179,7 @@ class DriverSession:
         self._other_failures = other_failures
         self._checks = ReportedChecks(driver, config.node_name, on_checks)
         self._taints: LatestValue[Taints] = LatestValue()
-        self._tracker = PrepareTracker(driver, state_dir, self, patterns=config.prepare_patterns)
+        self._tracker = PrepareFailureTracker(driver, state_dir, self, patterns=config.prepare_patterns)
         path = state_dir / taint_store.FILE
         self._publisher = TaintPublisher(
             self._publish, driver=driver, policy=taint_policy(config), path=path, clock=clock

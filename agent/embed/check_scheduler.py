@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from agent.driver.driver_source import DriverCheckKey, HostAndDriverSource
+from agent.driver.merged_snapshot_source import DriverCheckKey, HostAndDriverSource
 from agent.embed.checks import HealthCheck, HealthCheckResult, result_from_answer, result_from_error
 from agent.embed.devices import Device
 from agent.errors import ConfigError, suggestion

@@ -13,7 +13,7 @@ from typing import Final
 from agent.config.config import Config
 from agent.devices.inventory import declared_device
 from agent.devices.taints import TaintPolicy
-from agent.driver.driver_source import HostAndDriverSource, UnmonitoredHostSource
+from agent.driver.merged_snapshot_source import HostAndDriverSource, UnmonitoredHostSource
 from agent.driver.taint_publisher import TaintCallback, TaintPublisher
 from agent.engine.loop import EngineLoop, LoopTiming
 from agent.engine.step import EngineState, initial_state

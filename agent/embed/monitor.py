@@ -18,8 +18,8 @@ from typing import Final, Self, TypeVar
 from agent.config.config import KUBELET_DIR, Config
 from agent.config.values import check_driver_name
 from agent.devices.taints import TaintPolicy, taint_domain
-from agent.driver.driver_source import HostAndDriverSource
-from agent.driver.prepare_tracker import PrepareTracker
+from agent.driver.merged_snapshot_source import HostAndDriverSource
+from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.driver.report_hub import ReportHub
 from agent.driver.taint_publisher import TaintCallback, taint_policy
 from agent.embed.callback_runner import DriverCallbackRunner
@@ -157,7 +157,7 @@ class Monitor:
         self._failure: BaseException | None = None
         self._services: list[EmbeddedHealthService] = []
         self._callback: TaintCallback | None = None
-        self._tracker = PrepareTracker(
+        self._tracker = PrepareFailureTracker(
             driver,
             directory,
             self,
@@ -184,7 +184,7 @@ class Monitor:
         return self._kubelet_dir
 
     @property
-    def tracker(self) -> PrepareTracker:
+    def tracker(self) -> PrepareFailureTracker:
         """Tracker that classifies failed prepares and records all results of prepares."""
         return self._tracker
 

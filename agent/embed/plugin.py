@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
-from agent.driver.prepare_tracker import PrepareTracker
+from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.embed.callback_runner import LOOP_ENDED, DriverCallbackRunner
 from agent.embed.monitor import Monitor
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
@@ -190,7 +190,7 @@ class PrepareWorker:
 class _FetchTracker:
     """Prepare tracker for fetching a claim: records failures, but no success."""
 
-    def __init__(self, tracker: PrepareTracker) -> None:
+    def __init__(self, tracker: PrepareFailureTracker) -> None:
         self.classify = tracker.classify
         self.record_failure_and_wait = tracker.record_failure_and_wait
         self.monotonic = tracker.monotonic

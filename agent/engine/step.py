@@ -44,7 +44,7 @@ from agent.health.gpu.rule_state import gpu_devices, gpu_sources
 from agent.health.gpu.state import GpuEvaluation, GpuState, evaluate_gpus, recent_clears
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS, gpu_verdicts
 from agent.health.host.cgroup.state import cgroup_rule_inputs
-from agent.health.host.pod.attribution import evaluate_pods
+from agent.health.host.pod.findings_to_causes import evaluate_pods
 from agent.health.host.pod.state import PodAuditState, next_pod_audit_state
 from agent.health.host.state import HostRuleState, is_snapshot_incomplete, next_host_state
 from agent.health.host.verdicts import evaluate_host, host_verdicts, machine_causes

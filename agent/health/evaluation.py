@@ -17,9 +17,9 @@ from agent.health.rules import (
     OK,
     CatalogRow,
     Rule,
+    RuleInconclusive,
     RuleInputUnreadable,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
     unreadable_row,
 )
@@ -123,9 +123,9 @@ class Evaluation:
         if rule.counts_growth:  # a rate needs readings that are not too far apart
             window_s = rule.window_s or self.settings.throttle_window_s
             self.due_ns.append(self.now.mono_ns + window_s * NS // 2)
-        if isinstance(result, RuleNotEvaluated):
+        if isinstance(result, RuleInconclusive):
             self.not_evaluated.append(NotApplicable(subject, rule.code, result.reason))
-        if result is OK or isinstance(result, RuleNotEvaluated):
+        if result is OK or isinstance(result, RuleInconclusive):
             record = self._subjects.get(subject)
             if record is None or not record.previous_codes:
                 return
@@ -184,7 +184,7 @@ class Evaluation:
             self.update_condition(subject, rule, None, source, seen=False)
             return
         self.update_condition(subject, unreadable, None, source)
-        if isinstance(result, RuleNotEvaluated):
+        if isinstance(result, RuleInconclusive):
             self.update_condition(subject, rule, None, source, seen=False)
         else:
             assert not isinstance(result, RuleNotApplicable), "apply_result() returned before"

@@ -38,7 +38,7 @@ class RuleNotApplicable(NamedTuple):
     reason: str
 
 
-class RuleNotEvaluated(NamedTuple):
+class RuleInconclusive(NamedTuple):
     """Rule result: the rule cannot decide yet, for example because its counter was read too recently."""
 
     reason: str
@@ -53,7 +53,7 @@ class RuleInputUnreadable(NamedTuple):
 
 
 OK: Final = None
-RuleResult = Finding | RuleNotApplicable | RuleNotEvaluated | RuleInputUnreadable | None
+RuleResult = Finding | RuleNotApplicable | RuleInconclusive | RuleInputUnreadable | None
 """Result of a rule. Finding: the rule found a fault; None (``OK``): it was evaluated and found no fault."""
 
 
@@ -88,7 +88,7 @@ def counter_limit_result(
     if growth.events >= limit:
         return found
     return (
-        RuleNotEvaluated(f"needs {format_duration(window_s)} of history") if growth.span_s < window_s else OK
+        RuleInconclusive(f"needs {format_duration(window_s)} of history") if growth.span_s < window_s else OK
     )
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from agent.devices.inventory import DeviceKind, InventoryDevice
+from agent.health.gpu.rule_input import SeenGpuFeatures
 from agent.health.gpu.rule_state import GpuRuleState
-from agent.health.gpu.view import SeenGpuFeatures
 from agent.health.host.cpu.state import (
     cpus_at_start,
     frequencies_at_start,

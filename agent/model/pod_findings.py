@@ -1,7 +1,7 @@
 """Devices that pods use, and findings of the cgroup audit about the pods.
 
 agent.node.pods.tracker collects them from the kubelet and the cgroup audit; the rules of
-agent.health.host.pod.attribution evaluate them.
+agent.health.host.pod.findings_to_causes evaluate them.
 """
 
 from collections.abc import Mapping

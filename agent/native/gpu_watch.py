@@ -128,7 +128,7 @@ class GpuWatch:
         return watch == ffi.NULL or int(lib.dh_gpus_stop(watch, int(timeout_s * NS))) == 0
 
 
-class AttachedGpuWatch:
+class SharedMemoryGpuReader:
     """Reader of the GPU watch of another process, which is not trusted.
 
     Args:

@@ -29,7 +29,7 @@ from agent.model.gpu import GpuAttributes, GpuSample, NvmlSample, NvmlStatus
 from agent.model.reading import Absence, Missing
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
-from agent.native.gpu_watch import AttachedGpuWatch, GpuWatch, GpuWatchOptions, create_gpu_memory
+from agent.native.gpu_watch import GpuWatch, GpuWatchOptions, SharedMemoryGpuReader, create_gpu_memory
 from agent.node.nvml_process_main import (
     COUNT,
     DESCRIPTORS,
@@ -75,7 +75,7 @@ class _Child(NamedTuple):
 
     pid: int
     channel: socket.socket
-    watch: AttachedGpuWatch
+    watch: SharedMemoryGpuReader
     started_ns: int
 
 
@@ -313,7 +313,7 @@ class NvmlProcess:
         with theirs:
             memory_fd = create_gpu_memory()
             try:
-                watch = AttachedGpuWatch(memory_fd, self._wake_fd)
+                watch = SharedMemoryGpuReader(memory_fd, self._wake_fd)
                 try:
                     ours.send(encode_options(self._options))
                     pid = _spawn((theirs.fileno(), memory_fd, self._wake_fd))

@@ -65,7 +65,7 @@ Step = CallHandlerStep | PauseStep | RunInThreadStep
 
 
 class PrepareService(Protocol):
-    """Classification and ledger of prepares; :class:`agent.driver.prepare_tracker.PrepareTracker` is one."""
+    """Classification and ledger of prepares; agent.driver.prepare_failure_tracker implements it."""
 
     def cached_failure(self, claim: Claim) -> PrepareError | None:
         """Return the cached failure of the claim's last prepare; None: the handler must be called."""

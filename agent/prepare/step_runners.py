@@ -113,7 +113,7 @@ def _in_trio() -> bool:
 
 
 @runtime_checkable
-class HasPrepareTracker(Protocol):
+class HasPrepareFailureTracker(Protocol):
     """Object with a prepare tracker, such as drahealth.Monitor."""
 
     @property
@@ -122,7 +122,7 @@ class HasPrepareTracker(Protocol):
 
 
 def classified(
-    tracker_or_monitor: PrepareService | HasPrepareTracker,
+    tracker_or_monitor: PrepareService | HasPrepareFailureTracker,
     *,
     get_claim: Callable[..., Claim] | None = None,
     patterns: Sequence[ErrorPattern] = (),
@@ -151,7 +151,7 @@ def classified(
             )
             tracker: PrepareService = (
                 tracker_or_monitor.tracker
-                if isinstance(tracker_or_monitor, HasPrepareTracker)
+                if isinstance(tracker_or_monitor, HasPrepareFailureTracker)
                 else tracker_or_monitor
             )
             return prepare_steps(tracker, prepared, patterns)

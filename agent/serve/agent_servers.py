@@ -21,7 +21,7 @@ from agent.model.report import ConfigReload, Report, SocketSubscribers
 from agent.native.health_encoder import WireHealth, encode_health_lists
 from agent.native.uevents import watch_directory
 from agent.serve.agent_api.service import AgentService, ClearRequests
-from agent.serve.driver_link.handler import DriverLinkHandler
+from agent.serve.driver_link.handler_interface import DriverLinkHandler
 from agent.serve.driver_link.service import DriverLinkRequestStream, DriverLinkService
 from agent.serve.grpc.hardened import UnsentMessages
 from agent.serve.grpc.server import HardenedServer

@@ -16,7 +16,7 @@ from agent.model.device_usage import DeviceState, PodDeviceUsage, UsageEnd, Usag
 from agent.model.health import Health, Severity
 from agent.model.settings import UsageHistoryLimits
 from agent.model.time import Instant
-from agent.serve.driver_link.handler import DeviceDeclaration
+from agent.serve.driver_link.handler_interface import DeviceDeclaration
 from agent.sources.declaration_file import parse_declaration
 from agent.store import cdi_files, gpu_fault_file, history_file, ledger_file, taint_file
 from golden.files import INPUTS, RELEASE, load, temporary_root

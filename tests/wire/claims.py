@@ -84,7 +84,7 @@ class FakeClaimHandler:
         return held
 
     def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
-        """Classify like the PrepareTracker without findings."""
+        """Classify like the PrepareFailureTracker without findings."""
         return classify_error(error, PrepareContext(Claim(*ref), {}))
 
     def unavailable_reason(self) -> str:

@@ -17,7 +17,7 @@ from agent.prepare.classify import PrepareContext, classify, classify_evidence
 from agent.prepare.errors import BadConfigError
 from agent.prepare.evidence import Evidence
 from agent.serve.agent_servers import AgentServers
-from agent.serve.driver_link.handler import (
+from agent.serve.driver_link.handler_interface import (
     ClaimResult,
     DeviceDeclaration,
     DriverCheckResult,
@@ -96,7 +96,7 @@ class RecordingHandler:
         ]
 
     def classify(self, claim: Claim, evidence: Sequence[Evidence]) -> PrepareVerdict:
-        """Classify like the PrepareTracker without findings."""
+        """Classify like the PrepareFailureTracker without findings."""
         self._record("classify", (claim, tuple(evidence)))
         return classify_evidence(evidence, PrepareContext(claim, {}))
 

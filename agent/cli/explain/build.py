@@ -30,7 +30,7 @@ from agent.cli.history.text import claim_names, device_names, pod_names
 from agent.devices.consumers.affected_pods import affected_pods, group_members, is_group_member, refused_pods
 from agent.devices.consumers.consumer_map import build_consumer_map
 from agent.devices.consumers.device_health_lookup import best_known_health, host_device
-from agent.devices.consumers.reservations import known_consumers, unmatched_reservations
+from agent.devices.consumers.reservations import existing_reservation_targets, unmatched_reservations
 from agent.errors import PermissionDeniedError
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import ConsumerKind, Origin, PodRef, PreparedClaim, Provenance, SourceAnswer
@@ -357,7 +357,7 @@ class SourceFactIndex:
             answer.items for answer in answers.consumers.pods if answer.provenance.origin is Origin.PODS_FILE
         ]
         pods = chain.from_iterable(from_files)
-        self._standing = known_consumers(pods, answers.workloads) if from_files else None
+        self._standing = existing_reservation_targets(pods, answers.workloads) if from_files else None
         uses = [(claim, view.ref) for view in known.pods.values() for claim in view.claims]
         self._without_names = _grouped(use for use in uses if not use[1].name)
         self._without_uids = _grouped(use for use in uses if not use[1].uid)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, NamedTuple
 
+from agent.conform.kubelet.health_stream_clients import HealthStreamClients, StreamRecords
 from agent.conform.kubelet.plugin_watcher import (
     check_endpoint,
     find_plugins,
@@ -20,7 +21,6 @@ from agent.conform.kubelet.plugin_watcher import (
     register_plugin,
 )
 from agent.conform.kubelet.prepare_session import READY_S, PrepareOptions, PrepareSession, omit_all
-from agent.conform.kubelet.simulated_kubelets import SimulatedKubelets, StreamRecords
 from agent.conform.kubelet.unary_calls import SessionClock, connect_error
 from agent.conform.outcomes import not_run, shorten
 from agent.conform.registration_checks import PLUGIN_TYPE
@@ -189,7 +189,7 @@ def _newest_endpoint(chosen: Sequence[RegistrationFile], endpoints: Sequence[Plu
 
 
 async def _record_streams(socket: str, window_s: float) -> StreamRecords | None:
-    return await SimulatedKubelets(socket, window_s).record() if socket else None
+    return await HealthStreamClients(socket, window_s).record() if socket else None
 
 
 async def _refuse_registration(registration: RegistrationRecord, clock: SessionClock) -> RegistrationRecord:

@@ -72,7 +72,7 @@ def reservations_by_kind(reserved: Iterable[Reservation]) -> ClaimReservations:
     return ClaimReservations(*(tuple(one for one in entries if one.kind is kind) for kind in kinds))
 
 
-class KnownConsumers(NamedTuple):
+class ExistingReservationTargets(NamedTuple):
     """Pods, pod groups and other objects that exist, to compare with reservations."""
 
     uids: frozenset[tuple[str, str]]
@@ -84,7 +84,9 @@ class KnownConsumers(NamedTuple):
     resource is given, so that nothing is known about it."""
 
 
-def known_consumers(pods: Iterable[PodObject], workloads: Iterable[WorkloadRef] = ()) -> KnownConsumers:
+def existing_reservation_targets(
+    pods: Iterable[PodObject], workloads: Iterable[WorkloadRef] = ()
+) -> ExistingReservationTargets:
     """Return the pods, their pod groups and other objects, to compare with reservations."""
     known = tuple(pods)
     uids = ((pod.ref.namespace, uid) for pod in known for uid in (pod.ref.uid, pod.mirror_uid) if uid)
@@ -92,14 +94,14 @@ def known_consumers(pods: Iterable[PodObject], workloads: Iterable[WorkloadRef] 
     given: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for one in workloads:
         given.setdefault((one.api_group, one.resource), set()).add((one.namespace, one.uid))
-    return KnownConsumers(
+    return ExistingReservationTargets(
         frozenset(uids),
         frozenset(groups),
         {resource: frozenset(found) for resource, found in given.items()},
     )
 
 
-def unmatched_reservations(claim: ClaimObject, known: KnownConsumers) -> tuple[Reservation, ...]:
+def unmatched_reservations(claim: ClaimObject, known: ExistingReservationTargets) -> tuple[Reservation, ...]:
     """Return a claim's reservations for objects that ``known`` does not have.
 
     If ``known`` has all objects of the cluster, these reservations are orphaned. Reservations for other
@@ -108,7 +110,7 @@ def unmatched_reservations(claim: ClaimObject, known: KnownConsumers) -> tuple[R
     return tuple(one for one in claim.reserved if _is_unmatched(one, claim.ref.namespace, known))
 
 
-def _is_unmatched(one: Reservation, namespace: str, known: KnownConsumers) -> bool:
+def _is_unmatched(one: Reservation, namespace: str, known: ExistingReservationTargets) -> bool:
     if one.kind is ConsumerKind.POD:
         return (namespace, one.uid) not in known.uids
     if one.kind is ConsumerKind.POD_GROUP and (namespace, one.name) in known.groups:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import InventoryDevice, gpu_device, mig_device
-from agent.health.gpu.view import is_listing_gpus, nvml_code_text, nvml_library_error
-from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult
+from agent.health.gpu.rule_input import is_listing_gpus, nvml_code_text, nvml_library_error
+from agent.health.rules import OK, Rule, RuleInconclusive, RuleResult
 from agent.model.declared_devices import DeclaredGpu
 from agent.model.gpu import NvmlSample
 from agent.model.health import Blame, Finding, Repair, Severity
@@ -19,7 +19,7 @@ NO_LIBRARY_ADVICE: Final = (
 )
 
 
-class DeclaredGpuView(NamedTuple):
+class DeclaredGpuRuleInput(NamedTuple):
     """Input of the rules for one GPU that a driver declares."""
 
     declared: DeclaredGpu
@@ -55,7 +55,7 @@ def find_host_device(declared: DeclaredGpu, gpu: KnownGpu | None) -> InventoryDe
     return None
 
 
-def evaluate_gpu_not_found(view: DeclaredGpuView) -> RuleResult:
+def evaluate_gpu_not_found(view: DeclaredGpuRuleInput) -> RuleResult:
     """The declared GPU or MIG instance does not exist.
 
     Source: UUIDs and PCI addresses from NVML, now and earlier.
@@ -68,7 +68,7 @@ def evaluate_gpu_not_found(view: DeclaredGpuView) -> RuleResult:
         evidence = f"{view.host_gpu.uuid or view.host_gpu.bus} has no instance {name}"
         return Finding("gpu.not_found", Severity.UNHEALTHY, evidence)
     if is_listing_gpus(gpus):
-        return RuleNotEvaluated("NVML is being opened")
+        return RuleInconclusive("NVML is being opened")
     name = " at ".join(filter(None, (declared.uuid, declared.pci)))
     if error := nvml_library_error(gpus):
         evidence = f"{name} cannot be checked: NVML returned {nvml_code_text(error)}"
@@ -83,7 +83,7 @@ def evaluate_gpu_not_found(view: DeclaredGpuView) -> RuleResult:
     return Finding("gpu.not_found", Severity.UNHEALTHY, f"{name} is not among the {gpus.count} GPUs of NVML")
 
 
-def evaluate_gpu_mismatch(view: DeclaredGpuView) -> RuleResult:
+def evaluate_gpu_mismatch(view: DeclaredGpuRuleInput) -> RuleResult:
     """UUID and PCI address of a declaration belong to different GPUs.
 
     Source: UUIDs and PCI addresses from NVML.

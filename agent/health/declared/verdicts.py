@@ -14,7 +14,12 @@ from agent.health.declared.driver_checks import (
     keep_restored_faults,
     samples_by_device,
 )
-from agent.health.declared.gpus import DECLARED_GPU_RULES, DeclaredGpuView, find_host_device, find_host_gpu
+from agent.health.declared.gpus import (
+    DECLARED_GPU_RULES,
+    DeclaredGpuRuleInput,
+    find_host_device,
+    find_host_gpu,
+)
 from agent.health.declared.state import DeclaredState
 from agent.health.declared.verdict_cache import CachedEvaluation, VerdictCache, with_lease
 from agent.health.evaluation import Evaluation, Subject, row_with_code
@@ -234,7 +239,7 @@ def _gpu_verdict(
     gpu = find_host_gpu(declared, gpus.state.rule_state.registry)
     host_device = find_host_device(declared, gpu)
     evaluation.run_rules(
-        device.subject, DECLARED_GPU_RULES, DeclaredGpuView(declared, gpu, host_device, snapshot.gpus)
+        device.subject, DECLARED_GPU_RULES, DeclaredGpuRuleInput(declared, gpu, host_device, snapshot.gpus)
     )
     found = host.get(host_device) if host_device else None
     own = evaluation.causes(device.subject, partial(row_with_code, DECLARED_GPU_RULES))

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from agent.health.gpu.view import (
-    GpuView,
+from agent.health.gpu.rule_input import (
+    GpuRuleInput,
     gpu_probation_ns,
     gpu_reading,
     is_listing_gpus,
@@ -13,8 +13,8 @@ from agent.health.gpu.view import (
 from agent.health.rules import (
     OK,
     Rule,
+    RuleInconclusive,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
     missing_reading_result,
 )
@@ -31,7 +31,7 @@ NO_XID_SOURCE_S: Final = 20  # longer than the pause before a failed registratio
 MAX_STUCK_LISTED: Final = 4  # a hang of one GPU blocks one process for each rank
 
 
-def evaluate_nvml_process(view: GpuView) -> RuleResult:
+def evaluate_nvml_process(view: GpuRuleInput) -> RuleResult:
     """The process that calls NVML ended, so that no GPU is read.
 
     Source: signal or exit code of the process, which the agent starts again.
@@ -41,13 +41,13 @@ def evaluate_nvml_process(view: GpuView) -> RuleResult:
     return Finding("gpu.driver.process", Severity.UNKNOWN, view.gpu_set.process)
 
 
-def evaluate_nvml_init(view: GpuView) -> RuleResult:
+def evaluate_nvml_init(view: GpuRuleInput) -> RuleResult:
     """The node has GPUs, or should have, and NVML cannot be used to read them.
 
     Source: NVML's return codes of nvmlInit_v2 and the calls after it; dlopen.
     """
     if view.gpu_set.nvml.state is SourceState.STARTING:
-        return RuleNotEvaluated("NVML is being opened")
+        return RuleInconclusive("NVML is being opened")
     error = nvml_library_error(view.gpu_set)
     if error in (NvmlStatus.OK, NvmlStatus.MISMATCH) or view.gpu_set.process:
         return OK
@@ -62,20 +62,20 @@ def evaluate_nvml_init(view: GpuView) -> RuleResult:
     return Finding("gpu.driver.init", Severity.UNKNOWN, evidence, advice, repair=repair)
 
 
-def evaluate_version_mismatch(view: GpuView) -> RuleResult:
+def evaluate_version_mismatch(view: GpuRuleInput) -> RuleResult:
     """The driver's libraries were updated, and the old kernel module is still loaded.
 
     Source: NVML's return code 18 of nvmlInit_v2.
     """
     if view.gpu_set.nvml.state is SourceState.STARTING:
-        return RuleNotEvaluated("NVML is being opened")
+        return RuleInconclusive("NVML is being opened")
     if nvml_library_error(view.gpu_set) != NvmlStatus.MISMATCH:
         return OK
     evidence = "library and kernel module have different driver versions"
     return Finding("gpu.driver.mismatch", Severity.UNKNOWN, evidence)
 
 
-def evaluate_missing_gpu(view: GpuView) -> RuleResult:
+def evaluate_missing_gpu(view: GpuRuleInput) -> RuleResult:
     """NVML does not list a GPU that it listed before, or that the configuration expects.
 
     Source: nvmlDeviceGetCount_v2 and each GPU's UUID; ``/sys/bus/pci/devices`` for its presence on the bus.
@@ -84,11 +84,11 @@ def evaluate_missing_gpu(view: GpuView) -> RuleResult:
     if gpu is not None and gpu.status != NvmlStatus.GPU_NOT_FOUND:
         return OK
     if view.gpu_set.nvml.state is SourceState.STARTING:
-        return RuleNotEvaluated("NVML is being opened")
+        return RuleInconclusive("NVML is being opened")
     if nvml_library_error(view.gpu_set):
-        return RuleNotEvaluated("NVML cannot be used")
+        return RuleInconclusive("NVML cannot be used")
     if gpu is None and is_listing_gpus(view.gpu_set):
-        return RuleNotEvaluated("NVML is still listing its GPUs")
+        return RuleInconclusive("NVML is still listing its GPUs")
     evidence = f"not among the {view.gpu_set.count} GPUs of NVML"
     if view.limits.expect is not None:
         evidence += f"; {view.limits.expect} expected by configuration"
@@ -101,7 +101,7 @@ def evaluate_missing_gpu(view: GpuView) -> RuleResult:
     return Finding("gpu.missing", Severity.UNHEALTHY, evidence)
 
 
-def evaluate_unbound_gpu(view: GpuView) -> RuleResult:
+def evaluate_unbound_gpu(view: GpuRuleInput) -> RuleResult:
     """The GPU is on the bus, but is bound to another driver or to none, so that NVML no longer lists it.
 
     Source: ``/sys/bus/pci/devices/<address>/driver``.
@@ -110,11 +110,11 @@ def evaluate_unbound_gpu(view: GpuView) -> RuleResult:
     if gpu is not None and gpu.status != NvmlStatus.GPU_NOT_FOUND and not nvml_library_error(view.gpu_set):
         return OK
     if function is None:
-        return RuleNotEvaluated("not found on the PCI bus")
+        return RuleInconclusive("not found on the PCI bus")
     if function.driver == NVIDIA_DRIVER:
         return OK
     if not function.driver and nvml_library_error(view.gpu_set):
-        return RuleNotEvaluated("NVML cannot be used")  # without the kernel module no GPU has a driver
+        return RuleInconclusive("NVML cannot be used")  # without the kernel module no GPU has a driver
     unbind = f"/sys/bus/pci/drivers/{function.driver}/unbind"
     bind = f"echo {function.address} > /sys/bus/pci/drivers/{NVIDIA_DRIVER}/bind"
     name = f"{function.address} ({function.model})" if function.model else function.address
@@ -130,7 +130,7 @@ def evaluate_unbound_gpu(view: GpuView) -> RuleResult:
     return Finding("gpu.unbound", Severity.UNHEALTHY, evidence, advice, repair=repair)
 
 
-def evaluate_driver_reloads(view: GpuView) -> RuleResult:
+def evaluate_driver_reloads(view: GpuRuleInput) -> RuleResult:
     """The driver was reloaded since the agent started, which resets its counters.
 
     Source: number of initialisations of NVML.
@@ -142,7 +142,7 @@ def evaluate_driver_reloads(view: GpuView) -> RuleResult:
     return Finding("gpu.driver.reloaded", Severity.INFO, evidence)
 
 
-def evaluate_persistence_mode(view: GpuView) -> RuleResult:
+def evaluate_persistence_mode(view: GpuRuleInput) -> RuleResult:
     """Persistence mode is off: the driver shuts the GPU down whenever no process uses it.
 
     Source: nvmlDeviceGetPersistenceMode [0 or 1].
@@ -155,7 +155,7 @@ def evaluate_persistence_mode(view: GpuView) -> RuleResult:
     return Finding("gpu.driver.persistence_off", Severity.INFO, "persistence mode is off")
 
 
-def evaluate_stuck_processes(view: GpuView) -> RuleResult:
+def evaluate_stuck_processes(view: GpuRuleInput) -> RuleResult:
     """Processes hang inside the driver and cannot be killed.
 
     Source: processes that stay in uninterruptible sleep in the driver; psutil.
@@ -171,13 +171,13 @@ def evaluate_stuck_processes(view: GpuView) -> RuleResult:
     return Finding("gpu.driver.stuck_process", Severity.DEGRADED, evidence)
 
 
-def evaluate_xid_sources(view: GpuView) -> RuleResult:
+def evaluate_xid_sources(view: GpuRuleInput) -> RuleResult:
     """The agent would miss XIDs of the GPU: it has neither NVML's events nor the kernel log.
 
     Source: event types for which the GPU is registered; state of the kernel log reader.
     """
     if view.sample is None:
-        return RuleNotEvaluated("needs the GPU")
+        return RuleInconclusive("needs the GPU")
     if view.is_log_readable or view.sample.event_mask & GpuEvent.XID:
         return OK
     evidence = "neither NVML's events nor the kernel log report its XIDs"

@@ -7,7 +7,13 @@ supported", or "not started" for ever; neither is a fault.
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from agent.health.gpu.view import GpuView, gpu_probation_ns, gpu_reading, hardware_rule, nvml_code_text
+from agent.health.gpu.rule_input import (
+    GpuRuleInput,
+    gpu_probation_ns,
+    gpu_reading,
+    hardware_rule,
+    nvml_code_text,
+)
 from agent.health.rules import (
     OK,
     Rule,
@@ -75,7 +81,7 @@ NO_FABRIC: Final = "the GPU has no fabric, or the driver does not report it"
 NO_HEALTH: Final = "the driver does not report the fabric's health (before 550), or the GPU has no fabric"
 
 
-def evaluate_registration_state(view: GpuView) -> RuleResult:
+def evaluate_registration_state(view: GpuRuleInput) -> RuleResult:
     """The GPU is not registered with the fabric, so that CUDA does not start (error 802).
 
     A registration that has not started counts only where a fabric manager runs, ran or is needed.
@@ -96,7 +102,7 @@ def evaluate_registration_state(view: GpuView) -> RuleResult:
     return OK
 
 
-def evaluate_registration_status(view: GpuView) -> RuleResult:
+def evaluate_registration_status(view: GpuRuleInput) -> RuleResult:
     """Registration with the fabric ended with an error.
 
     Source: nvmlDeviceGetGpuFabricInfoV, status [NVML's return code], which counts in state 3 only.
@@ -123,7 +129,7 @@ def _problems(mask: int, summary: int) -> Iterator[tuple[Severity, str]]:
         yield SUMMARY_PROBLEMS[summary]
 
 
-def evaluate_fabric_health(view: GpuView) -> RuleResult:
+def evaluate_fabric_health(view: GpuRuleInput) -> RuleResult:
     """The fabric reports a problem of this GPU.
 
     Source: nvmlDeviceGetGpuFabricInfoV, health mask (version 2 and later) and summary (version 3 and later).
@@ -144,7 +150,7 @@ def evaluate_fabric_health(view: GpuView) -> RuleResult:
     return Finding("gpu.fabric.health", severity, ", ".join(text for _, text in found))
 
 
-def evaluate_fabric_manager(view: GpuView) -> RuleResult:
+def evaluate_fabric_manager(view: GpuRuleInput) -> RuleResult:
     """nv-fabricmanager is not running on a machine with NVSwitches, or where it ran before.
 
     Source: processes of the machine, and NVSwitches on its PCI bus; psutil, sysfs.

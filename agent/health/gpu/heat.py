@@ -6,8 +6,8 @@ after the last one.
 
 from typing import Final
 
-from agent.health.gpu.view import (
-    GpuView,
+from agent.health.gpu.rule_input import (
+    GpuRuleInput,
     GrowthLimit,
     gpu_reading,
     growth_limit_result,
@@ -69,7 +69,7 @@ BRAKE_TIME: Final = _slowdown_budget(GpuField.SLOWED_HW_BRAKE, "ns of power brak
 _SHARE_TEXT: Final = f"{SHARE_PERCENT} % of {format_duration(WINDOW_S)}"
 
 
-def evaluate_gpu_temperature(view: GpuView) -> RuleResult:
+def evaluate_gpu_temperature(view: GpuRuleInput) -> RuleResult:
     """The GPU has reached its temperature limit.
 
     Source: nvmlDeviceGetTemperature compared with the slowdown threshold, and nvmlDeviceGetMarginTemperature,
@@ -91,7 +91,7 @@ def evaluate_gpu_temperature(view: GpuView) -> RuleResult:
     return OK
 
 
-def evaluate_memory_temperature(view: GpuView) -> RuleResult:
+def evaluate_memory_temperature(view: GpuRuleInput) -> RuleResult:
     """The GPU's memory has reached its temperature limit.
 
     Source: NVML field 82 compared with the memory threshold [C].
@@ -108,7 +108,7 @@ def evaluate_memory_temperature(view: GpuView) -> RuleResult:
     return _held_finding("gpu.thermal.memory", f"at or above the memory's limit of {limit} C")
 
 
-def _clock_reason_result(view: GpuView, code: str, bits: int, evidence: str) -> RuleResult:
+def _clock_reason_result(view: GpuRuleInput, code: str, bits: int, evidence: str) -> RuleResult:
     """Return a finding if NVML's current reasons for reduced clocks contain one of ``bits``."""
     reasons = gpu_reading(view, GpuField.CLOCK_REASONS)
     if isinstance(reasons, Missing):
@@ -118,7 +118,7 @@ def _clock_reason_result(view: GpuView, code: str, bits: int, evidence: str) -> 
     return _held_finding(code, evidence) if reasons & bits else OK
 
 
-def _slowdown_result(view: GpuView, code: str, budget: GrowthLimit, bits: int, by: str) -> RuleResult:
+def _slowdown_result(view: GpuRuleInput, code: str, budget: GrowthLimit, bits: int, by: str) -> RuleResult:
     """Return the result from the time with reduced clocks; if not counted, from the current reasons."""
     result = growth_limit_result(view, budget, code, Severity.DEGRADED, "no such counter")
     if isinstance(result, RuleNotApplicable):
@@ -128,7 +128,7 @@ def _slowdown_result(view: GpuView, code: str, budget: GrowthLimit, bits: int, b
     return result
 
 
-def evaluate_thermal_slowdown(view: GpuView) -> RuleResult:
+def evaluate_thermal_slowdown(view: GpuRuleInput) -> RuleResult:
     """The hardware or the driver reduces clocks because of heat.
 
     Source: growth of NVML fields 251 and 252 (driver 580 and later: 269, 270) [ns]; without them, the bits of
@@ -141,7 +141,7 @@ def evaluate_thermal_slowdown(view: GpuView) -> RuleResult:
     )
 
 
-def evaluate_power_brake(view: GpuView) -> RuleResult:
+def evaluate_power_brake(view: GpuRuleInput) -> RuleResult:
     """The machine's power supply limits the GPU to half its clocks or less.
 
     Source: growth of NVML field 253 (driver 580 and later: 271) [ns]; without it, the bit of the clock
@@ -150,7 +150,7 @@ def evaluate_power_brake(view: GpuView) -> RuleResult:
     return _slowdown_result(view, "gpu.power.brake", BRAKE_TIME, POWER_BRAKE, "the external power brake")
 
 
-def evaluate_power_slowdown(view: GpuView) -> RuleResult:
+def evaluate_power_slowdown(view: GpuRuleInput) -> RuleResult:
     """The hardware reduces clocks because the GPU draws too much power, not because of heat or the power
     brake.
 

@@ -6,8 +6,8 @@ recovery action that the driver requests decides how severe an uncorrectable err
 
 from typing import Final
 
-from agent.health.gpu.view import (
-    GpuView,
+from agent.health.gpu.rule_input import (
+    GpuRuleInput,
     GrowthLimit,
     gpu_probation_ns,
     gpu_reading,
@@ -46,7 +46,7 @@ UNCORRECTABLE_COUNTS: Final = (
 """Counters of uncorrectable errors since the driver was loaded: all memories, by memory, by source."""
 
 
-def _ecc_off(view: GpuView) -> bool:
+def _ecc_off(view: GpuRuleInput) -> bool:
     return gpu_reading(view, GpuField.ECC_MODE) == 0
 
 
@@ -55,19 +55,19 @@ def _correctable(limits: GpuLimits) -> GrowthLimit:
     return GrowthLimit(GpuField.ECC_CORRECTABLE, events, window_s, "correctable memory errors")
 
 
-def _sram_sources(view: GpuView) -> str:
+def _sram_sources(view: GpuRuleInput) -> str:
     """Name the sources that count uncorrectable SRAM errors, ``SRAM (parity)``; empty: none does."""
     found = [name for name, field in _SRAM_SOURCES if _count(view, field)]
     return f"SRAM ({', '.join(found)})" if found else ""
 
 
-def _count(view: GpuView, field: GpuField) -> int:
+def _count(view: GpuRuleInput, field: GpuField) -> int:
     """Return the count in a field; 0 if the field cannot be read."""
     count = gpu_reading(view, field)
     return 0 if isinstance(count, Missing) else count
 
 
-def _uncorrectable_errors(view: GpuView) -> tuple[int, list[str]]:
+def _uncorrectable_errors(view: GpuRuleInput) -> tuple[int, list[str]]:
     """Return the number of uncorrectable errors, and the memories that had them.
 
     Each counter decides alone: the total and the counts by memory and by source are read at different times,
@@ -80,7 +80,7 @@ def _uncorrectable_errors(view: GpuView) -> tuple[int, list[str]]:
     return max(_count(view, GpuField.ECC_UNCORRECTABLE), dram + sram), parts
 
 
-def evaluate_uncorrectable_errors(view: GpuView) -> RuleResult:
+def evaluate_uncorrectable_errors(view: GpuRuleInput) -> RuleResult:
     """The GPU's memory has lost data since the driver was loaded.
 
     Degraded if the driver requests no recovery action, which means that it contained the error. Unhealthy if
@@ -109,7 +109,7 @@ def evaluate_uncorrectable_errors(view: GpuView) -> RuleResult:
     return Finding("gpu.ecc.uncorrectable", severity, evidence)
 
 
-def evaluate_sram_threshold(view: GpuView) -> RuleResult:
+def evaluate_sram_threshold(view: GpuRuleInput) -> RuleResult:
     """SRAM has had more uncorrectable errors in one place than the vendor's limit allows.
 
     Source: nvmlDeviceGetSramEccErrorStatus, threshold exceeded [0 or 1].
@@ -127,7 +127,7 @@ def evaluate_sram_threshold(view: GpuView) -> RuleResult:
     return Finding("gpu.ecc.sram_threshold", Severity.UNHEALTHY, evidence)
 
 
-def evaluate_correctable_rate(view: GpuView) -> RuleResult:
+def evaluate_correctable_rate(view: GpuRuleInput) -> RuleResult:
     """Memory had more corrected errors than the limit allows, within the window.
 
     Source: growth of NVML field 3 [count].
@@ -138,7 +138,7 @@ def evaluate_correctable_rate(view: GpuView) -> RuleResult:
     return growth_limit_result(view, budget, "gpu.ecc.correctable_rate", Severity.DEGRADED, NO_ECC)
 
 
-def evaluate_ecc_mode(view: GpuView) -> RuleResult:
+def evaluate_ecc_mode(view: GpuRuleInput) -> RuleResult:
     """ECC is off, or will be after the next reset, so that memory errors are not detected.
 
     Source: nvmlDeviceGetEccMode, current and pending [0 or 1].
@@ -157,7 +157,7 @@ def evaluate_ecc_mode(view: GpuView) -> RuleResult:
     return Finding("gpu.ecc.off", Severity.INFO, evidence)
 
 
-def _flag_result(view: GpuView, field: GpuField, missing_reason: str, found: Finding) -> RuleResult:
+def _flag_result(view: GpuRuleInput, field: GpuField, missing_reason: str, found: Finding) -> RuleResult:
     """Return ``found`` if the flag that NVML reports in a field is set, OK if it is not."""
     flag = gpu_reading(view, field)
     if isinstance(flag, Missing):
@@ -165,7 +165,7 @@ def _flag_result(view: GpuView, field: GpuField, missing_reason: str, found: Fin
     return found if flag else OK
 
 
-def evaluate_remap_failure(view: GpuView) -> RuleResult:
+def evaluate_remap_failure(view: GpuRuleInput) -> RuleResult:
     """A bad row of memory could not be remapped: its bank has no spare rows left.
 
     Source: NVML field 145 [0 or 1].
@@ -174,7 +174,7 @@ def evaluate_remap_failure(view: GpuView) -> RuleResult:
     return _flag_result(view, GpuField.REMAP_FAILURE, NO_REMAP, found)
 
 
-def evaluate_pending_remap(view: GpuView) -> RuleResult:
+def evaluate_pending_remap(view: GpuRuleInput) -> RuleResult:
     """A bad row waits for a reset to be remapped; until then its page is not used.
 
     Source: NVML field 144 [0 or 1].
@@ -183,7 +183,7 @@ def evaluate_pending_remap(view: GpuView) -> RuleResult:
     return _flag_result(view, GpuField.REMAP_PENDING, NO_REMAP, found)
 
 
-def evaluate_pending_retirement(view: GpuView) -> RuleResult:
+def evaluate_pending_retirement(view: GpuRuleInput) -> RuleResult:
     """A bad page waits for the next load of the driver to be retired.
 
     Source: NVML field 31 [0 or 1].
@@ -192,7 +192,7 @@ def evaluate_pending_retirement(view: GpuView) -> RuleResult:
     return _flag_result(view, GpuField.RETIRED_PENDING, NO_RETIREMENT, found)
 
 
-def evaluate_retired_pages(view: GpuView) -> RuleResult:
+def evaluate_retired_pages(view: GpuRuleInput) -> RuleResult:
     """The table of retired pages is almost full.
 
     Source: NVML fields 29 and 30 [pages], retired because of single-bit and double-bit errors.

@@ -5,8 +5,8 @@ A link that was never up is not a fault, because boards leave links unconnected.
 
 from typing import Final
 
-from agent.health.gpu.view import (
-    GpuView,
+from agent.health.gpu.rule_input import (
+    GpuRuleInput,
     GrowthLimit,
     gpu_probation_ns,
     gpu_reading,
@@ -17,8 +17,8 @@ from agent.health.gpu.view import (
 from agent.health.rules import (
     OK,
     Rule,
+    RuleInconclusive,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
     missing_reading_result,
 )
@@ -47,7 +47,7 @@ ERROR_LIMITS: Final = (
 RECOVERY_FAILED: Final = GrowthLimit(GpuField.LINK_RECOVERY_FAILED, 1, 600, "NVLink recoveries that failed")
 
 
-def evaluate_links_down(view: GpuView) -> RuleResult:
+def evaluate_links_down(view: GpuRuleInput) -> RuleResult:
     """NVLinks that were up are down.
 
     Source: NVML field 165 for each link, or nvmlDeviceGetNvLinkState, compared with the links that were
@@ -77,7 +77,7 @@ def _worst_links_text(counts: tuple[int, ...]) -> str:
     return f"; since the driver was loaded, most on NVLink {format_cpus(worst)}"
 
 
-def evaluate_link_errors(view: GpuView) -> RuleResult:
+def evaluate_link_errors(view: GpuRuleInput) -> RuleResult:
     """NVLinks have more errors than the limits allow. Each kind has a limit for the sum over all links.
 
     Source: growth of NVML fields 161 to 163, on NVLink 5 of fields 208, 219 and 221 [count].
@@ -92,14 +92,14 @@ def evaluate_link_errors(view: GpuView) -> RuleResult:
             results = [
                 result
                 for result, budget in zip(results, ERROR_LIMITS, strict=True)
-                if not isinstance(result, RuleNotEvaluated) or gpu_reading(view, budget.field) != 0
+                if not isinstance(result, RuleInconclusive) or gpu_reading(view, budget.field) != 0
             ]
         return worst_result(*results)
     evidence = ", ".join(found) + _worst_links_text(view.sample.link_errors if view.sample else ())
     return Finding("gpu.nvlink.errors", Severity.DEGRADED, evidence)
 
 
-def evaluate_failed_recoveries(view: GpuView) -> RuleResult:
+def evaluate_failed_recoveries(view: GpuRuleInput) -> RuleResult:
     """The recovery of an NVLink failed, so that the link was given up.
 
     Source: growth of NVML field 214 for each link [count]; NVLink 5.

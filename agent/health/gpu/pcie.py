@@ -5,15 +5,15 @@ An idle link slows down to save power, so its generation is evaluated only under
 
 from typing import Final
 
-from agent.health.gpu.view import (
-    GpuView,
+from agent.health.gpu.rule_input import (
+    GpuRuleInput,
     GrowthLimit,
     gpu_probation_ns,
     gpu_reading,
     growth_limit_result,
     hardware_rule,
 )
-from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult, missing_reading_result
+from agent.health.rules import OK, Rule, RuleInconclusive, RuleResult, missing_reading_result
 from agent.model.gpu import GpuField
 from agent.model.health import Finding, Repair, Severity
 from agent.model.reading import Missing
@@ -39,7 +39,7 @@ NONFATAL: Final = GrowthLimit(GpuField.AER_NONFATAL, 1, 600, "non-fatal PCIe err
 FATAL: Final = GrowthLimit(GpuField.AER_FATAL, 1, 600, "fatal PCIe errors")
 
 
-def evaluate_link_width(view: GpuView) -> RuleResult:
+def evaluate_link_width(view: GpuRuleInput) -> RuleResult:
     """The PCIe link has lost lanes.
 
     Source: nvmlDeviceGetCurrPcieLinkWidth compared with nvmlDeviceGetMaxPcieLinkWidth, which is the most that
@@ -55,7 +55,7 @@ def evaluate_link_width(view: GpuView) -> RuleResult:
     return Finding("gpu.pcie.width", Severity.DEGRADED, f"{current} of {maximum} lanes")
 
 
-def _is_idle(view: GpuView) -> bool:
+def _is_idle(view: GpuRuleInput) -> bool:
     """Return whether the GPU is idle, so that its link may be slow; also True if its load cannot be read."""
     busy, state = gpu_reading(view, GpuField.UTILIZATION), gpu_reading(view, GpuField.PSTATE)
     if isinstance(busy, Missing) or busy < BUSY_PERCENT:
@@ -63,7 +63,7 @@ def _is_idle(view: GpuView) -> bool:
     return isinstance(state, int) and state >= FASTEST_IDLE_PSTATE
 
 
-def evaluate_link_generation(view: GpuView) -> RuleResult:
+def evaluate_link_generation(view: GpuRuleInput) -> RuleResult:
     """The PCIe link runs at a lower generation than possible while the GPU is under load.
 
     Source: nvmlDeviceGetCurrPcieLinkGeneration compared with nvmlDeviceGetMaxPcieLinkGeneration; load from
@@ -77,11 +77,11 @@ def evaluate_link_generation(view: GpuView) -> RuleResult:
     if current >= maximum:
         return OK
     if _is_idle(view):
-        return RuleNotEvaluated("needs load: an idle link slows down")
+        return RuleInconclusive("needs load: an idle link slows down")
     return Finding("gpu.pcie.gen", Severity.DEGRADED, f"generation {current} of {maximum} under load")
 
 
-def evaluate_replays(view: GpuView) -> RuleResult:
+def evaluate_replays(view: GpuRuleInput) -> RuleResult:
     """The PCIe link repeats packets more often than the limit allows.
 
     Source: growth of NVML field 94 [count].
@@ -91,7 +91,7 @@ def evaluate_replays(view: GpuView) -> RuleResult:
     )
 
 
-def evaluate_correctable_errors(view: GpuView) -> RuleResult:
+def evaluate_correctable_errors(view: GpuRuleInput) -> RuleResult:
     """The PCIe link corrects errors more often than the limit allows.
 
     Source: growth of ``/sys/bus/pci/devices/<bus>/aer_dev_correctable``, TOTAL_ERR_COR [count].
@@ -99,7 +99,7 @@ def evaluate_correctable_errors(view: GpuView) -> RuleResult:
     return growth_limit_result(view, CORRECTABLE, "gpu.pcie.aer.correctable", Severity.DEGRADED, NO_AER)
 
 
-def evaluate_nonfatal_errors(view: GpuView) -> RuleResult:
+def evaluate_nonfatal_errors(view: GpuRuleInput) -> RuleResult:
     """A PCIe transaction with the GPU was lost; the link continues to work.
 
     Source: growth of ``aer_dev_nonfatal`` [count].
@@ -107,7 +107,7 @@ def evaluate_nonfatal_errors(view: GpuView) -> RuleResult:
     return growth_limit_result(view, NONFATAL, "gpu.pcie.aer.nonfatal", Severity.DEGRADED, NO_AER)
 
 
-def evaluate_fatal_errors(view: GpuView) -> RuleResult:
+def evaluate_fatal_errors(view: GpuRuleInput) -> RuleResult:
     """The PCIe link to the GPU failed; later readings may be wrong.
 
     Source: growth of ``aer_dev_fatal`` [count].

@@ -7,8 +7,8 @@ library, and for GPUs that NVML no longer lists, are in agent.health.gpu.driver.
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from agent.health.gpu.view import (
-    GpuView,
+from agent.health.gpu.rule_input import (
+    GpuRuleInput,
     gpu_probation_ns,
     gpu_reading,
     hardware_rule,
@@ -19,8 +19,8 @@ from agent.health.gpu.xid.row_types import RecoveryAction
 from agent.health.rules import (
     OK,
     Rule,
+    RuleInconclusive,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
     format_duration,
     missing_reading_result,
@@ -68,7 +68,7 @@ FUNCTION_VALUES: Final[Mapping[str, tuple[GpuField, ...]]] = {
 """Readings about faults that have functions of their own, by kind."""
 
 
-def evaluate_recovery_action(view: GpuView) -> RuleResult:
+def evaluate_recovery_action(view: GpuRuleInput) -> RuleResult:
     """The driver requests a recovery action for the GPU.
 
     Source: NVML field 230, driver 565 and later [0: none; else a RecoveryAction].
@@ -87,7 +87,7 @@ def evaluate_recovery_action(view: GpuView) -> RuleResult:
     )
 
 
-def _oldest_open_call(view: GpuView) -> tuple[int, str] | None:
+def _oldest_open_call(view: GpuRuleInput) -> tuple[int, str] | None:
     """Return start time [ns] and name of the oldest NVML call that has not returned; None: no open call."""
     gpu, gpus = view.sample, view.gpu_set
     calls = []
@@ -103,7 +103,7 @@ def _steps_ns(limits: GpuLimits) -> Iterator[int]:
     yield from (step * NS for step in REPORTED_STEPS_S if step > limits.deadline_s)
 
 
-def evaluate_not_answering(view: GpuView) -> RuleResult:
+def evaluate_not_answering(view: GpuRuleInput) -> RuleResult:
     """An NVML call has not returned: Unknown after the first limit, Unhealthy after the second.
 
     Source: waiting time of the GPU's thread in NVML, or of the library's thread for which it waits [ns].
@@ -123,7 +123,7 @@ def evaluate_not_answering(view: GpuView) -> RuleResult:
     return Finding(NOT_ANSWERING, Severity.UNHEALTHY, evidence)
 
 
-def next_not_answering_change_ns(view: GpuView) -> int | None:
+def next_not_answering_change_ns(view: GpuRuleInput) -> int | None:
     """Return the monotonic time at which an open NVML call's evidence changes [ns]; None: no open call."""
     call = _oldest_open_call(view)
     if call is None:
@@ -133,15 +133,15 @@ def next_not_answering_change_ns(view: GpuView) -> int | None:
     return min((change for change in changes if change > view.now_ns), default=None)
 
 
-def _status_result(view: GpuView, status: int, code: str) -> RuleResult:
+def _status_result(view: GpuRuleInput, status: int, code: str) -> RuleResult:
     """Return a finding if the last pass ended with this NVML code; other errors: not evaluated."""
     found = view.sample.status if view.sample else NvmlStatus.OK
     if found == status:
         return Finding(code, Severity.UNHEALTHY, f"NVML returned {nvml_code_text(status)}")
-    return OK if found in HANDLED_STATUSES else RuleNotEvaluated(f"NVML returned {nvml_code_text(found)}")
+    return OK if found in HANDLED_STATUSES else RuleInconclusive(f"NVML returned {nvml_code_text(found)}")
 
 
-def evaluate_lost_gpu(view: GpuView) -> RuleResult:
+def evaluate_lost_gpu(view: GpuRuleInput) -> RuleResult:
     """The GPU has fallen off the bus, or stopped responding to the driver.
 
     Source: NVML's return code 15 from any call on the GPU.
@@ -149,7 +149,7 @@ def evaluate_lost_gpu(view: GpuView) -> RuleResult:
     return _status_result(view, NvmlStatus.LOST, "gpu.lost")
 
 
-def evaluate_reset_required(view: GpuView) -> RuleResult:
+def evaluate_reset_required(view: GpuRuleInput) -> RuleResult:
     """The driver refuses the GPU until it is reset.
 
     Source: NVML's return code 16 from any call on the GPU.
@@ -157,7 +157,7 @@ def evaluate_reset_required(view: GpuView) -> RuleResult:
     return _status_result(view, NvmlStatus.RESET_REQUIRED, "gpu.reset_required")
 
 
-def evaluate_failing_calls(view: GpuView) -> RuleResult:
+def evaluate_failing_calls(view: GpuRuleInput) -> RuleResult:
     """Readings fail, although neither the GPU is lost nor the library fails.
 
     Source: NVML's return code for the last pass as a whole.
@@ -170,17 +170,17 @@ def evaluate_failing_calls(view: GpuView) -> RuleResult:
     return Finding("gpu.failing", Severity.UNKNOWN, f"NVML returned {nvml_code_text(status)}")
 
 
-def evaluate_slow_answers(view: GpuView) -> RuleResult:
+def evaluate_slow_answers(view: GpuRuleInput) -> RuleResult:
     """The GPU answers much more slowly than its siblings, often the first sign of a hang.
 
     Source: time of nvmlDeviceGetFieldValues, median of 15 passes [ns], compared with the siblings' median.
     """
     if view.sample is None or not view.sample.probe_p50_ns:
-        return RuleNotEvaluated("needs a reading")
+        return RuleInconclusive("needs a reading")
     if len(view.siblings_p50_ns) < MIN_SIBLINGS:
         if view.gpu_set.count <= MIN_SIBLINGS:
             return RuleNotApplicable(f"fewer than {MIN_SIBLINGS} other GPUs to compare with")
-        return RuleNotEvaluated(f"needs {MIN_SIBLINGS} other GPUs that answer")
+        return RuleInconclusive(f"needs {MIN_SIBLINGS} other GPUs that answer")
     from statistics import median  # imported late: most machines have too few GPUs to need it
 
     own_ns = view.sample.probe_p50_ns
@@ -190,20 +190,20 @@ def evaluate_slow_answers(view: GpuView) -> RuleResult:
     return Finding("gpu.probe.slow", Severity.DEGRADED, evidence)
 
 
-def _absent_kinds(view: GpuView, kinds: Mapping[str, tuple[GpuField, ...]]) -> list[str]:
+def _absent_kinds(view: GpuRuleInput, kinds: Mapping[str, tuple[GpuField, ...]]) -> list[str]:
     """Return the kinds of readings of which NVML reports none."""
     return [
         kind for kind, fields in kinds.items() if all(is_absent(gpu_reading(view, field)) for field in fields)
     ]
 
 
-def evaluate_missing_readings(view: GpuView) -> RuleResult:
+def evaluate_missing_readings(view: GpuRuleInput) -> RuleResult:
     """NVML lists the GPU, but reports none of the readings that every GPU has and that show most faults.
 
     Source: the values of nvmlDeviceGetFieldValues, all of them not supported.
     """
     if view.sample is None:
-        return RuleNotEvaluated("needs the GPU")
+        return RuleInconclusive("needs the GPU")
     absent = _absent_kinds(view, FIELD_VALUES)
     if len(absent) < len(FIELD_VALUES):
         return OK

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from agent.devices.gpu_identity import assign_gpu_numbers
 from agent.devices.inventory import InventoryDevice, gpu_device, mig_device
 from agent.health.gpu.catalog import counter_windows_s
-from agent.health.gpu.view import GpuView, SeenGpuFeatures, nvml_library_error
+from agent.health.gpu.rule_input import GpuRuleInput, SeenGpuFeatures, nvml_library_error
 from agent.health.rate_window import RateWindow, append_reading, counter_growth
 from agent.health.rules import CounterGrowth
 from agent.model.gpu import GpuField, GpuOsSample, GpuSample, MigSample, NvmlSample, NvmlStatus
@@ -244,7 +244,7 @@ def gpu_sources(
 
 def gpu_views(
     rule_state: GpuRuleState, snapshot: Snapshot, limits: GpuLimits, now: Instant
-) -> dict[int, GpuView]:
+) -> dict[int, GpuRuleInput]:
     """Return the view (input of the rules) of each known GPU, by GPU number."""
     gpus = snapshot.gpus or NO_GPUS
     times = {
@@ -259,7 +259,7 @@ def gpu_views(
     views = {}
     for gpu in rule_state.registry:
         sample, state = rule_state.samples.get(gpu.number), rule_state.per_gpu[gpu.number]
-        views[gpu.number] = GpuView(
+        views[gpu.number] = GpuRuleInput(
             sample=sample,
             name=gpu_device(gpu.number).name,
             seen=state.seen,

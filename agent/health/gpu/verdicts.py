@@ -15,11 +15,11 @@ from agent.health.gpu.faults.evaluate import (
     mig_findings,
 )
 from agent.health.gpu.responsiveness import NOT_ANSWERING, next_not_answering_change_ns
+from agent.health.gpu.rule_input import GpuRuleInput, is_listing_gpus
 from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_views
 from agent.health.gpu.state import GpuEvaluation
-from agent.health.gpu.view import GpuView, is_listing_gpus
 from agent.health.rule_changes import evaluate_rule
-from agent.health.rules import OK, CatalogRow, Rule, RuleNotEvaluated, cause_from_row
+from agent.health.rules import OK, CatalogRow, Rule, RuleInconclusive, cause_from_row
 from agent.health.stalls import stall_cause
 from agent.health.verdict import PreviousVerdicts, lease_seconds, make_verdict, oldest_pass_time
 from agent.model.gpu import GpuAttributes, GpuOsSample, MigSample, NvmlSample, NvmlStatus
@@ -33,7 +33,7 @@ from agent.model.time import NS, Instant
 NVML: Final = "nvml"
 FIRST_PASS_WAIT_NS: Final = 2 * NS
 """Time for which a new GPU is not reported while its first pass has not finished [ns]."""
-NOT_ANSWERING_RESULT: Final = RuleNotEvaluated("the GPU does not answer")
+NOT_ANSWERING_RESULT: Final = RuleInconclusive("the GPU does not answer")
 NO_FAULT: Final[tuple[Finding | None, Instant | None]] = (None, None)
 NOT_READ_YET: Final = CatalogRow(
     code="gpu.unseen",
@@ -57,7 +57,7 @@ REMOVED_INSTANCE: Final = CatalogRow(
 )
 
 
-def is_answering(view: GpuView) -> bool:
+def is_answering(view: GpuRuleInput) -> bool:
     """Return whether the last pass over the GPU succeeded, and no NVML call exceeds its deadline now."""
     gpu = view.sample
     if gpu is None or not gpu.passes or gpu.status != NvmlStatus.OK:
@@ -65,7 +65,7 @@ def is_answering(view: GpuView) -> bool:
     return not gpu.call or view.now_ns - gpu.call_ns < view.limits.deadline_s * NS
 
 
-def unread_gpu_causes(view: GpuView, since: Instant) -> tuple[Cause, ...]:
+def unread_gpu_causes(view: GpuRuleInput, since: Instant) -> tuple[Cause, ...]:
     """Return the cause NOT_READ_YET for a GPU without readings; empty if it was read, or is missing."""
     gpu = view.sample
     if gpu.passes if gpu is not None else not is_listing_gpus(view.gpu_set):
@@ -125,7 +125,7 @@ def _attributes(
 def evaluate_gpu(
     evaluation: Evaluation,
     device: InventoryDevice,
-    view: GpuView,
+    view: GpuRuleInput,
     rules: Sequence[Rule],
     gpus: GpuEvaluation,
     source: SourceSample,

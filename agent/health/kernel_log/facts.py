@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.health.rules import OK, RuleInconclusive, RuleNotApplicable, RuleResult
 from agent.model.kernel_messages import LogLine, LogSample
 from agent.model.source_state import SourceState
 from agent.model.time import Instant
@@ -166,7 +166,7 @@ class KernelLogState:
 _NO_LINES_RESULTS: Final[Mapping[SourceState, RuleResult]] = {
     SourceState.ABSENT: RuleNotApplicable("no kernel log"),
     SourceState.FAILING: RuleNotApplicable("the kernel log cannot be read"),
-    SourceState.STARTING: RuleNotEvaluated("the kernel log is still being read"),
+    SourceState.STARTING: RuleInconclusive("the kernel log is still being read"),
     SourceState.OK: OK,
     SourceState.STALLED: OK,  # reported as a stalled source
 }

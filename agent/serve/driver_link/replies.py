@@ -13,7 +13,7 @@ from agent.model.prepare import PrepareVerdict
 from agent.model.taint import TAINTS_MAX, Effect, Taint, Taints
 from agent.prepare.kubelet_message import kubelet_text, kubelet_texts
 from agent.serve.driver_link import requests
-from agent.serve.driver_link.handler import DriverLinkHandler
+from agent.serve.driver_link.handler_interface import DriverLinkHandler
 from agent.serve.driver_link.requests import DEVICES_MAX, ERROR_CLASSES
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 from agent.serve.grpc.wire.reader import FieldValues

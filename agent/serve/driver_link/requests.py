@@ -26,7 +26,7 @@ from agent.prepare.evidence import (
 )
 from agent.prepare.failure_kinds import DEFAULT_KINDS
 from agent.prepare.normalize_text import sanitize
-from agent.serve.driver_link.handler import ClaimResult, DeviceDeclaration, DriverCheckResult
+from agent.serve.driver_link.handler_interface import ClaimResult, DeviceDeclaration, DriverCheckResult
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 from agent.serve.grpc.wire.reader import FieldLimits, FieldValues, TooManyEntries, read_message
 

@@ -19,7 +19,7 @@ from grpclib.exceptions import GRPCError
 
 from agent.errors import ConfigError, DrahealthError, ResourceBusyError
 from agent.model.taint import Taints
-from agent.serve.driver_link.handler import DriverLinkHandler, TooManyDevices
+from agent.serve.driver_link.handler_interface import DriverLinkHandler, TooManyDevices
 from agent.serve.grpc.hardened import HardenedStream
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.worker_pool import PoolFull, WorkerPool

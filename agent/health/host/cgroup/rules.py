@@ -11,7 +11,7 @@ from typing import Final
 
 from agent.devices.inventory import DeviceKind, format_page_size
 from agent.health.host.cgroup.state import MEMORY_WINDOW_S, CgroupRuleInput
-from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult
+from agent.health.rules import OK, Rule, RuleInconclusive, RuleResult
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 from agent.model.health import Blame, Finding, Repair, Severity
@@ -263,7 +263,7 @@ def detect_frozen(view: CgroupRuleInput) -> RuleResult:
     state = view.group.frozen
     if isinstance(state, Missing):
         unknown = state.absence is Absence.UNREADABLE
-        return RuleNotEvaluated("whether it is still frozen cannot be read") if unknown else OK
+        return RuleInconclusive("whether it is still frozen cannot be read") if unknown else OK
     return Finding("cgroup.frozen", Severity.INFO, "frozen") if state else OK
 
 

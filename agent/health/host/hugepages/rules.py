@@ -12,9 +12,9 @@ from agent.health.host.hugepages.state import ALLOC_FAILED_NS, PoolRuleInput, pe
 from agent.health.rules import (
     OK,
     Rule,
+    RuleInconclusive,
     RuleInputUnreadable,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
     format_at_least,
     format_duration,
@@ -32,7 +32,7 @@ FRAGMENTED_ADVICE: Final = (
     "write the number to nr_hugepages and read it back; if it stays lower, memory is full or fragmented: "
     "reserve the pages at boot, with hugepages= on the kernel's command line"
 )
-POOL_UNREADABLE: Final = RuleNotEvaluated("nr_hugepages or surplus_hugepages cannot be read")
+POOL_UNREADABLE: Final = RuleInconclusive("nr_hugepages or surplus_hugepages cannot be read")
 
 
 def detect_shrunk_pool(view: PoolRuleInput) -> RuleResult:
@@ -143,7 +143,7 @@ def detect_failed_surplus_page(view: PoolRuleInput) -> RuleResult:
         return (
             missing
             if is_absent(view.alloc_failures)
-            else RuleNotEvaluated("htlb_buddy_alloc_fail cannot be read")
+            else RuleInconclusive("htlb_buddy_alloc_fail cannot be read")
         )
     if not view.alloc_failed_recently:
         return OK

@@ -18,7 +18,7 @@ from agent.health.host.machine.state import (
 from agent.health.kernel_log.facts import KernelLogCode, KernelLogFact, earliest_line, no_log_lines_result
 from agent.health.rules import (
     Rule,
-    RuleNotEvaluated,
+    RuleInconclusive,
     RuleResult,
     counter_limit_result,
     format_at_least,
@@ -118,7 +118,7 @@ def detect_frequent_pci_corrections(view: MachineRuleInput) -> RuleResult:
         evidence = f"corrected PCIe errors: {rate}, of {links}"
         return Finding("node.pci.corrected", Severity.INFO, evidence)
     if grown.span_s < CORRECTED_WINDOW_S:
-        return RuleNotEvaluated(f"needs {format_duration(CORRECTED_WINDOW_S)} of history")
+        return RuleInconclusive(f"needs {format_duration(CORRECTED_WINDOW_S)} of history")
     return no_log_lines_result(view.log_state)
 
 

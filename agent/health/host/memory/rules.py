@@ -10,9 +10,9 @@ from agent.health.host.memory.state import MemoryRuleInput
 from agent.health.rules import (
     OK,
     Rule,
+    RuleInconclusive,
     RuleInputUnreadable,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
     format_at_least,
     format_duration,
@@ -24,8 +24,8 @@ from agent.model.settings import HostLimits
 
 MAX_LOCATIONS_LISTED: Final = 4
 """Largest number of error locations that a message lists; it gives the number of the others."""
-NOT_YET: Final = RuleNotEvaluated("the machine's memory has not been read yet")
-NO_MEMORY: Final = RuleNotEvaluated("the NUMA node has no memory")
+NOT_YET: Final = RuleInconclusive("the machine's memory has not been read yet")
+NO_MEMORY: Final = RuleInconclusive("the NUMA node has no memory")
 NO_COUNTERS: Final = RuleNotApplicable("the machine has no EDAC error counters")
 TRY_SYSFS: Final = "in a copy of sysfs (--sysfs-root), "
 _LIMITS: Final = HostLimits()
@@ -91,7 +91,7 @@ def detect_frequent_correctable_errors(view: MemoryRuleInput) -> RuleResult:
         if isinstance(events, Missing) and not is_absent(events):
             return RuleInputUnreadable(f"ce_count of {location.name}", events)
     if any(isinstance(events, int) and span_s < window_s for _, events, span_s in counted):
-        return RuleNotEvaluated(f"needs {format_duration(window_s)} of history")
+        return RuleInconclusive(f"needs {format_duration(window_s)} of history")
     return OK
 
 
@@ -243,7 +243,7 @@ def detect_missing_memory(view: MemoryRuleInput) -> RuleResult:
         return NOT_YET
     online, having = view.machine.nodes_online, view.machine.nodes_memory
     if isinstance(online, Missing) and not is_absent(online):
-        return RuleNotEvaluated("node/online cannot be read")
+        return RuleInconclusive("node/online cannot be read")
     if isinstance(online, Missing):
         online = 1  # a kernel without NUMA has node 0 only
     is_online = online >> view.numa_node & 1

@@ -13,9 +13,9 @@ from agent.health.rate_window import WindowedCounter
 from agent.health.rules import (
     OK,
     Rule,
+    RuleInconclusive,
     RuleInputUnreadable,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
     counter_limit_result,
     format_duration,
@@ -26,10 +26,10 @@ from agent.model.reading import Missing, is_absent
 from agent.model.settings import HostLimits
 
 _LIMITS: Final = HostLimits()
-NOT_READ_YET: Final = RuleNotEvaluated("the NIC has not been read yet")
-NO_NIC: Final = RuleNotEvaluated("the NIC has no RDMA device")
+NOT_READ_YET: Final = RuleInconclusive("the NIC has not been read yet")
+NO_NIC: Final = RuleInconclusive("the NIC has no RDMA device")
 NEVER_ACTIVE: Final = RuleNotApplicable("no port of the NIC has been active")
-MAY_COME_UP: Final = RuleNotEvaluated(
+MAY_COME_UP: Final = RuleInconclusive(
     f"a port that has not been active yet may come up for {format_duration(BOOT_WAIT_S)}"
 )
 
@@ -154,7 +154,7 @@ def detect_slow_link(view: NicRuleInput) -> RuleResult:
 def _slow_link_result(port: NicPortRuleInput) -> RuleResult:
     sample = port.sample
     if not sample.is_active:
-        return RuleNotEvaluated(f"{sample.label} is not active")
+        return RuleInconclusive(f"{sample.label} is not active")
     rate, width, best_rate, best_width = (
         sample.rate_mbps,
         sample.width,
@@ -190,7 +190,7 @@ def _ports_result(
         return NEVER_ACTIVE
     if found := [result for result in results if isinstance(result, Finding)]:
         return Finding(code, found[0].severity, "; ".join(finding.evidence for finding in found))
-    for kind in (RuleInputUnreadable, RuleNotEvaluated):
+    for kind in (RuleInputUnreadable, RuleInconclusive):
         if (first := next((result for result in results if isinstance(result, kind)), OK)) is not OK:
             return first
     return next((OK for result in results if result is OK), results[0])
@@ -236,7 +236,7 @@ def _port_counter_result(
     is_infiniband = port.sample.link_layer is LinkLayer.INFINIBAND
     is_stuck = is_infiniband and getattr(port.sample, counter.field) == counter.maximum
     if is_stuck and not isinstance(result, Finding):
-        return RuleNotEvaluated(
+        return RuleInconclusive(
             f"{file} of {label} has its maximum of {counter.maximum}; perfquery -R resets it"
         )
     return result

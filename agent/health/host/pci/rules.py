@@ -12,9 +12,9 @@ from agent.health.rules import (
     OK,
     CounterGrowth,
     Rule,
+    RuleInconclusive,
     RuleInputUnreadable,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
     counter_limit_result,
     format_duration,
@@ -28,8 +28,8 @@ CORRECTABLE_ERRORS: Final = 100
 HOUR: Final = format_duration(ERROR_WINDOW_S)
 DAY: Final = format_duration(LASTING_FAULT_HELD_S)
 NO_AER: Final = "no PCIe error counters: the kernel or the platform has no AER"
-BUS_NOT_READ: Final = RuleNotEvaluated("the PCI bus has not been read yet")
-OFF_THE_BUS: Final = RuleNotEvaluated("the PCI function is not on the PCI bus")
+BUS_NOT_READ: Final = RuleInconclusive("the PCI bus has not been read yet")
+OFF_THE_BUS: Final = RuleInconclusive("the PCI function is not on the PCI bus")
 
 
 def detect_missing_function(view: PciRuleInput) -> RuleResult:
@@ -58,7 +58,7 @@ def detect_missing_function(view: PciRuleInput) -> RuleResult:
     )
 
 
-def _not_on_bus_result(view: PciRuleInput) -> RuleNotEvaluated:
+def _not_on_bus_result(view: PciRuleInput) -> RuleInconclusive:
     """Return the result of a rule whose PCI function is not on the bus; pci.missing reports the absence."""
     return OFF_THE_BUS if view.has_bus_been_read else BUS_NOT_READ
 

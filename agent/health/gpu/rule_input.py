@@ -12,9 +12,9 @@ from agent.health.rules import (
     OK,
     CounterGrowth,
     Rule,
+    RuleInconclusive,
     RuleInputUnreadable,
     RuleNotApplicable,
-    RuleNotEvaluated,
     RuleResult,
     counter_limit_result,
     format_duration,
@@ -40,7 +40,7 @@ class SeenGpuFeatures(NamedTuple):
     """Whether nv-fabricmanager was running."""
 
 
-class GpuView(NamedTuple):
+class GpuRuleInput(NamedTuple):
     """Input of the rules for one GPU: its readings, features seen earlier, and the limits."""
 
     sample: GpuSample | None
@@ -103,7 +103,7 @@ def gpu_probation_ns(limits: GpuLimits) -> int:
     return int(limits.probation_s * NS)
 
 
-def gpu_reading(view: GpuView, field: GpuField) -> Reading:
+def gpu_reading(view: GpuRuleInput, field: GpuField) -> Reading:
     """Return the GPU's newest reading of a field, or the reason why there is none."""
     return view.sample[field] if view.sample else NEVER_READ
 
@@ -141,7 +141,7 @@ class GrowthLimit(NamedTuple):
 
 
 def growth_limit_result(
-    view: GpuView, budget: GrowthLimit, code: str, severity: Severity, reason: str
+    view: GpuRuleInput, budget: GrowthLimit, code: str, severity: Severity, reason: str
 ) -> RuleResult:
     """Return a finding if a counter has reached its limit; ``reason``: why a GPU may lack the counter."""
     if view.rule_limit is not None:
@@ -157,7 +157,7 @@ hardware_rule: Final = partial(Rule, blame=Blame.HARDWARE, source="gpu", repair=
 """Create a rule for a fault of the hardware that readings of the GPU show; by default, someone must inspect
 it."""
 
-_RESULT_ORDER: Final = (Finding, RuleInputUnreadable, RuleNotEvaluated, type(OK), RuleNotApplicable)
+_RESULT_ORDER: Final = (Finding, RuleInputUnreadable, RuleInconclusive, type(OK), RuleNotApplicable)
 
 
 def worst_result(*results: RuleResult) -> RuleResult:

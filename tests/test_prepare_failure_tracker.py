@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prepare_samples import DRIVER, NOW, FakeEngine, claim, health, ref
 
-from agent.driver.prepare_tracker import PrepareTracker
+from agent.driver.prepare_failure_tracker import PrepareFailureTracker
 from agent.model.claim import Claim
 from agent.model.health import Severity
 from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
@@ -48,12 +48,12 @@ class DriverRuns:
     directory: Path | None
     engine: FakeEngine = field(default_factory=FakeEngine)
     clock: Clock = field(default_factory=Clock)
-    trackers: list[PrepareTracker] = field(default_factory=list)
+    trackers: list[PrepareFailureTracker] = field(default_factory=list)
 
-    def open(self, version: str = "1", engine: FakeEngine | None = None) -> PrepareTracker:
+    def open(self, version: str = "1", engine: FakeEngine | None = None) -> PrepareFailureTracker:
         """Return a tracker like after a start of the driver."""
         used = engine or self.engine
-        tracker = PrepareTracker(DRIVER, self.directory, used, version=version, clock=self.clock)
+        tracker = PrepareFailureTracker(DRIVER, self.directory, used, version=version, clock=self.clock)
         self.trackers.append(tracker)
         return tracker
 
@@ -72,7 +72,7 @@ def driver(tmp_path: Path) -> Iterator[DriverRuns]:
         tracker.close(10)
 
 
-def fails(tracker: PrepareTracker, error: Exception, of: Claim = A) -> PrepareVerdict:
+def fails(tracker: PrepareFailureTracker, error: Exception, of: Claim = A) -> PrepareVerdict:
     return tracker.record_failure_and_wait(of, tracker.classify(of, error))
 
 
@@ -241,7 +241,7 @@ def test_outcomes_are_sorted_newest_first(driver):
 # --- faults that the engine is about to find --------------------------------------------------------------
 
 
-def newer(tracker: PrepareTracker, error: Exception, of: Claim = A) -> PrepareVerdict:
+def newer(tracker: PrepareFailureTracker, error: Exception, of: Claim = A) -> PrepareVerdict:
     return tracker.classify_by_newer_health(of, tracker.classify(of, error), error)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.driver.driver_source import HostAndDriverSource, UnmonitoredHostSource
+from agent.driver.merged_snapshot_source import HostAndDriverSource, UnmonitoredHostSource
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.declared_devices import (
     Declarations,

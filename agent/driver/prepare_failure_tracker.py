@@ -69,7 +69,7 @@ class HealthEngine(Protocol):
         """Publish the current taints of devices at once, and block until that is done; False: timeout."""
 
 
-class PrepareTracker:
+class PrepareFailureTracker:
     """Tracker of one driver's prepares: classifies failures, and records results in a ledger. Thread-safe."""
 
     def __init__(

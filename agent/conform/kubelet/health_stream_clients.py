@@ -53,7 +53,7 @@ class StreamRecords(NamedTuple):
     recorded_s: float
 
 
-class SimulatedKubelets:
+class HealthStreamClients:
     """All simulated kubelets that connect to one service socket.
 
     Args:
