@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from agent.cli.main import VERBS, build_parser, main
 
@@ -68,7 +69,7 @@ def test_script_is_printed_for_both_shells(capsys: pytest.CaptureFixture[str], s
     printed = capsys.readouterr().out
     assert printed == script.read_text()
     assert main(["completion", "zsh"]) == 0
-    assert capsys.readouterr().out.endswith(printed)
+    assert printed in capsys.readouterr().out
 
 
 def test_zsh_accepts_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,3 +79,24 @@ def test_zsh_accepts_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file = tmp_path / "drahealth.zsh"
     file.write_text(capsys.readouterr().out)
     subprocess.run(["zsh", "-fc", f"autoload -U compinit; compinit -D; source {file}"], check=True)
+
+
+ZSH_SESSION = r"""
+zmodload zsh/zpty
+zpty shell "TERM=xterm zsh -fi"
+zpty -w shell "fpath=($PWD \$fpath); autoload -U compinit; compinit -D -u; echo re''ady"
+zpty -r -m shell line '*ready*'
+zpty -w -n shell $'drahealth chec\t'
+zpty -r -m shell line '*checks*'
+"""
+"""A zsh on a terminal, with the working directory in fpath, and a command that a tab completes."""
+
+
+def test_zsh_completes_a_verb_at_the_first_use_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed")
+    assert main(["completion", "zsh"]) == 0
+    (tmp_path / "_drahealth").write_text(capsys.readouterr().out)
+    subprocess.run(["zsh", "-fc", ZSH_SESSION], cwd=tmp_path, check=True, timeout=PATIENCE_S)

@@ -16,6 +16,12 @@ ZSH_HEAD: Final = """\
 #compdef drahealth
 autoload -U +X bashcompinit && bashcompinit
 """
+ZSH_TAIL: Final = """\
+if [[ ${funcstack[1]} == _drahealth ]]; then
+    _bash_complete -o bashdefault -o default -F _drahealth
+fi
+"""
+"""Completion at the first use, for a script that is the file `_drahealth` in zsh's fpath."""
 
 SCRIPT: Final = """\
 _drahealth() {{
@@ -55,7 +61,8 @@ def main(args: Namespace) -> int:
     from agent.cli.main import build_parser
 
     parser, parsers = build_parser()
-    print((ZSH_HEAD if args.shell == "zsh" else "") + completion_script(parser, parsers), end="")
+    script = completion_script(parser, parsers)
+    print(f"{ZSH_HEAD}{script}{ZSH_TAIL}" if args.shell == "zsh" else script, end="")
     return 0
 
 
@@ -111,7 +118,7 @@ VERB = Subcommand(
     ),
     examples=(
         ("drahealth completion bash", "for /usr/share/bash-completion/completions/drahealth"),
-        ("drahealth completion zsh", "for ~/.zshrc, after compinit"),
+        ("drahealth completion zsh", "for ~/.zshrc, after compinit, or a file _drahealth in fpath"),
     ),
     add_arguments=add_arguments,
     main=main,

@@ -49,6 +49,11 @@ show MainPID >1-pid
 drahealth status -o json >1-status
 drahealth scan -o json >1-scan; echo $? >1-scan-rc
 ( cd / && md5sum --quiet --check /var/lib/dpkg/info/drahealth.md5sums ) >1-sums 2>&1
+man -w drahealth drahealth-run drahealth.toml >1-man 2>&1
+cat /usr/share/bash-completion/completions/drahealth >1-bash
+cat /usr/share/zsh/vendor-completions/_drahealth >1-zsh
+drahealth completion bash >1-bash-printed
+drahealth completion zsh >1-zsh-printed
 
 echo 'DRAHEALTH_RUN_ARGS="--node-name kept"' >/etc/default/drahealth
 dpkg -i --force-confold /packages/next.deb >2-dpkg 2>&1; echo $? >2-rc
@@ -85,7 +90,7 @@ def build_root(root: Path) -> None:
     if "ID=debian" not in text.splitlines() or release is None:
         pytest.skip("this machine is no Debian, whose release the container would have")
     made = subprocess.run(
-        ["mmdebstrap", "--quiet", "--variant=minbase", "--include=python3,systemd,systemd-sysv,dbus",
+        ["mmdebstrap", "--quiet", "--variant=minbase", "--include=python3,systemd,systemd-sysv,dbus,man-db",
          release[1], str(root)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -177,6 +182,20 @@ def test_installed_command_scans_the_node(results: Path) -> None:
     assert text(results, "1-scan-rc") in {"0", "1", "2", "3"}
 
 
+def test_manual_finds_pages_of_the_package(results: Path) -> None:
+    assert text(results, "1-man").splitlines() == [
+        "/usr/share/man/man1/drahealth.1.gz",
+        "/usr/share/man/man1/drahealth-run.1.gz",
+        "/usr/share/man/man5/drahealth.toml.5.gz",
+    ]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_file_is_that_of_the_command(results: Path, shell: str) -> None:
+    assert "_drahealth" in text(results, f"1-{shell}")
+    assert text(results, f"1-{shell}") == text(results, f"1-{shell}-printed")
+
+
 @pytest.mark.parametrize("step", ["1", "2"])
 def test_files_of_the_package_are_not_changed_at_work(results: Path, step: str) -> None:
     """Python would write other bytecode if that of the package did not fit."""
@@ -201,5 +220,6 @@ def test_removal_stops_the_service_and_keeps_settings_and_state(results: Path) -
 def test_purge_leaves_nothing(results: Path) -> None:
     assert text(results, "4-rc") == "0", text(results, "4-dpkg")
     before, after = (set(text(results, name).splitlines()) for name in ("0-files", "4-files"))
-    made = {path for path in after - before if not path.startswith(("/var/lib/dpkg/", "/var/lib/systemd/"))}
+    caches = ("/var/lib/dpkg/", "/var/lib/systemd/", "/var/cache/man/")  # of dpkg, systemd and man-db
+    made = {path for path in after - before if not path.startswith(caches)}
     assert made == set()
