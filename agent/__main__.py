@@ -14,7 +14,7 @@ def process() -> None:
     """Run the command line, then end the process with its exit code."""
     try:
         # imported inside the try: imports take half the time of most commands, and Ctrl-C may come meanwhile
-        from agent.native.libraries import find_libraries_by_name
+        from agent.native.library_search import find_libraries_by_name
 
         find_libraries_by_name()
         from agent.cli.main import main

@@ -18,9 +18,9 @@ from agent.conform.session_record import (
     PluginInfo,
     PrepareCall,
     PrepareStage,
+    RegistrationDirRecord,
     RegistrationFile,
     RegistrationRecord,
-    RegistryRecord,
     Reopening,
     ReturnedDevice,
     SessionRecord,
@@ -121,7 +121,7 @@ def session_with_file(**changes: object) -> SessionRecord:
 
 def session_with_registrations(*registrations: RegistrationRecord, **changes: object) -> SessionRecord:
     """Return the session of a good driver with these registrations."""
-    directory = RegistryRecord(f"{KUBELET_DIR}/plugins_registry", KUBELET_DIR, registrations)
+    directory = RegistrationDirRecord(f"{KUBELET_DIR}/plugins_registry", KUBELET_DIR, registrations)
     return session_record(directory=directory, **changes)
 
 
@@ -233,6 +233,6 @@ def session_record(**changes: object) -> SessionRecord:
             for after, at_s in (("close", 1.0), ("cancel", 2.0))
         ),
         unknown_methods=(OK._replace(status="UNIMPLEMENTED"),),
-        directory=RegistryRecord(f"{KUBELET_DIR}/plugins_registry", KUBELET_DIR, (registration(),)),
+        directory=RegistrationDirRecord(f"{KUBELET_DIR}/plugins_registry", KUBELET_DIR, (registration(),)),
     )
     return good._replace(**changes)  # type: ignore[arg-type]

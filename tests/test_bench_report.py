@@ -27,7 +27,7 @@ from agent.bench.result import (
     rows_from_race,
 )
 from agent.bench.revisions import FigureComparison, RevisionComparison
-from agent.bench.timing import ContenderSamples, MedianInterval, TimingRace
+from agent.bench.timing import ContenderSamples, InterleavedTimings, MedianInterval
 
 HOST: Final = HostFacts(
     date="2026-11-22 10:00 UTC",
@@ -60,7 +60,7 @@ def race_table(rounds: int = 2) -> ResultTable:
     found = {key: timed(*(time * n for n in range(1, rounds + 1)), memory=64) for key, time in times.items()}
     return ResultTable(
         "pass",
-        rows_from_race("poll.pass.warm", TimingRace(LABELS, found, ()), "floor"),
+        rows_from_race("poll.pass.warm", InterleavedTimings(LABELS, found, ()), "floor"),
         LABELS["floor"],
         ("equal",),
     )

@@ -19,7 +19,7 @@ from agent.config.config import SETTINGS
 from agent.embed.core_components import CORE_FAILED_ROW
 from agent.health.declared.gpus import DECLARED_GPU_RULES
 from agent.health.gpu.catalog import gpu_rules
-from agent.health.gpu.faults import event_rows as gpu_events
+from agent.health.gpu.faults import event_fault_table as gpu_events
 from agent.health.gpu.xid import log_lines as xid_lines
 from agent.health.gpu.xid.conditions import XidOccurrences, XidReadings
 from agent.health.gpu.xid.decisions import decide_sxid, decide_xid

@@ -30,7 +30,7 @@ from agent.model.health import Severity
 from agent.model.settings import UsageHistoryLimits
 from agent.model.verdict_history import GONE, RecordedCause, StoredVerdicts
 from agent.store.history_file import HistoryError, HistoryFile, read_history, read_verdicts
-from agent.store.observed_mark import mark_path, write_mark
+from agent.store.observed_period_file import period_file_path, write_period_file
 from agent.store.state_files import UnusableFile
 
 HERE = Path(__file__).parent
@@ -439,16 +439,16 @@ def test_mark_is_the_end_of_the_newest_period(history: HistoryFile, path: Path) 
     node = node_with([(HEALTHY, 60)])
     kept_verdicts(history, node)
     node.run(600)
-    write_mark(mark_path(path), node.periods[-1])
+    write_period_file(period_file_path(path), node.periods[-1])
     assert read_verdicts(path).periods == node.stored.periods
-    assert stat.S_IMODE(mark_path(path).stat().st_mode) == 0o600
+    assert stat.S_IMODE(period_file_path(path).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("content", [b"", b"run-1 660.0", b"run-1 660.0 1.0 0000dead", b"\xff" * 128])
 def test_damaged_mark_is_ignored(history: HistoryFile, path: Path, content: bytes) -> None:
     node = node_with([(HEALTHY, 60)])
     kept_verdicts(history, node)
-    mark_path(path).write_bytes(content)
+    period_file_path(path).write_bytes(content)
     assert read_verdicts(path) == node.stored
 
 

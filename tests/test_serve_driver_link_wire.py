@@ -31,7 +31,7 @@ from agent.prepare.evidence import (
     OperationTimeout,
 )
 from agent.serve.agent_api.encode import REPAIRS as AGENT_REPAIRS
-from agent.serve.driver_link import replies as wire
+from agent.serve.driver_link import methods as wire
 from agent.serve.driver_link import requests
 from agent.serve.driver_link.handler_interface import DeviceDeclaration, DriverCheckResult
 from agent.serve.driver_link.requests import ERROR_CLASSES, KIND_OF_PART, LIMITS, OPERATIONS

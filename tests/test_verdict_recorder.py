@@ -23,7 +23,7 @@ from agent.model.time import NS, Instant
 from agent.model.verdict_history import ClockReading, RecordedState, StoredVerdicts
 from agent.node.verdict_recorder import VerdictRecorder
 from agent.store.history_file import HistoryFile, read_verdicts
-from agent.store.observed_mark import mark_path
+from agent.store.observed_period_file import period_file_path
 
 HERE = Path(__file__).parent
 OK, BAD, LOST, HOT, UNKNOWN = "", "gpu.xid.79", "gpu.lost", "gpu.heat", "source.stalled"
@@ -265,7 +265,7 @@ def test_killed_quiet_agent_was_observed_until_its_last_report(state: Path) -> N
     following = Agent(state, second=5000)
     following.follow(OK)
     following.stop()
-    mark_path(agent.path).unlink()
+    period_file_path(agent.path).unlink()
     assert [one.lasted_s for one in read_verdicts(agent.path).periods] == [50, 0]
     agent.recorder.close(60)
 

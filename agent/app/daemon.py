@@ -49,7 +49,7 @@ from agent.node.verdict_recorder import VerdictRecorder
 from agent.serve.agent_servers import AgentServers
 from agent.serve.sd_notify import SystemdNotifier
 from agent.serve.sockets import make_socket_directory
-from agent.sources.gpu_host import read_boot_id
+from agent.sources.gpu_without_nvml import read_boot_id
 from agent.store import gpu_fault_file
 from agent.store.gpu_fault_file import GpuFaultWriter
 from agent.store.history_file import HistoryFile

@@ -44,7 +44,7 @@ class CountError(MeasurementError):
 
 
 @dataclass(frozen=True, slots=True)
-class DriverWorkload:
+class CoreWorkload:
     """Part of the C core that ``benchmarks/driver.c`` runs, and its file tree."""
 
     name: str
@@ -60,32 +60,32 @@ class DriverWorkload:
 
 
 WORKLOADS: Final = (
-    DriverWorkload("pass", "pass", 100),
-    DriverWorkload("second", "second", 10),
-    DriverWorkload(f"second_{GROUPS}_groups", "second", 10, GROUPS),
-    DriverWorkload(f"still_{GROUPS}_groups", "still", 1, GROUPS),
-    DriverWorkload(f"sweep_{GROUPS}_groups", "sweep", 5, GROUPS),
-    DriverWorkload(f"opens_{GROUPS}_groups", "opens", 5, GROUPS),
-    DriverWorkload("machine", "machine", 100),
-    DriverWorkload(f"machine_{CONTROLLERS}_controllers", "machine", 100, controllers=CONTROLLERS),
-    DriverWorkload(f"minute_{CONTROLLERS}_controllers", "minute", 5, controllers=CONTROLLERS),
-    DriverWorkload("uevent_of_no_interest", "uevent", 100),
-    DriverWorkload("knobs", "knobs", 100),
-    DriverWorkload(f"pass_{GPUS}_gpus", "gpus", 100),
-    DriverWorkload(f"minute_{GPUS}_gpus", "gpu_minute", 2),
-    DriverWorkload(f"encode_{DEVICES}_devices", "encode", 20),
+    CoreWorkload("pass", "pass", 100),
+    CoreWorkload("second", "second", 10),
+    CoreWorkload(f"second_{GROUPS}_groups", "second", 10, GROUPS),
+    CoreWorkload(f"still_{GROUPS}_groups", "still", 1, GROUPS),
+    CoreWorkload(f"sweep_{GROUPS}_groups", "sweep", 5, GROUPS),
+    CoreWorkload(f"opens_{GROUPS}_groups", "opens", 5, GROUPS),
+    CoreWorkload("machine", "machine", 100),
+    CoreWorkload(f"machine_{CONTROLLERS}_controllers", "machine", 100, controllers=CONTROLLERS),
+    CoreWorkload(f"minute_{CONTROLLERS}_controllers", "minute", 5, controllers=CONTROLLERS),
+    CoreWorkload("uevent_of_no_interest", "uevent", 100),
+    CoreWorkload("knobs", "knobs", 100),
+    CoreWorkload(f"pass_{GPUS}_gpus", "gpus", 100),
+    CoreWorkload(f"minute_{GPUS}_gpus", "gpu_minute", 2),
+    CoreWorkload(f"encode_{DEVICES}_devices", "encode", 20),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class DriverProgram:
+class CoreBenchmarkProgram:
     """Built driver program (``benchmarks/driver.c``) and the directory of its file trees."""
 
     program: Path
     trees: Path
     nvml: FakeNvml
 
-    def command(self, workload: DriverWorkload, times: int) -> list[str]:
+    def command(self, workload: CoreWorkload, times: int) -> list[str]:
         """Return the command that runs the workload ``times`` times."""
         machine = self.trees / f"machine{workload.controllers}"
         roots_by_mode: dict[str, tuple[object, object]] = {
@@ -116,7 +116,7 @@ def compiler_id() -> str:
     return f"{kind} {version[1] if version else banner} {platform.machine()}"
 
 
-def build_driver(root: Path, directory: Path) -> DriverProgram:
+def build_driver(root: Path, directory: Path) -> CoreBenchmarkProgram:
     """Compile the driver program with the flags of the shipped core, and write its file trees and GPU
     scenario.
 
@@ -146,10 +146,10 @@ def build_driver(root: Path, directory: Path) -> DriverProgram:
         write_cgroup_files(directory / f"cgroup{groups}", groups)
     for controllers in {workload.controllers for workload in WORKLOADS}:
         write_machine_files(directory / f"machine{controllers}", controllers)
-    return DriverProgram(program, directory, write_gpu_scenario(directory, GPUS))
+    return CoreBenchmarkProgram(program, directory, write_gpu_scenario(directory, GPUS))
 
 
-def count_system_calls(driver: DriverProgram, workload: DriverWorkload) -> dict[str, float]:
+def count_system_calls(driver: CoreBenchmarkProgram, workload: CoreWorkload) -> dict[str, float]:
     """Count the system calls of the driver's thread for one run of the workload, by name."""
     log, times = driver.trees / "strace.log", workload.repeats
     _run_command(["strace", "-qq", "-o", str(log), *driver.command(workload, times)])
@@ -159,13 +159,13 @@ def count_system_calls(driver: DriverProgram, workload: DriverWorkload) -> dict[
     return {name: result[name] / times for name in sorted(result)}
 
 
-def count_allocations(driver: DriverProgram, workload: DriverWorkload) -> int:
+def count_allocations(driver: CoreBenchmarkProgram, workload: CoreWorkload) -> int:
     """Count the allocations of the C core in all runs of the workload."""
     output = _run_command(driver.command(workload, workload.repeats))
     return int(output.removeprefix("allocations "))
 
 
-def count_instructions(driver: DriverProgram, workload: DriverWorkload) -> tuple[float, float]:
+def count_instructions(driver: CoreBenchmarkProgram, workload: CoreWorkload) -> tuple[float, float]:
     """Count the C core's own instructions, and its calls into libraries, for one run of the workload."""
     once = workload.repeats
     few, many = (_callgrind(driver, workload, times) for times in (once, 2 * once))
@@ -179,7 +179,7 @@ def measure_compiler_baselines(root: Path) -> tuple[str, Mapping[str, float]]:
         return f'instructions."{compiler_id()}"', measure_baselines(driver)
 
 
-def measure_baselines(driver: DriverProgram) -> dict[str, float]:
+def measure_baselines(driver: CoreBenchmarkProgram) -> dict[str, float]:
     """Count instructions and calls into libraries of all workloads, by workload name."""
     result: dict[str, float] = {}
     for workload in WORKLOADS:
@@ -189,7 +189,7 @@ def measure_baselines(driver: DriverProgram) -> dict[str, float]:
     return result
 
 
-def _callgrind(driver: DriverProgram, workload: DriverWorkload, times: int) -> tuple[int, int]:
+def _callgrind(driver: CoreBenchmarkProgram, workload: CoreWorkload, times: int) -> tuple[int, int]:
     out = driver.trees / "callgrind.out"
     valgrind = ["valgrind", "--tool=callgrind", "--quiet", f"--callgrind-out-file={out}"]
     _run_command([*valgrind, "--compress-strings=no", "--compress-pos=no", *driver.command(workload, times)])

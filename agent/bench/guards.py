@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from agent.bench import budgets, exact_counts, idle_counts
 from agent.bench.budgets import FILE
-from agent.bench.exact_counts import DriverProgram
+from agent.bench.exact_counts import CoreBenchmarkProgram
 from agent.bench.file_trees import real_or_file_tree, temporary_directory
 from agent.bench.python_readers import sweep_files
 from agent.bench.result import MeasurementError
@@ -82,7 +82,7 @@ class GuardContext:
         self._directory = directory
 
     @cached_property
-    def driver(self) -> DriverProgram:
+    def driver(self) -> CoreBenchmarkProgram:
         """Build of ``benchmarks/driver.c``, linked with the C core of the checkout."""
         return exact_counts.build_driver(self._root, self._directory)
 

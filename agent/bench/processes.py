@@ -274,7 +274,7 @@ def sleep_past_coalescing() -> None:
     time.sleep(COALESCE_S * (1.2 + random.random()))
 
 
-class CauseLatency(NamedTuple):
+class DetectionLatency(NamedTuple):
     """Time of a cause, and duration until a subscriber received the message that reports it."""
 
     start_ns: int
@@ -283,13 +283,13 @@ class CauseLatency(NamedTuple):
 
 def measure_latency(
     client: Subscriber, cause: Callable[[], int], matches: Callable[[JsonLine], bool]
-) -> CauseLatency:
+) -> DetectionLatency:
     """Run ``cause``, which returns its start time [ns]; wait until ``client`` receives a message that
     ``matches``; return the time between both."""
     sleep_past_coalescing()
     client.discard_lines()
     start_ns = cause()
-    return CauseLatency(start_ns, int(client.wait(matches)["t_ns"]) - start_ns)
+    return DetectionLatency(start_ns, int(client.wait(matches)["t_ns"]) - start_ns)
 
 
 def split_into_batches(count: int, size: int) -> Iterable[range]:

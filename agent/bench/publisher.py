@@ -26,7 +26,7 @@ from agent.version import VERSION
 WALL_S: Final = 1.7e9
 
 
-class BareServer:
+class FixedBytesServer:
     """Socket server that sends the same bytes to all connections."""
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +53,7 @@ def main(directory: Path, devices: int) -> None:
     servers = AgentServers(latest, runtime_dir=directory, drivers=[DRIVER], version=VERSION)
     io = AsyncioThread(servers.run, on_failure=lambda error: print(f"publisher: {error}", file=sys.stderr))
     io.start()
-    bare = BareServer(directory / "bare.sock")
+    bare = FixedBytesServer(directory / "bare.sock")
     data = b"".join(encode_device_health(make_report(devices, 0).devices))
     latest.publish(make_report(devices, 0))
     _print_json(ready=True, size=len(data))

@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 from agent.bench.timing import (
     ContenderSamples,
+    InterleavedTimings,
     MedianInterval,
-    TimingRace,
     median_interval,
     paired_ratio,
     percentile,
@@ -102,7 +102,7 @@ def row_from_samples(key: str, label: str, values: Sequence[float], unit: Unit) 
     )
 
 
-def rows_from_race(prefix: str, race_result: TimingRace, reference: str) -> tuple[ResultRow, ...]:
+def rows_from_race(prefix: str, race_result: InterleavedTimings, reference: str) -> tuple[ResultRow, ...]:
     """Return a result row for each contender of a race, with its ratio to the contender ``reference``."""
     rows = []
     for key, timed in race_result.timed.items():
@@ -128,7 +128,7 @@ def rows_from_latencies(
         name: ContenderSamples(tuple((float(value),) for value in values), 1)
         for name, values in latencies_ns.items()
     }
-    return rows_from_race(key, TimingRace(labels, timed, ()), "floor")
+    return rows_from_race(key, InterleavedTimings(labels, timed, ()), "floor")
 
 
 def unit_scale(value: float, unit: Unit) -> tuple[float, str]:

@@ -53,7 +53,7 @@ class ContenderSamples:
 
 
 @dataclass(frozen=True, slots=True)
-class TimingRace:
+class InterleavedTimings:
     """Samples of all contenders of one workload, timed in turns."""
 
     labels: Mapping[str, str]
@@ -73,7 +73,7 @@ class MedianInterval(NamedTuple):
 
 def time_contenders(
     contenders: Sequence[Contender], *, rounds: int, limit_s: float, pause_s: float = 0.0
-) -> TimingRace:
+) -> InterleavedTimings:
     """Time the contenders in turns; return the samples of all.
 
     Args:
@@ -109,7 +109,7 @@ def time_contenders(
         for contender in contenders
     }
     labels = {contender.key: contender.label for contender in contenders}
-    return TimingRace(labels, timed, tuple(reference))
+    return InterleavedTimings(labels, timed, tuple(reference))
 
 
 class _BlockSize(NamedTuple):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.cli.output.json import clear_document
 from agent.cli.output.text import clean
-from agent.cli.verb import Subcommand, add_output, add_settings, agent_socket_of, print_result
+from agent.cli.subcommand import Subcommand, add_output, add_settings, agent_socket_of, print_result
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

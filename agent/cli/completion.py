@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from agent.cli.verb import Subcommand
+from agent.cli.subcommand import Subcommand
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

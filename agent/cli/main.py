@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Final, NoReturn
 
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
-from agent.cli.verb import Subcommand
+from agent.cli.subcommand import Subcommand
 from agent.errors import OutputPipeClosed, UsageError, suggestion, unwrap_error
 from agent.system.output import print_last_error
 from agent.version import VERSION

@@ -14,7 +14,7 @@ from agent.cli.output.live_table import TableLogHandler, live_table
 from agent.cli.output.log import ReportLog, install_log_handler, is_journal, log_formatter
 from agent.cli.output.terminal import can_redraw, program_command
 from agent.cli.output.text import clean
-from agent.cli.verb import Subcommand, add_colour, add_settings, load_with_origins_of
+from agent.cli.subcommand import Subcommand, add_colour, add_settings, load_with_origins_of
 from agent.config.config import Config
 from agent.system.output import has_terminal
 from agent.version import VERSION

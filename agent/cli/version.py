@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from agent.cli.output.json import API_VERSION
-from agent.cli.verb import Subcommand, add_output, print_result
+from agent.cli.subcommand import Subcommand, add_output, print_result
 from agent.version import VERSION
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from agent.cli.output.report_changes import report_changes
 from agent.cli.output.report_table import render_report
 from agent.cli.output.terminal import can_redraw
 from agent.cli.output.text import clean
-from agent.cli.verb import Subcommand, add_output, add_settings, agent_socket_of, print_result
+from agent.cli.subcommand import Subcommand, add_output, add_settings, agent_socket_of, print_result
 from agent.errors import AgentUnreachable
 
 ONCE_S: Final = 10.0

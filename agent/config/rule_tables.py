@@ -17,7 +17,7 @@ from agent.config.values import (
 from agent.errors import suggestion
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.faults.evaluate import is_latched_fault_code
-from agent.health.gpu.faults.event_rows import ROW_BY_CODE
+from agent.health.gpu.faults.event_fault_table import ROW_BY_CODE
 from agent.health.gpu.faults.fault_log import SXID_PREFIX, XID_PREFIX
 from agent.health.host.catalog import ALL_HOST_RULES
 from agent.health.rule_changes import FAMILY, matches_code

@@ -197,7 +197,7 @@ class RegistrationRecord(NamedTuple):
     """Results of a reported failure of the registration; None: not reported."""
 
 
-class RegistryRecord(NamedTuple):
+class RegistrationDirRecord(NamedTuple):
     """Directory of registration sockets, with the sockets of the driver under test."""
 
     path: str
@@ -363,7 +363,7 @@ class SessionRecord(NamedTuple):
     reopenings: tuple[Reopening, ...] = ()
     unknown_methods: tuple[UnaryCallResult, ...] = ()
     """Results of calls to gRPC methods that do not exist."""
-    directory: RegistryRecord | None = None
+    directory: RegistrationDirRecord | None = None
     """Record of the driver's registration; None: registration was not tested."""
     recorded_s: float = 0.0
     """Duration of the recording: shorter than ``window_s`` if the server ended all streams for good."""

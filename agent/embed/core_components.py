@@ -30,7 +30,7 @@ from agent.model.start_values import StartValues
 from agent.model.taint import Taints
 from agent.model.time import Instant
 from agent.node.node_source import SOURCES_STOP_S, NodeSource, engine_settings, open_node_source
-from agent.sources.gpu_host import read_boot_id
+from agent.sources.gpu_without_nvml import read_boot_id
 from agent.store import gpu_fault_file
 from agent.store import taint_file as taint_store
 from agent.store.gpu_fault_file import GpuFaultWriter

@@ -24,7 +24,7 @@ from agent.model.report import Report
 from agent.prepare.error_patterns import ErrorPattern
 from agent.prepare.errors import DriverError, PrepareError, TransientError, doing
 from agent.prepare.kubelet_message import kubelet_text
-from agent.prepare.prepare_steps import PrepareService, prepare_steps
+from agent.prepare.prepare_steps import PrepareResultTracker, prepare_steps
 from agent.prepare.step_runners import Steps, run_blocking
 from agent.serve.dra_plugin.in_flight import ClaimOperation
 from agent.serve.dra_plugin.instance_server import SHUTTING_DOWN, DriverInstanceServer, OnRegistration
@@ -111,7 +111,7 @@ class PrepareWorker:
         tracker = self._monitor.tracker
         began = tracker.monotonic()
 
-        def run(service: PrepareService, claim: Claim, handler: Callable[[], T]) -> T:
+        def run(service: PrepareResultTracker, claim: Claim, handler: Callable[[], T]) -> T:
             steps: Steps[T] = prepare_steps(
                 service, claim, began_s=began, may_retry=lambda: not unawaited.is_set()
             )

@@ -105,7 +105,7 @@ class ConflictKind(StrEnum):
     """The pod's status says that a container runs, but the container has no cgroup."""
 
 
-class Assertion(NamedTuple):
+class ConflictingStatement(NamedTuple):
     """Statement of one source that contradicts another source."""
 
     provenance: Provenance
@@ -118,7 +118,7 @@ class Conflict(NamedTuple):
     kind: ConflictKind
     subject: str
     """Claim, pod or driver that the contradiction concerns, as text."""
-    assertions: tuple[Assertion, ...]
+    assertions: tuple[ConflictingStatement, ...]
     claims: tuple[ClaimRef, ...] = ()
     """Claims that the conflict concerns, under all names of each claim."""
     pods: tuple[PodRef, ...] = ()

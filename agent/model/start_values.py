@@ -29,7 +29,7 @@ class MemoryAtStart(NamedTuple):
     blocks_online: int
 
 
-class PoolAtStart(NamedTuple):
+class HugepagePoolAtStart(NamedTuple):
     """Hugepage pool at start."""
 
     device: str
@@ -99,7 +99,7 @@ class StartValues:
     """State of simultaneous multithreading, 1: on, 0: off; None: not read."""
     frequencies: tuple[FrequencyAtStart, ...] = ()
     memory: tuple[MemoryAtStart, ...] = ()
-    pools: tuple[PoolAtStart, ...] = ()
+    pools: tuple[HugepagePoolAtStart, ...] = ()
     pci: tuple[PciAtStart, ...] = ()
     nics: tuple[NicAtStart, ...] = ()
     gpus: tuple[GpuAtStart, ...] = ()

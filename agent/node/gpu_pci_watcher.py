@@ -24,7 +24,7 @@ from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
-from agent.sources.gpu_host import GpuSystemReader, NvidiaPciDevices, read_nvidia_devices
+from agent.sources.gpu_without_nvml import GpuSystemReader, NvidiaPciDevices, read_nvidia_devices
 from agent.sources.pci import read_pci_functions
 from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.threads.trio_calls import call_in_thread_when_possible

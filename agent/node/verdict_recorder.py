@@ -27,7 +27,7 @@ from agent.model.verdict_history import (
     VerdictChange,
 )
 from agent.store.history_file import HistoryFile
-from agent.store.observed_mark import mark_path, write_mark
+from agent.store.observed_period_file import period_file_path, write_period_file
 from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.timing import WallClockTrust, read_boot_clock
@@ -315,13 +315,13 @@ class VerdictRecorder:
 
     def _write_mark(self, period: ObservedPeriod) -> None:
         try:
-            write_mark(mark_path(self._file.path), period)
+            write_period_file(period_file_path(self._file.path), period)
         except OSError as error:
             if not self._logged_mark_error:
                 log.warning(
                     "history mark %s: not written: %s; after a kill of the agent, up to %g s count as not "
                     "observed",
-                    mark_path(self._file.path),
+                    period_file_path(self._file.path),
                     error.strerror,
                     WRITE_S,
                 )

@@ -64,7 +64,7 @@ class RunInThreadStep(NamedTuple):
 Step = CallHandlerStep | PauseStep | RunInThreadStep
 
 
-class PrepareService(Protocol):
+class PrepareResultTracker(Protocol):
     """Classification and ledger of prepares; agent.driver.prepare_failure_tracker implements it."""
 
     def cached_failure(self, claim: Claim) -> PrepareError | None:
@@ -101,7 +101,7 @@ class PrepareService(Protocol):
 
 
 def prepare_steps(
-    tracker: PrepareService,
+    tracker: PrepareResultTracker,
     claim: Claim,
     patterns: Sequence[ErrorPattern] = (),
     *,
@@ -112,7 +112,7 @@ def prepare_steps(
 
     Args:
         patterns: Patterns for error texts, tried before those of the tracker.
-        began_s: Start of the kubelet's call, by :meth:`PrepareService.monotonic`; None: now.
+        began_s: Start of the kubelet's call, by :meth:`PrepareResultTracker.monotonic`; None: now.
         may_retry: Returns whether a transient failure is still to be retried; called before and after each
             pause.
 
@@ -146,7 +146,7 @@ def prepare_steps(
 
 
 def _record_failure(
-    tracker: PrepareService,
+    tracker: PrepareResultTracker,
     claim: Claim,
     verdict: PrepareVerdict,
     error: Exception,

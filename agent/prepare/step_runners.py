@@ -14,7 +14,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast, runtime_check
 
 from agent.model.claim import Claim, ClaimRef
 from agent.prepare.error_patterns import ErrorPattern
-from agent.prepare.prepare_steps import CallHandlerStep, PauseStep, PrepareService, Step, prepare_steps
+from agent.prepare.prepare_steps import CallHandlerStep, PauseStep, PrepareResultTracker, Step, prepare_steps
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -117,12 +117,12 @@ class HasPrepareFailureTracker(Protocol):
     """Object with a prepare tracker, such as drahealth.Monitor."""
 
     @property
-    def tracker(self) -> PrepareService:
+    def tracker(self) -> PrepareResultTracker:
         """Classifies and records the driver's prepares."""
 
 
 def classified(
-    tracker_or_monitor: PrepareService | HasPrepareFailureTracker,
+    tracker_or_monitor: PrepareResultTracker | HasPrepareFailureTracker,
     *,
     get_claim: Callable[..., Claim] | None = None,
     patterns: Sequence[ErrorPattern] = (),
@@ -149,7 +149,7 @@ def classified(
             prepared = (
                 get_claim(*args, **kwargs) if get_claim else _find_claim(function, (*args, *kwargs.values()))
             )
-            tracker: PrepareService = (
+            tracker: PrepareResultTracker = (
                 tracker_or_monitor.tracker
                 if isinstance(tracker_or_monitor, HasPrepareFailureTracker)
                 else tracker_or_monitor

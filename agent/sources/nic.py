@@ -14,7 +14,7 @@ from typing import Final
 from agent.model.declared_devices import DeclaredNic
 from agent.model.nic import LinkLayer, NicPortSample, NicSample
 from agent.model.reading import NEVER_READ, Absence, Missing, Reading
-from agent.sources.gpu_host import missing_from_error
+from agent.sources.gpu_without_nvml import missing_from_error
 from agent.sources.pci import UNPARSABLE, parse_pci_address, read_sysfs_text
 
 RDMA_CLASS: Final = "class/infiniband"

@@ -2,7 +2,7 @@
 
 libudev lists them with their model names; without libudev, or with another sysfs root, sysfs does. Call this
 from a thread that can be abandoned: reading a link's width wakes the device and may hang.
-agent.sources.gpu_host counts the GPUs that NVML should see.
+agent.sources.gpu_without_nvml counts the GPUs that NVML should see.
 """
 
 import errno
@@ -15,7 +15,12 @@ from typing import Any, Final
 
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing, Reading
-from agent.sources.gpu_host import GPU_PCI_CLASSES, NVIDIA_VENDOR_ID, missing_from_error, pci_address_sort_key
+from agent.sources.gpu_without_nvml import (
+    GPU_PCI_CLASSES,
+    NVIDIA_VENDOR_ID,
+    missing_from_error,
+    pci_address_sort_key,
+)
 
 UDEV_SYSFS_ROOT: Final = Path("/sys")
 """The only sysfs root that libudev reads."""

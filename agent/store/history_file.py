@@ -30,7 +30,7 @@ from agent.store.history_sqlite import (
     open_connection,
     pragma_number,
 )
-from agent.store.observed_mark import extend_newest_period, mark_path, read_mark
+from agent.store.observed_period_file import extend_newest_period, period_file_path, read_period_file
 from agent.store.state_files import UnusableFile, rename_unusable_file
 from agent.store.verdict_sqlite import (
     create_verdict_tables,
@@ -91,7 +91,7 @@ def read_history(path: Path, *, wait_s: float = READ_WAIT_S) -> HistoryContent:
 def read_verdicts(path: Path, *, wait_s: float = READ_WAIT_S) -> StoredVerdicts:
     """Read the verdict history, also without a running agent. Raises the same errors as read_history()."""
     stored = _read_file(path, select_verdicts, StoredVerdicts(), wait_s)
-    return extend_newest_period(stored, read_mark(mark_path(path)))
+    return extend_newest_period(stored, read_period_file(period_file_path(path)))
 
 
 def _read_file(path: Path, select: Callable[[sqlite3.Connection], T], empty: T, wait_s: float) -> T:
@@ -238,7 +238,7 @@ class HistoryFile:
             _check_database(db)
             stored = select_verdicts(db)
         self._known_verdicts_id = self._file_id()
-        return extend_newest_period(stored, read_mark(mark_path(self._path)))
+        return extend_newest_period(stored, read_period_file(period_file_path(self._path)))
 
     def write_verdicts(
         self,

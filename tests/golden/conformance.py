@@ -20,9 +20,9 @@ from agent.conform.session_record import (
     PrepareCall,
     PrepareStage,
     RefusalRecord,
+    RegistrationDirRecord,
     RegistrationFile,
     RegistrationRecord,
-    RegistryRecord,
     Reopening,
     ReturnedDevice,
     SessionRecord,
@@ -97,7 +97,7 @@ GOOD: Final = SessionRecord(
         for after, at_s in (("close", 1.0), ("cancel", 2.0))
     ),
     (UnaryCallResult("call", 0.01, "UNIMPLEMENTED"),),
-    RegistryRecord(REGISTRY, KUBELET_DIR, (REGISTERED,)),
+    RegistrationDirRecord(REGISTRY, KUBELET_DIR, (REGISTERED,)),
     WINDOW_S,
 )
 """A driver that does everything right."""
@@ -121,7 +121,7 @@ def _device(position: int, value: Any) -> SessionRecord:
 
 
 def _registry(*records: RegistrationRecord) -> SessionRecord:
-    return _with(GOOD, (DIRECTORY, RegistryRecord(REGISTRY, KUBELET_DIR, records)))
+    return _with(GOOD, (DIRECTORY, RegistrationDirRecord(REGISTRY, KUBELET_DIR, records)))
 
 
 def _introduced(*fields: tuple[int, Any]) -> SessionRecord:

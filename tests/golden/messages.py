@@ -21,7 +21,7 @@ from agent.serve.dra_plugin.instance_server import RegistrationService
 from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode, encode_error_class
 from agent.serve.dra_plugin.service import _encode_devices
 from agent.serve.driver_link.handler_interface import ClaimResult, SyncDevicesResult
-from agent.serve.driver_link.replies import METHODS, encode_taints
+from agent.serve.driver_link.methods import METHODS, encode_taints
 from agent.serve.grpc.gen.agent.drahealth import v1 as agent_v1
 from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
 from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as dra_v1beta1

@@ -23,7 +23,7 @@ from agent.serve.agent_api import service as agent_api
 from agent.serve.dra_plugin import serialize_lock
 from agent.serve.driver_link import service as driver_link
 from agent.sources import declaration_directory, kubelet_state
-from agent.store import gpu_fault_file, ledger_file, observed_mark, taint_file
+from agent.store import gpu_fault_file, ledger_file, observed_period_file, taint_file
 from golden.commands import run
 from golden.files import INPUTS, load
 from golden.plain import plain
@@ -136,7 +136,7 @@ def file_names() -> dict[str, Any]:
         "taints": [taint_file.FILE, taint_file.VERSION],
         "locks": [serialize_lock.FILE],
         "history": HISTORY_FILE,
-        "observed": observed_mark.mark_path(Path(HISTORY_FILE)).name,
+        "observed": observed_period_file.period_file_path(Path(HISTORY_FILE)).name,
         "declarations": [declaration_directory.DIRECTORY, declaration_directory.SUFFIX],
         "kubelet": [kubelet_state.CLAIMS_FILE, kubelet_state.HEALTH_FILE],
         "sockets": list(agent_servers.socket_names(["a.example.com"])),

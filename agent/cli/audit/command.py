@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.cli.exits import EXIT_OF_SEVERITY
-from agent.cli.verb import Subcommand, add_output, add_settings, load_config, print_result
+from agent.cli.subcommand import Subcommand, add_output, add_settings, load_config, print_result
 from agent.errors import ProbeError, UsageError
 from agent.model.health import Severity
 from agent.system.timing import read_clocks

@@ -24,7 +24,7 @@ from agent.cli.output.json import API_VERSION
 from agent.cli.output.table import Paragraph, TextTable
 from agent.cli.output.terminal import style_of
 from agent.cli.output.text import clean, format_bytes, format_count
-from agent.cli.verb import Subcommand, add_colour, add_settings, config_file_of, flags_of
+from agent.cli.subcommand import Subcommand, add_colour, add_settings, config_file_of, flags_of
 from agent.config.config import CONFIG_VARIABLE, SETTINGS
 from agent.config.files import DEFAULT_FILE, DROP_INS, FILE_BYTES, list_drop_ins
 from agent.errors import ConfigError, OutputError, PermissionDeniedError

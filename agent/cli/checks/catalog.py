@@ -18,8 +18,8 @@ from agent.health.declared.verdicts import INVALID_FILE, UNWATCHED
 from agent.health.declared.verdicts import NOT_EVALUATED_YET as UNSEEN_DECLARED
 from agent.health.declared.verdicts import REMOVED_DEVICE as DECLARED_GONE
 from agent.health.gpu.catalog import gpu_rules
-from agent.health.gpu.faults import event_rows as gpu_events
-from agent.health.gpu.faults.event_rows import EventFaultRow
+from agent.health.gpu.faults import event_fault_table as gpu_events
+from agent.health.gpu.faults.event_fault_table import EventFaultRow
 from agent.health.gpu.faults.fault_log import SXID_PREFIX, XID_PREFIX
 from agent.health.gpu.verdicts import NOT_READ_YET, REMOVED_INSTANCE
 from agent.health.gpu.xid import sxid_table as sxids

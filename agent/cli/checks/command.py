@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from agent.cli.verb import Subcommand, add_output, print_result
+from agent.cli.subcommand import Subcommand, add_output, print_result
 from agent.errors import UsageError, suggestion
 
 if TYPE_CHECKING:

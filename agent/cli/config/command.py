@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.cli.config.text import document, render
-from agent.cli.verb import Subcommand, add_output, add_settings, load_with_origins_of, print_result
+from agent.cli.subcommand import Subcommand, add_output, add_settings, load_with_origins_of, print_result
 from agent.config.config import load_with_origins
 from agent.errors import UsageError
 

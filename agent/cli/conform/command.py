@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.cli.output.text import clean
-from agent.cli.verb import Subcommand, add_output, print_result
+from agent.cli.subcommand import Subcommand, add_output, print_result
 from agent.config.config import KUBELET_DIR
 from agent.config.values import S, format_duration, parse_duration
 from agent.conform.session_record import SESSION_MAX_S, SESSION_MIN_S

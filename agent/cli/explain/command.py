@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.cli.exits import EXIT_OF_SEVERITY
-from agent.cli.verb import (
+from agent.cli.subcommand import (
     Subcommand,
     add_output,
     add_settings,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from agent.cli.verb import Subcommand, add_output, add_settings, load_config, print_result
+from agent.cli.subcommand import Subcommand, add_output, add_settings, load_config, print_result
 from agent.config.values import parse_duration
 from agent.errors import DrahealthError, PermissionDeniedError, UsageError, suggestion
 from agent.model.health import Severity
@@ -94,7 +94,7 @@ class _Now(NamedTuple):
         return None if self.age_s is None else self.wall_s - self.age_s
 
     def clocks(self) -> ClockReading:
-        from agent.sources.gpu_host import read_boot_id
+        from agent.sources.gpu_without_nvml import read_boot_id
         from agent.system.timing import read_boot_clock
 
         return ClockReading(self.wall_s, read_boot_clock(), read_boot_id(self.procfs_root))

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.cli.verb import Subcommand
+from agent.cli.subcommand import Subcommand
 from agent.errors import ConfigError, UsageError
 from agent.version import VERSION
 

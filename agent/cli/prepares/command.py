@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.cli.exits import INTERNAL, NOT_ALLOWED, UnreadablePath
-from agent.cli.verb import Subcommand, add_output, add_settings, load_config, print_result
+from agent.cli.subcommand import Subcommand, add_output, add_settings, load_config, print_result
 from agent.config.config import DRIVERS
 from agent.errors import UsageError, suggestion
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.cli.output.json import API_VERSION
 from agent.cli.output.table import GAP, TitledText, format_entries
-from agent.cli.verb import print_result
+from agent.cli.subcommand import print_result
 from agent.errors import UsageError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from agent.cli.scan.crosscheck import (
     render_check,
     render_gpus,
 )
-from agent.cli.verb import Subcommand, add_output, add_settings, load_config, print_result
+from agent.cli.subcommand import Subcommand, add_output, add_settings, load_config, print_result
 from agent.errors import ProbeError
 from agent.model.health import Severity
 

@@ -26,9 +26,9 @@ from agent.conform.outcomes import not_run, shorten
 from agent.conform.registration_checks import PLUGIN_TYPE
 from agent.conform.session_record import (
     PluginEndpoint,
+    RegistrationDirRecord,
     RegistrationFile,
     RegistrationRecord,
-    RegistryRecord,
     SessionRecord,
 )
 from agent.errors import AgentUnreachable, UsageError, suggestion
@@ -113,7 +113,7 @@ async def run_session(
         prepare = await preparing.run(socket if usable else "") if preparing else None
     if options.prepare is not None and prepare is None:
         prepare = omit_all(not_run("no socket has answered GetInfo"))
-    directory = RegistryRecord(options.plugin_dir, options.kubelet_dir, tuple(registrations))
+    directory = RegistrationDirRecord(options.plugin_dir, options.kubelet_dir, tuple(registrations))
     return SessionRecord(
         socket=socket,
         socket_size=len(os.fsencode(socket)),

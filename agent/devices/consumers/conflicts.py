@@ -17,9 +17,9 @@ from agent.devices.consumers.identities import (
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import PodObject, PodRef, Provenance
 from agent.model.consumers import (
-    Assertion,
     ClaimView,
     Conflict,
+    ConflictingStatement,
     ConflictKind,
     DeviceEdge,
     PodView,
@@ -131,8 +131,8 @@ def _other_names(others: Iterable[tuple[PodObject, Provenance]]) -> Iterator[tup
         yield provenance, f"the pod names {names or 'no claim'}"
 
 
-def _assertions(statements: Iterable[tuple[Provenance, str]]) -> tuple[Assertion, ...]:
-    found = {Assertion(*one) for one in statements}
+def _assertions(statements: Iterable[tuple[Provenance, str]]) -> tuple[ConflictingStatement, ...]:
+    found = {ConflictingStatement(*one) for one in statements}
     return tuple(sorted(found, key=lambda one: (provenance_order(one.provenance), one.text)))
 
 

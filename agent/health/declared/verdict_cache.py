@@ -12,14 +12,14 @@ from typing import NamedTuple
 from agent.devices.inventory import DeviceKind, InventoryDevice
 from agent.health.declared.state import DeclaredState
 from agent.health.evaluation import Evaluation, Subject, row_with_code
-from agent.health.host.catalog import DECLARED_RULES
-from agent.health.host.invalidation import (
+from agent.health.host.cache_invalidation import (
     ALL_DEVICES,
     SharedRuleInput,
     changed_cpus,
     cpus_affecting,
     shared_rule_input,
 )
+from agent.health.host.catalog import DECLARED_RULES
 from agent.health.host.state import HostRuleState, PoolsByDevice
 from agent.health.host.verdicts import main_sources, starting_sources
 from agent.health.rules import CounterGrowth

@@ -1,7 +1,7 @@
 """Service ``drahealth.v1.DriverLink`` on a driver's socket: runs each call in a thread.
 
 Requests are decoded in threads because the event loop also serves the kubelet. Calls that only read memory
-have their own threads, so that they never wait for a disk. agent.serve.driver_link.replies is imported at
+have their own threads, so that they never wait for a disk. agent.serve.driver_link.methods is imported at
 the first call, which saves memory if no driver calls.
 """
 
@@ -147,7 +147,7 @@ class DriverLinkService:
     # --- in a thread ---------------------------------------------------------------------------------------
 
     def _reply(self, method: str, data: bytes) -> bytes:
-        from agent.serve.driver_link.replies import METHODS  # only if a driver calls
+        from agent.serve.driver_link.methods import METHODS  # only if a driver calls
 
         return METHODS[method](data, self._driver, self._open)
 
@@ -194,7 +194,7 @@ class DriverLinkService:
 
 
 def _encode_taints(taints: Taints) -> bytes:
-    from agent.serve.driver_link.replies import encode_taints
+    from agent.serve.driver_link.methods import encode_taints
 
     return encode_taints(taints)
 

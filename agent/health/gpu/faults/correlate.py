@@ -13,9 +13,9 @@ from agent.health.gpu.faults.fault_log import (
     NO_REPORTS,
     XID_PREFIX,
     Fault,
+    FaultChannel,
     FaultKey,
     FaultLog,
-    FaultReporter,
     Occurrence,
     ReportCounts,
     occurred_near,
@@ -53,7 +53,7 @@ def correlate(log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleSta
     for new in sorted([*log.waiting, *occurrences], key=_report_order):
         if is_placeholder_instance(new.key, gpus):
             new = new._replace(key=new.key._replace(gi=WHOLE_GPU, ci=WHOLE_GPU))
-        if new.reporter is FaultReporter.NVML:
+        if new.reporter is FaultChannel.NVML:
             _reassign_log_faults(faults, new, log.boot_id)
         elif isinstance(new.line, SxidLine) and (new.line.ended or new.line.is_companion):
             _apply_switch_remark(faults, new, new.line, log.boot_id)
@@ -107,12 +107,12 @@ def _matching_nvml_fault(faults: dict[FaultKey, Fault], new: Occurrence) -> Faul
         (key, fault)
         for key, fault in faults.items()
         if _may_name_same_fault(key, new.key)
-        and fault.recent_reports[FaultReporter.NVML]
+        and fault.recent_reports[FaultChannel.NVML]
         and occurred_near(fault, new.last, SAME_FAULT_NS)
     ]
     found.sort(
         key=lambda item: (
-            item[1].recent_reports[new.reporter] >= item[1].recent_reports[FaultReporter.NVML],
+            item[1].recent_reports[new.reporter] >= item[1].recent_reports[FaultChannel.NVML],
             item[0] != new.key,
         )
     )
@@ -137,7 +137,7 @@ def _reassign_log_faults(faults: dict[FaultKey, Fault], new: Occurrence, boot_id
         moved = new._replace(
             times=reports,
             last=logged.last,
-            reporter=FaultReporter.LOG,
+            reporter=FaultChannel.LOG,
             log_us=logged.log_us,
             text=logged.texts[-1] if logged.texts else "",
             line=logged.lines[-1] if logged.lines else None,
@@ -277,11 +277,11 @@ def _line_severity(line: XidLine | SxidLine) -> int:
 def _add_reports(earlier: ReportCounts, new: Occurrence) -> ReportCounts:
     nvml, log, companion = earlier
     match new.reporter:
-        case FaultReporter.NVML:
+        case FaultChannel.NVML:
             return nvml + new.times, log, companion
-        case FaultReporter.LOG:
+        case FaultChannel.LOG:
             return nvml, log + new.times, companion
-        case FaultReporter.COMPANION_LINE:
+        case FaultChannel.COMPANION_LINE:
             return nvml, log, companion + new.times
 
 

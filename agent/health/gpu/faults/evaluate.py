@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from agent.health.gpu.faults import event_rows as gpu_events
+from agent.health.gpu.faults import event_fault_table as gpu_events
 from agent.health.gpu.faults.correlate import is_placeholder_instance
 from agent.health.gpu.faults.fault_log import (
     DAY_NS,

@@ -44,7 +44,7 @@ class FaultKey(NamedTuple):
         return self.gi == mig.gi and self.ci in (mig.ci, WHOLE_GPU)
 
 
-class FaultReporter(IntEnum):
+class FaultChannel(IntEnum):
     """Channel that reports a fault. Reports by several channels within 5 s are one occurrence."""
 
     NVML = 0
@@ -118,7 +118,7 @@ class Occurrence(NamedTuple):
     last: Instant
     read_ns: int
     """Monotonic time at which the agent read the report [ns]."""
-    reporter: FaultReporter
+    reporter: FaultChannel
     log_us: int = 0
     text: str = ""
     line: XidLine | SxidLine | None = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from agent.devices.gpu_identity import replaced_gpu_numbers
-from agent.health.gpu.faults import event_rows as gpu_events
+from agent.health.gpu.faults import event_fault_table as gpu_events
 from agent.health.gpu.faults.correlate import correlate
 from agent.health.gpu.faults.fault_log import (
     LOST_CODE,
@@ -16,9 +16,9 @@ from agent.health.gpu.faults.fault_log import (
     SHARED,
     SXID_PREFIX,
     XID_PREFIX,
+    FaultChannel,
     FaultKey,
     FaultLog,
-    FaultReporter,
     NvmlEventCount,
     Occurrence,
 )
@@ -91,7 +91,7 @@ def _add_nvml_occurrences(
                 last = instant_at_mono(xid.last_ns, now)
                 first = instant_at_mono(xid.first_ns, now) if times == xid.times else last
                 occurrences.append(
-                    Occurrence(key, xid.code, times, first, last, now.mono_ns, FaultReporter.NVML)
+                    Occurrence(key, xid.code, times, first, last, now.mono_ns, FaultChannel.NVML)
                 )
         for event, count in sample.events.items():
             events[sample.index, event] = count.times
@@ -100,7 +100,7 @@ def _add_nvml_occurrences(
             if row and times > 0:
                 last = instant_at_mono(count.last_ns, now)
                 key = FaultKey(number, row.code)
-                occurrences.append(Occurrence(key, 0, times, last, last, now.mono_ns, FaultReporter.NVML))
+                occurrences.append(Occurrence(key, 0, times, last, last, now.mono_ns, FaultChannel.NVML))
     if xids == log.nvml_counted and events == log.events_counted:
         return log
     return replace(log, nvml_counted=xids, events_counted=events)
@@ -173,7 +173,7 @@ def _occurrences(
         first=min(first, last),
         last=last,
         read_ns=now.mono_ns,
-        reporter=FaultReporter.COMPANION_LINE if _is_companion(parsed) else FaultReporter.LOG,
+        reporter=FaultChannel.COMPANION_LINE if _is_companion(parsed) else FaultChannel.LOG,
         log_us=line.last_us,
         text=line.text,
         line=parsed if isinstance(parsed, XidLine | SxidLine) else None,

@@ -10,7 +10,7 @@ from agent.model.declared_devices import Declarations, DeclaredHugepages, Driver
 from agent.model.reading import NEVER_READ, Missing, Reading, is_absent
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import HugepagePoolSample, Snapshot
-from agent.model.start_values import PoolAtStart
+from agent.model.start_values import HugepagePoolAtStart
 from agent.model.time import NS, Instant
 
 ALLOC_FAILED_NS: Final = 600 * NS
@@ -123,16 +123,16 @@ def next_pool_state(
     )
 
 
-def pools_at_start(state: PoolRuleState, configured: Collection[str]) -> Iterator[PoolAtStart]:
+def pools_at_start(state: PoolRuleState, configured: Collection[str]) -> Iterator[HugepagePoolAtStart]:
     """Yield the values at start of each pool; those that the configuration sets are not of the machine."""
     for device in sorted({*state.expected, *state.max_seen}):
         pages = state.expected.get(device, NEVER_READ)
         if isinstance(pages, Missing) or device in configured:
             pages = -1
-        yield PoolAtStart(device, pages, state.max_seen.get(device, -1))
+        yield HugepagePoolAtStart(device, pages, state.max_seen.get(device, -1))
 
 
-def restored_pool_state(pools: Iterable[PoolAtStart]) -> PoolRuleState:
+def restored_pool_state(pools: Iterable[HugepagePoolAtStart]) -> PoolRuleState:
     """Return the state of the hugepage rules with the values at start that an earlier agent stored."""
     return PoolRuleState(
         expected={pool.device: pool.pages for pool in pools if pool.pages >= 0},

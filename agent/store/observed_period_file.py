@@ -16,12 +16,12 @@ SIZE: Final = 128
 """Size of the line, padded with spaces [bytes]."""
 
 
-def mark_path(history: Path) -> Path:
+def period_file_path(history: Path) -> Path:
     """Return the path of the mark that belongs to a history file."""
     return history.with_name(history.name + SUFFIX)
 
 
-def write_mark(path: Path, period: ObservedPeriod) -> None:
+def write_period_file(path: Path, period: ObservedPeriod) -> None:
     """Overwrite the mark with the end of a period. Blocks on the disk. Raises OSError."""
     content = f"{period.id} {period.lasted_s!r} {period.ended_s!r}"
     line = f"{content} {zlib.crc32(content.encode()):08x}".ljust(SIZE - 1) + "\n"
@@ -33,7 +33,7 @@ def write_mark(path: Path, period: ObservedPeriod) -> None:
         os.close(fd)
 
 
-def read_mark(path: Path) -> tuple[str, float, float] | None:
+def read_period_file(path: Path) -> tuple[str, float, float] | None:
     """Return the id, duration [s] and end [s since 1970] of the marked period; None: no valid mark."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

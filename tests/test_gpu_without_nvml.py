@@ -11,7 +11,7 @@ from named_process import named_process
 
 from agent.model.gpu import StuckProcess
 from agent.model.reading import Absence, Missing
-from agent.sources.gpu_host import (
+from agent.sources.gpu_without_nvml import (
     STUCK_READS,
     GpuSystemReader,
     NvidiaPciDevices,
