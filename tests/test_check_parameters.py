@@ -202,7 +202,7 @@ def test_command_exits_with_0_for_correct_parameters(run: Run) -> None:
             ("--kinds", "card_kinds:NOT_KINDS"),
             "is not a mapping of '<apiVersion>/<kind>' to drahealth.Parameters",
         ),
-        (("--errno", "ENOSPC"), "--parameters classifies no other error"),
+        (("--errno", "ENOSPC"), "--parameters cannot be combined with TEXT"),
     ],
 )
 def test_command_refuses_wrong_arguments(run: Run, words: tuple[str, ...], error: str) -> None:
@@ -214,7 +214,7 @@ def test_command_refuses_wrong_arguments(run: Run, words: tuple[str, ...], error
 def test_command_refuses_a_file_without_claims(run: Run) -> None:
     code, _, err = run(objects={"apiVersion": "v1", "kind": "Pod"})
     assert code == 64
-    assert "objects.json: holds none of ResourceClaim, ResourceClaimTemplate, DeviceClass" in err
+    assert "objects.json: has no object of kind ResourceClaim or ResourceClaimTemplate or DeviceClass" in err
 
 
 def test_kinds_without_parameters_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

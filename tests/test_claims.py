@@ -168,7 +168,7 @@ MALFORMED: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("metadata", "name"), 7, f"metadata.name: 7 {NOT_A_NAME}"),
     (("metadata", "namespace"), "a b", f"metadata.namespace: 'a b' {NOT_A_NAME}"),
     (("status",), "ready", "status: is text, not an object"),
-    (("status", "allocation"), True, "status.allocation: is a truth value, not an object"),
+    (("status", "allocation"), True, "status.allocation: is a boolean, not an object"),
     (
         ("status", "allocation", "devices", "results"),
         {},

@@ -919,7 +919,7 @@ def test_error_of_a_drop_in_names_its_file(drop_ins, text, words):
 
 def test_too_many_drop_ins_are_refused(drop_ins):
     drop_ins.write(**{f"f{number}": "" for number in range(65)})
-    assert drop_ins.refusal() == "configuration directory D: 65 files, limit 64; join some"
+    assert drop_ins.refusal() == "configuration directory D: 65 files, limit 64; merge some"
 
 
 @pytest.fixture

@@ -222,7 +222,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
             "fail",
             "v1alpha1: after 5.5 s",
         ),
-        (session_record(versions=version_records([silent_stream()])), "fail", "v1: none in 40 s"),
+        (session_record(versions=version_records([silent_stream()])), "fail", "v1: no list in 40 s"),
         (
             session_record(versions=version_records(*[[UNIMPLEMENTED]] * 2)),
             "not run",
@@ -341,7 +341,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "health.message.size": [
         (reporting(message=b"x" * 1024), "pass", "1,024 bytes at most"),
         (reporting(message=b"x" * 1025), "warn", "node-a/gpu-0: 1,025 bytes"),
-        (reporting(message=CUT_IN_TWO), "fail", "the cut at 1021 splits a character"),
+        (reporting(message=CUT_IN_TWO), "fail", "truncation at 1021 bytes splits a character"),
     ],
     "health.utf8": [
         (reporting(message=b"\xff"), "fail", "node-a/gpu-0: its message is not UTF-8"),
@@ -398,12 +398,12 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (
             session_record(versions=both_versions(health_list(0.1, device(), device()))),
             "warn",
-            "node-a/gpu-0: twice, alike",
+            "node-a/gpu-0: listed twice, with equal values",
         ),
         (
             session_record(versions=both_versions(health_list(0.1, device(), SICK))),
             "fail",
-            "node-a/gpu-0: twice, and not alike",
+            "node-a/gpu-0: listed twice, with different values",
         ),
     ],
     "health.names": [
@@ -604,13 +604,13 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (
             with_stopped_reader(0.6, 24.5, others=(0.1, 0.5, 1, 1.5, 24.1, 24.6)),
             "fail",
-            "nothing for 23 s, until this one",
+            "nothing for 23 s, until the stopped stream",
         ),
         (with_stopped_reader(0.6, 24.1, others=(0.1, 24.1)), "not run", "try --for 120s"),
         (
             with_stopped_reader(0.6, others=(0.1, 10, 20, 30)),
             "fail",
-            "nothing when it read again, the others 1 list",
+            "nothing after it resumed reading; the others received 1 list",
         ),
         (
             session_record(
@@ -674,17 +674,17 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (with_info(versions=("v1.DRAPlugin", "1.0.0")), "warn", "unknown to kubelets: 1.0.0"),
     ],
     "registration.health": [
-        (with_info(versions=("v1.DRAPlugin",)), "fail", "served, and not advertised"),
+        (with_info(versions=("v1.DRAPlugin",)), "fail", "served but not advertised"),
         (with_info(versions=("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")), "warn", "alone is advertised"),
         (
             session_record(versions=version_records([UNIMPLEMENTED])),
             "fail",
-            "v1.DRAResourceHealth: advertised, and not served (UNIMPLEMENTED)",
+            "v1.DRAResourceHealth: advertised but not served (UNIMPLEMENTED)",
         ),
         (
             session_record(versions=version_records(*[[UNIMPLEMENTED]] * 2)),
             "warn",
-            "v1.DRAResourceHealth, v1alpha1.DRAResourceHealth: advertised, and not served",
+            "v1.DRAResourceHealth, v1alpha1.DRAResourceHealth: advertised but not served",
         ),
         (
             with_info(versions=("v1.DRAPlugin",))._replace(
@@ -726,7 +726,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         ),
     ],
     "registration.several": [
-        (session_with_registrations(registration(), SECOND), "fail", f"all name {SOCKET}"),
+        (session_with_registrations(registration(), SECOND), "fail", f"all advertise {SOCKET}"),
         (
             session_with_registrations(
                 registration(), SECOND._replace(endpoint=registration().endpoint._replace(path="/other.sock"))
@@ -796,7 +796,11 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (session_with_claims(), "pass", "3 devices, as allocated"),
         (returning(requests=("one",)), "pass", "3 devices"),
         (returning(requests=()), "pass", "3 devices"),
-        (returning(requests=("two",)), "fail", "team-a/infer: node-a/gpu-1 is not of request 'two'"),
+        (
+            returning(requests=("two",)),
+            "fail",
+            "team-a/infer: node-a/gpu-1 is not allocated to request 'two'",
+        ),
         (returning(pool="node-b"), "fail", "team-a/infer: node-b/gpu-1 is not allocated to it"),
         (
             first_prepare(prepared(TRAIN, INFER, infer=())),
@@ -1150,7 +1154,7 @@ def test_read_list_accepts_only_what_google_protobuf_accepts(data):
     ("data", "text"),
     [
         (b"\x0a", "list: message ends inside a varint"),
-        (b"\x0a\x05ab", "list: field 1 ends 3 bytes after the last of 4"),
+        (b"\x0a\x05ab", "list: field 1 ends 3 bytes after the message of 4"),
         (b"\x08\x01", "list: field 1 has wire type 0, must be 2"),
         (b"\x0b", "list: field 1 has wire type 3, must be 2"),
         (b"\x13", "list: field 2 has wire type 3, which is not valid"),

@@ -87,7 +87,7 @@ def test_slices_of_other_nodes_are_not_chosen() -> None:
     slices[2]["spec"]["pool"]["resourceSliceCount"] = 2
     assert chosen(*slices) == ["node-a/d-0", "node-a/d-1"]
     assert chosen(slices[0]) == ["b/d-0"]
-    with pytest.raises(ValueError, match="are of the nodes node-a, node-b, none of node-c; choose one with"):
+    with pytest.raises(ValueError, match="belong to nodes node-a, node-b, not to node-c; choose one with"):
         chosen(*slices, node="node-c")
 
 

@@ -264,7 +264,7 @@ def test_file_in_place_of_directory_is_named(tmp_path):
 def test_oversized_memory_is_refused_before_writing(path):
     save_gpu_faults(path, MEMORY)
     long = FAULT._replace(texts=("x" * SIZE_MAX,))
-    with pytest.raises(StateWriteError, match=r"10[0-9]{5} bytes could not be written: the limit is 1048576"):
+    with pytest.raises(StateWriteError, match=r"10[0-9]{5} bytes could not be written: limit 1048576"):
         save_gpu_faults(path, PersistentState(faults=(long,)))
     assert load_gpu_faults(path) == (MEMORY, "")
 

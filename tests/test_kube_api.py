@@ -299,7 +299,7 @@ def test_version_is_read_again_after_an_update_of_the_cluster(kube_api: FakeKube
 
 def test_cluster_without_claims_is_named(kube_api: FakeKubeApi) -> None:
     kube_api.versions = ()
-    with pytest.raises(drahealth.ApiError, match=r"has no known version of resource\.k8s\.io, but none"):
+    with pytest.raises(drahealth.ApiError, match=r"serves none of resource\.k8s\.io"):
         client(kube_api).dra_version()
     with pytest.raises(drahealth.ApiError) as caught:
         drahealth.ClaimReader(client(kube_api), DRIVER)(REF)

@@ -114,7 +114,7 @@ def test_pod_without_claims_has_no_claims() -> None:
         ({"spec": {"resourceClaims": {}}}, "spec.resourceClaims: is not a list of objects"),
         ({"spec": {"resourceClaims": [{}]}}, r"spec.resourceClaims\[0\].name: is missing"),
         ({"spec": {"containers": [{"name": 7}]}}, r"spec.containers\[0\].name: is a number, not text"),
-        ({"status": {"phase": True}}, "status.phase: is a truth value, not text"),
+        ({"status": {"phase": True}}, "status.phase: is a boolean, not text"),
     ],
 )
 def test_invalid_pod_is_refused_with_place(changes: Any, place: str) -> None:

@@ -70,7 +70,7 @@ def test_return_without_stop_is_a_failure() -> None:
 
     thread = AsyncioThread(main, on_failure=failures.put)
     thread.start()
-    assert "returned before a stop" in str(failures.get(timeout=PATIENCE_S))
+    assert "ended before stop() was called" in str(failures.get(timeout=PATIENCE_S))
     assert thread.stop(PATIENCE_S)
 
 

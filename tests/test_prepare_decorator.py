@@ -95,10 +95,10 @@ def test_claim_function_gets_the_handler_arguments(tracker):
     [
         (
             Request("team", "x", "u1"),
-            "was given a Request, not an drahealth.Claim; pass classified(get_claim=...)",
+            "was given a Request, not a drahealth.Claim; pass classified(get_claim=...)",
         ),
-        (A.ref, "was given a ClaimRef, not an drahealth.Claim"),
-        ("x", "was given no claim, not an drahealth.Claim"),
+        (A.ref, "was given a ClaimRef, not a drahealth.Claim"),
+        ("x", "was given no claim, not a drahealth.Claim"),
     ],
 )
 def test_handler_without_a_claim_argument_raises_type_error(given, error_text):

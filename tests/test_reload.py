@@ -160,7 +160,7 @@ async def test_hung_disk_ends_the_reload_with_an_error(setup: Setup, autojump_cl
             setup.reloader.request()  # no second thread hangs
             await setup.notifier.wait_messages(4)
             assert setup.reloader.last.error == (
-                "the files are still being read for the last reload; check the disk"
+                "the previous reload is still reading its files; check the disk"
             )
             nursery.cancel_scope.cancel()
     finally:

@@ -302,7 +302,7 @@ def test_entry_for_one_xid_is_like_the_key_gpu_xids_and_outranks_it() -> None:
         ({"code": THROTTLED, "limit": 0}, "limit: 0 is below the limit of 1"),
         ({"code": "node.pressure.io", "limit": 101}, "limit: 101 is over the limit of 100"),
         ({"code": THROTTLED, "limit": "5"}, "limit: '5' is not a whole number"),
-        ({"code": THROTTLED, "device": "", "limit": 5}, "device: a pattern of 0 characters"),
+        ({"code": THROTTLED, "device": "", "limit": 5}, "device: pattern is 0 characters long"),
     ],
 )
 def test_wrong_entry_is_refused_with_key_and_value(entry: dict[str, Any], words: str) -> None:

@@ -77,7 +77,7 @@ class ConfigReloader:
     async def _reload(self) -> tuple[SettingChange, ...]:
         """Read, check and apply the configuration; return the changes."""
         if self._is_reading:
-            raise ConfigError("the files are still being read for the last reload; check the disk")
+            raise ConfigError("the previous reload is still reading its files; check the disk")
         loaded = None
         with trio.move_on_after(READ_S):
             loaded = await call_in_thread(self._read, "dh-reload")

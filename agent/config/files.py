@@ -63,7 +63,7 @@ def list_drop_ins(directory: Path) -> list[Path]:
         raise ConfigError(f"configuration directory {directory}: {error.strerror}") from None
     if len(names) > DROP_INS_MAX:
         raise ConfigError(
-            f"configuration directory {directory}: {len(names)} files, limit {DROP_INS_MAX}; join some"
+            f"configuration directory {directory}: {len(names)} files, limit {DROP_INS_MAX}; merge some"
         )
     return [directory / name for name in names]
 

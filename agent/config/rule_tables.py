@@ -53,7 +53,7 @@ def parse_rules(value: object) -> tuple[RuleOverride, ...]:
 def check_rule_count(rules: Sequence[object]) -> None:
     """Check that there are at most RULES_MAX entries; raises ValueError."""
     if len(rules) > RULES_MAX:
-        raise ValueError(f"{len(rules)} rules, limit {RULES_MAX}; use families such as gpu.ecc.*")
+        raise ValueError(f"{len(rules)} rules, limit {RULES_MAX}; use patterns such as gpu.ecc.*")
 
 
 def show_rules(rules: Iterable[RuleOverride]) -> list[dict[str, Any]]:
@@ -127,7 +127,9 @@ def _device(entry: Mapping[str, Any]) -> str:
     if not isinstance(device, str):
         raise TypeError(f"device: {device!r} is not a string; put it in quotes")
     if not device or len(device) > DEVICE_CHARS:
-        raise ValueError(f"device: a pattern of {len(device)} characters; it has 1 to {DEVICE_CHARS}")
+        raise ValueError(
+            f"device: pattern is {len(device)} characters long; it must have 1 to {DEVICE_CHARS}"
+        )
     return "" if device == "*" and "device" not in entry else device
 
 

@@ -192,7 +192,7 @@ def check_stopped_reader(session: SessionRecord) -> CheckOutcome:
         if (delayed_s := _delay_by_stopped_reader(other, stopped)) is not None:
             return failed(
                 f"another stream received nothing for {format_seconds(delayed_s)}, "
-                "until this one was read again"
+                "until the stopped stream was read again"
             )
     if not all(_count_lists_between(other, stopped.stopped_s, stopped.resumed_s) for other in others):
         longer_s = LONGER_FACTOR * session.window_s
@@ -225,8 +225,10 @@ def _check_resumed_reader(stopped: StoppedReader, other: StreamRecord) -> CheckO
     received = _count_lists_between(stopped.stream, stopped.resumed_s, end_s)
     by_other = _count_lists_between(other, stopped.resumed_s + PROPAGATION_S, end_s - PROPAGATION_S)
     if by_other and not received:
-        return failed(f"it received nothing when it read again, the others {format_count(by_other, 'list')}")
+        return failed(
+            f"received nothing after it resumed reading; the others received {format_count(by_other, 'list')}"
+        )
     unread_s = stopped.resumed_s - stopped.stopped_s
     lists = format_count(received, "list")
-    good = passed(f"the others received everything; this one {lists} after {format_seconds(unread_s)}")
+    good = passed(f"the others missed nothing; this stream received {lists} after {format_seconds(unread_s)}")
     return worst_outcome(compare_streams([other], [stopped.stream], end_s, "the others", "this one"), good)

@@ -119,7 +119,7 @@ def check_message_size(session: SessionRecord) -> CheckOutcome:
                 continue
             size = f"{format_device(key)}: {len(message):,} bytes"
             if _is_utf8(message) and not _is_utf8(message[:MESSAGE_KEPT]):
-                yield failed(f"{size}, and the cut at {MESSAGE_KEPT} splits a character")
+                yield failed(f"{size}; truncation at {MESSAGE_KEPT} bytes splits a character")
             else:
                 yield warned(size)
 
@@ -211,9 +211,9 @@ def _duplicates_in_list(item: HealthList) -> Iterator[CheckOutcome]:
         if device.key not in first:
             first[device.key] = device
         elif _compared_values(first[device.key]) == _compared_values(device):
-            yield warned(f"{format_device(device.key)}: twice, alike")
+            yield warned(f"{format_device(device.key)}: listed twice, with equal values")
         else:
-            yield failed(f"{format_device(device.key)}: twice, and not alike")
+            yield failed(f"{format_device(device.key)}: listed twice, with different values")
 
 
 def _compared_values(device: DeviceEntry) -> tuple[int, bytes, int]:

@@ -112,7 +112,7 @@ def decode_fields(
             raise ValueError(f"{place}: field {number} has wire type {wire_type}, which is not valid")
         if offset > len(data):
             raise ValueError(
-                f"{place}: field {number} ends {offset - len(data)} bytes after the last of {len(data)}"
+                f"{place}: field {number} ends {offset - len(data)} bytes after the message of {len(data)}"
             )
         if number in wire_types:
             yield number, value

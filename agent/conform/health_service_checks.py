@@ -121,7 +121,7 @@ def check_first_list(session: SessionRecord) -> CheckOutcome:
             found.append(outcome(f"{version.version}: after {format_seconds(delay_s)}"))
         elif without_end is not None:
             waited_s = without_end.closed_s - without_end.opened_s
-            found.append(failed(f"{version.version}: none in {format_seconds(waited_s)}"))
+            found.append(failed(f"{version.version}: no list in {format_seconds(waited_s)}"))
     return worst_outcome(found, not_run("no stream stayed open: see health.unavailable and health.size"))
 
 
@@ -180,7 +180,7 @@ def check_list_rate(session: SessionRecord) -> CheckOutcome:
         lasted_s = max(stream.closed_s - stream.opened_s, SOON_S)
         number = f"{format_count(len(stream.lists), 'list')} in {format_seconds(lasted_s)}"
         if stream.ended and stream.ended.flooded:
-            yield failed(f"{number}, more than drahealth records")
+            yield failed(f"{number}, over the limit of the recording")
         elif len(stream.lists) / lasted_s > LISTS_PER_S:
             yield warned(number)
 

@@ -166,7 +166,9 @@ def check_devices(session: SessionRecord) -> CheckOutcome:
                 found.append(failed(f"{place}: {_device_name(device)} is not allocated to it"))
             elif others := sorted(set(device.requests) - requests):
                 found.append(
-                    failed(f"{place}: {_device_name(device)} is not of request {shorten(others[0])!r}")
+                    failed(
+                        f"{place}: {_device_name(device)} is not allocated to request {shorten(others[0])!r}"
+                    )
                 )
         for pool, name in allocated.keys() - {(device.pool, device.name) for device in returned}:
             found.append(warned(f"{place}: {shorten(f'{pool}/{name}')} is allocated and was not returned"))

@@ -218,10 +218,10 @@ def check_advertised_health(session: SessionRecord) -> CheckOutcome:
         advertised = [service for service in HEALTH_SERVICES.values() if service in info.versions]
         if unserved := [service for service in advertised if service in missing]:
             outcome = failed if served else warned
-            found.append(outcome(f"{', '.join(unserved)}: advertised, and not served (UNIMPLEMENTED)"))
+            found.append(outcome(f"{', '.join(unserved)}: advertised but not served (UNIMPLEMENTED)"))
         elif not advertised:
             found.append(
-                failed(f"{', '.join(served)}: served, and not advertised")
+                failed(f"{', '.join(served)}: served but not advertised")
                 if served
                 else warned("none is advertised")
             )
@@ -294,7 +294,7 @@ def check_endpoints_differ(session: SessionRecord) -> CheckOutcome:
             by_endpoint.setdefault(registration.endpoint.path, []).append(_file_name(registration))
     for path, files in by_endpoint.items():
         if len(files) > 1:
-            return failed(f"{join_first(files)} all name {shorten(path, PATH_SHOWN)}")
+            return failed(f"{join_first(files)} all advertise {shorten(path, PATH_SHOWN)}")
     if len(by_endpoint) > 1:
         return warned(
             f"{format_count(len(by_endpoint), 'endpoint')}, as in a rolling update: "

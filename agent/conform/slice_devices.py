@@ -56,7 +56,7 @@ def _of_node(specs: Sequence[JsonObject], driver: str, node: str) -> Sequence[Js
     if node not in nodes:
         names = ", ".join(sorted(nodes - {""}))
         raise ValueError(
-            f"slices of {driver} are of the nodes {names}, none of {node}; choose one with --node-name"
+            f"ResourceSlices of {driver} belong to nodes {names}, not to {node}; choose one with --node-name"
         )
     return [spec for spec in specs if spec.get("nodeName") == node]
 

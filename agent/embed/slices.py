@@ -80,14 +80,14 @@ class SliceDevice:
             if isinstance(value, kind):
                 return {name: value}
         raise ConfigError(
-            f"device {self.name!r}: attribute {key!r}: {value!r} is no text, number or truth value"
+            f"device {self.name!r}: attribute {key!r}: {value!r} is not a string, number or boolean"
         )
 
     def _capacity(self, key: str, value: object) -> JsonObject:
         if isinstance(value, Mapping):
             return value
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise ConfigError(f"device {self.name!r}: capacity {key!r}: {value!r} is no quantity")
+            raise ConfigError(f"device {self.name!r}: capacity {key!r}: {value!r} is not a quantity")
         return {"value": str(value)}
 
 

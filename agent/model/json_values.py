@@ -8,7 +8,7 @@ JsonObject = Mapping[str, object]
 _KINDS: Final[Mapping[type, str]] = {
     type(None): "nothing",
     str: "text",
-    bool: "a truth value",
+    bool: "a boolean",
     list: "a list",
 }
 

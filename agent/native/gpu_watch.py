@@ -153,7 +153,7 @@ class SharedMemoryGpuReader:
     def _copy(self, buffer: Any, size: int) -> int:
         used = int(lib.dh_gpus_read(self._watch, buffer, size))
         if used == -errno.EBADMSG:
-            raise ValueError("it counts more GPUs than it has room for")
+            raise ValueError("it lists more GPUs than it has room for")
         return used
 
     def read(self) -> NvmlSample | None:
@@ -197,7 +197,7 @@ def confine(parent: int, memory_max: int) -> None:
     """
     code = lib.dh_confine(parent, memory_max)
     if code:
-        raise OSError(-code, f"process of NVML: {os.strerror(-code)}")
+        raise OSError(-code, f"NVML process: cannot be confined: {os.strerror(-code)}")
 
 
 def _wake(wake: GpuWakeCondition) -> dict[str, int]:

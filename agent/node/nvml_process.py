@@ -189,7 +189,7 @@ class NvmlProcess:
             try:
                 self._child.channel.send(COUNT, socket.MSG_DONTWAIT)
             except OSError:
-                log.debug("NVML process: it takes no request")
+                log.debug("NVML process: request to count GPUs not sent: the process is busy")
 
     def read_inventory(self) -> tuple[GpuAttributes, ...]:
         """Return the attributes of the GPUs, which the child reads with pynvml. Blocks up to 30 s.
@@ -308,7 +308,7 @@ class NvmlProcess:
 
     def _start_child(self) -> _Child:
         if not sys.executable:
-            raise FileNotFoundError(errno.ENOENT, "this program names no Python interpreter (sys.executable)")
+            raise FileNotFoundError(errno.ENOENT, "sys.executable is empty: no Python interpreter to start")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             memory_fd = create_gpu_memory()

@@ -102,7 +102,7 @@ class VerdictRecorder:
         """Newest change of each present device in the history file; None: the file has not been read yet."""
         self._written_ns = self._retry_ns = -(10**18)
         self._logged_error = ""
-        self._logged_mark_error = False
+        self._logged_period_file_error = False
 
     # --- called by the core ----------------------------------------------------------------------------
 
@@ -317,17 +317,17 @@ class VerdictRecorder:
         try:
             write_period_file(period_file_path(self._file.path), period)
         except OSError as error:
-            if not self._logged_mark_error:
+            if not self._logged_period_file_error:
                 log.warning(
-                    "history mark %s: not written: %s; after a kill of the agent, up to %g s count as not "
-                    "observed",
+                    "observed-period file %s: not written: %s; if the agent is killed, up to %g s count as "
+                    "not observed",
                     period_file_path(self._file.path),
                     error.strerror,
                     WRITE_S,
                 )
-            self._logged_mark_error = True
+            self._logged_period_file_error = True
         else:
-            self._logged_mark_error = False
+            self._logged_period_file_error = False
 
 
 def _verdicts(seen: dict[DeviceRef, SeenVerdict]) -> dict[DeviceRef, RecordedVerdict]:

@@ -135,7 +135,7 @@ def _plain_scalar(event: Any) -> object:
 
 
 def _refuse(event: Any, construct: str) -> NoReturn:
-    raise ValueError(f"{_position_text(event.start_mark)}: YAML that kubectl never writes: {construct}")
+    raise ValueError(f"{_position_text(event.start_mark)}: unsupported YAML: {construct}")
 
 
 def _position_text(mark: Any) -> str:

@@ -125,7 +125,7 @@ def replace_file(path: Path, data: bytes, size_max: int) -> None:
         StateWriteError: The directory or disk refuses the write, or `data` is larger than `size_max`.
     """
     if len(data) > size_max:
-        raise StateWriteError(path, len(data), 0, f"the limit is {size_max} bytes")
+        raise StateWriteError(path, len(data), 0, f"limit {size_max} bytes")
     try:
         make_directory(path.parent)
         write_and_rename(path, data, temporary=path.with_name(path.name + ".new"), mode=0o600)

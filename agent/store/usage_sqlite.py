@@ -92,7 +92,7 @@ def use_from_row(row: sqlite3.Row) -> PodDeviceUsage:
     check_row(row)
     sources = tuple(map(Origin, row["told_by"].split()))
     if not sources:
-        raise ValueError("row without a source of the use")
+        raise ValueError("usage row has no source")
     return PodDeviceUsage(
         id=row["id"],
         pod=PodRef(*(row[f"pod_{name}"] for name in PodRef._fields)),

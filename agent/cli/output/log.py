@@ -340,9 +340,7 @@ class ReportLog(ReportPrinter):
                     LOG.log(LEVEL_OF_SEVERITY[change.severity], "%s", change.text, extra={CHANGE: change})
                     self._write()
             except Exception:  # an error in drahealth costs this report, not the log
-                LOG.exception(
-                    "report: its changes were not logged: bug in drahealth; later reports are logged"
-                )
+                LOG.exception("report: changes not logged: internal error; later reports are logged")
             self._write()
 
     def _write(self) -> None:

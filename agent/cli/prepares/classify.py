@@ -81,7 +81,7 @@ def main(args: Namespace) -> int:
         from agent.cli.prepares.parameters import check_file
 
         if args.text or args.numbers or args.doing:
-            raise UsageError(f"--parameters classifies no other error: leave out TEXT and numbers{HELP}")
+            raise UsageError(f"--parameters cannot be combined with TEXT, --doing or error numbers{HELP}")
         return check_file(args, document)
     if args.kinds or args.driver:
         raise UsageError(f"--kinds and --driver need --parameters{HELP}")

@@ -96,7 +96,7 @@ def _check_objects(
     except ValueError as error:
         raise UsageError(f"file {path}: {error}") from None
     if not objects:
-        raise UsageError(f"file {path}: holds none of {', '.join(PARAMETER_KINDS)}")
+        raise UsageError(f"file {path}: has no object of kind {' or '.join(PARAMETER_KINDS)}")
 
 
 def _checked(obj: JsonObject, check: ParameterCheck) -> CheckedParameters:

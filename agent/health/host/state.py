@@ -174,4 +174,4 @@ def declared_rule_input(
             return nic_rule_input(host.nics, snapshot, nic, settings.host, function)
         case _:
             kind = type(declared.part).__name__
-            raise TypeError(f"declared device {declared.subject}: the host has no rules for a {kind}")
+            raise TypeError(f"declared device {declared.subject}: no host rules evaluate {kind}")

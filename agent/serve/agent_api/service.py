@@ -112,7 +112,9 @@ class AgentService:
                 "device must not be empty",
             )
         if self._clear_requests is None:
-            raise GRPCError(Status.UNIMPLEMENTED, "no health engine clears faults here")
+            raise GRPCError(
+                Status.UNIMPLEMENTED, "this server has no health engine, so it cannot clear faults"
+            )
         if self._latest.peek()[1] is None:
             raise GRPCError(Status.UNAVAILABLE, "the agent has not published its first report; try again")
         answer = asyncio.wrap_future(self._clear_requests.submit(device, code, operator))
@@ -156,7 +158,9 @@ def _operator(stream: grpclib.server.Stream[Any, Any]) -> Operator:
     try:
         peer = peer_credentials(connection)
     except OSError as error:
-        raise GRPCError(Status.PERMISSION_DENIED, f"the caller is not known: {error.strerror}") from None
+        raise GRPCError(
+            Status.PERMISSION_DENIED, f"the caller's user id cannot be read: {error.strerror}"
+        ) from None
     if peer.uid not in (0, os.geteuid()):
         raise GRPCError(
             Status.PERMISSION_DENIED,

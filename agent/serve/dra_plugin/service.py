@@ -148,7 +148,7 @@ class DraPluginService:
                 late = f"{operation} not finished in time; it continues, and a later call returns its result"
                 outcomes[ref] = self._claims.classify(ref, TransientError(late, code="deadline"))
                 if count := self._log_limit.tick():
-                    log.warning("claim %s: %s; %d such claims", ref, late, count)
+                    log.warning("claim %s: %s; %d claims timed out", ref, late, count)
         return outcomes
 
     async def _wait(

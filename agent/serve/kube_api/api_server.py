@@ -150,7 +150,7 @@ class ApiServer:
         raise ApiError(
             NOT_SERVED,
             "NotServed",
-            f"the API server has no known version of {DRA_GROUP}, but {names}; known are "
+            f"the API server serves {names} of {DRA_GROUP}; drahealth needs one of "
             f"{', '.join(DRA_VERSIONS)}: Kubernetes 1.32 or later with DynamicResourceAllocation",
         )
 

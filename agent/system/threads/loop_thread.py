@@ -129,7 +129,9 @@ class AsyncioThread(LoopThread):
             if not self._ready.done():
                 self._ready.set_exception(self._stopped())
             return
-        error = error or RuntimeError(f"thread {self._thread.name}: its coroutine returned before a stop")
+        error = error or RuntimeError(
+            f"thread {self._thread.name}: its coroutine ended before stop() was called"
+        )
         if self._ready.done():
             self._on_failure(error)
         else:

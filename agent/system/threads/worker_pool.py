@@ -215,5 +215,5 @@ class LatestJob(Generic[P]):
                 job()
             except Exception:  # a bug in one job must not stop the next
                 log.exception(
-                    "usage history: recording failed; it lacks this change of the use of devices by pods"
+                    "usage history: recording failed: internal error; this change of usages is not recorded"
                 )
