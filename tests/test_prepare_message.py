@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prepare_cases import ONE, TWO, claim_of, health_of, holding, ref
 
-from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.prepare import ErrorClass, OtherDriverFailure, PrepareVerdict, Scope
 from agent.prepare.classify import PrepareContext, classify, classify_unhealthy_devices
 from agent.prepare.errors import BadConfigError, FailedDeviceError, TransientError
@@ -176,6 +176,20 @@ def test_other_claims_and_devices_fill_the_room() -> None:
     devices = tuple(DeviceRef("gpu.example.com", pool, f"gpu-{number}") for number in range(8))
     line = kubelet_text(verdict_of(devices=devices, requests=("gpus",)))
     assert all(str(device) in line for device in devices)
+
+
+def test_several_broken_devices_are_counted_among_those_of_their_request() -> None:
+    devices = (*(ClaimDevice("gpus", *ref(f"gpu-{number}")) for number in range(8)),)
+    claim = Claim("ns", "claim-a", "uid-a", devices=(*devices, ClaimDevice("nic", *ref("nic-0"))))
+    broken = [health_of(name, "gpu.xid.79", "fell off the bus") for name in ("gpu-1", "gpu-6")]
+    verdict = classify_unhealthy_devices(holding(claim, *broken))
+    assert verdict is not None
+    text = " request=gpus retry=after-repair] fell off the bus; 2 of 8 devices are Unhealthy, their taints"
+    assert text in kubelet_text(verdict)
+    assert "; 2 devices are Unhealthy, " in kubelet_text(replace(verdict, request_devices=0))
+    one = classify_unhealthy_devices(holding(claim, broken[0]))
+    assert one is not None
+    assert "; the device is Unhealthy, its taint is offered." in kubelet_text(one)
 
 
 def test_detail_is_cut_before_the_summary() -> None:

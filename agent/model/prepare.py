@@ -95,6 +95,8 @@ class PrepareVerdict:
     """Number of consecutive failures with this verdict."""
     repair: Repair = Repair.NONE
     """Worst repair of the devices that failed; NONE: none is needed or known."""
+    request_devices: int = 0
+    """Number of devices of ``requests``, broken or not; 0: not known."""
 
 
 class OtherDriverFailure(NamedTuple):

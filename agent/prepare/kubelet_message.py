@@ -113,7 +113,7 @@ def _compose_text(verdict: PrepareVerdict, *, device: str, request: str, others:
     tail = f" Other failing claims in this call: {others}." if others else ""
     tail += f" Failing claims of the pod's other drivers: {elsewhere}." if elsewhere else ""
     is_fix_needed = retry is RetryCondition.AFTER_FIX
-    follows = f"; {NODE_OR_DRIVER if is_fix_needed else CONSEQUENCE_TEXTS[verdict.error_class]}."
+    follows = f"; {NODE_OR_DRIVER if is_fix_needed else _consequence(verdict)}."
     room = MAX_MESSAGE_BYTES - _byte_count(f"[{head}] ") - _byte_count(follows) - _byte_count(tail)
     summary = truncate_utf8(_strip_punctuation(sanitize(verdict.summary)) or "no reason given", room)
     room -= _byte_count(summary) + 1
@@ -122,6 +122,15 @@ def _compose_text(verdict: PrepareVerdict, *, device: str, request: str, others:
         detail += "."
     detail = f" {truncate_utf8(detail, room)}" if detail and room >= 16 else ""
     return f"[{head}] {summary}{follows}{detail}{tail}"
+
+
+def _consequence(verdict: PrepareVerdict) -> str:
+    """Return what follows from a failure; for several broken devices with the number that were requested."""
+    count = len(set(verdict.devices))
+    if verdict.error_class is not ErrorClass.FAILED_DEVICE or count < 2:
+        return CONSEQUENCE_TEXTS[verdict.error_class]
+    broken = f"{count} of {verdict.request_devices}" if verdict.request_devices >= count else f"{count}"
+    return f"{broken} devices are Unhealthy, their taints are offered"
 
 
 def _strip_punctuation(summary: str) -> str:

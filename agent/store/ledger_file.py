@@ -82,6 +82,7 @@ class _VerdictRow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     last_wall_s: _Time
     count: Annotated[int, Meta(ge=1)]
     repair: Repair = Repair.NONE
+    request_devices: _Natural = 0
 
 
 class _EntryRow(msgspec.Struct, forbid_unknown_fields=True, rename={"unprepared_wall_s": "over_wall_s"}):
