@@ -8,6 +8,7 @@ TestGRPCConnUsableAfterIdle, because gRPC decides about the half hour until a co
 """
 
 import json
+import re
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -361,6 +363,16 @@ def test_later_kubelets_refuse_untrusted_input(driver: str, endpoint: str, text:
     for method in (plugins.validate, plugins.register):
         with pytest.raises(ValueError, match=text):
             method(driver, endpoint, SERVICES)
+
+
+@pytest.mark.parametrize("page", ["drivers.md", "audit.md"])
+def test_tables_of_releases_have_a_column_for_each_kubelet(page: str) -> None:
+    lines = (Path(__file__).parents[1] / "docs" / page).read_text().splitlines()
+    (start,) = (number for number, line in enumerate(lines) if re.match(r"\| \| .*1\.3\d \|$", line))
+    columns = [cell.strip().removeprefix("up to ") for cell in lines[start].split("|")[2:-1]]
+    assert columns == [release for release in VERSIONS if release >= columns[0]]
+    for row in takewhile(lambda line: line.startswith("|"), lines[start:]):
+        assert row.count("|") == len(columns) + 2, row
 
 
 def test_kubelets_refuse_untrusted_input_from_138_on() -> None:

@@ -70,6 +70,23 @@ def test_every_name_of_a_guide_is_exported(guide: Path) -> None:
     assert names - {"example"} <= set(PUBLIC)
 
 
+PAGES = sorted([
+    *(page for page in REPOSITORY.glob("*.md")),
+    *(REPOSITORY / "docs").glob("*.md"),
+    *(REPOSITORY / "examples").rglob("*.md"),
+])  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_pages_name_the_public_package_only(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(r"(?<![\w/.-])agent\.(\w+)", text))
+    assert not named & set(PUBLIC), "these names are of the package drahealth"
+    for block in re.findall(r"^ *```python\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE):
+        assert not re.search(r"^\s*(?:import|from) agent\b", block, re.MULTILINE), block
+        assert set(re.findall(r"(?<![\w.-])drahealth\.(\w+)", block)) - {"example"} <= set(PUBLIC), block
+
+
 def test_every_error_that_a_docstring_names_is_exported() -> None:
     documented = "\n".join(
         inspect.getdoc(member) or ""

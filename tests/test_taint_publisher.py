@@ -1,12 +1,13 @@
 """Taint publisher: when the driver's callback is called, with which taints, and what follows a failure."""
 
 import logging
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import trio
@@ -495,6 +496,22 @@ def test_corrupt_file_is_logged(path: Path, caplog: pytest.LogCaptureFixture) ->
 def test_driver_name_without_a_valid_key_prefix_is_rejected() -> None:
     with pytest.raises(ConfigError, match="driver: 'GPU' is not a DNS subdomain"):
         TaintPublisher(None, driver="GPU", clock=clock)
+
+
+def test_code_of_the_page_about_taints_publishes_them() -> None:
+    page = (Path(__file__).parents[1] / "docs/taints.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    entries: dict[str, dict[str, object]] = {GPU.device: {"name": GPU.device}}
+    updates: list[tuple[object, int]] = []
+    names: dict[str, Any] = {
+        "entries": entries,
+        "pool": GPU.pool,
+        "update_resource_slices": lambda found, at_most: updates.append((found, at_most)),
+    }
+    exec(block, names)
+    names["publish"](Taints({GPU: (XID,)}))
+    assert updates == [(entries, 64)]
+    assert entries[GPU.device]["taints"] == taint_objects((XID,))
 
 
 def test_as_objects_has_the_format_of_a_resource_slice() -> None:

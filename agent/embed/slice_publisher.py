@@ -244,8 +244,7 @@ class SlicePublisher:
         """Start the threads that repair the slices. Never blocks.
 
         Raises:
-            RuntimeError: The publisher was started before.
-            ThreadStartError: The kernel started no further thread.
+            RuntimeError: The publisher was started before, or the kernel started no further thread.
         """
         with self._state:
             if self._threads or self._stopping:
