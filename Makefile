@@ -169,12 +169,21 @@ wheel: $(VENV)/.dev ## dist/: source distribution and, from it, the abi3 wheel
 	@ls dist/*
 
 .PHONY: packages
-packages: wheel ## dist/: deb and rpm for this distribution's Python; Go builds nfpm, which writes them
+packages: wheel $(VENV)/.release ## dist/: deb and rpm for this distribution's Python; Go builds nfpm, which writes them
 	@deploy/packages/build dist/*.whl
 	@ls dist/*
 
+IMAGE ?= localhost/drahealth
+.PHONY: image
+image: packages ## the container image IMAGE, with buildah, from the deb; a list of its components in dist/
+	@requirements/system packages $(BIN)/python
+	@deploy/container/build $(IMAGE)
+	@container=$$(buildah from $(IMAGE)) && trap "buildah rm $$container >/dev/null" EXIT && \
+	    $(BIN)/python tools/sbom.py "$$(buildah mount $$container)" >dist/drahealth-image.cdx.json
+	@echo "$(IMAGE)"
+
 .PHONY: test-packages
-test-packages: packages ## the deb in a fresh Debian under systemd: install, upgrade, remove, purge (2 min)
+test-packages: packages ## the deb in a fresh Debian under systemd, the image, the chart (5 min)
 	@requirements/system packages $(BIN)/python
 	@$(BIN)/python -m pytest tests/packages $(PYTEST_ARGS)
 
@@ -190,7 +199,7 @@ proto: $(VENV)/.dev ## regenerate agent/serve/grpc/gen from proto/, and that of 
 
 .PHONY: requirements
 requirements: $(VENV)/.dev ## pin requirements/*.in again (UV_ARGS=--upgrade for the newest)
-	@for name in run dev docs package; do $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	@for name in run dev docs package release; do $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --custom-compile-command "make requirements" $(UV_ARGS) \
 	    requirements/$$name.in -o requirements/$$name.txt; done
 
@@ -221,6 +230,11 @@ PIP_FAILED = { echo "make: pip could not install requirements/$(1).txt; its reas
 $(VENV)/.run: requirements/run.txt $(VENV)/pyvenv.cfg
 	@echo "== Python packages to run"
 	@$(PIP) install --require-hashes --no-deps -r $< || $(call PIP_FAILED,run)
+	@touch $@
+
+$(VENV)/.release: requirements/release.txt $(VENV)/.dev
+	@echo "== Python packages of a release"
+	@$(PIP) install --require-hashes --no-deps -r $< || $(call PIP_FAILED,release)
 	@touch $@
 
 $(VENV)/.docs: requirements/docs.txt $(VENV)/.dev

@@ -190,7 +190,7 @@ def test_runtime_requirements_match_the_distribution() -> None:
     assert wanted("package.in") == declared | {str(Requirement(line)) for line in extras["http"]}
 
 
-@pytest.mark.parametrize("name", ["run", "dev", "package"])
+@pytest.mark.parametrize("name", ["run", "dev", "package", "release"])
 def test_pins_satisfy_the_requirements(name: str) -> None:
     pins = pinned(f"{name}.txt")
     for requirement in map(Requirement, wanted(f"{name}.in")):
@@ -203,7 +203,7 @@ def test_tests_use_the_runtime_pins() -> None:
     assert pinned("package.txt").items() <= dev.items()
 
 
-@pytest.mark.parametrize("name", ["run.txt", "dev.txt", "docs.txt", "package.txt"])
+@pytest.mark.parametrize("name", ["run.txt", "dev.txt", "docs.txt", "package.txt", "release.txt"])
 def test_pins_name_no_index(name: str) -> None:
     assert "://" not in (REPOSITORY / "requirements" / name).read_text()
 
