@@ -26,6 +26,7 @@ from agent.config.config import (
 )
 from agent.config.values import format_duration, format_size, parse_duration, parse_size
 from agent.errors import ConfigError, PermissionDeniedError
+from agent.model.custom_checks import CustomCheck
 from agent.model.health import Severity, XidOverride
 from agent.model.prepare import ErrorClass
 from agent.model.settings import RuleOverride
@@ -117,6 +118,12 @@ severity = "info"
 [[rules]]
 code = "cpu.throttled.core"
 limit = 5
+
+[[check]]
+name = "fabric"
+command = ["/opt/checks/fabric", "--all"]
+devices = "gpu-*"
+period = "5m"
 
 [history]
 rows = 50
@@ -245,6 +252,7 @@ def test_every_key_of_the_file_sets_its_field(setup):
         gpu_correctable_errors=50,
         gpu_correctable_window_s=7200,
         gpu_xids={31: XidOverride.IGNORE, 63: XidOverride.UNHEALTHY},
+        checks=(CustomCheck("fabric", ("/opt/checks/fabric", "--all"), "gpu-*", 300),),
         rules=(
             RuleOverride("gpu.ecc.*", "gpu-3", severity=Severity.INFO),
             RuleOverride("cpu.throttled.core", limit=5),

@@ -60,7 +60,7 @@ def test_last_matching_entry_decides_each_property_alone() -> None:
     assert changes.of("gpu-3", "gpu.lost") == RuleChange(False, Severity.INFO, 5 * NS)
     assert changes.of("gpu-0", "gpu.ecc.off") == RuleChange(True, Severity.DEGRADED, 5 * NS)
     assert changes.of("gpu-1", "gpu.ecc.off") == RuleChange(False, Severity.DEGRADED, 5 * NS)
-    assert changes.of("check:gpu-0", "gpu.ecc.x").severity is Severity.DEGRADED
+    assert changes.of("check:gpu-0", "ecc/gpu.ecc.x").severity is Severity.DEGRADED
     assert changes.of("cpu-node0", "cpu.offline") is NO_CHANGE
 
 

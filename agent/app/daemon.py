@@ -42,6 +42,7 @@ from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.source_state import SourceState
 from agent.model.time import NS
 from agent.native.heap import use_one_heap_arena
+from agent.node.custom_check_runner import CustomCheckRunner
 from agent.node.node_source import SOURCES_STOP_S, engine_settings, open_node_source
 from agent.node.pods.history_recorder import HistoryRecorder
 from agent.node.pods.tracker import PodTracker
@@ -188,6 +189,9 @@ class Daemon:
             notify_watchdog=self._notify_watchdog,
             jitter=random.random,
         )
+        self._custom_checks = CustomCheckRunner(
+            config.checks, config.node_name, self._source.set_custom_checks
+        )
         self._reloader = ConfigReloader(config, load, self._reconfigure, self._notifier, time.time)
         self._io_failure = _IoFailure()
         self._io = AsyncioThread(self._servers.run, on_failure=self._io_failure.set)
@@ -212,6 +216,7 @@ class Daemon:
             self._node.run_watchers,
             self._checkpoint.run,
             self._sessions.run,
+            self._custom_checks.run,
             self._reloader.run,
             failure.wait,
         )
@@ -236,11 +241,13 @@ class Daemon:
         self._config = config
         self._sessions.reconfigure(config)
         self._pods.reconfigure(config)
+        self._custom_checks.reconfigure(config.checks)
         self._core.reconfigure(engine_settings(config), self._loop_timing(config))
 
     def _stop(self) -> None:
         end_s = time.monotonic() + STOP_S
         self._notifier.stopping()
+        self._custom_checks.close()
         try:
             if not self._io.stop(IO_STOP_S):
                 log.warning("shutdown: the I/O thread did not stop within %g s; abandoning it", IO_STOP_S)
@@ -294,6 +301,7 @@ class Daemon:
 
     def _note_report(self, report: Report) -> None:
         self._pods.note_report(report)
+        self._custom_checks.note_report(report)
         if self._config.history_rows:
             self._verdict_recorder.note_report(report)
         if self._on_report:

@@ -42,6 +42,7 @@ from agent.config.values import (
 )
 from agent.errors import ConfigError, suggestion
 from agent.model.cpuset import CpuSet
+from agent.model.custom_checks import CustomCheck
 from agent.model.health import XidOverride
 from agent.model.settings import RuleOverride
 from agent.system.paths import StrPath, as_path
@@ -215,6 +216,8 @@ SETTINGS: Final = (
             help="severity of an XID instead of that in the catalog"),
     Setting("rules", "rules", kinds.RULES,
             help="changes of rules by code and device: off, severity, probation and limit"),
+    Setting("check", "checks", kinds.CHECKS,
+            help="checks of devices, or of the node, by commands: exit code 0 is OK, 1 a fault"),
     Setting("history.rows", "history_rows", kinds.COUNT, number_within(0, 100_000),
             help="ended uses of devices that are kept; 0: nothing is recorded", is_fixed=True),
     Setting("history.age", "history_age_s", kinds.SECONDS, seconds_within(3600, YEAR_S),
@@ -323,6 +326,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Severities that the operator sets for XIDs, by XID number."""
     rules: tuple[RuleOverride, ...] = ()
     """Changes of rules by the operator, by code and device."""
+    checks: tuple[CustomCheck, ...] = ()
+    """Checks that the operator configures as commands."""
     history_rows: int = 10_000
     """Number of ended device uses that are kept; 0: no history is written."""
     history_age_s: int = 30 * 86_400

@@ -25,7 +25,8 @@ from agent.config.values import (
 )
 from agent.errors import ConfigError
 from agent.model.cpuset import format_cpus
-from agent.model.health import XidOverride
+from agent.model.custom_checks import CustomCheck
+from agent.model.health import Repair, XidOverride
 from agent.model.prepare import ErrorClass
 from agent.model.settings import RuleOverride
 
@@ -100,6 +101,28 @@ def _show_rules(rules: tuple[RuleOverride, ...]) -> list[dict[str, Any]]:
     from agent.config.rule_tables import show_rules
 
     return show_rules(rules)
+
+
+def _parse_checks(value: object) -> tuple[CustomCheck, ...]:
+    from agent.config.check_tables import parse_checks  # only if configured
+
+    return parse_checks(value)
+
+
+def _join_checks(earlier: tuple[CustomCheck, ...], later: tuple[CustomCheck, ...]) -> tuple[CustomCheck, ...]:
+    from agent.config.check_tables import check_names
+
+    joined = earlier + later
+    check_names(joined)
+    return joined
+
+
+def _show_checks(checks: tuple[CustomCheck, ...]) -> list[dict[str, Any]]:
+    if not checks:
+        return []
+    from agent.config.check_tables import show_checks
+
+    return show_checks(checks)
 
 
 def _parse_codes(value: object) -> frozenset[str]:
@@ -208,3 +231,32 @@ RULES: Final = ValueKind(
     _join_rules,
 )
 """List of changes of rules."""
+CHECKS: Final = ValueKind(
+    _parse_checks,
+    _show_checks,
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 40},
+                "command": {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1, "maxItems": 64},
+                "devices": _TEXT_SCHEMA,
+                "period": _DURATION_SCHEMA,
+                "timeout": _DURATION_SCHEMA,
+                "severity": {"enum": ["info", "degraded", "unhealthy"]},
+                "advice": _TEXT_SCHEMA,
+                "repair": {"enum": [str(repair) for repair in Repair]},
+                "raise-after": {"type": "integer", "minimum": 1, "maximum": 1000},
+                "clear-after": {"type": "integer", "minimum": 1, "maximum": 1000},
+                "user": {"type": ["string", "integer"]},
+                "memory": {"type": "string", "pattern": r"^(0|[0-9]{1,12} *(KiB|MiB|GiB))$"},
+                "processes": {"type": "integer", "minimum": 1, "maximum": 4096},
+            },
+            "required": ["name", "command"],
+            "additionalProperties": False,
+        },
+    },
+    _join_checks,
+)
+"""List of checks that the operator configures as commands."""

@@ -13,6 +13,7 @@ from typing import Final
 
 from agent.engine.loop import SnapshotSource
 from agent.model.cleared_faults import ClearRequest
+from agent.model.custom_checks import CustomCheckResult
 from agent.model.declared_devices import Declarations, DeclaredFile, DriverCheckSample, DriverDevice
 from agent.model.health import Severity
 from agent.model.prepare import DriverFault
@@ -72,6 +73,7 @@ class HostAndDriverSource:
         self._reported_checks: dict[str, tuple[DriverCheckSample, ...]] = {}
         self._faults: dict[str, tuple[DriverFault, ...]] = {}
         self._clear_requests: tuple[ClearRequest, ...] = ()
+        self._custom_checks: tuple[CustomCheckResult, ...] = ()
 
     def open(self, host: SnapshotSource, on_declared: Callable[[Declarations], None] | None = None) -> None:
         """Use a source for the host's samples and for waking the engine loop.
@@ -108,6 +110,8 @@ class HostAndDriverSource:
         with self._lock:
             if self._clear_requests:
                 snapshot = replace(snapshot, clear_requests=self._clear_requests)
+            if self._custom_checks:
+                snapshot = replace(snapshot, custom_checks=self._custom_checks)
             faults = tuple(fault for reported in self._faults.values() for fault in reported)
             if self._declared is not None:
                 checks = tuple(self._checks.values())
@@ -193,6 +197,17 @@ class HostAndDriverSource:
         with self._lock:
             self._clear_requests = tuple(requests)
             if self._clear_requests:
+                self._wake()
+
+    def set_custom_checks(self, results: Iterable[CustomCheckResult], wake: bool) -> None:
+        """Replace the results of the operator's checks.
+
+        Args:
+            wake: Whether the engine loop reads the results at once, and not at its next wake.
+        """
+        with self._lock:
+            self._custom_checks = tuple(results)
+            if wake:
                 self._wake()
 
     @property

@@ -108,7 +108,7 @@ class CoreComponents:
             ConfigError: A root path is too long.
             ProbeError: The kernel refused descriptors or memory.
         """
-        settings = engine_settings(self._config)
+        settings = replace(engine_settings(self._config), checks=())  # only the agent runs commands
         tasks, state, save_state = self._open_checkpoint(settings)
         if self._hardware:
             # udev=False: looking for libudev starts a process, which a driver that reaps children would find

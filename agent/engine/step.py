@@ -7,6 +7,7 @@ replayed with the same reports. The rules and decisions are in these modules:
     health/gpu/               rules for GPUs, from readings of NVML
     health/gpu/faults/        GPU faults that are reported once, such as XIDs, and their end
     health/kernel_log/        facts that lines of the kernel log state about the host
+    health/custom_checks.py   checks that operators configure as commands
     health/declared/          devices that drivers declare, their own checks and the faults they report
     health/clear_faults.py    latched faults that operators clear
     health/changed_settings.py  state after a change of the settings
@@ -27,6 +28,7 @@ from agent.health.changed_settings import (
     host_with_settings,
 )
 from agent.health.clear_faults import ClearOutcome, clear_faults, reported_clears
+from agent.health.custom_checks import CustomCheckEvaluation, custom_check_sources
 from agent.health.declared.driver_checks import (
     check_conditions_subject,
     check_sources,
@@ -186,6 +188,7 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
         *snapshot.sources,
         *gpu_sources(gpus.state.rule_state, snapshot.gpus, settings.gpu),
         *check_sources(snapshot.checks, now),
+        *custom_check_sources(settings.checks, snapshot.custom_checks, now),
     )
     stalled = find_stalls(state.stalled, read, now)
     sources = {source.name: source for source in read}
@@ -220,6 +223,11 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
         evaluate_host(evaluation, host, snapshot)
     own = dict(host_verdicts(evaluation, previous, host))
     own.update(gpu_verdicts(evaluation, previous, gpus, snapshot))
+    custom = CustomCheckEvaluation(evaluation, settings.checks, snapshot.custom_checks)
+    custom.add_to_host(previous, own)
+    if settings.checks:
+        of_declared = [sample for subject in declared.devices for sample in custom.samples(subject)]
+        snapshot = replace(snapshot, checks=(*snapshot.checks, *of_declared))
     found, verdict_cache = declared_verdicts(
         evaluation, previous, declared, host, gpus, snapshot, own, verdict_cache
     )
@@ -235,7 +243,13 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
         evaluation, previous, pods, groups, known, devices, declared.declaring
     )
     devices.update(affected)
-    notes = (*machine_causes(evaluation, host, snapshot), *pod_notes, *invalid_file_notes(declared))
+    custom.keep_faults_of_unread_devices(known)
+    notes = (
+        *machine_causes(evaluation, host, snapshot),
+        *custom.notes(),
+        *pod_notes,
+        *invalid_file_notes(declared),
+    )
 
     # 6. Return the report and the next state
     report = Report(

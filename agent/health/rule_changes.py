@@ -48,6 +48,8 @@ class RuleChanges:
         property alone."""
         if not self._overrides:
             return NO_CHANGE
+        if subject.startswith(CHECKS):
+            code = code.partition("/")[2] or code  # without the name of the check
         entries = self._by_code.get(code)
         if entries is None:
             entries = tuple(entry for entry in self._overrides if matches_code(entry.code, code))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from agent.model.cpuset import CpuSet
+from agent.model.custom_checks import CustomCheck
 from agent.model.health import Severity, XidOverride
 
 
@@ -89,6 +90,8 @@ class EngineSettings:
     gpu: GpuLimits = field(default_factory=GpuLimits)
     rules: tuple[RuleOverride, ...] = ()
     """Changes of rules; of several entries for a code and device, the last one decides."""
+    checks: tuple[CustomCheck, ...] = ()
+    """Checks that the operator configures as commands."""
 
 
 TRACKED_USAGES_MAX: Final = 20_000

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from agent.model.cleared_faults import ClearRequest
 from agent.model.cpuset import CpuSet
+from agent.model.custom_checks import CustomCheckResult
 from agent.model.declared_devices import Declarations, DriverCheckSample
 from agent.model.gpu import GpuOsSample, NvmlSample
 from agent.model.kernel_messages import LogSample
@@ -168,6 +169,8 @@ class Snapshot:
     declared: Declarations = ()
     checks: tuple[DriverCheckSample, ...] = ()
     """Results of the health checks that an embedding driver defines, one per check and device."""
+    custom_checks: tuple[CustomCheckResult, ...] = ()
+    """Newest results of the operator's checks."""
     driver_faults: tuple[DriverFault, ...] = ()
     """Device faults that drivers reported while preparing claims."""
     clear_requests: tuple[ClearRequest, ...] = ()

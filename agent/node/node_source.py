@@ -294,6 +294,7 @@ def engine_settings(config: Config) -> EngineSettings:
             xids=tuple(sorted({**config.gpu_xids, **xid_overrides(config.rules)}.items())),
         ),
         rules=config.rules,
+        checks=config.checks,
     )
 
 

@@ -1155,6 +1155,45 @@ int64_t dh_health_encode(const struct dh_health *list, uint32_t n, const uint8_t
  */
 int dh_confine(int parent, uint64_t memory_bytes);
 
+/* Step of a child before execve(2), in the message of a failed one. */
+enum dh_spawn_step {
+    DH_SPAWN_SESSION,
+    DH_SPAWN_CGROUP,
+    DH_SPAWN_DESCRIPTORS,
+    DH_SPAWN_USER,
+    DH_SPAWN_RIGHTS,
+    DH_SPAWN_EXEC
+};
+
+/* Command to start: its rights and descriptors. */
+struct dh_spawn {
+    uint32_t size;     /* sizeof(struct dh_spawn) */
+    uint32_t version;  /* DH_VERSION */
+    int64_t uid;       /* -1: the user and the groups of this process */
+    int64_t gid;
+    int32_t cgroup_fd; /* cgroup.procs of the child's cgroup, open for writing; -1: the cgroup of this process */
+    int32_t out_fd;    /* standard output */
+    int32_t err_fd;    /* standard error */
+    int32_t reserved;
+};
+
+/*
+ * dh_spawn() - start a command in a session of its own.
+ * @argv:     path of the command and its arguments, ending with NULL
+ * @envp:     its environment, ending with NULL
+ * @error_fd: pipe that takes two int32_t, the enum dh_spawn_step that failed and its errno, and that ends
+ *            without them when execve(2) has succeeded; the caller closes it
+ *
+ * The child has standard input from /dev/null, no other descriptors, the default of every signal, the working
+ * directory /, no core file, and gains no privileges by execve(2). The kernel kills it when the calling thread
+ * ends.
+ *
+ * Return: process id, which the caller collects; -EINVAL: wrong @s or no command; -errno as fork(2).
+ * Threads: any.
+ * Blocks: for the copy of this process's page tables.
+ */
+int dh_spawn(const struct dh_spawn *s, const char *const *argv, const char *const *envp, int *error_fd);
+
 /*
  * dh_heap_one_arena() - let all threads of this process share one arena of the C library's heap.
  *

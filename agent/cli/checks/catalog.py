@@ -11,7 +11,13 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from agent.embed.core_components import CORE_FAILED_ROW
-from agent.health.declared.driver_checks import CHECK_EXPIRED, CHECK_WITHOUT_RESULT, UNCHECKED
+from agent.health.declared.driver_checks import (
+    CHECK_EXPIRED,
+    CHECK_WITHOUT_RESULT,
+    CUSTOM_FAULT,
+    CUSTOM_WITHOUT_RESULT,
+    UNCHECKED,
+)
 from agent.health.declared.driver_faults import FAILED_DEVICE
 from agent.health.declared.gpus import DECLARED_GPU_RULES
 from agent.health.declared.verdicts import INVALID_FILE, UNWATCHED
@@ -256,6 +262,15 @@ def check_sections(limits: GpuLimits) -> tuple[CheckSection, ...]:
                 ),
                 _catalog_check(CORE_FAILED_ROW, "The monitor inside a driver has ended."),
                 _catalog_check(INVALID_FILE, "A note: a driver's declaration file is not valid."),
+            ),
+        ),
+        CheckSection(
+            "Checks of the operator",
+            "Commands that the configuration defines as `[[check]]`, for any device or for the node: see "
+            "[custom-checks.md](custom-checks.md).",
+            (
+                _catalog_check(CUSTOM_FAULT, "The command of an operator's check reports a fault."),
+                _catalog_check(CUSTOM_WITHOUT_RESULT, "The command of an operator's check could not be run."),
             ),
         ),
         CheckSection(

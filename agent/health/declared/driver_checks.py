@@ -12,6 +12,7 @@ from typing import Final
 from agent.health.evaluation import Conditions, Evaluation, Subject
 from agent.health.rules import CatalogRow
 from agent.health.state_machine import Condition, ConditionPhase
+from agent.model.custom_checks import CUSTOM_PREFIX
 from agent.model.declared_devices import DriverCheckSample
 from agent.model.health import Blame, Cause, Finding, Repair, Severity
 from agent.model.persistent_faults import PersistentCheckFault
@@ -50,6 +51,28 @@ CHECK_EXPIRED: Final = CatalogRow(
     advice="see whether the driver runs, and read its log; the check, or the whole driver, hangs",
     repair=Repair.NONE,
     try_it="stop a driver that reports its checks to the agent",
+)
+CUSTOM_FAULT: Final = CatalogRow(
+    code="custom.<name>",
+    severity=Severity.UNHEALTHY,
+    blame=Blame.CONFIGURATION,
+    source="any",
+    threshold="as many consecutive runs as raise-after of the [[check]], each with exit code 1",
+    why="the operator's check found a fault; its severity is that of the [[check]]",
+    advice="read the text, which is the output of the check's command",
+    repair=Repair.NONE,
+    try_it="configure a [[check]] with the command /bin/false",
+)
+CUSTOM_WITHOUT_RESULT: Final = CatalogRow(
+    code="custom.<name>.unknown",
+    severity=Severity.UNKNOWN,
+    blame=Blame.CONFIGURATION,
+    source="any",
+    threshold="as many consecutive runs as raise-after of the [[check]], each without exit code 0 or 1",
+    why="the operator's check gave no result",
+    advice="run the command of the [[check]] by hand, as its user",
+    repair=Repair.NONE,
+    try_it="configure a [[check]] with a command that does not exist",
 )
 _UNREADABLE: Final = "!"
 """Finding code of a health check that returned no result; drivers cannot use this code."""
@@ -252,6 +275,11 @@ def device_check_source(sample: DriverCheckSample) -> SourceSample:
     )
 
 
+def is_custom(check: str) -> bool:
+    """Return whether a check is an operator's, not a driver's, from its name in samples."""
+    return check.startswith(CUSTOM_PREFIX)
+
+
 def _row(sample: DriverCheckSample, key: str) -> CatalogRow:
     expires = key.endswith(f"/{_EXPIRED}")  # at once, and the next result ends it
     return replace(
@@ -266,6 +294,10 @@ def _row(sample: DriverCheckSample, key: str) -> CatalogRow:
 def _public_row(key: str) -> CatalogRow:
     """Return the catalog row that operators see, for the internal code ``<check>/<code>``."""
     check, _, code = key.partition("/")
+    if is_custom(check):
+        if code == _UNREADABLE:
+            return replace(CUSTOM_WITHOUT_RESULT, code=f"{check}.unknown")
+        return replace(CUSTOM_FAULT, code=code)
     if code == _UNREADABLE:
         return replace(CHECK_WITHOUT_RESULT, code=f"check.{check}.unreadable")
     if code == _EXPIRED:

@@ -1,6 +1,6 @@
 """Verdicts on devices that drivers declare, from the rules for the hardware that a device consists of."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -11,6 +11,7 @@ from agent.health.declared.driver_checks import (
     device_check_source,
     evaluate_driver_checks,
     expiry_reason,
+    is_custom,
     keep_restored_faults,
     samples_by_device,
 )
@@ -141,7 +142,7 @@ def declared_verdicts(
                 _run_declared_rules(evaluation, subject, rules, view)
             more = _check_causes(evaluation, state, device, checks)
             found = verdict_from_causes(
-                evaluation, before, device, rules, more, _check_sources(checks, subject)
+                evaluation, before, device, rules, more, _check_sources(checks, device)
             )
             cached.store(subject, device.kind, found, begin)
         else:
@@ -189,8 +190,15 @@ def _check_causes(
     return evaluate_driver_checks(evaluation, device.subject, samples)
 
 
-def _check_sources(checks: CheckSamplesByDevice, subject: str) -> list[SourceSample]:
-    return [device_check_source(sample) for sample in checks.get(subject, ()) if sample.passes]
+def _check_sources(checks: CheckSamplesByDevice, device: InventoryDevice) -> list[SourceSample]:
+    return [device_check_source(sample) for sample in _decisive_samples(checks, device) if sample.passes]
+
+
+def _decisive_samples(checks: CheckSamplesByDevice, device: InventoryDevice) -> Sequence[DriverCheckSample]:
+    """Return the samples whose runs verify a device: an operator's checks only if nothing else checks it."""
+    samples = checks.get(device.subject, ())
+    of_driver = [sample for sample in samples if not is_custom(sample.check)]
+    return samples if device.kind is DeviceKind.OTHER and not of_driver else of_driver
 
 
 def _with_check_causes(
@@ -201,8 +209,13 @@ def _with_check_causes(
     checks: CheckSamplesByDevice,
 ) -> DeviceHealth:
     """Return the verdict on a device with the causes from the driver's health checks added."""
-    sources = _check_sources(checks, device.subject)
-    more = evaluate_driver_checks(evaluation, device.subject, checks.get(device.subject, ()))
+    sources = _check_sources(checks, device)
+    known = {cause.code for cause in found.causes if is_custom(cause.code)}  # those of the host's GPU
+    more = [
+        cause
+        for cause in evaluate_driver_checks(evaluation, device.subject, checks.get(device.subject, ()))
+        if cause.code not in known
+    ]
     if not (sources or more):
         return found
     checked = replace_causes(evaluation, before, device, found, [*found.causes, *more])
@@ -256,7 +269,7 @@ def _is_not_evaluated(
     checks: CheckSamplesByDevice,
 ) -> bool:
     """Return whether a source has yet to read the device for the first time since its last declaration."""
-    samples = checks.get(device.subject, ())
+    samples = _decisive_samples(checks, device)
     unchecked = [sample for sample in samples if not (sample.passes or expiry_reason(sample, evaluation.now))]
     if device.kind is DeviceKind.OTHER and samples and len(unchecked) == len(samples):
         return True  # only health checks read the device, and none has a result yet

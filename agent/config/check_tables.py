@@ -1,0 +1,229 @@
+"""Parser of ``[[check]]``: checks that the operator configures as commands. Imported only if configured."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from agent.config.rule_tables import SEVERITIES
+from agent.config.values import (
+    S,
+    format_duration,
+    format_size,
+    number_within,
+    parse_count,
+    parse_duration,
+    parse_size,
+    parse_string,
+    parse_whole_seconds,
+    seconds_within,
+    size_within,
+)
+from agent.errors import suggestion
+from agent.model.custom_checks import CustomCheck
+from agent.model.health import Repair, Severity
+
+CHECKS_MAX: Final = 64
+NAME_BYTES: Final = 40
+DEVICES_CHARS: Final = 320
+"""Longest pattern of device names [characters]: names have a driver, a pool and a device."""
+ADVICE_BYTES: Final = 300
+ARGUMENTS_MAX: Final = 64
+COMMAND_BYTES: Final = 4096
+PERIOD_MIN_S, PERIOD_MAX_S = 1, 86_400
+TIMEOUT_MIN_S, TIMEOUT_MAX_S = 0.1, 600
+RUNS_MAX: Final = 1000
+MEMORY_MIN, MEMORY_MAX = 4 << 20, 1 << 40
+PROCESSES_MAX: Final = 4096
+USER_MAX: Final = 2**32 - 2
+_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+_USER: Final = re.compile(r"[a-zA-Z_][-.\w]{0,31}", re.ASCII)
+
+
+def parse_checks(value: object) -> tuple[CustomCheck, ...]:
+    """Parse the tables ``[[check]]`` of the configuration.
+
+    Raises:
+        ValueError: A value is wrong; the text has the name of the check, the value and the limit.
+        TypeError: A value has the wrong type; the text has the name of the check and the value.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise TypeError(f"{value!r} is not a list of checks; begin each with [[check]]")
+    checks = tuple(_parse_check(number, entry) for number, entry in enumerate(value, 1))
+    check_names(checks)
+    return checks
+
+
+def check_names(checks: Sequence[CustomCheck]) -> None:
+    """Check that there are at most CHECKS_MAX checks, each with a name of its own; raises ValueError."""
+    if len(checks) > CHECKS_MAX:
+        raise ValueError(f"{len(checks)} checks, limit {CHECKS_MAX}; join some in one command")
+    names = [check.name for check in checks]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"check {twice!r} is defined {names.count(twice)} times; give each a name of its own"
+        )
+
+
+def show_checks(checks: Iterable[CustomCheck]) -> list[dict[str, Any]]:
+    """Return the checks as tables of a file."""
+    return [
+        {
+            key: shown
+            for key, shown in (
+                ("name", check.name),
+                ("command", list(check.command)),
+                ("devices", check.devices),
+                ("period", format_duration(check.period_s * S)),
+                ("timeout", format_duration(check.timeout_s * S)),
+                ("severity", check.severity.name.lower()),
+                ("advice", check.advice),
+                ("repair", str(check.repair)),
+                ("raise-after", check.raise_after),
+                ("clear-after", check.clear_after),
+                ("user", int(check.user) if check.user.isdecimal() else check.user),
+                ("memory", format_size(check.memory)),
+                ("processes", check.processes),
+            )
+            if shown != ""
+        }
+        for check in checks
+    ]
+
+
+def _parse_check(number: int, entry: object) -> CustomCheck:
+    if not isinstance(entry, Mapping):
+        raise TypeError(f"check {number}: {entry!r} is not a table of {', '.join(_KEYS)}")
+    label = f"check {entry['name']!r}" if isinstance(entry.get("name"), str) else f"check {number}"
+    for key in entry:
+        if key not in _KEYS:
+            raise ValueError(f"{label}: unknown key {key!r}{suggestion(str(key), _KEYS)}")
+    for key in ("name", "command"):
+        if key not in entry:
+            raise ValueError(f"{label}: {key} is missing; each check needs a name and a command")
+    fields: dict[str, Any] = {}
+    for key, value in entry.items():
+        field, parse = _KEYS[key]
+        try:
+            fields[field] = parse(value)
+        except ValueError as error:
+            raise ValueError(f"{label}: {key}: {error}") from None
+        except TypeError as error:
+            raise TypeError(f"{label}: {key}: {error}") from None
+    check = CustomCheck(**fields)
+    if "timeout" not in entry and check.timeout_s > check.period_s:
+        check = check._replace(timeout_s=check.period_s)
+    if check.timeout_s > check.period_s:
+        timeout, period = format_duration(check.timeout_s * S), format_duration(check.period_s * S)
+        raise ValueError(f"{label}: timeout: {timeout} is over the period ({period}); lower it")
+    if check.is_per_device and not check.devices:
+        raise ValueError(f"{label}: command: {{device}} needs a pattern of devices; set devices")
+    return check
+
+
+def _name(value: object) -> str:
+    name = parse_string(value)
+    if len(name) > NAME_BYTES or not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a DNS label of at most {NAME_BYTES} bytes, such as fabric-up")
+    return name
+
+
+def _command(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(argument, str) for argument in value):
+        raise TypeError(f"{value!r} is not a list of strings: a program and its arguments")
+    if not 1 <= len(value) <= ARGUMENTS_MAX:
+        raise ValueError(f"{len(value)} strings; a command has 1 to {ARGUMENTS_MAX}")
+    size = sum(len(argument.encode(errors="surrogateescape")) + 1 for argument in value)
+    if size > COMMAND_BYTES:
+        raise ValueError(f"{size} bytes, limit {COMMAND_BYTES}; call a script")
+    if not value[0].startswith("/"):
+        raise ValueError(f"{value[0]!r} is not an absolute path; there is no search for programs")
+    if any("\0" in argument for argument in value):
+        raise ValueError("an argument has a zero byte")
+    return tuple(value)
+
+
+def _devices(value: object) -> str:
+    pattern = parse_string(value)
+    if not 1 <= len(pattern) <= DEVICES_CHARS:
+        raise ValueError(f"a pattern of {len(pattern)} characters; it has 1 to {DEVICES_CHARS}")
+    return pattern
+
+
+def _period_s(value: object) -> int:
+    seconds = parse_whole_seconds(value)
+    seconds_within(PERIOD_MIN_S, PERIOD_MAX_S)(seconds)
+    return seconds
+
+
+def _timeout_s(value: object) -> float:
+    seconds = parse_duration(value) / S
+    seconds_within(TIMEOUT_MIN_S, TIMEOUT_MAX_S)(seconds)
+    return seconds
+
+
+def _severity(value: object) -> Severity:
+    if value not in SEVERITIES:
+        raise ValueError(f"{value!r} is not one of {', '.join(SEVERITIES)}")
+    return SEVERITIES[str(value)]
+
+
+def _advice(value: object) -> str:
+    advice = " ".join(parse_string(value).split())
+    if (size := len(advice.encode())) > ADVICE_BYTES:
+        raise ValueError(f"{size} bytes, limit {ADVICE_BYTES}; shorten it")
+    return advice
+
+
+def _repair(value: object) -> Repair:
+    try:
+        return Repair(parse_string(value))
+    except ValueError:
+        raise ValueError(f"{value!r} is not one of {', '.join(Repair)}") from None
+
+
+def _runs(value: object) -> int:
+    return _count(value, RUNS_MAX)
+
+
+def _processes(value: object) -> int:
+    return _count(value, PROCESSES_MAX)
+
+
+def _count(value: object, most: int) -> int:
+    number = parse_count(value)
+    number_within(1, most)(number)
+    return number
+
+
+def _memory(value: object) -> int:
+    size = parse_size(value)
+    size_within(MEMORY_MIN, MEMORY_MAX)(size)
+    return size
+
+
+def _user(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        number_within(0, USER_MAX)(value)
+        return str(value)
+    name = parse_string(value)
+    if not _USER.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a user, or a number without quotes")
+    return name
+
+
+_KEYS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
+    "name": ("name", _name),
+    "command": ("command", _command),
+    "devices": ("devices", _devices),
+    "period": ("period_s", _period_s),
+    "timeout": ("timeout_s", _timeout_s),
+    "severity": ("severity", _severity),
+    "advice": ("advice", _advice),
+    "repair": ("repair", _repair),
+    "raise-after": ("raise_after", _runs),
+    "clear-after": ("clear_after", _runs),
+    "user": ("user", _user),
+    "memory": ("memory", _memory),
+    "processes": ("processes", _processes),
+}

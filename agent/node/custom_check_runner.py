@@ -1,0 +1,231 @@
+"""Runner of the checks that operators configure as commands (``[[check]]``): when each runs, and its results.
+
+Each run has a thread, which starts the command and waits for it. A command that does not end is killed; while
+one survives that, its check does not run again, and each period counts as a run without a result.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import trio
+
+from agent.health.verdict import truncate_utf8
+from agent.model.custom_checks import DEVICE_ARGUMENT, CustomCheck, CustomCheckResult
+from agent.model.health import Finding
+from agent.model.report import Report
+from agent.prepare.normalize_text import sanitize
+from agent.sources.check_cgroups import CheckCgroups, open_check_cgroups
+from agent.sources.check_command import CheckCommand, CommandResult
+from agent.system.threads.daemon_thread import ThreadStartError
+from agent.system.threads.trio_calls import call_in_thread
+from agent.system.timing import random_fraction
+
+RUNS_MAX: Final = 4
+"""Largest number of commands that run at once."""
+EVIDENCE_BYTES: Final = 500
+NO_OUTPUT: Final = "the command reports a fault, without text"
+OK_CODE, FAULT_CODE = 0, 1
+MIN_FIRST_PERIOD: Final = 0.5
+"""Shortest first period of a check, as a share of its normal period; the rest is random."""
+
+log = logging.getLogger(__name__)
+
+_Key = tuple[str, str]
+"""Name of the check, and the device for which it runs; empty: for the node or all devices."""
+
+
+class _Task(NamedTuple):
+    """Periodic run of one check, and its cancellation."""
+
+    check: CustomCheck
+    scope: trio.CancelScope
+
+
+class CustomCheckRunner:
+    """Runner of all custom checks. Core thread only, except :meth:`close`."""
+
+    def __init__(
+        self,
+        checks: Sequence[CustomCheck],
+        node: str,
+        on_results: Callable[[Sequence[CustomCheckResult], bool], None],
+        open_cgroups: Callable[[], tuple[CheckCgroups | None, str]] = open_check_cgroups,
+    ) -> None:
+        """Create the runner; nothing runs before :meth:`run`.
+
+        Args:
+            checks: Configured checks.
+            node: Name of the Kubernetes node, for the environment of the commands.
+            on_results: Called with all newest results, and whether the engine loop must read them at once.
+            open_cgroups: Prepares the cgroups of the checks; called in a thread before the first run.
+        """
+        self._checks = tuple(checks)
+        self._node = node
+        self._on_results = on_results
+        self._open_cgroups = open_cgroups
+        self._cgroups: CheckCgroups | None = None
+        self._has_cgroups = False
+        self._devices: frozenset[str] = frozenset()
+        self._results: dict[_Key, CustomCheckResult] = {}
+        self._same_results: dict[_Key, int] = {}
+        self._tasks: dict[_Key, _Task] = {}
+        self._commands: dict[_Key, CheckCommand] = {}
+        """Runs whose command has not ended."""
+        self._numbers = itertools.count(1)
+        self._slots = trio.CapacityLimiter(RUNS_MAX)
+        self._changed = trio.Event()
+
+    def reconfigure(self, checks: Sequence[CustomCheck]) -> None:
+        """Replace the checks. Unchanged ones go on; the results of removed ones are dropped."""
+        self._checks = tuple(checks)
+        self._changed.set()
+
+    def note_report(self, report: Report) -> None:
+        """Note which devices exist, for checks that run once for each device."""
+        if not any(check.is_per_device for check in self._checks):
+            return
+        devices = frozenset(
+            "/".join(filter(None, device.key)) if device.driver else device.device
+            for device in report.devices
+        )
+        if devices != self._devices:
+            self._devices = devices
+            self._changed.set()
+
+    def close(self) -> None:
+        """Kill all commands that run. Never blocks."""
+        for command in list(self._commands.values()):
+            command.kill()
+
+    async def run(self) -> None:
+        """Run all checks periodically until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._changed = trio.Event()
+                if self._checks and not self._has_cgroups:
+                    await self._prepare_cgroups()
+                self._update_tasks(nursery)
+                await self._changed.wait()
+
+    async def _prepare_cgroups(self) -> None:
+        self._has_cgroups = True
+        try:
+            self._cgroups, problem = await call_in_thread(self._open_cgroups, "dh-check")
+        except ThreadStartError as error:
+            problem = str(error)
+        if self._cgroups is None:
+            log.warning(
+                "custom checks: no cgroup of their own: %s; their memory and processes are not limited, and "
+                "processes that leave the command's session survive it",
+                problem,
+            )
+        elif problem:
+            log.warning("custom checks: cgroup without all limits: %s", problem)
+
+    def _update_tasks(self, nursery: trio.Nursery) -> None:
+        wanted = {key: check for check in self._checks for key in self._keys(check)}
+        for key, task in list(self._tasks.items()):
+            if wanted.get(key) != task.check:
+                del self._tasks[key]
+                task.scope.cancel()
+        self._commands = {key: run for key, run in self._commands.items() if not run.is_ended()}
+        gone = self._results.keys() - wanted.keys()
+        for key in gone:
+            del self._results[key]
+            self._same_results.pop(key, None)
+        if gone:
+            self._on_results(tuple(self._results.values()), True)
+        for key, check in wanted.items():
+            if key not in self._tasks:
+                task = self._tasks[key] = _Task(check, trio.CancelScope())
+                nursery.start_soon(self._run_periodically, key, task)
+
+    def _keys(self, check: CustomCheck) -> list[_Key]:
+        if not check.is_per_device:
+            return [(check.name, "")]
+        return [(check.name, device) for device in sorted(self._devices) if check.matches(device)]
+
+    async def _run_periodically(self, key: _Key, task: _Task) -> None:
+        check = task.check
+        with task.scope:
+            due_s = trio.current_time()
+            period_s = check.period_s * (MIN_FIRST_PERIOD + (1 - MIN_FIRST_PERIOD) * random_fraction())
+            while True:
+                result = await self._run_once(key, check)
+                self._add_result(key, check, result)
+                due_s = max(due_s + period_s, trio.current_time())
+                period_s = check.period_s
+                await trio.sleep_until(due_s)
+
+    async def _run_once(self, key: _Key, check: CustomCheck) -> CommandResult:
+        """Run the check's command once; return its end, or the reason why it did not run."""
+        last = self._commands.get(key)
+        if last is not None and not last.is_ended():
+            return CommandResult(None, "", f"no answer within {check.timeout_s:g} s, and it survives SIGKILL")
+        with trio.move_on_after(check.period_s) as waiting:
+            await self._slots.acquire_on_behalf_of(key)
+        if waiting.cancelled_caught:
+            return CommandResult(None, "", f"not started within {check.period_s:g} s: {RUNS_MAX} checks run")
+        command = self._commands[key] = self._command(key, check)
+        try:
+            return await call_in_thread(command.run, "dh-check")
+        except ThreadStartError as error:
+            return CommandResult(None, "", str(error))
+        except trio.Cancelled:
+            command.kill()
+            raise
+        finally:
+            self._slots.release_on_behalf_of(key)
+            if command.is_ended():
+                self._commands.pop(key, None)
+
+    def _command(self, key: _Key, check: CustomCheck) -> CheckCommand:
+        device = key[1]
+        environ = {"DRAHEALTH_CHECK": check.name, "DRAHEALTH_NODE": self._node}
+        cgroup = None
+        if self._cgroups is not None:
+            cgroup = self._cgroups.cgroup(
+                f"{check.name}-{next(self._numbers)}", check.memory, check.processes
+            )
+        return CheckCommand(
+            [argument.replace(DEVICE_ARGUMENT, device) for argument in check.command],
+            environ | ({"DRAHEALTH_DEVICE": device} if device else {}),
+            timeout_s=check.timeout_s,
+            user=check.user,
+            cgroup=cgroup,
+        )
+
+    def _add_result(self, key: _Key, check: CustomCheck, ended: CommandResult) -> None:
+        before = self._results.get(key)
+        result = _result(key, check, ended, before.passes + 1 if before else 1)
+        is_same = before is not None and result[2:4] == before[2:4]
+        self._same_results[key] = same = self._same_results.get(key, 0) + 1 if is_same else 1
+        _log_change(key, before.no_result_reason if before else "", result.no_result_reason)
+        self._results[key] = result
+        # while results still count the core must see each one; later ones can wait for its heartbeat
+        self._on_results(tuple(self._results.values()), same <= max(check.raise_after, check.clear_after))
+
+
+def _result(key: _Key, check: CustomCheck, ended: CommandResult, passes: int) -> CustomCheckResult:
+    text = truncate_utf8(sanitize(ended.output), EVIDENCE_BYTES)
+    finding, reason = None, ""
+    if ended.exit_code == FAULT_CODE:
+        evidence = text or NO_OUTPUT
+        finding = Finding(check.code, check.severity, evidence, check.advice, repair=check.repair)
+    elif ended.exit_code != OK_CODE:
+        problem = ended.problem or f"exit code {ended.exit_code}"
+        reason = truncate_utf8(f"{sanitize(problem)}{': ' if text else ''}{text}", EVIDENCE_BYTES)
+    return CustomCheckResult(*key, finding, reason, passes, time.monotonic_ns())
+
+
+def _log_change(key: _Key, before: str, reason: str) -> None:
+    """Log the reason why a check has no result, once per change of the reason."""
+    name, device = key
+    label = f"custom check {name}{f' of device {device}' if device else ''}"
+    if reason and reason != before:
+        log.warning("%s: no result: %s", label, reason)
+    elif before and not reason:
+        log.info("%s: has a result again", label)

@@ -1,0 +1,248 @@
+"""One run of a custom check's command: bounded in time and output, with all its processes ended afterwards.
+
+The exit codes are those of custom plugins of node-problem-detector: 0 is OK, 1 is a fault, every other one is
+no result. The first output is the text.
+"""
+
+import errno
+import os
+import pwd
+import select
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Final, NamedTuple
+
+from agent.native.spawn import UserIds, spawn, spawn_failure
+from agent.sources.check_cgroups import CheckCgroup
+from agent.system.output import describe_exit
+
+OUTPUT_BYTES: Final = 2048
+"""Length of the output that is kept [bytes]; more is read and dropped, so that the command goes on."""
+FLOOD_BYTES: Final = 1 << 20
+"""Length of the output above which the command is killed [bytes]: reading it costs the agent CPU time."""
+READ_BYTES: Final = 65_536
+KILL_S: Final = 2.0
+"""Longest wait for the end of a killed command [s]; in a hung system call it takes longer."""
+UNPRIVILEGED: Final = UserIds(65_534, 65_534)
+"""User without rights, the overflow user of the kernel."""
+PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+USER_ADVICE: Final = "see 'User' in the documentation of custom checks"
+
+
+class CommandResult(NamedTuple):
+    """End of one run of a command."""
+
+    exit_code: int | None
+    """Exit code; None: the command gave no result, see ``problem``."""
+    output: str
+    """Begin of the standard output, or of the standard error if there is no output."""
+    problem: str = ""
+    """Reason why there is no exit code: not started, killed, or not ended in time."""
+
+
+class CheckCommand:
+    """One run of a command. :meth:`run` blocks; the other methods are thread-safe."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        timeout_s: float,
+        user: str,
+        cgroup: CheckCgroup | None,
+    ) -> None:
+        """Create the run; nothing is started.
+
+        Args:
+            command: Absolute path of the program, and its arguments.
+            environ: Environment of the command, to which PATH and LANG are added.
+            timeout_s: Time after which all processes of the command are killed [s].
+            user: Name or number of the user; empty: 65534 if this process is root, else its own user.
+            cgroup: Cgroup of the command, removed at the end; None: the cgroup of this process.
+        """
+        self._command = command
+        self._environ = {"PATH": PATH, "LANG": "C.UTF-8", **environ}
+        self._timeout_s = timeout_s
+        self._user = user
+        self._cgroup = cgroup
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._pidfd = -1
+        self._is_killed = False
+
+    def run(self) -> CommandResult:
+        """Run the command and return its end. Blocks up to the timeout and 2 s."""
+        with ExitStack() as at_end:
+            output = _Output(at_end)
+            error_output = _Output(at_end)
+            try:
+                user = find_user(self._user)
+                cgroup_fd = self._open_cgroup(at_end)
+                child = spawn(
+                    self._command,
+                    self._environ,
+                    output_fd=output.write_fd,
+                    error_output_fd=error_output.write_fd,
+                    user=user,
+                    cgroup_fd=cgroup_fd,
+                )
+            except OSError as error:
+                return CommandResult(None, "", f"{self._command[0]}: not started: {error.strerror}")
+            except LookupError as error:
+                return CommandResult(None, "", str(error.args[0]))
+            self._pid = child.pid
+            if self._is_killed:
+                self.kill()
+            self._pidfd = os.pidfd_open(child.pid)
+            at_end.callback(os.close, self._pidfd)
+            start = _Output(at_end, child.error_fd)
+            output.close_write()
+            error_output.close_write()
+            broken_limit = self._wait((start, output, error_output), time.monotonic() + self._timeout_s)
+            self.kill()  # what the command has left behind, too
+            status = self._reap()
+            for pipe in (start, output, error_output):
+                pipe.read_available()
+            return self._result(start, output, error_output, broken_limit, status)
+
+    def _open_cgroup(self, at_end: ExitStack) -> int:
+        if self._cgroup is None:
+            return -1
+        at_end.callback(self._cgroup.remove)
+        descriptor = self._cgroup.create()
+        at_end.callback(os.close, descriptor)
+        return descriptor
+
+    def _wait(self, outputs: Sequence["_Output"], end_s: float) -> str:
+        """Read the outputs until the command has ended, or return the limit that it exceeds."""
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        by_fd = {output.read_fd: output for output in outputs}
+        for descriptor in by_fd:
+            poller.register(descriptor, select.POLLIN)
+        while (left_s := end_s - time.monotonic()) > 0:
+            for descriptor, _ in poller.poll(left_s * 1000 + 1):
+                if descriptor == self._pidfd:
+                    return ""
+                if not by_fd[descriptor].read_available():
+                    poller.unregister(descriptor)
+                elif by_fd[descriptor].total > FLOOD_BYTES:
+                    return f"more than {FLOOD_BYTES >> 20} MiB of output"
+        return f"no answer within {self._timeout_s:g} s"
+
+    def kill(self) -> None:
+        """Kill all processes of the command: those of its cgroup, or else those of its process group."""
+        self._is_killed = True
+        if self._cgroup is not None and self._cgroup.kill():
+            return
+        with self._lock:
+            if self._pid:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._pid, signal.SIGKILL)
+
+    def _reap(self) -> int | None:
+        """Collect the command's first process; return its status, or None if it did not end in time."""
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        poller.poll(KILL_S * 1000)
+        return self._collect()
+
+    def _collect(self) -> int | None:
+        with self._lock:
+            try:
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+            except ChildProcessError:  # this program ignores SIGCHLD, or waits for all its children elsewhere
+                self._pid = 0
+                return None
+            if not pid:
+                return None
+            self._pid = 0
+            return status
+
+    def is_ended(self) -> bool:
+        """Return whether the first process has ended, and collect it; for a run that exceeded its time."""
+        if self._pid:
+            self._collect()
+        return not self._pid
+
+    def _result(
+        self,
+        start: "_Output",
+        output: "_Output",
+        error_output: "_Output",
+        broken_limit: str,
+        status: int | None,
+    ) -> CommandResult:
+        text = output.text() or error_output.text()
+        failure = spawn_failure(start.data)
+        if failure is not None:
+            reason = os.strerror(failure.errno)
+            if failure.is_user:
+                reason = f"user {self._user or UNPRIVILEGED.uid}: {reason}; {USER_ADVICE}"
+            elif failure.errno == errno.EACCES:
+                reason += f" for user {self._user or os.geteuid() or UNPRIVILEGED.uid}"
+            return CommandResult(None, "", f"{self._command[0]}: {failure.step} failed: {reason}")
+        if broken_limit:
+            stuck = f"; process {self._pid} survives SIGKILL" if self._pid else ""
+            return CommandResult(None, text, f"{broken_limit}{stuck}")
+        if status is None:
+            return CommandResult(None, text, "its exit code is not known")
+        if os.WIFSIGNALED(status):
+            limit = self._cgroup.exceeded_memory() if self._cgroup else ""
+            return CommandResult(None, text, limit or f"the command {describe_exit(status)}")
+        return CommandResult(os.waitstatus_to_exitcode(status), text)
+
+
+class _Output:
+    """Pipe from a command, of whose content the begin is kept."""
+
+    def __init__(self, at_end: ExitStack, read_fd: int = -1) -> None:
+        """Create a pipe, or use the reading end of one; ``at_end`` closes it."""
+        self.write_fd = -1
+        if read_fd < 0:
+            read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
+        self.read_fd = read_fd
+        self.data = b""
+        self.total = 0
+        at_end.callback(os.close, read_fd)
+        at_end.callback(self.close_write)
+        os.set_blocking(read_fd, False)
+
+    def close_write(self) -> None:
+        if self.write_fd >= 0:
+            os.close(self.write_fd)
+            self.write_fd = -1
+
+    def read_available(self) -> bool:
+        """Read once what the pipe holds; return False if it has ended."""
+        try:
+            data = os.read(self.read_fd, READ_BYTES)
+        except BlockingIOError:
+            return True
+        self.total += len(data)
+        self.data += data[: OUTPUT_BYTES - len(self.data)]
+        return bool(data)
+
+    def text(self) -> str:
+        return self.data.decode(errors="replace").strip()
+
+
+def find_user(name: str) -> UserIds | None:
+    """Return user and group of a command; None: those of this process.
+
+    Raises:
+        LookupError: The user does not exist.
+    """
+    if not name:
+        return UNPRIVILEGED if os.geteuid() == 0 else None
+    if name.isdecimal():
+        return UserIds(int(name), int(name))
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        raise LookupError(f"user {name}: there is no such user on this machine; {USER_ADVICE}") from None
+    return UserIds(entry.pw_uid, entry.pw_gid)
