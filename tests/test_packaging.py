@@ -187,7 +187,9 @@ def test_runtime_requirements_match_the_distribution() -> None:
     assert wanted("run.in") == declared | backend
     extras = pyproject()["project"]["optional-dependencies"]
     assert {str(Requirement(line)) for extra in extras.values() for line in extra} <= wanted("dev.in")
-    assert wanted("package.in") == declared | {str(Requirement(line)) for line in extras["http"]}
+    assert wanted("package.in") == declared | {
+        str(Requirement(line)) for extra in ("http", "record") for line in extras[extra]
+    }
 
 
 @pytest.mark.parametrize("name", ["run", "dev", "package", "release"])
