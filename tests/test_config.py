@@ -129,6 +129,11 @@ period = "5m"
 rows = 50
 age = "24h"
 
+[record]
+dir = "/var/lib/drahealth/record"
+size = "64MiB"
+age = "48h"
+
 [taints]
 evict = ["gpu.xid.79", "mem.*"]
 quiet = "2m"
@@ -259,6 +264,9 @@ def test_every_key_of_the_file_sets_its_field(setup):
         ),
         history_rows=50,
         history_age_s=86_400,
+        record_dir=Path("/var/lib/drahealth/record"),
+        record_size=64 << 20,
+        record_age_s=172_800,
         prepare_patterns=(
             ErrorPattern(
                 re.compile(r"bank \d+ is locked"),

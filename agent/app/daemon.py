@@ -70,6 +70,7 @@ from agent.version import VERSION
 
 if TYPE_CHECKING:
     from agent.driver.session import DriverSession
+    from agent.record.recorder import SnapshotRecorder
 
 SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by this; Python's default is 5 ms
 YIELD_S: Final = 0.001
@@ -175,6 +176,7 @@ class Daemon:
         self._verdict_recorder = VerdictRecorder(
             history, limits=limits, boot_id=boot_id, heartbeat_s=config.heartbeat_s
         )
+        self._snapshot_recorder = _snapshot_recorder(config, boot_id)
         restored = restore_faults(saved, boot_id, settings.gpu, read_clocks())
         state = initial_state(settings, restored, saved, boot_id)
         self._checkpoint.set_newest(state.checkpoint)
@@ -188,6 +190,7 @@ class Daemon:
             save_state=self._checkpoint.set_newest,
             notify_watchdog=self._notify_watchdog,
             jitter=random.random,
+            record=self._snapshot_recorder.record if self._snapshot_recorder else None,
         )
         self._custom_checks = CustomCheckRunner(
             config.checks, config.node_name, self._source.set_custom_checks
@@ -261,6 +264,10 @@ class Daemon:
                 hung.append("history recorder")
             if not self._verdict_recorder.close(max(MIN_STOP_S, end_s - time.monotonic())):
                 hung.append("verdict recorder")
+            if self._snapshot_recorder is not None and not self._snapshot_recorder.close(
+                max(MIN_STOP_S, end_s - time.monotonic())
+            ):
+                hung.append("snapshot recorder")
             for part in hung:
                 log.warning("shutdown: %s did not stop in time; abandoning its thread", part)
 
@@ -320,6 +327,17 @@ class Daemon:
         """Notify systemd's watchdog, except while the I/O thread hangs and no client gets reports."""
         if self._latest.is_delivered() or time.monotonic_ns() - self._unread_since_ns < IO_STUCK_NS:
             self._notifier.watchdog()
+
+
+def _snapshot_recorder(config: Config, boot_id: str) -> "SnapshotRecorder | None":
+    """Return the recorder of snapshots; None: ``record.dir`` is not set. Raises ConfigError."""
+    if config.record_dir is None:
+        return None
+    from agent.record.events import SegmentHead
+    from agent.record.recorder import RecordLimits, SnapshotRecorder
+
+    limits = RecordLimits(config.record_size, config.record_age_s)
+    return SnapshotRecorder(config.record_dir, limits, SegmentHead(VERSION, config.node_name, boot_id))
 
 
 class _IoFailure:

@@ -76,6 +76,8 @@ GROUPS_MAX: Final = 16_384
 """Upper limit of watched cgroups: more would exceed the memory limit of the systemd unit."""
 HELD_MAX: Final = 32 << 20
 """Upper limit of kernel memory for descriptors of cgroup files [bytes]: it counts to the same limit."""
+RECORD_MAX: Final = 1 << 40
+"""Upper limit of the size of a record [bytes]."""
 GPUS_MAX: Final = 32
 """Largest number of GPUs that the native core watches."""
 
@@ -222,6 +224,13 @@ SETTINGS: Final = (
             help="ended uses of devices that are kept; 0: nothing is recorded", is_fixed=True),
     Setting("history.age", "history_age_s", kinds.SECONDS, seconds_within(3600, YEAR_S),
             help="how long ended uses are kept", is_fixed=True),
+    Setting("record.dir", "record_dir", kinds.PATH, check_path_length, "--record-dir", "DIR",
+            "record the snapshots that verdicts are derived from, for drahealth replay (default: none)",
+            is_fixed=True),
+    Setting("record.size", "record_size", kinds.SIZE, size_within(1 << 20, RECORD_MAX),
+            help="largest size of all recorded segments; the oldest are deleted", is_fixed=True),
+    Setting("record.age", "record_age_s", kinds.SECONDS, seconds_within(3600, YEAR_S),
+            help="how long segments are kept", is_fixed=True),
     Setting("prepare.patterns", "prepare_patterns", kinds.PATTERNS,
             help="texts of prepare errors and their classes"),
     Setting("taints.evict", "taint_evict", kinds.CODES,
@@ -332,6 +341,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Number of ended device uses that are kept; 0: no history is written."""
     history_age_s: int = 30 * 86_400
     """Age up to which ended device uses are kept [s]."""
+    record_dir: Path | None = None
+    """Directory of the record of snapshots; None: nothing is recorded."""
+    record_size: int = 256 << 20
+    """Largest size of all recorded segments [bytes]."""
+    record_age_s: int = 30 * 86_400
+    """Age up to which recorded segments are kept [s]."""
     prepare_patterns: tuple["ErrorPattern", ...] = ()
     """Patterns of prepare errors set by the operator; matched before the built-in patterns."""
     taint_evict: frozenset[str] = frozenset()

@@ -11,6 +11,7 @@ although none of them hangs. So the loop reads again before it reports a new sta
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from operator import itemgetter
 from typing import Final, Protocol
 
@@ -45,6 +46,20 @@ _TIMES: Final = frozenset({"since", "verified"})
 _visible_fields: Final = itemgetter(
     *(index for index, name in enumerate(DeviceHealth._fields) if name not in _TIMES)
 )
+
+
+class StepUse(IntEnum):
+    """Use that the loop makes of one step of the health engine."""
+
+    DISCARDED = 0
+    """State and report are discarded, and the sources read again, because a stall is new."""
+    SILENT = 1
+    """The report is not published: nothing changed, and no heartbeat is due."""
+    PUBLISHED = 2
+
+
+RecordStep = Callable[[EngineState, Snapshot, Report, StepUse], None]
+"""Function that records a step: the state before it, its snapshot, its report and the use of it."""
 
 
 class SnapshotSource(Protocol):
@@ -93,6 +108,7 @@ class EngineLoop:
         jitter: Callable[[], float],
         on_evaluated: Callable[[Report], None] = lambda _: None,
         repeat: Callable[[Report], None] | None = None,
+        record: RecordStep | None = None,
     ) -> None:
         """Create a loop that has not evaluated yet.
 
@@ -108,6 +124,7 @@ class EngineLoop:
             on_evaluated: Called with the report of each evaluation, published or not; must not block.
             repeat: Called instead of `publish` with a report that repeats the last one, for which no client
                 waits. Default: `publish`.
+            record: Called after each step; must not block. None: steps are not recorded.
         """
         self._source = source
         self._state = state
@@ -119,6 +136,7 @@ class EngineLoop:
         self._notify_watchdog = notify_watchdog
         self._jitter = jitter
         self._on_evaluated = on_evaluated
+        self._record = record
         self._stalls: frozenset[Stall] = frozenset()
         """Stalls in the last evaluation."""
         self._published: tuple[object, ...] | None = None
@@ -162,16 +180,21 @@ class EngineLoop:
     async def _evaluate(self, snapshot: Snapshot, now: Instant, rereads: int) -> None:
         """Evaluate a snapshot and publish the report; up to `rereads` newer snapshots instead if a stall is
         new."""
-        state, report = step(self._state, snapshot, now)
+        before = self._state
+        state, report = step(before, snapshot, now)
         while rereads and not stalls_of(report) <= self._stalls:
             rereads -= 1
+            if self._record:
+                self._record(before, snapshot, report, StepUse.DISCARDED)
             await trio.sleep(REREAD_PAUSE_S)
             self._source.clear()
-            snapshot, now = self._source.read() or snapshot, self._clock()
-            state, report = step(self._state, snapshot, now)
+            snapshot, now, before = self._source.read() or snapshot, self._clock(), self._state
+            state, report = step(before, snapshot, now)
         self._state, self._stalls = state, stalls_of(report)
         if report.starting:
             self._postpone(now)
+            if self._record:
+                self._record(before, snapshot, report, StepUse.SILENT)
             return
         if self._state.checkpoint is not self._saved_state:
             self._saved_state = self._state.checkpoint
@@ -179,7 +202,8 @@ class EngineLoop:
         visible = visible_state(report)
         changed = visible != self._published
         urgent = changed or bool(report.clear_results)
-        if urgent or now.mono_ns >= self._heartbeat_ns:
+        publishes = urgent or now.mono_ns >= self._heartbeat_ns
+        if publishes:
             (self._publish if urgent else self._repeat)(report)
             self._published = visible
             self._heartbeat_ns = now.mono_ns + int(
@@ -188,6 +212,8 @@ class EngineLoop:
             if changed:
                 self._changed_ns = now.mono_ns
         self._on_evaluated(report)
+        if self._record:
+            self._record(before, snapshot, report, StepUse.PUBLISHED if publishes else StepUse.SILENT)
         is_alive = _is_alive(report, now)
         if self._timing.watchdog_period_ns is not None and now.mono_ns >= self._watchdog_ns:
             self._watchdog_ns = now.mono_ns + self._timing.watchdog_period_ns

@@ -1,0 +1,194 @@
+"""Events of a record, one for each evaluation of the health engine, and their plain form. Pure.
+
+A segment is a part of a record that can be read alone: a head, the engine's state before the first event, and
+the events, each as the difference to the one before.
+"""
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from agent.engine.loop import StepUse
+from agent.engine.step import EngineState
+from agent.health.declared.verdict_cache import VerdictCache
+from agent.model.report import Report
+from agent.model.snapshot import Snapshot
+from agent.model.time import NS, Instant
+from agent.record.value_codec import NO_CHANGE, ClassTable, CodecError, Decoder, ValueClass, classes_of
+
+FORMAT: Final = "drahealth-record"
+SCHEMA: Final = 1
+"""Version of the format. Added and removed fields of the recorded classes need no new version."""
+CLASSES: Final[tuple[ValueClass, ...]] = tuple(classes_of(Snapshot, EngineState))
+_WALL_ULPS_MAX: Final = 1 << 40
+"""Largest difference to the predicted wall time that is stored as a number of representable values."""
+
+
+class DeviceVerdict(NamedTuple):
+    """Verdict on one device in a recorded report."""
+
+    subject: str
+    """``<driver>/<pool>/<name>``, a host device by its name."""
+    health: int
+    severity: int
+    codes: tuple[str, ...]
+    """Codes of the causes, the worst first."""
+
+
+Verdicts = tuple[DeviceVerdict, ...]
+
+
+class RecordedStep(NamedTuple):
+    """Step of the health engine: its inputs, the use of its result, and the verdicts that it published."""
+
+    snapshot: Snapshot
+    now: Instant
+    use: StepUse
+    verdicts: Verdicts
+    """Verdicts of the newest published report, this step's if it was published."""
+
+
+class SegmentHead(NamedTuple):
+    """Head of a segment."""
+
+    version: str
+    """Version of drahealth that wrote the segment."""
+    node: str
+    boot_id: str
+    lost: int = 0
+    """Number of steps right before the segment that were not recorded, because the disk was slow or full."""
+    is_redacted: bool = False
+    """True: names, serial numbers and UUIDs are pseudonyms."""
+
+
+def report_verdicts(report: Report) -> Verdicts:
+    """Return the verdicts of a report in its order."""
+    return tuple(
+        DeviceVerdict(
+            f"{device.driver}/{device.pool}/{device.device}" if device.driver else device.device,
+            int(device.health),
+            int(device.severity),
+            tuple([cause.code for cause in device.causes]),
+        )
+        for device in report.devices
+    )
+
+
+def recordable_state(state: EngineState) -> EngineState:
+    """Return the state without its caches, which save work and do not change results."""
+    return replace(state, verdict_cache=VerdictCache(), ok_cache={})
+
+
+class SegmentEncoder:
+    """Encoder of the events of one segment."""
+
+    def __init__(self, table: ClassTable) -> None:
+        self._table = table
+        self._snapshot: Snapshot | None = None
+        self._now = Instant(0, 0.0)
+        self._verdicts: tuple[Any, ...] = ()
+
+    def begin(self, head: SegmentHead, state: EngineState) -> dict[str, Any]:
+        """Return the plain form of the head, with the engine's state before the first event."""
+        return {
+            "format": FORMAT,
+            "schema": SCHEMA,
+            **head._asdict(),
+            "classes": self._table.description(),
+            "state": self._table.complete(recordable_state(state)),
+        }
+
+    def event(self, step: RecordedStep) -> list[Any]:
+        """Return the plain form of a step as the difference to the last one."""
+        difference = self._table.difference
+        snapshot = difference(self._snapshot, step.snapshot)
+        verdicts = tuple(map(tuple, step.verdicts))
+        change = difference(self._verdicts, verdicts)
+        event = [
+            int(step.use),
+            step.now.mono_ns - self._now.mono_ns,
+            _wall_difference(self._now, step.now),
+            {} if snapshot is NO_CHANGE else snapshot,
+        ]
+        if change is not NO_CHANGE:
+            event.append(change)
+        self._snapshot, self._now, self._verdicts = step.snapshot, step.now, verdicts
+        return event
+
+
+class SegmentDecoder:
+    """Decoder of the events of one segment."""
+
+    def __init__(self, data: Any) -> None:
+        """Read the plain form of the head.
+
+        Raises:
+            CodecError: It is no head of a record, or of a later schema.
+        """
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+            raise CodecError("this is no record of drahealth")
+        if data["schema"] > SCHEMA:
+            raise CodecError(
+                f"the record has schema {data['schema']}, this release reads up to {SCHEMA}; update drahealth"
+            )
+        self.head = SegmentHead(**{name: data[name] for name in SegmentHead._fields if name in data})
+        self._decoder = Decoder(data["classes"], CLASSES)
+        self._state = data["state"]
+        self._snapshot: Snapshot | None = None
+        self._now = Instant(0, 0.0)
+        self._verdicts: Any = ()
+
+    def state(self) -> EngineState:
+        """Return the engine's state before the first event.
+
+        Raises:
+            CodecError: Another release wrote the segment, and its state has no equal in this release.
+        """
+        state = self._decoder.complete(self._state)
+        if not isinstance(state, EngineState):
+            raise CodecError("the head has no state of the engine")
+        return state
+
+    def step(self, data: Any) -> RecordedStep:
+        """Return the step whose plain form is `data`; the steps before it must have been decoded.
+
+        Raises:
+            CodecError: The data are not valid.
+        """
+        use, mono_ns, wall, snapshot, *rest = data
+        now = Instant(self._now.mono_ns + mono_ns, 0.0)
+        now = Instant(now.mono_ns, _wall_after(self._now, now.mono_ns, wall))
+        self._snapshot = self._decoder.changed(self._snapshot, snapshot)
+        if not isinstance(self._snapshot, Snapshot):
+            raise CodecError("an event without a snapshot")
+        if rest:
+            self._verdicts = self._decoder.changed(self._verdicts, rest[0])
+        self._now = now
+        return RecordedStep(
+            self._snapshot, now, StepUse(use), tuple(DeviceVerdict(*one) for one in self._verdicts)
+        )
+
+
+def _wall_difference(before: Instant, now: Instant) -> int | float:
+    """Return the wall time as its difference to the one that the monotonic clock predicts, in numbers of
+    representable values; the time itself if it is far from that."""
+    ulps = _bits(now.wall_s) - _bits(_predicted_wall(before, now.mono_ns))
+    return ulps if abs(ulps) <= _WALL_ULPS_MAX and math.isfinite(now.wall_s) else now.wall_s
+
+
+def _wall_after(before: Instant, mono_ns: int, difference: int | float) -> float:
+    if isinstance(difference, float):
+        return difference
+    return float(
+        struct.unpack("<d", struct.pack("<q", _bits(_predicted_wall(before, mono_ns)) + difference))[0]
+    )
+
+
+def _predicted_wall(before: Instant, mono_ns: int) -> float:
+    return before.wall_s + (mono_ns - before.mono_ns) / NS
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])

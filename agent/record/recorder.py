@@ -1,0 +1,259 @@
+"""Background recorder of the snapshots that the health engine evaluates.
+
+The core thread queues the inputs of each step, which are immutable; the thread ``dh-record`` compares, packs
+and writes them. A disk that is slow or full delays no verdict: when too many steps wait, all of them are
+dropped, and the next segment has the engine's state after the gap.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.engine.loop import StepUse
+from agent.engine.step import EngineState
+from agent.model.report import Report
+from agent.model.snapshot import Snapshot
+from agent.record.events import RecordedStep, SegmentHead, Verdicts, report_verdicts
+from agent.record.segment_file import (
+    SegmentWriter,
+    cut_torn_tail,
+    import_zstandard,
+    segment_number,
+    segment_path,
+    segment_paths,
+)
+from agent.system.directories import make_directory
+from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
+from agent.system.threads.loop_thread import set_thread_name
+from agent.system.timing import LogRateLimiter
+
+QUEUE_MAX: Final = 1000
+"""Largest number of steps that wait for the disk."""
+DELAY_S: Final = 0.05
+"""Time after a step before it is written, in which senders and the core have the interpreter [s]."""
+RETRY_S: Final = 10.0
+"""Time after a failed write without a further attempt [s]."""
+SEGMENT_AGE_S: Final = 6 * 3600.0
+"""Age at which a segment ends: a replay can begin at each segment [s]."""
+SEGMENTS: Final = 8
+"""Smallest number of segments within the limit of bytes: deleting one loses at most an eighth."""
+
+log = logging.getLogger(__name__)
+
+
+class RecordLimits(NamedTuple):
+    """Limits of a record."""
+
+    size: int
+    """Largest size of all segments [bytes]."""
+    age_s: int
+    """Age at which a segment is deleted [s]."""
+
+
+class _Queued(NamedTuple):
+    """Inputs of one step, the state before it, and what the loop made of its report."""
+
+    state: EngineState
+    snapshot: Snapshot
+    report: Report
+    use: StepUse
+
+
+class SnapshotRecorder:
+    """Recorder with a queue of steps that are not written yet. Thread-safe."""
+
+    def __init__(
+        self,
+        directory: Path,
+        limits: RecordLimits,
+        head: SegmentHead,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Create the recorder; the first step starts its thread.
+
+        Args:
+            directory: Directory of the segments; created by the first write.
+            limits: Limits of all segments in the directory.
+            head: Head of each segment.
+            clock: Returns the time on a clock that never goes back [s].
+            wall_clock: Returns the time to which the files' times of change are compared [s since 1970].
+
+        Raises:
+            ConfigError: The package zstandard is not installed.
+        """
+        import_zstandard()
+        self._directory = directory
+        self._limits = limits
+        self._head = head
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        # --- guarded by the condition ---
+        self._queue: list[_Queued] = []
+        self._dropped = 0
+        self._closing = False
+        # --- the thread's own ---
+        self._writer: SegmentWriter | None = None
+        self._begun_s = 0.0
+        self._settings: object = None
+        self._verdicts: Verdicts = ()
+        self._lost = 0
+        self._retry_s = 0.0
+        self._others: dict[Path, int] = {}
+        """Sizes of the other segments, the oldest first."""
+        self._complaints = LogRateLimiter()
+
+    # --- called by the core ----------------------------------------------------------------------------
+
+    def record(self, state: EngineState, snapshot: Snapshot, report: Report, use: StepUse) -> None:
+        """Queue a step: the state before it, its snapshot and its report. Never blocks."""
+        with self._changed:
+            if self._closing:
+                return
+            if len(self._queue) >= QUEUE_MAX:
+                self._dropped += len(self._queue)
+                self._queue.clear()
+            self._queue.append(_Queued(state, snapshot, report, use))
+            self._changed.notify()
+            if self._thread is None:
+                thread = DaemonThread(self._run, "dh-record")
+                try:
+                    thread.start()
+                except ThreadStartError as error:  # the next step tries again
+                    if self._complaints.tick():
+                        log.warning("record: no thread: %s; snapshots wait in memory", error)
+                    return
+                self._thread = thread
+
+    def close(self, timeout_s: float) -> bool:
+        """Write the queued steps and end the thread. False: the disk takes longer than `timeout_s`."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # --- thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        set_thread_name("dh-record")
+        self._repair_last_segment()
+        while True:
+            with self._changed:
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+                if not self._closing:
+                    self._changed.wait(DELAY_S)
+                queue, self._queue = self._queue, []
+                dropped, self._dropped = self._dropped, 0
+                is_end = self._closing
+            if dropped:
+                self._lost += dropped
+                self._end_segment()
+            if queue:
+                self._write(queue, is_end=is_end)
+            if is_end:
+                self._end_segment()
+                return
+
+    def _repair_last_segment(self) -> None:
+        """Cut what a killed agent left of a frame."""
+        try:
+            paths = segment_paths(self._directory) if self._directory.exists() else []
+            problem = cut_torn_tail(paths[-1]) if paths else None
+        except OSError as error:
+            log.warning("record: %s: %s; the last segment is not checked", self._directory, error.strerror)
+            return
+        if problem:
+            log.warning("record: %s; the steps after it are lost", problem)
+
+    def _write(self, queue: list[_Queued], *, is_end: bool) -> None:
+        """Write queued steps, in a new segment where the settings changed or the old one is full."""
+        if self._writer is None and self._clock() < self._retry_s and not is_end:
+            self._lost += len(queue)
+            return
+        written = 0
+        try:
+            for part in _by_settings(queue):
+                writer = self._writer
+                if writer is not None and (
+                    part[0].state.settings is not self._settings
+                    or writer.size >= self._limits.size // SEGMENTS
+                    or self._clock() - self._begun_s >= SEGMENT_AGE_S
+                ):
+                    self._end_segment()
+                writer = self._writer or self._begin_segment(part[0].state)
+                writer.append([self._step(queued) for queued in part])
+                written += len(part)
+            self._delete_old()
+        except OSError as error:
+            self._lost += len(queue) - written
+            self._retry_s = self._clock() + RETRY_S
+            self._end_segment()
+            if self._complaints.tick():
+                log.warning(
+                    "record: %s: %s; %d snapshots are not recorded, the next attempt is in %g s",
+                    self._directory,
+                    error.strerror,
+                    self._lost,
+                    RETRY_S,
+                )
+
+    def _step(self, queued: _Queued) -> RecordedStep:
+        if queued.use is StepUse.PUBLISHED:
+            self._verdicts = report_verdicts(queued.report)
+        return RecordedStep(queued.snapshot, queued.report.at, queued.use, self._verdicts)
+
+    def _begin_segment(self, state: EngineState) -> SegmentWriter:
+        make_directory(self._directory)
+        self._others = {path: path.stat().st_size for path in segment_paths(self._directory)}
+        number = max((segment_number(path) or 0 for path in self._others), default=0) + 1
+        self._delete_old()
+        path = segment_path(self._directory, number)
+        self._writer = SegmentWriter(path, self._head._replace(lost=self._lost), state)
+        self._begun_s, self._settings, self._lost = self._clock(), state.settings, 0
+        return self._writer
+
+    def _end_segment(self) -> None:
+        if self._writer is not None:
+            self._others[self._writer.path] = self._writer.size
+            self._writer.close()
+            self._writer = None
+
+    def _delete_old(self) -> None:
+        """Delete the oldest segments beyond the limits; the current one stays."""
+        current = self._writer.size if self._writer else 0
+        oldest_s = self._wall_clock() - self._limits.age_s
+        while self._others:
+            path = next(iter(self._others))
+            if sum(self._others.values()) + current <= self._limits.size and not _is_older(path, oldest_s):
+                return
+            path.unlink(missing_ok=True)
+            del self._others[path]
+
+
+def _is_older(path: Path, wall_s: float) -> bool:
+    try:
+        return os.stat(path).st_mtime < wall_s
+    except FileNotFoundError:
+        return True
+
+
+def _by_settings(queue: list[_Queued]) -> list[list[_Queued]]:
+    """Divide queued steps into parts with equal settings, which one segment has."""
+    parts: list[list[_Queued]] = []
+    for queued in queue:
+        if parts and parts[-1][-1].state.settings is queued.state.settings:
+            parts[-1].append(queued)
+        else:
+            parts.append([queued])
+    return parts

@@ -1,0 +1,260 @@
+"""Files of a record: one segment each, as frames of compressed events with a checksum per frame.
+
+A file that ends within a frame, after a crash or on a full disk, is readable up to its last complete frame.
+All frames of a file are one zstd stream, flushed after each frame, so that equal parts of events cost little.
+"""
+
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from agent.engine.step import EngineState
+from agent.errors import ConfigError, ProbeError
+from agent.record.events import CLASSES, RecordedStep, SegmentDecoder, SegmentEncoder, SegmentHead
+from agent.record.value_codec import ClassTable, CodecError
+
+MAGIC: Final = b"DRAHREC1"
+SUFFIX: Final = ".drahrec"
+_NAME: Final = re.compile(r"record-(\d{8})\.drahrec")
+_FRAME: Final = struct.Struct("<III")
+"""Head of a frame: size, size before compression, and CRC-32 of the compressed data."""
+FRAME_MAX: Final = 64 << 20
+"""Largest size of a frame before compression [bytes]: hundreds of times that of 4,096 devices."""
+LEVEL: Final = 6
+WINDOW_LOG: Final = 20
+"""Logarithm of the zstd window's size: 1 MiB finds the same objects in earlier events."""
+MODE: Final = 0o600
+"""Mode of the files, which have names of pods."""
+
+
+class SegmentProblem(NamedTuple):
+    """Damage of a segment's file."""
+
+    path: Path
+    offset: int
+    """Position of the first byte that cannot be read."""
+    size: int
+    """Size of the file [bytes]."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: cut at byte {self.offset} of {self.size}: {self.reason}"
+
+
+def import_zstandard() -> Any:
+    """Import and return the module zstandard.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        import zstandard
+    except ImportError:
+        raise ConfigError("records need the package zstandard; install drahealth[record]") from None
+    return zstandard
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    """Return the path of a segment in a record's directory."""
+    return directory / f"record-{number:08d}{SUFFIX}"
+
+
+def segment_number(path: Path) -> int | None:
+    """Return the number of a segment's file; None: the file has another name."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def segment_paths(directory: Path) -> list[Path]:
+    """Return the files of a record's segments, the oldest first. Raises OSError."""
+    found = {number: path for path in directory.iterdir() if (number := segment_number(path)) is not None}
+    return [found[number] for number in sorted(found)]
+
+
+class SegmentWriter:
+    """Writer of one segment's file, which it creates. Not thread-safe."""
+
+    def __init__(self, path: Path, head: SegmentHead, state: EngineState) -> None:
+        """Create the file and write its head. Blocks on the disk.
+
+        Raises:
+            OSError: The file exists, or cannot be written; it is removed then.
+        """
+        self.path = path
+        self.size = 0
+        zstandard = import_zstandard()
+        parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, window_log=WINDOW_LOG)
+        self._compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+        self._flush_mode = zstandard.COMPRESSOBJ_FLUSH_BLOCK
+        self._packer = msgspec.msgpack.Encoder()
+        self._encoder = SegmentEncoder(ClassTable(CLASSES))
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
+        try:
+            self._write(MAGIC + self._frame([self._encoder.begin(head, state)]))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            self.close()
+            raise
+
+    def append(self, steps: list[RecordedStep]) -> None:
+        """Append steps as one frame. Blocks on the disk.
+
+        Raises:
+            OSError: The frame could not be written; the file ends before it and takes no further frame.
+        """
+        self._write(self._frame([self._encoder.event(step) for step in steps]))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _frame(self, events: list[Any]) -> bytes:
+        data = self._packer.encode(events)
+        packed: bytes = self._compressor.compress(data) + self._compressor.flush(self._flush_mode)
+        return _FRAME.pack(len(packed), len(data), zlib.crc32(packed)) + packed
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError:
+            os.ftruncate(self._fd, self.size)  # the part of the frame that was written
+            raise
+        self.size += len(data)
+
+
+class SegmentReader:
+    """Reader of one segment's file.
+
+    The file may come from anywhere: sizes are checked before memory is used, and only values of known classes
+    are created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file and read its head. Blocks on the disk.
+
+        Raises:
+            ProbeError: The file cannot be read, or has no valid head.
+        """
+        self.path = path
+        self.problem: SegmentProblem | None = None
+        """Damage that ended the read; None: none was found so far."""
+        self._frames = _frames(path)
+        try:
+            self._decoder = SegmentDecoder(next(self._frames, [None])[0])
+        except (CodecError, LookupError, TypeError, ValueError) as error:
+            raise ProbeError(f"{path}: {error}") from None
+        except SegmentDamaged as damage:
+            raise ProbeError(f"{damage.problem}") from None
+        except OSError as error:
+            raise ProbeError(f"{path}: {error.strerror}") from None
+        self.head = self._decoder.head
+
+    def state(self) -> EngineState:
+        """Return the engine's state before the first step. Raises CodecError."""
+        return self._decoder.state()
+
+    def steps(self) -> Iterator[RecordedStep]:
+        """Yield the steps up to the end or the first damage, which is :attr:`problem` then."""
+        try:
+            for events in self._frames:
+                for event in events:
+                    yield self._decoder.step(event)
+        except SegmentDamaged as damage:
+            self.problem = damage.problem
+        except OSError as error:
+            self.problem = SegmentProblem(self.path, 0, 0, error.strerror or str(error))
+        except (CodecError, LookupError, TypeError, ValueError) as error:
+            size = self.path.stat().st_size
+            self.problem = SegmentProblem(self.path, size, size, str(error))
+
+
+class SegmentDamaged(Exception):
+    """A frame of a file is not complete, or not what was written."""
+
+    def __init__(self, path: Path, offset: int, reason: str) -> None:
+        self.problem = SegmentProblem(path, offset, path.stat().st_size, reason)
+        super().__init__(str(self.problem))
+
+
+def _frames(path: Path) -> Iterator[list[Any]]:
+    """Yield the events of each frame of a file. Raises SegmentDamaged, CodecError and OSError."""
+    zstandard = import_zstandard()
+    fed = _Feeder()
+    stream = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW_LOG).stream_reader(fed)
+    decoder = msgspec.msgpack.Decoder()
+    with open(path, "rb") as file:
+        for offset, raw_size, packed in _packed_frames(path, file):
+            fed.data = packed
+            try:
+                data = stream.read(raw_size)
+                events = decoder.decode(data)
+            except (zstandard.ZstdError, msgspec.DecodeError, _FeederEmpty) as error:
+                raise SegmentDamaged(path, offset, f"the frame cannot be unpacked: {error}") from None
+            if not isinstance(events, list):
+                raise SegmentDamaged(path, offset, "the frame has no list of events")
+            yield events
+
+
+def _packed_frames(path: Path, file: Any) -> Iterator[tuple[int, int, bytes]]:
+    """Yield offset, unpacked size and content of each frame. Raises SegmentDamaged, CodecError, OSError."""
+    if file.read(len(MAGIC)) != MAGIC:
+        raise CodecError("this is no record of drahealth")
+    offset = len(MAGIC)
+    while head := file.read(_FRAME.size):
+        if len(head) < _FRAME.size:
+            raise SegmentDamaged(path, offset, "the last frame is not complete")
+        size, raw_size, checksum = _FRAME.unpack(head)
+        if max(size, raw_size) > FRAME_MAX:
+            raise SegmentDamaged(path, offset, f"a frame of {max(size, raw_size)} bytes; limit {FRAME_MAX}")
+        packed = file.read(size)
+        if len(packed) < size:
+            raise SegmentDamaged(path, offset, "the last frame is not complete")
+        if zlib.crc32(packed) != checksum:
+            raise SegmentDamaged(path, offset, "the checksum of a frame is wrong")
+        yield offset, raw_size, packed
+        offset += _FRAME.size + size
+
+
+def cut_torn_tail(path: Path) -> SegmentProblem | None:
+    """Cut a file after its last complete frame. Returns what was cut; None: nothing. Blocks on the disk.
+
+    Raises OSError.
+    """
+    try:
+        with open(path, "rb") as file:
+            for _ in _packed_frames(path, file):
+                pass
+    except SegmentDamaged as damage:
+        os.truncate(path, damage.problem.offset)
+        return damage.problem
+    except CodecError as error:
+        return SegmentProblem(path, 0, path.stat().st_size, str(error))
+    return None
+
+
+class _FeederEmpty(Exception):
+    """The decompressor wants more data than one frame has."""
+
+
+class _Feeder:
+    """File-like object that gives the decompressor one frame at a time."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def read(self, _size: int) -> bytes:
+        """Return the frame's data. Raises _FeederEmpty if they were returned before."""
+        if not self.data:
+            raise _FeederEmpty("it ends too early")
+        data, self.data = self.data, b""
+        return data

@@ -1,0 +1,373 @@
+"""Values of the model as plain data for msgpack, complete or as the difference to an earlier value. Pure.
+
+A complete value that is not a scalar is a list whose first item is a tag: of a tuple, a mapping, a set, a
+large integer, or of one of the known classes. A difference is a map from position to change, for an integer
+the number to add. A difference of equal values is NO_CHANGE.
+
+The tags and the fields of all classes are in the head of each file (:meth:`ClassTable.description`), so that
+a later release reads a file although fields were added, removed or moved since.
+"""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import fields, is_dataclass
+from enum import Enum, StrEnum
+from operator import attrgetter
+from types import UnionType
+from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+TUPLE_TAG: Final = 0
+MAPPING_TAG: Final = 1
+SET_TAG: Final = 2
+LARGE_INT_TAG: Final = 3
+BYTES_TEXT_TAG: Final = 4
+"""Tag of a text that is not valid Unicode, stored as bytes."""
+LIST_TAG: Final = 5
+FIRST_CLASS_TAG: Final = 16
+RESIZED: Final = -1
+"""Key in the difference of a tuple whose length changed: numbers of kept items at both ends, and the items
+between them."""
+
+INT64_MIN: Final = -(1 << 63)
+UINT64_MAX: Final = (1 << 64) - 1
+
+
+class NoChange:
+    """Type of :data:`NO_CHANGE`."""
+
+
+NO_CHANGE: Final = NoChange()
+"""Difference of two equal values."""
+
+
+class CodecError(Exception):
+    """Recorded data that cannot be decoded; the text has the reason."""
+
+
+class ValueClass(NamedTuple):
+    """Class whose values are recorded field by field, or an enum."""
+
+    type: type
+    names: tuple[str, ...]
+    """Names of the fields; of an enum: empty."""
+
+    @property
+    def is_enum(self) -> bool:
+        """True: values are members of an enum."""
+        return issubclass(self.type, Enum)
+
+    def make(self, values: list[Any]) -> Any:
+        """Return the value with these fields, in the order of ``names``."""
+        if issubclass(self.type, tuple):
+            return self.type._make(values)  # type: ignore[attr-defined]  # a NamedTuple
+        return self.type(*values)
+
+
+def classes_of(*roots: type) -> list[ValueClass]:
+    """Return all classes that occur in the type hints of `roots`, sorted by name.
+
+    Raises:
+        TypeError: Two classes have the same name, or a class is no enum, named tuple or dataclass.
+    """
+    found: dict[str, type] = {}
+
+    def visit(hint: Any) -> None:
+        if get_origin(hint) in (Union, UnionType, None) and not get_args(hint):
+            if isinstance(hint, type) and hint not in (int, str, float, bool, bytes, type(None), object):
+                add(hint)
+            return
+        for inner in get_args(hint):
+            if inner is not Ellipsis:
+                visit(inner)
+
+    def add(kind: type) -> None:
+        if (known := found.setdefault(kind.__name__, kind)) is not kind:
+            raise TypeError(f"two classes named {kind.__name__}: in {known.__module__} and {kind.__module__}")
+        if visited.get(kind):
+            return
+        visited[kind] = True
+        if not issubclass(kind, Enum):
+            for hint in get_type_hints(kind).values():
+                visit(hint)
+
+    visited: dict[type, bool] = {}
+    for root in roots:
+        add(root)
+    return [ValueClass(found[name], _field_names(found[name])) for name in sorted(found)]
+
+
+def _field_names(kind: type) -> tuple[str, ...]:
+    if issubclass(kind, Enum):
+        return ()
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return tuple(kind._fields)
+    if is_dataclass(kind):
+        return tuple(field.name for field in fields(kind))
+    raise TypeError(f"{kind.__name__} is no enum, named tuple or dataclass")
+
+
+class ClassTable:
+    """Known classes with their tags, which encodes values and differences."""
+
+    def __init__(self, classes: Iterable[ValueClass]) -> None:
+        self._classes = list(classes)
+        self._tags = {one.type: FIRST_CLASS_TAG + at for at, one in enumerate(self._classes)}
+        self._getters = {one.type: _getter(one) for one in self._classes if not one.is_enum}
+
+    def description(self) -> list[list[Any]]:
+        """Return names and fields of the classes, in the order of their tags, for the head of a file."""
+        return [[one.type.__name__, *one.names] for one in self._classes]
+
+    def complete(self, value: Any) -> Any:
+        """Return a value as plain data.
+
+        Raises:
+            TypeError: The value, or a part of it, has an unknown type.
+        """
+        kind = type(value)
+        if kind is int:
+            return value if INT64_MIN <= value <= UINT64_MAX else [LARGE_INT_TAG, _large(value)]
+        if kind is str:
+            return value if value.isascii() else _text(value)
+        if value is None or kind is float or kind is bool or kind is bytes:
+            return value
+        complete = self.complete
+        if getter := self._getters.get(kind):
+            return [self._tags[kind], *map(complete, getter(value))]
+        if kind is tuple:
+            return [TUPLE_TAG, *map(complete, value)]
+        if (tag := self._tags.get(kind)) is not None:
+            return [tag, value.value]
+        if isinstance(value, Mapping):
+            return [MAPPING_TAG, *(complete(part) for item in value.items() for part in item)]
+        if isinstance(value, AbstractSet):
+            return [SET_TAG, *map(complete, sorted(value, key=repr))]
+        if kind is list:
+            return [LIST_TAG, *map(complete, value)]
+        if isinstance(value, StrEnum):  # in a field of type str, where its text alone counts
+            return str(value)
+        raise TypeError(f"a value of type {kind.__name__} cannot be recorded")
+
+    def difference(self, old: Any, new: Any) -> Any:
+        """Return what changed from `old` to `new` as plain data; NO_CHANGE if they are equal."""
+        if old is new:
+            return NO_CHANGE
+        kind = type(new)
+        if type(old) is not kind:
+            return self.complete(new)
+        if kind is int:
+            return NO_CHANGE if old == new else self.complete(new - old)
+        if getter := self._getters.get(kind):
+            difference = self.difference
+            changes = {}
+            for at, (before, after) in enumerate(zip(getter(old), getter(new), strict=True)):
+                if before is not after and (change := difference(before, after)) is not NO_CHANGE:
+                    changes[at] = change
+            return changes or NO_CHANGE
+        if kind is tuple:
+            return self._tuple_difference(old, new)
+        if kind is float:
+            return NO_CHANGE if old == new and repr(old) == repr(new) else new
+        if isinstance(new, Mapping) and list(old) == list(new):
+            changes = {}
+            for at, key in enumerate(new):
+                if (change := self.difference(old[key], new[key])) is not NO_CHANGE:
+                    changes[at] = change
+            return changes or NO_CHANGE
+        return NO_CHANGE if old == new and not isinstance(new, Mapping) else self.complete(new)
+
+    def _tuple_difference(self, old: tuple[Any, ...], new: tuple[Any, ...]) -> Any:
+        changes: dict[int, Any] = {}
+        first = 0
+        shorter = min(len(old), len(new))
+        if len(old) != len(new):
+            while first < shorter and _key(old[first]) == _key(new[first]):
+                first += 1
+            last = 0
+            while last < shorter - first and _key(old[-1 - last]) == _key(new[-1 - last]):
+                last += 1
+            between = new[first : len(new) - last]
+            changes[RESIZED] = [first, last, *map(self.complete, between)]
+            pairs = [(at, old[at], new[at]) for at in range(first)]
+            # positions in the new tuple, which the decoder resizes before it changes items
+            offset = len(new) - last
+            pairs += [(offset + at, old[len(old) - last + at], new[offset + at]) for at in range(last)]
+        else:
+            pairs = [(at, before, new[at]) for at, before in enumerate(old)]
+        for at, before, after in pairs:
+            if before is not after and (change := self.difference(before, after)) is not NO_CHANGE:
+                changes[at] = change
+        return changes or NO_CHANGE
+
+
+def _key(value: Any) -> Any:
+    """Return the part of an item of a tuple that identifies it: the first field of a named tuple."""
+    if isinstance(value, tuple) and value:
+        return value[0]
+    return value
+
+
+def _getter(one: ValueClass) -> Any:
+    if issubclass(one.type, tuple):
+        return tuple.__iter__
+    if not one.names:
+        return lambda _: ()
+    if len(one.names) == 1:
+        (name,) = one.names
+        return lambda value: (getattr(value, name),)
+    return attrgetter(*one.names)
+
+
+def _large(value: int) -> bytes:
+    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+
+
+def _text(value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return [BYTES_TEXT_TAG, value.encode("utf-8", "surrogatepass")]
+    return value
+
+
+class Decoder:
+    """Decoder of the values of one file, with the classes that the file's head describes."""
+
+    def __init__(self, description: Iterable[Iterable[Any]], known: Iterable[ValueClass]) -> None:
+        """Create the decoder.
+
+        Args:
+            description: Names and fields of the classes in the file, in the order of their tags.
+            known: Classes of this release.
+        """
+        by_name = {one.type.__name__: one for one in known}
+        self._readers: list[_ClassReader] = []
+        self._changers: dict[type, _ClassReader] = {}
+        self.changed_classes: set[str] = set()
+        """Names of the classes whose fields differ between the file and this release, or that it lacks."""
+        for name, *names in description:
+            one = by_name.get(name)
+            if one is None or tuple(names) != one.names:
+                self.changed_classes.add(name)
+            reader = _ClassReader(name, tuple(names), one)
+            self._readers.append(reader)
+            if one is not None:
+                self._changers[one.type] = reader
+
+    def complete(self, data: Any) -> Any:
+        """Return the value that :meth:`ClassTable.complete` encoded.
+
+        Raises:
+            CodecError: The data are not valid, or name a class that this release does not have.
+        """
+        if type(data) is not list:
+            if type(data) is dict:
+                raise CodecError("a difference where a complete value must be")
+            return data
+        if not data or type(data[0]) is not int:
+            raise CodecError("a value without a tag")
+        tag = data[0]
+        if tag >= FIRST_CLASS_TAG:
+            if tag - FIRST_CLASS_TAG >= len(self._readers):
+                raise CodecError(f"the tag {tag} is not in the head of the file")
+            return self._readers[tag - FIRST_CLASS_TAG].complete(data, self)
+        complete = self.complete
+        if tag == TUPLE_TAG:
+            return tuple(map(complete, data[1:]))
+        if tag == MAPPING_TAG:
+            parts = [complete(part) for part in data[1:]]
+            return dict(zip(parts[::2], parts[1::2], strict=True))
+        if tag == SET_TAG:
+            return frozenset(map(complete, data[1:]))
+        if tag == LIST_TAG:
+            return list(map(complete, data[1:]))
+        if tag == LARGE_INT_TAG:
+            return int.from_bytes(data[1], "little", signed=True)
+        if tag == BYTES_TEXT_TAG:
+            return data[1].decode("utf-8", "surrogatepass")
+        raise CodecError(f"the tag {tag} is not known")
+
+    def changed(self, old: Any, data: Any) -> Any:
+        """Return the value after a change that :meth:`ClassTable.difference` encoded.
+
+        Raises:
+            CodecError: The data are not valid, or do not fit the value.
+        """
+        kind = type(old)
+        if type(data) is not dict:
+            if kind is int:
+                if type(data) is int:
+                    return old + data
+                if type(data) is list and data and data[0] == LARGE_INT_TAG:
+                    return old + self.complete(data)
+            return self.complete(data)
+        if kind is tuple:
+            return self._changed_tuple(old, data)
+        if reader := self._changers.get(kind):
+            return reader.changed(old, data, self)
+        if isinstance(old, Mapping):
+            keys = list(old)
+            new = dict(old)
+            for at, change in data.items():
+                new[keys[at]] = self.changed(old[keys[at]], change)
+            return new
+        raise CodecError(f"a difference of a {kind.__name__}")
+
+    def _changed_tuple(self, old: tuple[Any, ...], data: dict[int, Any]) -> tuple[Any, ...]:
+        new = list(old)
+        if (resized := data.get(RESIZED)) is not None:
+            first, last, *between = resized
+            new[first : len(old) - last] = map(self.complete, between)
+        for at, change in data.items():
+            if at != RESIZED:
+                new[at] = self.changed(new[at], change)
+        return tuple(new)
+
+
+class _ClassReader:
+    """Reader of one class of a file: maps the recorded fields to those of this release."""
+
+    def __init__(self, name: str, recorded: tuple[str, ...], known: ValueClass | None) -> None:
+        self._name = name
+        self._known = known
+        self._size = len(recorded) + 1
+        self._members: dict[Any, Any] = {}
+        self._same = known is not None and known.names == recorded
+        if known is not None and not known.is_enum:
+            self._getter = _getter(known)
+            self._places = [known.names.index(name) if name in known.names else None for name in recorded]
+            self._names = known.names
+
+    def complete(self, data: list[Any], decoder: Decoder) -> Any:
+        known = self._known
+        if known is None:
+            raise CodecError(
+                f"this release has no class {self._name}; read the file with the release that wrote it"
+            )
+        if known.is_enum:
+            try:
+                return known.type(data[1])
+            except ValueError:
+                raise CodecError(f"{self._name} has no value {data[1]!r} in this release") from None
+        if len(data) != self._size:
+            raise CodecError(f"{self._name} with {len(data) - 1} fields instead of {self._size - 1}")
+        if self._same:
+            return known.make([decoder.complete(part) for part in data[1:]])
+        given = {
+            self._names[place]: decoder.complete(part)
+            for place, part in zip(self._places, data[1:], strict=True)
+            if place is not None
+        }
+        try:
+            return known.type(**given)
+        except TypeError as error:
+            raise CodecError(f"{self._name}: {error}") from None
+
+    def changed(self, old: Any, data: dict[int, Any], decoder: Decoder) -> Any:
+        assert self._known is not None
+        values = list(self._getter(old))
+        for at, change in data.items():
+            place = self._places[at]
+            if place is not None:
+                values[place] = decoder.changed(values[place], change)
+        return self._known.make(values)

@@ -1,0 +1,196 @@
+"""Size and cost of the record of a quiet day: 8 busy GPUs and 200 cgroups, simulated faster than real time.
+
+``cd tests && PYTHONPATH=.. ../.venv/bin/python -m record_size --hours 24`` prints both.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from golden import stories
+from gpu_samples import gpu_sample, gpu_set
+from paper import group_sample
+from record_nodes import Step
+
+from agent.engine.loop import StepUse
+from agent.engine.step import EngineState, step
+from agent.model.claim import DeviceRef
+from agent.model.gpu import GpuField, GpuSample
+from agent.model.machine_samples import PressureSample
+from agent.model.pod_findings import PodsSample
+from agent.model.settings import EngineSettings
+from agent.model.snapshot import CgroupSample, NativeCoreStats, Snapshot
+from agent.model.source_state import SourceSample
+from agent.model.time import NS, Instant
+from agent.record.events import RecordedStep, SegmentHead, report_verdicts
+from agent.record.segment_file import SegmentWriter, segment_path
+
+GPUS: Final = 8
+GROUPS: Final = 200
+LIMITED: Final = 60
+"""Cgroups with a CPU limit, whose periods are counted."""
+SEGMENT_S: Final = 6 * 3600
+
+
+def quiet_snapshots(seconds: int, seed: int = 1) -> Iterator[tuple[Snapshot, Instant]]:
+    """Yield a snapshot for each heartbeat of a node on which nothing fails and everything runs."""
+    draw = random.Random(seed)
+    node = stories.Host(EngineSettings("node-a"))
+    node.next(3)
+    base = node.snapshot()
+    start_ns, now_ns, wall_s = node.now_ns, node.now_ns, 1_790_000_000.0
+    groups = [
+        group_sample(at, pod=f"{at // 2:08x}-0000-4000-8000-{at:012x}", container="main" * (at % 2))
+        for at in range(1, GROUPS + 1)
+    ]
+    gpus = [gpu_sample(number=at, bus=f"0000:{at + 1:x}b:00.0") for at in range(GPUS)]
+    names = {group.pod_uid: f"team-{at % 7}/train-{at}" for at, group in enumerate(groups)}
+    uses = {
+        group.pod_uid: (DeviceRef("gpu.example.com", "node-a", f"gpu-{at}"),)
+        for at, group in enumerate(groups[:GPUS])
+    }
+    stalls, core = (0, 0, 0), NativeCoreStats()
+    while now_ns - start_ns < seconds * NS:
+        pause_ns = int(NS * (10 - draw.random())) + draw.randrange(10**6)
+        now_ns, wall_s = now_ns + pause_ns, wall_s + pause_ns / NS
+        now = Instant(now_ns, wall_s + draw.randrange(3) * 2.4e-7)
+        passes = (now_ns - start_ns) // NS
+        gpus = [_busy(gpu, now_ns, passes, draw) for gpu in gpus]
+        groups = [
+            _running(group, draw) if at < LIMITED and draw.random() < 0.9 else group
+            for at, group in enumerate(groups)
+        ]
+        stalls = tuple(
+            total + draw.randrange(most) for total, most in zip(stalls, (10**6, 9, 2000), strict=True)
+        )
+        core = replace(
+            core,
+            passes=passes,
+            wakes=core.wakes + draw.randrange(2),
+            reads=core.reads + 900 + draw.randrange(60),
+            opens=core.opens + draw.randrange(40),
+        )
+        read = [_beat(source, now_ns, draw) for source in base.sources]
+        assert base.machine is not None
+        machine = replace(
+            base.machine,
+            pressure=PressureSample(*stalls),
+            sources=tuple(source for source in read if source.name in stories.MACHINE),
+        )
+        pods = SourceSample(
+            "pods", read[0].state, now_ns // (60 * NS) * 60 * NS, 60 * NS, 0, "", passes // 60, False
+        )
+        nvml = gpu_set(*gpus)
+        nvml = replace(nvml, nvml=_beat(nvml.nvml, now_ns, draw), events=_beat(nvml.events, now_ns, draw))
+        snapshot = replace(
+            base,
+            seq=base.seq + passes,
+            groups=tuple(groups),
+            core=core,
+            gpus=nvml,
+            machine=machine,
+            log=replace(base.log, source=read[-1]) if base.log else None,
+            pods=PodsSample(pods, uses, names),
+            sources=(*read, nvml.nvml, nvml.events, pods),
+        )
+        yield snapshot, now
+
+
+def _beat(source: SourceSample, now_ns: int, draw: random.Random) -> SourceSample:
+    beat_ns = now_ns - draw.randrange(min(source.period_ns, 9 * NS))
+    return source._replace(beat_ns=beat_ns, passes=beat_ns // source.period_ns)
+
+
+def _busy(gpu: GpuSample, now_ns: int, passes: int, draw: random.Random) -> GpuSample:
+    temp = gpu.readings[GpuField.TEMP]
+    assert isinstance(temp, int)
+    temp = min(74, max(52, temp + draw.choice((-1, 0, 0, 1))))
+    throttled = gpu.readings[GpuField.SLOWED_SW_POWER]
+    assert isinstance(throttled, int)
+    readings = {
+        **gpu.readings,
+        GpuField.TEMP: temp,
+        GpuField.MEM_TEMP: temp + 8 + draw.randrange(2),
+        GpuField.MARGIN: 87 - temp,
+        GpuField.UTILIZATION: draw.choice((0, 97, 98, 99, 100)),
+        GpuField.CLOCK_REASONS: draw.choice((0, 4)),
+        GpuField.SLOWED_SW_POWER: throttled + draw.randrange(10**8),
+    }
+    return replace(
+        gpu,
+        readings=readings,
+        passes=passes,
+        slow_passes=passes // 10,
+        beat_ns=now_ns - draw.randrange(NS),
+        probe_p50_ns=350_000 + draw.randrange(60_000),
+    )
+
+
+def _running(group: CgroupSample, draw: random.Random) -> CgroupSample:
+    periods, throttled = group.cpu_periods, group.cpu_throttled
+    assert isinstance(periods, int)
+    assert isinstance(throttled, int)
+    return group._replace(
+        cpu_periods=periods + 95 + draw.randrange(10), cpu_throttled=throttled + draw.randrange(3)
+    )
+
+
+def quiet_steps(seconds: int, seed: int = 1) -> Iterator[Step]:
+    """Yield the steps of a quiet node, all published."""
+    state = EngineState(EngineSettings("node-a"))
+    for snapshot, now in quiet_snapshots(seconds, seed):
+        before = state
+        state, report = step(before, snapshot, now)
+        yield before, snapshot, report, StepUse.PUBLISHED
+
+
+def write_quiet_day(directory: Path, seconds: int) -> tuple[int, int, float, float]:
+    """Write the record of a quiet node, one frame per step, with a segment every six hours.
+
+    Returns bytes, steps, and the CPU time of step() and of the recorder's thread [s].
+    """
+    directory.mkdir(exist_ok=True)
+    writer, size, count, spent_s = None, 0, 0, 0.0
+    begun_ns = 0
+    began_s = time.process_time()
+    for before, snapshot, report, use in quiet_steps(seconds):
+        start_s = time.process_time()
+        if writer is None or report.at.mono_ns - begun_ns > SEGMENT_S * NS:
+            if writer is not None:
+                size += writer.size
+                writer.close()
+            begun_ns = report.at.mono_ns
+            writer = SegmentWriter(segment_path(directory, count), SegmentHead("", "node-a", ""), before)
+        writer.append([RecordedStep(snapshot, report.at, use, report_verdicts(report))])
+        spent_s += time.process_time() - start_s
+        count += 1
+    assert writer is not None
+    size += writer.size
+    writer.close()
+    return size, count, time.process_time() - began_s - spent_s, spent_s
+
+
+def main() -> None:
+    """Print size and cost."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hours", type=float, default=24)
+    parser.add_argument("--to", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = args.to or Path(temporary)
+        size, count, step_s, record_s = write_quiet_day(directory, int(args.hours * 3600))
+    own_ms, rest_ms = 1e3 * record_s / count, 1e3 * step_s / count
+    sys.stdout.write(
+        f"{count} steps in {args.hours:g} h: {size / 2**20:.2f} MiB, {size / count:.0f} bytes a step\n"
+        f"CPU per step: recorder {own_ms:.2f} ms, simulation and step() {rest_ms:.2f} ms\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,374 @@
+"""Records of snapshots: what was written is read back, and a replay gives the reports that were published."""
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from patience import PATIENCE_S
+from record_nodes import Step, gpu_day, host_day
+from record_size import write_quiet_day
+
+from agent.engine.loop import StepUse
+from agent.engine.step import EngineState, step
+from agent.errors import ProbeError
+from agent.model.reading import Absence, Missing
+from agent.model.snapshot import CpuSetsSample, CpuThrottleSample
+from agent.model.time import Instant
+from agent.record.events import CLASSES, RecordedStep, SegmentHead, recordable_state, report_verdicts
+from agent.record.recorder import RecordLimits, SnapshotRecorder
+from agent.record.replay import replay_segment, verdict_differences
+from agent.record.segment_file import SegmentReader, SegmentWriter, cut_torn_tail, segment_path, segment_paths
+from agent.record.value_codec import NO_CHANGE, ClassTable, CodecError, Decoder, ValueClass
+from agent.serve.agent_api.encode import encode_report
+
+HEAD = SegmentHead("0.1.0", "node-a", "boot-1")
+TABLE = ClassTable(CLASSES)
+DAYS = [*((host_day, seed) for seed in range(3)), *((gpu_day, seed) for seed in range(2))]
+
+
+def through_msgpack(data: Any) -> Any:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(data))
+
+
+def decoder() -> Decoder:
+    return Decoder(TABLE.description(), CLASSES)
+
+
+def report_bytes(report: Any) -> bytes:
+    return b"".join(encode_report(report))
+
+
+def write_segment(path: Path, steps: list[Step], per_frame: int = 3) -> None:
+    recorded, verdicts = [], ()
+    for _, snapshot, report, use in steps:
+        if use is StepUse.PUBLISHED:
+            verdicts = report_verdicts(report)
+        recorded.append(RecordedStep(snapshot, report.at, use, verdicts))
+    writer = SegmentWriter(path, HEAD, steps[0][0])
+    for at in range(0, len(recorded), per_frame):
+        writer.append(recorded[at : at + per_frame])
+    writer.close()
+
+
+# --- values ------------------------------------------------------------------------------------------------
+
+readings = st.one_of(
+    st.integers(),
+    st.builds(Missing, st.sampled_from(Absence), st.integers(-5000, 200)),
+    st.just((1 << 64) - 1),
+)
+values = st.recursive(
+    st.one_of(
+        readings, st.none(), st.booleans(), st.text(), st.floats(allow_nan=False), st.sampled_from(StepUse)
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.frozensets(st.integers(), max_size=1),
+        st.builds(CpuThrottleSample, st.integers(0, 9), inner, inner),
+        st.builds(CpuSetsSample, inner, inner, inner),
+        st.builds(Instant, st.integers(), st.floats(allow_nan=False)),
+    ),
+    max_leaves=12,
+)
+ANY_TABLE = ClassTable([*CLASSES, ValueClass(StepUse, ())])
+
+
+@given(values, values)
+def test_value_and_its_change_are_decoded_as_they_were(old: Any, new: Any) -> None:
+    reader = Decoder(ANY_TABLE.description(), [*CLASSES, ValueClass(StepUse, ())])
+    first = reader.complete(through_msgpack(ANY_TABLE.complete(old)))
+    assert repr(first) == repr(old)
+    change = ANY_TABLE.difference(old, new)
+    after = first if change is NO_CHANGE else reader.changed(first, through_msgpack(change))
+    assert repr(after) == repr(new)
+    assert type(after) is type(new)
+
+
+def test_text_without_valid_unicode_is_decoded_as_it_was() -> None:
+    assert decoder().complete(through_msgpack(TABLE.complete("a\udcffb"))) == "a\udcffb"
+
+
+def test_value_of_unknown_type_is_refused() -> None:
+    with pytest.raises(TypeError, match="a value of type PosixPath cannot be recorded"):
+        TABLE.complete((Path("/"),))
+
+
+def test_class_without_a_field_of_the_file_ignores_it() -> None:
+    names = ["CpuThrottleSample", "package", "gone", "cpu", "core"]
+    old = Decoder([names], CLASSES)
+    sample = old.complete([16, 3, "x", 1, 2])
+    assert sample == CpuThrottleSample(1, 2, 3)
+    assert old.changed(sample, {0: 10, 1: "y", 3: 5}) == CpuThrottleSample(1, 7, 13)
+    assert old.changed_classes == {"CpuThrottleSample"}
+
+
+def test_field_that_the_file_lacks_has_its_default_or_is_an_error() -> None:
+    old = Decoder([["SourceSample", "name", "state", "beat_ns", "period_ns", "failures", "detail"]], CLASSES)
+    assert old.complete([16, "a", "ok", 1, 2, 3, ""]).vital is True
+    with pytest.raises(CodecError, match=r"CpuThrottleSample: .*missing 1 required"):
+        Decoder([["CpuThrottleSample", "cpu", "core"]], CLASSES).complete([16, 1, 2])
+
+
+def test_class_of_another_release_is_named() -> None:
+    with pytest.raises(CodecError, match="this release has no class Sample"):
+        Decoder([["Sample", "x"]], CLASSES).complete([16, 1])
+
+
+@pytest.mark.parametrize("data", [{}, [], ["x"], [15], [999], [16]])
+def test_invalid_value_is_refused(data: Any) -> None:
+    with pytest.raises(CodecError):
+        Decoder([["CpuThrottleSample", "cpu", "core", "package"]], CLASSES).complete(data)
+
+
+# --- days of nodes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("day", "seed"), DAYS)
+def test_replayed_random_day_gives_the_published_reports(day: Any, seed: int, tmp_path: Path) -> None:
+    steps = day(seed)
+    path = segment_path(tmp_path, 1)
+    write_segment(path, steps)
+    reader = SegmentReader(path)
+    assert reader.head == HEAD
+    replayed = list(replay_segment(reader))
+    assert reader.problem is None
+    assert len(replayed) == len(steps)
+    for (_, snapshot, report, use), again in zip(steps, replayed, strict=True):
+        assert again.recorded.use is use
+        assert again.recorded.snapshot == snapshot
+        assert report_bytes(again.report) == report_bytes(report)
+        assert again.report == report
+        if use is StepUse.PUBLISHED:
+            now = again.recorded.now
+            assert not list(verdict_differences(now, again.recorded.verdicts, report_verdicts(again.report)))
+
+
+@pytest.mark.parametrize(("day", "seed"), DAYS[2:4])
+def test_state_in_the_middle_of_a_day_continues_with_the_same_reports(day: Any, seed: int) -> None:
+    steps = day(seed)
+    for at in range(0, len(steps), max(1, len(steps) // 6)):
+        before, *_ = steps[at]
+        state = decoder().complete(through_msgpack(TABLE.complete(recordable_state(before))))
+        assert isinstance(state, EngineState)
+        for _, snapshot, report, _ in steps[at : at + 40]:
+            state, again = step(state, snapshot, report.at)
+            assert report_bytes(again) == report_bytes(report)
+
+
+def test_discarded_step_leaves_the_state_of_the_replay(tmp_path: Path) -> None:
+    steps = host_day(3, 6)
+    before, snapshot, report, _ = steps[5]
+    discarded = (before, snapshot, step(before, snapshot, report.at)[1], StepUse.DISCARDED)
+    steps.insert(5, discarded)
+    write_segment(segment_path(tmp_path, 1), steps)
+    replayed = replay_segment(SegmentReader(segment_path(tmp_path, 1)))
+    for (_, _, report, _), again in zip(steps, replayed, strict=True):
+        assert again.report == report
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def short_day() -> list[Step]:
+    return host_day(1, 8)
+
+
+def count_steps(path: Path) -> tuple[int, str]:
+    reader = SegmentReader(path)
+    return sum(1 for _ in reader.steps()), reader.problem.reason if reader.problem else ""
+
+
+def test_file_that_ends_anywhere_is_read_up_to_its_last_frame(short_day: list[Step], tmp_path: Path) -> None:
+    path = segment_path(tmp_path, 1)
+    write_segment(path, short_day, per_frame=1)
+    data = path.read_bytes()
+    seen = set()
+    for size in range(len(data) - 900, len(data), 37):
+        path.write_bytes(data[:size])
+        steps, reason = count_steps(path)
+        assert reason in ("", "the last frame is not complete")
+        problem = cut_torn_tail(path)
+        assert bool(problem) == bool(reason)
+        assert count_steps(path) == (steps, "")
+        seen.add(steps)
+    assert len(seen) > 2
+    assert max(seen) < len(short_day)
+
+
+def test_changed_byte_ends_the_read_before_its_frame(short_day: list[Step], tmp_path: Path) -> None:
+    path = segment_path(tmp_path, 1)
+    write_segment(path, short_day, per_frame=1)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    steps, reason = count_steps(path)
+    assert (steps, reason) == (len(short_day) - 1, "the checksum of a frame is wrong")
+
+
+@pytest.mark.parametrize("data", [b"", b"DRAHREC1", b"PK\x03\x04" * 9, b"DRAHREC1" + b"\xff" * 40])
+def test_file_without_a_head_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    with pytest.raises(ProbeError, match=str(path)):
+        SegmentReader(path)
+
+
+# --- recorder -----------------------------------------------------------------------------------------------
+
+LIMITS = RecordLimits(1 << 30, 86_400)
+
+
+def record_all(directory: Path, steps: list[Step], limits: RecordLimits = LIMITS, **options: Any) -> None:
+    recorder = SnapshotRecorder(directory, limits, HEAD, **options)
+    for at, one in enumerate(steps):
+        recorder.record(*one)
+        if at % 100 == 99:  # the disk keeps up
+            wait_written(recorder)
+    assert recorder.close(PATIENCE_S)
+
+
+def wait_written(recorder: SnapshotRecorder) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while recorder._queue:
+        assert time.monotonic() < end_s, "the queue is not written"
+        time.sleep(0.01)
+
+
+def test_recorded_steps_are_replayed(short_day: list[Step], tmp_path: Path) -> None:
+    record_all(tmp_path / "record", short_day)
+    (path,) = segment_paths(tmp_path / "record")
+    assert path.stat().st_mode & 0o777 == 0o600
+    replayed = list(replay_segment(SegmentReader(path)))
+    assert [one.report for one in replayed] == [report for _, _, report, _ in short_day]
+
+
+def test_second_run_begins_a_segment_and_cuts_the_torn_one(
+    short_day: list[Step], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record_all(tmp_path, short_day)
+    (path,) = segment_paths(tmp_path)
+    whole = path.read_bytes()
+    with path.open("ab") as file:
+        file.write(whole[-20:])
+    record_all(tmp_path, short_day)
+    assert len(segment_paths(tmp_path)) == 2
+    assert path.read_bytes() == whole
+    assert "cut at byte" in caplog.text
+
+
+def test_old_segments_are_deleted_beyond_the_limit_of_bytes(tmp_path: Path) -> None:
+    steps = host_day(1, 30)
+    for number in range(12):
+        record_all(tmp_path, steps[number * 5 : number * 5 + 5], RecordLimits(60_000, 86_400))
+    paths = segment_paths(tmp_path)
+    assert 1 < len(paths) < 12
+    assert sum(path.stat().st_size for path in paths) <= 60_000
+    assert paths[-1].name == "record-00000012.drahrec"
+
+
+def test_old_segments_are_deleted_beyond_the_limit_of_age(short_day: list[Step], tmp_path: Path) -> None:
+    record_all(tmp_path, short_day)
+    later_s = time.time() + 90_000
+    record_all(tmp_path, short_day, wall_clock=lambda: later_s)
+    assert [path.name for path in segment_paths(tmp_path)] == ["record-00000002.drahrec"]
+
+
+def test_full_disk_loses_steps_and_the_next_segment_says_so(short_day: list[Step], tmp_path: Path) -> None:
+    write_segment(segment_path(tmp_path, 1), short_day, per_frame=1)
+    size = segment_path(tmp_path, 1).stat().st_size
+    segment_path(tmp_path, 1).unlink()
+    pid = os.fork()
+    if pid == 0:  # a limit of file size is a full disk for this process alone
+        code = 1
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            times = [0.0]
+            recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD, clock=lambda: times[0])
+            for _ in range(40):
+                for one in short_day:
+                    recorder.record(*one)
+                wait_written(recorder)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            times[0] = 1000.0
+            recorder.record(*short_day[0])
+            code = 0 if recorder.close(PATIENCE_S) else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    first, last = segment_paths(tmp_path)
+    steps, reason = count_steps(first)
+    assert steps > 0
+    assert reason == ""
+    lost = SegmentReader(last).head.lost
+    assert steps + lost == 40 * len(short_day)
+
+
+def test_slow_disk_drops_queued_steps_and_the_next_segment_says_so(
+    short_day: list[Step], tmp_path: Path
+) -> None:
+    recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
+    recorder.record(*short_day[0])
+    wait_written(recorder)
+    with recorder._changed:  # the thread waits, as in a call of a hung disk
+        for _ in range(1000):
+            recorder._queue.append(recorder_item(short_day[1]))
+    recorder.record(*short_day[1])
+    assert recorder.close(PATIENCE_S)
+    paths = segment_paths(tmp_path)
+    found = [(count_steps(path)[0], SegmentReader(path).head.lost) for path in paths]
+    assert sum(steps + lost for steps, lost in found) == 1002
+
+
+def recorder_item(one: Step) -> Any:
+    from agent.record.recorder import _Queued
+
+    return _Queued(*one)
+
+
+def test_killed_recorder_leaves_a_readable_record(short_day: list[Step], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
+        while True:
+            for one in short_day:
+                recorder.record(*one)
+            wait_written(recorder)
+            os.write(writer, b".")
+    for _ in range(3):
+        os.read(reader, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(reader)
+    os.close(writer)
+    (path,) = segment_paths(tmp_path)
+    steps, reason = count_steps(path)
+    assert steps >= 2 * len(short_day)
+    assert reason in ("", "the last frame is not complete")
+
+
+def test_changed_settings_begin_a_segment(tmp_path: Path) -> None:
+    first, second = host_day(1, 2), gpu_day(1, 2)
+    record_all(tmp_path, [*first, *second])
+    assert len(segment_paths(tmp_path)) == 2
+
+
+# --- size ---------------------------------------------------------------------------------------------------
+
+
+def test_record_of_a_quiet_hour_keeps_the_limit_of_a_day(tmp_path: Path) -> None:
+    hour, *_ = write_quiet_day(tmp_path, 3600)
+    quarter, *_ = write_quiet_day(tmp_path / "other", 900)
+    head = quarter - (hour - quarter) // 3  # once in six hours
+    assert head > 0
+    assert 24 * (hour - head) + 4 * head < 5 << 20
