@@ -30,6 +30,7 @@ from agent.model.custom_checks import CustomCheck
 from agent.model.health import Severity, XidOverride
 from agent.model.prepare import ErrorClass
 from agent.model.settings import RuleOverride
+from agent.model.sockets import ListenAddress
 from agent.prepare.error_patterns import ErrorPattern
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "configuration.md"
@@ -42,6 +43,9 @@ period = "250ms"
 log-format = "json"
 runtime-dir = "/run/elsewhere"
 state-dir = "/var/elsewhere"
+
+[http]
+listen = ["localhost:9999", "unix:/run/elsewhere/http.sock"]
 
 [roots]
 sysfs = "/host/sys"
@@ -214,6 +218,7 @@ def test_every_key_of_the_file_sets_its_field(setup):
         drivers=("gpu.example.com", "cpu.example.com"),
         period_ns=250_000_000,
         log_format="json",
+        listen=(ListenAddress("127.0.0.1", 9999), ListenAddress("", path="/run/elsewhere/http.sock")),
         runtime_dir=Path("/run/elsewhere"),
         state_dir=Path("/var/elsewhere"),
         sysfs_root=Path("/host/sys"),
@@ -307,6 +312,7 @@ def test_every_flag_has_an_equivalent_variable(setup, setting):
         "--period": "20ms",
         "--node-name": "worker-8",
         "--log-format": "json",
+        "--listen": "localhost",
     }
     value = "1" if setting.is_switch else values.get(setting.flag, "/some/where")
     given = [value] if setting.is_repeatable else True if setting.is_switch else value
@@ -524,6 +530,27 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         (
             "[agent]\nlog-format = 'jsn'",
             "agent.log-format: 'jsn' is not one of text, json; did you mean 'json'?",
+        ),
+        (
+            "[http]\nlisten = 'localhost'",
+            "http.listen: 'localhost' is not a list of addresses",
+        ),
+        (
+            "[http]\nlisten = [':9100']",
+            "http.listen: ':9100' has no address; write localhost:9100, or 0.0.0.0:9100 for all addresses",
+        ),
+        (
+            "[http]\nlisten = ['node-7:80']",
+            "http.listen: 'node-7:80': 'node-7' is neither localhost nor an IP",
+        ),
+        ("[http]\nlisten = ['[::1]:65536']", "http.listen: 65536 is over the limit of 65535"),
+        (
+            "[http]\nlisten = ['::1']",
+            "http.listen: '::1' is not an address; write localhost:14680, [::1]:14680 or unix:/path",
+        ),
+        (
+            "[http]\nlisten = ['127.0.0.1', 'localhost:14680']",
+            "127.0.0.1:14680 is given 2 times; give it once",
         ),
         (
             "[[rules]]\ncode = 'cpu.offlin'\noff = true",

@@ -15,6 +15,7 @@ from agent.config.config import SETTINGS, Config, LoadedConfig, load_with_origin
 from agent.errors import ConfigError
 from agent.model.report import ConfigReload
 from agent.model.settings import RuleOverride
+from agent.model.sockets import ListenAddress
 from agent.serve.sd_notify import SystemdNotifier
 
 NOW_S = 1_700_000_000.0
@@ -197,6 +198,7 @@ FIXED_VALUES = {
     "agent.node-name": "other",
     "agent.period": 2 * 10**9,
     "agent.log-format": "json",
+    "http.listen": (ListenAddress("127.0.0.1", 14680),),
     "roots.kubelet-cgroup": "/other",
     "roots.nvml-library": "other.so",
     "roots.kmsg-any-facility": True,

@@ -20,8 +20,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
@@ -37,7 +38,7 @@ from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
 from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.model.cleared_faults import ClearResult
 from agent.model.health import Health
-from agent.model.report import Report
+from agent.model.report import AgentStatus, Report
 from agent.model.settings import HISTORY_FILE, UsageHistoryLimits
 from agent.model.source_state import SourceState
 from agent.model.time import NS
@@ -47,6 +48,7 @@ from agent.node.node_source import SOURCES_STOP_S, engine_settings, open_node_so
 from agent.node.pods.history_recorder import HistoryRecorder
 from agent.node.pods.tracker import PodTracker
 from agent.node.verdict_recorder import VerdictRecorder
+from agent.serve.agent_api.service import collect_status
 from agent.serve.agent_servers import AgentServers
 from agent.serve.sd_notify import SystemdNotifier
 from agent.serve.sockets import make_socket_directory
@@ -64,18 +66,22 @@ from agent.system.directories import (
     open_error_reason,
 )
 from agent.system.output import has_terminal
+from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from agent.system.timing import read_clocks
 from agent.version import VERSION
 
 if TYPE_CHECKING:
     from agent.driver.session import DriverSession
+    from agent.http.server import HttpServer
+    from agent.http.view import AgentView, Documents
     from agent.record.recorder import SnapshotRecorder
 
 SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by this; Python's default is 5 ms
 YIELD_S: Final = 0.001
 STOP_S: Final = 1.7  # the process exits less than 2 s after SIGTERM, even if a thread hangs
 IO_STOP_S: Final = 0.9
+HTTP_STOP_S: Final = 0.2
 MIN_STOP_S: Final = 0.05  # shortest time that each part has to stop, even after a hung one
 IO_STUCK_NS: Final = 2 * NS  # normally the I/O thread reads a report within microseconds
 
@@ -86,6 +92,7 @@ def run(
     config: Config,
     on_report: Callable[[Report], None] | None = None,
     load: Callable[[], LoadedConfig] | None = None,
+    documents: "Callable[[], Documents] | None" = None,
 ) -> None:
     """Run the agent until SIGTERM or SIGINT.
 
@@ -96,6 +103,7 @@ def run(
         config: Configuration of the agent.
         on_report: Called with each published health report, in the core thread; must not block.
         load: Loads the configuration again for a reload, in a thread; None: a reload changes nothing.
+        documents: Returns the encoders of JSON documents for the HTTP server; None: it is not started.
 
     Raises:
         ResourceBusyError: Another agent holds the runtime directory, the state directory, or a socket.
@@ -104,7 +112,7 @@ def run(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with _directory_locks(config) as locks:
-        Daemon(config, on_report, load or (lambda: LoadedConfig(config, {}, ())), locks).serve()
+        Daemon(config, on_report, load or (lambda: LoadedConfig(config, {}, ())), locks, documents).serve()
 
 
 class Daemon:
@@ -116,9 +124,11 @@ class Daemon:
         on_report: Callable[[Report], None] | None,
         load: Callable[[], LoadedConfig],
         locks: Sequence[DirectoryLock],
+        documents: "Callable[[], Documents] | None" = None,
     ) -> None:
         """Create all parts; no thread is started. ``load`` loads the configuration again, ``locks`` are those
-        of the agent's directories. Raises the same errors as :func:`run`."""
+        of the agent's directories, ``documents`` returns encoders for the HTTP server. Raises the same errors
+        as :func:`run`."""
         self._config = config
         self._on_report = on_report
         self._notifier = SystemdNotifier.from_environ(os.environ)
@@ -150,12 +160,17 @@ class Daemon:
         record = self._recorder.record if config.history_rows else None
         self._pods = PodTracker(config, clock=read_clocks, record=record)
         settings = engine_settings(config)
+        self._http: _Http | None = None
         try:
+            if config.listen and documents is not None:
+                self._http = self._open_http(documents(), history.path)
             self._node = open_node_source(
                 config, settings, config.period_ns, reads_declarations=True, pods=self._pods
             )
         except BaseException:
             self._servers.close()
+            if self._http is not None:
+                self._http.server.close()
             raise
         self._source.open(self._node)
 
@@ -166,6 +181,8 @@ class Daemon:
             config.node_name,
             config.runtime_dir,
         )
+        if self._http is not None:
+            log.info("http: listening on %s", ", ".join(map(str, config.listen)))
         self._sessions.restore()
         path = config.state_dir / gpu_fault_file.FILE
         saved, problem = gpu_fault_file.load_gpu_faults(path)
@@ -204,6 +221,8 @@ class Daemon:
         use_one_heap_arena()
         try:
             self._io.start()
+            if self._http is not None:
+                self._http.thread.start()
             self._node.start()
             self._notifier.status("first pass over the node has not finished")
             gc.freeze()  # a full collection over 50,000 permanent objects would delay a verdict by 12 ms
@@ -255,6 +274,8 @@ class Daemon:
             if not self._io.stop(IO_STOP_S):
                 log.warning("shutdown: the I/O thread did not stop within %g s; abandoning it", IO_STOP_S)
         finally:
+            if self._http is not None and not self._http.thread.stop(HTTP_STOP_S):
+                log.warning("shutdown: the HTTP thread did not stop within %g s; abandoning it", HTTP_STOP_S)
             self._source.close()
             hung = list(self._node.stop(SOURCES_STOP_S))
             hung += self._sessions.close(end_s)
@@ -286,6 +307,35 @@ class Daemon:
             clock=read_clocks,
         )
 
+    def _open_http(self, documents: "Documents", history_file: Path) -> "_Http":
+        """Open the sockets of the HTTP server. Raises the same errors as :func:`run`."""
+        try:
+            from agent.http.app import create_app  # 5 MiB, only with --listen
+            from agent.http.server import HttpServer
+            from agent.http.view import AgentView
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"http.listen: the package {error.name} is not installed; install drahealth[http], or do "
+                "without --listen"
+            ) from None
+        view = AgentView(
+            latest=LatestValue(),
+            config=lambda: self._config,
+            snapshot=lambda: self._source.newest,
+            status=self._read_status,
+            history_file=history_file,
+            documents=documents,
+        )
+        server = HttpServer(self._config.listen, create_app(view, clock=read_clocks))
+        thread = AsyncioThread(server.run, on_failure=_log_http_failure, name="dh-http")
+        return _Http(view, server, thread)
+
+    def _read_status(self) -> AgentStatus:
+        status = collect_status(
+            *self._latest.peek(), version=VERSION, subscribers=self._servers.subscribers()
+        )
+        return replace(status, config_reload=self._reloader.last)
+
     def _publish(self, report: Report) -> None:
         """Publish a health report: to the drivers' taints, then to the sockets, then to all other users."""
         self._publish_to_clients(report)
@@ -311,6 +361,8 @@ class Daemon:
         self._custom_checks.note_report(report)
         if self._config.history_rows:
             self._verdict_recorder.note_report(report)
+        if self._http is not None:
+            self._http.view.latest.publish(report)
         if self._on_report:
             self._on_report(report)
         self._notifier.status(status_line(report))
@@ -338,6 +390,19 @@ def _snapshot_recorder(config: Config, boot_id: str) -> "SnapshotRecorder | None
 
     limits = RecordLimits(config.record_size, config.record_age_s)
     return SnapshotRecorder(config.record_dir, limits, SegmentHead(VERSION, config.node_name, boot_id))
+
+
+class _Http(NamedTuple):
+    """HTTP server, its thread, and what it reads of the agent."""
+
+    view: "AgentView"
+    server: "HttpServer"
+    thread: AsyncioThread
+
+
+def _log_http_failure(error: BaseException) -> None:
+    """Log the exception that ended the HTTP server. The agent goes on: health reports do not need it."""
+    log.error("http: the server ended; metrics are missing until a restart of the agent", exc_info=error)
 
 
 class _IoFailure:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
+    from agent.http.view import Documents
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def main(args: Namespace) -> int:
         table = live_table(args.color, head=lambda style: socket_help(config, program_command(), style))
         install_log_handler(TableLogHandler(table))
         try:
-            daemon.run(config, on_report=table.show, load=load)
+            daemon.run(config, on_report=table.show, load=load, documents=http_documents)
         finally:
             table.close()
         return 0
@@ -55,12 +56,20 @@ def main(args: Namespace) -> int:
     report_log = ReportLog(sys.stderr, lines)
     install_log_handler(report_log.queue)
     try:
-        daemon.run(config, on_report=report_log.show, load=load)
+        daemon.run(config, on_report=report_log.show, load=load, documents=http_documents)
     except BaseException as error:  # through the queue: a failing agent does not wait for the log's reader
         return report_error(error, write=lambda text: report_log.queue.write(lines.format_failure(text)))
     finally:
         report_log.close()
     return 0
+
+
+def http_documents() -> Documents:
+    """Return the encoders of JSON documents for the HTTP server."""
+    from agent.cli.output.json import report_document
+    from agent.http.view import Documents
+
+    return Documents(report=report_document)
 
 
 def socket_help(config: Config, command: str, style: TextStyle) -> str:

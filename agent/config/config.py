@@ -28,6 +28,7 @@ from agent.config.values import (
     check_driver_names,
     check_hugepage_pools,
     check_library_length,
+    check_listen_addresses,
     check_log_format,
     check_node_name,
     check_path_length,
@@ -45,6 +46,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.custom_checks import CustomCheck
 from agent.model.health import XidOverride
 from agent.model.settings import RuleOverride
+from agent.model.sockets import ListenAddress
 from agent.system.paths import StrPath, as_path
 
 if TYPE_CHECKING:
@@ -133,6 +135,9 @@ SETTINGS: Final = (
             "--runtime-dir)", is_fixed=True),
     Setting("agent.log-format", "log_format", kinds.LOG_FORMAT, check_log_format, "--log-format", "FORMAT",
             "format of the log, text or json (default: text)", is_fixed=True),
+    Setting("http.listen", "listen", kinds.ADDRESSES, check_listen_addresses, "--listen", "ADDRESS",
+            "serve metrics and reports over HTTP at this ADDRESS[:PORT] or unix:PATH; may be given again "
+            "(default port: 14680)", is_repeatable=True, is_fixed=True),
     Setting("roots.sysfs", "sysfs_root", kinds.PATH, check_path_length, "--sysfs-root", "DIR",
             "where sysfs is mounted (default: /sys)", is_fixed=True),
     Setting("roots.procfs", "procfs_root", kinds.PATH, check_path_length, "--procfs-root", "DIR",
@@ -281,6 +286,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "text"
     """Format of the log: ``text`` or ``json``."""
     drivers: tuple[str, ...] = ()
+    listen: tuple[ListenAddress, ...] = ()
+    """Addresses of the HTTP server; empty: there is no HTTP server."""
     heartbeat_s: float = 10
     """Interval at which the health of verified devices is sent again [s]."""
     lease_s: int = 30

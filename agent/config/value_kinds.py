@@ -17,6 +17,7 @@ from agent.config.values import (
     parse_duration,
     parse_hugepage_pools,
     parse_library,
+    parse_listen_addresses,
     parse_path,
     parse_size,
     parse_string,
@@ -169,6 +170,8 @@ CPUS: Final = ValueKind(
 """Set of CPUs in the kernel's list format."""
 NAMES: Final = ValueKind(parse_driver_names, list, _NAMES_SCHEMA)
 """List of names of DRA drivers."""
+ADDRESSES: Final = ValueKind(parse_listen_addresses, lambda found: list(map(str, found)), _NAMES_SCHEMA)
+"""List of addresses of listening sockets."""
 CODES: Final = ValueKind(_parse_codes, sorted, _NAMES_SCHEMA)
 """List of finding codes and of their families."""
 POOLS: Final = ValueKind(

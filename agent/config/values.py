@@ -6,6 +6,7 @@ setting's file and key, variable or flag before it.
 
 import os
 import re
+import socket
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
@@ -18,6 +19,7 @@ from agent.devices.inventory import canonical_pool_name, parse_pool_name
 from agent.errors import suggestion
 from agent.model.cpuset import CpuSet, parse_cpus
 from agent.model.health import XidOverride
+from agent.model.sockets import SOCKET_PATH_LIMIT, ListenAddress
 
 MS: Final = 1_000_000
 S: Final = 1000 * MS
@@ -34,6 +36,10 @@ XID_MAX: Final = 999  # NVML's code for an unknown XID; real codes are far below
 SWITCH_VALUES: Final = {"1": True, "true": True, "0": False, "false": False}
 """Texts that the environment variable of a boolean setting may have, with their values."""
 LOG_FORMATS: Final = ("text", "json")
+HTTP_PORT: Final = 14680
+"""Port of the HTTP server where an address has none; free in Prometheus' list of default ports."""
+LISTEN_MAX: Final = 4
+"""Largest number of addresses of the HTTP server."""
 _LABELS: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 
 # --- readers: value in TOML, flag or variable to the field's value -----------------------------------------
@@ -142,6 +148,37 @@ def parse_driver_names(value: object) -> tuple[str, ...]:
         raise TypeError(f"{value!r} is not a list of driver names") from None
 
 
+def parse_listen_addresses(value: object) -> tuple[ListenAddress, ...]:
+    """Parse the addresses of the HTTP server, ``ADDRESS:PORT``, ``ADDRESS`` or ``unix:PATH``."""
+    try:
+        texts = msgspec.convert(value, tuple[str, ...])
+    except msgspec.ValidationError:
+        raise TypeError(f"{value!r} is not a list of addresses") from None
+    return tuple(map(_parse_listen_address, texts))
+
+
+def _parse_listen_address(text: str) -> ListenAddress:
+    if text.startswith("unix:"):
+        return ListenAddress("", path=str(parse_path(text.removeprefix("unix:"))))
+    found = re.fullmatch(r"(?:\[(?P<ipv6>[^]]*)\]|(?P<host>[^:]*))(?::(?P<port>[0-9]{1,5}))?", text)
+    if found is None:
+        raise ValueError(
+            f"{text!r} is not an address; write localhost:{HTTP_PORT}, [::1]:{HTTP_PORT} or unix:/path"
+        )
+    if not (host := found["ipv6"] or found["host"]):
+        raise ValueError(
+            f"{text!r} has no address; write localhost{text}, or 0.0.0.0{text} for all addresses of the host"
+        )
+    host = "127.0.0.1" if host == "localhost" else host
+    try:
+        socket.inet_pton(socket.AF_INET6 if found["ipv6"] else socket.AF_INET, host)
+    except OSError:
+        raise ValueError(f"{text!r}: {host!r} is neither localhost nor an IP address") from None
+    port = int(found["port"] or HTTP_PORT)
+    number_within(1, 65535)(port)
+    return ListenAddress(host, port)
+
+
 def parse_cpu_list(value: object) -> CpuSet:
     """Parse a set of CPUs in the kernel's list format, such as ``0-3,8``."""
     return parse_cpus(parse_string(value))
@@ -244,6 +281,17 @@ def check_log_format(name: str) -> None:
     """Check the name of a log format; raises ValueError."""
     if name not in LOG_FORMATS:
         raise ValueError(f"{name!r} is not one of {', '.join(LOG_FORMATS)}{suggestion(name, LOG_FORMATS)}")
+
+
+def check_listen_addresses(addresses: tuple[ListenAddress, ...]) -> None:
+    """Check the addresses of the HTTP server: at most LISTEN_MAX, each given once, with paths of sockets."""
+    if len(addresses) > LISTEN_MAX:
+        raise ValueError(f"{len(addresses)} addresses are given, limit {LISTEN_MAX}; name fewer")
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise ValueError(f"{address} is given {addresses.count(address)} times; give it once")
+        if (size := len(os.fsencode(address.path))) > SOCKET_PATH_LIMIT:
+            raise ValueError(f"{address}: socket path is {size} bytes, limit {SOCKET_PATH_LIMIT}; shorten it")
 
 
 def check_path_length(path: Path | str) -> None:

@@ -74,6 +74,8 @@ class HostAndDriverSource:
         self._faults: dict[str, tuple[DriverFault, ...]] = {}
         self._clear_requests: tuple[ClearRequest, ...] = ()
         self._custom_checks: tuple[CustomCheckResult, ...] = ()
+        self.newest: Snapshot | None = None
+        """Snapshot that :meth:`read` returned last; None: none yet."""
 
     def open(self, host: SnapshotSource, on_declared: Callable[[Declarations], None] | None = None) -> None:
         """Use a source for the host's samples and for waking the engine loop.
@@ -104,6 +106,10 @@ class HostAndDriverSource:
 
     def read(self) -> Snapshot | None:
         """Return the host's newest snapshot with the reports of all drivers; None: the host has none yet."""
+        self.newest = snapshot = self._read()
+        return snapshot
+
+    def _read(self) -> Snapshot | None:
         snapshot = self._opened.read()
         if snapshot is None:
             return None

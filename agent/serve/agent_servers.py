@@ -134,6 +134,8 @@ class AgentServers:
         self._locks = tuple(locks)
         self._log_limit = LogRateLimiter()
         self._listeners: dict[str, UnixListener] = {}
+        self._served: tuple[tuple[str, HealthService | AgentService, HardenedServer], ...] = ()
+        """Each socket with its service and server, while :meth:`run` serves them."""
         names = socket_names(drivers)
         for name in names:
             check_path_length(runtime_dir / name, flag="--runtime-dir")
@@ -150,6 +152,13 @@ class AgentServers:
     def paths(self) -> tuple[Path, ...]:
         """Paths of the sockets: one per driver, in their order, then the agent's."""
         return tuple(listener.path for listener in self._listeners.values())
+
+    def subscribers(self) -> tuple[SocketSubscribers, ...]:
+        """Return the numbers of open streams and connections of each socket. Thread-safe."""
+        return tuple(
+            SocketSubscribers(name, service.streams, len(server.connections))
+            for name, service, server in self._served
+        )
 
     def close(self) -> None:
         """Remove the sockets. Needed only if :meth:`run` was never called, which removes them at its end."""
@@ -168,19 +177,12 @@ class AgentServers:
         publisher = HealthPublisher(self._latest, self._encode, self._drivers)
         services: dict[str, HealthService | AgentService] = {}
         servers: dict[str, HardenedServer] = {}
-
-        def subscribers() -> tuple[SocketSubscribers, ...]:
-            return tuple(
-                SocketSubscribers(name, service.streams, len(servers[name].connections))
-                for name, service in services.items()
-            )
-
         for driver, name in zip(self._drivers, self._listeners, strict=False):
             services[name] = HealthService(publisher.subscribers_of(driver), repeats_after_end=True)
         services[AGENT_SOCKET] = AgentService(
             self._latest,
             version=self._version,
-            subscribers=subscribers,
+            subscribers=self.subscribers,
             clear_requests=self._clear_requests,
             config_reload=self._config_reload,
         )
@@ -195,6 +197,7 @@ class AgentServers:
                 if name in links
                 else open_server([service])
             )
+        self._served = tuple((name, service, servers[name]) for name, service in services.items())
         try:
             for name, server in servers.items():
                 await server.listen(self._listeners[name].sock)

@@ -1,0 +1,78 @@
+"""Application of the HTTP server (Starlette): its routes, and the probes of an orchestrator.
+
+An endpoint runs in the server's event loop and does not block; a file is read in a thread.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from agent.http.view import AgentView
+from agent.model.time import NS, Instant
+
+SILENT_HEARTBEATS: Final = 3
+"""Heartbeats without a report after which the agent counts as hung; a lease is at least as long."""
+
+
+def create_app(view: AgentView, *, clock: Callable[[], Instant]) -> Starlette:
+    """Return the application that shows an agent."""
+    probes, reports = Probes(view, clock), ReportEndpoint(view)
+    return Starlette(
+        routes=[
+            Route("/healthz", probes.alive),
+            Route("/readyz", probes.ready),
+            Route("/api/v1/report", reports.show),
+        ]
+    )
+
+
+class Probes:
+    """Endpoints for an orchestrator: whether the agent works, and whether it has a report."""
+
+    def __init__(self, view: AgentView, clock: Callable[[], Instant]) -> None:
+        self._view = view
+        self._clock = clock
+
+    async def alive(self, request: Request) -> Response:
+        """Answer 200 while reports come in time, or none has come yet; else 503. A fault is no reason."""
+        return _probe_result(self._silence())
+
+    async def ready(self, request: Request) -> Response:
+        """Answer 200 when the first report is complete, while reports come in time; else 503."""
+        if self._view.report() is None:
+            return _probe_result("the first pass over the node has not finished")
+        return _probe_result(self._silence())
+
+    def _silence(self) -> str:
+        """Return why the newest report is too old; empty: it is not, or there is none yet."""
+        report = self._view.report()
+        limit_s = SILENT_HEARTBEATS * self._view.config().heartbeat_s
+        if report is None or (age_s := (self._clock().mono_ns - report.at.mono_ns) / NS) <= limit_s:
+            return ""
+        return f"the last report is {age_s:.0f} s old, limit {limit_s:g} s"
+
+
+def _probe_result(problem: str) -> Response:
+    return PlainTextResponse(f"{problem or 'ok'}\n", 503 if problem else 200)
+
+
+class ReportEndpoint:
+    """Endpoint of the newest report as JSON. A report is encoded once for all clients."""
+
+    def __init__(self, view: AgentView) -> None:
+        self._view = view
+        self._encoded = (0, b"")
+
+    async def show(self, request: Request) -> Response:
+        """Answer with the newest report; 503 before the first one."""
+        version, report = self._view.latest.peek()
+        if report is None:
+            return _probe_result("the first pass over the node has not finished")
+        if self._encoded[0] != version:
+            self._encoded = version, msgspec.json.encode(self._view.documents.report(report))
+        return Response(self._encoded[1], media_type="application/json")

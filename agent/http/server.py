@@ -1,0 +1,184 @@
+"""HTTP server on Hypercorn: its listening sockets, and the limits of its connections.
+
+The server runs in an event loop and a thread of its own, so that its clients delay neither a verdict nor the
+kubelet's health streams. A client that does not read, or that sends nothing, is disconnected by the kernel or
+by Hypercorn; connections above the limit are closed at once.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from errno import EADDRINUSE
+from pathlib import Path
+from typing import Any, Final
+
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.utils import wrap_app
+
+from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
+from agent.model.sockets import ListenAddress
+from agent.serve.sockets import BACKLOG, UnixListener, make_socket_directory
+from agent.system.timing import LogRateLimiter
+
+CONNECTIONS_MAX: Final = 128
+"""Largest number of open connections, of all addresses together."""
+UNSENT_S: Final = 30
+"""Time after which the kernel closes the connection of a TCP client that does not read [s]."""
+IDLE_S: Final = 30
+"""Time after which a connection without a request is closed [s]."""
+ACCEPT_STEPS: Final = 8
+"""Steps of the event loop in which accepted connections reach the server at its end, to be closed."""
+
+log = logging.getLogger(__name__)
+
+Listener = socket.socket | UnixListener
+
+
+class HttpServer:
+    """Listening sockets of the HTTP server; :meth:`run` serves an application on them."""
+
+    def __init__(self, addresses: Sequence[ListenAddress], app: Any, *, unsent_s: int = UNSENT_S) -> None:
+        """Create all sockets; after an exception none remains.
+
+        Args:
+            addresses: Addresses to listen on.
+            app: ASGI application.
+            unsent_s: Time after which a TCP client that does not read is disconnected [s].
+
+        Raises:
+            ResourceBusyError: Another process listens on an address.
+            ConfigError: An address is not one of this machine, or a socket's directory cannot be used.
+            PermissionDeniedError: This process may not listen on an address.
+        """
+        self._hypercorn = _hypercorn_config()
+        self._asgi = wrap_app(app, self._hypercorn.wsgi_max_body_size, "asgi")
+        self._unsent_s = unsent_s
+        self._listeners: list[Listener] = []
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._complaints = LogRateLimiter()
+        self.refused = 0
+        """Connections that were closed because of the limit."""
+        try:
+            for address in addresses:
+                self._listeners.append(self._listen(address))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def addresses(self) -> tuple[Any, ...]:
+        """Addresses of the sockets in the form of ``socket.getsockname()``, in the order of the arguments."""
+        return tuple(_socket_of(listener).getsockname() for listener in self._listeners)
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return len(self._connections)
+
+    def close(self) -> None:
+        """Close the sockets and remove the files of unix sockets."""
+        for listener in self._listeners:
+            listener.close()
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve until cancelled; then disconnect all clients. ``ready`` is called when all sockets are
+        served."""
+        servers: list[asyncio.Server] = []
+        try:
+            for sock in map(_socket_of, self._listeners):
+                server = await asyncio.start_server(self._accept, sock=sock, backlog=BACKLOG)
+                servers.append(server)
+            ready()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            # accepted connections are made first: asyncio does not close those of a closed server
+            for sock in map(_socket_of, self._listeners):
+                asyncio.get_running_loop().remove_reader(sock)
+            for _ in range(ACCEPT_STEPS):
+                await asyncio.sleep(0)
+            for server in servers:
+                server.close()
+            for task, writer in self._connections.items():
+                task.cancel()
+                writer.transport.abort()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+            for _ in range(ACCEPT_STEPS):
+                await asyncio.sleep(0)  # the transports close their sockets
+            self.close()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= CONNECTIONS_MAX:
+            self._refuse(writer)
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._connections[task] = writer
+        task.add_done_callback(self._connections.pop)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+            await _Connection(self._asgi, loop, self._hypercorn, WorkerContext(None), {}, reader, writer)
+        except Exception:
+            log.exception("http: connection closed: an error in the server")
+
+    def _refuse(self, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+        self.refused += 1
+        if count := self._complaints.tick():
+            log.warning(
+                "http: %d connections refused: %d are open, the limit; clients connect again",
+                count,
+                CONNECTIONS_MAX,
+            )
+
+    def _listen(self, address: ListenAddress) -> Listener:
+        if address.path:
+            path = Path(address.path)
+            make_socket_directory(path.parent, flag="--listen")
+            return UnixListener(path)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # inherited by the connections
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._unsent_s * 1000)
+            sock.bind((address.host, address.port))
+            sock.listen(BACKLOG)
+            sock.setblocking(False)
+        except OSError as error:
+            sock.close()
+            reason = error.strerror or os.strerror(error.errno or 0)
+            text = f"http.listen: {address}: cannot listen ({reason}); choose another address with --listen"
+            if isinstance(error, PermissionError):
+                raise PermissionDeniedError(text) from error
+            if error.errno == EADDRINUSE:
+                raise ResourceBusyError(f"http.listen: {address}: another process listens there") from error
+            raise ConfigError(text) from error
+        return sock
+
+
+class _Connection(TCPServer):
+    """Connection of Hypercorn that ends with the client's side, without waiting for the idle timeout."""
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
+def _socket_of(listener: Listener) -> socket.socket:
+    return listener.sock if isinstance(listener, UnixListener) else listener
+
+
+def _hypercorn_config() -> HypercornConfig:
+    config = HypercornConfig()
+    config.errorlog = logging.getLogger("hypercorn.error")  # to the agent's own log
+    config.include_server_header = False
+    config.keep_alive_timeout = IDLE_S
+    config.h2_max_concurrent_streams = 8
+    return config

@@ -1,0 +1,168 @@
+"""HTTP server of the agent: probes, report, sockets, limits of connections, and what it needs."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import Agent, PlainSysfs, short_tmp
+from http_client import connect, get
+from patience import PATIENCE_S
+from wire.serving import eventually, report
+
+from agent.config.config import Config
+from agent.errors import ConfigError, ResourceBusyError
+from agent.http.app import SILENT_HEARTBEATS, create_app
+from agent.http.server import CONNECTIONS_MAX, HttpServer
+from agent.http.view import AgentView, Documents
+from agent.model.sockets import ListenAddress
+from agent.model.time import NS, Instant
+from agent.system.threads.latest_value import LatestValue
+from agent.system.threads.loop_thread import AsyncioThread
+
+__all__ = ["short_tmp"]
+
+ANY_PORT = ListenAddress("127.0.0.1", 0)
+HTTP_PACKAGES = {"starlette", "hypercorn", "prometheus_client", "jinja2", "bcrypt", "agent.http"}
+
+
+@contextmanager
+def serving(app: Any, *addresses: ListenAddress, **options: Any) -> Iterator[HttpServer]:
+    """Serve an application in a thread."""
+    server = HttpServer(addresses or (ANY_PORT,), app, **options)
+    failures: list[BaseException] = []
+    thread = AsyncioThread(server.run, on_failure=failures.append, name="test-http")
+    thread.start(PATIENCE_S)
+    try:
+        yield server
+    finally:
+        assert thread.stop(PATIENCE_S)
+    assert not failures
+
+
+class FakeAgent:
+    """Agent without devices whose clock a test sets."""
+
+    def __init__(self) -> None:
+        self.now = Instant(100 * NS, 0.0)
+        self.view = AgentView(
+            latest=LatestValue(),
+            config=lambda: Config(node_name="n"),
+            snapshot=lambda: None,
+            status=lambda: pytest.fail("not called"),
+            history_file=Path("/nonexistent"),
+            documents=Documents(report=lambda shown: {"node": shown.node}),
+        )
+        self.app = create_app(self.view, clock=lambda: self.now)
+
+
+@pytest.fixture
+def fake() -> FakeAgent:
+    return FakeAgent()
+
+
+def test_report_on_a_unix_socket_equals_that_of_the_agent(short_tmp: Path) -> None:
+    sysfs, path = PlainSysfs(short_tmp / "sys"), short_tmp / "run" / "http.sock"
+    with Agent(short_tmp, "--sysfs-root", str(sysfs.root), "--listen", f"unix:{path}") as agent:
+        assert get(path, "/readyz")[::2] == (200, "ok\n")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        shown = get(path, "/api/v1/report")
+        assert shown.headers["content-type"] == "application/json"
+        devices = {device["name"]: device["health"] for device in json.loads(shown.text)["devices"]}
+        assert devices["cpu-node0"] == "Healthy"
+        assert get(path, "/nothing").status == 404
+        assert agent.end() == 0
+        assert not path.exists()
+        assert "Traceback" not in agent.log
+
+
+def test_agent_without_listen_imports_nothing_of_the_http_server() -> None:
+    code = f"import agent.app.daemon, agent.cli.run, sys\nprint(sorted({HTTP_PACKAGES!r} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("package", ["starlette", "hypercorn"])
+def test_missing_extra_is_an_error_that_names_package_and_extra(short_tmp: Path, package: str) -> None:
+    """A package of this name that cannot be imported precedes the installed one."""
+    text = f"raise ModuleNotFoundError(name={package!r})\n"
+    (short_tmp / f"{package}.py").write_text(text)
+    run = short_tmp / "run"
+    ended = subprocess.run(
+        [sys.executable, "-m", "agent", "run", "--runtime-dir", str(run), "--listen", "localhost"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env={**os.environ, "PYTHONPATH": str(short_tmp)},
+        check=False,
+    )
+    assert ended.returncode == 78
+    assert f"the package {package} is not installed; install drahealth[http]" in ended.stderr
+    assert not list(run.glob("*.sock"))
+
+
+def test_second_server_on_an_address_is_refused(fake: FakeAgent, short_tmp: Path) -> None:
+    unix = ListenAddress("", path=str(short_tmp / "http.sock"))
+    with serving(fake.app, ANY_PORT, unix) as server:
+        _, port = server.addresses[0]
+        with pytest.raises(ResourceBusyError, match=rf"http.listen: 127.0.0.1:{port}: another process"):
+            HttpServer([ListenAddress("127.0.0.1", port)], fake.app)
+        with pytest.raises(ResourceBusyError, match="another process serves this socket"):
+            HttpServer([unix], fake.app)
+
+
+def test_address_of_another_machine_is_refused(fake: FakeAgent) -> None:
+    with pytest.raises(ConfigError, match=r"192.0.2.1:80: cannot listen .* choose another address"):
+        HttpServer([ListenAddress("192.0.2.1", 80)], fake.app)
+
+
+def test_socket_in_a_directory_of_all_users_is_refused(fake: FakeAgent, short_tmp: Path) -> None:
+    short_tmp.chmod(0o777)
+    with pytest.raises(ConfigError, match="all users may write to it"):
+        HttpServer([ListenAddress("", path=str(short_tmp / "http.sock"))], fake.app)
+
+
+def test_probes_show_a_missing_and_an_old_report(fake: FakeAgent) -> None:
+    with serving(fake.app) as server:
+        address = server.addresses[0]
+        assert get(address, "/healthz").status == 200
+        assert get(address, "/readyz").status == get(address, "/api/v1/report").status == 503
+        fake.view.latest.publish(report(second=100))
+        assert get(address, "/readyz").status == 200
+        fake.now = Instant(131 * NS, 0.0)
+        assert SILENT_HEARTBEATS * 10 < 31
+        for path in ("/healthz", "/readyz"):
+            answer = get(address, path)
+            assert (answer.status, answer.text) == (503, "the last report is 31 s old, limit 30 s\n")
+        fake.view.latest.publish(report(second=131))
+        assert get(address, "/healthz").status == 200
+
+
+def test_connections_above_the_limit_are_closed_and_counted(fake: FakeAgent) -> None:
+    with serving(fake.app) as server, ExitStack() as clients:
+        address = server.addresses[0]
+        for _ in range(CONNECTIONS_MAX):
+            clients.enter_context(connect(address))
+        eventually(lambda: server.connections == CONNECTIONS_MAX, "all connections accepted")
+        with connect(address) as above, suppress(ConnectionResetError):
+            assert above.recv(1) == b""
+        assert server.refused == 1
+        assert server.connections == CONNECTIONS_MAX
+
+
+def test_client_that_does_not_read_is_disconnected() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+
+    with serving(app, unsent_s=1) as server, connect(server.addresses[0], receive_buffer=4096) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        eventually(lambda: server.connections == 1, "the connection")
+        eventually(lambda: server.connections == 0, "the end of the connection")
