@@ -182,8 +182,19 @@ image: packages ## the container image IMAGE, with buildah, from the deb; a list
 	    $(BIN)/python tools/sbom.py "$$(buildah mount $$container)" >dist/drahealth-image.cdx.json
 	@echo "$(IMAGE)"
 
+HELM := build/tools/helm
+
+$(HELM):
+	@echo "== helm"
+	@GOBIN=$(CURDIR)/build/tools GOFLAGS=-mod=mod go install helm.sh/helm/v3/cmd/helm@v3.18.6
+
+.PHONY: manifests
+manifests: $(HELM) ## deploy/kubernetes/drahealth.yaml from the chart's default values
+	@deploy/helm/manifests $(abspath $(HELM)) >build/manifests.yaml
+	@mv build/manifests.yaml deploy/kubernetes/drahealth.yaml
+
 .PHONY: test-packages
-test-packages: packages ## the deb in a fresh Debian under systemd, the image, the chart (5 min)
+test-packages: packages $(HELM) ## the deb in a fresh Debian under systemd, the image, the chart (5 min)
 	@requirements/system packages $(BIN)/python
 	@$(BIN)/python -m pytest tests/packages $(PYTEST_ARGS)
 

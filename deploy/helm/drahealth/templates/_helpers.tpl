@@ -1,0 +1,21 @@
+{{- define "drahealth.name" -}}
+{{- if contains "drahealth" .Release.Name }}{{ .Release.Name | trunc 63 | trimSuffix "-" }}{{ else }}{{ printf "%s-drahealth" .Release.Name | trunc 63 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "drahealth.selector" -}}
+app.kubernetes.io/name: drahealth
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "drahealth.labels" -}}
+{{ include "drahealth.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end }}
+
+{{- define "drahealth.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ default (include "drahealth.name" .) .Values.serviceAccount.name }}{{ else }}{{ default "default" .Values.serviceAccount.name }}{{ end }}
+{{- end }}
+
+{{- define "drahealth.priorityClass" -}}
+{{- if .Values.priorityClass.create }}{{ default (include "drahealth.name" .) .Values.priorityClass.name }}{{ else }}{{ .Values.priorityClass.name }}{{ end }}
+{{- end }}

@@ -1,0 +1,349 @@
+"""The Helm chart and the plain manifests: valid for each Kubernetes, with few rights, and a pod that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from containers import Container, Mount, Process, oci_config, running
+from patience import PATIENCE_S
+
+from agent.version import VERSION
+
+pytestmark = pytest.mark.timeout(1200)
+
+REPOSITORY = Path(__file__).parent.parent.parent
+CHART = REPOSITORY / "deploy" / "helm" / "drahealth"
+PLAIN = REPOSITORY / "deploy" / "kubernetes"
+SCHEMAS = Path(__file__).parent / "schemas"
+KUBERNETES = ("1.34", "1.35", "1.36", "1.37")
+DRIVER = "gpu.example.com"
+CONFIG = '[agent]\nperiod = "500ms"\n'
+TERM = {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+VARIANTS = {
+    "default": {},
+    "everything": {
+        "config": CONFIG,
+        "drivers": [DRIVER, "nic.example.com"],
+        "image": {"repository": "registry.example.com/drahealth", "tag": "1.0"},
+        "imagePullSecrets": [{"name": "registry"}],
+        "affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [TERM]}}},
+        "kernelLog": {"enabled": True},
+        "maxUnavailable": 1,
+        "nvidia": {"enabled": True},
+        "podAnnotations": {"example.com/a": "b"},
+        "podLabels": {"example.com/c": "d"},
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"monitoring": "true"}}}]},
+    },
+    "nothing": {
+        "kubelet": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+        "nodeSelector": {},
+        "priorityClass": {"create": False},
+        "serviceAccount": {"create": False},
+        "tolerations": [],
+    },
+}  # fmt: skip
+"""Values of the chart by name: together they render each line of the templates."""
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """Return the program that `make test-packages` builds."""
+    program = REPOSITORY / "build" / "tools" / "helm"
+    if not program.exists():
+        pytest.skip("build/tools/helm is not built: make test-packages")
+    return program
+
+
+def template(
+    helm: Path, values: Mapping[str, object], version: str = "1.37"
+) -> subprocess.CompletedProcess[str]:
+    """Render the chart for a version of Kubernetes."""
+    command = [
+        helm, "template", "drahealth", CHART, "--namespace", "drahealth", "--kube-version", f"{version}.0",
+        "--values", "-",
+    ]  # fmt: skip
+    return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
+
+
+def rendered(helm: Path, values: Mapping[str, object], version: str = "1.37") -> dict[str, Any]:
+    """Return the objects of the chart by kind."""
+    done = template(helm, values, version)
+    assert done.returncode == 0, done.stderr
+    return {found["kind"]: found for found in yaml.safe_load_all(done.stdout)}
+
+
+# --- the manifests ------------------------------------------------------------------------------------------
+
+
+def complaints(found: Mapping[str, Any], version: str) -> list[str]:
+    """Return what the schemas of a Kubernetes version have against an object."""
+    for name in (f"kubernetes-{version}", "podmonitor"):
+        schemas = json.loads((SCHEMAS / f"{name}.json").read_text())
+        if definition := schemas["kinds"].get(f"{found['apiVersion']}/{found['kind']}"):
+            schema = {"$ref": f"#/definitions/{definition}", "definitions": schemas["definitions"]}
+            errors = jsonschema.Draft202012Validator(schema).iter_errors(found)
+            return [f"{error.json_path}: {error.message}" for error in errors]
+    return [f"Kubernetes {version} has no {found['apiVersion']}/{found['kind']}"]
+
+
+def test_chart_passes_lint(helm: Path) -> None:
+    done = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rendered_objects_fit_the_schemas_of_kubernetes(helm: Path, variant: str, version: str) -> None:
+    objects = rendered(helm, VARIANTS[variant], version)
+    assert ("PodMonitor" in objects, "ConfigMap" in objects) == (variant == "everything",) * 2
+    assert [complaint for found in objects.values() for complaint in complaints(found, version)] == []
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_schemas_refuse_misspelt_missing_and_mistyped_fields(helm: Path, version: str) -> None:
+    daemonset = rendered(helm, {})["DaemonSet"]
+    container = daemonset["spec"]["template"]["spec"]["containers"][0]
+    container["volumeMount"] = container.pop("volumeMounts")
+    container["ports"][0]["containerPort"] = "http"
+    del daemonset["spec"]["selector"]
+    found = " ".join(complaints(daemonset, version))
+    assert all(
+        text in found for text in ("'volumeMount' was unexpected", "'http' is not of", "'selector' is a")
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"driver": [DRIVER]}, "additional properties 'driver' not allowed"),
+        ({"port": "14680"}, "got string, want integer"),
+        ({"port": 80}, "minimum: got 80, want 1,024"),
+        ({"runtimeDir": "run"}, "does not match pattern"),
+        ({"drivers": ["GPU.example.com"]}, "does not match pattern"),
+        ({"maxUnavailable": "0%"}, "does not match pattern"),
+    ],
+)
+def test_invalid_values_are_refused_by_name(helm: Path, values: Mapping[str, object], complaint: str) -> None:
+    done = template(helm, values)
+    assert done.returncode != 0
+    assert complaint in done.stderr
+
+
+def test_plain_manifests_are_those_of_the_chart(helm: Path) -> None:
+    command = [REPOSITORY / "deploy" / "helm" / "manifests", helm]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert (PLAIN / "drahealth.yaml").read_text() == printed, "make manifests"
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_plain_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
+    files = yaml.safe_load((PLAIN / "kustomization.yaml").read_text())["resources"]
+    objects = [found for file in files for found in yaml.safe_load_all((PLAIN / file).read_text())]
+    kinds = ["Namespace", "PriorityClass", "NetworkPolicy", "ServiceAccount", "DaemonSet"]
+    assert [found["kind"] for found in objects] == kinds
+    assert [complaint for found in objects for complaint in complaints(found, version)] == []
+
+
+def test_chart_has_the_version_of_the_agent() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+
+
+# --- the rights of the pod ----------------------------------------------------------------------------------
+
+
+def pod_spec(objects: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = objects["DaemonSet"]["spec"]["template"]["spec"]
+    return found
+
+
+def test_default_pod_has_no_privilege_and_no_token(helm: Path) -> None:
+    pod = pod_spec(rendered(helm, {}))
+    (container,) = pod["containers"]
+    assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & pod.keys()
+    assert pod["automountServiceAccountToken"] is False
+    assert container["securityContext"] == {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "readOnlyRootFilesystem": True,
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_pod_mounts_only_the_paths_that_it_needs(helm: Path, is_enabled: bool) -> None:
+    pod = pod_spec(rendered(helm, {"kubelet": {"enabled": is_enabled}}))
+    paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    kubelet = {"/var/lib/kubelet"} if is_enabled else set()
+    assert paths == {"/run/drahealth", "/var/lib/drahealth", "/sys", "/proc"} | kubelet
+    mounts = pod["containers"][0]["volumeMounts"]
+    assert {mount["name"] for mount in mounts if not mount.get("readOnly")} == {"run", "state"}
+
+
+def test_network_policy_opens_the_probed_and_scraped_port_only(helm: Path) -> None:
+    objects = rendered(helm, {"port": 20000, "podMonitor": {"enabled": True}})
+    (container,) = pod_spec(objects)["containers"]
+    assert container["ports"] == [{"name": "http", "containerPort": 20000, "protocol": "TCP"}]
+    policy = objects["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}]}]
+    assert "egress" not in policy
+    assert [endpoint["port"] for endpoint in objects["PodMonitor"]["spec"]["podMetricsEndpoints"]] == ["http"]
+    probes = [container[f"{name}Probe"]["httpGet"]["port"] for name in ("startup", "liveness", "readiness")]
+    assert set(probes) == {"http"}
+    selected = policy["podSelector"]["matchLabels"].items()
+    assert selected <= objects["DaemonSet"]["spec"]["template"]["metadata"]["labels"].items()
+
+
+# --- the pod at work ----------------------------------------------------------------------------------------
+
+SECRET = "pods/0a1b/volumes/kubernetes.io~secret/token/token"
+CHECKPOINT = "dra_manager_state"
+
+
+def serves_http(root: Path) -> bool:
+    """Return whether the agent of an image has an HTTP server."""
+    (settings,) = root.glob("opt/drahealth/lib/python3.*/site-packages/agent/config/config.py")
+    return '"--listen"' in settings.read_text()
+
+
+def pod_config(objects: Mapping[str, Any], root: Path, directories: Path) -> dict[str, Any]:
+    """Return the configuration of the pod's container, as the kubelet's runtime makes it from the manifest.
+
+    Directories that the agent writes, and that of the kubelet, are in ``directories`` by the volume's name.
+    """
+    pod = pod_spec(objects)
+    (container,) = pod["containers"]
+    security = container["securityContext"]
+    assert security["readOnlyRootFilesystem"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    fields = {"spec.nodeName": "node-7"}
+    env = {
+        entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for entry in container["env"]
+    }
+    args = [argument.replace("$(NODE_NAME)", env["NODE_NAME"]) for argument in container["args"]]
+    if not serves_http(root):
+        args = [argument for argument in args if not argument.startswith("--listen=")]
+    mounts = []
+    for mount in container["volumeMounts"]:
+        (volume,) = (found for found in pod["volumes"] if found["name"] == mount["name"])
+        source: Path | None = directories / mount["name"]
+        if mount["name"] in {"sys", "proc"}:
+            source = Path(volume["hostPath"]["path"])
+        elif "emptyDir" in volume:
+            source = None
+        elif "configMap" in volume:
+            for name, content in objects["ConfigMap"]["data"].items():
+                (directories / mount["name"] / name).write_text(content)
+        is_slave = mount.get("mountPropagation") == "HostToContainer"
+        mounts.append(Mount(mount["mountPath"], source, mount.get("readOnly", False), is_slave))
+    process = Process(
+        ["/opt/drahealth/bin/drahealth", *args], security["runAsUser"], security["runAsGroup"],
+        env={"PATH": "/usr/bin", "PYTHONMALLOC": "malloc", **env},
+    )  # fmt: skip
+    return oci_config(root, process, mounts)
+
+
+@pytest.fixture(scope="module")
+def pod(
+    helm: Path, image_root: Path, oci_runtime: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Container, Path]]:
+    """Run the container of the DaemonSet's pod; return it and the directories of its volumes."""
+    directories = tmp_path_factory.mktemp("volumes")
+    for name in ("run", "state", "kubelet", "config"):
+        (directories / name).mkdir(mode=0o755)
+    (directories / "kubelet" / SECRET).parent.mkdir(parents=True)
+    (directories / "kubelet" / SECRET).write_text("secret")
+    (directories / "kubelet" / CHECKPOINT).write_text("{}")
+    objects = rendered(helm, {"config": CONFIG, "drivers": [DRIVER]})
+    with running(oci_runtime, pod_config(objects, image_root, directories)) as container:
+        end = time.monotonic() + PATIENCE_S
+        while container.run("/usr/bin/drahealth", "status").returncode > 3:
+            assert container.process.poll() is None, container.process.communicate()[0]
+            assert time.monotonic() < end, "the agent does not answer"
+            time.sleep(0.2)
+        yield container, directories
+
+
+def test_agent_of_the_pod_reports_the_node(pod: tuple[Container, Path]) -> None:
+    container, directories = pod
+    status = json.loads(container.run("/usr/bin/drahealth", "status", "-o", "json").stdout)
+    assert status["node"] == "node-7"
+    report = json.loads(container.run("/usr/bin/drahealth", "watch", "--once", "-o", "json").stdout)
+    states = {source["name"]: source["state"] for source in report["sources"]}
+    assert {states[name] for name in ("cpus", "hugepages", "memory", "uevents", "devices.d")} == {"ok"}
+    assert {device["kind"] for device in report["devices"]} >= {"cpu", "memory"}
+    assert (directories / "run" / "drivers" / f"{DRIVER}.sock").is_socket()
+    assert (directories / "state" / "agent.lock").exists()
+
+
+def test_settings_of_the_chart_are_those_of_the_agent(pod: tuple[Container, Path]) -> None:
+    container, _ = pod
+    printed = container.run("/usr/bin/drahealth", "config", "-o", "json").stdout
+    assert '"500ms"' in printed
+    assert "/etc/drahealth/config.toml" in printed
+
+
+def read_in(container: Container, expression: str) -> str:
+    """Return the value of an expression of Python in the container."""
+    program = f"import os, pathlib; print({expression})"
+    done = container.run("/opt/drahealth/bin/python", "-c", program)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_container_sees_the_processes_and_adapters_of_the_node(pod: tuple[Container, Path]) -> None:
+    container, _ = pod
+    first = read_in(container, "pathlib.Path('/host/proc/1/comm').read_text()")
+    assert first == Path("/proc/1/comm").read_text().strip()
+    adapters = read_in(container, "sorted(os.listdir('/host/sys/class/net'))")
+    assert adapters == str(sorted(os.listdir("/sys/class/net")))
+
+
+def test_container_reads_the_kubelets_files_but_no_secret(pod: tuple[Container, Path]) -> None:
+    container, _ = pod
+    assert read_in(container, f"pathlib.Path('/var/lib/kubelet/{CHECKPOINT}').read_text()") == "{}"
+    assert read_in(container, "os.listdir('/var/lib/kubelet/pods')") == "[]"
+
+
+def test_container_writes_to_two_directories_only(pod: tuple[Container, Path]) -> None:
+    container, _ = pod
+    places = (
+        "/",
+        "/etc/drahealth",
+        "/host/sys",
+        "/host/proc",
+        "/tmp",
+        "/var/lib/kubelet",
+        "/var/lib/kubelet/pods",
+    )
+    writable = f"[place for place in {places!r} if os.access(place, os.W_OK)]"
+    assert read_in(container, writable) == "[]"
+    ours = ("/run/drahealth", "/var/lib/drahealth")
+    assert read_in(container, f"[place for place in {ours!r} if os.access(place, os.W_OK)]") == str(
+        list(ours)
+    )
+
+
+def test_process_of_the_container_has_no_capability(pod: tuple[Container, Path]) -> None:
+    container, _ = pod
+    status = read_in(container, "pathlib.Path('/proc/1/status').read_text()")
+    lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert {int(lines[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert lines["NoNewPrivs"] == "1"
