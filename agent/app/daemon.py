@@ -345,8 +345,8 @@ class Daemon:
         self._note_report(report)
 
     def _repeat(self, report: Report) -> None:
-        """Publish a report that repeats the last one: to the sockets last, so that the core thread leaves the
-        interpreter to the I/O thread without a second wake."""
+        """Publish a report that repeats the last one. The sockets get it last: the core thread then sleeps,
+        and the I/O thread runs after one wake."""
         self._note_report(report)
         self._publish_to_clients(report)
 
@@ -484,7 +484,8 @@ def _directory_locks(config: Config) -> Iterator[list[DirectoryLock]]:
 
 
 def _lock_directory(directory: Path, name: str, use: str) -> DirectoryLock:
-    """Lock a directory of the agent; ``name`` and ``use`` describe it in errors. Raises OSError, too."""
+    """Lock a directory of the agent; ``name`` and ``use`` describe the directory in error texts. Raises
+    OSError if the lock file cannot be opened."""
     try:
         return DirectoryLock(directory)
     except LockHeld as error:

@@ -47,12 +47,13 @@ class ConfigReloader:
         self._wall_clock = wall_clock
         self._requested = trio.Event()
         self._is_reading = False
-        """True: a read of the files has not returned; a hung disk keeps only one thread."""
+        """True: the thread that reads the files has not returned. No second one starts, even if the disk
+        hangs."""
         self.last: ConfigReload | None = None
         """Result of the last reload; None: there was none. Thread-safe."""
 
     def request(self) -> None:
-        """Reload soon. Requests during a reload lead to one more."""
+        """Reload soon. Requests during a reload cause one further reload."""
         self._requested.set()
 
     async def run(self) -> None:

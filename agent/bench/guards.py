@@ -60,8 +60,8 @@ RATIOS: Final = {
     "poll.groups100.core_to_python": GuardedRatio(100, "core", "good"),
     "poll.groups500.core_to_python": GuardedRatio(500, "core", "good"),
 }
-"""Guarded ratios by their keys; one of a result row has its key. Rows ``situ`` have no guard, because the
-pauses between their passes take minutes."""
+"""Guarded ratios by key, which is that of the result row if a suite has one. The ``situ`` rows are left out,
+because the pauses between their passes take minutes."""
 
 
 class GuardResult(NamedTuple):

@@ -88,9 +88,9 @@ HEARTBEAT_THREADS: Final = ("core", "io")
 _WAIT: Final = re.compile(r"(?:epoll_p?wait2?|p?poll|p?select[6]?|clock_nanosleep)\(")
 _NO_WAIT: Final = re.compile(r", 0(?:, NULL, 8)?\) +=")
 _CORE_BEAT: Final = re.compile(r"sendto\(.* = 1$")
-"""The core thread wakes the I/O thread, with a byte."""
+"""Pattern of the system call with which the core thread wakes the I/O thread: it sends a byte."""
 _IO_BEAT: Final = re.compile(r"recvfrom\(.* = 1$")
-"""The I/O thread takes that byte."""
+"""Pattern of the system call with which the I/O thread receives that byte."""
 
 
 def count_heartbeat_waits() -> Mapping[str, float]:

@@ -53,7 +53,8 @@ def actual_cgroup(settings: CgroupSettings | None, since_change_s: float | None)
 
     Args:
         settings: Settings of the cgroup; None: the cgroup does not exist.
-        changed_s: Time since the last start or resize of its container or pod [s]; None: long ago or unknown.
+        since_change_s: Time since the last start or resize of its container or pod [s]; None: long ago or
+            unknown.
     """
     if settings is None:
         return VANISHED_CGROUP

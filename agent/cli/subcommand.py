@@ -66,9 +66,10 @@ def add_config(parser: _ActionsContainer) -> None:
 
 
 def add_output(parser: ArgumentParser, markdown_with: str | None = None, *more: str, note: str = "") -> None:
-    """Add ``-o`` and ``--color``; ``-o markdown`` if `markdown_with` is the flag it needs, or empty: none.
+    """Add ``-o`` and ``--color``, with the format ``markdown`` unless `markdown_with` is None.
 
-    `more` has further formats, and `note` what to know of them.
+    `markdown_with` is the flag that ``-o markdown`` requires; empty: none. `more` has further formats, and
+    `note` explains them in the help text.
     """
     formats = ("table", "json", *more) if markdown_with is None else ("table", "json", "markdown", *more)
     note = f"; markdown only with {markdown_with}" if markdown_with else note

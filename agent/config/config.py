@@ -77,7 +77,7 @@ YEAR_S: Final = 365 * 86_400
 GROUPS_MAX: Final = 16_384
 """Upper limit of watched cgroups: more would exceed the memory limit of the systemd unit."""
 HELD_MAX: Final = 32 << 20
-"""Upper limit of kernel memory for descriptors of cgroup files [bytes]: it counts to the same limit."""
+"""Upper limit of kernel memory for descriptors of cgroup files [bytes]: it counts towards the same limit."""
 RECORD_MAX: Final = 1 << 40
 """Upper limit of the size of a record [bytes]."""
 GPUS_MAX: Final = 32
@@ -620,7 +620,8 @@ def _known_settings(
 
 
 def _shown(value: object) -> str:
-    """Return a value for an error text; Python refuses the decimal digits of a very large number."""
+    """Format a value for an error text, also a number that Python refuses to print because it is too
+    large."""
     try:
         return f"{value!r}"
     except ValueError:

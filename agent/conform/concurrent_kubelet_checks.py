@@ -93,8 +93,8 @@ def _missing_devices(main: VersionRecord, stream: StreamRecord) -> tuple[set[Raw
 
 
 def check_two_kubelets(session: SessionRecord) -> CheckOutcome:
-    """Opens a second connection, and closes it before half of the time. Compares the reports on both until
-    then, and goes on with the first."""
+    """Opens a second connection, and closes it before half of the session has passed. Compares the reports on
+    both connections until then, and continues with the first."""
     leaver = session.second_kubelet
     first = _concurrent_stream(session.main, leaver)
     if leaver is None or first is None:

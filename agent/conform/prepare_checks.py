@@ -84,7 +84,7 @@ def _refs(record: ClaimSessionRecord) -> list[ClaimRef]:
 
 
 def _errors(calls: Iterable[PrepareCall], refs: Iterable[ClaimRef]) -> Iterator[str]:
-    """Yield ``<claim>: <error>`` for each of these claims that a call of these failed for."""
+    """Yield ``<claim>: <error>`` for each claim of ``refs`` for which one of the calls failed."""
     refs = frozenset(refs)
     for call in calls:
         for ref in call.claims:
@@ -93,7 +93,7 @@ def _errors(calls: Iterable[PrepareCall], refs: Iterable[ClaimRef]) -> Iterator[
 
 
 def _all_succeeded(session: SessionRecord, stage: PrepareStage, observation_if_good: str) -> CheckOutcome:
-    """Return FAIL with the claims that the calls of a stage failed for; PASS if there are none."""
+    """Return FAIL with the claims for which a call of a stage failed; PASS if there are none."""
     record = _record(session)
     found = [failed(text) for text in _errors(record.calls[stage], _refs(record))]
     return worst_outcome(found, passed(observation_if_good))
@@ -362,7 +362,7 @@ def check_other_uid(session: SessionRecord) -> CheckOutcome:
 
 
 def check_bad_claims(session: SessionRecord) -> CheckOutcome:
-    """Prepares bad claims and the good ones in one call: those of --bad-claims, or two that do not exist."""
+    """Prepares bad claims (those of --bad-claims, or two that do not exist) and the good ones in one call."""
     record = _record(session)
     call = record.first_call(PrepareStage.BAD)
     if not call.result.is_ok:
@@ -379,7 +379,7 @@ def check_bad_claims(session: SessionRecord) -> CheckOutcome:
 
 
 def check_rollback(session: SessionRecord) -> CheckOutcome:
-    """Searches for CDI files and ids that exist after bad claims were prepared, and did not before."""
+    """Searches for CDI files and ids that exist after bad claims were prepared, but did not exist before."""
     record = _record(session)
     before, after = record.cdi_before_bad, record.cdi_after_bad
     if before.error or after.error:

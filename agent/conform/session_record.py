@@ -67,8 +67,8 @@ class StreamEnd(NamedTuple):
     """Name of the gRPC status; empty: no status was received, as after a lost connection."""
     text: str
     too_large_bytes: int = 0
-    """Size of a message above the kubelet's limit, at which the session ended the stream [bytes]; 0: not
-    so."""
+    """Size of a message above the kubelet's limit, at which the session ended the stream [bytes]; 0: no such
+    message."""
     flooded: bool = False
     """True: the session ended the stream, because the server sent more than is recorded."""
 
@@ -239,7 +239,7 @@ class PrepareStage(StrEnum):
     DELETED_CLAIM = "deleted claim"
     """Unprepares all claims after the claims were deleted."""
     CLEANUP = "cleanup"
-    """Unprepares whatever may still be prepared."""
+    """Unprepares all claims that may still be prepared."""
 
 
 class ReturnedDevice(NamedTuple):

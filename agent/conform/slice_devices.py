@@ -7,7 +7,7 @@ from typing import Final
 from agent.model.json_values import JsonObject, get_mapping, get_mappings, get_text
 
 CLAIMS_MADE: Final = 2
-"""Claims that a session makes: two show also what one cannot, such as an error that names the other."""
+"""Number of claims that a session makes: two, since one cannot show errors that name another claim."""
 KEEPING_OFF: Final = frozenset({"NoSchedule", "NoExecute"})
 """Effects of taints that keep pods off a device."""
 SHARING: Final = ("consumesCounters", "allowMultipleAllocations")
@@ -47,7 +47,8 @@ def choose_devices(
 
 
 def _of_node(specs: Sequence[JsonObject], driver: str, node: str) -> Sequence[JsonObject]:
-    """Return the slices of one node. Raises ValueError if they are of several, and none is of `node`."""
+    """Return the slices of one node. Raises ValueError if they belong to several nodes, but none to
+    `node`."""
     nodes = {get_text(spec, "nodeName", "spec") for spec in specs}
     if not specs:
         raise ValueError(f"there is no ResourceSlice of {driver}")

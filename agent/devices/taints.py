@@ -91,7 +91,7 @@ class TaintState:
 
     taints: Taints = field(default_factory=Taints)
     published: Mapping[DeviceRef, tuple[PublishedTaint, ...]] = field(default_factory=dict)
-    """Taints by device, worst first, also beyond the limit of sixteen that are in ``taints``."""
+    """Taints by device, worst first; ``taints`` has at most sixteen of them per device."""
     unknown_ns: Mapping[DeviceRef, int] = field(default_factory=dict)
     """Monotonic time since which each Unknown device is Unknown [ns]."""
     due_ns: int | None = None

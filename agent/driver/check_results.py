@@ -24,7 +24,7 @@ CODE_BYTES: Final = 100
 EVIDENCE_BYTES: Final = 500
 ADVICE_BYTES: Final = 300
 NO_EVIDENCE: Final = "the check gave no evidence"
-"""Evidence of a finding without any."""
+"""Evidence text for a finding that states none."""
 RESULTS_MAX: Final = DEVICES_MAX * CHECKS_MAX
 """Largest number of results that are kept for a driver; the oldest ones are dropped."""
 
@@ -32,7 +32,7 @@ _CODE: Final = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+")
 
 
 def validated_finding(finding: Finding) -> Finding:
-    """Return a finding with one short line of evidence and of advice: a text never costs the severity.
+    """Return a finding whose evidence and advice are shortened to one line each, however long they were.
 
     Raises:
         ValueError: The code is not dotted, or is too long.

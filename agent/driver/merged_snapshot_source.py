@@ -139,8 +139,8 @@ class HostAndDriverSource:
 
         Args:
             devices: All devices of the driver.
-            begun: Samples of new checks, valid until their first call has returned.
-            ended: Checks whose samples are dropped.
+            new_checks: Samples of new checks, valid until their first call has returned.
+            removed_checks: Checks whose samples are dropped.
         """
         with self._lock:
             for key in removed_checks:

@@ -337,7 +337,7 @@ class PluginServer:
         Raises:
             RuntimeError: The caller is not the main thread, or the server failed; ``__cause__`` is then
                 :attr:`failure`. Also for the reasons of :meth:`start` and :meth:`Monitor.start`.
-            ResourceBusyError, ConfigError, PermissionDeniedError, TimeoutError: As in :meth:`start`.
+            ResourceBusyError, ConfigError, PermissionDeniedError, TimeoutError: See :meth:`start`.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("plugin server: run() handles signals, so only the main thread may call it")

@@ -30,7 +30,7 @@ CONFLICT, INVALID = 409, 422
 ATTEMPTS: Final = 4
 """Attempts to write slices that others change at the same time."""
 RETRY_S: Final = 1.0
-"""Pause after slices were found changed by others, or a failure, doubled each time within CALM_S [s]."""
+"""First pause after a failure or a change by others, doubled for each further one within CALM_S [s]."""
 RETRY_MAX_S: Final = 60.0
 CALM_S: Final = 120.0
 """Time without changes by others after which the pause is short again [s]."""
@@ -100,7 +100,7 @@ class SlicePublisher:
             ApiForbiddenError: The role lacks a verb.
             ApiError: The API server refuses a slice.
             ApiUnreachableError: The API server is unreachable; some slices may have been published.
-            OSError: As :meth:`ApiServer.call`.
+            OSError: See :meth:`ApiServer.call`.
         """
         with self._writing:
             self._taints = taints
@@ -119,7 +119,7 @@ class SlicePublisher:
         """Delete all slices of the driver on this node, for a driver that leaves the node. Nothing is
         published any more.
 
-        Blocks and raises as :meth:`publish`.
+        Blocks and raises like :meth:`publish`.
         """
         with self._writing:
             self._deleted = True
@@ -184,7 +184,8 @@ class SlicePublisher:
         return found
 
     def _effective_spec(self, name: str, found: JsonObject) -> JsonObject:
-        """Return the spec of a slice; the written one if the API server has what it made of that."""
+        """Return the spec of a slice. If the API server has only dropped fields of the written spec, return
+        the written one."""
         written, resulting = self._accepted.get(name, ({}, None))
         return written if found == resulting else found
 

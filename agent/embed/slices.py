@@ -1,8 +1,8 @@
 """ResourceSlices of a driver's devices: their format, and how devices are divided into slices. Pure.
 
 A pool's devices are divided in their order, 64 to a slice: that is the limit of a slice with a taint, so no
-device moves to another slice when it gets one. A change of devices raises the pool's generation, so that the
-scheduler never sees a part of it; a change of taints does not.
+device moves to another slice when it gets a taint. A change of devices raises the pool's generation, so that
+the scheduler never sees a part of it; a change of taints does not.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ NESTED_VERSION: Final = "v1beta1"
 """Version of ``resource.k8s.io`` in which a device's fields, except its name, are in ``basic``."""
 
 AttributeValue = str | bool | int | Mapping[str, object]
-"""Value of an attribute; an object is taken as it is, such as ``{"version": "1.2.0"}``."""
+"""Value of an attribute; an object is used unchanged, such as ``{"version": "1.2.0"}``."""
 CapacityValue = str | int | Mapping[str, object]
-"""Quantity such as ``"16Gi"``; an object is taken as it is, with ``value`` and ``requestPolicy``."""
+"""Quantity such as ``"16Gi"``; an object is used unchanged, with ``value`` and ``requestPolicy``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceDevice:
-    """A device for the scheduler: what claims select it by.
+    """Device as the scheduler sees it: its name, and the attributes and capacity by which claims select it.
 
     Raises:
         ConfigError: A name or a value is invalid.

@@ -70,8 +70,8 @@ from agent.model.time import NS, Instant
 
 STALL_RECHECK_NS: Final = NS
 RUN_LEASE_S: Final = 4
-"""Seconds that every second run of the agent adds to each lease. The salt of a run and the difference between
-its streams are smaller, so that two runs in a row have no lease in common."""
+"""Seconds that every second run of the agent adds to each lease. Within a run, leases differ by less, so that
+two runs in a row have no lease in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class EngineState:
     checkpoint: PersistentState = field(default_factory=PersistentState)
     """State that must survive a restart of the agent."""
     start_basis: Basis = ()
-    """Values from which ``checkpoint.start`` was made."""
+    """Values from which ``checkpoint.start`` was computed."""
     due_ns: int | None = None
     """Monotonic time of the next evaluation, unless a source wakes the engine earlier [ns]; None: no time."""
 

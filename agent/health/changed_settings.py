@@ -1,4 +1,5 @@
-"""State of the rules after the engine's settings have changed: what no longer fits them begins again.
+"""State of the rules after a change of the engine's settings: parts that depend on a changed setting start
+again.
 
 Raised and latched faults stay. A counter whose window becomes shorter begins a new window, because a long
 window has too few points; until it is full, the counter's rule does not decide, and a raised fault stays. A
@@ -24,7 +25,7 @@ from agent.model.settings import EngineSettings, GpuLimits, HostLimits
 from agent.model.time import Instant
 
 _UNREAD_NS = -1
-"""Time of a reading that no new reading equals: the next evaluation computes the growth of counters again."""
+"""Time that no reading has: the next evaluation takes its reading as new, and computes the growth again."""
 
 
 def _restarted(window: RateWindow, before_s: int, after_s: int) -> RateWindow:

@@ -1,9 +1,9 @@
 """Clears remembered faults of devices on request of an operator, who states that they were repaired. Pure.
 
-Only faults that depend on what is remembered can be cleared: latched GPU faults, faults in their probation,
-faults that a driver reported while it prepared a claim, and readings that differ from those at start, which
-are then compared with what the device has now. A request clears all faults that it names, or none: it is
-refused while a reading shows another fault of the GPU, because the reading decides then.
+Only faults that the agent remembers can be cleared: latched GPU faults, faults in their probation, faults
+that a driver reported while it prepared a claim, and readings that differ from those at start; the present
+readings then count as those at start. A request clears all faults that it names, or none: it is refused while
+a reading shows another fault of the GPU, because the reading decides then.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ class _Target(NamedTuple):
 
 @dataclass(slots=True)
 class _Remembered:
-    """Faults of one device that only memory reports."""
+    """Faults of one device that the agent remembers and no reading shows."""
 
     latched: dict[FaultKey, tuple[Subject, ...]] = field(default_factory=dict)
     """Latched faults, each with the names of the devices that report it."""
@@ -208,7 +208,8 @@ def _find_by_id(
 
 
 def _remembered(outcome: ClearOutcome, target: _Target, code: str, conditions: Conditions) -> _Remembered:
-    """Return the faults of a device, with a code if it is not empty, that only memory reports."""
+    """Return the remembered faults of a device that no reading shows; only those with ``code`` unless it is
+    empty."""
     found = _Remembered()
     found.driver_faults = [
         key
@@ -247,7 +248,7 @@ def _remembered(outcome: ClearOutcome, target: _Target, code: str, conditions: C
 
 
 def _has_fault(device: InventoryDevice, key: FaultKey) -> bool:
-    """Return whether a fault is one of a device; a GPU has those of its MIG instances, too."""
+    """Return whether a fault affects a device; faults of MIG instances also affect their GPU."""
     if device.kind is DeviceKind.GPU:
         return key.gpu_number in (device.gpu_number, SHARED)
     return (key.gpu_number, key.gi) == (device.gpu_number, device.gi) and key.ci in (device.ci, WHOLE_GPU)
@@ -279,7 +280,7 @@ def _restarted(
     snapshot: Snapshot,
     settings: EngineSettings,
 ) -> ClearOutcome:
-    """Return the state in which what a device has now is what it had at start."""
+    """Return the state with a device's present values as its values at start."""
     gpu = target.host_device
     if gpu is not None:
         if gpu.kind is not DeviceKind.GPU or snapshot.gpus is None:

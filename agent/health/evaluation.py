@@ -44,7 +44,7 @@ Conditions = Mapping[tuple[Subject, str], Condition]
 
 
 class CachedOkResults(NamedTuple):
-    """Rule results of a device that had no findings, reused while the rules' input (``view``) stays equal."""
+    """Rule results of a device that had no findings, reused while the rules' input stays equal."""
 
     view: object
     not_applicable: tuple[NotApplicable, ...]

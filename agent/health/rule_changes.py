@@ -14,7 +14,7 @@ from agent.model.settings import RuleOverride
 from agent.model.time import NS
 
 FAMILY: Final = ".*"
-"""End of a code that stands for all codes which begin with the part before it: ``gpu.ecc.*``."""
+"""Suffix of a pattern such as ``gpu.ecc.*``, which matches all codes with the prefix before it."""
 CHECKS: Final = "check:"
 """Prefix of the subject of a driver's own checks of a device."""
 
@@ -68,7 +68,7 @@ class RuleChanges:
 
 
 def evaluate_rule(rule: Rule, view: Any, limit: int | None) -> RuleResult:
-    """Return the result of a rule for a view (its input), with another limit unless ``limit`` is None."""
+    """Return the result of a rule for its input ``view``, with another limit unless ``limit`` is None."""
     if limit is None or not rule.limit_in_view:
         return rule.evaluate(view)
     *of_limits, name = rule.limit_in_view.split(".")
@@ -86,8 +86,8 @@ def with_probation(row: CatalogRow, probation_ns: int) -> CatalogRow:
 def with_severity(finding: Finding, severity: Severity | None, row: CatalogRow) -> Finding:
     """Return a finding with the severity that the operator set.
 
-    What cannot be read stays Unknown, and a finding that is only information about another device, such as
-    the fault of one MIG instance for its GPU, stays one.
+    A finding about unreadable data stays UNKNOWN. A finding that only informs about another device (the fault
+    of a MIG instance, listed for its GPU) stays INFO.
     """
     only_informs = finding.severity is Severity.INFO and row.severity is not Severity.INFO
     if severity is None or finding.severity is Severity.UNKNOWN or only_informs:

@@ -1,10 +1,10 @@
 """Types of health rules: the catalog row that describes a rule, the possible rule results, and functions that
 build results for many rules.
 
-A rule is a function of a view. A view is the input of the rules for one device, for one cgroup or for the
-machine: current samples, values at the agent's start, and the growth of counters. Rules read no clock and no
-file; a view states which readings are missing. A rule also lists the readings whose change makes the native
-sampler wake the evaluation engine.
+A rule is a function of its input, the parameter ``view``, for one device, one cgroup or the machine: current
+samples, values at the agent's start, and the growth of counters. Rules read no clock and no file; the input
+states which readings are missing. A rule also lists the readings whose change makes the native sampler wake
+the evaluation engine.
 """
 
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def counter_limit_result(
     """Return the result of a rule that compares the growth of one counter with a limit.
 
     Args:
-        grown: Growth of the counter within the window of ``window_s`` seconds.
+        growth: Growth of the counter within the window of ``window_s`` seconds.
         limit: Smallest growth for which the result is ``found``.
         counter: Name of the file or counter, reported if it cannot be read.
         reason: Reason that is reported if the machine lacks the counter.
@@ -151,18 +151,18 @@ class Rule(CatalogRow):
 
     sampler_reads: tuple[SamplerField | WakeCondition, ...] = ()
     """Fields of the native sampler that the rule uses. A field wakes the engine when its value changes or, if
-    ``counter`` is True, when it grows by the configured number of throttle events. A Wake replaces this
-    condition by its own."""
+    ``counts_growth`` is True, when it grows by the configured number of throttle events. A WakeCondition sets
+    another condition."""
     gpu_reads: tuple[GpuWakeCondition, ...] = ()
     """GPU readings that the rule uses, with the changes that wake the engine."""
     evaluate: Callable[[Any], RuleResult]
-    """Function that returns the rule's result for a view (the rule's input)."""
+    """Function that returns the rule's result for its input."""
     counts_growth: bool = False
     """True: the rule evaluates the growth of a counter within a window."""
     window_s: int = 0
     """Length of that window [s]; 0: the configured window of throttle events."""
     limit_in_view: str = ""
-    """Field of the view with the rule's limit, ``throttle_events`` or ``limits.nic_errors``; empty: the rule
+    """Field of the rule's input with its limit, ``throttle_events`` or ``limits.nic_errors``; empty: the rule
     has no limit that an operator can set."""
     valid_when_stalled: bool = False
     """True: findings count although the source is stalled, for example that a GPU does not answer."""

@@ -129,7 +129,7 @@ def next_condition(
     Args:
         condition: Condition before the evaluation; None if the fault was clear.
         finding: Finding of this evaluation; None if no fault was found.
-        rule: Catalog row with the passes and times that raise and clear the cause.
+        row: Catalog row with the passes and times that raise and clear the cause.
         pass_number: Number of the source's pass that was evaluated. The same pass counts once.
         now: Time of this evaluation.
         seen: False if the rule could not be evaluated.
@@ -214,8 +214,8 @@ def next_change_ns(condition: Condition, row: CatalogRow, period_ns: int, now_ns
     it cannot. The next evaluation is needed then.
 
     Args:
-        condition: Return value of :func:`advance` for an evaluated pass.
-        rule: Catalog row of the condition.
+        condition: Return value of :func:`next_condition` for an evaluated pass.
+        row: Catalog row of the condition.
         period_ns: Time between two passes of the source [ns].
         now_ns: Time of this evaluation [ns].
     """

@@ -92,7 +92,8 @@ class DriverDevice(NamedTuple):
     lease_s: int
     """Lease: how long the kubelet may use a health report [s]; 0: the configured default."""
     checks: tuple[str, ...] = ()
-    """Names of the checks whose results the driver reports over its socket; without them it is Unknown."""
+    """Names of the checks whose results the driver reports over its socket; without a result the device is
+    Unknown."""
 
     @property
     def subject(self) -> str:

@@ -110,6 +110,6 @@ class UsageHistoryLimits(NamedTuple):
     rows: int = 10_000
     """Largest number of stored usages, and of stored changes; 0: nothing is stored."""
     age_s: int = 30 * 86_400
-    """Time after its end at which a stored usage is deleted, and age at which a change is [s]."""
+    """Time after which an ended usage, or a change, is deleted [s]."""
     size: int = 64 << 20
     """Largest size of the history file [bytes]; the default number of usages takes at most half of it."""

@@ -186,7 +186,8 @@ def create_gpu_memory() -> int:
 
 
 def confine(parent: int, memory_max: int) -> None:
-    """Take from this process what NVML does not need, and end it when its parent ends.
+    """Drop the capabilities of this process that NVML does not need, limit its memory, and let it end with
+    its parent.
 
     Args:
         parent: Process id of the parent.

@@ -1,4 +1,4 @@
-"""Shared libraries that imported packages search, found without running programs.
+"""Search for the shared libraries of imported packages, without running programs.
 
 ``ctypes.util.find_library`` runs ldconfig, or else gcc with a temporary file. Trio and pyudev call it at
 their import: each command would start a program, and fail where gcc is, but neither ldconfig nor a writable

@@ -1,4 +1,4 @@
-"""NVML in a process of its own: what the vendor's library does to its process does not reach the agent.
+"""NVML in a process of its own, so that a crash or leak of the vendor's library does not affect the agent.
 
 A child process (:mod:`agent.node.nvml_process_main`) has the C core's GPU threads, the library and pynvml.
 The threads publish their records in shared memory, which the agent maps read-only, and wake the agent through
@@ -58,7 +58,8 @@ DRIVER_CHECK_S: Final = 20.0
 """Interval of checks for a GPU driver while no child runs and no kernel event is received [s]. The PCI bus is
 listed at start and after an event only: a GPU without a driver cannot be read."""
 PERIOD_NS: Final = 10 * NS
-"""Reported period of the source without a child, as that of the GPU watch's checks of the library [ns]."""
+"""Period that the source reports while there is no child: that of the GPU watch's checks of the library
+[ns]."""
 _COPY_FD_MIN: Final = 16  # above the numbers that the child's descriptors get
 _START: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "

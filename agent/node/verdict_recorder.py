@@ -33,7 +33,8 @@ from agent.system.threads.loop_thread import set_thread_name
 from agent.system.timing import WallClockTrust, read_boot_clock
 
 WRITE_S: Final = 300.0
-"""Interval of writes to the history file without a change [s]. The mark shows the time of the last report."""
+"""Interval of writes to the history file without a change [s]. The observed-period file has the time of the
+last report."""
 PAUSE_S: Final = 0.5
 """Shortest time between two writes: a device whose verdict changes all the time costs two a second [s]."""
 RETRY_S: Final = 10.0
@@ -227,7 +228,7 @@ class VerdictRecorder:
         )
 
     def _handle(self, job: _Job, *, is_last: bool) -> None:
-        """Write the changes, or only the mark if there is none."""
+        """Write the changes, or only the observed-period file if there is none."""
         now_ns = job.now.mono_ns
         is_due = bool(job.changes) or len(job.periods) > 1 or now_ns - self._written_ns >= WRITE_S * NS
         if is_last or (is_due and now_ns >= self._retry_ns):

@@ -362,7 +362,8 @@ def _match_patterns(scored: EvidenceScore, text: str, context: PrepareContext) -
 
 
 def _blame_claim(scored: EvidenceScore) -> EvidenceScore:
-    """Return bad-config for a code of what the user wrote, which a driver or a pattern named as lasting."""
+    """Change a lasting class, which a driver or a pattern named, to bad-config for a code of what the user
+    wrote."""
     if scored.error_class not in {ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT}:
         return scored
     notes = ("the claim causes this code, neither a device nor the node",)

@@ -24,10 +24,10 @@ OTHERS_BYTES: Final = 320
 where the summary and the detail leave room."""
 SHARED_OTHERS_BYTES: Final = 140
 ELSEWHERE_BYTES: Final = 120
-"""Limits of that list and of the list of claims that failed at other drivers, in a text with the second list;
-both with the second list's sentence are no longer than OTHERS_BYTES."""
+"""Limit of each list in a text that also lists claims that failed at other drivers; both lists together need
+no more than OTHERS_BYTES."""
 OTHER_BYTES: Final = 200
-"""Limit of one other failed claim in that list, whose name alone can have 317 bytes."""
+"""Limit of one claim in these lists; a claim's name alone can have 317 bytes."""
 END_BYTES: Final = 40
 """Bytes that are kept at the end of a shortened claim name."""
 
@@ -94,7 +94,7 @@ def _format_text(verdict: PrepareVerdict, others: Sequence[str], elsewhere: Sequ
 
 
 class _BoundedList(NamedTuple):
-    """List in a text, and the bytes that it may always have."""
+    """List in a text, and the number of bytes that are always left for the list."""
 
     words: Sequence[str]
     separator: str

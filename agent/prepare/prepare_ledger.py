@@ -72,7 +72,8 @@ def cached_failure(
 
     A failure is cached only for the same request: the claim has the same allocation and parameters, the
     driver has the same version and, where a device is to blame, the state of the devices has not changed. A
-    later success ends the others: of any claim for a fault of the node or driver, else of one on a device.
+    later success ends the caching: of any claim for a fault of the node or driver, else of a claim with one
+    of the devices.
 
     Args:
         health_fingerprint: Result of :func:`health_fingerprint` for the claim's devices, or a function that
@@ -94,7 +95,8 @@ def cached_failure(
 
 
 def _is_repaired(ledger: PrepareLedger, claim: Claim, verdict: PrepareVerdict) -> bool:
-    """Return True if a claim was prepared after a failure whose cause it would have met, too."""
+    """Return True if a later prepare, which the cause of the failure would have made fail too, has
+    succeeded."""
     devices = set(_device_refs(claim))
     concerns_all = verdict.scope in {Scope.NODE, Scope.DRIVER}
     return any(

@@ -65,7 +65,8 @@ Step = CallHandlerStep | PauseStep | RunInThreadStep
 
 
 class PrepareResultTracker(Protocol):
-    """Classification and ledger of prepares; agent.driver.prepare_failure_tracker implements it."""
+    """Tracker of prepare results: classifies failures and keeps the ledger; see
+    agent.driver.prepare_failure_tracker."""
 
     def cached_failure(self, claim: Claim) -> PrepareError | None:
         """Return the cached failure of the claim's last prepare; None: the handler must be called."""

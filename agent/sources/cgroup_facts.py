@@ -24,7 +24,8 @@ _MEMINFO: Final = re.compile(r"^(MemTotal|SwapTotal): +([0-9]{1,15}) kB$", re.AS
 _TEXT_BYTES: Final = 1 << 16
 _CLAIMS_GATE: Final = "DRANodeAllocatableResources"
 _CHANGED_IN: Final = (1, 37)
-"""First kubelet that counts claims, and that does not sum the limits of sidecars to find a missing one."""
+"""First kubelet version that counts claims, and that no longer sums the limits of sidecars to find a missing
+one."""
 
 
 def read_hugepage_sizes(sysfs_root: Path) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ _COMMANDS: Final = {POD: "kubectl get pods -A -o json", CLAIM: "kubectl get reso
 
 
 def read_objects(path: Path, kind: str, now: Instant) -> SourceAnswer[JsonObject]:
-    """Read and parse the objects of one kind in a file. Arguments and errors as :func:`parse_object_file`."""
+    """Read and parse the objects of one kind in a file, with the errors of :func:`parse_object_file`."""
     return parse_object_file(path, read_object_file(path), kind, now)
 
 

@@ -39,7 +39,7 @@ def parse_yaml(data: bytes) -> tuple[object, ...]:
     """Parse the documents of a YAML text; an empty document is None.
 
     Raises:
-        ValueError: The text is not YAML, or has a construct that kubectl never writes; with its position.
+        ValueError: The text is not YAML, or has an unsupported construct; with its position.
     """
     state = _ParseState(iter(yaml.parse(data, Loader=_LOADER)))
     try:

@@ -124,7 +124,7 @@ def write_cdi_spec(
 
     Args:
         directory: ``/var/run/cdi``; created if its parent exists.
-        vendor_class: ``<vendor>/<class>``; the vendor is a domain of yours: ``example.com/gpu``.
+        vendor_class: ``<vendor>/<class>``; the vendor is a domain that you own: ``example.com/gpu``.
         devices: At least one device, each name once.
 
     Returns:

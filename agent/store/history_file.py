@@ -156,7 +156,7 @@ class HistoryFile:
         self._known_id: tuple[int, int] | None = None
         """Device and inode of the file after the last read or write of uses; None: there is no file."""
         self._known_verdicts_id: tuple[int, int] | None = None
-        """The same after the last read or write of verdicts."""
+        """Device and inode of the file after the last read or write of verdicts; None: there is no file."""
 
     @property
     def path(self) -> Path:
@@ -208,7 +208,7 @@ class HistoryFile:
             delete_by_age: True: uses beyond the age limit are deleted. False: the wall clock is not reliable.
 
         Raises:
-            HistoryError: The disk refuses the write, or as in :meth:`content_if_replaced`.
+            HistoryError: The disk refuses the write; or see :meth:`content_if_replaced`.
         """
         rows = iter(changed)
         with self._open() as db:

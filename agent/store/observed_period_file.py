@@ -1,7 +1,7 @@
-"""Mark of how long the agent has observed the devices, next to the history file.
+"""File with the end of the present observed period, next to the history file.
 
-The mark is one line that is overwritten with each report, without a sync: much less work for the disk than a
-transaction of the history file. After a kill of the agent it shows the time of the last report.
+The file has one line, which is overwritten with each report, without a sync: much less work for the disk than
+a transaction of the history file. After a kill of the agent it shows the time of the last report.
 """
 
 import os
@@ -17,12 +17,12 @@ SIZE: Final = 128
 
 
 def period_file_path(history: Path) -> Path:
-    """Return the path of the mark that belongs to a history file."""
+    """Return the path of the observed-period file that belongs to a history file."""
     return history.with_name(history.name + SUFFIX)
 
 
 def write_period_file(path: Path, period: ObservedPeriod) -> None:
-    """Overwrite the mark with the end of a period. Blocks on the disk. Raises OSError."""
+    """Overwrite the file with the end of a period. Blocks on the disk. Raises OSError."""
     content = f"{period.id} {period.lasted_s!r} {period.ended_s!r}"
     line = f"{content} {zlib.crc32(content.encode()):08x}".ljust(SIZE - 1) + "\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -34,7 +34,7 @@ def write_period_file(path: Path, period: ObservedPeriod) -> None:
 
 
 def read_period_file(path: Path) -> tuple[str, float, float] | None:
-    """Return the id, duration [s] and end [s since 1970] of the marked period; None: no valid mark."""
+    """Return the id, duration [s] and end [s since 1970] of the period in the file; None: no valid file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -52,7 +52,8 @@ def read_period_file(path: Path) -> tuple[str, float, float] | None:
 
 
 def extend_newest_period(stored: StoredVerdicts, mark: tuple[str, float, float] | None) -> StoredVerdicts:
-    """Return the verdict history with the end of the newest period from the mark, if that is later."""
+    """Return the verdict history with the newest period's end from the observed-period file, if that is
+    later."""
     if not stored.periods or mark is None:
         return stored
     *before, newest = stored.periods

@@ -50,7 +50,7 @@ _INSERT_CHANGE: Final = insert_statement("verdicts", _CHANGE_COLUMNS)
 
 _BY_DEVICE: Final = ", ".join(f"device_{name}" for name in DeviceRef._fields)
 _OLDEST_NEEDED: Final = f"SELECT max(number) FROM verdicts WHERE {{older}} GROUP BY {_BY_DEVICE}"
-"""Query of the change that each device has at the limit: it is the device's state from the limit on."""
+"""Query of each device's newest change before the limit, which is the device's state from the limit on."""
 _DELETE_CHANGES: Final = (
     f"DELETE FROM verdicts WHERE {{older}} AND (state = '{RecordedState.ABSENT}' "
     f"OR number NOT IN ({_OLDEST_NEEDED}))"
@@ -89,16 +89,16 @@ def delete_verdicts_by_count(db: sqlite3.Connection, rows: int) -> None:
 
 
 def delete_verdicts_by_age(db: sqlite3.Connection, oldest_s: float) -> None:
-    """Delete changes and periods from before `oldest_s` [s since 1970], except what a present device's state
-    at that time follows from."""
+    """Delete changes and periods from before `oldest_s` [s since 1970], except the newest of each present
+    device, which shows its state at that time."""
     db.execute(_DELETE_CHANGES.format(older=f"at_s < {oldest_s!r}"))
     newest = "(SELECT max(number) FROM observed)"
     db.execute(f"DELETE FROM observed WHERE ended_s < ? AND number < {newest}", (oldest_s,))
 
 
 def delete_oldest_verdicts(db: sqlite3.Connection) -> int:
-    """Delete some of the oldest changes; return how many were deleted: a tenth, or more if all of a tenth are
-    states that devices still have."""
+    """Delete some of the oldest changes; return how many were deleted: a tenth, or more if each change of
+    that tenth is the present state of a device."""
     if not has_verdict_tables(db):
         return 0
     newest, oldest = "(SELECT max(number) FROM verdicts)", "(SELECT min(number) FROM verdicts)"

@@ -52,7 +52,7 @@ class Ledger:
 
         Raises:
             TransientError: Another claim holds a resource: ``cpu.overlap``, ``mem.hugepages.insufficient``.
-            PermanentError, OSError: As :meth:`read`; or the file cannot be written, and nothing is recorded.
+            PermanentError, OSError: See :meth:`read`; or the file cannot be written, and nothing is recorded.
         """
         with self._lock:
             holdings = self._read()
@@ -67,7 +67,7 @@ class Ledger:
         """Drop what a claim holds; a claim that holds nothing is no error.
 
         Raises:
-            PermanentError, OSError: As :meth:`hold`.
+            PermanentError, OSError: See :meth:`hold`.
         """
         with self._lock:
             holdings = self._read()

@@ -75,8 +75,8 @@ def measure_gpu_faults(run_size: RunSize, outcome: SuiteOutcome) -> None:
 
 
 def _measure_agent(config: str, gpus: int, events: list[int], hangs: list[int] | None) -> str:
-    """Cause an event on each of so many GPUs of a new agent and, unless ``hangs`` is None, a hang on as many
-    others; append the latencies. Return the name of the subscriber's gRPC library.
+    """Cause an event on each of ``gpus`` GPUs of a new agent and, unless ``hangs`` is None, a hanging call on
+    as many others; append the latencies. Return the name of the subscriber's gRPC library.
 
     Raises:
         FakeNvmlUnavailable: The fake library cannot be built.

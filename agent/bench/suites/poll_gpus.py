@@ -59,7 +59,7 @@ _MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal
 
 
 class GpuReadSet(NamedTuple):
-    """Fields and functions of NVML that one GPU supports, which are those that contenders read."""
+    """Fields and functions of NVML that one GPU supports; contenders read only these."""
 
     gpu_index: int
     """Index of the GPU in NVML."""

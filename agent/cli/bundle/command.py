@@ -66,7 +66,7 @@ class BundleFile(NamedTuple):
 
     name: str
     content: str
-    """What the file has, for the list."""
+    """Description of the content, for the list of files."""
     data: bytes
     secrets: int
     """Number of secrets that were left out."""
@@ -198,7 +198,7 @@ def _limit_output() -> None:
 
 
 def _file(name: str, content: str, data: bytes, *remarks: str) -> BundleFile:
-    """Return a file without secrets and within the limit of its size."""
+    """Return a file of the archive, with secrets removed and cut to ENTRY_BYTES."""
     text, secrets = redact(data[:ENTRY_BYTES].decode(errors="replace"))
     cut = [f"cut after {format_bytes(ENTRY_BYTES)}"] if len(data) > ENTRY_BYTES else []
     safe = [redact(remark) for remark in remarks]
@@ -212,7 +212,7 @@ def _file(name: str, content: str, data: bytes, *remarks: str) -> BundleFile:
 
 
 def configuration_files(given: Path | None) -> Iterator[BundleFile]:
-    """Yield the configuration file and, of the default one, the drop-ins, also if they are not valid."""
+    """Yield the configuration file and, if it is the default one, its drop-ins, even if they are invalid."""
     yield _config_file("config.toml", given or DEFAULT_FILE)
     if given is not None:
         return

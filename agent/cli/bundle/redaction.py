@@ -25,7 +25,8 @@ _VALUE: Final = re.compile(
     | (?:bearer|basic|digest)\s+[^\s,;"'\\]+ | [^\s,;\}}\]"'\\]+ )""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""A name such as ``api-key`` with its value, as in TOML, YAML, JSON, also quoted, environment and headers."""
+"""Pattern of a name such as ``api-key`` with its value, in TOML, YAML, JSON, environment variables and
+headers."""
 _FLAG: Final = re.compile(
     rf"(?P<name>--[\w-]{{0,64}}?{_SECRET_WORD}[\w-]{{0,64}}\s+)(?P<value>[^\s\"'\\-][^\s\"'\\]*)", re.I
 )
@@ -36,7 +37,8 @@ _SHAPES: Final = (
     re.compile(r"(?P<name>)(?P<value>\b(?:AKIA|ASIA)[A-Z0-9]{16}\b)"),
     re.compile(r"(?P<name>)(?P<value>\bgh[pousr]_\w{20,})"),
 )
-"""Values that are secrets under any name: of HTTP headers, URLs, JSON web tokens, AWS and GitHub."""
+"""Patterns of values that are secrets under any name: in HTTP headers and URLs, JSON web tokens, keys of AWS
+and GitHub."""
 
 
 def redact(text: str) -> tuple[str, int]:

@@ -28,7 +28,7 @@ MAX_DEVICES: Final = 4
 _STRENGTHS: Final = {relation: number for number, relation in enumerate(Relation)}
 
 Row = tuple[str, str, str]
-"""Consumer, strongest relation to the claim, and owner, of one line."""
+"""Columns of one line: consumer, its strongest relation to the claim, and its owner."""
 
 
 def all_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:

@@ -198,7 +198,8 @@ def _names(kind: str, use: PodDeviceUsage) -> Iterator[str]:
 
 
 def _may_know(result: SourceResult) -> bool:
-    """Return whether a source gave no answer, but may know the object; a driver need not have files."""
+    """Return whether a source that gave no answer may know the object. A driver without state files knows
+    none."""
     is_missed = result.absence is Absence.UNREADABLE or result.source not in {PREPARES, TAINTS}
     return bool(result.absence and result.place and is_missed)
 

@@ -238,5 +238,5 @@ class Explanation:
     ended: tuple[PodDeviceUsage, ...] = ()
     """Last ended uses of devices; all recorded uses if no source knows the explained object any more."""
     claims_elsewhere: int = 0
-    """Number of claims that only a file of objects has, and that are left out of ``all``."""
+    """Number of claims that only the operator's files contain; ``all`` leaves them out."""
     sources: tuple[SourceResult, ...] = ()

@@ -37,13 +37,13 @@ def find_devices(
     cdi: Iterable[tuple[str, DeviceRef]],
     host_aliases: Mapping[DeviceRef, DeviceRef],
 ) -> tuple[DeviceRef, ...]:
-    """Return the device with this name, under all names in use if drivers serve the same host device.
+    """Return the device with this name; for a host device that drivers also publish, one entry for each name.
 
     Args:
         name: ``driver/pool/name``, ``pool/name``, a name, or a CDI id.
         devices: All known devices, without unused host aliases.
         cdi: CDI ids with their devices.
-        mirrors: Drivers' devices that are host devices under another name, mapped to the host device.
+        host_aliases: Drivers' devices that are host devices under another name, mapped to the host device.
 
     Raises:
         UnknownName: No device has the name.

@@ -325,7 +325,8 @@ def _read_taints(path: Path) -> tuple[dict[DeviceRef, tuple[Taint, ...]], str, f
 def _file_results(
     source: str, results: Sequence[SourceResult], paths: SourcePaths, unread: Sequence[str]
 ) -> Iterator[SourceResult]:
-    """Yield the outcome for each file that exists or cannot be read; without any, one that says so."""
+    """Yield the outcome for each file that exists or cannot be read; if there is none, one outcome that
+    states this."""
     for reason in unread:
         place = reason.partition(": ")[0].removeprefix("directory of drivers ")
         yield SourceResult(source, place, read_clocks(), absence=Absence.UNREADABLE, reason=reason)

@@ -82,7 +82,7 @@ def main(args: Namespace) -> int:
 
 
 class _Now(NamedTuple):
-    """Time of the command, and the time up to which it goes back."""
+    """Time of the command, and how far back it shows records."""
 
     wall_s: float
     age_s: float | None
@@ -90,7 +90,7 @@ class _Now(NamedTuple):
 
     @property
     def since_s(self) -> float | None:
-        """Begin of the time that is shown [s since 1970]; None: the whole history."""
+        """Start of the shown part of the history [s since 1970]; None: all of it."""
         return None if self.age_s is None else self.wall_s - self.age_s
 
     def clocks(self) -> ClockReading:
@@ -288,10 +288,10 @@ def _matching_uses(
 
 
 def _with_name(problem: str, name: str, names: Mapping[T, Iterable[str]]) -> list[T]:
-    """Return the keys of `names` that have the name `name`.
+    """Return the keys of `names` whose values contain `name`.
 
     Raises:
-        UsageError: There is none; the text is `problem` and a similar name.
+        UsageError: No value contains it; the text is `problem` and a similar name.
     """
     known = {key: set(own) for key, own in names.items()}
     found = [key for key, own in known.items() if name in own]

@@ -37,7 +37,7 @@ SEVERITIES: Final = {
     RecordedState.ABSENT: Severity.UNKNOWN,
     **{state: severity for severity, state in STATE_OF_SEVERITY.items() if severity is not Severity.INFO},
 }
-"""Severity whose sign a state has in tables."""
+"""Severity whose sign marks each state in tables."""
 
 
 def short_names(devices: Iterable[DeviceRef]) -> dict[DeviceRef, str]:
@@ -220,7 +220,7 @@ def _rule_lines(
 
 
 def format_share(part: float, whole: float) -> str:
-    """Return a share in percent; 0 and 100 % only if nothing or everything is meant."""
+    """Format a share in percent: ``0 %`` only for none of the whole, ``100 %`` only for all of it."""
     share = part / whole if whole > 0 else 0.0
     if part <= 0 or share == 0:
         return "0%"

@@ -210,11 +210,11 @@ class LogQueue(logging.Handler):
 class ReportPrinter(ABC):
     """Base class of a thread that prints the newest health report.
 
-    A thread of its own, so that the agent waits neither for a stopped terminal nor for the reader of a log.
+    It has its own thread, so that the agent waits neither for a stopped terminal nor for the reader of a log.
     """
 
     def __init__(self, name: str, lock: "threading.RLock | None" = None) -> None:
-        """Start the thread `name`; subclasses set the attributes that ``_run`` needs before.
+        """Start the thread `name`; subclasses first set the attributes that ``_run`` needs.
 
         `lock` is the lock of the condition ``_changed``; None creates a lock.
         """

@@ -1,8 +1,8 @@
 """Comparison of the GPU fields that the native core and pynvml read, for ``drahealth scan --backend``.
 
 The native core reads each field before and after pynvml. A value of pynvml agrees if it lies between both.
-If not, the readers differ, unless the field is one that changes all the time: then both read it once more.
-The field moved if a value changed, and the readers differ if each has the same value as before.
+Otherwise the readers differ. Only a field that changes all the time is read once more by both: it moved if a
+value has changed, and the readers differ if none has.
 
 Either reader may hang in the NVIDIA driver. If the native core hangs, pynvml is not called; if pynvml hangs,
 its thread is abandoned.

@@ -16,7 +16,7 @@ def read_slices_and_claims(api: ApiServer) -> tuple[list[JsonObject], list[JsonO
     """Return all ResourceSlices, and all ResourceClaims of all namespaces.
 
     Raises:
-        ApiError, ApiUnreachableError, OSError: As :meth:`ApiServer.call`.
+        ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`.
     """
     return (
         list(api.list_objects(api.dra_path(SLICES)).items),
@@ -28,7 +28,7 @@ def create_claim(api: ApiServer, claim: JsonObject) -> JsonObject:
     """Create a claim and write its allocation, as the scheduler does; return the created one.
 
     Raises:
-        ApiError, ApiUnreachableError, OSError: As :meth:`ApiServer.call`. Nothing is left then.
+        ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`. No claim remains then.
     """
     metadata = get_mapping(claim, "metadata")
     namespace, name = (get_text(metadata, key, "metadata") for key in ("namespace", "name"))
@@ -50,7 +50,7 @@ def create_claim(api: ApiServer, claim: JsonObject) -> JsonObject:
 
 
 def _in_version(requests: object, version: str) -> object:
-    """Return the requests of a claim in a version: v1beta1 has no ``exactly``."""
+    """Return a claim's requests in the format of an API version: v1beta1 has no ``exactly``."""
     if version != "v1beta1" or not isinstance(requests, list):
         return requests
     found = []

@@ -59,7 +59,7 @@ CDI_BYTES: Final = 4 << 20
 CDI_FILES: Final = 4096
 """Largest number of CDI files that are read."""
 CDI_SUFFIXES: Final = (".json", ".yaml")
-"""Names of files that container runtimes read end with one of these."""
+"""Suffixes of the files that container runtimes read."""
 REQUEST: Final = "device"
 """Request of a claim that the session makes."""
 
@@ -74,7 +74,7 @@ class PrepareOptions(NamedTuple):
     devices: tuple[tuple[str, str], ...]
     """(pool, name) of each device for which a claim is made."""
     slices: tuple[JsonObject, ...]
-    """ResourceSlices, from whose devices of the driver some are chosen for claims; empty: none are chosen."""
+    """ResourceSlices; some of the driver's devices in them are chosen for claims. Empty: none are chosen."""
     other_claims: tuple[JsonObject, ...]
     """ResourceClaims whose devices are not chosen."""
     node: str

@@ -156,7 +156,7 @@ class CachedEvaluation:
         themselves.
 
         Args:
-            begin: Result of the evaluation's ``mark()`` before the device was evaluated.
+            begin: Result of the evaluation's ``list_lengths()`` before the device was evaluated.
         """
         evaluation = self._evaluation
         raised = evaluation.stable_codes(subject)

@@ -34,7 +34,7 @@ HW_SLOWDOWN: Final = 0x08
 SW_THERMAL: Final = 0x20
 HW_THERMAL: Final = 0x40
 POWER_BRAKE: Final = 0x80
-"""Bit in NVML's reasons for reduced clocks, like the three constants above."""
+"""Bit for the power brake in NVML's reasons for reduced clocks."""
 
 WINDOW_S: Final = 60
 SHARE_PERCENT: Final = 10
@@ -47,7 +47,7 @@ HOLD_NS: Final = 60 * NS
 
 
 def _held_finding(code: str, evidence: str, window_s: int = 0) -> Finding:
-    """Return a finding whose evidence says for how long it stays after its end.
+    """Return a finding whose evidence states for how long it is held after the fault has ended.
 
     It names no time of day: that would change with each oscillation.
 

@@ -1,4 +1,4 @@
-"""View (input of the rules for one GPU), and functions that the GPU rules share.
+"""Input of the rules for one GPU, and functions that the GPU rules share.
 
 Rules evaluate readings. Faults that NVML or the kernel log reports once, such as XIDs, are latched and
 evaluated in agent.health.gpu.faults.
@@ -51,7 +51,7 @@ class GpuRuleInput(NamedTuple):
     gpu_set: NvmlSample
     host: GpuOsSample
     growth: Mapping[GpuField, CounterGrowth]
-    """Growth of each counter over its window in :func:`agent.health.gpu.catalog.windows`."""
+    """Growth of each counter over its window in :func:`agent.health.gpu.catalog.counter_windows_s`."""
     siblings_p50_ns: tuple[int, ...]
     """Median answer time of every other GPU that answers [ns]."""
     limits: GpuLimits
@@ -161,5 +161,6 @@ _RESULT_ORDER: Final = (Finding, RuleInputUnreadable, RuleInconclusive, type(OK)
 
 
 def worst_result(*results: RuleResult) -> RuleResult:
-    """Return the worst of several results: the first finding, else unreadable, then not evaluated."""
+    """Return the worst of several results: the first finding, else an unreadable input, else an inconclusive
+    result."""
     return min(results, key=lambda result: _RESULT_ORDER.index(type(result)))

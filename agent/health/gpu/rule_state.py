@@ -1,8 +1,7 @@
-"""State that GPU rules compare readings with (features seen, counter windows, MIG instances), and their
-views.
+"""State that GPU rules compare readings with (features seen, counter windows, MIG instances), and the rules'
+input for each GPU.
 
-A view is the input of the rules for one GPU. The state of latched faults is in
-agent.health.gpu.faults.fault_log.
+The state of latched faults is in agent.health.gpu.faults.fault_log.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -245,7 +244,7 @@ def gpu_sources(
 def gpu_views(
     rule_state: GpuRuleState, snapshot: Snapshot, limits: GpuLimits, now: Instant
 ) -> dict[int, GpuRuleInput]:
-    """Return the view (input of the rules) of each known GPU, by GPU number."""
+    """Return the rules' input for each known GPU, by GPU number."""
     gpus = snapshot.gpus or NO_GPUS
     times = {
         number: sample.probe_p50_ns

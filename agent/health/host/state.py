@@ -138,7 +138,7 @@ def device_rule_input(
     device: InventoryDevice,
     now: Instant,
 ) -> CpuRuleInput | MemoryRuleInput | PoolRuleInput:
-    """Return the view (the rules' input) for a device that the agent itself publishes."""
+    """Return the rules' input for a device that the agent itself publishes."""
     match device.kind:
         case DeviceKind.CPU:
             return numa_cpu_rule_input(host.cpus, snapshot, settings, device.numa_node)
@@ -156,7 +156,7 @@ def declared_rule_input(
     declared: DriverDevice,
     now: Instant,
 ) -> CpuRuleInput | MemoryRuleInput | PoolRuleInput | PciRuleInput | NicRuleInput:
-    """Return the view (the rules' input) for a device that a driver declares. Raises TypeError for a GPU."""
+    """Return the rules' input for a device that a driver declares. Raises TypeError for a GPU."""
     match declared.part:
         case DeclaredCpus():
             return declared_cpu_rule_input(host.cpus, snapshot, settings, declared)

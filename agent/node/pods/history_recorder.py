@@ -1,7 +1,7 @@
 """Recorder of which pod used which device and when: compares successive consumer maps, writes a SQLite file.
 
-Uses of devices that cannot be written yet are queued in memory, up to a limit. Imports that take memory are
-late: with the first map.
+Uses of devices that cannot be written yet are queued in memory, up to a limit. Modules that take memory are
+imported with the first map.
 """
 
 import logging

@@ -225,7 +225,7 @@ async def query_report(socket: Path) -> Report:
 
     Raises:
         TimeoutError: The report did not begin within 2 s, or stopped.
-        DrahealthError: As of :func:`agent.serve.agent_api.client.watch_reports`.
+        DrahealthError: See :func:`agent.serve.agent_api.client.watch_reports`.
     """
     from agent.serve.agent_api.client import first_report  # an agent without embedding drivers saves it
 

@@ -7,8 +7,8 @@ and h2 4.4; the requirements pin the first and bound the second. Deficiencies th
   byte beyond ASCII;
 * h2 buffered a frame of up to 16 MiB before it refused it as too long, and answers to pings and settings
   piled up without limit for a peer that sent them and read nothing;
-* a message could be of any size, compressed (an "Internal Server Error"), or missing although the stream
-  had ended (None where a request should be), and begun in a hundred streams of each connection;
+* a message could have any size; a compressed one was an "Internal Server Error", a missing one None; each
+  connection could begin a hundred messages at once;
 * a request that failed before its handler ran got no answer, and a request for an unknown method got an
   answer without a content-type, which grpclib's own client refuses;
 * a request that was reset at its arrival was kept for as long as its connection;

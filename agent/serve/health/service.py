@@ -156,7 +156,8 @@ class HealthService:
     """
 
     def __init__(self, subscribers: HealthSubscribers, *, repeats_after_end: bool = False) -> None:
-        """
+        """Create the service of one socket.
+
         Args:
             subscribers: Streams of the socket.
             repeats_after_end: Whether the remaining streams get all devices again when one has ended. For a

@@ -100,7 +100,7 @@ class ApiServer:
                 connection.close()
 
     def list_objects(self, path: str, field_selector: str = "") -> ObjectList:
-        """Return all objects of a list, read in pages. Raises as :meth:`call`."""
+        """Return all objects of a list, read in pages. Raises the errors of :meth:`call`."""
         items: list[dict[str, Any]] = []
         query = {"fieldSelector": field_selector, "limit": str(PAGE_OBJECTS), "continue": ""}
         while True:
@@ -125,8 +125,8 @@ class ApiServer:
         It is read once; :meth:`forget_dra_version` has it read again.
 
         Raises:
-            ApiError: The API server has no known version, or as :meth:`call`.
-            ApiUnreachableError, OSError: As :meth:`call`.
+            ApiError: The API server has no known version, or refused the call.
+            ApiUnreachableError, OSError: See :meth:`call`.
         """
         if not self._version:
             with doing(Operation.API, f"/apis/{DRA_GROUP}"):
@@ -159,7 +159,7 @@ class ApiServer:
         self._version = ""
 
     def dra_path(self, *parts: str) -> str:
-        """Return a path in the API group of claims and slices. Raises as :meth:`dra_version`."""
+        """Return a path in the API group of claims and slices. Raises the errors of :meth:`dra_version`."""
         return path_of("apis", DRA_GROUP, self.dra_version(), *parts)
 
     # --- connections ----------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class ApiServer:
     def open_stream(self, path: str) -> OpenStream:
         """Return the open answer to a GET whose body has no end; the caller closes it.
 
-        Raises as :meth:`call`.
+        Raises the errors of :meth:`call`.
         """
         with doing(Operation.API, path):
             connection = self._open("GET", path, b"")

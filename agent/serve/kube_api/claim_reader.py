@@ -26,9 +26,9 @@ class ClaimReader:
         """Return the current claim.
 
         Raises:
-            TransientError: ``claim.not_found``, or as :func:`drahealth.parse_claim`.
-            BadConfigError: As :func:`drahealth.parse_claim`.
-            ApiForbiddenError, ApiError, ApiUnreachableError, OSError: As :meth:`ApiServer.call`.
+            TransientError: ``claim.not_found``; or see :func:`drahealth.parse_claim`.
+            BadConfigError: See :func:`drahealth.parse_claim`.
+            ApiForbiddenError, ApiError, ApiUnreachableError, OSError: See :meth:`ApiServer.call`.
         """
         path = self._api.dra_path("namespaces", ref.namespace, CLAIMS, ref.name)
         try:

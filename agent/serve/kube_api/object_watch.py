@@ -51,7 +51,8 @@ class ObjectList(NamedTuple):
 
 
 class OpenStream:
-    """Open answer of the API server. The connection itself may forget its socket and answer."""
+    """Open answer of the API server, with its socket, which HTTPConnection may drop before the answer
+    ends."""
 
     def __init__(self, connection: "HTTPConnection", used: socket.socket, answer: "HTTPResponse") -> None:
         self.socket = used

@@ -214,7 +214,7 @@ class PodsWatcher:
             socket: :data:`SOCKET` in the kubelet's directory.
             latest: Cell to which answers are published.
             clock: Returns the time of an answer.
-            changed: Called after an answer in which a pod is new, missing or in another phase.
+            on_pods_changed: Called after an answer in which a pod is new, missing or in another phase.
             retry_pauses_s: Pauses as in :data:`PAUSES_S`; at least one.
             sync_s: Timeout until all pods of a new stream have arrived.
         """

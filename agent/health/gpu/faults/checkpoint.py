@@ -26,7 +26,7 @@ from agent.model.time import NS, Instant
 RESOLVED_KEPT_S: Final = 86_400.0
 """Age up to which a resolved fault of an earlier boot is restored [s]."""
 LOST_KEPT_S: Final = 30 * RESOLVED_KEPT_S
-"""The same for the loss of a GPU [s]: a second loss points to broken hardware."""
+"""Age up to which a resolved loss of a GPU is restored [s]: a second loss points to broken hardware."""
 KEPT_MAX: Final = 256
 """Largest number of faults in the checkpoint file; they need at most half of the file's size limit."""
 CLEARING_NS: Final = 10 * NS

@@ -98,7 +98,7 @@ class XidConditionResult(NamedTuple):
     blame: Blame | None = None
     cure: Cure | None = None
     repair: Repair | None = None
-    """Repair that ``advice`` describes; None with an XidAdvice: the repair of that."""
+    """Repair that ``advice`` describes; None if ``advice`` is an XidAdvice, which has its own repair."""
 
 
 _INFO, _DEGRADED, _UNHEALTHY = Severity.INFO, Severity.DEGRADED, Severity.UNHEALTHY

@@ -132,7 +132,7 @@ class XidAdvice(StrEnum):
 
     @property
     def repair(self) -> Repair:
-        """Repair that the advice describes; of FOLLOW_ACTION, NONE."""
+        """Repair that the advice describes; NONE for FOLLOW_ACTION."""
         return REPAIR_BY_ADVICE[self]
 
 
@@ -223,7 +223,7 @@ class RecoveryAction(IntEnum):
 
     @property
     def repair(self) -> Repair:
-        """Repair that the action is; of an action that is not listed, CONTACT_VENDOR."""
+        """Repair that corresponds to the action; CONTACT_VENDOR for an unlisted action."""
         return REPAIR_BY_ACTION.get(self, Repair.CONTACT_VENDOR)
 
 

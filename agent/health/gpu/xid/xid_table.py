@@ -221,7 +221,8 @@ ENDED_XIDS: Final = {162: 163}
 
 
 def xid_row(code: int) -> XidRow:
-    """Return the table row of an XID; of an unknown XID, the recovery action decides the severity."""
+    """Return the table row of an XID; for an unknown XID, a row whose severity the recovery action
+    decides."""
     return XIDS.get(code) or XidRow(
         code, "unknown to this version", parse_repairs("????"),
         XidEffect.CONDITIONAL, XidCondition.UNLISTED, Cure.ACTION, Blame.DRIVER, XidAdvice.FOLLOW_ACTION,

@@ -103,7 +103,8 @@ def next_rate_windows(
 
 
 def _has_grown(old: Reading, new: Reading) -> bool:
-    """Return True if a counter has grown, a new counter from 0; False if one of the values is unreadable."""
+    """Return True if a counter has grown (a new counter: from 0); False if one of the values is
+    unreadable."""
     if isinstance(new, Missing):
         return False
     return new > old if isinstance(old, int) else is_absent(old) and new > 0
@@ -381,8 +382,7 @@ def exclusive_devices_of_cgroup(
 def cgroup_rule_inputs(
     state: CgroupRuleState, snapshot: Snapshot, settings: EngineSettings, now: Instant
 ) -> list[CgroupRuleInput]:
-    """Return the views (inputs of the rules) for the cgroups with recent events: pods first, then
-    containers."""
+    """Return the rules' inputs for the cgroups with recent events: pods first, then containers."""
     exclusive = exclusive_cpu_devices(snapshot) if state.active else []
     containers: dict[str, list[CgroupRuleInput]] = {}
     pods = []

@@ -124,7 +124,7 @@ def next_pool_state(
 
 
 def pools_at_start(state: PoolRuleState, configured: Collection[str]) -> Iterator[HugepagePoolAtStart]:
-    """Yield the values at start of each pool; those that the configuration sets are not of the machine."""
+    """Yield the values at start of each pool; -1 for a number of pages that the configuration sets."""
     for device in sorted({*state.expected, *state.max_seen}):
         pages = state.expected.get(device, NEVER_READ)
         if isinstance(pages, Missing) or device in configured:

@@ -52,12 +52,12 @@ class PciRuleInput(NamedTuple):
     declared_driver: str
     """Kernel driver that the declaration requires; empty: none is declared."""
     fatal: CounterGrowth
-    """Growth of the fatal PCIe errors within ``WINDOW_S``."""
+    """Growth of the fatal PCIe errors within ``ERROR_WINDOW_S``."""
     nonfatal: CounterGrowth
     correctable: CounterGrowth
     log_facts: Mapping[KernelLogCode, KernelLogFact]
-    """Newest kernel-log fact of each code about the PCI function or its port, within ``WINDOW_S``, or
-    within a day for what a NIC's driver reports; for a function that is gone, within that time before it was
+    """Newest kernel-log fact of each code about the PCI function or its port, within ``ERROR_WINDOW_S``;
+    facts that a NIC's driver reports, within a day. For a function that is gone, this time ends when it was
     last on the bus."""
     log_state: SourceState
 

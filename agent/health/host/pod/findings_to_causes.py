@@ -1,5 +1,5 @@
-"""Attribution of findings about pods: one cause for each pod or container and code, and causes on the devices
-that were prepared for the pod.
+"""Conversion of findings about pods to causes: one cause for each pod or container and code, and causes on
+the devices that were prepared for the pod.
 
 Findings come from cgroup rules and from pod audits, which compare cgroups with the expected allocation. A
 finding becomes a cause of each prepared device that provides the resource, with the severity of the catalog
@@ -236,7 +236,7 @@ def evaluate_pods(
 
     Args:
         state: State of the audits after this evaluation.
-        views: Views (inputs of the rules) for the cgroups with recent events.
+        views: Rules' inputs for the cgroups with recent events.
         devices: Evaluated devices, by name.
         verdicts: Verdicts without causes from pods, by name.
         declaring: Names of the drivers that declare devices.
