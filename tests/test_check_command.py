@@ -164,7 +164,7 @@ def test_agent_without_rights_runs_commands_as_itself_only() -> None:
     )
     own, other = done.stdout.splitlines()
     assert own == repr(CommandResult(0, "65533"))
-    assert "change of user failed: user 61234: Operation not permitted" in other
+    assert "change of user failed: Operation not permitted; the agent may not run it as user 61234" in other
 
 
 def test_killed_run_returns_at_once() -> None:

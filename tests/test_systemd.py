@@ -32,6 +32,7 @@ from agent.serve.grpc.server import CONNECTION_LIMIT
 
 REPOSITORY = Path(__file__).parent.parent
 UNIT = REPOSITORY / "deploy" / "drahealth.service"
+CHECKS_DROP_IN = REPOSITORY / "deploy" / "drahealth.service.d" / "custom-checks.conf"
 DRIVER = "test.drahealth.example"
 COMMAND_PATH = "/opt/drahealth/bin/drahealth"
 GPUS = "--nvml-library /opt/nvml/libnvidia-ml.so.1"
@@ -211,6 +212,7 @@ def test_sigterm_handler_is_installed_before_ready(tmp_path: Path) -> None:
 # limit. `changed` waits until a property of the unit has another value.
 PROBE = r"""#!/bin/bash
 cd /results
+PATH=/opt/drahealth/bin:$PATH
 show() { systemctl show drahealth -p "$1" --value; }
 facts() {
     systemctl show drahealth -p ActiveState -p SubState -p Result -p StatusText -p NRestarts -p WatchdogUSec \
@@ -274,6 +276,27 @@ printf '[Service]\nEnvironment=DRAHEALTH_PERIOD=1ms\n' >/etc/systemd/system/drah
 systemctl daemon-reload
 systemctl start drahealth
 facts 5-misconfigured
+
+# A check by a command, without and with the drop-in that allows it another user and a cgroup.
+rm /etc/systemd/system/drahealth.service.d/soon.conf
+mkdir -p /etc/drahealth/config.d
+printf '[[check]]\nname = "rights"\nperiod = "1s"\ncommand = ["/bin/sh", "-c", "%s"]\n' \
+    'id -u; grep ^0:: /proc/self/cgroup; sleep 999 & exit 1' >/etc/drahealth/config.d/20-check.toml
+checked() {
+    until drahealth watch --once -o json >"$1"; grep -q custom.rights "$1"; do sleep 0.1; done
+}
+systemctl daemon-reload
+systemctl start drahealth
+checked 7-refused
+systemctl stop drahealth
+cp /opt/test/custom-checks.conf /etc/systemd/system/drahealth.service.d/
+systemctl daemon-reload
+systemctl start drahealth
+checked 7-checked
+cat "/sys/fs/cgroup$(show ControlGroup)/cgroup.subtree_control" >7-controllers 2>/dev/null
+systemctl stop drahealth
+facts 7-stopped
+rm /etc/systemd/system/drahealth.service.d/custom-checks.conf /etc/drahealth/config.d/20-check.toml
 
 if [ -e /opt/test/can-hang ]; then
 # A thread that SIGKILL does not end, as in a GPU driver that hangs.
@@ -364,6 +387,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inside = python if shared else python.replace(sys.base_prefix, "/opt/python", 1)
     write_program(base / "bin" / "drahealth", COMMAND.format(python=inside))
     write_program(base / "opt" / "probe", PROBE)
+    shutil.copy(CHECKS_DROP_IN, base / "opt")
     environment = base / "drahealth.default"
     environment.write_text(f'DRAHEALTH_RUN_ARGS="--driver {DRIVER} --node-name probed {GPUS}"\n')
 
@@ -530,3 +554,31 @@ def test_unkillable_thread_does_not_prevent_stop_and_new_start(results: Path) ->
     assert "still around after final SIGKILL" in (results / "journal").read_text()
     assert (second["ActiveState"], second["SubState"]) == ("active", "running")
     assert fields((results / "6-remains").read_text())["State"] == "Z (zombie)"
+
+
+def custom_check(results: Path, step: str) -> tuple[str, str]:
+    """Return the code and the evidence of the note of the custom check."""
+    notes = json.loads((results / step).read_text())["notes"]
+    return next((note["code"], note["evidence"]) for note in notes if note["code"].startswith("custom."))
+
+
+def test_unit_alone_runs_no_command_as_another_user(results: Path) -> None:
+    code, evidence = custom_check(results, "7-refused")
+    assert code == "custom.rights.unknown"
+    assert "Operation not permitted; the agent may not run it as user 65534" in evidence
+
+
+def test_drop_in_runs_commands_as_another_user_in_a_cgroup(results: Path) -> None:
+    code, evidence = custom_check(results, "7-checked")
+    uid, cgroup = evidence.split()
+    assert (code, uid) == ("custom.rights", "65534")
+    assert re.fullmatch(r"0::/.*drahealth\.service/check-rights-\d+", cgroup)
+    assert facts(results, "7-stopped")["Result"] == "success"
+    if (results / "7-controllers").read_text():  # cgroup v1 has them otherwise
+        assert (results / "7-controllers").read_text().split() == ["memory", "pids"]
+
+
+def test_drop_in_for_checks_is_valid_for_systemd(installed: Path) -> None:
+    (installed.parent / f"{installed.name}.d").mkdir()
+    shutil.copy(CHECKS_DROP_IN, installed.parent / f"{installed.name}.d")
+    assert "custom-checks.conf" not in analyze("verify", "--man=no", installed)

@@ -88,8 +88,8 @@ class SpawnFailure(NamedTuple):
     step: str
     """The step, such as ``change of user``."""
     errno: int
-    is_user: bool
-    """Whether the change of user failed."""
+    is_execution: bool
+    """Whether the command itself could not be executed."""
 
 
 def spawn_failure(message: bytes) -> SpawnFailure | None:
@@ -97,4 +97,4 @@ def spawn_failure(message: bytes) -> SpawnFailure | None:
     if len(message) < _ERROR.size:
         return None
     step, errno = _ERROR.unpack_from(message)
-    return SpawnFailure(_STEPS.get(step, "start"), errno, step == lib.DH_SPAWN_USER)
+    return SpawnFailure(_STEPS.get(step, "start"), errno, step == lib.DH_SPAWN_EXEC)

@@ -180,11 +180,11 @@ class CheckCommand:
         text = output.text() or error_output.text()
         failure = spawn_failure(start.data)
         if failure is not None:
-            reason = os.strerror(failure.errno)
-            if failure.is_user:
-                reason = f"user {self._user or UNPRIVILEGED.uid}: {reason}; {USER_ADVICE}"
-            elif failure.errno == errno.EACCES:
-                reason += f" for user {self._user or os.geteuid() or UNPRIVILEGED.uid}"
+            reason, user = os.strerror(failure.errno), self._user or os.geteuid() or UNPRIVILEGED.uid
+            if failure.is_execution:
+                reason += f" for user {user}" if failure.errno == errno.EACCES else ""
+            elif failure.errno == errno.EPERM:
+                reason += f"; the agent may not run it as user {user}: {USER_ADVICE}"
             return CommandResult(None, "", f"{self._command[0]}: {failure.step} failed: {reason}")
         if broken_limit:
             stuck = f"; process {self._pid} survives SIGKILL" if self._pid else ""
