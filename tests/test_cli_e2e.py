@@ -144,6 +144,27 @@ def test_scan_exits_with_2_when_a_pool_is_smaller_than_configured(node, tmp_path
     assert re.search(r"✖ hugepages-2mi-node0 +Unhealthy +mem.hugepages.pool_shrunk: .*\n +→ ", done.stdout)
 
 
+NPD_CONFIG = Path(__file__).parent.parent / "deploy" / "node-problem-detector" / "drahealth.json"
+
+
+def test_plugin_of_node_problem_detector_has_one_line_and_its_exit_codes(node, tmp_path):
+    monitor = json.loads(NPD_CONFIG.read_text())
+    (rule,) = monitor["rules"]
+    assert rule["condition"] in {condition["type"] for condition in monitor["conditions"]}
+    assert (monitor["plugin"], rule["type"]) == ("custom", "permanent")
+    assert rule["timeout"] == monitor["pluginConfig"]["timeout"], "a rule's may not be longer"
+    healthy = cli(*rule["args"], *node.roots)
+    assert (healthy.returncode, healthy.stdout) == (0, "no device of 2 is unhealthy\n")
+    file = tmp_path / "config.toml"
+    file.write_text("[expect.hugepages]\nhugepages-2mi-node0 = 9\n")
+    shrunk = cli(*rule["args"], "--config", str(file), *node.roots)
+    line = "unhealthy, 1 of 2 devices: hugepages-2mi-node0 (mem.hugepages.pool_shrunk)\n"
+    assert (shrunk.returncode, shrunk.stdout) == (1, line)
+    (tmp_path / "empty").mkdir()
+    empty = cli(*rule["args"], *node.roots, "--sysfs-root", str(tmp_path / "empty"))
+    assert (empty.returncode, empty.stdout) == (2, "no device was found\n")
+
+
 def test_scan_without_devices_exits_as_unknown(node, tmp_path):
     (tmp_path / "empty").mkdir()
     done = cli("scan", *node.roots, "--sysfs-root", str(tmp_path / "empty"))

@@ -1,12 +1,13 @@
 """Exit codes of the command line: by the severity of a device, and by the class of an error.
 
-0 to 3 are the codes of Nagios plugins, so that ``drahealth scan`` can be used as one. 64 to 78 are those of
-sysexits.h, 128 and above those of a shell for signals.
+0 to 3 are the codes of Nagios plugins, so that ``drahealth scan`` can be used as one; with ``--exit-style
+npd`` its codes are those of node-problem-detector's custom plugins. 64 to 78 are those of sysexits.h, 128 and
+above those of a shell for signals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import (
@@ -34,6 +35,14 @@ EXIT_OF_SEVERITY: Final = {
     Severity.DEGRADED: 1,
     Severity.UNHEALTHY: 2,
     Severity.UNKNOWN: 3,
+}
+
+EXIT_OF_SEVERITY_NPD: Final = {
+    Severity.OK: 0,
+    Severity.INFO: 0,
+    Severity.DEGRADED: 0,  # the device can be used, and a condition of the node would say that it cannot
+    Severity.UNHEALTHY: 1,
+    Severity.UNKNOWN: 2,
 }
 
 INTERNAL: Final = 70
@@ -66,6 +75,8 @@ class UnreadablePath(NamedTuple):
     exit_code: int
 
 
-def exit_of_severities(severities: Iterable[Severity]) -> int:
+def exit_of_severities(
+    severities: Iterable[Severity], codes: Mapping[Severity, int] = EXIT_OF_SEVERITY
+) -> int:
     """Return the exit code for the worst of `severities`; if there are none, the exit code for UNKNOWN."""
-    return EXIT_OF_SEVERITY[max(severities, default=Severity.UNKNOWN)]
+    return codes[max(severities, default=Severity.UNKNOWN)]

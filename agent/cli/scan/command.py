@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from agent.cli.exits import EXIT_OF_SEVERITY, exit_of_severities
+from agent.cli.exits import EXIT_OF_SEVERITY, EXIT_OF_SEVERITY_NPD, exit_of_severities
 from agent.cli.output.json import API_VERSION, process_documents, report_document
 from agent.cli.output.report_table import render_report
+from agent.cli.output.text import clean
 from agent.cli.scan.crosscheck import (
     check_document,
     cross_check,
@@ -21,11 +22,16 @@ from agent.cli.subcommand import Subcommand, add_output, add_settings, load_conf
 from agent.errors import ProbeError
 from agent.model.health import Severity
 
+NAMES_MAX: Final = 8
+"""Largest number of devices that the line for node-problem-detector names."""
+
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Mapping, Sequence
 
     from agent.cli.output.terminal import TextStyle
     from agent.config.config import Config
+    from agent.model.health import DeviceHealth
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -36,6 +42,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         default="native",
         help="native: the report; both: the report, and a comparison with what pynvml reads from each GPU; "
         "pynvml: only what pynvml reads, without verdicts (default: native)",
+    )
+    parser.add_argument(
+        "--exit-style",
+        choices=("nagios", "npd"),
+        default="nagios",
+        help="nagios: exit codes 0 to 3; npd: those of a custom plugin of node-problem-detector, and one "
+        "line: 0 if no device is unhealthy, 1 if one is, 2 if one is unknown (default: nagios)",
     )
     add_settings(
         parser,
@@ -55,8 +68,15 @@ def main(args: Namespace) -> int:
     try:
         return _show_pynvml(config, args) if args.backend == "pynvml" else _show_report(config, args)
     except ProbeError as error:
-        print(f"drahealth: {error}", file=sys.stderr)
-        return EXIT_OF_SEVERITY[Severity.UNKNOWN]
+        if args.exit_style == "npd":
+            print(clean(str(error)))
+        else:
+            print(f"drahealth: {error}", file=sys.stderr)
+        return _exit_codes(args)[Severity.UNKNOWN]
+
+
+def _exit_codes(args: Namespace) -> Mapping[Severity, int]:
+    return EXIT_OF_SEVERITY_NPD if args.exit_style == "npd" else EXIT_OF_SEVERITY
 
 
 def _show_report(config: Config, args: Namespace) -> int:
@@ -72,6 +92,8 @@ def _show_report(config: Config, args: Namespace) -> int:
         return {**report_document(report), "processes": process_documents(processes), **backends}
 
     def text(style: TextStyle) -> str:
+        if args.exit_style == "npd":
+            return f"{npd_line(report.devices)}\n"
         comparison = "\n" + render_check(check, style) if check else ""
         return render_report(report, style, processes=processes) + comparison
 
@@ -79,7 +101,24 @@ def _show_report(config: Config, args: Namespace) -> int:
     severities = [device.severity for device in report.devices]
     if check and check.differs:
         severities.append(Severity.UNKNOWN)  # one of the two is wrong; which one is not known
-    return exit_of_severities(severities)
+    return exit_of_severities(severities, _exit_codes(args))
+
+
+def npd_line(devices: Sequence[DeviceHealth]) -> str:
+    """Return the line about the devices that a condition of node-problem-detector gets as its message.
+
+    It has no times and readings: node-problem-detector reports each change of the message.
+    """
+    if not devices:
+        return "no device was found"
+    for severity in (Severity.UNHEALTHY, Severity.UNKNOWN):
+        bad = [device for device in devices if device.severity is severity]
+        if bad:
+            names = [clean(f"{device.device} ({device.causes[0].code})") for device in bad[:NAMES_MAX]]
+            more = f" and {len(bad) - NAMES_MAX} more" if len(bad) > NAMES_MAX else ""
+            state = severity.name.lower()
+            return f"{state}, {len(bad)} of {len(devices)} devices: {', '.join(names)}{more}"
+    return f"no device of {len(devices)} is unhealthy"
 
 
 def _show_pynvml(config: Config, args: Namespace) -> int:
@@ -100,6 +139,7 @@ VERB = Subcommand(
     ),
     examples=(
         ("drahealth scan", "every device, and what to do about those that are not healthy"),
+        ("drahealth scan --exit-style npd", "a custom plugin of node-problem-detector"),
         ("drahealth scan -o json | jq '.devices[].health'", "the same as JSON, for programs"),
     ),
     add_arguments=add_arguments,
