@@ -67,6 +67,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     made = fake_nvml(tmp_path, "profile h100 gpus=2")
     monkeypatch.setenv("FAKE_NVML", str(made.scenario))
     monkeypatch.setattr(nvml_process, "BACKOFF_S", (0.05,))
+    monkeypatch.setattr(nvml_process, "FIRST_PASS_S", PATIENCE_S)
     return made
 
 
@@ -125,6 +126,30 @@ def test_ended_nvml_process_leaves_unreadable_gpus_until_the_next_has_read_them(
     # rules count passes: they never go back
     assert all(now.passes > then.passes for now, then in zip(after.gpus, away.gpus, strict=True))
     assert after.nvml.passes > before.nvml.passes
+
+
+def test_slow_start_of_the_nvml_process_is_no_reload_of_the_driver(
+    watched: Watched, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process hangs in nvmlInit past its limit, and ends before it has listed a GPU."""
+    monkeypatch.setattr(nvml_process, "FIRST_PASS_S", 0.0)
+    watched.until_read(2)
+    fake.send("reload")
+    before = watched.until(lambda s: s.generation == 2 and [gpu.handles for gpu in s.gpus] == [2, 2])
+    scenario = fake.scenario.read_text()
+    fake.scenario.write_text(scenario + f"init hang {PATIENCE_S:g}s\n")
+    end_process(fake, "crash segv")
+    watched.until(lambda s: bool(s.process))
+    hung = watched.until(lambda s: not s.process and bool(s.call_ns))
+    assert (hung.nvml.state, hung.generation) == (SourceState.STARTING, 2)
+    monkeypatch.setattr(nvml_process, "FIRST_PASS_S", PATIENCE_S)
+    fake.scenario.write_text(scenario)
+    watched.child.send_signal(signal.SIGKILL)
+    away = watched.until(lambda s: bool(s.process))
+    assert [gpu.uuid for gpu in away.gpus] == [gpu.uuid for gpu in before.gpus]
+    after = watched.until(lambda s: not s.process and s.nvml.state is SourceState.OK)
+    assert (after.generation, [gpu.handles for gpu in after.gpus]) == (2, [2, 2])
+    assert all(now.passes >= then.passes for now, then in zip(after.gpus, before.gpus, strict=True))
 
 
 def test_nvml_process_that_leaks_memory_is_ended_by_its_own_limit(

@@ -50,8 +50,8 @@ BACKOFF_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 STABLE_S: Final = 600.0
 """Lifetime after which the pauses begin again with the shortest [s]."""
 FIRST_PASS_S: Final = 2.0
-"""Longest wait for the first pass of a new child over all GPUs, before its records replace the last ones
-[s]."""
+"""Longest wait from the first NVML call of a new child to its first pass over all GPUs, before its records
+replace the last ones [s]."""
 INVENTORY_S: Final = 30.0
 """Longest wait for an inventory [s]."""
 DRIVER_CHECK_S: Final = 20.0
@@ -77,7 +77,6 @@ class _Child(NamedTuple):
     pid: int
     channel: socket.socket
     watch: SharedMemoryGpuReader
-    started_ns: int
 
 
 class NvmlProcess:
@@ -105,7 +104,7 @@ class NvmlProcess:
         self._lock = threading.Lock()
         self._child: _Child | None = None
         self._last: NvmlSample | None = None
-        """Newest sample of this child or an earlier one."""
+        """Newest sample of this child or an earlier one; of a later child only once its library is open."""
         self._end = ""
         """How the last child ended; empty: none has ended."""
         self._ends = 0
@@ -115,6 +114,8 @@ class NvmlProcess:
         """Last sample of the child before; None: this is the first."""
         self._raw: NvmlSample | None = None
         """Newest sample as this child published it."""
+        self._first_call_ns = 0
+        """When this child was first seen to call NVML; 0: not yet."""
         self._requests = threading.Lock()
         self._stop = threading.Event()
         self._check_driver = threading.Event()
@@ -131,34 +132,28 @@ class NvmlProcess:
             found = self._read_child(self._child) if self._child else None
             if found is None or not self._replaces_last(found):
                 return self._without_child()
-            self._last = self._continued(found)
+            if found.nvml.state is SourceState.STARTING and self._before is not None:
+                return _continued(found, self._before)  # no GPUs: the last ones are still needed
+            if found is not self._raw or self._last is None:
+                self._raw = found
+                self._last = _continued(found, self._before) if self._before else found
             return self._last
 
     def _replaces_last(self, found: NvmlSample) -> bool:
-        """Return False while a child that follows another has not read all GPUs, for up to FIRST_PASS_S."""
-        assert self._child is not None
-        if self._before is None or time.monotonic_ns() - self._child.started_ns > FIRST_PASS_S * NS:
-            return True
-        return found.nvml.state is not SourceState.STARTING and all(gpu.passes for gpu in found.gpus)
+        """Return False while a child that follows another has not read all GPUs, for up to FIRST_PASS_S.
 
-    def _continued(self, found: NvmlSample) -> NvmlSample:
-        """Return a sample of this child that continues the counts of the earlier one.
-
-        The start of a child is neither a reload of the driver nor the return of a lost GPU.
+        The time before its first call is not limited: on a busy machine a child takes seconds to start.
         """
-        if found is self._raw and self._last is not None:
-            return self._last
-        self._raw = found
         if self._before is None:
-            return found
-        before = {gpu.uuid: gpu for gpu in self._before.gpus if gpu.uuid}
-        return replace(
-            found,
-            gpus=tuple(_continued_gpu(gpu, before.get(gpu.uuid)) for gpu in found.gpus),
-            nvml=_continued_source(found.nvml, self._before.nvml),
-            events=_continued_source(found.events, self._before.events),
-            generation=found.generation + max(0, self._before.generation - 1),
-        )
+            return True
+        now_ns = time.monotonic_ns()
+        is_starting = found.nvml.state is SourceState.STARTING
+        if not self._first_call_ns:
+            if is_starting and not found.call_ns:
+                return False
+            self._first_call_ns = found.call_ns or now_ns
+        is_read = not is_starting and all(gpu.passes for gpu in found.gpus)
+        return is_read or now_ns - self._first_call_ns > FIRST_PASS_S * NS
 
     def _read_child(self, child: _Child) -> NvmlSample | None:
         try:
@@ -297,7 +292,7 @@ class NvmlProcess:
         with self._lock:
             self._child = None
             end = self._set_end(_reap(child.pid))
-            self._before, self._raw = self._last, None
+            self._before, self._raw, self._first_call_ns = self._last, None, 0
             child.watch.close()
             child.channel.close()
         return end
@@ -326,7 +321,7 @@ class NvmlProcess:
                 raise
             finally:
                 os.close(memory_fd)
-        return _Child(pid, ours, watch, time.monotonic_ns())
+        return _Child(pid, ours, watch)
 
     def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
@@ -364,6 +359,21 @@ def _no_gpus(state: SourceState, since_ns: int, detail: str = "") -> NvmlSample:
     """Return a sample without GPUs, whose library has the given state."""
     library = SourceSample("nvml", state, since_ns, PERIOD_NS, 0, detail, vital=False)
     return NvmlSample((), library, library._replace(name="nvml-events", state=SourceState.ABSENT, detail=""))
+
+
+def _continued(found: NvmlSample, before: NvmlSample) -> NvmlSample:
+    """Return a sample of a child that continues the counts of the earlier one.
+
+    The start of a child is neither a reload of the driver nor the return of a lost GPU.
+    """
+    gpus = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid}
+    return replace(
+        found,
+        gpus=tuple(_continued_gpu(gpu, gpus.get(gpu.uuid)) for gpu in found.gpus),
+        nvml=_continued_source(found.nvml, before.nvml),
+        events=_continued_source(found.events, before.events),
+        generation=before.generation + max(0, found.generation - 1) if before.generation else found.generation,
+    )
 
 
 def _continued_gpu(gpu: GpuSample, before: GpuSample | None) -> GpuSample:
