@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from faults import Fault, markdown, read_faults, read_figures, read_results, unproven
+from faults import Fault, markdown, read_faults, read_figures, read_results, unproven, with_figures
+from faults.kills import Kept
+from faults.soak import Sample, evaluate, failures
 
 TESTS = Path(__file__).parent
 THEMES = {
@@ -40,6 +42,40 @@ def test_table_has_a_hundred_different_faults_of_every_theme() -> None:
 def test_reliability_page_is_current() -> None:
     page = TESTS.parent / "docs/reliability.md"
     assert page.read_text("utf-8") == markdown(read_faults(), read_figures())
+
+
+def test_saved_figures_replace_only_their_section_of_the_page() -> None:
+    other = read_figures() | {"kills": {"kills": 7, "prepares": 30, "usages": 20, "lost": 1, "seconds": 60}}
+    page = with_figures(markdown(read_faults(), read_figures()), other)
+    assert page == markdown(read_faults(), other)
+    assert "1 min, 7 SIGKILLs | 30 prepares and 20 usages recorded, 1 lost" in page
+
+
+@pytest.mark.parametrize(
+    ("growth", "expected"),
+    [
+        (Sample(0, 0, 0, 0, 0), []),
+        (Sample(0, 1, 1, 0, 0), ["memory grows"]),
+        (Sample(0, 0, 0, 9, 0), ["descriptors grew"]),
+        (Sample(0, 0, 0, 0, 9), ["threads grew"]),
+    ],
+    ids=["nothing", "memory", "descriptors", "threads"],
+)
+def test_soak_fails_for_what_grows_after_the_warm_up(growth: Sample, expected: list[str]) -> None:
+    def sample(hours: float) -> Sample:
+        return Sample(3600 * hours, *(round(60 + hours * value, 6) for value in growth[1:]))
+
+    warm_up = [Sample(60.0 * minute, 5 + 3.0 * minute, 30, 5 + minute, 5) for minute in range(15)]
+    steady = [sample(0.26 + 0.01 * number) for number in range(75)]
+    figures = evaluate(warm_up + steady, 3600)
+    assert [problem.partition(" by ")[0] for problem in failures(figures)] == expected
+
+
+def test_answered_prepare_that_no_ledger_has_is_lost(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    assert kept.lost() == []
+    kept.add_prepare("c-1")
+    assert kept.lost() == ["prepare of claim c-1"]
 
 
 def test_rows_without_a_passed_test_are_listed(tmp_path: Path) -> None:

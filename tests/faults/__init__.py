@@ -8,8 +8,10 @@ from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree
 
 TABLE: Final = Path(__file__).with_name("faults.txt")
+PAGE: Final = TABLE.parents[2] / "docs/reliability.md"
 FIGURES: Final = Path(__file__).with_name("figures.json")
 """Figures of the long runs, by name: ``soak`` and ``kills``."""
+FIGURES_TITLE: Final = "## Long runs"
 
 
 class Fault(NamedTuple):
@@ -35,8 +37,20 @@ def read_figures() -> dict[str, dict[str, Any]]:
 
 
 def save_figures(run: str, figures: dict[str, Any]) -> None:
-    """Replace the saved figures of one long run."""
-    FIGURES.write_text(json.dumps(read_figures() | {run: figures}, indent=2) + "\n", "utf-8")
+    """Replace the saved figures of one long run, and their section of docs/reliability.md."""
+    saved = read_figures() | {run: figures}
+    FIGURES.write_text(json.dumps(saved, indent=2) + "\n", "utf-8")
+    PAGE.write_text(with_figures(PAGE.read_text("utf-8"), saved), "utf-8")
+
+
+def with_figures(page: str, figures: dict[str, dict[str, Any]]) -> str:
+    """Return docs/reliability.md with other figures of the long runs and the same faults.
+
+    `page`: docs/reliability.md, which has figures.
+    """
+    before, _, after = page.partition(FIGURES_TITLE)
+    _, _, faults = after.partition("\n## ")
+    return "\n".join([before + FIGURES_TITLE, "", *_figure_lines(figures), "", f"## {faults}"])
 
 
 def read_results(paths: Iterable[Path]) -> dict[str, list[str]]:
@@ -76,7 +90,7 @@ def markdown(faults: list[Fault], figures: dict[str, dict[str, Any]]) -> str:
         "whose test failed, was skipped or did not run.",
     ]
     if figures:
-        lines += ["", "## Long runs", "", *_figure_lines(figures)]
+        lines += ["", FIGURES_TITLE, "", *_figure_lines(figures)]
     for theme in dict.fromkeys(fault.theme for fault in faults):
         title = theme[0].upper() + theme[1:]
         lines += ["", f"## {title}", "", "| fault | promise | test |", "|---|---|---|"]

@@ -23,6 +23,7 @@ from wire.google import Watcher, message_class, watch_health
 
 from agent.sources import kubelet_state
 
+REPOSITORY: Final = Path(__file__).parents[2]
 GPUS: Final = 8
 BROKEN_GPU: Final = GPUS - 1
 """GPU to which nothing random happens."""
@@ -66,8 +67,8 @@ class BusyNode:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Environment of the agent of this node, with the settings of the systemd unit."""
-        return self.machine.environ | {"PYTHONMALLOC": "malloc"}
+        """Environment of the node's agent: code of this checkout, settings of the systemd unit."""
+        return self.machine.environ | {"PYTHONMALLOC": "malloc", "PYTHONPATH": str(REPOSITORY)}
 
     @property
     def agent_socket(self) -> Path:

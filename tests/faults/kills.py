@@ -23,7 +23,7 @@ from agents import DRIVER
 from patience import PATIENCE_S
 from scenarios.steps import xid_line
 
-from agent.node.pods.history_recorder import FILE as HISTORY
+from agent.model.settings import HISTORY_FILE
 from agent.store.gpu_fault_file import load_gpu_faults
 from agent.store.history_file import read_history
 from agent.store.ledger_file import load_ledger
@@ -119,7 +119,7 @@ class Kept:
         faults, unreadable = load_gpu_faults(self._state / "gpu-faults.json")
         problems = [text for text in (damaged, unreadable) if text]
         problems += [f"prepare of claim {uid}" for uid in self._prepared - ledger.claims.keys()]
-        history = self._state / HISTORY
+        history = self._state / HISTORY_FILE
         usages = (
             {one.id for group in read_history(history)[:2] for one in group} if history.exists() else set()
         )

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from statistics import linear_regression, median
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import psutil
 
@@ -35,6 +35,8 @@ class Sample(NamedTuple):
 
     at_s: float
     rss_mib: float
+    heap_mib: float
+    """Part of the resident memory that the C library's heap has."""
     descriptors: int
     threads: int
 
@@ -44,10 +46,12 @@ def read_sample(process: psutil.Process, began_s: float) -> Sample:
     samples = []
     for _ in range(5):
         with process.oneshot():
-            samples.append((process.memory_info().rss / MIB, process.num_fds(), process.num_threads()))
+            heap = sum(area.rss for area in process.memory_maps() if area.path == "[heap]")
+            memory = process.memory_info().rss / MIB, heap / MIB
+            samples.append((*memory, process.num_fds(), process.num_threads()))
         time.sleep(REST_S / 5)
-    rss, descriptors, threads = map(min, zip(*samples, strict=True))
-    return Sample(time.monotonic() - began_s, rss, int(descriptors), int(threads))
+    rss, heap, descriptors, threads = map(min, zip(*samples, strict=True))
+    return Sample(time.monotonic() - began_s, rss, heap, int(descriptors), int(threads))
 
 
 def slope_per_h(samples: list[Sample], values: list[float]) -> float:
@@ -69,6 +73,7 @@ def evaluate(samples: list[Sample], seconds: float) -> dict[str, Any]:
         "rss_first_mib": round(steady[0].rss_mib, 1),
         "rss_last_mib": round(steady[-1].rss_mib, 1),
         "rss_slope_mib_h": round(slope_per_h(steady, [one.rss_mib for one in steady]), 2),
+        "heap_slope_mib_h": round(slope_per_h(steady, [one.heap_mib for one in steady]), 2),
         "descriptors": max(one.descriptors for one in steady),
         "descriptors_growth": growth([one.descriptors for one in steady]),
         "threads": max(one.threads for one in steady),
@@ -89,32 +94,39 @@ def failures(figures: dict[str, Any]) -> list[str]:
     return problems
 
 
+def raise_if_failed(agent: subprocess.Popen[bytes], log: BinaryIO) -> None:
+    """Raise RuntimeError if the agent has ended or its new log lines have a traceback."""
+    code = agent.poll()
+    text = log.read().decode(errors="replace")
+    if code is not None:
+        raise RuntimeError(f"the agent ended with {code}: {text[-4000:]}")
+    if "Traceback" in text:
+        raise RuntimeError(f"the agent logged a traceback: {text[-4000:]}")
+
+
 def soak(directory: Path, seconds: float, seed: int) -> tuple[list[Sample], int, int]:
     """Run an agent under load; return the samples, the number of events, and the agent's exit code.
 
     Raises RuntimeError: the agent ended, or logged a traceback.
     """
     node = BusyNode(directory, seed, prepared_claims=100)
-    log_file = directory / "log"
     began_s = time.monotonic()
     samples: list[Sample] = []
     events = 0
-    with log_file.open("ab") as log:
+    with (directory / "log").open("ab") as output:
         agent = subprocess.Popen(
             [sys.executable, "-m", "agent", "run", *node.flags],
-            env=node.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env=node.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         )  # fmt: skip
+    log = (directory / "log").open("rb")
     try:
         process = psutil.Process(agent.pid)
         while not node.driver_socket.exists():
-            if agent.poll() is not None:
-                raise RuntimeError(f"the agent ended with {agent.returncode}: {log_file.read_text()}")
+            raise_if_failed(agent, log)
             time.sleep(0.1)
         rest_s = began_s + REST_EVERY_S
         while (now_s := time.monotonic()) < began_s + seconds:
-            if agent.poll() is not None or "Traceback" in (text := log_file.read_text()):
-                raise RuntimeError(f"the agent failed: {agent.returncode}: {text[-4000:]}")
-            log_file.write_bytes(b"")
+            raise_if_failed(agent, log)
             if now_s >= rest_s:
                 node.close_subscribers()
                 time.sleep(REST_S)
@@ -126,6 +138,7 @@ def soak(directory: Path, seconds: float, seed: int) -> tuple[list[Sample], int,
             events += 1
             time.sleep(EVENT_EVERY_S)
         node.close_subscribers()
+        raise_if_failed(agent, log)
         agent.terminate()
         return samples, events, agent.wait(60)
     finally:
@@ -133,6 +146,7 @@ def soak(directory: Path, seconds: float, seed: int) -> tuple[list[Sample], int,
         with suppress(ProcessLookupError):
             agent.kill()
         agent.wait()
+        log.close()
 
 
 def main() -> None:
