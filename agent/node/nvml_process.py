@@ -367,12 +367,13 @@ def _continued(found: NvmlSample, before: NvmlSample) -> NvmlSample:
     The start of a child is neither a reload of the driver nor the return of a lost GPU.
     """
     gpus = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid}
+    reloads = max(0, found.generation - 1)
     return replace(
         found,
         gpus=tuple(_continued_gpu(gpu, gpus.get(gpu.uuid)) for gpu in found.gpus),
         nvml=_continued_source(found.nvml, before.nvml),
         events=_continued_source(found.events, before.events),
-        generation=before.generation + max(0, found.generation - 1) if before.generation else found.generation,
+        generation=before.generation + reloads if before.generation else found.generation,
     )
 
 
