@@ -273,6 +273,8 @@ def test_only_fields_with_a_wake_wake_the_reader(watch: Watch) -> None:
     passes_on()
     while watched.woken():
         pass
+    changes = watched.read().gpus[0].changes
+    assert changes
     watched.fake.send("gpu 0 set temperature=60 ecc.dram.correctable.volatile=9 temperature.margin=-2")
     deadline = time.monotonic() + PATIENCE_S
     while watched.read().gpus[0][GpuField.MARGIN] != -2:
@@ -281,10 +283,13 @@ def test_only_fields_with_a_wake_wake_the_reader(watch: Watch) -> None:
     while watched.read().gpus[0].passes < passes + 3:
         assert time.monotonic() < deadline
     assert not watched.woken()
+    assert watched.read().gpus[0].changes == changes
     for change in ("temperature.margin=-3", "temperature.margin=5", "remap.pending=1"):
         watched.fake.send(f"gpu 0 set {change}")
         assert select.select([watched.fd], [], [], PATIENCE_S)[0], change
         assert watched.woken()
+        changes += 1
+        assert watched.read().gpus[0].changes == changes
 
 
 def test_missing_library_is_absent_not_failing(watch: Watch, tmp_path: Path) -> None:

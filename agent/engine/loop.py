@@ -1,8 +1,9 @@
 """Engine loop: decides when to evaluate health and when to publish a report.
 
 The loop evaluates when the snapshot source reports a change, when a waiting time of a fault ends, and at each
-heartbeat. It publishes a report when devices or notes changed, and at each heartbeat. agent.engine.step
-computes the report.
+heartbeat. An evaluation of a change skips the GPUs that have not changed, except once per heartbeat interval.
+The loop publishes a report when devices or notes changed, and at each heartbeat. agent.engine.step computes
+the report.
 
 After a stop of the agent (SIGSTOP, a frozen cgroup) or of the machine, the last passes of all sources are old
 although none of them hangs. So the loop reads again before it reports a new stall, more often if it was late.
@@ -145,6 +146,8 @@ class EngineLoop:
         self._changed_ns = -(10**18)  # long ago: the first change is published at once
         self._throttled_until_ns = 0
         self._heartbeat_ns = 0
+        self._full_ns = 0
+        """Monotonic time from which the next evaluation is a full one [ns]."""
         self._watchdog_ns = 0
 
     async def run(self) -> None:
@@ -153,7 +156,8 @@ class EngineLoop:
         self._heartbeat_ns, self._watchdog_ns = now_ns, now_ns
         while True:
             wake_ns = self._next_wake_ns()
-            if await self._wait(wake_ns):
+            is_woken = await self._wait(wake_ns)
+            if is_woken:
                 await self._debounce()
             self._source.clear()
             snapshot = self._source.read()
@@ -162,7 +166,8 @@ class EngineLoop:
                 self._postpone(now)
             else:
                 rereads = LATE_REREADS if now.mono_ns - wake_ns > LATE_NS else 1
-                await self._evaluate(snapshot, now, rereads)
+                is_full = not is_woken or now.mono_ns >= self._full_ns
+                await self._evaluate(snapshot, now, rereads, is_full=is_full)
 
     def reconfigure(self, settings: EngineSettings, timing: LoopTiming) -> None:
         """Replace settings and intervals between two evaluations; the next one follows at once."""
@@ -177,11 +182,11 @@ class EngineLoop:
         self._heartbeat_ns = now.mono_ns + int(self._timing.heartbeat_s * NS)
         self._watchdog_ns = now.mono_ns + (self._timing.watchdog_period_ns or 0)
 
-    async def _evaluate(self, snapshot: Snapshot, now: Instant, rereads: int) -> None:
+    async def _evaluate(self, snapshot: Snapshot, now: Instant, rereads: int, *, is_full: bool) -> None:
         """Evaluate a snapshot and publish the report; up to `rereads` newer snapshots instead if a stall is
         new."""
         before = self._state
-        state, report = step(before, snapshot, now)
+        state, report = step(before, snapshot, now, is_full=is_full)
         while rereads and not stalls_of(report) <= self._stalls:
             rereads -= 1
             if self._record:
@@ -189,8 +194,10 @@ class EngineLoop:
             await trio.sleep(REREAD_PAUSE_S)
             self._source.clear()
             snapshot, now, before = self._source.read() or snapshot, self._clock(), self._state
-            state, report = step(before, snapshot, now)
+            state, report, is_full = *step(before, snapshot, now), True
         self._state, self._stalls = state, stalls_of(report)
+        if is_full:
+            self._full_ns = now.mono_ns + int(self._timing.heartbeat_s * NS)
         if report.starting:
             self._postpone(now)
             if self._record:

@@ -44,6 +44,7 @@ from agent.health.evaluation import CachedOkResults, Conditions, Evaluation, Sub
 from agent.health.gpu.faults.checkpoint import RestoredFaults
 from agent.health.gpu.rule_state import gpu_devices, gpu_sources
 from agent.health.gpu.state import GpuEvaluation, GpuState, evaluate_gpus, recent_clears
+from agent.health.gpu.verdict_cache import GpuVerdictCache, unchanged_gpus
 from agent.health.gpu.verdicts import FIRST_PASS_WAIT_NS, gpu_verdicts
 from agent.health.host.cgroup.state import cgroup_rule_inputs
 from agent.health.host.pod.findings_to_causes import evaluate_pods
@@ -84,6 +85,8 @@ class EngineState:
     declared: DeclaredState = field(default_factory=DeclaredState)
     verdict_cache: VerdictCache = field(default_factory=VerdictCache)
     """Cached verdicts on declared devices; they save work and do not change results."""
+    gpu_cache: GpuVerdictCache = field(default_factory=GpuVerdictCache)
+    """Cached results of GPUs, which are used between full evaluations."""
     ok_cache: Mapping[Subject, CachedOkResults] = field(default_factory=dict)
     """Cached rule results of devices and cgroups without findings; they save work, results stay the same."""
     driver_faults: DriverFaultState = field(default_factory=dict)
@@ -155,19 +158,24 @@ def with_settings(state: EngineState, settings: EngineSettings, now: Instant) ->
         gpus=replace(state.gpus, rule_state=rule_state),
         conditions=conditions_with_settings(state.conditions, gpus, before, settings, now),
         verdict_cache=VerdictCache(),
+        gpu_cache=GpuVerdictCache(),
         ok_cache={},
         start_basis=(),
         due_ns=now.mono_ns,
     )
 
 
-def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineState, Report]:
+def step(
+    state: EngineState, snapshot: Snapshot, now: Instant, *, is_full: bool = True
+) -> tuple[EngineState, Report]:
     """Evaluate the health of the machine, its devices and its pods once.
 
     Args:
         state: State from the last step, or from :func:`initial_state`.
         snapshot: Newest complete snapshot of all sources.
         now: Time of this evaluation, not earlier than the snapshot.
+        is_full: True: all GPUs are evaluated. False: only those with faults, and those that woke the engine
+            loop since the last evaluation.
 
     Returns:
         The next state and the report. A report with ``starting`` set is incomplete and must not be published:
@@ -181,7 +189,12 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
     checks = declared_check_samples(snapshot.checks, declared.checked, declared.since)
     if checks is not snapshot.checks:
         snapshot = replace(snapshot, checks=checks)
-    gpus = evaluate_gpus(state.gpus, snapshot, settings.gpu, now)
+    unchanged = frozenset[int]()
+    if not (is_full or snapshot.clear_requests):
+        unchanged = unchanged_gpus(
+            state.gpu_cache, state.gpus.rule_state, state.conditions, snapshot, settings, now
+        )
+    gpus = evaluate_gpus(state.gpus, snapshot, settings.gpu, now, unchanged)
 
     # 2. Mark the sources that are stalled
     read = (
@@ -222,7 +235,8 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
     if not is_snapshot_incomplete(snapshot):
         evaluate_host(evaluation, host, snapshot)
     own = dict(host_verdicts(evaluation, previous, host))
-    own.update(gpu_verdicts(evaluation, previous, gpus, snapshot))
+    found_gpus, gpu_cache = gpu_verdicts(evaluation, previous, gpus, snapshot, state.gpu_cache)
+    own.update(found_gpus)
     custom = CustomCheckEvaluation(evaluation, settings.checks, snapshot.custom_checks)
     custom.add_to_host(previous, own)
     if settings.checks:
@@ -266,6 +280,7 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
         cleared=reported_clears(recent_clears(gpus.state.cleared, now), declared, gpus.state.rule_state),
         clear_results=clears.results,
         starting=is_starting,
+        is_full=is_full,
     )
     if gpus.due_ns is not None:
         evaluation.due_ns.append(max(gpus.due_ns, now.mono_ns + STALL_RECHECK_NS // 10))
@@ -276,6 +291,7 @@ def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineSt
         gpus=gpus.state,
         declared=declared,
         verdict_cache=verdict_cache,
+        gpu_cache=gpu_cache,
         ok_cache=evaluation.next_cached_ok,
         driver_faults=driver_faults,
         pods=pods,

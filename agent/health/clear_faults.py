@@ -26,10 +26,9 @@ from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.faults.checkpoint import affected_devices
 from agent.health.gpu.faults.evaluate import is_latched_fault_code
 from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey
-from agent.health.gpu.rule_input import GpuRuleInput
+from agent.health.gpu.rule_input import GpuRuleInput, is_answering
 from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_views, restart_gpu
 from agent.health.gpu.state import GpuEvaluation, recent_clears, with_checkpoint
-from agent.health.gpu.verdicts import is_answering
 from agent.health.gpu.xid.log_lines import normal_pci_address
 from agent.health.host.catalog import DECLARED_RULES, HOST_RULES
 from agent.health.host.nic.state import NicRuleInput
@@ -414,7 +413,7 @@ def _shown_by_reading(
 
 def _shown_fault(view: GpuRuleInput, settings: EngineSettings) -> str:
     """Return the fault that the readings of a GPU show, as code and evidence; empty: no fault."""
-    answering = is_answering(view)
+    answering = is_answering(view.sample, view.limits, view.now_ns)
     changes = RuleChanges(settings.rules)
     for rule in gpu_rules(settings.gpu):
         change = changes.of(view.name, rule.code)

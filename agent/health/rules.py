@@ -144,6 +144,9 @@ class CatalogRow:
     listed_first: bool = False
     """True: the cause is listed before other causes of the same severity."""
 
+    def __hash__(self) -> int:
+        return hash(self.code)  # rows are keys of caches, and a hash of all fields is slow
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(CatalogRow):
@@ -166,6 +169,8 @@ class Rule(CatalogRow):
     has no limit that an operator can set."""
     valid_when_stalled: bool = False
     """True: findings count although the source is stalled, for example that a GPU does not answer."""
+
+    __hash__ = CatalogRow.__hash__
 
 
 @cache

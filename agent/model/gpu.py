@@ -35,6 +35,8 @@ class GpuField(StrEnum):
     """Reading of a GPU. The values are the native core's names; ``drahealth.h`` lists the NVML source of
     each."""
 
+    __hash__ = str.__hash__  # readings are looked up often, and that of Enum is a function in Python
+
     RECOVERY_ACTION = "recovery_action"
     ECC_UNCORRECTABLE = "ecc_uncorrectable"
     """Uncorrectable ECC errors of all memories since the driver was loaded."""
@@ -187,6 +189,8 @@ class GpuSample:
     slow_passes: int = 0
     handles: int = 1
     """Number of NVML handles opened so far: grows when a lost GPU returns and when the driver is reloaded."""
+    changes: int = 0
+    """Number of passes whose changes woke the engine loop; NVML events are not counted."""
     overdue: int = 0
     failures: int = 0
     probe_p50_ns: int = 0

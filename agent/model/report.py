@@ -35,6 +35,8 @@ class Report:
     """Answers to the requests to clear faults that this evaluation handled."""
     starting: bool = False
     """True: incomplete, since a source is in its first pass over the machine. False: complete."""
+    is_full: bool = True
+    """True: all GPUs were evaluated. False: only those that had changed or had faults."""
 
 
 class SocketSubscribers(NamedTuple):

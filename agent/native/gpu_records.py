@@ -32,7 +32,7 @@ _ERRNO_CODE: Final = 4096
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_gpus")
 _GPU_SIZE: Final = ffi.sizeof("struct dh_gpu")
 
-_STATUS: Final = struct.Struct("=IIiI10Q")
+_STATUS: Final = struct.Struct("=IIiI11Q")
 _READINGS: Final = struct.Struct(f"={2 * _WORDS}Q{_FIELD_NUM}Q{_FIELD_NUM}H")
 _LINKS: Final = struct.Struct(f"={lib.DH_LINK_MAX}Q")
 _IDENTITY: Final = struct.Struct("=48s24s96s32s")
@@ -217,6 +217,7 @@ class GpuRecordDecoder:
             overdue=status[10],
             probe_p50_ns=status[11],
             handles=status[12],
+            changes=status[14],
             readings=self._decode_section(data, slot, "readings"),
             links=record.links,
             link_errors=self._decode_section(data, slot, "link_errors"),

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from agent.engine.loop import StepUse
 from agent.engine.step import EngineState
 from agent.health.declared.verdict_cache import VerdictCache
+from agent.health.gpu.verdict_cache import GpuVerdictCache
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
@@ -22,6 +23,8 @@ FORMAT: Final = "drahealth-record"
 SCHEMA: Final = 1
 """Version of the format. Added and removed fields of the recorded classes need no new version."""
 CLASSES: Final[tuple[ValueClass, ...]] = tuple(classes_of(Snapshot, EngineState))
+_SKIPS_GPUS: Final = 1 << 4
+"""Bit next to the use of a step that was not full."""
 _WALL_ULPS_MAX: Final = 1 << 40
 """Largest difference to the predicted wall time that is stored as a number of representable values."""
 
@@ -48,6 +51,8 @@ class RecordedStep(NamedTuple):
     use: StepUse
     verdicts: Verdicts
     """Verdicts of the newest published report, this step's if it was published."""
+    is_full: bool = True
+    """False: GPUs that had not changed were not evaluated."""
 
 
 class SegmentHead(NamedTuple):
@@ -78,7 +83,7 @@ def report_verdicts(report: Report) -> Verdicts:
 
 def recordable_state(state: EngineState) -> EngineState:
     """Return the state without its caches, which save work and do not change results."""
-    return replace(state, verdict_cache=VerdictCache(), ok_cache={})
+    return replace(state, verdict_cache=VerdictCache(), gpu_cache=GpuVerdictCache(), ok_cache={})
 
 
 class SegmentEncoder:
@@ -107,7 +112,7 @@ class SegmentEncoder:
         verdicts = tuple(map(tuple, step.verdicts))
         change = difference(self._verdicts, verdicts)
         event = [
-            int(step.use),
+            int(step.use) | (0 if step.is_full else _SKIPS_GPUS),
             step.now.mono_ns - self._now.mono_ns,
             _wall_difference(self._now, step.now),
             {} if snapshot is NO_CHANGE else snapshot,
@@ -167,7 +172,11 @@ class SegmentDecoder:
             self._verdicts = self._decoder.changed(self._verdicts, rest[0])
         self._now = now
         return RecordedStep(
-            self._snapshot, now, StepUse(use), tuple(DeviceVerdict(*one) for one in self._verdicts)
+            self._snapshot,
+            now,
+            StepUse(use & ~_SKIPS_GPUS),
+            tuple(DeviceVerdict(*one) for one in self._verdicts),
+            is_full=not use & _SKIPS_GPUS,
         )
 
 

@@ -211,7 +211,8 @@ class SnapshotRecorder:
     def _step(self, queued: _Queued) -> RecordedStep:
         if queued.use is StepUse.PUBLISHED:
             self._verdicts = report_verdicts(queued.report)
-        return RecordedStep(queued.snapshot, queued.report.at, queued.use, self._verdicts)
+        report = queued.report
+        return RecordedStep(queued.snapshot, report.at, queued.use, self._verdicts, report.is_full)
 
     def _begin_segment(self, state: EngineState) -> SegmentWriter:
         make_directory(self._directory)

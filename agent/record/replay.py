@@ -57,7 +57,7 @@ def replay_segment(reader: SegmentReader, change: ChangeSettings | None = None) 
         assert state is not None
         if is_first and change is not None:
             state = with_settings(state, change(state.settings), recorded.now)
-        next_state, report = step(state, recorded.snapshot, recorded.now)
+        next_state, report = step(state, recorded.snapshot, recorded.now, is_full=recorded.is_full)
         yield ReplayedStep(recorded, report, is_first)
         is_first = False
         if recorded.use is not StepUse.DISCARDED:

@@ -723,6 +723,7 @@ struct dh_gpu {
                               of the last 15 calls; 1 if below one tick, 0 if never answered */
     uint64_t handles;      /* number of handles obtained: 1 at start; grows when a lost GPU is found again */
     uint64_t calls;        /* calls of NVML since start */
+    uint64_t changes;      /* passes that woke the reader because of a change that rules evaluate; events apart */
     uint64_t valid[DH_GPU_WORDS];
     uint64_t seen[DH_GPU_WORDS];   /* bits of fields that were valid once: separates "absent" from "unreadable" */
     uint64_t value[DH_GPU_FIELD_NUM];

@@ -5,7 +5,7 @@ evaluated in agent.health.gpu.faults.
 """
 
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
 from agent.health.rules import (
@@ -92,6 +92,13 @@ def nvml_library_error(gpus: NvmlSample) -> int:
     return max(gpus.err, 0)
 
 
+def is_answering(sample: GpuSample | None, limits: GpuLimits, now_ns: int) -> bool:
+    """Return whether the last pass over a GPU succeeded, and no NVML call exceeds its deadline now."""
+    if sample is None or not sample.passes or sample.status != NvmlStatus.OK:
+        return False
+    return not sample.call or now_ns - sample.call_ns < limits.deadline_s * NS
+
+
 def is_listing_gpus(gpus: NvmlSample) -> bool:
     """Return whether NVML is still being opened or listing GPUs, so that a missing GPU may appear."""
     incomplete = gpus.nvml.state is SourceState.OK and len(gpus.gpus) < gpus.count
@@ -140,6 +147,11 @@ class GrowthLimit(NamedTuple):
         return GpuWakeCondition(self.field, GpuWakeMode.RISE, self.events, self.window_s * NS)
 
 
+@lru_cache(256)
+def _growth_finding(budget: GrowthLimit, code: str, severity: Severity) -> Finding:
+    return Finding(code, severity, budget.evidence)
+
+
 def growth_limit_result(
     view: GpuRuleInput, budget: GrowthLimit, code: str, severity: Severity, reason: str
 ) -> RuleResult:
@@ -147,7 +159,7 @@ def growth_limit_result(
     if view.rule_limit is not None:
         budget = budget._replace(events=view.rule_limit)
     grown = view.growth.get(budget.field, CounterGrowth(NEVER_READ, 0.0))
-    found = Finding(code, severity, budget.evidence)
+    found = _growth_finding(budget, code, severity)
     return counter_limit_result(
         grown, budget.events, budget.window_s, found, counter=budget.field, reason=reason
     )

@@ -4,7 +4,7 @@ input for each GPU.
 The state of latched faults is in agent.health.gpu.faults.fault_log.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -65,10 +65,22 @@ class GpuRuleState:
 
 
 def next_gpu_rule_state(
-    previous: GpuRuleState, snapshot: Snapshot, limits: GpuLimits, now: Instant
+    previous: GpuRuleState,
+    snapshot: Snapshot,
+    limits: GpuLimits,
+    now: Instant,
+    unchanged: Set[int] = frozenset(),
 ) -> GpuRuleState:
-    """Return the state that GPU rules compare readings with after a snapshot."""
+    """Return the state that GPU rules compare readings with after a snapshot.
+
+    Args:
+        unchanged: Numbers of GPUs that are not evaluated; their state stays as it is.
+    """
     gpus = snapshot.gpus or NO_GPUS
+    if unchanged and len(unchanged) == len(previous.registry):
+        by_index = {sample.index: sample for sample in gpus.gpus}
+        samples = {number: by_index[sample.index] for number, sample in previous.samples.items()}
+        return GpuRuleState(previous.registry, previous.per_gpu, samples)
     bus = _gpus_on_bus(gpus, snapshot.host)
     known = _without_unbound(previous.registry, gpus, snapshot.host)
     registry = assign_gpu_numbers(known, gpus.gpus, limits.expect, bus)
@@ -77,6 +89,9 @@ def next_gpu_rule_state(
     per_gpu = {}
     for gpu in registry:
         before = previous.per_gpu.get(gpu.number, PerGpuState())
+        if gpu.number in unchanged:
+            per_gpu[gpu.number] = before
+            continue
         if before.uuid and gpu.uuid and before.uuid != gpu.uuid:  # the GPU was replaced
             before = PerGpuState()
         per_gpu[gpu.number] = _next_per_gpu(
@@ -242,9 +257,15 @@ def gpu_sources(
 
 
 def gpu_views(
-    rule_state: GpuRuleState, snapshot: Snapshot, limits: GpuLimits, now: Instant
+    rule_state: GpuRuleState,
+    snapshot: Snapshot,
+    limits: GpuLimits,
+    now: Instant,
+    unneeded: Container[int] = (),
 ) -> dict[int, GpuRuleInput]:
-    """Return the rules' input for each known GPU, by GPU number."""
+    """Return the rules' input for each known GPU, except those in ``unneeded``, by GPU number."""
+    if all(gpu.number in unneeded for gpu in rule_state.registry):
+        return {}
     gpus = snapshot.gpus or NO_GPUS
     times = {
         number: sample.probe_p50_ns
@@ -257,6 +278,8 @@ def gpu_views(
     )
     views = {}
     for gpu in rule_state.registry:
+        if gpu.number in unneeded:
+            continue
         sample, state = rule_state.samples.get(gpu.number), rule_state.per_gpu[gpu.number]
         views[gpu.number] = GpuRuleInput(
             sample=sample,

@@ -8,7 +8,7 @@ from agent.devices.gpu_identity import replaced_gpu_numbers
 from agent.health.gpu.faults.checkpoint import build_checkpoint
 from agent.health.gpu.faults.correlate import next_wait_end_ns
 from agent.health.gpu.faults.evaluate import evaluate_faults
-from agent.health.gpu.faults.fault_log import Fault, FaultKey, FaultLog
+from agent.health.gpu.faults.fault_log import SHARED, Fault, FaultKey, FaultLog
 from agent.health.gpu.faults.ingest import ingest_faults
 from agent.health.gpu.faults.recovery import RecoverySigns, resolve_faults, update_recovery_signs
 from agent.health.gpu.rule_state import GpuRuleState, next_gpu_rule_state
@@ -50,13 +50,34 @@ class GpuEvaluation(NamedTuple):
     """Numbers of GPUs that were replaced by another GPU, whose earlier state is invalid."""
     due_ns: int | None
     """Monotonic time at which latched faults must be evaluated again [ns]; None: no such time."""
+    unchanged: frozenset[int] = frozenset()
+    """Numbers of GPUs whose cached verdicts are valid."""
 
 
-def evaluate_gpus(previous: GpuState, snapshot: Snapshot, limits: GpuLimits, now: Instant) -> GpuEvaluation:
-    """Return the state of all GPUs after a snapshot, and the decisions on latched faults."""
+def evaluate_gpus(
+    previous: GpuState,
+    snapshot: Snapshot,
+    limits: GpuLimits,
+    now: Instant,
+    unchanged: frozenset[int] = frozenset(),
+) -> GpuEvaluation:
+    """Return the state of all GPUs after a snapshot, and the decisions on latched faults.
+
+    Args:
+        unchanged: Numbers of GPUs whose cached verdicts are valid, unless they have latched faults.
+    """
     if snapshot.gpus is None:  # GPUs are not read: keep their state
         return GpuEvaluation(previous, {}, {}, frozenset(), None)
-    rule_state = next_gpu_rule_state(previous.rule_state, snapshot, limits, now)
+    rule_state = next_gpu_rule_state(previous.rule_state, snapshot, limits, now, unchanged)
+    is_unchanged = (
+        unchanged
+        and len(unchanged) == len(rule_state.registry)
+        and not (previous.fault_log.faults or previous.fault_log.waiting)
+    )
+    if is_unchanged:
+        cleared = recent_clears(previous.cleared, now)
+        state = replace(previous, rule_state=rule_state, evaluated_ns=now.mono_ns, cleared=cleared)
+        return GpuEvaluation(state, {}, {}, frozenset(), None, unchanged)
     replaced_numbers = replaced_gpu_numbers(previous.rule_state.registry, rule_state.registry)
     log = ingest_faults(previous.fault_log, snapshot, rule_state, previous.evaluated_ns, now)
     decisions = evaluate_faults(log, rule_state, limits, now)
@@ -67,7 +88,9 @@ def evaluate_gpus(previous: GpuState, snapshot: Snapshot, limits: GpuLimits, now
     cleared = recent_clears(previous.cleared, now)
     state = GpuState(rule_state, log, signs, previous.checkpoint, now.mono_ns, cleared)
     state = with_checkpoint(state, decisions)
-    return GpuEvaluation(state, decisions, log.faults, replaced_numbers, min(due, default=None))
+    faulty = {key.gpu_number for key in decisions}
+    unchanged = frozenset() if SHARED in faulty else unchanged - faulty
+    return GpuEvaluation(state, decisions, log.faults, replaced_numbers, min(due, default=None), unchanged)
 
 
 def with_checkpoint(state: GpuState, decisions: Mapping[FaultKey, FaultDecision]) -> GpuState:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Final
 
-from agent.devices.inventory import DeviceKind, InventoryDevice, gpu_device
+from agent.devices.inventory import DeviceKind, InventoryDevice, gpu_device, mig_device
 from agent.health.evaluation import Evaluation, row_with_code
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.faults.evaluate import (
@@ -15,14 +15,15 @@ from agent.health.gpu.faults.evaluate import (
     mig_findings,
 )
 from agent.health.gpu.responsiveness import NOT_ANSWERING, next_not_answering_change_ns
-from agent.health.gpu.rule_input import GpuRuleInput, is_listing_gpus
-from agent.health.gpu.rule_state import GpuRuleState, gpu_devices, gpu_views
+from agent.health.gpu.rule_input import GpuRuleInput, is_answering, is_listing_gpus
+from agent.health.gpu.rule_state import GpuRuleState, gpu_views
 from agent.health.gpu.state import GpuEvaluation
+from agent.health.gpu.verdict_cache import CachedGpu, GpuVerdictCache, cached_gpu, shared_inputs
 from agent.health.rule_changes import evaluate_rule
 from agent.health.rules import OK, CatalogRow, Rule, RuleInconclusive, cause_from_row
 from agent.health.stalls import stall_cause
 from agent.health.verdict import PreviousVerdicts, lease_seconds, make_verdict, oldest_pass_time
-from agent.model.gpu import GpuAttributes, GpuOsSample, MigSample, NvmlSample, NvmlStatus
+from agent.model.gpu import GpuAttributes, GpuOsSample, MigSample, NvmlSample
 from agent.model.health import Blame, Cause, DeviceHealth, Finding, Repair, Severity
 from agent.model.persistent_faults import KnownGpu
 from agent.model.settings import GpuLimits
@@ -55,14 +56,6 @@ REMOVED_INSTANCE: Final = CatalogRow(
     advice="delete pods that claim it; publish the GPU's new instances",
     repair=Repair.RESTART_WORKLOAD,
 )
-
-
-def is_answering(view: GpuRuleInput) -> bool:
-    """Return whether the last pass over the GPU succeeded, and no NVML call exceeds its deadline now."""
-    gpu = view.sample
-    if gpu is None or not gpu.passes or gpu.status != NvmlStatus.OK:
-        return False
-    return not gpu.call or view.now_ns - gpu.call_ns < view.limits.deadline_s * NS
 
 
 def unread_gpu_causes(view: GpuRuleInput, since: Instant) -> tuple[Cause, ...]:
@@ -131,7 +124,10 @@ def evaluate_gpu(
     source: SourceSample,
 ) -> None:
     """Run the rules for one GPU, and update its conditions (raised and pending faults), latched ones too."""
-    answering, had_no_conditions = is_answering(view), not evaluation.previous_codes(device.name)
+    answering, had_no_conditions = (
+        is_answering(view.sample, view.limits, view.now_ns),
+        (not evaluation.previous_codes(device.name)),
+    )
     for rule in rules:
         if (change := evaluation.change_of(device.name, rule)) is None:
             continue
@@ -182,39 +178,96 @@ def gpu_catalog_row(rules: Sequence[Rule], limits: GpuLimits, code: str) -> Cata
 
 
 def gpu_verdicts(
-    evaluation: Evaluation, previous: PreviousVerdicts, gpus: GpuEvaluation, snapshot: Snapshot
-) -> Iterator[tuple[InventoryDevice, DeviceHealth]]:
-    """Yield the verdict on each GPU, followed by its MIG instances, which inherit the causes of their GPU."""
+    evaluation: Evaluation,
+    previous: PreviousVerdicts,
+    gpus: GpuEvaluation,
+    snapshot: Snapshot,
+    cache: GpuVerdictCache,
+) -> tuple[dict[InventoryDevice, DeviceHealth], GpuVerdictCache]:
+    """Return the verdict on each GPU, followed by its MIG instances, which inherit the causes of their GPU.
+
+    Args:
+        cache: Cached results, which are used for ``gpus.unchanged``.
+
+    Returns:
+        The verdicts, and the cached results for the next evaluation.
+    """
     if snapshot.gpus is None:
-        return
+        return {}, cache
     rule_state, limits = gpus.state.rule_state, evaluation.settings.gpu
-    rules = gpu_rules(limits)
-    views = gpu_views(rule_state, snapshot, limits, evaluation.now)
-    source, verified, lease_s = None, evaluation.now, evaluation.settings.lease_s
-    of_source: tuple[Cause, ...] = ()
-    for device in gpu_devices(rule_state):
-        if device.kind is DeviceKind.GPU:
-            view = views[device.gpu_number]
-            source = evaluation.sources.get(device.name) or evaluation.sources[NVML]
-            if (
-                _is_new_and_unread(evaluation, previous, device, source)
-                and not rule_state.per_gpu[device.gpu_number].instances
-            ):
-                evaluation.due_ns.append(source.beat_ns + FIRST_PASS_WAIT_NS)
-                continue
-            answering = is_answering(view)
-            evaluate_gpu(evaluation, device, view, rules, gpus, source)
-            # a GPU that does not answer was verified now: it does not answer
-            verified = oldest_pass_time([source], evaluation.now) if answering else evaluation.now
-            of_source = unread_gpu_causes(view, previous.started)
-            if answering and source.state is SourceState.STALLED:
-                of_source = (stall_cause(source, previous.stalls, evaluation.now),)
-            lease_s = lease_seconds(evaluation, [source])
-            parent = ""
+    sources = {
+        gpu.number: evaluation.sources.get(gpu_device(gpu.number).name) or evaluation.sources[NVML]
+        for gpu in rule_state.registry
+    }
+    cached = {
+        number: cache.gpus[number] for number in gpus.unchanged if sources[number].state is SourceState.OK
+    }
+    views = gpu_views(rule_state, snapshot, limits, evaluation.now, cached)
+    found: dict[InventoryDevice, DeviceHealth] = {}
+    kept: dict[int, CachedGpu] = {}
+    for number, source in sources.items():
+        entry = cached.get(number)
+        if entry is not None:
+            found.update(_cached_verdicts(evaluation, previous, entry, source))
         else:
-            assert source is not None, "a GPU comes before its instances"
+            begin, gpu = evaluation.list_lengths(), gpu_device(number)
+            verdicts = _evaluated_verdicts(evaluation, previous, gpus, snapshot, gpu, views[number], source)
+            found.update(verdicts)
+            sample = rule_state.samples.get(number)
+            if sample is not None and verdicts:
+                devices = [(device, verdict.attributes) for device, verdict in verdicts.items()]
+                entry = cached_gpu(evaluation, sample, devices, begin)
+        if entry is not None:
+            kept[number] = entry
+    return found, GpuVerdictCache(shared_inputs(snapshot, evaluation.settings), kept)
+
+
+def _cached_verdicts(
+    evaluation: Evaluation, previous: PreviousVerdicts, entry: CachedGpu, source: SourceSample
+) -> Iterator[tuple[InventoryDevice, DeviceHealth]]:
+    """Yield the verdicts on a GPU and its MIG instances that have not changed, with a new lease."""
+    evaluation.not_applicable += entry.not_applicable
+    evaluation.not_evaluated += entry.not_evaluated
+    evaluation.due_ns += entry.due_ns
+    verified, lease_s = oldest_pass_time([source], evaluation.now), lease_seconds(evaluation, [source])
+    for device, attributes in entry.devices:
+        yield (
+            device,
+            make_verdict(evaluation, previous, device, Severity.OK, (), verified, lease_s, attributes),
+        )
+
+
+def _evaluated_verdicts(
+    evaluation: Evaluation,
+    previous: PreviousVerdicts,
+    gpus: GpuEvaluation,
+    snapshot: Snapshot,
+    gpu: InventoryDevice,
+    view: GpuRuleInput,
+    source: SourceSample,
+) -> dict[InventoryDevice, DeviceHealth]:
+    """Evaluate a GPU and its MIG instances, and return their verdicts; empty for a new GPU whose first pass
+    has not finished."""
+    rule_state, limits = gpus.state.rule_state, evaluation.settings.gpu
+    rules, instances = gpu_rules(limits), rule_state.per_gpu[gpu.gpu_number].instances
+    if _is_new_and_unread(evaluation, previous, gpu, source) and not instances:
+        evaluation.due_ns.append(source.beat_ns + FIRST_PASS_WAIT_NS)
+        return {}
+    answering = is_answering(view.sample, limits, view.now_ns)
+    # a GPU that does not answer was verified now: it does not answer
+    verified = oldest_pass_time([source], evaluation.now) if answering else evaluation.now
+    of_source = unread_gpu_causes(view, previous.started)
+    if answering and source.state is SourceState.STALLED:
+        of_source = (stall_cause(source, previous.stalls, evaluation.now),)
+    lease_s = lease_seconds(evaluation, [source])
+    migs = [mig_device(gpu.gpu_number, instance.mig.gi, instance.mig.ci) for instance in instances]
+    found = {}
+    for device in (gpu, *migs):
+        if device is gpu:
+            evaluate_gpu(evaluation, device, view, rules, gpus, source)
+        else:
             evaluate_mig_instance(evaluation, device, gpus, source)
-            parent = gpu_device(device.gpu_number).name
+        parent = "" if device is gpu else gpu.name
         causes = evaluation.causes(device.name, partial(gpu_catalog_row, rules, limits), parent)
         if of_source and not any(
             cause.code == NOT_ANSWERING for cause in causes
@@ -222,10 +275,10 @@ def gpu_verdicts(
             causes = sorted([*of_source, *causes], key=lambda cause: -cause.severity)
         severity = causes[0].severity if causes else Severity.OK
         attributes = gpu_attributes(rule_state, snapshot.gpus, snapshot.host, device)
-        yield (
-            device,
-            make_verdict(evaluation, previous, device, severity, causes, verified, lease_s, attributes),
+        found[device] = make_verdict(
+            evaluation, previous, device, severity, causes, verified, lease_s, attributes
         )
+    return found
 
 
 def _is_new_and_unread(

@@ -146,6 +146,7 @@ void dh_gpu_publish(struct dh_gpu_slot *s)
         notify |= is_wake_due(s);
         notify |= identity_changed(&s->pub, &s->work);
     }
+    s->work.changes += notify;
     dh_seqlock_begin(&s->gpu_seq);
     dh_words_store(&s->pub, &s->work, changed ? DH_GPU_THREAD_BYTES : head_bytes);
     dh_seqlock_end(&s->gpu_seq);
