@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from patience import PATIENCE_S
 
 from agent.errors import ConfigError
@@ -18,7 +20,7 @@ from agent.model.reading import Absence, Missing, Reading
 from agent.model.source_state import SourceState
 from agent.model.time import NS
 from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
-from agent.native.gpu_records import GpuRecordDecoder, status_text
+from agent.native.gpu_records import READINGS_BYTES, GpuRecordDecoder, decode_readings, status_text
 from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
 from tests.fake_nvml import FakeNvml, fake_nvml
 
@@ -359,3 +361,12 @@ def test_option_out_of_range_is_named(options: GpuWatchOptions, says: str) -> No
     with pytest.raises(ConfigError, match=says):
         GpuWatch(options, fd)
     os.close(fd)
+
+
+@given(st.binary(min_size=READINGS_BYTES, max_size=READINGS_BYTES), st.data())
+def test_changed_values_decode_like_whole_readings(before: bytes, data: st.DataObject) -> None:
+    known = decode_readings(before)
+    now = bytearray(before)
+    for at in data.draw(st.lists(st.integers(0, READINGS_BYTES - 1), max_size=5)):
+        now[at] = data.draw(st.integers(0, 255))
+    assert decode_readings(bytes(now), known).readings == decode_readings(bytes(now)).readings

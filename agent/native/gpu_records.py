@@ -34,6 +34,10 @@ _GPU_SIZE: Final = ffi.sizeof("struct dh_gpu")
 
 _STATUS: Final = struct.Struct("=IIiI11Q")
 _READINGS: Final = struct.Struct(f"={2 * _WORDS}Q{_FIELD_NUM}Q{_FIELD_NUM}H")
+READINGS_BYTES: Final = _READINGS.size
+"""Size of the readings in the record of a GPU [bytes]."""
+_VALUES: Final = slice(2 * _WORDS * 8, (2 * _WORDS + _FIELD_NUM) * 8)
+"""Bytes of the values in the section of the readings."""
 _LINKS: Final = struct.Struct(f"={lib.DH_LINK_MAX}Q")
 _IDENTITY: Final = struct.Struct("=48s24s96s32s")
 _MIG: Final = struct.Struct("=II48s")
@@ -100,20 +104,55 @@ def _missing_reading(seen: bool, code: int) -> Missing:
     return Missing(absence, code - _ERRNO_CODE if code >= _ERRNO_CODE else 0)
 
 
-def _decode_readings(data: bytes) -> Mapping[GpuField, Reading]:
+class DecodedReadings(NamedTuple):
+    """Readings of a GPU, with the bytes that they were decoded from."""
+
+    values: bytes
+    """Values by field, 8 bytes each."""
+    masks: bytes
+    """Which fields are valid, which were valid before, and the code of each."""
+    readings: Mapping[GpuField, Reading]
+
+
+def decode_readings(data: bytes, before: DecodedReadings | None = None) -> DecodedReadings:
+    """Decode the readings of a GPU; only changed values if validity and codes are those of ``before``."""
+    values, masks = data[_VALUES], _masks(data)
+    if before is None or masks != before.masks:
+        return DecodedReadings(values, masks, _decode_all_readings(data))
+    readings = dict(before.readings)
+    changed = int.from_bytes(values, "little") ^ int.from_bytes(before.values, "little")
+    at = 0
+    while changed:
+        skipped = ((changed & -changed).bit_length() - 1) // 64
+        at += skipped
+        if isinstance(readings[_FIELDS[at]], int):
+            value = int.from_bytes(values[8 * at : 8 * at + 8], "little")
+            readings[_FIELDS[at]] = _signed(_FIELDS[at], value)
+        changed >>= 64 * (skipped + 1)
+        at += 1
+    return DecodedReadings(values, masks, readings)
+
+
+def _masks(data: bytes) -> bytes:
+    return data[: _VALUES.start] + data[_VALUES.stop :]
+
+
+def _decode_all_readings(data: bytes) -> Mapping[GpuField, Reading]:
     words = _READINGS.unpack_from(data)
     valid = sum(word << 64 * i for i, word in enumerate(words[:_WORDS]))
     seen = sum(word << 64 * i for i, word in enumerate(words[_WORDS : 2 * _WORDS]))
     values = words[2 * _WORDS : 2 * _WORDS + _FIELD_NUM]
     codes = words[2 * _WORDS + _FIELD_NUM :]
-    readings: dict[GpuField, Reading] = {}
-    for i, field in enumerate(_FIELDS):
-        if valid >> i & 1:
-            value = values[i]
-            readings[field] = value - (1 << 64) if field in _SIGNED and value >> 63 else value
-        else:
-            readings[field] = _missing_reading(bool(seen >> i & 1), codes[i])
-    return readings
+    return {
+        field: _signed(field, values[i])
+        if valid >> i & 1
+        else _missing_reading(bool(seen >> i & 1), codes[i])
+        for i, field in enumerate(_FIELDS)
+    }
+
+
+def _signed(field: GpuField, value: int) -> int:
+    return value - (1 << 64) if field in _SIGNED and value >> 63 else value
 
 
 def _decode_migs(data: bytes) -> tuple[MigSample, ...]:
@@ -134,22 +173,40 @@ def _decode_xids(data: bytes) -> tuple[XidCount, ...]:
     return tuple(XidCount(*row[:3], *row[4:]) for row in rows if row[4])
 
 
+_STATUS_SECTION: Final = _section("index", "valid", _STATUS.unpack)
+_READINGS_SECTION: Final = slice(_STATUS_SECTION.end, ffi.offsetof("struct dh_gpu", "links"))
 _SECTIONS: Final = {
-    "status": _section("index", "valid", _STATUS.unpack),
-    "readings": _section("valid", "links", _decode_readings),
     "link_errors": _section("link_errors", "uuid", _LINKS.unpack),
     "identity": _section("uuid", "migs", lambda data: tuple(map(_text, _IDENTITY.unpack(data)))),
     "migs": _section("mig", "event_count", _decode_migs),
     "events": _section("event_count", "event_mask", _decode_events),
     "xids": _section("xid", "", _decode_xids),
 }
+"""Sections that rarely change, in the order of :class:`_RareSections`."""
+
+
+class _RareSections(NamedTuple):
+    """Values of a GPU's record that rarely change, with the bytes that they were decoded from."""
+
+    raw: bytes
+    """Record without status and readings."""
+    links: int
+    event_mask: int
+    xids_forgotten: int
+    link_errors: tuple[int, ...]
+    identity: tuple[str, str, str, str]
+    migs: tuple[MigSample, ...]
+    events: Mapping[GpuEvent, EventCount]
+    xids: tuple[XidCount, ...]
 
 
 class GpuRecordDecoder:
     """Decoder of the C core's GPU records into samples; unchanged sections keep their decoded value."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str], tuple[bytes, Any]] = {}
+        self._sections: dict[tuple[int, str], tuple[bytes, Any]] = {}
+        self._rare: dict[int, _RareSections] = {}
+        self._readings: dict[int, DecodedReadings] = {}
 
     def decode(self, data: CopiedBytes) -> NvmlSample:
         """Decode one copy of all GPU records, made by ``dh_gpus_read()``."""
@@ -191,15 +248,26 @@ class GpuRecordDecoder:
     def _decode_section(self, data: bytes, slot: int, name: str) -> Any:
         section = _SECTIONS[name]
         raw = data[section.start : section.end]
-        known = self._known.get((slot, name))
+        known = self._sections.get((slot, name))
         if known is None or known[0] != raw:
-            known = self._known[slot, name] = (raw, section.decode(raw))
+            known = self._sections[slot, name] = (raw, section.decode(raw))
         return known[1]
 
+    def _decode_rare(self, data: bytes, slot: int) -> _RareSections:
+        raw, known = data[_READINGS_SECTION.stop :], self._rare.get(slot)
+        if known is None or known.raw != raw:
+            record = ffi.from_buffer("struct dh_gpu *", data, require_writable=False)
+            sections = [self._decode_section(data, slot, name) for name in _SECTIONS]
+            known = _RareSections(raw, record.links, record.event_mask, record.xid_evicted, *sections)
+            self._rare[slot] = known
+        return known
+
     def _decode_gpu(self, data: bytes, slot: int) -> GpuSample:
-        record = ffi.from_buffer("struct dh_gpu *", data, require_writable=False)
-        status = self._decode_section(data, slot, "status")
-        uuid, bus, name, serial = self._decode_section(data, slot, "identity")
+        status = _STATUS.unpack_from(data)
+        rare, known, raw = self._decode_rare(data, slot), self._readings.get(slot), data[_READINGS_SECTION]
+        if known is None or raw[_VALUES] != known.values or known.masks != _masks(raw):
+            known = self._readings[slot] = decode_readings(raw, known)
+        uuid, bus, name, serial = rare.identity
         return GpuSample(
             index=status[0],
             uuid=uuid,
@@ -218,14 +286,14 @@ class GpuRecordDecoder:
             probe_p50_ns=status[11],
             handles=status[12],
             changes=status[14],
-            readings=self._decode_section(data, slot, "readings"),
-            links=record.links,
-            link_errors=self._decode_section(data, slot, "link_errors"),
-            migs=self._decode_section(data, slot, "migs"),
-            events=self._decode_section(data, slot, "events"),
-            event_mask=record.event_mask,
-            xids=self._decode_section(data, slot, "xids"),
-            xids_forgotten=record.xid_evicted,
+            readings=known.readings,
+            links=rare.links,
+            link_errors=rare.link_errors,
+            migs=rare.migs,
+            events=rare.events,
+            event_mask=rare.event_mask,
+            xids=rare.xids,
+            xids_forgotten=rare.xids_forgotten,
         )
 
 

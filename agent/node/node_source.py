@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -152,8 +151,8 @@ class NodeSource:
 
     def read(self) -> Snapshot | None:
         """Return the newest values of all sources as one snapshot; None: not started."""
-        snapshot = self._sampler.read()
-        if snapshot is None:
+        sampled = self._sampler.read()
+        if sampled is None:
             return None
         gpus = self._gpus.read() if self._gpus else None
         kmsg = self._kmsg.read() if self._kmsg else None
@@ -162,7 +161,7 @@ class NodeSource:
         declared = self.declarations
         self._nics.note_inputs(declared, uevents)
         self._host.note_inputs(gpus, uevents, declared, self._nics.addresses)
-        sources = [*snapshot.sources]
+        sources = [*sampled.sources]
         if machine is not None:
             sources += machine.sources
         if gpus is not None:
@@ -173,8 +172,14 @@ class NodeSource:
         pods = self._pods.sample if self._pods else None
         if pods is not None:
             sources.append(pods.source)
-        snapshot = replace(
-            snapshot,
+        snapshot = Snapshot(  # not replace(), which takes twice the time
+            seq=sampled.seq,
+            cpus=sampled.cpus,
+            nodes=sampled.nodes,
+            throttle=sampled.throttle,
+            pools=sampled.pools,
+            groups=sampled.groups,
+            core=sampled.core,
             gpus=gpus,
             log=kmsg,
             machine=machine,
