@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from agent.conform.session_record import (
     V1,
     V1ALPHA1,
+    ApiVersionStreams,
     CdiFile,
     CdiSnapshot,
     ClaimReply,
@@ -21,14 +22,13 @@ from agent.conform.session_record import (
     RegistrationDirRecord,
     RegistrationFile,
     RegistrationRecord,
-    Reopening,
+    ReopenedStream,
     ReturnedDevice,
     SessionRecord,
     StoppedReader,
     StreamEnd,
     StreamRecord,
     UnaryCallResult,
-    VersionRecord,
 )
 from agent.model.claim import ClaimRef
 
@@ -89,15 +89,15 @@ UNIMPLEMENTED = ended_stream("UNIMPLEMENTED", at_s=0.01)
 
 def version_records(
     v1: Iterable[StreamRecord] | None = None, v1alpha1: Iterable[StreamRecord] | None = None
-) -> tuple[VersionRecord, ...]:
+) -> tuple[ApiVersionStreams, ...]:
     """Return the streams of both versions; None: a good stream."""
     return tuple(
-        VersionRecord(version, tuple(streams) if streams is not None else (stream(),))
+        ApiVersionStreams(version, tuple(streams) if streams is not None else (stream(),))
         for version, streams in ((V1, v1), (V1ALPHA1, v1alpha1))
     )
 
 
-def both_versions(*lists: HealthList, **changes: object) -> tuple[VersionRecord, ...]:
+def both_versions(*lists: HealthList, **changes: object) -> tuple[ApiVersionStreams, ...]:
     """Return the records of both versions with the same stream."""
     record = stream(*lists, **changes)  # type: ignore[arg-type]
     return version_records([record], [record])
@@ -229,7 +229,7 @@ def session_record(**changes: object) -> SessionRecord:
         second_kubelet=stream(health_list(0.1), health_list(10), opened_s=0.1, closed_s=18.0),
         stopped_reader=StoppedReader(stream(health_list(0.1), *map(health_list, (24.1, 30))), 0.1, 24.0),
         reopenings=tuple(
-            Reopening(after, stream(health_list(at_s + 0.01), opened_s=at_s, closed_s=at_s + 0.02))
+            ReopenedStream(after, stream(health_list(at_s + 0.01), opened_s=at_s, closed_s=at_s + 0.02))
             for after, at_s in (("close", 1.0), ("cancel", 2.0))
         ),
         unknown_methods=(OK._replace(status="UNIMPLEMENTED"),),

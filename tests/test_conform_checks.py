@@ -50,7 +50,7 @@ from agent.conform.session_record import (
     PrepareStage,
     RefusalRecord,
     RegistrationFile,
-    Reopening,
+    ReopenedStream,
     SessionRecord,
     StoppedReader,
     StreamEnd,
@@ -511,18 +511,20 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
     "health.reconnect": [
         (
-            session_record(reopenings=(Reopening("cancel", OTHER),)),
+            session_record(reopenings=(ReopenedStream("cancel", OTHER),)),
             "fail",
             "after a cancel: node-a/gpu-1 missing after 5.0 s",
         ),
         (
-            session_record(reopenings=(Reopening("close", LATER),)),
+            session_record(reopenings=(ReopenedStream("close", LATER),)),
             "warn",
             "on a new connection: complete after 2.2 s",
         ),
         (
             session_record(
-                reopenings=(Reopening("close", ended_stream("INTERNAL", "again")._replace(opened_s=1.0)),)
+                reopenings=(
+                    ReopenedStream("close", ended_stream("INTERNAL", "again")._replace(opened_s=1.0)),
+                )
             ),
             "fail",
             "node-a/gpu-0; node-a/gpu-1 missing after 2.0 s, ended: INTERNAL: again",
@@ -532,7 +534,7 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
         (
             session_record(
                 versions=both_versions(health_list(0.1, device("gpu-0"), device("gone", lease_s=3))),
-                reopenings=(Reopening("close", OTHER),),
+                reopenings=(ReopenedStream("close", OTHER),),
             ),
             "pass",
             "1 time",

@@ -21,7 +21,7 @@ from agent.errors import ConfigError, ResourceBusyError
 from agent.http.app import SILENT_HEARTBEATS, create_app
 from agent.http.server import CONNECTIONS_MAX, HttpServer
 from agent.http.view import AgentView, Documents
-from agent.model.sockets import ListenAddress
+from agent.model.socket_path_limit import ListenAddress
 from agent.model.time import NS, Instant
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread

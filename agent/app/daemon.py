@@ -56,7 +56,8 @@ from agent.sources.gpu_without_nvml import read_boot_id
 from agent.store import gpu_fault_file
 from agent.store.gpu_fault_file import GpuFaultWriter
 from agent.store.history_file import HistoryFile
-from agent.system.directories import (
+from agent.system.output import has_terminal
+from agent.system.secure_directories import (
     LOCK_FILE,
     DirectoryLock,
     LockHeld,
@@ -65,7 +66,6 @@ from agent.system.directories import (
     make_directory,
     open_error_reason,
 )
-from agent.system.output import has_terminal
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 from agent.system.timing import read_clocks

@@ -18,11 +18,11 @@ from agent.conform.outcomes import (
     worst_outcome,
 )
 from agent.conform.session_record import (
+    ApiVersionStreams,
     RawDeviceKey,
     SessionRecord,
     StoppedReader,
     StreamRecord,
-    VersionRecord,
 )
 from agent.conform.stream_queries import (
     PROPAGATION_S,
@@ -73,7 +73,7 @@ def check_reconnect(session: SessionRecord) -> CheckOutcome:
     return worst_outcome(found, passed(f"{times}, complete after {format_seconds(slowest_s)} at most"))
 
 
-def _missing_devices(main: VersionRecord, stream: StreamRecord) -> tuple[set[RawDeviceKey], float]:
+def _missing_devices(main: ApiVersionStreams, stream: StreamRecord) -> tuple[set[RawDeviceKey], float]:
     """Return the expected devices that a stream did not report, and the delay of the last other one [s].
 
     Expected are the devices that the main streams had reported before, with leases that still ran at its end.
@@ -131,7 +131,7 @@ def check_two_kubelets(session: SessionRecord) -> CheckOutcome:
     )
 
 
-def _concurrent_stream(version: VersionRecord, stream: StreamRecord | None) -> StreamRecord | None:
+def _concurrent_stream(version: ApiVersionStreams, stream: StreamRecord | None) -> StreamRecord | None:
     """Return a stream of a version that was open when `stream` was opened, and received lists; None: none
     was."""
     if stream is None:

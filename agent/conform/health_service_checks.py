@@ -17,7 +17,7 @@ from agent.conform.outcomes import (
     warned,
     worst_outcome,
 )
-from agent.conform.session_record import V1, V1ALPHA1, SessionRecord, StreamRecord, VersionRecord
+from agent.conform.session_record import V1, V1ALPHA1, ApiVersionStreams, SessionRecord, StreamRecord
 from agent.conform.stream_queries import (
     compare_streams,
     count_lists,
@@ -27,7 +27,7 @@ from agent.conform.stream_queries import (
     last_reports_at,
     reports_by_device,
 )
-from agent.model.sockets import SOCKET_PATH_LIMIT
+from agent.model.socket_path_limit import SOCKET_PATH_LIMIT
 
 SOON_S: Final = 1.0
 """Delay above which a check warns [s]."""
@@ -56,7 +56,7 @@ def check_v1alpha1(session: SessionRecord) -> CheckOutcome:
 
 
 def _check_version(
-    version: VersionRecord, other: VersionRecord, missing: Callable[[str], CheckOutcome]
+    version: ApiVersionStreams, other: ApiVersionStreams, missing: Callable[[str], CheckOutcome]
 ) -> CheckOutcome:
     if version.has_lists:
         return passed(f"{format_count(count_lists(version), 'list')} received")

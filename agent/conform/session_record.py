@@ -86,7 +86,7 @@ class StreamRecord(NamedTuple):
     """Code and text of the server's HTTP/2 GOAWAY on the connection; empty: no GOAWAY."""
 
 
-class VersionRecord(NamedTuple):
+class ApiVersionStreams(NamedTuple):
     """Successive streams of one version of the health API; each is opened 5 s after the end of the one
     before."""
 
@@ -115,7 +115,7 @@ class StoppedReader(NamedTuple):
     resumed_s: float
 
 
-class Reopening(NamedTuple):
+class ReopenedStream(NamedTuple):
     """Stream that a simulated kubelet opened after it had closed another stream."""
 
     after: str
@@ -355,12 +355,12 @@ class SessionRecord(NamedTuple):
     window_s: float
     """Requested duration of the session; 0: no socket accepted a connection."""
     began_wall_s: float
-    versions: tuple[VersionRecord, ...] = ()
+    versions: tuple[ApiVersionStreams, ...] = ()
     """Records of v1 and v1alpha1; none if the socket accepts no connection."""
     second_kubelet: StreamRecord | None = None
     """Stream of a second kubelet, which disconnects while the first stays; None: not recorded."""
     stopped_reader: StoppedReader | None = None
-    reopenings: tuple[Reopening, ...] = ()
+    reopenings: tuple[ReopenedStream, ...] = ()
     unknown_methods: tuple[UnaryCallResult, ...] = ()
     """Results of calls to gRPC methods that do not exist."""
     directory: RegistrationDirRecord | None = None
@@ -370,14 +370,14 @@ class SessionRecord(NamedTuple):
     prepare: ClaimSessionRecord | None = None
     """Record of preparing claims; None: claims were not prepared."""
 
-    def version(self, version: str) -> VersionRecord:
+    def version(self, version: str) -> ApiVersionStreams:
         """Return the record of a version of the health API; it has no streams if nothing was recorded."""
         return next(
-            (record for record in self.versions if record.version == version), VersionRecord(version, ())
+            (record for record in self.versions if record.version == version), ApiVersionStreams(version, ())
         )
 
     @property
-    def main(self) -> VersionRecord:
+    def main(self) -> ApiVersionStreams:
         """Record of the version that kubelet 1.37 uses: v1, unless only v1alpha1 sent lists."""
         first, second = self.version(V1), self.version(V1ALPHA1)
         return second if second.has_lists and not first.has_lists else first
@@ -398,6 +398,6 @@ class SessionRecord(NamedTuple):
         )
 
     @property
-    def other(self) -> VersionRecord:
+    def other(self) -> ApiVersionStreams:
         """Record of the version that kubelet 1.37 does not use."""
         return self.version(V1 if self.main.version == V1ALPHA1 else V1ALPHA1)

@@ -8,12 +8,12 @@ from typing import Final
 
 from agent.conform.outcomes import CheckOutcome, escape_bytes, failed, warned, worst_outcome
 from agent.conform.session_record import (
+    ApiVersionStreams,
     DeviceEntry,
     RawDeviceKey,
     SessionRecord,
     StreamEnd,
     StreamRecord,
-    VersionRecord,
 )
 
 DEFAULT_LEASE_S: Final = 30
@@ -74,7 +74,7 @@ def last_reports_at(streams: Iterable[StreamRecord], at_s: float) -> dict[RawDev
     return known
 
 
-def count_lists(version: VersionRecord) -> int:
+def count_lists(version: ApiVersionStreams) -> int:
     """Return the number of lists received in all streams of a version."""
     return sum(len(stream.lists) for stream in version.streams)
 

@@ -41,8 +41,8 @@ from agent.sources.declaration_directory import DIRECTORY, FILE_BYTES, SUFFIX
 from agent.sources.declaration_file import DEVICES_MAX, LINE_BYTES, VERSION, device_label, parse_declaration
 from agent.store import taint_file as taint_store
 from agent.store.state_files import StateWriteError, write_and_rename
-from agent.system.directories import make_directory
 from agent.system.files import ReadError, read_bounded
+from agent.system.secure_directories import make_directory
 from agent.system.threads.latest_value import LatestValue
 
 OWN_FILE_MARK: Final = "# Written by drahealth: "

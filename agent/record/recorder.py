@@ -26,7 +26,7 @@ from agent.record.segment_file import (
     segment_path,
     segment_paths,
 )
-from agent.system.directories import make_directory
+from agent.system.secure_directories import make_directory
 from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
 from agent.system.threads.loop_thread import set_thread_name
 from agent.system.timing import LogRateLimiter

@@ -28,7 +28,7 @@ from agent.serve.grpc.server import HardenedServer
 from agent.serve.health.feed import HealthListEncoder
 from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory, remove_stale_sockets
-from agent.system.directories import DirectoryLock, LockHeld
+from agent.system.secure_directories import DirectoryLock, LockHeld
 from agent.system.threads.latest_value import LatestValue
 from agent.system.timing import LogRateLimiter
 

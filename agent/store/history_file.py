@@ -40,7 +40,7 @@ from agent.store.verdict_sqlite import (
     insert_verdicts,
     select_verdicts,
 )
-from agent.system.directories import make_directory
+from agent.system.secure_directories import make_directory
 
 if TYPE_CHECKING:
     from agent.model.device_usage import PodDeviceUsage, StoredUsages

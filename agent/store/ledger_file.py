@@ -23,8 +23,8 @@ from agent.prepare.driver_faults import DriverFaults
 from agent.prepare.prepare_ledger import LedgerEntry, PrepareLedger, merge_ledgers
 from agent.store import state_files
 from agent.store.state_files import WALL_MAX_S, StateWriteError, UnusableFile
-from agent.system.directories import make_directory
 from agent.system.files import unlock_and_close
+from agent.system.secure_directories import make_directory
 
 FILE: Final = "prepares.json"
 LOCK: Final = "prepares.lock"

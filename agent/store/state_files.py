@@ -14,8 +14,8 @@ from typing import Annotated, Final, TypeVar, get_type_hints
 import msgspec
 
 from agent.errors import DrahealthError
-from agent.system.directories import make_directory
 from agent.system.files import ReadError, is_current_file, read_bounded, unlock_and_close
+from agent.system.secure_directories import make_directory
 
 UNUSABLE_FILES_MAX: Final = 5
 """Limit of unusable files kept per name and kind; the oldest is overwritten."""

@@ -8,6 +8,7 @@ from agent.conform.check_table import run_checks
 from agent.conform.session_record import (
     V1,
     V1ALPHA1,
+    ApiVersionStreams,
     CdiFile,
     CdiSnapshot,
     ClaimReply,
@@ -23,14 +24,13 @@ from agent.conform.session_record import (
     RegistrationDirRecord,
     RegistrationFile,
     RegistrationRecord,
-    Reopening,
+    ReopenedStream,
     ReturnedDevice,
     SessionRecord,
     StoppedReader,
     StreamEnd,
     StreamRecord,
     UnaryCallResult,
-    VersionRecord,
 )
 from agent.model.claim import ClaimRef
 
@@ -89,11 +89,11 @@ GOOD: Final = SessionRecord(
     len(SOCKET),
     WINDOW_S,
     float(WALL_S),
-    (VersionRecord(V1, (_stream(),)), VersionRecord(V1ALPHA1, (_stream(),))),
+    (ApiVersionStreams(V1, (_stream(),)), ApiVersionStreams(V1ALPHA1, (_stream(),))),
     _stream(_list(0.1), _list(10), opened_s=0.1, closed_s=18.0),
     StoppedReader(_stream(*map(_list, (0.1, 24.1, 30.0))), 0.1, 24.0),
     tuple(
-        Reopening(after, _stream(_list(at_s + 0.01), opened_s=at_s, closed_s=at_s + 0.02))
+        ReopenedStream(after, _stream(_list(at_s + 0.01), opened_s=at_s, closed_s=at_s + 0.02))
         for after, at_s in (("close", 1.0), ("cancel", 2.0))
     ),
     (UnaryCallResult("call", 0.01, "UNIMPLEMENTED"),),
@@ -107,7 +107,7 @@ PREPARE: Final = 11
 
 
 def _streams(v1: StreamRecord, v1alpha1: StreamRecord) -> SessionRecord:
-    return _with(GOOD, (STREAMS, (VersionRecord(V1, (v1,)), VersionRecord(V1ALPHA1, (v1alpha1,)))))
+    return _with(GOOD, (STREAMS, (ApiVersionStreams(V1, (v1,)), ApiVersionStreams(V1ALPHA1, (v1alpha1,)))))
 
 
 def _both(*lists: HealthList, end: StreamEnd | None = None, goaway: str = "") -> SessionRecord:
@@ -215,7 +215,7 @@ OBSERVATIONS: Final[Mapping[str, SessionRecord]] = {
     ),
     "reader blocks all": _with(_both(_list(0.1)), (STOPPED, StoppedReader(_stream(_list(0.1)), 0.1, 24.0))),
     "not opened again": _with(
-        GOOD, (REOPENINGS, (Reopening("close", _ended("UNAVAILABLE")), Reopening("cancel", SILENT)))
+        GOOD, (REOPENINGS, (ReopenedStream("close", _ended("UNAVAILABLE")), ReopenedStream("cancel", SILENT)))
     ),
     "odd methods": _with(GOOD, (UNKNOWN, (OK, LATE))),
     "not registered": _registry(),

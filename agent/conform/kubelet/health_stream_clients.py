@@ -12,12 +12,12 @@ from agent.conform.kubelet.unary_calls import CALL_S, SessionClock, call_unary
 from agent.conform.session_record import (
     V1,
     V1ALPHA1,
+    ApiVersionStreams,
     RawDeviceKey,
-    Reopening,
+    ReopenedStream,
     StoppedReader,
     StreamRecord,
     UnaryCallResult,
-    VersionRecord,
 )
 from agent.serve.grpc.channel import RawChannel
 
@@ -31,7 +31,7 @@ LEAVES_AT_FRACTION: Final = 0.45
 RESUMES_AT_FRACTION: Final = 0.6
 """Fraction of the recording after which the kubelet that stopped reading resumes."""
 REOPENINGS: Final = ("close", "cancel") * 3
-"""How the stream before each reopened stream is ended, as in Reopening.after."""
+"""How the stream before each reopened stream is ended, as in ReopenedStream.after."""
 PAUSE_FRACTION: Final = 0.02
 """Pause between two reopened streams, as a fraction of the recording."""
 
@@ -45,10 +45,10 @@ UNKNOWN_METHODS: Final = (
 class StreamRecords(NamedTuple):
     """Recorded streams and calls of all simulated kubelets."""
 
-    versions: tuple[VersionRecord, ...]
+    versions: tuple[ApiVersionStreams, ...]
     second_kubelet: StreamRecord | None
     stopped_reader: StoppedReader | None
-    reopenings: tuple[Reopening, ...]
+    reopenings: tuple[ReopenedStream, ...]
     unknown_methods: tuple[UnaryCallResult, ...]
     recorded_s: float
 
@@ -71,7 +71,7 @@ class HealthStreamClients:
         self._changed = asyncio.Event()
         self._leaver: StreamRecord | None = None
         self._stopped: StoppedReader | None = None
-        self._reopenings: list[Reopening] = []
+        self._reopenings: list[ReopenedStream] = []
 
     async def record(self) -> StreamRecords:
         """Run all simulated kubelets for ``window_s`` (up to 7 s longer if a stream ended at first), and
@@ -83,7 +83,7 @@ class HealthStreamClients:
             self._call_unknown(), self._watch_version(V1), self._watch_version(V1ALPHA1), self._run_visitors()
         )
         versions = tuple(
-            VersionRecord(version, tuple(recorder.to_record() for recorder in recorders))
+            ApiVersionStreams(version, tuple(recorder.to_record() for recorder in recorders))
             for version, recorders in self._recorders.items()
         )
         return StreamRecords(
@@ -206,7 +206,7 @@ class HealthStreamClients:
                 if after == "close" or channel.goaway:
                     channel.close()
                     channel = RawChannel(self._socket)
-                self._reopenings.append(Reopening(after, await self._record_once(channel, version)))
+                self._reopenings.append(ReopenedStream(after, await self._record_once(channel, version)))
         finally:
             channel.close()
 
