@@ -141,7 +141,8 @@ def _throttling_limit(
 def _throttled_at(
     request: Quantity, container: PodContainer, given: int, facts: NodeFacts, factor: float
 ) -> ExpectedSetting:
-    """Return the throttling limit between a container's request and its limit, or what pods can allocate."""
+    """Return the expected ``memory.high`` of a container: between its request and its memory limit or,
+    without a limit, the node's allocatable memory."""
     setting, own = SettingId(SettingKind.HIGH), container.limits.get(MEMORY)
     limit = own.value + given if own else facts.allocatable_memory
     if own and request.value == limit:

@@ -34,7 +34,8 @@ class SpawnedProcess(NamedTuple):
 
     pid: int
     error_fd: int
-    """Pipe that ends empty when the command runs, or with the message for :func:`spawn_error`."""
+    """Pipe that is closed without data when the command runs; else it has the message for
+    :func:`spawn_failure`."""
 
 
 def spawn(
@@ -83,7 +84,7 @@ def spawn(
 
 
 class SpawnFailure(NamedTuple):
-    """Step that failed between the start of a child process and the begin of its command."""
+    """Step that failed between the start of a child process and the start of its command."""
 
     step: str
     """The step, such as ``change of user``."""

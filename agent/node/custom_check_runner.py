@@ -1,7 +1,7 @@
 """Runner of the checks that operators configure as commands (``[[check]]``): when each runs, and its results.
 
-Each run has a thread, which starts the command and waits for it. A command that does not end is killed; while
-one survives that, its check does not run again, and each period counts as a run without a result.
+Each run has a thread, which starts the command and waits for it. A command that does not end is killed. While
+a killed command still exists, its check does not run again, and each period counts as a run without a result.
 """
 
 import itertools

@@ -160,7 +160,7 @@ class NvmlProcess:
             return child.watch.read()
         except (ValueError, LookupError) as error:
             reason = str(error)
-            log.error("NVML process: its memory is invalid: %s; it is ended and started again", reason)  # noqa: TRY400
+            log.error("NVML process: its shared memory is invalid: %s; restarting the process", reason)  # noqa: TRY400
             os.kill(child.pid, signal.SIGKILL)
             return None
 

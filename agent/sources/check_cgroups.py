@@ -1,4 +1,4 @@
-"""Cgroups in which the commands of custom checks run, one for each run: their limits, and their end.
+"""Cgroups in which the commands of custom checks run, one for each run, with limits; removed after the run.
 
 They are made in the agent's own cgroup, where the service manager has delegated it (``Delegate=yes``), and in
 cgroup v2 only. Elsewhere a cgroup that another process manages would get children that it does not know.
@@ -26,7 +26,7 @@ REMOVE_S: Final = 0.5
 
 
 class CheckCgroups:
-    """Maker of cgroups for the runs of custom checks. Thread-safe after :func:`open_check_cgroups`."""
+    """Factory of cgroups for the runs of custom checks. Thread-safe after :func:`open_check_cgroups`."""
 
     def __init__(self, base: Path, controllers: tuple[str, ...]) -> None:
         self._base = base
@@ -73,7 +73,8 @@ class CheckCgroup:
         return True
 
     def exceeded_memory(self) -> str:
-        """Return the text that says that the kernel killed the command for its memory; empty: it did not."""
+        """Return the text for a command that the kernel killed for its memory use; empty: it was not killed
+        for this."""
         try:
             events = (self._path / "memory.events").read_text()
         except OSError:
@@ -103,7 +104,7 @@ def open_check_cgroups() -> tuple[CheckCgroups | None, str]:
     """Prepare the agent's cgroup for cgroups of checks, and end what an earlier agent left there.
 
     Returns:
-        The maker of cgroups, or None; and the reason why there is none, or none with all limits.
+        The factory of cgroups, or None; and the reason why there is none, or why some limits do not apply.
     """
     base = _delegated_cgroup()
     if base is None:

@@ -1,4 +1,5 @@
-"""One run of a custom check's command: bounded in time and output, with all its processes ended afterwards.
+"""One run of a custom check's command, with limits of time and output; all its processes are ended
+afterwards.
 
 The exit codes are those of custom plugins of node-problem-detector: 0 is OK, 1 is a fault, every other one is
 no result. The first output is the text.
@@ -198,7 +199,7 @@ class CheckCommand:
 
 
 class _Output:
-    """Pipe from a command, of whose content the begin is kept."""
+    """Pipe from a command; the first part of its content is kept."""
 
     def __init__(self, at_end: ExitStack, read_fd: int = -1) -> None:
         """Create a pipe, or use the reading end of one; ``at_end`` closes it."""

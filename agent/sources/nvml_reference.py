@@ -165,7 +165,7 @@ def _temperature_threshold(name: str) -> FieldReader:
 
 
 def _sram_status(member: str) -> FieldReader:
-    """Return a reader of one member of the structure of SRAM errors by source."""
+    """Return a reader of one member of NVML's structure of SRAM error counts."""
 
     def read(gpu: _GpuHandle) -> FieldValue:
         status = gpu.nvml.binding.c_nvmlEccSramErrorStatus_v1_t()
@@ -176,7 +176,8 @@ def _sram_status(member: str) -> FieldReader:
 
 
 def _fabric_member(member: str) -> FieldReader:
-    """Return a reader of one member of the newest fabric structure that the GPU driver supports."""
+    """Return a reader of one member of NVML's fabric structure, in the newest version that the GPU driver
+    supports."""
 
     def read(gpu: _GpuHandle) -> FieldValue:
         binding = gpu.nvml.binding

@@ -106,7 +106,8 @@ def declared_check_samples(
     checked: Mapping[Subject, Sequence[str]],
     since: Mapping[Subject, Instant],
 ) -> tuple[DriverCheckSample, ...]:
-    """Return the samples of the checks that count: those of this process, and one for each declared check.
+    """Return the samples that are evaluated: of all checks that run in this process, and of each declared
+    check that a driver reports.
 
     Args:
         samples: Newest results of all checks.

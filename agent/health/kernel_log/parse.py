@@ -409,7 +409,7 @@ _NAMED_NETDEV: Final = re.compile(
 
 
 def _tx_timeout(_: _Match, text: str) -> _Parsed:
-    """Parse a hanging transmit queue; the interface of a device on another bus is named by itself."""
+    """Parse a hanging transmit queue. Its location is the PCI address, or else the name of the interface."""
     if found := _WATCHDOG.match(text):
         return found[1], (found[1], found[2])
     if (found := _NAMED_NETDEV.match(text)) is None:

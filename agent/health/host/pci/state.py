@@ -119,7 +119,7 @@ def next_pci_rule_state(
 
 
 def _known_state(state: PciRuleState, address: str) -> _PciFunctionState | None:
-    """Return the state of a function, also one that an earlier agent stored."""
+    """Return the state of a PCI function, or else the state that an earlier agent stored."""
     if address in state.states:
         return state.states[address]
     start = state.restored.get(address)
