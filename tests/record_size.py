@@ -18,8 +18,7 @@ from gpu_samples import gpu_sample, gpu_set
 from paper import group_sample
 from record_nodes import Step
 
-from agent.engine.loop import StepUse
-from agent.engine.step import EngineState, step
+from agent.engine.step import EngineState, StepUse, step
 from agent.model.claim import DeviceRef
 from agent.model.gpu import GpuField, GpuSample
 from agent.model.machine_samples import PressureSample

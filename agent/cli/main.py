@@ -26,6 +26,7 @@ VERBS: Final = {
     "explain": "explain.command",
     "clear": "clear",
     "audit": "audit.command",
+    "replay": "replay",
     "prepares": "prepares.command",
     "history": "history.command",
     "classify": "prepares.classify",

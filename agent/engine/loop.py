@@ -12,13 +12,12 @@ although none of them hangs. So the loop reads again before it reports a new sta
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from operator import itemgetter
 from typing import Final, Protocol
 
 import trio
 
-from agent.engine.step import EngineState, step, with_settings
+from agent.engine.step import EngineState, StepUse, step, with_settings
 from agent.health.gpu.responsiveness import NOT_ANSWERING
 from agent.health.stalls import is_stalled
 from agent.model.health import DeviceHealth, Severity
@@ -47,16 +46,6 @@ _TIMES: Final = frozenset({"since", "verified"})
 _visible_fields: Final = itemgetter(
     *(index for index, name in enumerate(DeviceHealth._fields) if name not in _TIMES)
 )
-
-
-class StepUse(IntEnum):
-    """Use that the loop makes of one step of the health engine."""
-
-    DISCARDED = 0
-    """State and report are discarded, and the sources read again, because a stall is new."""
-    SILENT = 1
-    """The report is not published: nothing changed, and no heartbeat is due."""
-    PUBLISHED = 2
 
 
 RecordStep = Callable[[EngineState, Snapshot, Report, StepUse], None]

@@ -19,6 +19,7 @@ replayed with the same reports. The rules and decisions are in these modules:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Final
 
 from agent.devices.inventory import InventoryDevice
@@ -110,6 +111,16 @@ class EngineState:
     """Values from which ``checkpoint.start`` was computed."""
     due_ns: int | None = None
     """Monotonic time of the next evaluation, unless a source wakes the engine earlier [ns]; None: no time."""
+
+
+class StepUse(IntEnum):
+    """Use that the engine loop makes of one step of the health engine."""
+
+    DISCARDED = 0
+    """State and report are discarded, and the sources read again, because a stall is new."""
+    SILENT = 1
+    """The report is not published: nothing changed, and no heartbeat is due."""
+    PUBLISHED = 2
 
 
 def initial_state(

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from agent.engine.loop import StepUse
-from agent.engine.step import EngineState
+from agent.engine.step import EngineState, StepUse
 from agent.health.declared.verdict_cache import VerdictCache
 from agent.health.gpu.verdict_cache import GpuVerdictCache
 from agent.model.report import Report
+from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS, Instant
 from agent.record.value_codec import NO_CHANGE, ClassTable, CodecError, Decoder, ValueClass, classes_of
@@ -102,6 +102,7 @@ class SegmentEncoder:
             "schema": SCHEMA,
             **head._asdict(),
             "classes": self._table.description(),
+            "settings": self._table.complete(state.settings),
             "state": self._table.complete(recordable_state(state)),
         }
 
@@ -140,10 +141,22 @@ class SegmentDecoder:
             )
         self.head = SegmentHead(**{name: data[name] for name in SegmentHead._fields if name in data})
         self._decoder = Decoder(data["classes"], CLASSES)
-        self._state = data["state"]
+        self._settings, self._state = data["settings"], data["state"]
         self._snapshot: Snapshot | None = None
         self._now = Instant(0, 0.0)
         self._verdicts: Any = ()
+
+    @property
+    def differing_classes(self) -> tuple[str, ...]:
+        """Names of the recorded classes that this release does not have, or has with other fields."""
+        return tuple(sorted(self._decoder.changed_classes))
+
+    def settings(self) -> EngineSettings:
+        """Return the engine's settings. Raises CodecError: this release has no equal of them."""
+        settings = self._decoder.complete(self._settings)
+        if not isinstance(settings, EngineSettings):
+            raise CodecError("the head has no settings of the engine")
+        return settings
 
     def state(self) -> EngineState:
         """Return the engine's state before the first event.

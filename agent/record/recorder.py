@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.engine.loop import StepUse
-from agent.engine.step import EngineState
+from agent.engine.step import EngineState, StepUse
+from agent.health.gpu.verdict_cache import GpuVerdictCache
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.record.events import RecordedStep, SegmentHead, Verdicts, report_verdicts
@@ -187,12 +187,17 @@ class SnapshotRecorder:
                 writer = self._writer
                 if writer is not None and (
                     part[0].state.settings is not self._settings
-                    or writer.size >= self._limits.size // SEGMENTS
-                    or self._clock() - self._begun_s >= SEGMENT_AGE_S
+                    or (self._is_segment_full(writer) and _can_begin(part[0]))
                 ):
                     self._end_segment()
-                writer = self._writer or self._begin_segment(part[0].state)
-                writer.append([self._step(queued) for queued in part])
+                if self._writer is None:
+                    first = next((at for at, queued in enumerate(part) if _can_begin(queued)), len(part))
+                    self._lost, written, part = self._lost + first, written + first, part[first:]
+                    if not part:
+                        continue
+                    self._begin_segment(part[0].state)
+                assert self._writer is not None
+                self._writer.append([self._step(queued) for queued in part])
                 written += len(part)
             self._delete_old()
         except OSError as error:
@@ -208,13 +213,17 @@ class SnapshotRecorder:
                     RETRY_S,
                 )
 
+    def _is_segment_full(self, writer: SegmentWriter) -> bool:
+        age_s = self._clock() - self._begun_s
+        return writer.size >= self._limits.size // SEGMENTS or age_s >= SEGMENT_AGE_S
+
     def _step(self, queued: _Queued) -> RecordedStep:
         if queued.use is StepUse.PUBLISHED:
             self._verdicts = report_verdicts(queued.report)
         report = queued.report
         return RecordedStep(queued.snapshot, report.at, queued.use, self._verdicts, report.is_full)
 
-    def _begin_segment(self, state: EngineState) -> SegmentWriter:
+    def _begin_segment(self, state: EngineState) -> None:
         make_directory(self._directory)
         self._others = {path: path.stat().st_size for path in segment_paths(self._directory)}
         number = max((segment_number(path) or 0 for path in self._others), default=0) + 1
@@ -222,7 +231,6 @@ class SnapshotRecorder:
         path = segment_path(self._directory, number)
         self._writer = SegmentWriter(path, self._head._replace(lost=self._lost), state)
         self._begun_s, self._settings, self._lost = self._clock(), state.settings, 0
-        return self._writer
 
     def _end_segment(self) -> None:
         if self._writer is not None:
@@ -240,6 +248,11 @@ class SnapshotRecorder:
                 return
             path.unlink(missing_ok=True)
             del self._others[path]
+
+
+def _can_begin(queued: _Queued) -> bool:
+    """Return whether a segment can begin with a step: it uses no cached results, which are not recorded."""
+    return queued.report.is_full or queued.state.gpu_cache == GpuVerdictCache()
 
 
 def _is_older(path: Path, wall_s: float) -> bool:

@@ -1,15 +1,16 @@
 """Replay of recorded steps through the health engine, with the recorded settings or with others."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
-from agent.engine.loop import StepUse
-from agent.engine.step import EngineState, step, with_settings
+from agent.engine.step import EngineState, StepUse, step, with_settings
+from agent.errors import ProbeError
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.time import Instant
-from agent.record.events import DeviceVerdict, RecordedStep, Verdicts
-from agent.record.segment_file import SegmentReader
+from agent.record.events import DeviceVerdict, RecordedStep, Verdicts, report_verdicts
+from agent.record.segment_file import SegmentReader, segment_paths
 
 ChangeSettings = Callable[[EngineSettings], EngineSettings]
 """Function that returns the settings of a replay instead of the recorded ones."""
@@ -22,7 +23,7 @@ class ReplayedStep(NamedTuple):
     report: Report
     """Report of this release, with the settings of the replay."""
     is_first: bool
-    """True: the first step of a segment, so the steps before it may be missing."""
+    """True: the steps before it are not known, so the verdicts of a replay with other settings may change."""
 
     @property
     def is_published(self) -> bool:
@@ -40,28 +41,35 @@ class VerdictDifference(NamedTuple):
     replayed: DeviceVerdict | None
 
 
-def replay_segment(reader: SegmentReader, change: ChangeSettings | None = None) -> Iterator[ReplayedStep]:
-    """Yield the steps of a segment with the reports of this release.
+class Replay:
+    """Replay of segments, the oldest first, with the recorded settings or with others."""
 
-    Args:
-        reader: The segment.
-        change: Function that changes the settings, as a reload before the first step would; None: the
-            recorded settings apply.
+    def __init__(self, change: ChangeSettings | None = None) -> None:
+        """Create a replay; `change` returns other settings than the recorded ones, None: those apply."""
+        self._change = change
+        self._state: EngineState | None = None
 
-    Raises:
-        CodecError: Another release wrote the segment, and its state cannot be read.
-    """
-    state: EngineState | None = reader.state()
-    is_first = True
-    for recorded in reader.steps():
-        assert state is not None
-        if is_first and change is not None:
-            state = with_settings(state, change(state.settings), recorded.now)
-        next_state, report = step(state, recorded.snapshot, recorded.now, is_full=recorded.is_full)
-        yield ReplayedStep(recorded, report, is_first)
-        is_first = False
-        if recorded.use is not StepUse.DISCARDED:
-            state = next_state
+    def segment(self, reader: SegmentReader) -> Iterator[ReplayedStep]:
+        """Yield the steps of a segment with the reports of this release.
+
+        The replay begins with the recorded state. With other settings it continues with its own state if the
+        segment follows the last one without a gap.
+        """
+        recorded, _ = reader.state()
+        state, is_first = recorded, True
+        if self._change is not None:
+            own = self._state
+            if own is not None and own.evaluated is not None and own.evaluated == recorded.evaluated:
+                state, is_first = own, False
+        for step_ in reader.steps():
+            if is_first and self._change is not None:
+                state = with_settings(state, self._change(recorded.settings), step_.now)
+            next_state, report = step(state, step_.snapshot, step_.now, is_full=step_.is_full)
+            yield ReplayedStep(step_, report, is_first)
+            is_first = False
+            if step_.use is not StepUse.DISCARDED:
+                state = next_state
+        self._state = state
 
 
 def verdict_differences(at: Instant, recorded: Verdicts, replayed: Verdicts) -> Iterator[VerdictDifference]:
@@ -75,3 +83,60 @@ def verdict_differences(at: Instant, recorded: Verdicts, replayed: Verdicts) -> 
             yield VerdictDifference(at, verdict.subject, verdict, other)
     for verdict in others.values():
         yield VerdictDifference(at, verdict.subject, None, verdict)
+
+
+def record_segments(records: list[Path]) -> list[Path]:
+    """Return the segments of files and directories, each record's oldest first.
+
+    Raises:
+        ProbeError: A directory cannot be read, or has no segment.
+    """
+    found: list[Path] = []
+    for record in records:
+        if not record.is_dir():
+            found.append(record)
+            continue
+        try:
+            paths = segment_paths(record)
+        except OSError as error:
+            raise ProbeError(f"{record}: {error.strerror}") from None
+        if not paths:
+            raise ProbeError(f"{record}: the directory has no segment of a record, record-*.drahrec")
+        found += paths
+    return found
+
+
+def published_steps(
+    records: list[Path], change: ChangeSettings | None, until_s: float | None, problems: list[str]
+) -> Iterator[ReplayedStep]:
+    """Yield the steps whose reports were published, and collect what could not be read."""
+    replay = Replay(change)
+    for path in record_segments(records):
+        reader = SegmentReader(path)
+        if reader.head.lost:
+            problems.append(f"{path}: {reader.head.lost} snapshots right before it were not recorded")
+        if reason := reader.state()[1]:
+            problems.append(f"{path}: the replay begins without the recorded state: {reason}")
+        for replayed in replay.segment(reader):
+            if until_s is not None and replayed.recorded.now.wall_s > until_s:
+                return
+            if replayed.is_published:
+                yield replayed
+        if reader.problem:
+            problems.append(str(reader.problem))
+
+
+def compared_steps(
+    steps: Iterator[ReplayedStep], differences: list[VerdictDifference]
+) -> Iterator[ReplayedStep]:
+    """Pass on steps, and collect the begin of each difference to the recorded verdicts."""
+    open_differences: set[str] = set()
+    for replayed in steps:
+        found = list(
+            verdict_differences(
+                replayed.recorded.now, replayed.recorded.verdicts, report_verdicts(replayed.report)
+            )
+        )
+        differences += [one for one in found if one.subject not in open_differences]
+        open_differences = {one.subject for one in found}
+        yield replayed

@@ -159,9 +159,21 @@ class SegmentReader:
             raise ProbeError(f"{path}: {error.strerror}") from None
         self.head = self._decoder.head
 
-    def state(self) -> EngineState:
-        """Return the engine's state before the first step. Raises CodecError."""
-        return self._decoder.state()
+    def state(self) -> tuple[EngineState, str]:
+        """Return the engine's state before the first step, and why it begins without memory; empty: it has
+        the recorded one.
+
+        Raises:
+            ProbeError: Not even the settings can be read.
+        """
+        try:
+            return self._decoder.state(), ""
+        except CodecError as error:
+            reason = str(error)
+        try:
+            return EngineState(self._decoder.settings()), reason
+        except CodecError as error:
+            raise ProbeError(f"{self.path}: {error}") from None
 
     def steps(self) -> Iterator[RecordedStep]:
         """Yield the steps up to the end or the first damage, which is :attr:`problem` then."""

@@ -1,0 +1,199 @@
+"""``drahealth replay``: evaluates recorded snapshots again, with the configuration of their time or another.
+
+Without ``--config`` the verdicts are compared with the recorded ones: a difference shows that this release
+decides otherwise than the one that recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from agent.cli.output.json import report_document
+from agent.cli.output.live_table import live_table
+from agent.cli.output.report_changes import report_changes
+from agent.cli.output.report_table import render_report
+from agent.cli.output.terminal import can_redraw, style_of
+from agent.cli.output.text import clean, format_count
+from agent.cli.subcommand import Subcommand, add_colour
+from agent.errors import ProbeError, UsageError
+from agent.model.health import Health
+from agent.model.time import rfc3339
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from agent.model.report import Report
+    from agent.model.settings import EngineSettings
+    from agent.record.events import DeviceVerdict
+    from agent.record.replay import ChangeSettings, VerdictDifference
+
+DIFFERENCES_SHOWN: Final = 20
+"""Largest number of differences that are listed; the others are counted."""
+DIFFERENT: Final = 1
+"""Exit code of a replay whose verdicts differ from the recorded ones."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "records", metavar="RECORD", nargs="+", type=Path, help="a segment, or the directory of a record"
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="use the limits and rules of this file instead of the recorded ones"
+    )
+    parser.add_argument("--until", metavar="TIME", help="end at this time, such as 2026-11-23T05:00:00Z")
+    parser.add_argument(
+        "--speed", metavar="N", type=float, help="N times as fast as recorded (default: no pause)"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("table", "json", "report"),
+        default="table",
+        help="changes, with --speed on a terminal a live table; a JSON document per report; the last report "
+        "(default: table)",
+    )
+    add_colour(parser)
+
+
+def main(args: Namespace) -> int:
+    from agent.record.replay import compared_steps, published_steps
+
+    until_s = _parse_until(args.until)
+    if args.speed is not None and not 0 < args.speed < 1e9:
+        raise UsageError(f"--speed: {args.speed:g} is not a positive number")
+    change = settings_change(args.config)
+    problems: list[str] = []
+    differences: list[VerdictDifference] = []
+    steps = published_steps(args.records, change, until_s, problems)
+    if change is None:
+        steps = compared_steps(steps, differences)
+    reports = _paced((step.report for step in steps), args.speed)
+    _show(reports, args)
+    for problem in problems:
+        print(f"drahealth: {problem}", file=sys.stderr)
+    return _report_differences(differences)
+
+
+def settings_change(file: str | None) -> ChangeSettings | None:
+    """Return the function that replaces recorded settings by those of a configuration file; None: no file.
+
+    The node's name and its drivers stay the recorded ones.
+    """
+    if file is None:
+        return None
+    from agent.config.config import load
+    from agent.node.node_source import engine_settings
+
+    wanted = engine_settings(load({}, {}, file=Path(file), needs_runtime_dir=False))
+
+    def change(recorded: EngineSettings) -> EngineSettings:
+        return replace(wanted, node=recorded.node, drivers=recorded.drivers)
+
+    return change
+
+
+def _parse_until(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except ValueError:
+        raise UsageError(f"--until: {text!r} is not a time such as 2026-11-23T05:00:00Z") from None
+
+
+def _paced(reports: Iterator[Report], speed: float | None) -> Iterator[Report]:
+    """Pass on reports at `speed` times their recorded pace; None: at once."""
+    first: tuple[float, int] | None = None
+    for report in reports:
+        if speed is not None:
+            first = first or (time.monotonic(), report.at.mono_ns)
+            due_s = first[0] + (report.at.mono_ns - first[1]) / 1e9 / speed
+            time.sleep(max(0.0, due_s - time.monotonic()))
+        yield report
+
+
+def _show(reports: Iterator[Report], args: Namespace) -> None:
+    if args.output == "report":
+        newest = deque(reports, maxlen=1)
+        if not newest:
+            raise ProbeError("the record has no published report in this time")
+        (last,) = newest
+        style = style_of(sys.stdout, args.color, os.environ)
+        print(render_report(last, style, now_s=last.at.wall_s, has_since=True), end="")
+    elif args.output == "table" and args.speed and can_redraw(sys.stdout, os.environ):
+        _show_live_table(reports, args)
+    else:
+        before: Report | None = None
+        for report in reports:
+            if args.output == "json":
+                print(json.dumps(report_document(report)), flush=bool(args.speed))
+            else:
+                for change in report_changes(before, report):
+                    print(change, flush=bool(args.speed))
+            before = report
+
+
+def _show_live_table(reports: Iterator[Report], args: Namespace) -> None:
+    title = ", ".join(clean(str(record)) for record in args.records)
+    table = live_table(
+        args.color, head=lambda style: style.paint(f"{title}, {args.speed:g} times as fast", "dim") + "\n"
+    )
+    try:
+        for report in reports:
+            table.show(report)
+            if table.output_error:
+                raise table.output_error
+    finally:
+        table.close()
+
+
+def _report_differences(differences: list[VerdictDifference]) -> int:
+    for one in differences[:DIFFERENCES_SHOWN]:
+        print(f"drahealth: {format_difference(one)}", file=sys.stderr)
+    if not differences:
+        return 0
+    by_subject = Counter(one.subject for one in differences)
+    print(
+        f"drahealth: this release decides otherwise in {format_count(len(differences), 'case')} on "
+        f"{format_count(len(by_subject), 'device')}",
+        file=sys.stderr,
+    )
+    return DIFFERENT
+
+
+def format_difference(one: VerdictDifference) -> str:
+    """Return a difference as one line."""
+    texts = [_format_verdict(verdict) for verdict in (one.recorded, one.replayed)]
+    return f"{rfc3339(one.at.wall_s)} {one.subject}: recorded {texts[0]}, replayed {texts[1]}"
+
+
+def _format_verdict(verdict: DeviceVerdict | None) -> str:
+    if verdict is None:
+        return "no such device"
+    codes = ", ".join(verdict.codes)
+    return f"{Health(verdict.health).name.capitalize()}{f' ({codes})' if codes else ''}"
+
+
+VERB = Subcommand(
+    name="replay",
+    summary="evaluate recorded snapshots again",
+    description=(
+        "Evaluates the snapshots of a record again and prints the verdicts as they were. With --config: as "
+        "they would have been. Exits with 1 if this release decides otherwise than the recorded one."
+    ),
+    examples=(
+        ("drahealth replay /var/lib/drahealth/record", "all changes of verdicts in the record"),
+        ("drahealth replay DIR --config other.toml -o json", "reports with another configuration"),
+    ),
+    add_arguments=add_arguments,
+    main=main,
+)
