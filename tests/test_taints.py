@@ -539,7 +539,7 @@ def test_taints_of_a_device_are_at_most_16_and_distinct(
         ({"quiet_s": "60"}, "quiet_s: '60' s is not between"),
         ({"domain": "Example.com"}, "domain: 'Example.com' is not a DNS subdomain, such as gpu.example.com"),
         ({"domain": "example.com/"}, "domain: 'example.com/' is not a DNS subdomain"),
-        ({"domain": "a" * 254}, "is 254 characters long, limit 253"),
+        ({"domain": "a" * 254}, "is 254 characters, limit 253"),
     ],
 )
 def test_invalid_policy_is_refused_with_the_field(invalid: dict[str, object], text: str) -> None:
