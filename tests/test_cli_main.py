@@ -194,13 +194,13 @@ def test_group_of_two_errors_is_shown_in_full(capsys):
         (
             ["scna"],
             "'scna' is not one of run, scan, watch, status, explain, clear, audit, replay, prepares, "
-            "history, classify, checks, conform, new-driver, bundle, config, completion, version; did you "
+            "history, fleet, classify, checks, conform, new-driver, bundle, config, completion, version; did you "
             "mean 'scan'?\ntry 'drahealth --help'",
         ),
         (
             ["zzz"],
             "'zzz' is not one of run, scan, watch, status, explain, clear, audit, replay, prepares, "
-            "history, classify, checks, conform, new-driver, bundle, config, completion, version\n"
+            "history, fleet, classify, checks, conform, new-driver, bundle, config, completion, version\n"
             "try 'drahealth --help'",
         ),
         (["run", "--perid", "1s"], "'--perid' is not an argument of drahealth run; did you mean '--period'?"),

@@ -29,6 +29,7 @@ VERBS: Final = {
     "replay": "replay",
     "prepares": "prepares.command",
     "history": "history.command",
+    "fleet": "fleet.command",
     "classify": "prepares.classify",
     "checks": "checks.command",
     "conform": "conform.command",

@@ -139,7 +139,6 @@ VERB = Subcommand(
     ),
     examples=(
         ("drahealth scan", "every device, and what to do about those that are not healthy"),
-        ("drahealth scan --exit-style npd", "a custom plugin of node-problem-detector"),
         ("drahealth scan -o json | jq '.devices[].health'", "the same as JSON, for programs"),
     ),
     add_arguments=add_arguments,

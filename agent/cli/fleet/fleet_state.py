@@ -1,0 +1,259 @@
+"""State of all nodes, from the answers of a Prometheus server that scrapes their agents. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from agent.cli.fleet.prometheus_api import MetricSample
+from agent.errors import UsageError
+from agent.model.health import Severity
+
+STATE: Final = "drahealth_device_health"
+"""Name of the state set with the health of devices, and of its label with the state."""
+SEVERITIES: Final = {
+    "healthy": Severity.OK,
+    "info": Severity.INFO,
+    "degraded": Severity.DEGRADED,
+    "unknown": Severity.UNKNOWN,
+    "unhealthy": Severity.UNHEALTHY,
+}
+FLAPS: Final = 3
+"""Number of times that a device stops being usable within an hour, from which it flaps."""
+SILENT: Final = "1h"
+"""Time within which an agent was scraped that counts as silent now."""
+_MATCHER: Final = r'[a-zA-Z_][a-zA-Z0-9_]*(=|!=|=~|!~)"([^"\\\n]|\\.)*"'
+_SELECT: Final = re.compile(rf"{_MATCHER}(,{_MATCHER})*")
+_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+Query = Callable[[str], list[MetricSample]]
+
+
+class FleetDevice(NamedTuple):
+    """Device of one node, by the names that drivers give."""
+
+    node: str
+    driver: str
+    pool: str
+    device: str
+
+    @property
+    def name(self) -> str:
+        """``<driver>/<device>``; a host device by name."""
+        return f"{self.driver}/{self.device}" if self.driver else self.device
+
+
+class FleetCause(NamedTuple):
+    """Cause of a device's state."""
+
+    code: str
+    severity: Severity
+    repair: str
+
+
+class SickDevice(NamedTuple):
+    """Device that is not healthy."""
+
+    device: FleetDevice
+    severity: Severity
+    since_s: float
+    """Time since which it has its state [s since 1970]; 0: not known."""
+    causes: tuple[FleetCause, ...]
+
+
+class FiringRule(NamedTuple):
+    """Rule with findings, and where."""
+
+    code: str
+    severity: Severity
+    """Worst severity of its findings."""
+    nodes: tuple[str, ...]
+    devices: int
+    """Number of devices with a finding; 0: only notes about nodes and pods."""
+
+
+class FleetGroup(NamedTuple):
+    """Sick devices of one node or of one driver."""
+
+    name: str
+    by_severity: Mapping[Severity, int]
+    newest_s: float
+    """Time of the newest change of these devices [s since 1970]; 0: not known."""
+    codes: tuple[str, ...]
+    """Codes of their causes, most devices first."""
+
+
+class Fleet(NamedTuple):
+    """State of all nodes."""
+
+    nodes: tuple[str, ...]
+    silent: tuple[str, ...]
+    """Nodes whose agents were scraped within the last hour, and are not now."""
+    devices: Mapping[Severity, int]
+    """Number of devices by state."""
+    sick: tuple[SickDevice, ...]
+    """Devices that are not healthy: worst first, then newest first."""
+    flapping: tuple[tuple[FleetDevice, int], ...]
+    """Devices that stopped being usable at least three times within an hour, with that number."""
+    rules: tuple[FiringRule, ...]
+    versions: tuple[tuple[str, str, int], ...]
+    """Versions of agents and of drivers, as (name, version, number of nodes)."""
+
+
+def check_select(text: str) -> str:
+    """Return matchers of labels, such as ``cluster="a"``, for all queries; raises UsageError."""
+    if text and not _SELECT.fullmatch(text):
+        raise UsageError(f'--select {text!r}: not matchers of labels, such as cluster="a",job=~"dra.*"')
+    return text
+
+
+def check_label(name: str) -> str:
+    """Return the name of a label; raises UsageError."""
+    if not _LABEL.fullmatch(name):
+        raise UsageError(f"--node-label {name!r}: not the name of a label, such as instance or node")
+    return name
+
+
+def read_fleet(query: Query, node_label: str, select: str) -> Fleet:
+    """Return the state of all nodes.
+
+    Args:
+        query: Returns the samples of a query in PromQL.
+        node_label: Label that names the node.
+        select: Matchers of labels that all series must have; empty: none.
+    """
+
+    def series(name: str, *matchers: str) -> str:
+        chosen = ",".join(filter(None, [*matchers, select]))
+        return f"{name}{{{chosen}}}" if chosen else name
+
+    build = series("drahealth_build_info")
+    is_sick = f'{STATE}!="healthy"'
+    sick = f"({series(STATE, is_sick)} == 1)"
+    since = f"{series(f'{STATE}_since_timestamp_seconds')} and ignoring ({STATE}) {sick}"
+    lost = series("drahealth_device_transitions_total", 'to=~"unknown|unhealthy"')
+    place = f"{node_label}, driver, pool, device"
+    flaps = f"round(sum by ({place}) (increase({lost}[1h]))) >= {FLAPS}"
+    silent = (
+        f"count by ({node_label}) (max_over_time({build}[{SILENT}])) unless count by ({node_label}) ({build})"
+    )
+    findings = series("drahealth_device_finding", 'severity!="info"')
+    notes = f"{series('drahealth_findings')} > 0"
+    drivers = f"count by (name, version) ({series('drahealth_driver_info')})"
+    counts = f"sum by ({STATE}) ({series(STATE)})"
+
+    agents = query(build)
+    causes = _causes(query(findings), node_label)
+    since_of = {_device(one, node_label): one.value for one in query(since)}
+    return Fleet(
+        nodes=tuple(sorted({_node(one, node_label) for one in agents})),
+        silent=tuple(sorted(_node(one, node_label) for one in query(silent))),
+        devices={SEVERITIES[one.labels[STATE]]: int(one.value) for one in query(counts)
+                 if one.labels.get(STATE) in SEVERITIES},
+        sick=_sick_devices(query(sick), causes, since_of, node_label),
+        flapping=tuple(
+            sorted(
+                ((_device(one, node_label), int(one.value)) for one in query(flaps)),
+                key=lambda item: (-item[1], item[0]),
+            )
+        ),
+        rules=_firing_rules(causes, query(notes), node_label),
+        versions=(
+            *_counted(Counter(("drahealth", one.labels.get("version", "")) for one in agents)),
+            *_counted(
+                {(one.labels.get("name", ""), one.labels.get("version", "")): int(one.value)
+                 for one in query(drivers)}
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _node(sample: MetricSample, node_label: str) -> str:
+    return sample.labels.get(node_label, "")
+
+
+def _device(sample: MetricSample, node_label: str) -> FleetDevice:
+    names = (sample.labels.get(name, "") for name in ("driver", "pool", "device"))
+    return FleetDevice(_node(sample, node_label), *names)
+
+
+def _counted(counts: Mapping[tuple[str, str], int]) -> list[tuple[str, str, int]]:
+    ranked = sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1]))
+    return [(name, version, number) for (name, version), number in ranked]
+
+
+def _severity(sample: MetricSample) -> Severity:
+    return SEVERITIES.get(sample.labels.get("severity", ""), Severity.UNKNOWN)
+
+
+def _causes(findings: Iterable[MetricSample], node_label: str) -> dict[FleetDevice, list[FleetCause]]:
+    found: dict[FleetDevice, list[FleetCause]] = {}
+    for one in findings:
+        cause = FleetCause(one.labels.get("code", ""), _severity(one), one.labels.get("repair", ""))
+        found.setdefault(_device(one, node_label), []).append(cause)
+    for causes in found.values():
+        causes.sort(key=lambda cause: (-cause.severity, cause.code))
+    return found
+
+
+def _sick_devices(
+    samples: Iterable[MetricSample],
+    causes: Mapping[FleetDevice, Sequence[FleetCause]],
+    since_of: Mapping[FleetDevice, float],
+    node_label: str,
+) -> tuple[SickDevice, ...]:
+    found = []
+    for one in samples:
+        device = _device(one, node_label)
+        severity = SEVERITIES.get(one.labels.get(STATE, ""), Severity.UNKNOWN)
+        found.append(SickDevice(device, severity, since_of.get(device, 0.0), tuple(causes.get(device, ()))))
+    return tuple(sorted(found, key=lambda sick: (-sick.severity, -sick.since_s, sick.device)))
+
+
+def _firing_rules(
+    causes: Mapping[FleetDevice, Sequence[FleetCause]], notes: Iterable[MetricSample], node_label: str
+) -> tuple[FiringRule, ...]:
+    """Return the rules with findings: worst first, then those on most nodes."""
+    severities: dict[str, Severity] = {}
+    nodes: dict[str, set[str]] = {}
+    devices: Counter[str] = Counter()
+
+    def add(code: str, severity: Severity, node: str) -> None:
+        severities[code] = max(severity, severities.get(code, Severity.OK))
+        nodes.setdefault(code, set()).add(node)
+
+    for device, found in causes.items():
+        for cause in found:
+            add(cause.code, cause.severity, device.node)
+            devices[cause.code] += 1
+    for note in notes:
+        if _severity(note) > Severity.INFO:
+            add(note.labels.get("code", ""), _severity(note), _node(note, node_label))
+    rules = (
+        FiringRule(code, severity, tuple(sorted(nodes[code])), devices[code])
+        for code, severity in severities.items()
+    )
+    return tuple(sorted(rules, key=lambda rule: (-rule.severity, -len(rule.nodes), rule.code)))
+
+
+def group_sick_devices(sick: Iterable[SickDevice], name_of: Callable[[FleetDevice], str]) -> list[FleetGroup]:
+    """Return the sick devices by a name, such as their node: groups with most unhealthy devices first."""
+    members: dict[str, list[SickDevice]] = {}
+    for one in sick:
+        members.setdefault(name_of(one.device), []).append(one)
+    groups = [
+        FleetGroup(
+            name,
+            Counter(one.severity for one in devices),
+            max(one.since_s for one in devices),
+            tuple(code for code, _ in Counter(c.code for one in devices for c in one.causes).most_common()),
+        )
+        for name, devices in members.items()
+    ]
+    order = (Severity.UNHEALTHY, Severity.UNKNOWN, Severity.DEGRADED)
+    return sorted(
+        groups,
+        key=lambda group: (*(-group.by_severity.get(one, 0) for one in order), -group.newest_s, group.name),
+    )

@@ -1,0 +1,372 @@
+"""``drahealth fleet`` with a real Prometheus server that scrapes 200 simulated nodes, and bad servers."""
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from patience import PATIENCE_S
+from wire.serving import eventually
+
+from agent.cli.fleet.fleet_state import FLAPS, FleetDevice, read_fleet
+from agent.cli.fleet.prometheus_api import MetricSample, PrometheusServer
+from agent.cli.main import main
+from agent.errors import DrahealthError
+from agent.model.health import Severity
+
+NODES: Final = 200
+GPUS: Final = 8
+STATE_NAMES: Final = ("healthy", "degraded", "unknown", "unhealthy")
+DRIVER: Final = "gpu.example.com"
+BEGIN_S: Final = 1_700_000_000
+
+SICK: Final = {
+    ("node-007", "gpu-3"): ("unhealthy", BEGIN_S + 70, [("gpu.xid.79", "unhealthy", "reboot-node")]),
+    ("node-042", "gpu-0"): ("unhealthy", BEGIN_S + 420, [("gpu.xid.79", "unhealthy", "reboot-node")]),
+    ("node-042", "gpu-1"): ("unknown", BEGIN_S + 400, [("gpu.unresponsive", "unknown", "none")]),
+    ("node-100", "gpu-5"): (
+        "degraded",
+        BEGIN_S + 100,
+        [("gpu.ecc.correctable_rate", "degraded", "none"), ("gpu.clocks", "info", "none")],
+    ),
+}
+"""State, time and causes of the devices that are not healthy."""
+FLAPPING: Final = ("node-150", "gpu-2")
+
+
+class Exporter:
+    """HTTP server with the metrics of all simulated nodes, one path for each."""
+
+    def __init__(self) -> None:
+        self.times_lost = 0
+        """Number of times that the flapping device stopped being usable."""
+        self.gone: set[str] = set()
+        """Nodes that do not answer."""
+        self._texts: dict[str, str] = {}
+        exporter = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                node = self.path.strip("/")
+                text = "" if node in exporter.gone else exporter.text(node)
+                self.send_response(200 if text else 503)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.server_port}"
+
+    def text(self, node: str) -> str:
+        """Return the metrics of one node, made once for those that do not change."""
+        if node == FLAPPING[0]:
+            return self.metrics(node)
+        if node not in self._texts:
+            self._texts[node] = self.metrics(node)
+        return self._texts[node]
+
+    def metrics(self, node: str) -> str:
+        """Return the metrics of one node in Prometheus' text format."""
+        lines = ["# TYPE drahealth_device_transitions_total counter"]
+        for number in range(GPUS):
+            name = f"gpu-{number}"
+            state, since_s, causes = SICK.get((node, name), ("healthy", BEGIN_S, []))
+            labels = f'driver="{DRIVER}",pool="{node}",device="{name}"'
+            lines += [
+                f'drahealth_device_health{{{labels},drahealth_device_health="{one}"}} {int(one == state)}'
+                for one in STATE_NAMES
+            ]
+            lines.append(f"drahealth_device_health_since_timestamp_seconds{{{labels}}} {since_s}")
+            lines += [
+                f'drahealth_device_finding{{{labels},code="{code}",severity="{worst}",repair="{repair}"}} 1'
+                for code, worst, repair in causes
+            ]
+            times = self.times_lost if (node, name) == FLAPPING else 0
+            lines += [
+                f'drahealth_device_transitions_total{{{labels},to="{one}"}} {times}'
+                for one in ("healthy", "unhealthy")
+            ]
+        is_old = node in ("node-001", "node-002")
+        lines.append(f'drahealth_build_info{{version="{"0.1.0" if is_old else "0.2.0"}"}} 1')
+        lines.append('drahealth_driver_info{name="nvidia",version="580.95.05"} 1')
+        lines.append(
+            f'drahealth_findings{{scope="node",code="node.pressure.io",severity="degraded"}} {int(is_old)}'
+        )
+        return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def prometheus(directory: Path, exporter: Exporter) -> Iterator[str]:
+    """Run a Prometheus server that scrapes all nodes; yield its URL."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("prometheus is not installed")
+    scraped = "\n".join(
+        f'      - {{targets: ["{exporter.address}"], '
+        f"labels: {{__metrics_path__: /node-{number:03}, instance: node-{number:03}, cluster: a}}}}"
+        for number in range(NODES)
+    )
+    (directory / "prometheus.yml").write_text(
+        "global: {scrape_interval: 10s, scrape_timeout: 10s}\n"
+        f"scrape_configs:\n  - job_name: drahealth\n    static_configs:\n{scraped}\n"
+    )
+    log = directory / "log"
+    command = [program, f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [*command, "--web.listen-address=127.0.0.1:0"], stdout=output, stderr=output, cwd=directory
+        )
+    listening = re.compile(r"Listening on.*?127\.0\.0\.1:(\d+)")
+    try:
+        eventually(lambda: listening.search(log.read_text()) is not None, "an address in Prometheus' log")
+        found = listening.search(log.read_text())
+        assert found is not None
+        yield f"http://127.0.0.1:{found[1]}"
+    finally:
+        server.terminate()
+        server.wait(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield the URL of a Prometheus server that has scraped all nodes, and one for the last time."""
+    exporter = Exporter()
+    with exporter.server:
+        threading.Thread(target=exporter.server.serve_forever, daemon=True).start()
+        try:
+            with prometheus(tmp_path_factory.mktemp("prometheus"), exporter) as address:
+                server = PrometheusServer(address)
+
+                def count(query: str) -> float:
+                    with suppress(DrahealthError):  # the server starts
+                        return sum(sample.value for sample in server.query(query))
+                    return 0
+
+                eventually(lambda: count("count(drahealth_build_info)") == NODES, "all nodes")
+                exporter.times_lost = FLAPS + 1
+                flaps = f'drahealth_device_transitions_total{{to="unhealthy"}} == {FLAPS + 1}'
+                eventually(lambda: count(f"count({flaps})") == 1, "the flapping device")
+                exporter.gone.add("node-199")
+                eventually(lambda: count("count(drahealth_build_info)") == NODES - 1, "the silent node")
+                yield address
+        finally:
+            exporter.server.shutdown()
+
+
+def fleet(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """Return the document that the command prints."""
+    assert main(["fleet", *arguments, "-o", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_sick_devices_of_all_nodes_are_worst_and_newest_first(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = fleet(capsys, "--prometheus", url)
+    found = [(one["node"], one["device"], one["state"]) for one in document["sick"]]
+    assert found == [
+        ("node-042", "gpu-0", "unhealthy"),
+        ("node-007", "gpu-3", "unhealthy"),
+        ("node-042", "gpu-1", "unknown"),
+        ("node-100", "gpu-5", "degraded"),
+    ]
+    first = document["sick"][0]
+    assert (first["driver"], first["pool"], first["since"]) == (DRIVER, "node-042", "2023-11-14T22:20:20Z")
+    assert first["causes"] == [{"code": "gpu.xid.79", "severity": "unhealthy", "repair": "reboot-node"}]
+    assert [one["code"] for one in document["sick"][3]["causes"]] == ["gpu.ecc.correctable_rate"]
+    assert document["nodes"] == NODES - 1
+    assert document["notScraped"] == ["node-199"]
+    healthy = (NODES - 1) * GPUS - len(SICK)
+    assert document["devices"] == {"unhealthy": 2, "unknown": 1, "degraded": 1, "healthy": healthy}
+
+
+def test_flapping_devices_rules_and_versions_are_counted(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = fleet(capsys, "--prometheus", url)
+    (flapping,) = document["flapping"]
+    assert (flapping["node"], flapping["device"]) == FLAPPING
+    assert flapping["timesLost"] >= FLAPS
+    rules = [(rule["code"], rule["devices"], rule["nodes"]) for rule in document["rules"]]
+    assert rules == [
+        ("gpu.xid.79", 2, ["node-007", "node-042"]),
+        ("gpu.unresponsive", 1, ["node-042"]),
+        ("node.pressure.io", 0, ["node-001", "node-002"]),
+        ("gpu.ecc.correctable_rate", 1, ["node-100"]),
+    ]
+    assert document["versions"] == [
+        {"name": "drahealth", "version": "0.2.0", "nodes": NODES - 3},
+        {"name": "drahealth", "version": "0.1.0", "nodes": 2},
+        {"name": "nvidia", "version": "580.95.05", "nodes": NODES - 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("by", "names"), [("node", ["node-042", "node-007", "node-100"]), ("driver", [DRIVER])]
+)
+def test_groups_have_their_sick_devices(
+    url: str, capsys: pytest.CaptureFixture[str], by: str, names: list[str]
+) -> None:
+    groups = fleet(capsys, "--prometheus", url, "--by", by)["groups"]
+    assert [group[by] for group in groups] == names
+    counts = {"unhealthy": 1, "unknown": 1, "degraded": 0}
+    if by == "driver":
+        counts = {"unhealthy": 2, "unknown": 1, "degraded": 1}
+    assert {name: groups[0][name] for name in counts} == counts
+    assert groups[0]["newest"] == "2023-11-14T22:20:20Z"
+
+
+def test_selected_labels_restrict_every_query(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    other = fleet(capsys, "--prometheus", url, "--select", 'cluster="b"')
+    assert (other["nodes"], other["sick"], other["rules"], other["versions"]) == (0, [], [], [])
+    one = fleet(capsys, "--prometheus", url, "--select", 'cluster="a",instance=~"node-04."')
+    assert {sick["node"] for sick in one["sick"]} == {"node-042"}
+    assert one["nodes"] == 10
+
+
+def test_table_shows_devices_rules_and_versions(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "--prometheus", url]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("199 nodes, 3 with sick devices, 1 not scraped; 1,592 devices: 2 unhealthy, ")
+    for line in (
+        r"✖ node-042 +gpu.example.com/gpu-0 +Unhealthy +\d+d +gpu.xid.79",
+        r"✖ gpu.xid.79 +2 +2 +node-007, node-042",
+        r"  node-150 +gpu.example.com/gpu-2 +\d times",
+        r"  nvidia +580.95.05 +199",
+        r"  not scraped now, but within the last hour: node-199",
+    ):
+        assert re.search(f"^{line}$", out, re.MULTILINE), line
+
+
+@pytest.mark.parametrize("by", ["rule", "node", "driver"])
+def test_table_of_groups_replaces_the_devices(url: str, capsys: pytest.CaptureFixture[str], by: str) -> None:
+    assert main(["fleet", "--prometheus", url, "--by", by]) == 0
+    out = capsys.readouterr().out
+    assert f"\n  {by.upper()} " in out
+    assert "HEALTH" not in out.replace("UNHEALTHY", "")
+
+
+def test_refused_query_is_an_error_of_the_server(url: str) -> None:
+    with pytest.raises(Exception, match=r"^400 bad_data: .*parse error"):
+        PrometheusServer(url).query("(")
+
+
+# --- other servers ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def answering(status: int, body: bytes, requests: list[Any] | None = None) -> Iterator[str]:
+    """Run a server with one answer to each request; yield its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            if requests is not None:
+                requests.append((self.path, dict(self.headers)))
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+EMPTY: Final = b'{"status": "success", "data": {"resultType": "vector", "result": []}}'
+
+
+def test_credentials_are_sent_and_never_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    requests: list[Any] = []
+    with answering(200, EMPTY, requests) as address:
+        document = fleet(capsys, "--prometheus", f"http://admin:se%20cret@{address}/prefix/")
+        assert document["prometheus"] == f"http://{address}/prefix/"
+        assert document["sick"] == []
+        path, headers = requests[-1]
+        assert (path, headers["Authorization"]) == ("/prefix/api/v1/query", "Basic YWRtaW46c2UgY3JldA==")
+        token = tmp_path / "token"
+        token.write_text("abc\n")
+        fleet(capsys, "--prometheus", f"http://{address}", "--token-file", str(token))
+        assert requests[-1][1]["Authorization"] == "Bearer abc"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (404, b"not found", "no answer of its query API: 404 Not Found; check the path"),
+        (200, b"<html>", "no answer of its query API: another format"),
+        (200, b'{"status": "success", "data": {"result": [{"metric": 1}]}}', "another format"),
+        (503, b'{"status": "error", "errorType": "timeout", "error": "too slow"}', "503 timeout: "),
+    ],
+    ids=["path", "html", "sample", "error"],
+)
+def test_answer_of_no_prometheus_exits_with_69(
+    capsys: pytest.CaptureFixture[str], status: int, body: bytes, words: str
+) -> None:
+    with answering(status, body) as address:
+        assert main(["fleet", "--prometheus", f"http://{address}"]) == 69
+    assert words in capsys.readouterr().err
+
+
+def test_unreachable_server_exits_with_69(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(200, EMPTY) as address:
+        pass
+    assert main(["fleet", "--prometheus", f"http://{address}"]) == 69
+    assert f"drahealth: Prometheus http://{address}: Connection refused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--prometheus", "prometheus:9090"], 78, "not a URL of a server, such as http://prometheus:9090"),
+        (["--prometheus", "http://h:99999"], 78, "Port out of range"),
+        (["--prometheus", "http://h", "--token-file", "/nowhere"], 78, "/nowhere: No such file"),
+        (["--prometheus", "https://h", "--ca-file", "/nowhere"], 78, "/nowhere: No such file"),
+        (["--prometheus", "http://h", "--select", "a=b"], 64, "not matchers of labels"),
+        (["--prometheus", "http://h", "--select", 'a="b"} or x{y="'], 64, "not matchers of labels"),
+        (["--prometheus", "http://h", "--node-label", "a b"], 64, "not the name of a label"),
+        ([], 64, "--prometheus"),
+    ],
+    ids=str,
+)
+def test_wrong_argument_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    assert main(["fleet", *arguments]) == code
+    assert words in capsys.readouterr().err
+
+
+def test_strange_labels_are_no_error() -> None:
+    """An agent of a later version may have other states and severities."""
+
+    def query(text: str) -> list[MetricSample]:
+        if text.startswith("(drahealth_device_health{"):
+            return [MetricSample({"instance": "n", "device": "d", "drahealth_device_health": "odd"}, 1)]
+        if text.startswith("drahealth_device_finding"):
+            return [MetricSample({"instance": "n", "device": "d", "code": "x", "severity": "odd"}, 1)]
+        return []
+
+    found = read_fleet(query, "instance", "")
+    (sick,) = found.sick
+    assert (sick.device, sick.severity) == (FleetDevice("n", "", "", "d"), Severity.UNKNOWN)
+    assert [rule.code for rule in found.rules] == ["x"]
