@@ -38,7 +38,11 @@ def connect(address: Address, **options: int) -> socket.socket:
     if "receive_buffer" in options:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options["receive_buffer"])
     sock.settimeout(PATIENCE_S)
-    sock.connect(str(address) if is_unix else address)
+    try:
+        sock.connect(str(address) if is_unix else address)
+    except BaseException:
+        sock.close()
+        raise
     return sock
 
 

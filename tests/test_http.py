@@ -5,61 +5,26 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agents import Agent, PlainSysfs, short_tmp
+from http_agents import ANY_PORT, FakeAgent, serving
 from http_client import connect, get
 from patience import PATIENCE_S
 from wire.serving import eventually, report
 
-from agent.config.config import Config
 from agent.errors import ConfigError, ResourceBusyError
-from agent.http.app import SILENT_HEARTBEATS, create_app
+from agent.http.app import SILENT_HEARTBEATS
 from agent.http.server import CONNECTIONS_MAX, HttpServer
-from agent.http.view import AgentView, Documents
 from agent.model.socket_path_limit import ListenAddress
 from agent.model.time import NS, Instant
-from agent.system.threads.latest_value import LatestValue
-from agent.system.threads.loop_thread import AsyncioThread
 
 __all__ = ["short_tmp"]
 
-ANY_PORT = ListenAddress("127.0.0.1", 0)
 HTTP_PACKAGES = {"starlette", "hypercorn", "prometheus_client", "jinja2", "bcrypt", "agent.http"}
-
-
-@contextmanager
-def serving(app: Any, *addresses: ListenAddress, **options: Any) -> Iterator[HttpServer]:
-    """Serve an application in a thread."""
-    server = HttpServer(addresses or (ANY_PORT,), app, **options)
-    failures: list[BaseException] = []
-    thread = AsyncioThread(server.run, on_failure=failures.append, name="test-http")
-    thread.start(PATIENCE_S)
-    try:
-        yield server
-    finally:
-        assert thread.stop(PATIENCE_S)
-    assert not failures
-
-
-class FakeAgent:
-    """Agent without devices whose clock a test sets."""
-
-    def __init__(self) -> None:
-        self.now = Instant(100 * NS, 0.0)
-        self.view = AgentView(
-            latest=LatestValue(),
-            config=lambda: Config(node_name="n"),
-            snapshot=lambda: None,
-            status=lambda: pytest.fail("not called"),
-            history_file=Path("/nonexistent"),
-            documents=Documents(report=lambda shown: {"node": shown.node}),
-        )
-        self.app = create_app(self.view, clock=lambda: self.now)
 
 
 @pytest.fixture

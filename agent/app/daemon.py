@@ -311,6 +311,8 @@ class Daemon:
         """Open the sockets of the HTTP server. Raises the same errors as :func:`run`."""
         try:
             from agent.http.app import create_app  # 5 MiB, only with --listen
+            from agent.http.health_totals import HealthTotals
+            from agent.http.metrics import ServerCounts
             from agent.http.server import HttpServer
             from agent.http.view import AgentView
         except ModuleNotFoundError as error:
@@ -323,10 +325,17 @@ class Daemon:
             config=lambda: self._config,
             snapshot=lambda: self._source.newest,
             status=self._read_status,
+            totals=HealthTotals(),
+            subscribers=self._servers.subscribers,
+            prepares=self._sessions.prepare_counts,
+            config_reload=lambda: self._reloader.last,
             history_file=history_file,
             documents=documents,
         )
-        server = HttpServer(self._config.listen, create_app(view, clock=read_clocks))
+        app = create_app(
+            view, clock=read_clocks, server=lambda: ServerCounts(server.connections, server.refused)
+        )
+        server = HttpServer(self._config.listen, app)
         thread = AsyncioThread(server.run, on_failure=_log_http_failure, name="dh-http")
         return _Http(view, server, thread)
 
@@ -340,6 +349,8 @@ class Daemon:
         """Publish a health report: to the drivers' taints, then to the sockets, then to all other users."""
         self._publish_to_clients(report)
         yield_to_senders()
+        if self._http is not None:
+            self._http.view.totals.note_report(report)
         if report.clear_results:
             self._answer_clear_requests(report.clear_results)
         self._note_report(report)

@@ -9,6 +9,7 @@ outlive the agent and all drivers have the same limits. agent.sources.declaratio
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from errno import EISDIR
 from pathlib import Path
@@ -179,6 +180,8 @@ class DriverSession:
         self._other_failures = other_failures
         self._checks = ReportedChecks(driver, config.node_name, on_checks)
         self._taints: LatestValue[Taints] = LatestValue()
+        self.prepare_counts: Counter[tuple[str, str]] = Counter()
+        """Number of reported prepares by error class and code; class ``ok``: they succeeded."""
         self._tracker = PrepareFailureTracker(driver, state_dir, self, patterns=config.prepare_patterns)
         path = state_dir / taint_store.FILE
         self._publisher = TaintPublisher(
@@ -266,10 +269,11 @@ class DriverSession:
     def _prepared(self, result: ClaimResult) -> PrepareVerdict | None:
         if result.evidence is None:
             self._tracker.record_success(result.claim)
+            self.prepare_counts["ok", ""] += 1
             return None
-        return self._tracker.record_failure(
-            result.claim, self._tracker.classify(result.claim, result.evidence)
-        )
+        verdict = self._tracker.classify(result.claim, result.evidence)
+        self.prepare_counts[verdict.error_class, verdict.code] += 1
+        return self._tracker.record_failure(result.claim, verdict)
 
     def _unprepared(self, result: ClaimResult) -> PrepareVerdict | None:
         if result.evidence is None:

@@ -110,6 +110,14 @@ class DriverSessions:
         for session in self._sessions.values():
             session.update_taints(report, now)
 
+    def prepare_counts(self) -> Mapping[tuple[str, str, str], int]:
+        """Return the number of reported prepares by driver, error class and code. Thread-safe."""
+        return {
+            (driver, *key): count
+            for driver, session in self._sessions.items()
+            for key, count in session.prepare_counts.copy().items()
+        }
+
     def record_clear(self, cleared: Iterable[DriverFault]) -> None:
         """End driver-reported faults that an operator cleared. Core thread only. Never blocks."""
         by_driver: dict[str, list[DriverFault]] = {}

@@ -11,22 +11,30 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
+from agent.http.metrics import MetricsRenderer, ServerCounts
 from agent.http.view import AgentView
 from agent.model.time import NS, Instant
 
 SILENT_HEARTBEATS: Final = 3
 """Heartbeats without a report after which the agent counts as hung; a lease is at least as long."""
+PART_BYTES: Final = 32 << 10
+"""Size of the parts in which metrics are sent [bytes]."""
 
 
-def create_app(view: AgentView, *, clock: Callable[[], Instant]) -> Starlette:
-    """Return the application that shows an agent."""
+def create_app(
+    view: AgentView, *, clock: Callable[[], Instant], server: Callable[[], ServerCounts] = ServerCounts
+) -> Starlette:
+    """Return the application that shows an agent; ``server`` returns the counts of its connections."""
     probes, reports = Probes(view, clock), ReportEndpoint(view)
+    metrics = MetricsEndpoint(MetricsRenderer(view, clock, server))
     return Starlette(
         routes=[
             Route("/healthz", probes.alive),
             Route("/readyz", probes.ready),
             Route("/api/v1/report", reports.show),
+            Route("/metrics", metrics.show),
         ]
     )
 
@@ -61,6 +69,29 @@ def _probe_result(problem: str) -> Response:
     return PlainTextResponse(f"{problem or 'ok'}\n", 503 if problem else 200)
 
 
+class MetricsEndpoint:
+    """Endpoint of the metrics."""
+
+    def __init__(self, renderer: MetricsRenderer) -> None:
+        self._renderer = renderer
+
+    async def show(self, request: Request) -> Response:
+        """Answer with the metrics in the format that the client accepts."""
+        text, content_type = self._renderer.render(request.headers.get("accept", ""))
+        return PartedResponse(text, headers={"content-type": content_type})
+
+
+class PartedResponse(Response):
+    """Response that is sent in parts: of a text that many clients share, a slow client copies one part."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for begin in range(0, len(self.body), PART_BYTES):
+            part = bytes(self.body[begin : begin + PART_BYTES])
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
 class ReportEndpoint:
     """Endpoint of the newest report as JSON. A report is encoded once for all clients."""
 
@@ -75,4 +106,4 @@ class ReportEndpoint:
             return _probe_result("the first pass over the node has not finished")
         if self._encoded[0] != version:
             self._encoded = version, msgspec.json.encode(self._view.documents.report(report))
-        return Response(self._encoded[1], media_type="application/json")
+        return PartedResponse(self._encoded[1], media_type="application/json")

@@ -121,7 +121,9 @@ class HttpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             loop = asyncio.get_running_loop()
-            await _Connection(self._asgi, loop, self._hypercorn, WorkerContext(None), {}, reader, writer)
+            await HypercornConnection(
+                self._asgi, loop, self._hypercorn, WorkerContext(None), {}, reader, writer
+            )
         except Exception:
             log.exception("http: connection closed: an error in the server")
 
@@ -163,7 +165,7 @@ class HttpServer:
         return sock
 
 
-class _Connection(TCPServer):
+class HypercornConnection(TCPServer):
     """Connection of Hypercorn that ends with the client's side, without waiting for the idle timeout."""
 
     async def _read_data(self) -> None:

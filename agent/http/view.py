@@ -1,12 +1,13 @@
 """What the HTTP server reads of the agent: newest report and snapshot, history, usage, JSON documents."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.config.config import Config
-from agent.model.report import AgentStatus, Report
+from agent.http.health_totals import HealthTotals
+from agent.model.report import AgentStatus, ConfigReload, Report, SocketSubscribers
 from agent.model.snapshot import Snapshot
 from agent.system.threads.latest_value import LatestValue
 
@@ -30,6 +31,14 @@ class AgentView:
     """Returns the snapshot of the newest evaluation; None: there was no evaluation yet."""
     status: Callable[[], AgentStatus]
     """Returns the state of the agent's process. Reads procfs."""
+    totals: HealthTotals
+    """Changes and times in states since the agent started."""
+    subscribers: Callable[[], tuple[SocketSubscribers, ...]]
+    """Returns the open streams of each socket."""
+    prepares: Callable[[], Mapping[tuple[str, str, str], int]]
+    """Returns the number of prepares by driver, error class and code."""
+    config_reload: Callable[[], ConfigReload | None]
+    """Returns the last reload of the configuration; None: there was none."""
     history_file: Path
     """File of the history: agent.store.history_file reads it. Absent until the first record."""
     documents: Documents

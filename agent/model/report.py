@@ -46,6 +46,10 @@ class SocketSubscribers(NamedTuple):
     """Path of the socket, relative to the agent's runtime directory."""
     streams: int
     connections: int = 0
+    lists: int | None = None
+    """Device lists sent on health streams since the start; None: the socket has none."""
+    sent_bytes: int = 0
+    """Bytes of those lists."""
 
 
 class SeverityCount(NamedTuple):

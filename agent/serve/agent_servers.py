@@ -156,7 +156,13 @@ class AgentServers:
     def subscribers(self) -> tuple[SocketSubscribers, ...]:
         """Return the numbers of open streams and connections of each socket. Thread-safe."""
         return tuple(
-            SocketSubscribers(name, service.streams, len(server.connections))
+            SocketSubscribers(
+                name,
+                service.streams,
+                len(server.connections),
+                service.subscribers.lists if isinstance(service, HealthService) else None,
+                service.subscribers.sent_bytes if isinstance(service, HealthService) else 0,
+            )
             for name, service, server in self._served
         )
 

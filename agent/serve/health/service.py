@@ -68,6 +68,10 @@ class HealthSubscribers:
         self._muted = False
         self._resend_count = 0
         self._published_s = 0.0
+        self.lists = 0
+        """Lists sent on all streams."""
+        self.sent_bytes = 0
+        """Bytes of those lists."""
 
     def publish(self, devices: Sequence[DeviceHealth]) -> None:
         """Send the pending devices of a new report on every stream. Raises ValueError if a device appears
@@ -107,10 +111,15 @@ class HealthSubscribers:
             number, repeats = self._feed.number, self._resend_count
             for message in self._pending(subscriber):
                 await send_shared_message(stream, message)
+                self._count(message)
                 await asyncio.sleep(0)  # a peer that reads everything at once must not occupy the loop
             subscriber.number, subscriber.resend_count = number, repeats
             if (number, repeats) == (self._feed.number, self._resend_count):
                 await self._wait_pending(subscriber)
+
+    def _count(self, message: bytes) -> None:
+        self.lists += 1
+        self.sent_bytes += len(message)
 
     def _pending(self, subscriber: "_HealthSubscriber") -> tuple[bytes, ...]:
         if self._muted:
@@ -132,6 +141,8 @@ class HealthSubscribers:
         messages = self._pending(subscriber)
         if len(messages) > 1 or (messages and not send_message_nowait(subscriber.stream, messages[0])):
             return False
+        if messages:
+            self._count(messages[0])
         subscriber.number, subscriber.resend_count = self._feed.number, self._resend_count
         return True
 
@@ -165,9 +176,10 @@ class HealthService:
         """
         self.streams = 0
         """Number of open health streams."""
+        self.subscribers = subscribers
+        """Streams of the socket, with the counts of what they were sent."""
         self._extra_lease_s = 0
         """Time that is added to the leases of the next stream [s]."""
-        self._subscribers = subscribers
         self._repeats_after_end = repeats_after_end
         self._repeats_left = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -185,7 +197,7 @@ class HealthService:
         self.streams += 1
         extra_lease_s = self._extra_lease_s
         try:
-            await self._subscribers.serve(stream, extra_lease_s)
+            await self.subscribers.serve(stream, extra_lease_s)
         finally:
             self.streams -= 1
             self._extra_lease_s = EXTRA_LEASE_S - extra_lease_s
@@ -202,6 +214,6 @@ class HealthService:
     def _repeat(self) -> None:
         self._timer = None
         self._repeats_left -= 1
-        self._subscribers.repeat_fresh()
+        self.subscribers.repeat_fresh()
         if self._repeats_left:
             self._schedule_repeat()

@@ -1,0 +1,398 @@
+"""Table of the metric families of ``/metrics``. docs/metrics.md is generated from it.
+
+Names follow Prometheus' conventions: base units, ``_total`` for counters, ``_info`` for identities, no label
+for the node, which Prometheus adds from the target.
+"""
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from agent.model.gpu import GpuField
+from agent.model.verdict_history import RecordedState
+
+DEVICES_MAX: Final = 1024
+"""Largest number of devices with series of their own; the sickest devices come first."""
+CAUSES_MAX: Final = 4096
+"""Largest number of series of ``drahealth_device_finding``; the severest first."""
+CODES_MAX: Final = 256
+"""Largest number of series of a family by code."""
+SOURCES_MAX: Final = 256
+"""Largest number of sources with series of their own."""
+
+STATES: Final = (
+    RecordedState.HEALTHY,
+    RecordedState.DEGRADED,
+    RecordedState.UNKNOWN,
+    RecordedState.UNHEALTHY,
+)
+DEVICE: Final = ("driver", "pool", "device")
+
+
+class FamilyKind(StrEnum):
+    """Type of a metric family in OpenMetrics."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    INFO = "info"
+    STATE_SET = "stateset"
+
+
+class MetricFamily(NamedTuple):
+    """One metric family."""
+
+    name: str
+    """Name without the suffix of its type, such as ``_total``."""
+    kind: FamilyKind
+    labels: tuple[str, ...]
+    help: str
+    limit: str
+    """Largest number of series on a node, for the documentation."""
+
+    @property
+    def series_name(self) -> str:
+        """Name of the series, as in a query."""
+        suffix = {FamilyKind.COUNTER: "_total", FamilyKind.INFO: "_info"}.get(self.kind, "")
+        return self.name + suffix
+
+    @property
+    def series_labels(self) -> tuple[str, ...]:
+        """Labels of the series; the label of a state has the name of the family."""
+        return (*self.labels, self.name) if self.kind is FamilyKind.STATE_SET else self.labels
+
+
+_PER_DEVICE: Final = f"devices, at most {DEVICES_MAX}"
+_PER_STATE: Final = f"4 per device, at most {4 * DEVICES_MAX}"
+_PER_SOURCE: Final = f"sources, at most {SOURCES_MAX}"
+_PER_CODE: Final = f"at most {CODES_MAX}"
+_PER_SOCKET: Final = "drivers, at most 64, and 1"
+_PER_GPU: Final = "GPUs, at most 32"
+
+
+def _gauge(name: str, help_: str, limit: str = "1", *labels: str) -> MetricFamily:
+    return MetricFamily(f"drahealth_{name}", FamilyKind.GAUGE, labels, help_, limit)
+
+
+def _counter(name: str, help_: str, limit: str = "1", *labels: str) -> MetricFamily:
+    return MetricFamily(f"drahealth_{name}", FamilyKind.COUNTER, labels, help_, limit)
+
+
+def _info(name: str, help_: str, limit: str, *labels: str) -> MetricFamily:
+    return MetricFamily(f"drahealth_{name}", FamilyKind.INFO, labels, help_, limit)
+
+
+# --- devices -----------------------------------------------------------------------------------------------
+
+DEVICE_HEALTH: Final = MetricFamily(
+    "drahealth_device_health",
+    FamilyKind.STATE_SET,
+    DEVICE,
+    "Health of a device: 1 for its state, 0 for the others. The driver of a host device is empty.",
+    _PER_STATE,
+)
+DEVICE_INFO: Final = _info(
+    "device",
+    "Identity of a device.",
+    _PER_DEVICE,
+    *DEVICE,
+    "kind",
+    "uuid",
+    "pci_bus_id",
+    "product",
+)
+DEVICE_FINDING: Final = _gauge(
+    "device_finding",
+    "Cause of a device's health, 1 while it is reported.",
+    f"causes, at most {CAUSES_MAX}",
+    *DEVICE,
+    "code",
+    "severity",
+    "repair",
+)
+DEVICE_TRANSITIONS: Final = _counter(
+    "device_transitions",
+    "Changes of a device to a state since the agent started.",
+    _PER_STATE,
+    *DEVICE,
+    "to",
+)
+DEVICE_SINCE: Final = _gauge(
+    "device_health_since_timestamp_seconds",
+    "Time of the last change of a device's health, severity or message.",
+    _PER_DEVICE,
+    *DEVICE,
+)
+DEVICE_VERIFIED: Final = _gauge(
+    "device_last_verified_timestamp_seconds",
+    "Time at which all sources of a device had last been read.",
+    _PER_DEVICE,
+    *DEVICE,
+)
+DEVICE_SECONDS: Final = _counter(
+    "device_health_seconds",
+    "Time that a device was in a state since the agent started; states that it never had are left out.",
+    _PER_STATE,
+    *DEVICE,
+    "state",
+)
+DEVICES: Final = _gauge("devices", "Number of devices in a state, without a limit.", "4", "state")
+
+# --- findings, sources, streams, prepares ------------------------------------------------------------------
+
+FINDINGS: Final = _gauge(
+    "findings",
+    "Reported faults that concern a pod, the node or a driver, by code. Findings of audits have scope pod.",
+    _PER_CODE,
+    "scope",
+    "code",
+    "severity",
+)
+SOURCE_UP: Final = _gauge(
+    "source_up",
+    "1: the source's last pass read everything. 0: it fails, is stalled, or has not finished a pass. "
+    "A source that the machine does not have is left out.",
+    _PER_SOURCE,
+    "source",
+)
+SOURCE_STALLED: Final = _gauge(
+    "source_stalled", "1: no pass of the source has finished for too long.", _PER_SOURCE, "source"
+)
+SOURCE_STALLS: Final = _counter(
+    "source_stalls",
+    "Times that the source stalled since the agent started.",
+    _PER_SOURCE,
+    "source",
+)
+SOURCE_PASSES: Final = _counter("source_passes", "Finished passes of the source.", _PER_SOURCE, "source")
+SOURCE_FAILURES: Final = _counter("source_failures", "Failed reads of the source.", _PER_SOURCE, "source")
+SOURCE_READ: Final = _gauge(
+    "source_last_pass_timestamp_seconds",
+    "Time at the end of the source's last finished pass.",
+    _PER_SOURCE,
+    "source",
+)
+SOURCE_PERIOD: Final = _gauge(
+    "source_period_seconds", "Time between two passes of the source.", _PER_SOURCE, "source"
+)
+STREAM_SUBSCRIBERS: Final = _gauge("stream_subscribers", "Open health streams.", _PER_SOCKET, "socket")
+STREAM_CONNECTIONS: Final = _gauge("stream_connections", "Open connections.", _PER_SOCKET, "socket")
+STREAM_LISTS: Final = _counter(
+    "stream_lists_sent", "Device lists sent on health streams.", _PER_SOCKET, "socket"
+)
+STREAM_BYTES: Final = _counter(
+    "stream_sent_bytes",
+    "Bytes of device lists sent on health streams, without framing.",
+    _PER_SOCKET,
+    "socket",
+)
+PREPARES: Final = _counter(
+    "prepares",
+    "Prepares of claims that a driver reported since the agent started, by class and code of the error; "
+    "class ok: no error.",
+    _PER_CODE,
+    "driver",
+    "class",
+    "code",
+)
+
+# --- GPUs --------------------------------------------------------------------------------------------------
+
+DRIVER_INFO: Final = _info("driver", "Version of the GPU driver.", "1", "name", "version")
+GPU_XIDS: Final = _counter(
+    "gpu_xids",
+    "GPU errors (XIDs) that NVML reported since the agent started.",
+    _PER_CODE,
+    *DEVICE,
+    "xid",
+)
+GPU_NVLINKS: Final = _gauge("gpu_nvlinks_up", "Active NVLinks of a GPU.", _PER_GPU, *DEVICE)
+
+
+class GpuReading(NamedTuple):
+    """Reading of a GPU that is a series of a family."""
+
+    field: GpuField
+    value: str = ""
+    """Value of the family's last label; empty: the family has none."""
+
+
+class GpuFamily(NamedTuple):
+    """Metric family of readings of GPUs; what a GPU does not report is left out."""
+
+    family: MetricFamily
+    readings: tuple[GpuReading, ...]
+    factor: float = 1.0
+    """Factor from the unit of the readings to that of the family."""
+
+
+def _gpu(
+    kind: FamilyKind, name: str, help_: str, label: str, factor: float = 1.0, **fields: str
+) -> GpuFamily:
+    readings = tuple(
+        GpuReading(GpuField[key.upper()], value if label else "") for key, value in fields.items()
+    )
+    labels = (*DEVICE, label) if label else DEVICE
+    limit = f"{len(readings)} per GPU, at most {32 * len(readings)}"
+    return GpuFamily(MetricFamily(f"drahealth_gpu_{name}", kind, labels, help_, limit), readings, factor)
+
+
+_GAUGE, _COUNTER = FamilyKind.GAUGE, FamilyKind.COUNTER
+GPU_FAMILIES: Final = (
+    _gpu(_GAUGE, "temperature_celsius", "Temperature.", "sensor", temp="gpu", mem_temp="memory"),
+    _gpu(_GAUGE, "temperature_margin_celsius", "Margin to the thermal limit.", "", margin=""),
+    _gpu(_GAUGE, "utilization_ratio", "Share of time in which a kernel ran.", "", 0.01, utilization=""),
+    _gpu(
+        _COUNTER,
+        "throttled_seconds",
+        "Time of clock throttling.",
+        "cause",
+        1e-9,
+        slowed_sw_power="software_power",
+        slowed_sw_thermal="software_thermal",
+        slowed_hw_thermal="hardware_thermal",
+        slowed_hw_brake="hardware_power_brake",
+    ),
+    _gpu(
+        _COUNTER,
+        "ecc_errors",
+        "ECC errors of all memories since the driver was loaded.",
+        "type",
+        ecc_correctable="correctable",
+        ecc_uncorrectable="uncorrectable",
+    ),
+    _gpu(
+        _GAUGE,
+        "remapped_rows",
+        "Memory rows remapped because of errors.",
+        "cause",
+        remap_correctable="correctable",
+        remap_uncorrectable="uncorrectable",
+    ),
+    _gpu(_GAUGE, "row_remap_pending", "1: a remap of rows needs a reset of the GPU.", "", remap_pending=""),
+    _gpu(_GAUGE, "row_remap_failed", "1: a remap of rows failed.", "", remap_failure=""),
+    _gpu(
+        _GAUGE,
+        "retired_pages",
+        "Memory pages retired because of errors (GPUs before Ampere).",
+        "cause",
+        retired_sbe="single_bit",
+        retired_dbe="double_bit",
+    ),
+    _gpu(_COUNTER, "pcie_replays", "PCIe replays.", "", pcie_replay=""),
+    _gpu(
+        _COUNTER,
+        "pcie_errors",
+        "PCIe errors (AER) since boot.",
+        "type",
+        aer_correctable="correctable",
+        aer_nonfatal="nonfatal",
+        aer_fatal="fatal",
+    ),
+    _gpu(
+        _GAUGE,
+        "pcie_link_lanes",
+        "Lanes of the PCIe link.",
+        "link",
+        pcie_width="current",
+        pcie_width_max="maximum",
+    ),
+    _gpu(
+        _GAUGE,
+        "pcie_link_generation",
+        "Generation of the PCIe link.",
+        "link",
+        pcie_gen="current",
+        pcie_gen_max="maximum",
+    ),
+    _gpu(
+        _COUNTER,
+        "nvlink_errors",
+        "Errors of all NVLinks of the GPU.",
+        "type",
+        link_replay="replay",
+        link_recovery="recovery",
+        link_recovery_failed="recovery_failed",
+        link_crc="crc",
+        link_receive_errors="receive",
+        link_effective_errors="effective",
+        link_symbol_errors="symbol",
+    ),
+)
+
+# --- agent -------------------------------------------------------------------------------------------------
+
+BUILD_INFO: Final = _info("build", "Version of the agent.", "1", "version")
+REPORTS: Final = _counter("reports", "Published reports.")
+REPORT_TIME: Final = _gauge("report_timestamp_seconds", "Time of the newest report.")
+RELOAD_OK: Final = _gauge(
+    "config_last_reload_successful",
+    "1: the last reload of the configuration succeeded. Left out before the first reload.",
+)
+RELOAD_TIME: Final = _gauge(
+    "config_last_reload_timestamp_seconds", "Time of the last reload of the configuration."
+)
+CORE_PASSES: Final = _counter("core_passes", "Finished passes of the native core.")
+CORE_WAKES: Final = _counter("core_wakes", "Times that the native core woke the engine loop.")
+CORE_READS: Final = _counter("core_reads", "File reads of the native core.")
+CORE_OPENS: Final = _counter("core_opens", "Files opened by the native core.")
+CORE_OVERFLOWS: Final = _counter("core_inotify_overflows", "Overflows of the kernel's inotify queue.")
+CORE_DESCRIPTORS: Final = _gauge("core_descriptors", "Open file descriptors of the native core.")
+CORE_WATCHES: Final = _gauge("core_inotify_watches", "inotify watches of the native core.")
+CORE_MEMORY: Final = _gauge(
+    "core_kernel_memory_bytes", "Kernel memory of the native core's descriptors and watches, estimated."
+)
+CGROUPS: Final = _gauge("cgroups_watched", "Watched cgroups of pods and containers.")
+CGROUPS_DROPPED: Final = _gauge("cgroups_dropped", "Cgroups that are not watched because of max-groups.")
+HTTP_CONNECTIONS: Final = _gauge("http_connections", "Open connections of the HTTP server.")
+HTTP_REFUSED: Final = _counter(
+    "http_connections_refused", "Connections that the HTTP server closed because of its limit."
+)
+DROPPED: Final = _gauge(
+    "metrics_dropped_series",
+    "Series that are left out because a family has reached its limit.",
+    "families with a limit",
+    "family",
+)
+
+DEVICE_FAMILIES: Final = (DEVICE_HEALTH, DEVICE_INFO, DEVICE_FINDING, DEVICE_TRANSITIONS, DEVICE_SINCE)
+"""Families that change with a verdict only."""
+TIME_FAMILIES: Final = (DEVICE_VERIFIED, DEVICE_SECONDS)
+"""Families of devices that change all the time."""
+AGENT_FAMILIES: Final = (
+    DEVICES,
+    FINDINGS,
+    SOURCE_UP,
+    SOURCE_STALLED,
+    SOURCE_STALLS,
+    SOURCE_PASSES,
+    SOURCE_FAILURES,
+    SOURCE_READ,
+    SOURCE_PERIOD,
+    STREAM_SUBSCRIBERS,
+    STREAM_CONNECTIONS,
+    STREAM_LISTS,
+    STREAM_BYTES,
+    PREPARES,
+    DRIVER_INFO,
+    GPU_XIDS,
+    GPU_NVLINKS,
+    *(gpu.family for gpu in GPU_FAMILIES),
+    BUILD_INFO,
+    REPORTS,
+    REPORT_TIME,
+    RELOAD_OK,
+    RELOAD_TIME,
+    CORE_PASSES,
+    CORE_WAKES,
+    CORE_READS,
+    CORE_OPENS,
+    CORE_OVERFLOWS,
+    CORE_DESCRIPTORS,
+    CORE_WATCHES,
+    CORE_MEMORY,
+    CGROUPS,
+    CGROUPS_DROPPED,
+    HTTP_CONNECTIONS,
+    HTTP_REFUSED,
+    DROPPED,
+)
+FAMILIES: Final = (*DEVICE_FAMILIES, *TIME_FAMILIES, *AGENT_FAMILIES)

@@ -1,0 +1,364 @@
+"""Metrics of the agent in Prometheus' text format and in OpenMetrics, through prometheus_client.
+
+A scrape is rendered from the newest report and snapshot: no metric is kept between scrapes, except the totals
+of agent.http.health_totals. What changes with verdicts only is rendered once per change, because a line of
+text costs prometheus_client several microseconds. Clients that scrape within a second share one text.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    StateSetMetricFamily,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from agent.http import metric_families as families
+from agent.http.health_totals import Totals
+from agent.http.metric_families import DEVICES_MAX, STATES, FamilyKind, MetricFamily
+from agent.http.view import AgentView
+from agent.model.gpu import GpuField, NvmlSample
+from agent.model.health import DeviceHealth, most_needed_first
+from agent.model.report import Report
+from agent.model.snapshot import Snapshot
+from agent.model.source_state import SourceState
+from agent.model.time import NS, Instant
+from agent.model.verdict_history import STATE_OF_SEVERITY
+from agent.version import VERSION
+
+LABEL_MAX: Final = 128
+"""Longest label value from a device or a driver [characters]; the rest is cut."""
+SHARED_NS: Final = NS
+"""Time in which clients share one rendered text [ns]."""
+EOF: Final = b"# EOF\n"
+"""Last line in OpenMetrics."""
+
+_CLASSES: Final = {
+    FamilyKind.COUNTER: CounterMetricFamily,
+    FamilyKind.GAUGE: GaugeMetricFamily,
+    FamilyKind.INFO: InfoMetricFamily,
+    FamilyKind.STATE_SET: StateSetMetricFamily,
+}
+_rendered_fields: Final = itemgetter(
+    *(
+        DeviceHealth._fields.index(name)
+        for name in ("driver", "pool", "device", "kind", "severity", "since", "causes", "attributes")
+    )
+)
+
+Series = tuple[Sequence[str], float]
+"""Label values and value of one series."""
+
+
+class ServerCounts(NamedTuple):
+    """Counts of the HTTP server's connections."""
+
+    open: int = 0
+    refused: int = 0
+
+
+class Exposition(NamedTuple):
+    """Rendered metrics."""
+
+    text: bytes
+    content_type: str
+
+
+class _Scrape(NamedTuple):
+    """What one scrape renders."""
+
+    report: Report | None
+    snapshot: Snapshot | None
+    totals: Totals
+    shown: tuple[DeviceHealth, ...]
+    """Devices with series of their own."""
+    now: Instant
+
+
+class _Metrics(Collector):
+    """Collector of given metrics, for a single call of an encoder."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+class MetricsRenderer:
+    """Renderer of the metrics of one agent. Event loop only."""
+
+    def __init__(
+        self,
+        view: AgentView,
+        clock: Callable[[], Instant],
+        server: Callable[[], ServerCounts] = ServerCounts,
+    ) -> None:
+        self._view = view
+        self._clock = clock
+        self._server = server
+        self._process = ProcessCollector(registry=CollectorRegistry())
+        self._devices: dict[str, tuple[object, bytes]] = {}
+        """Text of the device families by content type, with what it was rendered from."""
+        self._shared: dict[str, tuple[int, int, Exposition]] = {}
+        """Last exposition by content type, with the report's version and the time [ns]."""
+
+    def render(self, accept: str) -> Exposition:
+        """Return the metrics in the format that the header ``Accept`` of a request asks for."""
+        encode, content_type = choose_encoder(accept)
+        now = self._clock()
+        version, report = self._view.latest.peek()
+        if (last := self._shared.get(content_type)) is not None:
+            rendered_version, rendered_ns, exposition = last
+            if rendered_version == version and now.mono_ns - rendered_ns < SHARED_NS:
+                return exposition
+        scrape = _Scrape(report, self._view.snapshot(), self._view.totals.read(), _shown_devices(report), now)
+        parts = [self._device_text(scrape, encode, content_type)]
+        parts.append(encode(_Metrics([*self._time_metrics(scrape), *self._agent_metrics(scrape)])))
+        text = b"".join(part.removesuffix(EOF) for part in parts)
+        if parts[-1].endswith(EOF):
+            text += EOF
+        exposition = Exposition(text, content_type)
+        if len(self._shared) >= 4:  # the formats of prometheus_client; a client may ask for odd versions
+            self._shared.clear()
+            self._devices.clear()
+        self._shared[content_type] = version, now.mono_ns, exposition
+        return exposition
+
+    # --- devices -------------------------------------------------------------------------------------------
+
+    def _device_text(self, scrape: _Scrape, encode: Callable[[Collector], bytes], content_type: str) -> bytes:
+        """Return the text of the families that change with verdicts only; rendered again after a change."""
+        key = scrape.totals.version, list(map(_rendered_fields, scrape.shown))
+        if (last := self._devices.get(content_type)) is not None and last[0] == key:
+            return last[1]
+        text = encode(_Metrics(list(_device_metrics(scrape))))
+        self._devices[content_type] = key, text
+        return text
+
+    def _time_metrics(self, scrape: _Scrape) -> Iterator[Metric]:
+        shown, totals = scrape.shown, scrape.totals.devices
+        yield _metric(
+            families.DEVICE_VERIFIED, (((d.driver, d.pool, d.device), d.verified.wall_s) for d in shown)
+        )
+        now_ns = scrape.now.mono_ns
+        yield _metric(
+            families.DEVICE_SECONDS,
+            (
+                ((*device.key, state), seconds)
+                for device in shown
+                if (known := totals.get(device.key)) is not None
+                for state, seconds in known.seconds(now_ns).items()
+            ),
+        )
+
+    # --- agent ---------------------------------------------------------------------------------------------
+
+    def _agent_metrics(self, scrape: _Scrape) -> Iterator[Metric]:
+        report, view = scrape.report, self._view
+        dropped: dict[str, int] = {}
+        yield _metric(families.BUILD_INFO, [((VERSION,), 1)])
+        yield _metric(families.REPORTS, [((), view.latest.peek()[0])])
+        if report is not None:
+            yield _metric(families.REPORT_TIME, [((), report.at.wall_s)])
+            if hidden := len(report.devices) - len(scrape.shown):
+                dropped |= dict.fromkeys((family.series_name for family in families.DEVICE_FAMILIES), hidden)
+            if hidden := sum(_cause_count(d) for d in scrape.shown) - families.CAUSES_MAX:
+                dropped[families.DEVICE_FINDING.series_name] = max(0, hidden)
+            yield from _report_metrics(report, scrape.totals, dropped)
+            yield from _core_metrics(report)
+        if scrape.snapshot is not None and scrape.snapshot.gpus is not None:
+            yield from _gpu_metrics(scrape.snapshot.gpus, scrape.shown, dropped)
+        yield from _stream_metrics(view)
+        yield _bounded(families.PREPARES, _prepares(view.prepares()), families.CODES_MAX, dropped)
+        if (reload := view.config_reload()) is not None:
+            yield _metric(families.RELOAD_OK, [((), not reload.error)])
+            yield _metric(families.RELOAD_TIME, [((), reload.at_wall_s)])
+        counts = self._server()
+        yield _metric(families.HTTP_CONNECTIONS, [((), counts.open)])
+        yield _metric(families.HTTP_REFUSED, [((), counts.refused)])
+        yield _metric(families.DROPPED, [((name,), count) for name, count in dropped.items() if count])
+        yield from self._process.collect()
+
+
+def _metric(family: MetricFamily, series: Iterable[tuple[Sequence[str], Any]]) -> Metric:
+    """Return a family with its series, in the classes of prometheus_client."""
+    metric: Any = _CLASSES[family.kind](family.name, family.help, labels=family.labels)
+    if family.kind is FamilyKind.INFO:
+        for labels, _ in series:
+            metric.add_metric(labels, {})
+    else:
+        for labels, value in series:
+            metric.add_metric(labels, value)
+    return metric  # type: ignore[no-any-return]
+
+
+def _bounded(family: MetricFamily, series: Iterable[Series], limit: int, dropped: dict[str, int]) -> Metric:
+    """Return a family with its first series, and count those above the limit in `dropped`."""
+    iterator = iter(series)
+    metric = _metric(family, islice(iterator, limit))
+    if rest := sum(1 for _ in iterator):
+        dropped[family.series_name] = rest
+    return metric
+
+
+def _shown_devices(report: Report | None) -> tuple[DeviceHealth, ...]:
+    """Return the devices that have series of their own: all, or the sickest ones."""
+    if report is None:
+        return ()
+    if len(report.devices) <= DEVICES_MAX:
+        return report.devices
+    return tuple(sorted(report.devices, key=lambda device: -device.severity)[:DEVICES_MAX])
+
+
+def _device_metrics(scrape: _Scrape) -> Iterator[Metric]:
+    shown, totals = scrape.shown, scrape.totals.devices
+    health = _metric(families.DEVICE_HEALTH, ())
+    for device in shown:
+        state = STATE_OF_SEVERITY[device.severity]
+        health.add_metric(device.key, {str(one): one is state for one in STATES})  # type: ignore[attr-defined]
+    yield health
+    yield _metric(families.DEVICE_INFO, ((_identity(device), 1) for device in shown))
+    yield _metric(families.DEVICE_FINDING, islice(_device_findings(shown), families.CAUSES_MAX))
+    yield _metric(
+        families.DEVICE_TRANSITIONS,
+        (
+            ((*device.key, state), known.transitions.get(state, 0))
+            for device in shown
+            if (known := totals.get(device.key)) is not None
+            for state in STATES
+        ),
+    )
+    yield _metric(families.DEVICE_SINCE, ((device.key, device.since.wall_s) for device in shown))
+
+
+def _identity(device: DeviceHealth) -> tuple[str, ...]:
+    known = dict(device.attributes)
+    values = (device.kind, known.get("uuid", ""), known.get("pciBusId", ""), known.get("product", ""))
+    return (*device.key, *(value[:LABEL_MAX] for value in values))
+
+
+def _device_findings(shown: Iterable[DeviceHealth]) -> Iterator[Series]:
+    """Yield one series per device and code above INFO, the sickest devices first."""
+    for device in sorted(shown, key=lambda device: -device.severity):
+        seen = set()
+        for cause in most_needed_first(device.causes):
+            if cause.code not in seen:
+                seen.add(cause.code)
+                labels = (cause.code[:LABEL_MAX], cause.severity.name.lower(), str(cause.repair))
+                yield (*device.key, *labels), 1
+
+
+def _cause_count(device: DeviceHealth) -> int:
+    return len({cause.code for cause in most_needed_first(device.causes)}) if device.causes else 0
+
+
+def _report_metrics(report: Report, totals: Totals, dropped: dict[str, int]) -> Iterator[Metric]:
+    counts = Counter(STATE_OF_SEVERITY[device.severity] for device in report.devices)
+    yield _metric(families.DEVICES, (((state,), counts[state]) for state in STATES))
+    findings = Counter(
+        (_scope(note.subject), note.cause.code[:LABEL_MAX], note.cause.severity.name.lower())
+        for note in report.notes
+    )
+    yield _bounded(families.FINDINGS, findings.most_common(), families.CODES_MAX, dropped)
+    present = [source for source in report.sources if source.state is not SourceState.ABSENT]
+    sources = present[: families.SOURCES_MAX]
+    if hidden := len(present) - len(sources):
+        dropped[families.SOURCE_UP.series_name] = hidden
+    states = [((one.name,), one.state) for one in sources]
+    yield _metric(families.SOURCE_UP, ((name, state is SourceState.OK) for name, state in states))
+    yield _metric(families.SOURCE_STALLED, ((name, state is SourceState.STALLED) for name, state in states))
+    yield _metric(families.SOURCE_STALLS, (((one.name,), totals.stalls.get(one.name, 0)) for one in sources))
+    yield _metric(families.SOURCE_PASSES, (((one.name,), one.passes) for one in sources))
+    yield _metric(families.SOURCE_FAILURES, (((one.name,), one.failures) for one in sources))
+    at = report.at
+    yield _metric(
+        families.SOURCE_READ,
+        (
+            ((one.name,), at.wall_s - (at.mono_ns - one.beat_ns) / NS)
+            for one in sources
+            if one.beat_ns and one.passes
+        ),
+    )
+    yield _metric(families.SOURCE_PERIOD, (((one.name,), one.period_ns / NS) for one in sources))
+
+
+def _scope(subject: str) -> str:
+    """Return ``node``, ``pod`` or ``driver``, the first word of a note's subject."""
+    word = subject.partition(" ")[0]
+    return word if word in {"pod", "driver"} else "node"
+
+
+def _core_metrics(report: Report) -> Iterator[Metric]:
+    core = report.core
+    for family, value in (
+        (families.CORE_PASSES, core.passes),
+        (families.CORE_WAKES, core.wakes),
+        (families.CORE_READS, core.reads),
+        (families.CORE_OPENS, core.opens),
+        (families.CORE_OVERFLOWS, core.overflows),
+        (families.CORE_DESCRIPTORS, core.descriptors),
+        (families.CORE_WATCHES, core.watches),
+        (families.CORE_MEMORY, core.kernel_bytes),
+        (families.CGROUPS, report.groups),
+        (families.CGROUPS_DROPPED, core.groups_dropped),
+    ):
+        yield _metric(family, [((), value)])
+
+
+def _stream_metrics(view: AgentView) -> Iterator[Metric]:
+    sockets = view.subscribers()
+    yield _metric(families.STREAM_SUBSCRIBERS, (((one.socket,), one.streams) for one in sockets))
+    yield _metric(families.STREAM_CONNECTIONS, (((one.socket,), one.connections) for one in sockets))
+    sent = [one for one in sockets if one.lists is not None]
+    yield _metric(families.STREAM_LISTS, (((one.socket,), one.lists) for one in sent))
+    yield _metric(families.STREAM_BYTES, (((one.socket,), one.sent_bytes) for one in sent))
+
+
+def _prepares(counts: Mapping[tuple[str, str, str], int]) -> list[Series]:
+    return [
+        ((driver, class_, code[:LABEL_MAX]), count)
+        for (driver, class_, code), count in sorted(counts.items())
+    ]
+
+
+def _gpu_metrics(
+    nvml: NvmlSample, shown: Iterable[DeviceHealth], dropped: dict[str, int]
+) -> Iterator[Metric]:
+    """Yield the readings of all GPUs that have a device, found by the UUID."""
+    if nvml.driver:
+        yield _metric(families.DRIVER_INFO, [(("nvidia", nvml.driver[:LABEL_MAX]), 1)])
+    names = {dict(device.attributes).get("uuid"): device.key for device in shown if device.kind == "gpu"}
+    gpus = [(names[gpu.uuid], gpu) for gpu in nvml.gpus if gpu.uuid and gpu.uuid in names]
+    for family, readings, factor in families.GPU_FAMILIES:
+        yield _metric(
+            family,
+            (
+                ((*key, reading.value) if reading.value else key, value * factor)
+                for key, gpu in gpus
+                for reading in readings
+                if isinstance(value := gpu[reading.field], int)
+            ),
+        )
+    yield _metric(
+        families.GPU_NVLINKS,
+        (
+            (key, links.bit_count())
+            for key, gpu in gpus
+            if gpu.links and isinstance(links := gpu[GpuField.LINKS_UP], int)
+        ),
+    )
+    xids = Counter[tuple[str, ...]]()
+    for key, gpu in gpus:
+        for xid in gpu.xids:
+            xids[*key, str(xid.code)] += xid.times
+    yield _bounded(families.GPU_XIDS, sorted(xids.items()), families.CODES_MAX, dropped)

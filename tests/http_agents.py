@@ -1,0 +1,75 @@
+"""Servers of HTTP in a thread, and an agent without devices for their applications."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from patience import PATIENCE_S
+
+from agent.config.config import Config
+from agent.http.app import create_app
+from agent.http.health_totals import HealthTotals
+from agent.http.server import HttpServer
+from agent.http.view import AgentView, Documents
+from agent.model.report import AgentStatus, Report, SocketSubscribers
+from agent.model.socket_path_limit import ListenAddress
+from agent.model.time import NS, Instant
+from agent.system.threads.latest_value import LatestValue
+from agent.system.threads.loop_thread import AsyncioThread
+
+ANY_PORT = ListenAddress("127.0.0.1", 0)
+
+
+@contextmanager
+def serving(app: Any, *addresses: ListenAddress, **options: Any) -> Iterator[HttpServer]:
+    """Serve an application in a thread."""
+    server = HttpServer(addresses or (ANY_PORT,), app, **options)
+    failures: list[BaseException] = []
+    thread = AsyncioThread(server.run, on_failure=failures.append, name="test-http")
+    thread.start(PATIENCE_S)
+    try:
+        yield server
+    finally:
+        assert thread.stop(PATIENCE_S)
+    assert not failures
+
+
+def no_status() -> AgentStatus:
+    """Fail: a test of this agent reads no process."""
+    raise AssertionError("not called")
+
+
+class FakeAgent:
+    """Agent without devices whose clock and reports a test sets."""
+
+    def __init__(self) -> None:
+        self.now = Instant(100 * NS, 1000.0)
+        self.subscribers: tuple[SocketSubscribers, ...] = ()
+        self.view = AgentView(
+            latest=LatestValue(),
+            config=lambda: Config(node_name="n"),
+            snapshot=lambda: None,
+            status=no_status,
+            totals=HealthTotals(),
+            subscribers=lambda: self.subscribers,
+            prepares=dict,
+            config_reload=lambda: None,
+            history_file=Path("/nonexistent"),
+            documents=Documents(report=lambda shown: {"node": shown.node}),
+        )
+
+    @property
+    def app(self) -> Any:
+        """Application that shows this agent."""
+        return create_app(self.view, clock=lambda: self.now)
+
+    def change(self, **fields: Any) -> None:
+        """Replace fields of the view."""
+        self.view = replace(self.view, **fields)
+
+    def publish(self, report: Report) -> None:
+        """Publish a report that differs from the last one."""
+        self.view.totals.note_report(report)
+        self.view.latest.publish(report)

@@ -1,0 +1,271 @@
+"""Metrics of the agent: their table, their limits, both formats, and what a real Prometheus makes of them."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import metrics_page
+import pytest
+from agents import UNHEALTHY, Agent, PlainSysfs, short_tmp, wait_for_health
+from http_agents import FakeAgent
+from http_client import connect
+from hypothesis import given
+from hypothesis import strategies as st
+from paper_gpus import GpuNode
+from prometheus import Prometheus, free_ports, need
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from wire.serving import at, device, eventually, report, unhealthy
+
+from agent.http.health_totals import HealthTotals
+from agent.http.metric_families import CODES_MAX, DEVICES_MAX, FAMILIES
+from agent.http.metrics import MetricsRenderer
+from agent.model.gpu import GpuField, XidCount
+from agent.model.health import Blame, Cause, Health, NonDeviceCause, Repair, Severity
+from agent.model.report import ConfigReload, SocketSubscribers
+from agent.model.source_state import SourceSample, SourceState
+from agent.model.time import NS, Instant
+from agent.model.verdict_history import STATE_OF_SEVERITY
+
+__all__ = ["short_tmp"]
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+HOSTILE = 'a"b\\c\nd<script>{}'
+
+
+def cause(code: str = "a.b", severity: Severity = Severity.UNHEALTHY) -> Cause:
+    return Cause(
+        code, severity, Blame.HARDWARE, "1 of 2", "replace it", at(1), repair=Repair.REPLACE_HARDWARE
+    )
+
+
+def scrape(fake: FakeAgent, accept: str = "") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return all series of a scrape by name and labels."""
+    text = renderer(fake).render(accept).text.decode()
+    parse = parse_openmetrics if accept else text_string_to_metric_families
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in parse(text)
+        for sample in family.samples
+    }
+
+
+def renderer(fake: FakeAgent) -> MetricsRenderer:
+    return MetricsRenderer(fake.view, lambda: fake.now)
+
+
+def value(fake: FakeAgent, name: str, **labels: str) -> float | None:
+    """Return the value of the only series with these labels; None: there is none."""
+    wanted = set(labels.items())
+    found = [number for (known, its), number in scrape(fake).items() if known == name and wanted <= its]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+@pytest.fixture
+def full() -> FakeAgent:
+    """Agent that has everything that metrics show: GPUs with a fault, notes, streams, prepares, a reload."""
+    node = GpuNode(2)
+    node.rest(5)
+    node.xid(1, 79)
+    shown = node.rest(30)
+    gpus = node.snapshot().gpus
+    assert gpus is not None
+    every = dict.fromkeys(GpuField, 3)
+    samples = tuple(
+        replace(gpu, readings=every, links=2, xids=(XidCount(79, 0, 0, 2, 1, 1),)) for gpu in gpus.gpus
+    )
+    snapshot = replace(node.snapshot(), gpus=replace(gpus, gpus=samples))
+    fake = FakeAgent()
+    fake.subscribers = (
+        SocketSubscribers("drivers/a.sock", 1, 2, 3, 400),
+        SocketSubscribers("agent.sock", 1, 1),
+    )
+    fake.change(
+        snapshot=lambda: snapshot,
+        prepares=lambda: {("a.example.com", "transient", HOSTILE): 2, ("a.example.com", "ok", ""): 1},
+        config_reload=lambda: ConfigReload(5.0),
+    )
+    notes = (NonDeviceCause("node", cause("node.x")), NonDeviceCause("pod 1 (a/b)", cause("cgroup.y")))
+    hostile = device("hostile", attributes=(("product", HOSTILE),), causes=(cause(HOSTILE),))
+    fake.publish(replace(shown, devices=(*shown.devices, hostile), notes=notes))
+    return fake
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS], ids=["text", "openmetrics"])
+def test_scrape_has_every_family_of_the_table_and_no_other(full: FakeAgent, accept: str) -> None:
+    rest = {"drahealth_metrics_dropped_series"}
+    names = {name for name, _ in scrape(full, accept)}
+    ours = {name for name in names if not name.startswith("process_")}
+    assert ours == {family.series_name for family in FAMILIES} - rest
+    assert "process_resident_memory_bytes" in names
+    for name, labels in scrape(full, accept):
+        family = next((one for one in FAMILIES if one.series_name == name), None)
+        assert family is None or {label for label, _ in labels} == set(family.series_labels)
+
+
+def test_page_has_the_tables_of_all_families() -> None:
+    text = metrics_page.PAGE.read_text()
+    assert text == metrics_page.page(text), "run tools/metrics_page.py --write"
+    assert all(f"`{family.series_name}`" in text for family in FAMILIES)
+
+
+def test_promtool_accepts_the_metrics(full: FakeAgent) -> None:
+    checked = subprocess.run(
+        [need("promtool"), "check", "metrics"],
+        input=renderer(full).render("").text,
+        capture_output=True,
+        check=False,
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_fault_of_a_gpu_is_a_state_a_finding_and_a_counted_xid(full: FakeAgent) -> None:
+    gpu = {"device": "gpu-1"}
+    assert value(full, "drahealth_device_health", **gpu, drahealth_device_health="unhealthy") == 1
+    assert value(full, "drahealth_device_finding", **gpu, code="gpu.xid.79", severity="unhealthy") == 1
+    assert value(full, "drahealth_gpu_xids_total", **gpu, xid="79") == 2
+    assert value(full, "drahealth_findings", scope="pod", code="cgroup.y") == 1
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    fake = FakeAgent()
+    assert value(fake, "drahealth_build_info") == 1
+    assert value(fake, "drahealth_reports_total") == 0
+    assert value(fake, "drahealth_report_timestamp_seconds") is None
+    assert value(fake, "drahealth_config_last_reload_successful") is None
+    assert value(fake, "drahealth_devices", state="healthy") is None
+    node = GpuNode(1, readings={GpuField.TEMP: 40})
+    fake.change(snapshot=lambda: node.snapshot())
+    fake.publish(node.rest(5))
+    assert value(fake, "drahealth_gpu_temperature_celsius", sensor="gpu") == 40
+    assert value(fake, "drahealth_gpu_temperature_celsius", sensor="memory") is None
+
+
+def test_sick_devices_stay_above_the_limit_and_the_others_are_counted() -> None:
+    fake = FakeAgent()
+    devices = [device(f"d-{number}") for number in range(DEVICES_MAX + 9)]
+    fake.publish(report([*devices, unhealthy("sick")]))
+    assert value(fake, "drahealth_device_health", device="sick", drahealth_device_health="unhealthy") == 1
+    assert value(fake, "drahealth_devices", state="healthy") == DEVICES_MAX + 9
+    name = "drahealth_metrics_dropped_series"
+    assert value(fake, name, family="drahealth_device_health_since_timestamp_seconds") == 10
+    shown = {labels for known, labels in scrape(fake) if known == "drahealth_device_info"}
+    assert len(shown) == DEVICES_MAX
+
+
+def test_codes_above_the_limit_are_counted() -> None:
+    fake = FakeAgent()
+    notes = tuple(NonDeviceCause("node", cause(f"node.x{number}")) for number in range(CODES_MAX + 3))
+    fake.publish(replace(report(), notes=notes))
+    assert value(fake, "drahealth_metrics_dropped_series", family="drahealth_findings") == 3
+
+
+def test_changed_verdict_replaces_the_kept_text_of_devices() -> None:
+    fake = FakeAgent()
+    kept = renderer(fake)
+    for second, shown in enumerate((device(), unhealthy(), device()), start=1):
+        fake.now = Instant((100 + 5 * second) * NS, 0.0)
+        fake.publish(report([shown], second=second))
+        state = STATE_OF_SEVERITY[shown.severity]
+        assert (
+            f'drahealth_device_health="{state}",driver="",pool="node-a"}} 1.0'
+            in kept.render("").text.decode()
+        )
+    assert 'device_transitions_total{device="cpu-node0",driver="",pool="node-a",to="healthy"} 1.0' in (
+        kept.render("").text.decode()
+    )
+
+
+def test_clients_within_a_second_share_one_text() -> None:
+    fake = FakeAgent()
+    fake.publish(report([device()]))
+    kept = renderer(fake)
+    assert kept.render("").text is kept.render("text/plain").text
+    first = kept.render("").text
+    fake.now = Instant(fake.now.mono_ns + NS, 0.0)
+    assert kept.render("").text is not first
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.sampled_from(Severity)), min_size=1, max_size=20))
+def test_times_in_states_sum_up_to_the_observed_time(steps: list[tuple[int, Severity]]) -> None:
+    totals, second, states = HealthTotals(), 0, []
+    for seconds, severity in steps:
+        second += seconds
+        totals.note_report(report([device(severity=severity)], second=second))
+        states.append(STATE_OF_SEVERITY[severity])
+    (found,) = totals.read().devices.values()
+    assert sum(found.seconds(at(second + 7).mono_ns).values()) == pytest.approx(second + 7 - steps[0][0])
+    changes = sum(before is not after for before, after in pairwise(states))
+    assert sum(found.transitions.values()) == changes
+
+
+def test_stall_of_a_source_is_counted_once_until_it_ends() -> None:
+    totals = HealthTotals()
+    for second, state in enumerate(
+        [SourceState.STALLED] * 3 + [SourceState.OK, SourceState.STALLED], start=1
+    ):
+        source = SourceSample("cpus", state, 1, NS, 0, "")
+        totals.note_report(replace(report(second=second), sources=(source,)))
+    assert totals.read().stalls == {"cpus": 2}
+
+
+# --- the whole agent ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def listening_agent(directory: Path, sysfs: PlainSysfs, *flags: str) -> Iterator[tuple[Agent, int]]:
+    """Start an agent that serves HTTP on a free port."""
+    for port in free_ports():
+        listen = ("--listen", f"127.0.0.1:{port}", "--sysfs-root", str(sysfs.root), "--period", "100ms")
+        try:
+            agent = Agent(directory, *listen, *flags, config='[stream]\nheartbeat = "500ms"\n')
+        except AssertionError as error:
+            if "another process listens there" in str(error):
+                continue
+            raise
+        with agent:
+            yield agent, port
+        return
+    raise AssertionError("no free port")
+
+
+def test_prometheus_scrapes_the_agent_and_a_query_returns_the_fault(short_tmp: Path) -> None:
+    need("prometheus")
+    sysfs = PlainSysfs(short_tmp / "sys")
+    with (
+        listening_agent(short_tmp, sysfs) as (_, port),
+        Prometheus(short_tmp, [f"127.0.0.1:{port}"]) as server,
+    ):
+        server.wait_for("up == 1")
+        server.wait_for('drahealth_devices{state="healthy"} == 3')
+        assert server.query('drahealth_device_health{drahealth_device_health="unhealthy"} == 1') == []
+        sysfs.resize(4)
+        (sick,) = server.wait_for('drahealth_device_health{drahealth_device_health="unhealthy"} == 1')
+        assert sick["metric"]["device"] == "hugepages-2mi-node0"
+        (found,) = server.wait_for("drahealth_device_finding")
+        assert found["metric"]["code"] == "mem.hugepages.pool_shrunk"
+        sysfs.resize(8)
+        server.wait_for('increase(drahealth_device_transitions_total{to="healthy"}[5m]) > 0')
+        assert server.query("drahealth_device_finding") == []
+
+
+def test_100_scrapers_that_do_not_read_delay_no_verdict(short_tmp: Path) -> None:
+    """The verdict reaches the kubelet while no scraper has read a byte."""
+    sysfs = PlainSysfs(short_tmp / "sys")
+    with ExitStack() as clients, listening_agent(short_tmp, sysfs) as (agent, port):
+        kubelet = clients.enter_context(agent.kubelet())
+        for _ in range(100):
+            client = clients.enter_context(connect(("127.0.0.1", port), receive_buffer=4096))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
+        for pages, health in ((4, UNHEALTHY), (8, int(Health.HEALTHY))):
+            sysfs.resize(pages)
+            wait_for_health(kubelet, "hugepages-2mi-node0", health)
+        readable = connect(("127.0.0.1", port))
+        clients.enter_context(readable)
+        readable.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        received = bytearray()
+        eventually(lambda: not received.extend(readable.recv(1 << 16)) and b"# TYPE" in received, "a scrape")
