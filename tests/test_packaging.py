@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,35 @@ def test_core_of_the_wheel_can_be_imported(wheel: Path, tmp_path: Path) -> None:
         r"^#define DH_VERSION (\d+)$", (REPOSITORY / "native/include/drahealth.h").read_text(), re.MULTILINE
     )
     assert printed.split() == [str(tmp_path / CORE), version]
+
+
+def run_clean(*command: str | Path, cwd: Path, bin_dir: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command with the programs of a virtual environment, and without anything of the checkout."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
+    environ = kept | {"PATH": f"{bin_dir}:{os.environ['PATH']}", "VIRTUAL_ENV": str(bin_dir.parent)}
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
+
+
+def test_readme_of_a_new_driver_is_followed_with_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    """The last of its tests runs conform for 40 s."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    bin_dir = tmp_path / "venv/bin"
+    done = run_clean("pip", "install", "--quiet", wheel, cwd=tmp_path, bin_dir=bin_dir)
+    if done.returncode and "No matching distribution" in done.stderr:
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr
+    assert (
+        run_clean("drahealth", "new-driver", "card.example.com", cwd=tmp_path, bin_dir=bin_dir).returncode
+        == 0
+    )
+    made = tmp_path / "card-driver"
+    (block,) = re.findall(r"^```\n(.*?)^```$", (made / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    install, check, *images = block.splitlines()
+    assert [line.split()[0] for line in (install, check, *images)] == ["pip", "python", "podman", "kubectl"]
+    for line in (install, check):
+        done = run_clean("bash", "-ec", line, cwd=made, bin_dir=bin_dir)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
 
 
 def test_core_exports_only_its_entry_point(wheel: Path, tmp_path: Path) -> None:
