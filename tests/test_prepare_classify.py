@@ -1,10 +1,12 @@
 """Classification of prepares: the ranking of evidence, rule by rule."""
 
 import errno
+import json
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +35,7 @@ from prepare_cases import (
 from private_mounts import within_mounts
 
 from agent.health.verdict import kubelet_message
+from agent.model.claim import ClaimConfig
 from agent.model.health import Health, Repair, Severity
 from agent.model.prepare import ErrorClass, FaultTaint, Operation, PrepareVerdict, Scope
 from agent.model.taint import Effect
@@ -612,6 +615,21 @@ def test_verdict_names_only_devices_of_the_failed_requests() -> None:
     mismatch = PermanentError("570 and 580", code="gpu.driver.mismatch", requests=["r-gpu-0"])
     verdict = classify(mismatch, PrepareContext(claim))
     assert (verdict.devices, verdict.health) == ((ref("gpu-0"),), Health.UNKNOWN)
+
+
+@pytest.mark.parametrize("requests", [("r-gpu-1",), ()])
+@pytest.mark.parametrize("act", [lambda: json.loads("{"), lambda: int("many")], ids=["decode", "value"])
+def test_wrong_parameters_name_only_devices_with_parameters(
+    act: Callable[[], object], requests: tuple[str, ...]
+) -> None:
+    claim = claim_of("gpu-0", "gpu-1", configs=(ClaimConfig("FromClaim", requests, {"mode": "many"}),))
+    with pytest.raises(ValueError) as caught, doing(Operation.CONFIG):  # noqa: PT011  # of either function
+        act()
+    verdict = classify(caught.value, PrepareContext(claim))
+    assert verdict.error_class is ErrorClass.BAD_CONFIG
+    expected = requests or ("r-gpu-0", "r-gpu-1")
+    assert verdict.requests == expected
+    assert verdict.devices == tuple(ref(request.removeprefix("r-")) for request in expected)
 
 
 @pytest.mark.parametrize("code", sorted(USER_CODES))

@@ -176,9 +176,15 @@ def _score_http(piece: HttpStatus, context: PrepareContext) -> EvidenceScore:
 def _score_decode_failure(piece: DecodeFailure, context: PrepareContext) -> EvidenceScore:
     summary = f"{piece.exception_type}: {sanitize(piece.text)}"
     operation = piece.operation or context.operation
+    requests = _requests_with_parameters(context)
     if operation is Operation.CONFIG:
         return EvidenceScore(
-            EvidenceWeight.FACT, "config.decode", ErrorClass.BAD_CONFIG, f"parameters: {summary}", 0.9
+            EvidenceWeight.FACT,
+            "config.decode",
+            ErrorClass.BAD_CONFIG,
+            f"parameters: {summary}",
+            0.9,
+            requests=requests,
         )
     if operation is Operation.STATE:
         return EvidenceScore(
@@ -186,7 +192,12 @@ def _score_decode_failure(piece: DecodeFailure, context: PrepareContext) -> Evid
         )
     if piece.rejected_by_type_check and operation is None and context.claim.configs:
         return EvidenceScore(
-            EvidenceWeight.LOOSE, "config.decode", ErrorClass.BAD_CONFIG, f"parameters: {summary}", 0.6
+            EvidenceWeight.LOOSE,
+            "config.decode",
+            ErrorClass.BAD_CONFIG,
+            f"parameters: {summary}",
+            0.6,
+            requests=requests,
         )
     return EvidenceScore(
         EvidenceWeight.CODE,
@@ -197,9 +208,23 @@ def _score_decode_failure(piece: DecodeFailure, context: PrepareContext) -> Evid
     )
 
 
-def _score_wrong_value(piece: WrongParameterValue, _: PrepareContext) -> EvidenceScore:
+def _score_wrong_value(piece: WrongParameterValue, context: PrepareContext) -> EvidenceScore:
     summary = f"parameters: {sanitize(piece.text) or piece.exception_type}"
-    return EvidenceScore(EvidenceWeight.FACT, "config.invalid", ErrorClass.BAD_CONFIG, summary, 0.8)
+    return EvidenceScore(
+        EvidenceWeight.FACT,
+        "config.invalid",
+        ErrorClass.BAD_CONFIG,
+        summary,
+        0.8,
+        requests=_requests_with_parameters(context),
+    )
+
+
+def _requests_with_parameters(context: PrepareContext) -> tuple[str, ...]:
+    """Return the requests that the claim's parameters apply to: no other request can have wrong ones; empty:
+    all."""
+    named = [set(config.requests) for config in context.claim.configs]
+    return tuple(sorted(set[str]().union(*named))) if all(named) else ()
 
 
 def _score_no_connection(piece: ConnectionFailure, context: PrepareContext) -> EvidenceScore:
