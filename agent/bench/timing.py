@@ -60,7 +60,8 @@ class InterleavedTimings:
     """Labels of the contenders by key."""
     timed: dict[str, ContenderSamples]
     reference: tuple[float, ...]
-    """Samples of a fixed computation, a block in each round [ns]; their variation is that of the machine."""
+    """Samples of a fixed computation, a block in each round [ns]; their variation shows how stable the
+    machine is."""
 
 
 class MedianInterval(NamedTuple):

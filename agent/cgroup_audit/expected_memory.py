@@ -73,7 +73,7 @@ def container_memory_qos(pod: Pod, container: PodContainer, facts: NodeFacts) ->
 def class_memory_qos(
     qos: QosClass, requested: Callable[[Sequence[QosClass]], Amount], facts: NodeFacts
 ) -> Iterator[ExpectedSetting]:
-    """Yield the expected protection of the cgroup of a QoS class; that of Guaranteed is kubepods.
+    """Yield the expected protection of the cgroup of a QoS class; Guaranteed pods are in kubepods.
 
     Args:
         requested: Function that sums the memory requests of the pods of QoS classes.

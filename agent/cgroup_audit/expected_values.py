@@ -82,7 +82,7 @@ class ExpectedSetting:
 
     setting: SettingId
     accepted: tuple[AcceptedValue, ...]
-    """Correct values, that of the released kubelet first. Empty: unknown."""
+    """Correct values, the released kubelet's value first. Empty: unknown."""
     arithmetic: str
     unknown_reason: str = ""
     """Reason why the expected value is unknown; empty: it is known."""

@@ -94,7 +94,7 @@ def parse_amounts(amounts: JsonObject, place: str) -> ResourceAmounts:
 _HASHES: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
 """Annotations of a static pod that hold the hash of its manifest."""
 _STATIC_SOURCE: Final = "kubernetes.io/config.source"
-"""Annotation with the origin of a pod: ``api``, or else that of a static pod."""
+"""Annotation with the origin of a pod: ``api``; any other value for a static pod."""
 SHARED_CLAIMS: Final = "drahealth/shared-claims"
 """Annotation with the names of claims that pods share on purpose, separated by commas."""
 _SYSTEM_PRIORITY: Final = 2_000_000_000

@@ -19,7 +19,7 @@ class ApiAccess:
     """Address and credentials of an API server. Files are read at each call, because they are rotated.
 
     Raises:
-        ConfigError: The URL is not that of an API server.
+        ConfigError: The URL cannot be that of an API server.
     """
 
     url: str
@@ -36,7 +36,7 @@ class ApiAccess:
     client_certificate: bytes = field(default=b"", repr=False)
     """Certificate of the user with its key, in PEM; empty: no certificate."""
     server_name: str = ""
-    """Name in the API server's certificate; empty: that of the URL."""
+    """Name in the API server's certificate; empty: the host of the URL."""
     insecure: bool = False
     """Whether the API server's certificate is not verified."""
 

@@ -288,7 +288,7 @@ def _describe_answer(answer: ClaimReply | None) -> str:
 
 
 def _same_answer(session: SessionRecord, stage: PrepareStage, observation_if_good: str) -> CheckOutcome:
-    """Return FAIL with the claims whose answer in a stage is an error, or not that of the first prepare."""
+    """Return FAIL with the claims whose answer in a stage is an error, or differs from the first prepare."""
     record = _record(session)
     first = record.first_call(PrepareStage.FIRST)
     found = [failed(text) for text in _errors(record.calls[stage], _refs(record))]

@@ -23,7 +23,7 @@ def choose_devices(
         slices: ResourceSlices of any drivers, in any version.
         claims: ResourceClaims, whose allocated devices are not free.
         driver: Name of the driver.
-        node: Name of the Kubernetes node, if the slices are of several.
+        node: Name of the Kubernetes node, if the slices belong to several nodes.
 
     Raises:
         ValueError: No device is free, with the reasons; or an object is malformed.

@@ -1,4 +1,4 @@
-"""Devices that a Python driver declares: a name and the hardware that the device stands for.
+"""Devices that a Python driver declares: a name and the hardware that the device consists of.
 
 The fields are the keys of a declaration file, and the same code validates them.
 """

@@ -246,7 +246,8 @@ class EngineLoop:
 
 
 def stalls_of(report: Report) -> frozenset[Stall]:
-    """Return the stalled sources and the GPUs that do not answer: what old readings alone can show."""
+    """Return the stalled sources and the GPUs that do not answer, which are the findings that old readings
+    can cause by themselves."""
     stalled = [source.name for source in report.sources if source.state is SourceState.STALLED]
     hung = [
         (device.device, cause.severity)

@@ -36,7 +36,7 @@ class Segment(NamedTuple):
     """Change with which the time begins."""
     begin_s: float
     end_s: float
-    """Begin and end, as seconds since 1970 of the wall clock as it is set now."""
+    """Start and end of the segment by the present setting of the wall clock [s since 1970]."""
     is_newest: bool
     """True: the device still has this verdict, as far as known."""
 
@@ -51,7 +51,7 @@ class DeviceAvailability(NamedTuple):
 
     device: DeviceRef
     begin_s: float
-    """Begin of the window, or the device's first record if that is later."""
+    """Start of the window, or the device's first record if that is later."""
     end_s: float
     state: RecordedState
     """Newest state."""
@@ -66,8 +66,8 @@ class DeviceAvailability(NamedTuple):
     mean_between_faults_s: float | None
     """Time in which the device was usable, for each fault that began [s]; None: no fault."""
     mean_to_recover_s: float | None
-    """Mean time from the begin of a fault to a usable device, of the faults that ended [s]; None: none ended.
-    Includes time that was not observed, such as that of a reboot."""
+    """Mean time from the start of a fault until the device was usable, of the faults that ended [s]; None:
+    none ended. Includes time that was not observed, such as that of a reboot."""
     interruptions: int
     """Largest number of times within FLAP_WINDOW_S that the device stopped being usable."""
 
@@ -129,7 +129,7 @@ class Timeline:
             self._unobserved_before.append(self._unobserved_before[-1] + gap_s)
 
     def position(self, change: VerdictChange) -> float:
-        """Return the time of a change; a change of a deleted period is at the begin of the oldest one."""
+        """Return the time of a change; for a change of a deleted period, the start of the oldest period."""
         index = self._index.get(change.period)
         if index is None:
             return self._starts[0] if self._starts else self.now_s
@@ -153,7 +153,7 @@ class _Begin(NamedTuple):
 
 
 def _gap_s(period: ObservedPeriod, following: _Begin) -> float:
-    """Return the time between the end of a period and the begin of the one that follows it [s]."""
+    """Return the time between the end of a period and the start of the following one [s]."""
     if period.boot_id and period.boot_id == following.boot_id:
         return max(0.0, following.boot_s - period.began_boot_s - period.lasted_s)
     return max(0.0, following.wall_s - period.ended_s)

@@ -397,7 +397,7 @@ def _shown_by_reading(
     settings: EngineSettings,
     now: Instant,
 ) -> str:
-    """Return what the readings of the GPUs with these faults still show; empty: no fault."""
+    """Return the fault that readings of the GPUs with these faults still show, as text; empty: no fault."""
     host = target.host_device
     if host is None or not (found.latched or found.conditions):
         return ""

@@ -33,7 +33,8 @@ def format_at_least(count: int) -> str:
 
 
 class RuleNotApplicable(NamedTuple):
-    """Rule result: the rule has nothing to evaluate, because the machine or device lacks what it reads."""
+    """Rule result: the rule has nothing to evaluate, because the machine or device lacks the hardware or file
+    that the rule reads."""
 
     reason: str
 

@@ -1,8 +1,8 @@
-"""Values of the machine at start: what the engine stores of them, restores after a restart of the agent, and
-replaces when an operator accepts what the machine has now. Pure.
+"""Values of the machine at start: the engine stores them, restores them after a restart of the agent, and
+replaces them when an operator accepts the machine's present values. Pure.
 
-An agent without stored values would take what a fault left as the values at start, and the fault would end
-although nothing was repaired. A reboot ends stored values; the configuration's ``[expect]`` outranks them.
+An agent without stored values would take the values of a faulty machine as those at start, and the fault
+would end without a repair. A reboot ends stored values; the configuration's ``[expect]`` outranks them.
 """
 
 from collections.abc import Iterable
@@ -78,7 +78,7 @@ def collect_start_values(
 
 
 def values_of_boot(stored: StartValues, boot_id: str) -> StartValues:
-    """Return the stored values if they are of the running boot, else no values of this boot.
+    """Return the stored values if the running boot is theirs, else empty values for the running boot.
 
     Args:
         boot_id: Boot ID of the running kernel; empty: unknown, stored values may be of another boot.
@@ -113,8 +113,8 @@ def with_seen_features(gpus: GpuRuleState, stored: Iterable[GpuAtStart]) -> GpuR
 def restart_host_device(
     host: HostRuleState, snapshot: Snapshot, settings: EngineSettings, device: InventoryDevice
 ) -> HostRuleState:
-    """Return the state after the values of a device of the host now were accepted as those at start. What the
-    configuration sets stays expected."""
+    """Return the state with the present values of a host device as its values at start. Expectations that the
+    configuration sets stay."""
     match device.kind:
         case DeviceKind.CPU:
             node = device.numa_node
@@ -130,8 +130,8 @@ def restart_host_device(
 
 
 def restart_declared_part(host: HostRuleState, snapshot: Snapshot, part: DeclaredPart) -> HostRuleState:
-    """Return the state after the values of a declared part of the host now were accepted as those at start.
-    What the driver declares stays expected."""
+    """Return the state with the present values of a declared part of the host as its values at start.
+    Expectations that the driver declares stay."""
     match part:
         case DeclaredCpus():
             return replace(host, cpus=restart_cpus(host.cpus, snapshot, part.cpus))

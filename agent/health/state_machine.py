@@ -180,8 +180,8 @@ _OVER: Final = " (over; reported until "
 
 
 def _with_end_of_probation(finding: Finding, probation_ns: int, now: Instant) -> Finding:
-    """Return the finding of a fault that is over since ``now``; that of an Unhealthy cause says until when it
-    is reported.
+    """Return the finding of a fault that ended at ``now``; the text of an Unhealthy cause states until when
+    it is reported.
 
     Other faults are held because their reading oscillates: each oscillation would change the text.
     """

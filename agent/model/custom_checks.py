@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from agent.model.health import Finding, Repair, Severity
 
 CUSTOM_PREFIX: Final = "custom."
-"""Begin of the finding codes of custom checks."""
+"""Prefix of the finding codes of custom checks."""
 DEVICE_ARGUMENT: Final = "{device}"
 """Part of an argument that stands for the device's name: the command then runs once for each device."""
 

@@ -57,7 +57,8 @@ class RuleOverride:
     code: str
     """Finding code, or a family of codes: ``gpu.ecc.*``."""
     device: str = ""
-    """Pattern of device names with ``*`` and ``?``; empty: all devices, and what concerns no device."""
+    """Pattern of device names with ``*`` and ``?``; empty: all devices, and findings that concern no
+    device."""
     off: bool | None = None
     """True: the rule is not evaluated."""
     severity: Severity | None = None

@@ -10,7 +10,7 @@ class SourceState(StrEnum):
 
     OK = "ok"
     ABSENT = "absent"
-    """The machine does not have what the source reads."""
+    """The machine does not have the hardware or files that the source reads."""
     FAILING = "failing"
     """At least one existing file or interface cannot be read."""
     STARTING = "starting"

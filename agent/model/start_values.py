@@ -35,7 +35,7 @@ class HugepagePoolAtStart(NamedTuple):
     device: str
     """Device name of the pool, ``hugepages-2mi-node0``."""
     pages: int
-    """Number of persistent pages at start; -1: the configuration sets what is expected."""
+    """Number of persistent pages at start; -1: the configuration sets the expected number."""
     max_seen: int
     """Largest number of persistent pages since start."""
 

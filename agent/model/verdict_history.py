@@ -76,7 +76,7 @@ class VerdictChange(NamedTuple):
     at_s: float
     """Time of the change on the wall clock, as it was set then [s since 1970]."""
     offset_s: float
-    """Time from the begin of the period to the change [s]; 0: the first report of the period has the verdict,
+    """Time from the start of the period to the change [s]; 0: the first report of the period has the verdict,
     which may have begun earlier."""
 
 

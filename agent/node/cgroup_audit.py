@@ -89,7 +89,7 @@ class CgroupAuditReport:
     gaps: tuple[str, ...] = ()
     """Texts on facts that could not be read, and on comparisons that were skipped for that reason."""
     notes: tuple[str, ...] = ()
-    """Texts on settings of the Kubernetes node that change what is compared."""
+    """Texts on settings of the Kubernetes node because of which settings are compared differently."""
 
 
 def audit_cgroups(
@@ -206,7 +206,7 @@ def _read_kubelet_config(paths: AuditPaths) -> KubeletConfigResult:
 
 
 def _kubelet_gaps(kubelet: KubeletConfigResult) -> Iterable[str]:
-    """Yield texts on settings that are not compared, with the source that would show what is expected."""
+    """Yield texts on settings that are not compared, with the source that would show the expected values."""
     if kubelet.config is None:
         yield (
             f"configuration of the kubelet: {kubelet.reason}; memory QoS, swap limits and node cgroups are "

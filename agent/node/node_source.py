@@ -71,7 +71,7 @@ class NodeSource:
     Args:
         config: Root directories and periods.
         sampler: Sampler, which is started and stopped with the other threads.
-        limits: Limits of the GPU rules, which decide what wakes the engine loop.
+        limits: Limits of the GPU rules, which decide which readings wake the engine loop.
         period_ns: Time between two reads of the fast sources [ns].
         reads_declarations: Whether devices are declared by files in the runtime directory; False: by
             :meth:`declare` only.

@@ -263,7 +263,8 @@ class VerdictRecorder:
             )
 
     def _merge_stored(self, stored: StoredVerdicts) -> None:
-        """Queue what a file lacks that this recorder has not read or written yet."""
+        """Queue the changes that are missing in a history file which this recorder has neither read nor
+        written."""
         if self._stored is not None:  # the file was removed, or a damaged one was renamed
             changes = {(one.period, one.number): one for one in (*self._stored.values(), *self._pending)}
             self._pending = list(changes.values())
@@ -293,7 +294,7 @@ class VerdictRecorder:
                 yield one._replace(before=known.verdict.state)
 
     def _forget_written(self, job: _Job) -> int:
-        """Remove what was written from the queue; return how many changes were dropped before."""
+        """Remove the written changes from the queue; return how many changes were dropped before."""
         assert self._stored is not None
         for one in job.changes:
             if one.verdict == GONE:

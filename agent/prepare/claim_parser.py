@@ -250,8 +250,8 @@ def check_parameters(
 
     Args:
         obj: A ResourceClaim, ResourceClaimTemplate or DeviceClass.
-        kinds: Types of the driver as for :func:`decode_parameters`; None: check only what holds for every
-            driver, the size and the presence of ``apiVersion`` and ``kind``.
+        kinds: Types of the driver as for :func:`decode_parameters`; None: check only the size and the
+            presence of ``apiVersion`` and ``kind``.
         driver: Check only parameters for this driver; empty: all parameters.
 
     Returns:

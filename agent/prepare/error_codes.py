@@ -142,7 +142,8 @@ API_STATUS_MEANINGS: Final[Mapping[int, CodeAndClass]] = {
 
 
 def classify_errno(number: int, operation: Operation | None) -> CodeAndClass:
-    """Return code and class of an errno; ``operation``: what the driver did, None if unknown."""
+    """Return code and class of an errno; ``operation``: operation of the driver that failed, None if
+    unknown."""
     if operation and (found := ERRNO_MEANINGS[operation].get(number)):
         return found
     name = e.errorcode.get(number, f"errno_{abs(number)}").lower()

@@ -63,7 +63,7 @@ class FailedDeviceError(DriverError):
     Args:
         device: The broken device, or its name among the claim's devices. If the claim does not have it, the
             failure is of class unknown.
-        summary: As for :class:`DriverError`, like all further arguments.
+        summary: See :class:`DriverError`, also for all further arguments.
     """
 
     default_code = "driver.failed_device"
@@ -86,7 +86,7 @@ class PermanentError(DriverError):
     """Failure that lasts until the Kubernetes node or the driver is fixed.
 
     Args:
-        summary: As for :class:`DriverError`, like ``code``, ``detail`` and ``requests``.
+        summary: See :class:`DriverError`, also for ``code``, ``detail`` and ``requests``.
         scope: Part at fault; with ``NODE`` or ``DRIVER``, other claims fail, too.
     """
 

@@ -125,7 +125,8 @@ def _compose_text(verdict: PrepareVerdict, *, device: str, request: str, others:
 
 
 def _consequence(verdict: PrepareVerdict) -> str:
-    """Return what follows from a failure; for several broken devices with the number that were requested."""
+    """Return the consequences of a failure; for several broken devices with the number that were
+    requested."""
     count = len(set(verdict.devices))
     if verdict.error_class is not ErrorClass.FAILED_DEVICE or count < 2:
         return CONSEQUENCE_TEXTS[verdict.error_class]

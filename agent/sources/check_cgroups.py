@@ -85,7 +85,7 @@ class CheckCgroup:
 
     def remove(self) -> None:
         """Remove the cgroup. Blocks up to 0.5 s while killed processes end; a later start of the agent
-        removes what is left."""
+        removes the cgroup otherwise."""
         end_s = time.monotonic() + REMOVE_S
         while True:
             try:
@@ -101,7 +101,8 @@ class CheckCgroup:
 
 
 def open_check_cgroups() -> tuple[CheckCgroups | None, str]:
-    """Prepare the agent's cgroup for cgroups of checks, and end what an earlier agent left there.
+    """Prepare the agent's cgroup for cgroups of checks, and remove the cgroups that an earlier agent left
+    there.
 
     Returns:
         The factory of cgroups, or None; and the reason why there is none, or why some limits do not apply.

@@ -21,7 +21,7 @@ from agent.sources.check_cgroups import CheckCgroup
 from agent.system.output import describe_exit
 
 OUTPUT_BYTES: Final = 2048
-"""Length of the output that is kept [bytes]; more is read and dropped, so that the command goes on."""
+"""Length of the output that is kept [bytes]; more is read and dropped, so that the command is not blocked."""
 FLOOD_BYTES: Final = 1 << 20
 """Length of the output above which the command is killed [bytes]: reading it costs the agent CPU time."""
 READ_BYTES: Final = 65_536
@@ -39,7 +39,7 @@ class CommandResult(NamedTuple):
     exit_code: int | None
     """Exit code; None: the command gave no result, see ``problem``."""
     output: str
-    """Begin of the standard output, or of the standard error if there is no output."""
+    """First part of the standard output, or of the standard error if there is no output."""
     problem: str = ""
     """Reason why there is no exit code: not started, killed, or not ended in time."""
 
@@ -219,7 +219,7 @@ class _Output:
             self.write_fd = -1
 
     def read_available(self) -> bool:
-        """Read once what the pipe holds; return False if it has ended."""
+        """Read the pipe's present content once; return False if the pipe has ended."""
         try:
             data = os.read(self.read_fd, READ_BYTES)
         except BlockingIOError:

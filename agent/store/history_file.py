@@ -309,7 +309,8 @@ class HistoryFile:
             raise HistoryError(self._path, describe_sqlite_error(error)) from None
 
     def _handle_corrupt(self, error: UnusableFile) -> str:
-        """Rename an unusable file and its journal; a newer version's file stays. Returns what was done."""
+        """Rename an unusable file and its journal; a newer version's file stays. Returns a text on the
+        outcome."""
         if error.kind == NEWER_VERSION:
             return "the file is left unchanged, and nothing is recorded"
         journal = self._path.with_name(f"{self._path.name}-journal")

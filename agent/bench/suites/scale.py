@@ -107,7 +107,7 @@ def measure_explain_and_audit(run_size: RunSize, outcome: SuiteOutcome) -> None:
 def _add_process_curves(
     outcome: SuiteOutcome, title: str, key: str, runs: Mapping[str, Mapping[int, ProcessRun]], *notes: str
 ) -> None:
-    """Add curves of time and memory by number of pods; the fit is that of the first program."""
+    """Add curves of time and memory by number of pods, with a fit for the first program."""
     times: list[ResultRow] = []
     sizes: list[ResultRow] = []
     for name, starts in runs.items():

@@ -35,8 +35,8 @@ EXITS: Final = {
 """Exit code by verdict; the first verdict that any check has decides."""
 
 PROFILE: Final = "drahealth-conform/1"
-"""Name and version of the set of checks that a profile stands for. The number rises with each change of the
-set, so that an older result is never taken for a newer one."""
+"""Name and version of a profile's set of checks. The number rises with each change of the set, so that an
+older result is never taken for a newer one."""
 KUBELET: Final = "1.37"
 """Newest kubelet whose behaviour the checks describe."""
 AREAS: Final = {

@@ -103,7 +103,8 @@ def _strongest(edges: Sequence[ConsumerEdge]) -> str:
 
 
 def _device_names(refs: Sequence[DeviceRef]) -> str:
-    """Return the names of devices; the driver and pool are left out where the device before has the same."""
+    """Return the names of devices; the driver and pool are left out if those of the previous device are
+    equal."""
     names = []
     for number, ref in enumerate(refs[:MAX_DEVICES]):
         before = refs[number - 1] if number else None

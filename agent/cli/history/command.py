@@ -117,7 +117,7 @@ def _check_views(args: Namespace) -> None:
 
 
 def _print_lists(args: Namespace, path: Path, now: _Now) -> None:
-    """Print the changes of verdicts and the uses of devices, or what the flags select of them."""
+    """Print the changes of verdicts and the uses of devices, or the part that the flags select."""
     from agent.cli.history.text import document, render, render_none, uses_csv
     from agent.cli.history.verdicts_text import change_document, changes_csv, render_changes
     from agent.health.availability import Timeline, device_segments, listed_changes

@@ -78,7 +78,7 @@ class PrepareOptions(NamedTuple):
     other_claims: tuple[JsonObject, ...]
     """ResourceClaims whose devices are not chosen."""
     node: str
-    """Name of the Kubernetes node whose devices are chosen, if the slices are of several."""
+    """Name of the Kubernetes node whose devices are chosen, if the slices belong to several nodes."""
     api: ApiServer | None
     """API server in which made claims are created and deleted; None: ``claim_command`` is run."""
     claim_command: str
@@ -148,7 +148,8 @@ def omit_all(outcome: CheckOutcome) -> ClaimSessionRecord:
 
 
 class PrepareSession:
-    """Session that prepares claims. Use it as a context: its end unprepares and deletes what is left.
+    """Session that prepares claims. Use it as a context manager: its end unprepares and deletes the remaining
+    claims.
 
     Args:
         options: Claims and commands.
@@ -250,7 +251,7 @@ class PrepareSession:
     async def clean_up(self) -> None:
         """Restore the device, unprepare all claims that may be prepared, and delete those of this session.
 
-        Never raises an error of the driver or of a command: a text on what is left goes to `warn`.
+        Never raises an error of the driver or of a command: a text on each remaining claim goes to `warn`.
         """
         if self._running:  # the driver may still prepare, which an unprepare before its end would not undo
             self._warn(f"waiting up to {DEADLINE_S:g} s for the driver, to unprepare; Ctrl-C ends at once")
@@ -461,7 +462,7 @@ class PrepareSession:
             raise UsageError(f"--claim-command: the output of create is not a claim: {error}") from None
 
     async def _delete_claims(self) -> list[str]:
-        """Delete the claims of this session; return what failed."""
+        """Delete the claims of this session; return the error texts."""
         failures = []
         while self._objects:
             obj = self._objects.pop()

@@ -287,7 +287,7 @@ class HardenedStream(protocol.Stream):
     async def send_data(self, data: bytes, end_stream: bool = False, *, offset: int = 0) -> None:
         """Send all data from an offset; wait for the peer if its window has no room.
 
-        Copies only what is sent at once.
+        Copies only the bytes that are sent at once.
         """
         if end_stream:
             await super().send_data(data[offset:], end_stream=True)

@@ -28,7 +28,7 @@ _complaints: Final = LogRateLimiter()
 async def call_in_thread(function: Callable[[], T], name: str) -> T:
     """Call a function in a new daemon thread and return its result, or raise its exception.
 
-    If the task is cancelled, the thread goes on and its result is dropped.
+    If the task is cancelled, the thread continues and its result is dropped.
 
     Raises:
         ThreadStartError: The thread could not be started.

@@ -18,7 +18,7 @@ DISK_TIMEOUT_S: Final = 5.0
 
 async def call_in_thread(function: Callable[[], T], name: str) -> T:
     """Call a function in a new daemon thread and return its result. If the caller is cancelled, the thread
-    goes on.
+    continues.
 
     Raises:
         RuntimeError: The function raised StopIteration, which no future accepts, or an exception that is not

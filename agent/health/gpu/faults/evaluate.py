@@ -198,7 +198,7 @@ def _instance(key: FaultKey) -> str:
 
 
 def is_latched_fault_code(code: str) -> bool:
-    """Return whether a finding code is that of a latched fault, and this version of the agent knows it."""
+    """Return whether a finding code belongs to a latched fault that this version of the agent knows."""
     if code in gpu_events.ROW_BY_CODE:
         return True
     digits = code.removeprefix(SXID_PREFIX if code.startswith(SXID_PREFIX) else XID_PREFIX)

@@ -1,8 +1,8 @@
 """Health rules for the cgroups of pods and containers: memory and hugepage limits, CPU throttling, freezing.
 
-Their findings inform operators about a pod and, as ``info``, about the devices that provide what the pod
-lacks: a pod at its limits is not a fault of a device. Only throttling on exclusive CPUs makes a device
-degraded.
+Their findings inform operators about a pod and, as ``info``, about the devices that provide the resource
+which the pod lacks: a pod at its limits is not a fault of a device. Only throttling on exclusive CPUs makes a
+device degraded.
 """
 
 from collections.abc import Callable, Mapping
@@ -317,4 +317,4 @@ AFFECTED_KINDS: Final[Mapping[str, DeviceKind]] = {
     "cgroup.memory.max": DeviceKind.MEMORY,
     "cgroup.memory.high": DeviceKind.MEMORY,
 }
-"""Kind of the devices that provide what a pod lacks, by finding code of the pod's cgroup."""
+"""Kind of the devices that provide the resource which a pod lacks, by finding code of the pod's cgroup."""

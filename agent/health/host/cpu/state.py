@@ -277,8 +277,8 @@ def restored_cpu_state(start: StartValues) -> CpuRuleState:
 
 
 def with_gained_cpus(state: CpuRuleState, snapshot: Snapshot) -> CpuRuleState:
-    """Return the state at the first snapshot of an agent: CPUs that were set online, or isolated, while none
-    ran count as such at start."""
+    """Return the state at the first snapshot of an agent: CPUs that were set online, or isolated, while no
+    agent ran count as online, or isolated, at start."""
     online, isolated = snapshot.cpus.online, snapshot.cpus.isolated
     expected = state.expected
     if expected and isinstance(online, int):
@@ -292,7 +292,7 @@ def with_gained_cpus(state: CpuRuleState, snapshot: Snapshot) -> CpuRuleState:
 def restart_cpus(
     state: CpuRuleState, snapshot: Snapshot, cpus: CpuSet, numa_node: int | None = None
 ) -> CpuRuleState:
-    """Return the state after the values of these CPUs now were accepted as those at start.
+    """Return the state with the present values of CPUs as their values at start.
 
     Args:
         numa_node: NUMA node whose online CPUs are accepted, too; None: no node.

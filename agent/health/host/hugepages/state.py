@@ -141,8 +141,8 @@ def restored_pool_state(pools: Iterable[HugepagePoolAtStart]) -> PoolRuleState:
 
 
 def with_gained_pages(state: PoolRuleState, snapshot: Snapshot) -> PoolRuleState:
-    """Return the state at the first snapshot of an agent: pages that were added while none ran count as pages
-    at start."""
+    """Return the state at the first snapshot of an agent: pages that were added while no agent ran count as
+    pages at start."""
     grown = {
         device.name: pages
         for device, pool in pools_by_device(snapshot).items()
@@ -153,7 +153,7 @@ def with_gained_pages(state: PoolRuleState, snapshot: Snapshot) -> PoolRuleState
 
 
 def restart_pool(state: PoolRuleState, snapshot: Snapshot, device: str) -> PoolRuleState:
-    """Return the state after a pool's size now was accepted as its size at start."""
+    """Return the state with a pool's present size as its size at start."""
     pool = next((pool for known, pool in pools_by_device(snapshot).items() if known.name == device), None)
     pages = persistent_pages(pool) if pool else 0
     if isinstance(pages, Missing):

@@ -149,7 +149,7 @@ def restored_pci_state(functions: Iterable[PciAtStart]) -> PciRuleState:
 
 
 def restart_pci(state: PciRuleState, address: str) -> PciRuleState:
-    """Return the state after the values of a PCI function now were accepted as those at start."""
+    """Return the state with the present values of a PCI function as its values at start."""
     function, known = state.functions.get(address), state.states.get(address)
     if function is None or known is None:
         return state

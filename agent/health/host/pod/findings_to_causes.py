@@ -285,7 +285,7 @@ def cgroup_issues(
 def _affected_by_group(
     cause: Cause, view: CgroupRuleInput, used: Iterable[PodPreparedDevice]
 ) -> Iterable[str]:
-    """Return the names of the prepared devices that provide what the pod lacks."""
+    """Return the names of the prepared devices that provide the resource which the pod lacks."""
     if cause.code == EXCLUSIVE_THROTTLED.code:
         return view.exclusive
     kind = AFFECTED_KINDS.get(cause.code)
