@@ -32,13 +32,13 @@ class MetricSample(NamedTuple):
     value: float
 
 
-class _Series(msgspec.Struct):
+class _QuerySeries(msgspec.Struct):
     metric: dict[str, str]
     value: tuple[float, str]
 
 
 class _Vector(msgspec.Struct):
-    result: list[_Series] = []
+    result: list[_QuerySeries] = []
 
 
 class _Answer(msgspec.Struct, rename={"error_type": "errorType"}):
