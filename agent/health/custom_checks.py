@@ -31,6 +31,8 @@ def custom_check_sources(
     checks: Sequence[CustomCheck], results: Iterable[CustomCheckResult], now: Instant
 ) -> Iterable[SourceSample]:
     """Return one source for each custom check that has a result."""
+    if not checks:
+        return ()
     by_name = {check.name: check for check in checks}
     samples = [
         _sample(by_name[result.check], result.device, result, now)
@@ -75,6 +77,8 @@ class CustomCheckEvaluation:
 
     def notes(self) -> list[NonDeviceCause]:
         """Return the causes from the checks of the node."""
+        if not self._checks:
+            return []
         samples = self._samples(MACHINE_SUBJECT, [check for check in self._checks if not check.devices])
         causes = evaluate_driver_checks(self._evaluation, MACHINE_SUBJECT, samples)
         return [NonDeviceCause(MACHINE_SUBJECT, cause) for cause in causes]

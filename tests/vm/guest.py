@@ -130,6 +130,38 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+CHECKS: Final = """
+[[check]]
+name = "memory"
+command = ["/bin/busybox", "tail", "/dev/zero"]
+memory = "32MiB"
+period = "1h"
+timeout = "60s"
+[[check]]
+name = "processes"
+command = ["/bin/busybox", "sh", "-c", "for i in 1 2 3 4; do /bin/busybox sleep 9 & done; exit 1"]
+processes = 3
+period = "1h"
+timeout = "60s"
+[[check]]
+name = "place"
+command = ["/bin/busybox", "sh", "-c", "/bin/busybox cat /proc/self/cgroup; exit 1"]
+period = "1h"
+timeout = "60s"
+"""
+"""Checks by commands that exceed the limits of their cgroups, and one that prints its cgroup."""
+SERVICE: Final = CGROUPS / "drahealth.service"
+RUN_AGENT: Final = "import os, sys\nos.execv(sys.executable, [sys.executable, *{}])"
+
+
+def delegated_cgroup() -> Path:
+    """Create the cgroup of the agent as a service manager does that delegates it."""
+    (CGROUPS / "cgroup.subtree_control").write_text("+memory +pids")
+    SERVICE.mkdir()
+    os.setxattr(SERVICE, "user.delegate", b"1")
+    return SERVICE
+
+
 # --- the steps ---------------------------------------------------------------------------------------------
 
 
@@ -149,6 +181,13 @@ def oom_killed(subscriber: ReportSubscriber, group: Path) -> None:
     reported = subscriber.wait(cause_s, note("cgroup.memory.oom_kill"))
     report_step("oom-killed", cause_s, reported, status=status, events=(group / "memory.events").read_text())
     (group / "memory.max").write_text("max")
+
+
+def custom_checks(subscriber: ReportSubscriber) -> None:
+    for name in ("memory.unknown", "processes.unknown", "place"):
+        cause_s = time.monotonic()
+        report_step(f"custom-{name}", cause_s, subscriber.wait(0.0, note(f"custom.{name}")))
+    report({"step": "custom-own", "found": (SERVICE / "agent/cgroup.procs").read_text().split()})
 
 
 def cpu_offline(subscriber: ReportSubscriber) -> None:
@@ -265,15 +304,16 @@ def main() -> None:
     group = make_pod()
     declare(address)
     config = Path("/tmp/config.toml")
-    config.write_text('[cgroups]\nsweep = "1s"\n')
+    config.write_text('[cgroups]\nsweep = "1s"\n' + CHECKS)
     flags = ["--driver", DRIVER, "--node-name", "vm", "--period", "100ms", "--table", "never"]
     flags += ["--config", str(config), "--runtime-dir", str(RUN)]
-    agent = subprocess.Popen([sys.executable, "-m", "agent", "run", *flags])
+    agent = run_in(delegated_cgroup(), RUN_AGENT.format(["-m", "agent", "run", *flags]))
     while not (RUN / "agent.sock").exists():
         time.sleep(0.1)
     subscriber = ReportSubscriber()
     first = subscriber.wait(0.0, lambda report: report if len(report["devices"]) > 4 else None)
     report_step("first", 0.0, first, controllers=(CGROUPS / "cgroup.controllers").read_text().split())
+    custom_checks(subscriber)
     read_only(subscriber)
     cpu_offline(subscriber)
     pool_shrunk(subscriber, pool)

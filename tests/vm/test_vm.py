@@ -164,3 +164,15 @@ def test_agent_exits_0_and_the_kernel_logged_no_bug(
 ) -> None:
     assert results["end"]["status"] == 0
     assert results["oops"]["found"] == []
+
+
+def test_commands_of_checks_have_the_limits_of_their_cgroups(results):
+    memory, processes = (
+        cause_of(results, "custom-memory.unknown"),
+        cause_of(results, "custom-processes.unknown"),
+    )
+    assert memory["evidence"] == "the command exceeded its memory limit of 32 MiB"
+    assert "fork" in processes["evidence"]
+    place = cause_of(results, "custom-place")["evidence"]
+    assert place.startswith("0::/drahealth.service/check-place-")
+    assert results["custom-own"]["found"], "the agent has moved itself to a child of its cgroup"
