@@ -2,167 +2,154 @@
 
 import json
 import re
-import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from patience import PATIENCE_S
-from wire.serving import eventually
+from http_agents import FakeAgent
+from prometheus import Prometheus
 
 from agent.cli.fleet.fleet_state import FLAPS, FleetDevice, read_fleet
 from agent.cli.fleet.prometheus_api import MetricSample, PrometheusServer
 from agent.cli.main import main
-from agent.errors import DrahealthError
-from agent.model.health import Severity
+from agent.health.state_machine import HEALTH_OF_SEVERITY
+from agent.http.metrics import MetricsRenderer
+from agent.model.gpu import NvmlSample
+from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, Repair, Severity
+from agent.model.reading import Absence, Missing
+from agent.model.report import Report
+from agent.model.snapshot import CpuSetsSample, Snapshot
+from agent.model.source_state import SourceSample, SourceState
+from agent.model.time import NS, Instant
+from agent.version import VERSION
 
+ABSENT: Final = Missing(Absence.ABSENT)
 NODES: Final = 200
 GPUS: Final = 8
-STATE_NAMES: Final = ("healthy", "degraded", "unknown", "unhealthy")
 DRIVER: Final = "gpu.example.com"
 BEGIN_S: Final = 1_700_000_000
+OLD_VERSION: Final = "0.0.9"
+OLD: Final = frozenset({"node-001", "node-002"})
+"""Nodes with agents of the old version, and with a note about the node."""
 
+
+def cause(code: str, severity: Severity, repair: Repair = Repair.NONE) -> Cause:
+    return Cause(code, severity, Blame.HARDWARE, "", "", Instant(1, BEGIN_S), repair=repair)
+
+
+LOST: Final = cause("gpu.xid.79", Severity.UNHEALTHY, Repair.REBOOT_NODE)
 SICK: Final = {
-    ("node-007", "gpu-3"): ("unhealthy", BEGIN_S + 70, [("gpu.xid.79", "unhealthy", "reboot-node")]),
-    ("node-042", "gpu-0"): ("unhealthy", BEGIN_S + 420, [("gpu.xid.79", "unhealthy", "reboot-node")]),
-    ("node-042", "gpu-1"): ("unknown", BEGIN_S + 400, [("gpu.unresponsive", "unknown", "none")]),
+    ("node-007", "gpu-3"): (BEGIN_S + 70, (LOST,)),
+    ("node-042", "gpu-0"): (BEGIN_S + 420, (LOST,)),
+    ("node-042", "gpu-1"): (BEGIN_S + 400, (cause("gpu.unresponsive", Severity.UNKNOWN),)),
     ("node-100", "gpu-5"): (
-        "degraded",
         BEGIN_S + 100,
-        [("gpu.ecc.correctable_rate", "degraded", "none"), ("gpu.clocks", "info", "none")],
+        (cause("gpu.ecc.correctable_rate", Severity.DEGRADED), cause("gpu.clocks", Severity.INFO)),
     ),
 }
-"""State, time and causes of the devices that are not healthy."""
+"""Time and causes of the devices that are not healthy."""
 FLAPPING: Final = ("node-150", "gpu-2")
+
+
+class SimulatedNode(FakeAgent):
+    """Agent of one node, with the metrics of an agent."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        library = SourceSample("nvml", SourceState.OK, 0, NS, 0, "")
+        nvml = NvmlSample((), library, library, driver="580.95.05")
+        snapshot = Snapshot(0, CpuSetsSample(ABSENT, ABSENT, ABSENT), gpus=nvml)
+        self.change(snapshot=lambda: snapshot)
+        self.show()
+        self.text = self.render()
+
+    def show(self, sick: dict[tuple[str, str], tuple[int, tuple[Cause, ...]]] = SICK) -> None:
+        """Publish a report in which these devices are sick."""
+        devices = []
+        for number in range(GPUS):
+            device = f"gpu-{number}"
+            since_s, causes = sick.get((self.name, device), (BEGIN_S, ()))
+            severity = max((one.severity for one in causes), default=Severity.OK)
+            health, since = HEALTH_OF_SEVERITY[severity], Instant(1, since_s)
+            devices.append(
+                DeviceHealth(
+                    self.name, device, "gpu", health, severity, "", since, since, 30, causes, driver=DRIVER
+                )
+            )
+        pressure = NonDeviceCause("node", cause("node.pressure.io", Severity.DEGRADED))
+        notes = (pressure,) if self.name in OLD else ()
+        self.publish(Report(self.name, self.now, tuple(devices), notes))
+
+    def flap(self, times: int) -> None:
+        """Lose a device and get it back."""
+        for _ in range(times):
+            self.show({FLAPPING: (BEGIN_S, (LOST,))})
+            self.show()
+        self.text = self.render()
+
+    def render(self) -> bytes:
+        text = MetricsRenderer(self.view, lambda: self.now).render("").text
+        version = OLD_VERSION if self.name in OLD else VERSION
+        return text.replace(f'version="{VERSION}"'.encode(), f'version="{version}"'.encode())
 
 
 class Exporter:
     """HTTP server with the metrics of all simulated nodes, one path for each."""
 
     def __init__(self) -> None:
-        self.times_lost = 0
-        """Number of times that the flapping device stopped being usable."""
-        self.gone: set[str] = set()
-        """Nodes that do not answer."""
-        self._texts: dict[str, str] = {}
-        exporter = self
+        names = (f"node-{number:03}" for number in range(NODES))
+        self.nodes = {f"/{name}": SimulatedNode(name) for name in names}
+        nodes = self.nodes
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                node = self.path.strip("/")
-                text = "" if node in exporter.gone else exporter.text(node)
+                node = nodes.get(self.path)
+                text = b"" if node is None else node.text
                 self.send_response(200 if text else 503)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
-                self.wfile.write(text.encode())
+                self.wfile.write(text)
 
             def log_message(self, *_: object) -> None:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server.server_port}"
-
-    def text(self, node: str) -> str:
-        """Return the metrics of one node, made once for those that do not change."""
-        if node == FLAPPING[0]:
-            return self.metrics(node)
-        if node not in self._texts:
-            self._texts[node] = self.metrics(node)
-        return self._texts[node]
-
-    def metrics(self, node: str) -> str:
-        """Return the metrics of one node in Prometheus' text format."""
-        lines = ["# TYPE drahealth_device_transitions_total counter"]
-        for number in range(GPUS):
-            name = f"gpu-{number}"
-            state, since_s, causes = SICK.get((node, name), ("healthy", BEGIN_S, []))
-            labels = f'driver="{DRIVER}",pool="{node}",device="{name}"'
-            lines += [
-                f'drahealth_device_health{{{labels},drahealth_device_health="{one}"}} {int(one == state)}'
-                for one in STATE_NAMES
-            ]
-            lines.append(f"drahealth_device_health_since_timestamp_seconds{{{labels}}} {since_s}")
-            lines += [
-                f'drahealth_device_finding{{{labels},code="{code}",severity="{worst}",repair="{repair}"}} 1'
-                for code, worst, repair in causes
-            ]
-            times = self.times_lost if (node, name) == FLAPPING else 0
-            lines += [
-                f'drahealth_device_transitions_total{{{labels},to="{one}"}} {times}'
-                for one in ("healthy", "unhealthy")
-            ]
-        is_old = node in ("node-001", "node-002")
-        lines.append(f'drahealth_build_info{{version="{"0.1.0" if is_old else "0.2.0"}"}} 1')
-        lines.append('drahealth_driver_info{name="nvidia",version="580.95.05"} 1')
-        lines.append(
-            f'drahealth_findings{{scope="node",code="node.pressure.io",severity="degraded"}} {int(is_old)}'
+    def scrape_config(self) -> dict[str, object]:
+        """Return the keys of Prometheus' scrape configuration: a target for each node."""
+        address = f"127.0.0.1:{self.server.server_port}"
+        labels = (
+            {"__metrics_path__": path, "instance": node.name, "cluster": "a"}
+            for path, node in self.nodes.items()
         )
-        return "\n".join(lines) + "\n"
-
-
-@contextmanager
-def prometheus(directory: Path, exporter: Exporter) -> Iterator[str]:
-    """Run a Prometheus server that scrapes all nodes; yield its URL."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("prometheus is not installed")
-    scraped = "\n".join(
-        f'      - {{targets: ["{exporter.address}"], '
-        f"labels: {{__metrics_path__: /node-{number:03}, instance: node-{number:03}, cluster: a}}}}"
-        for number in range(NODES)
-    )
-    (directory / "prometheus.yml").write_text(
-        "global: {scrape_interval: 10s, scrape_timeout: 10s}\n"
-        f"scrape_configs:\n  - job_name: drahealth\n    static_configs:\n{scraped}\n"
-    )
-    log = directory / "log"
-    command = [program, f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [*command, "--web.listen-address=127.0.0.1:0"], stdout=output, stderr=output, cwd=directory
-        )
-    listening = re.compile(r"Listening on.*?127\.0\.0\.1:(\d+)")
-    try:
-        eventually(lambda: listening.search(log.read_text()) is not None, "an address in Prometheus' log")
-        found = listening.search(log.read_text())
-        assert found is not None
-        yield f"http://127.0.0.1:{found[1]}"
-    finally:
-        server.terminate()
-        server.wait(PATIENCE_S)
+        return {
+            "scrape_interval": "10s",
+            "scrape_timeout": "10s",  # a busy machine is no silent node
+            "static_configs": [{"targets": [address], "labels": one} for one in labels],
+        }
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the URL of a Prometheus server that has scraped all nodes, and one for the last time."""
+    """Yield the URL of a Prometheus server that has scraped all nodes, and later one less."""
     exporter = Exporter()
     with exporter.server:
         threading.Thread(target=exporter.server.serve_forever, daemon=True).start()
         try:
-            with prometheus(tmp_path_factory.mktemp("prometheus"), exporter) as address:
-                server = PrometheusServer(address)
-
-                def count(query: str) -> float:
-                    with suppress(DrahealthError):  # the server starts
-                        return sum(sample.value for sample in server.query(query))
-                    return 0
-
-                eventually(lambda: count("count(drahealth_build_info)") == NODES, "all nodes")
-                exporter.times_lost = FLAPS + 1
-                flaps = f'drahealth_device_transitions_total{{to="unhealthy"}} == {FLAPS + 1}'
-                eventually(lambda: count(f"count({flaps})") == 1, "the flapping device")
-                exporter.gone.add("node-199")
-                eventually(lambda: count("count(drahealth_build_info)") == NODES - 1, "the silent node")
-                yield address
+            directory = tmp_path_factory.mktemp("prometheus")
+            with Prometheus(directory, (), scrape=exporter.scrape_config()) as server:
+                server.wait_for(f"count(drahealth_build_info) == {NODES}")
+                exporter.nodes[f"/{FLAPPING[0]}"].flap(FLAPS + 1)
+                server.wait_for(f'drahealth_device_transitions_total{{to="unhealthy"}} == {FLAPS + 1}')
+                del exporter.nodes["/node-199"]
+                server.wait_for(f"count(drahealth_build_info) == {NODES - 1}")
+                yield "http://{}:{}".format(*server.address)
         finally:
             exporter.server.shutdown()
 
@@ -209,8 +196,8 @@ def test_flapping_devices_rules_and_versions_are_counted(
         ("gpu.ecc.correctable_rate", 1, ["node-100"]),
     ]
     assert document["versions"] == [
-        {"name": "drahealth", "version": "0.2.0", "nodes": NODES - 3},
-        {"name": "drahealth", "version": "0.1.0", "nodes": 2},
+        {"name": "drahealth", "version": VERSION, "nodes": NODES - 3},
+        {"name": "drahealth", "version": OLD_VERSION, "nodes": 2},
         {"name": "nvidia", "version": "580.95.05", "nodes": NODES - 1},
     ]
 
