@@ -168,9 +168,13 @@ wheel: $(VENV)/.dev ## dist/: source distribution and, from it, the abi3 wheel
 	@$(BIN)/python -m build --no-isolation >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	@ls dist/*
 
+.PHONY: wheels
+wheels: wheel $(VENV)/.release ## dist/: abi3 wheels for manylinux_2_28 on x86_64 and aarch64, with zig's compiler
+	@deploy/wheels/build
+
 .PHONY: packages
 packages: wheel $(VENV)/.release ## dist/: deb and rpm for this distribution's Python; Go builds nfpm, which writes them
-	@deploy/packages/build dist/*.whl
+	@deploy/packages/build dist/*-linux_*.whl
 	@ls dist/*
 
 IMAGE ?= localhost/drahealth
@@ -194,9 +198,9 @@ manifests: $(HELM) ## deploy/kubernetes/drahealth.yaml from the chart's default 
 	@mv build/manifests.yaml deploy/kubernetes/drahealth.yaml
 
 .PHONY: test-packages
-test-packages: packages $(HELM) ## the deb in a fresh Debian under systemd, the image, the chart (5 min)
+test-packages: packages wheels $(HELM) ## wheels, the deb in a fresh Debian, the image, the chart (5 min)
 	@requirements/system packages $(BIN)/python
-	@$(BIN)/python -m pytest tests/packages $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 3 tests/packages $(PYTEST_ARGS)
 
 .PHONY: man
 man: $(VENV)/.dev ## build/man: manual pages, for packages of distributions

@@ -104,6 +104,7 @@ LIVE: Final = frozenset(
 """Processes, sockets with real waits, and changes to the machine."""
 
 GROUPS: Final = {
+    "image": frozenset({"packages/test_chart.py", "packages/test_image.py"}),
     "machine": frozenset(
         {
             "driver_scenarios/test_real_cgroups.py",

@@ -83,15 +83,21 @@ StandardOutput=journal+console
 """
 
 
-def build_root(root: Path) -> None:
-    """Make a minimal Debian of this machine's release, with systemd and Python."""
+def debian_release() -> str:
+    """Return the name of this machine's release of Debian; skip on others."""
     text = Path("/etc/os-release").read_text()
     release = re.search(r"^VERSION_CODENAME=(\S+)$", text, re.MULTILINE)
     if "ID=debian" not in text.splitlines() or release is None:
         pytest.skip("this machine is no Debian, whose release the container would have")
+    return release[1]
+
+
+def build_root(root: Path) -> None:
+    """Make a minimal Debian of this machine's release, with systemd and Python."""
+    release = debian_release()
     made = subprocess.run(
         ["mmdebstrap", "--quiet", "--variant=minbase", "--include=python3,systemd,systemd-sysv,dbus,man-db",
-         release[1], str(root)],
+         release, str(root)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if made.returncode != 0:
