@@ -386,6 +386,7 @@ def _continued_gpu(gpu: GpuSample, before: GpuSample | None) -> GpuSample:
         passes=before.passes + gpu.passes,
         slow_passes=before.slow_passes + gpu.slow_passes,
         handles=before.handles - 1 + gpu.handles,
+        changes=before.changes + gpu.changes,
         overdue=before.overdue + gpu.overdue,
         failures=before.failures + gpu.failures,
     )
