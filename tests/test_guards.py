@@ -4,6 +4,7 @@
 """
 
 import select
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,8 +49,10 @@ def test_guard_meets_its_budget(context: GuardContext, guard: BudgetGuard) -> No
 
 def test_each_exact_budget_has_a_guard() -> None:
     """A misspelt or obsolete budget would never be checked."""
-    for kind in KINDS.keys() - {"instructions", "ratio"}:
+    for kind in KINDS.keys() - {"instructions", "opcodes", "ratio"}:
         assert set(BUDGETS[kind]) == set(KINDS[kind].names)
+    for budgets in BUDGETS["opcodes"].values():
+        assert set(budgets) == set(KINDS["opcodes"].names)
     names = set(KINDS["instructions"].names)
     for baselines in BUDGETS["instructions"].values():
         assert set(baselines) == names | {f"{name}_calls" for name in names}
@@ -66,6 +69,22 @@ def test_guard_without_budget_raises(tmp_path: Path) -> None:
 def test_count_below_budget_is_a_miss(tmp_path: Path) -> None:
     context = GuardContext(ROOT, {"bytes": {"health_8_devices": 377}}, tmp_path)
     assert BudgetGuard("bytes", "health_8_devices").check(context) == GuardResult("376", "377", met=False)
+
+
+def test_other_number_of_opcodes_is_a_miss(tmp_path: Path) -> None:
+    python = f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
+    guard = BudgetGuard("opcodes", "change")
+    result = guard.check(GuardContext(ROOT, {"opcodes": {python: {"change": 1000}}}, tmp_path))
+    assert (result.met, result.budget) == (False, "1,000")
+    result = guard.check(GuardContext(ROOT, {"opcodes": {}}, tmp_path))
+    assert result.met is None
+    assert f"no budget for {python}" in result.value
+
+
+def test_more_modules_than_budgeted_are_a_miss(tmp_path: Path) -> None:
+    guard = BudgetGuard("modules", "nvml_process")
+    assert guard.check(GuardContext(ROOT, {"modules": {"nvml_process": 20}}, tmp_path)).met is False
+    assert guard.check(GuardContext(ROOT, {"modules": {"nvml_process": 1000}}, tmp_path)).met is True
 
 
 def test_guard_with_missing_tool_is_neither_met_nor_missed(

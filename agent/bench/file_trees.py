@@ -196,6 +196,13 @@ def write_sysfs(root: Path) -> None:
     _write_files(root / "kernel/mm/hugepages/hugepages-2048kB", MACHINE_POOL_FILES)
 
 
+def shrink_pool(sysfs: Path) -> None:
+    """Take a page from the 2 MiB pools of the sysfs of :func:`write_sysfs`."""
+    for directory in sysfs.rglob("hugepages-2048kB"):
+        pages = directory / "nr_hugepages"
+        pages.write_text(f"{int(pages.read_text()) - 1}\n")
+
+
 def write_machine_files(root: Path, controllers: int) -> None:
     """Write the rarely changing files of the machine of :func:`write_sysfs`: ``sys`` and ``proc``.
 

@@ -7,6 +7,7 @@ budget by 5 %. Absolute times depend on the machine and have no guards.
 
 import contextlib
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from agent.bench import budgets, exact_counts, idle_counts
 from agent.bench.budgets import FILE
 from agent.bench.exact_counts import CoreBenchmarkProgram
+from agent.bench.fake_nvml import FakeNvmlUnavailable
 from agent.bench.file_trees import real_or_file_tree, temporary_directory
 from agent.bench.python_readers import sweep_files
 from agent.bench.result import MeasurementError
@@ -26,6 +28,8 @@ from agent.native.health_encoder import encode_health_lists
 
 INSTRUCTION_TOLERANCE: Final = 0.005
 """Relative tolerance of instruction counts."""
+OPCODE_TOLERANCE: Final = 0.02
+"""Relative tolerance of opcode counts, which differ between maintenance releases of Python."""
 RATIO_TOLERANCE: Final = 0.05
 """Relative amount by which a ratio may exceed its budget."""
 RATIO_TRIES: Final = 4  # attempts per ratio: other processes may disturb some of them
@@ -92,6 +96,11 @@ class GuardContext:
             return self._budgets[kind][name]
         except KeyError:
             raise MeasurementError(f"{FILE}: [{kind}] has no budget for {name}; add one") from None
+
+    def budget_of_python(self, kind: str, python: str) -> Mapping[str, float]:
+        """Return the budgets of a table for one version of Python; empty if there are none."""
+        by_python: Mapping[str, Mapping[str, float]] = self._budgets.get(kind, {})
+        return by_python.get(python, {})
 
     def baselines(self) -> Mapping[str, float]:
         """Return the instruction baselines of this compiler; empty if none are recorded."""
@@ -180,6 +189,25 @@ def _check_heartbeat_waits(context: GuardContext, name: str) -> GuardResult:
     return _exact_result(idle_counts.count_heartbeat_waits()[name], context.budget("heartbeat_waits", name))
 
 
+def _check_modules(context: GuardContext, name: str) -> GuardResult:
+    measured, budget = idle_counts.count_modules(name), context.budget("modules", name)
+    return GuardResult(f"{measured:,g}", f"at most {budget:,g}", measured <= budget)
+
+
+def _check_opcodes(context: GuardContext, name: str) -> GuardResult:
+    """Compare the opcodes of a change with the budget of this version of Python."""
+    try:
+        measured = idle_counts.count_change_opcodes(name)
+    except FakeNvmlUnavailable as error:
+        return GuardResult(str(error), "", None)
+    python = f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
+    budget = context.budget_of_python("opcodes", python).get(name)
+    if budget is None:
+        return GuardResult(f"{measured:,g}: no budget for {python} in {FILE}", "", None)
+    met = abs(measured - budget) <= OPCODE_TOLERANCE * budget
+    return GuardResult(f"{measured:,g}", f"{budget:,g}", met)
+
+
 def _check_message_bytes(context: GuardContext, name: str) -> GuardResult:
     measured = sum(len(message) for message in encode_health_lists(health_entries(MESSAGE_DEVICES[name])))
     return _exact_result(measured, context.budget("bytes", name))
@@ -231,6 +259,8 @@ KINDS: Final[Mapping[str, GuardKind]] = {
     "system_calls": GuardKind((*BUILD_TOOLS, "strace"), tuple(WORKLOADS_BY_NAME), _check_system_calls),
     "instructions": GuardKind((*BUILD_TOOLS, "valgrind"), tuple(WORKLOADS_BY_NAME), _check_instructions),
     "wakeups": GuardKind((), tuple(WAKEUP_COUNTERS), _check_wakeups),
+    "modules": GuardKind((), tuple(idle_counts.START_IMPORTS), _check_modules),
+    "opcodes": GuardKind((), tuple(idle_counts.CHANGE_GPUS), _check_opcodes),
     "heartbeat_waits": GuardKind(("strace",), idle_counts.HEARTBEAT_THREADS, _check_heartbeat_waits),
     "ratio": GuardKind((), tuple(RATIOS), _check_ratio),
 }

@@ -1,7 +1,8 @@
-"""Exact counts of an idle agent: wakeups of Python, and memory that evaluations retain.
+"""Exact counts of an agent's Python: wakeups and retained memory while idle, opcodes of a change, modules.
 
 The C core makes real passes at its shortest period, so that one minute of an agent at 10 Hz takes six
-seconds. The engine loop runs on a mock clock; the waits of a heartbeat are those of a whole agent.
+seconds. The engine loop runs on a mock clock; the waits of a heartbeat are those of a whole agent. The
+opcodes of a change are those between the eventfd and the encoded message.
 """
 
 import contextlib
@@ -12,26 +13,44 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 import trio
 from trio.testing import MockClock
 
-from agent.bench.file_trees import temporary_directory, write_cgroup_files, write_sysfs
+from agent.bench.fake_nvml import write_gpu_scenario
+from agent.bench.file_trees import (
+    shrink_pool,
+    temporary_directory,
+    write_cgroup_files,
+    write_machine_files,
+    write_sysfs,
+)
 from agent.bench.processes import driver_socket, start_agent
 from agent.bench.result import MeasurementError
+from agent.bench.suites.decide import declare_cpus
 from agent.config.config import Config
-from agent.engine.loop import EngineLoop, LoopTiming
+from agent.engine.loop import EngineLoop, LoopTiming, stalls_of, visible_state
 from agent.engine.step import EngineState, step
+from agent.health.gpu.catalog import gpu_wakes
 from agent.health.host.catalog import sampler_wakes
-from agent.model.settings import EngineSettings
+from agent.model.declared_devices import Declarations
+from agent.model.kernel_messages import LogSample
+from agent.model.machine_samples import MachineSample
+from agent.model.settings import EngineSettings, GpuLimits
 from agent.model.snapshot import Snapshot
+from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
+from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
+from agent.native.machine_watch import MachineWatch
 from agent.native.sampler import Sampler, SamplerOptions
+from agent.serve.agent_servers import encode_device_health
+from agent.serve.health.feed import HealthFeed
 
 GROUPS: Final = 10
 PERIOD_NS: Final = NS // 100
@@ -252,3 +271,144 @@ async def _count_minute(source: _IdleSource) -> int:
 
 def _discard(_: object) -> None:
     """Ignore the argument."""
+
+
+CHANGE_GPUS: Final[Mapping[str, int]] = {"change": 0, "change_8_gpus": 8}
+"""Number of GPUs, and of declared CPUs, by workload."""
+START_IMPORTS: Final = {
+    "run": "import agent.cli.main, agent.cli.run, agent.app.daemon",
+    "drahealth": "import drahealth",
+    "nvml_process": "import agent.node.nvml_process_main",
+}
+"""Imports of a process before its work begins, by process."""
+_WARM_UP: Final = 3
+
+
+def count_modules(name: str) -> int:
+    """Return the number of modules that a process of START_IMPORTS loads beside those of the interpreter."""
+    program = (
+        f"import sys; before = set(sys.modules); {START_IMPORTS[name]}; print(len(set(sys.modules) - before))"
+    )
+    return int(_run_python(["-c", program]))
+
+
+def count_change_opcodes(name: str) -> int:
+    """Return the number of Python's opcodes from a hugepage pool that shrinks to the message for the kubelet.
+
+    Another process counts them, because a process that has loaded the fake NVML keeps its GPUs.
+
+    Raises:
+        FakeNvmlUnavailable: The workload has GPUs, and the fake NVML cannot be built.
+    """
+    gpus = CHANGE_GPUS[name]
+    with temporary_directory() as root:
+        environment: Mapping[str, str] = {}
+        library = ""
+        if gpus:
+            fake = write_gpu_scenario(root, gpus)
+            environment, library = fake.environment, str(fake.library)
+        program = (
+            f"from agent.bench.idle_counts import _print_opcodes as p; p({str(root)!r}, {library!r}, {gpus})"
+        )
+        return int(_run_python(["-c", program], environment))
+
+
+def _run_python(arguments: list[str], environment: Mapping[str, str] | None = None) -> str:
+    """Run a Python program with the modules of this process, and return its output."""
+    command = [sys.executable, *arguments]
+    variables = {**os.environ, "PYTHONHASHSEED": "0", **(environment or {})}
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=_ROOT)
+    if completed.returncode:
+        raise MeasurementError(f"Python: {arguments[-1]!r} failed: {completed.stderr[-1000:]}")
+    return completed.stdout
+
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def _print_opcodes(root: str, library: str, gpus: int) -> None:
+    """Count the opcodes of a change in this process, and print the number."""
+    directory = Path(root)
+    write_sysfs(directory / "sys")
+    write_machine_files(directory, 0)
+    roots = SamplerOptions(sysfs_root=directory / "sys", cgroupfs_root=directory / "none")
+    sampler = Sampler(replace(roots, wakes=sampler_wakes(1, 60)))
+    machine = MachineWatch(directory / "sys", directory / "proc", sampler.fileno())
+    options = GpuWatchOptions(library=library, sysfs_root=directory / "sys", wakes=gpu_wakes(GpuLimits()))
+    watch = GpuWatch(options, sampler.fileno()) if gpus else None
+    declarations: Declarations = ()
+
+    def read() -> Snapshot:
+        sampled, memory, devices = sampler.read(), machine.read(), watch.read() if watch else None
+        assert sampled is not None
+        assert memory is not None
+        if devices is not None:  # nothing waits for events here
+            events = devices.events._replace(state=SourceState.OK, beat_ns=devices.nvml.beat_ns)
+            devices = replace(devices, events=events)
+        of_gpus = (devices.nvml, devices.events) if devices else ()
+        return replace(
+            sampled,
+            machine=memory,
+            gpus=devices,
+            log=LogSample((), _log_source(memory)),
+            declared=declarations,
+            sources=(*sampled.sources, *memory.sources, *of_gpus),
+        )
+
+    def run_passes() -> None:
+        sampler.run_pass()
+        machine.run_pass()
+        if watch:
+            watch.run_pass()
+
+    state, feed = EngineState(EngineSettings("bench")), HealthFeed(encode_device_health)
+    run_passes()
+    declarations = declare_cpus(read(), gpus) if gpus else ()
+    snapshot = read()
+    state, report = step(state, snapshot, _time_of(snapshot))
+    for _ in range(_WARM_UP):
+        run_passes()
+        snapshot = read()
+        state, report = step(state, snapshot, _time_of(snapshot))
+        feed.publish(report.devices)
+    published, number = visible_state(report), feed.number
+    assert not report.starting
+    shrink_pool(directory / "sys")
+    run_passes()
+
+    def change() -> None:
+        snapshot = read()
+        _, report = step(state, snapshot, _time_of(snapshot), is_full=False)
+        assert visible_state(report) != published
+        assert not stalls_of(report)
+        feed.publish(report.devices)
+        assert feed.pending_messages(number)
+
+    print(_count_opcodes(change))
+
+
+def _log_source(memory: MachineSample) -> SourceSample:
+    beat_ns = max(source.beat_ns for source in memory.sources)
+    return SourceSample("kmsg", SourceState.OK, beat_ns, NS, 0, "", passes=1, vital=False)
+
+
+def _time_of(snapshot: Snapshot) -> Instant:
+    return Instant(max(source.beat_ns for source in snapshot.sources), 1.7e9)
+
+
+def _count_opcodes(function: Callable[[], None]) -> int:
+    """Return the number of opcodes that a call of `function` executes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(None)
+    return count
