@@ -78,6 +78,7 @@ LIVE: Final = frozenset(
         "test_host_watcher.py",
         "test_http.py",
         "test_http_metrics.py",
+        "test_http_web_config.py",
         "test_klog_real.py",
         "test_kube_api.py",
         "test_kubelet_sockets.py",

@@ -46,6 +46,7 @@ state-dir = "/var/elsewhere"
 
 [http]
 listen = ["localhost:9999", "unix:/run/elsewhere/http.sock"]
+web-config = "/etc/web.yml"
 
 [roots]
 sysfs = "/host/sys"
@@ -218,6 +219,7 @@ def test_every_key_of_the_file_sets_its_field(setup):
         drivers=("gpu.example.com", "cpu.example.com"),
         period_ns=250_000_000,
         log_format="json",
+        web_config=Path("/etc/web.yml"),
         listen=(ListenAddress("127.0.0.1", 9999), ListenAddress("", path="/run/elsewhere/http.sock")),
         runtime_dir=Path("/run/elsewhere"),
         state_dir=Path("/var/elsewhere"),

@@ -335,7 +335,7 @@ class Daemon:
         app = create_app(
             view, clock=read_clocks, server=lambda: ServerCounts(server.connections, server.refused)
         )
-        server = HttpServer(self._config.listen, app)
+        server = HttpServer(self._config.listen, app, web_config=self._config.web_config)
         thread = AsyncioThread(server.run, on_failure=_log_http_failure, name="dh-http")
         return _Http(view, server, thread)
 

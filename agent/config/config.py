@@ -138,6 +138,9 @@ SETTINGS: Final = (
     Setting("http.listen", "listen", kinds.ADDRESSES, check_listen_addresses, "--listen", "ADDRESS",
             "serve metrics and reports over HTTP at this ADDRESS[:PORT] or unix:PATH; may be given again "
             "(default port: 14680)", is_repeatable=True, is_fixed=True),
+    Setting("http.web-config", "web_config", kinds.PATH, flag="--web-config", metavar="FILE",
+            help="TLS and passwords of the HTTP server, in the form of Prometheus' web configuration",
+            is_fixed=True),
     Setting("roots.sysfs", "sysfs_root", kinds.PATH, check_path_length, "--sysfs-root", "DIR",
             "where sysfs is mounted (default: /sys)", is_fixed=True),
     Setting("roots.procfs", "procfs_root", kinds.PATH, check_path_length, "--procfs-root", "DIR",
@@ -288,6 +291,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     drivers: tuple[str, ...] = ()
     listen: tuple[ListenAddress, ...] = ()
     """Addresses of the HTTP server; empty: there is no HTTP server."""
+    web_config: Path | None = None
+    """File with TLS and passwords of the HTTP server; None: neither."""
     heartbeat_s: float = 10
     """Interval at which the health of verified devices is sent again [s]."""
     lease_s: int = 30

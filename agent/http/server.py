@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from errno import EADDRINUSE
 from pathlib import Path
@@ -30,6 +31,8 @@ UNSENT_S: Final = 30
 """Time after which the kernel closes the connection of a TCP client that does not read [s]."""
 IDLE_S: Final = 30
 """Time after which a connection without a request is closed [s]."""
+HANDSHAKE_S: Final = 10
+"""Time in which a client must finish the handshake of TLS [s]."""
 ACCEPT_STEPS: Final = 8
 """Steps of the event loop in which accepted connections reach the server at its end, to be closed."""
 
@@ -41,19 +44,31 @@ Listener = socket.socket | UnixListener
 class HttpServer:
     """Listening sockets of the HTTP server; :meth:`run` serves an application on them."""
 
-    def __init__(self, addresses: Sequence[ListenAddress], app: Any, *, unsent_s: int = UNSENT_S) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[ListenAddress],
+        app: Any,
+        *,
+        web_config: Path | None = None,
+        unsent_s: int = UNSENT_S,
+    ) -> None:
         """Create all sockets; after an exception none remains.
 
         Args:
             addresses: Addresses to listen on.
             app: ASGI application.
+            web_config: File with TLS and passwords; None: neither.
             unsent_s: Time after which a TCP client that does not read is disconnected [s].
 
         Raises:
             ResourceBusyError: Another process listens on an address.
-            ConfigError: An address is not one of this machine, or a socket's directory cannot be used.
+            ConfigError: An address is not one of this machine, a socket's directory cannot be used, or the
+                web configuration is not valid.
             PermissionDeniedError: This process may not listen on an address.
         """
+        self._tls: ssl.SSLContext | None = None
+        if web_config is not None:
+            app, self._tls = _with_web_config(app, web_config)
         self._hypercorn = _hypercorn_config()
         self._asgi = wrap_app(app, self._hypercorn.wsgi_max_body_size, "asgi")
         self._unsent_s = unsent_s
@@ -90,7 +105,13 @@ class HttpServer:
         servers: list[asyncio.Server] = []
         try:
             for sock in map(_socket_of, self._listeners):
-                server = await asyncio.start_server(self._accept, sock=sock, backlog=BACKLOG)
+                server = await asyncio.start_server(
+                    self._accept,
+                    sock=sock,
+                    backlog=BACKLOG,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+                )
                 servers.append(server)
             ready()
             await asyncio.get_running_loop().create_future()
@@ -171,6 +192,18 @@ class HypercornConnection(TCPServer):
     async def _read_data(self) -> None:
         await super()._read_data()
         await self.idle_task.stop()
+
+
+def _with_web_config(app: Any, path: Path) -> tuple[Any, ssl.SSLContext | None]:
+    """Return the application with authentication, and the TLS context. Raises ConfigError."""
+    try:
+        from agent.http.web_config import BasicAuthentication, WebConfigFile  # bcrypt, only if configured
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"http.web-config: the package {error.name} is not installed; install drahealth[http]"
+        ) from None
+    web = WebConfigFile(path)
+    return BasicAuthentication(app, web), web.tls
 
 
 def _socket_of(listener: Listener) -> socket.socket:

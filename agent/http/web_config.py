@@ -1,0 +1,273 @@
+"""Web configuration: TLS and basic authentication, in the form of Prometheus' web configuration files.
+
+The file, certificate and key are read again when they change, so a renewed certificate or a new password
+needs no restart. A file that becomes invalid is logged, and the last valid content stays in effect.
+"""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import logging
+import os
+import re
+import ssl
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import bcrypt
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agent.config.values import parse_bool
+from agent.errors import ConfigError, suggestion
+from agent.sources.yaml_text import parse_yaml
+from agent.system.files import ReadError, read_bounded
+
+FILE_BYTES: Final = 64 << 10
+"""Largest accepted web configuration [bytes]."""
+USERS_MAX: Final = 64
+COST_MAX: Final = 12
+"""Largest cost of a bcrypt hash, 0.3 s: a check with a larger one would hold up all clients."""
+REFUSAL_S: Final = 0.5
+"""Pause after a wrong password [s]: passwords that are tried cost at most a tenth of a core."""
+PASSED_MAX: Final = 64
+"""Number of passwords that passed and are remembered, as hashes: a check takes 60 ms."""
+
+_HASH: Final = re.compile(r"\$2[aby]\$([0-9]{2})\$[./A-Za-z0-9]{53}")
+_UNKNOWN_USER_HASH: Final = b"$2b$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"
+"""Hash that the password of an unknown user is compared with, so that it takes as long as that of a user."""
+_VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_CLIENT_AUTH: Final = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+_TLS_KEYS: Final = frozenset(
+    {"cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version", "max_version"}
+)
+
+log = logging.getLogger(__name__)
+
+
+class WebConfig(NamedTuple):
+    """Content of a web configuration."""
+
+    tls: ssl.SSLContext | None
+    users: Mapping[str, bytes]
+    """bcrypt hashes of passwords by user; empty: no authentication."""
+    files: tuple[Path, ...]
+    """Files that were read: the web configuration, certificates and keys."""
+
+
+class WebConfigFile:
+    """Web configuration that is read again when one of its files changes. Event loop only."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file. Raises ConfigError if it is not valid."""
+        self._path = path
+        self._current = read_web_config(path)
+        self._seen = _file_states(self._current.files)
+        self.tls: ssl.SSLContext | None = None
+        """Context for the listening sockets, which uses the newest certificate; None: without TLS."""
+        if self._current.tls is not None:
+            self.tls = self._current.tls
+            self.tls.sni_callback = self._use_newest_context
+
+    def read(self) -> WebConfig:
+        """Return the newest valid content."""
+        seen = _file_states(self._current.files)
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                config = read_web_config(self._path)
+            except ConfigError as error:
+                self._refuse(str(error))
+            else:
+                if (config.tls is None) != (self.tls is None):
+                    self._refuse("TLS is switched on and off by a restart of the agent only")
+                    return self._current
+                self._current = config
+                self._seen = _file_states(config.files)
+                log.info("http.web-config: %s read again: a file has changed", self._path)
+        return self._current
+
+    def _refuse(self, reason: str) -> None:
+        log.warning("http.web-config: not read again: %s; the earlier content stays in effect", reason)
+
+    def _use_newest_context(
+        self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext
+    ) -> None:
+        newest = self.read().tls
+        if newest is not None:
+            connection.context = newest
+
+
+def read_web_config(path: Path) -> WebConfig:
+    """Read a web configuration with its certificates.
+
+    Raises:
+        ConfigError: A file is unreadable or invalid, or a key is not known; the text has file and key.
+    """
+    try:
+        documents = parse_yaml(read_bounded(path, FILE_BYTES).data)
+    except ReadError as error:
+        raise ConfigError(f"{path}: {error.reason}", key="http.web-config") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", key="http.web-config") from None
+    try:
+        content = _table(documents[0] if documents else None, "the file")
+        _check_keys(content, "", {"tls_server_config", "http_server_config", "basic_auth_users"})
+        server = _table(content.get("http_server_config"), "http_server_config")
+        _check_keys(server, "http_server_config.", {"http2"})
+        tls, files = _tls_context(
+            content.get("tls_server_config"), path.parent, http2=parse_bool(server.get("http2", True))
+        )
+        users = _users(_table(content.get("basic_auth_users"), "basic_auth_users"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}", key="http.web-config") from None
+    return WebConfig(tls, users, (path, *files))
+
+
+def _table(value: object, name: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is not a table of keys and values")
+    return value
+
+
+def _check_keys(table: Mapping[str, Any], prefix: str, known: Collection[str]) -> None:
+    for key in table:
+        if key not in known:
+            raise ValueError(f"{prefix}{key}: no such key, or not supported{suggestion(str(key), known)}")
+
+
+def _tls_context(
+    value: object, directory: Path, *, http2: bool
+) -> tuple[ssl.SSLContext | None, tuple[Path, ...]]:
+    """Return the context and the files of ``tls_server_config``; None: the key is missing."""
+    if value is None:
+        return None, ()
+    prefix = "tls_server_config."
+    table = _table(value, "tls_server_config")
+    _check_keys(table, prefix, _TLS_KEYS)
+    certificate, key = (_path(table, name, directory) for name in ("cert_file", "key_file"))
+    if certificate is None or key is None:
+        raise ValueError(f"{prefix}cert_file and key_file are both needed")
+    authority = _path(table, "client_ca_file", directory)
+    mode = _choice(table, "client_auth_type", _CLIENT_AUTH, "NoClientCert")
+    if (mode is ssl.CERT_NONE) != (authority is None):
+        raise ValueError(f"{prefix}client_ca_file and a client_auth_type that verifies need each other")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _choice(table, "min_version", _VERSIONS, "TLS12")
+    context.maximum_version = _choice(table, "max_version", _VERSIONS, "TLS13")
+    context.set_alpn_protocols(["h2", "http/1.1"] if http2 else ["http/1.1"])
+    files = [path for path in (certificate, key, authority) if path is not None]
+    try:
+        for path in files:
+            path.open("rb").close()
+        context.load_cert_chain(certificate, key, password=_refuse_password)
+        if authority is not None:
+            context.load_verify_locations(authority)
+            context.verify_mode = mode
+    except OSError as error:  # ssl.SSLError is one
+        place = error.filename or f"{certificate}, {key}"
+        raise ValueError(f"{prefix[:-1]}: {place}: {error.strerror or error}") from None
+    return context, tuple(files)
+
+
+def _refuse_password() -> str:
+    raise ValueError("tls_server_config.key_file: the key has a passphrase; remove it")
+
+
+def _path(table: Mapping[str, Any], key: str, directory: Path) -> Path | None:
+    """Return a path, relative to the file's directory; None: the key is missing or empty."""
+    value = table.get(key) or None
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"tls_server_config.{key}: {value!r} is not a path")
+    return None if value is None else directory / value
+
+
+def _choice(table: Mapping[str, Any], key: str, choices: Mapping[str, Any], default: str) -> Any:
+    name = table.get(key) or default
+    if name not in choices:
+        raise ValueError(f"tls_server_config.{key}: {name!r} is not one of {', '.join(choices)}")
+    return choices[name]
+
+
+def _users(table: Mapping[str, Any]) -> dict[str, bytes]:
+    if len(table) > USERS_MAX:
+        raise ValueError(f"basic_auth_users: {len(table)} users, limit {USERS_MAX}; name fewer")
+    users = {}
+    for user, value in table.items():
+        found = _HASH.fullmatch(value) if isinstance(value, str) else None
+        if found is None or ":" in user:
+            raise ValueError(f"basic_auth_users: {user}: not the bcrypt hash of a password; see htpasswd -B")
+        if int(found[1]) > COST_MAX:
+            raise ValueError(f"basic_auth_users: {user}: cost {found[1]} is over the limit of {COST_MAX}")
+        users[user] = value.encode()
+    return users
+
+
+def _file_states(paths: Collection[Path]) -> tuple[object, ...]:
+    """Return what changes when a file is replaced or written."""
+    states: list[object] = []
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            states.append(error.errno)
+        else:
+            states.append((status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(states)
+
+
+class BasicAuthentication:
+    """Application that lets a request pass to another one if user and password are right."""
+
+    def __init__(self, app: ASGIApp, web: WebConfigFile) -> None:
+        self._app = app
+        self._web = web
+        self._lock = asyncio.Lock()
+        self._passed: dict[bytes, None] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        users = self._web.read().users
+        if not users or (scope["type"] == "http" and await self._is_right(users, scope)):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            answer = PlainTextResponse("Unauthorized\n", 401, {"WWW-Authenticate": "Basic"})
+            await answer(scope, receive, send)
+
+    async def _is_right(self, users: Mapping[str, bytes], scope: Scope) -> bool:
+        credentials = _credentials(scope)
+        if credentials is None:
+            return False
+        user, password = credentials
+        expected = users.get(user)
+        known = hashlib.sha256(b"%b\0%b\0%b" % (user.encode(), password, expected or b"")).digest()
+        if known in self._passed:
+            return True
+        async with self._lock:
+            if bcrypt.checkpw(password[:72], expected or _UNKNOWN_USER_HASH) and expected is not None:
+                if len(self._passed) >= PASSED_MAX:
+                    self._passed.clear()
+                self._passed[known] = None
+                return True
+            await asyncio.sleep(REFUSAL_S)
+        return False
+
+
+def _credentials(scope: Scope) -> tuple[str, bytes] | None:
+    """Return user and password of a request's header; None: it has none, or an invalid one."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, encoded = value.partition(b" ")
+            try:
+                user, colon, password = base64.b64decode(encoded, validate=True).partition(b":")
+                return (user.decode(), password) if colon and scheme.lower() == b"basic" else None
+            except (binascii.Error, UnicodeDecodeError):
+                return None
+    return None

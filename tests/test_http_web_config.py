@@ -1,0 +1,149 @@
+"""TLS and passwords of the HTTP server, in the form of Prometheus' web configuration."""
+
+import base64
+import shutil
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import bcrypt
+import pytest
+from agents import short_tmp
+from http_agents import FakeAgent, serving
+from http_client import get
+from prometheus import Prometheus
+from wire.serving import report
+
+from agent.errors import ConfigError
+from agent.http.web_config import read_web_config
+
+__all__ = ["short_tmp"]
+
+PASSWORD = "s3cret:colon"
+USERS = f"basic_auth_users:\n  ops: {bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()}\n"
+TLS = "tls_server_config:\n  cert_file: tls.crt\n  key_file: tls.key\n"
+
+
+def write_certificate(directory: Path, name: str = "tls") -> None:
+    """Write a new certificate for 127.0.0.1 that signs itself, and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    files = directory / name
+    request = (
+        f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
+        f"-subj /CN=node-7 -addext subjectAltName=IP:127.0.0.1 -keyout {files}.key.new -out {files}.crt.new"
+    )
+    subprocess.run(request.split(), check=True, capture_output=True)
+    for suffix in ("key", "crt"):
+        (directory / f"{name}.{suffix}.new").rename(directory / f"{name}.{suffix}")
+
+
+def web_file(directory: Path, text: str) -> Path:
+    path = directory / "web.yml"
+    path.write_text(text)
+    return path
+
+
+def authorization(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def served_certificate(address: tuple[str, int]) -> bytes:
+    """Return the certificate that a server shows."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(address) as plain, context.wrap_socket(plain) as secure:
+        found = secure.getpeercert(binary_form=True)
+        assert found
+        return found
+
+
+def test_request_needs_the_right_user_and_password(short_tmp: Path) -> None:
+    with serving(FakeAgent().app, web_config=web_file(short_tmp, USERS)) as server:
+        address = server.addresses[0]
+        refused = get(address, "/healthz")
+        assert (refused.status, refused.headers["www-authenticate"]) == (401, "Basic")
+        for user, password in (("ops", "wrong"), ("other", PASSWORD), ("ops", "")):
+            assert get(address, "/metrics", authorization(user, password)).status == 401
+        assert get(address, "/metrics", {"Authorization": "Basic !"}).status == 401
+        for _ in range(2):
+            assert get(address, "/healthz", authorization("ops", PASSWORD)).status == 200
+
+
+def test_changed_passwords_and_certificates_need_no_restart(short_tmp: Path) -> None:
+    write_certificate(short_tmp)
+    path = web_file(short_tmp, TLS)
+    with serving(FakeAgent().app, web_config=path) as server:
+        first = served_certificate(server.addresses[0])
+        write_certificate(short_tmp)
+        second = served_certificate(server.addresses[0])
+        assert first != second
+        path.write_text("tls_server_config: 5\n")
+        assert served_certificate(server.addresses[0]) == second
+    path.write_text(USERS)
+    with serving(FakeAgent().app, web_config=path) as server:
+        path.write_text("basic_auth_users: {}\n")
+        assert get(server.addresses[0], "/healthz").status == 200
+
+
+def test_prometheus_scrapes_with_tls_and_password(short_tmp: Path) -> None:
+    write_certificate(short_tmp)
+    fake = FakeAgent()
+    fake.publish(report())
+    scrape = {
+        "scheme": "https",
+        "tls_config": {"ca_file": str(short_tmp / "tls.crt")},
+        "basic_auth": {"username": "ops", "password": PASSWORD},
+    }
+    with serving(fake.app, web_config=web_file(short_tmp, TLS + USERS)) as server:
+        host, port = server.addresses[0]
+        with Prometheus(short_tmp, [f"{host}:{port}"], scrape=scrape) as prometheus:
+            prometheus.wait_for("drahealth_build_info and on () (up == 1)")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("basic_auth_user: {}", "basic_auth_user: no such key.* did you mean 'basic_auth_users'"),
+        ("basic_auth_users: {ops: secret}", "ops: not the bcrypt hash of a password; see htpasswd -B"),
+        ("basic_auth_users: {ops: $2b$31$" + "a" * 53 + "}", "ops: cost 31 is over the limit of 12"),
+        ("tls_server_config: {cert_file: a}", "cert_file and key_file are both needed"),
+        ("tls_server_config: {cert_file: a, key_file: b}", "a: No such file or directory"),
+        ("tls_server_config: {cert: a}", "tls_server_config.cert: no such key"),
+        ("tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}", "'TLS10' is not one of TLS12"),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}",
+            "client_ca_file and a client_auth_type that verifies need each other",
+        ),
+        ("http_server_config: {http2: 1}", "1 is neither true nor false"),
+        ("- a", "the file is not a table"),
+        ("a: [", "line 2, column 1"),
+    ],
+)
+def test_invalid_web_configuration_is_refused_with_its_key(tmp_path: Path, text: str, words: str) -> None:
+    path = web_file(tmp_path, text)
+    with pytest.raises(ConfigError, match=rf"^http.web-config: {path}: .*{words}"):
+        read_web_config(path)
+
+
+def test_client_needs_a_certificate_of_the_authority(short_tmp: Path) -> None:
+    write_certificate(short_tmp)
+    write_certificate(short_tmp, "client")
+    text = f"{TLS}  client_ca_file: client.crt\n  client_auth_type: RequireAndVerifyClientCert\n"
+    with serving(FakeAgent().app, web_config=web_file(short_tmp, text)) as server:
+        context = ssl.create_default_context(cafile=str(short_tmp / "tls.crt"))
+        request = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        for certificate, answer in (("", b""), ("client", b"HTTP/1.1 200")):
+            if certificate:
+                context.load_cert_chain(short_tmp / "client.crt", short_tmp / "client.key")
+            try:
+                with (
+                    socket.create_connection(server.addresses[0]) as plain,
+                    context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+                ):
+                    secure.sendall(request)
+                    assert secure.recv(12) == answer
+            except (ssl.SSLError, ConnectionError):
+                assert not certificate
