@@ -130,7 +130,9 @@ class Agent:
         self.log_file = directory / "log"
         (directory / "config.toml").write_text(config)
         flags = ("--runtime-dir", str(directory / "run"), "--config", str(directory / "config.toml"), *flags)
-        self.environ = {k: v for k, v in os.environ.items() if not k.startswith(("NOTIFY_", "DRAHEALTH_"))}
+        # pytest changes the environment while the threads of a test start agents
+        mine = {name: text for name in list(os.environ) if (text := os.environ.get(name)) is not None}
+        self.environ = {k: v for k, v in mine.items() if not k.startswith(("NOTIFY_", "DRAHEALTH_"))}
         self.environ.pop("JOURNAL_STREAM", None)
         self.environ |= environ or {}
         program = [sys.executable, "-m", "agent", "run", "--driver", DRIVER, "--table", "never", *flags]

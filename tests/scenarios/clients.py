@@ -4,11 +4,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from agents import HEALTHY, Agent
 
 from scenarios.row import HEALTH, HEALTH_WORDS, INFO, SEVERITY_WORDS
+
+UNREAD_GPU: Final = "gpu.unseen: "
+SOURCE_STARTING: Final = 5
 
 
 class ListedEntry(NamedTuple):
@@ -32,10 +35,17 @@ class ReportedEntry(NamedTuple):
 class Clients:
     """Kubelet and reader of ``agent.sock`` for all agents of a row."""
 
-    def __init__(self, limit_s: float, note: Callable[[str], None]) -> None:
-        """Create clients that wait at most ``limit_s`` for a result, and ``note`` each entry."""
+    def __init__(self, limit_s: float, note: Callable[[str], None], *, until_read: bool) -> None:
+        """Create clients that wait at most ``limit_s`` for a result, and ``note`` each entry.
+
+        ``until_read``: whether an agent begins with the first pass over all GPUs, however long it takes;
+        entries before it are left out.
+        """
         self._limit_s = limit_s
         self._note = note
+        self._until_read = until_read
+        self._unread: set[str] = set()
+        """Devices whose entries were all left out since the agent's start."""
         self._watchers = ExitStack()
         self._open: tuple[Any, Any] | None = None
         self._listed: dict[str, list[ListedEntry]] = {}
@@ -48,8 +58,9 @@ class Clients:
         """Newest report."""
 
     def open(self, agent: Agent) -> None:
-        """Connect to an agent. Returns when both sockets have sent a message."""
+        """Connect to an agent. Returns when both sockets have sent a message, and all GPUs are read."""
         self._agent_number += 1
+        self._unread.clear()
         self.report = None
         self._open = (
             self._watchers.enter_context(agent.kubelet()),
@@ -59,7 +70,10 @@ class Clients:
 
     def _has_begun(self) -> bool:
         listed = any(entries[-1].agent_number == self._agent_number for entries in self._listed.values())
-        return listed and self.report is not None
+        if not listed or self.report is None:
+            return False
+        events = self.source("nvml-events")
+        return not self._unread and (events is None or events.state != SOURCE_STARTING)
 
     def close(self) -> None:
         """Close both connections."""
@@ -156,17 +170,33 @@ class Clients:
                 )
 
     def _add_listed(self, name: str, entry: ListedEntry) -> None:
-        entries = self._listed.setdefault(name, [])
+        entries = self._listed.get(name, [])
+        if self._is_left_out(name, entries, entry.message):
+            return
+        self._listed[name] = entries
         if not entries or entries[-1] != entry:
             entries.append(entry)
             self._note(f"< {name} {HEALTH_WORDS[entry.health]} {entry.message}")
 
     def _add_reported(self, name: str, entry: ReportedEntry) -> None:
-        entries = self._reported.setdefault(name, [])
+        entries = self._reported.get(name, [])
+        if self._is_left_out(name, entries, entry.causes[0][1] if entry.causes else ""):
+            return
+        self._reported[name] = entries
         if not entries or entries[-1] != entry:
             entries.append(entry)
             causes = "; ".join(f"{SEVERITY_WORDS[severity]} {text}" for severity, text in entry.causes)
             self._note(f"    {name} is {SEVERITY_WORDS[entry.severity]}: {causes or '-'}")
+
+    def _is_left_out(
+        self, name: str, entries: Sequence[ListedEntry | ReportedEntry], first_cause: str
+    ) -> bool:
+        begins = not entries or entries[-1].agent_number != self._agent_number
+        if self._until_read and begins and first_cause.startswith(UNREAD_GPU):
+            self._unread.add(name)
+            return True
+        self._unread.discard(name)
+        return False
 
     def _is_seen(self, name: str, severity: int, text: str) -> bool:
         def is_listed(entry: ListedEntry) -> bool:

@@ -1,7 +1,6 @@
 """Machine of a row, as plain files: sysfs, procfs, the kernel log, and a fake NVML."""
 
 import itertools
-import os
 import shutil
 import time
 from pathlib import Path
@@ -52,7 +51,7 @@ class MachineFiles:
     @property
     def environ(self) -> dict[str, str]:
         """Environment variables for the fake."""
-        return dict(self.fake.env.items() - os.environ.items())
+        return {"FAKE_NVML": str(self.fake.scenario)}
 
     def scenario(self, *commands: str) -> None:
         """Set the initial commands of the fake for the next process that loads it."""

@@ -25,7 +25,8 @@ class Stage:
         self._began_s = time.monotonic()
         self._logged = ""
         self.machine = MachineFiles(row, directory)
-        self.clients = Clients(row.limit_s + PATIENCE_S, self.note)
+        hangs = any(command.startswith("init hang") for command in row.setup)
+        self.clients = Clients(row.limit_s + PATIENCE_S, self.note, until_read=not hangs)
         self._agent: Agent | None = None
 
     @property

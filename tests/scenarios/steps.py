@@ -178,6 +178,7 @@ def passes_done(passes: int = 10, source: str = "gpu-0") -> Step:
     """Wait for further passes of a source, after which the effect of the last action is visible."""
 
     def play(stage: Stage) -> None:
+        stage.clients.until(lambda: stage.clients.source(source) is not None, f"source {source}")
         begun = stage.clients.source(source).passes
         stage.clients.until(
             lambda: stage.clients.source(source).passes >= begun + passes, f"{passes} passes of {source}"
