@@ -143,9 +143,10 @@ soak: $(VENV)/.dev $(VENV)/.core ## what grows under load: figures for docs/reli
 	@cd tests && PYTHONPATH=.. ../$(BIN)/python -m faults.soak --seconds $(SOAK_S) --save
 
 KILLS ?= 1000
+KILLED_NODES ?= 1
 .PHONY: kills
-kills: $(VENV)/.dev $(VENV)/.core ## an agent under load, killed KILLS times: what is lost (1000: 25 min)
-	@cd tests && PYTHONPATH=.. ../$(BIN)/python -m faults.kills --kills $(KILLS) --save
+kills: $(VENV)/.dev $(VENV)/.core ## agents under load, killed KILLS times on KILLED_NODES at a time: what is lost (1000: 25 min)
+	@cd tests && PYTHONPATH=.. ../$(BIN)/python -m faults.kills --kills $(KILLS) --nodes $(KILLED_NODES) --save
 
 .PHONY: bench
 bench: $(VENV)/.core ## measure this machine (BENCH_ARGS="--quick")

@@ -7,6 +7,7 @@ process with all modules, since a start takes a second otherwise.
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -15,9 +16,11 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from agents import DRIVER
 from patience import PATIENCE_S
@@ -62,6 +65,8 @@ class Forks:
             [sys.executable, "-c", FORKS, str(log), *node.flags],
             env=node.environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
+        self._agent = 0
+        """Process id of the agent that runs; 0: none."""
 
     def __enter__(self) -> Self:
         return self
@@ -71,17 +76,23 @@ class Forks:
     ) -> None:
         self._process.kill()
         self._process.wait()
+        if self._agent:
+            with suppress(ProcessLookupError):
+                os.kill(self._agent, signal.SIGKILL)
 
     def start(self) -> int:
         """Start an agent and return its pid."""
         assert self._process.stdin is not None
         self._process.stdin.write("start\n")
         self._process.stdin.flush()
-        return int(self._read())
+        self._agent = int(self._read())
+        return self._agent
 
     def wait(self) -> int:
         """Return the exit code of the agent once it has ended."""
-        return int(self._read())
+        code = int(self._read())
+        self._agent = 0
+        return code
 
     def _read(self) -> str:
         assert self._process.stdout is not None
@@ -160,47 +171,72 @@ def kill_one(node: BusyNode, forks: Forks, kept: Kept, chance: random.Random) ->
         raise RuntimeError(f"the agent ended with {code}")
 
 
-def main() -> None:
-    """Kill agents; exit code 1: something is lost."""
-    parser = argparse.ArgumentParser(description="Kill agents under load, and check their files.")
-    parser.add_argument("--kills", type=int, default=1000, help="number of kills (default: 1000)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the load (default: 1)")
-    parser.add_argument("--save", action="store_true", help="store the figures for docs/reliability.md")
-    args = parser.parse_args()
+class Run(NamedTuple):
+    """Result of a number of kills on one node."""
+
+    prepares: int
+    usages: int
+    lost: tuple[str, ...]
+
+
+def kill_agents(kills: int, seed: int) -> Run:
+    """Kill agents of one node under load, and check their files after each kill.
+
+    Raises RuntimeError: an agent ended by itself or did not answer, or all lived too short.
+    """
     lost: list[str] = []
-    began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as name:
         directory = Path(name)
-        node = BusyNode(directory, args.seed, CLAIMS)
-        kept, chance, log = Kept(directory / "state"), random.Random(args.seed), directory / "log"
+        node = BusyNode(directory, seed, CLAIMS)
+        kept, chance, log = Kept(directory / "state"), random.Random(seed), directory / "log"
         node.machine.kernel(xid_line(LASTING_XID, gpu=BROKEN_GPU))
         with Forks(node, log) as forks:
-            for number in range(1, args.kills + 1):
+            for number in range(1, kills + 1):
                 log.write_bytes(b"")
                 try:
                     kill_one(node, forks, kept, chance)
                 except RuntimeError as error:
-                    raise SystemExit(f"kill {number}: {error}: {log.read_text()[-4000:]}") from None
+                    raise RuntimeError(f"kill {number}: {error}: {log.read_text()[-4000:]}") from None
                 problems = kept.lost()
                 if "Traceback" in (text := log.read_text()):
                     problems.append(text[-4000:])
                 if problems:
                     sys.stderr.write(f"kill {number}: {'; '.join(problems)}\n")
                 lost += problems
+    if not (kept.usages and kept.has_fault):
+        raise RuntimeError("the agents lived too short to write usages and faults")
+    return Run(kept.answered, kept.usages, tuple(lost))
+
+
+def main() -> None:
+    """Kill agents; exit code 1: something is lost."""
+    parser = argparse.ArgumentParser(description="Kill agents under load, and check their files.")
+    parser.add_argument("--kills", type=int, default=1000, help="number of kills (default: 1000)")
+    parser.add_argument("--nodes", type=int, default=1, help="number of nodes that share them (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the load (default: 1)")
+    parser.add_argument("--save", action="store_true", help="store the figures for docs/reliability.md")
+    args = parser.parse_args()
+    began_s = time.monotonic()
+    shares = [len(range(node, args.kills, args.nodes)) for node in range(args.nodes)]
+    seeds = range(args.seed, args.seed + args.nodes)
+    try:
+        with ProcessPoolExecutor(args.nodes, multiprocessing.get_context("spawn")) as nodes:
+            runs = list(nodes.map(kill_agents, shares, seeds))
+    except RuntimeError as error:
+        raise SystemExit(str(error)) from None
+    lost = sum(len(run.lost) for run in runs)
     figures = {
         "kills": args.kills,
-        "prepares": kept.answered,
-        "usages": kept.usages,
-        "lost": len(lost),
+        "prepares": sum(run.prepares for run in runs),
+        "usages": sum(run.usages for run in runs),
+        "lost": lost,
         "seconds": round(time.monotonic() - began_s),
     }
     sys.stdout.write(json.dumps(figures) + "\n")
     if args.save:
         save_figures("kills", figures)
     if lost:
-        raise SystemExit(f"{len(lost)} losses")
-    if not (kept.usages and kept.has_fault):
-        raise SystemExit("the agents lived too short to write usages and faults")
+        raise SystemExit(f"{lost} losses")
 
 
 if __name__ == "__main__":
