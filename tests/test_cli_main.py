@@ -193,13 +193,13 @@ def test_group_of_two_errors_is_shown_in_full(capsys):
     [
         (
             ["scna"],
-            "'scna' is not one of run, scan, watch, status, explain, clear, audit, replay, prepares, "
-            "history, fleet, classify, checks, conform, new-driver, bundle, config, completion, version; did "
-            "you mean 'scan'?\ntry 'drahealth --help'",
+            "'scna' is not one of run, scan, watch, status, explain, clear, audit, replay, what-if, "
+            "prepares, history, fleet, classify, checks, conform, new-driver, bundle, config, completion, "
+            "version; did you mean 'scan'?\ntry 'drahealth --help'",
         ),
         (
             ["zzz"],
-            "'zzz' is not one of run, scan, watch, status, explain, clear, audit, replay, prepares, "
+            "'zzz' is not one of run, scan, watch, status, explain, clear, audit, replay, what-if, prepares, "
             "history, fleet, classify, checks, conform, new-driver, bundle, config, completion, version\n"
             "try 'drahealth --help'",
         ),

@@ -1,22 +1,32 @@
 """``drahealth replay`` and ``what-if``: records of a real agent and of simulated nodes, evaluated again."""
 
+import atexit
 import json
+import re
 import signal
 import subprocess
 import threading
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 from agents import short_tmp
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from patience import PATIENCE_S
 from record_nodes import gpu_day, host_day
 from test_cli_e2e import AGENT, Node, cli, line_with, started
 from test_record import write_segment
 
 from agent.cli.main import main
+from agent.model.settings import RuleOverride
 from agent.record.events import RecordedStep, SegmentHead, report_verdicts
 from agent.record.segment_file import SegmentWriter, segment_path, segment_paths
+from agent.record.what_if import ChangeKind, compare_record, median_interval, wilson_share
 
 __all__ = ["short_tmp"]
 
@@ -134,7 +144,7 @@ def test_verdict_that_differs_from_the_recorded_one_is_listed(
     writer = SegmentWriter(segment_path(tmp_path, 1), head, steps[0][0])
     for _, snapshot, report, use in steps:  # as another release would have decided
         verdicts = [
-            one._replace(severity=2, codes=("gpu.old",)) if one.subject == "gpu-1" else one
+            one._replace(severity=2, causes=(("gpu.old", 2),)) if one.subject == "gpu-1" else one
             for one in report_verdicts(report)
         ]
         writer.append([RecordedStep(snapshot, report.at, use, tuple(verdicts), report.is_full)])
@@ -172,3 +182,159 @@ def test_invalid_replay_is_refused(
     found, _, err = run(capsys, "replay", *(arg.format(day=day) for arg in args))
     assert found == code
     assert text in err
+
+
+# --- what-if ------------------------------------------------------------------------------------------------
+
+LIMITED = (
+    "cgroup.cpu.throttled",
+    "cpu.throttled.core",
+    "gpu.ecc.correctable_rate",
+    "gpu.pcie.replay",
+    "mem.ecc.correctable_rate",
+    "node.pressure.io",
+)
+
+
+def causes_of(side: Any) -> dict[Any, Any]:
+    return {key: intervals for key, intervals in side.causes.items() if intervals}
+
+
+@cache
+def recorded_day(day: Any, seed: int) -> Path:
+    """Record of a random day, kept for the tests of this process."""
+    path = Path(mkdtemp(prefix="dh-day-")) / "record-00000001.drahrec"
+    atexit.register(rmtree, path.parent)
+    write_segment(path, day(seed, 12))
+    return path
+
+
+@given(
+    day=st.sampled_from([host_day, gpu_day]),
+    seed=st.integers(0, 2),
+    code=st.sampled_from(LIMITED),
+    limit=st.sampled_from([1, 3, 100, 1_000_000]),
+)
+@settings(max_examples=10, deadline=None)
+def test_changed_limit_of_a_rule_changes_only_its_verdicts(
+    day: Any, seed: int, code: str, limit: int
+) -> None:
+    path = recorded_day(day, seed)
+    same = compare_record([path], lambda recorded: recorded)
+    assert not list(same.changes())
+    override = RuleOverride(code, limit=limit)
+    other = compare_record([path], lambda recorded: replace(recorded, rules=(*recorded.rules, override)))
+    assert {change.code for change in other.changes()} <= {code}
+
+
+@pytest.mark.parametrize("day", [host_day, gpu_day])
+def test_rule_that_is_off_makes_only_its_verdicts_vanish(day: Any) -> None:
+    path = recorded_day(day, 1)
+    same = compare_record([path], lambda recorded: recorded)
+    codes = {code for _, code in causes_of(same.recorded) if code != "source.stalled"}
+    assert codes
+    for code in sorted(codes)[:6]:
+        rule = RuleOverride(code, off=True)
+        found = compare_record([path], lambda recorded, rule=rule: replace(recorded, rules=(rule,)))
+        changes = list(found.changes())
+        # a GPU that hangs is reported as a stalled source where no rule of its own reports it
+        assert {change.code for change in changes} <= {code, "source.stalled"}
+        assert {change.kind for change in changes if change.code == code} <= {ChangeKind.VANISHES}
+
+
+def test_what_if_prints_changes_pods_and_scores(
+    day: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "other.toml"
+    config.write_text('[[rules]]\ncode = "gpu.lost"\noff = true\n')
+    labels = tmp_path / "incidents.toml"
+    labels.write_text(
+        '[[incident]]\ndevice = "gpu-0"\nbegin = 2023-11-14T22:17:00Z\nend = 2023-11-14T23:00:00Z\n'
+        'codes = ["gpu.lost"]\n'
+        '[[incident]]\ndevice = "gpu-9"\nbegin = 2023-11-14T22:17:00Z\nend = 2023-11-14T23:00:00Z\n'
+        'codes = ["gpu.lost"]\n'
+    )
+    args = ("what-if", day, "--config", config, "--labels", labels, "--jobs", "1")
+    code, out, err = run(capsys, *args)
+    assert (code, err) == (0, "")
+    assert "vanishes" in out
+    assert "Unhealthy device-hours:" in out
+    assert "node-days a minute" in out
+    code, out, _ = run(capsys, *args, "-o", "json")
+    document = json.loads(out)
+    assert {change["code"] for change in document["changes"]} == {"gpu.lost"}
+    (rule,) = [score for score in document["scores"]["recorded"] if score["code"] == "gpu.lost"]
+    assert (rule["recall"]["successes"], rule["recall"]["trials"]) == (1, 2)
+    assert 0 < rule["recall"]["low"] < 0.5 < rule["recall"]["high"] < 1
+    assert rule["secondsToDetect"][0] >= 0
+    (rule,) = [score for score in document["scores"]["other"] if score["code"] == "gpu.lost"]
+    assert (rule["recall"]["successes"], rule["recall"]["trials"]) == (0, 2)
+
+
+def test_what_if_of_two_nodes_is_the_same_with_two_processes(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        (tmp_path / name).mkdir()
+        write_segment(segment_path(tmp_path / name, 1), host_day(seed, 5))
+    damaged = tmp_path / "c" / "record-00000001.drahrec"
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"nothing")
+    config = tmp_path / "other.toml"
+    config.write_text("[errors]\ncorrectable = 1\n")
+    places = [str(tmp_path / name) for name in "abc"]
+    documents = []
+    for jobs in "12":
+        done = cli("what-if", *places, "--config", str(config), "--jobs", jobs, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        assert f"{damaged}: this is no record of drahealth" in done.stderr
+        document = json.loads(done.stdout)
+        del document["elapsedSeconds"]
+        documents.append(document)
+    assert documents[0] == documents[1]
+    assert len(documents[0]["records"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [(0, 0, 0.0, 1.0), (0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662)],
+)
+def test_wilson_interval_has_the_published_values(
+    successes: int, trials: int, low: float, high: float
+) -> None:
+    share = wilson_share(successes, trials)
+    assert (share.low, share.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+
+
+def test_interval_of_a_median_covers_95_percent() -> None:
+    assert median_interval([]) is None
+    assert median_interval([3.0]) == (3.0, 3.0, 3.0)
+    assert median_interval(range(1, 7)) == (3.5, 1, 6)  # 1 - 2 / 2**6 = 97 %
+    assert median_interval(range(1, 11)) == (5.5, 2, 9)  # 97.9 %
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("x = 1", r"must have entries \[\[incident\]\]"),
+        ('[[incident]]\ndevice = "a"', "needs device, begin and end"),
+        ('[[incident]]\ndevice = "a"\nbegin = 2026-01-01\nend = 2026-01-02', "is not a time with a zone"),
+        (
+            '[[incident]]\ndevice = "a"\nbegin = 2026-01-02T00:00:00Z\nend = 2026-01-01T00:00:00Z',
+            "before begin",
+        ),
+        (
+            '[[incident]]\ndevice = "a"\nbegin = 2026-01-02T00:00:00Z\nend = 2026-01-02T00:00:00Z\ncodes = 1',
+            "codes",
+        ),
+        ("[", "Invalid initial character"),
+    ],
+)
+def test_invalid_labels_are_refused(
+    text: str, error: str, day: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.toml").write_text("")
+    (tmp_path / "labels.toml").write_text(text)
+    code, _, err = run(
+        capsys, "what-if", day, "--config", tmp_path / "other.toml", "--labels", tmp_path / "labels.toml"
+    )
+    assert code == 78
+    assert re.search(error, err)

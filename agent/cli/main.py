@@ -27,6 +27,7 @@ VERBS: Final = {
     "clear": "clear",
     "audit": "audit.command",
     "replay": "replay",
+    "what-if": "what_if",
     "prepares": "prepares.command",
     "history": "history.command",
     "fleet": "fleet.command",

@@ -179,7 +179,7 @@ def format_difference(one: VerdictDifference) -> str:
 def _format_verdict(verdict: DeviceVerdict | None) -> str:
     if verdict is None:
         return "no such device"
-    codes = ", ".join(verdict.codes)
+    codes = ", ".join(code for code, _ in verdict.causes)
     return f"{Health(verdict.health).name.capitalize()}{f' ({codes})' if codes else ''}"
 
 

@@ -36,8 +36,8 @@ class DeviceVerdict(NamedTuple):
     """``<driver>/<pool>/<name>``, a host device by its name."""
     health: int
     severity: int
-    codes: tuple[str, ...]
-    """Codes of the causes, the worst first."""
+    causes: tuple[tuple[str, int], ...]
+    """Code and severity of the causes, the worst first."""
 
 
 Verdicts = tuple[DeviceVerdict, ...]
@@ -75,7 +75,7 @@ def report_verdicts(report: Report) -> Verdicts:
             f"{device.driver}/{device.pool}/{device.device}" if device.driver else device.device,
             int(device.health),
             int(device.severity),
-            tuple([cause.code for cause in device.causes]),
+            tuple([(cause.code, int(cause.severity)) for cause in device.causes]),
         )
         for device in report.devices
     )

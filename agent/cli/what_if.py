@@ -1,0 +1,343 @@
+"""``drahealth what-if``: what another configuration would have reported of recorded nodes.
+
+Each directory is the record of one node, and the records are compared in parallel by processes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.cli.output.table import TextTable
+from agent.cli.output.text import clean, format_count
+from agent.cli.replay import settings_change
+from agent.cli.subcommand import Subcommand, add_output, print_result
+from agent.errors import ConfigError, ProbeError, UsageError
+from agent.model.time import rfc3339
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from agent.cli.output.terminal import TextStyle
+    from agent.record.what_if import CauseChange, Incident, Interval, RecordComparison, RuleScore, Share
+
+CHANGES_SHOWN: Final = 40
+"""Largest number of changes that the table lists; ``-o json`` has all."""
+HOUR_S: Final = 3600
+DAY_S: Final = 86_400
+LABEL_KEYS: Final = {"node", "device", "begin", "end", "codes"}
+"""Keys of an incident in a file of labels."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "records",
+        metavar="RECORD",
+        nargs="+",
+        type=Path,
+        help="the directory of one node's record; segments of one directory are one record, too",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", required=True, help="limits and rules that might have applied"
+    )
+    parser.add_argument(
+        "--labels", metavar="FILE", type=Path, help="incidents that really happened, for precision and recall"
+    )
+    parser.add_argument(
+        "--jobs", metavar="N", type=int, help="number of processes (default: one for each CPU)"
+    )
+    add_output(parser)
+
+
+def main(args: Namespace) -> int:
+    from agent.record.what_if import score_rules
+
+    if args.jobs is not None and not 1 <= args.jobs <= 1024:
+        raise UsageError(f"--jobs: {args.jobs} is not from 1 to 1024")
+    settings_change(args.config)  # an error in the file comes before the work
+    incidents = _read_labels(args.labels) if args.labels else None
+    began_s = time.monotonic()
+    found = list(_compare_all(_grouped(args.records), args.config, args.jobs or _cpu_count()))
+    elapsed_s = time.monotonic() - began_s
+    for problem in (problem for one in found for problem in one.problems):
+        print(f"drahealth: {problem}", file=sys.stderr)
+    if not any(one.steps for one in found):
+        raise ProbeError("none of the records could be read")
+    scores: tuple[list[RuleScore], ...] = ()
+    if incidents is not None:
+        scores = (
+            score_rules([(one.node, one.recorded) for one in found], incidents),
+            score_rules([(one.node, one.other) for one in found], incidents),
+        )
+    print_result(
+        args,
+        lambda: _document(found, scores, elapsed_s),
+        lambda style: _text(found, scores, elapsed_s, style),
+    )
+    return 0
+
+
+def _cpu_count() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _grouped(records: list[Path]) -> list[list[Path]]:
+    """Return the segments of each record: those of one directory belong together."""
+    from agent.record.replay import record_segments
+
+    groups: dict[Path, set[Path]] = {}
+    for path in record_segments(records):
+        groups.setdefault(path.parent, set()).add(path)
+    return [sorted(paths) for _, paths in sorted(groups.items())]
+
+
+def _compare_all(groups: list[list[Path]], config: str, jobs: int) -> Iterator[RecordComparison]:
+    """Yield the comparison of each record, in their order."""
+    jobs = min(jobs, len(groups))
+    if jobs == 1:
+        for at, paths in enumerate(groups):
+            _show_progress(at, len(groups))
+            yield _compare_one(paths, config)
+    else:
+        from concurrent.futures import ProcessPoolExecutor
+        from concurrent.futures.process import BrokenProcessPool
+        from multiprocessing import get_context
+
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            futures = [pool.submit(_compare_one, paths, config) for paths in groups]
+            for at, future in enumerate(futures):
+                _show_progress(at, len(groups))
+                try:
+                    yield future.result()
+                except BrokenProcessPool:
+                    raise ProbeError(
+                        "a process of the comparison was killed; lower --jobs if memory is short"
+                    ) from None
+    _show_progress(len(groups), len(groups))
+
+
+def _compare_one(paths: list[Path], config: str) -> RecordComparison:
+    from agent.record.what_if import compare_record
+
+    change = settings_change(config)
+    assert change is not None
+    return compare_record(paths, change)
+
+
+def _show_progress(done: int, total: int) -> None:
+    if sys.stderr.isatty() and total > 1:
+        filled = 30 * done // total
+        end = "\n" if done == total else ""
+        print(f"\r[{'#' * filled:30}] {done}/{total} records", end=end, file=sys.stderr, flush=True)
+
+
+# --- labels -------------------------------------------------------------------------------------------------
+
+
+def _read_labels(path: Path) -> list[Incident]:
+    """Read a file of incidents.
+
+    Raises:
+        ConfigError: The file cannot be read, or an incident is not valid.
+    """
+    import tomllib
+
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    incidents = table.get("incident")
+    if set(table) != {"incident"} or not isinstance(incidents, list):
+        raise ConfigError(f"{path}: the file must have entries [[incident]] and nothing else")
+    return [_incident(entry, f"{path}: incident {number}") for number, entry in enumerate(incidents, 1)]
+
+
+def _incident(entry: Any, place: str) -> Incident:
+    from agent.record.what_if import Incident
+
+    if not isinstance(entry, dict) or not {"device", "begin", "end"} <= set(entry) <= LABEL_KEYS:
+        raise ConfigError(f"{place}: needs device, begin and end, and may have node and codes")
+    codes = entry.get("codes", ["*"])
+    if not all(isinstance(text, str) for text in (entry["device"], entry.get("node", "*"))):
+        raise ConfigError(f"{place}: device and node must be texts")
+    if not isinstance(codes, list) or not codes or not all(isinstance(code, str) for code in codes):
+        raise ConfigError(f"{place}: codes must be a list of codes")
+    begin_s, end_s = (_time_s(entry[key], f"{place}: {key}") for key in ("begin", "end"))
+    if end_s < begin_s:
+        raise ConfigError(f"{place}: end is before begin")
+    return Incident(entry["device"], begin_s, end_s, entry.get("node", "*"), tuple(codes))
+
+
+def _time_s(value: Any, place: str) -> float:
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise ConfigError(f"{place}: {value!r} is not a time with a zone, such as 2026-11-23T05:00:00Z")
+    return value.timestamp()
+
+
+# --- output -------------------------------------------------------------------------------------------------
+
+
+def _text(
+    found: list[RecordComparison], scores: tuple[list[RuleScore], ...], elapsed_s: float, style: TextStyle
+) -> str:
+    changes = [change for one in found for change in one.changes()]
+    lines: list[str] = []
+    if changes:
+        table = TextTable("NODE", "DEVICE", "CODE", "CHANGE", "RECORDED", "OTHERWISE")
+        for change in changes[:CHANGES_SHOWN]:
+            table.add(
+                clean(change.node),
+                clean(change.device),
+                change.code,
+                str(change.kind),
+                _format_interval(change.recorded),
+                _format_interval(change.other),
+            )
+        lines += table.lines(style)
+        if len(changes) > CHANGES_SHOWN:
+            lines.append(f"and {len(changes) - CHANGES_SHOWN} more; -o json has all")
+        lines.append("")
+        table = TextTable("RULE", *(kind.upper() for kind in ("appears", "vanishes", "moves", "severity")))
+        by_code: dict[str, Counter[str]] = {}
+        for change in changes:
+            by_code.setdefault(change.code, Counter())[change.kind] += 1
+        for code, counts in sorted(by_code.items()):
+            table.add(code, *(str(counts[kind]) for kind in ("appears", "vanishes", "moves", "severity")))
+        lines += table.lines(style)
+    else:
+        lines.append("no verdict changes")
+    recorded_h, other_h = (
+        sum(side.unhealthy_s for side in sides) / HOUR_S
+        for sides in ([one.recorded for one in found], [one.other for one in found])
+    )
+    spared, hurt = _pods(found)
+    lines += [
+        "",
+        f"Unhealthy device-hours: {recorded_h:.2f} recorded, {other_h:.2f} otherwise",
+        f"pods on an Unhealthy device: {len(spared)} only as recorded, {len(hurt)} only otherwise",
+        *(f"  only as recorded: {clean(pod)}" for pod in spared[:CHANGES_SHOWN]),
+        *(f"  only otherwise: {clean(pod)}" for pod in hurt[:CHANGES_SHOWN]),
+    ]
+    for title, rows in zip(("as recorded", "otherwise"), scores, strict=False):
+        table = TextTable(f"RULE, {title}", "PRECISION", "RECALL", "TIME TO DETECT")
+        for score in rows:
+            table.add(
+                "all rules" if score.code == "*" else score.code,
+                _format_share(score.precision),
+                _format_share(score.recall),
+                _format_delay(score.delay_s),
+            )
+        lines += ["", *table.lines(style)]
+    days = sum(one.observed_s for one in found) / DAY_S
+    rate = days / elapsed_s * 60 if elapsed_s else 0.0
+    lines += [
+        "",
+        f"{format_count(len(found), 'record')}, {days:.2f} node-days, "
+        f"{format_count(sum(one.steps for one in found), 'evaluation')} "
+        f"in {elapsed_s:.1f} s: {rate:.3g} node-days a minute",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _pods(found: list[RecordComparison]) -> tuple[list[str], list[str]]:
+    """Return the pods that were on an Unhealthy device only as recorded, and those only otherwise."""
+    spared = {pod for one in found for pod in one.recorded.pods - one.other.pods}
+    hurt = {pod for one in found for pod in one.other.pods - one.recorded.pods}
+    return sorted(spared), sorted(hurt)
+
+
+def _format_interval(one: Interval | None) -> str:
+    if one is None:
+        return "-"
+    return f"{rfc3339(one.begin_s)} for {one.end_s - one.begin_s:.0f} s"
+
+
+def _format_share(share: Share) -> str:
+    if share.value is None:
+        return "-"
+    return f"{share.value:.2f} ({share.low:.2f} to {share.high:.2f}), {share.successes} of {share.trials}"
+
+
+def _format_delay(delay: tuple[float, float, float] | None) -> str:
+    return "-" if delay is None else f"{delay[0]:.0f} s ({delay[1]:.0f} to {delay[2]:.0f})"
+
+
+def _document(
+    found: list[RecordComparison], scores: tuple[list[RuleScore], ...], elapsed_s: float
+) -> dict[str, Any]:
+    spared, hurt = _pods(found)
+    document: dict[str, Any] = {
+        "records": [
+            {
+                "node": one.node,
+                "observedSeconds": one.observed_s,
+                "evaluations": one.steps,
+                "unhealthySeconds": {"recorded": one.recorded.unhealthy_s, "other": one.other.unhealthy_s},
+            }
+            for one in found
+        ],
+        "changes": [_change_document(change) for one in found for change in one.changes()],
+        "pods": {"onlyRecorded": spared, "onlyOther": hurt},
+        "elapsedSeconds": elapsed_s,
+    }
+    if scores:
+        recorded, other = ([_score_document(score) for score in rows] for rows in scores)
+        document["scores"] = {"recorded": recorded, "other": other}
+    return document
+
+
+def _change_document(change: CauseChange) -> dict[str, Any]:
+    return {
+        "kind": str(change.kind),
+        "node": change.node,
+        "device": change.device,
+        "code": change.code,
+        "recorded": _interval_document(change.recorded),
+        "other": _interval_document(change.other),
+    }
+
+
+def _interval_document(one: Interval | None) -> dict[str, Any] | None:
+    from agent.model.health import Severity
+
+    if one is None:
+        return None
+    return {
+        "begin": rfc3339(one.begin_s),
+        "end": rfc3339(one.end_s),
+        "severity": Severity(one.severity).name.lower(),
+    }
+
+
+def _score_document(score: RuleScore) -> dict[str, Any]:
+    return {
+        "code": score.code,
+        "precision": score.precision._asdict(),
+        "recall": score.recall._asdict(),
+        "secondsToDetect": score.delay_s,
+    }
+
+
+VERB = Subcommand(
+    name="what-if",
+    summary="compare recorded verdicts with those of another configuration",
+    description=(
+        "Evaluates the snapshots of records with another configuration, and prints the verdicts that would "
+        "have appeared, vanished or moved, device by device and rule by rule. With --labels also precision, "
+        "recall and time to detection of each rule, with intervals of 95 %."
+    ),
+    examples=(
+        ("drahealth what-if DIR --config other.toml", "what another configuration would have reported"),
+        ("drahealth what-if fleet/* --config other.toml --labels incidents.toml", "how well it detects"),
+    ),
+    add_arguments=add_arguments,
+    main=main,
+)

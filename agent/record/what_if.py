@@ -1,0 +1,334 @@
+"""Comparison of the recorded verdicts with those of another configuration, and with what really happened.
+
+A record is replayed with the other settings. Each side gives the intervals in which a rule raised a cause of
+a device, and in which a device was Unhealthy.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from math import comb, sqrt
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from agent.engine.step import StepUse
+from agent.errors import DrahealthError
+from agent.model.health import Health, Severity
+from agent.model.pod_findings import PodsSample
+from agent.model.time import NS
+from agent.record.events import Verdicts, report_verdicts
+from agent.record.replay import ChangeSettings, Replay
+from agent.record.segment_file import SegmentReader
+
+GAP_S: Final = 60.0
+"""Time without a step after which the time between counts as not observed [s]."""
+MOVED_S: Final = 1.0
+"""Smallest difference of begin or end of an interval that is reported [s]."""
+Z_95: Final = 1.959963984540054
+"""Quantile of the normal distribution for intervals of 95 %."""
+
+K = TypeVar("K")
+
+CauseKey = tuple[str, str]
+"""Device and code of a cause."""
+
+
+class Interval(NamedTuple):
+    """Time in which a cause was raised, or a device was Unhealthy [s since 1970]."""
+
+    begin_s: float
+    end_s: float
+    severity: int = int(Severity.UNHEALTHY)
+    """Severity of the cause at its begin."""
+
+    def overlaps(self, other: "Interval") -> bool:
+        """Return whether the two intervals have a moment in common."""
+        return self.begin_s <= other.end_s and other.begin_s <= self.end_s
+
+
+@dataclass
+class VerdictSide:
+    """Verdicts of one side of a comparison over the time of a record."""
+
+    causes: dict[CauseKey, list[Interval]] = field(default_factory=dict)
+    """Intervals of each cause by device and code, the oldest first."""
+    unhealthy: dict[str, list[Interval]] = field(default_factory=dict)
+    """Intervals in which each device was Unhealthy."""
+    pods: set[str] = field(default_factory=set)
+    """Pods that used a device while it was Unhealthy."""
+    _open_causes: dict[CauseKey, tuple[float, int]] = field(default_factory=dict)
+    _open_unhealthy: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _last: Verdicts = ()
+
+    def observe(self, at_s: float, verdicts: Verdicts, pods: PodsSample | None) -> None:
+        """Add the verdicts that hold from a time on."""
+        if verdicts != self._last:
+            causes = {(one.subject, code): severity for one in verdicts for code, severity in one.causes}
+            bad = {one.subject: int(Severity.UNHEALTHY) for one in verdicts if one.health == Health.UNHEALTHY}
+            _update(self._open_causes, causes, self.causes, at_s)
+            _update(self._open_unhealthy, bad, self.unhealthy, at_s)
+            self._last = verdicts
+        if self._open_unhealthy and pods is not None:
+            for uid, devices in pods.uses.items():
+                if any(
+                    str(ref) in self._open_unhealthy or ref.device in self._open_unhealthy for ref in devices
+                ):
+                    self.pods.add(pods.names.get(uid, uid))
+
+    def close(self, at_s: float) -> None:
+        """End all intervals: the time after is not observed."""
+        _update(self._open_causes, {}, self.causes, at_s)
+        _update(self._open_unhealthy, {}, self.unhealthy, at_s)
+        self._last = ()
+
+    @property
+    def unhealthy_s(self) -> float:
+        """Sum of the time in which devices were Unhealthy [s]."""
+        return sum(one.end_s - one.begin_s for found in self.unhealthy.values() for one in found)
+
+
+def _update(
+    opened: dict[K, tuple[float, int]], now: Mapping[K, int], closed: dict[K, list[Interval]], at_s: float
+) -> None:
+    """End the intervals of keys that are not in `now`, and begin those of new keys."""
+    for key in [key for key in opened if key not in now]:
+        begin_s, severity = opened.pop(key)
+        closed.setdefault(key, []).append(Interval(begin_s, at_s, severity))
+    for key, severity in now.items():
+        opened.setdefault(key, (at_s, severity))
+
+
+class ChangeKind(StrEnum):
+    """Difference between the recorded and the other interval of a cause."""
+
+    APPEARS = "appears"
+    VANISHES = "vanishes"
+    MOVES = "moves"
+    """Begin or end differ."""
+    SEVERITY = "severity"
+    """Only the severity differs."""
+
+
+class CauseChange(NamedTuple):
+    """Cause of a device that another configuration would have reported otherwise."""
+
+    kind: ChangeKind
+    node: str
+    device: str
+    code: str
+    recorded: Interval | None
+    other: Interval | None
+
+
+@dataclass
+class RecordComparison:
+    """Comparison of one record with another configuration."""
+
+    node: str
+    observed_s: float
+    """Time that the record covers [s]."""
+    recorded: VerdictSide
+    other: VerdictSide
+    steps: int
+    problems: list[str]
+
+    def changes(self) -> Iterator[CauseChange]:
+        """Yield the differences by device and code, the oldest first within each."""
+        for key in sorted({*self.recorded.causes, *self.other.causes}):
+            device, code = key
+            pairs = match_intervals(self.recorded.causes.get(key, []), self.other.causes.get(key, []))
+            for before, after in pairs:
+                if kind := change_kind(before, after):
+                    yield CauseChange(kind, self.node, device, code, before, after)
+
+
+def match_intervals(
+    recorded: Sequence[Interval], other: Sequence[Interval]
+) -> list[tuple[Interval | None, Interval | None]]:
+    """Return pairs of intervals that overlap, each used once, and those without a partner."""
+    left = list(other)
+    pairs: list[tuple[Interval | None, Interval | None]] = []
+    for one in recorded:
+        partner = next((candidate for candidate in left if candidate.overlaps(one)), None)
+        if partner is not None:
+            left.remove(partner)
+        pairs.append((one, partner))
+    return [*pairs, *((None, one) for one in left)]
+
+
+def change_kind(recorded: Interval | None, other: Interval | None) -> ChangeKind | None:
+    """Return how an interval changes; None: not at all."""
+    if recorded is None:
+        return ChangeKind.APPEARS
+    if other is None:
+        return ChangeKind.VANISHES
+    shift_s = max(abs(recorded.begin_s - other.begin_s), abs(recorded.end_s - other.end_s))
+    if shift_s >= MOVED_S:
+        return ChangeKind.MOVES
+    return ChangeKind.SEVERITY if recorded.severity != other.severity else None
+
+
+def compare_record(paths: Sequence[Path], change: ChangeSettings) -> RecordComparison:
+    """Compare the segments of one node, the oldest first, with other settings. Blocks on the disk.
+
+    A segment that cannot be read is left out, and named in the result.
+    """
+    replay = Replay(change)
+    result = RecordComparison("", 0.0, VerdictSide(), VerdictSide(), 0, [])
+    last_s: float | None = None
+    base_s, boot_id = 0.0, None
+    for path in paths:
+        try:
+            reader = SegmentReader(path)
+            if reason := reader.state()[1]:
+                result.problems.append(f"{path}: begins without the recorded state: {reason}")
+        except DrahealthError as error:
+            result.problems.append(str(error))
+            continue
+        result.node = reader.head.node
+        for replayed in replay.segment(reader):
+            step = replayed.recorded
+            if boot_id != reader.head.boot_id:  # the monotonic clock begins again
+                base_s, boot_id = step.now.wall_s - step.now.mono_ns / NS, reader.head.boot_id
+            result.steps += 1
+            if step.use is StepUse.DISCARDED or replayed.report.starting:
+                continue
+            at_s = base_s + step.now.mono_ns / NS
+            if last_s is not None and not 0 <= at_s - last_s <= GAP_S:
+                result.recorded.close(last_s)
+                result.other.close(last_s)
+            elif last_s is not None:
+                result.observed_s += at_s - last_s
+            last_s = at_s
+            pods = step.snapshot.pods
+            result.recorded.observe(at_s, step.verdicts, pods)
+            result.other.observe(at_s, report_verdicts(replayed.report), pods)
+        if reader.problem:
+            result.problems.append(str(reader.problem))
+    if last_s is not None:
+        result.recorded.close(last_s)
+        result.other.close(last_s)
+    return result
+
+
+# --- what really happened -----------------------------------------------------------------------------------
+
+
+class Incident(NamedTuple):
+    """Fault that really happened, as an operator labels it."""
+
+    device: str
+    """Device or pattern with ``*`` and ``?``."""
+    begin_s: float
+    end_s: float
+    node: str = "*"
+    codes: tuple[str, ...] = ("*",)
+    """Codes, or patterns of codes, of the rules that should report it."""
+
+    def concerns(self, node: str, device: str) -> bool:
+        """Return whether the incident is one of this device."""
+        return fnmatchcase(node, self.node) and fnmatchcase(device, self.device)
+
+    def expects(self, code: str) -> bool:
+        """Return whether the rule with this code should report the incident."""
+        return any(fnmatchcase(code, pattern) for pattern in self.codes)
+
+
+class Share(NamedTuple):
+    """Share of successes, with its interval of 95 % after Wilson."""
+
+    successes: int
+    trials: int
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float | None:
+        """The share; None: there were no trials."""
+        return self.successes / self.trials if self.trials else None
+
+
+class RuleScore(NamedTuple):
+    """How well one rule reports the incidents."""
+
+    code: str
+    """Code of the rule; ``*``: all rules together."""
+    precision: Share
+    """Reported intervals that are of an incident."""
+    recall: Share
+    """Incidents of the rule that it reported."""
+    delay_s: tuple[float, float, float] | None
+    """Median time to detection with its interval of 95 %: median, low, high [s]; None: none was detected."""
+
+
+def wilson_share(successes: int, trials: int) -> Share:
+    """Return a share with its interval of 95 %; without trials, the interval from 0 to 1."""
+    if not trials:
+        return Share(0, 0, 0.0, 1.0)
+    share, squared = successes / trials, Z_95 * Z_95
+    centre = (share + squared / (2 * trials)) / (1 + squared / trials)
+    half = Z_95 / (1 + squared / trials) * sqrt(share * (1 - share) / trials + squared / (4 * trials**2))
+    return Share(successes, trials, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def median_interval(values: Iterable[float]) -> tuple[float, float, float] | None:
+    """Return median, low and high of the interval of at least 95 % by order statistics; with fewer than six
+    values, the smallest and the largest value. None: no values."""
+    ordered = sorted(values)
+    count = len(ordered)
+    if not count:
+        return None
+    middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+    below, rank = 0.0, 0
+    while rank < count // 2 and below + comb(count, rank) / 2**count <= 0.025:
+        below += comb(count, rank) / 2**count
+        rank += 1
+    rank = max(rank - 1, 0)
+    return middle, ordered[rank], ordered[count - 1 - rank]
+
+
+def score_rules(sides: Sequence[tuple[str, VerdictSide]], incidents: Sequence[Incident]) -> list[RuleScore]:
+    """Return the scores of all rules together, then of each rule that reported or was expected to report.
+
+    Args:
+        sides: Name of each node with its verdicts.
+        incidents: What really happened on these nodes. Causes of severity INFO are no reports.
+    """
+    found: dict[str, list[tuple[str, str, Interval]]] = {}
+    for node, side in sides:
+        for (device, code), intervals in side.causes.items():
+            reports = [(node, device, one) for one in intervals if one.severity > Severity.INFO]
+            if reports:
+                found.setdefault(code, []).extend(reports)
+    expected = {code for incident in incidents for code in incident.codes if "*" not in code}
+    everything = [report for reports in found.values() for report in reports]
+    scores = [_score("*", everything, incidents)]
+    for code in sorted(found.keys() | expected):
+        concerned = [incident for incident in incidents if incident.expects(code)]
+        scores.append(_score(code, found.get(code, []), concerned))
+    return scores
+
+
+def _score(
+    code: str, reports: Sequence[tuple[str, str, Interval]], incidents: Sequence[Incident]
+) -> RuleScore:
+    detected: dict[Incident, float] = {}
+    right = 0
+    for node, device, interval in reports:
+        hits = [
+            incident
+            for incident in incidents
+            if incident.concerns(node, device)
+            and interval.overlaps(Interval(incident.begin_s, incident.end_s))
+        ]
+        right += bool(hits)
+        for incident in hits:
+            delay_s = max(0.0, interval.begin_s - incident.begin_s)
+            detected[incident] = min(detected.get(incident, delay_s), delay_s)
+    return RuleScore(
+        code,
+        wilson_share(right, len(reports)),
+        wilson_share(len(detected), len(incidents)),
+        median_interval(detected.values()),
+    )
