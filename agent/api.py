@@ -3,57 +3,64 @@
 Drivers use the names as ``drahealth.Monitor`` and so on; all other modules of :mod:`agent` may change at any
 time. Nothing here has state of its own, configures logging or changes an event loop's policy, and only
 :meth:`PluginServer.run` handles signals.
+
+The first use of a name imports its module: a driver that only writes CDI files loads no gRPC library.
 """
 
-from agent.config.api_access import ApiAccess
-from agent.config.config import Config, read_config
-from agent.devices.taints import TaintPolicy
-from agent.driver.taint_publisher import taint_objects
-from agent.embed.checks import degraded, unhealthy, unknown
-from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Nic, Pci
-from agent.embed.monitor import Monitor
-from agent.embed.plugin import Driver, PluginServer
-from agent.embed.slice_publisher import SlicePublisher
-from agent.embed.slices import SliceDevice
-from agent.errors import (
-    ApiError,
-    ApiForbiddenError,
-    ApiUnreachableError,
-    ConfigError,
-    DrahealthError,
-    PermissionDeniedError,
-    ResourceBusyError,
-)
-from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
-from agent.model.health import DeviceHealth, Finding, Health, Repair, Severity
-from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
-from agent.model.report import Report
-from agent.model.taint import Effect, Taint, Taints
-from agent.prepare.claim_parser import (
-    ParameterCheck,
-    Parameters,
-    check_parameters,
-    configs_for,
-    decode_parameters,
-    parse_claim,
-)
-from agent.prepare.error_patterns import ErrorPattern
-from agent.prepare.errors import (
-    BadConfigError,
-    DriverError,
-    FailedDeviceError,
-    PermanentError,
-    PrepareError,
-    TransientError,
-    doing,
-)
-from agent.prepare.step_runners import classified
-from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode
-from agent.serve.kube_api.api_server import ApiServer, path_of
-from agent.serve.kube_api.claim_reader import ClaimReader
-from agent.serve.kube_api.object_watch import ObjectList, ObjectWatch, WatchEvent, WatchEventKind
-from agent.sources.kubeconfig import find_api_access
-from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, remove_cdi_spec, write_cdi_spec
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from agent.config.api_access import ApiAccess
+    from agent.config.config import Config, read_config
+    from agent.devices.taints import TaintPolicy
+    from agent.driver.taint_publisher import taint_objects
+    from agent.embed.checks import degraded, unhealthy, unknown
+    from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Nic, Pci
+    from agent.embed.monitor import Monitor
+    from agent.embed.plugin import Driver, PluginServer
+    from agent.embed.slice_publisher import SlicePublisher
+    from agent.embed.slices import SliceDevice
+    from agent.errors import (
+        ApiError,
+        ApiForbiddenError,
+        ApiUnreachableError,
+        ConfigError,
+        DrahealthError,
+        PermissionDeniedError,
+        ResourceBusyError,
+    )
+    from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
+    from agent.model.health import DeviceHealth, Finding, Health, Repair, Severity
+    from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
+    from agent.model.report import Report
+    from agent.model.taint import Effect, Taint, Taints
+    from agent.prepare.claim_parser import (
+        ParameterCheck,
+        Parameters,
+        check_parameters,
+        configs_for,
+        decode_parameters,
+        parse_claim,
+    )
+    from agent.prepare.error_patterns import ErrorPattern
+    from agent.prepare.errors import (
+        BadConfigError,
+        DriverError,
+        FailedDeviceError,
+        PermanentError,
+        PrepareError,
+        TransientError,
+        doing,
+    )
+    from agent.prepare.step_runners import classified
+    from agent.serve.dra_plugin.prepared_devices import PreparedDevice, WireMode
+    from agent.serve.kube_api.api_server import ApiServer, path_of
+    from agent.serve.kube_api.claim_reader import ClaimReader
+    from agent.serve.kube_api.object_watch import ObjectList, ObjectWatch, WatchEvent, WatchEventKind
+    from agent.sources.kubeconfig import find_api_access
+    from agent.store.cdi_files import CdiDevice, CdiMount, CdiNode, remove_cdi_spec, write_cdi_spec
 
 __all__ = [
     "ApiAccess",
@@ -132,3 +139,49 @@ __all__ = [
     "unknown",
     "write_cdi_spec",
 ]
+
+MODULE_OF: Final[Mapping[str, str]] = {
+    name: module
+    for module, names in {
+        "agent.config.api_access": "ApiAccess",
+        "agent.config.config": "Config read_config",
+        "agent.devices.taints": "TaintPolicy",
+        "agent.driver.taint_publisher": "taint_objects",
+        "agent.embed.checks": "degraded unhealthy unknown",
+        "agent.embed.devices": "Cpus Device Gpu Hugepages Memory Nic Pci",
+        "agent.embed.monitor": "Monitor",
+        "agent.embed.plugin": "Driver PluginServer",
+        "agent.embed.slice_publisher": "SlicePublisher",
+        "agent.embed.slices": "SliceDevice",
+        "agent.errors": "ApiError ApiForbiddenError ApiUnreachableError ConfigError DrahealthError "
+        "PermissionDeniedError ResourceBusyError",
+        "agent.model.claim": "Claim ClaimConfig ClaimDevice ClaimRef DeviceRef",
+        "agent.model.health": "DeviceHealth Finding Health Repair Severity",
+        "agent.model.prepare": "ErrorClass Operation PrepareVerdict Scope",
+        "agent.model.report": "Report",
+        "agent.model.taint": "Effect Taint Taints",
+        "agent.prepare.claim_parser": "ParameterCheck Parameters check_parameters configs_for "
+        "decode_parameters parse_claim",
+        "agent.prepare.error_patterns": "ErrorPattern",
+        "agent.prepare.errors": "BadConfigError DriverError FailedDeviceError PermanentError PrepareError "
+        "TransientError doing",
+        "agent.prepare.step_runners": "classified",
+        "agent.serve.dra_plugin.prepared_devices": "PreparedDevice WireMode",
+        "agent.serve.kube_api.api_server": "ApiServer path_of",
+        "agent.serve.kube_api.claim_reader": "ClaimReader",
+        "agent.serve.kube_api.object_watch": "ObjectList ObjectWatch WatchEvent WatchEventKind",
+        "agent.sources.kubeconfig": "find_api_access",
+        "agent.store.cdi_files": "CdiDevice CdiMount CdiNode remove_cdi_spec write_cdi_spec",
+    }.items()
+    for name in names.split()
+}
+"""Module of each name."""
+
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> Any:
+        """Return a name of the API; import its module. Raises AttributeError for any other name."""
+        if name not in MODULE_OF:
+            raise AttributeError(f"module 'drahealth' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(MODULE_OF[name]), name)
+        return value

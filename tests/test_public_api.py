@@ -1,5 +1,6 @@
 """The public API: one list of names, types for all of them, names as the field has them."""
 
+import ast
 import inspect
 import re
 import subprocess
@@ -25,8 +26,22 @@ CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(valu
 
 def test_package_has_exactly_the_names_of_the_api() -> None:
     assert drahealth.__all__ == agent.api.__all__ == sorted(agent.api.__all__)
-    public = {name for name in vars(drahealth) if not name.startswith("_")}
-    assert public == set(drahealth.__all__)
+    assert {name for name in dir(drahealth) if not name.startswith("_")} == set(drahealth.__all__)
+    assert agent.api.MODULE_OF.keys() == set(drahealth.__all__)
+    with pytest.raises(AttributeError, match="module 'drahealth' has no attribute 'Monitr'"):
+        getattr(drahealth, "Monitr")  # noqa: B009  # a type checker refuses drahealth.Monitr
+
+
+def test_names_come_from_the_modules_that_type_checkers_read() -> None:
+    block = next(node for node in ast.parse(inspect.getsource(agent.api)).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    assert {name.name: node.module for node in imports for name in node.names} == agent.api.MODULE_OF
+
+
+def test_import_loads_no_module_of_a_name() -> None:
+    program = "import drahealth, sys; print(sorted(n for n in sys.modules if n.startswith('agent.')))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "['agent.api', 'agent.version']\n"
 
 
 def test_both_packages_are_typed() -> None:
@@ -46,12 +61,13 @@ LATER = ["http.client", "jinja2", "pynvml", "psutil", "pyudev", "sqlite3", "star
 """Modules that are imported only when there is something for them."""
 
 
-def test_import_takes_16_mib_more_than_its_libraries() -> None:
+def test_all_names_take_16_mib_more_than_its_libraries() -> None:
     program = f"""
 import sys, {LIBRARIES}
 def pages(): return int(open("/proc/self/statm").read().split()[1])
 before = pages()
 import drahealth
+for name in drahealth.__all__: getattr(drahealth, name)
 print((pages() - before) * 4096, *(name for name in {LATER} if name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

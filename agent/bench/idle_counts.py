@@ -278,6 +278,7 @@ CHANGE_GPUS: Final[Mapping[str, int]] = {"change": 0, "change_8_gpus": 8}
 START_IMPORTS: Final = {
     "run": "import agent.cli.main, agent.cli.run, agent.app.daemon",
     "drahealth": "import drahealth",
+    "driver": "import drahealth; drahealth.Monitor, drahealth.PluginServer",
     "nvml_process": "import agent.node.nvml_process_main",
 }
 """Imports of a process before its work begins, by process."""
