@@ -4,6 +4,7 @@ They are made in the agent's own cgroup, where the service manager has delegated
 cgroup v2 only. Elsewhere a cgroup that another process manages would get children that it does not know.
 """
 
+import errno
 import os
 import time
 from contextlib import suppress
@@ -21,6 +22,8 @@ OWN: Final = "agent"
 PREFIX: Final = "check-"
 DELEGATED: Final = ("user.delegate", "trusted.delegate")
 """Extended attributes with which systemd marks a delegated cgroup."""
+ENABLE_TRIES: Final = 10
+"""Attempts to move all processes of the agent's cgroup, while the agent may start one."""
 REMOVE_S: Final = 0.5
 """Longest wait for the end of the processes of a killed cgroup [s]."""
 
@@ -157,7 +160,14 @@ def _enable(base: Path, controllers: tuple[str, ...]) -> None:
         return
     own = base / OWN
     own.mkdir(exist_ok=True)
-    for pid in (base / "cgroup.procs").read_text().split():
-        with suppress(ProcessLookupError):
-            (own / "cgroup.procs").write_text(pid)
-    (base / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in missing))
+    for attempt in range(1, ENABLE_TRIES + 1):
+        for pid in (base / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                (own / "cgroup.procs").write_text(pid)
+        try:
+            (base / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in missing))
+        except OSError as error:  # a process that was just started is still there
+            if error.errno != errno.EBUSY or attempt == ENABLE_TRIES:
+                raise
+        else:
+            return

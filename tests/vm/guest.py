@@ -27,8 +27,8 @@ RESULTS: Final = Path("/dev/ttyS1")
 RUN: Final = Path("/run/drahealth")
 DRIVER: Final = "demo.example.com"
 POD: Final = "0f3c1d2e-0000-4000-8000-000000000001"
-PATIENCE_S: Final = 60.0
-"""Long, because the machine is emulated on a busy host."""
+PATIENCE_S: Final = 180.0
+"""Long, because the machine is emulated on a busy host: a command alone takes a minute there."""
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 Document = dict[str, Any]
