@@ -6,19 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paper_gpus import GpuNode
 from patience import PATIENCE_S
+from wire.serving import at, device
 
 from agent.config.config import Config
 from agent.http.app import create_app
 from agent.http.health_totals import HealthTotals
 from agent.http.server import HttpServer
 from agent.http.view import AgentView, Documents
-from agent.model.report import AgentStatus, Report, SocketSubscribers
+from agent.model.gpu import GpuField, XidCount
+from agent.model.health import Blame, Cause, NonDeviceCause, Repair, Severity
+from agent.model.report import AgentStatus, ConfigReload, Report, SocketSubscribers
 from agent.model.socket_path_limit import ListenAddress
 from agent.model.time import NS, Instant
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 
+HOSTILE = 'a"b\\c\nd<script>{}'
+"""Text that is markup, and ends a label's value, unless it is escaped."""
 ANY_PORT = ListenAddress("127.0.0.1", 0)
 
 
@@ -73,3 +79,38 @@ class FakeAgent:
         """Publish a report that differs from the last one."""
         self.view.totals.note_report(report)
         self.view.latest.publish(report)
+
+
+def cause(code: str = "a.b", severity: Severity = Severity.UNHEALTHY) -> Cause:
+    return Cause(
+        code, severity, Blame.HARDWARE, "1 of 2", "replace it", at(1), repair=Repair.REPLACE_HARDWARE
+    )
+
+
+def full_agent() -> FakeAgent:
+    """Return an agent with all that metrics show: GPUs with a fault, notes, streams, prepares, a reload."""
+    node = GpuNode(2)
+    node.rest(5)
+    node.xid(1, 79)
+    shown = node.rest(30)
+    gpus = node.snapshot().gpus
+    assert gpus is not None
+    every = dict.fromkeys(GpuField, 3)
+    samples = tuple(
+        replace(gpu, readings=every, links=2, xids=(XidCount(79, 0, 0, 2, 1, 1),)) for gpu in gpus.gpus
+    )
+    snapshot = replace(node.snapshot(), gpus=replace(gpus, gpus=samples))
+    fake = FakeAgent()
+    fake.subscribers = (
+        SocketSubscribers("drivers/a.sock", 1, 2, 3, 400),
+        SocketSubscribers("agent.sock", 1, 1),
+    )
+    fake.change(
+        snapshot=lambda: snapshot,
+        prepares=lambda: {("a.example.com", "transient", HOSTILE): 2, ("a.example.com", "ok", ""): 1},
+        config_reload=lambda: ConfigReload(5.0),
+    )
+    notes = (NonDeviceCause("node", cause("node.x")), NonDeviceCause("pod 1 (a/b)", cause("cgroup.y")))
+    hostile = device("hostile", attributes=(("product", HOSTILE),), causes=(cause(HOSTILE),))
+    fake.publish(replace(shown, devices=(*shown.devices, hostile), notes=notes))
+    return fake

@@ -91,6 +91,7 @@ LIVE: Final = frozenset(
         "test_native_uevents.py",
         "test_pod_tracker.py",
         "test_pods_end_to_end.py",
+        "test_prometheus_rules.py",
         "test_pods_gc_control.py",
         "test_hugepage_rules.py",
         "test_serve_dra_plugin.py",
@@ -127,6 +128,7 @@ GROUPS: Final = {
             "test_native_sampler.py",
             "test_native_uevents.py",
             "test_pods_end_to_end.py",
+            "test_prometheus_rules.py",
             "test_hugepage_rules.py",
         }
     ),

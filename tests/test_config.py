@@ -539,11 +539,12 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             "[http]\nlisten = [':9100']",
-            "http.listen: ':9100' has no address; write localhost:9100, or 0.0.0.0:9100 for all addresses",
+            "http.listen: ':9100' has no address; write localhost:9100, "
+            "or 0.0.0.0:9100 for all addresses of the host",
         ),
         (
             "[http]\nlisten = ['node-7:80']",
-            "http.listen: 'node-7:80': 'node-7' is neither localhost nor an IP",
+            "http.listen: 'node-7:80': 'node-7' is neither localhost nor an IP address",
         ),
         ("[http]\nlisten = ['[::1]:65536']", "http.listen: 65536 is over the limit of 65535"),
         (
@@ -552,7 +553,7 @@ def test_binary_file_is_refused_with_byte_offset(setup):
         ),
         (
             "[http]\nlisten = ['127.0.0.1', 'localhost:14680']",
-            "127.0.0.1:14680 is given 2 times; give it once",
+            "http.listen: 127.0.0.1:14680 is given 2 times; give it once",
         ),
         (
             "[[rules]]\ncode = 'cpu.offlin'\noff = true",

@@ -10,7 +10,7 @@ from pathlib import Path
 import metrics_page
 import pytest
 from agents import UNHEALTHY, Agent, PlainSysfs, short_tmp, wait_for_health
-from http_agents import FakeAgent
+from http_agents import FakeAgent, cause, full_agent
 from http_client import connect
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,9 +23,8 @@ from wire.serving import at, device, eventually, report, unhealthy
 from agent.http.health_totals import HealthTotals
 from agent.http.metric_families import CODES_MAX, DEVICES_MAX, FAMILIES
 from agent.http.metrics import MetricsRenderer
-from agent.model.gpu import GpuField, XidCount
-from agent.model.health import Blame, Cause, Health, NonDeviceCause, Repair, Severity
-from agent.model.report import ConfigReload, SocketSubscribers
+from agent.model.gpu import GpuField
+from agent.model.health import Health, NonDeviceCause, Severity
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS, Instant
 from agent.model.verdict_history import STATE_OF_SEVERITY
@@ -33,13 +32,6 @@ from agent.model.verdict_history import STATE_OF_SEVERITY
 __all__ = ["short_tmp"]
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
-HOSTILE = 'a"b\\c\nd<script>{}'
-
-
-def cause(code: str = "a.b", severity: Severity = Severity.UNHEALTHY) -> Cause:
-    return Cause(
-        code, severity, Blame.HARDWARE, "1 of 2", "replace it", at(1), repair=Repair.REPLACE_HARDWARE
-    )
 
 
 def scrape(fake: FakeAgent, accept: str = "") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -67,32 +59,7 @@ def value(fake: FakeAgent, name: str, **labels: str) -> float | None:
 
 @pytest.fixture
 def full() -> FakeAgent:
-    """Agent that has everything that metrics show: GPUs with a fault, notes, streams, prepares, a reload."""
-    node = GpuNode(2)
-    node.rest(5)
-    node.xid(1, 79)
-    shown = node.rest(30)
-    gpus = node.snapshot().gpus
-    assert gpus is not None
-    every = dict.fromkeys(GpuField, 3)
-    samples = tuple(
-        replace(gpu, readings=every, links=2, xids=(XidCount(79, 0, 0, 2, 1, 1),)) for gpu in gpus.gpus
-    )
-    snapshot = replace(node.snapshot(), gpus=replace(gpus, gpus=samples))
-    fake = FakeAgent()
-    fake.subscribers = (
-        SocketSubscribers("drivers/a.sock", 1, 2, 3, 400),
-        SocketSubscribers("agent.sock", 1, 1),
-    )
-    fake.change(
-        snapshot=lambda: snapshot,
-        prepares=lambda: {("a.example.com", "transient", HOSTILE): 2, ("a.example.com", "ok", ""): 1},
-        config_reload=lambda: ConfigReload(5.0),
-    )
-    notes = (NonDeviceCause("node", cause("node.x")), NonDeviceCause("pod 1 (a/b)", cause("cgroup.y")))
-    hostile = device("hostile", attributes=(("product", HOSTILE),), causes=(cause(HOSTILE),))
-    fake.publish(replace(shown, devices=(*shown.devices, hostile), notes=notes))
-    return fake
+    return full_agent()
 
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS], ids=["text", "openmetrics"])

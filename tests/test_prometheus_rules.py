@@ -1,0 +1,112 @@
+"""Alerts, recording rules and dashboards in deploy/prometheus, with promtool and a real Prometheus."""
+
+import json
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from agents import short_tmp
+from http_agents import full_agent, serving
+from prometheus import Prometheus, need
+from wire.serving import device, unhealthy
+
+from agent.cli.checks.catalog import check_sections
+from agent.http.app import create_app
+from agent.http.metric_families import FAMILIES
+from agent.model.settings import GpuLimits
+from agent.system.timing import read_clocks
+
+__all__ = ["short_tmp"]
+
+PROJECT: Final = Path(__file__).parent.parent
+PROMETHEUS: Final = PROJECT / "deploy" / "prometheus"
+BASE: Final = "https://drahealth.example/docs/"
+DASHBOARDS: Final = ("node", "fleet")
+
+
+def rules(name: str) -> list[dict[str, Any]]:
+    groups = yaml.safe_load((PROMETHEUS / name).read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def anchors(page: str) -> set[str]:
+    """Return the anchors of a page's headings, as the documentation site and code hosts make them."""
+    headings = re.findall(r"^#+ (.*)$", (PROJECT / "docs" / page).read_text(), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dashboard_queries(name: str) -> list[str]:
+    board = json.loads((PROMETHEUS / f"grafana-{name}.json").read_text())
+    return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+
+
+def test_rules_are_valid_and_do_what_their_tests_say() -> None:
+    for arguments in (("check", "rules", "alerts.yml", "fleet.yml"), ("test", "rules", "alerts.test.yml")):
+        ended = subprocess.run(
+            [need("promtool"), *arguments], cwd=PROMETHEUS, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_every_alert_and_record_has_a_test() -> None:
+    tests = yaml.safe_load((PROMETHEUS / "alerts.test.yml").read_text())["tests"]
+    raised = {
+        case["alertname"] for test in tests for case in test.get("alert_rule_test", ()) if case["exp_alerts"]
+    }
+    assert raised == {rule["alert"] for rule in rules("alerts.yml")}
+    queried = {case["expr"] for test in tests for case in test.get("promql_expr_test", ())}
+    assert queried == {rule["record"] for rule in rules("fleet.yml")}
+
+
+@pytest.mark.parametrize("rule", rules("alerts.yml"), ids=lambda rule: rule["alert"])
+def test_runbook_of_an_alert_leads_to_a_heading_of_the_docs(rule: dict[str, Any]) -> None:
+    page, _, anchor = rule["annotations"]["runbook_url"].removeprefix(BASE).partition("#")
+    known = anchors(page)
+    if "{{" not in anchor:
+        assert not anchor or anchor in known
+        return
+    replaced = re.findall(r'reReplaceAll "([^"]*)" "([^"]*)"', anchor)
+    assert len(replaced) == 3
+    for check in (check for section in check_sections(GpuLimits()) for check in section.checks):
+        text = check.code
+        for pattern, replacement in replaced:
+            text = re.sub(pattern.replace("\\\\", "\\"), replacement, text)
+        assert text in known, check.code
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_queries_of_dashboards_name_existing_series_only(name: str) -> None:
+    known = {family.series_name for family in FAMILIES} | {rule["record"] for rule in rules("fleet.yml")}
+    for query in dashboard_queries(name):
+        outside = re.sub(r'"[^"]*"|drahealth_device_health=', "", query)
+        assert set(re.findall(r"drahealth[\w:]*", outside)) <= known | {"drahealth"}, query
+
+
+def test_every_query_of_the_dashboards_returns_series(short_tmp: Path) -> None:
+    """The rules of a fleet run every second instead of every minute."""
+    need("prometheus")
+    fast = short_tmp / "fleet.yml"
+    fast.write_text((PROMETHEUS / "fleet.yml").read_text().replace("interval: 1m", "interval: 1s"))
+    fake = full_agent()
+    shown = fake.view.report()
+    assert shown is not None
+    with serving(create_app(fake.view, clock=read_clocks)) as server:
+        host, port = server.addresses[0]
+        target = f"{host}:{port}"
+        with Prometheus(short_tmp, [target], rule_files=[fast, PROMETHEUS / "alerts.yml"]) as prometheus:
+            prometheus.wait_for("up == 1")
+            for name in DASHBOARDS:
+                for query in dashboard_queries(name):
+                    if "losses" not in query:
+                        query = query.replace("$instance", target).replace("$__rate_interval", "1m")
+                        prometheus.wait_for(query)
+            for one in (device("flaps"), unhealthy("flaps"), device("flaps"), unhealthy("flaps")):
+                fake.publish(replace(shown, devices=(*shown.devices, one)))
+                prometheus.wait_for(f"drahealth_reports_total == {fake.view.latest.peek()[0]}")
+            prometheus.wait_for("sort_desc(drahealth:device_losses:increase1h)")
+            found = prometheus.get("/api/v1/rules")["groups"]
+            assert all(rule["health"] == "ok" for group in found for rule in group["rules"])
