@@ -1,6 +1,7 @@
 """Simulated nodes whose steps are recorded, with random days."""
 
 import random
+from dataclasses import replace
 from typing import Any, Final
 
 from golden import stories
@@ -8,6 +9,7 @@ from gpu_samples import H100
 from paper_gpus import GpuNode
 
 from agent.engine.step import EngineState, StepUse, step
+from agent.model.pod_findings import PodsSample
 from agent.model.report import Report
 from agent.model.settings import EngineSettings
 from agent.model.snapshot import Snapshot
@@ -38,7 +40,11 @@ class RecordedGpuNode(GpuNode):
 
     def __init__(self, gpus: int = 2, **limits: Any) -> None:
         self.steps: list[Step] = []
+        self.pods: PodsSample | None = None
         super().__init__(gpus, **limits)
+
+    def snapshot(self) -> Snapshot:
+        return replace(super().snapshot(), pods=self.pods)
 
     def evaluate(self) -> Report:
         before, snapshot = self.state, self.snapshot() if self.passes else self.starting()

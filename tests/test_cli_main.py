@@ -193,15 +193,15 @@ def test_group_of_two_errors_is_shown_in_full(capsys):
     [
         (
             ["scna"],
-            "'scna' is not one of run, scan, watch, status, explain, clear, audit, replay, what-if, "
-            "prepares, history, fleet, classify, checks, conform, new-driver, bundle, config, completion, "
-            "version; did you mean 'scan'?\ntry 'drahealth --help'",
+            "'scna' is not one of run, scan, watch, status, explain, clear, audit, record, replay, "
+            "what-if, prepares, history, fleet, classify, checks, conform, new-driver, bundle, config, "
+            "completion, version; did you mean 'scan'?\ntry 'drahealth --help'",
         ),
         (
             ["zzz"],
-            "'zzz' is not one of run, scan, watch, status, explain, clear, audit, replay, what-if, prepares, "
-            "history, fleet, classify, checks, conform, new-driver, bundle, config, completion, version\n"
-            "try 'drahealth --help'",
+            "'zzz' is not one of run, scan, watch, status, explain, clear, audit, record, replay, "
+            "what-if, prepares, history, fleet, classify, checks, conform, new-driver, bundle, config, "
+            "completion, version\ntry 'drahealth --help'",
         ),
         (["run", "--perid", "1s"], "'--perid' is not an argument of drahealth run; did you mean '--period'?"),
         (["run", "--driverr=x"], "'--driverr' is not an argument of drahealth run; did you mean '--driver'?"),

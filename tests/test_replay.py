@@ -15,17 +15,23 @@ from typing import Any
 
 import pytest
 from agents import short_tmp
+from golden import values
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paper import group_sample
 from patience import PATIENCE_S
-from record_nodes import gpu_day, host_day
+from record_nodes import RecordedGpuNode, Step, gpu_day, host_day
 from test_cli_e2e import AGENT, Node, cli, line_with, started
 from test_record import write_segment
 
 from agent.cli.main import main
+from agent.model.claim import DeviceRef
+from agent.model.pod_findings import PodFinding, PodsSample
 from agent.model.settings import RuleOverride
+from agent.model.source_state import SourceSample, SourceState
+from agent.model.time import NS
 from agent.record.events import RecordedStep, SegmentHead, report_verdicts
-from agent.record.segment_file import SegmentWriter, segment_path, segment_paths
+from agent.record.segment_file import SegmentReader, SegmentWriter, _frames, segment_path, segment_paths
 from agent.record.what_if import ChangeKind, compare_record, median_interval, wilson_share
 
 __all__ = ["short_tmp"]
@@ -338,3 +344,80 @@ def test_invalid_labels_are_refused(
     )
     assert code == 78
     assert re.search(error, err)
+
+
+# --- copies -------------------------------------------------------------------------------------------------
+
+FOREIGN = "7b5f1c9e-0c0d-4a53-9a64-0b9bd5b3a1f0"
+SECRET = ("node-a", "team-a", "train-0", values.POD, "GPU-00000001", "serial-1", FOREIGN)
+
+
+def secret_day() -> list[Step]:
+    """Return steps with names of pods, a claim, a node, serial numbers and UUIDs, also in texts."""
+    node = RecordedGpuNode(2)
+    for number in (0, 1):
+        node.change(number, serial=f"serial-{number}")
+    node.groups = [group_sample(7, pod=values.POD, container="main")]
+    node.pods = PodsSample(
+        SourceSample("pods", SourceState("ok"), node.now_ns, 60 * NS, 0, "", 1, False),
+        {values.POD: (DeviceRef("gpu.example.com", "node-a", "gpu-0"),)},
+        {values.POD: "team-a/train-0"},
+        (PodFinding(values.POD, "main", "cgroup.lower", "4000m of train-0, 9000m expected"),),
+    )
+    node.next(3)
+    node.log(f"NVRM: Xid (PCI:0000:1b:00): 79, pid=7, name=train-0, {FOREIGN}")
+    node.lose(1)
+    node.next(5)
+    return node.steps
+
+
+def unpacked(directory: Path) -> bytes:
+    paths = segment_paths(directory)
+    return b"".join(str(event).encode() for path in paths for events in _frames(path) for event in events)
+
+
+def test_redacted_copy_has_no_names_and_the_same_verdicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = secret_day()
+    (tmp_path / "record").mkdir()
+    write_segment(segment_path(tmp_path / "record", 1), steps[:4])
+    write_segment(segment_path(tmp_path / "record", 2), steps[4:])
+    whole = unpacked(tmp_path / "record")
+    assert all(secret.encode() in whole for secret in SECRET)
+    code, out, err = run(capsys, "record", tmp_path / "record", "--to", tmp_path / "copy", "--redact")
+    assert (code, err) == (0, "")
+    assert "2 segments with" in out
+    copy = unpacked(tmp_path / "copy")
+    assert [secret for secret in SECRET if secret.encode() in copy] == []
+    first, second = (SegmentReader(path).head for path in segment_paths(tmp_path / "copy"))
+    assert first.is_redacted
+    assert first.node == second.node
+    assert re.fullmatch("node-[0-9a-f]{10}", first.node)
+    code, out, err = run(capsys, "replay", tmp_path / "copy")
+    assert (code, err) == (0, "")
+    assert "gpu-1 Unhealthy gpu.lost" in out
+
+
+def test_copy_without_redaction_is_the_same_record(day: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, _ = run(capsys, "record", day, "--to", day.parent / "copy")
+    assert code == 0
+    assert unpacked(day.parent / "copy") == unpacked(day)
+    replayed = run(capsys, "replay", day, "-o", "json")
+    assert run(capsys, "replay", day.parent / "copy", "-o", "json") == replayed
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "text"),
+    [
+        (["{day}", "--to", "{day}"], 64, "is the directory of the record itself"),
+        (["--to", "{day}/x", "--config", "/dev/null"], 78, "record.dir: the agent of this configuration"),
+        (["{day}", "--to", "/dev/null/x"], 70, "/dev/null/x: Not a directory"),
+    ],
+)
+def test_invalid_copy_is_refused(
+    args: list[str], code: int, text: str, day: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, _, err = run(capsys, "record", *(arg.format(day=day) for arg in args))
+    assert found == code
+    assert text in err

@@ -26,6 +26,7 @@ VERBS: Final = {
     "explain": "explain.command",
     "clear": "clear",
     "audit": "audit.command",
+    "record": "record",
     "replay": "replay",
     "what-if": "what_if",
     "prepares": "prepares.command",

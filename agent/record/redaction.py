@@ -1,0 +1,195 @@
+"""Redaction of records: names of pods, namespaces, claims and nodes, serial numbers and UUIDs are replaced by
+pseudonyms. Pure.
+
+A first pass collects what is sensitive from the fields that have it; a second one replaces it in every text,
+also in log lines and evidence, and every UUID. Equal originals have equal pseudonyms for one key.
+"""
+
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from enum import StrEnum
+from typing import Any, Final
+
+from agent.engine.step import EngineState
+from agent.model.pod_findings import PodsSample
+from agent.record.events import CLASSES, DeviceVerdict, RecordedStep, SegmentHead
+
+UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
+_NAME: Final = r"[A-Za-z0-9_.-]"
+_HEX: Final = "0123456789abcdef"
+
+
+class TermKind(StrEnum):
+    """Kind of a sensitive text, which is the prefix of its pseudonym where it is a name."""
+
+    NODE = "node"
+    NAMESPACE = "ns"
+    POD = "pod"
+    CLAIM = "claim"
+    IDENTIFIER = "identifier"
+    """UUID, UID, container id, GUID or serial number: the pseudonym has the same shape."""
+
+
+SENSITIVE: Final[Mapping[str, Mapping[str, TermKind]]] = {
+    "EngineSettings": {"node": TermKind.NODE},
+    "DriverDevice": {"pool": TermKind.NODE},
+    "DeviceRef": {"pool": TermKind.NODE},
+    "DeviceHealth": {"pool": TermKind.NODE},
+    "ClaimRef": {"namespace": TermKind.NAMESPACE, "name": TermKind.CLAIM, "uid": TermKind.IDENTIFIER},
+    "CgroupSample": {"pod_uid": TermKind.IDENTIFIER, "container": TermKind.IDENTIFIER},
+    "PodFinding": {"pod_uid": TermKind.IDENTIFIER},
+    "GpuSample": {"uuid": TermKind.IDENTIFIER, "serial": TermKind.IDENTIFIER},
+    "GpuAttributes": {"uuid": TermKind.IDENTIFIER, "serial": TermKind.IDENTIFIER},
+    "GpuOsSample": {"boot_id": TermKind.IDENTIFIER},
+    "MigSample": {"uuid": TermKind.IDENTIFIER},
+    "KnownGpu": {"uuid": TermKind.IDENTIFIER},
+    "PersistentFault": {"uuid": TermKind.IDENTIFIER, "boot_id": TermKind.IDENTIFIER},
+    "DeclaredGpu": {"uuid": TermKind.IDENTIFIER},
+    "NicSample": {"guid": TermKind.IDENTIFIER},
+    "NicAtStart": {"guid": TermKind.IDENTIFIER},
+    "StartValues": {"boot_id": TermKind.IDENTIFIER},
+    "GpuAtStart": {"uuid": TermKind.IDENTIFIER},
+}
+"""Fields with sensitive texts, by class."""
+
+_FIELDS: Final = {one.type: one.names for one in CLASSES if not one.is_enum}
+_RESERVED: Final = frozenset(
+    str(member.value)
+    for one in CLASSES
+    if one.is_enum
+    for member in one.type  # type: ignore[attr-defined]
+)
+"""Texts that are no names: the values of enums."""
+
+
+class Redactor:
+    """Replacement of sensitive texts by pseudonyms, after :meth:`collect` has seen all values."""
+
+    def __init__(self, key: bytes) -> None:
+        """Create a redactor; `key` is secret, since it would show the pseudonym of a guessed name."""
+        self._key = key
+        self._terms: dict[str, TermKind] = {}
+        self._devices: set[str] = set()
+        self._pattern: re.Pattern[str] | None = None
+        self._texts: dict[str, str] = {}
+        self._collected: dict[int, Any] = {}
+        """Parts of the last collected value by identity."""
+        self._memo: dict[int, tuple[Any, Any]] = {}
+        """Parts of the last redacted snapshot by identity, each with its redacted form."""
+
+    # --- first pass ------------------------------------------------------------------------------------
+
+    def collect(self, value: Any) -> None:
+        """Add the sensitive texts of a value and its parts."""
+        if isinstance(value, RecordedStep):
+            self._devices.update(verdict.subject.rpartition("/")[2] for verdict in value.verdicts)
+            value = value.snapshot
+        seen: dict[int, Any] = {}
+        self._collect(value, seen)
+        self._collected = seen
+
+    def _collect(self, value: Any, seen: dict[int, Any]) -> None:
+        if isinstance(value, (str, int, float, bytes, type(None))) or id(value) in seen:
+            return
+        seen[id(value)] = value
+        if id(value) in self._collected:
+            return
+        names = _FIELDS.get(type(value))
+        if isinstance(value, PodsSample):
+            for uid in (*value.uses, *value.names):
+                self._add(uid, TermKind.IDENTIFIER)
+            for name in value.names.values():
+                namespace, _, pod = name.partition("/")
+                self._add(namespace, TermKind.NAMESPACE)
+                self._add(pod, TermKind.POD)
+        if names is not None:
+            for name, kind in SENSITIVE.get(type(value).__name__, {}).items():
+                self._add(getattr(value, name), kind)
+            for name in names:
+                self._collect(getattr(value, name), seen)
+        elif isinstance(value, Mapping):
+            for part in (*value, *value.values()):
+                self._collect(part, seen)
+        elif isinstance(value, Iterable):
+            for part in value:
+                self._collect(part, seen)
+
+    def _add(self, text: Any, kind: TermKind) -> None:
+        if isinstance(text, str) and text and text not in _RESERVED:
+            self._terms.setdefault(text, kind)
+
+    def add_head(self, head: SegmentHead) -> None:
+        """Add the sensitive texts of a segment's head."""
+        self._add(head.node, TermKind.NODE)
+        self._add(head.boot_id, TermKind.IDENTIFIER)
+
+    # --- second pass -----------------------------------------------------------------------------------
+
+    def head(self, head: SegmentHead) -> SegmentHead:
+        """Return the head of a segment without sensitive texts."""
+        return head._replace(node=self.text(head.node), boot_id=self.text(head.boot_id), is_redacted=True)
+
+    def state(self, state: EngineState) -> EngineState:
+        """Return the engine's state without sensitive texts."""
+        redacted: EngineState = self._redact(state, {})
+        return redacted
+
+    def step(self, step: RecordedStep) -> RecordedStep:
+        """Return a step without sensitive texts. Parts that the last step had are the same objects again."""
+        memo: dict[int, tuple[Any, Any]] = {}
+        snapshot = self._redact(step.snapshot, memo)
+        self._memo = memo
+        verdicts = tuple(DeviceVerdict(self.text(one.subject), *one[1:]) for one in step.verdicts)
+        return step._replace(snapshot=snapshot, verdicts=verdicts)
+
+    def _redact(self, value: Any, memo: dict[int, tuple[Any, Any]]) -> Any:
+        if type(value) is str:
+            return self.text(value)
+        if isinstance(value, (str, int, float, bytes, type(None))):
+            return value
+        if known := memo.get(id(value)) or self._memo.get(id(value)):
+            memo[id(value)] = known
+            return known[1]
+        result = self._redact_parts(value, memo)
+        memo[id(value)] = (value, result)
+        return result
+
+    def _redact_parts(self, value: Any, memo: dict[int, tuple[Any, Any]]) -> Any:
+        kind = type(value)
+        if names := _FIELDS.get(kind):
+            parts = [self._redact(getattr(value, name), memo) for name in names]
+            return kind._make(parts) if issubclass(kind, tuple) else kind(*parts)  # type: ignore[attr-defined]
+        if isinstance(value, Mapping):
+            return {self._redact(key, memo): self._redact(part, memo) for key, part in value.items()}
+        if isinstance(value, AbstractSet):
+            return frozenset(self._redact(part, memo) for part in value)
+        if isinstance(value, (tuple, list)):
+            return kind(self._redact(part, memo) for part in value)
+        return value
+
+    def text(self, text: str) -> str:
+        """Return a text with pseudonyms instead of sensitive parts."""
+        known = self._texts.get(text)
+        if known is None:
+            if self._pattern is None:
+                terms = sorted(self._terms.keys() - self._devices, key=len, reverse=True)
+                names = "|".join(map(re.escape, terms))
+                bounded = rf"(?<!{_NAME})(?:{names})(?!{_NAME})|" if names else ""
+                self._pattern = re.compile(f"{bounded}(?i:{UUID.pattern})")
+            known = self._texts[text] = self._pattern.sub(lambda found: self._pseudonym(found[0]), text)
+        return known
+
+    def _pseudonym(self, text: str) -> str:
+        kind = self._terms.get(text, TermKind.IDENTIFIER)
+        prefix, dash, rest = text.partition("-")
+        if kind is not TermKind.IDENTIFIER or not dash or prefix not in ("GPU", "MIG"):
+            prefix, dash, rest = "", "", text
+        digest = hmac.digest(self._key, rest.encode("utf-8", "surrogatepass"), "sha256").hex()
+        if kind is not TermKind.IDENTIFIER:
+            return f"{kind}-{digest[:10]}"
+        digits = "0123456789" if rest.isdecimal() else _HEX
+        stream = iter(digest * (len(rest) // len(digest) + 1))
+        shaped = (digits[int(next(stream), 16) % len(digits)] if char.isalnum() else char for char in rest)
+        return prefix + dash + "".join(shaped)
