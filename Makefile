@@ -198,6 +198,18 @@ manifests: $(HELM) ## deploy/kubernetes/drahealth.yaml from the chart's default 
 	@deploy/helm/manifests $(abspath $(HELM)) >build/manifests.yaml
 	@mv build/manifests.yaml deploy/kubernetes/drahealth.yaml
 
+VERSION = $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' agent/version.py)
+.PHONY: release
+release: wheels image $(HELM) ## all artefacts of a release in dist/, with SHA256SUMS; as root, on Debian
+	@buildah push --quiet $(IMAGE) "oci-archive:dist/drahealth-image-$(VERSION).tar:drahealth:$(VERSION)"
+	@$(HELM) package deploy/helm/drahealth --destination dist >/dev/null
+	@mv dist/drahealth-$(VERSION).tgz dist/drahealth-chart-$(VERSION).tgz
+	@cp deploy/kubernetes/drahealth.yaml dist/drahealth-kubernetes-$(VERSION).yaml
+	@cp build/package/usr/share/doc/drahealth/sbom.cdx.json dist/drahealth-$(VERSION).cdx.json
+	@mv dist/drahealth-image.cdx.json dist/drahealth-image-$(VERSION).cdx.json
+	@rm dist/*-linux_*.whl # its platform is this machine
+	@cd dist && sha256sum -- * >SHA256SUMS.new && mv SHA256SUMS.new SHA256SUMS && cat SHA256SUMS
+
 .PHONY: test-packages
 test-packages: packages wheels $(HELM) ## wheels, the deb in a fresh Debian, the image, the chart (5 min)
 	@requirements/system packages $(BIN)/python

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -156,9 +157,13 @@ def test_plain_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
     assert [complaint for found in objects for complaint in complaints(found, version)] == []
 
 
-def test_chart_has_the_version_of_the_agent() -> None:
+def test_chart_and_changes_have_the_version_of_the_agent() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+    headings = re.findall(
+        r"^## \[(.*)\]( - \d{4}-\d\d-\d\d)?$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert next(name for name, _ in headings if name != "Unreleased") == VERSION
 
 
 # --- the rights of the pod ----------------------------------------------------------------------------------
@@ -216,12 +221,6 @@ SECRET = "pods/0a1b/volumes/kubernetes.io~secret/token/token"
 CHECKPOINT = "dra_manager_state"
 
 
-def serves_http(root: Path) -> bool:
-    """Return whether the agent of an image has an HTTP server."""
-    (settings,) = root.glob("opt/drahealth/lib/python3.*/site-packages/agent/config/config.py")
-    return '"--listen"' in settings.read_text()
-
-
 def pod_config(objects: Mapping[str, Any], root: Path, directories: Path) -> dict[str, Any]:
     """Return the configuration of the pod's container, as the kubelet's runtime makes it from the manifest.
 
@@ -238,8 +237,6 @@ def pod_config(objects: Mapping[str, Any], root: Path, directories: Path) -> dic
         for entry in container["env"]
     }
     args = [argument.replace("$(NODE_NAME)", env["NODE_NAME"]) for argument in container["args"]]
-    if not serves_http(root):
-        args = [argument for argument in args if not argument.startswith("--listen=")]
     mounts = []
     for mount in container["volumeMounts"]:
         (volume,) = (found for found in pod["volumes"] if found["name"] == mount["name"])
@@ -298,6 +295,36 @@ def test_settings_of_the_chart_are_those_of_the_agent(pod: tuple[Container, Path
     printed = container.run("/usr/bin/drahealth", "config", "-o", "json").stdout
     assert '"500ms"' in printed
     assert "/etc/drahealth/config.toml" in printed
+
+
+@pytest.mark.parametrize("probe", ["startup", "liveness", "readiness"])
+def test_probes_of_the_pod_succeed(helm: Path, pod: tuple[Container, Path], probe: str) -> None:
+    container, _ = pod
+    (manifest,) = pod_spec(rendered(helm, {}))["containers"]
+    path, port = manifest[f"{probe}Probe"]["httpGet"]["path"], manifest["ports"][0]["containerPort"]
+    assert ask(container, port, path).startswith("200 ")
+
+
+def test_scraped_path_of_the_pod_has_metrics(helm: Path, pod: tuple[Container, Path]) -> None:
+    container, _ = pod
+    objects = rendered(helm, {"podMonitor": {"enabled": True}})
+    (endpoint,) = objects["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    (manifest,) = pod_spec(objects)["containers"]
+    answer = ask(container, manifest["ports"][0]["containerPort"], endpoint["path"])
+    assert answer.startswith("200 ")
+    assert "drahealth_" in answer
+
+
+def ask(container: Container, port: int, path: str) -> str:
+    """Return status and body of an answer of the agent over HTTP."""
+    program = (
+        f"import http.client; connection = http.client.HTTPConnection('127.0.0.1', {port}); "
+        f"connection.request('GET', '{path}'); answer = connection.getresponse(); "
+        "print(answer.status, answer.read().decode())"
+    )
+    done = container.run("/opt/drahealth/bin/python", "-c", program)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def read_in(container: Container, expression: str) -> str:
