@@ -11,7 +11,12 @@ from log_lines import AMD, CASES, EDAC, LAYER, MCE, OOM, POD, SILENT
 from agent.health.gpu.xid.log_lines import GPU_LOG_PATTERNS
 from agent.health.kernel_log.facts import KernelLogCode
 from agent.health.kernel_log.parse import HostLogLine, parse_host_line
-from agent.health.kernel_log.patterns import HOST_PATTERNS, HOST_PATTERNS_BY_CODE, compile_pattern
+from agent.health.kernel_log.patterns import (
+    HOST_PATTERNS,
+    HOST_PATTERNS_BY_CODE,
+    LinePattern,
+    compile_pattern,
+)
 from agent.native.kernel_log import match_pattern
 
 CODES: Final = [code for code, patterns in HOST_PATTERNS_BY_CODE.items() for _ in patterns]
@@ -125,6 +130,8 @@ def test_expressions_match_the_native_reader(text: str) -> None:
         kinds = [part[0] for part in pattern.split("%")[1:]]
         fields = found and tuple(f for f, kind in zip(found.groups(), kinds, strict=True) if kind != "*")
         assert match_pattern(pattern, text) == fields
+        late = LinePattern(pattern).match(text)
+        assert (late and late.groups()) == (found and found.groups())
 
 
 @given(TEXTS)

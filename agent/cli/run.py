@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import signal
@@ -42,7 +43,10 @@ def main(args: Namespace) -> int:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     load = partial(load_with_origins_of, args, needs_runtime_dir=True)
     config = load().config
+    gc.disable()  # a collection finds nothing among the modules
     from agent.app import daemon
+
+    gc.enable()
 
     if args.table == "always" or (args.table == "auto" and can_redraw(sys.stdout, os.environ)):
         table = live_table(args.color, head=lambda style: socket_help(config, program_command(), style))

@@ -16,7 +16,6 @@ from agent.health.verdict import truncate_utf8
 from agent.model.custom_checks import DEVICE_ARGUMENT, CustomCheck, CustomCheckResult
 from agent.model.health import Finding
 from agent.model.report import Report
-from agent.prepare.normalize_text import sanitize
 from agent.sources.check_cgroups import CheckCgroups, open_check_cgroups
 from agent.sources.check_command import CheckCommand, CommandResult
 from agent.system.threads.daemon_thread import ThreadStartError
@@ -210,6 +209,8 @@ class CustomCheckRunner:
 
 
 def _result(key: _Key, check: CustomCheck, ended: CommandResult, passes: int) -> CustomCheckResult:
+    from agent.prepare.normalize_text import sanitize  # a start without custom checks saves it
+
     text = truncate_utf8(sanitize(ended.output), EVIDENCE_BYTES)
     finding, reason = None, ""
     if ended.exit_code == FAULT_CODE:

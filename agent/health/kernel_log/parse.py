@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 
 from agent.health.gpu.xid.log_lines import normal_pci_address
 from agent.health.kernel_log.facts import KernelLogCode
-from agent.health.kernel_log.patterns import HOST_PATTERNS_BY_CODE, compile_pattern
+from agent.health.kernel_log.patterns import HOST_PATTERNS_BY_CODE, LinePattern
 
 
 class HostLogLine(NamedTuple):
@@ -481,9 +481,7 @@ _PARSERS: Final[Mapping[KernelLogCode, _LineParser]] = {
     KernelLogCode.PCI_FAULT: _pci_fault,
 }
 _PATTERN_TABLE: Final = tuple(
-    (compile_pattern(pattern), code)
-    for code, patterns in HOST_PATTERNS_BY_CODE.items()
-    for pattern in patterns
+    (LinePattern(pattern), code) for code, patterns in HOST_PATTERNS_BY_CODE.items() for pattern in patterns
 )
 
 

@@ -167,6 +167,24 @@ _DIRECTIVES: Final = {
 }
 
 
+class LinePattern:
+    """Pattern whose regular expression is compiled at the first line that begins like it. A start without
+    such lines saves the time for 127 of them. Thread-safe."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._begin = pattern.partition("%")[0]
+        self._expression: re.Pattern[str] | None = None
+
+    def match(self, text: str) -> re.Match[str] | None:
+        """Match a message of the kernel log from its start; None: it does not match."""
+        if not text.startswith(self._begin):
+            return None
+        if self._expression is None:
+            self._expression = compile_pattern(self._pattern)
+        return self._expression.match(text)
+
+
 def compile_pattern(pattern: str) -> re.Pattern[str]:
     """Return the regular expression that accepts the same messages as the reader in C, with one group for
     each directive. Groups are possessive, because the reader does not backtrack."""
