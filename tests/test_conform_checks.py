@@ -408,8 +408,8 @@ CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     ],
     "health.names": [
         (reporting(has_identifier=False, pool=b"", name=b""), "fail", "an entry without a device"),
-        (reporting(pool=b""), "fail", "(empty)/gpu-0: an empty pool"),
-        (reporting(name=b""), "fail", "node-a/(empty): an empty name"),
+        (reporting(pool=b""), "fail", "(empty)/gpu-0: its pool is empty"),
+        (reporting(name=b""), "fail", "node-a/(empty): its name is empty"),
         (reporting(name=b"GPU_0"), "warn", "node-a/GPU_0: the name is not a DNS label"),
         (reporting(name=b"x" * 64), "warn", "the name is not a DNS label"),
         (reporting(pool=b"rack 1"), "warn", "rack 1/gpu-0: the pool is not a path"),

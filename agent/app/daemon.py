@@ -404,7 +404,7 @@ def _snapshot_recorder(config: Config, boot_id: str) -> "SnapshotRecorder | None
 
 
 class _Http(NamedTuple):
-    """HTTP server, its thread, and what it reads of the agent."""
+    """HTTP server, its thread, and its read access to the agent."""
 
     view: "AgentView"
     server: "HttpServer"

@@ -111,7 +111,7 @@ def _parse_until(text: str | None) -> float | None:
 
 
 def _paced(reports: Iterator[Report], speed: float | None) -> Iterator[Report]:
-    """Pass on reports at `speed` times their recorded pace; None: at once."""
+    """Yield reports at `speed` times their recorded pace; None: without pauses."""
     first: tuple[float, int] | None = None
     for report in reports:
         if speed is not None:

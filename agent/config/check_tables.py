@@ -56,7 +56,7 @@ def parse_checks(value: object) -> tuple[CustomCheck, ...]:
 def check_names(checks: Sequence[CustomCheck]) -> None:
     """Check that there are at most CHECKS_MAX checks, each with a name of its own; raises ValueError."""
     if len(checks) > CHECKS_MAX:
-        raise ValueError(f"{len(checks)} checks, limit {CHECKS_MAX}; join some in one command")
+        raise ValueError(f"{len(checks)} checks, limit {CHECKS_MAX}; merge some into one command")
     names = [check.name for check in checks]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -132,12 +132,12 @@ def _command(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(argument, str) for argument in value):
         raise TypeError(f"{value!r} is not a list of strings: a program and its arguments")
     if not 1 <= len(value) <= ARGUMENTS_MAX:
-        raise ValueError(f"{len(value)} strings; a command has 1 to {ARGUMENTS_MAX}")
+        raise ValueError(f"{len(value)} strings; a command must have 1 to {ARGUMENTS_MAX}")
     size = sum(len(argument.encode(errors="surrogateescape")) + 1 for argument in value)
     if size > COMMAND_BYTES:
         raise ValueError(f"{size} bytes, limit {COMMAND_BYTES}; call a script")
     if not value[0].startswith("/"):
-        raise ValueError(f"{value[0]!r} is not an absolute path; there is no search for programs")
+        raise ValueError(f"{value[0]!r} is not an absolute path; PATH is not searched")
     if any("\0" in argument for argument in value):
         raise ValueError("an argument has a zero byte")
     return tuple(value)
@@ -146,7 +146,7 @@ def _command(value: object) -> tuple[str, ...]:
 def _devices(value: object) -> str:
     pattern = parse_string(value)
     if not 1 <= len(pattern) <= DEVICES_CHARS:
-        raise ValueError(f"a pattern of {len(pattern)} characters; it has 1 to {DEVICES_CHARS}")
+        raise ValueError(f"pattern is {len(pattern)} characters long; it must have 1 to {DEVICES_CHARS}")
     return pattern
 
 

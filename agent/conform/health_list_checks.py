@@ -227,9 +227,9 @@ def check_device_names(session: SessionRecord) -> CheckOutcome:
     def invalid(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for device in distinct_entries(stream):
             if not device.has_identifier:
-                yield failed("an entry without a device")
+                yield failed("a list has an entry without a device")
             elif not (device.pool and device.name):
-                yield failed(f"{format_device(device.key)}: an empty {'name' if device.pool else 'pool'}")
+                yield failed(f"{format_device(device.key)}: its {'name' if device.pool else 'pool'} is empty")
             elif _is_utf8(device.name) and not LABEL.fullmatch(device.name):
                 yield warned(f"{format_device(device.key)}: the name is not a DNS label")
             elif _is_utf8(device.pool) and not (

@@ -54,7 +54,7 @@ def decode_answers(data: bytes, *, is_prepare: bool) -> tuple[ClaimReply, ...]:
                 error = dict(decode_fields(value, _UNPREPARED, place, fields)).get(UNPREPARE_ERROR, b"")
             answers.append(ClaimReply(uid, tuple(devices), _text(error, f"{place}: error")))
     except TooManyFields:
-        raise ValueError("the answer has more fields than are decoded") from None
+        raise ValueError("the answer has more protobuf fields than the limit") from None
     return tuple(answers)
 
 

@@ -250,7 +250,7 @@ class SlicePublisher:
         with self._state:
             if self._threads or self._stopping:
                 raise RuntimeError(
-                    f"slices of {self._driver}: can be started only once; create another publisher"
+                    f"slice publisher of {self._driver}: can be started only once; create another one"
                 )
             self._threads = [
                 DaemonThread(function, name)

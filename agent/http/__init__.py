@@ -1,1 +1,2 @@
-"""HTTP server of the agent, extra ``http``: metrics, report and probes. Imported with ``--listen`` only."""
+"""HTTP server of the agent for metrics, report and probes. Needs the extra ``http``; imported only with
+``--listen``."""

@@ -18,7 +18,7 @@ from agent.http.view import AgentView
 from agent.model.time import NS, Instant
 
 SILENT_HEARTBEATS: Final = 3
-"""Heartbeats without a report after which the agent counts as hung; a lease is at least as long."""
+"""Number of heartbeats without a report after which the agent counts as hung; a lease is at least as long."""
 PART_BYTES: Final = 32 << 10
 """Size of the parts in which metrics are sent [bytes]."""
 
@@ -47,7 +47,8 @@ class Probes:
         self._clock = clock
 
     async def alive(self, request: Request) -> Response:
-        """Answer 200 while reports come in time, or none has come yet; else 503. A fault is no reason."""
+        """Answer 200 while reports come in time, or before the first one; else 503. Faults of devices do not
+        matter."""
         return _probe_result(self._silence())
 
     async def ready(self, request: Request) -> Response:
@@ -57,7 +58,7 @@ class Probes:
         return _probe_result(self._silence())
 
     def _silence(self) -> str:
-        """Return why the newest report is too old; empty: it is not, or there is none yet."""
+        """Return why the newest report is too old; empty: it is recent, or there is none yet."""
         report = self._view.report()
         limit_s = SILENT_HEARTBEATS * self._view.config().heartbeat_s
         if report is None or (age_s := (self._clock().mono_ns - report.at.mono_ns) / NS) <= limit_s:

@@ -1,8 +1,8 @@
 """Metrics of the agent in Prometheus' text format and in OpenMetrics, through prometheus_client.
 
 A scrape is rendered from the newest report and snapshot: no metric is kept between scrapes, except the totals
-of agent.http.health_totals. What changes with verdicts only is rendered once per change, because a line of
-text costs prometheus_client several microseconds. Clients that scrape within a second share one text.
+of agent.http.health_totals. Families that change only with verdicts are rendered once per change, because a
+line of text costs prometheus_client several microseconds. Clients that scrape within a second share one text.
 """
 
 from collections import Counter
@@ -74,7 +74,7 @@ class Exposition(NamedTuple):
 
 
 class _Scrape(NamedTuple):
-    """What one scrape renders."""
+    """Data that one scrape renders."""
 
     report: Report | None
     snapshot: Snapshot | None
@@ -108,7 +108,7 @@ class MetricsRenderer:
         self._server = server
         self._process = ProcessCollector(registry=CollectorRegistry())
         self._devices: dict[str, tuple[object, bytes]] = {}
-        """Text of the device families by content type, with what it was rendered from."""
+        """Text of the device families by content type, with the data from which it was rendered."""
         self._shared: dict[str, tuple[int, int, Exposition]] = {}
         """Last exposition by content type, with the report's version and the time [ns]."""
 

@@ -34,7 +34,8 @@ IDLE_S: Final = 30
 HANDSHAKE_S: Final = 10
 """Time in which a client must finish the handshake of TLS [s]."""
 ACCEPT_STEPS: Final = 8
-"""Steps of the event loop in which accepted connections reach the server at its end, to be closed."""
+"""Number of steps of the event loop at the server's end, in which accepted connections reach the server and
+are closed."""
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class HttpServer:
                 self._asgi, loop, self._hypercorn, WorkerContext(None), {}, reader, writer
             )
         except Exception:
-            log.exception("http: connection closed: an error in the server")
+            log.exception("http: connection closed: internal error")
 
     def _refuse(self, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()

@@ -1,4 +1,4 @@
-"""What the HTTP server reads of the agent: newest report and snapshot, history, usage, JSON documents."""
+"""Read access of the HTTP server to the agent: newest report and snapshot, history, usage, JSON documents."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -122,7 +122,7 @@ class CustomCheckRunner:
                 problem,
             )
         elif problem:
-            log.warning("custom checks: cgroup without all limits: %s", problem)
+            log.warning("custom checks: some cgroup limits do not apply: %s", problem)
 
     def _update_tasks(self, nursery: trio.Nursery) -> None:
         wanted = {key: check for check in self._checks for key in self._keys(check)}

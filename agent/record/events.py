@@ -134,7 +134,7 @@ class SegmentDecoder:
             CodecError: It is no head of a record, or of a later schema.
         """
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
-            raise CodecError("this is no record of drahealth")
+            raise CodecError("the file is not a drahealth record")
         if data["schema"] > SCHEMA:
             raise CodecError(
                 f"the record has schema {data['schema']}, this release reads up to {SCHEMA}; update drahealth"
@@ -166,7 +166,7 @@ class SegmentDecoder:
         """
         state = self._decoder.complete(self._state)
         if not isinstance(state, EngineState):
-            raise CodecError("the head has no state of the engine")
+            raise CodecError("the head lacks the state of the engine")
         return state
 
     def step(self, data: Any) -> RecordedStep:
@@ -180,7 +180,7 @@ class SegmentDecoder:
         now = Instant(now.mono_ns, _wall_after(self._now, now.mono_ns, wall))
         self._snapshot = self._decoder.changed(self._snapshot, snapshot)
         if not isinstance(self._snapshot, Snapshot):
-            raise CodecError("an event without a snapshot")
+            raise CodecError("an event has no snapshot")
         if rest:
             self._verdicts = self._decoder.changed(self._verdicts, rest[0])
         self._now = now

@@ -34,9 +34,9 @@ from agent.system.timing import LogRateLimiter
 QUEUE_MAX: Final = 1000
 """Largest number of steps that wait for the disk."""
 DELAY_S: Final = 0.05
-"""Time after a step before it is written, in which senders and the core have the interpreter [s]."""
+"""Delay of a write after a step, during which the sending and the core thread use the interpreter [s]."""
 RETRY_S: Final = 10.0
-"""Time after a failed write without a further attempt [s]."""
+"""Pause after a failed write before the next attempt [s]."""
 SEGMENT_AGE_S: Final = 6 * 3600.0
 """Age at which a segment ends: a replay can begin at each segment [s]."""
 SEGMENTS: Final = 8
@@ -55,7 +55,7 @@ class RecordLimits(NamedTuple):
 
 
 class _Queued(NamedTuple):
-    """Inputs of one step, the state before it, and what the loop made of its report."""
+    """Inputs of one step, the state before it, and the use that the loop made of its report."""
 
     state: EngineState
     snapshot: Snapshot
@@ -166,7 +166,7 @@ class SnapshotRecorder:
                 return
 
     def _repair_last_segment(self) -> None:
-        """Cut what a killed agent left of a frame."""
+        """Cut an incomplete frame, which a killed agent left, from the last segment."""
         try:
             paths = segment_paths(self._directory) if self._directory.exists() else []
             problem = cut_torn_tail(paths[-1]) if paths else None

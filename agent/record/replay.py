@@ -109,7 +109,7 @@ def record_segments(records: list[Path]) -> list[Path]:
 def published_steps(
     records: list[Path], change: ChangeSettings | None, until_s: float | None, problems: list[str]
 ) -> Iterator[ReplayedStep]:
-    """Yield the steps whose reports were published, and collect what could not be read."""
+    """Yield the steps whose reports were published, and collect the parts that could not be read."""
     replay = Replay(change)
     for path in record_segments(records):
         reader = SegmentReader(path)
@@ -129,7 +129,7 @@ def published_steps(
 def compared_steps(
     steps: Iterator[ReplayedStep], differences: list[VerdictDifference]
 ) -> Iterator[ReplayedStep]:
-    """Pass on steps, and collect the begin of each difference to the recorded verdicts."""
+    """Pass on steps, and collect the start of each difference to the recorded verdicts."""
     open_differences: set[str] = set()
     for replayed in steps:
         found = list(

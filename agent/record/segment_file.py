@@ -191,7 +191,7 @@ class SegmentReader:
 
 
 class SegmentDamaged(Exception):
-    """A frame of a file is not complete, or not what was written."""
+    """A frame of a file is incomplete or corrupt."""
 
     def __init__(self, path: Path, offset: int, reason: str) -> None:
         self.problem = SegmentProblem(path, offset, path.stat().st_size, reason)
@@ -220,7 +220,7 @@ def _frames(path: Path) -> Iterator[list[Any]]:
 def _packed_frames(path: Path, file: Any) -> Iterator[tuple[int, int, bytes]]:
     """Yield offset, unpacked size and content of each frame. Raises SegmentDamaged, CodecError, OSError."""
     if file.read(len(MAGIC)) != MAGIC:
-        raise CodecError("this is no record of drahealth")
+        raise CodecError("the file is not a drahealth record")
     offset = len(MAGIC)
     while head := file.read(_FRAME.size):
         if len(head) < _FRAME.size:
@@ -238,7 +238,8 @@ def _packed_frames(path: Path, file: Any) -> Iterator[tuple[int, int, bytes]]:
 
 
 def cut_torn_tail(path: Path) -> SegmentProblem | None:
-    """Cut a file after its last complete frame. Returns what was cut; None: nothing. Blocks on the disk.
+    """Cut a file after its last complete frame. Returns the damage that was cut off; None: the file was
+    complete. Blocks on the disk.
 
     Raises OSError.
     """
@@ -259,7 +260,7 @@ class _FeederEmpty(Exception):
 
 
 class _Feeder:
-    """File-like object that gives the decompressor one frame at a time."""
+    """File-like object from which the decompressor reads one frame at a time."""
 
     def __init__(self) -> None:
         self.data = b""

@@ -262,10 +262,10 @@ class Decoder:
         """
         if type(data) is not list:
             if type(data) is dict:
-                raise CodecError("a difference where a complete value must be")
+                raise CodecError("expected a complete value, found a difference")
             return data
         if not data or type(data[0]) is not int:
-            raise CodecError("a value without a tag")
+            raise CodecError("a value has no tag")
         tag = data[0]
         if tag >= FIRST_CLASS_TAG:
             if tag - FIRST_CLASS_TAG >= len(self._readers):
@@ -311,7 +311,7 @@ class Decoder:
             for at, change in data.items():
                 new[keys[at]] = self.changed(old[keys[at]], change)
             return new
-        raise CodecError(f"a difference of a {kind.__name__}")
+        raise CodecError(f"a difference cannot change a value of type {kind.__name__}")
 
     def _changed_tuple(self, old: tuple[Any, ...], data: dict[int, Any]) -> tuple[Any, ...]:
         new = list(old)
@@ -350,7 +350,7 @@ class _ClassReader:
             except ValueError:
                 raise CodecError(f"{self._name} has no value {data[1]!r} in this release") from None
         if len(data) != self._size:
-            raise CodecError(f"{self._name} with {len(data) - 1} fields instead of {self._size - 1}")
+            raise CodecError(f"{self._name}: {len(data) - 1} fields, expected {self._size - 1}")
         if self._same:
             return known.make([decoder.complete(part) for part in data[1:]])
         given = {

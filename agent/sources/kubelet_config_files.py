@@ -105,5 +105,5 @@ def _seen_by(process: Path, path: str) -> Path:
 def _read_document(path: Path) -> JsonObject:
     documents = parse_documents(read_bounded(path, _FILE_BYTES).data)
     if len(documents) != 1 or not isinstance(documents[0], Mapping):
-        raise ValueError(f"{path}: is not one object")
+        raise ValueError(f"{path}: is not a single object")
     return documents[0]

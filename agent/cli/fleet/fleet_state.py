@@ -23,7 +23,7 @@ SEVERITIES: Final = {
 FLAPS: Final = 3
 """Number of times that a device stops being usable within an hour, from which it flaps."""
 SILENT: Final = "1h"
-"""Time within which an agent was scraped that counts as silent now."""
+"""Time since the last scrape up to which a missing agent counts as silent; later it counts as removed."""
 _MATCHER: Final = r'[a-zA-Z_][a-zA-Z0-9_]*(=|!=|=~|!~)"([^"\\\n]|\\.)*"'
 _SELECT: Final = re.compile(rf"{_MATCHER}(,{_MATCHER})*")
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

@@ -41,7 +41,7 @@ class GpuVerdictCache(NamedTuple):
 
 
 def shared_inputs(snapshot: Snapshot, settings: EngineSettings) -> tuple[object, ...]:
-    """Return what the rules of all GPUs read apart from the GPUs; empty if GPUs are not monitored."""
+    """Return the inputs that the rules of all GPUs share; empty if GPUs are not monitored."""
     gpus, log = snapshot.gpus, snapshot.log
     if gpus is None:
         return ()

@@ -348,7 +348,7 @@ def _nic_health(match: _Match, text: str) -> _Parsed:
 
 
 def _nic_hardware(match: _Match, text: str) -> _Parsed:
-    """Parse a syndrome of the firmware; it prints none without an error. An extended syndrome is a detail."""
+    """Parse the firmware syndrome of an error; None for an extended syndrome, which only adds a detail."""
     found = re.match(r"synd 0x[0-9a-f]+: (.*)", _nic_text(text))
     return (normal_pci_address(match[1]), (found[1].strip().rstrip("."),)) if found else None
 

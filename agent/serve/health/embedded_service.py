@@ -114,7 +114,7 @@ class EmbeddedHealthService:
                 self._publisher_task.add_done_callback(self._publisher_ended)
             elif self._loop is not loop:
                 raise RuntimeError(
-                    "health service: is used in two event loops; create one health service per event loop"
+                    "health service is used in two event loops; create one service per event loop"
                 )
 
     def _publisher_ended(self, task: "asyncio.Task[None]") -> None:
