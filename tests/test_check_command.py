@@ -20,7 +20,7 @@ from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.model.custom_checks import CustomCheck, CustomCheckResult
-from agent.node.custom_check_runner import NO_OUTPUT, CustomCheckRunner
+from agent.node.custom_check_runner import NO_OUTPUT, RUNS_MAX, CustomCheckRunner
 from agent.sources.check_cgroups import CheckCgroup, CheckCgroups
 from agent.sources.check_command import (
     FLOOD_BYTES,
@@ -357,6 +357,24 @@ async def test_changed_checks_keep_the_results_of_others() -> None:
         runner.reconfigure([kept._replace(command=("/bin/true",))])
         result = await results.wait("kept", 2)
         assert result.finding is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_check_changed_during_its_run_runs_again_at_once() -> None:
+    results = Results()
+    hung = shell("changed", "sleep 1000", period_s=1000, timeout_s=1000)
+    others = [shell(f"hung-{number}", "sleep 1000", period_s=1000, timeout_s=1000) for number in range(3)]
+    runner = CustomCheckRunner([hung, *others], "node-a", results.set, lambda: (None, ""))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runner.run)
+        for _ in range(int(PATIENCE_S / 0.01)):
+            if runner.running == RUNS_MAX:
+                break
+            await trio.sleep(0.01)
+        assert runner.running == RUNS_MAX
+        runner.reconfigure([hung._replace(command=("/bin/false",)), *others])
+        result = await results.wait("changed")
+        assert result.finding is not None
         nursery.cancel_scope.cancel()
 
 

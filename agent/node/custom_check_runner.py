@@ -17,7 +17,7 @@ from agent.model.custom_checks import DEVICE_ARGUMENT, CustomCheck, CustomCheckR
 from agent.model.health import Finding
 from agent.model.report import Report
 from agent.sources.check_cgroups import CheckCgroups, open_check_cgroups
-from agent.sources.check_command import CheckCommand, CommandResult
+from agent.sources.check_command import KILL_S, CheckCommand, CommandResult
 from agent.system.threads.daemon_thread import ThreadStartError
 from agent.system.threads.trio_calls import call_in_thread
 from agent.system.timing import random_fraction
@@ -27,6 +27,8 @@ RUNS_MAX: Final = 4
 EVIDENCE_BYTES: Final = 500
 NO_OUTPUT: Final = "the command reports a fault, without text"
 OK_CODE, FAULT_CODE = 0, 1
+POLL_S: Final = 0.05
+"""Interval of checks whether a killed command has ended [s]."""
 MIN_FIRST_PERIOD: Final = 0.5
 """Shortest first period of a check, as a share of its normal period; the rest is random."""
 
@@ -93,6 +95,11 @@ class CustomCheckRunner:
         if devices != self._devices:
             self._devices = devices
             self._changed.set()
+
+    @property
+    def running(self) -> int:
+        """Number of commands that run, or that were killed and have not ended."""
+        return len(self._commands)
 
     def close(self) -> None:
         """Kill all commands that run. Never blocks."""
@@ -162,10 +169,11 @@ class CustomCheckRunner:
     async def _run_once(self, key: _Key, check: CustomCheck) -> CommandResult:
         """Run the check's command once; return its end, or the reason why it did not run."""
         last = self._commands.get(key)
-        if last is not None and not last.is_ended():
+        if last is not None and not await _wait_for_end(last):
             return CommandResult(None, "", f"no answer within {check.timeout_s:g} s, and it survives SIGKILL")
+        borrower = object()  # not the key: the last run of a check that was just changed may have a slot
         with trio.move_on_after(check.period_s) as waiting:
-            await self._slots.acquire_on_behalf_of(key)
+            await self._slots.acquire_on_behalf_of(borrower)
         if waiting.cancelled_caught:
             return CommandResult(None, "", f"not started within {check.period_s:g} s: {RUNS_MAX} checks run")
         command = self._commands[key] = self._command(key, check)
@@ -177,9 +185,9 @@ class CustomCheckRunner:
             command.kill()
             raise
         finally:
-            self._slots.release_on_behalf_of(key)
-            if command.is_ended():
-                self._commands.pop(key, None)
+            self._slots.release_on_behalf_of(borrower)
+            if command.is_ended() and self._commands.get(key) is command:
+                del self._commands[key]
 
     def _command(self, key: _Key, check: CustomCheck) -> CheckCommand:
         device = key[1]
@@ -206,6 +214,16 @@ class CustomCheckRunner:
         self._results[key] = result
         # while results still count the core must see each one; later ones can wait for its heartbeat
         self._on_results(tuple(self._results.values()), same <= max(check.raise_after, check.clear_after))
+
+
+async def _wait_for_end(command: CheckCommand) -> bool:
+    """Kill the last run of a check; return whether it has ended within KILL_S."""
+    command.kill()
+    for _ in range(round(KILL_S / POLL_S)):
+        if command.is_ended():
+            return True
+        await trio.sleep(POLL_S)
+    return False
 
 
 def _result(key: _Key, check: CustomCheck, ended: CommandResult, passes: int) -> CustomCheckResult:
