@@ -55,7 +55,7 @@ _FAULT: Final = struct_type_of(
 _CLEARED: Final = struct_type_of(ClearedFault)
 
 
-class _FaultsFile(msgspec.Struct, forbid_unknown_fields=True):
+class _FaultsFile(msgspec.Struct):
     version: int
     gpus: list[_GPU]  # type: ignore[valid-type]  # made at run time from the model's
     faults: list[_FAULT]  # type: ignore[valid-type]

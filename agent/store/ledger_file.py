@@ -42,19 +42,19 @@ class LedgerFileContent(NamedTuple):
     ledger: PrepareLedger
 
 
-class _ClaimRow(msgspec.Struct, forbid_unknown_fields=True):
+class _ClaimRow(msgspec.Struct):
     namespace: str
     name: str
     uid: str
 
 
-class _DeviceRow(msgspec.Struct, forbid_unknown_fields=True):
+class _DeviceRow(msgspec.Struct):
     driver: str
     pool: str
     device: str
 
 
-class _TaintRow(msgspec.Struct, forbid_unknown_fields=True):
+class _TaintRow(msgspec.Struct):
     effect: Effect
     value: str
 
@@ -63,7 +63,7 @@ _Natural = Annotated[int, Meta(ge=0)]
 _Time = Annotated[float, Meta(ge=0, le=WALL_MAX_S)]
 
 
-class _VerdictRow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class _VerdictRow(msgspec.Struct, omit_defaults=True):
     error_class: ErrorClass
     code: str
     scope: Scope
@@ -85,7 +85,7 @@ class _VerdictRow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     request_devices: _Natural = 0
 
 
-class _EntryRow(msgspec.Struct, forbid_unknown_fields=True, rename={"unprepared_wall_s": "over_wall_s"}):
+class _EntryRow(msgspec.Struct, rename={"unprepared_wall_s": "over_wall_s"}):
     claim: _ClaimRow
     fingerprint: str
     generation: str
@@ -98,7 +98,6 @@ class _EntryRow(msgspec.Struct, forbid_unknown_fields=True, rename={"unprepared_
 
 class _FaultRow(
     msgspec.Struct,
-    forbid_unknown_fields=True,
     omit_defaults=True,
     rename={"reported_wall_s": "told_wall_s", "expired_wall_s": "excused_wall_s"},
 ):
@@ -115,9 +114,7 @@ class _FaultRow(
     repair: Repair = Repair.NONE
 
 
-class _PreparesFile(
-    msgspec.Struct, forbid_unknown_fields=True, rename={"entries": "outcomes", "faults": "told"}
-):
+class _PreparesFile(msgspec.Struct, rename={"entries": "outcomes", "faults": "told"}):
     version: int
     driver: str
     driver_version: str

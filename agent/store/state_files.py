@@ -1,6 +1,7 @@
 """Reading and writing of state files: bounded reads, atomic replacement, renaming of unusable files.
 
-A crash at any moment leaves either the old file or the new one.
+A crash at any moment leaves either the old file or the new one. Unknown fields are ignored, so that a release
+reads the files of a later one; a change that it must not ignore gets a new format version.
 """
 
 import fcntl
@@ -110,7 +111,7 @@ def struct_type_of(model: type, **limits: object) -> type[msgspec.Struct]:
         (name, Annotated[hint, limits[name]] if name in limits else hint)
         for name, hint in get_type_hints(model).items()
     ]
-    return msgspec.defstruct(model.__name__, fields, forbid_unknown_fields=True)
+    return msgspec.defstruct(model.__name__, fields)
 
 
 def encode_json(document: object) -> bytes:

@@ -29,14 +29,14 @@ SIZE_MAX: Final = 4 << 20
 _TAINT: Final = struct_type_of(Taint, added_wall_s=msgspec.Meta(ge=0, le=WALL_MAX_S))
 
 
-class _TaintedDeviceRow(msgspec.Struct, forbid_unknown_fields=True):
+class _TaintedDeviceRow(msgspec.Struct):
     driver: str
     pool: str
     device: str
     taints: Annotated[list[_TAINT], msgspec.Meta(min_length=1)]  # type: ignore[valid-type]  # made at run time
 
 
-class _TaintsFile(msgspec.Struct, forbid_unknown_fields=True):
+class _TaintsFile(msgspec.Struct):
     version: int
     devices: list[_TaintedDeviceRow]
 
