@@ -58,6 +58,7 @@ def run(capsys: pytest.CaptureFixture[str], *args: Any) -> tuple[int, str, str]:
 # --- a real agent -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.live
 def test_replay_of_an_agents_record_repeats_the_watched_reports(short_tmp: Path) -> None:
     node = Node(short_tmp)
     record = short_tmp / "record"
@@ -89,6 +90,7 @@ def test_replay_of_an_agents_record_repeats_the_watched_reports(short_tmp: Path)
     assert "hugepages-2mi-node0 Unhealthy" in table.stdout
 
 
+@pytest.mark.live
 def test_agent_without_zstandard_refuses_to_record(short_tmp: Path) -> None:
     program = (
         "import sys; sys.modules['zstandard'] = None; from agent.cli.main import main; "
@@ -277,6 +279,7 @@ def test_what_if_prints_changes_pods_and_scores(
     assert (rule["recall"]["successes"], rule["recall"]["trials"]) == (0, 2)
 
 
+@pytest.mark.live
 def test_what_if_of_two_nodes_is_the_same_with_two_processes(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 2)):
         (tmp_path / name).mkdir()
