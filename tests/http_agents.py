@@ -11,14 +11,14 @@ from patience import PATIENCE_S
 from wire.serving import at, device
 
 from agent.config.config import Config
+from agent.http.agent_view import AgentView, Documents
 from agent.http.app import create_app
 from agent.http.health_totals import HealthTotals
 from agent.http.server import HttpServer
-from agent.http.view import AgentView, Documents
 from agent.model.gpu import GpuField, XidCount
 from agent.model.health import Blame, Cause, NonDeviceCause, Repair, Severity
 from agent.model.report import AgentStatus, ConfigReload, Report, SocketSubscribers
-from agent.model.socket_path_limit import ListenAddress
+from agent.model.socket_address import ListenAddress
 from agent.model.time import NS, Instant
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread

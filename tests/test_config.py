@@ -30,7 +30,7 @@ from agent.model.custom_checks import CustomCheck
 from agent.model.health import Severity, XidOverride
 from agent.model.prepare import ErrorClass
 from agent.model.settings import RuleOverride
-from agent.model.socket_path_limit import ListenAddress
+from agent.model.socket_address import ListenAddress
 from agent.prepare.error_patterns import ErrorPattern
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "configuration.md"

@@ -19,7 +19,7 @@ from wire.serving import eventually, report
 from agent.errors import ConfigError, ResourceBusyError
 from agent.http.app import SILENT_HEARTBEATS
 from agent.http.server import CONNECTIONS_MAX, HttpServer
-from agent.model.socket_path_limit import ListenAddress
+from agent.model.socket_address import ListenAddress
 from agent.model.time import NS, Instant
 
 __all__ = ["short_tmp"]

@@ -15,7 +15,7 @@ from agent.config.config import SETTINGS, Config, LoadedConfig, load_with_origin
 from agent.errors import ConfigError
 from agent.model.report import ConfigReload
 from agent.model.settings import RuleOverride
-from agent.model.socket_path_limit import ListenAddress
+from agent.model.socket_address import ListenAddress
 from agent.serve.sd_notify import SystemdNotifier
 
 NOW_S = 1_700_000_000.0

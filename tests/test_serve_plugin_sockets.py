@@ -23,7 +23,7 @@ from wire.plugin import Kubelet, claim
 from wire.serving import device, eventually, report
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
-from agent.model.socket_path_limit import SOCKET_PATH_LIMIT
+from agent.model.socket_address import SOCKET_PATH_LIMIT
 from agent.serve.dra_plugin.sockets import plugin_paths
 from agent.serve.sockets import UnixListener
 

@@ -14,7 +14,7 @@ from other_user import OTHER_USER, become_other_user, give_to_other_user
 from wire.serving import Serving, eventually
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
-from agent.model.socket_path_limit import SOCKET_PATH_LIMIT
+from agent.model.socket_address import SOCKET_PATH_LIMIT
 from agent.serve.agent_servers import AgentServers
 from agent.serve.sockets import UnixListener, check_path_length, make_socket_directory
 from agent.system.secure_directories import DirectoryLock, LockHeld

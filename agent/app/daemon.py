@@ -73,8 +73,8 @@ from agent.version import VERSION
 
 if TYPE_CHECKING:
     from agent.driver.session import DriverSession
+    from agent.http.agent_view import AgentView, Documents
     from agent.http.server import HttpServer
-    from agent.http.view import AgentView, Documents
     from agent.record.recorder import SnapshotRecorder
 
 SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by this; Python's default is 5 ms
@@ -310,11 +310,11 @@ class Daemon:
     def _open_http(self, documents: "Documents", history_file: Path) -> "_Http":
         """Open the sockets of the HTTP server. Raises the same errors as :func:`run`."""
         try:
+            from agent.http.agent_view import AgentView
             from agent.http.app import create_app  # 5 MiB, only with --listen
             from agent.http.health_totals import HealthTotals
             from agent.http.metrics import ServerCounts
             from agent.http.server import HttpServer
-            from agent.http.view import AgentView
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"http.listen: the package {error.name} is not installed; install drahealth[http], or do "

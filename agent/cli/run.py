@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
-    from agent.http.view import Documents
+    from agent.http.agent_view import Documents
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def main(args: Namespace) -> int:
 def http_documents() -> Documents:
     """Return the encoders of JSON documents for the HTTP server."""
     from agent.cli.output.json import report_document
-    from agent.http.view import Documents
+    from agent.http.agent_view import Documents
 
     return Documents(report=report_document)
 

@@ -46,7 +46,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.custom_checks import CustomCheck
 from agent.model.health import XidOverride
 from agent.model.settings import RuleOverride
-from agent.model.socket_path_limit import ListenAddress
+from agent.model.socket_address import ListenAddress
 from agent.system.paths import StrPath, as_path
 
 if TYPE_CHECKING:

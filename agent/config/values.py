@@ -19,7 +19,7 @@ from agent.devices.inventory import canonical_pool_name, parse_pool_name
 from agent.errors import suggestion
 from agent.model.cpuset import CpuSet, parse_cpus
 from agent.model.health import XidOverride
-from agent.model.socket_path_limit import SOCKET_PATH_LIMIT, ListenAddress
+from agent.model.socket_address import SOCKET_PATH_LIMIT, ListenAddress
 
 MS: Final = 1_000_000
 S: Final = 1000 * MS

@@ -27,7 +27,7 @@ from agent.conform.stream_queries import (
     last_reports_at,
     reports_by_device,
 )
-from agent.model.socket_path_limit import SOCKET_PATH_LIMIT
+from agent.model.socket_address import SOCKET_PATH_LIMIT
 
 SOON_S: Final = 1.0
 """Delay above which a check warns [s]."""

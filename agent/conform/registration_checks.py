@@ -29,7 +29,7 @@ from agent.conform.session_record import (
     SessionRecord,
     UnaryCallResult,
 )
-from agent.model.socket_path_limit import SOCKET_PATH_LIMIT
+from agent.model.socket_address import SOCKET_PATH_LIMIT
 
 PLUGIN_TYPE: Final = "DRAPlugin"
 PLUGIN_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")

@@ -13,8 +13,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from agent.http.agent_view import AgentView
 from agent.http.metrics import MetricsRenderer, ServerCounts
-from agent.http.view import AgentView
 from agent.model.time import NS, Instant
 
 SILENT_HEARTBEATS: Final = 3

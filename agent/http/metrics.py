@@ -23,9 +23,9 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.http import metric_families as families
+from agent.http.agent_view import AgentView
 from agent.http.health_totals import Totals
 from agent.http.metric_families import DEVICES_MAX, STATES, FamilyKind, MetricFamily
-from agent.http.view import AgentView
 from agent.model.gpu import GpuField, NvmlSample
 from agent.model.health import DeviceHealth, most_needed_first
 from agent.model.report import Report

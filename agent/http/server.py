@@ -21,7 +21,7 @@ from hypercorn.config import Config as HypercornConfig
 from hypercorn.utils import wrap_app
 
 from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
-from agent.model.socket_path_limit import ListenAddress
+from agent.model.socket_address import ListenAddress
 from agent.serve.sockets import BACKLOG, UnixListener, make_socket_directory
 from agent.system.timing import LogRateLimiter
 

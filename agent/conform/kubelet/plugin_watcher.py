@@ -20,7 +20,7 @@ from agent.conform.session_record import (
     UnaryCallResult,
 )
 from agent.errors import PermissionDeniedError, UsageError
-from agent.model.socket_path_limit import SOCKET_PATH_LIMIT
+from agent.model.socket_address import SOCKET_PATH_LIMIT
 from agent.serve.grpc.codec import Codec
 from agent.serve.grpc.gen.registration_v1 import pluginregistration as wire
 

@@ -32,7 +32,7 @@ from agent.conform.session_record import (
     SessionRecord,
 )
 from agent.errors import AgentUnreachable, UsageError, suggestion
-from agent.model.socket_path_limit import SOCKET_PATH_LIMIT
+from agent.model.socket_address import SOCKET_PATH_LIMIT
 from agent.serve.sockets import NO_SERVER, NO_SOCKET
 
 SOCKET_SUFFIX: Final = ".sock"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from agent.config.values import check_driver_name
 from agent.errors import ConfigError, DrahealthError
-from agent.model.socket_path_limit import SOCKET_PATH_LIMIT
+from agent.model.socket_address import SOCKET_PATH_LIMIT
 from agent.serve.dra_plugin.request_checks import UID, UID_LIMIT
 from agent.serve.grpc.server import HardenedServer
 from agent.serve.sockets import UnixListener, make_socket_directory
