@@ -1,7 +1,7 @@
 """Records of end-to-end scenarios, committed so that each later release replays them with the same verdicts.
 
-``cd tests && PYTHONPATH=.. ../.venv/bin/python -m record_files`` plays the scenarios that have no record, with
-the real agent and a fake NVML, and writes their redacted records.
+``cd tests && PYTHONPATH=.. ../.venv/bin/python -m record_files`` plays the scenarios that have no record,
+with the real agent and a fake NVML, and writes their redacted records.
 """
 
 import re
