@@ -66,7 +66,7 @@ def check_names(checks: Sequence[CustomCheck]) -> None:
 
 
 def show_checks(checks: Iterable[CustomCheck]) -> list[dict[str, Any]]:
-    """Return the checks as tables of a file."""
+    """Return checks as the tables ``[[check]]`` of a configuration file."""
     return [
         {
             key: shown

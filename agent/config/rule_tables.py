@@ -57,7 +57,7 @@ def check_rule_count(rules: Sequence[object]) -> None:
 
 
 def show_rules(rules: Iterable[RuleOverride]) -> list[dict[str, Any]]:
-    """Return the entries as tables of a file."""
+    """Return changes of rules as the tables ``[[rules]]`` of a configuration file."""
     return [
         {
             name: shown

@@ -113,8 +113,8 @@ def with_seen_features(gpus: GpuRuleState, stored: Iterable[GpuAtStart]) -> GpuR
 def restart_host_device(
     host: HostRuleState, snapshot: Snapshot, settings: EngineSettings, device: InventoryDevice
 ) -> HostRuleState:
-    """Return the state with the present values of a host device as its values at start. Expectations that the
-    configuration sets stay."""
+    """Return the host rules' state with the present values of a host device as its values at start.
+    Expectations that the configuration sets stay."""
     match device.kind:
         case DeviceKind.CPU:
             node = device.numa_node
@@ -130,8 +130,8 @@ def restart_host_device(
 
 
 def restart_declared_part(host: HostRuleState, snapshot: Snapshot, part: DeclaredPart) -> HostRuleState:
-    """Return the state with the present values of a declared part of the host as its values at start.
-    Expectations that the driver declares stay."""
+    """Return the host rules' state with the present values of a declared part of the host as its values at
+    start. Expectations that the driver declares stay."""
     match part:
         case DeclaredCpus():
             return replace(host, cpus=restart_cpus(host.cpus, snapshot, part.cpus))

@@ -123,7 +123,7 @@ def resume_usages(state: UsageState, stored: StoredUsages) -> UsageState:
     )
 
 
-class _Observed(NamedTuple):
+class _UpdateInputs(NamedTuple):
     """Inputs of one update that are the same for all usages."""
 
     in_use_now: Mapping[UsageKey, CurrentUse]
@@ -139,7 +139,7 @@ class _Observed(NamedTuple):
 
 def _observe(
     known: ConsumerMap, state_of: Callable[[DeviceRef], DeviceState], now: Instant, left_s: float
-) -> _Observed:
+) -> _UpdateInputs:
     in_use_now = current_uses(known)
     endings = {
         ref.uid: UsageEndKind.FAILED if view.known.phase == "Failed" else UsageEndKind.SUCCEEDED
@@ -149,11 +149,11 @@ def _observe(
     claims = {
         (one.claim.namespace, one.claim.name): one.claim.uid for one in in_use_now.values() if one.claim.uid
     }
-    return _Observed(in_use_now, endings, claims, known.complete, state_of, now, left_s)
+    return _UpdateInputs(in_use_now, endings, claims, known.complete, state_of, now, left_s)
 
 
 def _new_usage(
-    id_: str, one: CurrentUse, observed: _Observed, complete_before: frozenset[Origin]
+    id_: str, one: CurrentUse, observed: _UpdateInputs, complete_before: frozenset[Origin]
 ) -> ActiveUsage:
     state = observed.state_of(one.device)
     use = PodDeviceUsage(
@@ -174,7 +174,7 @@ def _new_usage(
     return ActiveUsage(use, observed.now)
 
 
-def _next_usage(previous: ActiveUsage, one: CurrentUse | None, observed: _Observed) -> ActiveUsage:
+def _next_usage(previous: ActiveUsage, one: CurrentUse | None, observed: _UpdateInputs) -> ActiveUsage:
     """Return the next state of a usage.
 
     Args:
@@ -219,7 +219,7 @@ def _worse(first: DeviceState, later: DeviceState) -> DeviceState:
     return later if later.severity > first.severity else first
 
 
-def _ending_without_report(previous: ActiveUsage, observed: _Observed) -> UsageEndKind | None:
+def _ending_without_report(previous: ActiveUsage, observed: _UpdateInputs) -> UsageEndKind | None:
     """Return how a usage that no source lists ended; None: it may continue."""
     claim = previous.use.claim
     uid = observed.claims.get((claim.namespace, claim.name), claim.uid)
@@ -231,7 +231,7 @@ def _ending_without_report(previous: ActiveUsage, observed: _Observed) -> UsageE
 
 
 def _usage_end(
-    ending: UsageEndKind, use: PodDeviceUsage, seen: Instant | None, observed: _Observed
+    ending: UsageEndKind, use: PodDeviceUsage, seen: Instant | None, observed: _UpdateInputs
 ) -> UsageEnd:
     now = observed.now
     if seen is None:

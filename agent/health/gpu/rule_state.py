@@ -197,7 +197,7 @@ def _features(sample: GpuSample) -> SeenGpuFeatures:
 
 
 def restart_gpu(state: GpuRuleState, number: int, host: GpuOsSample) -> GpuRuleState:
-    """Return the state with a GPU's present features in place of those that it showed before."""
+    """Return the GPU rules' state with a GPU's present features in place of its earlier ones."""
     sample = state.samples.get(number)
     seen = _features(sample) if sample else SeenGpuFeatures()
     seen = seen._replace(fabric_manager=host.fabric_manager is True)

@@ -292,7 +292,7 @@ def with_gained_cpus(state: CpuRuleState, snapshot: Snapshot) -> CpuRuleState:
 def restart_cpus(
     state: CpuRuleState, snapshot: Snapshot, cpus: CpuSet, numa_node: int | None = None
 ) -> CpuRuleState:
-    """Return the state with the present values of CPUs as their values at start.
+    """Return the CPU rules' state with the present values of CPUs as their values at start.
 
     Args:
         numa_node: NUMA node whose online CPUs are accepted, too; None: no node.

@@ -153,7 +153,7 @@ def with_gained_pages(state: PoolRuleState, snapshot: Snapshot) -> PoolRuleState
 
 
 def restart_pool(state: PoolRuleState, snapshot: Snapshot, device: str) -> PoolRuleState:
-    """Return the state with a pool's present size as its size at start."""
+    """Return the hugepage rules' state with a pool's present size as its size at start."""
     pool = next((pool for known, pool in pools_by_device(snapshot).items() if known.name == device), None)
     pages = persistent_pages(pool) if pool else 0
     if isinstance(pages, Missing):

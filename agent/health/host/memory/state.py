@@ -129,7 +129,7 @@ def restored_memory_state(memory: Iterable[MemoryAtStart]) -> MemoryRuleState:
 
 
 def restart_memory(state: MemoryRuleState, snapshot: Snapshot, numa_node: int) -> MemoryRuleState:
-    """Return the state with the present memory of a NUMA node as its memory at start."""
+    """Return the memory rules' state with the present memory of a NUMA node as its memory at start."""
     if snapshot.machine is None or numa_node not in state.blocks_online:
         return state
     known = {node: online for node, online in state.blocks_online.items() if node != numa_node}

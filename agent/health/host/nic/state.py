@@ -158,7 +158,7 @@ def _restored_port(port: NicPortAtStart) -> _NicPortState:
 
 
 def restart_nic(state: NicRuleState, snapshot: Snapshot, declared: DeclaredNic) -> NicRuleState:
-    """Return the state with the present state of a NIC's ports as their state at start."""
+    """Return the NIC rules' state with the present state of a NIC's ports as their state at start."""
     nic = find_nic(snapshot.nics, declared) if isinstance(snapshot.nics, tuple) else None
     known = state.states.get(declared)
     if known is None or nic is None or not isinstance(nic.ports, tuple):

@@ -149,7 +149,7 @@ def restored_pci_state(functions: Iterable[PciAtStart]) -> PciRuleState:
 
 
 def restart_pci(state: PciRuleState, address: str) -> PciRuleState:
-    """Return the state with the present values of a PCI function as its values at start."""
+    """Return the PCI rules' state with the present values of a PCI function as its values at start."""
     function, known = state.functions.get(address), state.states.get(address)
     if function is None or known is None:
         return state
