@@ -23,7 +23,7 @@ from agent.model.time import NS, Instant
 from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.loop_thread import AsyncioThread
 
-HOSTILE = 'a"b\\c\nd<script>{}'
+HOSTILE = 'a"b\\c\nd\u2028e<script>{} 5'
 """Text that is markup, and ends a label's value, unless it is escaped."""
 ANY_PORT = ListenAddress("127.0.0.1", 0)
 

@@ -83,6 +83,20 @@ def test_drop_in_for_later_versions_sends_one_signal(installed: Path) -> None:
     assert "notify-reload" not in analyze("verify", "--man=no", installed)
 
 
+def test_drop_in_for_metrics_allows_ip_to_named_addresses_only(installed: Path) -> None:
+    drop_in = (UNIT.parent / f"{UNIT.name}.d" / "http.conf").read_text()
+    assert re.findall(r"^[^#\n].*$", drop_in, re.MULTILINE) == [
+        "[Service]",
+        "Environment=DRAHEALTH_LISTEN=localhost:14680",
+        "RestrictAddressFamilies=AF_INET AF_INET6",
+        "IPAddressAllow=localhost",
+    ]
+    before = analyze("verify", "--man=no", installed)
+    (installed.parent / f"{installed.name}.d").mkdir()
+    (installed.parent / f"{installed.name}.d" / "http.conf").write_text(drop_in)
+    assert analyze("verify", "--man=no", installed) == before
+
+
 def setting(name: str) -> str:
     """Return the value of a setting of the unit."""
     (value,) = re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)

@@ -7,7 +7,7 @@ line of text costs prometheus_client several microseconds. Clients that scrape w
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, starmap
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.utils import floatToGoString
 
 from agent.http import metric_families as families
 from agent.http.agent_view import AgentView
@@ -55,8 +56,12 @@ _rendered_fields: Final = itemgetter(
     )
 )
 
-Series = tuple[Sequence[str], float]
-"""Label values and value of one series."""
+_format_number: Final[Callable[[float], str]] = floatToGoString
+
+Series = tuple[Sequence[str], Any]
+"""Label values and value of one series: a number, or of a state set the value of each state."""
+Rows = tuple[MetricFamily, list[Series]]
+"""Family with its series."""
 
 
 class ServerCounts(NamedTuple):
@@ -108,7 +113,9 @@ class MetricsRenderer:
         self._server = server
         self._process = ProcessCollector(registry=CollectorRegistry())
         self._devices: dict[str, tuple[object, bytes]] = {}
-        """Text of the device families by content type, with the data from which it was rendered."""
+        """Text of the families that change with verdicts, by content type, with its data."""
+        self._templates: dict[str, tuple[object, _TextTemplate]] = {}
+        """Template of all other families by content type, with their labels."""
         self._shared: dict[str, tuple[int, int, Exposition]] = {}
         """Last exposition by content type, with the report's version and the time [ns]."""
 
@@ -122,15 +129,19 @@ class MetricsRenderer:
             if rendered_version == version and now.mono_ns - rendered_ns < SHARED_NS:
                 return exposition
         scrape = _Scrape(report, self._view.snapshot(), self._view.totals.read(), _shown_devices(report), now)
-        parts = [self._device_text(scrape, encode, content_type)]
-        parts.append(encode(_Metrics([*self._time_metrics(scrape), *self._agent_metrics(scrape)])))
-        text = b"".join(part.removesuffix(EOF) for part in parts)
-        if parts[-1].endswith(EOF):
-            text += EOF
+        rows = [*_time_rows(scrape), *self._agent_rows(scrape)]
+        text = b"".join(
+            (
+                self._device_text(scrape, encode, content_type),
+                self._filled_text(rows, encode, content_type),
+                encode(self._process),
+            )
+        )
         exposition = Exposition(text, content_type)
         if len(self._shared) >= 4:  # the formats of prometheus_client; a client may ask for odd versions
             self._shared.clear()
             self._devices.clear()
+            self._templates.clear()
         self._shared[content_type] = version, now.mono_ns, exposition
         return exposition
 
@@ -139,55 +150,88 @@ class MetricsRenderer:
     def _device_text(self, scrape: _Scrape, encode: Callable[[Collector], bytes], content_type: str) -> bytes:
         """Return the text of the families that change with verdicts only; rendered again after a change."""
         key = scrape.totals.version, list(map(_rendered_fields, scrape.shown))
-        if (last := self._devices.get(content_type)) is not None and last[0] == key:
-            return last[1]
-        text = encode(_Metrics(list(_device_metrics(scrape))))
-        self._devices[content_type] = key, text
-        return text
+        last = self._devices.get(content_type)
+        if last is None or last[0] != key:
+            text = encode(_Metrics(starmap(_metric, _device_rows(scrape)))).removesuffix(EOF)
+            last = self._devices[content_type] = key, text
+        return last[1]
 
-    def _time_metrics(self, scrape: _Scrape) -> Iterator[Metric]:
-        shown, totals = scrape.shown, scrape.totals.devices
-        yield _metric(
-            families.DEVICE_VERIFIED, (((d.driver, d.pool, d.device), d.verified.wall_s) for d in shown)
-        )
-        now_ns = scrape.now.mono_ns
-        yield _metric(
-            families.DEVICE_SECONDS,
-            (
-                ((*device.key, state), seconds)
-                for device in shown
-                if (known := totals.get(device.key)) is not None
-                for state, seconds in known.seconds(now_ns).items()
-            ),
-        )
+    def _filled_text(
+        self, rows: Sequence[Rows], encode: Callable[[Collector], bytes], content_type: str
+    ) -> bytes:
+        """Return the text of families; rendered again when their labels change, else filled with values."""
+        key = [(family.name, [labels for labels, _ in series]) for family, series in rows]
+        last = self._templates.get(content_type)
+        if last is None or last[0] != key:
+            text = encode(_Metrics(starmap(_metric, rows))).removesuffix(EOF)
+            last = self._templates[content_type] = key, _TextTemplate(text)
+        return last[1].fill([value for _, series in rows for _, value in series])
 
     # --- agent ---------------------------------------------------------------------------------------------
 
-    def _agent_metrics(self, scrape: _Scrape) -> Iterator[Metric]:
+    def _agent_rows(self, scrape: _Scrape) -> Iterator[Rows]:
         report, view = scrape.report, self._view
         dropped: dict[str, int] = {}
-        yield _metric(families.BUILD_INFO, [((VERSION,), 1)])
-        yield _metric(families.REPORTS, [((), view.latest.peek()[0])])
+        yield _rows(families.BUILD_INFO, [((VERSION,), 1)])
+        yield _rows(families.REPORTS, [((), view.latest.peek()[0])])
         if report is not None:
-            yield _metric(families.REPORT_TIME, [((), report.at.wall_s)])
+            yield _rows(families.REPORT_TIME, [((), report.at.wall_s)])
             if hidden := len(report.devices) - len(scrape.shown):
                 dropped |= dict.fromkeys((family.series_name for family in families.DEVICE_FAMILIES), hidden)
             if hidden := sum(_cause_count(d) for d in scrape.shown) - families.CAUSES_MAX:
                 dropped[families.DEVICE_FINDING.series_name] = max(0, hidden)
-            yield from _report_metrics(report, scrape.totals, dropped)
-            yield from _core_metrics(report)
+            yield from _report_rows(report, scrape.totals, dropped)
+            yield from _core_rows(report)
         if scrape.snapshot is not None and scrape.snapshot.gpus is not None:
-            yield from _gpu_metrics(scrape.snapshot.gpus, scrape.shown, dropped)
-        yield from _stream_metrics(view)
+            yield from _gpu_rows(scrape.snapshot.gpus, scrape.shown, dropped)
+        yield from _stream_rows(view)
         yield _bounded(families.PREPARES, _prepares(view.prepares()), families.CODES_MAX, dropped)
         if (reload := view.config_reload()) is not None:
-            yield _metric(families.RELOAD_OK, [((), not reload.error)])
-            yield _metric(families.RELOAD_TIME, [((), reload.at_wall_s)])
+            yield _rows(families.RELOAD_OK, [((), not reload.error)])
+            yield _rows(families.RELOAD_TIME, [((), reload.at_wall_s)])
         counts = self._server()
-        yield _metric(families.HTTP_CONNECTIONS, [((), counts.open)])
-        yield _metric(families.HTTP_REFUSED, [((), counts.refused)])
-        yield _metric(families.DROPPED, [((name,), count) for name, count in dropped.items() if count])
-        yield from self._process.collect()
+        yield _rows(families.HTTP_CONNECTIONS, [((), counts.open)])
+        yield _rows(families.HTTP_REFUSED, [((), counts.refused)])
+        yield _rows(families.DROPPED, [((name,), count) for name, count in dropped.items() if count])
+
+
+class _TextTemplate:
+    """Rendered families whose values change and whose labels stay: new values are put into the same lines."""
+
+    def __init__(self, text: bytes) -> None:
+        """Take a text that prometheus_client has rendered, with any values."""
+        self._parts: list[str] = [""]
+        for line in text.decode().removesuffix("\n").split("\n"):
+            if line.startswith("#"):
+                self._parts[-1] += f"{line}\n"
+            else:
+                self._parts[-1] += line[: line.rindex(" ") + 1]
+                self._parts.append("\n")
+
+    def fill(self, values: Iterable[float]) -> bytes:
+        """Return the text with these values, one per series, in the same order."""
+        *parts, end = self._parts
+        lines = [part + _format_number(value) for part, value in zip(parts, values, strict=True)]
+        return ("".join(lines) + end).encode()
+
+
+def _rows(family: MetricFamily, series: Iterable[Series]) -> Rows:
+    return family, list(series)
+
+
+def _time_rows(scrape: _Scrape) -> Iterator[Rows]:
+    """Yield the families of devices that change all the time."""
+    shown, totals, now_ns = scrape.shown, scrape.totals.devices, scrape.now.mono_ns
+    yield _rows(families.DEVICE_VERIFIED, ((device.key, device.verified.wall_s) for device in shown))
+    known = [(device.key, found) for device in shown if (found := totals.get(device.key)) is not None]
+    yield _rows(
+        families.DEVICE_SECONDS,
+        (
+            ((*key, state), seconds)
+            for key, found in known
+            for state, seconds in found.seconds(now_ns).items()
+        ),
+    )
 
 
 def _metric(family: MetricFamily, series: Iterable[tuple[Sequence[str], Any]]) -> Metric:
@@ -202,13 +246,13 @@ def _metric(family: MetricFamily, series: Iterable[tuple[Sequence[str], Any]]) -
     return metric  # type: ignore[no-any-return]
 
 
-def _bounded(family: MetricFamily, series: Iterable[Series], limit: int, dropped: dict[str, int]) -> Metric:
+def _bounded(family: MetricFamily, series: Iterable[Series], limit: int, dropped: dict[str, int]) -> Rows:
     """Return a family with its first series, and count those above the limit in `dropped`."""
     iterator = iter(series)
-    metric = _metric(family, islice(iterator, limit))
+    rows = _rows(family, islice(iterator, limit))
     if rest := sum(1 for _ in iterator):
         dropped[family.series_name] = rest
-    return metric
+    return rows
 
 
 def _shown_devices(report: Report | None) -> tuple[DeviceHealth, ...]:
@@ -220,16 +264,15 @@ def _shown_devices(report: Report | None) -> tuple[DeviceHealth, ...]:
     return tuple(sorted(report.devices, key=lambda device: -device.severity)[:DEVICES_MAX])
 
 
-def _device_metrics(scrape: _Scrape) -> Iterator[Metric]:
+def _device_rows(scrape: _Scrape) -> Iterator[Rows]:
     shown, totals = scrape.shown, scrape.totals.devices
-    health = _metric(families.DEVICE_HEALTH, ())
-    for device in shown:
-        state = STATE_OF_SEVERITY[device.severity]
-        health.add_metric(device.key, {str(one): one is state for one in STATES})  # type: ignore[attr-defined]
-    yield health
-    yield _metric(families.DEVICE_INFO, ((_identity(device), 1) for device in shown))
-    yield _metric(families.DEVICE_FINDING, islice(_device_findings(shown), families.CAUSES_MAX))
-    yield _metric(
+    states = {
+        severity: {str(one): one is state for one in STATES} for severity, state in STATE_OF_SEVERITY.items()
+    }
+    yield _rows(families.DEVICE_HEALTH, ((device.key, states[device.severity]) for device in shown))
+    yield _rows(families.DEVICE_INFO, ((_identity(device), 1) for device in shown))
+    yield _rows(families.DEVICE_FINDING, islice(_device_findings(shown), families.CAUSES_MAX))
+    yield _rows(
         families.DEVICE_TRANSITIONS,
         (
             ((*device.key, state), known.transitions.get(state, 0))
@@ -238,7 +281,7 @@ def _device_metrics(scrape: _Scrape) -> Iterator[Metric]:
             for state in STATES
         ),
     )
-    yield _metric(families.DEVICE_SINCE, ((device.key, device.since.wall_s) for device in shown))
+    yield _rows(families.DEVICE_SINCE, ((device.key, device.since.wall_s) for device in shown))
 
 
 def _identity(device: DeviceHealth) -> tuple[str, ...]:
@@ -262,9 +305,9 @@ def _cause_count(device: DeviceHealth) -> int:
     return len({cause.code for cause in most_needed_first(device.causes)}) if device.causes else 0
 
 
-def _report_metrics(report: Report, totals: Totals, dropped: dict[str, int]) -> Iterator[Metric]:
+def _report_rows(report: Report, totals: Totals, dropped: dict[str, int]) -> Iterator[Rows]:
     counts = Counter(STATE_OF_SEVERITY[device.severity] for device in report.devices)
-    yield _metric(families.DEVICES, (((state,), counts[state]) for state in STATES))
+    yield _rows(families.DEVICES, (((state,), counts[state]) for state in STATES))
     findings = Counter(
         (_scope(note.subject), note.cause.code[:LABEL_MAX], note.cause.severity.name.lower())
         for note in report.notes
@@ -275,13 +318,13 @@ def _report_metrics(report: Report, totals: Totals, dropped: dict[str, int]) -> 
     if hidden := len(present) - len(sources):
         dropped[families.SOURCE_UP.series_name] = hidden
     states = [((one.name,), one.state) for one in sources]
-    yield _metric(families.SOURCE_UP, ((name, state is SourceState.OK) for name, state in states))
-    yield _metric(families.SOURCE_STALLED, ((name, state is SourceState.STALLED) for name, state in states))
-    yield _metric(families.SOURCE_STALLS, (((one.name,), totals.stalls.get(one.name, 0)) for one in sources))
-    yield _metric(families.SOURCE_PASSES, (((one.name,), one.passes) for one in sources))
-    yield _metric(families.SOURCE_FAILURES, (((one.name,), one.failures) for one in sources))
+    yield _rows(families.SOURCE_UP, ((name, state is SourceState.OK) for name, state in states))
+    yield _rows(families.SOURCE_STALLED, ((name, state is SourceState.STALLED) for name, state in states))
+    yield _rows(families.SOURCE_STALLS, (((one.name,), totals.stalls.get(one.name, 0)) for one in sources))
+    yield _rows(families.SOURCE_PASSES, (((one.name,), one.passes) for one in sources))
+    yield _rows(families.SOURCE_FAILURES, (((one.name,), one.failures) for one in sources))
     at = report.at
-    yield _metric(
+    yield _rows(
         families.SOURCE_READ,
         (
             ((one.name,), at.wall_s - (at.mono_ns - one.beat_ns) / NS)
@@ -289,7 +332,7 @@ def _report_metrics(report: Report, totals: Totals, dropped: dict[str, int]) -> 
             if one.beat_ns and one.passes
         ),
     )
-    yield _metric(families.SOURCE_PERIOD, (((one.name,), one.period_ns / NS) for one in sources))
+    yield _rows(families.SOURCE_PERIOD, (((one.name,), one.period_ns / NS) for one in sources))
 
 
 def _scope(subject: str) -> str:
@@ -298,7 +341,7 @@ def _scope(subject: str) -> str:
     return word if word in {"pod", "driver"} else "node"
 
 
-def _core_metrics(report: Report) -> Iterator[Metric]:
+def _core_rows(report: Report) -> Iterator[Rows]:
     core = report.core
     for family, value in (
         (families.CORE_PASSES, core.passes),
@@ -312,16 +355,16 @@ def _core_metrics(report: Report) -> Iterator[Metric]:
         (families.CGROUPS, report.groups),
         (families.CGROUPS_DROPPED, core.groups_dropped),
     ):
-        yield _metric(family, [((), value)])
+        yield _rows(family, [((), value)])
 
 
-def _stream_metrics(view: AgentView) -> Iterator[Metric]:
+def _stream_rows(view: AgentView) -> Iterator[Rows]:
     sockets = view.subscribers()
-    yield _metric(families.STREAM_SUBSCRIBERS, (((one.socket,), one.streams) for one in sockets))
-    yield _metric(families.STREAM_CONNECTIONS, (((one.socket,), one.connections) for one in sockets))
+    yield _rows(families.STREAM_SUBSCRIBERS, (((one.socket,), one.streams) for one in sockets))
+    yield _rows(families.STREAM_CONNECTIONS, (((one.socket,), one.connections) for one in sockets))
     sent = [one for one in sockets if one.lists is not None]
-    yield _metric(families.STREAM_LISTS, (((one.socket,), one.lists) for one in sent))
-    yield _metric(families.STREAM_BYTES, (((one.socket,), one.sent_bytes) for one in sent))
+    yield _rows(families.STREAM_LISTS, (((one.socket,), one.lists) for one in sent))
+    yield _rows(families.STREAM_BYTES, (((one.socket,), one.sent_bytes) for one in sent))
 
 
 def _prepares(counts: Mapping[tuple[str, str, str], int]) -> list[Series]:
@@ -331,16 +374,14 @@ def _prepares(counts: Mapping[tuple[str, str, str], int]) -> list[Series]:
     ]
 
 
-def _gpu_metrics(
-    nvml: NvmlSample, shown: Iterable[DeviceHealth], dropped: dict[str, int]
-) -> Iterator[Metric]:
+def _gpu_rows(nvml: NvmlSample, shown: Iterable[DeviceHealth], dropped: dict[str, int]) -> Iterator[Rows]:
     """Yield the readings of all GPUs that have a device, found by the UUID."""
     if nvml.driver:
-        yield _metric(families.DRIVER_INFO, [(("nvidia", nvml.driver[:LABEL_MAX]), 1)])
+        yield _rows(families.DRIVER_INFO, [(("nvidia", nvml.driver[:LABEL_MAX]), 1)])
     names = {dict(device.attributes).get("uuid"): device.key for device in shown if device.kind == "gpu"}
     gpus = [(names[gpu.uuid], gpu) for gpu in nvml.gpus if gpu.uuid and gpu.uuid in names]
     for family, readings, factor in families.GPU_FAMILIES:
-        yield _metric(
+        yield _rows(
             family,
             (
                 ((*key, reading.value) if reading.value else key, value * factor)
@@ -349,7 +390,7 @@ def _gpu_metrics(
                 if isinstance(value := gpu[reading.field], int)
             ),
         )
-    yield _metric(
+    yield _rows(
         families.GPU_NVLINKS,
         (
             (key, links.bit_count())
