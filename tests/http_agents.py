@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agents import Agent, PlainSysfs
 from paper_gpus import GpuNode
 from patience import PATIENCE_S
+from prometheus import free_ports
 from wire.serving import at, device
 
 from agent.config.config import Config
@@ -114,3 +116,20 @@ def full_agent() -> FakeAgent:
     hostile = device("hostile", attributes=(("product", HOSTILE),), causes=(cause(HOSTILE),))
     fake.publish(replace(shown, devices=(*shown.devices, hostile), notes=notes))
     return fake
+
+
+@contextmanager
+def listening_agent(directory: Path, sysfs: PlainSysfs, *flags: str) -> Iterator[tuple[Agent, int]]:
+    """Start an agent that serves HTTP on a free port."""
+    for port in free_ports():
+        listen = ("--listen", f"127.0.0.1:{port}", "--sysfs-root", str(sysfs.root), "--period", "100ms")
+        try:
+            agent = Agent(directory, *listen, *flags, config='[stream]\nheartbeat = "500ms"\n')
+        except AssertionError as error:
+            if "another process listens there" in str(error):
+                continue
+            raise
+        with agent:
+            yield agent, port
+        return
+    raise AssertionError("no free port")

@@ -29,12 +29,13 @@ from hypothesis import strategies as st
 
 from agent.cli.output.report_table import render_report
 from agent.cli.output.terminal import TextStyle, uses_colour
-from agent.cli.output.text import BADGES, clean, format_age, format_bytes, format_count, format_ranges
+from agent.cli.output.text import BADGES, clean, format_bytes, format_count, format_ranges
 from agent.cli.status import render_status
 from agent.model.health import NonDeviceCause, NotApplicable, Repair, Severity
 from agent.model.report import AgentStatus, ConfigReload, Report, SeverityCount, SocketSubscribers
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceState
+from agent.model.time import format_age
 
 PLAIN = TextStyle()
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

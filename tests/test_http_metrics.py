@@ -1,21 +1,20 @@
 """Metrics of the agent: their table, their limits, both formats, and what a real Prometheus makes of them."""
 
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import metrics_page
 import pytest
-from agents import UNHEALTHY, Agent, PlainSysfs, short_tmp, wait_for_health
-from http_agents import FakeAgent, cause, full_agent
+from agents import UNHEALTHY, PlainSysfs, short_tmp, wait_for_health
+from http_agents import FakeAgent, cause, full_agent, listening_agent
 from http_client import connect
 from hypothesis import given
 from hypothesis import strategies as st
 from paper_gpus import GpuNode
-from prometheus import Prometheus, free_ports, need
+from prometheus import Prometheus, need
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from wire.serving import at, device, eventually, report, unhealthy
@@ -181,23 +180,6 @@ def test_stall_of_a_source_is_counted_once_until_it_ends() -> None:
 
 
 # --- the whole agent ---------------------------------------------------------------------------------------
-
-
-@contextmanager
-def listening_agent(directory: Path, sysfs: PlainSysfs, *flags: str) -> Iterator[tuple[Agent, int]]:
-    """Start an agent that serves HTTP on a free port."""
-    for port in free_ports():
-        listen = ("--listen", f"127.0.0.1:{port}", "--sysfs-root", str(sysfs.root), "--period", "100ms")
-        try:
-            agent = Agent(directory, *listen, *flags, config='[stream]\nheartbeat = "500ms"\n')
-        except AssertionError as error:
-            if "another process listens there" in str(error):
-                continue
-            raise
-        with agent:
-            yield agent, port
-        return
-    raise AssertionError("no free port")
 
 
 def test_prometheus_scrapes_the_agent_and_a_query_returns_the_fault(short_tmp: Path) -> None:

@@ -10,8 +10,9 @@ from agent.cli.exits import exit_of_severities
 from agent.cli.output.json import status_document
 from agent.cli.output.report_table import cgroup_entry, headline, source_entries
 from agent.cli.output.table import TitledText, format_entries
-from agent.cli.output.text import clean, format_age, format_bytes, format_count
+from agent.cli.output.text import clean, format_bytes, format_count
 from agent.cli.subcommand import Subcommand, add_output, add_settings, agent_socket_of, print_result
+from agent.model.time import format_age
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -139,6 +139,14 @@ class Timeline:
         """Return how much of the time from `begin_s` to `end_s` was not observed [s]."""
         return min(max(0.0, self._unobserved_until(end_s) - self._unobserved_until(begin_s)), end_s - begin_s)
 
+    def gaps(self, begin_s: float, end_s: float) -> Iterator[tuple[float, float]]:
+        """Yield the parts of the time from `begin_s` to `end_s` that were not observed, as (begin, end)."""
+        gap_begins, gap_ends = [begin_s, *self._ends], [*self._starts, self.now_s]
+        for gap_begin_s, gap_end_s in zip(gap_begins, gap_ends, strict=True):
+            since_s, until_s = max(gap_begin_s, begin_s), min(gap_end_s, end_s)
+            if until_s > since_s:
+                yield since_s, until_s
+
     def _unobserved_until(self, time_s: float) -> float:
         index = bisect_right(self._starts, time_s) - 1
         if index < 0:

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from agent.http.agent_view import AgentView
 from agent.http.metrics import MetricsRenderer, ServerCounts
+from agent.http.page import Page
 from agent.model.time import NS, Instant
 
 SILENT_HEARTBEATS: Final = 3
@@ -35,6 +36,7 @@ def create_app(
             Route("/readyz", probes.ready),
             Route("/api/v1/report", reports.show),
             Route("/metrics", metrics.show),
+            *Page(view, clock).routes,
         ]
     )
 

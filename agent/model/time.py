@@ -32,3 +32,12 @@ def instant_at_mono(mono_ns: int, now: Instant) -> Instant:
 def rfc3339(wall_s: float) -> str:
     """Format a wall time as RFC 3339 in UTC, to the second: ``2026-11-21T10:04:04Z``."""
     return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def format_age(seconds: float) -> str:
+    """Return a duration rounded down: ``0s``, ``95s``, ``12m``, ``31h``, ``9d``. Negative ones are ``0s``."""
+    s = max(0, int(seconds))
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if s >= 2 * size:
+            return f"{s // size}{unit}"
+    return f"{s}s"

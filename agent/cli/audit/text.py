@@ -28,13 +28,13 @@ from agent.cli.output.table import (
     format_entries,
     wrap,
 )
-from agent.cli.output.text import Badge, clean, format_age, format_count
+from agent.cli.output.text import Badge, clean, format_count
 from agent.model.cgroup import NO_LIMIT
 from agent.model.claim_sources import Origin
 from agent.model.cpuset import format_cpus
 from agent.model.json_values import JsonObject
 from agent.model.reading import Missing
-from agent.model.time import rfc3339
+from agent.model.time import format_age, rfc3339
 
 if TYPE_CHECKING:
     from agent.cgroup_audit.audit import PodAudit

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION, ObjectKeys
 from agent.cli.output.table import GAP, Paragraph, TableCell, TextTable, advice, wrap
-from agent.cli.output.text import Badge, clean, format_age, format_count, markdown_table
+from agent.cli.output.text import Badge, clean, format_count, markdown_table
 from agent.conform.outcomes import CheckVerdict
+from agent.model.time import format_age
 
 if TYPE_CHECKING:
     from agent.cli.output.terminal import TextStyle

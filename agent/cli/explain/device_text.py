@@ -10,10 +10,11 @@ from agent.cli.explain.build import container_name, pod_uid
 from agent.cli.explain.model import AGENT
 from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.output.table import GAP, TextTable, TitledText, advice_of_device, format_entries, wrap
-from agent.cli.output.text import BADGES, clean, format_age, format_count, hardware_identity, shorten_ids
+from agent.cli.output.text import BADGES, clean, format_count, hardware_identity, shorten_ids
 from agent.model.claim_sources import Origin
 from agent.model.consumers import AffectedPod, PodView
 from agent.model.health import DeviceHealth, Severity, most_needed_first
+from agent.model.time import format_age
 
 if TYPE_CHECKING:
     from agent.cli.explain.model import DeviceFacts, Explanation

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION
 from agent.cli.output.table import Paragraph, TextTable
-from agent.cli.output.text import BADGES, clean, format_age, format_count, format_ranges
+from agent.cli.output.text import BADGES, clean, format_count, format_ranges
 from agent.model.health import Severity
-from agent.model.time import rfc3339
+from agent.model.time import format_age, rfc3339
 
 if TYPE_CHECKING:
     from agent.cli.fleet.fleet_state import Fleet, FleetDevice, FleetGroup, SickDevice

@@ -10,10 +10,10 @@ from agent.cli.explain.name_lookup import full_device_name
 from agent.cli.output.csv_text import format_csv
 from agent.cli.output.json import API_VERSION, DEVICE_REF
 from agent.cli.output.table import Paragraph, TextTable, TitledText, format_entries
-from agent.cli.output.text import BADGES, clean, format_age, format_count, format_ranges, shorten_ids
+from agent.cli.output.text import BADGES, clean, format_count, format_ranges, shorten_ids
 from agent.health.availability import USABLE
 from agent.model.health import Severity
-from agent.model.time import rfc3339
+from agent.model.time import format_age, rfc3339
 from agent.model.verdict_history import STATE_OF_SEVERITY, RecordedState
 
 if TYPE_CHECKING:

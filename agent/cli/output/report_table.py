@@ -26,7 +26,6 @@ from agent.cli.output.text import (
     default_pool,
     device_name,
     explains_absence,
-    format_age,
     format_bytes,
     format_count,
     format_instances,
@@ -38,7 +37,7 @@ from agent.cli.output.text import (
 )
 from agent.model.health import Severity, most_needed_first
 from agent.model.source_state import SourceSample, SourceState
-from agent.model.time import NS, Instant, rfc3339
+from agent.model.time import NS, Instant, format_age, rfc3339
 
 if TYPE_CHECKING:
     from agent.cli.output.terminal import TextStyle

@@ -142,15 +142,6 @@ def explains_absence(source: SourceSample) -> bool:
 # --- numbers -----------------------------------------------------------------------------------------------
 
 
-def format_age(seconds: float) -> str:
-    """Return a duration rounded down: ``0s``, ``95s``, ``12m``, ``31h``, ``9d``. Negative ones are ``0s``."""
-    s = max(0, int(seconds))
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if s >= 2 * size:
-            return f"{s // size}{unit}"
-    return f"{s}s"
-
-
 def format_bytes(size: int) -> str:
     """Return a size in bytes with a binary unit: ``512 B``, ``48.0 KiB``, ``33.1 MiB``."""
     value = float(size)

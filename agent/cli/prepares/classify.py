@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.output.json import API_VERSION, REMEDIATION, ObjectKeys
 from agent.cli.output.table import GAP, TitledText, format_entries, wrap
-from agent.cli.output.text import format_age
 from agent.cli.subcommand import Subcommand, add_config, add_output, load_config, print_result
 from agent.config.values import number_within
 from agent.errors import UsageError, suggestion
 from agent.model.claim import Claim, ClaimDevice
 from agent.model.prepare import Operation
+from agent.model.time import format_age
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent.cli.output.json import API_VERSION, DEVICE_REF, REMEDIATION, ObjectKeys, encode_each
 from agent.cli.output.table import GAP, Paragraph, TableCell, TextTable, TitledText, advice, format_entries
-from agent.cli.output.text import BADGES, Badge, clean, format_age, format_count, markdown_table
+from agent.cli.output.text import BADGES, Badge, clean, format_count, markdown_table
 from agent.model.health import Health, Severity
 from agent.model.prepare import ErrorClass
-from agent.model.time import rfc3339
+from agent.model.time import format_age, rfc3339
 from agent.prepare.prepare_ledger import CACHED_CLASSES
 
 if TYPE_CHECKING:

@@ -1,0 +1,165 @@
+"""Endpoints of the HTML page: the page, its files, and the events that make a browser load it again.
+
+Jinja2 escapes every text, and the Content-Security-Policy allows no script and no style but the page's own
+files. An event holds only the number of a report: a browser that does not read costs a few bytes, and loads
+the newest page later. The page of a report is rendered once for all browsers.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from agent.config.config import Config
+from agent.health.availability import Timeline, device_segments
+from agent.http.agent_view import AgentView
+from agent.http.page_content import STATES, STRIP_STEPS, History, PageInput, page_content
+from agent.model.time import Instant
+from agent.model.verdict_history import ClockReading
+from agent.sources.gpu_without_nvml import read_boot_id
+from agent.store.history_file import HistoryError, read_verdicts
+from agent.system.threads.with_timeout import call_in_thread
+from agent.system.timing import read_boot_clock
+
+ASSETS: Final = Path(__file__).parent / "assets"
+STREAMS_MAX: Final = 32
+"""Largest number of open event streams; further browsers load the page every half minute."""
+EVENT_PAUSE_S: Final = 1.0
+"""Least time between two events of a stream [s]."""
+COMMENT_S: Final = 15.0
+"""Time without a report after which a stream gets a comment, so that a closed connection is noticed [s]."""
+HISTORY_S: Final = 30.0
+"""Time for which a read of the history is used [s]."""
+PAGES_MAX: Final = 8
+"""Number of rendered pages of one report that are kept."""
+
+HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_MEDIA_TYPES: Final[Mapping[str, str]] = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+
+
+class Page:
+    """HTML page of one agent."""
+
+    def __init__(self, view: AgentView, clock: Callable[[], Instant]) -> None:
+        self._view = view
+        self._clock = clock
+        self._history = HistoryReader(view.history_file, view.config, clock)
+        environment = Environment(
+            loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        )
+        self._template = environment.get_template("page.html.j2")
+        self._rendered: tuple[int, dict[int, bytes]] = (0, {})
+        self._files = {name: (ASSETS / name).read_bytes() for name in _MEDIA_TYPES}
+        self._streams = 0
+
+    @property
+    def routes(self) -> list[Route]:
+        """Routes of the page."""
+        files = [Route(f"/{name}", partial(self._file, name)) for name in self._files]
+        return [Route("/", self._show), Route("/events", self._events), *files]
+
+    async def _file(self, name: str, request: Request) -> Response:
+        return Response(self._files[name], media_type=_MEDIA_TYPES[name], headers=HEADERS)
+
+    async def _show(self, request: Request) -> Response:
+        """Answer with the page of the newest report; before the first one, with a page that says so."""
+        version, report = self._view.latest.peek()
+        if report is None:
+            text = self._template.render(page=None, version=0)
+            return Response(text, 503, media_type="text/html", headers=HEADERS)
+        first = _number(request.query_params.get("first", "0"))
+        if self._rendered[0] != version:
+            self._rendered = version, {}
+        pages = self._rendered[1]
+        if first not in pages:
+            given = PageInput(
+                report=report,
+                now=self._clock(),
+                pods=snapshot.pods if (snapshot := self._view.snapshot()) else None,
+                drivers=frozenset(self._view.config().drivers),
+                history=await self._history.read(),
+                status=self._view.status(),
+            )
+            content = page_content(given, first)
+            text = self._template.render(page=content, version=version, states=STATES, steps=STRIP_STEPS)
+            while len(pages) >= PAGES_MAX:
+                pages.pop(next(iter(pages)))
+            pages[first] = text.encode()
+        return Response(pages[first], media_type="text/html", headers=HEADERS)
+
+    async def _events(self, request: Request) -> Response:
+        """Answer with a stream of events: one per report, at most one per second."""
+        if self._streams >= STREAMS_MAX:
+            return PlainTextResponse(f"{STREAMS_MAX} event streams are open, the limit\n", 503)
+        return StreamingResponse(self._event_texts(), media_type="text/event-stream", headers=HEADERS)
+
+    async def _event_texts(self) -> AsyncIterator[str]:
+        version = 0
+        self._streams += 1
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(COMMENT_S):
+                        version, _ = await self._view.latest.wait_newer(version)
+                except TimeoutError:
+                    yield ": no new report\n\n"
+                    continue
+                yield f"id: {version}\ndata: {version}\n\n"
+                await asyncio.sleep(EVENT_PAUSE_S)
+        finally:
+            self._streams -= 1
+
+
+class HistoryReader:
+    """Reader of the verdict history for the page; a read is used for HISTORY_S."""
+
+    def __init__(self, path: Path, config: Callable[[], Config], clock: Callable[[], Instant]) -> None:
+        self._path = path
+        self._config = config
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._newest: History | None = None
+        self._until_s = 0.0
+
+    async def read(self) -> History:
+        """Return the history up to now, at most HISTORY_S old."""
+        async with self._lock:
+            if self._newest is None or time.monotonic() >= self._until_s:
+                self._newest = await call_in_thread(self._read, "dh-page-history")
+                self._until_s = time.monotonic() + HISTORY_S
+            return self._newest
+
+    def _read(self) -> History:
+        """Read the file. Blocks on the disk."""
+        config = self._config()
+        now = ClockReading(self._clock().wall_s, read_boot_clock(), read_boot_id(config.procfs_root))
+        if not config.history_rows:
+            return History(Timeline((), now), {}, "the configuration keeps no history")
+        try:
+            stored = read_verdicts(self._path)
+        except (HistoryError, OSError) as error:
+            return History(Timeline((), now), {}, str(error))
+        timeline = Timeline(stored.periods, now)
+        return History(timeline, device_segments(stored, timeline))
+
+
+def _number(text: str) -> int:
+    """Return a number of a query; 0 for a text that is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

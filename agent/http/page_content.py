@@ -1,0 +1,361 @@
+"""Content of the HTML page, computed from a report, the pods' devices and the verdict history. Pure.
+
+All texts are plain: the template escapes them.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import urlencode
+
+from agent.devices.consumers.device_health_lookup import health_lookup
+from agent.health.availability import Segment, Timeline
+from agent.health.rules import format_duration
+from agent.model.claim import DeviceRef
+from agent.model.health import Cause, DeviceHealth, NonDeviceCause, Repair, Severity, most_needed_first
+from agent.model.pod_findings import PodsSample
+from agent.model.report import AgentStatus, Report
+from agent.model.source_state import SourceSample, SourceState
+from agent.model.time import NS, Instant, format_age, rfc3339
+from agent.model.verdict_history import RecordedState
+
+ROWS_MAX: Final = 200
+"""Largest number of devices on one page; links lead to the others."""
+NOTES_MAX: Final = 100
+"""Largest number of findings without a device on the page."""
+PODS_MAX: Final = 20
+"""Largest number of pods that are listed for a device."""
+STRIP_S: Final = 24 * 3600
+"""Length of the history that a strip shows [s]."""
+STRIP_STEPS: Final = 720
+"""Width of a strip in units of its drawing: one unit is 2 minutes."""
+
+_WORST_FIRST: Final = (Severity.UNHEALTHY, Severity.UNKNOWN, Severity.DEGRADED, Severity.INFO, Severity.OK)
+
+
+class StateStyle(NamedTuple):
+    """Word, sign and CSS class of a severity."""
+
+    word: str
+    sign: str
+    css: str
+
+
+STATES: Final[Mapping[Severity, StateStyle]] = {
+    Severity.OK: StateStyle("Healthy", "●", "healthy"),
+    Severity.INFO: StateStyle("Healthy", "●", "healthy"),
+    Severity.DEGRADED: StateStyle("Degraded", "▲", "degraded"),
+    Severity.UNKNOWN: StateStyle("Unknown", "◌", "unknown"),
+    Severity.UNHEALTHY: StateStyle("Unhealthy", "✖", "unhealthy"),
+}
+_NOT_OBSERVED: Final = "not observed"
+_STRIP_WORDS: Final[Mapping[RecordedState | str, str]] = {
+    RecordedState.HEALTHY: "Healthy",
+    RecordedState.DEGRADED: "Degraded",
+    RecordedState.UNKNOWN: "Unknown",
+    RecordedState.UNHEALTHY: "Unhealthy",
+    RecordedState.ABSENT: "absent",
+    _NOT_OBSERVED: _NOT_OBSERVED,
+}
+
+
+class StripPart(NamedTuple):
+    """Part of a strip in which the device had one state."""
+
+    begin: int
+    """Left end, in units of which the strip has STRIP_STEPS."""
+    width: int
+    css: str
+
+
+class Strip(NamedTuple):
+    """Health of a device over STRIP_S, as a drawing and as a sentence."""
+
+    parts: tuple[StripPart, ...]
+    text: str
+    """``Healthy 23 h 50 min, Unhealthy 10 min``; for screen readers and as a tooltip."""
+
+
+class CauseText(NamedTuple):
+    """Cause of a device's or pod's state."""
+
+    code: str
+    css: str
+    evidence: str
+    advice: str
+    repair: str
+    """Repair as on the command line; empty: none."""
+
+
+class DeviceRow(NamedTuple):
+    """Row of the table of devices."""
+
+    id: str
+    """Identifier that stays the same over reports."""
+    name: str
+    kind: str
+    driver: str
+    """Driver that declared the device; empty: a host device."""
+    state: StateStyle
+    causes: tuple[CauseText, ...]
+    """Causes, the one that needs most first; empty: no fault is known."""
+    message: str
+    """Text that the kubelet gets; empty: none."""
+    since: str
+    """Time of the last change, RFC 3339."""
+    age: str
+    """Time since then."""
+    verified: str
+    attributes: tuple[tuple[str, str], ...]
+    pods: tuple[str, ...]
+    """Pods that use the device, at most PODS_MAX."""
+    more_pods: int
+    """Number of pods that are left out."""
+    strip: Strip | None
+    """Health of the last 24 hours; None: the history has no record of the device."""
+
+
+class NoteRow(NamedTuple):
+    """Finding about a pod or the node."""
+
+    subject: str
+    cause: CauseText
+    devices: str
+
+
+class SourceRow(NamedTuple):
+    """Row of the table of sources."""
+
+    name: str
+    state: str
+    css: str
+    age: str
+    period: str
+    failures: int
+    detail: str
+
+
+class CountOfState(NamedTuple):
+    """Number of devices in one state."""
+
+    state: StateStyle
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageContent:
+    """Everything that the page shows."""
+
+    node: str
+    at: str
+    """Time of the report, RFC 3339."""
+    counts: tuple[CountOfState, ...]
+    """Devices by state, worst first; states without devices are left out."""
+    rows: tuple[DeviceRow, ...]
+    first: int
+    """Number of the first shown device, from 1; 0: none is shown."""
+    total: int
+    previous: str
+    """Query of the page with the devices before; empty: these are the first."""
+    following: str
+    """Query of the page with the devices after; empty: these are the last."""
+    notes: tuple[NoteRow, ...]
+    more_notes: int
+    pods_problem: str
+    """Reason why the pods that use devices are not known; empty: they are."""
+    history_problem: str
+    """Reason why there are no strips; empty: there are."""
+    sources: tuple[SourceRow, ...]
+    costs: tuple[tuple[str, str], ...]
+    """Costs of the agent, as (what, how much)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageInput:
+    """What the content is computed from."""
+
+    report: Report
+    now: Instant
+    pods: PodsSample | None
+    """Pods that use devices; None: the agent does not track them."""
+    drivers: Container[str]
+    """Drivers that the agent serves."""
+    history: "History"
+    status: AgentStatus
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Verdict history up to now."""
+
+    timeline: Timeline
+    segments: Mapping[DeviceRef, Sequence[Segment]]
+    problem: str = ""
+    """Reason why the history cannot be shown; empty: it can."""
+
+
+def page_content(given: PageInput, first: int = 0) -> PageContent:
+    """Return the content of the page.
+
+    Args:
+        given: Report and what belongs to it.
+        first: Number of devices to leave out, of the list that begins with the worst.
+    """
+    report = given.report
+    ordered = sorted(report.devices, key=lambda device: _WORST_FIRST.index(device.severity))
+    first = min(first, max(len(ordered) - 1, 0)) // ROWS_MAX * ROWS_MAX
+    shown = ordered[first : first + ROWS_MAX]
+    users = _pods_by_device(given)
+    counts = Counter(STATES[device.severity] for device in report.devices)
+    return PageContent(
+        node=report.node,
+        at=rfc3339(report.at.wall_s),
+        counts=tuple(
+            CountOfState(style, counts[style])
+            for style in dict.fromkeys(STATES[severity] for severity in _WORST_FIRST)
+            if counts[style]
+        ),
+        rows=tuple(_row(device, given, users.get(device.key, ())) for device in shown),
+        first=first + 1 if shown else 0,
+        total=len(ordered),
+        previous=urlencode({"first": max(first - ROWS_MAX, 0)}) if first else "",
+        following=urlencode({"first": first + ROWS_MAX}) if first + ROWS_MAX < len(ordered) else "",
+        notes=tuple(_note(note) for note in report.notes[:NOTES_MAX]),
+        more_notes=max(len(report.notes) - NOTES_MAX, 0),
+        pods_problem=_pods_problem(given.pods),
+        history_problem=given.history.problem,
+        sources=tuple(_source(source, given.now) for source in report.sources),
+        costs=tuple(_costs(given)),
+    )
+
+
+def _pods_problem(pods: PodsSample | None) -> str:
+    if pods is None:
+        return "the agent does not track pods here"
+    if pods.source.state is SourceState.OK:
+        return ""
+    return f"the source {pods.source.name} is {pods.source.state}: {pods.source.detail or 'no detail'}"
+
+
+def _pods_by_device(given: PageInput) -> Mapping[tuple[str, str, str], Sequence[str]]:
+    """Return the names of the pods that use each device, by the device's key."""
+    if given.pods is None:
+        return {}
+    health_of = health_lookup(given.report, given.drivers)
+    users: dict[tuple[str, str, str], list[str]] = {}
+    for uid, refs in given.pods.uses.items():
+        for ref in refs:
+            if device := health_of(ref):
+                users.setdefault(device.key, []).append(given.pods.names.get(uid, f"pod UID {uid}"))
+    return {key: sorted(set(names)) for key, names in users.items()}
+
+
+def _row(device: DeviceHealth, given: PageInput, pods: Sequence[str]) -> DeviceRow:
+    default_pool = given.report.node
+    pool = "" if device.pool == default_pool else device.pool
+    return DeviceRow(
+        id="/".join(device.key),
+        name="/".join(filter(None, (pool, device.device))),
+        kind=device.kind,
+        driver=device.driver,
+        state=STATES[device.severity],
+        causes=tuple(_cause_texts(device)),
+        message=device.message,
+        since=rfc3339(device.since.wall_s),
+        age=format_age(_age_s(device.since, given.now)),
+        verified=format_age(_age_s(device.verified, given.now)),
+        attributes=device.attributes,
+        pods=tuple(pods[:PODS_MAX]),
+        more_pods=max(len(pods) - PODS_MAX, 0),
+        strip=_strip(given.history, DeviceRef(*device.key)),
+    )
+
+
+def _cause_texts(device: DeviceHealth) -> list[CauseText]:
+    urgent = most_needed_first(device.causes)
+    others = [cause for cause in device.causes if cause.severity <= Severity.INFO]
+    return [_cause_text(cause) for cause in (*urgent, *others)]
+
+
+def _cause_text(cause: Cause) -> CauseText:
+    repair = "" if cause.repair is Repair.NONE else str(cause.repair)
+    return CauseText(cause.code, STATES[cause.severity].css, cause.evidence, cause.advice, repair)
+
+
+def _note(note: NonDeviceCause) -> NoteRow:
+    return NoteRow(note.subject, _cause_text(note.cause), ", ".join(note.devices))
+
+
+def _source(source: SourceSample, now: Instant) -> SourceRow:
+    is_bad = source.state in (SourceState.FAILING, SourceState.STALLED)
+    return SourceRow(
+        name=source.name,
+        state=str(source.state),
+        css="unhealthy" if is_bad else "absent" if source.state is SourceState.ABSENT else "healthy",
+        age="" if source.state is SourceState.ABSENT else format_age((now.mono_ns - source.beat_ns) / NS),
+        period=format_duration(source.period_ns / NS),
+        failures=source.failures,
+        detail=source.detail,
+    )
+
+
+def _costs(given: PageInput) -> list[tuple[str, str]]:
+    status = given.status
+    lived_s = max(given.now.wall_s - status.started_wall_s, 1.0)
+    core = given.report.core
+    return [
+        ("Version", status.version),
+        ("Running for", format_age(lived_s)),
+        ("CPU time", f"{status.cpu_s:.1f} s, {100 * status.cpu_s / lived_s:.2f} % of a CPU"),
+        ("Memory (RSS)", f"{status.rss_bytes / (1 << 20):.1f} MiB"),
+        ("Kernel memory of watched files", f"{core.kernel_bytes / (1 << 20):.1f} MiB"),
+        ("Threads", str(status.threads)),
+        ("Open descriptors", str(status.descriptors)),
+        ("Watched cgroups", str(given.report.groups)),
+        ("Passes over watched files", str(core.passes)),
+        ("Wakes of the engine", str(core.wakes)),
+        ("Health streams", str(sum(one.streams for one in status.subscribers))),
+    ]
+
+
+def _age_s(then: Instant, now: Instant) -> float:
+    return max((now.mono_ns - then.mono_ns) / NS, 0.0)
+
+
+# --- strips ------------------------------------------------------------------------------------------------
+
+
+def _strip(history: History, device: DeviceRef) -> Strip | None:
+    """Return the strip of a device; None: the history has no record of it in the shown time."""
+    end_s = history.timeline.now_s
+    begin_s = end_s - STRIP_S
+    seconds: defaultdict[RecordedState | str, float] = defaultdict(float)
+    parts: list[StripPart] = []
+    for segment in history.segments.get(device, ()):
+        since_s, until_s = max(segment.begin_s, begin_s), min(segment.end_s, end_s)
+        if until_s < since_s or (until_s == since_s and not segment.is_newest):
+            continue
+        unobserved_s = history.timeline.unobserved_s(since_s, until_s)
+        seconds[segment.verdict.state] += until_s - since_s - unobserved_s
+        seconds[_NOT_OBSERVED] += unobserved_s
+        parts.append(_part(since_s - begin_s, until_s - begin_s, str(segment.verdict.state)))
+        parts += [
+            _part(gap_begin_s - begin_s, gap_end_s - begin_s, "unobserved")
+            for gap_begin_s, gap_end_s in history.timeline.gaps(since_s, until_s)
+        ]
+    if not parts:
+        return None
+    words = [
+        f"{_STRIP_WORDS[state]} {format_age(spent)}"
+        for state, spent in sorted(seconds.items(), key=lambda item: -item[1])
+        if spent >= 1
+    ]
+    return Strip(tuple(parts), ", ".join(words) or "first report")
+
+
+def _part(begin_s: float, end_s: float, css: str) -> StripPart:
+    """Return a part of a strip, at least one unit wide: a short fault stays visible."""
+    scale = STRIP_STEPS / STRIP_S
+    begin = min(int(begin_s * scale), STRIP_STEPS - 1)
+    return StripPart(begin, max(round(end_s * scale) - begin, 1), css)
