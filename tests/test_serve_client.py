@@ -241,6 +241,29 @@ def test_report_that_arrives_slowly_is_read(tmp_path: Path) -> None:
     assert len(found.devices) == 300
 
 
+class LateLoop(asyncio.SelectorEventLoop):
+    """Event loop whose clock a test sets forward, as after a callback that took so long."""
+
+    late_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.late_s
+
+
+def test_block_of_the_own_event_loop_is_no_pause_of_the_server(tmp_path: Path) -> None:
+    async def main() -> Report:
+        reading = asyncio.ensure_future(
+            first_report(serving.agent, first_byte_s=PATIENCE_S, silence_s=PATIENCE_S)
+        )
+        await asyncio.sleep(0)  # until the first wait for the server has begun
+        loop.late_s = 2 * PATIENCE_S
+        return await reading
+
+    with Serving(tmp_path) as serving, contextlib.closing(LateLoop()) as loop:
+        serving.publish(device("a"))
+        assert len(loop.run_until_complete(main()).devices) == 1
+
+
 @pytest.mark.parametrize("begins", [False, True])
 def test_server_that_stops_sending_is_a_timeout(tmp_path: Path, begins: bool) -> None:
     def answer() -> None:

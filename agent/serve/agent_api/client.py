@@ -119,6 +119,9 @@ STATUS_TIMEOUT_S: Final = 5.0
 """Timeout of :func:`fetch_status` [s]."""
 SILENCE_S: Final = 3.0
 """Longest pause of a server that has begun to answer [s]: it may encode a report on a busy machine."""
+PAUSE_SLICES: Final = 10
+"""Number of parts in which a pause of the server is measured. A block of this process's event loop, which
+decodes other answers meanwhile, counts as one part, however long it takes."""
 TRANSFER_S: Final = 60.0
 """Longest time for a report, from a server that never pauses for long [s]."""
 
@@ -175,14 +178,14 @@ async def first_report(socket: Path, *, first_byte_s: float, silence_s: float = 
         reading = asyncio.ensure_future(anext(reports))
         try:
             end_s = time.monotonic() + TRANSFER_S
-            received, pause_s = 0, first_byte_s
-            while time.monotonic() < end_s:
-                await asyncio.wait({reading}, timeout=pause_s)
+            received, pause_s, slices = 0, first_byte_s, 0
+            while slices < PAUSE_SLICES and time.monotonic() < end_s:
+                await asyncio.wait({reading}, timeout=pause_s / PAUSE_SLICES)
                 if reading.done():
                     return reading.result()
-                if channel.received_bytes == received:
-                    break
-                received, pause_s = channel.received_bytes, silence_s
+                slices += 1
+                if channel.received_bytes != received:
+                    received, pause_s, slices = channel.received_bytes, silence_s, 0
             raise TimeoutError
         finally:
             reading.cancel()
