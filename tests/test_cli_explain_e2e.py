@@ -1,9 +1,11 @@
 """``drahealth explain`` as a process with a real agent: an unhealthy declared device affects its pod."""
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,36 @@ def test_socket_of_an_embedding_driver_precedes_that_of_the_agent(node: Kubelet,
         code, out = explain(node, f"{OTHER}/{NODE}/gpu-0")
     assert code == 2
     assert f"from {plugin / 'dra.sock'}\n    gpu.xid.79: 1 time\n" in out
+
+
+@contextmanager
+def busy_cpus() -> Iterator[None]:
+    """Two processes per CPU that never sleep, until the end."""
+    with ExitStack() as stack:
+        for _ in range(2 * (os.cpu_count() or 1)):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(process.kill)
+        yield
+
+
+@pytest.mark.slow
+def test_agent_with_4096_devices_is_read_beside_busy_processes(node: Kubelet) -> None:
+    """A report that takes seconds to encode, send and decode is no agent that hangs.
+
+    A try may lack it while other tests take all CPUs; ten may not.
+    """
+    reports = []
+
+    def is_read() -> bool:
+        reports.append(explain(node, f"{NODE}/device-4095"))
+        return "from the agent\n    cpu.offline: CPU 1" in reports[-1][1]
+
+    devices = [unhealthy(f"device-{number}")._replace(pool=NODE) for number in range(4096)]
+    with Serving(node.run_dir) as serving, busy_cpus():
+        serving.publish(*devices)
+        while not is_read():
+            assert len(reports) < 10, reports
+    assert reports[-1][0] == 2
 
 
 def test_foreign_driver_socket_is_not_read(node: Kubelet, agent: Any) -> None:

@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from agents import Agent
@@ -14,6 +14,9 @@ from driver_scenarios.program import Program
 from go_driver.module import DRIVER, LIBRARY, GoModule, go_module
 from go_driver.node import CPU_0, CPU_1, PAGES, GoNode
 from go_driver.objects import Decode, decoder
+
+COMPILE_S: Final = 1800
+"""Limit of a test here [s]: the first one waits for Go, which compiles for minutes on a busy machine."""
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +29,13 @@ def go() -> GoModule:
 def library() -> GoModule:
     """Go module of the client library, which can be built here."""
     return go_module(LIBRARY)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this directory their own limit."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(COMPILE_S))
 
 
 @pytest.fixture(params=[LIBRARY, DRIVER], ids=lambda path: path.name)
