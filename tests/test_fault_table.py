@@ -54,18 +54,19 @@ def test_saved_figures_replace_only_their_section_of_the_page() -> None:
 @pytest.mark.parametrize(
     ("growth", "expected"),
     [
-        (Sample(0, 0, 0, 0, 0), []),
-        (Sample(0, 1, 1, 0, 0), ["memory grows"]),
-        (Sample(0, 0, 0, 9, 0), ["descriptors grew"]),
-        (Sample(0, 0, 0, 0, 9), ["threads grew"]),
+        (Sample(0, 0, 0, 0, 0, 0), []),
+        (Sample(0, 0, 0, 9, 9, 0), []),
+        (Sample(0, 1, 1, 0, 0, 0), ["memory grows"]),
+        (Sample(0, 0, 0, 9, 0, 0), ["descriptors without files of cgroups grew"]),
+        (Sample(0, 0, 0, 0, 0, 9), ["threads grew"]),
     ],
-    ids=["nothing", "memory", "descriptors", "threads"],
+    ids=["nothing", "files of pods", "memory", "descriptors", "threads"],
 )
 def test_soak_fails_for_what_grows_after_the_warm_up(growth: Sample, expected: list[str]) -> None:
     def sample(hours: float) -> Sample:
         return Sample(3600 * hours, *(round(60 + hours * value, 6) for value in growth[1:]))
 
-    warm_up = [Sample(60.0 * minute, 5 + 3.0 * minute, 30, 5 + minute, 5) for minute in range(15)]
+    warm_up = [Sample(60.0 * minute, 5 + 3.0 * minute, 30, 5 + minute, 0, 5) for minute in range(15)]
     steady = [sample(0.26 + 0.01 * number) for number in range(75)]
     figures = evaluate(warm_up + steady, 3600)
     assert [problem.partition(" by ")[0] for problem in failures(figures)] == expected

@@ -27,6 +27,10 @@ EVENT_EVERY_S: Final = 0.25
 WARM_UP: Final = 0.25
 """Part of the run before its figures count."""
 RSS_MAX_MIB_H: Final = 0.5
+GROWTHS: Final = {
+    "descriptors without files of cgroups": "other_descriptors_growth",
+    "threads": "threads_growth",
+}
 MIB: Final = 1 << 20
 
 
@@ -38,20 +42,32 @@ class Sample(NamedTuple):
     heap_mib: float
     """Part of the resident memory that the C library's heap has."""
     descriptors: int
+    cgroup_files: int
+    """Part of the descriptors that are files of cgroups, which stay open while a pod runs."""
     threads: int
 
 
-def read_sample(process: psutil.Process, began_s: float) -> Sample:
+def count_files_below(process: psutil.Process, directory: Path) -> int:
+    """Return the number of descriptors of a process that are files below a directory."""
+    found = 0
+    for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found += entry.readlink().is_relative_to(directory)
+    return found
+
+
+def read_sample(process: psutil.Process, cgroups: Path, began_s: float) -> Sample:
     """Return the lowest of five readings, between which periodic work begins and ends."""
     samples = []
     for _ in range(5):
         with process.oneshot():
             heap = sum(area.rss for area in process.memory_maps() if area.path == "[heap]")
             memory = process.memory_info().rss / MIB, heap / MIB
-            samples.append((*memory, process.num_fds(), process.num_threads()))
+            files = process.num_fds(), count_files_below(process, cgroups)
+            samples.append((*memory, *files, process.num_threads()))
         time.sleep(REST_S / 5)
-    rss, heap, descriptors, threads = map(min, zip(*samples, strict=True))
-    return Sample(time.monotonic() - began_s, rss, heap, int(descriptors), int(threads))
+    rss, heap, *counts = map(min, zip(*samples, strict=True))
+    return Sample(time.monotonic() - began_s, rss, heap, *map(int, counts))
 
 
 def slope_per_h(samples: list[Sample], values: list[float]) -> float:
@@ -76,6 +92,7 @@ def evaluate(samples: list[Sample], seconds: float) -> dict[str, Any]:
         "heap_slope_mib_h": round(slope_per_h(steady, [one.heap_mib for one in steady]), 2),
         "descriptors": max(one.descriptors for one in steady),
         "descriptors_growth": growth([one.descriptors for one in steady]),
+        "other_descriptors_growth": growth([one.descriptors - one.cgroup_files for one in steady]),
         "threads": max(one.threads for one in steady),
         "threads_growth": growth([one.threads for one in steady]),
     }
@@ -86,11 +103,7 @@ def failures(figures: dict[str, Any]) -> list[str]:
     problems = []
     if figures["rss_slope_mib_h"] > RSS_MAX_MIB_H:
         problems.append(f"memory grows by {figures['rss_slope_mib_h']} MiB/h, limit {RSS_MAX_MIB_H}")
-    problems += [
-        f"{name} grew by {figures[f'{name}_growth']}"
-        for name in ("descriptors", "threads")
-        if figures[f"{name}_growth"] > 0
-    ]
+    problems += [f"{name} grew by {figures[key]}" for name, key in GROWTHS.items() if figures[key] > 0]
     return problems
 
 
@@ -130,7 +143,7 @@ def soak(directory: Path, seconds: float, seed: int) -> tuple[list[Sample], int,
             if now_s >= rest_s:
                 node.close_subscribers()
                 time.sleep(REST_S)
-                samples.append(read_sample(process, began_s))
+                samples.append(read_sample(process, directory / "cgroup", began_s))
                 rest_s = time.monotonic() + REST_EVERY_S
             node.one_event()
             node.aer()
