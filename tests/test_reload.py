@@ -212,8 +212,6 @@ FIXED_VALUES = {
     "gpu.deadline": 10**9,
     "history.rows": 1,
     "history.age": 7200,
-    "record.size": 1 << 20,
-    "record.age": 7200,
 }
 """Other values of the settings that only a restart changes; those that are missing are paths."""
 

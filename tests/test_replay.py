@@ -91,6 +91,31 @@ def test_replay_of_an_agents_record_repeats_the_watched_reports(short_tmp: Path)
 
 
 @pytest.mark.live
+def test_reload_begins_and_ends_the_record_of_a_running_agent(short_tmp: Path) -> None:
+    node = Node(short_tmp)
+    record, config = short_tmp / "record", short_tmp / "drahealth.toml"
+    config.write_text("")
+    with started(*node.run_args(), "--config", str(config), stream="stderr") as process:
+        line_with(process.stderr, "hugepages-2mi-node0 Healthy")
+        config.write_text(f'[record]\ndir = "{record}"\n')
+        process.send_signal(signal.SIGHUP)
+        line_with(process.stderr, "configuration: reloaded: record.dir")
+        node.resize(5)
+        line_with(process.stderr, "node0 Unhealthy")
+        config.write_text("")
+        process.send_signal(signal.SIGHUP)
+        line_with(process.stderr, "configuration: reloaded: record.dir")
+        node.resize(8)
+        line_with(process.stderr, "node0 Healthy")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+    done = cli("replay", str(record))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "hugepages-2mi-node0 Unhealthy" in done.stdout
+    assert done.stdout.rstrip().splitlines()[-1].split()[2] == "Unhealthy"
+
+
+@pytest.mark.live
 def test_agent_without_zstandard_refuses_to_record(short_tmp: Path) -> None:
     program = (
         "import sys; sys.modules['zstandard'] = None; from agent.cli.main import main; "

@@ -193,6 +193,7 @@ class Daemon:
         self._verdict_recorder = VerdictRecorder(
             history, limits=limits, boot_id=boot_id, heartbeat_s=config.heartbeat_s
         )
+        self._boot_id = boot_id
         self._snapshot_recorder = _snapshot_recorder(config, boot_id)
         restored = restore_faults(saved, boot_id, settings.gpu, read_clocks())
         state = initial_state(settings, restored, saved, boot_id)
@@ -260,11 +261,24 @@ class Daemon:
 
     def _reconfigure(self, config: Config) -> None:
         """Apply a reloaded configuration, between two evaluations. Core thread only."""
-        self._config = config
+        before, self._config = self._config, config
         self._sessions.reconfigure(config)
         self._pods.reconfigure(config)
+        if _record_settings(config) != _record_settings(before):
+            self._replace_snapshot_recorder(config)
         self._custom_checks.reconfigure(config.checks)
         self._core.reconfigure(engine_settings(config), self._loop_timing(config))
+
+    def _replace_snapshot_recorder(self, config: Config) -> None:
+        """Begin, end or move the record of snapshots. A recorder that ends writes its queued steps."""
+        if self._snapshot_recorder is not None:
+            self._snapshot_recorder.close(0.0)
+        try:
+            self._snapshot_recorder = _snapshot_recorder(config, self._boot_id)
+        except ConfigError as error:
+            log.warning("record: %s; nothing is recorded", error)
+            self._snapshot_recorder = None
+        self._core.set_record(self._snapshot_recorder.record if self._snapshot_recorder else None)
 
     def _stop(self) -> None:
         end_s = time.monotonic() + STOP_S
@@ -390,6 +404,10 @@ class Daemon:
         """Notify systemd's watchdog, except while the I/O thread hangs and no client gets reports."""
         if self._latest.is_delivered() or time.monotonic_ns() - self._unread_since_ns < IO_STUCK_NS:
             self._notifier.watchdog()
+
+
+def _record_settings(config: Config) -> tuple[object, ...]:
+    return config.record_dir, config.record_size, config.record_age_s
 
 
 def _snapshot_recorder(config: Config, boot_id: str) -> "SnapshotRecorder | None":

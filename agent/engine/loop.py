@@ -166,6 +166,10 @@ class EngineLoop:
         self._heartbeat_ns = now.mono_ns
         os.eventfd_write(self._source.fileno(), 1)
 
+    def set_record(self, record: RecordStep | None) -> None:
+        """Replace the function that records the steps; None: they are not recorded."""
+        self._record = record
+
     def _postpone(self, now: Instant) -> None:
         """Postpone heartbeat and watchdog while the sources have not finished their first pass."""
         self._heartbeat_ns = now.mono_ns + int(self._timing.heartbeat_s * NS)
