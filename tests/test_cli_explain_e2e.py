@@ -201,7 +201,7 @@ def busy_cpus() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_agent_with_4096_devices_is_read_beside_busy_processes(node: Kubelet) -> None:
+def test_agent_with_4096_devices_is_read_on_a_busy_machine(node: Kubelet) -> None:
     """A report that takes seconds to encode, send and decode is no agent that hangs.
 
     A try may lack it while other tests take all CPUs; ten may not.
