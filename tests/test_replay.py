@@ -32,7 +32,7 @@ from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.record.events import RecordedStep, SegmentHead, report_verdicts
 from agent.record.segment_file import SegmentReader, SegmentWriter, _frames, segment_path, segment_paths
-from agent.record.what_if import ChangeKind, compare_record, median_interval, wilson_share
+from agent.record.what_if import ChangeKind, compare_record, median_interval, success_rate
 
 __all__ = ["short_tmp"]
 
@@ -334,7 +334,7 @@ def test_what_if_of_two_nodes_is_the_same_with_two_processes(tmp_path: Path) -> 
 def test_wilson_interval_has_the_published_values(
     successes: int, trials: int, low: float, high: float
 ) -> None:
-    share = wilson_share(successes, trials)
+    share = success_rate(successes, trials)
     assert (share.low, share.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
 
 

@@ -124,7 +124,8 @@ def group_by_section(tables: Sequence[ResultTable]) -> Iterator[ReportSection]:
 
 
 def _common_remarks(tables: Sequence[ResultTable]) -> tuple[str, ...]:
-    """Return the remarks of all tables; a remark on a contender must be in each table with the contender."""
+    """Return the remarks that all tables have; for a remark on a contender, all tables with that
+    contender."""
     remarks = dict.fromkeys(remark for table in tables for remark in _remarks(table))
     labels = {row.label for table in tables for row in table.rows}
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.cli.output.terminal import TextStyle
-    from agent.record.what_if import CauseChange, Incident, Interval, RecordComparison, RuleScore, Share
+    from agent.record.what_if import CauseChange, Incident, Interval, RecordComparison, RuleScore, SuccessRate
 
 CHANGES_SHOWN: Final = 40
 """Largest number of changes that the table lists; ``-o json`` has all."""
@@ -260,7 +260,7 @@ def _format_interval(one: Interval | None) -> str:
     return f"{rfc3339(one.begin_s)} for {one.end_s - one.begin_s:.0f} s"
 
 
-def _format_share(share: Share) -> str:
+def _format_share(share: SuccessRate) -> str:
     if share.value is None:
         return "-"
     return f"{share.value:.2f} ({share.low:.2f} to {share.high:.2f}), {share.successes} of {share.trials}"

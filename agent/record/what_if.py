@@ -22,9 +22,9 @@ from agent.record.replay import ChangeSettings, Replay
 from agent.record.segment_file import SegmentReader
 
 GAP_S: Final = 60.0
-"""Time without a step after which the time between counts as not observed [s]."""
+"""Longest time between two steps that counts as observed [s]."""
 MOVED_S: Final = 1.0
-"""Smallest difference of begin or end of an interval that is reported [s]."""
+"""Smallest reported difference of the start or end of an interval [s]."""
 Z_95: Final = 1.959963984540054
 """Quantile of the normal distribution for intervals of 95 %."""
 
@@ -40,7 +40,7 @@ class Interval(NamedTuple):
     begin_s: float
     end_s: float
     severity: int = int(Severity.UNHEALTHY)
-    """Severity of the cause at its begin."""
+    """Severity of the cause at its start."""
 
     def overlaps(self, other: "Interval") -> bool:
         """Return whether the two intervals have a moment in common."""
@@ -105,7 +105,7 @@ class ChangeKind(StrEnum):
     APPEARS = "appears"
     VANISHES = "vanishes"
     MOVES = "moves"
-    """Begin or end differ."""
+    """The start or the end differs."""
     SEVERITY = "severity"
     """Only the severity differs."""
 
@@ -235,8 +235,8 @@ class Incident(NamedTuple):
         return any(fnmatchcase(code, pattern) for pattern in self.codes)
 
 
-class Share(NamedTuple):
-    """Share of successes, with its interval of 95 % after Wilson."""
+class SuccessRate(NamedTuple):
+    """Share of successes, with its 95 % confidence interval after Wilson."""
 
     successes: int
     trials: int
@@ -250,26 +250,27 @@ class Share(NamedTuple):
 
 
 class RuleScore(NamedTuple):
-    """How well one rule reports the incidents."""
+    """Score of one rule: how well it reports the incidents."""
 
     code: str
     """Code of the rule; ``*``: all rules together."""
-    precision: Share
-    """Reported intervals that are of an incident."""
-    recall: Share
-    """Incidents of the rule that it reported."""
+    precision: SuccessRate
+    """Share of the reported intervals that belong to an incident."""
+    recall: SuccessRate
+    """Share of the rule's incidents that it reported."""
     delay_s: tuple[float, float, float] | None
-    """Median time to detection with its interval of 95 %: median, low, high [s]; None: none was detected."""
+    """Median time to detection with its 95 % confidence interval: median, low, high [s]; None: none was
+    detected."""
 
 
-def wilson_share(successes: int, trials: int) -> Share:
-    """Return a share with its interval of 95 %; without trials, the interval from 0 to 1."""
+def success_rate(successes: int, trials: int) -> SuccessRate:
+    """Return the share of successes with its 95 % confidence interval; without trials, from 0 to 1."""
     if not trials:
-        return Share(0, 0, 0.0, 1.0)
+        return SuccessRate(0, 0, 0.0, 1.0)
     share, squared = successes / trials, Z_95 * Z_95
     centre = (share + squared / (2 * trials)) / (1 + squared / trials)
     half = Z_95 / (1 + squared / trials) * sqrt(share * (1 - share) / trials + squared / (4 * trials**2))
-    return Share(successes, trials, max(0.0, centre - half), min(1.0, centre + half))
+    return SuccessRate(successes, trials, max(0.0, centre - half), min(1.0, centre + half))
 
 
 def median_interval(values: Iterable[float]) -> tuple[float, float, float] | None:
@@ -328,7 +329,7 @@ def _score(
             detected[incident] = min(detected.get(incident, delay_s), delay_s)
     return RuleScore(
         code,
-        wilson_share(right, len(reports)),
-        wilson_share(len(detected), len(incidents)),
+        success_rate(right, len(reports)),
+        success_rate(len(detected), len(incidents)),
         median_interval(detected.values()),
     )

@@ -139,8 +139,8 @@ def read_cgroup_facts(
 
 
 def _counts_claims(kubelet_version: str, kubelet: KubeletConfig | None) -> bool:
-    """Return whether the kubelet may count claims: its version, then its gate, which is off by default in
-    1.37."""
+    """Return whether the kubelet may count claims, by its version and its feature gate, which is off by
+    default in 1.37."""
     if kubelet is None or not kubelet_counts_claims(kubelet_version):
         return kubelet_counts_claims(kubelet_version)
     is_off = bool(kubelet_version) and _parse_version(kubelet_version) == _CHANGED_IN

@@ -226,8 +226,8 @@ class HistoryFile:
         self._known_id = self._file_id()
 
     def verdicts_if_replaced(self) -> StoredVerdicts | None:
-        """Return the verdict history if the file was replaced or removed; None: it is the same. Raises as
-        :meth:`content_if_replaced`."""
+        """Return the verdict history if the file was replaced or removed; None: it is the same. Raises the
+        errors of :meth:`content_if_replaced`."""
         file_id = self._file_id()
         if file_id == self._known_verdicts_id and file_id is not None:
             return None
