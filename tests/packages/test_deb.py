@@ -55,12 +55,22 @@ cat /usr/share/zsh/vendor-completions/_drahealth >1-zsh
 drahealth completion bash >1-bash-printed
 drahealth completion zsh >1-zsh-printed
 
-echo 'DRAHEALTH_RUN_ARGS="--node-name kept"' >/etc/default/drahealth
+echo 'DRAHEALTH_RUN_ARGS="--node-name kept --listen unix:/run/drahealth/http.sock"' >/etc/default/drahealth
 dpkg -i --force-confold /packages/next.deb >2-dpkg 2>&1; echo $? >2-rc
 running
 show MainPID >2-pid
 drahealth scan -o json >2-scan
 drahealth status -o json >2-status
+/opt/drahealth/bin/python - >2-metrics 2>&1 <<'END'
+import socket
+server = socket.socket(socket.AF_UNIX)
+server.connect("/run/drahealth/http.sock")
+server.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+answer = b""
+while part := server.recv(65536):
+    answer += part
+print(answer.decode())
+END
 dpkg-query -W -f '${Version}' drahealth >2-version
 ( cd / && md5sum --quiet --check /var/lib/dpkg/info/drahealth.md5sums ) >2-sums 2>&1
 
@@ -214,6 +224,12 @@ def test_upgrade_restarts_the_service_and_keeps_its_arguments(results: Path) -> 
     assert text(results, "2-version") == NEXT_VERSION
     assert text(results, "2-pid") not in {"0", text(results, "1-pid")}
     assert document(results, "2-status")["node"] == "kept"
+
+
+def test_metrics_of_the_service_are_scraped_in_its_sandbox(results: Path) -> None:
+    answer = text(results, "2-metrics")
+    assert re.match(r"HTTP/1\.[01] 200 ", answer), answer
+    assert re.search(r"^drahealth_\w+(\{.*\})? ", answer, re.MULTILINE)
 
 
 def test_removal_stops_the_service_and_keeps_settings_and_state(results: Path) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from containers import Process, oci_config, running
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from patience import PATIENCE_S
 
@@ -69,6 +71,7 @@ def components(root: Path) -> dict[str, str]:
         for _ in range(2)
     )
     assert first == second
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(first.decode()) is None
     document = json.loads(first)
     assert (document["bomFormat"], document["metadata"]["component"]["name"]) == ("CycloneDX", "drahealth")
     return {item["name"]: item["version"] for item in document["components"]}
