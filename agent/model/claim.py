@@ -1,6 +1,5 @@
 """ResourceClaims as a DRA driver prepares them: the allocation and the user's parameters."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -88,4 +87,6 @@ class Claim:
             self.devices,
             [(config.source, config.requests, config.parameters) for config in self.configs],
         ]
+        import hashlib  # loads OpenSSL: 3.7 MiB that the process of NVML saves
+
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]

@@ -45,7 +45,7 @@ CHECK_S: Final = 60.0
 UNWATCHED_CHECK_S: Final = 10.0
 """Interval of these checks while a directory cannot be watched, or a file could not be created again [s]."""
 DEBOUNCE_S: Final = 0.5
-"""Pause after a check [s], so that constant changes cause no constant checks."""
+"""Pause after a change [s], so that constant changes cause no constant checks."""
 
 log = logging.getLogger(__name__)
 
@@ -236,7 +236,8 @@ class AgentServers:
                     await asyncio.wait_for(
                         changed.wait(), CHECK_S if is_watched and is_complete else UNWATCHED_CHECK_S
                     )
-            await asyncio.sleep(DEBOUNCE_S)
+            if changed.is_set():
+                await asyncio.sleep(DEBOUNCE_S)
 
     @contextmanager
     def _watched_directories(self) -> Iterator[tuple[asyncio.Event, bool]]:

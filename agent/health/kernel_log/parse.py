@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 
 from agent.health.gpu.xid.log_lines import normal_pci_address
 from agent.health.kernel_log.facts import KernelLogCode
-from agent.health.kernel_log.patterns import HOST_PATTERNS_BY_CODE, LinePattern
+from agent.health.kernel_log.patterns import HOST_PATTERNS_BY_CODE, LateExpression, LinePattern
 
 
 class HostLogLine(NamedTuple):
@@ -61,20 +61,20 @@ _UNITS_KIB: Final = {"KiB": 1, "MiB": 1 << 10, "GiB": 1 << 20}
 _NAMELESS: Final = frozenset({"", "unknown memory", "any memory"})
 """Labels by which EDAC says that it does not know the memory module."""
 
-_BANK: Final = re.compile(r": Machine Check.* Bank ([0-9]{1,4}): ([0-9a-f]{16})\b")
-_AMD_BANK: Final = re.compile(r"\) MC([0-9]{1,4})_STATUS\[[^\]]*\]: 0x([0-9a-f]{16})\b")
-_STUCK: Final = re.compile(r"stuck for ([0-9]{1,9})s! \[(.*)\]")
-_HUNG: Final = re.compile(r"INFO: task (.*):[0-9]+ blocked .*?for more than ([0-9]{1,9}) seconds")
-_OOM: Final = re.compile(
+_BANK: Final = LateExpression(r": Machine Check.* Bank ([0-9]{1,4}): ([0-9a-f]{16})\b")
+_AMD_BANK: Final = LateExpression(r"\) MC([0-9]{1,4})_STATUS\[[^\]]*\]: 0x([0-9a-f]{16})\b")
+_STUCK: Final = LateExpression(r"stuck for ([0-9]{1,9})s! \[(.*)\]")
+_HUNG: Final = LateExpression(r"INFO: task (.*):[0-9]+ blocked .*?for more than ([0-9]{1,9}) seconds")
+_OOM: Final = LateExpression(
     r"oom-kill:constraint=CONSTRAINT_([A-Z_]{1,20}),"
     r"(?:.*?,(?:oom_memcg=([^,]*)|global_oom\b))?(?:.*?,task_memcg=([^,]*))?(?:.*?,task=([^,]*))?"
 )
-PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+PCI_ADDRESS: Final = LateExpression(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 """PCI address in the form of sysfs, which locations have."""
 _ALREADY: Final = "already poisoned"
-_MODULE: Final = re.compile(r": ([0-9]{1,9}) [CU]E (?:.* )?on (.*?) ?\(")
-_LAYER: Final = re.compile(r", type=([^,]*),")
-_SIZE: Final = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,2})?")
+_MODULE: Final = LateExpression(r": ([0-9]{1,9}) [CU]E (?:.* )?on (.*?) ?\(")
+_LAYER: Final = LateExpression(r", type=([^,]*),")
+_SIZE: Final = LateExpression(r"[0-9]{1,6}(?:\.[0-9]{1,2})?")
 
 
 def _numbered(kind: str, number: str, *values: str) -> _Parsed:
@@ -99,7 +99,7 @@ def _soft_lockup(match: _Match, text: str) -> _Parsed:
     return _numbered("cpu", match[1], *stuck.groups() if stuck else ())
 
 
-_LOCKED: Final = re.compile(r"(?:NMI )?watchdog: (?:CPU[0-9]+: )?Watchdog detected")
+_LOCKED: Final = LateExpression(r"(?:NMI )?watchdog: (?:CPU[0-9]+: )?Watchdog detected")
 
 
 def _hard_lockup(match: _Match, text: str) -> _Parsed:
@@ -108,7 +108,7 @@ def _hard_lockup(match: _Match, text: str) -> _Parsed:
     return _numbered("cpu", match.groups()[-2])
 
 
-_STALLED: Final = re.compile(r"(?:rcu: )?INFO: rcu_[a-z_]+ (?:self-)?detected (?:expedited )?stall")
+_STALLED: Final = LateExpression(r"(?:rcu: )?INFO: rcu_[a-z_]+ (?:self-)?detected (?:expedited )?stall")
 
 
 def _rcu_stall(match: _Match, text: str) -> _Parsed:
@@ -122,8 +122,8 @@ def _hung_task(_: _Match, text: str) -> _Parsed:
     return (hung[1], (hung[2],)) if hung else None
 
 
-_OLD_LIMIT: Final = re.compile(r"Task in (.*) killed as a result of limit of (.*)")
-_OLD_KILL: Final = re.compile(r"(?:Memory cgroup o|O)ut of memory: Kill process [0-9]+ \((.*)\)")
+_OLD_LIMIT: Final = LateExpression(r"Task in (.*) killed as a result of limit of (.*)")
+_OLD_KILL: Final = LateExpression(r"(?:Memory cgroup o|O)ut of memory: Kill process [0-9]+ \((.*)\)")
 
 
 def _oom_kill(_: _Match, text: str) -> _Parsed:
@@ -179,8 +179,8 @@ def _nvme(match: _Match, text: str) -> _Parsed:
     return _numbered("nvme", match[1], "I/O timeout" if event.startswith("I/O ") else event)
 
 
-_SHUT_DOWN: Final = re.compile(r"Shutting down filesystem|Filesystem has been shut down")
-_TYPES: Final = re.compile(r"(EXT[234]|XFS|BTRFS|FAT|F2FS)(?:-fs)? ")
+_SHUT_DOWN: Final = LateExpression(r"Shutting down filesystem|Filesystem has been shut down")
+_TYPES: Final = LateExpression(r"(EXT[234]|XFS|BTRFS|FAT|F2FS)(?:-fs)? ")
 
 
 def _filesystem_type(text: str) -> str:
@@ -195,7 +195,7 @@ def _read_only(match: _Match, text: str) -> _Parsed:
     return match.groups()[match[1].startswith(kind)].rstrip(":"), (kind,)
 
 
-_METADATA: Final = re.compile(r": metadata I/O error|: Metadata (?:corruption|CRC error) detected")
+_METADATA: Final = LateExpression(r": metadata I/O error|: Metadata (?:corruption|CRC error) detected")
 
 
 def _filesystem(match: _Match, text: str) -> _Parsed:
@@ -204,19 +204,19 @@ def _filesystem(match: _Match, text: str) -> _Parsed:
     return match[1].rstrip(":"), (_filesystem_type(text),)
 
 
-_PARTITION: Final = re.compile(r"(?P<letters>(?:sd|vd|hd|xvd)[a-z]+)[0-9]+|(?P<digits>.*[0-9])p[0-9]+")
-_PATH_OF: Final = re.compile(r"(nvme[0-9]+)c[0-9]+(n[0-9]+)")
-_IO_ERROR: Final = re.compile(
+_PARTITION: Final = LateExpression(r"(?P<letters>(?:sd|vd|hd|xvd)[a-z]+)[0-9]+|(?P<digits>.*[0-9])p[0-9]+")
+_PATH_OF: Final = r"(nvme[0-9]+)c[0-9]+(n[0-9]+)"
+_IO_ERROR: Final = LateExpression(
     r"(?:blk_update_request: |print_req_error: )?"
     r"(I/O|critical medium|critical target|timeout|recoverable transport|protection) error, dev ([^,]*),"
 )
-_REMOVABLE: Final = re.compile(r"(?:fd|sr)[0-9]+")
+_REMOVABLE: Final = LateExpression(r"(?:fd|sr)[0-9]+")
 
 
 def _disk(device: str) -> str:
     """Return the disk of a partition, and of one path to an NVMe disk: ``nvme0c1n1p2`` is on ``nvme0n1``."""
     found = _PARTITION.fullmatch(device)
-    return _PATH_OF.sub(r"\1\2", (found["letters"] or found["digits"]) if found else device)
+    return re.sub(_PATH_OF, r"\1\2", (found["letters"] or found["digits"]) if found else device)
 
 
 def _io_error(_: _Match, text: str) -> _Parsed:
@@ -233,7 +233,7 @@ def _nvme_path(match: _Match, text: str) -> _Parsed:
     return (_disk(found[1]), (found[2],)) if found else None
 
 
-_ARRAY: Final = re.compile(r"md/(?:raid[0-9]*|linear):?(md[^:]*|dm-[0-9]+|[^:]+):?$")
+_ARRAY: Final = LateExpression(r"md/(?:raid[0-9]*|linear):?(md[^:]*|dm-[0-9]+|[^:]+):?$")
 
 
 def _raid(match: _Match, text: str) -> _Parsed:
@@ -246,7 +246,7 @@ def _raid(match: _Match, text: str) -> _Parsed:
     return f"{array[1]} {match[2]}", ("failed" if " failing array" in text else "degraded",)
 
 
-_BEYOND: Final = re.compile(
+_BEYOND: Final = LateExpression(
     r"(?:(.{0,15}): )?attempt to access beyond end of device(?:\\x0a|\n)?(?:([^ :]+): rw=)?"
 )
 
@@ -274,20 +274,20 @@ def _panic(_: _Match, text: str) -> _Parsed:
     return "", (text.removeprefix("Kernel panic - not syncing: ").strip(),)
 
 
-_OOPS: Final = re.compile(
+_OOPS: Final = LateExpression(
     r"BUG: (?:unable to handle |[Kk]ernel NULL pointer |kernel stack |stack guard page |Bad page |"
     r"Bad rss-counter |KASAN: |KFENCE: )|Oops: .*\[#|general protection fault[,:].*\[#|kernel BUG at .*!|"
     r"Unable to handle kernel (?:NULL pointer|paging request|access|read|write|execute|unknown)"
 )
 
 
-_ADDRESS: Final = re.compile(r"(?:[:,]| at| at virtual address) [0-9a-f]{4,}\b| \[#")
+_ADDRESS: Final = r"(?:[:,]| at| at virtual address) [0-9a-f]{4,}\b| \[#"
 
 
 def _oops(_: _Match, text: str) -> _Parsed:
     if not _OOPS.match(text):
         return None
-    return "", (_ADDRESS.split(text, maxsplit=1)[0],)
+    return "", (re.split(_ADDRESS, text, maxsplit=1)[0],)
 
 
 def _table_full(_: _Match, text: str) -> _Parsed:
@@ -306,7 +306,7 @@ def _peermem(match: _Match, _: str) -> _Parsed:
     return "", (match[2].strip(),)
 
 
-_NCCL: Final = re.compile(
+_NCCL: Final = LateExpression(
     r"(?:traps: )?((?:(?!: )[^\[]){1,15})\[[0-9]+\]:? "
     r"(?:segfault at |general protection fault |trap [a-z ]+ ).* in libnccl[^ /]*\.so"
 )
@@ -317,19 +317,21 @@ def _nccl(_: _Match, text: str) -> _Parsed:
     return (found[1], ()) if found else None
 
 
-_MLX5: Final = re.compile(r"mlx5_core [^ ]+: (?:[a-zA-Z0-9_]+:[0-9]+:(?:\(pid [0-9]+\):)? ?)?(.*)", re.DOTALL)
-_COMMAND: Final = re.compile(
+_MLX5: Final = LateExpression(
+    r"mlx5_core [^ ]+: (?:[a-zA-Z0-9_]+:[0-9]+:(?:\(pid [0-9]+\):)? ?)?(.*)", re.DOTALL
+)
+_COMMAND: Final = LateExpression(
     r"(?:cmd\[[0-9]+\]: )?([A-Z0-9_]+|unknown command opcode)\(0x[0-9a-f]+\) "
     r"(?:timeout\. |Async, timeout\. |canceled on out of queue timeout)"
 )
-_HEALTH: Final = re.compile(
+_HEALTH: Final = LateExpression(
     r"(device's health compromised|health recovery f(?:ailed|low aborted)|health re[cv]overy succee?ded)"
     r"|Health issue observed, ([^,]*), severity\(([0-9])\)"
 )
 _NOTICE: Final = 5
 """Severity of a message that is no error, as of syslog."""
-_POWER: Final = re.compile(r"(Detected in|PCIe slot advertised )sufficient power[^(]*(?:\(([0-9]+W)\))?")
-_MODULE_EVENT: Final = re.compile(r"Port module event(\[error\])?: module [0-9]+, (.*)")
+_POWER: Final = LateExpression(r"(Detected in|PCIe slot advertised )sufficient power[^(]*(?:\(([0-9]+W)\))?")
+_MODULE_EVENT: Final = LateExpression(r"Port module event(\[error\])?: module [0-9]+, (.*)")
 
 
 def _nic_text(text: str) -> str:
@@ -381,12 +383,12 @@ def _nic_module(match: _Match, text: str) -> _Parsed:
     return parsed if state in {"error", "plugged", "unplugged", "disabled"} else None
 
 
-_EFA: Final = re.compile(
+_EFA: Final = LateExpression(
     r"(?:efa ([0-9a-f:.]+)(?: [^ :]+)?|infiniband ([^ :]+)): "
     r"(Wait for completion \(polling\) timeout|Admin queue is closed|Device isn't ready|"
     r"Reset indication didn't turn|The device (?:sent a completion but|didn't send))"
 )
-_RDMA_NAME: Final = re.compile(r"rdma(?:P([0-9]{1,5}))?p([0-9]{1,3})s([0-9]{1,2})(?:f([0-7]))?")
+_RDMA_NAME: Final = LateExpression(r"rdma(?:P([0-9]{1,5}))?p([0-9]{1,3})s([0-9]{1,2})(?:f([0-7]))?")
 
 
 def _efa(_: _Match, text: str) -> _Parsed:
@@ -402,8 +404,8 @@ def _efa(_: _Match, text: str) -> _Parsed:
     return location, (found[3],)
 
 
-_WATCHDOG: Final = re.compile(r"NETDEV WATCHDOG: ([^ ]+) \(([^)]*)\): transmit queue .*timed out")
-_NAMED_NETDEV: Final = re.compile(
+_WATCHDOG: Final = LateExpression(r"NETDEV WATCHDOG: ([^ ]+) \(([^)]*)\): transmit queue .*timed out")
+_NAMED_NETDEV: Final = LateExpression(
     r"([a-z0-9_-]+) ([^ ]+) ([^ ]+): (?:NETDEV WATCHDOG: CPU: [0-9]+: transmit queue .*timed out|TX timeout)"
 )
 
@@ -418,7 +420,7 @@ def _tx_timeout(_: _Match, text: str) -> _Parsed:
     return (address if PCI_ADDRESS.fullmatch(address) else found[3]), (found[3], found[1])
 
 
-_SECTION: Final = re.compile(
+_SECTION: Final = LateExpression(
     r"\{[0-9]+\}\[Hardware Error\]: +section_type: (.*?)(?: error)?(?: section)?\s*$"
 )
 

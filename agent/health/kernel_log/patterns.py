@@ -20,6 +20,7 @@ has a PCIe error.
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final
 
 from agent.health.kernel_log.facts import KernelLogCode
@@ -167,22 +168,45 @@ _DIRECTIVES: Final = {
 }
 
 
+class LateExpression:
+    """Regular expression that is compiled at its first use, because a start without lines of the kernel log
+    uses none of them. Thread-safe."""
+
+    def __init__(self, expression: str, flags: int = 0) -> None:
+        self._expression = expression
+        self._flags = flags
+
+    @cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self._expression, self._flags)
+
+    def match(self, text: str) -> re.Match[str] | None:
+        """Match a text from its start; None: it does not match."""
+        return self._compiled.match(text)
+
+    def fullmatch(self, text: str) -> re.Match[str] | None:
+        """Match a whole text; None: it does not match."""
+        return self._compiled.fullmatch(text)
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Return the first match within a text; None: there is none."""
+        return self._compiled.search(text)
+
+
 class LinePattern:
-    """Pattern whose regular expression is compiled at the first line that begins like it. A start without
-    such lines saves the time for 127 of them. Thread-safe."""
+    """Pattern whose regular expression is compiled at the first line that begins like it. Thread-safe."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._begin = pattern.partition("%")[0]
-        self._expression: re.Pattern[str] | None = None
+
+    @cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return compile_pattern(self._pattern)
 
     def match(self, text: str) -> re.Match[str] | None:
         """Match a message of the kernel log from its start; None: it does not match."""
-        if not text.startswith(self._begin):
-            return None
-        if self._expression is None:
-            self._expression = compile_pattern(self._pattern)
-        return self._expression.match(text)
+        return self._compiled.match(text) if text.startswith(self._begin) else None
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from agent.health.gpu.xid.nvlink_decoder import NVLINK5_CODES, Nvlink4Registers, Nvlink5Status
 from agent.health.gpu.xid.row_types import RecoveryAction
 from agent.health.gpu.xid.sxid_table import SWITCH_SHUTDOWN, SXID_ENDS
-from agent.health.kernel_log.patterns import LinePattern
+from agent.health.kernel_log.patterns import LateExpression, LinePattern
 from agent.model.gpu import WHOLE_GPU
 
 _XID_HEADS: Final = (
@@ -175,24 +175,24 @@ ParsedLine = (
 
 
 _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
-_XID: Final = re.compile(
+_XID: Final = LateExpression(
     rf"NVRM: Xid \((?:PCI:)?(?P<bus>{_BUS})"
     r"(?: GPU-I:(?P<gi>[0-9]{1,9}))?(?: GPU-CI:(?P<ci>[0-9]{1,9}))?\): (?P<code>[0-9]{1,9}), "
     r"(?:pid=(?P<pid>[^,]*)(?:, |$)(?:name=(?P<process>.*?)(?:, |$))?)?"
     r"(?P<detail>.*)",
     re.DOTALL,
 )
-_ROOT: Final = re.compile(r" caused by previous Xid ([0-9]{1,9})")
-_LOCATION: Final = re.compile(r"\(GPC ([0-9]{1,4}), TPC ([0-9]{1,4})")
-_ACTION: Final = re.compile(r"changed from 0x[0-9a-fA-F]{1,8} \([^)]*\) to 0x([0-9a-fA-F]{1,8})\b")
-_NVLINK5: Final = re.compile(
+_ROOT: Final = LateExpression(r" caused by previous Xid ([0-9]{1,9})")
+_LOCATION: Final = LateExpression(r"\(GPC ([0-9]{1,4}), TPC ([0-9]{1,4})")
+_ACTION: Final = LateExpression(r"changed from 0x[0-9a-fA-F]{1,8} \([^)]*\) to 0x([0-9a-fA-F]{1,8})\b")
+_NVLINK5: Final = LateExpression(
     r"(?P<unit>[^()]+?) +(?P<word>Fatal|Nonfatal|Non-fatal)?[^()]*\bLink +(?P<link>-?[0-9]{1,4}) *"
     r"\((?P<intr>0x[0-9a-fA-F]{1,8}) +(?P<status>0x[0-9a-fA-F]{1,8})\b"
 )
-_NVLINK4: Final = re.compile(r" link ([0-9]{1,4}) ?\((0x[0-9a-fA-F]{1,8}(?:, *0x[0-9a-fA-F]{1,8}){4,6})")
-_LINK: Final = re.compile(r"\bLink ([0-9]{1,4})\b")
-_VERSION: Final = re.compile(r"has the version ([0-9][0-9.]*[0-9])")
-_STATUS: Final = re.compile(r"\(([0-9a-fA-Fx:]{1,40})\)")
+_NVLINK4: Final = LateExpression(r" link ([0-9]{1,4}) ?\((0x[0-9a-fA-F]{1,8}(?:, *0x[0-9a-fA-F]{1,8}){4,6})")
+_LINK: Final = LateExpression(r"\bLink ([0-9]{1,4})\b")
+_VERSION: Final = r"has the version ([0-9][0-9.]*[0-9])"
+_STATUS: Final = LateExpression(r"\(([0-9a-fA-Fx:]{1,40})\)")
 
 
 def normal_pci_address(text: str) -> str:
@@ -285,7 +285,7 @@ def _init_failed(_: re.Match[str], text: str) -> ParsedLine:
 
 
 def _mismatch(match: re.Match[str], text: str) -> ParsedLine:
-    versions = _VERSION.findall(match[1])
+    versions = re.findall(_VERSION, match[1])
     return VersionMismatchLine(versions[0], versions[1]) if len(versions) == 2 else UnparsedLine(text)
 
 
