@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,23 @@ def test_killed_recorder_leaves_a_readable_record(short_day: list[Step], tmp_pat
     steps, reason = count_steps(path)
     assert steps >= 2 * len(short_day)
     assert reason in ("", "the last frame is not complete")
+
+
+def test_step_that_cannot_be_recorded_ends_the_record(
+    short_day: list[Step], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, snapshot, report, use = short_day[1]
+    recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD)
+    recorder.record(*short_day[0])
+    wait_written(recorder)
+    recorder.record(state, replace(snapshot, pools=(object(),)), report, use)  # type: ignore[arg-type]
+    assert recorder._thread is not None
+    recorder._thread.join(PATIENCE_S)
+    recorder.record(*short_day[2])
+    assert recorder._queue == []
+    assert recorder.close(PATIENCE_S)
+    assert "nothing is recorded from now on" in caplog.text
+    assert count_steps(segment_path(tmp_path, 1)) == (1, "")
 
 
 def test_changed_settings_begin_a_segment(tmp_path: Path) -> None:

@@ -160,7 +160,13 @@ class SnapshotRecorder:
                 self._lost += dropped
                 self._end_segment()
             if queue:
-                self._write(queue, is_end=is_end)
+                try:
+                    self._write(queue, is_end=is_end)
+                except Exception:  # a defect must not keep every later step in memory
+                    log.exception("record: a step cannot be recorded; nothing is recorded from now on")
+                    with self._changed:
+                        self._closing = is_end = True
+                        self._queue.clear()
             if is_end:
                 self._end_segment()
                 return
