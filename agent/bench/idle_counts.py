@@ -286,7 +286,7 @@ _WARM_UP: Final = 3
 
 
 def count_modules(name: str) -> int:
-    """Return the number of modules that a process of START_IMPORTS loads, without those of the interpreter."""
+    """Return the number of modules that a process of START_IMPORTS loads, the interpreter's excepted."""
     program = (
         f"import sys; before = set(sys.modules); {START_IMPORTS[name]}; print(len(set(sys.modules) - before))"
     )
