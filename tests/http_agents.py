@@ -119,10 +119,12 @@ def full_agent() -> FakeAgent:
 
 
 @contextmanager
-def listening_agent(directory: Path, sysfs: PlainSysfs, *flags: str) -> Iterator[tuple[Agent, int]]:
+def listening_agent(
+    directory: Path, sysfs: PlainSysfs, *flags: str, host: str = "127.0.0.1"
+) -> Iterator[tuple[Agent, int]]:
     """Start an agent that serves HTTP on a free port."""
     for port in free_ports():
-        listen = ("--listen", f"127.0.0.1:{port}", "--sysfs-root", str(sysfs.root), "--period", "100ms")
+        listen = ("--listen", f"{host}:{port}", "--sysfs-root", str(sysfs.root), "--period", "100ms")
         try:
             agent = Agent(directory, *listen, *flags, config='[stream]\nheartbeat = "500ms"\n')
         except AssertionError as error:

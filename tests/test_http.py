@@ -82,6 +82,19 @@ def test_second_server_on_an_address_is_refused(fake: FakeAgent, short_tmp: Path
             HttpServer([unix], fake.app)
 
 
+def test_removed_socket_file_is_created_again(fake: FakeAgent, short_tmp: Path) -> None:
+    path = short_tmp / "run" / "http.sock"
+    with serving(fake.app, ListenAddress("", path=str(path)), check_s=0.01):
+        for _ in range(2):
+            path.unlink()
+            eventually(path.is_socket, "the socket's file")
+            assert get(path, "/healthz").status == 200
+        path.unlink()
+        path.parent.rmdir()
+        eventually(path.is_socket, "the socket's file and directory")
+    assert not path.exists()
+
+
 def test_address_of_another_machine_is_refused(fake: FakeAgent) -> None:
     with pytest.raises(ConfigError, match=r"192.0.2.1:80: cannot listen .* choose another address"):
         HttpServer([ListenAddress("192.0.2.1", 80)], fake.app)

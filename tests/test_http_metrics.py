@@ -202,6 +202,12 @@ def test_prometheus_scrapes_the_agent_and_a_query_returns_the_fault(short_tmp: P
         assert server.query("drahealth_device_finding") == []
 
 
+@pytest.mark.parametrize(("host", "is_open"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_open_address_without_password_is_logged(short_tmp: Path, host: str, is_open: bool) -> None:
+    with listening_agent(short_tmp, PlainSysfs(short_tmp / "sys"), host=host) as (agent, port):
+        assert (f"no TLS and no password on {host}:{port}" in agent.log) is is_open
+
+
 def test_100_scrapers_that_do_not_read_delay_no_verdict(short_tmp: Path) -> None:
     """The verdict reaches the kubelet while no scraper has read a byte."""
     sysfs = PlainSysfs(short_tmp / "sys")

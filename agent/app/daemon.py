@@ -183,6 +183,12 @@ class Daemon:
         )
         if self._http is not None:
             log.info("http: listening on %s", ", ".join(map(str, config.listen)))
+            if config.web_config is None and (open_to := [a for a in config.listen if not a.is_local]):
+                log.warning(
+                    "http: no TLS and no password on %s: every client that reaches this address can read "
+                    "the reports; see --web-config",
+                    ", ".join(map(str, open_to)),
+                )
         self._sessions.restore()
         path = config.state_dir / gpu_fault_file.FILE
         saved, problem = gpu_fault_file.load_gpu_faults(path)

@@ -20,7 +20,7 @@ from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
 from hypercorn.utils import wrap_app
 
-from agent.errors import ConfigError, PermissionDeniedError, ResourceBusyError
+from agent.errors import ConfigError, DrahealthError, PermissionDeniedError, ResourceBusyError
 from agent.model.socket_address import ListenAddress
 from agent.serve.sockets import BACKLOG, UnixListener, make_socket_directory
 from agent.system.timing import LogRateLimiter
@@ -33,6 +33,8 @@ IDLE_S: Final = 30
 """Time after which a connection without a request is closed [s]."""
 HANDSHAKE_S: Final = 10
 """Time in which a client must finish the handshake of TLS [s]."""
+CHECK_S: Final = 10.0
+"""Interval of checks whether the files of unix sockets exist [s]."""
 ACCEPT_STEPS: Final = 8
 """Number of steps of the event loop at the server's end, in which accepted connections reach the server and
 are closed."""
@@ -52,6 +54,7 @@ class HttpServer:
         *,
         web_config: Path | None = None,
         unsent_s: int = UNSENT_S,
+        check_s: float = CHECK_S,
     ) -> None:
         """Create all sockets; after an exception none remains.
 
@@ -59,6 +62,7 @@ class HttpServer:
             addresses: Addresses to listen on.
             app: ASGI application.
             web_config: File with TLS and passwords; None: neither.
+            check_s: Interval of checks whether the files of unix sockets exist [s].
             unsent_s: Time after which a TCP client that does not read is disconnected [s].
 
         Raises:
@@ -73,6 +77,8 @@ class HttpServer:
         self._hypercorn = _hypercorn_config()
         self._asgi = wrap_app(app, self._hypercorn.wsgi_max_body_size, "asgi")
         self._unsent_s = unsent_s
+        self._check_s = check_s
+        self._file_complaints = LogRateLimiter()
         self._listeners: list[Listener] = []
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._complaints = LogRateLimiter()
@@ -103,26 +109,21 @@ class HttpServer:
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until cancelled; then disconnect all clients. ``ready`` is called when all sockets are
         served."""
-        servers: list[asyncio.Server] = []
+        servers: dict[Listener, asyncio.Server] = {}
         try:
-            for sock in map(_socket_of, self._listeners):
-                server = await asyncio.start_server(
-                    self._accept,
-                    sock=sock,
-                    backlog=BACKLOG,
-                    ssl=self._tls,
-                    ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
-                )
-                servers.append(server)
+            for listener in self._listeners:
+                servers[listener] = await self._start(listener)
             ready()
-            await asyncio.get_running_loop().create_future()
+            while True:
+                await asyncio.sleep(self._check_s)
+                await self._restore_files(servers)
         finally:
             # accepted connections are made first: asyncio does not close those of a closed server
             for sock in map(_socket_of, self._listeners):
                 asyncio.get_running_loop().remove_reader(sock)
             for _ in range(ACCEPT_STEPS):
                 await asyncio.sleep(0)
-            for server in servers:
+            for server in servers.values():
                 server.close()
             for task, writer in self._connections.items():
                 task.cancel()
@@ -131,6 +132,32 @@ class HttpServer:
             for _ in range(ACCEPT_STEPS):
                 await asyncio.sleep(0)  # the transports close their sockets
             self.close()
+
+    async def _start(self, listener: Listener) -> asyncio.Server:
+        return await asyncio.start_server(
+            self._accept,
+            sock=_socket_of(listener),
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+        )
+
+    async def _restore_files(self, servers: dict[Listener, asyncio.Server]) -> None:
+        """Create the sockets' files again that another process has removed. Open connections stay open."""
+        for index, listener in enumerate(self._listeners):
+            try:
+                if not isinstance(listener, UnixListener) or listener.is_intact():
+                    continue
+                make_socket_directory(listener.path.parent, flag="--listen")
+                new = self._listeners[index] = UnixListener(listener.path)
+                servers.pop(listener).close()
+                servers[new] = await self._start(new)
+                log.warning("socket %s: was removed by another process; created again", new.path)
+            except (DrahealthError, OSError) as error:
+                if count := self._file_complaints.tick():
+                    log.warning(
+                        "http: a socket was not created again: %s; %d attempts; will retry", error, count
+                    )
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= CONNECTIONS_MAX:

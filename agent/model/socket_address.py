@@ -15,6 +15,11 @@ class ListenAddress(NamedTuple):
     path: str = ""
     """Path of a unix socket; empty: a TCP socket."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only processes of this machine can connect."""
+        return bool(self.path) or self.host == "::1" or self.host.startswith("127.")
+
     def __str__(self) -> str:
         if self.path:
             return f"unix:{self.path}"
