@@ -218,13 +218,13 @@ def _text(
         sum(side.unhealthy_s for side in sides) / HOUR_S
         for sides in ([one.recorded for one in found], [one.other for one in found])
     )
-    spared, hurt = _pods(found)
+    spared, exposed = _pods(found)
     lines += [
         "",
         f"Unhealthy device-hours: {recorded_h:.2f} recorded, {other_h:.2f} otherwise",
-        f"pods on an Unhealthy device: {len(spared)} only as recorded, {len(hurt)} only otherwise",
+        f"pods on an Unhealthy device: {len(spared)} only as recorded, {len(exposed)} only otherwise",
         *(f"  only as recorded: {clean(pod)}" for pod in spared[:CHANGES_SHOWN]),
-        *(f"  only otherwise: {clean(pod)}" for pod in hurt[:CHANGES_SHOWN]),
+        *(f"  only otherwise: {clean(pod)}" for pod in exposed[:CHANGES_SHOWN]),
     ]
     for title, rows in zip(("as recorded", "otherwise"), scores, strict=False):
         table = TextTable(f"RULE, {title}", "PRECISION", "RECALL", "TIME TO DETECT")
@@ -250,8 +250,8 @@ def _text(
 def _pods(found: list[RecordComparison]) -> tuple[list[str], list[str]]:
     """Return the pods that were on an Unhealthy device only as recorded, and those only otherwise."""
     spared = {pod for one in found for pod in one.recorded.pods - one.other.pods}
-    hurt = {pod for one in found for pod in one.other.pods - one.recorded.pods}
-    return sorted(spared), sorted(hurt)
+    exposed = {pod for one in found for pod in one.other.pods - one.recorded.pods}
+    return sorted(spared), sorted(exposed)
 
 
 def _format_interval(one: Interval | None) -> str:
@@ -273,7 +273,7 @@ def _format_delay(delay: tuple[float, float, float] | None) -> str:
 def _document(
     found: list[RecordComparison], scores: tuple[list[RuleScore], ...], elapsed_s: float
 ) -> dict[str, Any]:
-    spared, hurt = _pods(found)
+    spared, exposed = _pods(found)
     document: dict[str, Any] = {
         "records": [
             {
@@ -285,7 +285,7 @@ def _document(
             for one in found
         ],
         "changes": [_change_document(change) for one in found for change in one.changes()],
-        "pods": {"onlyRecorded": spared, "onlyOther": hurt},
+        "pods": {"onlyRecorded": spared, "onlyOther": exposed},
         "elapsedSeconds": elapsed_s,
     }
     if scores:

@@ -88,8 +88,8 @@ class CauseText(NamedTuple):
     """Repair as on the command line; empty: none."""
 
 
-class DeviceRow(NamedTuple):
-    """Row of the table of devices."""
+class PageDevice(NamedTuple):
+    """Device in the table of devices."""
 
     id: str
     """Identifier that stays the same over reports."""
@@ -152,7 +152,7 @@ class PageContent:
     """Time of the report, RFC 3339."""
     counts: tuple[CountOfState, ...]
     """Devices by state, worst first; states without devices are left out."""
-    rows: tuple[DeviceRow, ...]
+    rows: tuple[PageDevice, ...]
     first: int
     """Number of the first shown device, from 1; 0: none is shown."""
     total: int
@@ -251,10 +251,10 @@ def _pods_by_device(given: PageInput) -> Mapping[tuple[str, str, str], Sequence[
     return {key: sorted(set(names)) for key, names in users.items()}
 
 
-def _row(device: DeviceHealth, given: PageInput, pods: Sequence[str]) -> DeviceRow:
+def _row(device: DeviceHealth, given: PageInput, pods: Sequence[str]) -> PageDevice:
     default_pool = given.report.node
     pool = "" if device.pool == default_pool else device.pool
-    return DeviceRow(
+    return PageDevice(
         id="/".join(device.key),
         name="/".join(filter(None, (pool, device.device))),
         kind=device.kind,
