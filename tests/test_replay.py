@@ -319,7 +319,7 @@ def test_what_if_of_two_nodes_is_the_same_with_two_processes(tmp_path: Path) -> 
     for jobs in "12":
         done = cli("what-if", *places, "--config", str(config), "--jobs", jobs, "-o", "json")
         assert done.returncode == 0, done.stderr
-        assert f"{damaged}: this is no record of drahealth" in done.stderr
+        assert f"{damaged}: the file is not a drahealth record" in done.stderr
         document = json.loads(done.stdout)
         del document["elapsedSeconds"]
         documents.append(document)
