@@ -213,11 +213,15 @@ EVIDENCE: list[tuple[dict[str, Any], Evidence]] = [
     ({"timeout": message("Timeout")}, OperationTimeout("deadline")),
     ({"decode_error": message("DecodeError", by="strict\ndecoding", text="t")},
      DecodeFailure("strict decoding", "t", Operation.CONFIG)),
+    ({"decode_error": message("DecodeError", by="json", text="t", requests=["pages"])},
+     DecodeFailure("json", "t", Operation.CONFIG, requests=("pages",))),
     ({"driver_error": message("DriverReportedError", error_class=3, code="fpga.dead", summary="s", detail="d",
                               device="x", retry_after_s=2.5)},
      DriverReportedError(ErrorClass.FAILED_DEVICE, "fpga.dead", "s", "d", retry_after_s=2.5, device="x")),
     ({"driver_error": message("DriverReportedError", error_class=2, summary="s")},
      DriverReportedError(ErrorClass.BAD_CONFIG, "config.invalid", "s")),
+    ({"driver_error": message("DriverReportedError", error_class=2, summary="s", requests=["a", "b/c"])},
+     DriverReportedError(ErrorClass.BAD_CONFIG, "config.invalid", "s", requests=("a", "b/c"))),
     ({"driver_error": message("DriverReportedError", summary="s", code="x.y")}, ErrorText("s")),
     ({"text": "something"}, ErrorText("something")),
     ({"text": ""}, ErrorText("")),
@@ -400,12 +404,21 @@ INVALID = [
          f"results[0].finding.{name}: {limit + 1} bytes, limit {limit}")
         for name, limit in (("code", 100), ("evidence", 4096), ("advice", 4096))
     ),
+    # requests in evidence
+    *(
+        (evidence_of(driver_error=message("DriverReportedError", error_class=2, requests=["a", name])),
+         f"evidence[0].driver_error.requests[1]: {shown} is not the name of a request, "
+         "1 to 253 printable bytes")
+        for name, shown in (("", "''"), ("a\nb", r"'a\nb'"), ("x" * 254, f"'{'x' * 64}'"))
+    ),
 ]  # fmt: skip
 
 TOO_MANY = [
     (check_of(*(claim(str(number)) for number in range(257))), "claims: 257 entries, limit 256"),
     (check_of(claim("a"), claim("b", *["d"] * 129)), "claims[1].devices: 129 entries, limit 128"),
     (message("ClassifyRequest", evidence=[TEXT] * 17), "evidence: 17 entries, limit 16"),
+    (evidence_of(decode_error=message("DecodeError", requests=["r"] * 129)),
+     "evidence[0].decode_error.requests: 129 entries, limit 128"),
     (report_of(*({"claim": claim(str(number))} for number in range(257))),
      "outcomes: 257 entries, limit 256"),
     (report_of({"claim": claim("a"), "failed": True, "evidence": [TEXT] * 17}),

@@ -96,7 +96,7 @@ class PrepareVerdict:
     repair: Repair = Repair.NONE
     """Worst repair of the devices that failed; NONE: none is needed or known."""
     request_devices: int = 0
-    """Number of devices of ``requests``, broken or not; 0: not known."""
+    """Number of devices of ``requests``, if several of them are broken; else 0."""
 
 
 class OtherDriverFailure(NamedTuple):

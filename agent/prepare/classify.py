@@ -188,7 +188,7 @@ def _build_verdict(decisive: EvidenceScore, context: PrepareContext) -> PrepareV
     is_device_failure = decisive.error_class is ErrorClass.FAILED_DEVICE
     devices = decisive.devices if is_device_failure else _requested_devices(claim, decisive.requests)
     requests = decisive.requests or tuple(device.request for device in claim.devices if device.ref in devices)
-    of_requests = _requested_devices(claim, requests) if requests else ()
+    has_several = is_device_failure and len(set(devices)) > 1
     evidence = decisive.evidence if context.engine_up else (*decisive.evidence, "health engine is down")
     proven = is_device_failure or decisive.weight is not EvidenceWeight.TEXT  # a user's text may be quoted
     return PrepareVerdict(
@@ -210,7 +210,7 @@ def _build_verdict(decisive: EvidenceScore, context: PrepareContext) -> PrepareV
         taint=row.taint._replace(value=taint_id(decisive.code, domain="").value)
         if row.taint and proven
         else None,
-        request_devices=len(set(of_requests)),
+        request_devices=len(set(_requested_devices(claim, requests))) if has_several and requests else 0,
     )
 
 

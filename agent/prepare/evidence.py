@@ -128,6 +128,8 @@ class DecodeFailure(NamedTuple):
     operation: Operation | None = None
     rejected_by_type_check: bool = False
     """True: the input was decoded, but a type check rejected it. False: it could not be decoded."""
+    requests: tuple[str, ...] = ()
+    """Requests of the claim whose parameters failed; empty: not known."""
 
     def __str__(self) -> str:
         return f"{self.exception_type}{_during(self.operation)}"

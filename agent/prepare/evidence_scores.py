@@ -176,7 +176,7 @@ def _score_http(piece: HttpStatus, context: PrepareContext) -> EvidenceScore:
 def _score_decode_failure(piece: DecodeFailure, context: PrepareContext) -> EvidenceScore:
     summary = f"{piece.exception_type}: {sanitize(piece.text)}"
     operation = piece.operation or context.operation
-    requests = _requests_with_parameters(context)
+    requests = tuple(map(sanitize, piece.requests)) or _requests_with_parameters(context)
     if operation is Operation.CONFIG:
         return EvidenceScore(
             EvidenceWeight.FACT,

@@ -45,7 +45,7 @@ func (d *driver) wanted(
 		}
 		decoded, err := d.decode(config.Opaque.Parameters.Raw)
 		if err != nil {
-			return parameters{}, drahealth.Doing(drahealth.OpConfig, err)
+			return parameters{}, drahealth.ForRequests(drahealth.Doing(drahealth.OpConfig, err), result.Request)
 		}
 		switch decoded := decoded.(type) {
 		case *CPUParameters:
@@ -54,7 +54,7 @@ func (d *driver) wanted(
 			err = wanted.takePages(decoded, device)
 		}
 		if err != nil {
-			return parameters{}, err
+			return parameters{}, drahealth.ForRequests(err, result.Request)
 		}
 	}
 	return wanted, nil

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	pb "drahealth.example.com/go/drahealthv1"
 )
@@ -45,6 +46,8 @@ const (
 	evidenceCount = 16
 	// errorsMax limits the number of inspected errors: a chain may be endless.
 	errorsMax = 64
+	// requestsMax is the agent's limit of requests of an error.
+	requestsMax = 128
 )
 
 // Doing marks an error with the operation that failed; nil stays nil. An error of OpConfig without other
@@ -55,6 +58,23 @@ func Doing(operation Operation, err error) error {
 	}
 	return &doing{operation, err}
 }
+
+// ForRequests marks an error with the requests of the claim that failed, by their names in the claim; nil stays
+// nil. Without it a classified error concerns all requests of the claim. The verdict, and so the pod's event, names
+// only the devices of these requests, unless a device itself failed.
+func ForRequests(err error, requests ...string) error {
+	if err == nil {
+		return nil
+	}
+	return &forRequests{requests, err}
+}
+
+type forRequests struct {
+	requests []string
+	error
+}
+
+func (e *forRequests) Unwrap() error { return e.error }
 
 type doing struct {
 	operation Operation
@@ -159,6 +179,7 @@ func lineOf(evidence *pb.Evidence) string {
 		if e.GetRetryAfterS() > 0 {
 			line += fmt.Sprintf(" retry-after=%gs", e.GetRetryAfterS())
 		}
+		line += requestsOf(e.GetRequests())
 		return line + fmt.Sprintf(" summary=%q", e.GetSummary())
 	case *pb.Evidence_Errno:
 		e := kind.Errno
@@ -180,10 +201,18 @@ func lineOf(evidence *pb.Evidence) string {
 	case *pb.Evidence_Timeout:
 		return fmt.Sprintf("timeout by=%s operation=%s", kind.Timeout.GetBy(), Operation(kind.Timeout.GetOperation()))
 	case *pb.Evidence_DecodeError:
-		return fmt.Sprintf("decode-error by=%s text=%q", kind.DecodeError.GetBy(), kind.DecodeError.GetText())
+		return fmt.Sprintf("decode-error by=%s%s text=%q", kind.DecodeError.GetBy(),
+			requestsOf(kind.DecodeError.GetRequests()), kind.DecodeError.GetText())
 	default:
 		return fmt.Sprintf("text %q", evidence.GetText())
 	}
+}
+
+func requestsOf(requests []string) string {
+	if len(requests) == 0 {
+		return ""
+	}
+	return " request=" + strings.Join(requests, ",")
 }
 
 // evidenceOf returns the evidence in an error; see Evidence.
@@ -197,10 +226,11 @@ func evidenceOf(err error) []*pb.Evidence {
 	return append(found, &pb.Evidence{Kind: &pb.Evidence_Text{Text: w.whole}})
 }
 
-// place is the operation and the path from the outer errors.
+// place is the operation, the path and the requests from the outer errors.
 type place struct {
 	operation Operation
 	path      string
+	requests  []string
 }
 
 type walk struct {
@@ -217,6 +247,8 @@ func (w *walk) errors(err error, at place) {
 	switch e := err.(type) {
 	case *doing:
 		at.operation = e.operation
+	case *forRequests:
+		at.requests = requestNames(e.requests)
 	case *fs.PathError:
 		at.path = e.Path
 	case *os.LinkError:
@@ -232,7 +264,7 @@ func (w *walk) errors(err error, at place) {
 	}
 	if _, marked := err.(*doing); marked && at.operation == OpConfig && len(w.found) == before {
 		w.add(&pb.Evidence{Kind: &pb.Evidence_DecodeError{DecodeError: &pb.DecodeError{
-			By: typeOf(err), Text: evidenceText(err.Error()),
+			By: typeOf(err), Text: evidenceText(err.Error()), Requests: requestsIn(err, at),
 		}}})
 	}
 }
@@ -266,6 +298,7 @@ func (w *walk) shown(err error, at place) {
 			Summary:     cutRunes(oneLine(e.Error()), summaryMax),
 			Device:      evidenceText(e.device),
 			RetryAfterS: max(0, min(e.after, 24*time.Hour)).Seconds(),
+			Requests:    at.requests,
 		}}})
 	case apierrors.APIStatus:
 		reported := e.Status()
@@ -311,6 +344,33 @@ func (w *walk) late(err error, at place) {
 	w.add(&pb.Evidence{Kind: &pb.Evidence_Timeout{Timeout: &pb.Timeout{
 		By: by, Operation: pb.Operation(at.operation), Text: w.whole,
 	}}})
+}
+
+// requestsIn returns the requests that an error below names, else those from the outer errors.
+func requestsIn(err error, at place) []string {
+	for range errorsMax { // not errors.As: a chain may be endless
+		if named, ok := err.(*forRequests); ok {
+			return requestNames(named.requests)
+		}
+		err = errors.Unwrap(err)
+	}
+	return at.requests
+}
+
+// requestNames returns the names that the agent accepts: a wrong one must not cost the class of the error.
+func requestNames(requests []string) []string {
+	var names []string
+	for _, name := range requests[:min(len(requests), requestsMax)] {
+		if len(validation.IsDNS1123Label(name)) == 0 || isSubrequest(name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func isSubrequest(name string) bool {
+	request, sub, found := strings.Cut(name, "/")
+	return found && len(validation.IsDNS1123Label(request)) == 0 && len(validation.IsDNS1123Label(sub)) == 0
 }
 
 func (w *walk) add(evidence *pb.Evidence) { w.found = append(w.found, evidence) }

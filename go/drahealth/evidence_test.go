@@ -39,6 +39,9 @@ func shown(err error) (all []string) {
 		case *pb.Evidence_DriverError:
 			w := kind.DriverError
 			all = append(all, fmt.Sprintf("word %d %s %q %s %v", w.GetErrorClass(), w.GetCode(), w.GetSummary(), w.GetDevice(), w.GetRetryAfterS()))
+			if len(w.GetRequests()) > 0 {
+				all = append(all, fmt.Sprintf("of %q", w.GetRequests()))
+			}
 		case *pb.Evidence_Timeout:
 			all = append(all, fmt.Sprintf("late %s %d", kind.Timeout.GetBy(), kind.Timeout.GetOperation()))
 		case *pb.Evidence_Grpc:
@@ -50,6 +53,9 @@ func shown(err error) (all []string) {
 			all = append(all, fmt.Sprintf("nvml %d %s", kind.Nvml.GetCode(), kind.Nvml.GetDevice()))
 		case *pb.Evidence_DecodeError:
 			all = append(all, fmt.Sprintf("decode_error %s", kind.DecodeError.GetBy()))
+			if requests := kind.DecodeError.GetRequests(); len(requests) > 0 {
+				all = append(all, fmt.Sprintf("of %q", requests))
+			}
 		case *pb.Evidence_Text:
 			all = append(all, "text")
 		}
@@ -97,6 +103,12 @@ func TestEvidenceOfEachKindOfError(t *testing.T) {
 		{Doing(OpConfig, pathError("/etc/x")), "errno 28 4 /etc/x; text"},
 		{Transient("fpga.training", "link trains").After(90 * time.Second), `word 1 fpga.training "link trains"  90; text`},
 		{FailedDevice("fpga-0", "fpga.dead", "no answer: %w", syscall.EIO), `word 3 fpga.dead "no answer: input/output error" fpga-0 0; errno 5 0 ; text`},
+		{ForRequests(BadConfig("fpga.mode", "mode 9"), "a", "b/c"), `word 2 fpga.mode "mode 9"  0; of ["a" "b/c"]; text`},
+		{ForRequests(Doing(OpConfig, number), "a"), `decode_error json.UnmarshalTypeError; of ["a"]; text`},
+		{Doing(OpConfig, ForRequests(number, "a")), `decode_error json.UnmarshalTypeError; of ["a"]; text`},
+		{ForRequests(ForRequests(BadConfig("fpga.mode", "mode 9"), "a"), "b"), `word 2 fpga.mode "mode 9"  0; of ["a"]; text`},
+		{ForRequests(BadConfig("fpga.mode", "mode 9"), "", "A b", "a/b/c"), `word 2 fpga.mode "mode 9"  0; text`},
+		{ForRequests(syscall.EBUSY, "a"), "errno 16 0 ; text"},
 		{Permanent("fpga.firmware", "%w and %w", syscall.EIO, syscall.EBUSY), `word 4 fpga.firmware "input/output error and device or resource busy"  0; errno 5 0 ; errno 16 0 ; text`},
 	} {
 		if got := strings.Join(shown(one.err), "; "); got != one.want {
@@ -133,6 +145,8 @@ func TestEvidenceLinesHaveAllValues(t *testing.T) {
 		{apierrors.NewUnauthorized("no token"), "http status=401 reason=Unauthorized"},
 		{Doing(OpLock, context.DeadlineExceeded), "timeout by=context.DeadlineExceeded operation=lock"},
 		{Doing(OpConfig, errors.New("no JSON")), `decode-error by=decoder text="no JSON"`},
+		{ForRequests(BadConfig("gpu.mode", "mode 9"), "a", "b"), `driver-error class=bad-config code=gpu.mode request=a,b summary="mode 9"`},
+		{ForRequests(Doing(OpConfig, errors.New("no JSON")), "a"), `decode-error by=decoder request=a text="no JSON"`},
 		{errors.New("bank is locked"), `text "bank is locked"`},
 	} {
 		if got := Evidence(one.err)[0]; got != one.want {
@@ -142,7 +156,7 @@ func TestEvidenceLinesHaveAllValues(t *testing.T) {
 }
 
 func TestEvidenceOfNilIsEmpty(t *testing.T) {
-	if evidenceOf(nil) != nil || Doing(OpCDI, nil) != nil {
+	if evidenceOf(nil) != nil || Doing(OpCDI, nil) != nil || ForRequests(nil, "a") != nil {
 		t.Error("nil has evidence")
 	}
 }

@@ -2314,8 +2314,10 @@ func (x *Timeout) GetText() string {
 type DecodeError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the decoder or of the check that refused the parameters, e.g. "strict decoding error".
-	By            string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
-	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	By   string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
+	Text string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	// Requests of the claim whose parameters cannot be decoded, as in ClaimedDevice, at most 128; empty: not known.
+	Requests      []string `protobuf:"bytes,3,rep,name=requests,proto3" json:"requests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2364,6 +2366,13 @@ func (x *DecodeError) GetText() string {
 	return ""
 }
 
+func (x *DecodeError) GetRequests() []string {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
 type DriverReportedError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Transient, bad-config, failed-device or permanent.
@@ -2378,7 +2387,10 @@ type DriverReportedError struct {
 	// Name of the claim's device that failed.
 	Device string `protobuf:"bytes,5,opt,name=device,proto3" json:"device,omitempty"`
 	// Delay before a retry can succeed [s], at most 86,400; 0: not known.
-	RetryAfterS   float64 `protobuf:"fixed64,6,opt,name=retry_after_s,json=retryAfterS,proto3" json:"retry_after_s,omitempty"`
+	RetryAfterS float64 `protobuf:"fixed64,6,opt,name=retry_after_s,json=retryAfterS,proto3" json:"retry_after_s,omitempty"`
+	// Requests of the claim that failed, as in ClaimedDevice, at most 128; empty: all. The verdict names only their
+	// devices, unless one of them failed.
+	Requests      []string `protobuf:"bytes,7,rep,name=requests,proto3" json:"requests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2453,6 +2465,13 @@ func (x *DriverReportedError) GetRetryAfterS() float64 {
 		return x.RetryAfterS
 	}
 	return 0
+}
+
+func (x *DriverReportedError) GetRequests() []string {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
 }
 
 // Verdict on one claim that cannot be prepared.
@@ -3199,10 +3218,11 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\aTimeout\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x125\n" +
 	"\toperation\x18\x02 \x01(\x0e2\x17.drahealth.v1.OperationR\toperation\x12\x12\n" +
-	"\x04text\x18\x03 \x01(\tR\x04text\"1\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\"M\n" +
 	"\vDecodeError\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\"\xd2\x01\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\x1a\n" +
+	"\brequests\x18\x03 \x03(\tR\brequests\"\xee\x01\n" +
 	"\x13DriverReportedError\x129\n" +
 	"\verror_class\x18\x01 \x01(\x0e2\x18.drahealth.v1.ErrorClassR\n" +
 	"errorClass\x12\x12\n" +
@@ -3210,7 +3230,8 @@ const file_drahealth_v1_driver_link_proto_rawDesc = "" +
 	"\asummary\x18\x03 \x01(\tR\asummary\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x16\n" +
 	"\x06device\x18\x05 \x01(\tR\x06device\x12\"\n" +
-	"\rretry_after_s\x18\x06 \x01(\x01R\vretryAfterS\"\x9e\x03\n" +
+	"\rretry_after_s\x18\x06 \x01(\x01R\vretryAfterS\x12\x1a\n" +
+	"\brequests\x18\a \x03(\tR\brequests\"\x9e\x03\n" +
 	"\x0ePrepareVerdict\x129\n" +
 	"\verror_class\x18\x01 \x01(\x0e2\x18.drahealth.v1.ErrorClassR\n" +
 	"errorClass\x12\x12\n" +

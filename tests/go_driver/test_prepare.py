@@ -60,6 +60,21 @@ def test_undecodable_parameters_name_the_field(node: GoNode) -> None:
     node.end(pod)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [(WRONG, "cpu.opaque_cpuset.invalid"), (parameters("CpuParameters", cpu="0"), "config.decode")],
+    ids=["value", "decode"],
+)
+@pytest.mark.usefixtures("driver")
+def test_wrong_parameters_blame_only_the_devices_of_their_request(
+    node: GoNode, wrong: dict[str, object], code: str
+) -> None:
+    pod = node.run("it", Ask("it", {"cpus": CPU_0, "pages": PAGES}, [{**wrong, "requests": ["cpus"]}]))
+    text = f"[class=bad-config code={code} device={GO}/{NODE}/{CPU_0} request=cpus retry=never]"
+    node.kubelet.wait_for(lambda: any(text in one.message for one in node.failures(pod)), text)
+    node.end(pod)
+
+
 @pytest.mark.usefixtures("driver")
 def test_failing_claims_of_one_pod_name_each_other(node: GoNode) -> None:
     """The kubelet shows one of them at random."""

@@ -74,13 +74,14 @@ LIMITS: Final[FieldLimits] = {
     v1.GrpcStatus: {"code": (1, 16), "message": TEXT_BYTES},
     v1.HttpStatus: {"status": (400, 599), "reason": TEXT_BYTES, "message": TEXT_BYTES},
     v1.Timeout: {"by": TEXT_BYTES, "text": TEXT_BYTES},
-    v1.DecodeError: {"by": TEXT_BYTES, "text": TEXT_BYTES},
+    v1.DecodeError: {"by": TEXT_BYTES, "text": TEXT_BYTES, "requests": DEVICES_MAX},
     v1.DriverReportedError: {
         "code": TEXT_BYTES,
         "summary": TEXT_BYTES,
         "detail": TEXT_BYTES,
         "device": TEXT_BYTES,
         "retry_after_s": (0, 86_400),
+        "requests": DEVICES_MAX,
     },
 }
 """Limits by message type and field. The oneof ``part`` of a device has none here: the declaration format
@@ -285,7 +286,18 @@ def _errno(values: FieldValues, _: str) -> Evidence:
     return ErrnoEvidence(number, _operation(values), values["path"], values["text"] or os.strerror(number))
 
 
-def _driver_error(values: FieldValues, _: str) -> Evidence:
+def _requests(values: FieldValues, field_path: str) -> tuple[str, ...]:
+    """Return the names of a claim's requests. Raises GRPCError for a name that no request can have."""
+    for index, name in enumerate(values["requests"]):
+        if not name or not name.isprintable() or len(name.encode()) > NAME_BYTES:
+            raise _invalid(
+                f"{field_path}.requests[{index}]: {name[:_SHOWN_CHARS]!r} is not the name of a request, "
+                f"1 to {NAME_BYTES} printable bytes"
+            )
+    return tuple(values["requests"])
+
+
+def _driver_error(values: FieldValues, field_path: str) -> Evidence:
     error_class, summary = ERROR_CLASSES[values["error_class"]], values["summary"]
     if error_class is ErrorClass.UNKNOWN:
         return ErrorText(summary)
@@ -294,6 +306,7 @@ def _driver_error(values: FieldValues, _: str) -> Evidence:
         values["code"] or DEFAULT_KINDS[error_class].code,
         summary,
         values["detail"],
+        _requests(values, field_path),
         retry_after_s=values["retry_after_s"] or None,
         device=values["device"] or None,
     )
@@ -313,8 +326,11 @@ _EVIDENCE_READERS: Final[Mapping[str, Callable[[Any, str], Evidence]]] = {
     "timeout": lambda values, _: OperationTimeout(
         values["by"] or "deadline", _operation(values), values["text"]
     ),
-    "decode_error": lambda values, _: DecodeFailure(
-        sanitize(values["by"]) or "decoder", values["text"], Operation.CONFIG
+    "decode_error": lambda values, field_path: DecodeFailure(
+        sanitize(values["by"]) or "decoder",
+        values["text"],
+        Operation.CONFIG,
+        requests=_requests(values, field_path),
     ),
     "driver_error": _driver_error,
     "text": lambda text, _: ErrorText(text),

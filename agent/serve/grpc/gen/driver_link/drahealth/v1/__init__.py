@@ -521,6 +521,10 @@ class DecodeError(betterproto.Message):
     """
 
     text: str = betterproto.string_field(2)
+    requests: List[str] = betterproto.string_field(3)
+    """
+    Requests of the claim whose parameters cannot be decoded, as in ClaimedDevice, at most 128; empty: not known.
+    """
 
 
 @dataclass(eq=False, repr=False)
@@ -547,6 +551,12 @@ class DriverReportedError(betterproto.Message):
 
     retry_after_s: float = betterproto.double_field(6)
     """Delay before a retry can succeed [s], at most 86,400; 0: not known."""
+
+    requests: List[str] = betterproto.string_field(7)
+    """
+    Requests of the claim that failed, as in ClaimedDevice, at most 128; empty: all. The verdict names only their
+     devices, unless one of them failed.
+    """
 
 
 @dataclass(eq=False, repr=False)
