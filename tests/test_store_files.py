@@ -77,6 +77,13 @@ def test_created_directories_are_not_world_writable(tmp_path: Path) -> None:
     assert [oct(path.stat().st_mode & 0o777) for path in made] == ["0o755", "0o755", "0o700"]
 
 
+def test_directory_on_a_file_system_without_mkdir_is_an_error(tmp_path: Path) -> None:
+    """procfs answers ENOENT although the parent exists."""
+    for path in (Path("/proc/drahealth"), Path("/proc/drahealth/deeper")):
+        with pytest.raises(FileNotFoundError):
+            make_directory(path)
+
+
 def test_existing_directory_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o711)
     make_directory(tmp_path)

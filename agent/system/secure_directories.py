@@ -36,11 +36,15 @@ def make_directory(directory: Path, mode: int = 0o700) -> None:
     An existing directory is kept as it is. Raises OSError.
     """
     try:
-        directory.mkdir(mode)
+        _make_directory(directory, mode)
     except FileNotFoundError:
         make_directory(directory.parent, 0o755)
-        make_directory(directory, mode)
-        return
+        _make_directory(directory, mode)  # fails again on a file system without mkdir, such as procfs
+
+
+def _make_directory(directory: Path, mode: int) -> None:
+    try:
+        directory.mkdir(mode)
     except FileExistsError:
         if not directory.is_dir():
             raise
