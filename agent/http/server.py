@@ -29,8 +29,9 @@ CONNECTIONS_MAX: Final = 128
 """Largest number of open connections, of all addresses together."""
 UNSENT_S: Final = 30
 """Time after which the kernel closes the connection of a TCP client that does not read [s]."""
-IDLE_S: Final = 30
-"""Time after which a connection without a request is closed [s]."""
+IDLE_S: Final = 75
+"""Time after which a connection without a request is closed [s]: longer than the usual scrape interval, since
+a new connection costs as much as a scrape."""
 HANDSHAKE_S: Final = 10
 """Time in which a client must finish the handshake of TLS [s]."""
 CHECK_S: Final = 10.0
