@@ -1,5 +1,6 @@
 """Commands of custom checks as real processes: ends, limits, rights and cgroups; and an agent with them."""
 
+import errno
 import json
 import os
 import signal
@@ -77,6 +78,17 @@ def test_file_without_permission_names_the_user(tmp_path: Path) -> None:
     file.write_text("#!/bin/sh\n")
     denied = CheckCommand([str(file)], {}, timeout_s=1, user="", cgroup=None).run()
     assert denied.problem.startswith(f"{file}: execution failed: Permission denied for user ")
+
+
+@pytest.mark.parametrize("call", ["pipe2", "pidfd_open"])
+def test_lack_of_descriptors_is_no_result(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, call, refuse)
+    command = CheckCommand(["/bin/sleep", "1000"], {}, timeout_s=PATIENCE_S, user="", cgroup=None)
+    assert command.run() == CommandResult(None, "", "/bin/sleep: not started: Too many open files")
+    eventually(command.is_ended, "the end of the command")
 
 
 def test_killed_command_names_the_signal() -> None:

@@ -78,9 +78,9 @@ class CheckCommand:
     def run(self) -> CommandResult:
         """Run the command and return its end. Blocks up to the timeout and 2 s."""
         with ExitStack() as at_end:
-            output = _Output(at_end)
-            error_output = _Output(at_end)
             try:
+                output = _Output(at_end)
+                error_output = _Output(at_end)
                 user = find_user(self._user)
                 cgroup_fd = self._open_cgroup(at_end)
                 child = spawn(
@@ -91,16 +91,17 @@ class CheckCommand:
                     user=user,
                     cgroup_fd=cgroup_fd,
                 )
+                self._pid = child.pid
+                start = _Output(at_end, child.error_fd)
+                self._pidfd = os.pidfd_open(child.pid)
             except OSError as error:
+                self.kill()  # a child without a pidfd; is_ended() collects it
                 return CommandResult(None, "", f"{self._command[0]}: not started: {error.strerror}")
             except LookupError as error:
                 return CommandResult(None, "", str(error.args[0]))
-            self._pid = child.pid
+            at_end.callback(os.close, self._pidfd)
             if self._is_killed:
                 self.kill()
-            self._pidfd = os.pidfd_open(child.pid)
-            at_end.callback(os.close, self._pidfd)
-            start = _Output(at_end, child.error_fd)
             output.close_write()
             error_output.close_write()
             broken_limit = self._wait((start, output, error_output), time.monotonic() + self._timeout_s)
