@@ -72,6 +72,20 @@ def test_missing_extra_is_an_error_that_names_package_and_extra(short_tmp: Path,
     assert not list(run.glob("*.sock"))
 
 
+def test_web_config_without_an_address_is_refused(short_tmp: Path) -> None:
+    run = short_tmp / "run"
+    ended = subprocess.run(
+        [sys.executable, "-m", "agent", "run", "--runtime-dir", str(run), "--web-config", "/etc/web.yml"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 78
+    assert "http.web-config: /etc/web.yml has no effect without an address" in ended.stderr
+    assert not list(run.glob("*.sock"))
+
+
 def test_second_server_on_an_address_is_refused(fake: FakeAgent, short_tmp: Path) -> None:
     unix = ListenAddress("", path=str(short_tmp / "http.sock"))
     with serving(fake.app, ANY_PORT, unix) as server:

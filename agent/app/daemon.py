@@ -162,6 +162,12 @@ class Daemon:
         settings = engine_settings(config)
         self._http: _Http | None = None
         try:
+            if config.web_config is not None and not config.listen:
+                raise ConfigError(
+                    f"{config.web_config} has no effect without an address; set http.listen with --listen, or "
+                    "remove http.web-config",
+                    key="http.web-config",
+                )
             if config.listen and documents is not None:
                 self._http = self._open_http(documents(), history.path)
             self._node = open_node_source(
