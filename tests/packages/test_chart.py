@@ -17,6 +17,7 @@ import yaml
 from containers import Container, Mount, Process, oci_config, running
 from patience import PATIENCE_S
 
+from agent.config.values import parse_listen_addresses
 from agent.version import VERSION
 
 pytestmark = pytest.mark.timeout(1200)
@@ -131,6 +132,7 @@ def test_schemas_refuse_misspelt_missing_and_mistyped_fields(helm: Path, version
         ({"driver": [DRIVER]}, "additional properties 'driver' not allowed"),
         ({"port": "14680"}, "got string, want integer"),
         ({"port": 80}, "minimum: got 80, want 1,024"),
+        ({"address": "localhost"}, "value must be one of '0.0.0.0', '[::]'"),
         ({"runtimeDir": "run"}, "does not match pattern"),
         ({"drivers": ["GPU.example.com"]}, "does not match pattern"),
         ({"maxUnavailable": "0%"}, "does not match pattern"),
@@ -213,6 +215,26 @@ def test_network_policy_opens_the_probed_and_scraped_port_only(helm: Path) -> No
     assert set(probes) == {"http"}
     selected = policy["podSelector"]["matchLabels"].items()
     assert selected <= objects["DaemonSet"]["spec"]["template"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(("values", "listen"), [({}, "0.0.0.0:14680"), ({"address": "[::]"}, "[::]:14680")])
+def test_agent_of_the_pod_listens_at_the_address(
+    helm: Path, values: Mapping[str, object], listen: str
+) -> None:
+    (container,) = pod_spec(rendered(helm, values))["containers"]
+    assert f"--listen={listen}" in container["args"]
+    assert [str(address) for address in parse_listen_addresses([listen])] == [listen]
+
+
+def test_pod_monitor_names_job_and_instance_as_alerts_expect(helm: Path) -> None:
+    objects = rendered(helm, {"podMonitor": {"enabled": True}})
+    monitor = objects["PodMonitor"]["spec"]
+    labels = objects["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
+    alerts = (REPOSITORY / "deploy" / "prometheus" / "alerts.yml").read_text()
+    assert set(re.findall(r'job="([^"]*)"', alerts)) == {labels[monitor["jobLabel"]]}
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    node = {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "instance"}
+    assert endpoint["relabelings"] == [node]
 
 
 # --- the pod at work ----------------------------------------------------------------------------------------
