@@ -48,6 +48,7 @@ VARIANTS = {
         "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"monitoring": "true"}}}]},
     },
     "nothing": {
+        "customChecks": {"enabled": True},
         "kubelet": {"enabled": False},
         "networkPolicy": {"enabled": False},
         "nodeSelector": {},
@@ -190,6 +191,13 @@ def test_default_pod_has_no_privilege_and_no_token(helm: Path) -> None:
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+
+
+def test_pod_with_custom_checks_has_three_capabilities(helm: Path) -> None:
+    (container,) = pod_spec(rendered(helm, {"customChecks": {"enabled": True}}))["containers"]
+    security = container["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"], "add": ["KILL", "SETGID", "SETUID"]}
+    assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
