@@ -4,18 +4,17 @@
 ``agent`` may change at any time.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
+import typing as _typing
 
 import agent.api as _api
 from agent.api import __all__ as __all__
 from agent.version import VERSION as __version__  # noqa: F401  # read as drahealth.__version__
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:  # type checkers know this constant by its own name only
     from agent.api import *
 else:
 
-    def __getattr__(name: str) -> _Any:
+    def __getattr__(name: str) -> _typing.Any:
         """Return a name of the API."""
         value = globals()[name] = getattr(_api, name)
         return value

@@ -38,6 +38,13 @@ def test_names_come_from_the_modules_that_type_checkers_read() -> None:
     assert {name.name: node.module for node in imports for name in node.names} == agent.api.MODULE_OF
 
 
+def test_type_checkers_read_no_function_that_accepts_any_name() -> None:
+    for module in (agent.api, drahealth):
+        functions = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If))
+        conditions = [ast.unparse(node.test).rpartition(".")[2] for node in functions]
+        assert {condition.removeprefix("not ") for condition in conditions} == {"TYPE_CHECKING"}
+
+
 def test_import_loads_no_module_of_a_name() -> None:
     program = "import drahealth, sys; print(sorted(n for n in sys.modules if n.startswith('agent.')))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
