@@ -31,6 +31,7 @@ from agent.model.settings import RuleOverride
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
 from agent.record.events import RecordedStep, SegmentHead, report_verdicts
+from agent.record.redaction import Redactor
 from agent.record.segment_file import SegmentReader, SegmentWriter, _frames, segment_path, segment_paths
 from agent.record.what_if import ChangeKind, compare_record, median_interval, success_rate
 
@@ -377,7 +378,12 @@ def test_invalid_labels_are_refused(
 # --- copies -------------------------------------------------------------------------------------------------
 
 FOREIGN = "7b5f1c9e-0c0d-4a53-9a64-0b9bd5b3a1f0"
-SECRET = ("node-a", "team-a", "train-0", values.POD, "GPU-00000001", "serial-1", FOREIGN)
+POD_IN_PATH = values.POD.replace("-", "_")
+CONTAINER = "4f" * 32
+SECRET = (
+    *("node-a", "team-a", "train-0", values.POD, "GPU-00000001", "serial-1", FOREIGN),
+    *(POD_IN_PATH, CONTAINER),
+)
 
 
 def secret_day() -> list[Step]:
@@ -393,7 +399,8 @@ def secret_day() -> list[Step]:
         (PodFinding(values.POD, "main", "cgroup.lower", "4000m of train-0, 9000m expected"),),
     )
     node.next(3)
-    node.log(f"NVRM: Xid (PCI:0000:1b:00): 79, pid=7, name=train-0, {FOREIGN}")
+    path = f"/kubepods-pod{POD_IN_PATH}.slice/cri-containerd-{CONTAINER}.scope"
+    node.log(f"NVRM: Xid (PCI:0000:1b:00): 79, pid=7, name=train-0, {FOREIGN}, {path}")
     node.lose(1)
     node.next(5)
     return node.steps
@@ -425,6 +432,44 @@ def test_redacted_copy_has_no_names_and_the_same_verdicts(
     code, out, err = run(capsys, "replay", tmp_path / "copy")
     assert (code, err) == (0, "")
     assert "gpu-1 Unhealthy gpu.lost" in out
+
+
+def test_redacted_copy_of_a_growing_record_has_no_names_of_later_evaluations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = secret_day()
+    path = segment_path(tmp_path, 1)
+    write_segment(path, [replace_pods(steps[0])])
+    collect = Redactor.collect
+
+    def collect_and_append(redactor: Redactor, value: Any) -> None:
+        collect(redactor, value)
+        if isinstance(value, RecordedStep):
+            monkeypatch.undo()
+            path.unlink()
+            write_segment(path, [replace_pods(steps[0]), *steps[1:]], per_frame=1)
+
+    monkeypatch.setattr(Redactor, "collect", collect_and_append)
+    code, out, _ = run(capsys, "record", tmp_path, "--to", tmp_path / "copy", "--redact")
+    assert code == 0
+    assert "1 segment with 1 evaluation " in out
+    assert b"train-0" not in unpacked(tmp_path / "copy")
+
+
+def replace_pods(one: Step) -> Step:
+    """Return a step whose pods were not read."""
+    state, snapshot, report, use = one
+    return state, replace(snapshot, pods=None), report, use
+
+
+def test_copies_into_one_directory_are_numbered_after_the_last_one(
+    day: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = day.parent / "copy"
+    for _ in range(2):
+        assert run(capsys, "record", day, "--to", copy)[0] == 0
+        segment_path(copy, 1).unlink(missing_ok=True)
+    assert [path.name[7:15] for path in segment_paths(copy)] == ["00000002", "00000003", "00000004"]
 
 
 def test_copy_without_redaction_is_the_same_record(day: Path, capsys: pytest.CaptureFixture[str]) -> None:

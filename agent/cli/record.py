@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace) -> int:
     from agent.record.replay import record_segments
-    from agent.record.segment_file import segment_path, segment_paths
+    from agent.record.segment_file import segment_number, segment_path, segment_paths
     from agent.system.secure_directories import make_directory
 
     sources = args.records
@@ -51,13 +52,13 @@ def main(args: Namespace) -> int:
     paths = record_segments(sources)
     if args.to.resolve() in {path.parent.resolve() for path in paths}:
         raise UsageError(f"--to: {args.to} is the directory of the record itself; name another one")
-    redactor = _redactor(paths) if args.redact else None
+    redactor, seen = _redactor(paths) if args.redact else (None, {})
     steps = 0
     try:
         make_directory(args.to)
-        first = len(segment_paths(args.to)) + 1
+        first = max((segment_number(path) or 0 for path in segment_paths(args.to)), default=0) + 1
         for number, path in enumerate(paths, first):
-            steps += _copy(path, segment_path(args.to, number), redactor)
+            steps += _copy(path, segment_path(args.to, number), redactor, seen.get(path))
     except OSError as error:
         raise ProbeError(f"{args.to}: {error.strerror}") from None
     segments, evaluations = format_count(len(paths), "segment"), format_count(steps, "evaluation")
@@ -65,25 +66,31 @@ def main(args: Namespace) -> int:
     return 0
 
 
-def _redactor(paths: list[Path]) -> Redactor:
-    """Return a redactor that has seen all sensitive texts of the segments."""
+def _redactor(paths: list[Path]) -> tuple[Redactor, dict[Path, int]]:
+    """Return a redactor that has seen all sensitive texts of the segments, and the evaluations of each."""
     import secrets
 
     from agent.record.redaction import Redactor
     from agent.record.segment_file import SegmentReader
 
-    redactor = Redactor(secrets.token_bytes(32))
+    redactor, seen = Redactor(secrets.token_bytes(32)), dict.fromkeys(paths, 0)
     for path in paths:
         reader = SegmentReader(path)
         redactor.add_head(reader.head)
         redactor.collect(reader.state()[0])
         for step in reader.steps():
             redactor.collect(step)
-    return redactor
+            seen[path] += 1
+    return redactor, seen
 
 
-def _copy(source: Path, target: Path, redactor: Redactor | None) -> int:
-    """Copy a segment up to its last complete frame; return the number of its evaluations."""
+def _copy(source: Path, target: Path, redactor: Redactor | None, limit: int | None) -> int:
+    """Copy a segment up to its last complete frame; return the number of copied evaluations.
+
+    Args:
+        limit: Largest number of evaluations: the agent may append others whose names the redactor has not
+            seen. None: all.
+    """
     from agent.record.segment_file import SegmentReader, SegmentWriter
 
     reader = SegmentReader(source)
@@ -96,7 +103,7 @@ def _copy(source: Path, target: Path, redactor: Redactor | None) -> int:
     writer = SegmentWriter(target, head, state)
     count = 0
     try:
-        for step in reader.steps():
+        for step in islice(reader.steps(), limit):
             writer.append([redactor.step(step) if redactor else step])
             count += 1
     finally:

@@ -2,7 +2,8 @@
 pseudonyms. Pure.
 
 A first pass collects what is sensitive from the fields that have it; a second one replaces it in every text,
-also in log lines and evidence, and every UUID. Equal originals have equal pseudonyms for one key.
+also in log lines and evidence, and every UUID and container id. Equal originals have equal pseudonyms for one
+key.
 """
 
 import hmac
@@ -16,7 +17,8 @@ from agent.engine.step import EngineState
 from agent.model.pod_findings import PodsSample
 from agent.record.events import CLASSES, DeviceVerdict, RecordedStep, SegmentHead
 
-UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
+UUID: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32,}", re.IGNORECASE)
+"""UUID, with underscores as in a cgroup's name, or container id, which kernel-log lines have in paths."""
 _NAME: Final = r"[A-Za-z0-9_.-]"
 _HEX: Final = "0123456789abcdef"
 
@@ -186,7 +188,8 @@ class Redactor:
         prefix, dash, rest = text.partition("-")
         if kind is not TermKind.IDENTIFIER or not dash or prefix not in ("GPU", "MIG"):
             prefix, dash, rest = "", "", text
-        digest = hmac.digest(self._key, rest.encode("utf-8", "surrogatepass"), "sha256").hex()
+        original = rest.replace("_", "-") if kind is TermKind.IDENTIFIER else rest
+        digest = hmac.digest(self._key, original.encode("utf-8", "surrogatepass"), "sha256").hex()
         if kind is not TermKind.IDENTIFIER:
             return f"{kind}-{digest[:10]}"
         digits = "0123456789" if rest.isdecimal() else _HEX
