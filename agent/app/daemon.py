@@ -162,12 +162,7 @@ class Daemon:
         settings = engine_settings(config)
         self._http: _Http | None = None
         try:
-            if config.web_config is not None and not config.listen:
-                raise ConfigError(
-                    f"{config.web_config} has no effect without an address; set http.listen with --listen, or "
-                    "remove http.web-config",
-                    key="http.web-config",
-                )
+            _check_web_config(config)
             if config.listen and documents is not None:
                 self._http = self._open_http(documents(), history.path)
             self._node = open_node_source(
@@ -439,6 +434,16 @@ class _Http(NamedTuple):
     view: "AgentView"
     server: "HttpServer"
     thread: AsyncioThread
+
+
+def _check_web_config(config: Config) -> None:
+    """Raise ConfigError if there is a web configuration without an address, where it has no effect."""
+    if config.web_config is not None and not config.listen:
+        raise ConfigError(
+            f"{config.web_config} has no effect without an address; set http.listen with --listen, or remove "
+            "http.web-config",
+            key="http.web-config",
+        )
 
 
 def _log_http_failure(error: BaseException) -> None:
