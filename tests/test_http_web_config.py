@@ -5,6 +5,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import bcrypt
@@ -12,10 +13,12 @@ import pytest
 from agents import short_tmp
 from http_agents import FakeAgent, serving
 from http_client import get
+from patience import PATIENCE_S
 from prometheus import Prometheus
-from wire.serving import report
+from wire.serving import eventually, report
 
 from agent.errors import ConfigError
+from agent.http.server import CONNECTIONS_MAX
 from agent.http.web_config import read_web_config
 
 __all__ = ["short_tmp"]
@@ -101,6 +104,21 @@ def test_prometheus_scrapes_with_tls_and_password(short_tmp: Path) -> None:
         host, port = server.addresses[0]
         with Prometheus(short_tmp, [f"{host}:{port}"], scrape=scrape) as prometheus:
             prometheus.wait_for("drahealth_build_info and on () (up == 1)")
+
+
+def test_clients_without_a_handshake_count_as_connections(short_tmp: Path) -> None:
+    write_certificate(short_tmp)
+    with serving(FakeAgent().app, web_config=web_file(short_tmp, TLS)) as server, ExitStack() as clients:
+        address = server.addresses[0]
+        for _ in range(CONNECTIONS_MAX):
+            clients.enter_context(socket.create_connection(address))
+        eventually(lambda: server.connections == CONNECTIONS_MAX, "all connections accepted")
+        with socket.create_connection(address, PATIENCE_S) as above, suppress(ConnectionResetError):
+            assert above.recv(1) == b""
+        eventually(lambda: server.refused == 1, "the refused connection")
+        clients.close()
+        eventually(lambda: server.connections == 0, "the end of all connections")
+        assert served_certificate(address)
 
 
 @pytest.mark.parametrize(

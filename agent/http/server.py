@@ -26,7 +26,7 @@ from agent.serve.sockets import BACKLOG, UnixListener, make_socket_directory
 from agent.system.timing import LogRateLimiter
 
 CONNECTIONS_MAX: Final = 128
-"""Largest number of open connections, of all addresses together."""
+"""Largest number of open connections, of all addresses together, also of those in a handshake of TLS."""
 UNSENT_S: Final = 30
 """Time after which the kernel closes the connection of a TCP client that does not read [s]."""
 IDLE_S: Final = 75
@@ -139,8 +139,6 @@ class HttpServer:
             self._accept,
             sock=_socket_of(listener),
             backlog=BACKLOG,
-            ssl=self._tls,
-            ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
         )
 
     async def _restore_files(self, servers: dict[Listener, asyncio.Server]) -> None:
@@ -169,6 +167,12 @@ class HttpServer:
         task.add_done_callback(self._connections.pop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._tls is not None:
+            try:
+                # first of all: no data of the handshake may reach the reader of the plain connection
+                await writer.start_tls(self._tls, ssl_handshake_timeout=HANDSHAKE_S)
+            except OSError:  # ssl.SSLError is one
+                return
         try:
             loop = asyncio.get_running_loop()
             await HypercornConnection(
