@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -335,6 +336,35 @@ def recorder_item(one: Step) -> Any:
     from agent.record.recorder import _Queued
 
     return _Queued(*one)
+
+
+def test_next_recorder_waits_until_the_previous_one_has_written(
+    short_day: list[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, is_writing, may_write = SegmentWriter.append, threading.Event(), threading.Event()
+
+    def write_in_two_parts(writer: SegmentWriter, steps: list[RecordedStep]) -> None:
+        monkeypatch.undo()
+        size = os.write(writer._fd, b"the first part of a frame")
+        is_writing.set()
+        assert may_write.wait(PATIENCE_S)
+        os.lseek(writer._fd, -size, os.SEEK_CUR)
+        write(writer, steps)
+
+    monkeypatch.setattr(SegmentWriter, "append", write_in_two_parts)
+    first = SnapshotRecorder(tmp_path, LIMITS, HEAD)
+    first.record(*short_day[0])
+    assert is_writing.wait(PATIENCE_S)
+    (path,) = segment_paths(tmp_path)
+    size = path.stat().st_size
+    assert not first.close(0.0)
+    second = SnapshotRecorder(tmp_path, LIMITS, HEAD, previous=first)
+    second.record(*short_day[1])
+    assert not second.close(0.2)
+    assert path.stat().st_size == size
+    may_write.set()
+    assert second.close(PATIENCE_S)
+    assert [count_steps(path) for path in segment_paths(tmp_path)] == [(1, ""), (1, "")]
 
 
 def test_killed_recorder_leaves_a_readable_record(short_day: list[Step], tmp_path: Path) -> None:

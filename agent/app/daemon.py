@@ -278,10 +278,11 @@ class Daemon:
 
     def _replace_snapshot_recorder(self, config: Config) -> None:
         """Begin, end or move the record of snapshots. A recorder that ends writes its queued steps."""
-        if self._snapshot_recorder is not None:
-            self._snapshot_recorder.close(0.0)
+        previous = self._snapshot_recorder
+        if previous is not None:
+            previous.close(0.0)
         try:
-            self._snapshot_recorder = _snapshot_recorder(config, self._boot_id)
+            self._snapshot_recorder = _snapshot_recorder(config, self._boot_id, previous)
         except ConfigError as error:
             log.warning("record: %s; nothing is recorded", error)
             self._snapshot_recorder = None
@@ -417,15 +418,22 @@ def _record_settings(config: Config) -> tuple[object, ...]:
     return config.record_dir, config.record_size, config.record_age_s
 
 
-def _snapshot_recorder(config: Config, boot_id: str) -> "SnapshotRecorder | None":
-    """Return the recorder of snapshots; None: ``record.dir`` is not set. Raises ConfigError."""
+def _snapshot_recorder(
+    config: Config, boot_id: str, previous: "SnapshotRecorder | None" = None
+) -> "SnapshotRecorder | None":
+    """Return the recorder of snapshots; None: ``record.dir`` is not set. Raises ConfigError.
+
+    Args:
+        previous: Closed recorder, which may still write.
+    """
     if config.record_dir is None:
         return None
     from agent.record.events import SegmentHead
     from agent.record.recorder import RecordLimits, SnapshotRecorder
 
     limits = RecordLimits(config.record_size, config.record_age_s)
-    return SnapshotRecorder(config.record_dir, limits, SegmentHead(VERSION, config.node_name, boot_id))
+    head = SegmentHead(VERSION, config.node_name, boot_id)
+    return SnapshotRecorder(config.record_dir, limits, head, previous=previous)
 
 
 class _Http(NamedTuple):

@@ -74,6 +74,7 @@ class SnapshotRecorder:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        previous: "SnapshotRecorder | None" = None,
     ) -> None:
         """Create the recorder; the first step starts its thread.
 
@@ -83,6 +84,7 @@ class SnapshotRecorder:
             head: Head of each segment.
             clock: Returns the time on a clock that never goes back [s].
             wall_clock: Returns the time to which the files' times of change are compared [s since 1970].
+            previous: Closed recorder that may still write its queued steps; the thread waits for its end.
 
         Raises:
             ConfigError: The package zstandard is not installed.
@@ -93,6 +95,7 @@ class SnapshotRecorder:
         self._head = head
         self._clock = clock
         self._wall_clock = wall_clock
+        self._previous = previous
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         # --- guarded by the condition ---
@@ -146,6 +149,9 @@ class SnapshotRecorder:
 
     def _run(self) -> None:
         set_thread_name("dh-record")
+        if self._previous is not None and self._previous._thread is not None:
+            self._previous._thread.join()  # a segment with two writers would be damaged
+        self._previous = None
         self._repair_last_segment()
         while True:
             with self._changed:
