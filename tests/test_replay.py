@@ -462,6 +462,22 @@ def replace_pods(one: Step) -> Step:
     return state, replace(snapshot, pods=None), report, use
 
 
+def test_segment_without_content_is_left_out(day: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = run(capsys, "replay", day, "-o", "json")
+    segment_path(day, 3).touch()
+    code, out, err = run(capsys, "replay", day, "-o", "json")
+    assert (code, out) == expected[:2]
+    assert "record-00000003.drahrec: the file is not a drahealth record" in err
+    code, out, err = run(capsys, "record", day, "--to", day.parent / "copy")
+    assert (code, out[:11]) == (0, "2 segments ")
+    assert "record-00000003.drahrec: the file is not a drahealth record; it is not copied" in err
+    for number in (1, 2):
+        segment_path(day, number).write_bytes(b"")
+    code, _, err = run(capsys, "replay", day)
+    assert code == 70
+    assert "none of 3 segments can be read; " in err
+
+
 def test_copies_into_one_directory_are_numbered_after_the_last_one(
     day: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

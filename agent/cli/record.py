@@ -35,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    from agent.record.replay import record_segments
+    from agent.record.replay import readable_segments, record_segments
     from agent.record.segment_file import segment_number, segment_path, segment_paths
     from agent.system.secure_directories import make_directory
 
@@ -52,6 +52,10 @@ def main(args: Namespace) -> int:
     paths = record_segments(sources)
     if args.to.resolve() in {path.parent.resolve() for path in paths}:
         raise UsageError(f"--to: {args.to} is the directory of the record itself; name another one")
+    problems: list[str] = []
+    paths = readable_segments(paths, problems)
+    for problem in problems:
+        print(f"drahealth: {problem}; it is not copied", file=sys.stderr)
     redactor, seen = _redactor(paths) if args.redact else (None, {})
     steps = 0
     try:

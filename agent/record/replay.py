@@ -106,12 +106,35 @@ def record_segments(records: list[Path]) -> list[Path]:
     return found
 
 
+def readable_segments(paths: list[Path], problems: list[str]) -> list[Path]:
+    """Return the segments whose head can be read, and collect the problems of the others.
+
+    A loss of power can leave a new segment without content, and the agent deletes old segments.
+
+    Raises:
+        ProbeError: None of the segments can be read.
+    """
+    found: list[Path] = []
+    for path in paths:
+        try:
+            SegmentReader(path)
+        except ProbeError as error:
+            if len(paths) == 1:
+                raise
+            problems.append(str(error))
+        else:
+            found.append(path)
+    if not found:
+        raise ProbeError(f"none of {len(paths)} segments can be read; {problems[0]}")
+    return found
+
+
 def published_steps(
     records: list[Path], change: ChangeSettings | None, until_s: float | None, problems: list[str]
 ) -> Iterator[ReplayedStep]:
     """Yield the steps whose reports were published, and collect the parts that could not be read."""
     replay = Replay(change)
-    for path in record_segments(records):
+    for path in readable_segments(record_segments(records), problems):
         reader = SegmentReader(path)
         if reader.head.lost:
             problems.append(f"{path}: {reader.head.lost} snapshots right before it were not recorded")
