@@ -1,10 +1,12 @@
 """Records of snapshots: what was written is read back, and a replay gives the reports that were published."""
 
+import errno
 import os
 import resource
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -314,6 +316,36 @@ def test_full_disk_loses_steps_and_the_next_segment_says_so(short_day: list[Step
     assert reason == ""
     lost = SegmentReader(last).head.lost
     assert steps + lost == 40 * len(short_day)
+
+
+def test_disk_with_room_for_a_head_only_keeps_no_empty_segment(
+    short_day: list[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_writer: SegmentWriter, _steps: list[RecordedStep]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    append = SegmentWriter.append
+    monkeypatch.setattr(SegmentWriter, "append", refuse)
+    times = [0.0]
+    recorder = SnapshotRecorder(tmp_path, LIMITS, HEAD, clock=lambda: times[0])
+    for attempt in range(3):
+        times[0] = 100.0 * attempt
+        recorder.record(*short_day[0])
+        wait_for(lambda lost=attempt + 1: recorder._lost == lost and not segment_paths(tmp_path))
+    monkeypatch.setattr(SegmentWriter, "append", append)
+    times[0] = 1000.0
+    recorder.record(*short_day[0])
+    assert recorder.close(PATIENCE_S)
+    (path,) = segment_paths(tmp_path)
+    assert SegmentReader(path).head.lost == 3
+    assert count_steps(path) == (1, "")
+
+
+def wait_for(is_done: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not is_done():
+        assert time.monotonic() < end_s, "nothing happens"
+        time.sleep(0.01)
 
 
 def test_slow_disk_drops_queued_steps_and_the_next_segment_says_so(

@@ -108,6 +108,8 @@ class SnapshotRecorder:
         self._settings: object = None
         self._verdicts: Verdicts = ()
         self._lost = 0
+        self._lost_before = 0
+        """Number of lost steps that the head of the current segment has."""
         self._retry_s = 0.0
         self._others: dict[Path, int] = {}
         """Sizes of the other segments, the oldest first."""
@@ -242,13 +244,20 @@ class SnapshotRecorder:
         self._delete_old()
         path = segment_path(self._directory, number)
         self._writer = SegmentWriter(path, self._head._replace(lost=self._lost), state)
-        self._begun_s, self._settings, self._lost = self._clock(), state.settings, 0
+        self._begun_s, self._settings = self._clock(), state.settings
+        self._lost_before, self._lost = self._lost, 0
 
     def _end_segment(self) -> None:
-        if self._writer is not None:
-            self._others[self._writer.path] = self._writer.size
-            self._writer.close()
-            self._writer = None
+        """End the current segment; remove it if the disk had room for its head only."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        writer.close()
+        if writer.is_empty:
+            self._lost += self._lost_before
+            writer.path.unlink(missing_ok=True)
+        else:
+            self._others[writer.path] = writer.size
 
     def _delete_old(self) -> None:
         """Delete the oldest segments beyond the limits; the current one stays."""

@@ -97,10 +97,16 @@ class SegmentWriter:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
         try:
             self._write(MAGIC + self._frame([self._encoder.begin(head, state)]))
+            self._head_size = self.size
         except BaseException:
             path.unlink(missing_ok=True)
             self.close()
             raise
+
+    @property
+    def is_empty(self) -> bool:
+        """True: the file has no steps."""
+        return self.size == self._head_size
 
     def append(self, steps: list[RecordedStep]) -> None:
         """Append steps as one frame. Blocks on the disk.
