@@ -63,6 +63,19 @@ def served_certificate(address: tuple[str, int]) -> bytes:
         return found
 
 
+def status_line(address: tuple[str, int], context: ssl.SSLContext) -> bytes:
+    """Return the begin of the answer to a request; empty: the server refused the handshake."""
+    try:
+        with (
+            socket.create_connection(address, PATIENCE_S) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+        ):
+            secure.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            return secure.recv(12)
+    except (ssl.SSLError, ConnectionError):
+        return b""
+
+
 def test_request_needs_the_right_user_and_password(short_tmp: Path) -> None:
     with serving(FakeAgent().app, web_config=web_file(short_tmp, USERS)) as server:
         address = server.addresses[0]
@@ -106,6 +119,21 @@ def test_prometheus_scrapes_with_tls_and_password(short_tmp: Path) -> None:
             prometheus.wait_for("drahealth_build_info and on () (up == 1)")
 
 
+def test_changed_keys_of_tls_apply_to_new_connections(short_tmp: Path) -> None:
+    write_certificate(short_tmp)
+    path = web_file(short_tmp, TLS)
+    context = ssl.create_default_context(cafile=str(short_tmp / "tls.crt"))
+    with serving(FakeAgent().app, web_config=path) as server:
+        assert status_line(server.addresses[0], context) == b"HTTP/1.1 200"
+        client = "  client_ca_file: tls.crt\n  client_auth_type: RequireAndVerifyClientCert\n"
+        path.write_text(f"{TLS}{client}  min_version: TLS13\n")
+        assert status_line(server.addresses[0], context) == b""
+        context.load_cert_chain(short_tmp / "tls.crt", short_tmp / "tls.key")
+        assert status_line(server.addresses[0], context) == b"HTTP/1.1 200"
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        assert status_line(server.addresses[0], context) == b""
+
+
 def test_clients_without_a_handshake_count_as_connections(short_tmp: Path) -> None:
     write_certificate(short_tmp)
     with serving(FakeAgent().app, web_config=web_file(short_tmp, TLS)) as server, ExitStack() as clients:
@@ -135,6 +163,10 @@ def test_clients_without_a_handshake_count_as_connections(short_tmp: Path) -> No
             "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}",
             "client_ca_file and a client_auth_type that verifies need each other",
         ),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, min_version: TLS13, max_version: TLS12}",
+            "min_version: TLS13 is over max_version",
+        ),
         ("http_server_config: {http2: 1}", "1 is neither true nor false"),
         ("- a", "the file is not a table"),
         ("a: [", "line 2, column 1"),
@@ -152,16 +184,6 @@ def test_client_needs_a_certificate_of_the_authority(short_tmp: Path) -> None:
     text = f"{TLS}  client_ca_file: client.crt\n  client_auth_type: RequireAndVerifyClientCert\n"
     with serving(FakeAgent().app, web_config=web_file(short_tmp, text)) as server:
         context = ssl.create_default_context(cafile=str(short_tmp / "tls.crt"))
-        request = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        for certificate, answer in (("", b""), ("client", b"HTTP/1.1 200")):
-            if certificate:
-                context.load_cert_chain(short_tmp / "client.crt", short_tmp / "client.key")
-            try:
-                with (
-                    socket.create_connection(server.addresses[0]) as plain,
-                    context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
-                ):
-                    secure.sendall(request)
-                    assert secure.recv(12) == answer
-            except (ssl.SSLError, ConnectionError):
-                assert not certificate
+        assert status_line(server.addresses[0], context) == b""
+        context.load_cert_chain(short_tmp / "client.crt", short_tmp / "client.key")
+        assert status_line(server.addresses[0], context) == b"HTTP/1.1 200"

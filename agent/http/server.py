@@ -9,11 +9,10 @@ import asyncio
 import logging
 import os
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from errno import EADDRINUSE
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
@@ -24,6 +23,9 @@ from agent.errors import ConfigError, DrahealthError, PermissionDeniedError, Res
 from agent.model.socket_address import ListenAddress
 from agent.serve.sockets import BACKLOG, UnixListener, make_socket_directory
 from agent.system.timing import LogRateLimiter
+
+if TYPE_CHECKING:
+    from agent.http.web_config import WebConfigFile
 
 CONNECTIONS_MAX: Final = 128
 """Largest number of open connections, of all addresses together, also of those in a handshake of TLS."""
@@ -72,9 +74,9 @@ class HttpServer:
                 web configuration is not valid.
             PermissionDeniedError: This process may not listen on an address.
         """
-        self._tls: ssl.SSLContext | None = None
+        self._web: WebConfigFile | None = None
         if web_config is not None:
-            app, self._tls = _with_web_config(app, web_config)
+            app, self._web = _with_web_config(app, web_config)
         self._hypercorn = _hypercorn_config()
         self._asgi = wrap_app(app, self._hypercorn.wsgi_max_body_size, "asgi")
         self._unsent_s = unsent_s
@@ -167,10 +169,11 @@ class HttpServer:
         task.add_done_callback(self._connections.pop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._tls is not None:
+        tls = self._web.read().tls if self._web else None
+        if tls is not None:
             try:
-                # first of all: no data of the handshake may reach the reader of the plain connection
-                await writer.start_tls(self._tls, ssl_handshake_timeout=HANDSHAKE_S)
+                # before any wait: no data of the handshake may reach the reader of the plain connection
+                await writer.start_tls(tls, ssl_handshake_timeout=HANDSHAKE_S)
             except OSError:  # ssl.SSLError is one
                 return
         try:
@@ -227,8 +230,8 @@ class HypercornConnection(TCPServer):
         await self.idle_task.stop()
 
 
-def _with_web_config(app: Any, path: Path) -> tuple[Any, ssl.SSLContext | None]:
-    """Return the application with authentication, and the TLS context. Raises ConfigError."""
+def _with_web_config(app: Any, path: Path) -> tuple[Any, "WebConfigFile"]:
+    """Return the application with authentication, and the web configuration. Raises ConfigError."""
     try:
         from agent.http.web_config import BasicAuthentication, WebConfigFile  # bcrypt, only if configured
     except ModuleNotFoundError as error:
@@ -236,7 +239,7 @@ def _with_web_config(app: Any, path: Path) -> tuple[Any, ssl.SSLContext | None]:
             f"http.web-config: the package {error.name} is not installed; install drahealth[http]"
         ) from None
     web = WebConfigFile(path)
-    return BasicAuthentication(app, web), web.tls
+    return BasicAuthentication(app, web), web
 
 
 def _socket_of(listener: Listener) -> socket.socket:

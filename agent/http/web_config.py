@@ -1,7 +1,8 @@
 """Web configuration: TLS and basic authentication, in the form of Prometheus' web configuration files.
 
-The file, certificate and key are read again when they change, so a renewed certificate or a new password
-needs no restart. A file that becomes invalid is logged, and the last valid content stays in effect.
+The file, certificates and key are read again when they change: new passwords and all keys of TLS apply to new
+connections without a restart. A file that becomes invalid is logged, and the last valid content stays in
+effect.
 """
 
 import asyncio
@@ -69,11 +70,6 @@ class WebConfigFile:
         self._path = path
         self._current = read_web_config(path)
         self._seen = _file_states(self._current.files)
-        self.tls: ssl.SSLContext | None = None
-        """Context for the listening sockets, which uses the newest certificate; None: without TLS."""
-        if self._current.tls is not None:
-            self.tls = self._current.tls
-            self.tls.sni_callback = self._use_newest_context
 
     def read(self) -> WebConfig:
         """Return the newest valid content."""
@@ -85,7 +81,7 @@ class WebConfigFile:
             except ConfigError as error:
                 self._refuse(str(error))
             else:
-                if (config.tls is None) != (self.tls is None):
+                if (config.tls is None) != (self._current.tls is None):
                     self._refuse("TLS is switched on and off by a restart of the agent only")
                     return self._current
                 self._current = config
@@ -95,13 +91,6 @@ class WebConfigFile:
 
     def _refuse(self, reason: str) -> None:
         log.warning("http.web-config: not read again: %s; the earlier content stays in effect", reason)
-
-    def _use_newest_context(
-        self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext
-    ) -> None:
-        newest = self.read().tls
-        if newest is not None:
-            connection.context = newest
 
 
 def read_web_config(path: Path) -> WebConfig:
@@ -163,6 +152,8 @@ def _tls_context(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _choice(table, "min_version", _VERSIONS, "TLS12")
     context.maximum_version = _choice(table, "max_version", _VERSIONS, "TLS13")
+    if context.minimum_version > context.maximum_version:
+        raise ValueError(f"{prefix}min_version: TLS13 is over max_version (TLS12); lower it")
     context.set_alpn_protocols(["h2", "http/1.1"] if http2 else ["http/1.1"])
     files = [path for path in (certificate, key, authority) if path is not None]
     try:
