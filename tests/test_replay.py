@@ -26,14 +26,24 @@ from test_record import write_segment
 
 from agent.cli.main import main
 from agent.model.claim import DeviceRef
+from agent.model.health import Severity
 from agent.model.pod_findings import PodFinding, PodsSample
 from agent.model.settings import RuleOverride
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import NS
-from agent.record.events import RecordedStep, SegmentHead, report_verdicts
+from agent.record.events import DeviceVerdict, RecordedStep, SegmentHead, report_verdicts
 from agent.record.redaction import Redactor
 from agent.record.segment_file import SegmentReader, SegmentWriter, _frames, segment_path, segment_paths
-from agent.record.what_if import ChangeKind, compare_record, median_interval, success_rate
+from agent.record.what_if import (
+    ChangeKind,
+    Incident,
+    Interval,
+    VerdictSide,
+    compare_record,
+    median_interval,
+    score_rules,
+    success_rate,
+)
 
 __all__ = ["short_tmp"]
 
@@ -337,6 +347,21 @@ def test_wilson_interval_has_the_published_values(
 ) -> None:
     share = success_rate(successes, trials)
     assert (share.low, share.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+
+
+def test_cause_that_is_no_longer_info_is_a_report() -> None:
+    side = VerdictSide()
+    for at_s, severity in enumerate((Severity.INFO, Severity.DEGRADED, Severity.UNHEALTHY, Severity.INFO)):
+        side.observe(float(at_s), (DeviceVerdict("gpu-0", 0, severity, (("xid.13", severity),)),), None)
+    side.close(9.0)
+    assert side.causes["gpu-0", "xid.13"] == [
+        Interval(0.0, 1.0, Severity.INFO),
+        Interval(1.0, 3.0, Severity.DEGRADED),
+        Interval(3.0, 9.0, Severity.INFO),
+    ]
+    score = score_rules([("node-a", side)], [Incident("gpu-0", 0.0, 9.0)])[0]
+    assert (score.precision.successes, score.precision.trials, score.recall.successes) == (1, 1, 1)
+    assert score.delay_s == (1.0, 1.0, 1.0)
 
 
 def test_interval_of_a_median_covers_95_percent() -> None:

@@ -91,8 +91,16 @@ class VerdictSide:
 def _update(
     opened: dict[K, tuple[float, int]], now: Mapping[K, int], closed: dict[K, list[Interval]], at_s: float
 ) -> None:
-    """End the intervals of keys that are not in `now`, and begin those of new keys."""
-    for key in [key for key in opened if key not in now]:
+    """End the intervals of keys that are not in `now`, and begin those of new keys.
+
+    A cause that is no longer INFO, or INFO from now on, begins another interval: INFO is no report.
+    """
+    ended = [
+        key
+        for key, (_, severity) in opened.items()
+        if key not in now or (now[key] > Severity.INFO) != (severity > Severity.INFO)
+    ]
+    for key in ended:
         begin_s, severity = opened.pop(key)
         closed.setdefault(key, []).append(Interval(begin_s, at_s, severity))
     for key, severity in now.items():
