@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -255,7 +256,8 @@ class SnapshotRecorder:
         writer.close()
         if writer.is_empty:
             self._lost += self._lost_before
-            writer.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                writer.path.unlink()
         else:
             self._others[writer.path] = writer.size
 
