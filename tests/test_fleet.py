@@ -297,6 +297,25 @@ def test_credentials_are_sent_and_never_printed(tmp_path: Path, capsys: pytest.C
         assert requests[-1][1]["Authorization"] == "Bearer abc"
 
 
+def test_warning_of_the_server_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    body = b'{"status": "success", "data": {"result": []}, "warnings": ["store\\u001b a: timeout"]}'
+    with answering(200, body) as address:
+        assert main(["fleet", "--prometheus", f"http://{address}"]) == 0
+    error = capsys.readouterr().err
+    assert error.count("a: timeout; rows may be missing") == 1
+    assert "\x1b" not in error
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a\nb", "a\x00b"])
+def test_file_without_a_token_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(text)
+    assert main(["fleet", "--prometheus", "http://h", "--token-file", str(token)]) == 78
+    assert f"{token}: must have one line with a token" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
@@ -329,6 +348,11 @@ def test_unreachable_server_exits_with_69(capsys: pytest.CaptureFixture[str]) ->
         (["--prometheus", "http://h:99999"], 78, "Port out of range"),
         (["--prometheus", "http://h", "--token-file", "/nowhere"], 78, "/nowhere: No such file"),
         (["--prometheus", "https://h", "--ca-file", "/nowhere"], 78, "/nowhere: No such file"),
+        (
+            ["--prometheus", "https://h", "--token-file", "/proc/sys/kernel/ostype", "--ca-file", "/nowhere"],
+            78,
+            "/nowhere: No such file",
+        ),
         (["--prometheus", "http://h", "--select", "a=b"], 64, "not matchers of labels"),
         (["--prometheus", "http://h", "--select", 'a="b"} or x{y="'], 64, "not matchers of labels"),
         (["--prometheus", "http://h", "--node-label", "a b"], 64, "not the name of a label"),

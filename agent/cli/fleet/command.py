@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ def main(args: Namespace) -> int:
     from agent.cli.fleet.fleet_state import check_label, check_select, group_sick_devices, read_fleet
     from agent.cli.fleet.prometheus_api import PrometheusServer
     from agent.cli.fleet.text import fleet_document, render_fleet
+    from agent.cli.output.text import clean
 
     label, select = check_label(args.node_label), check_select(args.select)
     server = PrometheusServer(args.prometheus, token_file=args.token_file, ca_file=args.ca_file)
@@ -61,6 +63,8 @@ def main(args: Namespace) -> int:
     def text(style: TextStyle) -> str:
         return render_fleet(fleet, style, by=args.by, groups=groups, now_s=now_s, every_row=args.all)
 
+    for warning in server.warnings:
+        print(f"drahealth: Prometheus {server.url}: {clean(warning)}; rows may be missing", file=sys.stderr)
     print_result(args, document, text)
     return 0
 

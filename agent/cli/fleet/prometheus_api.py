@@ -48,6 +48,7 @@ class _Answer(msgspec.Struct, rename={"error_type": "errorType"}):
     data: _Vector = msgspec.field(default_factory=_Vector)
     error_type: str = ""
     error: str = ""
+    warnings: list[str] = []
 
 
 class PrometheusServer:
@@ -75,6 +76,8 @@ class PrometheusServer:
         self._path = f"{parts.path.rstrip('/')}/api/v1/query"
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         """URL of the server, without user and password."""
+        self.warnings: dict[str, None] = {}
+        """Warnings in the answers, such as of a store that did not answer, in the order of their arrival."""
         self._tls: ssl.SSLContext | None = None
         self._headers = {
             "Accept": "application/json",
@@ -84,15 +87,16 @@ class PrometheusServer:
         if parts.username is not None:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        file = token_file
         try:
             if token_file is not None:
-                with token_file.open(encoding="ascii") as file:
-                    self._headers["Authorization"] = f"Bearer {file.read(TOKEN_BYTES).strip()}"
+                self._headers["Authorization"] = f"Bearer {_read_token(token_file)}"
+            file = ca_file
             if parts.scheme == "https":
                 self._tls = ssl.create_default_context(cafile=ca_file)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             reason = getattr(error, "strerror", None) or str(error)
-            raise ConfigError(f"Prometheus {self.url}: {token_file or ca_file}: {reason}") from None
+            raise ConfigError(f"Prometheus {self.url}: {file}: {reason}") from None
 
     def query(self, query: str) -> list[MetricSample]:
         """Return the newest samples of a query.
@@ -125,6 +129,7 @@ class PrometheusServer:
             ) from None
         if answer.status != "success":
             raise ApiError(response.status, answer.error_type, f"{self.url}: {answer.error}")
+        self.warnings |= dict.fromkeys(answer.warnings)
         samples = (MetricSample(series.metric, float(series.value[1])) for series in answer.data.result)
         return [sample for sample in samples if math.isfinite(sample.value)]
 
@@ -132,3 +137,12 @@ class PrometheusServer:
         if self._tls is not None:
             return HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=self._tls)
         return HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+
+
+def _read_token(path: Path) -> str:
+    """Return the token in a file; raises OSError, or ValueError if it cannot be a token."""
+    with path.open(encoding="ascii") as file:
+        token = file.read(TOKEN_BYTES).strip()
+    if len(token.split()) != 1 or not token.isprintable():
+        raise ValueError("must have one line with a token, without blanks")
+    return token
