@@ -278,6 +278,13 @@ async def test_change_postpones_the_heartbeat(autojump_clock: MockClock, source:
     assert published.times == [0, 7, 17]
 
 
+async def test_change_postpones_no_full_evaluation(autojump_clock: MockClock, source: PaperSource) -> None:
+    published = await Running(source).until(25, (7, lambda: source.shrink(9)))
+    full_s = [report.at.mono_ns / NS - published.start_s for report in published.evaluated if report.is_full]
+    assert full_s == [0, 10, 17]
+    assert published.times == [0, 7, 17]
+
+
 async def test_only_heartbeats_repeat_a_report(autojump_clock: MockClock, source: PaperSource) -> None:
     published = await Running(source).until(31, (15, lambda: source.shrink(4)))
     assert published.times == [0.0, 10.0, 15.0, 25.0]

@@ -137,6 +137,8 @@ class EngineLoop:
         self._heartbeat_ns = 0
         self._full_ns = 0
         """Monotonic time from which the next evaluation is a full one [ns]."""
+        self._has_skipped = False
+        """Whether the last evaluation was not a full one."""
         self._watchdog_ns = 0
 
     async def run(self) -> None:
@@ -163,7 +165,7 @@ class EngineLoop:
         now = self._clock()
         self._state = with_settings(self._state, settings, now)
         self._timing = timing
-        self._heartbeat_ns = now.mono_ns
+        self._heartbeat_ns, self._full_ns = now.mono_ns, now.mono_ns
         os.eventfd_write(self._source.fileno(), 1)
 
     def set_record(self, record: RecordStep | None) -> None:
@@ -174,6 +176,7 @@ class EngineLoop:
         """Postpone heartbeat and watchdog while the sources have not finished their first pass."""
         self._heartbeat_ns = now.mono_ns + int(self._timing.heartbeat_s * NS)
         self._watchdog_ns = now.mono_ns + (self._timing.watchdog_period_ns or 0)
+        self._has_skipped = False
 
     async def _evaluate(self, snapshot: Snapshot, now: Instant, rereads: int, *, is_full: bool) -> None:
         """Evaluate a snapshot and publish the report; up to `rereads` newer snapshots instead if a stall is
@@ -188,7 +191,7 @@ class EngineLoop:
             self._source.clear()
             snapshot, now, before = self._source.read() or snapshot, self._clock(), self._state
             state, report, is_full = *step(before, snapshot, now), True
-        self._state, self._stalls = state, stalls_of(report)
+        self._state, self._stalls, self._has_skipped = state, stalls_of(report), not is_full
         if is_full:
             self._full_ns = now.mono_ns + int(self._timing.heartbeat_s * NS)
         if report.starting:
@@ -223,8 +226,10 @@ class EngineLoop:
 
     def _next_wake_ns(self) -> int:
         """Return the time of the next evaluation, if the source does not wake the loop earlier."""
-        due_ns, publish_ns = self._state.due_ns, self._next_publish_ns()
-        return publish_ns if due_ns is None else min(publish_ns, due_ns)
+        due_ns, wake_ns = self._state.due_ns, self._next_publish_ns()
+        if self._has_skipped:  # the report of a change postpones the heartbeat, which would be a full one
+            wake_ns = min(wake_ns, self._full_ns)
+        return wake_ns if due_ns is None else min(wake_ns, due_ns)
 
     async def _wait(self, until_ns: int) -> bool:
         """Wait until the source wakes the loop (True) or the next evaluation is due (False)."""
