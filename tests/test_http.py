@@ -17,7 +17,7 @@ from patience import PATIENCE_S
 from wire.serving import eventually, report
 
 from agent.errors import ConfigError, ResourceBusyError
-from agent.http.app import SILENT_HEARTBEATS
+from agent.http.agent_view import SILENT_HEARTBEATS
 from agent.http.server import CONNECTIONS_MAX, HttpServer
 from agent.model.socket_address import ListenAddress
 from agent.model.time import NS, Instant

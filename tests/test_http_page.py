@@ -2,9 +2,11 @@
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -183,6 +185,44 @@ def test_page_before_the_first_report_says_so(fake: FakeAgent) -> None:
         answer = get(server.addresses[0], "/")
     assert answer.status == 503
     assert "The first pass over the node has not finished" in answer.text
+
+
+def test_page_of_an_agent_that_does_not_report_says_so(fake: FakeAgent) -> None:
+    fake.view.latest.publish(report([device()], second=2))
+    with serving(fake.app) as server:
+        assert "does not report" not in get(server.addresses[0], "/").text
+        fake.now = at(33)
+        page = get(server.addresses[0], "/").text
+        assert "The agent does not report: the last report is 31 s old, limit 30 s." in page
+        fake.view.latest.publish(report([device()], second=33))
+        assert "does not report" not in get(server.addresses[0], "/").text
+
+
+def test_page_is_shown_while_the_disk_of_the_history_hangs(
+    fake: FakeAgent, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def read(path: Path) -> StoredVerdicts:
+        assert goes_on.wait(PATIENCE_S)
+        return StoredVerdicts()
+
+    monkeypatch.setattr("agent.http.page.read_verdicts", read)
+    monkeypatch.setattr("agent.http.page.READ_WAIT_S", 0.01)
+    fake.change(config=lambda: Config(node_name="node-a", history_rows=10))
+    fake.view.latest.publish(report([device()]))
+    with serving(fake.app) as server:
+        for _ in range(3):
+            page = get(server.addresses[0], "/").text
+            assert "No history: its file is still being read." in page
+            fake.view.latest.publish(report([device()]))
+        goes_on.set()
+
+        def is_read() -> bool:
+            fake.view.latest.publish(report([device()]))
+            return "no record yet" in get(server.addresses[0], "/").text
+
+        eventually(is_read, "the history")
 
 
 def test_page_and_files_have_a_strict_policy_and_no_inline_code(fake: FakeAgent) -> None:

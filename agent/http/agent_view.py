@@ -3,13 +3,17 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from agent.config.config import Config
 from agent.http.health_totals import HealthTotals
 from agent.model.report import AgentStatus, ConfigReload, Report, SocketSubscribers
 from agent.model.snapshot import Snapshot
+from agent.model.time import NS, Instant
 from agent.system.threads.latest_value import LatestValue
+
+SILENT_HEARTBEATS: Final = 3
+"""Number of heartbeats without a report after which the agent counts as hung; a lease is at least as long."""
 
 
 class Documents(NamedTuple):
@@ -46,3 +50,11 @@ class AgentView:
     def report(self) -> Report | None:
         """Return the newest published report; None: there is none yet."""
         return self.latest.peek()[1]
+
+    def silence(self, now: Instant) -> str:
+        """Return why the newest report is too old; empty: it is not, or there is none yet."""
+        report = self.report()
+        limit_s = SILENT_HEARTBEATS * self.config().heartbeat_s
+        if report is None or (age_s := (now.mono_ns - report.at.mono_ns) / NS) <= limit_s:
+            return ""
+        return f"the last report is {age_s:.0f} s old, limit {limit_s:g} s"

@@ -16,10 +16,8 @@ from starlette.types import Receive, Scope, Send
 from agent.http.agent_view import AgentView
 from agent.http.metrics import MetricsRenderer, ServerCounts
 from agent.http.page import Page
-from agent.model.time import NS, Instant
+from agent.model.time import Instant
 
-SILENT_HEARTBEATS: Final = 3
-"""Number of heartbeats without a report after which the agent counts as hung; a lease is at least as long."""
 PART_BYTES: Final = 32 << 10
 """Size of the parts in which metrics are sent [bytes]."""
 
@@ -51,21 +49,13 @@ class Probes:
     async def alive(self, request: Request) -> Response:
         """Answer 200 while reports come in time, or before the first one; else 503. Faults of devices do not
         matter."""
-        return _probe_result(self._silence())
+        return _probe_result(self._view.silence(self._clock()))
 
     async def ready(self, request: Request) -> Response:
         """Answer 200 when the first report is complete, while reports come in time; else 503."""
         if self._view.report() is None:
             return _probe_result("the first pass over the node has not finished")
-        return _probe_result(self._silence())
-
-    def _silence(self) -> str:
-        """Return why the newest report is too old; empty: it is recent, or there is none yet."""
-        report = self._view.report()
-        limit_s = SILENT_HEARTBEATS * self._view.config().heartbeat_s
-        if report is None or (age_s := (self._clock().mono_ns - report.at.mono_ns) / NS) <= limit_s:
-            return ""
-        return f"the last report is {age_s:.0f} s old, limit {limit_s:g} s"
+        return _probe_result(self._view.silence(self._clock()))
 
 
 def _probe_result(problem: str) -> Response:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from agent.config.config import Config
 from agent.health.availability import Timeline, device_segments
 from agent.http.agent_view import AgentView
-from agent.http.page_content import STATES, STRIP_STEPS, History, PageInput, page_content
+from agent.http.page_content import STRIP_STEPS, History, PageInput, page_content
 from agent.model.time import Instant
 from agent.model.verdict_history import ClockReading
 from agent.sources.gpu_without_nvml import read_boot_id
@@ -37,6 +37,8 @@ COMMENT_S: Final = 15.0
 """Time without a report after which a stream gets a comment, so that a closed connection is noticed [s]."""
 HISTORY_S: Final = 30.0
 """Time for which a read of the history is used [s]."""
+READ_WAIT_S: Final = 2.0
+"""Time for which a page waits for a read of the history; later it shows the last one [s]."""
 PAGES_MAX: Final = 8
 """Number of rendered pages of one report that are kept."""
 
@@ -85,7 +87,8 @@ class Page:
             text = self._template.render(page=None, version=0)
             return Response(text, 503, media_type="text/html", headers=HEADERS)
         first = _number(request.query_params.get("first", "0"))
-        if self._rendered[0] != version:
+        silence = self._view.silence(self._clock())
+        if silence or self._rendered[0] != version:
             self._rendered = version, {}
         pages = self._rendered[1]
         if first not in pages:
@@ -98,7 +101,7 @@ class Page:
                 status=self._view.status(),
             )
             content = page_content(given, first)
-            text = self._template.render(page=content, version=version, states=STATES, steps=STRIP_STEPS)
+            text = self._template.render(page=content, version=version, silence=silence, steps=STRIP_STEPS)
             while len(pages) >= PAGES_MAX:
                 pages.pop(next(iter(pages)))
             pages[first] = text.encode()
@@ -134,30 +137,42 @@ class HistoryReader:
         self._path = path
         self._config = config
         self._clock = clock
-        self._lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
         self._newest: History | None = None
         self._until_s = 0.0
 
     async def read(self) -> History:
-        """Return the history up to now, at most HISTORY_S old."""
-        async with self._lock:
-            if self._newest is None or time.monotonic() >= self._until_s:
-                self._newest = await call_in_thread(self._read, "dh-page-history")
-                self._until_s = time.monotonic() + HISTORY_S
-            return self._newest
+        """Return the history up to now, HISTORY_S old or older if the disk hangs. Waits up to READ_WAIT_S."""
+        if self._reading is None and time.monotonic() >= self._until_s:
+            self._reading = asyncio.get_running_loop().create_task(self._refresh())
+        if self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=READ_WAIT_S)
+        return self._newest or self._without("its file is still being read")
+
+    async def _refresh(self) -> None:
+        try:
+            self._newest = await call_in_thread(self._read, "dh-page-history")
+            self._until_s = time.monotonic() + HISTORY_S
+        finally:
+            self._reading = None
 
     def _read(self) -> History:
         """Read the file. Blocks on the disk."""
-        config = self._config()
-        now = ClockReading(self._clock().wall_s, read_boot_clock(), read_boot_id(config.procfs_root))
-        if not config.history_rows:
-            return History(Timeline((), now), {}, "the configuration keeps no history")
+        if not self._config().history_rows:
+            return self._without("the configuration keeps no history")
         try:
             stored = read_verdicts(self._path)
         except (HistoryError, OSError) as error:
-            return History(Timeline((), now), {}, str(error))
-        timeline = Timeline(stored.periods, now)
+            return self._without(str(error))
+        timeline = Timeline(stored.periods, self._now())
         return History(timeline, device_segments(stored, timeline))
+
+    def _without(self, problem: str) -> History:
+        return History(Timeline((), self._now()), {}, problem)
+
+    def _now(self) -> ClockReading:
+        boot_id = read_boot_id(self._config().procfs_root)
+        return ClockReading(self._clock().wall_s, read_boot_clock(), boot_id)
 
 
 def _number(text: str) -> int:
