@@ -73,7 +73,7 @@ STATUS = st.builds(
     AgentStatus,
     *(TEXT, SMALL, st.floats(0, 1e12), st.floats(0, 1e9), SMALL, SMALL, SMALL, TEXT, INSTANT),
     *(st.integers(1, 1 << 40), few(st.builds(SeverityCount, SEVERITY, SMALL)), few(SOURCE), CORE, SMALL),
-    few(st.builds(SocketSubscribers, TEXT, SMALL, SMALL)),
+    few(st.builds(SocketSubscribers, TEXT, SMALL, SMALL, st.none() | SMALL, SMALL)),
     few(st.builds(RepairCount, REPAIR, SMALL)),
 )
 

@@ -77,7 +77,8 @@ def decode_status(reply: v1.StatusReply) -> AgentStatus:
         core=_core_of(reply.core),
         groups=reply.groups,
         subscribers=tuple(
-            SocketSubscribers(entry.socket, entry.streams, entry.connections) for entry in reply.subscribers
+            SocketSubscribers(entry.socket, entry.streams, entry.connections, entry.lists, entry.sent_bytes)
+            for entry in reply.subscribers
         ),
         repairs=tuple(
             RepairCount(_enum_value(_REPAIR_OF, count.repair, "RepairCount.repair"), count.devices)

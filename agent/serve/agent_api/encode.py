@@ -10,7 +10,7 @@ from typing import Final
 
 from agent.model.cleared_faults import ClearedFault, ClearRefusal, ClearResult
 from agent.model.health import Blame, Cause, DeviceHealth, NonDeviceCause, NotApplicable, Repair
-from agent.model.report import AgentStatus, ConfigReload, Report
+from agent.model.report import AgentStatus, ConfigReload, Report, SocketSubscribers
 from agent.model.snapshot import NativeCoreStats
 from agent.model.source_state import SourceSample, SourceState
 from agent.model.time import Instant
@@ -18,6 +18,7 @@ from agent.serve.grpc.wire.writer import (
     double_field,
     int_field,
     message_field,
+    optional_int_field,
     repeated_string_field,
     string_field,
 )
@@ -77,10 +78,7 @@ def encode_report(report: Report) -> Iterator[bytes]:
 def encode_status(status: AgentStatus) -> bytes:
     """Return the encoded StatusReply message."""
     tallies = (int_field(1, tally.severity) + int_field(2, tally.devices) for tally in status.tallies)
-    subscribers = (
-        string_field(1, entry.socket) + int_field(2, entry.streams) + int_field(3, entry.connections)
-        for entry in status.subscribers
-    )
+    subscribers = map(_subscribers, status.subscribers)
     repairs = (int_field(1, REPAIRS[count.repair]) + int_field(2, count.devices) for count in status.repairs)
     return b"".join(
         (
@@ -102,6 +100,16 @@ def encode_status(status: AgentStatus) -> bytes:
             *(message_field(16, count) for count in repairs),
             *((message_field(17, _config_reload(status.config_reload)),) if status.config_reload else ()),
         )
+    )
+
+
+def _subscribers(entry: SocketSubscribers) -> bytes:
+    return (
+        string_field(1, entry.socket)
+        + int_field(2, entry.streams)
+        + int_field(3, entry.connections)
+        + optional_int_field(4, entry.lists)
+        + int_field(5, entry.sent_bytes)
     )
 
 

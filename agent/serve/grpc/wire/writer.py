@@ -34,6 +34,13 @@ def int_field(field_number: int, value: int) -> bytes:
     return encode_varint(field_number << 3 | VARINT) + encode_varint(value & _UINT64) if value else b""
 
 
+def optional_int_field(field_number: int, value: int | None) -> bytes:
+    """Encode an optional int64 field, which is absent only for None."""
+    if value is None:
+        return b""
+    return encode_varint(field_number << 3 | VARINT) + encode_varint(value & _UINT64)
+
+
 def double_field(field_number: int, value: float) -> bytes:
     """Encode a double field."""
     return encode_varint(field_number << 3 | FIXED64) + DOUBLE.pack(value) if value else b""

@@ -405,6 +405,14 @@ class Subscribers(betterproto.Message):
     connections: int = betterproto.int64_field(3)
     """Open connections to the socket."""
 
+    lists: Optional[int] = betterproto.int64_field(4, optional=True)
+    """
+    Device lists sent on health streams since the start; absent: the socket has none.
+    """
+
+    sent_bytes: int = betterproto.int64_field(5)
+    """Bytes of those lists."""
+
 
 @dataclass(eq=False, repr=False)
 class Tally(betterproto.Message):
