@@ -198,10 +198,12 @@ def test_health_is_sent_while_an_asyncio_loop_blocks_for_30_s(root: Path, kubele
         assert shown(kubelet, pod, "Healthy") == ""
         code, errors = driver.end()
         assert code == 0
-        [held] = errors.splitlines()
-        assert re.fullmatch(
-            r"Executing <.*agent/embed/callback_runner.py.*> took [3-9]\d\.\d+ seconds", held
-        ), "asyncio's own word"
+        # asyncio's own word; on a busy machine also of other steps, which it calls slow from 0.1 s on
+        took = re.compile(r"Executing <(.*)> took (\d+\.\d+) seconds")
+        slow = [found for line in errors.splitlines() if (found := took.fullmatch(line))]
+        assert len(slow) == len(errors.splitlines()), errors
+        [held] = [found for found in slow if float(found[2]) >= 30]
+        assert "agent/embed/callback_runner.py" in held[1]
         nothing_is_left(root)
 
 

@@ -85,8 +85,10 @@ def test_wheel_has_exactly_the_modules_and_the_core(wheel: Path) -> None:
         str(path.relative_to(REPOSITORY)) for root in roots for path in (REPOSITORY / root).rglob("*.py")
     }
     templates = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "agent").rglob("*.template")}
+    assets = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "agent/http/assets").iterdir()}
     assert templates
-    assert names == modules | templates | {CORE, "agent/py.typed", "drahealth/py.typed"}
+    assert len(assets) == 4
+    assert names == modules | templates | assets | {CORE, "agent/py.typed", "drahealth/py.typed"}
 
 
 def test_core_of_the_wheel_can_be_imported(wheel: Path, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ MARKS: Final = (pytest.mark.kubelet_real, pytest.mark.slow)
 """Marks of a test that needs the real kubelet."""
 _NO_SOURCES: Final = "the test is about releases other than 1.36 and 1.37, whose sources are not built"
 _PART: Final = "a function of the fake kubelet alone; what follows from it is tested with both:"
+_AGENT: Final = "a claim about agent and driver; what the kubelet gets is tested with both:"
+_CHECKS: Final = "go_driver/test_new_driver.py::test_finding_of_the_driver_check_reaches_pods_and_prepares"
 FAKE_ONLY: Final[Mapping[str, str]] = {
     "driver_scenarios/test_pods.py::test_pods_run_without_the_health_feature_gate": _NO_SOURCES,
     "driver_scenarios/test_pods.py::test_strict_kubelet_accepts_the_driver": _NO_SOURCES,
@@ -23,6 +25,21 @@ FAKE_ONLY: Final[Mapping[str, str]] = {
     ),
     "go_driver/test_prepare.py::test_hung_agent_delays_no_claim_beyond_the_deadline": (
         "the kubelet's deadline of 45 s cannot be set, and would prove less than the fake one of 5 s"
+    ),
+    "go_driver/test_new_driver.py::test_check_of_a_driver_that_hangs_expires_in_the_agent": (
+        f"{_AGENT} {_CHECKS}"
+    ),
+    "go_driver/test_new_driver.py::test_restarted_agent_has_the_results_of_the_driver_check": (
+        f"{_AGENT} {_CHECKS}"
+    ),
+    "go_driver/test_upstream_driver.py::test_check_of_the_upstream_driver_reaches_the_pod": (
+        f"{_AGENT} {_CHECKS}"
+    ),
+    "go_driver/test_upstream_driver.py::test_upstream_driver_conforms_but_for_its_shared_cdi_id": (
+        "conform is the kubelet here; the fixture starts the fake one for the node's directories alone"
+    ),
+    "test_fake_kubelet.py::test_tables_of_releases_have_a_column_for_each_kubelet": (
+        "the test compares pages with the table of releases, and starts no kubelet"
     ),
     "test_fake_kubelet.py::test_older_kubelets_retry_unimplemented_health_forever": _NO_SOURCES,
     "test_fake_kubelet.py::test_feature_gate_of_releases_without_real_kubelet_is_on_from_1_36": _NO_SOURCES,
