@@ -256,7 +256,7 @@ def test_default_timeout_is_at_most_the_period() -> None:
         ({"command": []}, "command: 0 strings; a command must have 1 to 64"),
         ({"command": ["true"]}, "'true' is not an absolute path"),
         ({"command": ["/x", "a\0"]}, "an argument has a zero byte"),
-        ({"command": ["/x", "a" * 5000]}, "5004 bytes, limit 4096; call a script"),
+        ({"command": ["/x", "a" * 5000]}, "the command has 5004 bytes, limit 4096; put it into a script"),
         ({"command": ["/x", "{device}"]}, "{device} needs a pattern of devices"),
         ({"devices": ""}, "devices: pattern is 0 characters long"),
         ({"period": "0s"}, "period: 0s is below the limit of 1s"),

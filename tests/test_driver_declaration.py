@@ -157,7 +157,7 @@ def test_too_long_value_is_named_by_device_and_key(tmp_path: Path) -> None:
         write_declaration(tmp_path, DRIVER, NODE, (ROWS[0], long))
     assert (
         str(caught.value)
-        == "device 2 (set-1): cpus: takes a line of 19933 bytes, limit 4096 bytes; shorten it"
+        == "device 2 (set-1): cpus: the value makes a line of 19933 bytes, limit 4096; shorten it"
     )
 
 

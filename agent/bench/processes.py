@@ -230,7 +230,10 @@ class LowerBoundUnavailable(Exception):
 
 @contextlib.contextmanager
 def start_lower_bound(*arguments: object) -> Iterator[ChildProcess]:
-    """Compile ``benchmarks/lower_bound.c``, run it with these arguments within the block, and yield it.
+    """Compile ``benchmarks/lower_bound.c``, a measurement's least work, and run it within the block.
+
+    Args:
+        arguments: Arguments of the program, as texts.
 
     Raises:
         LowerBoundUnavailable: This is no checkout, or gcc is missing.

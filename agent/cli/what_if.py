@@ -98,7 +98,12 @@ def _grouped(records: list[Path]) -> list[list[Path]]:
 
 
 def _compare_all(groups: list[list[Path]], config: str, jobs: int) -> Iterator[RecordComparison]:
-    """Yield the comparison of each record, in their order."""
+    """Yield, for each record, its verdicts as recorded compared with those of another configuration.
+
+    Args:
+        groups: Files of each record; results have this order.
+        jobs: Number of processes.
+    """
     jobs = min(jobs, len(groups))
     if jobs == 1:
         for at, paths in enumerate(groups):

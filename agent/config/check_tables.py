@@ -135,7 +135,7 @@ def _command(value: object) -> tuple[str, ...]:
         raise ValueError(f"{len(value)} strings; a command must have 1 to {ARGUMENTS_MAX}")
     size = sum(len(argument.encode(errors="surrogateescape")) + 1 for argument in value)
     if size > COMMAND_BYTES:
-        raise ValueError(f"{size} bytes, limit {COMMAND_BYTES}; call a script")
+        raise ValueError(f"the command has {size} bytes, limit {COMMAND_BYTES}; put it into a script")
     if not value[0].startswith("/"):
         raise ValueError(f"{value[0]!r} is not an absolute path; PATH is not searched")
     if any("\0" in argument for argument in value):

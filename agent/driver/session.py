@@ -125,7 +125,7 @@ def declaration_text(driver: str, devices: Iterable[DeviceDeclaration]) -> bytes
             if (size := len(line.encode())) > LINE_BYTES:
                 subject = f"{device_label(number, device.keys.get('name'))}: {key}"
                 raise ConfigError(
-                    f"{subject}: takes a line of {size} bytes, limit {LINE_BYTES} bytes; shorten it"
+                    f"{subject}: the value makes a line of {size} bytes, limit {LINE_BYTES}; shorten it"
                 )
             lines.append(line)
     return ("\n".join(lines) + "\n").encode()

@@ -145,8 +145,11 @@ def gpus_with_settings(state: GpuRuleState, before: GpuLimits, after: GpuLimits)
 def conditions_with_settings(
     conditions: Conditions, gpus: GpuRuleState, before: EngineSettings, after: EngineSettings, now: Instant
 ) -> Conditions:
-    """Return the conditions after a change of the settings: a probation that has begun gets its new end, and
-    a milder severity that the operator sets applies at once, without a probation of the severer one."""
+    """Return the conditions after a change of the settings.
+
+    A probation is the time for which a fault that ended is still reported. One that has begun gets its new
+    end. A milder severity that the operator sets applies at once: the severer one has no probation.
+    """
     if before.rules == after.rules and before.gpu.probation_s == after.gpu.probation_s:
         return conditions
     gpu_names = {device.name for device in gpu_devices(gpus)}

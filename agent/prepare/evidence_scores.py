@@ -398,7 +398,8 @@ def _blame_claim(scored: EvidenceScore) -> EvidenceScore:
 def _blame_device(
     scored: EvidenceScore, named: Sequence[DeviceRef], context: PrepareContext
 ) -> EvidenceScore:
-    """Add the broken device, named or the only one; the class becomes transient if several are possible."""
+    """Add the broken device: the one that the evidence names, or the only one of the claim. If it can be
+    one of several, no device is added, and the error class becomes transient."""
     devices = named or sorted({device.ref for device in context.claim.devices})
     if len(devices) == 1:
         return scored._replace(devices=tuple(devices))

@@ -123,7 +123,7 @@ class Redactor:
             self._terms.setdefault(text, kind)
 
     def add_head(self, head: SegmentHead) -> None:
-        """Add the sensitive texts of a segment's head."""
+        """Add the sensitive texts of the head of a record's file, which names the node and its boot."""
         self._add(head.node, TermKind.NODE)
         self._add(head.boot_id, TermKind.IDENTIFIER)
 
@@ -139,7 +139,8 @@ class Redactor:
         return redacted
 
     def step(self, step: RecordedStep) -> RecordedStep:
-        """Return a step without sensitive texts. Parts that the last step had are the same objects again."""
+        """Return a recorded evaluation without sensitive texts. Values that are the same objects as in the
+        evaluation before stay the same objects."""
         memo: dict[int, tuple[Any, Any]] = {}
         snapshot = self._redact(step.snapshot, memo)
         self._memo = memo

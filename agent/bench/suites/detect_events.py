@@ -49,7 +49,7 @@ FRESH_AGENT_NOTE: Final = "a new agent for every {} of them, because its report 
 
 
 def run(run_size: RunSize, outcome: SuiteOutcome) -> None:
-    """Measure each kind of event that this process may cause."""
+    """Measure the time from event to client, for each kind of event that this process can cause."""
     try:
         _measure_cgroup_events(run_size, outcome)
     except OSError as error:

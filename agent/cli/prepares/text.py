@@ -69,7 +69,7 @@ class PrepareRecord(NamedTuple):
 
     @property
     def urgency(self) -> int:
-        """Place in lists, highest first. 3: fails for good; 2: a retry may succeed; 1: prepared; 0: over."""
+        """Place in lists, highest first. 3: fails for good; 2: may succeed; 1: prepared; 0: unprepared."""
         verdict = self.outcome.verdict
         if self.unprepared_wall_s:
             return 0

@@ -61,10 +61,10 @@ class DriverDirectories(NamedTuple):
 def find_drivers(
     kubelet_dir: Path | None = None, state_dir: Path | None = None, runtime_dir: Path | None = None
 ) -> DriverDirectories:
-    """Find drivers that have a state directory or a socket. None: the drivers below that directory are left
-    out.
+    """Find the drivers that have a state directory or a socket below one of three directories.
 
-    Of the kubelet's plugins only those that embed drahealth are included.
+    A directory that is None is not searched. Of the kubelet's plugins only those that embed drahealth are
+    included.
     """
     found: dict[Path, DriverDirectory] = {}
     problems: list[str] = []

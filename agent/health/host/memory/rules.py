@@ -32,7 +32,7 @@ _LIMITS: Final = HostLimits()
 
 
 def _format_locations(bad: Sequence[tuple[MemoryErrorLocation, str, int]]) -> str:
-    """Format locations with their fault: those with most errors, in the order of ``bad``."""
+    """Format the memory modules with most errors, each with its fault, in the order of ``bad``."""
     most = sorted(range(len(bad)), key=lambda at: -bad[at][2])[:MAX_LOCATIONS_LISTED]
     texts = [
         f"{location.name}: {fault}" + ("" if location.numa_nodes is not None else " (NUMA node unknown)")
