@@ -94,8 +94,8 @@ MISTAKES: Final = {
     ),
     "an evaluation every second": Mistake(
         "agent/engine/loop.py",
-        "        due_ns, publish_ns = self._state.due_ns, self._next_publish_ns()\n",
-        "        due_ns, publish_ns = self._clock().mono_ns + NS, self._next_publish_ns()\n",
+        "        due_ns, wake_ns = self._state.due_ns, self._next_publish_ns()\n",
+        "        due_ns, wake_ns = self._clock().mono_ns + NS, self._next_publish_ns()\n",
         ("wakeups.quiet_minute",),
     ),
     "a heartbeat wakes the core thread twice": Mistake(

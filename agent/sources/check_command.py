@@ -145,6 +145,8 @@ class CheckCommand:
             if self._pid:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._pid, signal.SIGKILL)
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(self._pid, signal.SIGKILL)  # it may have just begun, in the agent's own group
 
     def _reap(self) -> int | None:
         """Collect the command's first process; return its status, or None if it did not end in time."""
