@@ -218,17 +218,23 @@ def _exact_result(measured: float, budget: float) -> GuardResult:
 
 
 def _check_ratio(context: GuardContext, name: str) -> GuardResult:
+    """Compare a ratio of times with its budget.
+
+    Other programs on the machine widen the interval of the median. The guard fails only if the whole interval
+    is above the limit.
+    """
     budget = float(context.budget("ratio", name))
+    limit = budget * (1 + RATIO_TOLERANCE)
     measured = _measure_ratio(RATIOS[name])
     for _ in range(RATIO_TRIES - 1):
-        if measured.median <= budget * (1 + RATIO_TOLERANCE):
+        if measured.median <= limit:
             break
         measured = min(measured, _measure_ratio(RATIOS[name]), key=lambda ratio: ratio.median)
     value = f"{measured.median:.2f}x {RATIOS[name].reference} [{measured.low:.2f}, {measured.high:.2f}]"
     return GuardResult(
         value,
         f"{budget:.2f}x, or {RATIO_TOLERANCE:.0%} over",
-        measured.median <= budget * (1 + RATIO_TOLERANCE),
+        measured.low <= limit,
     )
 
 

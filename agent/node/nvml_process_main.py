@@ -78,7 +78,7 @@ def decode_inventory(answer: bytes) -> tuple[GpuAttributes, ...]:
     try:
         found = json.loads(answer)
     except ValueError:
-        raise OSError(f"the process of NVML sent {len(answer)} bytes that are no JSON") from None
+        raise OSError(f"invalid answer: {len(answer)} bytes are not JSON") from None
     if isinstance(found, str):
         raise OSError(found)
     try:

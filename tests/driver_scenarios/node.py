@@ -24,6 +24,12 @@ SICK: Final = "sick.example.com"
 NODE: Final = "node-1"
 PAGES: Final = "hugepages-2mi-node0-0"
 CPU_0, CPU_1 = "cpus-node0-0", "cpus-node0-1"
+ORDER_TRIES: Final = 400
+"""Calls after which the kubelet has shown each failed claim.
+
+The kubelet shows the first failed claim of a Go map. Go begins at a random one of eight slots, so a call
+shows a given claim in at least one of eight cases, and 400 calls miss it once in 10^23 runs.
+"""
 TEXT_LIMIT: Final = 1024
 FAILED: Final = (
     "Failed to prepare dynamic resources: prepare dynamic resources: NodePrepareResources failed for"
