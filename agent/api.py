@@ -175,12 +175,13 @@ MODULE_OF: Final[Mapping[str, str]] = {
     }.items()
     for name in names.split()
 }
-"""Module of each name."""
+"""Module that defines each name of the public API, by name."""
 
 if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
-        """Return a name of the API; import its module. Raises AttributeError for any other name."""
+        """Return a name of the public API, and import the module that defines it. Raises AttributeError for
+        any other name."""
         if name not in MODULE_OF:
             raise AttributeError(f"module 'drahealth' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(MODULE_OF[name]), name)

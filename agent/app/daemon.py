@@ -126,9 +126,11 @@ class Daemon:
         locks: Sequence[DirectoryLock],
         documents: "Callable[[], Documents] | None" = None,
     ) -> None:
-        """Create all parts; no thread is started. ``load`` loads the configuration again, ``locks`` are those
-        of the agent's directories, ``documents`` returns encoders for the HTTP server. Raises the same errors
-        as :func:`run`."""
+        """Create all parts of the agent without starting a thread.
+
+        ``load`` loads the configuration again, ``locks`` are those of the agent's directories, ``documents``
+        returns encoders for the HTTP server. Raises the same errors as :func:`run`.
+        """
         self._config = config
         self._on_report = on_report
         self._notifier = SystemdNotifier.from_environ(os.environ)
@@ -267,7 +269,8 @@ class Daemon:
         return LoopTiming(config.heartbeat_s, config.coalesce_ns, self._notifier.watchdog_s)
 
     def _reconfigure(self, config: Config) -> None:
-        """Apply a reloaded configuration, between two evaluations. Core thread only."""
+        """Pass a reloaded configuration to all parts of the agent, between two evaluations. Core thread
+        only."""
         before, self._config = self._config, config
         self._sessions.reconfigure(config)
         self._pods.reconfigure(config)
@@ -277,7 +280,8 @@ class Daemon:
         self._core.reconfigure(engine_settings(config), self._loop_timing(config))
 
     def _replace_snapshot_recorder(self, config: Config) -> None:
-        """Begin, end or move the record of snapshots. A recorder that ends writes its queued steps."""
+        """Start, end or move the recording of snapshots after a reload. A recorder that ends writes its
+        queued evaluations."""
         previous = self._snapshot_recorder
         if previous is not None:
             previous.close(0.0)
@@ -368,7 +372,8 @@ class Daemon:
         return replace(status, config_reload=self._reloader.last)
 
     def _publish(self, report: Report) -> None:
-        """Publish a health report: to the drivers' taints, then to the sockets, then to all other users."""
+        """Publish a health report: first to the taints of drivers, then to the sockets, then inside the
+        agent."""
         self._publish_to_clients(report)
         yield_to_senders()
         if self._http is not None:
@@ -378,8 +383,10 @@ class Daemon:
         self._note_report(report)
 
     def _repeat(self, report: Report) -> None:
-        """Publish a report that repeats the last one. The sockets get it last: the core thread then sleeps,
-        and the I/O thread runs after one wake."""
+        """Publish a report that only repeats the last one as a heartbeat.
+
+        The sockets get it last: the core thread then sleeps, and the I/O thread runs after one wake.
+        """
         self._note_report(report)
         self._publish_to_clients(report)
 
@@ -401,7 +408,8 @@ class Daemon:
         self._notifier.status(status_line(report))
 
     def _answer_clear_requests(self, results: Sequence[ClearResult]) -> None:
-        """Log the cleared faults, end those that drivers reported, and answer the operators."""
+        """Handle the results of ``drahealth clear``: log the cleared faults, end those that drivers reported,
+        and answer the operators."""
         for result in results:
             for fault in result.cleared:
                 log.info("%s: fault %s cleared by %s", fault.device, fault.code, fault.operator)

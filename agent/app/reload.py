@@ -47,17 +47,17 @@ class ConfigReloader:
         self._wall_clock = wall_clock
         self._requested = trio.Event()
         self._is_reading = False
-        """True: the thread that reads the files has not returned. No second one starts, even if the disk
-        hangs."""
+        """True: the thread that reads the configuration files has not returned. No second one starts, even if
+        the disk hangs."""
         self.last: ConfigReload | None = None
-        """Result of the last reload; None: there was none. Thread-safe."""
+        """Result of the last reload of the configuration; None: there was none. Thread-safe."""
 
     def request(self) -> None:
-        """Reload soon. Requests during a reload cause one further reload."""
+        """Request a reload of the configuration. Requests during a reload cause one further reload."""
         self._requested.set()
 
     async def run(self) -> None:
-        """Reload at each request, until cancelled."""
+        """Reload the configuration at each request, until cancelled."""
         while True:
             await self._requested.wait()
             self._requested = trio.Event()
@@ -76,7 +76,7 @@ class ConfigReloader:
             self._notifier.ready()
 
     async def _reload(self) -> tuple[SettingChange, ...]:
-        """Read, check and apply the configuration; return the changes."""
+        """Read, check and apply the configuration; return the changed settings."""
         if self._is_reading:
             raise ConfigError("the previous reload is still reading its files; check the disk")
         loaded = None

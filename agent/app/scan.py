@@ -58,7 +58,7 @@ def _scan(config: Config, node: NodeSource, host: threading.Thread) -> Report:
 
 
 def _awaits_gpu(report: Report) -> bool:
-    """Return whether a GPU that answers has not been read twice yet."""
+    """Return whether the scan must wait: a GPU that answers has not been read twice yet."""
     return any(
         source.passes < 2 and source.state in (SourceState.OK, SourceState.STARTING)
         for source in report.sources

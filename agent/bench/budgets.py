@@ -42,7 +42,7 @@ class BudgetGoal(NamedTuple):
 
 
 class BudgetVerdict(NamedTuple):
-    """Result of comparing a result row with its budget."""
+    """Result of comparing a result row of a benchmark with its budget."""
 
     text: str
     """Upper limit as text, ``1.10x`` or ``p99 1.20 ms``; empty without a budget."""
@@ -68,7 +68,7 @@ def load_budgets(root: Path | None = None) -> Mapping[str, Any]:
 
 
 def evaluate_budget(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetVerdict:
-    """Compare a result row with its ratio budget, or else with its goal.
+    """Compare a result row with the budget of its ratio or, if it has none, with the goal of its statistic.
 
     A ratio is met if its median is within the limit, and missed if its whole confidence interval is above.
     """

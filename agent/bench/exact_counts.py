@@ -36,7 +36,7 @@ DEVICES: Final = 128
 POD: Final = "pod"
 WRAPPED: Final = ("clock_gettime", "malloc", "calloc", "realloc")
 MARKER_CALL: Final = "getppid"
-"""System call that the driver makes before and after the workload."""
+"""System call that ``benchmarks/driver.c`` makes before and after a workload, to mark its begin and end."""
 
 
 class CountError(MeasurementError):
@@ -48,15 +48,15 @@ class CoreWorkload:
     """Part of the C core that ``benchmarks/driver.c`` runs, and its file tree."""
 
     name: str
-    """Key in ``benchmarks/budgets.toml``."""
+    """Name of the workload: its key in ``benchmarks/budgets.toml``."""
     mode: str
-    """First argument of the driver program."""
+    """First argument of ``benchmarks/driver.c``, which selects the part of the C core."""
     repeats: int
-    """Number of runs that are counted together."""
+    """Number of runs of the workload that are counted together."""
     groups: int = 0
-    """Number of cgroups."""
+    """Number of cgroups in the file tree that the workload reads."""
     controllers: int = 0
-    """Number of memory controllers."""
+    """Number of memory controllers (EDAC) in the file tree that the workload reads."""
 
 
 WORKLOADS: Final = (
@@ -104,12 +104,15 @@ class CoreBenchmarkProgram:
 
 
 def compiler() -> str:
-    """Return the C compiler that builds the driver: ``$CC``, or gcc."""
+    """Return the C compiler that builds ``benchmarks/driver.c``: ``$CC``, or gcc."""
     return os.environ.get("CC", "gcc")
 
 
 def compiler_id() -> str:
-    """Return name, version and machine of the compiler: ``gcc 12.2.0 x86_64``, the key of its baselines."""
+    """Return name, version and machine of the compiler, such as ``gcc 12.2.0 x86_64``.
+
+    The counts of instructions in ``benchmarks/budgets.toml`` are stored under this text.
+    """
     banner = _run_command([compiler(), "--version"]).splitlines()[0]
     kind = "clang" if "clang" in banner else "gcc"
     version = re.search(r"(\d+\.\d+\.\d+)", banner)
@@ -117,7 +120,7 @@ def compiler_id() -> str:
 
 
 def build_driver(root: Path, directory: Path) -> CoreBenchmarkProgram:
-    """Compile the driver program with the flags of the shipped core, and write its file trees and GPU
+    """Compile ``benchmarks/driver.c`` with the flags of the shipped core; write its file trees and GPU
     scenario.
 
     Args:
@@ -150,7 +153,8 @@ def build_driver(root: Path, directory: Path) -> CoreBenchmarkProgram:
 
 
 def count_system_calls(driver: CoreBenchmarkProgram, workload: CoreWorkload) -> dict[str, float]:
-    """Count the system calls of the driver's thread for one run of the workload, by name."""
+    """Count the system calls that ``benchmarks/driver.c`` makes in one run of the workload, by name of the
+    call."""
     log, times = driver.trees / "strace.log", workload.repeats
     _run_command(["strace", "-qq", "-o", str(log), *driver.command(workload, times)])
     names = re.findall(r"^(\w+)\(", log.read_text(errors="replace"), re.M)
@@ -160,7 +164,7 @@ def count_system_calls(driver: CoreBenchmarkProgram, workload: CoreWorkload) -> 
 
 
 def count_allocations(driver: CoreBenchmarkProgram, workload: CoreWorkload) -> int:
-    """Count the allocations of the C core in all runs of the workload."""
+    """Count the memory allocations of the C core in all runs of the workload."""
     output = _run_command(driver.command(workload, workload.repeats))
     return int(output.removeprefix("allocations "))
 

@@ -45,13 +45,13 @@ MESSAGE_DEVICES: Final = {f"health_{devices}_devices": devices for devices in (8
 
 
 class GuardedRatio(NamedTuple):
-    """Two ways to read the machine's files and cgroups, whose times are compared."""
+    """Ratio of the times of two ways to read the machine's files and cgroups, which ``--check`` limits."""
 
     groups: int
-    """Number of cgroups."""
+    """Number of cgroups that both contenders read."""
     timed: str = "core"
     reference: str = "floor"
-    """Contender whose time is the unit."""
+    """Contender whose time is the denominator of the ratio."""
 
 
 RATIOS: Final = {
@@ -109,7 +109,7 @@ class GuardContext:
 
 
 class BudgetGuard(NamedTuple):
-    """Benchmark figure with a budget that ``--check`` enforces."""
+    """Reference to one benchmark figure that has a budget, which ``--check`` enforces."""
 
     kind: str
     name: str
@@ -118,7 +118,7 @@ class BudgetGuard(NamedTuple):
         return f"{self.kind}.{self.name}"
 
     def check(self, context: GuardContext) -> GuardResult:
-        """Measure the figure and compare it with its budget.
+        """Measure the figure of this guard and compare it with its budget.
 
         Raises:
             MeasurementError: An installed tool failed, or the figure has no budget.

@@ -275,18 +275,18 @@ async def _count_minute(source: _IdleSource) -> int:
 
 
 def _discard(_: object) -> None:
-    """Ignore the argument."""
+    """Accept a report of the engine loop and ignore it."""
 
 
 CHANGE_GPUS: Final[Mapping[str, int]] = {"change": 0, "change_8_gpus": 8}
-"""Number of GPUs, and of declared CPUs, by workload."""
+"""Number of GPUs in each workload of count_change_opcodes(). It declares as many CPUs, too."""
 START_IMPORTS: Final = {
     "run": "import agent.cli.main, agent.cli.run, agent.app.daemon",
     "drahealth": "import drahealth",
     "driver": "import drahealth; drahealth.Monitor, drahealth.PluginServer",
     "nvml_process": "import agent.node.nvml_process_main",
 }
-"""Imports of a process before its work begins, by process."""
+"""Import statements of each process that count_modules() measures, by name of the process."""
 _WARM_UP: Final = 3
 
 

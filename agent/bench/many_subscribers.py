@@ -24,12 +24,12 @@ from typing import Final
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 STREAM: Final = 1
 WINDOW: Final = 1 << 24
-"""Flow control window of stream and connection; renewed when half of it is used."""
+"""HTTP/2 flow control window of stream and connection [bytes]; renewed when half of it is used."""
 INITIAL_WINDOW: Final = (1 << 16) - 1  # of a connection; RFC 9113 has no setting for it
 HEAD: Final = 9
-"""Length of a frame header."""
+"""Length of the header of an HTTP/2 frame [bytes]."""
 MESSAGE_HEAD: Final = 5
-"""Length of the gRPC message prefix: compression flag and message length."""
+"""Length of the gRPC message prefix [bytes]: compression flag and message length."""
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 ACK = END_STREAM = 1
@@ -186,7 +186,8 @@ def frames_adder(path: str, method: str, rounds: DeliveryRounds) -> Callable[[],
 
 
 def bare_adder(path: str, size: str, rounds: DeliveryRounds) -> Callable[[], None]:
-    """Return a function that adds a connection to a plain socket, which counts as its first message."""
+    """Return a function that adds a connection to a bare socket. Each connection counts as a subscriber with
+    its first message."""
 
     def begin(_: socket.socket) -> Receive:
         rounds.received()
@@ -211,7 +212,8 @@ class FixedSizeMessageCounter:
 def _polled_adder(
     path: str, begin: Callable[[socket.socket], Receive], rounds: DeliveryRounds
 ) -> Callable[[], None]:
-    """Return a function that adds a connection; one thread reads from all connections."""
+    """Return a function that adds a subscriber's connection to ``path``. One thread reads from all
+    connections."""
     selector = selectors.EpollSelector()
 
     def read() -> None:

@@ -55,7 +55,8 @@ SAMPLES_MIN: Final = 10
 EDGE_MIN: Final = 1.15
 """Smallest ratio after / before at the right edge of a comparison."""
 COMPARISON_STEPS: Final = (1.05, 1.1, 1.25, 1.5, 2, 4, 16)
-"""Ratios between two ticks of a comparison; the smallest that needs few ticks is used."""
+"""Possible ratios of two neighbouring ticks on the axis of a comparison; the smallest that needs few ticks is
+used."""
 TICKS_PER_SIDE: Final = 4
 LOWER_BOUND: Final = "lower bound"
 
@@ -78,7 +79,7 @@ def plot_suites(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]
 def _panels(
     outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]
 ) -> Iterator[tuple[str, Callable[[Axes], None]]]:
-    """Yield the title and the drawing function of each panel."""
+    """Yield the title and the drawing function of each panel of the plot."""
     for name, outcome in outcomes.items():
         for table in outcome.tables:
             title = f"{name}: {table.full_title}"

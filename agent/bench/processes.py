@@ -272,8 +272,10 @@ COALESCE_S: Final = 0.1  # the agent combines changes within this time; causes a
 
 
 def sleep_past_coalescing() -> None:
-    """Sleep until the agent no longer combines the next change with the last; a random time, so that causes
-    fall on all phases of a period."""
+    """Sleep until the agent no longer combines the next change with the last one.
+
+    The time is random, so that changes fall on all phases of the agent's polling period.
+    """
     time.sleep(COALESCE_S * (1.2 + random.random()))
 
 

@@ -18,8 +18,8 @@ from agent.model.snapshot import CgroupSample, Snapshot
 
 FileParser = Callable[[bytes], object]
 ValueKey = tuple[str, ...]
-"""Key of a value, such as ``("2048", "0", "nr")``; for a cgroup ``(uid, container, "mem_failcnt")``, then a
-page size if any."""
+"""Identity of a value in a file, such as ``("2048", "0", "nr")``; for a cgroup ``(uid, container,
+"mem_failcnt")``, then a page size if any."""
 ReadFile = tuple[ValueKey, Path, FileParser]
 """Key of a value, path of the file that contains it, and parser of the file's text."""
 ReadValues = dict[ValueKey, object]
@@ -160,7 +160,7 @@ def sweep_files(tree: CgroupTree, snapshot: Snapshot) -> list[ReadFile]:
 
 
 def flatten_values(values: ReadValues) -> ReadValues:
-    """Give each value of a file with several values a key of its own, and return all values."""
+    """Return all values with one key each: a file with several values gives one key per member."""
     out: ReadValues = {}
     for key, value in values.items():
         if isinstance(value, dict):

@@ -95,7 +95,7 @@ WIDTH: Final = 100
 HEADINGS: Final = ("95 % interval", "p99", "max", "ratio", "memory", "budget", "")
 STABLE: Final = ((0.02, "good"), (0.05, "fair"))
 MAX_OUTLIER_SHARE: Final = 0.01
-"""Share of outliers above which they determine the 99th percentile."""
+"""Share of samples that are outliers from which they determine the 99th percentile."""
 VERDICTS: Final[Mapping[bool | None, str]] = {True: "ok", False: "OVER", None: "unsure"}
 CORE_KEY: Final = "core"
 LOWER_BOUND_KEY: Final = "floor"
@@ -124,8 +124,10 @@ def group_by_section(tables: Sequence[ResultTable]) -> Iterator[ReportSection]:
 
 
 def _common_remarks(tables: Sequence[ResultTable]) -> tuple[str, ...]:
-    """Return the remarks that all tables have; for a remark on a contender, all tables with that
-    contender."""
+    """Return the remarks that all tables of a section have.
+
+    A remark on a contender is common if all tables with that contender have it.
+    """
     remarks = dict.fromkeys(remark for table in tables for remark in _remarks(table))
     labels = {row.label for table in tables for row in table.rows}
 
@@ -297,7 +299,8 @@ def _table_remarks(table: ResultTable, section: ReportSection) -> Iterator[str]:
 
 
 def _remarks(table: ResultTable) -> list[str]:
-    """Return the reference of ratios, the descriptions of contenders, and the notes."""
+    """Return the remarks on a table: the reference of its ratios, the descriptions of contenders, and the
+    notes."""
     labels = _row_labels(table)
     descriptions = [
         label

@@ -34,7 +34,8 @@ class ResultRow:
     key: str
     """Stable key of suite, workload and contender: ``poll.pass.warm.core``."""
     label: str
-    """Name and description of the contender: ``psutil 7.2.2: CPU count and times, not these files``."""
+    """Name of the contender, and description after a colon: ``psutil 7.2.2: CPU count and times, not these
+    files``."""
     unit: Unit
     values: tuple[float, ...]
     """All samples, in ``unit``."""
@@ -42,9 +43,9 @@ class ResultRow:
     p99: float | None
     max: float
     loops: int = 1
-    """Number of calls whose mean is one sample."""
+    """Number of calls whose mean duration is one sample."""
     ratio: MedianInterval | None = None
-    """Paired ratio to the reference of the table."""
+    """Ratio to the reference contender of the table, paired by round; None: it has no reference."""
     x: float | None = None
     """Independent variable, such as the number of devices; rows with ``x`` form a curve."""
     memory: int | None = None

@@ -84,7 +84,8 @@ def _hugepage_readings(settings: CgroupSettings) -> Mapping[SettingId, Reading]:
 
 
 ReadCgroup = Callable[[str, bool], CgroupSettings | None]
-"""Function of a cgroup path and a flag (True: with the cpuset); returns None if the cgroup does not exist."""
+"""Function that reads a cgroup: takes its path, and True to include the cpuset; returns None if no such
+cgroup exists."""
 
 INCONCLUSIVE_VERDICTS: Final = frozenset({AuditVerdict.UNKNOWN, AuditVerdict.VANISHED, AuditVerdict.QUIET})
 """Verdicts that leave open whether the value is correct."""
@@ -207,7 +208,7 @@ a deletion, a resize or its own restart."""
 
 
 REWRITTEN_VERDICTS: Final = DRIFT_VERDICTS - {AuditVerdict.MISSING}
-"""Verdicts on a setting that the kubelet's next rewrite may change; a missing file stays missing."""
+"""Verdicts on a wrong setting that the kubelet's next rewrite may correct; it creates no missing file."""
 
 
 class QosDifferences(NamedTuple):
@@ -220,7 +221,7 @@ class QosDifferences(NamedTuple):
 
 
 def qos_differences(compared: Sequence[SettingComparison], now_wall_s: float) -> QosDifferences | None:
-    """Return the settings that differ now and that the kubelet rewrites; None: none does."""
+    """Return the wrong settings that the kubelet rewrites every minute; None: there are none."""
     found = frozenset((one.cgroup, one.setting) for one in compared if _may_be_rewritten(one))
     return QosDifferences(now_wall_s, found) if found else None
 
@@ -228,8 +229,10 @@ def qos_differences(compared: Sequence[SettingComparison], now_wall_s: float) ->
 def confirmed_qos_comparisons(
     compared: Sequence[SettingComparison], now_wall_s: float, earlier: QosDifferences | None
 ) -> tuple[SettingComparison, ...]:
-    """Change the verdict on a wrong setting that the kubelet rewrites to QUIET, unless an earlier audit found
-    it wrong, too, and the kubelet has rewritten it since.
+    """Change the verdict on a wrong setting to QUIET while the kubelet's next rewrite may still correct it.
+
+    A wrong setting is confirmed if an earlier audit found it wrong, too, and the kubelet has rewritten it
+    since.
 
     Args:
         earlier: Differences of an earlier audit; None: there was none.
@@ -285,7 +288,8 @@ def _cgroup_path(group: CgroupId, pod: Pod, node: AuditedNode) -> str:
 
 
 def _without_hugepage_limits(group: ExpectedCgroup, node: AuditedNode) -> ExpectedCgroup:
-    """Drop the expected hugepage limits of zero if the hugetlb controller is disabled for pods."""
+    """Drop the expected hugepage limits of zero from a cgroup if the hugetlb controller is disabled for
+    pods."""
     if node.has_hugetlb:
         return group
     settings = tuple(
@@ -316,7 +320,8 @@ def _is_container_page_limit(compared: SettingComparison) -> bool:
 
 
 def _has_no_limit(compared: SettingComparison) -> bool:
-    """Return True if a container's file has no limit, or does not exist in a cgroup that exists."""
+    """Return True if a container's hugepage file has no limit, or does not exist although its cgroup
+    exists."""
     if compared.verdict is AuditVerdict.VANISHED:
         return False
     if isinstance(compared.actual, Missing):
@@ -369,7 +374,7 @@ RESOURCE_BY_SETTING: Final = {
 }
 """Resource by the cgroup setting that limits it; an OOM score limits none."""
 _OF_CPUS: Final = ("claim.starved", "cpus.")
-"""Code prefixes of risks that concern only CPUs."""
+"""Prefixes of the codes of pod risks that concern only CPUs."""
 
 
 def audit_findings(audit: PodAudit) -> Iterator[PodFinding]:

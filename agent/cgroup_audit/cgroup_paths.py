@@ -45,7 +45,7 @@ _NOT_CONTAINERS: Final = ("crio-conmon-", "libpod-conmon-")
 
 
 def qos_path(qos: QosClass, driver: CgroupDriver, root: str = "/") -> str:
-    """Return the path of a QoS class's cgroup, the parent of its pods' cgroups."""
+    """Return the path of the cgroup of a QoS class, which is the parent of its pods' cgroups."""
     return _join_path([*_split_path(root), *_class_parts(qos)], driver)
 
 
@@ -85,7 +85,7 @@ def parse_path(path: str, root: str = "/") -> CgroupOwner | None:
 
 
 def reserved_path(name: str, driver: CgroupDriver) -> str:
-    """Return the path of a cgroup for which the kubelet reserves resources.
+    """Return the path of a cgroup for whose processes the kubelet reserves resources.
 
     Args:
         name: ``kubeReservedCgroup`` or ``systemReservedCgroup``, such as ``/system.slice``.

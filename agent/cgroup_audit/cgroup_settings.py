@@ -11,7 +11,8 @@ UNLIMITED_FROM: Final = 2**62
 
 
 class SettingKind(StrEnum):
-    """Kind of cgroup setting: the resource and whether the setting is a weight, a limit or a set."""
+    """Kind of cgroup setting: which resource it controls, and whether it is a weight, a limit or a CPU
+    set."""
 
     WEIGHT = "cpu weight"
     """``cpu.weight``; in v1, ``cpu.shares``."""
@@ -75,7 +76,7 @@ BYTES: Final = frozenset(
         SettingKind.SWAP,
     }
 )
-"""Kinds of settings whose value is an amount of memory [bytes]."""
+"""Kinds of cgroup settings whose value is an amount of memory [bytes]."""
 PROTECTIONS: Final = frozenset({SettingKind.MIN, SettingKind.LOW})
 """Kinds of settings that protect memory from reclaim, so that 0 is the absence of a setting."""
 

@@ -44,6 +44,9 @@ def tighter_pod_limits(
     """Return the settings whose actual limit is tighter in the pod's cgroup than in its containers' cgroups.
 
     Settings whose expected limits already differ in this way are left out: a claim that containers share
+    counts once in the pod. The value of each setting is a text with the containers' limit.
+
+    Settings whose expected limits already differ in this way are left out: a claim that containers share
     counts once in the pod. Each setting has a text with the containers' limit.
     """
     tight = {}
@@ -88,7 +91,10 @@ def _expected_and_actual(
 
 
 def _without_unlimited(amounts: _Amounts) -> _Amounts:
-    """Replace a container's missing limit by its expected limit: it needs no more from the pod's limit."""
+    """Replace a container's actual limit, if it has none, by its expected limit.
+
+    The container needs no more than that from the pod's limit.
+    """
     return amounts._replace(actual=Fraction(amounts.expected)) if amounts.actual >= NO_LIMIT else amounts
 
 
@@ -134,7 +140,7 @@ def compare_cgroups(
 
 
 def _has_no_process(expected: ExpectedSetting, read: ActualCgroup | None) -> bool:
-    """Return whether the OOM score of a cgroup without a visible process would be compared."""
+    """Return whether a setting is the OOM score of a cgroup in which the agent found no process."""
     is_score = expected.setting.kind is SettingKind.OOM_SCORE and read is not None and not read.is_gone
     return is_score and read is not None and is_absent(read.values.get(expected.setting, NEVER_READ))
 

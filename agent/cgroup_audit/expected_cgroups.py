@@ -71,9 +71,13 @@ from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 
 QUIET_S: Final = 30
-"""Time after a start or resize in which runtime, driver and systemd may still write the settings [s]."""
+"""Time after a start or resize of a container in which runtime, driver and systemd may still write its
+settings [s]."""
 QOS_QUIET_S: Final = 90
-"""Time after a change in which the cgroup of a QoS class may be outdated [s]; updated once a minute."""
+"""Time after a change of pods in which the cgroup of a QoS class may be outdated [s].
+
+The kubelet updates it once a minute.
+"""
 
 
 class CgroupId(NamedTuple):
@@ -91,7 +95,7 @@ class CgroupId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExpectedCgroup:
-    """One cgroup with the expected value of each of its settings."""
+    """Identity of one cgroup with the expected value of each of its settings."""
 
     cgroup: CgroupId
     settings: tuple[ExpectedSetting, ...]
@@ -244,7 +248,8 @@ def _sum_memory_requests(pods: Sequence[Pod], facts: NodeFacts, classes: Sequenc
 
 
 def _sum_cpu_requests(pods: Sequence[Pod], claims: bool) -> Amount:
-    """Sum the CPU requests of pods; each is rounded up before the addition, as the kubelet does."""
+    """Sum the CPU requests of pods [millicores]; each is rounded up before the addition, as the kubelet
+    does."""
     total = ZERO
     for pod in pods:
         amount = pod_requests(pod, CPU, with_claims=claims)
@@ -285,7 +290,8 @@ def _pod_weight(pod: Pod, facts: NodeFacts) -> ExpectedSetting:
 
 
 def _or_by_text(expected: ExpectedSetting, by_text: ExpectedSetting, why: str) -> ExpectedSetting:
-    """Add the values that follow from KEP-5517's text to the accepted values, with ``why`` as note."""
+    """Add the values that follow from the text of KEP-5517 to the accepted values, with ``why`` as their
+    note."""
     known = {option.value for option in expected.accepted}
     others = (
         AcceptedValue(one.value, f"KEP-5517's text: {why}")
@@ -313,8 +319,9 @@ def _or_with_sidecars(
     facts: NodeFacts,
     convert: Callable[[ResourceSums], ExpectedSetting],
 ) -> ExpectedSetting:
-    """Add the limit of kubelets up to 1.36 to the accepted values, if the kubelet's version is unknown and
-    only such a kubelet sets one.
+    """Add the limit that kubelets up to 1.36 set to the accepted values of a setting.
+
+    It is added if the kubelet's version is unknown and only a kubelet up to 1.36 sets a limit.
 
     Args:
         convert: Function that converts the sum of the pod's limits to the expected setting.

@@ -34,7 +34,8 @@ from agent.cgroup_audit.resource_sums import (
 from agent.model.cgroup import NO_LIMIT
 
 TIE_BREAK_GATE: Final = "KubeletOOMScoreAdjTieBreak"
-"""Gate after 1.37 with which OOM scores depend on more than requests: they are not compared then."""
+"""Kubernetes feature gate after 1.37 that makes OOM scores depend on more than requests; they are not
+compared then."""
 _LAST_KILLED: Final = -997
 _FIRST_KILLED: Final = 1000
 _PENDING: Final = "a resize is pending; the object does not contain the current values"
@@ -87,8 +88,11 @@ def class_memory_qos(
 
 
 def _protections(qos: QosClass, amount: Amount, facts: NodeFacts) -> Iterator[ExpectedSetting]:
-    """Yield the protections of a cgroup. If no request is protected, a value left over has no effect, since
-    the cgroups above protect nothing."""
+    """Yield the expected memory protections of a cgroup: ``memory.min`` and ``memory.low``.
+
+    If the kubelet protects no request, a value that is left over has no effect, since the cgroups above
+    protect nothing.
+    """
     if any(one.reserves for one in facts.memory_qos) and qos is not QosClass.BEST_EFFORT:
         for kind in (SettingKind.MIN, SettingKind.LOW):
             yield accept_either(_protection(kind, qos, amount, facts, one) for one in facts.memory_qos)
@@ -251,7 +255,8 @@ def _fixed_score(pod: Pod) -> tuple[int, str] | None:
 
 
 def _burstable_score(pod: Pod, container: PodContainer, facts: NodeFacts, memory: int) -> ExpectedSetting:
-    """Return the score of a container of a Burstable pod: the more it requests, the later it is killed."""
+    """Return the expected OOM score of a container of a Burstable pod: the more it requests, the later it is
+    killed."""
     setting = SettingId(SettingKind.OOM_SCORE)
     share, own = _pod_level_share(pod), _scored_memory(pod, container, facts)
     if isinstance(share, UnknownAmount):
@@ -300,7 +305,8 @@ def _pod_level_share(pod: Pod) -> int | UnknownAmount:
 
 
 def _doubt(pod: Pod) -> str:
-    """Return why containers may have another value, as after a resize; empty: there is no reason."""
+    """Return why a pod's containers may have other values than expected, as after a resize; empty: no
+    reason."""
     return _CHANGED if pod.is_changed or pod.resize is not None else ""
 
 
@@ -327,7 +333,7 @@ def _request_sum(request: Quantity | UnknownAmount) -> Amount:
 
 
 def _claim_memory(pod: Pod, container: PodContainer, facts: NodeFacts) -> int | UnknownAmount:
-    """Return the memory that its claims add to a container's limit."""
+    """Return the memory that the claims of a container add to its limit."""
     if not facts.counts_claims:
         return 0
     if isinstance(pod.claim_resources, UnknownAmount):

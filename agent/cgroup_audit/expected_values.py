@@ -71,7 +71,7 @@ class AcceptedValue(NamedTuple):
 
     value: int
     note: str = ""
-    """Origin or reason of the value; empty: the only value."""
+    """Origin or reason of the value; empty: it is the only accepted value."""
     is_rounded: bool = False
     """True: the first accepted value after rounding by systemd or the kernel. False: an exact value."""
 
@@ -106,14 +106,17 @@ class ResourceSums(NamedTuple):
 
 
 def resource_sums(add: Callable[[bool], Amount], facts: NodeFacts) -> ResourceSums:
-    """Compute a sum with and without claims. ``add`` returns the sum; its argument: whether claims count."""
+    """Compute a sum of requests or limits with and without claims.
+
+    ``add`` returns the sum; its argument says whether claims count.
+    """
     return ResourceSums(add(facts.counts_claims), add(False))
 
 
 def unknown_setting(
     setting: SettingId, reason: str, least: Iterable[AcceptedValue] = (), period_us: int = 0
 ) -> ExpectedSetting:
-    """Return a setting whose expected value is unknown for a reason.
+    """Return the expectation for a setting whose correct value is unknown, with the reason.
 
     Args:
         least: Values without claims, which only add to them; empty: unknown, too.
@@ -138,7 +141,7 @@ def cpu_weight(sums: ResourceSums, facts: NodeFacts, *, by_runtime: bool = False
 
 
 def minimum_weight(reason: str, facts: NodeFacts, *, by_runtime: bool = False) -> ExpectedSetting:
-    """Return the lowest CPU weight as the expected value, with the reason."""
+    """Return the lowest CPU weight as the expected value of a container, with the reason."""
     return _weighted(MIN_SHARES, reason, facts, by_runtime)
 
 

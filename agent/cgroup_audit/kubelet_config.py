@@ -18,10 +18,10 @@ from agent.model.cpuset import cpu_numbers, parse_cpus
 from agent.model.json_values import JsonObject, format_short, get_mapping, get_text, raise_invalid
 
 PODS: Final = "pods"
-"""Word in ``enforceNodeAllocatable``: pods together get no more than the node's allocatable resources."""
+"""Value in ``enforceNodeAllocatable``: pods together get no more than the node's allocatable resources."""
 KUBE_RESERVED: Final = "kube-reserved"
 SYSTEM_RESERVED: Final = "system-reserved"
-"""Words in ``enforceNodeAllocatable``: the cgroup of reserved resources has limits, too."""
+"""Values in ``enforceNodeAllocatable``: the cgroup of the reserved resources has limits, too."""
 TIERED: Final = "TieredReservation"
 """Value of ``memoryReservationPolicy``: Guaranteed pods get memory.min, Burstable pods memory.low."""
 LIMITED_SWAP: Final = "LimitedSwap"
@@ -56,17 +56,17 @@ class KubeletConfig:
     swap_behavior: str = ""
     """``memorySwap.swapBehavior``; empty: the default, NoSwap."""
     enforced: tuple[str, ...] = (PODS,)
-    """``enforceNodeAllocatable``."""
+    """``enforceNodeAllocatable``: cgroups on which the kubelet enforces limits."""
     kube_reserved: ResourceAmounts = field(default_factory=dict)
     system_reserved: ResourceAmounts = field(default_factory=dict)
     kube_reserved_cgroup: str = ""
     system_reserved_cgroup: str = ""
     has_qos_cgroups: bool = True
-    """``cgroupsPerQOS``."""
+    """``cgroupsPerQOS``: True if the kubelet creates cgroups for QoS classes and pods."""
     enforces_quota: bool = True
-    """``cpuCFSQuota``."""
+    """``cpuCFSQuota``: True if the kubelet sets CPU quotas for CPU limits."""
     period_us: int = 100_000
-    """``cpuCFSQuotaPeriod`` [us]."""
+    """``cpuCFSQuotaPeriod``: period of CPU quotas [us]."""
 
     @property
     def reserves_qos_memory(self) -> bool:
@@ -182,9 +182,9 @@ _FIELDS: Final = {
     "system-reserved": "systemReserved",
     "system-reserved-cgroup": "systemReservedCgroup",
 }
-"""Field of the configuration that each flag of the kubelet sets."""
+"""Field of KubeletConfiguration that each flag of the kubelet sets, by flag."""
 _SWITCHES: Final = frozenset({"cgroups-per-qos", "cpu-cfs-quota"})
-"""Flags that need no value."""
+"""Boolean flags of the kubelet, which need no value on the command line."""
 _LISTS: Final = frozenset({"enforce-node-allocatable"})
 _MAPS: Final = frozenset({"feature-gates", "kube-reserved", "system-reserved"})
 

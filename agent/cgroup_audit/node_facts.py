@@ -26,7 +26,7 @@ class NodeFacts:
     """Properties of a Kubernetes node and its kubelet that decide which cgroup values are correct."""
 
     cgroup_version: int = 2
-    """1 or 2."""
+    """Version of the cgroups on this machine: 1 or 2."""
     cgroup_driver: CgroupDriver = CgroupDriver.SYSTEMD
     page_bytes: int = PAGE_BYTES
     hugepages_kib: tuple[int, ...] = ()
@@ -65,7 +65,8 @@ class NodeFacts:
         return self.kubelet.source if self.kubelet else ""
 
     def reserved(self, resource: str) -> Quantity:
-        """Return the amount of CPU or memory that the configuration reserves for kubelet and system."""
+        """Return the amount of CPU or memory that the kubelet's configuration reserves for the kubelet and
+        the system."""
         if self.kubelet is None:
             return ZERO
         return self.kubelet.kube_reserved.get(resource, ZERO) + self.kubelet.system_reserved.get(
@@ -74,7 +75,8 @@ class NodeFacts:
 
     @property
     def allocatable_memory(self) -> int | None:
-        """Memory of all pods together, without the eviction threshold [bytes]; None: unknown."""
+        """Memory of all pods together, by the kubelet's configuration, without the eviction threshold
+        [bytes]; None: unknown."""
         if self.kubelet is None or self.memory_bytes is None:
             return None
         return max(0, self.memory_bytes - self.reserved(MEMORY).value)

@@ -142,7 +142,7 @@ class Pod:
     phase: str = ""
     resize: UnfinishedResize | None = None
     is_critical: bool = False
-    """True: a static pod, or one of a priority of the system's."""
+    """True: a static pod, or a pod with one of the system's priorities."""
     is_node_critical: bool = False
     """True: a critical pod of the class system-node-critical, which the kernel kills last."""
     is_changed: bool = False
@@ -188,7 +188,8 @@ def compute_qos_class(pod: Pod) -> QosClass:
 
 
 def _qos_of(requests: ResourceAmounts, limits: ResourceAmounts) -> QosClass:
-    """Return Guaranteed if CPU and memory requests equal limits, BestEffort if all are zero or absent."""
+    """Return the QoS class: Guaranteed if CPU and memory requests equal limits, BestEffort if all are zero or
+    absent."""
     pairs = [(requests.get(name, ZERO), limits.get(name, ZERO)) for name in (CPU, MEMORY)]
     if not any(request or limit for request, limit in pairs):
         return QosClass.BEST_EFFORT

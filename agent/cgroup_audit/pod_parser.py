@@ -92,7 +92,8 @@ def parse_amounts(amounts: JsonObject, place: str) -> ResourceAmounts:
 
 
 _HASHES: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
-"""Annotations of a static pod that hold the hash of its manifest."""
+"""Annotations of a static pod that contain the hash of its manifest, which is the UID in its cgroup's
+name."""
 _STATIC_SOURCE: Final = "kubernetes.io/config.source"
 """Annotation with the origin of a pod: ``api``; any other value for a static pod."""
 SHARED_CLAIMS: Final = "drahealth/shared-claims"
@@ -100,7 +101,10 @@ SHARED_CLAIMS: Final = "drahealth/shared-claims"
 _SYSTEM_PRIORITY: Final = 2_000_000_000
 """Lowest priority of critical pods (system-cluster-critical)."""
 _MAPPINGS: Final = ("mapping", "direct")
-"""Fields with a claim's amounts in Kubernetes 1.37 and in KEP-5517; 1.36 has a map, ``resources``."""
+"""Fields of a pod's status with a claim's amounts in Kubernetes 1.37 and in KEP-5517.
+
+Kubernetes 1.36 has a map, ``resources``.
+"""
 _PER_POD: Final = ("perPod", "perPodReference")
 _PER_CONTAINER: Final = ("perContainer", "perContainerReference")
 _NOT_IN_PODS_API: Final = (
@@ -323,7 +327,8 @@ def _parse_one_claim(entry: JsonObject, name: str, place: str) -> ClaimResources
 def _sum_amounts(
     entries: Iterable[JsonObject], keys: tuple[str, ...], place: str, *, needed: bool = False
 ) -> ResourceAmounts:
-    """Sum the amounts of a list by resource; each entry has its amount in one of the fields ``keys``.
+    """Sum the amounts of a list of API objects by resource; each object has its amount in one of the fields
+    ``keys``.
 
     Args:
         needed: True: an entry without an amount is an error. False: it is ignored.

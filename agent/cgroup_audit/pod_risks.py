@@ -17,7 +17,7 @@ class PodRisk(NamedTuple):
     """Risk of a pod or container although its cgroups are correct, such as CPU starvation."""
 
     code: str
-    """Key of :data:`ADVICE`."""
+    """Code of the risk, which is a key of :data:`ADVICE`."""
     pod: str
     """Pod as ``<namespace>/<name>``."""
     container: str
@@ -90,7 +90,7 @@ def _pod_names(pods: Sequence[Pod]) -> str:
 
 
 RiskDetails = Iterable[tuple[str, str]]
-"""Pairs of container name (empty: the whole pod) and description of the risk."""
+"""Risks of one code: pairs of container name (empty: the whole pod) and description."""
 
 
 def _best_effort_risk(pod: Pod, facts: NodeFacts) -> RiskDetails:

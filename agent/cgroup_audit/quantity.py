@@ -12,7 +12,7 @@ from typing import Final
 
 NANO: Final = 10**9
 MILLI: Final = 10**6
-"""Nanos per thousandth."""
+"""Number of nanos in one thousandth."""
 MAX_VALUE: Final = 2**63 - 1
 """Largest result of a quantity; the kubelet's integers end here."""
 _LONGEST: Final = 256

@@ -30,7 +30,8 @@ class ResourceSum(NamedTuple):
 
 
 Amount = ResourceSum | UnknownAmount | None
-"""Sum of requests or limits; UnknownAmount: it cannot be computed; None: nothing is requested."""
+"""Sum of requests or limits of one resource; UnknownAmount: it cannot be computed; None: nothing is
+requested."""
 
 
 def format_amount(resource: str, amount: Quantity) -> str:
@@ -155,7 +156,8 @@ Terms = tuple[SumTerm, ...]
 
 
 def _pending_resize(pod: Pod, resource: str) -> UnknownAmount | None:
-    """Return UnknownAmount if a pending resize hides the values in effect, else None. Never for hugepages."""
+    """Return UnknownAmount if a pending resize hides the amounts in effect, else None; always None for
+    hugepages."""
     if pod.resize is None or not pod.resize.pending or resource.startswith(HUGEPAGES):
         return None
     reason = pod.resize.reason or "no reason given"
@@ -189,7 +191,10 @@ def _containers_terms(
 
 
 def _stages(pod: Pod) -> Iterator[tuple[PodContainer, ...]]:
-    """Yield each set of containers that run at the same time; app containers with sidecars come first."""
+    """Yield the sets of containers of a pod that run at the same time.
+
+    The app containers with the sidecars come first, then the stages of initialisation.
+    """
     yield tuple(container for container in pod.containers if container.role is not ContainerRole.INIT)
     sidecars: tuple[PodContainer, ...] = ()
     for container in pod.containers:
@@ -200,7 +205,7 @@ def _stages(pod: Pod) -> Iterator[tuple[PodContainer, ...]]:
 
 
 def _claims_terms(pod: Pod, resource: str, claims: bool) -> Terms | UnknownAmount:
-    """Return the amounts of all claims; ``claims``: False if claims do not count."""
+    """Return the addends of a pod's sum that are amounts of its claims; none if ``claims`` is False."""
     if not claims:
         return ()
     if isinstance(pod.claim_resources, UnknownAmount):
@@ -212,7 +217,7 @@ def _claims_terms(pod: Pod, resource: str, claims: bool) -> Terms | UnknownAmoun
 def _pod_terms(
     own: Terms | UnknownAmount | None, given: Terms | UnknownAmount, level: Quantity | None
 ) -> Terms | UnknownAmount | None:
-    """Return the addends of a pod's sum; a pod-level amount replaces those of containers and claims."""
+    """Return the addends of a pod's sum; a pod-level amount replaces the amounts of containers and claims."""
     if level is not None:
         return (SumTerm(level, "pod level, claims included" if given else "pod level"),)
     if isinstance(own, UnknownAmount):

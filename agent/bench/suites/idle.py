@@ -40,7 +40,7 @@ PERIOD_MS: Final = 100
 LOWER_BOUND: Final = "lower bound: a bare timerfd thread of the same period"
 READY_S: Final = 60.0
 NEW_GROUP_S: Final = 120.0
-"""Time for which a cgroup is new: each sweep reads all of its counters."""
+"""Time after the creation of a cgroup for which each sweep reads all of its counters [s]."""
 SAMPLER: Final = "dh-sampler"
 LABELS: Final = {
     SAMPLER: "the C sampler",

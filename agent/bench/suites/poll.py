@@ -41,7 +41,7 @@ CALL_NOTE: Final = "core and lower bound include one call from Python each (0.2 
 DESCRIPTOR_BYTES: Final = os.sysconf("SC_PAGESIZE") + 512
 """Kernel memory of a descriptor after its first read, as the C core counts it [bytes]."""
 HELD_ALL: Final = 64 << 20
-"""Kernel memory that is enough for the descriptors of all files [bytes]."""
+"""Limit on the kernel memory of descriptors that is large enough to keep all cgroup files open [bytes]."""
 
 
 def run(run_size: RunSize) -> SuiteOutcome:
@@ -82,17 +82,19 @@ def open_sampler(tree: CgroupTree | None, held_bytes: int = HELD_ALL) -> Sampler
 def cgroup_contenders(
     tree: CgroupTree, sampler: Sampler, files: Sequence[ReadFile], stack: contextlib.ExitStack
 ) -> list[Contender]:
-    """Return the contenders that read all files of a sweep: the C core, with all and with half of the files
-    held, the bare system calls of both, those that open each file, and good Python.
+    """Return the contenders of a sweep over all cgroup files, which a race times in turns.
+
+    They are the C core with all and with half of the files kept open, the bare system calls of both, the bare
+    system calls that open each file again, and Python with kept descriptors.
 
     Args:
         tree: Cgroups.
-        sampler: Sampler over `tree` that may hold all files; it has made a sweep.
+        sampler: Sampler over `tree` that may keep all files open; it has made a sweep.
         files: Files of the sweep.
         stack: Closes what the contenders use.
 
     Raises:
-        OSError: Too few descriptors for good Python.
+        OSError: This process has too few descriptors for the Python contender.
     """
     half = open_sampler(tree, len(files) // 2 * DESCRIPTOR_BYTES)
     stack.callback(half.stop, 1.0)

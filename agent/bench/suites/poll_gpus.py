@@ -29,7 +29,7 @@ from agent.native.gpu_watch import GpuWatch, GpuWatchOptions
 from agent.sources.nvml import open_nvml_session
 
 GpuValues = dict[tuple[int, GpuField], int]
-"""Value by GPU index and field."""
+"""Value of each reading, by index of the GPU in NVML and name of the field."""
 
 FIELDS: Final[Mapping[GpuField, str]] = {
     GpuField.RECOVERY_ACTION: "GET_GPU_RECOVERY_ACTION",
@@ -172,7 +172,7 @@ P = ParamSpec("P")
 REAL: Final = "libnvidia-ml.so.1"
 HOUR_NS: Final = 3600 * NS
 SETTLING: Final = 3
-"""Passes until unsupported fields are known and no slow field is due."""
+"""Number of passes until the C core knows all unsupported fields and no slow field is due."""
 VARYING: Final = frozenset({GpuField.TEMP, GpuField.MARGIN, GpuField.MEM_TEMP, GpuField.CLOCK_REASONS})
 """Fields of a real GPU that change between two readings."""
 LOWER_BOUND: Final = "lower bound: bare NVML calls"

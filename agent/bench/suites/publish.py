@@ -29,7 +29,7 @@ class ClientKind(NamedTuple):
 
     key: str
     crowd: str
-    """Kind in the command line of :mod:`agent.bench.many_subscribers`."""
+    """Name of this kind in the command line of :mod:`agent.bench.many_subscribers`."""
     label: str
 
 
@@ -84,7 +84,7 @@ def _grpcio_kind_if_installed(outcome: SuiteOutcome) -> Iterator[ClientKind]:
 def _start_group(
     stack: contextlib.ExitStack, kind: ClientKind, directory: Path, publisher: ChildProcess
 ) -> ClientProcesses:
-    """Start the client process of one kind, without subscribers."""
+    """Start the process of all clients of one kind, which have no subscriptions yet."""
     size = publisher.wait(lambda line: "ready" in line)["size"]
     socket = directory / ("bare.sock" if kind is BARE_SOCKETS else f"drivers/{DRIVER}.sock")
     argument = size if kind is BARE_SOCKETS else HEALTH_METHOD

@@ -190,7 +190,8 @@ def parse_audited_pods(output: str) -> list[Any]:
 
 
 AGENTS: Final = 3
-"""Number of sizes at which the memory of an agent is measured, including smallest and largest."""
+"""Number of different counts of devices at which an agent's memory is measured, including smallest and
+largest."""
 
 
 def run(run_size: RunSize) -> SuiteOutcome:
