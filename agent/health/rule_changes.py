@@ -14,13 +14,15 @@ from agent.model.settings import RuleOverride
 from agent.model.time import NS
 
 FAMILY: Final = ".*"
-"""Suffix of a pattern such as ``gpu.ecc.*``, which matches all codes with the prefix before it."""
+"""Suffix of a pattern of finding codes such as ``gpu.ecc.*``, which matches all codes with the prefix before
+it.
+"""
 CHECKS: Final = "check:"
-"""Prefix of the subject of a driver's own checks of a device."""
+"""Prefix of the subject of causes that a driver's own checks of a device raise."""
 
 
 class RuleChange(NamedTuple):
-    """Changes of one rule for one device; None: as in the catalog."""
+    """Changes that the operator's ``[[rules]]`` make to one rule for one device; None: as in the catalog."""
 
     is_off: bool = False
     severity: Severity | None = None
@@ -32,20 +34,25 @@ NO_CHANGE: Final = RuleChange()
 
 
 def matches_code(pattern: str, code: str) -> bool:
-    """Return whether a code, or a family of codes such as ``gpu.ecc.*``, includes a code."""
+    """Return whether a finding code is ``pattern``, or belongs to the family ``pattern``, such as
+    ``gpu.ecc.*``.
+    """
     return pattern == code or (pattern.endswith(FAMILY) and code.startswith(pattern[:-1]))
 
 
 class RuleChanges:
-    """Lookup of the changes of rules, which keeps the entries of each code for one evaluation."""
+    """Lookup of the operator's changes of rules (``[[rules]]``), with a cache by code, for one evaluation."""
 
     def __init__(self, overrides: Sequence[RuleOverride]) -> None:
         self._overrides = overrides
         self._by_code: dict[str, tuple[RuleOverride, ...]] = {}
 
     def of(self, subject: str, code: str) -> RuleChange:
-        """Return the changes of a code for a subject. Of several entries the last one decides, for each
-        property alone."""
+        """Return the operator's changes of the rule with a finding code, for one device or other subject.
+
+        If several entries of ``[[rules]]`` match, the last one that sets a property (off, severity,
+        probation, limit) decides that property.
+        """
         if not self._overrides:
             return NO_CHANGE
         if subject.startswith(CHECKS):
@@ -68,7 +75,11 @@ class RuleChanges:
 
 
 def evaluate_rule(rule: Rule, view: Any, limit: int | None) -> RuleResult:
-    """Return the result of a rule for its input ``view``, with another limit unless ``limit`` is None."""
+    """Return the result of a health rule for its input ``view``.
+
+    Args:
+        limit: Limit of the operator, which replaces the limit in the input; None: not replaced.
+    """
     if limit is None or not rule.limit_in_view:
         return rule.evaluate(view)
     *of_limits, name = rule.limit_in_view.split(".")
@@ -79,12 +90,12 @@ def evaluate_rule(rule: Rule, view: Any, limit: int | None) -> RuleResult:
 
 @lru_cache(1024)
 def with_probation(row: CatalogRow, probation_ns: int) -> CatalogRow:
-    """Return a catalog row with another probation time."""
+    """Return a catalog row with its probation time replaced [ns]."""
     return replace(row, probation_ns=probation_ns)
 
 
 def with_severity(finding: Finding, severity: Severity | None, row: CatalogRow) -> Finding:
-    """Return a finding with the severity that the operator set.
+    """Return a finding with the severity that the operator set for its rule; None: unchanged.
 
     A finding about unreadable data stays UNKNOWN. A finding that only informs about another device (the fault
     of a MIG instance, listed for its GPU) stays INFO.
@@ -103,8 +114,10 @@ _XID_SEVERITIES: Final = {
 
 
 def xid_overrides(overrides: Iterable[RuleOverride]) -> dict[int, XidOverride]:
-    """Return the severities of XIDs that entries for one XID and all devices set: they decide on an XID
-    before its readings do, like ``[gpu.xids]``."""
+    """Return the severities that entries of ``[[rules]]`` set for single XIDs on all devices, by XID.
+
+    Such a severity replaces the decision from the GPU's readings, as does ``[gpu.xids]``.
+    """
     found: dict[int, XidOverride] = {}
     for entry in overrides:
         number = entry.code.removeprefix(XID_PREFIX)
@@ -118,8 +131,13 @@ def xid_overrides(overrides: Iterable[RuleOverride]) -> dict[int, XidOverride]:
 
 
 def lowest_limit(overrides: Iterable[RuleOverride], code: str, limit: int) -> int:
-    """Return the lowest of a limit and the limits that entries set for a code: the growth of a counter at
-    which the native core must wake the engine."""
+    """Return the growth of a rule's counter at which the native core must wake the engine.
+
+    Args:
+        overrides: Entries of ``[[rules]]``.
+        code: Finding code of the rule.
+        limit: Limit without these entries; the result is the lowest limit of both.
+    """
     set_limits = (
         entry.limit for entry in overrides if entry.limit is not None and matches_code(entry.code, code)
     )

@@ -62,7 +62,7 @@ class CounterGrowth(NamedTuple):
     """Growth of a counter within a sliding window that ends with the newest reading."""
 
     events: Reading
-    """Growth within the last ``span_s`` seconds; Missing if the counter cannot be read."""
+    """Growth of the counter within the last ``span_s`` seconds; Missing if the counter cannot be read."""
     span_s: float
     """Time for which the growth is known [s]; less than the window while the counter's history is short."""
 
@@ -139,7 +139,8 @@ class CatalogRow:
     clear_after: int = CLEAN_PASSES
     """Number of consecutive passes without a finding that clear the cause."""
     clear_ns: int = CLEAN_NS
-    """Time without a finding that clears the cause after two passes already [ns]."""
+    """Time without a finding [ns] after which two passes clear the cause, even if ``clear_after`` is larger.
+    """
     probation_ns: int = 0
     """Time for which a cleared cause is still reported [ns]."""
     listed_first: bool = False
@@ -164,10 +165,11 @@ class Rule(CatalogRow):
     counts_growth: bool = False
     """True: the rule evaluates the growth of a counter within a window."""
     window_s: int = 0
-    """Length of that window [s]; 0: the configured window of throttle events."""
+    """Length of the window of ``counts_growth`` [s]; 0: the configured window of throttle events."""
     limit_in_view: str = ""
-    """Field of the rule's input with its limit, ``throttle_events`` or ``limits.nic_errors``; empty: the rule
-    has no limit that an operator can set."""
+    """Field of the rule's input that has the limit, such as ``throttle_events`` or ``limits.nic_errors``;
+    empty: an operator cannot set a limit of the rule.
+    """
     valid_when_stalled: bool = False
     """True: findings count although the source is stalled, for example that a GPU does not answer."""
 

@@ -11,7 +11,10 @@ from agent.model.time import NS, Instant
 STALL_PERIODS: Final = 3
 """Number of periods without a pass after which a source is stalled."""
 STALL_MIN_NS: Final = 2 * NS
-"""Lower bound of that time [ns]: on a busy machine a 10 ms sampler can be late by more than three periods."""
+"""Smallest age of a source's last pass at which it counts as stalled [ns].
+
+On a busy machine a source that is read every 10 ms can be late by more than three periods.
+"""
 
 
 class SourceStall(NamedTuple):
@@ -35,8 +38,9 @@ def is_stalled(source: SourceSample, now: Instant) -> bool:
 def find_stalls(
     previous: Mapping[str, SourceStall], sources: Sequence[SourceSample], now: Instant
 ) -> dict[str, SourceStall]:
-    """Return the stalled sources, by name; absent sources are never stalled. A source that resumes stays in
-    the result until it has finished ``CLEAN_PASSES`` passes.
+    """Return the sources that are stalled, by name; an absent source is never stalled.
+
+    A source that resumes stays in the result until it has finished ``CLEAN_PASSES`` passes.
 
     Args:
         previous: Result of the last evaluation.

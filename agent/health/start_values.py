@@ -31,10 +31,10 @@ from agent.model.snapshot import Snapshot
 from agent.model.start_values import GpuAtStart, StartValues
 
 STORED_MAX: Final = 1024
-"""Largest number of stored PCI functions, and of NICs."""
+"""Largest number of PCI functions, and of NICs, whose values at start are stored."""
 
 Basis = tuple[object, ...]
-"""Values from which stored values at start are made; equal values give equal results."""
+"""Parts of the rules' state from which values at start are made; while they are equal, so are the values."""
 
 
 def start_basis(host: HostRuleState, gpus: GpuRuleState) -> Basis:
@@ -60,7 +60,9 @@ def start_basis(host: HostRuleState, gpus: GpuRuleState) -> Basis:
 def collect_start_values(
     boot_id: str, host: HostRuleState, gpus: GpuRuleState, settings: EngineSettings
 ) -> StartValues:
-    """Return the values at start to store, without those that the configuration sets."""
+    """Return the machine's values at start, which are stored on disk, without those that the configuration
+    sets.
+    """
     isolated, smt = host.cpus.isolated_start, host.cpus.smt_start
     seen = [(gpu.uuid, gpus.per_gpu[gpu.number].seen) for gpu in gpus.registry if gpu.uuid]
     return StartValues(
@@ -78,7 +80,7 @@ def collect_start_values(
 
 
 def values_of_boot(stored: StartValues, boot_id: str) -> StartValues:
-    """Return the stored values if the running boot is theirs, else empty values for the running boot.
+    """Return the stored values at start if they are of the running boot, else empty values for this boot.
 
     Args:
         boot_id: Boot ID of the running kernel; empty: unknown, stored values may be of another boot.
@@ -87,7 +89,7 @@ def values_of_boot(stored: StartValues, boot_id: str) -> StartValues:
 
 
 def restored_host_state(start: StartValues) -> HostRuleState:
-    """Return the state of the host's rules when an agent starts."""
+    """Return the state of the host's rules when an agent starts, with the stored values at start."""
     return HostRuleState(
         cpus=restored_cpu_state(start),
         memory=restored_memory_state(start.memory),

@@ -26,7 +26,7 @@ class ConditionPhase(StrEnum):
     CLEARING = "clearing"
     """The fault is no longer found, but not yet for enough passes or long enough; still a cause."""
     PROBATION = "probation"
-    """The fault has not been found for long enough, but stays a cause for the row's probation time."""
+    """The fault has ended, but stays a cause for the probation time of its catalog row."""
 
 
 class PassObservation(StrEnum):
@@ -169,7 +169,7 @@ def next_condition(
 
 
 def with_probation_time(condition: Condition, probation_ns: int, now: Instant) -> Condition:
-    """Return a condition in probation after its probation time has changed: its text has the new end."""
+    """Return a condition in probation after its probation time has changed: its text names the new end."""
     finding = condition.finding
     finding = finding._replace(evidence=finding.evidence.partition(_OVER)[0])
     ended = instant_at_mono(condition.run_start_ns, now)
@@ -180,10 +180,10 @@ _OVER: Final = " (over; reported until "
 
 
 def _with_end_of_probation(finding: Finding, probation_ns: int, now: Instant) -> Finding:
-    """Return the finding of a fault that ended at ``now``; the text of an Unhealthy cause states until when
-    it is reported.
+    """Return the finding of a fault that ended at ``now``; an Unhealthy one says until when it is reported.
 
-    Other faults are held because their reading oscillates: each oscillation would change the text.
+    Findings of other severities are held because their reading oscillates: a time would change at each
+    oscillation.
     """
     if finding.severity is not Severity.UNHEALTHY:
         return finding

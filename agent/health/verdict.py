@@ -49,7 +49,7 @@ class PreviousVerdicts:
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
     """Verdicts of the last evaluation, by device."""
     stalls: Mapping[str, SourceStall] = field(default_factory=dict)
-    """Sources that are stalled, or resumed too recently to be trusted, by name."""
+    """Sources that are stalled, or that resumed too recently to be trusted, by name of the source."""
     lease_salt_s: int = 0
     """Seconds added to every lease, 0 or 1: lets the first report after a gap differ from the last report."""
 
@@ -131,8 +131,10 @@ def add_minor_causes(
     base: DeviceHealth,
     causes: Iterable[Cause],
 ) -> DeviceHealth:
-    """Return the verdict ``base`` with additional causes of severity ``degraded`` or lower, listed after the
-    causes that make the device Unknown or Unhealthy."""
+    """Return the verdict ``base`` with additional causes of severity ``degraded`` or lower.
+
+    They are listed after the causes that make the device Unknown or Unhealthy.
+    """
     more = tuple(causes)
     ranked = sorted([*base.causes, *more], key=lambda cause: -min(cause.severity, Severity.UNKNOWN))
     severity = max([base.severity, *(cause.severity for cause in more)])

@@ -16,7 +16,7 @@ from agent.model.verdict_history import (
 
 
 class SeenVerdict(NamedTuple):
-    """Verdict on a device in the last report."""
+    """Verdict on a device in the last report, and the part of it that the history records."""
 
     severity: Severity
     causes: tuple[Cause, ...]
@@ -37,7 +37,12 @@ def recorded_verdict(device: DeviceHealth) -> RecordedVerdict:
 
 
 def see_devices(last: SeenVerdicts, devices: Iterable[DeviceHealth]) -> dict[DeviceRef, SeenVerdict]:
-    """Return the verdicts of a report, those of `last` where nothing changed."""
+    """Return the verdicts of a new report by device; a device without a change keeps its object of `last`.
+
+    Args:
+        last: Verdicts of the report before.
+        devices: Devices of the new report.
+    """
     seen: dict[DeviceRef, SeenVerdict] = {}
     for device in devices:
         ref = DeviceRef(*device.key)
@@ -52,8 +57,14 @@ def see_devices(last: SeenVerdicts, devices: Iterable[DeviceHealth]) -> dict[Dev
 def changed_verdicts(
     last: Mapping[DeviceRef, RecordedVerdict], now: Mapping[DeviceRef, RecordedVerdict]
 ) -> Iterator[tuple[DeviceRef, RecordedVerdict]]:
-    """Yield the devices whose verdict differs from the last one, with the verdict now; GONE for a device that
-    has none any more."""
+    """Yield each device whose verdict changed between two reports, with its verdict in the second report.
+
+    The verdict is GONE for a device that the second report no longer has.
+
+    Args:
+        last: Verdicts of the first report, by device.
+        now: Verdicts of the second report, by device.
+    """
     for ref, verdict in now.items():
         if not verdict.is_same(last.get(ref)):
             yield ref, verdict

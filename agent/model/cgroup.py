@@ -22,17 +22,17 @@ class HugepageLimits:
 
 @dataclass(frozen=True, slots=True)
 class CgroupSettings:
-    """Settings of one cgroup at one moment."""
+    """Settings of one cgroup, as its files show them at one moment."""
 
     controllers: frozenset[str] | None
     """Enabled cgroup controllers among ``cpu``, ``memory``, ``hugetlb`` and ``cpuset``; None: unknown."""
     weight: Reading
-    """``cpu.weight``; in v1, ``cpu.shares``."""
+    """Content of the file ``cpu.weight``; in v1, of ``cpu.shares``."""
     quota_us: Reading
     period_us: Reading
-    """``cpu.max``: CPU time that the tasks may use in each period."""
+    """Length of a CPU period in ``cpu.max`` [us]; in each, the tasks may use ``quota_us`` of CPU time."""
     throttled: Reading
-    """Throttled CPU periods since the cgroup was created."""
+    """Number of CPU periods since the cgroup was created in which its quota stopped the tasks."""
     memory: Reading
     """Memory limit of the cgroup [bytes]; ``NO_LIMIT``: no limit."""
     cpus: Reading
@@ -49,4 +49,4 @@ class CgroupSettings:
     swap: Reading = NEVER_READ
     """``memory.swap.max`` [bytes]; in v1, the limit on memory and swap together. ``NO_LIMIT``: no limit."""
     oom_score: Reading = NEVER_READ
-    """``oom_score_adj`` of the oldest process in the cgroup and below."""
+    """OOM score adjustment (``oom_score_adj``) of the oldest process in the cgroup and in those below it."""

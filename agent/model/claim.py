@@ -46,7 +46,7 @@ class ClaimDevice(NamedTuple):
 
     @property
     def ref(self) -> DeviceRef:
-        """Identity of the allocated device."""
+        """Identity of the allocated device: driver, pool and name."""
         return DeviceRef(self.driver, self.pool, self.device)
 
 
@@ -54,7 +54,10 @@ class ClaimConfig(NamedTuple):
     """Opaque parameters for a driver. Source: ``status.allocation.devices.config[]``."""
 
     source: str
-    """``FromClass`` or ``FromClaim``. Entries from the class precede those from the claim."""
+    """Origin of the parameters: ``FromClass`` or ``FromClaim``.
+
+    Parameters from the class precede those from the claim.
+    """
     requests: tuple[str, ...]
     """Names of the requests that the parameters apply to; empty: all requests."""
     parameters: Mapping[str, object]
@@ -76,7 +79,7 @@ class Claim:
 
     @property
     def ref(self) -> ClaimRef:
-        """Identity of the claim."""
+        """Identity of the claim: namespace, name and UID."""
         return ClaimRef(self.namespace, self.name, self.uid)
 
     @property

@@ -16,7 +16,7 @@ from agent.model.time import Instant
 T = TypeVar("T")
 
 SCHEDULING_GROUP: Final = "scheduling.k8s.io"
-"""The API group of PodGroups."""
+"""API group of PodGroup objects, ``scheduling.k8s.io``."""
 
 
 class Origin(StrEnum):
@@ -41,7 +41,7 @@ class Origin(StrEnum):
 
 
 class Provenance(NamedTuple):
-    """Source of an answer, and the times when it was read and written."""
+    """Origin of a source's answer, and the times when the source was read and when its file was written."""
 
     origin: Origin
     read_at: Instant
@@ -108,7 +108,7 @@ class PreparedClaim:
     skipped: tuple[str, ...] = ()
     """Drivers that the kubelet does not call to prepare the claim, so that it does not know their devices."""
     cdi_ids: tuple[tuple[str, DeviceRef], ...] = ()
-    """(CDI id, device) pairs. The pod's status lists a device under the first of its CDI ids."""
+    """CDI ids as (CDI id, device). The pod's status lists a device under the first of its CDI ids."""
 
 
 class ListedClaim(NamedTuple):
@@ -189,7 +189,7 @@ class PodObject:
     """``Pending``, ``Running``, ``Succeeded``, ``Failed``, ``Unknown``; empty: unknown."""
     owners: tuple[OwnerReference, ...] = ()
     group: str = ""
-    """Name of the pod's PodGroup; empty: none."""
+    """Name of the PodGroup that the pod belongs to; empty: none."""
     claims: tuple[PodClaim, ...] = ()
     containers: tuple[ContainerObject, ...] = ()
     """Containers in the order in which they start."""
@@ -225,7 +225,7 @@ class Reservation(NamedTuple):
     kind: ConsumerKind
     api_group: str
     resource: str
-    """``pods``, ``podgroups``, ...; empty: unknown."""
+    """Resource name of the object: ``pods``, ``podgroups``, ...; empty: unknown."""
     name: str
     uid: str
 
@@ -297,7 +297,10 @@ class KubeletHealthRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceAnswers:
-    """Answers of all sources, by the kind of object that they report. Several sources can report one kind."""
+    """Answers of all sources about claims and pods, by the kind of object that they report.
+
+    Several sources can report one kind of object.
+    """
 
     prepared: tuple[SourceAnswer[PreparedClaim], ...] = ()
     listed: tuple[SourceAnswer[ListedPod], ...] = ()

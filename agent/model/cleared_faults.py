@@ -26,9 +26,9 @@ class ClearRequest(NamedTuple):
     """Statement of an operator that the latched faults of a device were repaired."""
 
     number: int
-    """Number of the request; later requests have greater numbers."""
+    """Number of the request, by which its answer is found; later requests have greater numbers."""
     device: str
-    """Device name, UUID, PCI address, or ``driver/pool/name``."""
+    """Device that the operator names: device name, UUID, PCI address, or ``driver/pool/name``."""
     code: str
     """Finding code of the only fault to clear; empty: all latched faults of the device."""
     operator: Operator
@@ -40,7 +40,7 @@ class ClearRefusal(StrEnum):
     UNKNOWN = "unknown"
     """The device is not known, or has no such fault."""
     NOT_LATCHED = "not-latched"
-    """A reading decides the fault, so that it ends with the reading."""
+    """The fault is not latched: a present reading decides it, so that it ends with the reading."""
     STILL_PRESENT = "still-present"
     """A reading still shows a fault of the device."""
 
@@ -63,15 +63,15 @@ class ClearedFault(NamedTuple):
 
 
 class ClearResult(NamedTuple):
-    """Answer to one request."""
+    """Answer of the engine to one request of an operator to clear faults."""
 
     number: int
-    """Number of the request."""
+    """Number of the answered request."""
     cleared: tuple[ClearedFault, ...] = ()
     """Cleared faults; empty: the request is refused."""
     driver_faults: tuple[DriverFault, ...] = ()
     """Driver-reported faults among the cleared ones, which must end in the prepare ledgers, too."""
     refusal: ClearRefusal | None = None
-    """Kind of the refusal; None: the faults are cleared."""
+    """Reason why the request clears no fault; None: the faults are cleared."""
     reason: str = ""
-    """Text of the refusal; empty: the faults are cleared."""
+    """Explanation of the refusal for the operator; empty: the faults are cleared."""

@@ -50,7 +50,7 @@ class ClaimConsumer(NamedTuple):
 
     @property
     def pod(self) -> PodRef | None:
-        """Identity of the pod; None: the consumer is not a pod."""
+        """Identity of the consumer if it is a pod; None: it is another object."""
         return PodRef(self.namespace, self.name, self.uid) if self.kind is ConsumerKind.POD else None
 
 
@@ -106,7 +106,7 @@ class ConflictKind(StrEnum):
 
 
 class ConflictingStatement(NamedTuple):
-    """Statement of one source that contradicts another source."""
+    """Statement of one source about a claim, pod or device that contradicts that of another source."""
 
     provenance: Provenance
     text: str
@@ -126,7 +126,7 @@ class Conflict(NamedTuple):
 
 
 class MissingSource(NamedTuple):
-    """A source of the consumer map that gave no answer, or an invalid part of its answer."""
+    """Error of one source of the consumer map: it gave no answer, or a part of its answer is invalid."""
 
     provenance: Provenance
     absence: Absence
@@ -161,7 +161,7 @@ class PodView:
     running: bool | None = None
     """True: the pod has processes; None: unknown."""
     live: tuple[ContainerCgroup, ...] = ()
-    """Cgroups of the pod's containers."""
+    """Cgroups of the pod's containers that exist now."""
 
     @property
     def known(self) -> PodObject | None:
@@ -182,7 +182,7 @@ class ConsumerMap:
     """Claims by identity; a UID is empty if only the claim's name is known."""
     pods: Mapping[PodRef, PodView] = field(default_factory=dict)
     devices: Mapping[DeviceRef, tuple[ClaimRef, ...]] = field(default_factory=dict)
-    """Claims that have each device."""
+    """Claims that a device is allocated to or prepared for, by device."""
     groups: Mapping[tuple[str, str], tuple[PodRef, ...]] = field(default_factory=dict)
     """Pods of each pod group, by (namespace, name of the group)."""
     conflicts: tuple[Conflict, ...] = ()

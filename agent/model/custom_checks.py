@@ -48,12 +48,12 @@ class CustomCheck(NamedTuple):
         return any(DEVICE_ARGUMENT in argument for argument in self.command)
 
     def matches(self, device: str) -> bool:
-        """Return whether the check concerns a device, from the device's name in reports."""
+        """Return whether the check concerns a device, by the device's name in reports."""
         return bool(self.devices) and fnmatchcase(device, self.devices)
 
 
 class CustomCheckResult(NamedTuple):
-    """Newest result of one custom check."""
+    """Newest result of one of the operator's checks (``[[check]]``), for one device or for all."""
 
     check: str
     """Name of the check."""
@@ -64,6 +64,6 @@ class CustomCheckResult(NamedTuple):
     no_result_reason: str
     """Reason why the run gave no result; empty: it gave one."""
     passes: int
-    """Finished runs."""
+    """Number of runs of the command that have finished."""
     beat_ns: int
-    """CLOCK_MONOTONIC at the end of the last run [ns]."""
+    """CLOCK_MONOTONIC at the end of the command's last run [ns]."""

@@ -31,7 +31,7 @@ class DeclaredMemory(NamedTuple):
     """Memory of one NUMA node that a driver declares as one device."""
 
     size: int
-    """Size [bytes]; 0: the driver does not say."""
+    """Size of the memory [bytes]; 0: the driver does not say."""
     numa: int
 
 
@@ -43,9 +43,9 @@ class DeclaredGpu(NamedTuple):
     uuid: str
     """UUID of the GPU, ``GPU-...``, or of the MIG instance, ``MIG-...``; empty: ``pci`` is set."""
     gi: int
-    """GPU instance; -1: the whole GPU."""
+    """Number of the GPU instance (MIG); -1: the whole GPU."""
     ci: int
-    """Compute instance; -1: the whole GPU."""
+    """Number of the compute instance (MIG); -1: the whole GPU."""
 
 
 class DeclaredPci(NamedTuple):
@@ -97,7 +97,7 @@ class DriverDevice(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """``<driver>/<pool>/<name>``: unique key of the device in the engine."""
+        """Key of the device in the engine and its reports: ``<driver>/<pool>/<name>``."""
         return f"{self.driver}/{self.pool}/{self.name}"
 
 
@@ -135,7 +135,7 @@ class DriverCheckSample(NamedTuple):
     """Reason why the check gave no result, such as a timeout or an exception; empty: the check gave a
     result."""
     passes: int
-    """Finished runs of the check; 0: the first one still runs."""
+    """Number of finished runs of the check; 0: the first run has not finished."""
     beat_ns: int
     """CLOCK_MONOTONIC when the last run finished, or when the first one started [ns]."""
     period_ns: int

@@ -21,9 +21,9 @@ class DeviceState(NamedTuple):
     code: str = ""
     """Code of the worst cause; empty: the device has no cause."""
     evidence: str = ""
-    """One line with the compared numbers."""
+    """Evidence of the worst cause: one line with the compared numbers."""
     since_s: float = 0.0
-    """Time when this state began [s since 1970]; 0: unknown."""
+    """Time when the device's health changed to this state [s since 1970]; 0: unknown."""
 
 
 STATE_NOT_KNOWN: Final = DeviceState(Health.UNKNOWN, Severity.UNKNOWN, "", "not known to the agent")
@@ -42,7 +42,7 @@ class UsageEndKind(StrEnum):
     REPLACED = "replaced"
     """A new claim with the same name replaced the claim."""
     AWAY = "away"
-    """The usage ended while the agent did not run."""
+    """The usage ended while the agent did not run, so its exact end is not known."""
 
 
 class UsageEnd(NamedTuple):
@@ -50,7 +50,10 @@ class UsageEnd(NamedTuple):
 
     ending: UsageEndKind
     seen_s: float
-    """Time when a source last listed the usage [s since 1970]. It ended between this and ``noticed_s``."""
+    """Time when a source last listed the usage [s since 1970].
+
+    The usage ended between this time and ``noticed_s``.
+    """
     noticed_s: float
     """Time when the agent noticed the end [s since 1970]."""
     lasted_s: float
@@ -69,7 +72,8 @@ class PodDeviceUsage:
     began: Instant
     """Time when the agent first saw the usage."""
     before: bool
-    """True: the usage existed when the agent first read its sources, and may have begun before ``began``."""
+    """True: the usage existed at the agent's first read of its sources; it may have begun before ``began``.
+    """
     state: DeviceState
     """Newest state of the device; for an ended usage, the state at its end."""
     worst: DeviceState

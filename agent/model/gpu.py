@@ -134,9 +134,9 @@ class MigSample(NamedTuple):
     """Identity of one MIG instance."""
 
     gi: int
-    """GPU instance."""
+    """Number of the GPU instance that the MIG instance belongs to."""
     ci: int
-    """Compute instance."""
+    """Number of the compute instance within its GPU instance."""
     uuid: str
 
 
@@ -155,9 +155,9 @@ class XidCount(NamedTuple):
 
     code: int
     gi: int
-    """GPU instance; WHOLE_GPU: the XID concerns the whole GPU."""
+    """Number of the GPU instance that the XID names; WHOLE_GPU: the XID concerns the whole GPU."""
     ci: int
-    """Compute instance; WHOLE_GPU: the XID concerns the whole GPU."""
+    """Number of the compute instance that the XID names; WHOLE_GPU: the XID concerns the whole GPU."""
     times: int
     first_ns: int
     last_ns: int
@@ -172,7 +172,7 @@ class GpuSample:
     uuid: str
     """UUID; empty, like bus, name and serial: the GPU never answered."""
     bus: str
-    """PCI address, ``0000:3b:00.0``."""
+    """PCI address of the GPU, ``0000:3b:00.0``."""
     name: str
     serial: str
     status: int
@@ -198,13 +198,13 @@ class GpuSample:
     readings: Mapping[GpuField, Reading] = field(default_factory=dict)
     """Readings by field; a missing key: never read."""
     links: int = 0
-    """Number of NVLinks."""
+    """Number of NVLinks that the GPU has, active or not."""
     link_errors: tuple[int, ...] = ()
     """Errors per NVLink since the driver was loaded."""
     migs: tuple[MigSample, ...] = ()
     events: Mapping[GpuEvent, EventCount] = field(default_factory=dict)
     event_mask: int = 0
-    """Registered event types, as a bit set."""
+    """NVML event types that the native core has registered for on this GPU, as a bit set."""
     xids: tuple[XidCount, ...] = ()
     xids_forgotten: int = 0
     """Number of oldest ``xids`` that were dropped for lack of room."""
@@ -229,11 +229,11 @@ class NvmlSample:
     count: int = 0
     """Number of GPUs that NVML last reported."""
     driver: str = ""
-    """Driver version, ``570.86.15``."""
+    """Version of the NVIDIA driver, ``570.86.15``."""
     library: str = ""
-    """NVML version."""
+    """Version of the NVML library."""
     call: str = ""
-    """NVML call in progress; empty: none."""
+    """NVML call in progress that concerns no single GPU, such as nvmlInit; empty: none."""
     call_ns: int = 0
     process: str = ""
     """How the process that calls NVML ended; empty: it runs, or NVML is called by the agent itself."""
@@ -263,7 +263,7 @@ class StuckProcess(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuOsSample:
-    """State of GPUs from other sources than NVML: psutil and sysfs."""
+    """State of GPUs that NVML does not show, from psutil and sysfs."""
 
     inventory: tuple[GpuAttributes, ...] = ()
     bus_gpus: tuple[str, ...] | Missing = NEVER_READ

@@ -75,7 +75,10 @@ _REPAIR_RANKS: Final = {repair: rank for rank, repair in enumerate(Repair)}
 
 
 def most_needed_first(causes: Iterable["Cause"]) -> list["Cause"]:
-    """Return the causes above INFO, the severest first, of equal severity the one with the worst repair."""
+    """Return the causes above INFO in the order in which they need a repair.
+
+    The severest come first; of equal severity, those with the worst repair.
+    """
     severe = (cause for cause in causes if cause.severity > Severity.INFO)
     return sorted(severe, key=lambda cause: (-cause.severity, -_REPAIR_RANKS[cause.repair]))
 
@@ -86,8 +89,11 @@ def worst_repair(repairs: Iterable[Repair]) -> Repair:
 
 
 def repair_for_severity(repair: Repair, severity: Severity) -> Repair:
-    """Return ``repair`` as the repair of a fault of this severity: a device without a fault above INFO needs
-    none, only its workload can need a restart."""
+    """Return the repair of a fault, reduced for a severity of INFO: such a device needs no repair itself.
+
+    At INFO only RESTART_WORKLOAD stays, since only the workload can need a restart; other repairs become
+    NONE.
+    """
     if severity > Severity.INFO or repair is Repair.RESTART_WORKLOAD:
         return repair
     return Repair.NONE
@@ -165,7 +171,7 @@ class DeviceHealth(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """(driver, pool, name) of the device; unique within a report."""
+        """Identity of the device, unique within a report: (driver, pool, name)."""
         return (self.driver, self.pool, self.device)
 
     @property
@@ -176,7 +182,7 @@ class DeviceHealth(NamedTuple):
         return worst_repair(cause.repair for cause in self.causes)
 
     def with_verification(self, verified: Instant, timeout_s: int) -> "DeviceHealth":
-        """Return the same health with a new verification time and lease."""
+        """Return the health of the device with another verification time and lease, otherwise unchanged."""
         pool, name, kind, health, severity, text, since, _, _, causes, attrs, driver = self
         fields = (pool, name, kind, health, severity, text, since, verified, timeout_s, causes, attrs, driver)
         return _new(DeviceHealth, fields)

@@ -14,7 +14,7 @@ class LogLine(NamedTuple):
     pattern: int
     """Index of the pattern in the agent's list of patterns."""
     times: int
-    """Number of lines."""
+    """Number of kernel-log lines that were counted together."""
     first_us: int
     """Time of the first line by the kernel log's clock [us]; close to CLOCK_MONOTONIC, not equal to it."""
     last_us: int
@@ -23,7 +23,7 @@ class LogLine(NamedTuple):
     text: str
     """Last line, cut and escaped as ``first_text``."""
     seq: int
-    """Sequence number of the last line in the log."""
+    """Sequence number of the last line in the kernel log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LogSample:
     ``/dev/kmsg``."""
 
     lines: tuple[LogLine, ...]
-    """Lines in the order of their first occurrence."""
+    """Counted kernel-log lines, in the order of their first occurrence."""
     source: SourceSample
     """State of the log reader. STARTING until it has read the existing log once; ``lines`` is incomplete
     then."""
@@ -45,9 +45,9 @@ class Subsystem(StrEnum):
 
     CPU = "cpu"
     MEMORY = "memory"
-    """Memory blocks."""
+    """Events of memory blocks."""
     NODE = "node"
-    """NUMA nodes."""
+    """Events of NUMA nodes."""
     PCI = "pci"
     EDAC = "edac"
     MACHINECHECK = "machinecheck"

@@ -12,11 +12,14 @@ class DimmSample(NamedTuple):
     ``/sys/devices/system/edac/mc``."""
 
     controller: int
-    """Number N of ``mc<N>``."""
+    """Number N of the memory controller ``mc<N>`` in EDAC's directory."""
     dimm: int | None
-    """Number N of ``dimm<N>`` or ``rank<N>``; None: the controller, whose counts include its modules."""
+    """Number N of the module's EDAC directory ``dimm<N>`` or ``rank<N>``.
+
+    None: the sample is that of the controller, whose counts include its modules.
+    """
     label: str
-    """Label, ``CPU_SrcID#0_MC#0_Chan#0_DIMM#0``, or the controller's name; empty if the firmware has none."""
+    """Label of the module, ``CPU_SrcID#0_MC#0_Chan#0_DIMM#0``, or name of the controller; empty: unknown."""
     location: str
     """Location, ``channel 0 slot 1``; empty for a controller."""
     correctable: Reading
@@ -33,7 +36,7 @@ class NumaMemorySample(NamedTuple):
     poisoned: Reading
     """Pages with hardware errors since boot: ``memory_failure/total``. Absent before Linux 6.4."""
     blocks: Reading
-    """Number of memory blocks."""
+    """Number of memory blocks of the NUMA node, online or not."""
     blocks_offline: Reading
 
 
@@ -83,6 +86,6 @@ class MachineSample:
     surplus_failed: Reading
     """``htlb_buddy_alloc_fail`` of ``/proc/vmstat``: failed hugepage allocations."""
     smt_active: Reading
-    """``/sys/devices/system/cpu/smt/active``: 0 or 1."""
+    """State of simultaneous multithreading (``cpu/smt/active``): 1: on; 0: off."""
     sources: tuple[SourceSample, ...]
     """State of the sources ``edac``, ``memory``, ``cores`` and ``pressure``."""

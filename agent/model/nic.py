@@ -38,25 +38,27 @@ class NicPortSample(NamedTuple):
     number: int
     link_layer: LinkLayer
     state: Reading
-    """Logical state, 1 (DOWN) to 5 (ACTIVE_DEFER)."""
+    """Logical state of the port, from 1 (DOWN) to 5 (ACTIVE_DEFER)."""
     phys_state: Reading
-    """Physical state; 5: LinkUp."""
+    """Physical state of the port; 5: LinkUp."""
     rate_mbps: Reading
-    """Data rate [Mb/s]."""
+    """Data rate of the port [Mb/s]."""
     width: Reading
-    """Number of lanes."""
+    """Number of lanes of the port's link."""
     link_downs: Reading
     """Times that the link went down: ``link_downed`` (InfiniBand), ``carrier_down_count`` (Ethernet)."""
     link_ups: Reading
     """Times that the link came up since boot: ``carrier_up_count``; absent for InfiniBand."""
     symbol_errors: Reading
-    """``symbol_error``; absent for Ethernet."""
+    """Symbol errors of an InfiniBand port, from its file ``symbol_error``; absent for Ethernet."""
     receive_errors: Reading
     """``port_rcv_errors`` (InfiniBand), ``rx_crc_errors`` of the network interface (Ethernet)."""
     integrity_errors: Reading
-    """``local_link_integrity_errors``; absent for Ethernet."""
+    """Physical errors above an InfiniBand link's limit, ``local_link_integrity_errors``; absent for Ethernet.
+    """
     buffer_overruns: Reading
-    """``excessive_buffer_overrun_errors``; absent for Ethernet."""
+    """Overflows of an InfiniBand receive buffer (``excessive_buffer_overrun_errors``); absent for Ethernet.
+    """
     interface: str = ""
     """Network interface of an Ethernet port; empty: none, or InfiniBand."""
     is_interface_up: bool = True
@@ -96,10 +98,10 @@ class NicSample(NamedTuple):
 
 
 def port_state_name(state: int) -> str:
-    """Return the kernel's name of a logical port state: ``DOWN``."""
+    """Return the kernel's name of a port's logical state: ``DOWN`` for 1."""
     return _STATES[state] if 0 <= state < len(_STATES) else f"state {state}"
 
 
 def physical_state_name(state: int) -> str:
-    """Return the kernel's name of a physical port state: ``Polling``."""
+    """Return the kernel's name of a port's physical state: ``Polling`` for 2."""
     return _PHYSICAL_STATES[state] if 0 <= state < len(_PHYSICAL_STATES) else f"state {state}"

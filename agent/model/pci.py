@@ -26,7 +26,7 @@ class PciSample(NamedTuple):
     width: Reading
     """Current number of lanes of the PCIe link."""
     width_max: Reading
-    """Largest number of lanes that the PCI function supports."""
+    """Largest number of PCIe lanes that the PCI function supports."""
     aer_nonfatal: Reading
     """Non-fatal errors since boot, the total of ``aer_dev_nonfatal``. Absent without AER."""
     aer_fatal: Reading

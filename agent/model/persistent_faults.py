@@ -51,11 +51,11 @@ class PersistentFault(NamedTuple):
     code: str
     """Code of the cause, ``gpu.xid.79``."""
     gi: int
-    """GPU instance of the MIG device; WHOLE_GPU: the fault concerns the whole GPU."""
+    """Number of the GPU instance with the fault (MIG); WHOLE_GPU: the fault concerns the whole GPU."""
     ci: int
-    """Compute instance of the MIG device; WHOLE_GPU: the fault concerns the whole GPU."""
+    """Number of the compute instance with the fault (MIG); WHOLE_GPU: the fault concerns the whole GPU."""
     times: int
-    """Number of occurrences."""
+    """Number of occurrences of the fault."""
     first_wall_s: float
     last_wall_s: float
     log_us: int
@@ -67,7 +67,7 @@ class PersistentFault(NamedTuple):
     evidence: str
     advice: str
     severity: int
-    """Value of :class:`agent.model.health.Severity`."""
+    """Number of the fault's severity in :class:`agent.model.health.Severity`."""
     texts: tuple[str, ...] = ()
     """Newest kernel-log lines that reported the fault, the newest last."""
     pids: tuple[int, ...] = ()
@@ -121,5 +121,5 @@ class PersistentState:
 
     @property
     def gpu_part(self) -> "PersistentState":
-        """The GPUs and GPU faults alone."""
+        """State with the GPUs and GPU faults alone, without faults of checks and values at start."""
         return PersistentState(self.gpus, self.faults, self.cleared)

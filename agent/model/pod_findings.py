@@ -14,7 +14,7 @@ from agent.model.source_state import SourceSample
 
 
 class Resource(StrEnum):
-    """Resource type of a cgroup finding."""
+    """Resource (CPU, memory, hugepages) that a finding of the cgroup audit concerns."""
 
     CPU = "cpu"
     MEMORY = "memory"

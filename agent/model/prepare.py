@@ -15,7 +15,7 @@ class ErrorClass(StrEnum):
     UNKNOWN = "unknown"
     """No evidence shows the cause. Treated like TRANSIENT."""
     TRANSIENT = "transient"
-    """A retry can succeed."""
+    """The cause is expected to pass: a retry can succeed."""
     BAD_CONFIG = "bad-config"
     """The user's claim is invalid: the claim must change."""
     FAILED_DEVICE = "failed-device"
@@ -65,17 +65,17 @@ class PrepareVerdict:
 
     error_class: ErrorClass
     code: str
-    """Stable dotted code, ``gpu.xid.79``, ``config.decode``."""
+    """Stable dotted code of the failure's cause, ``gpu.xid.79``, ``config.decode``."""
     scope: Scope
     claim: ClaimRef
     summary: str
-    """One line of at most 200 characters. The same failure always gives the same line."""
+    """Description of the failure in one line of at most 200 characters; equal failures give the same line."""
     requests: tuple[str, ...] = ()
     """Names of the claim's requests that failed."""
     devices: tuple[DeviceRef, ...] = ()
     """Devices to blame; for a class that blames no device, the devices of ``requests``."""
     detail: str = ""
-    """Further text. The same failure always gives the same text."""
+    """Further lines that describe the failure; equal failures give the same text."""
     evidence: tuple[str, ...] = ()
     """Evidence, the strongest first: ``errno ENOSPC while cdi``, ``NVML 15 (GPU_IS_LOST)``."""
     confidence: float = 0.0
@@ -92,7 +92,7 @@ class PrepareVerdict:
     first_wall_s: float = 0.0
     last_wall_s: float = 0.0
     count: int = 1
-    """Number of consecutive failures with this verdict."""
+    """Number of consecutive failures of this claim's prepare with the same verdict."""
     repair: Repair = Repair.NONE
     """Worst repair of the devices that failed; NONE: none is needed or known."""
     request_devices: int = 0

@@ -6,7 +6,10 @@ VARINT: Final = 0
 FIXED64: Final = 1
 LENGTH: Final = 2
 FIXED32: Final = 5
-"""The constants above are the wire types of protobuf fields; LENGTH has its size before the data."""
+"""Wire type of a field of 4 bytes.
+
+The other wire types are VARINT, FIXED64 (8 bytes) and LENGTH (the size of the data, then the data).
+"""
 FIXED_SIZES: Final = {FIXED64: 8, FIXED32: 4}
 """Size of a fixed-width field [bytes], by wire type."""
 LAST_FIELD: Final = (1 << 29) - 1

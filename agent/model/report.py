@@ -47,9 +47,9 @@ class SocketSubscribers(NamedTuple):
     streams: int
     connections: int = 0
     lists: int | None = None
-    """Device lists sent on health streams since the start; None: the socket has none."""
+    """Device lists sent on the socket's health streams since the agent's start; None: no health streams."""
     sent_bytes: int = 0
-    """Bytes of those lists."""
+    """Size of the device lists sent on the socket's health streams since the agent's start [bytes]."""
 
 
 class SeverityCount(NamedTuple):
@@ -96,7 +96,7 @@ class AgentStatus:
     at: Instant | None = None
     """Time of the newest report."""
     publications: int = 0
-    """Number of reports so far."""
+    """Number of reports that the agent has published since its start."""
     tallies: tuple[SeverityCount, ...] = ()
     """Number of devices by severity, worst severity first; severities without devices are left out."""
     sources: tuple[SourceSample, ...] = ()

@@ -66,7 +66,7 @@ class RuleOverride:
     probation_s: int | None = None
     """Time for which a cleared cause is still reported [s]."""
     limit: int | None = None
-    """Limit of the rule, in its unit."""
+    """Limit that replaces the rule's own limit, in the unit of the rule (errors, events)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ class UsageHistoryLimits(NamedTuple):
     verdicts."""
 
     rows: int = 10_000
-    """Largest number of stored usages, and of stored changes; 0: nothing is stored."""
+    """Largest number of stored usages, and of stored changes of verdicts; 0: nothing is stored."""
     age_s: int = 30 * 86_400
-    """Time after which an ended usage, or a change, is deleted [s]."""
+    """Time after which an ended usage, or a change of a verdict, is deleted [s]."""
     size: int = 64 << 20
     """Largest size of the history file [bytes]; the default number of usages takes at most half of it."""

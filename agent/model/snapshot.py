@@ -66,14 +66,14 @@ class HugepagePoolSample(NamedTuple):
     numa_node: int | None
     """NUMA node of the pool; None: the machine-wide pool."""
     nr: Reading
-    """All pages: ``nr_hugepages``."""
+    """Number of pages in the pool, free or in use: ``nr_hugepages``."""
     free: Reading
     reserved: Reading
-    """Reserved pages; machine-wide pools only."""
+    """Number of pages reserved by mmap() that no process has touched yet; machine-wide pools only."""
     surplus: Reading
-    """Pages beyond the configured number."""
+    """Number of pages in the pool beyond the configured number: ``surplus_hugepages``."""
     overcommit: Reading
-    """Limit of surplus pages; machine-wide pools only."""
+    """Largest number of surplus pages that the kernel may allocate; machine-wide pools only."""
 
 
 class HugetlbSample(NamedTuple):
@@ -111,7 +111,7 @@ class CgroupSample(NamedTuple):
     mem_limit: Reading
     """Memory limit [bytes]; ``cgroup.NO_LIMIT``: no limit."""
     cpus: CpuSet | Missing
-    """Effective CPUs: ``cpuset.cpus.effective``."""
+    """CPUs that the cgroup's tasks can use, as a set: ``cpuset.cpus.effective``."""
     hugetlb: tuple[HugetlbSample, ...]
 
 
@@ -146,7 +146,7 @@ class Snapshot:
     """All samples that the rules evaluate, at one moment."""
 
     seq: int
-    """Sequence number; grows with every change that the rules can see."""
+    """Sequence number of the snapshot; grows with every change that the rules can see."""
     cpus: CpuSetsSample
     nodes: tuple[NumaCpuSample, ...] = ()
     throttle: tuple[CpuThrottleSample, ...] = ()
@@ -159,7 +159,7 @@ class Snapshot:
     """State of NVML and the GPUs; None: GPU monitoring is off."""
     host: GpuOsSample = field(default_factory=GpuOsSample)
     log: LogSample | None = None
-    """Kernel log; None: the agent does not read it."""
+    """Lines and state of the kernel log; None: the agent does not read it."""
     machine: MachineSample | None = None
     """Samples of memory, CPUs and pressure; None: the agent does not read them."""
     pci: tuple[PciSample, ...] | Missing | None = None
@@ -170,7 +170,7 @@ class Snapshot:
     checks: tuple[DriverCheckSample, ...] = ()
     """Results of the health checks that an embedding driver defines, one per check and device."""
     custom_checks: tuple[CustomCheckResult, ...] = ()
-    """Newest results of the operator's checks."""
+    """Newest results of the operator's checks (``[[check]]``)."""
     driver_faults: tuple[DriverFault, ...] = ()
     """Device faults that drivers reported while preparing claims."""
     clear_requests: tuple[ClearRequest, ...] = ()

@@ -14,7 +14,7 @@ class SourceState(StrEnum):
     FAILING = "failing"
     """At least one existing file or interface cannot be read."""
     STARTING = "starting"
-    """The first pass is not finished."""
+    """The source has not finished its first pass over the machine."""
     STALLED = "stalled"
     """No pass finished for too long. The engine loop, which has a clock, sets this state."""
 
@@ -34,7 +34,7 @@ class SourceSample(NamedTuple):
     detail: str
     """Text of the last failure, or the reason why the source is absent; empty: no failure."""
     passes: int = 0
-    """Finished passes since start."""
+    """Number of passes that the source has finished since its start."""
     vital: bool = True
     """True: the watchdog restarts the agent when the source stalls. False, for example, for NVML: a restarted
     agent would hang in the same driver, and GPU rules report the stall."""

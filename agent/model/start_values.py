@@ -12,7 +12,7 @@ class CpusAtStart(NamedTuple):
 
     numa_node: int
     online: str
-    """CPUs in the kernel's list format."""
+    """Online CPUs of the NUMA node, in the kernel's list format."""
 
 
 class FrequencyAtStart(NamedTuple):
@@ -41,15 +41,15 @@ class HugepagePoolAtStart(NamedTuple):
 
 
 class PciAtStart(NamedTuple):
-    """PCI function when it was first seen."""
+    """Values of a PCI function when it was first seen on the bus."""
 
     address: str
     vendor: int
     device: int
     driver: str
-    """Kernel driver that was bound; empty: none."""
+    """Kernel driver that was bound to the PCI function; empty: none."""
     width: int
-    """Number of PCIe lanes; -1: unknown."""
+    """Number of lanes of the PCIe link; -1: unknown."""
 
 
 class NicPortAtStart(NamedTuple):
@@ -60,13 +60,13 @@ class NicPortAtStart(NamedTuple):
     """CLOCK_MONOTONIC of the port's first reading [ns]."""
     was_active: bool
     rate_mbps: int
-    """Highest data rate [Mb/s]; -1: unknown."""
+    """Highest data rate of the port [Mb/s]; -1: unknown."""
     width: int
-    """Highest number of lanes; -1: unknown."""
+    """Highest number of lanes of the port; -1: unknown."""
 
 
 class NicAtStart(NamedTuple):
-    """Declared NIC that exists or existed since start."""
+    """Declared NIC that exists or existed since start, with the best state of its ports."""
 
     declared_pci: str
     declared_rdma: str
@@ -77,7 +77,7 @@ class NicAtStart(NamedTuple):
 
 
 class GpuAtStart(NamedTuple):
-    """Features that a GPU showed since start."""
+    """Features that a GPU has shown since start: NVLinks that were up, ECC, a running fabric manager."""
 
     uuid: str
     links_up: int
@@ -88,7 +88,10 @@ class GpuAtStart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StartValues:
-    """Values of the machine at start, in one boot. The default is the state before the first reading."""
+    """Values of the machine when an agent first read them in the running boot.
+
+    The default is the state before the first reading.
+    """
 
     boot_id: str = ""
     """Boot in which the values were read; empty: unknown."""

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from agent.model.claim import DeviceRef
 
 TAINTS_MAX: Final = 16
-"""Largest number of taints per device; the API server rejects more."""
+"""Largest number of taints on one device; the API server rejects more."""
 SLICE_DEVICES_MAX: Final = 128
 """Largest number of devices in a ResourceSlice without taints."""
 TAINTED_SLICE_DEVICES_MAX: Final = 64
@@ -34,8 +34,10 @@ class Taint(NamedTuple):
     """Value in the form of a label value; may be empty."""
     effect: Effect
     added_wall_s: int
-    """Time of first publication [s since 1970]. Tolerations count from this time, so it stays until the
-    taint's key, value or effect changes."""
+    """Time when the taint was first published [s since 1970].
+
+    Tolerations count from this time, so it stays until the taint's key, value or effect changes.
+    """
 
     @property
     def identity(self) -> tuple[str, str, Effect]:

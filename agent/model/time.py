@@ -23,8 +23,10 @@ class Instant:
 
 
 def instant_at_mono(mono_ns: int, now: Instant) -> Instant:
-    """Return the moment with a monotonic time, its wall time computed from ``now``. Later than ``now``:
-    ``now``."""
+    """Return the instant with the monotonic time ``mono_ns``, at the latest ``now``.
+
+    Its wall time is computed from the distance to ``now``.
+    """
     mono_ns = min(mono_ns, now.mono_ns)
     return Instant(mono_ns, now.wall_s - (now.mono_ns - mono_ns) / NS)
 
@@ -35,7 +37,10 @@ def rfc3339(wall_s: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """Return a duration rounded down: ``0s``, ``95s``, ``12m``, ``31h``, ``9d``. Negative ones are ``0s``."""
+    """Format a duration in its largest unit, rounded down: ``0s``, ``95s``, ``12m``, ``31h``, ``9d``.
+
+    A negative duration is ``0s``.
+    """
     s = max(0, int(seconds))
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if s >= 2 * size:

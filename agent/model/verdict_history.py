@@ -11,7 +11,7 @@ from agent.model.claim import DeviceRef
 from agent.model.health import Severity
 
 CAUSES_MAX: Final = 8
-"""Largest number of causes that are recorded of a verdict, the worst first."""
+"""Largest number of causes that the history records of one verdict, the worst first."""
 
 
 class RecordedState(StrEnum):
@@ -37,12 +37,12 @@ STATE_OF_SEVERITY: Final = {
 
 
 class RecordedCause(NamedTuple):
-    """Cause of a recorded verdict."""
+    """Cause of a verdict as the history records it: code, severity and evidence."""
 
     code: str
     severity: Severity
     evidence: str
-    """One line with the compared numbers, at the time of the change."""
+    """Evidence of the cause at the time of the change: one line with the compared numbers."""
 
 
 class RecordedVerdict(NamedTuple):
@@ -52,7 +52,10 @@ class RecordedVerdict(NamedTuple):
     causes: tuple[RecordedCause, ...] = ()
 
     def is_same(self, other: "RecordedVerdict | None") -> bool:
-        """Return whether both have the same state and the same codes: evidence alone is no change."""
+        """Return whether this verdict and another one have the same state and the same codes of causes.
+
+        A difference of the evidence alone is no change.
+        """
         return other is not None and self._substance() == other._substance()
 
     def _substance(self) -> object:
@@ -66,9 +69,9 @@ class VerdictChange(NamedTuple):
     """Beginning of a verdict on a device: the device has it until the device's next change."""
 
     period: str
-    """Id of the period in which the agent found the verdict."""
+    """Id of the observed period (usually a run of the agent) in which the agent found the verdict."""
     number: int
-    """Number of the change within the period, from 0."""
+    """Number of the change within its observed period, from 0."""
     device: DeviceRef
     before: RecordedState | None
     """State that the device had before; None: unknown, this is the first record of the device."""
@@ -86,11 +89,11 @@ class ObservedPeriod(NamedTuple):
     id: str
     """Id of the period, unique over all runs of the agent."""
     boot_id: str
-    """Boot of the machine; empty: unknown."""
+    """ID of the machine's boot in which the agent observed; empty: unknown."""
     began_boot_s: float
     """CLOCK_BOOTTIME of the period's first report [s]."""
     lasted_s: float
-    """Time from the first report to the last one that is known [s]."""
+    """Time from the period's first report to the last report that is known [s]."""
     ended_s: float
     """Time of the last report on the wall clock [s since 1970]."""
 
@@ -99,9 +102,9 @@ class StoredVerdicts(NamedTuple):
     """Content of the verdict history."""
 
     periods: tuple[ObservedPeriod, ...] = ()
-    """Periods, the oldest first."""
+    """Observed periods of all runs of the agent, the oldest first."""
     changes: tuple[VerdictChange, ...] = ()
-    """Changes, the oldest first."""
+    """Changes of verdicts on all devices, the oldest first."""
 
 
 class ClockReading(NamedTuple):

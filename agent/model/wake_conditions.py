@@ -52,15 +52,15 @@ class GpuWakeMode(Enum):
     """Change of a GPU reading that wakes the engine. The names are the native core's."""
 
     CHANGE = auto()
-    """The reading changed."""
+    """The engine wakes if the reading changed."""
     RISE = auto()
-    """The reading grew by ``threshold`` within the window, or fell, because the counter was reset."""
+    """The engine wakes if the reading grew by ``threshold`` within the window, or its counter was reset."""
     OVER = auto()
-    """The reading reached the reading of the field ``limit``, or fell below it again."""
+    """The engine wakes if the reading reached the reading of the field ``limit``, or fell below it again."""
     BELOW = auto()
-    """The reading fell below ``threshold``, or rose to it again."""
+    """The engine wakes if the reading fell below ``threshold``, or rose to it again."""
     BITS = auto()
-    """One of the bits of ``threshold`` changed."""
+    """The engine wakes if one of the reading's bits that are set in ``threshold`` changed."""
 
 
 class GpuWakeCondition(NamedTuple):

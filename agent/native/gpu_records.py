@@ -37,7 +37,7 @@ _READINGS: Final = struct.Struct(f"={2 * _WORDS}Q{_FIELD_NUM}Q{_FIELD_NUM}H")
 READINGS_BYTES: Final = _READINGS.size
 """Size of the readings in the record of a GPU [bytes]."""
 _VALUES: Final = slice(2 * _WORDS * 8, (2 * _WORDS + _FIELD_NUM) * 8)
-"""Bytes of the values in the section of the readings."""
+"""Position of the values of all readings within the readings of a GPU's record [bytes]."""
 _LINKS: Final = struct.Struct(f"={lib.DH_LINK_MAX}Q")
 _IDENTITY: Final = struct.Struct("=48s24s96s32s")
 _MIG: Final = struct.Struct("=II48s")
@@ -108,14 +108,18 @@ class DecodedReadings(NamedTuple):
     """Readings of a GPU, with the bytes that they were decoded from."""
 
     values: bytes
-    """Values by field, 8 bytes each."""
+    """Raw values of all readings, 8 bytes each."""
     masks: bytes
-    """Which fields are valid, which were valid before, and the code of each."""
+    """Raw bits that state which readings are valid, and were before, with the return code of each reading."""
     readings: Mapping[GpuField, Reading]
 
 
 def decode_readings(data: bytes, before: DecodedReadings | None = None) -> DecodedReadings:
-    """Decode the readings of a GPU; only changed values if validity and codes are those of ``before``."""
+    """Decode the readings of a GPU's record.
+
+    If the same readings as in ``before`` are valid, with the same return codes, only changed values are
+    decoded.
+    """
     values, masks = data[_VALUES], _masks(data)
     if before is None or masks != before.masks:
         return DecodedReadings(values, masks, _decode_all_readings(data))
@@ -182,14 +186,14 @@ _SECTIONS: Final = {
     "events": _section("event_count", "event_mask", _decode_events),
     "xids": _section("xid", "", _decode_xids),
 }
-"""Sections that rarely change, in the order of :class:`_RareSections`."""
+"""Parts of a GPU's record that rarely change, in the order of the fields of :class:`_RareSections`."""
 
 
 class _RareSections(NamedTuple):
     """Values of a GPU's record that rarely change, with the bytes that they were decoded from."""
 
     raw: bytes
-    """Record without status and readings."""
+    """Bytes of a GPU's record without status and readings."""
     links: int
     event_mask: int
     xids_forgotten: int

@@ -86,7 +86,7 @@ class GpuWatch:
         )
 
     def start(self) -> None:
-        """Start the threads. Does not wait for NVML.
+        """Start the C core's threads that call NVML. Does not wait for NVML.
 
         Raises:
             ProbeError: The kernel refused a thread.
@@ -111,7 +111,7 @@ class GpuWatch:
         return self._run_here(lib.dh_gpus_pass)
 
     def run_lower_bound(self) -> int:
-        """Repeat only the NVML calls of the last pass; return how many succeeded. For benchmarks."""
+        """Repeat only the NVML calls of the last pass; return how many calls succeeded. For benchmarks."""
         return self._run_here(lib.dh_gpus_lower_bound)
 
     def _run_here(self, function: Callable[[Any], int]) -> int:
@@ -123,7 +123,10 @@ class GpuWatch:
         return number
 
     def stop(self, timeout_s: float) -> bool:
-        """End the threads. False: one still hangs in NVML after ``timeout_s`` and is abandoned."""
+        """End the C core's threads that call NVML.
+
+        Returns False if one still hangs in NVML after ``timeout_s`` seconds; it is abandoned.
+        """
         watch, self._watch = self._watch, ffi.NULL
         return watch == ffi.NULL or int(lib.dh_gpus_stop(watch, int(timeout_s * NS))) == 0
 

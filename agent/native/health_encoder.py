@@ -21,9 +21,9 @@ class WireHealth(NamedTuple):
     pool: str
     device: str
     health: int
-    """``HealthStatus``: 0 unknown, 1 healthy, 2 unhealthy."""
+    """Health of the device, as ``HealthStatus``: 0 unknown, 1 healthy, 2 unhealthy."""
     last_updated_s: int
-    """Seconds since 1970."""
+    """Time at which the health of the device was last verified [s since 1970]."""
     timeout_s: int
     """Time after which the kubelet considers the health unknown [s]; 0 is the kubelet's default."""
     message: str

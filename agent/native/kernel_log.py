@@ -83,20 +83,23 @@ class KernelLogReader:
         )
 
     def start(self) -> None:
-        """Start the thread, which begins with the oldest record that the kernel holds."""
+        """Start the thread that reads the kernel log, from the oldest record that the kernel holds."""
         code = lib.dh_kmsg_start(self._kmsg)
         if code:
             raise ProbeError(f"kernel log thread cannot be started: {os.strerror(-code)}")
 
     def read(self) -> LogSample | None:
-        """Return the matching lines so far; None: not started.
+        """Return the matching kernel-log lines so far; None: the reader was not started.
 
         Until the thread has reached the end of the log once, the source's state is "starting".
         """
         return self._publication.read()
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread. False: it still hangs in the kernel after ``timeout_s`` and is abandoned."""
+        """End the thread that reads the kernel log.
+
+        Returns False if it still hangs in the kernel after ``timeout_s`` seconds; it is abandoned.
+        """
         kmsg, self._kmsg = self._kmsg, ffi.NULL
         return kmsg == ffi.NULL or int(lib.dh_kmsg_stop(kmsg, int(timeout_s * NS))) == 0
 
@@ -112,7 +115,7 @@ class KernelLogReader:
 
 
 def _losses_text(head: Any) -> str:
-    """Return how many kernel log records or kinds of lines were lost; empty: none."""
+    """Return how many kernel-log records, or kinds of lines, were lost; empty: none was lost."""
     parts = [
         (head.lost, "records were overwritten before they were read"),
         (head.evicted, "kinds of lines were dropped for lack of room"),

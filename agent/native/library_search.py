@@ -10,13 +10,14 @@ import os
 from typing import Final
 
 FILES: Final = {"pthread": "libpthread.so.0", "udev": "libudev.so.1"}
-"""File names of libraries, which are part of their binary interface."""
+"""File names of shared libraries by name; a file name is part of the library's binary interface."""
 
 
 def find_libraries_by_name() -> None:
-    """Replace ``ctypes.util.find_library`` in this process: the dynamic linker searches the known libraries.
+    """Replace ``ctypes.util.find_library`` in this process, so that it starts no program.
 
-    Only for a process of drahealth itself, before it imports Trio. Without glibc, nothing is replaced.
+    The dynamic linker then searches the libraries in FILES. Only for a process of drahealth itself, before it
+    imports Trio. Without glibc, nothing is replaced.
     """
     try:
         os.confstr("CS_GNU_LIBC_VERSION")

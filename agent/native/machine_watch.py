@@ -113,7 +113,7 @@ class MachineWatch:
         )
 
     def start(self) -> None:
-        """Start the thread; its first pass begins at once."""
+        """Start the thread that reads memory, EDAC, pressure and CPU cores; its first pass begins at once."""
         code = lib.dh_machine_start(self._machine)
         if code:
             raise ProbeError(f"machine thread cannot be started: {os.strerror(-code)}")
@@ -123,18 +123,27 @@ class MachineWatch:
         return int(lib.dh_machine_rescan_fd(self._machine))
 
     def read(self) -> MachineSample | None:
-        """Return the newest values; None: not started. A source that was not read once is "starting"."""
+        """Return the newest samples of memory, EDAC, pressure and CPU cores; None: the watch was not started.
+
+        A source that was not read once has the state "starting".
+        """
         return self._publication.read()
 
     def run_pass(self) -> None:
-        """Read everything once on this thread, instead of :meth:`start`. For benchmarks and tests."""
+        """Read memory, EDAC, pressure and CPU cores once on this thread, instead of :meth:`start`.
+
+        For benchmarks and tests.
+        """
         if lib.dh_machine_pass(self._machine):
             raise ProbeError(
                 "machine watch: the files cannot be read on this thread while its own runs; stop it"
             )
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread. False: it still hangs in the kernel after ``timeout_s`` and is abandoned."""
+        """End the thread that reads memory, EDAC, pressure and CPU cores.
+
+        Returns False if it still hangs in the kernel after ``timeout_s`` seconds; it is abandoned.
+        """
         machine, self._machine = self._machine, ffi.NULL
         return machine == ffi.NULL or int(lib.dh_machine_stop(machine, int(timeout_s * NS))) == 0
 

@@ -25,7 +25,10 @@ def check_record_size(struct_name: str, layout: struct.Struct) -> None:
 
 
 class CopiedBytes(Protocol):
-    """Buffer that the C core has filled. The next read overwrites it; a slice is a copy that stays."""
+    """Buffer that the C core has filled with a table of records.
+
+    The next read overwrites the buffer; a slice of it is a copy that stays.
+    """
 
     def __len__(self) -> int: ...
 
@@ -82,7 +85,7 @@ class PublicationReader(Generic[T]):
 
 
 class UnchangedBytesCache(Generic[T]):
-    """Decoder that returns its last value again while the bytes are unchanged."""
+    """Decoder of copied bytes that returns its last value again while the bytes are unchanged."""
 
     def __init__(self, decode: Callable[[CopiedBytes], T]) -> None:
         self._decode = decode
@@ -97,7 +100,7 @@ class UnchangedBytesCache(Generic[T]):
 
 
 class StampedRecordTable(Generic[S]):
-    """Table of records with a 64-bit stamp, which is unique and grows whenever its record changes.
+    """Table of the C core's records with a stamp, a unique 64-bit number that grows when its record changes.
 
     The C core copies all stamps, but only the records that are new to this reader. Arguments as for
     :class:`RecordTable`.
@@ -112,7 +115,11 @@ class StampedRecordTable(Generic[S]):
         """Highest stamp read so far: the next copy contains exactly the records with higher stamps."""
 
     def samples(self, data: CopiedBytes, start: int, count: int) -> tuple[S, ...]:
-        """Return the samples of ``count`` records. ``start``: offset of the stamps, before the records."""
+        """Return the samples of ``count`` records in a copied table.
+
+        Args:
+            start: Offset of the stamps, which precede the records [bytes].
+        """
         with memoryview(data) as view:
             records = start + 8 * count
             stamps = view[start:records].cast("Q").tolist()
@@ -126,7 +133,7 @@ class StampedRecordTable(Generic[S]):
 
 
 class RecordTable(Generic[S]):
-    """Table of records of one kind, decoded into samples; unchanged records keep their sample.
+    """Table of the C core's records of one kind, decoded into samples; unchanged records keep their sample.
 
     Args:
         layout: Layout of one record.
@@ -147,7 +154,7 @@ class RecordTable(Generic[S]):
         self._samples: tuple[S, ...] = ()
 
     def samples(self, data: CopiedBytes, start: int, end: int) -> tuple[S, ...]:
-        """Return the samples of the records between two offsets [bytes]."""
+        """Return the samples of the records between two offsets of a copied table [bytes]."""
         starts = range(start, end, _BLOCK * self._layout.size)
         changed = len(starts) < len(self._blocks)
         del self._blocks[len(starts) :]

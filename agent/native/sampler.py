@@ -26,7 +26,7 @@ class SamplerOptions:
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
     kubelet_cgroup_root: str = "/"
     period_ns: int = NS
-    """Time between two passes [ns]: 10 ms to 1 h."""
+    """Time between two passes over the files that are read in every pass [ns]: 10 ms to 1 h."""
     sweep_ns: int = 10 * NS
     """Time in which every cgroup's counters that the kernel does not notify about are read once [ns].
 
@@ -35,7 +35,7 @@ class SamplerOptions:
     resync_ns: int = 300 * NS
     """Time in which every file is read once, whether or not the kernel notified [ns]."""
     group_max: int = 4096
-    """Largest number of cgroups: 1 to 65536."""
+    """Largest number of cgroups that the sampler watches: 1 to 65536."""
     held_bytes: int = 4 << 20
     """Kernel memory for descriptors of cgroup files that stay open between two reads [bytes]; 0: none stay
     open. Fewer stay open if RLIMIT_NOFILE is low."""
@@ -99,7 +99,7 @@ class Sampler:
         )
 
     def start(self) -> None:
-        """Start the thread; its first pass begins at once."""
+        """Start the thread that reads CPUs, hugepages and cgroups; its first pass begins at once."""
         code = lib.dh_sampler_start(self._sampler)
         if code:
             raise ProbeError(f"sampler thread cannot be started: {os.strerror(-code)}")
@@ -138,7 +138,10 @@ class Sampler:
             )
 
     def run_sweep(self) -> int:
-        """Read, on this thread, the counters without notification of every cgroup; return their number."""
+        """Read, on this thread, those counters of every cgroup that the kernel does not notify about.
+
+        Returns the number of cgroups that were read. For benchmarks and tests.
+        """
         return int(lib.dh_sampler_sweep(self._sampler))
 
     def run_lower_bound(self, *, sweep: bool, opens: bool = False) -> int:
@@ -151,7 +154,10 @@ class Sampler:
         return int(lib.dh_sampler_lower_bound(self._sampler, swept if sweep else lib.DH_BARE_PASS))
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread. False: it still hangs in the kernel after ``timeout_s`` and is abandoned."""
+        """End the thread that reads CPUs, hugepages and cgroups.
+
+        Returns False if it still hangs in the kernel after ``timeout_s`` seconds; it is abandoned.
+        """
         sampler, self._sampler = self._sampler, ffi.NULL
         return sampler == ffi.NULL or int(lib.dh_sampler_stop(sampler, int(timeout_s * NS))) == 0
 

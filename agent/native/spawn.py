@@ -30,7 +30,7 @@ class UserIds(NamedTuple):
 
 
 class SpawnedProcess(NamedTuple):
-    """Child process that was started. The caller collects it, and closes the descriptor."""
+    """Child process that was started. The caller waits for its end, and closes ``error_fd``."""
 
     pid: int
     error_fd: int
@@ -87,7 +87,7 @@ class SpawnFailure(NamedTuple):
     """Step that failed between the start of a child process and the start of its command."""
 
     step: str
-    """The step, such as ``change of user``."""
+    """Failed step in words, such as ``change of user``."""
     errno: int
     is_execution: bool
     """Whether the command itself could not be executed."""

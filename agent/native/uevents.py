@@ -47,7 +47,7 @@ class UeventListener:
         )
 
     def start(self) -> None:
-        """Start the thread. Events from before it opens its socket are not received."""
+        """Start the thread that counts device events. Earlier events are not received."""
         code = lib.dh_uevents_start(self._uevents)
         if code:
             raise ProbeError(f"uevent thread cannot be started: {os.strerror(-code)}")
@@ -57,7 +57,10 @@ class UeventListener:
         return self._publication.read()
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread. False: it still hangs in the kernel after ``timeout_s`` and is abandoned."""
+        """End the thread that counts device events.
+
+        Returns False if it still hangs in the kernel after ``timeout_s`` seconds; it is abandoned.
+        """
         uevents, self._uevents = self._uevents, ffi.NULL
         return uevents == ffi.NULL or int(lib.dh_uevents_stop(uevents, int(timeout_s * NS))) == 0
 
@@ -87,7 +90,10 @@ def _decode_sample(data: CopiedBytes) -> UeventCounts:
 
 
 def _detail_text(record: Any) -> str:
-    """Return why uevents are absent, the last failure, or the number of lost events; empty: no problem."""
+    """Return the detail of the source ``uevents``: why there are no events, the last failure, or lost events.
+
+    Empty: no problem.
+    """
     if record.err:
         return f"socket of device events: {error_text(record.err)}"
     if record.silent:

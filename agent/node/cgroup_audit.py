@@ -56,7 +56,7 @@ _NO_CPUS: Final[ExclusiveCpusByPod] = {}
 
 
 class AuditPaths(NamedTuple):
-    """Root directories, kubelet version and configuration that an audit of cgroups needs."""
+    """Paths (roots, kubelet's configuration) and the kubelet's version, which an audit of cgroups needs."""
 
     sysfs_root: Path = Path("/sys")
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
@@ -64,7 +64,7 @@ class AuditPaths(NamedTuple):
     """The kubelet's ``--cgroup-root``."""
     kubelet_dir: Path = KUBELET_DIR
     kubelet_version: str = ""
-    """Version such as ``1.37.1``; empty: unknown."""
+    """Version of the kubelet such as ``1.37.1``; empty: unknown."""
     procfs_root: Path = Path("/proc")
     kubelet_config: Path | None = None
     """File with the kubelet's configuration in effect; None: read from the kubelet's process."""
@@ -206,7 +206,7 @@ def _read_kubelet_config(paths: AuditPaths) -> KubeletConfigResult:
 
 
 def _kubelet_gaps(kubelet: KubeletConfigResult) -> Iterable[str]:
-    """Yield texts on settings that are not compared, with the source that would show the expected values."""
+    """Yield a text for each kind of settings that the audit skips because of the kubelet's configuration."""
     if kubelet.config is None:
         yield (
             f"configuration of the kubelet: {kubelet.reason}; memory QoS, swap limits and node cgroups are "
@@ -220,7 +220,10 @@ def _kubelet_gaps(kubelet: KubeletConfigResult) -> Iterable[str]:
 
 
 def _is_in_qos_sum(pod: Pod) -> bool:
-    """Return whether a pod's requests count for the weight of its QoS class, and it must have a cgroup."""
+    """Return whether the CPU weight of the cgroup of Burstable pods includes a pod's requests.
+
+    True for an active Burstable pod with a started container.
+    """
     has_started = any(one.started_wall_s is not None for one in pod.containers)
     return pod.is_active and has_started and pod.qos is QosClass.BURSTABLE
 
@@ -247,7 +250,10 @@ def _has_hugetlb(reader: CgroupSettingReader, facts: NodeFacts, root: str) -> bo
 
 
 def _read_kubelet_exclusive(path: Path) -> tuple[ExclusiveCpusByPod | None, str]:
-    """Return the exclusive CPUs by the kubelet's CPU manager and ``""``, or None and the read error."""
+    """Read the exclusive CPUs that the kubelet's CPU manager has given to containers.
+
+    Returns them with an empty text, or None with the error of the read.
+    """
     try:
         return kubelet_state.read_exclusive_cpus(path), ""
     except ProbeError as error:

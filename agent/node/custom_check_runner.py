@@ -35,18 +35,22 @@ MIN_FIRST_PERIOD: Final = 0.5
 log = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
-"""Name of the check, and the device for which it runs; empty: for the node or all devices."""
+"""Identity of a periodic run: name of the check, and its device. Without a device it is for the node or all.
+"""
 
 
 class _Task(NamedTuple):
-    """Periodic run of one check, and its cancellation."""
+    """Task that runs one check periodically, and the scope that cancels the task."""
 
     check: CustomCheck
     scope: trio.CancelScope
 
 
 class CustomCheckRunner:
-    """Runner of all custom checks. Core thread only, except :meth:`close`."""
+    """Runner of the checks that operators configure (``[[check]]``).
+
+    Core thread only, except :meth:`close`.
+    """
 
     def __init__(
         self,
@@ -74,18 +78,18 @@ class CustomCheckRunner:
         self._same_results: dict[_Key, int] = {}
         self._tasks: dict[_Key, _Task] = {}
         self._commands: dict[_Key, CheckCommand] = {}
-        """Runs whose command has not ended."""
+        """Commands that were started and have not ended, by check and device."""
         self._numbers = itertools.count(1)
         self._slots = trio.CapacityLimiter(RUNS_MAX)
         self._changed = trio.Event()
 
     def reconfigure(self, checks: Sequence[CustomCheck]) -> None:
-        """Replace the checks. Unchanged ones go on; the results of removed ones are dropped."""
+        """Replace the configured checks. Unchanged checks go on; results of removed checks are dropped."""
         self._checks = tuple(checks)
         self._changed.set()
 
     def note_report(self, report: Report) -> None:
-        """Note which devices exist, for checks that run once for each device."""
+        """Store which devices the report has, for checks that run once for each device."""
         if not any(check.is_per_device for check in self._checks):
             return
         devices = frozenset(
@@ -167,7 +171,11 @@ class CustomCheckRunner:
                 await trio.sleep_until(due_s)
 
     async def _run_once(self, key: _Key, check: CustomCheck) -> CommandResult:
-        """Run the check's command once; return its end, or the reason why it did not run."""
+        """Run a check's command once; return its exit code and output, or the reason why it did not run.
+
+        Args:
+            key: Name of the check, and the device.
+        """
         last = self._commands.get(key)
         if last is not None and not await _wait_for_end(last):
             return CommandResult(None, "", f"no answer within {check.timeout_s:g} s, and it survives SIGKILL")
@@ -217,7 +225,7 @@ class CustomCheckRunner:
 
 
 async def _wait_for_end(command: CheckCommand) -> bool:
-    """Kill the last run of a check; return whether it has ended within KILL_S."""
+    """Kill the command of a check's last run; return whether it has ended within KILL_S seconds."""
     command.kill()
     for _ in range(round(KILL_S / POLL_S)):
         if command.is_ended():
@@ -241,7 +249,7 @@ def _result(key: _Key, check: CustomCheck, ended: CommandResult, passes: int) ->
 
 
 def _log_change(key: _Key, before: str, reason: str) -> None:
-    """Log the reason why a check has no result, once per change of the reason."""
+    """Log why a check has no result, once for each change of the reason, and when it has a result again."""
     name, device = key
     label = f"custom check {name}{f' of device {device}' if device else ''}"
     if reason and reason != before:

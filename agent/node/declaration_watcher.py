@@ -24,9 +24,10 @@ from agent.sources.declaration_directory import DIRECTORY, read_declarations
 from agent.system.threads.trio_calls import call_in_thread_when_possible
 
 DEBOUNCE_S: Final = 0.1
-"""Delay of a read after a change [s]; further changes within it cause no other read."""
+"""Delay of a read of the directory after a change in it [s]; changes within it cause no further read."""
 MAX_DUTY_CYCLE: Final = 4
-"""Pause after a read, in multiples of the read's duration: at most a fifth of a CPU is used."""
+"""Pause after a read of the directory, in multiples of the read's duration: at most a fifth of a CPU is used.
+"""
 POLL_S: Final = 10.0
 """Interval of reads while the directory cannot be watched with inotify [s]."""
 
@@ -121,7 +122,10 @@ class DeclarationWatcher:
             _drain(watched.descriptor)
 
     async def _read_and_store(self, wake: Callable[[], None]) -> _DirectoryIdentity | None:
-        """Read and store the declarations. Returns the identity of the directory; None: there is none."""
+        """Read all declaration files and store their devices.
+
+        Returns the identity of the directory; None: the directory does not exist.
+        """
         read = partial(read_declarations, self._directory, self._declarations, self._node)
         result = await call_in_thread_when_possible(partial(self._read_now, read), "dh-declared")
         is_changed = not self._passes
@@ -137,7 +141,10 @@ class DeclarationWatcher:
     # --- in a thread ---------------------------------------------------------------------------------------
 
     def _try_watch(self) -> _WatchedDirectory | None:
-        """Create and watch the directory. Returns None, after a log line, if it cannot be watched."""
+        """Create the directory of declarations if it is absent, and watch it with inotify.
+
+        Returns None, after a log line, if the directory cannot be watched.
+        """
         try:
             watched = self._create_and_watch()
         except (OSError, ProbeError) as error:
@@ -158,7 +165,7 @@ class DeclarationWatcher:
         return _WatchedDirectory(self._watch(self._directory), found)
 
     def _read_now(self, read: Callable[[], Declarations]) -> _ReadResult:
-        """Read all declaration files. The error of a single file is part of its declaration."""
+        """Read all declaration files in a thread. The error of a single file is part of its declaration."""
         try:
             directory = _directory_id(self._directory)
         except OSError:

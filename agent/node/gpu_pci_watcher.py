@@ -36,16 +36,16 @@ NO_EVENTS_POLL_S: Final = 10.0
 DEBOUNCE_S: Final = 0.1
 """Delay of a read after a uevent [s]: a device that is plugged in sends a dozen, which trigger one read."""
 DEBOUNCE_MAX_S: Final = 5.0
-"""Longest delay [s], for a device that appears and disappears all the time."""
+"""Longest delay of a read after a uevent [s], for a device that appears and disappears all the time."""
 RECHECKS: Final = 3
-"""Number of PCI bus reads in quick succession after a change: as many as rules need to clear a fault."""
+"""Number of PCI bus reads in quick succession after a change: as many as the rules need to clear a cause."""
 RECHECK_S: Final = 1.0
 """Interval of the bus reads that follow a change [s]."""
 HOST_READ: Final = "read of GPU processes"
 INVENTORY_READ: Final = "read of the GPU inventory"
 BUS_READ: Final = "read of the PCI bus"
 _UNREAD_HOST: Final = GpuOsSample()
-"""Value of the GPU facts before the first read."""
+"""Sample of GPU processes, inventory and GPUs on the bus before their first read."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -196,7 +196,7 @@ class GpuPciWatcher:
         return [name for name, done in running if not done.wait(max(0.0, end_s - time.monotonic()))]
 
     async def _debounce_changes(self) -> None:
-        """Wake the reading tasks after a change; pauses grow while changes follow each other."""
+        """Start reads of bus and inventory after a change; delays grow while changes follow each other."""
         pause_s, last_s = DEBOUNCE_S, -DEBOUNCE_MAX_S
         while True:
             await self._changed.wait()
@@ -261,7 +261,9 @@ class GpuPciWatcher:
         return self._every_s if self._has_uevents else min(NO_EVENTS_POLL_S, self._every_s)
 
     def _read_gpu_system(self) -> GpuOsSample | None:
-        """Read the GPU facts; None, without reading processes: the machine never had a GPU."""
+        """Read GPU processes and the GPUs on the bus; None, without reading processes: no GPU was ever
+        found.
+        """
         if not self._has_gpus():
             bus = read_nvidia_devices(self._sysfs_root)
             if not isinstance(bus, NvidiaPciDevices) or not bus.gpus:
@@ -292,7 +294,13 @@ class GpuPciWatcher:
         return await call_in_thread_when_possible(partial(self._run_read, name, read), "dh-host")
 
     def _run_read(self, name: str, read: Callable[[], T]) -> T | None:
-        """Return the result of `read`; None: it failed. A new reason is logged."""
+        """Return the result of `read`; None: it failed. A new reason of a failure is logged.
+
+        Runs in a thread.
+
+        Args:
+            name: Name of the read in log lines: ``read of the PCI bus``.
+        """
         done = self._running_reads[name] = threading.Event()
         try:
             found = read()
@@ -318,7 +326,7 @@ async def _wait_for_event(event: trio.Event, seconds: float) -> None:
 
 
 def _bus_topology(functions: tuple[PciSample, ...] | Missing | None) -> object:
-    """Return addresses, drivers and link widths of PCI functions, without counters."""
+    """Return address, driver and link width of each PCI function, without counters, to detect a change."""
     if not isinstance(functions, tuple):
         return functions
     return [(function.address, function.driver, function.width) for function in functions]
@@ -344,8 +352,11 @@ def _declared_pci_addresses(declared: Declarations) -> frozenset[str]:
 def _merge_inventory(
     before: Sequence[GpuAttributes], now: Sequence[GpuAttributes]
 ) -> tuple[GpuAttributes, ...]:
-    """Return the new entries, and the previous entries of GPUs that do not answer: their serial numbers are
-    needed for replacement. A previous entry is dropped when another GPU is at its address."""
+    """Return the attributes of GPUs after a new read of the inventory.
+
+    GPUs that do not answer keep their earlier entry, because a replacement needs their serial number. The
+    entry is dropped when another GPU is at its address.
+    """
     known = [gpu for gpu in now if gpu.uuid]
     present = {gpu.uuid for gpu in known} | {gpu.bus for gpu in known}
     return (*known, *(gpu for gpu in before if not {gpu.uuid, gpu.bus} & present))

@@ -25,7 +25,8 @@ from agent.system.threads.trio_calls import call_in_thread_when_possible
 DEBOUNCE_S: Final = 0.1
 """Delay of a read after a uevent or a new declaration [s]."""
 READ_GAP_S: Final = 1.0
-"""Shortest time between two reads [s], for a PCI device that appears and disappears all the time."""
+"""Shortest time between two reads of the NICs [s], for a PCI device that appears and disappears all the time.
+"""
 NIC_READ: Final = "read of the NICs"
 
 
@@ -126,5 +127,5 @@ class NicWatcher:
         return _NicReading(nics, declared, time.monotonic_ns(), self._reading.passes + 1)
 
     def unfinished_reads(self, timeout_s: float) -> Sequence[str]:
-        """Return the name of the read if it hangs for longer than `timeout_s`, after :meth:`run`."""
+        """Return the name of the read of NICs if it hangs for longer than `timeout_s` after :meth:`run`."""
         return [] if self._done.wait(timeout_s) else [NIC_READ]

@@ -37,7 +37,7 @@ from agent.node.nvml_process import NvmlProcess
 from agent.sources.nvml import read_gpu_inventory
 
 HOST_PERIOD_FACTOR: Final = 6
-"""Interval of reads of PCI bus and GPU processes, in multiples of ``gpu.slow-period``."""
+"""Time between two reads of PCI bus and GPU processes, in multiples of ``gpu.slow-period``."""
 MEMORY_CONTROLLER_NS: Final = NS
 """Interval of memory controller reads; at least the sampler's period [ns]."""
 MEMORY_PERIOD_NS: Final = 5 * NS
@@ -45,7 +45,7 @@ MEMORY_PERIOD_NS: Final = 5 * NS
 EXPENSIVE_PERIOD_NS: Final = 60 * NS
 """Interval of reads that are expensive for the kernel [ns]."""
 STOP_MIN_S: Final = 0.05
-"""Time that each thread has to stop even if an earlier thread used up the timeout [s]."""
+"""Shortest time that each thread has to stop, even if earlier threads used up the timeout [s]."""
 
 
 class PodsSource(Protocol):
@@ -134,7 +134,7 @@ class NodeSource:
             raise
 
     def start(self) -> None:
-        """Start every thread, the uevent listener first: no event after a first read is lost."""
+        """Start all threads, the uevent listener first: no event after the first read of a file is lost."""
         for part in (self._uevents, self._sampler, self._machine, self._gpus, self._kmsg):
             if part is not None:
                 part.start()

@@ -46,33 +46,32 @@ from agent.system.threads.loop_thread import set_thread_name
 MEMORY_MAX: Final = 256 << 20
 """Limit of the child's private writable memory, thread stacks included [bytes]."""
 BACKOFF_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
-"""Pause before each restart after a child that ended; the last one repeats [s]."""
+"""Pauses before each restart after the child process has ended [s]; the last pause repeats."""
 STABLE_S: Final = 600.0
-"""Lifetime after which the pauses begin again with the shortest [s]."""
+"""Lifetime of a child process after which the pauses of BACKOFF_S begin again with the shortest [s]."""
 FIRST_PASS_S: Final = 2.0
 """Longest wait from the first NVML call of a new child to its first pass over all GPUs, before its records
 replace the last ones [s]."""
 INVENTORY_S: Final = 30.0
-"""Longest wait for an inventory [s]."""
+"""Longest wait for the child's answer to a request for the inventory of GPUs [s]."""
 DRIVER_CHECK_S: Final = 20.0
 """Interval of checks for a GPU driver while no child runs and no kernel event is received [s]. The PCI bus is
 listed at start and after an event only: a GPU without a driver cannot be read."""
 PERIOD_NS: Final = 10 * NS
-"""Period that the source reports while there is no child: that of the GPU watch's checks of the library
-[ns]."""
+"""Period of the source ``nvml`` while there is no child process: that of checks for the library [ns]."""
 _COPY_FD_MIN: Final = 16  # above the numbers that the child's descriptors get
 _START: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from agent.node.nvml_process_main import main; main()"
 )
-"""Program of the child: it imports the same files as the agent, wherever they are, and nothing else."""
+"""Python program of the child process: it imports the agent's files from the paths of its parent."""
 _UNREADABLE: Final = Missing(Absence.UNREADABLE)
 
 log = logging.getLogger(__name__)
 
 
 class _Child(NamedTuple):
-    """Running child process."""
+    """Running child process that calls NVML: its PID, socket and the reader of its shared memory."""
 
     pid: int
     channel: socket.socket
@@ -104,25 +103,31 @@ class NvmlProcess:
         self._lock = threading.Lock()
         self._child: _Child | None = None
         self._last: NvmlSample | None = None
-        """Newest sample of this child or an earlier one; of a later child only once its library is open."""
+        """Newest sample that readers get, of this child or an earlier one.
+
+        A later child replaces it once the child's library is open.
+        """
         self._end = ""
-        """How the last child ended; empty: none has ended."""
+        """Text on how the last child process ended; empty: none has ended."""
         self._ends = 0
         self._ended_ns = time.monotonic_ns()
         self._has_driver = True
         self._before: NvmlSample | None = None
-        """Last sample of the child before; None: this is the first."""
+        """Last sample of the child process before this one; None: this is the first."""
         self._raw: NvmlSample | None = None
-        """Newest sample as this child published it."""
+        """Newest sample as this child process published it, without the counts of earlier child processes."""
         self._first_call_ns = 0
-        """When this child was first seen to call NVML; 0: not yet."""
+        """CLOCK_MONOTONIC at which this child process was first seen to call NVML [ns]; 0: not yet."""
         self._requests = threading.Lock()
         self._stop = threading.Event()
         self._check_driver = threading.Event()
         self._thread = DaemonThread(self._run, "dh-nvml")
 
     def start(self) -> None:
-        """Start the thread, which starts the child if there is a GPU driver. Does not wait for NVML."""
+        """Start the thread that keeps a child process for NVML running while there is a GPU driver.
+
+        Does not wait for NVML.
+        """
         self._thread.start()
 
     def read(self) -> NvmlSample:
@@ -214,9 +219,9 @@ class NvmlProcess:
             self._requests.release()
 
     def stop(self, timeout_s: float) -> bool:
-        """End the child and the thread. Returns False if the child hangs in the kernel.
+        """End the child process and the thread that restarts it. Blocks up to `timeout_s` seconds.
 
-        Blocks up to `timeout_s`.
+        Returns False if the child hangs in the kernel.
         """
         self._stop.set()
         self._check_driver.set()
@@ -278,7 +283,7 @@ class NvmlProcess:
         return isinstance(bus, NvidiaPciDevices) and bool(bus.gpus)
 
     def _run_child(self) -> str:
-        """Run one child to its end. Return how it ended."""
+        """Run one child process to its end. Returns how it ended, such as ``was killed by SIGSEGV``."""
         try:
             child = self._start_child()
         except OSError as error:
@@ -356,13 +361,13 @@ def _reap(pid: int) -> str:
 
 
 def _no_gpus(state: SourceState, since_ns: int, detail: str = "") -> NvmlSample:
-    """Return a sample without GPUs, whose library has the given state."""
+    """Return a sample without GPUs, whose source ``nvml`` has the given state."""
     library = SourceSample("nvml", state, since_ns, PERIOD_NS, 0, detail, vital=False)
     return NvmlSample((), library, library._replace(name="nvml-events", state=SourceState.ABSENT, detail=""))
 
 
 def _continued(found: NvmlSample, before: NvmlSample) -> NvmlSample:
-    """Return a sample of a child that continues the counts of the earlier one.
+    """Return the sample of a restarted child process with the counts of the child before added.
 
     The start of a child is neither a reload of the driver nor the return of a lost GPU.
     """
@@ -378,7 +383,7 @@ def _continued(found: NvmlSample, before: NvmlSample) -> NvmlSample:
 
 
 def _continued_gpu(gpu: GpuSample, before: GpuSample | None) -> GpuSample:
-    """Return a GPU's sample whose counts continue those of the earlier child."""
+    """Return a GPU's sample from a restarted child process with the counts of the child before added."""
     if before is None:
         return gpu
     return replace(
@@ -397,7 +402,7 @@ def _continued_source(source: SourceSample, before: SourceSample) -> SourceSampl
 
 
 def _unreadable(last: NvmlSample, reason: str, failures: int) -> NvmlSample:
-    """Return the last sample without readings, events and calls, for the time without a child.
+    """Return the sample for the time without a child process: the last one without readings and events.
 
     Its sources do not stall: that there is no child was verified now.
     """

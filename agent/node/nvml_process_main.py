@@ -22,11 +22,17 @@ from agent.sources.nvml import read_gpu_inventory
 DESCRIPTORS: Final = (3, 4, 5)
 """Numbers of the process's descriptors: the socket pair, the shared memory, the parent's eventfd."""
 COUNT: Final = b"count"
-"""Message: count the GPUs now. No answer."""
+"""Message of the parent process: count the GPUs now. It has no answer."""
 INVENTORY: Final = b"inventory"
-"""Message: read the inventory. The answer is that of :func:`encode_inventory`, or an error text."""
+"""Message of the parent process: read the inventory of the GPUs.
+
+The answer is that of :func:`encode_inventory`, or an error text.
+"""
 MESSAGE_MAX: Final = 128 << 10
-"""Longest message [bytes]; the inventory of 32 GPUs with 7 MIG instances each has less than half of it."""
+"""Longest message on the socket pair [bytes].
+
+The inventory of 32 GPUs with 7 MIG instances each has less than half of it.
+"""
 STOP_S: Final = 0.3
 EXIT_FAILED: Final = 70
 OOM_SCORE: Final = b"500"  # the kernel's OOM killer shall choose this process, and not the agent
@@ -91,7 +97,7 @@ def decode_inventory(answer: bytes) -> tuple[GpuAttributes, ...]:
 
 
 def main() -> NoReturn:
-    """Run until the parent closes the connection or ends."""
+    """Run the GPU threads and answer messages until the parent process closes the connection or ends."""
     try:
         _run(int(sys.argv[1]), int(sys.argv[2]))
     except (DrahealthError, OSError) as error:

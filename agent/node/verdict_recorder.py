@@ -36,9 +36,12 @@ WRITE_S: Final = 300.0
 """Interval of writes to the history file without a change [s]. The observed-period file has the time of the
 last report."""
 PAUSE_S: Final = 0.5
-"""Shortest time between two writes: a device whose verdict changes all the time costs two a second [s]."""
+"""Shortest time between two writes to the history file [s].
+
+A device whose verdict changes all the time costs two writes a second.
+"""
 RETRY_S: Final = 10.0
-"""Time between two attempts after a failed write [s]."""
+"""Time between two attempts to write the history file after a failed write [s]."""
 SILENT_HEARTBEATS: Final = 3
 """Number of heartbeats without a report after which the time since the last one counts as not observed."""
 
@@ -46,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class _Job(NamedTuple):
-    """Content of one write."""
+    """Content of one write to the history file: observed periods and changed verdicts."""
 
     periods: tuple[ObservedPeriod, ...]
     changes: tuple[VerdictChange, ...]
@@ -92,7 +95,7 @@ class VerdictRecorder:
         self._last: dict[DeviceRef, RecordedVerdict] = {}
         """Newest verdict on each device, as queued or written."""
         self._periods: dict[str, ObservedPeriod] = {}
-        """Periods to write."""
+        """Observed periods that the next write stores, by id."""
         self._pending: list[VerdictChange] = []
         self._dropped = 0
         self._now = Instant(0, 0)
@@ -189,7 +192,7 @@ class VerdictRecorder:
         self._periods[id_] = self._period
 
     def _extend_period(self, wall_s: float, boot_s: float, *, is_end: bool = False) -> float:
-        """Set the end of the present period; return the time since its begin [s]."""
+        """Set the end of the present observed period; return the time since its begin [s]."""
         assert self._period is not None
         lasted_s = boot_s - self._period.began_boot_s
         if is_end:  # up to now, unless the agent was stopped since its last report
@@ -228,7 +231,13 @@ class VerdictRecorder:
         )
 
     def _handle(self, job: _Job, *, is_last: bool) -> None:
-        """Write the changes, or only the observed-period file if there is none."""
+        """Write the queued changes to the history file.
+
+        Without changes, only the end of the observed period is written, to the observed-period file.
+
+        Args:
+            is_last: True: the recorder closes, so write even if no write is due.
+        """
         now_ns = job.now.mono_ns
         is_due = bool(job.changes) or len(job.periods) > 1 or now_ns - self._written_ns >= WRITE_S * NS
         if is_last or (is_due and now_ns >= self._retry_ns):
@@ -263,8 +272,11 @@ class VerdictRecorder:
             )
 
     def _merge_stored(self, stored: StoredVerdicts) -> None:
-        """Queue the changes that are missing in a history file which this recorder has neither read nor
-        written."""
+        """Queue changes again if the history file was replaced.
+
+        At the first read of a file of earlier runs, continue it. If the file was removed or damaged since,
+        queue the newest change of each device again.
+        """
         if self._stored is not None:  # the file was removed, or a damaged one was renamed
             changes = {(one.period, one.number): one for one in (*self._stored.values(), *self._pending)}
             self._pending = list(changes.values())
@@ -279,7 +291,14 @@ class VerdictRecorder:
         self._pending = list(self._continue_stored(self._stored))
 
     def _continue_stored(self, stored: Mapping[DeviceRef, VerdictChange]) -> Iterator[VerdictChange]:
-        """Yield the queued changes, those of the first report compared with the newest ones in the file."""
+        """Yield the queued changes as the continuation of those in the history file.
+
+        A device of the first report that has the verdict of the file gets no change. A device that only the
+        file has gets the change GONE.
+
+        Args:
+            stored: Newest change of each device in the file.
+        """
         first = next(one for one in self._periods.values() if one.id.startswith(self._run_id))
         reported = {one.device for one in self._pending if one.period == first.id and one.before is None}
         for number, (ref, _) in enumerate(sorted(stored.items()), 1):
@@ -294,7 +313,10 @@ class VerdictRecorder:
                 yield one._replace(before=known.verdict.state)
 
     def _forget_written(self, job: _Job) -> int:
-        """Remove the written changes from the queue; return how many changes were dropped before."""
+        """Remove the written changes from the queue.
+
+        Returns how many changes were dropped before the write for lack of room.
+        """
         assert self._stored is not None
         for one in job.changes:
             if one.verdict == GONE:

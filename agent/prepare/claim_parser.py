@@ -29,7 +29,7 @@ API_GROUP: Final = "resource.k8s.io/"
 PARAMETERS_MAX_BYTES: Final = 10 * 1024
 """Largest opaque parameters that the API server accepts [bytes]."""
 DEPTH_MAX: Final = 64
-"""Limit of nesting levels in parameters; the API server has none, but Python limits recursion."""
+"""Largest number of nested levels in opaque parameters; Python limits recursion, the API server does not."""
 NAME_BYTES: Final = 253
 """Longest name of a Kubernetes object [bytes]."""
 
@@ -177,7 +177,7 @@ def _name_field(parent: JsonObject, key: str, path: str) -> str:
 
 
 def _is_name(value: object) -> bool:
-    """Return True if a value can be a Kubernetes name; the API server's rules are stricter."""
+    """Return True if a value can be the name of a Kubernetes object; the API server's rules are stricter."""
     return (
         isinstance(value, str)
         and 0 < len(value) <= NAME_BYTES
@@ -314,7 +314,10 @@ def configs_for(claim: Claim, request: str) -> tuple[ClaimConfig, ...]:
 
 
 def _kind_of(config: ClaimConfig) -> str:
-    """Return ``<apiVersion>/<kind>`` of parameters. Raises BadConfigError if one of the two is missing."""
+    """Return ``<apiVersion>/<kind>`` of opaque parameters.
+
+    Raises BadConfigError if one of the two is missing.
+    """
     version, kind = (config.parameters.get(key) for key in ("apiVersion", "kind"))
     for key, value in (("apiVersion", version), ("kind", kind)):
         if not isinstance(value, str) or not value:

@@ -35,7 +35,7 @@ CLASSES_WORST_FIRST: Final = (
     ErrorClass.UNKNOWN,  # a retry may do harm; transient failures are retried within the call
     ErrorClass.TRANSIENT,
 )
-"""Classes of failures, the worst first: of several failures at once the worst is reported."""
+"""Error classes of failed prepares, worst first: of several failures at once the worst is reported."""
 
 
 def classify(error: BaseException, context: PrepareContext) -> PrepareVerdict:
@@ -57,7 +57,9 @@ def classify_evidence(evidence: Sequence[Evidence], context: PrepareContext) -> 
 
 
 def classify_unhealthy_devices(context: PrepareContext) -> PrepareVerdict | None:
-    """Return a verdict of class failed-device if a device of the claim is Unhealthy, else None."""
+    """Return the failed-device verdict on a claim that has an Unhealthy device, before a prepare; else
+    None.
+    """
     unhealthy = _unhealthy_devices((), context)
     return _build_verdict(_score_unhealthy(unhealthy), context) if unhealthy else None
 
@@ -77,7 +79,12 @@ def _score_failure(evidence: Sequence[Evidence], context: PrepareContext) -> Evi
 
 
 def _health_engine_score(best: EvidenceScore, unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore:
-    """Replace the best score of a failure by that of the Unhealthy devices that caused it."""
+    """Return the score that blames the Unhealthy devices of the claim instead of the best evidence.
+
+    Args:
+        best: Score of the best evidence; its requests, and the devices that it names, stay.
+        unhealthy: Unhealthy devices of the claim.
+    """
     named = best.devices if best.error_class is ErrorClass.FAILED_DEVICE else ()
     engines = _score_unhealthy([one for one in unhealthy if one.device in named] or unhealthy)
     detail = engines.detail or (best.detail if best.code == engines.code else "")
@@ -85,7 +92,7 @@ def _health_engine_score(best: EvidenceScore, unhealthy: Sequence[HealthEngineEv
 
 
 def _health_engine_decides(best: EvidenceScore, unhealthy: Sequence[HealthEngineEvidence]) -> bool:
-    """Return True if Unhealthy devices caused the failure; False: the best score shows another cause."""
+    """Return whether the Unhealthy devices of the claim, and not the best evidence, explain the failure."""
     if best.verdict is not None:
         return False
     if best.error_class is ErrorClass.FAILED_DEVICE:
@@ -97,7 +104,7 @@ def _health_engine_decides(best: EvidenceScore, unhealthy: Sequence[HealthEngine
 
 
 def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
-    """Return the score of the worst failure, with the evidence of all failures."""
+    """Return the score of the worst of several failures in one prepare, with the evidence of all of them."""
     ranked = sorted(found, key=_worst_first_key)
     worst = ranked[0]
     same = [one for one in ranked if (one.error_class, one.code) == (worst.error_class, worst.code)]
@@ -112,7 +119,13 @@ def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
 def _with_other_devices(
     worst: EvidenceScore, found: Sequence[EvidenceScore], unhealthy: Sequence[HealthEngineEvidence]
 ) -> EvidenceScore:
-    """Add the claim's other broken devices to the detail of a score that blames a device."""
+    """Return a score with the claim's other broken devices added to its detail, if it blames a device.
+
+    Args:
+        worst: Score of the failure that is reported.
+        found: Scores of all failures.
+        unhealthy: Unhealthy devices of the claim.
+    """
     if worst.error_class is not ErrorClass.FAILED_DEVICE:
         return worst
     others = {
@@ -127,7 +140,7 @@ def _with_other_devices(
 
 
 def _worst_first_key(one: EvidenceScore) -> tuple[object, ...]:
-    """Return the sort key of a score, the worst first; its texts make the order unique."""
+    """Return the sort key of a failure's score, the worst first; its texts make the order unique."""
     texts = (
         one.code,
         one.summary,
@@ -215,7 +228,7 @@ def _build_verdict(decisive: EvidenceScore, context: PrepareContext) -> PrepareV
 
 
 def _requested_devices(claim: Claim, requests: Sequence[str]) -> tuple[DeviceRef, ...]:
-    """Return the devices of the named requests and their subrequests; without names all devices."""
+    """Return the claim's devices for the named requests, subrequests included; without names all devices."""
     return tuple(
         device.ref
         for device in claim.devices

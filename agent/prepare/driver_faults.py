@@ -17,18 +17,18 @@ from agent.prepare.failure_kinds import failure_kind
 FAULT_LIMIT_S: Final = 600.0
 """Time after which a driver-reported fault expires [s]."""
 EXPIRED_KEPT_S: Final = 3600.0
-"""Time that an expired fault is kept, so that clients see its end [s]."""
+"""Time for which an expired fault is kept, so that clients of the agent see its end [s]."""
 FAULTS_MAX: Final = 256
-"""Most faults that are kept; expired ones are dropped first, then the oldest."""
+"""Largest number of faults of one driver that are kept; expired ones are dropped first, then the oldest."""
 
 
 class DriverFaults(NamedTuple):
     """Active and expired faults that one driver reported while it prepared claims."""
 
     faults: tuple[DriverFault, ...] = ()
-    """Sorted by number."""
+    """Active and expired faults, sorted by their number."""
     next_number: int = 1
-    """Number of the next new fault."""
+    """Number that the next new fault gets."""
 
 
 def record_faults(

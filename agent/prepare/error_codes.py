@@ -142,8 +142,11 @@ API_STATUS_MEANINGS: Final[Mapping[int, CodeAndClass]] = {
 
 
 def classify_errno(number: int, operation: Operation | None) -> CodeAndClass:
-    """Return code and class of an errno; ``operation``: operation of the driver that failed, None if
-    unknown."""
+    """Return the dotted code and the error class of an errno.
+
+    Args:
+        operation: Operation of the driver that failed; None: unknown.
+    """
     if operation and (found := ERRNO_MEANINGS[operation].get(number)):
         return found
     name = e.errorcode.get(number, f"errno_{abs(number)}").lower()

@@ -18,9 +18,9 @@ PATTERN_CHARS: Final = 256
 SEARCH_CHARS: Final = 1024
 """Length to which a searched text is cut [characters]: the worst accepted pattern then takes about 2 s."""
 OPEN_REPEATS_MAX: Final = 2
-"""Limit of repeats ``*``, ``+`` and ``{1,9}`` in a pattern."""
+"""Largest number of repeats (``*``, ``+``, ``{1,9}``) in one regular expression."""
 CHOICES_MAX: Final = 4
-"""Limit of choices in a pattern: ``?`` and, within parentheses, ``|``."""
+"""Largest number of choices in one regular expression: ``?`` and, within parentheses, ``|``."""
 _KEYS: Final = ("match", "code", "class", "summary")
 _CLASSES: Final = tuple(map(str, ErrorClass))
 
@@ -138,7 +138,7 @@ _TOKEN: Final = re.compile(
 
 
 def _backtracking_risk(match: str) -> str:
-    """Return the reason why a search could take exponential time; empty: the pattern is safe."""
+    """Return why a search for an expression could take exponential time; empty: the expression is safe."""
     groups = [False]  # open groups, the outermost first: whether the group has a repeat or a choice
     ended = False  # the same for the group that has just closed
     repeats = choices = 0

@@ -155,6 +155,6 @@ class doing:
 
 
 def recorded_operation(error: BaseException) -> RecordedOperation | None:
-    """Return the operation that :class:`doing` recorded in an exception; None: no operation was recorded."""
+    """Return the operation that :class:`doing` recorded in an exception; None: it recorded none."""
     mark = getattr(error, _ATTRIBUTE, None)
     return mark if isinstance(mark, RecordedOperation) else None

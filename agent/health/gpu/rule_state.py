@@ -40,7 +40,7 @@ class MigInstance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PerGpuState:
-    """Earlier state of one GPU that its rules compare readings with."""
+    """Values of one GPU from earlier evaluations, which the GPU rules compare new readings with."""
 
     uuid: str = ""
     seen: SeenGpuFeatures = field(default_factory=SeenGpuFeatures)
@@ -49,17 +49,19 @@ class PerGpuState:
     windows: Mapping[GpuField, RateWindow] = field(default_factory=dict)
     """Recent readings of each counter whose growth the rules evaluate."""
     growth: Mapping[GpuField, CounterGrowth] = field(default_factory=dict)
-    """Growth of each of these counters within its window."""
+    """Growth of each counter in ``windows`` within its window."""
     instances: tuple[MigInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRuleState:
-    """Known GPUs, with the state and the newest sample of each."""
+    """State that the GPU rules carry between evaluations: the known GPUs, with values and newest sample of
+    each.
+    """
 
     registry: tuple[KnownGpu, ...] = ()
     per_gpu: Mapping[int, PerGpuState] = field(default_factory=dict)
-    """States by GPU number."""
+    """Values of earlier evaluations, by GPU number."""
     samples: Mapping[int, GpuSample] = field(default_factory=dict)
     """Newest sample by GPU number, of all GPUs that NVML has listed since the agent started."""
 
@@ -216,7 +218,7 @@ def _growth(
 def _instances(
     before: tuple[MigInstance, ...], migs: tuple[MigSample, ...], now: Instant
 ) -> tuple[MigInstance, ...]:
-    """Return the existing MIG instances, then the instances that were removed less than REMOVED_NS ago."""
+    """Return a GPU's present MIG instances, then those that were removed less than REMOVED_NS ago."""
     present = {(mig.gi, mig.ci) for mig in migs}
     removed = [
         MigInstance(instance.mig, instance.removed_at or now)
@@ -238,7 +240,10 @@ def gpu_devices(rule_state: GpuRuleState) -> Iterator[InventoryDevice]:
 def gpu_sources(
     rule_state: GpuRuleState, gpus: NvmlSample | None, limits: GpuLimits
 ) -> Iterator[SourceSample]:
-    """Yield a source for each GPU's readings, named like the device. It is not vital."""
+    """Yield a source for each GPU's readings, named as the GPU's device (``gpu-0``).
+
+    The sources are not vital: a GPU that does not answer does not stop the pings to systemd's watchdog.
+    """
     found_ns = gpus.nvml.beat_ns if gpus else 0
     for number, sample in rule_state.samples.items():
         state = SourceState.OK if sample.status == NvmlStatus.OK else SourceState.FAILING

@@ -27,7 +27,7 @@ RECORDS_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """State of all GPUs that one evaluation passes to the next."""
+    """State of all GPUs (rules, latched faults, signs of recovery) that one evaluation passes to the next."""
 
     rule_state: GpuRuleState = field(default_factory=GpuRuleState)
     fault_log: FaultLog = field(default_factory=FaultLog)
@@ -44,7 +44,7 @@ class GpuEvaluation(NamedTuple):
 
     state: GpuState
     decisions: Mapping[FaultKey, FaultDecision]
-    """Decision on each unresolved fault: its severity, evidence and advice."""
+    """Severity, evidence and advice of each unresolved latched fault, by fault."""
     faults_by_key: Mapping[FaultKey, Fault]
     replaced: frozenset[int]
     """Numbers of GPUs that were replaced by another GPU, whose earlier state is invalid."""
@@ -94,7 +94,13 @@ def evaluate_gpus(
 
 
 def with_checkpoint(state: GpuState, decisions: Mapping[FaultKey, FaultDecision]) -> GpuState:
-    """Return the state with its checkpoint; the same object if the checkpoint has not changed."""
+    """Return the GPUs' state with its checkpoint (the GPUs and faults to store on disk) computed again.
+
+    The result is ``state`` itself if the checkpoint has not changed.
+
+    Args:
+        decisions: Decision on each unresolved latched fault.
+    """
     checkpoint = build_checkpoint(
         state.fault_log, decisions, state.rule_state.registry, state.recovery_signs, state.cleared
     )
@@ -102,6 +108,8 @@ def with_checkpoint(state: GpuState, decisions: Mapping[FaultKey, FaultDecision]
 
 
 def recent_clears(records: Sequence[ClearedFault], now: Instant) -> tuple[ClearedFault, ...]:
-    """Return the newest records that are younger than a day."""
+    """Return the records of cleared faults that are younger than RECORD_KEPT_S; of many, the newest
+    RECORDS_MAX.
+    """
     kept = tuple(record for record in records if abs(now.wall_s - record.at_wall_s) < RECORD_KEPT_S)
     return kept[-RECORDS_MAX:]

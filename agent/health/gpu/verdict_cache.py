@@ -20,7 +20,7 @@ from agent.model.time import Instant
 
 
 class CachedGpu(NamedTuple):
-    """Results of the last evaluation of a GPU and its MIG instances, which found no fault."""
+    """Cached results of the last evaluation of one GPU and its MIG instances, which had no fault."""
 
     readings: tuple[object, ...]
     """Values that show each change that rules evaluate; see :func:`_visible_readings`."""
@@ -37,7 +37,7 @@ class GpuVerdictCache(NamedTuple):
 
     inputs: tuple[object, ...] = ()
     gpus: Mapping[int, CachedGpu] = {}
-    """Results by GPU number."""
+    """Cached results of GPUs without faults, by GPU number."""
 
 
 def shared_inputs(snapshot: Snapshot, settings: EngineSettings) -> tuple[object, ...]:
@@ -92,11 +92,13 @@ def cached_gpu(
     devices: Sequence[tuple[InventoryDevice, tuple[tuple[str, str], ...]]],
     begin: tuple[int, int, int],
 ) -> CachedGpu | None:
-    """Return the results of a GPU for the next evaluation; None: the GPU has conditions.
+    """Return the results of a GPU that the next evaluation can reuse; None: the GPU has raised or pending
+    faults.
 
     Args:
         devices: The GPU and its MIG instances, each with its attributes.
-        begin: Result of the evaluation's ``list_lengths()`` before the GPU was evaluated.
+        begin: Lengths of the evaluation's lists (not applicable, not evaluated, due times) before the GPU was
+            evaluated: what was appended since belongs to the GPU.
     """
     if any(evaluation.stable_codes(device.name) != () for device, _ in devices):
         return None
@@ -111,5 +113,8 @@ def cached_gpu(
 
 
 def _visible_readings(sample: GpuSample) -> tuple[object, ...]:
-    """Return the values that show each change of a GPU that rules evaluate: UUID and counts."""
+    """Return a GPU's UUID and the native core's counts of its changes, events and XIDs.
+
+    If none of them has changed, no reading that rules evaluate has changed.
+    """
     return (sample.uuid, sample.changes, sample.event_mask, sample.events, sample.xids)

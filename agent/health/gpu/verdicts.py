@@ -161,7 +161,11 @@ def evaluate_mig_instance(
 def _update_fault_conditions(
     evaluation: Evaluation, device: InventoryDevice, found: Mapping[str, LatchedFinding], source: SourceSample
 ) -> None:
-    """Raise or clear the conditions of a device's latched faults, even while the GPU does not answer."""
+    """Raise or clear the conditions of a device's latched faults, even while the GPU does not answer.
+
+    Args:
+        found: Finding and begin of each latched fault that the device has now, by code.
+    """
     codes = evaluation.previous_codes(device.name)
     cleared = [code for code in codes if is_latched_fault_code(code) and code not in found]
     for code in sorted([*found, *cleared]):

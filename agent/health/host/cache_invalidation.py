@@ -21,7 +21,8 @@ from agent.model.snapshot import HugepagePoolSample, Snapshot
 from agent.model.time import Instant
 
 ALL_DEVICES: Final[CpuSet] = -1
-"""Special set of CPUs: the change affects every device, or the device is affected by every change."""
+"""Stands for all CPUs, also those of devices without CPUs: a change of the shared input affects every device.
+"""
 
 
 class SharedRuleInput(NamedTuple):
@@ -33,7 +34,9 @@ class SharedRuleInput(NamedTuple):
     """CPU sets whose change affects the CPUs that were added to a set or removed from it, and the CPUs that
     share a physical core with them."""
     cpu_facts: CpuFacts = CpuFacts()
-    """Facts about single CPUs; a change affects the CPU and the CPUs that share a physical core with it."""
+    """Facts about single CPUs. A change of a CPU's fact affects the CPU and those that share its physical
+    core.
+    """
 
 
 def shared_rule_input(

@@ -82,7 +82,7 @@ class HostRuleState:
     groups: CgroupRuleState = field(default_factory=CgroupRuleState)
     machine: MachineRuleState = field(default_factory=MachineRuleState)
     started: bool = False
-    """True: all vital sources have finished their first pass."""
+    """True: since the agent's start, all vital sources have finished their first pass once."""
 
 
 def is_snapshot_incomplete(snapshot: Snapshot) -> bool:
@@ -93,8 +93,10 @@ def is_snapshot_incomplete(snapshot: Snapshot) -> bool:
 def next_host_state(
     previous: HostRuleState, snapshot: Snapshot, settings: EngineSettings, now: Instant
 ) -> HostRuleState:
-    """Return the state of the host's rules after a snapshot; while it is incomplete the state at start, with
-    the expected devices only."""
+    """Return the state of the host's rules after a snapshot.
+
+    While the snapshot is incomplete, this is the state at start, with the expected devices only.
+    """
     if is_snapshot_incomplete(snapshot):
         devices = expected_devices(settings.expect_cpus, settings.expect_pools)
         return replace(HostRuleState() if previous.started else previous, devices=devices)
@@ -123,7 +125,7 @@ def next_host_state(
 
 
 def _devices_at_start(state: HostRuleState) -> tuple[InventoryDevice, ...]:
-    """Return the devices of the values at start that an earlier agent stored: some may be gone."""
+    """Return the devices that the values of an earlier agent name; some of them may no longer exist."""
     found = [cpu_device(node) for node, cpus in state.cpus.expected.items() if cpus]
     found += [memory_device(node) for node in state.memory.blocks_online]
     found += [pool for name in state.pools.expected if (pool := parse_pool_name(name)) is not None]

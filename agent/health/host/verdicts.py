@@ -17,7 +17,7 @@ from agent.model.snapshot import Snapshot
 from agent.model.source_state import SourceSample, SourceState
 
 MACHINE_SUBJECT: Final = "node"
-"""Subject of causes that concern the whole machine instead of a pod."""
+"""Subject of causes that concern the whole machine instead of a device or pod."""
 STARTING_DETAIL: Final = "first pass not finished"
 
 

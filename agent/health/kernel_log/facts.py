@@ -111,19 +111,23 @@ class KernelLogFact(NamedTuple):
     location: str
     """Faulty part, in the form that KernelLogCode defines for the code; empty: unknown."""
     times: int
-    """Number of lines since boot, as far as the log was read."""
+    """Number of lines about the fault since boot, as far as the log was read."""
     first: Instant
     last: Instant
     text: str
-    """Text of the newest line."""
+    """Text of the newest line about the fault."""
     values: tuple[str, ...] = ()
-    """Values parsed from the newest line; :mod:`agent.health.kernel_log.parse` lists them by code."""
+    """Values parsed from the newest line, such as a duration; :mod:`agent.health.kernel_log.parse` lists them
+    by code.
+    """
     series_first: Instant | None = None
     """Time of the first line after a pause in which the fault was over; None: no such pause."""
 
     @property
     def since(self) -> Instant:
-        """Time at which the fault that the newest line reports began: that of its first line."""
+        """Time at which the fault began: that of the first line, or of the first line after a pause without
+        fault.
+        """
         return self.series_first or self.first
 
 
@@ -150,7 +154,9 @@ class KernelLogState:
     lines: tuple[LogLine, ...] = ()
     """Lines that the kernel-log reader had at the last evaluation."""
     counted: Mapping[KernelLogEntryId, int] = field(default_factory=dict)
-    """Number of lines of each entry at the last evaluation."""
+    """Number of lines of each entry (equal lines that the native reader counts together) at the last
+    evaluation.
+    """
     caught_up_ns: int = 0
     """CLOCK_MONOTONIC of the last evaluation with new lines [ns]; 0: lines from before the agent's start are
     still being read."""
@@ -173,7 +179,7 @@ _NO_LINES_RESULTS: Final[Mapping[SourceState, RuleResult]] = {
 
 
 def log_reader_state(log: LogSample | None) -> SourceState:
-    """Return the state of the kernel-log reader; ABSENT without a sample."""
+    """Return the state of the native kernel-log reader; ABSENT if the snapshot has no sample of the log."""
     return log.source.state if log else SourceState.ABSENT
 
 

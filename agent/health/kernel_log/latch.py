@@ -91,8 +91,13 @@ def _with_lines(
 
 
 def _new_facts(line: LogLine, before: int, moment: _LogTimeConverter) -> Iterator[KernelLogFact]:
-    """Yield the facts of an entry's new lines, of which there were ``before`` at the last evaluation. Only
-    the texts of the first and the newest line are known; their locations may differ."""
+    """Yield a fact for the first and one for the newest of an entry's new lines, whose locations may differ.
+
+    Args:
+        line: Entry of the native kernel-log reader: equal lines with their number.
+        before: Number of the entry's lines at the last evaluation.
+        moment: Function that converts a time of the kernel log to an Instant.
+    """
     newest, last = parse_host_line(line.text), moment(line.last_us)
     times, since = line.times - before, last
     if not before:

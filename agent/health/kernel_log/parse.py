@@ -78,8 +78,10 @@ _SIZE: Final = LateExpression(r"[0-9]{1,6}(?:\.[0-9]{1,2})?")
 
 
 def _numbered(kind: str, number: str, *values: str) -> _Parsed:
-    """Return a numbered location such as ``cpu3``, and the values; None if the number has six digits or
-    more."""
+    """Return the location of a kernel-log line as ``cpu3``, with the line's values.
+
+    None if the number has six digits or more: the line is damaged.
+    """
     return (f"{kind}{int(number)}", values) if len(number) < 6 else None
 
 
@@ -127,8 +129,10 @@ _OLD_KILL: Final = LateExpression(r"(?:Memory cgroup o|O)ut of memory: Kill proc
 
 
 def _oom_kill(_: _Match, text: str) -> _Parsed:
-    """Parse an OOM kill, whose line may be cut; None if a cgroup's limit caused the kill but its name is
-    missing."""
+    """Parse the line of an OOM kill, whose end the kernel may have cut off.
+
+    None if a cgroup's limit caused the kill but the cgroup's name is missing.
+    """
     if limit := _OLD_LIMIT.match(text):
         return _unescaped(limit[2].strip()), ("memcg", "", _unescaped(limit[1]))
     if killed := _OLD_KILL.match(text):
@@ -145,7 +149,7 @@ def _oom_victim(_: _Match, text: str) -> _Parsed:
 
 
 def _unescaped(cgroup: str) -> str:
-    """Replace the escape sequence that systemd writes for a backslash in names."""
+    """Return the path of a cgroup with systemd's escape sequence for a backslash replaced by a backslash."""
     return cgroup.replace("\\x5c", "\\")
 
 
@@ -237,7 +241,9 @@ _ARRAY: Final = LateExpression(r"md/(?:raid[0-9]*|linear):?(md[^:]*|dm-[0-9]+|[^
 
 
 def _raid(match: _Match, text: str) -> _Parsed:
-    """Parse the loss of a disk; RAID 0 and linear arrays write no colon before the array's name."""
+    """Parse the line about a RAID array that lost a disk; RAID 0 and linear arrays write no colon after its
+    name.
+    """
     array = _ARRAY.match(f"md/{match[1]}")
     if array is None:
         return None

@@ -169,8 +169,10 @@ _DIRECTIVES: Final = {
 
 
 class LateExpression:
-    """Regular expression that is compiled at its first use, because a start without lines of the kernel log
-    uses none of them. Thread-safe."""
+    """Regular expression that is compiled at its first use, not at import. Thread-safe.
+
+    A start of the agent without lines in the kernel log uses no such expression.
+    """
 
     def __init__(self, expression: str, flags: int = 0) -> None:
         self._expression = expression

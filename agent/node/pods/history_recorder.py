@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RUNNING_WRITE_S: Final = 300.0
 """Interval of writes while a device is in use, so that the file shows until when the agent saw it [s]."""
 RETRY_S: Final = 10.0
-"""Time between two attempts after a failed write [s]."""
+"""Time between two attempts to write the history file after a failed write [s]."""
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,10 @@ class HistoryRecorder:
     # --- memory ----------------------------------------------------------------------------------------
 
     def _queue(self, changed: "Iterable[PodDeviceUsage]") -> None:
-        """Queue uses of devices for the next write; beyond the row limit drop the oldest ended uses."""
+        """Queue uses of devices for the next write to the history file.
+
+        Beyond the limit of rows, the oldest ended uses are dropped.
+        """
         for use in changed:
             self._pending.pop(use.id, None)
             self._pending[use.id] = use
@@ -123,7 +126,10 @@ class HistoryRecorder:
     # --- the disk --------------------------------------------------------------------------------------
 
     def _resume_from_file(self, uses: "UsageState") -> "UsageState":
-        """Return the current uses of devices, continued from the file if this agent has not read it yet."""
+        """Return the current uses of devices.
+
+        If the recorder has not read the history file yet, uses that an earlier agent stored continue.
+        """
         from agent.devices.consumers.usage import resume_usages
 
         try:

@@ -13,11 +13,11 @@ from agent.model.health import DeviceHealth, Health
 from agent.model.report import Report
 
 PODS_MAX: Final = 4
-"""Largest number of pods that a line names as affected, and again as possibly affected."""
+"""Largest number of pods that one log line names as affected, and again as possibly affected."""
 LINES_MAX: Final = 16
-"""Largest number of lines per call."""
+"""Largest number of log lines that one call of :func:`impact_lines` returns."""
 _TEXT_MAX: Final = 253
-"""Length limit of names in Kubernetes."""
+"""Length to which names are cut, the limit of names in Kubernetes [characters]."""
 _URGENCY: Final = (Health.UNHEALTHY, Health.UNKNOWN, Health.HEALTHY)
 
 HealthByDevice = Mapping[DeviceRef, Health]
@@ -25,7 +25,7 @@ HealthByDevice = Mapping[DeviceRef, Health]
 
 
 class ImpactLines(NamedTuple):
-    """Lines to log, and the health that they and earlier lines report."""
+    """Log lines about changed health of devices in use, and the health that was logged so far."""
 
     not_healthy: tuple[str, ...]
     """Lines about devices that are Unhealthy or Unknown; a last line counts devices without a line."""
@@ -71,8 +71,7 @@ def impact_lines(
         consumers: Map of claims, devices and pods.
         devices: Result of :func:`health_of_claimed_devices`.
         reported: ``reported`` of the last result. It lacks devices that no pod used; they get a line once a
-        pod
-            uses them.
+            pod uses them.
     """
     now = {ref: device.health for ref, device in devices.items()}
     changed = [ref for ref, health in now.items() if health is not reported.get(ref, Health.HEALTHY)]
@@ -141,5 +140,5 @@ def _truncated(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Replace characters that would break the line, such as in a pod's name."""
+    """Replace unprintable characters in a text, such as a pod's name, which would break the log line."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)

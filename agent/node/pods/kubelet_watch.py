@@ -23,11 +23,11 @@ from agent.system.threads.latest_value import LatestValue
 from agent.system.threads.with_timeout import DISK_TIMEOUT_S, HungGuard
 
 _EVENT: Final = struct.Struct("iIII")
-"""Inotify event: watch, mask, cookie, length of the name that follows. Source: inotify(7)."""
+"""Layout of an inotify event: watch, mask, cookie, length of the name that follows. Source: inotify(7)."""
 _IN_IGNORED: Final = 0x8000
 
 _FileId = tuple[int, ...] | None
-"""Identity of a directory, or of a file with its time and size; None: absent."""
+"""Numbers that identify a directory, or one version of a file (with time and size); None: it is absent."""
 
 
 class _DirectoryState(NamedTuple):
@@ -56,7 +56,8 @@ class KubeletDirWatcher:
         self._last_state = _DirectoryState()
         self._watched_id: _FileId = None
         self._opened: tuple[_FileId, int] | None = None
-        """Directory and its inotify descriptor, before the loop listens to it."""
+        """Identity and inotify descriptor of the directory, before the event loop waits for the descriptor.
+        """
         self._descriptor: int | None = None
 
     @property
@@ -65,7 +66,9 @@ class KubeletDirWatcher:
         return self._descriptor is not None and not self._last_state.is_link
 
     async def has_changed(self) -> bool:
-        """Return whether directory or claims checkpoint changed since the last call; False: disk hangs."""
+        """Return whether directory or claims checkpoint changed since the last call; False if the disk
+        hangs.
+        """
         try:
             state = await self._guard.run(self._path, self._read_state, DISK_TIMEOUT_S)
         except TimeoutError:
@@ -76,7 +79,7 @@ class KubeletDirWatcher:
         return state != before
 
     def close(self) -> None:
-        """Stop the watch."""
+        """Stop the inotify watch of the kubelet's directory."""
         if self._descriptor is not None:
             asyncio.get_running_loop().remove_reader(self._descriptor)
             os.close(self._descriptor)
@@ -85,7 +88,7 @@ class KubeletDirWatcher:
         self._watched_id = self._descriptor = self._opened = None
 
     def _read_state(self) -> _DirectoryState:
-        """Read the state, and open an inotify watch if there is none. Runs in a thread."""
+        """Read the state of the kubelet's directory, and watch it if it is not watched. Runs in a thread."""
         # the id is read before the watch is opened, so that a replaced directory is noticed
         directory = _file_id(self._path, file=False)
         unwatched = self._descriptor is None or directory != self._watched_id
@@ -146,7 +149,7 @@ class PodList:
     def __init__(
         self, kubelet_dir: Path, clock: Callable[[], Instant], on_change: Callable[[], None]
     ) -> None:
-        """Create the list.
+        """Create the pod list; the first :meth:`get` starts the watch.
 
         Args:
             kubelet_dir: Directory with the socket of the pods API.
@@ -161,7 +164,7 @@ class PodList:
         self._task: asyncio.Task[None] | None = None
 
     def close(self) -> None:
-        """Stop the watch."""
+        """Stop the watch of the kubelet's pods API."""
         if self._task is not None:
             self._task.cancel()
 

@@ -53,18 +53,18 @@ from agent.system.threads.with_timeout import HungGuard, timeout_text
 AUDIT_DELAY_S: Final = 35.0
 """Delay of the audit of a new pod [s]: cgroups are not audited in the first 30 s of a container."""
 AUDIT_S: Final = 60.0
-"""Time limit of one audit [s]."""
+"""Time limit of one audit of the pods' cgroups [s]."""
 PROBLEMS_MAX: Final = 3
 """Largest number of unreadable pods named in the source's detail text."""
 GC_FREEZE_SIZE: Final = 1_000
 """Number of claims and pods from which a poll's objects are frozen: a collection would take 10 ms."""
 GC_FREEZES_MAX: Final = 256
-"""Number of large polls between two full collections: each leaves some hundred garbage objects."""
+"""Number of large polls between two full garbage collections: each leaves some hundred garbage objects."""
 
 PodUses = tuple[Mapping[str, tuple[DeviceRef, ...]], Mapping[str, str], tuple[PodFinding, ...]]
-"""Uses, names and findings, as in :class:`agent.model.pod_findings.PodsSample`."""
+"""Devices that pods use, names of pods, and audit findings, as in PodsSample."""
 TimedSnapshot = tuple[Snapshot, Instant]
-"""Snapshot, and the time when it was received."""
+"""Snapshot of the machine, and the time when the poller received it."""
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class PodPoller:
         self._active_uids: frozenset[str] = frozenset()
         """UIDs of pods that had not ended in the last answer of the pods API."""
         self._with_claims: frozenset[str] = frozenset()
-        """UIDs of the active pods that have claims."""
+        """UIDs of the pods in ``_active_uids`` that have claims."""
         self._last_audit = ClaimPodsAudit()
         self._audit_ns = clock().mono_ns
         self._reported: HealthByDevice = {}
@@ -302,7 +302,7 @@ class GcControl:
         self._large_rounds = 0
         self._trim = trim
         self._peak = 0
-        """Size of the largest poll, halved by each poll of less than half of it."""
+        """Size of the largest poll (claims and pods), halved by each poll of less than half of it."""
 
     @contextmanager
     def paused_during(self, size: Callable[[], int]) -> Iterator[None]:

@@ -91,7 +91,10 @@ def find_drivers(
 
 
 def _list_names(directory: Path, problems: list[str]) -> list[str]:
-    """List a directory; empty if absent. The reason of a failure is appended to `problems`."""
+    """Return the names of the entries of a directory; empty if the directory is absent.
+
+    The reason of a failure is appended to `problems`.
+    """
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
@@ -171,7 +174,7 @@ async def query_pods(directory: Path) -> SourceAnswer[JsonObject]:
 
 
 class DriverAnswers(NamedTuple):
-    """Answers of the drivers' state files."""
+    """Prepared claims that the state files of DRA drivers list, and the drivers that were found."""
 
     prepared: tuple[SourceAnswer[PreparedClaim], ...]
     """Prepared claims, one answer per driver."""

@@ -32,16 +32,16 @@ SOURCE: Final = "pods"
 RETRY_S: Final = 10.0
 """Interval of checks for an absent kubelet or unwatched directory; pause after an internal error [s]."""
 DEBOUNCE_S: Final = 0.1
-"""Delay of a poll after a change [s]; changes within it cause one poll."""
+"""Delay of a poll after a change of the kubelet's state [s]; changes within it cause one poll."""
 MIN_PAUSE_S: Final = 1.0
 """Shortest pause between two polls [s]."""
 MAX_DUTY_CYCLE: Final = 4
 """Pause after a poll, in multiples of its CPU time: at most a fifth of a CPU is used."""
 START_LIMIT_S: Final = 30.0
-"""Time after the start from which a first poll that has not ended is reported [s]."""
+"""Time after the start of the agent from which a first poll that has not ended is reported [s]."""
 STALL_PERIODS: Final = 2
 SLOW_S: Final = 120.0
-"""The source is stalled after this time plus STALL_PERIODS polling periods without a poll [s]."""
+"""Time after which the source ``pods`` is stalled, in addition to STALL_PERIODS polling periods [s]."""
 
 log = logging.getLogger(__name__)
 
@@ -115,12 +115,15 @@ class PodTracker:
             self._waker.notify()
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Start the thread, which calls `wake` when the sample has changed."""
+        """Start the thread that polls pods; it calls `wake` when the sample has changed."""
         self._wake = wake
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Stop the thread. True: it ended; False: it hangs and is abandoned."""
+        """Stop the thread that polls pods.
+
+        Returns False if it hangs for longer than `timeout_s` seconds; it is abandoned.
+        """
         self._ended.set()
         if self._waker is not None:
             self._waker.cancel()
@@ -179,7 +182,12 @@ class PodTracker:
         report: Report | None,
         recording: "LatestJob[ConsumerMap, Report, Instant] | None",
     ) -> None:
-        """Poll once; with a report, log affected pods and record the consumer map; then audit if due."""
+        """Poll kubelet and drivers once, then audit the pods' cgroups if that is due.
+
+        Args:
+            report: Newest health report, for the log lines about affected pods; None: there is none yet.
+            recording: Recorder that gets the consumer map.
+        """
         self._set_sample(*await poller.poll(self._core_snapshot))
         self._map = poller.newest_map
         if report is not None:
@@ -266,7 +274,7 @@ class _Waker:
                 await self._changed.wait()
 
     def clear(self) -> None:
-        """Reset the event, so that the next wait blocks."""
+        """Reset the event, so that the next :meth:`wait` blocks."""
         self._changed.clear()
 
 

@@ -84,13 +84,15 @@ def announced_action(lines: Sequence[XidLine]) -> RecoveryAction | None:
 
 
 MIN_BURSTS: Final = 2
-"""Number of bursts within a day from which on an XID recurs."""
+"""Number of bursts of an XID within a day from which on the XID counts as recurring."""
 MIN_STORM_ERRORS: Final = 10
 """Number of contained memory errors from which on the GPU is Unhealthy, even in one burst."""
 
 
 class XidConditionResult(NamedTuple):
-    """Severity of an XID by its condition; None in a field: the value in the XID's table row applies."""
+    """Severity, advice and cure of an XID as its XidCondition decides; None: the value in the XID's table
+    row.
+    """
 
     severity: Severity
     why: str = ""
@@ -107,7 +109,13 @@ _INFO, _DEGRADED, _UNHEALTHY = Severity.INFO, Severity.DEGRADED, Severity.UNHEAL
 def _by_action(
     facts: XidReadings, requested: Severity, none: Severity, unknown: Severity
 ) -> XidConditionResult:
-    """Return ``requested``, ``none`` or ``unknown``, by the recovery action that the driver requests."""
+    """Return the severity for the recovery action that the driver requests for the GPU.
+
+    Args:
+        requested: Severity if the driver requests an action.
+        none: Severity if the driver requests no action.
+        unknown: Severity if the requested action is not known.
+    """
     action = facts.requested_action
     if action is None:
         return XidConditionResult(
@@ -162,7 +170,12 @@ def _stuck(_: XidRow, __: XidOccurrences, facts: XidReadings) -> XidConditionRes
 
 
 def _suspect(why: str) -> XidConditionResult:
-    """Return the result for an XID that the hardware probably caused, although usually programs cause it."""
+    """Return the result Degraded for an XID that usually a program causes, but this time probably the
+    hardware.
+
+    Args:
+        why: Reason for the suspicion, which becomes part of the evidence.
+    """
     return XidConditionResult(_DEGRADED, why, XidAdvice.DIAGNOSE, Blame.HARDWARE)
 
 
@@ -266,7 +279,7 @@ def _nvlink5_result(row: XidRow, status: Nvlink5Status, facts: XidReadings) -> X
 
 
 def _no_row(row: XidRow) -> Severity:
-    """Return the severity of an NVLink 5 error that the decoder's table does not have."""
+    """Return the severity of an NVLink 5 error (XID 144 to 150) that the decoder's table does not list."""
     return _UNHEALTHY if row.code == 149 else _DEGRADED  # most errors of XID 149 take the link down
 
 
@@ -341,4 +354,4 @@ CONDITION_FUNCTIONS: Final[dict[XidCondition, _ConditionFunction]] = {
     XidCondition.CAPACITY_CUT: _capacity_cut,
     XidCondition.CANCELLED: _cancelled,
 }
-"""Function that decides the severity, by condition."""
+"""Function that decides the severity of an XID, by the XidCondition in the XID's table row."""

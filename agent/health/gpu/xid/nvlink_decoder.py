@@ -51,7 +51,7 @@ class RequiredAction(IntEnum):
 
 
 class _RowKey(Enum):
-    """Value of an NVLink 5 error line that selects the table row within a unit."""
+    """Kind of value in an NVLink 5 error line that selects the table row within a hardware unit."""
 
     BITS = auto()
     """Each bit that is set in the error status."""
@@ -69,9 +69,9 @@ class Nvlink5Unit(NamedTuple):
     code: int
     name: str
     v1: int
-    """Value of bits 9 to 0 of ``intr_info`` that names this part, in drivers before 575."""
+    """Value of bits 9 to 0 of ``intr_info`` that names this hardware unit, in drivers before 575."""
     v2: int
-    """Value of bits 6 to 0 of ``intr_info`` that names this part, in drivers since 575."""
+    """Value of bits 6 to 0 of ``intr_info`` that names this hardware unit, in drivers since 575."""
     key: _RowKey
     rows: Mapping[int, RequiredAction]
     """Required action by the value that ``key`` selects."""

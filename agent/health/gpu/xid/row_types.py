@@ -161,7 +161,7 @@ REPAIR_BY_ADVICE: Final = {
 
 
 class XidRow(NamedTuple):
-    """Row of the table of XIDs."""
+    """Row of the table of XIDs: what one XID means and which severity, advice and repair it has."""
 
     code: int
     meaning: str

@@ -16,7 +16,7 @@ class SxidScope(StrEnum):
     FABRIC = "fabric-wide"
     """Every GPU that the switch connects."""
     SWITCH = "switch"
-    """The switch itself, which works on: slower, or without a part of its functions."""
+    """The switch itself, which still works, but slower or without a part of its functions."""
     NON_FATAL = "non-fatal"
     """Nothing: the error was corrected, or has no consequence."""
     UNLISTED = "not listed"

@@ -24,8 +24,11 @@ from agent.model.wake_conditions import SamplerField, WakeCondition
 def once_per_pod(
     evaluate: Callable[[CgroupRuleInput], RuleResult],
 ) -> Callable[[CgroupRuleInput], RuleResult]:
-    """Decorate a cgroup rule so that it returns OK for a pod if it returns a finding for one of the pod's
-    containers, whose counters are included in the pod's."""
+    """Decorate a cgroup rule so that an event of a container is not reported for its pod as well.
+
+    For a pod's cgroup, whose counters include those of its containers, the decorated rule returns OK if it
+    returns a finding for one of the containers.
+    """
 
     @wraps(evaluate)
     def evaluate_once(view: CgroupRuleInput) -> RuleResult:
@@ -161,7 +164,7 @@ def detect_memory_high_hits(view: CgroupRuleInput) -> RuleResult:
 _cgroup_rule = partial(
     Rule, severity=Severity.INFO, blame=Blame.WORKLOAD, source="cgroups", repair=Repair.NONE
 )
-"""Constructor of a cgroup rule; by default a hint about the workload."""
+"""Constructor of a ``Rule`` for cgroups; defaults: severity ``info``, blame on the workload, no repair."""
 HUGETLB_LIMIT_RULE: Final = _cgroup_rule(
     code="cgroup.hugetlb.max_hit",
     sampler_reads=(SamplerField.GROUP_SET, SamplerField.GROUP_HT_EVENTS, SamplerField.GROUP_HT_RSVD_FAILED),

@@ -28,7 +28,7 @@ LINGER_NS: Final = 30 * NS
 
 
 class RateCounters(NamedTuple):
-    """Counters of a cgroup that are evaluated by their rate."""
+    """Counters of one cgroup whose growth per time the rules evaluate: throttling, hits of memory limits."""
 
     periods: Reading
     """CPU periods in which the cgroup had runnable tasks."""
@@ -41,7 +41,7 @@ class RateCounters(NamedTuple):
 
 
 NO_RATE_COUNTS: Final = RateCounters(0, 0, 0, 0)
-"""Counters of a new cgroup: all 0."""
+"""Rate counters of a cgroup that has no earlier sample: all 0."""
 
 
 class RateWindows(NamedTuple):
@@ -103,15 +103,21 @@ def next_rate_windows(
 
 
 def _has_grown(old: Reading, new: Reading) -> bool:
-    """Return True if a counter has grown (a new counter: from 0); False if one of the values is
-    unreadable."""
+    """Return True if a counter of a cgroup has grown between two samples.
+
+    A counter that was absent grows from 0. False if one of the two values is unreadable.
+    """
     if isinstance(new, Missing):
         return False
     return new > old if isinstance(old, int) else is_absent(old) and new > 0
 
 
 def drop_stale_windows(rates: RateWindows, now_ns: int, window_ns: int) -> RateWindows:
-    """Return the windows; empty windows if no counter has grown for the window's length and LINGER_NS."""
+    """Return the windows of a cgroup; empty windows if its counters have not grown for long.
+
+    Args:
+        window_ns: Length of the evaluated window [ns]; windows are kept for LINGER_NS longer.
+    """
     return rates if now_ns - rates.grew_ns < window_ns + LINGER_NS else NO_RATE_WINDOWS
 
 
@@ -137,16 +143,19 @@ class CgroupEventCounter(StrEnum):
 
 
 EventCounterKey = tuple[CgroupEventCounter, int]
-"""Counter, and the index of the hugepage size in ``CgroupSample.hugetlb``; index 0 for KILLS and OOMS."""
+"""Key of a counter of single events in one cgroup: the counter, and the page size for hugepages.
+
+The page size is an index in ``CgroupSample.hugetlb``; it is 0 for KILLS and OOMS, which have no page size.
+"""
 
 
 class RecentEvents(NamedTuple):
-    """Recent growth of one counter of single events of a cgroup."""
+    """Recent growth of one counter of single events (OOM kills, refused hugepages) of a cgroup."""
 
     total: int
-    """Value at the last reading."""
+    """Value of the counter at the last reading."""
     recent: int
-    """Number of recent events; 0 if the counter is unreadable at the moment."""
+    """Number of events in the last RECENT_NS; 0 if the counter is unreadable at the moment."""
     grew_ns: int
     """CLOCK_MONOTONIC at which the counter last grew [ns]."""
 
@@ -222,7 +231,15 @@ def _next_active(
     now_ns: int,
     window_ns: int,
 ) -> ActiveCgroup | None:
-    """Return the recent events of a cgroup whose sample has changed; None if it has none."""
+    """Return the recent events of a cgroup whose sample has changed; None if the cgroup has no recent events.
+
+    Args:
+        record: Recent events of the cgroup up to the last evaluation; None: it had none.
+        before: Sample of the cgroup in the last evaluation; None: the cgroup is new.
+        group: Present sample of the cgroup.
+        evaluated_ns: CLOCK_MONOTONIC of the last evaluation [ns].
+        window_ns: Longest window over which a growth will be computed [ns].
+    """
     deltas = _next_deltas(record, before, group, now_ns)
     old = rate_counters(before) if before else NO_RATE_COUNTS
     rates = next_rate_windows(
@@ -294,7 +311,13 @@ def _without_expired(
 
 
 def _recent_deltas(record: ActiveCgroup, now_ns: int, *, exists: bool) -> dict[EventCounterKey, RecentEvents]:
-    """Return the counters with recent events; a counter that is unreadable at the moment has 0."""
+    """Return the growth of those counters of a cgroup that had an event in the last RECENT_NS.
+
+    A counter that is unreadable at the moment is listed with 0 recent events.
+
+    Args:
+        exists: False: the cgroup was removed.
+    """
     counts = _counters(record.group) if exists else {}
     deltas = {}
     for key, delta in record.deltas.items():

@@ -26,7 +26,9 @@ from agent.model.wake_conditions import SamplerField
 MAX_CAPS_LISTED: Final = 3
 """Largest number of different frequency caps that a message lists."""
 CAP_HELD_NS: Final = 60 * NS
-"""Time for which a lifted frequency cap is still reported [ns]: a thermal daemon caps repeatedly."""
+"""Time for which a frequency cap is still reported after it was lifted [ns]: a thermal daemon caps
+repeatedly.
+"""
 
 
 def _throttling_result(code: str, growth: CounterGrowth, view: CpuRuleInput, scope: str) -> RuleResult:
@@ -94,7 +96,8 @@ def _ghz(khz: int) -> str:
 _cpu_rule = partial(
     Rule, severity=Severity.DEGRADED, blame=Blame.CONFIGURATION, source="cpus", repair=Repair.NONE
 )
-"""Constructor of a CPU rule; by default about a configuration that degrades a device."""
+"""Constructor of a ``Rule`` for CPUs; defaults: severity ``degraded``, blame on the configuration, no repair.
+"""
 SPEED_RULES: Final = (
     _cpu_rule(
         code="cpu.throttled.core",

@@ -91,7 +91,13 @@ def _throttle_counts(cpus: CpuSet, of_cpu: Mapping[int, CpuThrottleSample]) -> t
 
 
 def _combine_counters(counters: Iterable[Reading], combine: Callable[[list[int]], int]) -> Reading:
-    """Combine the counters that exist; Missing if one of them can no longer be read."""
+    """Combine the throttle counters of several CPUs, of those CPUs that have one.
+
+    Returns Missing if one of the counters can no longer be read, or if no CPU has one.
+
+    Args:
+        combine: Function of all values: ``sum`` or ``max``.
+    """
     known: list[int] = []
     for counter in counters:
         if not isinstance(counter, Missing):

@@ -27,7 +27,9 @@ from agent.model.wake_conditions import SamplerField
 
 SHRUNK_CODE: Final = "mem.hugepages.pool_shrunk"
 HELD_NS: Final = 60 * NS
-"""Shortest time for which a pool must be exhausted or exceeded [ns]: both occur briefly in normal use."""
+"""Shortest time for which a pool must be exhausted or overcommitted before that is reported [ns]: both occur
+briefly in normal use.
+"""
 FRAGMENTED_ADVICE: Final = (
     "write the number to nr_hugepages and read it back; if it stays lower, memory is full or fragmented: "
     "reserve the pages at boot, with hugepages= on the kernel's command line"
@@ -181,7 +183,9 @@ def detect_exhausted_pool(view: PoolRuleInput) -> RuleResult:
 _pool_rule = partial(
     Rule, severity=Severity.INFO, blame=Blame.WORKLOAD, source="hugepages", repair=Repair.NONE
 )
-"""Constructor of a hugepage rule; by default a hint about the workload."""
+"""Constructor of a ``Rule`` for hugepage pools; defaults: severity ``info``, blame on the workload, no
+repair.
+"""
 _SHRUNK_RULE: Final = _pool_rule(
     code=SHRUNK_CODE,
     severity=Severity.UNHEALTHY,

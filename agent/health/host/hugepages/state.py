@@ -124,7 +124,10 @@ def next_pool_state(
 
 
 def pools_at_start(state: PoolRuleState, configured: Collection[str]) -> Iterator[HugepagePoolAtStart]:
-    """Yield the values at start of each pool; -1 for a number of pages that the configuration sets."""
+    """Yield the number of pages that each hugepage pool had at the agent's start, to be stored.
+
+    The number is -1 for a pool whose expected pages the configuration sets.
+    """
     for device in sorted({*state.expected, *state.max_seen}):
         pages = state.expected.get(device, NEVER_READ)
         if isinstance(pages, Missing) or device in configured:

@@ -28,8 +28,14 @@ def _finding(
     facts: Iterable[KernelLogFact],
     names: Iterable[str],
 ) -> RuleResult:
-    """Return a finding that lists ``names``, one of each fact; without ``facts`` the result for a log without
-    such lines."""
+    """Return the finding of a rule about kernel-log lines, whose evidence lists the affected objects.
+
+    Without ``facts`` the result is that of a kernel log without such lines.
+
+    Args:
+        facts: Facts of the kernel log that the rule reports.
+        names: Name of the affected disk, process or interface, one for each fact.
+    """
     facts = tuple(facts)
     if not facts:
         return no_log_lines_result(view.log_state)
@@ -188,7 +194,7 @@ _log_rule = partial(
     source="kmsg",
     threshold=_MOMENT,
 )
-"""Constructor of a rule for kernel-log lines; by default about degraded hardware."""
+"""Constructor of a ``Rule`` for kernel-log lines; defaults: severity ``degraded``, blame on the hardware."""
 
 
 def _write(text: str) -> str:

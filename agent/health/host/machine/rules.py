@@ -27,7 +27,7 @@ from agent.health.rules import (
 from agent.model.health import Blame, Finding, Repair, Severity
 
 MAX_NAMES_LISTED: Final = 3
-"""Largest number of names that a message lists."""
+"""Largest number of names (disks, tasks, filesystems) that the evidence of one finding lists."""
 
 
 def format_newest_names(
@@ -35,8 +35,14 @@ def format_newest_names(
     name_of: Callable[[KernelLogFact], str],
     is_worse: Callable[[KernelLogFact], bool] = lambda _: False,
 ) -> str:
-    """Format different names of facts, and the number of the others: ``a, b, c, 2 more``. MAX_NAMES_LISTED
-    are named: those with the newest lines, the worse facts before the others, in the order of ``facts``."""
+    """Format the different names of kernel-log facts, and the number of names left out: ``a, b, c, 2 more``.
+
+    Args:
+        facts: Facts of the kernel log, for example about disks.
+        name_of: Returns the name of a fact's object. The names are in the order of ``facts``.
+        is_worse: Returns whether a fact is worse than others. Of more than MAX_NAMES_LISTED names, those of
+            worse facts are listed first, then those with the newest lines.
+    """
     newest_first = sorted(facts, key=lambda fact: (not is_worse(fact), -fact.last.mono_ns))
     chosen = list(dict.fromkeys(map(name_of, newest_first)))[:MAX_NAMES_LISTED]
     names = dict.fromkeys(map(name_of, facts))
@@ -148,7 +154,7 @@ def detect_unlocated_hardware_error(view: MachineRuleInput) -> RuleResult:
 _log_rule = partial(
     Rule, severity=Severity.DEGRADED, blame=Blame.HARDWARE, source="kmsg", repair=Repair.INSPECT_HARDWARE
 )
-"""Constructor of a rule for kernel-log lines; by default about degraded hardware."""
+"""Constructor of a ``Rule`` for kernel-log lines; defaults: severity ``degraded``, blame on the hardware."""
 HARDWARE_RULES: Final = (
     _log_rule(
         code="node.nvme",
@@ -275,7 +281,7 @@ _pressure_rule = partial(
     counts_growth=True,
     window_s=60,
 )
-"""Constructor of a rule for the time that tasks wait (PSI); by default a hint about the workload."""
+"""Constructor of a ``Rule`` for the time that tasks wait (PSI); defaults: ``info``, blame on the workload."""
 PRESSURE_RULES: Final = (
     _pressure_rule(
         code="node.pressure.memory",

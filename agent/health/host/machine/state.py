@@ -20,7 +20,7 @@ from agent.model.time import NS, Instant
 PRESSURE_SOURCE: Final = "pressure"
 """Name of the source that reads ``/proc/pressure`` (PSI, pressure stall information)."""
 RESOURCES: Final = ("cpu", "memory", "io")
-"""Resources, named as the files in ``/proc/pressure``."""
+"""Resources for which tasks wait (cpu, io, memory), named as the files in ``/proc/pressure``."""
 
 
 WaitTotals = Mapping[str, RateWindow]
@@ -73,8 +73,10 @@ def wait_in_window(
 
 
 def _total_at(window: RateWindow, t_ns: int) -> int:
-    """Return the total wait time at ``t_ns`` [us], interpolated between readings; before the first reading,
-    its value."""
+    """Return the total wait time of tasks for a resource at the time ``t_ns`` [us].
+
+    The value between two readings is interpolated. Before the first reading it is that of the first reading.
+    """
     for left, right in pairwise(window):
         if left.t_ns <= t_ns < right.t_ns:
             share_us = (right.value - left.value) * (t_ns - left.t_ns) // (right.t_ns - left.t_ns)
@@ -86,7 +88,7 @@ FAULT_HELD_S: Final = 600
 """Time for which a fault is reported after its last kernel-log line [s]: no line reports the end of a
 fault."""
 LASTING_FAULT_HELD_S: Final = 86_400
-"""Time for which a fault that lasts until a repair is reported after its last line [s]."""
+"""Time for which a fault is reported after its last kernel-log line if only a repair ends the fault [s]."""
 CORRECTED_WINDOW_S: Final = 3600
 """Window in which corrected PCIe errors are counted [s]."""
 FACT_WINDOWS_S: Final = (FAULT_HELD_S, CORRECTED_WINDOW_S, LASTING_FAULT_HELD_S)

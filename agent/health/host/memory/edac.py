@@ -110,16 +110,19 @@ class MemoryErrorLocation(NamedTuple):
     logged: bool = False
     """True: kernel-log lines are counted, because the EDAC driver has no counters."""
     since: Instant | None = None
-    """Time of the first of these lines; None: counters are read."""
+    """Time of the first kernel-log line about the location; None: the EDAC driver's counters are read
+    instead.
+    """
 
 
 class ErrorTotal(NamedTuple):
     """Total of the correctable errors of one location; it does not fall when the counter is reset."""
 
     raw: int
-    """Counter value at the last reading."""
+    """Value of the EDAC driver's counter at the last reading."""
     window: RateWindow
-    """Window over the total: the counter's growth since the first reading, resets left out."""
+    """Window over the total: the growth of the counter since its first reading, without the falls at resets.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,10 @@ def _next_counters(
 
 
 def _next_total(before: ErrorTotal | None, raw: int, t_ns: int, window_ns: int) -> ErrorTotal:
-    """Return the total after a reading. A counter that fell was reset, which adds nothing to the total."""
+    """Return the total of correctable errors of a location after a reading of its counter.
+
+    A counter that fell was reset, which adds nothing to the total.
+    """
     if before is None:
         return ErrorTotal(raw, append_reading((), 0, t_ns, window_ns))
     total = before.window[-1].value + max(0, raw - before.raw)
@@ -200,8 +206,10 @@ def _counter_locations(
     window_s: int,
     controllers: ControllerNumaNodes,
 ) -> Iterator[MemoryErrorLocation]:
-    """Yield the errors of each module and of each controller, a controller without the errors of its
-    modules."""
+    """Yield the memory errors that EDAC counters show, for each memory module and each controller.
+
+    The errors of a controller are those that belong to none of its modules.
+    """
     for samples in _by_controller(dimms):
         nodes = controllers.controller_nodes(samples)
         locations = [

@@ -32,7 +32,12 @@ _LIMITS: Final = HostLimits()
 
 
 def _format_locations(bad: Sequence[tuple[MemoryErrorLocation, str, int]]) -> str:
-    """Format the memory modules with most errors, each with its fault, in the order of ``bad``."""
+    """Format the memory modules with most errors, each with its fault, in the order of ``bad``.
+
+    Args:
+        bad: Each faulty module with the text of its fault and its number of errors. Of more than
+            MAX_LOCATIONS_LISTED modules, the others are only counted.
+    """
     most = sorted(range(len(bad)), key=lambda at: -bad[at][2])[:MAX_LOCATIONS_LISTED]
     texts = [
         f"{location.name}: {fault}" + ("" if location.numa_nodes is not None else " (NUMA node unknown)")
@@ -142,7 +147,7 @@ def _poisoned_on_unknown_numa_node(view: MemoryRuleInput, kib: Reading) -> RuleR
 _memory_rule = partial(
     Rule, severity=Severity.UNHEALTHY, blame=Blame.CONFIGURATION, source="memory", repair=Repair.NONE
 )
-"""Constructor of a memory rule; by default about a configuration that makes a device unhealthy."""
+"""Constructor of a ``Rule`` for memory; defaults: ``unhealthy``, blame on the configuration, no repair."""
 ERROR_RULES: Final = (
     _memory_rule(
         code="mem.ecc.uncorrectable",

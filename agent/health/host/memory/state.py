@@ -53,7 +53,7 @@ class MemoryRuleInput(NamedTuple):
     failure_lines: int
     """Number of kernel-log lines about pages with hardware errors on any NUMA node."""
     failed_since: Instant | None
-    """Time of the first of these lines; None: no line."""
+    """Time of the first kernel-log line about a page with hardware errors; None: the log has no such line."""
     correctable_errors: int
     """Smallest number of correctable errors within the window that is a fault."""
     correctable_window_s: int
@@ -70,7 +70,7 @@ class MemoryRuleState:
     failure_lines: int = 0
     """Number of kernel-log lines about pages with hardware errors."""
     failed_since: Instant | None = None
-    """Time of the first of these lines; None: no line."""
+    """Time of the first kernel-log line about a page with hardware errors; None: the log has no such line."""
     errors: EdacState = field(default_factory=EdacState)
     locations: Mapping[int, tuple[MemoryErrorLocation, ...]] = field(default_factory=dict)
     """Memory errors of the locations that may belong to a NUMA node, by NUMA node."""

@@ -55,7 +55,9 @@ def detect_missing_nic(view: NicRuleInput) -> RuleResult:
 
 
 def _ports_error(view: NicRuleInput) -> RuleResult:
-    """Return the result of a rule whose NIC has no ports to evaluate; OK if it has ports."""
+    """Return why a rule cannot evaluate the ports of a NIC, as its result; OK if the NIC has ports to
+    evaluate.
+    """
     if not isinstance(view.nic, NicSample):
         return NO_NIC if view.has_been_read else NOT_READ_YET
     if isinstance(view.nic.ports, Missing):
@@ -66,7 +68,7 @@ def _ports_error(view: NicRuleInput) -> RuleResult:
 
 
 def _state_error(view: NicRuleInput) -> RuleResult:
-    """Return the result of a rule that needs the state of all ports, if a state is missing; else OK."""
+    """Return why a rule cannot compare a NIC's port states, as its result; OK if all states are known."""
     for port in view.ports:
         for file, state in (("state", port.sample.state), ("phys_state", port.sample.phys_state)):
             if isinstance(state, Missing):
@@ -181,8 +183,14 @@ def _slow_link_result(port: NicPortRuleInput) -> RuleResult:
 def _ports_result(
     view: NicRuleInput, code: str, evaluate: Callable[[NicPortRuleInput], RuleResult]
 ) -> RuleResult:
-    """Return the result of a rule that evaluates each port that was active: the findings of all ports, or
-    else the first result that is not OK."""
+    """Return the result of a rule that evaluates each port of a NIC that was active before.
+
+    The result is one finding with the evidence of all ports that have a fault. Without a fault it is the
+    first result that is not OK.
+
+    Args:
+        evaluate: Function that evaluates one port.
+    """
     if (result := _ports_error(view)) is not OK:
         return result
     results = [evaluate(port) for port in view.ports if port.was_active]
@@ -200,12 +208,12 @@ class _NicCounter(NamedTuple):
     """Counter of a port that one rule compares with a limit."""
 
     field: str
-    """Name of the field in NicPortSample and NicPortCounters."""
+    """Name of the counter's field in NicPortSample and NicPortCounters."""
     infiniband_file: str
     ethernet_file: str
-    """File that counts for Ethernet; empty: it is not counted there."""
+    """Sysfs file with the counter of an Ethernet port; empty: Ethernet has no such counter."""
     maximum: int
-    """Value at which InfiniBand's counter stops counting."""
+    """Value at which the counter of an InfiniBand port stops counting."""
     events: str
     """Name of the counted events in texts."""
 
@@ -311,7 +319,7 @@ _ERROR_WINDOW: Final = format_duration(_LIMITS.nic_error_window_s)
 _nic_rule = partial(
     Rule, severity=Severity.DEGRADED, blame=Blame.HARDWARE, repair=Repair.INSPECT_HARDWARE, source="nic"
 )
-"""Constructor of a NIC rule; by default about degraded hardware."""
+"""Constructor of a ``Rule`` for NICs; defaults: severity ``degraded``, blame on the hardware."""
 NIC_RULES: Final = (
     _nic_rule(
         code="nic.missing",

@@ -30,7 +30,7 @@ class NicPortCounters(NamedTuple):
 
 
 class _NicPortState(NamedTuple):
-    """State of one port since the agent has known it."""
+    """State of one port of a NIC, collected since the port was first read."""
 
     first_ns: int
     """CLOCK_MONOTONIC of the port's first reading [ns]."""
@@ -94,7 +94,8 @@ class NicRuleState:
     read_ns: int = 0
     """CLOCK_MONOTONIC of the last reading of the NICs [ns]."""
     restored: Mapping[DeclaredNic, _NicState] = field(default_factory=dict)
-    """States that an earlier agent stored, of NICs that are not declared yet."""
+    """States of NICs that the agent before a restart stored, for NICs that no driver has declared again yet.
+    """
 
     @property
     def addresses(self) -> frozenset[str]:
@@ -121,7 +122,7 @@ def next_nic_state(
 
 
 def nics_at_start(state: NicRuleState) -> Iterator[NicAtStart]:
-    """Yield the best state since start of each known NIC."""
+    """Yield the best state of each known NIC since the agent's start (ports, rates), to be stored."""
     for declared, nic in sorted({**state.restored, **state.states}.items()):
         ports = tuple(
             NicPortAtStart(
@@ -137,7 +138,7 @@ def nics_at_start(state: NicRuleState) -> Iterator[NicAtStart]:
 
 
 def restored_nic_state(nics: Iterable[NicAtStart]) -> NicRuleState:
-    """Return the state of the NIC rules that an earlier agent stored."""
+    """Return the state of the NIC rules with the values that the agent before a restart stored."""
     return NicRuleState(
         restored={
             DeclaredNic(nic.declared_pci, nic.declared_rdma): _NicState(

@@ -26,7 +26,10 @@ STOPPED_CODES: Final = frozenset(
 )
 """Codes of faults with which a NIC has stopped. They stay for a day, or until the driver has recovered it."""
 HELD_FOR_A_DAY: Final = STOPPED_CODES | {KernelLogCode.NIC_POWER, KernelLogCode.NIC_MODULE}
-"""Codes of states that last until another line ends them; lines of other codes report single events."""
+"""Codes of kernel-log lines that report a state, which lasts until another line ends it, or for a day.
+
+Lines of other codes report single events.
+"""
 
 
 class NicFault(NamedTuple):

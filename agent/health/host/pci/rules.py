@@ -59,7 +59,9 @@ def detect_missing_function(view: PciRuleInput) -> RuleResult:
 
 
 def _not_on_bus_result(view: PciRuleInput) -> RuleInconclusive:
-    """Return the result of a rule whose PCI function is not on the bus; pci.missing reports the absence."""
+    """Return the result of a PCI rule whose function is not on the bus, which only the rule pci.missing
+    reports.
+    """
     return OFF_THE_BUS if view.has_bus_been_read else BUS_NOT_READ
 
 
@@ -109,7 +111,14 @@ def detect_lost_lanes(view: PciRuleInput) -> RuleResult:
 def _error_counter_result(
     view: PciRuleInput, growth: CounterGrowth, file: str, found: Finding, limit: int = 1
 ) -> RuleResult:
-    """Return the result of a rule that compares one error counter of a PCI link with a limit."""
+    """Return the result of a rule that compares the growth of one error counter of a PCIe link with a limit.
+
+    Args:
+        growth: Growth of the counter within ERROR_WINDOW_S.
+        file: File of sysfs with the counter, named if it cannot be read.
+        found: Result if the growth reaches the limit.
+        limit: Smallest growth that is a fault.
+    """
     if not isinstance(view.function, PciSample):
         return _not_on_bus_result(view)
     return counter_limit_result(growth, limit, ERROR_WINDOW_S, found, counter=file, reason=NO_AER)
@@ -220,7 +229,7 @@ _TRY_SYSFS_COPY: Final = "in a copy of sysfs (--sysfs-root) add {} to {} in bus/
 _pci_rule = partial(
     Rule, severity=Severity.DEGRADED, blame=Blame.HARDWARE, source="pci", repair=Repair.INSPECT_HARDWARE
 )
-"""Constructor of a PCI rule; by default about degraded hardware."""
+"""Constructor of a ``Rule`` for PCI functions; defaults: severity ``degraded``, blame on the hardware."""
 PCI_RULES: Final = (
     _pci_rule(
         code="pci.missing",

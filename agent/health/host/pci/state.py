@@ -71,7 +71,7 @@ class _PciErrorCounters(NamedTuple):
 
 
 class _PciFunctionState(NamedTuple):
-    """State of one PCI function that is on the PCI bus or was there."""
+    """State of one PCI function that is on the PCI bus or was there: values at start, error counters."""
 
     identity: tuple[int, int]
     """Vendor ID and device ID; if they change, another card is in the slot and the state restarts."""
@@ -92,7 +92,9 @@ class PciRuleState:
     functions: Mapping[str, PciSample] = field(default_factory=dict)
     """PCI functions on the bus at the last reading, by PCI address."""
     restored: Mapping[str, PciAtStart] = field(default_factory=dict)
-    """Values at start that an earlier agent stored, of functions that are not in ``states`` yet."""
+    """Values at start that the agent before a restart stored, of PCI functions that are not in ``states``
+    yet.
+    """
 
 
 def next_pci_rule_state(
@@ -119,7 +121,7 @@ def next_pci_rule_state(
 
 
 def _known_state(state: PciRuleState, address: str) -> _PciFunctionState | None:
-    """Return the state of a PCI function, or else the state that an earlier agent stored."""
+    """Return the rules' state of a PCI function, or else the state that the agent before a restart stored."""
     if address in state.states:
         return state.states[address]
     start = state.restored.get(address)
@@ -130,7 +132,7 @@ def _known_state(state: PciRuleState, address: str) -> _PciFunctionState | None:
 
 
 def pci_at_start(state: PciRuleState) -> Iterator[PciAtStart]:
-    """Yield the values at start of each known PCI function."""
+    """Yield the values that each known PCI function had at the agent's start, to be stored."""
     known = {
         address: PciAtStart(
             address,

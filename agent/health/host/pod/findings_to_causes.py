@@ -35,9 +35,9 @@ class AffectedDevice(NamedTuple):
     """Device that a finding about a pod affects, with the cause that the finding becomes on the device."""
 
     subject: str
-    """Name of the device."""
+    """Name of the device in the report: its host name, or driver, pool and name if a driver declares it."""
     pod_cause: Cause
-    """Cause on the pod."""
+    """Cause that the finding becomes on the pod itself."""
     severity: Severity
     """Severity of the cause on the device."""
     evidence: str
@@ -52,8 +52,7 @@ class PodIssue(NamedTuple):
 
 
 def join_evidence(texts: Iterable[str]) -> str:
-    """Join the first MAX_LISTED different texts, put into alphabetical order, and the number of the
-    others."""
+    """Join different texts of evidence in alphabetical order; of more than MAX_LISTED, count the others."""
     kinds = list(dict.fromkeys(texts))
     more = [f"and {len(kinds) - MAX_LISTED} more"] if len(kinds) > MAX_LISTED else []
     return "; ".join([*map(truncate_evidence, sorted(kinds[:MAX_LISTED])), *more])
@@ -82,8 +81,10 @@ def verdicts_with_pod_issues(
 
 
 def _merge_causes(entries: Sequence[AffectedDevice]) -> Cause:
-    """Merge the causes of one code on one device; the evidence lists only those with the highest severity, of
-    many the newest."""
+    """Merge the causes that pods' findings of one code give one device into a single cause.
+
+    The evidence lists only the causes with the highest severity; of many, the newest.
+    """
     severity = max(entry.severity for entry in entries)
     worst = [entry for entry in entries if entry.severity is severity]
     newest_first = sorted(worst, key=lambda entry: (-entry.pod_cause.since.mono_ns, entry.evidence))
@@ -100,7 +101,7 @@ class PodPreparedDevice(NamedTuple):
     """Device that the kubelet had prepared for a pod's claim."""
 
     subject: str
-    """Name of the device."""
+    """Name of the device in the report: its host name, or driver, pool and name if a driver declares it."""
     device: InventoryDevice | None
     """Evaluated device; None: this agent does not evaluate it."""
 
@@ -118,7 +119,7 @@ class PodDeviceLookup:
     devices: Mapping[str, InventoryDevice]
     """Evaluated devices, by name."""
     declaring: Collection[str]
-    """Names of the drivers that declare devices."""
+    """Names of the drivers that declare devices of their own."""
     settings: EngineSettings
 
     def prepared_for(self, pod_uid: str) -> tuple[PodPreparedDevice, ...]:
@@ -263,7 +264,7 @@ def evaluate_pods(
 def cgroup_issues(
     evaluation: Evaluation, views: Iterable[CgroupRuleInput], pods: PodDeviceLookup
 ) -> Iterator[PodIssue]:
-    """Evaluate the cgroup rules for ``views``, and yield an issue for each cause on a pod or container."""
+    """Evaluate the cgroup rules for each cgroup in ``views``, and yield an issue for each raised cause."""
     for view in views:
         subject = f"group:{view.group.id}"
         evaluation.run_rules(subject, CGROUP_RULES, view)
@@ -285,7 +286,13 @@ def cgroup_issues(
 def _affected_by_group(
     cause: Cause, view: CgroupRuleInput, used: Iterable[PodPreparedDevice]
 ) -> Iterable[str]:
-    """Return the names of the prepared devices that provide the resource which the pod lacks."""
+    """Return the names of the devices that provide the resource which a pod lacks.
+
+    Args:
+        cause: Cause that a cgroup rule raised for the pod or a container.
+        view: Input of the rule: the cgroup.
+        used: Devices that were prepared for the pod.
+    """
     if cause.code == EXCLUSIVE_THROTTLED.code:
         return view.exclusive
     kind = AFFECTED_KINDS.get(cause.code)

@@ -20,7 +20,7 @@ _FIND_WRITER: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodAuditRow(CatalogRow):
-    """Catalog row for one finding code of pod audits; by default a hint that a cgroup file deviates."""
+    """Catalog row for one finding code of pod audits; default: ``info`` for a cgroup file that deviates."""
 
     description: str
     """Description of the finding, in a sentence."""

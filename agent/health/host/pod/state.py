@@ -38,9 +38,9 @@ class PodAuditState:
     """Newest sample of pods with its audit findings, and whether it is still trusted."""
 
     sample: PodsSample | None = None
-    """Newest sample of pods; None: the agent does not watch pods."""
+    """Newest sample of the node's pods; None: the agent does not watch pods."""
     groups: tuple[PodFindingGroup, ...] = ()
-    """Findings by pod, container and code, worst first."""
+    """Findings of the newest audit, grouped by pod, container and code, worst first."""
     unlisted_groups: int = 0
     """Number of finding groups beyond MAX_GROUPS; only their number is reported."""
     was_read: bool = False
@@ -62,8 +62,11 @@ class PodAuditState:
 def next_pod_audit_state(
     previous: PodAuditState, sample: PodsSample | None, sources: Mapping[str, SourceSample], now: Instant
 ) -> PodAuditState:
-    """Return the state of pod audits after a snapshot with ``sample``; stalled ``sources`` have the state
-    STALLED.
+    """Return the state of pod audits after a snapshot.
+
+    Args:
+        sample: Sample of pods in the snapshot, with the findings of the newest audit.
+        sources: Sources of the snapshot by name; stalled sources have the state STALLED.
     """
     if sample is None:
         return previous if previous.sample is None else PodAuditState()
@@ -91,7 +94,11 @@ def next_pod_audit_state(
 def _group_findings(
     findings: Iterable[PodFinding], before: Sequence[PodFindingGroup], now: Instant
 ) -> tuple[PodFindingGroup, ...]:
-    """Group the findings by pod, container and code, worst first; a group in ``before`` keeps its begin."""
+    """Group audit findings by pod, container and code, worst first.
+
+    Args:
+        before: Groups of the last evaluation; a group that was in them keeps its begin.
+    """
     since = {group[:3]: group.since for group in before}
     parts: dict[tuple[str, str, str], list[PodFinding]] = {}
     for finding in findings:
