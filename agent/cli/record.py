@@ -71,7 +71,10 @@ def main(args: Namespace) -> int:
 
 
 def _redactor(paths: list[Path]) -> tuple[Redactor, dict[Path, int]]:
-    """Return a redactor that has seen all sensitive texts of the segments, and the evaluations of each."""
+    """Return a redactor that knows all sensitive texts of the segment files, and each file's evaluations.
+
+    The number of evaluations is counted for each file.
+    """
     import secrets
 
     from agent.record.redaction import Redactor
@@ -89,7 +92,7 @@ def _redactor(paths: list[Path]) -> tuple[Redactor, dict[Path, int]]:
 
 
 def _copy(source: Path, target: Path, redactor: Redactor | None, limit: int | None) -> int:
-    """Copy a segment up to its last complete frame; return the number of copied evaluations.
+    """Copy a segment file of a record up to its last complete frame; return the number of copied evaluations.
 
     Args:
         limit: Largest number of evaluations: the agent may append others whose names the redactor has not

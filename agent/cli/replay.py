@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 DIFFERENCES_SHOWN: Final = 20
 """Largest number of differences that are listed; the others are counted."""
 DIFFERENT: Final = 1
-"""Exit code of a replay whose verdicts differ from the recorded ones."""
+"""Exit code of ``drahealth replay`` if verdicts differ from the recorded ones."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -111,7 +111,7 @@ def _parse_until(text: str | None) -> float | None:
 
 
 def _paced(reports: Iterator[Report], speed: float | None) -> Iterator[Report]:
-    """Yield reports at `speed` times their recorded pace; None: without pauses."""
+    """Yield recorded reports at `speed` times their recorded pace; None: without pauses."""
     first: tuple[float, int] | None = None
     for report in reports:
         if speed is not None:
@@ -171,7 +171,7 @@ def _report_differences(differences: list[VerdictDifference]) -> int:
 
 
 def format_difference(one: VerdictDifference) -> str:
-    """Return a difference as one line."""
+    """Return a recorded verdict and the other verdict of the replay as one line of text."""
     texts = [_format_verdict(verdict) for verdict in (one.recorded, one.replayed)]
     return f"{rfc3339(one.at.wall_s)} {one.subject}: recorded {texts[0]}, replayed {texts[1]}"
 

@@ -30,7 +30,7 @@ class Subcommand(NamedTuple):
     """Command lines, each with its purpose; ``--help`` starts with them."""
     add_arguments: Callable[[ArgumentParser], None]
     main: Callable[[Namespace], int]
-    """Runs the subcommand and returns the exit code."""
+    """Function that runs the subcommand with its arguments and returns the exit code."""
 
 
 def add_settings(parser: ArgumentParser, *flags: str) -> None:

@@ -88,7 +88,7 @@ def _cpu_count() -> int:
 
 
 def _grouped(records: list[Path]) -> list[list[Path]]:
-    """Return the segments of each record: those of one directory belong together."""
+    """Return the segment files of each record: files of one directory belong to the same record."""
     from agent.record.replay import record_segments
 
     groups: dict[Path, set[Path]] = {}
@@ -253,7 +253,8 @@ def _text(
 
 
 def _pods(found: list[RecordComparison]) -> tuple[list[str], list[str]]:
-    """Return the pods that were on an Unhealthy device only as recorded, and those only otherwise."""
+    """Return the pods on Unhealthy devices only in the record, and those only with the other
+    configuration."""
     spared = {pod for one in found for pod in one.recorded.pods - one.other.pods}
     exposed = {pod for one in found for pod in one.other.pods - one.recorded.pods}
     return sorted(spared), sorted(exposed)

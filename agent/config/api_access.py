@@ -26,11 +26,11 @@ class ApiAccess:
     """``https://host:port``, or ``http://`` for a local proxy."""
     _: KW_ONLY
     ca_file: StrPath | None = None
-    """CA certificates of the API server; None: ``ca_data``."""
+    """File with the CA certificates of the API server; None: they are in ``ca_data``."""
     ca_data: str = ""
     """CA certificates in PEM; empty and without a file: those of the system."""
     token_file: StrPath | None = None
-    """File with the bearer token; None: ``token``."""
+    """File with the bearer token; None: the token is in ``token``."""
     token: str = field(default="", repr=False)
     """Bearer token; empty: no token."""
     client_certificate: bytes = field(default=b"", repr=False)

@@ -45,7 +45,8 @@ def check_reloadable(before: Config, loaded: LoadedConfig) -> None:
 
 
 def _text(setting: Setting, value: Any) -> str:
-    """Return a value as a file has it, at most VALUE_CHARS of it; ``unset`` without a value."""
+    """Return the text of a setting's value in a configuration file, cut to VALUE_CHARS. ``unset`` without
+    value."""
     if value is None:
         return "unset"
     text = json.dumps(setting.kind.show(value), ensure_ascii=False)

@@ -77,7 +77,10 @@ YEAR_S: Final = 365 * 86_400
 GROUPS_MAX: Final = 16_384
 """Upper limit of watched cgroups: more would exceed the memory limit of the systemd unit."""
 HELD_MAX: Final = 32 << 20
-"""Upper limit of kernel memory for descriptors of cgroup files [bytes]: it counts towards the same limit."""
+"""Upper limit of kernel memory for descriptors of cgroup files [bytes].
+
+It counts towards the memory limit of the systemd unit.
+"""
 RECORD_MAX: Final = 1 << 40
 """Upper limit of the size of a record [bytes]."""
 GPUS_MAX: Final = 32
@@ -92,7 +95,7 @@ class Setting(NamedTuple):
     field: str
     """Name of the field in :class:`Config` that holds the value."""
     kind: ValueKind
-    """Type of the value: its parser, its form in a file, and its JSON schema."""
+    """Kind of the value: its parser, its form in a file, and its JSON schema."""
     check_limits: Callable[[Any], None] = lambda _: None
     """Raises ValueError, with value and limit in its text, if the value is out of range."""
     flag: str = ""
@@ -401,7 +404,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValueOriginKind(StrEnum):
-    """Kind of the place that a value comes from."""
+    """Kind of the place that the value of a setting comes from: a default, a file, a variable or a flag."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -527,7 +530,7 @@ def load_runtime_dir(
 
 
 def _has_agent_socket(runtime_dir: Path) -> bool:
-    """Return whether an agent has served this directory, or this user may not look."""
+    """Return whether an agent has served a socket in this directory, or this user may not see that."""
     try:
         (runtime_dir / "agent.sock").stat()
     except PermissionError:

@@ -51,7 +51,7 @@ def parse_rules(value: object) -> tuple[RuleOverride, ...]:
 
 
 def check_rule_count(rules: Sequence[object]) -> None:
-    """Check that there are at most RULES_MAX entries; raises ValueError."""
+    """Check that the configuration has at most RULES_MAX tables ``[[rules]]``; raises ValueError."""
     if len(rules) > RULES_MAX:
         raise ValueError(f"{len(rules)} rules, limit {RULES_MAX}; use patterns such as gpu.ecc.*")
 
@@ -105,8 +105,11 @@ def _parse_rule(name: str, entry: object) -> RuleOverride:
 
 
 def _check_code(name: str, code: str) -> list[Rule]:
-    """Return the rules that evaluate readings with a code, or family of codes; raises ValueError if nothing
-    has it that can be changed. Codes of other families than the agent's are those of drivers' own checks."""
+    """Return the rules on readings whose finding code matches ``code``, a code or a family of codes.
+
+    Codes that do not belong to the agent's families are those of drivers' own checks. Raises ValueError if
+    ``code`` is one of the agent's, but no rule has it that can be changed.
+    """
     rules: tuple[Rule, ...] = tuple(chain(ALL_HOST_RULES, gpu_rules(GpuLimits())))
     known = [rule.code for rule in rules] + list(ROW_BY_CODE)
     numbered = (f"{XID_PREFIX}*", f"{SXID_PREFIX}*")
@@ -153,7 +156,10 @@ def _probation_s(entry: Mapping[str, Any]) -> int | None:
 
 
 def _limit(entry: Mapping[str, Any], code: str, rules: Sequence[Rule]) -> int | None:
-    """Return the limit of an entry; all rules with its code must have one."""
+    """Return the ``limit`` of a table ``[[rules]]``; None: it has none.
+
+    All rules with its code must have a limit that can be set; raises ValueError.
+    """
     if "limit" not in entry:
         return None
     without = [rule.code for rule in rules if not rule.limit_in_view]

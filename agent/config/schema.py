@@ -30,7 +30,7 @@ def _table() -> dict[str, Any]:
 
 
 def _leaf(setting: Setting, defaults: Config) -> dict[str, Any]:
-    """Return the schema of one setting."""
+    """Return the JSON schema of one setting."""
     leaf = {**setting.kind.schema, "description": setting.help}
     check = setting.check_limits
     if leaf.get("type") == "integer" and isinstance(check, partial):  # number_within()

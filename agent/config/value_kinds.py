@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ValueKind(NamedTuple):
-    """Kind of a configuration value."""
+    """Kind of the value of a setting, such as a duration or a list of CPUs."""
 
     parse: Callable[[object], object]
     """Converts the value in file, variable or flag to the field's type; raises ValueError or TypeError."""
@@ -146,11 +146,11 @@ _TEXT_SCHEMA: Final = {"type": "string"}
 _NAMES_SCHEMA: Final = {"type": "array", "items": {"type": "string"}}
 
 DURATION: Final = ValueKind(parse_duration, format_duration, _DURATION_SCHEMA)
-"""Duration, in nanoseconds."""
+"""Kind of a setting whose value is a duration; its field in Config has nanoseconds."""
 SECONDS: Final = ValueKind(parse_whole_seconds, lambda s: format_duration(s * S), _DURATION_SCHEMA)
-"""Duration of whole seconds, in seconds."""
+"""Kind of a setting whose value is a duration of whole seconds; its field in Config has seconds."""
 FRACTIONAL_SECONDS: Final = ValueKind(_fractional_seconds, _show_fractional_seconds, _DURATION_SCHEMA)
-"""Duration, in seconds."""
+"""Kind of a setting whose value is a duration; its field in Config has seconds."""
 SIZE: Final = ValueKind(
     parse_size, format_size, {"type": "string", "pattern": r"^(0|[0-9]{1,12} *(KiB|MiB|GiB))$"}
 )
@@ -158,29 +158,29 @@ COUNT: Final = ValueKind(parse_count, int, {"type": "integer"})
 SWITCH: Final = ValueKind(parse_bool, bool, {"type": "boolean"})
 TEXT: Final = ValueKind(parse_string, str, _TEXT_SCHEMA)
 LOG_FORMAT: Final = ValueKind(parse_string, str, {"type": "string", "enum": list(LOG_FORMATS)})
-"""Format of the log."""
+"""Kind of a setting whose value is a format of the log: ``text`` or ``json``."""
 PATH: Final = ValueKind(parse_path, str, _TEXT_SCHEMA)
 LIBRARY: Final = ValueKind(parse_library, str, _TEXT_SCHEMA)
-"""Name or path of a library."""
+"""Kind of a setting whose value is the name or path of a shared library."""
 CGROUP: Final = ValueKind(parse_cgroup_root, str, _TEXT_SCHEMA)
-"""Path from the root of the cgroup tree."""
+"""Kind of a setting whose value is a cgroup: a path from the root of the cgroup tree."""
 CPUS: Final = ValueKind(
     parse_cpu_list, format_cpus, {"type": "string", "pattern": r"^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}
 )
-"""Set of CPUs in the kernel's list format."""
+"""Kind of a setting whose value is a set of CPUs in the kernel's list format, such as ``0-3,8``."""
 NAMES: Final = ValueKind(parse_driver_names, list, _NAMES_SCHEMA)
-"""List of names of DRA drivers."""
+"""Kind of a setting whose value is a list of names of DRA drivers."""
 ADDRESSES: Final = ValueKind(parse_listen_addresses, lambda found: list(map(str, found)), _NAMES_SCHEMA)
-"""List of addresses of listening sockets."""
+"""Kind of a setting whose value is a list of addresses of listening sockets."""
 CODES: Final = ValueKind(_parse_codes, sorted, _NAMES_SCHEMA)
-"""List of finding codes and of their families."""
+"""Kind of a setting whose value is a list of finding codes and of families of codes."""
 POOLS: Final = ValueKind(
     parse_hugepage_pools,
     dict,
     {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
     _merge_tables,
 )
-"""Table of pages by hugepage device."""
+"""Kind of a setting whose value is a table: number of pages by name of the hugepage device."""
 XIDS: Final = ValueKind(
     parse_xid_overrides,
     lambda xids: {str(code): str(severity) for code, severity in sorted(xids.items())},
@@ -191,7 +191,7 @@ XIDS: Final = ValueKind(
     },
     _merge_tables,
 )
-"""Table of severities by XID."""
+"""Kind of a setting whose value is a table: severity by number of the XID."""
 PATTERNS: Final = ValueKind(
     _parse_patterns,
     _show_patterns,
@@ -211,7 +211,7 @@ PATTERNS: Final = ValueKind(
     },
     _join_patterns,
 )
-"""List of patterns of prepare errors."""
+"""Kind of a setting whose value is a list of patterns of prepare errors."""
 RULES: Final = ValueKind(
     _parse_rules,
     _show_rules,
@@ -233,7 +233,7 @@ RULES: Final = ValueKind(
     },
     _join_rules,
 )
-"""List of changes of rules."""
+"""Kind of the setting ``[[rules]]``: a list of changes of rules."""
 CHECKS: Final = ValueKind(
     _parse_checks,
     _show_checks,
@@ -262,4 +262,4 @@ CHECKS: Final = ValueKind(
     },
     _join_checks,
 )
-"""List of checks that the operator configures as commands."""
+"""Kind of the setting ``[[check]]``: a list of checks that the operator configures as commands."""

@@ -25,7 +25,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9](?:[-\w.:]*[A-Za-z0-9])?", re.ASCII)
 _PERMISSIONS: Final = re.compile(r"[rwm]*|none")
 
 Check = Callable[[object, str], None]
-"""Validator of a value at a place; raises ValueError that begins with the place."""
+"""Validator of a value at a place in a CDI file; raises ValueError that begins with the place."""
 
 
 def invalid_cdi(document: object) -> str:
@@ -205,7 +205,7 @@ def _check_version(document: Mapping[str, object]) -> None:
 
 
 def _features(document: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield (CDI version, feature) for each feature of a valid file that not all versions have."""
+    """Yield (CDI version, feature) for each feature of a valid CDI file that needs at least this version."""
     devices: list[Mapping[str, Mapping[str, list[Mapping[str, object]]]]] = document["devices"]  # type: ignore[assignment]
     if "." in str(document["kind"]).partition("/")[2]:
         yield "0.6.0", "a dot in the class"

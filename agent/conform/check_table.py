@@ -23,49 +23,55 @@ from agent.conform.session_record import V1, V1ALPHA1, PrepareStage, SessionReco
 
 
 def missing_socket(session: SessionRecord) -> CheckOutcome | None:
-    """Return why no service socket is known; None: it is known."""
+    """Return the outcome NOT_RUN if a session knows no service socket of the driver; None: it knows one."""
     return None if session.socket else not_run("no service socket is known: see registration.get_info")
 
 
 def missing_connection(session: SessionRecord) -> CheckOutcome | None:
-    """Return why no connection to the service socket succeeded; None: one succeeded."""
+    """Return the outcome NOT_RUN if no connection to the driver's service socket succeeded. None: one
+    succeeded."""
     missing = None if session.versions else not_run("the service socket takes no connection")
     return missing_socket(session) or missing
 
 
 def missing_list(session: SessionRecord) -> CheckOutcome | None:
-    """Return why no health list was received; None: a list was received."""
+    """Return the outcome NOT_RUN if a session received no health list from the driver; None: it received
+    one."""
     missing = None if session.main.has_lists else not_run("no list was received")
     return missing_connection(session) or missing
 
 
 def missing_device(session: SessionRecord) -> CheckOutcome | None:
-    """Return why no device was reported; None: a list has a device."""
+    """Return the outcome NOT_RUN if the driver reported no device in its health lists. None: a list has a
+    device."""
     has_device = any(item.devices for stream in session.watched_streams for item in stream.lists)
     return missing_list(session) or (None if has_device else not_run("no device was reported"))
 
 
 def missing_versions(session: SessionRecord) -> CheckOutcome | None:
-    """Return why not both versions of the health API reported a device; None: both did."""
+    """Return the outcome NOT_RUN unless v1 and v1alpha1 of the health API both reported a device. None: both
+    did."""
     silent = [version for version in (V1, V1ALPHA1) if not session.version(version).has_lists]
     missing = not_run(f"no list was received of {' and '.join(silent)}") if silent else None
     return missing_connection(session) or missing or missing_device(session)
 
 
 def missing_directory(session: SessionRecord) -> CheckOutcome | None:
-    """Return why registration was not tested; None: it was tested."""
+    """Return the outcome SKIPPED if a session did not test the driver's registration; None: it did."""
     return None if session.directory else skipped("registration is tested with --plugin-dir only")
 
 
 def missing_get_info(session: SessionRecord) -> CheckOutcome | None:
-    """Return why no registration socket answered GetInfo; None: one answered."""
+    """Return the outcome NOT_RUN if no registration socket of the driver answered GetInfo. None: one
+    answered."""
     if session.directory and any(record.file.info for record in session.directory.registrations):
         return None
     return missing_directory(session) or not_run("no socket has answered GetInfo")
 
 
 def missing_get_info_or_connection(session: SessionRecord) -> CheckOutcome | None:
-    """Return why GetInfo or the connection to the service socket failed; None: both succeeded."""
+    """Return the outcome NOT_RUN if GetInfo or the connection to the service socket failed. None: both
+    succeeded."""
     return missing_get_info(session) or missing_connection(session)
 
 
@@ -80,7 +86,7 @@ class ConformCheck(NamedTuple):
     advice: str
     evaluate: Callable[[SessionRecord], CheckOutcome]
     find_missing: Callable[[SessionRecord], CheckOutcome | None]
-    """Function that returns why the session record cannot be evaluated; None: it can be."""
+    """Function that returns an outcome if the session recorded too little for this check; None: enough."""
 
     @property
     def method(self) -> str:

@@ -34,15 +34,15 @@ from agent.conform.stream_queries import (
 )
 
 SOON_S: Final = 1.0
-"""Delay above which a check warns [s]."""
+"""Delay of a health list above which a check warns [s]."""
 CAUSAL_DELAY_S: Final = 0.25
-"""Longest delay at which an event counts as the effect of the event before [s]."""
+"""Longest delay at which an event of the driver counts as the effect of the event before it [s]."""
 UNUSUAL_FACTOR: Final = 2
-"""A pause between lists is unusual if it is longer than every other pause times this factor."""
+"""A pause between health lists is unusual if it is longer than every other pause times this factor."""
 PAUSES_MIN: Final = 3
 """Number of other pauses that are needed to call a pause unusual."""
 LONGER_FACTOR: Final = 3
-"""Factor by which a longer session is recommended if no list arrived while the reader was stopped."""
+"""Factor by which a longer session is recommended if no health list arrived while the reader was stopped."""
 REOPENED: Final = {"cancel": "after a cancel", "close": "on a new connection"}
 NOT_CONCURRENT: Final = "no two streams were open at a time: see health.unavailable"
 ENDED_BY_SERVER: Final = "the server ends streams: see health.ends and health.goaway"
@@ -74,7 +74,10 @@ def check_reconnect(session: SessionRecord) -> CheckOutcome:
 
 
 def _missing_devices(main: ApiVersionStreams, stream: StreamRecord) -> tuple[set[RawDeviceKey], float]:
-    """Return the expected devices that a stream did not report, and the delay of the last other one [s].
+    """Return the expected devices that a stream did not report, and the delay of the last reported one [s].
+
+    Expected are the devices that the main streams had reported before, with leases that still ran at the end
+    of ``stream``.
 
     Expected are the devices that the main streams had reported before, with leases that still ran at its end.
     """
@@ -132,8 +135,7 @@ def check_two_kubelets(session: SessionRecord) -> CheckOutcome:
 
 
 def _concurrent_stream(version: ApiVersionStreams, stream: StreamRecord | None) -> StreamRecord | None:
-    """Return a stream of a version that was open when `stream` was opened, and received lists; None: none
-    was."""
+    """Return a stream with lists that was open when `stream` was opened; None: there is none."""
     if stream is None:
         return None
     return next(
@@ -203,8 +205,8 @@ def check_stopped_reader(session: SessionRecord) -> CheckOutcome:
 
 
 def _delay_by_stopped_reader(other: StreamRecord, stopped: StoppedReader) -> float | None:
-    """Return how long `other` received no list until the stopped reader resumed [s]; None: not unusually
-    long."""
+    """Return how long `other` received no health list while another reader had stopped [s]. None: not
+    unusually long."""
     before = [item.received_s for item in other.lists if item.received_s < stopped.resumed_s]
     after = [item.received_s for item in other.lists if item.received_s >= stopped.resumed_s]
     if not before or not after or after[0] - stopped.resumed_s > CAUSAL_DELAY_S:

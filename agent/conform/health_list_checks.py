@@ -41,25 +41,27 @@ from agent.conform.stream_queries import (
 )
 
 MESSAGE_LIMIT: Final = 1024
-"""Longest message that the kubelet keeps whole [bytes]."""
+"""Longest health message of a device that the kubelet keeps whole [bytes]."""
 MESSAGE_KEPT: Final = 1021
 """Length to which the kubelet cuts a longer message, before it adds three dots [bytes]."""
 LIST_LIMIT: Final = 4 << 20
 """Largest message that grpc-go reads by default [bytes]."""
 LARGE_LIST: Final = 1 << 20
-"""List size above which a check warns [bytes]."""
+"""Size of a health list above which a check warns [bytes]."""
 FUTURE_S: Final = 60
-"""Lead of last_updated_time before the clock above which a check warns [s]."""
+"""Time by which a device's last_updated_time may be ahead of the clock before a check warns [s]."""
 MILLISECONDS: Final = 100_000_000_000
-"""Value of last_updated_time above which it must be milliseconds: as seconds it is the year 5138."""
+"""Value of last_updated_time from which it must be in milliseconds: in seconds it is the year 5138."""
 SHORT_LEASE_S: Final = 2
 LONG_LEASE_S: Final = 86_400
 """Longest lease at which a check does not warn [s]; SHORT_LEASE_S: longest lease that is too short."""
 MARGIN_S: Final = 5
 """Time by which a recommended session is longer than the lease [s]."""
 HEARTBEAT_FRACTION: Final = 0.6
-"""Fraction of the lease above which the time between two reports warns: half a lease, and a tenth for delays
-of a busy machine."""
+"""Fraction of the lease above which a check warns of the time between two reports.
+
+It is half a lease, and a tenth for delays of a busy machine.
+"""
 TIME_ROUNDING_S: Final = 2.0
 """Age of last_updated_time that is not counted [s]: it is in whole seconds, and the list takes time."""
 REPORTED_ONCE: Final = "no device was reported twice: try a longer --for"
@@ -190,8 +192,10 @@ def check_list_size(session: SessionRecord) -> CheckOutcome:
 
 
 def _largest_list(session: SessionRecord) -> int:
-    """Return the size of the largest list of all versions [bytes]; 0: no list was received, or all are
-    empty."""
+    """Return the size of the largest health list of a session [bytes].
+
+    0: the session received no list, or all lists are empty.
+    """
     return max((item.size for stream in session.watched_streams for item in stream.lists), default=0)
 
 
@@ -217,7 +221,7 @@ def _duplicates_in_list(item: HealthList) -> Iterator[CheckOutcome]:
 
 
 def _compared_values(device: DeviceEntry) -> tuple[int, bytes, int]:
-    """Return the values of an entry in which the kubelet notices a change."""
+    """Return the values of a device in a health list by which the kubelet notices a change."""
     return device.health, device.message, device.lease_s
 
 

@@ -15,7 +15,7 @@ from agent.conform.session_record import DeviceEntry, HealthList
 from agent.model.protobuf_wire import FIXED_SIZES, LAST_FIELD, LENGTH, VARINT, decode_varint
 
 DEVICES_LIMIT: Final = 16_384
-"""Largest number of entries of a list that are decoded."""
+"""Largest number of device entries of a health list that are decoded."""
 FIELDS_LIMIT: Final = 16 * DEVICES_LIMIT
 """Largest number of protobuf fields of a list that are decoded: twice what DEVICES_LIMIT entries need."""
 
@@ -60,7 +60,7 @@ def decode_health_list(data: bytes, at_s: float, decoded_entries: dict[bytes, De
 
 
 def _decode_entry(data: bytes, place: str, field_counter: Iterator[int]) -> DeviceEntry:
-    """Decode an entry of a health list. As in protobuf, the last of repeated fields counts."""
+    """Decode the entry of one device in a health list. As in protobuf, the last of repeated fields counts."""
     values: dict[int, int | bytes] = {}
     identifier: dict[int, int | bytes] = {}
     for number, value in decode_fields(data, _DEVICE, place, field_counter):
@@ -83,7 +83,7 @@ def _decode_entry(data: bytes, place: str, field_counter: Iterator[int]) -> Devi
 def decode_fields(
     data: bytes, wire_types: Mapping[int, int], place: str, field_counter: Iterator[int]
 ) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and value of each field of a message whose number is in `wire_types`.
+    """Yield number and value of each field of a protobuf message whose number is in `wire_types`.
 
     Raises ValueError, beginning with `place`, if the message is invalid, and TooManyFields if
     `field_counter` passes FIELDS_LIMIT.

@@ -30,9 +30,9 @@ from agent.conform.stream_queries import (
 from agent.model.socket_address import SOCKET_PATH_LIMIT
 
 SOON_S: Final = 1.0
-"""Delay above which a check warns [s]."""
+"""Delay of the first health list above which a check warns [s]."""
 LATE_S: Final = 5.0
-"""Delay above which a check fails [s]."""
+"""Delay of the first health list above which a check fails [s]."""
 LISTS_PER_S: Final = 20
 """Lists per second of one stream above which a check warns."""
 
@@ -89,8 +89,7 @@ def check_unavailable(session: SessionRecord) -> CheckOutcome:
 
 
 def _is_refused(stream: StreamRecord) -> bool:
-    """Return True if the server ended a stream before its first list, with another status than
-    UNIMPLEMENTED."""
+    """Return True if the server refused a health stream: it ended before a list, and not as UNIMPLEMENTED."""
     end = stream.ended
     if end is None or stream.lists:
         return False

@@ -27,7 +27,7 @@ class CheckVerdict(StrEnum):
 
 
 VERDICT_RANKS: Final = {verdict: rank for rank, verdict in enumerate(CheckVerdict)}
-"""Rank of each verdict; the greatest is the worst."""
+"""Rank of each verdict; the verdict with the greatest rank is the worst."""
 
 
 class CheckOutcome(NamedTuple):
@@ -64,8 +64,10 @@ def not_run(reason: str) -> CheckOutcome:
 
 
 def worst_outcome(outcomes: Iterable[CheckOutcome], otherwise: CheckOutcome) -> CheckOutcome:
-    """Return the worst verdict of the outcomes with its first observations; `otherwise` if there are no
-    outcomes."""
+    """Return an outcome with the worst verdict of several, and the first observations with it.
+
+    `otherwise` is returned if there are no outcomes.
+    """
     outcomes = list(outcomes)
     if not outcomes:
         return otherwise

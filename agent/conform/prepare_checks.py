@@ -49,12 +49,12 @@ READY_STAGES: Final = (
     PrepareStage.REBOOTED,
     PrepareStage.RELEASED,
 )
-"""Stages in which every claim should be prepared."""
+"""Stages of a session in which the driver should prepare every claim."""
 NO_IDS: Final = "the driver returned no CDI ids"
 
 
 def missing_stage(stage: PrepareStage) -> Callable[[SessionRecord], CheckOutcome | None]:
-    """Return a function that returns why a stage did not run; None: it ran."""
+    """Make the function that returns an outcome if a stage of the session did not run; None: it ran."""
 
     def find_missing(session: SessionRecord) -> CheckOutcome | None:
         if session.prepare is None:
@@ -65,7 +65,8 @@ def missing_stage(stage: PrepareStage) -> Callable[[SessionRecord], CheckOutcome
 
 
 def missing_prepared_claims(session: SessionRecord) -> CheckOutcome | None:
-    """Return why not every claim is known to be prepared; None: the first prepare succeeded."""
+    """Return an outcome if not every claim is known to be prepared. None: the first prepare of all claims
+    succeeded."""
     if missing := missing_stage(PrepareStage.FIRST)(session):
         return missing
     record = _record(session)
@@ -84,7 +85,7 @@ def _refs(record: ClaimSessionRecord) -> list[ClaimRef]:
 
 
 def _errors(calls: Iterable[PrepareCall], refs: Iterable[ClaimRef]) -> Iterator[str]:
-    """Yield ``<claim>: <error>`` for each claim of ``refs`` for which one of the calls failed."""
+    """Yield ``<claim>: <error>`` for each claim of ``refs`` that failed in a prepare or unprepare call."""
     refs = frozenset(refs)
     for call in calls:
         for ref in call.claims:
@@ -93,7 +94,7 @@ def _errors(calls: Iterable[PrepareCall], refs: Iterable[ClaimRef]) -> Iterator[
 
 
 def _all_succeeded(session: SessionRecord, stage: PrepareStage, observation_if_good: str) -> CheckOutcome:
-    """Return FAIL with the claims for which a call of a stage failed; PASS if there are none."""
+    """Return FAIL with the claims that failed in the prepare or unprepare calls of a stage, else PASS."""
     record = _record(session)
     found = [failed(text) for text in _errors(record.calls[stage], _refs(record))]
     return worst_outcome(found, passed(observation_if_good))
@@ -136,7 +137,7 @@ def check_answers(session: SessionRecord) -> CheckOutcome:
 
 
 def _prepared(record: ClaimSessionRecord, stage: PrepareStage) -> Iterator[tuple[ClaimRef, ReturnedDevice]]:
-    """Yield each claim with each of its devices that the calls of a stage returned."""
+    """Yield each claim with each of its devices that the driver returned in the calls of a stage."""
     for call in record.calls.get(stage, ()):
         for claim in record.claims:
             answer = call.answer(claim.ref.uid)
@@ -207,7 +208,7 @@ def check_first_cdi_id(session: SessionRecord) -> CheckOutcome:
 
 
 def _returned_ids(record: ClaimSessionRecord) -> set[str]:
-    """Return the CDI ids of the answers in which all claims should be prepared."""
+    """Return the CDI ids that the driver returned in the stages in which all claims should be prepared."""
     return {
         cdi_id
         for stage in READY_STAGES
@@ -221,7 +222,7 @@ def _ids_of(record: ClaimSessionRecord, stage: PrepareStage) -> list[str]:
 
 
 def _defined(snapshot: CdiSnapshot) -> frozenset[str]:
-    """Return the CDI ids that the files define."""
+    """Return the CDI ids that the CDI files of the snapshot define."""
     return frozenset[str]().union(*(cdi_ids(file.document) for file in snapshot.files))
 
 
@@ -238,8 +239,8 @@ def check_cdi_ids(session: SessionRecord) -> CheckOutcome:
 
 
 def _undefined(ids: list[str], snapshot: CdiSnapshot) -> CheckOutcome | None:
-    """Return FAIL with the ids that no CDI file defines, NOT_RUN if the files are unknown; None: all are
-    defined."""
+    """Return FAIL with those of ``ids`` that no CDI file defines, NOT_RUN if the files are unknown. None: all
+    are defined."""
     if snapshot.error:
         return not_run(f"{snapshot.error}; see --cdi-dir")
     missing = [shorten(cdi_id) for cdi_id in ids if cdi_id not in _defined(snapshot)]
@@ -247,7 +248,10 @@ def _undefined(ids: list[str], snapshot: CdiSnapshot) -> CheckOutcome | None:
 
 
 def claim_files(record: ClaimSessionRecord) -> list[CdiFile]:
-    """Return the CDI files that did not exist before the first prepare, or that define returned ids."""
+    """Return the CDI files of the session's claims.
+
+    They did not exist before the first prepare, or they define CDI ids that the driver returned.
+    """
     known = {file.path for file in record.cdi_before.files}
     ids = _returned_ids(record)
     return [
@@ -288,7 +292,7 @@ def _describe_answer(answer: ClaimReply | None) -> str:
 
 
 def _same_answer(session: SessionRecord, stage: PrepareStage, observation_if_good: str) -> CheckOutcome:
-    """Return FAIL with the claims whose answer in a stage is an error, or differs from the first prepare."""
+    """Return FAIL with the claims whose answer in a stage fails, or differs from the first prepare's."""
     record = _record(session)
     first = record.first_call(PrepareStage.FIRST)
     found = [failed(text) for text in _errors(record.calls[stage], _refs(record))]

@@ -27,7 +27,7 @@ _DEVICE: Final = dict.fromkeys((REQUESTS, POOL, NAME, CDI_IDS, SHARE_ID), LENGTH
 
 
 def decode_answers(data: bytes, *, is_prepare: bool) -> tuple[ClaimReply, ...]:
-    """Decode the answer to a prepare, or else to an unprepare, in the order of its entries.
+    """Decode a driver's answer to a prepare or unprepare call into one reply per claim, in their order.
 
     Raises ValueError, which names the field, if the answer is not valid, and for too many fields.
     """
@@ -59,7 +59,8 @@ def decode_answers(data: bytes, *, is_prepare: bool) -> tuple[ClaimReply, ...]:
 
 
 def _device(found: dict[int, list[str]]) -> ReturnedDevice:
-    """Return a device from its fields. As in protobuf, the last of repeated single fields counts."""
+    """Return a device of a claim from its decoded protobuf fields. As in protobuf, the last of repeated
+    single fields counts."""
     pool, name, share_id = (found.get(field, [""])[-1] for field in (POOL, NAME, SHARE_ID))
     return ReturnedDevice(tuple(found.get(REQUESTS, ())), pool, name, tuple(found.get(CDI_IDS, ())), share_id)
 

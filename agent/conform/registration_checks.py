@@ -33,9 +33,9 @@ from agent.model.socket_address import SOCKET_PATH_LIMIT
 
 PLUGIN_TYPE: Final = "DRAPlugin"
 PLUGIN_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-"""Names of the DRA plugin service by which kubelets know it, the newest first."""
+"""Names of the DRA plugin service that kubelets know, the newest first."""
 HEALTH_SERVICES: Final = {V1: "v1.DRAResourceHealth", V1ALPHA1: "v1alpha1.DRAResourceHealth"}
-"""Name of the health service by version; the version that the kubelet prefers is first."""
+"""Name of the health service by API version; the version that the kubelet prefers is first."""
 KNOWN_SERVICES: Final = (*PLUGIN_SERVICES, *HEALTH_SERVICES.values())
 GET_INFO_S: Final = 1.0
 """Timeout of GetInfo in the kubelet [s]."""
@@ -64,7 +64,7 @@ def _evaluate_files(
     evaluate: Callable[[RegistrationRecord], Iterator[CheckOutcome]],
     observation_if_good: str,
 ) -> CheckOutcome:
-    """Return the worst outcome of all registration files; PASS if there is no outcome.
+    """Return the worst outcome of evaluating all registration files of a driver; PASS if there is no outcome.
 
     With several files, each observation begins with the file's name.
     """

@@ -22,22 +22,22 @@ SESSION_MAX_S: Final = 600
 """Longest duration of a session [s]."""
 
 RawDeviceKey = tuple[bytes, bytes]
-"""(pool, name) of a device, as the driver sent them."""
+"""(pool, name) of a device as bytes, as the driver sent them."""
 
 
 class DeviceEntry(NamedTuple):
-    """Entry of a health list: the reported health of one device."""
+    """Entry of a driver's health list: the reported health of one device."""
 
     has_identifier: bool
     """True: the entry has a device identifier."""
     pool: bytes
     name: bytes
     health: int
-    """Health: 0 Unknown, 1 Healthy, 2 Unhealthy; other numbers are invalid."""
+    """Reported health: 0 Unknown, 1 Healthy, 2 Unhealthy; other numbers are invalid."""
     updated_s: int
-    """Value of last_updated_time; should be seconds since 1970."""
+    """Value of last_updated_time, which should be seconds since 1970."""
     lease_s: int
-    """Value of health_check_timeout_seconds."""
+    """Value of health_check_timeout_seconds: the lease of the report [s]."""
     message: bytes
 
     @property
@@ -116,7 +116,7 @@ class StoppedReader(NamedTuple):
 
 
 class ReopenedStream(NamedTuple):
-    """Stream that a simulated kubelet opened after it had closed another stream."""
+    """Health stream that a simulated kubelet opened after it had closed another stream."""
 
     after: str
     """``cancel``: the stream before was cancelled, on the same connection. ``close``: its connection was
@@ -149,7 +149,7 @@ class PluginInfo(NamedTuple):
 
 
 class RegistrationFile(NamedTuple):
-    """File in the directory of registration sockets, with its server's answer to GetInfo."""
+    """File in the directory of registration sockets, with the answer of the server on it to GetInfo."""
 
     path: str
     is_socket: bool
@@ -213,7 +213,7 @@ class PrepareStage(StrEnum):
     FIRST = "first"
     """Prepares all claims in one call."""
     AGAIN = "again"
-    """Repeats the first call."""
+    """Repeats the first prepare of all claims."""
     ALONE = "alone"
     """Prepares each claim in a call of its own."""
     AT_ONCE = "at once"
@@ -231,7 +231,7 @@ class PrepareStage(StrEnum):
     UNPREPARED = "unprepared"
     """Unprepares all claims in one call."""
     UNPREPARED_AGAIN = "unprepared again"
-    """Repeats the unprepare."""
+    """Repeats the unprepare of all claims."""
     RELEASED = "released"
     """Prepares all claims after their unprepare."""
     LOST_DEVICE = "lost device"
@@ -253,7 +253,7 @@ class ReturnedDevice(NamedTuple):
 
 
 class ClaimReply(NamedTuple):
-    """Answer for one claim of a prepare or unprepare call."""
+    """Answer of the driver for one claim in a prepare or unprepare call."""
 
     uid: str
     devices: tuple[ReturnedDevice, ...] = ()
@@ -263,10 +263,10 @@ class ClaimReply(NamedTuple):
 
 
 class PrepareCall(NamedTuple):
-    """Prepare or unprepare call with the driver's answer."""
+    """Prepare or unprepare call to the driver, with its answer."""
 
     claims: tuple[ClaimRef, ...]
-    """Claims of the request."""
+    """Claims that the call has in its request."""
     result: UnaryCallResult
     answers: tuple[ClaimReply, ...] = ()
     """Answers in the order in which the driver sent them."""
@@ -274,12 +274,15 @@ class PrepareCall(NamedTuple):
     """Reason why the answer cannot be decoded; empty: it is a valid message."""
 
     def answer(self, uid: str) -> ClaimReply | None:
-        """Return the last answer for a claim, which is the one that counts; None: there is none."""
+        """Return the last answer of the call for a claim, which is the one that counts; None: there is
+        none."""
         return next((answer for answer in reversed(self.answers) if answer.uid == uid), None)
 
     def error_of(self, claim: ClaimRef) -> str:
-        """Return why the call failed for a claim, with the gRPC status if the whole call failed; empty: it
-        succeeded."""
+        """Return why a prepare or unprepare call failed for a claim; empty: it succeeded.
+
+        If the whole call failed, the text has the gRPC status.
+        """
         if not self.result.is_ok:
             return describe_status(self.result.status, self.result.text)
         if self.decode_error:
@@ -299,7 +302,7 @@ class CdiFile(NamedTuple):
 
 
 class CdiSnapshot(NamedTuple):
-    """All CDI files at one time."""
+    """Content of all CDI files at one time."""
 
     files: tuple[CdiFile, ...] = ()
     error: str = ""
@@ -341,7 +344,7 @@ class ClaimSessionRecord(NamedTuple):
     cdi_unprepared: CdiSnapshot = NO_CDI
 
     def first_call(self, stage: PrepareStage) -> PrepareCall:
-        """Return the first call of a stage that ran."""
+        """Return the first call of a stage of the session, which must have run."""
         return self.calls[stage][0]
 
 
@@ -371,14 +374,14 @@ class SessionRecord(NamedTuple):
     """Record of preparing claims; None: claims were not prepared."""
 
     def version(self, version: str) -> ApiVersionStreams:
-        """Return the record of a version of the health API; it has no streams if nothing was recorded."""
+        """Return the streams of an API version; there are none if nothing was recorded."""
         return next(
             (record for record in self.versions if record.version == version), ApiVersionStreams(version, ())
         )
 
     @property
     def main(self) -> ApiVersionStreams:
-        """Record of the version that kubelet 1.37 uses: v1, unless only v1alpha1 sent lists."""
+        """Streams of the API version that kubelet 1.37 uses: v1, unless only v1alpha1 sent lists."""
         first, second = self.version(V1), self.version(V1ALPHA1)
         return second if second.has_lists and not first.has_lists else first
 
@@ -399,5 +402,5 @@ class SessionRecord(NamedTuple):
 
     @property
     def other(self) -> ApiVersionStreams:
-        """Record of the version that kubelet 1.37 does not use."""
+        """Streams of the API version that kubelet 1.37 does not use."""
         return self.version(V1 if self.main.version == V1ALPHA1 else V1ALPHA1)

@@ -9,9 +9,9 @@ from agent.model.json_values import JsonObject, get_mapping, get_mappings, get_t
 CLAIMS_MADE: Final = 2
 """Number of claims that a session makes: two, since one cannot show errors that name another claim."""
 KEEPING_OFF: Final = frozenset({"NoSchedule", "NoExecute"})
-"""Effects of taints that keep pods off a device."""
+"""Effects of device taints that keep pods off a device."""
 SHARING: Final = ("consumesCounters", "allowMultipleAllocations")
-"""Fields of devices whose hardware another device or claim may use."""
+"""Fields of a device in a ResourceSlice that mean that another device or claim may use its hardware."""
 
 
 def choose_devices(
@@ -47,8 +47,10 @@ def choose_devices(
 
 
 def _of_node(specs: Sequence[JsonObject], driver: str, node: str) -> Sequence[JsonObject]:
-    """Return the slices of one node. Raises ValueError if they belong to several nodes, but none to
-    `node`."""
+    """Return the specs of the ResourceSlices of one node.
+
+    Raises ValueError if the slices belong to several nodes, but none to `node`.
+    """
     nodes = {get_text(spec, "nodeName", "spec") for spec in specs}
     if not specs:
         raise ValueError(f"there is no ResourceSlice of {driver}")

@@ -27,7 +27,7 @@ NAMES_LIMIT: Final = 60
 """Length at which a pool and a name are cut for display [characters]."""
 
 TimedEntry = tuple[float, DeviceEntry]
-"""(time of receipt, entry): one report on a device."""
+"""One report on a device in a health stream: time of receipt [s since the session began], list entry."""
 
 
 def format_device(key: RawDeviceKey) -> str:
@@ -80,7 +80,7 @@ def count_lists(version: ApiVersionStreams) -> int:
 
 
 def ended_by_session(end: StreamEnd) -> bool:
-    """Return True if the session ended the stream because of a limit; False: the server ended it."""
+    """Return True if the session ended the stream because of a limit; False if the server ended it."""
     return bool(end.too_large_bytes or end.flooded)
 
 
@@ -89,7 +89,9 @@ def evaluate_streams(
     evaluate: Callable[[StreamRecord], Iterable[CheckOutcome]],
     otherwise: CheckOutcome,
 ) -> CheckOutcome:
-    """Evaluate the streams of the API version that kubelet 1.37 uses; without outcomes, those of the other.
+    """Evaluate the health streams of the API version that kubelet 1.37 uses.
+
+    If they have no outcome, those of the other version are evaluated.
 
     Returns the worst outcome; `otherwise` if there are no outcomes.
     """
@@ -112,6 +114,9 @@ def compare_streams(
     second_name: str,
 ) -> Iterator[CheckOutcome]:
     """Yield an outcome for each device on which the last reports of two sets of streams differ.
+
+    Reports up to `at_s` count; devices that changed in the second before are skipped. ``first_name`` and
+    ``second_name`` name the two sets in the observations.
 
     Reports up to `at_s` count; devices that changed in the second before are skipped. The names are those of
     the two sets in observations.

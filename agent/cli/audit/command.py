@@ -89,7 +89,8 @@ def main(args: Namespace) -> int:
 
 
 def _wait_for_rewrite() -> None:
-    """Wait until the kubelet has rewritten the cgroups of the QoS classes. Blocks for a minute."""
+    """Wait until the kubelet has rewritten the cgroups of the QoS classes, which it does once a minute.
+    Blocks for a minute."""
     from agent.cgroup_audit.audit import QOS_REWRITE_S
 
     time.sleep(QOS_REWRITE_S + 1)
@@ -101,7 +102,11 @@ def _audit(
     answer: SourceAnswer[Mapping[str, object]],
     earlier_qos: QosDifferences | None = None,
 ) -> AuditReport:
-    """Audit the selected pods and, without POD, the QoS classes; ``answer`` has the pod objects."""
+    """Audit the cgroups of the selected pods. Without POD on the command line, audit those of the QoS
+    classes, too.
+
+    ``answer`` has the pod objects.
+    """
     from agent.cli.audit.inputs import parse_pods, read_driver_cpus, select_pods
     from agent.cli.audit.text import AuditReport
     from agent.node.cgroup_audit import AuditPaths, CgroupAuditReport, audit_cgroups

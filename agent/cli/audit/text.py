@@ -139,7 +139,7 @@ def render(report: AuditReport, style: TextStyle) -> str:
 
 
 def _pods_to_list(pods: Iterable[PodAudit]) -> tuple[Sequence[PodAudit], int]:
-    """Return the pods to list, worst first, and the number of pods that are only counted.
+    """Return the audited pods to list, worst first, and the number of pods that are only counted.
 
     At most MAX_LISTED pods without findings are listed: more would push the findings off the screen.
     """

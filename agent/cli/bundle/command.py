@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 ENTRY_BYTES: Final = 8 << 20
-"""Largest size of a file in the archive [bytes]; the rest of a larger one is left out."""
+"""Largest size of a file in the archive [bytes]; of a larger file the rest is left out."""
 TIMEOUT_S: Final = 30.0
 """Time after which a command that collects a file is killed [s]."""
 LOG_LINES: Final = 5000
-"""Number of the newest lines of the agent's log."""
+"""Number of the newest lines of the agent's log that the archive has."""
 UNIT: Final = "drahealth.service"
 PACKAGES: Final = (
     "trio", "grpclib", "h2", "betterproto", "msgspec", "cffi", "nvidia-ml-py", "psutil", "pyudev", "pyyaml",
@@ -146,7 +146,7 @@ def collect_files(
 
 
 class _Collector:
-    """Runner of commands whose output becomes a file of the archive."""
+    """Runner of the commands whose output becomes files of the archive."""
 
     def __init__(self, environ: Mapping[str, str], timeout_s: float) -> None:
         self._environ = environ

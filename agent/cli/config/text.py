@@ -72,7 +72,7 @@ def _is_own_table(setting: Setting) -> bool:
 
 
 def _own_tables(key: str, value: Any, comment: str) -> Iterator[str]:
-    """Yield the lines of a table, or of an array of tables."""
+    """Yield the lines of a TOML table, or of an array of tables, for the value of one setting."""
     tables, brackets = ([value], f"[{key}]") if isinstance(value, Mapping) else (value, f"[[{key}]]")
     if not any(tables):
         yield from ("", f"{f'# [{key}] is empty':{COMMENT_COLUMN}}{comment}")

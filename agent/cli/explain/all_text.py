@@ -28,7 +28,7 @@ MAX_DEVICES: Final = 4
 _STRENGTHS: Final = {relation: number for number, relation in enumerate(Relation)}
 
 Row = tuple[str, str, str]
-"""Columns of one line: consumer, its strongest relation to the claim, and its owner."""
+"""Columns of one table row: consumer of a claim, its strongest relation to the claim, its owner."""
 
 
 def all_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _device_names(refs: Sequence[DeviceRef]) -> str:
 
 
 def _state(claim: ClaimFacts, devices: Sequence[DeviceFacts]) -> str:
-    """Return the worst state of a claim's devices with its code, and the codes of prepares that fail."""
+    """Return the worst state of a claim's devices with its code, and the codes of its failing prepares."""
     worst = max(devices, key=lambda device: device.severity, default=None)
     health = worst.reported.health if worst and worst.reported else None
     code = health.causes[0].code if health and health.causes else ""

@@ -139,8 +139,11 @@ def _explanation(
 
 
 def _claims_of_node(answers: NodeAnswers, known: ConsumerMap) -> AbstractSet[ClaimRef]:
-    """Return the claims that a source on this Kubernetes node has, or that a pod of the node refers to; if
-    only files of objects answered, all claims."""
+    """Return the claims that belong to this Kubernetes node.
+
+    They are those that the kubelet, the driver or the agent on this node knows, and those to which a pod of
+    the node refers. If only files of ``--pods`` and ``--claims`` gave an answer, they are all claims.
+    """
     consumers = answers.consumers
     answered = {one.provenance.origin for one in consumers.prepared if not one.absence}
     answered |= {one.provenance.origin for one in consumers.listed if not one.absence}
@@ -162,7 +165,7 @@ def _claims_of_node(answers: NodeAnswers, known: ConsumerMap) -> AbstractSet[Cla
 
 
 def _claims_only_in_prepares(answers: NodeAnswers, known: ConsumerMap) -> Iterator[PreparedClaim]:
-    """Yield the claims whose UID only a driver's record of prepares has: failed or unprepared ones."""
+    """Yield the claims whose UID only a driver's file of prepares has: failed or unprepared claims."""
     uids = {ref.uid for ref in known.claims}
     for record in answers.prepares:
         if record.claim.uid not in uids:
@@ -176,7 +179,8 @@ def _ended_uses(
     claims: Iterable[ClaimRef],
     pods: Iterable[PodRef],
 ) -> Iterator[PodDeviceUsage]:
-    """Yield the ended uses of devices, recorded in the history, that concern the given objects."""
+    """Yield the ended uses of devices in the agent's history that concern the given devices, claims or
+    pods."""
     uids_of = {POD: {ref.uid for ref in pods}, CLAIM: {ref.uid for ref in claims}}
     for use in answers.usage:
         uid = use.claim.uid if kind == CLAIM else use.pod.uid
@@ -198,8 +202,10 @@ def _names(kind: str, use: PodDeviceUsage) -> Iterator[str]:
 
 
 def _may_know(result: SourceResult) -> bool:
-    """Return whether a source that gave no answer may know the object. A driver without state files knows
-    none."""
+    """Return whether a source that gave no answer may know the explained object.
+
+    A driver without state files knows no object.
+    """
     is_missed = result.absence is Absence.UNREADABLE or result.source not in {PREPARES, TAINTS}
     return bool(result.absence and result.place and is_missed)
 
@@ -228,7 +234,7 @@ def devices_of_claim(claim: ClaimFacts) -> tuple[DeviceRef, ...]:
 
 
 def _may_have_claims(result: SourceResult) -> bool:
-    """Return whether a source of the kubelet's claims exists and could not be read."""
+    """Return whether the kubelet's checkpoint or podresources, which list claims, could not be read."""
     return result.absence is Absence.UNREADABLE and result.source in {Origin.CHECKPOINT, Origin.PODRESOURCES}
 
 
@@ -255,7 +261,7 @@ def _related_objects(kind: str, name: str, known: ConsumerMap, answers: NodeAnsw
 def _devices_of_claims(
     answers: NodeAnswers, known: ConsumerMap, claims: Iterable[ClaimRef]
 ) -> dict[DeviceRef, None]:
-    """Return the devices of claims, including those of prepares that fail."""
+    """Return the devices of claims, including those that only a failed prepare of a claim names."""
     failed = _grouped(
         (record.claim.uid, device)
         for record in answers.prepares
@@ -406,13 +412,16 @@ class SourceFactIndex:
 
 
 def pod_uid(note: NonDeviceCause) -> str:
-    """Return the UID of the pod that `note` is about; empty: it is not about a pod."""
+    """Return the UID of the pod that the agent's note `note` is about; empty: it is not about a pod."""
     kind, _, rest = note.subject.partition(" ")
     return rest.partition(" ")[0] if kind == "pod" else ""
 
 
 def container_name(note: NonDeviceCause, pod: PodView) -> str:
-    """Return the name (or id, if not known) of the container that `note` is about; empty: none."""
+    """Return the name of the container that the agent's note `note` is about.
+
+    If the name is not known, it is the container's id; empty: the note names no container.
+    """
     ident = note.subject.partition(" container ")[2]
     names = {container.id: container.name for obj, _ in pod.objects for container in obj.containers}
     return names.get(ident, ident)

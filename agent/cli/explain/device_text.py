@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent.model.health import NonDeviceCause
 
 Fact = tuple[str, str, tuple[str, ...]]
-"""Title, text and colours of an entry about a device."""
+"""Line below a device in the text: title, text, and colours of the text."""
 
 INDENT: Final = " " * 4
 
@@ -62,7 +62,10 @@ def device_lines(explanation: Explanation, style: TextStyle) -> Iterator[str]:
 
 
 def _least_pods(explanation: Explanation, users: AbstractSet[PodRef]) -> str:
-    """Return ``N to ``, the least number of pods, if pods with only a name and only a UID may be the same."""
+    """Return ``N to `` in front of the number of pods if it may be smaller, else an empty text.
+
+    Of two pods, one known by name only and one by UID only, both may be the same pod.
+    """
     halves = [pod.view.ref for pod in explanation.pods if pod.possibly_same and pod.view.ref in users]
     double = min(sum(not ref.name for ref in halves), sum(not ref.uid for ref in halves))
     return f"{len(users) - double} to " if double else ""
@@ -96,7 +99,8 @@ def _health_origin(device: DeviceFacts, explanation: Explanation) -> str:
 
 
 def _worst_since_s(health: DeviceHealth) -> float:
-    """Return since when the worst cause exists [s since 1970]; ``health.since`` changes with any cause."""
+    """Return since when the worst cause of a device exists [s since 1970]. ``health.since`` changes with any
+    cause."""
     worst = (cause.since.wall_s for cause in health.causes if cause.severity is health.severity)
     return min(worst, default=health.since.wall_s)
 
@@ -115,7 +119,7 @@ def _causes(health: DeviceHealth, explanation: Explanation, style: TextStyle) ->
 
 
 def _device_facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:
-    """Yield entries on a device from driver socket, kubelet, taints, prepares, and the agent's notes."""
+    """Yield the lines about a device from driver socket, kubelet, taints, prepares and the agent's notes."""
     driver_reported = device.driver_reported
     if driver_reported and device.reported and driver_reported.source != device.reported.source:
         comparison = _comparison(driver_reported.health, device.reported.health)
@@ -161,7 +165,7 @@ def _comparison(sent: DeviceHealth, reported: DeviceHealth) -> str:
 
 
 def kubelet_health_facts(device: DeviceFacts, explanation: Explanation) -> Iterator[Fact]:
-    """Yield the entry with the health of the device that the kubelet last stored."""
+    """Yield the line with the health of the device that the kubelet last stored in its own state file."""
     belief = device.kubelet_health
     if belief is None:
         if any(result.source == "health-state" and not result.absence for result in explanation.sources):
@@ -185,7 +189,7 @@ def _message(text: str) -> str:
 
 
 def _consumer_table(explanation: Explanation, style: TextStyle) -> Iterator[str]:
-    """Yield a table line for each pair of pod and claim, and for each claim without a known pod."""
+    """Yield a table of the pairs of pod and claim that use a device, and of claims without a known pod."""
     table = TextTable("CLAIM", "POD", "CONTAINERS", "OWNER", "SOURCES")
     sure, unsure = ("•" if style.unicode else "*"), style.paint("?", "dim")
     for use in explanation.affected:

@@ -51,7 +51,7 @@ CONSEQUENCES: Final[Mapping[str, str]] = {
 """What ``explain`` cannot show if a source does not answer, by source."""
 
 _DENIED: Final = tuple(os.strerror(number) for number in (errno.EACCES, errno.EPERM))
-"""Error texts of the kernel for a file or socket that this user may not read."""
+"""Error texts of the kernel that mean that this user may not read a file or socket."""
 
 
 class SourcePaths(NamedTuple):
@@ -85,7 +85,7 @@ class SourceResult(NamedTuple):
     """Summary of the content, such as ``12 claims``; empty: no answer."""
     absence: Absence | None = None
     reason: str = ""
-    """Reason for the absence; empty: the source answered."""
+    """Reason why the source gave no answer; empty: it answered."""
     invalid: tuple[str, ...] = ()
     """Parts of the answer that could not be used, each with the reason."""
 

@@ -251,7 +251,10 @@ class _DriverFiles(NamedTuple):
 async def _driver_files(
     paths: SourcePaths, drivers: Sequence[DriverDirectory], unread: Sequence[str]
 ) -> _DriverFiles:
-    """Read the prepare and taint files of all drivers; `unread` has directories that could not be listed."""
+    """Read the files of prepare results and of taints of all drivers.
+
+    `unread` has the directories that could not be listed.
+    """
     if paths.kubelet_dir is None and paths.state_dir is None:
         return _DriverFiles()
     directories = [driver.directory for driver in drivers]
@@ -291,7 +294,8 @@ async def _driver_files(
 async def _read_state_file(
     source: str, path: Path, read: Callable[[Path], tuple[T, str, float]]
 ) -> tuple[T | None, SourceResult]:
-    """Read a file of a driver or the agent with `read`; return its content (None: none) and the outcome."""
+    """Read a state file of a driver or of the agent with `read`. Return its content (None: none) and the
+    outcome."""
     absence = Absence.UNREADABLE
     try:
         content, found, written_s = await run_with_timeout(partial(read, path), DISK_TIMEOUT_S)

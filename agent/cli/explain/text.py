@@ -164,7 +164,7 @@ def _provenances(claim: ClaimFacts) -> tuple[Provenance, ...]:
 def _device_texts(
     device: DeviceFacts, edges: Sequence[DeviceEdge], explanation: Explanation
 ) -> Iterator[str]:
-    """Yield texts on the requests of a claim that a device serves, and on why the device is not healthy."""
+    """Yield texts about a device of a claim: the requests that it serves, and why it is not healthy."""
     requests = list(dict.fromkeys(request for edge in edges for request in edge.use.requests))[:MAX_REQUESTS]
     if requests:
         yield f"for {', '.join(requests)}"
@@ -186,7 +186,7 @@ def _reasons(health: DeviceHealth) -> list[str]:
 
 
 def _claim_use_entries(claim: ClaimFacts, explanation: Explanation) -> Iterator[TitledText]:
-    """Yield entries on a claim's containers, drivers that have no device for it, and reservations."""
+    """Yield the lines about a claim's containers, drivers without a device for it, and reservations."""
     view = claim.view
     containers = dict.fromkeys(
         container.name if explanation.kind == "pod" else f"{container.name} of {use.affected.pod.ref}"
@@ -254,7 +254,7 @@ def _prepare_entry(record: PrepareRecord, explanation: Explanation) -> TitledTex
 
 
 def _finding_entries(explanation: Explanation) -> list[TitledText]:
-    """Return entries on consumers other than pods, pods that may be the same, risks and contradictions."""
+    """Return the lines about other consumers than pods, pods that may be the same, risks, contradictions."""
     entries = [TitledText("consumer", clean(text)) for text in _other_consumers(explanation)]
     if explanation.kind == ALL:
         entries += [
@@ -316,7 +316,8 @@ def _consumer(edge: ConsumerEdge) -> str:
 
 
 def _source_entries(explanation: Explanation) -> list[TitledText]:
-    """Return entries on the sources with their age, then on missing sources and what is not known."""
+    """Return the lines about the sources with their age, then those on missing sources and what is not
+    known."""
     entries = []
     for result in explanation.sources:
         if result.absence:

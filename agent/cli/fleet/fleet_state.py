@@ -12,7 +12,8 @@ from agent.errors import UsageError
 from agent.model.health import Severity
 
 STATE: Final = "drahealth_device_health"
-"""Name of the state set with the health of devices, and of its label with the state."""
+"""Name of the metric with the health of devices, an OpenMetrics state set, and of its label with the
+state."""
 SEVERITIES: Final = {
     "healthy": Severity.OK,
     "info": Severity.INFO,
@@ -21,7 +22,7 @@ SEVERITIES: Final = {
     "unhealthy": Severity.UNHEALTHY,
 }
 FLAPS: Final = 3
-"""Number of times that a device stops being usable within an hour, from which it flaps."""
+"""Number of times within an hour that a device must stop being usable to count as flapping."""
 SILENT: Final = "1h"
 """Time since the last scrape up to which a missing agent counts as silent; later it counts as removed."""
 _MATCHER: Final = r'[a-zA-Z_][a-zA-Z0-9_]*(=|!=|=~|!~)"([^"\\\n]|\\.)*"'
@@ -32,7 +33,7 @@ Query = Callable[[str], list[MetricSample]]
 
 
 class FleetDevice(NamedTuple):
-    """Device of one node, by the names that drivers give."""
+    """Identity of a device in the fleet: its Kubernetes node, and its driver, pool and name."""
 
     node: str
     driver: str
@@ -41,12 +42,12 @@ class FleetDevice(NamedTuple):
 
     @property
     def name(self) -> str:
-        """``<driver>/<device>``; a host device by name."""
+        """Name of the device in tables: ``<driver>/<device>``, or only the name of a host device."""
         return f"{self.driver}/{self.device}" if self.driver else self.device
 
 
 class FleetCause(NamedTuple):
-    """Cause of a device's state."""
+    """Cause of the state of a device on some node: finding code, severity and repair."""
 
     code: str
     severity: Severity
@@ -59,19 +60,19 @@ class SickDevice(NamedTuple):
     device: FleetDevice
     severity: Severity
     since_s: float
-    """Time since which it has its state [s since 1970]; 0: not known."""
+    """Time since which the device has its present state [s since 1970]; 0: not known."""
     causes: tuple[FleetCause, ...]
 
 
 class FiringRule(NamedTuple):
-    """Rule with findings, and where."""
+    """Health rule that has findings at present, with the nodes and the number of devices that have them."""
 
     code: str
     severity: Severity
-    """Worst severity of its findings."""
+    """Worst severity of the rule's findings."""
     nodes: tuple[str, ...]
     devices: int
-    """Number of devices with a finding; 0: only notes about nodes and pods."""
+    """Number of devices with a finding of the rule; 0: only notes about nodes and pods."""
 
 
 class FleetGroup(NamedTuple):
@@ -80,9 +81,9 @@ class FleetGroup(NamedTuple):
     name: str
     by_severity: Mapping[Severity, int]
     newest_s: float
-    """Time of the newest change of these devices [s since 1970]; 0: not known."""
+    """Time of the newest change of state of these devices [s since 1970]; 0: not known."""
     codes: tuple[str, ...]
-    """Codes of their causes, most devices first."""
+    """Finding codes of these devices; the code of most devices comes first."""
 
 
 class Fleet(NamedTuple):
@@ -90,9 +91,9 @@ class Fleet(NamedTuple):
 
     nodes: tuple[str, ...]
     silent: tuple[str, ...]
-    """Nodes whose agents were scraped within the last hour, and are not now."""
+    """Nodes whose agents were scraped within the last hour, but whose metrics are missing now."""
     devices: Mapping[Severity, int]
-    """Number of devices by state."""
+    """Number of devices in each state of health, of all nodes."""
     sick: tuple[SickDevice, ...]
     """Devices that are not healthy: worst first, then newest first."""
     flapping: tuple[tuple[FleetDevice, int], ...]

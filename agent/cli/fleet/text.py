@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from agent.cli.output.terminal import TextStyle
 
 ROWS: Final = 20
-"""Number of rows of a table without ``--all``."""
+"""Number of rows that each table has without ``--all``."""
 CODES: Final = 4
-"""Largest number of codes in a row of ``--by``."""
+"""Largest number of finding codes in one row of the table of ``fleet --by``."""
 NODES: Final = 8
-"""Largest number of nodes that a rule names without ``--all``."""
+"""Largest number of nodes that the row of a health rule names without ``--all``."""
 STATES: Final = (Severity.UNHEALTHY, Severity.UNKNOWN, Severity.DEGRADED, Severity.OK)
 HOST: Final = "host devices"
-"""Name of the devices that no driver declares, in a table by driver."""
+"""Text in place of the driver for devices that no driver declares, in a table by driver."""
 
 
 def render_fleet(

@@ -220,7 +220,7 @@ def _duration_s(text: str) -> float:
 
 
 def _read_history(path: Path, read: Callable[[Path], T]) -> T | None:
-    """Return what `read` reads from the history file `path`; None: no such file."""
+    """Return what the function `read` reads from the history file `path`; None: there is no such file."""
     from agent.store.state_files import UnusableFile
 
     try:

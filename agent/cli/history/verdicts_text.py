@@ -100,7 +100,7 @@ def _remarks(one: Segment) -> Iterator[str]:
 
 
 def change_document(one: Segment, timeline: Timeline) -> dict[str, Any]:
-    """Return a change as JSON."""
+    """Return a recorded change of a device's verdict as JSON."""
     return {
         "device": DEVICE_REF(one.change.device),
         "at": rfc3339(one.change.at_s),

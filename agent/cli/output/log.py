@@ -51,7 +51,7 @@ CLOSE_TIMEOUT_S: Final = 0.5
 """Longest time that closing waits for output [s]: the agent must end within 2 s of its signal."""
 
 CHANGE: Final = "report_change"
-"""Attribute of a log record with the change of a report that it is about."""
+"""Name of the attribute of a ``logging.LogRecord`` that has the ReportChange which the log line is about."""
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -249,7 +249,8 @@ class ReportPrinter(ABC):
 
 
 Topic = tuple[str, str]
-"""Key of the log's rate limit: the subject of a change, and the finding code of a note, else empty."""
+"""Key of the log's rate limit: the object of a change (ReportChange.subject) and, for a note, its finding
+code."""
 
 
 class _DelayedChange(NamedTuple):
@@ -258,7 +259,10 @@ class _DelayedChange(NamedTuple):
 
 
 class TopicRateLimit:
-    """Rate limit of log lines by topic. If a topic exceeds the limit, its newest change is logged later."""
+    """Rate limit of log lines by topic, which is one object of the report.
+
+    If a topic exceeds the limit, its newest change is logged later.
+    """
 
     def __init__(self) -> None:
         self._logged_at: dict[Topic, deque[float]] = {}

@@ -39,7 +39,8 @@ class ReportChange(NamedTuple):
     at_s: float
     """Wall time of the report with the new state [s]."""
     subject: str
-    """Object: a device, ``source <name>``, ``cgroups``, ``inotify``, ``devices``, a pod or the node."""
+    """Object that changed: a device, ``source <name>``, ``cgroups``, ``inotify``, ``devices``, pod or
+    node."""
     state: str
     severity: Severity
     message: str
@@ -68,7 +69,7 @@ class ReportChange(NamedTuple):
         return self.severity != other.severity or not self.has_same_text(other)
 
     def has_same_text(self, other: ReportChange) -> bool:
-        """Return whether state, code and message are those of `other`; the devices may differ."""
+        """Return whether state, code and message are those of `other`, which may be about another object."""
         return (self.state, self.code, self.message) == (other.state, other.code, other.message)
 
 
@@ -114,7 +115,7 @@ def _fold(new: Mapping[str, ReportChange], instances: Mapping[str, int]) -> list
 
 
 def _states(report: Report) -> dict[str, ReportChange]:
-    """Return the state of each device, source and note of a report, by key."""
+    """Return the present state of each device, source and note in a report, by a key of the object."""
     at, default = report.at.wall_s, default_pool(report)
     states: dict[str, ReportChange] = {}
     for d in report.devices:
@@ -154,7 +155,7 @@ def _states(report: Report) -> dict[str, ReportChange]:
 
 
 def _without_pod_name(subject: str) -> str:
-    """Return the subject of a note without the pod's name in brackets, which is known at times only."""
+    """Return the subject of a pod's note without the pod's name in brackets, which is not always known."""
     kind, _, rest = subject.partition(" ")
     uid, _, rest = rest.partition(" ")
     if kind != "pod" or not rest.startswith("("):
@@ -163,14 +164,18 @@ def _without_pod_name(subject: str) -> str:
 
 
 def _severity(source: SourceSample) -> Severity:
-    """Return UNKNOWN for a failing or stalled source, INFO for an absence to explain, else OK."""
+    """Return the severity with which a source is logged.
+
+    UNKNOWN: it fails or stalls; INFO: it is absent, which the operator should know; OK: else.
+    """
     if source.state in (SourceState.FAILING, SourceState.STALLED):
         return Severity.UNKNOWN
     return Severity.INFO if source.state is SourceState.ABSENT and explains_absence(source) else Severity.OK
 
 
 def _cgroup_gaps(core: NativeCoreStats) -> str:
-    """Return text on cgroups that are not watched or are only read periodically; empty: all are watched."""
+    """Return a text on cgroups that the agent does not watch, or only reads periodically. Empty: it watches
+    all."""
     facts = []
     if core.groups_dropped:
         facts.append(f"{core.groups_dropped:,} not watched, see cgroups.max-groups")

@@ -144,7 +144,10 @@ def _repeats(instance: DeviceHealth, gpu: DeviceHealth) -> bool:
 
 
 def _findings(device: DeviceHealth) -> set[tuple[str, str]]:
-    """Return code and evidence of each cause; if causes are not known (on a driver's socket), the message."""
+    """Return finding code and evidence of each cause of a device.
+
+    If causes are not known, as on a driver's socket, it is the message alone.
+    """
     if device.causes:
         return {(cause.code, cause.evidence) for cause in device.causes}
     return {("", device.message)} if device.message else set()
@@ -185,7 +188,7 @@ def _devices(
 
 
 def _owner(device: DeviceHealth, default: str) -> str:
-    """Return the driver, and the pool unless it is `default`, of a declared device; empty: a host device."""
+    """Return the driver of a declared device, and its pool unless it is `default`; empty: a host device."""
     pool = f", pool {device.pool}" if device.pool != default else ""
     return clean(f"{device.driver}{pool}") if device.driver else ""
 
@@ -247,7 +250,7 @@ def _notes(report: Report, style: TextStyle, now_s: float | None) -> Iterator[st
 
 
 def _footer(report: Report, now_s: float | None, processes: Sequence[ProcessFacts]) -> Iterator[TitledText]:
-    """Yield the entries below the devices: GPUs, sources, cgroups, processes, rules without a result."""
+    """Yield the lines below the table of devices: GPUs, sources, cgroups, processes, rules not evaluated."""
     yield from _gpus(report.devices)
     yield from source_entries(report.sources, report.at, now_s)
     if report.sources:
@@ -259,7 +262,8 @@ def _footer(report: Report, now_s: float | None, processes: Sequence[ProcessFact
 
 
 def _group_rules(rules: Iterable[NotApplicable], default: str) -> Iterator[str]:
-    """Yield ``reason: rules on devices``, one text for all rules with the same reason and devices."""
+    """Yield ``reason: rules on devices`` for rules that were not evaluated, one text for equal reason and
+    devices."""
     devices_of: dict[tuple[str, str], dict[str, None]] = {}
     for rule in rules:
         devices = devices_of.setdefault((clean(rule.reason), clean(rule.code)), {})
@@ -296,7 +300,7 @@ def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[TitledText]:
 def source_entries(
     sources: Iterable[SourceSample], at: Instant | None, now_s: float | None
 ) -> Iterator[TitledText]:
-    """Yield one entry for all sources in the same state; the entry of working sources comes first."""
+    """Yield one line for all sources in the same state, such as stalled; working sources come first."""
     lines: dict[tuple[SourceState, str], list[str]] = {(SourceState.OK, "ok"): []}
     for source in sources:
         facts = ", ".join(_source_facts(source, at, now_s))

@@ -36,12 +36,13 @@ class CheckedParameters(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """``ResourceClaim default/pages``, or without a namespace ``DeviceClass pages``."""
+        """Object that has the parameters: ``ResourceClaim default/pages``, or ``DeviceClass pages``."""
         return f"{self.kind} {f'{self.namespace}/' if self.namespace else ''}{self.name or '<no name>'}"
 
 
 def check_file(args: Namespace, verdict_document: Callable[[PrepareVerdict], JsonObject]) -> int:
-    """Check the parameters in the file of ``--parameters`` and print the result; return the exit code.
+    """Check the parameters in the file of ``--parameters`` and print the result. Return the command's exit
+    code.
 
     Args:
         args: Arguments of the command line.

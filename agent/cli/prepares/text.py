@@ -39,7 +39,7 @@ URGENCY_BADGES: Final = (
     BADGES[Severity.DEGRADED],
     BADGES[Severity.UNHEALTHY],
 )
-"""Badges by :attr:`PrepareRecord.rank`."""
+"""Badges of claims, by :attr:`PrepareRecord.urgency`."""
 
 
 class PrepareRecord(NamedTuple):
@@ -62,14 +62,17 @@ class PrepareRecord(NamedTuple):
 
     @property
     def state(self) -> str:
-        """``prepared``; ``failing``; ``over``: the claim was unprepared after its prepare failed."""
+        """State of the claim: ``prepared``, ``failing``, or ``over``: unprepared after its prepare failed."""
         if self.unprepared_wall_s:
             return "over"
         return "failing" if self.outcome.verdict else "prepared"
 
     @property
     def urgency(self) -> int:
-        """Place in lists, highest first. 3: fails for good; 2: may succeed; 1: prepared; 0: unprepared."""
+        """Rank of the claim in lists, highest first.
+
+        3: the prepare fails for good; 2: a retry may succeed; 1: prepared; 0: unprepared.
+        """
         verdict = self.outcome.verdict
         if self.unprepared_wall_s:
             return 0

@@ -23,7 +23,7 @@ from agent.errors import ProbeError
 from agent.model.health import Severity
 
 NAMES_MAX: Final = 8
-"""Largest number of devices that the line for node-problem-detector names."""
+"""Largest number of devices that the line for node-problem-detector names; it counts the others."""
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -149,7 +149,8 @@ def compare_gpus(
 
 
 def _find_sample(gpu: ReferenceGpu, index: int, samples: Iterable[GpuSample]) -> GpuSample | None:
-    """Return the native core's sample with the UUID of `gpu` or, if that is empty, with the same index."""
+    """Return the sample of the native core that has the UUID of `gpu` or, if that is empty, the same
+    index."""
     return next(
         (sample for sample in samples if (sample.uuid == gpu.uuid if gpu.uuid else sample.index == index)),
         None,
@@ -178,7 +179,7 @@ def compare_readings(field: GpuField, before: Reading, other: FieldValue, after:
 
 
 def confirm_moved(check: GpuReaderComparison, again: GpuReaderComparison) -> GpuReaderComparison:
-    """Return `check` in which fields that the next comparison `again` shows constant differ.
+    """Return `check` with MOVED fields changed to DIFFERS if the comparison `again` shows them constant.
 
     A field has moved only if a value of native core or pynvml has changed. A constant pair of values that
     differ is a contradiction.
@@ -196,7 +197,7 @@ def confirm_moved(check: GpuReaderComparison, again: GpuReaderComparison) -> Gpu
 
 
 def _is_constant(first: FieldComparison, second: FieldComparison | None) -> bool:
-    """Return whether both comparisons have the same values; False if there is no second one."""
+    """Return whether two comparisons of one field have the same values; False if there is no second one."""
     if second is None or first.pynvml != second.pynvml:
         return False
     return len({*first.native_values, *second.native_values}) == 1

@@ -50,7 +50,7 @@ def create_claim(api: ApiServer, claim: JsonObject) -> JsonObject:
 
 
 def _in_version(requests: object, version: str) -> object:
-    """Return a claim's requests in the format of an API version: v1beta1 has no ``exactly``."""
+    """Return the requests of a ResourceClaim in the format of an API version: v1beta1 has no ``exactly``."""
     if version != "v1beta1" or not isinstance(requests, list):
         return requests
     found = []

@@ -31,7 +31,8 @@ LEAVES_AT_FRACTION: Final = 0.45
 RESUMES_AT_FRACTION: Final = 0.6
 """Fraction of the recording after which the kubelet that stopped reading resumes."""
 REOPENINGS: Final = ("close", "cancel") * 3
-"""How the stream before each reopened stream is ended, as in ReopenedStream.after."""
+"""How the stream before each reopened stream is ended, ``cancel`` or ``close``, as in
+ReopenedStream.after."""
 PAUSE_FRACTION: Final = 0.02
 """Pause between two reopened streams, as a fraction of the recording."""
 
@@ -99,7 +100,10 @@ class HealthStreamClients:
         return tuple([(await call_unary(self._socket, self._clock, method))[0] for method in UNKNOWN_METHODS])
 
     async def _watch_version(self, version: str) -> None:
-        """Record the streams of a version: open a new one 5 s after each end, except after UNIMPLEMENTED."""
+        """Record the health streams of an API version.
+
+        It opens a new stream 5 s after the end of each one, except after UNIMPLEMENTED.
+        """
         until_s = self._window_s
         while True:
             recorder = StreamRecorder(self._clock, self._changed.set)
@@ -145,7 +149,7 @@ class HealthStreamClients:
             )
 
     def _is_first_stream_over(self, *versions: str) -> bool:
-        """Return True if a version has sent a list, or the first streams of all these versions have ended."""
+        """Return True if one of these API versions has sent a list, or the first stream of each has ended."""
         return any(map(self._has_lists, versions)) or self._tried >= set(versions)
 
     def _has_lists(self, version: str) -> bool:
@@ -164,8 +168,10 @@ class HealthStreamClients:
         await asyncio.sleep(max(0.0, at_s - self._clock.now_s()))
 
     async def _run_second_kubelet(self, version: str) -> None:
-        """Record a second stream; close it at LEAVES_AT_FRACTION, or after its first list if that is
-        later."""
+        """Record a second health stream on a connection of its own.
+
+        It closes the stream at LEAVES_AT_FRACTION, or after its first list if that is later.
+        """
         recorder, channel = StreamRecorder(self._clock), RawChannel(self._socket)
         recording = asyncio.ensure_future(recorder.record(channel, health_method(version)))
         leaves_s = self._time_at(LEAVES_AT_FRACTION)
@@ -211,7 +217,7 @@ class HealthStreamClients:
             channel.close()
 
     async def _record_once(self, channel: RawChannel, version: str) -> StreamRecord:
-        """Record one stream until it has reported all known devices, at most 5 s."""
+        """Record one health stream until it has reported all known devices, at most 5 s."""
         recorder = StreamRecorder(self._clock)
         recording = asyncio.ensure_future(recorder.record(channel, health_method(version)))
         try:

@@ -33,9 +33,9 @@ PREPARE: Final = {
 """Path of the gRPC method NodePrepareResources by advertised plugin service."""
 
 ENTRIES_LIMIT: Final = 64
-"""Largest number of services that are read of an answer to GetInfo."""
+"""Largest number of supported services that are read from a driver's answer to GetInfo."""
 FILES_LIMIT: Final = 256
-"""Largest number of files in the directory that are examined."""
+"""Largest number of files in the directory of registration sockets that are examined."""
 REFUSAL_TEXT: Final = "test by drahealth conform: reports one failed registration"
 """Error that NotifyRegistrationStatus reports to the driver."""
 
@@ -130,7 +130,10 @@ def _list_files(directory: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 async def _get_info(path: str, status: os.stat_result | None, clock: SessionClock) -> RegistrationFile:
-    """Call GetInfo on a file if it is a socket; `status` None: it is known to be a socket."""
+    """Call GetInfo on a file of the directory if it is a socket.
+
+    ``status`` is the result of stat(2); None: the file is known to be a socket.
+    """
     made_ns = status.st_ctime_ns if status else 0
     is_socket = status is None or stat.S_ISSOCK(status.st_mode)
     if not is_socket or len(os.fsencode(path)) > SOCKET_PATH_LIMIT:

@@ -46,11 +46,14 @@ SERVICES: Final = {
     "v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",
     "v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin",
 }
-"""gRPC service by advertised plugin service; the kubelet calls the first advertised one that it knows."""
+"""Full name of the gRPC service for each name that a driver can advertise.
+
+The kubelet calls the first advertised one that it knows.
+"""
 PREPARE: Final = "NodePrepareResources"
 UNPREPARE: Final = "NodeUnprepareResources"
 COMMAND_S: Final = 300.0
-"""Timeout of a command that the user gives [s]."""
+"""Timeout of a command that the user gives, such as ``--restart-command`` [s]."""
 READY_S: Final = 60.0
 """Time to wait for a restarted driver, or for a device that was restored [s]."""
 RETRY_S: Final = 1.0
@@ -59,9 +62,9 @@ CDI_BYTES: Final = 4 << 20
 CDI_FILES: Final = 4096
 """Largest number of CDI files that are read."""
 CDI_SUFFIXES: Final = (".json", ".yaml")
-"""Suffixes of the files that container runtimes read."""
+"""Suffixes of the CDI files that container runtimes read."""
 REQUEST: Final = "device"
-"""Request of a claim that the session makes."""
+"""Name of the request in each claim that the session makes."""
 
 
 class PrepareOptions(NamedTuple):
@@ -115,7 +118,8 @@ def parse_conform_claims(objects: Iterable[JsonObject], driver: str) -> tuple[Co
 
 
 def parse_ref(obj: JsonObject) -> ClaimRef:
-    """Return the name and UID of a bad claim. Raises UsageError: one is missing."""
+    """Return the name and UID in the object of a claim whose prepare must fail. Raises UsageError: one is
+    missing."""
     try:
         metadata = get_mapping(obj, "metadata")
         return ClaimRef(*(get_required_text(metadata, key, "metadata") for key in ClaimRef._fields))
@@ -178,7 +182,7 @@ class PrepareSession:
         self._warn = warn
         self._socket = ""
         self._objects: list[JsonObject] = []
-        """Claims that this session created."""
+        """Objects of the claims that this session created."""
         self._claims = parse_conform_claims(options.claims, driver)
         self._bad = tuple(map(parse_ref, options.bad_claims)) or (
             _invented_claim("missing-1"),
@@ -190,7 +194,7 @@ class PrepareSession:
         self._held: dict[str, ClaimRef] = {}
         """Claims that may be prepared, by UID."""
         self._running = set[asyncio.Future[tuple[UnaryCallResult, bytes]]]()
-        """Calls without an answer; they outlive an interruption."""
+        """Calls to the driver without an answer; they outlive an interruption."""
         self._is_device_removed = False
 
     async def __aenter__(self) -> Self:
@@ -291,7 +295,8 @@ class PrepareSession:
         await self._run_deleted_claim_stage(refs)
 
     async def _run_bad_stages(self, refs: Sequence[ClaimRef]) -> None:
-        """Prepare claims that must fail, and unprepare them as the kubelet does."""
+        """Prepare claims that do not exist, or whose prepare must fail, and unprepare them like the
+        kubelet."""
         missing, renewed = _invented_claim("missing"), refs[0]._replace(uid=str(uuid.uuid4()))
         await asyncio.gather(  # at once, since drivers repeat their attempts for up to half a minute
             self._prepare(PrepareStage.MISSING, [missing]),
@@ -330,7 +335,7 @@ class PrepareSession:
         await self._take_cdi("rebooted")
 
     async def _restart(self) -> str:
-        """Restart the driver; return why it is not available, or an empty text."""
+        """Restart the driver with the user's command; return why it is not available, or an empty text."""
         if failure := await self._run_command(self._options.restart_command, "--restart-command"):
             return failure
         socket = await self._locate()
@@ -379,7 +384,7 @@ class PrepareSession:
             await self._unprepare(PrepareStage.DELETED_CLAIM, own)
 
     async def _is_prepared_again(self, refs: Sequence[ClaimRef]) -> bool:
-        """Prepare claims unless they are prepared, again and again for READY_S; return whether they are."""
+        """Prepare missing claims, repeatedly for READY_S; return whether all of ``refs`` are prepared."""
         until_s = self._clock.now_s() + READY_S
         while missing := [ref for ref in refs if ref.uid not in self._held]:
             call = await self._prepare(PrepareStage.CLEANUP, missing)

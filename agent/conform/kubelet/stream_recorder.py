@@ -17,7 +17,7 @@ TRAILERS_S: Final = 1.0
 LISTS_LIMIT: Final = 20_000
 """Largest number of lists that are recorded of one stream."""
 DEVICES_LIMIT: Final = 100_000
-"""Largest number of entries, in all lists, that are recorded of one stream."""
+"""Largest number of device entries, in all lists, that are recorded of one stream."""
 BYTES_LIMIT: Final = 64 << 20
 """Largest number of bytes that are read of one stream."""
 
@@ -28,7 +28,7 @@ def health_method(version: str) -> str:
 
 
 class _StreamFlooded(Exception):
-    """A stream exceeds a limit on lists, entries or bytes."""
+    """A health stream exceeds a limit on its lists, device entries or bytes."""
 
 
 class StreamRecorder:
@@ -54,7 +54,7 @@ class StreamRecorder:
         self._changed = asyncio.Event()
 
     async def record(self, channel: RawChannel, method: str) -> None:
-        """Open the stream and record its lists until it ends, exceeds a limit, or this call is cancelled."""
+        """Open the health stream and record its lists until its end, a limit, or the call's cancellation."""
         try:
             await channel.connect()
             self._opened_s = self._clock.now_s()
@@ -85,7 +85,7 @@ class StreamRecorder:
         await self._changed.wait()
 
     def to_record(self) -> StreamRecord:
-        """Return the record of the stream. Call it after the end of record()."""
+        """Return the recorded health stream. Call it after the end of record()."""
         return StreamRecord(self._opened_s, tuple(self.lists), self.ended, self._closed_s, self._goaway)
 
     def _add(self, data: bytes) -> None:
