@@ -15,7 +15,8 @@ class ConfigError(DrahealthError, ValueError):
     """A setting or an argument is invalid, or does not fit this machine."""
 
     def __init__(self, text: str, *, key: str = "") -> None:
-        """Create the error; ``key`` is the setting's key in the file, e.g. ``agent.period``, or empty."""
+        """Create the error; ``key`` is the key of the setting in the configuration file, e.g.
+        ``agent.period``, or empty."""
         super().__init__(f"{key}: {text}" if key else text)
         self.text = text
         self.key = key
@@ -55,11 +56,11 @@ class ApiError(DrahealthError):
     def __init__(self, status: int, reason: str, message: str, body: bytes = b"") -> None:
         super().__init__(f"{status} {reason}: {message}" if message else f"{status} {reason}")
         self.status = status
-        """HTTP status."""
+        """HTTP status of the API server's answer."""
         self.reason = reason
         """Reason of the API server's Status, such as ``NotFound``; else the phrase of the HTTP status."""
         self.body = body
-        """Complete answer, normally a ``Status`` object."""
+        """Complete answer of the API server, normally a ``Status`` object."""
 
 
 class ApiForbiddenError(ApiError):

@@ -58,13 +58,17 @@ def assign_gpu_numbers(
 
 
 def replaced_gpu_numbers(before: Iterable[KnownGpu], now: Iterable[KnownGpu]) -> frozenset[int]:
-    """Return the numbers that had a GPU with a UUID before, and now have another GPU or none."""
+    """Return the stable numbers of GPUs that now belong to another GPU than before, or to none.
+
+    Only numbers count whose GPU had a UUID before.
+    """
     uuids = {gpu.number: gpu.uuid for gpu in now}
     return frozenset(gpu.number for gpu in before if gpu.uuid and uuids.get(gpu.number, "") != gpu.uuid)
 
 
 def _add_gpus_on_bus(registry: dict[int, KnownGpu], bus_addresses: Iterable[str]) -> None:
-    """Add the GPUs that the PCI bus lists and the registry lacks: the driver binds to one after the other."""
+    """Add the GPUs that the PCI bus lists and the registry lacks. The driver binds to GPUs one after
+    another."""
     known = {gpu.bus for gpu in registry.values()}
     free = (number for number in count() if number not in registry or not registry[number].bus)
     for address in bus_addresses:
@@ -91,7 +95,10 @@ def _match_known_gpus(registry: dict[int, KnownGpu], samples: Iterable[GpuSample
 def _new_number(
     sample: GpuSample, registry: dict[int, KnownGpu], absent: Sequence[int], *, all_replaced: bool
 ) -> int:
-    """Return the number for a GPU that has none yet.
+    """Return the stable number for a GPU that has none yet.
+
+    A GPU at the PCI address of a missing GPU is its replacement. Elsewhere it is an additional GPU, unless no
+    known GPU is present: then all GPUs were replaced.
 
     A GPU in the slot of a missing GPU is its replacement. Elsewhere it is an additional GPU, unless no known
     GPU is present: then all GPUs were replaced.

@@ -29,7 +29,7 @@ _UNITS: Final = ("ki", "mi", "gi", "ti")
 
 
 class DeviceKind(StrEnum):
-    """Kind of a device."""
+    """Kind of a device in the inventory."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -67,7 +67,7 @@ class InventoryDevice(NamedTuple):
     size_kib: int = 0
     """Hugepage size [KiB]; 0 for other kinds."""
     gpu_number: int = 0
-    """Stable number of the GPU, or of the MIG instance's GPU; 0 for other kinds."""
+    """Stable number of the GPU, or of the GPU of a MIG instance; 0 for other kinds."""
     gi: int = -1
     """GPU instance of a MIG instance; -1 for other kinds."""
     ci: int = -1
@@ -83,8 +83,8 @@ class InventoryDevice(NamedTuple):
         return f"{self.driver}/{self.pool}/{self.name}" if self.driver else self.name
 
     def sort_key(self) -> tuple[object, ...]:
-        """Return a sort key: CPUs, GPUs with their MIG instances, memory, hugepages by size; ``node10`` after
-        ``node9``."""
+        """Sort key of the device: CPUs, GPUs with their MIG instances, memory, hugepages by size. ``node10``
+        follows ``node9``."""
         owner = (self.driver, self.pool)
         if self.driver:
             return (*owner, _ORDER[self.kind], natural_key(self.name))
@@ -149,7 +149,8 @@ def declared_device(declared: DriverDevice) -> InventoryDevice:
 
 
 def parse_pool_name(name: str) -> InventoryDevice | None:
-    """Return the hugepage device with a canonical name, ``hugepages-2mi-node0``; None: not such a name."""
+    """Return the hugepage device with a canonical name such as ``hugepages-2mi-node0``. None: not such a
+    name."""
     device = _parse_pool(name)
     return device if device and device.name == name else None
 

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 from agent.errors import ConfigError
 
 UNMONITORED: Final = "unmonitored"
-"""Taint name for a device that has been Unknown for a minute."""
+"""Name in the taint key for a device that has been Unknown for a minute."""
 MORE_CAUSES: Final = "more-causes"
-"""Taint name for a device that has more faults than it may have taints."""
+"""Name in the taint key for a device that has more faults than it may have taints."""
 DOMAIN_CHARS: Final = 253
 NAME_CHARS: Final = 63
 """Largest length of a key's name, and of a taint's value."""
@@ -24,12 +24,12 @@ _NUMBERED: Final = (
     (re.compile(r"gpu\.xid\.([0-9]{1,9})"), "xid"),
     (re.compile(r"gpu\.fabric\.sxid\.([0-9]{1,9})"), "sxid"),  # SXid numbers are not XIDs
 )
-"""Patterns of codes whose number becomes the taint's value, each with the taint's name."""
+"""Patterns of finding codes whose number becomes the taint's value, each with the name in the taint key."""
 _NAMED: Final = {"gpu.lost": "gpu-lost"}
 RESERVED_NAMES: Final = frozenset(
     {UNMONITORED, MORE_CAUSES, *_NAMED.values(), *(name for _, name in _NUMBERED)}
 )
-"""Taint names with a fixed meaning; a code that equals such a name gets another name."""
+"""Names in taint keys with a fixed meaning; a finding code that equals such a name gets another name."""
 
 
 class TaintId(NamedTuple):

@@ -66,7 +66,8 @@ class TaintPolicy:
             validate_domain(self.domain, "domain")
 
     def evicts(self, code: str) -> bool:
-        """Return True if a fault with this code evicts the pods of a device that it makes Unhealthy."""
+        """Return True if a fault with this finding code evicts the pods of a device that it makes
+        Unhealthy."""
         families = (one[:-1] for one in self.evict if one.endswith(".*"))
         return code in self.evict or any(code.startswith(family) for family in families)
 
@@ -104,8 +105,9 @@ class TaintState:
 
 
 def restore_taints(kept: Taints, driver: str, policy: TaintPolicy) -> TaintState:
-    """Restore the state from stored taints, without taints of other drivers and taints that the policy
-    excludes.
+    """Restore the state of a driver's taints from stored taints.
+
+    Taints of other drivers, and taints that the policy excludes, are left out.
 
     Raises ConfigError if the domain of the taint keys is invalid.
     """
@@ -178,7 +180,8 @@ class _DecisionContext(NamedTuple):
 
 
 def reported_devices(report: Report, driver: str) -> Iterator[DeviceHealth]:
-    """Yield the devices of a report that a driver's health stream has, except those it no longer declares."""
+    """Yield the devices that a driver's health stream has, except those that the driver no longer
+    declares."""
     owner = driver if driver in report.declaring else ""
     for device in report.devices:
         if device.driver == owner and all(cause.code != UNDECLARED_CODE for cause in device.causes):
@@ -214,7 +217,7 @@ def _next_taints(
     *,
     is_unknown: bool,
 ) -> tuple[PublishedTaint, ...]:
-    """Return one device's next taints, worst first, with ``more-causes`` if there are too many."""
+    """Return the next taints of one device, worst first, with ``more-causes`` if there are too many."""
     if not before and not required:
         return ()
     more = TaintId(f"{context.domain}/{MORE_CAUSES}")
@@ -247,7 +250,9 @@ def _step_taints(
 def _step_taint(
     published: PublishedTaint, required: Effect | None, context: _DecisionContext
 ) -> PublishedTaint | None:
-    """Return the next state of a published taint; None: remove it.
+    """Return the next state of a published taint. None: it is to be removed.
+
+    A stronger effect applies at once; a weaker effect and the removal after the quiet time.
 
     A stronger effect applies at once; a weaker effect and the removal after the quiet time.
     """
@@ -266,7 +271,8 @@ def _new_taint(identity: TaintId, effect: Effect, now: Instant) -> PublishedTain
 
 
 def _taints_to_publish(held: Sequence[PublishedTaint], domain: str) -> tuple[Taint, ...]:
-    """Return the taints to publish: at most sixteen, or fifteen and ``more-causes``."""
+    """Return those of a device's taints that are published: at most sixteen, or fifteen and
+    ``more-causes``."""
     more = [one.taint for one in held if one.identity == TaintId(f"{domain}/{MORE_CAUSES}")]
     causes = [one.taint for one in held if one.taint not in more]
     return (*causes[: TAINTS_MAX - len(more)], *more)

@@ -26,7 +26,7 @@ ADVICE_BYTES: Final = 300
 NO_EVIDENCE: Final = "the check gave no evidence"
 """Evidence text for a finding that states none."""
 RESULTS_MAX: Final = DEVICES_MAX * CHECKS_MAX
-"""Largest number of results that are kept for a driver; the oldest ones are dropped."""
+"""Largest number of check results that are kept for one driver; the oldest ones are dropped."""
 
 _CODE: Final = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+")
 
@@ -128,7 +128,8 @@ def _validated(result: DriverCheckResult, label: str) -> DriverCheckResult:
 def _next_reported(
     before: _Reported | None, result: DriverCheckResult, subject: str, now_ns: int
 ) -> _Reported:
-    """Return the newest result after a report, with the number of runs so far."""
+    """Return the newest result of a check on one device after a report, with the number of its runs so
+    far."""
     outcome = result.finding, result.no_result_reason
     passes, same_results = 0, 0
     if before is not None:

@@ -21,7 +21,10 @@ class ClearRequestQueue:
         self._open: dict[ClearRequest, Future[ClearResult]] = {}
 
     def submit(self, device: str, code: str, operator: Operator) -> Future[ClearResult]:
-        """Add a request. The future gets the answer; cancelling the future withdraws the request."""
+        """Add a request to clear faults of a device.
+
+        The returned future gets the answer; cancelling the future withdraws the request.
+        """
         answer: Future[ClearResult] = Future()
         with self._lock:
             self._last_number += 1
@@ -32,7 +35,7 @@ class ClearRequestQueue:
         return answer
 
     def answer(self, results: Iterable[ClearResult]) -> None:
-        """Answer requests; results of withdrawn requests are ignored."""
+        """Answer the requests that the results belong to; results of withdrawn requests are ignored."""
         by_number = {result.number: result for result in results}
         with self._lock:
             answered = [

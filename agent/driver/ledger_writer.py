@@ -22,9 +22,9 @@ from agent.system.threads.daemon_thread import DaemonThread, ThreadStartError
 MAX_DISK_WAIT_S: Final = 1.5
 """Longest time that a caller waits for a read or write of the ledger file [s]."""
 DEBOUNCE_S: Final = 0.5
-"""Delay of changes that are not urgent, so that several are written together [s]."""
+"""Delay of changes of the ledger that are not urgent, so that several are written together [s]."""
 RETRY_S: Final = 60.0
-"""Delay after a failed write, unless the ledger changes [s]."""
+"""Delay after a failed write of the ledger, unless the ledger changes meanwhile [s]."""
 MAX_CLOCK_SLEEP_S: Final = 10.0
 """Longest sleep before the wall clock is read again, because the clock may be set meanwhile [s]."""
 
@@ -52,8 +52,8 @@ class LedgerWriter:
 
         Args:
             driver: Name of the driver.
-            directory: Directory of the ledger file, created at the first write; None: the ledger is not
-            saved. version: Version of the driver.
+            directory: Directory of the ledger file, created at the first write. None: no ledger is saved.
+            version: Version of the driver.
             clock: Returns the seconds since 1970.
             on_faults_changed: Called in any thread when driver-reported faults may have changed.
         """
@@ -116,9 +116,8 @@ class LedgerWriter:
         """Replace the ledger by the result of ``change``, and schedule a write.
 
         Args:
-            change: Gets the ledger and the wall-clock time [s]; returns the new ledger and the result that
-            this
-                method returns.
+            change: Gets the ledger and the wall-clock time [s]; returns the new ledger and the
+                result that this method returns.
             urgent: Write now and block until the ledger is on disk, up to 1.5 s.
         """
         with self._changed:

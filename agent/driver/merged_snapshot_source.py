@@ -23,7 +23,7 @@ from agent.model.snapshot import CpuSetsSample, Snapshot
 _UNREAD_CPUS: Final = CpuSetsSample(NEVER_READ, NEVER_READ, NEVER_READ)
 
 DriverCheckKey = tuple[str, str]
-"""Key of the health check of one device: the device's name in reports, and the check's name."""
+"""Identity of a health check of one device: the device's name in reports, and the check's name."""
 
 
 class UnmonitoredHostSource:
@@ -166,7 +166,7 @@ class HostAndDriverSource:
                     self._wake()
 
     def set_reported_checks(self, driver: str, samples: Iterable[DriverCheckSample], wake: bool) -> None:
-        """Replace the results of the checks that a driver reports over its socket.
+        """Replace the newest results of all health checks that a driver reports over its socket.
 
         Args:
             wake: Whether the engine loop reads the samples at once, and not at its next wake.
@@ -206,7 +206,7 @@ class HostAndDriverSource:
                 self._wake()
 
     def set_custom_checks(self, results: Iterable[CustomCheckResult], wake: bool) -> None:
-        """Replace the results of the operator's checks.
+        """Replace the newest results of the checks that the operator configures as commands.
 
         Args:
             wake: Whether the engine loop reads the results at once, and not at its next wake.

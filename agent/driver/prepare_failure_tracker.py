@@ -41,7 +41,7 @@ RECENT_S: Final = 900.0
 """Age up to which a failed prepare is named in the errors of a pod's other drivers [s]. A cached failure is
 tried again after ten minutes, and the kubelet retries every minute or so."""
 OPEN_CLASSES: Final = frozenset({ErrorClass.UNKNOWN, ErrorClass.TRANSIENT})
-"""Classes of failures whose cause can be a fault that the health engine is about to find."""
+"""Error classes of failed prepares whose cause can be a fault that the health engine is about to find."""
 
 log = logging.getLogger(__name__)
 
@@ -319,7 +319,7 @@ class PrepareFailureTracker:
         return ledgers.expire_entries(self._writer.ledger, self._clock()).driver_faults.faults
 
     def _health(self, device: DeviceRef) -> DeviceHealth | None:
-        """Return a device's health without expired driver-reported faults."""
+        """Return a device's health with the driver-reported faults that have not expired."""
         health = self._engine_health(device)
         expired = (fault for fault in self.driver_faults() if fault.expired_wall_s)
         return health and health_without_faults(expired, health)
@@ -383,7 +383,7 @@ class PrepareFailureTracker:
 
 
 def _tainted_devices(verdicts: Sequence[PrepareVerdict]) -> list[DeviceRef]:
-    """Return the devices of verdicts that offer a taint."""
+    """Return the devices that verdicts on failed prepares blame, if the driver taints them."""
     return sorted({
         device
         for verdict in verdicts

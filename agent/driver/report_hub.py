@@ -18,7 +18,8 @@ class ReportHub:
         self._changed = threading.Condition()
         self._report: Report | None = None
         self._health: tuple[Report | None, Mapping[DeviceRef, DeviceHealth]] = (None, {})
-        """Devices of a report by their reference, and that report; updated at the first query of a device."""
+        """Health of each device by its reference, with the report that it is from. Updated at the first query
+        of a device."""
         self._subscribers: list[LatestValue[Report]] = []
         self._evaluated: Report | None = None
 
@@ -60,7 +61,7 @@ class ReportHub:
             self._changed.notify_all()
 
     def subscribe(self) -> LatestValue[Report]:
-        """Add a subscriber, and return its cell, which gets the newest report and every later one."""
+        """Add a subscriber; return its cell, which always holds the newest report."""
         latest: LatestValue[Report] = LatestValue()
         with self._changed:
             if self._report is not None:
@@ -75,7 +76,7 @@ class ReportHub:
                 self._subscribers.remove(latest)
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Block until ``condition`` returns True after a report, an evaluation or :meth:`notify`; False:
+        """Block until ``condition`` returns True after a report, an evaluation or :meth:`notify`. False:
         timeout."""
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)

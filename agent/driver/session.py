@@ -231,7 +231,7 @@ class DriverSession:
         return [self._tracker.known_blocker(claim) for claim in claims]
 
     def classify(self, claim: Claim, evidence: Sequence[Evidence]) -> PrepareVerdict:
-        """Classify the failure of a claim by its evidence, without recording it."""
+        """Classify the failed prepare of a claim by its evidence, without recording it."""
         return self._tracker.classify(claim, evidence)
 
     def prepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
@@ -263,7 +263,7 @@ class DriverSession:
 
     @property
     def taints(self) -> LatestValue[Taints]:
-        """Cell with the newest taints that the driver's devices should have."""
+        """Cell that always holds the newest taints that the driver's devices should have."""
         return self._taints
 
     def _prepared(self, result: ClaimResult) -> PrepareVerdict | None:

@@ -38,11 +38,11 @@ CALL_S: Final = 60.0
 RETRY_S: Final = 1.0
 """Largest random pause after a failed callback, doubled after each further failure [s]."""
 RETRY_MAX_S: Final = 60.0
-"""Limit of that doubling [s]."""
+"""Upper limit of the pause after failed callbacks [s]."""
 SAVE_RETRY_S: Final = 60.0
 """Delay after a failed write of the taint file [s]."""
 SAVE_END_S: Final = 0.5
-"""Limit for the write of the taint file at the end [s]."""
+"""Longest time for the last write of the taint file when the publisher ends [s]."""
 
 TaintCallback = Callable[[Taints], object]
 """Function of the driver that publishes taints. A plain function is called in a thread; an async function
@@ -102,12 +102,13 @@ class TaintPublisher:
         self._saved = saved
         self._writing = threading.Lock()
         self._report: Report | None = None
-        """Newest report of a finished start; None: no such report."""
+        """Newest report for which all sources had finished their first pass; None: there was none."""
         self._reported = trio.Event()
         self._changed = trio.Event()
         self._unsaved = trio.Event()
         self._urgent = trio.Event()
-        """Set while a failed prepare waits for taints that are not published yet: the next call is due."""
+        """Set while a failed prepare waits for taints that are not published yet: the next callback is
+        due."""
         self._token: trio.lowlevel.TrioToken | None = None
         self._publishing = threading.Condition()
         self._published: Taints | None = None
@@ -176,7 +177,7 @@ class TaintPublisher:
                 nursery.start_soon(self._save, self._path)
 
     async def _update_when_due(self) -> None:
-        """Decide the taints again when a delay of a taint ends without a new report."""
+        """Decide the taints again when the quiet time of a taint ends without a new report."""
         while True:
             self._reported = trio.Event()
             with trio.move_on_after(self._time_left_s()) as scope:
@@ -216,7 +217,7 @@ class TaintPublisher:
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep; shorter if a failed prepare waits for taints that are not published yet."""
+        """Sleep for some time, but less if a failed prepare waits for taints that are not published yet."""
         with trio.move_on_after(seconds):
             await self._urgent.wait()
 
@@ -228,7 +229,7 @@ class TaintPublisher:
             self._publishing.notify_all()
 
     async def _call(self, callback: TaintCallback, taints: Taints) -> BaseException | None:
-        """Call the driver's callback and wait for it; returns its error, None: success."""
+        """Call the driver's callback with the taints and wait for it. Returns its error; None: success."""
         if inspect.iscoroutinefunction(callback):
             result = _call_safely(callback, taints)
         else:

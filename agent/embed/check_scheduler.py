@@ -26,7 +26,7 @@ from agent.system.threads.trio_calls import call_in_thread
 from agent.system.timing import random_fraction
 
 MAX_THREADS: Final = 16
-"""Largest number of plain health checks that run at once; a hung one frees its slot at its timeout."""
+"""Largest number of plain health checks that run at once; a hung check no longer counts after its timeout."""
 DEVICES_MAX: Final = 4096
 """Largest number of devices of a driver, as in a declaration file."""
 MIN_FIRST_PERIOD: Final = 0.5
@@ -45,7 +45,7 @@ class ScheduledCheck:
 
     @property
     def key(self) -> DriverCheckKey:
-        """Key of the health check's samples in the driver source."""
+        """Identity of the check and the device, by which the snapshot source finds the check's samples."""
         return self.declared.subject, self.check.name
 
     def initial_sample(self) -> DriverCheckSample:
@@ -184,7 +184,8 @@ class DriverCheckScheduler:
     def _update_schedule(
         self, begun: Sequence[ScheduledCheck] = (), ended: Sequence[ScheduledCheck] = ()
     ) -> None:
-        """Add and remove scheduled checks, and pass the devices to the source. Caller holds the lock."""
+        """Add and remove scheduled checks, and pass the devices to the snapshot source. Caller holds the
+        lock."""
         for scheduled in ended:
             del self._scheduled[scheduled.key]
         self._scheduled.update({scheduled.key: scheduled for scheduled in begun})
@@ -261,7 +262,7 @@ class DriverCheckScheduler:
                 self._source.update_check_sample(sample, wake=wake)
 
     async def _call_check(self, scheduled: ScheduledCheck, nursery: trio.Nursery) -> HealthCheckResult:
-        """Call the health check once; return its result, or the reason why it has none."""
+        """Call a health check once on its device; return its result, or the reason why it has none."""
         check, key = scheduled.check, (scheduled.check, scheduled.device)
         no_answer = HealthCheckResult(unread=f"no answer within {check.timeout_s:g} s")
         last = self._calls.get(key)
@@ -289,7 +290,7 @@ class DriverCheckScheduler:
 
 
 class _CheckCall:
-    """One call of a health check."""
+    """One call of a health check for one device."""
 
     def __init__(self, check: HealthCheck, device: Device) -> None:
         self.returned = threading.Event()
@@ -305,7 +306,8 @@ class _CheckCall:
         return f"health check {self._check.name} of device {self._device.name}"
 
     async def run(self) -> None:
-        """Call the health check and store its result. Raises only the cancellation of its own scope."""
+        """Call the health check and store its result. Raises only the cancellation of this call's Trio
+        scope."""
         try:
             with self.scope:
                 if self._check.is_async:
@@ -350,7 +352,7 @@ def _next_due_s(due_s: float, every_s: float) -> float:
 
 
 def _cancellation(error: BaseException) -> BaseException | None:
-    """Return Trio's cancellation from an exception or exception group; None: it has none."""
+    """Return Trio's Cancelled exception from an exception or exception group; None: it contains none."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(trio.Cancelled)
     return error if isinstance(error, trio.Cancelled) else None

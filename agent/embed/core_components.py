@@ -38,7 +38,7 @@ from agent.system.threads.loop_thread import TrioTask
 from agent.system.timing import random_fraction
 
 MIN_STOP_S: Final = 0.05
-"""Time that each part has to stop even if an earlier part used up the timeout [s]."""
+"""Least time that each component has to stop, even if an earlier component used up the timeout [s]."""
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,9 @@ class CoreComponents:
         return self._publisher is None or self._publisher.wait_published(devices, timeout_s)
 
     def open(self, publish_taints: TaintCallback | None) -> Sequence[TrioTask]:
-        """Open all components and start their threads. Returns the tasks that the core thread has to run.
+        """Open all components of the monitor and start their threads.
+
+        Returns the tasks that the core thread has to run.
 
         Args:
             publish_taints: The driver's function that publishes taints; None: taints are not published.
@@ -161,7 +163,8 @@ class CoreComponents:
     def _open_checkpoint(
         self, settings: EngineSettings
     ) -> tuple[list[TrioTask], EngineState, Callable[[PersistentState], None]]:
-        """Load the checkpoint. Returns its task, the state of the engine and a function to save state."""
+        """Load the fault checkpoint. Returns its write task, the engine's first state, and a function that
+        saves state."""
         if self._directory is None:
             return [], initial_state(settings), lambda _: None
         path = self._directory / gpu_fault_file.FILE
@@ -238,7 +241,7 @@ def _as_unknown(device: DeviceHealth, cause: Cause) -> DeviceHealth:
 
 
 def _unreported_health(declared: DriverDevice, lease_s: int, now: Instant) -> DeviceHealth:
-    """Return the health, Unknown, of a device that was in no report yet."""
+    """Return the health, Unknown, of a declared device that was in no report before the failure."""
     return DeviceHealth(
         driver=declared.driver,
         pool=declared.pool,

@@ -60,7 +60,7 @@ class PrepareWorker:
         serialize_lock: SerializeLock | None,
     ) -> None:
         self.stopping = False
-        """Whether the server stops, so that no call may begin."""
+        """True: the server stops, so no call of the driver may begin."""
         self.callbacks = DriverCallbackRunner()
         """Runner of the driver's functions."""
         self._monitor = monitor
@@ -94,7 +94,7 @@ class PrepareWorker:
         return await call_in_thread(lambda: self._prepare(ref, until_s, unawaited), name="dh-prepare")
 
     def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
-        """Classify a failure that happened outside the driver's functions."""
+        """Classify a failure of a claim that happened outside the driver's functions."""
         return self._monitor.tracker.classify(Claim(*ref), error)
 
     def unavailable_reason(self) -> str:
@@ -122,7 +122,8 @@ class PrepareWorker:
         return run(tracker, claim, lambda: self._call_prepare(claim, until_s))
 
     def _recorded_claim(self, ref: ClaimRef) -> Claim:
-        """Return the claim with the devices of its last recorded prepare, used until it is fetched."""
+        """Return a claim with the devices of its last recorded prepare. It stands for the claim until that is
+        fetched."""
         outcomes = self._monitor.tracker.outcomes()
         last = next((outcome for outcome in outcomes if outcome.claim.uid == ref.uid), None)
         return Claim(
@@ -166,7 +167,8 @@ class PrepareWorker:
 
     @contextmanager
     def _serialized(self, ref: ClaimRef, until_s: float) -> Iterator[None]:
-        """Hold the serialize lock during a driver call. Raises PrepareError if it cannot be taken."""
+        """Hold the lock that serializes driver calls during one call. Raises PrepareError if it cannot be
+        taken."""
         with ExitStack() as turn:
             if self._serial is not None:
                 try:
@@ -182,13 +184,15 @@ class PrepareWorker:
             raise self._not_called_error(ref, TransientError(SHUTTING_DOWN, code="driver.shutting_down"))
 
     def _not_called_error(self, ref: ClaimRef, error: Exception) -> PrepareError:
-        """Return the error for a driver call that did not begin; it is neither retried nor recorded."""
+        """Return the error of a claim for which no driver function was called. It is neither retried nor
+        recorded."""
         verdict = self.classify(ref, error)
         return PrepareError(verdict, kubelet_text(verdict))
 
 
 class _FetchTracker:
-    """Prepare tracker for fetching a claim: records failures, but no success."""
+    """Tracker for the time before a prepare, while a claim is fetched: it records failures, but no
+    success."""
 
     def __init__(self, tracker: PrepareFailureTracker) -> None:
         self.classify = tracker.classify
@@ -216,7 +220,7 @@ class _FetchTracker:
 START_S: Final = 5.0
 STOP_S: Final = 5.0
 END_S: Final = 1.5
-"""Part of the stop timeout for ending streams and connections [s]."""
+"""Part of the stop timeout that is reserved for ending streams and connections [s]."""
 
 log = logging.getLogger(__name__)
 

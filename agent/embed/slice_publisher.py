@@ -28,7 +28,7 @@ COMPARE_S: Final = 60.0
 """Interval of comparisons of the slices where they may not be watched [s]."""
 CONFLICT, INVALID = 409, 422
 ATTEMPTS: Final = 4
-"""Attempts to write slices that others change at the same time."""
+"""Largest number of attempts to write ResourceSlices that others change at the same time."""
 RETRY_S: Final = 1.0
 """First pause after a failure or a change by others, doubled for each further one within CALM_S [s]."""
 RETRY_MAX_S: Final = 60.0
@@ -70,19 +70,22 @@ class SlicePublisher:
         self._devices = self._checked(devices)
         self._selector = f"spec.driver={self._driver},spec.nodeName={self._node}"
         self._writing = threading.RLock()
-        """Held while slices are read and written."""
+        """Lock that is held while ResourceSlices are read and written."""
         self._taints: Taints | None = None
-        """Newest taints; None: the monitor has no report yet."""
+        """Newest taints of the devices; None: the monitor has no report yet."""
         self._deleted = False
         self._accepted: dict[str, tuple[JsonObject, JsonObject]] = {}
-        """Written and resulting spec of each slice: API servers drop fields of features that are off."""
+        """Spec that was last written for each ResourceSlice, and the spec that the API server stored.
+
+        They differ: API servers drop fields of features that are off.
+        """
         self._versions: dict[str, str] = {}
-        """Resource version of each slice as this publisher knows it."""
+        """Resource version of each ResourceSlice as this publisher knows it."""
         self._for_old_server = False
         self._has_dropped_taints = False
         self._state = threading.Condition()
         self._due = False
-        """Whether the slices must be compared."""
+        """True: the ResourceSlices must be compared with the wanted ones."""
         self._stopping = False
         self._threads: list[DaemonThread] = []
         self._watch: ObjectWatch | None = None
@@ -127,7 +130,8 @@ class SlicePublisher:
                 self._delete(name)
 
     def _publish(self) -> None:
-        """Write the slices that differ. After a conflict all are read again."""
+        """Write the ResourceSlices that differ from the wanted ones. After a conflict, read all of them again
+        first."""
         for attempt in range(ATTEMPTS):
             try:
                 self._write_changes()
@@ -138,7 +142,8 @@ class SlicePublisher:
                 return
 
     def _may_repeat(self, error: ApiError) -> bool:
-        """Return whether another attempt can succeed at once, possibly with other contents."""
+        """Return whether a failed write of ResourceSlices can succeed at once, possibly with other
+        contents."""
         if error.status == NOT_FOUND:  # deleted by others meanwhile, or the version is served no longer
             self._api.forget_dra_version()
             return True
@@ -177,15 +182,17 @@ class SlicePublisher:
             self._delete(name)
 
     def _existing(self) -> dict[str, dict[str, Any]]:
-        """Return the driver's slices of this node, by name."""
+        """Return the driver's ResourceSlices of this node that exist, by name."""
         items = self._api.list_objects(self._path(), self._selector).items
         found = {item["metadata"]["name"]: item for item in items}
         self._versions = {name: item["metadata"]["resourceVersion"] for name, item in found.items()}
         return found
 
     def _effective_spec(self, name: str, found: JsonObject) -> JsonObject:
-        """Return the spec of a slice. If the API server has only dropped fields of the written spec, return
-        the written one."""
+        """Return the spec of a ResourceSlice, for the comparison with the wanted spec.
+
+        If the API server has only dropped fields of the written spec, it is the written one.
+        """
         written, resulting = self._accepted.get(name, ({}, None))
         return written if found == resulting else found
 
@@ -219,7 +226,7 @@ class SlicePublisher:
         self._accepted.pop(name, None)
 
     def _owner(self) -> JsonObject:
-        """Return the reference with which a slice is deleted after its node."""
+        """Return the reference to the Node object with which a ResourceSlice is deleted after its node."""
         node = self._api.call("GET", path_of("api", "v1", "nodes", self._node))["metadata"]
         return {
             "apiVersion": "v1",
@@ -290,7 +297,8 @@ class SlicePublisher:
             self._state.notify_all()
 
     def _repair(self) -> None:
-        """Compare the slices when this is requested, until the stop. Pauses grow while others change them."""
+        """Compare the ResourceSlices when this is requested, until the stop. Pauses grow while others change
+        them."""
         set_thread_name("dh-slices")
         pause_s, logged, last_s = RETRY_S, "", -CALM_S
         while True:
@@ -319,7 +327,7 @@ class SlicePublisher:
                     return
 
     def _follow(self) -> None:
-        """Request a comparison after each change of the slices by others, until the stop."""
+        """Request a comparison after each change of the ResourceSlices by others, until the stop."""
         set_thread_name("dh-slices-watch")
         logged = ""
         while True:
@@ -349,7 +357,7 @@ class SlicePublisher:
             self._request_comparison()
 
     def _is_foreign(self, event: WatchEvent) -> bool:
-        """Return whether an event shows another state than the one that this publisher knows."""
+        """Return whether a watch event shows another state of a ResourceSlice than this publisher knows."""
         with self._writing:
             names = {obj["metadata"]["name"]: obj["metadata"]["resourceVersion"] for obj in event.objects}
             if event.kind is WatchEventKind.DELETED:

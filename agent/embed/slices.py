@@ -21,7 +21,7 @@ from agent.model.taint import TAINTED_SLICE_DEVICES_MAX, Effect, Taint, Taints
 OLD_TAINTS_MAX: Final = 4
 """Largest number of taints of a device for API servers before 1.35, which have no effect ``None`` either."""
 NAME_BYTES: Final = 240
-"""Longest base of a slice's name [bytes]; names of objects have at most 253."""
+"""Longest beginning of a ResourceSlice's name [bytes]; names of objects have at most 253."""
 NESTED_VERSION: Final = "v1beta1"
 """Version of ``resource.k8s.io`` in which a device's fields, except its name, are in ``basic``."""
 
@@ -160,12 +160,13 @@ def slice_base_name(driver: str, node: str, pool: str) -> str:
 
 
 def is_up_to_date(found: JsonObject, wanted: JsonObject) -> bool:
-    """Return whether a spec has all wanted fields; the API server may have added others to it."""
+    """Return whether the spec of a ResourceSlice has all wanted fields; the API server may have added
+    others."""
     return all(found.get(key) == value for key, value in wanted.items())
 
 
 def untainted(devices: Iterable[JsonObject]) -> list[JsonObject]:
-    """Return devices of a slice without their taints, in either format."""
+    """Return the devices of a ResourceSlice without their taints, in the format of any API version."""
     return [
         {
             key: {name: part for name, part in value.items() if name != "taints"}

@@ -40,7 +40,7 @@ LATE_NS: Final = NS // 2
 """Delay of a wake after which the agent or the machine may have been stopped [ns]."""
 
 Stall = tuple[str, Severity]
-"""Source that is stalled, or GPU that does not answer, and the severity."""
+"""Name of a stalled source or of a GPU that does not answer, and the severity in the report."""
 
 _TIMES: Final = frozenset({"since", "verified"})
 _visible_fields: Final = itemgetter(
@@ -49,7 +49,7 @@ _visible_fields: Final = itemgetter(
 
 
 RecordStep = Callable[[EngineState, Snapshot, Report, StepUse], None]
-"""Function that records a step: the state before it, its snapshot, its report and the use of it."""
+"""Function that records one evaluation: earlier state, snapshot, report, and the use of the report."""
 
 
 class SnapshotSource(Protocol):
@@ -128,7 +128,7 @@ class EngineLoop:
         self._on_evaluated = on_evaluated
         self._record = record
         self._stalls: frozenset[Stall] = frozenset()
-        """Stalls in the last evaluation."""
+        """Stalled sources and GPUs without an answer in the last evaluation."""
         self._published: tuple[object, ...] | None = None
         """Visible state (:func:`visible_state`) of the last published report; None before the first one."""
         self._saved_state = state.checkpoint
@@ -161,7 +161,8 @@ class EngineLoop:
                 await self._evaluate(snapshot, now, rereads, is_full=is_full)
 
     def reconfigure(self, settings: EngineSettings, timing: LoopTiming) -> None:
-        """Replace settings and intervals between two evaluations; the next one follows at once."""
+        """Replace settings and intervals of the loop between two evaluations. The next evaluation follows at
+        once."""
         now = self._clock()
         self._state = with_settings(self._state, settings, now)
         self._timing = timing
@@ -169,7 +170,7 @@ class EngineLoop:
         os.eventfd_write(self._source.fileno(), 1)
 
     def set_record(self, record: RecordStep | None) -> None:
-        """Replace the function that records the steps; None: they are not recorded."""
+        """Replace the function that records evaluations. None: they are not recorded."""
         self._record = record
 
     def _postpone(self, now: Instant) -> None:
@@ -179,8 +180,11 @@ class EngineLoop:
         self._has_skipped = False
 
     async def _evaluate(self, snapshot: Snapshot, now: Instant, rereads: int, *, is_full: bool) -> None:
-        """Evaluate a snapshot and publish the report; up to `rereads` newer snapshots instead if a stall is
-        new."""
+        """Evaluate a snapshot and publish the report.
+
+        If the report has a new stall, it is discarded and a newer snapshot is evaluated, up to `rereads`
+        times.
+        """
         before = self._state
         state, report = step(before, snapshot, now, is_full=is_full)
         while rereads and not stalls_of(report) <= self._stalls:
@@ -225,7 +229,7 @@ class EngineLoop:
         self._throttled_until_ns = now.mono_ns + (MAX_DUTY_CYCLE + 1) * (self._clock().mono_ns - now.mono_ns)
 
     def _next_wake_ns(self) -> int:
-        """Return the time of the next evaluation, if the source does not wake the loop earlier."""
+        """Return the monotonic time of the next evaluation if no source wakes the loop earlier [ns]."""
         due_ns, wake_ns = self._state.due_ns, self._next_publish_ns()
         if self._has_skipped:  # the report of a change postpones the heartbeat, which would be a full one
             wake_ns = min(wake_ns, self._full_ns)
@@ -245,7 +249,7 @@ class EngineLoop:
             await trio.sleep(remaining_s)
 
     def _next_publish_ns(self) -> int:
-        """Return the time of the next heartbeat or watchdog notification."""
+        """Return the monotonic time of the next heartbeat or watchdog notification [ns]."""
         if self._timing.watchdog_period_ns is None:
             return self._heartbeat_ns
         return min(self._heartbeat_ns, self._watchdog_ns)
@@ -269,7 +273,8 @@ def stalls_of(report: Report) -> frozenset[Stall]:
 
 
 def _is_alive(report: Report, now: Instant) -> bool:
-    """Return whether no vital source is stalled, and one has finished a pass recently."""
+    """Return whether no vital source is stalled and at least one vital source has finished a pass
+    recently."""
     vital = [source for source in report.sources if source.vital]
     stalled = any(source.state is SourceState.STALLED for source in vital)
     return not stalled and any(not is_stalled(source, now) for source in vital)

@@ -94,9 +94,9 @@ class EngineState:
     pods: PodAuditState = field(default_factory=PodAuditState)
     conditions: Conditions = field(default_factory=dict)
     stalled: Mapping[str, SourceStall] = field(default_factory=dict)
-    """Sources that are stalled, or were a moment ago, by name."""
+    """Sources that are stalled, or that resumed so recently that they have too few passes, by name."""
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
-    """Verdicts of the last evaluation, by device."""
+    """Verdicts of the last evaluation, by name of the device."""
     started: Instant | None = None
     """Time of the first evaluation; None before it."""
     evaluated: Instant | None = None
@@ -108,13 +108,14 @@ class EngineState:
     checkpoint: PersistentState = field(default_factory=PersistentState)
     """State that must survive a restart of the agent."""
     start_basis: Basis = ()
-    """Values from which ``checkpoint.start`` was computed."""
+    """Values from which the values at start in ``checkpoint`` were computed; unchanged values save the
+    work."""
     due_ns: int | None = None
     """Monotonic time of the next evaluation, unless a source wakes the engine earlier [ns]; None: no time."""
 
 
 class StepUse(IntEnum):
-    """Use that the engine loop makes of one step of the health engine."""
+    """What the engine loop did with the state and the report of one evaluation."""
 
     DISCARDED = 0
     """State and report are discarded, and the sources read again, because a stall is new."""
@@ -158,8 +159,11 @@ def initial_state(
 
 
 def with_settings(state: EngineState, settings: EngineSettings, now: Instant) -> EngineState:
-    """Return the state after the settings have changed between two steps. Raised, latched and pending faults
-    stay, and so do the values at start, except where the settings replace them."""
+    """Return the engine's state after the settings have changed between two evaluations.
+
+    Raised, latched and pending faults stay, and so do the values at start, except where the settings replace
+    them.
+    """
     before, gpus = state.settings, state.gpus.rule_state
     rule_state = gpus_with_settings(gpus, before.gpu, settings.gpu)
     return replace(
@@ -323,7 +327,10 @@ def step(
 def _next_checkpoint(
     state: EngineState, host: HostRuleState, gpus: GpuState, conditions: Conditions
 ) -> tuple[Basis, PersistentState]:
-    """Return the state to store, the same object if it has not changed, and the basis of its values."""
+    """Return the values that the start values were computed from, and the state to store for a restart.
+
+    The state is the same object if nothing in it has changed.
+    """
     before, basis = state.checkpoint, start_basis(host, gpus.rule_state)
     start = before.start
     if host.started and basis != state.start_basis:
@@ -373,7 +380,7 @@ def _lease_salt(state: EngineState, now: Instant) -> int:
 
 
 def _previous_conditions(state: EngineState, gpus: GpuEvaluation, declared: DeclaredState) -> Conditions:
-    """Return the conditions of the last evaluation, except those of replaced GPUs and redeclared devices."""
+    """Return the conditions of the last evaluation, without those of replaced GPUs and redeclared devices."""
     names = redeclared_devices(state.declared.devices, declared.devices)
     names |= {check_conditions_subject(name) for name in names}
     if gpus.replaced:

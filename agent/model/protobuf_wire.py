@@ -20,8 +20,8 @@ def decode_varint(data: bytes, offset: int, place: str) -> tuple[int, int]:
     """Decode the varint at an offset of ``data``; return the number and the offset after it.
 
     Raises:
-        ValueError: There is no valid varint at the offset; the message begins with ``place``, the field's
-        name.
+        ValueError: There is no valid varint at the offset; the message begins with ``place``, the name
+            of the field.
     """
     value = 0
     for shift in range(0, 70, 7):

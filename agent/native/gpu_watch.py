@@ -51,7 +51,7 @@ class GpuWatch:
         wake_fd: An eventfd that is written to when a value that a rule evaluates has changed; not written to
             after :meth:`stop` has returned.
         memory_fd: Memory of :func:`create_gpu_memory`, from which another process can read; -1: private
-        memory.
+            memory.
 
     Raises:
         ConfigError: An option is out of range, or a path too long.

@@ -28,9 +28,9 @@ class SystemdNotifier:
 
         Args:
             address: Value of ``NOTIFY_SOCKET``: a path, or ``@name`` for an abstract socket. None: no
-            manager. watchdog_s: Time without a call of ``watchdog()`` after which the manager kills the
-            service [s].
-                None: the manager has no watchdog.
+                manager.
+            watchdog_s: Time without a call of ``watchdog()`` after which the manager kills the service
+                [s]. None: the manager has no watchdog.
         """
         self.watchdog_s: Final = watchdog_s
         self._socket: socket.socket | None = None

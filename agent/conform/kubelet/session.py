@@ -63,13 +63,14 @@ class SessionOptions(NamedTuple):
 async def run_session(
     options: SessionOptions, on_begin: Callable[[str], None], warn: Callable[[str], None] = lambda text: None
 ) -> SessionRecord:
-    """Act as the kubelet towards a driver, and return the record. Takes ``window_s`` and up to 10 s, or 20 s
-    with ``refuse``, and the time of ``prepare``.
+    """Act as the kubelet towards a driver, and return the record of its behaviour.
+
+    Takes ``window_s`` and up to 10 s, or 20 s with ``refuse``, and the time of ``prepare``.
 
     Args:
         options: Driver to test, and duration.
-        on_begin: Called with the service socket's path before the health streams are opened, if it can be
-        used.
+        on_begin: Called with the path of the service socket before the health streams are opened, if the
+            socket can be used.
         warn: Called with a text on each claim that stays prepared.
 
     Raises:

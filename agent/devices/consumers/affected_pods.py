@@ -30,7 +30,7 @@ from agent.model.consumers import (
 )
 
 USE_ON_THIS_NODE: Final = frozenset({Relation.PREPARED, Relation.LISTED})
-"""Relations of an edge that prove use on this Kubernetes node."""
+"""Relations of a claim to a device or consumer that prove a use on this Kubernetes node."""
 
 
 def affected_pods(known: ConsumerMap, device: DeviceRef) -> tuple[AffectedPod, ...]:
@@ -60,7 +60,10 @@ def _affected_by_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> 
 
 
 def claims_used_with(known: ConsumerMap, uid: str) -> frozenset[str]:
-    """Return the UIDs of all claims of the pods that use the claim with this UID, and have not ended."""
+    """Return the UIDs of all claims that are used by a pod which also uses the claim with this UID.
+
+    Pods that have ended do not count.
+    """
     return frozenset(
         claim.uid
         for pod in known.pods.values()
@@ -71,7 +74,8 @@ def claims_used_with(known: ConsumerMap, uid: str) -> frozenset[str]:
 
 
 def direct_consumers(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
-    """Return the pods that are consumers of a claim themselves, not through a pod group, with their edges."""
+    """Return the pods that use a claim themselves, not through a pod group, with the edges that relate
+    them."""
     found: dict[PodRef, list[ConsumerEdge]] = {}
     for edge in claim.consumers:
         if pod := edge.consumer.pod:
@@ -80,8 +84,7 @@ def direct_consumers(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]
 
 
 def has_device(claim: ClaimView, device: DeviceRef, uses: Collection[DeviceEdge]) -> bool:
-    """Return True if a device is prepared for a claim on this node, or is allocated and needs no prepare
-    call.
+    """Return True if a device serves a claim on this node: it is prepared, or allocated and needs no prepare.
 
     Args:
         uses: Edges between the claim and the device.
@@ -183,7 +186,7 @@ def refused_pods(known: ConsumerMap, node: str = "") -> tuple[RefusedPod, ...]:
 
 
 def _names_of_this_node(known: ConsumerMap) -> frozenset[str]:
-    """Return the node in the objects of pods with prepared claims; they run on this Kubernetes node."""
+    """Return the names that the objects of pods with prepared claims give to this Kubernetes node."""
     pods = {
         edge.consumer.pod
         for claim in known.claims.values()
@@ -196,7 +199,7 @@ def _names_of_this_node(known: ConsumerMap) -> frozenset[str]:
 def _refused_pending(
     known: ConsumerMap, claim: ClaimView, nodes: Collection[str], held: Mapping[tuple[str, str], str]
 ) -> Iterator[RefusedPod]:
-    """Yield the pending pods of this Kubernetes node that name a claim, and that the kubelet refuses.
+    """Yield the pending pods of this Kubernetes node that the kubelet refuses to start because of a claim.
 
     Args:
         nodes: Names of this Kubernetes node.
@@ -222,7 +225,7 @@ def _refused_pending(
 def _refused(
     known: ConsumerMap, claim: ClaimView, uids: Mapping[tuple[str, str], Sequence[str]]
 ) -> Iterator[RefusedPod]:
-    """Yield the pods that the kubelet would refuse because of one claim.
+    """Yield the pods that run on this node and that the kubelet would refuse because of one claim.
 
     Args:
         uids: UIDs of the claims whose object a source has, by (namespace, name).

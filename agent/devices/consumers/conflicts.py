@@ -58,8 +58,10 @@ def find_conflicts(
 def _ambiguous_identities(
     kind: str, naming: UidsAndNames, of_name: ConflictKind, of_uid: ConflictKind
 ) -> Iterator[tuple[Conflict, list[tuple[str, str, str]]]]:
-    """Yield a conflict for each name with several UIDs and each UID with several names, with the identities
-    (namespace, name, UID) of its objects."""
+    """Yield a conflict for each name with several UIDs and each UID with several names.
+
+    Each conflict comes with the (namespace, name, UID) of the claims or pods that it concerns.
+    """
     for name, uids in naming.by_name.items():
         if len(uids) > 1:
             assertions = _assertions(

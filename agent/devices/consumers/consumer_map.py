@@ -164,7 +164,9 @@ def _groups(pods: Mapping[PodRef, PodView]) -> Mapping[tuple[str, str], tuple[Po
 
 
 def _running(live: Iterable[PodCgroup], knows_all_cgroups: bool) -> bool | None:
-    """Return True if a pod has processes; None: unknown.
+    """Return True if one of a pod's cgroups has processes; None: unknown.
+
+    If all cgroups are known, a pod without a cgroup has no processes.
 
     If all cgroups are known, a pod without a cgroup has no processes.
     """

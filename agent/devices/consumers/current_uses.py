@@ -13,9 +13,9 @@ from agent.model.claim_sources import Origin, PodRef
 from agent.model.consumers import ClaimView, ConsumerEdge, ConsumerMap, DeviceEdge
 
 CONTAINERS_MAX: Final = 16
-"""Largest number of containers that a use lists."""
+"""Largest number of containers that are listed for one pod's use of a device."""
 MAYBE_MAX: Final = 4
-"""Largest number of possible pod names that a use lists."""
+"""Largest number of possible pod names that are listed for one use of a device."""
 
 USE_SOURCE_RANKS: Final[Mapping[Origin, int]] = {
     Origin.CHECKPOINT: 0,
@@ -26,8 +26,10 @@ USE_SOURCE_RANKS: Final[Mapping[Origin, int]] = {
 """Rank of each source as proof that a pod uses a device on this node; 0 is the strongest proof."""
 
 UsageKey = tuple[str, str, DeviceRef]
-"""(pod, claim, device): key of one pod's use of a device. Pod and claim are UIDs; if the UID is unknown, they
-are ``<namespace>/<name>``."""
+"""Identity of one pod's use of a device: (pod, claim, device).
+
+Pod and claim are UIDs; if the UID is unknown, they are ``<namespace>/<name>``.
+"""
 
 
 class CurrentUse(NamedTuple):
@@ -46,7 +48,7 @@ class CurrentUse(NamedTuple):
 
 
 class HasUsageIdentity(Protocol):
-    """Object with a pod, a claim and a device."""
+    """Record of a use of a device that has a pod, a claim and a device."""
 
     @property
     def pod(self) -> PodRef: ...
@@ -57,12 +59,13 @@ class HasUsageIdentity(Protocol):
 
 
 def usage_key(use: HasUsageIdentity) -> UsageKey:
-    """Return the key of one pod's use of a device, with UIDs where they are known."""
+    """Return the identity of one pod's use of a device, with UIDs where they are known."""
     return (use.pod.uid or str(use.pod), use.claim.uid or str(use.claim), use.device)
 
 
 def usage_keys_with_names(use: HasUsageIdentity) -> Iterator[UsageKey]:
-    """Yield the other keys of one pod's use of a device: with the name of the pod, the claim or both."""
+    """Yield the other identities of one pod's use of a device: with the name of the pod, the claim or
+    both."""
     pods = [use.pod.uid, str(use.pod)] if use.pod.uid and use.pod.name else [use.pod.uid or str(use.pod)]
     claims = [use.claim.uid, str(use.claim)] if use.claim.uid else [str(use.claim)]
     keys = [(pod, claim, use.device) for pod in pods for claim in claims]
@@ -70,7 +73,7 @@ def usage_keys_with_names(use: HasUsageIdentity) -> Iterator[UsageKey]:
 
 
 def current_uses(known: ConsumerMap) -> Mapping[UsageKey, CurrentUse]:
-    """Return all current uses of devices by pods, by their key."""
+    """Return all current uses of devices by pods, by the identity of the use."""
     return {usage_key(one): one for claim in known.claims.values() for one in _uses_of_claim(known, claim)}
 
 

@@ -24,7 +24,7 @@ def collect_edges(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
 
 
 def pod_consumer(pod: PodRef) -> ClaimConsumer:
-    """Convert a pod to a claim's consumer."""
+    """Convert the identity of a pod to a consumer of a claim."""
     return ClaimConsumer(ConsumerKind.POD, pod.namespace, pod.name, pod.uid)
 
 

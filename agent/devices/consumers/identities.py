@@ -29,7 +29,7 @@ KUBELET_SOURCE_RANKS: Final[Mapping[Origin, int]] = {
     Origin.PODS_FILE: 2,
     Origin.CLAIMS_FILE: 2,
 }
-"""Rank of each source by how current its knowledge of the kubelet's state is; 0 is most current."""
+"""Rank of each source by how current its knowledge of the kubelet's state is; 0 is the most current."""
 
 
 class UidsAndNames:
@@ -57,7 +57,7 @@ class UidsAndNames:
 
 
 def _unambiguous_uid(uids: Mapping[str, Iterable[Provenance]]) -> str:
-    """Return the only UID that the most current sources report; empty: they report several."""
+    """Return the only UID that the most current sources report for a name. Empty: they report several."""
     ranked = {uid: _rank(provenances) for uid, provenances in uids.items()}
     best = [uid for uid, rank in ranked.items() if rank == min(ranked.values())]
     return best[0] if len(best) == 1 else ""
@@ -68,7 +68,8 @@ def _rank(provenances: Iterable[Provenance]) -> int:
 
 
 def provenance_order(provenance: Provenance) -> tuple[int, str, float, Instant]:
-    """Return a sort key: most current kind of source first, then the newest answer."""
+    """Return a sort key of sources' answers: the most current kind of source first, then the newest
+    answer."""
     of_s = provenance.read_at.wall_s if provenance.written_s is None else provenance.written_s
     return (KUBELET_SOURCE_RANKS[provenance.origin], provenance.origin, -of_s, provenance.read_at)
 

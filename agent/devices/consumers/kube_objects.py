@@ -26,19 +26,21 @@ T = TypeVar("T")
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 """Annotation of a mirror pod with the static pod's UID in the kubelet."""
 _IMPLICIT_RESOURCES: Final = "deviceclass.resource.kubernetes.io/"
-"""Prefix of the extended resource that each DeviceClass provides."""
+"""Prefix of the name of the extended resource that Kubernetes provides for each DeviceClass."""
 INVALID_LISTED_MAX: Final = 16
 """Largest number of invalid objects whose error is listed."""
 
 
 def parse_pods(answer: SourceAnswer[JsonObject]) -> SourceAnswer[PodObject]:
-    """Parse the Pod objects of an answer; the error of an invalid one is added to ``invalid``."""
+    """Parse the Pod objects of a source's answer; the error of each invalid object is added to
+    ``invalid``."""
     from_kubelet = answer.provenance.origin is Origin.PODS_API
     return _parse_items(answer, partial(parse_pod, from_kubelet=from_kubelet))
 
 
 def parse_claims(answer: SourceAnswer[JsonObject]) -> SourceAnswer[ClaimObject]:
-    """Parse the ResourceClaim objects of an answer; the error of an invalid one is added to ``invalid``."""
+    """Parse the ResourceClaim objects of a source's answer. The error of each invalid one is added to
+    ``invalid``."""
     return _parse_items(answer, parse_claim_object)
 
 
@@ -215,7 +217,8 @@ def parse_workloads(objects: Iterable[tuple[JsonObject, str]]) -> tuple[Workload
 
 
 def _resource_of_kind(kind: str) -> str:
-    """Return the resource name of a kind, by the rule with which Kubernetes' API machinery guesses it."""
+    """Return the resource name of an object's kind, such as ``jobs`` for ``Job``, as Kubernetes guesses
+    it."""
     singular = kind.lower()
     if singular.endswith("s"):
         return f"{singular}es"

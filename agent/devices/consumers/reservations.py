@@ -35,7 +35,7 @@ _KINDS: Final = {
 
 
 class ClaimReservations(NamedTuple):
-    """Reservations of a claim by kind."""
+    """Reservations of a claim, grouped by the kind of consumer that they name."""
 
     pods: tuple[Reservation, ...]
     groups: tuple[Reservation, ...]
@@ -66,14 +66,14 @@ def _reservation(entry: object, place: str) -> Reservation:
 
 
 def reservations_by_kind(reserved: Iterable[Reservation]) -> ClaimReservations:
-    """Group reservations by the kind of consumer, in their order."""
+    """Group the reservations of a claim by the kind of consumer that they name, in their order."""
     entries = tuple(reserved)
     kinds = (ConsumerKind.POD, ConsumerKind.POD_GROUP, ConsumerKind.OTHER)
     return ClaimReservations(*(tuple(one for one in entries if one.kind is kind) for kind in kinds))
 
 
 class ExistingReservationTargets(NamedTuple):
-    """Pods, pod groups and other objects that exist, to compare with reservations."""
+    """Pods, pod groups and other objects that exist, with which reservations of claims are compared."""
 
     uids: frozenset[tuple[str, str]]
     """(namespace, UID) of each pod."""
@@ -87,7 +87,7 @@ class ExistingReservationTargets(NamedTuple):
 def existing_reservation_targets(
     pods: Iterable[PodObject], workloads: Iterable[WorkloadRef] = ()
 ) -> ExistingReservationTargets:
-    """Return the pods, their pod groups and other objects, to compare with reservations."""
+    """Collect the pods, their pod groups and other objects with which reservations of claims are compared."""
     known = tuple(pods)
     uids = ((pod.ref.namespace, uid) for pod in known for uid in (pod.ref.uid, pod.mirror_uid) if uid)
     groups = ((pod.ref.namespace, pod.group) for pod in known if pod.group)
@@ -122,7 +122,7 @@ def _is_unmatched(one: Reservation, namespace: str, known: ExistingReservationTa
 
 
 class KubeletsRefusingPod(StrEnum):
-    """Kubelet versions and feature gates that refuse a pod."""
+    """Set of kubelets that refuse a pod: all, or those of some versions and feature gates."""
 
     ALL = "all kubelets"
     WITHOUT_GROUPS = "kubelets without DRAWorkloadResourceClaims: before 1.36 all, to 1.37 by default"

@@ -26,7 +26,7 @@ from agent.model.time import NS, Instant
 
 
 class ActiveUsage(NamedTuple):
-    """Usage that has not ended."""
+    """Use of a device by a pod that has not ended, with the time at which a source last listed it."""
 
     use: PodDeviceUsage
     seen: Instant | None
@@ -35,14 +35,14 @@ class ActiveUsage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UsageState:
-    """State of the tracking between two updates."""
+    """State of the tracking of device uses between two updates."""
 
     agent_run_id: str
     """Unique id of this run of the agent."""
     begun_count: int = 0
     """Number of usages that began in this run."""
     running: Mapping[UsageKey, ActiveUsage] = field(default_factory=dict)
-    """Usages that have not ended."""
+    """Usages that have not ended, by (pod, claim, device)."""
     ended: frozenset[UsageKey] = frozenset()
     """Ended usages that a source still lists; they do not begin again."""
     complete: frozenset[Origin] = frozenset()
@@ -128,9 +128,9 @@ class _UpdateInputs(NamedTuple):
 
     in_use_now: Mapping[UsageKey, CurrentUse]
     endings: Mapping[str, UsageEndKind]
-    """Ending of each pod that has ended, by pod UID."""
+    """How each pod that has ended did so, by pod UID."""
     claims: Mapping[tuple[str, str], str]
-    """UIDs of the claims in use, by (namespace, name)."""
+    """UID of each claim in use, by (namespace, name)."""
     complete: frozenset[Origin]
     state_of: Callable[[DeviceRef], DeviceState]
     now: Instant
@@ -175,7 +175,7 @@ def _new_usage(
 
 
 def _next_usage(previous: ActiveUsage, one: CurrentUse | None, observed: _UpdateInputs) -> ActiveUsage:
-    """Return the next state of a usage.
+    """Return the state of a tracked usage after an update.
 
     Args:
         one: The usage as sources list it now; None: no source lists it.
@@ -193,7 +193,7 @@ def _next_usage(previous: ActiveUsage, one: CurrentUse | None, observed: _Update
 
 
 def _with_current_use(use: PodDeviceUsage, one: CurrentUse) -> PodDeviceUsage:
-    """Update a usage from its current use; values that sources no longer report stay."""
+    """Update a tracked usage from what sources list now; values that they no longer report stay."""
     pod = one.pod if one.pod.name or not use.pod.name else use.pod
     return replace(
         use,
@@ -220,7 +220,7 @@ def _worse(first: DeviceState, later: DeviceState) -> DeviceState:
 
 
 def _ending_without_report(previous: ActiveUsage, observed: _UpdateInputs) -> UsageEndKind | None:
-    """Return how a usage that no source lists ended; None: it may continue."""
+    """Return how a tracked usage that no source lists any more has ended. None: it may continue."""
     claim = previous.use.claim
     uid = observed.claims.get((claim.namespace, claim.name), claim.uid)
     if claim.uid and uid != claim.uid:
@@ -244,8 +244,10 @@ def _usage_end(
 def _match_usages(
     running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, CurrentUse]
 ) -> tuple[dict[UsageKey, ActiveUsage], tuple[str, ...]]:
-    """Return the usages by their keys, with UIDs that became known, and the ids of usages that were
-    merged."""
+    """Match the tracked usages with those that sources list now, whose UIDs may have become known.
+
+    Returns the tracked usages by their new identity, and the ids of usages that were merged into another one.
+    """
     found, merged = dict(running), []
     for key, one in in_use_now.items():
         for lesser in usage_keys_with_names(one):
@@ -273,14 +275,17 @@ def _merge_usages(first: PodDeviceUsage, later: PodDeviceUsage) -> PodDeviceUsag
 def _keys_by_name(
     running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, CurrentUse]
 ) -> frozenset[UsageKey]:
-    """Return the keys with names of all usages, under which a source without UIDs can list them."""
+    """Return the identities with names of all tracked usages, by which a source without UIDs can list
+    them."""
     if all(one.pod.uid and one.claim.uid for one in in_use_now.values()):
         return frozenset()
     return frozenset(lesser for one in running.values() for lesser in usage_keys_with_names(one.use))
 
 
 def _claims_without_pod_name(running: Mapping[UsageKey, ActiveUsage]) -> frozenset[tuple[str, DeviceRef]]:
-    """Return (claim name, device) of usages whose pod's name is unknown: a pod that a source lists by name
-    alone can be one of these pods."""
+    """Return (claim name, device) of usages whose pod is known by UID only.
+
+    A pod that a source lists by name alone can be one of these pods.
+    """
     state = (one.use for one in running.values())
     return frozenset((str(use.claim), use.device) for use in state if use.pod.uid and not use.pod.name)
