@@ -33,7 +33,7 @@ class Segment(NamedTuple):
     """Time between two changes of a device's verdict."""
 
     change: VerdictChange
-    """Change with which the time begins."""
+    """Change of the verdict with which the segment begins."""
     begin_s: float
     end_s: float
     """Start and end of the segment by the present setting of the wall clock [s since 1970]."""
@@ -42,7 +42,7 @@ class Segment(NamedTuple):
 
     @property
     def verdict(self) -> RecordedVerdict:
-        """Verdict that the device had."""
+        """Verdict that the device had in the segment."""
         return self.change.verdict
 
 
@@ -54,9 +54,9 @@ class DeviceAvailability(NamedTuple):
     """Start of the window, or the device's first record if that is later."""
     end_s: float
     state: RecordedState
-    """Newest state."""
+    """Newest state of the device's health."""
     observed_s: Mapping[RecordedState, float]
-    """Observed time in each state [s]."""
+    """Observed time in each state of health [s]."""
     not_observed_s: float
     """Time in which the agent did not observe the device, because it did not run [s]."""
     changes: int
@@ -88,13 +88,13 @@ class DeviceAvailability(NamedTuple):
 
 
 class RuleActivity(NamedTuple):
-    """Activity of one rule in a window of time."""
+    """Activity of one health rule in a window of time."""
 
     code: str
     raised: int
-    """Number of times that a device got this cause."""
+    """Number of times that the rule's finding became a cause of a device's verdict."""
     active_s: float
-    """Observed time for which devices had this cause, summed over devices [s]."""
+    """Observed time for which devices had a cause of this rule, summed over devices [s]."""
     devices: tuple[DeviceRef, ...]
 
 
@@ -102,13 +102,13 @@ class AvailabilitySummary(NamedTuple):
     """Availability of all devices in a window of time, and the activity of all rules."""
 
     devices: tuple[DeviceAvailability, ...]
-    """Devices, the one with the greatest loss first."""
+    """Devices, the device with the greatest loss of time first."""
     rules: tuple[RuleActivity, ...]
-    """Rules, the one that was raised most often first."""
+    """Health rules, the rule that was raised most often first."""
 
 
 class Timeline:
-    """Observed periods on one axis that ends now."""
+    """Time axis of the periods in which the agent observed the devices; it ends now."""
 
     def __init__(self, periods: Sequence[ObservedPeriod], now: ClockReading) -> None:
         """Place the periods, the oldest first, backwards from `now`."""
@@ -129,7 +129,10 @@ class Timeline:
             self._unobserved_before.append(self._unobserved_before[-1] + gap_s)
 
     def position(self, change: VerdictChange) -> float:
-        """Return the time of a change; for a change of a deleted period, the start of the oldest period."""
+        """Return the position of a verdict's change on the axis [s since 1970].
+
+        For a change in a deleted period it is the start of the oldest period.
+        """
         index = self._index.get(change.period)
         if index is None:
             return self._starts[0] if self._starts else self.now_s
@@ -161,14 +164,17 @@ class _Begin(NamedTuple):
 
 
 def _gap_s(period: ObservedPeriod, following: _Begin) -> float:
-    """Return the time between the end of a period and the start of the following one [s]."""
+    """Return the time between the end of an observed period and the start of the following one [s]."""
     if period.boot_id and period.boot_id == following.boot_id:
         return max(0.0, following.boot_s - period.began_boot_s - period.lasted_s)
     return max(0.0, following.wall_s - period.ended_s)
 
 
 def device_segments(stored: StoredVerdicts, timeline: Timeline) -> dict[DeviceRef, list[Segment]]:
-    """Return the times between the changes of each device, without gap or overlap up to now."""
+    """Return the segments of each device: the times between two changes of its verdict.
+
+    They have no gap and no overlap, and the last one ends now.
+    """
     changes: dict[DeviceRef, list[tuple[VerdictChange, float]]] = defaultdict(list)
     for change in stored.changes:
         known = changes[change.device]
@@ -275,7 +281,7 @@ def _faults(segments: Iterable[Segment]) -> Iterator[tuple[float | None, float |
 
 
 def _interrupts(change: VerdictChange) -> bool:
-    """Return whether a usable device became Unknown or Unhealthy while the agent observed it."""
+    """Return whether a usable device became Unknown or Unhealthy by a change that the agent observed."""
     return (
         change.before in USABLE
         and change.offset_s > 0
@@ -284,7 +290,7 @@ def _interrupts(change: VerdictChange) -> bool:
 
 
 def _most_within(times_s: Sequence[float], window_s: float) -> int:
-    """Return the largest number of times, in ascending order, within `window_s`."""
+    """Return the largest number of ``times_s``, in ascending order, in any interval of `window_s` [s]."""
     return max(
         (bisect_right(times_s, begin_s + window_s) - index for index, begin_s in enumerate(times_s)),
         default=0,
@@ -317,7 +323,7 @@ def _key(segment: Segment) -> tuple[str, int]:
 def listed_changes(
     segments: Mapping[DeviceRef, Sequence[Segment]], since_s: float | None = None
 ) -> list[Segment]:
-    """Return the changes from `since_s` [s since 1970] on, the newest first, each with the time that follows.
+    """Return the changes of verdicts from `since_s` [s since 1970] on, newest first, each with its segment.
 
     The first record of a device is no change.
     """

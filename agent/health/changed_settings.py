@@ -25,11 +25,12 @@ from agent.model.settings import EngineSettings, GpuLimits, HostLimits
 from agent.model.time import Instant
 
 _UNREAD_NS = -1
-"""Time that no reading has: the next evaluation takes its reading as new, and computes the growth again."""
+"""Time that no reading has [ns]: the next evaluation takes its reading as new and computes the growth
+again."""
 
 
 def _restarted(window: RateWindow, before_s: int, after_s: int) -> RateWindow:
-    """Return the window of a counter after its length has changed."""
+    """Return the window of a counter after the operator changed the window's length."""
     return window if after_s >= before_s else window[-1:]
 
 
@@ -179,7 +180,10 @@ def _with_milder_severity(condition: Condition, severity: Severity | None) -> Co
 
 
 def _probation_ns(change: RuleChange, code: str, limits: GpuLimits | None) -> int:
-    """Return the probation time of a code; ``limits`` are those of GPUs, None: no GPU."""
+    """Return the probation time of faults with a finding code [ns].
+
+    ``limits`` are those of GPUs; None: the device is no GPU.
+    """
     if change.probation_ns is not None:
         return change.probation_ns
     return gpu_catalog_row(gpu_rules(limits), limits, code).probation_ns if limits is not None else 0

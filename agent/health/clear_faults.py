@@ -52,20 +52,20 @@ UNREPAIRED_CODES: Final = frozenset({"gpu.recovery_action", "gpu.remap.pending",
 
 @dataclass(frozen=True, slots=True)
 class ClearOutcome:
-    """State after the requests to clear faults, and the answers to them."""
+    """State after the handled requests to clear faults, and the answers to the requests."""
 
     gpus: GpuEvaluation
     host: HostRuleState
     driver_faults: DriverFaultState
     last_request: int
-    """Number of the newest handled request."""
+    """Number of the newest request that was handled."""
     dropped: frozenset[tuple[Subject, str]] = frozenset()
-    """Conditions that end at once, without clean passes and probation."""
+    """Raised faults that end at once, without clean passes and probation, by device and finding code."""
     results: tuple[ClearResult, ...] = ()
 
 
 class _Target(NamedTuple):
-    """Device of a request, with all of its names in reports."""
+    """Device that a request to clear faults names, with all of its names in reports."""
 
     name: str
     host_device: InventoryDevice | None
@@ -81,14 +81,14 @@ class _Remembered:
     latched: dict[FaultKey, tuple[Subject, ...]] = field(default_factory=dict)
     """Latched faults, each with the names of the devices that report it."""
     conditions: list[tuple[Subject, str]] = field(default_factory=list)
-    """Conditions of readings in their probation."""
+    """Raised faults in their probation that rules found in readings, by device and finding code."""
     driver_faults: list[DriverFaultKey] = field(default_factory=list)
     from_start: list[tuple[Subject, str]] = field(default_factory=list)
-    """Conditions of readings that differ from those at start."""
+    """Raised faults whose readings differ from those at start, by device and finding code."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the device has no such fault."""
+        """True: the agent remembers no fault of the device that can be cleared."""
         return not (self.latched or self.conditions or self.driver_faults or self.from_start)
 
 
@@ -147,7 +147,10 @@ def clear_faults(
 def reported_clears(
     records: Sequence[ClearedFault], declared: DeclaredState, gpus: GpuRuleState
 ) -> tuple[ClearedFault, ...]:
-    """Return the records, and after each its copies for the devices that drivers declare for the GPU."""
+    """Return the records of cleared faults, with copies for declared devices.
+
+    After the record of a GPU follows a copy for each device that a driver declares for the GPU.
+    """
     if not records:
         return ()
     aliases: dict[Subject, list[Subject]] = {}
@@ -207,8 +210,10 @@ def _find_by_id(
 
 
 def _remembered(outcome: ClearOutcome, target: _Target, code: str, conditions: Conditions) -> _Remembered:
-    """Return the remembered faults of a device that no reading shows; only those with ``code`` unless it is
-    empty."""
+    """Return the remembered faults of a device that no reading shows.
+
+    Only those with the finding code ``code`` are returned, unless it is empty.
+    """
     found = _Remembered()
     found.driver_faults = [
         key
@@ -247,7 +252,8 @@ def _remembered(outcome: ClearOutcome, target: _Target, code: str, conditions: C
 
 
 def _has_fault(device: InventoryDevice, key: FaultKey) -> bool:
-    """Return whether a fault affects a device; faults of MIG instances also affect their GPU."""
+    """Return whether a latched fault affects a GPU or MIG instance. Faults of MIG instances also affect their
+    GPU."""
     if device.kind is DeviceKind.GPU:
         return key.gpu_number in (device.gpu_number, SHARED)
     return (key.gpu_number, key.gi) == (device.gpu_number, device.gi) and key.ci in (device.ci, WHOLE_GPU)
@@ -264,7 +270,10 @@ def _is_reported(conditions: Conditions, name: Subject, code: str) -> bool:
 def _reading_faults(
     outcome: ClearOutcome, target: _Target, code: str, conditions: Conditions
 ) -> Iterator[tuple[Subject, str]]:
-    """Yield the raised faults of a device that readings show; without a code only those above INFO."""
+    """Yield the raised faults of a device that readings show now.
+
+    Without a finding code, only those above INFO are returned.
+    """
     for key, condition in conditions.items():
         subject, known_code = key
         named = code == known_code if code else condition.finding.severity > Severity.INFO
@@ -279,7 +288,7 @@ def _restarted(
     snapshot: Snapshot,
     settings: EngineSettings,
 ) -> ClearOutcome:
-    """Return the state with a device's present values as its values at start."""
+    """Return the state in which a device's present values count as its values at start."""
     gpu = target.host_device
     if gpu is not None:
         if gpu.kind is not DeviceKind.GPU or snapshot.gpus is None:
@@ -306,7 +315,10 @@ def _ends_with(
     settings: EngineSettings,
     now: Instant,
 ) -> bool:
-    """Return whether a fault is less severe in the state `restarted` than in `before`, or not found."""
+    """Return whether a fault would end or become milder in the state `restarted`.
+
+    There, present values of the device count as its values at start.
+    """
     if restarted is before:
         return False
     was, is_now = (
@@ -326,7 +338,8 @@ def _result(
     settings: EngineSettings,
     now: Instant,
 ) -> RuleResult | None:
-    """Return the result of the rule with a code for a device; None: there is no such rule or device."""
+    """Return the result of the rule with a finding code on a device; None: there is no such rule or
+    device."""
     gpu, pools = target.host_device, pools_by_device(snapshot)
     rules: Sequence[Rule]
     view: object
@@ -397,7 +410,10 @@ def _shown_by_reading(
     settings: EngineSettings,
     now: Instant,
 ) -> str:
-    """Return the fault that readings of the GPUs with these faults still show, as text; empty: no fault."""
+    """Return the fault that readings of a GPU still show, as text; empty: none.
+
+    It looks at the GPUs that have the latched faults of ``found``.
+    """
     host = target.host_device
     if host is None or not (found.latched or found.conditions):
         return ""
@@ -442,7 +458,8 @@ def _refused(
 
 
 def _cleared(outcome: ClearOutcome, request: ClearRequest, found: _Remembered, now: Instant) -> ClearOutcome:
-    """Return the state without the faults that were found, and with their records."""
+    """Return the state without the faults in ``found``, and with the records that an operator cleared
+    them."""
     gpus = outcome.gpus
     names: dict[tuple[Subject, str], None] = dict.fromkeys([*found.conditions, *found.from_start])
     instances: set[tuple[Subject, str]] = set()

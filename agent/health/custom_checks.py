@@ -30,7 +30,7 @@ _Results = Mapping[tuple[str, str], CustomCheckResult]
 def custom_check_sources(
     checks: Sequence[CustomCheck], results: Iterable[CustomCheckResult], now: Instant
 ) -> Iterable[SourceSample]:
-    """Return one source for each custom check that has a result."""
+    """Return a source for the report for each custom check that has a result."""
     if not checks:
         return ()
     by_name = {check.name: check for check in checks}
@@ -53,7 +53,10 @@ class CustomCheckEvaluation:
         self._results: _Results = {(result.check, result.device): result for result in results}
 
     def samples(self, subject: Subject) -> list[DriverCheckSample]:
-        """Return a sample of each check of a device; those without a result are listed as not evaluated."""
+        """Return the newest result of each custom check of a device.
+
+        A check without a result is listed as not evaluated.
+        """
         return self._samples(subject, [check for check in self._checks if check.matches(subject)])
 
     def _samples(self, subject: Subject, checks: Iterable[CustomCheck]) -> list[DriverCheckSample]:
@@ -76,7 +79,7 @@ class CustomCheckEvaluation:
                 verdicts[device] = replace_causes(self._evaluation, previous, device, found, more)
 
     def notes(self) -> list[NonDeviceCause]:
-        """Return the causes from the checks of the node."""
+        """Return the causes that custom checks of the Kubernetes node found; they are notes of the report."""
         if not self._checks:
             return []
         samples = self._samples(MACHINE_SUBJECT, [check for check in self._checks if not check.devices])

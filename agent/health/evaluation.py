@@ -81,11 +81,11 @@ class Evaluation:
     sources: Mapping[str, SourceSample]
     now: Instant
     cached_ok: Mapping[Subject, CachedOkResults] = field(default_factory=dict)
-    """Cached results of the last evaluation."""
+    """Rule results without findings of the last evaluation, which may be reused."""
     next_cached_ok: dict[Subject, CachedOkResults] = field(default_factory=dict)
-    """Results of this evaluation that the next evaluation may reuse."""
+    """Rule results without findings of this evaluation, which the next evaluation may reuse."""
     conditions: dict[tuple[Subject, str], Condition] = field(default_factory=dict)
-    """Conditions after this evaluation."""
+    """Conditions (raised or pending faults) after this evaluation."""
     not_applicable: list[NotApplicable] = field(default_factory=list)
     """Rules that do not apply to a subject, with the reason."""
     not_evaluated: list[NotApplicable] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Evaluation:
     rule_changes: RuleChanges = field(init=False)
     """Changes of rules by the operator."""
     _subjects: dict[Subject, SubjectConditions] = field(default_factory=dict)
-    """Conditions of the devices and cgroups with conditions or findings; the others have no entry."""
+    """Record of each device and cgroup that has conditions or findings; the others have no record."""
 
     def __post_init__(self) -> None:
         self.rule_changes = RuleChanges(self.settings.rules)
@@ -238,19 +238,25 @@ class Evaluation:
             self.due_ns.append(due)
 
     def list_lengths(self) -> tuple[int, int, int]:
-        """Return the lengths of ``not_applicable``, ``not_evaluated`` and ``due_ns``."""
+        """Return the lengths of ``not_applicable``, ``not_evaluated`` and ``due_ns``.
+
+        A caller notes them before a device's evaluation to find what the evaluation has added.
+        """
         return len(self.not_applicable), len(self.not_evaluated), len(self.due_ns)
 
     def stable_codes(self, subject: Subject) -> tuple[str, ...] | None:
-        """Return the finding codes of a subject's conditions; None if equal rule results in the next
-        evaluation would still change a condition."""
+        """Return the finding codes of a subject's conditions, if they stay the same while rule results do.
+
+        None: equal rule results in the next evaluation would still change a condition.
+        """
         record = self._subjects.get(subject)
         if record is None:
             return ()
         return None if record.is_changing else tuple(record.current)
 
     def repeat_finding(self, subject: Subject, code: str, passes: int) -> None:
-        """Keep a raised condition, because its source finished ``passes`` passes with the same finding."""
+        """Keep a raised condition of a subject: its source finished ``passes`` passes with the same
+        finding."""
         condition = self.previous[subject, code]._replace(last_pass=passes)
         self.conditions[subject, code] = condition
         self._record(subject).current[code] = condition

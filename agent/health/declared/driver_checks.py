@@ -106,8 +106,10 @@ def declared_check_samples(
     checked: Mapping[Subject, Sequence[str]],
     since: Mapping[Subject, Instant],
 ) -> tuple[DriverCheckSample, ...]:
-    """Return the samples that are evaluated: of all checks that run in this process, and of each declared
-    check that a driver reports.
+    """Return the check results that are evaluated.
+
+    They are the results of all checks that run in this process, and one of each declared check that a driver
+    reports.
 
     Args:
         samples: Newest results of all checks.
@@ -152,7 +154,10 @@ def expiry_reason(sample: DriverCheckSample, now: Instant) -> str:
 
 
 def check_sources(samples: Iterable[DriverCheckSample], now: Instant) -> Iterable[SourceSample]:
-    """Yield one source per health check: failing if it fails for any device, as old as its oldest run."""
+    """Yield one source of the report for each health check.
+
+    It fails if the check fails for any device, and is as old as the check's oldest run.
+    """
     for name, group in groupby(sorted(samples, key=_source_name), key=_source_name):
         of_check = list(group)
         reasons = [sample.no_result_reason or expiry_reason(sample, now) for sample in of_check]
@@ -173,7 +178,10 @@ def check_sources(samples: Iterable[DriverCheckSample], now: Instant) -> Iterabl
 
 
 def _source_name(sample: DriverCheckSample) -> str:
-    """Return the name of a check's source; with the driver, if drivers report their checks over sockets."""
+    """Return the name of a health check's source in the report.
+
+    It has the driver's name if drivers report their checks over sockets.
+    """
     driver = f"{sample.subject.partition('/')[0]}/" if sample.lease_ns else ""
     return f"check.{driver}{sample.check}"
 
@@ -187,7 +195,7 @@ def check_conditions_subject(subject: Subject) -> Subject:
 
 
 def open_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, ...]:
-    """Return the raised faults that health checks found, to be stored."""
+    """Return the raised faults that health checks found, for the checkpoint."""
     found = [
         PersistentCheckFault(
             subject.removeprefix(_SUBJECT),
@@ -210,8 +218,10 @@ def open_check_faults(conditions: Conditions) -> tuple[PersistentCheckFault, ...
 
 
 def restored_check_conditions(faults: Iterable[PersistentCheckFault]) -> Conditions:
-    """Return the conditions of stored faults. Each is a cause until its check has passed often enough, or no
-    longer exists."""
+    """Return the conditions of the check faults in the checkpoint.
+
+    Each is a cause until its check has passed often enough, or no longer exists.
+    """
     return {
         (check_conditions_subject(fault.device), f"{fault.check}/{fault.code}"): Condition(
             ConditionPhase.RAISED,
@@ -263,7 +273,8 @@ def evaluate_driver_checks(
 
 
 def device_check_source(sample: DriverCheckSample) -> SourceSample:
-    """Convert the sample of a health check of one device to a source, whose passes verify the device."""
+    """Convert the newest result of a health check on one device to a source, whose passes verify the
+    device."""
     return SourceSample(
         _source_name(sample),
         SourceState.FAILING if sample.no_result_reason else SourceState.OK,
@@ -293,7 +304,8 @@ def _row(sample: DriverCheckSample, key: str) -> CatalogRow:
 
 
 def _public_row(key: str) -> CatalogRow:
-    """Return the catalog row that operators see, for the internal code ``<check>/<code>``."""
+    """Return the catalog row that operators see, for the internal code ``<check>/<code>`` of a check's
+    finding."""
     check, _, code = key.partition("/")
     if is_custom(check):
         if code == _UNREADABLE:

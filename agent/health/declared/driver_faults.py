@@ -49,9 +49,9 @@ class OpenDriverFault(NamedTuple):
 
 
 DriverFaultKey = tuple[Subject, str, float]
-"""Device, finding code and wall-clock time of the report [s]."""
+"""Identity of a driver-reported fault: device, finding code, and wall-clock time of the report [s]."""
 DriverFaultState = Mapping[DriverFaultKey, OpenDriverFault]
-"""Driver-reported faults that have not ended."""
+"""Driver-reported faults that have not ended, by their identity."""
 
 
 def update_driver_faults(
@@ -132,7 +132,10 @@ def with_driver_faults(
 
 
 def _reached_devices(fault: DriverFault, devices: Mapping[Subject, InventoryDevice]) -> Iterator[Subject]:
-    """Yield the device of a fault, and for a fault of the GPU driver all GPUs of its DRA driver."""
+    """Yield the devices that a driver-reported fault affects.
+
+    They are its own device, and for a fault of the GPU driver all GPUs of its DRA driver.
+    """
     yield fault.subject
     origin = devices.get(fault.subject)
     if origin is None or fault.code not in GPU_DRIVER_CODES:

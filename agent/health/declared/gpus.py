@@ -46,7 +46,7 @@ def is_mig_declaration(declared: DeclaredGpu) -> bool:
 
 
 def find_host_device(declared: DeclaredGpu, gpu: KnownGpu | None) -> InventoryDevice | None:
-    """Return the declared device, GPU or MIG instance, of the GPU that was found; None: not found."""
+    """Return the host's device that is declared, ``gpu`` or its MIG instance; None: not found."""
     if gpu is None or not is_mig_declaration(declared):
         return gpu and gpu_device(gpu.number)
     for mig in gpu.migs:

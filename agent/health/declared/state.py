@@ -42,13 +42,13 @@ class DeclaredState:
     removed: Mapping[str, RemovedDevice] = field(default_factory=dict)
     """Removed devices by subject."""
     invalid: Mapping[str, InvalidDeclarationFile] = field(default_factory=dict)
-    """Invalid declaration files by driver."""
+    """Declaration files that cannot be used, by driver, with the error."""
     declaring: tuple[str, ...] = ()
     """Names of the drivers with a valid declaration, possibly an empty one, since the agent started."""
     known: Mapping[str, InventoryDevice] = field(default_factory=dict)
     """All reported devices, including removed ones, by subject in report order."""
     kinds: Mapping[DeviceKind, InventoryDevice] = field(default_factory=dict)
-    """One reported device of each kind."""
+    """One of the reported devices of each kind, for queries about the kind."""
     checked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of the checks whose results drivers report over their sockets, by subject."""
 

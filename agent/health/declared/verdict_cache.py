@@ -32,7 +32,7 @@ from agent.model.time import Instant
 
 
 class CachedVerdict(NamedTuple):
-    """Results of the last evaluation of one device, which are valid while its readings are equal."""
+    """Rule results of one device from the last evaluation, which are valid while its readings are equal."""
 
     declared: DriverDevice
     kind: DeviceKind
@@ -54,16 +54,19 @@ class VerdictCache:
     """Cached verdicts of the last evaluation, and the inputs that they depend on."""
 
     passes: Mapping[str, int] = field(default_factory=dict)
-    """Number of passes by source; if it decreases or the sources change, all cached verdicts are invalid."""
+    """Number of passes by source.
+
+    If it decreases or the sources change, all cached verdicts are invalid.
+    """
     inputs: Mapping[DeviceKind, SharedRuleInput] = field(default_factory=dict)
-    """Inputs of the rules by kind of device."""
+    """Inputs of the rules in the last evaluation, by kind of device."""
     declared: Mapping[Subject, DriverDevice] = field(default_factory=dict)
     """Declared devices at the time of the last evaluation."""
     devices: Mapping[Subject, CachedVerdict] = field(default_factory=dict)
 
 
 class _KindState(NamedTuple):
-    """Values that all declared devices of one kind share in one evaluation."""
+    """Values that all declared devices of one kind, such as CPUs, share in one evaluation."""
 
     inputs: SharedRuleInput
     affected_cpus: CpuSet
@@ -127,7 +130,7 @@ class CachedEvaluation:
             yield subject, device, verdict.with_verification(verified, timeout_s)
 
     def _valid_entries(self, cache: VerdictCache) -> Mapping[Subject, CachedVerdict]:
-        """Return the cached verdicts that are still valid."""
+        """Return the verdicts of the last evaluation that are still valid, by device."""
         known, declared, kinds = cache.devices, self._state.devices, self._kinds
         if declared is not cache.declared:
             known = {
@@ -178,7 +181,7 @@ class CachedEvaluation:
         )
 
     def next_cache(self) -> VerdictCache:
-        """Return the cached verdicts for the next evaluation."""
+        """Return the verdicts of this evaluation that the next evaluation may reuse."""
         inputs = {kind: state.inputs for kind, state in self._kinds.items()}
         passes = {source.name: source.passes for source in self._evaluation.sources.values()}
         return VerdictCache(passes, inputs, self._state.devices, self._entries)
@@ -203,7 +206,10 @@ def _kind_states(
     snapshot: Snapshot,
     pools: PoolsByDevice,
 ) -> Iterator[tuple[DeviceKind, _KindState]]:
-    """Yield the shared values of each kind of device that has rules and whose sources are all running."""
+    """Yield the values that declared devices share, for each kind that has rules.
+
+    Kinds are left out while one of their sources is stalled or starting.
+    """
     is_continued = cache.passes.keys() == evaluation.sources.keys() and all(
         evaluation.sources[name].passes >= passes for name, passes in cache.passes.items()
     )

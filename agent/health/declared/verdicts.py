@@ -182,7 +182,10 @@ def _single_cause_verdict(
 def _check_causes(
     evaluation: Evaluation, state: DeclaredState, device: InventoryDevice, checks: CheckSamplesByDevice
 ) -> list[Cause]:
-    """Return the causes from a device's health checks; UNCHECKED if nothing evaluates the device."""
+    """Return the causes that health checks found on a declared device.
+
+    If neither a rule nor a check evaluates the device, the cause is UNCHECKED.
+    """
     samples = checks.get(device.subject, ())
     if device.kind is DeviceKind.OTHER and not samples:
         evidence = "not a part of the host, and without a check of its driver"
@@ -195,7 +198,10 @@ def _check_sources(checks: CheckSamplesByDevice, device: InventoryDevice) -> lis
 
 
 def _decisive_samples(checks: CheckSamplesByDevice, device: InventoryDevice) -> Sequence[DriverCheckSample]:
-    """Return the samples whose runs verify a device: an operator's checks only if nothing else checks it."""
+    """Return the check results whose runs verify a device.
+
+    An operator's checks verify it only if nothing else does.
+    """
     samples = checks.get(device.subject, ())
     of_driver = [sample for sample in samples if not is_custom(sample.check)]
     return samples if device.kind is DeviceKind.OTHER and not of_driver else of_driver
@@ -268,7 +274,7 @@ def _is_not_evaluated(
     device: InventoryDevice,
     checks: CheckSamplesByDevice,
 ) -> bool:
-    """Return whether a source has yet to read the device for the first time since its last declaration."""
+    """Return whether a declared device has no verdict yet: a source has not read it since its declaration."""
     samples = _decisive_samples(checks, device)
     unchecked = [sample for sample in samples if not (sample.passes or expiry_reason(sample, evaluation.now))]
     if device.kind is DeviceKind.OTHER and samples and len(unchecked) == len(samples):

@@ -40,7 +40,7 @@ def counter_windows_s(limits: GpuLimits) -> Mapping[GpuField, int]:
 
 
 def _merge_wakes(first: GpuWakeCondition, second: GpuWakeCondition) -> GpuWakeCondition:
-    """Return one wake-up condition of a GPU field that covers two conditions of the same field."""
+    """Return one condition for waking the engine that covers two such conditions of the same GPU field."""
     if first == second:
         return first
     if first.mode is second.mode is GpuWakeMode.BITS:

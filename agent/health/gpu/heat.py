@@ -109,7 +109,7 @@ def evaluate_memory_temperature(view: GpuRuleInput) -> RuleResult:
 
 
 def _clock_reason_result(view: GpuRuleInput, code: str, bits: int, evidence: str) -> RuleResult:
-    """Return a finding if NVML's current reasons for reduced clocks contain one of ``bits``."""
+    """Return a finding if NVML's current reasons for reduced clocks contain a bit of ``bits``, else OK."""
     reasons = gpu_reading(view, GpuField.CLOCK_REASONS)
     if isinstance(reasons, Missing):
         return missing_reading_result(
@@ -119,7 +119,8 @@ def _clock_reason_result(view: GpuRuleInput, code: str, bits: int, evidence: str
 
 
 def _slowdown_result(view: GpuRuleInput, code: str, budget: GrowthLimit, bits: int, by: str) -> RuleResult:
-    """Return the result from the time with reduced clocks; if not counted, from the current reasons."""
+    """Return the result of a rule for reduced clocks from the counted time, or else from the current
+    reasons."""
     result = growth_limit_result(view, budget, code, Severity.DEGRADED, "no such counter")
     if isinstance(result, RuleNotApplicable):
         return _clock_reason_result(view, code, bits, f"clocks are reduced by {by}")

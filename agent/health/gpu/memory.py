@@ -56,13 +56,13 @@ def _correctable(limits: GpuLimits) -> GrowthLimit:
 
 
 def _sram_sources(view: GpuRuleInput) -> str:
-    """Name the sources that count uncorrectable SRAM errors, ``SRAM (parity)``; empty: none does."""
+    """Format the sources of uncorrectable SRAM errors of a GPU: ``SRAM (parity)``; empty: none counts any."""
     found = [name for name, field in _SRAM_SOURCES if _count(view, field)]
     return f"SRAM ({', '.join(found)})" if found else ""
 
 
 def _count(view: GpuRuleInput, field: GpuField) -> int:
-    """Return the count in a field; 0 if the field cannot be read."""
+    """Return the number of errors in a memory counter of the GPU; 0 if the counter cannot be read."""
     count = gpu_reading(view, field)
     return 0 if isinstance(count, Missing) else count
 
@@ -158,7 +158,7 @@ def evaluate_ecc_mode(view: GpuRuleInput) -> RuleResult:
 
 
 def _flag_result(view: GpuRuleInput, field: GpuField, missing_reason: str, found: Finding) -> RuleResult:
-    """Return ``found`` if the flag that NVML reports in a field is set, OK if it is not."""
+    """Return ``found`` if the flag that NVML reports in a GPU field is set, OK if it is not."""
     flag = gpu_reading(view, field)
     if isinstance(flag, Missing):
         return missing_reading_result(field, flag, missing_reason)

@@ -32,7 +32,7 @@ from agent.model.wake_conditions import GpuWakeCondition
 NO_LINKS: Final = "the GPU has no NVLinks"
 NO_COUNTERS: Final = "the driver counts no such errors"
 MAX_LINKS_LISTED: Final = 3
-"""Largest number of links that the evidence lists as the links with most errors."""
+"""Largest number of NVLinks that the evidence lists as the links with most errors."""
 
 ERROR_LIMITS: Final = (
     GrowthLimit(GpuField.LINK_CRC, 6_000, 60, "NVLink CRC errors"),  # 100 a second

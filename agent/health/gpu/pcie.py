@@ -22,11 +22,11 @@ from agent.model.time import NS
 from agent.model.wake_conditions import GpuWakeCondition, GpuWakeMode
 
 BUSY_PERCENT: Final = 50
-"""Utilization from which on the GPU is under load."""
+"""Utilization of the GPU from which on it is under load [%]."""
 FASTEST_IDLE_PSTATE: Final = 3
 """Lowest performance state number of an idle GPU; 0 to 2 are states under load."""
 GEN_S: Final = 30
-"""Time for which the link must be slow [s]: three readings, as a link speeds up only under load."""
+"""Time for which the PCIe link must be slow [s]: three readings, as a link speeds up only under load."""
 
 NO_LINK: Final = "the driver reports no PCIe link: a virtual machine, or an integrated GPU"
 NO_AER: Final = "no PCIe error counters: the kernel or the platform has no AER"

@@ -36,7 +36,7 @@ NOT_ANSWERING: Final = "gpu.not_answering"
 REPORTED_STEPS_S: Final = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 21_600, 86_400)
 """Waiting times at which the evidence of an open NVML call changes [s]; each change publishes a report."""
 SLOW_FACTOR: Final = 10
-"""Ratio to the median of the other GPUs from which on answers are slow."""
+"""Ratio of a GPU's answer time to the median of the other GPUs from which on it is slow."""
 SLOW_NS: Final = 50_000_000  # faster answers are never reported as slow
 MIN_SIBLINGS: Final = 2  # with one sibling, either GPU could be the slow one
 
@@ -58,14 +58,14 @@ FIELD_VALUES: Final[Mapping[str, tuple[GpuField, ...]]] = {
         GpuField.SLOWED_HW_BRAKE,
     ),
 }
-"""Readings of nvmlDeviceGetFieldValues about faults, by kind. Every GPU supports some of them."""
+"""Readings that show faults and that nvmlDeviceGetFieldValues returns, by kind. Every GPU supports some."""
 FUNCTION_VALUES: Final[Mapping[str, tuple[GpuField, ...]]] = {
     "ECC errors by memory": (GpuField.ECC_UNCORRECTABLE_DRAM, GpuField.ECC_UNCORRECTABLE_SRAM),
     "temperature": (GpuField.TEMP, GpuField.MARGIN),
     "reasons for reduced clocks": (GpuField.CLOCK_REASONS,),
     "PCIe link": (GpuField.PCIE_WIDTH, GpuField.PCIE_GEN),
 }
-"""Readings about faults that have functions of their own, by kind."""
+"""Readings that show faults and that have NVML functions of their own, by kind."""
 
 
 def evaluate_recovery_action(view: GpuRuleInput) -> RuleResult:
@@ -88,7 +88,8 @@ def evaluate_recovery_action(view: GpuRuleInput) -> RuleResult:
 
 
 def _oldest_open_call(view: GpuRuleInput) -> tuple[int, str] | None:
-    """Return start time [ns] and name of the oldest NVML call that has not returned; None: no open call."""
+    """Return start time [ns] and name of the oldest NVML call for the GPU that has not returned. None: no
+    open call."""
     gpu, gpus = view.sample, view.gpu_set
     calls = []
     if gpu and gpu.call:
@@ -134,7 +135,10 @@ def next_not_answering_change_ns(view: GpuRuleInput) -> int | None:
 
 
 def _status_result(view: GpuRuleInput, status: int, code: str) -> RuleResult:
-    """Return a finding if the last pass ended with this NVML code; other errors: not evaluated."""
+    """Return a finding if the last read of the GPU ended with NVML's return code ``status``.
+
+    Other errors: not evaluated.
+    """
     found = view.sample.status if view.sample else NvmlStatus.OK
     if found == status:
         return Finding(code, Severity.UNHEALTHY, f"NVML returned {nvml_code_text(status)}")
@@ -191,7 +195,7 @@ def evaluate_slow_answers(view: GpuRuleInput) -> RuleResult:
 
 
 def _absent_kinds(view: GpuRuleInput, kinds: Mapping[str, tuple[GpuField, ...]]) -> list[str]:
-    """Return the kinds of readings of which NVML reports none."""
+    """Return those kinds of readings for which the GPU has no value at all."""
     return [
         kind for kind, fields in kinds.items() if all(is_absent(gpu_reading(view, field)) for field in fields)
     ]

@@ -33,11 +33,11 @@ class SeenGpuFeatures(NamedTuple):
     """Features of a GPU that any reading since the agent started showed: rules report their loss."""
 
     links_up: int = 0
-    """Bit set of the NVLinks that were up."""
+    """Bit set of the NVLinks that were up at any time."""
     ecc: bool = False
-    """Whether ECC was on."""
+    """True: ECC was on at some time."""
     fabric_manager: bool = False
-    """Whether nv-fabricmanager was running."""
+    """True: nv-fabricmanager was running at some time."""
 
 
 class GpuRuleInput(NamedTuple):
@@ -51,7 +51,7 @@ class GpuRuleInput(NamedTuple):
     gpu_set: NvmlSample
     host: GpuOsSample
     growth: Mapping[GpuField, CounterGrowth]
-    """Growth of each counter over its window in :func:`agent.health.gpu.catalog.counter_windows_s`."""
+    """Growth of each GPU counter over its window in :func:`agent.health.gpu.catalog.counter_windows_s`."""
     siblings_p50_ns: tuple[int, ...]
     """Median answer time of every other GPU that answers [ns]."""
     limits: GpuLimits
@@ -86,14 +86,14 @@ def nvml_code_text(code: int) -> str:
 
 
 def nvml_library_error(gpus: NvmlSample) -> int:
-    """Return the NVML return code because of which the library cannot be used; 0: it can be used."""
+    """Return the NVML return code that makes the whole library unusable; 0: it can be used."""
     if gpus.nvml.state is SourceState.ABSENT:
         return gpus.err or NvmlStatus.LIBRARY_NOT_FOUND
     return max(gpus.err, 0)
 
 
 def is_answering(sample: GpuSample | None, limits: GpuLimits, now_ns: int) -> bool:
-    """Return whether the last pass over a GPU succeeded, and no NVML call exceeds its deadline now."""
+    """Return whether a GPU answers: its last read succeeded, and no NVML call exceeds its deadline now."""
     if sample is None or not sample.passes or sample.status != NvmlStatus.OK:
         return False
     return not sample.call or now_ns - sample.call_ns < limits.deadline_s * NS
@@ -124,7 +124,7 @@ class GrowthLimit(NamedTuple):
 
     field: GpuField
     events: int
-    """Smallest number of events within the window that is a finding."""
+    """Smallest growth of the counter within the window that is a finding."""
     window_s: int
     events_text: str
     """Name of the counted events in evidence texts."""
@@ -155,7 +155,10 @@ def _growth_finding(budget: GrowthLimit, code: str, severity: Severity) -> Findi
 def growth_limit_result(
     view: GpuRuleInput, budget: GrowthLimit, code: str, severity: Severity, reason: str
 ) -> RuleResult:
-    """Return a finding if a counter has reached its limit; ``reason``: why a GPU may lack the counter."""
+    """Return a finding if a GPU counter has reached its limit.
+
+    ``reason`` says why a GPU may lack the counter.
+    """
     if view.rule_limit is not None:
         budget = budget._replace(events=view.rule_limit)
     grown = view.growth.get(budget.field, CounterGrowth(NEVER_READ, 0.0))
@@ -173,6 +176,8 @@ _RESULT_ORDER: Final = (Finding, RuleInputUnreadable, RuleInconclusive, type(OK)
 
 
 def worst_result(*results: RuleResult) -> RuleResult:
-    """Return the worst of several results: the first finding, else an unreadable input, else an inconclusive
-    result."""
+    """Return the worst of several rule results.
+
+    That is the first finding, else an unreadable input, else an inconclusive result.
+    """
     return min(results, key=lambda result: _RESULT_ORDER.index(type(result)))

@@ -214,20 +214,20 @@ def _restored_fault(
 
 
 def _restored_repair(saved: PersistentFault, limits: GpuLimits) -> Repair:
-    """Return the repair of a restored fault, which follows from its code, cure and severity."""
+    """Return the repair of a restored GPU fault, which follows from its finding code, cure and severity."""
     if saved.cure is Cure.REPLACE:
         return Repair.REPLACE_HARDWARE
     return repair_for_severity(latched_fault_row(saved.code, limits).repair, Severity(saved.severity))
 
 
 def _instant(wall_s: float, now: Instant) -> Instant:
-    """Convert a wall-clock time to an instant; ``now`` if the time is in the future."""
+    """Convert a wall-clock time [s] to an instant; ``now`` if the time is in the future."""
     wall_s = min(max(wall_s, 0.0), now.wall_s)
     return Instant(now.mono_ns - int((now.wall_s - wall_s) * NS), wall_s)
 
 
 def _is_reported_at_start(fault: Fault, limits: GpuLimits, now: Instant) -> bool:
-    """Return whether a fault is unresolved or in its probation, so that its cause is reported."""
+    """Return whether a restored fault is unresolved or in its probation, so that its cause is reported."""
     if fault.resolved is None:
         return True
     was_unhealthy = fault.last_decision is not None and fault.last_decision.severity is Severity.UNHEALTHY

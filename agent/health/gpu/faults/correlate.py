@@ -32,15 +32,15 @@ from agent.model.health import Severity
 from agent.model.time import NS, Instant
 
 SAME_FAULT_NS: Final = 5 * NS
-"""Time within which reports of one code and GPU by different reporters are one occurrence [ns]."""
+"""Time within which reports of one finding code and GPU by different reporters are one occurrence [ns]."""
 WAIT_FOR_NVML_NS: Final = NS
 """Time for which a log line waits for NVML to name the MIG instance [ns]."""
 BURST_NS: Final = 60 * NS
-"""Largest time between two occurrences of one burst [ns]."""
+"""Largest time between two occurrences of a fault in one burst [ns]."""
 FAULTS_MAX: Final = 64  # for each GPU
 KEPT_LINES: Final = 4
 KEPT_SWITCHES: Final = 16
-"""Largest number of switches at which one fault is followed to its end; machines have at most twelve."""
+"""Largest number of NVSwitches at which one fault is followed to its end; machines have at most twelve."""
 KEPT_PIDS: Final = 16
 KEPT_BURSTS: Final = 16
 WAITING_MAX: Final = 64
@@ -75,7 +75,8 @@ def _report_order(new: Occurrence) -> tuple[int, int, int]:
 
 
 def next_wait_end_ns(log: FaultLog) -> int | None:
-    """Return the monotonic time at which the first log line stops waiting for NVML [ns]; None: none waits."""
+    """Return the monotonic time at which the first waiting log line no longer waits for NVML [ns]. None: none
+    waits."""
     return min((waiting.read_ns + WAIT_FOR_NVML_NS for waiting in log.waiting), default=None)
 
 
@@ -83,8 +84,10 @@ def next_wait_end_ns(log: FaultLog) -> int | None:
 
 
 def is_placeholder_instance(key: FaultKey, gpus: GpuRuleState) -> bool:
-    """Return whether a key names instance 0/0 of a GPU without MIG, which some drivers report for the whole
-    GPU; False for a GPU that was not read yet."""
+    """Return whether a fault names MIG instance 0/0 of a GPU without MIG; some drivers mean the whole GPU.
+
+    False for a GPU that was not read yet.
+    """
     sample, state = gpus.samples.get(key.gpu_number), gpus.per_gpu.get(key.gpu_number)
     if (key.gi, key.ci) != (0, 0) or sample is None or not sample.passes or state is None:
         return False
@@ -92,14 +95,16 @@ def is_placeholder_instance(key: FaultKey, gpus: GpuRuleState) -> bool:
 
 
 def _may_name_same_fault(left: FaultKey, right: FaultKey) -> bool:
-    """Return whether two keys may name the same fault: WHOLE_GPU matches every instance."""
+    """Return whether two identities may mean the same fault: WHOLE_GPU matches every MIG instance."""
     return left[:2] == right[:2] and all(
         a == b or WHOLE_GPU in (a, b) for a, b in zip(left[2:], right[2:], strict=True)
     )
 
 
 def _matching_nvml_fault(faults: dict[FaultKey, Fault], new: Occurrence) -> FaultKey | None:
-    """Return the key of the fault that NVML reported and a log line reports, too; None: no such fault.
+    """Return the identity of the fault that both NVML and the log line ``new`` report; None: no such fault.
+
+    Of several, a fault that no log line has reported yet is preferred.
 
     Of several, a fault that no log line has reported yet is preferred.
     """
@@ -120,7 +125,7 @@ def _matching_nvml_fault(faults: dict[FaultKey, Fault], new: Occurrence) -> Faul
 
 
 def _reassign_log_faults(faults: dict[FaultKey, Fault], new: Occurrence, boot_id: str) -> None:
-    """Move faults that only log lines reported, without MIG instance, to the key with NVML's instance."""
+    """Move faults that only log lines reported, without MIG instance, to the instance that NVML names."""
     for key in [key for key in faults if key != new.key and _may_name_same_fault(key, new.key)]:
         logged = faults[key]
         by_nvml, by_log, by_companion = logged.recent_reports
@@ -160,7 +165,10 @@ def _must_wait_for_nvml(new: Occurrence, gpus: GpuRuleState, now: Instant) -> bo
 def _apply_switch_remark(
     faults: dict[FaultKey, Fault], new: Occurrence, line: SxidLine, boot_id: str
 ) -> None:
-    """Apply a line that reports the end of a fault, or that accompanies the line of one.
+    """Apply an NVSwitch log line that does not report a fault itself.
+
+    It reports the end of a fault, or it is a companion: a line that accompanies the fault's own. A companion
+    counts as an occurrence only if the line that it accompanies is missing, or is less severe.
 
     A companion counts as an occurrence only if the line that it accompanies is missing, or is less severe.
     """
@@ -177,7 +185,7 @@ def _apply_switch_remark(
 
 
 def _has_line_of(fault: Fault, new: Occurrence, companion: SxidLine) -> bool:
-    """Return whether the fault occurred at the time of a companion, with a line that is as severe."""
+    """Return whether the log has the line that a companion line accompanies: near in time, and as severe."""
     first_ns, last_ns = fault.first.mono_ns - SAME_FAULT_NS, fault.last.mono_ns + SAME_FAULT_NS
     if not first_ns <= new.last.mono_ns <= last_ns:
         return False
@@ -186,7 +194,10 @@ def _has_line_of(fault: Fault, new: Occurrence, companion: SxidLine) -> bool:
 
 
 def _ended_at_switch(fault: Fault, new: Occurrence, end: SxidLine) -> Fault:
-    """Return the fault without the switch at which it has ended; resolved, if it was the last switch."""
+    """Return the fault without the NVSwitch at which it has ended.
+
+    It is resolved if this was its last switch.
+    """
     if fault.resolved:
         return fault
     kept = [
@@ -203,7 +214,7 @@ def _ended_at_switch(fault: Fault, new: Occurrence, end: SxidLine) -> Fault:
 
 
 def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Fault:
-    """Return a fault with a new report added; the counts of a resolved fault start from zero."""
+    """Return a latched fault with a new report added; the counts of a resolved fault start from zero."""
     fresh = Fault(new.xid, new.first, new.last, before_start=new.before_start, boot_id=boot_id)
     if before is None:
         fault = fresh
@@ -238,7 +249,9 @@ def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Faul
 
 
 def _with_line(fault: Fault, new: Occurrence) -> tuple[tuple[XidLine | SxidLine, ...], tuple[str, ...]]:
-    """Return the fault's log lines and their texts with a new one, the least needed dropped.
+    """Return the log lines of a fault, and their texts, with a new line; the least needed line is dropped.
+
+    A fault that ends at each NVSwitch separately keeps one line of each switch.
 
     A fault that ends at each switch separately keeps one line of each switch.
     """
@@ -258,13 +271,14 @@ def _with_line(fault: Fault, new: Occurrence) -> tuple[tuple[XidLine | SxidLine,
 
 
 def _least_needed_line(lines: tuple[XidLine | SxidLine, ...]) -> int:
-    """Return the index of the log line to drop: the oldest, except the first of the most severe lines."""
+    """Return the index of a fault's log line to drop: the oldest, except the first of the most severe
+    lines."""
     worst = max(range(len(lines)), key=lambda at: _line_severity(lines[at]), default=0)
     return 1 if lines and worst == 0 and _line_severity(lines[0]) else 0
 
 
 def _line_severity(line: XidLine | SxidLine) -> int:
-    """Return the severity that a log line states, as a number for comparison; 0: no severity."""
+    """Return the severity that a fault's log line states, as a number for comparison; 0: no severity."""
     if isinstance(line, SxidLine):
         return line.rank
     if line.nvlink5:
@@ -295,7 +309,7 @@ def _bursts(before: Fault | None, new: Occurrence) -> tuple[Instant, ...]:
 
 
 def _mark_cancelled(faults: dict[FaultKey, Fault]) -> None:
-    """Add XIDs that report the end of an earlier XID to the followers of the earlier one."""
+    """Add XIDs that report the end of an earlier XID to the earlier fault's ``followers``."""
     for key, fault in list(faults.items()):
         cancelled = key._replace(code=f"{XID_PREFIX}{ENDED_XIDS.get(fault.xid, 0)}")
         other = faults.get(cancelled)
@@ -304,7 +318,7 @@ def _mark_cancelled(faults: dict[FaultKey, Fault]) -> None:
 
 
 def _without_excess(faults: dict[FaultKey, Fault]) -> dict[FaultKey, Fault]:
-    """Drop faults above FAULTS_MAX per GPU: first resolved faults, then the mildest and oldest."""
+    """Drop latched faults above FAULTS_MAX per GPU: first resolved faults, then the mildest and oldest."""
     if len(faults) <= FAULTS_MAX:
         return faults
     for number in {key.gpu_number for key in faults}:

@@ -39,7 +39,7 @@ SEVERITY_OF_EFFECT: Final = {
     XidEffect.CONDITIONAL: Severity.UNHEALTHY,
     XidEffect.NEVER: Severity.INFO,
 }
-"""Severity in the catalog row of an XID, which is the worst that a decision can have, by effect."""
+"""Severity in the catalog row of an XID, the worst that a decision can have, by effect of the XID."""
 
 
 class LatchedFinding(NamedTuple):
@@ -91,7 +91,7 @@ def evaluate_faults(
 
 
 def _first_pass_is_late(sample: GpuSample | None, log: FaultLog, limits: GpuLimits, now: Instant) -> bool:
-    """Return whether the first pass over a GPU has taken longer than the deadline of an NVML call."""
+    """Return whether the first read of a GPU has taken longer than the deadline of an NVML call."""
     since_ns = sample.call_ns if sample and sample.call else log.started_ns
     return now.mono_ns - since_ns >= limits.deadline_s * NS
 
@@ -108,7 +108,7 @@ def _xid_fault(fault: Fault, now: Instant) -> XidOccurrences:
 
 
 def _has_root(roots: Iterable[Fault], fault: Fault) -> bool:
-    """Return whether one of the possible causes ``roots`` occurred shortly before or after the fault."""
+    """Return whether a possible cause, one of ``roots``, occurred shortly before or after ``fault``."""
     return any(root.xid != fault.xid and occurred_near(root, fault.last, ROOT_NS) for root in roots)
 
 

@@ -20,11 +20,11 @@ class EventFaultRow(NamedTuple):
 
     code: str
     event: GpuEvent | None
-    """NVML event; None: a kernel log line reports the fault."""
+    """NVML event that reports the fault; None: a kernel log line reports it."""
     severity: Severity
     blame: Blame
     cure: Cure
-    """Event that ends the fault."""
+    """Event, such as a reset, that ends the fault."""
     meaning: str
     why: str
     advice: str

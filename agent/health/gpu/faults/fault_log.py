@@ -31,7 +31,7 @@ class FaultKey(NamedTuple):
     """Identity of a latched fault: its GPU or MIG instance, and its finding code."""
 
     gpu_number: int
-    """Number of the GPU; SHARED: all GPUs."""
+    """Number of the GPU that has the fault; SHARED: all GPUs have it."""
     code: str
     """Finding code, for example ``gpu.xid.48``."""
     gi: int = WHOLE_GPU
@@ -55,7 +55,7 @@ class FaultChannel(IntEnum):
 
 
 ReportCounts = tuple[int, int, int]
-"""Number of reports by NVML, by log lines and by companion lines."""
+"""Number of reports of one fault: by NVML, by log lines and by companion lines."""
 NO_REPORTS: Final[ReportCounts] = (0, 0, 0)
 
 
@@ -64,7 +64,7 @@ class Fault:
     """State of one latched fault: its occurrences, log lines and end."""
 
     xid: int
-    """Number of the XID or SXid; 0 for an NVML event."""
+    """Number of the XID or SXid of the fault; 0 for an NVML event."""
     first: Instant
     last: Instant
     times: int = 0
@@ -72,7 +72,7 @@ class Fault:
     recent_reports: ReportCounts = NO_REPORTS
     """Number of reports in the newest series (less than 5 s apart), by reporter."""
     log_us: int = 0
-    """Kernel log time of the newest counted line [us]; 0: no line."""
+    """Kernel log time of the fault's newest counted line [us]; 0: no line."""
     lines: tuple[XidLine | SxidLine, ...] = ()
     texts: tuple[str, ...] = ()
     pids: frozenset[int] = frozenset()
@@ -89,7 +89,7 @@ class Fault:
     resolved: Instant | None = None
     """Time when the fault was resolved; None: unresolved."""
     last_decision: FaultDecision | None = None
-    """Decision when the fault was resolved, or from the checkpoint; None: neither."""
+    """Decision on the fault when it was resolved, or from the checkpoint; None: neither."""
 
     @property
     def was_info(self) -> bool:
@@ -135,7 +135,7 @@ class NvmlEventCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FaultLog:
-    """All latched faults, and the numbers of reports that are already counted."""
+    """All latched GPU faults, and the numbers of reports that are already counted."""
 
     boot_id: str = ""
     faults: Mapping[FaultKey, Fault] = field(default_factory=dict)
@@ -143,17 +143,17 @@ class FaultLog:
     """Reports of log lines for which NVML has yet to name the MIG instance."""
     started_ns: int = 0
     registry: tuple[KnownGpu, ...] = ()
-    """Known GPUs; gives the GPU numbers of the faults."""
+    """Known GPUs, from which the GPU numbers of the faults are."""
     nvml_counted: Mapping[tuple[int, int, int, int], NvmlEventCount] = field(default_factory=dict)
-    """Counted XIDs by NVML index, code, GPU instance and compute instance."""
+    """Number of counted XIDs by NVML index, XID number, GPU instance and compute instance."""
     events_counted: Mapping[tuple[int, GpuEvent], int] = field(default_factory=dict)
     """Number of counted NVML events by NVML index and event."""
     lines: tuple[LogLine, ...] = ()
-    """Log lines of the last snapshot."""
+    """Kernel log lines of the last snapshot."""
     lines_counted: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
-    """Number of counted log lines by pattern, first time and first text."""
+    """Number of counted kernel log lines by pattern, first time and first text."""
     unclaimed: frozenset[tuple[int, int, str]] = frozenset()
-    """Keys of ``lines_counted`` whose GPU is not known; counted again when ``buses`` changes."""
+    """Lines in ``lines_counted`` whose GPU is not known; counted again when ``buses`` changes."""
     buses: frozenset[str] = frozenset()
     """PCI addresses of the known GPUs when the lines were last counted."""
     previous_evaluation_ns: int = 0

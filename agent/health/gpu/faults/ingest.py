@@ -151,7 +151,9 @@ def _occurrences(
     *,
     waited: bool,
 ) -> Iterator[Occurrence]:
-    """Yield the new occurrences that a log line reports; none if they were counted before a restart.
+    """Yield the new occurrences of a fault that a kernel log line reports.
+
+    An occurrence that was counted before a restart of the agent is left out.
 
     Args:
         times: Number of new lines.
@@ -195,7 +197,7 @@ def _time_of_line(line_us: int, earliest_ns: int, now: Instant) -> Instant:
 
 
 def _fault_key(fact: ParsedLine, by_bus: Mapping[str, int]) -> FaultKey | None:
-    """Return the key of the fault that a log line reports; None: no fault, or an unknown GPU."""
+    """Return the identity of the fault that a kernel log line reports; None: no fault, or an unknown GPU."""
     match fact:
         case SxidLine():
             return FaultKey(SHARED, f"{SXID_PREFIX}{fact.ended or fact.code}")

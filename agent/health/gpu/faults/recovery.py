@@ -42,7 +42,7 @@ class RecoverySigns(NamedTuple):
     counters: tuple[Reading, ...] = ()
     """Last readings of the counters in VOLATILE_COUNTERS, in its order."""
     action: int = 0
-    """Last recovery action that the driver requested; 0: no action, or never read."""
+    """Last recovery action that the driver requested for the GPU; 0: no action, or never read."""
     reset_required: bool = False
     """Whether NVML returned RESET_REQUIRED in the last pass."""
     generation: int = 0
@@ -118,7 +118,7 @@ def _signs_after_pass(before: RecoverySigns, sample: GpuSample, links_up: int, n
 
 
 def _shared_signs(all_gpus: Iterable[RecoverySigns]) -> RecoverySigns:
-    """Return the recovery signs for faults that all GPUs share: those that every GPU has."""
+    """Return the recovery signs for faults that all GPUs share: only signs that every GPU has."""
     gpus = list(all_gpus)
     resets = [gpu.reset_at for gpu in gpus]
     calm = [gpu.calm_since for gpu in gpus]
@@ -168,7 +168,7 @@ def resolve_faults(
 
 
 def _is_expired(fault: Fault, now: Instant) -> bool:
-    """Return whether a resolved INFO fault is a day old, so that a recurrence is a new fault."""
+    """Return whether a resolved fault of severity INFO is a day old; a recurrence is then a new fault."""
     return fault.resolved is not None and fault.was_info and now.mono_ns - fault.last.mono_ns >= DAY_NS
 
 
