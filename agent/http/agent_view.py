@@ -13,38 +13,44 @@ from agent.model.time import NS, Instant
 from agent.system.threads.latest_value import LatestValue
 
 SILENT_HEARTBEATS: Final = 3
-"""Number of heartbeats without a report after which the agent counts as hung; a lease is at least as long."""
+"""Number of heartbeats without a report after which the agent counts as hung.
+
+The devices' leases last at least as long.
+"""
 
 
 class Documents(NamedTuple):
-    """Encoders of JSON documents, which the command line provides."""
+    """Functions that encode values as JSON documents; the command line provides them."""
 
     report: Callable[[Report], dict[str, Any]]
-    """Returns the document of ``drahealth scan -o json``, without its key ``processes``."""
+    """Function that returns the document of ``drahealth scan -o json`` for a report.
+
+    The document lacks the key ``processes``.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """Read access to a running agent. Thread-safe."""
+    """Read access of the HTTP server to a running agent. Thread-safe."""
 
     latest: LatestValue[Report]
     """Newest published report. Only tasks of the HTTP server's loop wait for newer ones."""
     config: Callable[[], Config]
-    """Returns the configuration in effect."""
+    """Function that returns the configuration in effect."""
     snapshot: Callable[[], Snapshot | None]
-    """Returns the snapshot of the newest evaluation; None: there was no evaluation yet."""
+    """Function that returns the snapshot of the newest evaluation; None: there was no evaluation yet."""
     status: Callable[[], AgentStatus]
-    """Returns the state of the agent's process. Reads procfs."""
+    """Function that returns the state of the agent's process. It reads procfs."""
     totals: HealthTotals
-    """Changes and times in states since the agent started."""
+    """Number of changed health states of each device, and the time in each state, since the agent started."""
     subscribers: Callable[[], tuple[SocketSubscribers, ...]]
-    """Returns the open streams of each socket."""
+    """Function that returns the number of open streams of each gRPC socket."""
     prepares: Callable[[], Mapping[tuple[str, str, str], int]]
-    """Returns the number of prepares by driver, error class and code."""
+    """Function that returns the number of finished prepares by driver, error class and code."""
     config_reload: Callable[[], ConfigReload | None]
-    """Returns the last reload of the configuration; None: there was none."""
+    """Function that returns the last reload of the configuration; None: there was none."""
     history_file: Path
-    """File of the history: agent.store.history_file reads it. Absent until the first record."""
+    """Path of the history file, which agent.store.history_file reads; absent until the first record."""
     documents: Documents
 
     def report(self) -> Report | None:
@@ -52,7 +58,10 @@ class AgentView:
         return self.latest.peek()[1]
 
     def silence(self, now: Instant) -> str:
-        """Return why the newest report is too old; empty: it is not, or there is none yet."""
+        """Return a text that the newest report is too old, so that the agent may hang; empty: it is not.
+
+        Empty also before the first report.
+        """
         report = self.report()
         limit_s = SILENT_HEARTBEATS * self.config().heartbeat_s
         if report is None or (age_s := (now.mono_ns - report.at.mono_ns) / NS) <= limit_s:

@@ -19,13 +19,17 @@ from agent.http.page import Page
 from agent.model.time import Instant
 
 PART_BYTES: Final = 32 << 10
-"""Size of the parts in which metrics are sent [bytes]."""
+"""Size of the parts in which a metrics or report document is sent [bytes]."""
 
 
 def create_app(
     view: AgentView, *, clock: Callable[[], Instant], server: Callable[[], ServerCounts] = ServerCounts
 ) -> Starlette:
-    """Return the application that shows an agent; ``server`` returns the counts of its connections."""
+    """Return the HTTP application of an agent: probes, report, metrics and page.
+
+    Args:
+        server: Returns the counts of the HTTP server's connections.
+    """
     probes, reports = Probes(view, clock), ReportEndpoint(view)
     metrics = MetricsEndpoint(MetricsRenderer(view, clock, server))
     return Starlette(
@@ -40,7 +44,7 @@ def create_app(
 
 
 class Probes:
-    """Endpoints for an orchestrator: whether the agent works, and whether it has a report."""
+    """Endpoints ``/healthz`` and ``/readyz``: whether the agent works, and whether it has a report."""
 
     def __init__(self, view: AgentView, clock: Callable[[], Instant]) -> None:
         self._view = view
@@ -63,19 +67,22 @@ def _probe_result(problem: str) -> Response:
 
 
 class MetricsEndpoint:
-    """Endpoint of the metrics."""
+    """Endpoint ``/metrics``."""
 
     def __init__(self, renderer: MetricsRenderer) -> None:
         self._renderer = renderer
 
     async def show(self, request: Request) -> Response:
-        """Answer with the metrics in the format that the client accepts."""
+        """Answer with the metrics in the text format that the client's header ``Accept`` asks for."""
         text, content_type = self._renderer.render(request.headers.get("accept", ""))
         return PartedResponse(text, headers={"content-type": content_type})
 
 
 class PartedResponse(Response):
-    """Response that is sent in parts: of a text that many clients share, a slow client copies one part."""
+    """HTTP response that is sent in parts of PART_BYTES.
+
+    Many clients share one text: only the part that is being sent is copied for a slow client.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -86,7 +93,7 @@ class PartedResponse(Response):
 
 
 class ReportEndpoint:
-    """Endpoint of the newest report as JSON. A report is encoded once for all clients."""
+    """Endpoint ``/api/v1/report``: the newest report as JSON, encoded once for all clients."""
 
     def __init__(self, view: AgentView) -> None:
         self._view = view

@@ -11,39 +11,42 @@ from agent.model.time import NS
 from agent.model.verdict_history import STATE_OF_SEVERITY, RecordedState
 
 DeviceIdentity = tuple[str, str, str]
-"""Driver, pool and name of a device."""
+"""Identity of a device: driver, pool and name."""
 
 
 @dataclass(slots=True)
 class DeviceTotals:
-    """Totals of one device since its first report."""
+    """Number of changed health states of one device, and time in each state, since its first report."""
 
     state: RecordedState
     since_ns: int
-    """CLOCK_MONOTONIC at the beginning of the present state [ns]."""
+    """CLOCK_MONOTONIC at which the device's present state began [ns]."""
     transitions: dict[RecordedState, int] = field(default_factory=dict)
-    """Number of changes to each state."""
+    """Number of changes of the device's state to each state."""
     past_ns: dict[RecordedState, int] = field(default_factory=dict)
-    """Time in each state before the present one [ns]."""
+    """Time that the device spent in each state before the present state began [ns]."""
 
     def seconds(self, now_ns: int) -> dict[RecordedState, float]:
-        """Return the time in each state that the device had, until a moment [s]."""
+        """Return the time that the device spent in each state until ``now_ns`` [s]."""
         present_ns = self.past_ns.get(self.state, 0) + max(0, now_ns - self.since_ns)
         return {state: ns / NS for state, ns in {**self.past_ns, self.state: present_ns}.items()}
 
 
 class Totals(NamedTuple):
-    """Totals of all devices in the newest report, and of the sources."""
+    """Totals of the devices in the newest report, and numbers of stalls of the agent's sources."""
 
     version: int
-    """Number that grows with each transition and each new device."""
+    """Number that grows with each changed state and each new device."""
     devices: dict[DeviceIdentity, DeviceTotals]
     stalls: dict[str, int]
-    """Number of stalls by source."""
+    """Number of stalls since the agent started, by name of the source."""
 
 
 class HealthTotals:
-    """Counter of changed states, for the reports that changed. Totals of a removed device are forgotten."""
+    """Counter of changed states and of the time in each state, over all reports. Thread-safe.
+
+    The totals of a device that the newest report lacks are dropped.
+    """
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
@@ -54,7 +57,7 @@ class HealthTotals:
         self._stalls: dict[str, int] = {}
 
     def note_report(self, report: Report) -> None:
-        """Count the changes since the last report. Core thread only. Never blocks for long."""
+        """Count the changes from the last report to this one. Core thread only. Never blocks for long."""
         now_ns = report.at.mono_ns
         stalled = frozenset(one.name for one in report.sources if one.state is SourceState.STALLED)
         with self._lock:

@@ -11,13 +11,13 @@ from agent.model.gpu import GpuField
 from agent.model.verdict_history import RecordedState
 
 DEVICES_MAX: Final = 1024
-"""Largest number of devices with series of their own; the sickest devices come first."""
+"""Largest number of devices that have series of their own; of more, the devices in the worst state."""
 CAUSES_MAX: Final = 4096
-"""Largest number of series of ``drahealth_device_finding``; the severest first."""
+"""Largest number of series of ``drahealth_device_finding``; of more, the severest findings."""
 CODES_MAX: Final = 256
-"""Largest number of series of a family by code."""
+"""Largest number of series of a family that has a series for each code."""
 SOURCES_MAX: Final = 256
-"""Largest number of sources with series of their own."""
+"""Largest number of the agent's sources that have series of their own."""
 
 STATES: Final = (
     RecordedState.HEALTHY,
@@ -38,25 +38,25 @@ class FamilyKind(StrEnum):
 
 
 class MetricFamily(NamedTuple):
-    """One metric family."""
+    """Metric family: name, type, labels and help of series in ``/metrics``."""
 
     name: str
-    """Name without the suffix of its type, such as ``_total``."""
+    """Name of the family without the suffix of its type, such as ``_total``."""
     kind: FamilyKind
     labels: tuple[str, ...]
     help: str
     limit: str
-    """Largest number of series on a node, for the documentation."""
+    """Largest number of series on a node, as text for docs/metrics.md."""
 
     @property
     def series_name(self) -> str:
-        """Name of the series, as in a query."""
+        """Name of the family's series, as in a query: with the suffix of its type."""
         suffix = {FamilyKind.COUNTER: "_total", FamilyKind.INFO: "_info"}.get(self.kind, "")
         return self.name + suffix
 
     @property
     def series_labels(self) -> tuple[str, ...]:
-        """Labels of the series; the label of a state has the name of the family."""
+        """Names of the series' labels; a state set has a last label with the name of the family."""
         return (*self.labels, self.name) if self.kind is FamilyKind.STATE_SET else self.labels
 
 
@@ -208,20 +208,20 @@ GPU_NVLINKS: Final = _gauge("gpu_nvlinks_up", "Active NVLinks of a GPU.", _PER_G
 
 
 class GpuReading(NamedTuple):
-    """Reading of a GPU that is a series of a family."""
+    """Reading of a GPU that becomes one series of a metric family."""
 
     field: GpuField
     value: str = ""
-    """Value of the family's last label; empty: the family has none."""
+    """Value of the family's last label in this series; empty: the family has no label for the reading."""
 
 
 class GpuFamily(NamedTuple):
-    """Metric family of readings of GPUs; what a GPU does not report is left out."""
+    """Metric family whose series are readings of GPUs. A reading that a GPU does not have is left out."""
 
     family: MetricFamily
     readings: tuple[GpuReading, ...]
     factor: float = 1.0
-    """Factor from the unit of the readings to that of the family."""
+    """Factor from the unit of the GPU's readings to the unit of the family."""
 
 
 def _gpu(
@@ -354,9 +354,9 @@ DROPPED: Final = _gauge(
 )
 
 DEVICE_FAMILIES: Final = (DEVICE_HEALTH, DEVICE_INFO, DEVICE_FINDING, DEVICE_TRANSITIONS, DEVICE_SINCE)
-"""Families that change with a verdict only."""
+"""Metric families of devices whose values change only with a verdict."""
 TIME_FAMILIES: Final = (DEVICE_VERIFIED, DEVICE_SECONDS)
-"""Families of devices that change all the time."""
+"""Metric families of devices whose values change with time."""
 AGENT_FAMILIES: Final = (
     DEVICES,
     FINDINGS,

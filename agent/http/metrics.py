@@ -37,11 +37,11 @@ from agent.model.verdict_history import STATE_OF_SEVERITY
 from agent.version import VERSION
 
 LABEL_MAX: Final = 128
-"""Longest label value from a device or a driver [characters]; the rest is cut."""
+"""Length to which label values from a device or a driver are cut [characters]."""
 SHARED_NS: Final = NS
-"""Time in which clients share one rendered text [ns]."""
+"""Time for which clients that scrape get the same rendered text [ns]."""
 EOF: Final = b"# EOF\n"
-"""Last line in OpenMetrics."""
+"""Line that ends a text in OpenMetrics."""
 
 _CLASSES: Final = {
     FamilyKind.COUNTER: CounterMetricFamily,
@@ -59,27 +59,27 @@ _rendered_fields: Final = itemgetter(
 _format_number: Final[Callable[[float], str]] = floatToGoString
 
 Series = tuple[Sequence[str], Any]
-"""Label values and value of one series: a number, or of a state set the value of each state."""
+"""Label values of one series and its value: a number, or of a state set the value of each state."""
 Rows = tuple[MetricFamily, list[Series]]
-"""Family with its series."""
+"""Metric family with its series."""
 
 
 class ServerCounts(NamedTuple):
-    """Counts of the HTTP server's connections."""
+    """Number of open, and of refused, connections of the HTTP server."""
 
     open: int = 0
     refused: int = 0
 
 
 class Exposition(NamedTuple):
-    """Rendered metrics."""
+    """Metrics rendered as text, with the content type of the format."""
 
     text: bytes
     content_type: str
 
 
 class _Scrape(NamedTuple):
-    """Data that one scrape renders."""
+    """Values of the agent that one scrape renders."""
 
     report: Report | None
     snapshot: Snapshot | None
@@ -90,7 +90,7 @@ class _Scrape(NamedTuple):
 
 
 class _Metrics(Collector):
-    """Collector of given metrics, for a single call of an encoder."""
+    """Collector, as prometheus_client's encoders expect it, of metrics that are given."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics
@@ -113,9 +113,9 @@ class MetricsRenderer:
         self._server = server
         self._process = ProcessCollector(registry=CollectorRegistry())
         self._devices: dict[str, tuple[object, bytes]] = {}
-        """Text of the families that change with verdicts, by content type, with its data."""
+        """Text of DEVICE_FAMILIES by content type, with the values that it was rendered from."""
         self._templates: dict[str, tuple[object, _TextTemplate]] = {}
-        """Template of all other families by content type, with their labels."""
+        """Template of all other families by content type, with the labels that it was rendered from."""
         self._shared: dict[str, tuple[int, int, Exposition]] = {}
         """Last exposition by content type, with the report's version and the time [ns]."""
 
@@ -148,7 +148,11 @@ class MetricsRenderer:
     # --- devices -------------------------------------------------------------------------------------------
 
     def _device_text(self, scrape: _Scrape, encode: Callable[[Collector], bytes], content_type: str) -> bytes:
-        """Return the text of the families that change with verdicts only; rendered again after a change."""
+        """Return the text of DEVICE_FAMILIES, rendered again only if a verdict has changed.
+
+        Args:
+            encode: Encoder of prometheus_client for the content type.
+        """
         key = scrape.totals.version, list(map(_rendered_fields, scrape.shown))
         last = self._devices.get(content_type)
         if last is None or last[0] != key:
@@ -159,7 +163,10 @@ class MetricsRenderer:
     def _filled_text(
         self, rows: Sequence[Rows], encode: Callable[[Collector], bytes], content_type: str
     ) -> bytes:
-        """Return the text of families; rendered again when their labels change, else filled with values."""
+        """Return the text of metric families in ``rows``, rendered again only if their labels have changed.
+
+        Otherwise the new values are filled into the last text.
+        """
         key = [(family.name, [labels for labels, _ in series]) for family, series in rows]
         last = self._templates.get(content_type)
         if last is None or last[0] != key:
@@ -196,10 +203,10 @@ class MetricsRenderer:
 
 
 class _TextTemplate:
-    """Rendered families whose values change and whose labels stay: new values are put into the same lines."""
+    """Rendered text of metric families into whose lines new values are filled, while the labels stay."""
 
     def __init__(self, text: bytes) -> None:
-        """Take a text that prometheus_client has rendered, with any values."""
+        """Create a template from a text that prometheus_client has rendered; its values are dropped."""
         self._parts: list[str] = [""]
         for line in text.decode().removesuffix("\n").split("\n"):
             if line.startswith("#"):
@@ -209,7 +216,7 @@ class _TextTemplate:
                 self._parts.append("\n")
 
     def fill(self, values: Iterable[float]) -> bytes:
-        """Return the text with these values, one per series, in the same order."""
+        """Return the text with new values, one per series, in the order of the rendered text."""
         *parts, end = self._parts
         lines = [part + _format_number(value) for part, value in zip(parts, values, strict=True)]
         return ("".join(lines) + end).encode()
@@ -220,7 +227,7 @@ def _rows(family: MetricFamily, series: Iterable[Series]) -> Rows:
 
 
 def _time_rows(scrape: _Scrape) -> Iterator[Rows]:
-    """Yield the families of devices that change all the time."""
+    """Yield TIME_FAMILIES with a series for each shown device."""
     shown, totals, now_ns = scrape.shown, scrape.totals.devices, scrape.now.mono_ns
     yield _rows(families.DEVICE_VERIFIED, ((device.key, device.verified.wall_s) for device in shown))
     known = [(device.key, found) for device in shown if (found := totals.get(device.key)) is not None]
@@ -235,7 +242,7 @@ def _time_rows(scrape: _Scrape) -> Iterator[Rows]:
 
 
 def _metric(family: MetricFamily, series: Iterable[tuple[Sequence[str], Any]]) -> Metric:
-    """Return a family with its series, in the classes of prometheus_client."""
+    """Convert a metric family and its series to the metric class of prometheus_client."""
     metric: Any = _CLASSES[family.kind](family.name, family.help, labels=family.labels)
     if family.kind is FamilyKind.INFO:
         for labels, _ in series:
@@ -247,7 +254,10 @@ def _metric(family: MetricFamily, series: Iterable[tuple[Sequence[str], Any]]) -
 
 
 def _bounded(family: MetricFamily, series: Iterable[Series], limit: int, dropped: dict[str, int]) -> Rows:
-    """Return a family with its first series, and count those above the limit in `dropped`."""
+    """Return a metric family with its first ``limit`` series.
+
+    The number of further series is added to `dropped`, by name of the series.
+    """
     iterator = iter(series)
     rows = _rows(family, islice(iterator, limit))
     if rest := sum(1 for _ in iterator):
@@ -256,7 +266,7 @@ def _bounded(family: MetricFamily, series: Iterable[Series], limit: int, dropped
 
 
 def _shown_devices(report: Report | None) -> tuple[DeviceHealth, ...]:
-    """Return the devices that have series of their own: all, or the sickest ones."""
+    """Return the devices that have series of their own: all, or the DEVICES_MAX in the worst state."""
     if report is None:
         return ()
     if len(report.devices) <= DEVICES_MAX:
@@ -291,7 +301,7 @@ def _identity(device: DeviceHealth) -> tuple[str, ...]:
 
 
 def _device_findings(shown: Iterable[DeviceHealth]) -> Iterator[Series]:
-    """Yield one series per device and code above INFO, the sickest devices first."""
+    """Yield one series per device and finding code above INFO, of the devices in the worst state first."""
     for device in sorted(shown, key=lambda device: -device.severity):
         seen = set()
         for cause in most_needed_first(device.causes):
@@ -336,7 +346,7 @@ def _report_rows(report: Report, totals: Totals, dropped: dict[str, int]) -> Ite
 
 
 def _scope(subject: str) -> str:
-    """Return ``node``, ``pod`` or ``driver``, the first word of a note's subject."""
+    """Return ``node``, ``pod`` or ``driver``: the kind of object that a cause without a device is about."""
     word = subject.partition(" ")[0]
     return word if word in {"pod", "driver"} else "node"
 
@@ -375,7 +385,7 @@ def _prepares(counts: Mapping[tuple[str, str, str], int]) -> list[Series]:
 
 
 def _gpu_rows(nvml: NvmlSample, shown: Iterable[DeviceHealth], dropped: dict[str, int]) -> Iterator[Rows]:
-    """Yield the readings of all GPUs that have a device, found by the UUID."""
+    """Yield the metric families of GPU readings, for GPUs that have a shown device with their UUID."""
     if nvml.driver:
         yield _rows(families.DRIVER_INFO, [(("nvidia", nvml.driver[:LABEL_MAX]), 1)])
     names = {dict(device.attributes).get("uuid"): device.key for device in shown if device.kind == "gpu"}

@@ -30,17 +30,17 @@ from agent.system.timing import read_boot_clock
 
 ASSETS: Final = Path(__file__).parent / "assets"
 STREAMS_MAX: Final = 32
-"""Largest number of open event streams; further browsers load the page every half minute."""
+"""Largest number of open event streams; a browser without a stream loads the page every half minute."""
 EVENT_PAUSE_S: Final = 1.0
-"""Least time between two events of a stream [s]."""
+"""Shortest time between two events of one stream [s]."""
 COMMENT_S: Final = 15.0
 """Time without a report after which a stream gets a comment, so that a closed connection is noticed [s]."""
 HISTORY_S: Final = 30.0
-"""Time for which a read of the history is used [s]."""
+"""Time for which a read of the verdict history is used for further pages [s]."""
 READ_WAIT_S: Final = 2.0
-"""Time for which a page waits for a read of the history; later it shows the last one [s]."""
+"""Longest time that a page waits for a read of the verdict history [s]; then it shows the last read."""
 PAGES_MAX: Final = 8
-"""Number of rendered pages of one report that are kept."""
+"""Largest number of rendered pages of one report that are kept, by first device."""
 
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -57,7 +57,7 @@ _MEDIA_TYPES: Final[Mapping[str, str]] = {
 
 
 class Page:
-    """HTML page of one agent."""
+    """HTTP endpoints of the agent's HTML page: page, style, script, icon and event stream."""
 
     def __init__(self, view: AgentView, clock: Callable[[], Instant]) -> None:
         self._view = view
@@ -73,7 +73,7 @@ class Page:
 
     @property
     def routes(self) -> list[Route]:
-        """Routes of the page."""
+        """Routes of the page and its files."""
         files = [Route(f"/{name}", partial(self._file, name)) for name in self._files]
         return [Route("/", self._show), Route("/events", self._events), *files]
 
@@ -81,7 +81,7 @@ class Page:
         return Response(self._files[name], media_type=_MEDIA_TYPES[name], headers=HEADERS)
 
     async def _show(self, request: Request) -> Response:
-        """Answer with the page of the newest report; before the first one, with a page that says so."""
+        """Answer with the page of the newest report; before the first one, with a 503 page that states so."""
         version, report = self._view.latest.peek()
         if report is None:
             text = self._template.render(page=None, version=0)
@@ -131,7 +131,7 @@ class Page:
 
 
 class HistoryReader:
-    """Reader of the verdict history for the page; a read is used for HISTORY_S."""
+    """Reader of the verdict history for the page; one read is used for HISTORY_S."""
 
     def __init__(self, path: Path, config: Callable[[], Config], clock: Callable[[], Instant]) -> None:
         self._path = path
@@ -157,7 +157,7 @@ class HistoryReader:
             self._reading = None
 
     def _read(self) -> History:
-        """Read the file. Blocks on the disk."""
+        """Read the verdict history from its file. Blocks on the disk."""
         if not self._config().history_rows:
             return self._without("the configuration keeps no history")
         try:
@@ -176,5 +176,5 @@ class HistoryReader:
 
 
 def _number(text: str) -> int:
-    """Return a number of a query; 0 for a text that is none."""
+    """Return the number in a query parameter; 0 for a text that is not a number."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

@@ -23,11 +23,11 @@ from agent.model.verdict_history import RecordedState
 ROWS_MAX: Final = 200
 """Largest number of devices on one page; links lead to the others."""
 NOTES_MAX: Final = 100
-"""Largest number of findings without a device on the page."""
+"""Largest number of findings about pods or the node (not about a device) on the page."""
 PODS_MAX: Final = 20
 """Largest number of pods that are listed for a device."""
 STRIP_S: Final = 24 * 3600
-"""Length of the history that a strip shows [s]."""
+"""Time that the strip of a device, a drawing of its health history, shows [s]."""
 STRIP_STEPS: Final = 720
 """Width of a strip in units of its drawing: one unit is 2 minutes."""
 
@@ -61,63 +61,63 @@ _STRIP_WORDS: Final[Mapping[RecordedState | str, str]] = {
 
 
 class StripPart(NamedTuple):
-    """Part of a strip in which the device had one state."""
+    """Part of a device's strip in which the device had one state."""
 
     begin: int
-    """Left end, in units of which the strip has STRIP_STEPS."""
+    """Left end of the part, in the units of STRIP_STEPS."""
     width: int
     css: str
 
 
 class Strip(NamedTuple):
-    """Health of a device over STRIP_S, as a drawing and as a sentence."""
+    """Health of a device over the last STRIP_S, as parts of a drawing and as a sentence."""
 
     parts: tuple[StripPart, ...]
     text: str
-    """``Healthy 23 h 50 min, Unhealthy 10 min``; for screen readers and as a tooltip."""
+    """Sentence for screen readers and the tooltip: ``Healthy 23 h 50 min, Unhealthy 10 min``."""
 
 
 class CauseText(NamedTuple):
-    """Cause of a device's or pod's state."""
+    """Cause of a device's or pod's state, as texts of the page."""
 
     code: str
     css: str
     evidence: str
     advice: str
     repair: str
-    """Repair as on the command line; empty: none."""
+    """Repair of the fault, worded as on the command line; empty: none."""
 
 
 class PageDevice(NamedTuple):
-    """Device in the table of devices."""
+    """Row of the page's table of devices."""
 
     id: str
-    """Identifier that stays the same over reports."""
+    """Identifier of the device in the page, the same in each report: driver, pool and name."""
     name: str
     kind: str
     driver: str
     """Driver that declared the device; empty: a host device."""
     state: StateStyle
     causes: tuple[CauseText, ...]
-    """Causes, the one that needs most first; empty: no fault is known."""
+    """Causes of the device's state, in the order in which they need a repair; empty: no fault is known."""
     message: str
-    """Text that the kubelet gets; empty: none."""
+    """Health message of the device that the kubelet gets; empty: none."""
     since: str
-    """Time of the last change, RFC 3339."""
+    """Time at which the device's health last changed, RFC 3339."""
     age: str
-    """Time since then."""
+    """Time since ``since`` as text."""
     verified: str
     attributes: tuple[tuple[str, str], ...]
     pods: tuple[str, ...]
-    """Pods that use the device, at most PODS_MAX."""
+    """Names of pods that use the device, at most PODS_MAX."""
     more_pods: int
-    """Number of pods that are left out."""
+    """Number of further pods that use the device."""
     strip: Strip | None
     """Health of the last 24 hours; None: the history has no record of the device."""
 
 
 class NoteRow(NamedTuple):
-    """Finding about a pod or the node."""
+    """Row of the page's table of findings about pods or the node."""
 
     subject: str
     cause: CauseText
@@ -125,7 +125,7 @@ class NoteRow(NamedTuple):
 
 
 class SourceRow(NamedTuple):
-    """Row of the table of sources."""
+    """Row of the page's table of the agent's sources."""
 
     name: str
     state: str
@@ -137,7 +137,7 @@ class SourceRow(NamedTuple):
 
 
 class CountOfState(NamedTuple):
-    """Number of devices in one state."""
+    """Number of devices in one state, at the top of the page."""
 
     state: StateStyle
     devices: int
@@ -145,49 +145,49 @@ class CountOfState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageContent:
-    """Everything that the page shows."""
+    """Values from which the template renders the page."""
 
     node: str
     at: str
     """Time of the report, RFC 3339."""
     counts: tuple[CountOfState, ...]
-    """Devices by state, worst first; states without devices are left out."""
+    """Number of devices by state, worst first; states without devices are left out."""
     rows: tuple[PageDevice, ...]
     first: int
-    """Number of the first shown device, from 1; 0: none is shown."""
+    """Position of the first shown device in the list of all devices, from 1; 0: none is shown."""
     total: int
     previous: str
-    """Query of the page with the devices before; empty: these are the first."""
+    """Query of the link to the devices before the shown ones; empty: there are none."""
     following: str
-    """Query of the page with the devices after; empty: these are the last."""
+    """Query of the link to the devices after the shown ones; empty: there are none."""
     notes: tuple[NoteRow, ...]
     more_notes: int
     pods_problem: str
-    """Reason why the pods that use devices are not known; empty: they are."""
+    """Reason why the page does not name the pods that use devices; empty: it does."""
     history_problem: str
-    """Reason why there are no strips; empty: there are."""
+    """Reason why the page has no strips; empty: it has them."""
     sources: tuple[SourceRow, ...]
     costs: tuple[tuple[str, str], ...]
-    """Costs of the agent, as (what, how much)."""
+    """CPU time, memory and other costs of the agent, as (what, how much)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageInput:
-    """What the content is computed from."""
+    """Values of the agent from which the page's content is computed."""
 
     report: Report
     now: Instant
     pods: PodsSample | None
     """Pods that use devices; None: the agent does not track them."""
     drivers: Container[str]
-    """Drivers that the agent serves."""
+    """Names of the drivers that the agent serves."""
     history: "History"
     status: AgentStatus
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Verdict history up to now."""
+    """Verdict history up to now, from which the strips are drawn."""
 
     timeline: Timeline
     segments: Mapping[DeviceRef, Sequence[Segment]]
@@ -196,11 +196,11 @@ class History:
 
 
 def page_content(given: PageInput, first: int = 0) -> PageContent:
-    """Return the content of the page.
+    """Return the content of the page for one part of the devices.
 
     Args:
-        given: Report and what belongs to it.
-        first: Number of devices to leave out, of the list that begins with the worst.
+        given: Report, pods, history and status of the agent.
+        first: Number of devices to leave out, from the beginning of the list that has the worst states first.
     """
     report = given.report
     ordered = sorted(report.devices, key=lambda device: _WORST_FIRST.index(device.severity))
@@ -327,7 +327,7 @@ def _age_s(then: Instant, now: Instant) -> float:
 
 
 def _strip(history: History, device: DeviceRef) -> Strip | None:
-    """Return the strip of a device; None: the history has no record of it in the shown time."""
+    """Return the strip of a device; None: the history has no record of the device in the last STRIP_S."""
     end_s = history.timeline.now_s
     begin_s = end_s - STRIP_S
     seconds: defaultdict[RecordedState | str, float] = defaultdict(float)
@@ -355,7 +355,13 @@ def _strip(history: History, device: DeviceRef) -> Strip | None:
 
 
 def _part(begin_s: float, end_s: float, css: str) -> StripPart:
-    """Return a part of a strip, at least one unit wide: a short fault stays visible."""
+    """Return the part of a strip between two times, at least one unit wide: a short fault stays visible.
+
+    Args:
+        begin_s: Begin of the part, from the left end of the strip [s].
+        end_s: End of the part, from the left end of the strip [s].
+        css: CSS class of the state.
+    """
     scale = STRIP_STEPS / STRIP_S
     begin = min(int(begin_s * scale), STRIP_STEPS - 1)
     return StripPart(begin, max(round(end_s * scale) - begin, 1), css)

@@ -59,7 +59,7 @@ class HttpServer:
         unsent_s: int = UNSENT_S,
         check_s: float = CHECK_S,
     ) -> None:
-        """Create all sockets; after an exception none remains.
+        """Create the listening sockets; if one cannot be created, the others are closed.
 
         Args:
             addresses: Addresses to listen on.
@@ -86,7 +86,7 @@ class HttpServer:
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._complaints = LogRateLimiter()
         self.refused = 0
-        """Connections that were closed because of the limit."""
+        """Number of connections that were closed at once because CONNECTIONS_MAX were open."""
         try:
             for address in addresses:
                 self._listeners.append(self._listen(address))
@@ -96,16 +96,16 @@ class HttpServer:
 
     @property
     def addresses(self) -> tuple[Any, ...]:
-        """Addresses of the sockets in the form of ``socket.getsockname()``, in the order of the arguments."""
+        """Addresses of the listening sockets as ``socket.getsockname()`` returns them, in the order given."""
         return tuple(_socket_of(listener).getsockname() for listener in self._listeners)
 
     @property
     def connections(self) -> int:
-        """Number of open connections."""
+        """Number of open connections of the HTTP server."""
         return len(self._connections)
 
     def close(self) -> None:
-        """Close the sockets and remove the files of unix sockets."""
+        """Close the listening sockets and remove the files of unix sockets."""
         for listener in self._listeners:
             listener.close()
 
@@ -144,7 +144,7 @@ class HttpServer:
         )
 
     async def _restore_files(self, servers: dict[Listener, asyncio.Server]) -> None:
-        """Create the sockets' files again that another process has removed. Open connections stay open."""
+        """Create files of unix sockets again that another process removed. Open connections stay open."""
         for index, listener in enumerate(self._listeners):
             try:
                 if not isinstance(listener, UnixListener) or listener.is_intact():
@@ -223,7 +223,7 @@ class HttpServer:
 
 
 class HypercornConnection(TCPServer):
-    """Connection of Hypercorn that ends with the client's side, without waiting for the idle timeout."""
+    """Connection of Hypercorn that is closed as soon as the client closes it, not after the idle timeout."""
 
     async def _read_data(self) -> None:
         await super()._read_data()
@@ -231,7 +231,10 @@ class HypercornConnection(TCPServer):
 
 
 def _with_web_config(app: Any, path: Path) -> tuple[Any, "WebConfigFile"]:
-    """Return the application with authentication, and the web configuration. Raises ConfigError."""
+    """Return the application with basic authentication, and the web configuration.
+
+    Raises ConfigError.
+    """
     try:
         from agent.http.web_config import BasicAuthentication, WebConfigFile  # bcrypt, only if configured
     except ModuleNotFoundError as error:

@@ -30,15 +30,15 @@ FILE_BYTES: Final = 64 << 10
 """Largest accepted web configuration [bytes]."""
 USERS_MAX: Final = 64
 COST_MAX: Final = 12
-"""Largest cost of a bcrypt hash, 0.3 s: a check with a larger one would hold up all clients."""
+"""Largest accepted cost of a bcrypt hash: one check takes 0.3 s, during which all clients wait."""
 REFUSAL_S: Final = 0.5
-"""Pause after a wrong password [s]: passwords that are tried cost at most a tenth of a core."""
+"""Pause after a wrong password [s], so that attempts to guess passwords cost at most a tenth of a core."""
 PASSED_MAX: Final = 64
-"""Number of passwords that passed and are remembered, as hashes: a check takes 60 ms."""
+"""Largest number of accepted passwords that are remembered as hashes, because a check takes 60 ms."""
 
 _HASH: Final = re.compile(r"\$2[aby]\$([0-9]{2})\$[./A-Za-z0-9]{53}")
 _UNKNOWN_USER_HASH: Final = b"$2b$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"
-"""Hash that the password of an unknown user is compared with, so that it takes as long as that of a user."""
+"""Hash that is checked for an unknown user, so that the answer takes as long as for a known one."""
 _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH: Final = {
     "NoClientCert": ssl.CERT_NONE,
@@ -53,26 +53,26 @@ log = logging.getLogger(__name__)
 
 
 class WebConfig(NamedTuple):
-    """Content of a web configuration."""
+    """Content of a web configuration file: TLS, users with their passwords' hashes."""
 
     tls: ssl.SSLContext | None
     users: Mapping[str, bytes]
     """bcrypt hashes of passwords by user; empty: no authentication."""
     files: tuple[Path, ...]
-    """Files that were read: the web configuration, certificates and keys."""
+    """Paths of the files that were read: the web configuration, certificates and keys."""
 
 
 class WebConfigFile:
-    """Web configuration that is read again when one of its files changes. Event loop only."""
+    """Web configuration file that is read again when it or a file named in it changes. Event loop only."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file. Raises ConfigError if it is not valid."""
+        """Read the web configuration file. Raises ConfigError if it is not valid."""
         self._path = path
         self._current = read_web_config(path)
         self._seen = _file_states(self._current.files)
 
     def read(self) -> WebConfig:
-        """Return the newest valid content."""
+        """Return the newest valid web configuration; its files are read again if one has changed."""
         seen = _file_states(self._current.files)
         if seen != self._seen:
             self._seen = seen
@@ -94,7 +94,7 @@ class WebConfigFile:
 
 
 def read_web_config(path: Path) -> WebConfig:
-    """Read a web configuration with its certificates.
+    """Read a web configuration file, and the certificates that it names.
 
     Raises:
         ConfigError: A file is unreadable or invalid, or a key is not known; the text has file and key.
@@ -136,7 +136,15 @@ def _check_keys(table: Mapping[str, Any], prefix: str, known: Collection[str]) -
 def _tls_context(
     value: object, directory: Path, *, http2: bool
 ) -> tuple[ssl.SSLContext | None, tuple[Path, ...]]:
-    """Return the context and the files of ``tls_server_config``; None: the key is missing."""
+    """Return the TLS context of ``tls_server_config``, and the files that it was made from.
+
+    The context is None if the key is missing.
+
+    Args:
+        value: Value of ``tls_server_config``.
+        directory: Directory of the web configuration file, to which paths are relative.
+        http2: Whether HTTP/2 is offered.
+    """
     if value is None:
         return None, ()
     prefix = "tls_server_config."
@@ -174,7 +182,11 @@ def _refuse_password() -> str:
 
 
 def _path(table: Mapping[str, Any], key: str, directory: Path) -> Path | None:
-    """Return a path, relative to the file's directory; None: the key is missing or empty."""
+    """Return the path in a key of ``tls_server_config``; None: the key is missing or empty.
+
+    Args:
+        directory: Directory of the web configuration file, to which the path is relative.
+    """
     value = table.get(key) or None
     if value is not None and not isinstance(value, str):
         raise TypeError(f"tls_server_config.{key}: {value!r} is not a path")
@@ -203,7 +215,7 @@ def _users(table: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _file_states(paths: Collection[Path]) -> tuple[object, ...]:
-    """Return what changes when a file is replaced or written."""
+    """Return inode, time and size of each file, or the error: a difference shows that a file was changed."""
     states: list[object] = []
     for path in paths:
         try:
@@ -216,7 +228,7 @@ def _file_states(paths: Collection[Path]) -> tuple[object, ...]:
 
 
 class BasicAuthentication:
-    """Application that lets a request pass to another one if user and password are right."""
+    """ASGI application that passes a request to another one if user and password of the request are right."""
 
     def __init__(self, app: ASGIApp, web: WebConfigFile) -> None:
         self._app = app
@@ -252,7 +264,7 @@ class BasicAuthentication:
 
 
 def _credentials(scope: Scope) -> tuple[str, bytes] | None:
-    """Return user and password of a request's header; None: it has none, or an invalid one."""
+    """Return user and password of the header ``Authorization``; None: it is missing or invalid."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             scheme, _, encoded = value.partition(b" ")

@@ -42,7 +42,7 @@ NVML_NAMES: Final[Mapping[int, str]] = {
     30: "RESET_TYPE_NOT_SUPPORTED",
     999: "UNKNOWN",
 }
-"""Name of an NVML return code without the prefix NVML_ERROR."""
+"""Names of NVML return codes without the prefix NVML_ERROR, by code."""
 
 GRPC_NAMES: Final = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
@@ -63,11 +63,11 @@ class ErrnoEvidence(NamedTuple):
     operation: Operation | None = None
     path: str = ""
     text: str = ""
-    """Error text of the C library; empty: none."""
+    """Error text of the exception; empty: none."""
 
     @property
     def name(self) -> str:
-        """Name such as ``ENOSPC``; the digits of an unknown number."""
+        """Name of the errno, such as ``ENOSPC``; the digits of an unknown number."""
         return errno.errorcode.get(self.number, str(self.number))
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class NvmlCode(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the code, such as ``GPU_IS_LOST``."""
+        """Name of the NVML return code, such as ``GPU_IS_LOST``."""
         return NVML_NAMES.get(self.code, "unknown code")
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class GrpcStatus(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the status, such as ``UNAVAILABLE``."""
+        """Name of the gRPC status, such as ``UNAVAILABLE``."""
         return GRPC_NAMES[self.code] if 0 <= self.code < len(GRPC_NAMES) else "unknown code"
 
     def __str__(self) -> str:
@@ -260,7 +260,7 @@ class ExistingVerdict(NamedTuple):
 
 
 class EarlierException(NamedTuple):
-    """Evidence from the exception that was being handled at the failure; it need not be the cause."""
+    """Evidence of an exception that was being handled when the failure occurred; it need not be the cause."""
 
     evidence: "Evidence"
 

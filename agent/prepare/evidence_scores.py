@@ -39,22 +39,22 @@ from agent.prepare.normalize_text import normalize, sanitize, shorten
 
 
 class EvidenceWeight(IntEnum):
-    """Strength of a piece of evidence; the evidence with the greatest weight decides the class."""
+    """Weight of a piece of evidence; of several pieces, the greatest weight decides the error class."""
 
     TYPE = 0
-    """Type of an exception that has no error number."""
+    """Weight of an exception's type without an error number."""
     CODE = 1
-    """An error number that does not determine a class."""
+    """Weight of an error number that does not determine a class."""
     TEXT = 2
-    """An error text that a pattern matches."""
+    """Weight of an error text that a pattern matches."""
     LOOSE = 3
-    """An error number or exception type that determines a class, whatever the operation was."""
+    """Weight of an error number or exception type that determines a class without the operation."""
     FACT = 4
-    """An error number together with the operation that failed."""
+    """Weight of an error number together with the operation that failed."""
     DRIVER = 5
-    """The driver reported the class itself."""
+    """Weight of a class that the driver reported itself."""
     CLASSIFIED = 6
-    """The failure was classified before."""
+    """Weight of the verdict of an earlier classification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class EvidenceScore(NamedTuple):
     summary: str
     confidence: float
     evidence: tuple[str, ...] = ()
-    """Texts of the evidence for the verdict; empty: ``str()`` of the evidence."""
+    """Texts that describe the evidence in the verdict; empty: ``str()`` of the evidence."""
     notes: tuple[str, ...] = ()
-    """Remarks appended to ``evidence``."""
+    """Remarks on the score that the verdict lists after ``evidence``."""
     detail: str = ""
     requests: tuple[str, ...] = ()
     devices: tuple[DeviceRef, ...] = ()
@@ -221,8 +221,10 @@ def _score_wrong_value(piece: WrongParameterValue, context: PrepareContext) -> E
 
 
 def _requests_with_parameters(context: PrepareContext) -> tuple[str, ...]:
-    """Return the requests that the claim's parameters apply to: no other request can have wrong ones; empty:
-    all."""
+    """Return the claim's requests to which opaque parameters apply: only they can have wrong parameters.
+
+    Empty: all requests.
+    """
     named = [set(config.requests) for config in context.claim.configs]
     return tuple(sorted(set[str]().union(*named))) if all(named) else ()
 
@@ -338,7 +340,7 @@ def _score_verdict(piece: ExistingVerdict, _: PrepareContext) -> EvidenceScore:
 
 
 def _score_earlier_exception(piece: EarlierException, context: PrepareContext) -> EvidenceScore:
-    """Score the exception that was being handled when the failure was raised: it counts only if transient."""
+    """Score an exception that was being handled when the failure was raised; it counts only if transient."""
     scored = score_evidence(piece.evidence, context)
     if scored.error_class is ErrorClass.TRANSIENT and scored.weight < EvidenceWeight.DRIVER:
         return scored._replace(weight=min(scored.weight, EvidenceWeight.LOOSE), evidence=(str(piece),))
@@ -370,7 +372,10 @@ _SCORERS: Final[Mapping[type, Callable[[Any, PrepareContext], EvidenceScore]]] =
 
 
 def _match_patterns(scored: EvidenceScore, text: str, context: PrepareContext) -> EvidenceScore:
-    """Replace a score weaker than TEXT by that of the first pattern that matches the error text."""
+    """Return a score, replaced by that of the first pattern that matches the error text.
+
+    A score of the weight TEXT or more is not replaced.
+    """
     if scored.weight >= EvidenceWeight.TEXT:
         return scored
     text = sanitize(text)
@@ -387,8 +392,10 @@ def _match_patterns(scored: EvidenceScore, text: str, context: PrepareContext) -
 
 
 def _blame_claim(scored: EvidenceScore) -> EvidenceScore:
-    """Change a lasting class, which a driver or a pattern named, to bad-config for a code of what the user
-    wrote."""
+    """Return a score with the class bad-config instead of a lasting class, if its code names user input.
+
+    Lasting classes are failed-device and permanent, which a driver or a pattern can name.
+    """
     if scored.error_class not in {ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT}:
         return scored
     notes = ("the claim causes this code, neither a device nor the node",)
@@ -398,8 +405,13 @@ def _blame_claim(scored: EvidenceScore) -> EvidenceScore:
 def _blame_device(
     scored: EvidenceScore, named: Sequence[DeviceRef], context: PrepareContext
 ) -> EvidenceScore:
-    """Add the broken device: the one that the evidence names, or the only one of the claim. If it can be
-    one of several, no device is added, and the error class becomes transient."""
+    """Return a score with the broken device added: the one that the evidence names, or the claim's only one.
+
+    If several devices may be broken, none is added, and the error class becomes transient.
+
+    Args:
+        named: Devices that the evidence names.
+    """
     devices = named or sorted({device.ref for device in context.claim.devices})
     if len(devices) == 1:
         return scored._replace(devices=tuple(devices))
@@ -417,6 +429,6 @@ _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def _snake(name: str) -> str:
-    """Convert a class name to a part of a code: ``ValueError`` to ``value_error``."""
+    """Convert a class name to a part of a dotted code: ``ValueError`` to ``value_error``."""
     words = re.sub(r"[^a-z0-9]+", "_", _HUMP.sub("_", name).lower()).strip("_")
     return words[:48].rstrip("_") or "nameless"

@@ -47,10 +47,10 @@ from agent.prepare.evidence import (
 from agent.prepare.normalize_text import exception_text
 
 FAILURES_MAX: Final = 64
-"""Limit of failures in one exception group, including nested groups."""
+"""Largest number of failures of one exception group that are classified, including nested groups."""
 CHAIN_LENGTH_MAX: Final = 16
 API_BODY_MAX_BYTES: Final = 65_536
-"""Limit of the API server's answer; a longer one is not parsed [bytes]."""
+"""Largest answer of the API server that is parsed [bytes]."""
 
 PATH_OPERATIONS: Final[Mapping[str, Operation]] = {
     "/etc/cdi/": Operation.CDI,
@@ -60,7 +60,7 @@ PATH_OPERATIONS: Final[Mapping[str, Operation]] = {
     "/sys/": Operation.DEVICE,
     "/dev/": Operation.DEVICE,
 }
-"""Operation by path prefix of the file, for exceptions without a recorded operation; first match counts."""
+"""Operation by path prefix of the file, if an exception has no recorded one; the first match counts."""
 
 DRIVER_ERROR_CLASSES: Final[tuple[tuple[type[DriverError], ErrorClass], ...]] = (
     (TransientError, ErrorClass.TRANSIENT),
@@ -82,7 +82,7 @@ _ERRNOS: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (NotADirectoryError, errno.ENOTDIR),
     (PermissionError, errno.EACCES),
 )
-"""Errno by exception type, for exceptions that were raised without an errno."""
+"""Errno that an exception type stands for, if the exception was raised without an errno."""
 
 _BUGS: Final = (
     ArithmeticError, AssertionError, AttributeError, BufferError, ImportError, LookupError, NameError,
@@ -251,7 +251,7 @@ _READERS: Final[tuple[EvidenceReader, ...]] = (
     _classified, _driver_reported, _backend, _interrupted, _nvml_code, _grpc_status, _http_status, _timed_out,
     _unconnected, _errno, _decode_error,
 )  # fmt: skip
-"""Functions that extract evidence, in order; the first result counts."""
+"""Functions that extract evidence from an exception, in order; the first result counts."""
 
 
 def _qualified_names(error: BaseException) -> set[str]:
@@ -285,7 +285,7 @@ _REASON: Final = re.compile(r"[A-Za-z]{1,64}")
 
 
 def _status_object(error: BaseException, response: object) -> Mapping[str, object]:
-    """Return the API server's Status in an exception of a client library; empty: none."""
+    """Return the API server's object ``Status`` in an exception of a client library; empty: none."""
     for body in (
         _get_attribute(error, "body"),
         _get_attribute(response, "text"),

@@ -31,17 +31,17 @@ class RetryCondition(StrEnum):
     """Condition under which a retry of the prepare can help; part of the kubelet's text."""
 
     LATER = "later"
-    """Time passes."""
+    """A retry can help after some time."""
     AFTER_RELEASE = "after-release"
-    """The current holder releases the resource."""
+    """A retry can help after the current holder has released the resource."""
     AFTER_RESET = "after-reset"
-    """The device is reset."""
+    """A retry can help after the device was reset."""
     AFTER_REPAIR = "after-repair"
-    """The device is repaired."""
+    """A retry can help after the device was repaired."""
     AFTER_FIX = "after-fix"
-    """The node or the driver is fixed."""
+    """A retry can help after the node or the driver was fixed."""
     NEVER = "never"
-    """None: this claim can never be prepared."""
+    """No retry can help: this claim can never be prepared."""
 
 
 NEGATIVE_CACHE_S: Final[Mapping[ErrorClass, int]] = {
@@ -51,7 +51,7 @@ NEGATIVE_CACHE_S: Final[Mapping[ErrorClass, int]] = {
     ErrorClass.FAILED_DEVICE: 86_400,  # until the device's state changes, which ends the entry
     ErrorClass.PERMANENT: 60,  # the operator who fixes the node waits; the kubelet retries after 60 to 90 s
 }
-"""Time by class that a failure answers repeated prepares of the claim from the cache [s]; 0: not cached."""
+"""Time for which a failure is answered from the cache [s], by error class; 0: not cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class FailureKind:
     repair: Repair = Repair.NONE
     """Repair of the claim's devices; NONE: they need none, or it is not known."""
     cacheable: bool = True
-    """False: each prepare calls the driver, because only a new try shows that the cause is repaired."""
+    """False: each prepare calls the driver again, because only a new try shows that the cause is repaired."""
 
     @property
     def cached_s(self) -> int:
-        """Time that the failure answers repeated prepares from the cache [s]; 0: not cached."""
+        """Time for which the failure answers prepares of the claim from the cache [s]; 0: not cached."""
         return NEGATIVE_CACHE_S[self.error_class] if self.cacheable else 0
 
 
@@ -346,7 +346,7 @@ DEFAULT_KINDS: Final[Mapping[ErrorClass, FailureKind]] = {
                    "see the driver's log"),
     )
 }  # fmt: skip
-"""Kind of failure by class, for codes that are not listed."""
+"""Kind of failure by error class, for codes that the catalog does not list."""
 
 FAILURE_KINDS: Final = (*_GPU, *_DEVICE, *_HOST, *_CDI, *_CLAIM, *_API, *_DRIVER, *DEFAULT_KINDS.values())
 """All kinds of failures; each code occurs at most once per class."""
@@ -358,7 +358,10 @@ USER_CODES: Final = frozenset(row.code for row in FAILURE_KINDS if row.error_cla
 
 @cache
 def failure_kind(code: str, error_class: ErrorClass) -> FailureKind:
-    """Return the kind of failure for a code in a class, else for its longest prefix, else the default."""
+    """Return the catalog's kind of failure for a code and an error class.
+
+    If the code is not listed, it is the kind of the longest listed prefix, else the default of the class.
+    """
     parts = code.split(".")
     names = [code, *(".".join(parts[:count]) + FAMILY for count in range(len(parts) - 1, 0, -1))]
     found = (_ROWS.get((name, error_class)) for name in names)

@@ -20,16 +20,21 @@ CODE_BYTES: Final = 80
 DEVICES_BYTES: Final = 260
 REQUESTS_BYTES: Final = 80
 OTHERS_BYTES: Final = 320
-"""Limit of the list of other failed claims; 100 bytes are left for the summary. The three lists may be longer
-where the summary and the detail leave room."""
+"""Limit of the list of other failed claims in the error text [bytes].
+
+100 bytes are left for the summary. The lists of devices, requests and claims may be longer where summary and
+detail leave room.
+"""
 SHARED_OTHERS_BYTES: Final = 140
 ELSEWHERE_BYTES: Final = 120
-"""Limit of each list in a text that also lists claims that failed at other drivers; both lists together need
-no more than OTHERS_BYTES."""
+"""Limit of each of two lists of claims [bytes]: those that failed in the same call, and at other drivers.
+
+Both lists together need no more than OTHERS_BYTES.
+"""
 OTHER_BYTES: Final = 200
-"""Limit of one claim in these lists; a claim's name alone can have 317 bytes."""
+"""Limit of the text about one claim in a list of failed claims [bytes]; a name can have 317 bytes."""
 END_BYTES: Final = 40
-"""Bytes that are kept at the end of a shortened claim name."""
+"""Number of bytes that are kept at the end of a shortened claim name."""
 
 NODE_OR_DRIVER: Final = "the node or its driver must be fixed"
 CONSEQUENCE_TEXTS: Final[Mapping[ErrorClass, str]] = {
@@ -94,7 +99,7 @@ def _format_text(verdict: PrepareVerdict, others: Sequence[str], elsewhere: Sequ
 
 
 class _BoundedList(NamedTuple):
-    """List in a text, and the number of bytes that are always left for the list."""
+    """List in the error text for the kubelet, and the number of bytes that are always left for it."""
 
     words: Sequence[str]
     separator: str
@@ -125,8 +130,10 @@ def _compose_text(verdict: PrepareVerdict, *, device: str, request: str, others:
 
 
 def _consequence(verdict: PrepareVerdict) -> str:
-    """Return the consequences of a failure; for several broken devices with the number that were
-    requested."""
+    """Return what follows from a failed prepare, as text: ``the kubelet retries``.
+
+    For several broken devices the text has their number and the number of requested devices.
+    """
     count = len(set(verdict.devices))
     if verdict.error_class is not ErrorClass.FAILED_DEVICE or count < 2:
         return CONSEQUENCE_TEXTS[verdict.error_class]
@@ -135,7 +142,7 @@ def _consequence(verdict: PrepareVerdict) -> str:
 
 
 def _strip_punctuation(summary: str) -> str:
-    """Return the summary without its final punctuation; the dots of a cut summary stay."""
+    """Return the summary of a failure without its final punctuation; the dots of a cut summary stay."""
     bare = summary.rstrip(".;, ")
     return f"{bare}..." if bare and summary.endswith("...") else bare
 
@@ -157,7 +164,7 @@ def _describe_other_claim(verdict: PrepareVerdict, driver: str = "") -> str:
 
 
 def _cut_middle(name: str, limit: int) -> str:
-    """Cut the middle of a name that is too long: generated names differ at the end."""
+    """Cut the middle of a claim's name that is longer than ``limit`` bytes: generated ends differ."""
     data = name.encode()
     if len(data) <= limit:
         return name

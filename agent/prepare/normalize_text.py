@@ -15,7 +15,7 @@ _OBJECT: Final = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")
 
 
 class TextMask(NamedTuple):
-    """Replacement for text that changes from one try to the next."""
+    """Regular expression for a part of an error text that differs between tries, and its replacement."""
 
     pattern: re.Pattern[str]
     replacement: str
@@ -59,7 +59,7 @@ TEXT_MASKS: Final = (
     _mask(r"(?<![\w-])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}\b|\b[0-9a-f]{32,}\b", "<hex>"),
     _mask(r"\b\d{16,}\b", "<number>"),  # nanoseconds since 1970
 )
-"""Replacements, applied in this order."""
+"""Replacements of parts that differ between tries, applied in this order."""
 
 
 def exception_text(error: BaseException) -> str:

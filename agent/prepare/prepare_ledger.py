@@ -18,19 +18,22 @@ from agent.prepare import driver_faults as faults
 from agent.prepare.driver_faults import DriverFaults
 
 CLAIMS_MAX: Final = 1024
-"""Limit of claims in a ledger, many times those of a Kubernetes node; the oldest is dropped."""
+"""Largest number of claims in a ledger, many times those of a Kubernetes node; the oldest is dropped."""
 UNPREPARED_KEPT_S: Final = 86_400.0
-"""Time that the ledger keeps a claim after its unprepare [s]."""
+"""Time for which the ledger keeps a claim after its unprepare [s]."""
 DRIVER_FAULT_CACHE_S: Final = 60
-"""Time that a failure is cached which only the driver reported [s]. At the kubelet's next retry, after 60 to
-90 s, the driver is called: nothing else can show that the device works."""
+"""Time for which a failure that only the driver reported is cached [s].
+
+At the kubelet's next retry, after 60 to 90 s, the driver is called: nothing else can show that the device
+works.
+"""
 CACHED_CLASSES: Final = frozenset({ErrorClass.BAD_CONFIG, ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT})
-"""Classes of failures that are cached; a failure of another class is tried again."""
+"""Error classes of failures that are cached; after a failure of another class the driver is called again."""
 
 TEXT_MAX: Final = 2000
-"""Limit of each text of a verdict [characters]."""
+"""Length to which each text of a verdict in the ledger is cut [characters]."""
 TEXTS_MAX: Final = 16
-"""Limit of evidence lines of a verdict."""
+"""Largest number of evidence lines of a verdict that the ledger keeps."""
 HEALTH_FINGERPRINT_MAX: Final = 120
 
 UNPREPARE_EVIDENCE: Final = "while unpreparing"
@@ -38,13 +41,13 @@ UNPREPARE_EVIDENCE: Final = "while unpreparing"
 
 
 class LedgerEntry(NamedTuple):
-    """Result of one claim's last prepare."""
+    """Entry of the prepare ledger: result of one claim's last prepare."""
 
     outcome: LastPrepareResult
     driver_version: str
     """Version of the driver that prepared the claim."""
     unprepared_wall_s: float = 0.0
-    """Time of the unprepare [s since 1970]; 0: not unprepared."""
+    """Time at which the claim was unprepared [s since 1970]; 0: it was not unprepared."""
 
     @property
     def changed_wall_s(self) -> float:
@@ -57,7 +60,7 @@ class PrepareLedger:
     """All claims and driver-reported faults of one driver; empty by default."""
 
     claims: Mapping[str, LedgerEntry] = field(default_factory=dict)
-    """Entries by claim UID."""
+    """Ledger entries by claim UID."""
     driver_faults: DriverFaults = DriverFaults()  # noqa: RUF009  # a tuple
 
 
@@ -95,8 +98,10 @@ def cached_failure(
 
 
 def _is_repaired(ledger: PrepareLedger, claim: Claim, verdict: PrepareVerdict) -> bool:
-    """Return True if a later prepare, which the cause of the failure would have made fail too, has
-    succeeded."""
+    """Return True if the cause of a cached failure must be gone, because a later prepare has succeeded.
+
+    That is a prepare of any claim for a fault of the node or driver, else one with a device of this claim.
+    """
     devices = set(_device_refs(claim))
     concerns_all = verdict.scope in {Scope.NODE, Scope.DRIVER}
     return any(
@@ -127,7 +132,7 @@ def _device_fingerprint(device: DeviceHealth | None) -> str:
 
 
 def _health_and_faults(ledger: PrepareLedger, claim: Claim, health: str) -> str:
-    """Return the health fingerprint with the codes of active driver-reported faults appended."""
+    """Return the health fingerprint of a claim's devices with the codes of active driver-reported faults."""
     active = {(fault.device, fault.code) for fault in ledger.driver_faults.faults if not fault.expired_wall_s}
     codes = sorted(code for device, code in active if device in _device_refs(claim))
     # this separator is in the ledgers on disk
@@ -245,7 +250,7 @@ def _has_same_class_and_code(before: PrepareVerdict, verdict: PrepareVerdict) ->
 
 
 def expire_entries(ledger: PrepareLedger, now_wall_s: float) -> PrepareLedger:
-    """Remove claims unprepared long ago, and expire old driver-reported faults."""
+    """Return the ledger without claims unprepared long ago, and with old driver-reported faults expired."""
     known = faults.expire_old_faults(ledger.driver_faults, now_wall_s)
     claims = {uid: entry for uid, entry in ledger.claims.items() if not _is_expired(entry, now_wall_s)}
     if known == ledger.driver_faults and len(claims) == len(ledger.claims):
@@ -281,5 +286,5 @@ def _keep_newest(claims: Mapping[str, LedgerEntry], now_wall_s: float) -> Mappin
 
 
 def _recency(entry: LedgerEntry, now_wall_s: float) -> float:
-    """Return the sort key of an entry, greater for newer ones; a time in the future sorts as oldest."""
+    """Return the sort key of a ledger entry, greater for newer ones; a time in the future sorts as oldest."""
     return entry.changed_wall_s if entry.changed_wall_s <= now_wall_s else -inf

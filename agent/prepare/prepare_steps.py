@@ -20,13 +20,13 @@ from agent.prepare.errors import PrepareError
 from agent.prepare.kubelet_message import kubelet_text
 
 FIRST_PAUSE_S: Final = 0.1
-"""Upper bound of the first pause, doubled for each further pause [s]."""
+"""Upper bound of the pause before the first retry of a prepare, doubled for each further retry [s]."""
 MAX_PAUSE_S: Final = 5.0
-"""Upper bound of all pauses [s]."""
+"""Upper bound of the pauses between the tries of a prepare [s]."""
 MIN_PAUSE_S: Final = 0.01
-"""Shortest pause, whatever the jitter is [s]."""
+"""Shortest pause between two tries of a prepare, whatever the jitter is [s]."""
 RETRY_WINDOW_S: Final = 30.0
-"""Longest time from the call to its last try [s]; the rest of the 45 s is for that try."""
+"""Longest time from the kubelet's call to the last try [s]; the rest of the 45 s is for that try."""
 
 
 def retry_pause_s(
@@ -50,7 +50,7 @@ class CallHandlerStep(NamedTuple):
 
 
 class PauseStep(NamedTuple):
-    """Step: sleep without blocking an event loop."""
+    """Step: wait between two tries of a prepare, without blocking an event loop."""
 
     seconds: float
 
@@ -74,7 +74,7 @@ class PrepareResultTracker(Protocol):
     def classify(
         self, claim: Claim, error: BaseException, patterns: Sequence[ErrorPattern] = ()
     ) -> PrepareVerdict:
-        """Classify the exception of a failed prepare. Never blocks."""
+        """Return the verdict on a failed prepare from the handler's exception. Never blocks."""
 
     def classify_by_newer_health(
         self,
@@ -92,7 +92,7 @@ class PrepareResultTracker(Protocol):
         published. Blocks up to 5 s."""
 
     def record_success(self, claim: Claim) -> None:
-        """Record a successful prepare. Never blocks."""
+        """Record that a claim was prepared. Never blocks."""
 
     def monotonic(self) -> float:
         """Return a monotonic time [s]."""

@@ -20,7 +20,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 THREAD: Final = "dh-prepare"
-"""Name of a thread that runs a step of a prepare."""
+"""Name of a thread in which an async runner executes a RunInThreadStep."""
 Steps = Generator[Step, Any, T]
 
 
@@ -118,7 +118,7 @@ class HasPrepareFailureTracker(Protocol):
 
     @property
     def tracker(self) -> PrepareResultTracker:
-        """Classifies and records the driver's prepares."""
+        """Prepare tracker, which classifies and records the driver's prepares."""
 
 
 def classified(

@@ -21,55 +21,59 @@ from agent.record.value_codec import NO_CHANGE, ClassTable, CodecError, Decoder,
 
 FORMAT: Final = "drahealth-record"
 SCHEMA: Final = 1
-"""Version of the format. Added and removed fields of the recorded classes need no new version."""
+"""Version of the record's format. Added and removed fields of the recorded classes need no new version."""
 CLASSES: Final[tuple[ValueClass, ...]] = tuple(classes_of(Snapshot, EngineState))
 _SKIPS_GPUS: Final = 1 << 4
-"""Bit next to the use of a step that was not full."""
+"""Bit in a recorded step's use, set if the step did not evaluate GPUs that had not changed."""
 _WALL_ULPS_MAX: Final = 1 << 40
-"""Largest difference to the predicted wall time that is stored as a number of representable values."""
+"""Largest difference between wall time and predicted wall time that is stored as an integer.
+
+The integer counts the representable floating-point values between them; a larger difference stores the time
+itself.
+"""
 
 
 class DeviceVerdict(NamedTuple):
     """Verdict on one device in a recorded report."""
 
     subject: str
-    """``<driver>/<pool>/<name>``, a host device by its name."""
+    """Name of the device: ``<driver>/<pool>/<name>``, or the name of a host device."""
     health: int
     severity: int
     causes: tuple[tuple[str, int], ...]
-    """Code and severity of the causes, the worst first."""
+    """Code and severity of each cause, the worst first."""
 
 
 Verdicts = tuple[DeviceVerdict, ...]
 
 
 class RecordedStep(NamedTuple):
-    """Step of the health engine: its inputs, the use of its result, and the verdicts that it published."""
+    """Recorded evaluation of the health engine: its inputs, the use of its report, and published verdicts."""
 
     snapshot: Snapshot
     now: Instant
     use: StepUse
     verdicts: Verdicts
-    """Verdicts of the newest published report, this step's if it was published."""
+    """Verdicts of the newest published report: of this evaluation's, if it was published."""
     is_full: bool = True
-    """False: GPUs that had not changed were not evaluated."""
+    """False: the evaluation left out GPUs that had not changed."""
 
 
 class SegmentHead(NamedTuple):
-    """Head of a segment."""
+    """Head of a segment: where the part of a record comes from."""
 
     version: str
     """Version of drahealth that wrote the segment."""
     node: str
     boot_id: str
     lost: int = 0
-    """Number of steps right before the segment that were not recorded, because the disk was slow or full."""
+    """Number of evaluations right before the segment that a slow or full disk kept from being recorded."""
     is_redacted: bool = False
     """True: names, serial numbers and UUIDs are pseudonyms."""
 
 
 def report_verdicts(report: Report) -> Verdicts:
-    """Return the verdicts of a report in its order."""
+    """Return the verdicts of a report as they are recorded, in the report's order."""
     return tuple(
         DeviceVerdict(
             f"{device.driver}/{device.pool}/{device.device}" if device.driver else device.device,
@@ -82,12 +86,12 @@ def report_verdicts(report: Report) -> Verdicts:
 
 
 def recordable_state(state: EngineState) -> EngineState:
-    """Return the state without its caches, which save work and do not change results."""
+    """Return the engine's state without its caches, which save work and do not change results."""
     return replace(state, verdict_cache=VerdictCache(), gpu_cache=GpuVerdictCache(), ok_cache={})
 
 
 class SegmentEncoder:
-    """Encoder of the events of one segment."""
+    """Encoder of a segment's head and evaluations as plain data for msgpack."""
 
     def __init__(self, table: ClassTable) -> None:
         self._table = table
@@ -96,7 +100,7 @@ class SegmentEncoder:
         self._verdicts: tuple[Any, ...] = ()
 
     def begin(self, head: SegmentHead, state: EngineState) -> dict[str, Any]:
-        """Return the plain form of the head, with the engine's state before the first event."""
+        """Return the segment's head as plain data, with the engine's state before the first evaluation."""
         return {
             "format": FORMAT,
             "schema": SCHEMA,
@@ -107,7 +111,7 @@ class SegmentEncoder:
         }
 
     def event(self, step: RecordedStep) -> list[Any]:
-        """Return the plain form of a step as the difference to the last one."""
+        """Return an evaluation as plain data: the difference to the one encoded before."""
         difference = self._table.difference
         snapshot = difference(self._snapshot, step.snapshot)
         verdicts = tuple(map(tuple, step.verdicts))
@@ -125,13 +129,13 @@ class SegmentEncoder:
 
 
 class SegmentDecoder:
-    """Decoder of the events of one segment."""
+    """Decoder of a segment's head and evaluations from plain data."""
 
     def __init__(self, data: Any) -> None:
-        """Read the plain form of the head.
+        """Read the head of the segment from plain data.
 
         Raises:
-            CodecError: It is no head of a record, or of a later schema.
+            CodecError: The data are no head of a record, or of a later schema.
         """
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise CodecError("the file is not a drahealth record")
@@ -152,14 +156,14 @@ class SegmentDecoder:
         return tuple(sorted(self._decoder.changed_classes))
 
     def settings(self) -> EngineSettings:
-        """Return the engine's settings. Raises CodecError: this release has no equal of them."""
+        """Return the engine's recorded settings. Raises CodecError: this release has no equal of them."""
         settings = self._decoder.complete(self._settings)
         if not isinstance(settings, EngineSettings):
             raise CodecError("the head has no settings of the engine")
         return settings
 
     def state(self) -> EngineState:
-        """Return the engine's state before the first event.
+        """Return the engine's state before the first evaluation of the segment.
 
         Raises:
             CodecError: Another release wrote the segment, and its state has no equal in this release.
@@ -170,7 +174,7 @@ class SegmentDecoder:
         return state
 
     def step(self, data: Any) -> RecordedStep:
-        """Return the step whose plain form is `data`; the steps before it must have been decoded.
+        """Return the evaluation whose plain data are `data`. Those before it must have been decoded.
 
         Raises:
             CodecError: The data are not valid.
@@ -194,8 +198,14 @@ class SegmentDecoder:
 
 
 def _wall_difference(before: Instant, now: Instant) -> int | float:
-    """Return the wall time as its difference to the one that the monotonic clock predicts, in numbers of
-    representable values; the time itself if it is far from that."""
+    """Return the wall time of an evaluation as its difference to the time that the monotonic clock predicts.
+
+    The difference is the number of representable floating-point values between both times. A time that is far
+    from the prediction is returned itself.
+
+    Args:
+        before: Time of the evaluation before.
+    """
     ulps = _bits(now.wall_s) - _bits(_predicted_wall(before, now.mono_ns))
     return ulps if abs(ulps) <= _WALL_ULPS_MAX and math.isfinite(now.wall_s) else now.wall_s
 

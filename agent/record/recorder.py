@@ -33,30 +33,30 @@ from agent.system.threads.loop_thread import set_thread_name
 from agent.system.timing import LogRateLimiter
 
 QUEUE_MAX: Final = 1000
-"""Largest number of steps that wait for the disk."""
+"""Largest number of evaluations that wait in memory for the disk."""
 DELAY_S: Final = 0.05
-"""Delay of a write after a step, during which the sending and the core thread use the interpreter [s]."""
+"""Delay of a write after an evaluation [s]: other threads get the interpreter first."""
 RETRY_S: Final = 10.0
 """Pause after a failed write before the next attempt [s]."""
 SEGMENT_AGE_S: Final = 6 * 3600.0
-"""Age at which a segment ends: a replay can begin at each segment [s]."""
+"""Age at which a segment is ended and the next one begins [s]; a replay can begin at each segment."""
 SEGMENTS: Final = 8
-"""Smallest number of segments within the limit of bytes: deleting one loses at most an eighth."""
+"""Number of full segments that RecordLimits.size has room for: to delete one loses at most an eighth."""
 
 log = logging.getLogger(__name__)
 
 
 class RecordLimits(NamedTuple):
-    """Limits of a record."""
+    """Limits of a record's segments together: size and age."""
 
     size: int
-    """Largest size of all segments [bytes]."""
+    """Largest size of all segments of a record together [bytes]."""
     age_s: int
     """Age at which a segment is deleted [s]."""
 
 
 class _Queued(NamedTuple):
-    """Inputs of one step, the state before it, and the use that the loop made of its report."""
+    """Evaluation that waits for the disk: state before it, snapshot, report, and the use of the report."""
 
     state: EngineState
     snapshot: Snapshot
@@ -65,7 +65,7 @@ class _Queued(NamedTuple):
 
 
 class SnapshotRecorder:
-    """Recorder with a queue of steps that are not written yet. Thread-safe."""
+    """Recorder of evaluated snapshots, with a queue of evaluations that are not written yet. Thread-safe."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class SnapshotRecorder:
         wall_clock: Callable[[], float] = time.time,
         previous: "SnapshotRecorder | None" = None,
     ) -> None:
-        """Create the recorder; the first step starts its thread.
+        """Create the recorder; the first evaluation starts its thread.
 
         Args:
             directory: Directory of the segments; created by the first write.
@@ -85,7 +85,7 @@ class SnapshotRecorder:
             head: Head of each segment.
             clock: Returns the time on a clock that never goes back [s].
             wall_clock: Returns the time to which the files' times of change are compared [s since 1970].
-            previous: Closed recorder that may still write its queued steps; the thread waits for its end.
+            previous: Closed recorder that may still write its queue; the thread waits for its end.
 
         Raises:
             ConfigError: The package zstandard is not installed.
@@ -110,16 +110,16 @@ class SnapshotRecorder:
         self._verdicts: Verdicts = ()
         self._lost = 0
         self._lost_before = 0
-        """Number of lost steps that the head of the current segment has."""
+        """Number of evaluations lost before the current segment, as its head states."""
         self._retry_s = 0.0
         self._others: dict[Path, int] = {}
-        """Sizes of the other segments, the oldest first."""
+        """Size of each segment except the current one [bytes], the oldest first."""
         self._complaints = LogRateLimiter()
 
     # --- called by the core ----------------------------------------------------------------------------
 
     def record(self, state: EngineState, snapshot: Snapshot, report: Report, use: StepUse) -> None:
-        """Queue a step: the state before it, its snapshot and its report. Never blocks."""
+        """Queue an evaluation: the engine's state before it, its snapshot and its report. Never blocks."""
         with self._changed:
             if self._closing:
                 return
@@ -192,7 +192,11 @@ class SnapshotRecorder:
             log.warning("record: %s; the steps after it are lost", problem)
 
     def _write(self, queue: list[_Queued], *, is_end: bool) -> None:
-        """Write queued steps, in a new segment where the settings changed or the old one is full."""
+        """Write queued evaluations; begin a new segment where the settings changed or the old one is full.
+
+        Args:
+            is_end: True: the recorder closes, so write even during the pause after a failed write.
+        """
         if self._writer is None and self._clock() < self._retry_s and not is_end:
             self._lost += len(queue)
             return
@@ -249,7 +253,7 @@ class SnapshotRecorder:
         self._lost_before, self._lost = self._lost, 0
 
     def _end_segment(self) -> None:
-        """End the current segment; remove it if the disk had room for its head only."""
+        """End the current segment; remove its file if it has no evaluation, because the disk was full."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
@@ -262,7 +266,7 @@ class SnapshotRecorder:
             self._others[writer.path] = writer.size
 
     def _delete_old(self) -> None:
-        """Delete the oldest segments beyond the limits; the current one stays."""
+        """Delete the oldest segments beyond the limits of size and age; the current one stays."""
         current = self._writer.size if self._writer else 0
         oldest_s = self._wall_clock() - self._limits.age_s
         while self._others:
@@ -274,7 +278,7 @@ class SnapshotRecorder:
 
 
 def _can_begin(queued: _Queued) -> bool:
-    """Return whether a segment can begin with a step: it uses no cached results, which are not recorded."""
+    """Return whether a segment can begin with an evaluation: it uses no cached, unrecorded results."""
     return queued.report.is_full or queued.state.gpu_cache == GpuVerdictCache()
 
 
@@ -286,7 +290,7 @@ def _is_older(path: Path, wall_s: float) -> bool:
 
 
 def _by_settings(queue: list[_Queued]) -> list[list[_Queued]]:
-    """Divide queued steps into parts with equal settings, which one segment has."""
+    """Divide queued evaluations into runs with equal settings: a segment has one set of settings."""
     parts: list[list[_Queued]] = []
     for queued in queue:
         if parts and parts[-1][-1].state.settings is queued.state.settings:

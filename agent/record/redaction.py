@@ -18,7 +18,7 @@ from agent.model.pod_findings import PodsSample
 from agent.record.events import CLASSES, DeviceVerdict, RecordedStep, SegmentHead
 
 UUID: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32,}", re.IGNORECASE)
-"""UUID, with underscores as in a cgroup's name, or container id, which kernel-log lines have in paths."""
+"""Pattern of a UUID, with underscores as in a cgroup's name, and of a container id in a cgroup path."""
 _NAME: Final = r"[A-Za-z0-9_.-]"
 _HEX: Final = "0123456789abcdef"
 
@@ -54,7 +54,7 @@ SENSITIVE: Final[Mapping[str, Mapping[str, TermKind]]] = {
     "StartValues": {"boot_id": TermKind.IDENTIFIER},
     "GpuAtStart": {"uuid": TermKind.IDENTIFIER},
 }
-"""Fields with sensitive texts, by class."""
+"""Fields with sensitive texts and their kind, by name of the recorded class."""
 
 _FIELDS: Final = {one.type: one.names for one in CLASSES if not one.is_enum}
 _RESERVED: Final = frozenset(
@@ -63,11 +63,14 @@ _RESERVED: Final = frozenset(
     if one.is_enum
     for member in one.type  # type: ignore[attr-defined]
 )
-"""Texts that are no names: the values of enums."""
+"""Values of enums, which are never replaced although a name may equal one."""
 
 
 class Redactor:
-    """Replacement of sensitive texts by pseudonyms, after :meth:`collect` has seen all values."""
+    """Replacement of sensitive texts in a record by pseudonyms.
+
+    First :meth:`collect` sees all values of the record.
+    """
 
     def __init__(self, key: bytes) -> None:
         """Create a redactor; `key` is secret, since it would show the pseudonym of a guessed name."""
@@ -77,14 +80,14 @@ class Redactor:
         self._pattern: re.Pattern[str] | None = None
         self._texts: dict[str, str] = {}
         self._collected: dict[int, Any] = {}
-        """Parts of the last collected value by identity."""
+        """Parts of the last collected value by identity; equal objects need no second search."""
         self._memo: dict[int, tuple[Any, Any]] = {}
         """Parts of the last redacted snapshot by identity, each with its redacted form."""
 
     # --- first pass ------------------------------------------------------------------------------------
 
     def collect(self, value: Any) -> None:
-        """Add the sensitive texts of a value and its parts."""
+        """Add the sensitive texts of a recorded value and its parts to those that are replaced."""
         if isinstance(value, RecordedStep):
             self._devices.update(verdict.subject.rpartition("/")[2] for verdict in value.verdicts)
             value = value.snapshot
@@ -123,7 +126,7 @@ class Redactor:
             self._terms.setdefault(text, kind)
 
     def add_head(self, head: SegmentHead) -> None:
-        """Add the sensitive texts of the head of a record's file, which names the node and its boot."""
+        """Add the sensitive texts of a segment's head, which names the node and its boot."""
         self._add(head.node, TermKind.NODE)
         self._add(head.boot_id, TermKind.IDENTIFIER)
 

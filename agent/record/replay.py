@@ -13,44 +13,49 @@ from agent.record.events import DeviceVerdict, RecordedStep, Verdicts, report_ve
 from agent.record.segment_file import SegmentReader, segment_paths
 
 ChangeSettings = Callable[[EngineSettings], EngineSettings]
-"""Function that returns the settings of a replay instead of the recorded ones."""
+"""Function that returns the settings of a replay, from the recorded settings."""
 
 
 class ReplayedStep(NamedTuple):
-    """Step of a replay."""
+    """Replayed evaluation: the recorded one, and the report of this release."""
 
     recorded: RecordedStep
     report: Report
     """Report of this release, with the settings of the replay."""
     is_first: bool
-    """True: the steps before it are not known, so the verdicts of a replay with other settings may change."""
+    """True: the evaluations before it are not known, so verdicts with other settings may change."""
 
     @property
     def is_published(self) -> bool:
-        """True: the agent published the report of this step."""
+        """True: the agent that recorded the evaluation published its report."""
         return self.recorded.use is StepUse.PUBLISHED
 
 
 class VerdictDifference(NamedTuple):
-    """Device whose verdict in a replay is not the recorded one."""
+    """Device whose verdict in a replay differs from the recorded verdict."""
 
     at: Instant
     subject: str
     recorded: DeviceVerdict | None
-    """None: the recorded report does not have the device."""
+    """Recorded verdict; None: the recorded report does not have the device."""
     replayed: DeviceVerdict | None
 
 
 class Replay:
-    """Replay of segments, the oldest first, with the recorded settings or with others."""
+    """Replay of recorded segments, the oldest first, with the recorded settings or with others."""
 
     def __init__(self, change: ChangeSettings | None = None) -> None:
-        """Create a replay; `change` returns other settings than the recorded ones, None: those apply."""
+        """Create a replay.
+
+        Args:
+            change: Returns the settings of the replay, from the recorded ones; None: the recorded settings
+                apply.
+        """
         self._change = change
         self._state: EngineState | None = None
 
     def segment(self, reader: SegmentReader) -> Iterator[ReplayedStep]:
-        """Yield the steps of a segment with the reports of this release.
+        """Yield the evaluations of a segment with the reports of this release.
 
         The replay begins with the recorded state. With other settings it continues with its own state if the
         segment follows the last one without a gap.
@@ -132,7 +137,14 @@ def readable_segments(paths: list[Path], problems: list[str]) -> list[Path]:
 def published_steps(
     records: list[Path], change: ChangeSettings | None, until_s: float | None, problems: list[str]
 ) -> Iterator[ReplayedStep]:
-    """Yield the steps whose reports were published, and collect the parts that could not be read."""
+    """Yield the replayed evaluations whose reports were published.
+
+    Args:
+        records: Files and directories of the records.
+        change: Returns the settings of the replay; None: the recorded settings apply.
+        until_s: Time after which the replay ends [s since 1970]; None: at the end of the records.
+        problems: Receives a text about each part of a record that cannot be read.
+    """
     replay = Replay(change)
     for path in readable_segments(record_segments(records), problems):
         reader = SegmentReader(path)
@@ -152,7 +164,10 @@ def published_steps(
 def compared_steps(
     steps: Iterator[ReplayedStep], differences: list[VerdictDifference]
 ) -> Iterator[ReplayedStep]:
-    """Pass on steps, and collect the start of each difference to the recorded verdicts."""
+    """Yield the replayed evaluations unchanged.
+
+    Each device whose verdict begins to differ from the recorded one is added to ``differences``.
+    """
     open_differences: set[str] = set()
     for replayed in steps:
         found = list(

@@ -23,22 +23,22 @@ MAGIC: Final = b"DRAHREC1"
 SUFFIX: Final = ".drahrec"
 _NAME: Final = re.compile(r"record-(\d{8})\.drahrec")
 _FRAME: Final = struct.Struct("<III")
-"""Head of a frame: size, size before compression, and CRC-32 of the compressed data."""
+"""Layout of a frame's head: size, size before compression, and CRC-32 of the compressed data."""
 FRAME_MAX: Final = 64 << 20
 """Largest size of a frame before compression [bytes]: hundreds of times that of 4,096 devices."""
 LEVEL: Final = 6
 WINDOW_LOG: Final = 20
-"""Logarithm of the zstd window's size: 1 MiB finds the same objects in earlier events."""
+"""Binary logarithm of the zstd window's size: 1 MiB finds equal objects in earlier events."""
 MODE: Final = 0o600
-"""Mode of the files, which have names of pods."""
+"""Permissions of segment files: only the agent's user may read them, since they have names of pods."""
 
 
 class SegmentProblem(NamedTuple):
-    """Damage of a segment's file."""
+    """Damage in a segment's file: from where on it cannot be read, and why."""
 
     path: Path
     offset: int
-    """Position of the first byte that cannot be read."""
+    """Offset of the first byte that cannot be read."""
     size: int
     """Size of the file [bytes]."""
     reason: str
@@ -105,11 +105,11 @@ class SegmentWriter:
 
     @property
     def is_empty(self) -> bool:
-        """True: the file has no steps."""
+        """True: the segment's file has a head only, no evaluation."""
         return self.size == self._head_size
 
     def append(self, steps: list[RecordedStep]) -> None:
-        """Append steps as one frame. Blocks on the disk.
+        """Append recorded evaluations as one frame. Blocks on the disk.
 
         Raises:
             OSError: The frame could not be written; the file ends before it and takes no further frame.
@@ -117,7 +117,7 @@ class SegmentWriter:
         self._write(self._frame([self._encoder.event(step) for step in steps]))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the segment's file."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
@@ -146,14 +146,14 @@ class SegmentReader:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file and read its head. Blocks on the disk.
+        """Open the segment's file and read its head. Blocks on the disk.
 
         Raises:
             ProbeError: The file cannot be read, or has no valid head.
         """
         self.path = path
         self.problem: SegmentProblem | None = None
-        """Damage that ended the read; None: none was found so far."""
+        """Damage at which the read of the file ended; None: none was found so far."""
         self._frames = _frames(path)
         try:
             self._decoder = SegmentDecoder(next(self._frames, [None])[0])
@@ -166,8 +166,9 @@ class SegmentReader:
         self.head = self._decoder.head
 
     def state(self) -> tuple[EngineState, str]:
-        """Return the engine's state before the first step, and why it begins without memory; empty: it has
-        the recorded one.
+        """Return the engine's state before the first evaluation, and why it is not the recorded one.
+
+        The reason is empty if the recorded state can be read.
 
         Raises:
             ProbeError: Not even the settings can be read.
@@ -182,7 +183,10 @@ class SegmentReader:
             raise ProbeError(f"{self.path}: {error}") from None
 
     def steps(self) -> Iterator[RecordedStep]:
-        """Yield the steps up to the end or the first damage, which is :attr:`problem` then."""
+        """Yield the recorded evaluations up to the end of the file or the first damage.
+
+        The damage is then :attr:`problem`.
+        """
         try:
             for events in self._frames:
                 for event in events:
@@ -197,7 +201,7 @@ class SegmentReader:
 
 
 class SegmentDamaged(Exception):
-    """A frame of a file is incomplete or corrupt."""
+    """A frame of a segment's file is incomplete or corrupt."""
 
     def __init__(self, path: Path, offset: int, reason: str) -> None:
         self.problem = SegmentProblem(path, offset, path.stat().st_size, reason)
@@ -205,7 +209,10 @@ class SegmentDamaged(Exception):
 
 
 def _frames(path: Path) -> Iterator[list[Any]]:
-    """Yield the events of each frame of a file. Raises SegmentDamaged, CodecError and OSError."""
+    """Yield the decompressed events of each frame in a segment's file.
+
+    Raises SegmentDamaged, CodecError and OSError.
+    """
     zstandard = import_zstandard()
     fed = _Feeder()
     stream = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW_LOG).stream_reader(fed)
@@ -224,7 +231,10 @@ def _frames(path: Path) -> Iterator[list[Any]]:
 
 
 def _packed_frames(path: Path, file: Any) -> Iterator[tuple[int, int, bytes]]:
-    """Yield offset, unpacked size and content of each frame. Raises SegmentDamaged, CodecError, OSError."""
+    """Yield offset, unpacked size and compressed content of each frame in a segment's file.
+
+    Raises SegmentDamaged, CodecError and OSError.
+    """
     if file.read(len(MAGIC)) != MAGIC:
         raise CodecError("the file is not a drahealth record")
     offset = len(MAGIC)
@@ -244,8 +254,9 @@ def _packed_frames(path: Path, file: Any) -> Iterator[tuple[int, int, bytes]]:
 
 
 def cut_torn_tail(path: Path) -> SegmentProblem | None:
-    """Cut a file after its last complete frame. Returns the damage that was cut off; None: the file was
-    complete. Blocks on the disk.
+    """Cut a segment's file after its last complete frame. Blocks on the disk.
+
+    Returns the damage that was found; None: the file was complete.
 
     Raises OSError.
     """
@@ -262,17 +273,17 @@ def cut_torn_tail(path: Path) -> SegmentProblem | None:
 
 
 class _FeederEmpty(Exception):
-    """The decompressor wants more data than one frame has."""
+    """A frame ended before the decompressor had all data that it needs."""
 
 
 class _Feeder:
-    """File-like object from which the decompressor reads one frame at a time."""
+    """File-like object from which the zstd decompressor reads the data of one frame at a time."""
 
     def __init__(self) -> None:
         self.data = b""
 
     def read(self, _size: int) -> bytes:
-        """Return the frame's data. Raises _FeederEmpty if they were returned before."""
+        """Return the data of the current frame. Raises _FeederEmpty if they were returned before."""
         if not self.data:
             raise _FeederEmpty("it ends too early")
         data, self.data = self.data, b""

@@ -21,23 +21,25 @@ MAPPING_TAG: Final = 1
 SET_TAG: Final = 2
 LARGE_INT_TAG: Final = 3
 BYTES_TEXT_TAG: Final = 4
-"""Tag of a text that is not valid Unicode, stored as bytes."""
+"""Tag of a text that is not valid Unicode and is therefore stored as bytes."""
 LIST_TAG: Final = 5
 FIRST_CLASS_TAG: Final = 16
 RESIZED: Final = -1
-"""Key in the difference of a tuple whose length changed: numbers of kept items at both ends, and the items
-between them."""
+"""Key that marks a tuple of another length in a difference.
+
+Its value has the number of kept items at both ends, and the items between them.
+"""
 
 INT64_MIN: Final = -(1 << 63)
 UINT64_MAX: Final = (1 << 64) - 1
 
 
 class NoChange:
-    """Type of :data:`NO_CHANGE`."""
+    """Type of the constant :data:`NO_CHANGE`."""
 
 
 NO_CHANGE: Final = NoChange()
-"""Difference of two equal values."""
+"""Result of a comparison of two equal values."""
 
 
 class CodecError(Exception):
@@ -45,7 +47,7 @@ class CodecError(Exception):
 
 
 class ValueClass(NamedTuple):
-    """Class whose values are recorded field by field, or an enum."""
+    """Named tuple or dataclass whose values are recorded field by field, or an enum."""
 
     type: type
     names: tuple[str, ...]
@@ -53,11 +55,11 @@ class ValueClass(NamedTuple):
 
     @property
     def is_enum(self) -> bool:
-        """True: values are members of an enum."""
+        """True: the class is an enum, whose values are its members."""
         return issubclass(self.type, Enum)
 
     def make(self, values: list[Any]) -> Any:
-        """Return the value with these fields, in the order of ``names``."""
+        """Create a value of the class from the values of its fields, in the order of ``names``."""
         if issubclass(self.type, tuple):
             return self.type._make(values)  # type: ignore[attr-defined]  # a NamedTuple
         return self.type(*values)
@@ -107,7 +109,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 
 class ClassTable:
-    """Known classes with their tags, which encodes values and differences."""
+    """Encoder of values and differences as plain data, with a numeric tag for each known class."""
 
     def __init__(self, classes: Iterable[ValueClass]) -> None:
         self._classes = list(classes)
@@ -119,7 +121,7 @@ class ClassTable:
         return [[one.type.__name__, *one.names] for one in self._classes]
 
     def complete(self, value: Any) -> Any:
-        """Return a value as plain data.
+        """Return a value of the model as plain data for msgpack.
 
         Raises:
             TypeError: The value, or a part of it, has an unknown type.
@@ -149,7 +151,7 @@ class ClassTable:
         raise TypeError(f"a value of type {kind.__name__} cannot be recorded")
 
     def difference(self, old: Any, new: Any) -> Any:
-        """Return what changed from `old` to `new` as plain data; NO_CHANGE if they are equal."""
+        """Return the difference between two values as plain data; NO_CHANGE if they are equal."""
         if old is new:
             return NO_CHANGE
         kind = type(new)
@@ -201,7 +203,7 @@ class ClassTable:
 
 
 def _key(value: Any) -> Any:
-    """Return the part of an item of a tuple that identifies it: the first field of a named tuple."""
+    """Return what identifies an item of a tuple in two versions of it: a named tuple's first field."""
     if isinstance(value, tuple) and value:
         return value[0]
     return value
@@ -231,7 +233,7 @@ def _text(value: str) -> Any:
 
 
 class Decoder:
-    """Decoder of the values of one file, with the classes that the file's head describes."""
+    """Decoder of the recorded values in one file, with the classes that the file's head describes."""
 
     def __init__(self, description: Iterable[Iterable[Any]], known: Iterable[ValueClass]) -> None:
         """Create the decoder.
@@ -288,7 +290,7 @@ class Decoder:
         raise CodecError(f"the tag {tag} is not known")
 
     def changed(self, old: Any, data: Any) -> Any:
-        """Return the value after a change that :meth:`ClassTable.difference` encoded.
+        """Return the value that results from ``old`` and a difference of :meth:`ClassTable.difference`.
 
         Raises:
             CodecError: The data are not valid, or do not fit the value.
@@ -325,7 +327,7 @@ class Decoder:
 
 
 class _ClassReader:
-    """Reader of one class of a file: maps the recorded fields to those of this release."""
+    """Decoder of values of one recorded class: maps the recorded fields to those of this release."""
 
     def __init__(self, name: str, recorded: tuple[str, ...], known: ValueClass | None) -> None:
         self._name = name

@@ -22,16 +22,16 @@ from agent.record.replay import ChangeSettings, Replay
 from agent.record.segment_file import SegmentReader
 
 GAP_S: Final = 60.0
-"""Longest time between two steps that counts as observed [s]."""
+"""Longest time between two recorded evaluations that counts as observed [s]."""
 MOVED_S: Final = 1.0
-"""Smallest reported difference of the start or end of an interval [s]."""
+"""Smallest difference of the start or end of an interval that is reported as a change [s]."""
 Z_95: Final = 1.959963984540054
-"""Quantile of the normal distribution for intervals of 95 %."""
+"""Quantile of the normal distribution for confidence intervals of 95 %."""
 
 K = TypeVar("K")
 
 CauseKey = tuple[str, str]
-"""Device and code of a cause."""
+"""Name of a device, and the code of a cause."""
 
 
 class Interval(NamedTuple):
@@ -43,26 +43,26 @@ class Interval(NamedTuple):
     """Severity of the cause at its start."""
 
     def overlaps(self, other: "Interval") -> bool:
-        """Return whether the two intervals have a moment in common."""
+        """Return whether this interval and another one have a moment in common."""
         return self.begin_s <= other.end_s and other.begin_s <= self.end_s
 
 
 @dataclass
 class VerdictSide:
-    """Verdicts of one side of a comparison over the time of a record."""
+    """Verdicts over the time of a record: one side of a comparison of two configurations."""
 
     causes: dict[CauseKey, list[Interval]] = field(default_factory=dict)
-    """Intervals of each cause by device and code, the oldest first."""
+    """Intervals in which each cause was raised, by device and code, the oldest first."""
     unhealthy: dict[str, list[Interval]] = field(default_factory=dict)
-    """Intervals in which each device was Unhealthy."""
+    """Intervals in which a device was Unhealthy, by device."""
     pods: set[str] = field(default_factory=set)
-    """Pods that used a device while it was Unhealthy."""
+    """Names of pods that used a device while it was Unhealthy."""
     _open_causes: dict[CauseKey, tuple[float, int]] = field(default_factory=dict)
     _open_unhealthy: dict[str, tuple[float, int]] = field(default_factory=dict)
     _last: Verdicts = ()
 
     def observe(self, at_s: float, verdicts: Verdicts, pods: PodsSample | None) -> None:
-        """Add the verdicts that hold from a time on."""
+        """Add the verdicts that devices have from the time ``at_s`` on, until the next call."""
         if verdicts != self._last:
             causes = {(one.subject, code): severity for one in verdicts for code, severity in one.causes}
             bad = {one.subject: int(Severity.UNHEALTHY) for one in verdicts if one.health == Health.UNHEALTHY}
@@ -77,23 +77,29 @@ class VerdictSide:
                     self.pods.add(pods.names.get(uid, uid))
 
     def close(self, at_s: float) -> None:
-        """End all intervals: the time after is not observed."""
+        """End all open intervals at the time ``at_s``: the time after it was not observed."""
         _update(self._open_causes, {}, self.causes, at_s)
         _update(self._open_unhealthy, {}, self.unhealthy, at_s)
         self._last = ()
 
     @property
     def unhealthy_s(self) -> float:
-        """Sum of the time in which devices were Unhealthy [s]."""
+        """Sum over all devices of the time in which they were Unhealthy [s]."""
         return sum(one.end_s - one.begin_s for found in self.unhealthy.values() for one in found)
 
 
 def _update(
     opened: dict[K, tuple[float, int]], now: Mapping[K, int], closed: dict[K, list[Interval]], at_s: float
 ) -> None:
-    """End the intervals of keys that are not in `now`, and begin those of new keys.
+    """End the open intervals of causes that are no longer raised, and begin those of new causes.
 
-    A cause that is no longer INFO, or INFO from now on, begins another interval: INFO is no report.
+    A cause whose severity changes from or to INFO begins another interval: INFO is no report.
+
+    Args:
+        opened: Begin and severity of each open interval.
+        now: Severity of each cause, or Unhealthy device, from ``at_s`` on.
+        closed: Receives the ended intervals.
+        at_s: Time of the change [s since 1970].
     """
     ended = [
         key
@@ -108,14 +114,14 @@ def _update(
 
 
 class ChangeKind(StrEnum):
-    """Difference between the recorded and the other interval of a cause."""
+    """Difference between the interval of a cause as recorded and with the other configuration."""
 
     APPEARS = "appears"
     VANISHES = "vanishes"
     MOVES = "moves"
-    """The start or the end differs."""
+    """The cause starts or ends at another time."""
     SEVERITY = "severity"
-    """Only the severity differs."""
+    """The cause has another severity at the same times."""
 
 
 class CauseChange(NamedTuple):
@@ -131,18 +137,18 @@ class CauseChange(NamedTuple):
 
 @dataclass
 class RecordComparison:
-    """Comparison of one record with another configuration."""
+    """Comparison of the verdicts in one record with those of another configuration."""
 
     node: str
     observed_s: float
-    """Time that the record covers [s]."""
+    """Time that the record covers, without gaps [s]."""
     recorded: VerdictSide
     other: VerdictSide
     steps: int
     problems: list[str]
 
     def changes(self) -> Iterator[CauseChange]:
-        """Yield the differences by device and code, the oldest first within each."""
+        """Yield the causes that differ between both configurations, by device, code and time."""
         for key in sorted({*self.recorded.causes, *self.other.causes}):
             device, code = key
             pairs = match_intervals(self.recorded.causes.get(key, []), self.other.causes.get(key, []))
@@ -154,7 +160,10 @@ class RecordComparison:
 def match_intervals(
     recorded: Sequence[Interval], other: Sequence[Interval]
 ) -> list[tuple[Interval | None, Interval | None]]:
-    """Return pairs of intervals that overlap, each used once, and those without a partner."""
+    """Pair the recorded intervals of a cause with overlapping ones of the other configuration.
+
+    Each interval is used once; one without a partner is paired with None.
+    """
     left = list(other)
     pairs: list[tuple[Interval | None, Interval | None]] = []
     for one in recorded:
@@ -166,7 +175,7 @@ def match_intervals(
 
 
 def change_kind(recorded: Interval | None, other: Interval | None) -> ChangeKind | None:
-    """Return how an interval changes; None: not at all."""
+    """Return how the interval of a cause differs between both configurations; None: not at all."""
     if recorded is None:
         return ChangeKind.APPEARS
     if other is None:
@@ -224,10 +233,10 @@ def compare_record(paths: Sequence[Path], change: ChangeSettings) -> RecordCompa
 
 
 class Incident(NamedTuple):
-    """Fault that really happened, as an operator labels it."""
+    """Fault that really happened, as an operator describes it for the scores of rules."""
 
     device: str
-    """Device or pattern with ``*`` and ``?``."""
+    """Name of the faulty device, or a pattern with ``*`` and ``?``."""
     begin_s: float
     end_s: float
     node: str = "*"
@@ -235,7 +244,7 @@ class Incident(NamedTuple):
     """Codes, or patterns of codes, of the rules that should report it."""
 
     def concerns(self, node: str, device: str) -> bool:
-        """Return whether the incident is one of this device."""
+        """Return whether the incident was a fault of this device on this node."""
         return fnmatchcase(node, self.node) and fnmatchcase(device, self.device)
 
     def expects(self, code: str) -> bool:
@@ -244,7 +253,7 @@ class Incident(NamedTuple):
 
 
 class SuccessRate(NamedTuple):
-    """Share of successes, with its 95 % confidence interval after Wilson."""
+    """Share of successes among trials, with its 95 % confidence interval after Wilson."""
 
     successes: int
     trials: int
@@ -253,19 +262,19 @@ class SuccessRate(NamedTuple):
 
     @property
     def value(self) -> float | None:
-        """The share; None: there were no trials."""
+        """Share of successes, from 0 to 1; None: there were no trials."""
         return self.successes / self.trials if self.trials else None
 
 
 class RuleScore(NamedTuple):
-    """Score of one rule: how well it reports the incidents."""
+    """Score of one rule: how many of its reports were incidents, and how many incidents it reported."""
 
     code: str
     """Code of the rule; ``*``: all rules together."""
     precision: SuccessRate
-    """Share of the reported intervals that belong to an incident."""
+    """Share of the rule's reported intervals that belong to an incident."""
     recall: SuccessRate
-    """Share of the rule's incidents that it reported."""
+    """Share of the incidents expected from the rule that it reported."""
     delay_s: tuple[float, float, float] | None
     """Median time to detection with its 95 % confidence interval: median, low, high [s]; None: none was
     detected."""
@@ -282,8 +291,11 @@ def success_rate(successes: int, trials: int) -> SuccessRate:
 
 
 def median_interval(values: Iterable[float]) -> tuple[float, float, float] | None:
-    """Return median, low and high of the interval of at least 95 % by order statistics; with fewer than six
-    values, the smallest and the largest value. None: no values."""
+    """Return the median of values, and low and high end of its confidence interval of at least 95 %.
+
+    The interval is by order statistics; with fewer than six values, the smallest and the largest value. None:
+    no values.
+    """
     ordered = sorted(values)
     count = len(ordered)
     if not count:

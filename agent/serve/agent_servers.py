@@ -43,9 +43,12 @@ LEASE_LIMIT_S: Final = 86_400
 CHECK_S: Final = 60.0
 """Interval of checks whether the sockets' files exist, in addition to the checks after a change [s]."""
 UNWATCHED_CHECK_S: Final = 10.0
-"""Interval of these checks while a directory cannot be watched, or a file could not be created again [s]."""
+"""Interval of checks whether the sockets' files exist while their directory is not watched [s].
+
+It also applies while a removed file could not be created again.
+"""
 DEBOUNCE_S: Final = 0.5
-"""Pause after a change [s], so that constant changes cause no constant checks."""
+"""Pause after a change of the sockets' directory before the next check of its files [s]."""
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +88,7 @@ def socket_names(drivers: Sequence[str]) -> tuple[str, ...]:
 
 
 class AgentServers:
-    """Sockets of the agent; :meth:`run` serves them."""
+    """Unix sockets of the agent with their gRPC servers; :meth:`run` serves them."""
 
     def __init__(
         self,
@@ -167,7 +170,7 @@ class AgentServers:
         )
 
     def close(self) -> None:
-        """Remove the sockets. Needed only if :meth:`run` was never called, which removes them at its end."""
+        """Close and remove the sockets if :meth:`run` was never called; otherwise it has removed them."""
         for listener in self._listeners.values():
             listener.close()
 
@@ -257,7 +260,10 @@ class AgentServers:
                 os.close(watch)
 
     async def _restore_files(self, servers: dict[str, HardenedServer]) -> bool:
-        """Create the removed files again; return False, after a log line once a minute, if one failed."""
+        """Create removed sockets and lock files again.
+
+        Returns False, after a log line once a minute, if one could not be created.
+        """
         try:
             if not all(listener.is_intact() for listener in self._listeners.values()):
                 self._make_directories()

@@ -20,8 +20,7 @@ STATUS_MAX_BYTES: Final = 2048  # systemd drops a datagram of more than 4,096 by
 
 
 class SystemdNotifier:
-    """Sender of messages to the service manager; without a manager it sends nothing. Thread-safe. Never
-    blocks."""
+    """Sender of messages to systemd; without NOTIFY_SOCKET it sends nothing. Thread-safe. Never blocks."""
 
     def __init__(self, address: str | None, watchdog_s: float | None = None) -> None:
         """Create the sender.
@@ -74,7 +73,7 @@ class SystemdNotifier:
         self._send(b"WATCHDOG=1")
 
     def stopping(self) -> None:
-        """Report that shutdown has begun."""
+        """Report to systemd that the agent's shutdown has begun."""
         self._send(b"STOPPING=1")
 
     def _send(self, message: bytes) -> None:

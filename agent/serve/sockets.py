@@ -66,12 +66,14 @@ class UnixListener:
             raise
 
     def is_intact(self) -> bool:
-        """Return True if the file at the path is still this socket; False if another process removed or
-        replaced it. Raises OSError if the directory cannot be read."""
+        """Return True if the file at the path is still this socket.
+
+        False if another process removed or replaced it. Raises OSError if the directory cannot be read.
+        """
         return _identity(self.path) == self._identity
 
     def remove(self) -> None:
-        """Remove the file if it is still this socket. Open connections stay open."""
+        """Remove the socket's file if it is still this socket. Open connections stay open."""
         if self.is_intact():
             self.path.unlink(missing_ok=True)
 
@@ -89,18 +91,21 @@ class PeerCredentials(NamedTuple):
 
 
 def peer_credentials(connection: "socket.socket | asyncio.trsock.TransportSocket") -> PeerCredentials:
-    """Return the process that connected. Raises OSError if the connection is closed."""
+    """Return the process that connected to a unix socket. Raises OSError if the connection is closed."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(data)
     return PeerCredentials(pid, uid)
 
 
 def make_socket_directory(path: Path, *, flag: str, accepts_link: bool = True) -> None:
-    """Create a directory for sockets (mode 0750) and its parents, unless they exist, and check that no other
-    user can replace its files.
+    """Create a directory for sockets (mode 0750) and its parents, unless they exist, and check its safety.
 
-    ``flag`` is the command-line flag that an error text recommends to choose another directory.
-    ``accepts_link`` is False for a directory that must not be a symbolic link.
+    No other user may be able to replace files in it.
+
+    Args:
+        path: The directory.
+        flag: Command-line flag that the error text recommends to choose another directory.
+        accepts_link: False: the directory must not be a symbolic link.
 
     Raises:
         ConfigError: The directory cannot be created, or another user can replace its files.

@@ -24,8 +24,10 @@ _MEMINFO: Final = re.compile(r"^(MemTotal|SwapTotal): +([0-9]{1,15}) kB$", re.AS
 _TEXT_BYTES: Final = 1 << 16
 _CLAIMS_GATE: Final = "DRANodeAllocatableResources"
 _CHANGED_IN: Final = (1, 37)
-"""First kubelet version that counts claims, and that no longer sums the limits of sidecars to find a missing
-one."""
+"""First kubelet version (1.37) that counts claims in pods' cgroups.
+
+It also no longer sums the limits of sidecars to find a missing limit.
+"""
 
 
 def read_hugepage_sizes(sysfs_root: Path) -> tuple[int, ...]:
@@ -46,7 +48,7 @@ def read_hugepage_sizes(sysfs_root: Path) -> tuple[int, ...]:
 
 
 class MachineSize(NamedTuple):
-    """Memory, swap space and CPUs of the machine; None or empty: unknown."""
+    """Size of the machine: memory, swap space and CPUs; None or empty: unknown."""
 
     memory_bytes: int | None = None
     swap_bytes: int | None = None
@@ -67,7 +69,7 @@ def read_machine_size(procfs_root: Path, sysfs_root: Path) -> MachineSize:
 
 
 def _count_cpus(path: Path) -> int:
-    """Return the number of CPUs in a list of the kernel; 0: it is unreadable."""
+    """Return the number of CPUs in a file with the kernel's list of CPUs; 0: it is unreadable."""
     try:
         return len(list(cpu_numbers(parse_cpus(_read_text(path)))))
     except ValueError:
@@ -139,8 +141,10 @@ def read_cgroup_facts(
 
 
 def _counts_claims(kubelet_version: str, kubelet: KubeletConfig | None) -> bool:
-    """Return whether the kubelet may count claims, by its version and its feature gate, which is off by
-    default in 1.37."""
+    """Return whether the kubelet may count claims in the settings of pods' cgroups.
+
+    It depends on its version and its feature gate, which is off by default in 1.37.
+    """
     if kubelet is None or not kubelet_counts_claims(kubelet_version):
         return kubelet_counts_claims(kubelet_version)
     is_off = bool(kubelet_version) and _parse_version(kubelet_version) == _CHANGED_IN
@@ -148,7 +152,7 @@ def _counts_claims(kubelet_version: str, kubelet: KubeletConfig | None) -> bool:
 
 
 def kubelet_counts_claims(kubelet_version: str) -> bool:
-    """Return whether a kubelet of that version adds resources of ResourceClaims to the cgroups of pods.
+    """Return whether kubelets of a version add resources of ResourceClaims to the cgroups of pods.
 
     Raises:
         ValueError: ``kubelet_version`` is not a version.

@@ -19,15 +19,18 @@ _NUMBER_BYTES: Final = 64
 _PROCESSES_BYTES: Final = 1 << 20
 _STAT_BYTES: Final = 4096
 _START_FIELD: Final = 19
-"""Index of the start time behind the name in ``/proc/<pid>/stat``."""
+"""Index of a process's start time in ``/proc/<pid>/stat``, among the fields after the name."""
 _PROCESSES_MAX: Final = 64
-"""Largest number of processes among which the oldest is searched; the first of a cgroup come first."""
+"""Largest number of processes of a container among which the oldest is searched, its own cgroup's first."""
 _DEPTH_MAX: Final = 3
-"""Levels of cgroups below a container's that are searched; crun uses one, a nested systemd several."""
+"""Number of levels of cgroups below a container's that are searched for processes.
+
+crun uses one level, a nested systemd several.
+"""
 
 
 class CgroupMemoryReader:
-    """Reader of memory QoS, swap limit and OOM score.
+    """Reader of the memory QoS settings, the swap limit and the OOM score of cgroups.
 
     Args:
         cgroupfs_root: ``/sys/fs/cgroup``, or a tree like it.
@@ -45,7 +48,7 @@ class CgroupMemoryReader:
         """True: the processes of a container are in another pid namespace than procfs."""
 
     def add_memory(self, settings: CgroupSettings, path: str, *, with_oom_score: bool) -> CgroupSettings:
-        """Return the settings of a cgroup with its memory settings added.
+        """Return the settings of a cgroup with memory QoS, swap limit and OOM score added.
 
         Args:
             settings: Settings that the C core read.
@@ -69,7 +72,7 @@ class CgroupMemoryReader:
         )
 
     def _oom_score(self, directory: Path) -> Reading:
-        """Return the OOM score of the oldest process; ABSENT: the cgroup has no visible process."""
+        """Return the OOM score of the oldest process in a cgroup; ABSENT: it has no visible process."""
         found: list[tuple[int, int]] = []
         for pid in _processes(directory, _DEPTH_MAX):
             if not pid:
@@ -94,7 +97,12 @@ class CgroupMemoryReader:
 
 
 def _processes(directory: Path, depth: int) -> Iterator[int]:
-    """Yield the processes of a cgroup, then those of the cgroups below."""
+    """Yield the PIDs of the processes in a cgroup, then those in the cgroups below.
+
+    Args:
+        directory: Directory of the cgroup.
+        depth: Number of levels below it that are searched.
+    """
     try:
         yield from map(int, read_bounded(directory / "cgroup.procs", _PROCESSES_BYTES).data.split())
         children = sorted(

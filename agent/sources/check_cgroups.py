@@ -18,26 +18,29 @@ MOUNTS: Final = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 FILE_BYTES: Final = 65_536
 CONTROLLERS: Final = ("memory", "pids")
 OWN: Final = "agent"
-"""Cgroup to which the agent moves itself: a cgroup with children that have limits cannot have processes."""
+"""Name of the child cgroup to which the agent's processes move.
+
+A cgroup whose children have limits cannot have processes itself.
+"""
 PREFIX: Final = "check-"
 DELEGATED: Final = ("user.delegate", "trusted.delegate")
-"""Extended attributes with which systemd marks a delegated cgroup."""
+"""Extended attributes of a cgroup's directory with which systemd marks it as delegated."""
 ENABLE_TRIES: Final = 10
-"""Attempts to move all processes of the agent's cgroup, while the agent may start one."""
+"""Number of attempts to move all processes of the agent's cgroup; meanwhile the agent may start one."""
 REMOVE_S: Final = 0.5
-"""Longest wait for the end of the processes of a killed cgroup [s]."""
+"""Longest wait for the end of a killed cgroup's processes before the cgroup is left [s]."""
 
 
 class CheckCgroups:
-    """Factory of cgroups for the runs of custom checks. Thread-safe after :func:`open_check_cgroups`."""
+    """Factory of the cgroups in which custom checks run. Thread-safe after :func:`open_check_cgroups`."""
 
     def __init__(self, base: Path, controllers: tuple[str, ...]) -> None:
         self._base = base
         self.controllers = controllers
-        """Controllers whose limits apply: ``memory`` and ``pids``, or fewer."""
+        """Cgroup controllers whose limits apply to checks: ``memory`` and ``pids``, or fewer."""
 
     def cgroup(self, name: str, memory: int, processes: int) -> "CheckCgroup":
-        """Return the cgroup of one run, which does not exist yet.
+        """Return the cgroup of one run of a check; it is created later, by :meth:`CheckCgroup.create`.
 
         Args:
             name: Name of the run, unique among those that run now.
@@ -53,7 +56,7 @@ class CheckCgroups:
 
 
 class CheckCgroup:
-    """Cgroup of one run of a command."""
+    """Cgroup of one run of a custom check's command."""
 
     def __init__(self, path: Path, limits: dict[str, str]) -> None:
         self._path = path
@@ -76,8 +79,7 @@ class CheckCgroup:
         return True
 
     def exceeded_memory(self) -> str:
-        """Return the text for a command that the kernel killed for its memory use; empty: it was not killed
-        for this."""
+        """Return a text that the kernel killed the command at its memory limit; empty: it did not."""
         try:
             events = (self._path / "memory.events").read_text()
         except OSError:
@@ -104,8 +106,9 @@ class CheckCgroup:
 
 
 def open_check_cgroups() -> tuple[CheckCgroups | None, str]:
-    """Prepare the agent's cgroup for cgroups of checks, and remove the cgroups that an earlier agent left
-    there.
+    """Prepare the agent's cgroup, so that checks can run in child cgroups with limits.
+
+    Child cgroups that an earlier agent left are removed.
 
     Returns:
         The factory of cgroups, or None; and the reason why there is none, or why some limits do not apply.
@@ -131,7 +134,10 @@ def open_check_cgroups() -> tuple[CheckCgroups | None, str]:
 
 
 def _delegated_cgroup() -> Path | None:
-    """Return the agent's cgroup, or the one above it (``DelegateSubgroup=``), that is delegated."""
+    """Return the directory of the cgroup that systemd has delegated to the agent; None: there is none.
+
+    It is the agent's cgroup, or the one above it (``DelegateSubgroup=``).
+    """
     try:
         lines = read_bounded(Path("/proc/self/cgroup"), FILE_BYTES).data.decode().splitlines()
     except ReadError:
@@ -153,7 +159,7 @@ def _is_delegated(cgroup: Path) -> bool:
 
 
 def _enable(base: Path, controllers: tuple[str, ...]) -> None:
-    """Enable controllers for the children of a cgroup, whose processes move to a child first."""
+    """Enable controllers for the children of a cgroup; its own processes are moved to a child first."""
     enabled = (base / "cgroup.subtree_control").read_text().split()
     missing = [name for name in controllers if name not in enabled]
     if not missing:

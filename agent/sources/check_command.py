@@ -21,31 +21,31 @@ from agent.sources.check_cgroups import CheckCgroup
 from agent.system.output import describe_exit
 
 OUTPUT_BYTES: Final = 2048
-"""Length of the output that is kept [bytes]; more is read and dropped, so that the command is not blocked."""
+"""Length of a command's output that is kept [bytes]; further output is read and dropped."""
 FLOOD_BYTES: Final = 1 << 20
-"""Length of the output above which the command is killed [bytes]: reading it costs the agent CPU time."""
+"""Length of a command's output above which it is killed [bytes]: reading it costs the agent CPU time."""
 READ_BYTES: Final = 65_536
 KILL_S: Final = 2.0
-"""Longest wait for the end of a killed command [s]; in a hung system call it takes longer."""
+"""Longest wait for the end of a killed command [s]; a command in a hung system call ends later."""
 UNPRIVILEGED: Final = UserIds(65_534, 65_534)
-"""User without rights, the overflow user of the kernel."""
+"""User and group without rights, the kernel's overflow ids (65534)."""
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 USER_ADVICE: Final = "see 'User' in the documentation of custom checks"
 
 
 class CommandResult(NamedTuple):
-    """End of one run of a command."""
+    """End of one run of a custom check's command: exit code and output, or the reason for neither."""
 
     exit_code: int | None
-    """Exit code; None: the command gave no result, see ``problem``."""
+    """Exit code of the command; None: it gave no result, see ``problem``."""
     output: str
-    """First part of the standard output, or of the standard error if there is no output."""
+    """First part of the command's standard output, or of its standard error if that is empty."""
     problem: str = ""
     """Reason why there is no exit code: not started, killed, or not ended in time."""
 
 
 class CheckCommand:
-    """One run of a command. :meth:`run` blocks; the other methods are thread-safe."""
+    """One run of a custom check's command. :meth:`run` blocks; the other methods are thread-safe."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class CheckCommand:
         self._is_killed = False
 
     def run(self) -> CommandResult:
-        """Run the command and return its end. Blocks up to the timeout and 2 s."""
+        """Run the command, and return its exit code and output. Blocks up to the timeout and 2 s."""
         with ExitStack() as at_end:
             try:
                 output = _Output(at_end)
@@ -120,7 +120,14 @@ class CheckCommand:
         return descriptor
 
     def _wait(self, outputs: Sequence["_Output"], end_s: float) -> str:
-        """Read the outputs until the command has ended, or return the limit that it exceeds."""
+        """Read the command's outputs until it has ended; return the text of the limit that it exceeds.
+
+        Empty: the command ended within its limits.
+
+        Args:
+            outputs: Pipes from the command.
+            end_s: Time at which the command must have ended, on the monotonic clock [s].
+        """
         poller = select.poll()
         poller.register(self._pidfd, select.POLLIN)
         by_fd = {output.read_fd: output for output in outputs}
@@ -149,7 +156,10 @@ class CheckCommand:
                     os.kill(self._pid, signal.SIGKILL)  # it may have just begun, in the agent's own group
 
     def _reap(self) -> int | None:
-        """Collect the command's first process; return its status, or None if it did not end in time."""
+        """Wait for the end of the command's first process (waitpid); return its status.
+
+        None if it did not end within KILL_S.
+        """
         poller = select.poll()
         poller.register(self._pidfd, select.POLLIN)
         poller.poll(KILL_S * 1000)
@@ -168,7 +178,10 @@ class CheckCommand:
             return status
 
     def is_ended(self) -> bool:
-        """Return whether the first process has ended, and collect it; for a run that exceeded its time."""
+        """Return whether the command's first process has ended, and remove it from the process table.
+
+        For a run that exceeded its time.
+        """
         if self._pid:
             self._collect()
         return not self._pid
@@ -202,10 +215,15 @@ class CheckCommand:
 
 
 class _Output:
-    """Pipe from a command; the first part of its content is kept."""
+    """Pipe that receives a command's output, of which the first part is kept."""
 
     def __init__(self, at_end: ExitStack, read_fd: int = -1) -> None:
-        """Create a pipe, or use the reading end of one; ``at_end`` closes it."""
+        """Create a pipe, or use the reading end of one.
+
+        Args:
+            at_end: Closes the pipe at its end.
+            read_fd: Descriptor of the reading end; -1: a pipe is created.
+        """
         self.write_fd = -1
         if read_fd < 0:
             read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
@@ -236,7 +254,7 @@ class _Output:
 
 
 def find_user(name: str) -> UserIds | None:
-    """Return user and group of a command; None: those of this process.
+    """Return the ids of the user and group that run a command; None: those of this process.
 
     Raises:
         LookupError: The user does not exist.

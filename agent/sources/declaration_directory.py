@@ -23,7 +23,10 @@ FILE_BYTES: Final = 1 << 20
 """Size limit of one declaration file [bytes]."""
 FILES_MAX: Final = 64
 ERROR_CHARS: Final = 1000
-"""Length to which error texts are cut [characters]: a quoted value can be as long as the file."""
+"""Length to which the text of an error in a declaration file is cut [characters].
+
+A quoted value can be as long as the file.
+"""
 
 
 def read_declarations(directory: Path, previous: Declarations, default_pool: str) -> Declarations:
@@ -78,8 +81,16 @@ def _read_declaration(
 def _within_device_limit(
     file: DeclaredFile, known: Mapping[str, tuple[DriverDevice, ...]], path: Path
 ) -> DeclaredFile:
-    """Return `file` if the devices of all drivers are within DEVICES_MAX; else the file's previous devices
-    and an error, so that a growing file never removes devices of other drivers."""
+    """Return a declaration file if the devices of all drivers are within DEVICES_MAX.
+
+    Otherwise return its previous devices with an error, so that a growing file never removes devices of other
+    drivers.
+
+    Args:
+        file: New content of the file.
+        known: Files that were read before it.
+        path: Path of the file.
+    """
     others = sum(len(devices) for driver, devices in known.items() if driver != file.driver)
     if others + len(file.devices) <= DEVICES_MAX:
         return file
@@ -94,7 +105,7 @@ def _driver_of_file(name: str) -> str:
 
 
 def _printable(name: str) -> str:
-    """Escape a file name, which can hold any bytes."""
+    """Escape a file name for error texts: it can hold any bytes."""
     return name.encode("ascii", "backslashreplace").decode()
 
 

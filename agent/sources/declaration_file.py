@@ -36,7 +36,7 @@ from agent.model.declared_devices import (
 from agent.sources.pci import parse_pci_address
 
 LINE_BYTES: Final = 4096
-"""Length limit of a line [bytes]: tomllib takes an hour for a dotted key of 1 MiB."""
+"""Longest line of a declaration file [bytes]: tomllib takes an hour for a dotted key of 1 MiB."""
 VERSION: Final = 1
 DEVICES_MAX: Final = 4096
 NAME_BYTES: Final = 63
@@ -45,7 +45,7 @@ NUMA_ID_MAX: Final = 1023
 """Highest id of a NUMA node: the kernel's largest CONFIG_NODES_SHIFT is 10."""
 PAGES_MAX: Final = 2**40
 CHECKS_MAX: Final = 8
-"""Largest number of checks that a driver runs on one device."""
+"""Largest number of health checks that a driver may declare for one device."""
 MIG_ID_MAX: Final = 255
 """Highest id of a MIG GPU instance or compute instance."""
 _SIZE: Final = re.compile(r"([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti|Pi)")
@@ -61,7 +61,7 @@ class DeclarationKey(NamedTuple):
 
     name: str
     convert: Callable[[object], Any]
-    """Converts the value; raises ValueError or TypeError with the value and the limit."""
+    """Function that converts the key's value; raises ValueError or TypeError with the value and the limit."""
     is_required: bool = False
 
 
@@ -111,7 +111,13 @@ def _parse_device_name(value: object) -> str:
 
 
 def parse_label(value: object, example: str) -> str:
-    """Return a DNS label of at most 63 bytes. Raises ValueError or TypeError with the value and the limit."""
+    """Check that a value is a DNS label of at most 63 bytes, and return it.
+
+    Raises ValueError or TypeError with the value and the limit.
+
+    Args:
+        example: Valid label, for the error text.
+    """
     name = parse_string(value)
     if len(name) > NAME_BYTES:
         raise ValueError(f"{name!r} is {len(name.encode())} bytes, limit {NAME_BYTES}")
@@ -186,7 +192,7 @@ KEYS_BY_KIND: Final[Mapping[str, tuple[DeclarationKey, ...]]] = {
 
 
 def _device_of_kind(kind: str, values: Mapping[str, Any]) -> DeclaredPart:
-    """Create the device of `kind` from the values of its keys."""
+    """Create the declared device of a kind (cpu, memory, gpu, ...) from the values of its keys."""
     match kind:
         case "cpu":
             flags = values.get("exclusive", False), values.get("isolated", False)
@@ -301,13 +307,18 @@ def _check_names_unique(names: Sequence[str]) -> None:
 
 
 def device_label(number: int, name: object) -> str:
-    """Return ``device 3 (gpu-2)`` for error texts: the number in the file, from 1, and the name if valid."""
+    """Return the name of a declared device in error texts: ``device 3 (gpu-2)``.
+
+    Args:
+        number: Position of the device in the file, from 1.
+        name: Value of the key ``name``, which is left out if it is not valid.
+    """
     is_name = isinstance(name, str) and len(name) <= NAME_BYTES and _LABEL.fullmatch(name)
     return f"device {number} ({name})" if is_name else f"device {number}"
 
 
 def _converted_value(table: Mapping[str, Any], key: DeclarationKey) -> Any:
-    """Return the value of a key; None if the table does not have it."""
+    """Return the converted value of a key in a device's TOML table; None: the table does not have the key."""
     if key.name not in table:
         if key.is_required:
             raise ConfigError(f"required key {key.name!r} is missing")

@@ -22,7 +22,7 @@ NVSWITCH_PCI_CLASS: Final = 0x0680
 """PCI class "other bridge"; an NVIDIA device of this class is an NVSwitch."""
 FABRIC_MANAGER_PROCESS: Final = "nv-fabricmanager"[:15]  # the kernel cuts process names
 STUCK_READS: Final = 3
-"""Number of consecutive reads in uninterruptible sleep that makes a process count as stuck."""
+"""Number of consecutive reads that must find a process asleep (uninterruptibly) for it to count as stuck."""
 
 
 class NvidiaPciDevices(NamedTuple):
@@ -37,7 +37,7 @@ class NvidiaPciDevices(NamedTuple):
 
 
 class SleepingProcess(NamedTuple):
-    """Process in uninterruptible sleep in the GPU driver."""
+    """Process in uninterruptible sleep in the GPU driver, in one scan."""
 
     process: StuckProcess
     started_s: float
@@ -45,15 +45,15 @@ class SleepingProcess(NamedTuple):
 
 
 class GpuProcessScan(NamedTuple):
-    """What one scan of the process list found about GPUs."""
+    """Facts about GPUs in one scan of the process list: fabric manager and sleeping processes."""
 
     fabric_manager: bool
-    """Whether NVIDIA's fabric manager runs."""
+    """True: NVIDIA's fabric manager (nv-fabricmanager) runs."""
     sleeping: frozenset[SleepingProcess]
 
 
 class GpuSystemReader:
-    """Reader of GPU facts; counts in how many consecutive reads each process slept in the GPU driver."""
+    """Reader of GPU facts without NVML; it counts how often each process slept in the GPU driver."""
 
     def __init__(self, sysfs_root: Path, procfs_root: Path) -> None:
         self._sysfs_root = sysfs_root
@@ -155,7 +155,7 @@ def _nvidia_pci_class(device: Path) -> int:
 
 
 def _bound_driver(device: Path) -> str:
-    """Return the name of the driver that is bound to a PCI device; empty: none is bound."""
+    """Return the name of the kernel driver that is bound to a PCI device; empty: none is bound."""
     try:
         return os.path.basename(os.readlink(device / "driver"))
     except FileNotFoundError:
@@ -239,6 +239,9 @@ def read_boot_id(procfs_root: Path) -> str:
 
 
 def missing_from_error(error: OSError) -> Missing:
-    """Return Missing with the errno: ABSENT for a file that does not exist, else UNREADABLE."""
+    """Return Missing for a failed read, with its errno.
+
+    ABSENT if the file does not exist, else UNREADABLE.
+    """
     absence = Absence.ABSENT if isinstance(error, FileNotFoundError) else Absence.UNREADABLE
     return Missing(absence, error.errno or 0)

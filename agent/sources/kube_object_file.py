@@ -18,7 +18,7 @@ from agent.model.time import Instant
 from agent.system.files import FileContent, ReadError, read_bounded
 
 FILE_BYTES: Final = 256 << 20
-"""Size limit of a file [bytes]: 5,000 complete pod objects are about 100 MiB."""
+"""Largest accepted file [bytes]: 5,000 complete pod objects are about 100 MiB."""
 POD: Final = "Pod"
 CLAIM: Final = "ResourceClaim"
 _ORIGINS: Final = {POD: Origin.PODS_FILE, CLAIM: Origin.CLAIMS_FILE}
@@ -45,11 +45,11 @@ def read_object_file(path: Path) -> FileContent:
 
 
 class ObjectFileContent(NamedTuple):
-    """Objects in a file: those of the expected kind, and the others."""
+    """Objects that a file from kubectl holds: those of the expected kind, and the others."""
 
     answer: SourceAnswer[JsonObject]
     others: tuple[tuple[JsonObject, str], ...]
-    """Objects of other kinds, each with its kind."""
+    """Objects of all other kinds in the file, each with its kind."""
 
 
 def parse_object_file(path: Path, content: FileContent, kind: str, now: Instant) -> SourceAnswer[JsonObject]:
@@ -92,7 +92,7 @@ def parse_objects(data: bytes, kind: str) -> tuple[tuple[JsonObject, ...], Mappi
 
 
 def _typed_objects(data: bytes) -> Iterator[tuple[JsonObject, str]]:
-    """Yield the objects in the content of a file, each with its kind."""
+    """Yield the Kubernetes objects in a JSON or YAML text, each with its kind."""
     for document in parse_documents(data):
         yield from _items(document)
 
@@ -111,12 +111,15 @@ def _select(
 
 
 def parse_all_objects(data: bytes) -> tuple[JsonObject, ...]:
-    """Return the objects of all kinds. Raises ValueError like :func:`parse_objects`."""
+    """Return the Kubernetes objects of all kinds in a JSON or YAML text.
+
+    Raises ValueError like :func:`parse_objects`.
+    """
     return tuple({"kind": kind, **obj} for obj, kind in _typed_objects(data))
 
 
 def parse_documents(data: bytes) -> Sequence[object]:
-    """Parse the JSON document, or the YAML documents that are not empty.
+    """Parse a text as one JSON document, or as YAML documents; empty documents are left out.
 
     Raises:
         ValueError: The data is neither JSON nor YAML, or holds no document.
@@ -137,7 +140,10 @@ def parse_documents(data: bytes) -> Sequence[object]:
 
 
 def _items(document: object) -> Iterable[tuple[JsonObject, str]]:
-    """Yield the objects, each with its kind. Objects of a raw list take the kind from the list."""
+    """Yield the Kubernetes objects of a document (one object, or a list), each with its kind.
+
+    Objects of a raw list take the kind from the list.
+    """
     items: object = document
     default = ""
     if isinstance(document, dict):
@@ -154,7 +160,13 @@ def _items(document: object) -> Iterable[tuple[JsonObject, str]]:
 
 
 def _kind(obj: JsonObject, default: str) -> str:
-    """Return an object's kind; ``Pod of example.com/v1`` if the kind belongs to another API group."""
+    """Return the kind of a Kubernetes object.
+
+    ``Pod of example.com/v1`` if the kind belongs to another API group than expected.
+
+    Args:
+        default: Kind of an object that names none.
+    """
     kind, version = obj.get("kind", default), obj.get("apiVersion")
     kind = kind if isinstance(kind, str) else ""
     group = _GROUPS.get(kind)

@@ -19,13 +19,13 @@ from agent.system.paths import StrPath, as_path
 
 FILE_BYTES: Final = 1 << 20
 DEFAULT_FILE: Final = Path(".kube/config")
-"""File below the home directory that kubectl reads without a flag or variable."""
+"""Path of the kubeconfig below the home directory that kubectl reads without a flag or variable."""
 UNSUPPORTED: Final = {
     "exec": "a program for credentials",
     "auth-provider": "an authentication provider",
     "username": "a password",
 }
-"""Kinds of credentials that are refused, by the key of the user."""
+"""Kinds of credentials that are refused, by their key in a kubeconfig's user."""
 
 
 def find_api_access(kubeconfig: StrPath | None = None, environ: Mapping[str, str] = os.environ) -> ApiAccess:
@@ -108,7 +108,12 @@ def _access(config: JsonObject, directory: Path) -> ApiAccess:
 
 
 def _named(config: JsonObject, section: str, key: str, name: str) -> JsonObject:
-    """Return the entry of a section with a name."""
+    """Return a named entry in a section of a kubeconfig.
+
+    Args:
+        section: ``clusters``, ``users`` or ``contexts``.
+        key: Key of the entry's content: ``cluster``, ``user`` or ``context``.
+    """
     entries: Sequence[JsonObject] = get_mappings(config, section, "")
     for entry in entries:
         if entry.get("name") == name:
@@ -124,7 +129,13 @@ def _decoded(parent: JsonObject, key: str) -> bytes:
 
 
 def _client_certificate(user: JsonObject, directory: Path) -> bytes:
-    """Return the user's certificate and key; their data take precedence over their files, as in kubectl."""
+    """Return certificate and key of a kubeconfig's user as PEM; empty: it has none.
+
+    Data in the kubeconfig take precedence over files, as in kubectl.
+
+    Args:
+        directory: Directory of the kubeconfig, to which the paths of files are relative.
+    """
     parts = []
     for key in ("client-certificate", "client-key"):
         part = _decoded(user, f"{key}-data")

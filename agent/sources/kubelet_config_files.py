@@ -24,7 +24,7 @@ from agent.sources.kube_object_file import parse_documents
 from agent.system.files import ReadError, read_bounded
 
 COMMAND: Final = "kubectl get --raw /api/v1/nodes/NODE/proxy/configz"
-"""Command that prints the configuration in effect of any kubelet."""
+"""Command that prints a kubelet's configuration in effect, which an operator can store in a file."""
 _FILE_BYTES: Final = 4 << 20
 _ARGUMENTS_BYTES: Final = 1 << 20
 _NAME: Final = "kubelet"
@@ -82,7 +82,11 @@ def _kubelet_processes(procfs_root: Path) -> Iterator[Path]:
 
 
 def _with_files(process: Path, flags: Mapping[str, str]) -> JsonObject:
-    """Return the configuration of a kubelet's file, then its drop-in files in order, then its flags."""
+    """Return a kubelet's configuration: its file, then its drop-in files in order, then its flags.
+
+    Args:
+        process: Directory of the kubelet's process in procfs.
+    """
     config: JsonObject = {}
     if file := flags.get(FILE_FLAG):
         config = _read_document(_seen_by(process, file))
@@ -98,7 +102,11 @@ def _with_files(process: Path, flags: Mapping[str, str]) -> JsonObject:
 
 
 def _seen_by(process: Path, path: str) -> Path:
-    """Return where a path of another process can be read: in its root, or its working directory."""
+    """Return where this process can read a path of another process: below its root or working directory.
+
+    Args:
+        process: Directory of the other process in procfs.
+    """
     return process / "root" / path.lstrip("/") if path.startswith("/") else process / "cwd" / path
 
 

@@ -41,11 +41,14 @@ from agent.model.time import NS, Instant
 from agent.system.files import ReadError, read_bounded
 
 CLAIMS_FILE: Final = CHECKPOINT
-"""Name of the file in the kubelet's directory; owned by root, mode 0600."""
+"""Name of the claims checkpoint in the kubelet's directory; owned by root, mode 0600."""
 CLAIMS_CHECKPOINT_KIND: Final = "DRACheckpoint"
 CLAIMS_MAX_BYTES: Final = 32 << 20
 CLAIMS_MAX: Final = 8192
-"""Largest number of claims that are kept: a kubelet has a few per pod, and each takes 4 KiB in the agent."""
+"""Largest number of claims of the checkpoint that are kept.
+
+A kubelet has a few per pod, and each takes 4 KiB in the agent.
+"""
 ATTEMPTS: Final = 3
 RETRY_PAUSE_S: Final = 0.05
 """Pause between attempts to read an incomplete file; the kubelet writes one within milliseconds [s]."""
@@ -67,7 +70,7 @@ class _CheckpointDevice(msgspec.Struct):
 class _DriverState(msgspec.Struct):
     Devices: list[_CheckpointDevice] | None = None
     skipNodeOperations: list[str] | None = None
-    """Calls that the kubelet skips; from 1.37 on."""
+    """Calls of the driver that the kubelet skips for the claim; from 1.37 on."""
 
 
 class _ClaimInfo(msgspec.Struct):
@@ -81,7 +84,7 @@ class _ClaimInfo(msgspec.Struct):
 class _ClaimList(msgspec.Struct):
     kind: str = ""
     ClaimInfoStateList: list[msgspec.Raw] | None = None
-    """Each a _ClaimInfo, decoded only as far as it is kept."""
+    """Claims of the checkpoint as raw JSON of a _ClaimInfo, of which only those that are kept are decoded."""
 
 
 class _Checkpoint(msgspec.Struct):
@@ -138,7 +141,10 @@ def parse_claims_checkpoint(data: bytes) -> tuple[PreparedClaim, ...]:
 
 
 def _parse_claims(data: bytes) -> tuple[tuple[PreparedClaim, ...], int]:
-    """Parse the claims as in :func:`parse_claims_checkpoint`. Returns also the number of those left out."""
+    """Parse a claims checkpoint as :func:`parse_claims_checkpoint` does.
+
+    Returns the claims, and the number of claims beyond CLAIMS_MAX.
+    """
     try:
         envelope = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -204,7 +210,10 @@ def _device_ref(driver: str, device: _CheckpointDevice) -> DeviceRef:
 
 
 def _merge_claims(claim: PreparedClaim, other: PreparedClaim) -> PreparedClaim:
-    """Merge two entries of one claim, so that no device is lost. The kubelet normally writes one entry."""
+    """Merge two entries of one claim in the checkpoint, so that no device is lost.
+
+    The kubelet normally writes one entry.
+    """
     waiting = set(claim.waiting) & set(other.waiting)
     return PreparedClaim(
         ref=claim.ref,
@@ -217,7 +226,7 @@ def _merge_claims(claim: PreparedClaim, other: PreparedClaim) -> PreparedClaim:
 
 
 HEALTH_FILE: Final = "dra_health_state"
-"""Name of the file in the kubelet's directory; owned by root, mode 0600."""
+"""Name of the file with the devices' health in the kubelet's directory; owned by root, mode 0600."""
 HEALTH_MAX_BYTES: Final = 64 << 20
 DEFAULT_LEASE_S: Final = 30.0
 """Time for which the health of a device is valid if the entry has no ``HealthCheckTimeout`` [s]."""
@@ -263,7 +272,9 @@ def read_health_state(path: Path, now: Instant) -> SourceAnswer[KubeletHealthRec
 
 
 def parse_health_state(data: bytes) -> tuple[tuple[KubeletHealthRecord, ...], tuple[str, ...]]:
-    """Return the stored health of each device, and one problem text for each invalid entry.
+    """Parse the kubelet's file of devices' health.
+
+    Returns the health of each device, and one problem text for each invalid entry.
 
     Raises:
         ValueError: The data is not in the kubelet's format.
@@ -295,7 +306,7 @@ def parse_health_state(data: bytes) -> tuple[tuple[KubeletHealthRecord, ...], tu
 
 
 CPU_MANAGER_FILE: Final = "cpu_manager_state"
-"""Name of the file in the kubelet's directory; owned by root, mode 0600."""
+"""Name of the CPU manager's state file in the kubelet's directory; owned by root, mode 0600."""
 CPU_MANAGER_MAX_BYTES: Final = 16 << 20
 
 

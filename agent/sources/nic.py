@@ -19,9 +19,9 @@ from agent.sources.pci import UNPARSABLE, parse_pci_address, read_sysfs_text
 
 RDMA_CLASS: Final = "class/infiniband"
 _NOT_COUNTED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
-"""Errors of counter files that mean that the NIC, for example a virtual function, does not count this."""
+"""Errnos of counter files which mean that the NIC, for example a virtual function, lacks the counter."""
 _IFF_UP: Final = 1
-"""Bit of a network interface's flags: the interface is set up."""
+"""Bit in the flags of a network interface: the interface is set up."""
 _RATE: Final = re.compile(r"([0-9]{1,6})(?:\.([0-9]))? Gb/sec \(([0-9]{1,3})X\b.*\)\s*")
 
 
@@ -74,7 +74,12 @@ def _read_port(interfaces: Path, device: Path, number: int) -> NicPortSample:
     interface = interfaces / name
 
     def count(infiniband: str, ethernet: str) -> Reading:
-        """Read a counter from its file of the link layer; an empty name: the link layer does not count it."""
+        """Read a counter of the port from the file of its link layer.
+
+        Args:
+            infiniband: File of an InfiniBand port; empty: InfiniBand does not count this.
+            ethernet: File of the network interface of an Ethernet port; empty: Ethernet does not count this.
+        """
         if layer is LinkLayer.INFINIBAND and infiniband:
             return _read_count(port / "counters" / infiniband)
         return _read_count(interface / ethernet) if name and ethernet else error
@@ -104,7 +109,10 @@ def _link_layer(text: str) -> LinkLayer:
 
 
 def _read_state(path: Path) -> Reading:
-    """Read a port's state, such as ``4: ACTIVE``. A port always has one: a missing file is unreadable."""
+    """Read the number of a NIC port's state from a file with a text such as ``4: ACTIVE``.
+
+    A port always has a state, so a missing file counts as unreadable.
+    """
     text = read_sysfs_text(path)
     if isinstance(text, Missing):
         return Missing(Absence.UNREADABLE, text.errno)
@@ -113,7 +121,7 @@ def _read_state(path: Path) -> Reading:
 
 
 def _read_rate(path: Path) -> tuple[Reading, Reading]:
-    """Read data rate [Mb/s] and number of lanes: ``2.5 Gb/sec (1X SDR)``."""
+    """Read a NIC port's data rate [Mb/s] and number of lanes from a text such as ``2.5 Gb/sec (1X SDR)``."""
     text = read_sysfs_text(path)
     if isinstance(text, Missing):
         return text, text
@@ -133,8 +141,10 @@ def _read_count(path: Path) -> Reading:
 
 
 def _interface(port: Path, device: Path, number: int) -> str:
-    """Return the network interface of an Ethernet port: that of its first GID, or else the interface of the
-    PCI function with the port's number; empty: not found."""
+    """Return the network interface of a NIC's Ethernet port; empty: not found.
+
+    It is the interface of the port's first GID, or else that of the PCI function with the port's number.
+    """
     name = read_sysfs_text(port / "gid_attrs/ndevs/0")
     if isinstance(name, str) and name.strip():
         return os.path.basename(name.strip())

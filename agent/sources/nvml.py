@@ -25,9 +25,9 @@ class NvmlFailure(NamedTuple):
     """Error that an NVML call returned instead of a value."""
 
     code: int
-    """Return code of NVML; 13: the library or pynvml lacks the function."""
+    """NVML return code of the failed call; 13: the library or pynvml lacks the function."""
     name: str
-    """Name of the code, ``driver not loaded``."""
+    """Name of the return code in words, ``driver not loaded``."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.code})"
@@ -38,7 +38,7 @@ class NvmlSession:
 
     def __init__(self, binding: Any) -> None:
         self.binding = binding
-        """Module pynvml, for its constants and structures."""
+        """Module pynvml, from which callers take constants and structures."""
         self._names = {
             value: name.removeprefix("NVML_ERROR_").lower().replace("_", " ")
             for name, value in vars(binding).items()
@@ -50,7 +50,7 @@ class NvmlSession:
         return NvmlFailure(code, self._names.get(code, "unknown code"))
 
     def call(self, function_name: str, *args: object) -> Any:
-        """Call the pynvml function of that name. Returns its result, or an :class:`NvmlFailure`."""
+        """Call the pynvml function ``function_name``. Returns its result, or an :class:`NvmlFailure`."""
         pynvml_function = getattr(self.binding, function_name, None)
         if pynvml_function is None:
             return self.failure_for(NvmlStatus.FUNCTION_NOT_FOUND)
@@ -203,7 +203,7 @@ def _read_numa_node(sysfs_root: Path, bus: str) -> int | None:
 
 
 def _read_profiles(nvml: NvmlSession, handle: Any) -> tuple[tuple[str, str], ...]:
-    """Read UUID and profile of each MIG instance of a GPU."""
+    """Read the UUID and the profile (such as ``1g.10gb``) of each MIG instance of a GPU."""
     most = nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle)
     instances = (
         nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
@@ -218,6 +218,9 @@ def _read_profiles(nvml: NvmlSession, handle: Any) -> tuple[tuple[str, str], ...
 
 
 def parse_mig_profile(name: str) -> str:
-    """Return ``1g.10gb`` of the name ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``; empty: no profile."""
+    """Return the profile ``1g.10gb`` from NVML's name of a MIG instance; empty: the name has none.
+
+    NVML's name is ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``.
+    """
     found = _PROFILE.search(name)
     return found[1] if found else ""

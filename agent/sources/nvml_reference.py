@@ -13,12 +13,15 @@ from agent.model.gpu import GpuField, NvmlStatus
 from agent.sources.nvml import NvmlFailure, NvmlSession, open_nvml_session
 
 UNSUPPORTED: Final = frozenset({2, NvmlStatus.NOT_SUPPORTED, NvmlStatus.FUNCTION_NOT_FOUND, 25})
-"""NVML codes of unsupported calls. Older drivers return invalid argument (2) and argument version mismatch
-(25) for newer structures and field ids."""
+"""NVML return codes of calls that the GPU or its driver does not support.
+
+Older drivers return invalid argument (2) and argument version mismatch (25) for newer structures and field
+ids.
+"""
 MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Member of nvmlValue_t that holds a field's value, by nvmlValueType_t."""
+"""Name of the member of nvmlValue_t that holds a field's value, by its nvmlValueType_t."""
 TIMES_575: Final = 269 - 251
-"""Difference of the slowdown times' field ids between driver branches 580 and 575."""
+"""Difference between the field ids of slowdown times in driver branches 580 and 575."""
 FABRICS: Final = ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t")
 
 FieldValue = int | NvmlFailure
@@ -28,10 +31,10 @@ class ReferenceGpu(NamedTuple):
     """Every field of one GPU, as read through pynvml."""
 
     uuid: str
-    """UUID; empty if NVML fails."""
+    """UUID of the GPU; empty if NVML fails."""
     bus: str
     readings: Mapping[GpuField, FieldValue]
-    """Value or failure of every :class:`GpuField`."""
+    """Value, or failure of the read, of every :class:`GpuField`."""
 
 
 def read_reference_gpus(library: str, sysfs_root: Path) -> list[ReferenceGpu]:
@@ -88,7 +91,13 @@ FieldReader = Callable[[_GpuHandle], FieldValue]
 
 
 def _by_function(name: str, *constants: str, part: int | str | None = None) -> FieldReader:
-    """Return a reader that calls a pynvml function; `part`: index or member of the value in the result."""
+    """Return a reader of a GPU field that calls a pynvml function.
+
+    Args:
+        name: Name of the function.
+        constants: Names of pynvml's constants that are passed after the GPU's handle.
+        part: Index or member of the value in the function's result; None: the result is the value.
+    """
 
     def read(gpu: _GpuHandle) -> FieldValue:
         answer = gpu.call(name, *map(gpu.constant, constants))
@@ -102,12 +111,12 @@ def _by_function(name: str, *constants: str, part: int | str | None = None) -> F
 
 
 def _field_id(name: str) -> FieldReader:
-    """Return a reader that calls nvmlDeviceGetFieldValues for the field id of that name."""
+    """Return a reader of a GPU field that calls nvmlDeviceGetFieldValues for the field id ``name``."""
     return lambda gpu: gpu.field(gpu.constant(f"NVML_FI_DEV_{name}"))
 
 
 def _first_of(*readers: FieldReader) -> FieldReader:
-    """Return a reader that tries `readers` in order until the GPU driver supports one."""
+    """Return a reader of a GPU field that tries `readers` in order until the GPU driver supports one."""
 
     def read(gpu: _GpuHandle) -> FieldValue:
         answer = readers[0](gpu)
@@ -201,7 +210,7 @@ def _fabric_member(member: str) -> FieldReader:
 
 
 def _read_link_states(gpu: _GpuHandle) -> Mapping[int, int] | NvmlFailure:
-    """Read the state of each NVLink that answers, by link number."""
+    """Read the state of each NVLink of a GPU that answers (0: down), by link number."""
     number = gpu.constant("NVML_FI_DEV_NVLINK_GET_STATE")
     states: dict[int, int] = {}
     failure = gpu.nvml.failure_for(NvmlStatus.NOT_SUPPORTED)
@@ -244,7 +253,12 @@ def _link_errors(number: str, counter: str = "") -> FieldReader:
 
 
 def _aer_count(file: str, key: str) -> FieldReader:
-    """Return a reader of the kernel's count of PCIe errors (AER) in sysfs. The failure's code is an errno."""
+    """Return a reader of the kernel's count of PCIe errors (AER) in sysfs; a failure's code is an errno.
+
+    Args:
+        file: File in the directory of the GPU's PCI device.
+        key: First word of the line with the count.
+    """
 
     def read(gpu: _GpuHandle) -> FieldValue:
         try:

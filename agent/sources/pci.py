@@ -74,7 +74,10 @@ def read_pci_functions(
 
 @cache  # in the process of a driver, finding the library runs ldconfig
 def _udev_context() -> Any:
-    """Return a context of libudev; None: libudev is not available. The import is late: it takes 0.8 MiB."""
+    """Return libudev's context for lists of devices; None: libudev is not available.
+
+    The import is late, because it takes 0.8 MiB.
+    """
     try:
         import pyudev
 
@@ -99,7 +102,7 @@ def _list_by_udev(declared: Collection[str]) -> dict[str, str]:
 
 
 def _list_by_sysfs(bus: Path, declared: Collection[str]) -> dict[str, str]:
-    """List the PCI functions by sysfs, without model names."""
+    """Return the addresses of declared PCI functions and NVIDIA's GPUs in sysfs, without model names."""
     return {
         address: ""
         for address in os.listdir(bus)
@@ -119,7 +122,7 @@ def _is_gpu(device: Path) -> bool:
 
 
 def _read_pci_function(device: Path, model: str) -> PciSample | None:
-    """Read one PCI function; None: it was removed."""
+    """Read one PCI function from its directory in sysfs; None: it was removed."""
     vendor = _read_number(device / "vendor")
     if isinstance(vendor, Missing) and not device.is_dir():
         return None
@@ -155,7 +158,10 @@ def _id_or_unknown(reading: Reading) -> int:
 
 
 def read_sysfs_text(path: Path) -> str | Missing:
-    """Read a sysfs file; Missing with ENODEV as absent: the device was removed meanwhile."""
+    """Read a file of a device in sysfs; Missing if it cannot be read.
+
+    ENODEV means absent: the device was removed meanwhile.
+    """
     try:
         with path.open("rb") as file:
             return file.read(4096).decode("ascii")

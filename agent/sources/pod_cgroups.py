@@ -62,9 +62,9 @@ def _is_running(populated: Reading) -> bool | None:
 
 
 _MOUNTS: Final = ("", "unified", "memory", "cpu", "cpu,cpuacct", "pids", "hugetlb")
-"""Mounts of the cgroup tree below the root: v2, hybrid, and v1 controllers."""
+"""Directories of cgroup hierarchies below cgroupfs's root: v2, hybrid, and v1 controllers."""
 PROBLEMS_MAX: Final = 4
-"""Largest number of problem texts; further ones are counted."""
+"""Largest number of texts about unreadable directories; further ones are counted."""
 _EVENTS_BYTES: Final = 256
 
 
@@ -100,7 +100,7 @@ def qos_class_directories(
 
 
 class _CgroupTreeWalk:
-    """Walk through cgroupfs that collects pods; a cgroup in several hierarchies counts once."""
+    """Search of cgroupfs for pods' cgroups; a cgroup in several hierarchies counts once."""
 
     def __init__(self, kubelet_cgroup_root: str) -> None:
         self._root = kubelet_cgroup_root
@@ -109,7 +109,14 @@ class _CgroupTreeWalk:
         self.problems: list[str] = []
 
     def add_class(self, directory: str, path: str) -> bool:
-        """Add the pods of a QoS class. Returns True if the class has a directory, else False."""
+        """Add the pods whose cgroups are in the directory of a QoS class.
+
+        Returns False if the directory does not exist.
+
+        Args:
+            directory: Directory in cgroupfs.
+            path: Path of the cgroup below the hierarchy.
+        """
         names = self._list_children(directory)
         for name in names or ():
             pod = self._add_cgroup(f"{directory}/{name}", f"{path}/{name}", CgroupLevel.POD)
@@ -120,7 +127,10 @@ class _CgroupTreeWalk:
         return names is not None
 
     def _add_cgroup(self, directory: str, path: str, level: CgroupLevel) -> bool:
-        """Add a cgroup if its name fits `level` (pod or container). Returns whether it was added."""
+        """Add a cgroup if its name is that of a pod or container, as `level` requires.
+
+        Returns whether it was added.
+        """
         cgroup = parse_path(path, self._root)
         if cgroup is None or cgroup.level is not level:
             return False
@@ -129,13 +139,16 @@ class _CgroupTreeWalk:
         return True
 
     def pods(self) -> Iterator[PodCgroup]:
-        """Yield the pods found, in order of UIDs."""
+        """Yield the cgroups of pods that were found, in the order of the pods' UIDs."""
         for uid, found in sorted(self._running.items()):
             containers = (ContainerCgroup(*item) for item in sorted(found.items()) if item[0])
             yield PodCgroup(uid, found[""], tuple(containers))
 
     def _list_children(self, directory: str) -> list[str] | None:
-        """List the names of child cgroups; None: the directory is absent, just removed or unreadable."""
+        """Return the names of a cgroup's children.
+
+        None: its directory is absent, was just removed or is unreadable.
+        """
         try:
             with os.scandir(directory) as entries:
                 return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

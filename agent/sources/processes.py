@@ -38,7 +38,9 @@ class ProcessFacts(NamedTuple):
     """Identity and resource use of one process."""
 
     name: str
-    """``kubelet``, ``containerd``, ``crio``, ``dockerd``, or ``drahealth`` for a running agent."""
+    """Role of the process: ``kubelet``, ``containerd``, ``crio``, ``dockerd``, or ``drahealth`` (an
+    agent).
+    """
     pid: int
     since_s: float
     """Start time of the process [s since 1970]."""
@@ -50,10 +52,10 @@ class ProcessFacts(NamedTuple):
 
 
 def process_role(name: str, cmdline: list[str]) -> str:
-    """Return ``kubelet``, ``containerd``, ``crio``, ``dockerd`` or ``drahealth``; empty: another process.
+    """Return the role of a process: ``kubelet``, ``containerd``, ``crio``, ``dockerd`` or ``drahealth``.
 
-    An agent runs in an interpreter, so it is recognized by its arguments: ``drahealth run`` or
-    ``python -m agent run``.
+    Empty: another process. An agent runs in an interpreter, so it is recognized by its arguments: ``drahealth
+    run`` or ``python -m agent run``.
     """
     if name in RUNTIME_PROCESS_NAMES:
         return name

@@ -16,9 +16,9 @@ import msgspec
 import yaml
 
 DEPTH_MAX: Final = 100
-"""Largest depth of nested lists and maps; a pod has 12."""
+"""Largest accepted depth of nested lists and maps in a YAML text; a pod has 12."""
 SHARED_MAX: Final = 1_000_000
-"""Largest number of values that YAML aliases may repeat: as many values as 5,000 pods have."""
+"""Largest number of values that the aliases of a YAML text may repeat: as many as 5,000 pods have."""
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if PyYAML was built with it
 _CONSTANTS: Final = {"": None, "~": None, "null": None, "true": True, "false": False}
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
@@ -26,13 +26,13 @@ _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+
 
 @dataclass(slots=True)
 class _ParseState:
-    """Remaining events of a text, and the values that aliases can refer to."""
+    """Events of a YAML text that are not parsed yet, and the values that its aliases can refer to."""
 
     events: Iterator[Any]
     anchors: dict[str, object] = field(default_factory=dict)
-    """Complete values of this document, by anchor."""
+    """Complete values of the current document that have an anchor, by its name."""
     shared: int = 0
-    """Number of values that aliases have added."""
+    """Number of values that the text's aliases have repeated so far."""
 
 
 def parse_yaml(data: bytes) -> tuple[object, ...]:
@@ -58,7 +58,11 @@ def parse_yaml(data: bytes) -> tuple[object, ...]:
 
 
 def _parse_value(event: Any, state: _ParseState, depth: int) -> object:
-    """Parse the value that begins with `event`, at `depth` enclosing lists and maps."""
+    """Parse the YAML value that begins with `event`.
+
+    Args:
+        depth: Number of lists and maps that enclose the value.
+    """
     if isinstance(event, yaml.AliasEvent):
         return _alias_value(event, state, depth)
     if event.tag is not None:
@@ -93,7 +97,7 @@ def _alias_value(event: Any, state: _ParseState, depth: int) -> object:
 
 
 def _extent(value: object) -> tuple[int, int]:
-    """Return the number of values in `value`, itself included, and the depth of its lists and maps."""
+    """Return the size of a parsed YAML value: number of values in it with itself, and depth of nesting."""
     if not isinstance(value, list | dict):
         return 1, 0
     inner = [_extent(item) for item in (value.values() if isinstance(value, dict) else value)]
@@ -122,7 +126,7 @@ def _parse_map(state: _ParseState, depth: int) -> dict[str, object]:
 
 
 def _plain_scalar(event: Any) -> object:
-    """Convert a scalar without quotes to its JSON value, or to text if it is none."""
+    """Convert a YAML scalar without quotes to a JSON number, boolean or null; any other becomes text."""
     text = event.value
     if text in _CONSTANTS:
         return _CONSTANTS[text]

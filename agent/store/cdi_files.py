@@ -39,7 +39,7 @@ class CdiMount:
     """Mount that a CDI device adds to a container."""
 
     host_path: str
-    """Source of the mount: a path, or the file system's name for one without a device, such as tmpfs."""
+    """Source of the mount: a path on the host, or the name of a file system without a device (tmpfs)."""
     container_path: str
     _: KW_ONLY
     options: tuple[str, ...] = ()
@@ -54,9 +54,9 @@ class CdiNode:
     path: str
     _: KW_ONLY
     host_path: str = ""
-    """Path on the host; empty: the same path."""
+    """Path of the device file on the host; empty: the same as in the container."""
     permissions: str = "rw"
-    """Permissions in the device cgroup: some of r, w and m."""
+    """Permissions of the containers in the device cgroup: some of r, w and m."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class CdiDevice:
     """
 
     name: str
-    """Name of the device in the driver; the CDI file adds the claim's UID and a digest."""
+    """Name of the device in the driver; its name in the CDI file also has the claim's UID and a digest."""
     _: KW_ONLY
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[CdiMount, ...] = ()
@@ -106,7 +106,7 @@ class CdiDevice:
 
     @property
     def edits(self) -> dict[str, object]:
-        """``containerEdits`` of the device in the CDI format."""
+        """``containerEdits`` of the device, as the CDI file has them."""
         edits: dict[str, object] = {}
         if self.env:
             edits["env"] = [f"{variable}={value}" for variable, value in self.env.items()]

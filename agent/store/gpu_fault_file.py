@@ -33,11 +33,11 @@ from agent.system.threads.trio_calls import call_in_thread_when_possible
 FILE: Final = "gpu-faults.json"
 VERSION: Final = 1
 SIZE_MAX: Final = 1 << 20
-"""Size limit of the file: hundreds of times the faults of 32 GPUs [bytes]."""
+"""Largest accepted state file of GPU faults [bytes]: hundreds of times the faults of 32 GPUs."""
 DEBOUNCE_S: Final = 0.2
-"""Changes within this time are written together [s]."""
+"""Delay of a write after a changed fault [s]; changes within this time are written together."""
 COUNTS_INTERVAL_S: Final = 60.0
-"""Interval at which changed event counts are written and a failed write is retried [s]."""
+"""Time between two writes of changed event counts, and before a failed write is tried again [s]."""
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,10 @@ class _FaultsFile(msgspec.Struct):
 
 
 def load_gpu_faults(path: Path) -> tuple[PersistentState, str]:
-    """Load the GPU faults and the problem of the file; empty: no problem. Raises nothing."""
+    """Load the GPU faults and values at start from the state file, and the problem of the file.
+
+    The problem is empty if there is none. Raises nothing.
+    """
     return state_files.load_state_file(path, SIZE_MAX, decode_gpu_faults, PersistentState())
 
 
@@ -131,7 +134,7 @@ class GpuFaultWriter:
     """Background writer of the GPU faults' state file: faults at once, event counts once a minute."""
 
     def __init__(self, path: Path, saved: PersistentState) -> None:
-        """Create the writer.
+        """Create the writer; :meth:`run` writes.
 
         Args:
             path: State file; the first write creates its directory.
@@ -166,7 +169,10 @@ class GpuFaultWriter:
                 self._urgent.set()
 
     def close(self, timeout_s: float) -> bool:
-        """Write pending changes. Returns False if the write takes longer than `timeout_s`."""
+        """Write pending GPU faults at shutdown.
+
+        Returns False if the write takes longer than `timeout_s` seconds.
+        """
         thread = DaemonThread(self._write, "dh-faults")
         try:
             thread.start()
@@ -177,7 +183,7 @@ class GpuFaultWriter:
         return not thread.is_alive()
 
     def _write(self) -> bool:
-        """Write changed faults. Returns False if the write failed. Waits for an abandoned write."""
+        """Write changed GPU faults. Returns False if the write failed. Waits for an abandoned write."""
         with self._writing:
             memory = newest = self._newest
             if memory == self._saved:
@@ -200,7 +206,10 @@ class GpuFaultWriter:
 
 
 def _saved_runs(path: Path) -> int:
-    """Return the number of starts in the file; 0: it has none, or is not usable. Raises nothing."""
+    """Return how many starts of the agent the state file has counted; 0: none, or it is not usable.
+
+    Raises nothing.
+    """
     try:
         return decode_gpu_faults(read_bounded(path, SIZE_MAX).data).runs
     except (ReadError, UnusableFile):

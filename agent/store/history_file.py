@@ -52,11 +52,14 @@ WRITE_WAIT_S: Final = 5.0
 READ_WAIT_S: Final = 2.0
 """Time that a read waits for the lock of the writer [s]."""
 FULL_SHARE: Final = 0.9
-"""Share of the size limit from which the oldest records are deleted, before SQLite refuses a write."""
+"""Share of the history file's size limit from which on the oldest records are deleted.
+
+SQLite refuses a write at the limit itself.
+"""
 USES_PER_TRANSACTION: Final = 500
-"""Limit of device uses written in one transaction."""
+"""Largest number of device uses that one transaction writes."""
 CHANGES_PER_TRANSACTION: Final = 100
-"""Limit of changed verdicts written in one transaction: with the longest causes, 3 MiB."""
+"""Largest number of changed verdicts that one transaction writes: with the longest causes, 3 MiB."""
 
 
 class HistoryError(DrahealthError):
@@ -67,14 +70,14 @@ class HistoryError(DrahealthError):
 
 
 class HistoryContent(NamedTuple):
-    """Device uses in the history file."""
+    """Uses of devices by pods, as the history file has them."""
 
     running: tuple[PodDeviceUsage, ...]
     """Uses that had not ended at the last write, newest first."""
     ended: tuple[PodDeviceUsage, ...]
     """Ended uses, newest end first."""
     last_write_s: float
-    """Time of the agent's last write [s since 1970]; 0: never."""
+    """Time of the agent's last write to the history file [s since 1970]; 0: never."""
 
 
 def read_history(path: Path, *, wait_s: float = READ_WAIT_S) -> HistoryContent:
@@ -95,7 +98,12 @@ def read_verdicts(path: Path, *, wait_s: float = READ_WAIT_S) -> StoredVerdicts:
 
 
 def _read_file(path: Path, select: Callable[[sqlite3.Connection], T], empty: T, wait_s: float) -> T:
-    """Return what `select` reads in one transaction; `empty`: an agent is about to create the file."""
+    """Open the history file and return what `select` reads from it in one transaction.
+
+    Args:
+        empty: Result if the file is still empty, because an agent is about to create it.
+        wait_s: Longest wait for the lock of the agent [s].
+    """
     if not _file_size(path):
         return empty
     try:
@@ -154,13 +162,13 @@ class HistoryFile:
         self._wait_s = wait_s
         self._lock = threading.Lock()
         self._known_id: tuple[int, int] | None = None
-        """Device and inode of the file after the last read or write of uses; None: there is no file."""
+        """Device and inode of the history file after the last read or write of uses; None: no file."""
         self._known_verdicts_id: tuple[int, int] | None = None
-        """Device and inode of the file after the last read or write of verdicts; None: there is no file."""
+        """Device and inode of the history file after the last read or write of verdicts; None: no file."""
 
     @property
     def path(self) -> Path:
-        """Path of the file."""
+        """Path of the history file."""
         return self._path
 
     def content_if_replaced(self) -> StoredUsages | None:
@@ -226,8 +234,10 @@ class HistoryFile:
         self._known_id = self._file_id()
 
     def verdicts_if_replaced(self) -> StoredVerdicts | None:
-        """Return the verdict history if the file was replaced or removed; None: it is the same. Raises the
-        errors of :meth:`content_if_replaced`."""
+        """Return the verdict history if the history file was replaced or removed; None: it is the same file.
+
+        Raises the errors of :meth:`content_if_replaced`.
+        """
         file_id = self._file_id()
         if file_id == self._known_verdicts_id and file_id is not None:
             return None
@@ -278,8 +288,10 @@ class HistoryFile:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """Open the history file, creating it if needed, and hold the lock: the file may be renamed at the
-        end."""
+        """Open the history file in a ``with`` block, and create it if needed.
+
+        The lock of this object is held meanwhile, because an unusable file is renamed at the end.
+        """
         with self._lock, self._opened() as db:
             yield db
 
@@ -333,7 +345,7 @@ class HistoryFile:
 
 
 def _check_database(db: sqlite3.Connection) -> None:
-    """Raise UnusableFile if SQLite finds damage in the file."""
+    """Raise UnusableFile if SQLite finds damage in the history file."""
     found = db.execute("PRAGMA quick_check(1)").fetchone()
     if found is None or found[0] != "ok":
         raise UnusableFile(f"file is damaged: {found and found[0]}")

@@ -14,10 +14,10 @@ from agent.store.state_files import UnusableFile
 Number = TypeVar("Number", int, float)
 
 TEXT_MAX: Final = 512
-"""Length to which texts in a row are cut [characters]."""
+"""Length to which texts in a row of the history file are cut [characters]."""
 
 NO_CHECKSUM: Final = -1
-"""Checksum of the rows of a file to which the column was added."""
+"""Value of the checksum column in rows that were written before the column existed."""
 CHECKSUM_COLUMN: Final = f"checksum INTEGER NOT NULL DEFAULT {NO_CHECKSUM}"
 
 
@@ -32,7 +32,7 @@ def insert_statement(table: str, columns: Iterable[str]) -> str:
 
 
 def row_checksum(values: Iterable[object]) -> int:
-    """Return the CRC-32 of the values of a record, which finds damage inside of them that SQLite cannot find.
+    """Return the CRC-32 of a record's values, which finds damage inside of values that SQLite cannot find.
 
     SQLite returns a number as integer or float, whatever the column's type, so both count as float.
     """
@@ -46,7 +46,7 @@ def truncate(text: str) -> str:
 
 
 def check_row(row: sqlite3.Row) -> None:
-    """Raise ValueError if the checksum of a record is wrong."""
+    """Raise ValueError if the checksum of a row in the history file is wrong."""
     *values, checksum = tuple(row)[1:]
     has_checksum = row.keys()[-1] == "checksum" and checksum != NO_CHECKSUM
     if has_checksum and checksum != row_checksum(values):
@@ -120,7 +120,7 @@ def open_connection(path: Path, mode: str, wait_s: float) -> Iterator[sqlite3.Co
 
 
 def add_checksums(db: sqlite3.Connection) -> None:
-    """Add the column of the checksums to the tables of a file that has none."""
+    """Add the column for checksums to the tables of a history file that an older version created."""
     for table in ("running", "ended"):
         if all(name != "checksum" for _, name, *_ in db.execute(f"PRAGMA table_info({table})")):
             db.execute(f"ALTER TABLE {table} ADD COLUMN {CHECKSUM_COLUMN}")
@@ -153,7 +153,7 @@ def _first_number(db: sqlite3.Connection, query: str, kind: Callable[[Any], Numb
 
 
 def last_write_s(db: sqlite3.Connection) -> float:
-    """Return the time of the agent's last write [s since 1970]; 0: never."""
+    """Return the time of the agent's last write to the history file [s since 1970]; 0: never."""
     return _first_number(db, "SELECT max(left_s) FROM agent", float)
 
 

@@ -30,7 +30,7 @@ FILE: Final = "prepares.json"
 LOCK: Final = "prepares.lock"
 VERSION: Final = 1
 SIZE_MAX: Final = 4 << 20
-"""Size limit of the file: room for a thousand claims of eight devices each [bytes]."""
+"""Largest accepted ledger file [bytes]: room for a thousand claims of eight devices each."""
 
 
 class LedgerFileContent(NamedTuple):
@@ -225,7 +225,10 @@ def _from_devices(devices: Iterable[DeviceRef]) -> tuple[_DeviceRow, ...]:
 
 
 def _encode(file: _PreparesFile) -> bytes:
-    """Encode the content as JSON; surrogates in a driver's texts, which UTF-8 refuses, are replaced."""
+    """Encode the content of a ledger's state file as JSON.
+
+    Surrogates in a driver's texts, which UTF-8 refuses, are replaced.
+    """
     try:
         return state_files.encode_json(file)
     except UnicodeEncodeError:
@@ -272,7 +275,10 @@ def save_ledger(
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock that excludes other instances of the driver; the kernel releases it at process exit."""
+    """Hold the lock of a driver's ledger file in a ``with`` block, so that other instances wait.
+
+    The kernel releases it at process exit.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

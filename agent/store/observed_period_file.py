@@ -13,7 +13,7 @@ from agent.model.verdict_history import ObservedPeriod, StoredVerdicts
 
 SUFFIX: Final = ".observed"
 SIZE: Final = 128
-"""Size of the line, padded with spaces [bytes]."""
+"""Size of the observed-period file's only line, padded with spaces [bytes]."""
 
 
 def period_file_path(history: Path) -> Path:
@@ -22,7 +22,7 @@ def period_file_path(history: Path) -> Path:
 
 
 def write_period_file(path: Path, period: ObservedPeriod) -> None:
-    """Overwrite the file with the end of a period. Blocks on the disk. Raises OSError."""
+    """Overwrite the observed-period file with the end of a period. Blocks on the disk. Raises OSError."""
     content = f"{period.id} {period.lasted_s!r} {period.ended_s!r}"
     line = f"{content} {zlib.crc32(content.encode()):08x}".ljust(SIZE - 1) + "\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -34,7 +34,10 @@ def write_period_file(path: Path, period: ObservedPeriod) -> None:
 
 
 def read_period_file(path: Path) -> tuple[str, float, float] | None:
-    """Return the id, duration [s] and end [s since 1970] of the period in the file; None: no valid file."""
+    """Read the observed-period file; None: there is no valid file.
+
+    Returns the period's id, its duration [s] and its end [s since 1970].
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -52,8 +55,11 @@ def read_period_file(path: Path) -> tuple[str, float, float] | None:
 
 
 def extend_newest_period(stored: StoredVerdicts, mark: tuple[str, float, float] | None) -> StoredVerdicts:
-    """Return the verdict history with the newest period's end from the observed-period file, if that is
-    later."""
+    """Return the verdict history with the end of its newest period from the observed-period file, if later.
+
+    Args:
+        mark: Content of the file: id, duration and end of a period; None: no valid file.
+    """
     if not stored.periods or mark is None:
         return stored
     *before, newest = stored.periods

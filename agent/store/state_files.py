@@ -19,7 +19,7 @@ from agent.system.files import ReadError, is_current_file, read_bounded, unlock_
 from agent.system.secure_directories import make_directory
 
 UNUSABLE_FILES_MAX: Final = 5
-"""Limit of unusable files kept per name and kind; the oldest is overwritten."""
+"""Largest number of renamed unusable files for each name and kind; the oldest is overwritten."""
 WALL_MAX_S: Final = 253_402_300_799
 """Largest valid time: the end of the year 9999 [s since 1970]."""
 
@@ -38,7 +38,7 @@ class StateWriteError(DrahealthError):
 
 
 class UnusableFile(Exception):
-    """A state file has content that the agent cannot use.
+    """The content of a state file cannot be used by this agent.
 
     Args:
         kind: Part of the name to which the file is renamed: ``<name>.<kind>-1``.
@@ -71,7 +71,7 @@ def load_state_file(path: Path, size_max: int, decode: Callable[[bytes], T], emp
 
 
 def rename_unusable_file(path: Path, kind: str) -> str:
-    """Rename an unusable file to ``<name>.<kind>-1`` to ``-5``. Returns the new name. Raises OSError."""
+    """Rename an unusable state file to ``<name>.<kind>-1`` to ``-5``; return the new name. Raises OSError."""
     names = [path.with_name(f"{path.name}.{kind}-{number}") for number in range(1, UNUSABLE_FILES_MAX + 1)]
     free = next((name for name in names if not os.path.lexists(name)), None)
     target = free or min(names, key=lambda name: name.lstat().st_mtime_ns)

@@ -23,7 +23,7 @@ from agent.store.state_files import (
 FILE: Final = "taints.json"
 VERSION: Final = 1
 SIZE_MAX: Final = 4 << 20
-"""Size limit of the file: room for 512 devices with sixteen taints each [bytes]."""
+"""Largest accepted state file of taints [bytes]: room for 512 devices with sixteen taints each."""
 
 
 _TAINT: Final = struct_type_of(Taint, added_wall_s=msgspec.Meta(ge=0, le=WALL_MAX_S))

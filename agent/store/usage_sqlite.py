@@ -47,7 +47,10 @@ SCHEMA_STATEMENTS: Final = (
     f"CREATE TABLE running (number INTEGER PRIMARY KEY, {', '.join(_RUNNING_COLUMNS)})",
     f"CREATE TABLE ended (number INTEGER PRIMARY KEY, {', '.join(_ENDED_COLUMNS)})",
 )
-"""Schema of format version 1. Rows are ordered by number, because the wall clock can be set back."""
+"""SQL statements that create the tables of device uses, format version 1.
+
+Rows are ordered by number, because the wall clock can be set back.
+"""
 
 
 INSERT_RUNNING: Final = insert_statement("running", _RUNNING_COLUMNS)
@@ -132,7 +135,10 @@ def _end_from_row(row: sqlite3.Row) -> UsageEnd:
 
 
 def select_uses(db: sqlite3.Connection, query: str, *values: object) -> tuple[PodDeviceUsage, ...]:
-    """Return the device uses that a query selects. Raises UnusableFile if a row cannot be converted."""
+    """Return the device uses in the rows that a query selects.
+
+    Raises UnusableFile if a row cannot be converted.
+    """
     try:
         return tuple(use_from_row(row) for row in db.execute(query, values))
     except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:

@@ -50,7 +50,7 @@ _INSERT_CHANGE: Final = insert_statement("verdicts", _CHANGE_COLUMNS)
 
 _BY_DEVICE: Final = ", ".join(f"device_{name}" for name in DeviceRef._fields)
 _OLDEST_NEEDED: Final = f"SELECT max(number) FROM verdicts WHERE {{older}} GROUP BY {_BY_DEVICE}"
-"""Query of each device's newest change before the limit, which is the device's state from the limit on."""
+"""SQL query of the old changes that must not be deleted: each device's newest before the limit."""
 _DELETE_CHANGES: Final = (
     f"DELETE FROM verdicts WHERE {{older}} AND (state = '{RecordedState.ABSENT}' "
     f"OR number NOT IN ({_OLDEST_NEEDED}))"
@@ -58,13 +58,13 @@ _DELETE_CHANGES: Final = (
 
 
 def create_verdict_tables(db: sqlite3.Connection) -> None:
-    """Create the tables of the verdict history, if the file does not have them."""
+    """Create the tables of the verdict history in a history file that does not have them."""
     for statement in CREATE_STATEMENTS:
         db.execute(statement)
 
 
 def has_verdict_tables(db: sqlite3.Connection) -> bool:
-    """Return whether the file has the tables of the verdict history."""
+    """Return whether a history file has the tables of the verdict history."""
     query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('observed', 'verdicts')"
     (found,) = db.execute(query).fetchone()
     return bool(found)
@@ -73,14 +73,19 @@ def has_verdict_tables(db: sqlite3.Connection) -> bool:
 def insert_verdicts(
     db: sqlite3.Connection, periods: Iterable[ObservedPeriod], changes: Iterable[VerdictChange]
 ) -> None:
-    """Insert or update periods and changes. A change that the file has already is not inserted twice."""
+    """Insert or update observed periods and changes of verdicts.
+
+    A change that the file has already is not inserted twice.
+    """
     db.executemany(_INSERT_PERIOD, map(_row_from_period, periods))
     db.executemany(_INSERT_CHANGE, map(_row_from_change, changes))
 
 
 def delete_verdicts_by_count(db: sqlite3.Connection, rows: int) -> None:
-    """Delete the oldest changes and periods beyond `rows`, except the newest change of each present
-    device."""
+    """Delete the oldest changes of verdicts, and periods, beyond the newest `rows`.
+
+    The newest change of each present device stays.
+    """
     newest = "(SELECT max(number) FROM {table})"
     older = f"number <= {newest.format(table='verdicts')} - {rows:d}"
     if db.execute(f"SELECT count(*) FROM verdicts WHERE {older}").fetchone()[0]:
@@ -89,16 +94,20 @@ def delete_verdicts_by_count(db: sqlite3.Connection, rows: int) -> None:
 
 
 def delete_verdicts_by_age(db: sqlite3.Connection, oldest_s: float) -> None:
-    """Delete changes and periods from before `oldest_s` [s since 1970], except the newest of each present
-    device, which shows its state at that time."""
+    """Delete changes of verdicts, and periods, from before `oldest_s` [s since 1970].
+
+    The newest change of each present device before that time stays, because it shows the state at that time.
+    """
     db.execute(_DELETE_CHANGES.format(older=f"at_s < {oldest_s!r}"))
     newest = "(SELECT max(number) FROM observed)"
     db.execute(f"DELETE FROM observed WHERE ended_s < ? AND number < {newest}", (oldest_s,))
 
 
 def delete_oldest_verdicts(db: sqlite3.Connection) -> int:
-    """Delete some of the oldest changes; return how many were deleted: a tenth, or more if each change of
-    that tenth is the present state of a device."""
+    """Delete the oldest tenth of the changes of verdicts; return how many were deleted.
+
+    They are more than a tenth if each change of that tenth is the present state of a device.
+    """
     if not has_verdict_tables(db):
         return 0
     newest, oldest = "(SELECT max(number) FROM verdicts)", "(SELECT min(number) FROM verdicts)"

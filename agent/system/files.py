@@ -12,11 +12,11 @@ from agent.model.reading import Absence
 
 
 class FileContent(NamedTuple):
-    """Content of a file and the time of its last change."""
+    """Content of a file, and the time of its last write."""
 
     data: bytes
     written_s: float
-    """Time of the last write [s since 1970]."""
+    """Time of the last write to the file [s since 1970]."""
 
 
 class ReadError(Exception):
@@ -27,7 +27,7 @@ class ReadError(Exception):
     ) -> None:
         super().__init__(f"{path}: {reason}")
         self.reason = reason
-        """Reason, without the path."""
+        """Reason why the file could not be read, without its path."""
         self.absence = absence
         self.errno = errno
         """errno of the failed system call; 0: no system call failed."""

@@ -11,7 +11,7 @@ from typing import Final
 from agent.system.files import is_current_file, unlock_and_close
 
 LOCK_FILE: Final = "agent.lock"
-"""Name of the lock's file in the agent's runtime directory and in its state directory."""
+"""Name of the file that DirectoryLock locks in the agent's runtime directory and in its state directory."""
 
 
 class UnsafeDirectory(Exception):
@@ -112,7 +112,7 @@ class DirectoryLock:
         return True
 
     def close(self) -> None:
-        """Release the lock; the file stays."""
+        """Release the lock of the directory; the locked file stays."""
         unlock_and_close(self._fd)
 
     def _lock(self) -> int:
@@ -134,7 +134,10 @@ class DirectoryLock:
 
 
 def _lock_own_file(fd: int) -> None:
-    """Lock an open file. Raises LockHeld, or ValueError if the file may be another program's."""
+    """Lock an open file for a DirectoryLock.
+
+    Raises LockHeld, or ValueError if the file may be another program's.
+    """
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("is not a regular file")

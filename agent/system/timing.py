@@ -14,12 +14,12 @@ def read_clocks() -> Instant:
 
 
 def read_boot_clock() -> float:
-    """Return the time since boot, also that in which the machine slept [s]."""
+    """Return the time since boot [s], including the time in which the machine slept."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 CLOCK_STEP_S: Final = 60.0
-"""Difference between wall clock and monotonic clock from which the wall clock was set [s]."""
+"""Smallest step of the wall clock against the monotonic clock that counts as set [s]."""
 CLOCK_TRUST_S: Final = 3600.0
 """Time since the wall clock was set after which old records may be deleted [s]."""
 
@@ -31,19 +31,21 @@ class WallClockTrust:
         self._offset_s, self._step_ns = 0.0, 0
 
     def note(self, now: Instant) -> None:
-        """Compare the wall clock with the monotonic clock."""
+        """Compare the wall clock with the monotonic clock at the time ``now``, to notice that it was set."""
         offset_s = now.wall_s - now.mono_ns / NS
         if abs(offset_s - self._offset_s) > CLOCK_STEP_S:
             self._offset_s, self._step_ns = offset_s, now.mono_ns
 
     def is_trusted(self, now: Instant) -> bool:
-        """Return whether the wall clock has not been set for CLOCK_TRUST_S."""
+        """Return whether the wall clock was not set in the last CLOCK_TRUST_S seconds before ``now``."""
         return now.mono_ns - self._step_ns >= CLOCK_TRUST_S * NS
 
 
 random_fraction: Final = SystemRandom().random
-"""Function that returns a random number from 0 to 1. It does not use the global generator, which an embedding
-driver may have seeded."""
+"""Function that returns a random number from 0 to 1.
+
+It does not use Python's global generator, which an embedding driver may have seeded.
+"""
 
 LOG_INTERVAL_S: Final = 60.0
 """Shortest time between two log lines of one LogRateLimiter [s]."""

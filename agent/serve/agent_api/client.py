@@ -33,7 +33,7 @@ DEFAULT_LEASE_S: Final = 30
 """Lease that the kubelet gives a device whose timeout is not positive [s]."""
 
 LONGEST_LEASE_S: Final = 86_400
-"""Longest lease; a longer one is shortened to it [s]."""
+"""Longest lease of a device that the client accepts [s]; a longer one is shortened to it."""
 
 HEALTHS: Final[dict[int, Health]] = {int(health): health for health in Health}
 
@@ -56,7 +56,7 @@ class MergedHealth:
         self._devices: dict[tuple[str, str], DeviceHealth] = {}
 
     def update(self, response: v1.NodeWatchResourcesResponse, now: Instant) -> None:
-        """Merge a list that was received ``now``; the last of several entries for one device counts."""
+        """Merge a device list that was received at ``now``; a device's last entry in the list counts."""
         for entry in response.devices:
             key = (entry.device.pool_name, entry.device.device_name)
             self._devices[key] = _merged(entry, self._devices.get(key), now)
@@ -80,7 +80,7 @@ class MergedHealth:
         return max(0, min(leases) - now.mono_ns) / NS if leases else None
 
     def report(self, now: Instant) -> Report:
-        """Return all devices as a Report, which has nothing else, by pool and name."""
+        """Return all devices as a Report without other content, sorted by pool and name."""
         devices = sorted(self._devices.values(), key=lambda device: (device.pool, device.device))
         return Report(node="", at=now, devices=tuple(devices))
 
@@ -116,7 +116,7 @@ def _merged(entry: v1.DeviceHealth, before: DeviceHealth | None, now: Instant) -
 M = TypeVar("M", bound=betterproto.Message)
 
 STATUS_TIMEOUT_S: Final = 5.0
-"""Timeout of :func:`fetch_status` [s]."""
+"""Timeout for the answer to :func:`fetch_status` [s]."""
 SILENCE_S: Final = 3.0
 """Longest pause of a server that has begun to answer [s]: it may encode a report on a busy machine."""
 PAUSE_SLICES: Final = 10
@@ -211,7 +211,12 @@ async def fetch_status(socket: Path) -> AgentStatus:
 
 
 async def clear_faults(socket: Path, device: str, code: str) -> tuple[ClearedFault, ...]:
-    """Clear the latched faults of a device, with a code if it is not empty; return the cleared faults.
+    """Ask the agent that serves a socket to clear the latched faults of a device; return the cleared faults.
+
+    Args:
+        socket: Path of the agent's socket.
+        device: Name of the device as the operator gives it.
+        code: Code of the only fault to clear; empty: all latched faults of the device.
 
     Raises:
         UsageError: The device is not known, has no such fault, or a reading decides the fault.
@@ -265,7 +270,7 @@ async def _health_reports(channel: UnixChannel, method: str) -> AsyncGenerator[R
 async def _messages_or_expiry(
     stream: Any, merged: MergedHealth
 ) -> AsyncIterator[v1.NodeWatchResourcesResponse | None]:
-    """Yield each message of a stream, and None whenever a device's lease ends before the next message."""
+    """Yield each message of a health stream, and None whenever a device's lease ends before the next."""
     reading = asyncio.ensure_future(stream.recv_message())
     try:
         while True:

@@ -29,7 +29,10 @@ _STATE_OF: Final = {number: state for state, number in STATES.items()}
 
 
 def decode_report(message: v1.Report) -> Report:
-    """Convert a Report message. Raises ValueError with the field if an enum value is unknown."""
+    """Convert a decoded Report message to a Report.
+
+    Raises ValueError with the field if an enum value is unknown.
+    """
     return Report(
         node=message.node,
         at=_instant_of(message.at),
@@ -47,7 +50,10 @@ def decode_report(message: v1.Report) -> Report:
 
 
 def decode_clear_reply(reply: v1.ClearReply) -> ClearResult:
-    """Convert a ClearReply message. Raises ValueError if the kind of the refusal is unknown."""
+    """Convert a decoded ClearReply message to a ClearResult.
+
+    Raises ValueError if the kind of the refusal is unknown.
+    """
     number = int(reply.refusal)
     refusal = _enum_value(_REFUSAL_OF, number, "ClearReply.refusal") if number else None
     return ClearResult(0, tuple(map(_cleared_fault_of, reply.cleared)), refusal=refusal, reason=reply.reason)
@@ -60,7 +66,10 @@ def _cleared_fault_of(record: v1.ClearedFault) -> ClearedFault:
 
 
 def decode_status(reply: v1.StatusReply) -> AgentStatus:
-    """Convert a StatusReply message. Raises ValueError with the field if an enum value is unknown."""
+    """Convert a decoded StatusReply message to an AgentStatus.
+
+    Raises ValueError with the field if an enum value is unknown.
+    """
     return AgentStatus(
         version=reply.version,
         pid=reply.pid,

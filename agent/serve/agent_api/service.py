@@ -42,7 +42,7 @@ CLEAR_ANSWER_S: Final = 1.0
 """Longest time that a request to clear faults waits for the health engine [s]."""
 CLEAR_REQUEST: Final = {1: SchemaField("device"), 2: SchemaField("code")}
 CLEAR_TEXT_MAX: Final = 1024
-"""Limit of the device's name and of the code in a request to clear faults [characters]."""
+"""Longest device name, and longest code, in a request to clear faults [characters]."""
 LOGIN_UID_UNSET: Final = (1 << 32) - 1
 """Login uid in procfs of a process that no login started."""
 
@@ -54,7 +54,10 @@ class ClearRequests(Protocol):
     """Queue of requests to clear latched faults, which the health engine answers."""
 
     def submit(self, device: str, code: str, operator: Operator) -> Future[ClearResult]:
-        """Add a request; cancelling the future withdraws it. Thread-safe. Never blocks."""
+        """Queue a request to clear faults; return the future of its answer, which can be cancelled.
+
+        A cancelled future withdraws the request. Thread-safe. Never blocks.
+        """
 
 
 class AgentService:
@@ -69,12 +72,17 @@ class AgentService:
         clear_requests: ClearRequests | None = None,
         config_reload: Callable[[], ConfigReload | None] = lambda: None,
     ) -> None:
-        """Create the service; without ``clear_requests`` it refuses to clear faults with UNIMPLEMENTED.
+        """Create the service for the command line.
 
-        ``config_reload`` returns the last reload of the configuration; None: there was none.
+        Args:
+            latest: Newest published report.
+            version: Version of the agent.
+            subscribers: Returns the number of open streams of each socket.
+            clear_requests: Queue of requests to clear faults; None: they are refused with UNIMPLEMENTED.
+            config_reload: Returns the last reload of the configuration; None: there was none.
         """
         self.streams = 0
-        """Number of open report streams."""
+        """Number of open streams on which the command line receives reports."""
         self._latest = latest
         self._version = version
         self._subscribers = subscribers
@@ -84,7 +92,7 @@ class AgentService:
         self._encoded = (0, b"")
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """Return the handlers of the methods by path, for grpclib. They send encoded messages."""
+        """Return the handlers of the service's methods by gRPC path. They send encoded messages."""
         unary, streaming = grpclib.const.Cardinality.UNARY_UNARY, grpclib.const.Cardinality.UNARY_STREAM
         return {
             STATUS: grpclib.const.Handler(self._status, unary, EmptyRequest, bytes),
@@ -153,7 +161,10 @@ class AgentService:
 
 
 def _operator(stream: grpclib.server.Stream[Any, Any]) -> Operator:
-    """Return the process that sent a request. Raises GRPCError unless it runs as root or as the agent."""
+    """Return the process that sent a request to clear faults.
+
+    Raises GRPCError unless the process runs as root or as the agent.
+    """
     connection = stream._stream._transport.get_extra_info("socket")
     try:
         peer = peer_credentials(connection)
@@ -170,7 +181,7 @@ def _operator(stream: grpclib.server.Stream[Any, Any]) -> Operator:
 
 
 def _login_uid(pid: int) -> int:
-    """Return the login uid of a process; NO_LOGIN_UID if it has none, or procfs does not show it."""
+    """Return the uid of the login that a process belongs to; NO_LOGIN_UID: none, or procfs hides it."""
     try:
         with open(f"/proc/{pid}/loginuid", encoding="ascii") as file:
             uid = int(file.read(16))
@@ -184,7 +195,9 @@ def collect_status(
 ) -> AgentStatus:
     """Return the status of this agent process, from procfs, and of its newest report.
 
-    ``publications`` is the number of reports so far, ``report`` the newest, None: there is none yet.
+    Args:
+        publications: Number of reports so far.
+        report: Newest report; None: there is none yet.
     """
     import psutil  # the import takes 20 ms
 

@@ -20,16 +20,16 @@ from agent.serve.dra_plugin.prepared_devices import PreparedDevice
 from agent.system.timing import LogRateLimiter
 
 RUNS_LIMIT: Final = 256
-"""Maximum number of runs at a time, each in a thread; only a driver that hangs reaches it."""
+"""Largest number of prepares and unprepares in progress, each in a thread: only a hung driver reaches it."""
 
 log = logging.getLogger(__name__)
 
 ClaimOutcome = tuple[PreparedDevice, ...] | PrepareVerdict
-"""Devices of a prepared claim, no devices after an unprepare, or the verdict on a failure."""
+"""Outcome of a run: the prepared devices, no devices after an unprepare, or the verdict on a failure."""
 
 
 class ClaimOperation(StrEnum):
-    """Operation of the driver on a claim."""
+    """Operation of the driver on a claim: prepare or unprepare."""
 
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
@@ -47,7 +47,7 @@ ClassifyFailure = Callable[[ClaimRef, Exception], PrepareVerdict]
 
 @dataclass(slots=True, eq=False)
 class _ClaimRun:
-    """Prepare or unprepare of one claim that is in progress or waits for the run before it."""
+    """Prepare or unprepare of one claim that is in progress, or that waits for an earlier run of it."""
 
     operation: ClaimOperation
     ref: ClaimRef
@@ -82,7 +82,7 @@ class InFlightClaims:
     def join_or_start(
         self, operation: ClaimOperation, ref: ClaimRef, until_s: float
     ) -> "asyncio.Task[ClaimOutcome]":
-        """Return the task of the claim's run for an operation; start a run if none is in progress.
+        """Return the task of the claim's prepare or unprepare; start one if none is in progress.
 
         A new run first waits for the claim's run of the other operation, until ``until_s`` (the event loop's
         time). The run itself has no time limit. The task never raises an exception. The caller calls
@@ -96,7 +96,10 @@ class InFlightClaims:
         return run.task
 
     def leave(self, task: "asyncio.Task[ClaimOutcome]") -> None:
-        """End a caller's wait for a run; without any caller the run continues, but makes no further tries."""
+        """End a caller's wait for the run of ``task``.
+
+        Without any caller the run continues, but makes no further tries.
+        """
         run = self._of_task.get(task)
         if run is not None:  # else the run is finished
             run.calls -= 1
@@ -140,7 +143,10 @@ class InFlightClaims:
             return self._classify(run.ref, error)
 
     async def _begin(self, run: _ClaimRun, until_s: float) -> None:
-        """Wait for the claim's earlier runs and a free slot. Raises TransientError at `until_s`."""
+        """Wait for the claim's earlier runs, then for one of RUNS_LIMIT places.
+
+        Raises TransientError at `until_s`.
+        """
         while run.before is not None and (holder := run.before.unfinished_run()) is not None:
             done, _ = await asyncio.wait({holder.task}, timeout=_left_s(until_s))
             if not done:

@@ -57,7 +57,7 @@ class RegistrationService(wire.RegistrationBase):
         self._on_status = on_status
 
     async def get_info(self, info_request: wire.InfoRequest) -> wire.PluginInfo:
-        """Return the driver's name, the path of its service socket, and its services."""
+        """Answer the kubelet with the driver's name, the path of its service socket, and its services."""
         return self._info
 
     async def notify_registration_status(
@@ -88,10 +88,12 @@ SHUTTING_DOWN: Final = "driver shutting down"
 SOCKETS: Final = 2
 """Number of sockets of an instance: the service and the registration."""
 CHECK_S: Final = 2.0
-"""Interval of the checks of the sockets and the other instances [s]."""
+"""Interval of checks of the driver's sockets and its other instances [s]."""
 CHECK_WITH_OTHERS_S: Final = 1.0
-"""Shorter interval of the checks while another instance runs, at whose end the kubelet forgets the driver's
-health [s]."""
+"""Shorter interval of these checks while another instance of the driver runs [s].
+
+When that instance ends, the kubelet forgets the driver's health.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +184,7 @@ class DriverInstanceServer:
 
 
 class _Leadership:
-    """Leader check that mutes the health streams of an instance while it is not the leader."""
+    """Check of leader election that mutes the health streams of a driver instance which is not the leader."""
 
     def __init__(self, election: LeaderElection, files: SerialWorker, subscribers: HealthSubscribers) -> None:
         self._election = election
@@ -193,8 +195,11 @@ class _Leadership:
         self._log_limit = LogRateLimiter()
 
     async def check(self) -> float:
-        """Check the other instances; mute the health streams, or send all devices again. Return the time
-        until the next check [s]."""
+        """Check the driver's other instances; return the time until the next check [s].
+
+        The health streams are muted if this instance is not the leader. They send all devices again if it has
+        become the leader, or another instance has ended.
+        """
         try:
             state = await self._files.call(self._election.check_instances)
         except OSError as error:

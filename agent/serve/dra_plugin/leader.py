@@ -88,7 +88,7 @@ class LeaderElection:
         unlock_and_close(self._fd)
 
     def _create(self) -> int:
-        """Create and lock the file of this instance; return its descriptor."""
+        """Create and lock this instance's file in the driver's directory; return its descriptor."""
         while True:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
             try:

@@ -36,7 +36,9 @@ class PreparedDevice:
 
 
 def validate_prepared_devices(claim: Claim, answer: object) -> tuple[PreparedDevice, ...]:
-    """Check the driver's answer for a claim; return its devices, with ``<request>`` for a subrequest.
+    """Check the devices that the driver returned for a claim, and return them.
+
+    A device for a subrequest gets the name ``<request>``, because containers name only the request.
 
     Raises:
         DriverError: The answer is not valid; names the device and the field.
@@ -88,7 +90,7 @@ def validate_prepared_devices(claim: Claim, answer: object) -> tuple[PreparedDev
 
 
 def _base(request: str) -> str:
-    """Return ``<request>`` for ``<request>/<subrequest>``."""
+    """Return the request of a subrequest: ``<request>`` for ``<request>/<subrequest>``."""
     return request.partition("/")[0]
 
 
@@ -110,11 +112,11 @@ class WireMode(StrEnum):
     """Encoding of an error's class in the answer to the kubelet, a proposed field that is not released."""
 
     NONE = "none"
-    """The field is not sent."""
+    """The answer has no field for the error's class."""
     ERROR_TYPE = "error-type"
-    """Enum: 0 unknown, 1 permanent."""
+    """The field is an enum: 0 unknown, 1 permanent."""
     PERMANENT_ERROR = "permanent-error"
-    """Boolean of an older proposal: true means permanent."""
+    """The field is a boolean, from an older proposal: true means permanent."""
 
 
 ERROR_CLASS_FIELD: Final = 3
@@ -131,7 +133,7 @@ ERROR_CLASS_NUMBERS: Final[Mapping[WireMode, Mapping[ErrorClass, int]]] = {
     WireMode.ERROR_TYPE: _TYPES,
     WireMode.PERMANENT_ERROR: _TYPES,
 }
-"""Value of the field by encoding and error class, one byte; 0 is not sent."""
+"""Value of the error class field, by encoding and error class; 0 is not sent."""
 
 
 def encode_error_class(error_class: ErrorClass, mode: WireMode) -> bytes:

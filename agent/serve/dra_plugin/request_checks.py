@@ -15,7 +15,7 @@ CLAIMS_LIMIT: Final = 1024
 NAME_LIMIT: Final = 253
 NAMESPACE_LIMIT: Final = 63
 UID_LIMIT: Final = 63
-"""Longest valid UID [characters]; those of the API server have 36."""
+"""Length of the longest valid UID of a claim [characters]; those of the API server have 36."""
 
 _LABEL: Final = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")

@@ -24,18 +24,21 @@ POLL_S: Final = 0.05
 
 
 class SerializeLock:
-    """Lock of all threads of all instances of a driver. Thread-safe, not reentrant."""
+    """Lock that all threads of all instances of a driver share. Thread-safe, not reentrant."""
 
     def __init__(self, directory: Path) -> None:
         """Create the lock of a driver's directory, which must exist when the lock is acquired."""
         self._path = directory / FILE
         self._lock = threading.Lock()
         self._waiters: deque[threading.Event] = deque()
-        """Event of each thread: the first holds the lock, and its event is set; the others wait."""
+        """Event of each thread that holds the lock or waits. The first holds it, and its event is set."""
 
     @contextmanager
     def hold(self, until_s: float) -> Iterator[None]:
-        """Hold the lock; blocks until it is acquired, at most until ``until_s`` (:func:`time.monotonic`).
+        """Hold the lock in a ``with`` block; blocks until it is acquired.
+
+        Args:
+            until_s: Time at which the wait ends, on the clock of :func:`time.monotonic`.
 
         Raises:
             TransientError: The lock was not acquired: code ``deadline`` if other threads of this instance

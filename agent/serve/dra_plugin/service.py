@@ -32,14 +32,14 @@ from agent.serve.grpc.wire.writer import message_field
 from agent.system.timing import LogRateLimiter
 
 KUBELET_S: Final = 45.0
-"""Timeout of a call if the kubelet sends none [s]."""
+"""Timeout of a prepare or unprepare call if the kubelet's request has none [s]."""
 MARGIN_S: Final = 2.0
-"""Time before a call's timeout at which it is answered; unfinished claims get an error [s]."""
+"""Time before a call's timeout at which the call is answered [s]; unfinished claims get an error."""
 REPORT_S: Final = 0.2
-"""Time before the answer at which a run that still waits for other claims fails [s]."""
+"""Time before a call is answered at which a claim that still waits for other claims fails [s]."""
 
 ENTRIES_LIMIT: Final = 4096
-"""Maximum number of claims of a request that is decoded; above CLAIMS_LIMIT each gets an error."""
+"""Largest number of claims of a request that is decoded; above CLAIMS_LIMIT each claim gets an error."""
 ANSWER_LIMIT: Final = (4 << 20) - (64 << 10)
 """Maximum size of the answers of all claims of a call [bytes]; the kubelet reads at most 4 MiB."""
 
@@ -47,13 +47,16 @@ log = logging.getLogger(__name__)
 
 
 class DraPluginRequestStream(HardenedStream):
-    """Stream with a limit of 512 KiB a request: 1,024 claims with the longest names."""
+    """gRPC stream for requests of at most 512 KiB: 1,024 claims with the longest names."""
 
     limit = 512 << 10
 
 
 class ClaimHandler(Protocol):
-    """Handler that prepares and unprepares claims. Called in the event loop, which it must not block."""
+    """Interface to the driver's code that prepares and unprepares claims.
+
+    Its methods are called in the event loop, which they must not block.
+    """
 
     async def run(
         self, operation: ClaimOperation, ref: ClaimRef, until_s: float, unawaited: threading.Event
@@ -88,7 +91,7 @@ class DraPluginService:
         self._log_limit = LogRateLimiter()
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """Return the handlers of the methods by path, for grpclib."""
+        """Return the handlers of the DRA plugin API's methods by gRPC path, for grpclib."""
         mapping: dict[str, grpclib.const.Handler] = {}
         for module in (v1, v1beta1):
             for path, handler in module.DraPluginBase().__mapping__().items():
@@ -126,10 +129,10 @@ class DraPluginService:
     async def _outcomes(
         self, operation: ClaimOperation, claims: Iterable[ClaimRef], until_s: float
     ) -> dict[ClaimRef, ClaimOutcome]:
-        """Run the operation on all claims; return each outcome, at ``until_s`` an error for unfinished
-        claims.
+        """Run the operation on all claims of a request; return the outcome of each claim.
 
-        The pod cannot start once a claim has failed, so then the others are no longer retried.
+        A claim that is not finished at ``until_s`` gets an error. Once a claim has failed, its pod cannot
+        start, so the others are no longer retried.
         """
         validated = validate_claims(claims)
         outcomes: dict[ClaimRef, ClaimOutcome] = {
@@ -154,7 +157,10 @@ class DraPluginService:
     async def _wait(
         self, tasks: Iterable[asyncio.Task[ClaimOutcome]], until_s: float, *, has_failed: bool
     ) -> None:
-        """Wait for runs until ``until_s``; their retries end when one has failed, or if ``has_failed``."""
+        """Wait for the runs of claims until ``until_s``.
+
+        Retries of all runs end when one has failed, or at once if ``has_failed``.
+        """
         tasks = list(tasks)
         awaited = list(tasks)
 
@@ -178,7 +184,10 @@ class DraPluginService:
     def _encode(
         self, operation: ClaimOperation, module: ModuleType, outcomes: Mapping[ClaimRef, ClaimOutcome]
     ) -> bytes:
-        """Encode the response, a map of answers by uid, whose error class field is unknown to betterproto."""
+        """Encode the response of a prepare or unprepare: an answer for each claim, by UID of the claim.
+
+        Its error class field is unknown to betterproto and appended to the encoded answer.
+        """
         verdicts = {ref: outcome for ref, outcome in outcomes.items() if isinstance(outcome, PrepareVerdict)}
         answers = {ref: _encode_devices(module, one) for ref, one in outcomes.items()
                    if not isinstance(one, PrepareVerdict)}  # fmt: skip

@@ -29,11 +29,11 @@ class PluginPaths(NamedTuple):
     plugin_dir: Path
     """Directory of the driver, shared by its instances."""
     service: Path
-    """Socket of the prepare and health services."""
+    """Path of the service socket, with the prepare and health services."""
     registry_dir: Path
     """Directory that the kubelet watches for registration sockets."""
     registration: Path
-    """Socket of the registration service."""
+    """Path of the registration socket, through which the kubelet finds the service socket."""
 
 
 def plugin_paths(
@@ -108,7 +108,10 @@ def _hash(text: str, size: int) -> str:
 
 
 def _first_fitting(directory: Path, names: Sequence[str], flag: str) -> Path:
-    """Return the first path of the names that is short enough for a unix socket. Raises ConfigError."""
+    """Return the first of several paths in a directory that is short enough for a unix socket.
+
+    Raises ConfigError if none is.
+    """
     used = len(os.fsencode(directory)) + 1
     for name in names:
         if used + len(name) <= SOCKET_PATH_LIMIT:
@@ -173,7 +176,7 @@ class PluginSockets:
         await self._registration.server.stop(reason)
 
     async def close(self, reason: str) -> None:
-        """Remove both sockets and end all streams with ``reason``."""
+        """Remove the service and the registration socket, and end all streams with ``reason``."""
         try:
             await self.unregister(reason)
             await self._service.server.stop(reason)
@@ -191,7 +194,7 @@ class PluginSockets:
 
 
 class _ServedSocket:
-    """Unix socket and its server; uses files only in the worker thread."""
+    """Unix socket with its gRPC server; its file is accessed in the worker thread only."""
 
     def __init__(self, path: Path, server: HardenedServer, files: SerialWorker) -> None:
         self.path = path

@@ -19,7 +19,7 @@ class ClaimResult(NamedTuple):
 
     claim: Claim
     evidence: "tuple[Evidence, ...] | None"
-    """None: success. Otherwise the evidence of the failure, the outermost error first; may be empty."""
+    """Evidence of the failure, the outermost error first; may be empty. None: the claim's call succeeded."""
 
 
 class SyncDevicesResult(NamedTuple):
@@ -52,15 +52,15 @@ class DriverCheckResult(NamedTuple):
     no_result_reason: str
     """Reason why the run has no result; empty: it has one."""
     every_s: float
-    """Time between two runs [s]."""
+    """Time between two runs of the check [s]."""
     lease_s: float
-    """Time for which the result counts [s]."""
+    """Time for which the result of the check counts [s]."""
     age_s: float
-    """Age of the result [s]."""
+    """Age of the result at the driver's call [s]."""
     raise_after: int
     clear_after: int
     run: int
-    """Number of the run; a result with the number of the previous one was sent again. 0: not numbered."""
+    """Number of the check's run; 0: not numbered. The same number again: the result was sent again."""
 
 
 class TooManyDevices(DrahealthError):
@@ -71,7 +71,7 @@ class DriverLinkHandler(Protocol):
     """Handler of one driver's calls of the driver link. Thread-safe. May block while it writes to a disk."""
 
     def sync(self, declarations: Sequence[DeviceDeclaration]) -> SyncDevicesResult:
-        """Replace the driver's declared devices.
+        """Replace the devices that the driver has declared to the agent.
 
         Raises:
             ConfigError: A device is not valid; names the device, the key, and the value.
@@ -94,12 +94,16 @@ class DriverLinkHandler(Protocol):
         """Classify the evidence of a claim's failed prepare. Records nothing, reads no disk."""
 
     def prepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
-        """Record the results of prepares; return the verdict on each failure, None for each success."""
+        """Record the driver's results of prepares; return the verdict on each failure.
+
+        A success has None instead of a verdict.
+        """
 
     def unprepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
-        """Record the results of unprepares; return the verdict on each failure, None for each success.
+        """Record the driver's results of unprepares; return the verdict on each failure.
 
-        None also stands for a failure that the driver should report to the kubelet as success.
+        None instead of a verdict: a success, or a failure that the driver should report to the kubelet as
+        success.
         """
 
     def failures_at_other_drivers(self, claim: ClaimRef) -> Sequence[OtherDriverFailure]:

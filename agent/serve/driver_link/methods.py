@@ -20,10 +20,13 @@ from agent.serve.grpc.wire.reader import FieldValues
 from agent.serve.grpc.wire.writer import encode_message
 
 REPLY_DEVICES_MAX: Final = 4096
-"""Maximum number of devices in all verdicts of a reply."""
+"""Largest number of devices in all verdicts of one reply together."""
 MESSAGE_TAINTS_MAX: Final = 6144
-"""Maximum number of taints in a message. This and REPLY_DEVICES_MAX keep a message with the longest names
-below 4 MiB, the default limit of gRPC clients."""
+"""Largest number of taints in one message to a driver.
+
+This and REPLY_DEVICES_MAX keep a message with the longest names below 4 MiB, the default limit of gRPC
+clients.
+"""
 
 EFFECTS: Final = {Effect[str(effect.name)]: int(effect) for effect in v1.TaintEffect if int(effect)}
 REPAIRS: Final = {Repair[str(repair.name)]: int(repair) for repair in v1.DeviceRepair}
@@ -49,21 +52,21 @@ def handle_sync_devices(data: bytes, driver: str, open_handler: Callable[[], Dri
 
 
 def handle_report_checks(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
-    """Handle ``ReportChecks``, like :func:`handle_sync_devices`."""
+    """Handle a call of ``ReportChecks``. Arguments and errors are those of :func:`handle_sync_devices`."""
     results = requests.decode_report_checks(data)
     open_handler().report_checks(results)
     return encode_message(v1.ReportChecksReply, {})
 
 
 def handle_check_claims(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
-    """Handle ``CheckClaims``, like :func:`handle_sync_devices`."""
+    """Handle a call of ``CheckClaims``. Arguments and errors are those of :func:`handle_sync_devices`."""
     claims, handler = requests.decode_check_claims(data, driver), open_handler()
     texts = partial(kubelet_texts, elsewhere=handler.failures_at_other_drivers)
     return _answers(v1.CheckClaimsReply, claims, handler.check(claims), texts)
 
 
 def handle_classify(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
-    """Handle ``Classify``, like :func:`handle_sync_devices`."""
+    """Handle a call of ``Classify``. Arguments and errors are those of :func:`handle_sync_devices`."""
     claim, evidence = requests.decode_classify(data, driver)
     verdict = open_handler().classify(claim, evidence)
     return encode_message(
@@ -72,7 +75,7 @@ def handle_classify(data: bytes, driver: str, open_handler: Callable[[], DriverL
 
 
 def handle_report_prepare(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
-    """Handle ``ReportPrepare``, like :func:`handle_sync_devices`."""
+    """Handle a call of ``ReportPrepare``. Arguments and errors are those of :func:`handle_sync_devices`."""
     prepare_report = requests.decode_report_prepare(data, driver)
     handler = open_handler()
     claims, results = [result.claim for result in prepare_report.results], prepare_report.results
@@ -95,7 +98,10 @@ METHODS: Final[Mapping[str, Callable[[bytes, str, Callable[[], DriverLinkHandler
 
 
 def encode_taints(taints: Taints) -> bytes:
-    """Encode a message of ``WatchTaints``; with too many taints in all, omit the mildest of each device."""
+    """Encode the taints of a driver's devices as a message of ``WatchTaints``.
+
+    With more than MESSAGE_TAINTS_MAX taints in all, the mildest of each device are left out.
+    """
     devices = sorted(taints.devices.items(), key=lambda item: (item[0].pool, item[0].device))
     maximum = _limit_per_item(
         [len(device_taints) for _, device_taints in devices], MESSAGE_TAINTS_MAX, TAINTS_MAX
@@ -122,7 +128,13 @@ def _answers(
     verdicts: Sequence[PrepareVerdict | None],
     texts_of: Callable[[Sequence[PrepareVerdict]], Sequence[str]],
 ) -> bytes:
-    """Encode one answer per claim, with the texts that `texts_of` returns for the failures."""
+    """Encode a reply with one answer per claim.
+
+    Args:
+        kind: Message type of the reply.
+        verdicts: Verdict on each claim; None: no failure.
+        texts_of: Returns the texts for the kubelet of the failures.
+    """
     failed = [verdict for verdict in verdicts if verdict is not None]
     texts = iter(texts_of(failed))
     maximum = _limit_per_item([len(verdict.devices) for verdict in failed], REPLY_DEVICES_MAX, DEVICES_MAX)
@@ -152,8 +164,10 @@ def _verdict(verdict: PrepareVerdict, text: str, devices_max: int) -> FieldValue
 
 
 def _limit_per_item(counts: Sequence[int], total: int, maximum: int) -> int:
-    """Return the largest limit per count, `maximum` halved as often as needed, with which the sum of the
-    counts is at most `total`; at least 1."""
+    """Return the limit at which counts must be cut off for their sum to be at most `total`.
+
+    The result is `maximum`, halved as often as needed; at least 1.
+    """
     while maximum > 1 and sum(min(count, maximum) for count in counts) > total:
         maximum //= 2
     return maximum

@@ -84,8 +84,10 @@ LIMITS: Final[FieldLimits] = {
         "requests": DEVICES_MAX,
     },
 }
-"""Limits by message type and field. The oneof ``part`` of a device has none here: the declaration format
-checks its values."""
+"""Limits of fields by message type and field name.
+
+The oneof ``part`` of a device has none here: the declaration format checks its values.
+"""
 
 KIND_OF_PART: Final = {
     "cpus": "cpu",
@@ -115,26 +117,30 @@ OPERATIONS: Final = {int(number): Operation[str(number.name)] for number in v1.O
 
 
 class PrepareReport(NamedTuple):
-    """Decoded ReportPrepare request."""
+    """Decoded ReportPrepare request: results of the driver's prepares or unprepares."""
 
     unprepare: bool
-    """Whether these are results of unprepares; False: of prepares."""
+    """True: the results are those of unprepares. False: of prepares."""
     results: list[ClaimResult]
 
 
 def decode_sync_devices(data: bytes) -> list[DeviceDeclaration]:
-    """Decode the devices of a SyncDevices request."""
+    """Decode the declared devices of a SyncDevices request. Raises GRPCError."""
     devices = _read(data, v1.SyncDevicesRequest)["devices"]
     return [_declaration(device, f"devices[{number}]") for number, device in enumerate(devices)]
 
 
 def decode_report_checks(data: bytes) -> list[DriverCheckResult]:
-    """Decode the results of a ReportChecks request."""
+    """Decode the check results of a ReportChecks request. Raises GRPCError."""
     return [_check_result(values) for values in _read(data, v1.ReportChecksRequest)["results"]]
 
 
 def decode_check_claims(data: bytes, driver: str) -> list[Claim]:
-    """Decode the claims of a CheckClaims request; ``driver`` is the owner of their devices."""
+    """Decode the claims of a CheckClaims request. Raises GRPCError.
+
+    Args:
+        driver: Name of the driver, to which the claims' devices belong.
+    """
     given = _read(data, v1.CheckClaimsRequest)["claims"]
     claims = [_claim(values, driver, f"claims[{index}]") for index, values in enumerate(given)]
     _check_unique(claims, "claims[{}]")
@@ -142,7 +148,7 @@ def decode_check_claims(data: bytes, driver: str) -> list[Claim]:
 
 
 def decode_classify(data: bytes, driver: str) -> tuple[Claim, tuple[Evidence, ...]]:
-    """Decode claim and evidence of a Classify request; a missing claim has empty names."""
+    """Decode claim and evidence of a Classify request; a missing claim has empty names. Raises GRPCError."""
     request = _read(data, v1.ClassifyRequest)
     claim = _claim(request["claim"], driver, "claim") if "claim" in request else Claim("", "", "")
     evidence = _evidence(request["evidence"], "evidence")
@@ -152,7 +158,7 @@ def decode_classify(data: bytes, driver: str) -> tuple[Claim, tuple[Evidence, ..
 
 
 def decode_report_prepare(data: bytes, driver: str) -> PrepareReport:
-    """Decode a ReportPrepare request."""
+    """Decode the results of a ReportPrepare request. Raises GRPCError."""
     request = _read(data, v1.ReportPrepareRequest)
     if request["step"] not in {v1.Step.PREPARE, v1.Step.UNPREPARE}:
         raise _invalid("step: not set, or unknown to this agent; set STEP_PREPARE or STEP_UNPREPARE")
@@ -335,5 +341,7 @@ _EVIDENCE_READERS: Final[Mapping[str, Callable[[Any, str], Evidence]]] = {
     "driver_error": _driver_error,
     "text": lambda text, _: ErrorText(text),
 }
-"""Converter of each kind of evidence, by its field of the oneof; arguments: the values, and the path of the
-evidence for error texts."""
+"""Function that converts each kind of evidence, by name of its field in the proto file.
+
+Its arguments are the field's values, and the path of the evidence for error texts.
+"""

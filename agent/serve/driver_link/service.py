@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 SERVICE: Final = "/drahealth.v1.DriverLink"
 QUERY_THREADS: Final = 2
-"""Number of threads for calls that only read memory; more would only wait for the interpreter lock."""
+"""Number of threads for calls of a driver that only read memory; more would wait for the interpreter lock."""
 DRAIN_S: Final = 0.3
 """Time that the shutdown waits until the ReportPrepare calls that have arrived are recorded [s]."""
 TEXT_BYTES: Final = 1024
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class DriverLinkRequestStream(HardenedStream):
-    """Stream with a limit of 512 KiB a request: 4,096 devices, or 256 claims with the longest names."""
+    """gRPC stream for requests of at most 512 KiB: 4,096 devices, or 256 claims with the longest names."""
 
     limit = 512 << 10
 
@@ -60,7 +60,7 @@ class DriverLinkService:
                 and after an exception by the next call.
         """
         self.streams = 0
-        """Number of open taint streams."""
+        """Number of open streams on which the driver receives its devices' taints."""
         self._driver = driver
         self._open_handler = open_handler
         self._handler: DriverLinkHandler | None = None
@@ -76,7 +76,10 @@ class DriverLinkService:
         self._error_limit = LogRateLimiter()
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Return the handlers of the methods by path, for grpclib. They receive and send encoded messages."""
+        """Return the handlers of the driver link's methods by gRPC path, for grpclib.
+
+        They receive and send encoded messages.
+        """
         unary, streaming = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
         pools = {
             "SyncDevices": self._declarations,
@@ -92,8 +95,10 @@ class DriverLinkService:
         return mapping | {f"{SERVICE}/WatchTaints": Handler(self._watch, streaming, bytes, bytes)}
 
     async def close(self) -> None:
-        """Wait at most :data:`DRAIN_S` for pending reports, then end the threads. Call it after the server
-        stopped."""
+        """Wait at most :data:`DRAIN_S` for calls that are not recorded yet, then end the threads.
+
+        Call it after the server has stopped.
+        """
         await self._reports.finish(DRAIN_S)
         for pool in (self._queries, self._declarations, self._checks, self._reports, self._taints):
             pool.close()
@@ -124,7 +129,10 @@ class DriverLinkService:
             self.streams -= 1
 
     async def _encoded_taints(self, version: int, taints: Taints) -> tuple[int, bytes]:
-        """Encode taints once for all streams; return the version and message, or those of newer taints."""
+        """Encode the taints of a version once for all streams.
+
+        Returns the version and the message; those of newer taints if they are encoded already.
+        """
         async with self._encoding:
             if self._encoded[0] < version:
                 self._encoded = version, await self._call(self._taints, partial(_encode_taints, taints))
@@ -133,7 +141,10 @@ class DriverLinkService:
     async def _call(
         self, pool: WorkerPool, function: Callable[[], T], *, run_even_if_abandoned: bool = False
     ) -> T:
-        """Run a function in a worker pool and return its result. Raises GRPCError."""
+        """Run a function in a worker pool and return its result.
+
+        Raises GRPCError if the function fails, or the pool's queue is full.
+        """
         try:
             answer = await pool.call(
                 partial(self._guarded, function), run_even_if_abandoned=run_even_if_abandoned
@@ -170,7 +181,7 @@ class DriverLinkService:
             return self._handler
 
     def _guarded(self, function: Callable[[], T]) -> T | GRPCError:
-        """Return the result of `function`, or the GRPCError for the client in place of its exception."""
+        """Return the result of `function`; after an exception, the GRPCError that the driver gets for it."""
         try:
             return function()
         except GRPCError as error:

@@ -26,7 +26,7 @@ KUBELET_RESPONSE_LIMIT: Final = 16 << 20
 """Largest message that a client of the kubelet reads [bytes]; Kubernetes' own clients of the podresources API
 have the same limit."""
 WINDOW: Final = 4 << 20
-"""Flow control window of a raw channel's streams unless it is closed [bytes]; grpclib's default."""
+"""Flow control window of a raw channel's streams [bytes], grpclib's default, unless it is set to zero."""
 
 
 class ResponseTooLarge(Exception):
@@ -38,7 +38,7 @@ class ResponseTooLarge(Exception):
 
 
 class ClientStream(HardenedStream):
-    """Client's stream that refuses a response above :data:`RESPONSE_LIMIT` with a GRPCError."""
+    """Stream of a gRPC client that refuses a response above :data:`RESPONSE_LIMIT` with a GRPCError."""
 
     limit = RESPONSE_LIMIT
     compressed = Status.INTERNAL
@@ -46,10 +46,10 @@ class ClientStream(HardenedStream):
 
 
 class SizeReportingStream(ClientStream):
-    """Client's stream that refuses a response above the limit with :class:`ResponseTooLarge`."""
+    """Stream of a gRPC client that refuses a response above the limit with :class:`ResponseTooLarge`."""
 
     async def recv_data(self, size: int) -> bytes:
-        """Return the next ``size`` bytes of a message's prefix or body. Raises ResponseTooLarge."""
+        """Return the next ``size`` bytes of a gRPC message's prefix or body. Raises ResponseTooLarge."""
         if not self._at_prefix and size > self.limit:
             raise ResponseTooLarge(size, self.limit)
         return await super().recv_data(size)
@@ -72,14 +72,14 @@ class _ClientProtocol(HardenedProtocol):
 
 
 class UnixChannel(client.Channel):
-    """gRPC client's connection to a unix socket; ``stream_class`` has the size limit of responses."""
+    """Connection of a gRPC client to a unix socket; ``stream_class`` has the size limit of responses."""
 
     def __init__(self, path: str, stream_class: type[ClientStream] = ClientStream) -> None:
         super().__init__(path=path, codec=Codec())
         self._h2_config = h2_config(client_side=True)
         self._stream_class = stream_class
         self.received_bytes = 0
-        """Number of bytes that the server has sent, which shows that it works on an answer."""
+        """Number of bytes that the server has sent; if it grows, the server still works on an answer."""
 
     async def __connect__(self) -> protocol.H2Protocol:
         connected = await super().__connect__()
@@ -112,7 +112,7 @@ class _BytesCodec(CodecBase):
 
 class _RawStream(SizeReportingStream):
     def reset_nowait(self, error_code: ErrorCodes = ErrorCodes.CANCEL) -> None:
-        """Reset the stream with CANCEL, as grpc-go's client does."""
+        """Reset the gRPC stream with the code CANCEL, as grpc-go's client does."""
         super().reset_nowait(error_code)
 
 
@@ -135,9 +135,10 @@ class _RawProtocol(HardenedProtocol):
 
 
 class RawChannel(UnixChannel):
-    """Client's connection for conformance checks: undecoded messages, the server's GOAWAY, a closable window.
+    """Connection of a gRPC client for conformance checks, whose messages are not decoded.
 
-    A response above :data:`RESPONSE_LIMIT` raises :class:`ResponseTooLarge`.
+    It shows the server's GOAWAY frame, and its flow control window can be closed. A response above
+    :data:`RESPONSE_LIMIT` raises :class:`ResponseTooLarge`.
     """
 
     def __init__(self, path: str) -> None:
@@ -145,12 +146,12 @@ class RawChannel(UnixChannel):
         self._codec = _BytesCodec()
 
     async def connect(self) -> None:
-        """Connect to the socket. Raises OSError or StreamTerminatedError."""
+        """Connect to the server's socket. Raises OSError or StreamTerminatedError."""
         await self.__connect__()
 
     @property
     def goaway(self) -> str:
-        """Code and text of the GOAWAY frame with which the server ends the connection; empty: not sent."""
+        """Code and text of the GOAWAY frame with which the server ends the connection; empty: none."""
         return self._protocol.goaway if isinstance(self._protocol, _RawProtocol) else ""
 
     def close_window(self) -> None:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="betterproto.Message | bytes")
 
 FIELDS_PER_ENTRY: Final = 8
-"""Maximum number of fields of a message per entry that it may hold, if the number of entries is limited."""
+"""Largest number of fields of a message, as a multiple of the limit of its entries, if these are limited."""
 
 
 class EmptyRequest(bytes):
     """Request of a method without parameters: any well-formed protobuf message, whose fields are ignored."""
 
     def __new__(cls, data: bytes) -> "EmptyRequest":
-        """Check the encoded request. Raises ValueError if it is not a protobuf message."""
+        """Check the encoded request, and drop it. Raises ValueError if it is not a protobuf message."""
         for _ in encoded_fields(data, None, "the request", ""):
             pass
         return super().__new__(cls, data)
@@ -46,7 +46,7 @@ class Codec(CodecBase):
         self._max_entries = max_entries
 
     def encode(self, message: "betterproto.Message | bytes", message_type: type[M]) -> bytes:
-        """Return the encoded message; ``bytes`` are already encoded and returned unchanged."""
+        """Return the encoded message; ``bytes`` are returned unchanged, because they are encoded already."""
         return bytes(message)
 
     def decode(self, data: bytes, message_type: type[M]) -> M:
@@ -75,7 +75,7 @@ def _known_fields(
     limit: int | None,
     field_count: Iterator[int],
 ) -> bytes:
-    """Return an encoded message without its unknown fields, after checking it.
+    """Check an encoded message, and return it without its unknown fields.
 
     betterproto's time grows with the square of the number of unknown fields.
 
@@ -83,7 +83,7 @@ def _known_fields(
         data: Encoded message.
         message_type: Type of the message.
         message_name: Name of the message in error texts.
-        limit: Maximum number of entries of this message; None: no limit.
+        limit: Largest number of entries of this message; None: no limit.
         field_count: Counter of the fields of the outermost message.
 
     Raises:

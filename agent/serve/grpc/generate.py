@@ -61,7 +61,10 @@ def differing_paths(fresh: dict[str, bytes], checked_in: dict[str, bytes]) -> li
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Update ``gen/`` and return 0; with ``--check`` change no file and return 1 if a file is out of date."""
+    """Generate ``gen/`` from ``proto/`` again, and return 0.
+
+    With ``--check``, no file is changed; the result is 1 if a file is out of date.
+    """
     parser = argparse.ArgumentParser(prog="python -m agent.serve.grpc.generate", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if gen/ is out of date")
     check = parser.parse_args(arguments).check

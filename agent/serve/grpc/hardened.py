@@ -109,18 +109,18 @@ CONTROL_FRAMES_PER_S: Final = 100
 """Number of control frames that a peer may send for long [1/s]; a kubelet sends less than one."""
 
 REQUESTS_LIMIT: Final = 4 << 20
-"""Maximum size of all open requests of a server together [bytes]."""
+"""Largest size of all open requests of one server together [bytes]."""
 
 REQUEST_LIMIT: Final = 64 << 10
-"""Default limit of a request [bytes]."""
+"""Largest size of one request, unless a stream class sets another limit [bytes]."""
 
 GRACE_S: Final = 0.2
-"""Time that a closing connection may take to drain before it is aborted [s]."""
+"""Time that a closing connection has to send its remaining data before it is aborted [s]."""
 
 WRITE_LIMIT: Final = 256 << 10
-"""Amount of data that is written at once [bytes]; then the peer's unread data are checked."""
+"""Amount of data that a stream writes at once [bytes]; then the peer's unread data are checked."""
 HEAD_SIZE: Final = (16 << 10) - PREFIX.size
-"""Part of a message that is sent together with its prefix, and copied for it [bytes]."""
+"""Size of a message's first part [bytes], which is copied to be sent together with the prefix."""
 UNREAD_LIMIT: Final = 2 << 20
 """Amount of data in the write buffer at which the connection to a peer that does not read is aborted
 [bytes]."""
@@ -143,7 +143,7 @@ def h2_config(*, client_side: bool) -> H2Configuration:
 
 
 class RequestMemory:
-    """Size of all open requests of one server; each stream adds and removes its own."""
+    """Counter of the size of all open requests of one server; each stream adds and removes its own."""
 
     def __init__(self) -> None:
         self.used_bytes = 0
@@ -159,13 +159,14 @@ class UnsentMessages:
     def __init__(self, limit_bytes: int = UNSENT_LIMIT) -> None:
         self._limit_bytes = limit_bytes
         self._waiting: dict[HardenedStream, tuple[bytes, float]] = {}
-        """Message and start of the wait [s] by stream; the longest wait is first."""
+        """Waiting message and start of the wait [s] by stream; the longest wait is first."""
         self._log_limit = LogRateLimiter()
 
     def add(self, stream: "HardenedStream", message: bytes) -> None:
-        """Count a message while its stream waits; end the streams that wait longest if it exceeds the limit.
+        """Count the message of a stream that waits for its client to read.
 
-        Call :meth:`discard` after the wait.
+        If the messages exceed UNSENT_LIMIT, the streams that wait longest are ended. Call :meth:`discard`
+        after the wait.
         """
         now_s = asyncio.get_running_loop().time()
         self._waiting[stream] = message, now_s
@@ -183,7 +184,7 @@ class UnsentMessages:
                 log.warning("socket: stream ended: %s; %d streams ended in the last minute", text, count)
 
     def discard(self, stream: "HardenedStream") -> None:
-        """Stop counting a stream's message."""
+        """Stop counting the message of a stream, whose wait for its client has ended."""
         self._waiting.pop(stream, None)
 
     def _used_bytes(self) -> int:
@@ -203,8 +204,10 @@ class ClientGone(GRPCError, StreamTerminatedError):
 
 
 def end_without_log(stream: server.Stream[Any, Any]) -> None:
-    """Let a request of any grpclib server end with :class:`ClientGone` if its client is gone. Call it in the
-    request's task when that is cancelled."""
+    """Let a request of a grpclib server end without a log line if its client is gone.
+
+    The request ends with :class:`ClientGone`. Call it in the request's task when that is cancelled.
+    """
     wrapper = stream._stream.wrapper
     if wrapper is not None and isinstance(wrapper._error, StreamTerminatedError):
         wrapper._error = ClientGone(str(wrapper._error))
@@ -216,15 +219,15 @@ class HardenedStream(protocol.Stream):
     limit = REQUEST_LIMIT
     compressed = Status.UNIMPLEMENTED
     memory: RequestMemory | None = None
-    """Size of the server's open requests; None: a client's stream."""
+    """Counter of the size of the server's open requests; None: a client's stream."""
     unsent: UnsentMessages | None = None
-    """Messages that wait for clients; None: a client's stream."""
+    """Messages of the process that wait for clients to read; None: a client's stream."""
     _held = 0
 
     _at_prefix = True
-    """Whether grpclib reads the 5-byte prefix of a message next; False: the body."""
+    """True: grpclib reads the 5-byte prefix of a gRPC message next. False: it reads the body."""
     _empty_is_a_message = True
-    """Whether a stream that ends without data is an empty message; True before a request."""
+    """True: a stream that ends without data is an empty message, as before a request."""
 
     async def recv_data(self, size: int) -> bytes:
         """Return the next ``size`` bytes of a message's prefix or body; no bytes at the end of the stream.
@@ -268,14 +271,14 @@ class HardenedStream(protocol.Stream):
         self._held += size
 
     def __terminated__(self, reason: str) -> None:
-        """End a request, at a server, with :class:`ClientGone`."""
+        """End a request of a server with :class:`ClientGone`, because its client is gone."""
         if self.wrapper is None or self.memory is None:
             super().__terminated__(reason)
         else:
             self.wrapper.cancel(ClientGone(reason))
 
     def release_memory(self) -> None:
-        """Subtract the request's size from the server's open requests, when the request has ended."""
+        """Subtract the size of the ended request from that of the server's open requests."""
         if self.memory is not None:
             self.memory.used_bytes -= self._held
             self._held = 0
@@ -285,7 +288,7 @@ class HardenedStream(protocol.Stream):
         await super().send_headers(_with_content_type(headers), end_stream=end_stream)
 
     async def send_data(self, data: bytes, end_stream: bool = False, *, offset: int = 0) -> None:
-        """Send all data from an offset; wait for the peer if its window has no room.
+        """Send all data from the offset on; wait for the peer to read if its window has no room.
 
         Copies only the bytes that are sent at once.
         """
@@ -304,7 +307,7 @@ class HardenedStream(protocol.Stream):
                 await self.window_updated.wait()
 
     async def send_shared_message(self, message: bytes) -> None:
-        """Send an encoded message with its prefix, without a copy while it waits for the peer.
+        """Send an encoded message with its prefix; while it waits for the peer, it is not copied.
 
         Raises GRPCError if the peer reads too slowly: see :class:`UnsentMessages`.
         """
@@ -336,12 +339,17 @@ class HardenedStream(protocol.Stream):
             self.wrapper.cancel(error)
 
     def send_nowait(self, data: bytes) -> bool:
-        """Send all data if the peer's window and the write buffer have room; return False if nothing was
-        sent."""
+        """Send all data if the peer's window and the write buffer have room for them.
+
+        Returns False if nothing was sent.
+        """
         return self._write_nowait(len(data), data_frames, data)
 
     def send_message_nowait(self, message: bytes) -> bool:
-        """Send an encoded message with its prefix if there is room; return False if nothing was sent."""
+        """Send an encoded message with its prefix if window and buffer have room.
+
+        Returns False if nothing was sent.
+        """
         if len(message) > WRITE_LIMIT:
             return False
         return self._write_nowait(PREFIX.size + len(message), message_frames, message)
@@ -400,13 +408,13 @@ def _cancel_waiting_tasks(wrapper: Wrapper, error: Exception) -> None:
 
 
 class TooManyControlFrames(ProtocolError):
-    """The peer sent more control frames than its budget."""
+    """A peer has sent more control frames (ping, reset, settings) than its budget allows."""
 
     error_code = ErrorCodes.ENHANCE_YOUR_CALM
 
 
 class ControlFrameBudget:
-    """Budget of one peer's frames that cost the server work and carry no message, as in other gRPC servers.
+    """Budget of one peer's control frames, which cost the server work and carry no message.
 
     It begins with :data:`CONTROL_FRAMES_BURST` and is refilled with time. A message has no cost, so a busy
     peer keeps its connection.
@@ -423,14 +431,21 @@ class ControlFrameBudget:
     def __init__(
         self, on_exceeded: Callable[[], object], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Create a full budget; ``on_exceeded`` is called before the connection ends."""
+        """Create a full budget.
+
+        Args:
+            on_exceeded: Called before the peer's connection ends because the budget is used up.
+        """
         self._on_exceeded = on_exceeded
         self._clock = clock
         self._left = float(CONTROL_FRAMES_BURST)
         self._refilled_s = clock()
 
     def charge_frame(self, handle: Callable[[Frame], Any], cost: float, frame: Frame) -> Any:
-        """Charge a frame and handle it. Raises TooManyControlFrames if the budget is exceeded."""
+        """Subtract the cost of a control frame from the budget, then handle the frame.
+
+        Raises TooManyControlFrames if the budget is used up.
+        """
         self._left -= cost
         if self._left < 0:
             now_s = self._clock()
@@ -449,8 +464,11 @@ class _Connection(protocol.Connection):
     unsent: UnsentMessages | None = None
 
     def feed(self, data: bytes) -> list[Event]:
-        """Return the HTTP/2 events in ``data``. Raises FrameTooLargeError as soon as a frame's header
-        announces too many bytes. The peer gets GOAWAY with the code of the error."""
+        """Return the HTTP/2 events in received ``data``.
+
+        Raises FrameTooLargeError as soon as a frame's header announces too many bytes. The peer gets GOAWAY
+        with the code of the error.
+        """
         try:
             events = super().feed(data)
         except ProtocolError:
@@ -501,7 +519,7 @@ class _Events(protocol.EventsProcessor):
 
 
 class HardenedProtocol(protocol.H2Protocol):
-    """asyncio protocol of one gRPC connection of a server or client, with hardened streams."""
+    """asyncio protocol of one gRPC connection, of a server or client, with the limits of this module."""
 
     stream_class: type[HardenedStream] = HardenedStream
     memory: RequestMemory | None = None

@@ -35,11 +35,11 @@ from agent.serve.sockets import peer_credentials
 from agent.system.timing import LogRateLimiter
 
 CONNECTION_LIMIT: Final = 128
-"""Maximum number of connections that one socket serves at a time. The kubelet needs one."""
+"""Largest number of connections that one socket serves at a time. The kubelet needs one."""
 CONNECTION_MIN: Final = 4
 """Number of connections that a socket serves even if the process may open few descriptors."""
 CLOSING_LIMIT: Final = 16
-"""Number of connections that may be closing when a new one is accepted."""
+"""Largest number of connections in the process of closing for a new one to be accepted."""
 HANDSHAKE_S: Final = 10.0
 """Time after which a connection is closed whose client has not sent the HTTP/2 preface [s]."""
 REQUEST_COUNT_LIMIT: Final = 1024
@@ -84,9 +84,9 @@ class _ServerProtocol(HardenedProtocol):
         self.requests = handler
         self.lost = asyncio.get_running_loop().create_future()
         self.uid = -1
-        """User of the client's process; -1: not known."""
+        """User id of the client's process; -1: not known."""
         self.ends = False
-        """True: the server ends the connection."""
+        """True: the server has begun to close the connection."""
         self._owner = owner
         self._handshake_timer: asyncio.TimerHandle | None = None
 
@@ -102,7 +102,7 @@ class _ServerProtocol(HardenedProtocol):
         self._handshake_timer = loop.call_later(HANDSHAKE_S, self._check_handshake)
 
     def _check_handshake(self) -> None:
-        """Abort the connection if the client has not begun to speak HTTP/2."""
+        """Abort the connection if the client has not sent the HTTP/2 preface within HANDSHAKE_S."""
         if self.connection._connection.incoming_buffer._preamble_len:
             log.info(
                 "%s: no HTTP/2 preface in %g s: connection closed", _socket_name(self.transport), HANDSHAKE_S
@@ -134,11 +134,11 @@ class _ConnectionHandler(server.Handler):
         super().__init__(mapping, codec, None, dispatch)
         self._owner = owner
         self.idle_since_s = asyncio.get_running_loop().time()
-        """Time at which the last request ended, or the connection was opened, on the event loop's clock."""
+        """Time of the event loop at which the connection's last request ended, or the connection opened."""
 
     @property
     def is_idle(self) -> bool:
-        """True if no request is open."""
+        """True if the connection has no open request."""
         return not self._tasks
 
     def accept(self, stream: protocol.Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
@@ -166,7 +166,7 @@ class _ConnectionHandler(server.Handler):
             super().cancel(stream)
 
     def _release(self, stream: protocol.Stream, release_stream: Callable[[], None], _: object) -> None:
-        """Uncount an ended request, and reset its stream if no answer was sent."""
+        """Count an ended request no longer, and reset its stream if the request got no answer."""
         assert isinstance(stream, HardenedStream)
         self._owner.requests -= 1
         self.idle_since_s = asyncio.get_running_loop().time()
@@ -176,7 +176,10 @@ class _ConnectionHandler(server.Handler):
         release_stream()
 
     def refuse(self, error: GRPCError) -> list["asyncio.Task[None]"]:
-        """Refuse new requests, end all open ones with ``error``, and return the tasks that still run."""
+        """Refuse new requests on the connection and end all open ones with ``error``.
+
+        Returns the tasks of requests that still run.
+        """
         self._refusal = error
         for stream, task in self._tasks.items():
             if stream.wrapper is not None:
@@ -187,8 +190,10 @@ class _ConnectionHandler(server.Handler):
 
 
 def _valid_deadline(timeout: str) -> str:
-    """Return a valid ``grpc-timeout``: for an invalid one "", which grpclib refuses; for a very short one
-    MIN_DEADLINE_S, because grpclib answers a deadline of zero with "Internal Server Error".
+    """Return a ``grpc-timeout`` that grpclib handles well.
+
+    An invalid one becomes "", which grpclib refuses. A very short one becomes MIN_DEADLINE_S, because grpclib
+    answers a deadline of zero with "Internal Server Error".
     """
     if not _TIMEOUT.fullmatch(timeout):
         return ""
@@ -196,7 +201,7 @@ def _valid_deadline(timeout: str) -> str:
 
 
 def _reset(stream: protocol.Stream, code: ErrorCodes) -> None:
-    """Reset a stream unless its client has already reset it."""
+    """Reset a request's stream unless its client has already reset it."""
     if stream.closable:
         stream.reset_nowait(code)
 
@@ -235,9 +240,9 @@ class HardenedServer(server.Server):
         self.unsent = unsent or UnsentMessages()
         self.connection_limit = connection_limit(sockets)
         self.connections: dict[_ServerProtocol, None] = {}
-        """Open connections, the oldest first."""
+        """Open connections of the socket, the oldest first."""
         self.requests = 0
-        """Number of open requests, both unary calls and streams."""
+        """Number of open requests on all connections, both unary calls and streams."""
         self.stopping = False
         self._closed, self._refused, self._calmed = LogRateLimiter(), LogRateLimiter(), LogRateLimiter()
 
@@ -269,7 +274,7 @@ class HardenedServer(server.Server):
         return ended is not connection
 
     def _choose_connection_to_end(self, new: _ServerProtocol) -> _ServerProtocol:
-        """Return the connection to end so that the limit holds; ``new`` if it must be refused itself.
+        """Return the connection to end so that the limit of connections holds; ``new`` to refuse it.
 
         That is the connection which is idle longest, of the uid that has most connections. Without an idle
         one, that uid's newest connection gives way to another uid.

@@ -27,8 +27,11 @@ SERVICES: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
 
 class EmbeddedCodec(Codec):
-    """Codec for a driver's grpclib server: health messages are bytes; the messages of the driver's other
-    services encode themselves, as those of Google's protobuf and betterproto do."""
+    """Codec for a Python driver's own grpclib server: health messages pass as bytes.
+
+    The messages of the driver's other services encode themselves, as those of Google's protobuf and
+    betterproto do.
+    """
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         """Return the encoded message; ``bytes`` are already encoded and returned unchanged."""
@@ -36,8 +39,11 @@ class EmbeddedCodec(Codec):
         return data
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Decode a message. Raises GRPCError for an invalid health request, and the exception of the
-        message's library for any other."""
+        """Decode a message of a health request, or of another service by its own class.
+
+        Raises GRPCError for an invalid health request, and the exception of the message's library for any
+        other.
+        """
         if issubclass(message_type, bytes):
             return super().decode(data, message_type)
         return message_type.FromString(data)
@@ -61,7 +67,7 @@ class EmbeddedHealthService:
         return self._service.streams
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """Return the handlers of the methods by path, for grpclib."""
+        """Return the handlers of the health API's methods by gRPC path, for grpclib."""
         return {
             path: handler._replace(func=partial(self._serve, handler.func))
             for path, handler in self._service.__mapping__().items()
@@ -98,7 +104,7 @@ class EmbeddedHealthService:
             self._streams.discard(task)
 
     def _ensure_started(self) -> None:
-        """Start the publisher at the first stream.
+        """Start the task that publishes reports when the first stream opens.
 
         Raises:
             GRPCError: The publisher has ended.
@@ -118,7 +124,7 @@ class EmbeddedHealthService:
                 )
 
     def _publisher_ended(self, task: "asyncio.Task[None]") -> None:
-        """End all streams: a stream without new lists must not stay open."""
+        """End all health streams, because a stream without new lists must not stay open."""
         error = None if task.cancelled() else task.exception()
         self._reason = self._reason or (
             f"{type(error).__name__}: {error}" if error else "the server is closing"

@@ -15,19 +15,23 @@ from agent.model.health import DeviceHealth, Health
 from agent.model.report import Report
 
 HealthListEncoder = Callable[[Sequence[DeviceHealth], int], list[bytes]]
-"""Function that encodes devices as messages within the size limit; the second argument is added to each
-lease [s]."""
+"""Function that encodes devices as health list messages within the size limit.
+
+Its second argument is added to each device's lease [s].
+"""
 DEFAULT_LEASE_S: Final = 30
-"""Kubelet's lease of a device without its own [s]."""
+"""Lease that the kubelet uses for a device whose list entry has none [s]."""
 DeviceKey = tuple[str, str, str]
-"""Driver, pool and name of a device."""
+"""Identity of a device: driver, pool and name."""
 _key_of: Final[Callable[[DeviceHealth], DeviceKey]] = attrgetter("driver", "pool", "device")
 """Getter of a device's key; faster than the property ``key``, because it runs for all devices of a report."""
 
 
 def devices_of_socket(report: Report, driver: str) -> Sequence[DeviceHealth]:
-    """Return the devices that a driver's socket reports: those that the driver declared. A driver that has
-    not declared any gets the host's own devices."""
+    """Return the devices of a report that a driver's socket serves: those that the driver declared.
+
+    A driver that has not declared any gets the host's own devices.
+    """
     owner = driver if driver in report.declaring else ""
     return [device for device in report.devices if device.driver == owner]
 
@@ -42,7 +46,7 @@ class HealthFeed:
 
     def __init__(self, encode: HealthListEncoder) -> None:
         self.number = 0
-        """Number of the last publication; 0: none."""
+        """Number of the last publication, which a subscriber remembers; 0: none."""
         self._encode = encode
         self._devices: dict[DeviceKey, DeviceHealth] = {}
         self._numbers: dict[DeviceKey, int] = {}
@@ -84,9 +88,11 @@ class HealthFeed:
         return messages
 
     def is_repeatable(self, age_s: float) -> bool:
-        """Whether the last report may be sent again ``age_s`` after its publication: only before half of the
-        smallest lease. Clients take a longer silence for a core that hangs, and a repeated list for a sign
-        of life."""
+        """Return whether the last report may be sent again, ``age_s`` seconds after its publication.
+
+        It may before half of the smallest lease has passed. Clients take a longer silence for a core that
+        hangs, and a repeated list for a sign of life.
+        """
         leases = (device.timeout_s or DEFAULT_LEASE_S for device in self._devices.values())
         return age_s < min(leases, default=0) / 2
 

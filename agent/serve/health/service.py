@@ -30,8 +30,11 @@ EXTRA_LEASE_S: Final = 2
 report already differ by a second from those of the report before."""
 
 REPEAT_S: Final = (0.1, 1.0)
-"""Times after the end of a stream at which the other streams get all devices again [s]. The kubelet forgets a
-driver's health when the stream of one instance ends, possibly a moment after the instance's stream here."""
+"""Times after the end of a health stream at which the other streams get all devices again [s].
+
+The kubelet forgets a driver's health when the stream of one instance ends, possibly a moment after that
+stream's end here.
+"""
 
 
 class HealthPublisher:
@@ -69,13 +72,15 @@ class HealthSubscribers:
         self._resend_count = 0
         self._published_s = 0.0
         self.lists = 0
-        """Lists sent on all streams."""
+        """Number of device lists sent on all streams of the socket."""
         self.sent_bytes = 0
-        """Bytes of those lists."""
+        """Size of the device lists sent on all streams of the socket [bytes]."""
 
     def publish(self, devices: Sequence[DeviceHealth]) -> None:
-        """Send the pending devices of a new report on every stream. Raises ValueError if a device appears
-        twice."""
+        """Replace the devices by those of a new report, and send what is pending on every stream.
+
+        Raises ValueError if a device appears twice.
+        """
         self._feed.publish(devices)
         self._published_s = asyncio.get_running_loop().time()
         if not self._muted:
@@ -128,7 +133,7 @@ class HealthSubscribers:
         return self._feed.pending_messages(since, subscriber.extra_lease_s)
 
     async def _wait_pending(self, subscriber: "_HealthSubscriber") -> None:
-        """Wait until devices are pending for a subscriber, and could not be sent at once."""
+        """Wait until a stream has pending devices that could not be sent at once."""
         wake = self._waiting[subscriber] = asyncio.get_running_loop().create_future()
         try:
             await wake
@@ -136,8 +141,10 @@ class HealthSubscribers:
             del self._waiting[subscriber]
 
     def _send_at_once(self, subscriber: "_HealthSubscriber") -> bool:
-        """Send the pending devices if the client's window has room; return True if none is pending any
-        more."""
+        """Send a stream's pending devices if its client's window has room.
+
+        Returns True if no device is pending any more.
+        """
         messages = self._pending(subscriber)
         if len(messages) > 1 or (messages and not send_message_nowait(subscriber.stream, messages[0])):
             return False
@@ -177,15 +184,15 @@ class HealthService:
         self.streams = 0
         """Number of open health streams."""
         self.subscribers = subscribers
-        """Streams of the socket, with the counts of what they were sent."""
+        """Open health streams of the socket, with counts of the lists that they were sent."""
         self._extra_lease_s = 0
-        """Time that is added to the leases of the next stream [s]."""
+        """Time that is added to the leases of the next stream that opens [s]."""
         self._repeats_after_end = repeats_after_end
         self._repeats_left = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """Return the handlers of the methods by path, for grpclib. They send encoded messages."""
+        """Return the handlers of the health API's methods by gRPC path. They send encoded messages."""
         handler = grpclib.const.Handler(
             self._watch, grpclib.const.Cardinality.UNARY_STREAM, EmptyRequest, bytes
         )
@@ -206,7 +213,10 @@ class HealthService:
                 self._schedule_repeat()
 
     def _schedule_repeat(self) -> None:
-        """Schedule the next repeat, unless one is scheduled: many ended streams cause one repeat a second."""
+        """Schedule the next repeat of all devices, unless one is scheduled.
+
+        Many ended streams cause one repeat a second.
+        """
         if self._timer is None:
             delay_s = REPEAT_S[-self._repeats_left]
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._repeat)

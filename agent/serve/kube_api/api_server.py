@@ -32,13 +32,13 @@ TIMEOUT_S: Final = 10.0
 ANSWER_BYTES: Final = 64 << 20
 """Largest accepted answer [bytes]; a page of 500 of the largest objects that etcd usually has is smaller."""
 PAGE_OBJECTS: Final = 500
-"""Objects of one page of a list."""
+"""Number of objects that one page of a list has."""
 DRA_GROUP: Final = "resource.k8s.io"
 DRA_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
-"""Known versions of the group of claims and slices, best first."""
+"""Versions of the API group ``resource.k8s.io`` that drahealth knows, best first."""
 NOT_FOUND: Final = 404
 NOT_SERVED: Final = 503
-"""Status of the error for an API group that the server does not have; 404 would be a missing object."""
+"""HTTP status of the error for an API group that the server lacks; 404 would mean a missing object."""
 FORBIDDEN: Final = 403
 
 _RESOURCE: Final = re.compile(
@@ -49,10 +49,13 @@ _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": 
 
 
 class ApiServer:
-    """Client of one API server. Thread-safe. Calls block up to 10 s for the connect and for each read."""
+    """HTTPS client of one Kubernetes API server. Thread-safe.
+
+    Calls block up to 10 s for the connect and for each read.
+    """
 
     def __init__(self, access: ApiAccess) -> None:
-        """Create a client; nothing is called yet.
+        """Create a client; it connects at the first call.
 
         Raises:
             ConfigError: The CA file or a certificate cannot be used.
@@ -100,7 +103,10 @@ class ApiServer:
                 connection.close()
 
     def list_objects(self, path: str, field_selector: str = "") -> ObjectList:
-        """Return all objects of a list, read in pages. Raises the errors of :meth:`call`."""
+        """Return all objects of a list of the API server, read in pages.
+
+        Raises the errors of :meth:`call`.
+        """
         items: list[dict[str, Any]] = []
         query = {"fieldSelector": field_selector, "limit": str(PAGE_OBJECTS), "continue": ""}
         while True:
@@ -159,7 +165,10 @@ class ApiServer:
         self._version = ""
 
     def dra_path(self, *parts: str) -> str:
-        """Return a path in the API group of claims and slices. Raises the errors of :meth:`dra_version`."""
+        """Return a path in ``resource.k8s.io``, the API group of claims and slices.
+
+        Raises the errors of :meth:`dra_version`.
+        """
         return path_of("apis", DRA_GROUP, self.dra_version(), *parts)
 
     # --- connections ----------------------------------------------------------------------------------------
@@ -184,7 +193,7 @@ class ApiServer:
             return OpenStream(connection, used, answer)
 
     def _open(self, method: str, path: str, data: bytes) -> "HTTPConnection":
-        """Open a connection and send a request."""
+        """Connect to the API server and send a request; return the connection for reading the answer."""
         headers = {"Accept": "application/json", "User-Agent": f"drahealth/{VERSION}"}
         if self._access.token_file is not None:
             headers["Authorization"] = f"Bearer {Path(self._access.token_file).read_text().strip()}"
@@ -238,7 +247,10 @@ class ApiServer:
         return connection
 
     def _tls_context(self) -> ssl.SSLContext | None:
-        """Return the TLS settings, made again after a change of the CA file; None: the URL is of HTTP."""
+        """Return the TLS context of connections; None: the URL is of HTTP.
+
+        It is made again after a change of the CA file.
+        """
         if not self._is_tls:
             return None
         access = self._access
@@ -254,7 +266,7 @@ class ApiServer:
 
 
 def path_of(*parts: str) -> str:
-    """Return a URL path with quoted parts."""
+    """Return a URL path from its parts, each quoted."""
     return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 
@@ -270,7 +282,7 @@ def verb_and_resource(method: str, path: str) -> tuple[str, str]:
 
 
 def _refusal(method: str, path: str, status: int, reason: str, data: bytes) -> ApiError:
-    """Return the error for an answer whose status is not 2xx."""
+    """Return the exception for an answer of the API server whose status is not 2xx."""
     try:
         answer: JsonObject = _decode_object(data)
     except ValueError:
@@ -283,7 +295,7 @@ def _refusal(method: str, path: str, status: int, reason: str, data: bytes) -> A
 
 
 def _decode_object(data: bytes) -> dict[str, Any]:
-    """Decode a JSON object. Raises ValueError if the data are something else."""
+    """Decode a JSON object. Raises ValueError if the data are no JSON, or another value."""
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except RecursionError:
@@ -291,7 +303,10 @@ def _decode_object(data: bytes) -> dict[str, Any]:
 
 
 def _make_context(access: ApiAccess) -> ssl.SSLContext:
-    """Return the TLS settings of an access. Raises OSError or ValueError: a certificate cannot be used."""
+    """Return the TLS context for the CA and the certificate of an API access.
+
+    Raises OSError or ValueError if a certificate cannot be used.
+    """
     context = ssl.create_default_context(cafile=access.ca_file, cadata=access.ca_data or None)
     if access.insecure:
         context.check_hostname = False
@@ -307,7 +322,7 @@ def _make_context(access: ApiAccess) -> ssl.SSLContext:
 
 
 def _protocol_error() -> type[Exception]:
-    """Return the base class of errors in HTTP answers."""
+    """Return the base class of http.client's exceptions, whose import is late."""
     from http.client import HTTPException
 
     return HTTPException

@@ -18,12 +18,12 @@ class ClaimReader:
     """
 
     def __init__(self, api: ApiServer, driver: str) -> None:
-        """Create a reader of the claims with devices of a driver."""
+        """Create a reader of claims, of which it returns the devices of one driver."""
         self._api = api
         self._driver = driver
 
     def __call__(self, ref: ClaimRef) -> Claim:
-        """Return the current claim.
+        """Read a claim from the API server, and return its present state.
 
         Raises:
             TransientError: ``claim.not_found``; or see :func:`drahealth.parse_claim`.

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
 STREAM_S: Final = 300
-"""Time after which the API server ends a stream, which is then resumed [s]."""
+"""Time after which the API server ends the stream of a watch [s]; the watch resumes with a new one."""
 RETRY_S: Final = 1.0
-"""Shortest pause before a resumption, doubled after each failure [s]."""
+"""Shortest pause before a failed watch resumes [s], doubled after each further failure."""
 RETRY_MAX_S: Final = 30.0
 EVENT_BYTES: Final = 16 << 20
 """Largest accepted event [bytes]."""
 GONE: Final = 410
 LASTING: Final = frozenset({400, 401, 403, 404, 405, 422})
-"""Statuses that end a watch with an exception: another attempt has the same answer."""
+"""HTTP statuses that end a watch with an exception: another attempt would get the same answer."""
 KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -51,8 +51,10 @@ class ObjectList(NamedTuple):
 
 
 class OpenStream:
-    """Open answer of the API server, with its socket, which HTTPConnection may drop before the answer
-    ends."""
+    """Open answer of the API server whose body has no end.
+
+    It keeps the socket, which HTTPConnection may drop before the answer ends.
+    """
 
     def __init__(self, connection: "HTTPConnection", used: socket.socket, answer: "HTTPResponse") -> None:
         self.socket = used
@@ -60,27 +62,27 @@ class OpenStream:
         self._connection = connection
 
     def close(self) -> None:
-        """Close answer and connection."""
+        """Close the answer and its connection."""
         self.answer.close()
         self._connection.close()
 
 
 class WatchEventKind(StrEnum):
-    """Kind of a watch event."""
+    """Kind of a watch event: the complete list, or the change of one object."""
 
     LISTED = "listed"
-    """The complete list; it replaces all earlier events."""
+    """The event has the complete list, which replaces all earlier events."""
     CHANGED = "changed"
-    """An object was created or updated."""
+    """The event has an object that was created or updated."""
     DELETED = "deleted"
 
 
 class WatchEvent(NamedTuple):
-    """Event of a watch."""
+    """Event of a watch: the watched objects, or a change of one of them."""
 
     kind: WatchEventKind
     objects: tuple[dict[str, Any], ...]
-    """All objects of the list, or the object that was changed or deleted, in its last version."""
+    """All watched objects, or the one that was changed or deleted, in its last version."""
 
 
 class WatchedServer(Protocol):
@@ -91,7 +93,7 @@ class WatchedServer(Protocol):
         """URL of the API server."""
 
     def list_objects(self, path: str, field_selector: str = "") -> ObjectList:
-        """Return all objects of a list."""
+        """Return all objects of a list of the API server."""
 
     def open_stream(self, path: str) -> OpenStream:
         """Return the open answer to a GET whose body has no end."""
@@ -163,7 +165,7 @@ class ObjectWatch:
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _stream(self, version: str) -> Iterator[tuple[WatchEvent | None, str]]:
-        """Yield the events since a version, each with its version; None for a bookmark.
+        """Yield the changes since a version, each with its version; a bookmark is None with its version.
 
         Raises ApiError (410 if the version is too old), ApiUnreachableError, OSError.
         """
@@ -186,7 +188,7 @@ class ObjectWatch:
             stream.close()
 
     def _keep(self, used: socket.socket) -> None:
-        """Prepare the stream's socket for long waits, and keep it for :meth:`close`."""
+        """Set timeout and keepalive of a stream's socket, and store it for :meth:`close`."""
         used.settimeout(STREAM_S + 60.0)
         for level, option, value in KEEPALIVE:
             with suppress(OSError):  # no TCP socket
@@ -197,7 +199,7 @@ class ObjectWatch:
             self.close()
 
     def _read_line(self, answer: "HTTPResponse") -> bytes:
-        """Return the next line of the stream; empty at its end, also after :meth:`close`."""
+        """Return the next line of a stream's body; empty at its end, also after :meth:`close`."""
         from http.client import HTTPException
 
         try:
@@ -212,14 +214,16 @@ class ObjectWatch:
 
 
 class _WireEvent(msgspec.Struct):
-    """Event of a watch in the API server's format."""
+    """Watch event as the API server sends it in a line of JSON."""
 
     type: str
     object: dict[str, Any]
 
 
 def _parse_event(line: bytes) -> tuple[WatchEvent | None, str]:
-    """Return the event of a line, None for a bookmark, and its version.
+    """Parse a line of a watch; return its event and version.
+
+    The event is None for a bookmark, which only has a version.
 
     Raises:
         ApiError: The API server ends the watch with an error.

@@ -16,7 +16,7 @@ from agent.serve.grpc.channel import KubeletStream, ResponseTooLarge, UnixChanne
 from agent.serve.sockets import connection_failure_reason
 
 CALL_S: Final = 10.0
-"""Timeout of a call [s]."""
+"""Timeout of a call on a kubelet's socket [s]."""
 RATE_PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8)
 """Pauses before each further attempt after the kubelet refused a call [s]: it accepts 100 calls a second from
 all its clients."""
@@ -31,7 +31,7 @@ class KubeletCallFailed(Exception):
         """ABSENT: this kubelet does not serve the API; UNREADABLE: any other failure."""
         self.why = why
         self.rate_limited = rate_limited
-        """Whether the kubelet refused the call with RESOURCE_EXHAUSTED."""
+        """True: the kubelet refused the call with RESOURCE_EXHAUSTED, its rate limit."""
 
 
 async def call_kubelet(socket: Path, method: str) -> bytes:

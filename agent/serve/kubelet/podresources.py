@@ -29,7 +29,7 @@ from agent.serve.grpc.wire.reader import MessageSchema, SchemaField, read_by_sch
 from agent.serve.kubelet.client import KubeletCallFailed, call_kubelet
 
 SOCKET: Final = "pod-resources/kubelet.sock"
-"""Path of the socket in the kubelet's directory."""
+"""Path of the podresources API's socket, relative to the kubelet's directory."""
 LIST: Final = "/v1.PodResourcesLister/List"
 
 _DEVICE: Final[MessageSchema] = {

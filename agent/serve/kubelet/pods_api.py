@@ -142,18 +142,17 @@ def decode_pod(data: bytes) -> Mapping[str, object]:
 # --- the API -----------------------------------------------------------------------------------------------
 
 SOCKET: Final = PODS_API
-"""Path of the socket in the kubelet's directory."""
+"""Path of the pods API's socket, relative to the kubelet's directory."""
 LIST: Final = "/v1alpha1.Pods/ListPods"
 WATCH: Final = "/v1alpha1.Pods/WatchPods"
 PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0, 30.0)
-"""Pauses before the next stream after one, two, ... failures in a row; the last is for all further ones
-[s]."""
+"""Pauses before the next stream after one, two, ... failures in a row [s]; the last one repeats."""
 SYNC_S: Final = 60.0
 """Time that the kubelet may take to send all pods on a new stream [s]."""
 DEBOUNCE_S: Final = 0.1
-"""Time for which events are collected before the pods are published [s]."""
+"""Time for which events of a stream are collected before the pods are published [s]."""
 INVALID_MAX: Final = 16
-"""Maximum number of errors that an answer lists."""
+"""Largest number of errors about invalid pods that an answer lists."""
 
 ADDED: Final = 1
 MODIFIED: Final = 2
@@ -228,7 +227,7 @@ class PodsWatcher:
         self._provenance: Provenance | None = None
         self._synced = False
         self.is_current = False
-        """Whether the open stream has sent all pods; False: the newest answer may be out of date."""
+        """True: the open stream has sent all pods. False: the newest answer may be out of date."""
 
     async def run(self) -> None:
         """Watch the pods and publish them until cancelled."""
@@ -248,8 +247,10 @@ class PodsWatcher:
             await asyncio.sleep(self._pauses_s[min(failures, len(self._pauses_s) - 1)])
 
     async def _follow(self) -> None:
-        """Process the events of one stream. Raises KubeletCallFailed when it ends, TimeoutError, or
-        ValueError for an invalid event."""
+        """Process the events of one stream of the pods API until it ends.
+
+        Raises KubeletCallFailed at the end, TimeoutError, or ValueError for an invalid event.
+        """
         table: dict[str, JsonObject] = {}
         invalid: list[str] = []
         pending: asyncio.TimerHandle | None = None
@@ -291,7 +292,9 @@ class PodsWatcher:
             self._changed()
 
     def _publish_error(self, absence: Absence, why: str) -> None:
-        """Publish the last answer with the error; without an earlier answer, only the error."""
+        """Publish the last answer again, with the stream's error; without an earlier answer, the error
+        alone.
+        """
         if self._provenance is None:
             self._latest.publish(SourceAnswer(Provenance(Origin.PODS_API, self._clock()), (), absence, why))
         else:
@@ -299,7 +302,14 @@ class PodsWatcher:
 
 
 def _apply(kind: int, data: bytes, table: dict[str, JsonObject], invalid: list[str]) -> None:
-    """Apply one event to the table of pods by UID, or its error to ``invalid``."""
+    """Apply one event of the pods API to the table of pods by UID.
+
+    Args:
+        kind: Number of the event's type.
+        data: Encoded pod.
+        table: Pods by UID, which is changed.
+        invalid: Receives the error text of an invalid pod.
+    """
     try:
         pod = decode_pod(data)
         uid = _uid(pod)

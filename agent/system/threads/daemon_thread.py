@@ -30,7 +30,7 @@ class DaemonThread(threading.Thread):
 
     @property
     def _bootstrap(self) -> Callable[[], Any]:
-        """First function of the new thread; start() reads it once."""
+        """Function that the new kernel thread runs first; start() reads this property once."""
         first_call = partial(super()._bootstrap)  # type: ignore[misc]
         self._first_call = weakref.ref(first_call)
         return first_call
@@ -55,7 +55,7 @@ class DaemonThread(threading.Thread):
 
 
 class _StartedEvent(threading.Event):
-    """Event of a started thread, whose wait() also ends when the thread is gone."""
+    """Event that a new thread sets when it has begun; its wait() also ends when the thread is gone."""
 
     def __init__(self, is_gone: Callable[[], bool]) -> None:
         super().__init__()

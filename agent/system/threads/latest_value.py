@@ -50,10 +50,10 @@ class LatestValue(Generic[T]):
             return self._delivered == self._version
 
     def wait_delivered(self, timeout_s: float) -> bool:
-        """Block until a waiting task has received the value that is newest now. In the loop's own thread:
-        never blocks.
+        """Block until a waiting task has received the value that is newest now.
 
-        Returns False after the timeout; True at once if no task has ever waited or the loop has closed.
+        In the loop's own thread, never blocks. Returns False after the timeout; True at once if no task has
+        ever waited or the loop has closed.
         """
         with self._lock:
             version = self._version

@@ -18,14 +18,18 @@ from agent.system.threads.daemon_thread import DaemonThread
 from agent.system.timing import LogRateLimiter
 
 ACCEPT_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""errnos of accept() when descriptors or memory are used up. asyncio retries every second and would log a
-hundred tracebacks each time."""
+"""Errnos of accept() when descriptors or memory are used up.
+
+asyncio retries every second and would log a hundred tracebacks each time.
+"""
 
 log = logging.getLogger(__name__)
 
 AsyncioMain = Callable[[Callable[[], None]], Awaitable[None]]
-"""Coroutine function that an AsyncioThread runs until it is cancelled. It calls its argument once it is
-ready."""
+"""Coroutine function that an AsyncioThread runs until it is cancelled.
+
+Its argument is a function that it calls once it is ready.
+"""
 TrioTask = Callable[[], Awaitable[None]]
 """Coroutine function that a TrioThread runs until it is cancelled."""
 
@@ -34,8 +38,12 @@ class LoopThread(ABC):
     """Daemon thread that runs an event loop: the process can end although the loop hangs."""
 
     def __init__(self, on_failure: Callable[[BaseException], None], name: str) -> None:
-        """Create a thread that is not started; it calls ``on_failure`` with the exception that ended the
-        loop."""
+        """Create a thread that is not started.
+
+        Args:
+            on_failure: Called with the exception that ended the event loop.
+            name: Name of the thread.
+        """
         self._on_failure = on_failure
         self._thread = DaemonThread(self._run, name)
         self._lock = threading.Lock()  # guards the state shared by start, stop and the thread
@@ -43,7 +51,7 @@ class LoopThread(ABC):
 
     @property
     def is_alive(self) -> bool:
-        """True while the thread runs."""
+        """True while the thread of the event loop runs."""
         return self._thread.is_alive()
 
     @property
@@ -53,11 +61,13 @@ class LoopThread(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Run the event loop. Called in the thread."""
+        """Run the event loop, in the new thread, until it ends."""
 
     def _join(self, timeout_s: float) -> bool:
-        """Wait for the end of the thread. Returns True if it has ended or was never started, False after the
-        timeout."""
+        """Wait for the end of the event loop's thread.
+
+        Returns True if it has ended or was never started, False after the timeout.
+        """
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -17,9 +17,9 @@ from agent.system.timing import LogRateLimiter
 T = TypeVar("T")
 
 RETRY_FIRST_S: Final = 0.1
-"""Pause after the first failed start of a thread, doubled after each further one [s]."""
+"""Pause before the second attempt to start a thread [s], doubled after each further failure."""
 RETRY_MAX_S: Final = 10.0
-"""Limit of that doubling [s]."""
+"""Longest pause between two attempts to start a thread [s]."""
 
 log = logging.getLogger(__name__)
 _complaints: Final = LogRateLimiter()

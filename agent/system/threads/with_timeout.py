@@ -17,12 +17,14 @@ DISK_TIMEOUT_S: Final = 5.0
 
 
 async def call_in_thread(function: Callable[[], T], name: str) -> T:
-    """Call a function in a new daemon thread and return its result. If the caller is cancelled, the thread
-    continues.
+    """Call a function in a new daemon thread and return its result, or raise its exception. For asyncio.
+
+    If the caller is cancelled, the thread continues.
 
     Raises:
         RuntimeError: The function raised StopIteration, which no future accepts, or an exception that is not
-            an Exception. ThreadStartError: the thread could not be started.
+            an Exception.
+        ThreadStartError: The thread could not be started.
         Exception: The function raised it.
     """
     loop = asyncio.get_running_loop()
@@ -89,8 +91,10 @@ def timeout_text(path: object, timeout_s: float) -> str:
 
 
 class HungGuard:
-    """Runner of periodic blocking calls that starts no second thread for a key while a call for the key
-    hangs."""
+    """Runner of blocking calls with a timeout, at most one at a time for each key (a path or socket).
+
+    While a call for a key hangs, further calls for the key fail at once instead of starting threads.
+    """
 
     def __init__(self) -> None:
         self._hanging: set[object] = set()

@@ -20,7 +20,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 QUEUE_MAX: Final = 64
-"""Largest number of calls in the queue of a pool."""
+"""Largest number of calls that wait in the queue of a pool."""
 SLOW_CALL_S: Final = 10.0
 """Duration after which a call of a SerialWorker is logged as slow [s]."""
 SHUTDOWN_S: Final = 0.8
@@ -134,7 +134,10 @@ class WorkerPool:
 
 
 def _run(function: Callable[[], T], done: "Future[T]") -> Callable[[], None]:
-    """Call a function; return another function, which passes its result or exception to the caller."""
+    """Call a function in a pool's thread.
+
+    Returns a function that passes the result or exception to the caller, for the caller's event loop.
+    """
     try:
         return partial(_settle, partial(done.set_result, function()))
     except BaseException as error:
@@ -167,8 +170,10 @@ class SerialWorker:
             slow.cancel()
 
     async def finish(self, function: Callable[[], object]) -> None:
-        """Queue a last call at shutdown and wait for it 0.8 s; after one such wait timed out, do not wait
-        again."""
+        """Queue a last call at shutdown and wait for it up to SHUTDOWN_S.
+
+        After one such wait timed out, further calls are not waited for.
+        """
         if not await wait_at_shutdown(self.call(function), 0.0 if self._hangs else SHUTDOWN_S):
             self._hangs = True
 

@@ -20,14 +20,13 @@ WIRE_TYPES: Final = {
     "bool": VARINT, "enum": VARINT, "int64": VARINT, "double": FIXED64, "string": LENGTH, "message": LENGTH,
     "map": LENGTH,
 }  # fmt: skip
-"""Wire type by field type of the proto file; only types that the project's proto files use."""
+"""Wire type of a field by its type in the proto file; only types that the project's proto files use."""
 """Wire type by field type of the proto file; only types that the project's proto files use."""
 
 FieldLimit = int | tuple[float, float]
-"""Limit of a field: of a repeated field the number of entries, of a string its bytes, of a number (minimum,
-maximum)."""
+"""Limit of a field: number of entries if repeated, bytes of a string, or (minimum, maximum) of a number."""
 FieldLimits = Mapping["type[betterproto.Message]", Mapping[str, FieldLimit]]
-"""Limits by message type and field name; a missing field has no limit."""
+"""Limits of fields by message type and field name; a field that is not listed has no limit."""
 FieldValues = dict[str, Any]
 """Decoded values of a message by field name."""
 
@@ -50,14 +49,14 @@ class FieldDescriptor(NamedTuple):
     proto_type: str
     """Type of the value in the proto file, such as ``int64``."""
     message: "type[betterproto.Message] | None"
-    """Message type of the value, of a map that of its entries; None: the value is not a message."""
+    """Message type of the field's value; of a map, that of its entries; None: the value is not a message."""
     numbers: frozenset[int]
-    """Known numbers of the enum; empty: the field is not an enum."""
+    """Numbers of the field's enum that this release knows; empty: the field is not an enum."""
     repeated: bool
     oneof: str
-    """Name of the oneof of the field; empty: none."""
+    """Name of the oneof that the field belongs to; empty: none."""
     optional: bool
-    """Whether an unset field differs from zero."""
+    """True: the field is ``optional``, so that unset differs from zero."""
 
     @property
     def wire_type(self) -> int:
@@ -99,12 +98,15 @@ class SchemaField(NamedTuple):
     kind: "FieldType | Mapping[int, SchemaField]" = FieldType.STRING
     repeated: bool = False
     is_map: bool = False
-    """Whether the field is a map from strings to values of the type."""
+    """True: the field is a map from strings to values of the type."""
 
 
 MessageSchema = Mapping[int, SchemaField]
-"""Fields to decode of a message, by number; all other fields are skipped. For messages without a generated
-class, such as v1.Pod, whose two hundred message types would be a megabyte of code."""
+"""Fields of a message that are decoded, by field number; all other fields are skipped.
+
+It is for messages without a generated class, such as v1.Pod, whose two hundred message types would be a
+megabyte of code.
+"""
 
 _WIRE_TYPES_OF_KINDS: Final = {FieldType.INTEGER: VARINT, FieldType.BOOL: VARINT}
 _QUANTITY: Final[MessageSchema] = {1: SchemaField("string")}
@@ -117,7 +119,9 @@ _TIME: Final[MessageSchema] = {1: SchemaField("seconds", FieldType.INTEGER)}
 def scan_fields(
     data: bytes, message_name: str, name_of: Callable[[int], str]
 ) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Yield each field of a message: number, wire type, value of a varint, offsets of field, value and end.
+    """Yield the position of each field in an encoded message.
+
+    Each item has number, wire type, value of a varint, and offsets of the field, of its value and of its end.
 
     Args:
         data: Encoded message.

@@ -18,7 +18,7 @@ _BYTES: Final = tuple(bytes([byte]) for byte in range(256))
 
 
 def encode_varint(value: int) -> bytes:
-    """Encode a number from 0 to 2**64 - 1 as a protobuf varint."""
+    """Encode a number from 0 to 2**64 - 1 as a protobuf varint of 1 to 10 bytes."""
     if value < 0x80:
         return _BYTES[value]
     encoded = bytearray()
@@ -57,7 +57,7 @@ def repeated_string_field(field_number: int, values: Iterable[str]) -> bytes:
 
 
 def message_field(field_number: int, data: bytes) -> bytes:
-    """Encode a message field from the encoded message."""
+    """Encode a field whose value is a message, from the encoded message."""
     return encode_varint(field_number << 3 | LENGTH) + encode_varint(len(data)) + data
 
 
