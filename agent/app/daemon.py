@@ -372,8 +372,7 @@ class Daemon:
         return replace(status, config_reload=self._reloader.last)
 
     def _publish(self, report: Report) -> None:
-        """Publish a health report: first to the taints of drivers, then to the sockets, then inside the
-        agent."""
+        """Publish a health report to the taints of drivers, then to the sockets, then inside the agent."""
         self._publish_to_clients(report)
         yield_to_senders()
         if self._http is not None:
@@ -408,8 +407,10 @@ class Daemon:
         self._notifier.status(status_line(report))
 
     def _answer_clear_requests(self, results: Sequence[ClearResult]) -> None:
-        """Handle the results of ``drahealth clear``: log the cleared faults, end those that drivers reported,
-        and answer the operators."""
+        """Handle the results of ``drahealth clear``.
+
+        It logs the cleared faults, ends those that drivers reported, and answers the operators.
+        """
         for result in results:
             for fault in result.cleared:
                 log.info("%s: fault %s cleared by %s", fault.device, fault.code, fault.operator)
@@ -506,8 +507,9 @@ def yield_to_senders() -> None:
 
 @contextmanager
 def _directory_locks(config: Config) -> Iterator[list[DirectoryLock]]:
-    """Hold the locks of the runtime and the state directory in a ``with`` block, so that only one agent
-    serves the sockets and writes the state.
+    """Hold the locks of the runtime and the state directory in a ``with`` block.
+
+    They ensure that only one agent serves the sockets and writes the state.
 
     A state directory that cannot be created or written has no lock: then the agent keeps its state in memory.
     """

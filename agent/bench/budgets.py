@@ -1,5 +1,6 @@
-"""Budgets of ``benchmarks/budgets.toml``: ratios and exact counts that ``--check`` enforces, and goals that
-reports print.
+"""Budgets of ``benchmarks/budgets.toml``: ratios and exact counts that ``--check`` enforces, and goals.
+
+Reports print the goals, which no check enforces.
 
 Absolute times depend on the machine and fail no check. The file is in the checkout only; an installed package
 has no budgets.
@@ -47,8 +48,8 @@ class BudgetVerdict(NamedTuple):
     text: str
     """Upper limit as text, ``1.10x`` or ``p99 1.20 ms``; empty without a budget."""
     met: bool | None
-    """True: the row is within its budget; False: over budget; None: no budget, or the samples do not
-    decide."""
+    """True: the row is within its budget. False: over budget. None: no budget, or undecided by the
+    samples."""
     measured: str = ""
     """Measured figure, in the same form as ``text``."""
     reason: str = ""

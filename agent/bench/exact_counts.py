@@ -120,8 +120,9 @@ def compiler_id() -> str:
 
 
 def build_driver(root: Path, directory: Path) -> CoreBenchmarkProgram:
-    """Compile ``benchmarks/driver.c`` with the flags of the shipped core; write its file trees and GPU
-    scenario.
+    """Compile ``benchmarks/driver.c`` with the flags of the shipped core, and write its input files.
+
+    They are file trees, and the scenario of GPUs for the fake NVML.
 
     Args:
         root: Checkout.
@@ -153,8 +154,7 @@ def build_driver(root: Path, directory: Path) -> CoreBenchmarkProgram:
 
 
 def count_system_calls(driver: CoreBenchmarkProgram, workload: CoreWorkload) -> dict[str, float]:
-    """Count the system calls that ``benchmarks/driver.c`` makes in one run of the workload, by name of the
-    call."""
+    """Count the system calls that ``benchmarks/driver.c`` makes in one run of the workload, by their name."""
     log, times = driver.trees / "strace.log", workload.repeats
     _run_command(["strace", "-qq", "-o", str(log), *driver.command(workload, times)])
     names = re.findall(r"^(\w+)\(", log.read_text(errors="replace"), re.M)

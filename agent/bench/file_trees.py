@@ -236,8 +236,10 @@ def write_cgroup_files(root: Path, number: int) -> CgroupTree:
 
 
 def write_cgroup_limits(root: Path, name: str) -> None:
-    """Write files that look like a cgroup v2 mount at ``root`` with one cgroup and the limits that an audit
-    reads."""
+    """Write files that look like a cgroup v2 mount at ``root``.
+
+    It has one cgroup, with the limits that an audit reads.
+    """
     limits = {"cpu.weight": "59\n", "cpu.max": "150000 100000\n", "memory.max": "536870912\n"}
     _write_files(root, {"cgroup.controllers": "cpu memory hugetlb\n"})
     _write_files(root / name, {**limits, "hugetlb.2MB.max": "0\n", "hugetlb.2MB.rsvd.max": "0\n"})
@@ -245,8 +247,10 @@ def write_cgroup_limits(root: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def real_or_file_tree(number: int) -> Iterator[tuple[CgroupTree, str]]:
-    """Yield a tree and an empty text: real cgroups; or, if this process may not create any, a tree of files
-    and the reason."""
+    """Yield a tree of real cgroups and an empty text.
+
+    If this process may not create cgroups, yield a tree of files and the reason.
+    """
     with contextlib.ExitStack() as stack:
         try:
             tree = stack.enter_context(real_cgroup_tree(number))

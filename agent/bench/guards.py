@@ -315,8 +315,10 @@ def run_check(root: Path, guards: Sequence[BudgetGuard]) -> bool:
 
 
 def format_guard(guard: BudgetGuard, result: GuardResult) -> str:
-    """Format a guard's verdict and figure: ``ok    bytes.health_8_devices    376``; add the budget if it
-    differs from the figure."""
+    """Format a guard's verdict and figure: ``ok    bytes.health_8_devices    376``.
+
+    The budget is added if it differs from the figure.
+    """
     budget = f"; budget {result.budget}" if result.budget and result.budget != result.value else ""
     text = f"{VERDICTS[result.met]:4}  {guard!s:36}  {result.value}{budget}"
     return textwrap.fill(text, WIDTH, subsequent_indent=" " * 8)

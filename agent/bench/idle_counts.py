@@ -115,8 +115,10 @@ _IO_BEAT: Final = re.compile(r"recvfrom\(.* = 1$")
 
 
 def count_heartbeat_waits() -> Mapping[str, float]:
-    """Count how often each thread of HEARTBEAT_THREADS waits in the kernel per heartbeat of an agent without
-    clients. Waits for Python's interpreter lock are not counted.
+    """Count how often threads of an idle agent wait in the kernel per heartbeat, by thread.
+
+    Threads are those of HEARTBEAT_THREADS. The agent has no clients. Waits for Python's interpreter lock are
+    not counted.
 
     The result is the median over HEARTBEATS, since the machine may delay an agent so that it reads again.
 

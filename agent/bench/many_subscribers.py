@@ -137,8 +137,10 @@ class DeliveryRounds:
         self._done: Callable[[int], None] = _print_time
 
     def begin(self, size: int) -> None:
-        """Start a round of the first messages of new subscribers; ``size`` is the new number of all
-        subscribers."""
+        """Start a round of the first messages of new subscribers.
+
+        ``size`` is the number of all subscribers from now on.
+        """
         with self._lock:
             self._left, self._size = size - self._size, size
             self._done = lambda _: _print_json(subscribers=size)

@@ -55,7 +55,7 @@ SAMPLES_MIN: Final = 10
 EDGE_MIN: Final = 1.15
 """Smallest ratio after / before at the right edge of a comparison."""
 COMPARISON_STEPS: Final = (1.05, 1.1, 1.25, 1.5, 2, 4, 16)
-"""Possible ratios of two neighbouring ticks on the axis of a comparison; the smallest that needs few ticks is
+"""Possible ratios of two neighbouring ticks on the axis of a comparison. The smallest that gives few ticks is
 used."""
 TICKS_PER_SIDE: Final = 4
 LOWER_BOUND: Final = "lower bound"

@@ -1,5 +1,6 @@
-"""Files of a Kubernetes node with thousands of pods and claims: the kubelet's checkpoint and lists saved by
-kubectl.
+"""Files of a Kubernetes node with thousands of pods and claims.
+
+They are the kubelet's checkpoint, and lists of objects as saved by kubectl.
 
 The files are consistent: each claim is allocated, reserved and prepared for one pod, which references it. So
 the agent reports neither conflicts nor risks for them.

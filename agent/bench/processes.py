@@ -289,8 +289,11 @@ class DetectionLatency(NamedTuple):
 def measure_latency(
     client: Subscriber, cause: Callable[[], int], matches: Callable[[JsonLine], bool]
 ) -> DetectionLatency:
-    """Run ``cause``, which returns its start time [ns]; wait until ``client`` receives a message that
-    ``matches``; return the time between both."""
+    """Return the time from a cause until a client receives the message that reports it.
+
+    Run ``cause``, which returns its start time [ns]; wait until ``client`` receives a message that
+    ``matches``.
+    """
     sleep_past_coalescing()
     client.discard_lines()
     start_ns = cause()

@@ -1,5 +1,6 @@
-"""Conversion of benchmark figures to and from a pyperf benchmark suite, for ``pyperf compare_to`` and similar
-tools.
+"""Conversion of benchmark figures to and from a pyperf benchmark suite.
+
+It serves ``pyperf compare_to`` and similar tools.
 
 Format: https://pyperf.readthedocs.io/en/latest/api.html, version 1.0. pyperf has the units second, byte and
 integer; a percentage of a core becomes seconds of CPU per second. pyperf refuses zero, so counts of zero are

@@ -18,8 +18,10 @@ from agent.model.snapshot import CgroupSample, Snapshot
 
 FileParser = Callable[[bytes], object]
 ValueKey = tuple[str, ...]
-"""Identity of a value in a file, such as ``("2048", "0", "nr")``; for a cgroup ``(uid, container,
-"mem_failcnt")``, then a page size if any."""
+"""Identity of a value in a file, such as ``("2048", "0", "nr")``.
+
+For a cgroup it is ``(uid, container, "mem_failcnt")``, then a page size if any.
+"""
 ReadFile = tuple[ValueKey, Path, FileParser]
 """Key of a value, path of the file that contains it, and parser of the file's text."""
 ReadValues = dict[ValueKey, object]

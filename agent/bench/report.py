@@ -246,8 +246,10 @@ def summary_line(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any
 
 
 def summary_grid(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a table of all figures with budgets: heading, then a row per figure; the last column is the
-    reason for the budget."""
+    """Return a table of all figures with budgets, as rows of cells with a heading.
+
+    The last column is the reason for the budget.
+    """
     rows = [
         (row.key, verdict.text, verdict.measured, VERDICTS[verdict.met], verdict.reason)
         for row, verdict in _budget_verdicts(outcomes, budgets)
@@ -299,8 +301,7 @@ def _table_remarks(table: ResultTable, section: ReportSection) -> Iterator[str]:
 
 
 def _remarks(table: ResultTable) -> list[str]:
-    """Return the remarks on a table: the reference of its ratios, the descriptions of contenders, and the
-    notes."""
+    """Return the remarks on a table: reference of its ratios, descriptions of contenders, notes."""
     labels = _row_labels(table)
     descriptions = [
         label
@@ -311,8 +312,9 @@ def _remarks(table: ResultTable) -> list[str]:
 
 
 def compare_core_row(table: ResultTable) -> str:
-    """Describe how the core compares with the alternatives: ``core: 4.1x less than good Python, 5.2x less
-    than psutil 7.2.2``; empty without a core row.
+    """Describe how the core compares with the alternatives: ``core: 4.1x less than good Python``.
+
+    The text is empty without a core row.
 
     The lower bound is left out, because it is no alternative.
     """

@@ -34,8 +34,7 @@ class ResultRow:
     key: str
     """Stable key of suite, workload and contender: ``poll.pass.warm.core``."""
     label: str
-    """Name of the contender, and description after a colon: ``psutil 7.2.2: CPU count and times, not these
-    files``."""
+    """Name of the contender and, after a colon, a description: ``psutil 7.2.2: CPU count and times``."""
     unit: Unit
     values: tuple[float, ...]
     """All samples, in ``unit``."""
@@ -123,8 +122,10 @@ def seconds_from_ns(latencies_ns: Sequence[int]) -> list[float]:
 def rows_from_latencies(
     key: str, labels: dict[str, str], latencies_ns: dict[str, Sequence[int]]
 ) -> tuple[ResultRow, ...]:
-    """Return a result row for each contender's latencies of the same causes, with ratios to the lower bound
-    (key ``floor``) cause by cause."""
+    """Return a result row for each contender's latencies of the same causes.
+
+    Ratios are those to the lower bound (key ``floor``), cause by cause.
+    """
     timed = {
         name: ContenderSamples(tuple((float(value),) for value in values), 1)
         for name, values in latencies_ns.items()

@@ -60,8 +60,10 @@ class InterleavedTimings:
     """Labels of the contenders by key."""
     timed: dict[str, ContenderSamples]
     reference: tuple[float, ...]
-    """Samples of a fixed computation, a block in each round [ns]; their variation shows how stable the
-    machine is."""
+    """Samples of a fixed computation, a block in each round [ns].
+
+    Their variation shows how stable the machine is.
+    """
 
 
 class MedianInterval(NamedTuple):

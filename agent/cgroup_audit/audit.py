@@ -1,5 +1,4 @@
-"""Audit of the cgroups of a pod or of the QoS classes: reads each cgroup and compares it with its expected
-values.
+"""Audit of the cgroups of a pod or of the QoS classes: compares each cgroup with its expected values.
 
 Pure; the caller passes ``read_cgroup``. A cgroup with a wrong value is read twice: it may be ending,
 and the v1 hierarchies are removed one after another.
@@ -84,8 +83,8 @@ def _hugepage_readings(settings: CgroupSettings) -> Mapping[SettingId, Reading]:
 
 
 ReadCgroup = Callable[[str, bool], CgroupSettings | None]
-"""Function that reads a cgroup: takes its path, and True to include the cpuset; returns None if no such
-cgroup exists."""
+"""Function that reads a cgroup: takes its path, and True to include the cpuset. Returns None if it is
+gone."""
 
 INCONCLUSIVE_VERDICTS: Final = frozenset({AuditVerdict.UNKNOWN, AuditVerdict.VANISHED, AuditVerdict.QUIET})
 """Verdicts that leave open whether the value is correct."""
@@ -203,8 +202,10 @@ def node_cgroup_path(name: str, node: AuditedNode) -> str:
 
 
 QOS_REWRITE_S: Final = 60
-"""Interval in which the kubelet rewrites the cgroups of QoS classes [s]: in between, they are outdated after
-a deletion, a resize or its own restart."""
+"""Interval in which the kubelet rewrites the cgroups of QoS classes [s].
+
+In between, they are outdated after a deletion, a resize or a restart of the kubelet.
+"""
 
 
 REWRITTEN_VERDICTS: Final = DRIFT_VERDICTS - {AuditVerdict.MISSING}
@@ -212,8 +213,7 @@ REWRITTEN_VERDICTS: Final = DRIFT_VERDICTS - {AuditVerdict.MISSING}
 
 
 class QosDifferences(NamedTuple):
-    """Settings of QoS classes, and protections of kubepods, that differed from their expected values in one
-    audit."""
+    """Settings of QoS classes and protections of kubepods that one audit found to differ."""
 
     at_wall_s: float
     """Time of the audit [s since 1970]."""
@@ -288,8 +288,7 @@ def _cgroup_path(group: CgroupId, pod: Pod, node: AuditedNode) -> str:
 
 
 def _without_hugepage_limits(group: ExpectedCgroup, node: AuditedNode) -> ExpectedCgroup:
-    """Drop the expected hugepage limits of zero from a cgroup if the hugetlb controller is disabled for
-    pods."""
+    """Drop the expected hugepage limits of zero from a cgroup if pods have no hugetlb controller."""
     if node.has_hugetlb:
         return group
     settings = tuple(
@@ -320,8 +319,7 @@ def _is_container_page_limit(compared: SettingComparison) -> bool:
 
 
 def _has_no_limit(compared: SettingComparison) -> bool:
-    """Return True if a container's hugepage file has no limit, or does not exist although its cgroup
-    exists."""
+    """Return True if a container's hugepage file has no limit, or is missing in a cgroup that exists."""
     if compared.verdict is AuditVerdict.VANISHED:
         return False
     if isinstance(compared.actual, Missing):
@@ -378,8 +376,7 @@ _OF_CPUS: Final = ("claim.starved", "cpus.")
 
 
 def audit_findings(audit: PodAudit) -> Iterator[PodFinding]:
-    """Yield a finding for each wrong cgroup setting of a pod that limits a resource, then for each of its
-    risks."""
+    """Yield a finding for each wrong setting of a pod that limits a resource, then for each of its risks."""
     uid = audit.pod.cgroup_uid
     for one in audit.comparisons:
         what, size_kib = one.setting

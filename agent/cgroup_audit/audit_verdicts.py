@@ -45,8 +45,11 @@ class AuditVerdict(StrEnum):
     MISSING = "missing"
     """The controller or the file is missing, or cannot be read."""
     NOT_MISSED = "not-missed"
-    """The file does not exist, as on older kernels, and no limit is expected; or the container runtime sets
-    no limits of this kind, and the pod's limit is enough."""
+    """The file does not exist, but no limit is missing.
+
+    No limit is expected, as on older kernels; or the container runtime sets no limits of this kind, and the
+    pod's limit is enough.
+    """
     VANISHED = "vanished"
     """The cgroup is gone: its container or pod has ended."""
     QUIET = "quiet"

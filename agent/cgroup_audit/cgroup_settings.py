@@ -11,8 +11,7 @@ UNLIMITED_FROM: Final = 2**62
 
 
 class SettingKind(StrEnum):
-    """Kind of cgroup setting: which resource it controls, and whether it is a weight, a limit or a CPU
-    set."""
+    """Kind of cgroup setting: the resource, and whether the setting is a weight, a limit or a CPU set."""
 
     WEIGHT = "cpu weight"
     """``cpu.weight``; in v1, ``cpu.shares``."""

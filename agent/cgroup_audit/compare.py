@@ -302,8 +302,10 @@ def _describe_comparison(expected: ExpectedSetting, value: int) -> str:
 
 
 def format_expected(expected: ExpectedSetting) -> str:
-    """Format the accepted values of a cgroup setting, joined by "or"; if there is none, the lowest correct
-    value, or ``unknown``."""
+    """Format the accepted values of a cgroup setting, joined by "or".
+
+    If there is none, it is the lowest correct value, or ``unknown``.
+    """
     if not expected.accepted and expected.at_least:
         return f"at least {format_setting_value(expected.setting.kind, expected.at_least)}"
     texts = [

@@ -71,8 +71,10 @@ from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 
 QUIET_S: Final = 30
-"""Time after a start or resize of a container in which runtime, driver and systemd may still write its
-settings [s]."""
+"""Time after a container's start or resize in which its settings may still be written [s].
+
+The container runtime, the driver or systemd write them.
+"""
 QOS_QUIET_S: Final = 90
 """Time after a change of pods in which the cgroup of a QoS class may be outdated [s].
 
@@ -165,8 +167,9 @@ KUBEPODS: Final = "kubepods"
 
 
 def expected_node_cgroups(pods: Sequence[Pod] | None, facts: NodeFacts) -> tuple[ExpectedCgroup, ...]:
-    """Return the expected settings of kubepods, and of the cgroups for which the configuration reserves
-    resources; empty if the kubelet's configuration is unknown.
+    """Return the expected settings of kubepods, and of cgroups with reserved resources.
+
+    Empty if the kubelet's configuration, which reserves them, is unknown.
 
     Args:
         pods: All pods of the Kubernetes node; None: not all are known, so sums over them are left out.
@@ -248,8 +251,7 @@ def _sum_memory_requests(pods: Sequence[Pod], facts: NodeFacts, classes: Sequenc
 
 
 def _sum_cpu_requests(pods: Sequence[Pod], claims: bool) -> Amount:
-    """Sum the CPU requests of pods [millicores]; each is rounded up before the addition, as the kubelet
-    does."""
+    """Sum the CPU requests of pods [millicores], each rounded up before the addition as by the kubelet."""
     total = ZERO
     for pod in pods:
         amount = pod_requests(pod, CPU, with_claims=claims)
@@ -290,8 +292,7 @@ def _pod_weight(pod: Pod, facts: NodeFacts) -> ExpectedSetting:
 
 
 def _or_by_text(expected: ExpectedSetting, by_text: ExpectedSetting, why: str) -> ExpectedSetting:
-    """Add the values that follow from the text of KEP-5517 to the accepted values, with ``why`` as their
-    note."""
+    """Add the values that follow from the text of KEP-5517 to the accepted values, with the note ``why``."""
     known = {option.value for option in expected.accepted}
     others = (
         AcceptedValue(one.value, f"KEP-5517's text: {why}")

@@ -34,8 +34,10 @@ from agent.cgroup_audit.resource_sums import (
 from agent.model.cgroup import NO_LIMIT
 
 TIE_BREAK_GATE: Final = "KubeletOOMScoreAdjTieBreak"
-"""Kubernetes feature gate after 1.37 that makes OOM scores depend on more than requests; they are not
-compared then."""
+"""Kubernetes feature gate after 1.37 that makes OOM scores depend on more than requests.
+
+With this gate, OOM scores are not compared.
+"""
 _LAST_KILLED: Final = -997
 _FIRST_KILLED: Final = 1000
 _PENDING: Final = "a resize is pending; the object does not contain the current values"
@@ -53,8 +55,7 @@ def pod_memory_qos(pod: Pod, facts: NodeFacts) -> Iterator[ExpectedSetting]:
 
 
 def container_memory_qos(pod: Pod, container: PodContainer, facts: NodeFacts) -> Iterator[ExpectedSetting]:
-    """Yield the expected throttling limit of a container and, if the kubelet may protect requests, its
-    protection."""
+    """Yield the expected throttling limit of a container and, if requests may be protected, protection."""
     if not facts.memory_qos:
         return
     request, given = _container_request(pod, container), _claim_memory(pod, container, facts)
@@ -145,8 +146,10 @@ def _throttling_limit(
 def _throttled_at(
     request: Quantity, container: PodContainer, given: int, facts: NodeFacts, factor: float
 ) -> ExpectedSetting:
-    """Return the expected ``memory.high`` of a container: between its request and its memory limit or,
-    without a limit, the node's allocatable memory."""
+    """Return the expected ``memory.high`` of a container.
+
+    It is between the request and the memory limit or, without a limit, the node's allocatable memory.
+    """
     setting, own = SettingId(SettingKind.HIGH), container.limits.get(MEMORY)
     limit = own.value + given if own else facts.allocatable_memory
     if own and request.value == limit:
@@ -255,8 +258,7 @@ def _fixed_score(pod: Pod) -> tuple[int, str] | None:
 
 
 def _burstable_score(pod: Pod, container: PodContainer, facts: NodeFacts, memory: int) -> ExpectedSetting:
-    """Return the expected OOM score of a container of a Burstable pod: the more it requests, the later it is
-    killed."""
+    """Return the expected OOM score of a Burstable pod's container: a larger request makes it lower."""
     setting = SettingId(SettingKind.OOM_SCORE)
     share, own = _pod_level_share(pod), _scored_memory(pod, container, facts)
     if isinstance(share, UnknownAmount):
@@ -305,8 +307,7 @@ def _pod_level_share(pod: Pod) -> int | UnknownAmount:
 
 
 def _doubt(pod: Pod) -> str:
-    """Return why a pod's containers may have other values than expected, as after a resize; empty: no
-    reason."""
+    """Return why a pod's containers may have other values, as after a resize; empty: no reason."""
     return _CHANGED if pod.is_changed or pod.resize is not None else ""
 
 

@@ -36,11 +36,15 @@ class NodeFacts:
     enforces_quota: bool = True
     """True: the kubelet sets a CFS quota for each CPU limit. Its ``cpuCFSQuota``."""
     counts_claims: bool = True
-    """True: the kubelet adds the resources of claims to those of pods (from 1.37 on, with the feature gate
-    DRANodeAllocatableResources, off by default). False: expected values exclude claims."""
+    """True: the kubelet adds the resources of claims to those of pods. False: expected values exclude claims.
+
+    Kubelets do so from 1.37 on, with the feature gate DRANodeAllocatableResources, off by default.
+    """
     counts_earlier_sidecars: bool | None = None
-    """True: an init container without a limit counts as limited if an earlier sidecar has one, as up to
-    Kubernetes 1.36. False: it does not, as from 1.37 on. None: unknown; both values are correct."""
+    """Whether an init container without a limit counts as limited if an earlier sidecar has a limit.
+
+    True: as up to Kubernetes 1.36. False: as from 1.37 on. None: unknown; both values are correct.
+    """
     kubelet: KubeletConfig | None = None
     """Configuration of the kubelet; None: unknown, so values that depend on it are not compared."""
     kubelet_minor: int | None = None
@@ -65,8 +69,7 @@ class NodeFacts:
         return self.kubelet.source if self.kubelet else ""
 
     def reserved(self, resource: str) -> Quantity:
-        """Return the amount of CPU or memory that the kubelet's configuration reserves for the kubelet and
-        the system."""
+        """Return the amount of CPU or memory that the configuration reserves for kubelet and system."""
         if self.kubelet is None:
             return ZERO
         return self.kubelet.kube_reserved.get(resource, ZERO) + self.kubelet.system_reserved.get(
@@ -75,8 +78,8 @@ class NodeFacts:
 
     @property
     def allocatable_memory(self) -> int | None:
-        """Memory of all pods together, by the kubelet's configuration, without the eviction threshold
-        [bytes]; None: unknown."""
+        """Memory of all pods together, without the eviction threshold [bytes]; None: unknown
+        configuration."""
         if self.kubelet is None or self.memory_bytes is None:
             return None
         return max(0, self.memory_bytes - self.reserved(MEMORY).value)

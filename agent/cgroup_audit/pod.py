@@ -188,8 +188,7 @@ def compute_qos_class(pod: Pod) -> QosClass:
 
 
 def _qos_of(requests: ResourceAmounts, limits: ResourceAmounts) -> QosClass:
-    """Return the QoS class: Guaranteed if CPU and memory requests equal limits, BestEffort if all are zero or
-    absent."""
+    """Return the QoS class: Guaranteed if CPU and memory requests equal limits, BestEffort without any."""
     pairs = [(requests.get(name, ZERO), limits.get(name, ZERO)) for name in (CPU, MEMORY)]
     if not any(request or limit for request, limit in pairs):
         return QosClass.BEST_EFFORT

@@ -92,8 +92,7 @@ def parse_amounts(amounts: JsonObject, place: str) -> ResourceAmounts:
 
 
 _HASHES: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
-"""Annotations of a static pod that contain the hash of its manifest, which is the UID in its cgroup's
-name."""
+"""Annotations of a static pod with the hash of its manifest, which is the UID in its cgroup's name."""
 _STATIC_SOURCE: Final = "kubernetes.io/config.source"
 """Annotation with the origin of a pod: ``api``; any other value for a static pod."""
 SHARED_CLAIMS: Final = "drahealth/shared-claims"
@@ -327,8 +326,9 @@ def _parse_one_claim(entry: JsonObject, name: str, place: str) -> ClaimResources
 def _sum_amounts(
     entries: Iterable[JsonObject], keys: tuple[str, ...], place: str, *, needed: bool = False
 ) -> ResourceAmounts:
-    """Sum the amounts of a list of API objects by resource; each object has its amount in one of the fields
-    ``keys``.
+    """Sum the amounts of a list of API objects by resource.
+
+    Each object has its amount in one of the fields ``keys``.
 
     Args:
         needed: True: an entry without an amount is an error. False: it is ignored.

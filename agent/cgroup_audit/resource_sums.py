@@ -30,8 +30,10 @@ class ResourceSum(NamedTuple):
 
 
 Amount = ResourceSum | UnknownAmount | None
-"""Sum of requests or limits of one resource; UnknownAmount: it cannot be computed; None: nothing is
-requested."""
+"""Sum of requests or limits of one resource.
+
+UnknownAmount: it cannot be computed. None: nothing is requested.
+"""
 
 
 def format_amount(resource: str, amount: Quantity) -> str:
@@ -156,8 +158,10 @@ Terms = tuple[SumTerm, ...]
 
 
 def _pending_resize(pod: Pod, resource: str) -> UnknownAmount | None:
-    """Return UnknownAmount if a pending resize hides the amounts in effect, else None; always None for
-    hugepages."""
+    """Return UnknownAmount if a pending resize hides the amounts in effect, else None.
+
+    Hugepages cannot be resized: always None.
+    """
     if pod.resize is None or not pod.resize.pending or resource.startswith(HUGEPAGES):
         return None
     reason = pod.resize.reason or "no reason given"

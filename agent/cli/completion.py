@@ -21,8 +21,7 @@ if [[ ${funcstack[1]} == _drahealth ]]; then
     _bash_complete -o bashdefault -o default -F _drahealth
 fi
 """
-"""End of the zsh script: runs the completion at once if the script is the file `_drahealth` in zsh's
-fpath."""
+"""End of the zsh script: completes at once if the script is the file `_drahealth` in zsh's fpath."""
 
 SCRIPT: Final = """\
 _drahealth() {{

@@ -146,8 +146,10 @@ def report_error(error: BaseException, write: Callable[[str], None] = print_last
 
 
 def missing_resource(error: BaseException) -> str:
-    """Return what the kernel refused to this process, with the limit and its setting; empty: `error`, or one
-    error of the group `error`, has another reason."""
+    """Return what the kernel refused to this process, with the limit and its setting.
+
+    Empty: `error`, or one error of the group `error`, has another reason.
+    """
     if isinstance(error, BaseExceptionGroup):
         lacks = [missing_resource(one) for one in error.exceptions]
         return lacks[0] if all(lacks) else ""

@@ -43,8 +43,10 @@ def document() -> dict[str, Any]:
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of the libraries that drahealth requires, by name; those that are not installed
-    are left out."""
+    """Return the versions of the libraries that drahealth requires, by name.
+
+    Libraries that are not installed are left out.
+    """
     try:
         required = metadata.requires("drahealth") or []
     except metadata.PackageNotFoundError:  # a checkout that is not installed

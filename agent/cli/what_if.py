@@ -253,8 +253,7 @@ def _text(
 
 
 def _pods(found: list[RecordComparison]) -> tuple[list[str], list[str]]:
-    """Return the pods on Unhealthy devices only in the record, and those only with the other
-    configuration."""
+    """Return the pods on Unhealthy devices only as recorded, and those only with the other configuration."""
     spared = {pod for one in found for pod in one.recorded.pods - one.other.pods}
     exposed = {pod for one in found for pod in one.other.pods - one.recorded.pods}
     return sorted(spared), sorted(exposed)

@@ -112,8 +112,10 @@ class Setting(NamedTuple):
 
     @property
     def parse(self) -> Callable[[object], object]:
-        """Function that converts the value in file, variable or flag to the field's type; raises ValueError
-        or TypeError."""
+        """Function that converts the value in file, variable or flag to the type of the field in Config.
+
+        It raises ValueError or TypeError.
+        """
         return self.kind.parse
 
     @property
@@ -554,8 +556,7 @@ def _default_runtime_dir(environ: Mapping[str, str]) -> Path:
 def _collect_values(
     flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None, default_file: Path
 ) -> tuple[dict[str, tuple[Any, ValueOrigin]], tuple[Path, ...]]:
-    """Return the value of each field that is set, with its origin, and the paths of the files that were
-    read."""
+    """Return the values of fields that are set, with their origins, and the paths of the read files."""
     given: dict[str, tuple[Any, ValueOrigin]] = {}
 
     def take(setting: Setting, value: object, origin: ValueOrigin) -> None:
@@ -627,8 +628,10 @@ def _known_settings(
 
 
 def _shown(value: object) -> str:
-    """Format a value for an error text, also a number that Python refuses to print because it is too
-    large."""
+    """Format a value for an error text.
+
+    It can be a number that Python refuses to print because it is too large.
+    """
     try:
         return f"{value!r}"
     except ValueError:

@@ -13,8 +13,10 @@ from agent.system.files import ReadError, read_bounded
 FILE_BYTES: Final = 256 << 10
 """Largest accepted configuration file [bytes]."""
 LINE_BYTES: Final = 4096
-"""Longest accepted line of a configuration file [bytes]: the time to read a dotted key grows with the square
-of its length."""
+"""Longest accepted line of a configuration file [bytes].
+
+The time to read a dotted key grows with the square of its length.
+"""
 DEFAULT_FILE: Final = Path("/etc/drahealth/config.toml")
 DROP_INS: Final = "config.d"
 """Directory of drop-ins, next to the default file: files ``*.toml``, read in the order of their names."""

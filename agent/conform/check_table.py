@@ -35,8 +35,7 @@ def missing_connection(session: SessionRecord) -> CheckOutcome | None:
 
 
 def missing_list(session: SessionRecord) -> CheckOutcome | None:
-    """Return the outcome NOT_RUN if a session received no health list from the driver; None: it received
-    one."""
+    """Return the outcome NOT_RUN if a session received no health list from the driver, else None."""
     missing = None if session.main.has_lists else not_run("no list was received")
     return missing_connection(session) or missing
 

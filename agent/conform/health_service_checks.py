@@ -1,5 +1,4 @@
-"""Conformance checks of the driver's health service: its API versions, the delay of its lists, the end of
-streams."""
+"""Conformance checks of the driver's health service: API versions, delay of lists, end of streams."""
 
 from __future__ import annotations
 

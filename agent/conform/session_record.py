@@ -67,8 +67,7 @@ class StreamEnd(NamedTuple):
     """Name of the gRPC status; empty: no status was received, as after a lost connection."""
     text: str
     too_large_bytes: int = 0
-    """Size of a message above the kubelet's limit, at which the session ended the stream [bytes]; 0: no such
-    message."""
+    """Size of a message above the kubelet's limit, at which the session ended the stream [bytes]; 0: none."""
     flooded: bool = False
     """True: the session ended the stream, because the server sent more than is recorded."""
 
@@ -87,8 +86,7 @@ class StreamRecord(NamedTuple):
 
 
 class ApiVersionStreams(NamedTuple):
-    """Successive streams of one version of the health API; each is opened 5 s after the end of the one
-    before."""
+    """Successive streams of one version of the health API, each opened 5 s after the end of the last."""
 
     version: str
     streams: tuple[StreamRecord, ...]
@@ -274,8 +272,7 @@ class PrepareCall(NamedTuple):
     """Reason why the answer cannot be decoded; empty: it is a valid message."""
 
     def answer(self, uid: str) -> ClaimReply | None:
-        """Return the last answer of the call for a claim, which is the one that counts; None: there is
-        none."""
+        """Return the last answer of the call for a claim, which is the one that counts; None: no answer."""
         return next((answer for answer in reversed(self.answers) if answer.uid == uid), None)
 
     def error_of(self, claim: ClaimRef) -> str:

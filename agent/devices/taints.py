@@ -39,8 +39,10 @@ class TaintPolicy:
     """
 
     evict: frozenset[str] = frozenset()
-    """Codes (``gpu.xid.79``) or families of codes (``gpu.xid.*``) of faults that evict pods (``NoExecute``)
-    from a device that they make Unhealthy."""
+    """Codes (``gpu.xid.79``) or families (``gpu.xid.*``) of faults that evict pods (``NoExecute``).
+
+    They evict pods from a device that they make Unhealthy.
+    """
     quiet_s: float = 60
     """Time for which a fault must be gone before its taint is removed [s]."""
     domain: str = ""
@@ -66,8 +68,7 @@ class TaintPolicy:
             validate_domain(self.domain, "domain")
 
     def evicts(self, code: str) -> bool:
-        """Return True if a fault with this finding code evicts the pods of a device that it makes
-        Unhealthy."""
+        """Return True if a fault with this code evicts the pods of a device that it makes Unhealthy."""
         families = (one[:-1] for one in self.evict if one.endswith(".*"))
         return code in self.evict or any(code.startswith(family) for family in families)
 
@@ -77,8 +78,10 @@ class PublishedTaint(NamedTuple):
 
     taint: Taint
     cleared_ns: int | None = None
-    """Monotonic time since which no fault requires the taint, or only a weaker effect [ns]; None: a fault
-    requires it."""
+    """Monotonic time since which no fault requires the taint, or only a weaker effect [ns].
+
+    None: a fault requires it.
+    """
 
     @property
     def identity(self) -> TaintId:
@@ -180,8 +183,7 @@ class _DecisionContext(NamedTuple):
 
 
 def reported_devices(report: Report, driver: str) -> Iterator[DeviceHealth]:
-    """Yield the devices that a driver's health stream has, except those that the driver no longer
-    declares."""
+    """Yield the devices that a driver's health stream has, without those no longer declared."""
     owner = driver if driver in report.declaring else ""
     for device in report.devices:
         if device.driver == owner and all(cause.code != UNDECLARED_CODE for cause in device.causes):
@@ -271,8 +273,7 @@ def _new_taint(identity: TaintId, effect: Effect, now: Instant) -> PublishedTain
 
 
 def _taints_to_publish(held: Sequence[PublishedTaint], domain: str) -> tuple[Taint, ...]:
-    """Return those of a device's taints that are published: at most sixteen, or fifteen and
-    ``more-causes``."""
+    """Return those of a device's taints that are published: up to sixteen, or fifteen and ``more-causes``."""
     more = [one.taint for one in held if one.identity == TaintId(f"{domain}/{MORE_CAUSES}")]
     causes = [one.taint for one in held if one.taint not in more]
     return (*causes[: TAINTS_MAX - len(more)], *more)

@@ -1,5 +1,6 @@
-"""Background writer of the prepare ledger (results of prepares), so that a slow disk does not delay a
-prepare.
+"""Background writer of the prepare ledger, which has the results of prepares.
+
+A slow disk therefore delays no prepare.
 
 A failed prepare is written at once, and its caller waits a bounded time for the disk; other changes are
 written within a second. A write error is logged once, and the write is retried.

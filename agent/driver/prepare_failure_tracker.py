@@ -131,8 +131,9 @@ class PrepareFailureTracker:
         return PrepareError(verdict, kubelet_text(verdict)) if verdict else None
 
     def known_blocker(self, claim: Claim) -> PrepareVerdict | None:
-        """Return the verdict that a prepare of a claim would have, if it is known to fail; None: it may
-        succeed.
+        """Return the verdict that a prepare of a claim would have if it is known to fail.
+
+        None: it may succeed.
 
         The prepare fails if a failure is cached or a device is Unhealthy; the latter is recorded as a failed
         prepare. Driver-reported faults are ignored: only a prepare can show whether they have passed.
@@ -203,8 +204,9 @@ class PrepareFailureTracker:
     def record_failure_and_wait(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Record a failed prepare, and wait until all health streams have the devices' health and their
-        taints are published. Blocks up to 5 s.
+        """Record a failed prepare, and wait until the fault is published. Blocks up to 5 s.
+
+        All health streams then have the health of the broken devices, and the taints are published.
 
         Args:
             error: Exception of a failure of class unknown; its traceback is logged at the first failure.
@@ -342,8 +344,9 @@ class PrepareFailureTracker:
     # --- delivery ------------------------------------------------------------------------------------------
 
     def wait_delivered(self, verdicts: Sequence[PrepareVerdict]) -> None:
-        """Block until all health streams have the health of the verdicts' broken devices, and their taints
-        are published. Blocks up to 3.5 s.
+        """Block until the faults that verdicts report are published. Blocks up to 3.5 s.
+
+        All health streams then have the health of the broken devices, and the taints are published.
         """
         broken = {(device, verdict.code) for verdict in verdicts for device in verdict.devices}
         faults = [

@@ -235,8 +235,7 @@ class DriverSession:
         return self._tracker.classify(claim, evidence)
 
     def prepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
-        """Record the results of prepares, and wait up to 1.5 s until the health of broken devices is
-        delivered.
+        """Record the results of prepares, and wait until broken devices are reported. Blocks up to 1.5 s.
 
         Returns:
             Verdict on each failure; None: the prepare succeeded.

@@ -1,5 +1,6 @@
-"""Publisher of a driver's taints: passes the newest taints to the driver's callback, which writes them to
-Kubernetes, and retries until a call succeeds.
+"""Publisher of a driver's taints: passes the newest taints to the driver's callback.
+
+The callback writes them to Kubernetes, and is repeated until a call succeeds.
 
 agent.devices.taints decides the taints. A callback that fails or hangs, for example while the API server is
 unreachable, delays no verdict.
@@ -107,8 +108,7 @@ class TaintPublisher:
         self._changed = trio.Event()
         self._unsaved = trio.Event()
         self._urgent = trio.Event()
-        """Set while a failed prepare waits for taints that are not published yet: the next callback is
-        due."""
+        """Set while a failed prepare waits for taints that are not published yet: a callback is due now."""
         self._token: trio.lowlevel.TrioToken | None = None
         self._publishing = threading.Condition()
         self._published: Taints | None = None

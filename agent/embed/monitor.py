@@ -363,8 +363,9 @@ class Monitor:
                 self._scheduler.run_again(failing)
 
     def wait_tainted(self, devices: Collection[DeviceRef], timeout_s: float) -> bool:
-        """Call the function that publishes taints at once, and block until it has published the current
-        taints of devices; False: timeout. True without such a function. Called by the prepare tracker.
+        """Publish the current taints of devices at once, and block until this is done; False: timeout.
+
+        Called by the prepare tracker. True if the driver has no function that publishes taints.
         """
         return self._components.wait_tainted(devices, timeout_s)
 

@@ -191,8 +191,7 @@ class PrepareWorker:
 
 
 class _FetchTracker:
-    """Tracker for the time before a prepare, while a claim is fetched: it records failures, but no
-    success."""
+    """Tracker for the time in which a claim is fetched before its prepare: it records failures only."""
 
     def __init__(self, tracker: PrepareFailureTracker) -> None:
         self.classify = tracker.classify

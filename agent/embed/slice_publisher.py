@@ -142,8 +142,7 @@ class SlicePublisher:
                 return
 
     def _may_repeat(self, error: ApiError) -> bool:
-        """Return whether a failed write of ResourceSlices can succeed at once, possibly with other
-        contents."""
+        """Return whether a failed write of slices can succeed at once, possibly with other contents."""
         if error.status == NOT_FOUND:  # deleted by others meanwhile, or the version is served no longer
             self._api.forget_dra_version()
             return True

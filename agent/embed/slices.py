@@ -160,8 +160,7 @@ def slice_base_name(driver: str, node: str, pool: str) -> str:
 
 
 def is_up_to_date(found: JsonObject, wanted: JsonObject) -> bool:
-    """Return whether the spec of a ResourceSlice has all wanted fields; the API server may have added
-    others."""
+    """Return whether the spec of a ResourceSlice has all wanted fields; it may have others, too."""
     return all(found.get(key) == value for key, value in wanted.items())
 
 

@@ -259,8 +259,10 @@ class EngineLoop:
 
 
 def stalls_of(report: Report) -> frozenset[Stall]:
-    """Return the stalled sources and the GPUs that do not answer, which are the findings that old readings
-    can cause by themselves."""
+    """Return the stalled sources and the GPUs that do not answer.
+
+    Old readings alone can cause these findings.
+    """
     stalled = [source.name for source in report.sources if source.state is SourceState.STALLED]
     hung = [
         (device.device, cause.severity)
@@ -273,8 +275,7 @@ def stalls_of(report: Report) -> frozenset[Stall]:
 
 
 def _is_alive(report: Report, now: Instant) -> bool:
-    """Return whether no vital source is stalled and at least one vital source has finished a pass
-    recently."""
+    """Return whether no vital source is stalled, and a vital source has finished a pass recently."""
     vital = [source for source in report.sources if source.vital]
     stalled = any(source.state is SourceState.STALLED for source in vital)
     return not stalled and any(not is_stalled(source, now) for source in vital)

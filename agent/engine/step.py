@@ -108,8 +108,7 @@ class EngineState:
     checkpoint: PersistentState = field(default_factory=PersistentState)
     """State that must survive a restart of the agent."""
     start_basis: Basis = ()
-    """Values from which the values at start in ``checkpoint`` were computed; unchanged values save the
-    work."""
+    """Values from which those at start in ``checkpoint`` were computed; the same values save the work."""
     due_ns: int | None = None
     """Monotonic time of the next evaluation, unless a source wakes the engine earlier [ns]; None: no time."""
 

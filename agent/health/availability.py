@@ -66,8 +66,10 @@ class DeviceAvailability(NamedTuple):
     mean_between_faults_s: float | None
     """Time in which the device was usable, for each fault that began [s]; None: no fault."""
     mean_to_recover_s: float | None
-    """Mean time from the start of a fault until the device was usable, of the faults that ended [s]; None:
-    none ended. Includes time that was not observed, such as that of a reboot."""
+    """Mean time from the start of a fault until the device was usable [s]; None: no fault has ended.
+
+    It includes time that was not observed, such as that of a reboot.
+    """
     interruptions: int
     """Largest number of times within FLAP_WINDOW_S that the device stopped being usable."""
 

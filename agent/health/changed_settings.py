@@ -1,5 +1,6 @@
-"""State of the rules after a change of the engine's settings: parts that depend on a changed setting start
-again.
+"""State of the rules after a change of the engine's settings.
+
+Parts that depend on a changed setting start again.
 
 Raised and latched faults stay. A counter whose window becomes shorter begins a new window, because a long
 window has too few points; until it is full, the counter's rule does not decide, and a raised fault stays. A
@@ -25,8 +26,10 @@ from agent.model.settings import EngineSettings, GpuLimits, HostLimits
 from agent.model.time import Instant
 
 _UNREAD_NS = -1
-"""Time that no reading has [ns]: the next evaluation takes its reading as new and computes the growth
-again."""
+"""Time that no reading has [ns]: the next evaluation takes its reading as new.
+
+It computes the growth again.
+"""
 
 
 def _restarted(window: RateWindow, before_s: int, after_s: int) -> RateWindow:

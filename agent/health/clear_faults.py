@@ -338,8 +338,10 @@ def _result(
     settings: EngineSettings,
     now: Instant,
 ) -> RuleResult | None:
-    """Return the result of the rule with a finding code on a device; None: there is no such rule or
-    device."""
+    """Return the result of the rule with a finding code on a device.
+
+    None: there is no such rule or device.
+    """
     gpu, pools = target.host_device, pools_by_device(snapshot)
     rules: Sequence[Rule]
     view: object
@@ -458,8 +460,7 @@ def _refused(
 
 
 def _cleared(outcome: ClearOutcome, request: ClearRequest, found: _Remembered, now: Instant) -> ClearOutcome:
-    """Return the state without the faults in ``found``, and with the records that an operator cleared
-    them."""
+    """Return the state without the faults in ``found``, and with records that an operator cleared them."""
     gpus = outcome.gpus
     names: dict[tuple[Subject, str], None] = dict.fromkeys([*found.conditions, *found.from_start])
     instances: set[tuple[Subject, str]] = set()

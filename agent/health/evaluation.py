@@ -1,5 +1,7 @@
-"""One evaluation of the health rules: rule results update conditions (raised or pending faults), and raised
-conditions become causes of verdicts."""
+"""One evaluation of the health rules, from rule results to causes of verdicts.
+
+Rule results update conditions (raised or pending faults); raised conditions become causes.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -64,11 +66,12 @@ class SubjectConditions:
     current: dict[str, Condition] = field(default_factory=dict)
     """Conditions after this evaluation, by finding code."""
     is_changing: bool = False
-    """True: equal rule results in the next evaluation would still change a condition, for example clear
-    it."""
+    """True: equal rule results in the next evaluation would still change a condition, such as clear it."""
     has_finding: bool = False
-    """True: a rule returned a finding or RuleInputUnreadable, even if it raised nothing because the source is
-    stalled."""
+    """True: a rule returned a finding or RuleInputUnreadable.
+
+    It may have raised nothing because the source is stalled.
+    """
 
 
 @dataclass(slots=True)
@@ -111,8 +114,10 @@ class Evaluation:
     def apply_result(
         self, subject: Subject, rule: Rule, result: RuleResult, source: SourceSample | None = None
     ) -> None:
-        """Record one rule result: update the condition of the rule's code and of ``<code>.unreadable``, or
-        list the rule as not applicable or not evaluated.
+        """Record one rule result for a subject.
+
+        It updates the condition of the rule's code and of ``<code>.unreadable``, or lists the rule as not
+        applicable or not evaluated.
 
         Args:
             source: Source whose pass the rule evaluated; None: the source in the rule's catalog row.
@@ -140,8 +145,10 @@ class Evaluation:
                 self.apply_result(subject, rule, evaluate_rule(rule, view, change.limit))
 
     def change_of(self, subject: Subject, rule: Rule) -> RuleChange | None:
-        """Return the operator's changes of a rule for a subject; None: the rule is off, and is listed as not
-        applicable."""
+        """Return the operator's changes of a rule for a subject.
+
+        None: the rule is off, and is listed as not applicable.
+        """
         if not self.settings.rules:
             return NO_CHANGE  # the usual case, at little cost
         change = self.rule_changes.of(subject, rule.code)
@@ -151,9 +158,11 @@ class Evaluation:
         return None
 
     def run_cached_rules(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
-        """Evaluate the rules like :meth:`run_rules`, but reuse the last results if they had no finding and
-        ``view`` (the rules' input) has not changed. A subject must have the same rules in every
-        evaluation."""
+        """Evaluate the rules like :meth:`run_rules`, but reuse the last results if they had no finding.
+
+        They are reused only if ``view``, the input of the rules, has not changed. A subject must have the
+        same rules in every evaluation.
+        """
         cached, record = self.cached_ok.get(subject), self._subjects.get(subject)
         had_conditions = record is not None and bool(record.previous_codes)
         if cached and not had_conditions and cached.view == view and cached.sources == self.sources.keys():
@@ -255,8 +264,7 @@ class Evaluation:
         return None if record.is_changing else tuple(record.current)
 
     def repeat_finding(self, subject: Subject, code: str, passes: int) -> None:
-        """Keep a raised condition of a subject: its source finished ``passes`` passes with the same
-        finding."""
+        """Keep a raised condition of a subject: ``passes`` passes of its source gave the same finding."""
         condition = self.previous[subject, code]._replace(last_pass=passes)
         self.conditions[subject, code] = condition
         self._record(subject).current[code] = condition

@@ -75,8 +75,10 @@ def measure_gpu_faults(run_size: RunSize, outcome: SuiteOutcome) -> None:
 
 
 def _measure_agent(config: str, gpus: int, events: list[int], hangs: list[int] | None) -> str:
-    """Cause an event on each of ``gpus`` GPUs of a new agent and, unless ``hangs`` is None, a hanging call on
-    as many others; append the latencies. Return the name of the subscriber's gRPC library.
+    """Cause events and hangs of GPUs of a new agent, and append the latencies of their detection.
+
+    An event happens on each of ``gpus`` GPUs and, unless ``hangs`` is None, a hanging call on as many others.
+    Returns the name of the subscriber's gRPC library.
 
     Raises:
         FakeNvmlUnavailable: The fake library cannot be built.
@@ -162,8 +164,10 @@ def _measure_file_value(run_size: RunSize, outcome: SuiteOutcome, period_ms: int
 
 @contextlib.contextmanager
 def _resizable_real_pool() -> Iterator[Callable[[int], int]]:
-    """Add a few 2 MiB pages to the machine's pool; yield a function that then changes the number of pages by
-    its argument and returns its start time [ns]."""
+    """Add a few 2 MiB pages to the machine's pool, and yield a function that resizes the pool.
+
+    The function changes the number of pages by its argument and returns its start time [ns].
+    """
     with machine_lock():
         yield from _pool_resizer()
 
@@ -187,8 +191,10 @@ def _write_number(path: Path, value: int) -> int:
 
 
 def fixture_pool(sysfs: Path) -> Callable[[int], int]:
-    """Return a function that changes the number of pages in a file tree by its argument, relative to the
-    first number, and returns its start time [ns]."""
+    """Return a function that changes the number of pages in a file tree.
+
+    The function adds its argument to the first number and returns its start time [ns].
+    """
     files = [directory / "nr_hugepages" for directory in sysfs.rglob("hugepages-2048kB")]
     before = int(files[0].read_text())
 

@@ -130,8 +130,11 @@ def _hit_limits(
     agent_ns: list[int],
     bound_ns: list[int],
 ) -> str:
-    """Hit the hugepage limits of containers while a new agent runs; append the latencies to ``agent_ns`` and
-    ``bound_ns``. Return the name of the subscriber's gRPC library."""
+    """Hit the hugepage limits of containers while a new agent runs.
+
+    The latencies are appended to ``agent_ns`` and ``bound_ns``. Returns the name of the subscriber's gRPC
+    library.
+    """
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(temporary_directory())
         flags = ["--period", "100ms", "--kubelet-cgroup-root", tree.kubelet_root]

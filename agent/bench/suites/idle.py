@@ -202,8 +202,10 @@ def _cpu_rows(
 def _heartbeat_rows(
     before: Mapping[int, ThreadUsage], after: Mapping[int, ThreadUsage], heartbeats: int
 ) -> list[ResultRow]:
-    """Return the wakeups of Python per heartbeat, by thread, also for Python's interpreter and for answers of
-    the subscriber."""
+    """Return the wakeups of Python per heartbeat, by thread.
+
+    They include those of Python's interpreter and for answers of the subscriber.
+    """
     wakeups = dict.fromkeys(("main", "I/O"), 0)
     for tid in before.keys() & after.keys():
         if (name := after[tid].name) in wakeups:

@@ -190,8 +190,7 @@ def parse_audited_pods(output: str) -> list[Any]:
 
 
 AGENTS: Final = 3
-"""Number of different counts of devices at which an agent's memory is measured, including smallest and
-largest."""
+"""Number of different device counts at which an agent's memory is measured, with smallest and largest."""
 
 
 def run(run_size: RunSize) -> SuiteOutcome:
@@ -285,7 +284,7 @@ def _measure_agent_memory(run_size: RunSize, outcome: SuiteOutcome) -> None:
 
 
 def _start_agent_with_devices(stack: contextlib.ExitStack, devices: int) -> tuple[int, Subscriber]:
-    """Start an agent with declared devices; return its PID and a subscriber that waits for the last
+    """Start an agent with declared devices. Return its PID and a subscriber that waits for the last
     device."""
     directory = stack.enter_context(temporary_directory())
     write_sysfs(directory / "sys")

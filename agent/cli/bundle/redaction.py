@@ -25,8 +25,10 @@ _VALUE: Final = re.compile(
     | (?:bearer|basic|digest)\s+[^\s,;"'\\]+ | [^\s,;\}}\]"'\\]+ )""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""Pattern of a name such as ``api-key`` with its value, in TOML, YAML, JSON, environment variables and
-headers."""
+"""Pattern of a name such as ``api-key`` with its value.
+
+It matches in TOML, YAML, JSON, environment variables and headers.
+"""
 _FLAG: Final = re.compile(
     rf"(?P<name>--[\w-]{{0,64}}?{_SECRET_WORD}[\w-]{{0,64}}\s+)(?P<value>[^\s\"'\\-][^\s\"'\\]*)", re.I
 )
@@ -37,8 +39,10 @@ _SHAPES: Final = (
     re.compile(r"(?P<name>)(?P<value>\b(?:AKIA|ASIA)[A-Z0-9]{16}\b)"),
     re.compile(r"(?P<name>)(?P<value>\bgh[pousr]_\w{20,})"),
 )
-"""Patterns of values that are secrets under any name: in HTTP headers and URLs, JSON web tokens, keys of AWS
-and GitHub."""
+"""Patterns of values that are secrets under any name.
+
+They are parts of HTTP headers and URLs, JSON web tokens, and keys of AWS and GitHub.
+"""
 
 
 def redact(text: str) -> tuple[str, int]:

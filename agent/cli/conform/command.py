@@ -283,8 +283,9 @@ def _prepare_options(args: Namespace) -> PrepareOptions | None:
 def _read_slices(
     args: Namespace,
 ) -> tuple[tuple[JsonObject, ...], tuple[JsonObject, ...], ApiServer | None]:
-    """Return the ResourceSlices from which devices are chosen, the claims that hold devices, and the API
-    server of the made claims.
+    """Return the ResourceSlices to choose devices from, claims that hold devices, and the API server.
+
+    The session creates its claims at this API server; None: it creates none there.
 
     Raises:
         UsageError: The file cannot be used, or has no slice.

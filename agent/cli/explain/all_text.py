@@ -103,8 +103,10 @@ def _strongest(edges: Sequence[ConsumerEdge]) -> str:
 
 
 def _device_names(refs: Sequence[DeviceRef]) -> str:
-    """Return the names of devices; the driver and pool are left out if those of the previous device are
-    equal."""
+    """Return the names of devices.
+
+    Driver and pool are left out if they are those of the device before.
+    """
     names = []
     for number, ref in enumerate(refs[:MAX_DEVICES]):
         before = refs[number - 1] if number else None

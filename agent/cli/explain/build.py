@@ -179,8 +179,7 @@ def _ended_uses(
     claims: Iterable[ClaimRef],
     pods: Iterable[PodRef],
 ) -> Iterator[PodDeviceUsage]:
-    """Yield the ended uses of devices in the agent's history that concern the given devices, claims or
-    pods."""
+    """Yield the ended uses of devices in the agent's history of the given devices, claims or pods."""
     uids_of = {POD: {ref.uid for ref in pods}, CLAIM: {ref.uid for ref in claims}}
     for use in answers.usage:
         uid = use.claim.uid if kind == CLAIM else use.pod.uid

@@ -90,8 +90,10 @@ def _gc_disabled() -> Iterator[None]:
 
 
 def _kind_and_name(words: list[str], *, is_all: bool) -> tuple[str, str]:
-    """Return kind (device, pod or claim) and name of the object to explain, from the arguments `words`; for
-    ``--all`` the kind ``all`` without a name."""
+    """Return kind (device, pod or claim) and name of the object to explain, from the arguments `words`.
+
+    For ``--all`` it is the kind ``all`` without a name.
+    """
     if is_all and words:
         raise UsageError(f"--all explains all claims; leave out {' '.join(words)!r}\n{HELP}")
     match words:

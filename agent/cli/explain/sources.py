@@ -154,8 +154,10 @@ class _SocketAnswer(NamedTuple):
 
 
 def _driver_reports(answers: Iterable[_SocketAnswer]) -> dict[str, DriverSocketReport]:
-    """Return the report of each driver: of its own socket if that has devices, else of the agent's socket for
-    the driver."""
+    """Return the health report of each driver's devices.
+
+    It is from the driver's own socket if that has devices, else from the agent's socket for the driver.
+    """
     found: dict[str, DriverSocketReport] = {}
     for driver, socket, is_agents, report, _ in answers:
         if report is None:
@@ -329,8 +331,10 @@ def _read_taints(path: Path) -> tuple[dict[DeviceRef, tuple[Taint, ...]], str, f
 def _file_results(
     source: str, results: Sequence[SourceResult], paths: SourcePaths, unread: Sequence[str]
 ) -> Iterator[SourceResult]:
-    """Yield the outcome for each file that exists or cannot be read; if there is none, one outcome that
-    states this."""
+    """Yield the outcome for each file that exists or cannot be read.
+
+    If there is none, yield one outcome that states this.
+    """
     for reason in unread:
         place = reason.partition(": ")[0].removeprefix("directory of drivers ")
         yield SourceResult(source, place, read_clocks(), absence=Absence.UNREADABLE, reason=reason)
@@ -387,8 +391,10 @@ async def _read_saved_file(path: Path | None) -> _SavedFile | None:
 def _parse_saved_files(
     pods_file: _SavedFile | None, claims_file: _SavedFile | None
 ) -> tuple[SourceAnswers, tuple[WorkloadRef, ...], tuple[SourceResult, ...]]:
-    """Return the pods and claims in the files of ``--pods`` and ``--claims``, and other objects in the
-    first."""
+    """Return the pods in the file of ``--pods``, the claims in that of ``--claims``, and other objects.
+
+    The other objects are from the file of ``--pods``.
+    """
     answers, results = SourceAnswers(), []
     workloads: tuple[WorkloadRef, ...] = ()
     if pods_file is not None:

@@ -316,8 +316,7 @@ def _consumer(edge: ConsumerEdge) -> str:
 
 
 def _source_entries(explanation: Explanation) -> list[TitledText]:
-    """Return the lines about the sources with their age, then those on missing sources and what is not
-    known."""
+    """Return the lines about the sources with their age, then about missing ones and what is not known."""
     entries = []
     for result in explanation.sources:
         if result.absence:

@@ -12,8 +12,7 @@ from agent.errors import UsageError
 from agent.model.health import Severity
 
 STATE: Final = "drahealth_device_health"
-"""Name of the metric with the health of devices, an OpenMetrics state set, and of its label with the
-state."""
+"""Name of the metric with the health of devices, and of its label with the state (OpenMetrics state set)."""
 SEVERITIES: Final = {
     "healthy": Severity.OK,
     "info": Severity.INFO,

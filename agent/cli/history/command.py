@@ -1,5 +1,4 @@
-"""``drahealth history``: lists how verdicts on devices changed and which pod used which device, and computes
-the availability of devices."""
+"""``drahealth history``: lists changes of verdicts and uses of devices, and computes availability."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Output of ``drahealth history``: changes of verdicts and the availability of devices, as tables, JSON and
-CSV. Pure."""
+"""Output of ``drahealth history`` about verdicts: their changes, and the availability of devices. Pure.
+
+The output is a table, JSON or CSV.
+"""
 
 from __future__ import annotations
 

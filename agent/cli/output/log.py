@@ -249,8 +249,7 @@ class ReportPrinter(ABC):
 
 
 Topic = tuple[str, str]
-"""Key of the log's rate limit: the object of a change (ReportChange.subject) and, for a note, its finding
-code."""
+"""Key of the log's rate limit: the object of a change (ReportChange.subject), and a note's finding code."""
 
 
 class _DelayedChange(NamedTuple):

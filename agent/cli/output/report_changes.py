@@ -39,8 +39,7 @@ class ReportChange(NamedTuple):
     at_s: float
     """Wall time of the report with the new state [s]."""
     subject: str
-    """Object that changed: a device, ``source <name>``, ``cgroups``, ``inotify``, ``devices``, pod or
-    node."""
+    """Object that changed: a device, ``source <name>``, ``cgroups``, ``inotify``, ``devices``, pod, node."""
     state: str
     severity: Severity
     message: str

@@ -262,8 +262,10 @@ def _footer(report: Report, now_s: float | None, processes: Sequence[ProcessFact
 
 
 def _group_rules(rules: Iterable[NotApplicable], default: str) -> Iterator[str]:
-    """Yield ``reason: rules on devices`` for rules that were not evaluated, one text for equal reason and
-    devices."""
+    """Yield ``reason: rules on devices`` for rules that were not evaluated.
+
+    Rules with equal reason and devices share a text.
+    """
     devices_of: dict[tuple[str, str], dict[str, None]] = {}
     for rule in rules:
         devices = devices_of.setdefault((clean(rule.reason), clean(rule.code)), {})

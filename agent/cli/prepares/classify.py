@@ -1,5 +1,7 @@
-"""``drahealth classify``: classifies an error of preparing a claim that flags describe, or that a claim's
-parameters would cause."""
+"""``drahealth classify``: classifies an error of preparing a claim.
+
+Flags describe the error, or a claim's parameters would cause it.
+"""
 
 from __future__ import annotations
 

@@ -149,8 +149,7 @@ def compare_gpus(
 
 
 def _find_sample(gpu: ReferenceGpu, index: int, samples: Iterable[GpuSample]) -> GpuSample | None:
-    """Return the sample of the native core that has the UUID of `gpu` or, if that is empty, the same
-    index."""
+    """Return the native core's sample with the UUID of `gpu` or, if that is empty, with the same index."""
     return next(
         (sample for sample in samples if (sample.uuid == gpu.uuid if gpu.uuid else sample.index == index)),
         None,
@@ -304,8 +303,9 @@ def _complete_passes(gpu: GpuSample) -> int:
 
 
 def read_in_child(read: Callable[[], T]) -> T:
-    """Return the result of `read`, called in a child process with limited memory, so that NVML can end only
-    that process.
+    """Return the result of `read`, called in a child process with limited memory.
+
+    NVML can then end only the child process.
 
     Must be called before the first thread is started, since a child has a copy of one thread only.
 

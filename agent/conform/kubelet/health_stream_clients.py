@@ -1,5 +1,7 @@
-"""Simulated kubelets that open a DRA driver's health streams: of 1.37 (v1), of 1.36 (v1alpha1), one that
-disconnects, one that stops reading, and one that reconnects. No call changes anything in the driver.
+"""Simulated kubelets that open a DRA driver's health streams.
+
+They are a kubelet 1.37 (v1), a kubelet 1.36 (v1alpha1), one that disconnects, one that stops reading, and one
+that reconnects. No call changes anything in the driver.
 """
 
 import asyncio
@@ -31,8 +33,7 @@ LEAVES_AT_FRACTION: Final = 0.45
 RESUMES_AT_FRACTION: Final = 0.6
 """Fraction of the recording after which the kubelet that stopped reading resumes."""
 REOPENINGS: Final = ("close", "cancel") * 3
-"""How the stream before each reopened stream is ended, ``cancel`` or ``close``, as in
-ReopenedStream.after."""
+"""How the stream before each reopened stream ends, ``cancel`` or ``close``: see ReopenedStream.after."""
 PAUSE_FRACTION: Final = 0.02
 """Pause between two reopened streams, as a fraction of the recording."""
 
@@ -75,8 +76,9 @@ class HealthStreamClients:
         self._reopenings: list[ReopenedStream] = []
 
     async def record(self) -> StreamRecords:
-        """Run all simulated kubelets for ``window_s`` (up to 7 s longer if a stream ended at first), and
-        return records.
+        """Run all simulated kubelets for ``window_s``, and return records of their streams.
+
+        It takes up to 7 s longer if a stream ended at first.
 
         Raises PermissionDeniedError: the socket may not be opened.
         """

@@ -1,6 +1,4 @@
-"""Plugin watcher of the simulated kubelet: finds registration sockets, registers drivers, records their
-answers.
-"""
+"""Plugin watcher of the simulated kubelet: finds registration sockets and registers drivers."""
 
 import asyncio
 import os

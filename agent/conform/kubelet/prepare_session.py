@@ -295,8 +295,7 @@ class PrepareSession:
         await self._run_deleted_claim_stage(refs)
 
     async def _run_bad_stages(self, refs: Sequence[ClaimRef]) -> None:
-        """Prepare claims that do not exist, or whose prepare must fail, and unprepare them like the
-        kubelet."""
+        """Prepare claims that do not exist or must fail, and unprepare them as the kubelet does."""
         missing, renewed = _invented_claim("missing"), refs[0]._replace(uid=str(uuid.uuid4()))
         await asyncio.gather(  # at once, since drivers repeat their attempts for up to half a minute
             self._prepare(PrepareStage.MISSING, [missing]),

@@ -132,8 +132,10 @@ def _make_prepare_session(
     clock: SessionClock,
     warn: Callable[[str], None],
 ) -> PrepareSession | None:
-    """Return the session that prepares claims, for the newest registration of the driver; None: the options
-    exclude it, or no registration socket answered GetInfo."""
+    """Return the session that prepares claims, for the newest registration of the driver.
+
+    None: the options exclude it, or no registration socket answered GetInfo.
+    """
     infos = [(file.ctime_ns, file.info) for file in chosen if file.info is not None]
     if options.prepare is None or not infos:
         return None
@@ -146,8 +148,10 @@ def _make_prepare_session(
 
 
 async def _wait_for_driver(options: SessionOptions, clock: SessionClock) -> str:
-    """Wait until a service socket of the driver takes a connection; return its path, or nothing after
-    READY_S."""
+    """Wait until a service socket of the driver takes a connection, and return its path.
+
+    Empty: no socket did within READY_S.
+    """
     with suppress(TimeoutError):
         async with asyncio.timeout(READY_S):
             while True:

@@ -49,8 +49,9 @@ def describe_error(error: Exception) -> str:
 async def call_unary(
     path: str, clock: SessionClock, method: str, request: bytes = b"", timeout_s: float = CALL_S
 ) -> tuple[UnaryCallResult, bytes]:
-    """Call a gRPC method of the server at `path`, on a new connection; return the result and the encoded
-    answer.
+    """Call a gRPC method of the server at `path`, on a new connection.
+
+    Returns the result and the encoded answer.
 
     Without an answer, the bytes are empty. Takes at most `timeout_s`. Errors of the server are in the result.
 

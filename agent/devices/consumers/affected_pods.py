@@ -74,8 +74,7 @@ def claims_used_with(known: ConsumerMap, uid: str) -> frozenset[str]:
 
 
 def direct_consumers(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
-    """Return the pods that use a claim themselves, not through a pod group, with the edges that relate
-    them."""
+    """Return the pods that use a claim themselves, not through a pod group, with their edges to the claim."""
     found: dict[PodRef, list[ConsumerEdge]] = {}
     for edge in claim.consumers:
         if pod := edge.consumer.pod:
@@ -153,16 +152,19 @@ def pods_by_name(known: ConsumerMap, namespace: str, name: str) -> tuple[PodView
 
 
 def claims_by_name(known: ConsumerMap, namespace: str, name: str) -> tuple[ClaimView, ...]:
-    """Return the claims with a name: several if a claim was created again, or UIDs are unclear; empty:
-    none."""
+    """Return the claims with a name.
+
+    They are several if a claim was created again or UIDs are unclear; empty: no claim.
+    """
     return tuple(
         claim for ref, claim in known.claims.items() if (ref.namespace, ref.name) == (namespace, name)
     )
 
 
 def refused_pods(known: ConsumerMap, node: str = "") -> tuple[RefusedPod, ...]:
-    """Return the pods of this Kubernetes node that the kubelet refuses because of their claims: pending pods
-    now, running pods after a reboot.
+    """Return the pods of this Kubernetes node that the kubelet refuses because of their claims.
+
+    It refuses pending pods now, and running pods after a reboot.
 
     Only claims whose object a source has are evaluated.
 

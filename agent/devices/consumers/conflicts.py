@@ -122,8 +122,10 @@ def _container_conflicts(pod: PodView, cgroups: Provenance) -> Iterator[Conflict
 
 
 def may_name_claim(pod: PodObject, claim: str) -> bool:
-    """Return True if a pod's spec names the claim, or may name it: a generated claim's name can be
-    unknown."""
+    """Return True if a pod's spec names the claim or may name it.
+
+    The name of a generated claim can be unknown.
+    """
     return pod.lacks_claim_names or any(one.claim in {claim, ""} for one in pod.claims)
 
 

@@ -64,8 +64,7 @@ def usage_key(use: HasUsageIdentity) -> UsageKey:
 
 
 def usage_keys_with_names(use: HasUsageIdentity) -> Iterator[UsageKey]:
-    """Yield the other identities of one pod's use of a device: with the name of the pod, the claim or
-    both."""
+    """Yield the other identities of a pod's use of a device: with the name of the pod, the claim or both."""
     pods = [use.pod.uid, str(use.pod)] if use.pod.uid and use.pod.name else [use.pod.uid or str(use.pod)]
     claims = [use.claim.uid, str(use.claim)] if use.claim.uid else [str(use.claim)]
     keys = [(pod, claim, use.device) for pod in pods for claim in claims]

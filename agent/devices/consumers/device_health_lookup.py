@@ -48,8 +48,9 @@ def health_lookup(report: Report, served: Container[str]) -> Callable[[DeviceRef
 
 
 def best_known_health(own: DeviceHealth | None, sent: DeviceHealth | None) -> DeviceHealth | None:
-    """Return the agent's health of a device, or the health that the device's driver sends if the agent's is
-    missing or Unknown; None: both are missing.
+    """Return the agent's health of a device or, if missing or Unknown, the health that its driver sends.
+
+    None: both are missing.
 
     Args:
         own: Health in the agent's report, with causes.
@@ -77,8 +78,10 @@ def with_embedding_drivers(report: Report, sent: Mapping[str, Iterable[DeviceHea
 
 
 def state_lookup(report: Report, served: Container[str]) -> Callable[[DeviceRef], DeviceState]:
-    """Return a function that returns the state of a device: STATE_NOT_KNOWN if the report lacks the
-    device."""
+    """Return a function that returns the state of a device.
+
+    The state is STATE_NOT_KNOWN if the report lacks the device.
+    """
     health_of = health_lookup(report, served)
 
     def state_of(device: DeviceRef) -> DeviceState:

@@ -68,8 +68,7 @@ def _rank(provenances: Iterable[Provenance]) -> int:
 
 
 def provenance_order(provenance: Provenance) -> tuple[int, str, float, Instant]:
-    """Return a sort key of sources' answers: the most current kind of source first, then the newest
-    answer."""
+    """Return a sort key of sources' answers: most current kind of source first, then newest answer."""
     of_s = provenance.read_at.wall_s if provenance.written_s is None else provenance.written_s
     return (KUBELET_SOURCE_RANKS[provenance.origin], provenance.origin, -of_s, provenance.read_at)
 
@@ -99,8 +98,10 @@ class Identities:
         return ClaimRef(namespace, name, self.claims.uid_of((namespace, name)))
 
     def claim_of_pod(self, namespace: str, name: str, pod_uid: str) -> ClaimRef:
-        """Return the identity of the claim that a pod's spec names: of several claims with the name, the one
-        that is prepared or else reserved for the pod's UID."""
+        """Return the identity of the claim that a pod's spec names.
+
+        Of several claims with the name, it is the one that is prepared or else reserved for the pod's UID.
+        """
         uids = self.claims.by_name.get((namespace, name), {})
         for pods_of in (self.prepared_for, self.reserved_for):
             found = [uid for uid in uids if pod_uid in pods_of.get(uid, ())]
@@ -118,16 +119,20 @@ class Identities:
         return PodRef(namespace, name, self.pods.uid_of((namespace, name)))
 
     def pod_of_claim(self, namespace: str, name: str, claim: ClaimRef) -> PodRef:
-        """Return the identity of a pod that podresources lists with a claim: of several pods with the name,
-        the one for which the checkpoint has the claim."""
+        """Return the identity of a pod that podresources lists with a claim.
+
+        Of several pods with the name, it is the one for which the checkpoint has the claim.
+        """
         uids = self.pods.by_name.get((namespace, name), {})
         found = [uid for uid in uids if uid in self.prepared_for.get(claim.uid, ())]
         return PodRef(namespace, name, found[0]) if len(found) == 1 else self.pod_by_name(namespace, name)
 
     def is_prepared_for_others(self, claim: ClaimRef, pod: PodRef) -> bool:
-        """Return True if a claim that podresources lists for a pod is not prepared for the pod, according to
-        the checkpoint. If the checkpoint lacks the claim, True for a pending pod, for which nothing need be
-        prepared."""
+        """Return True if the checkpoint shows that a claim is not prepared for a pod.
+
+        Podresources lists the claim for the pod. If the checkpoint lacks the claim, the result is True for a
+        pending pod, for which nothing need be prepared.
+        """
         uids = {pod.uid} if pod.uid else self.pods.by_name.get((pod.namespace, pod.name), {}).keys()
         prepared_for = self.prepared_for.get(claim.uid)
         return bool(uids) and (uids <= self.pending if prepared_for is None else not uids & prepared_for)

@@ -32,8 +32,7 @@ INVALID_LISTED_MAX: Final = 16
 
 
 def parse_pods(answer: SourceAnswer[JsonObject]) -> SourceAnswer[PodObject]:
-    """Parse the Pod objects of a source's answer; the error of each invalid object is added to
-    ``invalid``."""
+    """Parse the Pod objects of a source's answer; errors of invalid objects are added to ``invalid``."""
     from_kubelet = answer.provenance.origin is Origin.PODS_API
     return _parse_items(answer, partial(parse_pod, from_kubelet=from_kubelet))
 
@@ -217,8 +216,7 @@ def parse_workloads(objects: Iterable[tuple[JsonObject, str]]) -> tuple[Workload
 
 
 def _resource_of_kind(kind: str) -> str:
-    """Return the resource name of an object's kind, such as ``jobs`` for ``Job``, as Kubernetes guesses
-    it."""
+    """Return the resource name of an object's kind, such as ``jobs`` for ``Job``, as Kubernetes guesses."""
     singular = kind.lower()
     if singular.endswith("s"):
         return f"{singular}es"

@@ -131,8 +131,10 @@ class KubeletsRefusingPod(StrEnum):
 
 
 class RefusedPod(NamedTuple):
-    """A pod that the kubelet refuses when it creates the pod's sandbox: a pending pod, or a running pod after
-    a reboot."""
+    """A pod that the kubelet refuses when it creates the pod's sandbox.
+
+    The pod is pending, or it runs and is refused after a reboot.
+    """
 
     pod: PodRef
     claim: ClaimRef
@@ -161,8 +163,9 @@ def find_refusal(pod: PodObject, named: PodClaim, claim: ClaimObject) -> Refused
 
 
 def find_refusal_by_uid(uid: str, claim: ClaimObject) -> RefusedPod | None:
-    """Return why the kubelet would refuse a pod of which only the UID is known; None: no refusal, or unknown,
-    since the pod can belong to a pod group that the claim is reserved for.
+    """Return why the kubelet would refuse a pod of which only the UID is known.
+
+    None: no refusal, or unknown, since the pod can belong to a pod group that the claim is reserved for.
     """
     groups = reservations_by_kind(claim.reserved).groups
     if not claim.allocated:

@@ -273,8 +273,10 @@ def evaluate_driver_checks(
 
 
 def device_check_source(sample: DriverCheckSample) -> SourceSample:
-    """Convert the newest result of a health check on one device to a source, whose passes verify the
-    device."""
+    """Convert the newest result of a health check on a device to a source.
+
+    The passes of this source verify the device.
+    """
     return SourceSample(
         _source_name(sample),
         SourceState.FAILING if sample.no_result_reason else SourceState.OK,
@@ -304,8 +306,7 @@ def _row(sample: DriverCheckSample, key: str) -> CatalogRow:
 
 
 def _public_row(key: str) -> CatalogRow:
-    """Return the catalog row that operators see, for the internal code ``<check>/<code>`` of a check's
-    finding."""
+    """Return the catalog row that operators see, for the internal code ``<check>/<code>`` of a finding."""
     check, _, code = key.partition("/")
     if is_custom(check):
         if code == _UNREADABLE:

@@ -9,8 +9,10 @@ from agent.model.declared_devices import Declarations, DriverDevice
 from agent.model.time import NS, Instant
 
 REMOVED_REPORT_NS: Final = 600 * NS
-"""Time for which a removed device is reported [ns], so that its pods are not shown as Healthy: as Unknown, or
-Unhealthy if the driver had reported a fault."""
+"""Time for which a removed device is reported [ns], so that its pods are not shown as Healthy.
+
+It is Unknown, or Unhealthy if the driver had reported a fault.
+"""
 REMOVED_MAX: Final = 4096
 """Largest number of removed devices that are kept, in case a driver keeps renaming its devices."""
 

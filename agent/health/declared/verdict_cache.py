@@ -155,8 +155,7 @@ class CachedEvaluation:
     def store(
         self, subject: Subject, kind: DeviceKind, found: DeviceHealth, begin: tuple[int, int, int]
     ) -> None:
-        """Store the results of a device's evaluation for the next evaluation, unless they may change by
-        themselves.
+        """Store a device's rule results for the next evaluation, unless they may change by themselves.
 
         Args:
             begin: Result of the evaluation's ``list_lengths()`` before the device was evaluated.

@@ -247,8 +247,9 @@ def _gpu_verdict(
     snapshot: Snapshot,
     host: Mapping[InventoryDevice, DeviceHealth],
 ) -> DeviceHealth | None:
-    """Return the verdict on a declared GPU: the causes of the host's GPU, and faults of the declaration
-    itself.
+    """Return the verdict on a declared GPU.
+
+    Its causes are those of the host's GPU, and faults of the declaration itself.
 
     None: the host's GPU has no verdict yet.
     """

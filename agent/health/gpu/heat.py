@@ -119,8 +119,10 @@ def _clock_reason_result(view: GpuRuleInput, code: str, bits: int, evidence: str
 
 
 def _slowdown_result(view: GpuRuleInput, code: str, budget: GrowthLimit, bits: int, by: str) -> RuleResult:
-    """Return the result of a rule for reduced clocks from the counted time, or else from the current
-    reasons."""
+    """Return the result of a rule for reduced clocks.
+
+    It follows from the counted time or, if NVML does not count it, from the current reasons.
+    """
     result = growth_limit_result(view, budget, code, Severity.DEGRADED, "no such counter")
     if isinstance(result, RuleNotApplicable):
         return _clock_reason_result(view, code, bits, f"clocks are reduced by {by}")

@@ -169,8 +169,10 @@ def growth_limit_result(
 
 
 hardware_rule: Final = partial(Rule, blame=Blame.HARDWARE, source="gpu", repair=Repair.INSPECT_HARDWARE)
-"""Create a rule for a fault of the hardware that readings of the GPU show; by default, someone must inspect
-it."""
+"""Create a rule for a hardware fault that readings of the GPU show.
+
+By default, someone must inspect the hardware.
+"""
 
 _RESULT_ORDER: Final = (Finding, RuleInputUnreadable, RuleInconclusive, type(OK), RuleNotApplicable)
 

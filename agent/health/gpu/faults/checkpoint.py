@@ -58,8 +58,10 @@ def build_checkpoint(
     signs: Mapping[int, RecoverySigns],
     cleared: tuple[ClearedFault, ...] = (),
 ) -> PersistentState:
-    """Return the content of the checkpoint: known GPUs, latched faults above severity INFO, and ``cleared``
-    (the records of faults that operators cleared)."""
+    """Return the content of the checkpoint: known GPUs, latched faults above severity INFO, and ``cleared``.
+
+    ``cleared`` has the records of faults that operators cleared.
+    """
     uuids = {gpu.number: gpu.uuid for gpu in registry}
     kept = []
     for key, fault in log.faults.items():

@@ -271,8 +271,7 @@ def _with_line(fault: Fault, new: Occurrence) -> tuple[tuple[XidLine | SxidLine,
 
 
 def _least_needed_line(lines: tuple[XidLine | SxidLine, ...]) -> int:
-    """Return the index of a fault's log line to drop: the oldest, except the first of the most severe
-    lines."""
+    """Return the index of a fault's log line to drop: the oldest, but not the first most severe one."""
     worst = max(range(len(lines)), key=lambda at: _line_severity(lines[at]), default=0)
     return 1 if lines and worst == 0 and _line_severity(lines[0]) else 0
 

@@ -146,8 +146,9 @@ def gpu_findings(
     gpus: GpuRuleState,
     number: int,
 ) -> dict[str, LatchedFinding]:
-    """Return the findings of latched faults for a GPU by code: own and shared ones, and INFO for MIG
-    instances.
+    """Return the findings of latched faults for a GPU, by code.
+
+    They are its own and shared ones, and INFO for faults of its MIG instances.
 
     Faults of a MIG instance that no longer exists count as faults of the GPU.
     """

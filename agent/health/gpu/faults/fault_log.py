@@ -50,8 +50,10 @@ class FaultChannel(IntEnum):
     NVML = 0
     LOG = 1
     COMPANION_LINE = 2
-    """Log line that accompanies the line of a fault: "GPU has fallen off the bus" with XID 79, "Severity" and
-    "Data" with an SXid."""
+    """Log line that accompanies the line of a fault.
+
+    It is "GPU has fallen off the bus" with XID 79, and "Severity" and "Data" with an SXid.
+    """
 
 
 ReportCounts = tuple[int, int, int]

@@ -54,8 +54,10 @@ class RecoverySigns(NamedTuple):
     reset_at: Instant | None = None
     """Time at which the last reset was detected; None: no reset."""
     calm_since: Instant | None = None
-    """Time since which no recovery action is requested, and no memory waits for a reset; None: one of both
-    does."""
+    """Time since which no recovery action is requested, and no memory waits for a reset.
+
+    None: one of both does.
+    """
     links_up_since: Instant | None = None
     """Time since which all NVLinks that were ever up are up; None: a link is down."""
 
